@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use aya::maps::{MapData, RingBuf};
-use netpold_core::bindings::{Bindings, CniResult};
+use netpold_core::bindings::{Bindings, CniResult, Inherited};
 use netpold_core::compile::{CompileError, Compiler, StateSnapshot};
 use netpold_core::model::{Change, Pod};
 use netpold_core::ops::Capacity;
@@ -105,14 +105,12 @@ impl Engine {
     }
 
     /// Before all else: pods that an earlier agent's tables have, by the index of interfaces that have
-    /// been there since and [`EndpointInfo::uid_hash`], and pods that it knew. What it recorded is to be relied
-    /// on: its flows are known.
-    ///
-    /// [`EndpointInfo::uid_hash`]: netpold_core::compile::EndpointInfo::uid_hash
+    /// been there since, and pods that it knew. What it recorded is to be relied on: its flows are known. At the
+    /// interfaces in `judged` its programs judge.
     pub fn inherit(
         &mut self,
         judged: BTreeSet<u32>,
-        bound: BTreeMap<u32, u64>,
+        bound: BTreeMap<u32, Inherited>,
         remembered: Vec<Pod>,
     ) {
         self.interfaces.inherit(judged);

@@ -2,7 +2,7 @@
 
 use crate::{
     direction::Direction,
-    layout::{ENDPOINT_ADDRS, Endpoint, ROW_NOT_ISOLATED},
+    layout::{ENDPOINT_ADDRS, EP_STATION_SHIFT, Endpoint, ROW_NOT_ISOLATED},
     order,
 };
 
@@ -108,9 +108,16 @@ impl EndpointRef {
     /// [`Endpoint::flags`].
     #[must_use]
     #[inline(always)]
-    pub fn flags(self) -> u32 {
+    pub fn flags(self) -> u64 {
         // SAFETY: readable, by `new`.
         unsafe { (&raw const (*self.0).flags).read_volatile() }
+    }
+
+    /// The hardware address of the pod's side, the first octet highest; 0: unknown.
+    #[must_use]
+    #[inline(always)]
+    pub(crate) fn station(self) -> u64 {
+        self.flags() >> EP_STATION_SHIFT
     }
 
     /// A slot of [`Endpoint::addr4`].

@@ -1,6 +1,7 @@
 //! The judgement of a packet: first [`decide`] at the pod's own hook, then [`post_nat`] where the node may
 //! have translated it.
 
+pub mod checksum;
 pub mod connection;
 pub mod context;
 pub mod decide;

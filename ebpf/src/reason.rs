@@ -34,12 +34,12 @@ pub enum Reason {
     /// Drops: shorter than its own headers say.
     Truncated = 12,
     /// Drops: header fields that contradict each other, a route beyond the destination, ARP that is
-    /// not of IPv4 over Ethernet.
+    /// not of IPv4 over Ethernet, a checksum that is to be written elsewhere than in its own place.
     Malformed = 13,
-    /// Drops: more IPv6 extension headers than are followed.
+    /// Drops: more IPv6 extension headers or VLAN tags than are followed.
     TooManyHeaders = 14,
-    /// Drops: the pod sent it from an address that is not its own, or claims another's by ARP or
-    /// neighbour discovery.
+    /// Drops: the pod sent it from an address or a hardware address that is not its own, or claims another's by
+    /// ARP or neighbour discovery.
     SpoofedSource = 15,
     /// Drops: a later fragment whose first was not passed before.
     FragmentWithoutFirst = 16,

@@ -5,11 +5,11 @@ use netpold_ebpf::{
         post_nat,
         proof::{Exit, Origin},
     },
-    layout::{EP_CHECK_SOURCE, mark},
+    layout::{EP_CHECK_SOURCE, Endpoint, mark},
     packet::parse,
     reason::Reason,
 };
-use netpold_testkit::frames::{Who, frame, ipv6_between};
+use netpold_testkit::frames::{Who, frame, ipv6_between, udp4};
 use netpold_testkit::node::NodeTables;
 use netpold_testkit::one_pod::{
     DENY_ROW as NOBODY, IFINDEX, INGRESS_ROW, egress, ingress, with_rows,
@@ -93,6 +93,10 @@ fn solicitations_have_one_form() {
         (NONE, solicited(POD), solicitation(POD, &[]), Reason::Neighbour),
         (LINK, ALL_ROUTERS, message(133, 0, &[], &option(1)), Reason::Neighbour),
         (NONE, ALL_ROUTERS, message(133, 0, &[], &[]), Reason::Neighbour),
+        (NONE, solicited(LINK), solicitation(LINK, &[]), Reason::Neighbour),
+        // To keep another from its address.
+        (NONE, solicited(NEIGHBOUR), solicitation(NEIGHBOUR, &option(14)), Reason::SpoofedSource),
+        (NONE, NEIGHBOUR, solicitation(NEIGHBOUR, &[]), Reason::SpoofedSource),
         // To another than it asks for.
         (POD, FAR, solicitation(NEIGHBOUR, &[]), Reason::Policy),
         (POD, ALL_NODES, solicitation(NEIGHBOUR, &[]), Reason::Policy),
@@ -154,6 +158,8 @@ fn advertisements_are_of_the_pod() {
             (LINK, ALL_NODES, message(134, 0, &[0; 8], &[])),
             (LINK, POD, message(137, 0, &NEIGHBOUR, &NEIGHBOUR)),
             (POD, ALL_NODES, vec![136, 0, 0, 0, 0, 0, 0, 0]),
+            (NONE, solicited(NEIGHBOUR), solicitation(NEIGHBOUR, &[])),
+            (NONE, solicited(NEIGHBOUR), vec![135, 0, 0, 0, 0, 0, 0, 0]),
         ] {
             let plain = egress(&tables, &nd(from, to, &message));
             assert_eq!(plain, Reason::SpoofedSource, "{message:02x?}");
@@ -194,7 +200,7 @@ fn neighbour_discovery_does_not_leave_the_link() {
             ingress_ifindex: IFINDEX,
             mark: tables.flows.settings.proof,
             tc_index,
-            foreign: false,
+            ..Exit::default()
         };
         let origin = Origin::of(&tables, &exit);
         post_nat::judge(&frame, parse::link(&frame), &tables, origin, 77, None, || true).reason()
@@ -296,5 +302,125 @@ fn listener_reports_have_one_form() {
         let expected = if sound { Reason::Neighbour } else { Reason::Policy };
         assert_eq!(ingress(&tables, &listener(LINK, ALL_NODES, ALERT, &message)), expected);
         assert!(egress(&tables, &listener(LINK, ALL_NODES, ALERT, &message)).is_drop());
+    }
+}
+
+/// The pod's station, and another.
+const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 9];
+
+/// As [`tables`], of a pod whose station is known.
+fn with_station(row: u32, check: bool) -> NodeTables {
+    let mut tables = tables(row, check);
+    tables.endpoint_mut(IFINDEX).flags |= Endpoint::pack_station(OWN);
+    tables
+}
+
+/// The frame with another source, and tags of these types.
+fn from_station(station: [u8; 6], frame: &[u8], tags: &[u16]) -> Vec<u8> {
+    let tags = tags.iter().flat_map(|kind| [&kind.to_be_bytes()[..], &[0, 0]].concat());
+    let tags: Vec<u8> = tags.collect();
+    [&frame[..6], &station, &tags, &frame[12..]].concat()
+}
+
+fn arp(operation: u8, station: [u8; 6], own: [u8; 4], target: [u8; 4]) -> Vec<u8> {
+    let packet = [&[0, 1, 8, 0, 6, 4, 0, operation][..], &station, &own, &[0; 6], &target].concat();
+    [&[0xff; 6][..], &OWN, &[8, 6], &packet].concat()
+}
+
+#[test]
+fn what_cannot_be_read_passes_no_check_of_its_sender() {
+    const KINDS: [u16; 2] = [0x8100, 0x88a8];
+    let own = udp4((Who::Pod.v4(), 1), (Who::Stranger.v4(), 2));
+    let forged = udp4((Who::Stranger.v4(), 1), (Who::Pod.v4(), 2));
+    let claim = nd(POD, ALL_NODES, &advertisement(NEIGHBOUR, &[]));
+    let router = nd(LINK, ALL_NODES, &message(134, 0, &[0; 8], &[]));
+    let theft = arp(2, OWN, Who::Stranger.v4(), Who::Pod.v4());
+    for row in [0, NOBODY] {
+        let (checked, exempt) = (with_station(row, true), with_station(row, false));
+        for count in 0..=12 {
+            let tags: Vec<u16> = (0..count).map(|n| KINDS[n % 2]).collect();
+            for frame in [&forged, &claim, &router, &theft] {
+                let tagged = from_station(OWN, frame, &tags);
+                assert!(egress(&checked, &tagged).is_drop(), "{count} tags: {frame:02x?}");
+            }
+            let tagged = from_station(OWN, &own, &tags);
+            let passes = !egress(&checked, &tagged).is_drop();
+            assert_eq!(passes, row == 0 && count <= 2, "{count} tags in its own name");
+            let passes = !egress(&exempt, &tagged).is_drop();
+            assert_eq!(passes, row == 0, "{count} tags of who may have any name");
+        }
+        // What no receiver of IP takes for IP, too: somebody unpacks it.
+        for kind in [0x8847_u16, 0x8864, 0x88cc, 0x9100, 0x0026] {
+            let frame = [&own[..12], &kind.to_be_bytes(), &own[12..]].concat();
+            let frame = from_station(OWN, &frame, &[]);
+            assert_eq!(egress(&checked, &frame), Reason::NotIp, "{kind:x}");
+        }
+        // Parts of parts, options that go on in the next part: of IPv6 nothing that is not understood.
+        for (next, payload) in [
+            (44, vec![44, 0, 0, 1, 0, 0, 0, 7, 58, 0, 0, 1, 0, 0, 0, 8, 136, 0, 0, 0, 0, 0, 0, 0]),
+            (44, vec![60, 0, 0, 1, 0, 0, 0, 7, 58, 9, 1, 4, 0, 0, 0, 0]),
+            (43, vec![58, 2, 0, 1, 0, 0, 0, 0]),
+        ] {
+            let frame = from_station(OWN, &ipv6(POD, NEIGHBOUR, next, 255, &payload), &[]);
+            assert!(egress(&checked, &frame).is_drop(), "{payload:02x?}");
+        }
+    }
+}
+
+#[test]
+fn frames_come_from_the_pods_own_station() {
+    let own = udp4((Who::Pod.v4(), 1), (Who::Stranger.v4(), 2));
+    let own6 = ipv6(POD, FAR, 17, 64, &[0, 1, 0, 2, 0, 8, 0, 0]);
+    let discovery = nd(POD, solicited(NEIGHBOUR), &solicitation(NEIGHBOUR, &option(1)));
+    let asking = arp(1, OWN, Who::Pod.v4(), Who::Stranger.v4());
+    for row in [0, NOBODY] {
+        let (checked, exempt) = (with_station(row, true), with_station(row, false));
+        let unknown = tables(row, true);
+        for frame in [&own, &own6, &discovery, &asking] {
+            let verdict =
+                |tables: &NodeTables, station| egress(tables, &from_station(station, frame, &[]));
+            assert_eq!(verdict(&checked, OTHER), Reason::SpoofedSource, "{frame:02x?}");
+            assert_ne!(verdict(&checked, OWN), Reason::SpoofedSource, "{frame:02x?}");
+            for any in [&exempt, &unknown] {
+                assert_eq!(verdict(any, OTHER), verdict(any, OWN), "{frame:02x?}");
+            }
+        }
+        // ARP names stations in words of its own.
+        let lie = arp(2, OTHER, Who::Pod.v4(), Who::Pod.v4());
+        assert_eq!(egress(&checked, &lie), Reason::SpoofedSource);
+        assert_eq!(egress(&unknown, &lie), Reason::Neighbour);
+    }
+}
+
+/// Whoever uses an address gives it up when somebody else asks for it, too.
+#[test]
+fn a_pod_asks_for_its_own_addresses_alone() {
+    const EUI: fn(u8) -> [u8; 16] =
+        |last| [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xfe, 0, 0, last];
+    for row in [0, NOBODY] {
+        let checked = with_station(row, true);
+        for (target, free) in [
+            (POD, true),
+            // Made of its own hardware address, of another's, of neither.
+            (EUI(1), true),
+            (EUI(9), false),
+            (LINK, true),
+            (NEIGHBOUR, false),
+            (FAR, false),
+        ] {
+            let frame =
+                from_station(OWN, &nd(NONE, solicited(target), &solicitation(target, &[])), &[]);
+            let expected = if free { Reason::Neighbour } else { Reason::SpoofedSource };
+            assert_eq!(egress(&checked, &frame), expected, "{target:02x?}, row {row}");
+            let claim = nd(target, ALL_NODES, &advertisement(target, &[]));
+            let claimed = egress(&checked, &from_station(OWN, &claim, &[]));
+            assert_eq!(claimed.is_drop(), !free, "{target:02x?} claimed");
+        }
+        for (target, free) in [(Who::Pod.v4(), true), (Who::Stranger.v4(), false)] {
+            let probe = egress(&checked, &arp(1, OWN, [0; 4], target));
+            let expected = if free { Reason::Neighbour } else { Reason::SpoofedSource };
+            assert_eq!(probe, expected, "{target:?}");
+        }
     }
 }

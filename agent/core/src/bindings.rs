@@ -8,6 +8,9 @@
 //! - a further veth of a namespace whose pod is known belongs to that pod. Where the answers of CNI plugins are kept,
 //!   one has to name it, or a route of the node: else it is denied.
 //!
+//! The hardware address that the pod's frames come from is settled with the first binding: the CNI plugin's, else what
+//! was behind the veth then.
+//!
 //! A veth leaves its pod only when it ends, when the node says that it is another's while its own
 //! binding is of less weight, or when its pod is gone from the API and the node says that it is
 //! another's. What happens inside the namespace later changes nothing and is a problem to report. So
@@ -27,22 +30,22 @@ use claims::Claims;
 use veth::{Binding, Held, Proof, as_judged, is_mirrored};
 
 pub use problems::Problem;
-pub use veth::{CniResult, Veth, mirrored_uid};
+pub use veth::{CniResult, Inherited, Veth, mirrored_uid};
 
 /// All veths and their pods.
 #[derive(Debug, Default)]
 pub struct Bindings {
     claims: Claims,
-    inherited: BTreeMap<u32, u64>,
+    inherited: BTreeMap<u32, Inherited>,
     remembered: Vec<Arc<Pod>>,
     gone: Vec<u32>,
     stale: bool,
 }
 
 impl Bindings {
-    /// Before all: what an earlier agent had bound, for veths that have been there since, by index
-    /// and [`uid_hash`]; and the pods of this node that it knew, in case the API has them no more.
-    pub fn inherit(&mut self, bound: BTreeMap<u32, u64>, remembered: Vec<Pod>) {
+    /// Before all: what an earlier agent had bound, for veths that have been there since, by index;
+    /// and the pods of this node that it knew, in case the API has them no more.
+    pub fn inherit(&mut self, bound: BTreeMap<u32, Inherited>, remembered: Vec<Pod>) {
         self.inherited = bound;
         self.remembered = remembered.into_iter().map(Arc::new).collect();
     }
@@ -55,6 +58,7 @@ impl Bindings {
         let mut held = same.unwrap_or_else(|| Held {
             first: Vec::new(),
             binding: None,
+            station: self.inherited.get(&veth.index).and_then(|it| it.station),
             inherited: self.inherited.remove(&veth.index),
             lost: false,
             told: None,
@@ -131,6 +135,7 @@ impl Bindings {
         self.claims.bind_by_the_node(cluster);
         self.claims.bind_by_first_addresses(cluster);
         self.claims.bind_by_namespace();
+        self.claims.settle_stations();
         let gone = std::mem::take(&mut self.gone).into_iter().map(Change::InterfaceGone);
         let mut changes: Vec<Change> = gone.collect();
         let owners: Vec<(u32, Owner)> = self
@@ -166,7 +171,7 @@ impl Bindings {
         let here = |pod: &&Arc<Pod>| pod.node == cluster.node_name() && !pod.host_network;
         let listed: Vec<&Arc<Pod>> = cluster.pods().values().filter(here).collect();
         for held in self.claims.veths.values_mut() {
-            let Some(hash) = held.inherited.take() else { continue };
+            let Some(Inherited { uid_hash: hash, .. }) = held.inherited.take() else { continue };
             // Anybody may write an annotation that makes a uid, and the hash is no secret: the image of
             // a static pod counts if the node has that pod.
             let is_it = |pod: &&Arc<Pod>| {
@@ -177,7 +182,7 @@ impl Bindings {
             let known = listed.iter().copied().chain(&self.remembered).find(is_it);
             let bound = known.map(|pod| {
                 let (pod, standing) = as_judged(pod);
-                Bound { pod, standing, second: false }
+                Bound { pod, standing, second: false, station: None }
             });
             held.lost = bound.is_none();
             held.binding = bound.map(|bound| Binding { bound, by: Proof::Inside });

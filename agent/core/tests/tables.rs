@@ -255,7 +255,8 @@ fn slots_of_further_interfaces_go_to_pods_first_ones() {
     let mut world = World::new(pods_of_two_nodes());
     let second = |index| {
         let pod = Arc::new(pod("a", "p1", &[("app", "local")], &["10.0.0.1", "fd00::1"]));
-        let owner = Owner::Pod(Bound { pod, standing: Standing::Listed, second: true });
+        let owner =
+            Owner::Pod(Bound { pod, standing: Standing::Listed, second: true, station: None });
         Change::Interface(Interface { index, owner, ..Interface::default() })
     };
     // All places that interface 100 can have.

@@ -63,7 +63,7 @@ impl Tables {
     ) -> Result<(Cursor, Repaired), TableError> {
         let mut repaired = Repaired::new();
         if cursor.is_start() {
-            note(&mut repaired, "settings", self.check_settings(settings)?);
+            note(&mut repaired, "settings", self.check_settings(&settings)?);
         }
         let tables = compiler.desired();
         let budget = tables.count() / slices.max(1) + 1;
@@ -152,12 +152,18 @@ impl Tables {
     }
 
     /// The settings that stay as they were written first.
-    fn check_settings(&self, wanted: Settings) -> Result<u64, TableError> {
+    fn check_settings(&self, wanted: &Settings) -> Result<u64, TableError> {
         let found = self.settings.read(0).map_err(at("SETTINGS"))?;
         let (revision, endpoint_probes) = (found.revision, self.endpoint_probes);
-        let ipv6_blocks_root = self.ipv6_blocks.root();
-        let wanted =
-            Settings { ipv6_blocks_root, revision, endpoint_probes, watch_only: 0, ..wanted };
+        let (ipv6_blocks_root, isolates_egress) = (self.ipv6_blocks.root(), self.isolates_egress());
+        let wanted = Settings {
+            ipv6_blocks_root,
+            revision,
+            endpoint_probes,
+            isolates_egress,
+            watch_only: 0,
+            ..*wanted
+        };
         if found == wanted {
             return Ok(0);
         }

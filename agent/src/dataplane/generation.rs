@@ -19,6 +19,7 @@ use netpold_ebpf::layout::{Counters, Settings, Unproven};
 use netpold_ebpf::reason::COUNTERS;
 
 use super::bpffs::{MapPins, PinRoot, remove_if_there};
+use super::checksum::ChecksumFields;
 use super::global_sections::{self, Offered, Section};
 use super::ipv6_blocks::nodes_for;
 use super::ipv6_hosts::{buckets_for, filter_for, overflow_for};
@@ -29,7 +30,7 @@ use super::role::Program;
 use super::shared_maps::{self, Globals, Maps, SharedMaps};
 use super::tables::Tables;
 use super::xdp::XdpProgram;
-use super::{connection, features};
+use super::{connection, features, kernel_types};
 use crate::bpf::{sys, test_run};
 use crate::object::{ObjectMissing, object};
 
@@ -134,26 +135,24 @@ fn loader() -> &'static Mutex<EbpfLoader<'static>> {
 /// Prepares what [`Generation::load`] needs, in the background.
 pub fn prepare() {
     let prepare = || {
-        connection_offsets();
+        globals();
         loader();
     };
     // Without a thread it is done when it is needed.
     drop(std::thread::Builder::new().name("loader".into()).spawn(prepare));
 }
 
-/// What the programs ask the node's conntrack with, see [`connection`]; zero where they cannot.
-fn connection_offsets() -> &'static [u32; 2] {
-    static OFFSETS: OnceLock<[u32; 2]> = OnceLock::new();
-    OFFSETS.get_or_init(|| connection::offsets().map_or([0; 2], |it| [it.connection, it.tuples]))
-}
-
 /// What the programs are loaded with.
 fn globals() -> &'static Globals {
     static GLOBALS: OnceLock<Globals> = OnceLock::new();
     GLOBALS.get_or_init(|| {
-        let [connection_offset, tuples_offset] = *connection_offsets();
+        let types = kernel_types::read();
+        let connection = connection::offsets(types.as_deref());
+        let [connection_offset, tuples_offset] =
+            connection.map_or([0; 2], |it| [it.connection, it.tuples]);
         let asks_for_namespace = namespace::cookie().is_some().into();
-        Globals { asks_for_namespace, connection_offset, tuples_offset }
+        let checksum = ChecksumFields::of(types.as_deref());
+        Globals { asks_for_namespace, connection_offset, tuples_offset, checksum }
     })
 }
 
@@ -204,7 +203,7 @@ impl Generation {
             FlowTables::Own(buckets) => (buckets, &FLOWS[..]),
             FlowTables::Kept => (1, &[][..]),
         };
-        let object = object()?;
+        let object = globals().checksum.prepare(object()?);
         let mut loader = loader().lock().unwrap_or_else(PoisonError::into_inner);
         for (name, size) in sizes(capacity) {
             loader.map_max_entries(name, size);
@@ -219,7 +218,7 @@ impl Generation {
         let offered = Offered::to(&mut loader, pins, own)
             .map_err(|(name, cause)| GenerationError::Offer { name, cause })?;
         let mut bpf =
-            loader.load(object).map_err(|e| GenerationError::Load { cause: Box::new(e) })?;
+            loader.load(&object).map_err(|e| GenerationError::Load { cause: Box::new(e) })?;
         drop((offered, loader));
         load_programs(&mut bpf)?;
         let maps = shared_maps::maps(&bpf).map_err(|e| GenerationError::Traced(e.to_string()))?;

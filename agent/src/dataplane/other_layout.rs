@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aya::maps::{MapData, MapError};
-use netpold_ebpf::layout::{Ct4Key, Ct6Key, Endpoint};
+use netpold_ebpf::layout::{Ct4Key, Ct6Key, EP_STATION_SHIFT, Endpoint};
 use std::os::fd::AsFd;
 
 pub(super) use description::Description;
@@ -79,11 +79,14 @@ impl OtherLayout {
         let place = |name| self.description.place(name);
         let (ifindex, id) = (place("endpoint.ifindex")?, place("endpoint.id")?);
         let (uid_hash, words) = (place("endpoint.uid_hash")?, self.endpoints.all());
+        // Versions before 11 do not know it.
+        let station = self.description.find("endpoint.station");
         let records = (0..words.len() * 8).step_by(place("endpoint")?.stride());
         let read = |at: usize| Endpoint {
             ifindex: number(words, at, ifindex) as u32,
             id: number(words, at, id) as u32,
             uid_hash: number(words, at, uid_hash),
+            flags: station.map_or(0, |place| number(words, at, place) << EP_STATION_SHIFT),
             ..Endpoint::default()
         };
         Ok(records.map(read).filter(|endpoint| endpoint.ifindex != 0).collect())

@@ -37,6 +37,8 @@ pub enum Link {
     EthernetTunnel,
     /// The IP header; and what comes in was unpacked by the node.
     IpTunnel,
+    /// An Ethernet header; and what comes in is what a bridge with pods hands to the node.
+    Bridge,
 }
 
 impl Link {
@@ -44,7 +46,9 @@ impl Link {
     #[must_use]
     pub const fn of_exit(self) -> Self {
         match self {
-            Self::Ethernet | Self::Veth | Self::Port | Self::EthernetTunnel => Self::Ethernet,
+            Self::Ethernet | Self::Veth | Self::Port | Self::EthernetTunnel | Self::Bridge => {
+                Self::Ethernet
+            }
             Self::Ip | Self::IpTunnel => Self::Ip,
         }
     }
@@ -65,12 +69,21 @@ pub enum Program {
     Unmark,
     /// Drops what pods packed for a tunnel of their own node, and proves the same of the rest.
     Tunnel,
+    /// Drops what a bridge hands to the node and has no proof.
+    Bridge,
 }
 
 impl Program {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Ingress, Self::Egress, Self::Node, Self::NodeIp, Self::Unmark, Self::Tunnel];
+    pub const ALL: [Self; 7] = [
+        Self::Ingress,
+        Self::Egress,
+        Self::Node,
+        Self::NodeIp,
+        Self::Unmark,
+        Self::Tunnel,
+        Self::Bridge,
+    ];
 
     /// Its name in the object.
     #[must_use]
@@ -82,6 +95,7 @@ impl Program {
             Self::NodeIp => "netpold_node_ip",
             Self::Unmark => "netpold_unmark",
             Self::Tunnel => "netpold_tunnel",
+            Self::Bridge => "netpold_bridge",
         }
     }
 }
@@ -104,19 +118,25 @@ impl Role {
             (Self::Pod(_), Direction::Ingress) => Some(Program::Ingress),
             (Self::Pod(_), Direction::Egress) => Some(Program::Egress),
             (Self::Device(Link::Ip | Link::IpTunnel), Direction::Ingress) => Some(Program::NodeIp),
+            // A bridge hands all of that to its ports.
+            (Self::Device(Link::Bridge), Direction::Ingress)
+            | (Self::Device(Link::Ethernet | Link::Ip), Direction::Egress)
+            | (Self::Closed | Self::Unjudged, _) => None,
             (Self::Device(_), Direction::Ingress) => Some(Program::Node),
             (Self::Device(Link::Veth | Link::Port), Direction::Egress) => Some(Program::Unmark),
             (Self::Device(Link::EthernetTunnel | Link::IpTunnel), Direction::Egress) => {
                 Some(Program::Tunnel)
             }
-            (Self::Device(Link::Ethernet | Link::Ip), Direction::Egress)
-            | (Self::Closed | Self::Unjudged, _) => None,
+            (Self::Device(Link::Bridge), Direction::Egress) => Some(Program::Bridge),
         }
     }
 
     /// Whether all that comes in by an interface gets the proof, whoever sent it.
     #[must_use]
     pub const fn proves(self) -> bool {
-        self.program(Direction::Egress).is_some()
+        matches!(
+            self.program(Direction::Egress),
+            Some(Program::Egress | Program::Unmark | Program::Tunnel)
+        )
     }
 }

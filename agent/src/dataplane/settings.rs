@@ -189,7 +189,7 @@ impl ActiveSettings {
         match generation.tables().close_unknown(wanted) {
             Ok(()) => settings.closes_unknown = wanted,
             Err(error) => {
-                tracing::error!(%error, "unknown interfaces cannot be closed; tried again")
+                tracing::error!(%error, "unknown interfaces cannot be closed; tried again");
             }
         }
     }

@@ -7,6 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use aya::maps::{Map, MapData};
 use aya::{Ebpf, EbpfLoader};
 
+use super::checksum::ChecksumFields;
+
 /// Maps by name; constants of the object are none.
 pub(super) type Maps = BTreeMap<String, OwnedFd>;
 
@@ -25,6 +27,7 @@ pub(super) struct Globals {
     pub(super) asks_for_namespace: u8,
     pub(super) connection_offset: u32,
     pub(super) tuples_offset: u32,
+    pub(super) checksum: ChecksumFields,
 }
 
 impl Globals {
@@ -33,6 +36,7 @@ impl Globals {
         loader.override_global("ASKS_FOR_NAMESPACE", &self.asks_for_namespace, true);
         loader.override_global("CONNECTION_OFFSET", &self.connection_offset, true);
         loader.override_global("TUPLES_OFFSET", &self.tuples_offset, true);
+        loader.override_global("CHECKSUM", &self.checksum.words, true);
     }
 }
 

@@ -7,6 +7,7 @@ use std::net::Ipv6Addr;
 use aya::Ebpf;
 use ipnet::Ipv6Net;
 use netpold_core::ops::{Op, TableWriter};
+use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{
     ENDPOINT_SLOTS, Endpoint, PortBitmap, PortWord, Row, RowBlock, Settings, TIMEOUTS, TrieBlock,
     TrieRoot, Unproven, endpoint_slot,
@@ -36,6 +37,8 @@ pub struct Tables {
     pub(super) overflow: BTreeSet<Ipv6Addr>,
     /// [`Settings::endpoint_probes`]
     pub(super) endpoint_probes: u32,
+    /// Slots of endpoints that policy isolates for egress, see [`Settings::isolates_egress`].
+    isolating: BTreeSet<u32>,
     /// The settings that were written first: their keys of hashes stay, and say where an IPv6 address is.
     hashing: Settings,
     local_endpoints: LocalEndpoints,
@@ -60,6 +63,7 @@ impl Tables {
             ipv6_blocks: Ipv6Blocks::open(bpf)?,
             overflow: BTreeSet::new(),
             endpoint_probes: 1,
+            isolating: BTreeSet::new(),
             hashing: Settings::default(),
             local_endpoints: LocalEndpoints::open(bpf)?,
             unproven: mapped(bpf, "UNPROVEN")?,
@@ -74,7 +78,14 @@ impl Tables {
     pub fn write_settings(&mut self, settings: Settings) -> Result<Settings, TableError> {
         let (ipv6_hosts_mask, ipv6_blocks_root) = (self.ipv6_hosts.mask(), self.ipv6_blocks.root());
         let endpoint_probes = self.endpoint_probes;
-        let settings = Settings { ipv6_hosts_mask, ipv6_blocks_root, endpoint_probes, ..settings };
+        let isolates_egress = self.isolates_egress();
+        let settings = Settings {
+            ipv6_hosts_mask,
+            ipv6_blocks_root,
+            endpoint_probes,
+            isolates_egress,
+            ..settings
+        };
         self.settings.write_element(0, &settings).map_err(at("SETTINGS"))?;
         self.hashing = settings;
         Ok(settings)
@@ -266,6 +277,26 @@ impl Tables {
         self.settings.store_u32(0, offset_of!(Settings, endpoint_probes), self.endpoint_probes)
     }
 
+    /// [`Settings::isolates_egress`]
+    pub(super) fn isolates_egress(&self) -> u32 {
+        u32::from(!self.isolating.is_empty())
+    }
+
+    /// Has programs know whether any endpoint is isolated for egress, `slot`'s by these rows.
+    fn rows_are(&mut self, slot: u32, rows: u64) -> Result<(), MmapError> {
+        let before = self.isolates_egress();
+        if Rows(rows).isolates_egress() {
+            self.isolating.insert(slot);
+        } else {
+            self.isolating.remove(&slot);
+        }
+        if self.isolates_egress() == before {
+            return Ok(());
+        }
+        let offset = offset_of!(Settings, isolates_egress);
+        self.settings.store_u32(0, offset, self.isolates_egress())
+    }
+
     /// The order of the stores is what `layout::Endpoint` promises: the interface index last when a
     /// slot is filled, first when it is freed; flags after the addresses they make valid.
     #[expect(clippy::wildcard_enum_match_arm, reason = "of the operations, those on this table")]
@@ -275,20 +306,23 @@ impl Tables {
         match op {
             Op::Endpoint(slot, endpoint) => {
                 self.look_as_far_as(*slot, endpoint.ifindex)?;
+                self.rows_are(*slot, endpoint.rows)?;
                 self.endpoints.write_element(*slot, &Endpoint { ifindex: 0, ..**endpoint })?;
                 self.endpoints.store_u32(*slot, IFINDEX, endpoint.ifindex)
             }
             Op::EndpointRows(slot, rows) => {
+                self.rows_are(*slot, *rows)?;
                 self.endpoints.store_u64(*slot, offset_of!(Endpoint, rows), *rows)
             }
             Op::EndpointAddrs(slot, endpoint) => {
                 let now = self.endpoints.read(*slot)?;
                 self.endpoints
                     .write_element(*slot, &Endpoint { flags: now.flags, ..**endpoint })?;
-                self.endpoints.store_u32(*slot, FLAGS, endpoint.flags)
+                self.endpoints.store_u64(*slot, FLAGS, endpoint.flags)
             }
             Op::EndpointGone(slot) => {
                 self.endpoints.store_u32(*slot, IFINDEX, 0)?;
+                self.rows_are(*slot, 0)?;
                 self.endpoints.write_element(*slot, &Endpoint::default())
             }
             _ => Ok(()),

@@ -74,7 +74,8 @@ impl TracedPrograms {
         loader.map_max_entries("AYA_LOGS", LINES);
         shared.globals.give(&mut loader);
         let load = |e| GenerationError::Load { cause: Box::new(e) };
-        let mut bpf = loader.load(TRACED_OBJECT).map_err(load)?;
+        let object = shared.globals.checksum.prepare(TRACED_OBJECT);
+        let mut bpf = loader.load(&object).map_err(load)?;
         share(&bpf, &shared.maps)?;
         for direction in Direction::BOTH {
             let name = Program::from(direction).name();

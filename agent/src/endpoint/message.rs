@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
-use netlink_packet_route::link::LinkMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netlink_packet_route::route::RouteMessage;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
@@ -107,6 +107,21 @@ pub(super) fn addresses_request(namespace: i32, index: u32) -> RouteNetlinkMessa
     message.header.index = index;
     message.attributes.push(AddressAttribute::TargetNetNsId(namespace));
     RouteNetlinkMessage::GetAddress(message)
+}
+
+/// A request for an interface in another namespace (`IFLA_TARGET_NETNSID`, kernel 4.16).
+pub(super) fn link_inside_request(namespace: i32, index: u32) -> RouteNetlinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = index;
+    message.attributes.push(LinkAttribute::IfNetnsId(namespace));
+    RouteNetlinkMessage::GetLink(message)
+}
+
+/// The hardware address of an Ethernet interface in a link message.
+pub(super) fn station(message: Message<'_>) -> Option<[u8; 6]> {
+    let mut all = message.attributes(LINK_HEADER);
+    let (_, value) = all.find(|(kind, _)| *kind == IFLA_ADDRESS)?;
+    value.try_into().ok().filter(|station| *station != [0; 6])
 }
 
 /// Reads a link message; `None` for what is of no interest.

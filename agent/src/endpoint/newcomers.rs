@@ -173,7 +173,7 @@ impl Guard {
 }
 
 /// Waits for link events; `false` once the other end of `stopped` is closed.
-pub fn wait(veths: &Veths, stopped: &UnixStream) -> bool {
+fn wait(veths: &Veths, stopped: &UnixStream) -> bool {
     let mut ready = [
         PollFd::new(stopped.as_fd(), PollFlags::POLLIN),
         PollFd::new(veths.as_fd(), PollFlags::POLLIN),

@@ -57,6 +57,8 @@ struct Known {
     /// setting the hardware address) do not make another interface of it.
     incarnation: u64,
     addresses: Vec<IpAddr>,
+    /// Hardware address of the other side.
+    station: Option<[u8; 6]>,
     /// When to ask for the addresses.
     due: Option<Instant>,
     /// Questions asked without finding an address.
@@ -140,6 +142,7 @@ impl Table {
             veth,
             incarnation,
             addresses: Vec::new(),
+            station: None,
             due: None,
             fruitless: 0,
             storm: Storm::default(),
@@ -241,6 +244,13 @@ impl Table {
         }
     }
 
+    /// The hardware address behind an interface.
+    pub(super) fn station_is(&mut self, index: u32, station: [u8; 6]) {
+        if let Some(known) = self.links.get_mut(&index) {
+            known.station = Some(station);
+        }
+    }
+
     /// The addresses behind an interface could not be found out: what was known stays.
     pub(super) fn addresses_unknown(&mut self, index: u32, now: Instant) {
         if let Some(known) = self.links.get_mut(&index) {
@@ -331,6 +341,7 @@ impl Known {
             namespace,
             routed,
             inside: self.addresses.clone(),
+            station: self.station,
         }
     }
 }

@@ -15,8 +15,9 @@ use super::event::Event;
 use super::inventory::Inventory;
 use super::listening::Listening;
 use super::message::{
-    LinkEvent, addresses_request, bridge, global_address, host_route, link_event, links_request,
-    own_addresses_request, peer_address, routes_request,
+    LinkEvent, addresses_request, bridge, global_address, host_route, link_event,
+    link_inside_request, links_request, own_addresses_request, peer_address, routes_request,
+    station,
 };
 use super::table::Veth;
 use crate::netlink::{Connection, Message};
@@ -292,6 +293,13 @@ impl Worker {
             return Ok(true);
         };
         self.counters.questions.fetch_add(1, Ordering::Relaxed);
+        let mut found = None;
+        let request = link_inside_request(namespace, peer);
+        // Where that fails, so does the question for addresses.
+        let asked = self.requests.request(request, 0, |message| found = station(message).or(found));
+        if let (Ok(()), Some(station)) = (asked, found) {
+            self.inventory.veths.station_is(index, station);
+        }
         let request = addresses_request(namespace, peer);
         let found = self.requests.dump(&request, |message| peer_address(message, peer));
         match found {

@@ -275,15 +275,21 @@ impl NodeInterfaces {
             let is_door = self.devices.get(index).is_some_and(|device| self.is_door(device));
             !is_door && self.ports.get(index).is_some_and(|bridge| bridges.contains_key(bridge))
         };
-        let devices = devices.chain(veths).filter_map(|(index, name, link)| match link? {
-            _ if held.contains_key(&index) => Some((index, Role::Closed)),
-            // The guard has closed it.
-            Link::Veth if !self.judged.include(name) => Some((index, Role::Unjudged)),
-            _ if !self.judged.include(name) => None,
-            Link::Ethernet if with_pods(&index) => Some((index, Role::Device(Link::Port))),
-            link => Some((index, Role::Device(link))),
+        let devices = devices.chain(veths).filter_map(|(index, name, link)| {
+            let link = link?;
+            if held.contains_key(&index) {
+                return Some((index, Role::Closed));
+            }
+            if !self.judged.include(name) {
+                // The guard has closed veths.
+                return (link == Link::Veth).then_some((index, Role::Unjudged));
+            }
+            let is_port = link == Link::Ethernet && with_pods(&index);
+            Some((index, Role::Device(if is_port { Link::Port } else { link })))
         });
-        let roles = devices.chain(pods).collect();
+        let bridges = bridges.keys().filter(|_| self.judged != NodeDevices::None);
+        let bridges = bridges.map(|bridge| (*bridge, Role::Device(Link::Bridge)));
+        let roles = devices.chain(bridges).chain(pods).collect();
         &self.roles.insert((compiler.endpoints_version(), roles)).1
     }
 

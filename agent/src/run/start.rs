@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result};
+use netpold_core::bindings::Inherited;
 use netpold_core::compile::{Compiler, WAITING};
 use netpold_core::model::{Change, Pod};
 use netpold_core::ops::Capacity;
 use netpold_core::options::Options;
+use netpold_ebpf::layout::Endpoint;
 
 use crate::config::RunConfig;
 use crate::conntrack::Buckets;
@@ -50,11 +52,15 @@ pub(super) fn engine(
 
 /// Whose the interfaces are by the tables of the agent before this one. A program that is still
 /// attached shows that an interface has been there since: it goes with it.
-pub(super) fn bound(pinned: &PinnedState, attached: &[Attached]) -> BTreeMap<u32, u64> {
+pub(super) fn bound(pinned: &PinnedState, attached: &[Attached]) -> BTreeMap<u32, Inherited> {
     let since: BTreeSet<u32> = attached.iter().map(|found| found.hook.ifindex).collect();
     let endpoints = pinned.endpoints.iter();
     let known = endpoints.filter(|e| since.contains(&e.ifindex) && e.uid_hash != WAITING);
-    known.map(|endpoint| (endpoint.ifindex, endpoint.uid_hash)).collect()
+    let inherited = |endpoint: &Endpoint| Inherited {
+        uid_hash: endpoint.uid_hash,
+        station: endpoint.unpack_station(),
+    };
+    known.map(|endpoint| (endpoint.ifindex, inherited(endpoint))).collect()
 }
 
 /// The pods of this node in the last good state, for those that are gone from the source.

@@ -78,7 +78,7 @@ pub use stain::Stain;
 pub use sweep::sweep;
 pub use translation::{Proxy, Translation};
 pub use unmount::Unmount;
-pub use wire::Wire;
+pub use wire::{Offload, Wire};
 
 /// What a probe speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

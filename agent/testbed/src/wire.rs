@@ -15,6 +15,37 @@ const RECEIVE_BUFFER: libc::c_int = 32 << 20;
 /// Longer than any frame, with its headers.
 const LONGEST: usize = 66_000;
 
+/// `linux/if_packet.h`
+const PACKET_VNET_HDR: i32 = 15;
+/// `linux/sockios.h`, `linux/ethtool.h`
+const SIOCETHTOOL: libc::c_ulong = 0x8946;
+const ETHTOOL_STXCSUM: u32 = 0x17;
+
+/// What of a frame is left to the card (`struct virtio_net_hdr`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offload {
+    /// Where the checksum begins, from the frame's start, and where behind that it is written.
+    pub checksum: Option<(u16, u16)>,
+    /// Which segments the frame is cut into (`VIRTIO_NET_HDR_GSO_*`), their size, and the length of the headers.
+    pub segments: Option<(u8, u16, u16)>,
+}
+
+impl Offload {
+    /// TCP of IPv4 and of IPv6, parts of UDP datagrams, UDP datagrams.
+    pub const SEGMENTS: [u8; 4] = [1, 4, 3, 5];
+
+    fn header(&self) -> [u8; 10] {
+        let (start, field) = self.checksum.unwrap_or_default();
+        let (kind, size, length) = self.segments.unwrap_or_default();
+        let flags = [u8::from(self.checksum.is_some()), kind];
+        let numbers = [length, size, start, field].map(u16::to_ne_bytes);
+        let mut header = [0; 10];
+        header[..2].copy_from_slice(&flags);
+        header[2..].copy_from_slice(numbers.as_flattened());
+        header
+    }
+}
+
 /// A raw socket at one interface of a host.
 #[derive(Debug)]
 pub struct Wire {
@@ -28,6 +59,14 @@ impl Host {
     /// There is no such interface.
     pub fn wire(&self, interface: &str) -> Result<Wire> {
         self.run(|| Wire::open(interface))?
+    }
+
+    /// Has the kernel complete checksums that were left to an interface's card.
+    ///
+    /// # Errors
+    /// There is no such interface.
+    pub fn complete_checksums(&self, interface: &str) -> Result<()> {
+        self.run(|| complete_checksums(interface))?
     }
 
     /// Hardware address of an interface.
@@ -44,6 +83,17 @@ impl Host {
 }
 
 impl Wire {
+    /// Sends a frame with work that is left to the card: the socket says of each frame what that is.
+    ///
+    /// # Errors
+    /// As [`Wire::send`], and where the kernel refuses what is left.
+    pub fn send_with(&self, offload: &Offload, frame: &[u8]) -> Result<()> {
+        set(&self.socket, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
+        let sent = self.send(&[&offload.header()[..], frame].concat());
+        set(&self.socket, libc::SOL_PACKET, PACKET_VNET_HDR, 0)?;
+        sent
+    }
+
     fn open(interface: &str) -> Result<Self> {
         let index =
             if_nametoindex(interface).with_context(|| format!("no interface {interface}"))?;
@@ -126,5 +176,25 @@ fn set(socket: &OwnedFd, level: i32, name: i32, value: libc::c_int) -> Result<()
         libc::setsockopt(socket.as_raw_fd(), level, name, pointer, size_of_val(&value) as u32)
     };
     Errno::result(done).with_context(|| format!("socket option {name}"))?;
+    Ok(())
+}
+
+fn complete_checksums(interface: &str) -> Result<()> {
+    // SAFETY: a plain system call without pointers.
+    let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    let socket = Errno::result(socket).context("socket(AF_INET)")?;
+    // SAFETY: the descriptor is new and ours alone.
+    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    // struct ethtool_value: the command, and what it sets.
+    let value = [ETHTOOL_STXCSUM, 0];
+    // SAFETY: all zeroes is a valid ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, byte) in request.ifr_name.iter_mut().zip(interface.bytes()) {
+        *to = byte as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = value.as_ptr().cast_mut().cast();
+    // SAFETY: the request and what it points to live through the call.
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw const request) };
+    Errno::result(done).with_context(|| format!("cannot change checksums of {interface}"))?;
     Ok(())
 }

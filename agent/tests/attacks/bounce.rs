@@ -36,15 +36,25 @@ pub(crate) fn bounced(
     stain: Option<u16>,
 ) {
     let stain = stain.map(|value| pod.stain("eth0", value).unwrap());
-    tc(pod, "qdisc replace dev ifb0 root tbf rate 8kbit burst 400 limit 1000000");
+    bounce(pod, || Sender::pod(pod).datagrams(volley, from, to));
+    drop(stain);
+}
+
+/// Has `ifb0` send what `send` sends by eth0, so that the hook at the host's side is skipped.
+pub(crate) fn bounce(pod: &Pod, send: impl FnOnce()) {
+    bounce_bursts(pod, 400, send);
+}
+
+/// The same, of packets of that length at the most: as many bytes are not held up.
+pub(crate) fn bounce_bursts(pod: &Pod, burst: usize, send: impl FnOnce()) {
+    tc(pod, &format!("qdisc replace dev ifb0 root tbf rate 8kbit burst {burst} limit 1000000"));
     tc(pod, "qdisc add dev eth0 clsact");
     tc(
         pod,
         "filter add dev eth0 egress protocol all u32 match u32 0 0 \
              action mirred egress redirect dev ifb0",
     );
-    Sender::pod(pod).datagrams(volley, from, to);
-    drop(stain);
+    send();
     tc(pod, "qdisc del dev eth0 clsact");
     tc(pod, "qdisc change dev ifb0 root tbf rate 1gbit burst 100000 limit 1000000");
     // What is held has its time of the old rate.

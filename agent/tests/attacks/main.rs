@@ -12,12 +12,15 @@
     reason = "helpers of a test are not seen as tests by the lints"
 )]
 
+mod around;
 mod bounce;
 mod bridges;
+mod checksum;
 mod doors;
 mod errors;
 mod forgotten;
 mod handover;
+mod identity;
 mod itself;
 mod marks;
 mod mirror;

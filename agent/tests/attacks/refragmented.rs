@@ -11,10 +11,10 @@ use crate::volley::{PACKETS, Sender, Tally, Volley, try_both};
 
 const PORT: u16 = 4000;
 /// Of each part; with an IPv6 header and a Fragment header 1,280.
-const PART: usize = 1232;
+pub(crate) const PART: usize = 1232;
 
 /// Two parts of 1,280 bytes, with Destination Options behind the Fragment header.
-fn parts6(from: IpAddr, to: IpAddr, ident: u32, payload: &[u8]) -> Vec<Vec<u8>> {
+pub(crate) fn parts6(from: IpAddr, to: IpAddr, ident: u32, payload: &[u8]) -> Vec<Vec<u8>> {
     let (IpAddr::V6(from), IpAddr::V6(to)) = (from, to) else { panic!("IPv6 only") };
     let ends = (SocketAddr::from((from, 5000)), SocketAddr::from((to, PORT)));
     let mut whole = vec![17, 0, 1, 4, 0, 0, 0, 0];

@@ -301,6 +301,12 @@ fn the_links_own_messages() {
         packet.resize(28 + padding, 0);
         ether(0x0806, &packet)
     };
+    // From nobody, for an address that the sender is about to use (RFC 5227 section 2.1.1).
+    let probe = |target: [u8; 4]| {
+        let mut frame = arp([0; 4], 0);
+        frame[14 + 24..14 + 28].copy_from_slice(&target);
+        frame
+    };
     let (own, other) = (Who::Pod.v4(), Who::Friend.v4());
     let long = arp(own, 1200);
     let mut odd = arp(own, 0);
@@ -321,7 +327,8 @@ fn the_links_own_messages() {
     {
         world.set_rows(rows.0, rows.1);
         assert_eq!(world.egress(&arp(own, 18)), Reason::Neighbour);
-        assert_eq!(world.egress(&arp([0; 4], 0)), Reason::Neighbour);
+        assert_eq!(world.egress(&probe(own)), Reason::Neighbour);
+        assert_eq!(world.egress(&probe(other)), Reason::SpoofedSource);
         assert_eq!(world.egress(&arp(other, 0)), Reason::SpoofedSource);
         assert_eq!(world.egress(&vlan(&[0x8100], &arp(other, 0))), Reason::SpoofedSource);
         assert_eq!(world.egress(&vlan(&[0x88a8, 0x8100], &arp(own, 0))), Reason::Neighbour);
@@ -366,7 +373,7 @@ fn routes_beyond_the_destination() {
         assert_eq!(world.egress(&options(&behind)), Reason::Malformed);
     }
     world.set_rows(INGRESS_ROW, 0);
-    assert_eq!(world.egress(&routed(1)), Reason::NotIsolated);
+    assert_eq!(world.egress(&routed(1)), Reason::Malformed, "its source is checked");
     assert_eq!(world.egress(&options(&route(131))), Reason::NotIsolated);
     world.set_rows(0, 0);
     assert_eq!(world.egress(&options(&route(131))), Reason::NotIsolated);

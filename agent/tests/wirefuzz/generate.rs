@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use netpold_testbed::ethernet;
 use netpold_testbed::packet::{frame, icmp_packet, packet, udp_packet};
 use netpold_testbed::services::NODE_PORT;
+use netpold_testbed::{Offload, ethernet};
 
 use crate::judge::{History, Sent};
 use crate::read::{self, ICMP, ICMPV6, SCTP, TCP, Tuple, UDP};
@@ -24,6 +24,8 @@ pub(crate) struct Generator {
     pub(crate) random: Random,
     /// Whether conntrack of the nodes has forgotten something.
     pub(crate) forgotten: bool,
+    /// What it makes goes round its sender's program: what stays in the frame alone is not judged then.
+    pub(crate) bounces: bool,
 }
 
 /// What a frame has to say of its sender: `{np`, two digits for the party, eight for the packet, one that
@@ -71,7 +73,7 @@ impl Generator {
     pub(crate) fn new(seed: u64) -> Self {
         // Not 0, and not close to another seed's.
         let random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        Self { random, forgotten: false }
+        Self { random, forgotten: false, bounces: false }
     }
 
     fn chance(&mut self, percent: usize) -> bool {
@@ -86,13 +88,26 @@ impl Generator {
     pub(crate) fn next(&mut self, world: &World, history: &History, number: usize) -> Sent {
         loop {
             let sender = self.random.below(world.parties.len());
-            let cookie = cookie(sender, number);
-            let traits = BTreeSet::new();
-            let mut draft = Draft { world, history, sender, cookie, traits };
-            if let Some(sent) = self.packet(&mut draft) {
+            if let Some(sent) = self.next_of(world, history, (sender, number)) {
                 return sent;
             }
         }
+    }
+
+    /// The next packet of a party; `None`: it has nothing to answer.
+    pub(crate) fn next_of(
+        &mut self,
+        world: &World,
+        history: &History,
+        (sender, number): (usize, usize),
+    ) -> Option<Sent> {
+        let cookie = cookie(sender, number);
+        let mut traits = BTreeSet::new();
+        if self.bounces {
+            traits.insert(Trait::Bounced);
+        }
+        let mut draft = Draft { world, history, sender, cookie, traits };
+        self.packet(&mut draft)
     }
 
     fn packet(&mut self, draft: &mut Draft<'_>) -> Option<Sent> {
@@ -332,16 +347,70 @@ impl Generator {
         if frames.is_empty() {
             return None;
         }
-        if self.chance(5) {
+        let offload = match frames.as_slice() {
+            [_] => self.offload(draft, shape, whole.len()),
+            _ => Offload::default(),
+        };
+        let left = offload != Offload::default();
+        if !left && self.chance(5) {
             self.tag(draft, &mut frames);
         }
-        if self.chance(6) {
+        self.steal_station(draft, &mut frames);
+        if !left && self.chance(6) {
             draft.traits.insert(Trait::Damaged);
             let at = self.random.below(frames.len());
             self.damage(&mut frames[at]);
         }
         let traits = std::mem::take(&mut draft.traits);
-        Some(Sent { sender: draft.sender, frames, traits, heard })
+        Some(Sent { sender: draft.sender, frames, traits, offload, heard })
+    }
+
+    /// What is left to the card of a whole packet, as a socket would, or to have headers overwritten.
+    fn offload(&mut self, draft: &mut Draft<'_>, shape: &Shape, length: usize) -> Offload {
+        let message = 14 + length - shape.body().len();
+        let (own, judged) = match shape.protocol {
+            TCP => (16, 8),
+            UDP => (6, 6),
+            _ => (usize::MAX, 0),
+        };
+        if shape.inside || !self.chance(10) {
+            return Offload::default();
+        }
+        if own == usize::MAX || draft.party().pod.is_some() && self.chance(50) {
+            if draft.party().pod.is_none() {
+                return Offload::default();
+            }
+            draft.traits.insert(Trait::Overwritten);
+            let at = 12 + self.random.below(message + judged - 12);
+            let start = self.random.below(at + 1);
+            return Offload { checksum: Some((start as u16, (at - start) as u16)), segments: None };
+        }
+        if !shape.extensions.is_empty() || !shape.options.is_empty() {
+            return Offload::default();
+        }
+        draft.traits.insert(Trait::Offloaded);
+        let segments = (shape.message.len() > 300 && self.chance(50)).then(|| {
+            let header = message + if shape.protocol == TCP { 20 } else { 8 };
+            (self.one(&Offload::SEGMENTS), 200, header as u16)
+        });
+        Offload { checksum: Some((message as u16, own as u16)), segments }
+    }
+
+    /// Frames of a pod from another's station, the node's, or nobody's.
+    fn steal_station(&mut self, draft: &mut Draft<'_>, frames: &mut [Vec<u8>]) {
+        let party = draft.party();
+        if party.pod.is_none() || self.bounces || !self.chance(4) {
+            return;
+        }
+        let other = match self.random.below(3) {
+            0 => party.gateway,
+            1 => [0x0a, 0x58, 0xaa, 1, 2, 3],
+            _ => draft.world.parties[self.random.below(draft.world.parties.len())].mac,
+        };
+        if other != party.mac {
+            draft.traits.insert(Trait::OtherStation);
+            frames.iter_mut().for_each(|frame| frame[6..12].copy_from_slice(&other));
+        }
     }
 
     fn damage(&mut self, frame: &mut Vec<u8>) {
@@ -435,9 +504,12 @@ impl Generator {
 
     /// ARP, and what IPv6 has for it: in its form, or with more behind it.
     fn link_message(&mut self, draft: &mut Draft<'_>) -> Option<Sent> {
-        let party = draft.party();
         let other = self.random.below(draft.world.parties.len());
-        let other = &draft.world.parties[other];
+        let whose = &draft.world.parties[other];
+        if draft.party().pod.is_some() && other != draft.sender && self.chance(20) {
+            return self.probe(draft, whose);
+        }
+        let (party, other) = (draft.party(), whose);
         let to = if self.chance(50) { BROADCAST } else { other.mac };
         let mut frames = vec![if self.chance(50) {
             draft.traits.insert(Trait::Arp);
@@ -464,9 +536,41 @@ impl Generator {
         if self.chance(10) {
             self.tag(draft, &mut frames);
         }
+        self.steal_station(draft, &mut frames);
         let heard = frames.first().and_then(|frame| read::frame(frame));
         let traits = std::mem::take(&mut draft.traits);
-        Some(Sent { sender: draft.sender, frames, traits, heard })
+        Some(Sent { sender: draft.sender, frames, traits, offload: Offload::default(), heard })
+    }
+
+    /// A question whether an address of another is free, or one that is the cookie.
+    fn probe(&mut self, draft: &mut Draft<'_>, other: &Party) -> Option<Sent> {
+        draft.traits.insert(Trait::Probe);
+        let party = draft.party();
+        let to = if self.chance(50) { BROADCAST } else { other.mac };
+        let mut frames = vec![if self.chance(50) {
+            let IpAddr::V4(theirs) = other.addresses[0] else { return None };
+            let mut arp = vec![0, 1, 8, 0, 6, 4, 0, 1 + self.random.below(2) as u8];
+            arp.extend(party.mac);
+            arp.extend([0; 4]);
+            arp.extend(other.mac);
+            arp.extend(theirs.octets());
+            arp.extend(draft.payload(15));
+            ethernet(to, party.mac, 0x0806, &arp)
+        } else {
+            let target = <[u8; 16]>::try_from(draft.payload(16)).ok()?;
+            let [.., a, b, c] = target;
+            let group = IpAddr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c]);
+            let nobody = IpAddr::from([0_u8; 16]);
+            let mut whole = icmp_packet((nobody, group), (135, 0), [0; 4], &target);
+            whole[7] = 255;
+            frame(to, party.mac, &whole)
+        }];
+        if self.chance(10) {
+            self.tag(draft, &mut frames);
+        }
+        let heard = frames.first().and_then(|frame| read::frame(frame));
+        let traits = std::mem::take(&mut draft.traits);
+        Some(Sent { sender: draft.sender, frames, traits, offload: Offload::default(), heard })
     }
 
     /// A solicitation in its exact form, for an address that is the cookie.
@@ -499,16 +603,19 @@ impl Generator {
         Some(whole)
     }
 
-    /// One or two VLAN tags.
+    /// VLAN tags, mostly as many as are read over, and mostly of no VLAN, which the kernel strips.
     fn tag(&mut self, draft: &mut Draft<'_>, frames: &mut [Vec<u8>]) {
         draft.traits.insert(Trait::Tagged);
-        let number = self.random.below(3) as u8;
-        let tag = [[0x81, 0, 0, number], [0x88, 0xa8, 0, number]][self.random.below(2)];
+        let count = match self.random.below(4) {
+            0 => 1 + self.random.below(12),
+            few => few,
+        };
+        let vlan = self.random.below(3).saturating_sub(1) as u8;
+        let tags =
+            (0..count).map(|_| [[0x81, 0, 0, vlan], [0x88, 0xa8, 0, vlan]][self.random.below(2)]);
+        let tags: Vec<u8> = tags.flatten().collect();
         for frame in frames {
-            frame.splice(12..12, tag);
-            if number == 2 {
-                frame.splice(12..12, tag);
-            }
+            frame.splice(12..12, tags.iter().copied());
         }
     }
 
@@ -533,6 +640,6 @@ impl Generator {
         let frames = vec![frame(party.gateway, party.mac, &outer)];
         let heard = read::frame(&inner);
         let traits = std::mem::take(&mut draft.traits);
-        Some(Sent { sender: draft.sender, frames, traits, heard })
+        Some(Sent { sender: draft.sender, frames, traits, offload: Offload::default(), heard })
     }
 }

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use netpold_core::model::Direction;
+use netpold_testbed::Offload;
 
 use crate::read::{self, Heard, ICMP, ICMPV6, Tuple};
 use crate::traits::Trait;
@@ -16,6 +17,8 @@ pub(crate) struct Sent {
     pub(crate) sender: usize,
     pub(crate) frames: Vec<Vec<u8>>,
     pub(crate) traits: BTreeSet<Trait>,
+    /// What of its frames is left to the card.
+    pub(crate) offload: Offload,
     /// As it was meant, were it in one piece and without tunnels around it.
     pub(crate) heard: Option<Heard>,
 }
@@ -120,6 +123,10 @@ pub(crate) fn judge(
         return Ok(());
     }
     let (from, to) = (&world.parties[sent.sender], &world.parties[receiver]);
+    let never = sent.traits.iter().find(|of| from.pod.is_some() && of.is_never_allowed());
+    if let Some(of) = never {
+        return Err(format!("{} may send nothing that is {of:?}, to {}", from.name, to.name));
+    }
     if from.is_bridged_to(to) && is_of_link(from, frame) {
         return Ok(());
     }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime};
 
+use netpold_testbed::Offload;
 use netpold_testbed::cluster::PATIENCE;
 
 use crate::generate::{Generator, number_in};
@@ -94,7 +95,7 @@ pub(crate) fn fuzz(kind: Kind) {
     }
     assert!(leaks.is_empty(), "{kind:?}, NETPOLD_WIREFUZZ_SEED={seed}:\n{told}");
     run.world.check_between(kind);
-    run.tally.check(kind);
+    run.tally.check(kind, run.world.bounces);
 }
 
 impl Run {
@@ -127,6 +128,7 @@ impl Run {
             // Half of a processor is for others.
             std::thread::sleep(began.elapsed());
         }
+        self.bounce(generator);
         leaks.extend(self.settle());
         for party in &self.world.parties {
             let lost = party.wire.lost().unwrap();
@@ -141,18 +143,56 @@ impl Run {
             self.history.sent(&self.world, &sent);
             self.tally.sent(&sent);
             self.send(&sent);
-            self.sent.push_back(sent);
-            if self.sent.len() > KEPT {
-                self.sent.pop_front();
-                self.first += 1;
-            }
+            self.keep(sent);
+        }
+    }
+
+    /// Packets of one pod that go round its program.
+    fn bounce(&mut self, generator: &mut Generator) {
+        if !self.world.bounces {
+            return;
+        }
+        let sender = generator.random.below(self.world.pods());
+        generator.bounces = true;
+        let mut all: Vec<Sent> = Vec::new();
+        while all.len() < BURST {
+            let number = self.count() + all.len();
+            all.extend(generator.next_of(&self.world, &self.history, (sender, number)));
+        }
+        generator.bounces = false;
+        self.world.bounce(sender, || all.iter().for_each(|sent| self.put_on_wire(sent)));
+        for sent in all {
+            self.history.sent(&self.world, &sent);
+            self.tally.sent(&sent);
+            self.keep(sent);
+        }
+    }
+
+    fn keep(&mut self, sent: Sent) {
+        self.sent.push_back(sent);
+        if self.sent.len() > KEPT {
+            self.sent.pop_front();
+            self.first += 1;
         }
     }
 
     fn send(&self, sent: &Sent) {
+        if sent.traits.contains(&Trait::Bounced) {
+            self.world.bounce(sent.sender, || self.put_on_wire(sent));
+        } else {
+            self.put_on_wire(sent);
+        }
+    }
+
+    fn put_on_wire(&self, sent: &Sent) {
+        let wire = &self.world.parties[sent.sender].wire;
         for frame in &sent.frames {
-            // Longer than the MTU, after damage: the kernel refuses it.
-            let _ = self.world.parties[sent.sender].wire.send(frame);
+            // Longer than the MTU, after damage, or segments of another protocol: the kernel refuses it.
+            let _ = if sent.offload == Offload::default() {
+                wire.send(frame)
+            } else {
+                wire.send_with(&sent.offload, frame)
+            };
         }
     }
 

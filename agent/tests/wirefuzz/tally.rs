@@ -85,9 +85,9 @@ impl Tally {
     ///
     /// # Panics
     /// Naming what has not.
-    pub(crate) fn check(&self, kind: Kind) {
+    pub(crate) fn check(&self, kind: Kind, bounces: bool) {
         let expected = ALL.iter().map(|(of, _)| of);
-        let expected = expected.filter(|of| of.is_generated(kind));
+        let expected = expected.filter(|of| of.is_generated(kind, bounces));
         let never: Vec<_> = expected.filter(|of| !self.traits.contains_key(of)).collect();
         assert!(never.is_empty(), "{kind:?}: no packet was {never:?}");
         let ways = Way::expected(kind).iter();

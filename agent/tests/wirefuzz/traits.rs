@@ -21,8 +21,18 @@ pub(crate) enum Trait {
     Neighbour,
     /// VXLAN to a node.
     Tunnel,
-    /// Tagged once or twice.
+    /// Tagged, any number of times.
     Tagged,
+    /// From another's station, from a pod.
+    OtherStation,
+    /// Asks whether another's address is free, from a pod.
+    Probe,
+    /// Its checksum, and the segments that it is cut into, are left to the card.
+    Offloaded,
+    /// What is left to the card writes into its headers, from a pod.
+    Overwritten,
+    /// By way of an `ifb`, which makes the kernel skip its pod's program.
+    Bounced,
     /// IPv4 options.
     Options,
     /// IPv6 extension headers.
@@ -49,13 +59,19 @@ pub(crate) enum Trait {
 
 impl Trait {
     /// Whether packets of a world can have it.
-    pub(crate) fn is_generated(self, kind: Kind) -> bool {
-        kind != Kind::Plain || !matches!(self, Self::Service | Self::FarNodePort)
+    pub(crate) fn is_generated(self, kind: Kind, bounces: bool) -> bool {
+        let is_translated = matches!(self, Self::Service | Self::FarNodePort);
+        (kind != Kind::Plain || !is_translated) && (bounces || self != Self::Bounced)
+    }
+
+    /// Whether no packet of a pod that has it may arrive anywhere.
+    pub(crate) const fn is_never_allowed(self) -> bool {
+        matches!(self, Self::OtherStation | Self::Probe | Self::Overwritten)
     }
 }
 
 /// All of them, with their names.
-pub(crate) const ALL: [(Trait, &str); 20] = [
+pub(crate) const ALL: [(Trait, &str); 25] = [
     (Trait::Forged, "forged"),
     (Trait::Stranger, "stranger"),
     (Trait::Service, "service"),
@@ -65,6 +81,11 @@ pub(crate) const ALL: [(Trait, &str); 20] = [
     (Trait::Neighbour, "neighbour"),
     (Trait::Tunnel, "tunnel"),
     (Trait::Tagged, "tagged"),
+    (Trait::OtherStation, "other-station"),
+    (Trait::Probe, "probe"),
+    (Trait::Offloaded, "offloaded"),
+    (Trait::Overwritten, "overwritten"),
+    (Trait::Bounced, "bounced"),
     (Trait::Options, "options"),
     (Trait::Extensions, "extensions"),
     (Trait::Routing, "routing"),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use netpold_core::model::{Key, Pod as PodModel};
 use netpold_testbed::cluster::{Cluster, NAMESPACE, PORT, isolate};
@@ -56,6 +57,8 @@ pub(crate) struct World {
     pub(crate) cluster: Cluster,
     flows: Vec<(&'static str, Flow)>,
     outside: Node,
+    /// Whether the kernel has `ifb` devices.
+    pub(crate) bounces: bool,
 }
 
 /// Whether bridges show their packets to netfilter.
@@ -92,6 +95,17 @@ impl World {
         quiet(&cluster);
         let services = between(&mut cluster, kind);
         policies(&mut cluster);
+        for name in ["free1", "part1", "free2", "part2"] {
+            let (node, pod) = (usize::from(name.ends_with('2')), cluster.pod(name));
+            cluster.nodes[node].complete_checksums(pod.host_interface()).unwrap();
+        }
+        let bounces =
+            APPS.iter().flat_map(|app| [format!("{app}1"), format!("{app}2")]).all(|name| {
+                cluster.pod(&name).netns().ip("link add ifb0 type ifb\nlink set ifb0 up\n").is_ok()
+            });
+        if !bounces {
+            skip("wirefuzz", "no ifb here: nothing goes round a pod's program");
+        }
         cluster.enforce();
         let flows = beside(&cluster);
         let (changes, status) =
@@ -114,7 +128,32 @@ impl World {
         let frontends = frontends.map(|socket| (socket.ip(), socket.port())).collect();
         let nodes = cluster.nodes.iter().map(Node::addresses).collect();
         let interfaces = cluster.nodes.iter().map(addresses_of).collect();
-        Self { parties, oracle, frontends, nodes, interfaces, cluster, flows, outside }
+        Self { parties, oracle, frontends, nodes, interfaces, cluster, flows, outside, bounces }
+    }
+
+    /// How many of the parties are pods; they come first.
+    pub(crate) fn pods(&self) -> usize {
+        self.parties.iter().filter(|party| party.pod.is_some()).count()
+    }
+
+    /// Has the `ifb` of a pod send what `send` sends by its eth0, so that the hook at the host's side is skipped: held
+    /// up until eth0 has no filter any more.
+    pub(crate) fn bounce(&self, party: usize, send: impl FnOnce()) {
+        let pod = self.cluster.pod(&self.parties[party].name);
+        let tc = |arguments: &str| {
+            let done = pod.command("tc").unwrap().args(arguments.split(' ')).output().unwrap();
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        };
+        tc("qdisc replace dev ifb0 root tbf rate 8kbit burst 1600 limit 1000000");
+        tc("qdisc add dev eth0 clsact");
+        tc(
+            "filter add dev eth0 egress protocol all u32 match u32 0 0 action mirred egress redirect dev ifb0",
+        );
+        send();
+        tc("qdisc del dev eth0 clsact");
+        tc("qdisc change dev ifb0 root tbf rate 1gbit burst 100000 limit 1000000");
+        // What is held has its time of the old rate.
+        std::thread::sleep(Duration::from_millis(200));
     }
 
     /// Whether what is sent to an address may go to somebody else: a Service's, a node's.

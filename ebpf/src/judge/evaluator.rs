@@ -20,7 +20,7 @@ use crate::{
         bytes::Bytes,
         family::{Family, V4, V6},
         icmp::{self, begins},
-        neighbour, parse,
+        parse,
         parse::Transport,
         parsed::{Packet, ParsedPacket},
         protocol::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, UDP},
@@ -71,6 +71,27 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     /// As [`PacketEvaluator::new`].
     #[inline(always)]
     pub fn at(tables: &'a T, endpoint: EndpointRef, hook: Hook) -> Result<Self, Verdict> {
+        let judge = Self::unnoted(tables, endpoint, hook)?;
+        if T::TRACED {
+            let context = &judge.context;
+            let endpoint = u64::from(context.id) | u64::from(context.revision) << 32;
+            tables.note(Step::Endpoint, endpoint, context.policy.rows().0);
+        }
+        Ok(judge)
+    }
+
+    /// As [`PacketEvaluator::new`], to read a packet that another one judges: a trace shows the endpoint there.
+    ///
+    /// # Errors
+    /// As [`PacketEvaluator::new`].
+    #[inline(always)]
+    pub fn to_read(tables: &'a T, hook: Hook) -> Result<Self, Verdict> {
+        let endpoint = find_endpoint(tables, hook.ifindex).ok_or(Verdict(Reason::NotEndpoint))?;
+        Self::unnoted(tables, endpoint, hook)
+    }
+
+    #[inline(always)]
+    fn unnoted(tables: &'a T, endpoint: EndpointRef, hook: Hook) -> Result<Self, Verdict> {
         // Before anything that policy consists of, see [`crate::flow::cached_verdict`].
         let revision = tables.revision();
         let endpoint = endpoint.after_load(revision);
@@ -81,10 +102,6 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
         }
         let policy = EndpointPolicy::new(tables, rows);
         let context = EndpointContext::new(endpoint, policy, tables, revision, hook);
-        if T::TRACED {
-            let endpoint = u64::from(context.id) | u64::from(revision) << 32;
-            tables.note(Step::Endpoint, endpoint, rows.0);
-        }
         Ok(Self { context, checks_source })
     }
 
@@ -104,6 +121,11 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     /// Reads a packet and goes on, unless its headers are enough for a verdict.
     #[inline(always)]
     pub fn read<B: Bytes, N: Visitor>(&self, bytes: &B, visitor: &N) -> N::Output {
+        if let Some(sender) = self.sender()
+            && let Err(reason) = link::station(bytes, sender)
+        {
+            return Verdict::from(Err(reason)).into();
+        }
         self.read_behind(bytes, parse::link(bytes), visitor)
     }
 
@@ -148,10 +170,17 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
             Ok((ETHERTYPE_ARP, offset)) => {
                 link::arp(bytes, offset, self.sender(), policy.is_isolated())
             }
-            Ok(_) => policy.unread(Reason::NotIp),
-            Err(reason) => policy.unread(reason),
+            Ok(_) => self.unread(Reason::NotIp),
+            Err(reason) => self.unread(reason),
         };
         Verdict::from(result).into()
+    }
+
+    /// The verdict about a packet that cannot be read: nobody knows what it says of its sender, so it
+    /// drops where that is checked, and where the direction is isolated.
+    #[inline(always)]
+    const fn unread(&self, reason: Reason) -> Result<Reason, Reason> {
+        if self.checks_source { Err(reason) } else { self.context.policy.unread(reason) }
     }
 
     #[inline(always)]
@@ -162,9 +191,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     ) -> Result<ParsedPacket<F>, Result<Reason, Reason>> {
         let mut network = match F::network(bytes, offset, false) {
             Ok(network) => network,
-            // No address to check: that is for the check of the source to drop.
-            Err(reason) if self.checks_source => return Err(Err(reason)),
-            Err(reason) => return Err(self.context.policy.unread(reason)),
+            Err(reason) => return Err(self.unread(reason)),
         };
         let result = match F::extensions(bytes, &mut network) {
             Ok(()) => parse::transport(bytes, &network, false),
@@ -213,8 +240,8 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
             return Err(Reason::SpoofedSource);
         }
         if let Some(reason) = *parse_error {
-            let hides = self.checks_source && neighbour::hides_claim(network, reason);
-            return if hides { Err(reason) } else { policy.unread(reason) };
+            // What claims an address of IPv4 is ARP, and no packet.
+            return if F::IS_V6 { self.unread(reason) } else { policy.unread(reason) };
         }
         if policy.rows().isolates_none() {
             return Ok(Reason::NotIsolated);

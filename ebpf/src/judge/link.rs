@@ -6,13 +6,24 @@ use crate::{
     packet::{
         bytes::{Bytes, Window as _, short},
         family::{Family as _, V4, V6},
-        neighbour::{Discovery, arp_sender, discovery, is_claim},
-        parse::is_extension,
+        neighbour::{Discovery, arp_claim, discovery, is_claim},
+        parse::{self, is_extension},
         parsed::ParsedPacket,
         protocol::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMPV6},
     },
     reason::Reason,
 };
+
+/// Whether a frame comes from the station that its endpoint has, where that is known: a bridge sends to a port what is
+/// for the stations that frames came from there.
+///
+/// # Errors
+/// [`Reason::SpoofedSource`], or [`Reason::Deferred`].
+#[inline(always)]
+pub(crate) fn station<B: Bytes>(bytes: &B, sender: EndpointRef) -> Result<(), Reason> {
+    let own = sender.station();
+    if own != 0 && own != parse::station(bytes)? { Err(Reason::SpoofedSource) } else { Ok(()) }
+}
 
 /// ARP: in its form, and of the pod in its own name. `sender`: the endpoint, if it may send in its own name alone.
 ///
@@ -28,18 +39,18 @@ pub(crate) fn arp<B: Bytes>(
     if !isolated && sender.is_none() {
         return Ok(Reason::Neighbour);
     }
-    let claimed = arp_sender(bytes, offset)?;
-    if let Some(sender) = sender
-        && claimed != 0
-        && !V4::owns(sender, claimed)
-    {
-        return Err(Reason::SpoofedSource);
+    let claim = arp_claim(bytes, offset)?;
+    if let Some(sender) = sender {
+        let own = sender.station();
+        if !V4::owns(sender, claim.address) || own != 0 && own != claim.station {
+            return Err(Reason::SpoofedSource);
+        }
     }
     Ok(Reason::Neighbour)
 }
 
 /// What a pod sends that no policy selects: only who it says it is matters. `None`: that is to be
-/// found in its payload.
+/// found in its payload. What cannot be read may claim anything.
 #[inline(always)]
 pub(crate) fn source_alone<B: Bytes>(
     bytes: &B,
@@ -47,7 +58,6 @@ pub(crate) fn source_alone<B: Bytes>(
     sender: EndpointRef,
 ) -> Option<Result<Reason, Reason>> {
     let own = match link {
-        Err(Reason::Deferred) => return Some(Err(Reason::Deferred)),
         Ok((ETHERTYPE_IPV4, offset)) => {
             let Some(header) = bytes.window::<20>(offset) else {
                 return Some(Err(short::<B>()));
@@ -62,12 +72,13 @@ pub(crate) fn source_alone<B: Bytes>(
             let (source, next) = (header.words(8), header.byte(6));
             let own = V6::owns(sender, source) || V6::is_link_scope(source);
             if own && (next == ICMPV6 || is_extension(next)) {
-                return payload_alone(bytes, offset, next);
+                return payload_alone(bytes, offset, next, source);
             }
             own
         }
         Ok((ETHERTYPE_ARP, offset)) => return Some(arp(bytes, offset, Some(sender), false)),
-        _ => true,
+        Ok(_) => return Some(Err(Reason::NotIp)),
+        Err(reason) => return Some(Err(reason)),
     };
     Some(if own { Ok(Reason::NotIsolated) } else { Err(Reason::SpoofedSource) })
 }
@@ -91,11 +102,16 @@ pub(crate) fn message<D: Direction, B: Bytes>(
 
 /// Of a packet whose payload may claim something: what can be said at once.
 #[inline(always)]
-fn payload_alone<B: Bytes>(bytes: &B, offset: u32, next: u8) -> Option<Result<Reason, Reason>> {
+fn payload_alone<B: Bytes>(
+    bytes: &B,
+    offset: u32,
+    next: u8,
+    source: [u64; 2],
+) -> Option<Result<Reason, Reason>> {
     if !B::PLAIN {
         return None;
     }
     let kind = bytes.window::<1>(offset + 40).map(|message| message.byte(0));
-    let usual = next == ICMPV6 && kind.is_some_and(|kind| !is_claim(kind));
+    let usual = next == ICMPV6 && kind.is_some_and(|kind| !is_claim(kind, source));
     Some(if usual { Ok(Reason::NotIsolated) } else { Err(Reason::Deferred) })
 }

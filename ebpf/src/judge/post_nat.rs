@@ -19,15 +19,19 @@ use crate::{
     direction::Egress,
     endpoint::EndpointRef,
     judge::{
-        connection::Course, fragment::Datagram, opaque::Opaque, policy::EndpointPolicy,
-        proof::Origin,
+        connection::Course,
+        fragment::Datagram,
+        opaque::Opaque,
+        policy::EndpointPolicy,
+        proof::{Anew, Origin},
     },
-    layout::{CLASS_TRANSLATED, EP_CHECK_SOURCE, untranslated},
+    layout::{CLASS_TRANSLATED, EP_CHECK_SOURCE, Settings, untranslated},
     packet::{
         bytes::{Bytes, Window as _, short},
-        family::{V4, V6},
-        parse::{self, Network, Transport},
-        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+        family::{Family as _, V4, V6},
+        neighbour::{arp_claim, is_discovery},
+        parse::{self, Network, Transport, is_extension},
+        protocol::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMPV6},
     },
     reason::Reason,
     tables::{TableFamily, Tables, local_endpoints::LocalEndpoints},
@@ -51,16 +55,29 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
     answer: Option<Course>,
     agent_lives: impl FnOnce() -> bool,
 ) -> Verdict {
+    if matches!(origin, Origin::Final) {
+        return Verdict::from(Ok(Reason::NotEndpoint));
+    }
+    // At once: else the compiler carries a type and an offset along that nobody has written.
+    let link = match link {
+        Ok(link) => Ok(link),
+        Err(reason) => return Verdict::from(Err(reason)),
+    };
     let (sender, judged) = match origin {
         Origin::Final => return Verdict::from(Ok(Reason::NotEndpoint)),
         // Nobody can say what it was allowed, so nothing is.
         Origin::Marked(None) => return Verdict::from(Err(Reason::ServiceBackend)),
         Origin::Marked(Some(sender)) => (sender, true),
         Origin::Unjudged(sender) => (sender, false),
+        Origin::Anew(anew) => match made_anew(bytes, link, tables, anew) {
+            Ok(sender) => (sender, false),
+            Err(verdict) => return verdict.into(),
+        },
         Origin::Unproven { isolated, open } => {
-            let drops = match has_local_source(bytes, link, tables) {
-                Ok(true) => isolated,
-                Ok(false) => !open && agent_lives(),
+            let drops = match local_source(bytes, link, tables) {
+                Ok(Some(_)) => isolated,
+                Ok(None) => !open && agent_lives(),
+                Err(Reason::NotIp) => isolated || !open && agent_lives(),
                 Err(reason) => return Verdict::from(Err(reason)),
             };
             let verdict = if drops { Err(Reason::SpoofedSource) } else { Ok(Reason::NotEndpoint) };
@@ -91,13 +108,75 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
     .into()
 }
 
-/// Whether a packet has the source of an endpoint.
+/// The endpoint that is to be taken for the sender of a packet which the kernel made anew.
+///
+/// # Errors
+/// A settled verdict.
 #[inline(always)]
-fn has_local_source<B: Bytes, T: LocalEndpoints>(
+fn made_anew<B: Bytes, T: Tables + LocalEndpoints>(
     bytes: &B,
     link: Result<(u16, u32), Reason>,
     tables: &T,
-) -> Result<bool, Reason> {
+    anew: Anew,
+) -> Result<EndpointRef, Result<Reason, Reason>> {
+    let local = local_source(bytes, link, tables).map_err(Err)?;
+    let isolates = || tables.settings().is_some_and(isolates_egress);
+    match (anew, local) {
+        (Anew::Part, Some(_)) => Err(Err(Reason::SpoofedSource)),
+        (Anew::Part, None) if isolates() => Err(Err(Reason::SpoofedSource)),
+        (Anew::Opening, Some(slot)) => tables.endpoint(slot).ok_or(Err(Reason::ServiceBackend)),
+        _ => Err(Ok(Reason::NotEndpoint)),
+    }
+}
+
+/// The agent sets this field while programs run.
+#[inline(always)]
+fn isolates_egress(settings: &Settings) -> bool {
+    // SAFETY: a reference is readable.
+    unsafe { (&raw const settings.isolates_egress).read_volatile() != 0 }
+}
+
+/// Judges what a bridge hands to the node without the proof, see [`crate::judge::proof`]. What a message of the link
+/// claims without it drops if it claims an endpoint's address, and else as what has nobody's source.
+#[inline(always)]
+pub fn at_bridge<B: Bytes, T: Tables + LocalEndpoints>(
+    bytes: &B,
+    link: Result<(u16, u32), Reason>,
+    tables: &T,
+    origin: Origin,
+    agent_lives: impl FnOnce() -> bool,
+) -> Verdict {
+    let Origin::Unproven { isolated, open } = origin else {
+        return Verdict::from(Ok(Reason::NotEndpoint));
+    };
+    let (local, claims) = match link {
+        Ok((ETHERTYPE_ARP, offset)) => match arp_claim(bytes, offset) {
+            Ok(claim) => (tables.local4(claim.address).is_some(), true),
+            Err(_) => (true, true),
+        },
+        Ok((ETHERTYPE_IPV6, offset)) => {
+            let next = bytes.window::<40>(offset).map_or(ICMPV6, |header| header.byte(6));
+            let local = local_source(bytes, link, tables);
+            (!matches!(local, Ok(None)), next == ICMPV6 || is_extension(next))
+        }
+        _ => match local_source(bytes, link, tables) {
+            Ok(local) => (local.is_some(), false),
+            Err(Reason::NotIp) => (false, false),
+            // Nobody knows what it says.
+            Err(_) => (true, true),
+        },
+    };
+    let drops = if local { isolated || claims } else { !open && agent_lives() };
+    Verdict::from(if drops { Err(Reason::SpoofedSource) } else { Ok(Reason::NotEndpoint) })
+}
+
+/// The slot of the endpoint that a packet has the source of.
+#[inline(always)]
+fn local_source<B: Bytes, T: LocalEndpoints>(
+    bytes: &B,
+    link: Result<(u16, u32), Reason>,
+    tables: &T,
+) -> Result<Option<u32>, Reason> {
     let local = match link? {
         (ETHERTYPE_IPV4, offset) => {
             tables.local4(bytes.window::<20>(offset).ok_or(short::<B>())?.be32(12))
@@ -105,9 +184,32 @@ fn has_local_source<B: Bytes, T: LocalEndpoints>(
         (ETHERTYPE_IPV6, offset) => {
             tables.local6(bytes.window::<40>(offset).ok_or(short::<B>())?.words(8))
         }
-        _ => None,
+        _ => return Err(Reason::NotIp),
     };
-    Ok(local.is_some())
+    Ok(local)
+}
+
+/// Whether a packet that nobody has judged yet may claim an address: neighbour discovery, and what of IPv6 cannot be
+/// read.
+#[inline(always)]
+pub fn may_claim<B: Bytes>(bytes: &B, link: Result<(u16, u32), Reason>) -> bool {
+    let Ok((ETHERTYPE_IPV6, offset)) = link else { return false };
+    let Ok(mut network) = V6::network(bytes, offset, false) else { return true };
+    if network.protocol != ICMPV6 && !is_extension(network.protocol) {
+        return false;
+    }
+    V6::extensions(bytes, &mut network).is_err()
+        || parse::transport(bytes, &network, false).map_or(true, |read| is_discovery(&read))
+}
+
+/// Where the options of an IPv4 packet begin and end, in which one that nobody has judged yet may name a route beyond
+/// its destination ([`parse::has_route`]).
+#[inline(always)]
+pub fn options<B: Bytes>(bytes: &B, link: Result<(u16, u32), Reason>) -> Option<(u32, u32)> {
+    let Ok((ETHERTYPE_IPV4, offset)) = link else { return None };
+    let header = bytes.window::<20>(offset)?;
+    let (begin, end) = (offset + 20, offset + u32::from(header.byte(0) & 0xf) * 4);
+    (end > begin).then_some((begin, end))
 }
 
 /// A packet's judgement for its sender.

@@ -15,6 +15,7 @@
 //!      may be that pod's;
 //!    * it has another: it is forged and drops, while the agent lives and the bridge has no port without a
 //!      program ([`BRIDGE_OPEN`]). When it does not, a pod may have come by a port that no program was put at.
+//!
 //!    The same of what comes by an interface that the agent does not know ([`Settings::devices`]): a door that a pod has
 //!    made into the node, or a new pod's veth, before its program is attached. And of what has a socket of another
 //!    namespace at a pod's veth: everything that a pod sends has the proof, so it came by no program but by a device on
@@ -26,6 +27,16 @@
 //!    there, and through a macvlan on a device of the node. Where the kernel does not tell a socket's
 //!    namespace (before 6.15), any socket counts, but only with a packet that is whole.
 //!
+//!    For the same reason no interface, no proof and no socket of the node's prove that the kernel made a packet anew,
+//!    of one that it got from anybody ([`Anew`]). What it makes of a pod's packet with the proof has the proof. So:
+//!    * a part of a datagram that has an endpoint's source is that of a pod that got round its program, and drops;
+//!    * another part may be from outside, or forged: it drops while policy isolates any endpoint for egress
+//!      ([`Settings::isolates_egress`]);
+//!    * what opens a connection (SYNPROXY) is judged for the endpoint whose source it has, as if it were new.
+//!
+//! 4. What a bridge hands to the node itself passes no exit. A program at the bridge demands the proof of it, too, and
+//!    of ARP and neighbour discovery above all: what they claim without the proof counts for nothing.
+//!
 //! Tunnels undo 1 where a pod sends to its own node's tunnel device: what such a device unpacks with the
 //! proof on it comes from a pod, and drops ([`is_unpacked`]).
 
@@ -35,6 +46,12 @@ use crate::{
         BRIDGE_ISOLATED, BRIDGE_OPEN, BRIDGES, DEVICE_PROBES, STRANGER, Settings, bridge_ifindex,
         device_place, is_mark, mark, marked_slot, parts_of,
     },
+    packet::{
+        bytes::{Bytes, Window as _},
+        parse::is_extension,
+        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, TCP_ACK, TCP_SYN},
+    },
+    reason::Reason,
     tables::{Tables, find_endpoint},
 };
 
@@ -58,6 +75,61 @@ pub struct Exit {
     /// It has a socket of another network namespace than the node's (kernel 6.15), and this is looked at where it
     /// leaves.
     pub foreign: bool,
+    /// Whether the kernel may have made it anew.
+    pub anew: Anew,
+}
+
+/// What the kernel may have made anew of a packet that it got: it has no interface and no proof, and no socket of the
+/// node's.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Anew {
+    /// Nothing: it has one of these, or is neither of the following.
+    #[default]
+    No,
+    /// A part of a datagram, or what cannot be read in place.
+    Part,
+    /// What opens a TCP connection.
+    Opening,
+}
+
+impl Anew {
+    /// The other way round of `as u32`.
+    #[must_use]
+    #[inline(always)]
+    pub const fn from_number(number: u32) -> Self {
+        match number {
+            1 => Self::Part,
+            2 => Self::Opening,
+            _ => Self::No,
+        }
+    }
+
+    /// Which of these a packet would be; `link` as [`parse::link`] answers.
+    #[inline(always)]
+    pub fn kind<B: Bytes>(bytes: &B, link: Result<(u16, u32), Reason>) -> Self {
+        let (protocol, transport) = match link {
+            Ok((ETHERTYPE_IPV4, offset)) => match bytes.window::<20>(offset) {
+                Some(header) if header.be16(6).trailing_zeros() < 14 => return Self::Part,
+                Some(header) if header.byte(0) == 0x45 => (header.byte(9), offset + 20),
+                Some(_) => return Self::No,
+                None => return Self::Part,
+            },
+            Ok((ETHERTYPE_IPV6, offset)) => match bytes.window::<40>(offset) {
+                // The parts that the kernel makes may have other headers in front of the Fragment header.
+                Some(header) if is_extension(header.byte(6)) => return Self::Part,
+                Some(header) => (header.byte(6), offset + 40),
+                None => return Self::Part,
+            },
+            Ok(_) => return Self::No,
+            Err(_) => return Self::Part,
+        };
+        if protocol != TCP {
+            return Self::No;
+        }
+        let flags = bytes.window::<14>(transport).map_or(0, |header| header.byte(13));
+        if flags & (TCP_SYN | TCP_ACK) == TCP_SYN { Self::Opening } else { Self::No }
+    }
 }
 
 /// Whether, and for whom, a packet is to be judged at an exit.
@@ -69,6 +141,8 @@ pub enum Origin {
     Marked(Option<EndpointRef>),
     /// It came by an endpoint's veth, and was not judged there.
     Unjudged(EndpointRef),
+    /// The kernel made it anew of a packet that somebody sent.
+    Anew(Anew),
     /// It came by a port of a bridge whose ports all leave the proof, and was not judged there.
     Unproven {
         /// Policy isolates a pod of that bridge for egress.
@@ -87,12 +161,27 @@ impl Origin {
             let marked = is_mark(exit.tc_index);
             return if marked { Self::Marked(sender(tables, exit.tc_index)) } else { Self::Final };
         }
+        if exit.anew != Anew::No && demands_proof(settings) {
+            return Self::Anew(exit.anew);
+        }
         if !exit.has_come_in() || !demands_proof(settings) {
             return Self::Final;
         }
         match find_endpoint(tables, exit.ingress_ifindex) {
             Some(endpoint) => Self::Unjudged(endpoint),
             None => Self::by_bridge(settings, exit.ingress_ifindex),
+        }
+    }
+
+    /// The origin of a packet that a bridge hands to the node.
+    #[must_use]
+    #[inline(always)]
+    pub fn at_bridge<T: Tables>(tables: &T, ifindex: u32, mark: u32) -> Self {
+        match tables.settings() {
+            Some(settings) if mark & settings.proof == 0 && demands_proof(settings) => {
+                Self::by_bridge(settings, ifindex)
+            }
+            _ => Self::Final,
         }
     }
 
@@ -122,7 +211,7 @@ impl Origin {
     #[must_use]
     pub fn endpoint(self) -> Option<EndpointRef> {
         match self {
-            Self::Final | Self::Unproven { .. } => None,
+            Self::Final | Self::Anew(_) | Self::Unproven { .. } => None,
             Self::Marked(endpoint) => endpoint,
             Self::Unjudged(endpoint) => Some(endpoint),
         }

@@ -12,7 +12,7 @@ use crate::{
         bytes::{Bytes, Window as _},
         family::{Family, V4, V6},
         parse,
-        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+        protocol::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6},
     },
     reason::Reason,
     tables::{Tables, find_endpoint},
@@ -31,7 +31,8 @@ pub fn may_go_astray<T: Tables>(tables: &T, ifindex: u32, ingress_ifindex: u32) 
 }
 
 /// Whether a packet that [`may_go_astray`] does: its receiver, whose addresses are known, does not have the
-/// address that it is for. Addresses of many and of the link are everybody's.
+/// address that it is for. Addresses of many and of the link are everybody's; ARP is for whom it names. What cannot be
+/// read is for nobody.
 ///
 /// # Errors
 /// [`Reason::Deferred`] where it has to be read by copying.
@@ -41,7 +42,7 @@ pub fn is_astray<B: Bytes, T: Tables>(bytes: &B, tables: &T, ifindex: u32) -> Re
     if receiver.flags() & EP_CHECK_SOURCE == 0 {
         return Ok(false);
     }
-    let short = if B::PLAIN { Err(Reason::Deferred) } else { Ok(false) };
+    let short = if B::PLAIN { Err(Reason::Deferred) } else { Ok(true) };
     match parse::link(bytes) {
         Ok((ETHERTYPE_IPV4, offset)) => match bytes.window::<20>(offset) {
             Some(header) => Ok(is_of_another::<V4>(receiver, header.be32(16))),
@@ -52,7 +53,8 @@ pub fn is_astray<B: Bytes, T: Tables>(bytes: &B, tables: &T, ifindex: u32) -> Re
             None => short,
         },
         Err(Reason::Deferred) => Err(Reason::Deferred),
-        _ => Ok(false),
+        Ok((ETHERTYPE_ARP, _)) => Ok(false),
+        _ => Ok(true),
     }
 }
 

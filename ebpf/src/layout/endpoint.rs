@@ -9,7 +9,10 @@ pub const EP_ADDR4_SHIFT: u32 = 0;
 pub const EP_ADDR6_SHIFT: u32 = 4;
 /// [`Endpoint::flags`]: the pod has its addresses and no others. What it sends from another, or in
 /// another's name, drops; what comes for another is not its traffic.
-pub const EP_CHECK_SOURCE: u32 = 1 << 8;
+pub const EP_CHECK_SOURCE: u64 = 1 << 8;
+/// [`Endpoint::flags`]: above this bit is the hardware address of the pod's side of the veth, the first octet
+/// highest; 0: unknown. With [`EP_CHECK_SOURCE`], frames of another station drop.
+pub const EP_STATION_SHIFT: u32 = 16;
 
 /// Highest number of endpoint slots; see [`endpoint_slot`].
 pub const ENDPOINT_SLOTS: u32 = 8192;
@@ -32,10 +35,8 @@ pub struct Endpoint {
     /// Row of pod ingress in the low half, row of pod egress in the high half;
     /// [`ROW_NOT_ISOLATED`](crate::layout::ROW_NOT_ISOLATED) in a half: that direction is not isolated.
     pub rows: u64,
-    /// `EP_*` bits.
-    pub flags: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// `EP_*` bits; one aligned word, since the hardware address in it changes at once.
+    pub flags: u64,
     /// First half of the pod's UID hash: lets a new agent recognise the pod, see `id`.
     pub uid_hash: u64,
     /// The pod's IPv4 addresses, as `u32::from_be_bytes`.
@@ -49,6 +50,23 @@ impl Endpoint {
     #[must_use]
     pub const fn pack_rows(ingress: u32, egress: u32) -> u64 {
         ingress as u64 | (egress as u64) << 32
+    }
+
+    /// The part of `flags` that a hardware address is.
+    #[must_use]
+    pub const fn pack_station(station: [u8; 6]) -> u64 {
+        let [first, second, rest @ ..] = station;
+        let high = u16::from_be_bytes([first, second]) as u64;
+        high << 48 | (u32::from_be_bytes(rest) as u64) << EP_STATION_SHIFT
+    }
+
+    /// The hardware address in `flags`; `None`: unknown.
+    #[must_use]
+    pub const fn unpack_station(&self) -> Option<[u8; 6]> {
+        if self.flags >> EP_STATION_SHIFT == 0 {
+            return None;
+        }
+        self.flags.to_be_bytes().first_chunk::<6>().copied()
     }
 }
 

@@ -70,8 +70,8 @@ pub struct Settings {
     /// Not zero if what comes without the proof by an interface that is in none of the tables drops where it leaves.
     /// Zero until [`Settings::devices`] is filled and all programs are attached.
     pub closes_unknown: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Not zero while policy isolates any endpoint for egress. The agent raises it before it writes the first one.
+    pub isolates_egress: u32,
 }
 
 /// [`Settings::devices`] is in lines, since `Default` is not to be had for arrays of more than 32.

@@ -85,7 +85,7 @@ impl Family for V4 {
     #[inline(always)]
     fn owns(endpoint: EndpointRef, address: u32) -> bool {
         let flags = endpoint.flags();
-        let (endpoint, flags) = (endpoint.after_load(flags), flags >> EP_ADDR4_SHIFT);
+        let (endpoint, flags) = (endpoint.after_load(flags as u32), flags >> EP_ADDR4_SHIFT);
         (0..ENDPOINT_ADDRS).any(|slot| flags >> slot & 1 != 0 && endpoint.addr4(slot) == address)
     }
 
@@ -168,7 +168,7 @@ impl Family for V6 {
     #[inline(always)]
     fn owns(endpoint: EndpointRef, address: [u64; 2]) -> bool {
         let flags = endpoint.flags();
-        let (endpoint, flags) = (endpoint.after_load(flags), flags >> EP_ADDR6_SHIFT);
+        let (endpoint, flags) = (endpoint.after_load(flags as u32), flags >> EP_ADDR6_SHIFT);
         (0..ENDPOINT_ADDRS)
             .any(|slot| flags >> slot & 1 != 0 && Self::same(endpoint.addr6(slot), address))
     }

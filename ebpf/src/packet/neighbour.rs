@@ -50,6 +50,15 @@ const fn of(high: u64, low: u64) -> [u64; 2] {
     [high.to_be(), low.to_be()]
 }
 
+/// The station that an address is made of, the first octet highest: the modified EUI-64 format (RFC 4291 appendix A), by
+/// which the kernel makes link-local addresses unless it is told otherwise.
+#[inline(always)]
+const fn station_in(address: [u64; 2]) -> Option<u64> {
+    let interface = u64::from_be(address[1]);
+    let station = (interface >> 40) << 24 | interface & 0xff_ffff;
+    if interface >> 24 & 0xffff == 0xfffe { Some(station ^ 1 << 41) } else { None }
+}
+
 /// What a packet is to its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Discovery {
@@ -63,21 +72,20 @@ pub(crate) enum Discovery {
     Claim,
 }
 
-/// Whether an ICMPv6 type says something of who sends it that its source address does not prove.
+/// Whether an ICMPv6 type says something of who sends it that its source address does not prove. `source`: a
+/// solicitation from nobody claims its target (RFC 4862 section 5.4.3): whoever is about to use that gives it up.
 #[inline(always)]
-pub(crate) const fn is_claim(kind: u8) -> bool {
+pub(crate) const fn is_claim(kind: u8, source: [u64; 2]) -> bool {
+    let nobody = source[0] | source[1] == 0;
     matches!(kind, ROUTER_ADVERTISEMENT | ADVERTISEMENT | REDIRECT)
+        || kind == SOLICITATION && nobody
 }
 
-/// Whether a packet may claim an address where netpold does not see it, but its receiver may.
+/// Whether a message is one of neighbour discovery (RFC 4861).
 #[inline(always)]
-#[expect(clippy::wildcard_enum_match_arm, reason = "of all reasons, two hide what a packet says")]
-pub(crate) const fn hides_claim<A>(network: &Network<A>, reason: Reason) -> bool {
-    match reason {
-        Reason::TooManyHeaders => true,
-        Reason::TinyFragment => network.protocol == ICMPV6,
-        _ => false,
-    }
+pub(crate) const fn is_discovery(transport: &Transport) -> bool {
+    let kind = (transport.destination >> 8) as u8;
+    transport.protocol == ICMPV6 && matches!(kind, ROUTER_SOLICITATION..=REDIRECT)
 }
 
 /// Whether a packet has the number of a message of the link.
@@ -89,21 +97,32 @@ pub(crate) fn may_be_one<A>(network: &Network<A>, transport: &Transport) -> bool
         && !network.fragment.is_later()
 }
 
-/// The sender's address in an ARP packet behind a link header; 0 while it asks whether it may have
-/// one (RFC 5227).
+/// What an ARP packet claims.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ArpClaim {
+    /// The sender's address, or the target's where the sender has none and asks whether it may have that
+    /// (RFC 5227 section 2.1.1): whoever uses it gives it up then.
+    pub(crate) address: u32,
+    /// The sender's hardware address, the first octet highest.
+    pub(crate) station: u64,
+}
+
+/// What an ARP packet behind a link header claims.
 ///
 /// # Errors
 /// [`Reason::Malformed`] unless it is a request or a reply of IPv4 over Ethernet, or if it is longer
 /// than one; [`Reason::Truncated`], or [`Reason::Deferred`].
 #[inline(always)]
-pub(crate) fn arp_sender<B: Bytes>(bytes: &B, offset: u32) -> Result<u32, Reason> {
+pub(crate) fn arp_claim<B: Bytes>(bytes: &B, offset: u32) -> Result<ArpClaim, Reason> {
     let packet = bytes.window::<28>(offset).ok_or(short::<B>())?;
     let is_one = packet.be32(0) == 0x0001_0800
         && matches!(packet.be32(4), 0x0604_0001 | 0x0604_0002)
         && bytes.length() <= offset + ARP_PADDED;
     // By halves: it is aligned to these alone.
     let sender = u32::from(packet.be16(14)) << 16 | u32::from(packet.be16(16));
-    if is_one { Ok(sender) } else { Err(Reason::Malformed) }
+    let address = if sender == 0 { packet.be32(24) } else { sender };
+    let station = u64::from(packet.be32(8)) << 16 | u64::from(packet.be16(12));
+    if is_one { Ok(ArpClaim { address, station }) } else { Err(Reason::Malformed) }
 }
 
 /// Bytes of a message behind the IPv6 header, and who says it.
@@ -152,17 +171,23 @@ impl<B: Bytes> Message<'_, B> {
         self.network.end.wrapping_sub(self.network.payload)
     }
 
-    /// Whether an address is the pod's, or may be: its link-local ones nobody knows.
+    /// Whether an address is the pod's, or may be: of its link-local ones those are known that are made of a
+    /// hardware address.
     #[inline(always)]
     fn may_be_own(&self, address: [u64; 2]) -> bool {
-        self.sender.is_none_or(|pod| is_link_local(address) || V6::owns(pod, address))
+        self.sender.is_none_or(|pod| {
+            let another =
+                station_in(address).is_some_and(|it| pod.station() != 0 && pod.station() != it);
+            is_link_local(address) && !another || V6::owns(pod, address)
+        })
     }
 
     /// RFC 4861 section 4.
     #[inline(always)]
     fn neighbour(&self, is_whole: bool) -> Discovery {
         let sound = is_whole && self.is_neighbour().unwrap_or(false);
-        if self.sender.is_some() && is_claim(self.kind) && !self.is_own_claim().unwrap_or(false) {
+        let claims = self.sender.is_some() && is_claim(self.kind, self.network.source);
+        if claims && !(is_whole && self.is_own_claim().unwrap_or(false)) {
             return Discovery::Claim;
         }
         let to = self.network.destination;
@@ -173,14 +198,17 @@ impl<B: Bytes> Message<'_, B> {
         }
     }
 
-    /// Whether an advertisement is of an address of the pod's: of a link-local one, by itself.
+    /// Whether an advertisement, or a solicitation from nobody, is of an address of the pod's: an advertisement of
+    /// a link-local one, by itself.
     #[inline(always)]
     fn is_own_claim(&self) -> Option<bool> {
-        if self.kind != ADVERTISEMENT {
+        if !matches!(self.kind, ADVERTISEMENT | SOLICITATION) || self.length() < 24 {
             return Some(false);
         }
         let target = self.bytes.window::<24>(self.network.payload)?.words(8);
-        let itself = !is_link_local(target) || V6::same(target, self.network.source);
+        let itself = self.kind == SOLICITATION
+            || !is_link_local(target)
+            || V6::same(target, self.network.source);
         Some(itself && self.may_be_own(target))
     }
 

@@ -35,13 +35,14 @@ const SCTP_SHUTDOWN_COMPLETE: u8 = 14;
 /// Ethernet header and inline VLAN tags: the type, and where its header begins.
 ///
 /// # Errors
-/// [`Reason::Truncated`], or [`Reason::Deferred`].
+/// [`Reason::TooManyHeaders`] behind more tags: the kernel strips any number of them
+/// (`__netif_receive_skb_core`). [`Reason::Truncated`], or [`Reason::Deferred`].
 #[inline(always)]
 pub fn link<B: Bytes>(bytes: &B) -> Result<(u16, u32), Reason> {
     let mut ethertype = bytes.window::<14>(0).ok_or(short::<B>())?.be16(12);
     let mut offset = 14;
     for _ in 0..MAX_TAGS {
-        if ethertype != ETHERTYPE_VLAN && ethertype != ETHERTYPE_QINQ {
+        if !is_tag(ethertype) {
             break;
         }
         if !B::TAGS {
@@ -50,7 +51,25 @@ pub fn link<B: Bytes>(bytes: &B) -> Result<(u16, u32), Reason> {
         ethertype = bytes.window::<4>(offset).ok_or(short::<B>())?.be16(2);
         offset += 4;
     }
-    Ok((ethertype, offset))
+    if is_tag(ethertype) { Err(Reason::TooManyHeaders) } else { Ok((ethertype, offset)) }
+}
+
+/// The station that a frame says it is from, the first octet highest.
+///
+/// # Errors
+/// [`Reason::Truncated`], or [`Reason::Deferred`].
+#[inline(always)]
+pub(crate) fn station<B: Bytes>(bytes: &B) -> Result<u64, Reason> {
+    let header = bytes.window::<14>(0).ok_or(short::<B>())?;
+    // By halves: it is aligned to these alone.
+    let [high, middle, low] = [6, 8, 10].map(|at| u64::from(header.be16(at)));
+    Ok(high << 32 | middle << 16 | low)
+}
+
+/// Whether a type is that of a VLAN tag, as the kernel has it (`eth_type_vlan`).
+#[inline(always)]
+const fn is_tag(ethertype: u16) -> bool {
+    matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ)
 }
 
 /// Which part of a datagram a packet is.
@@ -197,7 +216,7 @@ fn end_of<B: Bytes>(
 /// Whether IPv4 options between two offsets name a source route (RFC 791): then the packet goes on from
 /// its destination. So do options whose lengths cannot be, which the kernel refuses too.
 #[inline(always)]
-pub(crate) fn has_route<B: Bytes>(bytes: &B, mut at: u32, end: u32) -> bool {
+pub fn has_route<B: Bytes>(bytes: &B, mut at: u32, end: u32) -> bool {
     for _ in 0..MAX_OPTION_BYTES {
         if at >= end {
             break;

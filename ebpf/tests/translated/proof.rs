@@ -2,7 +2,8 @@
 
 use netpold_ebpf::{
     judge::{
-        proof::{Exit, Origin, is_unknown},
+        post_nat,
+        proof::{Anew, Exit, Origin, is_unknown},
         station,
     },
     layout::{
@@ -10,8 +11,10 @@ use netpold_ebpf::{
         ENDPOINT_SLOTS, EP_CHECK_SOURCE, Endpoint, answer_mark, device_place, endpoint_slot,
         is_mark, mark, marked_slot, parts_of,
     },
+    packet::parse,
     reason::Reason,
 };
+use netpold_testkit::frames::{self, Who, ipv4_between, ipv6_between};
 use netpold_testkit::node::NodeTables;
 
 use crate::setup::*;
@@ -40,10 +43,10 @@ fn what_went_round_its_program_is_judged_where_it_leaves() {
     tables.endpoint_mut(POD_IFINDEX).flags |= EP_CHECK_SOURCE;
     let forged = mark(endpoint_slot(OTHER_IFINDEX, 0), 1);
     let own = mark(endpoint_slot(POD_IFINDEX, 0), 1);
+    let proof = tables.flows.settings.proof;
     for tc_index in [0, own, forged, 0xffff] {
         for (ifindex, ingress_ifindex) in [(OTHER_IFINDEX, POD_IFINDEX), (UPLINK, POD_IFINDEX)] {
-            let mark = !tables.flows.settings.proof;
-            let exit = Exit { ifindex, ingress_ifindex, mark, tc_index, foreign: false };
+            let exit = Exit { ifindex, ingress_ifindex, mark: !proof, tc_index, ..Exit::default() };
             let leave = |source, to| leave_by(&tables, &tcp((source, 1), to, ACK), exit);
             assert_eq!(leave(POD, (ALLOWED, 8080)), Reason::Allowed);
             assert_eq!(leave(POD, (ALLOWED, 8081)), Reason::Policy);
@@ -54,13 +57,8 @@ fn what_went_round_its_program_is_judged_where_it_leaves() {
         }
     }
     // Where its program proves nothing yet, and what came by no endpoint's interface.
-    let exit = |ingress_ifindex| Exit {
-        ifindex: UPLINK,
-        ingress_ifindex,
-        mark: 0,
-        tc_index: own,
-        foreign: false,
-    };
+    let came_by = |ingress_ifindex| Exit { ifindex: UPLINK, ingress_ifindex, ..Exit::default() };
+    let exit = |ingress_ifindex| Exit { tc_index: own, ..came_by(ingress_ifindex) };
     for ingress_ifindex in [0, UPLINK, OTHER_IFINDEX] {
         assert!(matches!(Origin::of(&tables, &exit(ingress_ifindex)), Origin::Final));
     }
@@ -90,7 +88,7 @@ fn what_comes_from_a_bridge_without_proof_drops_by_its_source() {
         let others = [77, BRIDGE_GONE, word, OTHER | BRIDGE_ISOLATED];
         tables.flows.settings.bridges[..others.len()].copy_from_slice(&others);
         let leave = |frame: &[u8], ingress_ifindex, mark, tc_index| {
-            let exit = Exit { ifindex: UPLINK, ingress_ifindex, mark, tc_index, foreign: false };
+            let exit = Exit { ifindex: UPLINK, ingress_ifindex, mark, tc_index, ..Exit::default() };
             leave(&tables, &frame, exit, None, lives)
         };
         for tc_index in [0, own, 0xffff] {
@@ -214,4 +212,129 @@ fn what_is_for_anothers_address_arrives_nowhere_else() {
     assert!(!astray(&tables, [224, 0, 0, 251], OTHER_IFINDEX, POD_IFINDEX), "everybody's");
     tables.endpoint_mut(endpoint_slot(OTHER_IFINDEX, 0)).flags &= !EP_CHECK_SOURCE;
     assert!(!astray(&tables, ALLOWED, OTHER_IFINDEX, POD_IFINDEX), "it may have other addresses");
+}
+
+/// An advertisement of IPv6, an ARP reply.
+fn claims(from: [u8; 16], sender: [u8; 4]) -> [Vec<u8>; 2] {
+    let message = [&[136, 0, 0, 0, 0x60, 0, 0, 0][..], &Who::Stranger.v6()].concat();
+    let advertisement = frames::frame(&ipv6_between([from, Who::Client.v6()], 58, 255, &message));
+    let packet = [&[0, 1, 8, 0, 6, 4, 0, 2, 2, 0, 0, 0, 0, 7][..], &sender, &[0; 10]].concat();
+    [advertisement, [&[0; 12][..], &[8, 6], &packet].concat()]
+}
+
+/// A pod without policy has nobody's word for what it says where its program did not see it.
+#[test]
+fn what_went_round_its_program_claims_nothing() {
+    let mut tables = tables();
+    let own = Who::Pod.v6();
+    let pod = tables.endpoint_mut(POD_IFINDEX);
+    pod.flags |= EP_CHECK_SOURCE | 0x10;
+    (pod.addr6[0], pod.rows) = (own, 0);
+    let exit = Exit { ifindex: UPLINK, ingress_ifindex: POD_IFINDEX, ..Exit::default() };
+    let [advertisement, arp] = claims(own, POD);
+    let may_claim = |frame: &[u8]| post_nat::may_claim(&frame, parse::link(&frame));
+    assert!(may_claim(&advertisement));
+    assert_eq!(leave_by(&tables, &arp, exit), Reason::NotIp);
+    let behind_options = {
+        let payload = [&[58, 0, 1, 4, 0, 0, 0, 0][..], &advertisement[54..]].concat();
+        frames::frame(&ipv6_between([own, Who::Client.v6()], 60, 255, &payload))
+    };
+    assert!(may_claim(&behind_options));
+    let unread = frames::frame(&ipv6_between([own, Who::Client.v6()], 60, 255, &[58; 4]));
+    assert!(may_claim(&unread));
+    let echo = frames::frame(&ipv6_between([own, Who::Client.v6()], 58, 255, &[128; 8]));
+    assert!(!may_claim(&echo));
+    assert_eq!(leave_by(&tables, &echo, exit), Reason::NotIsolated);
+    // A route beyond the destination, in IPv4's options.
+    let routed = |options: &[u8]| {
+        let packet = ipv4_between([POD, ALLOWED], 6, options, 0, &[0; 20]);
+        let frame = frames::frame(&packet);
+        let options = post_nat::options(&&frame[..], parse::link(&&frame[..]));
+        options.is_some_and(|(at, end)| parse::has_route(&&frame[..], at, end))
+    };
+    for (options, on) in [
+        (&[][..], false),
+        (&[148, 4, 0, 0], false),
+        (&[131, 7, 4, 10, 0, 3, 1, 0], true),
+        (&[1, 137, 7, 4, 10, 0, 3, 1], true),
+    ] {
+        assert_eq!(routed(options), on, "{options:02x?}");
+    }
+}
+
+/// The kernel makes parts of datagrams, and what opens connections by SYNPROXY, of what anybody sent.
+#[test]
+fn what_the_kernel_made_anew_is_from_nobody_it_says() {
+    let mut tables = tables();
+    let part = |from| frames::frame(&ipv4_between([from, ALLOWED], 17, &[], 0x2000, &[0; 40]));
+    let syn = |from, to| tcp((from, 1), to, SYN);
+    let kind = |frame: &[u8]| Anew::kind(&frame, parse::link(&frame));
+    assert_eq!(kind(&part(POD)), Anew::Part);
+    assert_eq!(kind(&syn(POD, (ALLOWED, 80))), Anew::Opening);
+    assert_eq!(kind(&tcp((POD, 1), (ALLOWED, 80), SYN | ACK)), Anew::No);
+    assert_eq!(kind(&tcp((POD, 1), (ALLOWED, 80), ACK)), Anew::No);
+    let part6 = |next, payload: &[u8]| {
+        frames::frame(&ipv6_between([Who::Pod.v6(), Who::Client.v6()], next, 64, payload))
+    };
+    assert_eq!(kind(&part6(44, &[17, 0, 0, 1, 0, 0, 0, 1])), Anew::Part);
+    assert_eq!(kind(&part6(60, &[44, 0, 1, 4, 0, 0, 0, 0])), Anew::Part, "behind options");
+    assert_eq!(kind(&part6(17, &[0; 8])), Anew::No);
+    let [_, arp] = claims(Who::Pod.v6(), POD);
+    assert_eq!(kind(&arp), Anew::No);
+    for isolates in [0, 1] {
+        tables.flows.settings.isolates_egress = isolates;
+        for mark in [0, !tables.flows.settings.proof] {
+            let by = |frame: &[u8]| {
+                let anew = kind(frame);
+                leave_by(&tables, frame, Exit { ifindex: UPLINK, mark, anew, ..Exit::default() })
+            };
+            assert_eq!(by(&part(POD)), Reason::SpoofedSource, "its program would have proved it");
+            let from_outside =
+                if isolates == 0 { Reason::NotEndpoint } else { Reason::SpoofedSource };
+            assert_eq!(by(&part(CLIENT)), from_outside);
+            assert_eq!(by(&syn(CLIENT, (ALLOWED, 1))), Reason::NotEndpoint, "a client outside");
+            assert_eq!(by(&syn(POD, (ALLOWED, 8080))), Reason::Allowed);
+            assert_eq!(by(&syn(POD, (ALLOWED, 8081))), Reason::Policy);
+        }
+        let proven = Exit {
+            ifindex: UPLINK,
+            mark: tables.flows.settings.proof,
+            anew: Anew::No,
+            ..Exit::default()
+        };
+        assert!(matches!(Origin::of(&tables, &proven), Origin::Final), "parts of what was judged");
+    }
+    tables.flows.settings.demands_proof = 0;
+    let exit = Exit { ifindex: UPLINK, anew: Anew::Part, ..Exit::default() };
+    assert!(matches!(Origin::of(&tables, &exit), Origin::Final));
+}
+
+/// What is for the node itself passes no exit.
+#[test]
+fn what_a_bridge_hands_to_the_node_has_the_proof() {
+    const BRIDGE: u32 = 9;
+    let mut tables = tables();
+    for flags in 0..8 {
+        let [isolated, lives, open] = [0, 1, 2].map(|bit| flags >> bit & 1 != 0);
+        let word = if isolated { BRIDGE | BRIDGE_ISOLATED } else { BRIDGE };
+        tables.flows.settings.bridges[0] = if open { word | BRIDGE_OPEN } else { word };
+        let at = |frame: &[u8], ifindex, mark| {
+            let origin = Origin::at_bridge(&tables, ifindex, mark);
+            let link = parse::link(&frame);
+            post_nat::at_bridge(&frame, link, &tables, origin, || lives).reason().is_drop()
+        };
+        let forged = lives && !open;
+        let [advertisement, arp] = claims(Who::Stranger.v6(), POD);
+        assert!(at(&arp, BRIDGE, 0), "an endpoint's address");
+        assert_eq!(at(&claims(Who::Stranger.v6(), CLIENT)[1], BRIDGE, 0), forged);
+        assert_eq!(at(&advertisement, BRIDGE, 0), forged);
+        let from = |source| tcp((source, 1), (NODE, 80), SYN);
+        assert_eq!(at(&from(POD), BRIDGE, 0), isolated, "it may be the isolated pod's");
+        assert_eq!(at(&from(CLIENT), BRIDGE, 0), forged);
+        assert!(at(&from(CLIENT)[..20], BRIDGE, 0), "cut short");
+        for frame in [&arp, &advertisement, &from(POD)] {
+            assert!(!at(frame, BRIDGE, tables.flows.settings.proof), "seen by its port's program");
+            assert!(!at(frame, BRIDGE + 1, 0), "a bridge of which nothing is demanded");
+        }
+    }
 }

@@ -87,7 +87,7 @@ pub(crate) fn ingress(tables: &NodeTables, frame: &[u8]) -> Reason {
 pub(crate) fn marked(tables: &NodeTables, ifindex: u32) -> Exit {
     let tc_index = mark(endpoint_slot(POD_IFINDEX, 0), 1);
     let mark = tables.flows.settings.proof;
-    Exit { ifindex, ingress_ifindex: POD_IFINDEX, mark, tc_index, foreign: false }
+    Exit { ifindex, ingress_ifindex: POD_IFINDEX, mark, tc_index, ..Exit::default() }
 }
 
 /// The verdict where a packet leaves; `answer` of one that is marked as an answer.

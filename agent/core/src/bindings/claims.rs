@@ -59,7 +59,7 @@ impl Candidate {
     }
 
     pub(super) fn bound(self) -> Bound {
-        Bound { pod: self.pod, standing: self.standing, second: false }
+        Bound { pod: self.pod, standing: self.standing, second: false, station: None }
     }
 
     fn is(&self, pod: &Pod) -> bool {
@@ -82,7 +82,10 @@ impl Claims {
     /// Whose a veth is.
     pub(super) fn owner(&self, held: &Held, cluster: &Cluster) -> Owner {
         match &held.binding {
-            Some(binding) => Owner::Pod(binding.bound.clone()),
+            Some(Binding { bound, .. }) => {
+                let station = held.station.filter(|_| !bound.second);
+                Owner::Pod(Bound { station, ..bound.clone() })
+            }
             None if held.lost || self.rival(held, cluster).is_some() => Owner::Denied,
             None if self.intruded(held).is_some() => Owner::Denied,
             None => Owner::Unbound,
@@ -114,6 +117,17 @@ impl Claims {
             let binding = held.binding.as_ref().filter(|binding| is_its(&binding.bound))?;
             Some((held.veth.index, binding.by))
         })
+    }
+
+    /// Settles the hardware addresses of what is bound: by the CNI plugin's result, else as first seen.
+    pub(super) fn settle_stations(&mut self) {
+        for held in self.veths.values_mut() {
+            let Some(Binding { bound, .. }) = &held.binding else { continue };
+            let result = self.naming.get(&held.veth.name).and_then(|n| self.results.get(*n));
+            let result = result.filter(|result| result.is_of(&bound.pod));
+            let reported = result.and_then(|result| result.station);
+            held.station = reported.or(held.station).or(held.veth.station);
+        }
     }
 
     /// The results and routes of the node.

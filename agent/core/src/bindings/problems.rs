@@ -62,6 +62,17 @@ pub enum Problem {
         /// Whose it is.
         owner: Key,
     },
+    /// A pod has another hardware address inside than the one that its frames are to come from.
+    Station {
+        /// The veth.
+        interface: String,
+        /// Its pod.
+        pod: Key,
+        /// The address inside.
+        now: [u8; 6],
+        /// The one of the first binding.
+        settled: [u8; 6],
+    },
     /// A pod has none of its addresses inside, on this interface.
     Missing {
         /// The veth.
@@ -105,6 +116,16 @@ impl fmt::Display for Problem {
                 f,
                 "pod {pod} (interface {interface}) has address {address} of pod {owner} inside; it stays {pod}"
             ),
+            Self::Station { interface, pod, now, settled } => {
+                let text = |octets: &[u8; 6]| octets.map(|octet| format!("{octet:02x}")).join(":");
+                write!(
+                    f,
+                    "pod {pod} (interface {interface}) has MAC {} inside, and had {} when it was connected: \
+                     what it sends from another drops where its source is checked",
+                    text(now),
+                    text(settled)
+                )
+            }
             Self::Missing { interface, pod } => write!(
                 f,
                 "pod {pod} (interface {interface}) has none of its addresses on that interface inside; \
@@ -164,6 +185,12 @@ fn of_bound(held: &Held, bound: &Bound, cluster: &Cluster) -> Vec<Problem> {
             let (address, owner) = (*address, other.pod.key.clone());
             problems.push(Problem::Foreign { interface, pod, address, owner });
         }
+    }
+    if let (Some(now), Some(settled)) = (held.veth.station, held.station)
+        && now != settled
+    {
+        let (interface, pod) = (interface.clone(), pod.clone());
+        problems.push(Problem::Station { interface, pod, now, settled });
     }
     let complete = held.veth.inside.len() < MAX_INSIDE && !bound.pod.addresses.is_empty();
     if complete && !held.veth.inside.iter().any(own) {

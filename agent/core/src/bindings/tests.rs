@@ -31,6 +31,7 @@ fn bridged(index: u32, inside: &[&str]) -> Veth {
         namespace: index.cast_signed(),
         routed: Vec::new(),
         inside: addresses(inside),
+        station: None,
     }
 }
 
@@ -45,6 +46,7 @@ fn result(pod: &Pod, veth: u32) -> CniResult {
         uid: pod.uid.clone(),
         addresses: pod.addresses.clone(),
         interfaces: vec!["cni0".to_owned(), format!("veth{veth}")],
+        station: None,
         manifest: None,
     }
 }
@@ -91,6 +93,11 @@ impl World {
         self.settle();
     }
 
+    fn veth_gone(&mut self, index: u32) {
+        self.bindings.veth_gone(index);
+        self.settle();
+    }
+
     fn cni_results_are(&mut self, results: &[CniResult]) {
         self.bindings.cni_results_are(results.to_vec());
         self.settle();
@@ -108,6 +115,11 @@ impl World {
         self.bound(index).map(|bound| bound.pod.uid.clone())
     }
 
+    /// The hardware address that the frames of a veth's pod come from.
+    fn station(&self, index: u32) -> Option<[u8; 6]> {
+        self.bound(index)?.station
+    }
+
     fn is_denied(&self, index: u32) -> bool {
         self.compiler.cluster().interfaces()[&index].owner == Owner::Denied
     }
@@ -119,7 +131,8 @@ impl World {
     /// What another agent that starts now makes of it.
     fn restarted(&self, pods: &[Pod], veths: &[Veth], remembered: &[Pod]) -> Self {
         let endpoints = self.compiler.endpoints().filter(|endpoint| !endpoint.waiting);
-        let bound = endpoints.map(|e| (e.ifindex, e.uid_hash)).collect();
+        let inherited = |ifindex, uid_hash| Inherited { uid_hash, station: self.station(ifindex) };
+        let bound = endpoints.map(|e| (e.ifindex, inherited(e.ifindex, e.uid_hash))).collect();
         let mut world = Self::new(&[], &[]);
         world.bindings.inherit(bound, remembered.to_vec());
         veths.iter().for_each(|veth| world.bindings.veth_is(veth.clone()));
@@ -330,6 +343,7 @@ fn a_pod_that_the_api_has_not_listed_is_known_by_its_answer() {
         uid: "hash".to_owned(),
         addresses: addresses(&["10.0.0.1"]),
         interfaces: vec!["veth1".to_owned()],
+        station: None,
         manifest: None,
     };
     let mut world = World::new(&[], &[bridged(1, &[])]);
@@ -355,4 +369,31 @@ fn a_pod_that_the_api_has_not_listed_is_known_by_its_answer() {
     // The result's file is gone: nothing hangs on it.
     world.cni_results_are(&[]);
     assert_eq!(world.bound(1).unwrap().standing, Standing::Listed);
+}
+
+#[test]
+fn a_hardware_address_is_settled_when_its_veth_is_bound() {
+    let [first, later, named] = [1, 2, 3].map(|last| [2, 0, 0, 0, 0, last]);
+    let with = |index, station| Veth { station: Some(station), ..bridged(index, &["10.0.0.1"]) };
+    let a = pod("a", "ua", &["10.0.0.1"]);
+    let mut world = World::new(&[], &[with(1, later)]);
+    assert_eq!(world.station(1), None, "nobody's");
+    // What a CNI plugin does while nobody has the veth yet is not the pod's doing.
+    world.veth_is(with(1, first));
+    world.pod_is(a.clone());
+    assert_eq!(world.station(1), Some(first));
+    world.veth_is(with(1, later));
+    assert_eq!(world.station(1), Some(first), "the pod can write it");
+    let told = world.problems().iter().map(ToString::to_string).collect::<String>();
+    assert!(told.contains("has MAC 02:00:00:00:00:02 inside, and had 02:00:00:00:00:01"), "{told}");
+    let again = world.restarted(std::slice::from_ref(&a), &[with(1, later)], &[]);
+    assert_eq!(again.station(1), Some(first), "another agent goes on with it");
+    world.cni_results_are(&[CniResult { station: Some(named), ..result(&a, 1) }]);
+    assert_eq!(world.station(1), Some(named), "the plugin knows best");
+    world.cni_results_are(&[]);
+    assert_eq!(world.station(1), Some(named));
+    // Another veth with the same index, another pod.
+    world.veth_gone(1);
+    world.veth_is(Veth { incarnation: 2, ..with(1, later) });
+    assert_eq!(world.station(1), Some(later));
 }

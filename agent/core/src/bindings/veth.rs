@@ -21,11 +21,22 @@ pub struct Veth {
     pub routed: Vec<IpAddr>,
     /// Global addresses of the other side, [`Veth::MAX_INSIDE`] at the most. The pod can write them.
     pub inside: Vec<IpAddr>,
+    /// Hardware address of the other side. The pod can write it.
+    pub station: Option<[u8; 6]>,
 }
 
 impl Veth {
     /// As many addresses inside are looked at: the pod can have any number.
     pub const MAX_INSIDE: usize = 64;
+}
+
+/// What an earlier agent had bound a veth to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inherited {
+    /// [`uid_hash`](crate::model::uid_hash) of the pod.
+    pub uid_hash: u64,
+    /// Hardware address of the other side.
+    pub station: Option<[u8; 6]>,
 }
 
 /// What a CNI plugin reported for a pod of this node.
@@ -41,6 +52,8 @@ pub struct CniResult {
     pub interfaces: Vec<String>,
     /// Of a further network of the pod (an attachment by another name than `eth0`): its addresses are not the pod's.
     pub further: bool,
+    /// Hardware address of the pod's side of the veth.
+    pub station: Option<[u8; 6]>,
     /// Labels and named ports of a pod whose manifest is on this node (a static pod).
     pub manifest: Option<(Labels, Vec<NamedPort>)>,
 }
@@ -94,8 +107,10 @@ pub(super) struct Held {
     /// it: what is there now is not the first.
     pub(super) first: Vec<IpAddr>,
     pub(super) binding: Option<Binding>,
+    /// Hardware address of the other side, from when the veth was bound.
+    pub(super) station: Option<[u8; 6]>,
     /// [`uid_hash`](super::uid_hash) of the pod that an earlier agent had bound it to.
-    pub(super) inherited: Option<u64>,
+    pub(super) inherited: Option<Inherited>,
     /// An earlier agent's pod is nowhere to be found.
     pub(super) lost: bool,
     pub(super) told: Option<Interface>,

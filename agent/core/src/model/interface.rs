@@ -42,6 +42,8 @@ pub struct Bound {
     pub standing: Standing,
     /// A further interface of the pod: none of its addresses is known.
     pub second: bool,
+    /// The hardware address that its frames come from; `None`: unknown.
+    pub station: Option<[u8; 6]>,
 }
 
 /// What the API says of a pod that an interface is bound to.

@@ -65,6 +65,7 @@ impl Description {
             ("endpoint.ifindex", offset_of!(Endpoint, ifindex), 4),
             ("endpoint.id", offset_of!(Endpoint, id), 4),
             ("endpoint.uid_hash", offset_of!(Endpoint, uid_hash), 8),
+            ("endpoint.station", offset_of!(Endpoint, flags) + 2, 6),
             // All zero: the programs pass whatever the endpoint sends and gets.
             ("endpoint.rows", offset_of!(Endpoint, rows), 8),
             ("way4", offset_of!(Ct4Way, control), size_of::<Ct4Way>()),
@@ -91,6 +92,11 @@ impl Description {
     /// Where something is.
     pub(super) fn place(&self, name: &str) -> Result<Place, Missing> {
         self.0.get(name).copied().ok_or_else(|| Missing(name.to_owned()))
+    }
+
+    /// Where the version has something that not every version has.
+    pub(super) fn find(&self, name: &str) -> Option<Place> {
+        self.0.get(name).copied()
     }
 
     /// The form in which it is pinned.

@@ -65,6 +65,18 @@ impl AddResult {
         outside.filter_map(|interface| interface["name"].as_str().map(str::to_owned)).collect()
     }
 
+    /// Hardware address of the pod's interface.
+    fn station(&self, name: &str) -> Option<[u8; 6]> {
+        let own = |it: &&Value| Self::is_sandboxed(it) && it["name"].as_str() == Some(name);
+        let text = self.interfaces.iter().find(own)?["mac"].as_str()?;
+        let mut octets = text.split(':').map(|octet| u8::from_str_radix(octet, 16).ok());
+        let mut station = [0; 6];
+        for octet in &mut station {
+            *octet = octets.next()??;
+        }
+        (octets.next().is_none() && station != [0; 6]).then_some(station)
+    }
+
     /// An address is the pod's if its interface is in a sandbox, or not told.
     fn addresses(&self) -> Vec<IpAddr> {
         let sandboxed = |index: usize| self.interfaces.get(index).is_some_and(Self::is_sandboxed);
@@ -90,6 +102,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<CniResult>, serde_json::Error> {
     let addresses = cached.result.as_ref().map(AddResult::addresses).unwrap_or_default();
     let interfaces = cached.result.as_ref().map(AddResult::host_interfaces).unwrap_or_default();
     let further = cached.if_name != INTERFACE;
+    let station = cached.result.as_ref().and_then(|result| result.station(&cached.if_name));
     let says = if further { !interfaces.is_empty() } else { !addresses.is_empty() };
     Ok((cached.kind == "cniCacheV1" && says).then(|| CniResult {
         further,
@@ -97,6 +110,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<CniResult>, serde_json::Error> {
         uid: argument("K8S_POD_UID").unwrap_or_default().to_owned(),
         addresses,
         interfaces,
+        station,
         manifest: None,
     }))
 }

@@ -11,6 +11,7 @@
 #![feature(asm_experimental_arch, core_intrinsics)]
 #![expect(internal_features, reason = "atomic_cxchg is the only way to BPF_CMPXCHG")]
 
+mod checksum;
 mod connection;
 mod drops;
 mod maps;
@@ -100,7 +101,11 @@ fn netpold_egress(context: TcContext) -> i32 {
     };
     let skb = context.as_ptr().cast();
     trace::begin::<Egress>(skb);
-    let reason = judge::<Egress>(skb, &slow_path);
+    let reason = if checksum::is_settled(skb, mark::ETHERNET) {
+        judge::<Egress>(skb, &slow_path)
+    } else {
+        Reason::Malformed as u32
+    };
     trace::end(reason);
     mark::leave(skb, reason);
     act::<Egress>(skb, reason)
@@ -264,18 +269,23 @@ fn has_foreign_socket(skb: *mut __sk_buff) -> bool {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_has_own_socket(skb: *mut __sk_buff) -> u32 {
+    has_own_socket(skb).into()
+}
+
+/// Whether a packet has a socket of the node's namespace.
+#[inline(always)]
+fn has_own_socket(skb: *mut __sk_buff) -> bool {
     // SAFETY: the program's context; the pointer is compared and nothing else.
     if unsafe { (*skb).__bindgen_anon_2.sk }.is_null() {
-        return 0;
+        return false;
     }
     // SAFETY: a constant of the loaded program.
     if unsafe { (&raw const ASKS_FOR_NAMESPACE).read_volatile() } == 0 {
-        return 1;
+        return true;
     }
     // SAFETY: the helper takes the context, and asks its socket, which is there.
     let cookie = unsafe { bpf_get_netns_cookie(skb.cast()) };
-    let own = Maps::new().settings().is_some_and(|settings| settings.netns_cookie == cookie);
-    u32::from(own)
+    Maps::new().settings().is_some_and(|settings| settings.netns_cookie == cookie)
 }
 
 /// Reads a packet, whatever it looks like.
@@ -285,7 +295,7 @@ fn read<D: Direction>(skb: *mut __sk_buff) -> u32 {
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
     // SAFETY: the program's context. Reading a packet asks for nothing but its endpoint.
     let hook = unsafe { Hook { ifindex: (*skb).ifindex, ingress_ifindex: UNKNOWN_INTERFACE } };
-    let judge = match PacketEvaluator::<D, _>::new(&maps, hook) {
+    let judge = match PacketEvaluator::<D, _>::to_read(&maps, hook) {
         Ok(judge) => judge,
         Err(verdict) => return verdict.number(),
     };

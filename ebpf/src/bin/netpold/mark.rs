@@ -19,10 +19,10 @@ use netpold_ebpf::{
     judge::{
         connection::Course,
         post_nat,
-        proof::{self, Exit, Origin},
+        proof::{self, Anew, Exit, Origin},
         station,
     },
-    layout::{STRANGER, answer_mark, endpoint_slot, mark, parts_of},
+    layout::{EP_CHECK_SOURCE, STRANGER, answer_mark, endpoint_slot, mark, parts_of},
     packet::{bytes::Bytes, parse},
     reason::Reason,
     tables::{Tables as _, find_slot, find_slot_at},
@@ -30,7 +30,7 @@ use netpold_ebpf::{
 };
 
 use crate::{
-    DROP, NEXT, connection, drops, has_foreign_socket, maps,
+    DROP, NEXT, checksum, connection, drops, has_foreign_socket, maps,
     packet::{Copied, Direct as Headers},
     tables::{Maps, add_one},
     trace,
@@ -82,7 +82,7 @@ fn strange(skb: *mut __sk_buff) -> i32 {
 }
 
 /// What a packet begins with, as the global functions take it.
-const ETHERNET: u32 = 0;
+pub(crate) const ETHERNET: u32 = 0;
 const NO_LINK_HEADER: u32 = 1;
 
 /// Beside the number of a reason: its event is to be emitted.
@@ -90,7 +90,7 @@ const TELL: u32 = 1 << 8;
 
 #[inline(always)]
 fn node(skb: *mut __sk_buff, link: u32) -> i32 {
-    let exit = exit(skb);
+    let exit = exit(skb, link);
     if proof::is_unknown(&Maps::new(), &exit) {
         let _ = drops::count_one(true, Reason::UnknownDevice as u32, exit.ifindex);
         return DROP;
@@ -105,16 +105,33 @@ fn node(skb: *mut __sk_buff, link: u32) -> i32 {
 }
 
 #[inline(always)]
-fn exit(skb: *mut __sk_buff) -> Exit {
+fn exit(skb: *mut __sk_buff, link: u32) -> Exit {
     // SAFETY: the program's context.
     let (ifindex, ingress_ifindex) = unsafe { ((*skb).ifindex, (*skb).ingress_ifindex) };
+    // All of it first: behind a branch the compiler computes the field's address, which the verifier refuses.
     let (mark, tc_index) = (read_mark(skb), read(skb));
-    Exit { ifindex, ingress_ifindex, mark, tc_index, foreign: false }
+    let asked = ingress_ifindex == 0 && !is_proven(mark);
+    let anew = Anew::from_number(if asked { netpold_anew(skb, link) } else { 0 });
+    Exit { ifindex, ingress_ifindex, mark, tc_index, foreign: false, anew }
+}
+
+/// What of a packet without interface and proof the kernel may have made anew, as a number.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_anew(skb: *mut __sk_buff, link: u32) -> u32 {
+    // SAFETY: the program's context.
+    let bytes = unsafe { Headers::<true>::new(skb) };
+    match Anew::kind(&bytes, link_header(skb, &bytes, link)) {
+        Anew::No => 0,
+        // Inlined: a frame more would be too much.
+        _ if crate::has_own_socket(skb) => 0,
+        kind => kind as u32,
+    }
 }
 
 #[inline(always)]
-fn origin(skb: *mut __sk_buff) -> Origin {
-    Origin::of(&Maps::new(), &exit(skb))
+fn origin(skb: *mut __sk_buff, link: u32) -> Origin {
+    Origin::of(&Maps::new(), &exit(skb, link))
 }
 
 /// Whether nobody is to judge a packet for its sender. Counts what misses something that the sender's
@@ -122,7 +139,7 @@ fn origin(skb: *mut __sk_buff) -> Origin {
 #[inline(always)]
 fn is_final(skb: *mut __sk_buff, exit: &Exit) -> bool {
     match Origin::of(&Maps::new(), exit) {
-        Origin::Marked(_) | Origin::Unproven { .. } => false,
+        Origin::Marked(_) | Origin::Anew(_) | Origin::Unproven { .. } => false,
         Origin::Unjudged(_) => {
             netpold_unproven(skb);
             false
@@ -141,7 +158,12 @@ fn is_final(skb: *mut __sk_buff, exit: &Exit) -> bool {
 #[inline(always)]
 fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
     let course = if is_answer(skb) { connection::netpold_course(skb) } else { 0 };
-    let mut reason = netpold_translated_in_place(skb, link, course);
+    let unfit = if is_proven(read_mark(skb)) { 0 } else { netpold_unfit(skb, link) };
+    let mut reason = if unfit == 0 {
+        netpold_translated_in_place(skb, link, course)
+    } else {
+        netpold_refuse(skb, link, unfit)
+    };
     if reason == Reason::Deferred as u32 {
         reason = netpold_translated(skb, link, course);
     }
@@ -163,19 +185,18 @@ fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
 /// judgement is next.
 #[inline(always)]
 pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
-    let mut exit = exit(skb);
+    let mut exit = exit(skb, ETHERNET);
     // By other devices leaves what belongs to secondary networks, too.
     exit.foreign = !is_proven(exit.mark) && has_foreign_socket(skb);
-    if proof::is_unknown(&Maps::new(), &exit) {
-        drops::report::<Ingress>(skb, Reason::UnknownDevice as u32);
-        return Some(DROP);
-    }
-    let settled = is_final(skb, &exit);
-    if (!settled || is_proven(exit.mark))
+    let is_unknown = proof::is_unknown(&Maps::new(), &exit);
+    let settled = !is_unknown && is_final(skb, &exit);
+    let is_astray = !is_unknown
+        && (!settled || is_proven(exit.mark))
         && station::may_go_astray(&Maps::new(), exit.ifindex, exit.ingress_ifindex)
-        && netpold_astray(skb) != 0
-    {
-        drops::report::<Ingress>(skb, Reason::Flooded as u32);
+        && netpold_astray(skb) != 0;
+    if is_unknown || is_astray {
+        let reason = if is_unknown { Reason::UnknownDevice } else { Reason::Flooded };
+        drops::report::<Ingress>(skb, reason as u32);
         return Some(DROP);
     }
     if settled {
@@ -316,14 +337,90 @@ fn judge<B: Bytes>(skb: *mut __sk_buff, bytes: &B, link: u32, course: u32) -> u3
     let answer = is_answer(skb).then_some(Course(course));
     let agent_lives = || netpold_agent_lives(skb) != 0;
     let maps = Maps::new();
-    let verdict = post_nat::judge(bytes, header, &maps, origin(skb), ifindex, answer, agent_lives);
+    let origin = origin(skb, link);
+    let verdict = post_nat::judge(bytes, header, &maps, origin, ifindex, answer, agent_lives);
     let reason = verdict.number();
     let drops = reason >= Reason::FIRST_DROP as u32 && reason != Reason::Deferred as u32;
-    let whose = || origin(skb).endpoint().map_or(ifindex, |sender| sender.ifindex());
-    if drops && drops::count_one(true, reason, whose()) {
-        return reason | TELL;
+    if drops { counted(skb, link, reason) } else { reason }
+}
+
+/// Counts a drop at an exit: its reason, with [`TELL`] if its event is to be emitted.
+#[inline(always)]
+fn counted(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
+    // SAFETY: the program's context.
+    let ifindex = unsafe { (*skb).ifindex };
+    let whose = origin(skb, link).endpoint().map_or(ifindex, |sender| sender.ifindex());
+    if drops::count_one(true, reason, whose) { reason | TELL } else { reason }
+}
+
+/// Counts the drop of a packet that [`netpold_unfit`] refuses.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_refuse(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
+    counted(skb, link, reason)
+}
+
+/// Why a packet that no program has judged at its sender's veth is not judged here either: it goes on from its
+/// destination, is still to be written into, or claims an address. 0: it is.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_unfit(skb: *mut __sk_buff, link: u32) -> u32 {
+    let Origin::Unjudged(sender) = origin(skb, link) else { return 0 };
+    if !checksum::is_settled(skb, link) {
+        return Reason::Malformed as u32;
     }
-    reason
+    if sender.flags() & EP_CHECK_SOURCE != 0 && netpold_may_claim(skb, link) != 0 {
+        return Reason::SpoofedSource as u32;
+    }
+    // SAFETY: the program's context.
+    let bytes = unsafe { Copied::new(skb) };
+    match post_nat::options(&bytes, link_header(skb, &bytes, link)) {
+        Some((at, end)) if netpold_goes_on(skb, at, end) != 0 => Reason::Malformed as u32,
+        _ => 0,
+    }
+}
+
+/// [`post_nat::may_claim`], 1 or 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_may_claim(skb: *mut __sk_buff, link: u32) -> u32 {
+    // SAFETY: the program's context.
+    let bytes = unsafe { Copied::new(skb) };
+    post_nat::may_claim(&bytes, link_header(skb, &bytes, link)).into()
+}
+
+/// Whether IPv4 options between two offsets name a route, 1 or 0. Of the offsets the verifier knows nothing here.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_goes_on(skb: *mut __sk_buff, at: u32, end: u32) -> u32 {
+    // SAFETY: the program's context.
+    parse::has_route(&unsafe { Copied::new(skb) }, at, end).into()
+}
+
+/// TC ingress of bridges that have pods: what they hand to the node, which passes no exit where it is for the node
+/// itself. What passes here without the proof has got round a port's program.
+#[classifier]
+#[inline(always)]
+fn netpold_bridge(context: TcContext) -> i32 {
+    let skb: *mut __sk_buff = context.as_ptr().cast();
+    if is_proven(read_mark(skb)) || netpold_at_bridge(skb) == 0 { NEXT } else { DROP }
+}
+
+/// Judges what a bridge hands to the node without the proof; 1: it drops, and was counted.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_at_bridge(skb: *mut __sk_buff) -> u32 {
+    let maps = Maps::new();
+    // SAFETY: the program's context.
+    let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };
+    let origin = Origin::at_bridge(&maps, ifindex, read_mark(skb));
+    let lives = || netpold_agent_lives(skb) != 0;
+    let reason = post_nat::at_bridge(&bytes, parse::link(&bytes), &maps, origin, lives).number();
+    if reason < Reason::FIRST_DROP as u32 {
+        return 0;
+    }
+    let _ = drops::count_one(true, reason, ifindex);
+    1
 }
 
 /// Whether the agent's socket is there ([`Settings::agent_port`](netpold_ebpf::layout::Settings)), 1 or 0: the
@@ -350,7 +447,7 @@ extern "C" fn netpold_agent_lives(skb: *mut __sk_buff) -> u32 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_emit_translated(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
-    let sender = origin(skb).endpoint();
+    let sender = origin(skb, link).endpoint();
     let endpoint = sender.map_or((0, 0), |sender| (sender.ifindex(), sender.id()));
     drops::send(reason, endpoint, |event| {
         // SAFETY: the program's context.
@@ -361,7 +458,11 @@ extern "C" fn netpold_emit_translated(skb: *mut __sk_buff, link: u32, reason: u3
 
 /// Type and end of the link header.
 #[inline(always)]
-fn link_header<B: Bytes>(skb: *mut __sk_buff, bytes: &B, link: u32) -> Result<(u16, u32), Reason> {
+pub(crate) fn link_header<B: Bytes>(
+    skb: *mut __sk_buff,
+    bytes: &B,
+    link: u32,
+) -> Result<(u16, u32), Reason> {
     if link == NO_LINK_HEADER {
         // SAFETY: the program's context.
         return Ok((u16::from_be(unsafe { (*skb).protocol } as u16), 0));

@@ -29,6 +29,8 @@ pub(crate) struct Live {
     pub(crate) id: u32,
     pub(crate) addresses: Addresses,
     pub(crate) check_source: bool,
+    /// The hardware address of the pod's side of the veth; `None`: unknown.
+    station: Option<[u8; 6]>,
     /// The pod asks not to be checked, and nobody may grant that in its namespace.
     pub(crate) unheard: bool,
     /// A further interface of a pod, or one whose pod is not known: it gives its slot to a pod's first one.
@@ -62,6 +64,7 @@ impl Live {
         if self.check_source {
             record.flags |= EP_CHECK_SOURCE;
         }
+        record.flags |= self.station.map_or(0, Endpoint::pack_station);
         record
     }
 }
@@ -139,6 +142,7 @@ impl Endpoints {
             id,
             addresses: Addresses::default(),
             check_source: false,
+            station: None,
             unheard: false,
             gives_way: true,
             rules: PodRules::waiting(rules, registry),
@@ -224,6 +228,7 @@ impl Endpoints {
                     CheckSource::All => true,
                 },
             gives_way: bound.is_some_and(|bound| bound.second),
+            station: bound.and_then(|bound| bound.station),
             unheard: pod.foreign_sources && !exempt && options.check_source != CheckSource::Off,
             rules,
             backs: match isolated {

@@ -38,11 +38,11 @@ impl Addresses {
     pub(super) fn place(&self, installed: Option<&Endpoint>, record: &mut Endpoint) {
         let (old4, old6, flags) =
             installed.map_or_else(Default::default, |old| (old.addr4, old.addr6, old.flags));
-        let (addr4, valid4) = place(&self.v4, old4, flags >> EP_ADDR4_SHIFT);
-        let (addr6, valid6) = place(&self.v6, old6, flags >> EP_ADDR6_SHIFT);
+        let (addr4, valid4) = place(&self.v4, old4, (flags >> EP_ADDR4_SHIFT) as u32);
+        let (addr6, valid6) = place(&self.v6, old6, (flags >> EP_ADDR6_SHIFT) as u32);
         record.addr4 = addr4;
         record.addr6 = addr6;
-        record.flags = valid4 << EP_ADDR4_SHIFT | valid6 << EP_ADDR6_SHIFT;
+        record.flags = u64::from(valid4 << EP_ADDR4_SHIFT | valid6 << EP_ADDR6_SHIFT);
     }
 }
 

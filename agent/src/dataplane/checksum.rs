@@ -1,0 +1,138 @@
+//! How programs learn where the checksum of a packet goes that is still to be completed: from the packet as the
+//! kernel has it, see [`netpold_ebpf::judge::checksum`].
+
+use std::borrow::Cow;
+
+use super::connection::may_read;
+use super::kernel_types::KernelTypes;
+use crate::bpf::sys;
+
+/// `BPF_PSEUDO_KFUNC_CALL` of linux/bpf.h: the source register of a call of a kernel's function.
+const KERNEL_FUNCTION: u8 = 2;
+/// What the object calls in its place: no helper has that number.
+const PLACEHOLDER: i32 = 1_852_797_697;
+/// Makes of a program's context what the kernel has: Linux 6.2.
+const CAST: &str = "bpf_cast_to_kern_ctx";
+
+/// How `struct sk_buff` is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ChecksumFields {
+    /// The number of [`CAST`]; 0: there is none.
+    function: u32,
+    /// As the object has it: the way, byte and bit of `ip_summed`; bytes of `csum_start`, `head`, `data`.
+    pub(super) words: [u32; 6],
+}
+
+impl ChecksumFields {
+    /// In place, the way of programs that have the packet itself.
+    const IN_PLACE: u32 = 1;
+    /// By a copying helper.
+    const COPIED: u32 = 2;
+
+    /// As this kernel has them. All zero where it shows no types, or lets no program read its memory: then nothing is
+    /// known of a packet's checksum.
+    pub(super) fn of(types: Option<&[u8]>) -> Self {
+        let fields = types.and_then(find);
+        let cast = fields.filter(|fields| fields.function != 0 && fields.is_loadable());
+        let copied = || {
+            let mut words = fields.filter(|_| may_read())?.words;
+            words[0] = Self::COPIED;
+            Some(Self { function: 0, words })
+        };
+        let found = cast.or_else(copied).unwrap_or_default();
+        if found == Self::default() {
+            tracing::warn!(
+                "this kernel does not show programs where a packet's checksum goes (it has no types of its own, or \
+                 is locked down for confidentiality): what pods with raw sockets have written there after the \
+                 judgement is not noticed"
+            );
+        }
+        found
+    }
+
+    /// Whether the kernel takes a program that reads its packet in this way.
+    fn is_loadable(&self) -> bool {
+        let [_, summed, ..] = self.words;
+        let Ok(summed) = i16::try_from(summed) else { return false };
+        let code = [
+            self.call(),
+            sys::instruction(0x71, 1, 0, summed, 0),
+            sys::instruction(0xb7, 0, 0, 0, 0),
+            sys::instruction(0x95, 0, 0, 0, 0),
+        ];
+        sys::classifier(&code).is_ok()
+    }
+
+    fn call(&self) -> u64 {
+        sys::instruction(0x85, 0, KERNEL_FUNCTION, 0, self.function.cast_signed())
+    }
+
+    /// The object with calls of this kernel's function.
+    pub(super) fn prepare<'o>(&self, object: &'o [u8]) -> Cow<'o, [u8]> {
+        if self.function == 0 {
+            return Cow::Borrowed(object);
+        }
+        let placeholder = sys::instruction(0x85, 0, 0, 0, PLACEHOLDER).to_le_bytes();
+        let call = self.call().to_le_bytes();
+        let mut object = object.to_vec();
+        for word in object.chunks_exact_mut(8).filter(|word| **word == placeholder) {
+            word.copy_from_slice(&call);
+        }
+        Cow::Owned(object)
+    }
+}
+
+fn find(types: &[u8]) -> Option<ChecksumFields> {
+    let types = KernelTypes::new(types)?;
+    let packet = types.structure("sk_buff")?;
+    let summed = types.bits(packet, "ip_summed")?;
+    let [place, head, data] = ["csum_start", "head", "data"].map(|name| types.offset(packet, name));
+    let function = types.function(CAST).unwrap_or(0);
+    let words = [ChecksumFields::IN_PLACE, summed / 8, summed % 8, place?, head?, data?];
+    Some(ChecksumFields { function, words })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kernel_types::{self, tests::types};
+    use super::*;
+
+    #[test]
+    fn fields_are_those_of_the_kernels_types() {
+        let headers = ("", 64, &[("ip_summed", 45, 1), ("csum_start", 96, 1)][..]);
+        let buffer = ("sk_buff", 232, &[("", 128, 2), ("head", 320, 1), ("data", 384, 1)][..]);
+        let words = [1, (128 + 45) / 8, 5, 28, 40, 48];
+        let with = types(&[headers, buffer], &["other", CAST]);
+        assert_eq!(find(&with), Some(ChecksumFields { function: 5, words }));
+        let without = types(&[headers, buffer], &["other"]);
+        assert_eq!(find(&without), Some(ChecksumFields { function: 0, words }));
+        assert_eq!(find(&types(&[headers], &[CAST])), None);
+    }
+
+    #[test]
+    fn placeholders_become_calls() {
+        let fields = ChecksumFields { function: 77, words: [1; 6] };
+        let (other, call) = (sys::instruction(0x85, 0, 0, 0, 5), fields.call());
+        let placeholder = sys::instruction(0x85, 0, 0, 0, PLACEHOLDER);
+        let object = [other, placeholder, other, placeholder].map(u64::to_le_bytes).concat();
+        let wanted = [other, call, other, call].map(u64::to_le_bytes).concat();
+        assert_eq!(*fields.prepare(&object), *wanted);
+        assert_eq!(*ChecksumFields::default().prepare(&object), *object);
+    }
+
+    /// Every kernel that the tests run on from 6.2 on; and every object has what is replaced.
+    #[test]
+    fn this_kernel_shows_its_packets() {
+        netpold_testbed::require_root!();
+        let types = kernel_types::read().expect("a kernel with types");
+        let fields = ChecksumFields::of(Some(&types));
+        println!("{fields:?}");
+        assert_ne!(fields, ChecksumFields::default());
+        if let Ok(object) = crate::object::object() {
+            let changed = fields.prepare(object);
+            let same = object.chunks_exact(8).zip(changed.chunks_exact(8));
+            let calls = same.filter(|(before, after)| before != after).count();
+            assert_eq!(calls > 0, fields.function != 0, "{calls} calls");
+        }
+    }
+}
