@@ -122,7 +122,7 @@ impl Engine {
     pub fn discovered(&mut self, event: Event) {
         match event {
             Event::Veth(veth) => {
-                self.interfaces.veth_is(veth.index, veth.name.clone(), Instant::now());
+                self.interfaces.veth_is(&veth, Instant::now());
                 self.bindings.veth_is(veth);
             }
             Event::VethGone(index) => {

@@ -28,7 +28,7 @@ use crate::dataplane::quiescence::grace_period;
 use crate::endpoint::newcomers::Guard;
 use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
-use crate::engine::interfaces::pod_of;
+use crate::engine::interfaces::{NodeDevices, pod_of};
 use crate::events::{self, DropLog};
 use crate::listen::{Heartbeat, Listener};
 use crate::lock::{lock, try_lock};
@@ -53,6 +53,8 @@ use requests::requests;
 
 /// Parts in which the kernel's tables are compared within the interval.
 const SLICES: u32 = 40;
+/// How often an agent looks whether another one wants its node.
+const OFFERED: Duration = Duration::from_millis(100);
 /// How long an agent that may be taken over has to begin.
 const OFFER_PATIENCE: Duration = Duration::from_mins(1);
 /// Interface events in flight.
@@ -151,8 +153,9 @@ impl Agent {
         let mode = Mode::probe();
         requirements::warn_of_lacks(mode);
         let mut attacher = Attacher::new(&pins.links(), mode)?;
-        // Where pods were judged before, an interface without program is that of a pod that started since.
-        let guard = Guard::start(attacher.closing().clone(), pins.has_tables());
+        // Where all veths were judged before, one without program is that of a pod that started since.
+        let all = pins.has_tables() && config.hooks.node_devices == NodeDevices::Auto;
+        let guard = Guard::start(attacher.closing().clone(), all);
         let guard = guard.context("cannot watch for new interfaces")?;
         let pinned = PinnedState::read(&pins)?;
         // Another version's tables are not read, but its programs judge.
@@ -219,6 +222,8 @@ impl Agent {
         let mut sweep = tokio::time::interval(readback);
         let mut slice = tokio::time::interval(readback / SLICES);
         slice.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let mut asked = tokio::time::interval(OFFERED);
+        asked.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut starting = true;
         let mut rounds = 0;
         let mut retry: Option<Instant> = None;
@@ -259,12 +264,15 @@ impl Agent {
                     });
                     continue;
                 }
-                _ = slice.tick() => {
+                _ = asked.tick() => {
                     if self.offer.as_ref().is_some_and(Offer::is_taken) {
                         info!("another agent takes over");
                         taken = true;
                         break;
                     }
+                    continue;
+                }
+                _ = slice.tick() => {
                     let due = block_in_place(|| lock(&self.engine).readback(SLICES));
                     retry = retry.into_iter().chain(due).min();
                     self.records.write_state(&self.engine, self.inputs.are_restored()).await;

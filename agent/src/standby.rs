@@ -64,7 +64,14 @@ pub fn is_handed_over() -> bool {
 /// # Errors
 /// The kernel does not start the binary again.
 pub fn hand_over() -> Result<Infallible> {
+    // A signal that comes meanwhile stays pending until the new image receives it.
+    signals().thread_block().context("cannot block signals")?;
     exec(|command| _ = command.env(HANDED_OVER, "1"))
+}
+
+/// Signals that end the process.
+fn signals() -> SigSet {
+    [Signal::SIGTERM, Signal::SIGINT].into_iter().collect()
 }
 
 /// Waits behind the agent that took the node over; takes the node back if that one ends and none follows it.
@@ -87,9 +94,7 @@ fn exec(prepare: impl FnOnce(&mut Command)) -> Result<Infallible> {
 }
 
 fn serve(root: &Path, resume_after: Option<Duration>) -> Result<()> {
-    let mut signals = SigSet::empty();
-    signals.add(Signal::SIGTERM);
-    signals.add(Signal::SIGINT);
+    let signals = signals();
     signals.thread_block().context("cannot block signals")?;
     let signal = SignalFd::new(&signals).context("cannot receive signals")?;
     let vacancies = Vacancies::watch(root).context("cannot start a thread")?;
@@ -105,6 +110,8 @@ fn serve(root: &Path, resume_after: Option<Duration>) -> Result<()> {
         }
         if !terminated && resume_after.is_some_and(|after| standby.is_vacant_for(after)) {
             tracing::warn!("no agent runs on this node: taking it back");
+            // The new image inherits the mask.
+            signals.thread_unblock().context("cannot unblock signals")?;
             exec(|command| _ = command.env_remove(HANDED_OVER))?;
         }
     }
@@ -152,6 +159,8 @@ fn watch(root: &Path, report: &mut UnixStream, asked: &Receiver<()>) -> io::Resu
 /// See the module.
 struct Standby {
     root: PathBuf,
+    /// Keeps the links that cannot be pinned.
+    closing: Closing,
     vacancies: Vacancies,
     veths: Veths,
     /// When each veth was seen first; `None`: an agent was there, and so was the veth, when this process began.
@@ -167,7 +176,8 @@ impl Standby {
         let is_agent_there = PinRoot::is_busy(root);
         let first = (!is_agent_there).then(Instant::now);
         let seen = there.into_iter().map(|index| (index, first)).collect();
-        Ok(Self { root: root.to_owned(), vacancies, veths, seen, vacant: None })
+        let closing = Closing::new(bpffs::links(root), Mode::probe());
+        Ok(Self { root: root.to_owned(), closing, vacancies, veths, seen, vacant: None })
     }
 
     /// Waits for an event.
@@ -178,18 +188,14 @@ impl Standby {
             PollFd::new(self.vacancies.reported.as_fd(), PollFlags::POLLIN),
         ];
         let millis = u16::try_from(INTERVAL.as_millis()).unwrap_or(u16::MAX);
-        let timeout = if depends { PollTimeout::from(millis) } else { PollTimeout::NONE };
+        let timeout = if depends { PollTimeout::from(millis) } else { self.veths.patience() };
         // EINTR and the like: look again.
         let _ = poll(&mut ready, timeout);
     }
 
     fn take_events(&mut self) {
         let seen = &mut self.seen;
-        let new = self.veths.changes(|index| _ = seen.remove(&index)).unwrap_or_else(|error| {
-            tracing::warn!(%error, "reading link events failed; tried again");
-            std::thread::sleep(INTERVAL);
-            Vec::new()
-        });
+        let new = self.veths.changes(|index| _ = seen.remove(&index));
         let now = Instant::now();
         seen.extend(new.iter().map(|index| (*index, Some(now))));
         let mut byte = [0];
@@ -207,11 +213,9 @@ impl Standby {
     /// Closes veths that have no program of netpold's, unless an agent runs.
     fn close(&mut self, veths: &[u32]) {
         match Shared::lock(&self.root) {
-            Ok(Some(_free)) => {
-                if let Err(error) = close(&self.root, veths) {
-                    tracing::warn!(%error, "new pods are open until an agent runs");
-                }
-            }
+            // Else nothing was ever enforced here, or it was uninstalled.
+            Ok(Some(_free)) if bpffs::has_tables(&self.root) => close(&self.closing, veths),
+            Ok(Some(_)) => {}
             Ok(None) => self.occupied(),
             Err(error) => tracing::warn!(%error, "cannot lock the pin root"),
         }
@@ -235,22 +239,15 @@ impl Standby {
     }
 }
 
-/// The lock is held.
-fn close(root: &Path, veths: &[u32]) -> io::Result<()> {
-    // Nothing was ever enforced here, or it was uninstalled.
-    if veths.is_empty() || !bpffs::has_tables(root) {
-        return Ok(());
-    }
-    let closing = Closing::new(bpffs::links(root), Mode::probe());
+/// Closes veths that have no program of netpold's, while the lock is held.
+fn close(closing: &Closing, veths: &[u32]) {
     for veths in veths.chunks(AT_ONCE) {
         std::thread::scope(|scope| {
             for &ifindex in veths {
                 for direction in Direction::BOTH {
-                    let closing = &closing;
                     scope.spawn(move || closing.close(Hook { ifindex, direction }));
                 }
             }
         });
     }
-    Ok(())
 }

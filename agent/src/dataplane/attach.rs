@@ -16,6 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use super::bpffs::remove_if_there;
 use super::closing::Closing;
 use super::clsact::Clsact;
 use super::front::Relay;
@@ -90,10 +91,30 @@ impl Attacher {
         &self.closing
     }
 
+    /// Leaves an interface that is gone, or is not wanted: what a guard has closed meanwhile stays closed, since it is
+    /// another one with that index, and a guard may close a later one.
+    ///
+    /// # Errors
+    /// As [`Attacher::detach`].
+    pub fn leave(&mut self, hook: Hook) -> Result<(), AttachError> {
+        self.take(hook);
+        let is_closed = match &self.backend {
+            Backend::Tcx { links, .. } => open(&links.join(hook.file_name()))
+                .ok()
+                .flatten()
+                .and_then(|link| sys::tcx_info(link.as_fd()).ok())
+                .is_some_and(|info| self.is_closed(info.program)),
+            Backend::Clsact(_) => false,
+        };
+        let left = if is_closed { Ok(()) } else { self.detach(hook) };
+        self.closing.claims.release(hook);
+        left
+    }
+
     /// Whether a program is the one that closes interfaces, by its identifier.
     #[must_use]
     pub fn is_closed(&self, program: u32) -> bool {
-        self.closing.program().is_ok_and(|closed| closed.id == program)
+        self.closing.is_by(program)
     }
 
     /// Closes a hook: whatever passes there drops.
@@ -322,7 +343,7 @@ fn detach_tcx(path: &Path) -> io::Result<()> {
     let Some(link) = open(path)? else { return Ok(()) };
     // Removing the pin alone would detach too, but some time later.
     sys::link_detach(link.as_fd())?;
-    fs::remove_file(path)
+    remove_if_there(path)
 }
 
 fn list_tcx(links: &Path, held: &mut BTreeMap<Hook, OwnedFd>) -> io::Result<Vec<Attached>> {

@@ -136,11 +136,7 @@ impl PinRoot {
             Err(BpffsError::Busy { .. }) if asks() => {
                 lock_until(root, Instant::now() + PATIENCE, || true)?
             }
-            // A standby holds a shared lock while it closes interfaces.
-            Err(BpffsError::Busy { .. }) => {
-                let is_shared = || Shared::lock(root).is_ok_and(|free| free.is_some());
-                lock_until(root, Instant::now() + STANDBY_PATIENCE, is_shared)?
-            }
+            Err(BpffsError::Busy { .. }) => lock_from_standby(root)?,
             lock => lock?,
         };
         // Of one that was killed.
@@ -182,7 +178,7 @@ impl PinRoot {
         }
         ensure_bpffs(&self.root)?;
         if !is_same(&self.lock, &self.root) {
-            self.lock = lock(&self.root)?;
+            self.lock = lock_from_standby(&self.root)?;
         }
         create(&self.versioned)?;
         create(&self.links())
@@ -373,6 +369,11 @@ fn lock_until(
             lock => return lock,
         }
     }
+}
+
+/// Waits for a standby, which holds a shared lock while it closes interfaces.
+fn lock_from_standby(root: &Path) -> Result<Flock<File>, BpffsError> {
+    lock_until(root, Instant::now() + STANDBY_PATIENCE, || !PinRoot::is_busy(root))
 }
 
 /// A pin root that no agent has for as long as this is held.

@@ -4,7 +4,6 @@
 //! replace the closing one in one step. An agent that ends in between leaves the veth closed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -12,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use netpold_core::model::Direction;
 
+use super::bpffs::remove_if_there;
 use super::clsact::Clsact;
 use super::front;
 use super::hook::{Hook, Mode};
@@ -91,6 +91,11 @@ impl Claims {
         state.unpinned.remove(&hook)
     }
 
+    /// Gives a hook back: a guard may close it.
+    pub(super) fn release(&self, hook: Hook) {
+        lock(&self.state).taken.remove(&hook);
+    }
+
     /// Whether a guard may close a hook; then [`Claims::end`] must follow.
     fn begin(&self, hook: Hook) -> bool {
         let mut state = lock(&self.state);
@@ -147,6 +152,12 @@ impl Closing {
         self.program.get().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
+    /// Whether a program is the closing one, by its identifier.
+    #[must_use]
+    pub fn is_by(&self, program: u32) -> bool {
+        self.program().is_ok_and(|closed| closed.id == program)
+    }
+
     /// An interface is gone: a later one may have its index.
     pub fn forget(&self, ifindex: u32) {
         self.claims.forget(ifindex);
@@ -183,7 +194,7 @@ impl Closing {
                 return Ok(None);
             }
             // Of a former interface with this index.
-            fs::remove_file(&path)?;
+            remove_if_there(&path)?;
         }
         let program = self.program()?.as_fd();
         let link = match sys::tcx_link_create(program, hook.ifindex, hook.tcx_type()) {
@@ -191,7 +202,18 @@ impl Closing {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
             link => link?,
         };
-        Ok(sys::obj_pin(link.as_fd(), &path).is_err().then_some(link))
+        match sys::obj_pin(link.as_fd(), &path) {
+            // Another guard was first.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+            Err(error) => {
+                tracing::warn!(
+                    %error, ifindex = hook.ifindex,
+                    "a new interface is closed for as long as this process runs: its link is not pinned"
+                );
+                Ok(Some(link))
+            }
+            Ok(()) => Ok(None),
+        }
     }
 
     fn close_clsact(&self, hook: Hook) -> io::Result<()> {

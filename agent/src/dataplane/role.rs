@@ -14,7 +14,8 @@ pub enum Role {
     Pod(u32),
     /// Another device: what pods sent to a Service is judged again where it goes out there.
     Device(Link),
-    /// The host side of a pod's veth for which the endpoint table has no room: everything drops.
+    /// The host side of a pod's veth for which the endpoint table has no room, or of a new one whose pod is not known
+    /// yet: everything drops.
     Closed,
     /// A veth that no program judges, by `--node-devices`.
     Unjudged,

@@ -148,10 +148,7 @@ impl TcHooks {
             let hook = Hook { ifindex, direction };
             let attached = match (role, role.program(direction)) {
                 (Role::Closed, _) => self.attacher.close(hook),
-                (_, None) => {
-                    self.attacher.detach(hook).map_err(|e| e.to_string())?;
-                    continue;
-                }
+                (_, None) => self.attacher.detach(hook),
                 (_, Some(program)) => {
                     let program = generation.fd(program).map_err(|e| e.to_string())?;
                     self.attacher.attach(program, hook)
@@ -173,9 +170,8 @@ impl TcHooks {
         if !self.swept {
             // What a guard closed is not known here yet.
             let closing = self.attacher.closing().clone();
-            let is_closed = |program| closing.program().is_ok_and(|closed| closed.id == program);
             self.attacher.retain(|found| {
-                wanted.contains_key(&found.hook.ifindex) || is_closed(found.program)
+                wanted.contains_key(&found.hook.ifindex) || closing.is_by(found.program)
             })?;
             for (path, error) in pins.remove_other_tables() {
                 tracing::warn!(path = %path.display(), %error, "pins of tables that nothing uses stay");
@@ -186,7 +182,7 @@ impl TcHooks {
             self.attached.keys().filter(|i| !wanted.contains_key(i)).copied().collect();
         for ifindex in unwanted {
             for direction in Direction::BOTH {
-                self.attacher.detach(Hook { ifindex, direction })?;
+                self.attacher.leave(Hook { ifindex, direction })?;
             }
             self.forget(ifindex);
         }

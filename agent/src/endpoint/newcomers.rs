@@ -12,7 +12,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use netpold_core::model::Direction;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -27,6 +26,8 @@ use crate::netlink::{Connection, Listener, Received};
 const LINKS: [u32; 1] = [1];
 /// Receive buffer of link events, in bytes: some 1,500 events.
 const RECEIVE_BUFFER: usize = 2 << 20;
+/// Milliseconds after which a listing that failed is tried again.
+const AGAIN: u16 = 50;
 /// Threads that attach. Each call waits for the kernel's configuration lock and, with TCX, for a grace
 /// period under it. The lock is handed over in the order of arrival, so a single thread would fall behind
 /// twenty CNI plugins that each want it again and again.
@@ -75,6 +76,8 @@ pub struct Veths {
     listener: Listener,
     requests: Connection,
     known: BTreeSet<u32>,
+    /// Something may have been missed: the veths have to be listed.
+    incomplete: bool,
 }
 
 impl Veths {
@@ -84,7 +87,8 @@ impl Veths {
     /// The netlink sockets cannot be made.
     pub fn open() -> io::Result<Self> {
         let listener = Listener::open(&LINKS, false, RECEIVE_BUFFER)?;
-        Ok(Self { listener, requests: Connection::open()?, known: BTreeSet::new() })
+        let (requests, known) = (Connection::open()?, BTreeSet::new());
+        Ok(Self { listener, requests, known, incomplete: false })
     }
 
     /// Lists the veths anew; returns those that were not known.
@@ -96,38 +100,54 @@ impl Veths {
         let there: BTreeSet<u32> = found.into_iter().filter_map(OutsideVeth::index).collect();
         let new = there.difference(&self.known).copied().collect();
         self.known = there;
+        self.incomplete = false;
         Ok(new)
     }
 
     /// Takes in the events that are waiting; returns the veths that came. `gone` gets each index whose
-    /// interface went.
-    ///
-    /// # Errors
-    /// Netlink's.
-    pub fn changes(&mut self, mut gone: impl FnMut(u32)) -> io::Result<Vec<u32>> {
-        let (mut new, mut again) = (Vec::new(), false);
+    /// interface went. What fails is done again with the next call.
+    pub fn changes(&mut self, mut gone: impl FnMut(u32)) -> Vec<u32> {
+        let mut new = Vec::new();
         loop {
-            let known = &mut self.known;
-            let received = self.listener.receive(|_, message| match outside_veth(message) {
+            let Self { listener, known, incomplete, .. } = self;
+            let received = listener.receive(|_, message| match outside_veth(message) {
                 Some(OutsideVeth::There(index)) => new.extend(known.insert(index).then_some(index)),
                 Some(OutsideVeth::Gone(index)) => {
                     known.remove(&index);
                     gone(index);
                     // The other side of a veth that was whole in this namespace may have left it.
-                    again = true;
+                    *incomplete = true;
                 }
                 None => {}
-            })?;
+            });
             match received {
-                Received::Messages => {}
-                Received::Overrun => again = true,
-                Received::Nothing => break,
+                Ok(Received::Messages) => {}
+                Ok(Received::Overrun) => self.incomplete = true,
+                Ok(Received::Nothing) => break,
+                Err(error) => {
+                    tracing::warn!(%error, "reading link events failed; interfaces are listed instead");
+                    self.incomplete = true;
+                    break;
+                }
             }
         }
-        if again {
-            new.extend(self.list()?);
+        if self.incomplete {
+            let before = self.known.clone();
+            match self.list() {
+                Ok(found) => {
+                    before.difference(&self.known).for_each(|index| gone(*index));
+                    new.extend(found);
+                }
+                Err(error) => tracing::warn!(%error, "listing interfaces failed; tried again"),
+            }
         }
-        Ok(new)
+        new
+    }
+
+    /// How long to wait for events: briefly, if something is to be done again.
+    #[must_use]
+    pub fn patience(&self) -> PollTimeout {
+        if self.incomplete { PollTimeout::from(AGAIN) } else { PollTimeout::NONE }
     }
 }
 
@@ -151,6 +171,10 @@ impl Guard {
     /// # Errors
     /// Netlink, or a thread, is not to be had.
     pub fn start(closing: Closing, all: bool) -> io::Result<Self> {
+        // Loaded before it is needed.
+        if let Err(error) = closing.program() {
+            tracing::warn!(%error, "new interfaces cannot be closed yet; tried again with each");
+        }
         let (stop, stopped) = UnixStream::pair()?;
         let mut veths = Veths::open()?;
         let closers = Closers::start(&closing)?;
@@ -159,13 +183,8 @@ impl Guard {
         let thread = std::thread::Builder::new().name("newcomers".into());
         thread.spawn(move || {
             while wait(&veths, &stopped) {
-                match veths.changes(|ifindex| closing.forget(ifindex)) {
-                    Ok(new) => new.into_iter().for_each(|ifindex| closers.close(ifindex)),
-                    Err(error) => {
-                        tracing::warn!(%error, "reading link events failed; tried again");
-                        std::thread::sleep(Duration::from_millis(100));
-                    }
-                }
+                let new = veths.changes(|ifindex| closing.forget(ifindex));
+                new.into_iter().for_each(|ifindex| closers.close(ifindex));
             }
         })?;
         Ok(Self { _stop: stop })
@@ -179,6 +198,6 @@ fn wait(veths: &Veths, stopped: &UnixStream) -> bool {
         PollFd::new(veths.as_fd(), PollFlags::POLLIN),
     ];
     // EINTR and the like: look again.
-    let _ = poll(&mut ready, PollTimeout::NONE);
+    let _ = poll(&mut ready, veths.patience());
     ready[0].revents().is_none_or(|events| events.is_empty())
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use netpold_core::bindings;
 use netpold_core::compile::Compiler;
 use netpold_core::model::Key;
 
@@ -68,6 +69,8 @@ const HOLD: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 struct Veth {
     name: String,
+    /// Another one shows an interface that took over the index.
+    incarnation: u64,
     /// Until when it is closed unless its pod is known.
     held_until: Option<Instant>,
 }
@@ -137,14 +140,24 @@ impl NodeInterfaces {
     }
 
     /// A veth appeared, or its addresses changed.
-    pub(super) fn veth_is(&mut self, index: u32, name: String, now: Instant) {
+    pub(super) fn veth_is(&mut self, veth: &bindings::Veth, now: Instant) {
+        let index = veth.index;
+        if self.veths.get(&index).is_some_and(|it| it.incarnation != veth.incarnation) {
+            self.veth_gone(index);
+        }
         let is_new = match &self.familiar {
             Familiar::All => false,
             Familiar::Only(familiar) => !familiar.contains(&index),
         };
-        let held_until = (is_new && self.has_results).then(|| now + HOLD);
-        let veth = self.veths.entry(index).or_insert(Veth { name: String::new(), held_until });
-        veth.name = name;
+        // By other options a veth that is no pod's has no program, so it always looks new to an agent that starts.
+        let is_held = is_new && self.has_results && self.judged == NodeDevices::Auto;
+        let (name, incarnation) = (veth.name.clone(), veth.incarnation);
+        let held_until = is_held.then(|| now + HOLD);
+        self.veths.entry(index).and_modify(|it| it.name.clone_from(&veth.name)).or_insert(Veth {
+            name,
+            incarnation,
+            held_until,
+        });
         self.roles = None;
     }
 

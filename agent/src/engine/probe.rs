@@ -61,7 +61,7 @@ impl Engine {
                 continue;
             };
             let packet = packet(at, probe.protocol);
-            let Some(frame) = packet.frame() else { continue };
+            let Some(frame) = packet.frame(endpoint.station) else { continue };
             let came_by = match (at.direction, at.by_node) {
                 (Direction::Egress, _) => endpoint.ifindex,
                 (Direction::Ingress, true) => 0,

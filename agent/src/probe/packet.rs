@@ -9,8 +9,9 @@ use netpold_ebpf::packet::protocol::{
 
 /// The port that probes come from: no connection's.
 pub const SOURCE_PORT: u16 = 0;
-/// Link header, to no station in particular.
-const STATIONS: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+/// Stations of the link header: to and from nobody in particular.
+const TO: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const FROM: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
 const SCTP_INIT: u8 = 1;
@@ -99,12 +100,12 @@ impl Packet {
         bytes
     }
 
-    /// The frame; none if the addresses are of two families.
+    /// The frame, from a station if that matters; none if the addresses are of two families.
     #[must_use]
-    pub fn frame(&self) -> Option<Vec<u8>> {
+    pub fn frame(&self, station: Option<[u8; 6]>) -> Option<Vec<u8>> {
         let payload = self.payload();
         let length = u16::try_from(payload.len()).ok()?;
-        let mut frame = STATIONS.to_vec();
+        let mut frame = [TO, station.unwrap_or(FROM)].concat();
         match (self.from, self.to) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
                 frame.extend(ETHERTYPE_IPV4.to_be_bytes());

@@ -1,5 +1,5 @@
 //! What gets round the program of its veth by an `ifb` (see [`crate::bounce`]) and is no whole datagram: parts that the
-//! kernel makes anew, messages of the link, routes, checksums (issue 33, 9). Needs `NET_ADMIN` in the pod.
+//! kernel makes anew, messages of the link, routes, checksums. Needs `NET_ADMIN` in the pod.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! Checksums that are left to the card, written where a socket says: 16 bits of the sender's choice, after the
-//! judgement (issue 33, 5). A raw socket is all that a pod needs.
+//! judgement. A raw socket is all that a pod needs.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};

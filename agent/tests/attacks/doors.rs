@@ -1,5 +1,5 @@
 //! Devices that a pod makes in the node's network namespace: with `NET_ADMIN` in the initial user namespace it can
-//! (`IFLA_LINK_NETNSID`, `IFLA_NET_NS_FD`), and nothing names them (issue 33, 10). The tests make them from the node's
+//! (`IFLA_LINK_NETNSID`, `IFLA_NET_NS_FD`), and nothing names them. The tests make them from the node's
 //! side, which comes to the same.
 
 use std::net::{IpAddr, SocketAddr};

@@ -1,6 +1,6 @@
 //! Connections whose direction a client turns around in the node's conntrack before policy comes: an RST whose TTL
 //! ends at the node closes the entry, both ends go on, and what the server sends next makes an entry that the
-//! server began (issue 33, 8).
+//! server began.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};

@@ -114,9 +114,11 @@ fn solicitation(of: Ipv6Addr, number: [u8; 6]) -> Vec<u8> {
     [&[135, 0, 0, 0, 0, 0, 0, 0][..], &of.octets(), &[1, 1], &number].concat()
 }
 
-fn arp(number: [u8; 6], from: Ipv4Addr, to: Ipv4Addr, padding: usize) -> Vec<u8> {
+/// An answer, with a number for the station that it is for.
+fn arp(number: [u8; 6], from: (&Pod, Ipv4Addr), to: Ipv4Addr, padding: usize) -> Vec<u8> {
+    let (pod, own) = from;
     let head = [0, 1, 8, 0, 6, 4, 0, 2];
-    let mut packet = [&head[..], &number, &from.octets(), &[0; 6], &to.octets()].concat();
+    let mut packet = [&head[..], &pod.mac(), &own.octets(), &number, &to.octets()].concat();
     packet.resize(28 + padding, 0);
     packet
 }
@@ -175,16 +177,16 @@ fn isolated_pods_of_a_bridge_have_no_channel_in_link_messages() {
     let link: Ipv6Addr = "fe80::77".parse().unwrap();
 
     let mut sound = Frames::of(mute, deaf.mac());
-    sound.add("an answer of ARP", ARP, &arp(sound.marker(), own4, ip4(deaf), 0));
+    sound.add("an answer of ARP", ARP, &arp(sound.marker(), (mute, own4), ip4(deaf), 0));
     let message = advertisement(own6, sound.marker());
     sound.add("an advertisement", IPV6, &ipv6(own6, to6, 58, 255, &message));
     sound.add("a report", IPV6, &ipv6(link, reports, 0, 1, &report(sound.marker(), 0)));
     assert_eq!(sound.seen_by(&sniffer), sound.names());
 
     let mut forged = Frames::of(mute, deaf.mac());
-    forged.add("long ARP", ARP, &arp(forged.marker(), own4, ip4(deaf), 1372));
-    forged.add("ARP of another", ARP, &arp(forged.marker(), victim4, ip4(deaf), 0));
-    let tagged = [&[0, 7, 8, 6][..], &arp(forged.marker(), own4, ip4(deaf), 1000)].concat();
+    forged.add("long ARP", ARP, &arp(forged.marker(), (mute, own4), ip4(deaf), 1372));
+    forged.add("ARP of another", ARP, &arp(forged.marker(), (mute, victim4), ip4(deaf), 0));
+    let tagged = [&[0, 7, 8, 6][..], &arp(forged.marker(), (mute, own4), ip4(deaf), 1000)].concat();
     forged.add("long tagged ARP", 0x8100, &tagged);
     forged.add("a long report", IPV6, &ipv6(link, reports, 0, 1, &report(forged.marker(), 1300)));
     let direct = &report(forged.marker(), 0)[8..];
@@ -240,7 +242,7 @@ fn no_pod_of_a_bridge_claims_anothers_address() {
     for (name, passes) in [("liar", false), ("gateway", true)] {
         let pod = cluster.pod(name);
         let mut frames = Frames::of(pod, server.mac());
-        frames.add("ARP", ARP, &arp(frames.marker(), ip4(friend), ip4(server), 0));
+        frames.add("ARP", ARP, &arp(frames.marker(), (pod, ip4(friend)), ip4(server), 0));
         let message = advertisement(ip6(friend), frames.marker());
         frames.add("a claim", IPV6, &ipv6(ip6(pod), ip6(server), 58, 255, &message));
         let hidden = [&[58, 0, 1, 4, 0, 0, 0, 0], &advertisement(ip6(friend), frames.marker())[..]];
@@ -283,7 +285,8 @@ fn a_route_beyond_the_destination_is_not_taken() {
         let options = [&[131, 7, 4][..], &ip4(server).octets(), &[0]].concat();
         let packet = packet::ipv4((ip4(pod), node4), 17, (1, 0), &options, &udp);
         frames.add("a source route", IPV4, &packet);
-        let expected = if passes { frames.names() } else { Vec::new() };
+        // What cannot be read to its end drops wherever the source is checked.
+        let expected = if passes { vec!["a source route"] } else { Vec::new() };
         assert_eq!(frames.seen_by(&sniffer), expected, "{name}");
     }
 }

@@ -130,7 +130,10 @@ fn uninstall_takes_xdp_away_too() {
     cluster.agents[0].end(Signal::SIGTERM);
     let done = uninstall(&cluster);
     let said = String::from_utf8_lossy(&done.stdout);
-    assert!(said.contains("removed: 9 programs"), "three pods, three programs: {said}");
+    assert!(
+        said.contains("removed: 10 programs"),
+        "three pods, three programs; the bridge: {said}"
+    );
     assert!(!has_xdp(&cluster));
     cluster.reaches("client", "other");
 }

@@ -78,7 +78,10 @@ impl Trace {
 /// Identifiers of the programs at the pods' hooks, by pod.
 fn programs(cluster: &Cluster) -> BTreeMap<&'static str, Vec<u32>> {
     let links = cluster.agents[0].bpffs().join("links");
-    let pinned = std::fs::read_dir(&links).is_ok_and(|mut all| all.next().is_some());
+    // The program that closes new veths is pinned there in any case.
+    let is_link =
+        |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name() != "closed";
+    let pinned = std::fs::read_dir(&links).is_ok_and(|mut all| all.any(is_link));
     let mode = if pinned { Mode::Tcx } else { Mode::Clsact };
     let attached =
         cluster.nodes[0].run(move || Attacher::new(&links, mode).unwrap().attached().unwrap());

@@ -45,7 +45,7 @@ fn takes_everything_away(cluster: Cluster) {
     let done = uninstall(&cluster);
     let said = String::from_utf8_lossy(&done.stdout);
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    assert!(said.contains("removed: 6 programs"), "three pods, two directions: {said}");
+    assert!(said.contains("removed: 7 programs"), "three pods, two directions; the bridge: {said}");
     cluster.reaches("stranger", "server");
     let left = std::fs::read_dir(cluster.agents[0].bpffs()).unwrap();
     let left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());

@@ -114,7 +114,8 @@ impl Generator {
         match self.random.below(20) {
             0 | 1 => self.about(draft),
             2 => self.link_message(draft),
-            3 => self.wrapped(draft),
+            // What goes round a veth's program into a tunnel of the node meets no hook (THREATS.md).
+            3 if !self.bounces => self.wrapped(draft),
             kind => {
                 let mut flow = match kind {
                     4..=8 => self.answer(draft)?,
@@ -377,7 +378,9 @@ impl Generator {
             return Offload::default();
         }
         if own == usize::MAX || draft.party().pod.is_some() && self.chance(50) {
-            if draft.party().pod.is_none() {
+            // A Mobility header ends what is judged: what is written behind it changes no judgement.
+            let ends = shape.extensions.iter().any(|(kind, _)| *kind == 135);
+            if draft.party().pod.is_none() || ends {
                 return Offload::default();
             }
             draft.traits.insert(Trait::Overwritten);

@@ -136,6 +136,14 @@ pub(crate) fn judge(
             .then_some(())
             .ok_or_else(|| "it is not IP, and one of them is isolated".into());
     };
+    // What goes round a veth's program reaches the node itself in anybody's name, and the node answers (THREATS.md).
+    let from_address = heard.tuple.from.0;
+    let of_node = world.nodes.iter().flatten().any(|address| *address == from_address)
+        || !heard.quoted.is_empty()
+            && !world.parties.iter().any(|party| party.addresses.contains(&from_address));
+    if sent.traits.contains(&Trait::Bounced) && of_node {
+        return Ok(());
+    }
     let family = usize::from(heard.tuple.to.0.is_ipv6());
     let exchange = Exchange { world, history, heard: &heard, sent, receiver, family };
     if !exchange.may_leave() {

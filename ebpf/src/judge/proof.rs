@@ -105,7 +105,7 @@ impl Anew {
         }
     }
 
-    /// Which of these a packet would be; `link` as [`parse::link`] answers.
+    /// Which of these a packet would be; `link` as [`crate::packet::parse::link`] answers.
     #[inline(always)]
     pub fn kind<B: Bytes>(bytes: &B, link: Result<(u16, u32), Reason>) -> Self {
         let (protocol, transport) = match link {

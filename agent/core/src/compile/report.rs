@@ -32,6 +32,9 @@ pub struct EndpointInfo {
     /// Its packets must have its own source.
     #[serde(skip)]
     pub checked: bool,
+    /// The hardware address that its frames must come from; `None`: any.
+    #[serde(skip)]
+    pub station: Option<[u8; 6]>,
 }
 
 /// Something that keeps netpold from doing what was asked for.
@@ -147,6 +150,7 @@ impl EndpointInfo {
             id: live.id,
             uid_hash: live.identity.uid_hash,
             slot: live.record.map(|(slot, _)| slot),
+            station: live.station,
             ingress: live.rules.isolated(Direction::Ingress),
             egress: live.rules.isolated(Direction::Egress),
             checked: live.check_source,

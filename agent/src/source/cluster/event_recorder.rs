@@ -333,7 +333,7 @@ fn event_name(object: &str, nanoseconds: i128) -> String {
     format!("{}{suffix}", object[..end].trim_end_matches(['.', '-']))
 }
 
-/// Events on what has no namespace are in `default`, which [`Writer::own_node`] has in both places too.
+/// Events on what has no namespace are in `default`, and so are those on the own node.
 fn regarding(policy: &Key, uid: &str) -> ObjectReference {
     let (version, kind, namespace) = match policy.namespace.as_str() {
         "" => ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy", "default"),

@@ -30,7 +30,7 @@ pub(crate) struct Live {
     pub(crate) addresses: Addresses,
     pub(crate) check_source: bool,
     /// The hardware address of the pod's side of the veth; `None`: unknown.
-    station: Option<[u8; 6]>,
+    pub(crate) station: Option<[u8; 6]>,
     /// The pod asks not to be checked, and nobody may grant that in its namespace.
     pub(crate) unheard: bool,
     /// A further interface of a pod, or one whose pod is not known: it gives its slot to a pod's first one.
