@@ -264,7 +264,7 @@ impl Agent {
                     });
                     continue;
                 }
-                _ = asked.tick() => {
+                _ = asked.tick(), if self.offer.is_some() => {
                     if self.offer.as_ref().is_some_and(Offer::is_taken) {
                         info!("another agent takes over");
                         taken = true;

@@ -297,7 +297,7 @@ fn attach_tcx(
     let is_pinned = pinned.is_some();
     if let Some(link) = pinned.or_else(|| held.remove(&hook)) {
         let info = sys::tcx_info(link.as_fd())?;
-        if (info.ifindex, info.attach_type) == (hook.ifindex, hook.tcx_type()) {
+        if hook.has(info) {
             let updated = sys::link_update(link.as_fd(), program);
             // The interface went meanwhile; another may have its index.
             if !matches!(&updated, Err(error) if error.raw_os_error() == Some(libc::ENOLINK)) {
@@ -355,7 +355,7 @@ fn list_tcx(links: &Path, held: &mut BTreeMap<Hook, OwnedFd>) -> io::Result<Vec<
         };
         let Some(link) = open(&entry.path())? else { continue };
         let info = sys::tcx_info(link.as_fd())?;
-        if (info.ifindex, info.attach_type) == (hook.ifindex, hook.tcx_type()) {
+        if hook.has(info) {
             let programs = match sys::programs(hook.ifindex, hook.tcx_type()) {
                 // The interface has gone since.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Vec::new(),

@@ -189,8 +189,7 @@ impl Closing {
     fn close_tcx(&self, hook: Hook) -> io::Result<Option<OwnedFd>> {
         let path = self.links.join(hook.file_name());
         if let Ok(link) = sys::obj_get(&path) {
-            let info = sys::tcx_info(link.as_fd())?;
-            if (info.ifindex, info.attach_type) == (hook.ifindex, hook.tcx_type()) {
+            if hook.has(sys::tcx_info(link.as_fd())?) {
                 return Ok(None);
             }
             // Of a former interface with this index.

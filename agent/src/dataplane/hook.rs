@@ -2,7 +2,7 @@
 
 use netpold_core::model::Direction;
 
-use crate::bpf::sys;
+use crate::bpf::sys::{self, LinkAt};
 
 /// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS` of `enum bpf_attach_type`.
 const BPF_TCX_INGRESS: u32 = 46;
@@ -24,6 +24,11 @@ impl Hook {
             Direction::Egress => BPF_TCX_INGRESS,
             Direction::Ingress => BPF_TCX_EGRESS,
         }
+    }
+
+    /// Whether a link is there, and not at a former interface with this index.
+    pub(super) fn has(self, link: LinkAt) -> bool {
+        (link.ifindex, link.attach_type) == (self.ifindex, self.tcx_type())
     }
 
     /// The name of its link's pin.
