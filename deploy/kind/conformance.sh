@@ -1,6 +1,7 @@
 #!/bin/sh
 # The NetworkPolicy tests of Kubernetes itself, of the cluster's own version, against the cluster that
-# kubectl talks to. Needs e2e.test on the PATH, or go to build it.
+# kubectl talks to. Needs e2e.test on the PATH, or git and go to build it.
+#   conformance.sh [FOCUS]    of these tests those whose names match a regular expression
 set -eu
 
 version=$(kubectl version -o json | sed -n '/serverVersion/,$s/.*"gitVersion": "\([^"+]*\).*/\1/p' | head -n 1)
@@ -22,6 +23,6 @@ fi
 # Left out: serial specs, features that are not in NetworkPolicy v1, and the specs that send SCTP, which
 # need the kernel's module on every node. Two more specs have SCTP in their names and send TCP only.
 exec "$e2e" --kubeconfig "${KUBECONFIG:-$HOME/.kube/config}" --provider skeleton \
-    --ginkgo.focus '\[sig-network\].*(NetworkPolicy|Netpol)' \
+    --ginkgo.focus "\[sig-network\].*(NetworkPolicy|Netpol).*${1:-}" \
     --ginkgo.skip 'Feature:SCTPConnectivity|\[Serial\]|AdminNetworkPolicy|\[Feature:.*Migration' \
     --ginkgo.timeout 3h

@@ -4,17 +4,20 @@
 #   deploy/kind/run.sh            all of it; the cluster goes at the end
 #   KEEP=1 deploy/kind/run.sh     leave the cluster for a look
 #   PROXY=nftables …              kube-proxy's mode: iptables (default), ipvs, nftables
+#   FAMILY=ipv6 …                 addresses: dual (default), ipv4, ipv6
+#   KINDNET=1 …                   beside kindnet, which enforces too, not on cni.sh's network
+#   FOCUS=deny …                  the upstream tests whose names match
 #
-# Needs docker, kind, kubectl, skopeo, go (for the conformance tests) and what `cargo xtask setup`
-# installs. This script has not been run where it was written, where there is no docker.
+# Needs docker, kind, kubectl, skopeo, git and go (or e2e.test, for the conformance tests) and what
+# `cargo xtask setup` installs.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 cluster=${CLUSTER:-netpold}
 proxy=${PROXY:-iptables}
+family=${FAMILY:-dual}
 kubernetes=${KUBERNETES_VERSION:-}
-work=$(mktemp -d)
 
 say() { printf '==> %s\n' "$*"; }
 
@@ -27,55 +30,69 @@ need() {
 clean() {
     status=$?
     trap - EXIT INT TERM
-    if [ "$status" -ne 0 ] && [ -f "$work/kubeconfig" ]; then
-        kubectl -n netpold-system get pods -o wide || true
-        kubectl -n netpold-system logs ds/netpold --tail 50 || true
+    if [ "$status" -ne 0 ] && [ -f "$KUBECONFIG" ]; then
+        kubectl get pods -A -o wide || true
+        for pod in $(kubectl -n netpold-system get pods -o name); do
+            kubectl -n netpold-system logs "$pod" --all-containers --prefix --tail 50 || true
+        done
     fi
     if [ -z "${KEEP:-}" ]; then
         kind delete cluster --name "$cluster" || true
         rm -rf "$work"
     else
-        say "the cluster stays: export KUBECONFIG=$work/kubeconfig"
+        say "the cluster stays: export KUBECONFIG=$KUBECONFIG"
     fi
     exit "$status"
 }
 
-need docker kind kubectl skopeo cargo
-trap clean EXIT INT TERM
+installed() {
+    kubectl -n netpold-system rollout status daemonset/netpold --timeout 180s
+    kubectl -n netpold-system rollout status deployment/netpold-controller --timeout 180s
+}
+
+need docker kind kubectl skopeo cargo cargo-nextest
+command -v e2e.test > /dev/null || need git go
+docker info > /dev/null
+if kind get clusters | grep -qx "$cluster"; then
+    echo "run.sh: there is a cluster $cluster, which this script did not create: CLUSTER=NAME, or kind delete cluster" >&2
+    exit 2
+fi
+work=$(mktemp -d)
 export KUBECONFIG="$work/kubeconfig"
+trap clean EXIT INT TERM
 
 say "image"
 (cd "$root" && cargo xtask image --tag dev --output "$work/image")
 skopeo copy "oci:$work/image:dev" "docker-archive:$work/image.tar:localhost/netpold:dev"
 
-say "cluster, kube-proxy in $proxy mode"
-sed "s/kubeProxyMode: .*/kubeProxyMode: $proxy/" "$here/cluster.yaml" > "$work/cluster.yaml"
+say "cluster, $family, kube-proxy in $proxy mode"
+sed "s/kubeProxyMode: .*/kubeProxyMode: $proxy/; s/ipFamily: .*/ipFamily: $family/
+    ${KINDNET:+s/disableDefaultCNI: .*/disableDefaultCNI: false/}" "$here/cluster.yaml" > "$work/cluster.yaml"
 kind create cluster --name "$cluster" --config "$work/cluster.yaml" \
     ${kubernetes:+--image "kindest/node:$kubernetes"}
 kind load image-archive "$work/image.tar" --name "$cluster"
 
 say "network"
-"$here/cni.sh" "$cluster"
-kubectl wait nodes --all --for condition=Ready --timeout 180s
+[ -n "${KINDNET:-}" ] || "$here/cni.sh" "$cluster"
 
 say "install"
 kubectl apply -k "$root/deploy/overlays/kind"
 kubectl apply -k "$root/deploy/overlays/quotas"
 kubectl apply -k "$root/deploy/overlays/api-protection"
-kubectl -n netpold-system rollout status ds/netpold --timeout 180s
+installed
 
 say "smoke test"
 "$here/smoke.sh"
 
 say "upstream conformance"
-"$here/conformance.sh"
+"$here/conformance.sh" "${FOCUS:-}"
 
-say "our own tests, on this kernel"
+say "our own tests of traffic, on this kernel"
 (cd "$root" && cargo xtask test --filter traffic)
 
 say "an update under way leaves every policy in force"
-kubectl -n netpold-system rollout restart ds/netpold
+kubectl -n netpold-system rollout restart daemonset/netpold deployment/netpold-controller
 "$here/smoke.sh"
-kubectl -n netpold-system rollout status ds/netpold --timeout 180s
+installed
 "$here/smoke.sh"
 say "done"

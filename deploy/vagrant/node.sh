@@ -3,15 +3,16 @@
 #   node.sh ROLE ADDRESS KUBERNETES CNI PROXY
 set -euo pipefail
 role=$1 address=$2 kubernetes=$3 cni=$4 proxy=$5
-shared=/vagrant-join
-control=192.168.56.10
+network=192.168.56
+# Known to every machine beforehand, and to whoever is in their private network.
+token=netpol.0123456789abcdef
 
 install_packages() {
     local repository=https://pkgs.k8s.io/core:/stable:/v$kubernetes
     if command -v apt-get > /dev/null; then
         export DEBIAN_FRONTEND=noninteractive
         apt-get update -q
-        apt-get install -q -y containerd containernetworking-plugins curl gpg conntrack netcat-openbsd
+        apt-get install -q -y containerd curl gpg conntrack netcat-openbsd
         mkdir -p /etc/apt/keyrings
         curl -fsSL "$repository/deb/Release.key" | gpg --batch --yes --dearmor -o /etc/apt/keyrings/kubernetes.gpg
         echo "deb [signed-by=/etc/apt/keyrings/kubernetes.gpg] $repository/deb/ /" \
@@ -21,7 +22,7 @@ install_packages() {
     else
         printf '[kubernetes]\nname=kubernetes\nbaseurl=%s/rpm/\ngpgkey=%s/rpm/repodata/repomd.xml.key\n' \
             "$repository" "$repository" > /etc/yum.repos.d/kubernetes.repo
-        dnf install -q -y containerd containernetworking-plugins kubelet kubeadm kubectl conntrack-tools nmap-ncat
+        dnf install -q -y containerd kubelet kubeadm kubectl conntrack-tools nmap-ncat
     fi
 }
 
@@ -32,7 +33,9 @@ prepare() {
         > /etc/sysctl.d/99-kubernetes.conf
     sysctl --quiet --system
     mkdir -p /etc/containerd
-    containerd config default | sed 's/SystemdCgroup = false/SystemdCgroup = true/' > /etc/containerd/config.toml
+    # Distributions patch the default folder of the plugins; Kubernetes' packages and flannel use this one.
+    containerd config default | sed -E -e 's/SystemdCgroup = false/SystemdCgroup = true/' \
+        -e '/^ *bin_dirs? = /s|/[a-z/]*cni[a-z/]*|/opt/cni/bin|' > /etc/containerd/config.toml
     systemctl enable --now containerd
     systemctl restart containerd
     echo "KUBELET_EXTRA_ARGS=--node-ip=$address" > /etc/default/kubelet
@@ -45,6 +48,7 @@ control_plane() {
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
 localAPIEndpoint: {advertiseAddress: $address}
+bootstrapTokens: [{token: $token, ttl: 0s}]
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
@@ -56,14 +60,12 @@ mode: $proxy
 CONFIG
     [ -f /etc/kubernetes/admin.conf ] || kubeadm init --config /root/kubeadm.yaml
     export KUBECONFIG=/etc/kubernetes/admin.conf
-    if [ "$cni" = flannel ]; then
-        kubectl apply -f https://github.com/flannel-io/flannel/releases/latest/download/kube-flannel.yml
-    fi
-    mkdir -p "$shared"
-    kubeadm token create --print-join-command > "$shared/join"
-    # How the other machines learn of it. The token ends after a day, and the network is private.
-    systemd-run --quiet --unit netpold-join --collect --working-directory "$shared" \
-        python3 -m http.server 8000 --bind "$address" || true
+    [ "$cni" = flannel ] || return 0
+    # The interface of the default route has the same address on every machine of VirtualBox.
+    curl -fsSL https://github.com/flannel-io/flannel/releases/latest/download/kube-flannel.yml \
+        | sed "s/^\( *- \)--kube-subnet-mgr/&\n\1--iface-regex=^${network}[.]/" > /root/flannel.yaml
+    grep -q -e --iface-regex /root/flannel.yaml
+    kubectl apply -f /root/flannel.yaml
 }
 
 # Without a CNI that gives out networks each node has a bridge of its own, and routes to the others.
@@ -78,7 +80,7 @@ bridge() {
   {"type": "portmap", "capabilities": {"portMappings": true}}]}
 CONFIG
     for other in 10 11 12 13; do
-        [ "$other" = "$last" ] || ip route replace "10.244.$other.0/24" via "192.168.56.$other"
+        [ "$other" = "$last" ] || ip route replace "10.244.$other.0/24" via "$network.$other"
     done
 }
 
@@ -88,6 +90,5 @@ if [ "$cni" = bridge ]; then bridge; fi
 if [ "$role" = control-plane ]; then
     control_plane
 elif [ ! -f /etc/kubernetes/kubelet.conf ]; then
-    curl -fsS --retry 60 --retry-delay 5 --retry-all-errors "http://$control:8000/join" -o /root/join
-    bash /root/join
+    kubeadm join "$network.10:6443" --token "$token" --discovery-token-unsafe-skip-ca-verification
 fi
