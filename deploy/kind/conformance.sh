@@ -25,4 +25,4 @@ fi
 exec "$e2e" --kubeconfig "${KUBECONFIG:-$HOME/.kube/config}" --provider skeleton \
     --ginkgo.focus "\[sig-network\].*(NetworkPolicy|Netpol).*${1:-}" \
     --ginkgo.skip 'Feature:SCTPConnectivity|\[Serial\]|AdminNetworkPolicy|\[Feature:.*Migration' \
-    --ginkgo.timeout 3h
+    --ginkgo.no-color --ginkgo.silence-skips --ginkgo.timeout 3h

@@ -12,6 +12,7 @@
 //! and no network of it is used, and nothing in there has a way out. All that a node writes is in
 //! `target/cluster`, in file systems of its own, and in a cgroup of its own.
 
+mod audit;
 mod binaries;
 mod control;
 mod e2e;
@@ -19,23 +20,26 @@ mod images;
 mod init;
 mod install;
 mod kubectl;
+mod layout;
 mod network;
 mod node;
+mod replace;
 mod rollout;
 mod smoke;
+mod starts;
 mod state;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use clap::ValueEnum;
 use netpold_testbed::{catch_interrupts, interrupted, is_root};
 
 use crate::step;
 use binaries::Binaries;
 pub(crate) use init::run as run_init;
 use kubectl::Kubectl;
+use layout::{Cni, Family, Layout, Proxy};
 use state::State;
 
 /// Names the folder for `cargo xtask test`, which CI does not have.
@@ -55,45 +59,6 @@ pub(crate) struct Options {
     command: Option<Command>,
 }
 
-/// What the cluster looks like.
-#[derive(clap::Args, Clone)]
-struct Layout {
-    /// CNI plugin that gives pods their interfaces
-    #[arg(long, global = true, value_enum, default_value = "ptp")]
-    cni: Cni,
-    /// Mode of kube-proxy
-    #[arg(long, global = true, value_enum, default_value = "nftables")]
-    proxy: Proxy,
-    /// Address families of nodes, pods and Services
-    #[arg(long, global = true, value_enum, default_value = "dual")]
-    family: Family,
-    /// Put this static netpold into the image instead of building one
-    #[arg(long, global = true, value_name = "PATH")]
-    binary: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Cni {
-    /// A host route to each pod
-    Ptp,
-    /// A bridge for the pods of a node
-    Bridge,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Proxy {
-    /// Kubernetes 1.31 or later
-    Nftables,
-    Iptables,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Family {
-    /// IPv4 and IPv6
-    Dual,
-    Ipv4,
-}
-
 /// What is to be done; all of it, one after the other, if nothing is named.
 #[derive(clap::Subcommand)]
 enum Command {
@@ -103,8 +68,26 @@ enum Command {
     Smoke,
     /// Replace fifty pods behind a Service, under default deny, while allowed and denied clients ask
     Rollout,
+    /// Start isolated pods while the agents are replaced by others of the same image (`rollout restart`)
+    Restart,
+    /// Start isolated pods while the agents are killed (SIGKILL), several times
+    Kill,
+    /// Start isolated pods while another netpold is rolled out, and the former one again (`rollout undo`)
+    Upgrade {
+        /// Static netpold of the other image
+        #[arg(value_name = "PATH")]
+        to: PathBuf,
+    },
+    /// Reboot the second node: what is pinned in its kernel is gone, its disk is not
+    Reboot,
+    /// Show what netpold has asked the API server, by the audit log; fails where it was refused
+    Audit,
     /// Run Kubernetes' own NetworkPolicy tests (e2e.test)
-    E2e,
+    E2e {
+        /// Of these tests those whose names match
+        #[arg(value_name = "REGEX", default_value = "")]
+        focus: String,
+    },
     /// Run kubectl as the administrator
     Kubectl {
         /// Arguments of kubectl
@@ -131,8 +114,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             Ok(())
         }
         Some(Command::Smoke) => smoke::run(&Kubectl::of(&state, &options.folder)?),
-        Some(Command::Rollout) => rollout::run(&Kubectl::of(&state, &options.folder)?),
-        Some(Command::E2e) => e2e::run(&state, &Binaries::find(&options.folder)?),
+        Some(Command::Rollout) => rollout::run(&state, &Kubectl::of(&state, &options.folder)?),
+        Some(Command::Restart) => replace::restart(&state, &Kubectl::of(&state, &options.folder)?),
+        Some(Command::Kill) => replace::kill(&state, &Kubectl::of(&state, &options.folder)?),
+        Some(Command::Upgrade { to }) => {
+            replace::upgrade(&state, &Binaries::find(&options.folder)?, to)
+        }
+        Some(Command::Reboot) => replace::reboot(&state, &Kubectl::of(&state, &options.folder)?),
+        Some(Command::Audit) => audit::run(&state),
+        Some(Command::E2e { focus }) => e2e::run(&state, &Binaries::find(&options.folder)?, focus),
         Some(Command::Kubectl { arguments }) => {
             Kubectl::of(&state, &options.folder)?.show(arguments)
         }
@@ -174,17 +164,26 @@ fn everything(state: &State, options: &Options) -> Result<()> {
     let start = Instant::now();
     let cluster = up(state, &binaries, &options.layout)?;
     let kubectl = Kubectl::of(state, &options.folder)?;
-    let result = smoke::run(&kubectl).and_then(|()| rollout::run(&kubectl)).and_then(|()| {
-        if binaries.e2e().is_some() {
-            return e2e::run(state, &binaries);
-        }
-        step::warning(&format!("SKIPPED e2e: no e2e.test in {}", options.folder.display()));
-        Ok(())
-    });
+    let result = checks(state, &binaries, &kubectl);
     drop(cluster);
     result?;
     step::title(&format!("done in {:.0?}, everything cleaned up", start.elapsed()));
     Ok(())
+}
+
+/// Everything that needs no other image.
+fn checks(state: &State, binaries: &Binaries, kubectl: &Kubectl) -> Result<()> {
+    smoke::run(kubectl)?;
+    rollout::run(state, kubectl)?;
+    replace::restart(state, kubectl)?;
+    replace::kill(state, kubectl)?;
+    replace::reboot(state, kubectl)?;
+    if binaries.e2e().is_some() {
+        e2e::run(state, binaries, "")?;
+    } else {
+        step::warning(&format!("SKIPPED e2e: no e2e.test in {}", binaries.folder().display()));
+    }
+    audit::run(state)
 }
 
 /// Ends what it began when dropped.
@@ -244,11 +243,13 @@ fn show_state(state: &State, folder: &Path) {
 /// Nodes, network, control plane.
 fn begin(state: &State, binaries: &Binaries, layout: &Layout) -> Result<Kubectl> {
     step::title("two nodes in namespaces of this machine");
+    layout.save(state)?;
     let control = control::prepare(state, binaries, layout)?;
     for (index, name) in state::NODES.into_iter().enumerate() {
         let mut programs = if index == 0 { control.programs() } else { Vec::new() };
         programs.extend(node::programs(state, binaries, layout, index)?);
-        node::start(state, name, programs)?;
+        node::plan(state, name, programs)?;
+        node::start(state, name)?;
     }
     network::link(state, layout)?;
     for name in state::NODES {

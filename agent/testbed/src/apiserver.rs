@@ -35,7 +35,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 
 pub use self::access::Access;
-pub use self::audit::Request;
+pub use self::audit::{AUDIT_POLICY, Request, read_requests};
 pub use self::binaries::{
     CACHED, KUBECTL_CACHED, KubeBinaries, Kubectl, VERSION, require_apiserver,
 };
@@ -94,7 +94,7 @@ impl ApiServer {
         let directory = Directory::make()?;
         let admin = format!("{ADMIN_TOKEN},admin,admin,\"system:masters\"\n");
         fs::write(directory.0.join("tokens"), admin)?;
-        fs::write(directory.0.join("audit-policy"), audit::POLICY)?;
+        fs::write(directory.0.join("audit-policy"), AUDIT_POLICY)?;
         let etcd =
             Etcd::start(&binaries.etcd, netns.clone(), directory.0.join("etcd"), (client, peer))?;
         let server = Process::new(

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::rendered::deploy;
-use netpold_testbed::skip;
+use netpold_testbed::{require_root, skip};
+use serde_json::Value;
 
 /// Runs a tool over files; `None` if it is not installed.
 fn run(tool: &str, arguments: &[&str], files: &[PathBuf]) -> Option<(bool, String)> {
@@ -53,4 +54,60 @@ fn the_kind_cluster_is_one_without_another_enforcer() {
     let roles = cluster["nodes"].as_array().unwrap().iter().map(|n| n["role"].as_str().unwrap());
     assert_eq!(roles.filter(|role| *role == "worker").count(), 2, "remote and local peers");
     assert_eq!(cluster["networking"]["ipFamily"], "dual");
+}
+
+/// What a node of a kind cluster runs by cni.sh, twice, on a node with both families: the routes to the
+/// other node's pods, the chain that masquerades and the network that containerd reads, in this order.
+const NODE: &str = r#"
+set -eu
+hostname one
+mount -t tmpfs etc /mnt && mkdir /mnt/upper /mnt/work
+mount -t overlay etc -o lowerdir=/etc,upperdir=/mnt/upper,workdir=/mnt/work /etc
+ip link add eth0 type veth peer name eth1 && ip link set eth0 up && ip link set eth1 up
+ip address add 172.18.0.2/16 dev eth0 && ip address add fc00:f853::2/64 dev eth0 nodad
+printf '172.18.0.3 two\nfc00:f853::3 two\n' > /etc/hosts
+mkdir -p /etc/cni/net.d && echo "$NETWORKS" > /etc/pod-networks
+for time in first second; do sh -c "$SCRIPT" >&2; done
+ip route list root 10.0.0.0/8 && ip -6 route list root fd00::/16 && echo --- &&
+nft list chain inet pod-network out | grep -e return -e masquerade && echo --- && cat /etc/cni/net.d/*
+"#;
+
+#[test]
+fn a_kind_node_gets_routes_masquerading_and_a_network_of_its_families() {
+    require_root!();
+    if run("nft", &["--version"], &[]).is_none() {
+        return skip("a_kind_node_gets_routes", "needs nft (`cargo xtask setup`)");
+    }
+    let text = std::fs::read_to_string(deploy().join("kind/cni.sh")).unwrap();
+    let script = text.split_once("<<'SCRIPT'\n").unwrap().1.split_once("\nSCRIPT\n").unwrap().0;
+    let ipv4 = ["10.244.0.0/24", "10.244.1.0/24", "172.18.0.3", "0.0.0.0/0", "ip"];
+    let ipv6 = ["fd00:10:244::/64", "fd00:10:244:1::/64", "fc00:f853::3", "::/0", "ip6"];
+    for families in [&[ipv4][..], &[ipv6], &[ipv4, ipv6], &[ipv6, ipv4]] {
+        let networks = |node: usize| families.iter().map(|f| f[node]).collect::<Vec<_>>().join(" ");
+        let output = Command::new("unshare")
+            .args(["--net", "--mount", "--uts", "--propagation", "private", "sh", "-c", NODE])
+            .env("NETWORKS", format!("one {}\ntwo {}", networks(0), networks(1)))
+            .env("SCRIPT", script)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let shown = String::from_utf8(output.stdout).unwrap();
+        let [routes, chain, network] = shown.split("---\n").collect::<Vec<_>>()[..] else {
+            panic!("{shown}");
+        };
+        assert_eq!(routes.lines().count(), families.len(), "{routes}");
+        // A return for each of the pods' networks, and one rule to masquerade for each family, not two.
+        assert_eq!(chain.lines().count(), 3 * families.len(), "{chain}");
+        let network: Value = serde_json::from_str(network).unwrap();
+        let ipam = &network["plugins"][0]["ipam"];
+        for (index, [own, other, via, all, ip]) in families.iter().enumerate() {
+            assert!(routes.contains(&format!("{other} via {via} ")), "{routes}");
+            assert!(chain.contains(&format!("{ip} saddr {own} masquerade")), "{chain}");
+            assert_eq!(
+                (&ipam["ranges"][index][0]["subnet"], &ipam["routes"][index]["dst"]),
+                (&(*own).into(), &(*all).into())
+            );
+        }
+    }
 }

@@ -2,10 +2,12 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use netpold_testbed::apiserver::AUDIT_POLICY;
 use serde_json::json;
 
 use super::binaries::Binaries;
@@ -13,7 +15,7 @@ use super::init::Program;
 use super::kubectl::Kubectl;
 use super::network::{self, Addresses};
 use super::state::{NODES, State};
-use super::{Layout, wait};
+use super::{Layout, audit, wait};
 
 const PORT: u16 = 6443;
 /// A busy machine of two cores needs a minute.
@@ -62,7 +64,7 @@ impl User {
 pub(super) struct Control<'a> {
     state: &'a State,
     binaries: &'a Binaries,
-    services: String,
+    layout: &'a Layout,
 }
 
 /// Writes tokens and kubeconfigs.
@@ -72,17 +74,19 @@ pub(super) struct Control<'a> {
 pub(super) fn prepare<'a>(
     state: &'a State,
     binaries: &'a Binaries,
-    layout: &Layout,
+    layout: &'a Layout,
 ) -> Result<Control<'a>> {
-    let control = Control { state, binaries, services: network::services(layout) };
+    let control = Control { state, binaries, layout };
     let mut tokens = String::new();
     for user in User::all() {
         let name = user.name();
         tokens += &format!("{},{name},{name},\"{}\"\n", token()?, user.group());
     }
     super::write(&control.path("tokens"), tokens)?;
+    super::write(&control.path("audit-policy"), AUDIT_POLICY)?;
     for user in [User::Admin, User::Controllers, User::Scheduler] {
-        write_kubeconfig(state, &user, &control.path(&format!("{}.kubeconfig", user.name())))?;
+        let path = control.path(&format!("{}.kubeconfig", user.name()));
+        write_kubeconfig(state, layout, &user, &path)?;
     }
     Ok(control)
 }
@@ -102,7 +106,7 @@ impl Control<'_> {
         let file = |name: &str| self.path(name).display().to_string();
         let client = "http://127.0.0.1:2379";
         let peer = "http://127.0.0.1:2380";
-        let address = Addresses::of(0).node4;
+        let address = Addresses::of(0).first(self.layout.family);
         // The server makes itself a certificate, whose key signs the service accounts' tokens.
         let key = file("certs/apiserver.key");
         let etcd = vec![
@@ -117,7 +121,7 @@ impl Control<'_> {
         ];
         let server = vec![
             format!("--etcd-servers={client}"),
-            "--bind-address=0.0.0.0".into(),
+            format!("--bind-address={}", self.layout.family.first("0.0.0.0", "::")),
             format!("--advertise-address={address}"),
             format!("--secure-port={PORT}"),
             format!("--cert-dir={}", file("certs")),
@@ -127,9 +131,11 @@ impl Control<'_> {
             "--service-account-issuer=https://kubernetes.default.svc".into(),
             format!("--service-account-signing-key-file={key}"),
             format!("--service-account-key-file={key}"),
-            format!("--service-cluster-ip-range={}", self.services),
+            format!("--service-cluster-ip-range={}", network::services(self.layout)),
             "--kubelet-preferred-address-types=InternalIP".into(),
             "--allow-privileged=true".into(),
+            format!("--audit-policy-file={}", file("audit-policy")),
+            format!("--audit-log-path={}", audit::log(self.state).display()),
         ];
         let kubeconfig =
             |user: User| format!("--kubeconfig={}", file(&format!("{}.kubeconfig", user.name())));
@@ -186,7 +192,12 @@ pub(super) fn wait_ready(kubectl: &Kubectl) -> Result<()> {
 ///
 /// # Errors
 /// There is no such token, or the file cannot be written.
-pub(super) fn write_kubeconfig(state: &State, user: &User, path: &Path) -> Result<()> {
+pub(super) fn write_kubeconfig(
+    state: &State,
+    layout: &Layout,
+    user: &User,
+    path: &Path,
+) -> Result<()> {
     let tokens = std::fs::read_to_string(state.path("control/tokens")).context("no tokens")?;
     let name = user.name();
     let token = tokens
@@ -194,11 +205,12 @@ pub(super) fn write_kubeconfig(state: &State, user: &User, path: &Path) -> Resul
         .filter_map(|line| line.split_once(','))
         .find_map(|(token, rest)| (rest.split(',').next() == Some(name.as_str())).then_some(token));
     let token = token.with_context(|| format!("no token of {name}"))?;
+    let server = SocketAddr::new(Addresses::of(0).first(layout.family), PORT);
     let config = json!({
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{ "name": "cluster", "cluster": {
-            "server": format!("https://{}:{PORT}", Addresses::of(0).node4),
+            "server": format!("https://{server}"),
             "certificate-authority": state.path("control/certs/apiserver.crt"),
         } }],
         "users": [{ "name": name, "user": { "token": token } }],

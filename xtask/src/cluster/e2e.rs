@@ -1,6 +1,10 @@
 //! Kubernetes' own NetworkPolicy tests, of the cluster's version.
 
-use std::process::Command;
+use std::fs::File;
+use std::io::{BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -9,11 +13,16 @@ use super::state::{NODES, State};
 use super::{control, images};
 use crate::step;
 
+/// How often is told how far they are.
+const PROGRESS: Duration = Duration::from_secs(60);
+/// How much of the log is shown after a failure.
+const LAST_LINES: usize = 60;
+
 /// Runs them by the script that a kind cluster is tested with.
 ///
 /// # Errors
 /// There are none, an image that they need is missing, or one fails.
-pub(super) fn run(state: &State, binaries: &Binaries) -> Result<()> {
+pub(super) fn run(state: &State, binaries: &Binaries, focus: &str) -> Result<()> {
     let folder = binaries.folder();
     ensure!(binaries.e2e().is_some(), "no e2e.test in {}", folder.display());
     for node in NODES {
@@ -35,11 +44,53 @@ pub(super) fn run(state: &State, binaries: &Binaries) -> Result<()> {
             .context("PATH")?;
     let init = state.init(NODES[0])?;
     let script = crate::root().join("deploy/kind/conformance.sh");
-    step::show(
-        Command::new("nsenter")
-            .args([&format!("--target={init}"), "--net", "--", "sh"])
-            .arg(script)
-            .env("PATH", path)
-            .env("KUBECONFIG", control::admin(state)),
-    )
+    let log = state.log(NODES[0], "e2e");
+    step::title(&format!("e2e: Kubernetes' NetworkPolicy tests, logged in {}", log.display()));
+    let start = Instant::now();
+    let mut child = Command::new("nsenter")
+        .args([&format!("--target={init}"), "--net", "--", "sh"])
+        .args([script.as_os_str(), focus.as_ref()])
+        .env("PATH", path)
+        .env("KUBECONFIG", control::admin(state))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(File::create(state.log(NODES[0], "e2e-errors"))?)
+        .spawn()
+        .context("cannot run nsenter (util-linux)")?;
+    follow(child.stdout.take().context("no output")?, &log, start)?;
+    let status = child.wait()?;
+    let log = std::fs::read_to_string(&log)?;
+    let lines: Vec<&str> = log.lines().collect();
+    for line in lines.iter().filter(|line| line.starts_with("Ran ")) {
+        step::note(line);
+    }
+    if !status.success() {
+        step::note(&lines[lines.len().saturating_sub(LAST_LINES)..].join("\n"));
+    }
+    ensure!(status.success(), "Kubernetes' NetworkPolicy tests failed ({status})");
+    step::note(&format!("e2e passed in {:.0?}", start.elapsed()));
+    Ok(())
+}
+
+/// Writes the tests' output to a log, and tells now and then how many have passed: each of these is a dot.
+fn follow(output: impl Read, log: &Path, start: Instant) -> Result<()> {
+    let mut log = File::create(log)?;
+    let mut output = BufReader::new(output);
+    let (mut passed, mut told, mut buffer) = (0, start, Vec::new());
+    let mut block = [0; 4096];
+    loop {
+        let count = output.read(&mut block)?;
+        if count == 0 {
+            return Ok(());
+        }
+        log.write_all(&block[..count])?;
+        // A dot of three bytes may come in two blocks.
+        buffer.extend_from_slice(&block[..count]);
+        passed += buffer.windows(3).filter(|bytes| *bytes == "•".as_bytes()).count();
+        buffer.drain(..buffer.len().saturating_sub(2));
+        if told.elapsed() >= PROGRESS {
+            told = Instant::now();
+            step::note(&format!("{passed} tests have passed after {:.0?}", start.elapsed()));
+        }
+    }
 }

@@ -43,11 +43,7 @@ pub(super) fn make(
 ) -> Result<Vec<Archive>> {
     let folder = state.path("images");
     std::fs::create_dir_all(&folder)?;
-    let layout = folder.join("oci");
-    image::write(binary, &layout, TAG)?;
-    let netpold = folder.join("netpold.tar");
-    pack_layout(&layout, &netpold)?;
-    let mut archives = vec![Archive { path: netpold, base: Some(NETPOLD) }];
+    let mut archives = vec![netpold(state, binary, TAG)?];
     let mut add = |name: &str, archive: Vec<u8>| {
         let path = folder.join(name);
         archives.push(Archive { path: path.clone(), base: None });
@@ -71,6 +67,18 @@ pub(super) fn make(
         }
     }
     Ok(archives)
+}
+
+/// An image of netpold: of this binary, or of one that is built.
+///
+/// # Errors
+/// The build fails, or a file cannot be written.
+pub(super) fn netpold(state: &State, binary: Option<&Path>, tag: &str) -> Result<Archive> {
+    let layout = state.path("images").join(format!("oci-{tag}"));
+    image::write(binary, &layout, tag)?;
+    let path = layout.with_extension("tar");
+    pack_layout(&layout, &path)?;
+    Ok(Archive { path, base: Some(NETPOLD) })
 }
 
 /// The names of agnhost that Kubernetes' own tests ask for; none without these tests.

@@ -2,7 +2,7 @@
 //! are told. There is no route to anything else.
 
 use std::io::Write;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -38,26 +38,29 @@ impl Addresses {
 }
 
 impl Addresses {
-    /// The first three numbers of its pods' IPv4 addresses.
-    pub(super) fn pods4_prefix(&self) -> &str {
-        self.pods4.trim_end_matches(".0/24")
+    /// The node's first address.
+    pub(super) fn first(&self, family: Family) -> IpAddr {
+        family.first(self.node4.into(), self.node6.into())
+    }
+
+    /// The first addresses that the node's pods may get, of the first family.
+    pub(super) fn pods(&self, family: Family, count: u8) -> Vec<IpAddr> {
+        // The first one is the node's.
+        let pod4 = |number: u8| format!("{}{number}", self.pods4.trim_end_matches("0/24"));
+        let pod6 = |number: u8| format!("{}{number:x}", self.pods6.trim_end_matches("/64"));
+        let all = (2..2 + count).map(|number| family.first(pod4(number), pod6(number)));
+        all.filter_map(|address| address.parse().ok()).collect()
     }
 }
 
 /// All pods' networks, as kube-proxy takes them.
-pub(super) fn pods(layout: &Layout) -> &'static str {
-    match layout.family {
-        Family::Dual => "10.244.0.0/16,fd00:10:244::/56",
-        Family::Ipv4 => "10.244.0.0/16",
-    }
+pub(super) fn pods(layout: &Layout) -> String {
+    layout.family.order("10.244.0.0/16", "fd00:10:244::/56").join(",")
 }
 
 /// All Services' networks, as the API server takes them.
 pub(super) fn services(layout: &Layout) -> String {
-    match layout.family {
-        Family::Dual => format!("{SERVICES4},{SERVICES6}"),
-        Family::Ipv4 => SERVICES4.to_owned(),
-    }
+    layout.family.order(SERVICES4, SERVICES6).join(",")
 }
 
 /// Links the nodes, whose inits run.
@@ -70,21 +73,27 @@ pub(super) fn link(state: &State, layout: &Layout) -> Result<()> {
     ip(first.as_raw(), &format!("link add eth0 type veth peer name eth0 netns {second}\n"))?;
     for (index, init) in [first, second].into_iter().enumerate() {
         let (own, other) = (Addresses::of(index), Addresses::of(1 - index));
-        let mut batch = format!(
-            "link set lo up\naddress add {}/24 dev eth0\nlink set eth0 up\nroute add {} via {}\n\
+        let ipv4 = format!(
+            "address add {}/24 dev eth0\nlink set eth0 up\nroute add {} via {}\n\
              route add {SERVICES4} dev eth0\n",
             own.node4, other.pods4, other.node4
         );
-        if layout.family == Family::Dual {
-            batch += &format!(
-                "address add {}/64 dev eth0 nodad\nroute add {} via {}\n\
-                 route add {SERVICES6} dev eth0\n",
-                own.node6, other.pods6, other.node6
-            );
-        }
+        let ipv6 = format!(
+            "address add {}/64 dev eth0 nodad\nlink set eth0 up\nroute add {} via {}\n\
+             route add {SERVICES6} dev eth0\n",
+            own.node6, other.pods6, other.node6
+        );
+        let batch = format!("link set lo up\n{}", layout.family.order(ipv4, ipv6).concat());
         ip(init.as_raw(), &batch)?;
     }
     Ok(())
+}
+
+/// Takes the first node's end of the link away, if it is still there: with the second node's network it goes, but later.
+pub(super) fn unlink(state: &State) {
+    if let Ok(init) = state.init(NODES[0]) {
+        let _ = ip(init.as_raw(), "link delete eth0\n");
+    }
 }
 
 /// Feeds lines to `ip -batch` in the network of a process.
@@ -112,12 +121,9 @@ pub(super) fn write_cni(folder: &Path, layout: &Layout, addresses: &Addresses) -
 }
 
 fn conflist(layout: &Layout, addresses: &Addresses) -> Value {
-    let mut ranges = vec![json!([{ "subnet": addresses.pods4 }])];
-    let mut routes = vec![json!({ "dst": "0.0.0.0/0" })];
-    if layout.family == Family::Dual {
-        ranges.push(json!([{ "subnet": addresses.pods6 }]));
-        routes.push(json!({ "dst": "::/0" }));
-    }
+    let subnet = |pods: &String| json!([{ "subnet": pods }]);
+    let ranges = layout.family.order(subnet(&addresses.pods4), subnet(&addresses.pods6));
+    let routes = layout.family.order(json!({ "dst": "0.0.0.0/0" }), json!({ "dst": "::/0" }));
     let ipam = json!({ "type": "host-local", "ranges": ranges, "routes": routes });
     let plugin = match layout.cni {
         Cni::Ptp => json!({ "type": "ptp", "ipMasq": false, "ipam": ipam }),
@@ -143,12 +149,29 @@ mod tests {
     fn each_node_has_networks_of_its_own_and_both_families_where_asked() {
         let layout =
             |family| Layout { cni: Cni::Ptp, proxy: Proxy::Nftables, family, binary: None };
-        let dual = conflist(&layout(Family::Dual), &Addresses::of(1));
-        let ranges = &dual["plugins"][0]["ipam"]["ranges"];
-        assert_eq!(ranges[0][0]["subnet"], "10.244.2.0/24");
-        assert_eq!(ranges[1][0]["subnet"], "fd00:10:244:2::/64");
-        let single = conflist(&layout(Family::Ipv4), &Addresses::of(0));
-        let ranges = single["plugins"][0]["ipam"]["ranges"].as_array().map(Vec::len);
-        assert_eq!(ranges, Some(1));
+        for (family, subnets) in [
+            (Family::Dual, &["10.244.2.0/24", "fd00:10:244:2::/64"][..]),
+            (Family::Ipv6First, &["fd00:10:244:2::/64", "10.244.2.0/24"]),
+            (Family::Ipv4, &["10.244.2.0/24"]),
+            (Family::Ipv6, &["fd00:10:244:2::/64"]),
+        ] {
+            let conflist = conflist(&layout(family), &Addresses::of(1));
+            let ipam = &conflist["plugins"][0]["ipam"];
+            let ranges = ipam["ranges"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let given: Vec<_> = ranges.iter().filter_map(|r| r[0]["subnet"].as_str()).collect();
+            assert_eq!(given, subnets);
+            assert_eq!(ipam["routes"].as_array().map(Vec::len), Some(subnets.len()));
+        }
+    }
+
+    #[test]
+    fn pods_get_the_addresses_that_are_looked_at() {
+        let pods = |family| {
+            Addresses::of(0).pods(family, 252).iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(pods(Family::Dual)[0], "10.244.1.2");
+        assert_eq!(pods(Family::Dual)[251], "10.244.1.253");
+        assert_eq!(pods(Family::Ipv6First)[14], "fd00:10:244:1::10");
+        assert_eq!(pods(Family::Ipv6).len(), 252);
     }
 }

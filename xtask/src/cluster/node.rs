@@ -12,19 +12,26 @@ use super::control::{self, User};
 use super::init::{MOUNTED, PLAN, Plan, Program};
 use super::network::{self, Addresses};
 use super::state::{NODES, State};
-use super::{Family, Layout, Proxy, images, wait};
+use super::{Layout, Proxy, images, wait};
 
 /// The runtime's socket, on each node.
 pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
+
+/// Writes what a node's init is to do.
+///
+/// # Errors
+/// The file cannot be written.
+pub(super) fn plan(state: &State, name: &str, programs: Vec<Program>) -> Result<()> {
+    let plan = Plan { name: name.to_owned(), programs };
+    super::write(&state.node(name).join(PLAN), serde_json::to_string_pretty(&plan)?)
+}
 
 /// Puts a node's init into namespaces of its own. Its programs start when the node is told to go on.
 ///
 /// # Errors
 /// The kernel refuses a namespace, or a mount cannot be made.
-pub(super) fn start(state: &State, name: &str, programs: Vec<Program>) -> Result<()> {
+pub(super) fn start(state: &State, name: &str) -> Result<()> {
     let folder = state.node(name);
-    let plan = Plan { name: name.to_owned(), programs };
-    super::write(&folder.join(PLAN), serde_json::to_string_pretty(&plan)?)?;
     let log = std::fs::File::create(state.log(name, "init"))?;
     // A session of its own: it outlives this process and its terminal.
     let mut child = Command::new("setsid")
@@ -72,12 +79,10 @@ pub(super) fn programs(
     let proxy = proxy(&folder, layout, name);
     super::write(&folder.join("proxy.json"), serde_json::to_string_pretty(&proxy)?)?;
     let kubeconfig = folder.join("kubelet.kubeconfig");
-    control::write_kubeconfig(state, &User::Node(index), &kubeconfig)?;
-    control::write_kubeconfig(state, &User::Proxy, &folder.join("proxy.kubeconfig"))?;
-    let node_ip = match layout.family {
-        Family::Dual => format!("{},{}", addresses.node4, addresses.node6),
-        Family::Ipv4 => addresses.node4.to_string(),
-    };
+    control::write_kubeconfig(state, layout, &User::Node(index), &kubeconfig)?;
+    control::write_kubeconfig(state, layout, &User::Proxy, &folder.join("proxy.kubeconfig"))?;
+    let node_ip =
+        layout.family.order(addresses.node4.to_string(), addresses.node6.to_string()).join(",");
     let program = |name: &str, command: Vec<String>| Program {
         command,
         path: binaries.path(),

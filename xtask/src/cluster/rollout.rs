@@ -14,15 +14,15 @@ use super::images::BUSYBOX;
 use super::kubectl::Kubectl;
 use super::network::Addresses;
 use super::smoke::wait_gates;
-use super::state::NODES;
-use super::wait;
+use super::state::{NODES, State};
+use super::{Family, Layout, wait};
 use crate::step;
 
 const NAMESPACE: &str = "netpold-rollout";
 const REPLICAS: u32 = 50;
 const PATIENCE: &str = "--timeout=6m";
 /// Addresses of a node that strangers ask: fifty pods, twice for a rollout, and those of the cluster itself.
-const ADDRESSES: u32 = 120;
+const ADDRESSES: u8 = 120;
 /// Requests that each client must have made, lest nothing was shown.
 const LEAST: u64 = 20;
 
@@ -30,12 +30,13 @@ const LEAST: u64 = 20;
 ///
 /// # Errors
 /// A denied request was answered, or an allowed one failed.
-pub(super) fn run(kubectl: &Kubectl) -> Result<()> {
+pub(super) fn run(state: &State, kubectl: &Kubectl) -> Result<()> {
     step::title(&format!("rollout: {REPLICAS} pods behind a Service, under default deny"));
-    kubectl.check_in(NAMESPACE, "rollout", roll_out)
+    let family = Layout::of(state)?.family;
+    kubectl.check_in(NAMESPACE, "rollout", |kubectl| roll_out(kubectl, family))
 }
 
-fn roll_out(kubectl: &Kubectl) -> Result<()> {
+fn roll_out(kubectl: &Kubectl, family: Family) -> Result<()> {
     let labels = json!({ "netpold.io/readiness-gate": "enabled" });
     apply(kubectl, &object("v1", "Namespace", NAMESPACE, json!({}), &labels))?;
     wait_gates(kubectl, NAMESPACE)?;
@@ -49,7 +50,9 @@ fn roll_out(kubectl: &Kubectl) -> Result<()> {
     let address = kubectl.run(&get)?;
     let mut askers = Vec::new();
     for node in NODES {
-        for (app, script) in [("client", client(&address)), ("stranger", stranger(&address))] {
+        for (app, script) in
+            [("client", client(&address)), ("stranger", stranger(family, &address))]
+        {
             let name = format!("{app}-{node}");
             let spec = pod(&script, json!({ "kubernetes.io/hostname": node }));
             apply(kubectl, &object("v1", "Pod", &name, spec, &json!({ "app": app })))?;
@@ -110,14 +113,16 @@ fn client(service: &str) -> String {
 }
 
 /// Asks a Service and all addresses that pods may have, again and again.
-fn stranger(service: &str) -> String {
+fn stranger(family: Family, service: &str) -> String {
     let mut round = String::new();
     for node in 0..NODES.len() {
-        let address = format!("{}.$i", Addresses::of(node).pods4_prefix());
-        let asks = request(&address, 8080, 1);
+        let addresses = Addresses::of(node).pods(family, ADDRESSES);
+        let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        let asks = request("$i", 8080, 1);
         let _ = write!(
             round,
-            "for i in $(/busybox seq 2 {ADDRESSES}); do {{ {asks} && echo wrong {address} >> /tmp/met; }} & done; "
+            "for i in {}; do {{ {asks} && echo wrong $i >> /tmp/met; }} & done; ",
+            addresses.join(" ")
         );
     }
     // Of a shell of its own: the first one waits for the daemon, too.

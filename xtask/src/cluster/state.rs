@@ -110,6 +110,19 @@ impl State {
         Ok(command)
     }
 
+    /// Ends every process of a node, which keeps its folder: its disk, and what it is to run.
+    ///
+    /// # Errors
+    /// Something does not go.
+    pub(super) fn halt(&self, node: &str) -> Result<()> {
+        let folder = self.node(node);
+        end(init::Process::read(&folder)?)?;
+        for name in [init::GO, init::MOUNTED] {
+            fs::remove_file(folder.join(name)).with_context(|| format!("{node}: {name}"))?;
+        }
+        Ok(())
+    }
+
     /// Ends every process of the cluster and removes all that it left but its logs. Does nothing
     /// where there is none.
     ///

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -9,7 +10,7 @@ use serde_json::Value;
 use super::ApiServer;
 
 /// Every request once, when it is answered (a watch: when it begins), without bodies.
-pub(super) const POLICY: &str = r#"{
+pub const AUDIT_POLICY: &str = r#"{
   "apiVersion": "audit.k8s.io/v1",
   "kind": "Policy",
   "omitStages": ["RequestReceived"],
@@ -41,17 +42,24 @@ impl ApiServer {
     /// # Errors
     /// When the log cannot be read.
     pub fn requests(&self, user: &str) -> Result<Vec<Request>> {
-        let log = fs::read_to_string(self.directory.0.join("audit.log"))
-            .context("the audit log cannot be read")?;
-        // The last line may be half written.
-        let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        // A watch is written again when it ends.
-        let mut seen = HashSet::new();
-        let first =
-            |event: &Value| event["auditID"].as_str().is_none_or(|id| seen.insert(id.to_owned()));
-        let events = events.filter(first);
-        Ok(events.map(|event| request(&event)).filter(|r| [&r.user, ""].contains(&user)).collect())
+        let requests = read_requests(&self.directory.0.join("audit.log"))?;
+        Ok(requests.into_iter().filter(|request| [&request.user, ""].contains(&user)).collect())
     }
+}
+
+/// All requests in an audit log of [`AUDIT_POLICY`].
+///
+/// # Errors
+/// When the log cannot be read.
+pub fn read_requests(log: &Path) -> Result<Vec<Request>> {
+    let log = fs::read_to_string(log).context("the audit log cannot be read")?;
+    // The last line may be half written.
+    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    // A watch is written again when it ends.
+    let mut seen = HashSet::new();
+    let first =
+        |event: &Value| event["auditID"].as_str().is_none_or(|id| seen.insert(id.to_owned()));
+    Ok(events.filter(first).map(|event| request(&event)).collect())
 }
 
 fn request(event: &Value) -> Request {

@@ -11,6 +11,9 @@ pub const VERSION: &str = "1.20.2";
 /// Where it puts them, below the user's cache folder.
 pub const CACHED: &str = "netpold/kube-1.20.2-custom-objects";
 
+/// Names a folder with the binaries of a release of any version, which is looked into first (CONTRIBUTING.md).
+const VARIABLE: &str = "NETPOLD_KUBERNETES_DIR";
+
 /// Where it puts a kubectl, below the user's cache folder.
 pub const KUBECTL_CACHED: &str = "netpold/kubectl";
 
@@ -57,7 +60,8 @@ pub struct KubeBinaries {
 }
 
 impl KubeBinaries {
-    /// Looks in `KUBEBUILDER_ASSETS`, on the `PATH` and where `cargo xtask setup` puts them.
+    /// Looks in `NETPOLD_KUBERNETES_DIR`, `KUBEBUILDER_ASSETS`, on the `PATH` and where `cargo xtask setup` puts
+    /// them.
     ///
     /// # Errors
     /// Naming what is missing and what to do.
@@ -65,7 +69,7 @@ impl KubeBinaries {
         let needed = |name: &'static str| {
             find(name).with_context(|| {
                 format!(
-                    "no {name} in KUBEBUILDER_ASSETS, on the PATH or in {}: run `cargo xtask setup`",
+                    "no {name} in {VARIABLE}, in KUBEBUILDER_ASSETS, on the PATH or in {}: run `cargo xtask setup`",
                     cached(CACHED).map_or_else(|| "the cache".into(), |c| c.display().to_string())
                 )
             })
@@ -89,9 +93,10 @@ fn find(name: &str) -> Option<PathBuf> {
 }
 
 fn folders() -> Vec<PathBuf> {
-    let assets = env::var_os("KUBEBUILDER_ASSETS").filter(|path| !path.is_empty());
+    let named = [VARIABLE, "KUBEBUILDER_ASSETS"].into_iter().filter_map(env::var_os);
+    let named = named.filter(|path| !path.is_empty()).map(PathBuf::from);
     let path = env::var_os("PATH").unwrap_or_default();
-    let chosen = assets.map(PathBuf::from).into_iter().chain(env::split_paths(&path));
+    let chosen = named.chain(env::split_paths(&path));
     chosen.chain(cached(CACHED)).chain(cached(KUBECTL_CACHED)).collect()
 }
 

@@ -1,0 +1,53 @@
+//! What netpold has asked the API server, by its audit log.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use netpold_testbed::apiserver::{Request, read_requests};
+
+use super::state::{NODES, State};
+use crate::step;
+
+/// Whose requests are looked at: the agents and the controller.
+const USERS: &str = "system:serviceaccount:netpold-system:";
+
+/// The log, kept with the others.
+pub(super) fn log(state: &State) -> PathBuf {
+    state.log(NODES[0], "audit")
+}
+
+/// Shows the requests, and how each kind of them was answered.
+///
+/// # Errors
+/// One was not permitted, or was not understood.
+pub(super) fn run(state: &State) -> Result<()> {
+    step::title("audit: what netpold has asked the API server");
+    let requests = read_requests(&log(state))?;
+    let requests = requests.into_iter().filter(|request| request.user.starts_with(USERS));
+    let mut counts: BTreeMap<String, u32> = BTreeMap::new();
+    let mut refused = Vec::new();
+    for request in requests {
+        if [400, 401, 403, 405, 422].contains(&request.code) {
+            refused.push(format!("{} {}", line(&request), request.uri));
+        }
+        *counts.entry(line(&request)).or_default() += 1;
+    }
+    for (line, count) in &counts {
+        step::note(&format!("{count:>7}  {line}"));
+    }
+    ensure!(!counts.is_empty(), "{} has no request of netpold", log(state).display());
+    ensure!(refused.is_empty(), "{} refused, the first: {}", refused.len(), refused[0]);
+    Ok(())
+}
+
+/// `netpold watch networkpolicies.networking.k8s.io 200`
+fn line(request: &Request) -> String {
+    let Request { user, verb, group, resource, code, .. } = request;
+    let resource = match (resource.as_str(), group.as_str()) {
+        ("", _) => request.uri.split('?').next().unwrap_or_default().to_owned(),
+        (resource, "") => resource.to_owned(),
+        (resource, group) => format!("{resource}.{group}"),
+    };
+    format!("{} {verb} {resource} {code}", user.trim_start_matches(USERS))
+}

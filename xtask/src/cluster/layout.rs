@@ -1,0 +1,92 @@
+//! What a cluster looks like: chosen at `up`, and read by what is done to it later.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::state::State;
+
+const FILE: &str = "control/layout.json";
+
+/// Options of `up`.
+#[derive(clap::Args, Clone, Serialize, Deserialize)]
+pub(super) struct Layout {
+    /// CNI plugin that gives pods their interfaces
+    #[arg(long, global = true, value_enum, default_value = "ptp")]
+    pub(super) cni: Cni,
+    /// Mode of kube-proxy
+    #[arg(long, global = true, value_enum, default_value = "nftables")]
+    pub(super) proxy: Proxy,
+    /// Address families of nodes, pods and Services
+    #[arg(long, global = true, value_enum, default_value = "dual")]
+    pub(super) family: Family,
+    /// Put this static netpold into the image instead of building one
+    #[arg(long, global = true, value_name = "PATH")]
+    pub(super) binary: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(super) enum Cni {
+    /// A host route to each pod
+    Ptp,
+    /// A bridge for the pods of a node
+    Bridge,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(super) enum Proxy {
+    /// Kubernetes 1.31 or later
+    Nftables,
+    Iptables,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(super) enum Family {
+    /// IPv4 and IPv6
+    Dual,
+    /// IPv6 and IPv4: addresses of IPv6 are the first of everything that has both
+    Ipv6First,
+    Ipv4,
+    Ipv6,
+}
+
+impl Family {
+    /// What there is of each family, the first one first.
+    pub(super) fn order<T>(self, ipv4: T, ipv6: T) -> Vec<T> {
+        match self {
+            Self::Dual => vec![ipv4, ipv6],
+            Self::Ipv6First => vec![ipv6, ipv4],
+            Self::Ipv4 => vec![ipv4],
+            Self::Ipv6 => vec![ipv6],
+        }
+    }
+
+    /// The one of the first family.
+    pub(super) fn first<T>(self, ipv4: T, ipv6: T) -> T {
+        match self {
+            Self::Dual | Self::Ipv4 => ipv4,
+            Self::Ipv6First | Self::Ipv6 => ipv6,
+        }
+    }
+}
+
+impl Layout {
+    /// Keeps it for as long as the cluster is up.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(super) fn save(&self, state: &State) -> Result<()> {
+        super::write(&state.path(FILE), serde_json::to_string_pretty(self)?)
+    }
+
+    /// The layout of the cluster that is up.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn of(state: &State) -> Result<Self> {
+        let text = std::fs::read_to_string(state.path(FILE)).context("no cluster is up")?;
+        serde_json::from_str(&text).context(FILE)
+    }
+}

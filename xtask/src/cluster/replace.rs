@@ -1,0 +1,136 @@
+//! Agents that are replaced, killed, upgraded, and a node that reboots, while isolated pods start.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill as send};
+use nix::unistd::Pid;
+
+use super::binaries::Binaries;
+use super::images::{self, NETPOLD};
+use super::kubectl::Kubectl;
+use super::state::{NODES, State};
+use super::{Layout, control, network, node, starts, wait};
+use crate::step;
+
+/// How often the agents are killed: the kubelet waits longer after each time.
+const KILLS: usize = 3;
+const BOTH: [usize; 2] = [0, 1];
+const PATIENCE: Duration = Duration::from_mins(5);
+/// The tag of another image.
+const OTHER: &str = "other";
+
+/// Replaces the agents by others of the same image.
+///
+/// # Errors
+/// Something passed meanwhile, or they do not get ready.
+pub(super) fn restart(state: &State, kubectl: &Kubectl) -> Result<()> {
+    step::title("restart: the agents are replaced while isolated pods start");
+    let outcome = starts::during(state, kubectl, &BOTH, || {
+        in_netpold(kubectl, &["rollout", "restart", "daemonset/netpold"])?;
+        rolled_out(kubectl)
+    });
+    outcome?.require_nothing()
+}
+
+/// Kills the agents of both nodes, again once they are back.
+///
+/// # Errors
+/// Something passed meanwhile, or they do not come back.
+pub(super) fn kill(state: &State, kubectl: &Kubectl) -> Result<()> {
+    step::title(&format!("kill: SIGKILL to both agents, {KILLS} times, while isolated pods start"));
+    let outcome = starts::during(state, kubectl, &BOTH, || {
+        for _ in 0..KILLS {
+            for name in NODES {
+                let agent = agent(state, name)?;
+                send(agent, Signal::SIGKILL).context("the agent cannot be killed")?;
+            }
+            // Its end is noticed by then.
+            std::thread::sleep(Duration::from_secs(5));
+            rolled_out(kubectl)?;
+        }
+        Ok(())
+    });
+    outcome?.require_nothing()
+}
+
+/// Rolls another image out, and the former one again.
+///
+/// # Errors
+/// Something passed meanwhile, or agents do not get ready.
+pub(super) fn upgrade(state: &State, binaries: &Binaries, to: &Path) -> Result<()> {
+    step::title(&format!("upgrade: to {} and back while isolated pods start", to.display()));
+    let kubectl = Kubectl::of(state, binaries.folder())?;
+    images::import(state, binaries, &[images::netpold(state, Some(to), OTHER)?])?;
+    let image = format!("{NETPOLD}:{OTHER}");
+    for command in [
+        &["set", "image", "daemonset/netpold", &format!("*={image}")][..],
+        &["rollout", "undo", "daemonset/netpold"],
+    ] {
+        let outcome = starts::during(state, &kubectl, &BOTH, || {
+            in_netpold(&kubectl, command)?;
+            rolled_out(&kubectl)
+        });
+        step::note(&command.join(" "));
+        outcome?.require_nothing()?;
+    }
+    Ok(())
+}
+
+/// Ends the second node's processes, network and mounts, and starts it again with its disk and the pods that it had.
+/// What passes before the DaemonSet's agent runs there is shown: nothing else keeps a node from the boot on
+/// (deploy/README.md).
+///
+/// # Errors
+/// It does not join again, or policy is not in force then.
+pub(super) fn reboot(state: &State, kubectl: &Kubectl) -> Result<()> {
+    let name = NODES[1];
+    step::title(&format!("reboot: node {name}, with isolated pods on it"));
+    let layout = Layout::of(state)?;
+    let outcome = starts::during(state, kubectl, &[1], || {
+        let start = Instant::now();
+        state.halt(name)?;
+        node::start(state, name)?;
+        network::unlink(state);
+        network::link(state, &layout)?;
+        state.go(name)?;
+        // The agent of before counts as ready until the kubelet has looked.
+        wait("an agent after the boot", PATIENCE, || agent(state, name))?;
+        control::wait_ready(kubectl)?;
+        rolled_out(kubectl)?;
+        step::note(&format!("{name} is back after {:.0?}", start.elapsed()));
+        Ok(())
+    })?;
+    step::note(&format!("at the boot, until the agent runs: {}", outcome.line()));
+    starts::during(state, kubectl, &BOTH, || Ok(()))?.require_nothing()
+}
+
+fn rolled_out(kubectl: &Kubectl) -> Result<()> {
+    wait("the agents", PATIENCE, || {
+        in_netpold(kubectl, &["rollout", "status", "daemonset/netpold", "--timeout=5s"])
+    })
+}
+
+fn in_netpold(kubectl: &Kubectl, arguments: &[&str]) -> Result<()> {
+    kubectl.run(&[arguments, &["-n", "netpold-system"]].concat()).map(drop)
+}
+
+/// The process of a node's agent, by its number on this machine.
+fn agent(state: &State, node: &str) -> Result<Pid> {
+    let cgroup = format!("{}/", state.cgroup(node));
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        let read = |name| std::fs::read_to_string(entry.path().join(name)).unwrap_or_default();
+        let command = read("cmdline");
+        let runs = command.split('\0').nth(1) == Some("run") && read("comm").trim() == "netpold";
+        if runs && read("cgroup").contains(&cgroup) {
+            found.push(Pid::from_raw(number));
+        }
+    }
+    ensure!(found.len() == 1, "{} agents run on {node}", found.len());
+    Ok(found[0])
+}

@@ -1,0 +1,291 @@
+//! Pods that start under a policy that denies all of their traffic, one batch after the other, while something
+//! happens to netpold: what they send and what reaches them, from their first instant on.
+//!
+//! Pods `out` send datagrams to the other node all the time. Pods `in` are denied ingress alone: their kernel would
+//! refuse each datagram that comes to them, and the other node sends some to every address that a pod may get. Pods
+//! `open`, which no policy selects, show that both would be noticed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use netpold_testbed::interrupted;
+use nix::sched::{CloneFlags, setns};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::images::BUSYBOX;
+use super::kubectl::Kubectl;
+use super::network::Addresses;
+use super::state::{NODES, State};
+use super::{Layout, wait};
+use crate::step;
+
+const NAMESPACE: &str = "netpold-starts";
+/// Where pods send to, on the other node's address; and where nothing listens in a pod.
+const SINK: u16 = 9999;
+const CLOSED: u16 = 9;
+/// Addresses of a node that pods may get.
+const ADDRESSES: u8 = 252;
+/// Pods of each kind on each node in a batch, and how long they stay once they run.
+const BATCH: usize = 2;
+const STAY: Duration = Duration::from_secs(1);
+/// Between two datagrams to an address.
+const INTERVAL: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_mins(3);
+
+/// What came of it.
+#[derive(Default)]
+pub(super) struct Outcome {
+    /// Pods that were started.
+    pub(super) pods: usize,
+    /// Datagrams by the address of an isolated pod that sent them.
+    pub(super) sent: BTreeMap<IpAddr, u64>,
+    /// Isolated pods that were reached.
+    pub(super) reached: BTreeSet<IpAddr>,
+}
+
+impl Outcome {
+    /// One line about it.
+    pub(super) fn line(&self) -> String {
+        format!(
+            "{} isolated pods started: {} datagrams of {} of them got out, {} were reached",
+            self.pods,
+            self.sent.values().sum::<u64>(),
+            self.sent.len(),
+            self.reached.len()
+        )
+    }
+
+    /// # Errors
+    /// Something passed.
+    pub(super) fn require_nothing(&self) -> Result<()> {
+        step::note(&self.line());
+        ensure!(
+            self.sent.is_empty() && self.reached.is_empty(),
+            "policy was not in force: sent {:?}, reached {:?}",
+            self.sent,
+            self.reached
+        );
+        Ok(())
+    }
+}
+
+/// Starts pods on these nodes (by their place in [`NODES`]) while `what` runs, and for at least two batches.
+///
+/// # Errors
+/// Of `what`; a pod does not start, or what no policy denies is not seen.
+pub(super) fn during(
+    state: &State,
+    kubectl: &Kubectl,
+    nodes: &[usize],
+    what: impl FnOnce() -> Result<()> + Send,
+) -> Result<Outcome> {
+    let layout = Layout::of(state)?;
+    let mut outcome = Outcome::default();
+    kubectl.check_in(NAMESPACE, "starting pods", |kubectl| {
+        let starts = Starts { state, kubectl, layout: &layout, nodes, end: AtomicBool::new(false) };
+        outcome = starts.run(what)?;
+        Ok(())
+    })?;
+    Ok(outcome)
+}
+
+struct Starts<'a> {
+    state: &'a State,
+    kubectl: &'a Kubectl,
+    layout: &'a Layout,
+    nodes: &'a [usize],
+    end: AtomicBool,
+}
+
+/// What the nodes opposite have seen.
+type Seen = (BTreeMap<IpAddr, u64>, BTreeSet<IpAddr>);
+
+impl Starts<'_> {
+    fn run(&self, what: impl FnOnce() -> Result<()> + Send) -> Result<Outcome> {
+        self.kubectl.apply(&setting().to_string())?;
+        let open: Vec<String> = self.nodes.iter().map(|node| format!("open-{node}")).collect();
+        self.apply(self.nodes.iter().map(|node| self.pod(*node, "open", &format!("open-{node}"))))?;
+        self.running(&open)?;
+        // These are not isolated, and answer.
+        let others = ["get", "pods", "-A", "-l", "kind notin (in, out)"];
+        let mut others_seen = self.addresses(&others)?;
+        let open = self.addresses(&["get", "pods", "-n", NAMESPACE])?;
+        thread::scope(|scope| {
+            let watchers: Vec<_> =
+                self.nodes.iter().map(|node| scope.spawn(move || self.watch(*node))).collect();
+            let happening = scope.spawn(|| {
+                let result = what();
+                self.end.store(true, Ordering::Relaxed);
+                result
+            });
+            let started = self.start_pods();
+            self.end.store(true, Ordering::Relaxed);
+            let mut outcome = Outcome { pods: started?, ..Outcome::default() };
+            joined(happening)?;
+            for watcher in watchers {
+                let (sent, reached) = joined(watcher)?;
+                outcome.sent.extend(sent);
+                outcome.reached.extend(reached);
+            }
+            for address in &open {
+                let seen = outcome.sent.contains_key(address) && outcome.reached.contains(address);
+                ensure!(
+                    seen,
+                    "pod {address}, which no policy selects, was not seen: nothing is shown"
+                );
+            }
+            others_seen.extend(self.addresses(&others)?);
+            outcome.sent.retain(|address, _| !others_seen.contains(address));
+            outcome.reached.retain(|address| !others_seen.contains(address));
+            Ok(outcome)
+        })
+    }
+
+    /// Batch after batch; how many pods.
+    fn start_pods(&self) -> Result<usize> {
+        let mut batches = 0;
+        while batches < 2 || !self.end.load(Ordering::Relaxed) {
+            ensure!(!interrupted(), "interrupted");
+            let mut names = Vec::new();
+            let mut pods = Vec::new();
+            for node in self.nodes {
+                for (kind, number) in
+                    ["out", "in"].into_iter().flat_map(|k| (0..BATCH).map(move |n| (k, n)))
+                {
+                    names.push(format!("{kind}-{node}-{batches}-{number}"));
+                    pods.push(self.pod(*node, kind, &format!("{kind}-{node}-{batches}-{number}")));
+                }
+            }
+            self.apply(pods)?;
+            self.running(&names)?;
+            thread::sleep(STAY);
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let delete =
+                ["delete", "pod", "-n", NAMESPACE, "--grace-period=0", "--force", "--wait=false"];
+            self.kubectl.run(&[&delete[..], &names].concat())?;
+            batches += 1;
+        }
+        Ok(batches * self.nodes.len() * 2 * BATCH)
+    }
+
+    fn apply(&self, pods: impl IntoIterator<Item = Value>) -> Result<()> {
+        let items: Vec<Value> = pods.into_iter().collect();
+        self.kubectl
+            .apply(&json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string())
+    }
+
+    fn running(&self, names: &[String]) -> Result<()> {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let running = ["--for=jsonpath={.status.phase}=Running", "--timeout=5s"];
+        let arguments = [&["wait", "pod", "-n", NAMESPACE], &names[..], &running].concat();
+        wait("pods that run", PATIENCE, || self.kubectl.run(&arguments)).map(drop)
+    }
+
+    /// Past the scheduler, which would wait for whatever keeps pods off a node.
+    fn pod(&self, node: usize, kind: &str, name: &str) -> Value {
+        let sink = self.opposite(node);
+        // For ever, whatever becomes of a socket.
+        let send = format!(
+            "while :; do while :; do echo {name}; /busybox usleep 2000; done | /busybox nc -u {sink} {SINK}; done"
+        );
+        let script = if kind == "in" { "exec /busybox sleep 3600" } else { &send };
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": { "namespace": NAMESPACE, "name": name, "labels": { "kind": kind } },
+            "spec": {
+                "nodeName": NODES[node],
+                "terminationGracePeriodSeconds": 0,
+                "tolerations": [{ "operator": "Exists" }],
+                "containers": [{
+                    "name": "busybox",
+                    "image": BUSYBOX,
+                    "imagePullPolicy": "Never",
+                    "command": ["/busybox", "sh", "-c", script],
+                }],
+            },
+        })
+    }
+
+    /// The first address of the other node.
+    fn opposite(&self, node: usize) -> IpAddr {
+        Addresses::of(1 - node).first(self.layout.family)
+    }
+
+    fn addresses(&self, get: &[&str]) -> Result<BTreeSet<IpAddr>> {
+        let all = ["-o", "jsonpath={.items[*].status.podIPs[*].ip}"];
+        let told = self.kubectl.run(&[get, &all].concat())?;
+        told.split_whitespace().map(|address| address.parse().context("an address")).collect()
+    }
+
+    /// On the other node: takes what a node's pods send, and sends to every address that they may have.
+    fn watch(&self, node: usize) -> Result<Seen> {
+        enter(self.state.init(NODES[1 - node])?)?;
+        let opposite = self.opposite(node);
+        let sink = UdpSocket::bind((opposite, SINK)).context("no socket for what pods send")?;
+        sink.set_nonblocking(true)?;
+        let mut probes = Vec::new();
+        for address in Addresses::of(node).pods(self.layout.family, ADDRESSES) {
+            let probe = UdpSocket::bind((opposite, 0))?;
+            probe.connect(SocketAddr::new(address, CLOSED))?;
+            probe.set_nonblocking(true)?;
+            probes.push((address, probe));
+        }
+        let (mut sent, mut reached) = Seen::default();
+        let mut buffer = [0; 64];
+        while !self.end.load(Ordering::Relaxed) {
+            let round = Instant::now();
+            for (address, probe) in &probes {
+                // What was refused is told at the next call.
+                if probe.send(b"?").is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+                {
+                    reached.insert(*address);
+                }
+            }
+            while round.elapsed() < INTERVAL {
+                match sink.recv_from(&mut buffer) {
+                    Ok((_, from)) => *sent.entry(from.ip()).or_default() += 1,
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        thread::sleep(Duration::from_millis(2));
+                    }
+                    Err(error) => bail!("what pods send cannot be received: {error}"),
+                }
+            }
+        }
+        Ok((sent, reached))
+    }
+}
+
+/// Puts this thread into the network of a node.
+fn enter(init: Pid) -> Result<()> {
+    let namespace = File::open(format!("/proc/{init}/ns/net")).context("no such node")?;
+    setns(namespace, CloneFlags::CLONE_NEWNET).context("cannot enter the node's network")
+}
+
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// The namespace and its policies.
+fn setting() -> Value {
+    let policy = |kind: &str, types: &[&str]| {
+        json!({
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": { "namespace": NAMESPACE, "name": kind },
+            "spec": { "podSelector": { "matchLabels": { "kind": kind } }, "policyTypes": types },
+        })
+    };
+    json!({ "apiVersion": "v1", "kind": "List", "items": [
+        { "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE } },
+        policy("out", &["Ingress", "Egress"]),
+        policy("in", &["Ingress"]),
+    ] })
+}
