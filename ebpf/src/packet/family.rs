@@ -24,7 +24,7 @@ pub trait Family: Copy + Default + core::fmt::Debug {
     /// Reads the IP header at an offset; IPv6 extension headers are left to [`Family::extensions`].
     ///
     /// # Errors
-    /// As [`parse::ipv4`] and [`parse::extensions`].
+    /// As [`parse::ipv4`] and [`parse::ipv6`].
     fn network<B: Bytes>(
         bytes: &B,
         offset: u32,
@@ -194,7 +194,7 @@ impl Family for V6 {
         is_link_local(address) || Self::same(address, [0; 2])
     }
 
-    /// Multicast, and link-local addresses, of which no source lists the pods'.
+    /// Multicast, and link-local addresses: the pods' are in no table.
     #[inline(always)]
     fn is_shared(address: [u64; 2]) -> bool {
         is_link_local(address) || is_multicast(address)
