@@ -47,7 +47,7 @@ pub trait Tables: PolicyTables + Memory + Sized {
     fn class6(&self, address: [u64; 2]) -> ClassId {
         class6(self, &V6::octets(address))
     }
-    /// Inserts a flow whose key has this hash: [`insert_vacant`], else [`insert`]. A separate function in the kernel,
+    /// Inserts a flow by its key and the key's hash: [`insert_vacant`], else [`insert`]. A separate function in the kernel,
     /// which the verifier checks once instead of at the end of each path to it.
     ///
     /// # Errors
@@ -245,7 +245,7 @@ fn buckets<F: TableFamily, T: Tables>(
     Some([F::bucket(tables, first)?, F::bucket(tables, second)?])
 }
 
-/// Handle of a flow whose key has this hash ([`key::hash`]), in the table of its family.
+/// Handle of a flow in the table of its family, by its key and the key's hash ([`key::hash`]).
 #[inline(always)]
 pub fn flow<F: TableFamily, K: Key, T: Tables>(
     tables: &T,

@@ -53,7 +53,7 @@ const UNTRACKED: u32 = 5;
 pub struct Course(pub u32);
 
 impl Course {
-    /// Course of a packet without a connection, which is not translated, or of one whose connection cannot be read.
+    /// Course of a packet without a connection, which is not translated, or with one that cannot be read.
     pub const UNKNOWN: Self = Self(0);
     /// The packet has a connection.
     const KNOWN: u32 = 1 << 0;

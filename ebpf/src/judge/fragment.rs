@@ -107,7 +107,7 @@ pub(crate) fn transport_of_first<F: Family, D: Direction, T: Tables>(
     };
     // Without SYN: only a first fragment can open a connection.
     let transport = Transport { protocol: ports.protocol, flags: TCP_ACK, source, destination };
-    // The quoted packet of an ICMP error is in the first fragment, whose verdict it decided.
+    // The quoted packet of an ICMP error is in the first fragment, and decided its verdict.
     if icmp::is_error(&transport) { Err(Reason::Related) } else { Ok(transport) }
 }
 

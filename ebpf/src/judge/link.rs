@@ -100,7 +100,7 @@ pub(crate) fn message<D: Direction, B: Bytes>(
     }
 }
 
-/// Verdict on a packet whose payload may claim an address, if the fast path can decide it.
+/// Verdict on a packet with a payload that may claim an address, if the fast path can decide it.
 #[inline(always)]
 fn payload_alone<B: Bytes>(
     bytes: &B,

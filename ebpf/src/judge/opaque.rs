@@ -26,7 +26,7 @@ impl<'a, M: Memory> Opaque<'a, M> {
         self.memory.opaque(usize::from(value), self.noise) as u16
     }
 
-    /// Hides a class computed from two parts behind a mask, whose bounds Linux 6.1 loses.
+    /// Hides a class computed from two parts behind a mask: Linux 6.1 loses its bounds.
     #[inline(always)]
     pub(crate) fn class(&self, class: ClassId) -> ClassId {
         self.memory.opaque(class as usize, self.noise) as ClassId

@@ -135,7 +135,7 @@ fn isolates_egress(settings: &Settings) -> bool {
 }
 
 /// Judges a packet without the proof that a bridge hands to the node, see [`crate::judge::proof`]. A claim of an
-/// endpoint's address drops; any other claim is judged like a packet whose source is no endpoint's.
+/// endpoint's address drops; any other claim is judged like a packet from no endpoint's source.
 #[inline(always)]
 pub fn at_bridge<B: Bytes, T: Tables + LocalEndpoints>(
     bytes: &B,

@@ -14,7 +14,7 @@
 //!    * With an endpoint's source it drops if policy isolates any pod of the bridge for egress, since it may be that
 //!      pod's.
 //!    * With any other source it is forged. It drops while the agent lives and the bridge has no port without a
-//!      program ([`BRIDGE_OPEN`]). Otherwise it may be from a pod whose port has no program yet.
+//!      program ([`BRIDGE_OPEN`]). Otherwise it may be from a pod's port without a program so far.
 //!
 //!    Packets without the proof also drop if they came by an interface that is unknown to the agent
 //!    ([`Settings::devices`]): one that a pod has made into the node, or the veth of a new pod without a program so
@@ -88,7 +88,7 @@ pub enum Anew {
     /// Not rebuilt: it has one of these, or is of no kind below.
     #[default]
     No,
-    /// A fragment, or a packet whose headers cannot be read in place.
+    /// A fragment, or a packet with headers that cannot be read in place.
     Part,
     /// The opening of a TCP connection.
     Opening,
@@ -144,7 +144,7 @@ pub enum Origin {
     Unjudged(EndpointRef),
     /// Rebuilt by the kernel from a packet of another sender.
     Anew(Anew),
-    /// From a port of a bridge whose ports all leave the proof, and not judged there.
+    /// From a port of a bridge where all ports leave the proof, and not judged there.
     Unproven {
         /// Whether policy isolates a pod of that bridge for egress.
         isolated: bool,

@@ -116,7 +116,7 @@ pub(crate) fn in_place(tables: &NodeTables, packet: Linear<'_>, exit: Exit) -> R
     leave(tables, &packet, exit, None, true)
 }
 
-/// A packet in the kernel whose first `linear` bytes can be read in place.
+/// A packet in the kernel: its first `linear` bytes can be read in place.
 pub(crate) struct Linear<'a> {
     pub(crate) frame: &'a [u8],
     pub(crate) linear: usize,

@@ -256,7 +256,7 @@ unsafe fn left_hook(skb: *mut __sk_buff, scratch: *const Scratch) -> Hook {
 /// Whether a packet has a socket of another namespace than the node's, on kernels that reveal it.
 #[inline(always)]
 fn has_foreign_socket(skb: *mut __sk_buff) -> bool {
-    // SAFETY: the program's context, whose pointer is only compared; a constant of the loaded program.
+    // SAFETY: a pointer in the program's context, only compared; a constant of the loaded program.
     let (socket, asks) =
         unsafe { ((*skb).__bindgen_anon_2.sk, (&raw const ASKS_FOR_NAMESPACE).read_volatile()) };
     !socket.is_null() && asks != 0 && netpold_has_own_socket(skb) == 0

@@ -42,7 +42,7 @@ fn netpold_node(context: TcContext) -> i32 {
     node(context.as_ptr().cast(), ETHERNET)
 }
 
-/// TC egress of devices whose packets begin with the IP header: tunnels, WireGuard.
+/// TC egress of devices without a link header: tunnels, WireGuard.
 #[classifier]
 #[inline(always)]
 fn netpold_node_ip(context: TcContext) -> i32 {
@@ -469,7 +469,7 @@ pub(crate) fn link_header<B: Bytes>(
 
 #[inline(always)]
 fn read(skb: *mut __sk_buff) -> u32 {
-    // SAFETY: the program's context, whose fields are read whole.
+    // SAFETY: a field of the program's context, read whole.
     unsafe { (&raw const (*skb).tc_index).read_volatile() }
 }
 
