@@ -47,8 +47,8 @@ pub trait Tables: PolicyTables + Memory + Sized {
     fn class6(&self, address: [u64; 2]) -> ClassId {
         class6(self, &V6::octets(address))
     }
-    /// Inserts a flow by its key and the key's hash: [`insert_vacant`], else [`insert`]. A separate function in the kernel,
-    /// which the verifier checks once instead of at the end of each path to it.
+    /// Inserts a flow by its key and the key's hash: [`insert_vacant`], else [`insert`]. A separate function in the
+    /// kernel, which the verifier checks once instead of at the end of each path to it.
     ///
     /// # Errors
     /// [`Full`] if there is no room.
