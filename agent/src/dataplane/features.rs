@@ -10,7 +10,7 @@ use crate::bpf::sys::{self, instruction};
 const BPF_PROG_TYPE_XDP: u32 = 6;
 /// Flag of programs that take frames in several buffers (Linux 5.18).
 const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
-/// Error of a kernel without interpreter whose compiler lacks an instruction.
+/// Error of a kernel without interpreter, if its compiler lacks an instruction.
 const ENOTSUPP: i32 = 524;
 
 /// `*(u64 *)(r10 - 8) = 0; r0 = 0; r1 = 1; lock cmpxchg(r10 - 8, r0, r1); r0 = 0; exit`

@@ -52,7 +52,7 @@ impl PodXdp {
         self.wanted.then_some(XdpProgram::Pod)
     }
 
-    /// Prepares for a new generation, whose program is to replace the former one everywhere.
+    /// Prepares for the program of a new generation, which is to replace the former one everywhere.
     pub(super) fn renew(&mut self) {
         self.attached.clear();
         self.failed.clear();

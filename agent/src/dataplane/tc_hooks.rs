@@ -108,7 +108,7 @@ impl TcHooks {
         }
     }
 
-    /// Prepares for a new generation, whose programs are to replace the former ones everywhere.
+    /// Prepares for the programs of a new generation, which are to replace the former ones everywhere.
     pub(super) fn renew(&mut self) {
         self.attached.clear();
         self.swept = false;

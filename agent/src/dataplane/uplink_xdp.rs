@@ -88,7 +88,7 @@ impl UplinkXdp {
         self.stale
     }
 
-    /// Prepares for a new generation, whose program is to replace the former one everywhere.
+    /// Prepares for the program of a new generation, which is to replace the former one everywhere.
     pub(super) fn renew(&mut self) {
         self.attached.clear();
         self.stale = true;

@@ -37,7 +37,7 @@ fn read(map: &[AtomicU64], root: u32, address: u128) -> ClassId {
         map.get(node as usize * words..(node as usize + 1) * words).map(|it| it.as_ptr().cast())
     };
     let address = V6::words(&Ipv6Addr::from_bits(address).octets());
-    // SAFETY: nodes of the tree, whose words are all atomic.
+    // SAFETY: nodes of the tree, where all words are atomic.
     unsafe { ipv6_blocks::class(&HostMemory, root, address, node) }
 }
 

@@ -188,7 +188,7 @@ fn join_small(nodes: &mut Nodes, children: &mut Vec<Child>) {
     }
 }
 
-/// Paints the entries of a leaf whose range ends at `last`.
+/// Paints the entries of a leaf with a range up to `last`.
 fn paint_entries(
     nodes: &mut Nodes,
     entries: &mut Vec<Entry>,

@@ -31,7 +31,7 @@ fn read(table: &Ipv6Hosts, settings: &Settings, address: Ipv6Addr) -> Option<Cla
         return None;
     }
     for bucket in places.buckets {
-        // SAFETY: a bucket of the table, whose words are all atomic.
+        // SAFETY: a bucket of the table, where all words are atomic.
         let bucket = unsafe { first.add(bucket as usize * size_of::<Hosts6Bucket>() / 8) };
         let bucket: *mut u64 = bucket.cast_mut().cast();
         // SAFETY: as before.
@@ -111,7 +111,7 @@ fn neighbours_share_an_entry() {
     assert_eq!(read(&table, &settings, Ipv6Addr::UNSPECIFIED), None, "its neighbour is not there");
 }
 
-/// Addresses whose first bucket is 0, of a table of two, with this filter bit.
+/// Addresses with first bucket 0 of two, and with this filter bit.
 fn of_first_bucket(settings: &Settings, bit: u32) -> impl Iterator<Item = Ipv6Addr> {
     let places = |address: &Ipv6Addr| Places::new(settings, words(*address));
     let has_bit = move |address: &Ipv6Addr| {
