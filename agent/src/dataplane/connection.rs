@@ -29,8 +29,8 @@ pub(super) fn offsets(types: Option<&[u8]>) -> Option<Offsets> {
     find(types?)
 }
 
-/// Whether a program may read kernel memory. Tested by a classifier that calls `bpf_probe_read_kernel(r10 - 8, 8,
-/// r1)`, on its own context.
+/// Whether a program may read kernel memory. Tested by a classifier that reads at its context's address:
+/// `bpf_probe_read_kernel(r10 - 8, 8, r1)`.
 pub(super) fn may_read() -> bool {
     let code = [
         sys::instruction(0xbf, 3, 1, 0, 0),

@@ -53,10 +53,10 @@ impl<'a> KernelTypes<'a> {
             let info = word(types, at + 4)?;
             let count = info as usize & 0xffff;
             let behind = match kind(info) {
-                // Integers, variables, tags of declarations; arrays.
+                // 4 bytes: integers, variables, declaration tags. 12 bytes: arrays.
                 1 | 14 | 17 => 4,
                 3 => 12,
-                // Structs, unions, sections, enumerations of 64 bits; of 32, parameters.
+                // 12 bytes per member: structs, unions, sections, 64-bit enumerations. 8: 32-bit ones, prototypes.
                 STRUCT | UNION | 15 | 19 => count * MEMBER,
                 6 | 13 => count * 8,
                 2 | 7..=11 | FUNCTION | 16 | 18 => 0,

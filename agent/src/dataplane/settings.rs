@@ -138,7 +138,7 @@ impl ActiveSettings {
         let Some(settings) = self.written.as_mut().filter(|it| it.demands_proof == 0) else {
             return;
         };
-        // Waits for packets that passed the hooks before that.
+        // Packets that passed the hooks before are still on their way.
         grace_period();
         match generation.tables().demand_proof() {
             Ok(()) => settings.demands_proof = 1,
@@ -207,7 +207,7 @@ impl ActiveSettings {
     ) -> Vec<(u32, String)> {
         let (words, left) = bridges.demanded(&self.bridges());
         if words != self.bridges() {
-            // Waits for packets that passed before. With TCX, attaching a link has taken as long.
+            // Earlier packets are still on their way. With TCX, attaching a link has taken long enough.
             if mode == Mode::Clsact {
                 grace_period();
             }

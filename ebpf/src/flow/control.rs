@@ -224,8 +224,8 @@ impl Control {
     }
 }
 
-/// Timeouts in jiffies of a kernel with `hz` ticks a second; the agent lowers them to the node's conntrack's. TCP as
-/// in the kernel, except that five days are capped at the span of 32-bit stamps.
+/// Timeouts in jiffies of a kernel with `hz` ticks a second; the agent adapts them to those of the node's conntrack.
+/// TCP as in the kernel, except that five days are capped at the span of 32-bit stamps.
 #[must_use]
 pub fn timeouts(hz: u32) -> [u32; TIMEOUTS] {
     let seconds = |seconds: u32| seconds.saturating_mul(hz.max(1)).min(u32::MAX / 4);

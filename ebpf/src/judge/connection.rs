@@ -112,9 +112,8 @@ impl Course {
     /// connection.
     ///
     /// In the reply direction, that host received the endpoint's packets. In the original direction, conntrack has no
-    /// flow that the packet could belong to, and has not translated its source. Then a Service's address as source is
-    /// the translation of another node, which a host can cause by a forged flow; only literal grants of the address
-    /// count.
+    /// flow that the packet could answer, and has not translated its source. Then a Service's address as source is the
+    /// translation of another node, which a host can cause by a forged flow; only literal grants of the address count.
     #[inline(always)]
     pub fn is_of_allowed<T: Tables>(
         self,

@@ -309,7 +309,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
                 let allowed = allowed.then_some(reason);
                 FlowTracker { context, packet, flow, class, allowed }.settle(hint)
             }
-            // The node may translate the quoted packet, and then sends the error where that went.
+            // If the node has translated the quoted flow, it translates the error in the same way.
             None if allowed && icmp::is_error(&packet.transport) => Ok(policy.judged_again(reason)),
             None if allowed => Ok(policy.passing(reason, class)),
             None => context.unanswered(packet),

@@ -34,7 +34,8 @@ pub const fn parts_of(mark: u32) -> (u32, bool) {
     (if answer { mark - (MARK_NUMBERS << MARK_SLOT_BITS) } else { mark }, answer)
 }
 
-/// Value in place of a [`mark`] on packets that came by a device of another namespace that is no endpoint's.
+/// Value in place of a [`mark`] on packets from devices that are no endpoint's: of another namespace, other ports of
+/// bridges with pods, and tunnels.
 pub const STRANGER: u32 = 1;
 
 /// Range of [`Settings::witness`](crate::layout::Settings::witness): below every mark, above [`STRANGER`], and
