@@ -193,7 +193,7 @@ fn crowded(selectors: &BTreeSet<(Option<&Selector>, &Selector)>) -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Combination {
     pub(crate) direction: Direction,
-    /// Of one namespace, in order.
+    /// Keys of policies in one namespace, sorted.
     pub(crate) policies: Vec<Key>,
 }
 

@@ -18,14 +18,14 @@ pub enum Problem {
     Deleted {
         /// The veth.
         interface: String,
-        /// Its pod.
+        /// The bound pod.
         pod: Key,
     },
     /// The API has not listed the pod.
     Unlisted {
         /// The veth.
         interface: String,
-        /// Its pod.
+        /// The bound pod.
         pod: Key,
         /// The pod's manifest is on this node, so its labels are known.
         labelled: bool,
@@ -55,7 +55,7 @@ pub enum Problem {
     Foreign {
         /// The veth.
         interface: String,
-        /// Its pod.
+        /// The bound pod.
         pod: Key,
         /// The address.
         address: IpAddr,
@@ -66,7 +66,7 @@ pub enum Problem {
     Station {
         /// The veth.
         interface: String,
-        /// Its pod.
+        /// The bound pod.
         pod: Key,
         /// Hardware address inside.
         now: [u8; 6],
@@ -77,7 +77,7 @@ pub enum Problem {
     Missing {
         /// The veth.
         interface: String,
-        /// Its pod.
+        /// The bound pod.
         pod: Key,
     },
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use crate::model::Key;
 
-/// Changes since the last update, as a list of what to evaluate again.
+/// Parts of the cluster that changed since the last update.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
     /// Addresses with a new owner, or with an owner of which a field that policy reads changed.

@@ -14,7 +14,7 @@ use crate::model::{Key, Pod};
 #[derive(Debug, Default)]
 pub(crate) struct Pods {
     by_name: PodsByName,
-    /// The same pods without those that policy ignores.
+    /// Pods that policy does not ignore.
     by_labels: PodsByLabels,
     /// Address claims of these pods.
     claims: Claims,

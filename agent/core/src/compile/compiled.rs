@@ -49,7 +49,7 @@ impl Compiled {
         self.tables.forget();
     }
 
-    /// Compiles what is dirty, regardless of capacity; returns the operations in order.
+    /// Compiles dirty state, regardless of capacity; returns the operations in order.
     pub(super) fn update(
         &mut self,
         cluster: &Cluster,
@@ -95,7 +95,7 @@ impl Compiled {
         self.rules.work() + self.sets.groups.work
     }
 
-    /// Combinations of policies whose pods are closed in a direction, with the reason.
+    /// Closed combinations of policies with their direction and the reason.
     pub(super) fn closed(&self) -> impl Iterator<Item = (&[Key], Direction, String)> {
         let late: BTreeSet<_> = self.tables.endpoints.late().filter(|it| it.is_closed).collect();
         let late = late.into_iter();

@@ -276,7 +276,7 @@ impl Compiler {
             .collect()
     }
 
-    /// Combinations of policies whose pods are closed in a direction, with the reason.
+    /// Closed combinations of policies with their direction and the reason.
     pub fn closed(&self) -> impl Iterator<Item = (&[Key], Direction, String)> {
         self.compiled.closed()
     }

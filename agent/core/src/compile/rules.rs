@@ -83,8 +83,8 @@ impl Rules {
         }
     }
 
-    /// Weighs the policies of changed and `concerned` namespaces again. Returns the namespaces with a change in what is
-    /// closed.
+    /// Weighs the policies of changed and `concerned` namespaces again. Returns the namespaces with a change in their
+    /// closed combinations.
     pub(crate) fn reconsider(
         &mut self,
         cluster: &Cluster,
@@ -125,7 +125,7 @@ impl Rules {
         self.limits.is_new = false;
     }
 
-    /// Combinations of policies whose pods are closed in a direction, with the reason.
+    /// Closed combinations of policies with their direction and the reason.
     pub(crate) fn closed(&self) -> impl Iterator<Item = (&[Key], Direction, String)> {
         let closed = self.limits.closed();
         closed.map(|(of, reason)| (of.policies.as_slice(), of.direction, reason))

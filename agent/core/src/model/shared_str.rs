@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub struct SharedStr(Arc<str>);
 
 impl SharedStr {
-    /// As a string slice.
+    /// The text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
