@@ -68,7 +68,7 @@ pub(crate) fn measure(
     let mut again = None;
     for edit in 0..edits {
         let due = begin + Duration::from_secs(1) * edit / EDITS_PER_SECOND;
-        // Runs the deferred work of the engine at the time it asked for.
+        // Runs the deferred work of the engine at the requested time.
         while let Some(at) = again.filter(|at| *at < due) {
             wait(at);
             again = subject.engine.step(None);

@@ -47,7 +47,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// This machine, now.
+    /// Describes this machine at the present time.
     pub(crate) fn here() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model =

@@ -30,7 +30,7 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(0x8c, 0x56, 0x4b),
 ];
 
-/// Swaps black and white for readers who prefer dark pages; charts have no background.
+/// Swaps black and white for dark pages; charts have no background.
 const DARK: &str = "<style>@media (prefers-color-scheme: dark) { \
                     [fill=\"#000000\"] { fill: #e6edf3 } [stroke=\"#000000\"] { stroke: #e6edf3 } \
                     [fill=\"#FFFFFF\"] { fill: #0d1117 } }</style>\n";

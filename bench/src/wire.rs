@@ -191,7 +191,7 @@ impl Pods {
         ))
     }
 
-    /// The same rules as one verdict map, like those of kube-proxy.
+    /// Filter of the same addresses in one verdict map, like the rules of kube-proxy.
     fn nft_map(&self, rules: u32) -> Filter {
         let [from, _] = self.ends();
         let others: String =

@@ -31,7 +31,7 @@ enum Task {
     Setup,
     /// Check format and lints, then run all tests (as root also those in network namespaces)
     Test {
-        /// Run only the tests whose names contain this, and no other checks
+        /// Run only the tests with this in their names, and no other checks
         #[arg(long, value_name = "NAME")]
         filter: Option<String>,
     },

@@ -171,7 +171,7 @@ fn required<'a>(
     })
 }
 
-/// Number of selectors that no label tells apart from many others: a pod with such a label must be compared with all of
+/// Number of selectors that no label distinguishes from many others: a pod with such a label must be compared with all of
 /// them.
 fn crowded(selectors: &BTreeSet<(Option<&Selector>, &Selector)>) -> u64 {
     let mut counts: HashMap<Label<'_>, u32> = HashMap::new();

@@ -51,7 +51,7 @@ pub enum Op {
     EndpointAddrs(u32, Box<Endpoint>),
     /// Free an endpoint slot.
     EndpointGone(u32),
-    /// Wait until every packet whose judgement began before is judged. A packet reads its endpoint's rows first and the
+    /// Wait until every packet in evaluation now has its verdict. A packet reads its endpoint's rows first and the
     /// class later: without the wait, a packet with the old rows could read a class that is valid only with the new
     /// ones.
     Grace,

@@ -56,7 +56,7 @@ pub struct Cluster {
     pub manifests: Manifests,
     /// Directory for files of a test.
     pub directory: TempDir,
-    /// Pods whose status has no address yet.
+    /// Pods without an address in their status.
     pub pending: BTreeSet<String>,
     /// Endpoints that the agents still enforce without a pod in `pods`, by name and interface.
     pub deleted: BTreeMap<String, u32>,

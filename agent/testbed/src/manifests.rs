@@ -49,7 +49,7 @@ impl Manifests {
         self.write_objects("cluster.json", &items)
     }
 
-    /// Writes objects as one `List`, into a file whose name ends in `.json`.
+    /// Writes objects as one `List`, into a file with the suffix `.json`.
     ///
     /// # Errors
     /// When the file cannot be written.

@@ -1,5 +1,5 @@
 //! Datagrams with their local address: a node has several addresses, and a connected socket rejects replies from an
-//! address other than the one it asked.
+//! address other than its peer's.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};

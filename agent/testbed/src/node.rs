@@ -18,7 +18,7 @@ use crate::host::Host;
 pub enum Cni {
     /// A veth pair for each pod, a host route to the pod, a default route out of it.
     Ptp,
-    /// veth pairs whose host sides are ports of a bridge.
+    /// veth pairs with the host sides as ports of a bridge.
     Bridge,
 }
 
@@ -173,7 +173,7 @@ impl Inner {
 /// addresses.
 ///
 /// # Errors
-/// When a link or route cannot be made, as for nodes whose pod CIDRs overlap.
+/// When a link or route cannot be made, as for nodes with overlapping pod CIDRs.
 pub fn link_nodes(a: &Node, b: &Node) -> Result<()> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let link = format!("link{}", NUMBER.fetch_add(1, Ordering::Relaxed));

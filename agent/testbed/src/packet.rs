@@ -16,7 +16,7 @@ const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 const HOPS: u8 = 64;
 
-/// An IP packet in an Ethernet frame, whose type follows from the packet's version.
+/// An IP packet in an Ethernet frame, with the Ethernet type of the packet's version.
 #[must_use]
 pub fn frame(destination: [u8; 6], source: [u8; 6], packet: &[u8]) -> Vec<u8> {
     let v4 = packet.first().is_some_and(|first| first >> 4 == 4);

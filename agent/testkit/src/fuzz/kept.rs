@@ -23,7 +23,7 @@ pub fn run(bytes: &[u8]) {
         assert!(!result.addresses.is_empty(), "{result:?}");
         assert!(result.addresses.is_sorted(), "{result:?}");
     }
-    // As a whole file, and as the content of a compressed one.
+    // The input is a whole file first, then the content of a compressed one.
     read(bytes);
     let mut packed = GzEncoder::new(Vec::new(), Compression::none());
     packed.write_all(bytes).expect("room in memory");
