@@ -171,8 +171,8 @@ fn required<'a>(
     })
 }
 
-/// Number of selectors that no label distinguishes from many others: a pod with such a label must be compared with all of
-/// them.
+/// Number of selectors that no label distinguishes from many others: a pod with such a label must be compared with each
+/// of them.
 fn crowded(selectors: &BTreeSet<(Option<&Selector>, &Selector)>) -> u64 {
     let mut counts: HashMap<Label<'_>, u32> = HashMap::new();
     for label in selectors.iter().flat_map(|(of, pods)| required(*of, pods).flatten()) {
