@@ -2,7 +2,7 @@
 //! socket in the victim counts the arrivals. Needs root.
 //!
 //! Every attack runs twice: without policy, where it must arrive (else the test proves nothing), and with policy, where
-//! nothing may arrive. Attacks that still succeed are `#[ignore]`d; to run them too:
+//! nothing may arrive. An attack that still succeeds is marked `#[ignore]`; to run these too:
 //! `cargo nextest run -p netpold --test attacks --run-ignored all`.
 
 #![expect(
