@@ -1,5 +1,5 @@
-//! Packets redirected by a pod's own `ifb`: the kernel lets them skip the next TC hook, which is the host's (issue 12,
-//! 2). Needs `NET_ADMIN` in the pod.
+//! Packets redirected by a pod's own `ifb`, which the kernel lets skip the next TC hook: the host's (issue 12, 2).
+//! Needs `NET_ADMIN` in the pod.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -45,7 +45,7 @@ pub(crate) fn bounce(pod: &Pod, send: impl FnOnce()) {
     bounce_bursts(pod, 400, send);
 }
 
-/// [`bounce`] for packets of up to `burst` bytes; the token bucket does not hold up that many bytes.
+/// [`bounce`] for packets of up to `burst` bytes: the token bucket passes the first `burst` bytes at once.
 pub(crate) fn bounce_bursts(pod: &Pod, burst: usize, send: impl FnOnce()) {
     tc(pod, &format!("qdisc replace dev ifb0 root tbf rate 8kbit burst {burst} limit 1000000"));
     tc(pod, "qdisc add dev eth0 clsact");

@@ -310,8 +310,8 @@ impl Exchange<'_> {
             && self.world.oracle.judge_translated(pod, Direction::Egress, address, protocol, port)
     }
 
-    /// Whether the sender received this packet from the receiver, or from an address of any owner: a link-local one, or
-    /// another node's, which may have forgotten the flow and leads the answer to a node port.
+    /// Whether the sender received this packet from the receiver, or from an address that identifies no party: a
+    /// link-local one, or another node's, which may have forgotten the flow and leads the answer to a node port.
     fn got(&self, tuple: &Tuple) -> bool {
         let own = self.party(self.sent.sender).node;
         let mut nodes = self.world.nodes.iter().enumerate();

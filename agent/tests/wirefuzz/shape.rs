@@ -84,7 +84,7 @@ impl Shape {
     }
 }
 
-/// Transport message of a flow around a payload; the payload alone for other protocols.
+/// Transport message of a flow around a payload; for other protocols the payload alone.
 pub(crate) fn message(random: &mut Random, flow: Tuple, payload: &[u8]) -> Vec<u8> {
     let Tuple { protocol, from, to } = flow;
     let ends = (SocketAddr::from(from), SocketAddr::from(to));
