@@ -75,7 +75,7 @@ pub struct Files {
 pub struct Hooks {
     /// Node devices at which to judge packets.
     pub node_devices: NodeDevices,
-    /// Devices that lead to other network namespaces of the node itself.
+    /// Devices that lead to another network namespace and still belong to the node.
     pub trusted_devices: NodeDevices,
     /// Bit of `skb->mark` in judged packets, 0 to 31.
     pub mark_bit: u8,

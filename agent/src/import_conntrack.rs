@@ -4,8 +4,8 @@
 //! pod sees the original tuple, the responder's pod the reply tuple; behind a Service or a masquerade their addresses
 //! differ.
 //!
-//! The initiator is reliable if the kernel saw the first packet ([`KernelFlow::seen_from_start`]). An RST whose TTL
-//! ends at the node closes the kernel's entry of a connection that goes on. Seconds later the entry is gone, and the
+//! The initiator is reliable if the kernel saw the first packet ([`KernelFlow::seen_from_start`]). An RST with a TTL
+//! that ends at the node closes the kernel's entry of a connection that goes on. Seconds later the entry is gone, and the
 //! server's next packet creates one with the server as initiator (`nf_conntrack_tcp_loose`). For such flows the ports
 //! decide: if only one side has a client port, it is the initiator; else the flow is imported without one. A flow
 //! without initiator passes where policy allows both directions.
@@ -147,8 +147,7 @@ fn key(endpoint: u32, tuple: &Tuple) -> Option<FlowKey> {
 /// are 262,144 on a machine with 4 GB and more. With more flows kernels before 6.18 are slower in `/proc`, where each
 /// read starts again from the first bucket.
 const FEW: u32 = 1000;
-/// Largest number of flows to complete one by one after `/proc`, 10 us each; a dump of 262,144 empty buckets takes 11
-/// ms.
+/// Largest number of flows to complete by single requests, 10 us each; a dump of 262,144 empty buckets takes 11 ms.
 const ASKED: usize = 200;
 
 /// Calls `each` for every flow that the kernel tracks in the calling thread's network namespace. `/proc` lacks
@@ -205,8 +204,8 @@ const TCP_LAST_ACK: u8 = 6;
 const TCP_TIME_WAIT: u8 = 7;
 
 impl Shown {
-    /// Value of [`KernelFlow::seen_from_start`]. A TCP flow in its handshake began with a SYN. A HEARTBEAT of either
-    /// side re-creates an SCTP entry without a trace. All others have no first packet: the sender after a silence is
+    /// Value of [`KernelFlow::seen_from_start`]. A TCP flow in its handshake began with a SYN. An SCTP HEARTBEAT of
+    /// either side re-creates the entry, which does not show it. Other protocols have no first packet: the sender after a silence is
     /// the initiator, in netpold's table as in the kernel's.
     fn seen_from_start(&self) -> Option<bool> {
         match (self.original.protocol, self.tcp_state) {

@@ -249,7 +249,7 @@ async fn metrics_text(State(answers): State<Answers>) -> Response {
     metrics_response(answers.metrics.text())
 }
 
-/// The answer to a scrape.
+/// Response to a scrape.
 pub(crate) fn metrics_response(text: Result<String, fmt::Error>) -> Response {
     match text {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),

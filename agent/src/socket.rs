@@ -42,7 +42,7 @@ pub fn ask(socket: &Path, request: &str) -> Result<UnixStream> {
 /// Sends a request and returns the whole answer.
 ///
 /// # Errors
-/// As for [`ask`]; or the agent takes more than [`PATIENCE`].
+/// No agent listens there, this account may not connect, or the answer takes more than [`PATIENCE`].
 pub fn answer(socket: &Path, request: &str) -> Result<String> {
     let mut stream = ask(socket, request)?;
     let mut answer = String::new();

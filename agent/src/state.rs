@@ -97,7 +97,7 @@ pub fn read(path: &Path, node: &str) -> Result<Option<Vec<Change>>, StateError> 
 /// Reads a file's content; `path` is for errors.
 ///
 /// # Errors
-/// As for [`read`].
+/// See [`StateError`].
 pub fn decode(file: impl BufRead, path: &Path, node: &str) -> Result<Vec<Change>, StateError> {
     let failed = |cause| StateError::Io { path: path.to_owned(), cause };
     let mut bytes = Vec::new();

@@ -57,7 +57,7 @@ fn of_cluster(args: &StatusArgs) -> Result<u8> {
 /// Prints the use of rules on this node or in a cluster, as text or JSON. Returns the exit status.
 ///
 /// # Errors
-/// As for [`run`].
+/// No agent answers, or the answer is of another version.
 pub fn rules(args: &RulesArgs) -> Result<u8> {
     let mut answer: Answer = if args.cluster.is_meant() {
         let all = live::ask::<Answer>(&args.cluster, &["rules", "-o", "json"])?;

@@ -8,7 +8,7 @@ use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP};
 use super::{KernelFlow, PartialTuple, Shown, Tuple};
 use crate::netlink::{Message, NETFILTER_HEADER, ask_netfilter, attributes};
 
-/// linux/netfilter/nfnetlink.h, `linux/netfilter/nfnetlink_conntrack.h`
+/// Constants of `linux/netfilter/nfnetlink.h` and `linux/netfilter/nfnetlink_conntrack.h`.
 const CT_GET: u16 = 1 << 8 | 1;
 const CT_GET_STATS: u16 = 1 << 8 | 5;
 const CTA_STATS_GLOBAL_ENTRIES: u16 = 1;

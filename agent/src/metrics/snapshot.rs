@@ -70,7 +70,7 @@ pub struct Snapshot {
     pub audited: (Vec<(Key, u64)>, u64),
     /// Packets that reached isolated pods around their programs.
     pub bypassed: u64,
-    /// Packets of pods that reached an exit without a complete mark of the program.
+    /// Packets of pods that reached an exit without complete proof of their judgement.
     pub unproven: Unproven,
     /// Repairs after changes by other programs, by kind.
     pub repairs: Vec<(&'static str, u64)>,

@@ -36,7 +36,7 @@ pub struct Answer {
     pub rules: Vec<RuleUsed>,
     /// Number of flows that ended before a sweep could count them.
     pub missed_flows: u64,
-    /// Number of policies without observation, because of too many rules.
+    /// Number of policies that are not watched, because of too many rules.
     pub unwatched_policies: usize,
 }
 
@@ -59,19 +59,19 @@ pub struct RuleUsed {
     pub flows: u64,
     /// Time of the last packet of these flows, in seconds since the epoch; `None` without one.
     pub last_used: Option<u64>,
-    /// Start of the observation, in seconds since the epoch.
+    /// Time since which the rule is watched, in seconds since the epoch.
     pub watched_since: u64,
 }
 
 impl RuleUsed {
-    /// Whether the rule was observed for `time` until now without a packet.
+    /// Whether the rule was watched for `time` until now without a packet.
     #[must_use]
     pub fn is_unused(&self, now: u64, time: Duration) -> bool {
         let since = self.last_used.map_or(self.watched_since, |at| at.max(self.watched_since));
         now.saturating_sub(since) >= time.as_secs()
     }
 
-    /// Adds the use of the same rule on another node. The observation begins when it has begun on every node.
+    /// Adds the use of the same rule on another node. The rule counts as watched once it is watched on every node.
     fn add(&mut self, other: &Self) {
         self.flows = self.flows.saturating_add(other.flows);
         self.last_used = self.last_used.max(other.last_used);
@@ -191,7 +191,7 @@ mod tests {
         Answer { as_of: 1000, rules: vec![rule], missed_flows: 1, ..Answer::default() }
     }
 
-    /// A rule without use on a node that was observed for a minute only may still be in use there.
+    /// A rule without use on a node that watched it for a minute only may still be in use there.
     #[test]
     fn a_rule_is_unused_if_every_node_says_so() {
         let answers = [("a", answer(3, Some(100), 0)), ("b", answer(0, None, 940))];

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::answer::RuleUsed;
 
-/// Largest number of observed rules of NetworkPolicies, and of ClusterNetworkPolicies; policies with few rules go
+/// Largest number of watched rules of NetworkPolicies, and of ClusterNetworkPolicies; policies with few rules go
 /// first.
 const RULES_MAX: usize = 20_000;
 /// Tolerance between two readings of a clock, in milliseconds.
@@ -21,7 +21,7 @@ const MARGIN: u64 = 50;
 pub(super) struct RuleRecord {
     /// Hash of the rule's content: an edit begins a new record.
     hash: u64,
-    /// Start of the observation.
+    /// Time since which the rule is watched.
     since: u64,
     /// Time of the last packet; 0: none.
     last: u64,
@@ -47,7 +47,7 @@ enum Source {
     Cluster(Arc<ClusterPolicy>),
 }
 
-/// A policy under observation.
+/// A policy with watched rules.
 #[derive(Debug)]
 struct Watched {
     rules: Rules,
@@ -149,7 +149,7 @@ impl Records {
         }
     }
 
-    /// Selects the policies to observe: first those of local pods, among them those with few rules.
+    /// Selects the policies to watch: first those of local pods, among them those with few rules.
     /// ClusterNetworkPolicies have a limit of their own, since administrators write them.
     fn within_limits(&mut self, wanted: BTreeMap<Key, (bool, Source)>) -> BTreeMap<Key, Source> {
         let mut wanted: Vec<_> = wanted.into_iter().collect();
@@ -184,7 +184,7 @@ impl Records {
         watched.filter_map(|watched| watched.indexed(direction)).collect()
     }
 
-    /// Index of a ClusterNetworkPolicy's rule, if it is observed.
+    /// Index of a ClusterNetworkPolicy's rule, if it is watched.
     pub(super) fn of_cluster(&self, name: &str, direction: Direction, rule: usize) -> Option<u32> {
         let (first, rules) = self.policies.get(&Key::new("", name))?.place(direction);
         (rule < rules).then_some(first + rule as u32)
@@ -212,7 +212,7 @@ impl Records {
         self.policies.iter().map(of).chain(self.kept.values().cloned()).collect()
     }
 
-    /// Use of every rule that allows traffic, and the number of policies without observation.
+    /// Use of every rule that allows traffic, and the number of policies that are not watched.
     pub(super) fn answer(&self) -> (Vec<RuleUsed>, usize) {
         let mut all = Vec::with_capacity(self.rules.len());
         for (key, watched) in &self.policies {
