@@ -5,9 +5,9 @@
 //! differ.
 //!
 //! The initiator is reliable if the kernel saw the first packet ([`KernelFlow::seen_from_start`]). An RST with a TTL
-//! that ends at the node closes the kernel's entry of a connection that goes on. Seconds later the entry is gone, and the
-//! server's next packet creates one with the server as initiator (`nf_conntrack_tcp_loose`). For such flows the ports
-//! decide: if only one side has a client port, it is the initiator; else the flow is imported without one. A flow
+//! that ends at the node closes the kernel's entry of a connection that goes on. Seconds later the entry is gone, and
+//! the server's next packet creates one with the server as initiator (`nf_conntrack_tcp_loose`). For such flows the
+//! ports decide: if only one side has a client port, it is the initiator; else the flow is imported without one. A flow
 //! without initiator passes where policy allows both directions.
 
 mod netlink;
@@ -205,8 +205,8 @@ const TCP_TIME_WAIT: u8 = 7;
 
 impl Shown {
     /// Value of [`KernelFlow::seen_from_start`]. A TCP flow in its handshake began with a SYN. An SCTP HEARTBEAT of
-    /// either side re-creates the entry, which does not show it. Other protocols have no first packet: the sender after a silence is
-    /// the initiator, in netpold's table as in the kernel's.
+    /// either side re-creates the entry, which does not show it. Other protocols have no first packet: the sender after
+    /// a silence is the initiator, in netpold's table as in the kernel's.
     fn seen_from_start(&self) -> Option<bool> {
         match (self.original.protocol, self.tcp_state) {
             (TCP, TCP_SYN_SENT | TCP_SYN_RECV) => Some(true),
