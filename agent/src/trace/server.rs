@@ -53,6 +53,7 @@ pub trait Tracing: Send + 'static {
     /// There is no such pod on this node, or no such peer.
     fn target(&self, request: &Request) -> Result<Target, String>;
     /// Attaches the traced programs at interfaces. Returns the kernel's jiffies, and their number per second.
+    ///
     /// # Errors
     /// The programs cannot be attached.
     fn begin(&mut self, ifindexes: &[u32], programs: &TracedPrograms)
