@@ -1,4 +1,4 @@
-//! What was asked of an API server, by its audit log.
+//! Requests to an API server, from its audit log.
 
 use std::collections::HashSet;
 use std::fs;
@@ -20,9 +20,9 @@ pub const AUDIT_POLICY: &str = r#"{
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Request {
-    /// Who asked, as `system:serviceaccount:netpold:netpold`.
+    /// User of the request, as `system:serviceaccount:netpold:netpold`.
     pub user: String,
-    /// `list`, `watch`, `create`, …; of a path that is no resource's, `get` and the like.
+    /// `list`, `watch`, `create`, …; for a path that is no resource, `get` and the like.
     pub verb: String,
     /// API group; empty for the core.
     pub group: String,
@@ -37,7 +37,7 @@ pub struct Request {
 }
 
 impl ApiServer {
-    /// All requests so far whose user is this one, or all where that is empty.
+    /// All requests of a user so far, or of all users if `user` is empty.
     ///
     /// # Errors
     /// When the log cannot be read.
