@@ -8,6 +8,7 @@ use std::time::Duration;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
+use super::super::bpffs::PinRoot;
 use super::*;
 use crate::bpf::sys::test_objects::classifier;
 use netpold_core::model::Direction;
@@ -341,5 +342,23 @@ fn watchers_of_an_agent_that_ended_are_in_nobodys_way() {
         attacher.stop_watching().unwrap();
         let programs = sys::programs(hook.ifindex, hook.tcx_type()).unwrap();
         assert_eq!(programs, [sys::program_id(next.as_fd()).unwrap()]);
+    });
+}
+
+#[test]
+fn nothing_is_left_of_a_pin_root() {
+    isolated(|pins| {
+        let root = pins.join("netpold");
+        for others in [false, true] {
+            let found = PinRoot::open(&root).unwrap();
+            let mut attacher = Attacher::new(&found.links(), Mode::Tcx).unwrap();
+            attacher.attach(classifier(NEXT).as_fd(), LOOPBACK[0]).unwrap();
+            let foreign = root.join("foreign");
+            if others {
+                sys::obj_pin(classifier(NEXT).as_fd(), &foreign).unwrap();
+            }
+            assert_eq!(found.remove_all().unwrap(), 1);
+            assert_eq!((root.exists(), foreign.exists()), (others, others));
+        }
     });
 }
