@@ -139,6 +139,27 @@ impl Attacher {
         }
     }
 
+    /// Opens a hook that a guard has closed, if its veth leads to no other namespace (any more); whether it is open.
+    ///
+    /// # Errors
+    /// As [`Attacher::detach`].
+    pub fn reopen(
+        &mut self,
+        hook: Hook,
+        leads_away: impl Fn() -> bool,
+    ) -> Result<bool, AttachError> {
+        // No guard closes it meanwhile.
+        self.take(hook);
+        let opened = if leads_away() { Ok(false) } else { self.detach(hook).map(|()| true) };
+        self.closing.claims.release(hook);
+        // It may have left since, when no guard could close it.
+        if matches!(opened, Ok(true)) && leads_away() {
+            self.closing.close(hook);
+            return Ok(false);
+        }
+        opened
+    }
+
     /// How it attaches.
     #[must_use]
     pub fn mode(&self) -> Mode {

@@ -3,22 +3,15 @@
 //! They begin with a part of what the node may need. Once a quarter of one is in use, the next generation
 //! brings larger ones, and [`super::flow_migration`] carries the flows over. They never shrink.
 
-use std::time::{Duration, Instant};
-
 use super::attach::Mode;
 use super::generation::FlowTables;
 use crate::conntrack::{Buckets, Occupancy};
-
-/// A generation takes a second to make. Within that and this, more flows may begin than three quarters of a
-/// table hold (20,000 a second in the smallest), and find no room.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Whether the flow tables are to grow.
 #[derive(Debug)]
 pub(super) struct FlowGrowth {
     buckets: Buckets,
     crowded: bool,
-    next_look: Option<Instant>,
 }
 
 impl FlowGrowth {
@@ -29,7 +22,7 @@ impl FlowGrowth {
             Mode::Tcx => buckets,
             Mode::Clsact => Buckets::fixed(buckets.most),
         };
-        Self { buckets, crowded: false, next_look: None }
+        Self { buckets, crowded: false }
     }
 
     /// The tables of a generation where none are in force.
@@ -47,15 +40,9 @@ impl FlowGrowth {
         self.crowded && self.can(in_force)
     }
 
-    /// Whether somebody should look how full tables with so many buckets are.
-    pub(super) fn is_curious(&mut self, in_force: u32, now: Instant) -> bool {
-        let looks = self.can(in_force)
-            && !self.crowded
-            && self.next_look.is_none_or(|next_look| next_look <= now);
-        if looks {
-            self.next_look = Some(now + LOOK_EVERY);
-        }
-        looks
+    /// Whether it matters how full tables with so many buckets are.
+    pub(super) fn is_open(&self, in_force: u32) -> bool {
+        self.can(in_force) && !self.crowded
     }
 
     /// Takes in how full the tables are.
@@ -101,15 +88,12 @@ mod tests {
     }
 
     #[test]
-    fn nobody_looks_more_often_than_needed() {
+    fn nobody_looks_where_it_does_not_matter() {
         let mut growth = FlowGrowth::new(BUCKETS, Mode::Tcx);
-        let now = Instant::now();
-        assert!(!growth.is_curious(64, now), "they cannot grow");
-        assert!(growth.is_curious(16, now));
-        assert!(!growth.is_curious(16, now + LOOK_EVERY / 2));
-        assert!(growth.is_curious(16, now + LOOK_EVERY));
+        assert!(!growth.is_open(64), "they cannot grow");
+        assert!(growth.is_open(16));
         growth.look(found(17, 0));
-        assert!(!growth.is_curious(16, now + 2 * LOOK_EVERY), "it is known");
+        assert!(!growth.is_open(16), "it is known");
     }
 
     #[test]
