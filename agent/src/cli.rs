@@ -569,6 +569,12 @@ pub struct UninstallArgs {
     /// Directory that maps and links are pinned in
     #[arg(long, value_name = "DIR", env = "NETPOLD_BPFFS", default_value = DEFAULT_BPFFS)]
     pub bpffs: PathBuf,
+    /// Name of the Node object, if the machine is a node of a cluster: its condition is removed
+    #[arg(long, value_name = "NODE", env = "NETPOLD_NODE_NAME")]
+    pub node_name: Option<String>,
+    /// How to reach the API server; by default as every pod in a cluster does
+    #[arg(long, value_name = "FILE", env = "NETPOLD_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
 }
 
 #[cfg(test)]

@@ -38,6 +38,7 @@ use crate::dataplane::attach::Hook;
 use crate::dataplane::generation::GenerationError;
 use crate::dataplane::tables::TableError;
 use crate::endpoint::Event;
+use crate::endpoint::newcomers;
 use crate::events::Line;
 use crate::rule_use::{News, Round, RuleUse};
 
@@ -78,6 +79,8 @@ pub struct Engine {
     interfaces: NodeInterfaces,
     health: Health,
     interference: Interference,
+    /// Interfaces where a program was gone when that was looked at last.
+    lost: BTreeSet<u32>,
     /// Which rules carried traffic.
     rule_use: RuleUse,
 }
@@ -92,6 +95,7 @@ impl Engine {
             interfaces: NodeInterfaces::new(),
             health: Health::default(),
             interference: Interference::default(),
+            lost: BTreeSet::new(),
             rule_use: RuleUse::default(),
         }
     }
@@ -162,9 +166,9 @@ impl Engine {
         self.bindings.cni_results_are(results);
     }
 
-    /// The runtime keeps CNI results: new veths are closed until theirs is there.
-    pub fn has_cni_results(&mut self) {
-        self.interfaces.has_results();
+    /// There is a directory for CNI results: new veths are closed until theirs is there, unless pods come without.
+    pub fn expect_cni_results(&mut self) {
+        self.interfaces.expect_results();
     }
 
     /// How far the source is to be believed: why [`Engine::step`] is not called (`None`: it is), and whether the
@@ -251,25 +255,20 @@ impl Engine {
     /// Puts back what somebody took away: programs that no longer run where they were attached. Says
     /// when to call [`Engine::step`] if that failed.
     pub fn repair(&mut self) -> Option<Instant> {
+        self.report_lost();
         let dataplane = &mut self.reconciler.dataplane;
         self.health.repaired("programs", dataplane.reconcile_xdp());
+        dataplane.reconcile_devices();
         self.health.pins(dataplane.reconcile_pins());
         match dataplane.missing() {
             Ok(missing) if missing.is_empty() => {}
             Ok(missing) => {
                 self.attach();
-                // An interface that has just gone is no repair; discovery will say so.
-                let there = missing.iter().filter(|i| if_indextoname(**i).is_ok());
-                for ifindex in there {
-                    self.health.repaired("programs", 1);
-                    tracing::warn!(
-                        ifindex,
-                        "a program was gone from this interface: attached again"
-                    );
-                }
+                self.lost.extend(missing);
             }
             Err(error) => tracing::warn!(error, "cannot look whether programs are still attached"),
         }
+        self.reopen();
         match self.reconciler.dataplane.reconcile_order() {
             Ok(moved) => {
                 for Hook { ifindex, direction } in moved {
@@ -287,6 +286,32 @@ impl Engine {
         self.retry_at()
     }
 
+    /// Reports programs that were found to be gone when this was called before. The kernel takes an interface that is
+    /// being deleted apart step by step, and its programs with it: that is no repair, so only interfaces that are
+    /// there still, as the kernel and discovery have it, are reported.
+    fn report_lost(&mut self) {
+        for ifindex in std::mem::take(&mut self.lost) {
+            if self.interfaces.is_known(ifindex) && if_indextoname(ifindex).is_ok() {
+                self.health.repaired("programs", 1);
+                tracing::warn!(ifindex, "a program was gone from this interface: attached again");
+            }
+        }
+    }
+
+    /// Opens veths that were closed as new ones and whose other sides have come home before their pods were known.
+    fn reopen(&mut self) {
+        let leads_away = |ifindex| newcomers::outside().map_or(true, |all| all.contains(&ifindex));
+        match self.reconciler.dataplane.reopen(&self.interfaces.inner(), leads_away) {
+            Ok(opened) if opened.is_empty() => {}
+            Ok(opened) => {
+                tracing::info!(?opened, "closed interfaces are no pods' any more: opened")
+            }
+            Err(error) => {
+                tracing::warn!(error, "cannot open interfaces that are no pods' any more")
+            }
+        }
+    }
+
     /// Compares one of `slices` parts of the kernel's tables with what they must hold, and puts it
     /// right. Not while updates fail: what is installed is not known then. Says when to call
     /// [`Engine::step`] if there is something to do.
@@ -294,6 +319,15 @@ impl Engine {
         for (table, entries) in self.reconciler.readback(slices) {
             tracing::warn!(table, entries, "somebody changed a table: put right");
             self.health.repaired("entries", entries);
+        }
+        self.retry_at()
+    }
+
+    /// Looks how full the flow tables are, which fill without any change of the cluster. Says when to call
+    /// [`Engine::step`] if there is something to do: larger ones are made there.
+    pub fn watch_room(&mut self) -> Option<Instant> {
+        if self.reconciler.installed {
+            self.reconciler.dataplane.active_mut().watch_room();
         }
         self.retry_at()
     }

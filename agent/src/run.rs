@@ -57,6 +57,10 @@ const SLICES: u32 = 40;
 const OFFERED: Duration = Duration::from_millis(100);
 /// How long an agent that may be taken over has to begin.
 const OFFER_PATIENCE: Duration = Duration::from_mins(1);
+/// How often the flow tables are looked at, whatever `--readback` is. Larger ones take a second to make; within that
+/// and this, more flows may begin than three quarters of a table hold (20,000 a second in the smallest), and find no
+/// room.
+const ROOM: Duration = Duration::from_secs(1);
 /// Interface events in flight.
 const EVENTS: usize = 4096;
 
@@ -172,7 +176,7 @@ impl Agent {
             engine.inherit(judged, start::bound(&pinned, &attached), start::remembered(config));
         }
         if config.files.cni_results.is_dir() {
-            engine.has_cni_results();
+            engine.expect_cni_results();
         }
         // CNI results say whose the interfaces are, so they are known before the first is looked at.
         let first = inputs.first(&config.files.state, &config.node);
@@ -222,6 +226,8 @@ impl Agent {
         let mut sweep = tokio::time::interval(readback);
         let mut slice = tokio::time::interval(readback / SLICES);
         slice.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let mut room = tokio::time::interval(ROOM);
+        room.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut asked = tokio::time::interval(OFFERED);
         asked.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut starting = true;
@@ -276,6 +282,11 @@ impl Agent {
                     let due = block_in_place(|| lock(&self.engine).readback(SLICES));
                     retry = retry.into_iter().chain(due).min();
                     self.records.write_state(&self.engine, self.inputs.are_restored()).await;
+                    continue;
+                }
+                _ = room.tick() => {
+                    let due = block_in_place(|| lock(&self.engine).watch_room());
+                    retry = retry.into_iter().chain(due).min();
                     continue;
                 }
                 _ = terminate.recv() => break,

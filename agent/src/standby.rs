@@ -43,7 +43,7 @@ const HANDED_OVER: &str = "NETPOLD_HANDED_OVER";
 const VACANCY: Duration = Duration::from_secs(3);
 
 /// Serves until SIGTERM; then until an agent runs again, since the pod of an agent that is being replaced ends
-/// before the next one is there.
+/// before the next one is there. SIGINT ends it at once: so does the unit's `ExecStop=` when the machine shuts down.
 ///
 /// # Errors
 /// Netlink, signals or threads are not to be had.
@@ -103,9 +103,14 @@ fn serve(root: &Path, resume_after: Option<Duration>) -> Result<()> {
     memory::give_back_the_start();
     loop {
         standby.wait(signal.as_fd(), terminated || resume_after.is_some());
-        terminated |= signal_arrived(&signal);
+        match arrived(&signal) {
+            Some(Signal::SIGINT) => return Ok(()),
+            Some(_) => terminated = true,
+            None => {}
+        }
         standby.take_events();
-        if terminated && PinRoot::is_busy(root) {
+        // Where nothing is enforced, nobody has to be waited for.
+        if terminated && (PinRoot::is_busy(root) || !bpffs::has_tables(root)) {
             return Ok(());
         }
         if !terminated && resume_after.is_some_and(|after| standby.is_vacant_for(after)) {
@@ -117,10 +122,14 @@ fn serve(root: &Path, resume_after: Option<Duration>) -> Result<()> {
     }
 }
 
-fn signal_arrived(signal: &SignalFd) -> bool {
+/// The signal that has come, if any.
+fn arrived(signal: &SignalFd) -> Option<Signal> {
     let mut ready = [PollFd::new(signal.as_fd(), PollFlags::POLLIN)];
-    poll(&mut ready, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
-        && signal.read_signal().is_ok_and(|signal| signal.is_some())
+    if !poll(&mut ready, PollTimeout::ZERO).is_ok_and(|ready| ready > 0) {
+        return None;
+    }
+    let number = signal.read_signal().ok().flatten()?.ssi_signo;
+    Signal::try_from(number.cast_signed()).ok()
 }
 
 /// Reports each time that the pin root has no agent.
@@ -217,11 +226,13 @@ impl Standby {
             Ok(Some(_free)) if bpffs::has_tables(&self.root) => close(&self.closing, veths),
             Ok(Some(_)) => {}
             Ok(None) => self.occupied(),
+            // Uninstalled: the next agent makes another directory, whose lock is another one.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.occupied(),
             Err(error) => tracing::warn!(%error, "cannot lock the pin root"),
         }
     }
 
-    /// An agent runs: waits for its end.
+    /// An agent runs, or there is no pin root: waits for the end of the next one.
     fn occupied(&mut self) {
         self.vacant = None;
         // The thread ends after the sender only.

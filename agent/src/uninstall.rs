@@ -1,11 +1,22 @@
 //! `netpold uninstall`: takes every program, link and pin away and says what that was.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Node;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
+use serde_json::json;
 
 use crate::cli::UninstallArgs;
 use crate::dataplane::attach::{Attacher, Mode};
 use crate::dataplane::bpffs::PinRoot;
 use crate::dataplane::{gate, xdp};
+use crate::publish::NODE_CONDITION;
+use crate::source::cluster::{self, Access, ConnectError};
+
+/// How long the API server may take for the Node's condition.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Removes what `netpold run` left in force. Pods are not under policy any more after that.
 ///
@@ -32,5 +43,44 @@ pub fn run(args: &UninstallArgs) -> Result<()> {
         "removed: {} programs, {removed} pins in {root}",
         attached.len() + early.len()
     );
+    if let Some(node) = &args.node_name {
+        tell(args, node);
+    }
     Ok(())
+}
+
+/// Takes the Node's condition away: nobody would renew it. A machine that is no node of a cluster has none.
+fn tell(args: &UninstallArgs, node: &str) {
+    let access = Access {
+        kubeconfig: args.kubeconfig.clone(),
+        as_kubectl: false,
+        context: None,
+        timeout: PATIENCE,
+    };
+    match retract(access, node) {
+        Ok(true) => anstream::println!("removed: condition {NODE_CONDITION} of Node {node}"),
+        Ok(false) => {}
+        Err(error) => anstream::eprintln!(
+            "Node {node} still has the condition {NODE_CONDITION}, which is not renewed any more: {error:#}"
+        ),
+    }
+}
+
+/// Whether there is a cluster, and its Node has no condition of netpold's any more.
+fn retract(access: Access, node: &str) -> Result<bool> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let client = match cluster::client(&access).await {
+            Err(ConnectError::NotInCluster(_)) => return Ok(false),
+            client => client?,
+        };
+        let condition = json!({ "type": NODE_CONDITION, "$patch": "delete" });
+        let patch = Patch::Strategic(json!({ "status": { "conditions": [condition] } }));
+        let nodes = Api::<Node>::all(client);
+        let parameters = PatchParams::default();
+        tokio::time::timeout(PATIENCE, nodes.patch_status(node, &parameters, &patch))
+            .await
+            .context("the API server does not answer")??;
+        Ok(true)
+    })
 }

@@ -9,15 +9,20 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::future::ready;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use futures::StreamExt as _;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Patch, PatchParams, PostParams};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::watch_object;
 use kube::{Api, Client};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -43,6 +48,8 @@ const FIELD: &str = "certificates.json";
 const CONFIGURATION: &str = "netpold-readiness-gate";
 /// Certificates are good from before they were made: clocks differ.
 const BACKDATED: u64 = 300;
+/// Changes of the webhook's configuration that come together are one.
+const GATHER: Duration = Duration::from_millis(100);
 /// A round with the API server may take so long.
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -149,18 +156,28 @@ impl Certificates {
 
 /// What is served: replaced while connections go on.
 #[derive(Debug, Default)]
-pub(super) struct Served(RwLock<Option<Arc<CertifiedKey>>>);
+pub(super) struct Served {
+    key: RwLock<Option<Arc<CertifiedKey>>>,
+    /// See [`Served::is_trusted`].
+    trusted: AtomicBool,
+}
 
 impl Served {
     /// There is something to serve.
     pub(super) fn is_there(&self) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.key.read().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// The API server was last seen to have a configuration of the webhook with the authorities of what is served: pods
+    /// that are created get their readiness gate.
+    pub(super) fn is_trusted(&self) -> bool {
+        self.trusted.load(Ordering::Relaxed)
     }
 }
 
 impl ResolvesServerCert for Served {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.key.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -202,10 +219,14 @@ impl Keeper {
         (keeper, served)
     }
 
-    /// Keeps them until the election ends.
+    /// Keeps them until the election ends. The webhook's configuration is looked at as soon as it changes: until it has
+    /// the authorities, pods are created without the gate.
     pub(super) async fn run(mut self) {
         let pause = (self.lifetime / 60).clamp(Duration::from_secs(1), Duration::from_secs(30));
         let mut failing = false;
+        let changes = watch_object(self.configurations.clone(), CONFIGURATION).default_backoff();
+        // What is wrong with the watch is wrong with the looks too, which say so.
+        let mut changes = changes.filter(|change| ready(change.is_ok())).boxed();
         loop {
             let outcome = tokio::time::timeout(PATIENCE, self.turn()).await;
             let outcome = outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer")));
@@ -213,6 +234,7 @@ impl Keeper {
                 Ok(()) => failing = false,
                 Err(error) => {
                     self.trusted = false;
+                    self.served.trusted.store(false, Ordering::Relaxed);
                     if !failing {
                         warn!("the webhook's certificates cannot be kept: {error:#}");
                     }
@@ -221,6 +243,7 @@ impl Keeper {
             }
             tokio::select! {
                 () = tokio::time::sleep(if self.current.is_some() { pause } else { Duration::from_secs(1) }) => {}
+                Some(_) = changes.next() => tokio::time::sleep(GATHER).await,
                 changed = self.leading.changed() => if changed.is_err() { return },
             }
         }
@@ -236,19 +259,20 @@ impl Keeper {
                 self.write(secret, &new).await.with_context(|| format!("Secret {SECRET}"))?;
                 certificates = Some(new);
             }
-            if let Some(certificates) = &certificates {
-                let bundle = certificates.bundle();
-                let trusts = self.trust(&bundle).await;
+        }
+        if let Some(certificates) = &certificates {
+            let trusts = self.trust(&certificates.bundle(), leads).await;
+            let trusts =
                 trusts.with_context(|| format!("MutatingWebhookConfiguration {CONFIGURATION}"))?;
-                self.trusted = true;
-            }
+            self.served.trusted.store(trusts, Ordering::Relaxed);
+            self.trusted = leads;
         }
         if let Some(certificates) =
             certificates.filter(|it| self.current.as_ref() != Some(&it.current))
         {
             let loaded =
                 Arc::new(certificates.current.loaded().context("the certificate cannot be used")?);
-            *self.served.0.write().unwrap_or_else(PoisonError::into_inner) = Some(loaded);
+            *self.served.key.write().unwrap_or_else(PoisonError::into_inner) = Some(loaded);
             self.current = Some(certificates.current);
             info!("the webhook serves another certificate");
         }
@@ -286,23 +310,30 @@ impl Keeper {
         Ok(())
     }
 
-    /// Has the API server trust these authorities, if it is to ask the webhook at all.
-    async fn trust(&self, bundle: &str) -> Result<()> {
+    /// Has the API server trust these authorities, if it is to ask the webhook at all and this replica leads; whether it
+    /// does.
+    async fn trust(&self, bundle: &str, leads: bool) -> Result<bool> {
         let Some(configuration) = self.configurations.get_opt(CONFIGURATION).await? else {
-            return Ok(());
+            return Ok(false);
         };
         let bundle = ByteString(bundle.as_bytes().to_vec());
+        let created = configuration.metadata.creation_timestamp;
         let webhooks = configuration.webhooks.into_iter().flatten();
         let webhooks: Vec<_> = webhooks
             .filter(|webhook| webhook.client_config.ca_bundle.as_ref() != Some(&bundle))
             .map(|webhook| json!({ "name": webhook.name, "clientConfig": { "caBundle": bundle } }))
             .collect();
-        if !webhooks.is_empty() {
-            let patch = Patch::Strategic(json!({ "webhooks": webhooks }));
-            self.configurations.patch(CONFIGURATION, &PatchParams::default(), &patch).await?;
-            info!("the API server trusts the webhook's authorities");
+        if webhooks.is_empty() || !leads {
+            return Ok(webhooks.is_empty());
         }
-        Ok(())
+        let patch = Patch::Strategic(json!({ "webhooks": webhooks }));
+        self.configurations.patch(CONFIGURATION, &PatchParams::default(), &patch).await?;
+        let age = created.map(|created| Now::get().unix - created.0.as_second());
+        info!(
+            configuration_age_seconds = age,
+            "the API server trusts the webhook's authorities: pods get the readiness gate from now on"
+        );
+        Ok(true)
     }
 }
 

@@ -10,7 +10,9 @@ use kube::{Api, Client, Resource};
 use netpold_core::model::Key;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
+
+use crate::source::cluster::answer::is_quiet;
 
 /// Objects a page: a report of a node may have 400 kB.
 const PAGE: u32 = 50;
@@ -42,6 +44,11 @@ where
     while let Some(event) = events.next().await {
         let event = match event {
             Ok(event) => event,
+            // A kind that does not change: kube asks for it again.
+            Err(error) if is_quiet(&error) => {
+                debug!("nothing came on the watch of {}: asked for again", K::plural(&()));
+                continue;
+            }
             Err(error) => {
                 if !failing {
                     warn!(%error, "{} cannot be followed; what was known stays", K::plural(&()));

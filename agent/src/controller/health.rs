@@ -57,6 +57,13 @@ async fn metrics(State(health): State<Health>) -> Response {
     let mut registry = Registry::with_prefix("netpold_controller");
     registry.register("leader", "Whether this replica writes statuses", leader);
     registry.register("policies", "NetworkPolicies known", policies.clone());
+    let trusted = Gauge::<i64>::default();
+    trusted.set(health.served.is_trusted().into());
+    registry.register(
+        "webhook_trusted",
+        "Whether the API server has a configuration of the webhook with its authorities: pods get the readiness gate",
+        trusted,
+    );
     registry.register("waiting", "NetworkPolicies to look at", waiting.clone());
     registry.register("status_writes", "Statuses written", writes.clone());
     registry.register("status_write_failures", "Writes that failed", failures.clone());

@@ -203,7 +203,8 @@ impl Statuses {
                 // It may have changed in the meantime.
                 self.queue.push(key, now);
             }
-            Err((key, pause)) => self.queue.push_at(key, now + pause),
+            Err((key, Some(pause))) => self.queue.push_at(key, now + pause),
+            Err((_, None)) => {}
         }
     }
 

@@ -11,12 +11,12 @@ use kube::{Api, Client, Resource};
 use netpold_core::model::Key;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::follow::key;
 use super::statuses::Counters;
 use crate::api::{NetworkPolicyStatus, PolicyReport};
-use crate::source::cluster::failure::{code_of, is_outage};
+use crate::source::cluster::failure::{code_of, is_outage, is_terminating};
 
 /// Writes that wait for an answer.
 const IN_FLIGHT: usize = 16;
@@ -146,11 +146,11 @@ impl Writes {
     }
 
     /// Takes in the outcome of a write; of which policy, written or not and to be tried again after a pause that doubles
-    /// with each failure in a row.
+    /// with each failure in a row. `None`: not before something changes.
     pub(super) fn take(
         &mut self,
         Outcome { key, result }: Outcome,
-    ) -> Result<Key, (Key, Duration)> {
+    ) -> Result<Key, (Key, Option<Duration>)> {
         self.in_flight.remove(&key);
         match result {
             Ok(object) => {
@@ -160,6 +160,10 @@ impl Writes {
                 Ok(key)
             }
             Err(error) => {
+                if is_terminating(&error) {
+                    debug!("NetworkPolicy {key} gets no status: its namespace is being deleted");
+                    return Err((key, None));
+                }
                 self.counters.failures.inc();
                 // Somebody else wrote it, or it is gone: a watch will say so.
                 let expected =
@@ -169,7 +173,7 @@ impl Writes {
                     warn!(%error, "the status of NetworkPolicy {key} cannot be written");
                 }
                 if is_outage(code_of(&error)) {
-                    return Err((key, RETRY));
+                    return Err((key, Some(RETRY)));
                 }
                 if self.failed.len() >= REMEMBERED {
                     self.failed.clear();
@@ -177,7 +181,7 @@ impl Writes {
                 let failures = self.failed.entry(key.clone()).or_default();
                 let pause = RETRY.saturating_mul(1 << (*failures).min(5));
                 *failures += 1;
-                Err((key, pause))
+                Err((key, Some(pause)))
             }
         }
     }

@@ -1,7 +1,6 @@
 //! The generation in force: writes, audits, sweeps and probes of its tables.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
 
 use aya::maps::{MapData, RingBuf};
 use netpold_core::compile::{Compiler, Cursor};
@@ -124,10 +123,10 @@ impl ActiveGeneration {
         Ok(tables.map(|(tables, now)| (tables, now, revision)))
     }
 
-    /// Checks from time to time whether the flow tables are too small.
+    /// Looks whether the flow tables are too small for what passes.
     pub fn watch_room(&mut self) {
         let in_force = self.settings.buckets();
-        if in_force.is_none_or(|in_force| !self.growth.is_curious(in_force, Instant::now())) {
+        if in_force.is_none_or(|in_force| !self.growth.is_open(in_force)) {
             return;
         }
         match self.settings.flow_tables(self.generation()) {

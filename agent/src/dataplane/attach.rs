@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -48,6 +49,8 @@ impl AttachError {
 pub struct Attacher {
     backend: Backend,
     closing: Closing,
+    /// Random: process identifiers are alike in containers.
+    process: u64,
 }
 
 #[derive(Debug)]
@@ -82,7 +85,8 @@ impl Attacher {
                 Backend::Clsact(Clsact::open().map_err(|e| failed("opening netlink", e))?)
             }
         };
-        Ok(Self { backend, closing: Closing::new(links.to_owned(), mode) })
+        let process = RandomState::new().hash_one(());
+        Ok(Self { backend, closing: Closing::new(links.to_owned(), mode), process })
     }
 
     /// Handle for a guard, which closes interfaces before this attacher attaches to them.
@@ -135,7 +139,28 @@ impl Attacher {
         }
     }
 
-    /// Mode of attachment.
+    /// Opens a hook that a guard has closed, if its veth leads to no other namespace (any more); whether it is open.
+    ///
+    /// # Errors
+    /// As [`Attacher::detach`].
+    pub fn reopen(
+        &mut self,
+        hook: Hook,
+        leads_away: impl Fn() -> bool,
+    ) -> Result<bool, AttachError> {
+        // No guard closes it meanwhile.
+        self.take(hook);
+        let opened = if leads_away() { Ok(false) } else { self.detach(hook).map(|()| true) };
+        self.closing.claims.release(hook);
+        // It may have left since, when no guard could close it.
+        if matches!(opened, Ok(true)) && leads_away() {
+            self.closing.close(hook);
+            return Ok(false);
+        }
+        opened
+    }
+
+    /// How it attaches.
     #[must_use]
     pub fn mode(&self) -> Mode {
         match self.backend {
@@ -177,9 +202,9 @@ impl Attacher {
     /// # Errors
     /// The kernel refuses.
     pub fn watch(&self, program: BorrowedFd<'_>, hook: Hook) -> Result<bool, AttachError> {
-        let Backend::Tcx { links, .. } = &self.backend else { return Ok(false) };
+        let Some(watcher) = self.watcher(hook) else { return Ok(false) };
         sys::tcx_link_create(program, hook.ifindex, hook.tcx_type())
-            .and_then(|link| sys::obj_pin(link.as_fd(), &watcher(links, hook)))
+            .and_then(|link| sys::obj_pin(link.as_fd(), &watcher))
             .map(|()| true)
             .map_err(at("watching", hook))
     }
@@ -187,25 +212,35 @@ impl Attacher {
     /// Replaces the attached program by the one that [`Attacher::watch`] put in front of it. (A hook takes a program
     /// only once, so the link behind cannot be updated to it.)
     ///
+    /// The pin moves first: at each moment the hook's pin is that of a link in force. A process that ends
+    /// in between takes the former link along, and the next one's guard finds the hook occupied.
+    ///
     /// # Errors
-    /// The kernel refuses; both stay.
+    /// The kernel refuses; both stay attached.
     pub fn promote(&mut self, hook: Hook) -> Result<(), AttachError> {
         self.take(hook);
-        let Backend::Tcx { links, held } = &mut self.backend else { return Ok(()) };
-        let (path, watcher) = (links.join(hook.file_name()), watcher(links, hook));
+        let watcher = self.watcher(hook);
+        let (Backend::Tcx { links, held }, Some(watcher)) = (&mut self.backend, watcher) else {
+            return Ok(());
+        };
+        let path = links.join(hook.file_name());
         let mut promote = || {
             let Some(link) = open(&watcher)? else { return Ok(()) };
-            if let Some(former) = open(&path)? {
-                sys::link_detach(former.as_fd())?;
-            }
+            let former = open(&path)?;
             fs::rename(&watcher, &path)?;
             held.insert(hook, link);
-            Ok(())
+            former.map_or(Ok(()), |former| sys::link_detach(former.as_fd()))
         };
         promote().map_err(at("promoting", hook))
     }
 
-    /// Ends [`Attacher::watch`] at all hooks, begun by this process or an earlier one.
+    /// Where a link is pinned that this process runs in front of another; `None` below clsact.
+    fn watcher(&self, hook: Hook) -> Option<PathBuf> {
+        let Backend::Tcx { links, .. } = &self.backend else { return None };
+        Some(links.join(format!("{}{WATCHING}{:016x}", hook.file_name(), self.process)))
+    }
+
+    /// Ends what [`Attacher::watch`] began, in this process or in one before it.
     ///
     /// # Errors
     /// The pins cannot be listed or removed.
@@ -271,11 +306,6 @@ impl Attacher {
         }
         result
     }
-}
-
-/// Pin of a link that this process runs in front of another.
-fn watcher(links: &Path, hook: Hook) -> PathBuf {
-    links.join(format!("{}{WATCHING}{}", hook.file_name(), std::process::id()))
 }
 
 fn at(operation: &'static str, hook: Hook) -> impl FnOnce(io::Error) -> AttachError {

@@ -238,8 +238,8 @@ impl PinRoot {
         others.filter_map(|path| fs::remove_dir_all(&path).err().map(|e| (path, e))).collect()
     }
 
-    /// Removes all pins of netpold, and returns the number of maps and links. The root itself stays, since it may hold
-    /// other files: the top of a bpffs has files of the kernel.
+    /// Removes every pin of netpold's, and gives how many maps and links that were. The root goes too where
+    /// nothing else is in it: the top of a bpffs, which stays, has files of the kernel's own.
     ///
     /// # Errors
     /// The first pin that could not be removed.
@@ -249,6 +249,8 @@ impl PinRoot {
             removed += fs::read_dir(&path)?.count();
             fs::remove_dir_all(&path)?;
         }
+        // Not empty, or mounted: it is not netpold's alone.
+        let _ = fs::remove_dir(&self.root);
         Ok(removed)
     }
 

@@ -3,22 +3,15 @@
 //! They start with a part of the size that the node may need. Once a quarter of one is in use, the next generation has
 //! larger ones, and [`super::flow_migration`] migrates the flows. They never shrink.
 
-use std::time::{Duration, Instant};
-
 use super::attach::Mode;
 use super::generation::FlowTables;
 use crate::conntrack::{Buckets, Occupancy};
 
-/// Interval of the checks. A new generation takes a second as well. In both together, new flows may exceed three
-/// quarters of a table (at 20,000 per second in the smallest one), and are refused.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// Decides on larger flow tables.
+/// Whether the flow tables are to grow.
 #[derive(Debug)]
 pub(super) struct FlowGrowth {
     buckets: Buckets,
     crowded: bool,
-    next_look: Option<Instant>,
 }
 
 impl FlowGrowth {
@@ -28,7 +21,7 @@ impl FlowGrowth {
             Mode::Tcx => buckets,
             Mode::Clsact => Buckets::fixed(buckets.most),
         };
-        Self { buckets, crowded: false, next_look: None }
+        Self { buckets, crowded: false }
     }
 
     /// Tables of the first generation.
@@ -46,15 +39,9 @@ impl FlowGrowth {
         self.crowded && self.can(in_force)
     }
 
-    /// Whether it is time to check how full tables with `in_force` buckets are.
-    pub(super) fn is_curious(&mut self, in_force: u32, now: Instant) -> bool {
-        let looks = self.can(in_force)
-            && !self.crowded
-            && self.next_look.is_none_or(|next_look| next_look <= now);
-        if looks {
-            self.next_look = Some(now + LOOK_EVERY);
-        }
-        looks
+    /// Whether it matters how full tables with so many buckets are.
+    pub(super) fn is_open(&self, in_force: u32) -> bool {
+        self.can(in_force) && !self.crowded
     }
 
     /// Takes the occupancy of the tables into account.
@@ -100,15 +87,12 @@ mod tests {
     }
 
     #[test]
-    fn nobody_looks_more_often_than_needed() {
+    fn nobody_looks_where_it_does_not_matter() {
         let mut growth = FlowGrowth::new(BUCKETS, Mode::Tcx);
-        let now = Instant::now();
-        assert!(!growth.is_curious(64, now), "they cannot grow");
-        assert!(growth.is_curious(16, now));
-        assert!(!growth.is_curious(16, now + LOOK_EVERY / 2));
-        assert!(growth.is_curious(16, now + LOOK_EVERY));
+        assert!(!growth.is_open(64), "they cannot grow");
+        assert!(growth.is_open(16));
         growth.look(found(17, 0));
-        assert!(!growth.is_curious(16, now + 2 * LOOK_EVERY), "it is known");
+        assert!(!growth.is_open(16), "it is known");
     }
 
     #[test]

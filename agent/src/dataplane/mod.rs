@@ -253,15 +253,23 @@ impl Dataplane {
         settings.devices_are(devices, generation.as_mut());
     }
 
-    /// Attaches the current generation's programs to these interfaces and to no others: replaces programs of a former
-    /// generation or of another role, and detaches from interfaces that are not wanted any more. No effect before the
-    /// first generation.
+    /// Tells the programs again of devices where that failed.
+    pub fn reconcile_devices(&mut self) {
+        if let Some((generation, settings)) = self.active.parts() {
+            settings.let_devices_in(generation);
+        }
+    }
+
+    /// Makes the current generation's programs run at these interfaces and at no other: replaces a
+    /// former generation's, or another role's, attaches, and leaves interfaces that are not wanted
+    /// any more. Nothing before the first generation.
     pub fn attach(&mut self, wanted: &Roles) -> Problems {
         let Self { active, hooks, migration, .. } = self;
         let Some((generation, settings)) = active.parts() else { return Problems::new() };
         migration.begin(wanted, hooks.attacher(), settings, generation);
         hooks.bridges_lose_ports(wanted);
         settings.demand_no_more(hooks.bridges(), generation);
+        settings.let_devices_in(generation);
         let mut problems = attach_roles(wanted, hooks, settings, generation);
         if self.uplink_xdp.is_stale() {
             self.uplink_xdp.reconcile(generation);
@@ -320,7 +328,20 @@ impl Dataplane {
         self.active.generation().map_or(Ok(Vec::new()), |it| self.hooks.missing(it))
     }
 
-    /// Puts our programs in front of foreign ones that were attached before them. Returns the hooks.
+    /// Opens what a guard has closed of these interfaces, which are the node's own; gives those opened. `leads_away`:
+    /// whether one is a veth whose other side is in another namespace now.
+    ///
+    /// # Errors
+    /// The attachments cannot be listed, or the kernel refuses.
+    pub fn reopen(
+        &mut self,
+        home: &BTreeSet<u32>,
+        leads_away: impl Fn(u32) -> bool,
+    ) -> Result<BTreeSet<u32>, String> {
+        self.hooks.reopen(home, leads_away).map_err(|error| error.to_string())
+    }
+
+    /// Puts our programs in front of those that were put in front of them. Gives the hooks.
     ///
     /// # Errors
     /// The attachments cannot be listed.

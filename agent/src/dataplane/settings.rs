@@ -69,6 +69,26 @@ impl Devices {
         }
         self.wanted = Some(wanted);
     }
+
+    /// Makes the words in force those that are wanted. What fails is tried again with the next call.
+    fn bring<E: std::fmt::Display>(
+        &self,
+        in_force: &mut DeviceTable,
+        let_in: impl Fn(usize, u32) -> Result<(), E>,
+    ) {
+        let in_force = in_force.as_flattened_mut().iter_mut();
+        for (place, (now, wanted)) in in_force.zip(self.words.as_flattened()).enumerate() {
+            if now == wanted {
+                continue;
+            }
+            match let_in(place, *wanted) {
+                Ok(()) => *now = *wanted,
+                Err(error) => {
+                    tracing::error!(%error, "the node's own devices stay as they were; tried again");
+                }
+            }
+        }
+    }
 }
 
 impl ActiveSettings {
@@ -157,21 +177,21 @@ impl ActiveSettings {
         devices: BTreeSet<u32>,
         generation: Option<&mut Generation>,
     ) {
-        if self.devices.wanted.as_ref() == Some(&devices) {
+        if self.devices.wanted.as_ref() != Some(&devices) {
+            self.devices.are(devices);
+        }
+        if let Some(generation) = generation {
+            self.let_devices_in(generation);
+        }
+    }
+
+    /// Tells the programs of the interfaces that they have not been told of yet.
+    pub(super) fn let_devices_in(&mut self, generation: &mut Generation) {
+        let Some(settings) = self.written.as_mut().filter(|_| self.devices.wanted.is_some()) else {
             return;
-        }
-        self.devices.are(devices);
-        let (Some(settings), Some(generation)) = (&mut self.written, generation) else { return };
-        let now = settings.devices.as_flattened_mut().iter_mut();
-        for (place, (now, wanted)) in now.zip(self.devices.words.as_flattened()).enumerate() {
-            if now == wanted {
-                continue;
-            }
-            match generation.tables().let_in(place, *wanted) {
-                Ok(()) => *now = *wanted,
-                Err(error) => tracing::error!(%error, "the node's own devices stay as they were"),
-            }
-        }
+        };
+        let tables = generation.tables();
+        self.devices.bring(&mut settings.devices, |place, ifindex| tables.let_in(place, ifindex));
     }
 
     /// Interfaces that may hand on packets, but have no place in the table.
@@ -298,6 +318,17 @@ mod tests {
     use netpold_ebpf::layout::DEVICES;
 
     use super::*;
+
+    #[test]
+    fn a_device_that_could_not_be_let_in_is_tried_again() {
+        let (mut devices, mut in_force) = (Devices::default(), DeviceTable::default());
+        devices.are([7, 9].into());
+        devices.bring(&mut in_force, |_, ifindex| if ifindex == 7 { Err("full") } else { Ok(()) });
+        let has = |table: &DeviceTable, index| table.as_flattened().contains(&index);
+        assert!(!has(&in_force, 7) && has(&in_force, 9), "each for itself");
+        devices.bring(&mut in_force, |_, _| Ok::<_, String>(()));
+        assert_eq!(in_force, devices.words);
+    }
 
     #[test]
     fn a_device_that_has_a_place_keeps_it() {

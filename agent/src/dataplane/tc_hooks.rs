@@ -1,6 +1,6 @@
 //! Programs at the TC hooks of pods' interfaces and of the node's other devices.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use netpold_core::model::Direction;
 use netpold_ebpf::layout::BRIDGES;
@@ -212,6 +212,27 @@ impl TcHooks {
         let missing: Vec<u32> = attached.map(|(ifindex, _)| *ifindex).collect();
         missing.iter().for_each(|ifindex| self.forget(*ifindex));
         Ok(missing)
+    }
+
+    /// Opens what a guard has closed of these interfaces, which have no role and lead to no pod; gives those opened.
+    pub(super) fn reopen(
+        &mut self,
+        home: &BTreeSet<u32>,
+        leads_away: impl Fn(u32) -> bool,
+    ) -> Result<BTreeSet<u32>, AttachError> {
+        let closing = self.attacher.closing().clone();
+        let (has_role, mut opened) = (&self.attached, BTreeSet::new());
+        let is_home = |ifindex: u32| home.contains(&ifindex) && !has_role.contains_key(&ifindex);
+        for found in self.attacher.attached()? {
+            let ifindex = found.hook.ifindex;
+            if is_home(ifindex)
+                && closing.is_by(found.program)
+                && self.attacher.reopen(found.hook, || leads_away(ifindex))?
+            {
+                opened.insert(ifindex);
+            }
+        }
+        Ok(opened)
     }
 
     fn forget(&mut self, ifindex: u32) {

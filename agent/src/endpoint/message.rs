@@ -147,6 +147,9 @@ pub(super) enum OutsideVeth {
     There(u32),
     /// A link, of whatever kind, is gone from the namespace.
     Gone(u32),
+    /// A side of a veth is in our namespace, and the other one, of that index, leads here: no event tells that of the
+    /// other one.
+    Home(u32),
 }
 
 impl OutsideVeth {
@@ -159,7 +162,8 @@ impl OutsideVeth {
 /// Reads a link message; `None` for links that are no such veth.
 pub(super) fn outside_veth(message: Message<'_>) -> Option<OutsideVeth> {
     match link_event(message)? {
-        LinkEvent::Now(veth) => veth.namespace.map(|_| OutsideVeth::There(veth.index)),
+        LinkEvent::Now(veth) if veth.namespace.is_some() => Some(OutsideVeth::There(veth.index)),
+        LinkEvent::Now(veth) => (!veth.leads_away).then_some(OutsideVeth::Home(veth.peer)),
         LinkEvent::Gone(index) => Some(OutsideVeth::Gone(index)),
         LinkEvent::Other(..) => None,
     }

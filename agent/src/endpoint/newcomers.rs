@@ -118,6 +118,8 @@ impl Veths {
                     // The other side of a veth that was whole in this namespace may have left it.
                     *incomplete = true;
                 }
+                // The pod's side has come home. Should it leave again, the veth is new.
+                Some(OutsideVeth::Home(index)) => *incomplete |= known.contains(&index),
                 None => {}
             });
             match received {
@@ -155,6 +157,15 @@ impl AsFd for Veths {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
+}
+
+/// The veths of this network namespace whose other sides are in others, by interface index, as of now.
+///
+/// # Errors
+/// Netlink's.
+pub fn outside() -> io::Result<BTreeSet<u32>> {
+    let found = Connection::open()?.dump(&links_request(None), outside_veth)?;
+    Ok(found.into_iter().filter_map(OutsideVeth::index).collect())
 }
 
 /// A running guard; it ends when it is dropped, and what it closed stays closed.

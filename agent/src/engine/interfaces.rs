@@ -71,8 +71,27 @@ struct Veth {
     name: String,
     /// Another one shows an interface that took over the index.
     incarnation: u64,
-    /// Until when it is closed unless its pod is known.
-    held_until: Option<Instant>,
+    /// When it was seen first.
+    since: Instant,
+    /// It is closed for [`HOLD`], unless its pod is known.
+    held: bool,
+}
+
+/// Whether the runtime keeps CNI results, which say whose a new veth is before its pod's containers start.
+///
+/// Their directory alone does not say so: an image or a package may have made it. Nor does an empty one say the
+/// opposite: after a boot, or on a new node, no pod has started yet, and the first one's veth would be open between
+/// its creation and its result, for good if the agent ended there. So new veths wait as if there were results, until
+/// a pod shows that there are none: it has been there for as long as veths wait, and no result has come. That is soon
+/// on a node with any pod, and then veths of nobody (of a container engine beside Kubernetes) wait no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Results {
+    /// There is no directory, or pods come without.
+    None,
+    /// There is a directory.
+    Expected,
+    /// There have been some.
+    Kept,
 }
 
 /// The node's interfaces as discovery reports them.
@@ -81,8 +100,7 @@ pub(super) struct NodeInterfaces {
     veths: BTreeMap<u32, Veth>,
     /// Veths that are not new: those of the first listing, or those that an earlier agent's programs judge.
     familiar: Familiar,
-    /// The runtime keeps CNI results.
-    has_results: bool,
+    results: Results,
     /// All others.
     devices: BTreeMap<u32, Device>,
     /// Interfaces that are ports of bridges, with their bridge.
@@ -112,7 +130,7 @@ impl NodeInterfaces {
         Self {
             veths,
             familiar: Familiar::All,
-            has_results: false,
+            results: Results::None,
             devices,
             ports,
             judged: NodeDevices::Auto,
@@ -134,9 +152,16 @@ impl NodeInterfaces {
         }
     }
 
-    /// The runtime keeps CNI results: new veths wait for them.
+    /// There is a CNI result: new veths wait for theirs.
     pub(super) fn has_results(&mut self) {
-        self.has_results = true;
+        self.results = Results::Kept;
+    }
+
+    /// There is a directory for CNI results.
+    pub(super) fn expect_results(&mut self) {
+        if self.results == Results::None {
+            self.results = Results::Expected;
+        }
     }
 
     /// A veth appeared, or its addresses changed.
@@ -150,13 +175,13 @@ impl NodeInterfaces {
             Familiar::Only(familiar) => !familiar.contains(&index),
         };
         // By other options a veth that is no pod's has no program, so it always looks new to an agent that starts.
-        let is_held = is_new && self.has_results && self.judged == NodeDevices::Auto;
-        let (name, incarnation) = (veth.name.clone(), veth.incarnation);
-        let held_until = is_held.then(|| now + HOLD);
+        let held = is_new && self.results != Results::None && self.judged == NodeDevices::Auto;
+        let (name, incarnation, since) = (veth.name.clone(), veth.incarnation, now);
         self.veths.entry(index).and_modify(|it| it.name.clone_from(&veth.name)).or_insert(Veth {
             name,
             incarnation,
-            held_until,
+            since,
+            held,
         });
         self.roles = None;
     }
@@ -220,6 +245,17 @@ impl NodeInterfaces {
         doors.map(|device| device.name.as_str())
     }
 
+    /// Devices that lead to no pod.
+    pub(super) fn inner(&self) -> BTreeSet<u32> {
+        let devices = self.devices.iter().filter(|(index, _)| !self.veths.contains_key(index));
+        devices.filter(|(_, device)| !self.is_door(device)).map(|(index, _)| *index).collect()
+    }
+
+    /// Whether discovery knows an interface.
+    pub(super) fn is_known(&self, index: u32) -> bool {
+        self.veths.contains_key(&index) || self.devices.contains_key(&index)
+    }
+
     /// The name of a pod's veth.
     pub(super) fn veth(&self, index: u32) -> Option<&str> {
         self.veths.get(&index).map(|veth| &*veth.name)
@@ -273,8 +309,10 @@ impl NodeInterfaces {
             .endpoints()
             .map(|e| (e.ifindex, if e.slot.is_some() { Role::Pod(e.id) } else { Role::Closed }))
             .collect();
+        self.look_for_results(compiler, now);
         let held = self.veths.iter().filter(|(index, _)| !pods.contains_key(index));
-        let held = held.filter_map(|(index, veth)| Some((*index, veth.held_until?)));
+        let held = held.filter(|(_, veth)| veth.held && self.results != Results::None);
+        let held = held.map(|(index, veth)| (*index, veth.since + HOLD));
         let held: BTreeMap<u32, Instant> = held.filter(|(_, until)| *until > now).collect();
         self.due = held.values().min().copied();
         let exits = self.devices.iter().filter(|(_, device)| device.is_exit);
@@ -304,6 +342,17 @@ impl NodeInterfaces {
         let bridges = bridges.map(|bridge| (*bridge, Role::Device(Link::Bridge)));
         let roles = devices.chain(bridges).chain(pods).collect();
         &self.roles.insert((compiler.endpoints_version(), roles)).1
+    }
+
+    /// Expects no results any more where a pod has been there for long without any.
+    fn look_for_results(&mut self, compiler: &Compiler, now: Instant) {
+        let is_old =
+            |index: u32| self.veths.get(&index).is_some_and(|veth| veth.since + HOLD <= now);
+        let mut pods = compiler.endpoints().filter(|endpoint| !endpoint.waiting);
+        if self.results == Results::Expected && pods.any(|pod| is_old(pod.ifindex)) {
+            tracing::info!("pods come without CNI results: new interfaces do not wait for them");
+            self.results = Results::None;
+        }
     }
 
     /// The roles that were assigned last.

@@ -251,7 +251,6 @@ impl Reconciler {
         if !self.installed {
             return Repaired::new();
         }
-        self.dataplane.active_mut().watch_room();
         match self.dataplane.active_mut().audit(&self.compiler, self.cursor, slices) {
             Ok((next, repaired)) => {
                 self.cursor = next;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, DefaultBackoff, Event};
 use kube::{Api, Resource};
@@ -19,6 +20,7 @@ use tokio::time::sleep;
 use tracing::debug;
 
 use super::failing::random_part;
+use crate::source::cluster::answer::is_quiet;
 use crate::source::cluster::connection::Connection;
 
 /// A watch ends by itself after this long, and a random part of as much again.
@@ -42,6 +44,8 @@ pub(super) struct Condition {
     pub(super) status: String,
     pub(super) reason: Option<String>,
     pub(super) message: Option<String>,
+    /// Of a Node's condition.
+    pub(super) last_heartbeat_time: Option<Time>,
 }
 
 /// Events in flight.
@@ -84,6 +88,10 @@ where
                     failures = 0;
                     backoff.reset();
                     let _ = to.send(event).await;
+                }
+                // Nothing changed: kube asks again, and nobody waits.
+                Some(Err(error)) if is_quiet(&error) => {
+                    debug!(fields, "nothing came on the watch: asked for again");
                 }
                 Some(Err(error)) => {
                     // The source watches the same kinds, and says what is wrong.

@@ -229,6 +229,7 @@ impl Followed {
             status: wanted.status().to_owned(),
             reason: Some(wanted.reason.to_owned()),
             message: Some(wanted.message.to_owned()),
+            last_heartbeat_time: None,
         });
         self.wrong_since = None;
         self.writing = false;

@@ -14,7 +14,7 @@
 //! nothing: what was known stays, and the next list says what was missed, deletions too. `outage.rs` has
 //! all kinds return together.
 
-mod answer;
+pub(crate) mod answer;
 mod availability;
 pub(crate) mod connection;
 mod denials;

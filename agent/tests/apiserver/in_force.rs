@@ -9,7 +9,7 @@ use netpold::api::{
     PolicyReport,
 };
 use netpold::publish::{NODE_CONDITION, READINESS_GATE, STARTUP_TAINT};
-use netpold_testbed::{KillOnDrop, cluster};
+use netpold_testbed::{KillOnDrop, cluster, without_twins};
 use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -186,6 +186,43 @@ fn the_startup_taint_goes_once_policy_is_in_force() {
     // A Node that is tainted again, as by a kubelet that registers it anew, loses the taint again.
     taint(&world, STARTUP_TAINT);
     eventually(&world, "removed again", || taints(&world).len() == 2);
+}
+
+/// An agent that does not run any more does not look alive for ever.
+#[test]
+fn the_nodes_condition_has_a_heartbeat_and_goes_with_netpold() {
+    const TEST: &str = "the_nodes_condition_has_a_heartbeat_and_goes_with_netpold";
+    let Some(mut world) = World::new(TEST) else { return };
+    world.add("server");
+    world.start_agent();
+    let of_node = |world: &World| condition(&world.get(&["node", "n1"]), NODE_CONDITION);
+    eventually(&world, "True", || of_node(&world)["status"] == "True");
+    let before = of_node(&world);
+    world.agent().end(Signal::SIGTERM);
+    let old = "2020-01-01T00:00:00Z";
+    let heartbeat = json!({ "type": NODE_CONDITION, "lastHeartbeatTime": old });
+    let patch = json!({ "status": { "conditions": [heartbeat] } }).to_string();
+    let arguments = ["patch", "node", "n1", "--subresource=status", "--type=strategic", "-p"];
+    world.server.kubectl(&[&arguments[..], &[&patch]].concat()).unwrap();
+    assert_eq!(of_node(&world)["lastHeartbeatTime"], old);
+    let (agent, node) = (world.agent.as_mut().unwrap(), &world.node);
+    agent.restart(node).unwrap();
+    eventually(&world, "renewed", || of_node(&world)["lastHeartbeatTime"] != old);
+    let after = of_node(&world);
+    assert_eq!(after["status"], "True");
+    assert_eq!(after["lastTransitionTime"], before["lastTransitionTime"]);
+
+    world.agent().end(Signal::SIGTERM);
+    let mut uninstall = world.node.command(binary()).unwrap();
+    let kubeconfig = world.server.directory().join("agent.kubeconfig");
+    without_twins(&mut uninstall).args(["uninstall", "--node-name", "n1", "--kubeconfig"]);
+    uninstall.arg(kubeconfig).arg("--bpffs").arg(world.agent().bpffs());
+    let done = uninstall.output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(said.contains("removed: condition netpold.io/NetworkPolicyReady of Node n1"), "{said}");
+    assert_eq!(of_node(&world), Value::Null);
+    assert!(world.get(&["node", "n1"])["status"]["addresses"].is_array(), "all else stays");
 }
 
 #[test]

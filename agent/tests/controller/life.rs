@@ -1,8 +1,38 @@
 //! A policy's status through its life.
 
+use std::time::Duration;
+
 use serde_json::json;
 
 use crate::world::{NAMESPACE, World, condition, wait};
+
+/// The API server takes no new object in a namespace that is being deleted: that is nothing to report, and not tried for
+/// ever.
+#[test]
+fn a_namespace_that_is_being_deleted_gets_no_status() {
+    const TEST: &str = "a_namespace_that_is_being_deleted_gets_no_status";
+    let Some(world) = World::new(TEST) else { return };
+    world.server.kubectl(&["create", "namespace", "going"]).unwrap();
+    let policy = json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": { "namespace": "going", "name": "server" },
+        "spec": { "podSelector": {} },
+    });
+    world.server.apply(&policy.to_string()).unwrap();
+    world.policy("other", "other", 1);
+    // Nothing here takes its objects away.
+    world.server.kubectl(&["delete", "namespace", "going", "--wait=false"]).unwrap();
+    let controller = world.start("one", &[]);
+    let told = "NetworkPolicy going/server gets no status: its namespace is being deleted";
+    wait("told so", || controller.log().contains(told));
+    world.becomes("other", [0, 0, 0], ["True", "NoPods"]);
+    // Twice as long as the pause after a failure.
+    std::thread::sleep(Duration::from_secs(5));
+    let log = controller.log();
+    assert!(!log.contains("WARN"), "{log}");
+    assert_eq!(log.matches(told).count(), 1, "{log}");
+}
 
 #[test]
 fn a_status_follows_its_policy() {

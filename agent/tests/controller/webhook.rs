@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 
 use crate::world::{NAMESPACE, World, wait};
 
+const NAME: &str = "netpold-readiness-gate";
+
 /// The configuration that `deploy/overlays/readiness-gate` ships, of a webhook at this port.
 pub(crate) fn configuration(port: u16) -> Value {
     let rule = json!({
@@ -16,7 +18,7 @@ pub(crate) fn configuration(port: u16) -> Value {
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
-        "metadata": { "name": "netpold-readiness-gate" },
+        "metadata": { "name": NAME },
         "webhooks": [{
             "name": "readiness-gate.netpold.io",
             "clientConfig": { "url": format!("https://127.0.0.1:{port}/mutate-pods") },
@@ -31,7 +33,7 @@ pub(crate) fn configuration(port: u16) -> Value {
 }
 
 pub(crate) fn bundle(world: &World) -> String {
-    let found = world.get(&["mutatingwebhookconfiguration", "netpold-readiness-gate"]);
+    let found = world.get(&["mutatingwebhookconfiguration", NAME]);
     found["webhooks"][0]["clientConfig"]["caBundle"].as_str().unwrap_or_default().to_owned()
 }
 
@@ -54,6 +56,30 @@ fn gates(world: &World, name: &str) -> Vec<String> {
 
 pub(crate) fn is_gated(world: &World, name: &str) -> bool {
     gates(world, name) == ["netpold.io/network-ready"]
+}
+
+/// Every pod that is created until then goes without the gate.
+#[test]
+fn a_configuration_that_comes_later_is_trusted_at_once() {
+    const TEST: &str = "a_configuration_that_comes_later_is_trusted_at_once";
+    let Some(world) = World::new(TEST) else { return };
+    world.node("n1");
+    let port = free_port();
+    let address = format!("127.0.0.1:{port}");
+    let controller = world.start("one", &["--webhook-listen", &address]);
+    wait("serving", || controller.log().contains("the webhook serves another certificate"));
+    std::thread::sleep(Duration::from_secs(1));
+    for round in 0..3 {
+        world.create(&configuration(port));
+        let began = Instant::now();
+        wait("trusted", || trusted(&world));
+        let took = began.elapsed();
+        println!("round {round}: trusted after {took:?}");
+        assert!(took < Duration::from_secs(5), "{took:?}\n{}", controller.log());
+        world.server.kubectl(&["delete", "mutatingwebhookconfiguration", NAME]).unwrap();
+    }
+    let said = controller.log().matches("pods get the readiness gate from now on").count();
+    assert_eq!(said, 3, "{}", controller.log());
 }
 
 #[test]

@@ -3,10 +3,12 @@
 
 mod container;
 
+use std::fs::Permissions;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -76,6 +78,29 @@ fn the_standbys_unit_watches_the_same_pin_root() {
         panic!("not `netpold standby`: {line}");
     };
     assert!(unit("ExecStart").contains(&format!("--bpffs {}", standby.bpffs.display())));
+}
+
+/// At the end of the machine no agent comes that the standby could wait for; at a restart of the unit one does.
+#[test]
+fn the_standbys_unit_ends_it_at_a_shutdown() {
+    let line = value("netpold-standby.service", "ExecStop").replace("$$", "$");
+    let script = line.strip_prefix("-/bin/sh -c '").and_then(|it| it.strip_suffix('\'')).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let systemctl = directory.path().join("systemctl");
+    let ends = |state: &str| {
+        std::fs::write(&systemctl, format!("#!/bin/sh\necho {state}\n")).unwrap();
+        std::fs::set_permissions(&systemctl, Permissions::from_mode(0o755)).unwrap();
+        let mut child = KillOnDrop(Command::new("sleep").arg("60").spawn().unwrap());
+        let path = format!("{}:/usr/bin:/bin", directory.path().display());
+        let mut stop = Command::new("/bin/sh");
+        stop.args(["-c", script]).env("PATH", path).env("MAINPID", child.0.id().to_string());
+        assert!(stop.status().unwrap().success());
+        std::thread::sleep(Duration::from_millis(200));
+        child.0.try_wait().unwrap().and_then(|status| status.signal())
+    };
+    assert_eq!(ends("stopping"), Some(2), "SIGINT");
+    assert_eq!(ends("running"), None);
+    assert_eq!(ends("degraded"), None);
 }
 
 /// The unit that keeps the node from the boot on.

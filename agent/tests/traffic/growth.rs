@@ -76,6 +76,24 @@ fn flow_tables_grow_behind_xdp_under_load() {
     grows(cluster);
 }
 
+/// Tables fill without any change of the cluster, so nothing else wakes the engine.
+#[test]
+fn flow_tables_grow_whatever_the_readback_is() {
+    require_root!();
+    let mut cluster = guarded(Cni::Ptp);
+    cluster.arguments = ["--readback", "3600"].map(str::to_owned).into();
+    cluster.enforce();
+    crowd(&cluster);
+    let began = Instant::now();
+    wait_until("the tables grow", || {
+        cluster.agents[0].log().contains("flows of other tables carried over")
+    });
+    println!("the tables have grown {:?} after they were crowded", began.elapsed());
+    assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+    cluster.reaches("friend", "server");
+    cluster.denied("stranger", "server");
+}
+
 /// Whoever comes next has the flows of both tables.
 fn killed_while_it_grows(is_so: fn(&Cluster) -> bool) {
     let mut cluster = guarded(Cni::Ptp);

@@ -317,3 +317,25 @@ fn packets_past_the_programs_are_named() {
     cluster.agents[0].wait_for("aware of it", ENFORCED, named).unwrap();
     drop(past);
 }
+
+/// The kernel takes the programs of an interface that is deleted along: nobody has taken them away.
+#[test]
+fn programs_of_interfaces_that_go_are_not_reported_as_gone() {
+    require_root!();
+    let mut cluster = load::guarded(Cni::Ptp);
+    cluster.arguments = ["--readback", "1"].map(str::to_owned).into();
+    cluster.enforce();
+    for round in 0..30 {
+        let names: Vec<String> = (0..3).map(|n| format!("short{round}-{n}")).collect();
+        names.iter().for_each(|name| cluster.add(0, name));
+        cluster.enforce();
+        let pods: Vec<_> = names.iter().map(|name| cluster.take(name)).collect();
+        // At any moment of a readback.
+        std::thread::sleep(Duration::from_millis(37 * round % 1000));
+        drop(pods);
+    }
+    cluster.enforce();
+    std::thread::sleep(Duration::from_secs(3));
+    let log = cluster.agents[0].log();
+    assert!(!log.contains("a program was gone"), "{log}");
+}

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, none_pass};
+use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, eventually, none_pass};
 use netpold_testbed::{Cni, Netns, PodSpec, require_root};
 
 use crate::load::guarded;
@@ -51,6 +51,51 @@ fn what_was_there_before_the_agent_is_left_alone() {
     cluster.without_policy("f").without_policy("to").enforce();
     let friend = cluster.pod("friend");
     all_pass(&foreign, friend, friend.addresses());
+}
+
+/// A directory of CNI results that nobody writes to: veths of nobody wait for none, once a pod has come without.
+#[test]
+fn veths_of_nobody_do_not_wait_for_results_where_pods_come_without() {
+    require_root!();
+    let mut cluster = guarded(Cni::Ptp);
+    let results = cluster.directory.path().join("results");
+    std::fs::create_dir(&results).unwrap();
+    cluster.arguments = vec!["--cni-results".to_owned(), results.to_str().unwrap().to_owned()];
+    cluster.enforce();
+    std::thread::sleep(Duration::from_secs(11));
+    let foreign = cluster.nodes[0].add_pod(&PodSpec::new(NAMESPACE, "foreign")).unwrap();
+    let began = Instant::now();
+    all_pass(&foreign, &cluster.nodes[0], &cluster.nodes[0].addresses());
+    println!("open after {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(7), "{:?}", began.elapsed());
+    let log = cluster.agents[0].log();
+    assert!(log.contains("pods come without CNI results"), "{log}");
+}
+
+/// A veth whose other side goes into another namespace and comes home before anybody knows a pod behind it.
+#[test]
+fn a_closed_veth_whose_other_side_comes_home_is_opened() {
+    require_root!();
+    let mut cluster = guarded(Cni::Ptp);
+    cluster.arguments = ["--readback", "1"].map(str::to_owned).into();
+    // New veths are closed for ten seconds.
+    let results = cluster.directory.path().join("results");
+    std::fs::create_dir(&results).unwrap();
+    cluster.arguments.extend(["--cni-results".to_owned(), results.to_str().unwrap().to_owned()]);
+    cluster.enforce();
+    let links = cluster.agents[0].bpffs().join("links");
+    let (node, inside) = (cluster.nodes[0].netns(), Netns::create("away").unwrap());
+    let own = format!("/proc/{}/ns/net", cluster.agents[0].pid());
+    node.ip("link add name home0 index 6000 type veth peer name inner0\n").unwrap();
+    let pins = ["6000-egress", "6000-ingress"].map(|name| links.join(name));
+    let all = |there: bool| pins.iter().all(|pin| pin.exists() == there);
+    for round in 0..3 {
+        node.ip(&format!("link set inner0 netns {}\n", inside.path().display())).unwrap();
+        eventually(ENFORCED, || all(true), || format!("not closed in round {round}"));
+        inside.ip(&format!("link set inner0 netns {own}\n")).unwrap();
+        let failure = || format!("closed in round {round}:\n{}", cluster.agents[0].log());
+        eventually(ENFORCED, || all(false), failure);
+    }
 }
 
 /// The endpoint table has four places for an index.

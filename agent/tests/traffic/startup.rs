@@ -69,6 +69,8 @@ impl Start {
         let mut cluster = Cluster::one(cni).with_pods(&["witness", "free"]);
         let results = cluster.directory.path().join("results");
         std::fs::create_dir(&results).unwrap();
+        // The runtime keeps results.
+        answer(cluster.pod("witness"), &results);
         cluster.arguments = vec!["--cni-results".to_owned(), results.to_str().unwrap().to_owned()];
         cluster.arguments.extend(arguments.iter().map(|&argument| argument.to_owned()));
         cluster.policy("guests", isolate("guest", &BOTH));
@@ -365,6 +367,30 @@ fn pods_that_start_at_a_boot() {
         }
         start.end("at a boot");
     }
+}
+
+/// The unit's `ExecStop=` sends SIGINT when the machine shuts down. After SIGTERM a standby goes on until an agent runs.
+#[test]
+fn a_standby_ends_at_once_where_no_agent_will_come() {
+    require_root!();
+    let mut start = Start::new(Cni::Ptp, &[]);
+    start.enforce();
+    let mut standby = start.cluster.agents[0].standby(&start.cluster.nodes[0]).unwrap();
+    let send = |standby: &KillOnDrop, signal| {
+        kill(Pid::from_raw(standby.0.id().cast_signed()), signal).unwrap();
+    };
+    std::thread::sleep(Duration::from_millis(500));
+    start.cluster.agents[0].end(Signal::SIGKILL);
+    send(&standby, Signal::SIGTERM);
+    start.pod();
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(standby.0.try_wait().unwrap().is_none(), "the next agent may be on its way");
+    let began = Instant::now();
+    send(&standby, Signal::SIGINT);
+    eventually(PATIENCE, || standby.0.try_wait().unwrap().is_some(), || "still there".to_owned());
+    println!("ended after {:?}", began.elapsed());
+    start.cluster.agents[0].restart(&start.cluster.nodes[0]).unwrap();
+    start.end("while the standby waited");
 }
 
 /// After `netpold uninstall` nobody closes new pods, a standby that still runs included.

@@ -2,11 +2,13 @@
 
 use std::net::UdpSocket;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
+use super::super::bpffs::PinRoot;
 use super::*;
 use crate::bpf::sys::test_objects::classifier;
 use netpold_core::model::Direction;
@@ -284,5 +286,79 @@ fn an_ingress_qdisc_is_no_place_for_both() {
         assert!(delivers());
         attacher.attach(classifier(DROP).as_fd(), LOOPBACK[1]).unwrap();
         assert!(!delivers(), "what the pod sends is judged");
+    });
+}
+
+/// Ends a loop on another thread, also where an assertion fails.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What a guard of another process finds at any moment is what it finds after a sudden end there.
+#[test]
+fn a_guard_finds_a_program_throughout_a_promotion() {
+    isolated(|pins| {
+        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        let hook = LOOPBACK[1];
+        attacher.attach(classifier(NEXT).as_fd(), hook).unwrap();
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let _done = Done(&is_done);
+            scope.spawn(|| {
+                let guard = Closing::new(pins.to_owned(), Mode::Tcx);
+                while !is_done.load(Ordering::Relaxed) {
+                    guard.close(hook);
+                }
+            });
+            for _ in 0..20 {
+                let fresh = classifier(NEXT);
+                assert!(attacher.watch(fresh.as_fd(), hook).unwrap());
+                attacher.promote(hook).unwrap();
+                let programs = sys::programs(hook.ifindex, hook.tcx_type()).unwrap();
+                assert_eq!(programs, [sys::program_id(fresh.as_fd()).unwrap()]);
+            }
+        });
+    });
+}
+
+/// Agents in containers have the same process identifier.
+#[test]
+fn watchers_of_an_agent_that_ended_are_in_nobodys_way() {
+    isolated(|pins| {
+        let hook = LOOPBACK[1];
+        let programs = [NEXT; 3].map(classifier);
+        let [first, killed, next] = programs.each_ref();
+        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        attacher.attach(first.as_fd(), hook).unwrap();
+        assert!(attacher.watch(killed.as_fd(), hook).unwrap());
+        drop(attacher);
+        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        assert!(attacher.watch(next.as_fd(), hook).unwrap());
+        attacher.promote(hook).unwrap();
+        attacher.stop_watching().unwrap();
+        let programs = sys::programs(hook.ifindex, hook.tcx_type()).unwrap();
+        assert_eq!(programs, [sys::program_id(next.as_fd()).unwrap()]);
+    });
+}
+
+#[test]
+fn nothing_is_left_of_a_pin_root() {
+    isolated(|pins| {
+        let root = pins.join("netpold");
+        for others in [false, true] {
+            let found = PinRoot::open(&root).unwrap();
+            let mut attacher = Attacher::new(&found.links(), Mode::Tcx).unwrap();
+            attacher.attach(classifier(NEXT).as_fd(), LOOPBACK[0]).unwrap();
+            let foreign = root.join("foreign");
+            if others {
+                sys::obj_pin(classifier(NEXT).as_fd(), &foreign).unwrap();
+            }
+            assert_eq!(found.remove_all().unwrap(), 1);
+            assert_eq!((root.exists(), foreign.exists()), (others, others));
+        }
     });
 }

@@ -10,6 +10,7 @@ use futures::io::{AsyncBufRead, AsyncBufReadExt};
 use kube::Client;
 use kube::core::Status;
 use kube::core::watch::Bookmark;
+use kube::runtime::watcher;
 use tokio::time::timeout;
 
 use super::failure::Failure;
@@ -86,6 +87,14 @@ enum Ended {
     Early,
     /// Nothing came for as long as the client waits.
     Silent,
+}
+
+/// Whether one of kube's watches was answered, and then nothing came for as long as the client waits. kube asks again.
+pub(crate) fn is_quiet(error: &watcher::Error) -> bool {
+    matches!(
+        error,
+        watcher::Error::WatchFailed(kube::Error::ReadEvents(error)) if ended(error) == Some(Ended::Silent)
+    )
 }
 
 /// Whether an error, or what is behind it, is the end of an answer.

@@ -147,11 +147,13 @@ mod tests {
     fn what_is_known_to_be_absent_is_asked_for_less_often() {
         let mut kind = Availability::new("pods".into(), Absence::Usual);
         let mut seen = Vec::new();
-        for _ in 0..5 {
+        for _ in 0..9 {
             kind.failed(&Failure::NotServed, "no".into(), 0);
             seen.push((kind.is_absent(), kind.pause().as_secs()));
         }
-        assert_eq!(seen, [(false, 20), (true, 20), (true, 20), (true, 50), (true, 50)]);
+        let pauses: Vec<u64> = seen.iter().map(|(_, pause)| *pause).collect();
+        assert_eq!(pauses, [20, 20, 20, 50, 100, 200, 300, 300, 300]);
+        assert!(seen.iter().skip(1).all(|(is_absent, _)| *is_absent) && !seen[0].0);
         kind.heard();
         kind.failed(&Failure::NoPath("no".into()), "no".into(), 3);
         assert!(!kind.is_absent(), "it was served: whether it still is has to be asked");

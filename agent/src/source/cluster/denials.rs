@@ -48,7 +48,11 @@ pub(super) async fn write(
                     pace
                 }
                 Err(error) => {
-                    warn!(pod = %denial.pod, %error, "no Event can be written on a pod");
+                    if error.is_terminating {
+                        debug!(pod = %denial.pod, "no Event: the namespace is being deleted");
+                    } else {
+                        warn!(pod = %denial.pod, %error, "no Event can be written on a pod");
+                    }
                     // What is refused is this pod's matter.
                     if error.is_outage { RETRY } else { pace }
                 }

@@ -24,7 +24,7 @@ use tracing::{debug, warn};
 
 use super::connection::Connection;
 use super::denials;
-use super::failure::{code_of, is_outage};
+use super::failure::{code_of, is_outage, is_terminating};
 use crate::events::Denials;
 use crate::printable::cut;
 use crate::turns::in_turns;
@@ -248,7 +248,9 @@ impl Agenda {
         // One namespace's Events may take too long to be answered; namespaces take turns.
         self.unanswered = if error.is_outage { self.unanswered + 1 } else { 0 };
         let is_outage = self.unanswered >= OUTAGE;
-        if is_outage || it.refusals == 0 {
+        if error.is_terminating {
+            debug!(name, reason, "no Event is written: the namespace is being deleted");
+        } else if is_outage || it.refusals == 0 {
             warn!(name, reason, %error, "no Event can be written");
         }
         if is_outage {
@@ -278,6 +280,8 @@ pub(super) struct EventError {
     text: String,
     /// No Event could be written, on whatever object.
     pub(super) is_outage: bool,
+    /// The object's namespace is being deleted.
+    pub(super) is_terminating: bool,
 }
 
 impl std::fmt::Display for EventError {
@@ -317,10 +321,14 @@ pub(super) async fn publish(
     let api = Api::<Event>::namespaced(connection.client(), &namespace);
     match timeout(PATIENCE, api.create(&PostParams::default(), &event)).await {
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => {
-            Err(EventError { text: error.to_string(), is_outage: is_outage(code_of(&error)) })
+        Ok(Err(error)) => Err(EventError {
+            text: error.to_string(),
+            is_outage: is_outage(code_of(&error)),
+            is_terminating: is_terminating(&error),
+        }),
+        Err(_) => {
+            Err(EventError { text: "no answer".into(), is_outage: true, is_terminating: false })
         }
-        Err(_) => Err(EventError { text: "no answer".into(), is_outage: true }),
     }
 }
 
@@ -397,7 +405,7 @@ mod tests {
     }
 
     fn refusal() -> Result<(), EventError> {
-        Err(EventError { text: "422".into(), is_outage: false })
+        Err(EventError { text: "422".into(), is_outage: false, is_terminating: false })
     }
 
     #[test]
@@ -426,7 +434,7 @@ mod tests {
     }
 
     fn silence() -> Result<(), EventError> {
-        Err(EventError { text: "no answer".into(), is_outage: true })
+        Err(EventError { text: "no answer".into(), is_outage: true, is_terminating: false })
     }
 
     #[test]

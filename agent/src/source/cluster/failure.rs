@@ -44,6 +44,18 @@ pub(crate) const fn is_outage(code: Option<u16>) -> bool {
     matches!(code, None | Some(401 | 429 | 503))
 }
 
+/// Whether the server takes no new objects in a namespace since that is being deleted. Nothing is wrong, and trying
+/// again is in vain.
+pub(crate) fn is_terminating(error: &kube::Error) -> bool {
+    // `NamespaceTerminatingCause` of k8s.io/api/core/v1; servers before 1.15 say it in words alone.
+    const CAUSE: &str = "NamespaceTerminating";
+    let kube::Error::Api(status) = error else { return false };
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 403
+        && (causes.into_iter().any(|cause| cause.reason == CAUSE)
+            || status.message.ends_with("because it is being terminated"))
+}
+
 impl Failure {
     /// Of an error status, in an answer or in a watch.
     pub(crate) fn of_status(status: &Status) -> Self {
@@ -87,6 +99,11 @@ impl Failure {
     /// connection whose other end is gone.
     pub(crate) const fn calls_for_renewal(&self) -> bool {
         matches!(self, Self::Unauthorized(_) | Self::Unreachable(_) | Self::Silent(_))
+    }
+
+    /// Nobody answered.
+    pub(crate) const fn is_no_answer(&self) -> bool {
+        matches!(self, Self::Silent(_) | Self::Unreachable(_))
     }
 
     /// There is no connection.
@@ -166,6 +183,22 @@ mod tests {
         assert!(matches!(of(404, "Failed to parse error data"), Failure::NoPath(_)));
         assert!(matches!(of(410, "Expired"), Failure::Gone));
         assert!(matches!(of(503, ""), Failure::Refused(_)));
+    }
+
+    #[test]
+    fn a_namespace_that_is_being_deleted_is_no_lack_of_permission() {
+        let error = |message: &str, cause: &str| {
+            let details = serde_json::json!({ "causes": [{ "reason": cause }] });
+            let json = serde_json::json!({
+                "code": 403, "reason": "Forbidden", "message": message, "details": details,
+            });
+            kube::Error::Api(Box::new(serde_json::from_value(json).unwrap()))
+        };
+        assert!(is_terminating(&error("words", "NamespaceTerminating")));
+        let words = "unable to create new content in namespace x because it is being terminated";
+        assert!(is_terminating(&error(words, "")));
+        assert!(!is_terminating(&error("exceeded quota", "")));
+        assert!(!is_terminating(&kube::Error::LinesCodecMaxLineLengthExceeded));
     }
 
     #[test]

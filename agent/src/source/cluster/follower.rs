@@ -2,7 +2,7 @@
 //!
 //! Connections and requests are kube's. The loop around them is ours, because what it does is what
 //! this source is about: it tells when a watch is alive (bookmarks count), takes a server that has no
-//! streaming lists for what it is, and gives a watch up that has gone silent. So is what comes in
+//! streaming lists for what it is, and asks anew where a watch has gone silent. So is what comes in
 //! (`answer.rs`): kube decodes whole objects, and takes one that it cannot decode for the end.
 
 use std::hash::{BuildHasher, RandomState};
@@ -61,6 +61,8 @@ pub(super) struct Follower<K> {
     streaming: bool,
     backoff: DefaultBackoff,
     availability: Availability,
+    /// The last watch was given up after this time without an event.
+    quiet: Option<Duration>,
 }
 
 impl<K: Kind> Follower<K> {
@@ -83,6 +85,7 @@ impl<K: Kind> Follower<K> {
             streaming: true,
             backoff: DefaultBackoff::default(),
             availability: Availability::new(kind_name::<K>(), K::ABSENCE),
+            quiet: None,
         }
     }
 
@@ -164,8 +167,7 @@ impl<K: Kind> Follower<K> {
             }
         }
         answer.patience = self.connection.timeout();
-        while self.take(&mut answer, &mut events, &mut complete).await? {}
-        Ok(())
+        self.follow(answer, events).await
     }
 
     fn without_streaming(&mut self, reason: &str) -> Result<(), Failure> {
@@ -179,15 +181,43 @@ impl<K: Kind> Follower<K> {
     async fn watch(&mut self, version: String) -> Result<(), Failure> {
         let began = Instant::now();
         let request = Self::request().watch(&self.watch_params(), &version);
-        let mut answer = self.ask(request, self.connection.timeout()).await?;
+        let (quiet, patience) = (self.quiet.take(), self.connection.timeout());
+        let answer = self.ask(request, patience).await;
+        let answer = answer.map_err(|failure| match quiet {
+            Some(quiet) if failure.is_no_answer() => Failure::Silent(quiet),
+            _ => failure,
+        })?;
         self.heard();
         self.say(Vec::new(), began).await;
-        let (mut events, mut complete) = (Events::default(), true);
-        while self.take(&mut answer, &mut events, &mut complete).await? {}
+        self.follow(answer, Events::default()).await?;
         if began.elapsed() < SHORT {
             tokio::time::sleep(SHORT).await;
         }
         Ok(())
+    }
+
+    /// Takes in events after a list, until the watch ends or is silent for too long.
+    ///
+    /// Silence alone is no fault: objects of a kind may not change for hours, and a server whose etcd reports no
+    /// progress sends no bookmarks. A connection whose other end is gone, or a proxy that has forgotten it, looks the
+    /// same, and TCP keepalive would find the former only. So the watch is asked for again from its last version, over
+    /// HTTP/1.1 on another connection: a server that is there answers that at once, and only one that does not is
+    /// reported.
+    async fn follow(&mut self, mut answer: Answer, mut events: Events) -> Result<(), Failure> {
+        let mut complete = true;
+        loop {
+            match self.take(&mut answer, &mut events, &mut complete).await {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(Failure::Silent(time)) => {
+                    let kind = &self.availability.status.kind;
+                    tracing::debug!(kind, ?time, "nothing came on the watch: asked for again");
+                    self.quiet = Some(time);
+                    return Ok(());
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
     }
 
     /// Takes in the events that come next; whether there may be more. `complete`: those of a streaming

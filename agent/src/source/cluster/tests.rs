@@ -18,7 +18,7 @@ use netpold_core::model::{Change, Policy};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What to answer: a status, and lines of JSON; a watch stays open after them.
+/// What to answer: a status (0: no answer at all), and lines of JSON; a watch stays open after them.
 struct Answer(u16, Vec<Value>, bool);
 
 /// What to answer to a resource's request, by its query, and how many such came before.
@@ -49,6 +49,10 @@ impl Server {
     }
 
     async fn watched_with(&self, cluster_policies: bool) -> (Source, TempDir) {
+        self.watched_for(cluster_policies, PATIENCE).await
+    }
+
+    async fn watched_for(&self, cluster_policies: bool, timeout: Duration) -> (Source, TempDir) {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("kubeconfig");
         let config = json!({
@@ -58,8 +62,7 @@ impl Server {
             "current-context": "x",
         });
         std::fs::write(&path, config.to_string()).unwrap();
-        let access =
-            Access { kubeconfig: Some(path), as_kubectl: false, context: None, timeout: PATIENCE };
+        let access = Access { kubeconfig: Some(path), as_kubectl: false, context: None, timeout };
         let settings = Settings { access, node: "n".into(), all_nodes: true, cluster_policies };
         let (source, _) = watch(settings).await.unwrap();
         (source, directory)
@@ -91,6 +94,9 @@ fn answer(mut stream: TcpStream, script: Script, seen: &Mutex<Vec<String>>) {
         before
     };
     let Answer(code, lines, open) = script(resource, query, before);
+    if code == 0 {
+        return std::thread::sleep(PATIENCE * 2);
+    }
     let head = format!(
         "HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\
          Connection: close\r\n\r\n"
@@ -274,6 +280,40 @@ async fn a_server_whose_storage_is_too_old_for_streaming_lists_is_asked_for_page
     let (mut source, _directory) = server.watched().await;
     let status = wait(&mut source, |status| status.in_sync).await;
     assert!(status.problems.is_empty(), "{:?}", status.problems);
+}
+
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// Nothing changes, and an etcd that reports no progress has the server send no bookmarks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quiet_watch_is_no_fault() {
+    let server = Server::start(|_, query, _| without_objects(query));
+    let (mut source, _directory) = server.watched_for(true, SILENCE).await;
+    wait(&mut source, |status| status.in_sync).await;
+    // One of these is a streaming list that is refused.
+    let asked_again = async {
+        while server.requests("/pods watch ") < 5 {
+            assert_eq!(source.status.borrow().problems, []);
+            tokio::time::sleep(SILENCE / 10).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, asked_again).await.unwrap();
+    let status = source.status.borrow().clone();
+    assert!(status.kinds.iter().all(|kind| kind.restarts == 0), "{:?}", status.kinds);
+}
+
+/// A watch that is silent and is not answered when it is asked for again: that is one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_whose_server_hangs_is_reported() {
+    let server = Server::start(|resource, query, before| match resource {
+        "pods" if query.contains("watch=true") && before > 1 => Answer(0, vec![], true),
+        _ => without_objects(query),
+    });
+    let (mut source, _directory) = server.watched_for(true, SILENCE).await;
+    let status = wait(&mut source, |status| !status.problems.is_empty()).await;
+    let problems: Vec<String> = status.problems.iter().map(ToString::to_string).collect();
+    assert!(problems[0].starts_with("cannot watch pods: http://"), "{problems:?}");
+    assert!(problems[0].ends_with("has been silent for 1 s"), "{problems:?}");
 }
 
 /// Of a kind that no server does without, "not found" does not mean "there are none".
