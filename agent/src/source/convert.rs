@@ -236,10 +236,13 @@ fn node(node: &core::Node) -> Result<Converted, Problem> {
         .filter(|(_, a)| a.type_ == "InternalIP" || a.type_ == "ExternalIP")
         .map(|(n, a)| (format!("status.addresses[{n}].address"), a.address.as_str()));
     let addresses = parse_addresses(addresses, &mut problems);
-    Ok(Converted {
-        change: Change::Node(Node { name, addresses, labels: labels(&node.metadata) }),
-        problems,
-    })
+    let spec = node.spec.as_ref();
+    let several = spec.and_then(|spec| spec.pod_cidrs.as_deref()).unwrap_or_default();
+    let one = spec.and_then(|spec| spec.pod_cidr.as_ref()).filter(|_| several.is_empty());
+    // What is no block is none of the addresses that pods have.
+    let pod_ranges = several.iter().chain(one).filter_map(|range| range.parse().ok()).collect();
+    let labels = labels(&node.metadata);
+    Ok(Converted { change: Change::Node(Node { name, addresses, labels, pod_ranges }), problems })
 }
 
 fn pod(pod: &core::Pod) -> Result<Converted, Problem> {

@@ -90,7 +90,7 @@ pub fn namespace(name: &str, pairs: &[(&str, &str)]) -> Namespace {
 /// A node.
 #[must_use]
 pub fn node(name: &str, addresses: &[&str]) -> Node {
-    Node { name: name.into(), addresses: ips(addresses), labels: Labels::new() }
+    Node { name: name.into(), addresses: ips(addresses), ..Node::default() }
 }
 
 /// A running pod of [`NODE`].

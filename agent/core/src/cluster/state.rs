@@ -194,6 +194,13 @@ impl Cluster {
             }
     }
 
+    /// Whether an address is a pod's, or of a range that a node has for its pods: one that a former pod had.
+    #[must_use]
+    pub fn is_pod_address(&self, address: IpAddr) -> bool {
+        let ranges = || self.nodes().values().flat_map(|node| &node.pod_ranges);
+        self.owner(address).is_some() || ranges().any(|range| range.contains(&address))
+    }
+
     /// Whether an address is no pod's and no Service's cluster address.
     fn is_free(&self, address: IpAddr) -> bool {
         self.owner(address).is_none() && !self.translation.is_cluster_address(address)

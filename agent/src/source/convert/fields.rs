@@ -154,6 +154,7 @@ const READ_METADATA: Shape = Used(&[
 const READ_NAMESPACE: Shape = Used(&[("metadata", &READ_METADATA)]);
 const READ_NODE: Shape = Used(&[
     ("metadata", &READ_METADATA),
+    ("spec", &Used(&[("podCIDR", &Free), ("podCIDRs", &Each(&Free))])),
     ("status", &Used(&[("addresses", &Each(&Used(&[("type", &Free), ("address", &Free)])))])),
 ]);
 const READ_CONTAINER: Shape = Used(&[

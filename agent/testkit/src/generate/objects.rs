@@ -99,7 +99,7 @@ pub(super) fn node(choices: &mut Choices<'_>, name: &str) -> Node {
     }
     addresses.sort();
     addresses.dedup();
-    Node { name: name.to_owned(), addresses, labels: labels(choices) }
+    Node { name: name.to_owned(), addresses, labels: labels(choices), ..Node::default() }
 }
 
 pub(super) fn pod(choices: &mut Choices<'_>, number: u32) -> Pod {
