@@ -18,6 +18,7 @@ mod probe;
 mod reconciler;
 mod report;
 mod room;
+mod second;
 mod successor;
 mod traced;
 mod unproven;

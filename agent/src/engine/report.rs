@@ -14,6 +14,7 @@ use super::Engine;
 use super::interfaces::{NodeInterfaces, pod_of};
 use super::measure::drops_by_reason;
 use super::reconciler::Reconciler;
+use super::second;
 use crate::conntrack::{Census, Pass};
 use crate::dataplane::Dataplane;
 use crate::events::Dropped;
@@ -57,6 +58,7 @@ impl Engine {
             waiting: waiting(compiler, &self.interfaces),
             devices: self.interfaces.judging_devices(dataplane),
             uplinks: uplinks(dataplane),
+            not_enforced: second::not_enforced(self),
             problems: problems(self, &endpoints),
             endpoints,
             ..Status::default()
@@ -187,6 +189,7 @@ fn problems(engine: &Engine, endpoints: &[EndpointStatus]) -> Vec<String> {
         .chain(door_problem(interfaces))
         .chain(compiler.problems().into_iter().map(|problem| problem.to_string()))
         .chain(bindings.iter().map(ToString::to_string))
+        .chain(second::refused_claims(compiler.cluster()))
         .chain(waiting)
         .chain(reconciler.succession.problem())
         .collect()

@@ -40,7 +40,8 @@ pub struct Bound {
     pub pod: Arc<Pod>,
     /// What the API says of it.
     pub standing: Standing,
-    /// A further interface of the pod: none of its addresses is known.
+    /// A further interface of the pod. Its addresses are those of a CNI plugin's answer, if there is one, else those
+    /// of [`Pod::second`] that count for the pod.
     pub second: bool,
     /// The hardware address that its frames come from; `None`: unknown.
     pub station: Option<[u8; 6]>,
