@@ -48,7 +48,7 @@ fn created(pod: &Pod) -> u64 {
     u64::try_from(pod.created).unwrap_or(0).saturating_mul(1000)
 }
 
-/// See the module.
+/// Pods of a sweep's flows.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
     /// By the number of the endpoint. No number is given twice.
@@ -110,21 +110,21 @@ impl Pods {
         self.tenures += 1;
     }
 
-    /// After an update: whose the endpoints are, if they are others.
+    /// Reads the endpoints' pods after an update, if the endpoints have changed.
     pub(super) fn follow(&mut self, compiler: &Compiler) {
         if self.version != Some(compiler.endpoints_version()) {
             self.read(compiler);
         }
     }
 
-    /// The same at any time, since labels may be others; the endpoints' version.
+    /// Reads the endpoints' pods with their current labels; returns the endpoints' version.
     pub(super) fn read(&mut self, compiler: &Compiler) -> u64 {
         let cluster = compiler.cluster();
         for endpoint in compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
             let ifindex = endpoint.ifindex;
             let interface = cluster.interfaces().get(&ifindex);
             let behind = interface.and_then(|interface| cluster.pod_behind(interface));
-            // The cluster has its labels as they are now.
+            // The cluster's pod has the current labels.
             let pod = cluster.pods().get(&endpoint.pod).or(behind);
             if let Some(pod) = pod {
                 let pod = Arc::clone(pod);

@@ -1,4 +1,4 @@
-//! A [`Status`] for people.
+//! Rendering of a [`Status`] as text.
 
 use std::fmt::Display;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use owo_colors::{OwoColorize, Style};
 
 use super::{EndpointStatus, Status, TableStatus, UplinkStatus};
 
-/// The document as text, coloured; the caller strips colour where it is not wanted.
+/// Renders the status as coloured text; the caller strips unwanted colour.
 pub(super) fn render(status: &Status) -> String {
     let mut text = String::new();
     header(&mut text, status);
@@ -129,7 +129,7 @@ fn endpoints(text: &mut String, endpoints: &[EndpointStatus]) {
     show(text, "pods", &table);
 }
 
-/// How programs are attached, XDP first.
+/// Attachments of programs, XDP first.
 fn attached(endpoint: &EndpointStatus) -> String {
     let xdp = endpoint.xdp.iter().map(|mode| format!("{mode} XDP"));
     let all: Vec<String> = xdp.chain(endpoint.hook.clone()).collect();

@@ -19,7 +19,7 @@ impl Interfaces {
         &self.by_index
     }
 
-    /// The interfaces that have an address behind them.
+    /// Interfaces with an address behind them.
     pub(crate) fn with(&self, address: IpAddr) -> impl Iterator<Item = u32> {
         self.links.get(&address).into_iter().flatten().copied()
     }

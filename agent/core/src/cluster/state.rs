@@ -1,4 +1,4 @@
-//! The current state of the cluster's objects: no history, and the indexes that compiling needs.
+//! The current state of the cluster's objects, without history, and the indexes for compiling.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use crate::model::{
 };
 use crate::options::SecondNetworks;
 
-/// Everything known about the cluster, as seen from one node.
+/// All objects of the cluster, as seen from one node.
 #[derive(Debug, Default)]
 pub struct Cluster {
     pub(super) namespaces: Namespaces,
@@ -30,7 +30,7 @@ pub struct Cluster {
     pub(crate) policies: Policies,
     pub(crate) cluster_policies: ClusterPolicies,
     pub(crate) nodes: Nodes,
-    /// Where packets are translated, and to whom.
+    /// Service frontends and their backends.
     pub(crate) translation: Services,
     pub(crate) interfaces: Interfaces,
     /// Where addresses of further networks count.
@@ -62,7 +62,7 @@ impl Cluster {
         self.namespaces.by_name()
     }
 
-    /// Pods by key, those that policy ignores included.
+    /// Pods by key, including those that policy ignores.
     #[must_use]
     pub fn pods(&self) -> &PodsByName {
         self.pods.by_name()
@@ -98,25 +98,25 @@ impl Cluster {
         self.interfaces.by_index()
     }
 
-    /// The addresses that are translated for a Service.
+    /// Addresses of a Service.
     #[must_use]
     pub fn service_addresses(&self, key: &Key) -> &[IpAddr] {
         self.translation.services().get(key).map_or(&[], |service| &service.addresses)
     }
 
-    /// A Service that has an address; the first by name if several have it.
+    /// The Service with this address; the first by name if there are several.
     #[must_use]
     pub fn service_at(&self, address: IpAddr) -> Option<&Key> {
         self.translation.at(address).iter().map(|service| &service.key).min()
     }
 
-    /// What a policy asks for beyond its budget; such a policy isolates and grants nothing.
+    /// Message for a policy beyond its budget; such a policy isolates and grants nothing.
     #[must_use]
     pub fn excess(&self, policy: &Key) -> Option<&str> {
         self.policies.weight(policy)?.excess.as_deref()
     }
 
-    /// Why parts of a policy, or all of it, grant nothing.
+    /// Reasons why a policy, or parts of it, grant nothing.
     pub fn problems_of<'a>(&'a self, policy: &'a Policy) -> impl Iterator<Item = &'a str> {
         policy.problems.iter().map(String::as_str).chain(self.excess(&policy.key))
     }
@@ -126,7 +126,7 @@ impl Cluster {
         self.policies.in_namespace(namespace)
     }
 
-    /// The ClusterNetworkPolicies, in the order in which they are asked.
+    /// The ClusterNetworkPolicies in order of evaluation.
     pub fn cluster_policies(&self) -> impl Iterator<Item = &Arc<ClusterPolicy>> {
         self.cluster_policies.iter()
     }
@@ -137,7 +137,7 @@ impl Cluster {
         self.cluster_policies.get(name)
     }
 
-    /// The policies about a pod in a direction; with the pod, whether its labels are known.
+    /// The policies about a pod in a direction; `labelled` is whether the pod's labels are known.
     #[must_use]
     pub fn policies_about<'c, 'p>(
         &'c self,
@@ -153,7 +153,7 @@ impl Cluster {
         self.pods.by_name().of(namespace)
     }
 
-    /// Labels of a namespace; of one that is not known (yet), the one label that every namespace has.
+    /// Labels of a namespace; for an unknown one, only the name label, which every namespace has.
     #[must_use]
     pub fn namespace_labels(&self, name: &str) -> Cow<'_, Labels> {
         self.namespaces.labels(name)
@@ -262,22 +262,21 @@ impl Cluster {
         self.service_at(address).map_or(Whose::Outside, |key| Whose::Service(key.clone()))
     }
 
-    /// Whether an address is one of the own node's: of its Node object, of a hostNetwork pod that
-    /// runs here, or of one of its interfaces and neither a pod's nor a Service's cluster address
-    /// (which NodeLocal DNS gives to an interface).
+    /// Whether an address belongs to the own node: to its Node object, to a hostNetwork pod on it, or to one of its
+    /// interfaces, unless it is a pod's or a Service's cluster address (which NodeLocal DNS puts on an interface).
     #[must_use]
     pub fn is_own_node(&self, address: IpAddr) -> bool {
         self.nodes.is_own(address) || self.nodes.found().contains(&address) && self.is_free(address)
     }
 
-    /// The own node's addresses.
+    /// Addresses of the own node.
     pub fn own_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let found = self.nodes.found().iter().copied();
         let found = found.filter(|address| !self.nodes.is_own(*address));
         self.nodes.own().chain(found.filter(|address| self.is_free(*address)))
     }
 
-    /// Whether an address is one of the node's that a pod is on.
+    /// Whether an address belongs to the node on which a pod runs.
     #[must_use]
     pub fn is_node_of(&self, pod: &Pod, address: IpAddr) -> bool {
         !pod.node.is_empty()
@@ -298,8 +297,7 @@ impl Cluster {
         self.first_owner(address).is_none() && !self.translation.is_cluster_address(address)
     }
 
-    /// The local pod behind an interface: the one it is bound to, else the one that has one of its
-    /// addresses.
+    /// The local pod behind an interface: the bound pod, else the owner of one of the interface's addresses.
     #[must_use]
     pub fn pod_behind<'a>(&'a self, interface: &'a Interface) -> Option<&'a Arc<Pod>> {
         match &interface.owner {
