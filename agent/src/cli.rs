@@ -174,6 +174,18 @@ pub struct RunArgs {
     /// What an interface gets that appears before its pod is known
     #[arg(long, value_name = "WHAT", env = "NETPOLD_NEW_PODS", default_value = "allow")]
     pub new_pods: NewPods,
+    /// Which further interfaces of pods (Multus) are under policy
+    #[arg(
+        long,
+        value_name = "WHICH",
+        env = "NETPOLD_SECOND_INTERFACES",
+        default_value = "enforce"
+    )]
+    pub second_interfaces: SecondInterfaces,
+    /// Blocks in which addresses of further networks, as pods' annotations have them, count for their pods; or none
+    #[arg(long, value_name = "CIDR", env = "NETPOLD_SECOND_NETWORKS", value_delimiter = ',',
+        default_values = ["10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"])]
+    pub second_networks: Vec<String>,
     /// Directory in which the container runtime keeps what CNI plugins answered: a pod's addresses
     /// are known from there before its status has them. It need not exist
     #[arg(long, value_name = "DIR", env = "NETPOLD_CNI_RESULTS",
@@ -317,6 +329,17 @@ pub enum CheckSource {
     Isolated,
     /// Every pod
     All,
+}
+
+/// Which further interfaces of pods are under policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SecondInterfaces {
+    /// All; in namespaces with the label netpold.io/second-interfaces: open those whose addresses are known
+    Enforce,
+    /// The same, and one whose addresses are not known sends nothing
+    Strict,
+    /// None
+    Off,
 }
 
 /// What an interface gets that appears before its pod is known.

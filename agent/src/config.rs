@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use netpold_core::options::{CheckSource, NewPods, Options, SourceExempt};
+use netpold_core::options::{
+    CheckSource, NewPods, Options, SecondInterfaces, SecondNetworks, SourceExempt,
+};
 use netpold_ebpf::xdp::uplink::Scope;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt as _;
@@ -132,6 +134,12 @@ impl TryFrom<RunArgs> for RunConfig {
                     cli::NewPods::Allow => NewPods::Allow,
                     cli::NewPods::Deny => NewPods::Deny,
                 },
+                second_interfaces: match args.second_interfaces {
+                    cli::SecondInterfaces::Enforce => SecondInterfaces::Enforce,
+                    cli::SecondInterfaces::Strict => SecondInterfaces::Strict,
+                    cli::SecondInterfaces::Off => SecondInterfaces::Off,
+                },
+                second_networks: second_networks(&args.second_networks)?,
                 ..Options::default()
             },
             node: args.node_name,
@@ -204,7 +212,21 @@ impl RunConfig {
     }
 }
 
-/// Splits exemptions into CIDRs and namespaces. Namespaces are RFC 1123 labels, so no text is both.
+/// Blocks, as addresses with their lengths.
+fn second_networks(given: &[String]) -> Result<SecondNetworks> {
+    if given == ["none"] {
+        return Ok(SecondNetworks(Vec::new()));
+    }
+    let blocks = given.iter().map(|item| {
+        let Some(block) = block(item) else { bail!("--second-networks {item:?} is no CIDR") };
+        let whole = block.trunc();
+        ensure!(block == whole, "--second-networks {item}: did you mean {whole}?");
+        Ok(block)
+    });
+    blocks.collect::<Result<_>>().map(SecondNetworks)
+}
+
+/// Namespaces are RFC 1123 labels, so nothing is both.
 fn source_exempt(given: &[String]) -> Result<SourceExempt> {
     let mut exempt = SourceExempt::default();
     for item in given {

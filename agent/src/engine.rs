@@ -18,6 +18,7 @@ mod probe;
 mod reconciler;
 mod report;
 mod room;
+mod second;
 mod successor;
 mod traced;
 mod unproven;
@@ -39,7 +40,7 @@ use crate::dataplane::generation::GenerationError;
 use crate::dataplane::tables::TableError;
 use crate::endpoint::Event;
 use crate::endpoint::newcomers;
-use crate::events::Line;
+use crate::events::{Dropped, Line};
 use crate::rule_use::{News, Round, RuleUse};
 
 use health::Health;
@@ -233,6 +234,13 @@ impl Engine {
     /// Records what policy denied, by endpoint number.
     pub fn record_denied(&mut self, dropped: &BTreeMap<u32, Vec<Line>>) {
         self.rule_use.denied(self.reconciler.compiler.cluster(), dropped);
+    }
+
+    /// The name of the pod of a drop or flow; a pod that has gone is known for some minutes.
+    #[must_use]
+    pub fn pod_name(&self, dropped: &Dropped) -> Option<String> {
+        let pod = self.rule_use.pod_of(dropped.endpoint, dropped.ifindex);
+        pod.map(|pod| pod.key.to_string())
     }
 
     /// What is known of the use of rules, and of flows.

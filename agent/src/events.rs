@@ -23,15 +23,14 @@ pub(crate) use dropped::{DropKey, unix_millis};
 pub use journal::{Cursor, Journal, Lost, Outcome, Seen};
 pub use log::{DropLog, QUIET};
 
-/// Reads one generation's events until it is dropped or the ring fails. `pod` names the pod of an
-/// endpoint number.
+/// Reads one generation's events until it is dropped or the ring fails. `pod` names the pod of a drop.
 ///
 /// # Errors
 /// The ring's descriptor cannot be waited for.
 pub async fn read(
     ring: RingBuf<MapData>,
     log: Arc<Mutex<DropLog>>,
-    pod: impl Fn(u32) -> Option<String>,
+    pod: impl Fn(&Dropped) -> Option<String>,
 ) -> io::Result<()> {
     // SAFETY: the ring owns its map's descriptor, which stays open and the same while it lives; it
     // is never taken out of the AsyncFd.
@@ -80,11 +79,11 @@ fn decode(record: &[u8]) -> Option<DropEvent> {
 }
 
 /// Logs a drop, or what would be one.
-pub fn say(line: &Line, pod: impl Fn(u32) -> Option<String>) {
+pub fn say(line: &Line, pod: impl Fn(&Dropped) -> Option<String>) {
     let Line { dropped, times } = line;
     if dropped.is_audit() {
         info!(
-            pod = pod(dropped.endpoint).as_deref().unwrap_or("unknown"),
+            pod = pod(dropped).as_deref().unwrap_or("unknown"),
             direction = %dropped.direction,
             verdict = AUDIT,
             flow = %dropped,
@@ -94,7 +93,7 @@ pub fn say(line: &Line, pod: impl Fn(u32) -> Option<String>) {
         return;
     }
     info!(
-        pod = pod(dropped.endpoint).as_deref().unwrap_or("unknown"),
+        pod = pod(dropped).as_deref().unwrap_or("unknown"),
         direction = %dropped.direction,
         reason = dropped.reason,
         local = dropped.local.map(tracing::field::display),

@@ -36,7 +36,7 @@ use crate::status::understood;
 
 pub use generate::{Learned, LearnedPolicy, LearnedRule, Options, generate};
 pub use grants::{PeerSpec, Unwritten};
-pub use observed::{Answer, Observed, Peer, merge};
+pub use observed::{Answer, Observed, Peer, PeerAddress, merge};
 pub use ports::Ports;
 pub use proof::Denied;
 pub use recorder::{Met, Recorder};
@@ -55,6 +55,9 @@ pub const FILE: kept::Records = kept::Records { suffix: ".flows", subject: "reco
 pub struct Kept {
     /// All of them.
     pub recorded: Answer,
+    /// The workloads that had the addresses of recorded flows.
+    #[serde(default)]
+    pub peer_addresses: Vec<PeerAddress>,
 }
 
 /// Exit status: what was seen stays allowed.

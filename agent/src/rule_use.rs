@@ -17,11 +17,13 @@ mod records;
 mod trials;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::cluster::{Cluster, Whose};
 use netpold_core::compile::Compiler;
-use netpold_core::model::{Change, Key};
+use netpold_core::model::{Change, Key, Pod};
 
 use crate::events::{Dropped, Line, Seen, unix_millis};
 use crate::kept;
@@ -101,23 +103,24 @@ impl RuleUse {
     /// Records the time of a policy change, or the addresses of a pod that goes. Call before the cluster ingests the
     /// change.
     pub fn note(&mut self, change: &Change, cluster: &Cluster) {
-        let (key, stays) = match change {
+        match change {
             Change::Policy(policy) => {
                 let known = cluster.policies().get(&policy.key);
                 if known.is_none_or(|known| **known != *policy) {
                     self.changed.insert(policy.key.clone(), unix_millis());
                 }
-                return;
             }
             Change::ClusterPolicy(policy) => {
                 let known = cluster.cluster_policy(&policy.name);
                 if known.is_none_or(|known| **known != *policy) {
                     self.changed.insert(Key::new("", policy.name.clone()), unix_millis());
                 }
-                return;
             }
-            Change::Pod(pod) => (&pod.key, is_subject(pod)),
-            Change::PodGone(key) => (key, false),
+            Change::Pod(pod) => {
+                self.pods.note(&pod.key, Some(pod), cluster, unix_millis());
+                self.recorder.named(pod, cluster, unix_millis());
+            }
+            Change::PodGone(key) => self.pods.note(key, None, cluster, unix_millis()),
             Change::Namespace(_)
             | Change::NamespaceGone(_)
             | Change::Node(_)
@@ -130,13 +133,11 @@ impl RuleUse {
             | Change::EndpointSliceGone(_)
             | Change::Interface(_)
             | Change::InterfaceGone(_)
-            | Change::OwnAddresses(_) => return,
-        };
-        let pod = cluster.pods().get(key).filter(|pod| !stays && is_subject(pod));
-        pod.into_iter().for_each(|pod| self.pods.goes(pod));
+            | Change::OwnAddresses(_) => {}
+        }
     }
 
-    /// Follows the endpoints after an update. Pods that went are remembered until the next sweep.
+    /// After an update: whose the endpoints are.
     pub fn endpoints_are(&mut self, compiler: &Compiler) {
         self.pods.follow(compiler);
     }
@@ -167,13 +168,33 @@ impl RuleUse {
         self.missed += met.missed;
         let missed = self.last.missed + met.missed;
         self.last = Swept { now: met.now.or(self.last.now), missed, ..met };
-        if self.pods.forget(&compiler.endpoint_numbers()) {
-            // Attributions to former pods must not be cached.
+        if self.pods.forget(&compiler.endpoint_numbers(), unix_millis()) {
+            // What they explained is not to be remembered.
             self.cache.outdate();
         }
     }
 
-    /// Takes the new flows of the last sweep.
+    /// The pod of a drop or flow by the number of its endpoint, else by its interface (0: none). Pods that have gone
+    /// are known for some minutes.
+    #[must_use]
+    pub fn pod_of(&self, endpoint: u32, ifindex: u32) -> Option<&Arc<Pod>> {
+        self.pods.named(endpoint, ifindex)
+    }
+
+    /// The pod that had an address at a time (milliseconds since the epoch) and has it no more.
+    #[must_use]
+    pub fn former(&self, cluster: &Cluster, address: IpAddr, at: u64) -> Option<&Arc<Pod>> {
+        self.pods.former(cluster, address, at)
+    }
+
+    /// Whose an address was at a time, in milliseconds since the epoch. Names of pods that have gone are known for
+    /// some minutes.
+    #[must_use]
+    pub fn whose(&self, cluster: &Cluster, address: IpAddr, at: u64) -> Whose {
+        self.pods.whose(cluster, address, at)
+    }
+
+    /// What the last sweep met that is new.
     pub fn take_news(&mut self) -> News {
         let (audited, more_audited) = self.trials.take();
         let (opened, more_opened) = self.opened.take();
@@ -194,24 +215,33 @@ impl RuleUse {
         Saved { as_of: unix_millis(), missed: self.missed, policies: self.records.saved() }
     }
 
-    /// Resumes from the recorded flows of an earlier agent.
-    pub fn resume_flows(&mut self, saved: learn::Answer) {
-        self.recorder.resume(saved);
+    /// Goes on recording flows where an earlier agent has ended.
+    pub fn resume_flows(&mut self, saved: learn::Kept) {
+        self.recorder.resume(saved.recorded);
+        self.recorder.resume_addresses(saved.peer_addresses);
     }
 
     /// Records dropped packets, by endpoint number.
     pub fn denied(&mut self, cluster: &Cluster, dropped: &BTreeMap<u32, Vec<Line>>) {
         for (endpoint, lines) in dropped {
-            let Some(pod) = self.pods.of(*endpoint) else { continue };
+            let Some(pod) = self.pods.named(*endpoint, 0) else { continue };
             for Line { dropped, times } in lines {
                 if let Some(flow) = flows::dropped(pod, dropped) {
-                    self.recorder.denied(cluster, flow, *times, dropped.unix_millis);
+                    let at = dropped.unix_millis;
+                    let former = |address| self.pods.former(cluster, address, at).map(|pod| &**pod);
+                    self.recorder.denied(cluster, flow, former, *times, at);
                 }
             }
         }
     }
 
-    /// Returns the recorded flows.
+    /// Recorded flows as they are kept for the next agent.
+    #[must_use]
+    pub fn kept_flows(&self, node: &str) -> learn::Kept {
+        learn::Kept { recorded: self.flows(node), peer_addresses: self.recorder.peer_addresses() }
+    }
+
+    /// The flows that were seen.
     #[must_use]
     pub fn flows(&self, node: &str) -> learn::Answer {
         let recorded = self.recorder.answer(node, unix_millis());

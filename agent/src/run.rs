@@ -28,8 +28,8 @@ use crate::dataplane::quiescence::grace_period;
 use crate::endpoint::newcomers::Guard;
 use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
-use crate::engine::interfaces::{NodeDevices, pod_of};
-use crate::events::{self, DropLog};
+use crate::engine::interfaces::NodeDevices;
+use crate::events::{self, DropLog, Dropped};
 use crate::listen::{Heartbeat, Listener};
 use crate::lock::{lock, try_lock};
 use crate::memory;
@@ -372,8 +372,7 @@ impl Agent {
         let Some(ring) = lock(&self.engine).events() else { return };
         self.reading_events = true;
         let (engine, drops) = (Arc::clone(&self.engine), Arc::clone(&self.drops));
-        let pod =
-            move |endpoint| pod_of(lock(&engine).compiler(), endpoint).map(|pod| pod.to_string());
+        let pod = move |dropped: &Dropped| lock(&engine).pod_name(dropped);
         tokio::spawn(async move {
             if let Err(error) = events::read(ring, drops, pod).await {
                 warn!(%error, "drop events cannot be read; drops are still counted");
@@ -413,8 +412,7 @@ fn tell_of_flows(engine: &Engine, drops: &Mutex<DropLog>, news: News) {
         news.audited.into_iter().filter_map(|dropped| drops.take_in(dropped, now)).collect()
     };
     for line in lines {
-        let pod = |endpoint| pod_of(engine.compiler(), endpoint).map(|pod| pod.to_string());
-        events::say(&line, pod);
+        events::say(&line, |dropped| engine.pod_name(dropped));
     }
 }
 

@@ -54,7 +54,9 @@ pub struct Status {
     pub repaired: BTreeMap<String, u64>,
     /// Interfaces that are denied until their pod is known (`--new-pods deny`).
     pub waiting: Vec<String>,
-    /// Problems other than those of the source.
+    /// Further interfaces of pods that are not under policy, or of which too little is known; and why.
+    pub not_enforced: Vec<String>,
+    /// What else is wrong, beside the source's problems.
     pub problems: Vec<String>,
 }
 
@@ -165,6 +167,7 @@ mod tests {
             node: forged.to_owned(),
             problems: vec![format!("policy {forged}: refused")],
             waiting: vec![forged.to_owned()],
+            not_enforced: vec![forged.to_owned()],
             devices: vec![forged.to_owned()],
             recent_drops: vec![RecentDrop {
                 at: 0,
@@ -192,7 +195,7 @@ mod tests {
         let same = text(&serde_json::to_string(&plain).unwrap()).unwrap();
         assert_eq!(lines(&shown), lines(&same), "{shown}");
         let named = shown.matches(r"x\nproblems\u{1b}[2J\u{202e}").count();
-        assert_eq!(named, 11, "{shown}");
+        assert_eq!(named, 12, "{shown}");
         assert!(!shown.lines().any(|line| line.starts_with("problems\x1b")), "{shown}");
     }
 }

@@ -288,7 +288,7 @@ fn node() -> Node {
     Node {
         name: NODE.into(),
         addresses: vec![IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))],
-        labels: Labels::new(),
+        ..Node::default()
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use netpold::dataplane::quiescence::grace_period;
 use netpold_core::model::{
-    Change, Enforcement, Interface, IpBlock, Key, Labels, Namespace, Node, Peer, Pod, Policy,
+    Change, Enforcement, Interface, IpBlock, Key, Namespace, Node, Peer, Pod, Policy,
     PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::ops::Op;
@@ -264,7 +264,7 @@ impl Scale {
         let mut changes = vec![Change::Node(Node {
             name: NODE.into(),
             addresses: vec![address],
-            labels: Labels::new(),
+            ..Node::default()
         })];
         changes.extend((0..self.namespaces).map(|n| Change::Namespace(namespace(n, n))));
         changes.extend((0..self.pods).map(|n| Change::Pod(self.pod(n))));

@@ -163,7 +163,14 @@ impl Bindings {
         own.filter(|bound| bound.standing == Standing::Deleted).map(|bound| &bound.pod)
     }
 
-    /// Restores the bindings of an earlier agent.
+    /// The further veths of pods.
+    pub fn second(&self) -> impl Iterator<Item = (&Veth, &Bound)> {
+        let bound = self.claims.veths.values();
+        let bound = bound.filter_map(|held| Some((&held.veth, &held.binding.as_ref()?.bound)));
+        bound.filter(|(_, bound)| bound.second)
+    }
+
+    /// Binds what an earlier agent had bound to the same pods.
     fn recognise(&mut self, cluster: &Cluster) {
         if self.claims.veths.values().all(|held| held.inherited.is_none()) {
             return;

@@ -1,8 +1,9 @@
 //! Options of a compiler.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv6Addr};
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::model::Pod;
 use crate::ops::Capacity;
@@ -39,7 +40,50 @@ impl SourceExempt {
     }
 }
 
-/// Treatment of a new interface while its pod is unknown.
+/// Blocks in which addresses of further networks count. The default is what is no address of the Internet (RFC 1918,
+/// RFC 4193, RFC 6598): a pod's annotation is not to speak for anybody outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecondNetworks(pub Vec<IpNet>);
+
+impl Default for SecondNetworks {
+    fn default() -> Self {
+        let v4 = [
+            ([10, 0, 0, 0], 8),
+            ([172, 16, 0, 0], 12),
+            ([192, 168, 0, 0], 16),
+            ([100, 64, 0, 0], 10),
+        ];
+        let v4 = v4.map(|(address, length)| Ipv4Net::new_assert(address.into(), length).into());
+        let v6 = Ipv6Net::new_assert(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7).into();
+        Self(v4.into_iter().chain([v6]).collect())
+    }
+}
+
+impl SecondNetworks {
+    /// Whether an address counts.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.0.iter().any(|block| block.contains(&address))
+    }
+}
+
+/// Which further interfaces of pods are under policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SecondInterfaces {
+    /// All. In a namespace with [`SECOND_OPEN`] those with known addresses; the others are open there.
+    #[default]
+    Enforce,
+    /// The same; but those whose addresses are not known send nothing.
+    Strict,
+    /// None: they are open.
+    Off,
+}
+
+/// The label of a namespace, and its value, by which further interfaces whose addresses are not known are not under
+/// policy there.
+pub const SECOND_OPEN: (&str, &str) = ("netpold.io/second-interfaces", "open");
+
+/// What an interface gets that appears while its pod is not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NewPods {
     /// No restrictions.
@@ -62,7 +106,11 @@ pub struct Options {
     pub source_exempt: SourceExempt,
     /// Treatment of interfaces with an unknown pod.
     pub new_pods: NewPods,
-    /// First endpoint number to give; greater than any number still in conntrack.
+    /// Further interfaces of pods.
+    pub second_interfaces: SecondInterfaces,
+    /// Where addresses of further networks count.
+    pub second_networks: SecondNetworks,
+    /// First endpoint number to hand out; greater than any that conntrack still knows.
     pub first_endpoint_id: u32,
     /// Numbers of endpoints that an earlier agent installed, by interface index and `Endpoint::uid_hash`.
     pub known_endpoints: BTreeMap<(u32, u64), u32>,

@@ -38,7 +38,12 @@ fn cluster() -> Vec<Change> {
     let on_n1 = |pod: Pod| Change::Pod(Pod { node: "n1".into(), ..pod });
     let node = |name: &str, address: &str, role: &str| {
         let labels = labels(&[("role", role)]);
-        Change::Node(Node { name: name.into(), addresses: vec![ip(address)], labels })
+        Change::Node(Node {
+            name: name.into(),
+            addresses: vec![ip(address)],
+            labels,
+            ..Node::default()
+        })
     };
     vec![
         Change::Namespace(namespace("a", &[("team", "a")])),

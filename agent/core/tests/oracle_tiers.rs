@@ -30,6 +30,7 @@ fn cluster(policies: impl IntoIterator<Item = ClusterPolicy>) -> Oracle {
         name: name.to_owned(),
         addresses: ips(&[address]),
         labels: labels(&[("role", role)]),
+        ..Node::default()
     };
     Oracle {
         namespaces: ["x", "y"].map(|name| namespace(name, &[("ns", name)])).to_vec(),

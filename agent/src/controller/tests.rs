@@ -28,11 +28,7 @@ impl World {
         let now = Now { instant: Instant::now(), unix: 1_000_000 };
         let mut world = Self { index: Index::default(), now };
         for node in ["n1", "n2", "n3"] {
-            world.say(Change::Node(Node {
-                name: node.into(),
-                addresses: Vec::new(),
-                labels: Labels::new(),
-            }));
+            world.say(Change::Node(Node { name: node.into(), ..Node::default() }));
             world.pod(node, "a", node);
         }
         world.policy(1, &[]);

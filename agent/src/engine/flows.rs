@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use netpold_core::cluster::Cluster;
-
 use super::Engine;
 use crate::dataplane::generation::GenerationError;
+use crate::events::unix_millis;
 use crate::flows::Flow;
 use crate::flows::reader::{FlowReader, LocalPod};
 use crate::import_conntrack::Wanted;
@@ -32,11 +31,15 @@ pub fn flow_reader(engine: &Engine) -> Result<Option<FlowReader>, GenerationErro
     Ok(Some(FlowReader { node: cluster.node_name().to_owned(), tables, pods, untracked }))
 }
 
-/// Says whose the other sides of flows are: a pod's, or a Service's.
-pub fn name_remotes(cluster: &Cluster, flows: &mut [Flow]) {
+/// Names the other sides of flows: a pod, or a Service. A pod that has gone is known for some minutes.
+pub fn name_remotes(engine: &Engine, flows: &mut [Flow]) {
+    let (cluster, now) = (engine.reconciler.compiler.cluster(), unix_millis());
     for flow in flows {
+        let at = now.saturating_sub(flow.idle_ms.unwrap_or(0));
         let service = || cluster.service_at(flow.remote).map(|key| format!("svc/{key}"));
-        let pod = cluster.owner(flow.remote).map(|pod| pod.key.to_string());
+        let owner = || cluster.owner(flow.remote);
+        let pod = engine.rule_use.former(cluster, flow.remote, at).or_else(owner);
+        let pod = pod.map(|pod| pod.key.to_string());
         flow.remote_name = pod.or_else(service);
         flow.to_own_node = flow.remote_name.is_none() && cluster.is_own_node(flow.remote);
     }

@@ -65,6 +65,9 @@ impl NodeDevices {
 /// results. They come before the pod's containers; an agent that ends in between must not leave the veth open.
 const HOLD: Duration = Duration::from_secs(10);
 
+/// Veths that have gone whose names are known.
+const GONE_MAX: usize = 1024;
+
 /// A veth whose other side is in another namespace.
 #[derive(Debug)]
 struct Veth {
@@ -98,6 +101,8 @@ enum Results {
 #[derive(Debug)]
 pub(super) struct NodeInterfaces {
     veths: BTreeMap<u32, Veth>,
+    /// Names of veths that have gone, the latest.
+    gone: BTreeMap<u32, String>,
     /// Veths that are not new: those of the first listing, or those that an earlier agent's programs judge.
     familiar: Familiar,
     results: Results,
@@ -129,6 +134,7 @@ impl NodeInterfaces {
         let (veths, devices, ports) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         Self {
             veths,
+            gone: BTreeMap::new(),
             familiar: Familiar::All,
             results: Results::None,
             devices,
@@ -187,7 +193,11 @@ impl NodeInterfaces {
     }
 
     pub(super) fn veth_gone(&mut self, index: u32) {
-        self.veths.remove(&index);
+        self.gone.extend(self.veths.remove(&index).map(|veth| (index, veth.name)));
+        if self.gone.len() > GONE_MAX {
+            // The kernel counts indexes up.
+            self.gone.pop_first();
+        }
         if let Familiar::Only(familiar) = &mut self.familiar {
             familiar.remove(&index);
         }
@@ -261,9 +271,10 @@ impl NodeInterfaces {
         self.veths.get(&index).map(|veth| &*veth.name)
     }
 
-    /// For messages: the name of a pod's veth, its number if it has gone.
+    /// For messages: the name of a pod's veth, also of one that has gone lately; else its number.
     pub(super) fn label(&self, index: u32) -> String {
-        match self.veth(index) {
+        let gone = self.gone.get(&index).map(String::as_str);
+        match self.veth(index).or(gone) {
             Some(name) => format!("interface {name}"),
             None => format!("interface {index}"),
         }

@@ -1,12 +1,12 @@
 //! Names and reasons for what watchers see.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explainer;
-use netpold_core::model::Key;
+use netpold_core::model::Pod;
 use netpold_core::probe::IpProtocol;
 
 use super::Engine;
@@ -25,24 +25,34 @@ pub fn observed(
     filter: &Filter,
     attributions: &mut Attributions,
 ) -> (Vec<Event>, u64) {
-    let Engine { reconciler, interfaces, .. } = engine;
+    let Engine { reconciler, interfaces, rule_use, .. } = engine;
     let compiler = &reconciler.compiler;
     let (cluster, revision) = (compiler.cluster(), reconciler.revision.desired);
     attributions.follow((revision, compiler.endpoints_version()));
-    let endpoints = compiler.endpoints().filter(|endpoint| !endpoint.waiting);
-    let pods: BTreeMap<u32, Key> = endpoints.map(|it| (it.id, it.pod)).collect();
     let explainer = Explainer::new(cluster);
     let (mut events, mut unattributed) = (Vec::new(), 0);
     for seen in seen.iter().filter(|seen| filter.admits(seen)) {
-        let peer = seen.packet.remote.map(|address| cluster.whose(address));
-        let names = Names { pod: pods.get(&seen.packet.endpoint).cloned(), peer };
+        let packet = &seen.packet;
+        let pod = rule_use.pod_of(packet.endpoint, packet.ifindex);
+        let at = packet.unix_millis;
+        let peer = packet.remote.map(|address| rule_use.whose(cluster, address, at));
+        let names = Names { pod: pod.map(|pod| pod.key.clone()), peer };
         if !filter.admits_names(seen, &names) {
             continue;
         }
-        let pod = names.pod.as_ref().and_then(|key| cluster.pods().get(key));
-        let attributed = attributions.of(&explainer, pod.map(|pod| &**pod), seen, Instant::now());
+        // A pod that is gone, or whose peer's address is another pod's by now, is not explained by what is there.
+        let is_another = |address| {
+            cluster.owner(address).is_some() && rule_use.former(cluster, address, at).is_some()
+        };
+        let listed = |pod: &&Arc<Pod>| {
+            cluster.pods().get(&pod.key).is_some_and(|listed| listed.uid == pod.uid)
+        };
+        let explained = pod.filter(listed).filter(|_| !packet.remote.is_some_and(is_another));
+        let explained = explained.map(|pod| &**pod);
+        let attributed = attributions.of(&explainer, explained, seen, Instant::now());
         unattributed += u64::from(attributed == Attributed::Omitted);
-        events.push(event(cluster, interfaces, seen, names, &attributed));
+        let own = pod.map(|pod| &pod.addresses[..]);
+        events.push(event(cluster, interfaces, (seen, own), names, &attributed));
     }
     (events, unattributed)
 }
@@ -50,7 +60,7 @@ pub fn observed(
 fn event(
     cluster: &Cluster,
     interfaces: &NodeInterfaces,
-    seen: &Seen,
+    (seen, addresses): (&Seen, Option<&[IpAddr]>),
     Names { pod, peer }: Names,
     attributed: &Attributed,
 ) -> Event {
@@ -58,9 +68,8 @@ fn event(
     let [local_port, remote_port] = packet.ports().unwrap_or_default();
     // The flow table has no addresses of its own pods.
     let own = || {
-        let pod = cluster.pods().get(pod.as_ref()?)?;
         let of_family = |own: &&_| packet.remote.is_some_and(|it| same_family(it, **own));
-        pod.addresses.iter().find(of_family).copied()
+        addresses?.iter().find(of_family).copied()
     };
     Event {
         time: packet.time(),

@@ -220,8 +220,7 @@ impl Reconciler {
     pub(super) fn addresses_of(&self, endpoint: &EndpointInfo) -> Vec<IpAddr> {
         let cluster = self.compiler.cluster();
         let interface = cluster.interfaces().get(&endpoint.ifindex);
-        let pod = interface.and_then(|interface| cluster.pod_behind(interface));
-        pod.map(|pod| pod.addresses.clone()).unwrap_or_default()
+        interface.map(|interface| cluster.addresses_at(interface)).unwrap_or_default()
     }
 
     /// Attaches to endpoints and devices that are new and leaves those that are gone, once their

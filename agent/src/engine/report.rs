@@ -14,6 +14,7 @@ use super::Engine;
 use super::interfaces::{NodeInterfaces, pod_of};
 use super::measure::drops_by_reason;
 use super::reconciler::Reconciler;
+use super::second;
 use crate::conntrack::{Census, Pass};
 use crate::dataplane::Dataplane;
 use crate::events::Dropped;
@@ -51,12 +52,13 @@ impl Engine {
             tables: tables.collect(),
             conntrack: health.census.as_ref().map(flow_tables).unwrap_or_default(),
             drops: drops(dataplane),
-            recent_drops: recent_drops(compiler, &self.interfaces, dropped),
+            recent_drops: recent_drops(self, dropped),
             repairs: health.repairs().values().sum(),
             repaired: health.repairs().iter().map(|(k, n)| ((*k).to_owned(), *n)).collect(),
             waiting: waiting(compiler, &self.interfaces),
             devices: self.interfaces.judging_devices(dataplane),
             uplinks: uplinks(dataplane),
+            not_enforced: second::not_enforced(self),
             problems: problems(self, &endpoints),
             endpoints,
             ..Status::default()
@@ -187,17 +189,16 @@ fn problems(engine: &Engine, endpoints: &[EndpointStatus]) -> Vec<String> {
         .chain(door_problem(interfaces))
         .chain(compiler.problems().into_iter().map(|problem| problem.to_string()))
         .chain(bindings.iter().map(ToString::to_string))
+        .chain(second::refused_claims(compiler.cluster()))
         .chain(waiting)
         .chain(reconciler.succession.problem())
         .collect()
 }
 
 /// Recent drops with the reason that the current policies give.
-fn recent_drops(
-    compiler: &Compiler,
-    interfaces: &NodeInterfaces,
-    dropped: &[Dropped],
-) -> Vec<RecentDrop> {
+fn recent_drops(engine: &Engine, dropped: &[Dropped]) -> Vec<RecentDrop> {
+    let Engine { reconciler, interfaces, .. } = engine;
+    let compiler = &reconciler.compiler;
     let mut distinct = BTreeMap::new();
     for drop in dropped.iter().rev().filter(|drop| drop.is_denial() || drop.is_audit()) {
         if distinct.len() < EXPLAINED && !distinct.contains_key(&drop.key()) {
@@ -211,13 +212,10 @@ fn recent_drops(
     let explanations: BTreeMap<_, _> = distinct.into_iter().map(explain).collect();
     let recent = dropped.iter().rev().map(|drop| RecentDrop {
         at: drop.unix_millis / 1000,
-        pod: pod_of(compiler, drop.endpoint).map_or_else(
-            || match interfaces.veth(drop.ifindex) {
-                Some(name) => name.to_owned(),
-                None => format!("interface {}", drop.ifindex),
-            },
-            |pod| pod.to_string(),
-        ),
+        pod: engine.pod_name(drop).unwrap_or_else(|| match interfaces.veth(drop.ifindex) {
+            Some(name) => name.to_owned(),
+            None => interfaces.label(drop.ifindex),
+        }),
         direction: drop.direction,
         packet: drop.to_string(),
         reason: drop.reason.to_owned(),

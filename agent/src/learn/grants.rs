@@ -60,6 +60,8 @@ pub enum Unwritten {
     NoPorts,
     /// The port is 0, which the API does not know.
     PortZero,
+    /// The address is a pod's, which was another one when the flow was seen.
+    FormerPod(IpAddr),
     /// The Service does not exist any more, or has no such port.
     NoService(Key),
     /// The Service has no backends now.
@@ -74,6 +76,10 @@ impl fmt::Display for Unwritten {
                 "a policy can allow this protocol only together with every port; --other-protocols does that",
             ),
             Self::PortZero => f.write_str("no policy can name port 0"),
+            Self::FormerPod(address) => write!(
+                f,
+                "{address} is a pod's address, and which pod had it then is not known: no block is written for a pod"
+            ),
             Self::NoService(key) => write!(f, "there is no such port of a Service {key} any more"),
             Self::NoBackends(key) => write!(f, "Service {key} has no backends now"),
         }
@@ -111,20 +117,28 @@ pub(super) fn grants(
     Ok(match &flow.peer {
         Peer::Node => Vec::new(),
         Peer::Workload(workload) => vec![(PeerSpec::Pods(workload.clone()), ports(flow.port))],
+        Peer::Address(address) if cluster.is_pod_address(*address) => {
+            return Err(Unwritten::FormerPod(*address));
+        }
         Peer::Address(address) => vec![(block(*address, options), ports(flow.port))],
         Peer::Service(key) => {
             let backends = Explainer::new(cluster).backends_of(key, flow.protocol, flow.port);
             let backends = backends.ok_or_else(|| Unwritten::NoService(key.clone()))?;
-            if backends.is_empty() {
-                return Err(Unwritten::NoBackends(key.clone()));
-            }
             let grant = |(address, port)| {
                 let owner = cluster.owner(address).filter(|pod| is_subject(pod));
-                let workload = owner.and_then(|pod| Workload::of(pod));
-                let exactly = || PeerSpec::Block(IpNet::from(address));
-                (workload.map_or_else(exactly, PeerSpec::Pods), ports(port))
+                let peer = match owner.and_then(|pod| Workload::of(pod)) {
+                    Some(workload) => PeerSpec::Pods(workload),
+                    // A pod that is gone, in an EndpointSlice that still lists it.
+                    None if cluster.is_pod_address(address) => return None,
+                    None => PeerSpec::Block(IpNet::from(address)),
+                };
+                Some((peer, ports(port)))
             };
-            backends.into_iter().map(grant).collect()
+            let grants: Vec<_> = backends.into_iter().filter_map(grant).collect();
+            if grants.is_empty() {
+                return Err(Unwritten::NoBackends(key.clone()));
+            }
+            grants
         }
     })
 }

@@ -72,6 +72,17 @@ pub struct Observed {
     pub last: u64,
 }
 
+/// The workload that had an address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// The workload.
+    pub workload: Workload,
+    /// When a flow with it was met last, in seconds since the epoch.
+    pub last: u64,
+}
+
 /// `shop app=web ingress from shop app=client, TCP 80`
 impl fmt::Display for Observed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -82,6 +82,7 @@ fn stand_in(number: u32, workload: &Workload) -> Pod {
         created: 0,
         ports: Vec::new(),
         foreign_sources: false,
+        second: Vec::new(),
     }
 }
 
@@ -168,7 +169,10 @@ fn remotes(
             let addresses = cluster.services().get(key).map(|service| &service.addresses);
             let addresses = addresses.into_iter().flatten().map(|address| (*address, flow.port));
             let backends = Explainer::new(cluster).backends_of(key, flow.protocol, flow.port);
-            addresses.chain(backends.into_iter().flatten()).collect()
+            // No rule is written for a pod that is gone, in an EndpointSlice that still lists it.
+            let is_gone = |at: IpAddr| cluster.owner(at).is_none() && cluster.is_pod_address(at);
+            let backends = backends.into_iter().flatten().filter(|(at, _)| !is_gone(*at));
+            addresses.chain(backends).collect()
         }
     }
 }

@@ -4,17 +4,21 @@
 //! whole, is full, a new record takes the place of one of whoever has most: within a namespace by the peers'
 //! namespaces, in all by the workloads'. So whoever scans or floods displaces what they made themselves, and
 //! nobody else's.
+//!
+//! The other side of a flow is named when the flow is met. A pod's own address never stands for it: a pod whose
+//! address becomes known after its first flows gives these its name ([`Recorder::named`]), and an address that
+//! nobody has any more keeps the workload that it was recorded with.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::cluster::{Cluster, Whose, is_subject};
 use netpold_core::explain::{Explainer, PodFlow};
 use netpold_core::model::{Direction, Pod};
 use netpold_core::probe::IpProtocol;
 
-use super::observed::{Answer, Observed, Peer};
+use super::observed::{Answer, Observed, Peer, PeerAddress};
 use super::shares::{Refused, Shares};
 use super::workload::Workload;
 
@@ -28,6 +32,14 @@ const REMEMBERED: usize = 65_536;
 const LOOK: usize = 16;
 /// How long a record stays without a packet, in milliseconds.
 const KEPT: u64 = 90 * 86_400_000;
+/// How long an address that nobody has keeps its workload without a flow, in milliseconds.
+const ADDRESS_KEPT: u64 = 86_400_000;
+/// Addresses whose workloads are kept.
+const ADDRESSES_MAX: usize = 8192;
+/// How far the clocks of this node and of the API server may be apart, in milliseconds.
+const CLOCKS_APART: u64 = 5000;
+/// A pod that has finished was there lately if it is not older, in milliseconds.
+const LATELY: u64 = 20 * 60_000;
 
 /// What flows have in common that are recorded together, as the agent meets them: endpoint, direction, remote,
 /// protocol, port.
@@ -79,6 +91,10 @@ pub struct Recorder {
     ports: HashMap<Pair, u16>,
     shares: Shares,
     workloads: HashSet<Arc<Workload>>,
+    /// Records of each address that is no pod's.
+    outside: HashMap<IpAddr, usize>,
+    /// Workloads by the addresses that they had when a flow was met last, and when that was.
+    addresses: BTreeMap<IpAddr, (Arc<Workload>, u64)>,
     /// Of one state of the cluster.
     remembered: HashMap<Kind, u32>,
     left_out: BTreeMap<String, u64>,
@@ -110,6 +126,81 @@ impl Recorder {
         }
     }
 
+    /// Goes on with the addresses that an earlier agent knew.
+    pub fn resume_addresses(&mut self, saved: Vec<PeerAddress>) {
+        for PeerAddress { address, workload, last } in saved.into_iter().take(ADDRESSES_MAX) {
+            let workload = self.intern(workload);
+            self.addresses.insert(address, (workload, last.saturating_mul(1000)));
+        }
+    }
+
+    /// The addresses to keep for the next agent.
+    #[must_use]
+    pub fn peer_addresses(&self) -> Vec<PeerAddress> {
+        let all = self.addresses.iter();
+        let one = |(address, (workload, last)): (&IpAddr, &(Arc<Workload>, u64))| PeerAddress {
+            address: *address,
+            workload: Workload::clone(workload),
+            last: last / 1000,
+        };
+        all.map(one).collect()
+    }
+
+    /// Before a pod is taken in: flows with its address since it was created are its own, though the address was
+    /// nobody's when they were met.
+    pub fn named(&mut self, pod: &Pod, cluster: &Cluster, now: u64) {
+        let created = u64::try_from(pod.created).unwrap_or(0).saturating_mul(1000);
+        if pod.host_network || pod.finished && created.saturating_add(LATELY) < now {
+            return;
+        }
+        let known = cluster.pods().get(&pod.key).map_or(&[][..], |known| &known.addresses[..]);
+        let new = pod.addresses.iter().filter(|address| !known.contains(address));
+        for address in new.filter(|address| self.outside.contains_key(*address)).collect::<Vec<_>>()
+        {
+            let Some(workload) = Workload::of(pod) else { return };
+            let peer = Peer::Workload(self.intern(workload));
+            let since = |id: &u32| self.records.get(id).map_or(0, |counts| counts.first);
+            let is_its = |(subject, id): &(&Subject, &u32)| {
+                subject.peer == Peer::Address(*address)
+                    && since(id).saturating_add(CLOCKS_APART) >= created
+            };
+            let its: Vec<Subject> =
+                self.ids.iter().filter(is_its).map(|(subject, _)| subject.clone()).collect();
+            for subject in its {
+                self.rename(&subject, Subject { peer: peer.clone(), ..subject.clone() });
+            }
+        }
+    }
+
+    /// What is recorded of one subject is of another.
+    fn rename(&mut self, from: &Subject, to: Subject) {
+        let Some(counts) = self.ids.get(from).and_then(|id| self.records.get(id)).copied() else {
+            return;
+        };
+        self.remove(from);
+        let namespace = to.workload.namespace.clone();
+        match self.id(to, false) {
+            Some(id) => {
+                let of = self
+                    .records
+                    .entry(id)
+                    .or_insert(Counts { first: counts.first, ..Counts::default() });
+                of.flows = of.flows.saturating_add(counts.flows);
+                of.on_trial = of.on_trial.saturating_add(counts.on_trial);
+                of.denied = of.denied.saturating_add(counts.denied);
+                of.first = of.first.min(counts.first);
+                of.last = of.last.max(counts.last);
+            }
+            None => self.leave_out(&namespace),
+        }
+    }
+
+    /// Whether a record is there.
+    #[must_use]
+    pub fn has(&self, id: u32) -> bool {
+        self.records.contains_key(&id)
+    }
+
     /// A sweep begins; `changed`: since the last one the cluster's state has.
     pub fn begin(&mut self, changed: bool, now: u64) {
         self.displaced = 0;
@@ -122,11 +213,12 @@ impl Recorder {
         let gone: Vec<Subject> =
             self.ids.iter().filter(|(_, id)| is_old(id)).map(|(of, _)| of.clone()).collect();
         gone.iter().for_each(|subject| self.remove(subject));
+        self.forget_addresses(now);
         self.workloads.retain(|workload| Arc::strong_count(workload) > 1);
     }
 
-    /// Takes in a flow of a pod; its record's number, 0 if it has none. `former` is the pod that had an address
-    /// a moment ago; `cost` grows by what it took.
+    /// Takes in a flow of a pod; its record's number, 0 if it has none. `former` is the pod that had an address when
+    /// the flow's last packet passed and has it no more; `cost` grows by what it took.
     pub fn meet<'p>(
         &mut self,
         cluster: &Cluster,
@@ -137,11 +229,14 @@ impl Recorder {
     ) -> u32 {
         let PodFlow { direction, remote, protocol, port, .. } = flow;
         let kind = (met.endpoint, direction, remote, protocol.0, port);
-        let known = self.remembered.get(&kind).copied();
+        let former = former(remote);
+        // Another moment's flow may be another pod's.
+        let is_lasting = former.is_none();
+        let known = self.remembered.get(&kind).filter(|_| is_lasting).copied();
         let id = known.unwrap_or_else(|| {
             *cost += LOOK;
             let id = self.look(cluster, flow, former, met);
-            if self.remembered.len() < REMEMBERED {
+            if is_lasting && self.remembered.len() < REMEMBERED {
                 self.remembered.insert(kind, id);
             }
             id
@@ -168,8 +263,16 @@ impl Recorder {
     }
 
     /// Packets that were dropped. They never take the place of flows that passed.
-    pub fn denied(&mut self, cluster: &Cluster, flow: PodFlow<'_>, packets: u64, at: u64) {
-        let Some(subject) = self.subject(cluster, flow, |_| None) else { return };
+    pub fn denied<'p>(
+        &mut self,
+        cluster: &Cluster,
+        flow: PodFlow<'_>,
+        former: impl Fn(IpAddr) -> Option<&'p Pod>,
+        packets: u64,
+        at: u64,
+    ) {
+        let former = former(flow.remote);
+        let Some(subject) = self.subject(cluster, flow, former, at) else { return };
         if let Some(id) = self.id(subject, false) {
             let counts =
                 self.records.entry(id).or_insert(Counts { first: at, ..Counts::default() });
@@ -208,25 +311,26 @@ impl Recorder {
         }
     }
 
-    fn look<'p>(
+    fn look(
         &mut self,
         cluster: &Cluster,
         flow: PodFlow<'_>,
-        former: impl Fn(IpAddr) -> Option<&'p Pod>,
+        former: Option<&Pod>,
         met: Met,
     ) -> u32 {
-        let Some(subject) = self.subject(cluster, flow, former) else { return 0 };
+        let Some(subject) = self.subject(cluster, flow, former, met.at) else { return 0 };
         let Some(id) = self.id(subject, true) else { return 0 };
         self.records.entry(id).or_insert(Counts { first: met.at, ..Counts::default() });
         id
     }
 
     /// What a flow is recorded as; `None` if it is not.
-    fn subject<'p>(
+    fn subject(
         &mut self,
         cluster: &Cluster,
         flow: PodFlow<'_>,
-        former: impl Fn(IpAddr) -> Option<&'p Pod>,
+        former: Option<&Pod>,
+        at: u64,
     ) -> Option<Subject> {
         let PodFlow { pod, direction, remote, protocol, port } = flow;
         if pod.addresses.contains(&remote) {
@@ -241,15 +345,44 @@ impl Recorder {
         } else if let Some(key) = is_egress.then(service).flatten() {
             Peer::Service(key)
         } else {
-            let owner = cluster.owner(remote).map(|pod| &**pod).or_else(|| former(remote));
+            let owner = former.or_else(|| cluster.owner(remote).map(|pod| &**pod));
             match owner.filter(|pod| is_subject(pod)) {
-                Some(pod) => Peer::Workload(Workload::of(pod)?),
-                None => Peer::Address(remote),
+                Some(pod) => {
+                    let peer = self.intern(Workload::of(pod)?);
+                    self.keep_address(remote, &peer, at);
+                    let workload = self.intern(workload);
+                    let peer = Peer::Workload(peer);
+                    return Some(Subject { workload, direction, peer, protocol: protocol.0, port });
+                }
+                None => self.kept_address(cluster, remote, at),
             }
         };
         let workload = self.intern(workload);
-        let peer = peer.map(|workload| self.intern(workload));
         Some(Subject { workload, direction, peer, protocol: protocol.0, port })
+    }
+
+    /// An address is a workload's at a time, in milliseconds since the epoch.
+    fn keep_address(&mut self, address: IpAddr, workload: &Arc<Workload>, at: u64) {
+        if self.addresses.len() >= ADDRESSES_MAX && !self.addresses.contains_key(&address) {
+            return;
+        }
+        self.addresses.insert(address, (Arc::clone(workload), at));
+    }
+
+    /// The peer that an address without a pod stands for: the workload that had it, if no other object has it.
+    fn kept_address(&mut self, cluster: &Cluster, address: IpAddr, at: u64) -> Peer<Arc<Workload>> {
+        let outside = || cluster.whose(address) == Whose::Outside;
+        match self.addresses.get_mut(&address) {
+            Some((workload, last)) if at < last.saturating_add(ADDRESS_KEPT) && outside() => {
+                *last = at.max(*last);
+                Peer::Workload(Arc::clone(workload))
+            }
+            _ => Peer::Address(address),
+        }
+    }
+
+    fn forget_addresses(&mut self, now: u64) {
+        self.addresses.retain(|_, (_, last)| now < last.saturating_add(ADDRESS_KEPT));
     }
 
     fn intern(&mut self, workload: Workload) -> Arc<Workload> {
@@ -293,6 +426,9 @@ impl Recorder {
         self.last_id = self.last_id.checked_add(1)?;
         *self.ports.entry(of_peer).or_default() += 1;
         self.shares.add(&owner, source);
+        if let Peer::Address(address) = subject.peer {
+            *self.outside.entry(address).or_default() += 1;
+        }
         self.ids.insert(subject, self.last_id);
         Some(self.last_id)
     }
@@ -301,6 +437,14 @@ impl Recorder {
         let Some(id) = self.ids.remove(subject) else { return };
         self.records.remove(&id);
         self.shares.remove(&subject.workload.namespace, source(&subject.peer));
+        if let Peer::Address(address) = subject.peer
+            && let Some(records) = self.outside.get_mut(&address)
+        {
+            *records -= 1;
+            if *records == 0 {
+                self.outside.remove(&address);
+            }
+        }
         let of_peer = (Arc::clone(&subject.workload), subject.direction, subject.peer.clone());
         if let Some(ports) = self.ports.get_mut(&of_peer) {
             *ports -= 1;

@@ -335,7 +335,7 @@ fn the_next_agent_goes_on() {
         protocol: IpProtocol::UDP,
         port: 53,
     };
-    recorder.denied(&Cluster::default(), dropped, 3, 5000);
+    recorder.denied(&Cluster::default(), dropped, |_| None, 3, 5000);
     let first = recorder.answer("n", 9000);
     let mut next = Recorder::new(8000);
     next.resume(first.clone());
@@ -349,6 +349,111 @@ fn the_next_agent_goes_on() {
     assert_eq!((both.node.as_str(), port(89), port(90), port(80)), ("a,b", 3, 1, 2));
     let denied: Vec<u64> = both.flows.iter().map(|flow| flow.denied).filter(|d| *d > 0).collect();
     assert_eq!(denied, [6]);
+}
+
+/// Flows of a workload's server from an address, met at a time (milliseconds).
+fn met_from(
+    recorder: &mut Recorder,
+    cluster: &Cluster,
+    remote: IpAddr,
+    former: Option<&Pod>,
+    at: u64,
+) {
+    let server = pod("shop", 1);
+    let flow = PodFlow {
+        pod: &server,
+        direction: Direction::Ingress,
+        remote,
+        protocol: IpProtocol::TCP,
+        port: 80,
+    };
+    recorder.meet(cluster, flow, |_| former, met(at), &mut 0);
+}
+
+fn peers(recorder: &Recorder) -> Vec<(String, u64)> {
+    let flows = recorder.answer("n", 0).flows.into_iter();
+    flows.map(|flow| (flow.peer.to_string(), flow.flows)).collect()
+}
+
+#[test]
+fn a_pod_whose_address_becomes_known_late_gives_its_flows_its_name() {
+    const CREATED: u64 = 1_000_000;
+    let (mut recorder, cluster) = (Recorder::new(0), Cluster::default());
+    let remote = address(100);
+    // What was there before the pod, the pod's first flow, and one that its record joins.
+    met_from(&mut recorder, &cluster, address(101), None, CREATED - 60_000);
+    met_from(&mut recorder, &cluster, remote, None, CREATED + 1000);
+    let client = Pod { created: CREATED as i64 / 1000, ..pod("shop", 100) };
+    let two = Pod { addresses: vec![remote, address(101)], ..client.clone() };
+    let workload = Workload::of(&client).unwrap().to_string();
+    let nameless = Pod { addresses: Vec::new(), ..client.clone() };
+    recorder.named(&nameless, &cluster, CREATED);
+    assert_eq!(peers(&recorder).len(), 2);
+    let with_nameless: Cluster = [Change::Pod(nameless)].into_iter().collect();
+    recorder.named(&two, &with_nameless, CREATED + 3000);
+    let outside = address(101).to_string();
+    assert_eq!(peers(&recorder), [(workload.clone(), 1), (outside.clone(), 1)]);
+    recorder.begin(true, CREATED + 3000);
+    let known: Cluster = [Change::Pod(client.clone())].into_iter().collect();
+    met_from(&mut recorder, &known, remote, None, CREATED + 4000);
+    assert_eq!(peers(&recorder), [(workload.clone(), 2), (outside.clone(), 1)]);
+
+    // Nobody has the address any more: it keeps its name, also with the next agent, for a day.
+    recorder.begin(true, CREATED + 5000);
+    met_from(&mut recorder, &cluster, remote, None, CREATED + 5000);
+    assert_eq!(peers(&recorder), [(workload.clone(), 3), (outside.clone(), 1)]);
+    let mut next = Recorder::new(0);
+    next.resume(recorder.answer("n", CREATED));
+    next.resume_addresses(recorder.peer_addresses());
+    met_from(&mut next, &cluster, remote, None, CREATED + 6000);
+    assert_eq!(peers(&next), [(workload.clone(), 4), (outside, 1)]);
+    next.begin(true, CREATED + 3 * 86_400_000);
+    assert_eq!(next.peer_addresses(), []);
+    // A node has it now.
+    let node: Cluster =
+        [Change::Node(objects::node("m", &[&remote.to_string()]))].into_iter().collect();
+    recorder.begin(true, CREATED + 7000);
+    met_from(&mut recorder, &node, remote, None, CREATED + 7000);
+    assert!(peers(&recorder).contains(&(remote.to_string(), 1)), "{:?}", peers(&recorder));
+}
+
+#[test]
+fn a_flow_is_of_the_pod_that_had_the_address_then() {
+    let remote = address(100);
+    let (old, new) = (pod("shop", 100), Pod { key: Key::new("shop", "new"), ..pod("shop", 101) });
+    let new = Pod { addresses: vec![remote], ..new };
+    let cluster: Cluster = [Change::Pod(new.clone())].into_iter().collect();
+    let mut recorder = Recorder::new(0);
+    met_from(&mut recorder, &cluster, remote, Some(&old), 1000);
+    met_from(&mut recorder, &cluster, remote, None, 2000);
+    met_from(&mut recorder, &cluster, remote, Some(&old), 1000);
+    let mut expected = [&old, &new].map(|pod| Workload::of(pod).unwrap().to_string());
+    expected.sort();
+    let mut seen: Vec<String> = peers(&recorder).into_iter().map(|(peer, _)| peer).collect();
+    seen.sort();
+    assert_eq!(seen, expected);
+}
+
+/// Records of an agent that did not know a pod, as an address.
+#[test]
+fn no_block_is_written_for_what_is_a_pods_address() {
+    let options =
+        Options { namespace: "shop".into(), block_prefix: [32, 128], other_protocols: false };
+    let (mut recorder, server) = (Recorder::new(0), pod("shop", 1));
+    let remotes = ["10.9.0.7", "10.8.0.7", "203.0.113.7"].map(|it| it.parse::<IpAddr>().unwrap());
+    for remote in remotes {
+        met_from(&mut recorder, &Cluster::default(), remote, None, 1000);
+    }
+    let range = vec!["10.9.0.0/16".parse().unwrap()];
+    let node = Node { pod_ranges: range, ..objects::node("n", &[]) };
+    let late = Pod { addresses: vec![remotes[1]], ..pod("shop", 9) };
+    let objects = vec![Change::Pod(server), Change::Pod(late), Change::Node(node)];
+    let learned = generate(objects, &recorder.answer("n", 0), &options);
+    let text = yaml(&learned, &Answer::default());
+    assert!(text.contains("203.0.113.7/32") && !text.contains("cidr: \"10."), "{text}");
+    let denied: Vec<String> = learned.denied.iter().map(ToString::to_string).collect();
+    assert_eq!(denied.len(), 2, "{denied:?}");
+    assert!(denied.iter().all(|it| it.contains("is a pod's address")), "{denied:?}");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use netpold_core::explain::{Allowing, PodFlow};
 use netpold_core::model::{Direction, Pod};
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
+use netpold_ebpf::packet::protocol::{TCP, UDP, is_to_server};
 
 use super::{RuleUse, Swept, millis};
 use crate::conntrack::{FlowTuple, Sighting};
@@ -247,7 +248,7 @@ impl<'u> Round<'u> {
             }
             let flags = at.control.flags();
             let mut cost = FLOW;
-            (groups, records) = ([0; 2], [0; 2]);
+            groups = [0; 2];
             if is_new {
                 self.of.opened.met(&tuple, flags);
             }
@@ -261,7 +262,16 @@ impl<'u> Round<'u> {
                 let on_trial = !audited && self.audit(&tuple, direction, &mut cost);
                 audited |= on_trial;
                 let met = Met { endpoint: tuple.endpoint, at: last, is_new, on_trial };
-                records[index] = self.record(&tuple, direction, met, &mut cost);
+                // A flow stays what it was when it was met: the other side may be gone by now.
+                let is_answer = tuple.protocol == UDP && answers(&tuple, direction);
+                if is_answer && directions.iter().all(|(is_there, _)| *is_there) {
+                    // The other direction is the one that began it.
+                    records[index] = 0;
+                } else if !is_new && self.of.recorder.has(records[index]) {
+                    self.of.recorder.again(records[index], last);
+                } else {
+                    records[index] = self.record(&tuple, direction, met, &mut cost);
+                }
             }
             let budget = if is_new { &mut self.new } else { &mut self.old };
             budget.spend(tuple.endpoint, cost);
@@ -286,8 +296,15 @@ impl<'u> Round<'u> {
     ) -> u32 {
         let RuleUse { pods, recorder, .. } = &mut *self.of;
         let Some(pod) = pods.of(tuple.endpoint) else { return 0 };
-        let former = |address| pods.former(address);
-        recorder.meet(self.cluster, pod_flow(pod, tuple, direction), former, met, cost)
+        // Of TCP the table knows who began. What the own node asks needs no rule.
+        let is_answer = tuple.protocol == UDP && answers(tuple, direction);
+        let direction = match is_answer && !self.cluster.is_node_of(pod, tuple.remote) {
+            true => opposite(direction),
+            false => direction,
+        };
+        let cluster = self.cluster;
+        let former = |address| pods.former(cluster, address, met.at).map(|pod| &**pod);
+        recorder.meet(cluster, pod_flow(pod, tuple, direction), former, met, cost)
     }
 
     /// Whether policies on trial would deny a flow.
@@ -309,7 +326,8 @@ impl<'u> Round<'u> {
         let watched = records.granting(allowing, (tuple.endpoint, pod), direction);
         let indexes: Vec<_> = watched.iter().map(|(index, _)| *index).collect();
         let flow = pod_flow(pod, tuple, direction);
-        let former = |address| pods.former(address);
+        let (cluster, wall) = (self.cluster, self.wall);
+        let former = |address| pods.former(cluster, address, wall).map(|pod| &**pod);
         let allowed = allowing.rules(&indexes, flow, former);
         *cost += allowed.compared;
         let place = |(policy, rule): (u32, u32)| watched[policy as usize].1 + rule;
@@ -330,6 +348,24 @@ impl<'u> Round<'u> {
 
 fn kind(tuple: &FlowTuple, direction: Direction) -> Kind {
     (tuple.endpoint, direction, tuple.remote, tuple.protocol, port(tuple, direction))
+}
+
+/// Whether the ports show that packets of a direction are a server's answers. An answer of a UDP server to which the
+/// table knows no question (the entry has ended, or was never there) begins a flow in the table.
+fn answers(tuple: &FlowTuple, direction: Direction) -> bool {
+    let FlowTuple { local_port, remote_port, .. } = *tuple;
+    let (source, destination) = match direction {
+        Direction::Ingress => (remote_port, local_port),
+        Direction::Egress => (local_port, remote_port),
+    };
+    is_to_server(destination, source)
+}
+
+const fn opposite(direction: Direction) -> Direction {
+    match direction {
+        Direction::Ingress => Direction::Egress,
+        Direction::Egress => Direction::Ingress,
+    }
 }
 
 /// The destination port.
@@ -355,5 +391,7 @@ pub(super) fn dropped<'p>(pod: &'p Pod, dropped: &Dropped) -> Option<PodFlow<'p>
         remote_port: dropped.remote_port,
         protocol: dropped.protocol?,
     };
-    dropped.is_denial().then(|| pod_flow(pod, &tuple, dropped.direction))
+    let is_answer = matches!(tuple.protocol, TCP | UDP) && answers(&tuple, dropped.direction);
+    let direction = if is_answer { opposite(dropped.direction) } else { dropped.direction };
+    dropped.is_denial().then(|| pod_flow(pod, &tuple, direction))
 }

@@ -170,6 +170,64 @@ fn a_pod_that_goes_before_the_sweep_still_counts() {
     assert_eq!(flows(&used, "p"), [1], "from then on the address is nobody's");
 }
 
+/// Direction, peer, port and number of each kind of flow.
+fn kinds(rules: &RuleUse) -> Vec<String> {
+    let flows = rules.flows("n").flows.into_iter();
+    flows.map(|it| format!("{} {} {} {}", it.direction, it.peer, it.port, it.flows)).collect()
+}
+
+#[test]
+fn an_answer_of_a_udp_server_is_recorded_as_the_flow_that_its_client_began() {
+    let mut world = World::new(vec![policy("p", vec![from("10.0.0.0/8")])], 64);
+    let mut used = RuleUse::default();
+    world.sweep(&mut used);
+    world.wait(10);
+    // The table knows only the answer; or the answer came first, and the question from the kernel's conntrack.
+    world.packet("10.1.0.1", [53, 40_000], CT_EGRESS);
+    world.packet("10.1.0.2", [53, 40_000], CT_EGRESS | CT_INGRESS);
+    world.packet("10.1.0.3", [40_000, 53], CT_INGRESS);
+    // Ports that show nothing, and a question.
+    world.packet("10.1.0.4", [53, 53], CT_EGRESS);
+    world.packet("10.1.0.5", [50_000, 53], CT_EGRESS);
+    world.sweep(&mut used);
+    let expected = [
+        "ingress 10.1.0.1 53 1",
+        "ingress 10.1.0.2 53 1",
+        "egress 10.1.0.3 53 1",
+        "egress 10.1.0.4 53 1",
+        "egress 10.1.0.5 53 1",
+    ];
+    assert_eq!(kinds(&used), expected);
+}
+
+#[test]
+fn a_flow_keeps_its_peers_name_when_the_pod_is_gone() {
+    let mut world = World::new(vec![policy("p", vec![from("10.0.0.0/8")])], 64);
+    let mut used = RuleUse::default();
+    world.sweep(&mut used);
+    let client = objects::pod("x", "client", &[("app", "client")], &["10.1.0.1"]);
+    world.ingest(&mut used, Change::Pod(client.clone()));
+    world.wait(1);
+    world.packet("10.1.0.1", [53, 40_000], CT_INGRESS);
+    world.sweep(&mut used);
+    world.ingest(&mut used, Change::PodGone(client.key));
+    for port in [40_000, 40_001, 40_002] {
+        world.wait(10);
+        world.packet("10.1.0.1", [53, port], CT_INGRESS);
+        world.sweep(&mut used);
+    }
+    assert_eq!(kinds(&used), ["ingress x app=client 53 3"], "two sweeps after it was gone");
+    // A Job's pod whose address is told when it is over.
+    world.packet("10.1.0.9", [53, 40_000], CT_INGRESS);
+    let lately = i64::try_from(unix_millis() / 1000).unwrap() - 60;
+    let job = objects::pod("x", "job", &[("app", "job")], &["10.1.0.9"]);
+    let job = Pod { finished: true, created: lately, ..job };
+    world.ingest(&mut used, Change::Pod(job));
+    world.wait(10);
+    world.sweep(&mut used);
+    assert_eq!(kinds(&used), ["ingress x app=client 53 3", "ingress x app=job 53 1"]);
+}
+
 #[test]
 fn an_edit_begins_anew_with_the_rules_that_it_changes() {
     let (a, b) = (from("10.1.0.0/16"), from("10.2.0.0/16"));

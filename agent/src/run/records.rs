@@ -26,8 +26,8 @@ impl Records {
         if let Some(saved) = kept::read(state, rule_use::FILE, node) {
             rule_use.resume(saved);
         }
-        if let Some(learn::Kept { recorded }) = kept::read(state, learn::FILE, node) {
-            rule_use.resume_flows(recorded);
+        if let Some(saved) = kept::read(state, learn::FILE, node) {
+            rule_use.resume_flows(saved);
         }
         Self {
             node: node.to_owned(),
@@ -43,7 +43,7 @@ impl Records {
             self.rule_use.write(rule_use.saved());
         }
         if self.flows.is_due() {
-            self.flows.write(learn::Kept { recorded: rule_use.flows(&self.node) });
+            self.flows.write(rule_use.kept_flows(&self.node));
         }
     }
 
@@ -65,11 +65,11 @@ impl Records {
 
     /// Writes what was counted at once: the agent ends.
     pub(super) async fn finish(self, engine: &Mutex<Engine>) {
-        let (rule_use, recorded) = {
+        let (rule_use, flows) = {
             let engine = lock(engine);
-            (engine.rule_use().saved(), engine.rule_use().flows(&self.node))
+            (engine.rule_use().saved(), engine.rule_use().kept_flows(&self.node))
         };
         self.rule_use.finish(rule_use).await;
-        self.flows.finish(learn::Kept { recorded }).await;
+        self.flows.finish(flows).await;
     }
 }

@@ -93,7 +93,7 @@ fn flows_of(engine: &Arc<Mutex<Engine>>) -> impl Fn(&str) -> Page + use<> {
         match reader {
             Ok(Some(reader)) => {
                 let mut page = reader.page(&request);
-                name_remotes(lock(&engine).compiler().cluster(), &mut page.flows);
+                name_remotes(&lock(&engine), &mut page.flows);
                 page
             }
             Ok(None) => problem("nothing has been written to the kernel yet".to_owned()),

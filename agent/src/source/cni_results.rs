@@ -5,6 +5,9 @@
 //! libcni keeps what the CNI plugins reported, before the first container starts. A pod of this node
 //! whose status has no address yet counts with the addresses of that result; once the status has
 //! some, it alone is believed.
+//!
+//! What a pod of this node claims on further networks counts as far as a result has it, where results are kept for the
+//! pod: anybody who may write the pod may write the annotation.
 
 pub mod cache;
 pub mod static_pods;
@@ -12,7 +15,7 @@ pub mod static_pods;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use netpold_core::model::{Change, Key, Pod};
+use netpold_core::model::{Change, Key, Pod, SecondInterface};
 
 use cache::CniResult;
 
@@ -28,6 +31,15 @@ pub struct PodAddresses {
     kept: BTreeSet<Key>,
     /// Addresses in the place of those that a status has not yet.
     given: BTreeMap<Key, Vec<IpAddr>>,
+    /// Further interfaces in the place of those that an annotation has.
+    proven: BTreeMap<Key, Vec<SecondInterface>>,
+}
+
+/// What is given in the place of what objects have.
+#[derive(Debug)]
+struct Given {
+    addresses: BTreeMap<Key, Vec<IpAddr>>,
+    second: BTreeMap<Key, Vec<SecondInterface>>,
 }
 
 impl PodAddresses {
@@ -40,6 +52,7 @@ impl PodAddresses {
             pods: BTreeMap::new(),
             kept: BTreeSet::new(),
             given: BTreeMap::new(),
+            proven: BTreeMap::new(),
         }
     }
 
@@ -80,6 +93,11 @@ impl PodAddresses {
             {
                 pod.addresses.clone_from(addresses);
             }
+            if let Change::Pod(pod) = change
+                && let Some(second) = self.proven.get(&pod.key)
+            {
+                pod.second.clone_from(second);
+            }
         }
         changes
             .extend(self.changed(&before).filter(|pod| !said.contains(&pod.key)).map(Change::Pod));
@@ -92,8 +110,33 @@ impl PodAddresses {
         self.changed(&before).map(Change::Pod).collect()
     }
 
+    /// Decides anew what is given; returns what was before.
+    fn give(&mut self) -> Given {
+        let second = self.prove();
+        Given { addresses: self.give_addresses(), second }
+    }
+
+    /// Decides anew which addresses on further networks are proven; returns what was before.
+    fn prove(&mut self) -> BTreeMap<Key, Vec<SecondInterface>> {
+        let claiming = self.pods.values().filter(|pod| !pod.second.is_empty());
+        let proven = claiming.filter_map(|pod| {
+            let mut results = self.results.iter().filter(|result| result.is_of(pod)).peekable();
+            results.peek()?;
+            let further = results.filter(|result| result.further);
+            let answered: BTreeSet<IpAddr> =
+                further.flat_map(|result| result.addresses.iter().copied()).collect();
+            let mut second = pod.second.clone();
+            for interface in &mut second {
+                interface.addresses.retain(|address| answered.contains(address));
+            }
+            (second != pod.second).then(|| (pod.key.clone(), second))
+        });
+        let proven = proven.collect();
+        std::mem::replace(&mut self.proven, proven)
+    }
+
     /// Decides anew which addresses are given; returns those before.
-    fn give(&mut self) -> BTreeMap<Key, Vec<IpAddr>> {
+    fn give_addresses(&mut self) -> BTreeMap<Key, Vec<IpAddr>> {
         let taken: BTreeSet<IpAddr> = self
             .pods
             .values()
@@ -124,14 +167,15 @@ impl PodAddresses {
     }
 
     /// The pods whose addresses are not those they had before.
-    fn changed<'a>(
-        &'a self,
-        before: &'a BTreeMap<Key, Vec<IpAddr>>,
-    ) -> impl Iterator<Item = Pod> + 'a {
-        let differs = |pod: &&Pod| before.get(&pod.key) != self.given.get(&pod.key);
+    fn changed<'a>(&'a self, before: &'a Given) -> impl Iterator<Item = Pod> + 'a {
+        let differs = |pod: &&Pod| {
+            before.addresses.get(&pod.key) != self.given.get(&pod.key)
+                || before.second.get(&pod.key) != self.proven.get(&pod.key)
+        };
         self.pods.values().filter(differs).map(|pod| {
             let addresses = self.given.get(&pod.key).unwrap_or(&pod.addresses).clone();
-            Pod { addresses, ..pod.clone() }
+            let second = self.proven.get(&pod.key).unwrap_or(&pod.second).clone();
+            Pod { addresses, second, ..pod.clone() }
         })
     }
 }

@@ -6,6 +6,7 @@
 mod cluster_policy;
 mod fields;
 mod json;
+mod networks;
 mod policy;
 mod selector;
 mod service;
@@ -236,10 +237,13 @@ fn node(node: &core::Node) -> Result<Converted, Problem> {
         .filter(|(_, a)| a.type_ == "InternalIP" || a.type_ == "ExternalIP")
         .map(|(n, a)| (format!("status.addresses[{n}].address"), a.address.as_str()));
     let addresses = parse_addresses(addresses, &mut problems);
-    Ok(Converted {
-        change: Change::Node(Node { name, addresses, labels: labels(&node.metadata) }),
-        problems,
-    })
+    let spec = node.spec.as_ref();
+    let several = spec.and_then(|spec| spec.pod_cidrs.as_deref()).unwrap_or_default();
+    let one = spec.and_then(|spec| spec.pod_cidr.as_ref()).filter(|_| several.is_empty());
+    // What is no block is none of the addresses that pods have.
+    let pod_ranges = several.iter().chain(one).filter_map(|range| range.parse().ok()).collect();
+    let labels = labels(&node.metadata);
+    Ok(Converted { change: Change::Node(Node { name, addresses, labels, pod_ranges }), problems })
 }
 
 fn pod(pod: &core::Pod) -> Result<Converted, Problem> {
@@ -249,17 +253,23 @@ fn pod(pod: &core::Pod) -> Result<Converted, Problem> {
     let mut problems = Vec::new();
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     let created = pod.metadata.creation_timestamp.as_ref();
+    let addresses = pod_addresses(pod, &mut problems);
+    let host_network = pod.spec.as_ref().and_then(|s| s.host_network).unwrap_or(false);
+    // A pod of its node's namespace has its node's interfaces.
+    let annotations = pod.metadata.annotations.as_ref().filter(|_| !host_network);
+    let second = networks::second(annotations, &addresses, &mut problems);
     let change = Change::Pod(Pod {
         uid,
         labels: labels(&pod.metadata),
         node: pod.spec.as_ref().and_then(|s| s.node_name.clone()).unwrap_or_default().into(),
-        addresses: pod_addresses(pod, &mut problems),
-        host_network: pod.spec.as_ref().and_then(|s| s.host_network).unwrap_or(false),
+        addresses,
+        host_network,
         finished: matches!(phase, Some("Succeeded" | "Failed")),
         terminating: pod.metadata.deletion_timestamp.is_some(),
         created: created.map_or(0, |t| t.0.as_second()),
         ports: named_ports(pod, &mut problems),
         foreign_sources: foreign_sources(&pod.metadata, &mut problems),
+        second,
         key,
     });
     Ok(Converted { change, problems })

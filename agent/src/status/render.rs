@@ -16,6 +16,7 @@ pub(super) fn render(status: &Status) -> String {
     let mut text = String::new();
     header(&mut text, status);
     problems(&mut text, status);
+    not_enforced(&mut text, &status.not_enforced);
     interference(&mut text, status);
     files(&mut text, status);
     kinds(&mut text, status);
@@ -55,7 +56,16 @@ fn problems(text: &mut String, status: &Status) {
     }
 }
 
-/// Renders repairs after changes by other programs, and interfaces without a known pod.
+fn not_enforced(text: &mut String, interfaces: &[String]) {
+    if !interfaces.is_empty() {
+        heading(text, "further interfaces not enforced in full");
+        for interface in interfaces {
+            line(text, format!("  {}", interface.yellow()));
+        }
+    }
+}
+
+/// What others did to the kernel's state, and whom nobody knows yet.
 fn interference(text: &mut String, status: &Status) {
     if !status.repaired.is_empty() {
         let counts: Vec<String> =
@@ -246,6 +256,7 @@ mod tests {
             repairs: 3,
             repaired: [("entries".to_owned(), 3)].into(),
             waiting: vec!["veth9".into()],
+            not_enforced: vec!["pod x/a: net1".into()],
             conntrack: vec![table("conntrack IPv4")],
             drops: vec![DropCount {
                 reason: "policy".into(),
@@ -285,6 +296,7 @@ mod tests {
             "conntrack IPv4",
             "put right after somebody else: 3 entries",
             "not known yet: veth9",
+            "  pod x/a: net1",
             "  ingress of x/a: TCP 10.0.0.2:4000 to 10.0.0.1:80: policy",
             "    isolated by x/p",
         ] {

@@ -283,7 +283,8 @@ impl Agent {
         let marker = format!("{MARKERS}/{}-{number}", self.node);
         self.wait_for(&format!("at state {number} with {pods:?}"), timeout, |status| {
             let endpoints = status["endpoints"].as_array().map_or(&[][..], Vec::as_slice);
-            let here = endpoints.iter().map(|e| (pod_name(e), e["ifindex"].as_u64()));
+            // Of several interfaces of a pod, the first.
+            let here = endpoints.iter().rev().map(|e| (pod_name(e), e["ifindex"].as_u64()));
             let wanted = pods.iter().map(|(name, index)| (name.clone(), Some(u64::from(*index))));
             let wanted: BTreeMap<_, _> = wanted.chain([(marker.clone(), None)]).collect();
             Self::enforces(status) && here.collect::<BTreeMap<_, _>>() == wanted

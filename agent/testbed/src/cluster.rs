@@ -62,7 +62,9 @@ pub struct Cluster {
     pub deleted: BTreeMap<String, u32>,
     /// Further arguments of the agents, set before the first [`Cluster::enforce`].
     pub arguments: Vec<String>,
-    /// Change to the commands of the agents, set before the first [`Cluster::enforce`].
+    /// Labels of [`NAMESPACE`].
+    pub labels: Vec<(&'static str, &'static str)>,
+    /// A last word about the agents' processes, said before the first [`Cluster::enforce`].
     pub prepare: fn(&mut Command),
     state: u32,
 }
@@ -101,6 +103,7 @@ impl Cluster {
             pending: BTreeSet::new(),
             deleted: BTreeMap::new(),
             arguments: Vec::new(),
+            labels: Vec::new(),
             prepare: |_| (),
             state: 0,
         }
@@ -178,7 +181,8 @@ impl Cluster {
     /// Writes all objects, in one step.
     pub fn write(&mut self) {
         self.state += 1;
-        let mut objects = vec![namespace(NAMESPACE, &[]), namespace("netpold-marker", &[])];
+        let mut objects =
+            vec![namespace(NAMESPACE, &self.labels), namespace("netpold-marker", &[])];
         objects.extend(self.nodes.iter().map(Node::manifest));
         objects.extend(self.nodes.iter().map(|node| marker(node.name(), self.state)));
         objects.extend(self.pods.values().map(|(_, pod)| {

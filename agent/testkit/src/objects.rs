@@ -90,7 +90,7 @@ pub fn namespace(name: &str, pairs: &[(&str, &str)]) -> Namespace {
 /// A node.
 #[must_use]
 pub fn node(name: &str, addresses: &[&str]) -> Node {
-    Node { name: name.into(), addresses: ips(addresses), labels: Labels::new() }
+    Node { name: name.into(), addresses: ips(addresses), ..Node::default() }
 }
 
 /// A running pod on [`NODE`].
@@ -108,6 +108,7 @@ pub fn pod(namespace: &str, name: &str, pairs: &[(&str, &str)], addresses: &[&st
         created: 0,
         ports: Vec::new(),
         foreign_sources: false,
+        second: Vec::new(),
     }
 }
 

@@ -148,6 +148,45 @@ impl Oracle {
     /// claimants, the one that is not terminating, then the younger, then the one with the greater key.
     #[must_use]
     pub fn pod_at(&self, address: IpAddr) -> Option<&Pod> {
+        self.first_at(address).or_else(|| self.second_at(address))
+    }
+
+    /// The pod that an address on a further network belongs to: the only one whose annotation has it (one that is
+    /// terminating gives way), and if nobody else has it: no node, no Service, no node's pods. Only private addresses
+    /// count.
+    fn second_at(&self, address: IpAddr) -> Option<&Pod> {
+        let private = match address {
+            IpAddr::V4(v4) => {
+                let [first, second, ..] = v4.octets();
+                v4.is_private() || first == 100 && (64..128).contains(&second)
+            }
+            IpAddr::V6(v6) => v6.octets()[0] & 0xfe == 0xfc,
+        };
+        let has = |pod: &&Pod| pod.second_addresses().any(|claimed| claimed == address);
+        let claimants: Vec<&Pod> =
+            self.pods.iter().filter(|pod| !pod.host_network && !pod.finished).filter(has).collect();
+        let staying: Vec<&Pod> = claimants.iter().copied().filter(|pod| !pod.terminating).collect();
+        let counting = if staying.is_empty() { claimants } else { staying };
+        let of_node = self.nodes.iter().any(|node| {
+            node.addresses.contains(&address)
+                || node.pod_ranges.iter().any(|range| range.contains(&address))
+        });
+        let of_host_pod = self
+            .pods
+            .iter()
+            .any(|pod| pod.host_network && !pod.finished && pod.addresses.contains(&address));
+        let of_service = self
+            .services
+            .iter()
+            .any(|service| !service.unserved && service.addresses.contains(&address));
+        match counting[..] {
+            [pod] if private && !of_node && !of_host_pod && !of_service => Some(pod),
+            _ => None,
+        }
+    }
+
+    /// The same by status.
+    fn first_at(&self, address: IpAddr) -> Option<&Pod> {
         let mut best: Option<&Pod> = None;
         for pod in &self.pods {
             if pod.host_network || pod.finished || !pod.addresses.contains(&address) {

@@ -33,6 +33,7 @@ mod load;
 mod marks;
 mod metrics;
 mod netkit;
+mod networks;
 mod newpods;
 mod observe;
 mod open_connections;

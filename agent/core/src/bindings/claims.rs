@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::bindings::veth::{
-    Binding, CniResult, Held, Proof, as_judged, mirrored_uid, without_addresses,
+    Binding, CniResult, Held, Proof, as_judged, mirrored_uid, with_second_addresses,
 };
 use crate::cluster::{Cluster, precedence};
 use crate::model::{Bound, Owner, Pod, Standing};
@@ -54,6 +54,7 @@ impl Candidate {
             created: 0,
             ports,
             foreign_sources: false,
+            second: Vec::new(),
         };
         Self { pod: Arc::new(pod), standing, certain }
     }
@@ -97,6 +98,10 @@ impl Claims {
         for held in self.veths.values_mut() {
             if let Some(binding) = &mut held.binding {
                 refresh(&mut binding.bound, cluster, &self.results);
+                if binding.bound.second {
+                    let answered = self.further.get(&held.veth.name);
+                    with_second_addresses(&mut binding.bound.pod, answered);
+                }
             }
         }
     }
@@ -217,7 +222,7 @@ impl Claims {
                     return None;
                 }
                 bound.second = true;
-                without_addresses(&mut bound.pod);
+                with_second_addresses(&mut bound.pod, self.further.get(&held.veth.name));
                 Some((held.veth.index, bound))
             })
             .collect();
@@ -294,7 +299,6 @@ fn refresh(bound: &mut Bound, cluster: &Cluster, results: &[CniResult]) {
         (bound.pod, bound.standing) = (now.pod, now.standing);
     }
     if bound.second {
-        without_addresses(&mut bound.pod);
         return;
     }
     if bound.pod.addresses.is_empty() && !former.addresses.is_empty() {
@@ -302,7 +306,7 @@ fn refresh(bound: &mut Bound, cluster: &Cluster, results: &[CniResult]) {
     }
     // An address that now belongs to another pod is no valid source for this one.
     let uid = bound.pod.uid.clone();
-    let foreign = |a: &IpAddr| cluster.owner(*a).is_some_and(|owner| owner.uid != uid);
+    let foreign = |a: &IpAddr| cluster.first_owner(*a).is_some_and(|owner| owner.uid != uid);
     if bound.standing != Standing::Listed && bound.pod.addresses.iter().any(foreign) {
         Arc::make_mut(&mut bound.pod).addresses.retain(|address| !foreign(address));
     }

@@ -125,9 +125,12 @@ pub(super) fn as_judged(pod: &Arc<Pod>) -> (Arc<Pod>, Standing) {
     (Arc::new(Pod { finished: false, ..pod.as_ref().clone() }), Standing::Deleted)
 }
 
-/// Clears the pod's addresses, for a veth with other, unknown addresses.
-pub(super) fn without_addresses(pod: &mut Arc<Pod>) {
-    if !pod.addresses.is_empty() {
-        Arc::make_mut(pod).addresses.clear();
+/// The pod of a further veth, with the addresses that a CNI plugin answered for that veth; none are known without an
+/// answer.
+pub(super) fn with_second_addresses(pod: &mut Arc<Pod>, answered: Option<&CniResult>) {
+    let known = answered.filter(|result| result.is_of(pod));
+    let known = known.map_or(&[][..], |result| &result.addresses[..]);
+    if pod.addresses != known {
+        Arc::make_mut(pod).addresses = known.to_vec();
     }
 }

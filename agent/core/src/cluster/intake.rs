@@ -61,7 +61,7 @@ impl Intake<'_> {
         if self.cluster.namespaces.set(name, new) {
             self.dirty.namespaces = true;
             let pods = self.cluster.pods_in(name);
-            self.dirty.addresses.extend(pods.flat_map(|pod| &pod.addresses));
+            self.dirty.addresses.extend(pods.flat_map(|pod| pod.all_addresses()));
         }
     }
 
@@ -71,11 +71,21 @@ impl Intake<'_> {
         let named = old.into_iter().chain(new.as_ref().map(|service| &service.cluster)).flatten();
         // An interface address may become, or cease to be, an address of the own node.
         dirty.addresses.extend(named.filter(|address| cluster.nodes.found().contains(address)));
+        // Nor is it a pod's on a further network.
+        let all = [cluster.services().get(key), new.as_ref()]
+            .map(|service| service.map_or(&[][..], |service| &service.addresses[..]).to_vec());
+        let claimed = all.into_iter().flatten().filter(|it| cluster.pods.is_claimed_second(*it));
+        dirty.addresses.extend(claimed);
         cluster.translation.set_service(key, new, dirty);
     }
 
     fn node(&mut self, name: &str, new: Option<Node>) {
         let Self { cluster, dirty } = self;
+        let ranges =
+            |node: Option<&Node>| node.map(|node| node.pod_ranges.clone()).unwrap_or_default();
+        if ranges(cluster.nodes().get(name)) != ranges(new.as_ref()) {
+            dirty.addresses.extend(cluster.pods.second().addresses());
+        }
         let ([before, after], relabelled) = cluster.nodes.set(name, new);
         cluster.translation.set_node(&before, &after, dirty);
         if name == cluster.node_name() || relabelled || before != after {
@@ -91,7 +101,7 @@ impl Intake<'_> {
         let new = new.map(|pod| cluster.pods.shared(pod));
         let old = cluster.pods.set(key, new.clone());
         for pod in old.iter().chain(new.as_ref()) {
-            dirty.addresses.extend(&pod.addresses);
+            dirty.addresses.extend(pod.all_addresses());
         }
         let is_node = |pod: &&Arc<Pod>| pod.host_network && !pod.finished;
         if let Some(pod) = new.as_ref().filter(is_node) {

@@ -24,24 +24,34 @@ impl Interfaces {
         self.links.get(&address).into_iter().flatten().copied()
     }
 
-    /// Sets or removes (`None`) an interface; returns whether it changed.
+    /// Further interfaces of pods.
+    pub(crate) fn second(&self) -> impl Iterator<Item = u32> {
+        let is_second = |interface: &Interface| match &interface.owner {
+            Owner::Pod(bound) => bound.second,
+            Owner::Unbound | Owner::Denied => false,
+        };
+        self.by_index.iter().filter(move |(_, it)| is_second(it)).map(|(index, _)| *index)
+    }
+
+    /// An interface now is this, or is gone. Says whether that is another than before.
     pub(super) fn set(&mut self, index: u32, new: Option<Interface>) -> bool {
         if self.by_index.get(&index) == new.as_ref() {
             return false;
         }
         for address in new.iter().flat_map(addresses_behind) {
-            self.links.entry(*address).or_default().insert(index);
+            self.links.entry(address).or_default().insert(index);
         }
         let old = match &new {
             Some(new) => self.by_index.insert(index, new.clone()),
             None => self.by_index.remove(&index),
         };
-        let stays = |a: &IpAddr| new.as_ref().is_some_and(|new| addresses_behind(new).contains(a));
+        let stays =
+            |a: &IpAddr| new.as_ref().is_some_and(|new| addresses_behind(new).any(|it| it == *a));
         for address in old.iter().flat_map(addresses_behind).filter(|a| !stays(a)) {
-            if let Some(indexes) = self.links.get_mut(address) {
+            if let Some(indexes) = self.links.get_mut(&address) {
                 indexes.remove(&index);
                 if indexes.is_empty() {
-                    self.links.remove(address);
+                    self.links.remove(&address);
                 }
             }
         }
@@ -49,11 +59,12 @@ impl Interfaces {
     }
 }
 
-/// Addresses of the pods on which an interface's endpoint depends.
-fn addresses_behind(interface: &Interface) -> &[IpAddr] {
-    match &interface.owner {
-        Owner::Pod(bound) => &bound.pod.addresses,
-        Owner::Unbound => &interface.addresses,
-        Owner::Denied => &[],
-    }
+/// The addresses whose pods an interface's endpoint depends on.
+fn addresses_behind(interface: &Interface) -> impl Iterator<Item = IpAddr> {
+    let (own, second) = match &interface.owner {
+        Owner::Pod(bound) => (&bound.pod.addresses[..], Some(&bound.pod).filter(|_| bound.second)),
+        Owner::Unbound => (&interface.addresses[..], None),
+        Owner::Denied => (&[][..], None),
+    };
+    own.iter().copied().chain(second.into_iter().flat_map(|pod| pod.second_addresses()))
 }

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+
 use crate::model::{Node, Selector};
 
 /// Number of objects that report an address.
@@ -20,7 +22,11 @@ pub(crate) struct Nodes {
     own: Counted,
     /// Addresses of other nodes, by node name; no map is empty.
     others: BTreeMap<String, Counted>,
-    /// Addresses of the own node's interfaces, whether or not an object reports them.
+    /// Every node's addresses.
+    all: Counted,
+    /// [`Node::pod_ranges`], and how many nodes have them.
+    pod_ranges: BTreeMap<IpNet, u32>,
+    /// What the own node's interfaces have, whether an object says so or not.
     found: BTreeSet<IpAddr>,
 }
 
@@ -60,6 +66,22 @@ impl Nodes {
         self.others.get(name).is_some_and(|addresses| addresses.contains_key(&address))
     }
 
+    /// Whether an address is one of some node's: by an object, or of an interface of the own one.
+    pub(super) fn is_any(&self, address: IpAddr) -> bool {
+        self.all.contains_key(&address) || self.found.contains(&address)
+    }
+
+    /// Whether an address is of a range that a node has for its pods.
+    pub(super) fn is_in_pod_range(&self, address: IpAddr) -> bool {
+        // Ranges of one length are next to each other in order, but not those of all lengths: each is looked up.
+        let lengths = if address.is_ipv4() { 0..=32 } else { 0..=128 };
+        !self.pod_ranges.is_empty()
+            && lengths.into_iter().any(|length| {
+                let range = IpNet::new(address, length).map(|range| range.trunc());
+                range.is_ok_and(|range| self.pod_ranges.contains_key(&range))
+            })
+    }
+
     /// The Node objects that list an address.
     fn listing(&self, address: IpAddr) -> impl Iterator<Item = &Node> {
         let names = self.listed.get(&address).into_iter().flatten();
@@ -88,11 +110,17 @@ impl Nodes {
         let labels = |node: Option<&Node>| node.map(|node| node.labels.clone());
         let after = new.as_ref().map_or_else(Vec::new, |node| node.addresses.clone());
         let labels_after = labels(new.as_ref());
+        for range in new.iter().flat_map(|node| &node.pod_ranges) {
+            *self.pod_ranges.entry(range.trunc()).or_default() += 1;
+        }
         let old = match new {
             Some(new) => self.by_name.insert(name.to_owned(), new),
             None => self.by_name.remove(name),
         };
         let relabelled = labels(old.as_ref()) != labels_after;
+        for range in old.iter().flat_map(|node| &node.pod_ranges) {
+            count_down(&mut self.pod_ranges, &range.trunc());
+        }
         let before = old.map_or_else(Vec::new, |node| node.addresses);
         for address in before.iter().filter(|address| !after.contains(address)) {
             if let Some(names) = self.listed.get_mut(address) {
@@ -122,14 +150,11 @@ impl Nodes {
         };
         for address in after {
             *addresses.entry(*address).or_default() += 1;
+            *self.all.entry(*address).or_default() += 1;
         }
         for address in before {
-            if let Some(count) = addresses.get_mut(address) {
-                *count -= 1;
-                if *count == 0 {
-                    addresses.remove(address);
-                }
-            }
+            count_down(addresses, address);
+            count_down(&mut self.all, address);
         }
         if !is_own && addresses.is_empty() {
             self.others.remove(name);
@@ -140,5 +165,14 @@ impl Nodes {
     pub(super) fn find(&mut self, found: BTreeSet<IpAddr>) -> Vec<IpAddr> {
         let before = std::mem::replace(&mut self.found, found);
         before.symmetric_difference(&self.found).copied().collect()
+    }
+}
+
+fn count_down<K: Ord>(counted: &mut BTreeMap<K, u32>, key: &K) {
+    if let Some(count) = counted.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counted.remove(key);
+        }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::cluster::claims::Claims;
 use crate::cluster::label_groups::PodsByLabels;
 use crate::cluster::pods_by_name::PodsByName;
+use crate::cluster::second::SecondClaims;
 use crate::cluster::strings::Strings;
 use crate::model::{Key, Pod};
 
@@ -18,6 +19,8 @@ pub(crate) struct Pods {
     by_labels: PodsByLabels,
     /// Address claims of these pods.
     claims: Claims,
+    /// Who claims the addresses of further networks.
+    second: SecondClaims,
     node_names: Strings,
 }
 
@@ -37,6 +40,16 @@ impl Pods {
         self.claimants(address).max_by_key(|pod| precedence(pod))
     }
 
+    /// What pods claim on further networks.
+    pub(super) fn second(&self) -> &SecondClaims {
+        &self.second
+    }
+
+    /// Whether some pod claims an address on a further network.
+    pub(crate) fn is_claimed_second(&self, address: IpAddr) -> bool {
+        self.second.has(address)
+    }
+
     /// Whether several pods claim an address.
     pub(crate) fn is_contested(&self, address: IpAddr) -> bool {
         self.claims.is_contested(address)
@@ -53,6 +66,7 @@ impl Pods {
         if let Some(own) = Arc::get_mut(&mut pod) {
             own.addresses.shrink_to_fit();
             own.ports.shrink_to_fit();
+            own.second.shrink_to_fit();
             self.node_names.share(&mut own.node);
             if let Some(kin) = self.by_labels.kin(own) {
                 own.labels.clone_from(&kin.labels);
@@ -67,10 +81,12 @@ impl Pods {
         if let Some(pod) = old.as_ref().filter(|pod| is_subject(pod)) {
             self.by_labels.remove(pod);
             self.claims.remove(pod);
+            self.second.remove(pod);
         }
         if let Some(pod) = new.as_ref().filter(|pod| is_subject(pod)) {
             self.by_labels.add(pod);
             self.claims.add(pod);
+            self.second.add(pod);
         }
         self.by_name.set(key, new)
     }

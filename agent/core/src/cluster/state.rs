@@ -13,12 +13,14 @@ use crate::cluster::pod_policies::PodPolicies;
 use crate::cluster::pods::Pods;
 use crate::cluster::pods_by_name::PodsByName;
 use crate::cluster::policies::Policies;
+use crate::cluster::second::Refusal;
 use crate::cluster::services::Services;
 use crate::cluster::whose::Whose;
 use crate::model::{
     ClusterPolicy, Direction, EndpointSlice, Interface, Key, Labels, Namespace, Node, Owner, Pod,
     Policy, Service,
 };
+use crate::options::SecondNetworks;
 
 /// All objects of the cluster, as seen from one node.
 #[derive(Debug, Default)]
@@ -31,6 +33,8 @@ pub struct Cluster {
     /// Service frontends and their backends.
     pub(crate) translation: Services,
     pub(crate) interfaces: Interfaces,
+    /// Where addresses of further networks count.
+    pub(super) second_networks: SecondNetworks,
 }
 
 impl Cluster {
@@ -38,6 +42,12 @@ impl Cluster {
     #[must_use]
     pub fn new(node: impl Into<String>) -> Self {
         Self { nodes: Nodes::new(node.into()), ..Self::default() }
+    }
+
+    /// The same with other blocks in which addresses of further networks count.
+    #[must_use]
+    pub fn with_second_networks(self, second_networks: SecondNetworks) -> Self {
+        Self { second_networks, ..self }
     }
 
     /// Name of the own node.
@@ -149,13 +159,97 @@ impl Cluster {
         self.namespaces.labels(name)
     }
 
-    /// The pod that owns an address, see [`Pod::created`]; never a hostNetwork or finished pod.
+    /// The pod that has an address, as [`Pod::created`] says, or on a further network; never one that is hostNetwork
+    /// or finished.
     #[must_use]
     pub fn owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
+        self.first_owner(address).or_else(|| self.second_owner(address))
+    }
+
+    /// The pod that has an address by its status.
+    #[must_use]
+    pub fn first_owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
         self.pods.owner(address)
     }
 
-    /// Owner of an address for display: a pod, else a node, else a Service.
+    /// The pod that has an address on a further network: the only one that claims it, if the address is in one of the
+    /// blocks for such networks and no other object's.
+    #[must_use]
+    pub fn second_owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
+        let claimant = self.pods.second().only(address)?;
+        self.refusal(address).is_none().then_some(claimant)
+    }
+
+    /// Why a claim to an address on a further network does not count, apart from other such claims.
+    fn refusal(&self, address: IpAddr) -> Option<Refusal> {
+        if !self.second_networks.contains(address) {
+            return Some(Refusal::Elsewhere);
+        }
+        if let Some(pod) = self.first_owner(address) {
+            return Some(Refusal::Held(Whose::Pod(pod.key.clone())));
+        }
+        if self.nodes.is_any(address) {
+            let name = self.nodes.with(address).unwrap_or(self.node_name()).to_owned();
+            return Some(Refusal::Held(Whose::Node { name }));
+        }
+        if let Some(service) = self.service_at(address) {
+            return Some(Refusal::Held(Whose::Service(service.clone())));
+        }
+        self.nodes.is_in_pod_range(address).then_some(Refusal::PodRange)
+    }
+
+    /// Why an address that a pod claims on a further network does not count for it; `None`: it does.
+    #[must_use]
+    pub fn refused(&self, pod: &Pod, address: IpAddr) -> Option<Refusal> {
+        if let Some(refusal) = self.refusal(address) {
+            return Some(refusal);
+        }
+        if self.pods.second().only(address).is_some_and(|owner| owner.uid == pod.uid) {
+            return None;
+        }
+        let others = self.pods.second().of(address).filter(|other| other.uid != pod.uid);
+        Some(
+            others
+                .map(|other| &other.key)
+                .min()
+                .map_or(Refusal::Elsewhere, |key| Refusal::Contested(key.clone())),
+        )
+    }
+
+    /// The addresses that a pod may send from by an interface. On a further network what a CNI plugin answered is proof,
+    /// unless another object has the address; else the annotation counts as far as it does for peers.
+    #[must_use]
+    pub fn addresses_at(&self, interface: &Interface) -> Vec<IpAddr> {
+        let pod = self.pod_behind(interface);
+        let of_pod = || pod.map(|pod| pod.addresses.clone()).unwrap_or_default();
+        match (&interface.owner, pod) {
+            (Owner::Pod(bound), Some(pod)) if bound.second => self.second_at(pod),
+            (Owner::Pod(_) | Owner::Unbound | Owner::Denied, _) => of_pod(),
+        }
+    }
+
+    /// The same of a further interface, given its pod with the addresses of a CNI plugin's answer.
+    fn second_at(&self, pod: &Pod) -> Vec<IpAddr> {
+        let is_others = |address: &IpAddr| {
+            self.nodes.is_any(*address)
+                || self.service_at(*address).is_some()
+                || self.owner(*address).is_some_and(|owner| owner.uid != pod.uid)
+        };
+        let mut addresses: Vec<IpAddr> = match pod.addresses.is_empty() {
+            true => self.second_addresses(pod).collect(),
+            false => pod.addresses.iter().copied().filter(|address| !is_others(address)).collect(),
+        };
+        addresses.sort();
+        addresses.dedup();
+        addresses
+    }
+
+    /// The addresses on further networks that count for a pod.
+    pub fn second_addresses<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = IpAddr> + 'a {
+        pod.second_addresses().filter(move |address| self.refused(pod, *address).is_none())
+    }
+
+    /// Whose an address is: a pod's, a node's, a Service's, in this order.
     #[must_use]
     pub fn whose(&self, address: IpAddr) -> Whose {
         if let Some(pod) = self.owner(address) {
@@ -192,9 +286,15 @@ impl Cluster {
             }
     }
 
-    /// Whether an address is neither a pod's nor a Service's cluster address.
+    /// Whether an address is a pod's, or of a range that a node has for its pods: one that a former pod had.
+    #[must_use]
+    pub fn is_pod_address(&self, address: IpAddr) -> bool {
+        self.owner(address).is_some() || self.nodes.is_in_pod_range(address)
+    }
+
+    /// Whether an address is no pod's and no Service's cluster address.
     fn is_free(&self, address: IpAddr) -> bool {
-        self.owner(address).is_none() && !self.translation.is_cluster_address(address)
+        self.first_owner(address).is_none() && !self.translation.is_cluster_address(address)
     }
 
     /// The local pod behind an interface: the bound pod, else the owner of one of the interface's addresses.
@@ -204,7 +304,7 @@ impl Cluster {
             Owner::Pod(bound) => Some(&bound.pod),
             Owner::Denied => None,
             Owner::Unbound => {
-                let owners = interface.addresses.iter().filter_map(|a| self.owner(*a));
+                let owners = interface.addresses.iter().filter_map(|a| self.first_owner(*a));
                 owners.into_iter().find(|pod| pod.node == self.node_name())
             }
         }

@@ -39,7 +39,8 @@ impl Compiler {
     #[must_use]
     pub fn new(options: Options) -> Self {
         Self {
-            cluster: Cluster::new(options.node.clone()),
+            cluster: Cluster::new(options.node.clone())
+                .with_second_networks(options.second_networks.clone()),
             dirty: Dirty::default(),
             compiled: Compiled::new(&options),
             settled: true,

@@ -119,7 +119,7 @@ impl Sets {
         // Visiting the entries in order keeps most of them in the processor's caches.
         let (mut four, mut six) = (Vec::new(), Vec::new());
         for (number, (group, _)) in (0u32..).zip(&members) {
-            for address in group.pods().flat_map(|pod| &pod.addresses) {
+            for address in group.pods().flat_map(|pod| pod.all_addresses()) {
                 match address {
                     IpAddr::V4(address) => four.push((address.to_bits(), number)),
                     IpAddr::V6(address) => six.push((address.to_bits(), number)),

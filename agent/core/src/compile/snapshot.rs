@@ -77,7 +77,7 @@ impl StateSnapshot {
             return Self::default();
         }
         let is_peer = |pod: &Pod| {
-            pod.addresses.iter().any(|a| installed.class_of(Prefix::host(*a)).is_some())
+            pod.all_addresses().any(|address| installed.class_of(Prefix::host(address)).is_some())
         };
         let own = |pod: &Pod| pod.node == cluster.node_name();
         let pods = cluster.pods().values().filter(|pod| own(pod) || is_peer(pod));

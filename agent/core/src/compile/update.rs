@@ -104,7 +104,11 @@ impl Update<'_> {
         if dirty.cluster_policies || dirty.namespaces && !self.cluster.cluster_policies.is_empty() {
             indexes.extend(self.cluster.interfaces().keys());
         }
-        // Endpoints without a slot may find one now.
+        if dirty.namespaces {
+            // A namespace's label may open further interfaces.
+            indexes.extend(self.cluster.interfaces.second());
+        }
+        // Those that found no slot may find one now.
         indexes.extend(&self.tables.endpoints.unplaced);
         let mut changes = EndpointChanges::default();
         let mut released: Vec<Arc<DirectionPolicy>> = Vec::new();

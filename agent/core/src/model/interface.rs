@@ -40,7 +40,8 @@ pub struct Bound {
     pub pod: Arc<Pod>,
     /// State of the pod in the API.
     pub standing: Standing,
-    /// A further interface of the pod, with unknown addresses.
+    /// A further interface of the pod. Its addresses are those of a CNI plugin's answer, if there is one, else those
+    /// of [`Pod::second`] that count for the pod.
     pub second: bool,
     /// Hardware address from which frames must come; `None`: unknown.
     pub station: Option<[u8; 6]>,

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use litemap::LiteMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -96,6 +97,9 @@ pub struct Node {
     /// `metadata.labels`
     #[serde(default, skip_serializing_if = "no_labels")]
     pub labels: Labels,
+    /// `spec.podCIDRs`, else `spec.podCIDR`: where pods of the node have their addresses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pod_ranges: Vec<IpNet>,
 }
 
 fn no_labels(labels: &Labels) -> bool {

@@ -38,6 +38,35 @@ pub struct Pod {
     /// annotation, so it counts only in the namespaces of [`crate::options::SourceExempt`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub foreign_sources: bool,
+    /// Interfaces on further networks, by annotation `k8s.v1.cni.cncf.io/network-status`. Whoever may write the pod
+    /// may write that: [`crate::cluster::Cluster::second_owner`] decides which addresses count.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub second: Vec<SecondInterface>,
+}
+
+impl Pod {
+    /// [`Pod::addresses`], and those that the pod claims on further networks.
+    pub fn all_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.addresses.iter().copied().chain(self.second_addresses())
+    }
+
+    /// The addresses on further networks that the pod claims.
+    pub fn second_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.second.iter().flat_map(|interface| interface.addresses.iter().copied())
+    }
+}
+
+/// An interface of a pod on a further network, as an entry of `k8s.v1.cni.cncf.io/network-status`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SecondInterface {
+    /// `interface`: its name inside the pod, as `net1`; empty where absent.
+    pub name: String,
+    /// `name`: the NetworkAttachmentDefinition, as `storage/ceph`.
+    pub network: String,
+    /// `ips`; sorted, without duplicates and without [`Pod::addresses`].
+    pub addresses: Vec<IpAddr>,
+    /// `device-info.type`, as `pci`; empty where absent.
+    pub device: String,
 }
 
 /// A container port with a name.

@@ -103,7 +103,7 @@ pub fn parse(bytes: &[u8]) -> Result<Option<CniResult>, serde_json::Error> {
     let interfaces = cached.result.as_ref().map(AddResult::host_interfaces).unwrap_or_default();
     let further = cached.if_name != INTERFACE;
     let station = cached.result.as_ref().and_then(|result| result.station(&cached.if_name));
-    let says = if further { !interfaces.is_empty() } else { !addresses.is_empty() };
+    let says = !addresses.is_empty() || further && !interfaces.is_empty();
     Ok((cached.kind == "cniCacheV1" && says).then(|| CniResult {
         further,
         pod: Key::new(namespace, name),

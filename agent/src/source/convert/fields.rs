@@ -5,6 +5,7 @@
 //! does not have are named: an API server refuses them (or drops them, where validation is off);
 //! ignored in silence they would turn a misspelt `from` into "everyone".
 
+use super::networks::ANNOTATIONS;
 use super::{Kind, Problem, Unknown};
 use crate::source::document::{Entry, Node, Value};
 
@@ -154,17 +155,21 @@ const READ_METADATA: Shape = Used(&[
 const READ_NAMESPACE: Shape = Used(&[("metadata", &READ_METADATA)]);
 const READ_NODE: Shape = Used(&[
     ("metadata", &READ_METADATA),
+    ("spec", &Used(&[("podCIDR", &Free), ("podCIDRs", &Each(&Free))])),
     ("status", &Used(&[("addresses", &Each(&Used(&[("type", &Free), ("address", &Free)])))])),
 ]);
 const READ_CONTAINER: Shape = Used(&[
     ("restartPolicy", &Free),
     ("ports", &Each(&Used(&[("name", &Free), ("containerPort", &Free), ("protocol", &Free)]))),
 ]);
-/// The annotations that netpold reads: its own, and those by which the kubelet tells static pods.
+/// The annotations that netpold reads: its own, those by which the kubelet tells static pods, and those by which Multus
+/// tells further networks.
 const READ_ANNOTATIONS: Shape = Used(&[
     ("netpold.io/check-source", &Free),
     ("kubernetes.io/config.mirror", &Free),
     ("kubernetes.io/config.hash", &Free),
+    (ANNOTATIONS[0], &Free),
+    (ANNOTATIONS[1], &Free),
 ]);
 const READ_POD_METADATA: Shape = Used(&[
     ("name", &Free),

@@ -333,7 +333,7 @@ fn nodes_have_internal_and_external_addresses() {
     let addresses = vec!["192.168.0.1".parse().unwrap(), "2001:db8::1".parse().unwrap()];
     assert_eq!(
         converted.change,
-        Change::Node(Node { name: "n".into(), addresses, labels: Labels::new() })
+        Change::Node(Node { name: "n".into(), addresses, ..Node::default() })
     );
     let problems: Vec<String> = converted.problems.iter().map(ToString::to_string).collect();
     assert_eq!(

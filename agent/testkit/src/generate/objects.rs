@@ -7,7 +7,8 @@ use ipnet::IpNet;
 use super::{Choices, NODE, services, tiers};
 use netpold_core::model::{
     Change, EndpointSlice, Enforcement, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer,
-    Pod, Policy, PortMatch, PortRule, Protocol, Requirement, Rule, Selector, Service,
+    Pod, Policy, PortMatch, PortRule, Protocol, Requirement, Rule, SecondInterface, Selector,
+    Service,
 };
 
 pub(super) const NAMESPACES: [&str; 3] = ["x", "y", "z"];
@@ -55,6 +56,28 @@ pub(super) fn pod6(choices: &mut Choices<'_>) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from_bits(high | u128::from(number + 1)))
 }
 
+/// An address that a pod claims on a further network: mostly one of such a network, else one that is another's.
+fn second_address(choices: &mut Choices<'_>) -> IpAddr {
+    match choices.below(10) {
+        0..=4 => IpAddr::from([192, 168, 77, 1 + choices.below(5) as u8]),
+        5..=7 => IpAddr::V6(Ipv6Addr::from_bits(0xfd77 << 112 | u128::from(choices.below(3) + 1))),
+        _ => address(choices),
+    }
+}
+
+/// Interfaces on further networks.
+fn second(choices: &mut Choices<'_>) -> Vec<SecondInterface> {
+    if choices.chance(75) {
+        return Vec::new();
+    }
+    choices.list(3, |choices| {
+        let mut addresses = choices.list(3, second_address);
+        addresses.sort();
+        addresses.dedup();
+        SecondInterface { name: "net1".to_owned(), addresses, ..SecondInterface::default() }
+    })
+}
+
 fn node6(number: u32) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from_bits(0xfd01 << 112 | u128::from(number + 1)))
 }
@@ -99,7 +122,13 @@ pub(super) fn node(choices: &mut Choices<'_>, name: &str) -> Node {
     }
     addresses.sort();
     addresses.dedup();
-    Node { name: name.to_owned(), addresses, labels: labels(choices) }
+    let range = |text: &str| text.parse().into_iter().collect::<Vec<_>>();
+    let pod_ranges = match choices.below(8) {
+        0 => range("10.0.0.0/16"),
+        1 => range("192.168.77.4/31"),
+        _ => Vec::new(),
+    };
+    Node { name: name.to_owned(), addresses, labels: labels(choices), pod_ranges }
 }
 
 pub(super) fn pod(choices: &mut Choices<'_>, number: u32) -> Pod {
@@ -133,6 +162,7 @@ pub(super) fn pod(choices: &mut Choices<'_>, number: u32) -> Pod {
         created: i64::from(choices.below(3)),
         ports: choices.list(6, named_port),
         foreign_sources: false,
+        second: if host_network { Vec::new() } else { second(choices) },
     }
 }
 

@@ -57,7 +57,7 @@ impl PacketSource {
         for object in &cluster.objects {
             match object {
                 Change::Pod(pod) => {
-                    all.addresses.extend(&pod.addresses);
+                    all.addresses.extend(pod.all_addresses());
                     all.ports.extend(pod.ports.iter().map(|port| port.port));
                 }
                 Change::Node(node) => all.addresses.extend(&node.addresses),

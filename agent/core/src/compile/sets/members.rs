@@ -87,6 +87,7 @@ impl PeerSets {
         // The address has no other owner, so only the labels count.
         if !self.registry.has_names()
             && !cluster.pods.is_contested(address)
+            && !cluster.pods.is_claimed_second(address)
             && !cluster.is_own_node(address)
             && (self.nodes.is_empty() || !cluster.nodes.is_listed(address))
         {
@@ -157,6 +158,6 @@ impl PeerSets {
             let mut ports = pod.ports.iter();
             is_subject(pod) && ports.any(|p| names.contains(&(p.protocol, p.name.as_str())))
         };
-        cluster.pods().values().filter(has).flat_map(|pod| pod.addresses.iter().copied()).collect()
+        cluster.pods().values().filter(has).flat_map(|pod| pod.all_addresses()).collect()
     }
 }

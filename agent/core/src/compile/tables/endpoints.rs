@@ -3,6 +3,7 @@
 mod addresses;
 mod numbers;
 mod pod_rules;
+mod second;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,6 +22,7 @@ pub(crate) use numbers::Identity;
 use numbers::Numbers;
 pub use numbers::WAITING;
 use pod_rules::PodRules;
+use second::Second;
 
 /// An endpoint.
 #[derive(Clone, Debug)]
@@ -201,14 +203,18 @@ impl Endpoints {
             Owner::Unbound | Owner::Denied => None,
         };
         let is = |standing| bound.is_some_and(|bound| bound.standing == standing);
+        let second = bound.filter(|bound| bound.second).map(Second::of);
+        if second.is_some_and(|second| second.is_open(pod, cluster, options)) {
+            return None;
+        }
         let identity = Identity {
             pod: pod.key.clone(),
             uid_hash: uid_hash(&pod.uid),
             incarnation: interface.incarnation,
         };
         let before = self.live.get(&interface.index).filter(|live| live.identity == identity);
-        let addresses = Addresses::of(pod);
-        // A record with only some of the addresses would give wrong verdicts for the others.
+        let addresses = Addresses::of(&cluster.addresses_at(interface));
+        // Judging by some of its addresses would be wrong for the others.
         let before = (before.map(|live| &live.rules), addresses.crowded);
         let subject = (&**pod, !is(Standing::Unlabelled));
         let rules = PodRules::of(subject, before, cluster, rules, registry);
@@ -220,7 +226,7 @@ impl Endpoints {
             id,
             addresses,
             check_source: !exempt
-                && !bound.is_some_and(|bound| bound.second)
+                && second.is_none_or(|second| second.is_checked(options))
                 && match options.check_source {
                     CheckSource::Off => false,
                     // The pod's address may now belong to another pod.

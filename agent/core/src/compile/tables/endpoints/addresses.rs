@@ -4,9 +4,7 @@ use std::net::IpAddr;
 
 use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
 
-use crate::model::Pod;
-
-/// Maximum number of addresses per family; the other half of a record's slots is for their replacements.
+/// Addresses of a family that a record has room for beside those it replaces.
 const MOST: usize = ENDPOINT_ADDRS / 2;
 
 /// Addresses of a pod, up to the number that a record can hold.
@@ -19,10 +17,10 @@ pub(crate) struct Addresses {
 }
 
 impl Addresses {
-    /// Addresses of a pod.
-    pub(super) fn of(pod: &Pod) -> Self {
+    /// These.
+    pub(super) fn of(addresses: &[IpAddr]) -> Self {
         let mut this = Self::default();
-        for address in &pod.addresses {
+        for address in addresses {
             match address {
                 IpAddr::V4(v4) => this.v4.push(v4.to_bits()),
                 IpAddr::V6(v6) => this.v6.push(v6.octets()),
@@ -88,13 +86,12 @@ mod tests {
 
     #[test]
     fn what_a_record_has_no_room_for_is_left_out() {
-        let pod = |addresses: &[&str]| Pod {
-            addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
-            ..Pod::default()
+        let of = |addresses: &[&str]| {
+            Addresses::of(&addresses.iter().map(|it| it.parse().unwrap()).collect::<Vec<_>>())
         };
-        let fits = Addresses::of(&pod(&["10.0.0.1", "10.0.0.2", "fd00::1"]));
+        let fits = of(&["10.0.0.1", "10.0.0.2", "fd00::1"]);
         assert!(!fits.crowded && fits.v4.len() == 2 && fits.v6.len() == 1);
-        let crowded = Addresses::of(&pod(&["10.0.0.1", "10.0.0.2", "10.0.0.3"]));
+        let crowded = of(&["10.0.0.1", "10.0.0.2", "10.0.0.3"]);
         assert!(crowded.crowded && crowded.v4.len() == MOST);
     }
 }

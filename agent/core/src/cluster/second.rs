@@ -1,0 +1,171 @@
+//! Addresses of pods on further networks, which their annotations claim.
+//!
+//! Whoever may write a pod may write the annotation, so a claim counts as far as it takes nothing from anybody: in the
+//! blocks that the operator has for such networks ([`SecondNetworks`]), of one pod alone, and of no other object.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::cluster::whose::Whose;
+use crate::model::{Key, Pod};
+
+/// Why an address that a pod claims on a further network does not count for the pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Refusal {
+    /// It is in none of the blocks for such networks.
+    Elsewhere,
+    /// Another object has it.
+    Held(Whose),
+    /// It is of a range that a node has for its pods.
+    PodRange,
+    /// Another pod claims it too.
+    Contested(Key),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Elsewhere => f.write_str("it is in no block of --second-networks"),
+            Self::Held(Whose::Pod(pod)) => write!(f, "it is an address of pod {pod}"),
+            Self::Held(other) => write!(f, "it is an address of {other}"),
+            Self::PodRange => f.write_str("it is in a node's podCIDR"),
+            Self::Contested(pod) => write!(f, "pod {pod} claims it too, so it counts for neither"),
+        }
+    }
+}
+
+/// The pods that claim an address on a further network.
+#[derive(Debug, Default)]
+pub(super) struct SecondClaims(BTreeMap<IpAddr, Vec<Arc<Pod>>>);
+
+impl SecondClaims {
+    /// Takes in what a pod claims.
+    pub(super) fn add(&mut self, pod: &Arc<Pod>) {
+        for address in pod.second_addresses() {
+            let claimants = self.0.entry(address).or_default();
+            // It may claim an address for two of its interfaces.
+            if !claimants.iter().any(|other| Arc::ptr_eq(other, pod)) {
+                claimants.push(Arc::clone(pod));
+            }
+        }
+    }
+
+    /// Takes out what a pod claims: the very one that was taken in.
+    pub(super) fn remove(&mut self, pod: &Arc<Pod>) {
+        for address in pod.second_addresses() {
+            if let Some(claimants) = self.0.get_mut(&address) {
+                claimants.retain(|other| !Arc::ptr_eq(other, pod));
+                if claimants.is_empty() {
+                    self.0.remove(&address);
+                }
+            }
+        }
+    }
+
+    /// The one pod that claims an address. One that is terminating gives way to another.
+    pub(super) fn only(&self, address: IpAddr) -> Option<&Arc<Pod>> {
+        let claimants = self.0.get(&address)?;
+        let stay = || claimants.iter().filter(|pod| !pod.terminating);
+        match stay().count() {
+            0 => claimants.first().filter(|_| claimants.len() == 1),
+            1 => stay().next(),
+            _ => None,
+        }
+    }
+
+    /// Whether some pod claims an address.
+    pub(super) fn has(&self, address: IpAddr) -> bool {
+        self.0.contains_key(&address)
+    }
+
+    /// The addresses that are claimed.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.0.keys().copied()
+    }
+
+    /// The pods that claim an address.
+    pub(super) fn of(&self, address: IpAddr) -> impl Iterator<Item = &Arc<Pod>> {
+        self.0.get(&address).into_iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::Cluster;
+    use crate::model::{Change, Node, SecondInterface, Service};
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn pod(name: &str, second: &[&str]) -> Pod {
+        let addresses = second.iter().map(|address| ip(address)).collect();
+        let interface = SecondInterface { addresses, ..SecondInterface::default() };
+        let key = Key::new("x", name);
+        Pod { uid: name.to_owned(), key, second: vec![interface], ..Pod::default() }
+    }
+
+    fn owner(changes: &[Change], address: &str) -> Option<String> {
+        let cluster: Cluster = changes.iter().cloned().collect();
+        cluster.owner(ip(address)).map(|pod| pod.key.name.clone())
+    }
+
+    #[test]
+    fn an_address_counts_for_the_only_pod_that_claims_it() {
+        let (a, b) = (pod("a", &["192.168.0.1", "fd00::1"]), pod("b", &["192.168.0.1"]));
+        let one = [Change::Pod(a.clone())];
+        assert_eq!(owner(&one, "192.168.0.1").as_deref(), Some("a"));
+        assert_eq!(owner(&one, "fd00::1").as_deref(), Some("a"));
+        let both = [Change::Pod(a.clone()), Change::Pod(b.clone())];
+        assert_eq!(owner(&both, "192.168.0.1"), None);
+        let cluster: Cluster = both.iter().cloned().collect();
+        let contested = Some(Refusal::Contested(b.key.clone()));
+        assert_eq!(cluster.refused(&a, ip("192.168.0.1")), contested);
+        assert_eq!(cluster.refused(&a, ip("fd00::1")), None);
+        let leaving = Pod { terminating: true, ..a.clone() };
+        let both = [Change::Pod(leaving.clone()), Change::Pod(b.clone())];
+        assert_eq!(owner(&both, "192.168.0.1").as_deref(), Some("b"));
+        assert_eq!(owner(&[Change::Pod(leaving)], "192.168.0.1").as_deref(), Some("a"));
+        let over = Pod { finished: true, ..a.clone() };
+        assert_eq!(
+            owner(&[Change::Pod(over), Change::Pod(b)], "192.168.0.1").as_deref(),
+            Some("b")
+        );
+        let gone = [Change::Pod(a.clone()), Change::PodGone(a.key)];
+        assert_eq!(owner(&gone, "192.168.0.1"), None);
+    }
+
+    #[test]
+    fn what_another_object_has_is_no_pods_on_a_further_network() {
+        let address = "192.168.0.1";
+        let claims = Change::Pod(pod("a", &[address, "8.8.8.8"]));
+        let has = Pod { second: Vec::new(), addresses: vec![ip(address)], ..pod("b", &[]) };
+        let node = Node { name: "n".to_owned(), addresses: vec![ip(address)], ..Node::default() };
+        let service = Service {
+            key: Key::new("x", "web"),
+            addresses: vec![ip(address)],
+            cluster: vec![ip(address)],
+            ports: Vec::new(),
+            unserved: false,
+        };
+        let range = vec!["192.168.0.0/24".parse().unwrap()];
+        let of_pods = Node { name: "m".to_owned(), pod_ranges: range, ..Node::default() };
+        let host = Pod { host_network: true, ..has.clone() };
+        for (other, expected) in [
+            (Change::Pod(has), Some("b")),
+            (Change::Pod(host), None),
+            (Change::Node(node), None),
+            (Change::Service(service), None),
+            (Change::Node(of_pods), None),
+            (Change::OwnAddresses(vec![ip(address)]), None),
+        ] {
+            for changes in [[claims.clone(), other.clone()], [other.clone(), claims.clone()]] {
+                assert_eq!(owner(&changes, address).as_deref(), expected, "{other:?}");
+            }
+        }
+        assert_eq!(owner(&[claims], "8.8.8.8"), None, "no private address");
+    }
+}

@@ -1,0 +1,202 @@
+//! What is to be known of pods' further interfaces: those that are not under policy, and addresses that their
+//! annotations claim and that count for nobody.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use netpold_core::bindings::Veth;
+use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::model::{Bound, Key, Pod, SecondInterface};
+
+use super::Engine;
+
+/// Lines about further interfaces; the others are counted.
+const LINES: usize = 100;
+
+/// Further interfaces of this node's pods that are not under policy, or whose senders are not checked; and why.
+#[must_use]
+pub(super) fn not_enforced(engine: &Engine) -> Vec<String> {
+    let compiler = &engine.reconciler.compiler;
+    let judged: BTreeMap<u32, bool> =
+        compiler.endpoints().map(|endpoint| (endpoint.ifindex, endpoint.checked)).collect();
+    let mut veths: BTreeMap<&Key, Vec<(&Veth, &Bound)>> = BTreeMap::new();
+    for (veth, bound) in engine.bindings.second() {
+        veths.entry(&bound.pod.key).or_default().push((veth, bound));
+    }
+    let mut lines = Vec::new();
+    for (pod, veths) in &veths {
+        for (veth, bound) in veths {
+            let is_known = !bound.pod.addresses.is_empty() || has_addresses(&bound.pod);
+            let name = &veth.name;
+            match judged.get(&veth.index) {
+                None => lines.push(format!(
+                    "pod {pod}: its further interface {name} is not under policy: {}",
+                    if is_known { "--second-interfaces off" } else { OPEN }
+                )),
+                Some(false) if !is_known => lines.push(format!(
+                    "pod {pod}: the addresses of its further interface {name} are not known: it is under policy, but \
+                     peers by label do not match there, and what it sends from is not checked"
+                )),
+                Some(_) => {}
+            }
+        }
+    }
+    for pod in local(compiler.cluster()) {
+        let of_pod = veths.get(&pod.key).map_or(&[][..], Vec::as_slice);
+        lines.extend(without_veth(pod, of_pod).map(|interface| no_veth(pod, interface)));
+    }
+    limited(lines)
+}
+
+/// Why an interface without known addresses is open.
+const OPEN: &str = "its addresses are not known, and the namespace has the label netpold.io/second-interfaces: open \
+                    (or --second-interfaces is off)";
+
+/// Addresses that pods of this node claim on further networks and that do not count.
+#[must_use]
+pub(super) fn refused_claims(cluster: &Cluster) -> Vec<String> {
+    let mut lines = Vec::new();
+    for pod in local(cluster) {
+        let mut told = BTreeSet::new();
+        for interface in &pod.second {
+            for address in interface.addresses.iter().filter(|address| told.insert(**address)) {
+                if let Some(refusal) = cluster.refused(pod, *address) {
+                    lines.push(format!(
+                        "pod {}: {address} of {} does not count as its address: {refusal}",
+                        pod.key,
+                        named(interface)
+                    ));
+                }
+            }
+        }
+    }
+    limited(lines)
+}
+
+/// This node's pods with further interfaces by annotation.
+fn local(cluster: &Cluster) -> impl Iterator<Item = &Pod> {
+    let pods = cluster.pods().values().map(|pod| &**pod);
+    pods.filter(|pod| !pod.second.is_empty() && pod.node == cluster.node_name() && is_subject(pod))
+}
+
+fn has_addresses(pod: &Pod) -> bool {
+    pod.second_addresses().next().is_some()
+}
+
+/// The interfaces of a pod's annotation that are none of its veths. A veth is known by an address; of the others each
+/// may be one of those veths that no address tells.
+fn without_veth<'p>(
+    pod: &'p Pod,
+    veths: &[(&Veth, &Bound)],
+) -> impl Iterator<Item = &'p SecondInterface> + use<'p> {
+    let mut left: Vec<&(&Veth, &Bound)> = veths.iter().collect();
+    let mut rest = Vec::new();
+    for interface in &pod.second {
+        let has = |(veth, bound): &&(&Veth, &Bound)| {
+            interface.device.is_empty()
+                && interface.addresses.iter().any(|address| {
+                    veth.inside.contains(address) || bound.pod.addresses.contains(address)
+                })
+        };
+        match left.iter().position(has) {
+            Some(place) => {
+                left.remove(place);
+            }
+            None => rest.push(interface),
+        }
+    }
+    let (maybe, never): (Vec<_>, Vec<_>) =
+        rest.into_iter().partition(|interface| interface.device.is_empty());
+    maybe.into_iter().skip(left.len()).chain(never)
+}
+
+fn no_veth(pod: &Pod, interface: &SecondInterface) -> String {
+    let device = match interface.device.as_str() {
+        "" => "macvlan, ipvlan or another device".to_owned(),
+        device => format!("device-info {device}, as of SR-IOV"),
+    };
+    let (pod, named) = (&pod.key, named(interface));
+    format!("pod {pod}: {named} is not under policy: it is no veth of this node ({device})")
+}
+
+fn named(interface: &SecondInterface) -> String {
+    match interface.name.as_str() {
+        "" => format!("network {}", interface.network),
+        name => format!("interface {name} (network {})", interface.network),
+    }
+}
+
+/// The first lines, and the number of the others.
+fn limited(mut lines: Vec<String>) -> Vec<String> {
+    let more = lines.len().saturating_sub(LINES);
+    if more > 0 {
+        lines.truncate(LINES);
+        lines.push(format!("{more} more lines about further interfaces of pods"));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+
+    use netpold_core::model::Standing;
+    use netpold_testkit::objects;
+
+    use super::*;
+
+    fn interface(name: &str, address: &str, device: &str) -> SecondInterface {
+        SecondInterface {
+            name: name.to_owned(),
+            network: format!("shop/{name}"),
+            addresses: address.parse::<IpAddr>().into_iter().collect(),
+            device: device.to_owned(),
+        }
+    }
+
+    fn names(second: &[SecondInterface], inside: &[&[&str]]) -> Vec<String> {
+        let pod = Pod { second: second.to_vec(), ..objects::pod("x", "a", &[], &["10.0.0.1"]) };
+        let bound = Bound {
+            pod: Arc::new(pod.clone()),
+            standing: Standing::Listed,
+            second: true,
+            station: None,
+        };
+        let veth = |inside: &&[&str]| Veth { inside: objects::ips(inside), ..Veth::default() };
+        let veths: Vec<Veth> = inside.iter().map(veth).collect();
+        let veths: Vec<_> = veths.iter().map(|veth| (veth, &bound)).collect();
+        without_veth(&pod, &veths).map(|interface| interface.name.clone()).collect()
+    }
+
+    #[test]
+    fn what_is_no_veth_is_named() {
+        let veth = interface("net1", "192.168.7.1", "");
+        let macvlan = interface("net2", "192.168.8.1", "");
+        let virtual_function = interface("net3", "192.168.9.1", "pci");
+        let all = [veth.clone(), macvlan.clone(), virtual_function];
+        assert_eq!(names(&all, &[&["192.168.7.1"]]), ["net2", "net3"]);
+        assert_eq!(names(&all, &[]), ["net1", "net2", "net3"]);
+        // A veth with other addresses inside may be each of them.
+        assert_eq!(names(&[veth.clone(), macvlan], &[&["192.168.1.1"], &["192.168.7.1"]]), [""; 0]);
+        // What is inside shows no virtual function.
+        assert_eq!(
+            names(&[interface("net1", "192.168.9.1", "pci")], &[&["192.168.9.1"]]),
+            ["net1"]
+        );
+        let line = no_veth(&objects::pod("x", "a", &[], &[]), &veth);
+        assert_eq!(
+            line,
+            "pod x/a: interface net1 (network shop/net1) is not under policy: it is no veth of this node (macvlan, \
+             ipvlan or another device)"
+        );
+    }
+
+    #[test]
+    fn lines_are_bounded() {
+        let lines = limited((0..1000).map(|n| n.to_string()).collect());
+        assert_eq!(
+            (lines.len(), lines[LINES].as_str()),
+            (101, "900 more lines about further interfaces of pods")
+        );
+    }
+}

@@ -1,0 +1,330 @@
+//! Pods' interfaces on further networks: a bridge for storage beside the first one, as Multus attaches it.
+
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::time::Duration;
+
+use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, all_pass, allow_from, none_pass};
+use netpold_testbed::{Cni, Pod, require_root, udp_frame};
+use serde_json::{Value, json};
+
+use crate::udp;
+
+const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
+const PORT: u16 = 4000;
+/// Pods on the network, by the end of their address there.
+const PODS: [(&str, u8); 4] = [("server", 1), ("friend", 2), ("stranger", 3), ("hostile", 4)];
+
+fn storage(number: u8) -> IpAddr {
+    Ipv4Addr::new(192, 168, 77, number).into()
+}
+
+/// The annotation as Multus writes it, with one further network.
+fn status_of(pod: &Pod, addresses: &[IpAddr]) -> String {
+    let own: Vec<String> = pod.addresses().iter().map(ToString::to_string).collect();
+    let further: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    let first =
+        json!({ "name": "testbed", "interface": "eth0", "ips": own, "default": true, "dns": {} });
+    let second = json!({ "name": "shop/storage", "interface": "net1", "ips": further, "dns": {} });
+    json!([first, second]).to_string()
+}
+
+fn annotate(cluster: &mut Cluster, name: &str, addresses: &[IpAddr]) {
+    let status = status_of(cluster.pod(name), addresses);
+    cluster.pod_mut(name).annotate(STATUS, &status);
+}
+
+/// Four pods on a further network, without annotations; the server listens to `friend` alone.
+fn world() -> Cluster {
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&PODS.map(|(name, _)| name));
+    let node = &cluster.nodes[0];
+    node.netns().ip("link add name storage type bridge\nlink set storage up\n").unwrap();
+    for (name, number) in PODS {
+        let pod = cluster.pod(name);
+        let add = format!(
+            "link add name sto{number} type veth peer name net1 netns {}\n\
+             link set sto{number} master storage\nlink set sto{number} up\n",
+            pod.netns().path().display()
+        );
+        node.netns().ip(&add).unwrap();
+        let inside = format!("link set net1 up\naddress add {}/24 dev net1\n", storage(number));
+        pod.netns().ip(&inside).unwrap();
+    }
+    cluster.policy("server", allow_from("server", "friend"));
+    cluster
+}
+
+/// With the annotations that Multus writes.
+fn annotated() -> Cluster {
+    let mut cluster = world();
+    for (name, number) in PODS {
+        annotate(&mut cluster, name, &[storage(number)]);
+    }
+    cluster
+}
+
+fn wait_for_line(cluster: &mut Cluster, list: &str, words: &str) {
+    let says = |status: &Value| {
+        let mut all = status[list].as_array().into_iter().flatten().filter_map(Value::as_str);
+        all.any(|line| line.contains(words))
+    };
+    cluster.agents[0].wait_for(words, ENFORCED, says).unwrap();
+}
+
+/// All further interfaces have their program.
+fn attached(cluster: &mut Cluster) {
+    let index = |number: u8| cluster.nodes[0].ifindex(&format!("sto{number}")).unwrap().unwrap();
+    let all = PODS.map(|(_, number)| u64::from(index(number)));
+    let judged = |status: &Value| {
+        let endpoints = status["endpoints"].as_array().map_or(&[][..], Vec::as_slice);
+        let has = |index: &u64| {
+            endpoints.iter().any(|it| it["ifindex"] == *index && !it["hook"].is_null())
+        };
+        all.iter().all(has)
+    };
+    cluster.agents[0].wait_for("aware of the further interfaces", ENFORCED, judged).unwrap();
+}
+
+#[track_caller]
+fn reaches(cluster: &Cluster, from: &str) {
+    all_pass(cluster.pod(from), cluster.pod("server"), &[storage(1)]);
+}
+
+#[track_caller]
+fn denied(cluster: &Cluster, from: &str) {
+    none_pass(cluster.pod(from), cluster.pod("server"), &[storage(1)]);
+}
+
+#[test]
+fn peers_by_label_match_on_a_further_network() {
+    require_root!();
+    let mut cluster = world();
+    cluster.enforce();
+    attached(&mut cluster);
+    // Nobody knows whose the addresses are.
+    wait_for_line(
+        &mut cluster,
+        "not_enforced",
+        "the addresses of its further interface sto2 are not known",
+    );
+    ["friend", "stranger"].into_iter().for_each(|name| denied(&cluster, name));
+    for (name, number) in PODS {
+        annotate(&mut cluster, name, &[storage(number)]);
+    }
+    cluster.enforce();
+    reaches(&cluster, "friend");
+    denied(&cluster, "stranger");
+    cluster.reaches("friend", "server");
+    cluster.denied("stranger", "server");
+    let status = cluster.agents[0].status().unwrap();
+    assert_eq!(
+        (&status["not_enforced"], &status["problems"]),
+        (&json!([]), &json!([])),
+        "{status}"
+    );
+    // After a restart too.
+    cluster.restart(0);
+    reaches(&cluster, "friend");
+    denied(&cluster, "stranger");
+    // A device that is no veth is named.
+    let devices = json!([
+        { "name": "shop/storage", "interface": "net1", "ips": [storage(2).to_string()] },
+        { "name": "shop/lan", "interface": "net2", "ips": ["192.168.78.2"] },
+        { "name": "shop/fast", "interface": "net3", "device-info": { "type": "pci" } },
+    ]);
+    cluster.pod_mut("friend").annotate(STATUS, &devices.to_string());
+    cluster.enforce();
+    for (interface, device) in
+        [("net2 (network shop/lan)", "macvlan"), ("net3 (network shop/fast)", "pci")]
+    {
+        let line = format!("pod shop/friend: interface {interface} is not under policy");
+        wait_for_line(&mut cluster, "not_enforced", &line);
+        wait_for_line(&mut cluster, "not_enforced", device);
+    }
+    reaches(&cluster, "friend");
+}
+
+/// The sources of what arrives at the server's storage address: a datagram of each, sent by a pod's further interface,
+/// and then one of the friend's.
+fn arrivals(cluster: &Cluster, sender: &str, sources: &[IpAddr]) -> Vec<IpAddr> {
+    let server = cluster.pod("server");
+    let socket: UdpSocket = udp::socket(server, storage(1), PORT);
+    let station = server.hardware_address("net1").unwrap();
+    let send = |pod: &Pod, from: IpAddr| {
+        let own = pod.hardware_address("net1").unwrap();
+        let frame =
+            udp_frame(station, own, (from, 5000).into(), (storage(1), PORT).into(), b"hello")
+                .unwrap();
+        pod.send_frame("net1", &frame).unwrap();
+    };
+    sources.iter().for_each(|from| send(cluster.pod(sender), *from));
+    std::thread::sleep(Duration::from_millis(100));
+    send(cluster.pod("friend"), storage(2));
+    let mut arrived = Vec::new();
+    loop {
+        let (_, from) = udp::receive(&socket).expect("the friend's datagram arrives");
+        if from.ip() == storage(2) {
+            return arrived;
+        }
+        arrived.push(from.ip());
+    }
+}
+
+#[test]
+fn a_pod_sends_from_its_own_address_on_a_further_network() {
+    require_root!();
+    let mut cluster = annotated();
+    let open = json!({ "podSelector": { "matchLabels": { "app": "server" } }, "ingress": [{}] });
+    cluster.policy("server", open).enforce();
+    attached(&mut cluster);
+    reaches(&cluster, "friend");
+    let first = cluster.pod("hostile").ip4().unwrap();
+    let of_friend = cluster.pod("friend").ip4().unwrap();
+    let free: IpAddr = [192, 168, 77, 99].into();
+    let sources = [storage(3), of_friend, first, free, storage(4)];
+    assert_eq!(arrivals(&cluster, "hostile", &sources), [storage(4)]);
+}
+
+/// What a tenant may write into the annotation of a pod of its own.
+#[test]
+fn forged_annotations_gain_nothing() {
+    require_root!();
+    let mut cluster = annotated();
+    let service: IpAddr = [10, 96, 0, 9].into();
+    cluster.objects.push(json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": { "namespace": NAMESPACE, "name": "web" },
+        "spec": { "clusterIP": service.to_string(), "clusterIPs": [service.to_string()],
+                  "ports": [{ "port": 80, "protocol": "TCP" }] },
+    }));
+    cluster.policy("hostile", allow_from("server", "hostile"));
+    cluster.enforce();
+    attached(&mut cluster);
+    reaches(&cluster, "friend");
+    reaches(&cluster, "hostile");
+    denied(&cluster, "stranger");
+    // The address of another pod, of the node, of a Service, of the Internet: what counted counts on, and
+    // whoever really has the address is no peer by the labels of the hostile pod.
+    let of_stranger = cluster.pod("stranger").ip4().unwrap();
+    let of_node = cluster.nodes[0].addresses()[0];
+    let outside: IpAddr = [8, 8, 8, 8].into();
+    for (claim, why) in [
+        (of_stranger, "it is an address of pod shop/stranger"),
+        (of_node, "it is an address of node/n1"),
+        (service, "it is an address of svc/shop/web"),
+        (outside, "it is in no block of --second-networks"),
+    ] {
+        annotate(&mut cluster, "hostile", &[storage(4), claim]);
+        cluster.enforce();
+        wait_for_line(&mut cluster, "problems", &format!("{claim} of interface net1"));
+        wait_for_line(&mut cluster, "problems", why);
+        reaches(&cluster, "friend");
+        reaches(&cluster, "hostile");
+        denied(&cluster, "stranger");
+        cluster.denied("stranger", "server");
+        assert_eq!(arrivals(&cluster, "hostile", &[claim, storage(4)]), [storage(4)], "{claim}");
+    }
+    // Another pod's address on the network: it counts for neither, and the hostile pod sends from it no more than before.
+    annotate(&mut cluster, "hostile", &[storage(3), storage(4)]);
+    cluster.enforce();
+    wait_for_line(
+        &mut cluster,
+        "problems",
+        "pod shop/stranger claims it too, so it counts for neither",
+    );
+    denied(&cluster, "stranger");
+    reaches(&cluster, "friend");
+    assert_eq!(arrivals(&cluster, "hostile", &[storage(3), storage(4)]), [storage(4)]);
+    // Nonsense, and enforcement that the pod switches off for itself.
+    cluster.pod_mut("hostile").annotate(STATUS, "[[[");
+    cluster.pod_mut("hostile").annotate("netpold.io/second-interfaces", "open");
+    cluster.enforce();
+    denied(&cluster, "hostile");
+    attached(&mut cluster);
+}
+
+/// Where the answers of CNI plugins are kept, they are what a pod of the node may have.
+#[test]
+fn answers_of_plugins_prove_addresses_on_further_networks() {
+    require_root!();
+    let mut cluster = annotated();
+    let results = cluster.directory.path().join("results");
+    std::fs::create_dir(&results).unwrap();
+    for (name, number) in PODS {
+        let pod = cluster.pod(name);
+        let mut result = pod.cni_result(pod.uid());
+        std::fs::write(results.join(format!("testbed-{name}-eth0")), result.to_string()).unwrap();
+        let sandbox = result["netns"].clone();
+        result["ifName"] = "net1".into();
+        result["networkName"] = "storage".into();
+        result["result"]["interfaces"] =
+            json!([{ "name": format!("sto{number}") }, { "name": "net1", "sandbox": sandbox }]);
+        result["result"]["ips"] =
+            json!([{ "address": format!("{}/24", storage(number)), "interface": 1 }]);
+        std::fs::write(results.join(format!("storage-{name}-net1")), result.to_string()).unwrap();
+    }
+    cluster.arguments = vec!["--cni-results".to_owned(), results.to_str().unwrap().to_owned()];
+    // The hostile pod claims the friend's address and none of its own.
+    annotate(&mut cluster, "hostile", &[storage(2)]);
+    cluster.enforce();
+    attached(&mut cluster);
+    reaches(&cluster, "friend");
+    ["stranger", "hostile"].into_iter().for_each(|name| denied(&cluster, name));
+    let open = json!({ "podSelector": { "matchLabels": { "app": "server" } }, "ingress": [{}] });
+    cluster.policy("server", open).enforce();
+    assert_eq!(arrivals(&cluster, "hostile", &[storage(2), storage(3), storage(4)]), [storage(4)]);
+    // Not even without an annotation.
+    cluster.pod_mut("hostile").annotate(STATUS, "[]");
+    cluster.enforce();
+    assert_eq!(arrivals(&cluster, "hostile", &[storage(3), storage(4)]), [storage(4)]);
+}
+
+#[test]
+fn further_interfaces_are_open_where_the_operator_says_so() {
+    require_root!();
+    let mut cluster = world();
+    annotate(&mut cluster, "server", &[storage(1)]);
+    cluster.labels = vec![("netpold.io/second-interfaces", "open")];
+    cluster.enforce();
+    // Those whose addresses are known are under policy all the same.
+    wait_for_line(
+        &mut cluster,
+        "not_enforced",
+        "pod shop/friend: its further interface sto2 is not under policy",
+    );
+    ["friend", "stranger"].into_iter().for_each(|name| denied(&cluster, name));
+    cluster.pod_mut("server").annotate(STATUS, "[]");
+    cluster.enforce();
+    wait_for_line(
+        &mut cluster,
+        "not_enforced",
+        "pod shop/server: its further interface sto1 is not under policy",
+    );
+    reaches(&cluster, "stranger");
+    cluster.denied("stranger", "server");
+    // Without the label they are under policy.
+    cluster.labels.clear();
+    cluster.enforce();
+    attached(&mut cluster);
+    denied(&cluster, "stranger");
+
+    cluster.arguments = ["--second-interfaces", "off"].map(str::to_owned).to_vec();
+    annotate(&mut cluster, "server", &[storage(1)]);
+    cluster.agents.clear();
+    cluster.enforce();
+    wait_for_line(
+        &mut cluster,
+        "not_enforced",
+        "sto1 is not under policy: --second-interfaces off",
+    );
+    reaches(&cluster, "stranger");
+    cluster.denied("stranger", "server");
+
+    cluster.arguments = ["--second-interfaces", "strict"].map(str::to_owned).to_vec();
+    cluster.agents.clear();
+    let all = json!({ "podSelector": { "matchLabels": { "app": "server" } }, "ingress": [{}] });
+    cluster.policy("server", all).enforce();
+    attached(&mut cluster);
+    denied(&cluster, "stranger");
+    annotate(&mut cluster, "stranger", &[storage(3)]);
+    cluster.enforce();
+    reaches(&cluster, "stranger");
+}
