@@ -1,4 +1,4 @@
-//! ipBlocks that no packet comes from or goes to.
+//! Blocks of addresses that no packet comes from or goes to.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

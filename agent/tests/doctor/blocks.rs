@@ -1,4 +1,4 @@
-//! ipBlocks, and rules of directions that a policy is not about.
+//! Blocks of addresses, and rules of directions that a policy is not about.
 
 use super::{CLUSTER, examine, found, of, one, places, policy};
 

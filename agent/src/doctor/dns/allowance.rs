@@ -9,7 +9,7 @@ use crate::doctor::blocks::has_no_address;
 const PORT: u16 = 53;
 /// Where name servers of pods listen that may not bind 53: OpenShift.
 const OTHER_PORT: u16 = 5353;
-/// Name servers that are no pods': NodeLocal DNSCache (Kubernetes' and Kubespray's), and those of clouds: AWS, GCP and
+/// Name servers that are no pods': a node's cache (Kubernetes' and Kubespray's), and those of clouds: AWS, GCP and
 /// OpenStack, Azure, Alibaba, IBM, Oracle, Tencent, Hetzner.
 const RESOLVERS: [&str; 19] = [
     "169.254.20.10",

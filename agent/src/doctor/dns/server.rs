@@ -18,7 +18,7 @@ const NAMES: [(&str, &str); 4] = [
 /// Where clusters have their name server's pods, and how these are labelled.
 const NAMESPACE: &str = "kube-system";
 const LABEL: (&str, &str) = ("k8s-app", "kube-dns");
-/// Pods of NodeLocal DNSCache, and the program.
+/// Pods of a node's cache, and the beginning of their names.
 const NODE_LOCAL: (&str, &str) = ("k8s-app", "node-local-dns");
 const NODE_LOCAL_NAME: &str = "node-local-dns";
 
