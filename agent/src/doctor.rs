@@ -4,31 +4,41 @@
 //! or from the API server, everything is read that a policy may get wrong without being refused. What was
 //! found is grouped by kind, in bounded memory: tenants write most of what is shown.
 
-mod containers;
+mod blocks;
+mod complete;
+pub(crate) mod details;
 mod dns;
 mod enforcers;
+mod examine;
 mod finding;
+mod foreign;
+pub(crate) mod foreign_kinds;
+mod leads;
+mod live;
+mod mesh;
 mod netfilter;
 mod node;
 mod objects;
 mod ports;
 mod render;
 mod selectors;
+mod service_ports;
 mod services;
+mod void_rules;
 
 use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use netpold_core::cluster::Cluster;
 
-pub use containers::Containers;
+pub use details::Details;
+pub use examine::examine;
 pub use finding::{Finding, Report, Severity, merge};
-pub use objects::examine;
+pub(crate) use live::details_of_policies;
 pub use render::text;
 
 use crate::dataplane::bpffs::DEFAULT_BPFFS;
-use crate::live::{self, Agents, ClusterArgs};
+use crate::live::ClusterArgs;
 use crate::offline;
 use crate::output::{Output, print};
 use crate::socket::DEFAULT_SOCKET;
@@ -69,11 +79,8 @@ pub struct DoctorArgs {
 /// The manifests or the cluster's objects cannot be read.
 pub fn run(args: &DoctorArgs) -> Result<u8> {
     let report = match &args.manifests {
-        Some(directory) => {
-            let cluster: Cluster = offline::read_directory(directory)?.into_iter().collect();
-            examine(&cluster, &Containers::read(directory)?)
-        }
-        None if args.cluster.is_meant() => of_cluster(args)?,
+        Some(directory) => examine(offline::read_directory(directory)?, &Details::read(directory)?),
+        None if args.cluster.is_meant() => live::examine(args)?,
         None => node::examine(&args.socket, &args.bpffs),
     };
     print(&match args.output {
@@ -81,35 +88,6 @@ pub fn run(args: &DoctorArgs) -> Result<u8> {
         Output::Text => text(&report),
     })?;
     Ok(status(&report))
-}
-
-/// The objects of a cluster, and every node as its agent sees it.
-fn of_cluster(args: &DoctorArgs) -> Result<Report> {
-    let cluster = &args.cluster;
-    live::block_on(async {
-        let objects = live::objects(cluster, args.namespace.as_deref()).await?;
-        let (mut containers, mut unread) = (Containers::default(), Vec::new());
-        for path in ["/api/v1/pods", "/apis/apps/v1/daemonsets"] {
-            let read = live::pages(cluster, path, |page| containers.add_page(page)).await;
-            unread.extend(read.err().map(|error| format!("containers: {error:#}")));
-        }
-        let services =
-            live::pages(cluster, "/api/v1/services", |page| containers.add_services(page));
-        unread.extend(services.await.err().map(|error| format!("targetPorts: {error:#}")));
-        let mut report = examine(&objects.into_iter().collect(), &containers);
-        report.unknown.extend(unread);
-        match Agents::find(cluster).await {
-            Ok(agents) => {
-                let all = agents.answers::<Report>(&["doctor", "-o", "json"]).await;
-                let silent = all.failures.iter();
-                let silent = silent.map(|(node, error)| format!("node {node}: {error}"));
-                report.unknown.extend(silent);
-                report = report.and(merge(all.answers));
-            }
-            Err(error) => report.unknown.push(format!("nodes: {error:#}")),
-        }
-        Ok(report)
-    })
 }
 
 /// The exit status that a report asks for.

@@ -2,6 +2,7 @@
 
 mod node;
 mod nodes;
+mod remarks;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
@@ -17,6 +18,7 @@ use serde_json::{Map, Value};
 use nodes::Nodes;
 
 use crate::cli::{ExplainArgs, Output};
+use crate::doctor::{self, Details};
 use crate::live;
 use crate::output::is_read;
 use crate::printable::printable;
@@ -42,12 +44,19 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     let objects = live::manifests_or_objects(manifests, &args.cluster, namespace);
     let objects = objects.context("cannot tell")?;
     let cluster: Cluster = objects.into_iter().collect();
+    let details = match manifests {
+        Some(path) => Details::read(path).context("cannot tell")?,
+        None => doctor::details_of_policies(&args.cluster)?,
+    };
     let explainer = Explainer::new(&cluster);
     if let Some(file) = &args.probes {
+        let foreign = remarks::foreign_text(&remarks::foreign(&details, |_| true));
+        foreign.iter().for_each(|text| anstream::eprintln!("netpold: {}", printable(text)));
         return answer_all(&explainer, file);
     }
     let probe = probe(args)?;
-    let answer = explainer.explain(&probe);
+    let mut answer = explainer.explain(&probe);
+    let foreign = remarks::add(&mut answer, &cluster, &details);
     let nodes = match args.nodes {
         true => Some(nodes::ask(&args.cluster, &cluster, &probe, &answer)?),
         false => None,
@@ -57,6 +66,9 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
         Output::Text => {
             nodes.iter().for_each(Nodes::print_differences);
             print(&answer);
+            if let Some(text) = remarks::foreign_text(&foreign) {
+                anstream::println!("{}", printable(&text));
+            }
             nodes.iter().for_each(Nodes::print_others);
         }
         Output::Json => {
@@ -64,6 +76,9 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
             if let Some(fields) = json.as_object_mut() {
                 give_verdict(fields, answer.verdict, answer.reason.as_deref());
                 nodes.iter().try_for_each(|nodes| nodes.describe(fields))?;
+                if !foreign.is_empty() {
+                    fields.insert("not_enforced".into(), foreign.into());
+                }
             }
             is_read(writeln!(io::stdout(), "{json:#}"))?;
         }

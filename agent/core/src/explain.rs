@@ -109,7 +109,8 @@ impl<'c> Explainer<'c> {
                 let service = service.ok_or_else(|| format!("there is no Service {key}"))?;
                 if service.addresses.is_empty() {
                     return Err(format!(
-                        "Service {key} is headless: it has no address; ask its pods"
+                        "Service {key} has no address: it is headless, or an ExternalName; ask its pods, or the \
+                         addresses of that name"
                     ));
                 }
                 return Ok(Side { pod: None, addresses: service.addresses.clone() });
@@ -178,7 +179,7 @@ impl<'c> Explainer<'c> {
         let (from, to) = ((from.pod, source), (to.pod, destination));
         let kind = (probe.protocol, probe.port);
         let literal = &self.translated.literal;
-        let (egress, ingress) = literal.judge_pair(from, to, kind, detail);
+        let (egress, ingress) = literal.judge_pair(from, to, (kind, None), detail);
         let verdict = Verdict::of([&egress, &ingress]);
         Explanation::judged(probe, verdict, None, egress, ingress)
     }

@@ -1,15 +1,19 @@
-//! Pods whose policies let them send something, but ask no name server.
+//! Pods that may send something, but reach no name server, and name servers that let nobody in.
 
+mod allowance;
+mod server;
+
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use netpold_core::explain::{Explainer, Verdict};
-use netpold_core::model::{
-    Direction, Key, Labels, Peer, PortMatch, PortRule, Protocol, Rule, Selector,
-};
+use netpold_core::explain::Verdict;
+use netpold_core::model::{Direction, Peer, Rule};
 use netpold_core::probe::IpProtocol;
 
+use self::allowance::{is_resolver, may_be_dns, may_need_names};
+use self::server::{Server, servers};
 use super::finding::{Check, Findings, Severity};
-use super::objects::{Group, Objects, pods_text};
+use super::objects::{Group, Named, Objects, pods_text};
 
 const NO_DNS: Check = Check {
     name: "no-dns",
@@ -19,75 +23,175 @@ const NO_DNS: Check = Check {
           kube-system}}, podSelector: {matchLabels: {k8s-app: kube-dns}}}], ports: [{protocol: UDP, port: \
           53}, {protocol: TCP, port: 53}]}",
 };
-/// Where clusters have their name server.
-const NAMESPACE: &str = "kube-system";
-const SERVICE: &str = "kube-dns";
-const LABEL: (&str, &str) = ("k8s-app", "kube-dns");
-const PORT: u16 = 53;
+const CLOSED: Check = Check {
+    name: "dns-server-closed",
+    severity: Severity::Warning,
+    problem: "the cluster's name server does not let pods in: its own policies allow no questions from them",
+    fix: "",
+};
 
-/// Looks at the pods that some policy isolates for egress.
+/// Groups of pods that are named at one place, and backends of a name server that are asked.
+const NAMED: usize = 3;
+const ASKED: usize = 8;
+
+/// Looks at the pods that some policy isolates, and at the name servers.
 pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     let servers = servers(objects);
-    let explainer = Explainer::new(objects.cluster);
+    let local = server::is_node_local(objects);
     for group in &objects.groups {
-        let (rules, policies) = egress(objects, group);
-        // What may send nothing at all asks nobody.
-        if rules.is_empty() {
-            continue;
+        let is_server = servers.iter().any(|server| server.is(group));
+        if !is_server && !local && !asks_others(objects, group) {
+            senders(objects, group, &servers, found);
         }
-        let Some(pod) = group.pods.first() else { continue };
-        let reaches = |server: &IpAddr| {
-            let protocol = IpProtocol(Protocol::Udp.number());
-            let judged = explainer.judge(&pod.key, Direction::Egress, *server, protocol, PORT);
-            judged.is_none_or(|judgement| judgement.verdict == Verdict::Allow)
-        };
-        let resolves = match &servers[..] {
-            [] => rules.iter().any(|rule| may_be_dns(rule)),
-            servers => servers.iter().any(reaches),
-        };
-        if !resolves {
-            found.add(&NO_DNS, format!("{}: {}", pods_text(group), policies.join(", ")));
-        }
+    }
+    for server in servers.iter().filter(|server| server.is_of_cluster) {
+        closed(objects, server, &servers, found);
     }
 }
 
-/// The addresses of the cluster's name server: the Service's, and its pods'.
-fn servers(objects: &Objects<'_>) -> Vec<IpAddr> {
-    let service = objects.cluster.services().get(&Key::new(NAMESPACE, SERVICE));
-    let service = service.into_iter().flat_map(|service| &service.addresses);
-    let is_server = |labels: &Labels| labels.get(LABEL.0).is_some_and(|value| value == LABEL.1);
-    let groups = objects.groups.iter();
-    let groups = groups.filter(|group| group.namespace == NAMESPACE && is_server(group.labels));
-    let pods = groups.flat_map(|group| &group.pods).flat_map(|pod| &pod.addresses);
-    service.chain(pods).copied().collect()
+/// Whether no pod of the group asks the cluster's name server: `dnsPolicy`.
+fn asks_others(objects: &Objects<'_>, group: &Group<'_>) -> bool {
+    group.pods.iter().all(|pod| objects.pod(pod).is_some_and(|details| details.own_dns))
 }
 
-/// The egress rules that a group's pods have, and the names of the policies that isolate them.
-fn egress<'o>(objects: &'o Objects<'_>, group: &Group<'_>) -> (Vec<&'o Rule>, Vec<String>) {
-    let (mut rules, mut policies) = (Vec::new(), Vec::new());
-    for policy in objects.cluster.policies_in(group.namespace) {
-        let is_subject = |selector: &Selector| selector.matches(group.labels);
-        if let Some(egress) = &policy.egress
-            && policy.enforcement == netpold_core::model::Enforcement::Enforce
-            && is_subject(&policy.pod_selector)
-        {
-            rules.extend(egress);
-            policies.push(format!("NetworkPolicy {}", policy.key));
-        }
+/// The egress of a group of pods.
+fn senders(objects: &Objects<'_>, group: &Group<'_>, servers: &[Server<'_>], found: &mut Findings) {
+    let isolating = objects.isolating(group, Direction::Egress);
+    let rules: Vec<&Rule> = isolating.iter().flat_map(|(_, rules)| rules.iter()).collect();
+    // What may send nothing at all, or only to addresses, asks nobody.
+    if !rules.iter().any(|rule| may_need_names(rule)) {
+        return;
     }
-    (rules, policies)
-}
-
-/// Whether a rule allows UDP 53 to anybody; a name may be that.
-fn may_be_dns(rule: &Rule) -> bool {
-    let covers = |port: &PortRule| {
-        port.protocol == Protocol::Udp
-            && match &port.port {
-                PortMatch::Any | PortMatch::Named(_) => true,
-                PortMatch::Range(first, last) => (*first..=*last).contains(&PORT),
-            }
+    let Some(pod) = group.pods.first() else { return };
+    let reaches = |server: &Server<'_>| {
+        server.questions().take(ASKED).any(|(protocol, address, port)| {
+            let protocol = IpProtocol(protocol.number());
+            let explainer = &objects.explainer;
+            let judged = explainer.judge(&pod.key, Direction::Egress, *address, protocol, *port);
+            let Some(judged) = judged else { return true };
+            // A server of somebody's own is meant where a rule names its port.
+            let is_meant = judged.allowed_by.as_ref().is_none_or(|rule| rule.port.is_some());
+            judged.verdict == Verdict::Allow && (server.is_of_cluster || is_meant)
+        })
     };
-    let ports = rule.ports.as_ref().is_none_or(|ports| ports.iter().any(covers));
-    let is_somebody = |peers: &Vec<Peer>| !peers.is_empty();
-    ports && rule.peers.as_ref().is_none_or(is_somebody)
+    let is_known = servers.iter().any(|server| server.is_of_cluster);
+    let is_guess = servers.iter().any(|server| server.is_guess);
+    let is_dns = |rule: &&Rule| match (is_known, is_guess) {
+        (false, _) => may_be_dns(rule),
+        (true, false) => is_resolver(rule),
+        (true, true) => is_resolver(rule) || is_for_unknown(objects, group, rule),
+    };
+    if servers.iter().any(reaches) || rules.iter().any(|rule| is_dns(&rule)) {
+        return;
+    }
+    let policies: Vec<Named<'_>> =
+        isolating.iter().map(|(policy, _)| Named::policy(policy, objects.details)).collect();
+    let names: Vec<&str> = policies.iter().map(|named| named.text.as_str()).collect();
+    let place = format!("{}: {}", pods_text(group), names.join(", "));
+    let place =
+        policies.first().map_or_else(String::new, |it| it.with_source(place, "spec.egress"));
+    match servers.iter().find(|server| server.is_of_cluster) {
+        Some(server) => {
+            let rule = server.egress_rule(objects);
+            found.add_with_fix(&NO_DNS, &format!("add an egress rule: {rule}"), place);
+        }
+        None => found.add(&NO_DNS, place),
+    }
+}
+
+/// Whether a rule is for DNS at pods that are not among the objects.
+fn is_for_unknown(objects: &Objects<'_>, group: &Group<'_>, rule: &Rule) -> bool {
+    let own = Some(group.namespace);
+    may_be_dns(rule)
+        && rule.peers.iter().flatten().any(|peer| match peer {
+            Peer::Pods { namespaces, pods } => {
+                objects.select(own, namespaces.as_ref(), pods).is_empty()
+            }
+            Peer::Block(_) | Peer::Nodes(_) => false,
+        })
+}
+
+/// The ingress of the name server's own pods, from every group that asks it.
+fn closed(
+    objects: &Objects<'_>,
+    server: &Server<'_>,
+    servers: &[Server<'_>],
+    found: &mut Findings,
+) {
+    let own: Vec<&Group<'_>> = objects.groups.iter().filter(|group| server.is(group)).collect();
+    let isolating: BTreeSet<_> = own
+        .iter()
+        .flat_map(|group| objects.isolating(group, Direction::Ingress))
+        .map(|(policy, _)| &policy.key)
+        .collect();
+    if own.is_empty() || isolating.is_empty() && objects.cluster.cluster_policies().next().is_none()
+    {
+        return;
+    }
+    let askers = objects
+        .groups
+        .iter()
+        .filter(|group| !servers.iter().any(|it| it.is(group)) && !asks_others(objects, group));
+    let mut refused = Vec::new();
+    let mut count = 0;
+    for group in askers {
+        count += 1;
+        if !admits(objects, server, group) {
+            refused.push(group);
+        }
+    }
+    // A name server of somebody's own may be for others than pods.
+    let is_open = || {
+        own.iter()
+            .flat_map(|it| objects.isolating(it, Direction::Ingress))
+            .any(|(_, rules)| !rules.is_empty())
+    };
+    if server.is_guess && (refused.len() < count || is_open()) {
+        return;
+    }
+    let nobody = count == 0
+        && own.iter().all(|group| {
+            let rules = objects.isolating(group, Direction::Ingress);
+            !rules.is_empty() && rules.iter().all(|(_, rules)| rules.is_empty())
+        });
+    if refused.is_empty() && !nobody {
+        return;
+    }
+    let who = match refused.len() {
+        0 => "nobody is let in".to_owned(),
+        all if all == count => "no other pod is let in".to_owned(),
+        several => {
+            let named: Vec<String> = refused.iter().take(NAMED).map(|it| pods_text(it)).collect();
+            let more = match several.saturating_sub(NAMED) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            format!("not let in: {}{more}", named.join(", "))
+        }
+    };
+    let policies = isolating.iter().filter_map(|key| objects.cluster.policies().get(*key));
+    let policies: Vec<Named<'_>> =
+        policies.map(|policy| Named::policy(policy, objects.details)).collect();
+    let names: Vec<&str> = policies.iter().map(|named| named.text.as_str()).collect();
+    let by = if names.is_empty() { String::new() } else { format!(" by {}", names.join(", ")) };
+    let place = format!("{}: {who}{by}", server.text());
+    let place =
+        policies.first().map_or_else(|| place.clone(), |it| it.with_source(place.clone(), ""));
+    let fix = format!("add an ingress rule for the name server's pods: {}", server.ingress_rule());
+    found.add_with_fix(&CLOSED, &fix, place);
+}
+
+/// Whether some pod of the name server lets a group in.
+fn admits(objects: &Objects<'_>, server: &Server<'_>, group: &Group<'_>) -> bool {
+    let Some(asker) = group.pods.iter().find(|pod| !pod.addresses.is_empty()) else { return true };
+    let mut of_pods = server.questions().filter_map(|(protocol, address, port)| {
+        let pod = objects.cluster.owner(*address)?;
+        let same = |it: &&IpAddr| it.is_ipv4() == address.is_ipv4();
+        let from = asker.addresses.iter().find(same)?;
+        let protocol = IpProtocol(protocol.number());
+        let explainer = &objects.explainer;
+        explainer.allows(&pod.key, Direction::Ingress, *from, protocol, *port)
+    });
+    // Servers on the host's network, or in another family, are not judged.
+    of_pods.next().is_none_or(|first| first || of_pods.take(ASKED).any(|admitted| admitted))
 }

@@ -1,104 +1,13 @@
 //! Signs of other enforcers of NetworkPolicy.
 
-use netpold_core::model::Key;
+mod known;
 
+use std::collections::BTreeSet;
+
+pub(super) use known::{ENFORCERS, Enforcer};
+
+use super::details::{Container, Details, Running};
 use super::finding::{Check, Findings, Severity};
-
-/// An enforcer, and how it shows. Names of chains, tables and devices end in what may follow.
-pub(super) struct Enforcer {
-    pub(super) name: &'static str,
-    /// Beginnings of iptables and nftables chains' names.
-    chains: &'static [&'static str],
-    /// nftables tables.
-    tables: &'static [&'static str],
-    /// Pins, below the BPF file system's root.
-    pub(super) pins: &'static [&'static str],
-    /// Devices.
-    devices: &'static [&'static str],
-    /// Names of DaemonSets, and parts of their images' names.
-    daemon_sets: &'static [&'static str],
-    images: &'static [&'static str],
-    /// How to switch it off.
-    fix: &'static str,
-}
-
-/// Those that are known. An entry of two that share a sign comes first.
-pub(super) const ENFORCERS: [Enforcer; 7] = [
-    Enforcer {
-        name: "Calico",
-        chains: &["cali-FORWARD", "cali-fw-", "cali-tw-", "filter-cali-FORWARD"],
-        tables: &["calico"],
-        pins: &["calico", "tc/globals/cali_v4_ct", "tc/globals/cali_v6_ct"],
-        devices: &[],
-        daemon_sets: &["calico-node", "canal"],
-        images: &["calico/node"],
-        fix: "remove it where it only enforces policy (Canal: `kubectl -n kube-system delete ds canal` and \
-              run Flannel alone); where it is the CNI, do not run netpold. What it leaves goes with a reboot",
-    },
-    Enforcer {
-        name: "kube-router",
-        chains: &["KUBE-ROUTER-FORWARD", "KUBE-POD-FW-", "KUBE-NWPLCY-"],
-        tables: &[],
-        pins: &[],
-        devices: &[],
-        daemon_sets: &["kube-router"],
-        images: &["kube-router"],
-        fix: "k3s: `--disable-network-policy`; else `--run-firewall=false`. Then reboot the node, or \
-              `kube-router --cleanup-config`",
-    },
-    Enforcer {
-        name: "Cilium",
-        chains: &["CILIUM_FORWARD"],
-        tables: &[],
-        pins: &["cilium", "tc/globals/cilium_policy", "tc/globals/cilium_ct4_global"],
-        devices: &["cilium_host", "cilium_net"],
-        daemon_sets: &["cilium", "anetd"],
-        images: &["cilium/cilium:", "cilium/cilium@"],
-        fix: "Cilium's own datapath judges its pods: do not run netpold beside it, or move to another CNI",
-    },
-    Enforcer {
-        name: "AWS network policy agent",
-        chains: &[],
-        tables: &[],
-        pins: &["globals/aws/programs"],
-        devices: &[],
-        daemon_sets: &[],
-        images: &["aws-network-policy-agent"],
-        fix: "in the ConfigMap kube-system/amazon-vpc-cni set enable-network-policy-controller: \"false\", \
-              then replace the nodes",
-    },
-    Enforcer {
-        name: "kindnet",
-        chains: &[],
-        tables: &["kindnet-network-policies"],
-        pins: &[],
-        devices: &[],
-        daemon_sets: &["kindnet"],
-        images: &["kindnetd"],
-        fix: "kind: disableDefaultCNI: true, and a CNI without policy (deploy/kind/cni.sh)",
-    },
-    Enforcer {
-        name: "kube-network-policies",
-        chains: &[],
-        tables: &["kube-network-policies"],
-        pins: &[],
-        devices: &[],
-        daemon_sets: &["kube-network-policies"],
-        images: &["kube-network-policies"],
-        fix: "`kubectl -n kube-system delete ds kube-network-policies`, then on each node `nft delete table \
-              inet kube-network-policies`",
-    },
-    Enforcer {
-        name: "Antrea",
-        chains: &["ANTREA-FORWARD"],
-        tables: &["antrea"],
-        pins: &[],
-        devices: &["antrea-gw0"],
-        daemon_sets: &["antrea-agent"],
-        images: &["antrea/antrea-agent", "antrea/antrea-ubuntu"],
-        fix: "featureGates: {AntreaPolicy: false} leaves NetworkPolicy on: do not run netpold beside it",
-    },
-];
 
 const ON_THE_NODE: Check = Check {
     name: "other-enforcer",
@@ -118,6 +27,105 @@ impl Enforcer {
     pub(super) fn found(&self, sign: String, findings: &mut Findings) {
         let check = Check { fix: self.fix, ..ON_THE_NODE };
         findings.add_of(&check, self.name, sign);
+    }
+
+    /// The image by which a container is known to be the enforcer, or the word of its command; none: it is not, or
+    /// its arguments switch policy off.
+    fn is_container(&self, container: &Container) -> Option<String> {
+        let Container { name, image, words, variables } = container;
+        if words.iter().any(|word| self.off.contains(&word.as_str())) {
+            return None;
+        }
+        if self.images.iter().any(|it| is_image(image, it)) {
+            return Some(format!("image {image}"));
+        }
+        if let Some(program) = programs(words).find(|program| self.commands.contains(program)) {
+            return Some(format!("command {program}"));
+        }
+        if self.containers.contains(&name.as_str()) {
+            return Some(format!("container {name}"));
+        }
+        let variable =
+            variables.iter().find(|it| self.variables.iter().any(|begin| it.starts_with(begin)));
+        variable.map(|variable| format!("variable {variable}"))
+    }
+
+    /// The sign of it in a DaemonSet or pod; empty: the DaemonSet's name alone.
+    fn sign(&self, running: &Running) -> Option<String> {
+        let by_container = running.containers.iter().find_map(|it| self.is_container(it));
+        let off = || {
+            let words = running.containers.iter().flat_map(|it| &it.words);
+            words.into_iter().any(|word| self.off.contains(&word.as_str()))
+        };
+        let by_name = || {
+            let name = running.key.name.as_str();
+            running.kind == "DaemonSet" && self.daemon_sets.contains(&name) && !off()
+        };
+        by_container.or_else(|| by_name().then(String::new))
+    }
+}
+
+/// The programs that a command line may start: its first word, and whatever has an absolute path or stands behind
+/// `exec`, in scripts too.
+fn programs(words: &[String]) -> impl Iterator<Item = &str> {
+    let first = words.first().into_iter().map(String::as_str);
+    let breaks =
+        |c: char| c.is_whitespace() || matches!(c, ';' | '&' | '|' | '(' | ')' | '\'' | '"');
+    let in_scripts = words.iter().flat_map(move |word| {
+        let mut before = "";
+        word.split(breaks).filter(|token| !token.is_empty()).filter(move |token| {
+            let is_program = token.starts_with('/') || before == "exec";
+            before = *token;
+            is_program
+        })
+    });
+    first.chain(in_scripts).map(|program| program.rsplit('/').next().unwrap_or_default())
+}
+
+/// Whether an image's repository ends in a name, tag and digest aside: `calico/node` is
+/// `quay.io/calico/node:v3`, and not `calico/node-driver-registrar`.
+fn is_image(image: &str, name: &str) -> bool {
+    let repository = image.split('@').next().unwrap_or_default();
+    let repository = match repository.rsplit_once(':') {
+        // A registry's port has a path behind it.
+        Some((repository, tag)) if !tag.contains('/') => repository,
+        _ => repository,
+    };
+    repository.strip_suffix(name).is_some_and(|front| front.is_empty() || front.ends_with('/'))
+}
+
+/// The enforcers in the cluster, with what runs them and by which sign.
+pub(super) fn in_cluster(
+    details: &Details,
+) -> impl Iterator<Item = (&'static str, &'static Enforcer, &Running, String)> {
+    let found = ENFORCERS.iter().flat_map(move |enforcer| {
+        let found: Vec<_> = details
+            .running
+            .iter()
+            .filter_map(|it| Some((enforcer.name, enforcer, it, enforcer.sign(it)?)))
+            .collect();
+        // Pods are of interest where their DaemonSet is not among the objects.
+        let has_set = found.iter().any(|(_, _, running, _)| running.kind == "DaemonSet");
+        found.into_iter().filter(move |(_, _, running, _)| !has_set || running.kind == "DaemonSet")
+    });
+    found
+}
+
+/// DaemonSets and pods of other enforcers.
+pub(super) fn examine(details: &Details, findings: &mut Findings) {
+    // kindnetd and Flannel may hold another enforcer's container: each is named once for each.
+    let mut named = BTreeSet::new();
+    for (_, enforcer, running, sign) in in_cluster(details) {
+        let Running { kind, key, count, .. } = running;
+        let sign = if sign.is_empty() { sign } else { format!(" ({sign})") };
+        let more = if *count > 1 { format!(" and {} like it", count - 1) } else { String::new() };
+        let source = details.sources.get(&(*kind, key.clone()));
+        let source = source.map(|it| format!(" ({it})")).unwrap_or_default();
+        let place = format!("{kind} {key}{more}{sign}{source}");
+        if named.insert((enforcer.name, place.clone())) {
+            let check = Check { fix: enforcer.fix, ..IN_THE_CLUSTER };
+            findings.add_of(&check, enforcer.name, place);
+        }
     }
 }
 
@@ -144,15 +152,79 @@ pub(super) fn device(name: &str, findings: &mut Findings) {
     }
 }
 
-/// A DaemonSet, by its name and images.
-pub(super) fn daemon_set(key: &Key, images: &[String], findings: &mut Findings) {
-    for enforcer in &ENFORCERS {
-        let name = enforcer.daemon_sets.contains(&key.name.as_str());
-        let image = images.iter().find(|image| enforcer.images.iter().any(|it| image.contains(it)));
-        if name || image.is_some() {
-            let check = Check { fix: enforcer.fix, ..IN_THE_CLUSTER };
-            let image = image.map_or_else(String::new, |image| format!(" (image {image})"));
-            findings.add_of(&check, enforcer.name, format!("DaemonSet {key}{image}"));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_compared_by_their_last_names() {
+        for image in [
+            "calico/node",
+            "quay.io/calico/node:v3.32.0",
+            "registry.local:5000/mirror/calico/node:v3@sha256:abc",
+            "registry.local:5000/calico/node",
+        ] {
+            assert!(is_image(image, "calico/node"), "{image}");
+        }
+        for image in
+            ["calico/node-driver-registrar:v3", "mycalico/node:v1", "node", "", "calico/node/x"]
+        {
+            assert!(!is_image(image, "calico/node"), "{image}");
+        }
+        assert!(is_image("weave-npc", "weave-npc") && !is_image("rocket-weave-npc", "weave-npc"));
+    }
+
+    /// Each entry's own signs find it and no other; its switch hides it.
+    #[test]
+    fn signs_are_of_one_enforcer() {
+        let running = |container: Container| Running {
+            kind: "DaemonSet",
+            key: netpold_core::model::Key::new("x", "renamed"),
+            containers: vec![container],
+            count: 1,
+        };
+        let finds = |running: &Running| -> Vec<&str> {
+            let found = ENFORCERS.iter().filter(|it| it.sign(running).is_some());
+            found.map(|it| it.name).collect()
+        };
+        for enforcer in &ENFORCERS {
+            for image in enforcer.images {
+                let image = format!("registry.local:5000/m/{image}:v1");
+                let with = running(Container { image, ..Container::default() });
+                assert_eq!(finds(&with), [enforcer.name]);
+            }
+            for command in enforcer.commands {
+                let words = vec!["/usr/bin/env".to_owned(), format!("/opt/bin/{command}")];
+                let mut with = running(Container { words, ..Container::default() });
+                assert_eq!(finds(&with), [enforcer.name]);
+                for off in enforcer.off {
+                    with.containers[0].words.push((*off).to_owned());
+                    assert_eq!(finds(&with), [""; 0], "{off}");
+                }
+            }
+            for name in enforcer.daemon_sets {
+                let mut with = running(Container::default());
+                with.key.name = (*name).to_owned();
+                assert_eq!(finds(&with), [enforcer.name]);
+            }
+        }
+        for image in [
+            "flannel/flannel:v0.26",
+            "calico/cni:v3",
+            "calico/kube-controllers:v3",
+            "calico/csi:v3",
+            "calico/node-driver-registrar:v3",
+            "cilium/cilium-envoy:v1",
+            "cilium/hubble-relay:v1",
+            "rancher/hardened-flannel:v0.26",
+            "amazon/amazon-k8s-cni:v1",
+            "weaveworks/weave-kube:2.8",
+            "registry.k8s.io/kube-proxy:v1.36.2",
+            "netpold:0.1.0",
+            "multus-cni:v4",
+        ] {
+            let with = running(Container { image: image.to_owned(), ..Container::default() });
+            assert_eq!(finds(&with), [""; 0], "{image}");
         }
     }
 }

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 const NAMED: usize = 100;
 /// Longest text of a place in bytes: names and selectors are written by anybody.
 const PLACE_MAX: usize = 400;
+/// Longest text of a fix in bytes: some name labels and addresses of the cluster.
+const FIX_MAX: usize = 1000;
 /// Kinds of findings of one report, and things that could not be looked at.
 const KINDS: usize = 200;
 
@@ -92,25 +94,35 @@ pub(super) struct Findings {
 impl Findings {
     /// Takes in a place where a check found something.
     pub(super) fn add(&mut self, check: &Check, place: impl Into<String>) {
-        self.place(check, check.problem, place.into(), 1);
+        self.place(check, check.problem, check.fix, place.into());
+    }
+
+    /// The same, with a fix of its own in place of the check's.
+    pub(super) fn add_with_fix(&mut self, check: &Check, fix: &str, place: impl Into<String>) {
+        self.place(check, check.problem, fix, place.into());
     }
 
     /// The same, where the problem names somebody: `{}` in the check's.
     pub(super) fn add_of(&mut self, check: &Check, whose: &str, place: impl Into<String>) {
-        self.place(check, &check.problem.replace("{}", whose), place.into(), 1);
+        self.place(check, &check.problem.replace("{}", whose), check.fix, place.into());
     }
 
-    fn place(&mut self, check: &Check, problem: &str, place: String, count: usize) {
-        let kind = (check.severity, check.name.to_owned(), problem.to_owned());
-        let finding = Finding {
-            severity: check.severity,
-            check: check.name.to_owned(),
-            problem: problem.to_owned(),
-            places: Vec::new(),
-            count: 0,
-            fix: check.fix.to_owned(),
-        };
-        self.note(kind, finding, [place], count);
+    /// The same, `count` times, of which some places are named.
+    pub(super) fn add_counted(
+        &mut self,
+        check: &Check,
+        whose: &str,
+        places: impl IntoIterator<Item = String>,
+        count: usize,
+    ) {
+        let problem = check.problem.replace("{}", whose);
+        let (kind, finding) = empty(check, &problem, check.fix);
+        self.note(kind, finding, places, count);
+    }
+
+    fn place(&mut self, check: &Check, problem: &str, fix: &str, place: String) {
+        let (kind, finding) = empty(check, problem, fix);
+        self.note(kind, finding, [place], 1);
     }
 
     fn note(
@@ -143,6 +155,20 @@ impl Findings {
     pub(super) fn report(self) -> Report {
         Report { findings: self.found.into_values().collect(), unknown: self.unknown }
     }
+}
+
+/// A finding without places.
+fn empty(check: &Check, problem: &str, fix: &str) -> (Kind, Finding) {
+    let kind = (check.severity, check.name.to_owned(), problem.to_owned());
+    let finding = Finding {
+        severity: check.severity,
+        check: check.name.to_owned(),
+        problem: problem.to_owned(),
+        places: Vec::new(),
+        count: 0,
+        fix: crate::printable::cut(fix.to_owned(), FIX_MAX),
+    };
+    (kind, finding)
 }
 
 /// The reports of several nodes as one: each place, and on which nodes it is.

@@ -1,107 +1,193 @@
-//! What may be wrong with a cluster's objects though the API server took them.
+//! A cluster's objects as the checks look at them: pods in groups, and places in policies.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::explain::Explainer;
 use netpold_core::model::{
-    ClusterPolicy, Direction, Key, Labels, Pod, Policy, Rule, Selector, Tier,
+    ClusterPolicy, Direction, Enforcement, Key, Labels, Pod, Policy, Rule, Selector,
 };
 
-use super::containers::Containers;
-use super::enforcers;
-use super::finding::{Check, Findings, Report, Severity};
-use super::{dns, ports, selectors, services};
+use super::complete::is_stand_in;
+use super::details::{Details, Manifest, PodDetails};
+use super::leads::Leads;
+use crate::printable::cut;
 
-const NOT_UNDERSTOOD: Check = Check {
-    name: "not-understood",
-    severity: Severity::Error,
-    problem: "a part of a policy is not understood: what it should allow is denied",
-    fix: "correct the field; `kubectl explain networkpolicy.spec` has its form",
-};
-const OVER_BUDGET: Check = Check {
-    name: "over-budget",
-    severity: Severity::Error,
-    problem: "a policy is too large and allows nothing",
-    fix: "split it, or use labels and wider blocks instead of lists (deploy/limits.md)",
-};
-const EQUAL_PRIORITY: Check = Check {
-    name: "equal-priority",
-    severity: Severity::Warning,
-    problem: "ClusterNetworkPolicies of one tier have the same priority: they are asked in the order \
-              of their names",
-    fix: "give each a priority of its own: spec.priority, 0 (first) to 1000",
-};
-const NO_AGENT: Check = Check {
-    name: "no-agent",
-    severity: Severity::Error,
-    problem: "a node has no agent: no policy is enforced for its pods",
-    fix: "see why the DaemonSet has no pod there: `kubectl -n netpold-system describe ds netpold`; its \
-          tolerations and the node's taints",
-};
-const NO_PODS: &str = "there is no Pod among the objects: policies, rules and ports cannot be held \
-                       against pods";
-
-/// Label of the agents' pods, and its value.
-const AGENT: (&str, &str) = ("app.kubernetes.io/name", "netpold");
+/// Longest text of what is at a place, in bytes: file and line follow it.
+const WHAT_MAX: usize = 280;
 
 /// Pods that policies cannot tell apart, but for their ports.
 pub(super) struct Group<'c> {
     pub(super) namespace: &'c str,
     pub(super) labels: &'c Labels,
-    pub(super) namespace_labels: std::borrow::Cow<'c, Labels>,
+    pub(super) namespace_labels: Cow<'c, Labels>,
     pub(super) pods: Vec<&'c Pod>,
 }
 
 /// A cluster, with its pods in groups.
 pub(super) struct Objects<'c> {
     pub(super) cluster: &'c Cluster,
-    pub(super) containers: &'c Containers,
+    pub(super) explainer: Explainer<'c>,
+    pub(super) details: &'c Details,
     pub(super) groups: Vec<Group<'c>>,
+    /// There is neither a node nor a pod that runs: the objects of a chart, and not of a cluster.
+    pub(super) is_partial: bool,
+    /// Of nodes, and of pods on the host's network.
+    pub(super) node_addresses: BTreeSet<IpAddr>,
+    pub(super) leads: Leads<'c>,
+    templates: BTreeMap<GroupKey<'c>, &'c PodDetails>,
+}
+
+/// A policy of either kind, by its name for people.
+pub(super) struct Named<'p> {
+    /// `NetworkPolicy shop/web`
+    pub(super) text: String,
+    /// None of a ClusterNetworkPolicy.
+    pub(super) namespace: Option<&'p str>,
+    manifest: Option<&'p Manifest>,
 }
 
 /// A rule of a policy, and where it stands.
 pub(super) struct Place<'p> {
-    /// `NetworkPolicy shop/web`
-    pub(super) policy: &'p str,
-    /// The policy's namespace; none of a ClusterNetworkPolicy.
-    pub(super) namespace: Option<&'p str>,
+    pub(super) policy: &'p Named<'p>,
     pub(super) direction: Direction,
     pub(super) number: usize,
 }
 
-impl std::fmt::Display for Place<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: spec.{}[{}]", self.policy, self.direction, self.number)
-    }
-}
-
-/// Looks at a cluster's objects.
-#[must_use]
-pub fn examine(cluster: &Cluster, containers: &Containers) -> Report {
-    let mut found = Findings::default();
-    let objects = Objects { cluster, containers, groups: groups(cluster) };
-    for policy in cluster.policies().values() {
-        objects.policy(policy, &mut found);
-    }
-    for policy in cluster.cluster_policies() {
-        objects.cluster_policy(policy, &mut found);
-    }
-    equal_priorities(cluster, &mut found);
-    if objects.groups.is_empty() {
-        found.unknown(NO_PODS);
-    } else {
-        dns::examine(&objects, &mut found);
-        services::examine(&objects, &mut found);
-    }
-    agents(cluster, &mut found);
-    for (key, images) in &containers.daemon_sets {
-        enforcers::daemon_set(key, images, &mut found);
-    }
-    found.report()
-}
-
 /// Namespace and labels.
 type GroupKey<'c> = (&'c str, Vec<(&'c String, &'c String)>);
+
+impl<'p> Named<'p> {
+    pub(super) fn policy(policy: &'p Policy, details: &'p Details) -> Self {
+        let manifest = details.policies.get(&policy.key);
+        let namespace = Some(policy.key.namespace.as_str());
+        Self { text: format!("NetworkPolicy {}", policy.key), namespace, manifest }
+    }
+
+    pub(super) fn cluster_policy(policy: &'p ClusterPolicy, details: &'p Details) -> Self {
+        let manifest = details.cluster_policies.get(&policy.name);
+        Self { text: format!("ClusterNetworkPolicy {}", policy.name), namespace: None, manifest }
+    }
+
+    /// Every CIDR as it was written, with its path.
+    pub(super) fn cidrs(&self) -> impl Iterator<Item = (String, &'p str)> {
+        self.manifest.into_iter().flat_map(Manifest::cidrs)
+    }
+
+    /// `NetworkPolicy shop/web: spec.podSelector: WHAT (FILE:LINE)`; parts that are empty are left out.
+    pub(super) fn at(&self, path: &str, what: &str) -> String {
+        let mut text = self.text.clone();
+        for part in [path, what].into_iter().filter(|part| !part.is_empty()) {
+            text.push_str(": ");
+            text.push_str(part);
+        }
+        self.with_source(text, path)
+    }
+
+    /// The text, and the file and line of a field of the policy.
+    pub(super) fn with_source(&self, text: String, path: &str) -> String {
+        let text = cut(text, WHAT_MAX);
+        match self.manifest.and_then(|manifest| manifest.source(path)) {
+            Some(source) => format!("{text} ({source})"),
+            None => text,
+        }
+    }
+}
+
+impl Place<'_> {
+    /// `spec.egress[0]`, and what follows.
+    pub(super) fn path(&self, below: &str) -> String {
+        format!("spec.{}[{}]{below}", self.direction, self.number)
+    }
+
+    /// What is wrong with a part of the rule, as `.ports[0]`.
+    pub(super) fn at(&self, below: &str, what: &str) -> String {
+        self.policy.at(&self.path(below), what)
+    }
+
+    /// A peer of the rule, as `.to[0]`.
+    pub(super) fn peer(&self, number: usize) -> String {
+        let side = match self.direction {
+            Direction::Ingress => "from",
+            Direction::Egress => "to",
+        };
+        format!(".{side}[{number}]")
+    }
+}
+
+impl<'c> Objects<'c> {
+    pub(super) fn new(cluster: &'c Cluster, details: &'c Details) -> Self {
+        let nodes = cluster.nodes().values().flat_map(|node| &node.addresses);
+        let hosts = cluster.pods().values().filter(|pod| pod.host_network && !pod.finished);
+        let noted = details.nodes.values().flatten().map(|noted| &noted.address);
+        let hosts = hosts.flat_map(|pod| &pod.addresses);
+        let mut pods = cluster.pods().values().flat_map(|pod| &pod.addresses);
+        let is_partial = cluster.nodes().is_empty() && pods.all(|address| is_stand_in(*address));
+        let templates = details.templates.iter().map(|template| {
+            let key = (template.namespace.as_str(), template.labels.iter().collect());
+            (key, &template.details)
+        });
+        Self {
+            cluster,
+            is_partial,
+            explainer: Explainer::new(cluster),
+            details,
+            groups: groups(cluster),
+            node_addresses: nodes.chain(hosts).chain(noted).copied().collect(),
+            leads: Leads::new(cluster),
+            templates: templates.collect(),
+        }
+    }
+
+    /// The groups that a selector is.
+    pub(super) fn select(
+        &self,
+        own: Option<&str>,
+        namespaces: Option<&Selector>,
+        pods: &Selector,
+    ) -> Vec<&Group<'c>> {
+        self.groups.iter().filter(|group| group.is_in(own, namespaces, pods)).collect()
+    }
+
+    /// Whether an address is of a pod or node among the objects.
+    pub(super) fn is_known(&self, address: IpAddr) -> bool {
+        self.cluster.owner(address).is_some() || self.node_addresses.contains(&address)
+    }
+
+    /// The text, and the file and line of an object.
+    pub(super) fn with_source(&self, (kind, key): (&'static str, &Key), text: String) -> String {
+        match self.details.sources.get(&(kind, key.clone())) {
+            Some(source) => format!("{} ({source})", cut(text, WHAT_MAX)),
+            None => text,
+        }
+    }
+
+    /// What is known of a pod beyond what policy reads: of the pod, or where it does not run yet, of a template with its
+    /// labels.
+    pub(super) fn pod(&self, pod: &Pod) -> Option<&'c PodDetails> {
+        let template = || {
+            let is_planned = pod.addresses.iter().any(|address| is_stand_in(*address));
+            let key = (pod.key.namespace.as_str(), pod.labels.iter().collect());
+            is_planned.then(|| self.templates.get(&key).copied()).flatten()
+        };
+        self.details.pods.get(&pod.key).or_else(template)
+    }
+
+    /// Names and rules of the NetworkPolicies that isolate a group, in one direction. Those on trial isolate nothing.
+    pub(super) fn isolating<'o>(
+        &'o self,
+        group: &Group<'_>,
+        direction: Direction,
+    ) -> Vec<(&'o Policy, &'o [Rule])> {
+        let policies = self.cluster.policies_in(group.namespace);
+        let policies = policies.filter(|policy| {
+            policy.enforcement == Enforcement::Enforce && policy.pod_selector.matches(group.labels)
+        });
+        policies.filter_map(|policy| Some((&**policy, policy.rules(direction)?))).collect()
+    }
+}
 
 fn groups(cluster: &Cluster) -> Vec<Group<'_>> {
     let mut groups: BTreeMap<GroupKey<'_>, Group<'_>> = BTreeMap::new();
@@ -133,100 +219,6 @@ impl Group<'_> {
             None => own == Some(self.namespace),
         };
         namespace && pods.matches(self.labels)
-    }
-}
-
-impl Objects<'_> {
-    /// The groups that a selector is.
-    pub(super) fn select(
-        &self,
-        own: Option<&str>,
-        namespaces: Option<&Selector>,
-        pods: &Selector,
-    ) -> Vec<&Group<'_>> {
-        self.groups.iter().filter(|group| group.is_in(own, namespaces, pods)).collect()
-    }
-
-    fn policy(&self, policy: &Policy, found: &mut Findings) {
-        let name = format!("NetworkPolicy {}", policy.key);
-        understood(&name, &policy.problems, found);
-        if let Some(excess) = self.cluster.excess(&policy.key) {
-            found.add(&OVER_BUDGET, format!("{name}: {excess}"));
-        }
-        if self.groups.is_empty() {
-            return;
-        }
-        let namespace = policy.key.namespace.as_str();
-        let subject = self.select(Some(namespace), None, &policy.pod_selector);
-        if subject.is_empty() {
-            let is_empty = !self.groups.iter().any(|group| group.namespace == namespace);
-            selectors::nothing_selected(&name, (!is_empty).then_some(&policy.pod_selector), found);
-        }
-        for direction in Direction::BOTH {
-            let rules = policy.rules(direction).unwrap_or_default();
-            for (number, rule) in rules.iter().enumerate() {
-                let namespace = Some(namespace);
-                let place = Place { policy: &name, namespace, direction, number };
-                self.rule(&place, rule, &subject, found);
-            }
-        }
-    }
-
-    fn cluster_policy(&self, policy: &ClusterPolicy, found: &mut Findings) {
-        let name = format!("ClusterNetworkPolicy {}", policy.name);
-        understood(&name, &policy.problems, found);
-        if self.groups.is_empty() {
-            return;
-        }
-        let selector = &policy.subject;
-        let subject = self.select(None, Some(&selector.namespaces), &selector.pods);
-        if subject.is_empty() {
-            selectors::nothing_selected(&name, Some(&selector.pods), found);
-        }
-        for direction in Direction::BOTH {
-            for (number, rule) in policy.rules(direction).iter().enumerate() {
-                let place = Place { policy: &name, namespace: None, direction, number };
-                self.rule(&place, &rule.matches, &subject, found);
-            }
-        }
-    }
-
-    fn rule(&self, place: &Place<'_>, rule: &Rule, subject: &[&Group<'_>], found: &mut Findings) {
-        selectors::peers(self, place, rule, found);
-        ports::examine(self, place, rule, subject, found);
-    }
-}
-
-fn understood(policy: &str, problems: &[String], found: &mut Findings) {
-    for problem in problems {
-        found.add(&NOT_UNDERSTOOD, format!("{policy}: {problem}"));
-    }
-}
-
-fn equal_priorities(cluster: &Cluster, found: &mut Findings) {
-    let mut equal: BTreeMap<(Tier, u16), Vec<&str>> = BTreeMap::new();
-    for policy in cluster.cluster_policies() {
-        equal.entry((policy.tier, policy.priority)).or_default().push(&policy.name);
-    }
-    for ((tier, priority), mut names) in equal.into_iter().filter(|(_, names)| names.len() > 1) {
-        names.sort_unstable();
-        found.add(&EQUAL_PRIORITY, format!("{tier} {priority}: {}", names.join(", ")));
-    }
-}
-
-/// Nodes without an agent, if any has one: manifests need not hold the agents' pods.
-fn agents(cluster: &Cluster, found: &mut Findings) {
-    let (label, value) = AGENT;
-    let is_agent = |pod: &&Pod| {
-        !pod.finished && !pod.node.is_empty() && pod.labels.get(label).is_some_and(|it| it == value)
-    };
-    let pods = cluster.pods().values().map(|pod| &**pod).filter(is_agent);
-    let agents: std::collections::BTreeSet<&str> = pods.map(|pod| pod.node.as_str()).collect();
-    if agents.is_empty() {
-        return;
-    }
-    for node in cluster.nodes().keys().filter(|node| !agents.contains(node.as_str())) {
-        found.add(&NO_AGENT, format!("Node {node}"));
     }
 }
 

@@ -1,9 +1,10 @@
 //! Ports of rules that no container has.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use netpold_core::model::{Direction, Key, Peer, Pod, PortMatch, PortRule, Protocol, Rule};
+use netpold_core::model::{Direction, Peer, Pod, PortMatch, PortRule, Protocol, Rule};
 
+use super::complete::is_stand_in;
 use super::finding::{Check, Findings, Severity};
 use super::objects::{Group, Objects, Place, pods_text};
 
@@ -19,12 +20,12 @@ const OTHER_PROTOCOL: Check = Check {
     problem: "the named port of a rule has another protocol in the containers: the rule allows nothing",
     fix: "write the container's protocol beside the port: `protocol: UDP`",
 };
-const SERVICE_PORT: Check = Check {
-    name: "port-of-the-service",
+const NAME_OUTSIDE: Check = Check {
+    name: "port-name-towards-blocks",
     severity: Severity::Warning,
-    problem: "a rule names the port of a Service, but policy sees packets after translation, at the \
-              container's port",
-    fix: "write the Service's targetPort in the rule, or both",
+    problem: "a rule has a named port, and its peers are ipBlocks without pods: only pods have named ports, so it never \
+              matches",
+    fix: "write the port's number",
 };
 const UNLISTED: Check = Check {
     name: "port-not-listed",
@@ -33,8 +34,8 @@ const UNLISTED: Check = Check {
     fix: "nothing, if something listens there; else correct the rule, or list the port",
 };
 
-/// Protocol and number.
-type Number = (Protocol, u16);
+/// Protocol, and the first and last number.
+pub(super) type Numbers = (Protocol, u16, u16);
 
 /// The ports of a rule, held against the pods that they are ports of.
 pub(super) fn examine(
@@ -45,50 +46,44 @@ pub(super) fn examine(
     found: &mut Findings,
 ) {
     let Some(rules) = &rule.ports else { return };
-    let receivers = match place.direction {
-        Direction::Ingress => subject.to_vec(),
-        Direction::Egress => match peers(objects, place, rule) {
-            Some(peers) => peers,
-            // Everyone, or addresses: only a name needs a pod.
-            None => {
-                let named = |port: &&PortRule| matches!(port.port, PortMatch::Named(_));
-                if !rules.iter().any(|port| named(&port)) {
-                    return;
-                }
-                objects.groups.iter().collect()
-            }
-        },
-    };
+    let has_names = rules.iter().any(|port| matches!(port.port, PortMatch::Named(_)));
+    if has_names {
+        names(objects, place, (rule, rules), subject, found);
+        return;
+    }
+    let Some(receivers) = receivers(objects, place, rule, subject) else { return };
     if receivers.is_empty() {
         return;
     }
     for (number, port) in rules.iter().enumerate() {
-        match &port.port {
-            PortMatch::Any => {}
-            PortMatch::Named(name) => {
-                let at = format!("{place}.ports[{number}]: {name} ({})", port.protocol);
-                named(name, port.protocol, &receivers, at, found);
-            }
-            PortMatch::Range(first, last) => {
-                let ports = (port.protocol, *first, *last);
-                let at = || format!("{place}.ports[{number}]: {}", range_text(ports));
-                numbered(objects, ports, rules, &receivers, at, found);
+        if let PortMatch::Range(first, last) = &port.port {
+            let ports = (port.protocol, *first, *last);
+            if is_unlisted(objects, ports, &receivers)
+                && !super::service_ports::is_of_a_service(objects, ports, rules, &receivers)
+            {
+                let whose = receivers.first().map_or_else(String::new, |group| pods_text(group));
+                let what = format!("{} ({whose})", range_text(ports));
+                found.add(&UNLISTED, place.at(&format!(".ports[{number}]"), &what));
             }
         }
     }
 }
 
-/// The pods that an egress rule leads to; none if it leads elsewhere, too.
-fn peers<'o>(
+/// The pods that a rule is about, if it is about pods alone: its subject, or the peers that all are selectors.
+pub(super) fn receivers<'o>(
     objects: &'o Objects<'_>,
     place: &Place<'_>,
     rule: &Rule,
+    subject: &[&'o Group<'o>],
 ) -> Option<Vec<&'o Group<'o>>> {
+    if place.direction == Direction::Ingress {
+        return Some(subject.to_vec());
+    }
     let mut groups = Vec::new();
     for peer in rule.peers.as_deref()? {
         match peer {
             Peer::Pods { namespaces, pods } => {
-                groups.extend(objects.select(place.namespace, namespaces.as_ref(), pods));
+                groups.extend(objects.select(place.policy.namespace, namespaces.as_ref(), pods));
             }
             Peer::Block(_) | Peer::Nodes(_) => return None,
         }
@@ -96,107 +91,100 @@ fn peers<'o>(
     Some(groups)
 }
 
-fn named(
-    name: &str,
-    protocol: Protocol,
-    receivers: &[&Group<'_>],
-    at: String,
-    found: &mut Findings,
-) {
-    let pods = receivers.iter().flat_map(|group| &group.pods);
-    let mut others = pods.flat_map(|pod| &pod.ports).filter(|port| port.name == name).peekable();
-    let other = others.peek().map(|port| port.protocol);
-    match other {
-        None => found.add(&NO_SUCH_NAME, at),
-        Some(other) if !others.any(|port| port.protocol == protocol) => {
-            found.add(&OTHER_PROTOCOL, format!("{at}, in the containers {other}"));
-        }
-        Some(_) => {}
-    }
-}
-
-/// Holds numbers against the ports that all receivers list; pods that list none are not known.
-fn numbered(
+/// Holds named ports against the pods that may have them.
+fn names(
     objects: &Objects<'_>,
-    (protocol, first, last): (Protocol, u16, u16),
-    rules: &[PortRule],
-    receivers: &[&Group<'_>],
-    at: impl Fn() -> String,
+    place: &Place<'_>,
+    (rule, rules): (&Rule, &[PortRule]),
+    subject: &[&Group<'_>],
     found: &mut Findings,
 ) {
-    let pods = || receivers.iter().flat_map(|group| &group.pods);
-    let listed = |pod: &&&Pod| objects.containers.ports.get(&pod.key);
-    let has = |ports: &BTreeSet<Number>| {
-        ports.range((protocol, first)..=(protocol, last)).next().is_some()
-    };
-    if pods().any(|pod| listed(&pod).is_none_or(has)) {
+    let pods = named_pods(objects, place, rule, subject);
+    let peers = rule.peers.as_deref().unwrap_or_default();
+    let is_block = |peer: &Peer| matches!(peer, Peer::Block(_));
+    let outside = place.direction == Direction::Egress
+        && !peers.is_empty()
+        && peers.iter().all(is_block)
+        && has_addresses(objects);
+    if pods.is_empty() && !outside {
         return;
     }
-    // A Service has that port, and leads to another one that the rule does not allow.
-    for service in services(objects, receivers) {
-        let is_here = service.protocol == protocol && (first..=last).contains(&service.port);
-        if !is_here || (first..=last).contains(&service.target) {
+    for (number, port) in rules.iter().enumerate() {
+        let PortMatch::Named(name) = &port.port else { continue };
+        let at = |what: &str| {
+            let what = format!("{name} ({}){what}", port.protocol);
+            place.at(&format!(".ports[{number}]"), &what)
+        };
+        if pods.is_empty() {
+            found.add(&NAME_OUTSIDE, at(""));
             continue;
         }
-        let allowed = rules.iter().any(|rule| covers(rule, protocol, service.target));
-        if !allowed {
-            let (key, target) = (service.key, service.target);
-            found.add(
-                &SERVICE_PORT,
-                format!("{}, Service {key}, whose pods get it at {target}", at()),
-            );
-            return;
-        }
-    }
-    let whose = receivers.first().map_or_else(String::new, |group| pods_text(group));
-    found.add(&UNLISTED, format!("{} ({whose})", at()));
-}
-
-fn covers(rule: &PortRule, protocol: Protocol, port: u16) -> bool {
-    rule.protocol == protocol
-        && match &rule.port {
-            // A name is there, which is enough: the number was not.
-            PortMatch::Any | PortMatch::Named(_) => true,
-            PortMatch::Range(first, last) => (*first..=*last).contains(&port),
-        }
-}
-
-/// A Service's port, and the port of its pods that it leads to.
-struct Led<'o> {
-    key: &'o Key,
-    protocol: Protocol,
-    port: u16,
-    target: u16,
-}
-
-/// The Services' ports that lead to some of these pods.
-fn services<'o>(objects: &'o Objects<'_>, receivers: &[&Group<'_>]) -> Vec<Led<'o>> {
-    let pods = receivers.iter().flat_map(|group| &group.pods);
-    let namespaces: BTreeSet<&str> = receivers.iter().map(|group| group.namespace).collect();
-    let addresses: BTreeSet<_> = pods.flat_map(|pod| &pod.addresses).collect();
-    let mut led = BTreeMap::new();
-    let slices = objects.cluster.slices().values();
-    for slice in slices.filter(|slice| namespaces.contains(slice.key.namespace.as_str())) {
-        if !slice.addresses.iter().any(|address| addresses.contains(address)) {
-            continue;
-        }
-        let key = Key::new(slice.key.namespace.as_str(), slice.service.as_str());
-        let Some((key, service)) = objects.cluster.services().get_key_value(&key) else { continue };
-        for port in &service.ports {
-            let same = slice
-                .ports
-                .iter()
-                .filter(|it| (&it.name, it.protocol) == (&port.name, port.protocol));
-            for target in same {
-                let (protocol, target) = (port.protocol, target.port);
-                let of = Led { key, protocol, port: port.port, target };
-                led.insert((key, protocol, port.port, target), of);
+        let mut same =
+            pods.iter().flat_map(|pod| &pod.ports).filter(|it| it.name == *name).peekable();
+        let other = same.peek().map(|port| port.protocol);
+        match other {
+            None => found.add(&NO_SUCH_NAME, at("")),
+            Some(other) if !same.any(|it| it.protocol == port.protocol) => {
+                found.add(&OTHER_PROTOCOL, at(&format!(", in the containers {other}")));
             }
+            Some(_) => {}
         }
     }
-    led.into_values().collect()
 }
 
-fn range_text((protocol, first, last): (Protocol, u16, u16)) -> String {
+/// Whether some pod's address is known, so that blocks can be held against it.
+fn has_addresses(objects: &Objects<'_>) -> bool {
+    let pods = objects.groups.iter().flat_map(|group| &group.pods);
+    let mut addresses = pods.flat_map(|pod| &pod.addresses);
+    addresses.any(|address| !is_stand_in(*address))
+}
+
+/// The pods at which a rule's names are looked up; blocks are those of pods in them.
+fn named_pods<'o>(
+    objects: &'o Objects<'_>,
+    place: &Place<'_>,
+    rule: &Rule,
+    subject: &[&'o Group<'o>],
+) -> Vec<&'o Pod> {
+    let all = |groups: Vec<&'o Group<'o>>| {
+        groups.into_iter().flat_map(|group| &group.pods).copied().collect()
+    };
+    let (Direction::Egress, Some(peers)) = (place.direction, &rule.peers) else {
+        return all(match place.direction {
+            Direction::Ingress => subject.to_vec(),
+            Direction::Egress => objects.groups.iter().collect(),
+        });
+    };
+    let mut found: Vec<&Pod> = Vec::new();
+    for peer in peers {
+        match peer {
+            Peer::Pods { namespaces, pods } => {
+                let groups = objects.select(place.policy.namespace, namespaces.as_ref(), pods);
+                found.extend(groups.into_iter().flat_map(|group| &group.pods).copied());
+            }
+            Peer::Block(block) => {
+                let pods = objects.groups.iter().flat_map(|group| &group.pods).copied();
+                found.extend(pods.filter(|pod| pod.addresses.iter().any(|it| block.contains(*it))));
+            }
+            Peer::Nodes(_) => {}
+        }
+    }
+    found
+}
+
+/// Whether all receivers list ports, and none of them these.
+fn is_unlisted(
+    objects: &Objects<'_>,
+    (protocol, first, last): Numbers,
+    receivers: &[&Group<'_>],
+) -> bool {
+    let mut pods = receivers.iter().flat_map(|group| &group.pods);
+    let is_unlike = |ports: &BTreeSet<(Protocol, u16)>| {
+        !ports.is_empty() && ports.range((protocol, first)..=(protocol, last)).next().is_none()
+    };
+    pods.all(|pod| objects.pod(pod).is_some_and(|details| is_unlike(&details.ports)))
+}
+
+pub(super) fn range_text((protocol, first, last): Numbers) -> String {
     if first == last { format!("{protocol} {first}") } else { format!("{protocol} {first}-{last}") }
 }

@@ -1,9 +1,9 @@
 //! Policies that select nothing, and peers that nothing is.
 
-use netpold_core::model::{IpBlock, Peer, Requirement, Rule, Selector};
+use netpold_core::model::{Labels, Peer, Pod, Requirement, Rule, Selector};
 
 use super::finding::{Check, Findings, Severity};
-use super::objects::{Objects, Place};
+use super::objects::{Group, Named, Objects, Place};
 
 const SELECTS_NOTHING: Check = Check {
     name: "selects-nothing",
@@ -11,6 +11,12 @@ const SELECTS_NOTHING: Check = Check {
     problem: "a policy selects no pod",
     fix: "compare its selector with the pods' labels: `kubectl get pods -n NAMESPACE --show-labels`; delete \
           the policy if its pods are gone",
+};
+const SELECTS_HOSTS: Check = Check {
+    name: "selects-host-network",
+    severity: Severity::Warning,
+    problem: "all pods that a policy selects use the host's network: no NetworkPolicy is about them",
+    fix: "restrict the nodes' own ports with the nodes' firewall, or run the pods without hostNetwork",
 };
 const NO_POD_THERE: Check = Check {
     name: "namespace-without-pods",
@@ -26,70 +32,151 @@ const PEER_WITHOUT_PODS: Check = Check {
     fix: "compare the selectors with the labels: `kubectl get pods -A --show-labels`, `kubectl get ns \
           --show-labels`; pods of other namespaces need a namespaceSelector beside the podSelector",
 };
+const PEER_ON_HOSTS: Check = Check {
+    name: "peer-on-host-network",
+    severity: Severity::Warning,
+    problem: "all pods that are the peer of a rule use the host's network: their packets have the nodes' addresses, which \
+              no selector matches",
+    fix: "name the nodes' addresses, - ipBlock: {cidr: ADDRESS/32} for each, and those of the CNI's tunnel where there is \
+          one (`netpold explain` knows them); a pod's own node is always allowed",
+};
 const NO_NODE: Check = Check {
     name: "peer-without-nodes",
     severity: Severity::Warning,
     problem: "no node is the peer of a rule",
     fix: "compare the selector with the nodes' labels: `kubectl get nodes --show-labels`",
 };
-const NOTHING_LEFT: Check = Check {
-    name: "except-covers-block",
-    severity: Severity::Warning,
-    problem: "the except blocks of an ipBlock leave nothing of it",
-    fix: "narrow the except blocks, or delete the peer",
-};
 
-/// `selector`: none where the namespace has no pods at all.
-pub(super) fn nothing_selected(policy: &str, selector: Option<&Selector>, found: &mut Findings) {
-    match selector {
-        Some(selector) => {
-            found.add(&SELECTS_NOTHING, format!("{policy}: {}", text(selector)));
+/// Addresses and pods that are named at one place.
+const NAMED: usize = 3;
+
+/// Pods that are known, but are no group: on the host's network, finished, or a workload's that has none now.
+enum Elsewhere<'o> {
+    /// On the host's network; a workload's may have none yet.
+    Hosts(Vec<&'o Pod>),
+    /// They come and go.
+    Between,
+    Nowhere,
+}
+
+/// The subject of a policy, of which there is no pod. `namespaces`: none of a NetworkPolicy.
+pub(super) fn subject(
+    objects: &Objects<'_>,
+    policy: &Named<'_>,
+    (namespaces, pods): (Option<&Selector>, &Selector),
+    found: &mut Findings,
+) {
+    match elsewhere(objects, policy.namespace, namespaces, pods) {
+        Elsewhere::Between => {}
+        Elsewhere::Hosts(hosts) => {
+            let what = format!("{}{}", text(pods), hosts_text(&hosts));
+            found.add(
+                &SELECTS_HOSTS,
+                policy.with_source(format!("{}: {what}", policy.text), "spec.podSelector"),
+            );
         }
-        None => found.add(&NO_POD_THERE, policy),
+        Elsewhere::Nowhere => {
+            let is_here = |group: &&Group<'_>| policy.namespace == Some(group.namespace);
+            if namespaces.is_none() && !objects.groups.iter().any(|group| is_here(&group)) {
+                found.add(&here(objects, &NO_POD_THERE), policy.at("", ""));
+                return;
+            }
+            let place = format!("{}: {}", policy.text, text(pods));
+            found.add(&SELECTS_NOTHING, policy.with_source(place, "spec.podSelector"));
+        }
+    }
+}
+
+/// A check as it counts for these objects: a chart does not hold the pods that other charts make.
+fn here(objects: &Objects<'_>, check: &Check) -> Check {
+    let severity = if objects.is_partial { Severity::Info } else { check.severity };
+    Check { severity, ..*check }
+}
+
+/// Where the pods of a selector are that no group is.
+fn elsewhere<'o>(
+    objects: &'o Objects<'_>,
+    own: Option<&str>,
+    namespaces: Option<&Selector>,
+    pods: &Selector,
+) -> Elsewhere<'o> {
+    let cluster = objects.cluster;
+    let matches = |namespace: &str, labels: &Labels| {
+        let is_there = match namespaces {
+            Some(selector) => selector.matches(&cluster.namespace_labels(namespace)),
+            None => own == Some(namespace),
+        };
+        is_there && pods.matches(labels)
+    };
+    let others = cluster.pods().values().map(|pod| &**pod);
+    let others = others.filter(|pod| pod.finished || pod.host_network);
+    let others: Vec<&Pod> = others.filter(|pod| matches(&pod.key.namespace, &pod.labels)).collect();
+    let templates = objects.details.templates.iter();
+    let mut templates = templates.filter(|it| matches(&it.namespace, &it.labels)).peekable();
+    let on_hosts = templates.peek().is_some();
+    let between = others.iter().any(|pod| !pod.host_network)
+        || templates.any(|template| !template.host_network);
+    let hosts: Vec<&Pod> = others.into_iter().filter(|pod| pod.host_network).collect();
+    match (between, hosts.is_empty() && !on_hosts) {
+        (true, _) => Elsewhere::Between,
+        (false, false) => Elsewhere::Hosts(hosts),
+        (false, true) => Elsewhere::Nowhere,
     }
 }
 
 /// The peers of a rule that are nothing.
 pub(super) fn peers(objects: &Objects<'_>, place: &Place<'_>, rule: &Rule, found: &mut Findings) {
-    let side = match place.direction {
-        netpold_core::model::Direction::Ingress => "from",
-        netpold_core::model::Direction::Egress => "to",
-    };
+    let own = place.policy.namespace;
     for (number, peer) in rule.peers.iter().flatten().enumerate() {
-        let at = |what: String| format!("{place}.{side}[{number}]: {what}");
+        let at = |what: &str| place.at(&place.peer(number), what);
         match peer {
             Peer::Pods { namespaces, pods } => {
-                let is_peer = |group: &super::objects::Group<'_>| {
-                    group.is_in(place.namespace, namespaces.as_ref(), pods)
+                let namespaces = namespaces.as_ref();
+                if objects.groups.iter().any(|group| group.is_in(own, namespaces, pods)) {
+                    continue;
+                }
+                let who = match namespaces {
+                    Some(selector) => format!("{} of namespaces {}", text(pods), labels(selector)),
+                    None => format!("{} of this namespace", text(pods)),
                 };
-                if !objects.groups.iter().any(is_peer) {
-                    let pods = text(pods);
-                    found.add(
-                        &PEER_WITHOUT_PODS,
-                        at(match namespaces {
-                            Some(selector) => format!("{pods} of namespaces {}", labels(selector)),
-                            None => format!("{pods} of this namespace"),
-                        }),
-                    );
+                match elsewhere(objects, own, namespaces, pods) {
+                    Elsewhere::Between => {}
+                    Elsewhere::Hosts(hosts) => {
+                        let what = format!("{who}{}", hosts_text(&hosts));
+                        found.add(&PEER_ON_HOSTS, at(&what));
+                    }
+                    Elsewhere::Nowhere => found.add(&here(objects, &PEER_WITHOUT_PODS), at(&who)),
                 }
             }
             Peer::Nodes(selector) => {
                 let mut nodes = objects.cluster.nodes().values();
                 if nodes.len() > 0 && !nodes.any(|node| selector.matches(&node.labels)) {
-                    found.add(&NO_NODE, at(labels(selector)));
+                    found.add(&NO_NODE, at(&labels(selector)));
                 }
-            }
-            Peer::Block(block) if is_empty(block) => {
-                found.add(&NOTHING_LEFT, at(block.cidr.to_string()));
             }
             Peer::Block(_) => {}
         }
     }
 }
 
-fn is_empty(block: &IpBlock) -> bool {
-    let excepts = ipnet::IpNet::aggregate(&block.except);
-    excepts.iter().any(|except| except.contains(&block.cidr))
+/// `; Pod edge/a and 2 more at 192.168.0.1/32, 192.168.0.2/32`
+fn hosts_text(hosts: &[&Pod]) -> String {
+    let Some(first) = hosts.first() else { return String::new() };
+    let mut addresses: Vec<_> = hosts.iter().flat_map(|pod| &pod.addresses).collect();
+    addresses.sort();
+    addresses.dedup();
+    let block = |address: &&std::net::IpAddr| ipnet::IpNet::from(**address).to_string();
+    let shown: Vec<String> = addresses.iter().take(NAMED).map(block).collect();
+    let more = match addresses.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more addresses"),
+    };
+    let like = match hosts.len() {
+        1 => String::new(),
+        count => format!(" and {} more", count - 1),
+    };
+    let at = if shown.is_empty() { "" } else { " at " };
+    format!("; Pod {}{like}{at}{}{more}", first.key, shown.join(", "))
 }
 
 /// Pods by a selector, as `pods app=web,!canary`.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use netpold_core::model::{Key, Labels, Pod};
 
-use super::containers::{Target, TargetPort};
+use super::details::{Target, TargetPort};
 use super::finding::{Check, Findings, Severity};
 use super::objects::{Group, Objects, pods_text};
 
@@ -28,8 +28,11 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     for group in &objects.groups {
         groups.entry(group.namespace).or_default().push(group);
     }
-    for (key, service) in &objects.containers.services {
+    for (key, service) in &objects.details.services {
         let Some(groups) = groups.get(key.namespace.as_str()) else { continue };
+        if service.selector.is_empty() {
+            continue;
+        }
         let is_selected = |group: &&&Group<'_>| has(group.labels, &service.selector);
         let selected: Vec<&Group<'_>> = groups.iter().filter(is_selected).copied().collect();
         if let Some(first) = selected.first() {
@@ -61,21 +64,18 @@ fn one(
                 ports.any(|it| it.name == *name && it.protocol == port.protocol)
             };
             if !pods.any(|pod| named(pod)) {
-                found.add(
-                    &NO_SUCH_NAME,
-                    format!("{} {name} ({}); {}", at(), port.protocol, pods_text(first)),
-                );
+                let place = format!("{} {name} ({}); {}", at(), port.protocol, pods_text(first));
+                found.add(&NO_SUCH_NAME, objects.with_source(("Service", key), place));
             }
         }
         Target::Number(number) => {
             // Pods that list none are not known.
-            let listed = |pod: &Pod| objects.containers.ports.get(&pod.key);
+            let listed =
+                |pod: &Pod| objects.pod(pod).map(|it| &it.ports).filter(|it| !it.is_empty());
             let wanted = (port.protocol, *number);
             if !pods.any(|pod| listed(pod).is_none_or(|ports| ports.contains(&wanted))) {
-                found.add(
-                    &UNLISTED,
-                    format!("{} {number} ({}); {}", at(), port.protocol, pods_text(first)),
-                );
+                let place = format!("{} {number} ({}); {}", at(), port.protocol, pods_text(first));
+                found.add(&UNLISTED, objects.with_source(("Service", key), place));
             }
         }
     }

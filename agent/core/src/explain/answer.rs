@@ -119,6 +119,9 @@ pub struct Judgement {
     /// What was not understood of the isolating policies and therefore grants nothing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<Problem>,
+    /// What there is to add that policies do not hold; empty unless somebody who knows more of the objects adds it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub remarks: Vec<String>,
 }
 
 /// What decided a [`Judgement`].

@@ -36,12 +36,13 @@ impl<'c> Literal<'c> {
         !self.cluster.cluster_policies.is_empty()
     }
 
-    /// Egress of the sender and ingress of the receiver, as far as they are pods.
+    /// Egress of the sender and ingress of the receiver, as far as they are pods. `asked`: address and port before the
+    /// translation, if there was one.
     pub(super) fn judge_pair(
         &self,
         (from, source): (Option<&Pod>, IpAddr),
         (to, destination): (Option<&Pod>, IpAddr),
-        (protocol, port): (IpProtocol, u16),
+        ((protocol, port), asked): ((IpProtocol, u16), Option<(IpAddr, u16)>),
         detail: Detail,
     ) -> (Option<Judgement>, Option<Judgement>) {
         let is_itself = from.map(|pod| &pod.key) == to.map(|pod| &pod.key);
@@ -49,13 +50,14 @@ impl<'c> Literal<'c> {
         let from_host = from.is_none_or(|pod| pod.host_network);
         let egress = from.map(|pod| {
             let traffic = self.traffic(pod, Direction::Egress, destination, protocol, port);
-            self.judge_traffic(&traffic, itself, detail)
+            self.judge_traffic(&Traffic { asked, ..traffic }, itself, detail)
         });
         let ingress = to.map(|pod| {
             let from_node = from_host && self.cluster.is_node_of(pod, source);
             let from_node = from_node.then_some(Exempt::FromAll(Cause::OwnNode));
             let traffic = self.traffic(pod, Direction::Ingress, source, protocol, port);
-            self.judge_traffic(&traffic, itself.or(from_node), detail)
+            let asked = asked.map(|(_, asked)| (source, asked));
+            self.judge_traffic(&Traffic { asked, ..traffic }, itself.or(from_node), detail)
         });
         (egress, ingress)
     }
@@ -83,6 +85,7 @@ impl<'c> Literal<'c> {
             protocol,
             port,
             way: Way::Direct,
+            asked: None,
         };
         traffic.of_remote(self.owner(remote));
         traffic
@@ -150,6 +153,7 @@ impl<'c> Literal<'c> {
             nearest: None,
             denied_on_trial: Vec::new(),
             problems: Vec::new(),
+            remarks: Vec::new(),
         };
         if detail == Detail::Reasons {
             judgement.isolated_by = policies.iter().map(|policy| policy.key.clone()).collect();

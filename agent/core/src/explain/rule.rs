@@ -25,6 +25,18 @@ pub(super) struct Traffic<'a> {
     pub(super) protocol: IpProtocol,
     pub(super) port: u16,
     pub(super) way: Way,
+    /// Address and port of the Service or node port that the packet was sent to, if it was translated.
+    pub(super) asked: Option<(IpAddr, u16)>,
+}
+
+/// How near a rule comes that does not allow: a rule for what was asked before the translation is what the author meant,
+/// then who matches is nearer than what, then the protocol counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Nearness {
+    as_asked: bool,
+    peer: bool,
+    port: bool,
+    protocol: bool,
 }
 
 /// How a packet comes to the address at which it is judged.
@@ -57,7 +69,7 @@ impl Traffic<'_> {
         judgement: &mut Judgement,
         detail: Detail,
     ) {
-        let mut nearest: Option<((bool, bool), &Policy, usize, &Rule)> = None;
+        let mut nearest: Option<(Nearness, &Policy, usize, &Rule)> = None;
         for &policy in policies {
             for (index, rule) in
                 policy.rules(self.direction).iter().flat_map(|r| r.iter().enumerate())
@@ -72,8 +84,12 @@ impl Traffic<'_> {
                     }
                     return;
                 }
-                // Who matched is nearer than what.
-                let score = (peer.is_some(), port.is_some());
+                let score = Nearness {
+                    as_asked: self.is_for_asked(rule, peer, port),
+                    peer: peer.is_some(),
+                    port: port.is_some(),
+                    protocol: self.has_protocol(rule),
+                };
                 if nearest.as_ref().is_none_or(|(best, ..)| *best < score) {
                     nearest = Some((score, policy, index, rule));
                 }
@@ -84,6 +100,28 @@ impl Traffic<'_> {
         let nearest = nearest.filter(|_| detail == Detail::Reasons);
         judgement.nearest =
             nearest.map(|(_, policy, index, rule)| self.nearest(policy, index, rule));
+    }
+
+    /// Whether a rule allows what was asked before the translation; `peer` and `port`: what it allows behind it.
+    fn is_for_asked(&self, rule: &Rule, peer: Hit, port: Hit) -> bool {
+        let Some((address, number)) = self.asked else { return false };
+        let is_block = |peer: &Peer| matches!(peer, Peer::Block(block) if block.contains(address));
+        let is_port = |port: &PortRule| {
+            port.protocol.number() == self.protocol.0
+                && match &port.port {
+                    PortMatch::Any => true,
+                    PortMatch::Range(first, last) => (*first..=*last).contains(&number),
+                    PortMatch::Named(_) => false,
+                }
+        };
+        let peer = peer.is_some() || rule.peers.iter().flatten().any(is_block);
+        let port = port.is_some() || rule.ports.iter().flatten().any(is_port);
+        peer && port
+    }
+
+    fn has_protocol(&self, rule: &Rule) -> bool {
+        let same = |port: &PortRule| port.protocol.number() == self.protocol.0;
+        rule.ports.as_ref().is_none_or(|ports| ports.iter().any(same))
     }
 
     fn rule_ref(
@@ -200,6 +238,11 @@ impl Traffic<'_> {
             })
             .collect();
         let mut lack = format!("port {} is not in it", self.port);
+        if let Some((_, asked)) = self.asked
+            && asked != self.port
+        {
+            lack.push_str(&format!("; {asked} is the Service's port, which is translated first"));
+        }
         if !named.is_empty() {
             lack.push_str(": ");
             lack.push_str(&named.join("; "));
@@ -222,7 +265,7 @@ impl Traffic<'_> {
 
     fn peer_lack(&self, namespace: &str, peer: &Peer) -> Option<String> {
         let (namespaces, pods) = match peer {
-            Peer::Block(block) => return Some(block_lack(block, self.remote)),
+            Peer::Block(block) => return Some(self.block_lack(block)),
             Peer::Nodes(_) => {
                 return Some(format!("{} is of no node that it selects", self.remote));
             }
@@ -242,6 +285,16 @@ impl Traffic<'_> {
         }
         let unmet = unmet(pods, &remote.labels)?;
         Some(text::unmet(&format!("pod {}", remote.key), unmet, &remote.labels))
+    }
+
+    fn block_lack(&self, block: &IpBlock) -> String {
+        let lack = block_lack(block, self.remote);
+        match self.asked {
+            Some((asked, _)) if block.contains(asked) => {
+                format!("{lack}; {asked} is the Service's address, which is translated first")
+            }
+            _ => lack,
+        }
     }
 
     fn no_pod_lack(&self) -> String {

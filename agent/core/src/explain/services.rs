@@ -222,7 +222,8 @@ impl Translated<'_> {
                 let pod = self.literal.owner(address);
                 let (from, to) = ((from, source), (pod, address));
                 let kind = (probe.protocol, port);
-                let (egress, ingress) = self.literal.judge_pair(from, to, kind, detail);
+                let asked = Some((destination, probe.port));
+                let (egress, ingress) = self.literal.judge_pair(from, to, (kind, asked), detail);
                 let verdict = Verdict::of([&egress, &ingress]);
                 let pod = pod.map(|pod| pod.key.clone());
                 Backend { address, port, pod, verdict, egress, ingress }

@@ -146,6 +146,7 @@ impl Judgement {
             let (policy, what) = (&problem.policy, &problem.problem);
             lines.push(format!("  not understood in ClusterNetworkPolicy {policy}: {what}"));
         }
+        lines.extend(self.remarks.iter().map(|remark| format!("  {remark}")));
         lines
     }
 

@@ -1,0 +1,189 @@
+//! Blocks of addresses that no packet comes from or goes to.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use netpold_core::explain::Explainer;
+use netpold_core::model::{Direction, IpBlock, Key, Peer, PortMatch, PortRule, Rule};
+use netpold_core::probe::IpProtocol;
+
+use super::finding::{Check, Findings, Severity};
+use super::leads::Led;
+use super::objects::{Group, Named, Objects, Place};
+
+const NOTHING_LEFT: Check = Check {
+    name: "except-covers-block",
+    severity: Severity::Warning,
+    problem: "the except blocks of an ipBlock leave nothing of it",
+    fix: "narrow the except blocks, or delete the peer",
+};
+const NO_ADDRESS: Check = Check {
+    name: "block-without-addresses",
+    severity: Severity::Warning,
+    problem: "an ipBlock contains no address that a packet has: it allows nothing",
+    fix: "everyone is 0.0.0.0/0 (IPv4) and ::/0 (IPv6), or a rule without from or to; one address ends in /32 or /128",
+};
+const HOST_BITS: Check = Check {
+    name: "block-with-host-bits",
+    severity: Severity::Warning,
+    problem: "a CIDR has bits set behind its prefix length: the whole block is meant by it, and API servers warn or refuse",
+    fix: "write the block as it is read, or /32 (IPv4) or /128 (IPv6) for the one address",
+};
+const LEADING_ZEROS: Check = Check {
+    name: "block-with-leading-zeros",
+    severity: Severity::Warning,
+    problem: "a CIDR has numbers with leading zeros: they are read as decimal, by other programs as octal, and API servers \
+              warn or refuse",
+    fix: "write the numbers without leading zeros",
+};
+const SERVICE_ADDRESS: Check = Check {
+    name: "block-of-a-service",
+    severity: Severity::Warning,
+    problem: "an ipBlock is the address of Services, but policy sees packets after translation, at the backends: it allows \
+              nothing",
+    fix: "select the Service's pods by labels, with the targetPort; where it has no selector, write an ipBlock of its \
+          endpoints (`kubectl get endpointslices`)",
+};
+
+/// The shortest prefix of a Service CIDR that Kubernetes takes, and blocks of private networks that hold more.
+const SERVICE_PREFIX: [u8; 2] = [12, 64];
+/// The shortest prefix of a block that is meant for one load balancer's addresses.
+const BALANCER_PREFIX: [u8; 2] = [28, 124];
+const PRIVATE: [&str; 3] = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"];
+
+/// Looks at a rule's blocks.
+pub(super) fn examine(
+    objects: &Objects<'_>,
+    place: &Place<'_>,
+    rule: &Rule,
+    subject: &[&Group<'_>],
+    found: &mut Findings,
+) {
+    for (number, peer) in rule.peers.iter().flatten().enumerate() {
+        let Peer::Block(block) = peer else { continue };
+        let at = |what: &str| place.at(&place.peer(number), what);
+        if is_empty(block) {
+            found.add(&NOTHING_LEFT, at(&block.cidr.to_string()));
+        } else if has_no_address(block.cidr, place.direction) {
+            found.add(&NO_ADDRESS, at(&block.cidr.to_string()));
+        } else if let Some(what) = services(objects, place.direction, (rule, block), subject) {
+            found.add(&SERVICE_ADDRESS, at(&what));
+        }
+    }
+}
+
+/// Looks at the CIDRs of a policy as they were written.
+pub(super) fn written(policy: &Named<'_>, found: &mut Findings) {
+    for (path, text) in policy.cidrs() {
+        let mut numbers = text.split(['.', '/']);
+        let has_zero = |number: &str| number.len() > 1 && number.starts_with('0');
+        if !text.contains(':') && numbers.any(has_zero) && text.parse::<IpNet>().is_ok() {
+            found.add(&LEADING_ZEROS, policy.at(&path, text));
+        }
+        if let Ok(net) = text.parse::<IpNet>()
+            && net.addr() != net.network()
+        {
+            found.add(&HOST_BITS, policy.at(&path, &format!("{text} is read as {}", net.trunc())));
+        }
+    }
+}
+
+fn is_empty(block: &IpBlock) -> bool {
+    let excepts = IpNet::aggregate(&block.except);
+    excepts.iter().any(|except| except.contains(&block.cidr))
+}
+
+/// Blocks within `0.0.0.0/8` and `::/16` (reserved, RFC 6890) and loopback; no sender has a multicast address.
+pub(super) fn has_no_address(block: IpNet, direction: Direction) -> bool {
+    let v4 =
+        |a, b, c, d, length| Ipv4Net::new(Ipv4Addr::new(a, b, c, d), length).map(IpNet::V4).ok();
+    let v6 = |first, length| {
+        Ipv6Net::new(Ipv6Addr::new(first, 0, 0, 0, 0, 0, 0, 0), length).map(IpNet::V6).ok()
+    };
+    let nowhere = [v4(0, 0, 0, 0, 8), v4(127, 0, 0, 0, 8), v6(0, 16)];
+    let senders = [v4(224, 0, 0, 0, 4), v4(255, 255, 255, 255, 32), v6(0xff00, 8)];
+    let senders = senders.into_iter().filter(|_| direction == Direction::Ingress);
+    let mut all = nowhere.into_iter().chain(senders).flatten();
+    all.any(|reserved| reserved.contains(&block))
+}
+
+/// The Services that a block holds the addresses of, if it is about nothing else and leads to none of them.
+fn services(
+    objects: &Objects<'_>,
+    direction: Direction,
+    (rule, block): (&Rule, &IpBlock),
+    subject: &[&Group<'_>],
+) -> Option<String> {
+    let family = usize::from(matches!(block.cidr, IpNet::V6(_)));
+    let length = block.cidr.prefix_len();
+    let is_private = PRIVATE.iter().any(|private| block.cidr.to_string() == *private);
+    if length < SERVICE_PREFIX[family] || is_private {
+        return None;
+    }
+    let is_narrow = direction == Direction::Egress && length >= BALANCER_PREFIX[family];
+    let within = objects.leads.within(block.cidr).filter(|(address, led)| {
+        let is_cluster = led.service.cluster.contains(address);
+        block.contains(*address) && !objects.is_known(*address) && (is_cluster || is_narrow)
+    });
+    let meant: Vec<&Led<'_>> = within.map(|(_, led)| led).collect();
+    let first = &meant.first()?.service.key;
+    if holds_others(objects, block) {
+        return None;
+    }
+    let is_reached = |led: &&Led<'_>| is_reached(objects, led, rule.ports.as_deref(), subject);
+    if direction == Direction::Egress && meant.iter().any(is_reached) {
+        return None;
+    }
+    let keys: BTreeSet<&Key> = meant.iter().map(|led| &led.service.key).collect();
+    let more = match keys.len() {
+        1 => String::new(),
+        count => format!(" and {} more", count - 1),
+    };
+    Some(format!("{}, Service {first}{more}", block.cidr))
+}
+
+/// Whether a block also holds pods, nodes or endpoints.
+fn holds_others(objects: &Objects<'_>, block: &IpBlock) -> bool {
+    let pods = objects.cluster.pods().values().flat_map(|pod| &pod.addresses);
+    let slices = objects.cluster.slices().values().flat_map(|slice| &slice.addresses);
+    let mut all = pods.chain(slices).chain(&objects.node_addresses);
+    all.any(|address| block.contains(*address))
+}
+
+/// Whether some pod that the rule is about reaches some backend, at the ports that the rule has, by other rules.
+fn is_reached(
+    objects: &Objects<'_>,
+    led: &Led<'_>,
+    rules: Option<&[PortRule]>,
+    subject: &[&Group<'_>],
+) -> bool {
+    let port = led.port;
+    let is_here = rules.is_none_or(|rules| {
+        rules.iter().any(|rule| {
+            rule.protocol == port.protocol
+                && match &rule.port {
+                    PortMatch::Any => true,
+                    PortMatch::Range(first, last) => (*first..=*last).contains(&port.port),
+                    PortMatch::Named(_) => false,
+                }
+        })
+    });
+    let protocol = IpProtocol(port.protocol.number());
+    let mut pods = subject.iter().filter_map(|group| group.pods.first());
+    is_here
+        && pods.any(|pod| {
+            let mut others = led.backends.iter().filter(|(it, _)| !pod.addresses.contains(it));
+            others.any(|at| is_allowed(&objects.explainer, &pod.key, protocol, *at))
+        })
+}
+
+/// Whether a pod may send to an address and port.
+pub(super) fn is_allowed(
+    explainer: &Explainer<'_>,
+    pod: &Key,
+    protocol: IpProtocol,
+    (address, port): (IpAddr, u16),
+) -> bool {
+    explainer.allows(pod, Direction::Egress, address, protocol, port) == Some(true)
+}

@@ -1,0 +1,161 @@
+//! Details of a cluster's objects, page by page as the API server writes lists.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1 as api;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::manifest::{Manifest, RawSpec};
+use super::pod::key;
+use super::shapes::{List, Metadata, Named, Object};
+use super::{Details, Source};
+use crate::doctor::foreign_kinds::{FOREIGN_KINDS, ForeignKind};
+
+/// A list of the API server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Page {
+    /// Its path.
+    pub(crate) path: &'static str,
+    /// What is not known without it.
+    pub(crate) effect: &'static str,
+    kind: &'static str,
+    /// Explanations tell of these objects.
+    pub(crate) is_for_explain: bool,
+}
+
+const fn page(
+    path: &'static str,
+    effect: &'static str,
+    kind: &'static str,
+    is_for_explain: bool,
+) -> Page {
+    Page { path, effect, kind, is_for_explain }
+}
+
+/// The lists that are read. Jobs and what else runs pods come last: a user may lack rights on them.
+pub(crate) const PAGES: [Page; 10] = [
+    page("/api/v1/pods", "containers", "Pod", false),
+    page("/api/v1/services", "targetPorts", "Service", true),
+    page("/api/v1/nodes", "addresses of tunnels", "Node", true),
+    page("/api/v1/namespaces", "meshes of namespaces", "Namespace", false),
+    page(
+        "/apis/networking.k8s.io/v1/networkpolicies",
+        "policies as written",
+        "NetworkPolicy",
+        true,
+    ),
+    page("/apis/apps/v1/daemonsets", "other enforcers", "DaemonSet", false),
+    page("/apis/apps/v1/deployments", WORKLOADS, "Deployment", false),
+    page("/apis/apps/v1/statefulsets", WORKLOADS, "StatefulSet", false),
+    page("/apis/batch/v1/jobs", WORKLOADS, "Job", false),
+    page("/apis/batch/v1/cronjobs", WORKLOADS, "CronJob", false),
+];
+const WORKLOADS: &str = "workloads without pods";
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Policy {
+    metadata: Metadata,
+    spec: RawSpec,
+}
+
+/// `/apis`
+#[derive(Deserialize)]
+struct Groups {
+    groups: Vec<Group>,
+}
+
+#[derive(Deserialize)]
+struct Group {
+    name: String,
+    versions: Vec<Version>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Version {
+    group_version: String,
+}
+
+/// `/apis/GROUP/VERSION`
+#[derive(Deserialize)]
+struct Resources {
+    resources: Vec<Resource>,
+}
+
+#[derive(Deserialize)]
+struct Resource {
+    name: String,
+}
+
+impl Details {
+    /// Takes in a page of a list; the token of the next one.
+    ///
+    /// # Errors
+    /// It is no list of that kind.
+    pub(crate) fn add_page(&mut self, page: Page, json: &str) -> Result<Option<String>> {
+        match page.kind {
+            "Service" => each(json, |service: api::Service| self.add_service(service)),
+            "NetworkPolicy" => each(json, |policy: Policy| {
+                let manifest = Manifest::new(policy.spec, None);
+                self.policies.insert(key(&policy.metadata), manifest);
+            }),
+            kind => each(json, |object: Object| self.add_plain_object(kind, object)),
+        }
+    }
+
+    /// Takes in a page of policies of another API.
+    ///
+    /// # Errors
+    /// It is no list.
+    pub(crate) fn add_foreign_page(
+        &mut self,
+        kind: &'static ForeignKind,
+        json: &str,
+    ) -> Result<Option<String>> {
+        each(json, |object: Named| self.add_foreign(kind, &object.metadata, None))
+    }
+
+    pub(super) fn add_foreign(
+        &mut self,
+        kind: &'static ForeignKind,
+        metadata: &Metadata,
+        source: Option<Source>,
+    ) {
+        let namespace = kind.namespaced.then(|| key(metadata).namespace);
+        self.foreign.entry(kind).or_default().add(namespace, metadata.name.clone(), source);
+    }
+}
+
+fn each<T: DeserializeOwned>(json: &str, take: impl FnMut(T)) -> Result<Option<String>> {
+    let list: List<T> = serde_json::from_str(json).context("the list is not understood")?;
+    list.items.into_iter().flatten().for_each(take);
+    Ok(list.metadata.next)
+}
+
+/// Paths of the versions of groups that have policies of other APIs, those that the API server prefers first.
+///
+/// # Errors
+/// It is no answer of `/apis`.
+pub(crate) fn foreign_groups(json: &str) -> Result<Vec<String>> {
+    let groups: Groups = serde_json::from_str(json).context("/apis is not understood")?;
+    let known: BTreeSet<&str> = FOREIGN_KINDS.iter().map(|kind| kind.group).collect();
+    let groups = groups.groups.into_iter().filter(|group| known.contains(group.name.as_str()));
+    let versions = groups.flat_map(|group| group.versions);
+    Ok(versions.map(|version| format!("/apis/{}", version.group_version)).collect())
+}
+
+/// The lists of policies of other APIs that a group's version has, with their paths.
+///
+/// # Errors
+/// It is no answer of `/apis/GROUP/VERSION`.
+pub(crate) fn foreign_lists(path: &str, json: &str) -> Result<Vec<(&'static ForeignKind, String)>> {
+    let has: Resources =
+        serde_json::from_str(json).with_context(|| format!("{path} is not understood"))?;
+    let group = path.trim_start_matches("/apis/").split('/').next().unwrap_or_default();
+    let kinds = FOREIGN_KINDS.iter().filter(|kind| kind.group == group);
+    let served = kinds.filter(|kind| has.resources.iter().any(|it| it.name == kind.plural));
+    Ok(served.map(|kind| (kind, format!("{path}/{}", kind.plural))).collect())
+}

@@ -1,0 +1,146 @@
+//! The fields that are read, of whatever kind: absent or odd values of other fields void nothing.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use netpold_core::model::Labels;
+
+/// Text, or a value that should have been.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(super) enum Text {
+    Is(String),
+    Other(IgnoredAny),
+}
+
+impl Text {
+    fn into_string(self) -> Option<String> {
+        match self {
+            Self::Is(text) => Some(text),
+            Self::Other(_) => None,
+        }
+    }
+}
+
+/// A list as the API server writes it.
+#[derive(Deserialize)]
+pub(super) struct List<T> {
+    #[serde(default)]
+    pub(super) metadata: ListMetadata,
+    pub(super) items: Option<Vec<T>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ListMetadata {
+    #[serde(rename = "continue")]
+    pub(super) next: Option<String>,
+}
+
+/// An object of any kind.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Named {
+    pub(super) metadata: Metadata,
+}
+
+/// A Pod, a workload, a Node or a Namespace.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Object {
+    pub(super) metadata: Metadata,
+    pub(super) spec: Spec,
+    pub(super) status: Status,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Status {
+    pub(super) phase: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Metadata {
+    pub(super) namespace: Option<String>,
+    pub(super) name: String,
+    labels: Option<BTreeMap<String, Text>>,
+    annotations: Option<BTreeMap<String, Text>>,
+}
+
+impl Metadata {
+    pub(super) fn labels(&mut self) -> Labels {
+        let labels = self.labels.take().into_iter().flatten();
+        labels.filter_map(|(key, value)| Some((key, value.into_string()?))).collect()
+    }
+
+    pub(super) fn annotation(&self, name: &str) -> Option<&str> {
+        match self.annotations.as_ref()?.get(name)? {
+            Text::Is(text) => Some(text),
+            Text::Other(_) => None,
+        }
+    }
+}
+
+/// Of a pod, of a workload, or of a Node.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Spec {
+    pub(super) containers: Option<Vec<Container>>,
+    pub(super) init_containers: Option<Vec<Container>>,
+    pub(super) host_network: Option<bool>,
+    pub(super) dns_policy: Option<String>,
+    pub(super) automount_service_account_token: Option<bool>,
+    /// Of a workload.
+    pub(super) template: Option<Box<Template>>,
+    /// Of a CronJob.
+    pub(super) job_template: Option<Box<Template>>,
+    /// Of a Node.
+    #[serde(rename = "podCIDR")]
+    pub(super) pod_cidr: Option<String>,
+    #[serde(rename = "podCIDRs")]
+    pub(super) pod_cidrs: Option<Vec<String>>,
+}
+
+/// Of pods, or of Jobs.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Template {
+    pub(super) metadata: Metadata,
+    pub(super) spec: Spec,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Container {
+    pub(super) name: Option<String>,
+    pub(super) image: Option<String>,
+    pub(super) command: Option<Vec<Text>>,
+    pub(super) args: Option<Vec<Text>>,
+    pub(super) env: Option<Vec<Variable>>,
+    pub(super) ports: Option<Vec<Port>>,
+}
+
+impl Container {
+    /// Command and arguments.
+    pub(super) fn words(&mut self) -> Vec<String> {
+        let words = self.command.take().into_iter().chain(self.args.take()).flatten();
+        words.filter_map(Text::into_string).collect()
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Variable {
+    pub(super) name: String,
+    pub(super) value: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Port {
+    pub(super) protocol: Option<String>,
+    pub(super) container_port: i64,
+}

@@ -1,0 +1,215 @@
+//! A cluster's name servers: Services with a port for DNS, and what is behind them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use netpold_core::model::{Key, Labels, Pod, Protocol};
+
+use crate::doctor::objects::{Group, Objects};
+
+const PORT: u16 = 53;
+/// Names of Services that clusters have their name server by, where no label says so.
+const NAMES: [(&str, &str); 4] = [
+    ("kube-system", "kube-dns"),
+    ("kube-system", "coredns"),
+    ("kube-system", "rke2-coredns-rke2-coredns"),
+    ("openshift-dns", "dns-default"),
+];
+/// Where clusters have their name server's pods, and how these are labelled.
+const NAMESPACE: &str = "kube-system";
+const LABEL: (&str, &str) = ("k8s-app", "kube-dns");
+/// Pods of a node's cache, and the beginning of their names.
+const NODE_LOCAL: (&str, &str) = ("k8s-app", "node-local-dns");
+const NODE_LOCAL_NAME: &str = "node-local-dns";
+
+/// A name server, or several behind one Service.
+pub(super) struct Server<'o> {
+    /// None: pods that no Service is known of.
+    service: Option<&'o Key>,
+    /// It is the one that pods ask unless they are told otherwise.
+    pub(super) is_of_cluster: bool,
+    /// Protocol, address and port of each.
+    pub(super) backends: BTreeSet<(Protocol, IpAddr, u16)>,
+    /// It is taken for the cluster's because there is no other.
+    pub(super) is_guess: bool,
+    pods: Vec<&'o Pod>,
+    keys: BTreeSet<&'o Key>,
+}
+
+impl<'o> Server<'o> {
+    fn new(
+        objects: &Objects<'o>,
+        service: Option<&'o Key>,
+        backends: BTreeSet<(Protocol, IpAddr, u16)>,
+    ) -> Self {
+        let pods = backends.iter().filter_map(|(_, address, _)| objects.cluster.owner(*address));
+        let pods: Vec<&Pod> = pods.map(|pod| &**pod).collect();
+        let keys = pods.iter().map(|pod| &pod.key).collect();
+        let is_known = |key: &Key| {
+            let details = objects.details.services.get(key);
+            NAMES.contains(&(&key.namespace, &key.name)) || details.is_some_and(|it| it.is_dns)
+        };
+        let is_of_cluster = service.is_none_or(is_known);
+        Self { service, is_of_cluster, is_guess: false, backends, pods, keys }
+    }
+
+    /// Where questions go: by UDP, if the server has that.
+    pub(super) fn questions(&self) -> impl Iterator<Item = &(Protocol, IpAddr, u16)> {
+        let is_udp = |it: &&(Protocol, IpAddr, u16)| it.0 == Protocol::Udp;
+        let has_udp = self.backends.iter().any(|it| is_udp(&it));
+        self.backends.iter().filter(move |it| !has_udp || is_udp(it))
+    }
+
+    /// Whether a group of pods is the server.
+    pub(super) fn is(&self, group: &Group<'_>) -> bool {
+        group.pods.iter().any(|pod| self.keys.contains(&pod.key))
+    }
+
+    pub(super) fn text(&self) -> String {
+        match (self.service, self.pods.first()) {
+            (Some(key), _) => format!("Service {key}"),
+            (None, Some(pod)) => format!("Pod {}", pod.key),
+            (None, None) => String::new(),
+        }
+    }
+
+    /// A rule of a policy of the askers, on one line.
+    pub(super) fn egress_rule(&self, objects: &Objects<'_>) -> String {
+        let ports = self.ports();
+        let Some(pod) = self.pods.first() else {
+            let addresses: BTreeSet<IpAddr> = self.backends.iter().map(|(_, it, _)| *it).collect();
+            let block = |it: &IpAddr| format!("{{ipBlock: {{cidr: {}}}}}", ipnet::IpNet::from(*it));
+            let blocks: Vec<String> = addresses.iter().take(8).map(block).collect();
+            return format!("- {{to: [{}], ports: [{ports}]}}", blocks.join(", "));
+        };
+        let namespace = scalar(&pod.key.namespace);
+        let labels = selector(&self.labels(objects));
+        format!(
+            "- {{to: [{{namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: {namespace}}}}}, \
+             podSelector: {labels}}}], ports: [{ports}]}}"
+        )
+    }
+
+    /// A rule of a policy of the server's pods, on one line.
+    pub(super) fn ingress_rule(&self) -> String {
+        format!("- {{from: [{{namespaceSelector: {{}}}}], ports: [{}]}}", self.ports())
+    }
+
+    fn ports(&self) -> String {
+        let mut ports: BTreeSet<(Protocol, u16)> =
+            self.backends.iter().map(|(protocol, _, port)| (*protocol, *port)).collect();
+        // Large answers come by TCP, also where no object mentions it.
+        if let Some((_, port)) = ports.first().copied()
+            && !ports.iter().any(|(protocol, _)| *protocol == Protocol::Tcp)
+        {
+            ports.insert((Protocol::Tcp, port));
+        }
+        let mut ports: Vec<_> = ports.into_iter().collect();
+        ports.sort_by_key(|(protocol, port)| (*protocol != Protocol::Udp, *port));
+        let text = |(protocol, port)| format!("{{protocol: {protocol}, port: {port}}}");
+        ports.into_iter().map(text).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Labels that select the server's pods: the Service's selector, else what all have in common.
+    fn labels(&self, objects: &Objects<'_>) -> BTreeMap<String, String> {
+        let service = self.service.and_then(|key| objects.details.services.get(key));
+        if let Some(service) = service.filter(|service| !service.selector.is_empty()) {
+            return service.selector.clone();
+        }
+        let (label, value) = LABEL;
+        if self.pods.iter().all(|pod| has(&pod.labels, LABEL)) {
+            return BTreeMap::from([(label.to_owned(), value.to_owned())]);
+        }
+        let own = self.pods.first().map(|pod| &pod.labels);
+        let own = own.into_iter().flat_map(|labels| labels.iter());
+        let common = own.filter(|(key, value)| {
+            let is_hash = key.ends_with("hash") || key.ends_with("generation");
+            !is_hash && self.pods.iter().all(|pod| pod.labels.get(*key) == Some(*value))
+        });
+        common.map(|(key, value)| (key.clone(), value.clone())).collect()
+    }
+}
+
+/// The name servers of a cluster whose pods or nodes are among the objects; those that pods ask by default first.
+pub(super) fn servers<'o>(objects: &Objects<'o>) -> Vec<Server<'o>> {
+    let mut by_service: BTreeMap<&Key, BTreeSet<(Protocol, IpAddr, u16)>> = BTreeMap::new();
+    for led in objects.leads.all() {
+        let (key, port) = (&led.service.key, led.port);
+        let is_dns =
+            port.port == PORT || matches!(port.name.as_str(), "dns" | "dns-tcp" | "dns-udp");
+        if is_dns && port.protocol != Protocol::Sctp {
+            let backends = led.backends.iter().filter(|(address, _)| objects.is_known(*address));
+            let backends = backends.map(|(address, number)| (port.protocol, *address, *number));
+            by_service.entry(key).or_default().extend(backends);
+        }
+    }
+    let mut servers: Vec<Server<'_>> = by_service
+        .into_iter()
+        .filter(|(_, backends)| !backends.is_empty())
+        .map(|(key, backends)| Server::new(objects, Some(key), backends))
+        .collect();
+    if !servers.iter().any(|server| server.is_of_cluster) {
+        let pods = without_service(objects);
+        if !pods.is_empty() {
+            servers.push(Server::new(objects, None, pods));
+        } else if let [only] = &mut servers[..] {
+            (only.is_of_cluster, only.is_guess) = (true, true);
+        }
+    }
+    servers.sort_by_key(|server| !server.is_of_cluster);
+    servers
+}
+
+/// Pods that are labelled as the name server, where no Service leads to them.
+fn without_service(objects: &Objects<'_>) -> BTreeSet<(Protocol, IpAddr, u16)> {
+    let groups = objects.groups.iter();
+    let groups = groups.filter(|group| group.namespace == NAMESPACE && has(group.labels, LABEL));
+    let addresses = groups.flat_map(|group| &group.pods).flat_map(|pod| &pod.addresses);
+    addresses.map(|address| (Protocol::Udp, *address, PORT)).collect()
+}
+
+/// Whether pods ask a cache at their own node, which policy always lets them reach. Where the cache has the Service's own
+/// address, what counts is the Service.
+pub(super) fn is_node_local(objects: &Objects<'_>) -> bool {
+    let caches = objects.details.running.iter().filter(|running| {
+        let words = running.containers.iter().flat_map(|it| &it.words);
+        running.key.name.starts_with(NODE_LOCAL_NAME)
+            || words.into_iter().any(|word| word.ends_with("/node-cache"))
+    });
+    let mut words = caches.flat_map(|it| &it.containers).flat_map(|it| &it.words).peekable();
+    let is_service = |text: &str| {
+        let address = text.trim().parse::<IpAddr>().ok();
+        address.is_some_and(|address| objects.cluster.service_at(address).is_some())
+    };
+    if words.peek().is_some() {
+        return !words.any(|word| word.split([',', '=', ' ']).any(is_service));
+    }
+    let pods = objects.cluster.pods().values();
+    let mut pods = pods.filter(|pod| pod.host_network && !pod.finished);
+    pods.any(|pod| has(&pod.labels, NODE_LOCAL))
+}
+
+fn has(labels: &Labels, (key, value): (&str, &str)) -> bool {
+    labels.get(key).is_some_and(|it| it == value)
+}
+
+fn selector(labels: &BTreeMap<String, String>) -> String {
+    let all: Vec<String> =
+        labels.iter().map(|(key, value)| format!("{}: {}", scalar(key), scalar(value))).collect();
+    if all.is_empty() {
+        "{}".to_owned()
+    } else {
+        format!("{{matchLabels: {{{}}}}}", all.join(", "))
+    }
+}
+
+/// Text as YAML has it within braces.
+fn scalar(text: &str) -> String {
+    let is_plain = text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "._/-".contains(c))
+        && !matches!(
+            text.to_ascii_lowercase().as_str(),
+            "true" | "false" | "null" | "yes" | "no" | "on" | "off" | "y" | "n"
+        );
+    if is_plain { text.to_owned() } else { format!("{text:?}") }
+}

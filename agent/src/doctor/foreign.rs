@@ -1,0 +1,36 @@
+//! Policies of other APIs: objects that look like policy, and that netpold does not enforce.
+
+use std::collections::BTreeSet;
+
+use super::details::Details;
+use super::enforcers;
+use super::finding::{Check, Findings, Severity};
+
+const NOT_ENFORCED: Check = Check {
+    name: "foreign-policy",
+    severity: Severity::Warning,
+    problem: "{} is not enforced: netpold enforces NetworkPolicy of networking.k8s.io/v1 and ClusterNetworkPolicy of \
+              policy.networking.k8s.io/v1alpha2, and no other enforcer of the kind is among the objects",
+    fix: "write it as NetworkPolicy or, for the whole cluster, as ClusterNetworkPolicy \
+          (deploy/cluster-network-policy.md), or delete it",
+};
+const BY_ANOTHER: Check = Check {
+    name: "foreign-policy-of-other-enforcer",
+    severity: Severity::Info,
+    problem: "{} is not enforced by netpold; another enforcer of the kind is in the cluster",
+    fix: "write it as NetworkPolicy or ClusterNetworkPolicy before that enforcer is removed",
+};
+
+/// Lists them, each with its file or name.
+pub(super) fn examine(details: &Details, found: &mut Findings) {
+    let here: BTreeSet<&str> = enforcers::in_cluster(details).map(|(name, ..)| name).collect();
+    for (kind, policies) in &details.foreign {
+        let is_enforced = kind.enforcers.iter().any(|name| here.contains(name));
+        let check = if is_enforced { &BY_ANOTHER } else { &NOT_ENFORCED };
+        let places = policies.objects.iter().map(|policy| {
+            let source = policy.source.as_ref().map(|it| format!(" ({it})")).unwrap_or_default();
+            format!("{} {policy}{source}", kind.kind)
+        });
+        found.add_counted(check, &kind.name(), places, policies.count);
+    }
+}

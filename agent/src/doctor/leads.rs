@@ -1,0 +1,96 @@
+//! Where Services lead: each port of each Service with its backends, found by address, port and backend.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netpold_core::cluster::Cluster;
+use netpold_core::model::{EndpointSlice, Key, Protocol, Service, ServicePort};
+
+/// A Service's port, and addresses and ports of its backends.
+pub(super) struct Led<'c> {
+    pub(super) service: &'c Service,
+    pub(super) port: &'c ServicePort,
+    pub(super) backends: BTreeSet<(IpAddr, u16)>,
+}
+
+/// All of a cluster.
+pub(super) struct Leads<'c> {
+    all: Vec<Led<'c>>,
+    by_backend: BTreeMap<IpAddr, Vec<usize>>,
+    by_address: BTreeMap<IpAddr, Vec<usize>>,
+    by_port: BTreeMap<(Protocol, u16), Vec<usize>>,
+}
+
+impl<'c> Leads<'c> {
+    pub(super) fn new(cluster: &'c Cluster) -> Self {
+        let mut slices: BTreeMap<(&str, &str), Vec<&EndpointSlice>> = BTreeMap::new();
+        for slice in cluster.slices().values().filter(|slice| !slice.service.is_empty()) {
+            let key = (slice.key.namespace.as_str(), slice.service.as_str());
+            slices.entry(key).or_default().push(slice);
+        }
+        let services = cluster.services().values().filter(|service| !service.unserved);
+        let ports =
+            services.flat_map(|service| service.ports.iter().map(move |port| (service, port)));
+        let all = ports.map(|(service, port)| {
+            let Key { namespace, name } = &service.key;
+            let slices = slices.get(&(namespace.as_str(), name.as_str()));
+            let backends = slices.into_iter().flatten().flat_map(|slice| backends(slice, port));
+            Led { service, port, backends: backends.collect() }
+        });
+        let mut this = Self {
+            all: all.collect(),
+            by_backend: BTreeMap::new(),
+            by_address: BTreeMap::new(),
+            by_port: BTreeMap::new(),
+        };
+        for (number, led) in this.all.iter().enumerate() {
+            let addresses: BTreeSet<IpAddr> =
+                led.backends.iter().map(|(address, _)| *address).collect();
+            for address in addresses {
+                this.by_backend.entry(address).or_default().push(number);
+            }
+            for address in &led.service.addresses {
+                this.by_address.entry(*address).or_default().push(number);
+            }
+            this.by_port.entry((led.port.protocol, led.port.port)).or_default().push(number);
+        }
+        this
+    }
+
+    /// Every port of every Service.
+    pub(super) fn all(&self) -> &[Led<'c>] {
+        &self.all
+    }
+
+    /// Those that lead to some of these addresses, each once.
+    pub(super) fn behind(&self, addresses: impl Iterator<Item = IpAddr>) -> Vec<&Led<'c>> {
+        let found = addresses.filter_map(|address| self.by_backend.get(&address));
+        let numbers: BTreeSet<usize> = found.flatten().copied().collect();
+        numbers.into_iter().map(|number| &self.all[number]).collect()
+    }
+
+    /// Those of Services that have addresses in a block, with these addresses.
+    pub(super) fn within(&self, block: IpNet) -> impl Iterator<Item = (IpAddr, &Led<'c>)> {
+        let (first, last) = (block.network(), block.broadcast());
+        let found = self.by_address.range(first..=last);
+        found.flat_map(|(address, numbers)| {
+            numbers.iter().map(|number| (*address, &self.all[*number]))
+        })
+    }
+
+    /// Those with one of these ports.
+    pub(super) fn with_port(
+        &self,
+        (protocol, first, last): (Protocol, u16, u16),
+    ) -> impl Iterator<Item = &Led<'c>> {
+        let found = self.by_port.range((protocol, first)..=(protocol, last));
+        found.flat_map(|(_, numbers)| numbers).map(|number| &self.all[*number])
+    }
+}
+
+fn backends(slice: &EndpointSlice, port: &ServicePort) -> Vec<(IpAddr, u16)> {
+    let same = slice.ports.iter();
+    let same = same.filter(|it| (&it.name, it.protocol) == (&port.name, port.protocol));
+    same.flat_map(|it| slice.addresses.iter().map(|address| (*address, it.port))).collect()
+}

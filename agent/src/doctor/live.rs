@@ -1,0 +1,88 @@
+//! `netpold doctor` of a cluster: its objects, and every node as its agent sees it.
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+
+use super::DoctorArgs;
+use super::details::{Details, PAGES, foreign_groups, foreign_lists};
+use super::finding::{Report, merge};
+use crate::live::{self, Agents, ClusterArgs};
+
+/// The objects of a cluster, and every node as its agent sees it.
+pub(super) fn examine(args: &DoctorArgs) -> Result<Report> {
+    let cluster = &args.cluster;
+    live::block_on(async {
+        let objects = live::objects(cluster, args.namespace.as_deref()).await?;
+        let (mut details, mut unread) = (Details::default(), Vec::new());
+        for page in PAGES {
+            let read = live::pages(cluster, page.path, |json| details.add_page(page, json)).await;
+            unread.extend(read.err().map(|error| format!("{}: {error:#}", page.effect)));
+        }
+        unread.extend(foreign_policies(cluster, &mut details).await);
+        let mut report = super::examine(objects, &details);
+        report.unknown.extend(unread);
+        match Agents::find(cluster).await {
+            Ok(agents) => {
+                let all = agents.answers::<Report>(&["doctor", "-o", "json"]).await;
+                let silent = all.failures.iter();
+                let silent = silent.map(|(node, error)| format!("node {node}: {error}"));
+                report.unknown.extend(silent);
+                report = report.and(merge(all.answers));
+            }
+            Err(error) => report.unknown.push(format!("nodes: {error:#}")),
+        }
+        Ok(report)
+    })
+}
+
+/// Reads the policies of other APIs that a cluster has; what could not be read.
+pub(crate) async fn foreign_policies(cluster: &ClusterArgs, details: &mut Details) -> Vec<String> {
+    let mut unread = Vec::new();
+    let mut note = |read: Result<()>| {
+        unread.extend(read.err().map(|error| format!("policies of other APIs: {error:#}")));
+    };
+    let mut groups = Vec::new();
+    note(
+        live::pages(cluster, "/apis", |json| {
+            groups = foreign_groups(json)?;
+            Ok(None)
+        })
+        .await,
+    );
+    let mut read = BTreeSet::new();
+    for group in groups {
+        let mut lists = Vec::new();
+        let found = live::pages(cluster, &group, |json| {
+            lists = foreign_lists(&group, json)?;
+            Ok(None)
+        });
+        note(found.await);
+        for (kind, path) in lists {
+            // The version that comes first is the one that the server prefers.
+            if read.insert(kind) {
+                note(
+                    live::pages(cluster, &path, |json| details.add_foreign_page(kind, json)).await,
+                );
+            }
+        }
+    }
+    unread
+}
+
+/// The details of a cluster that explanations tell of: policies, nodes, Services and policies of other APIs. What the user
+/// may not read is not told of.
+///
+/// # Errors
+/// There is no runtime.
+pub(crate) fn details_of_policies(cluster: &ClusterArgs) -> Result<Details> {
+    live::block_on(async {
+        let mut details = Details::default();
+        for page in PAGES.into_iter().filter(|page| page.is_for_explain) {
+            let read = live::pages(cluster, page.path, |json| details.add_page(page, json));
+            drop(read.await);
+        }
+        drop(foreign_policies(cluster, &mut details).await);
+        Ok(details)
+    })
+}

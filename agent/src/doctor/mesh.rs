@@ -1,0 +1,119 @@
+//! Pods of a service mesh whose policies lack the mesh's port.
+//!
+//! Between members the proxies' packets go to a port of the mesh, not to the one that the application is asked at: in
+//! Istio's ambient mode 15008 (HBONE), in Linkerd 4143. A rule for the application's port alone lets none of them pass.
+
+use netpold_core::model::{Direction, Labels, Peer, PortMatch, PortRule, Protocol, Rule};
+
+use super::details::Mesh;
+use super::finding::{Check, Findings, Severity};
+use super::objects::{Group, Named, Objects, pods_text};
+
+const MESH_PORT: Check = Check {
+    name: "mesh-port",
+    severity: Severity::Warning,
+    problem: "pods are in the mesh {}, and their policies allow ports of applications, but not the mesh's",
+    fix: "add the port to the rules' ports, beside the applications': Istio's ambient mode {protocol: TCP, port: 15008}, \
+          Linkerd {protocol: TCP, port: 4143}",
+};
+
+/// Labels by which pods and namespaces are put into Istio's ambient mode.
+const DATAPLANE: &str = "istio.io/dataplane-mode";
+
+/// Ports on which members of meshes receive.
+const HBONE: u16 = 15008;
+const LINKERD: u16 = 4143;
+
+/// Looks at every group that some policy isolates.
+pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
+    let meshes: Vec<Option<Mesh>> =
+        objects.groups.iter().map(|group| mesh(objects, group)).collect();
+    if meshes.iter().all(Option::is_none) {
+        return;
+    }
+    // Sidecars speak HBONE to members of ambient mode only.
+    let has_ambient = meshes.contains(&Some(Mesh::Ambient));
+    let port = |mesh: Option<Mesh>| match mesh? {
+        Mesh::Ambient => Some(("Istio", HBONE)),
+        Mesh::IstioHbone if has_ambient => Some(("Istio", HBONE)),
+        Mesh::IstioHbone | Mesh::Istio => None,
+        Mesh::Linkerd => Some(("Linkerd", LINKERD)),
+    };
+    let ports: Vec<_> = meshes.into_iter().map(port).collect();
+    for (group, own) in objects.groups.iter().zip(&ports) {
+        let Some((name, number)) = own else { continue };
+        for direction in Direction::BOTH {
+            let members = objects.groups.iter().zip(&ports);
+            let members = members.filter(|(_, port)| *port == own).map(|(group, _)| group);
+            let members: Vec<&Group<'_>> = members.collect();
+            if let Some(place) = lacks(objects, group, direction, *number, &members) {
+                found.add_of(&MESH_PORT, name, place);
+            }
+        }
+    }
+}
+
+/// The place of the first rule for members of the mesh, if no rule has the mesh's port.
+fn lacks(
+    objects: &Objects<'_>,
+    group: &Group<'_>,
+    direction: Direction,
+    number: u16,
+    members: &[&Group<'_>],
+) -> Option<String> {
+    let isolating = objects.isolating(group, direction);
+    let mut rules = isolating.iter().flat_map(|(_, rules)| rules.iter());
+    if rules.any(|rule| allows(rule, number)) {
+        return None;
+    }
+    let own = Some(group.namespace);
+    let is_for_member = |rule: &Rule| match &rule.peers {
+        // Whoever comes in may be a member; what goes out to everyone is mostly outside.
+        None => direction == Direction::Ingress,
+        Some(peers) => peers.iter().any(|peer| match peer {
+            Peer::Pods { namespaces, pods } => {
+                members.iter().any(|member| member.is_in(own, namespaces.as_ref(), pods))
+            }
+            Peer::Block(_) | Peer::Nodes(_) => false,
+        }),
+    };
+    for (policy, rules) in isolating {
+        for (index, rule) in rules.iter().enumerate() {
+            if is_tcp(rule) && is_for_member(rule) {
+                let named = Named::policy(policy, objects.details);
+                let path = format!("spec.{direction}[{index}].ports");
+                let what = format!("no TCP {number} ({})", pods_text(group));
+                return Some(named.at(&path, &what));
+            }
+        }
+    }
+    None
+}
+
+fn is_tcp(rule: &Rule) -> bool {
+    rule.ports.iter().flatten().any(|port| port.protocol == Protocol::Tcp)
+}
+
+fn allows(rule: &Rule, number: u16) -> bool {
+    let has = |port: &PortRule| {
+        port.protocol == Protocol::Tcp
+            && match &port.port {
+                PortMatch::Any => true,
+                PortMatch::Range(first, last) => (*first..=*last).contains(&number),
+                PortMatch::Named(name) => name.contains("hbone") || name == "linkerd-proxy",
+            }
+    };
+    rule.ports.as_ref().is_none_or(|ports| ports.iter().any(has))
+}
+
+/// The mesh of a group of pods: what their containers are, else what their and their namespace's labels ask for.
+fn mesh(objects: &Objects<'_>, group: &Group<'_>) -> Option<Mesh> {
+    let of_pods = group.pods.iter().find_map(|pod| objects.pod(pod)?.mesh);
+    let mode = |labels: &Labels| labels.get(DATAPLANE).cloned();
+    let labelled = || {
+        let mode = mode(group.labels).or_else(|| mode(&group.namespace_labels));
+        (mode.as_deref() == Some("ambient")).then_some(Mesh::Ambient)
+    };
+    let of_namespace = || objects.details.meshed.get(group.namespace).copied();
+    of_pods.or_else(labelled).or_else(of_namespace)
+}

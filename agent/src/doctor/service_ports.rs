@@ -1,0 +1,213 @@
+//! Rules with the port of a Service, whose backends are at another one.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use netpold_core::model::{Direction, Key, Peer, Pod, PortMatch, PortRule, Protocol, Rule};
+use netpold_core::probe::IpProtocol;
+
+use super::blocks::is_allowed;
+use super::details::Target;
+use super::finding::{Check, Findings, Severity};
+use super::leads::Led;
+use super::objects::{Group, Objects, Place};
+use super::ports::{Numbers, range_text, receivers};
+
+const SERVICE_PORT: Check = Check {
+    name: "port-of-the-service",
+    severity: Severity::Warning,
+    problem: "a rule names the port of a Service, but policy sees packets after translation, at the \
+              container's port",
+    fix: "write the Service's targetPort in the rule, or both",
+};
+
+/// The API server's Service, which every cluster has.
+const API_SERVER: (&str, &str) = ("default", "kubernetes");
+/// Ports that rules without peers mean the Internet by.
+const WEB: [u16; 2] = [80, 443];
+/// The shortest prefix of a block that is about a Service's endpoints alone.
+const NARROW: [u8; 2] = [24, 64];
+
+/// Holds the numbers of a rule against the Services that lead to where it leads.
+pub(super) fn examine(
+    objects: &Objects<'_>,
+    place: &Place<'_>,
+    rule: &Rule,
+    subject: &[&Group<'_>],
+    found: &mut Findings,
+) {
+    let Some(rules) = &rule.ports else { return };
+    for (number, port) in rules.iter().enumerate() {
+        let PortMatch::Range(first, last) = port.port else { continue };
+        let numbers = (port.protocol, first, last);
+        let what = match receivers(objects, place, rule, subject) {
+            Some(pods) => at_pods(objects, (place.direction, subject), numbers, rules, &pods),
+            None => outside(objects, place, (rule, numbers), subject),
+        };
+        if let Some((service, target)) = what {
+            let what = format!("{}, Service {service}, whose {target}", range_text(numbers));
+            found.add(&SERVICE_PORT, place.at(&format!(".ports[{number}]"), &what));
+        }
+    }
+}
+
+/// Whether numbers are found by [`examine`] at these pods.
+pub(super) fn is_of_a_service(
+    objects: &Objects<'_>,
+    numbers: Numbers,
+    rules: &[PortRule],
+    pods: &[&Group<'_>],
+) -> bool {
+    at_pods(objects, (Direction::Ingress, &[]), numbers, rules, pods).is_some()
+}
+
+/// A Service that leads to some of the pods, and text about the port that it leads to.
+fn at_pods(
+    objects: &Objects<'_>,
+    (direction, subject): (Direction, &[&Group<'_>]),
+    (protocol, first_port, last): Numbers,
+    rules: &[PortRule],
+    pods: &[&Group<'_>],
+) -> Option<(Key, String)> {
+    let all = || pods.iter().flat_map(|group| &group.pods);
+    let lists = |pod: &&Pod| {
+        let details = objects.pod(pod);
+        details.is_some_and(|it| {
+            it.ports.range((protocol, first_port)..=(protocol, last)).next().is_some()
+        })
+    };
+    if all().any(lists) {
+        return None;
+    }
+    // Pods of a group are the same to a Service's selector.
+    let first = || pods.iter().filter_map(|group| group.pods.first());
+    let addresses: BTreeSet<IpAddr> = first().flat_map(|pod| &pod.addresses).copied().collect();
+    let mut led = Vec::new();
+    for found in objects.leads.behind(addresses.iter().copied()) {
+        let here = found.backends.iter().filter(|(address, _)| addresses.contains(address));
+        let targets: BTreeSet<u16> = here.map(|(_, target)| *target).collect();
+        if found.port.protocol != protocol {
+            continue;
+        }
+        // Something is there by another Service, or by this one.
+        if targets.iter().any(|target| (first_port..=last).contains(target)) {
+            return None;
+        }
+        if (first_port..=last).contains(&found.port.port) {
+            led.extend(targets.first().map(|target| (found, *target)));
+        }
+    }
+    led.into_iter().find_map(|(found, target)| {
+        let is_allowed = rules.iter().any(|rule| covers(rule, protocol, target))
+            || direction == Direction::Egress && reaches(objects, found, subject);
+        let text = || (found.service.key.clone(), format!("pods get it at {target}"));
+        (!is_allowed).then(text)
+    })
+}
+
+/// The same of an egress rule that leads outside, too: the API server's Service, or one that the rule is about.
+fn outside(
+    objects: &Objects<'_>,
+    place: &Place<'_>,
+    (rule, numbers): (&Rule, Numbers),
+    subject: &[&Group<'_>],
+) -> Option<(Key, String)> {
+    let (_, first, last) = numbers;
+    objects.leads.with_port(numbers).find_map(|led| {
+        let key = &led.service.key;
+        let is_api_server = (key.namespace.as_str(), key.name.as_str()) == API_SERVER;
+        let is_led = |(address, _): &(IpAddr, u16)| {
+            is_meant(place, (rule, numbers), is_api_server, (key, *address))
+        };
+        if led.backends.is_empty() {
+            return unknown_api_server(objects, (rule, numbers), led, subject)
+                .filter(|_| is_api_server);
+        }
+        let target = led.backends.iter().find(|backend| is_led(backend))?.1;
+        let unlike = led.backends.iter().all(|(_, target)| !(first..=last).contains(target));
+        if !unlike || reaches(objects, led, subject) || subject.is_empty() {
+            return None;
+        }
+        if is_api_server && subject.iter().all(|group| has_no_token(objects, group)) {
+            return None;
+        }
+        Some((key.clone(), format!("endpoints get it at {target}")))
+    })
+}
+
+/// Whether a rule is about a backend of a Service: one port, and the backend in a block that holds little else. A rule
+/// without peers, or with a wide block, is about the API server, or a Service beside the pods.
+fn is_meant(
+    place: &Place<'_>,
+    (rule, (_, first, last)): (&Rule, Numbers),
+    is_api_server: bool,
+    (service, address): (&Key, IpAddr),
+) -> bool {
+    let Some(peers) = &rule.peers else {
+        let is_beside = place.policy.namespace == Some(service.namespace.as_str());
+        return first == last && (is_api_server || is_beside && !WEB.contains(&first));
+    };
+    let is_about = |peer: &Peer| {
+        let Peer::Block(block) = peer else { return false };
+        let narrow = NARROW[usize::from(address.is_ipv6())];
+        block.contains(address) && (is_api_server || block.cidr.prefix_len() >= narrow)
+    };
+    first == last && peers.iter().any(is_about)
+}
+
+/// The API server's Service without endpoints among the objects: by its `targetPort`.
+fn unknown_api_server(
+    objects: &Objects<'_>,
+    (rule, (protocol, first, last)): (&Rule, Numbers),
+    led: &Led<'_>,
+    subject: &[&Group<'_>],
+) -> Option<(Key, String)> {
+    let key = &led.service.key;
+    let service = objects.details.services.get(key)?;
+    let same = |port: &&super::details::TargetPort| {
+        i32::from(led.port.port) == port.port && port.protocol == protocol
+    };
+    let Target::Number(target) = service.ports.iter().find(same)?.target else { return None };
+    let allows = |group: &&Group<'_>| {
+        let isolating = objects.isolating(group, Direction::Egress);
+        let mut rules = isolating.iter().flat_map(|(_, rules)| rules.iter());
+        rules.any(|rule| {
+            rule.ports
+                .as_ref()
+                .is_none_or(|ports| ports.iter().any(|it| covers(it, protocol, target)))
+        })
+    };
+    let is_meant = rule.peers.is_none() && first == last && !(first..=last).contains(&target);
+    let wants = subject.iter().filter(|group| !has_no_token(objects, group));
+    let mut denied = wants.filter(|group| !allows(group));
+    (is_meant && denied.next().is_some())
+        .then(|| (key.clone(), format!("endpoints get it at {target}")))
+}
+
+/// Whether some pod of each group that a policy is about reaches a backend.
+fn reaches(objects: &Objects<'_>, led: &Led<'_>, subject: &[&Group<'_>]) -> bool {
+    let protocol = IpProtocol(led.port.protocol.number());
+    let pods = subject.iter().filter_map(|group| group.pods.first());
+    let mut pods = pods.peekable();
+    pods.peek().is_some()
+        && pods.all(|pod| {
+            let others = led.backends.iter().filter(|(it, _)| !pod.addresses.contains(it));
+            let mut others = others.peekable();
+            others.peek().is_none()
+                || others.any(|it| is_allowed(&objects.explainer, &pod.key, protocol, *it))
+        })
+}
+
+/// Whether no pod of a group has credentials for the API server.
+fn has_no_token(objects: &Objects<'_>, group: &Group<'_>) -> bool {
+    group.pods.iter().all(|pod| objects.pod(pod).is_some_and(|details| details.no_token))
+}
+
+fn covers(rule: &PortRule, protocol: Protocol, port: u16) -> bool {
+    rule.protocol == protocol
+        && match &rule.port {
+            // A name is there, which is enough: the number was not.
+            PortMatch::Any | PortMatch::Named(_) => true,
+            PortMatch::Range(first, last) => (*first..=*last).contains(&port),
+        }
+}

@@ -1,0 +1,42 @@
+//! Rules of a direction that the policy is not about.
+
+use netpold_core::model::{Direction, Policy};
+
+use super::finding::{Check, Findings, Severity};
+use super::objects::{Named, Objects};
+
+const WITHOUT_TYPE: Check = Check {
+    name: "rules-without-type",
+    severity: Severity::Warning,
+    problem: "a policy has rules of a direction that its policyTypes lacks: they neither isolate nor allow anything",
+    fix: "add the direction to spec.policyTypes, as policyTypes: [Ingress, Egress]; or delete the rules",
+};
+const EMPTY_WITHOUT_TYPE: Check = Check {
+    name: "empty-list-without-type",
+    severity: Severity::Info,
+    problem: "an empty list of rules denies nothing where policyTypes lacks its direction",
+    fix: "to deny the direction, add it to spec.policyTypes; else delete the empty list",
+};
+
+/// Looks at the lists of rules as they were written.
+pub(super) fn examine(
+    objects: &Objects<'_>,
+    policy: &Policy,
+    named: &Named<'_>,
+    found: &mut Findings,
+) {
+    let Some(manifest) = objects.details.policies.get(&policy.key) else { return };
+    for direction in Direction::BOTH {
+        // A slip elsewhere in the policy makes it isolate both.
+        if policy.rules(direction).is_some() {
+            continue;
+        }
+        let path = format!("spec.{direction}");
+        match manifest.void_rules(direction) {
+            Some(0) => found.add(&EMPTY_WITHOUT_TYPE, named.at(&path, "[]")),
+            Some(1) => found.add(&WITHOUT_TYPE, named.at(&path, "1 rule")),
+            Some(rules) => found.add(&WITHOUT_TYPE, named.at(&path, &format!("{rules} rules"))),
+            None => {}
+        }
+    }
+}

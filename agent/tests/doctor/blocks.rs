@@ -1,0 +1,197 @@
+//! Blocks of addresses, and rules of directions that a policy is not about.
+
+use super::{CLUSTER, examine, found, of, one, places, policy};
+
+fn egress(rules: &str) -> String {
+    format!(
+        "podSelector: {{}}, policyTypes: [Egress], egress: [{{ports: [{{port: 53, protocol: UDP}}]}}, {rules}]"
+    )
+}
+
+fn to(block: &str) -> String {
+    egress(&format!("{{to: [{{ipBlock: {{cidr: '{block}'}}}}]}}"))
+}
+
+#[test]
+fn blocks_without_addresses() {
+    let at = |block: &str| {
+        found(
+            "block-without-addresses",
+            &format!("NetworkPolicy x/p: spec.egress[1].to[0]: {block}"),
+        )
+    };
+    for block in [
+        "0.0.0.0/24",
+        "0.0.0.0/8",
+        "0.0.0.0/32",
+        "0.1.2.0/24",
+        "127.0.0.0/8",
+        "127.0.0.1/32",
+        "::/64",
+        "::1/128",
+    ] {
+        assert_eq!(one(&to(block)), at(block), "{block}");
+    }
+    for block in [
+        "0.0.0.0/0",
+        "::/0",
+        "0.0.0.0/1",
+        "128.0.0.0/1",
+        "1.0.0.0/8",
+        "169.254.0.0/16",
+        "224.0.0.0/4",
+        "fe80::/10",
+        "64:ff9b::/96",
+        "100.64.0.0/10",
+        "2000::/3",
+        "10.0.0.0/8",
+    ] {
+        assert_eq!(one(&to(block)), [], "{block}");
+    }
+    let from = |block: &str| {
+        one(&format!("podSelector: {{}}, ingress: [{{from: [{{ipBlock: {{cidr: '{block}'}}}}]}}]"))
+    };
+    let [(check, _)] = &from("224.0.0.0/4")[..] else {
+        panic!("nobody sends from a group's address")
+    };
+    assert_eq!(check, "block-without-addresses");
+    assert_eq!(from("0.0.0.0/0"), []);
+}
+
+#[test]
+fn blocks_as_they_were_written() {
+    let at = |block: &str, read: &str| {
+        let place = format!(
+            "NetworkPolicy x/p: spec.egress[1].to[0].ipBlock.cidr: {block} is read as {read}"
+        );
+        found("block-with-host-bits", &place)
+    };
+    assert_eq!(one(&to("10.0.0.5/8")), at("10.0.0.5/8", "10.0.0.0/8"));
+    assert_eq!(one(&to("203.0.113.7/24")), at("203.0.113.7/24", "203.0.113.0/24"));
+    assert_eq!(one(&to("2001:db8::1/64")), at("2001:db8::1/64", "2001:db8::/64"));
+    assert_eq!(one(&to("203.0.113.7/32")), []);
+    let except = egress("{to: [{ipBlock: {cidr: 0.0.0.0/0, except: [172.16.1.0/12]}}]}");
+    let place = "NetworkPolicy x/p: spec.egress[1].to[0].ipBlock.except[0]: 172.16.1.0/12 is read as 172.16.0.0/12";
+    assert_eq!(one(&except), found("block-with-host-bits", place));
+    let zeros = "NetworkPolicy x/p: spec.egress[1].to[0].ipBlock.cidr: 010.0.0.0/8";
+    assert_eq!(one(&to("010.0.0.0/8")), found("block-with-leading-zeros", zeros));
+    for block in ["::ffff:10.0.0.0/104", "10.0.0.0", "10.0.0.0/33"] {
+        let all = one(&to(block));
+        let [(check, place)] = &all[..] else { panic!("{block}: {all:?}") };
+        assert_eq!(check, "not-understood", "{block}");
+        assert!(
+            place.starts_with("NetworkPolicy x/p: spec.egress[1].to[0].ipBlock.cidr: "),
+            "{place}"
+        );
+    }
+}
+
+#[test]
+fn blocks_of_services() {
+    let at = |block: &str, service: &str| {
+        let place = format!("NetworkPolicy x/p: spec.egress[1].to[0]: {block}, Service {service}");
+        found("block-of-a-service", &place)
+    };
+    assert_eq!(one(&to("10.96.0.1/32")), at("10.96.0.1/32", "x/web"));
+    assert_eq!(one(&to("10.96.0.0/12")), at("10.96.0.0/12", "x/web"));
+    for block in ["10.96.0.2/32", "10.0.0.0/8", "0.0.0.0/0", "10.0.0.1/32", "172.16.0.0/12"] {
+        assert_eq!(one(&to(block)), [], "{block}");
+    }
+    // Whoever allows the backends, too, knows.
+    let pods = "{to: [{podSelector: {matchLabels: {app: web}}}], ports: [{port: 8080}]}";
+    let both = egress(&format!("{{to: [{{ipBlock: {{cidr: 10.96.0.1/32}}}}]}}, {pods}"));
+    assert_eq!(one(&both), []);
+    let port = |port: u16| {
+        one(&egress(&format!(
+            "{{to: [{{ipBlock: {{cidr: 10.96.0.1/32}}}}], ports: [{{port: {port}}}]}}"
+        )))
+    };
+    assert_eq!(port(80), at("10.96.0.1/32", "x/web"));
+    // No packet comes from a Service's address.
+    let from = one("podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 10.96.0.1/32}}]}]");
+    assert_eq!(
+        from,
+        found(
+            "block-of-a-service",
+            "NetworkPolicy x/p: spec.ingress[0].from[0]: 10.96.0.1/32, Service x/web"
+        )
+    );
+    // Load balancers' addresses, but not those of nodes.
+    let balancer = |address: &str| {
+        format!(
+            "{{apiVersion: v1, kind: Node, metadata: {{name: n1}}, status: {{addresses: [{{type: InternalIP, address: \
+             192.168.0.1}}]}}}}\n---\n{{apiVersion: v1, kind: Service, metadata: {{name: lb, namespace: x}}, spec: {{type: \
+             LoadBalancer, clusterIP: 10.96.0.9, ports: [{{port: 80}}]}}, status: {{loadBalancer: {{ingress: [{{ip: \
+             {address}}}]}}}}}}\n---\n"
+        )
+    };
+    for (address, block, finds) in [
+        ("203.0.113.9", "203.0.113.9/32", true),
+        ("203.0.113.9", "203.0.113.0/24", false),
+        ("203.0.113.9", "0.0.0.0/0", false),
+        ("192.168.0.1", "192.168.0.1/32", false),
+    ] {
+        let objects = format!("{CLUSTER}{}{}", balancer(address), policy("p", &to(block)));
+        let (_, report) = examine(&objects);
+        assert_eq!(
+            places(&report).contains_key("block-of-a-service"),
+            finds,
+            "{address} {block}: {report:#?}"
+        );
+    }
+}
+
+#[test]
+fn rules_of_a_direction_that_policy_types_lack() {
+    let void = |path: &str| found("rules-without-type", &format!("NetworkPolicy x/p: {path}"));
+    let empty =
+        |path: &str| found("empty-list-without-type", &format!("NetworkPolicy x/p: {path}: []"));
+    let web = "podSelector: {matchLabels: {app: web}}";
+    for (spec, finds) in [
+        (
+            "policyTypes: [Ingress], ingress: [{}], egress: [{to: [{podSelector: {}}]}]",
+            void("spec.egress: 1 rule"),
+        ),
+        ("policyTypes: [Ingress], egress: [{}, {}]", void("spec.egress: 2 rules")),
+        ("policyTypes: [Egress], ingress: [{}], egress: [{}]", void("spec.ingress: 1 rule")),
+        ("egress: [], ingress: []", empty("spec.egress")),
+        ("policyTypes: [Ingress], egress: []", empty("spec.egress")),
+        ("policyTypes: [Egress], ingress: [], egress: [{}]", empty("spec.ingress")),
+        ("policyTypes: [Ingress, Egress], egress: [{}], ingress: [{}]", Vec::new()),
+        ("policyTypes: [Egress, Ingress], egress: [], ingress: []", Vec::new()),
+        ("egress: [{}]", Vec::new()),
+        ("policyTypes: [], egress: [{}]", Vec::new()),
+        ("policyTypes: [Ingress]", Vec::new()),
+        ("policyTypes: [Ingress], egress: ", Vec::new()),
+    ] {
+        assert_eq!(one(&format!("{web}, {spec}")), finds, "{spec}");
+    }
+    assert_eq!(of(&[policy("p", web)]), []);
+}
+
+#[test]
+fn named_ports_towards_blocks() {
+    let named = |peers: &str| {
+        one(&egress(&format!("{{to: [{peers}], ports: [{{port: 6000}}, {{port: http}}]}}")))
+    };
+    let at = "NetworkPolicy x/p: spec.egress[1].ports[1]: http (TCP)";
+    let outside = "{ipBlock: {cidr: 203.0.113.123/32}}";
+    assert_eq!(named(outside), found("port-name-towards-blocks", at));
+    assert_eq!(
+        named(&format!("{outside}, {{ipBlock: {{cidr: 198.51.100.0/24}}}}")),
+        found("port-name-towards-blocks", at)
+    );
+    for peers in
+        ["{ipBlock: {cidr: 10.0.0.0/8}}", "{ipBlock: {cidr: 0.0.0.0/0}}", "{podSelector: {}}"]
+    {
+        assert_eq!(named(peers), [], "{peers}");
+    }
+    assert_eq!(named(&format!("{outside}, {{podSelector: {{matchLabels: {{app: web}}}}}}")), []);
+    assert_eq!(
+        named("{ipBlock: {cidr: 10.0.0.2/32}}"),
+        found("port-name-absent", at),
+        "a pod without that name"
+    );
+    let ingress = "podSelector: {matchLabels: {app: web}}, ingress: [{from: [{ipBlock: {cidr: 203.0.113.0/24}}], ports: [{port: http}]}]";
+    assert_eq!(one(ingress), [], "the name is the selected pod's");
+}

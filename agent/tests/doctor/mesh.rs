@@ -1,0 +1,125 @@
+//! Pods of service meshes, and the meshes' ports.
+
+use super::{examine, places, policy};
+
+/// Namespaces `x` and `y` with a pod each, put into a mesh by labels, annotations or containers; `z` with one that is in none.
+struct World {
+    namespace: &'static str,
+    labels: &'static str,
+    annotations: &'static str,
+    container: &'static str,
+}
+
+const AMBIENT: World = World {
+    namespace: "labels: {istio.io/dataplane-mode: ambient}",
+    labels: "",
+    annotations: "",
+    container: "",
+};
+const LINKERD: World =
+    World { namespace: "", labels: "", annotations: "", container: "{name: linkerd-proxy}, " };
+
+impl World {
+    fn objects(&self) -> String {
+        let Self { namespace, labels, annotations, container } = self;
+        let mut objects = String::new();
+        for (number, name) in ["x", "y", "z"].into_iter().enumerate() {
+            let (namespace, labels, annotations, container) = match name {
+                "z" => ("", "", "", ""),
+                _ => (*namespace, *labels, *annotations, *container),
+            };
+            objects.push_str(&format!(
+                "{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, {namespace}}}}}\n---\n{{apiVersion: v1, kind: Pod, \
+                 metadata: {{name: p, namespace: {name}, labels: {{app: {name}, {labels}}}, annotations: {{{annotations}}}}}, spec: \
+                 {{nodeName: n1, containers: [{container}{{name: c}}]}}, status: {{podIP: 10.0.0.{number}}}}}\n---\n"
+            ));
+        }
+        objects.replace("10.0.0.0", "10.0.0.9")
+    }
+
+    fn finds(&self, spec: &str) -> Vec<String> {
+        let (_, report) = examine(&format!("{}{}", self.objects(), policy("p", spec)));
+        places(&report)
+            .get("mesh-port")
+            .map_or(Vec::new(), |it| it.iter().map(ToString::to_string).collect())
+    }
+}
+
+const FROM_Y: &str = "from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: y}}}]";
+const FROM_Z: &str = "from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: z}}}]";
+
+#[test]
+fn the_mesh_port_is_missed() {
+    let worlds = [
+        (AMBIENT, 15008),
+        (World { namespace: "", labels: "istio.io/dataplane-mode: ambient", ..AMBIENT }, 15008),
+        (
+            World {
+                namespace: "",
+                annotations: "ambient.istio.io/redirection: enabled",
+                ..AMBIENT
+            },
+            15008,
+        ),
+        (LINKERD, 4143),
+        (World { annotations: "linkerd.io/inject: enabled", container: "", ..LINKERD }, 4143),
+        (
+            World {
+                namespace: "annotations: {linkerd.io/inject: enabled}",
+                container: "",
+                ..LINKERD
+            },
+            4143,
+        ),
+    ];
+    for (world, port) in worlds {
+        let ingress = |rules: &str| world.finds(&format!("podSelector: {{}}, ingress: [{rules}]"));
+        let at = |path: &str| [format!("NetworkPolicy x/p: {path}.ports: no TCP {port} (Pod x/p)")];
+        assert_eq!(
+            ingress(&format!("{{{FROM_Y}, ports: [{{port: 8080}}]}}")),
+            at("spec.ingress[0]")
+        );
+        assert_eq!(ingress("{ports: [{port: 8080}]}"), at("spec.ingress[0]"));
+        for rules in [
+            String::new(),
+            "{}".to_owned(),
+            format!("{{{FROM_Y}}}"),
+            format!("{{{FROM_Y}, ports: [{{port: 8080}}, {{port: {port}}}]}}"),
+            format!(
+                "{{{FROM_Y}, ports: [{{port: 8080}}]}}, {{{FROM_Y}, ports: [{{port: {port}}}]}}"
+            ),
+            format!("{{{FROM_Z}, ports: [{{port: 8080}}]}}"),
+            format!("{{{FROM_Y}, ports: [{{port: 53, protocol: UDP}}]}}"),
+            "{from: [{ipBlock: {cidr: 203.0.113.0/24}}], ports: [{port: 8080}]}".to_owned(),
+        ] {
+            assert_eq!(ingress(&rules), [""; 0], "{port}: {rules}");
+        }
+        let egress = |rules: &str| {
+            let dns = "{ports: [{port: 53, protocol: UDP}]}";
+            world.finds(&format!(
+                "podSelector: {{}}, policyTypes: [Egress], egress: [{dns}, {rules}]"
+            ))
+        };
+        let to = FROM_Y.replace("from", "to");
+        assert_eq!(egress(&format!("{{{to}, ports: [{{port: 8080}}]}}")), at("spec.egress[1]"));
+        for rules in [
+            "{ports: [{port: 443}]}".to_owned(),
+            format!("{{{to}, ports: [{{port: 8080}}, {{port: {port}}}]}}"),
+            format!("{{{}, ports: [{{port: 8080}}]}}", FROM_Z.replace("from", "to")),
+        ] {
+            assert_eq!(egress(&rules), [""; 0], "{port}: {rules}");
+        }
+    }
+}
+
+#[test]
+fn pods_that_are_in_no_mesh() {
+    let rules = format!("podSelector: {{}}, ingress: [{{{FROM_Y}, ports: [{{port: 8080}}]}}]");
+    let none = World { namespace: "", ..AMBIENT };
+    assert_eq!(none.finds(&rules), [""; 0]);
+    let out = World { labels: "istio.io/dataplane-mode: none", ..AMBIENT };
+    assert_eq!(out.finds(&rules), [""; 0]);
+    // Sidecars keep the application's port.
+    let sidecars = World { container: "{name: istio-proxy}, ", ..none };
+    assert_eq!(sidecars.finds(&rules), [""; 0]);
+}

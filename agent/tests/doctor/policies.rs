@@ -1,0 +1,152 @@
+//! Policies held against pods: selectors, ports, tiers.
+
+use super::{CLUSTER, examine, found, of, one, places, policy};
+
+#[test]
+fn selectors_that_nothing_is() {
+    let web = "podSelector: {matchLabels: {app: web}}";
+    assert_eq!(one(web), []);
+    assert_eq!(
+        one("podSelector: {matchLabels: {app: wbe}}"),
+        found("selects-nothing", "NetworkPolicy x/p: pods app=wbe")
+    );
+    // The client is in another namespace: alone, a podSelector is of the policy's own.
+    let peer = |peer: &str| format!("{web}, ingress: [{{from: [{{podSelector: {{}}}}, {peer}]}}]");
+    assert_eq!(
+        one(&peer("{podSelector: {matchLabels: {app: client}}}")),
+        found(
+            "peer-without-pods",
+            "NetworkPolicy x/p: spec.ingress[0].from[1]: pods app=client of this namespace"
+        )
+    );
+    let namespaced = "{podSelector: {matchLabels: {app: client}}, namespaceSelector: {}}";
+    assert_eq!(one(&peer(namespaced)), []);
+    assert_eq!(
+        one(&peer("{namespaceSelector: {matchLabels: {team: a}}}")),
+        found(
+            "peer-without-pods",
+            "NetworkPolicy x/p: spec.ingress[0].from[1]: every pod of namespaces team=a"
+        )
+    );
+    let block = "{ipBlock: {cidr: 10.0.0.0/8, except: [10.0.0.0/9, 10.128.0.0/9]}}";
+    assert_eq!(
+        one(&peer(block)),
+        found("except-covers-block", "NetworkPolicy x/p: spec.ingress[0].from[1]: 10.0.0.0/8")
+    );
+    assert_eq!(one(&peer("{ipBlock: {cidr: 10.0.0.0/8, except: [10.0.0.0/9]}}")), []);
+    let elsewhere = policy("p", "podSelector: {}").replace("namespace: x", "namespace: z");
+    assert_eq!(of(&[elsewhere]), found("namespace-without-pods", "NetworkPolicy z/p"));
+    let [(check, place)] = &one(&peer("{}"))[..] else { panic!("one finding") };
+    assert_eq!(check, "not-understood");
+    assert!(place.starts_with("NetworkPolicy x/p: spec.ingress[0].from[1]: needs "), "{place}");
+}
+
+#[test]
+fn ports_that_no_container_has() {
+    let ingress = |port: &str| {
+        format!("podSelector: {{matchLabels: {{app: web}}}}, ingress: [{{ports: [{port}]}}]")
+    };
+    let at = "NetworkPolicy x/p: spec.ingress[0].ports[0]:";
+    assert_eq!(one(&ingress("{port: http}, {port: dns, protocol: UDP}")), []);
+    assert_eq!(
+        one(&ingress("{port: htpp}")),
+        found("port-name-absent", &format!("{at} htpp (TCP)"))
+    );
+    assert_eq!(
+        one(&ingress("{port: dns}")),
+        found("port-name-of-other-protocol", &format!("{at} dns (TCP), in the containers UDP"))
+    );
+    assert_eq!(one(&ingress("{port: 8080}, {port: 53, protocol: UDP}")), []);
+    assert_eq!(one(&ingress("{port: 8000, endPort: 9000}")), []);
+    assert_eq!(
+        one(&ingress("{port: 9090}")),
+        found("port-not-listed", &format!("{at} TCP 9090 (Pod x/web)"))
+    );
+    // The Service's, with and without the port that packets have behind it.
+    assert_eq!(
+        one(&ingress("{port: 80}")),
+        found(
+            "port-of-the-service",
+            &format!("{at} TCP 80, Service x/web, whose pods get it at 8080")
+        )
+    );
+    assert_eq!(
+        one(&ingress("{port: 80}, {port: 8080}")),
+        found("port-not-listed", &format!("{at} TCP 80 (Pod x/web)"))
+    );
+    // Of pods that list no port nothing is known.
+    assert_eq!(one("podSelector: {}, ingress: [{ports: [{port: 9090}]}]"), []);
+    let egress = |to: &str, port: &str| {
+        format!(
+            "podSelector: {{}}, policyTypes: [Egress], egress: [{{to: [{to}], ports: [{port}]}}, \
+             {{ports: [{{port: 53, protocol: UDP}}]}}]"
+        )
+    };
+    let web = "{podSelector: {matchLabels: {app: web}}}";
+    assert_eq!(one(&egress(web, "{port: 8080}")), []);
+    assert_eq!(
+        one(&egress(web, "{port: 80}")),
+        found(
+            "port-of-the-service",
+            "NetworkPolicy x/p: spec.egress[0].ports[0]: TCP 80, Service x/web, whose pods get it at 8080"
+        )
+    );
+    assert_eq!(one(&egress("{ipBlock: {cidr: 10.0.0.0/8}}", "{port: 80}")), []);
+    assert_eq!(one("podSelector: {}, ingress: [{ports: [{port: nowhere}]}]").len(), 1);
+}
+
+#[test]
+fn ports_of_services_that_no_container_has() {
+    let with = |app: &str, port: &str| {
+        let service = format!(
+            "{{apiVersion: v1, kind: Service, metadata: {{name: s, namespace: x}}, spec: {{clusterIP: \
+             10.96.0.2, selector: {{app: {app}}}, ports: [{port}]}}}}\n---\n"
+        );
+        of(&[service])
+    };
+    let at = |place: &str| format!("Service x/s: port 80, targetPort {place}; Pod x/web");
+    for (port, check, place) in [
+        ("{port: 80, targetPort: htpp}", "target-port-absent", "htpp (TCP)"),
+        ("{port: 80, targetPort: dns}", "target-port-absent", "dns (TCP)"),
+        ("{port: 80}", "target-port-not-listed", "80 (TCP)"),
+        ("{port: 80, targetPort: 8080, protocol: UDP}", "target-port-not-listed", "8080 (UDP)"),
+    ] {
+        assert_eq!(with("web", port), found(check, &at(place)), "{port}");
+    }
+    for port in ["{port: 80, targetPort: http}", "{port: 80, targetPort: 8080}", "{port: 8080}"] {
+        assert_eq!(with("web", port), [], "{port}");
+    }
+    assert_eq!(with("silent", "{port: 80, targetPort: 99}"), [], "it lists no port");
+    assert_eq!(with("nobody", "{port: 80, targetPort: http}"), [], "there are no such pods");
+    assert_eq!(with("client", "{port: 80, targetPort: http}"), [], "it is in another namespace");
+}
+
+#[test]
+fn pods_that_resolve_no_names() {
+    let egress = |rules: &str| {
+        format!(
+            "podSelector: {{matchLabels: {{app: web}}}}, policyTypes: [Egress], egress: [{rules}]"
+        )
+    };
+    let client = "{to: [{namespaceSelector: {}, podSelector: {matchLabels: {app: client}}}]}";
+    let found = found("no-dns", "Pod x/web: NetworkPolicy x/p");
+    assert_eq!(one(&egress(client)), found);
+    assert_eq!(one(&egress("")), [], "what sends nothing needs no names");
+    assert_eq!(one(&egress("{}")), []);
+    assert_eq!(one(&egress(&format!("{client}, {{ports: [{{port: 53}}]}}"))), found, "TCP alone");
+    assert_eq!(one(&egress(&format!("{client}, {{ports: [{{port: 53, protocol: UDP}}]}}"))), []);
+    // Another policy may allow it, to the name server alone.
+    let dns = "podSelector: {}, policyTypes: [Egress], egress: [{to: [{namespaceSelector: {}, \
+               podSelector: {matchLabels: {k8s-app: kube-dns}}}]}]";
+    assert_eq!(of(&[policy("p", &egress(client)), policy("dns", dns)]), []);
+    // Without one among the objects, any rule for the port may be meant for it.
+    let without = CLUSTER.replace("k8s-app: kube-dns", "app: other");
+    for (rules, finds) in [
+        ("{ports: [{port: 53, protocol: UDP}]}", false),
+        (client, false),
+        ("{ports: [{port: 80}]}", true),
+    ] {
+        let (_, report) = examine(&format!("{without}{}", policy("p", &egress(rules))));
+        assert_eq!(places(&report).contains_key("no-dns"), finds, "{report:?}");
+    }
+}

@@ -1,0 +1,146 @@
+//! Ports of Services in rules: the API server's, those of Services without selector, and others.
+
+use super::{examine, places, policy};
+
+/// `default/kubernetes` from 443 to a port of a node, and a pod of `x` on another node.
+fn cluster(target: u16, endpoints: &str) -> String {
+    format!(
+        "
+{{apiVersion: v1, kind: Node, metadata: {{name: n1}}, status: {{addresses: [{{type: InternalIP, address: 192.168.5.11}}]}}}}
+---
+{{apiVersion: v1, kind: Node, metadata: {{name: n2}}, status: {{addresses: [{{type: InternalIP, address: 192.168.5.12}}]}}}}
+---
+{{apiVersion: v1, kind: Service, metadata: {{name: kubernetes, namespace: default}}, spec: {{clusterIP: 10.96.0.1, ports: [{{name: https, port: 443, targetPort: {target}}}]}}}}
+---
+{endpoints}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: agent, namespace: x, labels: {{app: agent}}}}
+spec: {{nodeName: n1, containers: [{{name: c}}]}}
+status: {{podIP: 10.0.0.1}}
+---
+"
+    )
+}
+
+fn slice(port: u16) -> String {
+    format!(
+        "{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{name: kubernetes, namespace: default, labels: \
+         {{kubernetes.io/service-name: kubernetes}}}}, addressType: IPv4, ports: [{{name: https, port: {port}}}], endpoints: \
+         [{{addresses: [192.168.5.12]}}]}}"
+    )
+}
+
+fn endpoints(port: u16) -> String {
+    format!(
+        "{{apiVersion: v1, kind: Endpoints, metadata: {{name: kubernetes, namespace: default}}, subsets: [{{addresses: \
+         [{{ip: 192.168.5.12}}], ports: [{{name: https, port: {port}}}]}}]}}"
+    )
+}
+
+fn egress(rules: &str) -> String {
+    let dns = "{ports: [{port: 53, protocol: UDP}]}";
+    policy("p", &format!("podSelector: {{}}, policyTypes: [Egress], egress: [{dns}, {rules}]"))
+}
+
+#[test]
+fn the_api_server_is_behind_another_port() {
+    let at = |place: &str| format!("NetworkPolicy x/p: spec.egress[1].ports[0]: {place}");
+    let found = at("TCP 443, Service default/kubernetes, whose endpoints get it at 6443");
+    for (kind, objects) in
+        [("slice", slice(6443)), ("Endpoints", endpoints(6443)), ("none", String::new())]
+    {
+        let finds = |rules: &str| {
+            let (_, report) = examine(&format!("{}{}", cluster(6443, &objects), egress(rules)));
+            let all = places(&report);
+            all.get("port-of-the-service")
+                .map_or(Vec::new(), |it| it.iter().map(ToString::to_string).collect())
+        };
+        assert_eq!(finds("{ports: [{port: 443}]}"), [found.as_str()], "{kind}");
+        let none: [&str; 0] = [];
+        for rules in [
+            "{ports: [{port: 443}, {port: 6443}]}",
+            "{ports: [{port: 443}]}, {ports: [{port: 6443}]}",
+            "{ports: [{port: 443}]}, {}",
+            "{ports: [{port: 443, protocol: UDP}]}",
+            "{ports: [{port: 8443}]}",
+            "{ports: [{port: 1, endPort: 65535}]}",
+            "{to: [{ipBlock: {cidr: 203.0.113.0/24}}], ports: [{port: 443}]}",
+            "{to: [{ipBlock: {cidr: 0.0.0.0/0, except: [192.168.0.0/16]}}], ports: [{port: 443}]}",
+            "{to: [{podSelector: {}}], ports: [{port: 443}]}",
+        ] {
+            assert_eq!(finds(rules), none, "{kind}: {rules}");
+        }
+        if kind != "none" {
+            for block in ["192.168.5.12/32", "192.168.5.0/24", "0.0.0.0/0"] {
+                let rules =
+                    format!("{{to: [{{ipBlock: {{cidr: {block}}}}}], ports: [{{port: 443}}]}}");
+                assert_eq!(finds(&rules), [found.as_str()], "{kind}: {block}");
+            }
+        }
+    }
+}
+
+#[test]
+fn where_the_ports_are_the_same_or_nobody_asks() {
+    for objects in [slice(443), endpoints(443), String::new()] {
+        let (_, report) =
+            examine(&format!("{}{}", cluster(443, &objects), egress("{ports: [{port: 443}]}")));
+        assert!(!places(&report).contains_key("port-of-the-service"), "{report:#?}");
+    }
+    // Without credentials a pod has nothing to ask the API server.
+    for objects in [slice(6443), String::new()] {
+        let cluster = cluster(6443, &objects).replace(
+            "spec: {nodeName: n1,",
+            "spec: {nodeName: n1, automountServiceAccountToken: false,",
+        );
+        let (_, report) = examine(&format!("{cluster}{}", egress("{ports: [{port: 443}]}")));
+        assert!(!places(&report).contains_key("port-of-the-service"), "{report:#?}");
+    }
+    // On the API server's own node.
+    let cluster = cluster(6443, &slice(6443)).replace("nodeName: n1", "nodeName: n2");
+    let (_, report) = examine(&format!("{cluster}{}", egress("{ports: [{port: 443}]}")));
+    assert!(!places(&report).contains_key("port-of-the-service"), "{report:#?}");
+}
+
+/// Of a chart: no addresses, no endpoints; the selector and named ports lead to pods.
+#[test]
+fn services_of_a_chart() {
+    let pod = |name: &str, port: &str| {
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: x, labels: {{app: {name}}}}}, spec: {{containers: \
+             [{{name: c, ports: [{port}]}}]}}}}\n---\n"
+        )
+    };
+    let service = |target: &str| {
+        format!(
+            "{{apiVersion: v1, kind: Service, metadata: {{name: s, namespace: x}}, spec: {{selector: {{app: web}}, ports: \
+             [{{name: http, port: 80, targetPort: {target}}}]}}}}\n---\n"
+        )
+    };
+    let web = pod("web", "{name: http, containerPort: 8080}") + &pod("client", "");
+    let rule = |port: &str| {
+        policy(
+            "p",
+            &format!(
+                "podSelector: {{matchLabels: {{app: web}}}}, ingress: [{{ports: [{{port: {port}}}]}}]"
+            ),
+        )
+    };
+    for (target, port, finds) in [
+        ("http", "80", true),
+        ("8080", "80", true),
+        ("8080", "8080", false),
+        ("http", "http", false),
+        ("80", "80", false),
+    ] {
+        let (_, report) = examine(&format!("{web}{}{}", service(target), rule(port)));
+        let found = places(&report).contains_key("port-of-the-service");
+        assert_eq!(found, finds, "{target} {port}: {report:#?}");
+    }
+    // Towards the Internet a chart's own Service is not meant.
+    let (_, report) =
+        examine(&format!("{web}{}{}", service("8080"), egress("{ports: [{port: 80}]}")));
+    assert!(!places(&report).contains_key("port-of-the-service"), "{report:#?}");
+}
