@@ -43,7 +43,8 @@ const CANNOT_TELL: u8 = 2;
 /// Flags of `netpold doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Examine the Kubernetes objects in that directory (*.yaml, *.yml and *.json) instead of this node
+    /// Examine the Kubernetes objects in that directory (*.yaml, *.yml and *.json) instead of this node; `-` is standard
+    /// input
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
     /// Of a cluster: the namespace whose objects are examined where RBAC forbids those of all
@@ -70,8 +71,13 @@ pub struct DoctorArgs {
 pub fn run(args: &DoctorArgs) -> Result<u8> {
     let report = match &args.manifests {
         Some(directory) => {
-            let cluster: Cluster = offline::read_directory(directory)?.into_iter().collect();
-            examine(&cluster, &Containers::read(directory)?)
+            let objects = live::manifests_or_objects(Some(directory), &args.cluster, None)?;
+            let cluster: Cluster = objects.into_iter().collect();
+            let containers = match offline::is_standard_input(directory) {
+                true => Containers::of_text(&offline::standard_input("--manifests")?)?,
+                false => Containers::read(directory)?,
+            };
+            examine(&cluster, &containers)
         }
         None if args.cluster.is_meant() => of_cluster(args)?,
         None => node::examine(&args.socket, &args.bpffs),

@@ -85,6 +85,16 @@ impl Containers {
     }
 
     /// Those of the objects in a text, YAML or JSON.
+    ///
+    /// # Errors
+    /// It is neither.
+    pub fn of_text(text: &[u8]) -> Result<Self> {
+        let mut containers = Self::default();
+        containers.add(&String::from_utf8_lossy(text))?;
+        Ok(containers)
+    }
+
+    /// Adds those of a text.
     fn add(&mut self, text: &str) -> Result<(), document::ReadError> {
         for document in document::parse(text)? {
             if let Some(Value::List(items)) = document.get("items").map(|items| &items.value) {

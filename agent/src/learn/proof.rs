@@ -82,6 +82,7 @@ fn stand_in(number: u32, workload: &Workload) -> Pod {
         created: 0,
         ports: Vec::new(),
         foreign_sources: false,
+        workload: None,
     }
 }
 

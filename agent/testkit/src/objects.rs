@@ -108,6 +108,7 @@ pub fn pod(namespace: &str, name: &str, pairs: &[(&str, &str)], addresses: &[&st
         created: 0,
         ports: Vec::new(),
         foreign_sources: false,
+        workload: None,
     }
 }
 

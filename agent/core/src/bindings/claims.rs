@@ -54,6 +54,7 @@ impl Candidate {
             created: 0,
             ports,
             foreign_sources: false,
+            workload: None,
         };
         Self { pod: Arc::new(pod), standing, certain }
     }

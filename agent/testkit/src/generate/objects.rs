@@ -133,6 +133,7 @@ pub(super) fn pod(choices: &mut Choices<'_>, number: u32) -> Pod {
         created: i64::from(choices.below(3)),
         ports: choices.list(6, named_port),
         foreign_sources: false,
+        workload: None,
     }
 }
 
