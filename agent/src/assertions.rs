@@ -4,8 +4,10 @@ mod probe;
 mod read;
 mod render;
 
+use std::collections::BTreeSet;
+
 use anyhow::{Result, anyhow};
-use netpold_core::cluster::Cluster;
+use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::{Pod, Selector};
 use netpold_core::probe::{IpProtocol, Party, Probe};
@@ -13,6 +15,7 @@ use netpold_core::probe::{IpProtocol, Party, Probe};
 use self::probe::Probed;
 use crate::cli::TestArgs;
 use crate::live;
+use crate::offline;
 use crate::output::print;
 
 /// Exit status: every assertion holds.
@@ -64,6 +67,8 @@ struct Outcome {
     failed: usize,
     /// What came of connections that were opened for real, if any were to be.
     probed: Option<Probed>,
+    /// Pod templates among its sides, as `Deployment shop/web (template)`.
+    templates: BTreeSet<String>,
 }
 
 impl Outcome {
@@ -109,24 +114,41 @@ impl std::fmt::Display for Selected {
 /// The assertions, the manifests or the cluster cannot be read, or an assertion is about nothing.
 pub fn run(args: &TestArgs) -> Result<u8> {
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
-    let own = live::namespace(manifests, &args.cluster, namespace);
-    let assertions = read::read(&args.file, &own?)?;
-    let objects = live::manifests_or_objects(manifests, &args.cluster, namespace)?;
+    let own = live::namespace(manifests, &args.cluster, namespace)?;
+    let files = read::read(&args.file, &own)?;
+    let is_of_cluster = manifests.is_none() && args.cluster.is_meant();
+    let objects = match files.objects.is_empty() || manifests.is_some() || is_of_cluster {
+        true => live::all_objects(manifests, &args.cluster, namespace)?,
+        false => Vec::new(),
+    };
+    let objects = offline::stand_in(offline::apply(&objects, &files.objects));
     let cluster: Cluster = objects.into_iter().collect();
-    let mut outcomes = judge(&cluster, assertions)?;
+    let ranges = offline::ranges(&args.pod_cidrs, &[&cluster]);
+    let explainer = Explainer::new(&cluster).with_ranges(&ranges);
+    let world = World { cluster: &cluster, explainer, own, is_of_cluster };
+    let mut outcomes = judge(&world, files.assertions)?;
     if args.probe {
-        live::block_on(probe::probe(&args.cluster, &cluster, &mut outcomes))?;
+        live::block_on(probe::probe(&args.cluster, &world, &mut outcomes))?;
     }
-    let text = render::render(&outcomes, args.output, &args.file.display().to_string());
-    print(&text)?;
+    let names: Vec<String> = args.file.iter().map(|file| file.display().to_string()).collect();
+    print(&render::render(&outcomes, args.output, &names.join(",")))?;
     Ok(if outcomes.iter().all(Outcome::holds) { PASSED } else { FAILED })
 }
 
-fn judge(cluster: &Cluster, assertions: Vec<Assertion>) -> Result<Vec<Outcome>> {
-    let explainer = Explainer::new(cluster);
+/// What assertions are about.
+struct World<'c> {
+    cluster: &'c Cluster,
+    explainer: Explainer<'c>,
+    /// Namespace of workloads that are named without one.
+    own: String,
+    /// The objects are those of a live cluster, where pods get their addresses in a moment.
+    is_of_cluster: bool,
+}
+
+fn judge(world: &World<'_>, assertions: Vec<Assertion>) -> Result<Vec<Outcome>> {
     let outcomes = assertions.into_iter().map(|assertion| {
         let place = assertion.place.clone();
-        outcome(cluster, &explainer, assertion).map_err(|error| anyhow!("{place}: {error}"))
+        outcome(world, assertion).map_err(|error| anyhow!("{place}: {error}"))
     });
     outcomes.collect()
 }
@@ -135,34 +157,49 @@ fn judge(cluster: &Cluster, assertions: Vec<Assertion>) -> Result<Vec<Outcome>> 
 ///
 /// # Errors
 /// One of them is nobody.
-fn sides(cluster: &Cluster, assertion: &Assertion) -> Result<(Vec<Party>, Vec<Party>)> {
+fn sides(world: &World<'_>, assertion: &Assertion) -> Result<(Vec<Party>, Vec<Party>)> {
     let [from, to] = [("from", &assertion.from), ("to", &assertion.to)].map(|(side, selected)| {
-        let parties = parties(cluster, selected);
+        let parties = world.parties(selected);
         if parties.is_empty() {
-            return Err(anyhow!("{side}: no pod with an address matches: {selected}"));
+            return Err(anyhow!(
+                "{side}: no pod with an address and no pod template matches: {selected}"
+            ));
         }
         Ok(parties)
     });
     Ok((from?, to?))
 }
 
-/// Who sends to whom. Of selections that overlap, a pod to itself is not meant.
+/// Who sends to whom. Of selections that overlap, a pod to itself is not meant; a template stands for any two of its pods.
 fn pairs<'s>(
+    world: &World<'s>,
     assertion: &Assertion,
     from: &'s [Party],
     to: &'s [Party],
-) -> impl Iterator<Item = (&'s Party, &'s Party)> {
+) -> impl Iterator<Item = (&'s Party, &'s Party)> + use<'s> {
     let chosen = [&assertion.from, &assertion.to]
         .into_iter()
         .any(|side| matches!(side, Selected::Pods { .. }));
+    let chosen = chosen || from.len() > 1 || to.len() > 1;
+    let cluster = world.cluster;
     let pairs = from.iter().flat_map(move |from| to.iter().map(move |to| (from, to)));
-    pairs.filter(move |(from, to)| !chosen || from != to)
+    pairs.filter(move |(from, to)| !chosen || from != to || template(cluster, from).is_some())
 }
 
-fn outcome(cluster: &Cluster, explainer: &Explainer<'_>, assertion: Assertion) -> Result<Outcome> {
-    let (from, to) = sides(cluster, &assertion)?;
+/// The workload whose template a party is, in words.
+fn template(cluster: &Cluster, party: &Party) -> Option<String> {
+    let Party::Pod(key) = party else { return None };
+    let pod = cluster.pods().get(key)?;
+    pod.template().map(|_| pod.title())
+}
+
+fn outcome(world: &World<'_>, assertion: Assertion) -> Result<Outcome> {
+    let (from, to) = sides(world, &assertion)?;
+    let explainer = &world.explainer;
+    let templates = from.iter().chain(&to).filter_map(|party| template(world.cluster, party));
+    let templates: BTreeSet<String> = templates.collect();
     let (mut asked, mut failed, mut failures) = (0, 0, Vec::new());
-    for (from, to) in pairs(&assertion, &from, &to) {
+    for (from, to) in pairs(world, &assertion, &from, &to) {
         asked += 1;
         let (protocol, port) = (assertion.protocol, assertion.port);
         let probe = Probe { from: from.clone(), to: to.clone(), protocol, port };
@@ -185,23 +222,41 @@ fn outcome(cluster: &Cluster, explainer: &Explainer<'_>, assertion: Assertion) -
             "from and to select the same pod alone: there is no connection to ask"
         ));
     }
-    Ok(Outcome { assertion, asked, failures, failed, probed: None })
+    Ok(Outcome { assertion, asked, failures, failed, probed: None, templates })
 }
 
-/// Who is selected.
-fn parties(cluster: &Cluster, selected: &Selected) -> Vec<Party> {
-    let (namespaces, labels) = match selected {
-        Selected::One(party) => return vec![party.clone()],
-        Selected::Pods { namespaces, labels } => (namespaces, labels),
-    };
-    let matches = |pod: &&std::sync::Arc<Pod>| {
-        let namespace = match namespaces {
-            Namespaces::Named(name) => pod.key.namespace == *name,
-            Namespaces::All => true,
+impl World<'_> {
+    /// Who is selected.
+    fn parties(&self, selected: &Selected) -> Vec<Party> {
+        let cluster = self.cluster;
+        let (namespaces, labels) = match selected {
+            Selected::One(party) => return self.named(party),
+            Selected::Pods { namespaces, labels } => (namespaces, labels),
         };
-        let judged = !pod.host_network && !pod.finished && !pod.addresses.is_empty();
-        namespace && judged && labels.matches(&pod.labels)
-    };
-    let pods = cluster.pods().values().filter(matches);
-    pods.map(|pod| Party::Pod(pod.key.clone())).collect()
+        let matches = |pod: &&std::sync::Arc<Pod>| {
+            let namespace = match namespaces {
+                Namespaces::Named(name) => pod.key.namespace == *name,
+                Namespaces::All => true,
+            };
+            let is_placed =
+                !pod.addresses.is_empty() || !self.is_of_cluster || pod.template().is_some();
+            namespace && is_placed && is_subject(pod) && labels.matches(&pod.labels)
+        };
+        let pods = cluster.pods().values().filter(matches);
+        pods.map(|pod| Party::Pod(pod.key.clone())).collect()
+    }
+
+    /// A party that is named: a workload is all of its pods.
+    fn named(&self, party: &Party) -> Vec<Party> {
+        let pods = match party {
+            Party::Pod(key) if self.cluster.pods().get(key).is_none() => {
+                offline::pods_named(self.cluster, key, &self.own)
+            }
+            Party::Pod(_) | Party::Service(_) | Party::Address(_) => Vec::new(),
+        };
+        match pods[..] {
+            [] => vec![party.clone()],
+            _ => pods.iter().map(|pod| Party::Pod(pod.key.clone())).collect(),
+        }
+    }
 }

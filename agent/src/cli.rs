@@ -11,6 +11,7 @@ use netpold_core::probe::IpProtocol;
 use crate::arguments::{Who, time};
 use crate::completion::CompletionArgs;
 use crate::dataplane::bpffs::DEFAULT_BPFFS;
+use crate::diff::DiffArgs;
 use crate::doctor::DoctorArgs;
 use crate::engine::interfaces::NodeDevices;
 use crate::flows::FlowsArgs;
@@ -54,7 +55,8 @@ pub enum Command {
     Explain(ExplainArgs),
     /// Say which connections a change of manifests cuts or opens
     #[command(
-        after_help = "Exit status: 0 nothing of the kind of --fail-on, 1 something, 2 cannot tell."
+        after_help = "Exit status: 0 nothing of the kind of --fail-on, 1 something, 2 cannot tell, or not everything \
+        could be compared."
     )]
     Diff(DiffArgs),
     /// Check that connections are allowed or denied as a file expects
@@ -399,17 +401,22 @@ pub enum LogFormat {
 /// Flags of `netpold explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; or a cluster, see below
+    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; `-` is standard input; or a cluster, see below
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
+    /// Where addresses of pods come from that have none, such as pod templates: blocks with commas between them
+    /// [default: private addresses]
+    #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]
+    pub pod_cidrs: Vec<IpNet>,
     /// Control socket of an agent, to ask in the place of manifests: it compares what its objects, its
     /// tables and the kernel's programs say
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET")]
     pub socket: Option<PathBuf>,
-    /// Who sends: namespace/pod, a pod of the namespace of -n, or an address
+    /// Who sends: namespace/pod, namespace/workload, a pod or workload of the namespace of -n (also as deployment/web),
+    /// or an address
     #[arg(long, value_name = "WHO", env = "NETPOLD_FROM", required_unless_present = "probes")]
     pub from: Option<Who>,
-    /// Who receives: namespace/pod, a pod of the namespace of -n, svc/namespace/name or an address
+    /// Who receives: the same, or svc/namespace/name
     #[arg(long, value_name = "WHO", env = "NETPOLD_TO", required_unless_present = "probes")]
     pub to: Option<Who>,
     /// Destination port (TCP, UDP and SCTP need one)
@@ -438,90 +445,31 @@ pub struct ExplainArgs {
     pub output: Output,
 }
 
-/// Flags of `netpold diff`.
-#[derive(Debug, Args)]
-pub struct DiffArgs {
-    /// Directory of Kubernetes objects as they were: *.yaml, *.yml and *.json
-    #[arg(long, value_name = "DIR", env = "NETPOLD_FROM", requires = "to")]
-    pub from: Option<PathBuf>,
-    /// Directory of Kubernetes objects as they shall be
-    #[arg(long, value_name = "DIR", env = "NETPOLD_TO", requires = "from")]
-    pub to: Option<PathBuf>,
-    /// Directory of the cluster's objects, to apply -f to; or a cluster, see below. Not asked with --from
-    /// and --to
-    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS", requires = "file")]
-    pub manifests: Option<PathBuf>,
-    /// File or directory of the objects to apply
-    #[arg(
-        short,
-        long,
-        value_name = "FILE|DIR",
-        env = "NETPOLD_FILE",
-        required_unless_present = "from"
-    )]
-    pub file: Option<PathBuf>,
-    /// Delete the objects of -f instead of applying them
-    #[arg(long, env = "NETPOLD_DELETE", requires = "file")]
-    pub delete: bool,
-    /// Which cluster.
-    #[command(flatten)]
-    pub cluster: ClusterArgs,
-    /// Namespace of objects of -f that name none, and, where RBAC forbids to list objects in all namespaces, the
-    /// one to see [default: the context's; without a cluster: default]
-    #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
-    pub namespace: Option<String>,
-    /// Also say which connections are cut of those that are open now: on the agent's node,
-    /// or on every node of the cluster
-    #[arg(long, env = "NETPOLD_LIVE")]
-    pub live: bool,
-    /// Control socket of the agent that --live asks
-    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
-    pub socket: PathBuf,
-    /// Which differences make the exit status 1
-    #[arg(long, value_name = "KIND", env = "NETPOLD_FAIL_ON", default_value = "any")]
-    pub fail_on: DiffKind,
-    /// Format of the answer
-    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "table")]
-    pub output: DiffOutput,
-}
-
-/// Kinds of differences.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DiffKind {
-    /// A connection is allowed no more
-    Cut,
-    /// A connection is allowed that was not
-    Open,
-    /// Either
-    Any,
-}
-
-/// Format of differences.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DiffOutput {
-    /// For people: equal changes in one line
-    Table,
-    /// For programs
-    Json,
-    /// A table for a comment on a pull request
-    Markdown,
-    /// A graph of what changes
-    Mermaid,
-}
-
 /// Flags of `netpold test`.
 #[derive(Debug, Args)]
 pub struct TestArgs {
-    /// File of assertions
-    #[arg(short, long, value_name = "FILE", env = "NETPOLD_FILE")]
-    pub file: PathBuf,
+    /// Files of assertions, with commas between them or each after a -f; `-` is standard input. Kubernetes objects in
+    /// them are applied to those of --manifests or of the cluster
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        env = "NETPOLD_FILE",
+        value_delimiter = ',',
+        required = true
+    )]
+    pub file: Vec<PathBuf>,
     /// Also open the connections, from inside of the cluster's pods, with the tools of their images; TCP
     /// alone
     #[arg(long, env = "NETPOLD_PROBE", conflicts_with_all = ["manifests", "local"])]
     pub probe: bool,
-    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; or a cluster, see below
+    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; `-` is standard input; or a cluster, see below
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
+    /// Where addresses of pods come from that have none, such as pod templates: blocks with commas between them
+    /// [default: private addresses]
+    #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]
+    pub pod_cidrs: Vec<IpNet>,
     /// Which cluster.
     #[command(flatten)]
     pub cluster: ClusterArgs,

@@ -1,13 +1,15 @@
 //! `netpold diff`: which connections a change of manifests cuts or opens.
 
-mod addresses;
+mod args;
 mod compare;
 mod ends;
+mod isolation;
 pub mod live;
 mod ports;
 mod render;
 mod render_live;
 mod rules;
+mod runs;
 mod workloads;
 
 use std::fmt;
@@ -17,13 +19,14 @@ use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::Change as Object;
 
+pub use args::{DiffArgs, DiffKind, DiffOutput};
 pub use compare::compare;
+pub use isolation::{Alone, Isolation, Turned};
 pub use ports::Ports;
 pub use workloads::Workload;
 
-use crate::cli::{DiffArgs, DiffKind};
 use crate::flows::{self, Filter};
-use crate::offline;
+use crate::offline::{self, apply, pods_of, ranges, stand_in};
 use crate::output::print;
 use crate::source::convert::DEFAULT_NAMESPACE;
 
@@ -31,6 +34,8 @@ use crate::source::convert::DEFAULT_NAMESPACE;
 const SAME: u8 = 0;
 /// Exit status: some.
 const DIFFERENT: u8 = 1;
+/// Exit status: none was found, and not everything could be compared.
+const CANNOT_TELL: u8 = 2;
 /// Most names of one list that people are shown.
 const SHOWN: usize = 3;
 
@@ -41,6 +46,33 @@ pub struct Difference {
     pub parties: Vec<Party>,
     /// Pairs between which something changes, in the order of the parties.
     pub changes: Vec<Change>,
+    /// What changes of workloads as such, and what is not known.
+    pub isolation: Isolation,
+}
+
+impl Difference {
+    /// Whether something changes of that kind.
+    fn has(&self, kind: DiffKind) -> bool {
+        let cut = || self.changes.iter().any(|change| !change.loses.is_empty());
+        let opened = || self.changes.iter().any(|change| !change.gains.is_empty());
+        let Isolation { open, isolated, .. } = &self.isolation;
+        match kind {
+            DiffKind::Cut => cut() || !isolated.is_empty(),
+            DiffKind::Open => opened() || !open.is_empty(),
+            DiffKind::Any => !self.changes.is_empty() || !isolated.is_empty() || !open.is_empty(),
+        }
+    }
+
+    /// Whether something of that kind may change that could not be compared.
+    fn may_have(&self, kind: DiffKind) -> bool {
+        let Isolation { alone, unknown, compared, .. } = &self.isolation;
+        let regards = |it: &Alone| match kind {
+            DiffKind::Cut => !it.is_new,
+            DiffKind::Open => it.is_new,
+            DiffKind::Any => true,
+        };
+        *compared == 0 || !unknown.is_empty() || alone.iter().any(regards)
+    }
 }
 
 /// A side of connections.
@@ -124,18 +156,18 @@ impl fmt::Display for Party {
 /// Manifests cannot be read.
 pub fn run(args: &DiffArgs) -> Result<u8> {
     let [before, after] = clusters(args)?;
-    let difference = compare(&before, &after)?;
+    let ranges = ranges(&args.pod_cidrs, &[&before, &after]);
+    let difference = compare(&before, &after, &ranges)?;
     let cuts = match args.live {
         true => Some(cuts(args, &before, &after)?),
         false => None,
     };
     print(&render::render(&difference, cuts.as_ref(), args.output)?)?;
-    let found = difference.changes.iter().any(|change| match args.fail_on {
-        DiffKind::Cut => !change.loses.is_empty(),
-        DiffKind::Open => !change.gains.is_empty(),
-        DiffKind::Any => true,
-    });
-    Ok(if found { DIFFERENT } else { SAME })
+    Ok(match (difference.has(args.fail_on), difference.may_have(args.fail_on)) {
+        (true, _) => DIFFERENT,
+        (false, true) => CANNOT_TELL,
+        (false, false) => SAME,
+    })
 }
 
 /// The open connections that are cut, of this node or of the cluster.
@@ -156,28 +188,34 @@ fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts
 
 /// The cluster before and after.
 fn clusters(args: &DiffArgs) -> Result<[Cluster; 2]> {
+    let [before, after] = objects(args)?.map(|objects| runs::go_on(stand_in(objects)));
+    Ok([before, after].map(|objects| objects.into_iter().collect()))
+}
+
+/// The objects before and after, with what all pod templates would make.
+fn objects(args: &DiffArgs) -> Result<[Vec<Object>; 2]> {
     if let (Some(from), Some(to)) = (&args.from, &args.to) {
         let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
-        let read = |directory| offline::read_directory_in(directory, namespace);
-        let [from, to] = [read(from)?, read(to)?];
-        return Ok([from, to].map(|objects| objects.into_iter().collect()));
+        let from = offline::read_directory("--from", from, namespace)?;
+        return Ok([from, offline::read_directory("--to", to, namespace)?]);
     }
     let Some(file) = &args.file else {
         anyhow::bail!("give --from and --to, or -f");
     };
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     let own = crate::live::namespace(manifests, &args.cluster, namespace)?;
-    let changes = offline::read(file, &own)?;
-    let before = crate::live::manifests_or_objects(manifests, &args.cluster, namespace)?;
+    let changes = offline::read("--file", file, &own)?;
+    let before = crate::live::all_objects(manifests, &args.cluster, namespace)?;
     let changes = if args.delete { deleted(&before, &changes) } else { changes };
-    let after = before.iter().cloned().chain(changes).collect();
-    Ok([before.into_iter().collect(), after])
+    let after = apply(&before, &changes);
+    Ok([before, after])
 }
 
-/// What is gone if these objects are deleted: with a namespace all that is in it.
+/// What is gone if these objects are deleted: with a namespace all that is in it, with a workload its pods.
 fn deleted(all: &[Object], named: &[Object]) -> Vec<Object> {
     let mut gone: Vec<Object> = named.iter().map(Object::gone).collect();
     for object in named {
+        gone.extend(pods_of(all, object).map(Object::gone));
         if let Object::Namespace(namespace) = object {
             let inside = all.iter().filter(|object| in_namespace(object, &namespace.name));
             gone.extend(inside.map(Object::gone));

@@ -39,7 +39,6 @@ pub use render::text;
 
 use crate::dataplane::bpffs::DEFAULT_BPFFS;
 use crate::live::ClusterArgs;
-use crate::offline;
 use crate::output::{Output, print};
 use crate::socket::DEFAULT_SOCKET;
 
@@ -53,7 +52,8 @@ const CANNOT_TELL: u8 = 2;
 /// Flags of `netpold doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Examine the Kubernetes objects in that directory (*.yaml, *.yml and *.json) instead of this node
+    /// Examine the Kubernetes objects in that directory (*.yaml, *.yml and *.json) instead of this node; `-` is standard
+    /// input
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
     /// Of a cluster: the namespace whose objects are examined where RBAC forbids those of all
@@ -79,7 +79,10 @@ pub struct DoctorArgs {
 /// The manifests or the cluster's objects cannot be read.
 pub fn run(args: &DoctorArgs) -> Result<u8> {
     let report = match &args.manifests {
-        Some(directory) => examine(offline::read_directory(directory)?, &Details::read(directory)?),
+        Some(directory) => {
+            let objects = crate::live::manifests_or_objects(Some(directory), &args.cluster, None)?;
+            examine(objects, &Details::read(directory)?)
+        }
         None if args.cluster.is_meant() => live::examine(args)?,
         None => node::examine(&args.socket, &args.bpffs),
     };

@@ -20,6 +20,7 @@ use nodes::Nodes;
 use crate::cli::{ExplainArgs, Output};
 use crate::doctor::{self, Details};
 use crate::live;
+use crate::offline;
 use crate::output::is_read;
 use crate::printable::printable;
 
@@ -31,6 +32,22 @@ const DENIED: u8 = 1;
 const CANNOT_TELL: u8 = 2;
 /// Lines answered at a time, shared among the processors.
 const BATCH: usize = 8192;
+
+/// What is asked.
+struct Asked<'c> {
+    cluster: &'c Cluster,
+    explainer: Explainer<'c>,
+    /// Namespace of workloads that are named without one.
+    own: String,
+}
+
+impl Asked<'_> {
+    /// The same question, of pods in the place of workloads.
+    fn resolved(&self, probe: Probe) -> Result<Probe, String> {
+        let resolve = |party| offline::resolve(self.cluster, party, &self.own);
+        Ok(Probe { from: resolve(probe.from)?, to: resolve(probe.to)?, ..probe })
+    }
+}
 
 /// Answer, on standard output. Returns the exit status.
 ///
@@ -48,14 +65,17 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
         Some(path) => Details::read(path).context("cannot tell")?,
         None => doctor::details_of_policies(&args.cluster)?,
     };
-    let explainer = Explainer::new(&cluster);
+    let ranges = offline::ranges(&args.pod_cidrs, &[&cluster]);
+    let explainer = Explainer::new(&cluster).with_ranges(&ranges);
+    let own = live::namespace(manifests, &args.cluster, namespace)?;
+    let asked = Asked { cluster: &cluster, explainer, own };
     if let Some(file) = &args.probes {
         let foreign = remarks::foreign_text(&remarks::foreign(&details, |_| true));
         foreign.iter().for_each(|text| anstream::eprintln!("netpold: {}", printable(text)));
-        return answer_all(&explainer, file);
+        return answer_all(&asked, file);
     }
-    let probe = probe(args)?;
-    let mut answer = explainer.explain(&probe);
+    let probe = asked.resolved(probe(args)?).map_err(|reason| anyhow::anyhow!("{reason}"))?;
+    let mut answer = asked.explainer.explain(&probe);
     let foreign = remarks::add(&mut answer, &cluster, &details);
     let nodes = match args.nodes {
         true => Some(nodes::ask(&args.cluster, &cluster, &probe, &answer)?),
@@ -147,8 +167,9 @@ fn give_verdict(fields: &mut Map<String, Value>, verdict: Verdict, reason: Optio
 }
 
 /// Answer JSON lines, in their order.
-fn answer_all(explainer: &Explainer<'_>, file: &Path) -> Result<u8> {
-    let mut lines: Box<dyn BufRead> = if file == Path::new("-") {
+fn answer_all(asked: &Asked<'_>, file: &Path) -> Result<u8> {
+    let mut lines: Box<dyn BufRead> = if offline::is_standard_input(file) {
+        offline::claim_standard_input("--probes")?;
         Box::new(io::stdin().lock())
     } else {
         let open = File::open(file);
@@ -164,7 +185,7 @@ fn answer_all(explainer: &Explainer<'_>, file: &Path) -> Result<u8> {
             is_read(output.flush())?;
             return Ok(status);
         }
-        for (answer, told) in answer_batch(explainer, &batch) {
+        for (answer, told) in answer_batch(asked, &batch) {
             if !told {
                 status = CANNOT_TELL;
             }
@@ -189,10 +210,10 @@ fn read_batch(lines: &mut dyn BufRead) -> io::Result<Vec<Vec<u8>>> {
     Ok(batch)
 }
 
-fn answer_batch(explainer: &Explainer<'_>, batch: &[Vec<u8>]) -> Vec<(Value, bool)> {
+fn answer_batch(asked: &Asked<'_>, batch: &[Vec<u8>]) -> Vec<(Value, bool)> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let part = batch.len().div_ceil(threads).max(1);
-    let work = |lines: &[Vec<u8>]| lines.iter().map(|l| answer_line(explainer, l)).collect();
+    let work = |lines: &[Vec<u8>]| lines.iter().map(|l| answer_line(asked, l)).collect();
     std::thread::scope(|scope| {
         let parts: Vec<_> = batch.chunks(part).map(|p| scope.spawn(move || work(p))).collect();
         let join = |part: std::thread::ScopedJoinHandle<'_, Vec<_>>| {
@@ -203,7 +224,7 @@ fn answer_batch(explainer: &Explainer<'_>, batch: &[Vec<u8>]) -> Vec<(Value, boo
 }
 
 /// The line with its `verdict`, or with `error`; and whether there is a verdict.
-fn answer_line(explainer: &Explainer<'_>, line: &[u8]) -> (Value, bool) {
+fn answer_line(asked: &Asked<'_>, line: &[u8]) -> (Value, bool) {
     let mut fields = match serde_json::from_slice::<Map<String, Value>>(line) {
         Ok(fields) => fields,
         Err(error) => return (failed(Map::new(), &format!("not a JSON object: {error}")), false),
@@ -212,7 +233,10 @@ fn answer_line(explainer: &Explainer<'_>, line: &[u8]) -> (Value, bool) {
         Ok(probe) => probe,
         Err(error) => return (failed(fields, &error.to_string()), false),
     };
-    let (verdict, reason) = explainer.verdict(&probe);
+    let (verdict, reason) = match asked.resolved(probe) {
+        Ok(probe) => asked.explainer.verdict(&probe),
+        Err(reason) => return (failed(fields, &reason), false),
+    };
     give_verdict(&mut fields, verdict, reason.as_deref());
     (Value::Object(fields), verdict != Verdict::Unknown)
 }

@@ -43,6 +43,7 @@ pub use recorder::{Met, Recorder};
 pub use text::text;
 pub use unseen::{Other, Unseen};
 pub use workload::Workload;
+pub(crate) use workload::{OF_PODS, OF_RELEASES};
 pub use yaml::{json, prepare, yaml};
 
 /// The request for an [`Answer`].
@@ -83,10 +84,11 @@ pub struct LearnArgs {
     /// Show the recorded flows and write no policies: on a node, what is done without --manifests
     #[arg(long, env = "NETPOLD_RECORDED")]
     pub recorded: bool,
-    /// Directory of the cluster's objects, to write policies; or a cluster, see below
+    /// Directory of the cluster's objects, to write policies, or `-`; or a cluster, see below
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS", requires = "namespace")]
     pub manifests: Option<PathBuf>,
-    /// Files with the answers of several nodes' agents (`netpold learn -o json`), instead of --socket
+    /// Files with the answers of several nodes' agents (`netpold learn -o json`), instead of --socket; `-` is standard
+    /// input
     #[arg(long, value_name = "FILE", env = "NETPOLD_RECORDS", value_delimiter = ',')]
     pub records: Vec<PathBuf>,
     /// Length of the blocks that IPv4 addresses outside are widened to
@@ -165,7 +167,11 @@ impl LearnArgs {
     fn objects(&self) -> Result<Option<Vec<Change>>> {
         match (&self.manifests, &self.namespace) {
             _ if self.recorded => Ok(None),
-            (Some(directory), _) => offline::read(directory, DEFAULT_NAMESPACE).map(Some),
+            (Some(directory), _) => {
+                let objects = offline::read("--manifests", directory, DEFAULT_NAMESPACE)?;
+                // Who has no pods sends nothing.
+                Ok(Some(objects.into_iter().filter(|it| !offline::is_template(it)).collect()))
+            }
             (None, Some(namespace)) if self.cluster.is_meant() => {
                 live::block_on(live::objects(&self.cluster, Some(namespace))).map(Some)
             }
@@ -176,7 +182,10 @@ impl LearnArgs {
 
 fn read(file: &Path) -> Result<Answer> {
     let shown = file.display();
-    let bytes = std::fs::read(file).with_context(|| format!("{shown} cannot be read"))?;
+    let bytes = match offline::is_standard_input(file) {
+        true => offline::standard_input("--records")?,
+        false => std::fs::read(file).with_context(|| format!("{shown} cannot be read"))?,
+    };
     serde_json::from_slice(&bytes)
         .with_context(|| format!("{shown} is no answer of `netpold learn -o json`"))
 }

@@ -1,56 +1,69 @@
 //! Manifests read once, for commands that answer and end.
 
+mod input;
+mod owner;
+mod ranges;
+mod templates;
+
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use netpold_core::model::Change;
 
+pub use input::{STANDARD_INPUT, claim_standard_input, is_standard_input, standard_input};
+pub use owner::{Owner, owner, pods_named, resolve};
+pub use ranges::ranges;
+pub use templates::{apply, is_template, pods_of, stand_in};
+
 use crate::printable::printable;
-use crate::source::convert::DEFAULT_NAMESPACE;
 use crate::source::manifests;
 
-/// The objects of a directory. What of them was not understood goes to standard error, after the name
-/// of the directory.
+/// The objects of a directory, or of standard input (`-`), with what pod templates would make: see [`stand_in`].
+/// Objects that name no namespace are in that one; `option` names the path in errors. What of the objects was not
+/// understood goes to standard error, with file and line.
 ///
 /// # Errors
 /// The directory, or a file in it, cannot be read: without it not everything is known.
-pub fn read_directory(directory: &Path) -> Result<Vec<Change>> {
-    read_directory_in(directory, DEFAULT_NAMESPACE)
-}
-
-/// The same; objects that name no namespace are in that one.
-///
-/// # Errors
-/// As [`read_directory`].
-pub fn read_directory_in(directory: &Path, namespace: &str) -> Result<Vec<Change>> {
-    let (changes, status) = manifests::read_once_in(directory, namespace)?;
+pub fn read_directory(option: &'static str, path: &Path, namespace: &str) -> Result<Vec<Change>> {
+    if is_standard_input(path) {
+        return read_text(STANDARD_INPUT, &standard_input(option)?, namespace);
+    }
+    let (changes, status) = manifests::review_once(path, namespace)?;
     for problem in &status.problems {
-        let text = directory.join(problem.to_string());
+        let text = path.join(problem.to_string());
         anstream::eprintln!("netpold: {}", printable(&text.to_string_lossy()));
     }
     let unread = status.files.iter().filter(|file| !file.current);
     let unread: Vec<&str> = unread.map(|file| file.name.as_str()).collect();
     if !unread.is_empty() {
-        let (directory, unread) = (directory.display(), unread.join(", "));
+        let (directory, unread) = (path.display(), unread.join(", "));
         bail!("{directory}: not everything is known without {unread}: correct or remove it");
     }
     Ok(changes)
 }
 
-/// The objects of a directory, or of one file. Those that name no namespace are in that one.
+/// The objects of a directory, of one file or of standard input, as [`read_directory`] has them.
 ///
 /// # Errors
 /// As [`read_directory`].
-pub fn read(path: &Path, namespace: &str) -> Result<Vec<Change>> {
-    if path.is_dir() {
-        return read_directory_in(path, namespace);
+pub fn read(option: &'static str, path: &Path, namespace: &str) -> Result<Vec<Change>> {
+    if is_standard_input(path) || path.is_dir() {
+        return read_directory(option, path, namespace);
     }
     let name = path.display().to_string();
     let bytes = fs::read(path).with_context(|| format!("{name} cannot be read"))?;
-    let read = manifests::read_text_in(&name, &bytes, namespace);
+    read_text(&name, &bytes, namespace)
+}
+
+/// The objects of a text, as [`read_directory`] has them.
+///
+/// # Errors
+/// It is no YAML or JSON of Kubernetes objects.
+pub fn read_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Vec<Change>> {
+    let read = manifests::review_text(name, bytes, namespace);
     let (changes, problems) =
-        read.map_err(|error| anyhow::anyhow!("{name}:{}: {}", error.line, error.reason))?;
+        read.map_err(|error| anyhow!("{name}:{}: {}", error.line, error.reason))?;
     for problem in &problems {
         anstream::eprintln!("netpold: {}", printable(&problem.to_string()));
     }

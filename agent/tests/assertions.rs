@@ -2,8 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests, outside of test functions")]
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::symlink;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
@@ -131,12 +132,12 @@ fn what_is_about_nothing_is_an_error() {
     for (assertion, message) in [
         (
             "{from: {namespace: x, labels: {app: absent}}, to: x/a, port: 1, expect: deny}",
-            "a.yaml:2: from: no pod with an address matches: pods of x with app=absent",
+            "a.yaml:2: from: no pod with an address and no pod template matches: pods of x with app=absent",
         ),
         // The node's pod is the node.
         (
             "{from: x/a, to: {namespace: x, labels: {app: host}}, port: 1, expect: deny}",
-            "a.yaml:2: to: no pod with an address matches",
+            "a.yaml:2: to: no pod with an address and no pod template matches",
         ),
         (
             "{from: x/z, to: x/a, port: 1, expect: deny}",
@@ -159,6 +160,111 @@ fn what_is_about_nothing_is_an_error() {
     let none = test("  []\n", &[]);
     assert!(String::from_utf8(none.stderr).unwrap().contains("there is no assertion in it"));
     assert_eq!(none.status.code(), Some(2));
+}
+
+const CHART: &str = "---
+# Source: shop/templates/all.yaml
+{apiVersion: apps/v1, kind: Deployment, metadata: {name: web}, spec: {template: {metadata: {labels: {app: web}}, spec: {containers: [{ports: [{name: http, containerPort: 8080}]}]}}}}
+---
+{apiVersion: batch/v1, kind: CronJob, metadata: {name: sync}, spec: {jobTemplate: {spec: {template: {metadata: {labels: {app: sync}}}}}}}
+---
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: web}, spec: {podSelector: {matchLabels: {app: web}}, ingress: [{from: [{podSelector: {matchLabels: {app: sync}}}], ports: [{port: http}]}]}}
+";
+const OF_CHART: &str = "assertions:
+- {from: sync, to: web, port: 8080, expect: allow}
+- {from: {namespace: default, labels: {app: sync}}, to: deployment/web, port: 80, expect: deny}
+- {from: {namespace: '*'}, to: {namespace: default, labels: {app: web}}, port: 8080, expect: allow}
+";
+
+/// What `netpold test` says with this on standard input, in a directory with the chart and its assertions.
+fn piped(arguments: &[&str], input: &str) -> Output {
+    let own = TempDir::new().unwrap();
+    fs::create_dir(own.path().join("chart")).unwrap();
+    fs::write(own.path().join("chart/all.yaml"), CHART).unwrap();
+    fs::write(own.path().join("a.yaml"), OF_CHART).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_netpold"));
+    let command = command.arg("test").args(arguments).env_clear().current_dir(own.path());
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // A command that refuses its arguments reads nothing.
+    let _ = stdin.write_all(input.as_bytes());
+    drop(stdin);
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_chart_is_judged_from_standard_input() {
+    // A template stands for any two pods of its workload: web to web is one of the pairs.
+    let start = "pass allow default/sync to default/web, TCP 8080\n\
+        pass deny pods of default with app=sync to deployment/web, TCP 80\n\
+        FAIL allow pods of every namespace to pods of default with app=web, TCP 8080: it is denied for 1 of 2 pairs";
+    let end = "2 passed, 1 failed\nby pod templates, there are no pods: CronJob default/sync (template), \
+        Deployment default/web (template)\n";
+    let both = format!("{OF_CHART}{CHART}");
+    for (arguments, input) in [
+        (&["-f", "a.yaml", "--manifests", "-"][..], CHART),
+        (&["-f", "-", "--manifests", "chart"], OF_CHART),
+        (&["-f", "a.yaml", "-f", "-"], CHART),
+        (&["-f", "-,a.yaml"], CHART),
+        (&["-f", "-"], &both),
+    ] {
+        let output = piped(arguments, input);
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
+        let text = stdout(&output);
+        assert!(text.starts_with(start) && text.ends_with(end), "{arguments:?}: {text}");
+        assert_eq!(output.status.code(), Some(1));
+    }
+    let tap = stdout(&piped(&["-f", "a.yaml", "-f", "-", "-o", "tap"], CHART));
+    assert!(tap.ends_with("\n# by pod templates, there are no pods: CronJob default/sync (template), Deployment default/web (template)\n"), "{tap}");
+    let junit = stdout(&piped(&["-f", "a.yaml", "-f", "-", "-o", "junit"], CHART));
+    assert!(junit.contains("<system-out>by pod templates, there are no pods: CronJob"), "{junit}");
+    for (arguments, input, message) in [
+        (
+            &["-f", "-", "--manifests", "-"][..],
+            OF_CHART,
+            "--manifests -: standard input is read once, and --file - reads it",
+        ),
+        (&["-f", "-"], CHART, "standard input: there is no assertion in it"),
+        (&["-f", "a.yaml", "-f", "-"], "kind: [\n", "standard input:2: "),
+        (
+            &["-f", "a.yaml", "-f", "-"],
+            "{apiVersion: v1, kind: Namespace, metadata: {name: default}}\n",
+            "a.yaml:2: default/sync to default/web, TCP 8080: there is no pod default/sync",
+        ),
+    ] {
+        let output = piped(arguments, input);
+        let said = String::from_utf8(output.stderr.clone()).unwrap();
+        assert!(said.contains(message), "{message:?} is not in {said:?}");
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{said}");
+    }
+}
+
+#[test]
+fn what_hangs_on_the_address_of_a_template_is_an_error() {
+    let block = |cidr: &str| {
+        CHART.replace(
+            "podSelector: {matchLabels: {app: sync}}}], ports",
+            &format!("ipBlock: {{cidr: {cidr}}}}}], ports"),
+        )
+    };
+    let assertion = "assertions: [{from: sync, to: web, port: 8080, expect: deny}]\n";
+    let output = piped(&["-f", "-"], &(assertion.to_owned() + &block("10.0.0.0/16")));
+    let said = String::from_utf8(output.stderr).unwrap();
+    let message = "it depends on the address that CronJob default/sync (template) gets, which no label tells: allowed in \
+        10.0.0.0/16, denied in 10.0.0.0/8";
+    assert!(said.contains(message), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+    for (cidr, pods, status) in [
+        ("0.0.0.0/0", "10.0.0.0/8", 1),
+        ("203.0.113.0/24", "10.0.0.0/8", 0),
+        ("10.0.0.0/16", "10.0.8.0/24", 1),
+        ("10.0.0.0/16", "10.1.0.0/16", 0),
+    ] {
+        let output =
+            piped(&["-f", "-", "--pod-cidrs", pods], &(assertion.to_owned() + &block(cidr)));
+        assert_eq!(output.status.code(), Some(status), "{cidr} {pods}: {}", stdout(&output));
+    }
 }
 
 #[test]

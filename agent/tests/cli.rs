@@ -105,6 +105,79 @@ fn explain_in_json() {
 }
 
 #[test]
+fn explain_takes_workloads() {
+    let template = "---
+{apiVersion: apps/v1, kind: StatefulSet, metadata: {name: db, namespace: x}, spec: {template: {metadata: {labels: {app: client}}}}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: api-5f6-abcde, namespace: x, labels: {app: client, pod-template-hash: 5f6}}, status: {podIP: 10.0.0.3}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: api-5f6-fghij, namespace: x, labels: {app: client, pod-template-hash: 5f6}}, status: {podIP: 10.0.0.4}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: job-1-abcde, namespace: x, labels: {job-name: job-1}}, status: {podIP: 10.0.0.5}}
+---
+{apiVersion: v1, kind: Pod, metadata: {name: job-1-fghij, namespace: x, labels: {job-name: job-1, app: client}}, status: {podIP: 10.0.0.6}}
+";
+    let dir = cluster();
+    fs::write(dir.path().join("more.yaml"), template).unwrap();
+    for from in ["x/db", "x/api", "db", "statefulset/db", "sts/db", "deployments/api"] {
+        let output =
+            explain(dir.path(), &["--from", from, "--to", "x/a", "--port", "80", "-n", "x"]);
+        assert_eq!(output.status.code(), Some(0), "{from}: {}{}", stdout(&output), stderr(&output));
+    }
+    let output = explain(dir.path(), &["--from", "x/db", "--to", "x/a", "--port", "81"]);
+    let expected = "deny: x/db to x/a, TCP 81
+by pod templates, there are no pods: StatefulSet x/db (template)
+egress of pod x/db: allowed, no policy isolates its egress
+ingress of pod x/a: denied, no rule allows it
+  isolated by x/web
+  nearest: ingress rule 1 of x/web allows TCP http from pods app=client of namespace x
+    port 81 is not in it: http is 80 on pod x/a
+";
+    assert_eq!((stdout(&output).as_str(), output.status.code()), (expected, Some(1)));
+    let output =
+        explain(dir.path(), &["--from", "x/db", "--to", "x/a", "--port", "81", "-o", "json"]);
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["templates"][0]["title"], "StatefulSet x/db (template)");
+    assert!(json["ingress"].get("remote").is_none(), "it has no address: {json}");
+    let output = explain(dir.path(), &["--from", "x/job-1", "--to", "x/a", "--port", "80"]);
+    refused(
+        &output,
+        2,
+        "the pods of x/job-1 differ in labels, ports or network: name one of them, as x/job-1-abcde",
+    );
+    let output =
+        explain(dir.path(), &["--from", "daemonset/db", "--to", "x/a", "--port", "80", "-n", "x"]);
+    assert!(stderr(&output).contains("there is no pod daemonset/db"), "{}", stderr(&output));
+}
+
+#[test]
+fn explain_reads_either_manifests_or_probes_from_standard_input() {
+    let dir = cluster();
+    let probe = r#"{"from":"x/b","to":"x/a","port":80}"#;
+    fs::write(dir.path().join("probes"), probe).unwrap();
+    let probes = dir.path().join("probes");
+    let piped = |arguments: &[&str], input: &str| {
+        let mut command = command(arguments);
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        // A command that refuses its arguments reads nothing.
+        let _ = stdin.write_all(input.as_bytes());
+        drop(stdin);
+        child.wait_with_output().unwrap()
+    };
+    let given =
+        piped(&["explain", "--manifests", "-", "--probes", probes.to_str().unwrap()], CLUSTER);
+    assert_eq!(given.status.code(), Some(0), "{}", stderr(&given));
+    assert!(stdout(&given).contains("\"verdict\":\"allow\""), "{}", stdout(&given));
+    let both = piped(&["explain", "--manifests", "-", "--probes", "-"], CLUSTER);
+    refused(&both, 2, "--probes -: standard input is read once, and --manifests - reads it");
+    let doctor = piped(&["doctor", "--manifests", "-"], CLUSTER);
+    assert!(matches!(doctor.status.code(), Some(0 | 1)), "{}", stderr(&doctor));
+    assert_eq!(stderr(&doctor), "");
+}
+
+#[test]
 fn explain_takes_flags_from_the_environment() {
     let dir = cluster();
     let output = command(&["explain"])

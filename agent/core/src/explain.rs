@@ -7,20 +7,26 @@
 
 mod allowing;
 mod answer;
+mod blocks;
 mod literal;
 mod rule;
 mod services;
 mod text;
 mod tiers;
+mod unaddressed;
 
 pub use allowing::{Allowed, Allowing, PodFlow, RuleIndex, accepted};
 pub use answer::{
-    Backend, Cause, Explanation, Judgement, Nearest, Problem, RuleRef, TierPolicy, TierProblem,
-    TierRule, Verdict,
+    Backend, Cause, Explanation, Judgement, Nearest, Problem, RuleRef, Template, TierPolicy,
+    TierProblem, TierRule, Verdict,
 };
+pub use blocks::Blocks;
+pub use unaddressed::is_unaddressed;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+
+use ipnet::IpNet;
 
 use crate::cluster::Cluster;
 use crate::model::{Direction, Key, Pod};
@@ -28,19 +34,27 @@ use crate::probe::{IpProtocol, Party, Probe};
 use answer::Detail;
 use literal::Literal;
 use services::{Translated, backends, frontends};
+use unaddressed::Place;
 
 /// Answers questions about a cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Explainer<'c> {
     cluster: &'c Cluster,
     translated: Translated<'c>,
+    /// Where addresses of pods come from that have none.
+    ranges: &'c [IpNet],
 }
 
 /// One side of a probe.
 struct Side<'c> {
     pod: Option<&'c Pod>,
     addresses: Vec<IpAddr>,
+    /// Of a pod without an address, in the place of addresses.
+    places: Vec<Place>,
 }
+
+/// A pod, if there is one, at an address. A pod without addresses of its own is taken to have this one.
+pub type PodAt<'c> = (Option<&'c Pod>, IpAddr);
 
 impl<'c> Explainer<'c> {
     /// An explainer of this cluster.
@@ -49,7 +63,16 @@ impl<'c> Explainer<'c> {
         Self {
             cluster,
             translated: Translated { literal: Literal { cluster, with_trials: false } },
+            ranges: &[],
         }
+    }
+
+    /// The same, but pods without an address are judged, too: by their labels and ports, and as if they had
+    /// any address of these ranges.
+    #[must_use]
+    pub fn with_ranges(mut self, ranges: &'c [IpNet]) -> Self {
+        self.ranges = ranges;
+        self
     }
 
     /// The same, as if policies on trial (`netpold.io/enforcement: audit`) were enforced.
@@ -72,15 +95,38 @@ impl<'c> Explainer<'c> {
         (answer.verdict, answer.reason)
     }
 
+    /// The verdict on traffic between pods at addresses, which the probe's sides name in words alone.
+    #[must_use]
+    pub fn verdict_at(
+        &self,
+        probe: &Probe,
+        [from, to]: [PodAt<'c>; 2],
+    ) -> (Verdict, Option<String>) {
+        let side = |(pod, address)| Side { pod, addresses: vec![address], places: Vec::new() };
+        let answer = self.explain_sides(probe, &side(from), &side(to), Detail::Verdict);
+        (answer.verdict, answer.reason)
+    }
+
     fn answer(&self, probe: &Probe, detail: Detail) -> Explanation {
         match self.sides(probe) {
-            Ok((from, to)) => self.explain_sides(probe, &from, &to, detail),
+            Ok((from, to)) => {
+                let mut answer = self.explain_sides(probe, &from, &to, detail);
+                if detail == Detail::Reasons {
+                    answer.templates = [&from, &to]
+                        .into_iter()
+                        .filter_map(|side| Template::of(side.pod?))
+                        .collect();
+                    answer.templates.dedup();
+                }
+                answer
+            }
             Err(reason) => Explanation::unknown(probe, reason),
         }
     }
 
     fn sides(&self, probe: &Probe) -> Result<(Side<'c>, Side<'c>), String> {
-        let (from, to) = (self.side(&probe.from)?, self.side(&probe.to)?);
+        let (mut from, mut to) = (self.side(&probe.from)?, self.side(&probe.to)?);
+        self.give_places(&mut from, &mut to);
         let leads_to_pod = || to.addresses.iter().any(|a| self.translated.leads_to_pod(*a, probe));
         if from.pod.is_none() && to.pod.is_none() && !leads_to_pod() {
             return Err(format!("neither {} nor {} is a pod's address", probe.from, probe.to));
@@ -94,6 +140,7 @@ impl<'c> Explainer<'c> {
                 return Ok(Side {
                     pod: self.cluster.owner(*address).map(|pod| &**pod),
                     addresses: vec![*address],
+                    places: Vec::new(),
                 });
             }
             Party::Service(key) => {
@@ -113,7 +160,8 @@ impl<'c> Explainer<'c> {
                          addresses of that name"
                     ));
                 }
-                return Ok(Side { pod: None, addresses: service.addresses.clone() });
+                let addresses = service.addresses.clone();
+                return Ok(Side { pod: None, addresses, places: Vec::new() });
             }
             Party::Pod(key) => key,
         };
@@ -121,10 +169,14 @@ impl<'c> Explainer<'c> {
         if pod.finished {
             return Err(format!("pod {key} is finished (Succeeded or Failed): it has no traffic"));
         }
-        if pod.addresses.is_empty() {
-            return Err(format!("pod {key} has no address (yet)"));
+        if pod.addresses.is_empty() && (self.ranges.is_empty() || pod.host_network) {
+            return Err(match pod.host_network {
+                true => format!("pod {key} uses its node's network, and the node is not known"),
+                false => format!("pod {key} has no address (yet)"),
+            });
         }
-        Ok(Side { pod: Some(&**pod), addresses: pod.addresses.clone() })
+        let addresses = pod.addresses.clone();
+        Ok(Side { pod: Some(&**pod), addresses, places: Vec::new() })
     }
 
     /// Every pair of addresses of one family is judged; if they disagree, it cannot be told.
@@ -135,6 +187,9 @@ impl<'c> Explainer<'c> {
         to: &Side<'_>,
         detail: Detail,
     ) -> Explanation {
+        if !from.places.is_empty() || !to.places.is_empty() {
+            return self.explain_places(probe, from, to, detail);
+        }
         let pairs = from.addresses.iter().flat_map(|&source| {
             let same_family = move |to: &&IpAddr| to.is_ipv4() == source.is_ipv4();
             to.addresses.iter().filter(same_family).map(move |&to| (source, to))
@@ -171,7 +226,10 @@ impl<'c> Explainer<'c> {
         (source, destination): (IpAddr, IpAddr),
         detail: Detail,
     ) -> Explanation {
-        let itself = from.pod.is_some_and(|a| to.pod.is_some_and(|b| a.key == b.key));
+        // A template stands for any two of its pods.
+        let itself = from
+            .pod
+            .is_some_and(|a| to.pod.is_some_and(|b| a.key == b.key && a.template().is_none()));
         let pair = (source, destination);
         if !itself && let Some(answer) = self.translated.explain(probe, from.pod, pair, detail) {
             return answer;

@@ -19,7 +19,7 @@ pub use cluster_policy::{Action, ClusterPolicy, ClusterRule, NamespacedPods, Tie
 pub use interface::{Bound, Interface, Owner, Standing};
 pub use object::{Key, Labels, Namespace, Node};
 pub(crate) use pod::uid_hash;
-pub use pod::{NamedPort, Pod, SecondInterface};
+pub use pod::{NamedPort, Pod, SecondInterface, WorkloadRef};
 pub use policy::{Enforcement, IpBlock, Peer, Policy, PolicyVersion, PortMatch, PortRule, Rule};
 pub use selector::{Requirement, Selector};
 pub use service::{EndpointSlice, Service, ServicePort, SlicePort};

@@ -16,7 +16,7 @@ use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::Key;
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
-use super::{Assertion, Outcome, TOLD, pairs, sides};
+use super::{Assertion, Outcome, TOLD, World, pairs, sides};
 use crate::live::{ClusterArgs, Inside, NotRun};
 use crate::printable::cut;
 
@@ -128,14 +128,14 @@ struct Connection {
 /// The API server cannot be asked at all.
 pub(super) async fn probe(
     args: &ClusterArgs,
-    cluster: &Cluster,
+    world: &World<'_>,
     outcomes: &mut [Outcome],
 ) -> Result<()> {
     let inside = Inside::open(args).await?;
     let mut connections = Vec::new();
     for (of, outcome) in outcomes.iter_mut().enumerate() {
         let mut probed = Probed::default();
-        connections.extend(chosen(cluster, &outcome.assertion, of, &mut probed));
+        connections.extend(chosen(world, &outcome.assertion, of, &mut probed));
         outcome.probed = Some(probed);
     }
     let mut pods: Vec<&Key> = connections.iter().map(|connection| &connection.from).collect();
@@ -153,10 +153,9 @@ pub(super) async fn probe(
         (connection, met)
     });
     let mut opened = iter(opened).buffered(AT_ONCE);
-    let explainer = Explainer::new(cluster);
     while let Some((connection, met)) = opened.next().await {
         if let Some(outcome) = outcomes.get_mut(connection.of) {
-            connection.note(met, &explainer, outcome);
+            connection.note(met, &world.explainer, outcome);
         }
     }
     Ok(())
@@ -164,14 +163,15 @@ pub(super) async fn probe(
 
 /// The connections of an assertion: of each pair one over each family; of many, some from all over.
 fn chosen(
-    cluster: &Cluster,
+    world: &World<'_>,
     assertion: &Assertion,
     of: usize,
     probed: &mut Probed,
 ) -> Vec<Connection> {
     let mut not = |why: String, count| *probed.not.entry(why).or_default() += count;
-    let Ok((from, to)) = sides(cluster, assertion) else { return Vec::new() };
-    let pairs: Vec<(&Party, &Party)> = pairs(assertion, &from, &to).collect();
+    let cluster = world.cluster;
+    let Ok((from, to)) = sides(world, assertion) else { return Vec::new() };
+    let pairs: Vec<(&Party, &Party)> = pairs(world, assertion, &from, &to).collect();
     if assertion.protocol != IpProtocol::TCP {
         not(format!("{}: only TCP is", assertion.protocol), pairs.len());
         return Vec::new();

@@ -1,32 +1,92 @@
 //! Assertions from YAML or JSON, with the line of each mistake.
 
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow};
-use netpold_core::model::{Requirement, Selector};
+use netpold_core::model::{Change, Requirement, Selector};
 use netpold_core::probe::{IpProtocol, Party};
 
 use super::{Assertion, Namespaces, Selected};
 use crate::arguments::Who;
+use crate::offline::{self, STANDARD_INPUT};
 use crate::source::document::{Entry, Node, ReadError, Value, parse};
 
 /// The fields of an assertion.
 const FIELDS: [&str; 6] = ["name", "from", "to", "port", "protocol", "expect"];
 
-/// The assertions of a file. Pods that are named without a namespace are in that one.
+/// What files of assertions hold.
+#[derive(Debug, Default)]
+pub(super) struct Files {
+    pub(super) assertions: Vec<Assertion>,
+    /// The Kubernetes objects beside them, with what pod templates would make.
+    pub(super) objects: Vec<Change>,
+}
+
+/// The content of files, or of standard input. Pods that are named without a namespace are in that one, and objects that
+/// name none.
 ///
 /// # Errors
-/// The file cannot be read, holds no assertion, or something else; with `file:line`.
-pub(super) fn read(file: &Path, namespace: &str) -> Result<Vec<Assertion>> {
-    let name = file.display().to_string();
-    let text = fs::read_to_string(file).with_context(|| format!("{name} cannot be read"))?;
-    let assertions = read_text(&name, &text, namespace)
-        .map_err(|error| anyhow!("{name}:{}: {}", error.line, error.reason))?;
-    if assertions.is_empty() {
-        return Err(anyhow!("{name}: there is no assertion in it; list them under `assertions:`"));
+/// A file cannot be read, or holds something else, with `file:line`; or there is no assertion in any.
+pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<Files> {
+    let mut all = Files::default();
+    let mut names = Vec::new();
+    for file in files {
+        let (name, bytes) = match offline::is_standard_input(file) {
+            true => (STANDARD_INPUT.to_owned(), offline::standard_input("--file")?),
+            false => {
+                let name = file.display().to_string();
+                let read = fs::read(file).with_context(|| format!("{name} cannot be read"));
+                (name, read?)
+            }
+        };
+        let text = String::from_utf8(bytes).map_err(|_| anyhow!("{name}: not UTF-8 text"))?;
+        let [assertions, objects] = parts(&text);
+        let assertions = read_text(&name, &assertions, namespace);
+        let assertions =
+            assertions.map_err(|error| anyhow!("{name}:{}: {}", error.line, error.reason))?;
+        all.assertions.extend(assertions);
+        if !objects.trim().is_empty() {
+            all.objects.extend(offline::read_text(&name, objects.as_bytes(), namespace)?);
+        }
+        names.push(name);
     }
-    Ok(assertions)
+    if all.assertions.is_empty() {
+        let names = names.join(", ");
+        return Err(anyhow!("{names}: there is no assertion in it; list them under `assertions:`"));
+    }
+    Ok(all)
+}
+
+/// The documents of a text that are assertions, and those that are Kubernetes objects: each with the lines of the
+/// others empty.
+fn parts(text: &str) -> [String; 2] {
+    let mut parts = [const { String::new() }; 2];
+    let mut document = Vec::new();
+    let mut end = |document: &mut Vec<&str>| {
+        let text = document.concat();
+        let nodes = parse(&text).unwrap_or_default();
+        let is_object = nodes
+            .first()
+            .is_some_and(|node| node.get("kind").is_some() && node.get("assertions").is_none());
+        let [own, other] = match is_object {
+            true => [1, 0],
+            false => [0, 1],
+        };
+        let empty = "\n".repeat(document.len());
+        parts[own].push_str(&text);
+        parts[other].push_str(&empty);
+        document.clear();
+    };
+    for line in text.split_inclusive('\n') {
+        let is_separator = line.trim_end() == "---" || line.starts_with("--- ");
+        if is_separator && !document.is_empty() {
+            end(&mut document);
+        }
+        document.push(line);
+    }
+    end(&mut document);
+    parts
 }
 
 fn read_text(file: &str, text: &str, namespace: &str) -> Result<Vec<Assertion>, ReadError> {
@@ -207,6 +267,16 @@ mod tests {
         ];
         assert_eq!(all[0].from.to_string(), "x/a");
         assert_eq!(titles, expected.map(|(place, title)| (place, title.to_owned())));
+    }
+
+    #[test]
+    fn objects_stand_beside_assertions() {
+        let text = "# both\nassertions: []\n---\n# Source: x\napiVersion: v1\nkind: Pod\n--- # more\nassertions: [a]\n";
+        let [assertions, objects] = parts(text);
+        assert_eq!(assertions, "# both\nassertions: []\n\n\n\n\n--- # more\nassertions: [a]\n");
+        assert_eq!(objects, "\n\n---\n# Source: x\napiVersion: v1\nkind: Pod\n\n\n");
+        let broken = "assertions: [\n---\n{kind: Pod}\n";
+        assert_eq!(parts(broken), ["assertions: [\n\n\n", "\n---\n{kind: Pod}\n"]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! TAP is version 14, with a YAML block for what failed. The XML is what CI servers read of `JUnit`: a suite,
 //! its cases, and a failure with text.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use owo_colors::OwoColorize;
@@ -62,6 +63,14 @@ fn reasons(outcome: &Outcome) -> Vec<String> {
     lines
 }
 
+/// The pod templates that were judged.
+fn templates(outcomes: &[Outcome]) -> Option<String> {
+    let all: BTreeSet<&String> = outcomes.iter().flat_map(|outcome| &outcome.templates).collect();
+    let names: Vec<&str> = all.into_iter().map(String::as_str).collect();
+    let text = format!("by pod templates, there are no pods: {}", names.join(", "));
+    (!names.is_empty()).then(|| printable(&text).into_owned())
+}
+
 fn title(assertion: &Assertion) -> String {
     printable(&assertion.title()).into_owned()
 }
@@ -93,6 +102,9 @@ fn text(outcomes: &[Outcome]) -> String {
         let _ = write!(text, "; connections: {tried} probed, {left_out} not");
     }
     text.push('\n');
+    if let Some(templates) = templates(outcomes) {
+        let _ = writeln!(text, "{templates}");
+    }
     text
 }
 
@@ -115,6 +127,9 @@ fn tap(outcomes: &[Outcome]) -> String {
         if let Some(probed) = probed(outcome) {
             let _ = writeln!(text, "# {probed}");
         }
+    }
+    if let Some(templates) = templates(outcomes) {
+        let _ = writeln!(text, "# {templates}");
     }
     text
 }
@@ -161,6 +176,9 @@ fn junit(outcomes: &[Outcome], file: &str) -> String {
             let _ = writeln!(text, "      <system-out>{}</system-out>", xml(&probed));
         }
         text.push_str("    </testcase>\n");
+    }
+    if let Some(templates) = templates(outcomes) {
+        let _ = writeln!(text, "    <system-out>{}</system-out>", xml(&templates));
     }
     text.push_str("  </testsuite>\n</testsuites>\n");
     text

@@ -3,25 +3,28 @@
 //! The matrix itself is never made: what did not change is not asked, members of a class share an answer, and
 //! ports between which no rule begins or ends do, too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, anyhow};
+use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::Protocol;
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 
 use super::ends::{Class, End, Ends, Kind, ends};
+use super::isolation::Isolation;
 use super::ports::{PROTOCOLS, Ports};
 use super::rules::Starts;
 use super::{Change, Difference};
 
-/// What changes between two clusters.
+/// What changes between two clusters. Pods without an address are judged as if they had any of these ranges; with none
+/// they are not judged.
 ///
 /// # Errors
 /// The explainer cannot tell a verdict that the objects determine.
-pub fn compare(before: &Cluster, after: &Cluster) -> Result<Difference> {
-    let ends = ends([before, after]);
+pub fn compare(before: &Cluster, after: &Cluster, ranges: &[IpNet]) -> Result<Difference> {
+    let ends = ends([before, after], ranges);
     let asking =
         Asking { ends: &ends, explainers: [Explainer::new(before), Explainer::new(after)] };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -52,7 +55,10 @@ pub fn compare(before: &Cluster, after: &Cluster) -> Result<Difference> {
     }
     let changes =
         pairs.into_iter().filter_map(|((from, to), pair)| pair.change(from, to)).collect();
-    Ok(Difference { parties: ends.parties, changes })
+    let compared = ends.classes.iter().filter(|class| class.kind == Kind::Pods);
+    let compared: BTreeSet<usize> = compared.map(|class| class.party).collect();
+    let isolation = Isolation::new([before, after], &ends.parties, &compared, ends.left_out);
+    Ok(Difference { parties: ends.parties, changes, isolation })
 }
 
 /// Indexes of the parties that send and receive, and an address of each, before and after.
@@ -121,8 +127,10 @@ impl<'c> Asking<'_, 'c> {
         if from.kind == Kind::Pods && to.kind == Kind::Pods {
             // A pod to itself is no pair.
             let key = |end: &End<'c>| end.pod.map(|pod| &pod.key);
+            let is_template = |end: &End<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
             let apart = |(a, b): &(&[End<'c>; 2], &[End<'c>; 2])| {
-                [0, 1].into_iter().all(|i| key(&a[i]) != key(&b[i]))
+                // A template stands for any two of its pods.
+                [0, 1].into_iter().all(|i| key(&a[i]) != key(&b[i]) || is_template(&a[i]))
             };
             let mut pairs = pairs;
             return pairs
@@ -160,7 +168,8 @@ impl<'c> Asking<'_, 'c> {
             let allowed = |i: usize| {
                 let side = |end: &End<'_>| Side::Address(end.address);
                 let probe = Probe { from: side(&from[i]), to: side(&to[i]), protocol, port };
-                match self.explainers[i].verdict(&probe) {
+                let ends = [&from[i], &to[i]].map(|end| (end.pod, end.address));
+                match self.explainers[i].verdict_at(&probe, ends) {
                     (Verdict::Allow, _) => Ok(true),
                     (Verdict::Deny, _) => Ok(false),
                     (Verdict::Unknown, reason) => {

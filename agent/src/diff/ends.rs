@@ -6,12 +6,15 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
+use netpold_core::explain::{Blocks, is_unaddressed};
 use netpold_core::model::{Direction, NamedPort, Node, Pod};
 
 use super::Party;
-use super::addresses::Blocks;
 use super::rules::{Named, Starts, Subject};
 use super::workloads::{Workload, workloads};
+
+/// Most addresses at which a pod is asked that has none.
+const PLACES: usize = 64;
 
 /// One address in one cluster.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +77,8 @@ pub(super) struct Ends<'c> {
     pub(super) translated: Starts,
     /// Index of [`Party::OwnNode`].
     pub(super) own_node: usize,
+    /// More blocks are named than a pod without an address is asked for.
+    pub(super) left_out: usize,
 }
 
 /// Builds [`Ends`].
@@ -86,12 +91,14 @@ struct Census<'c> {
     /// Namespaces whose labels changed.
     relabelled: HashSet<&'c str>,
     node_ports: bool,
+    /// Addresses that pods without one may get, one of each set that policies tell apart.
+    places: Vec<IpAddr>,
     parties: Vec<Party>,
     classes: Vec<Class<'c>>,
 }
 
-/// The ends of two clusters.
-pub(super) fn ends(clusters: [&Cluster; 2]) -> Ends<'_> {
+/// The ends of two clusters, where pods without an address may get any of these ranges.
+pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c> {
     let mut named = Named::default();
     clusters.iter().for_each(|cluster| named.add(cluster));
     let blocks = Blocks::new(std::mem::take(&mut named.blocks));
@@ -114,8 +121,20 @@ pub(super) fn ends(clusters: [&Cluster; 2]) -> Ends<'_> {
     let relabelled = names.map(String::as_str).filter(changed).collect();
     let special = special(clusters);
     let (parties, classes) = (Vec::new(), Vec::new());
-    let mut census =
-        Census { clusters, named, blocks, special, relabelled, node_ports, parties, classes };
+    let mut places = places(clusters, &blocks, ranges);
+    let left_out = places.len().saturating_sub(PLACES);
+    places.truncate(PLACES);
+    let mut census = Census {
+        clusters,
+        named,
+        blocks,
+        special,
+        relabelled,
+        node_ports,
+        places,
+        parties,
+        classes,
+    };
     for workload in workloads(clusters) {
         census.workload(workload);
     }
@@ -123,7 +142,30 @@ pub(super) fn ends(clusters: [&Cluster; 2]) -> Ends<'_> {
     census.parties.push(Party::OwnNode);
     census.nodes();
     census.outside();
-    Ends { parties: census.parties, classes: census.classes, translated, own_node }
+    Ends { parties: census.parties, classes: census.classes, translated, own_node, left_out }
+}
+
+/// An address of each block in these ranges that policies tell apart, and that nothing else has.
+fn places(clusters: [&Cluster; 2], named: &Blocks, ranges: &[IpNet]) -> Vec<IpAddr> {
+    let mut pods = clusters.iter().flat_map(|cluster| cluster.pods().values());
+    if ranges.is_empty() || !pods.any(|pod| is_unaddressed(pod)) {
+        return Vec::new();
+    }
+    let known: HashSet<IpAddr> = clusters.iter().flat_map(|cluster| known(cluster)).collect();
+    let blocks = Blocks::new(named.iter().chain(ranges.iter().copied()));
+    let mut within: Vec<IpNet> =
+        blocks.iter().filter(|block| ranges.iter().any(|range| range.contains(block))).collect();
+    within.sort_by_key(IpNet::prefix_len);
+    let sample = |block| blocks.sample(block, |address| known.contains(&address));
+    within.into_iter().filter_map(sample).collect()
+}
+
+/// Every address of a cluster's objects.
+fn known(cluster: &Cluster) -> impl Iterator<Item = IpAddr> {
+    let pods = cluster.pods().values().flat_map(|pod| &pod.addresses);
+    let nodes = cluster.nodes().values().flat_map(|node| &node.addresses);
+    let services = cluster.services().values().flat_map(|service| &service.addresses);
+    pods.chain(nodes).chain(services).copied()
 }
 
 /// Addresses of Services, and those that are a node's and something else, too.
@@ -158,16 +200,40 @@ impl<'c> Census<'c> {
         pod.addresses.iter().filter(owns).map(end).collect()
     }
 
+    /// The addresses that a pod has before and after. One that has none is asked at those of the other, and if both
+    /// have none, at every one that policies tell apart.
+    fn of_pods(&self, pods: [&'c Pod; 2]) -> [Vec<End<'c>>; 2] {
+        let end = |i: usize| {
+            move |address: &IpAddr| End {
+                pod: Some(pods[i]),
+                node: &pods[i].node,
+                address: *address,
+            }
+        };
+        let ends = [0, 1].map(|i| self.of_pod(i, pods[i]));
+        let at = |i: usize, other: &[End<'c>]| -> Vec<End<'c>> {
+            other.iter().map(|of| end(i)(&of.address)).collect()
+        };
+        match pods.map(is_unaddressed) {
+            _ if self.places.is_empty() => ends,
+            [true, true] => [0, 1].map(|i| self.places.iter().map(end(i)).collect()),
+            [true, false] => [at(0, &ends[1]), ends[1].clone()],
+            [false, true] => [ends[0].clone(), at(1, &ends[0])],
+            [false, false] => ends,
+        }
+    }
+
     fn workload(&mut self, workload: Workload) {
         let party = self.parties.len();
         let mut known: HashMap<(bool, [Traits<'c>; 2]), usize> = HashMap::new();
         for (before, after) in workload.counterparts() {
-            let pods = [before, after];
+            let keys = [before, after];
             let [Some(before), Some(after)] =
-                [0, 1].map(|i| self.clusters[i].pods().get(pods[i]).map(|pod| self.of_pod(i, pod)))
+                [0, 1].map(|i| self.clusters[i].pods().get(keys[i]).map(|pod| &**pod))
             else {
                 continue;
             };
+            let [before, after] = self.of_pods([before, after]);
             for v6 in [false, true] {
                 let [before, after] = [&before, &after]
                     .map(|ends| ends.iter().filter(move |e| e.address.is_ipv6() == v6));
@@ -290,17 +356,14 @@ impl<'c> Census<'c> {
 
     /// An address of each block that is nothing that the clusters know.
     fn outside(&mut self) {
-        let mut known: HashSet<IpAddr> = HashSet::new();
-        for cluster in self.clusters {
-            known.extend(cluster.pods().values().flat_map(|pod| &pod.addresses));
-            known.extend(cluster.nodes().values().flat_map(|node| &node.addresses));
-            known.extend(cluster.services().values().flat_map(|service| &service.addresses));
-        }
+        let known: HashSet<IpAddr> = self.clusters.into_iter().flat_map(known).collect();
         let families: BTreeSet<bool> = self.classes.iter().map(Class::is_ipv6).collect();
         for block in self.blocks.iter() {
             let v6 = block.addr().is_ipv6();
-            let Some(address) =
-                self.blocks.sample(block, &known).filter(|_| families.contains(&v6))
+            let Some(address) = self
+                .blocks
+                .sample(block, |a| known.contains(&a))
+                .filter(|_| families.contains(&v6))
             else {
                 continue;
             };

@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use anyhow::Result;
-use owo_colors::OwoColorize;
+use netpold_core::model::{Direction, Key};
+use owo_colors::{OwoColorize, Style};
 use serde_json::{Value, json};
 
 use super::live::Cuts;
-use super::{Change, Difference, Party, Ports, few, render_live};
-use crate::cli::DiffOutput;
+use super::{
+    Alone, Change, DiffOutput, Difference, Isolation, Party, Ports, Turned, few, render_live,
+};
 use crate::printable::{printable, printable_json};
 
 /// The text to print, coloured where it is for people.
@@ -76,19 +78,45 @@ fn names(difference: &Difference, indexes: &[usize]) -> String {
     printable(&few(&names)).into_owned()
 }
 
-/// Workloads that are in one of the clusters alone: before, after.
-fn alone(difference: &Difference) -> [Vec<String>; 2] {
-    let mut alone = [const { Vec::new() }; 2];
-    for party in &difference.parties {
-        if let Party::Workload(workload) = party {
-            match workload.pods.each_ref().map(Vec::is_empty) {
-                [false, true] => alone[0].push(workload.name.clone()),
-                [true, false] => alone[1].push(workload.name.clone()),
-                [true, true] | [false, false] => {}
+/// `ingress and egress`
+fn in_words(directions: &[Direction]) -> String {
+    let words: Vec<String> = directions.iter().map(ToString::to_string).collect();
+    words.join(" and ")
+}
+
+fn policies(policies: &[Key]) -> String {
+    few(&policies.iter().map(ToString::to_string).collect::<Vec<_>>())
+}
+
+/// What becomes open, and what becomes isolated: a word and the rest of the line.
+fn turned(difference: &Difference) -> Vec<(&'static str, String)> {
+    let line = |it: &Turned, isolates: bool| {
+        let (workload, directions) = (&it.workload, in_words(&it.directions));
+        let by = policies(&it.policies);
+        let some = if it.some { " (some pods)" } else { "" };
+        let text = match isolates {
+            true => format!("{workload}: {by} isolates its {directions}{some}"),
+            false => {
+                format!("{workload}: no policy isolates its {directions} any more, {by} did{some}")
             }
+        };
+        printable(&text).into_owned()
+    };
+    let Isolation { open, isolated, .. } = &difference.isolation;
+    let open = open.iter().map(|it| ("open", line(it, false)));
+    open.chain(isolated.iter().map(|it| ("isolated", line(it, true)))).collect()
+}
+
+/// A workload of one of the clusters, and what isolates it.
+fn state(alone: &Alone) -> String {
+    let workload = &alone.workload;
+    match alone.directions[..] {
+        [] => format!("{workload} (open: no policy isolates it)"),
+        ref directions => {
+            let (directions, by) = (in_words(directions), policies(&alone.policies));
+            format!("{workload} ({directions} isolated by {by})")
         }
     }
-    alone
 }
 
 /// How many pairs lose something, and how many gain something.
@@ -101,24 +129,48 @@ fn counts(difference: &Difference) -> (usize, usize) {
 
 fn summary(difference: &Difference) -> String {
     let pairs = |count| if count == 1 { "1 pair".to_owned() } else { format!("{count} pairs") };
+    let Isolation { compared, alone, unknown, .. } = &difference.isolation;
     match counts(difference) {
+        (0, 0) if *compared == 0 => {
+            "nothing was compared: no pod and no pod template is in both".to_owned()
+        }
+        (0, 0) if !alone.is_empty() || !unknown.is_empty() => {
+            "no connection is cut or opened of what could be compared".to_owned()
+        }
         (0, 0) => "no connection is cut or opened".to_owned(),
         (lose, gain) => format!("cut: {}, opened: {}", pairs(lose), pairs(gain)),
     }
 }
 
 fn footnotes(difference: &Difference) -> Vec<String> {
-    let [before, after] = alone(difference);
-    let told =
-        [("gone", before), ("new", after)].into_iter().filter(|(_, names)| !names.is_empty());
-    told.map(|(word, names)| {
-        printable(&format!("{word}, so not compared: {}", few(&names))).into_owned()
-    })
-    .collect()
+    let Isolation { alone, unknown, templates, .. } = &difference.isolation;
+    let mut notes = Vec::new();
+    for (word, is_new) in [("gone", false), ("new", true)] {
+        let mut all: Vec<&Alone> = alone.iter().filter(|it| it.is_new == is_new).collect();
+        // What is open is not to be among those that are only counted.
+        all.sort_by_key(|it| !it.directions.is_empty());
+        if !all.is_empty() {
+            let names: Vec<String> = all.into_iter().map(state).collect();
+            notes.push(format!("{word}, so not compared: {}", few(&names)));
+        }
+    }
+    if !unknown.is_empty() {
+        notes.push(format!("not compared: {}", few(unknown)));
+    }
+    if !templates.is_empty() {
+        notes.push(format!("by pod templates, there are no pods: {}", few(templates)));
+    }
+    notes.iter().map(|note| printable(note).into_owned()).collect()
 }
 
 fn table(difference: &Difference) -> String {
     let mut text = String::new();
+    for (word, line) in turned(difference) {
+        let word = word.to_uppercase();
+        let style = Style::new().bold();
+        let style = if word == "OPEN" { style.red() } else { style };
+        let _ = writeln!(text, "{}: {line}", word.style(style));
+    }
     for Line { from, to, change: (loses, gains, some) } in lines(difference) {
         let (from, to) = (names(difference, &from), names(difference, &to));
         let mut parts = Vec::new();
@@ -159,8 +211,35 @@ fn document(difference: &Difference) -> Value {
         })
         .collect();
     let (cut, opened) = counts(difference);
-    let [gone, new] = alone(difference);
-    json!({ "cut": cut, "opened": opened, "changes": changes, "gone": gone, "new": new })
+    let Isolation { open, isolated, alone, unknown, templates, compared } = &difference.isolation;
+    let named = |is_new: bool| {
+        let names = alone.iter().filter(|it| it.is_new == is_new).map(|it| it.workload.clone());
+        names.collect::<Vec<_>>()
+    };
+    let turned = |it: &Turned| {
+        let Turned { workload, directions, policies, some } = it;
+        let policies: Vec<String> = policies.iter().map(ToString::to_string).collect();
+        json!({ "workload": workload, "directions": directions, "policies": policies, "some": some })
+    };
+    let alone = alone.iter().map(|it| {
+        let Alone { workload, is_new, directions, policies } = it;
+        let policies: Vec<String> = policies.iter().map(ToString::to_string).collect();
+        let reason = if *is_new { "new" } else { "gone" };
+        json!({ "workload": workload, "reason": reason, "isolated": directions, "policies": policies })
+    });
+    let unknown = unknown.iter().map(|reason| json!({ "reason": reason }));
+    json!({
+        "open": open.iter().map(turned).collect::<Vec<_>>(),
+        "isolated": isolated.iter().map(turned).collect::<Vec<_>>(),
+        "cut": cut,
+        "opened": opened,
+        "changes": changes,
+        "gone": named(false),
+        "new": named(true),
+        "compared": compared,
+        "not_compared": alone.chain(unknown).collect::<Vec<_>>(),
+        "templates": templates,
+    })
 }
 
 /// Text in a cell of a table of Markdown.
@@ -176,7 +255,11 @@ pub(super) fn cell(text: &str) -> String {
 }
 
 fn markdown(difference: &Difference) -> String {
-    let mut text = format!("**Connections: {}**\n", summary(difference));
+    let mut text = String::new();
+    for (word, line) in turned(difference) {
+        let _ = writeln!(text, "**{}: {}**\n", word.to_uppercase(), cell(&line));
+    }
+    let _ = writeln!(text, "**Connections: {}**", summary(difference));
     let lines = lines(difference);
     if !lines.is_empty() {
         text.push_str("\n| From | To | Loses | Gains |\n|---|---|---|---|\n");
@@ -214,6 +297,12 @@ fn mermaid(difference: &Difference) -> String {
                 let _ = writeln!(text, "  n{from} {arrow}|\"{word} {ports}{some}\"| n{to}");
             }
         }
+    }
+    for (word, line) in turned(difference) {
+        let _ = writeln!(text, "  %% {word}: {line}");
+    }
+    for note in footnotes(difference) {
+        let _ = writeln!(text, "  %% {note}");
     }
     text
 }

@@ -1,80 +1,159 @@
 //! Pods of two clusters, grouped as the workloads that they are of.
 //!
-//! Manifests need not have owners, and owners are not among the objects that are read. Pods of one workload
-//! have equal labels, apart from those that their controller gives to each revision or pod.
+//! A pod's workload is its owner, as far as its object tells it; else the pods of a namespace with equal labels are one,
+//! apart from those labels that their controller gives to each revision or pod. A workload that only one of the clusters
+//! has is then looked for in the other by labels that releases leave alone, and by names.
 
 use std::collections::{BTreeMap, HashMap};
 
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Key, Pod};
 
-/// Labels that controllers add to pods.
-const OF_CONTROLLERS: [&str; 4] = [
-    "pod-template-hash",
-    "controller-revision-hash",
-    "statefulset.kubernetes.io/pod-name",
-    "apps.kubernetes.io/pod-index",
-];
+use crate::learn::{OF_PODS, OF_RELEASES};
+use crate::offline::owner;
 
-/// Pods of a namespace with equal labels.
+/// Characters at the end of a name that a controller makes up: at least, at most.
+const MADE_UP: (usize, usize) = (5, 10);
+
+/// Pods of a namespace that are one workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
     /// `namespace/name`, where the name is that of the pods' controller as far as it can be told.
     pub name: String,
     /// Its pods before and after.
     pub pods: [Vec<Key>; 2],
+    /// Indexes of pods before and after that stand for each other.
+    pairs: Vec<(usize, usize)>,
 }
 
 impl Workload {
-    /// Pairs of pods that stand for each other: those of the same name, or if there are none, each of
-    /// before with each of after.
+    /// Pairs of pods that stand for each other: those of the same name; and for each other pod of after those of before
+    /// with its labels, or if there are none, each of before.
     #[must_use]
     pub fn counterparts(&self) -> Vec<(&Key, &Key)> {
         let [before, after] = &self.pods;
-        let same: Vec<_> =
-            before.iter().filter(|key| after.contains(key)).map(|key| (key, key)).collect();
-        if !same.is_empty() {
-            return same;
-        }
-        before.iter().flat_map(|b| after.iter().map(move |a| (b, a))).collect()
+        self.pairs.iter().map(|(b, a)| (&before[*b], &after[*a])).collect()
     }
 }
 
-type Group<'c> = (&'c str, Vec<(&'c str, &'c str)>);
+pub(super) type Labels<'c> = Vec<(&'c str, &'c str)>;
 
-/// Namespace and labels; pods without labels are of no workload but themselves.
-fn group(pod: &Pod) -> Group<'_> {
+/// What the pods of a workload have in common, apart from the namespace.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Group<'c> {
+    /// Kind and name.
+    Owner(&'c str, &'c str),
+    Labels(Labels<'c>),
+}
+
+/// The pods of a workload, before and after.
+type Pods<'c> = [Vec<&'c Pod>; 2];
+
+fn labels<'p>(pod: &'p Pod, dropped: &[&[&str]]) -> Labels<'p> {
     let labels = pod.labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-    let mut labels: Vec<_> = labels.filter(|(key, _)| !OF_CONTROLLERS.contains(key)).collect();
-    if labels.is_empty() {
-        labels.push(("", &pod.key.name));
-    }
-    (&pod.key.namespace, labels)
+    labels.filter(|(key, _)| !dropped.iter().any(|keys| keys.contains(key))).collect()
 }
 
-/// The name of a pod's controller, as far as the pod's labels and name tell it.
-fn owner(pod: &Pod) -> &str {
-    let name = pod.key.name.as_str();
-    let cut = |name: &'_ str| name.rsplit_once('-').map(|(owner, _)| owner.len());
-    let length = if let Some(hash) = pod.labels.get("pod-template-hash") {
-        cut(name)
-            .filter(|end| name[..*end].ends_with(&format!("-{hash}")))
-            .map(|end| end - hash.len() - 1)
-    } else if pod.labels.contains_key("controller-revision-hash") {
-        cut(name)
-    } else {
-        None
+/// Namespace and workload; pods without labels are of no workload but themselves.
+pub(super) fn group(pod: &Pod) -> (&str, Group<'_>) {
+    let group = match owner(pod) {
+        Some(owner) => Group::Owner(owner.kind, owner.name),
+        None => {
+            let mut labels = labels(pod, &[&OF_PODS]);
+            if labels.is_empty() {
+                labels.push(("", &pod.key.name));
+            }
+            Group::Labels(labels)
+        }
     };
-    length.map_or(name, |length| &name[..length])
+    (&pod.key.namespace, group)
 }
 
-/// The workloads of two clusters, by name. A pod whose labels change is of the workload whose labels it has
-/// after.
+/// A name without what controllers make up, and without numbers at its end.
+fn base(name: &str) -> &str {
+    let is_made_up = |end: &str| {
+        let length = MADE_UP.0..=MADE_UP.1;
+        let plain = end.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+        let number = !end.is_empty() && end.bytes().all(|b| b.is_ascii_digit());
+        number || length.contains(&end.len()) && plain && (end.len() == MADE_UP.0 || has_digit(end))
+    };
+    let mut base = name;
+    for _ in 0..2 {
+        if let Some((before, end)) = base.rsplit_once('-')
+            && is_made_up(end)
+        {
+            base = before;
+        }
+    }
+    base
+}
+
+fn has_digit(text: &str) -> bool {
+    text.bytes().any(|byte| byte.is_ascii_digit())
+}
+
+/// What may tell that a workload of before and one of after are the same, best first.
+const KIN: [for<'p> fn(&Group<'p>, &'p Pod) -> Labels<'p>; 3] = [
+    |_, pod| labels(pod, &[&OF_PODS]),
+    |_, pod| labels(pod, &[&OF_PODS, &OF_RELEASES]),
+    |group, pod| match group {
+        Group::Owner(_, name) => vec![("", base(*name))],
+        Group::Labels(_) => vec![("", base(&pod.key.name))],
+    },
+];
+
+/// Puts together workloads of before alone and of after alone, where no others are as like.
+fn join_kin<'c>(groups: &mut BTreeMap<(&'c str, Group<'c>), Pods<'c>>) {
+    for kin in KIN {
+        let mut alike: BTreeMap<(&str, Labels<'c>), [Vec<(&'c str, Group<'c>)>; 2]> =
+            BTreeMap::new();
+        for (key, pods) in groups.iter() {
+            let side = match pods.each_ref().map(Vec::is_empty) {
+                [false, true] => 0,
+                [true, false] => 1,
+                [true, true] | [false, false] => continue,
+            };
+            let shared = kin(&key.1, pods[side][0]);
+            if !shared.is_empty() {
+                alike.entry((key.0, shared)).or_default()[side].push(key.clone());
+            }
+        }
+        for [before, after] in alike.into_values() {
+            if let ([before], [after]) = (&before[..], &after[..])
+                && let Some([pods, _]) = groups.remove(before)
+                && let Some(joined) = groups.get_mut(after)
+            {
+                joined[0] = pods;
+            }
+        }
+    }
+}
+
+/// Indexes of pods that stand for each other: see [`Workload::counterparts`].
+fn pairs([before, after]: &Pods<'_>) -> Vec<(usize, usize)> {
+    let places: HashMap<&Key, usize> = (0..).zip(before).map(|(b, pod)| (&pod.key, b)).collect();
+    let own: Vec<Labels<'_>> = before.iter().map(|pod| labels(pod, &[&OF_PODS])).collect();
+    let mut pairs = Vec::new();
+    for (a, pod) in after.iter().enumerate() {
+        if let Some(b) = places.get(&pod.key) {
+            pairs.push((*b, a));
+            continue;
+        }
+        let labels = labels(pod, &[&OF_PODS]);
+        let is_alike = |b: &usize| own[*b] == labels;
+        let any = (0..before.len()).any(|b| is_alike(&b));
+        pairs.extend((0..before.len()).filter(|b| !any || is_alike(b)).map(|b| (b, a)));
+    }
+    pairs
+}
+
+/// The workloads of two clusters, by name. A pod whose labels change is of the workload that it is of after.
 pub(super) fn workloads(clusters: [&Cluster; 2]) -> Vec<Workload> {
     let [before, after] = clusters
-        .map(|cluster| cluster.pods().values().filter(|pod| !pod.host_network && !pod.finished));
-    let now: HashMap<&Key, Group<'_>> = after.clone().map(|pod| (&pod.key, group(pod))).collect();
-    let mut groups: BTreeMap<Group<'_>, [Vec<&Pod>; 2]> = BTreeMap::new();
+        .map(|cluster| cluster.pods().values().map(|pod| &**pod).filter(|pod| !pod.finished));
+    let now: HashMap<&Key, (&str, Group<'_>)> =
+        after.clone().map(|pod| (&pod.key, group(pod))).collect();
+    let mut groups: BTreeMap<(&str, Group<'_>), Pods<'_>> = BTreeMap::new();
     for pod in before {
         let group = now.get(&pod.key).cloned().unwrap_or_else(|| group(pod));
         groups.entry(group).or_default()[0].push(pod);
@@ -82,27 +161,30 @@ pub(super) fn workloads(clusters: [&Cluster; 2]) -> Vec<Workload> {
     for pod in after {
         groups.entry(group(pod)).or_default()[1].push(pod);
     }
-    let name = |pods: &[Vec<&Pod>; 2]| {
+    join_kin(&mut groups);
+    let name = |(namespace, group): &(&str, Group<'_>), pods: &Pods<'_>| {
         // The latest pods name it: those of before may have had another owner.
-        let all = if pods[1].is_empty() { &pods[0] } else { &pods[1] };
-        let first = all[0];
-        let shared = all.iter().all(|pod| owner(pod) == owner(first));
-        let name = if shared { owner(first) } else { &first.key.name };
-        (format!("{}/{name}", first.key.namespace), first.key.to_string())
+        let first = pods[1].first().or(pods[0].first());
+        let full = first.map_or_else(String::new, |pod| pod.key.to_string());
+        match group {
+            Group::Owner(kind, name) => {
+                let kind = kind.to_lowercase();
+                (format!("{namespace}/{name}"), format!("{namespace}/{kind}.{name}"))
+            }
+            Group::Labels(_) => (full.clone(), full),
+        }
     };
     let mut taken: HashMap<String, u32> = HashMap::new();
-    for pods in groups.values() {
-        *taken.entry(name(pods).0).or_default() += 1;
+    for (group, pods) in &groups {
+        *taken.entry(name(group, pods).0).or_default() += 1;
     }
     let mut all: Vec<Workload> = groups
-        .values()
-        .map(|pods| {
-            let (short, full) = name(pods);
+        .iter()
+        .map(|(group, pods)| {
+            let (short, full) = name(group, pods);
             let name = if taken[&short] == 1 { short } else { full };
-            Workload {
-                name,
-                pods: pods.each_ref().map(|p| p.iter().map(|p| p.key.clone()).collect()),
-            }
+            let keys = |pods: &Vec<&Pod>| pods.iter().map(|pod| pod.key.clone()).collect();
+            Workload { name, pairs: pairs(pods), pods: pods.each_ref().map(keys) }
         })
         .collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
@@ -168,12 +250,74 @@ mod tests {
     }
 
     #[test]
-    fn names_that_two_would_have_are_those_of_pods() {
-        let before = cluster(&[
-            ("web-1-aaaaa", &[("v", "1"), ("pod-template-hash", "1")]),
-            ("web-2-bbbbb", &[("v", "2"), ("pod-template-hash", "2")]),
+    fn a_new_version_and_a_new_run_are_the_same_workload() {
+        type Named = (&'static str, &'static [(&'static str, &'static str)]);
+        let cases: [(Named, Named, &str); 5] = [
+            // Releases change labels, and revisions names.
+            (
+                ("web-1f-aaaaa", &[("app", "web"), ("v", "1"), ("pod-template-hash", "1f")]),
+                ("web-2f-bbbbb", &[("app", "web"), ("v", "2"), ("pod-template-hash", "2f")]),
+                "x/web",
+            ),
+            (
+                ("a", &[("app", "web"), ("app.kubernetes.io/version", "1")]),
+                ("b", &[("app", "web"), ("app.kubernetes.io/version", "2")]),
+                "x/b",
+            ),
+            (
+                ("sync-28000001-x", &[("job-name", "sync-28000001"), ("controller-uid", "1")]),
+                ("sync-28000061-y", &[("job-name", "sync-28000061"), ("controller-uid", "2")]),
+                "x/sync",
+            ),
+            (
+                ("load-1-x", &[("job-name", "load-1"), ("app", "load")]),
+                ("load-2-y", &[("job-name", "load-2"), ("app", "load")]),
+                "x/load-2",
+            ),
+            (
+                ("web-5f6d7c8b9-abcde", &[("tag", "1")]),
+                ("web-77c9d5b4f-fghij", &[("tag", "2")]),
+                "x/web-77c9d5b4f-fghij",
+            ),
+        ];
+        for (before, after, name) in cases {
+            let [before, after] = [before, after].map(|pod| cluster(&[pod]));
+            assert_eq!(names(&before, &after), [(name.to_owned(), 1)]);
+        }
+    }
+
+    #[test]
+    fn what_may_be_either_is_matched_with_neither() {
+        let before = cluster(&[("a", &[("app", "web"), ("chart", "1")])]);
+        let after = cluster(&[
+            ("b", &[("app", "web"), ("chart", "2")]),
+            ("c", &[("app", "web"), ("chart", "3")]),
         ]);
-        let expected = [("x/web-1-aaaaa", 1), ("x/web-2-bbbbb", 1)];
-        assert_eq!(names(&before, &before), expected.map(|(name, pairs)| (name.to_owned(), pairs)));
+        let all = names(&before, &after);
+        assert_eq!(all, ["x/a", "x/b", "x/c"].map(|name| (name.to_owned(), 0)));
+    }
+
+    #[test]
+    fn a_pod_of_a_revision_that_is_there_is_held_against_its_own() {
+        let revision = |number: &'static str| vec![("v", number), ("pod-template-hash", number)];
+        let before = cluster(&[("web-1-aaaaa", &revision("1")), ("web-2-bbbbb", &revision("2"))]);
+        let after = cluster(&[("web-2-bbbbb", &revision("2")), ("web-2-ccccc", &revision("2"))]);
+        let [workload] = &workloads([&before, &after])[..] else { panic!() };
+        let pairs: Vec<String> =
+            workload.counterparts().iter().map(|(b, a)| format!("{} {}", b.name, a.name)).collect();
+        assert_eq!(pairs, ["web-2-bbbbb web-2-bbbbb", "web-2-bbbbb web-2-ccccc"]);
+    }
+
+    #[test]
+    fn names_that_two_would_have_are_those_of_their_kinds() {
+        let cluster = cluster(&[
+            ("web-1-aaaaa", &[("pod-template-hash", "1")]),
+            ("web-0", &[("controller-revision-hash", "web-7")]),
+        ]);
+        let expected = [("x/deployment.web", 1), ("x/statefulset.web", 1)];
+        assert_eq!(
+            names(&cluster, &cluster),
+            expected.map(|(name, pairs)| (name.to_owned(), pairs))
+        );
     }
 }

@@ -83,6 +83,7 @@ fn stand_in(number: u32, workload: &Workload) -> Pod {
         ports: Vec::new(),
         foreign_sources: false,
         second: Vec::new(),
+        workload: None,
     }
 }
 

@@ -7,7 +7,7 @@ use netpold_core::model::{Pod, Requirement, Selector};
 use serde::{Deserialize, Serialize};
 
 /// Labels that controllers give to each revision or pod.
-const OF_PODS: [&str; 10] = [
+pub(crate) const OF_PODS: [&str; 10] = [
     "apps.kubernetes.io/pod-index",
     "batch.kubernetes.io/controller-uid",
     "batch.kubernetes.io/job-completion-index",
@@ -20,7 +20,7 @@ const OF_PODS: [&str; 10] = [
     "statefulset.kubernetes.io/pod-name",
 ];
 /// Labels that change with each release of what a workload is installed by.
-const OF_RELEASES: [&str; 5] = [
+pub(crate) const OF_RELEASES: [&str; 5] = [
     "app.kubernetes.io/managed-by",
     "app.kubernetes.io/version",
     "chart",

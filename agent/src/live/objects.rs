@@ -23,7 +23,8 @@ const KINDS: [Kind; 7] = [
     Kind::ClusterNetworkPolicy,
 ];
 
-/// The objects of a directory, or where there is none and a cluster is meant, of that one.
+/// The objects of a directory or of standard input, or where there is none and a cluster is meant, of that one. Pod
+/// templates stand in for pods that are not there.
 ///
 /// # Errors
 /// Neither is named, or it cannot be read, see [`objects`] and [`offline::read_directory`].
@@ -32,8 +33,20 @@ pub fn manifests_or_objects(
     cluster: &ClusterArgs,
     namespace: Option<&str>,
 ) -> Result<Vec<Change>> {
+    all_objects(manifests, cluster, namespace).map(offline::stand_in)
+}
+
+/// The same, with what every pod template would make, as [`offline::stand_in`] takes them.
+///
+/// # Errors
+/// As [`manifests_or_objects`].
+pub fn all_objects(
+    manifests: Option<&Path>,
+    cluster: &ClusterArgs,
+    namespace: Option<&str>,
+) -> Result<Vec<Change>> {
     match manifests {
-        Some(directory) => offline::read_directory(directory),
+        Some(directory) => offline::read_directory("--manifests", directory, DEFAULT_NAMESPACE),
         None if cluster.is_meant() => block_on(objects(cluster, namespace)),
         None => bail!(
             "which objects? --manifests <DIR> names a directory of them, --kubeconfig <FILE> or --context <NAME> a \

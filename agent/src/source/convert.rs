@@ -10,6 +10,7 @@ mod networks;
 mod policy;
 mod selector;
 mod service;
+mod workload;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -25,6 +26,7 @@ use self::cluster_policy::cluster_network_policy;
 pub use self::json::{Identity, Read, read};
 use self::policy::network_policy;
 use self::service::{endpoint_slice, service};
+pub use self::workload::template;
 use super::decode::{Mismatch, typed};
 use super::document::{self, ReadError};
 use crate::printable::cut;
@@ -175,6 +177,9 @@ pub fn manifest(node: &document::Node) -> Result<Manifest, ReadError> {
     let used = kind.shape().part_of(node);
     let unknown = fields::unknown(kind, node);
     let mut converted = object(kind, &used, &unknown).map_err(|mismatch| mismatch.at(node))?;
+    if let Change::Pod(pod) = &mut converted.change {
+        pod.workload = workload::owner(node, &pod.labels).map(Box::new);
+    }
     if !kind.is_policy() {
         converted.problems.extend(fields::unknown_metadata(node).into_iter().map(|u| u.problem));
     }
@@ -270,6 +275,7 @@ fn pod(pod: &core::Pod) -> Result<Converted, Problem> {
         ports: named_ports(pod, &mut problems),
         foreign_sources: foreign_sources(&pod.metadata, &mut problems),
         second,
+        workload: None,
         key,
     });
     Ok(Converted { change, problems })

@@ -63,19 +63,23 @@ fn hint(error: &io::Error) -> &'static str {
 /// # Errors
 /// The directory cannot be read. Files that cannot are among the problems.
 pub fn read_once(directory: &Path) -> Result<(Vec<Change>, SourceStatus), ManifestsError> {
-    read_once_in(directory, DEFAULT_NAMESPACE)
+    let mut state = State::new(directory, DEFAULT_NAMESPACE);
+    let changes = state.scan().map_err(|error| state.failure(error))?.changes;
+    let status = state.status(None);
+    Ok((changes, status))
 }
 
-/// The same; objects that name no namespace are in that one.
+/// The same for a review: with what pod templates would make. Objects that name no namespace are in that one.
 ///
 /// # Errors
 /// As [`read_once`].
-pub fn read_once_in(
+pub fn review_once(
     directory: &Path,
     namespace: &str,
 ) -> Result<(Vec<Change>, SourceStatus), ManifestsError> {
     let mut state = State::new(directory, namespace);
-    let changes = state.scan().map_err(|error| state.failure(error))?.changes;
+    let mut changes = state.scan().map_err(|error| state.failure(error))?.changes;
+    changes.extend(state.store.templates());
     let status = state.status(None);
     Ok((changes, status))
 }
@@ -86,21 +90,23 @@ pub fn read_once_in(
 /// # Errors
 /// As for any file: then nothing of it takes effect.
 pub fn read_text(name: &str, bytes: &[u8]) -> Result<(Vec<Change>, Vec<SourceProblem>), ReadError> {
-    read_text_in(name, bytes, DEFAULT_NAMESPACE)
+    let content = content::read(name, bytes, DEFAULT_NAMESPACE)?;
+    let objects = content.objects.into_values().map(|object| object.change);
+    Ok((objects.collect(), content.problems))
 }
 
-/// The same; objects that name no namespace are in that one.
+/// The same for a review: with what pod templates would make. Objects that name no namespace are in that one.
 ///
 /// # Errors
 /// As [`read_text`].
-pub fn read_text_in(
+pub fn review_text(
     name: &str,
     bytes: &[u8],
     namespace: &str,
 ) -> Result<(Vec<Change>, Vec<SourceProblem>), ReadError> {
     let content = content::read(name, bytes, namespace)?;
-    let objects = content.objects.into_values().map(|object| object.change);
-    Ok((objects.collect(), content.problems))
+    let objects = content.objects.into_values().chain(content.templates.into_values());
+    Ok((objects.map(|object| object.change).collect(), content.problems))
 }
 
 /// Read a directory and keep watching it. Everything there is comes in the first batch.

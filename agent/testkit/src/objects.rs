@@ -109,6 +109,7 @@ pub fn pod(namespace: &str, name: &str, pairs: &[(&str, &str)], addresses: &[&st
         ports: Vec::new(),
         foreign_sources: false,
         second: Vec::new(),
+        workload: None,
     }
 }
 

@@ -51,7 +51,7 @@ spec:
     )
 }
 
-fn directory(files: &[(&str, &str)]) -> TempDir {
+pub(crate) fn directory(files: &[(&str, &str)]) -> TempDir {
     let directory = TempDir::new().unwrap();
     for (name, text) in files {
         fs::write(directory.path().join(name), text).unwrap();
@@ -59,11 +59,11 @@ fn directory(files: &[(&str, &str)]) -> TempDir {
     directory
 }
 
-fn text(path: &Path) -> &str {
+pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-fn diff(args: &[&str]) -> Output {
+pub(crate) fn diff(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_netpold"));
     command.arg("diff").args(args).env_clear().output().unwrap()
 }
@@ -113,8 +113,13 @@ fn two_directories() {
     let expected = json!({
         "cut": 2,
         "opened": 1,
+        "open": [],
+        "isolated": [],
         "gone": [],
         "new": [],
+        "compared": 2,
+        "not_compared": [],
+        "templates": [],
         "changes": [
             {
                 "from": { "kind": "workload", "name": "shop/web" },
@@ -160,7 +165,7 @@ fn manifests_are_applied_and_deleted() {
     let [with, without] = [&with, &without].map(|directory| text(directory.path()));
     let one = format!("{with}/db.yaml");
     let few = directory(&[("db.yaml", &policy)]);
-    let expected = "\
+    let expected = "ISOLATED: billing/db-0: billing/db isolates its ingress\n\
         shop/web -> billing/db-0: loses TCP 1-5431,5433-65535, every UDP port, every SCTP port, ICMP and other protocols\n\
         other nodes, anywhere else outside -> billing/db-0: loses everything\n\
         cut: 3 pairs, opened: 0 pairs\n";
@@ -169,6 +174,10 @@ fn manifests_are_applied_and_deleted() {
     }
     prints(&["--manifests", with, "-f", &one], 0, "no connection is cut or opened\n");
     let opened = expected
+        .replace(
+            "ISOLATED: billing/db-0: billing/db isolates its ingress",
+            "OPEN: billing/db-0: no policy isolates its ingress any more, billing/db did",
+        )
         .replace("loses", "gains")
         .replace("cut: 3 pairs, opened: 0", "cut: 0 pairs, opened: 3");
     prints(&["--manifests", with, "-f", &one, "--delete"], 1, &opened);
@@ -176,8 +185,9 @@ fn manifests_are_applied_and_deleted() {
         directory(&[("n.yaml", "{apiVersion: v1, kind: Namespace, metadata: {name: billing}}")]);
     prints(
         &["--manifests", with, "-f", text(namespace.path()), "--delete"],
-        0,
-        "no connection is cut or opened\ngone, so not compared: billing/db-0\n",
+        2,
+        "no connection is cut or opened of what could be compared\n\
+         gone, so not compared: billing/db-0 (ingress isolated by billing/db)\n",
     );
 }
 

@@ -50,7 +50,7 @@ impl World {
         });
         let [before, after] = objects.each_ref().map(|o| o.iter().cloned().collect::<Cluster>());
         let oracles = objects.each_ref().map(|o| o.iter().cloned().collect::<Oracle>());
-        let difference = compare(&before, &after).unwrap();
+        let difference = compare(&before, &after, &[]).unwrap();
         let all = || objects.iter().flatten();
         let mut ports = BTreeSet::from([1, u16::MAX]);
         let mut near = |port: u16| {

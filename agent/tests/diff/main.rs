@@ -3,3 +3,4 @@
 
 mod commands;
 mod generated;
+mod workloads;

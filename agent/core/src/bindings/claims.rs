@@ -55,6 +55,7 @@ impl Candidate {
             ports,
             foreign_sources: false,
             second: Vec::new(),
+            workload: None,
         };
         Self { pod: Arc::new(pod), standing, certain }
     }

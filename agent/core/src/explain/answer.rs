@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::Serialize;
 
-use crate::model::{Action, Direction, Key, Tier};
+use crate::model::{Action, Direction, Key, Pod, Tier};
 use crate::probe::Probe;
 
 /// How much is asked for.
@@ -56,6 +56,25 @@ pub struct Explanation {
     /// port it is allowed if the sender may reach every one, or that node, and one of them admits it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub backends: Vec<Backend>,
+    /// The sides that are pod templates, in the place of their pods.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub templates: Vec<Template>,
+}
+
+/// A pod template that is judged in the place of its workload's pods.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Template {
+    /// What the pod is called here, as `shop/web`.
+    pub pod: String,
+    /// The workload, as `Deployment shop/web (template)`.
+    pub title: String,
+}
+
+impl Template {
+    pub(super) fn of(pod: &Pod) -> Option<Self> {
+        pod.template()?;
+        Some(Self { pod: pod.key.to_string(), title: pod.title() })
+    }
 }
 
 /// A backend of a Service, as the sender's traffic reaches it.
@@ -93,7 +112,8 @@ pub struct Judgement {
     pub pod: Key,
     /// Into it or out of it.
     pub direction: Direction,
-    /// The other side's address.
+    /// The other side's address; unspecified for a pod that has none.
+    #[serde(skip_serializing_if = "IpAddr::is_unspecified")]
     pub remote: IpAddr,
     /// The pod that the address belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -277,6 +297,16 @@ impl Explanation {
         ingress: Option<Judgement>,
     ) -> Self {
         let (services, note, backends) = (Vec::new(), None, Vec::new());
-        Self { probe: probe.clone(), verdict, reason, egress, ingress, services, note, backends }
+        Self {
+            probe: probe.clone(),
+            verdict,
+            reason,
+            egress,
+            ingress,
+            services,
+            note,
+            backends,
+            templates: Vec::new(),
+        }
     }
 }

@@ -38,24 +38,30 @@ impl<'c> Literal<'c> {
 
     /// Egress of the sender and ingress of the receiver, as far as they are pods. `asked`: address and port before the
     /// translation, if there was one.
-    pub(super) fn judge_pair(
+    pub(super) fn judge_pair<'a>(
         &self,
-        (from, source): (Option<&Pod>, IpAddr),
-        (to, destination): (Option<&Pod>, IpAddr),
+        (from, source): (Option<&'a Pod>, IpAddr),
+        (to, destination): (Option<&'a Pod>, IpAddr),
         ((protocol, port), asked): ((IpProtocol, u16), Option<(IpAddr, u16)>),
         detail: Detail,
-    ) -> (Option<Judgement>, Option<Judgement>) {
-        let is_itself = from.map(|pod| &pod.key) == to.map(|pod| &pod.key);
+    ) -> (Option<Judgement>, Option<Judgement>)
+    where
+        'c: 'a,
+    {
+        let is_itself = from.map(|pod| &pod.key) == to.map(|pod| &pod.key)
+            && from.is_none_or(|pod| pod.template().is_none());
         let itself = is_itself.then_some(Exempt::FromAll(Cause::Itself));
         let from_host = from.is_none_or(|pod| pod.host_network);
         let egress = from.map(|pod| {
-            let traffic = self.traffic(pod, Direction::Egress, destination, protocol, port);
+            let mut traffic = self.traffic(pod, Direction::Egress, destination, protocol, port);
+            traffic.of_unaddressed(to);
             self.judge_traffic(&Traffic { asked, ..traffic }, itself, detail)
         });
         let ingress = to.map(|pod| {
             let from_node = from_host && self.cluster.is_node_of(pod, source);
             let from_node = from_node.then_some(Exempt::FromAll(Cause::OwnNode));
-            let traffic = self.traffic(pod, Direction::Ingress, source, protocol, port);
+            let mut traffic = self.traffic(pod, Direction::Ingress, source, protocol, port);
+            traffic.of_unaddressed(from);
             let asked = asked.map(|(_, asked)| (source, asked));
             self.judge_traffic(&Traffic { asked, ..traffic }, itself.or(from_node), detail)
         });
@@ -143,7 +149,7 @@ impl<'c> Literal<'c> {
         let mut judgement = Judgement {
             pod: traffic.pod.key.clone(),
             direction: traffic.direction,
-            remote: traffic.remote,
+            remote: traffic.known_remote(),
             remote_pod: traffic.remote_pod.map(|pod| pod.key.clone()),
             verdict: Verdict::Allow,
             cause: Cause::NotIsolated,

@@ -1,11 +1,12 @@
 //! Rules against traffic, with what they lack.
 
 use std::borrow::Cow;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::cluster::Cluster;
 use crate::explain::answer::{Cause, Detail, Judgement, Nearest, RuleRef, Verdict};
 use crate::explain::text;
+use crate::explain::unaddressed::is_unaddressed;
 use crate::model::{
     Direction, IpBlock, Labels, Peer, Pod, Policy, PortMatch, PortRule, Requirement, Rule, Selector,
 };
@@ -61,7 +62,25 @@ impl<'a> Traffic<'a> {
     }
 }
 
+impl<'a> Traffic<'a> {
+    /// The other side is this pod, if it has no address: then nothing else says so.
+    pub(super) fn of_unaddressed(&mut self, pod: Option<&'a Pod>) {
+        if let Some(pod) = pod.filter(|pod| is_unaddressed(pod)) {
+            self.of_remote(Some(pod));
+        }
+    }
+}
+
 impl Traffic<'_> {
+    /// The other side's address; unspecified if it is only one of those that the pod may get.
+    pub(super) fn known_remote(&self) -> IpAddr {
+        match (self.remote_pod.is_some_and(is_unaddressed), self.remote) {
+            (false, known) => known,
+            (true, IpAddr::V4(_)) => Ipv4Addr::UNSPECIFIED.into(),
+            (true, IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
+        }
+    }
+
     /// Fill in the rule that allows, or the one that came nearest.
     pub(super) fn judge_rules(
         &self,
@@ -265,7 +284,17 @@ impl Traffic<'_> {
 
     fn peer_lack(&self, namespace: &str, peer: &Peer) -> Option<String> {
         let (namespaces, pods) = match peer {
-            Peer::Block(block) => return Some(self.block_lack(block)),
+            Peer::Block(block) => {
+                return Some(match self.remote_pod.filter(|pod| is_unaddressed(pod)) {
+                    Some(pod) => {
+                        format!("pod {} has no address that could be in {}", pod.key, block.cidr)
+                    }
+                    None => self.block_lack(block),
+                });
+            }
+            Peer::Nodes(_) if self.remote_pod.is_some_and(is_unaddressed) => {
+                return Some("a pod is no node".to_owned());
+            }
             Peer::Nodes(_) => {
                 return Some(format!("{} is of no node that it selects", self.remote));
             }

@@ -250,6 +250,7 @@ impl Translated<'_> {
             services,
             note: (detail == Detail::Reasons).then_some(note).flatten(),
             backends: if detail == Detail::Reasons { backends } else { Vec::new() },
+            templates: Vec::new(),
         })
     }
 }

@@ -31,6 +31,10 @@ impl Explanation {
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("{}: {}", self.verdict, self.probe)];
+        if !self.templates.is_empty() {
+            let titles = self.templates.iter().map(|template| template.title.clone());
+            lines.push(format!("by pod templates, there are no pods: {}", join(titles, "", ", ")));
+        }
         lines.extend(self.reason.clone());
         lines.extend(self.note.clone());
         if self.services.is_empty() {

@@ -42,6 +42,9 @@ pub struct Pod {
     /// may write that: [`crate::cluster::Cluster::second_owner`] decides which addresses count.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub second: Vec<SecondInterface>,
+    /// The workload object that makes the pod, where manifests name it; what an API server lists names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workload: Option<Box<WorkloadRef>>,
 }
 
 impl Pod {
@@ -54,6 +57,35 @@ impl Pod {
     pub fn second_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.second.iter().flat_map(|interface| interface.addresses.iter().copied())
     }
+
+    /// The workload whose pod template stands in for its pods here.
+    #[must_use]
+    pub fn template(&self) -> Option<&WorkloadRef> {
+        self.workload.as_deref().filter(|workload| workload.is_template)
+    }
+
+    /// What people are shown: `shop/web-0`, or `Deployment shop/web (template)`.
+    #[must_use]
+    pub fn title(&self) -> String {
+        match self.template() {
+            Some(WorkloadRef { kind, name, .. }) => {
+                format!("{kind} {}/{name} (template)", self.key.namespace)
+            }
+            None => self.key.to_string(),
+        }
+    }
+}
+
+/// A workload object, in the namespace of its pods.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct WorkloadRef {
+    /// `kind`, as `Deployment`
+    pub kind: String,
+    /// `metadata.name`
+    pub name: String,
+    /// No Pod object is behind the pod: it is what the workload's pod template would make.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_template: bool,
 }
 
 /// An interface of a pod on a further network, as an entry of `k8s.v1.cni.cncf.io/network-status`.

@@ -13,6 +13,7 @@ use super::manifest::{Manifest, RawPolicy, Source};
 use super::pod::{injected, key};
 use super::shapes::{Named, Object};
 use crate::doctor::foreign_kinds::ForeignKind;
+use crate::offline;
 use crate::source::decode::decode;
 use crate::source::document::{self, Node, Value};
 
@@ -20,12 +21,17 @@ use crate::source::document::{self, Node, Value};
 const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
 
 impl Details {
-    /// Those of a directory's objects, or of one file's.
+    /// Details of a directory's objects, of one file's, or of those on standard input (`-`).
     ///
     /// # Errors
     /// A file cannot be read.
     pub fn read(path: &Path) -> Result<Self> {
         let mut details = Self::default();
+        if offline::is_standard_input(path) {
+            let text = offline::standard_input("--manifests")?;
+            details.add_text(offline::STANDARD_INPUT, &String::from_utf8_lossy(&text));
+            return Ok(details);
+        }
         for path in files(path)? {
             let text = fs::read(&path).with_context(|| path.display().to_string())?;
             let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -7,7 +7,7 @@ use netpold_core::model::Change;
 use tracing::debug;
 
 use crate::source::SourceProblem;
-use crate::source::convert::{Manifest, manifest};
+use crate::source::convert::{Converted, Manifest, manifest, template};
 use crate::source::document::{Entry, Node, ReadError, Value, parse};
 
 /// An object and the line where it begins.
@@ -21,6 +21,8 @@ pub(super) struct Object {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) objects: BTreeMap<ObjectKey, Object>,
+    /// What pod templates would make: see [`template`].
+    pub(super) templates: BTreeMap<ObjectKey, Object>,
     /// What of the objects was not understood.
     pub(super) problems: Vec<SourceProblem>,
 }
@@ -48,23 +50,31 @@ impl Content {
         }
         place(&mut node, namespace);
         match manifest(&node)? {
-            Manifest::Object(object) => {
-                let key = ObjectKey::of(&object.change);
-                for problem in object.problems {
-                    let line = node.line_of(&problem.path);
-                    self.problem(file, line, format!("{key}: {problem}"));
-                }
-                let object = Object { change: object.change, line: node.line };
-                if let Some(former) = self.objects.insert(key.clone(), object) {
-                    let text = format!("{key} is here again; the one in line {} wins", node.line);
-                    self.problem(file, former.line, text);
-                }
-            }
-            Manifest::Other(version, kind) => {
-                debug!("{file}:{}: {kind} of {version} is not used", node.line);
-            }
+            Manifest::Object(object) => self.take(file, &node, *object, false),
+            Manifest::Other(version, kind) => match template(&node) {
+                Some(template) => self.take(file, &node, template, true),
+                None => debug!("{file}:{}: {kind} of {version} is not used", node.line),
+            },
         }
         Ok(())
+    }
+
+    fn take(&mut self, file: &str, node: &Node, object: Converted, is_template: bool) {
+        let key = ObjectKey::of(&object.change);
+        let name = match is_template {
+            true => workload_name(node),
+            false => key.to_string(),
+        };
+        for problem in object.problems {
+            let line = node.line_of(&problem.path);
+            self.problem(file, line, format!("{name}: {problem}"));
+        }
+        let object = Object { change: object.change, line: node.line };
+        let objects = if is_template { &mut self.templates } else { &mut self.objects };
+        if let Some(former) = objects.insert(key, object) {
+            let text = format!("{name} is here again; the one in line {} wins", node.line);
+            self.problem(file, former.line, text);
+        }
     }
 
     /// The items of a `List`, or of a `PodList`, whose items need not say what they are.
@@ -113,6 +123,14 @@ fn place(object: &mut Node, namespace: &str) {
             fields.push(Entry { key: "namespace".to_owned(), line, node });
         }
     }
+}
+
+/// `Deployment shop/web`
+fn workload_name(node: &Node) -> String {
+    let metadata = node.get("metadata");
+    let text = |field: &str| metadata.and_then(|metadata| metadata.text(field)).unwrap_or_default();
+    let name = if text("name").is_empty() { text("generateName") } else { text("name") };
+    format!("{} {}/{name}", node.text("kind").unwrap_or_default(), text("namespace"))
 }
 
 fn inherit(item: &mut Node, key: &str, text: Option<&str>) {

@@ -59,6 +59,15 @@ impl Store {
         changes
     }
 
+    /// What the pod templates of all files would make.
+    pub(super) fn templates(&self) -> impl Iterator<Item = Change> + use<> {
+        let contents = self.files.values().filter_map(|file| file.content.as_ref());
+        let templates = contents.flat_map(|content| &content.templates);
+        let last: BTreeMap<&ObjectKey, &Object> = templates.collect();
+        let changes: Vec<Change> = last.into_values().map(|object| object.change.clone()).collect();
+        changes.into_iter()
+    }
+
     /// Every file has been good at some time, so that all objects are known.
     pub(super) fn complete(&self) -> bool {
         self.files.values().all(|file| file.content.is_some())

@@ -163,6 +163,7 @@ pub(super) fn pod(choices: &mut Choices<'_>, number: u32) -> Pod {
         ports: choices.list(6, named_port),
         foreign_sources: false,
         second: if host_network { Vec::new() } else { second(choices) },
+        workload: None,
     }
 }
 

@@ -1,17 +1,19 @@
 //! The address space, cut where policies name blocks.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// The blocks that policies name, and the whole address space of each family. Two addresses with the
 /// same longest block are alike to every policy.
-#[derive(Debug)]
-pub(super) struct Blocks(BTreeSet<IpNet>);
+#[derive(Clone, Debug)]
+pub struct Blocks(BTreeSet<IpNet>);
 
 impl Blocks {
-    pub(super) fn new(named: impl IntoIterator<Item = IpNet>) -> Self {
+    /// The blocks, host bits masked off.
+    #[must_use]
+    pub fn new(named: impl IntoIterator<Item = IpNet>) -> Self {
         let whole = [
             IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
             IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)),
@@ -19,12 +21,14 @@ impl Blocks {
         Self(named.into_iter().map(|net| net.trunc()).chain(whole).collect())
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = IpNet> {
+    /// Every block, shorter ones before those within them.
+    pub fn iter(&self) -> impl Iterator<Item = IpNet> {
         self.0.iter().copied()
     }
 
     /// The longest block with an address.
-    pub(super) fn around(&self, address: IpAddr) -> IpNet {
+    #[must_use]
+    pub fn around(&self, address: IpAddr) -> IpNet {
         let mut block = IpNet::from(address);
         while !self.0.contains(&block) {
             // The whole address space is in the set, so this ends there.
@@ -35,19 +39,21 @@ impl Blocks {
     }
 
     /// What of a block belongs to longer blocks.
-    pub(super) fn within(&self, block: IpNet) -> Vec<IpNet> {
+    #[must_use]
+    pub fn within(&self, block: IpNet) -> Vec<IpNet> {
         let longer = self.iter().filter(|net| *net != block && block.contains(net));
         IpNet::aggregate(&longer.collect())
     }
 
     /// An address for which a block is the longest, and that is not known otherwise.
-    pub(super) fn sample(&self, block: IpNet, known: &HashSet<IpAddr>) -> Option<IpAddr> {
+    #[must_use]
+    pub fn sample(&self, block: IpNet, is_known: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
         let inner = self.within(block);
         let mut address = block.network();
         while block.contains(&address) {
             let last = match inner.iter().find(|net| net.contains(&address)) {
                 Some(net) => net.broadcast(),
-                None if known.contains(&address) => address,
+                None if is_known(address) => address,
                 None => return Some(address),
             };
             address = next(last)?;
@@ -97,11 +103,12 @@ mod tests {
     fn samples_avoid_inner_blocks_and_what_is_known() {
         let blocks =
             Blocks::new(["10.0.0.0/8", "10.0.0.0/16", "10.1.0.0/31", "10.1.0.2/32"].map(net));
-        let known = HashSet::from([ip("10.1.0.3"), ip("10.1.0.2")]);
-        assert_eq!(blocks.sample(net("10.0.0.0/8"), &known), Some(ip("10.1.0.4")));
-        assert_eq!(blocks.sample(net("10.1.0.2/32"), &known), None);
+        let known = [ip("10.1.0.3"), ip("10.1.0.2")];
+        let is_known = |address| known.contains(&address);
+        assert_eq!(blocks.sample(net("10.0.0.0/8"), is_known), Some(ip("10.1.0.4")));
+        assert_eq!(blocks.sample(net("10.1.0.2/32"), is_known), None);
         let halves = Blocks::new(["0.0.0.0/1", "128.0.0.0/1"].map(net));
-        assert_eq!(halves.sample(net("0.0.0.0/0"), &HashSet::new()), None);
-        assert_eq!(halves.sample(net("128.0.0.0/1"), &HashSet::new()), Some(ip("128.0.0.0")));
+        assert_eq!(halves.sample(net("0.0.0.0/0"), |_| false), None);
+        assert_eq!(halves.sample(net("128.0.0.0/1"), |_| false), Some(ip("128.0.0.0")));
     }
 }

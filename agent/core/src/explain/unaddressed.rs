@@ -1,0 +1,208 @@
+//! Pods without an address: of manifests, which have none, and of pod templates.
+//!
+//! Labels and ports of such a pod are known. Where an ipBlock is asked, its address would be, so the pod is judged
+//! at one address for each set of addresses that the asked blocks tell apart. Where these verdicts differ, it
+//! cannot be told. The sender's verdict depends on the receiver's address alone, and the other way round.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::{Blocks, Detail, Explainer, Explanation, Judgement, Side, Verdict};
+use crate::cluster::{Cluster, is_subject};
+use crate::model::{Direction, Peer, Pod, Rule};
+use crate::probe::Probe;
+
+/// Most blocks that are told apart for one pod; with more it cannot be told.
+const BLOCKS: usize = 256;
+
+/// An address that stands for all of a block that are alike.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    address: IpAddr,
+    block: IpNet,
+}
+
+/// Whether policy applies to a pod, and it has no address.
+#[must_use]
+pub fn is_unaddressed(pod: &Pod) -> bool {
+    pod.addresses.is_empty() && is_subject(pod)
+}
+
+/// Verdicts at several places.
+#[derive(Default)]
+struct Verdicts {
+    allowed: Vec<Place>,
+    denied: Vec<Place>,
+}
+
+impl Verdicts {
+    fn add(&mut self, place: Place, judgement: Option<&Judgement>) {
+        match judgement.is_some_and(|judgement| judgement.verdict == Verdict::Deny) {
+            true => self.denied.push(place),
+            false => self.allowed.push(place),
+        }
+    }
+
+    /// Whether it depends on the address.
+    fn differ(&self) -> Option<(Place, Place)> {
+        Some((*self.allowed.first()?, *self.denied.first()?))
+    }
+}
+
+impl<'c> Explainer<'c> {
+    /// Gives pods without an address the places at which they are judged.
+    pub(super) fn give_places(&self, from: &mut Side<'c>, to: &mut Side<'c>) {
+        let lacks = |side: &Side<'_>| side.pod.is_some_and(is_unaddressed);
+        if lacks(from) {
+            from.places = match to.pod {
+                Some(pod) => self.places(named(self.cluster, pod, Direction::Ingress)),
+                // Behind an address may be any pod.
+                None => self.places(all_named(self.cluster, Direction::Ingress)),
+            };
+        }
+        if lacks(to) {
+            let blocks = from.pod.map(|pod| named(self.cluster, pod, Direction::Egress));
+            to.places = self.places(blocks.unwrap_or_default());
+        }
+    }
+
+    /// One place of each set of addresses in the ranges that the blocks tell apart.
+    fn places(&self, blocks: BTreeSet<IpNet>) -> Vec<Place> {
+        let blocks = Blocks::new(blocks.into_iter().chain(self.ranges.iter().copied()));
+        let cluster = self.cluster;
+        let is_known = |address| {
+            cluster.owner(address).is_some()
+                || cluster.nodes.with(address).is_some()
+                || cluster.service_at(address).is_some()
+        };
+        let within = blocks.iter().filter(|block| self.ranges.iter().any(|r| r.contains(block)));
+        let place = |block| Some(Place { address: blocks.sample(block, is_known)?, block });
+        within.take(BLOCKS + 1).filter_map(place).collect()
+    }
+
+    /// The answer where a side has no address.
+    pub(super) fn explain_places(
+        &self,
+        probe: &Probe,
+        from: &Side<'_>,
+        to: &Side<'_>,
+        detail: Detail,
+    ) -> Explanation {
+        for side in [from, to] {
+            if side.places.len() > BLOCKS {
+                let title = side.pod.map(Pod::title).unwrap_or_default();
+                let reason = format!(
+                    "{title} has no address, and more than {BLOCKS} blocks are asked for it"
+                );
+                return Explanation::unknown(probe, reason);
+            }
+        }
+        let at = |side: &Side<'_>| -> Vec<Place> {
+            let known =
+                side.addresses.iter().map(|a| Place { address: *a, block: IpNet::from(*a) });
+            known.chain(side.places.iter().copied()).collect()
+        };
+        let (sources, destinations) = (at(from), at(to));
+        let pairs = sources.iter().flat_map(|a| {
+            let same = move |b: &&Place| a.address.is_ipv4() == b.address.is_ipv4();
+            destinations.iter().filter(same).map(move |b| (*a, *b))
+        });
+        let pairs: Vec<(Place, Place)> = pairs.collect();
+        let Some((source, destination)) = pairs.first().copied() else {
+            let reason = "the two sides have no address family in common".to_owned();
+            return Explanation::unknown(probe, reason);
+        };
+        let explain = |source: Place, destination: Place, detail| {
+            self.explain_pair(probe, from, to, (source.address, destination.address), detail)
+        };
+        let answer = explain(source, destination, detail);
+        if !answer.services.is_empty() {
+            return self
+                .explain_behind(&sources, answer, from, |a| explain(a, destination, detail));
+        }
+        let (mut sent, mut received) = (Verdicts::default(), Verdicts::default());
+        let mut asked: [BTreeSet<IpAddr>; 2] = Default::default();
+        for (a, b) in &pairs {
+            if asked[0].insert(b.address) {
+                sent.add(*b, explain(*a, *b, Detail::Verdict).egress.as_ref());
+            }
+            if asked[1].insert(a.address) {
+                received.add(*a, explain(*a, *b, Detail::Verdict).ingress.as_ref());
+            }
+        }
+        if sent.allowed.is_empty() || received.allowed.is_empty() {
+            return Explanation { verdict: Verdict::Deny, ..answer };
+        }
+        let depends = [(sent.differ(), to), (received.differ(), from)];
+        let reasons =
+            depends.into_iter().filter_map(|(places, side)| Some(depends_on(side, places?)));
+        let reasons: Vec<String> = reasons.collect();
+        if reasons.is_empty() {
+            return answer;
+        }
+        let pick = |verdicts: &Verdicts, other| verdicts.denied.first().copied().unwrap_or(other);
+        let answer = explain(pick(&received, source), pick(&sent, destination), detail);
+        Explanation { verdict: Verdict::Unknown, reason: Some(reasons.join("; ")), ..answer }
+    }
+
+    /// The answer for traffic of a pod without an address to what is translated.
+    fn explain_behind(
+        &self,
+        sources: &[Place],
+        first: Explanation,
+        from: &Side<'_>,
+        explain: impl Fn(Place) -> Explanation,
+    ) -> Explanation {
+        let same_family = |place: &&Place| place.address.is_ipv4() == sources[0].address.is_ipv4();
+        for place in sources.iter().filter(same_family).skip(1) {
+            let other = explain(*place);
+            if other.verdict != first.verdict {
+                let places = match first.verdict {
+                    Verdict::Allow => (sources[0], *place),
+                    Verdict::Deny | Verdict::Unknown => (*place, sources[0]),
+                };
+                let reason = Some(depends_on(from, places));
+                return Explanation { verdict: Verdict::Unknown, reason, ..first };
+            }
+        }
+        first
+    }
+}
+
+fn depends_on(side: &Side<'_>, (allowed, denied): (Place, Place)) -> String {
+    let title = side.pod.map(Pod::title).unwrap_or_default();
+    if side.places.is_empty() {
+        let (allowed, denied) = (allowed.address, denied.address);
+        return format!(
+            "it depends on the address: {title} is allowed at {allowed} and denied at {denied}; ask with addresses"
+        );
+    }
+    let (allowed, denied) = (allowed.block, denied.block);
+    format!(
+        "it depends on the address that {title} gets, which no label tells: allowed in {allowed}, denied in {denied}"
+    )
+}
+
+/// The blocks by which a pod's policies tell the other side's addresses apart.
+fn named(cluster: &Cluster, pod: &Pod, direction: Direction) -> BTreeSet<IpNet> {
+    let about = cluster.policies_about((pod, true), direction);
+    let policies = about.selecting().flat_map(|policy| policy.rules(direction)).flatten();
+    let tiers = about.of_cluster().flat_map(|policy| policy.rules(direction));
+    policies.chain(tiers.map(|rule| &rule.matches)).flat_map(blocks_of).collect()
+}
+
+/// The same of every pod's policies.
+fn all_named(cluster: &Cluster, direction: Direction) -> BTreeSet<IpNet> {
+    let policies = cluster.policies().values().flat_map(|policy| policy.rules(direction)).flatten();
+    let tiers = cluster.cluster_policies().flat_map(|policy| policy.rules(direction));
+    policies.chain(tiers.map(|rule| &rule.matches)).flat_map(blocks_of).take(BLOCKS + 1).collect()
+}
+
+fn blocks_of(rule: &Rule) -> impl Iterator<Item = IpNet> + '_ {
+    rule.peers.iter().flatten().flat_map(|peer| {
+        let block = if let Peer::Block(block) = peer { Some(block) } else { None };
+        block.into_iter().flat_map(|block| [block.cidr].into_iter().chain(block.except.clone()))
+    })
+}

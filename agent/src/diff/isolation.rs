@@ -1,0 +1,174 @@
+//! Workloads that policies isolate in one of two clusters, and what could not be compared.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use netpold_core::cluster::Cluster;
+use netpold_core::model::{Direction, Enforcement, Key, Pod};
+
+use super::{Party, Workload};
+
+/// What changes, and what is not known, of workloads as such.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Isolation {
+    /// Workloads that no policy isolates any more.
+    pub open: Vec<Turned>,
+    /// Workloads that policies isolate now.
+    pub isolated: Vec<Turned>,
+    /// Workloads that only one of the clusters has.
+    pub alone: Vec<Alone>,
+    /// Workloads that could not be compared, or not in full, and why.
+    pub unknown: Vec<String>,
+    /// Pod templates that stand in for pods, as `Deployment shop/web (template)`.
+    pub templates: Vec<String>,
+    /// How many workloads were compared.
+    pub compared: usize,
+}
+
+/// A workload whose isolation begins or ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Turned {
+    /// Its name.
+    pub workload: String,
+    /// In which directions.
+    pub directions: Vec<Direction>,
+    /// The policies that isolated it, or that do now.
+    pub policies: Vec<Key>,
+    /// Some of its pods alone.
+    pub some: bool,
+}
+
+/// A workload of one of the clusters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alone {
+    /// Its name.
+    pub workload: String,
+    /// It is in the second cluster.
+    pub is_new: bool,
+    /// In which directions policies isolate all of its pods.
+    pub directions: Vec<Direction>,
+    /// Those policies.
+    pub policies: Vec<Key>,
+}
+
+/// The policies that isolate each pod of a cluster.
+struct Side<'c> {
+    cluster: &'c Cluster,
+    known: BTreeMap<(&'c Key, Direction), BTreeSet<&'c Key>>,
+}
+
+impl<'c> Side<'c> {
+    fn pod(&self, key: &Key) -> Option<&'c Pod> {
+        self.cluster.pods().get(key).map(|pod| &**pod)
+    }
+
+    /// None: policy does not apply to it.
+    fn isolating(&mut self, key: &Key, direction: Direction) -> BTreeSet<&'c Key> {
+        let Some(pod) = self.pod(key).filter(|pod| !pod.host_network) else {
+            return BTreeSet::new();
+        };
+        let policies = self.cluster.policies_in(&pod.key.namespace);
+        let isolate = || {
+            let isolating = policies.filter(|policy| {
+                policy.enforcement == Enforcement::Enforce
+                    && policy.rules(direction).is_some()
+                    && policy.pod_selector.matches(&pod.labels)
+            });
+            isolating.map(|policy| &policy.key).collect()
+        };
+        self.known.entry((&pod.key, direction)).or_insert_with(isolate).clone()
+    }
+}
+
+impl Isolation {
+    /// Of two clusters' workloads, of which these were compared by index; `left_out`: blocks that pods without an
+    /// address were not asked for.
+    pub(super) fn new(
+        clusters: [&Cluster; 2],
+        parties: &[Party],
+        compared: &BTreeSet<usize>,
+        left_out: usize,
+    ) -> Self {
+        let mut this = Self { compared: compared.len(), ..Self::default() };
+        let mut sides = clusters.map(|cluster| Side { cluster, known: BTreeMap::new() });
+        let mut templates = BTreeSet::new();
+        for (index, party) in parties.iter().enumerate() {
+            let Party::Workload(workload) = party else { continue };
+            for (side, keys) in sides.iter().zip(&workload.pods) {
+                let pods = keys.iter().filter_map(|key| side.pod(key));
+                templates.extend(pods.filter(|pod| pod.template().is_some()).map(Pod::title));
+            }
+            match workload.pods.each_ref().map(Vec::is_empty) {
+                [false, false] => this.both(workload, &mut sides, compared.contains(&index)),
+                [false, true] => this.alone(workload, false, &mut sides[0]),
+                [true, false] => this.alone(workload, true, &mut sides[1]),
+                [true, true] => {}
+            }
+        }
+        if left_out > 0 && !templates.is_empty() {
+            this.unknown.push(format!(
+                "policies name {left_out} more blocks than addresses were tried of pods that have none; --pod-cidrs \
+                 narrows them"
+            ));
+        }
+        this.templates = templates.into_iter().collect();
+        this
+    }
+
+    fn both(&mut self, workload: &Workload, sides: &mut [Side<'_>; 2], is_compared: bool) {
+        let pairs = workload.counterparts();
+        for opens in [true, false] {
+            let (mut directions, mut policies) = (Vec::new(), BTreeSet::new());
+            let mut some = false;
+            for direction in Direction::BOTH {
+                let turned = pairs.iter().filter(|(before, after)| {
+                    let [before, after] = [
+                        sides[0].isolating(before, direction),
+                        sides[1].isolating(after, direction),
+                    ];
+                    let (from, to) = if opens { (before, after) } else { (after, before) };
+                    let turns = !from.is_empty() && to.is_empty();
+                    if turns {
+                        policies.extend(from.into_iter().cloned());
+                    }
+                    turns
+                });
+                let count = turned.count();
+                if count > 0 {
+                    directions.push(direction);
+                    some |= count < pairs.len();
+                }
+            }
+            if !directions.is_empty() {
+                let workload = workload.name.clone();
+                let policies = policies.into_iter().collect();
+                let list = if opens { &mut self.open } else { &mut self.isolated };
+                list.push(Turned { workload, directions, policies, some });
+            }
+        }
+        let is_host =
+            |side: &Side<'_>, key: &Key| side.pod(key).is_some_and(|pod| pod.host_network);
+        let is_host = pairs.iter().any(|(b, a)| is_host(&sides[0], b) || is_host(&sides[1], a));
+        if !is_compared && !is_host {
+            let why = match pairs.is_empty() {
+                true => "no pod of before stands for one of after",
+                false => "its pods have no addresses of one family that are theirs alone",
+            };
+            self.unknown.push(format!("{}: {why}", workload.name));
+        }
+    }
+
+    fn alone(&mut self, workload: &Workload, is_new: bool, side: &mut Side<'_>) {
+        let keys = &workload.pods[usize::from(is_new)];
+        let mut policies = BTreeSet::new();
+        let directions = Direction::BOTH.into_iter().filter(|direction| {
+            keys.iter().all(|key| {
+                let isolating = side.isolating(key, *direction);
+                policies.extend(isolating.iter().map(|key| (*key).clone()));
+                !isolating.is_empty()
+            })
+        });
+        let directions = directions.collect();
+        let (workload, policies) = (workload.name.clone(), policies.into_iter().collect());
+        self.alone.push(Alone { workload, is_new, directions, policies });
+    }
+}
