@@ -7,6 +7,7 @@ mod cluster_policy;
 mod fields;
 mod json;
 mod policy;
+mod refused;
 mod selector;
 mod service;
 
@@ -23,6 +24,7 @@ use netpold_core::model::{
 use self::cluster_policy::cluster_network_policy;
 pub use self::json::{Identity, Read, read};
 use self::policy::network_policy;
+pub use self::refused::{Refused, refused};
 use self::service::{endpoint_slice, service};
 use super::decode::{Mismatch, typed};
 use super::document::{self, ReadError};

@@ -1,10 +1,14 @@
 //! Kubernetes objects from the files of one directory: `*.yaml`, `*.yml` and `*.json`, not hidden,
 //! subdirectories not entered, symlinks followed (so a mounted ConfigMap works).
 //!
-//! A file that cannot be read or parsed keeps its last good content; one that never had any keeps
-//! the source from being in sync, because nobody knows what it would isolate.
+//! What is not understood is a matter of its own; the rest of its file is in effect. An object stays as
+//! it was last understood; a policy that never was isolates what it selects and grants nothing, any other
+//! object counts as absent. Of a document that cannot be read (or a file), everything stays that it may
+//! have held; one that never could be read keeps the source from being in sync, because nobody knows what
+//! it would isolate.
 
 mod content;
+mod packed;
 mod scan;
 mod store;
 
@@ -84,7 +88,7 @@ pub fn read_once_in(
 /// understood.
 ///
 /// # Errors
-/// As for any file: then nothing of it takes effect.
+/// A document is not YAML, or no object: nobody knows what it would isolate.
 pub fn read_text(name: &str, bytes: &[u8]) -> Result<(Vec<Change>, Vec<SourceProblem>), ReadError> {
     read_text_in(name, bytes, DEFAULT_NAMESPACE)
 }
@@ -98,9 +102,14 @@ pub fn read_text_in(
     bytes: &[u8],
     namespace: &str,
 ) -> Result<(Vec<Change>, Vec<SourceProblem>), ReadError> {
-    let content = content::read(name, bytes, namespace)?;
-    let objects = content.objects.into_values().map(|object| object.change);
-    Ok((objects.collect(), content.problems))
+    let mut content = content::read(name, bytes, namespace);
+    if let Some(error) = content.unread.first() {
+        return Err(error.clone());
+    }
+    content.settle(name, None, false);
+    let problems = content.problems(name).collect();
+    let objects = content.objects.into_values().filter_map(|object| object.change.unpacked());
+    Ok((objects.collect(), problems))
 }
 
 /// Read a directory and keep watching it. Everything there is comes in the first batch.

@@ -12,7 +12,7 @@ use crate::model::{
 };
 
 /// Which object a change is about.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ObjectKey {
     /// A Namespace by name.
     Namespace(String),
