@@ -1,8 +1,8 @@
-//! Builds the eBPF object and its traced variant, and leaves their paths for `src/object.rs` to embed.
+//! Builds the eBPF object and its traced variant, and passes their paths to `src/object.rs`, which embeds them.
 //!
-//! The program is Rust for `bpfel-unknown-none`, which needs a compiler with unstable features and
-//! the sources of `core`, and bpf-linker. Where one of these is missing the build goes on with an
-//! empty object and a warning: everything but loading the program still works.
+//! The program is Rust for `bpfel-unknown-none`, which needs a compiler with unstable features, the sources of `core`,
+//! and bpf-linker. If one of these is missing, the build continues with an empty object and a warning: everything but
+//! loading the program still works.
 #![expect(clippy::print_stderr, reason = "cargo shows it")]
 
 use std::{
@@ -17,7 +17,7 @@ use std::{
 const TARGET: &str = "bpfel-unknown-none";
 const PROGRAM: &str = "netpold-bpf";
 const LINKER_VERSION: &str = "0.13.0";
-/// Variables that choose the toolchain by hand.
+/// Variables that choose the toolchain.
 const RUSTC_VARIABLE: &str = "NETPOLD_BPF_RUSTC";
 const LINKER_VARIABLE: &str = "NETPOLD_BPF_LINKER";
 
@@ -61,7 +61,7 @@ fn embed() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Everything that makes another object; the toolchain is watched where it may appear.
+/// Declares the inputs of the object, and the paths at which a toolchain may appear.
 fn watch(root: &Path) {
     for path in ["ebpf/src", "ebpf/Cargo.toml", "Cargo.lock"] {
         println!("cargo:rerun-if-changed={}", root.join(path).display());
@@ -77,7 +77,7 @@ fn watch(root: &Path) {
 
 /// A compiler that can build `core` for the eBPF target.
 enum Compiler {
-    /// A rustc, allowed its unstable features by `RUSTC_BOOTSTRAP`, under the running cargo.
+    /// A rustc with unstable features by `RUSTC_BOOTSTRAP`, under the running cargo.
     Bootstrap(PathBuf),
     /// `rustup run nightly`.
     Nightly,
@@ -182,7 +182,7 @@ fn find_linker() -> Result<PathBuf, String> {
         .ok_or_else(|| "no bpf-linker".to_owned())
 }
 
-/// Where `cargo xtask setup` installs the linker.
+/// Path at which `cargo xtask setup` installs the linker.
 fn cached_linker() -> Option<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
@@ -190,7 +190,7 @@ fn cached_linker() -> Option<PathBuf> {
     Some(cache.join(format!("netpold/bpf-linker-{LINKER_VERSION}/bin/bpf-linker")))
 }
 
-/// LLVM of a dynamically linked bpf-linker; `None` if it does not tell.
+/// LLVM version of a dynamically linked bpf-linker; `None` if unknown.
 fn linker_llvm_major(linker: &Path) -> Option<u32> {
     let libraries = output(Command::new("ldd").arg(linker))?;
     let (_, name) = libraries.split_once("libLLVM")?;
@@ -209,7 +209,7 @@ fn build(
     let target_directory = out.join("target");
     let mut flags = OsString::from("-Clinker=");
     flags.push(linker);
-    // Zeroes and copies are stores in place: a call of `memset` would cost a stack frame, and is no faster.
+    // Zeroing and copying by stores in place: a call of `memset` would cost a stack frame, and is no faster.
     let in_place = "-Clink-arg=--disable-expand-memcpy-in-order";
     for flag in ["-Clink-arg=--btf", in_place, "-Ctarget-cpu=v3", "-Cdebuginfo=2", "-Cpanic=abort"]
     {
@@ -222,7 +222,7 @@ fn build(
         flags.push(format!("={name}"));
     }
     let other = env::var_os("CARGO_FEATURE_OTHER_LAYOUT").is_some();
-    // The agent of the upgrade test has ordered reads too, so that these run on every machine.
+    // The agent of the upgrade test has ordered reads too, so that every machine tests them.
     let ordered = other || env::var("CARGO_CFG_TARGET_ARCH").as_deref() != Ok("x86_64");
     let features: Vec<_> = [feature]
         .into_iter()
@@ -238,7 +238,7 @@ fn build(
         .arg("--target-dir")
         .arg(&target_directory)
         .env("CARGO_ENCODED_RUSTFLAGS", flags)
-        // One unit, so that everything the programs use is inlined before it is linked.
+        // One codegen unit, so that functions are inlined before linking.
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
         .env("CARGO_PROFILE_RELEASE_LTO", "off");
     let result = command.output()?;
@@ -252,8 +252,8 @@ fn build(
     Ok(target_directory.join(TARGET).join("release").join(PROGRAM))
 }
 
-/// Takes out the DWARF, four fifths of the object: BTF was made of it, and the kernel reads that
-/// alone. Without a tool for it the object is larger and works as well.
+/// Removes the DWARF, four fifths of the object: the kernel reads only the BTF that was made from it. If no tool for
+/// this works, the object is larger and works as well.
 fn strip(compiler: &Compiler, object: &Path) {
     const LLVM: &str = "/usr/lib/llvm-22/bin/llvm-objcopy";
     let sysroot = compiler.sysroot().unwrap_or_default();
@@ -262,7 +262,7 @@ fn strip(compiler: &Compiler, object: &Path) {
     for tool in [&*own, Path::new(LLVM), Path::new("llvm-objcopy")] {
         let mut command = Command::new(tool);
         command.arg("--strip-debug").arg(object);
-        // rustup's tool does not find the library that it comes with.
+        // rustup's tool does not find its own library.
         command.env("LD_LIBRARY_PATH", sysroot.join("lib"));
         if output(&mut command).is_some() {
             return;
@@ -270,9 +270,8 @@ fn strip(compiler: &Compiler, object: &Path) {
     }
 }
 
-/// What the object calls the places its sources are at (in its debugging information, and so in its
-/// BTF): where that is on this machine would make another object of the same sources. Of several
-/// that hold a path the last counts.
+/// Names for the directories of the sources in the object's debugging information and BTF: the paths of this machine
+/// would make another object from the same sources. If several directories hold a path, the last counts.
 fn places(compiler: &Compiler, root: &Path, out: &Path) -> Vec<(PathBuf, &'static str)> {
     let home = env::var_os("CARGO_HOME")
         .map(PathBuf::from)
@@ -282,8 +281,8 @@ fn places(compiler: &Compiler, root: &Path, out: &Path) -> Vec<(PathBuf, &'stati
     known.chain([(root.to_owned(), "netpold"), (out.to_owned(), "out")]).collect()
 }
 
-/// The inner cargo must not inherit what the outer one was told about this package, its target
-/// and its compiler wrappers (clippy's among them).
+/// Removes variables that the outer cargo set for this package, its target and its compiler wrappers (clippy's among
+/// them), so that the inner cargo does not inherit them.
 fn clear_outer_cargo(command: &mut Command) {
     const KEPT: [&str; 3] = ["CARGO_HOME", "CARGO_NET_", "CARGO_HTTP_"];
     const REMOVED: [&str; 9] = [

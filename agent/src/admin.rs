@@ -1,5 +1,5 @@
-//! The control socket: a line with a request in, one JSON document out, end; of some requests, a line for each
-//! thing that happens until the client ends.
+//! The control socket. A client sends a line with a request and gets one JSON document; for some requests the answer is
+//! a stream of lines, until the client disconnects.
 
 pub mod client;
 
@@ -22,41 +22,41 @@ use tracing::debug;
 
 use crate::socket::PATIENCE;
 
-/// The request for a [`Status`](crate::status::Status).
+/// Request for a [`Status`](crate::status::Status).
 pub const STATUS_REQUEST: &str = "status";
-/// The request for the reasons why an agent is not ready, a list of texts.
+/// Request for the reasons why an agent is not ready, a list of strings.
 pub const READY_REQUEST: &str = "ready";
-/// The request for an [`Answer`](crate::rule_use::Answer) about rules.
+/// Request for an [`Answer`](crate::rule_use::Answer) about the use of rules.
 pub const RULES_REQUEST: &str = "rules";
-/// What the socket's name ends in until it is ready.
+/// Suffix of the socket's name until it is ready.
 pub(crate) const NEW_SUFFIX: &str = ".new";
-/// Longest request.
+/// Longest request, in bytes.
 const REQUEST_MAX: u64 = 2048;
 
-/// The control socket cannot be made.
+/// Failure to create the control socket.
 #[derive(Debug, Error)]
 pub enum AdminError {
-    /// Another agent answers there.
+    /// Another agent answers at the path.
     #[error(
         "--socket {}: another agent is listening there; end it, or choose another socket",
         .0.display()
     )]
     Taken(PathBuf),
-    /// Something else is there.
+    /// The file at the path is no socket.
     #[error("--socket {}: there is a file that is no socket; choose another path", .0.display())]
     NoSocket(PathBuf),
-    /// The system refuses.
+    /// The system refuses to create the socket.
     #[error("--socket {}: cannot be created", .0.display())]
     Io(PathBuf, #[source] io::Error),
 }
 
-/// What answers a request: it gets what the line has after the request's name.
+/// Handler of a request. Its argument is the rest of the line after the request's name.
 type Answer = Box<dyn Fn(&str) -> serde_json::Result<Vec<u8>> + Send + Sync>;
 
-/// What serves a connection for as long as both sides wish, from after the request.
+/// Handler of a streaming request: serves the connection until one side ends it. Gets the rest of the line too.
 type Stream = Box<dyn Fn(UnixStream, String) -> BoxFuture<'static, io::Result<()>> + Send + Sync>;
 
-/// The requests that a control socket answers, by name.
+/// Handlers of a control socket's requests, by name.
 #[derive(Default)]
 pub struct Requests {
     answers: BTreeMap<&'static str, Answer>,
@@ -64,8 +64,8 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Also answers requests of this name, each with the document that `answer` returns. It runs on a
-    /// thread that may wait, as for the engine.
+    /// Adds a request of this name: `answer` returns the document of the answer. It runs on a thread that may block,
+    /// for example on the engine.
     #[must_use]
     pub fn on<T: Serialize>(
         mut self,
@@ -77,7 +77,7 @@ impl Requests {
         self
     }
 
-    /// Also leaves the connections of requests of this name to `serve`, with what the line has after it.
+    /// Adds a streaming request of this name: `serve` gets the connection and the rest of the line.
     #[must_use]
     pub fn on_stream<F: Future<Output = io::Result<()>> + Send + 'static>(
         mut self,
@@ -98,7 +98,7 @@ impl Requests {
     }
 }
 
-/// A control socket that is being served; dropping it ends that and removes it.
+/// A control socket that is being served. Dropping it ends the service and removes the socket.
 #[derive(Debug)]
 pub struct Admin {
     path: PathBuf,
@@ -107,8 +107,8 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Create the socket, for its owner only, and answer requests. A socket left behind by an agent that was
-    /// killed is replaced. Needs a tokio runtime.
+    /// Creates the socket, accessible to its owner only, and answers requests. Replaces a socket that a killed agent
+    /// left behind. Needs a tokio runtime.
     ///
     /// # Errors
     /// See [`AdminError`].
@@ -129,14 +129,14 @@ impl Admin {
 impl Drop for Admin {
     fn drop(&mut self) {
         self.task.abort();
-        // Another agent may have put its own there since.
+        // Another agent may have replaced the socket since.
         if fs::symlink_metadata(&self.path).is_ok_and(|m| m.ino() == self.inode) {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// A listening socket that appears with its final permissions.
+/// Creates a listening socket that appears with its final permissions. Returns its inode number too.
 fn listen(path: &Path) -> io::Result<(UnixListener, u64)> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory)?;
@@ -163,7 +163,7 @@ async fn accept(listener: UnixListener, requests: Arc<Requests>) {
                 });
             }
             Err(error) => {
-                // Out of descriptors, most likely: give the others time to end.
+                // Most likely out of file descriptors: give other connections time to end.
                 debug!("control socket: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
@@ -188,7 +188,7 @@ async fn answer(
     requests: Arc<Requests>,
     request: String,
 ) -> io::Result<()> {
-    // It waits for the engine, which may be writing; packets' events must not wait with it.
+    // On a blocking thread: the handler waits for the engine, which may be writing; readers of events must not wait.
     let json = spawn_blocking(move || requests.answer(&request));
     let mut json = json.await.map_err(io::Error::other)??;
     json.push(b'\n');

@@ -1,7 +1,7 @@
 //! The kinds of `netpold.io/v1alpha1`, as `deploy/base/crds.yaml` defines them.
 //!
-//! An agent writes the [`NodePolicyStatus`] of its node, which says which policies are in force there. The controller
-//! gathers those into a [`NetworkPolicyStatus`] for each NetworkPolicy.
+//! An agent writes the [`NodePolicyStatus`] of its node: the policies in force there. The controller combines these
+//! reports into a [`NetworkPolicyStatus`] for each NetworkPolicy.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, OwnerReference, Time};
 use k8s_openapi::jiff::Timestamp;
@@ -14,45 +14,45 @@ pub const GROUP: &str = "netpold.io";
 /// Version of these kinds.
 pub const VERSION: &str = "v1alpha1";
 
-/// Which policies are in force on a node; named as the node, written by its agent.
+/// Policies in force on a node. The object has the node's name; the node's agent writes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodePolicyStatus {
-    /// Of the node's name; owned by the Node.
+    /// Metadata with the node's name and the Node as owner.
     #[serde(deserialize_with = "used_metadata")]
     pub metadata: ObjectMeta,
-    /// What the agent says.
+    /// Report of the agent.
     #[serde(default, deserialize_with = "if_readable", skip_serializing_if = "Option::is_none")]
     pub status: Option<NodeReport>,
 }
 
-/// What an agent says of its node.
+/// Report of an agent about its node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeReport {
     /// Version of the agent.
     pub agent_version: String,
-    /// When the agent wrote this; renewed every minute, so an agent that is gone can be told from a slow one.
+    /// Time of this report, renewed every 40 to 60 seconds, so that a missing agent differs from a slow one.
     pub renew_time: Option<Time>,
-    /// Number of the policy set that is desired, counted from the agent's start.
+    /// Number of the desired policy set, counted from the agent's start.
     pub desired_revision: i64,
     /// Number of the policy set that the kernel enforces.
     pub enforced_revision: i64,
-    /// The agent knows every object, and the kernel enforces what follows from them.
+    /// Whether the agent knows every object and the kernel enforces the resulting policy.
     pub in_sync: bool,
-    /// Pods of the node that policy can select.
+    /// Number of the node's pods that policies can select.
     pub pods: i32,
-    /// Those of them that are judged in both directions.
+    /// Number of these pods with enforcement in both directions.
     pub pods_enforced: i32,
-    /// The policies that select a pod of the node, in the order of their names.
+    /// Policies that select a pod of the node, sorted by name.
     pub policies: Vec<PolicyOnNode>,
-    /// How many more there are.
+    /// Number of policies beyond the limit of `policies`.
     pub policies_omitted: i32,
-    /// What is wrong on the node, the first few.
+    /// The first few problems of the node.
     pub problems: Vec<String>,
 }
 
-/// A policy on a node.
+/// State of a policy on a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PolicyOnNode {
@@ -62,53 +62,54 @@ pub struct PolicyOnNode {
     pub name: String,
     /// `metadata.uid` of the NetworkPolicy.
     pub uid: String,
-    /// `metadata.generation` of the NetworkPolicy that this is about.
+    /// `metadata.generation` of the NetworkPolicy in this state.
     pub observed_generation: i64,
-    /// Pods of the node that it selects.
+    /// Number of the node's pods that the policy selects.
     pub pods: i32,
-    /// It is in force for all of them, as far as it is honoured.
+    /// Whether the policy, as far as it is honoured, is in force for all these pods.
     pub enforced: bool,
-    /// Why it is not in force, or which part of it grants nothing.
+    /// Reason why the policy is not in force, or its part that grants nothing.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
 
-/// Whether a NetworkPolicy is in force; of the policy's namespace and name, owned by it, written by the controller.
+/// Whether a NetworkPolicy is in force. The object has the policy's namespace and name; the controller writes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkPolicyStatus {
-    /// Of the policy's name.
+    /// Metadata with the policy's name and the policy as owner.
     #[serde(deserialize_with = "used_metadata")]
     pub metadata: ObjectMeta,
-    /// What the controller has gathered.
+    /// Report of the controller.
     #[serde(default, deserialize_with = "if_readable", skip_serializing_if = "Option::is_none")]
     pub status: Option<PolicyReport>,
 }
 
-/// What the nodes say of a policy, together.
+/// Combined report of the nodes about a policy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PolicyReport {
-    /// `metadata.generation` of the NetworkPolicy that this is about.
+    /// `metadata.generation` of the reported NetworkPolicy.
     pub observed_generation: i64,
-    /// How far the nodes are.
+    /// Progress of the nodes.
     pub nodes: NodeCounts,
-    /// `Accepted`: all of the policy is honoured. `Enforcing`: it is in force on every node with a pod that it selects.
+    /// `Accepted`: the whole policy is honoured. `Enforcing`: it is in force on every node with a pod that it selects.
     pub conditions: Vec<Condition>,
-    /// Nodes on which it is not in force, the first few by name.
+    /// The first few nodes without the policy in force, by name.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub not_enforced: Vec<NodeFailure>,
 }
 
-/// How far the nodes are with a policy.
+/// Progress of a policy, in numbers of nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeCounts {
     /// Nodes with a pod that the policy selects.
     pub desired: i32,
-    /// Those of them where the policy's generation is in force.
+    /// Number of these nodes with the policy's generation in force.
     pub enforced: i32,
-    /// Those of them where it will not be without a change: the agent is gone, or the policy is not honoured.
+    /// Number of these nodes that cannot enforce the policy without a change: the agent is gone, or the policy is not
+    /// honoured.
     pub failed: i32,
 }
 
@@ -118,14 +119,14 @@ pub struct NodeCounts {
 pub struct NodeFailure {
     /// Name of the node.
     pub node: String,
-    /// In one word, as of a condition.
+    /// Reason in one word, as in a condition.
     pub reason: String,
-    /// In a sentence.
+    /// Reason in a sentence.
     pub message: String,
 }
 
-/// What netpold uses of `metadata`. The rest is not decoded: whoever may write an object can write times into it that no
-/// decoder takes, and one such object would keep all others of its kind from being followed.
+/// Decodes only the fields of `metadata` that netpold uses. Authors of an object can write times into the others that
+/// no decoder accepts, and one such object would break the watch of all objects of its kind.
 pub(crate) fn used_metadata<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(rename_all = "camelCase", default)]
@@ -135,7 +136,7 @@ pub(crate) fn used_metadata<'de, D: Deserializer<'de>>(from: D) -> Result<Object
         uid: Option<String>,
         resource_version: Option<String>,
         owner_references: Option<Vec<OwnerReference>>,
-        /// The author chooses the grace period that it follows from.
+        /// Not decoded: follows from the grace period, which the author chooses.
         deletion_timestamp: Option<IgnoredAny>,
     }
     let used = Used::deserialize(from)?;
@@ -150,7 +151,7 @@ pub(crate) fn used_metadata<'de, D: Deserializer<'de>>(from: D) -> Result<Object
     })
 }
 
-/// A status that cannot be decoded counts as none: it is written anew.
+/// Decodes a status. One that cannot be decoded counts as missing and is written anew.
 fn if_readable<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     from: D,
 ) -> Result<Option<T>, D::Error> {
@@ -158,7 +159,7 @@ fn if_readable<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     Ok(value.and_then(|value| serde_json::from_value(value).ok()))
 }
 
-/// Makes a type with a field `metadata` an object of a kind of its own, or a part of one that is known.
+/// Implements `kube::Resource` for a type with a field `metadata`, as a kind of its own or as a part of a known kind.
 macro_rules! resource {
     ($type:ty, part of $of:ty) => {
         $crate::api::resource!(
@@ -227,7 +228,7 @@ mod tests {
 
     use super::*;
 
-    /// Whoever may write these objects in one namespace keeps nobody else's from being followed.
+    /// Authors of these objects in one namespace cannot break the watch of the others.
     #[test]
     fn an_object_that_cannot_be_decoded_has_no_status() {
         let late = "9999-12-31T23:59:59-14:00";

@@ -1,4 +1,4 @@
-//! Readers of arguments that several commands have.
+//! Parsers of arguments that several commands share.
 
 mod who;
 
@@ -9,16 +9,16 @@ use ipnet::IpNet;
 
 pub use who::Who;
 
-/// A block of addresses, or one address; `None` if it is neither.
+/// Parses a CIDR or a single address; `None` if the text is neither.
 #[must_use]
 pub fn block(text: &str) -> Option<IpNet> {
     text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
 }
 
-/// A time with its unit.
+/// Parses a duration with its unit.
 ///
 /// # Errors
-/// It has none of the units, or no number.
+/// The text has no number, no known unit, or too large a number.
 pub fn time(text: &str) -> Result<Duration, String> {
     let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
     let seconds = units.into_iter().find_map(|(unit, seconds)| {

@@ -1,8 +1,8 @@
-//! `netpold completion`: scripts with which shells complete commands, flags, and names of the cluster.
+//! `netpold completion`: shell scripts that complete commands, flags, and names of objects in the cluster.
 //!
-//! The scripts ask this binary for each word, with [`VARIABLE`] set; kubectl (1.26 and newer) asks an executable called
-//! [`KUBECTL_HOOK`]. Both are answered by `clap_complete`'s engine, whose feature is called unstable: its interface may
-//! change with a minor version. `names.rs` adds what a cluster has.
+//! The scripts run this binary for each word, with [`VARIABLE`] set; kubectl (1.26 and newer) runs an executable named
+//! [`KUBECTL_HOOK`]. `clap_complete`'s engine answers both. Its feature is marked unstable: the interface may change
+//! with a minor version. `names.rs` adds the names from a cluster.
 
 mod names;
 
@@ -20,26 +20,26 @@ use self::names::Typed;
 use crate::live::called;
 use crate::output::is_read;
 
-/// What the scripts call the program.
+/// Name of the program in the scripts.
 const NAME: &str = "netpold";
-/// Set by the scripts to the name of their shell.
+/// Environment variable that the scripts set to the name of their shell.
 const VARIABLE: &str = "NETPOLD_COMPLETE";
-/// What kubectl runs to complete `kubectl netpold`.
+/// Name of the executable that kubectl runs to complete `kubectl netpold`.
 const KUBECTL_HOOK: &str = "kubectl_complete-netpold";
-/// Cobra's `ShellCompDirectiveNoSpace`: the word goes on.
+/// Cobra's `ShellCompDirectiveNoSpace`: no space after the word.
 const NO_SPACE: u8 = 2;
-/// Cobra's `ShellCompDirectiveNoFileComp`: files are not meant, unless they are among the answers.
+/// Cobra's `ShellCompDirectiveNoFileComp`: no file names beside the answers.
 const NO_FILES: u8 = 4;
 
 /// Flags of `netpold completion`.
 #[derive(Debug, Args)]
 pub struct CompletionArgs {
-    /// For which shell
+    /// Shell to write the script for
     #[arg(value_name = "SHELL")]
     pub shell: Shell,
 }
 
-/// Shells that scripts are made for.
+/// Shells with a completion script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Shell {
     /// source <(netpold completion bash)
@@ -71,8 +71,8 @@ pub fn run(args: &CompletionArgs) -> Result<()> {
     Ok(())
 }
 
-/// Answers a shell or kubectl that completes a word, on standard output; `None` if nobody asks. A word that cannot be
-/// completed has no answers.
+/// Answers a completion request of a shell or kubectl, on standard output; `None` if this process got none. A word that
+/// cannot be completed has no answers.
 #[must_use]
 pub fn answer(command: fn() -> Command) -> Option<Result<()>> {
     if called(KUBECTL_HOOK) {
@@ -90,7 +90,7 @@ fn answer_shell(command: Command, shell: Shell) -> Result<()> {
     }
     let mut command = names::with_names(command, &Arc::new(Typed::read(&words, false)));
     let (directory, mut answers) = (env::current_dir().ok(), Vec::new());
-    // The engine knows no word that is not there yet, and says so by an error.
+    // The engine returns an error for a word that does not exist yet.
     let asked =
         shell.completer().write_complete(&mut command, words, directory.as_deref(), &mut answers);
     if asked.is_ok() {
@@ -99,8 +99,8 @@ fn answer_shell(command: Command, shell: Shell) -> Result<()> {
     Ok(())
 }
 
-/// As kubectl expects it: a line for each answer, with its description behind a tab, and a line of a colon and a
-/// number, whose bits say what the shell is to do.
+/// Answers in Cobra's format: a line for each answer, with its description behind a tab; then a colon and a number with
+/// directive bits for the shell.
 fn answer_kubectl(command: Command) -> Result<()> {
     let plugin = OsString::from(crate::live::PLUGIN);
     let words: Vec<OsString> = [plugin].into_iter().chain(env::args_os().skip(1)).collect();

@@ -23,35 +23,35 @@ use crate::printable::log_field;
 use crate::source::cluster;
 use crate::source::opened::Origin;
 
-/// Longest path of a control socket: `sun_path` less its end and the suffix it is created with.
+/// Longest path of a control socket: `sun_path` without its final zero and the suffix at creation.
 const SOCKET_PATH_MAX: usize = 107 - crate::admin::NEW_SUFFIX.len();
 
 /// Settings of `netpold run`.
 #[derive(Debug)]
 pub struct RunConfig {
-    /// Where the objects come from.
+    /// Source of the objects.
     pub origin: Origin,
     /// Name of this node.
     pub node: String,
-    /// Condition of pods with the readiness gate of this name.
+    /// Type of the readiness gate and condition of pods.
     pub readiness_gate: String,
-    /// Where everything is.
+    /// Files and directories.
     pub files: Files,
-    /// Where to serve metrics and health, if anywhere.
+    /// Address of metrics and health, if any.
     pub listen: Option<ListenAddress>,
-    /// What the compiler has to know, but for what is pinned.
+    /// Options of the compiler, without those that depend on pinned state.
     pub options: Options,
-    /// Where to judge, and how.
+    /// Devices and hooks at which to judge packets.
     pub hooks: Hooks,
-    /// End when another agent wants the pin root.
+    /// Whether to exit when another agent claims the pin root.
     pub give_way: bool,
-    /// From which agents to take the pin root.
+    /// Agents from which to take over the pin root.
     pub takes_from: TakesFrom,
-    /// How long a comparison of everything with the kernel takes.
+    /// Duration of one comparison of all kernel state with the desired state.
     pub readback: Duration,
-    /// The log's format.
+    /// Format of the log.
     log_format: LogFormat,
-    /// What to log.
+    /// Filter of the log.
     log: EnvFilter,
 }
 
@@ -62,26 +62,26 @@ pub struct Files {
     pub bpffs: PathBuf,
     /// Control socket to create.
     pub socket: PathBuf,
-    /// The last good state.
+    /// File of the last good state.
     pub state: PathBuf,
-    /// Directory of what CNI plugins answered.
+    /// Directory of CNI results.
     pub cni_results: PathBuf,
     /// Directory of the kubelet's static pods.
     pub static_pods: PathBuf,
 }
 
-/// Where packets are judged beside the pods' interfaces, and how that shows.
+/// Hooks besides those at the pods' interfaces, and the mark of judged packets.
 #[derive(Debug)]
 pub struct Hooks {
-    /// At which of the node's devices to judge.
+    /// Node devices at which to judge packets.
     pub node_devices: NodeDevices,
-    /// Which devices that lead to other namespaces are the node's own.
+    /// Devices that lead to another network namespace and still belong to the node.
     pub trusted_devices: NodeDevices,
-    /// The bit of `skb->mark` that says that a packet was judged, 0 to 31.
+    /// Bit of `skb->mark` in judged packets, 0 to 31.
     pub mark_bit: u8,
-    /// Devices at which XDP drops, if any.
+    /// Devices at which XDP drops packets, if any.
     pub uplinks: Option<Wanted>,
-    /// XDP drops what pods may not send.
+    /// Whether XDP at the pods' interfaces drops packets that the pods may not send.
     pub pod_xdp: bool,
 }
 
@@ -157,15 +157,15 @@ impl TryFrom<RunArgs> for RunConfig {
     }
 }
 
-/// What to log, of `--log`.
+/// Parses the filter of `--log`.
 ///
 /// # Errors
-/// It is no filter.
+/// The text is no valid filter.
 pub(crate) fn log_filter(given: &str) -> Result<EnvFilter> {
     let log = EnvFilter::builder()
         .parse(given)
         .with_context(|| format!("--log {given}: a level is error, warn, info, debug or trace"))?;
-    // The client logs each failed request without its address and cause, the watcher too; the source logs outages.
+    // kube's client and watcher log failed requests without address and cause; the source logs outages itself.
     let quiet = |log: EnvFilter, target: &str| match format!("{target}=off").parse() {
         Ok(directive) if !given.contains(target) => log.add_directive(directive),
         _ => log,
@@ -173,10 +173,10 @@ pub(crate) fn log_filter(given: &str) -> Result<EnvFilter> {
     Ok(quiet(quiet(log, "kube_client::client"), "kube_runtime::watcher"))
 }
 
-/// Start logging to standard error. Once in a process.
+/// Starts logging to standard error. Once per process.
 ///
 /// # Errors
-/// Something in this process logs already.
+/// The process has a logger already.
 pub(crate) fn start_log(kind: LogFormat, filter: EnvFilter) -> Result<()> {
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = match kind {
@@ -195,16 +195,16 @@ fn origin(manifests: Option<PathBuf>, cluster: cluster::Settings) -> Origin {
 }
 
 impl RunConfig {
-    /// Start logging to standard error, as the settings say. Once in a process.
+    /// Starts logging to standard error, with these settings. Once per process.
     ///
     /// # Errors
-    /// Something in this process logs already.
+    /// The process has a logger already.
     pub fn start_log(&mut self) -> Result<()> {
         start_log(self.log_format, std::mem::take(&mut self.log))
     }
 }
 
-/// Namespaces are RFC 1123 labels, so nothing is both.
+/// Splits exemptions into CIDRs and namespaces. Namespaces are RFC 1123 labels, so no text is both.
 fn source_exempt(given: &[String]) -> Result<SourceExempt> {
     let mut exempt = SourceExempt::default();
     for item in given {
@@ -222,7 +222,7 @@ fn source_exempt(given: &[String]) -> Result<SourceExempt> {
     Ok(exempt)
 }
 
-/// A node's name is an RFC 1123 subdomain; with any other no pod would be found to be local.
+/// Checks that a node's name is an RFC 1123 subdomain; with any other, no pod would count as local.
 fn check_node_name(name: &str) -> Result<()> {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     if name.is_empty() || name.len() > 253 || !name.chars().all(inner) {
@@ -234,7 +234,7 @@ fn check_node_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The type of a condition is a qualified name; the API server would refuse any other one with each write.
+/// Checks that a condition's type is a qualified name; the API server would reject each write with any other.
 fn check_condition(name: &str) -> Result<()> {
     let inner = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
     ensure!(

@@ -1,14 +1,14 @@
-//! Flows that began before netpold recorded flows, from the kernel's own conntrack.
+//! Import of flows that began before netpold recorded flows, from the kernel's own conntrack.
 //!
-//! It knows who began each of them, which a packet in the middle of one does not tell. A pod that
-//! began a flow sees its original tuple; a pod that another one's flow came to sees the other tuple,
-//! turned around: behind a Service or a masquerade that is another one.
+//! The kernel's entry shows the initiator of a flow, which a packet in the middle of the flow does not. The initiator's
+//! pod sees the original tuple, the responder's pod the reply tuple; behind a Service or a masquerade their addresses
+//! differ.
 //!
-//! Its word counts for flows whose first packet it saw ([`KernelFlow::seen_from_start`]). An RST whose TTL ends at the
-//! node closes the entry of a connection that goes on; seconds later the entry is gone, and the next packet, the
-//! server's, makes one in which the server began (`nf_conntrack_tcp_loose`). Such a flow is imported by its ports: with
-//! who began where one side alone has a port that clients are given, else with nobody. A flow that nobody began passes
-//! where both of its directions are allowed.
+//! The initiator is reliable if the kernel saw the first packet ([`KernelFlow::seen_from_start`]). An RST with a TTL
+//! that ends at the node closes the kernel's entry of a connection that goes on. Seconds later the entry is gone, and
+//! the server's next packet creates one with the server as initiator (`nf_conntrack_tcp_loose`). For such flows the
+//! ports decide: if only one side has a client port, it is the initiator; else the flow is imported without one. A flow
+//! without initiator passes where policy allows both directions.
 
 mod netlink;
 mod proc;
@@ -33,25 +33,25 @@ struct Tuple {
     source: IpAddr,
     destination: IpAddr,
     protocol: u8,
-    /// ICMP echo: the identifier.
+    /// Source port; ICMP echo: the identifier.
     source_port: u16,
-    /// ICMP echo: [`icmp::kind`].
+    /// Destination port; ICMP echo: [`icmp::kind`].
     destination_port: u16,
 }
 
-/// A tuple, as far as it was read.
+/// A partially read tuple.
 #[derive(Default)]
 struct PartialTuple {
     source: Option<IpAddr>,
     destination: Option<IpAddr>,
     source_port: u16,
     destination_port: u16,
-    /// ICMP
+    /// ICMP message type.
     message: Option<u8>,
 }
 
 impl PartialTuple {
-    /// The tuple; `None` without its addresses.
+    /// Completes the tuple; `None` if an address is missing.
     fn whole(self, protocol: u8) -> Option<Tuple> {
         let Self { source_port, destination_port, message, .. } = self;
         let (source, destination) = (self.source?, self.destination?);
@@ -60,24 +60,24 @@ impl PartialTuple {
     }
 }
 
-/// A flow as the kernel's conntrack has it.
+/// A flow of the kernel's conntrack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelFlow {
-    /// As it was begun.
+    /// Tuple of the initiator's packets.
     original: Tuple,
-    /// As it is answered.
+    /// Tuple of the responder's packets.
     reply: Tuple,
-    /// What both sides have shown, as flags.
+    /// State of the flow as `CT_*` flags.
     flags: u16,
-    /// Seconds until the kernel forgets it, if it goes on as before.
+    /// Seconds until the kernel's entry expires without further packets; `None` if the flow is offloaded.
     pub remaining: Option<u32>,
-    /// Whether the kernel saw its first packet, and so knows who began it; `None`: not told.
+    /// Whether the kernel saw the first packet, which makes the initiator reliable; `None` if unknown.
     pub seen_from_start: Option<bool>,
 }
 
 impl KernelFlow {
-    /// The flow as it is sent and as it is sent on, each from where and to where, if it is to somewhere else: TCP,
-    /// UDP and SCTP.
+    /// Protocol of a TCP, UDP or SCTP flow with a translated destination, and its source and destination before and
+    /// after the translation.
     #[must_use]
     pub fn sent_on(&self) -> Option<(u8, [[SocketAddr; 2]; 2])> {
         let Self { original, reply, .. } = self;
@@ -90,17 +90,17 @@ impl KernelFlow {
     }
 }
 
-/// Whose flows are wanted.
+/// Selection of flows to import.
 #[derive(Debug, Default)]
 pub struct Wanted {
-    /// Endpoints' numbers by the pods' addresses.
+    /// Endpoint numbers by pod address.
     pub endpoints: BTreeMap<IpAddr, u32>,
     /// The node's own addresses.
     pub own: BTreeSet<IpAddr>,
 }
 
 impl Wanted {
-    /// A kernel's flow as the endpoints on either side see it.
+    /// Conntrack entries of a kernel's flow, one for each endpoint that takes part.
     pub fn sides(&self, flow: &KernelFlow, now: u32) -> impl Iterator<Item = Tracked> {
         let node = if self.own.contains(&flow.original.source) { CT_NODE } else { 0 };
         let mut sides = [(flow.original, CT_EGRESS), (flow.reply, CT_INGRESS | node)];
@@ -116,7 +116,7 @@ impl Wanted {
     }
 }
 
-/// Who began the flow, in the eyes of a tuple's source, if its ports show that: `CT_EGRESS`, `CT_INGRESS`, else 0.
+/// Direction of a flow from the view of a tuple's source, by the ports: `CT_EGRESS`, `CT_INGRESS`, or 0 if unclear.
 fn began_by_ports(tuple: &Tuple) -> u16 {
     let (own, other) = (tuple.source_port, tuple.destination_port);
     match () {
@@ -126,7 +126,7 @@ fn began_by_ports(tuple: &Tuple) -> u16 {
     }
 }
 
-/// The flow as the endpoint sees it that a tuple's source is.
+/// Key of the flow at the endpoint that is the tuple's source.
 fn key(endpoint: u32, tuple: &Tuple) -> Option<FlowKey> {
     let (local_port, remote_port) = (tuple.source_port, tuple.destination_port);
     let protocol = u32::from(tuple.protocol);
@@ -143,18 +143,18 @@ fn key(endpoint: u32, tuple: &Tuple) -> Option<FlowKey> {
     })
 }
 
-/// Up to so many flows, `/proc` is asked: it passes an empty bucket in half a nanosecond, a dump in 40, and there are
-/// 262,144 on a machine with 4 GB and more. With more flows kernels before 6.18 are slower there, where each read
-/// begins anew with the first bucket.
+/// Largest number of flows to read from `/proc`. It skips an empty bucket in half a nanosecond, a dump in 40, and there
+/// are 262,144 on a machine with 4 GB and more. With more flows kernels before 6.18 are slower in `/proc`, where each
+/// read starts again from the first bucket.
 const FEW: u32 = 1000;
-/// Of so many the file's word is completed one by one, 10 us each; a dump of 262,144 empty buckets takes 11 ms.
+/// Largest number of flows to complete by single requests, 10 us each; a dump of 262,144 empty buckets takes 11 ms.
 const ASKED: usize = 200;
 
-/// Hands over every flow that the kernel tracks in the calling thread's network namespace. Of TCP the file in `/proc`
-/// does not have [`KernelFlow::seen_from_start`]: the kernel is asked for that of the `wanted` ones.
+/// Calls `each` for every flow that the kernel tracks in the calling thread's network namespace. `/proc` lacks
+/// [`KernelFlow::seen_from_start`] for TCP: netlink requests complete the `wanted` flows.
 ///
 /// # Errors
-/// The kernel has no conntrack, or does not tell (`CAP_NET_ADMIN`).
+/// The kernel has no conntrack, or refuses access (`CAP_NET_ADMIN`).
 pub fn kernel_flows(
     wanted: impl Fn(&KernelFlow) -> bool,
     mut each: impl FnMut(KernelFlow),
@@ -167,7 +167,7 @@ pub fn kernel_flows(
                 let unknown: Vec<&mut KernelFlow> = unknown.filter(|it| wanted(it)).collect();
                 if unknown.len() <= ASKED {
                     for flow in unknown {
-                        // One that has just gone is not known to have been seen from its start.
+                        // `None` for a flow that has just ended.
                         flow.seen_from_start = netlink::seen_from_start(&flow.original);
                     }
                     flows.into_iter().for_each(each);
@@ -180,15 +180,15 @@ pub fn kernel_flows(
     netlink::dump(&mut each)
 }
 
-/// What the kernel's conntrack says of a flow, over or not.
+/// An entry of the kernel's conntrack, of a live or ended flow.
 #[derive(Debug)]
 struct Shown {
     original: Tuple,
     reply: Tuple,
     remaining: Option<u32>,
-    /// `enum tcp_conntrack`; 0 if it is not TCP.
+    /// `enum tcp_conntrack`; 0 for other protocols.
     tcp_state: u8,
-    /// TCP: the kernel began in the middle (`IP_CT_TCP_FLAG_BE_LIBERAL`); `None`: not told.
+    /// TCP: whether the kernel picked the flow up in the middle (`IP_CT_TCP_FLAG_BE_LIBERAL`); `None` if unknown.
     picked_up: Option<bool>,
     /// `IPS_SEEN_REPLY`
     replied: bool,
@@ -204,9 +204,9 @@ const TCP_LAST_ACK: u8 = 6;
 const TCP_TIME_WAIT: u8 = 7;
 
 impl Shown {
-    /// [`KernelFlow::seen_from_start`]. A TCP flow that still waits for its handshake began with a SYN. An SCTP flow is
-    /// taken up again by a HEARTBEAT, of either side, and does not show it. All others have no packet that is a first
-    /// one: who sends after a silence begins, in netpold's table as in the kernel's.
+    /// Value of [`KernelFlow::seen_from_start`]. A TCP flow in its handshake began with a SYN. An SCTP HEARTBEAT of
+    /// either side re-creates the entry, which does not show it. Other protocols have no first packet: the sender after
+    /// a silence is the initiator, in netpold's table as in the kernel's.
     fn seen_from_start(&self) -> Option<bool> {
         match (self.original.protocol, self.tcp_state) {
             (TCP, TCP_SYN_SENT | TCP_SYN_RECV) => Some(true),
@@ -215,17 +215,17 @@ impl Shown {
         }
     }
 
-    /// The flow; `None` if it is over.
+    /// Converts to a flow; `None` if the flow has ended.
     fn flow(self) -> Option<KernelFlow> {
         let seen_from_start = self.seen_from_start();
         let replied = if self.replied { CT_REPLIED } else { 0 };
         let flags = match (self.original.protocol, self.tcp_state) {
             (TCP, TCP_SYN_SENT) => CT_SYN,
             (TCP, TCP_SYN_RECV) => CT_SYN | CT_SYN_ACK,
-            // Whose FIN it was makes no difference to how long it is kept.
+            // The timeout does not depend on the sender of the FIN.
             (TCP, TCP_FIN_WAIT..=TCP_LAST_ACK) => replied | CT_FIN_INGRESS,
             (TCP, TCP_TIME_WAIT..) => return None,
-            // Of UDP that is said once it is a stream.
+            // The kernel sets IPS_ASSURED of UDP once the flow is a stream.
             (UDP, _) if self.assured => replied | CT_STREAM,
             _ => replied,
         };
@@ -244,7 +244,7 @@ mod tests {
         Tuple { source, destination, protocol: TCP, source_port, destination_port }
     }
 
-    /// A client that reaches a server through a Service's address.
+    /// A client reaches a server through a Service's address.
     #[test]
     fn each_side_sees_its_own_tuple() {
         let flow = KernelFlow {
@@ -276,7 +276,7 @@ mod tests {
         );
     }
 
-    /// A connection that the kernel knows from the server's answer on.
+    /// A connection that the kernel tracks from the server's answer on.
     #[test]
     fn who_began_what_was_picked_up_shows_in_ports_alone() {
         let (server, client) = ("10.0.0.2", "10.0.0.1");

@@ -1,7 +1,7 @@
-//! What an agent has counted, in files beside the last good state, for the next agent.
+//! Records of an agent, saved in files beside the last good state for the next agent.
 //!
-//! gzip carries a checksum; the file is written beside and renamed. What cannot be read counts as none: the
-//! records begin anew, and nothing else depends on them.
+//! gzip carries a checksum; a new file replaces the old one by rename. A file that cannot be read counts as missing:
+//! the records begin anew, and nothing else depends on them.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -16,19 +16,19 @@ use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 use tokio::task::JoinHandle;
 
-/// Version of the file's form.
+/// Version of the file's format.
 const FORMAT: u32 = 1;
-/// No file is larger: a damaged one does not fill the memory.
+/// Largest content of a file, unpacked: a damaged one must not fill the memory.
 const MAX_BYTES: u64 = 1 << 26;
-/// Shortest time between two files.
+/// Shortest time between two writes.
 const PAUSE: Duration = Duration::from_mins(1);
 
-/// A kind of records that are kept.
+/// A kind of saved records.
 #[derive(Clone, Copy, Debug)]
 pub struct Records {
-    /// What the file's name has after that of the last good state.
+    /// Suffix of the file's name, after that of the last good state.
     pub suffix: &'static str,
-    /// What they are of, for the log.
+    /// Subject of the records, for the log.
     pub subject: &'static str,
 }
 
@@ -40,14 +40,14 @@ struct Document<T> {
     saved: T,
 }
 
-/// Where the records are, by where the last good state (`--state`) is.
+/// Path of the records, from that of the last good state (`--state`).
 fn path(state: &Path, records: Records) -> PathBuf {
     let mut name = state.as_os_str().to_owned();
     name.push(records.suffix);
     name.into()
 }
 
-/// What an earlier agent of this node has kept; a damaged file is told of and counts as none.
+/// Reads the records of an earlier agent of this node. A damaged file is logged and counts as missing.
 #[must_use]
 pub fn read<T: DeserializeOwned>(state: &Path, records: Records, node: &str) -> Option<T> {
     let (path, subject) = (path(state, records), records.subject);
@@ -87,7 +87,7 @@ fn write<T: Serialize>(path: &Path, node: &str, saved: &T) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the records now and then, in the background.
+/// Writes records from time to time, in the background.
 #[derive(Debug)]
 pub struct Keeper {
     path: PathBuf,
@@ -98,21 +98,21 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// One that has written nothing; `state` is where the last good state is.
+    /// Creates a keeper; `state` is the path of the last good state.
     #[must_use]
     pub fn new(state: &Path, records: Records, node: String) -> Self {
         let not_before = Instant::now() + PAUSE;
         Self { path: path(state, records), records, node, not_before, writing: None }
     }
 
-    /// Whether the records are to be written now.
+    /// Whether the next write is due.
     #[must_use]
     pub fn is_due(&self) -> bool {
         let busy = self.writing.as_ref().is_some_and(|writing| !writing.is_finished());
         !busy && Instant::now() >= self.not_before
     }
 
-    /// Begins to write them.
+    /// Starts writing records.
     pub fn write<T: Serialize + Send + 'static>(&mut self, saved: T) {
         let (path, node, records) = (self.path.clone(), self.node.clone(), self.records);
         self.not_before = Instant::now() + PAUSE;
@@ -120,7 +120,7 @@ impl Keeper {
             Some(tokio::task::spawn_blocking(move || keep(&path, records, &node, &saved)));
     }
 
-    /// Writes them at once, after what is being written: the agent ends.
+    /// Writes records at the agent's end, after any write in progress.
     pub async fn finish<T: Serialize>(self, saved: T) {
         if let Some(writing) = self.writing {
             let _ = writing.await;

@@ -58,12 +58,12 @@ use clap::{CommandFactory, FromArgMatches};
 use crate::cli::{Cli, Command};
 use crate::config::RunConfig;
 
-/// Exit status of a command that failed; `explain` has its own, see there.
+/// Exit status of a failed command.
 const FAILED: u8 = 1;
-/// Exit status of `explain` that cannot tell, and of arguments that make no sense.
+/// Exit status of invalid arguments, and of a failed `explain`, `diff`, `test`, `doctor` or `learn`.
 const UNUSABLE: u8 = 2;
 
-/// The command line. kubectl runs a binary called `kubectl-netpold` as `kubectl netpold`.
+/// Parses the command line. kubectl runs a binary called `kubectl-netpold` as `kubectl netpold`.
 fn parse() -> Cli {
     let mut command = Cli::command();
     if live::is_plugin() {
@@ -72,7 +72,7 @@ fn parse() -> Cli {
     Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
 }
 
-/// The process, for each binary of this package.
+/// Runs the process, for each binary of this package.
 #[must_use]
 pub fn main() -> ExitCode {
     if let Some(answered) = completion::answer(Cli::command) {

@@ -1,7 +1,6 @@
-//! The HTTP listener: `/metrics`, `/livez`, `/readyz`. Nothing is secret there, nothing can be
-//! changed, and nobody who connects can keep others from being answered: pods always reach their own
-//! node, so a connection serves one request, has a deadline, and takes one of a few places that its
-//! source has ([`Places`]). The node's own need none.
+//! The HTTP listener: `/metrics`, `/livez`, `/readyz`. It holds no secret and changes nothing. Pods always reach their
+//! own node, so no client may block others: a connection serves one request, has a deadline, and takes one of the few
+//! places of its source ([`Places`]). Connections of the node itself need no place.
 
 mod places;
 
@@ -28,17 +27,18 @@ use tracing::{debug, info};
 pub(crate) use self::places::{Limits, Places, Source};
 use crate::metrics::{CONTENT_TYPE, Metrics};
 
-/// Connections from elsewhere that are served at a time. From one address: two Prometheus servers behind it and a few
-/// people. Nobody who scrapes has a link-local address.
+/// Limits of concurrent connections from elsewhere. One address may hide two Prometheus servers and a few people; no
+/// scraper has a link-local address.
 const LIMITS: Limits = Limits { total: 64, of_source: 4, of_link_local: 8 };
-/// How long a connection may last.
+/// Longest duration of a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a client may take to ask.
+/// Longest wait for the header of a request.
 const HEADER_PATIENCE: Duration = Duration::from_secs(2);
-/// The main loop turns every ten seconds at least; an update of the largest cluster takes seconds.
+/// Longest time between turns of the main loop. It turns every ten seconds at least; an update of the largest cluster
+/// takes seconds.
 const STALLED: Duration = Duration::from_mins(2);
 
-/// Where to listen: `ADDRESS:PORT`, or `:PORT` for every address of both families.
+/// Address of a listener: `ADDRESS:PORT`, or `:PORT` for every address of both families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenAddress {
     address: Option<IpAddr>,
@@ -73,7 +73,7 @@ impl ListenAddress {
         let bind = |address: IpAddr| std::net::TcpListener::bind((address, self.port));
         let listener = match self.address {
             Some(address) => bind(address),
-            // The kernel's default takes both families there; it may have been built without IPv6.
+            // By default the kernel accepts both families there; it may lack IPv6.
             None => bind(Ipv6Addr::UNSPECIFIED.into()).or_else(|error| {
                 if error.kind() == io::ErrorKind::AddrInUse {
                     Err(error)
@@ -86,7 +86,7 @@ impl ListenAddress {
     }
 }
 
-/// The listener cannot be opened.
+/// Failure to open the listener.
 #[derive(Debug, thiserror::Error)]
 #[error("--listen {address}: {cause}; choose another address, or leave the option out")]
 pub struct ListenError {
@@ -94,7 +94,7 @@ pub struct ListenError {
     cause: io::Error,
 }
 
-/// Says that the main loop turns.
+/// Liveness of the main loop.
 #[derive(Clone, Debug)]
 pub struct Heartbeat {
     start: Instant,
@@ -108,12 +108,12 @@ impl Default for Heartbeat {
 }
 
 impl Heartbeat {
-    /// The loop has turned.
+    /// Records a turn of the loop.
     pub fn beat(&self) {
         self.last.store(self.start.elapsed().as_secs(), Ordering::Relaxed);
     }
 
-    /// The answer to `/livez`.
+    /// Answers `/livez`.
     pub(crate) fn live(&self) -> (StatusCode, String) {
         match self.stalled(Instant::now()) {
             None => (StatusCode::OK, "ok\n".to_owned()),
@@ -124,7 +124,7 @@ impl Heartbeat {
         }
     }
 
-    /// How long the loop has not turned, if that is too long.
+    /// Time since the last turn of the loop, if above [`STALLED`].
     fn stalled(&self, now: Instant) -> Option<Duration> {
         let last = Duration::from_secs(self.last.load(Ordering::Relaxed));
         let since = now.saturating_duration_since(self.start).saturating_sub(last);
@@ -132,14 +132,14 @@ impl Heartbeat {
     }
 }
 
-/// What requests are answered from.
+/// Sources of the answers.
 #[derive(Clone)]
 struct Answers {
     metrics: Arc<Metrics>,
     heartbeat: Heartbeat,
 }
 
-/// A listener that is being served; dropping it ends that.
+/// A listener that is being served. Dropping it ends the service.
 #[derive(Debug)]
 pub struct Listener {
     task: JoinHandle<()>,
@@ -169,7 +169,7 @@ impl Listener {
         Self::serve(address, router)
     }
 
-    /// The same with other answers.
+    /// Opens a listener with other routes.
     pub(crate) fn serve(address: ListenAddress, router: Router) -> Result<Self, ListenError> {
         let opened = address.bind().and_then(TcpListener::from_std);
         let listener = opened.map_err(|cause| ListenError { address, cause })?;
@@ -179,17 +179,17 @@ impl Listener {
     }
 }
 
-/// What becomes of a connection that was made.
+/// Admission of a new connection.
 pub(crate) enum Admission<'p> {
-    /// It is served, whoever else is.
+    /// The connection is served without a place.
     Free,
-    /// It is served at one of these places.
+    /// The connection takes one of these places.
     In(&'p mut Places),
-    /// It is closed.
+    /// The connection is closed.
     Refused,
 }
 
-/// Serves connections until it is dropped.
+/// Serves connections until the future is dropped.
 pub(crate) async fn accept<S: Future<Output = ()> + Send + 'static>(
     listener: TcpListener,
     mut places: impl AdmitConnection,
@@ -206,7 +206,7 @@ pub(crate) async fn accept<S: Future<Output = ()> + Send + 'static>(
                 }
             },
             Err(error) => {
-                // Out of descriptors, most likely: give the others time to end.
+                // Most likely out of file descriptors: give other connections time to end.
                 debug!("listener: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
@@ -214,9 +214,9 @@ pub(crate) async fn accept<S: Future<Output = ()> + Send + 'static>(
     }
 }
 
-/// Who may connect, and to which places.
+/// Decides about new connections.
 pub(crate) trait AdmitConnection {
-    /// Of a connection from this address and port.
+    /// Returns the admission of a connection from `peer`.
     fn admit(&mut self, stream: &TcpStream, peer: SocketAddr) -> Admission<'_>;
 }
 
@@ -226,8 +226,7 @@ impl AdmitConnection for Places {
     }
 }
 
-/// Whether the node itself has connected, as the kubelet does to probe: from one of its addresses to
-/// the same one.
+/// Whether the node itself has connected, from one of its addresses to the same one, as the kubelet's probes do.
 fn is_own(stream: &TcpStream, peer: SocketAddr) -> bool {
     stream.local_addr().is_ok_and(|local| local.ip() == peer.ip())
 }
@@ -250,7 +249,7 @@ async fn metrics_text(State(answers): State<Answers>) -> Response {
     metrics_response(answers.metrics.text())
 }
 
-/// The answer to a scrape.
+/// Response to a scrape.
 pub(crate) fn metrics_response(text: Result<String, fmt::Error>) -> Response {
     match text {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),

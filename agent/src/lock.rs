@@ -1,13 +1,13 @@
-//! Mutexes whose content a panic leaves whole: each change of it is complete.
+//! Locking of mutexes with content that stays valid after a panic, since every change is complete.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Waits for the mutex, whoever panicked with it.
+/// Locks a mutex, poisoned or not.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`lock`]; `None` while somebody else has it.
+/// Locks a mutex, poisoned or not; `None` if it is held.
 pub(crate) fn try_lock<T: ?Sized>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),

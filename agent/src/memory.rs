@@ -1,10 +1,10 @@
-//! The agent's own memory: what it does not need goes back to the kernel.
+//! The agent's own memory: unneeded pages go back to the kernel.
 
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use tracing::debug;
 
-/// What is freed goes back at once. The C library would keep an arena for each few threads, and more and more of
-/// what was freed in the largest pieces: after the start alone 20 MB.
+/// Makes the C library return freed memory at once. By default it keeps an arena for each few threads, and raises its
+/// mmap threshold with the largest freed block: 20 MB after the start alone.
 #[cfg(target_env = "gnu")]
 pub(crate) fn keep_little_freed() {
     for (parameter, value) in [
@@ -12,7 +12,7 @@ pub(crate) fn keep_little_freed() {
         (libc::M_MMAP_THRESHOLD, 128 << 10),
         (libc::M_TRIM_THRESHOLD, 1 << 20),
     ] {
-        // SAFETY: mallopt(3) takes no pointers. Where it refuses, more stays.
+        // SAFETY: mallopt(3) takes no pointers. If it fails, more memory stays.
         let _ = unsafe { libc::mallopt(parameter, value) };
     }
 }
@@ -20,7 +20,7 @@ pub(crate) fn keep_little_freed() {
 #[cfg(not(target_env = "gnu"))]
 pub(crate) fn keep_little_freed() {}
 
-/// After the start, gives back what it used: what it freed, and the pages of the binary.
+/// Gives back the memory of the start: freed heap, and the pages of the binary.
 pub(crate) fn give_back_the_start() {
     // SAFETY: malloc_trim(3) takes no pointers.
     #[cfg(target_env = "gnu")]
@@ -28,10 +28,9 @@ pub(crate) fn give_back_the_start() {
     leave_binary_to_the_cache();
 }
 
-/// Leaves the pages of the binary to the page cache, among the first that the kernel takes when it needs room. The
-/// start reads most of the binary (the programs in it, their loading, the first compilation); an agent at work
-/// reads little, which comes back with page faults that read no disk. Otherwise all of it would count as the agent's
-/// working set for as long as it runs.
+/// Leaves the pages of the binary to the page cache, among the first candidates for reclaim. The start reads most of
+/// the binary (the embedded programs, their loading, the first compilation). Later the agent needs little of it, which
+/// comes back by page faults without disk reads. Otherwise the whole binary would count as the agent's working set.
 fn leave_binary_to_the_cache() {
     match binary() {
         Ok(maps) => maps.iter().for_each(leave),
@@ -39,12 +38,12 @@ fn leave_binary_to_the_cache() {
     }
 }
 
-/// The parts of the binary that are in memory as they are in the file.
+/// Mappings of the binary with the unchanged content of the file.
 fn binary() -> procfs::ProcResult<Vec<MemoryMap>> {
     let process = Process::myself()?;
     let binary = MMapPath::Path(process.exe()?);
     let unchanged = |map: &MemoryMap| {
-        // What was writable once and relocated then is this process's own copy, and would be lost.
+        // Relocated pages that were writable once are private copies, and would be lost.
         let copies = ["Anonymous", "Swap"].map(|kind| map.extension.map.get(kind));
         map.pathname == binary
             && !map.perms.contains(MMPermissions::WRITE)
@@ -55,11 +54,10 @@ fn binary() -> procfs::ProcResult<Vec<MemoryMap>> {
 
 fn leave(map: &MemoryMap) {
     let (begin, end) = map.address;
-    // Before Linux 5.4 the first is not known: then the pages stay where the kernel has them in its lists.
+    // Linux before 5.4 has no MADV_COLD: the pages then keep their place in the kernel's lists.
     for advice in [libc::MADV_COLD, libc::MADV_DONTNEED] {
         let address = begin as *mut libc::c_void;
-        // SAFETY: pages of a file that nothing in this process has changed or can change; who reads them gets
-        // them from the file again.
+        // SAFETY: file pages that this process has not changed and cannot change; later reads get them from the file.
         let _ = unsafe { libc::madvise(address, (end - begin) as usize, advice) };
     }
 }
@@ -68,7 +66,7 @@ fn leave(map: &MemoryMap) {
 mod tests {
     use super::*;
 
-    /// Bytes of the binary that this process has mapped.
+    /// Resident bytes of the binary.
     fn resident() -> u64 {
         let size = |map: &MemoryMap| map.extension.map.get("Rss").copied().unwrap();
         binary().unwrap().iter().map(size).sum()

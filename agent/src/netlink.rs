@@ -1,8 +1,8 @@
-//! Netlink, blocking: of routes one connection for requests and listeners for events, of netfilter one request at a time.
+//! Blocking netlink: connections for rtnetlink requests, listeners for its events, and single netfilter requests.
 //!
-//! Requests are the library's typed messages. Answers are only split into attributes: a typed
-//! parse fails as a whole where a newer kernel words one attribute differently, and of all of them
-//! we need a handful. Sockets stay in the network namespace they were opened in.
+//! Requests to rtnetlink are the library's typed messages. Answers are only split into attributes: a typed parse fails
+//! as a whole if a newer kernel changes one attribute, and the agent needs a handful. Sockets stay in the network
+//! namespace in which they were opened.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -16,14 +16,14 @@ use rtnetlink::packet_core::{
 use rtnetlink::sys::protocols::{NETLINK_NETFILTER, NETLINK_ROUTE};
 use rtnetlink::sys::{Socket, SocketAddr};
 
-/// The kernel's dumps come in pieces of up to 32 KiB.
+/// Size of receive buffers; the kernel's dumps come in pieces of up to 32 KiB.
 const BUFFER: usize = 64 * 1024;
 /// `struct nfgenmsg`: family, version, resource.
 pub(crate) const NETFILTER_HEADER: usize = 4;
-/// Dumps that changed under our eyes are asked for again this often.
+/// Attempts to read a dump without a change in the middle.
 const DUMP_ATTEMPTS: u32 = 8;
 
-/// One message of an answer or event: its type, and what follows the netlink header.
+/// One message of an answer or event, without the netlink header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message<'a> {
     /// `RTM_*`
@@ -33,7 +33,7 @@ pub(crate) struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// 32 bits of the fixed header.
+    /// 32 bits of the fixed header, in host byte order.
     pub(crate) fn word(&self, offset: usize) -> Option<u32> {
         word(self.payload.get(offset..)?)
     }
@@ -58,7 +58,7 @@ pub(crate) fn word(bytes: &[u8]) -> Option<u32> {
     bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// Asks and awaits the answer.
+/// Connection for requests and their answers.
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: Socket,
@@ -71,12 +71,12 @@ impl Connection {
     pub(crate) fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
-        // Without it the kernel ignores what a dump request filters by (kernel 4.20).
+        // Without strict checking (kernel 4.20) the kernel ignores the filters of a dump request.
         socket.set_netlink_get_strict_chk(true)?;
         Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(BUFFER) })
     }
 
-    /// A request that is acknowledged, with what comes before the acknowledgement.
+    /// Sends a request with acknowledgement. Calls `each` for the messages before the acknowledgement.
     pub(crate) fn request(
         &mut self,
         message: RouteNetlinkMessage,
@@ -87,8 +87,8 @@ impl Connection {
         self.answers(&mut each).map(drop)
     }
 
-    /// Everything the kernel lists. `collect` gets an empty list first whenever the kernel says
-    /// that what it listed so far is inconsistent.
+    /// Requests a dump and collects the items. If the kernel reports an inconsistent dump, starts again, up to
+    /// [`DUMP_ATTEMPTS`] times.
     pub(crate) fn dump<T>(
         &mut self,
         message: &RouteNetlinkMessage,
@@ -116,7 +116,7 @@ impl Connection {
         self.socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).map(drop)
     }
 
-    /// Feeds the answers to the last request to `each`; whether they are consistent.
+    /// Calls `each` for every answer to the last request; returns whether the answers are consistent.
     fn answers(&mut self, each: &mut dyn FnMut(Message<'_>)) -> io::Result<bool> {
         let mut consistent = true;
         loop {
@@ -136,8 +136,8 @@ impl Connection {
     }
 }
 
-/// Sends netfilter a request (`linux/netfilter/nfnetlink.h`) in the calling thread's network namespace: a dump, or one
-/// that is acknowledged; about an address family (0: all), with attributes. Feeds the answer to `each`.
+/// Sends netfilter a request (`linux/netfilter/nfnetlink.h`) with attributes for an address family (0: all), in the
+/// calling thread's network namespace. `flags` must ask for a dump or an acknowledgement. Calls `each` for the answer.
 pub(crate) fn ask_netfilter(
     kind: u16,
     flags: u16,
@@ -167,7 +167,7 @@ pub(crate) fn ask_netfilter(
     }
 }
 
-/// Where an answer belongs.
+/// Fields of the netlink header.
 struct Header {
     sequence: u32,
     flags: u16,
@@ -181,7 +181,7 @@ fn status(message: Message<'_>) -> io::Result<()> {
     }
 }
 
-/// Splits what was received into messages.
+/// Splits received bytes into messages.
 fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, Message<'_>)> {
     std::iter::from_fn(move || {
         let buffer = NetlinkBuffer::new_checked(bytes).ok()?;
@@ -193,27 +193,27 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, Message<'_>)> {
     })
 }
 
-/// Receives what happens.
+/// Receiver of events.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: Socket,
     buffer: Vec<u8>,
 }
 
-/// What one attempt to receive brought.
+/// Result of one attempt to receive.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Received {
-    /// Messages were handed over.
+    /// Messages were received.
     Messages,
-    /// Nothing is waiting.
+    /// No message is waiting.
     Nothing,
     /// Events were lost: the receive buffer was full.
     Overrun,
 }
 
 impl Listener {
-    /// Subscribes to multicast groups (`RTNLGRP_*`) of the calling thread's network namespace;
-    /// with `all_namespaces` also of those that have an identifier in it (`CAP_NET_BROADCAST`).
+    /// Subscribes to multicast groups (`RTNLGRP_*`) of the calling thread's network namespace; with `all_namespaces`
+    /// also to those of the namespaces with an identifier in it (`CAP_NET_BROADCAST`).
     pub(crate) fn open(
         groups: &[u32],
         all_namespaces: bool,
@@ -222,7 +222,7 @@ impl Listener {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
         socket.set_non_blocking(true)?;
-        // Beyond net.core.rmem_max needs CAP_NET_ADMIN in the initial user namespace.
+        // A size beyond net.core.rmem_max needs CAP_NET_ADMIN in the initial user namespace.
         if setsockopt(&socket, RcvBufForce, &receive_buffer).is_err() {
             socket.set_rx_buf_sz(i32::try_from(receive_buffer).unwrap_or(i32::MAX))?;
         }
@@ -235,8 +235,8 @@ impl Listener {
         Ok(Self { socket, buffer: vec![0; BUFFER] })
     }
 
-    /// Receives once without waiting. `each` also gets the identifier of the namespace the message
-    /// is from, `None` for our own.
+    /// Receives once without waiting. `each` also gets the identifier of the sender's namespace, `None` for the
+    /// listener's own.
     pub(crate) fn receive(
         &mut self,
         mut each: impl FnMut(Option<i32>, Message<'_>),
@@ -285,7 +285,7 @@ impl AsFd for Listener {
 /// The identifier in the ancillary data of a message from another namespace.
 ///
 /// # Safety
-/// `header` was filled in by recvmsg, its control buffer is still there.
+/// `header` was filled in by recvmsg, and its control buffer still exists.
 unsafe fn namespace_id(header: &libc::msghdr) -> Option<i32> {
     // SAFETY: the caller's promise.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
@@ -296,7 +296,7 @@ unsafe fn namespace_id(header: &libc::msghdr) -> Option<i32> {
         {
             // SAFETY: a header within msg_controllen.
             let data = unsafe { libc::CMSG_DATA(control) }.cast::<[u8; 4]>();
-            // SAFETY: what comes with that option is an int.
+            // SAFETY: the content of this control message is an int.
             return Some(i32::from_ne_bytes(unsafe { data.read() }));
         }
         // SAFETY: as before.

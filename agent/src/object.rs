@@ -5,27 +5,27 @@ use thiserror::Error;
 /// The object file; empty if it could not be built, see [`object`].
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("NETPOLD_BPF_OBJECT"));
 
-/// The traced variant of it, see [`netpold_ebpf::trace`]; empty likewise.
+/// Traced variant of [`OBJECT`], see [`netpold_ebpf::trace`]; empty if it could not be built.
 pub static TRACED_OBJECT: &[u8] = aya::include_bytes_aligned!(env!("NETPOLD_BPF_TRACED_OBJECT"));
 
-/// What was missing when the agent was built; empty if nothing.
+/// Reason why the build has no object; empty if it has one.
 const MISSING: &str = env!("NETPOLD_BPF_MISSING");
 
-/// This agent was built without the eBPF program.
+/// Error of an agent that was built without the eBPF program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "this netpold was built without its eBPF program ({missing}): \
      run `cargo xtask setup`, then build again"
 )]
 pub struct ObjectMissing {
-    /// What the build did not find.
+    /// Reason why the build has no object.
     pub missing: &'static str,
 }
 
-/// The object file to load.
+/// Returns the object file to load.
 ///
 /// # Errors
-/// If the agent was built without it; the error says what was missing then.
+/// The agent was built without the object; the error has the reason.
 pub fn object() -> Result<&'static [u8], ObjectMissing> {
     if OBJECT.is_empty() { Err(ObjectMissing { missing: MISSING }) } else { Ok(OBJECT) }
 }
@@ -37,7 +37,7 @@ mod tests {
 
     use super::OBJECT;
 
-    /// Every path to the sources begins with one of these, wherever the agent is built.
+    /// Source paths in the object begin with fixed names on every machine.
     #[test]
     fn the_object_does_not_tell_where_it_was_built() {
         if OBJECT.is_empty() {

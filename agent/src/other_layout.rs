@@ -1,4 +1,4 @@
-//! An agent whose tables are laid out differently: what the upgrade test goes to and back from.
+//! Agent with a different table layout, for the upgrade test in both directions.
 
 fn main() -> std::process::ExitCode {
     netpold::main()

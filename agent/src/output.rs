@@ -1,11 +1,11 @@
-//! How commands answer.
+//! Output of commands.
 
 use std::io::{self, ErrorKind, Write as _};
 
 use clap::ValueEnum;
 use serde::Serialize;
 
-/// Format of an answer.
+/// Format of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
 pub enum Output {
     /// For people
@@ -15,18 +15,18 @@ pub enum Output {
     Json,
 }
 
-/// Prints to standard output; that its reader went away is no failure.
+/// Prints to standard output; a reader that has gone away is no failure.
 ///
 /// # Errors
-/// It cannot be written to.
+/// Standard output cannot be written to.
 pub fn print(text: &str) -> io::Result<()> {
     is_read(anstream::stdout().write_all(text.as_bytes())).map(drop)
 }
 
-/// Whether the reader of standard output is still there; that it went away is no failure.
+/// Whether the reader of standard output is still there, from the result of a write.
 ///
 /// # Errors
-/// It could not be written to.
+/// The write failed for another reason.
 pub fn is_read(written: io::Result<()>) -> io::Result<bool> {
     match written {
         Ok(()) => Ok(true),

@@ -1,6 +1,6 @@
-//! Names of devices by pattern.
+//! Patterns of device names.
 
-/// Whether a name is of a pattern in which `*` stands for any characters.
+/// Whether a name matches a pattern, in which `*` stands for any characters.
 #[must_use]
 pub fn matches(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {

@@ -1,8 +1,8 @@
-//! Waiting for a moment that may never come.
+//! Sleep until an optional deadline.
 
 use std::time::Instant;
 
-/// Sleeps until then; for ever without a moment.
+/// Sleeps until `instant`; forever if there is none.
 pub(crate) async fn pause_until(instant: Option<Instant>) {
     match instant {
         Some(instant) => tokio::time::sleep_until(instant.into()).await,

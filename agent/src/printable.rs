@@ -1,5 +1,5 @@
-//! Text from objects, for people: nothing in a name, a label or a message is a line of its own, moves
-//! the cursor or turns the reading direction.
+//! Escapes for text from objects: no part of a name, a label or a message starts a line, moves the cursor or turns the
+//! reading direction.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use tracing::field::Field;
 use tracing_subscriber::fmt::format::Writer;
 
-/// Whether a terminal does something else with a character than to show it, or shows nothing.
+/// Whether a terminal interprets a character instead of showing it, or shows nothing for it.
 fn is_unprintable(c: char) -> bool {
     let invisible = matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
         | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
@@ -18,7 +18,7 @@ fn is_unprintable(c: char) -> bool {
     c.is_control() || invisible
 }
 
-/// The text with such characters written out, as `\n` and `\u{1b}`.
+/// Escapes unprintable characters of a text, as in `\n` and `\u{1b}`.
 #[must_use]
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_unprintable) {
@@ -35,7 +35,7 @@ pub(crate) fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// The text, or its beginning and ` ...`: at most `most` bytes, and no character in part.
+/// Shortens a text to `most` bytes at a character boundary, with ` ...` at the end.
 pub(crate) fn cut(mut text: String, most: usize) -> String {
     const MORE: &str = " ...";
     if text.len() > most {
@@ -45,7 +45,7 @@ pub(crate) fn cut(mut text: String, most: usize) -> String {
     text
 }
 
-/// Every text in a JSON document, keys aside, made [`printable`].
+/// Makes every string of a JSON document [`printable`], except for keys.
 pub(crate) fn printable_json(value: &mut serde_json::Value) {
     use serde_json::Value;
     match value {
@@ -60,10 +60,10 @@ pub(crate) fn printable_json(value: &mut serde_json::Value) {
     }
 }
 
-/// A document with every text in it made [`printable`], keys aside.
+/// Makes every string of a document [`printable`], except for keys.
 ///
 /// # Errors
-/// It cannot be written as JSON, or what was written is another document.
+/// The document cannot be written as JSON, or the result does not fit `U`.
 pub(crate) fn printable_document<T, U>(document: &T) -> Result<U>
 where
     T: Serialize + ?Sized,
@@ -74,7 +74,7 @@ where
     serde_json::from_value(value).context("it is no such document")
 }
 
-/// A field of a log line, as tracing's own formatter writes it but printable.
+/// Writes a field of a log line in the format of tracing's own formatter, but printable.
 pub(crate) fn log_field(
     writer: &mut Writer<'_>,
     field: &Field,

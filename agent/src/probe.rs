@@ -1,10 +1,10 @@
-//! What a node says of a question about traffic, from three sides: the objects, the tables compiled of them, and the
-//! kernel's programs with the tables that they have. Where any two differ, something is wrong.
+//! A node's verdicts on a traffic probe from three sources: the objects, the tables compiled from them, and the
+//! kernel's programs with the installed tables. A difference between any two is a fault.
 //!
-//! The programs are asked with a packet, by `BPF_PROG_TEST_RUN`: it goes nowhere, and comes from port 0, which no
-//! connection has. What it may leave, is taken away again: a flow of UDP or of a protocol without ports is
-//! removed (TCP, SCTP and ICMP are asked about with packets that begin none), a drop is left out of the counters that
-//! the agent shows, and its event is not told. The counters in the kernel keep it, so the next agent shows it.
+//! The programs judge a packet in `BPF_PROG_TEST_RUN`. The kernel does not forward it, and its source port is 0, which
+//! no connection uses. The agent removes its traces: the flow of a packet that can create one (UDP, protocols without
+//! ports, packets of the node), and the drop in the agent's counters and events. The kernel's counters keep the drop,
+//! so the next agent shows it.
 
 pub mod packet;
 pub mod tables;
@@ -15,18 +15,18 @@ use netpold_core::explain::Verdict;
 use netpold_core::model::{Direction, Key};
 use serde::{Deserialize, Serialize};
 
-/// The name of a request for a [`NodeAnswer`] on the control socket, with a probe as JSON.
+/// Name of the request for a [`NodeAnswer`] on the control socket, followed by a probe as JSON.
 pub const EXPLAIN_REQUEST: &str = "explain";
 
-/// A verdict of one side.
+/// Verdict of one source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Said {
-    /// It passes.
+    /// The packet passes.
     Allow,
-    /// It is dropped.
+    /// The packet is dropped.
     Deny,
-    /// It cannot be told.
+    /// The verdict is unknown.
     #[default]
     Unknown,
 }
@@ -42,13 +42,13 @@ impl From<Verdict> for Said {
 }
 
 impl Said {
-    /// Of whether it passes.
+    /// Verdict for a packet that passes or not.
     #[must_use]
     pub const fn of(passes: bool) -> Self {
         if passes { Self::Allow } else { Self::Deny }
     }
 
-    /// What it does.
+    /// Verb for the verdict.
     #[must_use]
     pub const fn verb(self) -> &'static str {
         match self {
@@ -59,61 +59,61 @@ impl Said {
     }
 }
 
-/// What a node says.
+/// Answer of a node to a probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeAnswer {
     /// Name of the node.
     pub node: String,
-    /// What the objects say is in force; else the tables may be behind them.
+    /// Whether the policy of the objects is in force; else the tables may be behind the objects.
     pub in_force: bool,
-    /// What the objects say of the whole way.
+    /// Verdict of the objects for the whole path.
     pub verdict: Said,
-    /// Why it cannot be told.
+    /// Reason why the verdict is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The objects' answer, in words.
+    /// Explanation from the objects, in lines.
     pub lines: Vec<String>,
-    /// The interfaces of this node's pods on the way.
+    /// Judgements at this node's pods on the path.
     pub ends: Vec<End>,
-    /// Backends that were not asked about.
+    /// Number of Service backends without a judgement.
     #[serde(default)]
     pub left_out: usize,
 }
 
-/// One direction at one pod of the node.
+/// Judgement of one direction at one pod of the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
     /// The pod.
     pub pod: Key,
-    /// As the pod sees it.
+    /// Direction from the pod's view.
     pub direction: Direction,
-    /// The other side.
+    /// Remote address.
     pub remote: IpAddr,
     /// Destination port; 0 where the protocol has none.
     pub port: u16,
-    /// What the objects say.
+    /// Verdict of the objects.
     pub objects: Said,
-    /// What the compiled tables say.
+    /// Verdict of the compiled tables.
     pub tables: Said,
-    /// Why they do, as `netpold_ebpf::reason::Reason::as_str`.
+    /// Reason of the tables' verdict, as `netpold_ebpf::reason::Reason::as_str`.
     #[serde(default)]
     pub tables_reason: String,
-    /// What the kernel's program says.
+    /// Verdict of the kernel's program.
     pub kernel: Said,
-    /// Why that is not known.
+    /// Reason why the kernel's verdict is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
 impl End {
-    /// Whether two of the three say different things.
+    /// Whether two of the three verdicts contradict each other.
     #[must_use]
     pub fn differs(&self) -> bool {
         let all = [self.objects, self.tables, self.kernel];
         all.contains(&Said::Allow) && all.contains(&Said::Deny)
     }
 
-    /// In one line.
+    /// Renders the judgement in one line.
     #[must_use]
     pub fn line(&self) -> String {
         let Self { pod, direction, remote, objects, tables, tables_reason, kernel, .. } = self;
@@ -135,7 +135,7 @@ impl End {
 }
 
 impl NodeAnswer {
-    /// Where two sides say different things.
+    /// Judgements with contradicting verdicts.
     pub fn differences(&self) -> impl Iterator<Item = &End> {
         self.ends.iter().filter(|end| end.differs())
     }

@@ -1,4 +1,4 @@
-//! What the agent needs of its machine, checked before anything is touched.
+//! Requirements of the agent on its machine, checked before any change to it.
 
 use anyhow::{Context, Result, bail};
 use tracing::warn;
@@ -6,16 +6,16 @@ use tracing::warn;
 use crate::dataplane::attach::Mode;
 use crate::dataplane::features::Features;
 
-/// Capabilities and what they are for, with their numbers in `linux/capability.h`.
+/// Required capabilities with their numbers in `linux/capability.h` and their purposes.
 const CAPABILITIES: [(u32, &str, &str); 4] = [
     (39, "CAP_BPF", "maps and programs"),
     (12, "CAP_NET_ADMIN", "attaching programs, and the pods' addresses"),
     (38, "CAP_PERFMON", "programs that compute with packet pointers"),
     (11, "CAP_NET_BROADCAST", "address events of all namespaces"),
 ];
-/// Stands for `CAP_BPF` and `CAP_PERFMON` too.
+/// Includes `CAP_BPF` and `CAP_PERFMON`.
 const CAP_SYS_ADMIN: u32 = 21;
-/// What there is to say of the processor.
+/// Warning about a processor architecture with few or no tests.
 const UNTRIED: Option<&str> = if cfg!(target_arch = "x86_64") {
     None
 } else if cfg!(target_arch = "aarch64") {
@@ -24,10 +24,10 @@ const UNTRIED: Option<&str> = if cfg!(target_arch = "x86_64") {
     Some("netpold has not enforced anything on this kind of processor yet")
 };
 
-/// Checks kernel and privileges, and warns of a processor that little or nothing was tested on.
+/// Checks kernel and privileges, and warns about a processor architecture with few or no tests.
 ///
 /// # Errors
-/// What is missing, and what to do.
+/// A requirement is missing; the error has the remedy.
 pub fn check() -> Result<()> {
     if let Some(lack) = UNTRIED {
         warn!(processor = std::env::consts::ARCH, "{lack}");
@@ -39,19 +39,19 @@ pub fn check() -> Result<()> {
     }
 }
 
-/// Checks what this process may do.
+/// Checks the privileges of this process.
 ///
 /// # Errors
-/// The privileges that are missing.
+/// The error names the missing privileges.
 pub(crate) fn privileges_here() -> Result<()> {
     let status = std::fs::read_to_string("/proc/self/status").context("cannot read /proc")?;
     privileges(&status)
 }
 
-/// What netpold cannot do without and the kernel lacks. Needs the privileges.
+/// Returns a required feature that the kernel lacks. Needs the privileges.
 ///
 /// # Errors
-/// The kernel does not say what it is.
+/// The kernel's version cannot be read.
 pub(crate) fn kernel() -> Result<Option<String>> {
     let name = nix::sys::utsname::uname().context("cannot ask for the kernel's version")?;
     let lack = lacking(Features::probe(), interprets());
@@ -60,12 +60,12 @@ pub(crate) fn kernel() -> Result<Option<String>> {
 
 const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
 
-/// Whether the kernel was told to compile no BPF program.
+/// Whether the kernel's BPF JIT is switched off.
 fn interprets() -> bool {
     std::fs::read_to_string(JIT).is_ok_and(|enabled| enabled.trim() == "0")
 }
 
-/// What netpold cannot do without and this kernel says that it lacks.
+/// Description of a required feature that this kernel reports as missing.
 fn lacking(kernel: Features, interprets: bool) -> Option<&'static str> {
     if kernel.mappable_arrays == Some(false) {
         return Some(
@@ -93,14 +93,14 @@ fn lacking(kernel: Features, interprets: bool) -> Option<&'static str> {
     None
 }
 
-/// Warns of what this kernel lacks that netpold can go without.
+/// Warns about optional features that this kernel lacks.
 pub fn warn_of_lacks(mode: Mode) {
     for lack in lacks_here(mode) {
         tracing::warn!("{lack}");
     }
 }
 
-/// What this kernel lacks that netpold can go without.
+/// Optional features that this kernel lacks.
 pub(crate) fn lacks_here(mode: Mode) -> Vec<&'static str> {
     let jit = std::fs::read_to_string(JIT);
     lacks(mode, jit.ok().as_deref())
@@ -144,7 +144,7 @@ fn privileges(status: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// As kernels answer. None is judged by its version: 5.14 of RHEL 9 has all that is needed.
+    /// Answers of real kernels. The version does not count: 5.14 of RHEL 9 has all required features.
     #[test]
     fn kernels() {
         let all = Features {
@@ -157,12 +157,12 @@ mod tests {
         let lack = |kernel| lacking(kernel, false);
         assert_eq!(lack(all), None);
         assert_eq!(lack(Features::default()), None, "what it does not say is tried");
-        // 5.14 of RHEL 9, x86 5.15: XDP is an option, which says for itself what it lacks.
+        // 5.14 of RHEL 9, x86 5.15: XDP is an option, with a report of its own about missing features.
         assert_eq!(lack(Features { xdp_fragments: Some(false), ..all }), None);
-        // 5.10; arm64's 5.15 where there is no interpreter.
+        // 5.10, and arm64's 5.15 without an interpreter.
         let old = Features { atomics: Some(false), atomics_compiled: None, ..all };
         assert!(lack(old).unwrap().starts_with("has no atomic BPF operations"));
-        // arm64's 5.15 with an interpreter: it loads, and calls between functions do not.
+        // arm64's 5.15 with an interpreter: the probe loads, calls between functions do not.
         let arm = Features { atomics_compiled: Some(false), ..all };
         assert!(lack(arm).unwrap().starts_with("does not compile atomic BPF operations"));
         assert_eq!(lacking(arm, true), None, "nothing is compiled, which is warned of");
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn lacks_are_told() {
         assert!(lacks(Mode::Tcx, Some("1\n")).is_empty());
-        // Where the compiler cannot be switched off there is no such file.
+        // Network namespaces other than the initial one have no such file.
         assert!(lacks(Mode::Tcx, None).is_empty());
         let both = lacks(Mode::Clsact, Some("0\n"));
         assert!(both[0].contains("no TCX") && both[1].contains("interpreted"), "{both:?}");

@@ -1,13 +1,13 @@
-//! Which rule carried traffic, and when: read from the flow table at each sweep, so no packet pays for it.
+//! Use of rules by traffic, read from the flow table at each sweep, so that packets do not pay for it.
 //!
-//! Every flow that policy allows at an isolated pod has an entry in the flow table until it has been idle for
-//! its timeout, 10 seconds at the least. Each sweep meets every entry before it may remove it: a flow that was
-//! not there before counts for every rule that allows it, and one that has had packets since moves those
-//! rules' last use on. A sweep compares no more than its budget allows; what is left waits for the next.
+//! Every flow that policy allows at an isolated pod has an entry in the flow table until it has been idle for its
+//! timeout, 10 seconds at least. Each sweep visits every entry before it may remove it. A new flow counts for every
+//! rule that allows it; packets of a known flow renew the last use of these rules. A sweep compares flows with rules up
+//! to a budget; the rest waits for the next sweep.
 //!
-//! Not seen are flows whose entries others displaced between two sweeps (they are counted as missed), what
-//! passes without an entry (ICMP errors, connections older than the isolation of their pod), and what needs
-//! no rule: the own node, a pod that reaches itself.
+//! Not seen: flows displaced from the table between two sweeps (counted as missed), packets without an entry (ICMP
+//! errors, connections older than the isolation of their pod), and traffic that needs no rule (of the own node, of a
+//! pod to itself).
 
 mod answer;
 mod flows;
@@ -35,37 +35,37 @@ use records::{PolicyRecord, Records};
 use serde::{Deserialize, Serialize};
 use trials::Trials;
 
-/// A change of a policy is in force by then.
+/// Time after which a policy change is certainly in force, and its time forgotten.
 const LATELY: Duration = Duration::from_mins(10);
 
-/// The file that the use of rules is kept in.
+/// File of the saved use of rules.
 pub const FILE: kept::Records = kept::Records { suffix: ".rules", subject: "the uses of rules" };
 
-/// What is kept of the use of rules.
+/// Saved use of rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Saved {
-    /// Until when it counts, in milliseconds since the epoch.
+    /// Time of the save, in milliseconds since the epoch.
     as_of: u64,
     missed: u64,
     policies: Vec<PolicyRecord>,
 }
 
-/// What is known of the use of rules on this node.
+/// Use of rules on this node.
 #[derive(Debug)]
 pub struct RuleUse {
     records: Records,
     last: Swept,
-    /// Until when an earlier agent has counted.
+    /// Time of an earlier agent's save, in milliseconds since the epoch.
     counted_until: Option<u64>,
     pods: Pods,
-    /// When policies changed lately.
+    /// Times of recent policy changes, in milliseconds since the epoch.
     changed: BTreeMap<Key, u64>,
-    /// Flows that were gone before they could be counted.
+    /// Number of flows that ended before they could be counted.
     missed: u64,
     cache: flows::Cache,
     trials: Trials,
     opened: Opened,
-    /// The flows themselves, each kind once.
+    /// Recorder of flows, one record for each kind.
     recorder: Recorder,
 }
 
@@ -91,14 +91,15 @@ impl Default for RuleUse {
 }
 
 impl RuleUse {
-    /// Goes on from what an earlier agent has kept.
+    /// Resumes from the save of an earlier agent.
     pub fn resume(&mut self, saved: Saved) {
         self.counted_until = Some(saved.as_of);
         self.missed = saved.missed;
         self.records.resume(saved.policies);
     }
 
-    /// Before a change is taken in: remembers when, and whose address it was.
+    /// Records the time of a policy change, or the addresses of a pod that goes. Call before the cluster ingests the
+    /// change.
     pub fn note(&mut self, change: &Change, cluster: &Cluster) {
         let (key, stays) = match change {
             Change::Policy(policy) => {
@@ -135,13 +136,13 @@ impl RuleUse {
         pod.into_iter().for_each(|pod| self.pods.goes(pod));
     }
 
-    /// After an update: whose the endpoints are. Those that went are remembered until the next sweep.
+    /// Follows the endpoints after an update. Pods that went are remembered until the next sweep.
     pub fn endpoints_are(&mut self, compiler: &Compiler) {
         self.pods.follow(compiler);
     }
 
-    /// Begins a sweep. `revision` is the number of the cluster's state, `restored` that it is the last good one
-    /// and not the source's.
+    /// Begins a sweep. `revision` is the number of the cluster's state; `restored`: the state is the last good one, not
+    /// the source's.
     pub fn begin<'u>(
         &'u mut self,
         compiler: &'u Compiler,
@@ -161,18 +162,18 @@ impl RuleUse {
         Round::new(self, compiler.cluster())
     }
 
-    /// Ends a sweep that has met all flows.
+    /// Ends a sweep that has visited all flows.
     pub fn end(&mut self, compiler: &Compiler, met: Swept) {
         self.missed += met.missed;
         let missed = self.last.missed + met.missed;
         self.last = Swept { now: met.now.or(self.last.now), missed, ..met };
         if self.pods.forget(&compiler.endpoint_numbers()) {
-            // What they explained is not to be remembered.
+            // Attributions to former pods must not be cached.
             self.cache.outdate();
         }
     }
 
-    /// What the last sweep met that is new.
+    /// Takes the new flows of the last sweep.
     pub fn take_news(&mut self) -> News {
         let (audited, more_audited) = self.trials.take();
         let (opened, more_opened) = self.opened.take();
@@ -180,24 +181,25 @@ impl RuleUse {
         News { audited, opened, untold: more_audited + more_opened + missed }
     }
 
-    /// Flows that policies on trial would deny by policy (a ClusterNetworkPolicy has no namespace), and those that none is named for.
+    /// Flows that policies on trial would deny: by policy (a ClusterNetworkPolicy has no namespace), and in sum for
+    /// others.
     #[must_use]
     pub fn audited(&self) -> (Vec<(Key, u64)>, u64) {
         self.trials.counts()
     }
 
-    /// What there is to keep.
+    /// Returns the state to save.
     #[must_use]
     pub fn saved(&self) -> Saved {
         Saved { as_of: unix_millis(), missed: self.missed, policies: self.records.saved() }
     }
 
-    /// Goes on recording flows where an earlier agent has ended.
+    /// Resumes from the recorded flows of an earlier agent.
     pub fn resume_flows(&mut self, saved: learn::Answer) {
         self.recorder.resume(saved);
     }
 
-    /// Records what was dropped, by endpoint number.
+    /// Records dropped packets, by endpoint number.
     pub fn denied(&mut self, cluster: &Cluster, dropped: &BTreeMap<u32, Vec<Line>>) {
         for (endpoint, lines) in dropped {
             let Some(pod) = self.pods.of(*endpoint) else { continue };
@@ -209,14 +211,14 @@ impl RuleUse {
         }
     }
 
-    /// The flows that were seen.
+    /// Returns the recorded flows.
     #[must_use]
     pub fn flows(&self, node: &str) -> learn::Answer {
         let recorded = self.recorder.answer(node, unix_millis());
         learn::Answer { missed_flows: self.missed, ..recorded }
     }
 
-    /// What each rule was used for.
+    /// Returns the use of each rule.
     #[must_use]
     pub fn answer(&self, node: &str) -> Answer {
         let (rules, unwatched) = self.records.answer();
@@ -231,28 +233,28 @@ impl RuleUse {
     }
 }
 
-/// What a sweep met that is new.
+/// New flows of a sweep.
 #[derive(Debug, Default)]
 pub struct News {
     /// Flows that policies on trial would deny.
     pub audited: Vec<Dropped>,
-    /// Flows that were not there before.
+    /// New flows in the table.
     pub opened: Vec<Seen>,
-    /// Such flows beyond what is told of one sweep, and those that were over before it.
+    /// New flows not reported one by one: above the per-sweep limit, or closed before the sweep.
     pub untold: u64,
 }
 
-/// What a sweep leaves.
+/// Result of a sweep, for the next one.
 #[derive(Debug, Default)]
 pub struct Swept {
-    /// The flows, in the order of the table.
+    /// Flows in the order of the table.
     known: Vec<Known>,
-    /// Flows that were gone before they could be counted, as far as that is not told yet.
+    /// Number of flows that ended before they could be counted and are not reported yet.
     missed: u64,
     cursors: flows::Cursors,
-    /// When it was, in jiffies.
+    /// Time of the sweep, in jiffies.
     now: Option<u32>,
-    /// The same by the wall clock, in milliseconds; at first, when counting began.
+    /// Time of the sweep by the wall clock, in milliseconds since the epoch; before the first sweep, start of counting.
     wall: u64,
 }
 

@@ -1,12 +1,12 @@
-//! Word to the service manager, as `sd_notify(3)` describes it.
+//! Notification of the service manager, as in `sd_notify(3)`.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Says that the service is ready, to who asked by `NOTIFY_SOCKET`: a path, or an abstract name after
-/// `@`. Nobody asked: nothing.
+/// Reports readiness to the socket in `NOTIFY_SOCKET`: a path, or an abstract name after `@`. Does nothing without the
+/// variable.
 ///
 /// # Errors
 /// The socket cannot be written to.

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 
-/// Where the agent's control socket is unless told otherwise.
+/// Default path of the agent's control socket.
 pub const DEFAULT_SOCKET: &str = "/run/netpold/netpold.sock";
-/// How long a client may take, and waits.
+/// Longest time for a client's request, and for the agent's answer.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Connects, and sends a request's line.
+/// Connects and sends the line of a request.
 ///
 /// # Errors
-/// No agent listens there, or this account may not ask it.
+/// No agent listens there, or this account may not connect.
 #[expect(
     clippy::wildcard_enum_match_arm,
     reason = "an enum of another crate, open to further variants"
@@ -39,10 +39,10 @@ pub fn ask(socket: &Path, request: &str) -> Result<UnixStream> {
     Ok(stream)
 }
 
-/// The whole answer to a request.
+/// Sends a request and returns the whole answer.
 ///
 /// # Errors
-/// As for [`ask`]; or the agent takes more than [`PATIENCE`].
+/// No agent listens there, this account may not connect, or the answer takes more than [`PATIENCE`].
 pub fn answer(socket: &Path, request: &str) -> Result<String> {
     let mut stream = ask(socket, request)?;
     let mut answer = String::new();

@@ -1,10 +1,9 @@
-//! The last good state: what was enforced last, in one small file, for a boot before the source is
-//! in sync.
+//! The last good state: one small file with the objects behind the enforced policy, for a boot before the source is in
+//! sync.
 //!
-//! It holds the objects that what was enforced came from, and no others: with them the agent compiles
-//! as ever against the interfaces there are then. gzip carries a checksum; the file is written beside
-//! and renamed, so there is the old one, the new one, or none. What cannot be read, or is
-//! another node's, counts as none: nothing is ever enforced by half of it.
+//! The file holds no other objects; the agent compiles them as usual, against the interfaces of the moment. gzip
+//! carries a checksum. A new file replaces the old one by rename, so there is the old one, the new one, or none. A file
+//! that cannot be read or belongs to another node counts as missing: half a state is never enforced.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
@@ -20,16 +19,16 @@ use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 use tokio::task::JoinHandle;
 
-/// Version of the file's form.
+/// Version of the file's format.
 const FORMAT: u32 = 1;
-/// No state is larger: a damaged file does not fill the memory.
+/// Largest state, unpacked: a damaged file must not fill the memory.
 const MAX_BYTES: u64 = 1 << 30;
-/// Shortest time between two files.
+/// Shortest time between two writes.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Writing may take one part in this many of the time.
+/// Writes take at most one part in this many of the time.
 const SHARE: u32 = 100;
 
-/// Why there is no state, or none was kept.
+/// Failure to read or write the state.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// The file cannot be read or written.
@@ -37,31 +36,31 @@ pub enum StateError {
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
-    /// It is damaged, or something else.
+    /// The file is damaged, or no state.
     #[error("--state {}: not a state of netpold's, or damaged: {cause}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: serde_json::Error,
     },
-    /// It is of another version.
+    /// The file has another format.
     #[error("--state {}: of format {found}, this agent knows {FORMAT}", path.display())]
     Format {
         /// The file.
         path: PathBuf,
-        /// Its format.
+        /// Format of the file.
         found: u32,
     },
-    /// It is another node's.
+    /// The file belongs to another node.
     #[error("--state {}: of node {found:?}, not this one", path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
-        /// Whose it is.
+        /// Name of that node.
         found: String,
     },
 }
@@ -74,7 +73,7 @@ struct Document<T> {
     objects: T,
 }
 
-/// What every version's file begins with.
+/// Fields of every format.
 #[derive(Deserialize)]
 struct Head {
     format: u32,
@@ -84,7 +83,7 @@ struct Head {
 /// Reads the objects of the last good state; `None` if there is no file.
 ///
 /// # Errors
-/// See [`StateError`]: there is a file, but no state to go by.
+/// See [`StateError`]: there is a file, but no usable state.
 pub fn read(path: &Path, node: &str) -> Result<Option<Vec<Change>>, StateError> {
     let failed = |cause| StateError::Io { path: path.to_owned(), cause };
     let file = match File::open(path) {
@@ -98,12 +97,12 @@ pub fn read(path: &Path, node: &str) -> Result<Option<Vec<Change>>, StateError> 
 /// Reads a file's content; `path` is for errors.
 ///
 /// # Errors
-/// As for [`read`].
+/// See [`StateError`].
 pub fn decode(file: impl BufRead, path: &Path, node: &str) -> Result<Vec<Change>, StateError> {
     let failed = |cause| StateError::Io { path: path.to_owned(), cause };
     let mut bytes = Vec::new();
     let mut unpacked = GzDecoder::new(file).take(MAX_BYTES);
-    // To its end, where the checksum is.
+    // Read to the end, where the checksum is.
     unpacked.read_to_end(&mut bytes).map_err(failed)?;
     let damaged = |cause| StateError::Damaged { path: path.to_owned(), cause };
     let head: Head = serde_json::from_slice(&bytes).map_err(damaged)?;
@@ -114,15 +113,15 @@ pub fn decode(file: impl BufRead, path: &Path, node: &str) -> Result<Vec<Change>
         return Err(StateError::Foreign { path: path.to_owned(), found: head.node });
     }
     let document: Document<Vec<Change>> = serde_json::from_slice(&bytes).map_err(damaged)?;
-    // Interfaces are what they are now.
+    // Interfaces come from the kernel.
     let objects = document.objects.into_iter();
     Ok(objects.filter(Change::is_object).collect())
 }
 
-/// Puts a state in the place of the last one.
+/// Replaces the last state.
 ///
 /// # Errors
-/// [`StateError::Io`]; the last one stays.
+/// [`StateError::Io`]; the last state stays.
 pub fn write(path: &Path, node: &str, objects: &StateSnapshot) -> Result<(), StateError> {
     let failed = |cause| StateError::Io { path: path.to_owned(), cause };
     let directory = path.parent().unwrap_or(Path::new("/"));
@@ -144,7 +143,7 @@ fn write_document<W: Write>(
     packed.finish()?.flush()
 }
 
-/// Writes the state now and then, in the background.
+/// Writes the state from time to time, in the background.
 #[derive(Debug)]
 pub struct SnapshotWriter {
     path: PathBuf,
@@ -153,12 +152,12 @@ pub struct SnapshotWriter {
     kept: u64,
     not_before: Instant,
     writing: Option<JoinHandle<(Duration, Result<(), StateError>)>>,
-    /// Why the last attempt failed.
+    /// Error of the last attempt.
     problem: Option<String>,
 }
 
 impl SnapshotWriter {
-    /// One that has written nothing.
+    /// Creates a writer that has written nothing.
     #[must_use]
     pub fn new(path: PathBuf, node: String) -> Self {
         let not_before = Instant::now();
@@ -171,7 +170,7 @@ impl SnapshotWriter {
         self.kept != revision && self.writing.is_none() && Instant::now() >= self.not_before
     }
 
-    /// Begins to write a revision.
+    /// Starts writing a revision.
     pub fn write(&mut self, revision: u64, objects: StateSnapshot) {
         let (path, node) = (self.path.clone(), self.node.clone());
         self.kept = revision;
@@ -182,7 +181,7 @@ impl SnapshotWriter {
         }));
     }
 
-    /// Takes in what came of it, if it is done. Says what is wrong.
+    /// Collects the result of a finished write. Returns the current problem.
     pub async fn settle(&mut self) -> Option<String> {
         if self.writing.as_ref().is_some_and(JoinHandle::is_finished)
             && let Some(writing) = self.writing.take()

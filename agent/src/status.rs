@@ -18,7 +18,7 @@ use crate::source::SourceStatus;
 
 const NOT_UNDERSTOOD: &str = "the agent's answer is not understood; is it another version?";
 
-/// What a running agent enforces, drops and has problems with.
+/// Status of a running agent: enforcement, drops and problems.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
@@ -26,44 +26,44 @@ pub struct Status {
     pub version: String,
     /// Name of the node.
     pub node: String,
-    /// Number of the policy set.
+    /// Revisions of the policy set.
     pub revision: Revision,
-    /// Everything there is to enforce is known; until then what was installed before stays.
+    /// Whether all objects are known; until then the installed state stays.
     pub in_sync: bool,
-    /// Where the policies come from.
+    /// Source of the policies.
     pub source: SourceStatus,
-    /// NetworkPolicies that are known.
+    /// Number of known NetworkPolicies.
     pub policies: usize,
-    /// The local pods' interfaces.
+    /// Interfaces of local pods.
     pub endpoints: Vec<EndpointStatus>,
-    /// The node's other devices at which packets to Services are judged behind their translation.
+    /// Other devices of the node, where packets to Services are judged after translation.
     pub devices: Vec<String>,
-    /// Devices at which XDP drops what policy denies.
+    /// Devices at which XDP drops packets that policy denies.
     pub uplinks: Vec<UplinkStatus>,
-    /// How full the tables are.
+    /// Fill levels of the tables.
     pub tables: Vec<TableStatus>,
-    /// How full the connection tracking is.
+    /// Fill levels of the conntrack tables.
     pub conntrack: Vec<TableStatus>,
     /// Packets dropped since the agent's tables were made, by reason and direction.
     pub drops: Vec<DropCount>,
     /// Some of the packets dropped last, newest first.
     pub recent_drops: Vec<RecentDrop>,
-    /// What somebody else had changed or removed and was put right.
+    /// Number of repairs after changes by other programs.
     pub repairs: u64,
-    /// The same by kind: `entries` of tables, `programs`, their `order` at a hook, `pins`.
+    /// Repairs by kind: `entries` of tables, `programs`, their `order` at a hook, `pins`.
     pub repaired: BTreeMap<String, u64>,
     /// Interfaces that are denied until their pod is known (`--new-pods deny`).
     pub waiting: Vec<String>,
-    /// What else is wrong, beside the source's problems.
+    /// Problems other than those of the source.
     pub problems: Vec<String>,
 }
 
 /// Numbers of policy sets, counted from the agent's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revision {
-    /// What the source describes.
+    /// Policy set that the source describes.
     pub desired: u64,
-    /// What the kernel enforces.
+    /// Policy set that the kernel enforces.
     pub enforced: u64,
 }
 
@@ -72,17 +72,17 @@ pub struct Revision {
 pub struct EndpointStatus {
     /// The pod.
     pub pod: Key,
-    /// Name of the host side of its veth; none as long as it has no interface.
+    /// Name of the veth's host side; `None` if the pod has no interface yet.
     pub interface: Option<String>,
-    /// Index of that.
+    /// Index of the veth's host side.
     pub ifindex: Option<u32>,
     /// The pod's addresses.
     pub addresses: Vec<IpAddr>,
-    /// Directions in which some policy isolates the pod.
+    /// Directions in which a policy isolates the pod.
     pub isolated: Vec<Direction>,
-    /// How the program is attached: `tcx`, `clsact`; none: it is not.
+    /// Attachment of the program: `tcx`, `clsact`; `None` if not attached.
     pub hook: Option<String>,
-    /// How XDP drops in front of it what the pod may not send: `native`, `generic`; none: it does not.
+    /// Mode of the XDP program that drops packets which the pod may not send: `native`, `generic`; `None` without one.
     #[serde(default)]
     pub xdp: Option<String>,
 }
@@ -90,55 +90,55 @@ pub struct EndpointStatus {
 /// A device with an XDP program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UplinkStatus {
-    /// Its name.
+    /// Name of the device.
     pub interface: String,
     /// `native`: in its driver; `generic`: in the stack, which saves little.
     pub mode: String,
 }
 
-/// How full a table is.
+/// Fill level of a table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableStatus {
-    /// What it holds.
+    /// Name of the content.
     pub name: String,
     /// Elements in use.
     pub used: u64,
-    /// Elements there are.
+    /// Elements in total.
     pub capacity: u64,
 }
 
 /// Packets dropped for one reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DropCount {
-    /// Why, as in the metrics.
+    /// Reason, as in the metrics.
     pub reason: String,
-    /// As the pod sees it.
+    /// Direction from the pod's view.
     pub direction: Direction,
-    /// How many.
+    /// Number of packets.
     pub packets: u64,
 }
 
 /// A packet that was dropped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecentDrop {
-    /// When, in seconds since the epoch.
+    /// Time of the drop, in seconds since the epoch.
     pub at: u64,
-    /// Whose packet, or the interface's name if the pod is gone.
+    /// Pod of the packet, or the interface's name if the pod is gone.
     pub pod: String,
-    /// As the pod sees it.
+    /// Direction from the pod's view.
     pub direction: Direction,
     /// The packet, as `TCP 10.0.0.1:40000 to 10.0.0.2:80`.
     pub packet: String,
-    /// Why, as in the metrics.
+    /// Reason, as in the metrics.
     pub reason: String,
-    /// Which policies isolate the pod and what the nearest rule lacked, in lines.
+    /// Policies that isolate the pod, and the mismatch of the nearest rule, in lines.
     pub explanation: Vec<String>,
 }
 
 /// Renders a status document as text. All names in it are made printable here, in one place.
 ///
 /// # Errors
-/// The document is not one of this version.
+/// The document is of another version.
 pub(crate) fn text(json: &str) -> Result<String> {
     let mut value = understood(json)?;
     printable_json(&mut value);
@@ -149,7 +149,7 @@ pub(crate) fn text(json: &str) -> Result<String> {
 /// Parses a status document, or a part of one.
 ///
 /// # Errors
-/// The document is not one of this version.
+/// The document is of another version.
 pub(crate) fn understood<'j, T: Deserialize<'j>>(json: &'j str) -> Result<T> {
     serde_json::from_str(json).context(NOT_UNDERSTOOD)
 }

@@ -1,7 +1,7 @@
 //! `netpold top`: the busiest drops, flows, pods and policies on a terminal, from the stream of `netpold observe`.
 //!
-//! `board` counts, `screen` draws what was counted, `terminal` reads keys and leaves the terminal as it was in
-//! all cases that a process can see: a key, a signal, an error, a panic.
+//! `board` counts events, `screen` draws the counts, `terminal` reads keys and restores the terminal at every end that
+//! a process can catch: a key, a signal, an error, a panic.
 
 mod args;
 mod board;

@@ -1,9 +1,9 @@
 //! `netpold trace`: each step of the judgement of a pod's packets.
 //!
-//! The agent loads the traced variant of the programs over the tables in force and has it judge at the pod's
-//! interface in the place of the ordinary ones. It puts those back when the time is over, when the client ends
-//! however it does, and when it ends itself; an agent that was killed is followed by one that replaces whatever is
-//! attached. Verdicts are the same, and no packet goes unjudged: programs are replaced in one step.
+//! The agent loads the traced variant of the programs over the tables in force, and attaches it at the pod's interface
+//! in place of the ordinary programs. These return when the time is over, when the client disconnects for any reason,
+//! and when the agent ends; after a kill, the next agent replaces any attached program. Verdicts are the same, and no
+//! packet goes unjudged: programs are replaced in one step.
 
 mod args;
 mod client;

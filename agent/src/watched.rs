@@ -1,4 +1,4 @@
-//! What happens in a directory: notifications, and what tells one content of a file from another.
+//! Changes in a directory: notifications, and stamps of files.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use tracing::warn;
 
-/// What tells one content of a file from another.
+/// Stamp of a file that changes with its content: identity, size and times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     pub(crate) file: (u64, u64),
@@ -44,7 +44,8 @@ impl Watched {
         watched
     }
 
-    /// The watch ends with the directory, even if another takes its place (and its inode number).
+    /// Ends the watch if an event removes or moves the directory, even if another one takes its path (and inode
+    /// number).
     pub(crate) fn note(&mut self, event: &notify::Event) {
         use notify::event::{EventKind, ModifyKind};
         let away =
@@ -54,12 +55,12 @@ impl Watched {
         }
     }
 
-    /// The directory cannot be read: what is there afterwards is another one.
+    /// Ends the watch of a directory that cannot be read: a later one at the path is another directory.
     pub(crate) fn forget(&mut self) {
         self.watcher = None;
     }
 
-    /// Watch the directory that is there now. Without notifications scans alone must do.
+    /// Watches the current directory at the path. Without notifications the scans must find all changes.
     pub(crate) fn renew(&mut self) {
         let inode = fs::metadata(&self.directory).ok().map(|m| m.ino());
         if inode.is_none() || self.watcher.as_ref().is_some_and(|(_, watched)| *watched == inode) {

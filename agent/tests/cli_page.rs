@@ -1,4 +1,4 @@
-//! The command line as its page has it: exit statuses, completion, and the plugin's manifest.
+//! The command line as its page describes it: exit statuses, completion, and the plugin's manifest.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::collections::BTreeMap;
@@ -46,14 +46,14 @@ fn completion(shell: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A directory in which the binary has that name.
+/// A directory with the binary as `name`.
 fn path(name: &str) -> TempDir {
     let directory = TempDir::new().unwrap();
     symlink(env!("CARGO_BIN_EXE_netpold"), directory.path().join(name)).unwrap();
     directory
 }
 
-/// What bash offers for the last of these words.
+/// Completions that bash offers for the last word.
 fn offered(words: &[&str]) -> Vec<String> {
     let (directory, last) = (path("netpold"), words.len() - 1);
     let script = directory.path().join("netpold.bash");
@@ -81,7 +81,7 @@ fn shells_complete_commands_and_flags() {
     assert_eq!(offered(&["netpold", "explain", "--from", "x"]), [""; 0], "no cluster is meant");
 }
 
-/// A shell that is installed; else the test is skipped, which CI does not allow.
+/// Whether a shell is installed; else skips the test, which CI does not allow.
 fn is_installed(shell: &str) -> bool {
     let found = Command::new(shell).arg("--version").output().is_ok();
     if !found {
@@ -93,14 +93,14 @@ fn is_installed(shell: &str) -> bool {
     found
 }
 
-/// A directory with the binary and the script of a shell.
+/// A directory with the binary and a shell's completion script.
 fn shell_directory(shell: &str) -> TempDir {
     let directory = path("netpold");
     fs::write(directory.path().join("script"), completion(shell)).unwrap();
     directory
 }
 
-/// Runs a shell's commands in that directory, with the binary on the path and no settings of the user.
+/// Runs a shell's commands in a directory, with the binary on the path and without the user's settings.
 fn run_shell(shell: &str, arguments: &[&str], directory: &TempDir) -> String {
     let mut command = Command::new(shell);
     let path = format!("{}:/usr/bin:/bin", directory.path().display());
@@ -128,7 +128,7 @@ fn fish_completes_commands_and_flags() {
     assert_eq!(offered("netpold doctor --manif"), ["--manifests"]);
 }
 
-/// Types into an interactive zsh at a terminal of its own, and prints the screen as soon as it has the words.
+/// Types the first argument into an interactive zsh on a terminal of its own; prints the screen once it has the second.
 const ZSH: &str = r#"
     zmodload zsh/zpty
     zpty -b terminal zsh -f -i
@@ -164,7 +164,7 @@ fn zsh_completes_commands_and_flags() {
     }
 }
 
-/// As kubectl's own commands answer it (Cobra): answers, then what the shell is to do.
+/// Completion in the format of kubectl's own commands (Cobra): candidates, then a directive for the shell.
 #[test]
 fn kubectl_completes_its_plugin() {
     let directory = path("kubectl_complete-netpold");
@@ -224,7 +224,7 @@ fn the_plugin_is_what_releases_hold() {
             format!("{repository}/releases/download/{tag}/netpold-{tag}-linux-{arch}.tar.gz");
         assert_eq!(platform["uri"], archive);
         assert_eq!(platform["sha256"], checksum);
-        // kubectl runs krew's link to it, kubectl-netpold.
+        // kubectl runs the binary by krew's link, kubectl-netpold.
         assert_eq!(platform["bin"], env!("CARGO_PKG_NAME"));
         architectures.push(arch.to_owned());
     }

@@ -1,4 +1,4 @@
-//! The examples of `deploy/cluster-network-policy.md` mean what the page says of them.
+//! The examples of `deploy/cluster-network-policy.md` have the effect that the page describes.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ fn examples() -> BTreeMap<String, Change> {
 /// Namespace, name and labels.
 type PodOf = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
 
-/// Pods of three namespaces and of kube-system on the own node; each is an interface of its number.
+/// Pods of three namespaces and of kube-system on this node; a pod's interface index is its place here, from 1.
 const PODS: [PodOf; 5] = [
     ("red-web", "a", &[]),
     ("red-web", "b", &[("metadata-service", "needed")]),
@@ -49,7 +49,7 @@ fn address(pod: &str) -> String {
     format!("10.0.0.{}", index + 1)
 }
 
-/// What is in force with these policies.
+/// Tables of the node with some policies.
 struct InForce(MemoryTables);
 
 impl InForce {
@@ -100,7 +100,7 @@ impl InForce {
     }
 }
 
-/// Of all pods of a namespace: these rules, in a direction.
+/// A policy for all pods of a namespace, with rules in one direction.
 fn network_policy(namespace: &str, direction: Direction, rules: Vec<Rule>) -> Change {
     let (ingress, egress) = match direction {
         Direction::Ingress => (Some(rules), None),

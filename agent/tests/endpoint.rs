@@ -20,9 +20,9 @@ use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, setns};
 use tokio::sync::mpsc;
 
-/// Far beyond what anything here takes.
+/// Time limit far beyond any step of the tests.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// No help from the periodic listing.
+/// Settings without the help of the periodic listing.
 const EVENTS_ONLY: Settings = Settings { rescan: Duration::from_hours(1), receive_buffer: 1 << 20 };
 
 fn ip(arguments: &str) {
@@ -33,7 +33,7 @@ fn try_ip(arguments: &str) -> bool {
     Command::new("ip").args(arguments.split_whitespace()).status().expect("ip is there").success()
 }
 
-/// A network namespace that goes with the test.
+/// A network namespace that is deleted with the test.
 struct Namespace(String);
 
 impl Namespace {
@@ -68,7 +68,7 @@ impl Namespace {
         Observer { discovery, events }
     }
 
-    /// A veth with its other side in `pod`, made as CNIs do: both ends at their place at once.
+    /// Adds a veth with its other side in `pod`, as CNI plugins do: both ends in their places at once.
     fn veth(&self, name: &str, pod: &Self) {
         self.ip(&format!("link add {name} type veth peer name eth0 netns {}", pod.0));
         pod.ip("link set eth0 up");
@@ -82,7 +82,7 @@ impl Drop for Namespace {
     }
 }
 
-/// Removes namespaces of test processes that died.
+/// Removes namespaces of dead test processes.
 fn sweep() {
     for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -103,7 +103,7 @@ impl Observer {
         self.within(PATIENCE).expect("an event")
     }
 
-    /// All that is told in half a second.
+    /// Events until half a second passes without one.
     fn for_a_while(&mut self) -> Vec<Event> {
         std::iter::from_fn(|| self.within(Duration::from_millis(500))).collect()
     }
@@ -119,7 +119,7 @@ impl Observer {
         None
     }
 
-    /// What is told up to the first sign of being in sync.
+    /// Veths that are reported before the first in-sync event.
     fn initial(&mut self) -> Vec<Veth> {
         let mut veths = Vec::new();
         loop {
@@ -132,7 +132,7 @@ impl Observer {
         }
     }
 
-    /// Waits for the node's own addresses to be these.
+    /// Waits until the node's own addresses are `addresses`.
     fn until_own(&mut self, addresses: &[&str]) {
         let wanted: Vec<IpAddr> = addresses.iter().map(|a| a.parse().unwrap()).collect();
         let end = Instant::now() + PATIENCE;
@@ -144,7 +144,7 @@ impl Observer {
         panic!("the node never had {addresses:?}");
     }
 
-    /// Waits for the interface of that name to have these addresses.
+    /// Waits until the interface `name` has `addresses`.
     fn until(&mut self, name: &str, addresses: &[&str]) -> Veth {
         let wanted: Vec<IpAddr> = addresses.iter().map(|a| a.parse().unwrap()).collect();
         let end = Instant::now() + PATIENCE;
@@ -174,7 +174,7 @@ fn the_nodes_own_addresses_are_told_but_not_those_of_services() {
     discovery.until_own(&["192.0.2.1"]);
     node.ip("addr add 2001:db8::1/64 dev pod1 nodad");
     discovery.until_own(&["192.0.2.1", "2001:db8::1"]);
-    // What kube-proxy does in IPVS mode, with a device that this kernel has.
+    // kube-proxy's device of IPVS mode, of a type that this kernel has.
     node.ip("link add kube-ipvs0 type bridge");
     node.ip("addr add 10.96.0.10/32 dev kube-ipvs0");
     node.ip("addr del 192.0.2.1/24 dev pod1");
@@ -212,7 +212,7 @@ fn a_pod_comes_changes_address_and_goes() {
     assert_eq!(observer.initial(), []);
     node.veth("pod1", &pod);
     let without = observer.until("pod1", &[]);
-    // Let the questions in growing intervals run out, so that only events can tell.
+    // Waits for the end of the queries at growing intervals, so that only an event can report the address.
     std::thread::sleep(Duration::from_secs(3));
     let assigned = Instant::now();
     pod.ip("addr add 10.1.0.1/24 dev eth0");
@@ -238,7 +238,7 @@ fn events_arrive_within_milliseconds_of_the_address() {
     let mut observer = node.discover(EVENTS_ONLY);
     observer.initial();
     std::thread::sleep(Duration::from_secs(3));
-    // A netlink socket of our own, so that no process start is measured.
+    // A netlink socket of the test's own, so that no process start is measured.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let index = pod.inside(|| if_nametoindex("eth0").unwrap());
     let (connection, handle, _) =
@@ -296,7 +296,7 @@ fn a_reused_index_has_another_incarnation() {
     let mut observer = node.discover(EVENTS_ONLY);
     let mut incarnations = Vec::new();
     for _ in 0..2 {
-        // As alike as can be: the same index, name, hardware address and namespace.
+        // The same index, name, hardware address and namespace.
         node.ip(&format!(
             "link add pod1 index 77 address 02:00:00:00:00:01 type veth peer name eth0 netns {}",
             pod.0
@@ -335,7 +335,7 @@ fn a_bridge_port_is_an_interface_and_leaving_the_bridge_is_not_its_end() {
     let interface = observer.until("pod1", &["10.1.0.1"]);
     let bridge = node.inside(|| if_nametoindex("br0").unwrap());
     let mut ports = observer.for_a_while();
-    // It may have been told before the address was.
+    // The port may have been reported before the address.
     assert!(ports.is_empty() || ports == [Event::Ports([(interface.index, bridge)].into())]);
     node.ip("link set pod1 nomaster");
     ports = observer.for_a_while();
@@ -350,8 +350,7 @@ fn a_bridge_port_is_an_interface_and_leaving_the_bridge_is_not_its_end() {
 fn lost_events_lead_to_a_new_listing() {
     sweep();
     let (node, pod) = (Namespace::new("o-n"), Namespace::new("o-1"));
-    // The smallest buffer there is, room for about one link event, and a receiver that keeps
-    // discovery waiting while things happen.
+    // The smallest receive buffer, with room for about one link event, and a full channel that delays discovery.
     let mut observer = node.discover_into(1, Settings { receive_buffer: 1, ..EVENTS_ONLY });
     observer.initial();
     let batch = tempfile::NamedTempFile::new().unwrap();
@@ -404,7 +403,7 @@ fn the_nodes_routes_to_single_addresses_are_told() {
     until(&["fd00:1::1"]);
 }
 
-/// As fast as one thread can, in one pod; another one's address comes at its usual time.
+/// Address changes of one pod, as fast as one thread can; then the addresses of both pods are reported.
 #[test]
 fn a_storm_of_addresses_costs_a_few_questions() {
     sweep();
@@ -414,7 +413,7 @@ fn a_storm_of_addresses_costs_a_few_questions() {
     let mut observer =
         node.discover(Settings { rescan: Duration::from_hours(1), ..Settings::default() });
     observer.initial();
-    // Let the questions in growing intervals run out.
+    // Waits for the end of the queries at growing intervals.
     std::thread::sleep(Duration::from_secs(3));
     let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     let before = count(&observer.discovery.counters().questions);
@@ -430,11 +429,11 @@ fn a_storm_of_addresses_costs_a_few_questions() {
     let (asked, took) = (count(&observer.discovery.counters().questions) - before, began.elapsed());
     let overruns = count(&observer.discovery.counters().overruns);
     println!("{changes} changes in {took:?}: {asked} questions, {overruns} overruns");
-    // Each change asked for would be thousands, however long a busy machine takes for one batch.
+    // One query for each change would be thousands, however long a busy machine takes for one batch.
     assert!(asked <= 100 + 10 * took.as_secs(), "{asked} questions for {changes} changes");
     quiet.ip("addr add 10.1.0.2/24 dev eth0");
     observer.until("pod2", &["10.1.0.2"]);
-    // What it came to in the end is told, too.
+    // The last address is reported, too.
     pod.ip("addr add 10.1.0.9/32 dev eth0");
     observer.until("pod1", &["10.1.0.9"]);
 }

@@ -1,4 +1,4 @@
-//! What pages show as output is what the binary prints, and what they link to is there.
+//! The output on pages is the binary's output, and links between pages resolve.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::collections::BTreeSet;
@@ -42,7 +42,7 @@ fn the_output_on_pages_is_real() {
     }
 }
 
-/// The binary renders this as the page shows it.
+/// The binary renders an agent's answer as the page shows it.
 #[test]
 fn the_list_of_rules_is_real() {
     let text = page("deploy/troubleshooting.md");

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// The names of all test functions below a folder.
+/// Collects the names of all test functions below a folder.
 fn tests(folder: &Path, names: &mut BTreeSet<String>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -17,7 +17,7 @@ fn tests(folder: &Path, names: &mut BTreeSet<String>) {
     }
 }
 
-/// Functions behind a test's attribute, also inside `proptest!`.
+/// Names of the functions with a test attribute, also inside `proptest!`.
 fn tests_in(source: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut is_test = false;
@@ -34,7 +34,7 @@ fn tests_in(source: &str) -> Vec<String> {
     names
 }
 
-/// Words in backquotes that can only be names of tests: two underscores at the least.
+/// Words in backquotes that can only be names of tests: at least two underscores.
 fn named(page: &str) -> Vec<&str> {
     let quoted = page.split('`').skip(1).step_by(2);
     let is_name = |word: &&str| {
@@ -64,7 +64,7 @@ fn a_row_without_a_test_is_found() {
     let page = fs::read_to_string(agent.join("THREATS.md")).unwrap();
     let mut rows = 0;
     for table in page.split("\n\n").filter(|part| part.starts_with("| tries |")) {
-        // Behind the head and its line.
+        // Behind the table's head and separator.
         for row in table.lines().skip(2) {
             assert!(!named(row).is_empty(), "no test shows this: {row}");
             rows += 1;

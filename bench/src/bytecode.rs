@@ -1,4 +1,4 @@
-//! Small eBPF programs and maps made by hand: the harness around what is measured.
+//! Small handwritten eBPF programs and maps: the harness around the measured programs.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -8,9 +8,9 @@ use netpold::bpf::test_run::{self, Attributes};
 
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const ATTACH_XDP: u32 = 37;
-/// Frames that a program passes go into the network stack (kernel 5.18).
+/// Passed frames enter the network stack (kernel 5.18).
 const F_TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
-/// The program takes packets in several pieces, as those do that it may be put in front of.
+/// The program supports multi-buffer packets, like the programs that it may tail-call.
 const F_XDP_HAS_FRAGS: u32 = 1 << 5;
 
 /// `BPF_PROG_TYPE_SCHED_CLS`
@@ -22,7 +22,7 @@ const PSEUDO_MAP_FD: u8 = 1;
 const PSEUDO_MAP_VALUE: u8 = 2;
 const FUNC_MAP_LOOKUP: i32 = 1;
 const FUNC_TAIL_CALL: i32 = 12;
-/// The register that the stack is below.
+/// The frame pointer.
 const STACK: u8 = 10;
 
 /// `struct xdp_md`
@@ -37,9 +37,9 @@ struct XdpContext {
     egress_ifindex: u32,
 }
 
-/// `XDP_FLAGS_DRV_MODE`: in the device's driver.
+/// `XDP_FLAGS_DRV_MODE`: in the driver.
 pub(crate) const NATIVE: u32 = 1 << 2;
-/// `XDP_FLAGS_SKB_MODE`: in the stack.
+/// `XDP_FLAGS_SKB_MODE`: in the network stack.
 pub(crate) const GENERIC: u32 = 1 << 1;
 
 /// Attaches an XDP program until the descriptor is closed.
@@ -50,8 +50,8 @@ pub(crate) fn attach_xdp(program: &OwnedFd, ifindex: u32, flags: u32) -> io::Res
     sys::link_create(program.as_fd(), ifindex, ATTACH_XDP, flags)
 }
 
-/// Sends a frame `repeat` times through an XDP program and, if that passes it, into the network
-/// stack, as if an interface had received it.
+/// Runs an XDP program `repeat` times on a frame, as if an interface had received it. Passed frames enter the network
+/// stack.
 ///
 /// # Errors
 /// The kernel refuses: before 5.18, or the interface has no XDP program.
@@ -73,12 +73,12 @@ pub(crate) fn send_live(
         flags: F_TEST_XDP_LIVE_FRAMES,
         ..Attributes::default()
     };
-    // SAFETY: frame and context are as long as is said and outlive the call.
+    // SAFETY: frame and context have the given lengths and outlive the call.
     unsafe { test_run::call(&mut attributes) }
 }
 
-/// Runs an XDP program on a frame that nothing becomes of; what it returned at the end, and the mean
-/// nanoseconds of a run.
+/// Runs an XDP program on a frame that is then discarded; returns the last return value and the mean nanoseconds per
+/// run.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -94,7 +94,7 @@ pub(crate) fn run_xdp(
         repeat,
         ..Attributes::default()
     };
-    // SAFETY: the frame is as long as is said and outlives the call.
+    // SAFETY: the frame has the given length and outlives the call.
     unsafe { test_run::call(&mut attributes)? };
     Ok((attributes.retval, attributes.duration))
 }
@@ -103,7 +103,7 @@ fn raw(fd: &impl AsRawFd) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
-/// An array of one element that can be mapped into memory.
+/// Creates a mmapable array of one element.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -111,7 +111,7 @@ pub(crate) fn memory(bytes: u32) -> io::Result<OwnedFd> {
     sys::array(bytes, 1, sys::BPF_F_MMAPABLE)
 }
 
-/// Instructions, in order.
+/// Instructions of a program under construction, in order.
 #[derive(Default)]
 pub(crate) struct Code(Vec<u64>);
 
@@ -211,12 +211,12 @@ impl Code {
         self.push(0xbd, a, b, skip, 0)
     }
 
-    /// `to` = address of the memory of [`memory`].
+    /// `to` = address of the value in a [`memory`] map.
     pub(crate) fn address(self, to: u8, map: &OwnedFd) -> Self {
         self.push(0x18, to, PSEUDO_MAP_VALUE, 0, map.as_raw_fd()).push(0, 0, 0, 0, 0)
     }
 
-    /// Register 0 = address of an array's element whose index is in this register, or 0; registers 1 to 5 are lost.
+    /// Register 0 = address of the array element with the index in this register, or 0; clobbers registers 1 to 5.
     pub(crate) fn element(self, map: BorrowedFd<'_>, index: u8) -> Self {
         self.store32(STACK, -4, index)
             .copy(2, STACK)
@@ -226,7 +226,7 @@ impl Code {
             .push(0x85, 0, 0, 0, FUNC_MAP_LOOKUP)
     }
 
-    /// Goes on in the program of a [`program_array`](sys::program_array), with the context in register 6.
+    /// Tail call to the program in a [`program_array`](sys::program_array), with the context in register 6.
     pub(crate) fn tail_call(self, array: &OwnedFd) -> Self {
         self.copy(1, 6)
             .push(0x18, 2, PSEUDO_MAP_FD, 0, array.as_raw_fd())
@@ -235,7 +235,7 @@ impl Code {
             .push(0x85, 0, 0, 0, FUNC_TAIL_CALL)
     }
 
-    /// Ends with this value.
+    /// Returns this value.
     pub(crate) fn end(self, value: i32) -> Self {
         self.set(0, value).push(0x95, 0, 0, 0, 0)
     }
@@ -245,7 +245,7 @@ impl Code {
     /// # Errors
     /// The verifier refuses.
     pub(crate) fn load(self, kind: u32) -> io::Result<OwnedFd> {
-        // What the agent's loader says of its own: kernel 6.18 compares it at tail calls.
+        // The agent's loader sets the same: kernel 6.18 compares it at tail calls.
         let (hook, flags) = if kind == XDP { (ATTACH_XDP, F_XDP_HAS_FRAGS) } else { (0, 0) };
         sys::prog_load_for(hook, kind, flags, &self.0)
     }

@@ -1,4 +1,4 @@
-//! The clusters in which packets are measured: one pod under policy, and one dimension made large.
+//! Clusters for measuring packets: one pod under policy, with one dimension made large.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,31 +16,31 @@ use crate::random::Random;
 
 /// `metadata.name` of the measured node.
 pub(crate) const NODE: &str = "node";
-/// The port that clients are allowed; it is none of [`OTHER_PORTS`].
+/// Port that clients may use; not in [`OTHER_PORTS`].
 pub(crate) const PORT: u16 = 80;
-/// What the rules beyond the first allow: few numbers, as in real clusters.
+/// Ports of the rules beyond the first: few numbers, as in real clusters.
 const OTHER_PORTS: [u16; 10] = [443, 3306, 5432, 5671, 6379, 8081, 8443, 9090, 9100, 27017];
-/// Ports of clients, above all that anyone is allowed to connect to.
+/// Ports of clients, above all ports allowed by a rule.
 const CLIENT_PORTS: std::ops::Range<u32> = 32_768..65_536;
 
-/// How large a cluster is. Everything concerns the one pod under policy.
+/// Size of a cluster. All objects concern the one pod under policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Size {
-    /// Pods elsewhere: the even ones may connect, the odd ones not.
+    /// Pods on other nodes: the even ones may connect, the odd ones not.
     pub(crate) pods: u32,
-    /// Policies of one rule each, with selectors of their own.
+    /// Policies of one rule each, with different selectors.
     pub(crate) rules: u32,
-    /// Random IPv4 and as many random IPv6 blocks that may connect. If there are any, the allowed
-    /// flows come from them and not from pods.
+    /// Number of random IPv4 blocks, and of random IPv6 blocks, that may connect. If there are any, the allowed flows
+    /// come from blocks instead of pods.
     pub(crate) cidrs: u32,
     /// Port ranges of the first rule.
     pub(crate) ranges: u32,
-    /// ClusterNetworkPolicies, every other one of the Admin tier, that change no measured verdict.
+    /// ClusterNetworkPolicies, alternately of the Admin and Baseline tier, that change no measured verdict.
     pub(crate) tiers: u32,
 }
 
 impl Size {
-    /// What is not varied.
+    /// Default size; one dimension at a time is varied.
     pub(crate) const BASE: Self = Self { pods: 1000, rules: 100, cidrs: 0, ranges: 1, tiers: 0 };
 }
 
@@ -55,7 +55,7 @@ impl std::fmt::Display for Size {
     }
 }
 
-/// A local pod and the interface it is behind.
+/// A local pod and its interface.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Local {
     /// Host side of the veth.
@@ -65,7 +65,7 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    /// The pod under policy, in both directions.
+    /// The pod under policy in both directions.
     pub(crate) fn isolated(ifindex: u32) -> Self {
         Self { ifindex, number: 1, isolated: true }
     }
@@ -80,7 +80,7 @@ impl Local {
         Self { ifindex, number: 2, isolated: true }
     }
 
-    /// Its address of a family.
+    /// The pod's address of a family.
     pub(crate) fn address(self, v6: bool) -> IpAddr {
         if v6 {
             IpAddr::V6(Ipv6Addr::new(0xfd00, 200, 0, 0, 0, 0, 0, self.number.into()))
@@ -94,7 +94,7 @@ impl Local {
     }
 }
 
-/// A cluster as changes, and who may connect.
+/// A cluster as changes, and its allowed and denied flows.
 pub(crate) struct Cluster {
     size: Size,
     locals: [Local; 2],
@@ -102,7 +102,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Generates one.
+    /// Generates a cluster of this size.
     pub(crate) fn new(size: Size, locals: [Local; 2]) -> Self {
         let mut random = Random::new(size.cidrs.into());
         let blocks = (0..size.cidrs)
@@ -111,12 +111,12 @@ impl Cluster {
         Self { size, locals, blocks }
     }
 
-    /// Everything in it.
+    /// All objects.
     pub(crate) fn changes(&self) -> Vec<Change> {
         let mut changes = vec![Change::Node(node()), Change::Namespace(namespace())];
         for local in self.locals {
             let name = format!("local{}", local.number);
-            // Each may be the other's client.
+            // Each local pod may be the other's client.
             let labels =
                 [("role", "client"), ("isolated", if local.isolated { "yes" } else { "no" })];
             changes.push(Change::Pod(pod(&name, NODE, local.addresses(), &labels)));
@@ -135,7 +135,7 @@ impl Cluster {
         changes
     }
 
-    /// Flows that may be begun towards [`PORT`], all different.
+    /// Distinct allowed flows to [`PORT`].
     pub(crate) fn allowed(&self, v6: bool, count: u32) -> Vec<(IpAddr, u16)> {
         let blocks: Vec<IpNet> =
             self.blocks.iter().filter(|b| b.addr().is_ipv6() == v6).copied().collect();
@@ -148,12 +148,12 @@ impl Cluster {
         })
     }
 
-    /// Flows that no rule allows, all different.
+    /// Distinct flows that no rule allows.
     pub(crate) fn denied(&self, v6: bool, count: u32) -> Vec<(IpAddr, u16)> {
         distinct(count, |random| remote_address(random.below(self.size.pods / 2) * 2 + 1, v6))
     }
 
-    /// The Service that everyone may use: its address and port.
+    /// Address and port of a Service that everyone may use.
     pub(crate) fn service(v6: bool) -> (IpAddr, u16) {
         let address = if v6 {
             IpAddr::V6(Ipv6Addr::new(0xfd00, 96, 0, 0, 0, 0, 0, 10))
@@ -163,12 +163,12 @@ impl Cluster {
         (address, 8080)
     }
 
-    /// A backend of that Service, and one that no rule allows.
+    /// A backend of that Service, and a backend that no rule allows.
     pub(crate) fn backends(v6: bool) -> [(IpAddr, u16); 2] {
         [0, 1].map(|number| (remote_address(number, v6), PORT))
     }
 
-    /// As many ports of a pod that is a client itself, all different.
+    /// Distinct ports of a local pod that is a client.
     pub(crate) fn client_ports(address: IpAddr, count: u32) -> Vec<(IpAddr, u16)> {
         distinct(count, |_| address)
     }
@@ -180,7 +180,7 @@ impl Cluster {
         pod(&format!("pod{number}"), "elsewhere", addresses, &[("role", role), ("app", &app)])
     }
 
-    /// Isolates both directions; admits clients and the blocks.
+    /// A policy that isolates both directions and allows clients and the blocks.
     fn first_policy(&self) -> Policy {
         let range = |protocol, n: u32| {
             let first = PORT + (n * 30) as u16;
@@ -195,7 +195,7 @@ impl Cluster {
     }
 }
 
-/// The Service and its one backend, of both families.
+/// The Service and its backend, for both families.
 fn service_with_slices() -> Vec<Change> {
     let (name, both) = (Key::new("bench", "service"), [false, true]);
     let port =
@@ -226,7 +226,7 @@ fn other_policy(number: u32) -> Policy {
     policy(number, Rule { peers: Some(vec![pods("app", &app(number))]), ports: Some(ports) })
 }
 
-/// The rule in both directions of the isolated pod.
+/// A policy with this rule in both directions for the isolated pod.
 fn policy(number: u32, rule: Rule) -> Policy {
     Policy {
         key: Key::new("bench", format!("policy{number}")),
@@ -239,8 +239,8 @@ fn policy(number: u32, rule: Rule) -> Policy {
     }
 }
 
-/// Denies the pods of one app one port, and passes clients on; of the Baseline tier, which is not asked,
-/// denies everybody else.
+/// A ClusterNetworkPolicy of the Admin tier that denies one port of one app and passes clients, or one of the Baseline
+/// tier, which is not evaluated, that denies all others.
 fn cluster_policy(number: u32) -> ClusterPolicy {
     let every = || Some(Selector::default());
     let port = OTHER_PORTS[number as usize % OTHER_PORTS.len()];
@@ -300,7 +300,7 @@ fn pod(name: &str, node: &str, addresses: Vec<IpAddr>, labels: &[(&str, &str)]) 
     Pod { node: node.into(), addresses, ..objects::pod("bench", name, labels, &[]) }
 }
 
-/// Address of pod `number` elsewhere: as nodes hand them out, without gaps.
+/// Address of remote pod `number`; consecutive, as assigned by nodes.
 fn remote_address(number: u32, v6: bool) -> IpAddr {
     if v6 {
         IpAddr::V6(Ipv6Addr::from_bits(0xfd00_0001 << 96 | u128::from(number + 1)))
@@ -309,14 +309,14 @@ fn remote_address(number: u32, v6: bool) -> IpAddr {
     }
 }
 
-/// Somewhere from 11.0.0.0 to 99.255.255.255, /16 to /28.
+/// A random block in 11.0.0.0 to 99.255.255.255, /16 to /28.
 fn random_v4(random: &mut Random) -> IpNet {
     let address = (11 + random.below(89)) << 24 | random.below(1 << 24);
     let net = Ipv4Net::new_assert(Ipv4Addr::from_bits(address), 16 + random.below(13) as u8);
     IpNet::V4(net.trunc())
 }
 
-/// Somewhere in `2a00::/8`, /32 to /64.
+/// A random block in `2a00::/8`, /32 to /64.
 fn random_v6(random: &mut Random) -> IpNet {
     let bits = 0x2a << 120 | u128::from(random.next() >> 8) << 64;
     let net = Ipv6Net::new_assert(Ipv6Addr::from_bits(bits), 32 + random.below(33) as u8);

@@ -1,4 +1,4 @@
-//! A large cluster: time to the first full image, memory, and from an event to its enforcement.
+//! A large cluster: time to the first full image, memory, and time from an event to its enforcement.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::host;
 use crate::random::Random;
 use crate::world::World;
 
-/// How large the cluster is.
+/// Size of the cluster.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Scale {
     /// Pods in the cluster.
@@ -29,20 +29,20 @@ pub(crate) struct Scale {
     pub(crate) namespaces: u32,
     /// NetworkPolicies.
     pub(crate) policies: u32,
-    /// Pods on the measured node, each under policy.
+    /// Pods on the measured node, all under policy.
     pub(crate) local: u32,
-    /// Pods have an IPv6 address too.
+    /// Pods also have an IPv6 address.
     pub(crate) dual_stack: bool,
-    /// Events of each kind.
+    /// Number of events of each kind.
     pub(crate) events: u32,
 }
 
-/// What came out.
+/// Results for one cluster.
 #[derive(Debug, Serialize)]
 pub(crate) struct Control {
-    /// Of this cluster.
+    /// The cluster.
     pub(crate) scale: Scale,
-    /// Milliseconds to take in and compile.
+    /// Milliseconds to take and compile the objects.
     pub(crate) compile_ms: f64,
     /// Milliseconds to create maps and load programs.
     pub(crate) load_ms: f64,
@@ -50,11 +50,11 @@ pub(crate) struct Control {
     pub(crate) write_ms: f64,
     /// Operations in the first image.
     pub(crate) operations: usize,
-    /// The process's own resident memory with the cluster in it.
+    /// Resident anonymous memory of the process with the cluster.
     pub(crate) own_bytes: u64,
-    /// All maps of the generation.
+    /// Memory of all maps of the generation.
     pub(crate) map_bytes: u64,
-    /// From event to enforced.
+    /// Times from event to enforcement.
     pub(crate) events: Vec<Latency>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Control {
 pub(crate) struct Latency {
     /// Kind of event.
     pub(crate) event: &'static str,
-    /// How many there were.
+    /// Number of events.
     pub(crate) events: usize,
     /// Milliseconds.
     pub(crate) p50_ms: f64,
@@ -75,19 +75,19 @@ pub(crate) struct Latency {
     pub(crate) max_ms: f64,
     /// Operations, on average.
     pub(crate) operations: f64,
-    /// How often the update itself had to wait for packets in flight, on average.
+    /// Waits for packets in flight within an update, on average.
     pub(crate) waits: f64,
 }
 
-/// No kind of event gets more time than this, or fewer events than that.
+/// Maximum time per kind of event, unless there were fewer than the minimum number of events.
 const LIMIT: (Duration, usize) = (Duration::from_secs(4), 6);
 
-/// Applications in a namespace: values of the label `app`.
+/// Number of values of the label `app` in a namespace.
 const APPS: u32 = 7;
-/// Groups of namespaces: values of their label `team`.
+/// Number of values of the label `team` of namespaces.
 const TEAMS: u32 = 10;
 
-/// Builds the cluster, writes it to real maps and lets things happen in it.
+/// Builds the cluster, writes it to real maps and measures events.
 pub(crate) fn measure(
     scale: Scale,
     buckets: u32,
@@ -107,7 +107,7 @@ pub(crate) fn measure(
         let mut random = Random::new(u64::from(scale.events));
         let changes = (0..scale.events).map(|n| change(&scale, n, &mut random));
         events.extend(latency(&mut world, names, changes).context(name)?);
-        // Each kind begins with the same cluster.
+        // Each kind of event begins with the same cluster.
         scale.local_changes().into_iter().for_each(|change| world.compiler.ingest(change));
         enforce(&mut world)?;
     }
@@ -124,7 +124,7 @@ pub(crate) fn measure(
     })
 }
 
-/// Own memory, once what is free has been given back.
+/// Own memory, after returning free memory to the kernel.
 pub(crate) fn memory() -> Result<u64> {
     // SAFETY: no preconditions.
     unsafe { libc::malloc_trim(0) };
@@ -139,14 +139,14 @@ pub(crate) fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// What one event cost.
+/// Cost of one event.
 struct Sample {
     ms: f64,
     operations: usize,
     waits: usize,
 }
 
-/// Events whose kinds take turns. Each kind has its own figures: the median of two kinds in one would lie between them.
+/// Runs events of alternating kinds. Each kind has its own figures, because a common median would lie between the two.
 fn latency(
     world: &mut World,
     names: &[&'static str],
@@ -190,7 +190,7 @@ fn summary<'a>(event: &'static str, samples: impl Iterator<Item = &'a Sample>) -
     }
 }
 
-/// What so great a part of the values does not exceed; 0 if there are none.
+/// The value that this part of the values does not exceed; 0 without values.
 pub(crate) fn percentile(values: &[f64], part: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -205,7 +205,7 @@ fn enforce(world: &mut World) -> Result<()> {
     Ok(())
 }
 
-/// What the agent does in the background after an update.
+/// Background work of the agent after an update.
 fn settle(world: &mut World) {
     grace_period();
     world.compiler.grace_passed();
@@ -213,7 +213,7 @@ fn settle(world: &mut World) {
 
 type Event = fn(&Scale, u32, &mut Random) -> Change;
 
-/// Kinds of events that take turns, with the n-th event of theirs.
+/// Alternating kinds of events, with a function for the n-th event.
 const EVENTS: [(&[&str], Event); 10] = [
     (&["pod added"], |scale, n, _| Change::Pod(labelled(scale.pod(scale.pods + n), "app", app(n)))),
     (&["pod deleted"], |scale, n, _| Change::PodGone(scale.pod(scale.pods + n).key)),
@@ -258,7 +258,7 @@ const EVENTS: [(&[&str], Event); 10] = [
 ];
 
 impl Scale {
-    /// Everything in it.
+    /// All objects of the cluster.
     pub(crate) fn changes(&self) -> Vec<Change> {
         let address = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
         let mut changes = vec![Change::Node(Node {
@@ -287,7 +287,7 @@ impl Scale {
         pods.chain((0..self.local).map(|n| Change::Policy(self.policy(n)))).collect()
     }
 
-    /// Pod `number`; the first ones are local, each in a namespace of its own.
+    /// Pod `number`; the first ones are local, each in a different namespace.
     pub(crate) fn pod(&self, number: u32) -> Pod {
         let mut addresses = vec![IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0001 + number))];
         if self.dual_stack {
@@ -303,8 +303,8 @@ impl Scale {
         }
     }
 
-    /// Policy `number`: one application of one namespace; peers there, in other namespaces, and
-    /// outside. The first ones select a local pod each.
+    /// Policy `number`: selects one application of one namespace, with peers in that namespace, in others, and outside
+    /// the cluster. The first ones select one local pod each.
     fn policy(&self, number: u32) -> Policy {
         let own = app(number / self.namespaces);
         let block = [172, 16 + (number % 16) as u8, (number % 256) as u8, 0];
@@ -327,7 +327,7 @@ impl Scale {
         }
     }
 
-    /// A policy, its ingress rule changed.
+    /// A policy with an edited ingress rule.
     pub(crate) fn edited(&self, number: u32, edit: impl FnOnce(&mut Rule)) -> Change {
         let mut policy = self.policy(number);
         if let Some(rule) = policy.ingress.as_mut().and_then(|rules| rules.first_mut()) {
@@ -371,7 +371,7 @@ fn tcp(port: u16) -> PortRule {
     PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(port, port) }
 }
 
-/// Prints what was found.
+/// Prints the results.
 pub(crate) fn print(control: &Control) {
     let Control { scale, compile_ms, load_ms, write_ms, operations, own_bytes, map_bytes, events } =
         control;

@@ -1,5 +1,5 @@
-//! When a program that is being attached judges its first packet. The kernel puts it into force and
-//! then waits for whoever still reads the former list of programs, so the call returns later.
+//! Time until a newly attached program judges its first packet. The kernel puts the program into force and then waits
+//! for readers of the former list of programs, so the call returns later.
 
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
@@ -20,8 +20,8 @@ use crate::host;
 /// `TCX_NEXT`
 const NEXT: i32 = -1;
 
-/// Milliseconds until a TCX program at the egress of each of `count` new pods judges a packet. One
-/// other interface has a program already, as on a node with pods.
+/// Milliseconds until a TCX program at the egress of each of `count` new pods judges a packet. Another interface
+/// already has a program, as on a node with pods.
 pub(crate) fn measure(count: u32, pins: &Path) -> Result<Vec<f64>> {
     let netns = Netns::create("effect")?;
     netns.ip("link set lo up\naddress add 10.191.0.1/32 dev lo\n")?;
@@ -33,11 +33,11 @@ pub(crate) fn measure(count: u32, pins: &Path) -> Result<Vec<f64>> {
         times.push(first_packet(&netns, number, hook, &mut attacher)?);
     }
     attacher.retain(|_| false)?;
-    // The first one turned the hooks on for the whole machine.
+    // The first program enabled the hooks of the whole machine.
     Ok(times.split_off(1))
 }
 
-/// A pod with an address and a neighbour behind its interface.
+/// Creates a pod's veth with an address and a neighbour behind it.
 fn pod(netns: &Netns, number: u32) -> Result<u32> {
     let (path, address) = (netns.path(), address(number));
     let path = path.display();
@@ -86,7 +86,7 @@ fn first_packet(netns: &Netns, number: u32, hook: Hook, attacher: &mut Attacher)
         }
         let start = Instant::now();
         let attached = attacher.attach(program.as_fd(), hook);
-        // Packets have had their time: at least one more is sent.
+        // Leaves time for at least one more packet.
         thread::sleep(std::time::Duration::from_millis(20));
         stop.store(true, Ordering::Relaxed);
         let seen = sender.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;

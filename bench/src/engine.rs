@@ -1,5 +1,4 @@
-//! The agent's own engine at real interfaces: what a new pod waits for, and what pods that come and
-//! go elsewhere cost the node.
+//! The agent's engine with real interfaces: latency of a new pod, and CPU time of pod events on other nodes.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -28,29 +27,28 @@ use crate::host;
 use crate::packet::{load_empty, program};
 use crate::world::World;
 
-/// What was found.
+/// Results.
 #[derive(Debug, Serialize)]
 pub(crate) struct Node {
-    /// Both programs at a new interface, by TCX links and by clsact filters.
+    /// Attaching both programs to a new interface, by TCX links and by clsact filters.
     pub(crate) attach: Vec<Attach>,
-    /// Milliseconds until a TCX program that is being attached judges a packet.
+    /// Milliseconds from the attach call until the TCX program judges a packet.
     pub(crate) effect_p50_ms: f64,
     /// Milliseconds.
     pub(crate) effect_p99_ms: f64,
-    /// Milliseconds from a new pod, known with its interface, to its enforcement: compiled, written
-    /// and attached.
+    /// Milliseconds from a new pod with an interface to its enforcement: compiled, written and attached.
     pub(crate) pod_p50_ms: f64,
     /// Milliseconds.
     pub(crate) pod_p75_ms: f64,
     /// Milliseconds.
     pub(crate) pod_p99_ms: f64,
-    /// New pods in each of these.
+    /// Number of new pods in each measurement.
     pub(crate) new_pods: u32,
-    /// Pods added, relabelled and deleted elsewhere, per second.
+    /// Remote pods added, relabelled and deleted per second.
     pub(crate) events_per_second: u32,
-    /// Percent of one core that this took, with looking after tables and flows.
+    /// Percent of one core for these events, including sweeps of tables and flows.
     pub(crate) cpu_percent: f64,
-    /// The same without any event.
+    /// Percent of one core without events.
     pub(crate) idle_percent: f64,
     /// Milliseconds from each of these events to its enforcement.
     pub(crate) event_p50_ms: f64,
@@ -60,10 +58,10 @@ pub(crate) struct Node {
     pub(crate) event_max_ms: f64,
 }
 
-/// What it takes to attach both programs to a new interface.
+/// Cost of attaching both programs to a new interface.
 #[derive(Debug, Serialize)]
 pub(crate) struct Attach {
-    /// How.
+    /// Attach mode.
     pub(crate) mode: String,
     /// Milliseconds.
     pub(crate) p50_ms: f64,
@@ -71,20 +69,19 @@ pub(crate) struct Attach {
     pub(crate) p75_ms: f64,
     /// Milliseconds.
     pub(crate) p99_ms: f64,
-    /// Milliseconds of processor time; the rest is waiting.
+    /// Milliseconds of CPU time; the rest is waiting.
     pub(crate) cpu_p50_ms: f64,
-    /// Milliseconds to exchange both for others, as where a veth that has an unknown device's programs
-    /// becomes a pod's.
+    /// Milliseconds to replace both programs, as when a veth with the programs for unknown devices becomes a pod's.
     pub(crate) exchange_p50_ms: f64,
     /// Milliseconds.
     pub(crate) exchange_p99_ms: f64,
 }
 
-/// As the agent does by default: everything is compared within ten seconds, in so many parts.
+/// The agent's default: all tables are compared within ten seconds, in this many parts.
 const READBACK: (Duration, u32) = (Duration::from_secs(10), 40);
 const EVENTS_PER_SECOND: u32 = 100;
 
-/// Measures at this size.
+/// Runs all measurements.
 pub(crate) fn measure(
     scale: Scale,
     new_pods: u32,
@@ -122,7 +119,7 @@ pub(crate) fn measure(
     })
 }
 
-/// Host sides of veths, whose other sides are in another namespace.
+/// Host sides of veths with peers in another namespace.
 pub(crate) struct Veths {
     pub(crate) indices: Vec<u32>,
     _netns: Netns,
@@ -145,7 +142,7 @@ impl Veths {
     }
 }
 
-/// Attaches both programs to every interface, and measures those behind the first ones.
+/// Attaches both programs to all interfaces; measures those after the first `local` ones.
 fn attach(veths: &Veths, local: u32, buckets: u32, pins: &Path) -> Result<Vec<Attach>> {
     let cluster = Cluster::new(Size::BASE, [Local::isolated(1), Local::open(2)]);
     let mut world = World::new(&pins.join("world"), cluster.changes(), buckets)?;
@@ -188,13 +185,13 @@ fn attach(veths: &Veths, local: u32, buckets: u32, pins: &Path) -> Result<Vec<At
     modes.into_iter().collect()
 }
 
-/// The engine with a large cluster in it.
+/// The engine with a large cluster.
 pub(crate) struct Subject {
     pub(crate) engine: Engine,
     scale: Scale,
-    /// Where the attachments are pinned.
+    /// Folder of the pinned links.
     links: PathBuf,
-    /// Events so far.
+    /// Number of events so far.
     events: u32,
 }
 
@@ -217,7 +214,7 @@ impl Subject {
         Ok(subject)
     }
 
-    /// Local pod `number` has its interface.
+    /// Adds the interface of local pod `number`.
     fn interface(&mut self, number: u32, veths: &Veths) {
         let index = veths.indices[number as usize];
         let addresses = self.scale.pod(number).addresses;
@@ -253,13 +250,13 @@ impl Subject {
         Ok(took.as_secs_f64() * 1e3)
     }
 
-    /// What the agent does in the background after an update.
+    /// Background work of the agent after an update.
     pub(crate) fn settle(&mut self) {
         grace_period();
         self.engine.grace_passed();
     }
 
-    /// Both programs at each interface.
+    /// Checks that each interface has both programs.
     fn check(&self, interfaces: u32) -> Result<()> {
         let attached = Attacher::new(&self.links, Mode::Tcx)?.attached()?.len();
         ensure!(
@@ -269,8 +266,8 @@ impl Subject {
         Ok(())
     }
 
-    /// Percent of a core that the process used while so many events happened in each second, and milliseconds
-    /// from each event to its enforcement.
+    /// Percent of a core used while this many events happen per second, and milliseconds from each event to its
+    /// enforcement.
     fn load(&mut self, time: Duration, events: u32) -> Result<(f64, Vec<f64>)> {
         let parts = READBACK.0 / READBACK.1;
         let mut readback = Instant::now() + parts;
@@ -298,7 +295,7 @@ impl Subject {
         Ok((100.0 * used.as_secs_f64() / took.as_secs_f64(), times))
     }
 
-    /// A pod comes, changes its label, goes, somewhere else: milliseconds until that is enforced.
+    /// Adds, relabels or deletes a remote pod in turn; returns the milliseconds to its enforcement.
     fn event(&mut self) -> Result<f64> {
         let mut pod = self.scale.pod(self.scale.pods + self.events / 3);
         let change = match self.events % 3 {
@@ -321,9 +318,9 @@ impl Subject {
 
 /// User and system time of this process or thread.
 fn processor_time(who: libc::c_int) -> Result<Duration> {
-    // SAFETY: all zeroes is a valid rusage.
+    // SAFETY: an all-zero rusage is valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: a place for the answer, which outlives the call.
+    // SAFETY: the result buffer outlives the call.
     let result = unsafe { libc::getrusage(who, &raw mut usage) };
     nix::errno::Errno::result(result).context("getrusage")?;
     let microseconds =

@@ -1,13 +1,13 @@
-//! Figures of many runs, and tables of them.
+//! Statistics of repeated runs, and their tables.
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-/// What a measurement finds.
+/// Results of a measurement.
 pub(crate) struct Found<T> {
-    /// Of each thing that was measured.
+    /// One figure per subject.
     pub(crate) figures: Vec<T>,
-    /// What could not be measured, and why.
+    /// Subjects that could not be measured, with the reason.
     pub(crate) refused: Vec<String>,
 }
 
@@ -19,7 +19,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// Of samples.
+    /// Spread of samples.
     pub(crate) fn of(samples: &[f64]) -> Self {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -27,14 +27,14 @@ impl Spread {
         Self { min: at(0), median: at(sorted.len() / 2) }
     }
 
-    /// Of samples less those of an empty run: minimum less minimum, median less median.
+    /// Spread of samples minus the spread of an empty run: minimum minus minimum, median minus median.
     pub(crate) fn over(samples: &[f64], empty: &[f64]) -> Self {
         let (all, empty) = (Self::of(samples), Self::of(empty));
         Self { min: all.min - empty.min, median: all.median - empty.median }
     }
 }
 
-/// Highest and median of many runs, of what is better the more it is.
+/// Maximum and median of repeated runs, where more is better.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Rate {
     pub(crate) best: f64,
@@ -42,13 +42,13 @@ pub(crate) struct Rate {
 }
 
 impl Rate {
-    /// Of samples.
+    /// Rate of samples.
     pub(crate) fn of(samples: &[f64]) -> Self {
         let median = Spread::of(samples).median;
         Self { best: samples.iter().copied().fold(f64::NAN, f64::max), median }
     }
 
-    /// The time that one takes.
+    /// Time per item.
     pub(crate) fn time(self) -> Spread {
         Spread { min: self.best.recip(), median: self.median.recip() }
     }

@@ -1,4 +1,4 @@
-//! What stands between pods while something is measured: netpold, or what users have instead.
+//! Filters between pods: netpold and its alternatives.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
@@ -9,22 +9,22 @@ use netpold::dataplane::attach::{Attacher, Hook};
 use crate::packet::program;
 use crate::world::World;
 
-/// Something between interfaces.
+/// A filter between interfaces.
 pub(crate) enum Filter {
     /// Nothing.
     None,
-    /// A program that does nothing at every hook.
+    /// An empty program at every hook.
     Empty(OwnedFd),
-    /// The agent's tables with its programs.
+    /// The agent's programs and tables.
     Netpold(Box<World>),
-    /// Rules of nftables: a table that is called `bench`, by its family.
+    /// An nftables table `bench`, with its family.
     Nft(&'static str, String),
-    /// A ruleset of iptables-restore, whose chain is FORWARD.
+    /// A ruleset for iptables-restore with the chain FORWARD.
     Iptables(String),
 }
 
 impl Filter {
-    /// Puts it in place; programs at these hooks.
+    /// Installs the filter; programs are attached to these hooks.
     pub(crate) fn set(&mut self, hooks: &[Hook], attacher: &mut Attacher) -> Result<()> {
         match self {
             Self::None => {}
@@ -45,7 +45,7 @@ impl Filter {
         Ok(())
     }
 
-    /// Takes it away again.
+    /// Removes the filter.
     pub(crate) fn unset(&self, hooks: &[Hook], attacher: &mut Attacher) -> Result<()> {
         match self {
             Self::None => {}
@@ -65,7 +65,7 @@ impl Filter {
     }
 }
 
-/// Rules as one base chain of nftables, which drops what none of them accepts.
+/// One nftables base chain with these rules that drops all other packets.
 pub(crate) fn nft_forward(rules: &str) -> Filter {
     let table = format!(
         "table ip bench {{\nchain forward {{\ntype filter hook forward priority 0; policy \
@@ -74,18 +74,18 @@ pub(crate) fn nft_forward(rules: &str) -> Filter {
     Filter::Nft("ip", table)
 }
 
-/// Rules as the chain FORWARD of iptables, which drops what none of them accepts.
+/// The iptables chain FORWARD with these rules that drops all other packets.
 pub(crate) fn iptables_forward(rules: impl Iterator<Item = String>) -> Filter {
     let rules: String = rules.map(|rule| format!("-A FORWARD {rule}\n")).collect();
     Filter::Iptables(format!("*filter\n:FORWARD DROP [0:0]\n{rules}COMMIT\n"))
 }
 
-/// Clients that rules are for and that send nothing.
+/// Address of a client that is in the rules but sends nothing.
 pub(crate) fn other(number: u32) -> std::net::Ipv4Addr {
     std::net::Ipv4Addr::from_bits(0x0a50_0001 + number)
 }
 
-/// Packets that an interface of our namespace has received and sent.
+/// Packets received and sent by an interface of the own namespace.
 pub(crate) fn traffic(interface: &str) -> Result<(u64, u64)> {
     let devices = std::fs::read_to_string("/proc/thread-self/net/dev")?;
     let line = devices.lines().find_map(|line| line.trim().strip_prefix(interface));
@@ -97,17 +97,17 @@ pub(crate) fn traffic(interface: &str) -> Result<(u64, u64)> {
     Ok((field(1)?, field(9)?))
 }
 
-/// Whether a tool is there.
+/// Whether a tool is installed.
 pub(crate) fn installed(tool: &str) -> bool {
     let status =
         Command::new(tool).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     status.is_ok_and(|status| status.success())
 }
 
-/// Runs a tool with an input; what it prints.
+/// Runs a tool with this input; returns its output.
 ///
 /// # Errors
-/// The tool is missing or refuses.
+/// The tool is missing or fails.
 pub(crate) fn feed(tool: &str, arguments: &[&str], input: &str) -> Result<String> {
     use std::io::Write;
     let mut child = Command::new(tool)

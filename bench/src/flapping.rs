@@ -1,4 +1,4 @@
-//! Edits of small policies beside a tenant who flaps a large one, in the agent's engine at real interfaces.
+//! Edits of small policies while another tenant flaps a large one, in the agent's engine with real interfaces.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,13 +12,13 @@ use crate::engine::{Subject, Veths};
 use crate::figures::say;
 use crate::hostile;
 
-/// Milliseconds from an edit of a small policy to its enforcement, beside a tenant of another namespace
-/// that edits a large policy and relabels its pod in and out of it [`FLAPS_PER_SECOND`] times a second.
+/// Milliseconds from an edit of a small policy to its enforcement, while a tenant of another namespace edits a large
+/// policy and relabels its pod in and out of it [`FLAPS_PER_SECOND`] times a second.
 #[derive(Debug, Serialize)]
 pub(crate) struct Flapping {
     /// Pods of the cluster.
     pub(crate) pods: u32,
-    /// Edits of the small policies.
+    /// Number of edits of the small policies.
     pub(crate) edits: u32,
     /// Milliseconds.
     pub(crate) p50_ms: f64,
@@ -28,20 +28,20 @@ pub(crate) struct Flapping {
     pub(crate) longest_ms: f64,
     /// Edits that took more than 100 ms.
     pub(crate) late: u32,
-    /// The process's own resident memory at its largest.
+    /// Peak resident anonymous memory of the process.
     pub(crate) own_bytes: u64,
 }
 
-/// Edits and relabellings.
+/// Edits of the large policy, each with a relabelled pod.
 const FLAPS_PER_SECOND: u32 = 10;
-/// Of the small policies, meanwhile.
+/// Edits of the small policies.
 const EDITS_PER_SECOND: u32 = 20;
-/// Rules of the large one, each of all but one address and with a port.
+/// Rules of the large policy, each allowing one port to all but one address.
 const FLAPPING_RULES: u32 = 10_000;
-/// The aim.
+/// Target latency.
 const LATE_MS: f64 = 100.0;
 
-/// Measures for so long.
+/// Measures for this time.
 pub(crate) fn measure(
     time: Duration,
     buckets: u32,
@@ -68,7 +68,7 @@ pub(crate) fn measure(
     let mut again = None;
     for edit in 0..edits {
         let due = begin + Duration::from_secs(1) * edit / EDITS_PER_SECOND;
-        // What the engine has put off comes when it said.
+        // Runs the deferred work of the engine at the requested time.
         while let Some(at) = again.filter(|at| *at < due) {
             wait(at);
             again = subject.engine.step(None);
@@ -109,7 +109,7 @@ fn wait(until: Instant) {
     std::thread::sleep(until.saturating_duration_since(Instant::now()));
 }
 
-/// Prints the line.
+/// Prints the result.
 pub(crate) fn print(flapping: &Flapping) {
     let Flapping { pods, edits, p50_ms, p99_ms, longest_ms, late, own_bytes } = flapping;
     say(&format!(

@@ -1,8 +1,8 @@
-//! A flood that policy denies: what a packet costs until it is dropped.
+//! A flood that policy denies: cost of a packet until its drop.
 //!
-//! The kernel sends SYNs from ever new ports out of one end of a veth; the other end is the node's
-//! uplink, whose poll runs on the same core as the sending. So the time is that of making a frame,
-//! receiving it and dropping it, on one core; the floor is a driver's program that drops everything.
+//! The kernel sends SYNs from ever new ports out of one end of a veth. The other end is the node's uplink; its poll
+//! runs on the same core as the sender. So the time covers building, receiving and dropping a frame on one core. The
+//! floor is a driver-mode XDP program that drops everything.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,34 +29,34 @@ use crate::live::{Then, Varies, sender};
 use crate::packet::program;
 use crate::world::World;
 
-/// What one place to drop costs.
+/// Cost of one place to drop.
 #[derive(Debug, Serialize)]
 pub(crate) struct Flood {
-    /// Who drops, and where.
+    /// Filter and place of the drop.
     pub(crate) dropped_by: String,
     /// Nanoseconds per packet, on one core.
     pub(crate) total: Spread,
-    /// Nanoseconds per packet more than in a program that drops everything at the driver.
+    /// Nanoseconds per packet above a driver-mode program that drops everything.
     pub(crate) over_floor: Spread,
-    /// Packets that one core drops in a second, at best.
+    /// Packets dropped per second by one core, at best.
     pub(crate) per_second: f64,
 }
 
-/// The hardware address of the node's uplink.
+/// Hardware address of the node's uplink.
 const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 /// `XDP_DROP`
 const DROP: i32 = 1;
 /// `TCX_DROP`
 const SHOT: i32 = 2;
 
-/// An interface that is not there.
+/// Index of no existing interface.
 const NOWHERE: u32 = 9999;
 
-/// What drops.
+/// The filter that drops.
 enum Guard {
-    /// A program in front of the uplink.
+    /// An XDP program at the uplink.
     Xdp { program: OwnedFd, flags: u32, counts: bool },
-    /// A program at the veth of the pod that it is sent to, or of the one that sends it.
+    /// A TC program at the veth of the receiving or sending pod.
     Pod { program: OwnedFd, direction: Direction, counts: bool },
     /// nftables or iptables.
     Rules(Filter),
@@ -68,28 +68,28 @@ struct Subject {
     samples: Vec<f64>,
 }
 
-/// A frame and the program that sends it.
+/// A frame and its sending program.
 struct Stream {
     frame: Vec<u8>,
     sender: OwnedFd,
 }
 
-/// The uplink, the pod behind the node, and what is sent.
+/// The uplink, the pod behind the node, and the frames.
 struct Node {
     pod: Local,
     sending: u32,
     uplink: u32,
-    /// From a stranger to the pod.
+    /// From an outside address to the pod.
     to_pod: Stream,
-    /// From a pod, whose veth the uplink is this time, to a stranger.
+    /// From a pod, with the uplink as its veth, to an outside address.
     from_pod: Stream,
-    /// Of what the pod receives, and of what the uplink's pod sends.
+    /// Tables for the receiving pod, and for the sending pod at the uplink.
     worlds: [World; 2],
     _link: OwnedFd,
     _netns: Netns,
 }
 
-/// Measures every place, interleaved.
+/// Measures all filters, interleaved.
 pub(crate) fn measure(
     rounds: u32,
     packets: u32,
@@ -158,7 +158,7 @@ impl Node {
         netns.ip("link set flp1 up\n")?;
         let pod = Local::isolated(host::ifindex("flp0")?);
         let uplink = host::ifindex("flood0")?;
-        // What comes by a pod's veth has its program's proof, or is dropped for that; so two clusters.
+        // A packet from a pod's veth must have its program's proof or is dropped, so two clusters are needed.
         let cluster = Cluster::new(Size::BASE, [pod, Local::also_isolated(NOWHERE)]);
         let sender = Local::also_isolated(uplink);
         let sends = Cluster::new(Size::BASE, [pod, sender]);
@@ -171,7 +171,7 @@ impl Node {
         ])?;
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")
             .context("cannot turn on forwarding")?;
-        // Without it a veth takes frames from other drivers only if it has an XDP program.
+        // Without GRO, a veth accepts XDP frames from other drivers only if it has an XDP program.
         host::enable_gro("flood0")?;
         let to_pod = Stream::new(stranger, address)?;
         let from_pod = Stream::new(sender.address(false), stranger)?;
@@ -181,7 +181,7 @@ impl Node {
         ];
         let subjects = own(&mut worlds)?;
         let sending = host::ifindex("flood1")?;
-        // An interface can only be named as the frames' origin if it has an XDP program.
+        // `BPF_PROG_TEST_RUN` accepts only an interface with an XDP program as origin of the frames.
         let link = attach_xdp(&to_pod.sender, sending, NATIVE);
         let link = link.context("cannot attach XDP to a veth")?;
         let node =
@@ -189,7 +189,7 @@ impl Node {
         Ok((node, subjects))
     }
 
-    /// Nanoseconds per packet. All must have been dropped where they should be.
+    /// Nanoseconds per packet; checks that all packets were dropped in the right place.
     fn sample(&self, guard: &mut Guard, packets: u32, attacher: &mut Attacher) -> Result<f64> {
         let hook = |direction| match direction {
             Direction::Ingress => Hook { ifindex: self.pod.ifindex, direction },
@@ -215,7 +215,7 @@ impl Node {
     }
 
     fn send(&self, guard: &Guard, packets: u32) -> Result<f64> {
-        // What an attachment changed at the devices settles with the first packets.
+        // The first packets after an attachment are slower.
         let stream = if let Guard::Pod { direction: Direction::Egress, .. } = guard {
             &self.from_pod
         } else {
@@ -233,7 +233,7 @@ impl Node {
         Ok(took.as_secs_f64() * 1e9 / f64::from(packets))
     }
 
-    /// Sends, and waits until the uplink has received it all.
+    /// Sends, and waits until the uplink has received all packets.
     fn transmit(&self, stream: &Stream, packets: u32) -> Result<Duration> {
         const PATIENCE: Duration = Duration::from_secs(2);
         let before = traffic("flood0")?.0;
@@ -250,7 +250,7 @@ impl Node {
         }
     }
 
-    /// What the guard itself has counted so far; nothing where it does not count.
+    /// Packets counted by the filter itself so far; `None` if it does not count.
     fn dropped(&self, guard: &Guard) -> Result<Option<u64>> {
         match guard {
             Guard::Xdp { counts: false, .. } | Guard::Pod { counts: false, .. } => Ok(None),
@@ -271,7 +271,7 @@ impl Node {
         }
     }
 
-    /// Before anything else, and where a firewall of a node would.
+    /// Drops as early as possible, and where a node's firewall would.
     fn nft(&self) -> Vec<Subject> {
         let to = self.pod.address(false);
         let early = |family: &str, hook: &str| {
@@ -311,7 +311,7 @@ impl Node {
     }
 }
 
-/// The floor, and netpold's programs.
+/// The floor and netpold's programs.
 fn own([receives, sends]: &mut [World; 2]) -> Result<Vec<Subject>> {
     let floor = Code::default().end(DROP).load(XDP).context("cannot load a program")?;
     let mut uplink = |scope| -> Result<OwnedFd> {
@@ -342,9 +342,9 @@ impl Subject {
     }
 }
 
-/// The node sends nothing of its own there, such as IPv6 discovery, that would be counted.
+/// Keeps the node from sending packets of its own there, such as IPv6 neighbour discovery, which would be counted.
 fn silence(interface: &str) {
-    // Where there is no IPv6, there is nothing to turn off.
+    // Without IPv6 there is nothing to turn off.
     let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"), "1");
 }
 

@@ -1,8 +1,8 @@
-//! Forwarding from one pod's veth to another's, one core, by live frames.
+//! Forwarding between two pods' veths on one core, with live frames.
 //!
-//! The kernel takes frames from `BPF_PROG_TEST_RUN` as if the first veth had received them: they
-//! pass its TC ingress, are routed, and leave through the second veth's TC egress into the other
-//! pod's namespace, where they end because they are for no one's hardware address.
+//! The kernel takes frames from `BPF_PROG_TEST_RUN` as if the first veth had received them. They pass its TC ingress,
+//! are routed, and leave through the second veth's TC egress into the other pod's namespace, which discards them
+//! because their hardware address matches no device.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -25,23 +25,23 @@ use crate::live::{Then, Varies, sender};
 use crate::packet::{load_empty, program};
 use crate::world::World;
 
-/// The sender's port.
+/// Source port.
 const CLIENT_PORT: u16 = 40_000;
 /// Payload that makes a frame 60 bytes long.
 const PAYLOAD: [u8; 18] = [0; 18];
-/// The hardware address of pods, which their veths do not have.
+/// Destination hardware address, which no pod's veth has.
 const ELSEWHERE: [u8; 6] = [2, 0, 0, 0, 0, 9];
-/// The hardware address of the first veth's host side.
+/// Hardware address of the first veth's host side.
 const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-/// What one filter costs.
+/// Cost of one filter.
 #[derive(Debug, Serialize)]
 pub(crate) struct Forwarding {
     /// The filter.
     pub(crate) filter: String,
     /// Nanoseconds per packet.
     pub(crate) total: Spread,
-    /// Nanoseconds per packet more than without a filter.
+    /// Nanoseconds per packet above no filter.
     pub(crate) over_none: Spread,
 }
 
@@ -51,7 +51,7 @@ struct Subject {
     samples: Vec<f64>,
 }
 
-/// The node's side of two pods, and what is sent from the one to the other.
+/// The host sides of two pods' veths, and the frame between the pods.
 struct Wire {
     from: Local,
     to: Local,
@@ -61,7 +61,7 @@ struct Wire {
     _pods: [Netns; 2],
 }
 
-/// Measures every filter, interleaved.
+/// Measures all filters, interleaved.
 pub(crate) fn measure(
     sizes: &[Size],
     rounds: u32,
@@ -149,13 +149,13 @@ impl Wire {
         let frame = udp_frame(NODE_MAC, ELSEWHERE, client, server, &PAYLOAD)?;
         let sender = sender(&frame, Then::Receive, Varies::Nothing);
         let sender = sender.context("cannot load the sending program")?;
-        // An interface can only be named as the frames' origin if it has an XDP program.
+        // `BPF_PROG_TEST_RUN` accepts only an interface with an XDP program as origin of the frames.
         let receive =
             attach_xdp(&sender, from.ifindex, 0).context("cannot attach XDP to a veth")?;
         Ok(Self { from, to, frame, sender, _receive: receive, _pods: pods })
     }
 
-    /// Both pods under policy, each other's clients, and the flow established at both.
+    /// Tables with both pods under policy, as clients of each other, and with the flow established at both.
     fn world(&self, size: Size, pins: &Path, buckets: u32) -> Result<World> {
         let cluster = Cluster::new(size, [self.from, self.to]);
         let mut world = World::new(pins, cluster.changes(), buckets)?;
@@ -180,7 +180,7 @@ impl Wire {
         Ok(world)
     }
 
-    /// Where a packet from the one pod to the other meets programs.
+    /// Hooks on the path between the pods.
     fn hooks(&self) -> [Hook; 2] {
         [
             Hook { ifindex: self.from.ifindex, direction: Direction::Egress },
@@ -188,7 +188,7 @@ impl Wire {
         ]
     }
 
-    /// Nanoseconds per packet. All must have arrived.
+    /// Nanoseconds per packet; checks that all packets arrived.
     fn send(&self, packets: u32) -> Result<f64> {
         let before = traffic("fwb0")?.1;
         let start = Instant::now();
@@ -203,8 +203,8 @@ impl Wire {
         Ok(took.as_secs_f64() * 1e9 / f64::from(packets))
     }
 
-    /// With conntrack (established first, as anyone writes it), and a list of rules before the one
-    /// that matches without it.
+    /// One chain with conntrack (established first, as usual), and one without, with other rules before the matching
+    /// one.
     fn nft(&self, rules: u32) -> Vec<Subject> {
         let (from, to) = (self.from.address(false), self.to.address(false));
         let allow = format!("ip saddr {from} ip daddr {to} udp dport {PORT} accept");
@@ -217,7 +217,7 @@ impl Wire {
         vec![Subject::new(&name("conntrack"), tracked), Subject::new(&name("stateless"), linear)]
     }
 
-    /// A chain of rules behind conntrack.
+    /// A chain of rules after conntrack.
     fn iptables(&self, rules: u32) -> Vec<Subject> {
         let (from, to) = (self.from.address(false), self.to.address(false));
         let tracked = "-m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT".to_owned();
@@ -232,7 +232,7 @@ pub(crate) fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// Prints what was found.
+/// Prints the results.
 pub(crate) fn print(forwarding: &[Forwarding]) {
     if !forwarding.is_empty() {
         say(

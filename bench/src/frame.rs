@@ -1,4 +1,4 @@
-//! Frames between the measured pod and others, and where their varying parts are.
+//! Frames of the measured pod, and the offsets of their varying fields.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -12,7 +12,7 @@ pub(crate) const ACK: u8 = 0x10;
 const ETHERNET: usize = 14;
 const TCP: u8 = 6;
 
-/// A TCP segment without data, in Ethernet.
+/// An Ethernet frame with a TCP segment without data.
 pub(crate) fn tcp(from: (IpAddr, u16), to: (IpAddr, u16), flags: u8) -> Vec<u8> {
     segment([2, 0, 0, 0, 0, 1], from, to, flags, (1, 2))
 }
@@ -29,15 +29,14 @@ fn segment(
     packet::frame(to_mac, [2, 0, 0, 0, 0, 2], &packet)
 }
 
-/// An echo request without data, in Ethernet.
+/// An Ethernet frame with an echo request without data.
 pub(crate) fn echo(from: IpAddr, to: IpAddr) -> Vec<u8> {
     let kind = if from.is_ipv4() { 8 } else { 128 };
     let packet = packet::icmp_packet((from, to), (kind, 0), [0, 1, 0, 1], &[]);
     packet::frame([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], &packet)
 }
 
-/// A TCP segment that opens a connection over IPv4, in Ethernet, padded to 60 bytes. Its sequence number
-/// is 0.
+/// An Ethernet frame with an IPv4 TCP SYN, padded to 60 bytes. The sequence number is 0.
 pub(crate) fn syn(to_mac: [u8; 6], from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> Vec<u8> {
     let ends = [from, to].map(|(address, port)| (address.into(), port));
     let mut frame = segment(to_mac, ends[0], ends[1], SYN, (0, 0));
@@ -45,7 +44,7 @@ pub(crate) fn syn(to_mac: [u8; 6], from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -
     frame
 }
 
-/// Where one end's address and port are in a frame of [`tcp`].
+/// Offsets of the address and port of one end in a frame of [`tcp`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct End {
     /// Byte offset of the address.
@@ -57,7 +56,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// The sender of a frame, or its receiver.
+    /// Offsets for the sender or the receiver of a frame.
     pub(crate) fn of(v6: bool, sender: bool) -> Self {
         let (before, length, header) = if v6 { (8, 16, 40) } else { (12, 4, 20) };
         let second = i16::from(!sender);

@@ -1,4 +1,4 @@
-//! The machine: namespaces of our own, and what the kernel tells of us.
+//! The machine: private namespaces, and the kernel's accounting of this process.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,11 +11,11 @@ use nix::sched::{CloneFlags, CpuSet, sched_getaffinity, sched_getcpu, sched_seta
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-/// Leaves the machine's network and mounts: what is made from here on is seen by nobody else and
-/// goes with the process. To be called before any thread is started.
+/// Leaves the network and mount namespaces of the machine: everything created later is private and ends with the
+/// process. Must be called before any thread is started.
 ///
 /// # Errors
-/// Without `CAP_SYS_ADMIN`.
+/// Missing `CAP_SYS_ADMIN`.
 pub(crate) fn seclude() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
         .context("cannot make namespaces: run as root")?;
@@ -27,27 +27,27 @@ pub(crate) fn seclude() -> Result<()> {
 /// Mounts a BPF file system.
 ///
 /// # Errors
-/// Without `CAP_SYS_ADMIN`.
+/// Missing `CAP_SYS_ADMIN`.
 pub(crate) fn mount_bpffs(at: &Path) -> Result<()> {
     mount(Some("bpf"), at, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
         .context("cannot mount a bpffs")
 }
 
-/// Where it was measured.
+/// The machine of a measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Machine {
-    /// Processor as it calls itself.
+    /// Model name of the processor.
     pub(crate) cpu: String,
     /// Logical processors.
     pub(crate) cpus: usize,
-    /// Release of the kernel.
+    /// Kernel release.
     pub(crate) kernel: String,
     /// Seconds since the epoch.
     pub(crate) at: u64,
 }
 
 impl Machine {
-    /// This one, now.
+    /// Describes this machine at the present time.
     pub(crate) fn here() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model =
@@ -63,7 +63,7 @@ impl Machine {
     }
 }
 
-/// Resident memory of this process that is its own (not of mapped tables), in bytes.
+/// Resident anonymous memory of this process (without mapped tables), in bytes.
 pub(crate) fn own_memory() -> Result<u64> {
     let status =
         fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
@@ -72,7 +72,7 @@ pub(crate) fn own_memory() -> Result<u64> {
     Ok(kib.parse::<u64>().context("RssAnon is no number")? * 1024)
 }
 
-/// Bytes of kernel memory behind the BPF maps that this process has open, by map identifier.
+/// Kernel memory in bytes of each BPF map that this process has open, by map identifier.
 pub(crate) fn map_memory() -> Result<BTreeMap<u32, u64>> {
     let mut maps = BTreeMap::new();
     for entry in fs::read_dir("/proc/self/fdinfo").context("cannot list /proc/self/fdinfo")? {
@@ -88,10 +88,10 @@ pub(crate) fn map_memory() -> Result<BTreeMap<u32, u64>> {
     Ok(maps)
 }
 
-/// Runs `ip` with a batch of lines in our network namespace.
+/// Runs `ip` once per line in the own network namespace.
 ///
 /// # Errors
-/// When `ip` is missing or refuses a line.
+/// `ip` is missing or fails on a line.
 pub(crate) fn ip(lines: &[&str]) -> Result<()> {
     for line in lines {
         let arguments = line.split(' ');
@@ -122,25 +122,25 @@ struct EthtoolValue {
 pub(crate) fn enable_gro(interface: &str) -> Result<()> {
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").context("cannot open a socket")?;
     let mut value = EthtoolValue { command: SET_GRO, data: 1 };
-    // SAFETY: all zeroes is a valid ifreq.
+    // SAFETY: an all-zero ifreq is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     anyhow::ensure!(interface.len() < request.ifr_name.len(), "{interface} is too long a name");
     for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes()) {
         *to = from.cast_signed();
     }
     request.ifr_ifru.ifru_data = (&raw mut value).cast();
-    // SAFETY: a request with a name that ends, and a value of that command; both outlive the call.
+    // SAFETY: the name is terminated and the value matches the command; both outlive the call.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
     nix::errno::Errno::result(result)
         .with_context(|| format!("cannot turn on GRO at {interface}"))?;
     Ok(())
 }
 
-/// While it lives, this thread runs on one processor.
+/// Keeps this thread on one processor until dropped.
 pub(crate) struct OneCpu(CpuSet);
 
 impl OneCpu {
-    /// Stays where it is.
+    /// Pins the thread to its present processor.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -160,7 +160,7 @@ impl Drop for OneCpu {
     }
 }
 
-/// Index of an interface in our network namespace.
+/// Index of an interface in the own network namespace.
 ///
 /// # Errors
 /// There is no such interface.
@@ -168,7 +168,7 @@ pub(crate) fn ifindex(name: &str) -> Result<u32> {
     nix::net::if_::if_nametoindex(name).with_context(|| format!("no interface {name}"))
 }
 
-/// Writes a file with its folder.
+/// Writes a file; creates its folder.
 pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;

@@ -1,6 +1,5 @@
-//! What one tenant's objects cost, by their size: they, an edit of them, and an edit of another tenant's
-//! beside them. Compiled and written to tables in plain memory; in processor time, so that it does not
-//! depend on what else runs.
+//! Cost of one tenant's objects by size: of the objects themselves, of an edit of them, and of an edit by another
+//! tenant. Compiled and written to tables in memory; measured in CPU time, to be independent of other load.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -26,39 +25,39 @@ use crate::figures::{say, table};
 
 /// Sizes of each shape.
 pub(crate) const SIZES: [u32; 5] = [625, 1250, 2500, 5000, 10_000];
-/// Beside what they are measured.
+/// The rest of the cluster.
 pub(crate) const BESIDE: Scale =
     Scale { pods: 10_000, namespaces: 100, policies: 500, local: 50, dual_stack: false, events: 0 };
-/// Edits of another tenant's.
+/// Edits by another tenant.
 const EDITS: u32 = 50;
 const TENANT: &str = "tenant";
 
-/// What came out for a shape and a size.
+/// Results for a shape and a size.
 #[derive(Debug, Serialize)]
 pub(crate) struct Hostile {
-    /// What the tenant wrote.
+    /// Shape of the tenant's objects.
     pub(crate) shape: &'static str,
-    /// How many of it.
+    /// Number of rules or ports.
     pub(crate) size: u32,
-    /// Milliseconds of processor time until it is in force.
+    /// Milliseconds of CPU time until the objects are in force.
     pub(crate) first_ms: f64,
-    /// Milliseconds until an edit of it is.
+    /// Milliseconds until an edit of them is in force.
     pub(crate) edit_ms: f64,
-    /// Milliseconds until a pod is in force that such objects select, relabelled so that they do not, or
-    /// do again; the longer of both.
+    /// Milliseconds until a pod is in force that is relabelled out of the selection of these objects or into it again;
+    /// the longer of both.
     pub(crate) relabel_ms: f64,
-    /// Milliseconds until an edit of another tenant's policy is, at p99.
+    /// Milliseconds until an edit of another tenant's policy is in force, p99.
     pub(crate) other_ms: f64,
-    /// Steps of the compiler for the first.
+    /// Work of the compiler for the first update.
     pub(crate) work: u64,
-    /// Resident memory more with it, tables included.
+    /// Additional resident memory, including tables.
     pub(crate) bytes: u64,
 }
 
-/// Objects of this size, and whether they are edited.
+/// Builds objects of a size, edited or not.
 type Shape = fn(u32, bool) -> Vec<Change>;
 
-/// The shapes by name.
+/// Shapes by name.
 pub(crate) const SHAPES: [(&str, Shape); 5] = [
     ("rules with all but one address, and a port", blocks_but_one),
     ("rules with an address, and two ports", port_sets),
@@ -85,7 +84,7 @@ struct World {
 }
 
 impl World {
-    /// Milliseconds to take changes in and to bring them into force.
+    /// Milliseconds to take changes and put them into force.
     fn enforce(&mut self, changes: Vec<Change>) -> Result<f64> {
         let start = processor_time();
         changes.into_iter().for_each(|change| self.compiler.ingest(change));
@@ -98,7 +97,7 @@ impl World {
     }
 }
 
-/// Processor time of this thread.
+/// CPU time of this thread.
 fn processor_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
@@ -139,7 +138,7 @@ fn one(shape: &'static str, objects: Shape, size: u32) -> Result<Hostile> {
     Ok(Hostile { shape, size, first_ms, edit_ms, relabel_ms, other_ms, work, bytes })
 }
 
-/// The tenant's pod on the node; `selected`: its large policies isolate it.
+/// The tenant's pod on the node; if `selected`, the large policies isolate it.
 pub(crate) fn local_pod(selected: bool) -> Pod {
     pod("p", if selected { "x" } else { "y" }, 0)
 }
@@ -156,7 +155,7 @@ fn tcp(port: u16) -> PortRule {
     PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(port, port) }
 }
 
-/// A policy of egress rules; an edit takes the last one away.
+/// A policy of egress rules; the edited one lacks the last rule.
 fn policy(size: u32, edited: bool, rule: impl Fn(u32) -> Rule) -> Change {
     Change::Policy(Policy {
         key: Key::new(TENANT, "hostile"),
@@ -249,7 +248,7 @@ fn named_ports(size: u32, edited: bool) -> Vec<Change> {
     [Change::Pod(far)].into_iter().filter(|_| !edited).chain([rules]).collect()
 }
 
-/// Prints what was found.
+/// Prints the results.
 pub(crate) fn print(figures: &[Hostile]) {
     if figures.is_empty() {
         return;

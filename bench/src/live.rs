@@ -1,42 +1,41 @@
-//! Live frames: packets that the kernel makes as fast as it can (`BPF_PROG_TEST_RUN`, kernel 5.18).
+//! Live frames: packets that the kernel generates at full speed (`BPF_PROG_TEST_RUN`, kernel 5.18).
 //!
-//! The frames' pages are used again as the stack left them, so the sending program writes the
-//! headers anew every time.
+//! The kernel reuses the frames' pages as the stack left them, so the sending program rewrites the headers each time.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
 use crate::bytecode::{Code, XDP, memory};
 
-/// What becomes of a frame.
+/// Fate of a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Then {
-    /// It enters the stack as if the interface had received it (`XDP_PASS`).
+    /// Enters the stack as if the interface had received it (`XDP_PASS`).
     Receive = 2,
-    /// It leaves by the interface (`XDP_TX`).
+    /// Leaves through the interface (`XDP_TX`).
     Transmit = 3,
 }
 
-/// Which port of a TCP segment changes from frame to frame; it is 0 in the frame that is given.
+/// The TCP port that changes from frame to frame; must be 0 in the given frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Varies {
     /// None.
     Nothing,
-    /// The sender's.
+    /// The source port.
     From,
-    /// The one it goes to.
+    /// The destination port.
     To,
 }
 
-/// Bytes that are written: up to the source address of an IPv4 header.
+/// Bytes to rewrite: up to the source address in the IPv4 header.
 const HEADERS: usize = 28;
-/// The ports of TCP in IPv4, and the low half of its sequence number.
+/// Offsets of the TCP ports in IPv4, and of the low half of the sequence number.
 const FROM_PORT: i16 = 34;
 const TO_PORT: i16 = 36;
 const SEQUENCE: i16 = 40;
 
-/// A program that sends this frame, of 60 bytes or more. What varies is each time the next of 32,768 ports;
-/// the sequence number makes up for that, so that the checksum stays.
+/// A program that sends this frame of at least 60 bytes. The varying port cycles through 32,768 numbers; the sequence
+/// number compensates for it, so that the checksum stays valid.
 ///
 /// # Errors
 /// The verifier refuses.
@@ -61,14 +60,14 @@ pub(crate) fn sender(frame: &[u8], then: Then, varies: Varies) -> io::Result<Own
     code.end(then as i32).load(XDP)
 }
 
-/// The frame is in register 7. In one's complement a number and its inverse add up to nothing.
+/// Writes the next port into the frame at register 7. In one's complement a number and its inverse add up to nothing.
 fn next_port(code: Code, port: i16, counter: &OwnedFd) -> Code {
     code.address(1, counter)
         .load32(2, 1, 0)
         .copy(3, 2)
         .add(3, 1)
         .store32(1, 0, 3)
-        // Big endian: the upper half of the ports.
+        // Big endian: sets the upper half of the port range.
         .or(2, 0x80)
         .store16(7, port, 2)
         .multiply(2, -1)

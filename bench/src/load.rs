@@ -1,4 +1,4 @@
-//! Load between two namespaces: streams, requests, connections, datagrams, over plain sockets.
+//! Load between two namespaces over plain sockets: streams, requests, connections, datagrams.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -11,22 +11,22 @@ use netpold_testbed::Netns;
 use crate::cluster::PORT;
 use crate::control::percentile;
 
-/// What one run of all loads gave.
+/// Results of one run of all loads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
     /// Gbit/s of one TCP stream.
     pub(crate) stream: f64,
-    /// Microseconds from a request of one byte to its answer, over one connection.
+    /// Microseconds from a one-byte request to its answer, over one connection; median.
     pub(crate) request_p50: f64,
     /// Microseconds, 99th percentile.
     pub(crate) request_p99: f64,
-    /// Connections per second, one after the other: opened, a byte there and back, closed.
+    /// Sequential connections per second: opened, one byte each way, closed.
     pub(crate) connections: f64,
-    /// UDP packets of 60 bytes that arrive in a second, from one sender.
+    /// UDP packets of 60 bytes received per second from one sender.
     pub(crate) datagrams: f64,
 }
 
-/// Servers in one namespace and clients in another.
+/// Servers in one namespace, clients in another.
 pub(crate) struct Load<'a> {
     client: &'a Netns,
     address: IpAddr,
@@ -34,17 +34,17 @@ pub(crate) struct Load<'a> {
     socket: UdpSocket,
 }
 
-/// What a stream writes and reads at a time.
+/// Bytes per read and write of a stream.
 const CHUNK: usize = 128 << 10;
 /// Payload that makes a frame 60 bytes long.
 const PAYLOAD: [u8; 18] = [0; 18];
-/// Nothing here takes longer.
+/// Timeout of every operation.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Datagrams are all in when none has come for so long.
+/// Time without a datagram after which all have arrived.
 const QUIET: Duration = Duration::from_millis(20);
 
 impl<'a> Load<'a> {
-    /// Listens at an address of the server's, at [`PORT`].
+    /// Listens on [`PORT`] of the server's address.
     ///
     /// # Errors
     /// The sockets cannot be opened.
@@ -56,7 +56,7 @@ impl<'a> Load<'a> {
         Ok(Self { client, address, listener: listener.context("cannot listen")?, socket })
     }
 
-    /// Each load once, for so long.
+    /// Runs each load once, for this time.
     ///
     /// # Errors
     /// A connection is not allowed or breaks.
@@ -73,8 +73,7 @@ impl<'a> Load<'a> {
         })
     }
 
-    /// Whether a connection to a port that nobody listens at is cut on its way, and not refused
-    /// by the server itself.
+    /// Whether a connection to a port without listener is dropped on its way, instead of refused by the server.
     pub(crate) fn is_cut(&self, port: u16) -> Result<bool> {
         let at = SocketAddr::new(self.address, port);
         let patience = Duration::from_millis(200);
@@ -89,7 +88,7 @@ impl<'a> Load<'a> {
         Ok(stream)
     }
 
-    /// Runs a client in its namespace against a server thread, which gets the listener.
+    /// Runs a client in its namespace and a server thread with the listener.
     fn against<S: Send, C: Send>(
         &self,
         server: impl FnOnce(&TcpListener) -> std::io::Result<S> + Send,
@@ -128,7 +127,7 @@ impl<'a> Load<'a> {
         Ok(bytes as f64 * 8.0 / 1e9 / (end - start).as_secs_f64())
     }
 
-    /// Microseconds of each request.
+    /// Microseconds per request.
     fn requests(&self, time: Duration) -> Result<Vec<f64>> {
         let server = |listener: &TcpListener| {
             let (mut stream, _) = listener.accept()?;
@@ -155,7 +154,7 @@ impl<'a> Load<'a> {
 
     fn connections(&self, time: Duration) -> Result<f64> {
         const LAST: u8 = 9;
-        // The server closes first: clients' ports are free again at once.
+        // The server closes first, so that ports of the client are free again at once.
         let server = |listener: &TcpListener| {
             let mut byte = [0];
             while byte[0] != LAST {
@@ -218,7 +217,7 @@ impl<'a> Load<'a> {
     }
 }
 
-/// A byte there and back.
+/// Sends a byte and receives one.
 fn exchange(stream: &mut TcpStream, byte: u8) -> std::io::Result<()> {
     let mut answer = [byte];
     stream.write_all(&answer)?;

@@ -1,4 +1,4 @@
-//! How many lookups in maps a packet takes: the same code, over tables that count.
+//! Number of map lookups per packet: the packet path over counting tables.
 
 use std::cell::Cell;
 
@@ -26,19 +26,19 @@ use crate::figures::{say, table};
 use crate::frame::tcp;
 use netpold::engine::install;
 
-/// Where packets to pods come from.
+/// Interface on which packets to pods arrive.
 const UPLINK: u32 = 2;
-/// Buckets of the flow table: no bucket is full.
+/// Buckets of the flow table, enough that no bucket is full.
 const BUCKETS: u32 = 64;
 
-/// What one packet looks up. Tables at fixed addresses take no lookup.
+/// Lookups of one packet. Tables at fixed addresses need none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Lookups {
-    /// In array maps, conntrack's buckets among them.
+    /// In array maps, including conntrack buckets.
     pub(crate) arrays: u32,
-    /// Of those, in conntrack.
+    /// In conntrack buckets alone.
     pub(crate) conntrack: u32,
-    /// In the kernel's hash maps, and searches of the tree of IPv6 blocks.
+    /// In the kernel's hash maps and in the tree of IPv6 blocks.
     pub(crate) hashes: u32,
 }
 
@@ -54,10 +54,10 @@ pub(crate) struct CaseLookups {
     pub(crate) lookups: Lookups,
 }
 
-/// Counts them in one cluster.
+/// Counts the lookups of all cases in one cluster.
 ///
 /// # Errors
-/// It does not compile, or a packet is not judged as the case says.
+/// The cluster does not compile, or a verdict differs from the case's.
 pub(crate) fn count(size: Size, locals: [Local; 2]) -> Result<Vec<CaseLookups>> {
     let cluster = Cluster::new(size, locals);
     let options = Options { node: NODE.into(), ..Options::default() };
@@ -80,16 +80,16 @@ pub(crate) fn count(size: Size, locals: [Local; 2]) -> Result<Vec<CaseLookups>> 
     })
 }
 
-/// A node's tables, counted.
+/// A node's tables that count lookups.
 struct Counting<'a> {
     node: NodeTables<&'a MemoryTables, &'a FlowTables>,
-    /// There are IPv6 blocks.
+    /// Whether there are IPv6 blocks.
     blocks: bool,
     counted: Cell<Lookups>,
 }
 
 impl Counting<'_> {
-    /// As the packet part's cases, in the order in which each finds the state that it is about.
+    /// The cases of the packet part, in an order in which each finds the state that it needs.
     fn cases(
         &self,
         cluster: &Cluster,
@@ -122,7 +122,7 @@ impl Counting<'_> {
         Ok(cases)
     }
 
-    /// Whether a packet passes, and what that took.
+    /// Whether a packet passes, and its lookups.
     fn judge(&self, local: Local, direction: Direction, frame: &[u8]) -> (bool, Lookups) {
         self.counted.take();
         let ifindex = local.ifindex;
@@ -166,7 +166,7 @@ impl PolicyTables for Counting<'_> {
     }
 
     fn host6(&self, address: &[u8; 16]) -> Option<ClassId> {
-        // In one of two buckets.
+        // Stored in one of two buckets.
         let found = self.node.host6(address);
         (0..if found.is_some() { 1 } else { 2 }).for_each(|_| self.array());
         found
@@ -253,7 +253,7 @@ impl Tables for Counting<'_> {
     }
 }
 
-/// Prints them: sizes down, cases across.
+/// Prints the lookups: sizes in rows, cases in columns.
 pub(crate) fn print(all: &[CaseLookups]) {
     for family in [4, 6] {
         let shown = || all.iter().filter(|it| it.family == family);
@@ -280,7 +280,7 @@ pub(crate) fn print(all: &[CaseLookups]) {
 mod tests {
     use super::*;
 
-    /// What the quick way is quick by: most packets look up one bucket and nothing else.
+    /// The fast path is fast because most packets look up one bucket and nothing else.
     #[test]
     fn an_open_connections_packets_take_one_lookup() {
         let locals = [Local::isolated(101), Local::open(100)];

@@ -1,4 +1,4 @@
-//! netpold's benchmarks: `cargo xtask bench`. What is measured and how is in `README.md`.
+//! netpold's benchmarks: `cargo xtask bench`. `README.md` describes the measurements.
 
 mod bytecode;
 mod cluster;
@@ -50,61 +50,61 @@ struct Arguments {
     /// Only these parts
     #[arg(long, value_enum, value_name = "PART")]
     part: Vec<Part>,
-    /// Of the part `scale`, only clusters of so many nodes
+    /// Measure only clusters of this many nodes (part `scale`)
     #[arg(long, value_name = "NUMBER")]
     nodes: Option<u32>,
-    /// Where results.json is written
+    /// Directory for results.json
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     output: PathBuf,
-    /// The figures to compare with
+    /// Baseline to compare with
     #[arg(long, value_name = "FILE", default_value = "bench/baseline.json")]
     baseline: PathBuf,
-    /// Make this run's figures the baseline, and draw them
+    /// Save this run's figures as the baseline, and draw them
     #[arg(long)]
     save_baseline: bool,
-    /// Draw the charts beside the baseline from its figures, and measure nothing
+    /// Only draw the charts of the baseline, beside it
     #[arg(long, conflicts_with = "save_baseline")]
     draw_baseline: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// A large cluster: first image, memory, from event to enforced; hostile tenants
+    /// A large cluster: first image, memory, event to enforcement; hostile tenants
     Control,
-    /// Of control only another tenant's edits beside one who flaps: five minutes
+    /// The part of control with edits while another tenant flaps: five minutes
     Flapping,
     /// Nanoseconds per packet
     Packet,
     /// Forwarding between veths
     Forward,
-    /// A denied flood, by who drops it
+    /// A denied flood, by dropping filter
     Flood,
-    /// A denied flood that is watched: what it costs the agent
+    /// CPU time of an agent that observes a denied flood
     Observe,
-    /// Sockets of two pods
+    /// Sockets between two pods
     Wire,
-    /// What agents cost an API server; only if named: ten minutes
+    /// Load of agents on an API server; only if named: ten minutes
     Scale,
 }
 
 impl Part {
-    /// As on the command line, and what the names of its figures begin with.
+    /// Name on the command line, which is also the prefix of its figures.
     fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 }
 
-/// Buckets of the IPv4 conntrack table, four flows each; the agent's own default.
+/// Buckets of the IPv4 conntrack table, four flows each; the agent's default.
 const BUCKETS: u32 = 131_072;
-/// Both large.
+/// Both pods and rules large.
 const LARGE: Size = Size { pods: 100_000, rules: 10_000, ..Size::BASE };
-/// The other dimensions stay at [`Size::BASE`] while one is varied.
+/// Values per dimension; the others stay at [`Size::BASE`].
 const PODS: [u32; 4] = [10, 1000, 10_000, 100_000];
 const RULES: [u32; 3] = [1, 100, 10_000];
 const CIDRS: [u32; 3] = [0, 10_000, 100_000];
 const RANGES: [u32; 3] = [1, 100, 1000];
 const TIERS: [u32; 2] = [0, 100];
-/// Of the simulated clusters that agents follow on an API server, and how many agents of either kind.
+/// Nodes of the simulated clusters on an API server, and the number of measured agents of either kind.
 const NODES: [(u32, u32); 3] = [(100, 10), (1000, 3), (5000, 1)];
 
 fn main() -> ExitCode {
@@ -142,7 +142,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         wire: Vec::new(),
         scale: Vec::new(),
     };
-    // First, while the process has no other memory.
+    // First, while the process has little other memory.
     if wanted(Part::Control) {
         control(arguments.quick, &pins, &mut results)?;
     }
@@ -184,7 +184,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     compare(&now, &arguments.baseline, &arguments.output.join("again"), arguments.quick)
 }
 
-/// Draws a baseline into its folder.
+/// Draws the charts of a baseline into its folder.
 fn draw(baseline: &Baseline, file: &Path) -> Result<()> {
     for (name, text) in plots::of_baseline(&baseline.figures)? {
         host::write(&file.with_file_name(name), &text)?;
@@ -217,7 +217,7 @@ fn control(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
 
 fn packets(quick: bool, pins: &Pins, results: &mut Results) -> Result<()> {
     host::ip(&["link add bench0 index 100 type veth peer name bench1 index 101"])?;
-    // Not the loopback interface: that is where XDP test runs say that packets come from.
+    // Not the loopback interface, which is the origin of packets in XDP test runs.
     let (isolated, open) = (host::ifindex("bench1")?, host::ifindex("bench0")?);
     let locals = [Local::isolated(isolated), Local::open(open)];
     let effort = Effort {
@@ -306,7 +306,7 @@ fn scales(quick: bool) -> Vec<Scale> {
     if quick { vec![scale] } else { vec![scale, Scale { dual_stack: true, ..scale }] }
 }
 
-/// A bpffs for pins, in our own mounts.
+/// A bpffs for pins, in the private mount namespace.
 struct Pins(PathBuf);
 
 const PINS: &str = "netpold-bench-";
@@ -332,7 +332,7 @@ impl Drop for Pins {
     }
 }
 
-/// Removes the empty folders of runs that were killed.
+/// Removes empty folders of killed runs.
 fn sweep() {
     for entry in std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
         let name = entry.file_name();

@@ -13,26 +13,26 @@ use crate::figures::{say, table};
 use crate::host::map_memory;
 use crate::world::World;
 
-/// One cluster's maps.
+/// Maps of one cluster.
 #[derive(Debug, Serialize)]
 pub(crate) struct Maps {
-    /// Pods in the cluster, each with addresses of both families.
+    /// Pods of the cluster, each with addresses of both families.
     pub(crate) pods: u32,
-    /// Bytes by name.
+    /// Bytes by map name.
     pub(crate) bytes: BTreeMap<String, u64>,
 }
 
-/// The maps of a cluster of this size.
+/// Measures the maps of a cluster of this size.
 pub(crate) fn measure(scale: Scale, buckets: u32, pins: &Path) -> Result<Maps> {
     let before: BTreeSet<u32> = map_memory()?.into_keys().collect();
-    // As the agent begins.
+    // The initial sizes of the agent.
     let _world = World::sized(pins, scale.changes(), buckets, Capacity::SMALL)?;
     let after = map_memory()?;
     let mut bytes = BTreeMap::new();
     for info in loaded_maps() {
         let info = info.context("cannot list maps")?;
         if let Some(used) = after.get(&info.id()).filter(|_| !before.contains(&info.id())) {
-            // The sections at fixed addresses have none.
+            // Data sections at fixed addresses have no name.
             let name = info.name_as_str().context("a map without a name")?;
             let name = if name.is_empty() { "at fixed addresses" } else { name };
             *bytes.entry(name.to_owned()).or_default() += used;

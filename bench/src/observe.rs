@@ -1,9 +1,9 @@
-//! A denied flood that somebody follows: what it costs the agent, and what is still to be seen of others.
+//! A denied flood with an observer: its cost for the agent, and the visibility of other drops.
 //!
-//! A pod for each processor sends SYNs that its policy denies, as fast as the kernel makes them, through its own
-//! veth to ever other ports, so that no two events need the same explanation. Another pod sends a datagram now and
-//! then that is denied, too. An agent of its own enforces, `netpold observe --follow` runs beside it. At the end
-//! every drop that the kernel counted must have been shown, or counted as lost.
+//! One pod per processor sends denied SYNs through its own veth, as fast as the kernel generates them, to ever new
+//! ports, so that no two events have the same explanation. Another pod sends a denied datagram now and then. A separate
+//! agent enforces, and `netpold observe --follow` runs beside it. At the end, every drop that the kernel counted must
+//! have been shown or counted as lost.
 
 mod watcher;
 
@@ -29,58 +29,58 @@ use crate::host;
 use crate::live::{Then, Varies, sender};
 use watcher::Watcher;
 
-/// What is found.
+/// Results.
 #[derive(Debug, Serialize)]
 pub(crate) struct Observed {
-    /// Without a flood, with one, and with one that is watched.
+    /// Phases: no flood, a flood, an observed flood.
     pub(crate) phases: Vec<Phase>,
-    /// Events that the watcher was shown in a second.
+    /// Events shown per second.
     pub(crate) events_per_second: f64,
-    /// Percent of a core that the command used.
+    /// Percent of a core used by the command.
     pub(crate) command_percent: f64,
     /// Packets of the other pod.
     pub(crate) single: usize,
-    /// Of these, those that were shown.
+    /// Packets of the other pod that were shown.
     pub(crate) shown: usize,
-    /// Milliseconds from sending one to its line.
+    /// Milliseconds from sending such a packet to its line.
     pub(crate) shown_p50_ms: f64,
     /// Milliseconds.
     pub(crate) shown_max_ms: f64,
-    /// Drops that were shown.
+    /// Drops shown.
     pub(crate) events: u64,
-    /// Drops that were counted as lost.
+    /// Drops counted as lost.
     pub(crate) lost: u64,
     /// Events without policy and rule.
     pub(crate) unattributed: u64,
 }
 
-/// The agent for some time.
+/// Load of the agent during one phase.
 #[derive(Debug, Serialize)]
 pub(crate) struct Phase {
     pub(crate) name: String,
-    /// Packets denied in a second.
+    /// Packets denied per second.
     pub(crate) denied_per_second: f64,
-    /// Percent of a core that the agent used.
+    /// Percent of a core used by the agent.
     pub(crate) agent_percent: f64,
 }
 
-/// The aim, in percent of a core.
+/// Target, in percent of a core.
 const AIM: f64 = 5.0;
-/// Policies of the pods' namespace: an explanation goes through them.
+/// Policies in the pods' namespace; an explanation evaluates all of them.
 const POLICIES: u32 = 500;
-/// The pod that sends little.
+/// Name of the pod that sends single packets.
 const SINGLE: &str = "single";
-/// Nobody is there.
+/// An unused address.
 const NOWHERE: Ipv4Addr = Ipv4Addr::new(10, 1, 1, 200);
-/// Frames of one call.
+/// Frames per call.
 const BURST: u32 = 20_000;
-/// Between two packets of the other pod.
+/// Time between two packets of the other pod.
 const PAUSE: Duration = Duration::from_millis(190);
-/// The kernel's limit of events begins anew after a second.
+/// The event limit per processor resets after one second.
 const WINDOW: Duration = Duration::from_millis(1100);
-/// What was sent is shown within this, on a busy machine.
+/// Time within which a packet must be shown on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Ports of the other pod's packets: of those that are timed, and of the others.
+/// Ports of the other pod's packets: of timed ones, and of markers.
 const TIMED: u16 = 20_000;
 const MARKERS: u16 = 40_000;
 /// `XDP_PASS`
@@ -89,12 +89,12 @@ const PASS: i32 = 2;
 struct Scene {
     cluster: Cluster,
     flooders: Vec<String>,
-    /// Processors that this process may use.
+    /// Processors available to this process.
     processors: Vec<usize>,
     marker: u16,
 }
 
-/// Measures each phase for so long.
+/// Measures each phase for this time.
 pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Observed> {
     netpold_testbed::sweep();
     progress("observe: a node with an agent");
@@ -151,7 +151,7 @@ pub(crate) fn measure(time: Duration, progress: &dyn Fn(&str)) -> Result<Observe
     Ok(observed)
 }
 
-/// The agent's binary, which is built beside this one.
+/// The agent's binary, built beside this one.
 fn binary() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let binary = own.parent().unwrap_or(Path::new("/")).join("netpold");
@@ -177,7 +177,7 @@ impl Scene {
             cluster.add(0, &name);
             flooders.push(name);
         }
-        // Everybody is also isolated by what allows others to somebody else.
+        // Pods are also isolated by policies that allow other pods.
         for number in 0..POLICIES {
             let app = &flooders[number as usize % flooders.len()];
             let peer = format!("friend{number}");
@@ -194,7 +194,7 @@ impl Scene {
         cluster.enforce();
         for name in &flooders {
             let interface = cluster.pod(name).host_interface();
-            // Without it a veth takes no frames that XDP sends.
+            // Without GRO, a veth accepts no frames sent by XDP.
             cluster.nodes[0].run(|| host::enable_gro(interface))??;
         }
         Ok(Self { cluster, flooders, processors, marker: MARKERS })
@@ -204,7 +204,7 @@ impl Scene {
         &self.cluster.agents[0]
     }
 
-    /// What the agent uses and what is denied meanwhile.
+    /// CPU time of the agent, and denied packets, during a phase.
     fn phase(
         &mut self,
         name: &str,
@@ -225,7 +225,7 @@ impl Scene {
         })
     }
 
-    /// All flooders send for so long, beside something else that another pod does.
+    /// Floods from all flooders for this time, while another pod does something else.
     fn flood(&self, time: Duration, beside: impl FnOnce(&Pod) -> Result<()>) -> Result<()> {
         let end = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -246,14 +246,14 @@ impl Scene {
         })
     }
 
-    /// Packets that the programs have dropped with an event or without.
+    /// Packets dropped by the programs, with or without an event.
     fn drops(&self) -> Result<u64> {
         let status = self.agent().status()?;
         let counts = status["drops"].as_array().context("a status without drops")?.iter();
         Ok(counts.filter_map(|count| count["packets"].as_u64()).sum())
     }
 
-    /// Lets every processor tell what it has kept to itself, by a drop when it may tell one again.
+    /// Makes every processor report its suppressed drops, by one more drop once the event limit has reset.
     fn settle(&mut self, watcher: Option<&Watcher>) -> Result<()> {
         thread::sleep(WINDOW);
         let sent: BTreeSet<u16> = self
@@ -275,7 +275,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Waits until a watcher is shown what happens.
+    /// Waits until a watcher is shown events.
     fn wait_for(&mut self, watcher: &Watcher) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while watcher.seen().events == 0 {
@@ -286,7 +286,7 @@ impl Scene {
         self.settle(Some(watcher))
     }
 
-    /// A packet that is denied, from a processor; to which port.
+    /// Sends a denied packet from a processor; returns its port.
     fn mark(&mut self, processor: Option<usize>) -> Result<u16> {
         self.marker += 1;
         let port = self.marker;
@@ -302,7 +302,7 @@ impl Scene {
     }
 }
 
-/// Sends SYNs until it is over.
+/// Sends SYNs until the end.
 fn flood(pod: &Pod, end: &AtomicBool) -> Result<()> {
     let Some(IpAddr::V4(from)) = pod.ip4() else { bail!("a pod without IPv4") };
     let frame = syn(pod.gateway_mac(), (from, 4000), (NOWHERE, 0));
@@ -310,7 +310,7 @@ fn flood(pod: &Pod, end: &AtomicBool) -> Result<()> {
     pod.run(|| -> Result<()> {
         let sender =
             sender(&frame, Then::Transmit, Varies::To).context("cannot load the sender")?;
-        // An interface can only be named as the frames' origin if it has an XDP program.
+        // `BPF_PROG_TEST_RUN` accepts only an interface with an XDP program as origin of the frames.
         let pass = Code::default().end(PASS).load(XDP).context("cannot load a program")?;
         let _link = attach_xdp(&pass, interface, NATIVE).context("cannot attach XDP to a veth")?;
         while !end.load(Ordering::Relaxed) {
@@ -320,12 +320,12 @@ fn flood(pod: &Pod, end: &AtomicBool) -> Result<()> {
     })?
 }
 
-/// Datagrams to ever other ports; when each was sent.
+/// Sends datagrams to ever new ports; returns their times.
 fn send_now_and_then(pod: &Pod, time: Duration) -> Result<Vec<Instant>> {
     pod.run(|| -> Result<Vec<Instant>> {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
         let (start, mut sent) = (Instant::now(), Vec::new());
-        // The last one has a second left.
+        // Leaves one second for the last one.
         while start.elapsed() + Duration::from_secs(1) < time {
             socket.send_to(&[0], (NOWHERE, TIMED + sent.len() as u16))?;
             sent.push(Instant::now());

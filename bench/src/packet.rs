@@ -27,7 +27,7 @@ use probe::{Place, Probe, Runnable, figures};
 use service::Service;
 use uplink::Uplink;
 
-/// The program that passes a packet on (`TCX_NEXT`), and the one that drops it.
+/// Return values of a passing program (`TCX_NEXT`) and of a dropping one.
 const PASS: u32 = u32::MAX;
 const DROP: u32 = 2;
 
@@ -38,32 +38,32 @@ pub(crate) struct PacketFigure {
     pub(crate) size: Size,
     /// 4 or 6.
     pub(crate) family: u8,
-    /// What the table is of that it belongs to.
+    /// Heading of the table that lists this case.
     pub(crate) group: &'static str,
     pub(crate) case: &'static str,
     pub(crate) addresses: &'static str,
-    /// Nanoseconds per packet over the empty program, or over the floor of a case that is called so.
+    /// Nanoseconds per packet above the empty program, or above the floor for cases named after it.
     pub(crate) over_empty: Spread,
-    /// Nanoseconds per packet of that program, run in the same way.
+    /// Nanoseconds per packet of the empty program or the floor, run in the same way.
     pub(crate) empty: Spread,
 }
 
-/// What a figure is called in the baseline.
+/// Name of a figure in the baseline.
 pub(crate) fn name(size: &Size, family: u8, case: &str, addresses: &str) -> String {
     format!("packet, {size}: IPv{family} {case}, {addresses}")
 }
 
-/// How much is measured.
+/// Number of repetitions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
-    /// Times each case is run.
+    /// Rounds.
     pub(crate) rounds: u32,
-    /// Packets of a run of one flow.
+    /// Packets per run of a single flow.
     pub(crate) hot: u32,
-    /// Flows, and packets of a run over them.
+    /// Number of flows, and of packets per run over them.
     pub(crate) flows: u32,
-    /// Flows of the runs over few flows, in a flow table of their own that stays in the CPU's
-    /// caches; so often within each round.
+    /// Number of flows in the runs over few flows, with a separate flow table that stays in the CPU's caches; and the
+    /// number of such runs per round.
     pub(crate) few: (u32, u32),
 }
 
@@ -72,11 +72,11 @@ struct Programs {
     ingress: OwnedFd,
     egress: OwnedFd,
     empty: OwnedFd,
-    /// IPv4 and IPv6: what random flows cost at the least.
+    /// Minimum cost of random flows, for IPv4 and IPv6.
     floors: [OwnedFd; 2],
 }
 
-/// Places in [`Family::probes`].
+/// Indexes in [`Family::probes`].
 const EMPTY: usize = 0;
 const EMPTY_IN: usize = 1;
 const EMPTY_OUT: usize = 2;
@@ -154,13 +154,13 @@ impl Family {
         Ok(Self { v6, allowed, denied, probes })
     }
 
-    /// Every case once, each in the state that the ones before it left: new flows, their first
-    /// replies (not timed), then forward packets whose entries know nothing of the policy in force, as
-    /// all do after a change of it. Once both directions have been judged: replies, forward packets.
+    /// Runs every case once, each in the state that the previous ones left: new flows; their first replies (not timed);
+    /// forward packets whose conntrack entries have no verdict of the present policy, as after every change of policy;
+    /// and once both directions were judged, replies and forward packets.
     fn round(&mut self, world: &World, effort: Effort) -> Result<()> {
         let flows = self.allowed.count();
-        // What clearing writes may go straight to memory, past the caches: whoever reads it first pays for that. So
-        // another program reads it, and what is cleared then stays as near as what the other cases read.
+        // Clearing may write directly to memory, past the caches, at the expense of the first reader. So another
+        // program reads the table first, and the cleared entries are as near as the data of the other cases.
         for _ in 0..2 {
             world.clear_conntrack(self.v6)?;
             self.allowed.rewind()?;
@@ -178,7 +178,7 @@ impl Family {
         }
         self.denied.rewind()?;
         self.probes[DENIED].measure(flows)?;
-        // Of one flow there is no difference.
+        // Cases with one flow are the same for few flows.
         if self.allowed.count() == effort.flows {
             self.steered(FLOOR, flows)?;
             for place in [EMPTY].into_iter().chain(HOT) {
@@ -197,28 +197,28 @@ impl Family {
 /// A cluster of one size, ready to be measured.
 struct Subject {
     size: Size,
-    /// Rounds within a round.
+    /// Number of runs per round.
     times: u32,
     world: World,
     families: Vec<Family>,
-    /// XDP, pods of this node and Services, of each family; not for few flows.
+    /// XDP, local pods and Services, for each family; empty for few flows.
     uplinks: Vec<Uplink>,
     between: Vec<Between>,
     services: Vec<Service>,
 }
 
-/// What [`measure`] finds.
+/// Results of [`measure`].
 pub(crate) struct Found {
     /// Every case at every size.
     pub(crate) figures: Vec<PacketFigure>,
-    /// Sizes that could not be measured, and why.
+    /// Sizes that could not be measured, with the reason.
     pub(crate) refused: Vec<(Size, String)>,
-    /// Name, verified instructions and bytes of machine code of the programs.
+    /// Name, number of verified instructions and bytes of machine code of each program.
     pub(crate) programs: Vec<(String, u32, u32)>,
 }
 
-/// Measures all sizes, interleaved: each round runs every case at every size once. `locals` are
-/// the pod under policy and one that is not; `pins` is a folder on a bpffs, or to be one.
+/// Measures all sizes, interleaved: each round runs every case of every size once. `locals` are the pod under policy
+/// and a pod that is not; `pins` is a (new) folder on a bpffs.
 pub(crate) fn measure(
     sizes: &[Size],
     effort: Effort,
@@ -291,7 +291,7 @@ fn subject(
 }
 
 impl Subject {
-    /// Adds the programs of uplinks, what pods of the node send to each other, and Services.
+    /// Adds the cases of uplinks, of packets between local pods, and of Services.
     fn add(
         &mut self,
         cluster: &Cluster,
@@ -312,7 +312,7 @@ impl Subject {
         for family in &mut self.families {
             (0..self.times).try_for_each(|_| family.round(&self.world, effort))?;
         }
-        // With the flows of the cases before.
+        // With the flows of the previous cases.
         self.uplinks.iter_mut().try_for_each(|uplink| uplink.round(effort))?;
         self.between.iter_mut().try_for_each(|between| between.round(effort))?;
         self.services.iter_mut().try_for_each(|service| service.round(&self.world, effort))
@@ -341,7 +341,7 @@ fn program_sizes(world: &mut World) -> Result<Vec<(String, u32, u32)>> {
     sizes.collect()
 }
 
-/// The object's own empty program; the maps that come with it are as small as can be.
+/// The empty program of netpold's eBPF object; maps of the object are made as small as possible.
 pub(crate) fn load_empty() -> Result<OwnedFd> {
     let name = "netpold_empty";
     let mut loader = EbpfLoader::new();
@@ -355,7 +355,7 @@ pub(crate) fn load_empty() -> Result<OwnedFd> {
     Ok(program.fd()?.as_fd().try_clone_to_owned()?)
 }
 
-/// A table for each family and group: sizes down, cases across.
+/// Prints one table per family and group: sizes in rows, cases in columns.
 pub(crate) fn print(figures: &[PacketFigure]) {
     let tables = distinct(figures.iter().map(|f| (f.family, f.group)));
     for (family, group) in tables {
@@ -378,7 +378,7 @@ pub(crate) fn print(figures: &[PacketFigure]) {
     }
 }
 
-/// Each value once, in the order of their first appearance.
+/// Distinct values, in the order of their first appearance.
 fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
     values.fold(Vec::new(), |mut known, value| {
         if !known.contains(&value) {

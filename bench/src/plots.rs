@@ -1,4 +1,4 @@
-//! The figures as pictures (SVG), readable on light and dark pages.
+//! Charts of the figures (SVG), readable on light and dark pages.
 
 use std::path::Path;
 
@@ -14,11 +14,11 @@ use crate::packet::{self, FEW, MANY, ONE};
 use crate::regression::Figures;
 use crate::report::Results;
 
-/// A chart's width and height.
+/// Width and height of a chart.
 const CHART: (u32, u32) = (760, 440);
-/// Height of a bar with its distance to the next.
+/// Height of a bar including the gap.
 const BAR: i32 = 26;
-/// Where bars begin, and how much room there is for them and for the figure behind.
+/// Left edge of the bars, and their maximum length; the value follows each bar.
 const BARS: (i32, i32) = (300, 360);
 const FONT: &str = "sans-serif";
 const COLOURS: [RGBColor; 6] = [
@@ -30,15 +30,14 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(0x8c, 0x56, 0x4b),
 ];
 
-/// Exchanges black and white where the reader prefers dark pages; no chart fills its background.
+/// Swaps black and white for dark pages; charts have no background.
 const DARK: &str = "<style>@media (prefers-color-scheme: dark) { \
                     [fill=\"#000000\"] { fill: #e6edf3 } [stroke=\"#000000\"] { stroke: #e6edf3 } \
                     [fill=\"#FFFFFF\"] { fill: #0d1117 } }</style>\n";
 
 /// Numbers of rules in [`by_rules`].
 const RULES: [u32; 4] = [1, 100, 1000, 10_000];
-/// Lines of [`by_rules`]: name, and the baseline's names of its filter for [`RULES`], as far as they are
-/// measured.
+/// Lines of [`by_rules`]: name, and names of its filters in the baseline for [`RULES`], where measured.
 const FILTERS: [(&str, [Option<&str>; 4]); 4] = [
     (
         "netpold (1,000 pods; at 10,000 rules 100,000 pods)",
@@ -83,9 +82,9 @@ const LINES: [(u8, &str, &str); 6] = [
     (6, "new allowed", "random flows"),
 ];
 
-/// Flows of [`by_flows`], and what their cases are called.
+/// Numbers of flows in [`by_flows`], and the names of their cases.
 const FLOWS: [(u32, &str); 3] = [(1, ONE), (1000, FEW), (100_000, MANY)];
-/// Its lines.
+/// Lines of [`by_flows`].
 const FLOW_LINES: [(u8, &str); 6] = [
     (4, "forward"),
     (4, "judged again"),
@@ -95,7 +94,7 @@ const FLOW_LINES: [(u8, &str); 6] = [
     (6, "new allowed"),
 ];
 
-/// What is varied in one chart: its name, the values, and the size with one of them.
+/// The varied dimension of one chart: name, values, and the size for a value.
 type Dimension = (&'static str, &'static [u32], fn(u32) -> Size);
 
 const DIMENSIONS: [Dimension; 3] = [
@@ -104,13 +103,13 @@ const DIMENSIONS: [Dimension; 3] = [
     ("blocks", &crate::CIDRS, |cidrs| Size { cidrs, ..Size::BASE }),
 ];
 
-/// Name of a file, and its text.
+/// File name and content.
 type Picture = (String, String);
 
-/// A label, and the length of its bar.
+/// Label and length of a bar.
 type Bar<'a> = (&'a str, f64);
 
-/// Draws what the results have into a folder.
+/// Draws all results into a folder.
 pub(crate) fn draw(results: &Results, folder: &Path) -> Result<()> {
     for (name, text) in packets(&results.figures())? {
         host::write(&folder.join(name), &text)?;
@@ -134,7 +133,7 @@ pub(crate) fn draw(results: &Results, folder: &Path) -> Result<()> {
     bars(folder, "datagrams", "Small UDP packets per second", &wire(|w| w.datagrams.best))
 }
 
-/// Cost by one dimension, the others as in [`Size::BASE`].
+/// Cost by one dimension; the others stay at [`Size::BASE`].
 fn lines(figures: &Figures, (name, sizes, with): Dimension) -> Result<Option<Picture>> {
     let series = LINES.map(|(family, case, flows)| {
         let ns = sizes.iter().map(|size| ns(figures, &with(*size), (family, case, flows)));
@@ -144,7 +143,7 @@ fn lines(figures: &Figures, (name, sizes, with): Dimension) -> Result<Option<Pic
     drawn(format!("packet-{name}.svg"), &caption, name, sizes, series)
 }
 
-/// Cost by how many flows there are, at [`Size::BASE`].
+/// Cost by number of flows, at [`Size::BASE`].
 fn by_flows(figures: &Figures) -> Result<Option<Picture>> {
     let series = FLOW_LINES.map(|(family, case)| {
         let ns = FLOWS.iter().map(|(_, flows)| ns(figures, &Size::BASE, (family, case, flows)));
@@ -154,13 +153,13 @@ fn by_flows(figures: &Figures) -> Result<Option<Picture>> {
     drawn("packet-flows.svg".into(), caption, "flows", &FLOWS.map(|(count, _)| count), series)
 }
 
-/// Nanoseconds over the empty program.
+/// Nanoseconds above the empty program.
 fn ns(figures: &Figures, size: &Size, (family, case, flows): (u8, &str, &str)) -> Option<f64> {
     let figure = figures.get(&packet::name(size, family, case, flows))?;
     Some(figure.ratio * figure.unit)
 }
 
-/// The chart of what was measured at two sizes at least.
+/// The chart, if at least two sizes were measured.
 fn drawn<const LINES: usize>(
     file: String,
     caption: &str,
@@ -184,7 +183,7 @@ fn drawn<const LINES: usize>(
     Ok(Some((file, text)))
 }
 
-/// The charts of the pages: what a packet costs, and [`by_rules`]; those whose figures there are.
+/// The charts of the pages: cost of a packet, and [`by_rules`]; without charts that lack figures.
 pub(crate) fn of_baseline(figures: &Figures) -> Result<Vec<Picture>> {
     let mut pictures = packets(figures)?;
     pictures.extend(by_rules(figures)?);
@@ -196,8 +195,7 @@ fn packets(figures: &Figures) -> Result<Vec<Picture>> {
     by_size.into_iter().chain([by_flows(figures)]).filter_map(Result::transpose).collect()
 }
 
-/// The chart of README.md: packets that two pods exchange, by how many rules there are, as a share of
-/// those without any filter.
+/// The chart of README.md: packets between two pods by number of rules, relative to no filter.
 fn by_rules(figures: &Figures) -> Result<Option<Picture>> {
     let series = FILTERS.map(|(name, filters)| {
         let points = filters.iter().enumerate().filter_map(|(place, filter)| {
@@ -214,7 +212,7 @@ fn by_rules(figures: &Figures) -> Result<Option<Picture>> {
     Ok(Some(("rules.svg".into(), text)))
 }
 
-/// What hostile tenants cost by the size of what they write: `of` says which figure, in milliseconds.
+/// Cost of hostile tenants by the size of their objects; `of` selects the figure in milliseconds.
 fn hostile(
     figures: &[Hostile],
     name: &str,
@@ -240,7 +238,7 @@ fn hostile(
 type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// The text of a picture.
+/// Text of a picture.
 fn svg(size: (u32, u32), draw: impl FnOnce(&Area<'_>) -> Drawn) -> Result<String> {
     let mut text = String::new();
     let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
@@ -252,7 +250,7 @@ fn svg(size: (u32, u32), draw: impl FnOnce(&Area<'_>) -> Drawn) -> Result<String
     Ok(text)
 }
 
-/// A chart of a caption, of what is varied, and of a unit.
+/// A chart with a caption, the name of the varied dimension, and a unit.
 fn chart(
     area: &Area<'_>,
     [caption, varied, unit]: [&str; 3],
@@ -299,7 +297,7 @@ fn chart(
     Ok(())
 }
 
-/// A bar for each figure; ours stand out.
+/// One bar per figure; netpold's are highlighted.
 fn bars(folder: &Path, name: &str, title: &str, figures: &[Bar<'_>]) -> Result<()> {
     if figures.is_empty() {
         return Ok(());
@@ -332,7 +330,7 @@ mod tests {
     use super::*;
     use crate::regression::Baseline;
 
-    /// `cargo xtask bench --draw-baseline` after a change of either.
+    /// Run `cargo xtask bench --draw-baseline` after a change of either.
     #[test]
     fn the_committed_charts_show_the_committed_baseline() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same in every run: splitmix64.
+//! Pseudo-random numbers that are the same in every run: splitmix64.
 
 /// A generator.
 pub(crate) struct Random(u64);
@@ -17,12 +17,12 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// A number below `end`, which is not 0.
+    /// A number below `end`; `end` must not be 0.
     pub(crate) fn below(&mut self, end: u32) -> u32 {
         (((self.next() >> 32) * u64::from(end)) >> 32) as u32
     }
 
-    /// One of a list that is not empty.
+    /// An item of a non-empty list.
     pub(crate) fn one_of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
         &list[self.below(list.len() as u32) as usize]
     }

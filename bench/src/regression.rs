@@ -1,9 +1,9 @@
-//! Whether something got slower: a run's figures against the baseline's, beyond the noise of both.
+//! Detects regressions: compares a run's figures with the baseline's, beyond the noise of both.
 //!
-//! Each figure is a ratio to a cost of its own run (the empty program, no filter, the first image), which is alike
-//! on machines that differ, and has the noise that the run itself measured: from the minimum of the rounds to their
-//! median. A shared machine has phases in which a whole run is slower; so a part whose figures seem slower is
-//! measured once more, by another process, and only a figure that is slower both times is a regression.
+//! Each figure is a ratio to a cost of the same run (the empty program, no filter, the first image), which is similar
+//! on different machines. Its noise was measured by the same run: from the minimum of the rounds to their median.
+//! Shared machines have phases in which a whole run is slower. So a part with apparently slower figures is measured
+//! again by another process, and only a figure that is slower both times is a regression.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,50 +17,50 @@ use crate::Part;
 use crate::figures::say;
 use crate::host::{self, Machine};
 
-/// What a change of the code's place in memory alone can do to a figure, as a part of it, and in the unit of its ratio.
+/// Possible effect of code layout alone on a figure: as a share of the figure, and in the unit of its ratio.
 const LAYOUT: (f64, f64) = (0.10, 0.05);
 
-/// A cost of one run, relative to another of the same run.
+/// A cost relative to another cost of the same run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Figure {
-    /// The greater, the slower.
+    /// Greater is slower.
     pub(crate) ratio: f64,
-    /// By how much the median of the rounds differs from it; of events, by how much the third quartile exceeds the
+    /// Difference between the median of the rounds and the minimum; for events, between the third quartile and the
     /// median.
     pub(crate) noise: f64,
-    /// Nanoseconds, milliseconds or another unit of the cost that it is relative to.
+    /// The cost to which the ratio relates, in nanoseconds, milliseconds or another unit.
     pub(crate) unit: f64,
 }
 
 impl Figure {
-    /// A cost, and what it is without luck (the median of rounds, or the third quartile of events), relative to another.
+    /// A cost, and its usual value (median of rounds, or third quartile of events), relative to another cost.
     pub(crate) fn new(cost: f64, unlucky: f64, unit: f64) -> Self {
         Self { ratio: cost / unit, noise: (unlucky - cost).abs() / unit, unit }
     }
 
-    /// Beyond what both runs' noise explains.
+    /// Whether the figure is slower beyond the noise of both runs.
     fn is_slower_than(self, was: Self) -> bool {
         let noise = (self.noise + was.noise).max(was.ratio.abs() * LAYOUT.0).max(LAYOUT.1);
         self.ratio > was.ratio + noise
     }
 }
 
-/// Figures by name; the part of the benchmark is what the name begins with.
+/// Figures by name; a name begins with its part of the benchmark.
 pub(crate) type Figures = BTreeMap<String, Figure>;
 
 /// `baseline.json`
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Baseline {
-    /// Where it was measured.
+    /// Machine of the measurement.
     pub(crate) machine: Machine,
     pub(crate) figures: Figures,
 }
 
 impl Baseline {
-    /// From a file.
+    /// Reads a baseline file.
     ///
     /// # Errors
-    /// It cannot be read, or is something else.
+    /// The file cannot be read, or is no baseline.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read {}", path.display()))?;
@@ -69,10 +69,10 @@ impl Baseline {
         })
     }
 
-    /// To a file. What was measured on the same kind of processor and not by this run stays in it.
+    /// Writes a baseline file. Figures of the same processor model that this run did not measure are kept.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The file cannot be written.
     pub(crate) fn save(mut self, path: &Path) -> Result<Self> {
         if let Ok(mut before) = Self::read(path)
             && before.machine.cpu == self.machine.cpu
@@ -84,7 +84,7 @@ impl Baseline {
         Ok(self)
     }
 
-    /// Names of what is slower in other figures.
+    /// Figures that are slower than the baseline's, by name.
     fn slower<'a>(&'a self, now: &'a Figures) -> impl Iterator<Item = (&'a str, Figure, Figure)> {
         now.iter().filter_map(|(name, now)| {
             let was = self.figures.get(name)?;
@@ -93,10 +93,10 @@ impl Baseline {
     }
 }
 
-/// Compares a run with the stored baseline, and measures once more what seems slower; `again` is a folder for that.
+/// Compares a run with the stored baseline, and measures apparently slower parts again, with `again` as folder.
 ///
 /// # Errors
-/// Something is slower; or the baseline cannot be read.
+/// A figure is slower, or the baseline cannot be read.
 pub(crate) fn compare(now: &Baseline, path: &Path, again: &Path, quick: bool) -> Result<()> {
     if !path.exists() {
         say(&format!("\nno baseline at {}: nothing to compare with", path.display()));
@@ -145,7 +145,7 @@ fn shown(now: Figure, was: Figure) -> String {
     )
 }
 
-/// By another process, since the namespaces and the memory of this one have been used.
+/// Measures in another process, because the namespaces and the memory of this one are used.
 fn measure_again(parts: &BTreeSet<String>, folder: &Path, quick: bool) -> Result<Baseline> {
     say(&format!("measuring once more: {}", parts.iter().cloned().collect::<Vec<_>>().join(", ")));
     let figures = folder.join("figures.json");
@@ -159,7 +159,7 @@ fn measure_again(parts: &BTreeSet<String>, folder: &Path, quick: bool) -> Result
     Baseline::read(&figures)
 }
 
-/// The name of the part that measures a figure.
+/// Name of the part that measures a figure.
 fn part(figure: &str) -> Option<String> {
     let first = figure.split([',', ':']).next()?;
     Part::value_variants().iter().map(|part| part.name()).find(|name| name == first)

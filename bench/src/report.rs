@@ -1,4 +1,4 @@
-//! What was found: as tables for people, as JSON for programs, and as figures to compare.
+//! The results: as tables, as JSON, and as figures to compare.
 
 use serde::Serialize;
 
@@ -18,40 +18,40 @@ use crate::regression::{Figure, Figures};
 use crate::scale::{self, ApiLoad};
 use crate::wire::{self, Wire};
 
-/// A program after the verifier.
+/// Statistics of a loaded program.
 #[derive(Debug, Serialize)]
 pub(crate) struct Program {
     pub(crate) name: String,
-    /// Instructions the verifier went through.
+    /// Instructions processed by the verifier.
     pub(crate) verified: u32,
     /// Bytes of machine code.
     pub(crate) jited_bytes: u32,
 }
 
-/// Everything that a run found.
+/// All results of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Results {
     pub(crate) machine: Machine,
     pub(crate) quick: bool,
     pub(crate) programs: Vec<Program>,
-    /// Nanoseconds.
+    /// Nanoseconds per packet.
     pub(crate) packet: Vec<PacketFigure>,
-    /// Map lookups.
+    /// Map lookups per packet.
     pub(crate) lookups: Vec<CaseLookups>,
     /// Sizes that could not be installed.
     pub(crate) refused: Vec<String>,
     pub(crate) control: Vec<Control>,
     pub(crate) node: Option<Node>,
-    /// Edits beside a tenant who flaps.
+    /// Edits while another tenant flaps.
     pub(crate) flapping: Option<Flapping>,
     pub(crate) hostile: Vec<Hostile>,
     pub(crate) maps: Vec<Maps>,
     pub(crate) forwarding: Vec<Forwarding>,
     pub(crate) flood: Vec<Flood>,
-    /// A flood that is watched.
+    /// A flood with an observer.
     pub(crate) observed: Option<Observed>,
     pub(crate) wire: Vec<Wire>,
-    /// Of one agent, by size of the cluster.
+    /// Load on the API server per agent, by size of the cluster.
     pub(crate) scale: Vec<ApiLoad>,
 }
 
@@ -88,7 +88,7 @@ impl Results {
         }
     }
 
-    /// What should be the same on any machine: each figure relative to a cost of its own run.
+    /// Figures that should be equal on all machines: each relative to a cost of the same run.
     pub(crate) fn figures(&self) -> Figures {
         let mut figures = Figures::new();
         let mut insert = |name: String, spread: Spread, unit| {
@@ -121,7 +121,7 @@ impl Results {
         figures
     }
 
-    /// From event to enforced, in thousandths of the time that the first image takes to compile.
+    /// Times from event to enforcement, in thousandths of the compile time of the first image.
     fn control_figures(&self, figures: &mut Figures) {
         for control in &self.control {
             let stack = if control.scale.dual_stack { "dual stack" } else { "IPv4" };

@@ -1,8 +1,8 @@
-//! What agents cost an API server: the agent's own followers, on real watches, in a simulated cluster.
+//! Load of agents on an API server: the agent's own followers, with real watches, in a simulated cluster.
 //!
-//! Objects are written to etcd as JSON, past the API server, which serves them like any other. So a
-//! cluster is there within a minute, and changes come at the rate that is asked for; what goes over the
-//! connections to the agents is what it would be otherwise. It is counted between agents and server.
+//! Objects are written as JSON directly to etcd; the API server serves them like any others. So a cluster is created
+//! within a minute, and changes come at the requested rate, while the traffic to the agents stays realistic. It is
+//! counted between agents and server.
 
 mod objects;
 mod report;
@@ -28,48 +28,48 @@ use report::Stage;
 pub(crate) use report::{ApiLoad, print};
 use trimmed::Form;
 
-/// The agents, as the API server knows them.
+/// User of the agents at the API server.
 const USER: &str = "system:serviceaccount:netpold-system:netpold";
-/// A server that sends nothing for so long is taken for gone; the agent's default.
+/// A server without traffic for this time counts as gone; the agent's default.
 const API_TIMEOUT: Duration = Duration::from_secs(100);
-/// All agents know everything within this.
+/// Timeout until all agents are in sync.
 const PATIENCE: Duration = Duration::from_mins(20);
-/// When nothing has come for so long, everything has.
+/// Time without traffic after which all events have arrived.
 const SILENCE: Duration = Duration::from_secs(4);
-/// Idle, and at the usual rate of changes.
+/// Duration of the idle phase, and of the phase with the usual rate of changes.
 const WINDOW: Duration = Duration::from_mins(1);
 /// Pods of a rollout, and its duration.
 const ROLLOUT: (u32, Duration) = (1000, Duration::from_secs(10));
-/// Pods that begin in one step of it.
+/// Pods started per step of the rollout.
 const STEP: u32 = 10;
 const IDLE: &str = "idle";
-/// Part of the pods that change in a minute.
+/// Share of the pods that change per minute.
 const CHANGING: f64 = 0.01;
-/// Seconds between two reports of a kubelet about a Node that does not change.
+/// Seconds between two reports of a kubelet about an unchanged Node.
 const HEARTBEAT: f64 = 300.0;
-/// Events by whose bytes one event's are known.
+/// Number of events from which the bytes per event are derived.
 const EVENTS: u32 = 100;
 
 /// Agents with the same settings.
 struct Group {
     meter: Meter,
     status: Vec<Receiver<SourceStatus>>,
-    /// That reached the engines.
+    /// Changes that reached the engines.
     changes: Arc<AtomicU64>,
 }
 
 struct World {
     cluster: Cluster,
     agents: u32,
-    // Dropped first: the agents do not see the server go.
+    // Dropped first, so that the agents do not notice the end of the server.
     runtime: Runtime,
     groups: [Group; 2],
     server: ApiServer,
-    /// Reports of Nodes so far, and lives of pods.
+    /// Number of Node reports so far, and of pod lives.
     reports: u32,
 }
 
-/// The counters at one time.
+/// Counters at one time.
 struct Mark {
     passed: [Passed; 2],
     changes: [u64; 2],
@@ -78,7 +78,7 @@ struct Mark {
     at: Instant,
 }
 
-/// Measures with so many agents of either kind.
+/// Measures with this many agents of each kind.
 pub(crate) fn measure(nodes: u32, agents: u32, progress: &dyn Fn(&str)) -> Result<ApiLoad> {
     let cluster = Cluster::of(nodes);
     let tell = |what: &str| progress(&format!("scale, {nodes} nodes: {what}"));
@@ -93,7 +93,7 @@ pub(crate) fn measure(nodes: u32, agents: u32, progress: &dyn Fn(&str)) -> Resul
     let groups = [group(true)?, group(false)?];
     let mut world = World { cluster, agents, runtime, groups, server, reports: 0 };
     let mut stages = Vec::new();
-    // They began a moment ago, with nothing.
+    // The agents have just started, with all counters at zero.
     let begin = Mark {
         passed: [Passed::default(); 2],
         changes: [0; 2],
@@ -124,13 +124,13 @@ pub(crate) fn measure(nodes: u32, agents: u32, progress: &dyn Fn(&str)) -> Resul
     let begin = world.mark()?;
     world.restart()?;
     let mut stage = world.stage("restart of the API server", begin, 0)?;
-    // Of another process.
+    // The restarted server is another process.
     stage.server_seconds = processor_time(world.server.pid())?.as_secs_f64();
     stages.push(stage);
     Ok(ApiLoad { cluster, agents, pod_event, node_event, stages, forms })
 }
 
-/// Writes the cluster and waits until the server knows it.
+/// Writes the cluster and waits until the server serves it.
 fn fill(server: &mut ApiServer, cluster: Cluster) -> Result<()> {
     let entries: Vec<Entry> = cluster.entries().collect();
     server.etcd().write(&entries)?;
@@ -139,7 +139,7 @@ fn fill(server: &mut ApiServer, cluster: Cluster) -> Result<()> {
     Ok(())
 }
 
-/// A token of a service account with the rights of the installation.
+/// A token of a service account with the permissions of the installation.
 fn agents_token(server: &ApiServer) -> Result<String> {
     let rbac = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base/rbac.yaml");
     server.kubectl(&["create", "namespace", "netpold-system"])?;
@@ -194,10 +194,10 @@ impl World {
         })
     }
 
-    /// What has passed since.
+    /// Traffic since a mark.
     fn stage(&self, stage: &'static str, before: Mark, events: u32) -> Result<Stage> {
         let now = self.mark()?;
-        // What was waited for showed that nothing comes any more.
+        // The wait for silence is not part of the stage.
         let silence =
             self.groups.iter().map(|group| group.meter.silence()).min().unwrap_or_default();
         let waited = if silence < SILENCE || stage == IDLE { Duration::ZERO } else { silence };
@@ -231,7 +231,7 @@ impl World {
         Ok(())
     }
 
-    /// Waits until nothing comes any more.
+    /// Waits until there is no more traffic.
     fn wait_silent(&self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while self.groups.iter().any(|group| group.meter.silence() < SILENCE) {
@@ -245,13 +245,13 @@ impl World {
         self.server.etcd().write(entries)
     }
 
-    /// Bytes that an agent receives for one event, of [`EVENTS`] at once.
+    /// Bytes that an agent receives per event, from [`EVENTS`] simultaneous events.
     fn bytes_of_one(&mut self, event: impl Fn(&Cluster, u32) -> Entry) -> Result<f64> {
         self.wait_silent()?;
         let before = self.groups[0].meter.passed().received;
         let entries: Vec<Entry> = (0..EVENTS).map(|n| event(&self.cluster, n)).collect();
         self.write(&entries)?;
-        // Events may take some time to come.
+        // Events may arrive late.
         std::thread::sleep(SILENCE);
         self.wait_silent()?;
         let received = self.groups[0].meter.passed().received - before;
@@ -263,7 +263,7 @@ impl World {
         self.runtime.block_on(async { trimmed::forms(&client(&access).await?).await })
     }
 
-    /// Pods change and kubelets report, as in any minute; how many events that were.
+    /// Changes pods and reports Nodes at the usual rate; returns the number of events.
     fn usual(&mut self, time: Duration) -> Result<u32> {
         let begin = Instant::now();
         let rates = [
@@ -275,7 +275,7 @@ impl World {
         while begin.elapsed() < time {
             let due = rates.map(|rate| (rate * begin.elapsed().as_secs_f64()) as u32);
             let phase = |n: u32| if n.is_multiple_of(2) { Phase::Changed } else { Phase::Running };
-            // Pods from the end: those at the beginning were changed for their size.
+            // From the last pod backwards, because the first ones were used to measure sizes.
             let pods = (done[0]..due[0]).map(|n| {
                 let last = self.cluster.pods - 1;
                 self.cluster.pod(last - n % self.cluster.pods, phase(n), 0)
@@ -291,12 +291,12 @@ impl World {
         Ok(done[0] + done[1])
     }
 
-    /// Pods are replaced, each in six events; how many that were.
+    /// Replaces pods, with six events each; returns the number of events.
     fn rollout(&mut self) -> Result<u32> {
         let begin = Instant::now();
         let (pods, time) = ROLLOUT;
         let steps = pods / STEP;
-        /// Steps from a pod's creation to these, and to the end of the one that it replaces.
+        /// Steps from a pod's creation to each phase, and to the end of the pod that it replaces.
         const LIFE: [(u32, Phase); 4] = [
             (0, Phase::Created),
             (1, Phase::Scheduled),
@@ -308,7 +308,7 @@ impl World {
         let mut events = 0;
         for step in 0..steps + GONE {
             let cluster = &self.cluster;
-            // Those that are at that step of their lives now.
+            // Pods that are at this age now.
             let pods_at = |age: u32| {
                 let first = step.checked_sub(age).filter(|step| *step < steps);
                 first.into_iter().flat_map(|step| step * STEP..(step + 1) * STEP)
@@ -329,7 +329,7 @@ impl World {
         Ok(events)
     }
 
-    /// Kills the API server, after the renewal of a Lease as there is one at any time, and starts it again.
+    /// Kills the API server after the renewal of a Lease, as in any cluster, and restarts it.
     fn restart(&mut self) -> Result<()> {
         let lease = serde_json::json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
@@ -340,14 +340,14 @@ impl World {
         self.write(&[(key, Some(lease.to_string()))])?;
         self.server.end(Signal::SIGKILL);
         std::thread::sleep(Duration::from_secs(1));
-        // It reads all objects before it is ready, while agents list.
+        // The server reads all objects before it is ready, while agents already list.
         let deadline = Instant::now() + PATIENCE;
         let mut ready = self.server.restart();
         while ready.is_err() && Instant::now() < deadline {
             ready = self.server.wait_ready();
         }
         ready?;
-        // Everybody is back within this, and then lists.
+        // All agents reconnect within this time, and then list.
         std::thread::sleep(Duration::from_secs(15));
         self.wait_silent()?;
         self.wait_in_sync()

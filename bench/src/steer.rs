@@ -1,9 +1,8 @@
 //! Many flows in one `BPF_PROG_TEST_RUN` call.
 //!
-//! The kernel runs a program on one packet as often as asked, without a way to change the packet.
-//! So a small program goes first: it writes the next of a list of flows into the packet (address
-//! and port of one end) and goes on in the measured program by a tail call. The same in front of
-//! the empty program is what is subtracted.
+//! The kernel runs a program repeatedly on one packet, without a way to change the packet. So a small program runs
+//! first: it writes the next flow of a list into the packet (address and port of one end) and tail-calls the measured
+//! program. The same in front of the empty program is subtracted.
 
 use std::io;
 use std::net::IpAddr;
@@ -21,7 +20,7 @@ pub(crate) const CLASSIFIER_DATA: (i16, i16) = (76, 80);
 /// `xdp_md.data` and `data_end`.
 const XDP_DATA: (i16, i16) = (0, 4);
 
-/// A list of flows in kernel memory, and the place of the next one.
+/// A list of flows in kernel memory, and the index of the next one.
 pub(crate) struct Flows {
     count: u32,
     v6: bool,
@@ -31,7 +30,7 @@ pub(crate) struct Flows {
 }
 
 impl Flows {
-    /// Addresses (all of one family) and ports, in the order in which they will come.
+    /// A list of addresses (all of one family) and ports, in the order of use.
     pub(crate) fn new(flows: &[(IpAddr, u16)]) -> Result<Self> {
         let v6 = flows.first().is_some_and(|(address, _)| address.is_ipv6());
         let count = u32::try_from(flows.len())?;
@@ -49,23 +48,23 @@ impl Flows {
         Ok(Self { count, v6, list, next, position })
     }
 
-    /// How many there are.
+    /// Number of flows.
     pub(crate) fn count(&self) -> u32 {
         self.count
     }
 
-    /// Starts again at the first flow.
+    /// Restarts at the first flow.
     pub(crate) fn rewind(&self) -> Result<()> {
         Ok(self.position.store_u64(0, 0, 0)?)
     }
 
-    /// A program that writes the next flow into a packet as its sender (or receiver) and goes on
-    /// in `target`, a classifier.
+    /// A program that writes the next flow into a packet as its sender (or receiver) and tail-calls `target`, a
+    /// classifier.
     pub(crate) fn before(&self, target: BorrowedFd<'_>, sender: bool) -> io::Result<Steered> {
         self.steer(target, sender, SCHED_CLS, CLASSIFIER_DATA)
     }
 
-    /// The same before an XDP program.
+    /// [`Flows::before`] for an XDP program.
     pub(crate) fn before_xdp(&self, target: BorrowedFd<'_>, sender: bool) -> io::Result<Steered> {
         self.steer(target, sender, XDP, XDP_DATA)
     }
@@ -82,7 +81,7 @@ impl Flows {
         Ok(Steered { program, _array: array })
     }
 
-    /// Registers: 6 context, 7 packet, 1 the flow, 2 scratch.
+    /// Register 6 is the context, 7 the packet, 1 the flow, 2 is scratch.
     fn code(&self, array: &OwnedFd, end: End, data: (i16, i16)) -> Code {
         let count = self.count.cast_signed();
         let code = Code::default()
@@ -112,7 +111,7 @@ impl Flows {
     }
 }
 
-/// Bytes of a flow's record: address and port as in a packet, rounded up.
+/// Bytes per flow: address and port as in a packet, rounded up.
 fn stride(v6: bool) -> u32 {
     if v6 { 24 } else { 8 }
 }
@@ -128,10 +127,10 @@ fn record(address: IpAddr, port: u16) -> Vec<u64> {
     words.iter().map(|word| u64::from_ne_bytes(*word)).collect()
 }
 
-/// A program behind a [`Flows`] list.
+/// A program after a [`Flows`] list.
 pub(crate) struct Steered {
     program: OwnedFd,
-    /// Its entries go with the last descriptor.
+    /// Kept open, because the kernel clears a program array when its last descriptor is closed.
     _array: OwnedFd,
 }
 

@@ -1,4 +1,4 @@
-//! On the wire: two pods on one node, which routes between them, and their sockets.
+//! On the wire: traffic between the sockets of two pods, which the node routes.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::load::{Load, Sample};
 use crate::packet::load_empty;
 use crate::world::World;
 
-/// What gets through one filter.
+/// Throughput and latency with one filter.
 #[derive(Debug, Serialize)]
 pub(crate) struct Wire {
     /// The filter.
@@ -29,7 +29,7 @@ pub(crate) struct Wire {
     pub(crate) request_p50: Spread,
     /// Microseconds, 99th percentile of a run.
     pub(crate) request_p99: Spread,
-    /// Per second, one after the other.
+    /// Sequential connections per second.
     pub(crate) connections: Rate,
     /// Small UDP packets per second.
     pub(crate) datagrams: Rate,
@@ -37,7 +37,7 @@ pub(crate) struct Wire {
 
 /// A port that no filter allows.
 const CLOSED: u16 = PORT - 10;
-/// How long the rule lists of the others are.
+/// Numbers of rules of the other filters.
 const RULES: [u32; 4] = [1, 100, 1000, 10_000];
 
 struct Subject {
@@ -46,13 +46,13 @@ struct Subject {
     samples: Vec<Sample>,
 }
 
-/// The node's side of two pods.
+/// The pods and their interfaces on the node.
 struct Pods {
     netns: [Netns; 2],
     locals: [Local; 2],
 }
 
-/// Measures every filter, interleaved. `time` is that of one load.
+/// Measures all filters, interleaved. `time` is the duration of one load.
 pub(crate) fn measure(
     sizes: &[Size],
     rounds: u32,
@@ -124,7 +124,7 @@ impl Subject {
         Self { name: name.to_owned(), filter, samples: Vec::new() }
     }
 
-    /// That it filters, or does not.
+    /// Checks that the filter drops a closed port, or that no filter does.
     fn check(&self, load: &Load<'_>) -> Result<()> {
         let filters = !matches!(self.filter, Filter::None | Filter::Empty(_));
         let is_cut = load.is_cut(CLOSED)?;
@@ -167,7 +167,7 @@ impl Pods {
         Ok(Self { netns, locals })
     }
 
-    /// Both directions of both pods.
+    /// The hooks of both directions at both pods.
     fn hooks(&self) -> Vec<Hook> {
         let hooks = self.locals.iter().flat_map(|local| {
             Direction::BOTH.map(|direction| Hook { ifindex: local.ifindex, direction })
@@ -175,7 +175,7 @@ impl Pods {
         hooks.collect()
     }
 
-    /// What allows the client, and nobody else.
+    /// Addresses of the client and the server.
     fn ends(&self) -> [String; 2] {
         self.locals.map(|local| local.address(false).to_string())
     }
@@ -191,7 +191,7 @@ impl Pods {
         ))
     }
 
-    /// The same rules as one map, the way kube-proxy and others write them.
+    /// Filter of the same addresses in one verdict map, like the rules of kube-proxy.
     fn nft_map(&self, rules: u32) -> Filter {
         let [from, _] = self.ends();
         let others: String =
@@ -217,7 +217,7 @@ impl Pods {
     }
 }
 
-/// A pod's interface: its address, and the node as its way to everything.
+/// Configures a pod's interface, with the node as default gateway.
 fn connect(pod: &Netns, number: u8, local: Local) -> Result<()> {
     const NODE: &str = "169.254.1.1";
     let (outside, inside) = (format!("wire{number}0"), format!("wire{number}1"));

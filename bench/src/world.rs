@@ -1,4 +1,4 @@
-//! A cluster compiled and written to a generation of real maps of its own.
+//! A cluster, compiled and written to a generation of real maps.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -23,45 +23,44 @@ use netpold_ebpf::layout::{Ct4Bucket, Ct6Bucket, Settings};
 
 use crate::cluster::NODE;
 
-/// A compiler and the tables it is written to.
+/// A compiler and its tables.
 pub(crate) struct World {
-    /// What is installed.
+    /// The compiled cluster.
     pub(crate) compiler: Compiler,
-    /// Where it is installed.
+    /// The maps and programs.
     pub(crate) generation: Generation,
-    /// How long the first image took.
+    /// Times of the first image.
     pub(crate) first: FirstImage,
     _pins: PinRoot,
 }
 
-/// Times of the way to a first image.
+/// Times of the steps to the first image.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FirstImage {
-    /// Taking the objects in and compiling them.
+    /// Taking and compiling the objects.
     pub(crate) compile: Duration,
     /// Creating maps, loading programs.
     pub(crate) load: Duration,
     /// Writing the tables.
     pub(crate) write: Duration,
-    /// Operations.
+    /// Number of operations.
     pub(crate) operations: usize,
 }
 
 impl World {
-    /// Compiles the changes, creates maps and programs, fills them. `pins` is a folder of a bpffs
-    /// that nothing else uses.
+    /// Compiles the changes, creates and fills maps, loads programs. `pins` is a folder on a bpffs for this world
+    /// alone.
     ///
     /// # Errors
-    /// It does not fit into what the tables' layout can number ([`netpold_core::compile::CompileError`]), or the kernel
-    /// refuses.
+    /// The cluster exceeds the tables' layout ([`netpold_core::compile::CompileError`]), or the kernel refuses.
     pub(crate) fn new(pins: &Path, changes: Vec<Change>, buckets: u32) -> Result<Self> {
         Self::sized(pins, changes, buckets, Capacity::default())
     }
 
-    /// In tables that begin with these sizes.
+    /// A world with tables of these initial sizes.
     ///
     /// # Errors
-    /// As [`World::new`].
+    /// As for [`World::new`].
     pub(crate) fn sized(
         pins: &Path,
         changes: Vec<Change>,
@@ -79,7 +78,7 @@ impl World {
         let mut generation = Generation::load(&pins, &compiler.capacity(), buckets)?;
         let load = start.elapsed();
         let hz = measure_hz(|| generation.jiffies()).context("cannot read the kernel's clock")?;
-        // No events: what a drop costs once the limit is reached.
+        // Without events: the cost of a drop beyond the event limit.
         let settings = Settings {
             hash_seed: 1,
             hash_keys: hash_keys(1),
@@ -100,7 +99,7 @@ impl World {
         Ok(Self { compiler, generation, first, _pins: pins })
     }
 
-    /// Forgets all flows.
+    /// Clears all conntrack entries of a family.
     pub(crate) fn clear_conntrack(&self, v6: bool) -> Result<()> {
         let (four, six) = self.generation.conntrack()?;
         if v6 { clear::<Ct6Bucket>(six) } else { clear::<Ct4Bucket>(four) }

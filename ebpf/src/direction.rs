@@ -2,9 +2,9 @@
 
 use crate::layout::{CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS};
 
-/// A direction, as the pod sees it.
+/// Direction of a packet, as the pod sees it.
 pub trait Direction {
-    /// Pod egress; else pod ingress.
+    /// Whether this is pod egress.
     const EGRESS: bool;
     /// Conntrack flag: this direction was allowed by policy and seen.
     const SEEN: u16 = if Self::EGRESS { CT_EGRESS } else { CT_INGRESS };

@@ -1,4 +1,4 @@
-//! An endpoint's record, read while the agent writes it.
+//! Access to an endpoint's record under concurrent writes by the agent.
 
 use crate::{
     direction::Direction,
@@ -54,8 +54,8 @@ impl Rows {
     }
 }
 
-/// An endpoint's record in memory that the agent writes meanwhile: every field is read on its own,
-/// once, and `rows` as the one word that it is.
+/// Reference to an endpoint's record that the agent may write at any time: every field is read on its own, once, and
+/// `rows` as one word.
 #[derive(Clone, Copy, Debug)]
 pub struct EndpointRef(*const Endpoint);
 
@@ -74,7 +74,7 @@ impl EndpointRef {
         Self(record)
     }
 
-    /// The same record, whose fields are read only once `read` is known, see [`order`].
+    /// The same record, with reads of its fields ordered behind the one that returned `read`, see [`order`].
     #[must_use]
     #[inline(always)]
     pub(crate) fn after_load(self, read: u32) -> Self {
@@ -113,7 +113,7 @@ impl EndpointRef {
         unsafe { (&raw const (*self.0).flags).read_volatile() }
     }
 
-    /// The hardware address of the pod's side, the first octet highest; 0: unknown.
+    /// Hardware address of the pod's side of the veth, first octet highest; 0: unknown.
     #[must_use]
     #[inline(always)]
     pub(crate) fn station(self) -> u64 {

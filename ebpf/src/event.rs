@@ -1,4 +1,4 @@
-//! What is said about a dropped packet.
+//! Description of a dropped packet.
 
 use crate::{
     direction::Direction,
@@ -12,13 +12,13 @@ use crate::{
     reason::Reason,
 };
 
-/// Fills in what can be read of the packet: as much as there is, since broken packets drop too.
+/// Fills in all fields that can be read; malformed packets drop too, so some may be missing.
 #[inline(always)]
 pub fn describe<D: Direction, B: Bytes>(bytes: &B, event: &mut DropEvent) {
     describe_at::<D, B>(bytes, parse::link(bytes), event);
 }
 
-/// As [`describe`], of a packet whose link header was read: its type and where IP begins.
+/// Fills in the fields of a packet with a parsed link header: its type and the offset of the IP header.
 #[inline(always)]
 pub fn describe_at<D: Direction, B: Bytes>(
     bytes: &B,
@@ -41,7 +41,7 @@ fn addresses<D: Direction, F: Family, B: Bytes>(
     family: u8,
     event: &mut DropEvent,
 ) {
-    // Lengths are not compared, as if it were quoted: a truncated packet has addresses too.
+    // Parsed as a quoted packet, without comparing lengths: a truncated packet has addresses too.
     let Ok(mut network) = F::network(bytes, offset, true) else { return };
     let followed = F::extensions(bytes, &mut network).is_ok();
     let (local, remote) = if D::EGRESS {

@@ -1,6 +1,6 @@
-//! The flow table: 4-way set-associative buckets, two choices for each flow, in plain shared memory.
+//! Flow table: 4-way set-associative buckets in plain shared memory, two buckets to choose from for each flow.
 //!
-//! The kernel program, the agent's sweeper and tests use this same code over [`memory::Memory`].
+//! The kernel program, the agent's sweeper and tests share this code, over [`memory::Memory`].
 
 pub mod cached_verdict;
 pub mod control;

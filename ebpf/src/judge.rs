@@ -1,5 +1,5 @@
-//! The judgement of a packet: first [`decide`] at the pod's own hook, then [`post_nat`] where the node may
-//! have translated it.
+//! Judgement of packets: first [`decide`] at the pod's own hook, then [`post_nat`] where the node may have translated
+//! them.
 
 pub mod checksum;
 pub mod connection;

@@ -1,14 +1,13 @@
-//! The maps' contents, word for word as the kernel program and the agent both see them.
+//! Contents of the maps, word for word as the kernel program and the agent both see them.
 //!
-//! Everything here is `repr(C)`, has no implicit padding and a size that is asserted below, because
-//! the agent writes most of these tables with plain aligned stores through mmap (`BPF_F_MMAPABLE`,
-//! kernel 5.5) while packets are being judged. A change to anything here is a new
-//! [`LAYOUT_VERSION`]: another version's maps are never reused, they are replaced as a generation.
+//! Every type is `repr(C)`, has no implicit padding and a size that is asserted below: the agent writes most of these
+//! tables with plain aligned stores through mmap (`BPF_F_MMAPABLE`, kernel 5.5) while packets are being judged. Every
+//! change in this module needs a new [`LAYOUT_VERSION`]: maps of another version are never reused, but replaced as a
+//! generation.
 //!
-//! Reading order for one packet: [`Endpoint`] by interface index, class of the remote address
-//! ([`TrieRoot`] and [`TrieBlock`], or the IPv6 tables), [`Row`] (and [`RowBlock`]) of the endpoint's
-//! direction, which holds a [`PortSet`], and rarely [`PortBitmap`]. Identifiers never change meaning
-//! while they are in use.
+//! Order of the reads for one packet: [`Endpoint`] by interface index; class of the remote address ([`TrieRoot`] and
+//! [`TrieBlock`], or the IPv6 tables); [`Row`] (and [`RowBlock`]) of the endpoint's direction, which holds a
+//! [`PortSet`]; rarely a [`PortBitmap`]. Identifiers never change meaning while they are in use.
 
 mod address;
 mod endpoint;
@@ -26,11 +25,11 @@ pub use settings::*;
 
 use crate::reason::COUNTERS;
 
-/// Version of everything in this module; part of the pin path. The feature `other-layout` makes a second
-/// agent for the upgrade test, which lays out endpoints, flows and their flags differently.
+/// Version of this module's layouts; part of the pin path. The feature `other-layout` builds the second agent of the
+/// upgrade test, with different layouts of endpoints, flows and flow flags.
 pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1011 } else { 11 };
 
-/// A dropped packet, in the ring buffer. Rate limited per CPU.
+/// Event of a dropped packet in the ring buffer, rate limited per CPU.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DropEvent {
@@ -60,32 +59,31 @@ pub struct DropEvent {
     pub suppressed: u32,
 }
 
-/// Counters of one CPU's events by interface: more interfaces share them.
+/// Number of [`Counters::shares`]; interfaces with the same index modulo this number share a counter.
 pub const EVENT_SHARES: usize = 64;
-/// An interface's share of the window is used up.
+/// Value of [`Counters::shares`]: the interface's share of the window is used up.
 pub const SHARE_SPENT: u8 = u8::MAX;
 
-/// What a CPU has dropped, and how many events of drops it may still emit: one record, since a denied packet
-/// needs both.
+/// Drop counters and event budget of one CPU. One record, since a denied packet needs both.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Counters {
-    /// Packets, by [`crate::reason::counter`] and [`crate::reason::evictions`].
+    /// Packets by [`crate::reason::counter`], evictions by [`crate::reason::evictions`].
     pub packets: [u64; COUNTERS as usize],
-    /// Jiffies at which the window of events began.
+    /// Jiffies at which the event window began.
     pub window: u32,
     /// Events in the window.
     pub events: u32,
-    /// Events suppressed since the last one that was emitted.
+    /// Events suppressed since the last emitted one.
     pub suppressed: u32,
     /// Zero.
     pub reserved: u32,
-    /// Events in the window by the pod's interface, modulo their number; [`SHARE_SPENT`] once one was refused.
+    /// Events in the window per interface index modulo [`EVENT_SHARES`]; [`SHARE_SPENT`] once one was refused.
     pub shares: [u8; EVENT_SHARES],
 }
 
 impl Counters {
-    /// One packet more.
+    /// Adds 1 to the counter at an index.
     #[inline(always)]
     pub const fn count(&mut self, index: u32) {
         self.packets[(index & (COUNTERS - 1)) as usize] += 1;

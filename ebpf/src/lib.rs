@@ -1,21 +1,21 @@
-//! netpold's packet path, shared by the kernel program, the agent and the tests.
+//! Packet path of netpold, shared by the kernel program, the agent and the tests.
 //!
-//! [`judge::decide::decide`] judges one packet: [`packet::parse`] reads it through [`packet::bytes::Bytes`]; the
-//! judgement reads policy and flows through [`tables::Tables`]. In the kernel these are the packet and BPF maps,
-//! on the host a slice and plain memory.
+//! [`judge::decide::decide`] judges one packet: [`packet::parse`] reads it through [`packet::bytes::Bytes`], and
+//! [`tables::Tables`] gives access to policy and flows. In the kernel these are the packet and BPF maps, on the host
+//! a slice and plain memory.
 //!
 //! Imports point down this list, and no two files import each other:
 //!
 //! | module | contents |
 //! |---|---|
 //! | [`xdp`] | the judgement before the stack, at uplinks and pods' interfaces |
-//! | [`judge`] | the judgement at the pods' hooks and of packets that the node has translated |
+//! | [`judge`] | the judgement at the pods' hooks, and behind the node's translation |
 //! | [`tables`] | the tables that a judgement reads: policy, endpoints, flows |
 //! | [`flow`] | the flow table: keys, control words, insertion, eviction |
-//! | [`trace`] | the steps of a judgement, as the traced variant of the programs tells them |
-//! | [`event`] | the description of a dropped packet |
+//! | [`trace`] | the steps of a judgement, as the traced variant of the programs reports them |
+//! | [`event`] | the fields of a drop event |
 //! | [`packet`] | bytes, headers, IP versions |
-//! | [`endpoint`], [`verdict`], [`direction`] | an endpoint's record, a verdict, a direction |
+//! | [`endpoint`], [`verdict`], [`direction`] | an endpoint's record, a packet's verdict and direction |
 //! | [`layout`], [`reason`], [`order`] | layouts of the maps, reasons of verdicts, order of reads |
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]

@@ -1,26 +1,26 @@
-//! Reads of shared memory in the order of the program, on CPUs that else make them in another.
+//! Ordered reads of shared memory, on CPUs that reorder them.
 //!
-//! BPF has had no barrier between two reads before kernel 6.15, and compiles a read to a plain one. On x86
-//! these stay in order. On arm64 they do if the later one's address depends on what the earlier one
-//! read, be it through a zero made of it (Arm Architecture Reference Manual, B2.3: address
-//! dependency). Programs for such CPUs are built with the feature `ordered-reads`; in others, and on
-//! the host, whose reads are acquiring ones, nothing is left of this module. Where an address comes from
-//! memory anyway, as a row's of an endpoint or a column's of a class, nothing is needed.
+//! Before kernel 6.15 BPF has no barrier between two reads, and compiles a read to a plain one. x86 keeps these in
+//! order. arm64 does if the address of the later one depends on the value of the earlier one, even through a zero
+//! computed from it (Arm Architecture Reference Manual, B2.3: address dependency). Programs for such CPUs are built
+//! with the feature `ordered-reads`. In other programs, and on the host with its acquiring reads, this module compiles
+//! to nothing. Addresses that come from memory anyway, as a row's from an endpoint or a column's from a class, need no
+//! zero.
 //!
-//! Writers need nothing of this kind: the agent's stores release, and a compare-and-swap is a full
-//! barrier. Without the feature a plain store replaces the compare-and-swap that publishes an entry
-//! ([`crate::flow::memory::Memory::publish`]): x86 keeps stores in order too.
+//! Writers need no such order: the agent's stores release, and a compare-and-swap is a full barrier. Without the
+//! feature a plain store replaces the compare-and-swap that publishes an entry
+//! ([`crate::flow::memory::Memory::publish`]), since x86 keeps stores in order too.
 
-/// 0, known only once `read` is. Part of an address, it keeps the read there behind the one that gave
-/// `read`. To be made before `read` is compared with anything: behind that the compiler may take the
-/// other side of the comparison instead.
+/// Returns 0, available only once `read` is. As part of an address, it keeps the read at that address behind the one
+/// that returned `read`. Call it before `read` is compared with anything: after a comparison the compiler may use its
+/// other side instead.
 #[must_use]
 #[inline(always)]
 pub fn zero(read: u64) -> usize {
     #[cfg(all(target_arch = "bpf", feature = "ordered-reads"))]
     {
         let mut zero = read;
-        // Not `pure`, so that it stays where it is. The verifier knows the result, the CPU has to wait.
+        // Not `pure`, so that it stays in place. The verifier computes the result, the CPU has to wait.
         // SAFETY: arithmetic on a register.
         unsafe { core::arch::asm!("{0} &= 0", inout(reg) zero, options(nomem, nostack)) };
         zero as usize
@@ -32,7 +32,7 @@ pub fn zero(read: u64) -> usize {
     }
 }
 
-/// The same place, read only once `read` is known.
+/// Returns `place`, for reads that must stay behind the one that returned `read`.
 #[must_use]
 #[inline(always)]
 pub fn after_load<T>(place: *mut T, read: u64) -> *mut T {

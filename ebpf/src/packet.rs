@@ -1,4 +1,4 @@
-//! A packet: its bytes, what its headers say, and what differs between IPv4 and IPv6.
+//! Packets: their bytes, their parsed headers, and the differences between IPv4 and IPv6.
 
 pub mod bytes;
 pub mod family;

@@ -1,17 +1,17 @@
-//! Why a packet passes or drops: one closed list, also the label of the drop metric.
+//! Reasons why packets pass or drop: one closed list, also the label of the drop metric.
 
-/// Why a packet was passed or dropped. The number is [`crate::layout::DropEvent::reason`] and the
-/// index of the counter; numbers change with the layout version only.
+/// Reason why a packet passed or dropped. The number is [`crate::layout::DropEvent::reason`] and the index of the
+/// counter; numbers change with the layout version only.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// Passes: the interface is not under policy.
+    /// Passes: the interface is no endpoint's.
     NotEndpoint = 0,
     /// Passes: this direction of the pod is not isolated.
     NotIsolated = 1,
-    /// Passes: the policy allows it.
+    /// Passes: policy allows the packet.
     Allowed = 2,
-    /// Passes: answer of a flow whose own direction is allowed.
+    /// Passes: reply of a flow that policy allows.
     Reply = 3,
     /// Passes: ICMP error about a flow that is allowed.
     Related = 4,
@@ -21,43 +21,45 @@ pub enum Reason {
     Loopback = 6,
     /// Passes: ARP, IPv6 neighbour discovery, multicast listener discovery.
     Neighbour = 7,
-    /// Passes: the policy allows it to an address that may be translated, as a Service's. It is
-    /// marked, and judged again behind the translation: see [`crate::judge::post_nat`].
+    /// Passes: policy allows the packet to an address that may be translated, as a Service's. It is marked, and judged
+    /// again behind the translation: see [`crate::judge::post_nat`].
     Translated = 8,
-    /// Passes: answer of a flow whose own direction is allowed, at (or from) an address that may be
-    /// translated. The node's conntrack says where it leaves (or comes from): see [`crate::judge::connection`].
+    /// Passes: reply of a flow that policy allows, at (or from) an address that may be translated. The node's
+    /// conntrack shows where it leaves (or comes from): see [`crate::judge::connection`].
     Answer = 9,
-    /// Drops: no rule allows it and it answers nothing.
+    /// Drops: no rule allows the packet and it is no reply.
     Policy = 10,
     /// Drops: neither IP nor ARP.
     NotIp = 11,
-    /// Drops: shorter than its own headers say.
+    /// Drops: the packet is shorter than its headers state.
     Truncated = 12,
-    /// Drops: header fields that contradict each other, a route beyond the destination, ARP that is
-    /// not of IPv4 over Ethernet, a checksum that is to be written elsewhere than in its own place.
+    /// Drops: header fields that contradict each other, a route beyond the destination, ARP other than IPv4 over
+    /// Ethernet, or a checksum to be written outside its own field.
     Malformed = 13,
-    /// Drops: more IPv6 extension headers or VLAN tags than are followed.
+    /// Drops: more IPv6 extension headers or VLAN tags than the parser follows.
     TooManyHeaders = 14,
-    /// Drops: the pod sent it from an address or a hardware address that is not its own, or claims another's by
-    /// ARP or neighbour discovery.
+    /// Drops: the pod sent the packet from an IP or hardware address that is not its own, or claims another's by ARP
+    /// or neighbour discovery.
     SpoofedSource = 15,
-    /// Drops: a later fragment whose first was not passed before.
+    /// Drops: a later fragment without a first one that passed before.
     FragmentWithoutFirst = 16,
     /// Drops: a fragment that hides or overlaps the transport header (RFC 1858).
     TinyFragment = 17,
-    /// Drops: allowed, but its answers would be lost since no conntrack entry is to be had.
+    /// Drops: policy allows the packet, but without a conntrack entry its replies would be lost, and the table is
+    /// full.
     ConntrackFull = 18,
-    /// Drops: a table that the program needs is not there (never with a complete load).
+    /// Drops: a table of the program is missing (never with a complete load).
     NoTable = 19,
-    /// Drops: what it was translated to, as a Service's backend, no rule allows; or it comes from there.
+    /// Drops: no rule allows the address that the packet was translated to, as a Service's backend; or the reply comes
+    /// from such an address.
     ServiceBackend = 20,
-    /// Drops: for an address that is not the pod's, as a bridge floods it to every port, and no rule
-    /// allows it, or an isolated endpoint sent it. Counted, and not told of: it is not the pod's traffic.
+    /// Drops: the destination is not the pod's, as for packets that a bridge floods to every port, and no rule allows
+    /// the packet or an isolated endpoint sent it. Counted without an event, since it is not the pod's traffic.
     Flooded = 21,
-    /// No verdict: the packet needs the slow path. Never leaves the program.
+    /// No verdict: the packet needs the slow path. Never leaves the programs.
     Deferred = 22,
-    /// Drops: it came by an interface that the agent does not know, or from a device of another namespace on top of
-    /// this one, and none of the programs has seen it: see [`crate::judge::proof`].
+    /// Drops: the packet came by an interface unknown to the agent, or from a device of another namespace on top of
+    /// this one, and no program has judged it: see [`crate::judge::proof`].
     UnknownDevice = 23,
 }
 
@@ -65,7 +67,7 @@ impl Reason {
     /// Number of reasons.
     pub const COUNT: u32 = 24;
 
-    /// The first of those that drop; all before it pass.
+    /// The first reason that drops; all before it pass.
     pub const FIRST_DROP: Self = Self::Policy;
 
     /// Every reason, in the order of their numbers.
@@ -96,7 +98,7 @@ impl Reason {
         Self::UnknownDevice,
     ];
 
-    /// The reason of a number; `None` for one this version does not know.
+    /// The reason of a number; `None` if this version has none.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
@@ -109,7 +111,7 @@ impl Reason {
         self as u8 >= Self::FIRST_DROP as u8
     }
 
-    /// Name as metric label.
+    /// Name of the reason as metric label.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -141,12 +143,12 @@ impl Reason {
     }
 }
 
-/// Number of per-CPU counters: a run of [`COUNTERS_PER_DIRECTION`] for drops in pod ingress, then one
-/// for pod egress, see [`counter`]; at the very end those of [`evictions`].
+/// Number of per-CPU counters: [`COUNTERS_PER_DIRECTION`] for drops in pod ingress, as many for pod egress, see
+/// [`counter`]; the last ones are those of [`evictions`].
 pub const COUNTERS: u32 = 2 * COUNTERS_PER_DIRECTION;
 /// Counters of one direction: the reasons, with room to append.
 pub const COUNTERS_PER_DIRECTION: u32 = 32;
-/// Counters of [`evictions`]: of half-open and of established flows, IPv4 and IPv6.
+/// Counters of [`evictions`]: half-open and established flows, IPv4 and IPv6.
 const EVICTIONS: u32 = 4;
 
 /// Index of a drop counter. Only drops are counted: passing packets cost nothing here.
@@ -163,7 +165,7 @@ pub const fn counter_of(egress: bool, number: u32) -> u32 {
     (if egress { COUNTERS_PER_DIRECTION } else { 0 }) + number
 }
 
-/// Index of the counter of half-open, or established, flows that made room in a family's flow table.
+/// Index of the counter of half-open, or established, flows evicted from a family's flow table.
 #[must_use]
 #[inline(always)]
 pub const fn evictions(is_v6: bool, established: bool) -> u32 {

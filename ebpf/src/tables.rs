@@ -1,4 +1,4 @@
-//! The tables that a verdict reads and writes: [`Tables`], and what an IP version has of them.
+//! Tables that a verdict reads and writes: [`Tables`], and [`TableFamily`] for the tables of an IP version.
 
 pub mod ipv6_blocks;
 pub mod ipv6_hosts;
@@ -25,7 +25,7 @@ use crate::{
 pub trait Tables: PolicyTables + Memory + Sized {
     /// The settings.
     fn settings(&self) -> Option<&Settings>;
-    /// An endpoint slot.
+    /// Endpoint record of a slot.
     fn endpoint(&self, slot: u32) -> Option<EndpointRef>;
     /// First word of a bucket of the IPv4 flow table.
     fn bucket4(&self, index: u32) -> Option<*mut u64>;
@@ -33,22 +33,22 @@ pub trait Tables: PolicyTables + Memory + Sized {
     fn bucket6(&self, index: u32) -> Option<*mut u64>;
     /// Jiffies, low 32 bits.
     fn now(&self) -> u32;
-    /// [`Settings::revision`]; later reads are not made before it.
+    /// [`Settings::revision`]; later reads stay behind it.
     fn revision(&self) -> u32;
-    /// Whether the node's conntrack can be asked for a packet's [`crate::judge::connection::Course`].
+    /// Whether the node's conntrack can be queried for a packet's [`crate::judge::connection::Course`].
     #[inline(always)]
     fn knows_courses(&self) -> bool {
         true
     }
-    /// What a datagram's first fragment left.
+    /// Ports that a datagram's first fragment recorded.
     fn fragment(&self, key: &FragmentKey) -> Option<FragmentPorts>;
-    /// Class of an IPv6 address, as words in memory order; in the kernel a function of its own.
+    /// Class of an IPv6 address (words in memory order). A separate function in the kernel.
     #[inline(always)]
     fn class6(&self, address: [u64; 2]) -> ClassId {
         class6(self, &V6::octets(address))
     }
-    /// Inserts a flow whose key has that hash: [`insert_vacant`], else [`insert`]. In the kernel that is a
-    /// function of its own, which the verifier looks at once, not at the end of each path that leads there.
+    /// Inserts a flow by its key and the key's hash: [`insert_vacant`], else [`insert`]. A separate function in the
+    /// kernel, which the verifier checks once instead of at the end of each path to it.
     ///
     /// # Errors
     /// [`Full`] if there is no room.
@@ -59,7 +59,7 @@ pub trait Tables: PolicyTables + Memory + Sized {
         }
         insert::<V4, _, _>(self, key, hash, flags).map(drop)
     }
-    /// As [`Tables::insert4`], IPv6.
+    /// Inserts an IPv6 flow, see [`Tables::insert4`].
     ///
     /// # Errors
     /// [`Full`] if there is no room.
@@ -70,8 +70,8 @@ pub trait Tables: PolicyTables + Memory + Sized {
         }
         insert::<V6, _, _>(self, key, hash, flags).map(drop)
     }
-    /// Makes room for a flow of an endpoint that found none: [`make_place`], else [`free_stale`], else
-    /// [`make_room`], of the family that has `is_v6`. In the kernel functions of their own too.
+    /// Makes room for a flow of an endpoint that found none, in the family's table: [`make_place`], else
+    /// [`free_stale`], else [`make_room`]. Separate functions in the kernel.
     #[inline(always)]
     fn make_room(&self, is_v6: bool, endpoint: u32, hash: u64) -> bool {
         if is_v6 {
@@ -84,13 +84,13 @@ pub trait Tables: PolicyTables + Memory + Sized {
                 || make_room::<V4, _>(self, endpoint, hash)
         }
     }
-    /// Leaves it; an older one makes room.
+    /// Records the ports of a first fragment; an older record makes room.
     fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts);
 }
 
-/// The tables of an IP version.
+/// Tables of an IP version.
 pub trait TableFamily: Family {
-    /// A conntrack key.
+    /// Conntrack key of the family.
     type Key: Key;
 
     /// Class of an address.
@@ -102,13 +102,13 @@ pub trait TableFamily: Family {
     /// [`Full`] if there is no room.
     fn insert<T: Tables>(tables: &T, key: Self::Key, hash: u64, flags: u16) -> Result<(), Full>;
 
-    /// Buckets in the flow table less one.
+    /// Number of buckets of the flow table, less one.
     fn mask(settings: &Settings) -> u32;
 
     /// First word of a bucket of the flow table.
     fn bucket<T: Tables>(tables: &T, index: u32) -> Option<*mut u64>;
 
-    /// The flow's key.
+    /// Conntrack key of a flow.
     fn key(
         endpoint: u32,
         remote: Self::Address,
@@ -189,7 +189,7 @@ impl TableFamily for V6 {
     }
 }
 
-/// Has another flow move on, by [`relocate::make_place`].
+/// Makes a place in a flow's buckets by relocating another flow, see [`relocate::make_place`].
 #[inline(always)]
 pub fn make_place<F: TableFamily, T: Tables>(tables: &T, hash: u64) -> bool {
     let Some(settings) = tables.settings() else { return false };
@@ -198,7 +198,7 @@ pub fn make_place<F: TableFamily, T: Tables>(tables: &T, hash: u64) -> bool {
     relocate::make_place(buckets, moves)
 }
 
-/// Moves a flow on, by [`relocate::shift`].
+/// Moves a flow to its second bucket, by [`relocate::shift`].
 #[inline(always)]
 pub fn shift<F: TableFamily, T: Tables>(
     tables: &T,
@@ -211,7 +211,7 @@ pub fn shift<F: TableFamily, T: Tables>(
     unsafe { relocate::shift::<F::Key, _>(tables, settings, from, takes, |i| F::bucket(tables, i)) }
 }
 
-/// Frees a place of an endpoint's own, by [`evict::free_stale`].
+/// Evicts an idle flow of the same endpoint, by [`evict::free_stale`].
 #[inline(always)]
 pub fn free_stale<F: TableFamily, T: Tables>(tables: &T, endpoint: u32, hash: u64) -> bool {
     let Some(settings) = tables.settings() else { return false };
@@ -223,7 +223,7 @@ pub fn free_stale<F: TableFamily, T: Tables>(tables: &T, endpoint: u32, hash: u6
     }
 }
 
-/// Makes room for a flow of an endpoint, by [`evict::make_room`].
+/// Evicts a flow of an endpoint with most of the ways, by [`evict::make_room`].
 #[inline(always)]
 pub fn make_room<F: TableFamily, T: Tables>(tables: &T, endpoint: u32, hash: u64) -> bool {
     let Some(settings) = tables.settings() else { return false };
@@ -245,7 +245,7 @@ fn buckets<F: TableFamily, T: Tables>(
     Some([F::bucket(tables, first)?, F::bucket(tables, second)?])
 }
 
-/// The place in the table of its family of a flow whose key has that hash ([`key::hash`]).
+/// Handle of a flow in the table of its family, by its key and the key's hash ([`key::hash`]).
 #[inline(always)]
 pub fn flow<F: TableFamily, K: Key, T: Tables>(
     tables: &T,
@@ -272,7 +272,7 @@ pub fn insert_vacant<F: TableFamily, T: Tables>(
     unsafe { table::insert_vacant(tables, &key, bucket, flags, tables.now()) }
 }
 
-/// Inserts a flow into the table of its family; what had to go for it.
+/// Inserts a flow into the table of its family; returns the kind of flow that made room.
 ///
 /// # Errors
 /// [`Full`] if there is no room.
@@ -313,19 +313,19 @@ pub fn find_slot<T: Tables>(tables: &T, ifindex: u32) -> Option<(u32, EndpointRe
     None
 }
 
-/// As [`find_slot`], in one of the slots where it may be; nearly all endpoints are in that of probe 0.
+/// The endpoint of an interface in the slot of one probe; nearly all endpoints are in that of probe 0.
 #[must_use]
 #[inline(always)]
 pub fn find_slot_at<T: Tables>(tables: &T, ifindex: u32, probe: u32) -> Option<(u32, EndpointRef)> {
     let slot = endpoint_slot(ifindex, probe);
     let endpoint = tables.endpoint(slot)?;
-    // The index is written last.
+    // The agent writes the index last.
     let found = endpoint.ifindex();
     let endpoint = endpoint.after_load(found);
     (found == ifindex).then_some((slot, endpoint))
 }
 
-/// The agent sets this field while programs run.
+/// [`Settings::endpoint_probes`], which the agent changes while programs run.
 #[inline(always)]
 fn endpoint_probes(settings: &Settings) -> u32 {
     // SAFETY: a reference is readable.

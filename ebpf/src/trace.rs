@@ -1,50 +1,50 @@
-//! What the traced variant of the programs tells of a judgement, for `netpold trace`.
+//! Trace of a judgement, by the traced variant of the programs for `netpold trace`.
 //!
-//! The judgement notes its steps by [`PolicyTables::note`](crate::tables::policy::PolicyTables::note). In the
-//! ordinary programs, and on the host, that is nothing. In the traced variant (feature `trace`) the steps of a packet
-//! that [`TraceFilter`] admits are recorded, and told once the packet is judged, a line a step.
+//! The judgement records its steps by [`PolicyTables::note`](crate::tables::policy::PolicyTables::note), which does
+//! nothing in the ordinary programs and on the host. The traced variant (feature `trace`) records the steps of a
+//! packet that [`TraceFilter`] admits, and writes them out once the packet is judged, one line per step.
 
 use crate::{layout::DropEvent, packet::family::V6};
 
-/// A step of a judgement. Each comes with two words, named here `first` and `second`.
+/// A step of a judgement. Each has two words, named `first` and `second` below.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The packet: direction, IP version, protocol and length from the lowest byte of `first` on ([`packet`]);
-    /// the pod's port and the other side's in `second`.
+    /// The packet: direction, IP version, protocol and length from the lowest byte of `first` on ([`packet`]); the
+    /// pod's port and the remote port in `second`.
     Packet = 1,
     /// The pod's address, in memory order; IPv4 in the first four bytes.
     Local = 2,
-    /// The other side's address, as [`Step::Local`].
+    /// The remote address, in the form of [`Step::Local`].
     Remote = 3,
-    /// The headers were not read in place.
+    /// The slow path reads the headers.
     SlowPath = 4,
-    /// The endpoint was found: its number and the revision of policy (upper half); its rows.
+    /// The endpoint's number, with the revision of policy in the upper half; its rows.
     Endpoint = 5,
-    /// The verdict is the one that the flow's entry remembers: the reason's number; the entry's control word.
+    /// The verdict is cached in the flow's entry: the reason's number; the entry's control word.
     Cached = 6,
     /// Class of the remote address, with its flags.
     Class = 7,
-    /// A row was asked: the row and the class (upper half); the row's word for that class.
+    /// A row was read: the row, with the class in the upper half; the row's word for that class.
     Row = 8,
-    /// What the row's word means for this packet: protocol, port (from bit 8), and whether it allows it (bit 32).
+    /// Result of the row's word for this packet: protocol, port (from bit 8), and whether it is allowed (bit 32).
     Ports = 9,
-    /// An entry of the flow table was looked for: 2 found, 1 found but expired, 0 none; its control word.
+    /// Lookup in the flow table: 2 found, 1 found but expired, 0 none; the control word.
     Flow = 10,
     /// A flow is recorded, with these flags.
     NewFlow = 11,
-    /// A packet that the node may have translated was judged for its sender first: the reason's number.
+    /// Verdict for the sender on a packet that the node may have translated: the reason's number.
     Sender = 12,
-    /// The end: the reason's number, or [`SETTLED`]; 0 passes, 1 drops, and from bit 8 on the number of lines
+    /// Final verdict: the reason's number, or [`SETTLED`]; 0 passes, 1 drops, and from bit 8 on the number of lines
     /// before this one.
     Verdict = 13,
 }
 
-/// Instead of a reason: [`Step::Sender`] has it.
+/// Number in place of a reason: [`Step::Sender`] has the reason.
 pub const SETTLED: u64 = 0xff;
 
 impl Step {
-    /// Every step, by its number less one.
+    /// Every step, at its number less one.
     pub const ALL: [Self; 13] = [
         Self::Packet,
         Self::Local,
@@ -69,7 +69,7 @@ impl Step {
     }
 }
 
-/// `first` of [`Step::Packet`].
+/// Word `first` of [`Step::Packet`].
 #[must_use]
 #[inline(always)]
 pub const fn packet(event: &DropEvent) -> u64 {
@@ -79,65 +79,65 @@ pub const fn packet(event: &DropEvent) -> u64 {
         | (event.length as u64) << 32
 }
 
-/// Most clauses of a filter.
+/// Highest number of clauses in a filter.
 pub const CLAUSES: usize = 16;
 
-/// One other side that is asked for; 0 in a field admits anything.
+/// Clause of a filter, about a packet's other side; 0 in a field admits any value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Clause {
-    /// The other side's address, in memory order; IPv4 in the first four bytes.
+    /// Remote address, in memory order; IPv4 in the first four bytes.
     pub remote: [u64; 2],
-    /// Which bits of it count.
+    /// Mask of the compared address bits.
     pub mask: [u64; 2],
-    /// The pod's port.
+    /// Port of the pod.
     pub local_port: u16,
-    /// The other side's port.
+    /// Remote port.
     pub remote_port: u16,
-    /// Either port.
+    /// Port of either side.
     pub port: u16,
-    /// 4 or 6.
+    /// IP version, 4 or 6.
     pub family: u8,
-    /// IP protocol number; with a port also 0: any that has ports.
+    /// IP protocol number; with a port, 0 admits every protocol with ports.
     pub protocol: u8,
 }
 
-/// Which packets are told of.
+/// Filter of the traced packets.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceFilter {
-    /// Jiffies (low 32 bits) from which on none is.
+    /// Jiffies (low 32 bits) at which the trace ends.
     pub until: u32,
-    /// Jiffies of a second.
+    /// Jiffies per second.
     pub second: u32,
-    /// Packets that each CPU tells of in a second.
+    /// Packets that each CPU reports per second.
     pub burst: u32,
-    /// Clauses, one of which must admit the packet.
+    /// Number of clauses, one of which must admit the packet.
     pub count: u32,
-    /// They.
+    /// The clauses.
     pub clauses: [Clause; CLAUSES],
 }
 
-/// Most steps of a packet that are told of.
+/// Highest number of recorded steps of a packet.
 pub const STEPS: usize = 24;
 
-/// What a CPU keeps of the packet that it judges.
+/// A CPU's record of the packet that it judges.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TraceRecord {
-    /// Packets that the filter admitted, told or not.
+    /// Packets that the filter admitted, reported or not.
     pub matched: u64,
-    /// Jiffies at which the second began.
+    /// Jiffies at which the current second began.
     pub window: u32,
-    /// Packets told of in it.
+    /// Packets reported in that second.
     pub told: u32,
-    /// Not zero while a packet is judged that is to be told of.
+    /// Not zero while a reported packet is judged.
     pub active: u32,
-    /// Steps of it.
+    /// Number of its steps.
     pub count: u32,
-    /// The packet, as the event of a drop has it.
+    /// Description of the packet, as in a drop event.
     pub event: DropEvent,
-    /// Step, `first` and `second`.
+    /// Steps, each with `first` and `second`.
     pub steps: [[u64; 3]; STEPS],
 }
 
@@ -146,13 +146,13 @@ const _: () = {
     assert!(size_of::<TraceRecord>() == 24 + 56 + 24 * STEPS);
 };
 
-/// Protocols that have ports.
+/// Whether a protocol has ports.
 const fn has_ports(protocol: u8) -> bool {
     matches!(protocol, 6 | 17 | 132)
 }
 
 impl Clause {
-    /// Whether a packet is asked for.
+    /// Whether the clause admits a packet.
     #[must_use]
     #[inline(always)]
     pub fn admits(&self, event: &DropEvent, remote: [u64; 2]) -> bool {
@@ -174,14 +174,14 @@ impl Clause {
 }
 
 impl TraceFilter {
-    /// Whether it is too late.
+    /// Whether the trace has ended.
     #[must_use]
     #[inline(always)]
     pub const fn is_over(&self, now: u32) -> bool {
         self.until.wrapping_sub(now).cast_signed() <= 0
     }
 
-    /// Whether a packet is to be told of.
+    /// Whether the filter admits a packet.
     #[must_use]
     #[inline(always)]
     pub fn admits(&self, event: &DropEvent) -> bool {
@@ -245,7 +245,7 @@ mod tests {
         assert!(!admits(&[Clause { remote_port: 8080, ..any }], &event));
         assert!(admits(&[Clause { port: 40_000, protocol: 6, ..any }], &event));
         assert!(!admits(&[Clause { port: 8080, protocol: 17, ..any }], &event));
-        // Of ICMP the field holds type and code.
+        // For ICMP the field holds type and code.
         let icmp = DropEvent { protocol: 1, ..event };
         assert!(!admits(&[Clause { port: 8080, ..any }], &icmp));
     }

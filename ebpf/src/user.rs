@@ -1,4 +1,4 @@
-//! The layouts as aya's maps take them.
+//! `aya::Pod` for the layouts.
 
 use crate::layout::{
     Blocks6Node, Counters, Ct4Key, Ct4Way, Ct6Key, Ct6Way, DropEvent, Endpoint, FragmentKey,
@@ -9,7 +9,7 @@ use crate::trace::{TraceFilter, TraceRecord};
 macro_rules! pod {
     ($($type:ty),*) => {
         $(
-            // SAFETY: `repr(C)`, `Copy`, no padding (asserted in `layout`), any bits are a value.
+            // SAFETY: `repr(C)`, `Copy`, no padding (asserted in `layout`), any bits are valid.
             unsafe impl aya::Pod for $type {}
         )*
     };

@@ -1,28 +1,28 @@
-//! The verdict about a packet.
+//! Verdict on a packet.
 
 use crate::reason::Reason;
 
-/// What becomes of a packet.
+/// Verdict on a packet, with its reason.
 #[must_use = "a verdict that nobody acts on lets everything pass"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict(pub(crate) Reason);
 
 impl Verdict {
-    /// Why.
+    /// Reason of the verdict.
     #[must_use]
     #[inline(always)]
     pub const fn reason(self) -> Reason {
         self.0
     }
 
-    /// Why, as a number.
+    /// Number of the reason.
     #[must_use]
     #[inline(always)]
     pub const fn number(self) -> u32 {
         self.0 as u32
     }
 
-    /// Whether the packet goes on.
+    /// Whether the packet passes.
     #[must_use]
     #[inline(always)]
     pub const fn passes(self) -> bool {
@@ -30,7 +30,7 @@ impl Verdict {
     }
 }
 
-/// Inner functions answer either side.
+/// Inner functions return the reason on either side.
 impl From<Result<Reason, Reason>> for Verdict {
     #[inline(always)]
     fn from(result: Result<Reason, Reason>) -> Self {

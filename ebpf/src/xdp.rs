@@ -1,4 +1,4 @@
-//! Packets that XDP drops, since the pod's own hook would: at the uplinks and at the pods' interfaces.
+//! XDP at the uplinks and at the pods' interfaces: early drops of packets that the pod's own hook would drop.
 
 mod observer;
 pub mod pod;

@@ -1,4 +1,4 @@
-//! Where a checksum may be written after the judgement of its packet.
+//! Places where a checksum may be written after the judgement of its packet.
 
 use netpold_ebpf::judge::checksum::is_harmless;
 use netpold_ebpf::packet::parse;
@@ -11,8 +11,8 @@ fn harmless(frame: &[u8], start: u32, field: u32) -> bool {
     is_harmless(&frame, parse::link(&frame), start, field)
 }
 
-/// Where each protocol has its checksum, and what of its message a judgement reads: 16 bits anywhere there are somebody
-/// else's port, type, chunk or quoted packet, and in front of it an address.
+/// For each protocol: the checksum's field, and the number of judged bytes of its message. 16 bits written anywhere in
+/// these change another port, type, chunk or quoted packet; before them, an address.
 #[test]
 fn a_checksum_is_written_where_it_belongs_or_where_nobody_looks() {
     for (protocol, field, judged) in
@@ -44,7 +44,7 @@ fn a_checksum_is_written_where_it_belongs_or_where_nobody_looks() {
                     );
                 }
             }
-            // In front of the frame, and the largest numbers there are.
+            // Offsets before the frame, and the largest numbers.
             for start in [0_u32.wrapping_sub(2), 0_u32.wrapping_sub(0xffff), 0xffff] {
                 for at in [0, 2, 36, 0xffff] {
                     assert!(!harmless(&frame, start, at), "{start}, {at}");

@@ -1,4 +1,4 @@
-//! How flows end: by what the pod itself says, by silence, and not by what anybody can forge.
+//! Ends of flows: by packets of the pod itself and by timeouts, but not by packets that anyone can forge.
 
 use std::sync::atomic::Ordering;
 
@@ -17,7 +17,7 @@ use netpold_testkit::one_pod::{
     DENY_ROW, Direction, IFINDEX, INGRESS_ROW, UPLINK, egress, ingress, with_rows,
 };
 
-/// A pod with the same policy beside it.
+/// Interface of another pod with the same policy.
 const OTHER: u32 = IFINDEX + 1;
 const POD: [u8; 4] = Who::Pod.v4();
 const CLIENT: [u8; 4] = Who::Friend.v4();
@@ -27,7 +27,7 @@ const SECOND: u32 = 1000;
 const MINUTE: u32 = 60 * SECOND;
 const HOUR: u32 = 60 * MINUTE;
 
-/// A pod that clients may reach and that may send nothing, and another.
+/// A pod that clients may reach and that may send nothing, and another pod.
 fn tables() -> NodeTables {
     let mut tables = with_rows(INGRESS_ROW, DENY_ROW);
     let pod = tables.policy.slot(IFINDEX);
@@ -40,7 +40,7 @@ fn tables() -> NodeTables {
 struct Flow<'a> {
     tables: &'a NodeTables,
     ifindex: u32,
-    /// The pod's port, the client's.
+    /// The pod's port and the client's port.
     ports: (u16, u16),
 }
 
@@ -57,7 +57,7 @@ impl Flow<'_> {
         self.tables.judge(Direction::Egress, hook, &frame).reason()
     }
 
-    /// A connection of the client's, which has gone on for a while.
+    /// A connection opened by the client, with data in both directions.
     fn open(&self) {
         assert_eq!(self.arrives(SYN), Reason::Allowed);
         assert_eq!(self.leaves(SYN | ACK), Reason::Reply);
@@ -84,11 +84,11 @@ fn crowd(tables: &NodeTables) {
     }
 }
 
-/// Which of the two sides has a port that clients are given: a flow without an entry would be taken up again by one
-/// side only.
+/// Ports of the pod and the client, one of them in the client range: without an entry, packets of one side only would
+/// begin the flow again.
 const PORTS: [(u16, u16); 2] = [(80, 40_000), (40_000, 1_024)];
 
-/// Somebody guesses addresses and ports again and again; the flow says something once a minute.
+/// Forged ends arrive again and again, while the flow has a packet once a minute.
 fn forged(ends: u8) {
     for ports in PORTS {
         for by_client in [true, false] {
@@ -124,7 +124,7 @@ fn forged_fins_end_no_flow_that_goes_on() {
     forged(FIN | RST);
 }
 
-/// Whatever it was before, the next packet makes the flow what it was.
+/// The next packet restores the flow, whatever its end was.
 #[test]
 fn the_next_packet_takes_a_forged_end_back() {
     for (ends, idle) in [(RST, 2 * HOUR), (RST | ACK, 2 * HOUR), (FIN | ACK, MINUTE)] {
@@ -134,7 +134,7 @@ fn the_next_packet_takes_a_forged_end_back() {
             flow.open();
             assert_eq!(flow.arrives(ends), Reason::Allowed);
             tables.flows.later(idle);
-            // A FIN is taken back by data of the side that is said to have sent it.
+            // Data of the FIN's apparent sender takes the FIN back.
             assert_eq!(flow.arrives(PSH | ACK), Reason::Allowed);
             assert_eq!(flow.leaves(ACK), Reason::Reply, "{ends} {ports:?}");
             tables.flows.later(tables.flows.settings.timeouts[TIMEOUT_TCP_ESTABLISHED] - 1);
@@ -145,7 +145,7 @@ fn the_next_packet_takes_a_forged_end_back() {
             );
         }
     }
-    // The pod's own word takes a reset back, too.
+    // A packet of the pod takes a reset back, too.
     let tables = tables();
     let flow = flow(&tables, PORTS[1]);
     flow.open();
@@ -170,7 +170,7 @@ fn half_closed_flows_end_after_two_minutes() {
             assert_eq!(flow.arrives(FIN | ACK), Reason::Allowed);
             assert_eq!(flow.leaves(ACK), Reason::Reply);
         }
-        // The other half goes on for as long as it says something.
+        // The other half stays open as long as it sends packets.
         for _ in 0..10 {
             tables.flows.later(half_closed - 1);
             assert_eq!(flow.leaves(ACK), Reason::Reply);
@@ -180,7 +180,7 @@ fn half_closed_flows_end_after_two_minutes() {
     }
 }
 
-/// What is over makes room, but not at once: FINs are acknowledged, and may be forged.
+/// Closed flows make room, but not at once: FINs are acknowledged, and may be forged.
 #[test]
 fn what_is_over_makes_room_after_a_while() {
     let tables = tables();
@@ -213,7 +213,7 @@ fn what_is_over_makes_room_after_a_while() {
     }
 }
 
-/// A pod's own reset is no guess.
+/// The pod's own reset cannot be forged.
 #[test]
 fn the_pods_own_reset_ends_its_flow() {
     let tables = tables();
@@ -224,7 +224,7 @@ fn the_pods_own_reset_ends_its_flow() {
     assert_eq!(flow.leaves(ACK), Reason::Policy);
 }
 
-/// Who is refused has no flow that is protected.
+/// A refused connection leaves no protected flow.
 #[test]
 fn a_refusal_establishes_nothing() {
     let tables = tables();
@@ -236,7 +236,7 @@ fn a_refusal_establishes_nothing() {
     flow(&tables, PORTS[0]).open();
 }
 
-/// As the kernel's conntrack has it, which keeps a question and its answer for a shorter time.
+/// As in the kernel's conntrack, which keeps a single question and answer for a shorter time.
 #[test]
 fn datagrams_are_a_stream_after_two_seconds() {
     let mut tables = tables();
@@ -246,7 +246,7 @@ fn datagrams_are_a_stream_after_two_seconds() {
         assert_eq!(ingress(tables, &udp4((CLIENT, port), (POD, 53))), Reason::Allowed);
     };
     let leaves = |tables: &NodeTables, port| egress(tables, &udp4((POD, 53), (CLIENT, port)));
-    // How long it goes on, in steps of 100 ms, and for how long it is remembered then.
+    // Port, duration of the flow in steps of 100 ms, and expected timeout in seconds.
     for (port, steps, kept) in
         [(1_000, 0, 30), (1_001, 19, 30), (1_002, 21, 120), (1_003, 600, 120)]
     {
@@ -257,7 +257,7 @@ fn datagrams_are_a_stream_after_two_seconds() {
             arrives(&tables, port);
             assert_eq!(leaves(&tables, port), Reason::Reply, "{steps}");
         }
-        // Its stamp may be older than its last packet, by two seconds at the most.
+        // The stamp may be older than the last packet, by two seconds at most.
         let now = tables.flows.now.load(Ordering::Acquire);
         tables.flows.now.store(now.wrapping_add(kept * SECOND), Ordering::Release);
         assert_eq!(leaves(&tables, port), Reason::Policy, "{steps} steps: no longer");
@@ -266,7 +266,7 @@ fn datagrams_are_a_stream_after_two_seconds() {
     }
 }
 
-/// Timestamps and extended echo are answered as echo is, each kind by itself.
+/// Timestamps and extended echo are answered like echo, each kind separately.
 #[test]
 fn every_kind_of_echo_is_answered_by_its_own() {
     let message = |kind, id| icmp(kind, 0, [0, id, 0, 1], &[0; 2]);

@@ -87,7 +87,7 @@ fn a_table_full_of_replied_flows_says_so() {
         reply(&tables, number);
     }
     assert_eq!(insert(&tables, 9, CT_INGRESS), Err(Full));
-    // Once their timeout is over they make room, whether swept or not.
+    // Expired flows make room, swept or not.
     tables.flows.later(tables.flows.settings.timeouts[TIMEOUT_TCP_ESTABLISHED]);
     assert_eq!(insert(&tables, 9, CT_INGRESS), Ok(Gave::Nothing));
 }
@@ -142,7 +142,7 @@ fn a_flow_in_its_second_bucket_is_found_once_the_first_is_empty() {
         let way = unsafe { bucket.add(place * size_of::<Ct4Way>() / 8) };
         // SAFETY: as before.
         let control = Control(unsafe { tables.load(way) });
-        // Its number has come round.
+        // Incarnation 0, as after a wrap.
         let control = Control::new(control.seen(), 0, control.flags());
         // SAFETY: as before.
         unsafe { tables.store(way, control.0) };
@@ -171,7 +171,7 @@ fn nothing_is_looked_for_behind_a_way_that_was_never_used() {
     assert!(!found(flows[4], unused), "the second bucket is not looked at");
 }
 
-/// What an agent's pass does for ways that are free.
+/// One pass of the agent over the free ways.
 fn pass(tables: &NodeTables, now: u32) {
     let settings = &tables.flows.settings;
     let mut is_first = [false; BUCKETS as usize];
@@ -192,7 +192,7 @@ fn pass(tables: &NodeTables, now: u32) {
 
 const REST: u32 = 100;
 
-/// Which ways of a bucket are unused.
+/// Whether each way of a bucket is unused.
 fn unused(tables: &NodeTables, bucket: u32) -> [bool; 4] {
     let bucket = tables.bucket4(bucket).expect("a bucket");
     [0, 1, 2, 3].map(|place| {
@@ -203,7 +203,7 @@ fn unused(tables: &NodeTables, bucket: u32) -> [bool; 4] {
     })
 }
 
-/// Frees a flow's way, as a sweep does.
+/// Frees a flow's way like the sweeper.
 fn free(tables: &NodeTables, number: u32) {
     // SAFETY: the buckets of a live table.
     let hit = unsafe { flow(tables, number).find(tables) }.expect("the flow");
@@ -245,7 +245,7 @@ fn ways_that_stay_free_become_unused_again_unless_a_flow_is_behind_them() {
     assert_eq!(passed(REST - 1), [true; 4], "across the wrap of jiffies");
 }
 
-/// Flows that come, move on, and go, in a table that is mostly half full and at times nearly empty.
+/// Flows begin, are relocated, and end, in a table that is mostly half full and at times nearly empty.
 #[test]
 fn whatever_becomes_unused_every_flow_is_found() {
     let tables = NodeTables::new(BUCKETS);
@@ -316,8 +316,8 @@ fn stamps_from_the_near_future_are_not_old() {
     assert!(control.is_expired(&HostMemory, 6, &settings, 5 + settings.timeouts[0]));
 }
 
-/// Writers, readers and a sweeper at once. The remote address is derived from the flags' owner, so
-/// a reader that matched a half-written entry would find flags of another flow.
+/// Concurrent writers, readers and a sweeper. The flags depend on the flow's number, so a reader that matched a
+/// half-written entry would find flags of another flow.
 #[test]
 fn no_reader_ever_matches_another_flow() {
     let tables = NodeTables::new(4);
@@ -328,7 +328,7 @@ fn no_reader_ever_matches_another_flow() {
             .map(|writer| {
                 let (tables, seen_enough) = (&tables, &seen_enough);
                 scope.spawn(move || {
-                    // A busy machine may let the reader begin late.
+                    // On a busy machine the reader may start late.
                     let rounds = 0..50_000_000_u32;
                     for round in rounds
                         .take_while(|round| *round < 60_000 || !seen_enough.load(Ordering::Acquire))
@@ -380,7 +380,7 @@ fn no_reader_ever_matches_another_flow() {
     });
 }
 
-/// A table that holds as many established flows as this, of 65,536.
+/// A table with this number of established flows, of 65,536.
 fn filled(flows: u32) -> NodeTables {
     let tables = NodeTables::new(1 << 14);
     for number in 0..flows {
@@ -389,7 +389,7 @@ fn filled(flows: u32) -> NodeTables {
     tables
 }
 
-/// A new flow, as a verdict makes it, that is answered.
+/// Establishes a new flow in the way a verdict does: inserted and answered.
 fn establish(tables: &NodeTables, number: u32) -> bool {
     let (key, hash) = hashed(tables, number);
     let begun = tables.insert4(key, hash, CT_INGRESS).or_else(|_| {
@@ -416,7 +416,7 @@ fn a_table_filled_to_three_quarters_refuses_nothing() {
     }
 }
 
-/// Flows that nobody answers fill all that answered ones leave, again and again: these are still found room.
+/// Unanswered flows fill all other ways again and again: answered flows still find room.
 #[test]
 fn half_open_flows_take_no_room_from_answered_ones() {
     let tables = NodeTables::new(1 << 14);
@@ -433,7 +433,7 @@ fn half_open_flows_take_no_room_from_answered_ones() {
     }
 }
 
-/// Flows move on while others look for them: an established one is found at every moment.
+/// An established flow is found at every moment, also while it is relocated.
 #[test]
 fn flows_that_move_on_are_found_at_every_moment() {
     let tables = filled(THREE_QUARTERS);
@@ -448,7 +448,7 @@ fn flows_that_move_on_are_found_at_every_moment() {
                 rounds += 1;
             }
         });
-        // Packets of the flows, whose entries change while they move.
+        // Packets of the flows change the entries while these are relocated.
         let writer = scope.spawn(|| {
             while !done.load(Ordering::Acquire) {
                 for number in (0..THREE_QUARTERS).step_by(11) {
@@ -473,7 +473,7 @@ fn flows_that_move_on_are_found_at_every_moment() {
     });
 }
 
-/// Established flows that say nothing for two hours give way, where there is need.
+/// Established flows without a packet for two hours make room if needed.
 #[test]
 fn idle_flows_give_way_after_two_hours() {
     let tables = NodeTables::new(1);
@@ -490,7 +490,7 @@ fn idle_flows_give_way_after_two_hours() {
     assert_eq!(insert(&tables, 4, CT_INGRESS), Ok(Gave::Idle), "the first has been for two hours");
     assert!(find(&tables, 0).is_none());
     assert!((1..=4).all(|number| find(&tables, number).is_some()));
-    // A half-open one goes before any of these.
+    // A half-open flow goes before any of these.
     tables.flows.later(100);
     assert_eq!(insert(&tables, 5, CT_INGRESS), Ok(Gave::HalfOpen));
     assert!(find(&tables, 4).is_none());

@@ -1,5 +1,5 @@
-//! The keyed hash of flows and addresses: no difference between two keys is worth anything to who does
-//! not know the hash's key.
+//! Keyed hash of flows and addresses: no difference between two keys helps an attacker who does not have the hash's
+//! key.
 
 use netpold_ebpf::{
     flow::key::{Key, choices, hash, hash_keys},
@@ -7,9 +7,9 @@ use netpold_ebpf::{
 };
 
 const SEEDS: u64 = 1_000;
-/// Bits of a bucket's number in these tests.
+/// Bits of a bucket index in these tests.
 const BITS: u32 = 8;
-/// Of as many seeds collide in one of them 4 in the mean; more than this by chance in none of 10^15.
+/// Limit of collisions: the mean is 4, and fewer than 1 in 10^15 runs exceed this by chance.
 const MOST: u32 = 35;
 
 fn all_settings() -> Vec<Settings> {
@@ -17,8 +17,8 @@ fn all_settings() -> Vec<Settings> {
     (0..SEEDS).map(|seed| settings(seed.wrapping_mul(0x2545_f491_4f6c_dd1d))).collect()
 }
 
-/// How often two keys have equal bits, under all seeds: low ones, high ones (the first and the second
-/// bucket), all.
+/// Number of seeds under which two keys have equal hash bits: low ones, high ones (the first and the second bucket),
+/// all.
 fn collisions<K: Key>(all: &[Settings], a: &K, b: &K) -> [u32; 3] {
     all.iter().fold([0; 3], |count, settings| {
         let (a, b) = (hash(settings, a), hash(settings, b));
@@ -33,13 +33,13 @@ fn holds<K: Key + std::fmt::Debug>(all: &[Settings], a: &K, b: &K) {
     assert!(low <= MOST && high <= MOST && whole == 0, "{a:x?} {b:x?}: {low} {high} {whole}");
 }
 
-/// A key with some bits turned over.
+/// A key with some bits flipped.
 fn turned<const N: usize>(mut key: [u64; N], bits: &[usize]) -> [u64; N] {
     bits.iter().for_each(|bit| key[bit / 64] ^= 1 << (bit % 64));
     key
 }
 
-/// Keys as they look: an endpoint, ports, an address, a protocol. And the barest.
+/// Typical keys, with endpoint, ports, address and protocol; and all-zero ones.
 const KEYS4: [[u64; 2]; 2] = [[0x0a00_0107_0000_0005, 0x6_9c40_0050], [0; 2]];
 const KEYS6: [[u64; 4]; 2] =
     [[0x9c40_0050_0000_0005, 0x0100_00fd, 0x0200_0000_0000_0000, 6], [0; 4]];
@@ -56,7 +56,7 @@ fn one_bit_and_two() {
     for key in KEYS6 {
         for one in 0..256 {
             holds(&all, &key, &turned(key, &[one]));
-            // All pairs of two words at some distance, the same bits of two words among them.
+            // All pairs in different words at some distances, including equal bits of two words.
             (one + 1..256)
                 .filter(|two| (two - one) % 32 == 0 || two % 7 == 0)
                 .for_each(|two| holds(&all, &key, &turned(key, &[one, two])));
@@ -85,8 +85,8 @@ fn three_bits() {
     }
 }
 
-/// The top bit of a half of a word, in every set of halves: what multiplications carry out of sight,
-/// and what the hash before this one was blind to in three bytes of an IPv6 address.
+/// The top bit of each 32-bit half, in every set of halves: multiplications shift these out, and the previous hash
+/// ignored them in three bytes of an IPv6 address.
 #[test]
 fn top_bits() {
     let all = all_settings();
@@ -113,7 +113,7 @@ fn top_bits() {
     holds(&all, &flow, &other_flow);
 }
 
-/// Neighbouring keys spread over the buckets as random ones do.
+/// Neighbouring keys spread over the buckets like random ones.
 #[test]
 fn counted_keys_spread() {
     const BUCKETS: usize = 1 << 12;
@@ -126,7 +126,7 @@ fn counted_keys_spread() {
                 counts[first as usize] += 1;
                 counts[second as usize] += 1;
             }
-            // Eight in the mean; of 4,096 buckets the fullest has 20 or so.
+            // The mean is eight; the fullest of 4,096 buckets has about 20.
             let fullest = counts.iter().max().copied().unwrap_or_default();
             let empty = counts.iter().filter(|count| **count == 0).count();
             assert!(fullest < 40 && empty < 30, "shift {shift}: {fullest}, {empty} empty");

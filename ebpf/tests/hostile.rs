@@ -1,4 +1,4 @@
-//! What a hostile pod or neighbour can send, and what does not come of it.
+//! Packets of hostile pods and neighbours, which must have no effect.
 
 use netpold_ebpf::{
     judge::{hook::Hook, proof::UNKNOWN_INTERFACE},
@@ -14,18 +14,18 @@ use netpold_testkit::one_pod::{
 
 const POD: [u8; 4] = Who::Pod.v4();
 const CLIENT: [u8; 4] = Who::Friend.v4();
-/// Admitted to TCP 80 and UDP 53.
+/// Address admitted to TCP 80 and UDP 53.
 const GUEST: [u8; 4] = Who::Client.v4();
 const STRANGER: [u8; 4] = Who::Stranger.v4();
 
-/// An ICMP error, unreachable, that quotes the packet in a frame.
+/// An ICMP error (unreachable) that quotes the packet in a frame.
 fn error_about(frame: &[u8]) -> Vec<u8> {
     let mut message = vec![3, 1, 0, 0, 0, 0, 0, 0];
     message.extend(&frame[14..]);
     message
 }
 
-/// Forged SYNs that the pod answers: half-open flows, which a real client's pushes out.
+/// Forged SYNs that the pod answers become half-open flows, which a real client's flow evicts.
 #[test]
 fn a_flood_of_answered_syns_leaves_room_for_real_flows() {
     let tables = tables(CLIENTS, NOBODY);
@@ -39,7 +39,7 @@ fn a_flood_of_answered_syns_leaves_room_for_real_flows() {
     assert_eq!(ingress(&tables, &real(SYN)), Reason::Allowed);
     assert_eq!(egress(&tables, &answer(SYN | ACK)), Reason::Reply);
     assert_eq!(ingress(&tables, &real(ACK)), Reason::Allowed);
-    // It is established now, and stays through the next flood.
+    // The flow is established, and stays through the next flood.
     for port in 1000..4000 {
         assert_eq!(ingress(&tables, &tcp4((CLIENT, port), (POD, 80), SYN)), Reason::Allowed);
     }
@@ -59,7 +59,7 @@ fn an_error_goes_only_to_who_sent_what_it_quotes() {
     assert_eq!(egress(&tables, &frame4(1, POD, STRANGER, &error)), Reason::Policy);
 }
 
-/// The pod, free to send, goes on answering a client that policy has cut.
+/// A pod without egress policy goes on answering a client that policy has cut.
 #[test]
 fn a_flow_that_policy_cut_is_not_opened_by_its_answers() {
     let mut tables = tables(CLIENTS, 0);
@@ -94,25 +94,25 @@ fn a_pod_that_may_send_anything_may_ask_for_its_address() {
     assert_eq!(egress(&tables(NOBODY, 0), &stranger), Reason::SpoofedSource);
 }
 
-/// A frame of [`frame4`] as part of a datagram; the offset in units of 8 bytes.
+/// Turns a frame of [`frame4`] into a fragment; the offset in units of 8 bytes.
 fn part(mut frame: Vec<u8>, offset: u16, more: bool) -> Vec<u8> {
     let field = offset | if more { 0x2000 } else { 0 };
     frame[20..22].copy_from_slice(&field.to_be_bytes());
     frame
 }
 
-/// Parts that are sent twice with other content: which one the receiver keeps must not matter.
+/// Fragments sent twice with different content: the verdict must not depend on the one that the receiver keeps.
 #[test]
 fn overlapping_fragments_open_nothing() {
     let mut tables = tables(CLIENTS, NOBODY);
     let first = |port| part(udp4((GUEST, 4000), (POD, port)), 0, true);
     let later = part(frame4(17, GUEST, POD, &[0; 16]), 2, false);
-    // A denied first leaves no ports for the others, before an allowed one or after it.
+    // A denied first fragment records no ports, before an allowed one or after it.
     assert_eq!(ingress(&tables, &first(22)), Reason::Policy);
     assert_eq!(ingress(&tables, &later), Reason::FragmentWithoutFirst);
     assert_eq!(ingress(&tables, &first(53)), Reason::Allowed);
     assert_eq!(ingress(&tables, &first(22)), Reason::Policy);
-    // What overlaps the header that the first was judged by.
+    // Fragments that overlap the header by which the first one was judged.
     for (protocol, offset, expected) in [
         (6, 1, Reason::TinyFragment),
         (132, 1, Reason::TinyFragment),
@@ -122,10 +122,10 @@ fn overlapping_fragments_open_nothing() {
         let frame = part(frame4(protocol, GUEST, POD, &[0; 16]), offset, true);
         assert_eq!(ingress(&tables, &frame), expected, "protocol {protocol} at {offset}");
     }
-    // A first part without SCTP's first chunk, of which the next would decide what it is.
+    // A first fragment without SCTP's first chunk: the next one would decide the packet's kind.
     let cut = part(frame4(132, GUEST, POD, &[15, 160, 0, 53, 0, 0, 0, 1]), 0, true);
     assert_eq!(ingress(&tables, &cut), Reason::TinyFragment);
-    // Policy is asked again for each part.
+    // Policy is read again for each fragment.
     set_rows(&mut tables, NOBODY, NOBODY);
     assert_eq!(ingress(&tables, &later), Reason::Policy);
 }
@@ -145,14 +145,14 @@ fn protocols_without_ports_need_a_rule_without_ports() {
     }
 }
 
-/// The flow table is the node's, its entries are one pod's.
+/// All pods share the node's flow table, but each entry belongs to one pod.
 #[test]
 fn another_pods_flows_are_not_ones_own() {
     let mut tables = tables(CLIENTS, NOBODY);
     assert_eq!(ingress(&tables, &tcp4((CLIENT, 4000), (POD, 80), SYN)), Reason::Allowed);
     let answer = tcp4((POD, 80), (CLIENT, 4000), ACK);
     assert_eq!(egress(&tables, &answer), Reason::Reply);
-    // Another pod that has the same address, on another interface: a successor, or a liar.
+    // Another pod with the same address on another interface: a successor, or an impostor.
     let pod = *tables.policy.endpoint(IFINDEX).expect("the pod");
     let other = Endpoint { ifindex: IFINDEX + 1, id: 2, ..pod };
     tables.set_endpoint(other);
@@ -161,7 +161,7 @@ fn another_pods_flows_are_not_ones_own() {
     assert_eq!(verdict.reason(), Reason::Policy);
 }
 
-/// A table of datagram flows that nobody answered: the oldest make room, nothing is dropped.
+/// A table full of unanswered datagram flows: the oldest make room, no packet drops.
 #[test]
 fn datagrams_that_nobody_answers_fill_nothing() {
     let tables = tables(CLIENTS, NOBODY);
@@ -176,8 +176,8 @@ fn datagrams_that_nobody_answers_fill_nothing() {
     assert_eq!(egress(&tables, &udp4((POD, 53), (CLIENT, 5000))), Reason::Policy);
 }
 
-/// A table full of answered flows: what needs no entry passes, what could not be answered drops, and
-/// says why.
+/// A table full of answered flows: packets without need of an entry pass, packets whose replies would be lost drop,
+/// with the reason.
 #[test]
 fn a_full_flow_table_drops_only_what_could_not_be_answered() {
     let mut tables = tables(CLIENTS, NOBODY);
@@ -195,16 +195,16 @@ fn a_full_flow_table_drops_only_what_could_not_be_answered() {
     // Flows in the table go on.
     assert_eq!(ingress(&tables, &udp4((CLIENT, 1000), (POD, 53))), Reason::Allowed);
     assert_eq!(egress(&tables, &udp4((POD, 53), (CLIENT, 1000))), Reason::Reply);
-    // Where answers need no entry, none is needed.
+    // No entry is needed if replies pass without one.
     set_rows(&mut tables, CLIENTS, 0);
     assert_eq!(ingress(&tables, &request), Reason::Allowed);
-    // Idle flows make room by themselves.
+    // Idle flows make room.
     set_rows(&mut tables, CLIENTS, NOBODY);
     tables.flows.later(tables.flows.settings.timeouts[TIMEOUT_UDP_ANSWERED]);
     assert_eq!(ingress(&tables, &request), Reason::Allowed);
 }
 
-/// A client's connection to the pod's port 80, which has gone on for a while.
+/// A client's connection to the pod's port 80, with data in both directions.
 fn connection(tables: &NodeTables) -> Vec<u8> {
     let to_pod = |flags| tcp4((CLIENT, 60000), (POD, 80), flags);
     let from_pod = |flags| tcp4((POD, 80), (CLIENT, 60000), flags);
@@ -215,12 +215,12 @@ fn connection(tables: &NodeTables) -> Vec<u8> {
     to_pod(ACK)
 }
 
-/// What its entry remembers lasts as long as the policy's revision, and no longer than it is fresh.
+/// A cached verdict lasts as long as the policy's revision, and no longer than the entry is fresh.
 #[test]
 fn an_open_connection_ends_with_its_policy() {
     let mut tables = tables(CLIENTS, NOBODY);
     let packet = connection(&tables);
-    // Without another revision.
+    // Under the same revision.
     let deny = |tables: &mut NodeTables| {
         tables.endpoint_mut(IFINDEX).rows = Endpoint::pack_rows(NOBODY, NOBODY);
     };
@@ -236,8 +236,8 @@ fn an_open_connection_ends_with_its_policy() {
     assert_eq!(ingress(&tables, &packet), Reason::Policy, "though nobody said that policy changed");
 }
 
-/// A pod's packet to itself passes by the interface that it comes back through: somebody else's with
-/// the same addresses and ports does not, though they are one flow.
+/// A pod's packet to itself passes by the interface that it comes back through. A forged one with the same addresses
+/// and ports does not, though it has the same flow.
 #[test]
 fn nobody_passes_for_the_pod_itself() {
     let mut tables = tables(NOBODY, 0);
@@ -256,7 +256,7 @@ fn nobody_passes_for_the_pod_itself() {
     assert_eq!(ingress(&tables, &own), Reason::Policy);
 }
 
-/// Whoever forges the pod's address has the node answer to the pod: an echo reply, an error, a reset.
+/// A client that forges the pod's address makes the node answer the pod: with an echo reply, an error, a reset.
 #[test]
 fn the_node_answers_only_what_a_pod_has_asked() {
     let tables = tables(NOBODY, 0);
@@ -271,18 +271,18 @@ fn the_node_answers_only_what_a_pod_has_asked() {
     for answer in [&reply, &refused, &accepted, &unreachable] {
         assert_eq!(node(answer), Reason::Policy);
     }
-    // What the node itself begins.
+    // Packets that begin or end flows of the node itself.
     assert_eq!(node(&frame4(1, STRANGER, POD, &echo(8))), Reason::Node);
     assert_eq!(node(&tcp4((STRANGER, 4001), (POD, 80), SYN)), Reason::Node);
     assert_eq!(node(&tcp4((STRANGER, 4001), (POD, 80), RST)), Reason::Node, "and ends");
-    // What the pod has asked for.
+    // Replies to requests of the pod.
     assert_eq!(egress(&tables, &frame4(1, POD, STRANGER, &echo(8))), Reason::NotIsolated);
     assert_eq!(node(&reply), Reason::Reply);
     assert_eq!(egress(&tables, &asked), Reason::NotIsolated);
     assert_eq!(node(&unreachable), Reason::Related);
     assert_eq!(node(&accepted), Reason::Node);
     assert_eq!(node(&refused), Reason::Node);
-    // Packets of others that the kernel has made anew have no interface either.
+    // Packets of other senders that the kernel rebuilt have no interface either.
     let opening = tcp4((STRANGER, 4002), (POD, 80), SYN);
     assert_eq!(judge(UNKNOWN_INTERFACE, &opening).reason(), Reason::Policy);
 }

@@ -1,4 +1,4 @@
-//! Messages of the link, which no rule is asked about: their form, their reach and who speaks.
+//! Messages of the link, which pass without a rule: their form, their reach and their sender.
 
 use netpold_ebpf::{
     judge::{
@@ -36,14 +36,14 @@ const fn group(last: u8) -> [u8; 16] {
     [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]
 }
 
-/// The group in which an address is asked for.
+/// Solicited-node group of an address.
 fn solicited(of: [u8; 16]) -> [u8; 16] {
     let mut group = [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0, 0, 0];
     group[13..].copy_from_slice(&of[13..]);
     group
 }
 
-/// A pod that may send nothing and gets nothing of these, or all with a row of 0.
+/// An isolated pod that no rule allows these messages; with row 0 a pod that is not isolated.
 fn tables(row: u32, check: bool) -> NodeTables {
     let mut tables = with_rows(if row == 0 { 0 } else { INGRESS_ROW }, row);
     if !check {
@@ -77,14 +77,14 @@ fn advertisement(of: [u8; 16], options: &[u8]) -> Vec<u8> {
     message(136, 0x6000_0000, &of, options)
 }
 
-/// What a pod that may send nothing needs to be on its link, and not a byte more.
+/// Messages that a pod without any grant needs on its link, in their exact form.
 #[test]
 fn solicitations_have_one_form() {
     let tables = tables(NOBODY, true);
     let group = solicited(NEIGHBOUR);
     let single = Reason::Translated;
     for (from, to, message, expected) in [
-        // To ask for an address, to make sure of it, to look whether one is free.
+        // Address resolution, reachability detection, duplicate address detection.
         (POD, group, solicitation(NEIGHBOUR, &option(1)), Reason::Neighbour),
         (LINK, group, solicitation(NEIGHBOUR, &[]), Reason::Neighbour),
         (POD, NEIGHBOUR, solicitation(NEIGHBOUR, &option(1)), single),
@@ -94,26 +94,26 @@ fn solicitations_have_one_form() {
         (LINK, ALL_ROUTERS, message(133, 0, &[], &option(1)), Reason::Neighbour),
         (NONE, ALL_ROUTERS, message(133, 0, &[], &[]), Reason::Neighbour),
         (NONE, solicited(LINK), solicitation(LINK, &[]), Reason::Neighbour),
-        // To keep another from its address.
+        // Claims that keep another host from its address.
         (NONE, solicited(NEIGHBOUR), solicitation(NEIGHBOUR, &option(14)), Reason::SpoofedSource),
         (NONE, NEIGHBOUR, solicitation(NEIGHBOUR, &[]), Reason::SpoofedSource),
-        // To another than it asks for.
+        // Other destinations than the target's.
         (POD, FAR, solicitation(NEIGHBOUR, &[]), Reason::Policy),
         (POD, ALL_NODES, solicitation(NEIGHBOUR, &[]), Reason::Policy),
         (POD, solicited(POD), solicitation(NEIGHBOUR, &[]), Reason::Policy),
         (POD, FAR, message(133, 0, &[], &[]), Reason::Policy),
         (POD, ALL_NODES, message(133, 0, &[], &[]), Reason::Policy),
-        // More than one option, another one, one of another length, words that nobody reads.
+        // Two options, another option, another length, a reserved field that is not zero.
         (POD, group, solicitation(NEIGHBOUR, &[option(1); 2].concat()), Reason::Policy),
         (POD, group, solicitation(NEIGHBOUR, &option(2)), Reason::Policy),
         (POD, group, solicitation(NEIGHBOUR, &[1, 2, 0, 0, 0, 0, 0, 0]), Reason::Policy),
         (POD, group, solicitation(NEIGHBOUR, &[0; 4]), Reason::Policy),
         (POD, group, message(135, 1, &NEIGHBOUR, &[]), Reason::Policy),
         (LINK, ALL_ROUTERS, message(133, 1, &[], &[]), Reason::SpoofedSource),
-        // From nobody only to see whether an address is free.
+        // From the unspecified address only for duplicate address detection.
         (NONE, solicited(POD), solicitation(POD, &option(1)), Reason::SpoofedSource),
         (NONE, POD, solicitation(POD, &[]), Reason::SpoofedSource),
-        // In another's name.
+        // From another host's address.
         (NEIGHBOUR, group, solicitation(NEIGHBOUR, &[]), Reason::SpoofedSource),
     ] {
         assert_eq!(
@@ -148,7 +148,7 @@ fn advertisements_are_of_the_pod() {
     ] {
         assert_eq!(egress(&isolated, &nd(from, to, &message)), expected, "{message:02x?}");
     }
-    // Claims, whether policy knows the pod or not.
+    // Claims drop, with policy for the pod or without.
     for tables in [isolated, tables(0, true)] {
         for (from, to, message) in [
             (POD, ALL_NODES, advertisement(NEIGHBOUR, &option(2))),
@@ -181,7 +181,7 @@ fn advertisements_are_of_the_pod() {
             assert_eq!(first, Reason::SpoofedSource, "{message:02x?}, the first part");
         }
     }
-    // Whoever may speak for others may do so, in the form.
+    // A pod that is exempt from the source check may claim any address, in the exact form.
     let gateway = tables(NOBODY, false);
     let claim = advertisement(NEIGHBOUR, &option(2));
     assert_eq!(egress(&gateway, &nd(POD, ALL_NODES, &claim)), Reason::Neighbour);
@@ -189,7 +189,7 @@ fn advertisements_are_of_the_pod() {
     assert_eq!(egress(&gateway, &nd(POD, ALL_NODES, &more)), Reason::Policy);
 }
 
-/// What is sent to one address is judged again where it leaves: a router has lowered the hop limit.
+/// A message to one address is judged again at the exit: a router lowers the hop limit.
 #[test]
 fn neighbour_discovery_does_not_leave_the_link() {
     let tables = tables(NOBODY, true);
@@ -279,7 +279,7 @@ fn listener_reports_have_one_form() {
             let verdict = egress(&tables, &listener(from, to, ALERT, &message));
             assert_eq!(verdict, expected, "{message:02x?}");
         }
-        // What is for one other host is not even the pod's.
+        // A message to another unicast address is not even the pod's.
         let denied = if to == FAR { Reason::Flooded } else { Reason::Policy };
         let expected = if sound { Reason::Neighbour } else { denied };
         assert_eq!(ingress(&tables, &listener(LINK, to, ALERT, &message)), expected);
@@ -289,7 +289,7 @@ fn listener_reports_have_one_form() {
         let direct = ingress(&tables, &ipv6(LINK, to, 58, 1, &message));
         assert_eq!(direct, denied, "no hop-by-hop header");
     }
-    // A pod is asked, and does not ask.
+    // Pods receive queries, but send none.
     let query = |sources: u16| {
         let mut message = v1(130, &[0, 0]);
         message.extend(sources.to_be_bytes());
@@ -305,18 +305,18 @@ fn listener_reports_have_one_form() {
     }
 }
 
-/// The pod's station, and another.
+/// The pod's hardware address, and another.
 const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
-/// As [`tables`], of a pod whose station is known.
+/// Tables of a pod with a known hardware address, see [`tables`].
 fn with_station(row: u32, check: bool) -> NodeTables {
     let mut tables = tables(row, check);
     tables.endpoint_mut(IFINDEX).flags |= Endpoint::pack_station(OWN);
     tables
 }
 
-/// The frame with another source, and tags of these types.
+/// The frame with another source hardware address, and tags of these types.
 fn from_station(station: [u8; 6], frame: &[u8], tags: &[u16]) -> Vec<u8> {
     let tags = tags.iter().flat_map(|kind| [&kind.to_be_bytes()[..], &[0, 0]].concat());
     let tags: Vec<u8> = tags.collect();
@@ -350,13 +350,13 @@ fn what_cannot_be_read_passes_no_check_of_its_sender() {
             let passes = !egress(&exempt, &tagged).is_drop();
             assert_eq!(passes, row == 0, "{count} tags of who may have any name");
         }
-        // What no receiver of IP takes for IP, too: somebody unpacks it.
+        // Types that no IP receiver accepts drop too: a host may decapsulate them.
         for kind in [0x8847_u16, 0x8864, 0x88cc, 0x9100, 0x0026] {
             let frame = [&own[..12], &kind.to_be_bytes(), &own[12..]].concat();
             let frame = from_station(OWN, &frame, &[]);
             assert_eq!(egress(&checked, &frame), Reason::NotIp, "{kind:x}");
         }
-        // Parts of parts, options that go on in the next part: of IPv6 nothing that is not understood.
+        // Nested fragments, and options that continue in the next fragment: unreadable IPv6 drops.
         for (next, payload) in [
             (44, vec![44, 0, 0, 1, 0, 0, 0, 7, 58, 0, 0, 1, 0, 0, 0, 8, 136, 0, 0, 0, 0, 0, 0, 0]),
             (44, vec![60, 0, 0, 1, 0, 0, 0, 7, 58, 9, 1, 4, 0, 0, 0, 0]),
@@ -386,14 +386,14 @@ fn frames_come_from_the_pods_own_station() {
                 assert_eq!(verdict(any, OTHER), verdict(any, OWN), "{frame:02x?}");
             }
         }
-        // ARP names stations in words of its own.
+        // ARP has the hardware address in its own fields, too.
         let lie = arp(2, OTHER, Who::Pod.v4(), Who::Pod.v4());
         assert_eq!(egress(&checked, &lie), Reason::SpoofedSource);
         assert_eq!(egress(&unknown, &lie), Reason::Neighbour);
     }
 }
 
-/// Whoever uses an address gives it up when somebody else asks for it, too.
+/// Duplicate address detection: a host gives up an address that another host asks for.
 #[test]
 fn a_pod_asks_for_its_own_addresses_alone() {
     const EUI: fn(u8) -> [u8; 16] =
@@ -402,7 +402,7 @@ fn a_pod_asks_for_its_own_addresses_alone() {
         let checked = with_station(row, true);
         for (target, free) in [
             (POD, true),
-            // Made of its own hardware address, of another's, of neither.
+            // With the pod's own hardware address in it, with another's, with none.
             (EUI(1), true),
             (EUI(9), false),
             (LINK, true),

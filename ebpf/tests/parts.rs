@@ -1,4 +1,4 @@
-//! Parts of the judgement, each alone.
+//! Parts of the judgement, each tested alone.
 
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
@@ -20,7 +20,7 @@ use netpold_testkit::frames::{ACK, FIN, RST, SYN, Who, tcp4};
 use netpold_testkit::node::NodeTables;
 use netpold_testkit::one_pod::{self, DENY_ROW as NOBODY, INGRESS_ROW as CLIENTS};
 
-/// The class that row [`CLIENTS`] allows everything, and one that it does not name.
+/// The class that row [`CLIENTS`] allows every port, and one without a grant.
 const CLIENT: u32 = Who::Friend.number() as u32;
 const STRANGER: u32 = Who::Stranger.number() as u32;
 
@@ -124,7 +124,7 @@ fn a_first_fragment_leaves_its_ports_to_its_datagram() {
     assert_eq!((ports.local_port, ports.remote_port), (80, 4000));
 }
 
-/// What `FlowTracker` makes of a packet is the entry that its flow has after it.
+/// After each packet, the entry of its flow shows the effect of `FlowTracker`.
 #[test]
 fn an_entry_says_who_began_who_answered_and_who_ended() {
     let tables = one_pod::with_rows(CLIENTS, NOBODY);

@@ -1,4 +1,4 @@
-//! Who makes room in a full table.
+//! Evictions from a full table: the endpoints that make room.
 #![expect(clippy::expect_used, reason = "helpers of tests fail as tests do")]
 
 use netpold_ebpf::{
@@ -12,7 +12,7 @@ use netpold_ebpf::{
 };
 use netpold_testkit::node::NodeTables;
 
-/// A flow of an endpoint.
+/// A flow of an endpoint, by their numbers.
 #[derive(Clone, Copy)]
 struct Of(u32, u32);
 
@@ -31,7 +31,7 @@ impl Of {
         tables::flow::<V4, _, _>(tables, &tables.flows.settings, self.key(), hash).expect("buckets")
     }
 
-    /// As a verdict does.
+    /// Inserts the flow in the way a verdict does.
     fn insert(self, tables: &NodeTables) -> Result<(), Full> {
         tables.flows.later(1);
         let hash = self.hash(tables);
@@ -59,12 +59,12 @@ impl Of {
     }
 }
 
-/// Flows of an endpoint that are in the table, of the first so many.
+/// Number of an endpoint's flows in the table, among those below `numbers`.
 fn there(tables: &NodeTables, endpoint: u32, numbers: u32) -> usize {
     (0..numbers).filter(|number| Of(endpoint, *number).is_there(tables)).count()
 }
 
-/// Eight places that every flow has, some for each endpoint.
+/// A table with eight places for every flow, filled by these numbers of flows per endpoint.
 fn eight(shares: &[u32]) -> NodeTables {
     let tables = NodeTables::new(2);
     for (endpoint, share) in shares.iter().enumerate() {
@@ -83,10 +83,10 @@ fn a_pod_that_has_most_places_gives_way() {
         let given: Vec<bool> =
             (0..4).map(|number| Of(newcomer, number).answered(&tables).is_ok()).collect();
         let count = given.iter().filter(|given| **given).count();
-        // At the second one the newcomer has two itself.
+        // After the second one the newcomer has two places.
         assert_eq!(count, goes.min(2), "{shares:?}");
         assert!(given[..count].iter().all(|given| *given), "{shares:?}: the first ones");
-        // The longest idle ones are gone.
+        // The longest idle flows are gone.
         for number in 0..shares[0] {
             let stays = number >= count as u32;
             assert_eq!(Of(1, number).is_there(&tables), stays, "{shares:?}: flow {number}");
@@ -101,14 +101,14 @@ fn a_pod_that_has_most_places_gives_way() {
 fn a_pod_with_less_gives_nothing() {
     for shares in [&[5, 3][..], &[4, 4], &[5, 1, 1, 1], &[3, 3, 2]] {
         let tables = eight(shares);
-        // A pod without any, and those that are there.
+        // An endpoint without any flow, and those in the table.
         for endpoint in 1..=shares.len() as u32 + 1 {
             assert_eq!(Of(endpoint, 100).insert(&tables), Err(Full), "{shares:?}: {endpoint}");
         }
     }
-    // Nor one with most to itself.
+    // An endpoint that has all places gives none to itself.
     assert_eq!(Of(1, 100).insert(&eight(&[8])), Err(Full));
-    // Nor one to another that has two.
+    // It gives none to an endpoint that has two, either.
     assert_eq!(Of(2, 100).insert(&eight(&[6, 2])), Err(Full));
 }
 
@@ -116,7 +116,7 @@ const BUCKETS: u32 = 256;
 const WAYS: u32 = BUCKETS * 4;
 const TRIES: u32 = 20 * WAYS;
 
-/// A table that one endpoint has filled.
+/// A table filled by one endpoint.
 fn filled() -> NodeTables {
     let tables = NodeTables::new(BUCKETS);
     for number in 0..TRIES {
@@ -129,7 +129,7 @@ fn filled() -> NodeTables {
 #[test]
 fn others_get_a_share_of_a_full_table() {
     let tables = filled();
-    // Each of many pods wants some.
+    // Many pods begin a few flows each.
     for number in 0..2 {
         for endpoint in 2..12 {
             assert_eq!(Of(endpoint, number).answered(&tables), Ok(()), "{endpoint} {number}");
@@ -138,7 +138,7 @@ fn others_get_a_share_of_a_full_table() {
     for endpoint in 2..12 {
         assert_eq!(there(&tables, endpoint, 2), 2, "what {endpoint} was given stays");
     }
-    // Whatever they want, the one that was there keeps some.
+    // With as many flows as they like, they leave the first endpoint some.
     for endpoint in 2..22 {
         for number in 0..WAYS {
             let _ = Of(endpoint, number).answered(&tables);
@@ -159,7 +159,7 @@ fn half_open_flows_of_another_pod_take_few_places() {
     assert!(left >= WAYS * 3 / 4, "{left} of {WAYS}");
 }
 
-/// Who loses a race for a free place takes nobody's instead.
+/// A writer that loses a race for a free place takes no other flow's place.
 #[test]
 fn a_table_with_room_is_not_shared() {
     let tables = eight(&[7]);
@@ -170,8 +170,7 @@ fn a_table_with_room_is_not_shared() {
     assert_eq!(there(&tables, 1, 7), 7);
 }
 
-/// A pod's own flows that have said nothing for a quarter of an hour make room for its new ones, and no
-/// others of its.
+/// A pod's own flows without a packet for a quarter of an hour make room for its new ones; its other flows do not.
 #[test]
 fn a_pods_stale_flows_make_room_for_its_own() {
     let tables = eight(&[4, 4]);

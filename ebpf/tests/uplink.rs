@@ -1,4 +1,4 @@
-//! What arrives at the node: XDP drops nothing that the pod's hook would pass.
+//! Packets that arrive at the node: XDP drops none that the pod's hook would pass.
 
 use netpold_ebpf::{
     packet::parse,
@@ -15,12 +15,12 @@ const POD: [u8; 4] = Who::Pod.v4();
 const CLIENT: [u8; 4] = Who::Friend.v4();
 const STRANGER: [u8; 4] = Who::Stranger.v4();
 
-/// A pod that admits the client, and may send anything.
+/// A pod that admits the client, and is not isolated in egress.
 fn tables() -> NodeTables {
     with_rows(INGRESS_ROW, 0)
 }
 
-/// A packet of the pod's port 80 and the other side's 40000.
+/// A packet between the pod's port 80 and port 40000 of the other side.
 fn frame(tags: &[u16], protocol: u8, from: [u8; 4], to: [u8; 4], flags: u8) -> Vec<u8> {
     let (source, destination) = if to == POD { (40_000, 80) } else { (80, 40_000) };
     let data = match protocol {
@@ -41,7 +41,7 @@ fn openings_that_policy_denies_drop_with_or_without_tags() {
         for scope in [Scope::Openings, Scope::All] {
             assert!(dropped(&tables, &frame(tags, TCP, STRANGER, POD, SYN), scope));
             assert!(!dropped(&tables, &frame(tags, TCP, CLIENT, POD, SYN), scope));
-            // Not the pod's address: nobody's business here.
+            // The destination is not a pod's, so XDP leaves the packet alone.
             assert!(!dropped(&tables, &frame(tags, TCP, STRANGER, CLIENT, SYN), scope));
         }
         assert!(!dropped(&tables, &frame(tags, UDP, STRANGER, POD, 0), Scope::Openings));
@@ -60,7 +60,7 @@ fn answers_pass_and_leave_no_trace() {
         for scope in [Scope::Openings, Scope::All] {
             assert!(!dropped(&tables, &answer, scope));
         }
-        // What XDP looked at was not noted: the next packet is the first answer all the same.
+        // XDP has recorded nothing: for the hook the next packet is the first reply.
         assert_eq!(ingress(&tables, &answer), Reason::Reply);
     }
     tables.flows.forget_flows();

@@ -1,4 +1,4 @@
-//! The verdict on the host: what `BPF_PROG_TEST_RUN` cannot be given, and needs no root.
+//! Verdicts on the host, without root: packets that `BPF_PROG_TEST_RUN` does not accept.
 
 use netpold_ebpf::{
     judge::hook::Hook,
@@ -60,7 +60,7 @@ fn an_answer_passes_until_its_flow_has_been_idle_too_long() {
     assert_eq!(egress(), Reason::Policy);
     assert_eq!(ingress(&tables, &syn(&[])), Reason::Allowed);
     assert_eq!(egress(), Reason::Reply);
-    // So far anyone could have forged the SYN.
+    // At this point the SYN may still be forged.
     tables.flows.later(tables.flows.settings.timeouts[0]);
     assert_eq!(egress(), Reason::Policy);
 }

@@ -1,26 +1,26 @@
-//! Processors that netpold is built for.
+//! Processors as build targets of netpold.
 
-/// A processor, with its names elsewhere.
+/// A processor, with its various names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Arch {
     /// x86-64
     Amd64,
-    /// 64-bit ARM; needs a cross compiler, which is installed on Debian
+    /// 64-bit ARM; needs a cross compiler, installed automatically on Debian
     Arm64,
 }
 
 impl Arch {
-    /// This machine's.
+    /// The processor of this machine.
     pub(crate) const fn own() -> Self {
         if cfg!(target_arch = "aarch64") { Self::Arm64 } else { Self::Amd64 }
     }
 
-    /// Whether this machine runs what is built for it.
+    /// Whether this machine runs binaries for the processor.
     pub(crate) fn is_own(self) -> bool {
         self.cpu() == std::env::consts::ARCH
     }
 
-    /// As Rust and qemu call it.
+    /// Name in Rust and qemu.
     pub(crate) const fn cpu(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64",
@@ -28,7 +28,7 @@ impl Arch {
         }
     }
 
-    /// As Debian and OCI call it.
+    /// Name in Debian and OCI.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",
@@ -36,7 +36,7 @@ impl Arch {
         }
     }
 
-    /// Rust's target.
+    /// Target of Rust.
     pub(crate) const fn target(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64-unknown-linux-gnu",

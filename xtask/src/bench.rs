@@ -5,15 +5,15 @@ use netpold_testbed::is_root;
 
 use crate::{cargo, setup, step};
 
-/// Sets up, builds and runs; the arguments are those of `netpold-bench`.
+/// Sets up, builds and runs; `arguments` are those of `netpold-bench`.
 ///
 /// # Errors
-/// When something cannot be built or measured.
+/// When a build or a measurement fails.
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     ensure!(is_root(), "the benchmarks load eBPF programs: run `cargo xtask bench` as root");
     let toolchain = setup::run()?;
     let package = ["--release", "--package", "netpold-bench"];
-    // The agent beside it is the one that is watched.
+    // The benchmarks watch the agent beside their binary.
     let agent = ["--package", "netpold"];
     step::show(toolchain.apply(cargo(&["build"]).args(package).args(agent)))?;
     let run = ["run", "--quiet"];

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that CI asks for.
+//! `cargo xtask test`: all checks of CI.
 
 use std::process::{Command, Stdio};
 
@@ -9,10 +9,10 @@ use crate::setup::{self, Program, SHEAR, TYPOS, Toolchain};
 use crate::step;
 use crate::{cargo, cluster};
 
-/// Runs all checks, also after one has failed, so that one run names everything that is wrong.
+/// Runs all checks, also after a failure, so that one run names all problems.
 ///
 /// # Errors
-/// Naming the checks that failed.
+/// When checks fail, with their names.
 pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     let toolchain = setup::run()?;
     if !is_root() {
@@ -46,7 +46,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
         check("licences and advisories", deny());
         check("cluster", cluster::test());
     }
-    // Last, so that the runner's summary is what one sees at the end.
+    // Last, so that the runner's summary ends the output.
     check("tests", tests(&toolchain, filter));
     if failed.is_empty() {
         return Ok(());
@@ -59,14 +59,13 @@ fn clippy(toolchain: &Toolchain) -> Result<()> {
     step::show(toolchain.apply(&mut cargo(&arguments)))
 }
 
-/// Also of what is private: a link that leads nowhere, or a page that rustdoc cannot render, is an error.
+/// Documents private items too: a broken link, or a page that rustdoc cannot render, is an error.
 fn documentation(toolchain: &Toolchain) -> Result<()> {
     let arguments = ["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"];
     step::show(toolchain.apply(&mut cargo(&arguments)).env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// Runs a program over the sources, where it is installed: building one takes minutes, so only `cargo xtask setup`
-/// does.
+/// Runs an installed program over the sources: a build takes minutes, so only `cargo xtask setup` installs programs.
 fn with(program: &Program, arguments: &[&str]) -> Result<()> {
     let Some(path) = program.find() else {
         step::warning(&format!("SKIPPED: {} is not installed (cargo xtask setup)", program.name));
@@ -82,7 +81,7 @@ fn deny() -> Result<()> {
     }
     let check = ["deny", "--config", ".config/deny.toml", "check"];
     step::show(cargo(&check).args(["licenses", "bans", "sources"]))?;
-    // The advisories are a download, which a machine without the internet cannot make.
+    // The advisories need a download, impossible without the internet.
     let advisories = cargo(&check).arg("advisories").output()?;
     let told = String::from_utf8_lossy(&advisories.stderr);
     if told.contains("failed to fetch advisory database") {
@@ -96,7 +95,7 @@ fn deny() -> Result<()> {
 fn tests(toolchain: &Toolchain, filter: Option<&str>) -> Result<()> {
     let run = |arguments: &[&str]| step::show(toolchain.apply(&mut cargo(arguments)));
     if filter.is_none() {
-        // The upgrade tests would build it too, but then their time limit runs.
+        // The upgrade tests would build the agent too, but within their time limit.
         let agent = ["build", "-p", "netpold", "--bin", "netpold-other-layout"];
         run(&[&agent[..], &["--features", "other-layout", "--locked"]].concat())?;
     }
@@ -116,7 +115,7 @@ fn tests(toolchain: &Toolchain, filter: Option<&str>) -> Result<()> {
     }
 }
 
-/// Whether cargo has that subcommand.
+/// Whether cargo has a subcommand.
 fn installed(subcommand: &str) -> bool {
     Command::new(format!("cargo-{subcommand}"))
         .args([subcommand, "--version"])

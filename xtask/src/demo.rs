@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: policy being enforced, from nothing to the reason of a drop.
+//! `cargo xtask demo`: enforcement of policies, from an empty cluster to the reason of a drop.
 
 mod cluster;
 mod matrix;
@@ -24,7 +24,7 @@ const POLICIES: [(&str, &str); 3] = [
 /// Runs the demo.
 ///
 /// # Errors
-/// When a cell of a matrix is not as the oracle says, or a step fails. All is cleaned up then too.
+/// When a cell of a matrix differs from the oracle, or a step fails. The demo cleans up in both cases.
 pub(crate) fn run(binary: Option<PathBuf>) -> Result<()> {
     ensure!(
         is_root(),
@@ -80,7 +80,7 @@ fn go_on() -> Result<()> {
     Ok(())
 }
 
-/// Whether symbols beyond ASCII are shown.
+/// Whether the terminal shows symbols beyond ASCII.
 fn fancy() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
 }

@@ -8,34 +8,34 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{cargo, root, step};
 
-/// What makes libFuzzer see the ways a program takes (SanitizerCoverage, as cargo-fuzz has it).
+/// Flags of SanitizerCoverage, as cargo-fuzz sets them; libFuzzer needs them to observe a program's paths.
 const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions --cfg fuzzing";
-/// With a target named, build scripts and macros are not instrumented.
+/// With an explicit target, cargo does not instrument build scripts and macros.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Targets that need more than netpold's core; see `agent/fuzz/Cargo.toml`.
 const NEED_AGENT: [&str; 3] = ["kept", "manifests", "selectors"];
 
-/// Options of the chore.
+/// Options of `cargo xtask fuzz`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// packets, manifests, selectors, kept, probes, delta or tables
     #[arg(value_name = "TARGET")]
     target: String,
-    /// How long
+    /// Duration of the run
     #[arg(long, default_value_t = 600)]
     seconds: u32,
-    /// Put some of the inputs found, small ones and long ones, into the committed corpus
+    /// Copy some of the found inputs, small ones and long ones, into the committed corpus
     #[arg(long)]
     keep: bool,
 }
 
-/// Builds the target and runs it. What it finds goes to `agent/fuzz/target/found`.
+/// Builds the target and runs it. New inputs go to `agent/fuzz/target/found`.
 ///
 /// # Errors
-/// When it does not build, or an input fails: that is left in `agent/fuzz/artifacts`.
+/// When the build or an input fails; the input stays in `agent/fuzz/artifacts`.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let fuzz = root().join("agent/fuzz");
     let committed = fuzz.join("corpus").join(&options.target);
@@ -63,16 +63,16 @@ fn build(fuzz: &Path, target: &str) -> Result<PathBuf> {
         cargo(&["build", "--target", TARGET, "--bin", target, "--features", features])
             .current_dir(fuzz)
             .env("RUSTFLAGS", INSTRUMENTED)
-            // No target looks at the eBPF object.
+            // No target uses the eBPF object.
             .env("NETPOLD_BPF_LINKER", "/nonexistent"),
     )?;
     Ok(fuzz.join("target").join(TARGET).join("debug").join(target))
 }
 
-/// Inputs of the committed corpus at the most: it is replayed in every test run.
+/// Largest number of inputs in the committed corpus, since every test run replays it.
 const KEPT: usize = 150;
 
-/// Adds to the committed corpus inputs of all sizes, of those that cover what all inputs cover.
+/// Adds inputs of all sizes to the committed corpus, from a selection with the coverage of all inputs.
 fn keep(binary: &Path, found: &Path, committed: &Path) -> Result<()> {
     let merged = tempfile::tempdir()?;
     step::quiet(Command::new(binary).arg("-merge=1").arg(merged.path()).args([committed, found]))?;

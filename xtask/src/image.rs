@@ -1,9 +1,8 @@
-//! `cargo xtask image`: one static binary, and an OCI image layout with nothing else in it.
+//! `cargo xtask image`: an OCI image layout with one static binary and nothing else.
 //!
-//! The same sources and tools are to make the same bytes (`--twice` compares): no path of this
-//! machine, no time of day, no order of hash maps, no owner gets into the image. Labels tell the
-//! commit. No registry and no container runtime is needed; push with
-//! `skopeo copy --all oci:target/oci:VERSION docker://…`.
+//! Equal sources and tools must produce equal bytes (`--twice` compares): the image contains no path of this machine,
+//! no time of day, no order of hash maps, no owner. Labels contain the commit. Neither a registry nor a container
+//! runtime is needed; push with `skopeo copy --all oci:target/oci:VERSION docker://…`.
 
 mod build;
 mod check;
@@ -20,28 +19,28 @@ use crate::setup::{self, Toolchain};
 use crate::{root, step};
 use layout::Contents;
 
-/// What an image may take, unpacked, in bytes.
+/// Limit of an image's unpacked size, in bytes.
 const LARGEST: usize = 28_000_000;
 
 /// Flags of `cargo xtask image`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Put this binary in instead of building one
+    /// Use this binary instead of building one
     #[arg(long, value_name = "PATH")]
     binary: Option<PathBuf>,
-    /// Directory to write the layout to, in place of what is there
+    /// Directory of the layout, which replaces an earlier one
     #[arg(long, value_name = "DIR", default_value = "target/oci")]
     output: PathBuf,
     /// Tag of the image in the layout
     #[arg(long, default_value = env!("CARGO_PKG_VERSION"))]
     tag: String,
-    /// Check the way to an image with the development binary, linked anew, and keep nothing
+    /// Check all steps with the development binary, linked statically, and keep nothing
     #[arg(long)]
     dev: bool,
-    /// Processor to build for, or several, separated by commas, for one image of all
+    /// Processors to build for, separated by commas; one image contains all
     #[arg(long, value_enum, value_delimiter = ',', default_value = "amd64")]
     arch: Vec<Arch>,
-    /// Build again from a copy of the sources elsewhere, which must make the same bytes
+    /// Build again from a copy of the sources elsewhere and require the same bytes
     #[arg(long, conflicts_with_all = ["binary", "dev"])]
     twice: bool,
 }
@@ -49,7 +48,7 @@ pub(crate) struct Options {
 /// Builds the binary and writes the image.
 ///
 /// # Errors
-/// The build fails, or the image is larger than it may be.
+/// When the build fails, or the image is too large.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if options.dev {
         return test(&setup::run()?);
@@ -70,14 +69,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     for image in &images {
         check::check(&output, &options.tag, image.arch)?;
-        // A binary from elsewhere may be one with debugging information.
+        // A given binary may contain debugging information.
         let fits = options.binary.is_some() || image.binary.len() < LARGEST;
         ensure!(fits, "the image is larger than {} MB", LARGEST / 1_000_000);
     }
     Ok(())
 }
 
-/// Builds the image for this machine's processor, from a binary that is there or a new one.
+/// Builds the image for this machine's processor, from a given binary or a new one.
 ///
 /// # Errors
 /// As [`run`].
@@ -92,7 +91,7 @@ pub(crate) fn write(binary: Option<&Path>, output: &Path, tag: &str) -> Result<(
     })
 }
 
-/// What goes into the image for one processor.
+/// The contents of the image for one processor.
 fn image(arch: Arch, options: &Options) -> Result<Contents> {
     let path = match &options.binary {
         Some(binary) => binary.clone(),
@@ -108,10 +107,10 @@ fn image(arch: Arch, options: &Options) -> Result<Contents> {
     Ok(Contents { binary, arch, revision: revision() })
 }
 
-/// A build for release takes minutes: the same with the development binary, linked anew.
+/// Checks all steps with the development binary, linked statically: a release build takes minutes.
 ///
 /// # Errors
-/// With what is wrong.
+/// When a check fails.
 fn test(toolchain: &Toolchain) -> Result<()> {
     let link = ["rustc", "--locked", "--package", "netpold", "--bin", "netpold"];
     let mut command = crate::cargo(&link);
@@ -126,14 +125,14 @@ fn test(toolchain: &Toolchain) -> Result<()> {
     check::check(directory.path(), "test", contents.arch)
 }
 
-/// A binary that needs no other file.
+/// Reads a binary and ensures that it is static.
 fn read(path: &Path) -> Result<Vec<u8>> {
     let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     ensure_static(path, &bytes)?;
     Ok(bytes)
 }
 
-/// An image from scratch has no dynamic loader.
+/// Ensures that a binary is static: an image from scratch has no dynamic loader.
 fn ensure_static(path: &Path, binary: &[u8]) -> Result<()> {
     ensure!(binary.starts_with(b"\x7fELF"), "{} is no ELF binary", path.display());
     let told = Command::new("readelf").args(["--program-headers", "--wide"]).arg(path).output();
@@ -148,7 +147,7 @@ fn ensure_static(path: &Path, binary: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The commit, where there is one.
+/// The commit of the sources, or `unknown`.
 fn revision() -> String {
     let told = Command::new("git").args(["rev-parse", "HEAD"]).current_dir(root()).output();
     let told = told.ok().filter(|output| output.status.success());

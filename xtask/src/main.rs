@@ -27,15 +27,15 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Install what building and testing needs; does nothing when all is there
+    /// Install missing tools for building and testing
     Setup,
     /// Check format and lints, then run all tests (as root also those in network namespaces)
     Test {
-        /// Run only the tests whose names contain this, and no other checks
+        /// Run only the tests with this in their names, and no other checks
         #[arg(long, value_name = "NAME")]
         filter: Option<String>,
     },
-    /// Show policy being enforced between pods in network namespaces (needs root)
+    /// Show enforcement of policies between pods in network namespaces (needs root)
     Demo {
         /// Use this netpold instead of building one
         #[arg(long, value_name = "PATH")]
@@ -45,7 +45,7 @@ enum Task {
     Image(image::Options),
     /// Measure: per packet, forwarding, control (needs root)
     Bench {
-        /// Passed on to netpold-bench: --quick, --part NAME, --save-baseline; --help for all
+        /// Arguments for netpold-bench: --quick, --part NAME, --save-baseline; --help for all
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTIONS")]
         arguments: Vec<String>,
     },
@@ -53,10 +53,9 @@ enum Task {
     Fuzz(fuzz::Options),
     /// Run the kernel tests and real traffic on Debian's kernels in qemu
     VmTest(vm::Options),
-    /// Run a real Kubernetes of two nodes, from a folder with its binaries, with netpold in it (needs
-    /// root)
+    /// Run a real Kubernetes of two nodes with netpold, from a folder with its binaries (needs root)
     Cluster(cluster::Options),
-    /// The first process of such a node
+    /// First process of a node of that Kubernetes
     #[command(hide = true)]
     ClusterNode {
         /// The node's folder
@@ -90,18 +89,18 @@ fn main() -> ExitCode {
     }
 }
 
-/// The top of the source tree.
+/// Top of the source tree.
 fn root() -> &'static Path {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
     xtask.parent().unwrap_or(xtask)
 }
 
-/// A run of the cargo that runs us, at the top of the source tree.
+/// A run of the current cargo, at the top of the source tree.
 fn cargo(arguments: &[&str]) -> std::process::Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = std::process::Command::new(cargo);
     command.args(arguments).current_dir(root());
-    // Cargo sets these for us; passed on they would make the next cargo build things anew.
+    // Cargo sets these variables for xtask; inherited, they would cause rebuilds.
     for (name, _) in std::env::vars_os() {
         let inherited = name.to_str().is_some_and(|n| n.starts_with("CARGO_PKG_"));
         if inherited || name == "CARGO_MANIFEST_DIR" || name == "CARGO_MANIFEST_PATH" {

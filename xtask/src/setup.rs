@@ -1,15 +1,15 @@
-//! `cargo xtask setup`: what building and testing netpold needs beyond Rust.
+//! `cargo xtask setup`: tools for building and testing netpold beyond Rust.
 //!
 //! - `ip` of iproute2, for the tests' network namespaces;
-//! - a compiler with the sources of `core` that can build for the eBPF target: a nightly with
-//!   rust-src, or Debian's own compiler (rustc-web, rust-web-src);
-//! - bpf-linker, installed into the user's cache and nowhere else;
-//! - for checks of the sources cargo-shear (unused dependencies) and typos (spelling), in the user's cache; the tests
-//!   do without them;
-//! - for the tests alone nft and iptables, which translate Services there, zsh and fish, kubectl, kube-apiserver and etcd in the
-//!   user's cache, and tools that look at `deploy/` (skopeo, shellcheck, ruby, runc, promtool).
+//! - a compiler with the sources of `core` that can build for the eBPF target: a nightly with rust-src, or Debian's own
+//!   compiler (rustc-web, rust-web-src);
+//! - bpf-linker, installed only into the user's cache;
+//! - for checks of the sources, cargo-shear (unused dependencies) and typos (spelling), in the user's cache; the tests
+//!   do not need them;
+//! - for the tests alone: nft and iptables, which translate Services; zsh and fish; kubectl, kube-apiserver and etcd in
+//!   the user's cache; and tools for `deploy/` (skopeo, shellcheck, ruby, runc, promtool).
 //!
-//! `agent/build.rs` looks for the compiler and the linker in the same places.
+//! `agent/build.rs` searches the same places for the compiler and the linker.
 
 mod crates;
 mod cross;
@@ -34,17 +34,17 @@ pub(crate) use cross::emulator;
 use toolchain::{LINKER_VERSION, LLVM_MAJOR, Needs};
 pub(crate) use toolchain::{Toolchain, cache as user_cache, on_path};
 
-/// What bpf-linker is built against.
+/// Packages for building bpf-linker.
 const LLVM_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-dev", "zlib1g-dev"];
 const COMPILER_PACKAGES: [&str; 2] = ["rustc-web", "rust-web-src"];
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 const NIGHTLY: [&str; 7] =
     ["toolchain", "install", "nightly", "--profile", "minimal", "--component", "rust-src"];
 
-/// Installs what is missing and returns where the eBPF toolchain is.
+/// Installs missing tools and returns the eBPF toolchain.
 ///
 /// # Errors
-/// Naming what is missing, where it cannot be installed from here.
+/// When tools are missing and cannot be installed here, with their names.
 pub(crate) fn run() -> Result<Toolchain> {
     let needs = Needs::look();
     if needs.nothing() {
@@ -61,29 +61,29 @@ pub(crate) fn run() -> Result<Toolchain> {
     Toolchain::find()
 }
 
-/// Installs the tools that look at `deploy/` and at the image.
+/// Installs the tools for checks of `deploy/` and the image.
 ///
 /// # Errors
-/// Naming what could not be had.
+/// When a tool cannot be installed.
 pub(crate) fn for_deploy() -> Result<()> {
     deploy::install()
 }
 
-/// Installs what looks at an image.
+/// Installs the tools for checks of the image.
 ///
 /// # Errors
-/// Naming what could not be had.
+/// When a tool cannot be installed.
 pub(crate) fn for_image() -> Result<()> {
     deploy::install_for_image()
 }
 
-/// A flag of rustc: the binary needs no libraries.
+/// Flag of rustc for a static binary.
 pub(crate) const STATIC: &str = "-Ctarget-feature=+crt-static";
 
-/// Tells a cargo run to build for a processor; what it needs for another than ours is installed.
+/// Makes a run of cargo build for a processor; installs the tools for one other than this machine's.
 ///
 /// # Errors
-/// Naming what could not be had.
+/// When a tool cannot be installed.
 pub(crate) fn build_for(arch: Arch, command: &mut Command) -> Result<()> {
     let target = arch.target();
     command.args(["--target", target]);
@@ -97,40 +97,40 @@ pub(crate) fn build_for(arch: Arch, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Programs that translate Services in the tests' namespaces, and the packages that have them.
+/// Programs that translate Services in the tests' namespaces, and their packages.
 const TRANSLATORS: [(&str, &str); 2] = [("nft", "nftables"), ("iptables-restore", "iptables")];
 
-/// Shells that complete commands, beside bash.
+/// Shells with completion, beside bash, and their packages.
 const SHELLS: [(&str, &str); 2] = [("zsh", "zsh"), ("fish", "fish")];
 
-/// Installs the shells in which completion is tested.
+/// Installs the shells for tests of completion.
 ///
 /// # Errors
-/// Naming what could not be had.
+/// When a shell cannot be installed.
 pub(crate) fn for_completion() -> Result<()> {
     packages::install_programs(&SHELLS)
 }
 
-/// Installs what looks at the sources.
+/// Installs the tools for checks of the sources.
 ///
 /// # Errors
-/// Naming what could not be had.
+/// When a tool cannot be installed.
 pub(crate) fn for_sources() -> Result<()> {
     SHEAR.install().and(TYPOS.install())
 }
 
-/// Installs what only the tests with real traffic need.
+/// Installs the tools of tests with real traffic.
 ///
 /// # Errors
-/// Naming what could not be had.
+/// When a tool cannot be installed.
 pub(crate) fn for_traffic() -> Result<()> {
     packages::install_programs(&TRANSLATORS)
 }
 
-/// Installs what only the tests against a real API server need.
+/// Installs the programs of tests against a real API server.
 ///
 /// # Errors
-/// Naming what could not be had, and why.
+/// When a program cannot be installed, with the reason.
 pub(crate) fn for_tests() -> Result<()> {
     kubectl::install()?;
     if KubeBinaries::without_server() {
@@ -187,7 +187,7 @@ fn install_packages(missing: &[&str]) -> Result<()> {
     bail!("apt knows no package {}{linker}", rest.join(", "))
 }
 
-/// About a minute of compiling.
+/// Compiles for about a minute.
 fn install_linker() -> Result<()> {
     let folder = toolchain::linker_folder().context("neither XDG_CACHE_HOME nor HOME is set")?;
     let feature = format!("llvm-{LLVM_MAJOR}");
@@ -196,7 +196,7 @@ fn install_linker() -> Result<()> {
     crates::install("bpf-linker", LINKER_VERSION, &folder, &features, &prefix)
 }
 
-/// The agent's build script cannot watch for a compiler that is not there yet: touched, it runs
+/// The agent's build script cannot watch for a compiler that does not exist yet: its new modification time makes it run
 /// again at the next build.
 fn look_again() -> Result<()> {
     let script = crate::root().join("agent/build.rs");

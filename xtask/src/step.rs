@@ -1,4 +1,4 @@
-//! One step of a chore as the user sees it: what is being done, for how long, and how it ended.
+//! Output for the user about steps: their begin, duration and end.
 
 use std::io::{IsTerminal, Read, Seek};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -8,43 +8,43 @@ use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use owo_colors::OwoColorize;
 
-/// How often a sign of life appears where there is no terminal.
+/// Interval of signs of life without a terminal.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(20);
 
-/// Says what comes next.
+/// Prints a heading for the next step.
 pub(crate) fn title(text: &str) {
     anstream::println!("{} {}", "==>".cyan().bold(), text.bold());
 }
 
-/// Says something in passing.
+/// Prints a remark.
 pub(crate) fn note(text: &str) {
     anstream::println!("    {text}");
 }
 
-/// Says what the user must not miss.
+/// Prints a warning.
 pub(crate) fn warning(text: &str) {
     anstream::eprintln!("{} {text}", "warning:".yellow().bold());
 }
 
-/// Says why the chore ends here.
+/// Prints the error that ends the command.
 pub(crate) fn failure(text: &str) {
     anstream::eprintln!("{} {text}", "error:".red().bold());
 }
 
-/// Runs a command whose own output is of interest (cargo shows its progress itself).
+/// Runs a command with visible output (cargo shows its own progress).
 ///
 /// # Errors
-/// When it cannot be run or fails.
+/// When the command cannot be run or fails.
 pub(crate) fn show(command: &mut Command) -> Result<()> {
     title(&line_of(command));
     let status = command.status().with_context(|| format!("cannot run {}", line_of(command)))?;
     ended(status, command)
 }
 
-/// Runs a command whose output matters only if it fails, with a sign of life meanwhile.
+/// Runs a command with signs of life; prints its output only if it fails.
 ///
 /// # Errors
-/// When it cannot be run or fails; its output has been shown then.
+/// When the command cannot be run or fails; then its output has been printed.
 pub(crate) fn quiet(command: &mut Command) -> Result<()> {
     let line = line_of(command);
     title(&line);
@@ -100,7 +100,7 @@ fn ended(status: ExitStatus, command: &Command) -> Result<()> {
     Ok(())
 }
 
-/// The command as one would type it.
+/// The command as typed in a shell.
 fn line_of(command: &Command) -> String {
     let program = std::path::Path::new(command.get_program());
     let name = program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned();

@@ -1,8 +1,8 @@
-//! `cargo xtask vm-test`: the programs and real traffic on other kernels than this machine's.
+//! `cargo xtask vm-test`: the programs and real traffic on kernels other than this machine's.
 //!
-//! Debian's kernel packages are fetched into the user's cache (nothing is installed) and booted in
-//! qemu, emulated (TCG), with an initramfs that holds the test binaries and what they need.
-//! With `--arch` they are those of another processor, which everything in it is built for.
+//! Debian's kernel packages are fetched into the user's cache (not installed) and booted in qemu, emulated (TCG), with
+//! an initramfs of the test binaries and their dependencies. With `--arch`, kernel and binaries are those of another
+//! processor.
 
 mod apt;
 mod archive;
@@ -27,16 +27,16 @@ use kernel::{Kernel, WANTED};
 use qemu::Qemu;
 use userland::Userland;
 
-/// Options of the chore.
+/// Options of `cargo xtask vm-test`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only kernels whose version begins like this, such as 6.1
+    /// Only kernels with this prefix of the version, such as 6.1
     #[arg(long, value_name = "VERSION")]
     kernel: Vec<String>,
-    /// Only tests with real traffic whose name has this in it, such as `netkit::`
+    /// Only tests with real traffic with this in their names, such as `netkit::`
     #[arg(long, value_name = "NAME")]
     traffic: Vec<String>,
-    /// Processor that is emulated and built for
+    /// Processor to emulate and build for
     #[arg(long, value_enum, default_value_t = Arch::own())]
     arch: Arch,
     /// Look for newer packages than those in the cache
@@ -47,10 +47,10 @@ pub(crate) struct Options {
     verbose: bool,
 }
 
-/// Boots every kernel that is to be had and runs the guest's steps in it.
+/// Boots every available kernel and runs the guest's steps in it.
 ///
 /// # Errors
-/// When something cannot be fetched or built, or a step failed on a kernel.
+/// When a download or build fails, or a step failed on a kernel.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let start = Instant::now();
     let toolchain = setup::run()?;
@@ -89,7 +89,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Says how each step ended; whether any failed.
+/// Prints the results of the steps; returns whether any failed.
 fn tell(kernel: &Kernel, guest: &Guest, report: &Report) -> bool {
     let mut failed = false;
     for expected in guest.steps() {
@@ -125,7 +125,7 @@ fn suites() -> String {
     WANTED.map(|wanted| wanted.suite).join(", ")
 }
 
-/// Packages and what is unpacked from them: another processor's in a folder of their own.
+/// Folder of packages and their unpacked files, separate for another processor.
 fn cache(arch: Arch) -> Result<PathBuf> {
     let folder = setup::user_cache().context("neither XDG_CACHE_HOME nor HOME is set")?;
     let mut cache = folder.join("netpold/vm");
@@ -136,17 +136,16 @@ fn cache(arch: Arch) -> Result<PathBuf> {
     Ok(cache)
 }
 
-/// A package of the machine's own Debian, unpacked in the user's cache: nothing is installed, so
-/// that no service starts.
+/// A package of the machine's own Debian, unpacked in the user's cache; not installed, so that no service starts.
 ///
 /// # Errors
-/// There is no apt, or it cannot be fetched.
+/// When there is no apt, or the package cannot be fetched.
 pub(crate) fn unpacked(package: &str) -> Result<PathBuf> {
     ensure!(setup::on_path("apt-get").is_some(), "no apt here to fetch the package {package} with");
     apt::unpacked(&cache(Arch::own())?, package)
 }
 
-/// Runs a command and returns what it printed.
+/// Runs a command and returns its standard output.
 fn output(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| format!("cannot run {name}"))?;
@@ -155,5 +154,5 @@ fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// How long a guest may take until its first step.
+/// Limit of a guest's time until its first step.
 const BOOT: Duration = Duration::from_mins(10);

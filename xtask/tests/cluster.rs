@@ -1,4 +1,4 @@
-//! A node of `cargo xtask cluster`: what its first process makes, and what it keeps from the machine.
+//! A node of `cargo xtask cluster`: the work of its first process, and its isolation from the machine.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-/// Ends the node also when the test fails.
+/// A node that ends when dropped, also when the test fails.
 struct Node(Pid);
 
 impl Drop for Node {
@@ -37,7 +37,7 @@ fn a_node_keeps_its_programs_running_and_leaves_the_machine_alone() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name);
     let panic = fs::read_to_string("/proc/sys/kernel/panic").unwrap();
-    // What programs of a node write to, and then the process that stays.
+    // Writes of a node's programs, and then a process that stays.
     let script = format!(
         "set -e; cd {}; mkdir /sys/fs/bpf/netpold-node-test; echo here > /etc/netpold-node-test; \
          echo here > /var/lib/netpold-node-test; echo 77 > /proc/sys/kernel/panic; \
@@ -90,7 +90,7 @@ fn a_node_keeps_its_programs_running_and_leaves_the_machine_alone() {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(&*folder.path().to_string_lossy()), "a mount reached the machine");
 
-    // With its first process, all of the node ends.
+    // All processes of the node end with its first.
     drop(node);
     child.wait().unwrap();
     let runs = lines(&file("ends"));

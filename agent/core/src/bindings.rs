@@ -1,20 +1,20 @@
-//! Which pod a veth belongs to: decided once, for the veth's life, by what the pod cannot write.
+//! Binds each veth to a pod, once for the life of the veth, by evidence that the pod cannot write.
 //!
-//! In the order of their weight:
-//! - the node says so: the CNI plugin's result names the veth, or a host route leads to the pod's
-//!   address through it;
-//! - where neither does (bridges without kept results), the first addresses that were seen behind
-//!   the veth: a veth that is bound to nobody is bound to a pod that no veth is bound to;
-//! - a further veth of a namespace whose pod is known belongs to that pod. Where the answers of CNI plugins are kept,
-//!   one has to name it, or a route of the node: else it is denied.
+//! Evidence, the strongest first:
+//! - The node names the pod: the CNI plugin's result lists the veth, or a host route leads to the pod's address through
+//!   it.
+//! - Where neither exists (bridges without kept results), the first addresses seen inside the veth's namespace bind an
+//!   unbound veth to an unbound pod.
+//! - A further veth of a namespace with a bound veth belongs to the same pod. Where CNI results are kept for the pod, a
+//!   result or a host route must name the further veth, or it is denied.
 //!
-//! The hardware address that the pod's frames come from is settled with the first binding: the CNI plugin's, else what
-//! was behind the veth then.
+//! The hardware address from which the pod's frames must come is the one in the CNI result, else the one seen inside
+//! when the veth was bound first.
 //!
-//! A veth leaves its pod only when it ends, when the node says that it is another's while its own
-//! binding is of less weight, or when its pod is gone from the API and the node says that it is
-//! another's. What happens inside the namespace later changes nothing and is a problem to report. So
-//! this is the one part of the core that has a history; the compiler sees only what came of it.
+//! A binding ends with the veth, when the node names another pod and the binding rests on weaker evidence, or when the
+//! pod is gone from the API and the node names another one. Later changes inside the namespace never move a binding;
+//! they are reported as problems. So this is the only part of the core with a history; the compiler sees only its
+//! result.
 
 mod claims;
 mod problems;
@@ -43,14 +43,14 @@ pub struct Bindings {
 }
 
 impl Bindings {
-    /// Before all: what an earlier agent had bound, for veths that have been there since, by index;
-    /// and the pods of this node that it knew, in case the API has them no more.
+    /// Sets the bindings of an earlier agent, by interface index, and the pods of this node which that agent knew, in
+    /// case the API lists them no longer. Must be called before any other method.
     pub fn inherit(&mut self, bound: BTreeMap<u32, Inherited>, remembered: Vec<Pod>) {
         self.inherited = bound;
         self.remembered = remembered.into_iter().map(Arc::new).collect();
     }
 
-    /// A veth now is this.
+    /// Adds a veth, or replaces its attributes.
     pub fn veth_is(&mut self, veth: Veth) {
         self.stale = true;
         let before = self.claims.veths.remove(&veth.index);
@@ -72,14 +72,14 @@ impl Bindings {
         self.claims.veths.insert(held.veth.index, held);
     }
 
-    /// A veth is gone.
+    /// Removes a veth.
     pub fn veth_gone(&mut self, index: u32) {
         self.stale = true;
         self.inherited.remove(&index);
         self.gone.extend(self.claims.veths.remove(&index).map(|held| held.veth.index));
     }
 
-    /// What CNI plugins reported, all that is kept now, the last written last.
+    /// Replaces all CNI results; sorted by write time, the latest last.
     pub fn cni_results_are(&mut self, results: Vec<CniResult>) {
         let (further, results): (Vec<_>, Vec<_>) = results.into_iter().partition(|it| it.further);
         let named =
@@ -94,7 +94,7 @@ impl Bindings {
         self.claims.results = results;
     }
 
-    /// The cluster's state changes, or is about to.
+    /// Marks the bindings stale if the change can affect them; called before or after the cluster takes it in.
     pub fn note(&mut self, change: &Change, cluster: &Cluster) {
         let is_local = |pod: &Pod| pod.node == cluster.node_name();
         let before = |key| cluster.pods().get(key).is_some_and(|pod| is_local(pod));
@@ -119,13 +119,13 @@ impl Bindings {
         };
     }
 
-    /// Whether an address of a pod that is gone may become another's.
+    /// Whether a deleted pod is still bound, so that its address may pass to another pod.
     fn any_deleted(&self) -> bool {
         let mut bindings = self.claims.veths.values().filter_map(|held| held.binding.as_ref());
         bindings.any(|binding| binding.bound.standing == Standing::Deleted)
     }
 
-    /// Decides, given everything that is known: the changes of interfaces since the last time.
+    /// Binds veths by all known evidence; returns the changes of interfaces since the last call.
     pub fn settle(&mut self, cluster: &Cluster) -> Vec<Change> {
         if !std::mem::take(&mut self.stale) {
             return Vec::new();
@@ -156,14 +156,14 @@ impl Bindings {
         changes
     }
 
-    /// The pods that are gone from the API while their veths are there, as they were known last.
+    /// Pods gone from the API that still have a veth, in their last known state.
     pub fn deleted(&self) -> impl Iterator<Item = &Arc<Pod>> {
         let bindings = self.claims.veths.values().filter_map(|held| held.binding.as_ref());
         let own = bindings.map(|binding| &binding.bound).filter(|bound| !bound.second);
         own.filter(|bound| bound.standing == Standing::Deleted).map(|bound| &bound.pod)
     }
 
-    /// Binds what an earlier agent had bound to the same pods.
+    /// Restores the bindings of an earlier agent.
     fn recognise(&mut self, cluster: &Cluster) {
         if self.claims.veths.values().all(|held| held.inherited.is_none()) {
             return;
@@ -172,8 +172,8 @@ impl Bindings {
         let listed: Vec<&Arc<Pod>> = cluster.pods().values().filter(here).collect();
         for held in self.claims.veths.values_mut() {
             let Some(Inherited { uid_hash: hash, .. }) = held.inherited.take() else { continue };
-            // Anybody may write an annotation that makes a uid, and the hash is no secret: the image of
-            // a static pod counts if the node has that pod.
+            // Users can forge the annotation behind a mirrored uid, and the hash is not secret: the mirror of a static
+            // pod counts only if a CNI result on this node names the pod.
             let is_it = |pod: &&Arc<Pod>| {
                 uid_hash(&pod.uid) == hash
                     && (!is_mirrored(pod)
@@ -190,8 +190,8 @@ impl Bindings {
         self.separate();
     }
 
-    /// Of several veths that an earlier agent had bound to one pod, the one that a route or a result
-    /// names is its own, else the one with its addresses inside, else the first.
+    /// Picks the primary veth of each pod to which an earlier agent had bound several: one that a host route or a CNI
+    /// result names, else one with the pod's addresses inside, else the lowest index.
     fn separate(&mut self) {
         let mut own: BTreeMap<(Key, String), (u8, u32)> = BTreeMap::new();
         let rank = |held: &Held, pod: &Pod| {
@@ -219,7 +219,7 @@ impl Bindings {
         }
     }
 
-    /// What is not as it should be, as of the last [`Bindings::settle`].
+    /// Problems of all bindings, as of the last [`Bindings::settle`].
     #[must_use]
     pub fn problems(&self, cluster: &Cluster) -> Vec<Problem> {
         problems::of_claims(&self.claims, cluster)

@@ -1,8 +1,8 @@
-//! What a policy, and the policies of one namespace on one node, may ask for.
+//! Limits on the size of a policy, and of all policies of one namespace on one node.
 //!
-//! Limits are on what objects say, not on time: what is beyond them depends on the objects alone. A
-//! policy that asks for more isolates what it selects and grants nothing, like one that cannot be
-//! understood; others never notice.
+//! The limits count what objects contain, not compile time, so the outcome depends on the objects alone. A policy
+//! beyond its budget isolates the pods it selects and grants nothing, like an invalid one; other policies are not
+//! affected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,36 +11,35 @@ use hashbrown::HashMap;
 use crate::model::{Direction, Key, Peer, Policy, PortMatch, Requirement, Rule, Selector};
 use crate::ports::blocks::exceeds_port_sets;
 
-/// Rules, peers, exceptions, ports and values of labels that one direction of a policy may have
-/// together.
+/// Maximum number of rules, peers, exceptions, ports and label values in one direction of a policy, together.
 pub const POLICY_UNITS: u32 = 262_144;
-/// The same for all that isolates pods of one namespace on one node, in both directions. Policies count
-/// once for each combination in which they select pods there.
+/// Maximum for all policies that isolate pods of one namespace on one node, both directions together. A policy counts
+/// once for each combination of policies in which it selects pods there.
 pub const NAMESPACE_UNITS: u64 = 2 * POLICY_UNITS as u64;
-/// Different sets of ports that the blocks of one direction of a policy may come to. Each may need 8 KiB.
+/// Maximum number of different port sets to which the ipBlocks of one direction of a policy may lead. Each may need 8
+/// KiB.
 pub const POLICY_PORT_SETS: usize = 12_288;
 
-/// Units up to which a namespace's policies are compiled in the update that they come with. What is more is
-/// large.
+/// Units up to which a namespace's policies are compiled in the update that brings them. Policies beyond it are large.
 pub const ORDINARY_UNITS: u64 = 4096;
-/// Units up to which compiling is cheap: whoever asks for it.
+/// Units up to which compiling is cheap and never deferred.
 pub const MODEST_UNITS: u64 = 512;
 
-/// Selectors that one label may lead to before each of them counts as [`CROWDED_UNITS`].
+/// Selectors that may share a label before each of them counts as [`CROWDED_UNITS`].
 const CROWD: u32 = 16;
-/// Units of a selector that has to be held against many pods: 1024 of them may be in a policy.
+/// Units of a selector that must be compared with many pods: a policy may have 1024 of them.
 const CROWDED_UNITS: u32 = POLICY_UNITS / 1024;
 
-/// What a policy asks for.
+/// Size of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Weight {
     /// By direction.
     units: [u32; 2],
-    /// Ingress rules ask for ports by name: they mean something else on each pod.
+    /// Ingress rules use named ports, which resolve differently on each pod.
     pub(crate) names_ports: bool,
-    /// What is beyond the budget.
+    /// Message for a policy beyond its budget.
     pub(crate) excess: Option<String>,
-    /// Sets of ports were counted, or cannot be too many.
+    /// Port sets were counted, or cannot exceed the limit.
     pub(crate) is_exact: bool,
 }
 
@@ -56,7 +55,7 @@ impl Weight {
         weight
     }
 
-    /// Weighs a policy, but does not count its sets of ports if that takes long: such a policy is beyond
+    /// Weighs a policy, but skips counting its port sets if that takes long: such a policy is beyond
     /// [`ORDINARY_UNITS`].
     pub(crate) fn hasty(policy: &Policy) -> Self {
         let units = Direction::BOTH.map(|direction| units_of(policy, direction));
@@ -74,13 +73,13 @@ impl Weight {
         Self { units, names_ports, excess, is_exact }
     }
 
-    /// What counts of it in a direction: nothing if it grants nothing.
+    /// Units that count in a direction: 1 for a policy beyond its budget, because it grants nothing.
     pub(crate) fn units(&self, direction: Direction) -> u64 {
         if self.excess.is_some() { 1 } else { self.units[direction as usize].into() }
     }
 }
 
-/// What a policy weighs in both directions, whatever its budget.
+/// Units of a policy in both directions, without limits applied.
 #[must_use]
 pub fn units(policy: &Policy) -> u64 {
     Direction::BOTH.into_iter().map(|direction| u64::from(units_of(policy, direction))).sum()
@@ -106,7 +105,7 @@ fn may_exceed_port_sets(policy: &Policy, direction: Direction) -> bool {
     };
     let rules = policy.rules(direction).unwrap_or_default().iter().map(blocks);
     let rules: Vec<usize> = rules.filter(|blocks| *blocks > 0).collect();
-    // There cannot be more sets than blocks and exceptions, nor than unions of the rules' ports.
+    // The number of sets is at most the number of blocks and exceptions, and at most the unions of the rules' ports.
     let unions = 1usize.checked_shl(rules.len() as u32).unwrap_or(usize::MAX);
     unions.min(rules.iter().sum()) > POLICY_PORT_SETS
 }
@@ -123,7 +122,7 @@ fn too_many_port_sets(policy: &Policy, direction: Direction) -> Option<String> {
     })
 }
 
-/// What one direction's rules weigh.
+/// Units of one direction's rules.
 fn units_of(policy: &Policy, direction: Direction) -> u32 {
     let rules = policy.rules(direction).unwrap_or_default();
     let selectors: BTreeSet<(Option<&Selector>, &Selector)> = rules
@@ -155,10 +154,10 @@ fn values(selector: &Selector) -> usize {
     requirements.sum()
 }
 
-/// A label of pods that a namespace selector admits.
+/// A label of pods, with the namespace selector of the same peer.
 type Label<'a> = (Option<&'a Selector>, &'a str, &'a str);
 
-/// The labels of which a pod has one that a selector matches, by requirement.
+/// Per `In` requirement, the labels of which a matching pod has one.
 fn required<'a>(
     namespaces: Option<&'a Selector>,
     pods: &'a Selector,
@@ -172,8 +171,8 @@ fn required<'a>(
     })
 }
 
-/// Selectors that no label sets apart from others: whichever they are filed under, a pod with that
-/// label has to be held against them all.
+/// Number of selectors that no label distinguishes from many others: a pod with such a label must be compared with each
+/// of them.
 fn crowded(selectors: &BTreeSet<(Option<&Selector>, &Selector)>) -> u64 {
     let mut counts: HashMap<Label<'_>, u32> = HashMap::new();
     for label in selectors.iter().flat_map(|(of, pods)| required(*of, pods).flatten()) {
@@ -194,19 +193,19 @@ fn crowded(selectors: &BTreeSet<(Option<&Selector>, &Selector)>) -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Combination {
     pub(crate) direction: Direction,
-    /// Of one namespace, in order.
+    /// Keys of policies in one namespace, sorted.
     pub(crate) policies: Vec<Key>,
 }
 
 impl Combination {
-    /// The namespace of its policies.
+    /// Namespace of the policies.
     pub(crate) fn namespace(&self) -> &str {
         self.policies.first().map_or("", |key| &key.namespace)
     }
 }
 
-/// The combinations of one namespace that are closed, the largest first, for the others to be within its
-/// budget. `units`: what all that each stands for weighs together.
+/// Combinations of one namespace to close, the largest first, so that the others fit into the namespace's budget.
+/// `units` is the total weight of each combination.
 pub(crate) fn closed(units: &BTreeMap<Combination, u64>) -> BTreeSet<Combination> {
     let mut left: u64 = units.values().sum();
     let mut largest: Vec<(&Combination, u64)> =

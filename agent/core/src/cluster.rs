@@ -1,7 +1,7 @@
-//! The current state of the cluster's objects: no history, and the indexes that compiling needs.
+//! The current state of the cluster's objects, without history, and the indexes for compiling.
 //!
-//! [`Cluster`] is made of one part for each kind of object ([`pods`], [`policies`], [`nodes`], [`services`] …)
-//! and answers what needs several of them; [`intake`] changes it, [`pod_policies`] finds the policies about a pod.
+//! [`Cluster`] has one part per kind of object ([`pods`], [`policies`], [`nodes`], [`services`] …) and answers queries
+//! across kinds; [`intake`] changes it, [`pod_policies`] finds the policies about a pod.
 
 mod claims;
 mod cluster_policies;

@@ -1,13 +1,13 @@
-//! From cluster state to table contents, incrementally.
+//! Compiles cluster state into table contents, incrementally.
 //!
-//! The rules of all policies that select a local endpoint in a direction make a direction policy
-//! ([`rules`]). The pods that its rules select are peer sets, and its ipBlocks divide the address space
-//! into block groups; the peer sets and the group of an address are its membership, which is numbered as
-//! a class ([`sets`]). A row holds what a direction policy allows each class ([`tables`]).
+//! The rules of all policies that select a local endpoint in a direction form a direction policy ([`rules`]). Its peers
+//! are sets of pods, and its ipBlocks divide the address space into block groups. The peer sets and the block group of
+//! an address are its membership; each distinct membership is a class ([`sets`]). A row holds the ports that a
+//! direction policy allows to each class ([`tables`]).
 //!
-//! A change follows these lines and nothing else: a new direction policy of an endpoint adds and drops
-//! peer sets and prefixes, these touch addresses, some of those change class ([`update`]). [`ordering`]
-//! decides which addresses flip before the endpoints and which after.
+//! A change follows the same lines and touches nothing else: a new direction policy of an endpoint adds and removes
+//! peer sets and prefixes, these change the membership of addresses, and some addresses change class ([`update`]).
+//! [`ordering`] decides which addresses flip before the endpoints and which after.
 
 mod compiled;
 mod compiler;

@@ -1,7 +1,7 @@
-//! The objects that policy is made of, reduced to what NetworkPolicy reads of them.
+//! The objects that policy depends on, reduced to the fields that NetworkPolicy reads.
 //!
-//! Whether a field was absent or empty is decided where objects are converted (the agent's
-//! `source/convert.rs`), so that here every value has one meaning.
+//! The converter (the agent's `source/convert.rs`) decides whether a field was absent or empty, so that here every
+//! value has one meaning.
 
 mod change;
 mod cluster_policy;

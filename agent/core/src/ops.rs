@@ -1,8 +1,8 @@
-//! What an update writes: operations on the dataplane's tables, in the order they must happen.
+//! Operations on the dataplane's tables, in the order in which an update must apply them.
 //!
-//! Each operation is either a write to a place that no packet reads yet, or one aligned word (or
-//! one atomic map element) that flips from the old meaning to the new. Applying a list in order,
-//! with any packets in between, never shows a mixture.
+//! Each operation either writes an element that no packet reads yet, or flips one aligned word (or one atomic map
+//! element) from the old value to the new. Applying a list in order, with packets at any moment in between, never
+//! exposes a mixture of both states.
 
 use std::net::Ipv6Addr;
 
@@ -19,11 +19,11 @@ pub enum Op {
     Bitmap(u32, Box<PortBitmap>),
     /// Fill a row block that is not in use.
     RowBlock(u32, Box<RowBlock>),
-    /// Flip one column of a row block in use: block, column, what is allowed.
+    /// Flip one column of a row block in use: block, column, allowed ports.
     RowBlockWord(u32, u8, PortWord),
     /// Fill a row that is not in use.
     Row(u32, Box<Row>),
-    /// Flip one column of a row in use: row, class below 256, what is allowed.
+    /// Flip one column of a row in use: row, class below 256, allowed ports.
     RowFirst(u32, u8, PortWord),
     /// Flip one word of a row in use: row, `class >> 8` (not 0), row block.
     RowWord(u32, u8, u32),
@@ -37,7 +37,7 @@ pub enum Op {
     Host6(Ipv6Addr, ClassId),
     /// Remove an IPv6 address from the exact table.
     Host6Gone(Ipv6Addr),
-    /// Set the class of an IPv6 prefix (longest match, asked when the exact table has no entry).
+    /// Set the class of an IPv6 prefix (longest match, used if the exact table has no entry).
     Cidr6(Ipv6Net, ClassId),
     /// Remove an IPv6 prefix.
     Cidr6Gone(Ipv6Net),
@@ -45,37 +45,37 @@ pub enum Op {
     Endpoint(u32, Box<Endpoint>),
     /// Flip the rows word of an endpoint slot.
     EndpointRows(u32, u64),
-    /// Change addresses, flags, `id` and `uid_hash` of an endpoint slot: the new element, with the
-    /// same `ifindex` and `rows`. Only address slots that are not valid before may differ, and the
-    /// flags word is flipped last. Another `id` means another pod instance behind the interface.
+    /// Change addresses, flags, `id` and `uid_hash` of an endpoint slot: the new element, with the same `ifindex` and
+    /// `rows`. Only address slots that were not valid may differ, and the flags word is flipped last. A new `id` means
+    /// another pod instance behind the interface.
     EndpointAddrs(u32, Box<Endpoint>),
     /// Free an endpoint slot.
     EndpointGone(u32),
-    /// Wait until every packet whose judgement began before is judged. A packet reads its
-    /// endpoint's rows first and its class later: without this, one that read the old rows could
-    /// meet a class that is only right with the new ones.
+    /// Wait until every packet in evaluation now has its verdict. A packet reads its endpoint's rows first and the
+    /// class later: without the wait, a packet with the old rows could read a class that is valid only with the new
+    /// ones.
     Grace,
 }
 
-/// Where operations go: the kernel's maps, or plain memory in tests.
+/// Target of operations: the kernel's maps, or memory in tests.
 pub trait TableWriter {
-    /// Why an operation was refused.
+    /// Reason for a refused operation.
     type Error: std::error::Error;
     /// Carry out one operation.
     ///
     /// # Errors
-    /// The table is full or the kernel refused; nothing of this operation is in effect then.
+    /// The table is full or the kernel refused; then nothing of this operation is in effect.
     fn write(&mut self, op: &Op) -> Result<(), Self::Error>;
 }
 
-/// Sizes of the tables in elements; a delta that would need more is refused as a whole.
+/// Sizes of the tables in elements; an update that needs more is refused as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Port bitmaps, the two reserved ones included.
+    /// Port bitmaps, including the two reserved ones.
     pub bitmaps: u32,
-    /// Row blocks, the empty one included.
+    /// Row blocks, including the empty one.
     pub row_blocks: u32,
-    /// Rows, number 0 included.
+    /// Rows, including number 0.
     pub rows: u32,
     /// Trie blocks.
     pub trie_blocks: u32,
@@ -85,7 +85,7 @@ pub struct Capacity {
     pub cidrs6: u32,
 }
 
-/// For most nodes of a cluster of 100,000 pods.
+/// Sizes for most nodes of a cluster of 100,000 pods.
 impl Default for Capacity {
     fn default() -> Self {
         Self {
@@ -100,7 +100,7 @@ impl Default for Capacity {
 }
 
 impl Capacity {
-    /// For a node of thirty pods in a cluster of a thousand, which use less than half: 4 MB.
+    /// Sizes for a node of thirty pods in a cluster of a thousand, which use less than half: 4 MB.
     pub const SMALL: Self = Self {
         bitmaps: 64,
         row_blocks: 256,
@@ -110,7 +110,7 @@ impl Capacity {
         cidrs6: 512,
     };
 
-    /// Each size or the other's, whichever is larger.
+    /// The larger one of each size.
     #[must_use]
     pub fn or_more(self, other: Self) -> Self {
         Self {
@@ -123,7 +123,7 @@ impl Capacity {
         }
     }
 
-    /// Elements that a table has.
+    /// Size of a table.
     #[must_use]
     pub fn of(&self, table: Table) -> u32 {
         match table {
@@ -143,9 +143,9 @@ impl Capacity {
 pub struct Fill {
     /// Name of the table.
     pub table: Table,
-    /// Elements in use, reserved and quarantined ones included.
+    /// Elements in use, including reserved and quarantined ones.
     pub used: u32,
-    /// Elements there are.
+    /// Elements available.
     pub capacity: u32,
 }
 
@@ -184,7 +184,7 @@ impl std::fmt::Display for Table {
 }
 
 impl Table {
-    /// All of them, in the order in which they are reported.
+    /// All tables, in the order in which they are reported.
     pub const ALL: [Self; 7] = [
         Self::Classes,
         Self::Bitmaps,

@@ -1,4 +1,4 @@
-//! What a compiler has to know beside the cluster's state.
+//! Options of a compiler.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,30 +7,30 @@ use ipnet::IpNet;
 use crate::model::Pod;
 use crate::ops::Capacity;
 
-/// Which endpoints drop what they send from addresses that are not theirs.
+/// Endpoints that drop packets with a foreign source address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CheckSource {
     /// None.
     Off,
-    /// Those that are isolated in a direction.
+    /// Endpoints that are isolated in a direction.
     Isolated,
     /// All.
     #[default]
     All,
 }
 
-/// Endpoints whose source is not checked all the same: gateways, virtual machines. Named by who runs
-/// the node, since a tenant could exempt himself otherwise and pass for any other.
+/// Endpoints exempt from the source check: gateways, virtual machines. Set by the operator of the node, because a
+/// tenant could otherwise exempt his own pods and pretend to be any other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceExempt {
-    /// Namespaces in which a pod may ask for it, see [`crate::model::Pod::foreign_sources`].
+    /// Namespaces in which a pod may opt out, see [`crate::model::Pod::foreign_sources`].
     pub namespaces: BTreeSet<String>,
-    /// Pods that have an address in one of these.
+    /// Pods with an address in one of these blocks.
     pub blocks: Vec<IpNet>,
 }
 
 impl SourceExempt {
-    /// Whether a pod is one of them.
+    /// Whether a pod is exempt.
     #[must_use]
     pub fn holds(&self, pod: &Pod) -> bool {
         let within = |address| self.blocks.iter().any(|block| block.contains(address));
@@ -39,17 +39,17 @@ impl SourceExempt {
     }
 }
 
-/// What an interface gets that appears while its pod is not known.
+/// Treatment of a new interface while its pod is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NewPods {
-    /// Nothing is in its way.
+    /// No restrictions.
     #[default]
     Allow,
-    /// Only the node itself reaches it and is reached by it, until its pod is known.
+    /// Only the own node may reach it and be reached, until its pod is known.
     Deny,
 }
 
-/// What a compiler has to know beside the cluster's state.
+/// Options of a compiler.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// `metadata.name` of the own node.
@@ -58,13 +58,12 @@ pub struct Options {
     pub capacity: Capacity,
     /// Source address check.
     pub check_source: CheckSource,
-    /// Whom it leaves out.
+    /// Exemptions from the source address check.
     pub source_exempt: SourceExempt,
-    /// Interfaces whose pod is not known.
+    /// Treatment of interfaces with an unknown pod.
     pub new_pods: NewPods,
-    /// First endpoint number to hand out; greater than any that conntrack still knows.
+    /// First endpoint number to give; greater than any number still in conntrack.
     pub first_endpoint_id: u32,
-    /// Numbers of endpoints that an earlier agent installed, by interface index and
-    /// `Endpoint::uid_hash`.
+    /// Numbers of endpoints that an earlier agent installed, by interface index and `Endpoint::uid_hash`.
     pub known_endpoints: BTreeMap<(u32, u64), u32>,
 }

@@ -6,20 +6,20 @@ pub(crate) mod tries;
 use crate::model::Protocol;
 use tries::{ALL, NAME, NONE, PORT, Trie, Tries};
 
-/// Tells the numbers of rules from those of names, which are less. A rule of a tier is not a grant: what
-/// it matches is only known when all rules before it are. So sets and blocks carry the numbers of the rules
-/// that name them, by the same unions as grants.
+/// Flag that distinguishes the numbers of rules from those of names. A rule of a tier is not a grant: its effect
+/// depends on all rules before it. So sets and blocks carry the numbers of the rules with them as peers, merged by the
+/// same unions as grants.
 pub(crate) const MARK: u32 = 1 << (NAME - 1);
 
-/// What is granted of each protocol, and by name. Equal grants are equal values.
+/// Ports granted per protocol and by name. Equal grants are equal values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct AllowedPorts {
     /// TCP, UDP and SCTP destination ports.
     ports: [Trie; 3],
-    /// Numbers of the port names that each destination resolves for itself (egress), and, with
-    /// [`MARK`], numbers of the tiers' rules that match.
+    /// Numbers of port names, which each destination resolves itself (egress), and, with [`MARK`], numbers of matching
+    /// rules of tiers.
     pub(crate) names: Trie,
-    /// Every other protocol, ICMP included.
+    /// All other protocols, including ICMP.
     pub(crate) other: bool,
 }
 
@@ -37,18 +37,18 @@ impl AllowedPorts {
         self.ports[protocol as usize]
     }
 
-    /// Its sets.
+    /// All four tries.
     pub(crate) fn sets(&self) -> [Trie; 4] {
         let [tcp, udp, sctp] = self.ports;
         [tcp, udp, sctp, self.names]
     }
 
-    /// The same of other sets.
+    /// The grant with each trie mapped by `set`.
     pub(crate) fn map(&self, mut set: impl FnMut(Trie) -> Trie) -> Self {
         Self { ports: self.ports.map(&mut set), names: set(self.names), other: self.other }
     }
 
-    /// Adds a range of ports, both ends included; an inverted one is empty.
+    /// Adds a range of ports, both ends included; a range with `first` above `last` is empty.
     pub(crate) fn add(&mut self, protocol: Protocol, first: u16, last: u16, tries: &mut Tries) {
         if first <= last {
             let range = tries.range(PORT, first.into(), last.into());
@@ -68,19 +68,19 @@ impl AllowedPorts {
         self.names = tries.union(self.names, name);
     }
 
-    /// Nothing but the mark of a rule.
+    /// A grant of only the mark of a rule.
     pub(crate) fn mark(rule: u32, tries: &mut Tries) -> Self {
         let mut marked = Self::default();
         marked.add_name(MARK | rule, tries);
         marked
     }
 
-    /// The rules whose marks it has, in order.
+    /// Rules with a mark in the grant, in order.
     pub(crate) fn marks(&self, tries: &Tries) -> Vec<u32> {
         tries.upper_half(NAME, self.names)
     }
 
-    /// What is in it and not in another; names aside.
+    /// Difference of two grants, without names.
     pub(crate) fn minus(&self, other: &Self, tries: &mut Tries) -> Self {
         let mut ports = self.ports;
         for (set, less) in ports.iter_mut().zip(other.ports) {
@@ -89,20 +89,20 @@ impl AllowedPorts {
         Self { ports, names: NONE, other: self.other && !other.other }
     }
 
-    /// What is in both; names aside.
+    /// Intersection of two grants, without names.
     pub(crate) fn both(&self, other: &Self, tries: &mut Tries) -> Self {
         let rest = self.minus(other, tries);
         self.minus(&rest, tries)
     }
 
-    /// Takes a port away.
+    /// Removes a port.
     pub(crate) fn remove(&mut self, protocol: Protocol, port: u16, tries: &mut Tries) {
         let port = tries.range(PORT, port.into(), port.into());
         let known = &mut self.ports[protocol as usize];
         *known = tries.minus(*known, port);
     }
 
-    /// What is in one of two.
+    /// Union of two grants.
     pub(crate) fn union(&self, other: Self, tries: &mut Tries) -> Self {
         let mut ports = self.ports;
         for (set, more) in ports.iter_mut().zip(other.ports) {
@@ -140,7 +140,7 @@ impl Ranges {
     }
 }
 
-/// What is allowed of every protocol, written out.
+/// Allowed ports per protocol, written out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ports {
     /// TCP destination ports.
@@ -149,7 +149,7 @@ pub struct Ports {
     pub udp: Ranges,
     /// SCTP destination ports.
     pub sctp: Ranges,
-    /// Every other protocol, ICMP included.
+    /// All other protocols, including ICMP.
     pub other: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Address prefixes of both families, and a map of them with longest-prefix match.
+//! Address prefixes of both families, and a map with longest-prefix match.
 
 mod pages;
 
@@ -17,7 +17,7 @@ pub(crate) enum Family {
 }
 
 impl Family {
-    /// The prefix of the address that is this number.
+    /// The prefix of a single address, given as a number.
     fn host(self, number: u128) -> Prefix {
         match self {
             Self::V4 => Prefix { family: self, bits: number << 96, len: 32 },
@@ -26,8 +26,8 @@ impl Family {
     }
 }
 
-/// A prefix: the address's bits from the top of `bits`, zero after `len`. The order puts a prefix
-/// before everything it holds, and keeps what it holds together.
+/// A prefix: address bits aligned to the top of `bits`, zero after `len`. Sorts before all prefixes it contains, which
+/// follow without gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Prefix {
     pub(crate) family: Family,
@@ -36,7 +36,7 @@ pub(crate) struct Prefix {
 }
 
 impl Prefix {
-    /// The prefix of one address.
+    /// The prefix of a single address.
     pub(crate) fn host(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(v4) => {
@@ -68,37 +68,37 @@ impl Prefix {
         self.bits >> (128 - u32::from(self.width()))
     }
 
-    /// The prefix of this length that holds this one.
+    /// The enclosing prefix of this length.
     pub(crate) fn truncate(self, len: u8) -> Self {
         Self { bits: self.bits & mask(len), len, ..self }
     }
 
-    /// Whether another prefix lies within this one, or is the same.
+    /// Whether another prefix is equal to this one or contained in it.
     pub(crate) fn holds(self, other: Self) -> bool {
         self.family == other.family && self.len <= other.len && other.truncate(self.len) == self
     }
 
-    /// The highest address's bits.
+    /// Bits of the highest address.
     pub(crate) fn last(self) -> u128 {
         self.bits | !mask(self.len)
     }
 
-    /// An IPv4 prefix's address.
+    /// Address of an IPv4 prefix.
     pub(crate) fn v4(self) -> u32 {
         (self.bits >> 96) as u32
     }
 
-    /// An IPv6 prefix's address.
+    /// Address of an IPv6 prefix.
     pub(crate) fn v6(self) -> Ipv6Addr {
         Ipv6Addr::from_bits(self.bits)
     }
 
-    /// An IPv6 prefix.
+    /// IPv6 prefix as [`Ipv6Net`].
     pub(crate) fn net6(self) -> Ipv6Net {
         Ipv6Net::new_assert(self.v6(), self.len)
     }
 
-    /// As others name it.
+    /// The prefix as [`IpNet`].
     pub(crate) fn to_net(self) -> IpNet {
         match self.family {
             Family::V4 => {
@@ -114,7 +114,7 @@ fn mask(len: u8) -> u128 {
     if len == 0 { 0 } else { u128::MAX << (128 - u32::from(len)) }
 }
 
-/// Orders IPv4 prefixes as [`Prefix`] does, in a word.
+/// Key of an IPv4 prefix in a word, with the order of [`Prefix`].
 fn key4(prefix: Prefix) -> u64 {
     u64::from(prefix.v4()) << 8 | u64::from(prefix.len)
 }
@@ -123,7 +123,7 @@ fn prefix4(key: u64) -> Prefix {
     Prefix { family: Family::V4, bits: u128::from(key >> 8) << 96, len: key as u8 }
 }
 
-/// The same for IPv6.
+/// Key of an IPv6 prefix, with the order of [`Prefix`].
 type Key6 = (u128, u8);
 
 fn key6(prefix: Prefix) -> Key6 {
@@ -134,8 +134,8 @@ fn prefix6((bits, len): Key6) -> Prefix {
     Prefix { family: Family::V6, bits, len }
 }
 
-/// A map of prefixes. Families are apart for the sake of small keys, and single addresses from other prefixes, as
-/// they are many: a lookup reads few cache lines.
+/// A map of prefixes. Families are separate for smaller keys. Single addresses are separate from other prefixes,
+/// because they are many: a lookup reads few cache lines.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixMap<T> {
     four: BTreeMap<u64, T>,
@@ -144,12 +144,12 @@ pub(crate) struct PrefixMap<T> {
     lengths: [Lengths; 2],
 }
 
-/// How many entries of a family there are by length: lookups skip the lengths that do not occur.
+/// Number of entries of a family by length: lookups skip lengths that do not occur.
 #[derive(Clone, Debug)]
 struct Lengths {
-    /// On the heap: maps are parts of what is moved.
+    /// On the heap, because maps are moved as parts of other values.
     count: Box<[u32; 129]>,
-    /// The lengths below 128 that occur.
+    /// Bit set of the lengths below 128 that occur.
     there: u128,
 }
 
@@ -171,7 +171,7 @@ impl Lengths {
         }
     }
 
-    /// Those that occur and are at most `len`, longest first.
+    /// Lengths that occur and are at most `len`, longest first.
     fn down_from(&self, len: u8) -> impl Iterator<Item = u8> + use<> {
         let longest = (len == 128 && self.count[128] != 0).then_some(128);
         let mut left = self.there & (bit(len).wrapping_sub(1) | bit(len));
@@ -183,7 +183,7 @@ impl Lengths {
     }
 }
 
-/// The bit of a length; none for 128.
+/// Bit of a length; 0 for length 128.
 fn bit(len: u8) -> u128 {
     1u128.checked_shl(u32::from(len)).unwrap_or(0)
 }
@@ -263,7 +263,7 @@ impl<T> PrefixMap<T> {
         old
     }
 
-    /// Entries that hold `prefix` and are at most `len` long, longest first.
+    /// Entries of at most `len` bits that contain `prefix`, longest first.
     pub(crate) fn ancestors(&self, prefix: Prefix, len: u8) -> impl Iterator<Item = (Prefix, &T)> {
         let lengths = &self.lengths[prefix.family as usize];
         lengths.down_from(len.min(prefix.len)).filter_map(move |len| {
@@ -272,24 +272,24 @@ impl<T> PrefixMap<T> {
         })
     }
 
-    /// The longest entry that holds `prefix`, itself included.
+    /// The longest entry that contains or equals `prefix`.
     pub(crate) fn longest(&self, prefix: Prefix) -> Option<&T> {
         self.ancestors(prefix, prefix.len).next().map(|(_, value)| value)
     }
 
-    /// The longest entry that holds `prefix` and is not itself.
+    /// The longest entry that contains `prefix` and does not equal it.
     pub(crate) fn parent(&self, prefix: Prefix) -> Option<&T> {
         let len = prefix.len.checked_sub(1)?;
         self.ancestors(prefix, len).next().map(|(_, value)| value)
     }
 
-    /// The longest prefix that holds `prefix`, is not itself and is as long as some entry.
+    /// The longest proper enclosing prefix with a length that occurs.
     fn holder(&self, prefix: Prefix) -> Option<Prefix> {
         let lengths = &self.lengths[prefix.family as usize];
         Some(prefix.truncate(lengths.down_from(prefix.len.checked_sub(1)?).next()?))
     }
 
-    /// Entries that `prefix` holds, itself included, each before what it holds.
+    /// Entries contained in or equal to `prefix`, each before those that it contains.
     pub(crate) fn under(&self, prefix: Prefix) -> impl Iterator<Item = (Prefix, &T)> {
         let end = Prefix { bits: prefix.last(), len: 128, ..prefix };
         let (four, six) = match prefix.family {
@@ -313,7 +313,7 @@ impl<T> PrefixMap<T> {
         all.into_iter().flat_map(|all| self.under(all))
     }
 
-    /// Number of entries of a family, single addresses and others.
+    /// Number of single addresses and of other prefixes of a family.
     pub(crate) fn count(&self, family: Family) -> (u32, u32) {
         let count = &self.lengths[family as usize].count;
         let hosts = match family {
@@ -324,7 +324,7 @@ impl<T> PrefixMap<T> {
     }
 }
 
-/// What was found of the entries around a prefix. Those around its neighbours are mostly the same.
+/// Cached result of a search through the enclosing entries of a prefix. Neighbours mostly have the same ones.
 #[derive(Debug)]
 pub(crate) struct Around<R> {
     known: Option<(Prefix, Option<R>)>,
@@ -335,8 +335,8 @@ impl<R: Copy> Around<R> {
         Self { known: None }
     }
 
-    /// What the longest of the entries says that hold `prefix`, are not itself and say something. Between two calls, no
-    /// entry that holds one of the prefixes changes.
+    /// The first `Some` that `say` returns for entries that properly contain `prefix`, longest first. Entries that
+    /// contain one of the prefixes must not change between calls.
     pub(crate) fn find<T>(
         &mut self,
         map: &PrefixMap<T>,
@@ -388,7 +388,7 @@ mod tests {
         assert!(nets.iter().all(|prefix| prefix4(key4(*prefix)) == *prefix));
         assert!(nets6.iter().all(|prefix| prefix6(key6(*prefix)) == *prefix));
     }
-    /// Prefixes of a small part of each family's addresses, so that many hold others.
+    /// Prefixes in a small part of each family's addresses, so that many contain others.
     fn nets() -> impl Strategy<Value = IpNet> {
         let masked = |address: IpAddr, len| IpNet::new(address, len).unwrap().trunc();
         let v4 = (0..=u16::MAX, 0..=32u8).prop_map(move |(bits, len)| {
@@ -401,7 +401,7 @@ mod tests {
     }
 
     proptest! {
-        /// The map finds what `prefix-trie` finds, after any insertions and removals.
+        /// The map and `prefix-trie` agree after any insertions and removals.
         #[test]
         fn the_map_is_as_the_reference(
             edits in prop::collection::vec((nets(), any::<bool>(), any::<u8>()), 1..60),

@@ -1,4 +1,4 @@
-//! A question about traffic: may this reach that? As people and programs ask it.
+//! A question about traffic, as users and programs ask it: may one party reach another?
 
 use std::fmt;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ pub enum Party {
     Pod(Key),
     /// A Service by name: its addresses.
     Service(Key),
-    /// An address. If it is a pod's, that pod is meant.
+    /// An address; a pod's address means that pod.
     Address(IpAddr),
 }
 
@@ -29,9 +29,9 @@ pub struct IpProtocol(pub u8);
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "RawProbe")]
 pub struct Probe {
-    /// Who sends.
+    /// The sender.
     pub from: Party,
-    /// Who receives.
+    /// The receiver.
     pub to: Party,
     /// IP protocol.
     pub protocol: IpProtocol,
@@ -39,7 +39,7 @@ pub struct Probe {
     pub port: u16,
 }
 
-/// Why a [`Probe`], or a part of one, could not be read.
+/// Reason why a [`Probe`] or a part of it is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProbeError {
     /// Neither `namespace/pod` nor `svc/namespace/name` nor an address.
@@ -48,7 +48,7 @@ pub enum ProbeError {
     /// Not a protocol name or number.
     #[error("{0:?} is no protocol: use TCP, UDP, SCTP, ICMP, ICMPv6 or a number from 0 to 255")]
     Protocol(String),
-    /// A protocol with ports needs one.
+    /// The port of a protocol with ports is missing.
     #[error("{0} needs a port")]
     PortMissing(IpProtocol),
 }
@@ -88,10 +88,10 @@ impl IpProtocol {
     pub const UDP: Self = Self(17);
     /// SCTP
     pub const SCTP: Self = Self(132);
-    /// ICMP for IPv4; stands for ICMPv6 too, policy treats both alike.
+    /// ICMP for IPv4; stands for ICMPv6 too, because policy treats both alike.
     pub const ICMP: Self = Self(1);
 
-    /// Whether NetworkPolicy can name ports of this protocol.
+    /// Whether NetworkPolicy supports ports of this protocol.
     #[must_use]
     pub const fn has_ports(self) -> bool {
         matches!(self.0, 6 | 17 | 132)
@@ -193,7 +193,7 @@ impl TryFrom<Spelled> for IpProtocol {
     }
 }
 
-/// A probe in a file: protocol absent means TCP, as in the API.
+/// A probe in a file; the protocol defaults to TCP, as in the API.
 #[derive(Deserialize)]
 struct RawProbe {
     from: Party,

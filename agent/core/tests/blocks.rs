@@ -1,5 +1,4 @@
-//! Long lists of ipBlocks: as many classes as there are different grants, and edits that touch what
-//! they change.
+//! Long lists of ipBlocks: one class per distinct grant, and edits that touch only the changed addresses.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -12,10 +11,10 @@ use netpold_testkit::world::World;
 use prefix_trie::joint::JointPrefixMap;
 use proptest::prelude::*;
 
-/// More blocks than there are classes.
+/// More blocks than the maximum number of classes.
 const BLOCKS: u32 = 75_000;
 
-/// Block `number`: a /28 of its own, every third without its last addresses.
+/// Block `number`: a separate /28; every third without its last addresses.
 fn nth_block(number: u32) -> Peer {
     let net = |offset: u32, length| {
         let address = Ipv4Addr::from_bits(0x1400_0000 + number * 16 + offset);
@@ -98,7 +97,7 @@ fn exceptions_cut_their_own_block_within_a_group_too() {
     assert_eq!(classes(&world), 2);
 }
 
-/// Blocks that hold each other, in a part of each family's addresses.
+/// Nested blocks in a part of each family's addresses.
 fn nested_blocks() -> impl Strategy<Value = Vec<IpNet>> {
     let v4 = (any::<u16>(), 7..=32u8).prop_map(|(bits, len)| {
         let [high, low] = bits.to_be_bytes();
@@ -114,7 +113,7 @@ fn nested_blocks() -> impl Strategy<Value = Vec<IpNet>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// An address is allowed the ports of the blocks that hold it, which `prefix-trie` finds.
+    /// An address is allowed the ports of the blocks that contain it, as found by `prefix-trie`.
     #[test]
     fn an_address_has_the_ports_of_the_blocks_that_hold_it(nets in nested_blocks()) {
         let reference: JointPrefixMap<IpNet, u16> = nets.iter().copied().zip(1000..).collect();

@@ -1,12 +1,12 @@
-//! Imports in core's `src/` point down one list, and no two files import each other, directly or through others.
-//! In the other crates no two modules at the top of `src/` do, and in ebpf and the dataplane no two files.
+//! Imports in core's `src/` point down one list, and no two files import each other, directly or indirectly. In the
+//! other crates this holds for the top modules of `src/`, in ebpf and the dataplane for all files.
 #![expect(clippy::expect_used, reason = "helpers of tests")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// The layers, top to bottom; a module belongs to the longest entry that it starts with.
+/// The layers, top to bottom; a module belongs to the entry with the longest matching prefix.
 const LAYERS: [&str; 22] = [
     "compile",
     "compile::compiler",
@@ -34,7 +34,7 @@ const LAYERS: [&str; 22] = [
 
 type Modules = BTreeMap<String, String>;
 
-/// The text of every module by its path, without comments and tests.
+/// Text of every module by its path, without comments and tests.
 fn modules(folder: &Path, path: &str, found: &mut Modules) {
     for entry in fs::read_dir(folder).expect("a folder of modules") {
         let entry = entry.expect("an entry").path();
@@ -55,7 +55,7 @@ fn modules(folder: &Path, path: &str, found: &mut Modules) {
     }
 }
 
-/// The paths that a `use` names: `a::{b, c::d}` are two.
+/// The paths of a `use` tree: `a::{b, c::d}` are two.
 fn expand(prefix: &str, tree: &str, paths: &mut Vec<String>) {
     let Some((head, rest)) = tree.split_once('{') else {
         paths.push(format!("{prefix}{}", tree.trim()));
@@ -79,7 +79,7 @@ fn expand(prefix: &str, tree: &str, paths: &mut Vec<String>) {
     }
 }
 
-/// The module that a path written in `module` leads to, if it is another one of this crate.
+/// The module of a path used in `module`, if it is another module of this crate.
 fn target(module: &str, path: &str, all: &Modules) -> Option<String> {
     let parent = module.rsplit_once("::").map_or("", |(parent, _)| parent);
     let absolute = match path.split_once("::") {
@@ -94,7 +94,7 @@ fn target(module: &str, path: &str, all: &Modules) -> Option<String> {
     (found != module).then(|| found.to_owned())
 }
 
-/// Which modules each imports, by `use` and by paths within the code.
+/// Imports of each module, by `use` and by paths within the code.
 fn imports(all: &Modules) -> BTreeMap<&str, BTreeSet<String>> {
     let of = |module: &str, code: &str| {
         let mut paths = Vec::new();
@@ -104,7 +104,7 @@ fn imports(all: &Modules) -> BTreeMap<&str, BTreeSet<String>> {
                 expand("", tree, &mut paths);
             }
         }
-        // Not `pub(in crate::…)`, which imports nothing.
+        // `pub(in crate::…)` imports nothing.
         let paths_within =
             code.match_indices("crate::").filter(|(at, _)| !code[..*at].ends_with("in "));
         for (at, _) in paths_within {
@@ -139,7 +139,7 @@ fn imports_point_down_and_make_no_circle() {
     assert!(circles.is_empty(), "circles of files: {circles:#?}");
 }
 
-/// The sets of modules that import each other, directly or by way of others.
+/// Sets of modules that import each other, directly or indirectly.
 fn circles<M: AsRef<str>>(imports: &BTreeMap<M, BTreeSet<String>>) -> Vec<Vec<String>> {
     let by_name: BTreeMap<&str, _> = imports.iter().map(|(m, t)| (m.as_ref(), t)).collect();
     let mut all: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -159,7 +159,7 @@ fn circles<M: AsRef<str>>(imports: &BTreeMap<M, BTreeSet<String>>) -> Vec<Vec<St
     circles.into_iter().filter(|circle| !circle.is_empty()).collect()
 }
 
-/// What the modules at the top of a crate import of each other, in all their files.
+/// Imports between the top modules of a crate, from all their files.
 fn imports_at_the_top(all: &Modules) -> BTreeMap<String, BTreeSet<String>> {
     let top = |module: &str| module.split("::").next().unwrap_or_default().to_owned();
     let mut tops: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -181,7 +181,7 @@ fn other_crates_have_no_circles() {
         let tops = imports_at_the_top(&all);
         assert!(tops.len() > 8, "{name}: {} modules", tops.len());
         assert_eq!(circles(&tops), Vec::<Vec<String>>::new(), "at the top of {name}");
-        // Of these not even two files.
+        // In these, circles between files are excluded too.
         let by_file = |module: &str| {
             name == "ebpf"
                 || ["dataplane", "bpf"].contains(&module.split("::").next().unwrap_or(""))

@@ -1,4 +1,4 @@
-//! What is too much closes the pods that it isolates, is named, and changes nothing for others.
+//! Excessive policies close the pods that they isolate, are reported, and do not affect others.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::net::Ipv4Addr;
@@ -42,7 +42,7 @@ fn large(namespace: &str, rules: Vec<Rule>) -> Policy {
     policy(namespace, "large", Selector::default(), None, Some(rules))
 }
 
-/// Everything but one address, and a port, in each rule.
+/// Rules that each allow one port to everything but one address.
 fn all_but_one(count: u32) -> Vec<Rule> {
     let nth = |number: u32| {
         let except = vec![ipnet::IpNet::new(host(number).into(), 32).unwrap()];
@@ -52,7 +52,7 @@ fn all_but_one(count: u32) -> Vec<Rule> {
     (0..count).map(nth).collect()
 }
 
-/// A block of its own, and a port, in each rule.
+/// Rules with one block and one port each, all different.
 fn each_its_own(count: u32) -> Vec<Rule> {
     let nth = |number: u32| {
         let peers = vec![block(&format!("{}/32", host(number)), &[])];
@@ -117,11 +117,11 @@ fn what_others_do_costs_them_no_more() {
     let mut world = World::new(two_tenants());
     world.apply([Change::Policy(large("tenant", all_but_one(1000)))]);
     let beside = edit(&mut world, 80);
-    // A look at each class and each place of the other's, twice at the most.
+    // At most two visits of each class and each place of the other tenant.
     assert!(beside <= alone + 8 * 1001, "{alone}, beside it {beside}");
 }
 
-/// A policy over its budget: closed, named by compiler and explain; the victim's edits are in force.
+/// A policy over its budget is closed and reported by compiler and explain; the victim's edits are in force.
 fn is_closed(excessive: Policy, reason: &str) {
     let mut world = World::new(two_tenants());
     world.apply([Change::Policy(small("tenant", 443)), Change::Policy(excessive.clone())]);
@@ -190,7 +190,7 @@ fn a_table_that_cannot_grow_closes_the_largest() {
     );
     assert!(!world.egress(TENANT, "9.9.9.9", 1), "closed");
     assert!(world.egress(VICTIM, "198.51.100.7", 80) && !world.egress(VICTIM, "198.51.100.7", 443));
-    // Others go on, and nothing comes back before something as large changes.
+    // Edits of others are applied; the closed combination stays closed until something as large changes.
     world.apply([Change::Policy(small("victim", 81))]);
     assert!(world.egress(VICTIM, "198.51.100.7", 81) && !world.egress(TENANT, "9.9.9.9", 1));
     world.apply([Change::Policy(large("tenant", all_but_one(20)))]);
@@ -200,7 +200,7 @@ fn a_table_that_cannot_grow_closes_the_largest() {
 #[test]
 fn more_classes_than_there_are_close_the_largest() {
     let mut world = World::new(two_tenants());
-    // Within every budget, and together more than there are classes.
+    // Each within its budget, but together more than the maximum number of classes.
     for tenant in 0..6u32 {
         let (name, address) = (format!("t{tenant}"), format!("10.0.1.{tenant}"));
         world.compiler.ingest(Change::Pod(pod(&name, "p", &[], &[&address])));
@@ -246,7 +246,7 @@ fn more_classes_than_there_are_close_the_largest() {
     }
 }
 
-/// Policies of one namespace, each for the pods of an `app`.
+/// Policies of one namespace, each for the pods with one `app` label.
 fn selecting(app: &str, rules: Vec<Rule>) -> Change {
     Change::Policy(policy("tenant", app, select(&[("app", app)]), None, Some(rules)))
 }
@@ -255,13 +255,13 @@ fn labelled(app: &str) -> Change {
     Change::Pod(pod("tenant", "p", &[("app", app)], &["10.0.0.1"]))
 }
 
-/// What is large is left to another compiler, of these namespaces also what is more than modest.
+/// Defers large policies to another compiler, and in the held namespaces everything beyond modest size.
 fn defer(world: &mut World, held: &[&str]) {
     world.compiler.defer(Some(held.iter().map(|name| (*name).to_owned()).collect()));
     world.apply([]);
 }
 
-/// Tables that have room for it.
+/// Tables with enough room.
 const ROOM: Capacity = Capacity {
     bitmaps: 8192,
     row_blocks: 4096,
@@ -271,7 +271,7 @@ const ROOM: Capacity = Capacity {
     cidrs6: 8,
 };
 
-/// Another compiler takes the place of the world's.
+/// Replaces the world's compiler by another one.
 fn succeed(world: &mut World, since: impl FnOnce(&mut World)) {
     let mut successor = world.compiler.blank();
     successor.follow(world.compiler.everything());
@@ -306,7 +306,7 @@ fn what_is_large_waits_for_another_compiler_and_nobody_else_does() {
 
     defer(&mut world, &[]);
     assert!(world.egress(TENANT, &of_both, 7) && problems(&world).is_empty(), "in force stays");
-    // An edit: as before it. Of the work there is no trace.
+    // An edit: the state before it stays in force, and the compiler does no work for it.
     let before = world.compiler.work();
     world.apply([selecting("large", each_its_own(2001)), Change::Policy(small("victim", 80))]);
     assert!(world.compiler.work() - before < 4 * 2001, "the victim's, at each class");
@@ -317,20 +317,20 @@ fn what_is_large_waits_for_another_compiler_and_nobody_else_does() {
     assert!(world.compiler.take_compiled().is_empty());
     assert_eq!(world.compiler.late().into_iter().collect::<Vec<_>>(), ["tenant"]);
 
-    // A further policy for a pod that is isolated already: as before.
+    // A further policy for a pod that is isolated already: the state before stays in force.
     let further = policy("tenant", "further", Selector::default(), None, Some(each_its_own(3)));
     world.apply([Change::Policy(further.clone())]);
     assert!(world.egress(TENANT, &of_both, 7));
     world.apply([Change::PolicyGone(further.key)]);
     assert!(world.egress(TENANT, &of_both, 7) && !world.egress(TENANT, &of_the_edit, 2000));
 
-    // A policy that is new, and large: closed.
+    // A new, large policy: closed.
     world.apply([selecting("other", each_its_own(2002)), labelled("other")]);
     assert!(!world.egress(TENANT, &of_both, 7) && !world.egress(TENANT, "9.9.9.9", 80));
     let said = problems(&world);
     assert!(said.len() == 1 && said[0].contains("tenant/other"), "{said:?}");
     assert!(said[0].contains("is closed") && said[0].contains("compiled beside"), "{said:?}");
-    // What nobody uses stays, and is there at once for who wants it again.
+    // An unused policy stays in the tables, and is in force at once when it is used again.
     assert_eq!(world.compiler.lingering().into_iter().collect::<Vec<_>>(), ["tenant"]);
     world.apply([labelled("large")]);
     assert!(world.egress(TENANT, &of_both, 7), "as before its edit");
@@ -351,7 +351,7 @@ fn what_is_large_waits_for_another_compiler_and_nobody_else_does() {
     assert!(world.egress(TENANT, &of_the_edit, 2000) && problems(&world).is_empty());
 }
 
-/// Who has had much compiled has what is more than modest wait, too.
+/// Namespaces with much recent compile work also wait for everything beyond modest size.
 #[test]
 fn what_is_more_than_modest_waits_for_namespaces_that_are_held() {
     let mut world = World::new(two_tenants());
@@ -362,7 +362,7 @@ fn what_is_more_than_modest_waits_for_namespaces_that_are_held() {
     assert!(world.egress(VICTIM, &host(7).to_string(), 7));
     defer(&mut world, &[]);
     assert!(world.egress(TENANT, &host(7).to_string(), 7) && problems(&world).is_empty());
-    // Three of them in one update are too much, one after the other they are not.
+    // Three of them in one update exceed the share of a namespace, one after the other they do not.
     let pods = (0..3).map(|n| {
         let (address, app) = (format!("10.0.2.{n}"), format!("app{n}"));
         let pod = pod("tenant", &app, &[("app", &app)], &[&address]);
@@ -377,7 +377,7 @@ fn what_is_more_than_modest_waits_for_namespaces_that_are_held() {
     assert!((0..3).all(|n| world.egress(20 + n, &host(7).to_string(), 7)));
 }
 
-/// Endpoints that come while another compiler is at work have the same numbers there.
+/// Endpoints that appear while another compiler is at work get the same numbers there.
 #[test]
 fn a_successor_gives_the_numbers_that_were_given() {
     let mut world = World::new(two_tenants());

@@ -1,4 +1,4 @@
-//! The oracle against sentences of the API, one by one: nothing else holds it to them here.
+//! The oracle compared with sentences of the API, one by one: no other test here checks the oracle.
 
 use netpold_core::model::{
     Direction, Labels, Namespace, Peer, Pod, PortMatch, PortRule, Protocol, Requirement, Rule,
@@ -11,7 +11,7 @@ fn pod(namespace: &str, name: &str, address: &str) -> Pod {
     Pod { node: "n1".into(), ..objects::pod(namespace, name, &[("app", name)], &[address]) }
 }
 
-/// Namespaces x (labelled) and y (not), a pod a in x that is selected, and peers.
+/// Namespaces x (labelled) and y (not), with the selected pod a in x, and peers.
 fn cluster(rules: Vec<Rule>) -> Oracle {
     let selector = one(Requirement::Exists("app".to_owned()));
     let policy = objects::policy("x", "p", selector, Some(rules), None);
@@ -44,7 +44,7 @@ fn from(peers: Vec<Peer>) -> Rule {
     Rule { peers: Some(peers), ports: None }
 }
 
-/// Who of x/b, y/b, a stranger and the hostNetwork pod reaches x/a on TCP 80.
+/// Whether x/b, y/b, an outside address and the hostNetwork pod reach x/a on TCP 80.
 fn reach(rules: Vec<Rule>) -> [bool; 4] {
     let oracle = cluster(rules);
     ["10.0.0.2", "10.0.1.2", "8.8.8.8", "192.168.0.9"]
@@ -64,7 +64,7 @@ fn selectors() {
     let pods = |namespaces, pods| reach(vec![from(vec![Peer::Pods { namespaces, pods }])]);
     assert_eq!(pods(None, Selector::default()), [true, false, false, false]);
     assert_eq!(pods(Some(Selector::default()), Selector::default()), [true, true, false, false]);
-    // An absent key is not in any list of values.
+    // `NotIn` holds for an absent key.
     assert_eq!(pods(Some(not_in("x")), Selector::default()), [false, true, false, false]);
     assert_eq!(pods(Some(not_in("y")), not_in("c")), [true, true, false, false]);
     assert_eq!(pods(Some(Selector::default()), not_in("b")), [false, false, false, false]);
@@ -78,7 +78,7 @@ fn blocks() {
     assert_eq!(reach(vec![from(vec![block("10.0.0.0/8", &[])])]), [true, true, false, false]);
     let cut = block("0.0.0.0/0", &["10.0.0.0/24"]);
     assert_eq!(reach(vec![from(vec![cut.clone()])]), [false, true, true, true]);
-    // An except cuts its own block only.
+    // An except cuts only its own block.
     assert_eq!(reach(vec![from(vec![cut, block("10.0.0.2/32", &[])])]), [true; 4]);
     assert_eq!(reach(vec![from(vec![block("::/0", &[])])]), [false; 4]);
 }

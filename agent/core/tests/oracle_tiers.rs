@@ -1,5 +1,5 @@
-//! The oracle against sentences of the ClusterNetworkPolicy API, one by one, and against netpold's
-//! decisions where they leave room.
+//! The oracle compared with sentences of the ClusterNetworkPolicy API, one by one, and with netpold's decisions where
+//! the API leaves room.
 
 use netpold_core::model::{
     Action, ClusterPolicy, ClusterRule, Direction, Enforcement, NamespacedPods, Node, Peer, Pod,
@@ -14,8 +14,8 @@ use netpold_testkit::oracle::{Oracle, OracleVerdict};
 use Action::{Accept, Deny, Pass};
 use Tier::{Admin, Baseline};
 
-/// Namespaces x and y with pods a, b and c each: the last number is 1, 2, 3; in y they are of
-/// 10.0.1.0/24. Pods of x, but c, are on the own node.
+/// Namespaces x and y with pods a, b and c each: their addresses end in 1, 2, 3; those of y are in 10.0.1.0/24. Pods a
+/// and b of x are on the own node.
 fn cluster(policies: impl IntoIterator<Item = ClusterPolicy>) -> Oracle {
     let pod = |namespace: &str, name: &str, address: &str| {
         let node = if namespace == "x" && name != "c" { "n1" } else { "n2" };
@@ -49,23 +49,23 @@ fn cluster(policies: impl IntoIterator<Item = ClusterPolicy>) -> Oracle {
 
 const OTHERS: [&str; 5] = ["10.0.0.2", "10.0.1.1", "10.0.1.2", "192.168.0.2", "8.8.8.8"];
 
-/// Who of x/b, y/a, y/b, the other node and a stranger x/a exchanges this with.
+/// Whether x/a may exchange such packets with x/b, y/a, y/b, the other node and an outside address.
 fn reach(oracle: &Oracle, direction: Direction, (protocol, port): (u8, u16)) -> [bool; 5] {
     let pod = &oracle.pods[0];
     OTHERS.map(|remote| oracle.judge(pod, direction, ip(remote), protocol, port))
 }
 
-/// Of what x/a sends to TCP 80.
+/// Verdicts about packets of x/a to TCP 80.
 fn sent(policies: impl IntoIterator<Item = ClusterPolicy>) -> [bool; 5] {
     reach(&cluster(policies), Direction::Egress, (6, 80))
 }
 
-/// Every pod of a namespace.
+/// All pods of a namespace.
 fn all_of(name: &str) -> Peer {
     pods(Some(select(&[("ns", name)])), Selector::default())
 }
 
-/// Pods of every namespace.
+/// Pods of all namespaces with an `app` label.
 fn apps(app: &str) -> Peer {
     pods(Some(Selector::default()), select(&[("app", app)]))
 }
@@ -146,7 +146,7 @@ fn pass_skips_the_rest_of_the_tier_only() {
     let mut oracle = cluster(admin);
     oracle.policies = vec![network_policy(vec![])];
     assert_eq!(reach(&oracle, Direction::Egress, (6, 80)), [false; 5]);
-    // In the last tier only the default is left.
+    // In the last tier, Pass leaves only the default.
     let rules = vec![to(Pass, vec![apps("a")]), to(Deny, vec![all_of("y")])];
     assert_eq!(sent([egress("c", (Baseline, 0), rules)]), [true, true, false, true, true]);
 }
@@ -158,10 +158,10 @@ fn baseline_is_asked_where_no_network_policy_selects_the_pod() {
     assert_eq!(reach(&oracle, Direction::Egress, (6, 80)), [false; 5]);
     oracle.policies = vec![network_policy(vec![apps("a")])];
     assert_eq!(reach(&oracle, Direction::Egress, (6, 80)), [false, true, false, false, false]);
-    // It selects the pod, but for the other direction.
+    // The policy selects the pod, but for the other direction.
     oracle.policies[0].ingress = oracle.policies[0].egress.take();
     assert_eq!(reach(&oracle, Direction::Egress, (6, 80)), [false; 5]);
-    // A Baseline rule that accepts opens nothing that a NetworkPolicy closes.
+    // An Accept rule of Baseline opens nothing that a NetworkPolicy closes.
     let mut oracle = cluster([egress("p", (Baseline, 1), vec![to(Accept, vec![all_of("y")])])]);
     oracle.policies = vec![network_policy(vec![])];
     assert_eq!(reach(&oracle, Direction::Egress, (6, 80)), [false; 5]);
@@ -205,7 +205,7 @@ fn networks_match_pods_and_nodes_too() {
     assert_eq!(admin(&["0.0.0.0/0"]), [false; 5]);
     assert_eq!(admin(&["10.0.1.0/31", "8.0.0.0/8"]), [true, false, true, true, false]);
     assert_eq!(admin(&["::/0"]), [true; 5]);
-    // "add a rule that Passes all pod traffic before the Networks rule".
+    // Quote of the API: "add a rule that Passes all pod traffic before the Networks rule".
     let every_pod = pods(Some(Selector::default()), Selector::default());
     let rules = vec![to(Pass, vec![every_pod]), to(Deny, vec![block("0.0.0.0/0", &[])])];
     assert_eq!(sent([egress("p", (Admin, 1), rules)]), [true, true, true, false, false]);
@@ -223,7 +223,7 @@ fn the_own_node_is_always_reached_but_for_the_tiers() {
     assert!(own(&oracle));
     oracle.cluster_policies = vec![deny(Admin)];
     assert!(!own(&oracle));
-    // The NetworkPolicy decides, and it always allows the own node.
+    // The NetworkPolicy decides, and always allows the own node.
     oracle.cluster_policies = vec![deny(Baseline)];
     assert!(own(&oracle));
     oracle.policies.clear();
@@ -293,13 +293,13 @@ fn rules_that_are_not_understood_fail_closed() {
     assert_eq!(reach(&oracle, Direction::Egress, (1, 0)), [false, true, false, false, false]);
 }
 
-/// A Service of y whose port 443 leads to port 80 of these, with a node port.
+/// Adds a Service of y with a node port, which translates port 443 to port 80 of these backends.
 fn serve(oracle: &mut Oracle, backends: &[&str]) {
     oracle.services = vec![objects::service(("y", "s"), &["10.9.0.1"], &[("", 443, Some(30443))])];
     oracle.slices = vec![objects::slice(("y", "s-1"), "s", backends, &[("", 80)])];
 }
 
-/// Whether x/a may send to the Service, and to the node port of its own and of the other node.
+/// Whether x/a may send to the Service, and to the node port of its own node and of the other one.
 fn serves(oracle: &Oracle) -> [bool; 3] {
     [("10.9.0.1", 443), ("192.168.0.1", 30443), ("192.168.0.2", 30443)]
         .map(|(to, port)| oracle.judge(&oracle.pods[0], Direction::Egress, ip(to), 6, port))
@@ -323,7 +323,7 @@ fn a_service_is_denied_if_a_tier_denies_all_of_its_backends_elsewhere_any() {
         with(vec![to(Accept, vec![apps("a")]), to(Deny, vec![all_of("y")])]),
         [true, true, false]
     );
-    // Accepting the addresses opens no backend that is denied.
+    // Accepting the addresses opens no denied backend.
     let accept = to(Accept, vec![block("10.9.0.1/32", &[]), Peer::Nodes(Selector::default())]);
     assert_eq!(with(vec![accept, to(Deny, vec![all_of("y")])]), [false, true, false]);
 }
@@ -356,7 +356,7 @@ fn a_pod_through_its_own_service_is_exempt_from_network_policy_alone() {
     assert!(ask(&oracle));
     oracle.cluster_policies = vec![deny(Admin)];
     assert!(!ask(&oracle));
-    // Also what it receives, and whatever other backends there are.
+    // Also if the ingress rule denies it, and whatever other backends there are.
     let ClusterPolicy { ingress, egress, .. } = oracle.cluster_policies.remove(0);
     oracle.cluster_policies = vec![cluster_policy("p", (Admin, 1), egress, ingress)];
     serve(&mut oracle, &["10.0.0.1", "10.0.1.2"]);
@@ -364,7 +364,7 @@ fn a_pod_through_its_own_service_is_exempt_from_network_policy_alone() {
     oracle.policies.clear();
     oracle.cluster_policies = vec![deny(Baseline)];
     assert!(!ask(&oracle));
-    // The Service's address is not the backend's.
+    // A rule about the Service's address does not concern the backend.
     let frontend = to(Deny, vec![block("10.9.0.0/16", &[])]);
     oracle.cluster_policies = vec![cluster_policy("p", (Admin, 1), vec![], vec![frontend])];
     assert!(ask(&oracle));

@@ -1,4 +1,4 @@
-//! Times of a large cluster: `cargo test --release -p netpold-core --test scale -- --ignored --nocapture`.
+//! Times in a large cluster: `cargo test --release -p netpold-core --test scale -- --ignored --nocapture`.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test that reports figures")]
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -22,7 +22,7 @@ fn namespace_name(number: u32) -> String {
     format!("ns{number}")
 }
 
-/// Pod `number`; every thousandth or so is local.
+/// Pod `number`; about every thousandth is local.
 fn nth_pod(number: u32, version: &str) -> Pod {
     let app = format!("app{}", number / NAMESPACES % 7);
     let pairs = [("app", app.as_str()), ("version", version)];
@@ -35,7 +35,7 @@ fn nth_pod(number: u32, version: &str) -> Pod {
     pod
 }
 
-/// Policy `number`: a few peers and ports each.
+/// Policy `number`, with a few peers and ports.
 fn nth_policy(number: u32) -> netpold_core::model::Policy {
     let app = format!("app{}", number / NAMESPACES % 7);
     let team = format!("team{}", number % 10);
@@ -56,7 +56,7 @@ fn nth_policy(number: u32) -> netpold_core::model::Policy {
     )
 }
 
-/// Service `number`: ten backends in two slices, as they come with pods; every tenth has a node port.
+/// Service `number`, with ten pods as backends in two slices; every tenth has a node port.
 fn nth_service(number: u32) -> [Change; 3] {
     let (namespace, name) = (namespace_name(number % NAMESPACES), format!("s{number}"));
     let address = IpAddr::V4(Ipv4Addr::from_bits(0x0a60_0000 + number));

@@ -1,4 +1,4 @@
-//! What each part of a NetworkPolicy compiles to, judged through the tables.
+//! Verdicts through the compiled tables for each part of a NetworkPolicy.
 
 use netpold_core::model::{
     Change, Direction, Policy, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
@@ -9,7 +9,7 @@ use netpold_testkit::objects::{
 };
 use netpold_testkit::world::World;
 
-/// Two namespaces; `a/web` on interface 10, `a/db` on 11, `b/web` elsewhere.
+/// Two namespaces; `a/web` on interface 10, `a/db` on 11, `b/web` on another node.
 fn base() -> Vec<Change> {
     let mut far = pod("b", "web", &[("app", "web")], &["10.0.1.1", "fd00::101"]);
     far.node = "elsewhere".into();

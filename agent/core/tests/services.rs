@@ -1,4 +1,4 @@
-//! Services: each decision by a small cluster, and what an event writes.
+//! Services: each decision in a small cluster, and the operations of an event.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use netpold_core::model::{Change, EndpointSlice, Key, Selector, Service};
@@ -17,7 +17,7 @@ fn service(name: &str, addresses: &[&str], ports: &[(&str, u16, Option<u16>)]) -
     Change::Service(objects::service(("a", name), addresses, ports))
 }
 
-/// As [`service`], left to another proxy than the nodes'.
+/// A [`service`] that is left to another proxy than the nodes'.
 fn unserved(name: &str, addresses: &[&str], ports: &[(&str, u16, Option<u16>)]) -> Change {
     let service = objects::service(("a", name), addresses, ports);
     Change::Service(Service { unserved: true, ..service })
@@ -27,7 +27,7 @@ fn slice(name: &str, service: &str, addresses: &[&str], ports: &[(&str, u16)]) -
     Change::EndpointSlice(objects::slice(("a", name), service, addresses, ports))
 }
 
-/// As [`slice`], with no backend ready.
+/// A [`slice`] with no backend ready.
 fn unready(name: &str, service: &str, addresses: &[&str], ports: &[(&str, u16)]) -> Change {
     let slice = objects::slice(("a", name), service, addresses, ports);
     Change::EndpointSlice(EndpointSlice { not_ready: slice.addresses.clone(), ..slice })
@@ -39,8 +39,7 @@ fn far(name: &str, app: &str, addresses: &[&str]) -> Change {
     Change::Pod(pod)
 }
 
-/// A pod `a/p` on interface 1 that may reach TCP 8080 of pods `app=good`; nodes here and elsewhere;
-/// pods good1, good2 and bad.
+/// A pod `a/p` on interface 1 that may reach TCP 8080 of pods `app=good`; two nodes; pods good1, good2 and bad.
 fn cluster() -> Vec<Change> {
     let rules =
         vec![rule(Some(vec![pods(None, select(&[("app", "good")]))]), Some(vec![tcp(8080)]))];
@@ -81,8 +80,7 @@ fn some_backend_is_enough_and_its_own_port_counts() {
     assert!(!world.egress(1, WEB, 8080), "the backend's port is not allowed");
 }
 
-/// Connections go on while their backend is not ready; whether others are led to it is not decided
-/// at the pod.
+/// Connections outlive the readiness of their backend; the pod's verdict does not depend on readiness.
 #[test]
 fn a_backend_that_is_not_ready_keeps_its_connections() {
     let mut world = with([
@@ -94,8 +92,8 @@ fn a_backend_that_is_not_ready_keeps_its_connections() {
     assert!(!world.egress(1, WEB, 80), "policy denies this one");
 }
 
-/// NodeLocal DNS gives the cluster address of kube-dns to an interface of the node: policy means the
-/// same with it and without it.
+/// NodeLocal DNS puts the cluster address of kube-dns on an interface of the node: policy must mean the same with and
+/// without it.
 #[test]
 fn a_cluster_address_on_the_node_is_the_services() {
     let found = |addresses: &[&str]| {
@@ -177,12 +175,12 @@ fn backends_that_are_no_pods_and_the_own_node() {
     assert!(!world.egress(1, "10.96.0.3", 80));
 }
 
-/// Whether a packet that nobody translated passes where it leaves the node.
+/// Whether an untranslated packet passes where it leaves the node.
 fn untranslated(world: &World, address: &str, port: u16) -> bool {
     world.tables.allows_untranslated(1, ip(address), 6, port).unwrap()
 }
 
-/// Which backend another node's port leads to is decided there: each must be allowed, ready or not.
+/// The other node chooses the backend of its node port, so every backend must be allowed, ready or not.
 #[test]
 fn node_ports_of_other_nodes_need_every_backend() {
     let mut world = with([
@@ -212,7 +210,7 @@ fn node_ports_of_other_nodes_need_every_backend() {
     }
     assert!(world.egress(1, "10.96.0.3", 80), "at the Service's address some backend is enough");
     assert!(is_marked(&world, "192.0.2.1") && is_marked(&world, "192.0.2.2"));
-    // Another slice of the same Service, with one backend that is denied.
+    // Another slice of the same Service, with a denied backend.
     world.apply([slice("web-2", "web", &["10.0.1.3"], &[("", 8080)])]);
     assert!(!world.egress(1, "192.0.2.2", 30080) && world.egress(1, WEB, 80));
     // A literal grant of the node's address is enough for all its ports.
@@ -222,8 +220,8 @@ fn node_ports_of_other_nodes_need_every_backend() {
     assert!(world.egress(1, "192.0.2.2", 30080) && untranslated(&world, "192.0.2.2", 30080));
 }
 
-/// Behind the place of translation a Service's address is only what policy says of it literally: its
-/// proxy has not got so far, or the packet is for the real host of that address.
+/// After the place of translation, only literal grants count for a Service's address: the proxy does not know the
+/// Service yet, or the packet is for the real host at that address.
 #[test]
 fn what_nobody_translated_is_judged_literally() {
     const EXTERNAL: &str = "203.0.113.7";
@@ -242,12 +240,12 @@ fn what_nobody_translated_is_judged_literally() {
     world.apply([open]);
     assert!(untranslated(&world, EXTERNAL, 443) && !untranslated(&world, EXTERNAL, 80));
     assert!(world.egress(1, EXTERNAL, 80) && world.egress(1, EXTERNAL, 443));
-    // The pod reaches itself through the Service only where that leads back to it.
+    // The pod reaches itself through the Service only before translation.
     world.apply([slice("web-1", "web", &["10.0.0.1"], &[("", 9090)])]);
     assert!(world.egress(1, WEB, 80) && !untranslated(&world, WEB, 80));
 }
 
-/// `service.kubernetes.io/service-proxy-name`: the packets leave as they are.
+/// `service.kubernetes.io/service-proxy-name`: packets leave untranslated.
 #[test]
 fn services_that_the_nodes_proxy_does_not_serve_count_for_nothing() {
     let ports: &[_] = &[("", 80, Some(30080))];
@@ -278,7 +276,7 @@ fn a_pod_reaches_itself_through_its_service() {
     ]);
     for (address, port, allowed) in [
         (WEB, 80, true),
-        // Which backend answers is decided elsewhere, and what comes back is not known as its own.
+        // Another node chooses the backend, and a packet that comes back is not recognized as the pod's own.
         ("192.0.2.2", 30080, false),
         ("192.0.2.1", 30080, true),
         (WEB, 81, false),
@@ -291,7 +289,7 @@ fn a_pod_reaches_itself_through_its_service() {
 
 #[test]
 fn a_pod_of_two_families_behind_one_address() {
-    // Its veth is known by the IPv6 address, it serves by the IPv4 one.
+    // The veth is known by the IPv6 address, the pod serves on the IPv4 one.
     let mut world = with([
         Change::Interface(interface(1, &["fd00::1"])),
         service("self", &[WEB], &[("", 80, None)]),
@@ -319,8 +317,8 @@ fn services_of_others_matter_to_egress_only() {
     assert_eq!(world.tables.class(ip("192.0.2.2")), 0);
 }
 
-/// A pod that is isolated for ingress alone is known again behind the translation by its mark, so what
-/// may lead back to it is marked, and nothing else is.
+/// A pod isolated for ingress alone is recognized after translation by the mark of its packets, so packets to addresses
+/// that may lead back to it are marked, and no others.
 #[test]
 fn a_service_leads_its_own_backend_back_to_itself() {
     let into = |policy_types| match policy_types {
@@ -340,7 +338,7 @@ fn a_service_leads_its_own_backend_back_to_itself() {
     let marked = |world: &World| [OWN, "fd96::9", WEB, OWN_NODE].map(|to| is_marked(world, to));
     assert_eq!(marked(&world), [true, true, false, false]);
     assert!(!world.ingress(1, OWN, 80), "a mark grants nothing");
-    // The node's address leads to it by a node port.
+    // The node's address leads to the pod by a node port.
     world.apply([service("own", &[OWN], &[("", 80, Some(30_090))])]);
     assert_eq!(marked(&world), [true, false, false, true]);
     assert!(!is_marked(&world, "192.0.2.2"), "another node's does not come back as its own");
@@ -395,7 +393,7 @@ fn an_event_writes_the_words_of_the_addresses_concerned() {
     assert_eq!(words, 2, "the pod and the Service it backs: {ops:?}");
     assert!(world.egress(1, "10.96.1.7", 80) && !world.egress(1, "10.96.1.8", 80));
     assert_eq!(world.apply([relabelled("good")]), 0);
-    // A second backend that the Service's first has the atoms of changes nothing.
+    // A second backend with the same membership as the first changes nothing.
     world.apply([far("c", "good", &["10.0.2.99"])]);
     let both = slice("s7-1", "s7", &["10.0.2.7", "10.0.2.99"], &[("", 8080)]);
     assert_eq!(world.apply([both]), 0);

@@ -1,4 +1,4 @@
-//! What an update writes: no more than it must, within capacity, numbers reused only after grace.
+//! Operations of an update: as few as possible, within capacity, numbers reused only after grace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use netpold_testkit::objects::{
 };
 use netpold_testkit::world::World;
 
-/// Pods `a/p1` to `a/p4` on interfaces 1 to 4, and `a/far1` to `a/far9` elsewhere.
+/// Pods `a/p1` to `a/p4` on interfaces 1 to 4, and `a/far1` to `a/far9` on another node.
 fn pods_of_two_nodes() -> Vec<Change> {
     let mut changes = vec![Change::Namespace(namespace("a", &[]))];
     for n in 1..=4u32 {
@@ -62,14 +62,14 @@ fn equal_rules_share_a_row() {
 #[test]
 fn a_pod_writes_its_addresses_only() {
     let mut world = world();
-    // Classes "x" and "no set" exist, so that two words change: one a family.
+    // The classes for "x" and for no set exist, so two words change: one per family.
     assert_eq!(world.apply([Change::Pod(far(3, "y"))]), 2);
     assert_eq!(world.apply([Change::Pod(far(3, "x"))]), 2);
     assert_eq!(world.apply([Change::Pod(far(10, "x"))]), 2);
     assert_eq!(world.apply([Change::Pod(far(11, "y"))]), 0, "it matches nothing");
     assert_eq!(world.apply([Change::PodGone(far(10, "x").key)]), 2);
     assert_eq!(world.apply([Change::Pod(far(3, "x"))]), 0, "nothing changed");
-    // A namespace's label that no rule asks for.
+    // A namespace label that no rule uses.
     assert_eq!(world.apply([Change::Namespace(namespace("a", &[("team", "one")]))]), 0);
 }
 
@@ -100,7 +100,7 @@ fn blocks_that_became_uniform_are_given_back() {
     }
 }
 
-/// Elements of each table that an operation fills.
+/// Table and number of the element that an operation fills.
 #[expect(
     clippy::wildcard_enum_match_arm,
     reason = "of the many operations, those that fill elements"
@@ -249,7 +249,7 @@ fn interfaces_beyond_the_probed_slots_are_a_problem() {
     assert_eq!(world.compiler.problems().len(), 2, "a slot fell free after grace");
 }
 
-/// Whoever may add interfaces to a pod may choose their indexes.
+/// A pod that can add interfaces to its namespace can choose their indexes.
 #[test]
 fn slots_of_further_interfaces_go_to_pods_first_ones() {
     let mut world = World::new(pods_of_two_nodes());
@@ -259,7 +259,7 @@ fn slots_of_further_interfaces_go_to_pods_first_ones() {
             Owner::Pod(Bound { pod, standing: Standing::Listed, second: true, station: None });
         Change::Interface(Interface { index, owner, ..Interface::default() })
     };
-    // All places that interface 100 can have.
+    // All slots in which interface 100 can be placed.
     world.apply((0..4).map(|n| second(8192 + 100 + n)));
     let slot = |world: &World, index| {
         world.compiler.endpoints().find(|it| it.ifindex == index).and_then(|it| it.slot)
@@ -277,7 +277,7 @@ fn slots_of_further_interfaces_go_to_pods_first_ones() {
     assert!(waits, "packets that carry the number may be on their way");
     assert_eq!(slot(&world, 100), Some(100));
     assert_eq!(slot(&world, 8192 + 100), None, "it is closed");
-    // A further one takes nothing.
+    // Another further interface takes no slot of a primary one.
     world.apply([second(16384 + 100)]);
     assert_eq!((slot(&world, 100), slot(&world, 16384 + 100)), (Some(100), None));
 }
@@ -304,8 +304,8 @@ fn source_check_by_option() {
     }
 }
 
-/// A pod may ask not to be checked where the operator names its namespace, or has an address in a
-/// block that he names. Nothing else of a pod's own exempts it.
+/// Pods that ask for no source check are exempt if the operator lists their namespace; pods with an address in a listed
+/// block are exempt too. Nothing else exempts a pod.
 #[test]
 fn who_is_exempt_from_the_source_check() {
     let blocks = vec!["10.0.9.0/24".parse().unwrap()];
@@ -334,7 +334,7 @@ fn who_is_exempt_from_the_source_check() {
         Problem::TooManyAddresses { pod: of("many") },
     ];
     assert_eq!(world.compiler.problems(), expected);
-    // It is asked for, and taken back, while the pod runs.
+    // The annotation is removed and added again while the pod runs.
     world.apply([Change::Pod(pod("vpn", "gateway", &[], &["10.0.0.1"]))]);
     assert!(checks(&world, 1));
     world.apply([Change::Pod(asking(pod("vpn", "gateway", &[], &["10.0.0.1"])))]);

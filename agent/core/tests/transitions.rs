@@ -1,5 +1,5 @@
-//! Updates over generated pairs of cluster states: no packet ever sees a mixture, and what is
-//! installed does not depend on the way there.
+//! Updates over generated pairs of cluster states: every packet gets the verdict of the state before or after, and the
+//! installed tables do not depend on the path.
 
 #![expect(clippy::panic, reason = "helpers of tests")]
 
@@ -13,7 +13,7 @@ use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::transition::{View, install, same, step};
 use netpold_testkit::world::World;
 
-/// Interfaces as a CNI plugin leaves them: some share slots, come again, are missing, or have no pod.
+/// Interfaces as CNI plugins create them: some share slots, are created again, are missing, or have no pod.
 fn disturb(mut state: Cluster, choices: &mut Choices<'_>) -> Cluster {
     state.objects.retain(|object| {
         let may_be_missing = matches!(object, Change::Interface(_) | Change::Pod(_));
@@ -22,7 +22,7 @@ fn disturb(mut state: Cluster, choices: &mut Choices<'_>) -> Cluster {
     for object in &mut state.objects {
         if let Change::Interface(interface) = object {
             interface.incarnation += u64::from(choices.chance(20));
-            // The slots of the one before it.
+            // Same slots as the interface before.
             if interface.index % 2 == 1 {
                 interface.index += 8191;
             }
@@ -31,7 +31,7 @@ fn disturb(mut state: Cluster, choices: &mut Choices<'_>) -> Cluster {
     state
 }
 
-/// A cluster, what it may become next, and another one.
+/// A cluster, a mutation of it, and an unrelated cluster.
 fn any_states(choices: &mut Choices<'_>) -> [Cluster; 3] {
     let first = Cluster::generate(choices);
     let second = (0..=choices.below(3)).fold(first.clone(), |state, _| state.mutate(choices));
@@ -39,7 +39,7 @@ fn any_states(choices: &mut Choices<'_>) -> [Cluster; 3] {
     [first, second, third].map(|state| disturb(state, choices))
 }
 
-/// Tries something on many clusters. What fails is told of the smallest clusters that still do.
+/// Runs a test on many clusters; a failure is reported for the smallest clusters that still fail.
 fn on_states(count: u64, test: impl Fn([&Cluster; 3], &mut Choices<'_>) -> Result<(), String>) {
     for seed in 0..count {
         let states = any_states(&mut Choices::from_seed(seed));
@@ -75,10 +75,10 @@ fn state_not_path() {
         let mut turned: Vec<Change> = direct().collect();
         let first_of_turned = choices.below(turned.len() as u32 + 1);
         turned.rotate_left(first_of_turned as usize);
-        // By way of the other state, and with every object told twice.
+        // Through the other state, with every object sent twice.
         let detour = first.objects.iter().cloned().chain(first.changes_to(second));
         let detour = detour.flat_map(|change| [change.clone(), change]);
-        // Everything removed and told again.
+        // All objects removed and sent again.
         let again = direct().chain(second.objects.iter().map(Change::gone)).chain(direct());
         let view = View::of(&[first, second], choices);
         for way in [direct().rev().collect(), turned, detour.collect(), again.collect::<Vec<_>>()] {
@@ -93,7 +93,7 @@ fn state_not_path() {
     });
 }
 
-/// A compiler that is told of what another one knows, and later of what has changed.
+/// A compiler that takes over the objects of another one, and later the changed objects.
 #[test]
 fn a_successor_is_as_if_it_had_been_there() {
     on_states(400, |[first, second, _], choices| {

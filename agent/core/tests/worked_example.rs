@@ -1,4 +1,4 @@
-//! The worked example of the crate's documentation, which quotes what this prints.
+//! The worked example of the crate's documentation, which quotes the operations printed here.
 #![expect(clippy::panic, reason = "helpers of tests")]
 
 use netpold_core::model::{Change, Pod};

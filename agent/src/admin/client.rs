@@ -1,4 +1,4 @@
-//! `netpold status` and `netpold rules`: ask the agent via its control socket, or all agents of a cluster.
+//! `netpold status` and `netpold rules`: requests to the agent's control socket, or to all agents of a cluster.
 
 use std::path::Path;
 
@@ -12,10 +12,10 @@ use crate::rule_use::{self, Answer};
 use crate::socket;
 use crate::status::{self, Status, text, understood};
 
-/// Prints the agent's status, or that of all agents of a cluster, as text or JSON. Returns the exit status.
+/// Prints the status of the agent or of all agents of a cluster, as text or JSON. Returns the exit status.
 ///
 /// # Errors
-/// No agent answers, or its answer is not one of this version.
+/// No agent answers, or the answer is of another version.
 pub fn run(args: &StatusArgs) -> Result<u8> {
     if args.cluster.is_meant() {
         return of_cluster(args);
@@ -35,7 +35,7 @@ pub fn run(args: &StatusArgs) -> Result<u8> {
     Ok(ALL)
 }
 
-/// Prints why the agent is not ready. Returns the exit status.
+/// Prints the reasons why the agent is not ready. Returns the exit status.
 fn ready(socket: &Path) -> Result<u8> {
     let reasons: Vec<String> = understood(&socket::answer(socket, READY_REQUEST)?)?;
     reasons.iter().try_for_each(|reason| print(&format!("{reason}\n")))?;
@@ -54,10 +54,10 @@ fn of_cluster(args: &StatusArgs) -> Result<u8> {
     Ok(if status.unanswered.is_empty() { ALL } else { SOME })
 }
 
-/// Prints what rules were used for, on this node or in a cluster, as text or JSON. Returns the exit status.
+/// Prints the use of rules on this node or in a cluster, as text or JSON. Returns the exit status.
 ///
 /// # Errors
-/// As for [`run`].
+/// No agent answers, or the answer is of another version.
 pub fn rules(args: &RulesArgs) -> Result<u8> {
     let mut answer: Answer = if args.cluster.is_meant() {
         let all = live::ask::<Answer>(&args.cluster, &["rules", "-o", "json"])?;

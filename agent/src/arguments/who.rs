@@ -1,24 +1,24 @@
-//! A side of a question, as it is typed.
+//! Sender or receiver of traffic, as typed on the command line.
 
 use std::str::FromStr;
 
 use netpold_core::model::Key;
 use netpold_core::probe::{Party, ProbeError};
 
-/// Longest name of a pod.
+/// Longest name of a pod, in bytes.
 const NAME_MAX: usize = 253;
 
-/// Who sends or receives: a [`Party`], or a pod by its name alone.
+/// A sender or receiver: a [`Party`], or a pod's name without its namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// With its namespace.
+    /// A complete party.
     Known(Party),
-    /// A pod of the namespace that is meant without a name.
+    /// Name of a pod, without its namespace.
     Pod(String),
 }
 
 impl Who {
-    /// With that namespace, if it names none.
+    /// Completes a name without namespace by `namespace`.
     #[must_use]
     pub fn in_namespace(self, namespace: &str) -> Party {
         match self {
@@ -27,7 +27,7 @@ impl Who {
         }
     }
 
-    /// Whether it is in the namespace that is meant without a name.
+    /// Whether the namespace is missing.
     #[must_use]
     pub const fn lacks_namespace(&self) -> bool {
         matches!(self, Self::Pod(_))

@@ -1,9 +1,9 @@
-//! Array maps as plain memory: what the agent writes, programs read in the same instant.
+//! Array maps as plain memory, shared with running programs.
 //!
-//! A map created with `BPF_F_MMAPABLE` (kernel 5.5) is mapped once; after that a write is a store,
-//! not a system call. Every access goes through atomics, because programs read (and, in conntrack
-//! tables, write) the same words on other CPUs at the same time: words are never torn, and a
-//! `store_*` is a release, so what was written before it is visible to who sees it.
+//! A map created with `BPF_F_MMAPABLE` (kernel 5.5) is mapped once; from then on a write is a store, not a system
+//! call. Every access is atomic, because programs on other CPUs read (and, in conntrack tables, write) the same words
+//! at the same time. Words are never torn, and a `store_*` is a release: a program that reads its value also sees all
+//! earlier writes.
 
 use std::io;
 use std::marker::PhantomData;
@@ -14,29 +14,29 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use aya::Pod;
 use aya::maps::{MapData, MapError};
 
-/// Why a map could not be mapped, or an access was refused.
+/// Failure to map a map, or to access a mapped one.
 #[derive(Debug, thiserror::Error)]
 pub enum MmapError {
-    /// The map's own description could not be read.
+    /// The map's description could not be read.
     #[error("reading the map's description: {0}")]
     Info(#[from] MapError),
-    /// The map's values are not what this program expects: another layout.
+    /// The map's values have another size than expected: another layout.
     #[error("map values are {found} bytes, expected {expected}")]
     ValueSize {
-        /// What the kernel says.
+        /// Value size in the kernel, in bytes.
         found: u32,
-        /// What the layout says.
+        /// Value size in the layout, in bytes.
         expected: u32,
     },
     /// The kernel refused; EPERM and EINVAL mean that the map lacks `BPF_F_MMAPABLE` or is smaller.
     #[error("mapping {bytes} bytes: {cause}")]
     Map {
-        /// Length asked for.
+        /// Requested length.
         bytes: usize,
-        /// The kernel's answer.
+        /// Error of the kernel.
         cause: io::Error,
     },
-    /// No such word. A table that is full is found out before; this is a defect of the caller.
+    /// Access outside the map: a defect of the caller, since full tables are detected before.
     #[error("byte {offset} of element {element} is outside a map of {elements} elements")]
     OutOfBounds {
         /// Element number.
@@ -48,7 +48,7 @@ pub enum MmapError {
     },
 }
 
-/// A mmapable BPF array of `T`, by element number. Unmapped on drop; the map itself lives on.
+/// A mmapable BPF array of `T`, by element number. Unmapped on drop; the map itself remains.
 #[derive(Debug)]
 pub struct MappedArray<T: Pod> {
     base: NonNull<u8>,
@@ -59,14 +59,14 @@ pub struct MappedArray<T: Pod> {
 
 // SAFETY: the mapping belongs to this value alone and is only accessed by atomic operations.
 unsafe impl<T: Pod> Send for MappedArray<T> {}
-// SAFETY: as above; every access through a shared reference is an atomic operation.
+// SAFETY: every access through a shared reference is an atomic operation.
 unsafe impl<T: Pod> Sync for MappedArray<T> {}
 
 impl<T: Pod> MappedArray<T> {
     /// Distance between elements: the kernel rounds values up to 8 bytes.
     pub const STRIDE: usize = size_of::<T>().next_multiple_of(8);
 
-    /// Whole words only, so that every byte belongs to one atomic; checked at compile time.
+    /// Restricts elements to whole words, so that every byte belongs to one atomic; checked at compile time.
     const WHOLE_WORDS: () = {
         assert!(size_of::<T>() > 0 && size_of::<T>().is_multiple_of(4), "whole words only");
         assert!(align_of::<T>() <= 8, "the kernel aligns elements to 8 bytes");
@@ -85,10 +85,10 @@ impl<T: Pod> MappedArray<T> {
         Self::from_fd(map.fd().as_fd(), info.max_entries())
     }
 
-    /// Maps a map whose values are one or several `T` each, one behind the other.
+    /// Maps a map with values of one or several consecutive `T` each.
     ///
     /// # Errors
-    /// The map's values are no such thing, or it cannot be mapped.
+    /// The map's values are not a multiple of `T`, or it cannot be mapped.
     pub fn flat(map: &MapData) -> Result<Self, MmapError> {
         let info = map.info()?;
         let (found, each) = (info.value_size(), Self::STRIDE as u32);
@@ -98,7 +98,7 @@ impl<T: Pod> MappedArray<T> {
         Self::from_fd(map.fd().as_fd(), info.max_entries().saturating_mul(found / each))
     }
 
-    /// Maps the first `elements` elements of the map behind `fd`, whose values are of type `T`.
+    /// Maps the first `elements` elements of the map behind `fd`, which has values of type `T`.
     ///
     /// # Errors
     /// The map cannot be mapped or is smaller.
@@ -107,8 +107,8 @@ impl<T: Pod> MappedArray<T> {
         let bytes = Self::STRIDE * elements as usize;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let (shared, fd) = (libc::MAP_SHARED, fd.as_raw_fd());
-        // SAFETY: a new shared mapping at an address the kernel chooses; it aliases nothing that
-        // Rust knows of, and the kernel refuses lengths of nothing or beyond the map.
+        // SAFETY: a new shared mapping at an address that the kernel chooses, without aliases in Rust; the kernel
+        // refuses lengths of zero or beyond the map.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, shared, fd, 0) };
         match NonNull::new(base.cast::<u8>()) {
             Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => {
@@ -158,7 +158,7 @@ impl<T: Pod> MappedArray<T> {
         Ok(self.word64(element, offset)?.load(Ordering::Acquire))
     }
 
-    /// Replaces one aligned 64-bit word if it still is `current`; says whether it was.
+    /// Replaces one aligned 64-bit word if it still is `current`; returns whether it was.
     ///
     /// # Errors
     /// [`MmapError::OutOfBounds`]
@@ -173,8 +173,8 @@ impl<T: Pod> MappedArray<T> {
         Ok(word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Relaxed).is_ok())
     }
 
-    /// Writes a whole element, word by word from the first to the last: only for an element that
-    /// no program reads yet, or where each word may change on its own.
+    /// Writes a whole element, word by word from the first to the last: for an element that no program reads yet, or
+    /// with words that may change one by one.
     ///
     /// # Errors
     /// [`MmapError::OutOfBounds`]
@@ -183,7 +183,7 @@ impl<T: Pod> MappedArray<T> {
             let words = std::ptr::from_ref(value).cast::<u32>();
             // SAFETY: T is plain old data of whole 32-bit words (WHOLE_WORDS), index is inside.
             let at = unsafe { words.add(index) };
-            // SAFETY: as before.
+            // SAFETY: as for `at`.
             let word = unsafe { at.read_unaligned() };
             self.word32(element, index * 4)?.store(word, Ordering::Relaxed);
         }
@@ -191,8 +191,7 @@ impl<T: Pod> MappedArray<T> {
         Ok(())
     }
 
-    /// Reads a whole element; each 32-bit word is whole, the element need not be if a program
-    /// writes to it meanwhile.
+    /// Reads a whole element. Each 32-bit word is consistent; the element is not, if a program writes to it meanwhile.
     ///
     /// # Errors
     /// [`MmapError::OutOfBounds`]
@@ -203,7 +202,7 @@ impl<T: Pod> MappedArray<T> {
             let word = self.word32(element, index * 4)?.load(Ordering::Relaxed);
             // SAFETY: inside `value`, which is whole words (WHOLE_WORDS).
             let at = unsafe { value.as_mut_ptr().cast::<u32>().add(index) };
-            // SAFETY: as before.
+            // SAFETY: as for `at`.
             unsafe { at.write_unaligned(word) };
         }
         std::sync::atomic::fence(Ordering::Acquire);
@@ -211,8 +210,7 @@ impl<T: Pod> MappedArray<T> {
         Ok(unsafe { value.assume_init() })
     }
 
-    /// All 64-bit words of the map in order, for passes over large tables. `None` unless elements
-    /// are whole 64-bit words.
+    /// All 64-bit words of the map in order, for scans of large tables. `None` unless elements are whole 64-bit words.
     #[must_use]
     pub fn words(&self) -> Option<&[AtomicU64]> {
         let whole = size_of::<T>().is_multiple_of(8);

@@ -1,4 +1,4 @@
-//! Access to BPF objects that aya does not offer: system calls, arrays mapped into memory, test runs.
+//! Access to BPF that aya does not offer: system calls, memory-mapped arrays, test runs.
 
 pub mod mmap;
 pub mod sys;

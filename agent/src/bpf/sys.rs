@@ -1,7 +1,7 @@
-//! The few bpf(2) calls that aya keeps to itself.
+//! bpf(2) calls that aya does not offer.
 //!
-//! aya attaches by interface name only (a renamed interface would be missed, a reused name hit)
-//! and does not tell which interface a link is on; here both go by index.
+//! aya attaches by interface name only, which misses a renamed interface and may hit a reused name, and does not
+//! report the interface of a link. This module uses indexes.
 
 use std::ffi::CString;
 use std::io;
@@ -24,21 +24,21 @@ const BPF_LINK_DETACH: u32 = 34;
 const BPF_MAP_TYPE_ARRAY: u32 = 2;
 const BPF_MAP_TYPE_PROG_ARRAY: u32 = 3;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
-/// The map can be mapped into memory (kernel 5.5).
+/// Flag of maps that can be mapped into memory (kernel 5.5).
 pub const BPF_F_MMAPABLE: u32 = 1 << 10;
 
 const BPF_LINK_TYPE_TCX: u32 = 11;
-/// In front of every other program at the hook.
+/// Flag to attach in front of every other program at the hook.
 const BPF_F_BEFORE: u32 = 1 << 3;
 
-/// What the kernel says of a link to an interface.
+/// Program and place of a link, as the kernel reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinkAt {
     /// Program identifier.
     pub(crate) program: u32,
-    /// Interface; 0 once it is gone.
+    /// Interface index; 0 once the interface is gone.
     pub(crate) ifindex: u32,
-    /// `BPF_TCX_INGRESS` or `BPF_TCX_EGRESS`; of a TCX link only.
+    /// `BPF_TCX_INGRESS` or `BPF_TCX_EGRESS`; for TCX links only.
     pub(crate) attach_type: u32,
 }
 
@@ -69,7 +69,7 @@ struct LinkDetach {
     link_fd: u32,
 }
 
-/// Whole, since the kernel writes `revision` whatever size it is told.
+/// The whole block, since the kernel writes `revision` whatever the given size.
 #[repr(C)]
 #[derive(Default)]
 struct Query {
@@ -128,7 +128,7 @@ struct InfoByFd {
     info: u64,
 }
 
-/// `struct bpf_prog_info`, its first fields.
+/// The first fields of `struct bpf_prog_info`.
 #[repr(C)]
 #[derive(Default)]
 struct ProgInfo {
@@ -163,10 +163,10 @@ struct MapCreate {
 /// Calls bpf(2) with an attribute block; shorter blocks than the kernel's are zero-extended by it.
 ///
 /// # Errors
-/// The kernel's.
+/// Error of the kernel.
 ///
 /// # Safety
-/// `A` is the `repr(C)` attribute block of `command`, and what its pointers point to is valid.
+/// `A` is the `repr(C)` attribute block of `command`, and its pointers are valid.
 pub unsafe fn bpf<A>(command: u32, attributes: &mut A) -> io::Result<i32> {
     let (attributes, size) = (std::ptr::from_mut(attributes), size_of::<A>());
     // SAFETY: a valid block of that size, the rest is the caller's promise.
@@ -174,14 +174,14 @@ pub unsafe fn bpf<A>(command: u32, attributes: &mut A) -> io::Result<i32> {
     i32::try_from(result).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)
 }
 
-/// As [`bpf`], of a command that makes a descriptor.
+/// Calls bpf(2) with a command that returns a new descriptor, see [`bpf`].
 ///
 /// # Safety
 /// As [`bpf`]; the command's result is a new descriptor.
 unsafe fn descriptor<A>(command: u32, attributes: &mut A) -> io::Result<OwnedFd> {
     // SAFETY: the caller's promise.
     let fd = unsafe { bpf(command, attributes) }?;
-    // SAFETY: new, and nobody else's.
+    // SAFETY: a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -189,10 +189,10 @@ fn raw(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
-/// Makes an array map.
+/// Creates an array map.
 ///
 /// # Errors
-/// The kernel's.
+/// Error of the kernel.
 pub fn array(value_size: u32, max_entries: u32, flags: u32) -> io::Result<OwnedFd> {
     map(MapCreate { kind: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size, max_entries, flags })
 }
@@ -202,15 +202,15 @@ fn map(mut attributes: MapCreate) -> io::Result<OwnedFd> {
     unsafe { descriptor(BPF_MAP_CREATE, &mut attributes) }
 }
 
-/// Loads a program that was made by hand: of a type (`enum bpf_prog_type`), with `BPF_F_*` flags.
+/// Loads a hand-made program of a type (`enum bpf_prog_type`), with `BPF_F_*` flags.
 pub(crate) fn prog_load(kind: u32, flags: u32, code: &[u64]) -> io::Result<OwnedFd> {
     prog_load_for(0, kind, flags, code)
 }
 
-/// As [`prog_load`], for a hook (`enum bpf_attach_type`).
+/// Loads a hand-made program for a hook (`enum bpf_attach_type`), see [`prog_load`].
 ///
 /// # Errors
-/// The kernel's: the verifier refuses.
+/// Error of the kernel: the verifier rejects the program.
 pub fn prog_load_for(hook: u32, kind: u32, flags: u32, code: &[u64]) -> io::Result<OwnedFd> {
     let license = c"GPL";
     let mut attributes = ProgLoad {
@@ -226,10 +226,10 @@ pub fn prog_load_for(hook: u32, kind: u32, flags: u32, code: &[u64]) -> io::Resu
     unsafe { descriptor(BPF_PROG_LOAD, &mut attributes) }
 }
 
-/// Gives the kernel the types of a program: of one integer.
+/// Loads the BTF of one integer.
 pub(crate) fn btf_load() -> io::Result<OwnedFd> {
-    // struct btf_header (magic, version and flags; lengths of itself, types and strings), then
-    // struct btf_type of an int of four bytes, its encoding, and the strings.
+    // struct btf_header (magic, version and flags; lengths of header, types and strings), then struct btf_type of a
+    // four-byte int, its encoding, and the strings.
     const HEADER: [u32; 6] = [0x0001_eb9f, 24, 0, 16, 16, 4];
     const TYPES: [u32; 4] = [1, 1 << 24, 4, 32];
     const STRINGS: u32 = u32::from_le_bytes(*b"\0i\0\0");
@@ -238,11 +238,11 @@ pub(crate) fn btf_load() -> io::Result<OwnedFd> {
     blob[6..10].copy_from_slice(&TYPES);
     blob[10] = STRINGS;
     let mut attributes = [blob.as_ptr() as u64, 0, size_of_val(&blob) as u64, 0];
-    // SAFETY: the block of BPF_BTF_LOAD, whose pointer outlives the call; a new descriptor.
+    // SAFETY: the block of BPF_BTF_LOAD; its pointer outlives the call; a new descriptor.
     unsafe { descriptor(BPF_BTF_LOAD, &mut attributes) }
 }
 
-/// Whether the kernel compiled a program for this processor; else it is interpreted.
+/// Whether the kernel compiled a program for this processor; otherwise it is interpreted.
 pub(crate) fn is_compiled(program: BorrowedFd<'_>) -> io::Result<bool> {
     program_info(program).map(|info| info.compiled_size != 0)
 }
@@ -278,8 +278,8 @@ pub const fn instruction(
     code as u64 | registers | offset | (immediate.cast_unsigned() as u64) << 32
 }
 
-/// Attaches a program in front of all others at a TCX hook; the link is detached when its last
-/// descriptor and pin are gone.
+/// Attaches a program in front of all others at a TCX hook. The kernel detaches the link once its last descriptor and
+/// pin are gone.
 pub(crate) fn tcx_link_create(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -288,11 +288,11 @@ pub(crate) fn tcx_link_create(
     link_create(program, ifindex, attach_type, BPF_F_BEFORE)
 }
 
-/// Attaches a program to an interface, at any hook; it is detached when the link's last descriptor and pin
-/// are gone.
+/// Attaches a program to an interface, at any hook. The kernel detaches it once the link's last descriptor and pin are
+/// gone.
 ///
 /// # Errors
-/// The kernel's.
+/// Error of the kernel.
 pub fn link_create(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -305,7 +305,7 @@ pub fn link_create(
     unsafe { descriptor(BPF_LINK_CREATE, &mut attributes) }
 }
 
-/// Replaces a link's program; packets meet the one or the other, never none.
+/// Replaces a link's program atomically: every packet meets one of the two.
 pub(crate) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attributes =
         LinkUpdate { link_fd: raw(link), new_prog_fd: raw(program), ..LinkUpdate::default() };
@@ -313,7 +313,7 @@ pub(crate) fn link_update(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     unsafe { bpf(BPF_LINK_UPDATE, &mut attributes).map(drop) }
 }
 
-/// Takes a link off its hook at once; done already if its interface is gone.
+/// Detaches a link from its hook at once; succeeds if its interface is gone.
 pub(crate) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut attributes = LinkDetach { link_fd: raw(link) };
     // SAFETY: the block of BPF_LINK_DETACH, without pointers.
@@ -323,10 +323,10 @@ pub(crate) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Identifiers of the programs at a TCX hook of an interface, in the order in which packets meet them.
-/// EINVAL if the kernel has no such hook, ENODEV if there is no such interface.
+/// Identifiers of the programs at a TCX hook of an interface, in the order in which they run. EINVAL if the kernel has
+/// no such hook, ENODEV if there is no such interface.
 pub(crate) fn programs(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
-    /// `BPF_MPROG_MAX`: a hook holds no more.
+    /// `BPF_MPROG_MAX`, the capacity of a hook.
     const MOST: usize = 64;
     let mut ids = [0_u32; MOST];
     let mut attributes = Query {
@@ -346,10 +346,11 @@ pub(crate) fn classifier(code: &[u64]) -> io::Result<OwnedFd> {
     prog_load(BPF_PROG_TYPE_SCHED_CLS, 0, code)
 }
 
-/// A map that tail calls find one program in, at index 0. Emptied when its last descriptor is closed.
+/// Creates a map for tail calls, with one program at index 0. The kernel empties it when its last descriptor is
+/// closed.
 ///
 /// # Errors
-/// The kernel's, for instance of a program that cannot be tail called.
+/// Error of the kernel, for instance for a program that cannot be tail called.
 pub fn program_array(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let array = map(MapCreate {
         kind: BPF_MAP_TYPE_PROG_ARRAY,
@@ -366,7 +367,7 @@ pub fn program_array(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         value: (&raw const value) as u64,
         flags: 0,
     };
-    // SAFETY: the block of BPF_MAP_UPDATE_ELEM; key and value are of the map's sizes and outlive it.
+    // SAFETY: the block of BPF_MAP_UPDATE_ELEM; key and value have the map's sizes and outlive the call.
     unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut attributes)? };
     Ok(array)
 }
@@ -388,12 +389,12 @@ pub(crate) fn obj_get(path: &Path) -> io::Result<OwnedFd> {
     unsafe { descriptor(BPF_OBJ_GET, &mut attributes) }
 }
 
-/// What a link is; an error of kind `InvalidData` if it is no TCX link.
+/// Program and place of a TCX link; an error of kind `InvalidData` for any other link.
 pub(crate) fn tcx_info(link: BorrowedFd<'_>) -> io::Result<LinkAt> {
     link_info(link, BPF_LINK_TYPE_TCX)
 }
 
-/// What a link is; an error of kind `InvalidData` if it is of another kind (`enum bpf_link_type`).
+/// Program and place of a link; an error of kind `InvalidData` if it is not of this kind (`enum bpf_link_type`).
 pub(crate) fn link_info(link: BorrowedFd<'_>, kind: u32) -> io::Result<LinkAt> {
     let mut info = LinkInfo::default();
     let mut attributes = InfoByFd {
@@ -411,7 +412,7 @@ pub(crate) fn link_info(link: BorrowedFd<'_>, kind: u32) -> io::Result<LinkAt> {
 
 #[cfg(test)]
 pub(crate) mod test_objects {
-    //! Objects for tests, made by hand so that they need no compiled eBPF.
+    //! Hand-made objects for tests, without compiled eBPF.
 
     use super::*;
 
@@ -420,7 +421,7 @@ pub(crate) mod test_objects {
         super::array(value_size, max_entries, flags).expect("creating a map needs root")
     }
 
-    /// A ring buffer of that many bytes.
+    /// A ring buffer of this size.
     pub(crate) fn ring(bytes: u32) -> OwnedFd {
         const BPF_MAP_TYPE_RINGBUF: u32 = 27;
         let ring =
@@ -434,7 +435,7 @@ pub(crate) mod test_objects {
         super::classifier(&code).expect("loading a program needs root")
     }
 
-    /// A classifier that writes a record to a ring: `size` bytes, zero but for the first word.
+    /// A classifier that writes a record to a ring: `size` bytes, zero except for the first word.
     pub(crate) fn ring_writer(ring: BorrowedFd<'_>, size: i16, first: i32) -> OwnedFd {
         const BPF_FUNC_RINGBUF_OUTPUT: i32 = 130;
         const BPF_PSEUDO_MAP_FD: u8 = 1;
@@ -455,8 +456,8 @@ pub(crate) mod test_objects {
         super::classifier(&code).expect("loading a program needs root")
     }
 
-    /// A classifier that takes about a millisecond and passes on. It counts the runs that have begun in the
-    /// first word of an array, and those that have ended in the second.
+    /// A classifier that runs for about a millisecond and passes the packet on. It counts started runs in the first
+    /// word of an array, and finished ones in the second.
     pub(crate) fn slow_classifier(counts: BorrowedFd<'_>) -> OwnedFd {
         const BPF_FUNC_KTIME_GET_NS: i32 = 5;
         const BPF_PSEUDO_MAP_VALUE: u8 = 2;

@@ -1,6 +1,6 @@
-//! `BPF_PROG_TEST_RUN`: gives a loaded program a packet and tells its answer.
+//! `BPF_PROG_TEST_RUN`: runs a loaded program on a packet and returns its result.
 //!
-//! The agent reads the kernel's clock through it, tests and benchmarks judge packets.
+//! The agent reads the kernel's clock this way; tests and benchmarks judge packets.
 
 use std::{io, mem::size_of, os::fd::AsRawFd, os::fd::BorrowedFd};
 
@@ -8,10 +8,10 @@ pub use super::sys::bpf;
 
 /// `BPF_PROG_TEST_RUN` of `enum bpf_cmd`.
 const PROG_TEST_RUN: u32 = 10;
-/// An Ethernet header: the kernel takes no shorter packet.
+/// Length of an Ethernet header, the shortest packet that the kernel accepts.
 const SHORTEST: usize = 14;
 
-/// One packet, as the hook would show it.
+/// Input of a test run: one packet with the context of a hook.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
     /// The frame, from its Ethernet header; at least 14 bytes.
@@ -22,19 +22,19 @@ pub struct Run<'a> {
     pub ingress_ifindex: u32,
     /// `__sk_buff.mark`.
     pub mark: u32,
-    /// How often to run it; the duration is the mean.
+    /// Number of runs; the duration is their mean.
     pub repeat: u32,
 }
 
 impl<'a> Run<'a> {
-    /// One run at the loopback interface, of a packet that came from another interface.
+    /// One run at the loopback interface, for a packet from another interface.
     #[must_use]
     pub const fn once(packet: &'a [u8]) -> Self {
         Self { packet, ifindex: 1, ingress_ifindex: 2, mark: 0, repeat: 1 }
     }
 }
 
-/// What the program answered.
+/// Result of a test run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// Return value of the last run.
@@ -49,27 +49,27 @@ pub struct Answer {
 pub struct Attributes {
     /// Descriptor of the program.
     pub program: u32,
-    /// What it returned.
+    /// Return value of the last run.
     pub retval: u32,
-    /// Bytes of the packet.
+    /// Length of the packet in bytes.
     pub data_size_in: u32,
-    /// Room for the packet as the program leaves it.
+    /// Size of the buffer for the packet as the program leaves it.
     pub data_size_out: u32,
     /// Address of the packet.
     pub data_in: u64,
-    /// Address of that room.
+    /// Address of that buffer.
     pub data_out: u64,
-    /// How often to run it.
+    /// Number of runs.
     pub repeat: u32,
     /// Mean time of a run in nanoseconds.
     pub duration: u32,
-    /// Bytes of the context.
+    /// Length of the context in bytes.
     pub context_size_in: u32,
-    /// Room for the context as the program leaves it.
+    /// Size of the buffer for the context as the program leaves it.
     pub context_size_out: u32,
     /// Address of the context.
     pub context_in: u64,
-    /// Address of that room.
+    /// Address of that buffer.
     pub context_out: u64,
     /// `BPF_F_TEST_*`
     pub flags: u32,
@@ -81,7 +81,7 @@ pub struct Attributes {
     pub reserved: u32,
 }
 
-/// The head of `struct __sk_buff`: the kernel takes a shorter context than its own.
+/// The first fields of `struct __sk_buff`: the kernel accepts a shorter context than its own.
 #[repr(C)]
 #[derive(Default)]
 struct Context {
@@ -92,13 +92,13 @@ struct Context {
     ifindex: u32,
 }
 
-/// `BPF_PROG_TEST_RUN` as it is.
+/// Calls `BPF_PROG_TEST_RUN`.
 ///
 /// # Errors
-/// The error of bpf(2).
+/// Error of bpf(2).
 ///
 /// # Safety
-/// What the addresses point to is as long as is said, and outlives the call.
+/// The attributes' addresses are those of buffers of the stated sizes, which outlive the call.
 pub unsafe fn call(attributes: &mut Attributes) -> io::Result<()> {
     // SAFETY: the block of BPF_PROG_TEST_RUN, the rest is the caller's promise.
     unsafe { bpf(PROG_TEST_RUN, attributes).map(drop) }
@@ -107,8 +107,8 @@ pub unsafe fn call(attributes: &mut Attributes) -> io::Result<()> {
 /// Runs a classifier program on one packet.
 ///
 /// # Errors
-/// The error of bpf(2): `EINVAL` for a frame under 14 bytes or one its Ethernet type does not fit,
-/// `ENODEV` for an interface that is not there, `EPERM` without `CAP_BPF` and `CAP_NET_ADMIN`.
+/// Error of bpf(2): `EINVAL` for a frame below 14 bytes or one that does not match its Ethernet type, `ENODEV` for a
+/// missing interface, `EPERM` without `CAP_BPF` and `CAP_NET_ADMIN`.
 pub fn run(program: BorrowedFd<'_>, run: &Run<'_>) -> io::Result<Answer> {
     let context = Context {
         mark: run.mark,
@@ -130,7 +130,7 @@ pub fn run(program: BorrowedFd<'_>, run: &Run<'_>) -> io::Result<Answer> {
     Ok(Answer { retval: attributes.retval, nanoseconds: attributes.duration })
 }
 
-/// The low 32 bits of the kernel's jiffies, by the program `netpold_clock`.
+/// Low 32 bits of the kernel's jiffies, from the program `netpold_clock`.
 ///
 /// # Errors
 /// As [`run`].

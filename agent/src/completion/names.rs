@@ -1,7 +1,7 @@
-//! Names of a cluster, as the word that is typed begins.
+//! Names of a cluster's objects that begin with the typed word.
 //!
-//! Only names are listed (`PartialObjectMetadata`), of one namespace, and one page of them. An API server that does not
-//! answer within [`PATIENCE`], or does not allow it, has no names: nobody wants to read errors in the middle of a word.
+//! Lists have names only (`PartialObjectMetadata`), of one namespace, and one page. An API server that denies the list
+//! or does not answer within [`PATIENCE`] yields no names: errors would appear in the middle of the typed word.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -15,34 +15,34 @@ use clap_complete::engine::{ArgValueCompleter, CompletionCandidate};
 
 use crate::live::{ClusterArgs, Kind, Names, block_on};
 
-/// How long somebody who pressed a key waits.
+/// Longest wait after the completion key.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Begins the name of a Service.
+/// Prefix of a Service's name.
 const SERVICE: &str = "svc/";
 
-/// What was typed that says which cluster and which namespace are meant.
+/// Typed flags that choose a cluster and a namespace.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Typed {
-    /// None if no cluster is meant.
+    /// The cluster; `None` if the flags choose none.
     cluster: Option<ClusterArgs>,
     namespace: Option<String>,
 }
 
-/// What an argument names.
+/// Kind of name that an argument takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wanted {
     Context,
     Namespace,
-    /// By its name alone.
+    /// A pod by name, without its namespace.
     PodOfNamespace,
-    /// `pod` or `namespace/pod`.
+    /// A pod as `pod` or `namespace/pod`.
     Pod,
-    /// The same, or `svc/namespace/service`.
+    /// A pod, or a Service as `svc/namespace/service`.
     Party,
 }
 
 impl Typed {
-    /// Of the words of a command line. `plugin`: kubectl's cluster is meant if no other one is named.
+    /// Reads the words of a command line. With `plugin`, kubectl's current cluster is the default.
     pub(super) fn read(words: &[OsString], plugin: bool) -> Self {
         let value = |flags: &[&str], twin: &str| {
             let mut found = None;
@@ -72,7 +72,7 @@ impl Typed {
         };
         let (sender, answer) = mpsc::sync_channel(1);
         let (namespace, beginning) = (self.namespace.clone(), word.clone());
-        // A thread of its own: asking a name server cannot be given up, but the process ends.
+        // On a thread of its own: a name server's answer cannot be cancelled, but the process ends.
         thread::spawn(move || {
             let found = block_on(async {
                 Ok(found(&cluster, namespace.as_deref(), wanted, &beginning).await)
@@ -122,7 +122,7 @@ async fn found(
     }
 }
 
-/// What an argument names, by what its help calls the value.
+/// Kind of name that an argument takes, by its id and value name.
 fn wanted(arg: &Arg) -> Option<Wanted> {
     let value =
         arg.get_value_names().and_then(|names| names.first()).map(clap::builder::Str::as_str);
@@ -136,7 +136,7 @@ fn wanted(arg: &Arg) -> Option<Wanted> {
     }
 }
 
-/// The command line, whose arguments are completed with names.
+/// Adds completion of names to the arguments of all subcommands.
 pub(super) fn with_names(command: Command, typed: &Arc<Typed>) -> Command {
     command.mut_subcommands(|sub| {
         sub.mut_args(|arg| {

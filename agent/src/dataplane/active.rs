@@ -1,4 +1,4 @@
-//! The generation in force: its tables are written, compared with what they must hold, swept and probed.
+//! The generation in force: writes, audits, sweeps and probes of its tables.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use super::tables::TableError;
 use crate::conntrack::{Pass, Sighting, Sweeper, Tracked};
 use crate::import_conntrack::{KernelFlow, Wanted, kernel_flows};
 
-/// The generation in force; empty before the first.
+/// The generation in force, if there is one.
 pub struct ActiveGeneration {
     pub(super) generation: Option<Generation>,
     pub(super) settings: ActiveSettings,
@@ -28,7 +28,7 @@ pub struct ActiveGeneration {
 }
 
 impl ActiveGeneration {
-    /// Nothing is in force yet.
+    /// State before the first generation.
     pub(super) fn new(settings: ActiveSettings, growth: FlowGrowth) -> Self {
         Self {
             generation: None,
@@ -39,18 +39,18 @@ impl ActiveGeneration {
         }
     }
 
-    /// The generation and its settings, to change what is demanded.
+    /// The generation and its settings, for changes of the demands.
     pub(super) fn parts(&mut self) -> Option<(&mut Generation, &mut ActiveSettings)> {
         self.generation.as_mut().map(|generation| (generation, &mut self.settings))
     }
 
-    /// The bit of `skb->mark` that proves a judgement.
+    /// Bit of `skb->mark` that proves a judgement.
     #[must_use]
     pub fn proof(&self) -> u32 {
         self.settings.proof()
     }
 
-    /// The settings that were written; `None` before the first generation.
+    /// The written settings; `None` before the first generation.
     #[must_use]
     pub fn settings(&self) -> Option<Settings> {
         self.settings.written()
@@ -62,21 +62,21 @@ impl ActiveGeneration {
         self.generation.as_ref()
     }
 
-    /// The ring of drop events; once, and not before the first generation.
+    /// The ring of drop events; returned only once, after the first generation.
     pub fn events(&mut self) -> Option<RingBuf<MapData>> {
         self.generation.as_mut()?.events().ok()
     }
 
-    /// Writes operations, in order.
+    /// Writes operations in order.
     ///
     /// # Errors
-    /// The first one the kernel refused; those before it are in effect.
+    /// Error of the first operation that the kernel refused; earlier ones are in effect.
     pub fn write(&mut self, ops: &[Op]) -> Result<(), TableError> {
         self.generation.as_mut().map_or(Ok(()), |generation| generation.apply(ops))
     }
 
-    /// Compares the next of `slices` parts of the tables with what the compiler's last update left
-    /// in them, and puts right what differs. Gives where the next part begins.
+    /// Compares the next of `slices` parts of the tables with their desired content after the compiler's last update,
+    /// and repairs differences. Returns the start of the next part.
     ///
     /// # Errors
     /// A table cannot be read or written.
@@ -93,8 +93,8 @@ impl ActiveGeneration {
         generation.tables().audit(settings, compiler, (cursor, slices), &mut self.unexpected)
     }
 
-    /// Tidies flows away as [`Sweeper::pass`] does, by the timeouts that the node's own conntrack has
-    /// now, and counts the others; `None` before the first generation.
+    /// Removes expired flows as in [`Sweeper::pass`], by the current timeouts of the node's own conntrack, and counts
+    /// the others; `None` before the first generation.
     ///
     /// [`Sweeper::pass`]: crate::conntrack::Sweeper::pass
     ///
@@ -112,8 +112,8 @@ impl ActiveGeneration {
         Ok(tables.map(|(tables, now)| tables.pass(now, endpoints, meet)))
     }
 
-    /// The flow tables, the kernel's jiffies, and the revision of policy that cached verdicts have to be of;
-    /// `None` before the first generation.
+    /// The flow tables, the kernel's jiffies, and the revision of valid cached verdicts; `None` before the first
+    /// generation.
     ///
     /// # Errors
     /// The tables cannot be mapped or the clock cannot be read.
@@ -124,7 +124,7 @@ impl ActiveGeneration {
         Ok(tables.map(|(tables, now)| (tables, now, revision)))
     }
 
-    /// Looks now and then whether the flow tables are too small for what passes.
+    /// Checks from time to time whether the flow tables are too small.
     pub fn watch_room(&mut self) {
         let in_force = self.settings.buckets();
         if in_force.is_none_or(|in_force| !self.growth.is_curious(in_force, Instant::now())) {
@@ -136,17 +136,16 @@ impl ActiveGeneration {
         }
     }
 
-    /// Whether the flow tables are too small for what passes, and the next generation is to bring larger
-    /// ones.
+    /// Whether the flow tables are too small, so that the next generation is to have larger ones.
     #[must_use]
     pub fn is_outgrown(&self) -> bool {
         self.settings.buckets().is_some_and(|in_force| self.growth.is_due(in_force))
     }
 
-    /// Records the flows that the kernel's own conntrack knows of some endpoints; how many.
+    /// Imports flows of some endpoints from the kernel's own conntrack; returns their number.
     ///
     /// # Errors
-    /// The kernel does not tell, or the flow tables cannot be mapped.
+    /// The kernel's conntrack cannot be read, or the flow tables cannot be mapped.
     pub fn import_conntrack(&self, wanted: &Wanted) -> Result<u64, String> {
         let mut found = Vec::new();
         let is_wanted = |flow: &KernelFlow| wanted.sides(flow, 0).next().is_some();
@@ -168,11 +167,11 @@ impl ActiveGeneration {
         Ok(flows)
     }
 
-    /// Whether the attached program lets a packet pass. What it records is removed, and that it drops is left
-    /// out of what is said to have dropped ([`ActiveGeneration::probed`]).
+    /// Whether the attached program lets a packet pass. The probe's flow record is removed, and its drop is excluded
+    /// from the reported drops ([`ActiveGeneration::probed`]).
     ///
     /// # Errors
-    /// Why that cannot be told.
+    /// The cause, if the probe gives no result.
     pub fn show(&mut self, shown: &Shown<'_>) -> Result<bool, String> {
         let tables = match shown.flow {
             Some(_) => self.flow_tables().map_err(|error| error.to_string())?,
@@ -183,13 +182,13 @@ impl ActiveGeneration {
         self.probed.show(shown, generation, tables.as_ref().map(|(tables, ..)| tables))
     }
 
-    /// Drops by a counter that were probes', since this agent started.
+    /// Number of a counter's drops that were probes, since this agent started.
     #[must_use]
     pub fn probed(&self, counter: u32) -> u64 {
         self.probed.of(counter)
     }
 
-    /// What traced programs are loaded with; `None` before the first generation.
+    /// Maps to load traced programs with; `None` before the first generation.
     ///
     /// # Errors
     /// See [`Generation::shared_maps`].

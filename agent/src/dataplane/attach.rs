@@ -1,14 +1,14 @@
-//! Where the programs sit: the two hooks of a pod's interface, and of the node's other devices.
+//! Attachment of the programs: at the two hooks of pods' interfaces, and of the node's other devices.
 //!
-//! With TCX (kernel 6.6) an attachment is a link, pinned as `<ifindex>-<direction>`; it stays when
-//! the agent goes, and its program is replaced in one step. Without TCX it is a filter of our own
-//! priority and handle below the interface's clsact qdisc, which stays with the interface and is
-//! replaced in one step too. Either way our program is put first and passes on what it allows
-//! (`TCX_NEXT`, `TC_ACT_UNSPEC`), so that other programs run as before. What is put in front of it later
-//! is found by [`Attacher::attached`], and [`Attacher::put_first`] puts ours there again.
+//! With TCX (kernel 6.6) an attachment is a link, pinned as `<ifindex>-<direction>`. It stays when the agent ends, and
+//! its program is replaced in one step. Without TCX it is a filter of our own priority and handle below the
+//! interface's clsact qdisc, which stays with the interface and is replaced in one step too. Either way our program is
+//! put first and passes on allowed packets (`TCX_NEXT`, `TC_ACT_UNSPEC`), so that other programs run as before.
+//! [`Attacher::attached`] finds programs that were put in front of it later, and [`Attacher::put_first`] restores the
+//! order.
 //!
-//! Directions are the pod's: its egress is the TC ingress of the host side. Interfaces go by index,
-//! in the network namespace of the calling thread.
+//! Directions are the pod's: pod egress is the TC ingress of the host side. Interfaces are addressed by index, in the
+//! network namespace of the calling thread.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,10 +23,10 @@ use super::front::Relay;
 pub use super::hook::{Attached, Hook, Mode};
 use crate::bpf::sys;
 
-/// In the name of a link's pin that runs in front of another; no dot, which bpffs refuses.
+/// Part of the pin name of a link that runs in front of another; without a dot, which bpffs refuses.
 const WATCHING: &str = "-before-";
 
-/// An attachment could not be made, changed or taken away.
+/// Failure to make, change or remove an attachment.
 #[derive(Debug, thiserror::Error)]
 #[error("{operation} at {subject}: {cause}")]
 pub struct AttachError {
@@ -36,14 +36,14 @@ pub struct AttachError {
 }
 
 impl AttachError {
-    /// Whether the interface is not there (any more): nothing to enforce, nothing to repair.
+    /// Whether the interface does not exist (any more): no need to enforce or repair.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.cause.raw_os_error() == Some(libc::ENODEV)
     }
 }
 
-/// Attaches, replaces, finds and detaches. Keeps no state of its own: pins and filters are it.
+/// Attaches, replaces, finds and detaches programs. The pins and filters are its state.
 #[derive(Debug)]
 pub struct Attacher {
     backend: Backend,
@@ -54,7 +54,7 @@ pub struct Attacher {
 enum Backend {
     Tcx {
         links: PathBuf,
-        /// Links that are open, so that they stay when their pins go.
+        /// Links that are kept open, so that they stay if their pins are removed.
         held: BTreeMap<Hook, OwnedFd>,
     },
     Clsact(Clsact),
@@ -85,14 +85,14 @@ impl Attacher {
         Ok(Self { backend, closing: Closing::new(links.to_owned(), mode) })
     }
 
-    /// How a guard closes interfaces that this attacher attaches to later.
+    /// Handle for a guard, which closes interfaces before this attacher attaches to them.
     #[must_use]
     pub fn closing(&self) -> &Closing {
         &self.closing
     }
 
-    /// Leaves an interface that is gone, or is not wanted: what a guard has closed meanwhile stays closed, since it is
-    /// another one with that index, and a guard may close a later one.
+    /// Leaves an interface that is gone or unwanted. If a guard has closed the hook meanwhile, it stays closed: it is
+    /// of a new interface with the same index. The guard may close the hook again later.
     ///
     /// # Errors
     /// As [`Attacher::detach`].
@@ -111,13 +111,13 @@ impl Attacher {
         left
     }
 
-    /// Whether a program is the one that closes interfaces, by its identifier.
+    /// Whether a program, by its identifier, is the one that closes interfaces.
     #[must_use]
     pub fn is_closed(&self, program: u32) -> bool {
         self.closing.is_by(program)
     }
 
-    /// Closes a hook: whatever passes there drops.
+    /// Closes a hook: all packets there drop.
     ///
     /// # Errors
     /// As [`Attacher::attach`].
@@ -127,7 +127,7 @@ impl Attacher {
         self.attach(program.as_fd(), hook)
     }
 
-    /// Takes a hook from the guard, which may have closed it.
+    /// Takes a hook from the guard, with the link if the guard has closed it.
     fn take(&mut self, hook: Hook) {
         let unpinned = self.closing.claims.take(hook);
         if let (Some(link), Backend::Tcx { held, .. }) = (unpinned, &mut self.backend) {
@@ -135,7 +135,7 @@ impl Attacher {
         }
     }
 
-    /// How it attaches.
+    /// Mode of attachment.
     #[must_use]
     pub fn mode(&self) -> Mode {
         match self.backend {
@@ -144,11 +144,11 @@ impl Attacher {
         }
     }
 
-    /// Makes `program` the one that runs at a hook: a program of ours that is there already is
-    /// replaced in one step (packets meet the one or the other), else the program is added.
+    /// Makes `program` the one that runs at a hook: replaces our program there in one step (every packet meets one of
+    /// the two), or adds it.
     ///
     /// # Errors
-    /// The kernel refuses; what was there stays. [`AttachError::is_gone`]: no such interface.
+    /// The kernel refuses; the former program stays. [`AttachError::is_gone`]: no such interface.
     pub fn attach(&mut self, program: BorrowedFd<'_>, hook: Hook) -> Result<(), AttachError> {
         self.take(hook);
         match &mut self.backend {
@@ -158,8 +158,8 @@ impl Attacher {
         .map_err(at("attaching", hook))
     }
 
-    /// Puts `program`, which is attached there, in front of all others. Every packet is judged: a relay
-    /// to it stands in front meanwhile, and a few packets meet it twice.
+    /// Moves `program`, which is attached there, in front of all others. A relay to it in front judges packets
+    /// meanwhile, so none passes unjudged; a few are judged twice.
     ///
     /// # Errors
     /// The kernel refuses; [`AttachError::is_gone`]: no such interface.
@@ -171,8 +171,8 @@ impl Attacher {
         .map_err(at("putting in front", hook))
     }
 
-    /// Runs `program` in front of what is attached until [`Attacher::stop_watching`], also when this
-    /// process ends before; whether it does (not below clsact).
+    /// Runs `program` in front of the attached one until [`Attacher::stop_watching`], even if this process ends
+    /// before. Returns whether it runs (false with clsact).
     ///
     /// # Errors
     /// The kernel refuses.
@@ -184,8 +184,8 @@ impl Attacher {
             .map_err(at("watching", hook))
     }
 
-    /// Puts what runs in front of a hook since [`Attacher::watch`] in the place of what is attached
-    /// there. (A program may be at a hook but once, so the link behind cannot be given it too.)
+    /// Replaces the attached program by the one that [`Attacher::watch`] put in front of it. (A hook takes a program
+    /// only once, so the link behind cannot be updated to it.)
     ///
     /// # Errors
     /// The kernel refuses; both stay.
@@ -205,7 +205,7 @@ impl Attacher {
         promote().map_err(at("promoting", hook))
     }
 
-    /// Ends what [`Attacher::watch`] began, in this process or in one before it.
+    /// Ends [`Attacher::watch`] at all hooks, begun by this process or an earlier one.
     ///
     /// # Errors
     /// The pins cannot be listed or removed.
@@ -220,7 +220,7 @@ impl Attacher {
         Ok(())
     }
 
-    /// Takes our program away from a hook. Nothing there, or no such interface, is no error.
+    /// Removes our program from a hook. A missing program or interface is no error.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -237,7 +237,7 @@ impl Attacher {
         .map_err(at("detaching", hook))
     }
 
-    /// What is attached, sorted; pins of interfaces that are gone are removed on the way.
+    /// All attachments, sorted; removes pins of interfaces that are gone.
     ///
     /// # Errors
     /// The pins or the filters cannot be listed.
@@ -273,7 +273,7 @@ impl Attacher {
     }
 }
 
-/// Where a link is pinned that this process runs in front of another.
+/// Pin of a link that this process runs in front of another.
 fn watcher(links: &Path, hook: Hook) -> PathBuf {
     links.join(format!("{}{WATCHING}{}", hook.file_name(), std::process::id()))
 }
@@ -299,7 +299,7 @@ fn attach_tcx(
         let info = sys::tcx_info(link.as_fd())?;
         if hook.has(info) {
             let updated = sys::link_update(link.as_fd(), program);
-            // The interface went meanwhile; another may have its index.
+            // The interface is gone; another may have its index.
             if !matches!(&updated, Err(error) if error.raw_os_error() == Some(libc::ENOLINK)) {
                 let pin = || if is_pinned { Ok(()) } else { pin(&link, &path) };
                 let result = updated.and_then(|()| pin());
@@ -307,17 +307,17 @@ fn attach_tcx(
                 return result;
             }
         }
-        // The pin of a former interface with this index.
+        // The pin is of a former interface with this index.
         detach_tcx(&path)?;
     }
     let link = sys::tcx_link_create(program, hook.ifindex, hook.tcx_type())?;
     let result = pin(&link, &path);
-    // Not pinned, it judges for as long as this agent runs, which is better than not at all.
+    // Without a pin it judges only as long as this agent runs, which is better than no program.
     held.insert(hook, link);
     result
 }
 
-/// The kernel moves no link, and takes no program twice.
+/// The kernel cannot move a link, and takes no program twice at a hook.
 fn put_first_tcx(
     links: &Path,
     held: &mut BTreeMap<Hook, OwnedFd>,
@@ -341,7 +341,7 @@ fn pin(link: &OwnedFd, path: &Path) -> io::Result<()> {
 
 fn detach_tcx(path: &Path) -> io::Result<()> {
     let Some(link) = open(path)? else { return Ok(()) };
-    // Removing the pin alone would detach too, but some time later.
+    // Removing the pin detaches too, but with a delay.
     sys::link_detach(link.as_fd())?;
     remove_if_there(path)
 }
@@ -357,7 +357,7 @@ fn list_tcx(links: &Path, held: &mut BTreeMap<Hook, OwnedFd>) -> io::Result<Vec<
         let info = sys::tcx_info(link.as_fd())?;
         if hook.has(info) {
             let programs = match sys::programs(hook.ifindex, hook.tcx_type()) {
-                // The interface has gone since.
+                // The interface is gone.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Vec::new(),
                 programs => programs?,
             };

@@ -1,9 +1,8 @@
-//! Comparing the kernel's tables with what they must hold, and putting them right.
+//! Audit: compares the kernel's tables with their desired content, and repairs them.
 //!
-//! A pass goes through all tables in slices, between which packets and updates go on: at 100,000
-//! pods it reads some 70 MB of memory, which a slice now and then does not show. Nobody but the agent
-//! writes these tables, and the engine lets no update run meanwhile, so a difference is somebody
-//! else's doing.
+//! A pass covers all tables in slices; packets and updates go on in between. At 100,000 pods it reads about 70 MB of
+//! memory, a load that slices hide. Only the agent writes these tables, and the engine runs no update during a slice,
+//! so another process caused any difference.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -19,13 +18,13 @@ use super::maps::{TableError, at};
 use super::tables::Tables;
 use crate::bpf::mmap::{MappedArray, MmapError};
 
-/// Entries that were put right, by table.
+/// Repaired entries, by table.
 pub type Repaired = BTreeMap<&'static str, u64>;
 
-/// How far the search for IPv6 entries that nobody asked for has come.
+/// Progress of the search for unexpected IPv6 entries.
 #[derive(Debug, Default)]
 pub struct UnexpectedEntries {
-    /// The next bucket of addresses.
+    /// Next bucket of addresses.
     host: u32,
     block: Option<Ipv6Net>,
 }
@@ -48,9 +47,8 @@ fn table(desired: &DesiredElement<'_>) -> &'static str {
 }
 
 impl Tables {
-    /// Compares the next of `slices` parts of the tables with what the compiler's last update left
-    /// in them, and puts right what differs; `settings` are those that were written. Gives where the
-    /// next part begins.
+    /// Compares the next of `slices` parts of the tables with their desired content after the compiler's last update,
+    /// and repairs differences; `settings` are the written ones. Returns the start of the next part.
     ///
     /// # Errors
     /// A table cannot be read or written.
@@ -82,7 +80,7 @@ impl Tables {
         Ok((next, repaired))
     }
 
-    /// Compares an element and puts it right; how many words or entries were wrong.
+    /// Compares an element and repairs it; returns the number of wrong words or entries.
     fn check(&mut self, desired: &DesiredElement<'_>) -> Result<u64, TableError> {
         match desired {
             DesiredElement::TrieRoot(first, wanted) => {
@@ -130,7 +128,7 @@ impl Tables {
         self.write(&write).map(|()| 1)
     }
 
-    /// The rows first, and the slot is never without its interface if it had it before.
+    /// Writes the rows first, and keeps the slot's interface index throughout if it was right.
     fn check_endpoint(&self, slot: u32, wanted: Option<&Endpoint>) -> Result<u64, MmapError> {
         let wanted = wanted.copied().unwrap_or_default();
         let found = self.endpoints.read(slot)?;
@@ -151,7 +149,7 @@ impl Tables {
         Ok(1)
     }
 
-    /// The settings that stay as they were written first.
+    /// Repairs the settings that must stay as first written.
     fn check_settings(&self, wanted: &Settings) -> Result<u64, TableError> {
         let found = self.settings.read(0).map_err(at("SETTINGS"))?;
         let (revision, endpoint_probes) = (found.revision, self.endpoint_probes);
@@ -170,7 +168,7 @@ impl Tables {
         self.settings.write_element(0, &wanted).map_err(at("SETTINGS")).map(|()| 1)
     }
 
-    /// Removes or corrects some of the IPv6 entries that nobody asked for: addresses, prefixes.
+    /// Removes or corrects some unexpected IPv6 entries; returns the number of addresses and prefixes.
     fn remove_unexpected(
         &mut self,
         compiler: &Compiler,
@@ -210,7 +208,7 @@ impl Tables {
     }
 }
 
-/// Compares 32-bit words of an element from one on.
+/// Compares and repairs 32-bit words of an element, starting at word `first`.
 fn words<T: Pod>(
     map: &MappedArray<T>,
     element: u32,
@@ -227,7 +225,7 @@ fn words<T: Pod>(
     Ok(wrong)
 }
 
-/// The same for an element of 64-bit words.
+/// Compares and repairs the words of an element of 64-bit words.
 fn wide_words<T: Pod>(
     map: &MappedArray<T>,
     element: u32,

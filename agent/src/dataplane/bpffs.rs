@@ -1,4 +1,4 @@
-//! The pin root: where maps and links outlive the agent, and who owns it.
+//! The pin root, where maps and links outlive the agent, and its lock.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,18 +12,18 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::mount::{MsFlags, mount};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
-/// What can go wrong with the pin root; each message says what to do.
+/// Failure of the pin root; each message contains the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum BpffsError {
-    /// The directory could not be made.
+    /// The directory could not be created.
     #[error("--bpffs {}: cannot create the directory: {cause}", path.display())]
     Create {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         cause: io::Error,
     },
-    /// No bpffs there and none could be mounted.
+    /// The directory is on no bpffs, and mounting one failed.
     #[error(
         "--bpffs {}: not on a BPF file system, and mounting one there failed: {errno}. Run as root \
          with CAP_SYS_ADMIN, or mount it beforehand: mount -t bpf bpf {}; in Kubernetes apply \
@@ -33,10 +33,10 @@ pub enum BpffsError {
     Mount {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         errno: Errno,
     },
-    /// Another agent is at work on the same pins.
+    /// Another agent uses the same pins.
     #[error(
         "--bpffs {}: another netpold agent is running on this pin root; nothing was changed. Stop \
          it first, or give this one a --bpffs of its own",
@@ -51,32 +51,32 @@ pub enum BpffsError {
     Lock {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         errno: Errno,
     },
 }
 
-/// Where maps and links are pinned unless told otherwise.
+/// Default pin root.
 pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf/netpold";
-/// Where tables are pinned that larger ones replace, until their flows are carried over.
+/// Folder of tables that larger ones replaced, until their flows are migrated.
 const OUTGROWN: &str = "outgrown";
-/// A directory below the root of an agent that ends when another wants the root, which removes the directory.
+/// Directory below the root of an agent that ends when another one wants the root: the other removes it.
 const GIVES_WAY: &str = "gives-way";
-/// The same of an agent that ends for one that is its successor.
+/// Directory of an agent that ends only for its successor, see [`GIVES_WAY`].
 const HANDS_OVER: &str = "hands-over";
-/// How long such an agent has to end.
+/// Time for such an agent to end.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a standby has to finish closing interfaces.
+/// Time for a standby to finish closing interfaces.
 const STANDBY_PATIENCE: Duration = Duration::from_secs(5);
-/// How often a lock is tried again.
+/// Interval between attempts to lock.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Who a new agent may take the pin root from.
+/// Agents that a new agent may take the pin root from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakesFrom {
-    /// Nobody but an agent that gives way to everybody.
+    /// Only an agent that gives way to any other.
     GivesWay,
-    /// Also its predecessor: an agent that hands over.
+    /// Also the predecessor: an agent that hands over.
     Predecessor,
 }
 
@@ -89,7 +89,7 @@ impl TakesFrom {
     }
 }
 
-/// A pin root that this process owns until it is dropped.
+/// A pin root that this process owns until the value is dropped.
 #[derive(Debug)]
 pub struct PinRoot {
     root: PathBuf,
@@ -97,12 +97,12 @@ pub struct PinRoot {
     lock: Flock<File>,
 }
 
-/// Where maps are pinned. Says nothing of who owns the pin root.
+/// Folder of map pins, without ownership of the pin root.
 #[derive(Clone, Debug)]
 pub struct MapPins(PathBuf);
 
 impl MapPins {
-    /// Where a map is pinned.
+    /// Pin of a map.
     #[must_use]
     pub fn map(&self, name: &str) -> PathBuf {
         self.0.join(name)
@@ -116,16 +116,16 @@ impl MapPins {
 }
 
 impl PinRoot {
-    /// Makes sure that `root` is on a bpffs (mounting one there if need be), locks it against other
-    /// agents and creates the folder of this layout version.
+    /// Ensures that `root` is on a bpffs (mounts one if need be), locks it against other agents and creates the folder
+    /// of this layout version.
     ///
     /// # Errors
-    /// See [`BpffsError`]; nothing that is pinned is touched in any case.
+    /// See [`BpffsError`]; pins stay as they are in any case.
     pub fn open(root: &Path) -> Result<Self, BpffsError> {
         Self::take(root, TakesFrom::GivesWay)
     }
 
-    /// The same, also from an agent that holds the pin root for another one.
+    /// Opens a pin root as [`PinRoot::open`] does, also one that its agent hands over.
     ///
     /// # Errors
     /// See [`BpffsError`].
@@ -139,7 +139,7 @@ impl PinRoot {
             Err(BpffsError::Busy { .. }) => lock_from_standby(root)?,
             lock => lock?,
         };
-        // Of one that was killed.
+        // Directories of an agent that was killed.
         for name in TakesFrom::Predecessor.directories() {
             let _ = fs::remove_dir(root.join(name));
         }
@@ -149,7 +149,7 @@ impl PinRoot {
         Ok(Self { root: root.to_owned(), versioned, lock })
     }
 
-    /// Whether an agent is running on a pin root that will end for another.
+    /// Whether a running agent offers the pin root to another one.
     #[must_use]
     pub fn is_kept_for_another(root: &Path, from: TakesFrom) -> bool {
         from.directories().iter().any(|name| root.join(name).is_dir()) && Self::is_busy(root)
@@ -161,14 +161,13 @@ impl PinRoot {
         Shared::lock(root).is_ok_and(|free| free.is_none())
     }
 
-    /// Whether an agent enforced anything here before: maps are pinned.
+    /// Whether maps are pinned, so an agent enforced policy here before.
     #[must_use]
     pub fn has_tables(&self) -> bool {
         has_tables(&self.root)
     }
 
-    /// Looks whether the pin root is there, and makes it again if it is not: bpffs was unmounted, or
-    /// somebody removed it. What was pinned there is not.
+    /// Restores the pin root if bpffs was unmounted, or the directory was removed. The former pins are not restored.
     ///
     /// # Errors
     /// See [`BpffsError`].
@@ -184,35 +183,35 @@ impl PinRoot {
         create(&self.links())
     }
 
-    /// The directory given by `--bpffs`.
+    /// Directory given by `--bpffs`.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Where maps of this layout version are pinned.
+    /// Folder of the maps of this layout version.
     #[must_use]
     pub fn maps(&self) -> MapPins {
         MapPins(self.versioned.clone())
     }
 
-    /// Where a map of this layout version is pinned.
+    /// Pin of a map of this layout version.
     #[must_use]
     pub fn map(&self, name: &str) -> PathBuf {
         self.maps().map(name)
     }
 
-    /// Where links are pinned: the same place for every layout version, so that an upgrade replaces
-    /// the program of a link instead of adding a second one.
+    /// Folder of the links: the same for every layout version, so that an upgrade replaces the program of a link
+    /// instead of adding a second one.
     #[must_use]
     pub fn links(&self) -> PathBuf {
         links(&self.root)
     }
 
-    /// An empty folder for the tables that larger ones replace.
+    /// Creates an empty folder for tables that larger ones replace.
     ///
     /// # Errors
-    /// bpffs refuses.
+    /// Error of bpffs.
     pub(super) fn outgrown(&self) -> io::Result<MapPins> {
         let folder = self.root.join(OUTGROWN);
         match fs::remove_dir_all(&folder) {
@@ -222,8 +221,8 @@ impl PinRoot {
         Ok(MapPins(folder))
     }
 
-    /// Folders of tables whose flows are not in this layout version's, in the order of their names: other
-    /// layout versions', and outgrown ones.
+    /// Folders of tables with flows that are not in this layout version's tables, sorted by name: of other layout
+    /// versions, and outgrown ones.
     #[must_use]
     pub fn other_tables(&self) -> Vec<PathBuf> {
         let mut others = self.folders();
@@ -232,16 +231,15 @@ impl PinRoot {
         others
     }
 
-    /// Removes [`PinRoot::other_tables`], once nothing uses them any more. Gives what could not be
-    /// removed.
+    /// Removes [`PinRoot::other_tables`], once they are unused. Returns the folders that could not be removed.
     #[must_use]
     pub fn remove_other_tables(&self) -> Vec<(PathBuf, io::Error)> {
         let others = self.other_tables().into_iter();
         others.filter_map(|path| fs::remove_dir_all(&path).err().map(|e| (path, e))).collect()
     }
 
-    /// Removes every pin of netpold's, and gives how many maps and links that were. The root itself
-    /// may hold other things: the top of a bpffs has files of the kernel's own.
+    /// Removes all pins of netpold, and returns the number of maps and links. The root itself stays, since it may hold
+    /// other files: the top of a bpffs has files of the kernel.
     ///
     /// # Errors
     /// The first pin that could not be removed.
@@ -254,13 +252,13 @@ impl PinRoot {
         Ok(removed)
     }
 
-    /// The folders of maps.
+    /// Folders of maps.
     fn folders(&self) -> Vec<PathBuf> {
         folders(&self.root)
     }
 }
 
-/// The folders of maps below a pin root: layout versions' (`v1` and so on), and the one of outgrown tables.
+/// Folders of maps below a pin root: of layout versions (`v1` and so on), and of outgrown tables.
 fn folders(root: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(root).into_iter().flatten().flatten();
     let has_maps = |path: &PathBuf| {
@@ -278,13 +276,13 @@ pub fn has_tables(root: &Path) -> bool {
     folders(root).into_iter().any(has_entries)
 }
 
-/// Where the links of a pin root are pinned.
+/// Folder of the pinned links below a pin root.
 #[must_use]
 pub fn links(root: &Path) -> PathBuf {
     root.join("links")
 }
 
-/// Removes a pin, if it is there.
+/// Removes a pin, if it exists.
 pub(super) fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -296,8 +294,8 @@ fn create(path: &Path) -> Result<(), BpffsError> {
     fs::create_dir_all(path).map_err(|cause| BpffsError::Create { path: path.to_owned(), cause })
 }
 
-/// bpffs is not mounted on every node. Where the nearest existing ancestor is not one, mount it: on
-/// `/sys/fs/bpf` if the root lies there (sysfs allows no folders), else on the root itself.
+/// Mounts a bpffs if the nearest existing ancestor is not on one, as on some nodes: at `/sys/fs/bpf` if the root lies
+/// there (sysfs allows no folders), else at the root itself.
 fn ensure_bpffs(root: &Path) -> Result<(), BpffsError> {
     if is_bpffs(nearest_existing(root)) {
         return create(root);
@@ -321,7 +319,7 @@ pub(crate) fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|s| s.filesystem_type() == BPF_FS_MAGIC)
 }
 
-/// Whether an open directory is the one at a path.
+/// Whether an open directory is still the one at a path.
 fn is_same(open: &File, path: &Path) -> bool {
     let identity = |data: fs::Metadata| (data.dev(), data.ino());
     match (open.metadata(), fs::metadata(path)) {
@@ -330,15 +328,15 @@ fn is_same(open: &File, path: &Path) -> bool {
     }
 }
 
-/// A pin root that its agent leaves to the next one that asks.
+/// Offer of a pin root to the next agent that wants it.
 #[derive(Clone, Debug)]
 pub struct Offer(PathBuf);
 
 impl Offer {
-    /// Offers a pin root to whoever may take it.
+    /// Offers a pin root to another agent.
     ///
     /// # Errors
-    /// The directory that another agent removes cannot be made.
+    /// The directory of the offer cannot be made.
     pub fn new(root: &Path, to: TakesFrom) -> Result<Self, BpffsError> {
         let directory = root.join(match to {
             TakesFrom::GivesWay => GIVES_WAY,
@@ -348,14 +346,14 @@ impl Offer {
         Ok(Self(directory))
     }
 
-    /// Whether another agent wants the pin root.
+    /// Whether another agent has taken the offer.
     #[must_use]
     pub fn is_taken(&self) -> bool {
         !self.0.is_dir()
     }
 }
 
-/// Waits for the lock of an agent that ends, or of a standby, as long as `goes_on`.
+/// Waits for the lock of an agent that ends, or of a standby, as long as `goes_on` is true.
 fn lock_until(
     root: &Path,
     deadline: Instant,
@@ -376,15 +374,15 @@ fn lock_from_standby(root: &Path) -> Result<Flock<File>, BpffsError> {
     lock_until(root, Instant::now() + STANDBY_PATIENCE, || !PinRoot::is_busy(root))
 }
 
-/// A pin root that no agent has for as long as this is held.
+/// Shared lock on a pin root, which keeps agents from opening it.
 #[derive(Debug)]
 pub struct Shared(#[expect(dead_code, reason = "held for its lock")] Flock<File>);
 
 impl Shared {
-    /// Locks a pin root against agents; `None`: one runs.
+    /// Locks a pin root against agents; `None` if one runs.
     ///
     /// # Errors
-    /// There is no such directory, or it cannot be locked.
+    /// The directory is missing, or cannot be locked.
     pub fn lock(root: &Path) -> io::Result<Option<Self>> {
         match Flock::lock(File::open(root)?, FlockArg::LockSharedNonblock) {
             Ok(lock) => Ok(Some(Self(lock))),
@@ -393,18 +391,18 @@ impl Shared {
         }
     }
 
-    /// Waits until no agent has a pin root.
+    /// Waits until no agent owns a pin root.
     ///
     /// # Errors
-    /// There is no such directory, or it cannot be locked.
+    /// The directory is missing, or cannot be locked.
     pub fn wait(root: &Path) -> io::Result<()> {
         let locked = Flock::lock(File::open(root)?, FlockArg::LockShared);
         locked.map(drop).map_err(|(_, errno)| errno.into())
     }
 }
 
-/// bpffs holds no regular files, but a directory can be locked as well; the kernel lets go of the
-/// lock with the process, however it ends.
+/// Locks the directory, since bpffs holds no regular files. The kernel releases the lock when the process ends, in any
+/// way.
 fn lock(root: &Path) -> Result<Flock<File>, BpffsError> {
     let directory =
         File::open(root).map_err(|cause| BpffsError::Create { path: root.to_owned(), cause })?;

@@ -1,9 +1,9 @@
-//! Bridges that hand nothing to the node without a proof of judgement, and how programs know that the agent
-//! lives: the rule is in [`netpold_ebpf::judge::proof`].
+//! Bridges that must hand no packet to the node without the proof of a judgement; the rule is in
+//! [`netpold_ebpf::judge::proof`].
 //!
-//! A bridge becomes one of them once each of its ports has a program that leaves the proof, and stays one
-//! while other agents and generations follow. Netlink tells of a port that has none yet: until it has, only
-//! what has an endpoint's source is sure not to be from there ([`BRIDGE_OPEN`]).
+//! The demand on a bridge begins once each of its ports has a program that leaves the proof, and outlives agents and
+//! generations. Netlink reports a new port without a program: until it has one, only packets with an endpoint's source
+//! are certain to come from another port ([`BRIDGE_OPEN`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,36 +11,36 @@ use netpold_ebpf::layout::{BRIDGE_GONE, BRIDGE_ISOLATED, BRIDGE_OPEN, BRIDGES, b
 
 use super::role::{Role, Roles};
 
-/// A bridge that has pods.
+/// A bridge with pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bridge {
     /// All of its ports, by interface index.
     pub ports: BTreeSet<u32>,
-    /// Policy isolates one of its pods for egress.
+    /// Whether policy isolates one of its pods for egress.
     pub isolated: bool,
 }
 
-/// What is demanded of bridges.
+/// Bridges with pods, and the ports with programs: the basis of the demands on bridges.
 #[derive(Debug, Default)]
 pub(super) struct Bridges {
-    /// By interface index.
+    /// Bridges by interface index.
     known: BTreeMap<u32, Bridge>,
-    /// Interfaces with a program that leaves the proof, of whatever generation.
+    /// Interfaces with a program of any generation that leaves the proof.
     proving: BTreeSet<u32>,
 }
 
 impl Bridges {
-    /// These bridges have pods.
+    /// Sets the bridges with pods.
     pub(super) fn are(&mut self, bridges: BTreeMap<u32, Bridge>) {
         self.known = bridges;
     }
 
-    /// Interfaces have programs of an earlier agent that leave the proof.
+    /// Adds interfaces with programs of an earlier agent that leave the proof.
     pub(super) fn prove(&mut self, interfaces: impl IntoIterator<Item = u32>) {
         self.proving.extend(interfaces);
     }
 
-    /// An interface has programs of this role now.
+    /// Records the role of the programs at an interface.
     pub(super) fn attached(&mut self, ifindex: u32, role: Role) {
         if role.proves() {
             self.proving.insert(ifindex);
@@ -49,17 +49,17 @@ impl Bridges {
         }
     }
 
-    /// An interface has its programs no more, or is gone.
+    /// Records that an interface has lost its programs, or is gone.
     pub(super) fn detached(&mut self, ifindex: u32) {
         self.proving.remove(&ifindex);
     }
 
-    /// Interfaces that are not wanted any more are about to lose their programs.
+    /// Drops interfaces that are not wanted any more, before they lose their programs.
     pub(super) fn leaves(&mut self, wanted: &Roles) {
         self.proving.retain(|ifindex| wanted.get(ifindex).is_some_and(|role| role.proves()));
     }
 
-    /// Whether an interface is a port without a program of a bridge that something is demanded of already.
+    /// Whether an interface is a port without a program, of a bridge with a demand already.
     pub(super) fn waits_for(&self, ifindex: u32, role: Role, demanded: &[u32; BRIDGES]) -> bool {
         let mut bridges = demanded.iter().filter_map(|word| self.known.get(&bridge_ifindex(*word)));
         role.proves()
@@ -67,7 +67,7 @@ impl Bridges {
             && bridges.any(|bridge| bridge.ports.contains(&ifindex))
     }
 
-    /// What programs are to know of a bridge, as [`netpold_ebpf::layout::Settings::bridges`] has it: `None` of one that has no pods.
+    /// Word of a bridge in [`netpold_ebpf::layout::Settings::bridges`]; `None` if it has no pods.
     fn word(&self, bridge: u32) -> Option<u32> {
         let it = self.known.get(&bridge)?;
         let isolated = if it.isolated { BRIDGE_ISOLATED } else { 0 };
@@ -75,18 +75,18 @@ impl Bridges {
         Some(bridge | isolated | open)
     }
 
-    /// The words of the bridges whose ports all prove.
+    /// Words of the bridges where all ports leave the proof.
     fn complete(&self) -> impl Iterator<Item = u32> {
         let words = self.known.keys().filter_map(|bridge| self.word(*bridge));
         words.filter(|word| word & BRIDGE_OPEN == 0)
     }
 
-    /// What comes after `now`, where nothing more is demanded: of no bridge that has no pods any more.
+    /// Words after `now` without new demands: only bridges that still have pods.
     pub(super) fn kept(&self, now: &[u32; BRIDGES]) -> [u32; BRIDGES] {
         tidy(now.map(|word| self.word(bridge_ifindex(word)).unwrap_or(0)))
     }
 
-    /// What comes after `now`, where all is demanded that can be; and the bridges there was no room for.
+    /// Words after `now` with all possible demands; and the bridges without a place.
     pub(super) fn demanded(&self, now: &[u32; BRIDGES]) -> ([u32; BRIDGES], Vec<u32>) {
         let (mut words, mut left) = (self.kept(now), Vec::new());
         for word in self.complete() {
@@ -102,7 +102,7 @@ impl Bridges {
     }
 }
 
-/// Programs look no further than the first 0.
+/// Ends the list with zeros, where programs stop reading, and marks earlier free places as [`BRIDGE_GONE`].
 fn tidy(mut words: [u32; BRIDGES]) -> [u32; BRIDGES] {
     let end = words.iter().rposition(|word| bridge_ifindex(*word) != 0).map_or(0, |last| last + 1);
     words[end..].fill(0);

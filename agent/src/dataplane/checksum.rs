@@ -1,5 +1,5 @@
-//! How programs learn where the checksum of a packet goes that is still to be completed: from the packet as the
-//! kernel has it, see [`netpold_ebpf::judge::checksum`].
+//! Access of the programs to a packet's partial checksum, in the kernel's `struct sk_buff`; see
+//! [`netpold_ebpf::judge::checksum`].
 
 use std::borrow::Cow;
 
@@ -7,30 +7,31 @@ use super::connection::may_read;
 use super::kernel_types::KernelTypes;
 use crate::bpf::sys;
 
-/// `BPF_PSEUDO_KFUNC_CALL` of linux/bpf.h: the source register of a call of a kernel's function.
+/// `BPF_PSEUDO_KFUNC_CALL` of linux/bpf.h: the source register of a call of a kernel function.
 const KERNEL_FUNCTION: u8 = 2;
-/// What the object calls in its place: no helper has that number.
+/// Number of a helper that does not exist: the object calls it in place of the kernel function.
 const PLACEHOLDER: i32 = 1_852_797_697;
-/// Makes of a program's context what the kernel has: Linux 6.2.
+/// Kernel function that turns a program's context into the kernel's structure: Linux 6.2.
 const CAST: &str = "bpf_cast_to_kern_ctx";
 
-/// How `struct sk_buff` is read.
+/// Method of reading `struct sk_buff`, and the places of the fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ChecksumFields {
-    /// The number of [`CAST`]; 0: there is none.
+    /// Number of [`CAST`]; 0: the kernel has none.
     function: u32,
-    /// As the object has it: the way, byte and bit of `ip_summed`; bytes of `csum_start`, `head`, `data`.
+    /// The object's constant: the method; byte and bit offset of `ip_summed`; byte offsets of `csum_start`, `head`,
+    /// `data`.
     pub(super) words: [u32; 6],
 }
 
 impl ChecksumFields {
-    /// In place, the way of programs that have the packet itself.
+    /// Method in place, for programs with a pointer to the packet itself.
     const IN_PLACE: u32 = 1;
-    /// By a copying helper.
+    /// Method by a copying helper.
     const COPIED: u32 = 2;
 
-    /// As this kernel has them. All zero where it shows no types, or lets no program read its memory: then nothing is
-    /// known of a packet's checksum.
+    /// Fields of this kernel. All zero if it shows no types, or lets no program read its memory: then programs cannot
+    /// check checksums.
     pub(super) fn of(types: Option<&[u8]>) -> Self {
         let fields = types.and_then(find);
         let cast = fields.filter(|fields| fields.function != 0 && fields.is_loadable());
@@ -50,7 +51,7 @@ impl ChecksumFields {
         found
     }
 
-    /// Whether the kernel takes a program that reads its packet in this way.
+    /// Whether the kernel accepts a program that reads its packet in place.
     fn is_loadable(&self) -> bool {
         let [_, summed, ..] = self.words;
         let Ok(summed) = i16::try_from(summed) else { return false };
@@ -67,7 +68,7 @@ impl ChecksumFields {
         sys::instruction(0x85, 0, KERNEL_FUNCTION, 0, self.function.cast_signed())
     }
 
-    /// The object with calls of this kernel's function.
+    /// The object with calls of this kernel's function in place of the placeholder.
     pub(super) fn prepare<'o>(&self, object: &'o [u8]) -> Cow<'o, [u8]> {
         if self.function == 0 {
             return Cow::Borrowed(object);
@@ -120,7 +121,7 @@ mod tests {
         assert_eq!(*ChecksumFields::default().prepare(&object), *object);
     }
 
-    /// Every kernel that the tests run on from 6.2 on; and every object has what is replaced.
+    /// Holds on every kernel from 6.2 on that the tests run on. Every object contains the placeholder.
     #[test]
     fn this_kernel_shows_its_packets() {
         netpold_testbed::require_root!();

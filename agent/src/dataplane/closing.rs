@@ -1,7 +1,7 @@
-//! The program that drops everything, and who attaches it where.
+//! The program that drops every packet, and the coordination of its attachment.
 //!
-//! A guard ([`crate::endpoint::newcomers`]) closes the hooks of a veth that has just come; the engine's programs
-//! replace the closing one in one step. An agent that ends in between leaves the veth closed.
+//! A guard ([`crate::endpoint::newcomers`]) closes the hooks of a new veth; the engine's programs replace the closing
+//! one in one step. If the agent ends in between, the veth stays closed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -18,10 +18,10 @@ use super::hook::{Hook, Mode};
 use crate::bpf::sys;
 use crate::lock::lock;
 
-/// Name of the closing program's pin, among those of the links.
+/// Pin name of the closing program, in the folder of the links.
 const CLOSED: &str = "closed";
 
-/// The program that drops everything, one for a pin root: a TCX hook takes no program twice, so two guards
+/// The program that drops every packet. There is one per pin root: a TCX hook takes no program twice, so two guards
 /// never both close it.
 #[derive(Debug)]
 pub struct Closed {
@@ -31,11 +31,11 @@ pub struct Closed {
 }
 
 impl Closed {
-    /// Opens the program that is pinned in the folder of links, or loads and pins it. Without a pin (a bpffs
-    /// that is read-only) it serves this process alone.
+    /// Opens the pinned program from the folder of links, or loads and pins it. Without a pin (a read-only bpffs) it
+    /// serves this process only.
     ///
     /// # Errors
-    /// The kernel refuses the program.
+    /// The kernel rejects the program.
     fn open(links: &Path) -> io::Result<Self> {
         let path = links.join(CLOSED);
         let program = match sys::obj_get(&path) {
@@ -62,7 +62,7 @@ impl AsFd for Closed {
     }
 }
 
-/// Who attaches at which hook: a guard, or the engine behind it.
+/// Claims on hooks, of a guard or of the engine.
 #[derive(Debug, Default)]
 pub struct Claims {
     state: Mutex<State>,
@@ -71,17 +71,17 @@ pub struct Claims {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Hooks that a guard is closing.
+    /// Hooks that a guard is closing at the moment.
     closing: BTreeSet<Hook>,
-    /// Hooks that the engine has attached to, or detached from: no guard closes them.
+    /// Hooks that the engine has attached to, or detached from: guards leave them alone.
     taken: BTreeSet<Hook>,
     /// Links that could not be pinned.
     unpinned: BTreeMap<Hook, OwnedFd>,
 }
 
 impl Claims {
-    /// Takes a hook for the engine: waits until no guard is closing it, and lets none close it from now on.
-    /// Returns the link of a guard that could not be pinned.
+    /// Claims a hook for the engine: waits until no guard is closing it, and keeps guards away from then on. Returns a
+    /// guard's link that could not be pinned.
     pub(super) fn take(&self, hook: Hook) -> Option<OwnedFd> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_closing = |state: &mut State| state.closing.contains(&hook);
@@ -91,7 +91,7 @@ impl Claims {
         state.unpinned.remove(&hook)
     }
 
-    /// Gives a hook back: a guard may close it.
+    /// Releases a hook: a guard may close it.
     pub(super) fn release(&self, hook: Hook) {
         lock(&self.state).taken.remove(&hook);
     }
@@ -109,7 +109,7 @@ impl Claims {
         self.changed.notify_all();
     }
 
-    /// The interface is gone: a later one may have its index.
+    /// Forgets an interface that is gone, since a later one may have its index.
     fn forget(&self, ifindex: u32) {
         let mut state = lock(&self.state);
         for direction in Direction::BOTH {
@@ -120,30 +120,30 @@ impl Claims {
     }
 }
 
-/// How hooks are closed.
+/// Closes hooks.
 #[derive(Clone, Debug)]
 pub struct Closing {
     /// Folder of the links' pins.
     links: PathBuf,
-    /// How programs are attached.
+    /// Mode of attachment.
     mode: Mode,
     /// The program, once it is loaded.
     program: Arc<OnceLock<Closed>>,
-    /// The engine's attacher has the same.
+    /// Claims, shared with the engine's attacher.
     pub(super) claims: Arc<Claims>,
 }
 
 impl Closing {
-    /// Of hooks whose links are pinned in a folder.
+    /// Closing for the pin root with this folder of links.
     #[must_use]
     pub fn new(links: PathBuf, mode: Mode) -> Self {
         Self { links, mode, program: Arc::default(), claims: Arc::default() }
     }
 
-    /// The program. An error may pass, as a lack of memory does.
+    /// The closing program. Errors may be temporary, like a lack of memory.
     ///
     /// # Errors
-    /// The kernel refuses the program.
+    /// The kernel rejects the program.
     pub fn program(&self) -> io::Result<&Closed> {
         if self.program.get().is_none() {
             let loaded = Closed::open(&self.links)?;
@@ -158,12 +158,12 @@ impl Closing {
         self.program().is_ok_and(|closed| closed.id == program)
     }
 
-    /// An interface is gone: a later one may have its index.
+    /// Forgets an interface that is gone, since a later one may have its index.
     pub fn forget(&self, ifindex: u32) {
         self.claims.forget(ifindex);
     }
 
-    /// Attaches the closing program at a hook where no program of netpold's is.
+    /// Attaches the closing program at a hook without a program of netpold.
     pub fn close(&self, hook: Hook) {
         if !self.claims.begin(hook) {
             return;
@@ -173,7 +173,7 @@ impl Closing {
             Mode::Clsact => self.close_clsact(hook).map(|()| None),
         };
         let unpinned = closed.unwrap_or_else(|error| {
-            // The interface went meanwhile.
+            // The interface is gone.
             if error.raw_os_error() != Some(libc::ENODEV) {
                 tracing::warn!(
                     %error, ifindex = hook.ifindex, direction = %hook.direction,
@@ -185,14 +185,14 @@ impl Closing {
         self.claims.end(hook, unpinned);
     }
 
-    /// Returns the link if it could not be pinned.
+    /// Closes a TCX hook; returns the link if it could not be pinned.
     fn close_tcx(&self, hook: Hook) -> io::Result<Option<OwnedFd>> {
         let path = self.links.join(hook.file_name());
         if let Ok(link) = sys::obj_get(&path) {
             if hook.has(sys::tcx_info(link.as_fd())?) {
                 return Ok(None);
             }
-            // Of a former interface with this index.
+            // The pin is of a former interface with this index.
             remove_if_there(&path)?;
         }
         let program = self.program()?.as_fd();

@@ -1,7 +1,7 @@
 //! Attachment for kernels without TCX: direct-action filters below the clsact qdisc.
 //!
-//! A second filter of ours may stand in front for a moment: while ours moves to the front, and
-//! (`gate.rs`, with TCX too) before the first programs are loaded.
+//! A second filter of ours may be in front temporarily: while ours moves to the front, and before the first programs
+//! are loaded (`gate.rs`, also with TCX).
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -16,11 +16,11 @@ use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use super::hook::{Attached, Hook};
 use crate::netlink::{Connection, Message, attributes, word};
 
-/// In front of all filters that have a priority of their own.
+/// Priority before all filters with a default priority.
 const PRIORITY: u16 = 1;
-/// Of all bpf filters with our priority, the one that is ours: "npol" in ASCII.
+/// Handle of our filter, among the bpf filters of our priority: "npol" in ASCII.
 const HANDLE: u32 = u32::from_be_bytes(*b"npol");
-/// The one that is ours for a moment.
+/// Handle of our temporary filter.
 const TEMPORARY: u32 = u32::from_be_bytes(*b"nptm");
 const NAME: &str = "netpold";
 
@@ -30,7 +30,7 @@ const TCA_OPTIONS: u16 = 2;
 const TCA_CHAIN: u16 = 11;
 const TCA_BPF_ID: u16 = 11;
 
-/// The netlink connection that filters are managed by.
+/// Netlink connection that manages filters.
 #[derive(Debug)]
 pub(super) struct Clsact(Connection);
 
@@ -39,14 +39,13 @@ impl Clsact {
         Connection::open().map(Self)
     }
 
-    /// Adds or replaces our filter. Without `NLM_F_EXCL` the kernel exchanges a filter of the same
-    /// handle in place, while the old one serves packets that are under way; a new one comes before
-    /// the others of its priority.
+    /// Adds or replaces our filter. Without `NLM_F_EXCL` the kernel replaces a filter of the same handle in place,
+    /// while the old one serves packets under way; it puts a new one before the others of its priority.
     pub(super) fn attach(&mut self, program: BorrowedFd<'_>, hook: Hook) -> io::Result<()> {
         self.put(program, hook, HANDLE).map(drop)
     }
 
-    /// The same for our temporary filter; whether the qdisc was made for it.
+    /// Adds or replaces our temporary filter; returns whether it needed a new qdisc.
     pub(super) fn attach_temporary(
         &mut self,
         program: BorrowedFd<'_>,
@@ -55,8 +54,7 @@ impl Clsact {
         self.put(program, hook, TEMPORARY)
     }
 
-    /// Puts our filter in front of those that were added to its priority after it. There is always one
-    /// of ours.
+    /// Puts our filter in front of those that were added to its priority after it. One of ours is in place throughout.
     pub(super) fn put_first(&mut self, program: BorrowedFd<'_>, hook: Hook) -> io::Result<()> {
         self.put(program, hook, TEMPORARY)?;
         self.remove(hook, HANDLE)?;
@@ -82,7 +80,7 @@ impl Clsact {
         ]));
         let put = self.request(RouteNetlinkMessage::NewTrafficFilter(filter), NLM_F_CREATE);
         put.map(|()| made).map_err(|error| match error.raw_os_error() {
-            // A filter of that priority is there, of another kind or protocol.
+            // A filter of another kind or protocol has this priority.
             Some(libc::EINVAL | libc::ENOSPC) => io::Error::other(format!(
                 "a filter of another tool has the priority {PRIORITY}; give it another one \
                  (`tc filter show`): {error}"
@@ -91,9 +89,8 @@ impl Clsact {
         })
     }
 
-    /// Whether the qdisc that is there has a place for filters of this hook. The kind `ingress` is in
-    /// the place of clsact, and takes filters for what goes out without a word, but applies them to
-    /// what comes in.
+    /// Checks that the existing qdisc takes filters of this hook. The kind `ingress` has the same handle as clsact and
+    /// silently accepts filters for outgoing packets, but applies them to incoming ones.
     fn check_qdisc(&mut self, hook: Hook) -> io::Result<()> {
         if hook.direction == Direction::Egress {
             return Ok(());
@@ -108,22 +105,22 @@ impl Clsact {
         })
     }
 
-    /// Removes our filter, and the qdisc if it holds no filter then.
+    /// Removes our filter, and then the qdisc if it has no other filter.
     pub(super) fn detach(&mut self, hook: Hook) -> io::Result<()> {
         if self.remove(hook, HANDLE)? { self.tidy(hook.ifindex) } else { Ok(()) }
     }
 
-    /// Removes our temporary filter; `qdisc`: also the qdisc if it holds no filter then.
+    /// Removes our temporary filter; with `qdisc` also the qdisc if it has no other filter.
     pub(super) fn detach_temporary(&mut self, hook: Hook, qdisc: bool) -> io::Result<()> {
         if self.remove(hook, TEMPORARY)? && qdisc { self.tidy(hook.ifindex) } else { Ok(()) }
     }
 
-    /// Whether there was such a filter.
+    /// Removes a filter; returns whether it existed.
     fn remove(&mut self, hook: Hook, handle: u32) -> io::Result<bool> {
         let removed = self.request(RouteNetlinkMessage::DelTrafficFilter(filter(hook, handle)?), 0);
         match removed.map_err(|error| (error.raw_os_error(), error)) {
             Ok(()) => Ok(true),
-            // No filter; no qdisc to have filters (EINVAL); no interface.
+            // No filter; no qdisc for filters (EINVAL); no interface.
             Err((Some(libc::ENOENT | libc::EINVAL | libc::ENODEV), _)) => Ok(false),
             Err((_, error)) => Err(error),
         }
@@ -141,7 +138,7 @@ impl Clsact {
     /// Whether our filter is at a hook.
     pub(super) fn is_attached(&mut self, hook: Hook) -> io::Result<bool> {
         match self.filters(hook, Filter::read) {
-            // No qdisc to have filters.
+            // No qdisc for filters.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
             filters => filters.map(|filters| filters.iter().any(|filter| filter.is(HANDLE))),
         }
@@ -156,12 +153,12 @@ impl Clsact {
         })
     }
 
-    /// Where a temporary filter of ours is.
+    /// Hooks with a temporary filter of ours.
     pub(super) fn temporaries(&mut self) -> io::Result<Vec<Hook>> {
         self.found(|hook, filters| filters.iter().any(|f| f.is(TEMPORARY)).then_some(hook))
     }
 
-    /// What is to be said of each hook with its filters.
+    /// Results of `each` for all hooks below a clsact qdisc, with their filters.
     fn found<T>(&mut self, each: impl Fn(Hook, &[Filter]) -> Option<T>) -> io::Result<Vec<T>> {
         let all = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
         let interfaces = self.0.dump(&all, |message| {
@@ -190,7 +187,7 @@ impl Clsact {
         message.header.info = 0;
         message.attributes.clear();
         let request = RouteNetlinkMessage::GetTrafficFilter(message);
-        // Per priority the kernel lists a head without handle before the filters.
+        // For each priority, the kernel lists a head without handle before the filters.
         self.0.dump(&request, |message| {
             message.word(8).filter(|&handle| handle != 0).and_then(|_| each(message))
         })
@@ -201,16 +198,16 @@ impl Clsact {
     }
 }
 
-/// A filter of those that every packet meets, in the order of the list.
+/// A filter of the first chain, which every packet passes, in the order of the list.
 struct Filter {
     handle: u32,
     priority: u32,
-    /// Identifier of its program; 0: it has none.
+    /// Identifier of its program; 0: none.
     program: u32,
 }
 
 impl Filter {
-    /// `None` in a chain other than the first: packets come there by another filter only.
+    /// Parses a filter; `None` in a chain other than the first, which packets reach by another filter only.
     fn read(message: Message<'_>) -> Option<Self> {
         let attribute = |wanted| {
             message.attributes(TC_HEADER).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)

@@ -1,5 +1,5 @@
-//! Where the kernel keeps what its conntrack knows of a packet, which no field of a program's context
-//! shows: read from the kernel's own types (BTF), and by programs with `bpf_probe_read_kernel`.
+//! Offsets of a packet's conntrack entry, which no field of a program's context contains: found in the kernel's own
+//! types (BTF), and read by programs with `bpf_probe_read_kernel`.
 
 use super::kernel_types::KernelTypes;
 use crate::bpf::sys;
@@ -10,14 +10,14 @@ const PROBE_READ_KERNEL: i32 = 113;
 /// Offsets in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Offsets {
-    /// Of `_nfct` in `struct sk_buff`.
+    /// Offset of `_nfct` in `struct sk_buff`.
     pub(super) connection: u32,
-    /// Of `tuplehash` in `struct nf_conn`.
+    /// Offset of `tuplehash` in `struct nf_conn`.
     pub(super) tuples: u32,
 }
 
-/// What programs need to ask the node's conntrack about a packet; `None` where the kernel has none, does
-/// not say what its types look like, or lets no program read its memory (lockdown for confidentiality).
+/// Offsets by which programs read a packet's connection; `None` if the kernel has no conntrack, shows no types, or
+/// lets no program read its memory (lockdown for confidentiality).
 pub(super) fn offsets(types: Option<&[u8]>) -> Option<Offsets> {
     if !may_read() {
         tracing::warn!(
@@ -29,7 +29,7 @@ pub(super) fn offsets(types: Option<&[u8]>) -> Option<Offsets> {
     find(types?)
 }
 
-/// Loads a classifier that reads what follows its packet's address:
+/// Whether a program may read kernel memory. Tested by a classifier that reads at its context's address:
 /// `bpf_probe_read_kernel(r10 - 8, 8, r1)`.
 pub(super) fn may_read() -> bool {
     let code = [
@@ -51,8 +51,8 @@ fn find(types: &[u8]) -> Option<Offsets> {
     let connection = types.offset(buffer?, "_nfct")?;
     let tuples = match known {
         Some(known) => types.offset(known, "tuplehash")?,
-        // Conntrack is a module, whose types are not among these. Before the tuples are a counter, the
-        // lock, a time and, if so configured, a zone, of four bytes each but for the lock.
+        // Conntrack is a module, and its types are not among these. Before the tuples are a counter, the lock, a time
+        // and, depending on the configuration, a zone, of four bytes each except for the lock.
         None => (4_u32.next_multiple_of(if lock?.size() > 4 { 8 } else { 4 }) + lock?.size() + 8)
             .next_multiple_of(8),
     };
@@ -72,7 +72,7 @@ mod tests {
         let lock = |size| ("spinlock", size, &[][..]);
         let offsets = |tuples| Some(Offsets { connection: 104, tuples });
         assert_eq!(find(&types(&[lock(4), connection, buffer])), offsets(24));
-        // A module's: an ordinary lock, one that is debugged, one that sleeps.
+        // A kernel with conntrack as a module: with an ordinary lock, a debugged one, a sleeping one.
         for (size, tuples) in [(4, 16), (24, 40), (32, 48)] {
             assert_eq!(find(&types(&[buffer, lock(size)])), offsets(tuples));
         }

@@ -1,5 +1,5 @@
-//! What the kernel has, asked with programs and maps of a few words, since distributions add to old
-//! kernels: their version says little.
+//! Features of the kernel, probed with programs and maps of a few words: distributions backport features, so versions
+//! are not reliable.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -8,9 +8,9 @@ use std::path::Path;
 use crate::bpf::sys::{self, instruction};
 
 const BPF_PROG_TYPE_XDP: u32 = 6;
-/// The program takes frames in several pieces (Linux 5.18).
+/// Flag of programs that take frames in several buffers (Linux 5.18).
 const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
-/// What the kernel answers if its compiler does not know an instruction and it has no interpreter.
+/// Error of a kernel without interpreter, if its compiler lacks an instruction.
 const ENOTSUPP: i32 = 524;
 
 /// `*(u64 *)(r10 - 8) = 0; r0 = 0; r1 = 1; lock cmpxchg(r10 - 8, r0, r1); r0 = 0; exit`
@@ -25,24 +25,24 @@ const COMPARE_AND_SWAP: [u64; 6] = [
 /// `r0 = XDP_PASS; exit`
 const PASS: [u64; 2] = [instruction(0xb7, 0, 0, 0, 2), instruction(0x95, 0, 0, 0, 0)];
 
-/// What the kernel answered; `None`: it did not say, for want of privileges for instance.
+/// Results of the probes; `None`: unknown, for lack of privileges for instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     /// Atomic operations that return a value: Linux 5.12.
     pub atomics: Option<bool>,
-    /// The same, compiled for this processor and not interpreted: Linux 5.18 on arm64.
+    /// Whether these are compiled for this processor, not interpreted: Linux 5.18 on arm64.
     pub atomics_compiled: Option<bool>,
     /// Arrays that can be mapped into memory: Linux 5.5.
     pub mappable_arrays: Option<bool>,
-    /// The kernel's own types (`CONFIG_DEBUG_INFO_BTF`), without which the verifier refuses functions that
-    /// take a packet, and the program's, without which it verifies them anew at each call.
+    /// The kernel's own types (`CONFIG_DEBUG_INFO_BTF`) and support for a program's. Without the former the verifier
+    /// rejects functions that take a packet; without the latter it verifies functions again at each call.
     pub types: Option<bool>,
-    /// XDP programs that take frames in several pieces: Linux 5.18.
+    /// XDP programs for frames in several buffers: Linux 5.18.
     pub xdp_fragments: Option<bool>,
 }
 
 impl Features {
-    /// Asks the kernel. Needs `CAP_BPF` and `CAP_NET_ADMIN`; changes nothing.
+    /// Probes the kernel. Needs `CAP_BPF` and `CAP_NET_ADMIN`; changes no state.
     #[must_use]
     pub fn probe() -> Self {
         let swap = sys::classifier(&COMPARE_AND_SWAP);
@@ -61,7 +61,7 @@ impl Features {
     }
 }
 
-/// As [`Features::xdp_fragments`].
+/// Probes [`Features::xdp_fragments`].
 pub(super) fn xdp_fragments() -> Option<bool> {
     known(&sys::prog_load(BPF_PROG_TYPE_XDP, BPF_F_XDP_HAS_FRAGS, &PASS))
 }
@@ -105,7 +105,7 @@ mod tests {
             (None, None, None)
         );
         if nix::unistd::geteuid().is_root() {
-            // An instruction that no kernel has.
+            // An instruction that exists in no kernel.
             let unknown = [instruction(0xdb, 10, 1, -8, 0x7f), instruction(0x95, 0, 0, 0, 0)];
             assert_eq!(known(&sys::classifier(&unknown)), Some(false));
             assert_eq!(known(&sys::prog_load(BPF_PROG_TYPE_XDP, 1 << 30, &PASS)), Some(false));

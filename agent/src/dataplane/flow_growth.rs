@@ -1,7 +1,7 @@
-//! When flow tables are too small.
+//! Growth of the flow tables.
 //!
-//! They begin with a part of what the node may need. Once a quarter of one is in use, the next generation
-//! brings larger ones, and [`super::flow_migration`] carries the flows over. They never shrink.
+//! They start with a part of the size that the node may need. Once a quarter of one is in use, the next generation has
+//! larger ones, and [`super::flow_migration`] migrates the flows. They never shrink.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,11 @@ use super::attach::Mode;
 use super::generation::FlowTables;
 use crate::conntrack::{Buckets, Occupancy};
 
-/// A generation takes a second to make. Within that and this, more flows may begin than three quarters of a
-/// table hold (20,000 a second in the smallest), and find no room.
+/// Interval of the checks. A new generation takes a second as well. In both together, new flows may exceed three
+/// quarters of a table (at 20,000 per second in the smallest one), and are refused.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Whether the flow tables are to grow.
+/// Decides on larger flow tables.
 #[derive(Debug)]
 pub(super) struct FlowGrowth {
     buckets: Buckets,
@@ -22,8 +22,7 @@ pub(super) struct FlowGrowth {
 }
 
 impl FlowGrowth {
-    /// Below clsact packets of the milliseconds of a migration may be lost, so tables begin as large there as
-    /// they may become.
+    /// With clsact a migration may lose packets of some milliseconds, so the tables start at their full size.
     pub(super) fn new(buckets: Buckets, mode: Mode) -> Self {
         let buckets = match mode {
             Mode::Tcx => buckets,
@@ -32,22 +31,22 @@ impl FlowGrowth {
         Self { buckets, crowded: false, next_look: None }
     }
 
-    /// The tables of a generation where none are in force.
+    /// Tables of the first generation.
     pub(super) fn first(&self) -> FlowTables {
         FlowTables::Pinned(self.buckets.first)
     }
 
-    /// The tables of the next generation, in the place of those with so many buckets.
+    /// Tables of the next generation, which replace those with `in_force` buckets.
     pub(super) fn next(&self, in_force: u32) -> FlowTables {
         if self.is_due(in_force) { FlowTables::Own(self.buckets.most) } else { self.first() }
     }
 
-    /// Whether larger tables are to take the place of those with so many buckets.
+    /// Whether larger tables are to replace those with `in_force` buckets.
     pub(super) fn is_due(&self, in_force: u32) -> bool {
         self.crowded && self.can(in_force)
     }
 
-    /// Whether somebody should look how full tables with so many buckets are.
+    /// Whether it is time to check how full tables with `in_force` buckets are.
     pub(super) fn is_curious(&mut self, in_force: u32, now: Instant) -> bool {
         let looks = self.can(in_force)
             && !self.crowded
@@ -58,12 +57,12 @@ impl FlowGrowth {
         looks
     }
 
-    /// Takes in how full the tables are.
+    /// Takes the occupancy of the tables into account.
     pub(super) fn look(&mut self, found: [Occupancy; 2]) {
         self.crowded |= found.iter().any(|table| 4 * table.used > table.ways);
     }
 
-    /// Larger tables cannot be had on this node.
+    /// Rules larger tables out, since this node has no room for them.
     pub(super) fn give_up(&mut self) {
         self.buckets.most = self.buckets.first;
     }

@@ -1,15 +1,14 @@
-//! Taking over from flow tables of another layout version, or of another size, without losing a flow.
+//! Migration from flow tables of another layout version, or of another size, without losing a flow.
 //!
-//! The former programs go on judging by their own tables while the new ones run in front of them, record
-//! the flows they see and pass everything on. Then the flows from before are copied, the new programs
-//! judge too, and the former endpoints are told to pass everything, each by one word: were the programs
-//! replaced at once, one hook after the other, those still there would lack the flows that began at the
-//! others. Only then the former links go, and those in front take their pins. They are pinned from the
-//! first, so that an agent's sudden end leaves somebody who judges; the former tables are pinned too, so
-//! that the agent after it copies their flows.
+//! The former programs go on judging by their own tables, while the new ones run in front of them, record flows and
+//! pass every packet on. Then the older flows are copied, the new programs start to judge as well, and the former
+//! endpoints are set to pass every packet, each by one word. If instead programs were replaced hook by hook, the
+//! remaining former ones would lack the flows that began at other hooks. Finally the former links are removed, and the
+//! links in front take their pins. These are pinned from the start, so that packets are judged even if the agent ends
+//! suddenly; the former tables are pinned too, so that the next agent copies their flows.
 //!
-//! Below clsact, where a second filter would be in the way of one-step replacement, flows are copied
-//! before and after instead: an answer to a packet of the milliseconds between may be lost.
+//! With clsact a second filter would prevent one-step replacement, so flows are copied before and after it: a reply to
+//! a packet of the milliseconds in between may be lost.
 
 use std::path::PathBuf;
 
@@ -23,17 +22,17 @@ use super::quiescence::grace_period;
 use super::role::{Program, Role, Roles};
 use super::settings::ActiveSettings;
 
-/// The migration from other tables.
+/// Migration of flows from other tables.
 #[derive(Debug)]
 pub(super) struct FlowMigration {
-    /// Those tables, until their flows are carried over.
+    /// The other tables, until their flows are migrated.
     layouts: Vec<OtherLayout>,
-    /// Programs may run in front of others, an earlier agent's if not this one's.
+    /// Whether programs may run in front of others, of this agent or an earlier one.
     watching: bool,
 }
 
 impl FlowMigration {
-    /// Opens what earlier agents left. What cannot be read is said, and not carried over.
+    /// Opens the tables of earlier agents. Unreadable ones are logged, and their flows are not migrated.
     pub(super) fn find(pins: &PinRoot) -> Self {
         let open = |directory: PathBuf| match OtherLayout::open(&directory) {
             Ok(layout) => Some(layout),
@@ -48,7 +47,7 @@ impl FlowMigration {
         Self { layouts: pins.other_tables().into_iter().filter_map(open).collect(), watching: true }
     }
 
-    /// Flows are to be carried over from the tables of a generation.
+    /// Schedules the migration of flows from the tables of a generation.
     ///
     /// # Errors
     /// Its maps cannot be pinned or mapped.
@@ -67,12 +66,12 @@ impl FlowMigration {
         Ok(())
     }
 
-    /// Whether flows are to be carried over.
+    /// Whether flows remain to be migrated.
     pub(super) fn is_pending(&self) -> bool {
         !self.layouts.is_empty()
     }
 
-    /// Before programs are replaced: the new ones have learnt the flows there are.
+    /// Migrates the existing flows before programs are replaced.
     pub(super) fn begin(
         &self,
         wanted: &Roles,
@@ -84,7 +83,7 @@ impl FlowMigration {
             return;
         }
         let watched = watch(wanted, attacher, generation);
-        // Who passed before the watchers were there has left its flow in the other's table by now.
+        // Packets that passed before the watchers were attached have their flows in the other tables by now.
         grace_period();
         self.carry_over(settings, generation);
         if let Err(error) = generation.watch_only(false) {
@@ -105,9 +104,9 @@ impl FlowMigration {
         }
     }
 
-    /// After programs were replaced: what ran in front of them, for this agent or for one that ended
-    /// at this point, and the other tables are of no use any more. Where one could not be replaced
-    /// (`complete` is false) the ones in front go on judging.
+    /// Ends the migration after programs were replaced: removes the programs in front of them, of this agent or of one
+    /// that ended at this point, and drops the other tables. If a program could not be replaced (`complete` is false),
+    /// the ones in front go on judging.
     pub(super) fn end(
         &mut self,
         complete: bool,
@@ -127,7 +126,7 @@ impl FlowMigration {
         }
     }
 
-    /// Copies the flows of other tables that those in force do not have yet.
+    /// Copies flows of other tables that those in force lack.
     fn carry_over(&self, settings: &ActiveSettings, generation: &Generation) {
         let (mut flows, mut refused) = (0_u64, 0_u64);
         let Ok(Some((tables, now))) = settings.flow_tables(Some(generation)) else { return };
@@ -144,7 +143,7 @@ impl FlowMigration {
     }
 }
 
-/// Runs the new programs in front of whatever judges pods; whether they do everywhere.
+/// Runs the new programs in front of the ones that judge pods; returns whether they run everywhere.
 fn watch(wanted: &Roles, attacher: &Attacher, generation: &Generation) -> bool {
     let mut everywhere = true;
     let pods = wanted.iter().filter(|(_, role)| matches!(role, Role::Pod(_)));

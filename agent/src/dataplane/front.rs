@@ -1,4 +1,4 @@
-//! Small programs that stand in front of ours for a moment.
+//! Small programs that run in front of ours temporarily.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -10,7 +10,7 @@ const NEXT: i32 = -1;
 /// `TCX_DROP`, `TC_ACT_SHOT`
 const DROP: i32 = 2;
 
-/// `r0 = immediate`, `exit`, `r2 = map`, `r3 = immediate`, `call helper`
+/// Opcodes of `r0 = immediate`, `exit`, `r2 = map`, `call helper`.
 const RESULT: u8 = 0xb7;
 const EXIT: u8 = 0x95;
 const LOAD: u8 = 0x18;
@@ -23,16 +23,16 @@ pub(super) fn closed() -> io::Result<OwnedFd> {
     sys::classifier(&[instruction(RESULT, 0, 0, 0, DROP), instruction(EXIT, 0, 0, 0, 0)])
 }
 
-/// A program that does what another one does: a TCX hook takes no program twice.
+/// A program with the effect of another one, since a TCX hook takes no program twice.
 #[derive(Debug)]
 pub(super) struct Relay {
     program: OwnedFd,
-    /// Without it the program would find nothing to go on in.
+    /// Map of the tail call, kept so that the kernel does not empty it.
     _target: OwnedFd,
 }
 
 impl Relay {
-    /// A relay to `program`, for as long as it is held.
+    /// A relay to `program`, which works until the value is dropped.
     pub(super) fn to(program: BorrowedFd<'_>) -> io::Result<Self> {
         let target = sys::program_array(program)?;
         let code = [

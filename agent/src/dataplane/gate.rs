@@ -1,10 +1,9 @@
-//! What keeps isolated pods closed until the first programs are loaded.
+//! Gate that keeps isolated pods closed until the first programs are loaded.
 //!
-//! At a boot pods and agent start together, and verifying the programs takes the kernel longer than a
-//! denied connection does. A program that drops everything is verified at once, and a clsact filter is
-//! attached without waiting for the kernel's grace periods as a TCX link does. TCX comes before it, so
-//! a pod is opened after its own programs are attached. Filters outlive the agent: one that ends in
-//! between leaves such pods closed until the next one.
+//! At boot, pods and agent start together, and the kernel needs longer to verify the programs than a pod to open a
+//! denied connection. A program that drops every packet is verified at once, and a clsact filter is attached without
+//! the grace periods of a TCX link. TCX runs before it, so a pod is opened after its own programs are attached.
+//! Filters outlive the agent: if it ends in between, such pods stay closed until the next one.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,16 +13,16 @@ use super::clsact::Clsact;
 use super::front;
 use super::hook::Hook;
 
-/// The hooks that are closed.
+/// The closed hooks.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     hooks: BTreeSet<Hook>,
-    /// Interfaces whose qdisc was made for it.
+    /// Interfaces with a qdisc that the gate has created.
     qdiscs: BTreeSet<u32>,
 }
 
 impl Gate {
-    /// What an agent closed that ended before it could open it again.
+    /// The hooks closed by an earlier agent that ended before it could open them.
     pub(super) fn find() -> Self {
         let found = Clsact::open().and_then(|mut filters| filters.temporaries());
         let hooks = found.unwrap_or_else(|error| {
@@ -33,7 +32,7 @@ impl Gate {
         Self { hooks: hooks.into_iter().collect(), qdiscs: BTreeSet::new() }
     }
 
-    /// Closes hooks of isolated pods; how many are closed.
+    /// Closes hooks of isolated pods; returns the number of closed hooks.
     pub(super) fn close(&mut self, hooks: &[Hook]) -> usize {
         if let Err(error) = self.try_close(hooks) {
             tracing::warn!(%error, "isolated pods are open until their programs are loaded");
@@ -41,7 +40,7 @@ impl Gate {
         self.hooks.len()
     }
 
-    /// Opens the hooks of the interfaces that are ready.
+    /// Opens the hooks of interfaces that are ready.
     pub(super) fn open(&mut self, ready: impl Fn(u32) -> bool) {
         if let Err(error) = self.try_open(ready) {
             tracing::error!(%error, "pods that were closed until their programs are attached stay so");
@@ -83,7 +82,7 @@ impl Gate {
     }
 }
 
-/// Opens whatever is closed in this network namespace.
+/// Opens all closed hooks in this network namespace.
 ///
 /// # Errors
 /// The kernel refuses.

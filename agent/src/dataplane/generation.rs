@@ -1,9 +1,8 @@
-//! One generation: a set of tables with the programs that read them.
+//! A generation: a set of tables with the programs that read them.
 //!
-//! Agent start, restart, upgrade and growth are one path: a new generation is loaded and filled
-//! while the old one goes on judging, then each link's program is replaced. Conntrack, fragments,
-//! counters and events are shared by pins; everything else belongs to its generation and goes with
-//! the last program that uses it.
+//! Agent start, restart, upgrade and growth take the same path: a new generation is loaded and filled while the old
+//! one goes on judging, then each link's program is replaced. Generations share conntrack, fragments, counters and
+//! events by pins; all other maps belong to their generation and are freed with the last program that uses them.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -34,42 +33,42 @@ use super::{connection, features, kernel_types};
 use crate::bpf::{sys, test_run};
 use crate::object::{ObjectMissing, object};
 
-/// Why a generation could not be made.
+/// Failure to create a generation.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerationError {
-    /// This binary holds no eBPF object.
+    /// This binary contains no eBPF object.
     #[error(transparent)]
     Object(#[from] ObjectMissing),
-    /// The kernel refused a map or the object is not understood.
+    /// The kernel refused a map, or the object cannot be parsed.
     #[error(
         "cannot create the eBPF maps: {} (needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; \
          kernel 5.15 or later)",
         chain(cause)
     )]
     Load {
-        /// Why.
+        /// Cause.
         cause: Box<EbpfError>,
     },
-    /// The kernel refused one of the tables that the loader is given.
+    /// The kernel refused one of the tables that are created for the loader.
     #[error(
         "cannot create the eBPF maps: {name}: {cause} (needs root, or CAP_BPF, CAP_NET_ADMIN and \
          CAP_PERFMON; kernel 5.15 or later)"
     )]
     Offer {
-        /// Table.
+        /// Name of the table.
         name: &'static str,
-        /// Why.
+        /// Error of the kernel.
         cause: io::Error,
     },
-    /// The kernel refused a program.
+    /// The kernel rejected a program.
     #[error("cannot load the eBPF program {name}: {}", chain(cause))]
     Program {
-        /// Program.
+        /// Name of the program.
         name: &'static str,
-        /// Why, with the verifier's words.
+        /// Cause, with the verifier's message.
         cause: Box<ProgramError>,
     },
-    /// The kernel takes no XDP program for frames in several pieces.
+    /// The kernel takes no XDP program for frames in several buffers.
     #[error("this kernel's XDP does not take frames in several pieces (Linux 5.18 does)")]
     XdpFragments,
     /// The object has no such program.
@@ -78,7 +77,7 @@ pub enum GenerationError {
     /// The kernel's clock could not be read.
     #[error("cannot read the kernel's clock: {0}")]
     Clock(io::Error),
-    /// The traced programs do not go with the ordinary ones.
+    /// The traced programs do not match the ordinary ones.
     #[error("cannot load the traced eBPF programs: {0}")]
     Traced(String),
     /// A table could not be written.
@@ -87,11 +86,11 @@ pub enum GenerationError {
     /// A map could not be pinned or read back.
     #[error("map {name} at {path}: {reason}")]
     Pin {
-        /// Map.
+        /// Name of the map.
         name: &'static str,
-        /// Pin.
+        /// Path of the pin.
         path: String,
-        /// Why.
+        /// Cause.
         reason: String,
     },
 }
@@ -110,18 +109,18 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The program that reads the kernel's clock, by test run.
+/// Program that returns the kernel's clock in a test run.
 const CLOCK: &str = "netpold_clock";
 /// The flow tables.
 const FLOWS: [&str; 2] = ["CT4", "CT6"];
-/// Maps that outlive their generation, by pin.
+/// Maps that outlive their generation, by pin name.
 const SHARED: [&str; 5] = [FLOWS[0], FLOWS[1], "FRAGMENTS", "COUNTERS", "EVENTS"];
 
-/// Maps of the generation in force, by pin: what a later agent reads.
+/// Maps of the generation in force, by pin name, for a later agent.
 const PUBLISHED: [Section; 2] = [global_sections::ENDPOINTS, global_sections::SETTINGS];
 
-/// aya makes no loader without parsing the kernel's own types, which takes a tenth of a second and is of
-/// no use here: one is made for all generations, and forgets them.
+/// aya parses the kernel's own types for each new loader, which takes a tenth of a second and is not needed here. So
+/// all generations share one loader, and it forgets the types.
 static LOADER: OnceLock<Mutex<EbpfLoader<'static>>> = OnceLock::new();
 
 fn loader() -> &'static Mutex<EbpfLoader<'static>> {
@@ -132,17 +131,17 @@ fn loader() -> &'static Mutex<EbpfLoader<'static>> {
     })
 }
 
-/// Prepares what [`Generation::load`] needs, in the background.
+/// Prepares the inputs of [`Generation::load`] in the background.
 pub fn prepare() {
     let prepare = || {
         globals();
         loader();
     };
-    // Without a thread it is done when it is needed.
+    // Without a thread they are prepared on first use.
     drop(std::thread::Builder::new().name("loader".into()).spawn(prepare));
 }
 
-/// What the programs are loaded with.
+/// Constants that the programs are loaded with.
 fn globals() -> &'static Globals {
     static GLOBALS: OnceLock<Globals> = OnceLock::new();
     GLOBALS.get_or_init(|| {
@@ -156,14 +155,14 @@ fn globals() -> &'static Globals {
     })
 }
 
-/// The flow tables of a generation, by the buckets of the IPv4 table; the IPv6 table has half of them.
+/// Flow tables of a generation, by the buckets of the IPv4 table; the IPv6 table has half of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowTables {
-    /// Those that are pinned, whatever their size; new ones where none are.
+    /// The pinned tables, whatever their size; new ones if there are none.
     Pinned(u32),
-    /// New ones, which take the place of those that are pinned when the generation does.
+    /// New tables, which replace the pinned ones when the generation is published.
     Own(u32),
-    /// Those that are pinned, since the kernel had no room for others.
+    /// The pinned tables, since the kernel had no room for others.
     Kept,
 }
 
@@ -172,15 +171,15 @@ pub struct Generation {
     bpf: Ebpf,
     tables: Tables,
     flow_tables: FlowTables,
-    /// All maps.
+    /// All maps of the object.
     maps: Maps,
-    /// The maps that are pinned, by the name of their pin.
+    /// The pinned maps, by pin name.
     pinned: Vec<(&'static str, OwnedFd)>,
 }
 
 impl Generation {
-    /// Creates the maps with the given sizes and loads the programs. Nothing is attached and
-    /// nothing that is in force changes.
+    /// Creates the maps with the given sizes and loads the programs. No program is attached, and enforcement does not
+    /// change.
     ///
     /// # Errors
     /// See [`GenerationError`].
@@ -192,7 +191,7 @@ impl Generation {
         Self::load_at(&pins.maps(), capacity, FlowTables::Pinned(conntrack_buckets))
     }
 
-    /// The same without the pin root itself.
+    /// Loads a generation without the pin root itself, see [`Generation::load`].
     pub(super) fn load_at(
         pins: &MapPins,
         capacity: &Capacity,
@@ -237,10 +236,10 @@ impl Generation {
         Ok(Self { bpf, tables, flow_tables, maps, pinned })
     }
 
-    /// What traced programs are loaded with.
+    /// Maps and constants to load traced programs with.
     ///
     /// # Errors
-    /// The kernel does not say, or the process has no more descriptors.
+    /// The kernel does not report a program's identifier, or the process is out of descriptors.
     pub fn shared_maps(&self) -> Result<SharedMaps, GenerationError> {
         let copy = |(name, map): (&String, &OwnedFd)| Ok((name.clone(), map.try_clone()?));
         let maps: io::Result<_> = self.maps.iter().map(copy).collect();
@@ -248,7 +247,7 @@ impl Generation {
         Ok(SharedMaps { maps, globals: *globals(), generation: self.id(Program::Ingress)? })
     }
 
-    /// A program; of a direction, the one that judges pods.
+    /// A program; for a direction, the one that judges pods.
     ///
     /// # Errors
     /// The object has no such program.
@@ -271,7 +270,7 @@ impl Generation {
     /// The identifier of a program.
     ///
     /// # Errors
-    /// The object has no such program, or the kernel does not say.
+    /// The object has no such program, or the kernel does not report the identifier.
     pub fn id(&self, program: Program) -> Result<u32, GenerationError> {
         let failed = |e| GenerationError::Program { name: program.name(), cause: Box::new(e) };
         self.loaded(program)?.info().map(|info| info.id()).map_err(failed)
@@ -284,10 +283,10 @@ impl Generation {
         program.try_into().map_err(failed)
     }
 
-    /// A program of XDP and its identifier; loaded when it is asked for the first time.
+    /// An XDP program and its identifier; loaded on first use.
     ///
     /// # Errors
-    /// The object has no such program, or the kernel refuses it.
+    /// The object has no such program, or the kernel rejects it.
     pub fn xdp(&mut self, program: XdpProgram) -> Result<(BorrowedFd<'_>, u32), GenerationError> {
         let name = program.name();
         let failed = |e| GenerationError::Program { name, cause: Box::new(e) };
@@ -303,10 +302,10 @@ impl Generation {
         Ok((program.fd().map_err(failed)?.as_fd(), id))
     }
 
-    /// Writes operations in order. Packets of known flows meet them all at once, at the end.
+    /// Writes operations in order, then a new revision. Packets of known flows see them all at once, at the end.
     ///
     /// # Errors
-    /// The first one the kernel refused; those before it are in effect.
+    /// Error of the first operation that the kernel refused; earlier ones are in effect.
     pub fn apply(&mut self, ops: &[Op]) -> Result<(), TableError> {
         if ops.is_empty() {
             return Ok(());
@@ -315,17 +314,17 @@ impl Generation {
         self.tables.next_revision().and(applied)
     }
 
-    /// Writes operations in order before anything is attached: there is no packet to wait for.
+    /// Writes operations in order before any program is attached, without grace periods.
     ///
     /// # Errors
-    /// The first one the kernel refused.
+    /// Error of the first operation that the kernel refused.
     pub fn fill(&mut self, ops: &[Op]) -> Result<(), TableError> {
         let writes = ops.iter().filter(|op| !matches!(op, Op::Grace));
         writes.into_iter().try_for_each(|op| self.tables.write(op))
     }
 
-    /// Writes the settings, before anything is attached, and gives what was written: the bucket
-    /// masks follow from the size that the conntrack maps really have.
+    /// Writes the settings, before any program is attached, and returns the written ones: the bucket masks follow from
+    /// the actual size of the conntrack maps.
     ///
     /// # Errors
     /// A map is missing or cannot be mapped.
@@ -335,7 +334,7 @@ impl Generation {
         self.tables.write_settings(settings)
     }
 
-    /// Whether the programs only record flows and pass everything on.
+    /// Sets whether the programs only record flows and pass every packet on.
     ///
     /// # Errors
     /// The map is smaller than one element.
@@ -361,7 +360,7 @@ impl Generation {
         Ok((array(&self.bpf, "CT4")?, array(&self.bpf, "CT6")?))
     }
 
-    /// The ring buffer of drop events, shared by generations; once a generation.
+    /// The ring buffer of drop events, shared by generations; returned once per generation.
     ///
     /// # Errors
     /// The map is missing or of another kind.
@@ -385,24 +384,24 @@ impl Generation {
         sums
     }
 
-    /// Packets of the endpoint at an interface that exits missed the proof or the witness of, since this
-    /// generation was made.
+    /// Packets without proof or witness from the endpoint at an interface, counted at exits since this generation was
+    /// created.
     #[must_use]
     pub fn unproven(&self, ifindex: u32) -> Unproven {
         self.tables.unproven(ifindex)
     }
 
-    /// Which flow tables it has.
+    /// Flow tables of the generation.
     #[must_use]
     pub fn flow_tables(&self) -> FlowTables {
         self.flow_tables
     }
 
-    /// Makes this generation's maps the pinned ones: what a later agent reads to recognise endpoints and
-    /// to go on with the flows and their hash.
+    /// Pins this generation's maps in place of the former ones, so that a later agent recognises endpoints and
+    /// continues the flows with their hash.
     ///
     /// # Errors
-    /// bpffs refused.
+    /// Error of bpffs.
     pub fn publish(&self, pins: &PinRoot) -> Result<(), GenerationError> {
         for (name, map) in &self.pinned {
             replace_pin(pins, name, map.as_fd())
@@ -411,10 +410,10 @@ impl Generation {
         Ok(())
     }
 
-    /// Pins what is not pinned in a folder; how many maps that were.
+    /// Pins the maps that are missing in a folder; returns their number.
     ///
     /// # Errors
-    /// bpffs refused.
+    /// Error of bpffs.
     pub fn pin_missing(&self, pins: &MapPins) -> Result<u64, GenerationError> {
         let missing = self.pinned.iter().filter(|(name, _)| !pins.map(name).exists());
         let mut count = 0;
@@ -426,7 +425,7 @@ impl Generation {
         Ok(count)
     }
 
-    /// The revision of policy that a cached verdict has to be of to count.
+    /// Revision of policy that valid cached verdicts have.
     ///
     /// # Errors
     /// The map is smaller than one element.
@@ -434,8 +433,7 @@ impl Generation {
         Ok(self.tables.current_settings()?.revision)
     }
 
-    /// Whether the programs look at an endpoint's packets for policy's sake, by its place in the table: those
-    /// of another leave no flow.
+    /// Whether programs apply policy to the packets of an endpoint, by its slot; other endpoints have no flows.
     #[must_use]
     pub fn has_rows(&self, slot: u32) -> bool {
         self.tables.endpoints.read(slot).is_ok_and(|endpoint| endpoint.rows != 0)
@@ -447,7 +445,7 @@ impl Generation {
     }
 }
 
-/// Puts a map in the place of the one that is pinned, in one step.
+/// Replaces a pinned map in one step.
 fn replace_pin(pins: &PinRoot, name: &str, map: BorrowedFd<'_>) -> io::Result<()> {
     let fresh = pins.map(&format!("{name}_NEW"));
     remove_if_there(&fresh)?;
@@ -459,7 +457,7 @@ pub(super) fn pin_error(pin: PathBuf, name: &'static str, reason: String) -> Gen
     GenerationError::Pin { name, path: pin.display().to_string(), reason }
 }
 
-/// Elements of an array map, at least one.
+/// Number of elements of an array map, at least one.
 fn elements(bpf: &Ebpf, name: &'static str) -> Result<u32, TableError> {
     let info = array(bpf, name)?.info().map_err(|cause| TableError::Map { name, cause })?;
     Ok(info.max_entries().max(1))
@@ -475,7 +473,7 @@ fn classifier<'a>(
         .map_err(|e| GenerationError::Program { name, cause: Box::new(e) })
 }
 
-/// Side by side: the kernel verifies each for itself, for up to half a second.
+/// Loads the programs in parallel: the kernel takes up to half a second to verify one.
 fn load_programs(bpf: &mut Ebpf) -> Result<(), GenerationError> {
     let names = Program::ALL.map(Program::name).into_iter().chain([CLOCK]);
     let mut missing: BTreeSet<&str> = names.collect();

@@ -1,8 +1,7 @@
-//! Tables that the programs reach at a fixed address instead of by a lookup.
+//! Tables at a fixed address, which the programs read without a lookup.
 //!
-//! To the eBPF object they are data sections, each a map of one element. The loader would make maps
-//! that cannot be mapped into memory, so it is given ones that can: it takes what is pinned. It pins what
-//! it makes at such a place, too.
+//! To the eBPF object they are data sections, each a map of one element. The loader would create maps that cannot be
+//! mapped into memory, so it gets pinned ones that can. It also pins the maps that it creates at such a path.
 
 use std::fs;
 use std::io;
@@ -18,9 +17,9 @@ use crate::bpf::sys;
 /// A table at a fixed address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// Its name as a table.
+    /// Name of the table.
     pub name: &'static str,
-    /// The section of the object, which is the name of its map.
+    /// Section of the object, which is also the name of its map.
     pub section: &'static str,
     bytes: usize,
 }
@@ -38,18 +37,18 @@ pub const ENDPOINTS: Section = Section {
 pub const TRIE_ROOT: Section =
     Section { name: "TRIE_ROOT", section: ".bss.trie_root", bytes: size_of::<TrieRoot>() };
 
-/// Pins for one load only. Dropped after it.
+/// Pins for a single load, removed on drop.
 #[derive(Debug)]
 pub struct Offered {
     pins: Vec<PathBuf>,
 }
 
 impl Offered {
-    /// Makes the maps and tells the loader where they are, and where to put `own`: maps that it makes
-    /// although others of their names are pinned.
+    /// Creates the maps and passes their pins to the loader, with paths for `own`: maps that the loader is to create
+    /// although maps of the same name are pinned.
     ///
     /// # Errors
-    /// The kernel refuses a map or a pin: its name is given.
+    /// The kernel refuses a map or a pin; returned with its name.
     pub fn to(
         loader: &mut EbpfLoader<'_>,
         pins: &MapPins,
@@ -66,7 +65,7 @@ impl Offered {
         Ok(offered)
     }
 
-    /// An empty place for a map, by its names as a table and to the loader.
+    /// A free path for a map, by its name as a table and its name to the loader.
     fn place(
         &mut self,
         loader: &mut EbpfLoader<'_>,

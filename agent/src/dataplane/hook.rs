@@ -1,4 +1,4 @@
-//! The hooks of an interface, and what is found attached there.
+//! Hooks of an interface, and attachments there.
 
 use netpold_core::model::Direction;
 
@@ -13,12 +13,12 @@ const BPF_TCX_EGRESS: u32 = 47;
 pub struct Hook {
     /// Interface index.
     pub ifindex: u32,
-    /// As the pod sees it.
+    /// Direction, as the pod sees it.
     pub direction: Direction,
 }
 
 impl Hook {
-    /// Attach type of `bpf(2)` links there.
+    /// Attach type of bpf(2) links at the hook.
     pub(super) fn tcx_type(self) -> u32 {
         match self.direction {
             Direction::Egress => BPF_TCX_INGRESS,
@@ -26,17 +26,17 @@ impl Hook {
         }
     }
 
-    /// Whether a link is there, and not at a former interface with this index.
+    /// Whether a link is at this hook, and not at a former interface with this index.
     pub(super) fn has(self, link: LinkAt) -> bool {
         (link.ifindex, link.attach_type) == (self.ifindex, self.tcx_type())
     }
 
-    /// The name of its link's pin.
+    /// Pin name of the hook's link.
     pub(super) fn file_name(self) -> String {
         format!("{}-{}", self.ifindex, self.direction)
     }
 
-    /// The hook that a pin's name says.
+    /// Hook of a pin name.
     pub(super) fn from_file_name(name: &str) -> Option<Self> {
         let (ifindex, direction) = name.split_once('-')?;
         let direction = Direction::BOTH.into_iter().find(|d| d.to_string() == direction)?;
@@ -45,7 +45,7 @@ impl Hook {
     }
 }
 
-/// How programs are attached.
+/// Mode of attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Links at the TCX hooks.
@@ -55,7 +55,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The better one of those the kernel has: asked, not guessed from its version.
+    /// The best mode of this kernel, probed instead of derived from its version.
     #[must_use]
     pub fn probe() -> Self {
         // Every namespace has a loopback interface with index 1.
@@ -75,13 +75,13 @@ impl std::fmt::Display for Mode {
     }
 }
 
-/// An attachment that was found.
+/// An attachment found at a hook.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Attached {
-    /// Where.
+    /// Hook of the attachment.
     pub hook: Hook,
-    /// Identifier of the program that runs there.
+    /// Identifier of the attached program.
     pub program: u32,
-    /// Identifiers of the programs that packets meet before it; 0: of a filter without program.
+    /// Identifiers of the programs that run before it; 0: a filter without program.
     pub ahead: Vec<u32>,
 }

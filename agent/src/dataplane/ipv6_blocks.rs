@@ -1,8 +1,8 @@
-//! The tree of IPv6 blocks, written: see [`netpold_ebpf::tables::ipv6_blocks`].
+//! Writes to the tree of IPv6 blocks, see [`netpold_ebpf::tables::ipv6_blocks`].
 //!
-//! Nobody else writes it, and programs read it meanwhile. An edit of a block among 20,000 takes 12 µs in a build for
-//! tests and writes three nodes at the most on average; one of a block around others also changes a word of each
-//! interval between them.
+//! Only this module writes it, while programs read it. An edit of one block among 20,000 takes 12 µs in a test build
+//! and writes at most three nodes on average. An edit of a block around others also changes a word of each interval
+//! between them.
 
 mod nodes;
 mod tree;
@@ -21,26 +21,26 @@ use crate::bpf::mmap::MappedArray;
 use nodes::{NAME, Nodes, Word};
 use tree::{NEEDED, Paint, paint};
 
-/// Nodes for so many prefixes, wherever they lie. Each begins two intervals at the most, and one longer than
-/// /64 a tree of its own; a node has three entries at the least, of which one may be like its neighbour's.
+/// Number of nodes for this many prefixes, in any arrangement. Each prefix begins at most two intervals, and one
+/// longer than /64 needs a tree of its own. A node has at least three entries, one of which may equal its neighbour's.
 #[must_use]
 pub fn nodes_for(prefixes: u32) -> u32 {
     let nodes = u64::from(prefixes) * 5 / 2 + 2 * NEEDED as u64;
     u32::try_from(nodes).map_or(BLOCKS6_NODES, |nodes| nodes.min(BLOCKS6_NODES))
 }
 
-/// A prefix: bits, those behind its length zero, and length.
+/// A prefix: its bits, with zeros behind its length, and its length.
 type Key = (u128, u8);
 
 fn key(net: Ipv6Net) -> Key {
     (net.network().to_bits(), net.prefix_len())
 }
 
-/// The prefixes there are.
+/// All prefixes of the tree.
 #[derive(Debug)]
 struct Prefixes {
     classes: BTreeMap<Key, ClassId>,
-    /// How many there are of each length.
+    /// Number of prefixes of each length.
     lengths: Box<[u32; 129]>,
 }
 
@@ -57,7 +57,7 @@ impl Prefixes {
         }
     }
 
-    /// The word of the longest prefix around another.
+    /// Word of the longest prefix that contains another one.
     fn around(&self, (bits, len): Key) -> Word {
         let lengths = (0..len).rev().filter(|len| self.lengths[usize::from(*len)] > 0);
         let mut words = lengths.filter_map(|len| {
@@ -78,22 +78,22 @@ pub struct Ipv6Blocks {
 }
 
 impl Ipv6Blocks {
-    /// Takes the tree of a loaded object, which is empty.
+    /// Opens the empty tree of a loaded object.
     ///
     /// # Errors
-    /// It is missing or cannot be mapped.
+    /// The map is missing or cannot be mapped.
     pub fn open(bpf: &Ebpf) -> Result<Self, TableError> {
         Self::of(array(bpf, NAME)?, wait_for_programs)
     }
 
-    /// An empty tree in a map; `wait` returns when everybody who read it before has ended.
+    /// An empty tree in a map; `wait` returns once all earlier readers have ended.
     fn of(map: &MapData, wait: fn()) -> Result<Self, TableError> {
         let map = MappedArray::new(map).map_err(at(NAME))?;
         let prefixes = Prefixes { classes: BTreeMap::new(), lengths: Box::new([0; 129]) };
         Ok(Self { nodes: Nodes::new(map, wait), root: Word::default(), prefixes })
     }
 
-    /// [`netpold_ebpf::layout::Settings::ipv6_blocks_root`] of this tree. It is written before the next operation.
+    /// [`netpold_ebpf::layout::Settings::ipv6_blocks_root`] for this tree, to be written before the next operation.
     #[must_use]
     pub fn root(&self) -> u32 {
         self.root.value
@@ -105,7 +105,7 @@ impl Ipv6Blocks {
         self.prefixes.classes.get(&key(net)).copied()
     }
 
-    /// The prefix behind another, or the first one.
+    /// The prefix after another one, or the first.
     #[must_use]
     pub fn next(&self, net: Option<Ipv6Net>) -> Option<Ipv6Net> {
         let after = net.map_or(Bound::Unbounded, |net| Bound::Excluded(key(net)));
@@ -113,10 +113,10 @@ impl Ipv6Blocks {
         Ipv6Net::new(bits.into(), len).ok()
     }
 
-    /// Enters a prefix, or changes its class.
+    /// Adds a prefix, or changes its class.
     ///
     /// # Errors
-    /// There are no nodes left; nothing has changed then.
+    /// No node is free; then the tree does not change.
     pub fn set(&mut self, net: Ipv6Net, class: ClassId) -> Result<(), TableError> {
         let (bits, len) = key(net);
         self.paint(Paint { bits, len, word: Word { value: class, len } })?;
@@ -124,10 +124,10 @@ impl Ipv6Blocks {
         Ok(())
     }
 
-    /// Takes a prefix out; whether it was there.
+    /// Removes a prefix; returns whether it existed.
     ///
     /// # Errors
-    /// There are no nodes left; nothing has changed then.
+    /// No node is free; then the tree does not change.
     pub fn remove(&mut self, net: Ipv6Net) -> Result<bool, TableError> {
         let (bits, len) = key(net);
         if self.get(net).is_none() {
@@ -144,7 +144,7 @@ impl Ipv6Blocks {
         Ok(())
     }
 
-    /// Compares the next nodes in the map with what they must hold, and puts right those that differ; how many.
+    /// Compares the next nodes in the map with their desired content, and repairs differences; returns their number.
     ///
     /// # Errors
     /// The map is smaller than it was.

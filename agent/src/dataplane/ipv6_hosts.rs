@@ -1,7 +1,7 @@
-//! The table of IPv6 addresses, written: see [`netpold_ebpf::tables::ipv6_hosts`].
+//! Writes to the table of IPv6 addresses, see [`netpold_ebpf::tables::ipv6_hosts`].
 //!
-//! Nobody else writes it, and programs read it meanwhile. An entry, of up to four neighbouring addresses, never moves: a
-//! reader that looked into one bucket before and into the other behind would miss it.
+//! Only this module writes it, while programs read it. An entry, of up to four neighbouring addresses, never moves: a
+//! reader between its lookups in two buckets would miss a moving one.
 
 use std::mem::offset_of;
 use std::net::Ipv6Addr;
@@ -21,11 +21,11 @@ use crate::bpf::mmap::{MappedArray, MmapError};
 const NAME: &str = "HOSTS6";
 const FILTER: &str = "HOSTS6_FILTER";
 const DISPLACED: usize = offset_of!(Hosts6Bucket, displaced);
-/// Free entries of a bucket that is not looked at beside the other: of 100,000 random addresses in a table for 131,072,
+/// Free entries from which on the other bucket is not considered: of 100,000 random addresses in a table for 131,072,
 /// one in seven then goes to its second bucket, and two in a thousand find no room.
 const MOST: usize = 2;
 
-/// Neither bucket of an address' entry has room.
+/// Error: neither bucket of an address's entry has room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -33,30 +33,30 @@ pub struct Full;
 #[derive(Debug)]
 pub struct Ipv6Hosts {
     map: MappedArray<Hosts6Bucket>,
-    /// Words, of the next [`HOSTS6_FILTERED`] buckets each.
+    /// Filter words, each for [`HOSTS6_FILTERED`] consecutive buckets.
     filter: MappedArray<u64>,
 }
 
-/// Buckets for so many addresses, the highest number of which [`overflow_for`] find no room.
+/// Number of buckets for this many addresses, of which at most [`overflow_for`] find no room.
 #[must_use]
 pub fn buckets_for(addresses: u32) -> u32 {
     addresses.div_ceil(2).max(1).checked_next_power_of_two().unwrap_or(1 << 31)
 }
 
-/// How many of so many addresses may find no room, if none of them are neighbours: 12 in a thousand are to be
+/// Highest number of addresses without room among this many, if none of them are neighbours: 12 in a thousand are
 /// expected.
 #[must_use]
 pub const fn overflow_for(addresses: u32) -> u32 {
     addresses.div_ceil(32)
 }
 
-/// Words of the filter for so many buckets.
+/// Number of filter words for this many buckets.
 #[must_use]
 pub const fn filter_for(buckets: u32) -> u32 {
     buckets.div_ceil(HOSTS6_FILTERED)
 }
 
-/// Where an entry is: bucket, and offset in it.
+/// Place of an entry: bucket, and offset in it.
 #[derive(Clone, Copy)]
 struct Place {
     bucket: u32,
@@ -76,7 +76,7 @@ impl Place {
         self.offset + offset_of!(Hosts6Entry, address) + half * 8
     }
 
-    /// The word with an address' class, and where in that.
+    /// Offset of the word with an address's class, and shift in that word.
     const fn class(self, member: usize) -> (usize, usize) {
         let offset = self.offset + offset_of!(Hosts6Entry, classes);
         (offset + member / 2 * 8, member % 2 * 32)
@@ -88,18 +88,18 @@ fn words(address: Ipv6Addr) -> [u64; 2] {
 }
 
 impl Ipv6Hosts {
-    /// Takes the table of a loaded object.
+    /// Opens the table of a loaded object.
     ///
     /// # Errors
-    /// It is missing or cannot be mapped.
+    /// A map is missing or cannot be mapped.
     pub fn open(bpf: &Ebpf) -> Result<Self, TableError> {
         Self::of(array(bpf, NAME)?, array(bpf, FILTER)?)
     }
 
-    /// The table in two maps: its buckets and its filter.
+    /// The table in two maps: buckets and filter.
     ///
     /// # Errors
-    /// A map is none, or cannot be mapped.
+    /// A map has another layout, or cannot be mapped.
     pub fn of(buckets: &MapData, filter: &MapData) -> Result<Self, TableError> {
         let map = MappedArray::new(buckets).map_err(at(NAME))?;
         MappedArray::new(filter).map(|filter| Self { map, filter }).map_err(at(FILTER))
@@ -133,7 +133,7 @@ impl Ipv6Hosts {
         read().map_err(at(NAME))
     }
 
-    /// Enters an address, or changes its class by one word.
+    /// Adds an address, or changes its class by one word.
     ///
     /// # Errors
     /// The settings are not this table's.
@@ -146,7 +146,7 @@ impl Ipv6Hosts {
         self.write(settings, address, class).map_err(at(NAME))
     }
 
-    /// Takes an address out; whether it was there.
+    /// Removes an address; returns whether it existed.
     ///
     /// # Errors
     /// The settings are not this table's.
@@ -169,7 +169,7 @@ impl Ipv6Hosts {
         let [first, _] = places.buckets;
         if place.bucket != first {
             let count = places.displaced(self.map.load_u64(first, DISPLACED)?);
-            // Of many, how many there are is not known.
+            // Once the count is saturated, the actual number is unknown.
             if count != HOSTS6_MANY {
                 self.set_displaced(places, count.saturating_sub(1))?;
             }
@@ -178,7 +178,8 @@ impl Ipv6Hosts {
         Ok(true)
     }
 
-    /// Has programs look for an address where it is; whether they did not.
+    /// Repairs the filter and the first bucket's count, so that programs find an address; returns whether they did
+    /// not.
     ///
     /// # Errors
     /// The settings are not this table's.
@@ -197,10 +198,10 @@ impl Ipv6Hosts {
         revealed.map_err(at(NAME))
     }
 
-    /// Has the filter let the entries of a bucket through, and no others; whether it did not.
+    /// Repairs the filter bits of a bucket to those of its entries; returns whether they were wrong.
     ///
     /// # Errors
-    /// The bucket is none of the map's.
+    /// The map has no such bucket.
     pub fn check_filter(&self, settings: &Settings, bucket: u32) -> Result<bool, TableError> {
         self.filter_anew(settings, bucket).map_err(at(FILTER))
     }
@@ -225,7 +226,7 @@ impl Ipv6Hosts {
         Ok(after != before)
     }
 
-    /// Sets an entry's bit in the filter; whether it was not.
+    /// Sets an entry's bit in the filter; returns whether it was missing.
     fn let_through(&self, places: Places) -> Result<bool, MmapError> {
         let before = self.filter.load_u64(places.filter(), 0)?;
         if before & places.filter_bit() != 0 {
@@ -234,7 +235,7 @@ impl Ipv6Hosts {
         self.filter.store_u64(places.filter(), 0, before | places.filter_bit()).map(|()| true)
     }
 
-    /// Writes how many entries with the same bit are in their second bucket.
+    /// Writes the number of entries with the same filter bit that are in their second bucket.
     fn set_displaced(&self, places: Places, count: u64) -> Result<(), MmapError> {
         let [first, _] = places.buckets;
         let shift = places.bit * 2;
@@ -242,10 +243,10 @@ impl Ipv6Hosts {
         self.map.store_u64(first, DISPLACED, word | count << shift)
     }
 
-    /// The addresses in a bucket; `None` behind the last one.
+    /// Addresses of a bucket; `None` behind the last bucket.
     ///
     /// # Errors
-    /// None, as the bucket is one of the map's.
+    /// Never, since the bucket is in the map.
     pub fn bucket(&self, bucket: u32) -> Result<Option<Vec<Ipv6Addr>>, TableError> {
         if bucket > self.mask() {
             return Ok(None);
@@ -259,7 +260,7 @@ impl Ipv6Hosts {
         Ok(Some(addresses.collect()))
     }
 
-    /// The entry that an address is in or belongs to, and its state.
+    /// Entry of an address's group, and its state.
     fn find(&self, places: Places, address: Ipv6Addr) -> Result<Option<(Place, u64)>, MmapError> {
         let wanted = hosts6::group(words(address));
         for bucket in places.buckets {
@@ -305,14 +306,14 @@ impl Ipv6Hosts {
         self.map.store_u64(place.bucket, place.state(), state).map(Ok)
     }
 
-    /// Writes the class of one of an entry's addresses, by one store.
+    /// Writes the class of one address of an entry, by one store.
     fn set_class(&self, place: Place, member: usize, class: ClassId) -> Result<(), MmapError> {
         let (offset, shift) = place.class(member);
         let others = self.map.load_u64(place.bucket, offset)? & !(u64::from(ClassId::MAX) << shift);
         self.map.store_u64(place.bucket, offset, others | u64::from(class) << shift)
     }
 
-    /// A free entry, and its state: of the first bucket while most of that is free, else of the emptier one.
+    /// A free entry and its state: in the first bucket if most of it is free, else in the emptier one.
     fn room(&self, buckets: [u32; 2]) -> Result<Option<(Place, u64)>, MmapError> {
         let mut best: Option<(usize, Place, u64)> = None;
         for bucket in buckets {

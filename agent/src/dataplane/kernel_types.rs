@@ -1,26 +1,26 @@
-//! The kernel's own types (BTF): where structs have their members, and which number a function has.
+//! The kernel's own types (BTF): offsets of struct members, and numbers of functions.
 
-/// Where the kernel shows them.
+/// File of the kernel's types.
 const TYPES: &str = "/sys/kernel/btf/vmlinux";
 /// `BTF_MAGIC` of linux/btf.h.
 const MAGIC: u16 = 0xeb9f;
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
 const FUNCTION: u32 = 12;
-/// Bytes of a member's description.
+/// Length of a member's description in bytes.
 const MEMBER: usize = 12;
-/// Structs and unions without a name that are looked into, one in the other.
+/// Depth of nested structs and unions without a name that are searched.
 const DEPTH: usize = 4;
 
-/// A header, descriptions of types, their names.
+/// Parsed BTF: descriptions of types, and their names.
 pub(super) struct KernelTypes<'a> {
     types: &'a [u8],
     names: &'a [u8],
-    /// Where each type is described, by its number less one.
+    /// Offset of each type's description, at its number less one.
     places: Vec<u32>,
 }
 
-/// A struct or union: its size in bytes, and its members' descriptions.
+/// A struct or union: size in bytes, and descriptions of its members.
 #[derive(Clone, Copy)]
 pub(super) struct Struct<'a> {
     size: u32,
@@ -28,19 +28,19 @@ pub(super) struct Struct<'a> {
 }
 
 impl Struct<'_> {
-    /// In bytes.
+    /// Size in bytes.
     pub(super) fn size(self) -> u32 {
         self.size
     }
 }
 
-/// What the kernel shows; `None` if it shows nothing.
+/// Contents of [`TYPES`]; `None` if the kernel has none.
 pub(super) fn read() -> Option<Vec<u8>> {
     std::fs::read(TYPES).ok()
 }
 
 impl<'a> KernelTypes<'a> {
-    /// `None` if it is something else, or there is a kind of types that nobody knew in 2026.
+    /// Parses BTF; `None` for other data, or a kind of type that is newer than 2026.
     pub(super) fn new(all: &'a [u8]) -> Option<Self> {
         if u16::from_ne_bytes(all.get(..2)?.try_into().ok()?) != MAGIC {
             return None;
@@ -53,10 +53,10 @@ impl<'a> KernelTypes<'a> {
             let info = word(types, at + 4)?;
             let count = info as usize & 0xffff;
             let behind = match kind(info) {
-                // Integers, variables, tags of declarations; arrays.
+                // 4 bytes: integers, variables, declaration tags. 12 bytes: arrays.
                 1 | 14 | 17 => 4,
                 3 => 12,
-                // Structs, unions, sections, enumerations of 64 bits; of 32, parameters.
+                // 12 bytes per member: structs, unions, sections, 64-bit enumerations. 8: 32-bit ones, prototypes.
                 STRUCT | UNION | 15 | 19 => count * MEMBER,
                 6 | 13 => count * 8,
                 2 | 7..=11 | FUNCTION | 16 | 18 => 0,
@@ -69,25 +69,25 @@ impl<'a> KernelTypes<'a> {
         Some(Self { types, names, places })
     }
 
-    /// The struct of a name.
+    /// The struct with a name.
     pub(super) fn structure(&self, name: &str) -> Option<Struct<'a>> {
         let mut places = self.places.iter().map(|place| *place as usize);
         let at = places.find(|at| self.is_of(*at, STRUCT, name))?;
         self.members(at)
     }
 
-    /// The number of the function of a name.
+    /// Number of the function with a name.
     pub(super) fn function(&self, name: &str) -> Option<u32> {
         let mut places = self.places.iter().map(|place| *place as usize);
         places.position(|at| self.is_of(at, FUNCTION, name)).map(|place| place as u32 + 1)
     }
 
-    /// Where a member begins, in bytes.
+    /// Offset of a member in bytes.
     pub(super) fn offset(&self, of: Struct<'_>, name: &str) -> Option<u32> {
         self.bits(of, name).map(|bits| bits / 8)
     }
 
-    /// Where a member begins, in bits, also in structs and unions without a name.
+    /// Offset of a member in bits, also within structs and unions without a name.
     pub(super) fn bits(&self, of: Struct<'_>, name: &str) -> Option<u32> {
         self.bits_within(of, name, DEPTH)
     }
@@ -105,7 +105,7 @@ impl<'a> KernelTypes<'a> {
         })
     }
 
-    /// The members of the type at a place, if it is a struct or union.
+    /// Size and members of the type at an offset, if it is a struct or union.
     fn members(&self, at: usize) -> Option<Struct<'a>> {
         let (info, size) = (word(self.types, at + 4)?, word(self.types, at + 8)?);
         let length = (info as usize & 0xffff) * MEMBER;
@@ -137,7 +137,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 pub(super) mod tests {
     use super::*;
 
-    /// A struct's name, size and members with their offsets in bits and the numbers of their types.
+    /// A struct's name, size and members; a member has a name, an offset in bits and the number of its type.
     pub(in crate::dataplane) type Described<'a> = (&'a str, u32, &'a [(&'a str, u32, u32)]);
 
     /// BTF of an integer, type 1; then structs; then functions.

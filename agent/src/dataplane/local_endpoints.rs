@@ -1,8 +1,8 @@
-//! Where local pods are, by address: what the uplink's programs look up.
+//! Local pods by address, for the programs at uplinks.
 //!
-//! They compare what they find with the endpoint's own record, so it does not matter to any packet
-//! when an address is entered here or taken out. One that two endpoints claim is not: routes say which
-//! of them gets a packet, and by the other's policy it must not go.
+//! Programs compare the found endpoint with its own record, so the moment of adding or removing an address affects no
+//! packet. An address that two endpoints claim is left out: routes decide which of them gets a packet, and the other
+//! one's policy must not apply.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use super::maps::TableError;
 struct Family<K: Pod + Ord> {
     name: &'static str,
     map: HashMap<MapData, K, u32>,
-    /// Addresses by slot, and slots by address.
+    /// Addresses by slot.
     held: BTreeMap<u32, BTreeSet<K>>,
     holders: BTreeMap<K, BTreeSet<u32>>,
 }
@@ -36,7 +36,7 @@ impl LocalEndpoints {
         Ok(Self { four: Family::open(bpf, "LOCALS4")?, six: Family::open(bpf, "LOCALS6")? })
     }
 
-    /// Follows an operation on an endpoint slot.
+    /// Applies an operation on an endpoint slot.
     #[expect(clippy::wildcard_enum_match_arm, reason = "of the operations, those on this table")]
     pub(super) fn apply(&mut self, op: &Op) -> Result<(), TableError> {
         let (slot, endpoint) = match op {
@@ -59,7 +59,7 @@ impl<K: Pod + Ord> Family<K> {
         Ok(Self { name, map, held: BTreeMap::new(), holders: BTreeMap::new() })
     }
 
-    /// Makes these the addresses of an endpoint slot.
+    /// Sets the addresses of an endpoint slot.
     fn set(&mut self, slot: u32, addresses: BTreeSet<K>) -> Result<(), TableError> {
         let had = self.held.remove(&slot).unwrap_or_default();
         for changed in had.symmetric_difference(&addresses) {

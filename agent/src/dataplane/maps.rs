@@ -1,4 +1,4 @@
-//! The maps of a loaded object, by name.
+//! Maps of a loaded object, by name.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -8,32 +8,32 @@ use aya::{Ebpf, Pod};
 use super::global_sections::Section;
 use crate::bpf::mmap::{MappedArray, MmapError};
 
-/// Why a table could not be opened or written.
+/// Failure to open or to write a table.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
-    /// The eBPF object has no such map: object and agent do not belong together.
+    /// The eBPF object has no such map: object and agent are of different versions.
     #[error("the eBPF object has no map {0}; agent and object are of different versions")]
     Missing(&'static str),
     /// The kernel refused.
     #[error("map {name}: {cause}")]
     Map {
-        /// Map.
+        /// Name of the map.
         name: &'static str,
-        /// Why.
+        /// Error of the kernel.
         cause: MapError,
     },
-    /// It has no room; its size was meant to be enough.
+    /// The map has no free element, although its size should suffice.
     #[error("map {name}: no element of it is free")]
     Full {
-        /// Map.
+        /// Name of the map.
         name: &'static str,
     },
     /// mmap or an access through it failed.
     #[error("map {name}: {cause}")]
     Mapped {
-        /// Map.
+        /// Name of the map.
         name: &'static str,
-        /// Why.
+        /// Error of the access.
         cause: MmapError,
     },
 }
@@ -49,12 +49,12 @@ pub(super) fn array<'a>(bpf: &'a Ebpf, name: &'static str) -> Result<&'a MapData
     }
 }
 
-/// The table in a data section.
+/// The table of a data section.
 pub(super) fn section<T: Pod>(bpf: &Ebpf, section: Section) -> Result<MappedArray<T>, TableError> {
     MappedArray::flat(array(bpf, section.section)?).map_err(at(section.name))
 }
 
-/// A descriptor of its own of a loaded object's map.
+/// A new descriptor of a loaded object's map.
 pub(super) fn descriptor(bpf: &Ebpf, name: &'static str) -> Result<OwnedFd, TableError> {
     let Some(
         Map::Array(data) | Map::LruHashMap(data) | Map::PerCpuArray(data) | Map::RingBuf(data),
@@ -66,12 +66,12 @@ pub(super) fn descriptor(bpf: &Ebpf, name: &'static str) -> Result<OwnedFd, Tabl
     copy.map_err(|error| TableError::Map { name, cause: MapError::IoError(error) })
 }
 
-/// The array map `name` in memory.
+/// The array map `name`, mapped into memory.
 pub(super) fn mapped<T: Pod>(bpf: &Ebpf, name: &'static str) -> Result<MappedArray<T>, TableError> {
     MappedArray::new(array(bpf, name)?).map_err(at(name))
 }
 
-/// Says which table an access through mmap failed at.
+/// Adds the table's name to an error of an access through mmap.
 pub(super) fn at(name: &'static str) -> impl Fn(MmapError) -> TableError {
     move |cause| TableError::Mapped { name, cause }
 }

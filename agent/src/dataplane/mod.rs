@@ -1,16 +1,15 @@
-//! The kernel's side of the agent: maps, programs, and where they are attached.
+//! The kernel's side of the agent: maps, programs, and their attachments.
 //!
-//! [`Dataplane`] keeps the order of the steps; each part has its own state and knows none of the others that
-//! are above it:
+//! [`Dataplane`] orders the steps. Each part has its own state and depends on none of the parts above it:
 //!
 //! | part | keeps |
 //! |---|---|
-//! | [`generation`] | one set of maps with the programs that read them |
-//! | [`active`] | the generation in force, and how full and how true its tables are |
-//! | [`tc_hooks`] | the programs at pods and devices, in front of others' |
-//! | [`uplink_xdp`], [`pod_xdp`] | XDP programs in front of those |
-//! | `settings` | what is written with each generation, and demanded of packets |
-//! | `flow_migration` | flows of other tables, until they are carried over |
+//! | [`generation`] | a set of maps with the programs that read them |
+//! | [`active`] | the generation in force, with the fill and the audit of its tables |
+//! | [`tc_hooks`] | the programs at pods and devices, in front of foreign ones |
+//! | [`uplink_xdp`], [`pod_xdp`] | the XDP programs in front of those |
+//! | `settings` | the settings written with each generation, and the demands on packets |
+//! | `flow_migration` | flows of other tables, until they are migrated |
 
 pub mod active;
 pub mod attach;
@@ -75,27 +74,27 @@ use uplink_xdp::{UplinkXdp, Wanted as WantedUplinks};
 
 use crate::conntrack::Buckets;
 
-/// Why nothing that comes by a device of the node reaches a pod.
+/// Problem of a device without a place in `Settings::devices`.
 const NO_PLACE: &str = "the node has too many devices, or several whose indexes collide: what comes by this one drops \
                         as unknown_device where it would reach a pod or leave the node";
 
-/// What a dataplane is made with.
+/// Options of a [`Dataplane`].
 #[derive(Clone, Debug)]
 pub struct DataplaneOptions {
     /// Sizes of the flow tables.
     pub buckets: Buckets,
     /// Seed of the flow tables' hash.
     pub hash_seed: u64,
-    /// The bit of `skb->mark` by which programs know what they have judged, see [`netpold_ebpf::judge::proof`].
+    /// Bit of `skb->mark` by which programs recognise judged packets, see [`netpold_ebpf::judge::proof`].
     pub proof: u32,
-    /// Devices where XDP drops what policy denies.
+    /// Devices where XDP drops packets that policy denies.
     pub uplinks: Option<WantedUplinks>,
-    /// Whether XDP drops what pods may not send, in front of their hooks.
+    /// Whether XDP drops packets that pods may not send, in front of their hooks.
     pub pod_xdp: bool,
 }
 
 impl DataplaneOptions {
-    /// Without XDP, and with the default bit of `skb->mark`.
+    /// Options without XDP, and with the default bit of `skb->mark`.
     #[must_use]
     pub fn new(buckets: Buckets, hash_seed: u64) -> Self {
         let proof = 1 << DEFAULT_BIT;
@@ -103,7 +102,7 @@ impl DataplaneOptions {
     }
 }
 
-/// The node's dataplane: the current generation and what it is attached to.
+/// The node's dataplane: the current generation and its attachments.
 pub struct Dataplane {
     pins: PinRoot,
     active: ActiveGeneration,
@@ -114,7 +113,7 @@ pub struct Dataplane {
 }
 
 impl Dataplane {
-    /// A dataplane that has not written anything yet.
+    /// A dataplane without a generation.
     #[must_use]
     pub fn new(pins: PinRoot, attacher: Attacher, options: DataplaneOptions) -> Self {
         Self {
@@ -136,7 +135,7 @@ impl Dataplane {
         &self.active
     }
 
-    /// The same, to change its tables.
+    /// The generation in force, for changes of its tables.
     pub fn active_mut(&mut self) -> &mut ActiveGeneration {
         &mut self.active
     }
@@ -159,8 +158,8 @@ impl Dataplane {
         &self.pod_xdp
     }
 
-    /// Loads a new generation and fills it. What is attached is replaced by the next
-    /// [`Dataplane::attach`]; until then, and if this fails, the old generation judges.
+    /// Loads a new generation and fills it. The next [`Dataplane::attach`] replaces the attached programs; until then,
+    /// and on failure, the old generation judges.
     ///
     /// # Errors
     /// See [`GenerationError`].
@@ -172,7 +171,7 @@ impl Dataplane {
         self.put_in_place(fresh).map(drop)
     }
 
-    /// How to make the next generation; `None` before the first.
+    /// Recipe of the next generation; `None` before the first.
     #[must_use]
     pub fn recipe(&self) -> Option<Recipe> {
         self.active.generation()?;
@@ -184,11 +183,11 @@ impl Dataplane {
         })
     }
 
-    /// Puts a generation that is filled in the place of the one in force, which is given back and goes on
-    /// judging until the next [`Dataplane::attach`].
+    /// Replaces the generation in force by a filled one, and returns the former, which goes on judging until the next
+    /// [`Dataplane::attach`].
     ///
     /// # Errors
-    /// See [`GenerationError`]; the generation in force is then the one from before.
+    /// See [`GenerationError`]; then the generation in force does not change.
     pub fn replace(
         &mut self,
         mut fresh: Generation,
@@ -202,13 +201,13 @@ impl Dataplane {
         self.put_in_place(fresh)
     }
 
-    /// Gives a generation the settings in force.
+    /// Writes the settings in force to a generation.
     fn introduce(&mut self, fresh: &mut Generation) -> Result<(), GenerationError> {
         let settings = match self.active.settings() {
             Some(settings) => settings,
             None => {
                 let mut first = self.active.settings.first(fresh)?;
-                // An earlier agent's programs prove what they judge, as these do.
+                // An earlier agent's programs leave the same proof.
                 let state = PinnedState::read(&self.pins)?;
                 if state.proof == Some(self.active.proof()) {
                     first.demands_proof = 1;
@@ -225,7 +224,7 @@ impl Dataplane {
         Ok(())
     }
 
-    /// What is attached next is of this generation. Gives back the one before it.
+    /// Makes a generation the one that is attached next; returns the one before it.
     fn put_in_place(&mut self, fresh: Generation) -> Result<Option<Generation>, GenerationError> {
         fresh.publish(&self.pins)?;
         self.hooks.renew();
@@ -234,13 +233,13 @@ impl Dataplane {
         Ok(self.active.generation.replace(fresh))
     }
 
-    /// Closes hooks of isolated pods until their programs are attached; how many.
+    /// Closes hooks of isolated pods until their programs are attached; returns the number of closed hooks.
     pub fn close(&mut self, hooks: &[Hook]) -> usize {
         self.hooks.close(hooks)
     }
 
-    /// These bridges have pods. From now on less is demanded of those with a port that has no program; more
-    /// of others after the next [`Dataplane::attach`].
+    /// Sets the bridges with pods. The demands on a bridge with a port without program are relaxed at once; those on
+    /// the others are raised after the next [`Dataplane::attach`].
     pub fn bridges_are(&mut self, bridges: BTreeMap<u32, Bridge>) {
         self.hooks.bridges_are(bridges);
         if let Some((generation, settings)) = self.active.parts() {
@@ -248,15 +247,15 @@ impl Dataplane {
         }
     }
 
-    /// These interfaces may hand packets on that have passed no program; once all programs are attached no others may.
+    /// Sets the interfaces that may hand on unjudged packets; all others may not, once all programs are attached.
     pub fn devices_are(&mut self, devices: BTreeSet<u32>) {
         let ActiveGeneration { settings, generation, .. } = &mut self.active;
         settings.devices_are(devices, generation.as_mut());
     }
 
-    /// Makes the current generation's programs run at these interfaces and at no other: replaces a
-    /// former generation's, or another role's, attaches, and leaves interfaces that are not wanted
-    /// any more. Nothing before the first generation.
+    /// Attaches the current generation's programs to these interfaces and to no others: replaces programs of a former
+    /// generation or of another role, and detaches from interfaces that are not wanted any more. No effect before the
+    /// first generation.
     pub fn attach(&mut self, wanted: &Roles) -> Problems {
         let Self { active, hooks, migration, .. } = self;
         let Some((generation, settings)) = active.parts() else { return Problems::new() };
@@ -281,7 +280,8 @@ impl Dataplane {
         problems
     }
 
-    /// As [`Dataplane::attach`], but leaves nothing: whatever else is attached stays.
+    /// Attaches the current generation's programs to these interfaces, and keeps all other attachments, see
+    /// [`Dataplane::attach`].
     pub fn attach_new(&mut self, wanted: &Roles) -> Problems {
         let Self { active, hooks, .. } = self;
         let Some((generation, settings)) = active.parts() else { return Problems::new() };
@@ -291,19 +291,19 @@ impl Dataplane {
         problems
     }
 
-    /// Looks after the XDP programs: devices come and go, and somebody may have taken one away. How many of
-    /// those that ran were gone.
+    /// Reconciles the XDP programs with appearing and disappearing devices and foreign detachments. Returns the number
+    /// of programs that were lost.
     pub fn reconcile_xdp(&mut self) -> u64 {
         let Some((generation, _)) = self.active.parts() else { return 0 };
         let uplinks = self.uplink_xdp.reconcile(generation);
         uplinks + self.pod_xdp.reconcile_lost(&self.hooks.pods(), generation)
     }
 
-    /// Pins again what was unpinned by somebody else, makes the pin root itself again if need be.
-    /// Links follow with [`Dataplane::missing`]. Gives how many maps were pinned.
+    /// Restores pins that another process removed, and the pin root if need be. Links follow with
+    /// [`Dataplane::missing`]. Returns the number of restored maps.
     ///
     /// # Errors
-    /// What is in the way, and that this agent's end would be the end of enforcement.
+    /// The obstacle, with the note that enforcement would end with this agent.
     pub fn reconcile_pins(&mut self) -> Result<u64, String> {
         const LOST: &str = "what is enforced would not outlive this agent";
         self.pins.restore().map_err(|error| format!("{error}; {LOST}"))?;
@@ -311,9 +311,8 @@ impl Dataplane {
         generation.pin_missing(&self.pins.maps()).map_err(|error| format!("{error}; {LOST}"))
     }
 
-    /// Looks whether the current programs still run where they were attached. Gives the interfaces
-    /// where one does not (a link or filter removed by hand, a qdisc deleted); the next
-    /// [`Dataplane::attach`] puts it back.
+    /// Checks that the current programs still run at their hooks. Returns the interfaces where one is missing (a link
+    /// or filter removed by hand, a qdisc deleted); the next [`Dataplane::attach`] restores it.
     ///
     /// # Errors
     /// The attachments cannot be listed.
@@ -321,7 +320,7 @@ impl Dataplane {
         self.active.generation().map_or(Ok(Vec::new()), |it| self.hooks.missing(it))
     }
 
-    /// Puts our programs in front of those that were put in front of them. Gives the hooks.
+    /// Puts our programs in front of foreign ones that were attached before them. Returns the hooks.
     ///
     /// # Errors
     /// The attachments cannot be listed.
@@ -329,10 +328,10 @@ impl Dataplane {
         self.active.generation().map_or(Ok(Vec::new()), |it| self.hooks.reconcile_order(it))
     }
 
-    /// Has traced programs judge at pods' interfaces, until [`Dataplane::end_trace`] or the next generation.
+    /// Attaches traced programs to pods' interfaces, until [`Dataplane::end_trace`] or the next generation.
     ///
     /// # Errors
-    /// They are of another generation, an interface is no pod's, or the kernel refuses; then the ordinary
+    /// The programs are of another generation, an interface is no pod's, or the kernel refuses; then the ordinary
     /// programs judge.
     pub fn trace(&mut self, ifindexes: &[u32], programs: &TracedPrograms) -> Result<(), String> {
         let generation = self.active.generation().ok_or("nothing is enforced yet")?;
@@ -342,7 +341,7 @@ impl Dataplane {
         self.hooks.trace(ifindexes, programs, generation)
     }
 
-    /// Has the ordinary programs judge again where traced ones do.
+    /// Attaches the ordinary programs again in place of traced ones.
     ///
     /// # Errors
     /// The kernel refuses; the next readback tries again.
@@ -350,28 +349,28 @@ impl Dataplane {
         self.active.generation().map_or(Ok(()), |generation| self.hooks.end_trace(generation))
     }
 
-    /// Whether traced programs judge wherever [`Dataplane::trace`] put them.
+    /// Whether the traced programs of [`Dataplane::trace`] still run at all their interfaces.
     pub fn is_traced(&mut self) -> bool {
         self.hooks.is_traced()
     }
 }
 
-/// Attaches the programs of the roles, in the order that lets no packet be judged wrongly meanwhile.
+/// Attaches the programs of the roles, in an order that lets no packet get a wrong verdict meanwhile.
 fn attach_roles(
     wanted: &Roles,
     hooks: &mut TcHooks,
     settings: &mut ActiveSettings,
     generation: &mut Generation,
 ) -> Problems {
-    // New ports of bridges first: until each port has a program, not all that lacks the proof can be told
-    // to be forged, and so long exits keep the programs of the generation before.
+    // New ports of bridges first: until each port has a program, a packet without the proof may not be forged. Until
+    // then exits keep the programs of the former generation.
     let demanded = settings.bridges();
     let waits = |ifindex, role| hooks.bridges().waits_for(ifindex, role, &demanded);
     let (newcomers, others): (Vec<_>, Vec<_>) =
         wanted.iter().partition(|(ifindex, role)| waits(**ifindex, **role));
     let mut problems = hooks.attach(newcomers, generation);
     problems.extend(settings.demand_of_bridges(hooks.bridges(), hooks.mode(), generation));
-    // Devices first, so that nothing is marked before it is judged there.
+    // Devices before pods, so that no packet is marked before the exits judge it.
     let (pods, devices): (Vec<_>, Vec<_>) =
         others.into_iter().partition(|(_, role)| matches!(role, Role::Pod(_)));
     problems.extend(hooks.attach(devices, generation));

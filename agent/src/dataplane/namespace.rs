@@ -1,4 +1,4 @@
-//! The cookie of the node's network namespace, by which programs know the node's own sockets.
+//! Cookie of the node's network namespace, by which programs recognise the node's own sockets.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -10,14 +10,14 @@ use crate::bpf::sys;
 /// `BPF_FUNC_get_netns_cookie` of linux/bpf.h.
 const GET_NETNS_COOKIE: i32 = 122;
 
-/// The cookie of the calling thread's network namespace (`SO_NETNS_COOKIE`, kernel 5.14); `None` where
-/// the kernel does not tell a classifier the cookie of a packet's socket (6.15).
+/// Cookie of the calling thread's network namespace (`SO_NETNS_COOKIE`, kernel 5.14); `None` if classifiers cannot
+/// read the cookie of a packet's socket (6.15).
 #[must_use]
 pub(super) fn cookie() -> Option<u64> {
     can_be_asked().and_then(|()| own_cookie()).ok()
 }
 
-/// Loads a classifier that asks: `call 122; r0 = 0; exit`.
+/// Loads a classifier with the helper call: `call 122; r0 = 0; exit`.
 fn can_be_asked() -> io::Result<()> {
     let ask = sys::instruction(0x85, 0, 0, 0, GET_NETNS_COOKIE);
     let leave = [sys::instruction(0xb7, 0, 0, 0, 0), sys::instruction(0x95, 0, 0, 0, 0)];

@@ -1,9 +1,9 @@
-//! Our programs are the first at their hooks, and stay it.
+//! Order of programs at a hook: ours run first.
 //!
-//! A program in front that accepts (`TCX_PASS`, `TC_ACT_OK`) or redirects ends a packet's way through the
-//! hook before ours has seen it. Whether one only looks on cannot be told from outside, so ours goes in
-//! front of each: those that look on see what policy lets through. Whoever comes back again and again
-//! is let have the place, and reported: two tools that both want to be first would never end.
+//! A program in front that accepts (`TCX_PASS`, `TC_ACT_OK`) or redirects a packet ends its way through the hook
+//! before ours has seen it. Whether a program only observes is not visible from outside, so ours goes in front of
+//! each; observers then see the packets that policy allows. A tool that returns to the front again and again keeps the
+//! place, and is reported: two tools that both insist on it would never settle.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -12,10 +12,10 @@ use super::attach::{Attached, Attacher, Hook};
 use super::generation::Generation;
 use super::role::Roles;
 
-/// How often ours is put in front of others at one hook.
+/// Number of times that ours is put in front of others at one hook.
 const MOVES: u32 = 3;
 
-/// What was found ahead of ours.
+/// Foreign programs found ahead of ours.
 #[derive(Debug, Default)]
 pub(super) struct Order {
     moves: BTreeMap<Hook, u32>,
@@ -23,7 +23,7 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Puts our programs in front of those that were put in front of them. Gives the hooks.
+    /// Puts our programs in front of foreign ones that were attached before them. Returns the hooks.
     ///
     /// # Errors
     /// The attachments cannot be listed.
@@ -60,12 +60,12 @@ impl Order {
         Ok(moved)
     }
 
-    /// Hooks where others come before us, and stay there.
+    /// Problems of hooks where foreign programs stay in front of ours.
     pub(super) fn problems(&self) -> impl Iterator<Item = (Hook, &str)> {
         self.problems.iter().map(|(hook, problem)| (*hook, problem.as_str()))
     }
 
-    /// Whether it was moved; not if it was too often.
+    /// Puts our program first; returns false, without effect, after [`MOVES`] times.
     fn put_first(
         &mut self,
         attacher: &mut Attacher,

@@ -1,5 +1,5 @@
-//! Tables that others replace, of other layout versions or of another size: endpoints' numbers and flows, read
-//! from their pins by the description that each version leaves beside its tables.
+//! Tables of other layout versions, or of another size, that are being replaced: endpoint numbers and flows, read from
+//! their pins by the description that each version leaves beside its tables.
 
 mod description;
 
@@ -18,29 +18,29 @@ use crate::bpf::mmap::{MappedArray, MmapError};
 use crate::bpf::sys;
 use crate::conntrack::{FlowKey, Tracked};
 
-/// The pinned description.
+/// Pin name of the description.
 pub(super) const DESCRIPTION: &str = "LAYOUT";
 
-/// Another version's tables cannot be read.
+/// Failure to read another version's tables.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OtherLayoutError {
     /// A pin cannot be opened.
     #[error("{}: {cause}", path.display())]
     Pin {
-        /// The pin.
+        /// Path of the pin.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         cause: MapError,
     },
     /// A map cannot be mapped.
     #[error("{}: {cause}", path.display())]
     Mapped {
-        /// The pin.
+        /// Path of the pin.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         cause: MmapError,
     },
-    /// Its description lacks something.
+    /// The description lacks a name.
     #[error(transparent)]
     Missing(#[from] Missing),
 }
@@ -54,7 +54,7 @@ pub(super) struct OtherLayout {
     six: Words,
 }
 
-/// An array map as the words it is made of.
+/// An array map as 64-bit words.
 #[derive(Debug)]
 struct Words(MappedArray<u64>);
 
@@ -74,12 +74,12 @@ impl OtherLayout {
         })
     }
 
-    /// The endpoints in use, as far as a later agent needs to know them.
+    /// The endpoints in use, with the fields that a later agent needs.
     pub(super) fn endpoints(&self) -> Result<Vec<Endpoint>, OtherLayoutError> {
         let place = |name| self.description.place(name);
         let (ifindex, id) = (place("endpoint.ifindex")?, place("endpoint.id")?);
         let (uid_hash, words) = (place("endpoint.uid_hash")?, self.endpoints.all());
-        // Versions before 11 do not know it.
+        // Versions before 11 do not have it.
         let station = self.description.find("endpoint.station");
         let records = (0..words.len() * 8).step_by(place("endpoint")?.stride());
         let read = |at: usize| Endpoint {
@@ -92,8 +92,8 @@ impl OtherLayout {
         Ok(records.map(read).filter(|endpoint| endpoint.ifindex != 0).collect())
     }
 
-    /// Makes the other version's programs pass everything: each endpoint's both directions in one
-    /// store. Only while others judge in front of them.
+    /// Makes the other version's programs pass every packet: both directions of each endpoint in one store. Only for
+    /// use while other programs judge in front of them.
     pub(super) fn stand_aside(&self) -> Result<(), OtherLayoutError> {
         let rows = self.description.place("endpoint.rows")?;
         let stride = self.description.place("endpoint")?.stride();
@@ -106,7 +106,7 @@ impl OtherLayout {
         Ok(())
     }
 
-    /// Hands over every flow there is. One that is written meanwhile may be left out.
+    /// Calls `each` with every flow. A flow that is being written may be left out.
     pub(super) fn flows(&self, mut each: impl FnMut(Tracked)) -> Result<(), OtherLayoutError> {
         self.ways(
             &self.four,
@@ -180,7 +180,7 @@ impl Words {
     }
 }
 
-/// Where a way has its key.
+/// Places of the key's fields in a way.
 struct KeyPlaces {
     endpoint: Place,
     remote: Place,
@@ -202,12 +202,12 @@ impl KeyPlaces {
     }
 }
 
-/// Where a control word has what.
+/// Places of the parts of a control word.
 struct ControlPlaces {
     seen: u32,
     valid: u64,
     busy: u64,
-    /// The other version's bit and this one's flag.
+    /// Bit of the other version, and flag of this one.
     flags: Vec<(u64, u16)>,
 }
 
@@ -215,13 +215,13 @@ impl ControlPlaces {
     fn new(description: &Description) -> Result<Self, Missing> {
         let bit = |name: &str| description.place(name).map(|place| 1 << place.at);
         let [valid, busy] = VALID_FLAGS;
-        // A flag that only one of the two knows is left out.
+        // Flags that only one of the versions has are left out.
         let flags = FLAGS.iter().filter_map(|(name, flag)| Some((bit(name).ok()?, *flag)));
         let seen = description.place("control.seen")?.at as u32;
         Ok(Self { seen, valid: bit(valid)?, busy: bit(busy)?, flags: flags.collect() })
     }
 
-    /// Flags and stamp of a flow whose key may be compared.
+    /// Flags and stamp of a flow with a comparable key; `None` for any other way.
     fn read(&self, word: u64) -> Option<(u16, u32)> {
         if word & (self.valid | self.busy) != self.valid {
             return None;
@@ -232,7 +232,7 @@ impl ControlPlaces {
     }
 }
 
-/// A field's bytes; those outside the table are zero.
+/// Bytes of a field; zero outside the table.
 fn bytes<const N: usize>(words: &[AtomicU64], base: usize, place: Place) -> [u8; N] {
     let mut bytes = [0; N];
     for (offset, byte) in bytes.iter_mut().enumerate().take(place.width) {
@@ -243,7 +243,7 @@ fn bytes<const N: usize>(words: &[AtomicU64], base: usize, place: Place) -> [u8;
     bytes
 }
 
-/// A field of up to eight bytes; tables are little-endian.
+/// Value of a field of up to eight bytes; tables are little-endian.
 fn number(words: &[AtomicU64], base: usize, place: Place) -> u64 {
     u64::from_le_bytes(bytes(words, base, place))
 }
@@ -258,7 +258,7 @@ fn mapped(directory: &Path, name: &str) -> impl FnOnce(MmapError) -> OtherLayout
     move |cause| OtherLayoutError::Mapped { path, cause }
 }
 
-/// A map that holds this version's description.
+/// A map with this version's description.
 pub(super) fn describe() -> io::Result<std::os::fd::OwnedFd> {
     let records = Description::own().to_records();
     let size = size_of::<description::Record>() as u32;

@@ -1,4 +1,4 @@
-//! What an earlier agent left pinned.
+//! State that an earlier agent left pinned.
 
 use std::collections::BTreeSet;
 
@@ -11,25 +11,24 @@ use super::generation::{GenerationError, chain, pin_error};
 use super::other_layout::OtherLayout;
 use crate::bpf::mmap::MappedArray;
 
-/// What the agent before this one left pinned.
+/// Pinned state of the agent before this one.
 #[derive(Debug, Default)]
 pub struct PinnedState {
     /// Seed of the conntrack hash in the shared tables.
     pub hash_seed: Option<u64>,
-    /// The bit of `skb->mark` by which its programs prove what they judge, once all of them do.
+    /// Bit of `skb->mark` that its programs leave as proof, once all of them do.
     pub proof: Option<u32>,
-    /// The bridges that its programs demand the proof of, as [`Settings::bridges`].
+    /// Bridges on which its programs demand the proof, as [`Settings::bridges`].
     pub bridges: [u32; BRIDGES],
-    /// Endpoints it had, by interface index.
+    /// Its endpoints, by interface index.
     pub endpoints: Vec<Endpoint>,
 }
 
 impl PinnedState {
-    /// Reads the pins of this layout version, and the endpoints of others. What is not there was
-    /// never made: a first start.
+    /// Reads the pins of this layout version, and the endpoints of others. Missing pins mean a first start.
     ///
     /// # Errors
-    /// A pin is there but cannot be read.
+    /// A pin exists but cannot be read.
     pub fn read(pins: &PinRoot) -> Result<Self, GenerationError> {
         let settings = pinned::<Settings>(pins, "SETTINGS")?;
         let endpoints = pinned::<Endpoint>(pins, "ENDPOINTS")?;
@@ -45,7 +44,7 @@ impl PinnedState {
             .collect();
         let mut state = Self { hash_seed, proof, bridges, endpoints };
         for directory in pins.other_tables() {
-            // What cannot be read is said where its flows are looked for.
+            // The migration of flows reports unreadable tables.
             if let Ok(others) = OtherLayout::open(&directory).and_then(|other| other.endpoints()) {
                 state.add(others);
             }
@@ -53,7 +52,7 @@ impl PinnedState {
         Ok(state)
     }
 
-    /// Takes in another version's endpoints; those known already stay.
+    /// Adds another version's endpoints, except for interfaces with a known one.
     fn add(&mut self, others: Vec<Endpoint>) {
         let known: BTreeSet<u32> = self.endpoints.iter().map(|e| e.ifindex).collect();
         self.endpoints.extend(others.into_iter().filter(|e| !known.contains(&e.ifindex)));

@@ -1,5 +1,5 @@
-//! XDP at the host sides of pods' veths: what a pod may not send goes before the stack sees it. Only
-//! where it is asked for; the pods' own hooks judge everything else, as without it.
+//! Optional XDP at the host sides of pods' veths: drops packets that a pod may not send before the stack sees them.
+//! The pods' own hooks judge all other packets, as without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
@@ -10,30 +10,30 @@ use nix::net::if_::if_indextoname;
 use super::generation::Generation;
 use super::xdp::{Kind, Links, Mode, XdpProgram};
 
-/// Interfaces that a problem names, of those that it concerns.
+/// Most interfaces that a problem names.
 const NAMED: usize = 5;
 
-/// The programs at the pods' interfaces.
+/// XDP programs at the pods' interfaces.
 #[derive(Debug)]
 pub struct PodXdp {
     links: Links,
     wanted: bool,
-    /// Endpoints with the current generation's program, by interface, and where it runs.
+    /// Endpoints with the current generation's program, by interface, and its mode.
     attached: BTreeMap<u32, (u32, Mode)>,
-    /// Endpoints where there is none, and why.
+    /// Endpoints where the attachment failed, by interface, and the cause.
     failed: BTreeMap<u32, (u32, String)>,
-    /// Interfaces that somebody took the program from, until it runs there again.
+    /// Interfaces that lost the program to another process, until it runs there again.
     lost: BTreeSet<u32>,
-    /// Also where it failed before.
+    /// Whether failed interfaces are tried again.
     tries_again: bool,
-    /// Why there is no program to attach.
+    /// Reason why there is no program to attach.
     missing: Option<String>,
-    /// Links of interfaces that are not wanted may be there.
+    /// Whether links of unwanted interfaces may exist.
     unswept: bool,
 }
 
 impl PodXdp {
-    /// Nothing is attached yet. `links` is a directory on a bpffs.
+    /// State without attachments. `links` is a directory on a bpffs.
     pub(super) fn new(links: PathBuf, wanted: bool) -> Self {
         Self {
             links: Links::new(links, Kind::Pod),
@@ -47,26 +47,26 @@ impl PodXdp {
         }
     }
 
-    /// The program that is wanted.
+    /// The wanted program.
     pub(super) fn program(&self) -> Option<XdpProgram> {
         self.wanted.then_some(XdpProgram::Pod)
     }
 
-    /// A new generation: its program is to replace the other everywhere.
+    /// Prepares for the program of a new generation, which is to replace the former one everywhere.
     pub(super) fn renew(&mut self) {
         self.attached.clear();
         self.failed.clear();
         self.unswept = true;
     }
 
-    /// Where XDP drops in front of a pod's hook.
+    /// Mode in which XDP runs in front of a pod's hook, if it does.
     #[must_use]
     pub fn mode(&self, ifindex: u32) -> Option<Mode> {
         self.attached.get(&ifindex).map(|(_, mode)| *mode)
     }
 
-    /// Makes the program run where the pods' hooks are attached (endpoints by interface), and with
-    /// `leave` nowhere else.
+    /// Attaches the program where the pods' hooks are attached (endpoints by interface); with `leave`, detaches it
+    /// everywhere else.
     pub(super) fn reconcile(
         &mut self,
         pods: &BTreeMap<u32, u32>,
@@ -88,8 +88,8 @@ impl PodXdp {
         }
     }
 
-    /// Puts back what somebody took away, and tries again where there is no program; how many had been
-    /// taken away.
+    /// Restores programs that another process detached, and tries failed interfaces again; returns the number of
+    /// restored ones.
     pub(super) fn reconcile_lost(
         &mut self,
         pods: &BTreeMap<u32, u32>,
@@ -119,14 +119,14 @@ impl PodXdp {
             self.failed.remove(&index);
             match self.links.attach(program, index) {
                 Ok(mode) => _ = self.attached.insert(index, (endpoint, mode)),
-                // Discovery will say that the interface is gone.
+                // Discovery reports that the interface is gone.
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
                 Err(error) => _ = self.failed.insert(index, (endpoint, error.to_string())),
             }
         }
     }
 
-    /// Takes away the links of interfaces that are no pods'.
+    /// Detaches from interfaces that are no pods'.
     fn leave(&mut self, pods: &BTreeMap<u32, u32>) {
         let attached = self.attached.len();
         self.attached.retain(|index, _| pods.contains_key(index));
@@ -140,7 +140,7 @@ impl PodXdp {
         self.unswept = !problems.is_empty();
     }
 
-    /// Notes where the program runs no more.
+    /// Records the interfaces where the program no longer runs.
     fn forget_lost(&mut self, program: u32) {
         let runs = |index: u32, mode: Mode| self.links.runs(index, mode, program);
         let lost = self.attached.iter().filter(|(index, (_, mode))| !runs(**index, *mode));
@@ -148,14 +148,14 @@ impl PodXdp {
         self.attached.retain(|index, _| !self.lost.contains(index));
     }
 
-    /// At how many interfaces it runs again that it had been taken from.
+    /// Number of interfaces where a lost program runs again.
     fn restored(&mut self) -> u64 {
         let lost = self.lost.len();
         self.lost.retain(|index| !self.attached.contains_key(index));
         (lost - self.lost.len()) as u64
     }
 
-    /// What is wrong, once for all interfaces that it concerns.
+    /// Problems, each once for all its interfaces.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         let mut reasons: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
@@ -181,7 +181,7 @@ impl PodXdp {
     }
 }
 
-/// The names of some interfaces, and how many more there are.
+/// Names of the first interfaces, and the number of further ones.
 fn names(indexes: &[u32]) -> String {
     let name = |index: &u32| match if_indextoname(*index) {
         Ok(name) => name.to_string_lossy().into_owned(),

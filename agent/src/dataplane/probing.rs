@@ -1,4 +1,4 @@
-//! Packets of probes, shown to the programs by `BPF_PROG_TEST_RUN`.
+//! Probes: packets that are judged by the programs in `BPF_PROG_TEST_RUN`.
 
 use std::collections::BTreeMap;
 
@@ -13,34 +13,34 @@ use crate::conntrack::{FlowKey, Place, Sweeper};
 /// `TCX_DROP`, `TC_ACT_SHOT`.
 const DROP: u32 = 2;
 
-/// A packet that is shown to a pod's program.
+/// A probe packet for a pod's program.
 #[derive(Clone, Debug)]
 pub struct Shown<'p> {
-    /// At which of the pod's hooks.
+    /// Hook of the pod.
     pub direction: Direction,
-    /// The pod's interface.
+    /// Interface index of the pod.
     pub ifindex: u32,
-    /// The interface that it came by; 0: the node sends it.
+    /// Interface that the packet came by; 0: the node sends it.
     pub came_by: u32,
     /// The packet.
     pub frame: &'p [u8],
-    /// The flow that it may begin.
+    /// Flow that the packet may begin.
     pub flow: Option<FlowKey>,
-    /// Why it drops, if it does, by which it is counted.
+    /// Reason of a drop, by which it is counted.
     pub reason: Reason,
 }
 
-/// Drops that were probes', by counter, since this agent started.
+/// Drops of probes by counter, since this agent started.
 #[derive(Debug, Default)]
 pub(super) struct Probed(BTreeMap<u32, u64>);
 
 impl Probed {
-    /// Those of a counter.
+    /// Number of a counter's drops.
     pub(super) fn of(&self, counter: u32) -> u64 {
         self.0.get(&counter).copied().unwrap_or(0)
     }
 
-    /// Shows a packet to a generation's program, and removes the flow that it leaves in these tables.
+    /// Runs a generation's program on a packet, and removes the flow that it leaves in these tables.
     pub(super) fn show(
         &mut self,
         shown: &Shown<'_>,

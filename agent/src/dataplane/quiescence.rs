@@ -1,15 +1,13 @@
-//! Waits until every run of a program that began before has ended: only then may an update reuse a number
-//! that it freed, or flip an address that a packet must not meet yet.
+//! Waits until all earlier runs of programs have ended. Only then may an update reuse a number that it freed, or set
+//! an address to a class that no earlier packet may meet.
 //!
-//! A program at a TC or XDP hook runs with bottom halves disabled, and unless the kernel is built for
-//! real time, nothing preempts it there. So a thread that runs on a processor proves that no earlier program
-//! still runs on it, and one that has been on every processor has seen all of them end. (The kernel's
-//! `Documentation/RCU/whatisRCU.rst` makes `synchronize_rcu` of the same.) That takes some 20 µs a processor,
-//! an RCU grace period 8 to 16 ms.
+//! A program at a TC or XDP hook runs with bottom halves disabled, and is not preempted there unless the kernel is
+//! built for real time. So a thread that runs on a processor proves that no earlier program still runs on it, and
+//! after a visit to every processor all of them have ended. (The kernel's `Documentation/RCU/whatisRCU.rst` builds
+//! `synchronize_rcu` in the same way.) A visit takes about 20 µs per processor, an RCU grace period 8 to 16 ms.
 //!
-//! Where that proves nothing, or takes long, the grace period is waited for: with a real-time kernel, or one
-//! that keeps processors free of others' threads; where the agent may not run on each processor; and where
-//! one of them is too busy.
+//! The grace period is used where a visit proves nothing or takes long: on a real-time kernel, or one that reserves
+//! processors; if the agent may not run on every processor; and if a processor is too busy.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -21,24 +19,24 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use nix::sys::statfs::{SYSFS_MAGIC, fstatfs};
 use nix::unistd::Pid;
 
-/// How long the visit may take: half a grace period.
+/// Time limit of a visit: half a grace period.
 const PATIENCE: Duration = Duration::from_millis(4);
 const PROCESSORS: &str = "/sys/devices/system/cpu";
-/// In `sched_setaffinity(2)` and its like: the calling thread.
+/// The calling thread, for `sched_setaffinity(2)` and similar calls.
 const THIS_THREAD: Pid = Pid::from_raw(0);
 
-/// Whom a visit is reported to: whether it was made.
+/// Receiver of a visit's result: whether it succeeded.
 type Order = SyncSender<bool>;
 
-/// Returns when every program that began to run before the call has ended.
+/// Returns once every program that ran before the call has ended.
 pub(super) fn wait_for_programs() {
     if !visit_from_a_thread() {
         grace_period();
     }
 }
 
-/// Returns when every packet whose judgement began before the call has been judged, and most of them have
-/// gone on to where they leave: [`wait_for_programs`] does not wait for the latter.
+/// Returns once every packet whose judgement began before the call has been judged, and most of them have reached
+/// their exit. [`wait_for_programs`] does not wait for the latter.
 ///
 /// `MEMBARRIER_CMD_GLOBAL` (kernel 4.3) waits for an RCU grace period, and programs run inside RCU
 /// read sections.
@@ -51,18 +49,18 @@ pub fn grace_period() {
     }
 }
 
-/// Has a thread run on each processor; `false`: it could not, or has not yet.
+/// Runs a thread on each processor; `false`: that failed, or is not finished in time.
 fn visit_from_a_thread() -> bool {
     static VISITOR: OnceLock<Option<SyncSender<Order>>> = OnceLock::new();
     let Some(visitor) = VISITOR.get_or_init(|| proves_something().then(visitor).flatten()) else {
         return false;
     };
     let (tell, told) = sync_channel(1);
-    // Where there is no room, it waits for a busy processor since earlier visits.
+    // Without room the thread still waits for a busy processor in an earlier visit.
     visitor.try_send(tell).is_ok() && told.recv_timeout(PATIENCE).unwrap_or(false)
 }
 
-/// A thread that visits the processors when it is told to.
+/// Starts a thread that visits the processors on request.
 fn visitor() -> Option<SyncSender<Order>> {
     let (orders, ordered) = sync_channel(1);
     let visit = move || serve(&ordered);
@@ -74,7 +72,7 @@ fn serve(orders: &Receiver<Order>) {
     let everywhere = sched_getaffinity(THIS_THREAD);
     while let Ok(tell) = orders.recv() {
         let visited = online().is_some_and(|all| visit(&all, Instant::now() + PATIENCE));
-        // Whoever asked may have given up.
+        // The requester may have given up.
         let _ = tell.send(visited);
         if let Ok(everywhere) = &everywhere {
             let _ = sched_setaffinity(THIS_THREAD, everywhere);
@@ -82,7 +80,7 @@ fn serve(orders: &Receiver<Order>) {
     }
 }
 
-/// With `CAP_SYS_NICE` this thread does not queue with others: it needs some microseconds on each processor.
+/// With `CAP_SYS_NICE` this thread runs before others: it needs some microseconds on each processor.
 fn run_first() {
     let least = libc::sched_param { sched_priority: 1 };
     // SAFETY: the parameters outlive the call, which is about the calling thread.
@@ -94,17 +92,17 @@ fn run_first() {
     }
 }
 
-/// Runs on each of these processors, on this thread, which stays on the last; whether it was on all of them.
+/// Runs this thread on each of the processors, and stays on the last; returns whether it reached all of them.
 fn visit(processors: &[usize], deadline: Instant) -> bool {
     processors.iter().all(|&processor| {
         let mut only = CpuSet::new();
         let moved = only.set(processor).and_then(|()| sched_setaffinity(THIS_THREAD, &only));
-        // Somebody else may have moved the thread on.
+        // Another process may have moved the thread.
         moved.is_ok() && sched_getcpu() == Ok(processor) && Instant::now() < deadline
     })
 }
 
-/// Whether a thread on a processor proves that no program runs there, and may go everywhere.
+/// Whether a thread on a processor proves that no program runs there, and may run on every processor.
 fn proves_something() -> bool {
     static PROVES: OnceLock<bool> = OnceLock::new();
     *PROVES.get_or_init(|| {
@@ -116,17 +114,17 @@ fn proves_something() -> bool {
     })
 }
 
-/// By the kernel's own description of its build: there, programs are preempted.
+/// Whether the kernel's build description names a real-time kernel, which preempts programs.
 fn is_real_time(version: &str) -> bool {
     version.contains("PREEMPT_RT") || version.contains("PREEMPT RT")
 }
 
-/// All processors that are running.
+/// All running processors.
 fn online() -> Option<Vec<usize>> {
     parse(&read("online")?).filter(|all| !all.is_empty())
 }
 
-/// A list of processors that the kernel itself tells: containers may have files of others' in its place.
+/// A list of processors from the kernel's sysfs; containers may have other files at its path.
 fn read(name: &str) -> Option<String> {
     let mut file = File::open(format!("{PROCESSORS}/{name}")).ok()?;
     if fstatfs(&file).ok()?.filesystem_type() != SYSFS_MAGIC {
@@ -137,7 +135,7 @@ fn read(name: &str) -> Option<String> {
     Some(text)
 }
 
-/// Numbers and ranges with commas between them; `None`: something else.
+/// Parses numbers and ranges separated by commas; `None` for other text.
 fn parse(list: &str) -> Option<Vec<usize>> {
     let parts = list.trim().split(',').filter(|part| !part.is_empty());
     let ranges = parts.map(|part| {
@@ -182,7 +180,7 @@ mod tests {
         .unwrap();
     }
 
-    /// A program that takes about a millisecond runs again and again on whichever processor sends.
+    /// A program of about a millisecond runs again and again on the processors that send.
     #[test]
     fn programs_that_ran_before_have_ended() {
         let counts = test_objects::array(16, 1, sys::BPF_F_MMAPABLE);
@@ -221,7 +219,7 @@ mod tests {
                     }
                     done.store(true, Ordering::Relaxed);
                     assert_eq!(missed, None, "so many had begun before, so many have ended");
-                    // The wait had something to wait for.
+                    // The visits met running programs.
                     assert!(met >= 50 && visited >= 50, "{met} runs were met in {visited} visits");
                 });
             });

@@ -1,4 +1,4 @@
-//! A generation that is made and filled on another thread, while the one in force goes on.
+//! Recipe of a generation that another thread creates and fills, while the one in force goes on.
 
 use netpold_core::ops::{Capacity, Op};
 use netpold_ebpf::layout::Settings;
@@ -7,20 +7,20 @@ use super::bpffs::MapPins;
 use super::generation::{FlowTables, Generation, GenerationError};
 use super::xdp::XdpProgram;
 
-/// What a generation is made from.
+/// Inputs of a new generation.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     pub(super) pins: MapPins,
     pub(super) flow_tables: FlowTables,
-    /// Of the generation in force.
+    /// Settings of the generation in force.
     pub(super) settings: Settings,
-    /// The XDP programs that it has.
+    /// XDP programs to load.
     pub(super) xdp: Vec<XdpProgram>,
 }
 
 impl Recipe {
-    /// Creates the maps, loads the programs and fills the maps. Nothing is attached and nothing that is in
-    /// force changes.
+    /// Creates the maps, loads the programs and fills the maps. No program is attached, and enforcement does not
+    /// change.
     ///
     /// # Errors
     /// See [`GenerationError`].
@@ -29,13 +29,13 @@ impl Recipe {
         fresh.write_settings(self.settings)?;
         fresh.fill(ops)?;
         for program in &self.xdp {
-            // What the kernel refuses is told of where it is to be attached.
+            // The attachment reports a program that the kernel rejects.
             drop(fresh.xdp(*program));
         }
         Ok(fresh)
     }
 
-    /// Flow tables that are too large for the node are no reason to go without the rest.
+    /// Loads a generation; without room for larger flow tables, it keeps the pinned ones.
     fn load(&self, capacity: &Capacity) -> Result<Generation, GenerationError> {
         let load = |flow_tables| Generation::load_at(&self.pins, capacity, flow_tables);
         match (load(self.flow_tables), self.flow_tables) {

@@ -1,49 +1,48 @@
-//! What an interface is to the dataplane, and which programs that means at its hooks.
+//! Roles of interfaces in the dataplane, and the programs that they get at their hooks.
 
 use std::collections::BTreeMap;
 
 use netpold_core::model::Direction;
 
-/// What interfaces are, by index.
+/// Roles by interface index.
 pub type Roles = BTreeMap<u32, Role>;
 
-/// What an interface is.
+/// Role of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The host side of a pod's veth, with its endpoint's number: an index may be reused.
+    /// Host side of a pod's veth, with its endpoint's number, since an index may be reused.
     Pod(u32),
-    /// Another device: what pods sent to a Service is judged again where it goes out there.
+    /// Another device, where pods' packets to Services are judged again as they leave.
     Device(Link),
-    /// The host side of a pod's veth for which the endpoint table has no room, or of a new one whose pod is not known
-    /// yet: everything drops.
+    /// Host side of a pod's veth without room in the endpoint table, or of a new pod that is unknown so far: every
+    /// packet drops.
     Closed,
-    /// A veth that no program judges, by `--node-devices`.
+    /// A veth without programs, by `--node-devices`.
     Unjudged,
 }
 
-/// What the packets of a device begin with.
+/// Link type of a device: the first header of its packets, and the origin of incoming ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Link {
     /// An Ethernet header.
     Ethernet,
-    /// The IP header, as those of tunnels and `WireGuard`.
+    /// The IP header, as with tunnels and `WireGuard`.
     Ip,
-    /// An Ethernet header; and the other side is in another namespace, from where a packet could
-    /// bring a mark along that is not ours.
+    /// An Ethernet header. The other side is in another namespace, from where packets may carry foreign marks.
     Veth,
-    /// An Ethernet header; and a port of a bridge that has pods, which must tell what comes in from what
-    /// they send.
+    /// An Ethernet header. The device is a port of a bridge with pods, and its incoming packets must differ from the
+    /// pods' own.
     Port,
-    /// An Ethernet header; and what comes in was unpacked by the node.
+    /// An Ethernet header. The node has decapsulated incoming packets.
     EthernetTunnel,
-    /// The IP header; and what comes in was unpacked by the node.
+    /// The IP header. The node has decapsulated incoming packets.
     IpTunnel,
-    /// An Ethernet header; and what comes in is what a bridge with pods hands to the node.
+    /// An Ethernet header. Incoming packets are those that a bridge with pods hands to the node.
     Bridge,
 }
 
 impl Link {
-    /// The same, of a device where what comes in gets no program.
+    /// Link type of the device without a program for incoming packets.
     #[must_use]
     pub const fn of_exit(self) -> Self {
         match self {
@@ -58,24 +57,24 @@ impl Link {
 /// A program at a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Program {
-    /// Judges what a pod gets.
+    /// Judges packets to a pod.
     Ingress,
-    /// Judges what a pod sends.
+    /// Judges packets from a pod.
     Egress,
     /// Judges marked packets that leave by a device.
     Node,
-    /// The same where they have no Ethernet header.
+    /// Judges marked packets that leave by a device without Ethernet header.
     NodeIp,
-    /// Takes marks off, and proves that what comes in is no endpoint's.
+    /// Replaces foreign marks and leaves the proof on incoming packets, which are no endpoint's.
     Unmark,
-    /// Drops what pods packed for a tunnel of their own node, and proves the same of the rest.
+    /// Drops packets that pods encapsulated for a tunnel of their own node, and leaves the proof on all others.
     Tunnel,
-    /// Drops what a bridge hands to the node and has no proof.
+    /// Drops packets without the proof that a bridge hands to the node.
     Bridge,
 }
 
 impl Program {
-    /// All of them.
+    /// Every program.
     pub const ALL: [Self; 7] = [
         Self::Ingress,
         Self::Egress,
@@ -86,7 +85,7 @@ impl Program {
         Self::Bridge,
     ];
 
-    /// Its name in the object.
+    /// Name of the program in the object.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -101,7 +100,7 @@ impl Program {
     }
 }
 
-/// The one that judges a pod in a direction.
+/// The program that judges a pod in a direction.
 impl From<Direction> for Program {
     fn from(direction: Direction) -> Self {
         match direction {
@@ -112,14 +111,14 @@ impl From<Direction> for Program {
 }
 
 impl Role {
-    /// The program at an interface's hook, named as a pod sees it: ingress is what goes out there.
+    /// The program at an interface's hook. The direction is the pod's: ingress is the interface's outgoing side.
     #[must_use]
     pub const fn program(self, direction: Direction) -> Option<Program> {
         match (self, direction) {
             (Self::Pod(_), Direction::Ingress) => Some(Program::Ingress),
             (Self::Pod(_), Direction::Egress) => Some(Program::Egress),
             (Self::Device(Link::Ip | Link::IpTunnel), Direction::Ingress) => Some(Program::NodeIp),
-            // A bridge hands all of that to its ports.
+            // A bridge hands all outgoing packets to its ports.
             (Self::Device(Link::Bridge), Direction::Ingress)
             | (Self::Device(Link::Ethernet | Link::Ip), Direction::Egress)
             | (Self::Closed | Self::Unjudged, _) => None,
@@ -132,7 +131,7 @@ impl Role {
         }
     }
 
-    /// Whether all that comes in by an interface gets the proof, whoever sent it.
+    /// Whether all incoming packets of an interface get the proof.
     #[must_use]
     pub const fn proves(self) -> bool {
         matches!(

@@ -1,4 +1,4 @@
-//! The settings in force: written with each generation, and followed while it judges.
+//! Settings in force: written with each generation, and updated while it judges.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
@@ -20,29 +20,29 @@ use super::quiescence::grace_period;
 use super::tables::TableError;
 use crate::conntrack::{Sweeper, measure_hz, tick_rate, timeouts};
 
-/// Drop events that one CPU may emit in a second.
+/// Drop events per CPU and second.
 const EVENT_BURST: u32 = 100;
 
-/// The settings in force; nothing is in force before the first generation.
+/// The settings in force; none before the first generation.
 #[derive(Debug)]
 pub(super) struct ActiveSettings {
     hash_seed: u64,
-    /// The bit of `skb->mark` that proves a judgement.
+    /// Bit of `skb->mark` that proves a judgement.
     proof: u32,
-    /// The kernel's ticks a second, measured once.
+    /// The kernel's ticks per second, measured once.
     hz: u32,
-    /// What was written.
+    /// The written settings.
     written: Option<Settings>,
-    /// See [`ActiveSettings::agent_port`].
+    /// Socket of [`ActiveSettings::agent_port`].
     agent: Option<UdpSocket>,
-    /// Interfaces that may hand on packets without proof, and those of them that there is no room for.
+    /// Interfaces that may hand on packets without the proof.
     devices: Devices,
 }
 
-/// See [`Settings::devices`].
+/// Interfaces of [`Settings::devices`], and those without a place there.
 #[derive(Debug, Default)]
 struct Devices {
-    /// `None`: not known yet.
+    /// The wanted interfaces; `None`: unknown so far.
     wanted: Option<BTreeSet<u32>>,
     words: DeviceTable,
     left: BTreeSet<u32>,
@@ -52,7 +52,7 @@ struct Devices {
 type DeviceTable = [[u32; DEVICE_LINE]; DEVICE_LINES];
 
 impl Devices {
-    /// Takes in what is wanted. Those that have a place keep it, so that whoever makes more of them takes none away.
+    /// Assigns places to the wanted interfaces. Those with a place keep it, so that new interfaces displace none.
     fn are(&mut self, wanted: BTreeSet<u32>) {
         let words = self.words.as_flattened_mut();
         words.iter_mut().filter(|word| !wanted.contains(word)).for_each(|word| *word = 0);
@@ -72,18 +72,18 @@ impl Devices {
 }
 
 impl ActiveSettings {
-    /// Nothing was written yet. `proof` is the bit of `skb->mark` that proves a judgement.
+    /// Settings before the first write. `proof` is the bit of `skb->mark` that proves a judgement.
     pub(super) fn new(hash_seed: u64, proof: u32) -> Self {
         let devices = Devices::default();
         Self { hash_seed, proof, hz: 0, written: None, agent: None, devices }
     }
 
-    /// The bit of `skb->mark` that proves a judgement.
+    /// Bit of `skb->mark` that proves a judgement.
     pub(super) fn proof(&self) -> u32 {
         self.proof
     }
 
-    /// What was written; `None` before the first generation.
+    /// The written settings; `None` before the first generation.
     pub(super) fn written(&self) -> Option<Settings> {
         self.written
     }
@@ -93,12 +93,12 @@ impl ActiveSettings {
         self.written.map(|settings| settings.ct4_mask + 1)
     }
 
-    /// What is demanded of bridges, as [`Settings::bridges`].
+    /// Demands on bridges, as [`Settings::bridges`].
     pub(super) fn bridges(&self) -> [u32; BRIDGES] {
         self.written.map_or([0; BRIDGES], |settings| settings.bridges)
     }
 
-    /// The first settings. Those in seconds become jiffies by the kernel's own tick rate.
+    /// The first settings. Durations become jiffies by the kernel's own tick rate.
     pub(super) fn first(&mut self, generation: &Generation) -> Result<Settings, GenerationError> {
         let hz = match tick_rate() {
             Some(hz) => hz,
@@ -121,25 +121,24 @@ impl ActiveSettings {
         })
     }
 
-    /// Writes settings to a generation, by a revision of its own.
+    /// Writes settings to a generation, under a new revision.
     pub(super) fn write(
         &mut self,
         mut settings: Settings,
         generation: &mut Generation,
     ) -> Result<(), TableError> {
-        // The flow table is shared with generations whose numbers are not known here.
+        // Random, since the flow table is shared with generations of unknown revisions.
         settings.revision = RandomState::new().hash_one(()) as u32;
         self.written = Some(generation.write_settings(settings)?);
         Ok(())
     }
 
-    /// Once all programs are attached: what comes from an endpoint without their proof went round
-    /// them.
+    /// Demands the proof once all programs are attached: an endpoint's packets without it then bypassed the programs.
     pub(super) fn demand_proof(&mut self, generation: &mut Generation) {
         let Some(settings) = self.written.as_mut().filter(|it| it.demands_proof == 0) else {
             return;
         };
-        // What was let through before is on its way.
+        // Packets that passed the hooks before are still on their way.
         grace_period();
         match generation.tables().demand_proof() {
             Ok(()) => settings.demands_proof = 1,
@@ -152,7 +151,7 @@ impl ActiveSettings {
         self.devices.wanted.is_some().into()
     }
 
-    /// These interfaces may hand on packets without proof: told to the programs at once.
+    /// Sets the interfaces that may hand on packets without the proof, and writes them to the programs at once.
     pub(super) fn devices_are(
         &mut self,
         devices: BTreeSet<u32>,
@@ -175,12 +174,12 @@ impl ActiveSettings {
         }
     }
 
-    /// Interfaces that packets may come by and that there is no room to say so for.
+    /// Interfaces that may hand on packets, but have no place in the table.
     pub(super) fn devices_left(&self) -> impl Iterator<Item = u32> {
         self.devices.left.iter().copied()
     }
 
-    /// Once all programs are attached, what comes by any other interface is handed on by nobody.
+    /// Drops packets from unknown interfaces once all programs are attached.
     pub(super) fn close_unknown(&mut self, generation: &mut Generation) {
         let wanted = self.closes_unknown();
         let Some(settings) = self.written.as_mut().filter(|it| it.closes_unknown != wanted) else {
@@ -194,13 +193,12 @@ impl ActiveSettings {
         }
     }
 
-    /// Demands less of bridges with a port that has no program.
+    /// Relaxes the demand on bridges with a port without program.
     pub(super) fn demand_no_more(&mut self, bridges: &Bridges, generation: &mut Generation) {
         self.demand(bridges.kept(&self.bridges()), generation);
     }
 
-    /// Demands the proof of all bridges that it can be demanded of. Gives those that there was no room
-    /// for, with the reason.
+    /// Demands the proof on every bridge where that is possible. Returns the bridges without a place, with the reason.
     pub(super) fn demand_of_bridges(
         &mut self,
         bridges: &Bridges,
@@ -209,7 +207,7 @@ impl ActiveSettings {
     ) -> Vec<(u32, String)> {
         let (words, left) = bridges.demanded(&self.bridges());
         if words != self.bridges() {
-            // What came by before is on its way. To attach a link takes as long.
+            // Earlier packets are still on their way. With TCX, attaching a link has taken long enough.
             if mode == Mode::Clsact {
                 grace_period();
             }
@@ -222,7 +220,7 @@ impl ActiveSettings {
         left.into_iter().map(|bridge| (bridge, reason.clone())).collect()
     }
 
-    /// Changes what is demanded of bridges, place by place.
+    /// Writes changed demands on bridges, place by place.
     fn demand(&mut self, words: [u32; BRIDGES], generation: &mut Generation) {
         let Some(settings) = &mut self.written else { return };
         for (place, (now, wanted)) in settings.bridges.iter_mut().zip(words).enumerate() {
@@ -236,7 +234,7 @@ impl ActiveSettings {
         }
     }
 
-    /// Takes over what has changed of the kernel's timeouts.
+    /// Follows changed timeouts of the kernel's conntrack.
     pub(super) fn follow_timeouts(
         &mut self,
         generation: &mut Generation,
@@ -265,7 +263,7 @@ impl ActiveSettings {
         Ok(Some((tables, generation.jiffies().map_err(GenerationError::Clock)?)))
     }
 
-    /// The port, in network byte order, of a socket that ends with this process; 0 if there is none.
+    /// Port, in network byte order, of a socket that ends with this process; 0 if there is none.
     fn agent_port(&mut self) -> u32 {
         let port = |socket: &UdpSocket| Ok(u32::from(socket.local_addr()?.port().to_be()));
         let own = || -> io::Result<UdpSocket> {
@@ -288,7 +286,7 @@ impl ActiveSettings {
     }
 }
 
-/// [`Settings::witness`]: nothing that a pod knows.
+/// Random [`Settings::witness`], unknown to pods.
 fn witness() -> u32 {
     let (first, last) = (*WITNESSES.start(), *WITNESSES.end());
     let random = RandomState::new().hash_one(()) as u32;
@@ -306,7 +304,7 @@ mod tests {
         let mut devices = Devices::default();
         let has = |devices: &Devices, index| devices.words.as_flattened().contains(&index);
         let few = DEVICE_PROBES + 2;
-        // All of them begin at one place; the last ones are too many.
+        // All of them begin at the same place, and two are too many.
         let all: BTreeSet<u32> = (0..few).map(|n| 2 + n * DEVICES).collect();
         let last = 2 + DEVICES * (few - 1);
         devices.are([last].into());

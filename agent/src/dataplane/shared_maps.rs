@@ -1,4 +1,4 @@
-//! The maps and constants that several objects of one generation are loaded with.
+//! Maps and constants that several objects of one generation are loaded with.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,15 +9,15 @@ use aya::{Ebpf, EbpfLoader};
 
 use super::checksum::ChecksumFields;
 
-/// Maps by name; constants of the object are none.
+/// Maps by name, without those of the object's constants.
 pub(super) type Maps = BTreeMap<String, OwnedFd>;
 
-/// What a generation has in common with its traced programs.
+/// Maps and constants of a generation for its traced programs.
 #[derive(Debug)]
 pub struct SharedMaps {
     pub(super) maps: Maps,
     pub(super) globals: Globals,
-    /// Identifier of the program for pod ingress: which generation it is.
+    /// Identifier of the program for pod ingress, which identifies the generation.
     pub(super) generation: u32,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Globals {
 }
 
 impl Globals {
-    /// Gives them to a loader.
+    /// Sets the constants of a loader.
     pub(super) fn give<'g>(&'g self, loader: &mut EbpfLoader<'g>) {
         loader.override_global("ASKS_FOR_NAMESPACE", &self.asks_for_namespace, true);
         loader.override_global("CONNECTION_OFFSET", &self.connection_offset, true);
@@ -40,7 +40,7 @@ impl Globals {
     }
 }
 
-/// Every map of a loaded object.
+/// All maps of a loaded object, without those of its constants.
 pub(super) fn maps(bpf: &Ebpf) -> io::Result<Maps> {
     let own = |(name, _): &(&str, &Map)| !name.starts_with(".rodata");
     let copy = |(name, map): (&str, &Map)| {
@@ -51,7 +51,7 @@ pub(super) fn maps(bpf: &Ebpf) -> io::Result<Maps> {
     bpf.maps().filter(own).map(copy).collect()
 }
 
-/// The data of a map, of the kinds that the object has.
+/// The data of a map, for the kinds in the object.
 #[expect(clippy::wildcard_enum_match_arm, reason = "of all kinds of maps, those of the object")]
 pub(super) fn data(map: &Map) -> Option<&MapData> {
     match map {

@@ -1,4 +1,4 @@
-//! The kernel's maps as a place for [`Op`]s: plain aligned stores through mmap.
+//! The kernel's maps as the target of [`Op`]s: plain aligned stores through mmap.
 
 use std::collections::BTreeSet;
 use std::mem::offset_of;
@@ -22,7 +22,7 @@ use super::maps::{at, mapped, section};
 use super::quiescence::wait_for_programs;
 use crate::bpf::mmap::{MappedArray, MmapError};
 
-/// All tables that policy is written to, of one generation.
+/// All tables of compiled policy, of one generation.
 pub struct Tables {
     pub(super) settings: MappedArray<Settings>,
     pub(super) endpoints: MappedArray<Endpoint>,
@@ -33,13 +33,13 @@ pub struct Tables {
     pub(super) bitmaps: MappedArray<PortBitmap>,
     pub(super) ipv6_hosts: Ipv6Hosts,
     pub(super) ipv6_blocks: Ipv6Blocks,
-    /// IPv6 addresses that found no room among the others: they are blocks of 128 bits.
+    /// IPv6 addresses without room in the table of addresses: blocks of 128 bits instead.
     pub(super) overflow: BTreeSet<Ipv6Addr>,
     /// [`Settings::endpoint_probes`]
     pub(super) endpoint_probes: u32,
     /// Slots of endpoints that policy isolates for egress, see [`Settings::isolates_egress`].
     isolating: BTreeSet<u32>,
-    /// The settings that were written first: their keys of hashes stay, and say where an IPv6 address is.
+    /// The settings as first written, with the hash keys that place IPv6 addresses.
     hashing: Settings,
     local_endpoints: LocalEndpoints,
     unproven: MappedArray<Unproven>,
@@ -70,8 +70,8 @@ impl Tables {
         })
     }
 
-    /// Writes the settings and gives what was written; before anything is attached. Operations need the
-    /// keys of hashes, which stay.
+    /// Writes the settings before any program is attached, and returns the written ones. Operations need their hash
+    /// keys, which never change.
     ///
     /// # Errors
     /// The map is smaller than one element.
@@ -103,7 +103,7 @@ impl Tables {
             .map_err(at("SETTINGS"))
     }
 
-    /// Makes void what the flow table remembers of judgements: after the last word of an update.
+    /// Invalidates cached verdicts, after the last word of an update.
     ///
     /// # Errors
     /// The map is smaller than one element.
@@ -115,19 +115,18 @@ impl Tables {
             .map_err(at("SETTINGS"))
     }
 
-    /// Packets that came by an interface and that exits missed the proof or the witness of.
+    /// Counters of an interface's packets without proof or witness at exits.
     pub(super) fn unproven(&self, ifindex: u32) -> Unproven {
         self.unproven.read(endpoint_slot(ifindex, 0)).unwrap_or_default()
     }
 
-    /// Says whether programs only record flows.
+    /// Sets whether programs only record flows.
     pub(super) fn watch_only(&self, watch: bool) -> Result<(), TableError> {
         let offset = offset_of!(Settings, watch_only);
         self.settings.store_u32(0, offset, u32::from(watch)).map_err(at("SETTINGS"))
     }
 
-    /// Says of a bridge (0: of none) that all of its ports leave the proof; one of
-    /// [`netpold_ebpf::layout::BRIDGES`].
+    /// Sets the bridge (0: none) at a place of [`netpold_ebpf::layout::Settings::bridges`].
     ///
     /// # Errors
     /// The map is smaller than one element.
@@ -136,7 +135,7 @@ impl Tables {
         self.settings.store_u32(0, offset, bridge).map_err(at("SETTINGS"))
     }
 
-    /// Says which interface (0: none) is at a place of [`netpold_ebpf::layout::Settings::devices`].
+    /// Sets the interface (0: none) at a place of [`netpold_ebpf::layout::Settings::devices`].
     ///
     /// # Errors
     /// The map is smaller than one element.
@@ -145,7 +144,7 @@ impl Tables {
         self.settings.store_u32(0, offset, ifindex).map_err(at("SETTINGS"))
     }
 
-    /// Says whether what comes by other interfaces than those and endpoints' drops where it leaves.
+    /// Sets whether packets from unknown interfaces drop at exits.
     ///
     /// # Errors
     /// The map is smaller than one element.
@@ -154,7 +153,7 @@ impl Tables {
         self.settings.store_u32(0, offset, closes).map_err(at("SETTINGS"))
     }
 
-    /// Every endpoint's programs are there: what comes from one without the proof is judged.
+    /// Makes exits judge an endpoint's packets without the proof.
     ///
     /// # Errors
     /// The map is smaller than one element.
@@ -231,7 +230,7 @@ impl Tables {
         }
     }
 
-    /// An address without room in its buckets goes to the blocks.
+    /// Sets the class of an address; without room in its buckets it becomes a block.
     fn set_host6(&mut self, address: Ipv6Addr, class: u32) -> Result<(), TableError> {
         if !self.overflow.contains(&address)
             && let Ok(()) = self.ipv6_hosts.set(&self.hashing, address, class)?
@@ -243,7 +242,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Sets the class of a block, or takes it out.
+    /// Sets the class of a block, or removes it.
     fn set_block(&mut self, net: Ipv6Net, class: Option<u32>) -> Result<(), TableError> {
         let before = self.ipv6_blocks.root();
         let edited = match class {
@@ -256,7 +255,7 @@ impl Tables {
         edited
     }
 
-    /// Has programs begin at the root of the tree of blocks.
+    /// Writes the root of the block tree to the settings.
     pub(super) fn write_root(&self) -> Result<(), TableError> {
         let offset = offset_of!(Settings, ipv6_blocks_root);
         self.settings.store_u32(0, offset, self.ipv6_blocks.root()).map_err(at("SETTINGS"))
@@ -267,7 +266,7 @@ impl Tables {
         self.settings.read(0).map_err(at("SETTINGS"))
     }
 
-    /// Programs look for an interface's endpoint in this slot, too.
+    /// Raises the number of probed slots so that it covers an interface's endpoint in this slot.
     fn look_as_far_as(&mut self, slot: u32, ifindex: u32) -> Result<(), MmapError> {
         let beyond = slot.wrapping_sub(endpoint_slot(ifindex, 0)) & (ENDPOINT_SLOTS - 1);
         if beyond < self.endpoint_probes {
@@ -282,7 +281,7 @@ impl Tables {
         u32::from(!self.isolating.is_empty())
     }
 
-    /// Has programs know whether any endpoint is isolated for egress, `slot`'s by these rows.
+    /// Records whether `slot` is isolated for egress, and updates [`Settings::isolates_egress`].
     fn rows_are(&mut self, slot: u32, rows: u64) -> Result<(), MmapError> {
         let before = self.isolates_egress();
         if Rows(rows).isolates_egress() {
@@ -297,8 +296,8 @@ impl Tables {
         self.settings.store_u32(0, offset, self.isolates_egress())
     }
 
-    /// The order of the stores is what `layout::Endpoint` promises: the interface index last when a
-    /// slot is filled, first when it is freed; flags after the addresses they make valid.
+    /// Stores in the order that `layout::Endpoint` guarantees: the interface index last when a slot is filled, first
+    /// when it is freed; flags after the addresses that they make valid.
     #[expect(clippy::wildcard_enum_match_arm, reason = "of the operations, those on this table")]
     fn apply_endpoint(&mut self, op: &Op) -> Result<(), MmapError> {
         const IFINDEX: usize = offset_of!(Endpoint, ifindex);

@@ -1,4 +1,4 @@
-//! The programs at the TC hooks of pods' interfaces and of the node's other devices.
+//! Programs at the TC hooks of pods' interfaces and of the node's other devices.
 
 use std::collections::BTreeMap;
 
@@ -14,25 +14,25 @@ use super::order::Order;
 use super::role::{Program, Role, Roles};
 use super::traced::TracedPrograms;
 
-/// Interfaces where something failed, with the reason; index 0 stands for all of them.
+/// Problems by interface; index 0 stands for all of them.
 pub type Problems = BTreeMap<u32, String>;
 
-/// See the module.
+/// Programs at TC hooks, and their state.
 pub struct TcHooks {
     attacher: Attacher,
     /// Interfaces with the current generation's programs.
     attached: Roles,
-    /// What an earlier agent left attached was gone through.
+    /// Whether the attachments of an earlier agent were checked.
     swept: bool,
     order: Order,
     gate: Gate,
     bridges: Bridges,
-    /// Identifiers of the traced programs that judge in the place of ordinary ones.
+    /// Identifiers of the traced programs that run in place of ordinary ones.
     traced: BTreeMap<Hook, u32>,
 }
 
 impl TcHooks {
-    /// Nothing is attached yet, but what an earlier agent left.
+    /// State without attachments, except for those of an earlier agent.
     pub(super) fn new(attacher: Attacher) -> Self {
         Self {
             attacher,
@@ -45,24 +45,24 @@ impl TcHooks {
         }
     }
 
-    /// How programs are attached.
+    /// Mode of attachment.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.attacher.mode()
     }
 
-    /// What an interface is that the current generation's programs run at.
+    /// Role of an interface where the current generation's programs run.
     #[must_use]
     pub fn attached(&self, ifindex: u32) -> Option<Role> {
         self.attached.get(&ifindex).copied()
     }
 
-    /// Hooks where other programs come before netpold's, and stay there.
+    /// Problems of hooks where foreign programs stay in front of netpold's.
     pub fn order_problems(&self) -> impl Iterator<Item = (Hook, &str)> {
         self.order.problems()
     }
 
-    /// Endpoints by the interfaces that the current generation's programs run at.
+    /// Endpoints by interface, where the current generation's programs run.
     pub(super) fn pods(&self) -> BTreeMap<u32, u32> {
         let pods = self.attached.iter().filter_map(|(index, role)| match role {
             Role::Pod(endpoint) => Some((*index, *endpoint)),
@@ -71,28 +71,28 @@ impl TcHooks {
         pods.collect()
     }
 
-    /// Below them all.
+    /// The attacher.
     pub(super) fn attacher(&mut self) -> &mut Attacher {
         &mut self.attacher
     }
 
-    /// What may be demanded of bridges by the programs at their ports.
+    /// Basis of the demands on bridges.
     pub(super) fn bridges(&self) -> &Bridges {
         &self.bridges
     }
 
-    /// These bridges have pods.
+    /// Sets the bridges with pods.
     pub(super) fn bridges_are(&mut self, bridges: BTreeMap<u32, Bridge>) {
         self.bridges.are(bridges);
     }
 
-    /// Interfaces that are not wanted any more are about to lose their programs.
+    /// Drops ports that are not wanted any more, before they lose their programs.
     pub(super) fn bridges_lose_ports(&mut self, wanted: &Roles) {
         self.bridges.leaves(wanted);
     }
 
-    /// What an earlier agent's programs demand, these demand from the first on: each interface that has one of
-    /// its programs where packets come in leaves the proof.
+    /// Inherits the demands on bridges of an earlier agent's programs. Each interface with one of them at its incoming
+    /// side counts as leaving the proof.
     pub(super) fn inherit_bridges(&mut self, demanded: [u32; BRIDGES]) -> [u32; BRIDGES] {
         match self.attacher.attached() {
             Ok(attached) => {
@@ -108,7 +108,7 @@ impl TcHooks {
         }
     }
 
-    /// A new generation: its programs are to replace the others everywhere.
+    /// Prepares for the programs of a new generation, which are to replace the former ones everywhere.
     pub(super) fn renew(&mut self) {
         self.attached.clear();
         self.swept = false;
@@ -155,8 +155,8 @@ impl TcHooks {
                 }
             };
             match attached {
-                // Discovery will say that the interface is gone. What fails at one hook leaves the
-                // other no less guarded.
+                // Discovery reports that the interface is gone. A failure at one hook must not leave the other
+                // unguarded.
                 Err(error) if !error.is_gone() => result = result.and(Err(error.to_string())),
                 _ => {}
             }
@@ -164,11 +164,11 @@ impl TcHooks {
         result
     }
 
-    /// Detaches from what is not wanted: after a new generation from whatever an earlier agent left
-    /// attached, else only from what this one attached to.
+    /// Detaches from unwanted interfaces: after a new generation from all hooks of an earlier agent too, else only
+    /// from those of this one.
     pub(super) fn leave(&mut self, wanted: &Roles, pins: &PinRoot) -> Result<(), AttachError> {
         if !self.swept {
-            // What a guard closed is not known here yet.
+            // Hooks closed by a guard are not among the wanted ones yet.
             let closing = self.attacher.closing().clone();
             self.attacher.retain(|found| {
                 wanted.contains_key(&found.hook.ifindex) || closing.is_by(found.program)
@@ -189,8 +189,8 @@ impl TcHooks {
         Ok(())
     }
 
-    /// Interfaces where a program of the current generation no longer runs (a link or filter removed by
-    /// hand, a qdisc deleted); [`TcHooks::attach`] puts it back.
+    /// Interfaces where a program of the current generation no longer runs (a link or filter removed by hand, a qdisc
+    /// deleted); [`TcHooks::attach`] restores it.
     pub(super) fn missing(&mut self, generation: &Generation) -> Result<Vec<u32>, String> {
         let ids = Program::ALL.map(|program| Ok((program, generation.id(program)?)));
         let ids: Result<BTreeMap<Program, u32>, GenerationError> = ids.into_iter().collect();
@@ -220,7 +220,7 @@ impl TcHooks {
         self.bridges.detached(ifindex);
     }
 
-    /// Has traced programs judge at pods' interfaces: each hook's program is replaced in one step.
+    /// Attaches traced programs to pods' interfaces, replacing each hook's program in one step.
     pub(super) fn trace(
         &mut self,
         ifindexes: &[u32],
@@ -238,7 +238,7 @@ impl TcHooks {
                 for direction in Direction::BOTH {
                     let hook = Hook { ifindex, direction };
                     let (program, id) = programs.program(direction).map_err(|e| e.to_string())?;
-                    // Before, so that an end in the middle takes it off.
+                    // Recorded first, so that the end of the trace replaces it even after a failure.
                     self.traced.insert(hook, id);
                     self.attacher.attach(program, hook).map_err(|e| e.to_string())?;
                 }
@@ -252,10 +252,10 @@ impl TcHooks {
         })
     }
 
-    /// Has the ordinary programs judge again.
+    /// Attaches the ordinary programs again.
     pub(super) fn end_trace(&mut self, generation: &Generation) -> Result<(), String> {
         let mut result = Ok(());
-        // What fails is found by the next readback, which knows nothing of them any more.
+        // The next readback repairs a failure, since it expects ordinary programs.
         for (hook, _) in std::mem::take(&mut self.traced) {
             let program = generation.fd(hook.direction.into()).map_err(|e| e.to_string())?;
             match self.attacher.attach(program, hook) {
@@ -266,7 +266,7 @@ impl TcHooks {
         result
     }
 
-    /// Whether traced programs judge wherever they were put.
+    /// Whether the traced programs still run at all their hooks.
     pub(super) fn is_traced(&mut self) -> bool {
         let Ok(found) = self.attacher.attached() else { return false };
         let found: BTreeMap<Hook, u32> =
@@ -274,17 +274,17 @@ impl TcHooks {
         !self.traced.is_empty() && self.traced.iter().all(|(hook, id)| found.get(hook) == Some(id))
     }
 
-    /// Puts programs in front of those that were put in front of them; gives the hooks.
+    /// Puts our programs in front of foreign ones that were attached before them; returns the hooks.
     pub(super) fn reconcile_order(&mut self, generation: &Generation) -> Result<Vec<Hook>, String> {
         self.order.reconcile(&mut self.attacher, &self.attached, generation)
     }
 
-    /// Closes hooks of isolated pods until their programs are attached; how many.
+    /// Closes hooks of isolated pods until their programs are attached; returns the number of closed hooks.
     pub(super) fn close(&mut self, hooks: &[Hook]) -> usize {
         self.gate.close(hooks)
     }
 
-    /// Opens what was closed where the programs judge now, or where there is nothing to judge.
+    /// Opens closed hooks where programs judge now, or where none are wanted.
     pub(super) fn open(&mut self, wanted: &Roles) {
         let attached = &self.attached;
         self.gate.open(|index| attached.contains_key(&index) || !wanted.contains_key(&index));

@@ -1,11 +1,11 @@
 //! The traced variant of the pods' programs, over the maps of the generation in force.
 //!
-//! It is the same code with the same tables, and takes the place of the ordinary programs at one pod for some time:
-//! verdicts are made once, by whoever is attached. A tracer in front of them, which only looks, would judge each
-//! packet twice, and its flows would be what the second judgement finds.
+//! The traced programs are the same code with the same tables, and replace the ordinary ones at one pod for some time,
+//! so that each packet gets one verdict. A tracer in front that only observes would judge each packet twice, and the
+//! second judgement would find the flows of the first.
 //!
-//! The loader would make the tables at fixed addresses anew, or, given those in force, fill them with zeros. So it
-//! makes small maps, and before a program is loaded their descriptors are made those of the maps in force.
+//! The loader would create new tables at fixed addresses, or fill given ones with zeros. So it creates small maps, and
+//! their descriptors are replaced by those of the maps in force before a program is loaded.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -25,12 +25,12 @@ use super::shared_maps::{Maps, SharedMaps, data};
 use crate::lock::lock;
 use crate::object::{ObjectMissing, TRACED_OBJECT, object};
 
-/// Maps of the traced programs alone.
+/// Maps that only the traced programs have.
 const OWN: [&str; 3] = ["TRACE", "TRACE_FILTER", "AYA_LOGS"];
-/// Bytes of lines that wait to be read; further ones are lost.
+/// Buffer of unread lines in bytes; further lines are lost.
 const LINES: u32 = 1 << 20;
 
-/// Lines as the programs wrote them, in order of their end.
+/// Lines of the programs, in the order of the verdicts.
 #[derive(Clone, Debug, Default)]
 struct Lines(Arc<Mutex<Vec<String>>>);
 
@@ -47,17 +47,17 @@ impl Log for Lines {
     fn flush(&self) {}
 }
 
-/// Traced programs, loaded; [`super::Dataplane::trace`] attaches them.
+/// Loaded traced programs; [`super::Dataplane::trace`] attaches them.
 pub struct TracedPrograms {
     bpf: Ebpf,
     logger: EbpfLogger<Lines>,
     lines: Lines,
-    /// As [`SharedMaps`].
+    /// Generation of the maps, as in [`SharedMaps`].
     pub(super) generation: u32,
 }
 
 impl TracedPrograms {
-    /// Loads the programs with these maps. Nothing is attached, and nothing told of before [`TracedPrograms::ask`].
+    /// Loads the programs with these maps. None is attached, and no packet is reported before [`TracedPrograms::ask`].
     ///
     /// # Errors
     /// See [`GenerationError`].
@@ -89,7 +89,7 @@ impl TracedPrograms {
         Ok(Self { bpf, logger, lines, generation: shared.generation })
     }
 
-    /// From now on these packets are told of.
+    /// Sets the filter of reported packets.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -100,7 +100,7 @@ impl TracedPrograms {
     /// The program of a direction, and its identifier.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not report the identifier.
     pub(super) fn program(
         &self,
         direction: Direction,
@@ -116,18 +116,18 @@ impl TracedPrograms {
     /// The descriptor of a direction's program, for tests that run it.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not report the program.
     pub fn fd(&self, direction: Direction) -> Result<BorrowedFd<'_>, GenerationError> {
         self.program(direction).map(|(fd, _)| fd)
     }
 
-    /// Lines since the last call.
+    /// Takes the lines since the last call.
     pub fn read(&mut self) -> Vec<String> {
         self.logger.flush();
         std::mem::take(&mut *lock(&self.lines.0))
     }
 
-    /// Packets that were asked for, told or not.
+    /// Number of packets that the filter admitted, reported or not.
     #[must_use]
     pub fn matched(&self) -> u64 {
         let records = self.bpf.map("TRACE").and_then(|map| PerCpuArray::try_from(map).ok());
@@ -146,7 +146,7 @@ fn write(bpf: &mut Ebpf, filter: &TraceFilter) -> Result<(), String> {
     map.set(0, *filter, 0).map_err(|error| error.to_string())
 }
 
-/// Makes the descriptors of an object's maps those of others with the same names.
+/// Replaces the descriptors of an object's maps by those of maps with the same names.
 fn share(bpf: &Ebpf, maps: &Maps) -> Result<(), GenerationError> {
     let known = |name: &str| name.starts_with(".rodata") || OWN.contains(&name);
     if let Some((name, _)) = bpf.maps().find(|(name, _)| !known(name) && !maps.contains_key(*name))
@@ -156,7 +156,7 @@ fn share(bpf: &Ebpf, maps: &Maps) -> Result<(), GenerationError> {
     for (name, map) in maps {
         let data = bpf.map(name).and_then(data);
         let data = data.ok_or_else(|| traced(format!("the traced object has no map {name}")))?;
-        // SAFETY: a descriptor that the loader's map owns, and goes on owning.
+        // SAFETY: a descriptor that the loader's map owns, before and after the call.
         let made =
             unsafe { libc::dup3(map.as_raw_fd(), data.fd().as_fd().as_raw_fd(), libc::O_CLOEXEC) };
         if made < 0 {

@@ -1,5 +1,5 @@
-//! XDP at the node's uplinks: what policy denies to local pods goes before the kernel makes a packet
-//! of it. Asked for by name; the pods' own hooks judge everything else, as without it.
+//! Optional XDP at the node's uplinks: drops packets that policy denies to local pods before the kernel allocates an
+//! skb. The pods' own hooks judge all other packets, as without it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,12 +13,12 @@ use super::generation::Generation;
 use super::xdp::{Kind, Links, Mode, XdpProgram};
 use crate::pattern::matches;
 
-/// Which devices, and what is dropped there.
+/// Devices that get the program, and its scope.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Names, in which `*` stands for any characters.
+    /// Names of devices; `*` stands for any characters.
     pub names: Vec<String>,
-    /// What is dropped.
+    /// Scope of the dropped packets.
     pub scope: Scope,
 }
 
@@ -27,23 +27,23 @@ pub struct Wanted {
 pub struct Uplink {
     /// Name of the device.
     pub name: String,
-    /// Where the program runs.
+    /// Mode of the program.
     pub mode: Mode,
 }
 
-/// The programs at the uplinks.
+/// XDP programs at the uplinks.
 #[derive(Debug)]
 pub struct UplinkXdp {
     links: Links,
     wanted: Option<Wanted>,
-    /// Those with the current generation's program, by index.
+    /// Devices with the current generation's program, by index.
     attached: BTreeMap<u32, Uplink>,
     problems: Vec<String>,
     stale: bool,
 }
 
 impl UplinkXdp {
-    /// Nothing is attached yet. `links` is a directory on a bpffs.
+    /// State without attachments. `links` is a directory on a bpffs.
     pub(super) fn new(links: PathBuf, wanted: Option<Wanted>) -> Self {
         Self {
             links: Links::new(links, Kind::Uplink),
@@ -59,14 +59,14 @@ impl UplinkXdp {
         self.attached.values()
     }
 
-    /// What is wrong at the devices.
+    /// Problems of the devices.
     #[must_use]
     pub fn problems(&self) -> &[String] {
         &self.problems
     }
 
-    /// Makes the program run at the wanted devices and at no other: devices come and go. How many of
-    /// those that it ran at had lost it.
+    /// Attaches the program to the wanted devices, which may come and go, and to no others. Returns the number of
+    /// devices that had lost it.
     pub(super) fn reconcile(&mut self, generation: &mut Generation) -> u64 {
         let Some(scope) = self.scope() else {
             self.leave();
@@ -83,35 +83,35 @@ impl UplinkXdp {
         restored
     }
 
-    /// Whether another generation's program may be what runs.
+    /// Whether the program of a former generation may be attached.
     pub(super) fn is_stale(&self) -> bool {
         self.stale
     }
 
-    /// A new generation: its program is to replace the other everywhere.
+    /// Prepares for the program of a new generation, which is to replace the former one everywhere.
     pub(super) fn renew(&mut self) {
         self.attached.clear();
         self.stale = true;
     }
 
-    /// The program that is wanted.
+    /// The wanted program.
     pub(super) fn program(&self) -> Option<XdpProgram> {
         self.scope().map(XdpProgram::Uplink)
     }
 
-    /// What is dropped, if anything is to be.
+    /// Scope of the dropped packets, if XDP is wanted.
     fn scope(&self) -> Option<Scope> {
         self.wanted.as_ref().map(|wanted| wanted.scope)
     }
 
-    /// Says why there is no program to attach.
+    /// Records the reason why there is no program to attach.
     fn failed(&mut self, reason: &str) -> u64 {
         self.problems = vec![format!("--xdp-uplink: {reason}; TC judges as always")];
         0
     }
 
-    /// Makes the program run at the wanted devices that are there, and at no other; how many of them
-    /// had lost it.
+    /// Attaches the program to the existing wanted devices and to no others; returns the number of devices that had
+    /// lost it.
     fn attach(&mut self, program: BorrowedFd<'_>, id: u32) -> u64 {
         let devices = match self.devices() {
             Ok(devices) => devices,
@@ -150,7 +150,7 @@ impl UplinkXdp {
         restored
     }
 
-    /// Takes away what is pinned for other devices.
+    /// Detaches from all other devices.
     fn leave(&mut self) {
         self.stale = false;
         let attached = &self.attached;

@@ -1,5 +1,5 @@
-//! XDP programs at devices: links that are pinned as `<ifindex>-<kind>-<mode>`, stay when the agent
-//! goes, and whose programs are replaced in one step.
+//! XDP programs at devices: links pinned as `<ifindex>-<kind>-<mode>`, which stay when the agent ends. Their programs
+//! are replaced in one step.
 
 use std::fs;
 use std::io;
@@ -15,10 +15,10 @@ const BPF_XDP: u32 = 37;
 /// `BPF_LINK_TYPE_XDP` of `enum bpf_link_type`.
 const BPF_LINK_TYPE_XDP: u32 = 6;
 
-/// Where an XDP program runs.
+/// Mode of an XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// In the device's driver, before a packet is made.
+    /// In the device's driver, before the kernel allocates an skb.
     Native,
     /// In the stack, for drivers without XDP: later, and slower.
     Generic,
@@ -45,7 +45,7 @@ impl std::fmt::Display for Mode {
     }
 }
 
-/// A program of XDP.
+/// An XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XdpProgram {
     /// At an uplink.
@@ -55,7 +55,7 @@ pub enum XdpProgram {
 }
 
 impl XdpProgram {
-    /// Its name in the object.
+    /// Name of the program in the object.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -66,7 +66,7 @@ impl XdpProgram {
     }
 }
 
-/// What devices with links of one kind are.
+/// Kind of devices that share a set of links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Uplinks of the node.
@@ -84,7 +84,7 @@ impl Kind {
     }
 }
 
-/// The links of one kind.
+/// Links of one kind.
 #[derive(Debug)]
 pub(super) struct Links {
     directory: PathBuf,
@@ -92,15 +92,15 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Links that are pinned in a directory on a bpffs.
+    /// Links with pins in a directory on a bpffs.
     pub(super) fn new(directory: PathBuf, kind: Kind) -> Self {
         Self { directory, kind }
     }
 
-    /// Replaces the program of the device's link, or makes one: native if the driver can.
+    /// Replaces the program of the device's link, or creates a link: native if the driver supports it.
     ///
     /// # Errors
-    /// The kernel refuses either mode, or the pin; nothing of ours runs there then.
+    /// The kernel refuses both modes, or the pin; then no program of ours runs there.
     pub(super) fn attach(&self, program: BorrowedFd<'_>, index: u32) -> io::Result<Mode> {
         for mode in Mode::ALL {
             let path = self.pin(index, mode);
@@ -116,7 +116,7 @@ impl Links {
             Ok(link) => (link, Mode::Native),
             Err(native) => match sys::link_create(program, index, BPF_XDP, Mode::Generic.flags()) {
                 Ok(link) => (link, Mode::Generic),
-                // Another program is there already: what native said is the same.
+                // Another program is attached: the error of the native mode is the same.
                 Err(_) => return Err(native),
             },
         };
@@ -131,7 +131,7 @@ impl Links {
         at.is_ok_and(|at| (at.ifindex, at.program) == (index, program))
     }
 
-    /// Takes away all links but those that are wanted; what could not be taken away.
+    /// Detaches all links except the wanted ones; returns the failures.
     pub(super) fn retain(&self, wanted: impl Fn(u32) -> Option<Mode>) -> Vec<String> {
         let unwanted =
             self.pins().into_iter().filter(|(_, index, mode)| wanted(*index) != Some(*mode));
@@ -146,7 +146,7 @@ impl Links {
         self.directory.join(format!("{index}-{}-{mode}", self.kind.name()))
     }
 
-    /// The pins there are, with what their names say.
+    /// Existing pins, with the index and the mode in their names.
     fn pins(&self) -> Vec<(PathBuf, u32, Mode)> {
         let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
         let parse = |path: PathBuf| {
@@ -167,10 +167,10 @@ fn detach(path: &Path) -> io::Result<()> {
     fs::remove_file(path)
 }
 
-/// Takes every XDP program of ours off, whose links are pinned in a directory; gives the interfaces.
+/// Detaches all XDP programs of ours with links pinned in a directory; returns the interfaces.
 ///
 /// # Errors
-/// The first that the kernel refuses.
+/// First error of the kernel.
 pub fn detach_all(directory: &Path) -> io::Result<Vec<u32>> {
     let mut detached = Vec::new();
     for kind in [Kind::Uplink, Kind::Pod] {

@@ -1,4 +1,4 @@
-//! ctnetlink: a dump of all flows, and their number.
+//! ctnetlink: the dump of all flows, their number, and a query for one flow.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,7 +8,7 @@ use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP};
 use super::{KernelFlow, PartialTuple, Shown, Tuple};
 use crate::netlink::{Message, NETFILTER_HEADER, ask_netfilter, attributes};
 
-/// linux/netfilter/nfnetlink.h, `linux/netfilter/nfnetlink_conntrack.h`
+/// Constants of `linux/netfilter/nfnetlink.h` and `linux/netfilter/nfnetlink_conntrack.h`.
 const CT_GET: u16 = 1 << 8 | 1;
 const CT_GET_STATS: u16 = 1 << 8 | 5;
 const CTA_STATS_GLOBAL_ENTRIES: u16 = 1;
@@ -29,15 +29,15 @@ const CTA_PROTO_ICMP_TYPES: [u16; 2] = [5, 8];
 const CTA_PROTOINFO_TCP: u16 = 1;
 const CTA_PROTOINFO_TCP_STATE: u16 = 1;
 const CTA_PROTOINFO_TCP_FLAGS: [u16; 2] = [4, 5];
-/// `IP_CT_TCP_FLAG_BE_LIBERAL` of `linux/netfilter/nf_conntrack_tcp.h`: both sides have it where the first packet was
-/// no SYN (`tcp_new` of `nf_conntrack_proto_tcp.c`), flows of a flowtable too; a handshake clears it.
+/// `IP_CT_TCP_FLAG_BE_LIBERAL` of `linux/netfilter/nf_conntrack_tcp.h`: set for both sides if the first packet was no
+/// SYN (`tcp_new` of `nf_conntrack_proto_tcp.c`), and for flows of a flowtable; a handshake clears it.
 const BE_LIBERAL: u8 = 1 << 3;
 const NLA_F_NESTED: u16 = 1 << 15;
 const IPS_SEEN_REPLY: u32 = 1 << 1;
 const IPS_ASSURED: u32 = 1 << 2;
 const IPS_DYING: u32 = 1 << 9;
 
-/// How many flows the kernel tracks in the calling thread's network namespace; `None`: it does not say.
+/// Number of flows that the kernel tracks in the calling thread's network namespace; `None` if unknown.
 pub(super) fn count() -> Option<u32> {
     let mut entries = None;
     let asked = ask_netfilter(CT_GET_STATS, NLM_F_ACK, (0, &[]), |answer| {
@@ -48,17 +48,17 @@ pub(super) fn count() -> Option<u32> {
     asked.ok().and(entries)
 }
 
-/// Hands over every flow that the kernel tracks in the calling thread's network namespace.
+/// Calls `each` for every flow that the kernel tracks in the calling thread's network namespace.
 ///
 /// # Errors
-/// The kernel has no conntrack, or does not tell (`CAP_NET_ADMIN`).
+/// The kernel has no conntrack, or refuses access (`CAP_NET_ADMIN`).
 pub(super) fn dump(mut each: impl FnMut(KernelFlow)) -> io::Result<()> {
     ask_netfilter(CT_GET, NLM_F_DUMP, (0, &[]), |answer| {
         flow(answer).into_iter().for_each(&mut each);
     })
 }
 
-/// Whether the kernel saw the first packet of the flow that was begun so, or taken up so; `None`: it does not tell.
+/// Value of [`KernelFlow::seen_from_start`] for the flow of an original tuple; `None` if unknown.
 pub(super) fn seen_from_start(original: &Tuple) -> Option<bool> {
     let family = if original.source.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let octets = |address: IpAddr| match address {
@@ -88,7 +88,7 @@ pub(super) fn seen_from_start(original: &Tuple) -> Option<bool> {
     asked.ok().and(seen)
 }
 
-/// A netlink attribute, padded.
+/// Encodes a netlink attribute, padded.
 fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let length = 4 + value.len() as u16;
     let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
@@ -117,12 +117,12 @@ fn flow(message: Message<'_>) -> Option<KernelFlow> {
     Shown { original, reply, remaining, tcp_state, picked_up, replied, assured }.flow()
 }
 
-/// 32 bits in network byte order, as netfilter writes them.
+/// The first 32 bits, in network byte order, as netfilter writes them.
 fn word(value: &[u8]) -> Option<u32> {
     value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
 
-/// `enum tcp_conntrack`, and whether the kernel began in the middle.
+/// Returns `enum tcp_conntrack`, and whether the kernel picked the flow up in the middle.
 fn tcp_state(info: &[u8]) -> Option<(u8, Option<bool>)> {
     let tcp = attributes(info).find(|(kind, _)| *kind == CTA_PROTOINFO_TCP)?.1;
     let (mut state, mut picked_up) = (None, None);

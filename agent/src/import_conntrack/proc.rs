@@ -1,7 +1,7 @@
 //! `/proc/net/nf_conntrack`: a line for each flow.
 //!
 //! `ipv4 2 tcp 6 86397 ESTABLISHED src=… dst=… sport=… dport=… [UNREPLIED] src=… dst=… sport=… dport=… [ASSURED] mark=0 …`
-//! (`net/netfilter/nf_conntrack_standalone.c`). Numbers are decimal, addresses of IPv6 have all their digits.
+//! (`net/netfilter/nf_conntrack_standalone.c`). Numbers are decimal; IPv6 addresses are written in full.
 
 use std::collections::HashSet;
 use std::fs;
@@ -9,9 +9,9 @@ use std::io::{self, ErrorKind};
 
 use super::{KernelFlow, PartialTuple, Shown, TCP};
 
-/// Of the thread, because threads of one process may be in several network namespaces.
+/// Path for the calling thread: threads of one process may be in several network namespaces.
 const PATH: &str = "/proc/thread-self/net/nf_conntrack";
-/// In the order of `enum tcp_conntrack`, whose first is NONE.
+/// Names in the order of `enum tcp_conntrack`, from NONE on.
 const TCP_STATES: [&str; 10] = [
     "NONE",
     "SYN_SENT",
@@ -25,11 +25,11 @@ const TCP_STATES: [&str; 10] = [
     "SYN_SENT2",
 ];
 
-/// All flows of the calling thread's network namespace. Kernels before 6.18 count the flows that they have shown, and
-/// where one ends between two reads they pass over another one; so all are read twice.
+/// Reads all flows of the calling thread's network namespace. Kernels before 6.18 resume by the number of flows shown:
+/// if one ends between two reads, they skip another one. So the file is read twice.
 ///
 /// # Errors
-/// The kernel is built without the file, or shows it in another form.
+/// The kernel is built without the file, or writes it in another format.
 pub(super) fn flows() -> io::Result<Vec<KernelFlow>> {
     let (mut seen, mut flows) = (HashSet::new(), Vec::new());
     for _ in 0..2 {
@@ -43,12 +43,12 @@ pub(super) fn flows() -> io::Result<Vec<KernelFlow>> {
     Ok(flows)
 }
 
-/// A line; `None` if it is not understood.
+/// Parses a line; `None` if it is malformed.
 fn parse(line: &str) -> Option<Shown> {
     let mut words = line.split_ascii_whitespace().peekable();
-    // Family and its number, protocol and its number; its name may be "unknown".
+    // Family and its number, protocol and its number; the protocol's name may be "unknown".
     let protocol: u8 = words.nth(3)?.parse().ok()?;
-    // A flow that hardware or a flowtable carries has no time.
+    // A flow in hardware or a flowtable has no timeout.
     let remaining = words.next_if(|word| word.bytes().all(|byte| byte.is_ascii_digit()));
     let remaining = match remaining {
         Some(seconds) => Some(seconds.parse().ok()?),
@@ -79,7 +79,7 @@ fn parse(line: &str) -> Option<Shown> {
     Some(Shown { original, reply, remaining, tcp_state, picked_up, replied, assured })
 }
 
-/// Takes in a part of a tuple; `None` if it is not understood.
+/// Sets a field of a tuple; `None` if the value is malformed.
 fn read(tuple: &mut PartialTuple, name: &str, value: &str) -> Option<()> {
     match name {
         "src" => tuple.source = Some(value.parse().ok()?),

@@ -1,4 +1,4 @@
-//! Places of connections at a listener, shared among those who connect.
+//! Places of connections at a listener, shared among their sources.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -6,13 +6,13 @@ use std::net::{IpAddr, SocketAddr};
 
 use tokio::task::AbortHandle;
 
-/// Who connects, told apart by what the client cannot choose: the address, but of link-local addresses (RFC 4291
+/// Source of a connection, by a property that the client cannot choose: its address; for link-local addresses (RFC 4291
 /// section 2.5.6, RFC 3927), of which a pod may use any number, the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
-    /// Everybody with a link-local address behind the interface of this index; 0 for IPv4.
+    /// All link-local addresses behind the interface with this index; 0 for IPv4.
     LinkLocal(u32),
-    /// An address.
+    /// Any other address.
     Address(IpAddr),
 }
 
@@ -27,7 +27,7 @@ impl Source {
         }
     }
 
-    /// The sources among which a client may choose: all link-local ones, a /24, a /64.
+    /// Group of sources that one client can choose from: all link-local ones, a /24, a /64.
     fn network(self) -> Network {
         match self {
             Self::LinkLocal(_) => Network::LinkLocal,
@@ -44,19 +44,19 @@ enum Network {
     V6(u128),
 }
 
-/// How many connections are served at a time.
+/// Limits of concurrent connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// In all.
+    /// Limit for all sources together.
     pub(crate) total: usize,
-    /// Of one source.
+    /// Limit for one source.
     pub(crate) of_source: usize,
-    /// Of all link-local sources together.
+    /// Limit for all link-local sources together.
     pub(crate) of_link_local: usize,
 }
 
-/// The connections that are served, the oldest first. Who connects is never refused: where there are too many, the
-/// oldest connection gives way of the source with most of them, in the network with most of them.
+/// Connections that hold places, the oldest first. New connections are never refused: above a limit, the oldest
+/// connection of the source with the most connections, in the network with the most, is closed.
 pub(crate) struct Places {
     limits: Limits,
     held: VecDeque<Place>,
@@ -72,7 +72,7 @@ impl Places {
         Self { limits, held: VecDeque::new() }
     }
 
-    /// Gives a connection a place; another one may lose its.
+    /// Gives a connection a place; above a limit another connection loses its place.
     pub(crate) fn take(&mut self, source: Source, connection: AbortHandle) {
         self.held.retain(|place| !place.connection.is_finished());
         self.held.push_back(Place { source, connection });
@@ -96,7 +96,7 @@ impl Places {
         }
     }
 
-    /// Who holds most of these places; of equals, the one that holds the oldest.
+    /// Holder of the most places among the sources of `of`; of equals, the holder of the oldest place.
     fn most<K: Copy + Eq + Hash>(
         &self,
         who: impl Fn(Source) -> K,
@@ -120,7 +120,7 @@ mod tests {
 
     const LIMITS: Limits = Limits { total: 64, of_source: 4, of_link_local: 8 };
 
-    /// A listener whose clients connect and wait.
+    /// A listener with clients that connect and wait.
     struct Crowded {
         places: Places,
         tasks: Vec<JoinHandle<()>>,
@@ -131,7 +131,7 @@ mod tests {
             Self { places: Places::new(LIMITS), tasks: Vec::new() }
         }
 
-        /// A client connects and waits; the number of its connection.
+        /// Connects a client that waits; returns the number of its connection.
         fn connect(&mut self, peer: &str) -> usize {
             let source = Source::of(peer.parse().unwrap());
             let task = tokio::spawn(std::future::pending::<()>());
@@ -141,7 +141,7 @@ mod tests {
         }
 
         async fn is_served(&self, connection: usize) -> bool {
-            // Each task's turn comes.
+            // Let every task run.
             for _ in 0..self.tasks.len() * 2 {
                 tokio::task::yield_now().await;
             }
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!((crowded.of(&peer(0)), crowded.of(&peer(1))), (3, 4), "the one that is first");
     }
 
-    /// A pod has as many link-local addresses as it likes, and a host a /64.
+    /// A pod may use any number of link-local addresses, and a host a /64.
     #[tokio::test]
     async fn addresses_that_a_client_chooses_crowd_nobody_out() {
         for network in ["fe80::", "2001:db8::"] {
@@ -179,7 +179,7 @@ mod tests {
                 _ => format!("[2001:db8::{n:x}]:1"),
             };
             (0..200).for_each(|n| _ = crowded.connect(&peer(n, n % 5)));
-            // As Prometheus does, from three replicas.
+            // Three replicas of Prometheus.
             let scrapes: Vec<usize> =
                 (1..=3).map(|n| crowded.connect(&format!("10.0.0.{n}:1"))).collect();
             (200..2000).for_each(|n| _ = crowded.connect(&peer(n, n % 5)));

@@ -1,4 +1,4 @@
-//! What the engine counts and times as it works.
+//! Counters and timers of the engine.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-/// Upper bounds of durations in seconds. A small update takes a millisecond or less beside the 1 ms that gathers a
-/// burst; what takes longer than the last is broken.
+/// Upper bounds of durations in seconds. A small update takes a millisecond or less, besides the 1 ms that gathers a
+/// burst; a duration above the last bound is a fault.
 const BUCKETS: [f64; 14] =
     [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0];
 
-/// Counters and histograms of updates. Clones are the same instruments.
+/// Counters and histograms of updates. Clones share their values.
 #[derive(Clone, Debug)]
 pub struct Instruments {
     programming: Histogram,
@@ -37,7 +37,7 @@ impl Default for Instruments {
 }
 
 impl Instruments {
-    /// An update is in force, so long after the first of its changes was seen.
+    /// Counts an update that came into force, and its duration since the first change was noticed.
     pub(crate) fn enforced(&self, since_noticed: Option<Duration>) {
         self.updates.inc();
         if let Some(duration) = since_noticed {
@@ -45,12 +45,12 @@ impl Instruments {
         }
     }
 
-    /// An update could not be brought into force.
+    /// Counts a failed update.
     pub(crate) fn failed(&self) {
         self.failures.inc();
     }
 
-    /// Everything was written into new tables.
+    /// Counts a new generation: all content was written into new tables.
     pub(crate) fn new_generation(&self) {
         self.generations.inc();
     }

@@ -1,9 +1,9 @@
-//! What `/metrics` serves, in `OpenMetrics` text.
+//! The metrics at `/metrics`, in `OpenMetrics` text.
 //!
-//! Three sources: [`Instruments`] that the engine moves as it works, a [`Snapshot`] of the engine that
-//! is taken at each scrape, and the process itself. A scrape never waits for the engine: while that is
-//! writing, the last snapshot is served. No label names a pod or an address, and a policy only one on
-//! trial, of which 500 at most, so the number of series is bounded whatever the cluster has. deploy/metrics.md lists them all.
+//! Three sources: [`Instruments`] that the engine updates, a [`Snapshot`] of the engine at the scrape, and the process
+//! itself. A scrape never waits for the engine: while the engine writes, the last snapshot is served. No label names a
+//! pod or an address. Policies have labels only on trial, 500 of them at most, so the number of series is bounded for
+//! every cluster. deploy/metrics.md lists all metrics.
 
 mod instruments;
 mod process;
@@ -31,10 +31,10 @@ use crate::source::SourceStatus;
 use process::Process;
 use writer::Writer;
 
-/// Media type of what [`Metrics::text`] returns.
+/// Media type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Everything that can be scraped.
+/// All metrics of an agent.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -42,8 +42,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Metrics of these parts of an agent. `first` is served until `snapshot` gives another, which it does
-    /// not while the engine is busy.
+    /// Metrics of these parts of an agent. `first` is served until `snapshot` returns another one; `snapshot` returns
+    /// `None` while the engine is busy.
     #[must_use]
     pub fn new(
         instruments: &Instruments,
@@ -68,14 +68,14 @@ impl Metrics {
     /// All metrics as text.
     ///
     /// # Errors
-    /// A metric cannot be written, which is a mistake in this program.
+    /// A metric cannot be written, which is a bug of this program.
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         encode(&mut text, &self.registry).map(|()| text)
     }
 
-    /// What keeps the agent from being ready, which means: everything there is to enforce is known,
-    /// and enforced but for what has just come in. Empty: it is ready.
+    /// Reasons why the agent is not ready; empty if it is ready. A ready agent knows all objects and enforces them,
+    /// except for the latest changes.
     #[must_use]
     pub fn not_ready(&self) -> Vec<String> {
         let mut reasons = Vec::new();
@@ -85,19 +85,19 @@ impl Metrics {
     }
 }
 
-/// The parts that a scrape reads.
+/// Parts of the agent that a scrape reads.
 struct Observed {
     snapshot: Box<dyn Fn() -> Option<Snapshot> + Send + Sync>,
     drops: Arc<Mutex<DropLog>>,
     source: watch::Receiver<SourceStatus>,
-    /// And when another one may be taken.
+    /// The last snapshot, and the earliest time of the next one.
     last: Mutex<(Snapshot, Instant)>,
 }
 
-/// The engine stands still for a snapshot, for one part of so many of the time, however often somebody scrapes.
+/// Snapshots block the engine for one part in this many of the time, at any rate of scrapes.
 const SHARE: u32 = 20;
 
-/// The registry asks for it.
+/// Required by the registry.
 impl fmt::Debug for Observed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Observed").finish_non_exhaustive()
@@ -105,7 +105,7 @@ impl fmt::Debug for Observed {
 }
 
 impl Observed {
-    /// The engine as it is, or its previous snapshot while it is busy, or was asked just now.
+    /// A new snapshot; the previous one while the engine is busy, or before the next one is due.
     fn snapshot(&self) -> Snapshot {
         let mut last = lock(&self.last);
         let began = Instant::now();
@@ -152,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    /// The engine stands still for five milliseconds for each snapshot.
+    /// Each snapshot blocks the engine for five milliseconds.
     #[test]
     fn scrapes_without_end_leave_the_engine_most_of_the_time() {
         const TAKES: Duration = Duration::from_millis(5);

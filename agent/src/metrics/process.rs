@@ -1,4 +1,4 @@
-//! The agent's own process: the metrics every exporter has, under the names they have everywhere.
+//! Metrics of the agent's process, under the names that all exporters use.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -12,17 +12,17 @@ use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::writer::Writer;
 
-/// Reads `/proc/self` when asked.
+/// Collector that reads `/proc/self`.
 #[derive(Debug, Default)]
 pub(super) struct Process {
-    /// Never changes; working it out reads the whole of `/proc/stat`.
+    /// Constant start time; its computation reads the whole of `/proc/stat`.
     started: OnceLock<Option<f64>>,
 }
 
 impl Collector for Process {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut writer = Writer::new(encoder);
-        // Without /proc these metrics are missing, and nothing else.
+        // Without /proc only these metrics are missing.
         let Ok(process) = Proc::myself() else { return Ok(()) };
         self.write_stat(&process, &mut writer)?;
         if let Ok(open) = process.fd_count() {

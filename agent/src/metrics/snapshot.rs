@@ -1,4 +1,4 @@
-//! The engine at one moment, in numbers.
+//! Numbers of the engine at one moment.
 
 use std::fmt;
 
@@ -13,67 +13,66 @@ use crate::status::Revision;
 /// A number for each direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Direct {
-    /// To the pods.
+    /// Number for pod ingress.
     pub ingress: u64,
-    /// From the pods.
+    /// Number for pod egress.
     pub egress: u64,
 }
 
-/// How full a table is.
+/// Fill level of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fill {
     /// Value of the label `table`.
     pub table: String,
     /// Elements in use.
     pub used: u64,
-    /// Elements there are.
+    /// Elements in total.
     pub capacity: u64,
 }
 
-/// Local pods' interfaces, counted.
+/// Numbers of local pods' interfaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointCounts {
-    /// All of them.
+    /// All interfaces.
     pub all: u64,
-    /// Those with programs.
+    /// Interfaces with programs.
     pub enforced: u64,
-    /// Those that some policy isolates.
+    /// Interfaces of pods that a policy isolates.
     pub isolated: Direct,
 }
 
-/// The engine at one moment.
+/// Numbers of the engine at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// Numbers of policy sets.
     pub revision: Revision,
-    /// Why the agent is not ready, as far as the engine knows.
+    /// Reasons why the agent is not ready, from the engine.
     pub not_ready: Vec<String>,
-    /// Things that are not as they were asked for.
+    /// Number of problems.
     pub problems: u64,
-    /// Policies that grant nothing because they are too much.
+    /// Policies beyond their budget, which grant nothing.
     pub closed_policies: u64,
     /// Objects known, by the label `kind`.
     pub objects: Vec<(&'static str, u64)>,
     /// Local pods' interfaces.
     pub endpoints: EndpointCounts,
-    /// The tables that policy is compiled to.
+    /// Fill levels of the policy tables.
     pub tables: Vec<Fill>,
-    /// The flow tables as of the last sweep.
+    /// Content of the flow tables as of the last sweep.
     pub conntrack: Pass,
-    /// Flows that were tidied away since the agent's start.
+    /// Flows that sweeps removed since the agent's start.
     pub swept: Pass,
-    /// Flows that made room for new ones, IPv4 and IPv6: half-open, established.
+    /// Flows evicted for new ones, by family (IPv4, IPv6) and state (half-open, established).
     pub evicted: [[u64; 2]; 2],
-    /// Packets dropped.
+    /// Dropped packets by direction and reason.
     pub drops: Vec<(Direction, Reason, u64)>,
-    /// Flows that policies on trial would have denied, by policy, and those of policies that are too many
-    /// to be named.
+    /// Flows that policies on trial would deny: by policy, and in sum for policies beyond the limit of names.
     pub audited: (Vec<(Key, u64)>, u64),
-    /// Packets that reached isolated pods past their programs.
+    /// Packets that reached isolated pods around their programs.
     pub bypassed: u64,
-    /// Packets of pods that exits missed something at.
+    /// Packets of pods that reached an exit without complete proof of their judgement.
     pub unproven: Unproven,
-    /// What was put right after somebody else had changed it, by kind.
+    /// Repairs after changes by other programs, by kind.
     pub repairs: Vec<(&'static str, u64)>,
 }
 

@@ -1,11 +1,11 @@
-//! How the source of objects is: health of the watches, for scrapes and for readiness.
+//! Health of the source of objects and its watches, for scrapes and readiness.
 
 use std::fmt;
 
 use super::writer::Writer;
 use crate::source::{KindStatus, SourceStatus};
 
-/// What keeps the source from being in sync.
+/// Reasons why the source is not in sync.
 pub(super) fn not_ready(source: &SourceStatus) -> Vec<String> {
     if source.in_sync {
         return Vec::new();

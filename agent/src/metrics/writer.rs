@@ -1,4 +1,4 @@
-//! Metrics that are looked up when they are asked for.
+//! Writer of metrics with values that are read at the scrape.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-/// Writes metrics one after the other.
+/// Writer of metrics, one after the other.
 pub(super) struct Writer<'e> {
     encoder: DescriptorEncoder<'e>,
 }
@@ -21,7 +21,7 @@ impl<'e> Writer<'e> {
         self.one(name, help, &ConstGauge::new(value))
     }
 
-    /// A counter; its name is written with `_total` behind it.
+    /// Writes a counter; the encoder appends `_total` to its name.
     pub(super) fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
         self.one(name, help, &ConstCounter::new(value))
     }
@@ -55,7 +55,7 @@ impl<'e> Writer<'e> {
         metric.encode(self.encoder.encode_descriptor(name, help, None, metric.metric_type())?)
     }
 
-    /// Also says that there is such a metric where it has no sample.
+    /// Writes the samples of a metric; without samples, its description only.
     fn family<L: EncodeLabelSet, M: EncodeMetric>(
         &mut self,
         name: &str,

@@ -1,4 +1,4 @@
-//! The packets of probes: each begins a flow as far as policy is concerned, and few can leave one.
+//! Packets of probes. Policy judges each as the opening of a flow, but only few kinds create a conntrack entry.
 
 use std::net::IpAddr;
 
@@ -7,23 +7,23 @@ use netpold_ebpf::packet::protocol::{
     ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMP, ICMPV6, SCTP, TCP, UDP,
 };
 
-/// The port that probes come from: no connection's.
+/// Source port of probes, which no connection uses.
 pub const SOURCE_PORT: u16 = 0;
-/// Stations of the link header: to and from nobody in particular.
+/// Addresses in the link header, locally administered, of no particular station.
 const TO: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const FROM: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
 const SCTP_INIT: u8 = 1;
 const SCTP_ABORT: u8 = 6;
-/// Types that begin no exchange and are about no packet (RFC 4727): experiments.
+/// ICMP types for experiments (RFC 4727), which open no exchange and quote no packet.
 const EXPERIMENT: u8 = 253;
 const EXPERIMENT6: u8 = 200;
 const ECHO: u8 = 8;
 const ECHO6: u8 = 128;
 const HOPS: u8 = 64;
 
-/// What a probe sends.
+/// Packet of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// Source address.
@@ -34,25 +34,25 @@ pub struct Packet {
     pub protocol: IpProtocol,
     /// Destination port.
     pub port: u16,
-    /// The node sends it: of the node's own packets, those that only answer are no flow of the pod.
+    /// Whether the node sends the packet. Then it must open a flow: packets of the node that only answer record none.
     pub by_node: bool,
 }
 
 impl Packet {
-    /// Whether the packet path may record a flow for it. A TCP or SCTP packet that resets a connection begins
-    /// none, nor does an ICMP message that asks nothing; their verdict is that of one that does.
+    /// Whether the packet path may record a flow for the packet. A TCP RST, an SCTP ABORT and an ICMP message without a
+    /// request record none; their verdict is that of an opening packet.
     #[must_use]
     pub const fn may_leave_flow(&self) -> bool {
         self.by_node || !matches!(self.protocol.0, TCP | SCTP | ICMP | ICMPV6)
     }
 
-    /// The source port, as conntrack keys have it.
+    /// Source and destination port in conntrack keys.
     #[must_use]
     pub const fn ports(&self) -> (u16, u16) {
         if self.protocol.has_ports() { (SOURCE_PORT, self.port) } else { (0, 0) }
     }
 
-    /// IP protocol number on the wire: policy takes both ICMPs for one.
+    /// IP protocol number on the wire; policy treats both ICMPs as one.
     #[must_use]
     pub const fn number(&self) -> u8 {
         match (self.protocol.0, self.from.is_ipv4()) {
@@ -100,7 +100,7 @@ impl Packet {
         bytes
     }
 
-    /// The frame, from a station if that matters; none if the addresses are of two families.
+    /// Builds the frame, with an optional link-layer source; `None` if the addresses are of two families.
     #[must_use]
     pub fn frame(&self, station: Option<[u8; 6]>) -> Option<Vec<u8>> {
         let payload = self.payload();

@@ -1,4 +1,4 @@
-//! The compiled tables, for the judge that the kernel's programs are made of.
+//! The compiled tables as input of `decide`, the judgement that the kernel's programs are made of.
 
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicU64;
@@ -19,12 +19,12 @@ use netpold_ebpf::tables::Tables;
 use netpold_ebpf::tables::policy::PolicyTables;
 use netpold_ebpf::verdict::Verdict;
 
-/// Words of a bucket of the larger family.
+/// Words of a conntrack bucket of the larger family.
 const BUCKET: usize = CT_WAYS * size_of::<Ct6Way>() / 8;
-/// What a slot without an endpoint holds.
+/// Content of a slot without an endpoint.
 static FREE: LazyLock<Endpoint> = LazyLock::new(Endpoint::default);
 
-/// The compiled tables of a node without any flow.
+/// Compiled tables of a node, with an empty flow table.
 #[derive(Debug)]
 pub struct CompiledTables<'a> {
     policy: DesiredTables<'a>,
@@ -33,20 +33,20 @@ pub struct CompiledTables<'a> {
 }
 
 impl<'a> CompiledTables<'a> {
-    /// With the settings that were written.
+    /// Creates the tables with the installed settings.
     #[must_use]
     pub fn new(policy: DesiredTables<'a>, settings: Settings) -> Self {
         let settings = Settings {
             ct4_mask: 0,
             ct6_mask: 0,
-            // Its first slot may be taken.
+            // The first slot of an endpoint may be taken.
             endpoint_probes: netpold_ebpf::layout::ENDPOINT_PROBES,
             ..settings
         };
         Self { policy, settings, bucket: [const { AtomicU64::new(0) }; BUCKET] }
     }
 
-    /// Judges a frame at an interface; `came_by` as [`Hook::ingress_ifindex`].
+    /// Judges a frame at an interface; `came_by` is [`Hook::ingress_ifindex`].
     pub fn judge(&self, direction: Direction, ifindex: u32, came_by: u32, frame: &[u8]) -> Verdict {
         let hook = Hook { ifindex, ingress_ifindex: came_by };
         match direction {
@@ -118,7 +118,7 @@ impl Tables for CompiledTables<'_> {
 
     fn endpoint(&self, slot: u32) -> Option<EndpointRef> {
         let endpoint = self.policy.endpoint(slot).unwrap_or(&FREE);
-        // SAFETY: lives as long as the tables.
+        // SAFETY: the endpoint lives as long as the tables.
         (slot < ENDPOINT_SLOTS).then(|| unsafe { EndpointRef::new(endpoint) })
     }
 

@@ -1,4 +1,4 @@
-//! What `netpold rules` shows: the document, and its rendering as text.
+//! Output of `netpold rules`: the document, and its rendering as text.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,65 +13,65 @@ use serde::{Deserialize, Serialize};
 
 use crate::printable::printable_document;
 
-/// Longest time that is shown in minutes, hours; then days.
+/// Units of times: limit (exclusive) and length in seconds, and name.
 const UNITS: [(u64, u64, &str); 3] =
     [(7200, 60, "min"), (172_800, 3600, "h"), (u64::MAX, 86_400, "d")];
 
-/// What each rule that allows something to pods of a node was used for: those of NetworkPolicies that isolate
-/// them, and the Accept rules of ClusterNetworkPolicies about them.
+/// Use of the rules that allow traffic of a node's pods: rules of the NetworkPolicies that isolate the pods, and Accept
+/// rules of the ClusterNetworkPolicies about them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Answer {
-    /// Name of the node; empty: all of `nodes`.
+    /// Name of the node; empty in an answer for all of `nodes`.
     pub node: String,
-    /// Of a cluster: the nodes whose agents answered.
+    /// In the answer of a cluster: nodes with an agent's answer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
-    /// Of a cluster: why other nodes' agents did not, by node.
+    /// In the answer of a cluster: errors of the other nodes.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub unanswered: BTreeMap<String, String>,
-    /// When this was so, in seconds since the epoch.
+    /// Time of the answer, in seconds since the epoch.
     pub as_of: u64,
-    /// By policy, direction and number.
+    /// Rules by policy, direction and number.
     pub rules: Vec<RuleUsed>,
-    /// Flows that were over before a sweep could count them.
+    /// Number of flows that ended before a sweep could count them.
     pub missed_flows: u64,
-    /// Policies whose rules are not watched, because there are too many.
+    /// Number of policies that are not watched, because of too many rules.
     pub unwatched_policies: usize,
 }
 
-/// What a rule was used for on this node.
+/// Use of a rule on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleUsed {
-    /// Kind of the object that it is in.
+    /// Kind of the policy.
     pub kind: String,
-    /// Namespace of that; a ClusterNetworkPolicy has none.
+    /// Namespace of the policy; empty for a ClusterNetworkPolicy.
     pub namespace: String,
-    /// Name of that.
+    /// Name of the policy.
     pub name: String,
-    /// As the pod sees it.
+    /// Direction from the pod's view.
     pub direction: Direction,
     /// Number in `spec.ingress` or `spec.egress`, from 0.
     pub index: usize,
-    /// What it allows.
+    /// Description of the allowed traffic.
     pub rule: String,
-    /// Flows that it allowed.
+    /// Number of allowed flows.
     pub flows: u64,
-    /// When a packet of theirs passed last, in seconds since the epoch; none if none did.
+    /// Time of the last packet of these flows, in seconds since the epoch; `None` without one.
     pub last_used: Option<u64>,
-    /// Since when this is known, in seconds since the epoch.
+    /// Time since which the rule is watched, in seconds since the epoch.
     pub watched_since: u64,
 }
 
 impl RuleUsed {
-    /// Whether no packet is known to have passed for that long, and it was watched for as long.
+    /// Whether the rule was watched for `time` until now without a packet.
     #[must_use]
     pub fn is_unused(&self, now: u64, time: Duration) -> bool {
         let since = self.last_used.map_or(self.watched_since, |at| at.max(self.watched_since));
         now.saturating_sub(since) >= time.as_secs()
     }
 
-    /// Adds what the same rule was used for on another node. It was watched for as long as on every node.
+    /// Adds the use of the same rule on another node. The rule counts as watched once it is watched on every node.
     fn add(&mut self, other: &Self) {
         self.flows = self.flows.saturating_add(other.flows);
         self.last_used = self.last_used.max(other.last_used);
@@ -79,7 +79,7 @@ impl RuleUsed {
     }
 }
 
-/// Puts the answers of agents together: each rule once, as far as its text is the same on all nodes.
+/// Merges the answers of agents. A rule with the same text on several nodes becomes one.
 #[must_use]
 pub fn merge(answers: Vec<(String, Answer)>, unanswered: BTreeMap<String, String>) -> Answer {
     let mut all = Answer { unanswered, ..Answer::default() };
@@ -103,7 +103,7 @@ pub fn merge(answers: Vec<(String, Answer)>, unanswered: BTreeMap<String, String
 }
 
 impl Answer {
-    /// Leaves the rules of one namespace, and of those the ones that were not used for a time.
+    /// Keeps the rules of `namespace` without use for the time `unused`, each condition if given.
     pub fn select(&mut self, namespace: Option<&str>, unused: Option<Duration>) {
         let now = self.as_of;
         self.rules.retain(|rule| {
@@ -113,10 +113,10 @@ impl Answer {
     }
 }
 
-/// Renders it. All names in it are made printable here, in one place.
+/// Renders the answer as text. All names in it are made printable here, in one place.
 ///
 /// # Errors
-/// It cannot be written as JSON, which it was read from.
+/// The answer cannot be converted to JSON and back.
 pub fn text(answer: &Answer) -> Result<String> {
     let answer: Answer = printable_document(answer)?;
     Ok(render(&answer))
@@ -191,7 +191,7 @@ mod tests {
         Answer { as_of: 1000, rules: vec![rule], missed_flows: 1, ..Answer::default() }
     }
 
-    /// A rule that is unused where it was watched for a minute may be in use there all the same.
+    /// A rule without use on a node that watched it for a minute only may still be in use there.
     #[test]
     fn a_rule_is_unused_if_every_node_says_so() {
         let answers = [("a", answer(3, Some(100), 0)), ("b", answer(0, None, 940))];

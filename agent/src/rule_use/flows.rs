@@ -1,4 +1,4 @@
-//! The flows of a sweep against those of the sweep before.
+//! Comparison of a sweep's flows with those of the sweep before.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -14,46 +14,46 @@ use crate::conntrack::{FlowTuple, Sighting};
 use crate::events::{Dropped, unix_millis};
 use crate::learn::Met;
 
-/// Rules that a sweep compares for flows that are new, and as many for those that go on.
+/// Comparisons with rules in a sweep for new flows, and as many for known ones.
 const BUDGET: usize = 400_000;
-/// Of that, what one pod's flows may take.
+/// Share of the budget for the flows of one pod.
 const SHARE: usize = BUDGET / 2;
-/// What a flow weighs beside the rules that are compared for it.
+/// Cost of a flow besides its comparisons with rules.
 const FLOW: usize = 2;
-/// What is remembered of how flows were attributed; then everything is looked up again.
+/// Largest number of cached attributions; a full cache is cleared.
 const CACHE_MAX: usize = 65_536;
-/// Two readings of a clock may be that far apart, in parts of a second.
+/// Tolerance between two readings of a clock, as one part in this many of a second.
 const MARGIN: u32 = 20;
 
-/// A flow that the last sweep has met.
+/// A flow that the last sweep has visited.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
     way: u32,
     incarnation: u16,
-    /// It is not counted yet.
+    /// Whether the flow is still to be counted.
     pending: bool,
-    /// Stamp of the last packet that was attributed.
+    /// Time stamp of the last attributed packet.
     seen: u32,
-    /// What allows it in each direction, if that is of this epoch.
+    /// Groups of allowing rules in each direction, if `epoch` is current.
     groups: [u32; 2],
-    /// Where the flow is recorded in each direction; 0: nowhere.
+    /// Numbers of the flow's records in each direction; 0: none.
     records: [u32; 2],
     epoch: u32,
-    /// It is counted as one that policies on trial would deny.
+    /// Whether the flow is counted as one that policies on trial would deny.
     audited: bool,
 }
 
-/// Where the budgets have ended: the next sweep goes on there.
+/// Ways at which the budgets ended and the next sweep continues.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cursors {
     new: u32,
     old: u32,
 }
 
-/// What rules allow what, for one state of the cluster.
+/// Attributions of flows to rules, for one state of the cluster.
 #[derive(Debug)]
 pub(super) struct Cache {
-    /// The cluster's revision and the endpoints' version.
+    /// State: the cluster's revision and the endpoints' version.
     of: Option<(u64, u64)>,
     /// Number of the state, from 1.
     epoch: u32,
@@ -62,7 +62,7 @@ pub(super) struct Cache {
     by_flow: HashMap<Kind, u32>,
 }
 
-/// What flows have in common that the same rules allow.
+/// Key of flows that the same rules allow: endpoint, direction, remote address, protocol, destination port.
 pub(super) type Kind = (u32, Direction, IpAddr, u8, u16);
 
 impl Default for Cache {
@@ -75,7 +75,7 @@ impl Default for Cache {
 }
 
 impl Cache {
-    /// Begins anew where the cluster's state is another, or nothing more can be remembered; whether that is so.
+    /// Clears the cache after a change of the cluster's state, or if the cache is full; returns whether it did.
     pub(super) fn follow(&mut self, state: (u64, u64)) -> bool {
         let changed = self.of != Some(state) || self.by_flow.len() >= CACHE_MAX;
         if changed {
@@ -85,7 +85,7 @@ impl Cache {
         changed
     }
 
-    /// What is remembered counts for this sweep alone.
+    /// Lets the next sweep clear the cache.
     pub(super) fn outdate(&mut self) {
         self.of = None;
     }
@@ -102,8 +102,8 @@ impl Cache {
     }
 }
 
-/// What is known of a flow: what allows it and where it is recorded in each direction, and whether policies on
-/// trial would deny it.
+/// Attribution of a flow: groups of allowing rules and records in each direction, and whether policies on trial would
+/// deny the flow.
 struct Attributed {
     groups: [u32; 2],
     records: [u32; 2],
@@ -115,9 +115,9 @@ struct Attributed {
 struct Budget {
     left: usize,
     by_endpoint: HashMap<u32, usize>,
-    /// Ways before this one were looked at by the last sweep.
+    /// First way of this sweep: the last sweep handled the ways before.
     from: u32,
-    /// Where it ended.
+    /// Way at which the budget ended.
     ended: Option<u32>,
 }
 
@@ -147,7 +147,7 @@ impl Budget {
 pub struct Round<'u> {
     of: &'u mut RuleUse,
     cluster: &'u Cluster,
-    /// The last sweep's flows that have not been met yet, the next one last.
+    /// Flows of the last sweep that this one has not visited yet, the next one last.
     before: Vec<Known>,
     after: Vec<Known>,
     new: Budget,
@@ -167,7 +167,7 @@ impl<'u> Round<'u> {
         Self { of, cluster, before, after, new, old, missed: 0, wall: unix_millis(), now: None }
     }
 
-    /// All flows were met.
+    /// Ends the sweep after all flows.
     #[must_use]
     pub fn done(self) -> Swept {
         let unattributed = self.before.iter().filter(|known| known.pending).count() as u64;
@@ -177,7 +177,7 @@ impl<'u> Round<'u> {
         Swept { known: self.after, missed, cursors, now: self.now, wall: self.wall }
     }
 
-    /// Takes in a flow of the table; in the table's order.
+    /// Processes a flow of the table. Call in the order of the table.
     pub fn meet(&mut self, at: &Sighting<'_>) {
         self.now = Some(at.now);
         let (incarnation, seen) = (at.control.incarnation(), at.control.seen());
@@ -192,11 +192,11 @@ impl<'u> Round<'u> {
             }
             known => {
                 if let Some(known) = known {
-                    // The flows that the way had in between.
+                    // Flows that used the way in between.
                     let between = incarnation.wrapping_sub(known.incarnation).saturating_sub(1);
                     self.missed += u64::from(between) + u64::from(known.pending);
                 } else if self.was_there(at) {
-                    // It moved, or an earlier agent has counted it.
+                    // The flow moved, or an earlier agent has counted it.
                     return self.after.push(fresh);
                 }
                 let met = self.attribute(at, fresh, true);
@@ -211,7 +211,7 @@ impl<'u> Round<'u> {
         Known { groups, records, epoch: self.of.cache.epoch, audited, ..fresh }
     }
 
-    /// What the last sweep has met there.
+    /// Flow of the last sweep in this way.
     fn before_at(&mut self, way: u32) -> Option<Known> {
         while let Some(known) = self.before.pop_if(|known| known.way <= way) {
             if known.way == way {
@@ -222,7 +222,7 @@ impl<'u> Round<'u> {
         None
     }
 
-    /// Whether a flow that is not known has had no packet since the last sweep: then it was there.
+    /// Whether an unknown flow existed at the last sweep already: it has had no packet since.
     fn was_there(&self, at: &Sighting<'_>) -> bool {
         let since = match (self.of.last.now, self.of.counted_until) {
             (Some(last), _) => at.now.wrapping_sub(last),
@@ -235,7 +235,7 @@ impl<'u> Round<'u> {
         at.control.age(at.now) > since.saturating_add(at.hz / MARGIN)
     }
 
-    /// Marks the rules that allow a flow, and records it; `None` if that has to wait.
+    /// Marks the rules that allow a flow, and records the flow; `None` if it has to wait for the next sweep.
     fn attribute(&mut self, at: &Sighting<'_>, known: Known, is_new: bool) -> Option<Attributed> {
         let Known { mut groups, mut records, mut audited, .. } = known;
         let last = self.wall.saturating_sub(millis(at.idle()));
@@ -251,7 +251,7 @@ impl<'u> Round<'u> {
             if is_new {
                 self.of.opened.met(&tuple, flags);
             }
-            // What the node itself sends needs no rule.
+            // Packets of the node itself need no rule.
             let ingress = flags & (CT_INGRESS | CT_NODE) == CT_INGRESS;
             let directions =
                 [(ingress, Direction::Ingress), (flags & CT_EGRESS != 0, Direction::Egress)];
@@ -276,7 +276,7 @@ impl<'u> Round<'u> {
         Some(Attributed { groups, records, audited })
     }
 
-    /// Records the flow itself; where.
+    /// Records the flow; returns the number of its record, 0 if it has none.
     fn record(
         &mut self,
         tuple: &FlowTuple,
@@ -346,7 +346,7 @@ fn pod_flow<'p>(pod: &'p Pod, tuple: &FlowTuple, direction: Direction) -> PodFlo
     PodFlow { pod, direction, remote: tuple.remote, protocol, port }
 }
 
-/// What was dropped, as a flow; `None` if the packet was not understood or policy had no part in it.
+/// Flow of a dropped packet; `None` if the packet could not be parsed or was not dropped by policy.
 pub(super) fn dropped<'p>(pod: &'p Pod, dropped: &Dropped) -> Option<PodFlow<'p>> {
     let tuple = FlowTuple {
         endpoint: dropped.endpoint,

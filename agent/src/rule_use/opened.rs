@@ -1,7 +1,7 @@
-//! New flows, as the sweep meets them: for whoever watches.
+//! New flows of a sweep, for watchers.
 //!
-//! Of more than can be told one by one a random sample is told, in which no pod's flows take the place of another
-//! pod's first ones; the others are counted.
+//! Above a limit only a random sample of the flows is reported; the others are counted. In the sample, flows of one pod
+//! never displace the first ones of another pod.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -12,18 +12,18 @@ use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
 use crate::conntrack::FlowTuple;
 use crate::events::Seen;
 
-/// Flows of one sweep that are told one by one; the rest is counted only.
+/// Flows of one sweep that are reported one by one; the rest is only counted.
 const TOLD: usize = 4096;
-/// Of these, flows of a pod that those of other pods do not displace.
+/// Reported flows of a pod that those of other pods do not displace.
 const ASSURED: usize = 32;
-/// Places that are tried for such a flow: of a full sample most are of pods with more.
+/// Attempts to find a place for such a flow: most places of a full sample belong to pods with more flows.
 const TRIES: usize = 16;
 
-/// The flows that a sweep met first.
+/// New flows of a sweep.
 #[derive(Debug)]
 pub(super) struct Opened {
     told: Vec<Seen>,
-    /// How many of these each endpoint has.
+    /// Number of reported flows by endpoint.
     shares: HashMap<u32, usize>,
     untold: u64,
     random: u64,
@@ -37,7 +37,7 @@ impl Default for Opened {
 }
 
 impl Opened {
-    /// A flow, as its flags in the table say who began it.
+    /// Adds a flow; its flags in the table show the initiator.
     pub(super) fn met(&mut self, tuple: &FlowTuple, flags: u16) {
         let began = [(Direction::Ingress, CT_INGRESS), (Direction::Egress, CT_EGRESS)];
         for (direction, _) in began.into_iter().filter(|(_, flag)| flags & flag != 0) {
@@ -58,7 +58,7 @@ impl Opened {
             let places: [usize; TRIES] = std::array::from_fn(|_| self.below(TOLD));
             places.into_iter().find(|place| self.may_go(*place))
         } else {
-            // As likely as each that was met before is in the sample.
+            // Reservoir sampling: each flow so far is in the sample with the same probability.
             let met = TOLD + usize::try_from(self.untold).unwrap_or(usize::MAX / 2);
             Some(self.below(met)).filter(|place| *place < TOLD && self.may_go(*place))
         };
@@ -68,13 +68,13 @@ impl Opened {
         *self.shares.entry(endpoint).or_default() += 1;
     }
 
-    /// Whether a flow of the sample is one of a pod that has others.
+    /// Whether a flow of the sample may be displaced: its pod has enough others.
     fn may_go(&self, place: usize) -> bool {
         let share = self.told.get(place).and_then(|seen| self.shares.get(&seen.packet.endpoint));
         share.is_some_and(|share| *share > ASSURED)
     }
 
-    /// A random number below this one (xorshift).
+    /// Random number below `end` (xorshift).
     fn below(&mut self, end: usize) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -82,7 +82,7 @@ impl Opened {
         (self.random % end as u64) as usize
     }
 
-    /// They are taken once; with how many more there were.
+    /// Takes the reported flows, and the number of the others.
     pub(super) fn take(&mut self) -> (Vec<Seen>, u64) {
         self.shares.clear();
         (std::mem::take(&mut self.told), std::mem::take(&mut self.untold))
@@ -118,7 +118,7 @@ mod tests {
             let Some(IpAddr::V4(address)) = seen.packet.remote else { panic!("{seen:?}") };
             address.to_bits()
         };
-        // A quarter of the flows has about a quarter of the sample: six times the standard deviation is left.
+        // A quarter of the flows has about a quarter of the sample; the margin is six standard deviations.
         for quarter in 0..4 {
             let of = quarter * all / 4..(quarter + 1) * all / 4;
             let some = told.iter().filter(|seen| of.contains(&number(seen))).count();

@@ -1,5 +1,5 @@
-//! The pods that a sweep's flows are of, and of which it explains flows that are over: those that went since the
-//! last sweep are among them.
+//! Pods of a sweep's flows. They include the pods that went since the last sweep, since the sweep also attributes ended
+//! flows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,22 +8,22 @@ use std::sync::Arc;
 use netpold_core::compile::Compiler;
 use netpold_core::model::Pod;
 
-/// Pods whose addresses are remembered for a sweep after they went.
+/// Addresses of former pods that are remembered for a sweep.
 const FORMER_MAX: usize = 16_384;
 
-/// See the module.
+/// Pods of a sweep's flows.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
     /// Local pods by their endpoints' numbers.
     endpoints: BTreeMap<u32, Arc<Pod>>,
-    /// [`Compiler::endpoints_version`] that these are of.
+    /// Value of [`Compiler::endpoints_version`] for `endpoints`.
     version: Option<u64>,
-    /// The pods that had addresses since the last sweep.
+    /// Pods that went since the last sweep, by address.
     former: BTreeMap<IpAddr, Arc<Pod>>,
 }
 
 impl Pods {
-    /// A pod goes: remembers whose its addresses were.
+    /// Remembers the addresses of a pod that goes.
     pub(super) fn goes(&mut self, pod: &Arc<Pod>) {
         for address in &pod.addresses {
             if self.former.len() < FORMER_MAX {
@@ -32,20 +32,20 @@ impl Pods {
         }
     }
 
-    /// After an update: whose the endpoints are, if they are others.
+    /// Reads the endpoints' pods after an update, if the endpoints have changed.
     pub(super) fn follow(&mut self, compiler: &Compiler) {
         if self.version != Some(compiler.endpoints_version()) {
             self.read(compiler);
         }
     }
 
-    /// The same at any time, since labels may be others; the endpoints' version.
+    /// Reads the endpoints' pods with their current labels; returns the endpoints' version.
     pub(super) fn read(&mut self, compiler: &Compiler) -> u64 {
         let cluster = compiler.cluster();
         for endpoint in compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
             let interface = cluster.interfaces().get(&endpoint.ifindex);
             let behind = interface.and_then(|interface| cluster.pod_behind(interface));
-            // The cluster has its labels as they are now.
+            // The cluster's pod has the current labels.
             let pod = cluster.pods().get(&endpoint.pod).or(behind);
             if let Some(pod) = pod {
                 self.endpoints.insert(endpoint.id, Arc::clone(pod));
@@ -64,13 +64,13 @@ impl Pods {
         self.endpoints.get(&endpoint)
     }
 
-    /// The pod that had an address since the last sweep.
+    /// Pod with an address that went since the last sweep.
     pub(super) fn former(&self, address: IpAddr) -> Option<&Pod> {
         self.former.get(&address).map(|pod| &**pod)
     }
 
-    /// A sweep has ended: forgets what has gone. `live`: the endpoints there are. Whether a flow may have been
-    /// explained by a pod that had an address.
+    /// Forgets former pods at the end of a sweep, and endpoints that are not `live`. Returns whether flows may have
+    /// been attributed to a former pod.
     pub(super) fn forget(&mut self, live: &BTreeSet<u32>) -> bool {
         self.endpoints.retain(|number, _| live.contains(number));
         !std::mem::take(&mut self.former).is_empty()

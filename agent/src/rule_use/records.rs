@@ -1,5 +1,4 @@
-//! A record for each rule of the policies, and of the ClusterNetworkPolicies, that are asked about pods of this
-//! node.
+//! Records of the rules of policies and ClusterNetworkPolicies that apply to pods of this node.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,22 +10,22 @@ use serde::{Deserialize, Serialize};
 
 use super::answer::RuleUsed;
 
-/// Rules of NetworkPolicies that are watched at most, and as many of ClusterNetworkPolicies; policies with few
-/// of them go first.
+/// Largest number of watched rules of NetworkPolicies, and of ClusterNetworkPolicies; policies with few rules go
+/// first.
 const RULES_MAX: usize = 20_000;
-/// A clock that is read twice may stand that much apart, in milliseconds.
+/// Tolerance between two readings of a clock, in milliseconds.
 const MARGIN: u64 = 50;
 
-/// What is known of the use of one rule; times in milliseconds since the epoch.
+/// Use of one rule; times in milliseconds since the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RuleRecord {
-    /// Of the rule's content: an edit of it begins a new record.
+    /// Hash of the rule's content: an edit begins a new record.
     hash: u64,
-    /// Since when it is watched.
+    /// Time since which the rule is watched.
     since: u64,
-    /// When the last packet passed; 0: none did.
+    /// Time of the last packet; 0: none.
     last: u64,
-    /// Flows it allowed.
+    /// Number of allowed flows.
     flows: u64,
 }
 
@@ -44,15 +43,15 @@ pub(super) struct PolicyRecord {
 #[derive(Clone, Debug)]
 enum Source {
     Policy(Arc<Policy>),
-    /// Its key has no namespace.
+    /// A ClusterNetworkPolicy, with a key without namespace.
     Cluster(Arc<ClusterPolicy>),
 }
 
-/// A policy whose rules are watched.
+/// A policy with watched rules.
 #[derive(Debug)]
 struct Watched {
     rules: Rules,
-    /// The numbers of its first rule in each direction, and how many there are.
+    /// Index of the first rule in each direction, and the number of rules.
     places: [(u32, usize); 2],
 }
 
@@ -62,29 +61,29 @@ enum Rules {
     OfCluster(Arc<ClusterPolicy>),
 }
 
-/// See the module.
+/// Records of rules, by policy.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     policies: BTreeMap<Key, Watched>,
-    /// Of all of them, one behind the other.
+    /// Records of all policies, one after the other.
     rules: Vec<RuleRecord>,
-    /// The policies of an endpoint in a direction.
+    /// Policies of an endpoint in a direction.
     granting: HashMap<(u32, Direction), Vec<Key>>,
-    /// What an earlier agent has kept of policies that are not known yet.
+    /// Saved records of policies that are not known yet.
     kept: BTreeMap<Key, PolicyRecord>,
     unwatched: usize,
 }
 
 impl Records {
-    /// What an earlier agent has kept.
+    /// Sets the records of an earlier agent.
     pub(super) fn resume(&mut self, policies: Vec<PolicyRecord>) {
         let key = |policy: &PolicyRecord| Key::new(&policy.namespace, &policy.name);
         self.kept = policies.into_iter().map(|policy| (key(&policy), policy)).collect();
     }
 
-    /// Follows the cluster. These pods are local; `changed` says when policies changed lately; what
-    /// else is new has come since the last sweep. What is known of
-    /// policies that do not exist goes, unless the cluster is not known yet (`restored`).
+    /// Follows the cluster's policies. `pods` are the local ones. `changed` has the times of recent policy changes;
+    /// other new rules count from the last sweep (`since_last`). Drops records of policies that do not exist, unless
+    /// the cluster is not known yet (`restored`).
     pub(super) fn follow<'p>(
         &mut self,
         cluster: &Cluster,
@@ -104,7 +103,7 @@ impl Records {
                 wanted.insert(key, (true, Source::Cluster(policy)));
             }
         }
-        // Pods of theirs that were here may come back.
+        // Pods of these policies may return to this node.
         for key in self.policies.keys().chain(self.kept.keys()) {
             if let Some(source) = source(cluster, key) {
                 wanted.entry(key.clone()).or_insert((false, source));
@@ -150,8 +149,8 @@ impl Records {
         }
     }
 
-    /// The policies that are watched: local ones first, those with few rules first. ClusterNetworkPolicies,
-    /// which an administrator writes, have a limit of their own.
+    /// Selects the policies to watch: first those of local pods, among them those with few rules.
+    /// ClusterNetworkPolicies have a limit of their own, since administrators write them.
     fn within_limits(&mut self, wanted: BTreeMap<Key, (bool, Source)>) -> BTreeMap<Key, Source> {
         let mut wanted: Vec<_> = wanted.into_iter().collect();
         wanted.sort_by_cached_key(|(key, (local, source))| (!local, source.count(), key.clone()));
@@ -170,7 +169,7 @@ impl Records {
         within
     }
 
-    /// The policies that may allow what an endpoint's pod does, each with the number of its first rule.
+    /// Policies that may allow traffic of an endpoint's pod, each with the index of its first rule.
     pub(super) fn granting(
         &mut self,
         allowing: Allowing<'_>,
@@ -185,13 +184,13 @@ impl Records {
         watched.filter_map(|watched| watched.indexed(direction)).collect()
     }
 
-    /// The number of a ClusterNetworkPolicy's rule, if it is watched.
+    /// Index of a ClusterNetworkPolicy's rule, if it is watched.
     pub(super) fn of_cluster(&self, name: &str, direction: Direction, rule: usize) -> Option<u32> {
         let (first, rules) = self.policies.get(&Key::new("", name))?.place(direction);
         (rule < rules).then_some(first + rule as u32)
     }
 
-    /// A packet passed by a rule, of a flow that is new or not. Not if the rule is younger.
+    /// Records a packet that a rule allowed, of a new or known flow. Ignores packets older than the rule's record.
     pub(super) fn used(&mut self, rule: u32, at: u64, is_new: bool) {
         let Some(rule) = self.rules.get_mut(rule as usize) else { return };
         if at + MARGIN < rule.since {
@@ -201,7 +200,7 @@ impl Records {
         rule.flows += u64::from(is_new);
     }
 
-    /// What is to be kept.
+    /// Returns the records to save.
     pub(super) fn saved(&self) -> Vec<PolicyRecord> {
         let of = |(key, watched): (&Key, &Watched)| {
             let [ingress, egress] =
@@ -213,7 +212,7 @@ impl Records {
         self.policies.iter().map(of).chain(self.kept.values().cloned()).collect()
     }
 
-    /// Every rule that allows, and how many policies are not watched.
+    /// Use of every rule that allows traffic, and the number of policies that are not watched.
     pub(super) fn answer(&self) -> (Vec<RuleUsed>, usize) {
         let mut all = Vec::with_capacity(self.rules.len());
         for (key, watched) in &self.policies {
@@ -246,7 +245,7 @@ impl Source {
         }
     }
 
-    /// Of the rules' contents.
+    /// Hashes of the rules' contents.
     fn hashes(&self, direction: Direction) -> Vec<u64> {
         match self {
             Self::Policy(policy) => {
@@ -290,7 +289,7 @@ impl Watched {
         }
     }
 
-    /// What a rule allows, in words; `None` if it is no rule that allows.
+    /// Describes the allowed traffic in words; `None` for a rule that allows none.
     fn describe(&self, direction: Direction, rule: usize) -> Option<String> {
         match &self.rules {
             Rules::OfPolicy(index) => Some(index.describe(direction, rule)),
@@ -298,7 +297,7 @@ impl Watched {
         }
     }
 
-    /// A NetworkPolicy's rules, with the number of the first one of a direction.
+    /// Rules of a NetworkPolicy, with the index of the first one in a direction.
     fn indexed(&self, direction: Direction) -> Option<(&RuleIndex, u32)> {
         match &self.rules {
             Rules::OfPolicy(index) => Some((index, self.place(direction).0)),
@@ -306,7 +305,7 @@ impl Watched {
         }
     }
 
-    /// The number of the first rule of a direction, and how many there are.
+    /// Index of the first rule in a direction, and the number of rules.
     fn place(&self, direction: Direction) -> (u32, usize) {
         self.places[usize::from(direction == Direction::Egress)]
     }
@@ -325,10 +324,10 @@ fn source(cluster: &Cluster, key: &Key) -> Option<Source> {
     cluster.policies().get(key).cloned().map(Source::Policy)
 }
 
-/// The records of rules with these contents: those of rules with the same content are carried over, each once.
+/// Records for rules with these hashes. Known records with the same hash are carried over, each once.
 fn carried(hashes: Vec<u64>, known: &mut Vec<RuleRecord>, since: u64) -> Vec<RuleRecord> {
     let mut by_hash: HashMap<u64, Vec<RuleRecord>> = HashMap::new();
-    // The first of equal ones last, where it is taken from.
+    // In reverse, so that `pop` returns the first of equal records first.
     for record in known.drain(..).rev() {
         by_hash.entry(record.hash).or_default().push(record);
     }
@@ -339,7 +338,7 @@ fn carried(hashes: Vec<u64>, known: &mut Vec<RuleRecord>, since: u64) -> Vec<Rul
     hashes.into_iter().map(record).collect()
 }
 
-/// Of a rule's content, the same in every version (FNV-1a: Fowler, Noll, Vo).
+/// Hash of a rule's content, equal in every version (FNV-1a: Fowler, Noll, Vo).
 fn hash(rule: &impl Serialize) -> u64 {
     let bytes = serde_json::to_vec(rule).unwrap_or_default();
     let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);

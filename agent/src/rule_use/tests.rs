@@ -67,7 +67,7 @@ impl World {
         rules.endpoints_are(&self.compiler);
     }
 
-    /// A packet of a flow that begins in ingress or egress, and that no other flow displaces.
+    /// Adds a flow in ingress or egress with a packet now; no other flow may displace it.
     fn packet(&self, remote: &str, [local_port, remote_port]: [u16; 2], flags: u16) {
         let remote = remote.parse::<Ipv4Addr>().unwrap().into();
         let endpoint = self.endpoint;
@@ -98,7 +98,7 @@ fn policy(name: &str, rules: Vec<Rule>) -> Policy {
     objects::policy("x", name, select(&[("app", "server")]), Some(rules), None)
 }
 
-/// Flows of each rule of a policy.
+/// Numbers of flows by rule of a policy.
 fn flows(rules: &RuleUse, name: &str) -> Vec<u64> {
     let all = rules.answer("n").rules.into_iter().filter(|rule| rule.name == name);
     all.map(|rule| rule.flows).collect()
@@ -119,7 +119,7 @@ fn a_flow_marks_the_rules_that_allow_it_once() {
         assert_eq!(flows(&used, "p"), [1, 0, 1], "counted once");
         world.wait(1);
     }
-    // What the node sends, what the pod begins, and what no rule allows.
+    // A packet of the node, one of the pod's own flow, and one without an allowing rule.
     world.packet("10.2.0.1", [53, 4000], CT_INGRESS | CT_NODE);
     world.packet("10.2.0.1", [53, 4001], CT_EGRESS);
     world.packet("192.168.0.1", [53, 4001], CT_INGRESS);
@@ -133,7 +133,7 @@ fn a_flow_marks_the_rules_that_allow_it_once() {
 #[test]
 fn a_flow_that_is_over_is_counted_before_it_is_removed() {
     let mut world = World::new(vec![policy("p", vec![from("10.0.0.0/8")])], 64);
-    // Here the kernel's time goes faster than the wall's.
+    // The kernel's clock runs faster than the wall clock here.
     let mut used = RuleUse { last: Swept::default(), ..RuleUse::default() };
     world.packet("10.1.0.1", [53, 4000], CT_INGRESS);
     world.wait(3600);
@@ -181,7 +181,7 @@ fn an_edit_begins_anew_with_the_rules_that_it_changes() {
     assert_eq!(flows(&used, "p"), [1, 1]);
     let wider = from("10.0.0.0/8");
     let edited = policy("p", vec![wider.clone(), b.clone()]);
-    // The edit comes after the packets that it would allow too.
+    // The edit is later than the packets that it would allow too.
     std::thread::sleep(Duration::from_millis(100));
     world.ingest(&mut used, Change::Policy(edited));
     world.wait(1);
@@ -190,7 +190,7 @@ fn an_edit_begins_anew_with_the_rules_that_it_changes() {
     world.packet("10.9.0.1", [53, 4000], CT_INGRESS);
     world.sweep(&mut used);
     assert_eq!(flows(&used, "p"), [1, 1]);
-    // Moved, it is the same rule; of another object it is not.
+    // A moved rule keeps its record; the rule of another object gets a new one.
     world.ingest(&mut used, Change::Policy(policy("p", vec![b.clone(), wider])));
     world.sweep(&mut used);
     assert_eq!(flows(&used, "p"), [1, 1]);
@@ -243,7 +243,7 @@ fn of_ten_thousand_rules_all_that_were_used_are_marked_and_no_other() {
     }
 }
 
-/// What does not fit one sweep's budget is counted by the next ones, and another pod does not wait for it.
+/// Flows beyond the budget of one sweep are counted by the next ones, without delay for another pod.
 #[test]
 fn a_sweep_ends_with_its_budget_and_the_next_goes_on() {
     // Each flow is compared with each of 2,000 rules.
@@ -271,7 +271,7 @@ fn a_sweep_ends_with_its_budget_and_the_next_goes_on() {
     assert_eq!(used.answer("n").missed_flows, 0);
 }
 
-/// Half a million flows, as the table holds.
+/// 400,000 flows in a table for 524,288.
 #[test]
 fn a_full_table_costs_little() {
     const FLOWS: u32 = 400_000;

@@ -1,8 +1,8 @@
 //! Flows that passed and that policies on trial (`netpold.io/enforcement: audit`) would deny.
 //!
-//! They are found where the use of rules is counted: at the sweep of the flow table, which has an entry
-//! for each flow of a pod on trial. So they cost a packet nothing, and are known a sweep later. Each flow
-//! is counted once: when it is met first, or when a policy that would deny it comes.
+//! The sweep of the flow table finds them together with the use of rules: the table has an entry for each flow of a pod
+//! on trial. So they cost packets nothing, and are known a sweep later. Each flow counts once: at its first visit, or
+//! when a policy appears that would deny it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,55 +14,55 @@ use super::flows::Kind;
 use crate::conntrack::FlowTuple;
 use crate::events::Dropped;
 
-/// What a look at policies weighs in a sweep's budget.
+/// Cost of one evaluation of policies in a sweep's budget.
 pub(super) const LOOK: usize = 64;
-/// Policies that are counted each by itself; the rest is counted together.
+/// Policies with a count of their own; the others share one.
 const COUNTED: usize = 500;
-/// Flows of one sweep that are told one by one; the rest is counted only.
+/// Flows of one sweep that are reported one by one; the rest is only counted.
 const TOLD: usize = 256;
-/// Kinds of flows that are remembered.
+/// Largest number of cached kinds of flows.
 const REMEMBERED: usize = 16_384;
 
-/// What was found so far.
+/// Flows that were found so far.
 #[derive(Debug, Default)]
 pub(super) struct Trials {
     /// Flows by policy; a ClusterNetworkPolicy has no namespace.
     counts: BTreeMap<Key, u64>,
     /// Flows of policies beyond [`COUNTED`].
     others: u64,
-    /// Those of the last sweep.
+    /// Reported flows of the last sweep.
     told: Vec<Dropped>,
-    /// Of the last sweep, those that were not told.
+    /// Number of the last sweep's other flows.
     untold: u64,
     cache: Cache,
 }
 
-/// What is known of one state of the cluster.
+/// Evaluations for one state of the cluster.
 #[derive(Debug, Default)]
 struct Cache {
     on_trial: HashMap<(u32, Direction), bool>,
-    /// By which policies; none: it would not be denied.
+    /// Denying policies; empty for a flow that would pass.
     denied_by: HashMap<Kind, Box<[Key]>>,
 }
 
 impl Trials {
-    /// The cluster's state is another.
+    /// Clears the cache after a change of the cluster's state.
     pub(super) fn forget(&mut self) {
         self.cache = Cache::default();
     }
 
-    /// The flows of the last sweep, as they would be dropped, and how many more there were.
+    /// Takes the flows of the last sweep as drops, and the number of the others.
     pub(super) fn take(&mut self) -> (Vec<Dropped>, u64) {
         (std::mem::take(&mut self.told), std::mem::take(&mut self.untold))
     }
 
-    /// Flows by policy, and those that no policy is named for.
+    /// Flows by policy, and in sum for policies beyond [`COUNTED`].
     pub(super) fn counts(&self) -> (Vec<(Key, u64)>, u64) {
         let counts = self.counts.iter().map(|(key, count)| (key.clone(), *count));
         (counts.collect(), self.others)
     }
 
-    /// Takes in a flow that was not counted yet; whether it would be denied. `cost` grows by what that took.
+    /// Evaluates a flow that is not counted yet; returns whether it would be denied. Adds the effort to `cost`.
     pub(super) fn meet(
         &mut self,
         cluster: &Cluster,

@@ -42,7 +42,7 @@ fn state_snapshot(objects: &[Change]) -> StateSnapshot {
     compiler.state_snapshot(std::iter::empty())
 }
 
-/// A state in a file of its own.
+/// Writes a state to a file of its own.
 fn kept() -> (TempDir, PathBuf) {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("sub/state");
@@ -74,7 +74,7 @@ fn another_nodes_state_is_none() {
     assert!(matches!(&error, StateError::Foreign { found, .. } if found == "here"), "{error}");
 }
 
-/// Cut off anywhere, and with any byte changed that its header does not leave free, it is refused.
+/// A state is refused if it is cut off anywhere, or changed in any byte that matters.
 #[test]
 fn a_damaged_state_is_none() {
     let (_directory, path) = kept();
@@ -83,7 +83,7 @@ fn a_damaged_state_is_none() {
         fs::write(&path, &whole[..length]).unwrap();
         assert!(read(&path, "here").is_err(), "cut off after {length} bytes");
     }
-    // RFC 1952: flags, time and system of the first ten bytes mean nothing to the content.
+    // RFC 1952: time, extra flags and system (bytes 4 to 9) do not affect the content.
     for at in (0..4).chain(10..whole.len()) {
         for bit in [0x01, 0x10, 0x80] {
             let mut damaged = whole.clone();

@@ -14,17 +14,17 @@ use crate::printable::printable_document;
 /// Most nodes that are named for one problem.
 const NAMED: usize = 5;
 
-/// The status of each agent, and which ones do not answer.
+/// Status of each agent, and the nodes without an answer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClusterStatus {
-    /// Of the nodes whose agents answer, by name.
+    /// Status of the nodes with an answer, by name.
     pub nodes: Vec<Status>,
-    /// Why the others' do not, by node.
+    /// Errors of the other nodes.
     pub unanswered: BTreeMap<String, String>,
 }
 
-/// Puts the answers of agents together. A node is called what the API calls it, whatever its agent says.
+/// Merges the answers of agents. Node names come from the API, not from the answers.
 #[must_use]
 pub fn merge(
     answers: Vec<(String, Status)>,
@@ -36,13 +36,13 @@ pub fn merge(
     ClusterStatus { nodes, unanswered }
 }
 
-/// Renders it. All names in it are made printable here, in one place.
+/// Renders the status as text. All names in it are made printable here, in one place.
 ///
 /// # Errors
-/// It cannot be written as JSON, which it was read from.
+/// The status cannot be converted to JSON and back.
 pub(crate) fn text(status: &ClusterStatus) -> Result<String> {
     let mut status: ClusterStatus = printable_document(status)?;
-    // Keys are not texts.
+    // `printable_document` leaves keys as they are.
     let named = std::mem::take(&mut status.unanswered).into_iter();
     status.unanswered =
         named.map(|(node, why)| (crate::printable::printable(&node).into_owned(), why)).collect();
@@ -62,7 +62,7 @@ fn render(status: &ClusterStatus) -> String {
         let row = [node.clone(), none(), "no answer".to_owned(), none(), none(), none(), none()];
         rows.insert(node, (row, Style::new().red()));
     }
-    // Colour is not in the cells: the table would count it among their characters.
+    // Cells have no colour: the table would count its escape sequences as characters.
     let mut styles = vec![Style::new()];
     for (row, style) in rows.into_values() {
         table.add_row(row);
@@ -103,7 +103,7 @@ fn row(status: &Status) -> ([String; 7], Style) {
     (row, style)
 }
 
-/// Every problem once, with the nodes that have it.
+/// Every problem once, with its nodes.
 fn problems(status: &ClusterStatus) -> BTreeMap<String, Vec<&str>> {
     let mut problems: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for node in &status.nodes {

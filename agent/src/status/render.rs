@@ -1,4 +1,4 @@
-//! A [`Status`] for people.
+//! Rendering of a [`Status`] as text.
 
 use std::fmt::Display;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use owo_colors::{OwoColorize, Style};
 
 use super::{EndpointStatus, Status, TableStatus, UplinkStatus};
 
-/// The document as text, coloured; the caller strips colour where it is not wanted.
+/// Renders the status as coloured text; the caller strips unwanted colour.
 pub(super) fn render(status: &Status) -> String {
     let mut text = String::new();
     header(&mut text, status);
@@ -55,7 +55,7 @@ fn problems(text: &mut String, status: &Status) {
     }
 }
 
-/// What others did to the kernel's state, and whom nobody knows yet.
+/// Renders repairs after changes by other programs, and interfaces without a known pod.
 fn interference(text: &mut String, status: &Status) {
     if !status.repaired.is_empty() {
         let counts: Vec<String> =
@@ -119,7 +119,7 @@ fn endpoints(text: &mut String, endpoints: &[EndpointStatus]) {
     show(text, "pods", &table);
 }
 
-/// How programs are attached, XDP first.
+/// Attachments of programs, XDP first.
 fn attached(endpoint: &EndpointStatus) -> String {
     let xdp = endpoint.xdp.iter().map(|mode| format!("{mode} XDP"));
     let all: Vec<String> = xdp.chain(endpoint.hook.clone()).collect();

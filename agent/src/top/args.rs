@@ -16,19 +16,19 @@ pub struct TopArgs {
     /// Control socket of the agent
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
-    /// What to count: everything unless told otherwise.
+    /// Events to count; all by default.
     #[command(flatten)]
     pub filter: FilterArgs,
-    /// Which cluster.
+    /// The cluster, if any.
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }
 
 impl TopArgs {
-    /// The request for the stream: everything that the agent keeps, and what comes.
+    /// Request for the stream: all events that the agent keeps, and new ones.
     ///
     /// # Errors
-    /// There is no such reason as the filter has.
+    /// The filter has an unknown reason.
     pub fn request(&self) -> Result<Request> {
         let mut filter = self.filter.filter()?;
         if filter.verdicts.is_empty() {

@@ -1,4 +1,4 @@
-//! What was seen, counted.
+//! Counts of events.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -9,12 +9,12 @@ use netpold_core::model::Direction;
 use crate::events::{Lost, Outcome};
 use crate::observe::{Event, Line, peer_name, pod_name, why};
 
-/// Rows of a view that are told apart; what differs from all of them is counted together.
+/// Largest number of rows in a view; events of others are counted together.
 const ROWS: usize = 10_000;
-/// Seconds that a rate is of.
+/// Seconds over which a rate is measured.
 const WINDOW: usize = 10;
 
-/// What is counted.
+/// A view of the counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum View {
     /// Dropped packets by pod, peer, port and reason.
@@ -22,17 +22,17 @@ pub enum View {
     Drops,
     /// Flows that passed, audited ones marked, by pod, peer and port.
     Flows,
-    /// Pods.
+    /// Events by pod.
     Pods,
-    /// Policies.
+    /// Events by policy.
     Policies,
 }
 
 impl View {
-    /// In the order of their keys.
+    /// All views, in the order of their keys.
     pub const ALL: [Self; 4] = [Self::Drops, Self::Flows, Self::Pods, Self::Policies];
 
-    /// Its name on the screen.
+    /// Name of the view on the screen.
     #[must_use]
     pub fn title(self) -> &'static str {
         match self {
@@ -44,25 +44,25 @@ impl View {
     }
 }
 
-/// What rows are sorted by.
+/// Order of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
-    /// How many there were.
+    /// By number of events.
     #[default]
     Count,
-    /// How many there were in the last seconds.
+    /// By number of events in the last seconds.
     Rate,
-    /// When the last was.
+    /// By time of the last event.
     Last,
-    /// The names.
+    /// By name.
     Name,
 }
 
 impl Order {
-    /// In the order in which a key goes through them.
+    /// All orders, in the sequence of the sort key.
     pub const ALL: [Self; 4] = [Self::Count, Self::Rate, Self::Last, Self::Name];
 
-    /// The next one.
+    /// Returns the next order.
     #[must_use]
     pub fn next(self) -> Self {
         let at = Self::ALL.iter().position(|order| *order == self).unwrap_or_default();
@@ -70,28 +70,28 @@ impl Order {
     }
 }
 
-/// Something that was counted.
+/// A row of counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {
-    /// Names, as the view's columns have them.
+    /// Names, one for each name column of the view.
     pub names: Vec<String>,
-    /// Events of each verdict: denied, audited, allowed.
+    /// Numbers of events by verdict: denied, audited, allowed.
     pub counts: [u64; 3],
-    /// Time of the last, in milliseconds since the epoch.
+    /// Time of the last event, in milliseconds since the epoch.
     pub last: i64,
-    /// Policy and rule of the last.
+    /// Policy and rule of the last event.
     pub why: String,
     recent: [u32; WINDOW],
 }
 
 impl Row {
-    /// Events.
+    /// Number of events.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Events in the last seconds, by a clock in milliseconds since the epoch.
+    /// Number of events in the last ten seconds; `now` is in milliseconds since the epoch.
     #[must_use]
     pub fn recent(&self, now: i64) -> u64 {
         let (now, last) = (now.div_euclid(1000), self.last.div_euclid(1000));
@@ -120,20 +120,20 @@ impl Row {
     }
 }
 
-/// What was seen so far.
+/// Counts of the events so far.
 #[derive(Debug, Default)]
 pub struct Board {
     rows: [BTreeMap<Vec<String>, Row>; 4],
-    /// Events of rows beyond [`ROWS`].
+    /// Numbers of events beyond [`ROWS`], by view.
     others: [u64; 4],
     /// All events.
     pub total: Row,
-    /// What was not seen.
+    /// Lost events.
     pub lost: Lost,
 }
 
 impl Board {
-    /// Takes in a line of the stream, with printable text.
+    /// Counts a line of the stream, with printable text.
     pub fn take(&mut self, line: &Line) {
         let event = match line {
             Line::Event(event) => event,
@@ -166,7 +166,7 @@ impl Board {
         row.add(outcome, at, why);
     }
 
-    /// The rows of a view in an order, at most so many, and how many there are; and how many events belong to none.
+    /// Returns the rows of a view in an order, at most `most`; the number of all rows; and of events without a row.
     #[must_use]
     pub fn rows(
         &self,
@@ -178,7 +178,7 @@ impl Board {
         let all = &self.rows[view as usize];
         let mut rows: Vec<&Row> = all.values().collect();
         match order {
-            // Rows are by name so far, and stay so where they are equal.
+            // The map sorts rows by name; stable sorts keep this order among equal rows.
             Order::Name => {}
             Order::Count => rows.sort_by_key(|row| Reverse(row.count())),
             Order::Rate => rows.sort_by_cached_key(|row| Reverse((row.recent(now), row.count()))),
@@ -192,7 +192,7 @@ impl Board {
     }
 }
 
-/// The pod, the peer with an arrow of the direction, protocol and port, reason.
+/// Names of a flow's row: pod, peer with an arrow for the direction, protocol and port, reason.
 fn flow(event: &Event, pod: String) -> Vec<String> {
     let arrow = match event.direction {
         Direction::Ingress => "<-",
@@ -220,7 +220,7 @@ mod tests {
         let recent = |row: &Row, second| row.recent(at(second));
         assert_eq!((recent(&row, 9), recent(&row, 10), recent(&row, 15)), (4, 2, 1));
         assert_eq!((recent(&row, 19), recent(&row, -3)), (0, 4));
-        // Late ones count where they belong, if that is not over.
+        // Late events count in their own second, if it is still within the window.
         row.add(Outcome::Audit, at(5), "");
         row.add(Outcome::Audit, at(-5), "");
         assert_eq!((recent(&row, 9), row.count(), row.last), (5, 6, at(9)));

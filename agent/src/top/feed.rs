@@ -12,10 +12,10 @@ use crate::live::{self, Agents, ClusterArgs};
 use crate::observe::{Line, Lines, Request, printable_line, understood};
 use crate::printable::printable;
 
-/// Between two attempts to reach an agent that has ended.
+/// Pause between two attempts to reach an agent that has ended.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// A line of the stream, or why there are none.
+/// A line of the stream, or the reason why there is none.
 pub(super) type News = Result<Line, String>;
 
 fn news(line: &str) -> News {
@@ -23,14 +23,14 @@ fn news(line: &str) -> News {
     line.map_err(|error| printable(&format!("{error:#}")).into_owned())
 }
 
-/// Hands on lines until nobody wants them; an agent that ended is asked again.
+/// Sends lines until the receiver is gone; reconnects to an agent that has ended.
 pub(super) fn of_node(
     mut lines: Lines,
     socket: &Path,
     request: &Request,
     sender: &SyncSender<News>,
 ) {
-    // What is kept was shown already.
+    // Kept events were shown already.
     let again = Request { since: None, ..request.clone() };
     loop {
         let problem = loop {
@@ -55,7 +55,7 @@ pub(super) fn of_node(
     }
 }
 
-/// The same of all agents of a cluster, on a thread of its own, once they are found.
+/// Sends lines of all agents of a cluster, on a thread of its own; returns once the agents are found.
 ///
 /// # Errors
 /// The cluster cannot be reached, or it has no agents.
@@ -83,7 +83,7 @@ pub(super) fn of_cluster(
                     Ok(line) => news(&line),
                     Err(error) => Err(printable(&format!("node {node}: {error}")).into_owned()),
                 };
-                // Whoever counts them sets the pace; nothing else runs on this thread.
+                // Blocks while the queue is full; nothing else runs on this thread.
                 if sender.send(line).is_err() {
                     return Ok(());
                 }

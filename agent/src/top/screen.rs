@@ -1,4 +1,4 @@
-//! The screen, which is usable from 80 columns and 24 lines on.
+//! The screen, usable from 80 columns and 24 lines on.
 
 use k8s_openapi::jiff::Timestamp;
 use ratatui::Frame;
@@ -10,32 +10,32 @@ use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState, Wrap
 use super::board::{Board, Order, Row, View};
 use crate::events::Lost;
 
-/// What somebody has chosen to see.
+/// Choices of the user, and the state of the source.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
     /// The view.
     pub view: View,
     /// The order of its rows.
     pub order: Order,
-    /// The other way round.
+    /// Whether the order is reversed.
     pub reversed: bool,
-    /// The row that is marked.
+    /// Index of the marked row.
     pub selected: usize,
-    /// What is shown stays as it is.
+    /// Whether the display is paused.
     pub paused: bool,
-    /// Where it comes from.
+    /// Name of the source.
     pub source: String,
-    /// Why nothing comes.
+    /// Reason why no lines arrive.
     pub problem: Option<String>,
 }
 
-/// Rows that somebody can go through; the busiest of all there are.
+/// Largest number of rows to scroll through, the first ones in the order.
 pub(super) const SHOWN: usize = 500;
 
-/// From here on there is room for the longest reason.
+/// Columns from which on there is room for the longest reason.
 const WIDE: u16 = 110;
 
-/// Draws what was counted; `now` is in milliseconds since the epoch.
+/// Draws the counts; `now` is in milliseconds since the epoch.
 pub fn draw(frame: &mut Frame<'_>, board: &Board, choice: &Choice, now: i64) {
     let lost = lost_line(&board.lost);
     let lengths = [
@@ -92,7 +92,7 @@ fn tabs_line(choice: &Choice, all: usize, others: u64) -> Line<'static> {
     Line::from(spans)
 }
 
-/// The columns of names, and how wide they are.
+/// Columns of names, with their widths.
 fn names(view: View, width: u16) -> Vec<(&'static str, Constraint)> {
     let (pod, peer) = (("POD", Constraint::Fill(5)), ("PEER", Constraint::Fill(5)));
     match view {
@@ -141,7 +141,7 @@ fn table(frame: &mut Frame<'_>, area: Rect, rows: &[&Row], choice: &Choice, now:
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-/// The marked row in full, or why nothing comes.
+/// Renders the marked row in full, or the reason why no lines arrive.
 fn detail_text(choice: &Choice, rows: &[&Row]) -> Paragraph<'static> {
     let row = rows.get(choice.selected.min(rows.len().saturating_sub(1)));
     let text = match (&choice.problem, row) {
@@ -153,7 +153,7 @@ fn detail_text(choice: &Choice, rows: &[&Row]) -> Paragraph<'static> {
     Paragraph::new(text).wrap(Wrap { trim: true })
 }
 
-/// What is not in the numbers.
+/// Renders the numbers of events that are not counted.
 fn lost_line(lost: &Lost) -> Option<Line<'static>> {
     let parts = [
         (lost.kernel, "drops beyond the kernel's limit"),

@@ -1,4 +1,4 @@
-//! The terminal: keys in, the screen out, and everything as it was at the end.
+//! The terminal: reads keys, shows the screen, and restores the terminal at the end.
 
 use std::io::{IsTerminal, stdin, stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,19 +17,19 @@ use super::feed::{self, News};
 use super::screen::{Choice, SHOWN, draw};
 use crate::observe::Lines;
 
-/// Between two drawings, and until a signal is heard.
+/// Time between two frames, and longest delay of a signal.
 const FRAME: Duration = Duration::from_millis(250);
-/// Lines that wait to be counted; then the agent has to.
+/// Lines in the queue to the counter; when it is full, the stream waits.
 const WAITING: usize = 1024;
-/// Lines that are counted before keys are looked at again.
+/// Lines that are counted between two reads of keys.
 const AT_ONCE: usize = 4096;
 
-/// The terminal, which is left as it was when this is dropped; after a panic before that.
+/// The terminal in raw mode. A drop restores it; a panic restores it earlier.
 #[derive(Debug)]
 pub struct Terminal(DefaultTerminal);
 
 impl Terminal {
-    /// Takes the terminal: the other screen, no echo, each key at once.
+    /// Takes the terminal: alternate screen, no echo, each key at once.
     ///
     /// # Errors
     /// Standard input or output is no terminal.
@@ -72,7 +72,7 @@ pub fn run(args: &TopArgs) -> Result<()> {
     show(&mut terminal.0, &news, &ENDS, source)
 }
 
-/// Sets a flag when a signal asks the process to end.
+/// Sets a flag at SIGTERM, SIGINT or SIGHUP.
 fn end_with_signals(ends: &'static AtomicBool) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let signals = {
@@ -142,7 +142,7 @@ fn take(news: &Receiver<News>, board: &mut Board, choice: &mut Choice) {
     }
 }
 
-/// Does what a key says; whether that is to end.
+/// Applies a key; returns whether it ends the program.
 #[expect(clippy::wildcard_enum_match_arm, reason = "every other key means nothing")]
 fn ends_by(key: KeyEvent, choice: &mut Choice, board: &mut Board) -> bool {
     let view = |choice: &mut Choice, view: View| {

@@ -21,26 +21,26 @@ pub struct TraceArgs {
     /// Control socket of the agent on the pod's node
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
-    /// The pod at whose interface packets are traced: namespace/name, or its name alone
+    /// Pod to trace: namespace/name, or its name alone
     #[arg(long, value_name = "POD", env = "NETPOLD_POD")]
     pub pod: Who,
-    /// Only of connections from there, in both directions: a pod as with --pod, svc/namespace/name, an address
-    /// or a block [default: all]
+    /// Only connections from this peer, in both directions: a pod as with --pod, svc/namespace/name, an address or a
+    /// CIDR [default: all]
     #[arg(long, value_name = "WHO", env = "NETPOLD_FROM")]
     pub from: Option<Other>,
-    /// Only of connections to there, as --from; with both, of either
+    /// Only connections to this peer, as --from; with both, connections from or to either
     #[arg(long, value_name = "WHO", env = "NETPOLD_TO")]
     pub to: Option<Other>,
-    /// The namespace of pods that are named without one [default: of a cluster that of the context, else default]
+    /// Namespace of pods that are named without one [default: in a cluster that of the context, else default]
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
-    /// Only of connections to that port, and of that protocol if one is given: as in 53 or 53/UDP
+    /// Only connections to this port, and of this protocol if given, as in 53 or 53/UDP
     #[arg(long, value_name = "PORT[/PROTOCOL]", env = "NETPOLD_PORT")]
     pub port: Option<Port>,
-    /// For how long, as in 30s or 10m, which is the longest
+    /// Duration of the trace, as in 30s or 10m (the longest)
     #[arg(long = "for", value_name = "TIME", env = "NETPOLD_FOR", default_value = "60s", value_parser = time)]
     pub duration: Duration,
-    /// Which cluster.
+    /// The cluster, if any.
     #[command(flatten)]
     pub cluster: ClusterArgs,
     /// Format: lines for people, or a JSON object a line
@@ -48,7 +48,7 @@ pub struct TraceArgs {
     pub output: Output,
 }
 
-/// A port, and maybe a protocol.
+/// A port, with an optional protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
     number: u16,
@@ -74,12 +74,12 @@ impl std::str::FromStr for Port {
     }
 }
 
-/// The other side, as it is typed.
+/// A peer, as typed on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Other {
-    /// It needs no namespace.
+    /// A CIDR or an address, which needs no namespace.
     Block(IpNet),
-    /// A pod, maybe without its namespace, or a Service.
+    /// A pod, with or without its namespace, or a Service.
     Who(Who),
 }
 
@@ -112,7 +112,7 @@ impl Other {
 }
 
 impl TraceArgs {
-    /// The namespace of what names none; nobody is asked for it where everything has one.
+    /// Namespace of names without one; empty, and not looked up, if all names have one.
     fn namespace(&self) -> Result<String> {
         let others = self.from.iter().chain(&self.to);
         if self.pod.lacks_namespace() || others.into_iter().any(Other::lacks_namespace) {
@@ -124,7 +124,7 @@ impl TraceArgs {
     /// The request.
     ///
     /// # Errors
-    /// The pod is not given by name, the time is too long, or the namespace cannot be told.
+    /// The pod is not given by name, the time is out of range, or the namespace is unknown.
     pub fn request(&self) -> Result<Request> {
         let seconds = self.duration.as_secs();
         if !(1..=LONGEST).contains(&seconds) {
@@ -148,7 +148,7 @@ impl TraceArgs {
 }
 
 impl Request {
-    /// The command that an agent's pod runs for it.
+    /// Arguments of the command that an agent's pod runs for the request.
     pub(super) fn arguments(&self) -> Vec<String> {
         let port = self.port.map(|port| match self.protocol {
             Some(protocol) => format!("{port}/{protocol}"),

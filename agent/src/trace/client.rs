@@ -1,4 +1,4 @@
-//! The command's side: asks the agent of the pod's node, and shows what comes.
+//! Client side: sends the request to the agent of the pod's node, and shows the lines of the answer.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -20,7 +20,7 @@ use crate::output::{Output, is_read};
 use crate::printable::printable;
 use crate::socket;
 
-/// How long an agent may load programs, on a busy node.
+/// Longest time for an agent to load programs, on a busy node.
 const LOADING: Duration = Duration::from_mins(1);
 
 /// Shows the judgement of a pod's packets, as text or JSON lines. Returns the exit status.
@@ -40,7 +40,7 @@ fn of_node(path: &Path, request: &Request, local: bool, output: Output) -> Resul
     let stream = socket::ask(path, &asked)?;
     stream.set_read_timeout(Some(LOADING))?;
     if local {
-        // Nobody signals a process in a pod, and a lost connection ends only its standard input.
+        // A process in a pod gets no signal: a lost connection only ends its standard input.
         let stream = stream.try_clone()?;
         std::thread::spawn(move || {
             let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
@@ -55,7 +55,7 @@ fn of_node(path: &Path, request: &Request, local: bool, output: Output) -> Resul
         if read.with_context(silent)? == 0 {
             return Ok(if local { ALL } else { SOME });
         }
-        // From here on it speaks when there are packets.
+        // From here on the agent sends lines only for packets.
         reader.get_ref().set_read_timeout(None)?;
         let understood = understood(line.trim_end())?;
         let is_end = matches!(understood, Line::Ended { .. });
@@ -87,7 +87,7 @@ async fn of_cluster(args: &TraceArgs, request: &Request) -> Result<u8> {
     Ok(SOME)
 }
 
-/// A line of the stream.
+/// Parses a line of the stream.
 fn understood(line: &str) -> Result<Line> {
     let line = serde_json::from_str(line)
         .context("the agent's answer is not understood; is it another version?")?;
@@ -100,7 +100,7 @@ fn understood(line: &str) -> Result<Line> {
     }
 }
 
-/// Shows a line; whether the reader is still there.
+/// Shows a line; returns whether the reader of the output is still there.
 fn show(line: &str, understood: Line, output: Output) -> Result<bool> {
     let shown = match output {
         Output::Json => line.to_owned(),

@@ -1,4 +1,4 @@
-//! What a client is sent.
+//! Lines of the stream to a client.
 
 use std::net::IpAddr;
 
@@ -18,32 +18,32 @@ pub enum Line {
     Started {
         /// Name of the node.
         node: String,
-        /// The pod.
+        /// Name of the pod.
         pod: Key,
-        /// The host's sides of its veths.
+        /// Host sides of the pod's veths.
         interfaces: Vec<String>,
-        /// For how long, in seconds.
+        /// Duration in seconds.
         seconds: u64,
     },
     /// A packet was judged.
     Packet(Box<Packet>),
-    /// Packets were judged that nothing is told of.
+    /// Packets were judged, but not reported.
     Lost {
         /// Name of the node.
         node: String,
-        /// How many, since the last such line.
+        /// Number of these packets since the last such line.
         packets: u64,
     },
     /// The ordinary programs judge again.
     Ended {
         /// Name of the node.
         node: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// There is no trace.
+    /// The agent refuses the trace.
     Refused {
-        /// Why.
+        /// The reason.
         error: String,
     },
 }
@@ -51,15 +51,15 @@ pub enum Line {
 /// A packet and its judgement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Packet {
-    /// When the agent read it, in RFC 3339 with milliseconds, UTC.
+    /// Time at which the agent read the packet, in RFC 3339 with milliseconds, UTC.
     pub time: String,
     /// Name of the node.
     pub node: String,
-    /// The pod at whose interface it was judged.
+    /// Pod with the interface of the judgement.
     pub pod: Key,
-    /// As the pod sees it.
+    /// Direction from the pod's view.
     pub direction: Direction,
-    /// IP protocol; none if it is not IP.
+    /// IP protocol; `None` if the packet is not IP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<IpProtocol>,
     /// The pod's address in the packet.
@@ -67,23 +67,23 @@ pub struct Packet {
     pub local: Option<IpAddr>,
     /// The pod's port; 0 where the protocol has none.
     pub local_port: u16,
-    /// Whose the other side's address is.
+    /// Owner of the remote address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<Whose>,
-    /// The other side's address.
+    /// Remote address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<IpAddr>,
-    /// The other side's port; 0 where the protocol has none.
+    /// Remote port; 0 where the protocol has none.
     pub remote_port: u16,
     /// Length in bytes.
     pub length: u32,
-    /// Whether it passed.
+    /// Whether the packet passed.
     pub verdict: Outcome,
-    /// Why, as in the metrics.
+    /// Reason, as in the metrics.
     pub reason: String,
-    /// What the judgement did, in order.
+    /// Steps of the judgement, in order.
     pub steps: Vec<Shown>,
-    /// Which policy and rule, as `explain` says of the side that began.
+    /// Policy and rule of the verdict, as in `explain` about the initiator.
     #[serde(flatten)]
     pub attribution: Attribution,
 }
@@ -92,70 +92,70 @@ pub struct Packet {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum Shown {
-    /// The headers were copied to be read: fragments, options, tags, ICMP errors.
+    /// The headers were copied before parsing: fragments, options, tags, ICMP errors.
     SlowPath,
     /// The endpoint was found by its interface.
     Endpoint {
-        /// Its number.
+        /// Number of the endpoint.
         id: u32,
-        /// Number of the policy that is in force.
+        /// Revision of the policy in force.
         revision: u32,
         /// Row of pod ingress; 0: not isolated.
         ingress_row: u32,
         /// Row of pod egress; 0: not isolated.
         egress_row: u32,
     },
-    /// The flow's entry remembers the verdict that this policy gave the packet before.
+    /// The conntrack entry had a cached verdict of the current policy.
     Cached {
-        /// Why that passed.
+        /// Reason of the cached verdict.
         reason: String,
         /// The entry.
         flow: Entry,
     },
-    /// The other side's address was looked up.
+    /// The remote address was looked up.
     Class {
-        /// Number of the set of peers that it belongs to; 0: none.
+        /// Number of the address's class; 0: in no peer.
         class: u32,
-        /// Packets to it may be translated, as those to a Service.
+        /// Whether packets to the address may be translated, like those to a Service.
         translated: bool,
-        /// It is a Service's cluster address.
+        /// Whether the address is a Service's cluster address.
         service: bool,
     },
-    /// A row was asked what it allows the class.
+    /// The class was looked up in a row.
     Row {
-        /// Of which direction.
+        /// Direction of the row.
         direction: Direction,
         /// Number of the row.
         row: u32,
         /// The class.
         class: u32,
-        /// Protocol that was asked for.
+        /// Protocol of the lookup.
         protocol: IpProtocol,
-        /// Destination port that was asked for.
+        /// Destination port of the lookup.
         port: u16,
-        /// The ports that it allows of the protocol: `none`, `all`, a number, or `set N`, the number of a bitmap.
+        /// Allowed ports of the protocol: `none`, `all`, a number, or `set N`, the number of a bitmap.
         ports: String,
-        /// Whether that is allowed.
+        /// Whether the row allows the packet.
         allows: bool,
     },
     /// The flow table was searched.
     Flow {
-        /// The entry; none: there is none.
+        /// The entry; `None` if there is none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         flow: Option<Entry>,
-        /// It was idle for too long, and counts as none.
+        /// Whether the entry has expired, and counts as missing.
         expired: bool,
     },
-    /// The flow is recorded.
+    /// A conntrack entry was created.
     NewFlow,
-    /// What the node may have translated was judged for its sender first.
+    /// The packet, possibly translated by the node, was judged for its sender first.
     Sender {
-        /// The reason of that verdict.
+        /// Reason of this verdict.
         reason: String,
     },
     /// A step of a newer program.
     Unknown {
-        /// Its number.
+        /// Number of the step.
         number: u64,
     },
 }
@@ -163,14 +163,14 @@ pub enum Shown {
 /// An entry of the flow table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Policy allowed it into the pod: what the pod sends answers it.
+    /// Whether policy allowed the flow into the pod: packets of the pod are replies.
     pub ingress: bool,
-    /// Policy allowed it out of the pod: what the pod gets answers it.
+    /// Whether policy allowed the flow out of the pod: packets to the pod are replies.
     pub egress: bool,
-    /// The node began it.
+    /// Whether the node began the flow.
     pub node: bool,
-    /// Both sides have sent.
+    /// Whether both sides have sent.
     pub replied: bool,
-    /// A FIN or RST was seen.
+    /// Whether a FIN or RST was seen.
     pub closing: bool,
 }

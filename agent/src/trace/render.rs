@@ -1,4 +1,4 @@
-//! Lines for people.
+//! Rendering of lines as text.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -13,11 +13,11 @@ use crate::events::Outcome;
 use crate::observe::why;
 use crate::printable::printable_document;
 
-/// A line of the stream as text, coloured; the caller strips colour where it is not wanted. All names in it are
-/// made printable here, in one place.
+/// Renders a line of the stream as coloured text; the caller strips unwanted colour. All names in it are made printable
+/// here, in one place.
 ///
 /// # Errors
-/// It cannot be written as JSON, which it was read from.
+/// The line cannot be converted to JSON and back.
 pub(super) fn text(line: &Line) -> Result<String> {
     Ok(match printable_document(line)? {
         Line::Started { node, pod, interfaces, seconds } => {

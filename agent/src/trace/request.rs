@@ -1,4 +1,4 @@
-//! Which packets are traced.
+//! Selection of traced packets.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -17,27 +17,27 @@ use crate::arguments::block;
 pub struct Request {
     /// The pod.
     pub pod: Party,
-    /// Who sends to the pod; the packets that answer are traced too.
+    /// Initiator of traced connections to the pod; replies are traced too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<Peer>,
-    /// To whom the pod sends; the packets that answer are traced too.
+    /// Responder of traced connections from the pod; replies are traced too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<Peer>,
-    /// Destination port of the side that began.
+    /// Destination port of the initiator's packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
     /// IP protocol.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<IpProtocol>,
-    /// For how long, in seconds.
+    /// Duration in seconds.
     pub seconds: u64,
 }
 
-/// The other side: a pod, a Service, an address or a block of them.
+/// The peer: a pod, a Service, an address or a CIDR.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Peer {
-    /// Addresses.
+    /// An address or a CIDR.
     Block(IpNet),
     /// A pod or a Service by name.
     Party(Party),
@@ -76,7 +76,7 @@ impl Request {
     /// The pod's name.
     ///
     /// # Errors
-    /// It is not given by name.
+    /// The pod is not given by name.
     pub fn pod(&self) -> Result<&Key, String> {
         match &self.pod {
             Party::Pod(key) => Ok(key),
@@ -86,10 +86,10 @@ impl Request {
         }
     }
 
-    /// What the kernel compares packets with. `resolve` gives a peer's addresses.
+    /// Filter clauses for the kernel. `resolve` returns a peer's addresses.
     ///
     /// # Errors
-    /// Of `resolve`.
+    /// `resolve` fails.
     pub fn clauses(
         &self,
         resolve: impl Fn(&Party) -> Result<Vec<IpAddr>, String>,
@@ -117,7 +117,7 @@ impl Request {
     }
 }
 
-/// Of a block alone.
+/// Restricts a clause to remote addresses of a block.
 fn with(clause: Clause, block: IpNet) -> Clause {
     let words = |address: IpAddr| {
         let mut octets = [0; 16];

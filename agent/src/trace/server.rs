@@ -1,4 +1,4 @@
-//! The agent's side: one trace at a time, which ends in all cases.
+//! Agent side: one trace at a time, with an end in every case.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -19,50 +19,50 @@ use crate::dataplane::traced::TracedPrograms;
 use crate::lock::lock;
 use crate::observe::Attributions;
 
-/// The request for a trace: this, a space, and a [`Request`] in JSON.
+/// Name of the request for a trace, followed by a space and a [`Request`] in JSON.
 pub const TRACE_REQUEST: &str = "trace";
 /// Longest trace, in seconds.
 pub(super) const LONGEST: u64 = 600;
-/// Packets that each CPU tells of in a second.
+/// Reported packets per CPU and second.
 const BURST: u32 = 100;
-/// Between two looks for lines.
+/// Pause between two reads of lines.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Looks after which it is seen to that the programs are still there.
+/// Reads between two checks that the programs are still attached.
 const LOOKS: u32 = 20;
-/// How long a client may take to read the last lines.
+/// Longest time for a client to read the last lines.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Where packets are traced, and which.
+/// Interfaces and filter of a trace.
 #[derive(Debug)]
 pub struct Target {
     /// Name of the node.
     pub node: String,
-    /// The host's sides of the pod's veths: index and name.
+    /// Host sides of the pod's veths: index and name.
     pub interfaces: Vec<(u32, String)>,
-    /// What the programs are loaded with.
+    /// Maps in use, to load the traced programs with.
     pub maps: SharedMaps,
-    /// Which packets.
+    /// Clauses of the filter.
     pub clauses: Vec<Clause>,
 }
 
-/// Who enforces policy on the node.
+/// The engine, as far as traces need it.
 pub trait Tracing: Send + 'static {
-    /// What a request means here.
+    /// Resolves a request on this node.
     ///
     /// # Errors
     /// There is no such pod on this node, or no such peer.
     fn target(&self, request: &Request) -> Result<Target, String>;
-    /// Has traced programs judge at interfaces. Gives the kernel's jiffies, and how many a second has.
+    /// Attaches the traced programs at interfaces. Returns the kernel's jiffies, and their number per second.
     ///
     /// # Errors
-    /// They do not.
+    /// The programs cannot be attached.
     fn begin(&mut self, ifindexes: &[u32], programs: &TracedPrograms)
     -> Result<(u32, u32), String>;
-    /// Whether they still do.
+    /// Whether the traced programs are still attached.
     fn is_traced(&mut self) -> bool;
-    /// Has the ordinary programs judge again.
+    /// Attaches the ordinary programs again.
     fn end(&mut self);
-    /// Gives packets their names and reasons.
+    /// Adds names and reasons to packets.
     fn name(
         &self,
         request: &Request,
@@ -71,13 +71,13 @@ pub trait Tracing: Send + 'static {
     ) -> Vec<Packet>;
 }
 
-/// Serves traces.
+/// Server of traces.
 pub struct Tracer<T> {
     node: Arc<Mutex<T>>,
     turn: Arc<Semaphore>,
 }
 
-/// A trace that runs. However it goes, the ordinary programs judge after it.
+/// A running trace. Its drop attaches the ordinary programs again.
 struct Session<T: Tracing> {
     node: Arc<Mutex<T>>,
     name: String,
@@ -85,10 +85,10 @@ struct Session<T: Tracing> {
     programs: TracedPrograms,
     assembler: Assembler,
     attributions: Attributions,
-    /// Packets that had been asked for at the last look, and those of them that were lost.
+    /// Numbers of packets that matched the filter before the last read, and of the lost ones among them.
     matched: u64,
     lost: u64,
-    /// The next trace begins after this one's end.
+    /// Permit that delays the next trace until this one's end.
     _turn: OwnedSemaphorePermit,
 }
 
@@ -106,7 +106,7 @@ impl<T: Tracing> Session<T> {
     ) -> Result<(Self, Line), String> {
         let pod = request.pod()?.clone();
         let target = lock(&node).target(&request)?;
-        // Without the engine: the kernel verifies the programs for a second or more.
+        // Without a lock on the engine: the verifier takes a second or more.
         let programs = TracedPrograms::load(&target.maps).map_err(|error| error.to_string())?;
         let ifindexes: Vec<u32> = target.interfaces.iter().map(|(index, _)| *index).collect();
         let now = lock(&node).begin(&ifindexes, &programs)?;
@@ -128,12 +128,12 @@ impl<T: Tracing> Session<T> {
             lost: 0,
             _turn: turn,
         };
-        // From here on it ends with the session.
+        // From here on the session's drop ends the trace.
         let asked = filter.and_then(|it| session.programs.ask(&it).map_err(|e| e.to_string()));
         asked.map(|()| (session, started))
     }
 
-    /// Has the ordinary programs judge again. Gives what was told until then.
+    /// Attaches the ordinary programs again. Returns the lines until then.
     fn finish(&mut self) -> io::Result<Vec<u8>> {
         lock(&self.node).end();
         let mut text = self.look()?;
@@ -141,7 +141,7 @@ impl<T: Tracing> Session<T> {
         Ok(text)
     }
 
-    /// What was told since the last look, and what was lost before that.
+    /// Returns the lines since the last read, and one about packets lost before it.
     fn look(&mut self) -> io::Result<Vec<u8>> {
         let matched = self.programs.matched();
         let lines = self.programs.read();
@@ -151,7 +151,7 @@ impl<T: Tracing> Session<T> {
         for packet in packets {
             text.extend(line(&Line::Packet(Box::new(packet)))?);
         }
-        // All that was asked for at the last look has been told of by now, or never is.
+        // Every packet that matched before the last read is complete by now, or lost.
         let lost = self.matched.saturating_sub(self.assembler.complete() + self.lost);
         if lost > 0 {
             self.lost += lost;
@@ -189,15 +189,15 @@ async fn refuse(stream: &mut UnixStream, error: String) -> io::Result<()> {
 }
 
 impl<T: Tracing> Tracer<T> {
-    /// Of this node.
+    /// Creates the server for this node.
     pub fn new(node: Arc<Mutex<T>>) -> Self {
         Self { node, turn: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Serves a client until its time is over, or until it ends.
+    /// Serves a client until its time is over, or until it disconnects.
     ///
     /// # Errors
-    /// The client cannot be written to, as when it has ended.
+    /// The client cannot be written to, for example after it has disconnected.
     pub async fn serve(self: Arc<Self>, mut stream: UnixStream, request: String) -> io::Result<()> {
         let request: Request = match serde_json::from_str(&request) {
             Ok(request) => request,
@@ -220,10 +220,10 @@ impl<T: Tracing> Tracer<T> {
         };
         let node = session.name.clone();
         let session = Arc::new(Mutex::new(session));
-        // A client that does not read must not keep the traced programs.
+        // A client that does not read must not keep the traced programs attached.
         let deadline = until + PATIENCE;
         let sent = timeout(deadline, send(&mut stream, &session, &started, until)).await;
-        // It waits for the engine, which may be writing.
+        // On a blocking thread: the engine may be busy writing.
         let finished = spawn_blocking(move || lock(&session).finish()).await;
         let mut last = finished.map_err(io::Error::other)??;
         let reason = match sent {
@@ -240,13 +240,13 @@ impl<T: Tracing> Tracer<T> {
     }
 }
 
-/// Why a trace ended whose client is there.
+/// End of a trace before the client's own.
 enum End {
     Time,
     Replaced,
 }
 
-/// Sends what is told. `None`: the client has ended.
+/// Sends lines until the trace ends; `None` if the client has disconnected.
 async fn send<T: Tracing>(
     stream: &mut UnixStream,
     session: &Arc<Mutex<Session<T>>>,
@@ -261,7 +261,7 @@ async fn send<T: Tracing>(
     loop {
         tokio::select! {
             () = sleep(PAUSE) => {}
-            // It says no more, so this is its end.
+            // The client sends nothing after its request, so a read returns at its end.
             _ = reader.read(&mut nothing) => return Ok(None),
         }
         looks += 1;

@@ -1,4 +1,4 @@
-//! The programs' lines, put together to packets.
+//! Assembly of the programs' lines to packets.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -16,21 +16,21 @@ use netpold_ebpf::trace::{SETTLED, Step};
 
 use super::packet::{Entry, Shown};
 
-/// Packets of which not all lines have come: of each CPU one is being told, and some were cut off.
+/// Largest number of incomplete packets: each CPU has one in progress, and some were cut off.
 const PENDING: usize = 1024;
 
 /// A packet and its steps, without names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawPacket {
-    /// The packet; its reason is that of the verdict.
+    /// The packet, with the reason of the verdict.
     pub event: DropEvent,
-    /// Whether it was dropped.
+    /// Whether the packet was dropped.
     pub dropped: bool,
-    /// What was done.
+    /// Steps of the judgement.
     pub steps: Vec<Shown>,
 }
 
-/// Lines of packets that are not complete yet.
+/// Lines of incomplete packets.
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
     pending: BTreeMap<u64, Vec<[u64; 3]>>,
@@ -38,7 +38,7 @@ pub(super) struct Assembler {
 }
 
 impl Assembler {
-    /// The packets that lines complete.
+    /// Adds lines; returns the packets that they complete.
     pub(super) fn take(&mut self, lines: &[String]) -> Vec<RawPacket> {
         let mut packets = Vec::new();
         for line in lines {
@@ -60,7 +60,7 @@ impl Assembler {
         packets
     }
 
-    /// Packets that were complete.
+    /// Number of complete packets so far.
     pub(super) fn complete(&self) -> u64 {
         self.complete
     }
@@ -72,7 +72,7 @@ fn parse(line: &str) -> Option<[u64; 4]> {
     Some([next()?, next()?, next()?, next()?])
 }
 
-/// A packet of all its lines; `None` if some are missing.
+/// Assembles a packet from all its lines; `None` if some are missing.
 fn assemble(lines: &[[u64; 3]]) -> Option<RawPacket> {
     let (mut event, mut steps) = (DropEvent::default(), Vec::new());
     let (mut row, mut rows, mut dropped, mut last) = (None, [0; 2], false, None);
@@ -92,7 +92,7 @@ fn assemble(lines: &[[u64; 3]]) -> Option<RawPacket> {
                 event.endpoint = first as u32;
                 rows = [Rows(second).ingress(), Rows(second).egress()];
                 let shown = endpoint(first, rows);
-                // Functions of the slow path look it up again.
+                // Functions of the slow path look the endpoint up again.
                 if !steps.contains(&shown) {
                     steps.push(shown);
                 }
@@ -116,7 +116,7 @@ fn assemble(lines: &[[u64; 3]]) -> Option<RawPacket> {
                 steps.push(Shown::Sender { reason: reason(first) });
             }
             Some(Step::Verdict) => {
-                // How many lines came before this one.
+                // Number of lines before this one.
                 if second >> 8 != lines.len() as u64 - 1 {
                     return None;
                 }
@@ -141,7 +141,7 @@ fn class(word: u32) -> Shown {
     }
 }
 
-/// What a row says: of the packet's own direction, unless the row is the other's alone.
+/// Step of a lookup in a row. Its direction is the packet's own, unless only the other one has the row.
 fn asked(row: u64, [asked, word]: [u64; 2], rows: [u32; 2], own: Direction) -> Shown {
     let (class, row) = ((row >> 32) as u32 & (MAX_CLASSES - 1), row as u32);
     let [protocol, low, high, ..] = asked.to_le_bytes();
@@ -205,7 +205,7 @@ mod tests {
         format!("{number} {} {first} {second}", step as u64)
     }
 
-    /// A packet of TCP in pod ingress, told of in so many lines.
+    /// Lines of a TCP packet in pod ingress.
     fn packet(number: u64) -> Vec<String> {
         let (asked, word) = (6 | 80 << 8 | 1 << 32, u64::from(PORTS_ONE + 80));
         vec![

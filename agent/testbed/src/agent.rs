@@ -19,20 +19,20 @@ use crate::child::KillOnDrop;
 use crate::host::Host;
 use crate::manifests::MARKERS;
 
-/// What an agent is started with.
+/// Options of an [`Agent`].
 #[derive(Clone, Debug)]
 pub struct AgentOptions {
     /// The `netpold` binary.
     pub binary: PathBuf,
-    /// `--manifests`; empty: none, the arguments name a cluster.
+    /// `--manifests`; empty: no such flag, the further arguments name a cluster.
     pub manifests: PathBuf,
     /// Further arguments of `netpold run`.
     pub arguments: Vec<String>,
 }
 
-/// The agent of a node, with pin root, control socket and log in a directory of their own. Dropped,
-/// it is ended and everything it pinned goes. It also ends with the thread that started it, so that
-/// a killed test leaves no agent behind.
+/// The agent of a node, with pin root, control socket and log in a directory of their own. Dropping it ends the process
+/// and removes all pins. The process also ends with the thread that started it, so a killed test leaves no agent
+/// behind.
 #[derive(Debug)]
 pub struct Agent {
     options: AgentOptions,
@@ -42,16 +42,16 @@ pub struct Agent {
     child: Child,
 }
 
-/// How often a condition is looked at again.
+/// Interval between two checks of a condition.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// How long [`Agent::end`] waits for the process before it kills it.
+/// Time for the process to end on the signal of [`Agent::end`], before SIGKILL.
 pub const GRACE: Duration = Duration::from_secs(3);
 
-/// Names the variable that says how many times slower than others this machine is: an emulated one
-/// takes a minute to verify the programs.
+/// Environment variable with the factor by which this machine is slower than others: an emulated one takes a minute to
+/// verify the programs.
 pub const SLOWNESS: &str = "NETPOLD_TEST_SLOWNESS";
 
-/// How many times longer than elsewhere things take here, see [`SLOWNESS`].
+/// Factor of [`SLOWNESS`], 1 if unset.
 #[must_use]
 pub fn slowness() -> u32 {
     std::env::var(SLOWNESS).ok().and_then(|times| times.parse().ok()).unwrap_or(1)
@@ -66,7 +66,7 @@ impl Agent {
         Self::start_prepared(node, options, |_| ())
     }
 
-    /// The same, with a last word about the process, also when it is started again.
+    /// [`Agent::start`] with `prepare` applied to every command that starts a process, restarts included.
     ///
     /// # Errors
     /// When the binary cannot be run.
@@ -88,7 +88,7 @@ impl Agent {
         Ok(Self { node: node.name().into(), child: spawned?, options, directory, prepare })
     }
 
-    /// Starts it again, over what it pinned, ending it first if it still runs.
+    /// Starts the agent again over its pins, after ending the process if it still runs.
     ///
     /// # Errors
     /// When the binary cannot be run.
@@ -98,7 +98,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Starts its successor over the same pin root, beside it; returns the former process.
+    /// Starts a successor over the same pin root, beside the running process; returns the former process.
     ///
     /// # Errors
     /// When the binary cannot be run.
@@ -107,14 +107,14 @@ impl Agent {
         Ok(KillOnDrop(std::mem::replace(&mut self.child, successor)))
     }
 
-    /// Has a process of before [`Agent::succeed`] be the agent again; returns its successor.
+    /// Makes a process from before [`Agent::succeed`] the agent again; returns its successor.
     pub fn reinstate(&mut self, former: KillOnDrop) -> KillOnDrop {
         let mut former = former;
         std::mem::swap(&mut self.child, &mut former.0);
         former
     }
 
-    /// Starts `netpold standby` for its pin root.
+    /// Starts `netpold standby` for the agent's pin root.
     ///
     /// # Errors
     /// When the binary cannot be run.
@@ -133,25 +133,25 @@ impl Agent {
             .with_context(|| format!("cannot run {}", self.options.binary.display()))
     }
 
-    /// The binary that [`Agent::restart`] starts from now on.
+    /// Sets the binary for later calls of [`Agent::restart`].
     pub fn set_binary(&mut self, binary: impl Into<PathBuf>) {
         self.options.binary = binary.into();
     }
 
-    /// The further arguments that [`Agent::restart`] starts with from now on.
+    /// Sets the further arguments for later calls of [`Agent::restart`].
     pub fn set_arguments(&mut self, arguments: &[&str]) {
         self.options.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
     }
 
-    /// The manifests that [`Agent::restart`] starts with from now on; empty: none.
+    /// Sets the manifests for later calls of [`Agent::restart`]; empty: none.
     pub fn set_manifests(&mut self, directory: impl Into<PathBuf>) {
         self.options.manifests = directory.into();
     }
 
-    /// Sends a signal and waits for the process to end; what it pinned stays.
+    /// Sends a signal and waits for the process to end; the pins stay.
     pub fn end(&mut self, signal: Signal) {
         if !matches!(self.child.try_wait(), Ok(None)) {
-            // Its id may be another process's by now.
+            // The process id may belong to another process by now.
             return;
         }
         let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
@@ -166,7 +166,7 @@ impl Agent {
         let _ = self.child.wait();
     }
 
-    /// Name of the node that it serves.
+    /// Name of the agent's node.
     #[must_use]
     pub fn node(&self) -> &str {
         &self.node
@@ -196,13 +196,13 @@ impl Agent {
         self.directory.join("control.sock")
     }
 
-    /// What it has logged so far.
+    /// Log of all processes so far.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.directory.join("log")).unwrap_or_default()
     }
 
-    /// A command of netpold that asks this agent.
+    /// A command of netpold with this agent's control socket.
     #[must_use]
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.options.binary);
@@ -210,10 +210,10 @@ impl Agent {
         command
     }
 
-    /// What `netpold status -o json` says.
+    /// Output of `netpold status -o json`.
     ///
     /// # Errors
-    /// When it does not answer, which is so while it starts.
+    /// When the agent does not answer, as during its start.
     pub fn status(&self) -> Result<Value> {
         let output = self
             .command(&["status", "-o", "json"])
@@ -224,7 +224,7 @@ impl Agent {
         })
     }
 
-    /// Waits until its status fulfils a condition, and returns that status.
+    /// Waits until the agent's status fulfils a condition, and returns that status.
     ///
     /// # Errors
     /// When the agent ends or the time is over, with the end of its log.
@@ -261,7 +261,7 @@ impl Agent {
         }
     }
 
-    /// Waits until it is in sync and enforces what it wants to enforce.
+    /// Waits until the agent is in sync and enforces its desired revision.
     ///
     /// # Errors
     /// As [`Agent::wait_for`].
@@ -269,9 +269,8 @@ impl Agent {
         self.wait_for("in sync and enforcing", timeout, Self::enforces)
     }
 
-    /// Waits until it enforces what was written together with the [`marker`](crate::marker) of that
-    /// number, at these and no other interfaces: pods by `namespace/name`, with the index of the
-    /// host side of their veth.
+    /// Waits until the agent enforces the state written together with the [`marker`](crate::marker) of that number, at
+    /// exactly these interfaces: pods by `namespace/name`, with the index of the host side of their veth.
     ///
     /// # Errors
     /// As [`Agent::wait_for`].
@@ -291,8 +290,8 @@ impl Agent {
         })
     }
 
-    /// Whether a status is that of an agent which has nothing left to do: it knows everything,
-    /// enforces it, and every interface it found has its program.
+    /// Whether a status is that of an agent with no work left: the agent is in sync, enforces the desired revision, and
+    /// every interface it found has its program.
     #[must_use]
     pub fn enforces(status: &Value) -> bool {
         let revision = &status["revision"];
@@ -317,7 +316,7 @@ impl Drop for Agent {
     }
 }
 
-/// The process ends with the thread that started it.
+/// Lets the process end with the thread that started it.
 fn die_with_parent() -> std::io::Result<()> {
     prctl::set_pdeathsig(Signal::SIGTERM).map_err(std::io::Error::from)
 }
@@ -352,8 +351,8 @@ fn spawn(
         .with_context(|| format!("cannot run {}", options.binary.display()))
 }
 
-/// Takes the environment twins of netpold's flags away, except those of the log: what the user has
-/// set for an agent of his own is not meant for this one.
+/// Removes the environment twins of netpold's flags except those of the log: values that the user set for another agent
+/// must not reach this one.
 pub fn without_twins(command: &mut Command) -> &mut Command {
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
@@ -370,7 +369,7 @@ fn pod_name(endpoint: &Value) -> String {
     format!("{}/{}", part("namespace"), part("name"))
 }
 
-/// Whether the agent mounted its pin root or only wrote to it: both go.
+/// Removes the directory, whether the agent mounted its pin root or only wrote to it.
 pub(crate) fn clean(directory: &Path) {
     for mounted in ["bpf", "state"] {
         while umount2(&directory.join(mounted), MntFlags::MNT_DETACH).is_ok() {}

@@ -12,9 +12,9 @@
 //! # }
 //! ```
 //!
-//! No controllers, no scheduler, no kubelets: what they do a test does itself, or goes without
-//! (service accounts have no token Secrets, but [`ApiServer::token`] makes them one). Requests are
-//! authorized by RBAC, and each is written to an audit log, see [`ApiServer::requests`].
+//! There are no controllers, scheduler or kubelets; a test does their work itself or goes without (service accounts
+//! have no token Secrets, but [`ApiServer::token`] makes a token). RBAC authorizes requests, and an audit log records
+//! each, see [`ApiServer::requests`].
 
 mod access;
 mod audit;
@@ -46,16 +46,16 @@ use self::process::Process;
 use crate::netns::Netns;
 use crate::node::Node;
 
-/// Who may do everything.
+/// Token of the administrator.
 pub(crate) const ADMIN_TOKEN: &str = "admin-of-a-test";
-/// A server answers within this, however busy the machine is.
+/// Limit for an answer of a server, for busy machines too.
 const PATIENCE: Duration = Duration::from_secs(90);
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// An API server and its etcd. Dropped, both are killed and their directory is removed.
+/// An API server and its etcd. Dropping it kills both and removes their directory.
 #[derive(Debug)]
 pub struct ApiServer {
-    // Dropped first: without etcd it would only complain.
+    // Dropped before etcd: without etcd the server only logs errors.
     server: Process,
     etcd: Etcd,
     port: u16,
@@ -66,7 +66,7 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Starts one on this machine's loopback, at free ports.
+    /// Starts a server on this machine's loopback, at free ports.
     ///
     /// # Errors
     /// When the binaries are not there (see [`require_apiserver`]) or do not start.
@@ -75,8 +75,7 @@ impl ApiServer {
         Self::start_at(None, Ipv4Addr::LOCALHOST, ports)
     }
 
-    /// Starts one inside a node, which the agents on nodes linked to it reach at the node's
-    /// address.
+    /// Starts a server inside a node; agents on linked nodes reach it at the node's address.
     ///
     /// # Errors
     /// As [`ApiServer::start`].
@@ -109,7 +108,7 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// Where its files are; a place for a test's own too.
+    /// Directory of the server's files, also for files of a test.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory.0
@@ -121,19 +120,19 @@ impl ApiServer {
         format!("https://{}:{}", self.address, self.port)
     }
 
-    /// The address it is reached at.
+    /// Address of the server.
     #[must_use]
     pub const fn address(&self) -> IpAddr {
         IpAddr::V4(self.address)
     }
 
-    /// The port it is reached at.
+    /// Port of the server.
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port
     }
 
-    /// The binaries that run.
+    /// Paths of the binaries in use.
     #[must_use]
     pub const fn binaries(&self) -> &KubeBinaries {
         &self.binaries
@@ -145,7 +144,7 @@ impl ApiServer {
         self.server.pid()
     }
 
-    /// What the API server has logged.
+    /// Log of the API server.
     #[must_use]
     pub fn log(&self) -> String {
         self.server.log()
@@ -156,21 +155,21 @@ impl ApiServer {
         self.server.end(signal);
     }
 
-    /// Starts it again, with the same data, certificate and port, and waits until it answers.
+    /// Starts the server again, with the same data, certificate and port, and waits until it answers.
     ///
     /// # Errors
-    /// When it does not.
+    /// When the server does not answer.
     pub fn restart(&mut self) -> Result<()> {
         self.server.restart()?;
         self.wait_ready()
     }
 
-    /// Stops it in its tracks (SIGSTOP): connections stay, nothing is answered.
+    /// Pauses the server (SIGSTOP): connections stay, but get no answers.
     pub fn freeze(&self) {
         self.server.signal(Signal::SIGSTOP);
     }
 
-    /// Lets it go on (SIGCONT).
+    /// Resumes the server (SIGCONT).
     pub fn thaw(&self) {
         self.server.signal(Signal::SIGCONT);
     }
@@ -180,7 +179,7 @@ impl ApiServer {
         &mut self.etcd
     }
 
-    /// Runs a closure where the server's loopback is.
+    /// Runs a closure in the network namespace of the server's loopback.
     ///
     /// # Errors
     /// When the namespace cannot be entered.
@@ -191,10 +190,10 @@ impl ApiServer {
         }
     }
 
-    /// Waits until it says that it is ready.
+    /// Waits until the server reports to be ready.
     ///
     /// # Errors
-    /// When it ends or the time is over, with the end of its log.
+    /// When the server ends or the time is over, with the end of its log.
     pub fn wait_ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -211,7 +210,7 @@ impl ApiServer {
     }
 
     fn is_ready(&self) -> bool {
-        // The first time there is no kubeconfig yet.
+        // The first call finds no kubeconfig yet.
         self.write_admin().is_ok()
             && self
                 .kubectl(&["get", "--raw", "/readyz", "--request-timeout", "5s"])
@@ -228,7 +227,7 @@ fn arguments(
 ) -> Vec<String> {
     let file = |name: &str| directory.join(name).display().to_string();
     let bind = if everywhere { Ipv4Addr::UNSPECIFIED } else { address };
-    // The key of the certificate that the server makes itself signs the service accounts' tokens.
+    // The key of the certificate that the server generates also signs the service accounts' tokens.
     let key = file("certs/apiserver.key");
     vec![
         format!("--etcd-servers=http://127.0.0.1:{etcd}"),
@@ -242,7 +241,7 @@ fn arguments(
         format!("--service-account-signing-key-file={key}"),
         format!("--service-account-key-file={key}"),
         "--service-cluster-ip-range=10.96.0.0/16".into(),
-        // It would refuse pods, since no controller makes the service account `default`.
+        // The plugin would refuse pods, since no controller makes the service account `default`.
         "--disable-admission-plugins=ServiceAccount".into(),
         "--allow-privileged=true".into(),
         "--endpoint-reconciler-type=none".into(),
@@ -257,7 +256,7 @@ fn free_port() -> Result<u16> {
     Ok(listener.local_addr()?.port())
 }
 
-/// A directory of our own, swept like those of agents.
+/// A directory of this process, swept like those of agents.
 #[derive(Debug)]
 struct Directory(PathBuf);
 

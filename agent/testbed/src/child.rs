@@ -2,7 +2,7 @@
 
 use std::process::Child;
 
-/// A process that is killed when dropped, so also when its test fails.
+/// A process that ends when dropped, also on failure of its test.
 #[derive(Debug)]
 pub struct KillOnDrop(pub Child);
 

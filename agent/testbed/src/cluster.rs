@@ -1,6 +1,6 @@
 //! A small cluster for tests: one namespace of pods, policies, and an agent on each node.
 //!
-//! Nothing here returns an error: a step that fails, fails the test.
+//! Functions return no errors: a step that fails, fails the test.
 
 #![expect(
     clippy::unwrap_used,
@@ -27,54 +27,54 @@ use crate::node::{Cni, Node, link_nodes, mac_text};
 use crate::pod::{Pod, PodSpec};
 use crate::probe::{Probe, ProbeResult, probe_all};
 
-/// What is allowed arrives within this, however busy the machine is.
+/// Limit for allowed packets to arrive, for busy machines too.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// What is denied has this long to prove the opposite.
+/// Time after which an unanswered probe counts as denied.
 pub const MOMENT: Duration = Duration::from_millis(300);
-/// An agent starts, loads its programs and enforces within this.
+/// Limit for an agent to start, load its programs and enforce.
 pub const ENFORCED: Duration = Duration::from_mins(1);
-/// Every pod and node serves it over TCP, UDP and SCTP.
+/// Port that every pod and node serves over TCP, UDP and SCTP.
 pub const PORT: u16 = 80;
-/// The namespace of all pods.
+/// Namespace of all pods.
 pub const NAMESPACE: &str = "shop";
 
 const ALL: [Protocol; 4] = [Protocol::Icmp, Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 const CIDRS: [(&str, &str); 2] =
     [("10.1.1.0/24", "fd00:1:1::/64"), ("10.1.2.0/24", "fd00:1:2::/64")];
 
-/// Dropped in this order: agents end before what they look at goes.
+/// Fields drop in this order: agents end before the pods and nodes that they observe.
 pub struct Cluster {
-    /// One on each node, in the order of the nodes.
+    /// One agent for each node, in the order of the nodes.
     pub agents: Vec<Agent>,
     pods: BTreeMap<String, (usize, Pod)>,
-    /// One or two.
+    /// One or two nodes.
     pub nodes: Vec<Node>,
     policies: BTreeMap<String, Value>,
     /// Further objects.
     pub objects: Vec<Value>,
-    /// What the agents read.
+    /// The manifests of the agents.
     pub manifests: Manifests,
-    /// Where a test may keep files.
+    /// Directory for files of a test.
     pub directory: TempDir,
-    /// Pods whose status has no address yet.
+    /// Pods without an address in their status.
     pub pending: BTreeSet<String>,
-    /// Endpoints that the agents judge though no pod here is theirs, by name and interface.
+    /// Endpoints that the agents still enforce without a pod in `pods`, by name and interface.
     pub deleted: BTreeMap<String, u32>,
     /// Further arguments of the agents, set before the first [`Cluster::enforce`].
     pub arguments: Vec<String>,
-    /// A last word about the agents' processes, said before the first [`Cluster::enforce`].
+    /// Change to the commands of the agents, set before the first [`Cluster::enforce`].
     pub prepare: fn(&mut Command),
     state: u32,
 }
 
 impl Cluster {
-    /// One node.
+    /// A cluster of one node.
     #[must_use]
     pub fn one(cni: Cni) -> Self {
         Self::of(&[cni])
     }
 
-    /// Two nodes with a link, the first ptp-style, the second bridge-style.
+    /// A cluster of two linked nodes, the first ptp-style, the second bridge-style.
     #[must_use]
     pub fn two() -> Self {
         let cluster = Self::of(&[Cni::Ptp, Cni::Bridge]);
@@ -106,19 +106,19 @@ impl Cluster {
         }
     }
 
-    /// Pods on the first node, with the label `app` of their names.
+    /// Adds pods to the first node, each with its name as label `app`.
     #[must_use]
     pub fn with_pods(mut self, names: &[&str]) -> Self {
         names.iter().for_each(|name| self.add(0, name));
         self
     }
 
-    /// A pod with the label `app` of its name.
+    /// Adds a pod with its name as label `app`.
     pub fn add(&mut self, node: usize, name: &str) {
         self.add_as(node, PodSpec::new(NAMESPACE, name).label("app", name));
     }
 
-    /// A pod after one's own wishes.
+    /// Adds a pod with any specification.
     pub fn add_as(&mut self, node: usize, spec: PodSpec) {
         let pod = self.nodes[node].add_pod(&spec).unwrap();
         serve(&pod);
@@ -138,17 +138,17 @@ impl Cluster {
         self.pods.contains_key(name)
     }
 
-    /// The pod of that name, to be changed.
+    /// The pod of that name, mutable.
     pub fn pod_mut(&mut self, name: &str) -> &mut Pod {
         &mut self.pods.get_mut(name).unwrap().1
     }
 
-    /// Takes a pod out; it is gone when dropped.
+    /// Removes a pod and returns it; dropping it deletes its namespace.
     pub fn take(&mut self, name: &str) -> Pod {
         self.pods.remove(name).unwrap().1
     }
 
-    /// Sets the only policy of that name; in force with the next [`Cluster::enforce`].
+    /// Sets the policy of that name; in force with the next [`Cluster::enforce`].
     pub fn policy(&mut self, name: &str, spec: Value) -> &mut Self {
         self.policies.insert(name.to_owned(), spec);
         self
@@ -160,7 +160,7 @@ impl Cluster {
         self
     }
 
-    /// Writes everything there is and waits until it is enforced; starts the agents if need be.
+    /// Writes all objects and waits until agents enforce them; starts the agents if needed.
     pub fn enforce(&mut self) -> &mut Self {
         self.write();
         if self.agents.is_empty() {
@@ -175,7 +175,7 @@ impl Cluster {
         self.agents = self.nodes.iter().map(|node| self.start_agent(node)).collect();
     }
 
-    /// Writes everything there is, in one step.
+    /// Writes all objects, in one step.
     pub fn write(&mut self) {
         self.state += 1;
         let mut objects = vec![namespace(NAMESPACE, &[]), namespace("netpold-marker", &[])];
@@ -193,7 +193,7 @@ impl Cluster {
         self.manifests.write_objects("state.json", &objects).unwrap();
     }
 
-    /// Waits until the agents enforce what was written last.
+    /// Waits until the agents enforce the state written last.
     pub fn wait(&mut self) {
         for (number, agent) in self.agents.iter_mut().enumerate() {
             let here = self.pods.values().filter(|(node, _)| *node == number);
@@ -212,13 +212,13 @@ impl Cluster {
         Agent::start_prepared(node, options, self.prepare).unwrap()
     }
 
-    /// Starts an agent again that was ended, and waits until it enforces.
+    /// Starts an ended agent again, and waits until it enforces.
     pub fn restart(&mut self, node: usize) {
         self.agents[node].restart(&self.nodes[node]).unwrap();
         self.wait();
     }
 
-    /// A flow between pods that has been answered once.
+    /// A flow between pods after its first answer.
     #[must_use]
     pub fn flow(&self, from: &str, protocol: Protocol, to: IpAddr) -> Flow {
         let mut flow = self.pod(from).open_flow(protocol, (to, PORT).into(), PATIENCE).unwrap();
@@ -226,9 +226,9 @@ impl Cluster {
         flow
     }
 
-    /// Whoever sends to `to` on its link has its hardware address for good, `from` or the node. A pod
-    /// that is closed, or has hidden its address, does not answer for it, and after three seconds the
-    /// kernel says that it is unreachable: on a slow machine that would take the place of what a probe asks.
+    /// Makes the hardware address of `to` permanent at the senders on its link: `from` or the node. A closed pod, or
+    /// one with a hidden address, answers no neighbour requests; after three seconds the kernel reports it unreachable,
+    /// and on a slow machine a probe would see that report instead of the verdict.
     pub fn keep_neighbour(&self, from: &str, to: &str) {
         let (node, to) = &self.pods[to];
         let batch = |device: &str| -> String {
@@ -240,7 +240,7 @@ impl Cluster {
         self.nodes[*node].netns().ip(&batch(to.host_interface())).unwrap();
     }
 
-    /// The interface of one of two nodes that leads to the other.
+    /// Name of the interface of one of two nodes that leads to the other.
     #[must_use]
     pub fn link(&self, node: usize) -> String {
         let names = || {
@@ -269,14 +269,14 @@ impl Cluster {
             .unwrap();
     }
 
-    /// `from` reaches `to` over every protocol and family.
+    /// Asserts that `from` reaches `to` over every protocol and family.
     #[track_caller]
     pub fn reaches(&self, from: &str, to: &str) {
         let to = self.pod(to);
         all_pass(self.pod(from), to, to.addresses());
     }
 
-    /// `from` reaches `to` over no protocol and family.
+    /// Asserts that `from` reaches `to` over no protocol and family.
     #[track_caller]
     pub fn denied(&self, from: &str, to: &str) {
         let to = self.pod(to);
@@ -284,7 +284,7 @@ impl Cluster {
     }
 }
 
-/// The agent under test: cargo builds it with the integration tests of its package, one folder above them.
+/// Path of the agent under test: cargo builds it with the integration tests of its package, one folder above them.
 #[must_use]
 pub fn binary() -> PathBuf {
     let test = std::env::current_exe().unwrap();
@@ -297,7 +297,7 @@ pub fn binary() -> PathBuf {
     binary
 }
 
-/// Waits until a condition holds, and fails with what `failure` says if that takes longer than `patience`.
+/// Waits until a condition holds, and panics with the text of `failure` after `patience`.
 #[track_caller]
 pub fn eventually(
     patience: Duration,
@@ -327,7 +327,7 @@ fn probes<'a>(from: &'a Host, addresses: &[IpAddr]) -> Vec<Probe<'a>> {
     addresses.iter().flat_map(of).collect()
 }
 
-/// Every protocol is answered at these addresses of `to`.
+/// Asserts that `to` answers every protocol at these addresses.
 #[track_caller]
 pub fn all_pass(from: &Host, to: &Host, addresses: &[IpAddr]) {
     let probes = probes(from, addresses);
@@ -338,7 +338,7 @@ pub fn all_pass(from: &Host, to: &Host, addresses: &[IpAddr]) {
     }
 }
 
-/// No protocol is answered.
+/// Asserts that `to` answers no protocol at these addresses.
 #[track_caller]
 pub fn none_pass(from: &Host, to: &Host, addresses: &[IpAddr]) {
     let probes = probes(from, addresses);
@@ -359,20 +359,20 @@ pub fn network_policy(name: &str, spec: &Value) -> Value {
     })
 }
 
-/// The spec of a policy for pods of an app that allows nothing in the directions given.
+/// Spec of a policy that isolates pods of an app in these directions.
 #[must_use]
 pub fn isolate(app: &str, directions: &[&str]) -> Value {
     json!({ "podSelector": { "matchLabels": { "app": app } }, "policyTypes": directions })
 }
 
-/// Ingress to an app from another one alone.
+/// Spec of a policy that allows ingress to an app from another one alone.
 #[must_use]
 pub fn allow_from(app: &str, peer: &str) -> Value {
     let peer = json!({ "podSelector": { "matchLabels": { "app": peer } } });
     json!({ "podSelector": { "matchLabels": { "app": app } }, "ingress": [{ "from": [peer] }] })
 }
 
-/// Egress of an app to another one alone.
+/// Spec of a policy that allows egress of an app to another one alone.
 #[must_use]
 pub fn allow_to(app: &str, peer: &str) -> Value {
     let peer = json!({ "podSelector": { "matchLabels": { "app": peer } } });

@@ -1,4 +1,4 @@
-//! What a node's own conntrack knows, taken away: as if every entry had expired.
+//! Deletes all entries of a node's own conntrack, as if they had expired.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -17,7 +17,7 @@ impl Host {
     /// Deletes all entries of this node's conntrack, as `conntrack -F` does.
     ///
     /// # Errors
-    /// Of nfnetlink.
+    /// Errors of nfnetlink.
     pub fn forget_connections(&self) -> Result<()> {
         self.run(flush)?
     }
@@ -29,7 +29,7 @@ fn flush() -> Result<()> {
         libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_NETFILTER)
     };
     let socket = Errno::result(socket).context("socket(NETLINK_NETFILTER)")?;
-    // SAFETY: the descriptor is new and ours alone.
+    // SAFETY: the descriptor is new and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     // struct nlmsghdr, struct nfgenmsg of any family.
     let mut request = Vec::with_capacity(LENGTH);
@@ -38,11 +38,11 @@ fn flush() -> Result<()> {
     request.put_u16_ne(REQUEST_AND_ACK);
     request.resize(LENGTH, 0);
     let mut answer = [0_u8; 64];
-    // SAFETY: the buffer is as long as is said.
+    // SAFETY: the buffer has `LENGTH` bytes.
     let sent = unsafe { libc::send(socket.as_raw_fd(), request.as_ptr().cast(), LENGTH, 0) };
     Errno::result(sent).context("nfnetlink")?;
     let (buffer, room) = (answer.as_mut_ptr().cast(), answer.len());
-    // SAFETY: as before.
+    // SAFETY: the buffer has `room` bytes.
     let length = unsafe { libc::recv(socket.as_raw_fd(), buffer, room, 0) };
     let length = Errno::result(length).context("nfnetlink")?;
     ensure!(length >= LENGTH as isize, "nfnetlink answers {length} bytes");

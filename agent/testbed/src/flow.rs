@@ -12,7 +12,7 @@ use crate::host::Host;
 use crate::probe::nonce;
 
 impl Host {
-    /// Opens a flow that stays, over TCP or UDP.
+    /// Opens a lasting flow, over TCP or UDP.
     ///
     /// # Errors
     /// When the connection is not established in time.
@@ -20,10 +20,10 @@ impl Host {
         Flow::open(self, None, (protocol, to), timeout)
     }
 
-    /// As [`Host::open_flow`], from an address and port of one's own choice.
+    /// [`Host::open_flow`] from a given address and port.
     ///
     /// # Errors
-    /// As [`Host::open_flow`], and when it is taken.
+    /// As [`Host::open_flow`], and when that port is taken.
     pub fn open_flow_from(
         &self,
         own: SocketAddr,
@@ -58,7 +58,7 @@ impl Flow {
         let socket = from.run(|| Socket::new(Domain::for_address(to), kind, None))?;
         let socket = socket.context("socket")?;
         if let Some(own) = own {
-            // Its end is a reset, so that the port is free again.
+            // Zero linger ends the connection with a reset, which frees the port.
             socket.set_linger(Some(Duration::ZERO))?;
             socket.bind(&own.into()).with_context(|| format!("{} has no {own}", from.name()))?;
         }
@@ -72,9 +72,9 @@ impl Flow {
         Ok(Self { socket, protocol, pending: Vec::new() })
     }
 
-    /// One request, and whether its answer came in time. A request over TCP that was lost is sent
-    /// again by the kernel (at least once a second where it can be told so), so a flow that is
-    /// allowed again takes that long to go on; one over UDP is sent twice.
+    /// Sends a request and returns whether its answer came in time. The kernel sends a lost TCP request again (at least
+    /// once a second where `tcp_rto_max_ms` exists), so a flow that is allowed again resumes after that time. A UDP
+    /// request is sent twice.
     pub fn ping(&mut self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let request = format!("{}\n", nonce());
@@ -88,7 +88,7 @@ impl Flow {
     /// Local address and port.
     ///
     /// # Errors
-    /// Of getsockname(2).
+    /// Errors of getsockname(2).
     pub fn local(&self) -> Result<SocketAddr> {
         self.socket.local_addr()?.as_socket().context("not an IP socket")
     }
@@ -115,7 +115,7 @@ impl Flow {
         }
     }
 
-    /// Takes the complete lines out of what came in.
+    /// Takes the complete lines out of `pending`.
     fn answers(&mut self) -> impl Iterator<Item = Vec<u8>> + use<> {
         let end = self.pending.iter().rposition(|b| *b == b'\n').map_or(0, |i| i + 1);
         let lines: Vec<u8> = self.pending.drain(..end).collect();

@@ -1,4 +1,4 @@
-//! Raw Ethernet frames, for what no well-behaved socket would send.
+//! Raw Ethernet frames, for packets that sockets do not send.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -18,7 +18,7 @@ pub(crate) fn send(interface: &str, frame: &[u8]) -> Result<()> {
     // SAFETY: a plain system call without pointers.
     let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     let socket = Errno::result(socket).context("socket(AF_PACKET)")?;
-    // SAFETY: the descriptor is new and ours alone.
+    // SAFETY: the descriptor is new and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     // SAFETY: all zeroes is a valid sockaddr_ll.
     let mut to: libc::sockaddr_ll = unsafe { std::mem::zeroed() };

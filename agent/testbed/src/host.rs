@@ -1,4 +1,4 @@
-//! What a node and a pod have in common: a namespace with a name, servers and probes.
+//! The common part of a node and a pod: a namespace with a name, servers and probes.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::frame;
 use crate::netns::Netns;
 use crate::server::Servers;
 
-/// A network namespace that serves and probes. Its servers end before it does.
+/// A network namespace that serves and probes. Its servers end before the namespace.
 #[derive(Debug)]
 pub struct Host {
     name: String,
@@ -29,7 +29,7 @@ impl Host {
         Ok(Self { servers: Servers::new(&name), name, netns })
     }
 
-    /// Node name, or `namespace/name` of a pod: what its servers answer with.
+    /// Node name, or `namespace/name` of a pod; its servers answer with it.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -49,7 +49,7 @@ impl Host {
         self.netns.run(body)
     }
 
-    /// A command that will run inside, see [`Netns::command`].
+    /// A command to run inside, see [`Netns::command`].
     ///
     /// # Errors
     /// When out of file descriptors.
@@ -57,17 +57,17 @@ impl Host {
         self.netns.command(program)
     }
 
-    /// Serves a port on every address of both families until the host is dropped. TCP and UDP
-    /// answer each request line or datagram with `<name> <request>`, SCTP an INIT with an INIT ACK,
-    /// or with an ABORT at a port that is not served.
+    /// Serves a port on every address of both families until the host is dropped. TCP and UDP answer each request line
+    /// or datagram with `<name> <request>`. SCTP answers an INIT with an INIT ACK, or with an ABORT at a port that is
+    /// not served.
     ///
     /// # Errors
-    /// When the port is taken, and for ICMP, which the kernel answers.
+    /// When the port is taken, and for ICMP, which only the kernel answers.
     pub fn serve(&self, protocol: Protocol, port: u16) -> Result<()> {
         self.servers.serve(&self.netns, protocol, port)
     }
 
-    /// Sends one Ethernet frame out of an interface (`eth0` of a pod), as it is.
+    /// Sends one Ethernet frame unchanged out of an interface (`eth0` of a pod).
     ///
     /// # Errors
     /// When there is no such interface or the frame is longer than its MTU allows.
@@ -84,8 +84,8 @@ impl Host {
     }
 }
 
-/// Without duplicate address detection an IPv6 address works at once; without rate limits a
-/// refused probe is told from a dropped one however many there are.
+/// Without duplicate address detection an IPv6 address works at once; without rate limits any number of refused probes
+/// is distinguishable from dropped ones.
 const SETTINGS: &[(&str, &str)] = &[
     ("ipv4/conf/all/rp_filter", "0"),
     ("ipv4/conf/default/rp_filter", "0"),
@@ -101,8 +101,8 @@ const SETTINGS: &[(&str, &str)] = &[
     ("ipv6/conf/default/router_solicitations", "0"),
 ];
 
-/// Newer kernels: limits per namespace (6.12), and retransmissions at least once a second (6.15),
-/// so that a flow which is allowed again goes on soon.
+/// Settings of newer kernels: limits per namespace (6.12), and retransmissions at least once a second (6.15), so that a
+/// flow that is allowed again resumes soon.
 const OPTIONAL_SETTINGS: &[(&str, &str)] = &[
     ("ipv4/icmp_msgs_per_sec", "1000000"),
     ("ipv4/icmp_msgs_burst", "1000000"),

@@ -5,7 +5,7 @@ const ECHO_REPLY: u8 = 0;
 const ECHO_REQUEST_V6: u8 = 128;
 const ECHO_REPLY_V6: u8 = 129;
 
-/// An echo request. The kernel itself fills in the checksum of ICMPv6 on a raw socket.
+/// An echo request. The kernel fills in the checksum of ICMPv6 on a raw socket.
 pub(crate) fn echo(v6: bool, identifier: u16) -> Vec<u8> {
     let mut packet = vec![if v6 { ECHO_REQUEST_V6 } else { ECHO_REQUEST }, 0, 0, 0];
     packet.extend(identifier.to_be_bytes());
@@ -18,7 +18,7 @@ pub(crate) fn echo(v6: bool, identifier: u16) -> Vec<u8> {
     packet
 }
 
-/// Whether this is the reply to [`echo`] with that identifier.
+/// Whether a packet is the reply to [`echo`] with that identifier.
 pub(crate) fn is_reply(v6: bool, identifier: u16, packet: &[u8]) -> bool {
     let kind = if v6 { ECHO_REPLY_V6 } else { ECHO_REPLY };
     packet.len() >= 8 && packet[0] == kind && packet[4..6] == identifier.to_be_bytes()

@@ -1,10 +1,10 @@
-//! What a kubelet does for `kubectl exec`, and nothing else of it: no kubelet runs in tests.
+//! The part of a kubelet that serves `kubectl exec`: no kubelet runs in tests.
 //!
-//! The API server carries an exec on to `https://NODE:10250/exec/NAMESPACE/POD/CONTAINER` and hands the bytes of the
-//! upgraded connection through. This side of it is here, in WebSocket's `v4.channel.k8s.io`: each message begins with a
+//! The API server forwards an exec to `https://NODE:10250/exec/NAMESPACE/POD/CONTAINER` and passes the bytes of the
+//! upgraded connection through. The kubelet's side speaks WebSocket's `v4.channel.k8s.io`: each message begins with a
 //! byte, 0 for standard input, 1 for output, 2 for errors, 3 for a `metav1.Status` at the end. The commands are real
-//! processes in the network namespace of the node, or in that of the container's pod. As with a container runtime nobody signals a process whose connection
-//! ended; its standard input ends.
+//! processes in the network namespace of the node, or of the container's pod. As with a container runtime, a process
+//! whose connection ended gets no signal; its standard input ends.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
@@ -33,7 +33,7 @@ use tokio_tungstenite::tungstenite::{Error, Message};
 use crate::host::Host;
 use crate::netns::Netns;
 
-/// Where the API server expects kubelets.
+/// Port of kubelets for the API server.
 const PORT: u16 = 10250;
 const PROTOCOL: &str = "v4.channel.k8s.io";
 const STDIN: u8 = 0;
@@ -41,24 +41,24 @@ const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const STATUS: u8 = 3;
 
-/// What `exec` finds in a pod.
+/// The environment of `exec` in a pod.
 #[derive(Clone, Debug, Default)]
 pub struct Container {
-    /// Its programs: the path inside, and the file that is run for it.
+    /// Programs: the path inside, and the file to run for it.
     pub programs: BTreeMap<String, PathBuf>,
-    /// Its environment, all of it.
+    /// The complete environment.
     pub environment: BTreeMap<String, String>,
-    /// The connection is cut after so many bytes of standard output.
+    /// Bytes of standard output after which the connection breaks.
     pub breaks_off_after: Option<usize>,
-    /// Its pod's network namespace; that of the node if it has none.
+    /// Network namespace of the pod; `None`: that of the node.
     pub netns: Option<Arc<Netns>>,
 }
 
-/// A node's kubelet, as far as described above. Dropped, it ends what it runs.
+/// A node's kubelet, as described above. Dropping it ends its processes.
 #[derive(Debug)]
 pub struct Kubelet {
     shared: Arc<Shared>,
-    // Dropped last: its tasks end with it.
+    // Dropped last; all tasks end with it.
     runtime: Option<Runtime>,
 }
 
@@ -93,13 +93,13 @@ impl Kubelet {
         Ok(Self { shared, runtime: Some(runtime) })
     }
 
-    /// A container that runs from now on, by `namespace/pod/container`.
+    /// Adds a running container, by `namespace/pod/container`.
     pub fn runs(&self, name: &str, container: Container) {
         let mut all = self.shared.containers.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(name.to_owned(), container);
     }
 
-    /// How many commands run in containers now.
+    /// Number of commands that run in containers now.
     #[must_use]
     pub fn commands(&self) -> usize {
         self.shared.running.load(Ordering::SeqCst)
@@ -114,7 +114,7 @@ impl Drop for Kubelet {
     }
 }
 
-/// With a certificate of its own: the API server checks none unless told so.
+/// Makes an acceptor with a self-signed certificate: the API server checks none by default.
 fn acceptor(name: &str) -> Result<TlsAcceptor> {
     let made = rcgen::generate_simple_self_signed([name.to_owned()])?;
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
@@ -131,13 +131,13 @@ async fn serve(shared: Arc<Shared>, listener: TcpListener, acceptor: TlsAcceptor
         let (stream, _) = listener.accept().await?;
         let (shared, acceptor) = (Arc::clone(&shared), acceptor.clone());
         tokio::spawn(async move {
-            // Who asks sees that nothing comes any more.
+            // The client sees the end of the connection.
             let _ = exec(&shared, stream, &acceptor).await;
         });
     }
 }
 
-/// What is asked for, by the path and query of the request.
+/// An exec request, from its path and query.
 #[derive(Debug, Default)]
 struct Asked {
     container: String,
@@ -160,7 +160,7 @@ impl Asked {
     }
 }
 
-/// Without `%41` and `+`.
+/// Decodes `%41` and `+`.
 fn decoded(text: &str) -> String {
     let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
     while let Some((&first, after)) = rest.split_first() {
@@ -252,7 +252,7 @@ async fn exec(shared: &Shared, stream: TcpStream, acceptor: &TlsAcceptor) -> Res
     Ok(sender.close().await?)
 }
 
-/// How containerd and runc say that an image lacks a program.
+/// Error of containerd and runc for a program that the image lacks.
 fn absent(program: &str) -> String {
     format!(
         "error executing command in container: failed to exec in container: failed to start exec \"0\": OCI runtime \
@@ -277,7 +277,7 @@ fn start(shared: &Shared, container: &Container, asked: &Asked) -> Option<Child>
         .ok()
 }
 
-/// Passes what a pipe has on, until it ends.
+/// Passes the output of a pipe on, until it ends.
 fn pump(
     channel: u8,
     pipe: Option<impl AsyncRead + Unpin + Send + 'static>,
@@ -303,7 +303,7 @@ async fn send(
     sender.send(message).await.map_err(|error| anyhow!(error))
 }
 
-/// As a kubelet says how a command ended.
+/// A kubelet's status for the end of a command.
 fn status(code: Option<i32>) -> Value {
     match code {
         Some(0) => json!({ "metadata": {}, "status": "Success" }),

@@ -8,9 +8,9 @@
 //!    Cni::Ptp: host routes                 Cni::Bridge
 //! ```
 //!
-//! Everything happens in namespaces that the process makes itself and that have no way out; they
-//! go when their owner is dropped, on panic too, and [`sweep()`] removes what a killed process left.
-//! No part of netpold is used here, so what the tests see does not depend on what they test.
+//! All traffic stays in namespaces without a way out, which the process makes itself; they go when their owner is
+//! dropped, on panic too, and [`sweep()`] removes those of a killed process. The crate uses no part of netpold, so the
+//! observations of tests do not depend on the code under test.
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
@@ -80,7 +80,7 @@ pub use translation::{Proxy, Translation};
 pub use unmount::Unmount;
 pub use wire::{Offload, Wire};
 
-/// What a probe speaks.
+/// Protocol of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     /// A connection, a request and its answer.
@@ -127,7 +127,7 @@ pub fn require_root(test: &str) -> bool {
     root
 }
 
-/// Skips the test that it stands in unless [it may run](fn@require_root).
+/// Skips the enclosing test unless [it may run](fn@require_root).
 #[macro_export]
 macro_rules! require_root {
     () => {
@@ -137,7 +137,7 @@ macro_rules! require_root {
     };
 }
 
-/// Name of the function that a closure stands in.
+/// Name of the function that contains a closure.
 #[doc(hidden)]
 #[must_use]
 pub fn function_of<T>(_closure: &T) -> &'static str {
@@ -145,7 +145,7 @@ pub fn function_of<T>(_closure: &T) -> &'static str {
     path.rsplit("::").next().unwrap_or(path)
 }
 
-/// Says loudly that a test is skipped.
+/// Reports a skipped test on standard error.
 ///
 /// # Panics
 /// Under CI, where no test may be skipped.
@@ -157,10 +157,10 @@ pub fn skip(test: &str, why: impl std::fmt::Display) {
     eprintln!("{skipped}");
 }
 
-/// Says loudly that a test is skipped for want of a feature that Linux has since a version (major, minor).
+/// Reports a skipped test on standard error, for lack of a feature that Linux has since a version (major, minor).
 ///
 /// # Panics
-/// Unless this kernel is known to be older: the feature is not absent then, it fails.
+/// Unless this kernel is known to be older: a feature missing on a newer kernel is a failure.
 #[expect(clippy::print_stderr, reason = "speaks to whoever runs the tests")]
 pub fn skip_before(since: (u32, u32), test: &str, why: impl std::fmt::Display) {
     let (major, minor) = since;
@@ -170,7 +170,7 @@ pub fn skip_before(since: (u32, u32), test: &str, why: impl std::fmt::Display) {
     eprintln!("{skipped}");
 }
 
-/// Major and minor version of the kernel that runs, if it says them.
+/// Major and minor version of the running kernel, `None` if unreadable.
 #[must_use]
 pub fn kernel_version() -> Option<(u32, u32)> {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;

@@ -9,17 +9,17 @@ use serde_json::{Value, json};
 use crate::node::Node;
 use crate::pod::Pod;
 
-/// A directory of manifests. Files appear whole: written beside and renamed.
+/// A directory of manifests. Files appear whole: written under a temporary name and renamed.
 #[derive(Clone, Debug)]
 pub struct Manifests {
     directory: PathBuf,
 }
 
 impl Manifests {
-    /// In a directory, made if it is not there.
+    /// Opens a directory; makes it if absent.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When the directory cannot be made.
     pub fn new(directory: impl Into<PathBuf>) -> Result<Self> {
         let directory = directory.into();
         fs::create_dir_all(&directory)
@@ -49,7 +49,7 @@ impl Manifests {
         self.write_objects("cluster.json", &items)
     }
 
-    /// Writes objects as one `List`, into a file whose name ends in `.json`.
+    /// Writes objects as one `List`, into a file with the suffix `.json`.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -73,7 +73,7 @@ impl Manifests {
     /// Removes a file.
     ///
     /// # Errors
-    /// When it is not there.
+    /// When the file does not exist.
     pub fn remove(&self, file: &str) -> Result<()> {
         let path = self.directory.join(file);
         fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
@@ -89,8 +89,8 @@ pub fn namespace(name: &str, labels: &[(&str, &str)]) -> Value {
     json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name, "labels": all } })
 }
 
-/// The marker of a number in a node's status: an agent that lists it has taken in everything that
-/// was written together with it. It is a pod that will never have an address and so plays no part.
+/// The marker of a number in a node's status: an agent that lists it has processed the whole state written together
+/// with it. The marker is a pod that never has an address, so it affects no verdict.
 #[must_use]
 pub fn marker(node: &str, number: u32) -> Value {
     json!({

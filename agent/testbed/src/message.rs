@@ -1,5 +1,5 @@
-//! Datagrams with the local address they came to: a node has several, and a reply from another one
-//! than was asked would never reach a connected socket.
+//! Datagrams with their local address: a node has several addresses, and a connected socket rejects replies from an
+//! address other than its peer's.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -11,14 +11,14 @@ use nix::sys::socket::{
 };
 use socket2::Socket;
 
-/// A datagram that came in; its payload is in the caller's buffer.
+/// A received datagram; its payload is in the caller's buffer.
 pub(crate) struct Received {
     pub(crate) length: usize,
     pub(crate) from: SocketAddr,
     local: Option<IpAddr>,
 }
 
-/// Makes the kernel tell the local address of each datagram.
+/// Makes the kernel report the local address of each datagram.
 pub(crate) fn tell_local(socket: &Socket, v6: bool) -> nix::Result<()> {
     if v6 {
         setsockopt(socket, sockopt::Ipv6RecvPacketInfo, &true)
@@ -27,8 +27,8 @@ pub(crate) fn tell_local(socket: &Socket, v6: bool) -> nix::Result<()> {
     }
 }
 
-/// Receives without waiting. An IPv4 peer of a dual-stack socket shows as a mapped address, which
-/// [`reply`] takes back as it is.
+/// Receives without waiting. An IPv4 peer of a dual-stack socket appears as a mapped address, which [`reply`] accepts
+/// unchanged.
 #[expect(
     clippy::wildcard_enum_match_arm,
     reason = "an enum of another crate, open to further variants"
@@ -52,7 +52,7 @@ pub(crate) fn receive(socket: &Socket, buffer: &mut [u8]) -> nix::Result<Option<
     Ok(from.map(|from| Received { length: message.bytes, from, local }))
 }
 
-/// Sends back to where a datagram came from, from the address it was sent to.
+/// Sends a reply to the source of a datagram, from the datagram's destination address.
 pub(crate) fn reply(socket: &Socket, to: &Received, payload: &[u8]) -> nix::Result<()> {
     match (to.from, to.local) {
         (SocketAddr::V4(peer), Some(IpAddr::V4(local))) => {

@@ -16,9 +16,8 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::net::if_::InterfaceFlags;
 use nix::sched::{CloneFlags, setns, unshare};
 
-/// Not `/run/netns`: the first `ip netns add` on a machine binds that directory over itself, and
-/// what was mounted in it before could never be unmounted. For a look inside while a test runs:
-/// `nsenter --net=/run/netpold-testbed/NAME`.
+/// Not `/run/netns`: the first `ip netns add` on a machine binds that directory over itself, and earlier mounts in it
+/// could never be unmounted. To look inside while a test runs: `nsenter --net=/run/netpold-testbed/NAME`.
 pub(crate) const DIRECTORY: &str = "/run/netpold-testbed";
 
 /// A network namespace with a name, removed when dropped.
@@ -32,7 +31,7 @@ impl Netns {
     /// Makes a namespace named `np-<pid>-<number>-<label>`, its loopback down.
     ///
     /// # Errors
-    /// Without the capabilities for it (`CAP_SYS_ADMIN`), or when `/run` cannot be written.
+    /// Without the necessary capabilities (`CAP_SYS_ADMIN`), or when `/run` cannot be written.
     pub fn create(label: &str) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -57,17 +56,17 @@ impl Netns {
         &self.name
     }
 
-    /// A file that names the namespace, for `nsenter --net=` and setns(2).
+    /// File of the namespace, for `nsenter --net=` and setns(2).
     #[must_use]
     pub fn path(&self) -> PathBuf {
         Path::new(DIRECTORY).join(&self.name)
     }
 
-    /// Runs a closure on a thread of its own inside the namespace. A socket opened there stays in
-    /// the namespace wherever it is used afterwards.
+    /// Runs a closure on a separate thread inside the namespace. A socket opened there stays in the namespace, wherever
+    /// it is used afterwards.
     ///
     /// # Errors
-    /// When the namespace cannot be entered. A panic of the closure is passed on.
+    /// When the namespace cannot be entered. A panic of the closure propagates.
     pub fn run<T: Send>(&self, body: impl FnOnce() -> T + Send) -> Result<T> {
         let inside = || -> Result<T> {
             setns(&self.handle, CloneFlags::CLONE_NEWNET)
@@ -78,8 +77,8 @@ impl Netns {
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// A command that will run inside the namespace. Only the network namespace is entered: unlike
-    /// `ip netns exec`, which remounts /sys, the child sees the same bpffs as we do.
+    /// A command to run inside the namespace. The child enters only the network namespace: unlike with `ip netns exec`,
+    /// which remounts /sys, it sees the bpffs of this process.
     ///
     /// # Errors
     /// When out of file descriptors.
@@ -96,7 +95,7 @@ impl Netns {
     /// Feeds lines to `ip -batch` inside the namespace, one command a line without the word `ip`.
     ///
     /// # Errors
-    /// With what `ip` printed, at the first line it refuses.
+    /// With the output of `ip`, at the first line it refuses.
     pub fn ip(&self, batch: &str) -> Result<()> {
         let mut child = self
             .command("ip")?
@@ -117,14 +116,13 @@ impl Netns {
         Ok(())
     }
 
-    /// Waits until an interface whose both sides are up really sends. The kernel gives it its queue
-    /// some time after its carrier, and drops what is sent before: a packet lost then is repeated
-    /// after a second only.
+    /// Waits until an interface with both sides up really sends. The kernel activates its queue some time after its
+    /// carrier and drops packets sent before; their retransmission takes a second.
     ///
     /// # Errors
     /// When that takes longer than a few seconds.
     pub(crate) fn wait_running(&self, interface: &str) -> Result<()> {
-        // Since kernel 6.8 asking about a link makes up what is pending for it.
+        // Since kernel 6.8, a query of a link completes its pending events.
         self.ip(&format!("link show dev {interface}\n"))?;
         let running = || -> bool {
             getifaddrs().into_iter().flatten().any(|i| {
@@ -152,7 +150,7 @@ impl Netns {
     /// Sets several values below `/proc/sys/net`.
     ///
     /// # Errors
-    /// As [`Netns::sysctl`], at the first one.
+    /// As [`Netns::sysctl`], at the first value.
     pub fn sysctls(&self, settings: &[(&str, &str)]) -> Result<()> {
         self.run(|| {
             settings.iter().try_for_each(|(key, value)| {
@@ -169,7 +167,7 @@ impl Drop for Netns {
     }
 }
 
-/// On a thread that ends afterwards: leaves for a new namespace and pins it on `path`.
+/// Moves the thread, which ends afterwards, to a new namespace and pins that on `path`.
 fn bind_new(path: &Path) -> Result<OwnedFd> {
     unshare(CloneFlags::CLONE_NEWNET).context("unshare(CLONE_NEWNET)")?;
     let own = Path::new("/proc/thread-self/ns/net");

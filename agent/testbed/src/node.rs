@@ -13,24 +13,24 @@ use serde_json::{Value, json};
 
 use crate::host::Host;
 
-/// How pods are connected to their node.
+/// Connection of pods to their node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cni {
-    /// A veth pair each, a host route to the pod, a default route out of it.
+    /// A veth pair for each pod, a host route to the pod, a default route out of it.
     Ptp,
-    /// veth pairs whose host sides are ports of a bridge.
+    /// veth pairs with the host sides as ports of a bridge.
     Bridge,
 }
 
 /// The bridge of [`Cni::Bridge`].
 pub(crate) const BRIDGE: &str = "cni0";
-/// What every pod of [`Cni::Ptp`] sees as its router.
+/// IPv4 address of the router in every pod of [`Cni::Ptp`].
 pub(crate) const PTP_GATEWAY: &str = "169.254.1.1";
 pub(crate) const PTP_GATEWAY_V6: &str = "fe80::1";
 /// Hardware address of the host side of every [`Cni::Ptp`] veth.
 pub(crate) const PTP_MAC: [u8; 6] = [0xee; 6];
 pub(crate) const BRIDGE_MAC: [u8; 6] = [0x0a, 0x58, 0xff, 0, 0, 1];
-/// Addresses below are left to gateways and to tests that want to choose.
+/// First number of automatic pod addresses; gateways and explicit choices of tests use lower ones.
 const FIRST_POD: u32 = 10;
 
 /// A node. It lives until it and all its pods are dropped.
@@ -73,7 +73,7 @@ impl Node {
         Self::with_addresses(name, cni, pod_cidr4, pod_cidr6, (address4, address6))
     }
 
-    /// As [`Node::new`], with addresses of one's own choice.
+    /// [`Node::new`] with given addresses.
     ///
     /// # Errors
     /// As [`Node::new`].
@@ -109,7 +109,7 @@ impl Node {
         [v4.into(), v6.into()]
     }
 
-    /// How pods are connected.
+    /// Connection of pods to this node.
     #[must_use]
     pub fn cni(&self) -> Cni {
         self.inner.cni
@@ -169,11 +169,11 @@ impl Inner {
     }
 }
 
-/// Connects two nodes by a veth pair and routes each one's addresses and pods over it. The link
-/// itself has link-local addresses only.
+/// Connects two nodes by a veth pair and routes each node's addresses and pods over it. The link has only link-local
+/// addresses.
 ///
 /// # Errors
-/// When a link or route cannot be made, as for nodes whose pod CIDRs overlap.
+/// When a link or route cannot be made, as for nodes with overlapping pod CIDRs.
 pub fn link_nodes(a: &Node, b: &Node) -> Result<()> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let link = format!("link{}", NUMBER.fetch_add(1, Ordering::Relaxed));

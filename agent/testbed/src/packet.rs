@@ -1,4 +1,4 @@
-//! IP packets of one's own making, with checksums that are right.
+//! Raw IP packets with correct checksums.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -16,15 +16,15 @@ const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 const HOPS: u8 = 64;
 
-/// An IP packet in an Ethernet frame, whose type follows from the packet's version.
+/// An IP packet in an Ethernet frame, with the Ethernet type of the packet's version.
 #[must_use]
 pub fn frame(destination: [u8; 6], source: [u8; 6], packet: &[u8]) -> Vec<u8> {
     let v4 = packet.first().is_some_and(|first| first >> 4 == 4);
     ethernet(destination, source, if v4 { ETHERTYPE_IPV4 } else { ETHERTYPE_IPV6 }, packet)
 }
 
-/// An IPv4 packet. `part`: flags and offset of a fragment, as in the header; `options`: a multiple
-/// of 4 bytes, 40 at the most.
+/// An IPv4 packet. `part`: flags and offset of a fragment, as in the header; `options`: a multiple of 4 bytes, at most
+/// 40.
 #[must_use]
 pub fn ipv4(
     (from, to): (Ipv4Addr, Ipv4Addr),
@@ -47,7 +47,7 @@ pub fn ipv4(
     [&header, payload].concat()
 }
 
-/// An IPv6 packet, whose payload begins with what `next` says.
+/// An IPv6 packet; `next` is the type of the first header in `payload`.
 #[must_use]
 pub fn ipv6((from, to): (Ipv6Addr, Ipv6Addr), next: u8, payload: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x60, 0, 0, 0];
@@ -68,7 +68,7 @@ pub fn packet(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8>
     }
 }
 
-/// A TCP, UDP or ICMP message with its checksum filled in; any other as it is.
+/// Fills in the checksum of a TCP, UDP or ICMP message; returns others unchanged.
 #[must_use]
 pub fn checksummed(from: IpAddr, to: IpAddr, protocol: u8, mut message: Vec<u8>) -> Vec<u8> {
     let at = match protocol {
@@ -100,7 +100,7 @@ pub fn checksummed(from: IpAddr, to: IpAddr, protocol: u8, mut message: Vec<u8>)
     }
     covered.put_slice(&message);
     let sum = checksum(&covered);
-    // RFC 768: an all-zero checksum would mean that there is none.
+    // RFC 768: an all-zero checksum would mean no checksum.
     let sum = if sum == 0 && protocol == UDP { u16::MAX } else { sum };
     message[at..at + 2].copy_from_slice(&sum.to_be_bytes());
     message
@@ -124,7 +124,7 @@ pub fn udp_packet(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Vec<u8> {
     packet(from.ip(), to.ip(), UDP, &udp_message(from, to, payload))
 }
 
-/// A UDP datagram that is not to be fragmented, in an Ethernet frame.
+/// A UDP datagram with fragmentation forbidden, in an Ethernet frame.
 ///
 /// # Errors
 /// When the addresses are of different families.
@@ -176,7 +176,7 @@ pub fn icmp_packet(
     packet(from, to, protocol, &checksummed(from, to, protocol, message))
 }
 
-/// "Port unreachable", quoting a packet whole.
+/// "Port unreachable" with a whole packet quoted.
 #[must_use]
 pub fn unreachable_packet(from: IpAddr, to: IpAddr, quoted: &[u8]) -> Vec<u8> {
     let kind = if from.is_ipv4() { (3, 3) } else { (1, 4) };

@@ -1,4 +1,4 @@
-//! A pod: a namespace of its own behind a veth of its node.
+//! A pod: a namespace behind a veth of its node.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -16,10 +16,10 @@ use crate::node::{
     BRIDGE, BRIDGE_MAC, Cni, Inner, Node, PTP_GATEWAY, PTP_GATEWAY_V6, PTP_MAC, mac_text,
 };
 
-/// The pod's side of its veth.
+/// Name of the pod's side of its veth.
 const INTERFACE: &str = "eth0";
 
-/// What a pod is to be.
+/// Specification of a pod.
 #[derive(Clone, Debug, Default)]
 pub struct PodSpec {
     pub(crate) namespace: String,
@@ -38,35 +38,35 @@ impl PodSpec {
         Self { namespace: namespace.into(), name: name.into(), ..Self::default() }
     }
 
-    /// With a label.
+    /// Adds a label.
     #[must_use]
     pub fn label(mut self, key: &str, value: &str) -> Self {
         self.labels.insert(key.into(), value.into());
         self
     }
 
-    /// With an annotation.
+    /// Adds an annotation.
     #[must_use]
     pub fn annotation(mut self, key: &str, value: &str) -> Self {
         self.annotations.insert(key.into(), value.into());
         self
     }
 
-    /// With a named container port (in the manifest; [`Host::serve`] serves it).
+    /// Adds a named container port to the manifest; [`Host::serve`] serves it.
     #[must_use]
     pub fn port(mut self, name: &str, protocol: Protocol, port: u16) -> Self {
         self.ports.push((name.into(), protocol, port));
         self
     }
 
-    /// With these addresses and no others, for instance of one family only.
+    /// Sets the addresses, for instance of one family only.
     #[must_use]
     pub fn addresses(mut self, addresses: &[IpAddr]) -> Self {
         self.addresses = addresses.to_vec();
         self
     }
 
-    /// With this index for the host side of the veth, to reuse a former pod's.
+    /// Sets the index of the host side of the veth, to reuse that of a former pod.
     #[must_use]
     pub const fn ifindex(mut self, index: u32) -> Self {
         self.ifindex = Some(index);
@@ -95,7 +95,7 @@ impl Deref for Pod {
 }
 
 impl Node {
-    /// Adds a pod: a namespace of its own behind a new veth.
+    /// Adds a pod: a namespace behind a new veth.
     ///
     /// # Errors
     /// When a link or an address cannot be made.
@@ -139,7 +139,7 @@ impl Pod {
         &self.spec.namespace
     }
 
-    /// `metadata.name`; [`Host::name`] has the namespace too.
+    /// `metadata.name`; [`Host::name`] includes the namespace.
     #[must_use]
     pub fn pod_name(&self) -> &str {
         &self.spec.name
@@ -151,37 +151,37 @@ impl Pod {
         &self.spec.addresses
     }
 
-    /// Its first IPv4 address.
+    /// The pod's first IPv4 address.
     #[must_use]
     pub fn ip4(&self) -> Option<IpAddr> {
         self.spec.addresses.iter().copied().find(IpAddr::is_ipv4)
     }
 
-    /// Its first IPv6 address.
+    /// The pod's first IPv6 address.
     #[must_use]
     pub fn ip6(&self) -> Option<IpAddr> {
         self.spec.addresses.iter().copied().find(IpAddr::is_ipv6)
     }
 
-    /// Index of the host side of its veth, in the node's namespace.
+    /// Index of the host side of the pod's veth, in the node's namespace.
     #[must_use]
     pub const fn host_ifindex(&self) -> u32 {
         self.ifindex
     }
 
-    /// Name of the host side of its veth.
+    /// Name of the host side of the pod's veth.
     #[must_use]
     pub fn host_interface(&self) -> &str {
         &self.interface
     }
 
-    /// Hardware address of its `eth0`.
+    /// Hardware address of the pod's `eth0`.
     #[must_use]
     pub const fn mac(&self) -> [u8; 6] {
         self.mac
     }
 
-    /// Hardware address of what it routes through.
+    /// Hardware address of the pod's gateway.
     #[must_use]
     pub fn gateway_mac(&self) -> [u8; 6] {
         match self.node.cni {
@@ -190,8 +190,7 @@ impl Pod {
         }
     }
 
-    /// Removes the pod; on return its veth is gone. Dropping it does the same, without telling of
-    /// trouble.
+    /// Removes the pod; on return its veth is gone. Dropping a pod does the same but ignores errors.
     ///
     /// # Errors
     /// When the veth was gone already.
@@ -199,7 +198,7 @@ impl Pod {
         self.unplug()
     }
 
-    /// Gives it other addresses, on the same interface.
+    /// Replaces the pod's addresses, on the same interface.
     ///
     /// # Errors
     /// When an address or route is refused.
@@ -218,7 +217,7 @@ impl Pod {
         self.host.netns().ip(&(flush + &self.own_addresses()?))
     }
 
-    /// Gives it other labels, in the manifest.
+    /// Replaces the pod's labels, in the manifest.
     pub fn set_labels(&mut self, labels: &[(&str, &str)]) {
         self.spec.labels = labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     }
@@ -255,13 +254,13 @@ impl Pod {
         })
     }
 
-    /// `metadata.uid` of [`Pod::manifest`]; an API server gives another one.
+    /// `metadata.uid` of [`Pod::manifest`]; an API server assigns another one.
     #[must_use]
     pub fn uid(&self) -> &str {
         &self.uid
     }
 
-    /// What a container runtime's libcni would keep of the CNI plugin's answer.
+    /// The CNI plugin's result as a container runtime's libcni caches it.
     #[must_use]
     pub fn cni_result(&self, uid: &str) -> Value {
         let ips = self.addresses().iter().map(|address| {
@@ -321,7 +320,7 @@ impl Pod {
         self.node.host.netns().wait_running(veth)?;
         match self.node.cni {
             Cni::Ptp => Ok(()),
-            // Up since its first port is.
+            // The bridge comes up with its first port.
             Cni::Bridge => self.node.host.netns().wait_running(BRIDGE),
         }
     }
@@ -330,7 +329,7 @@ impl Pod {
         self.node.host.netns().ip(&format!("link del {}\n", self.interface))
     }
 
-    /// On the node; a bridge needs none.
+    /// Routes to the pod on its node; a bridge needs none.
     fn host_routes(&self) -> Result<String> {
         let mut batch = String::new();
         if self.node.cni == Cni::Bridge {
@@ -346,7 +345,7 @@ impl Pod {
         Ok(batch)
     }
 
-    /// In the pod: addresses and default routes.
+    /// Addresses and default routes inside the pod.
     fn own_addresses(&self) -> Result<String> {
         let mut batch = String::new();
         let (gateway4, gateway6) = self.node.bridge_gateway();
@@ -374,8 +373,8 @@ impl Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        // After `delete` this finds nothing. Without it the kernel would remove the veth too, but
-        // only some time after the namespace.
+        // After `delete` the veth is already gone. Otherwise the kernel would remove it too, but only some time after
+        // the namespace.
         let _ = self.unplug();
     }
 }

@@ -1,4 +1,4 @@
-//! Probes: does a packet get there and its answer back?
+//! Probes: whether a packet arrives and its answer returns.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,31 +17,31 @@ mod attempt;
 
 use attempt::Attempt;
 
-/// One question: does `from` reach that address and port?
+/// A question whether `from` reaches an address and port.
 #[derive(Clone, Copy, Debug)]
 pub struct Probe<'a> {
-    /// Pod or node that asks.
+    /// Source, a pod or node.
     pub from: &'a Host,
-    /// What it speaks.
+    /// Protocol of the request.
     pub protocol: Protocol,
-    /// Whom it asks.
+    /// Destination address.
     pub to: IpAddr,
-    /// Port that it asks; without meaning for ICMP.
+    /// Destination port; without meaning for ICMP.
     pub port: u16,
 }
 
-/// What came of a probe.
+/// Result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeResult {
-    /// Answered, by the host of this name (ICMP does not tell it: empty).
+    /// An answer from the host of this name (empty for ICMP, which does not carry it).
     Connected(String),
-    /// No answer: what a dropped packet looks like.
+    /// No answer, as for a dropped packet.
     Timeout,
-    /// Nobody serves the port (RST, ABORT, ICMP port or protocol unreachable): it was not dropped.
+    /// A closed port (RST, ABORT, ICMP port or protocol unreachable): the packet was not dropped.
     Refused,
-    /// No route, or the router says that the host is not there.
+    /// No route, or a router reports that the host is unreachable.
     Unreachable,
-    /// Could not be tried.
+    /// The probe could not be sent.
     Failed(String),
 }
 
@@ -73,7 +73,7 @@ impl std::fmt::Display for ProbeResult {
 }
 
 impl Host {
-    /// One probe; for many at once see [`probe_all`].
+    /// Sends one probe; for many at once see [`probe_all`].
     #[must_use]
     pub fn probe(
         &self,
@@ -88,9 +88,8 @@ impl Host {
     }
 }
 
-/// Asks many questions at the same time and answers in their order. Takes about as long as one
-/// probe that times out. Requests that have no connection to repeat them are sent again once, at
-/// half the time.
+/// Sends many probes at the same time and returns results in their order, after about the time of one probe that times
+/// out. Requests without a connection are repeated once, after half the timeout.
 #[must_use]
 pub fn probe_all(probes: &[Probe<'_>], timeout: Duration) -> Vec<ProbeResult> {
     raise_file_limit();
@@ -117,7 +116,7 @@ pub fn probe_all(probes: &[Probe<'_>], timeout: Duration) -> Vec<ProbeResult> {
     results
 }
 
-/// All probes of one host: sockets opened inside its namespace, then one poll loop.
+/// Sends all probes of one host: opens the sockets inside its namespace, then runs one poll loop.
 fn probe_from_one(probes: &[Probe<'_>], timeout: Duration) -> Vec<ProbeResult> {
     let Some(first) = probes.first() else { return Vec::new() };
     let open = || -> Vec<io::Result<Attempt>> {
@@ -161,8 +160,8 @@ fn wait(
             }
             results[*index].is_none()
         });
-        // Judged only after a look at the sockets that was not cut short: if this thread did not
-        // run for a while, its answers are there all the same.
+        // The timeout counts only after a poll that found no socket ready: if this thread did not run for a while,
+        // answers may be there nevertheless.
         if count == Ok(0) && now >= end {
             return;
         }
@@ -185,13 +184,13 @@ fn from_error(error: &io::Error) -> ProbeResult {
     }
 }
 
-/// A text that no other request of this process has.
+/// A text unique among the requests of this process.
 pub(crate) fn nonce() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     format!("{:x}-{:x}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A matrix of probes holds a thousand sockets open, where 1,024 is the usual soft limit.
+/// Raises the soft limit of open files, usually 1,024: a matrix of probes holds a thousand sockets open.
 fn raise_file_limit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

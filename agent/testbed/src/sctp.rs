@@ -1,4 +1,4 @@
-//! As much of SCTP (RFC 9260) as a probe needs: INIT, INIT ACK and ABORT.
+//! The parts of SCTP (RFC 9260) that a probe uses: INIT, INIT ACK and ABORT.
 
 use bytes::{Buf, BufMut};
 
@@ -7,7 +7,7 @@ const INIT_ACK: u8 = 2;
 const ABORT: u8 = 6;
 const COMMON_HEADER: usize = 12;
 const INIT_CHUNK: usize = 20;
-/// Parameter of INIT ACK, section 3.3.3; the peer's name travels in it.
+/// Parameter of INIT ACK, section 3.3.3; carries the peer's name.
 const STATE_COOKIE: u16 = 7;
 
 /// The common header of a packet and its first chunk.
@@ -24,14 +24,14 @@ pub(crate) enum Chunk<'a> {
     Abort,
 }
 
-/// A packet with an INIT chunk; `tag` is what the peer has to send back.
+/// A packet with an INIT chunk; the peer has to send `tag` back.
 pub(crate) fn init(source: u16, destination: u16, tag: u32) -> Vec<u8> {
     let mut packet = header(source, destination, 0);
     push_init(&mut packet, INIT, tag, 0);
     finish(packet)
 }
 
-/// The answer to an INIT with tag `to`, from the port that was asked.
+/// The answer to an INIT with tag `to`, from the INIT's destination port.
 pub(crate) fn init_ack(source: u16, destination: u16, to: u32, cookie: &[u8]) -> Vec<u8> {
     let mut packet = header(source, destination, to);
     let parameter = 4 + cookie.len();
@@ -43,7 +43,7 @@ pub(crate) fn init_ack(source: u16, destination: u16, to: u32, cookie: &[u8]) ->
     finish(packet)
 }
 
-/// The answer to an INIT for a port nobody listens on (section 8.4).
+/// The answer to an INIT for a closed port (section 8.4).
 pub(crate) fn abort(source: u16, destination: u16, to: u32) -> Vec<u8> {
     let mut packet = header(source, destination, to);
     packet.extend([ABORT, 0, 0, 4]);

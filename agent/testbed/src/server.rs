@@ -1,7 +1,7 @@
 //! The servers of one namespace: one thread that answers every request with the host's name.
 //!
-//! A request is a line (TCP) or a datagram (UDP); the answer is `<name> <request>`, so a late
-//! answer to another request is not taken for this one's.
+//! A request is a line (TCP) or a datagram (UDP); the answer is `<name> <request>`, so the request identifies its
+//! answer.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -21,7 +21,7 @@ use crate::message;
 use crate::netns::Netns;
 use crate::sctp::{self, Chunk};
 
-/// The thread and its inbox. Closing `wake` ends it.
+/// The thread and its inbox. Closing `wake` ends the thread.
 #[derive(Debug)]
 pub(crate) struct Servers {
     name: String,
@@ -37,7 +37,7 @@ struct Running {
     speaks_sctp: bool,
 }
 
-/// What the thread waits on.
+/// A socket that the thread polls.
 enum Item {
     Listener(Socket),
     Connection(TcpStream, Vec<u8>),
@@ -104,7 +104,7 @@ impl Drop for Servers {
     }
 }
 
-/// What the thread owns.
+/// The data of the thread.
 struct Server {
     name: String,
     sctp_ports: Arc<Mutex<BTreeSet<u16>>>,
@@ -137,7 +137,7 @@ impl Server {
         }
     }
 
-    /// Handles what is ready; pushes what stays, and what is new.
+    /// Handles a ready item; pushes the item if it stays, and new items.
     fn turn(&self, item: Item, stay: &mut Vec<Item>) {
         match item {
             Item::Listener(socket) => {
@@ -164,7 +164,7 @@ impl Server {
         }
     }
 
-    /// `None` when the peer has closed.
+    /// Answers complete lines; `None` when the peer has closed.
     fn answer_lines(&self, mut stream: TcpStream, mut pending: Vec<u8>) -> Option<Item> {
         let mut buffer = [0; 4096];
         loop {
@@ -210,7 +210,7 @@ impl Item {
     }
 }
 
-/// A raw IPv4 socket hands over the IP header, options included.
+/// Removes the IP header, options included, which a raw IPv4 socket delivers.
 pub(crate) fn after_ip_header(packet: &[u8]) -> &[u8] {
     let length = packet.first().map_or(0, |b| usize::from(b & 0x0f) * 4);
     packet.get(length..).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Services of a [`Cluster`] as objects and as translation, and what clients get through them.
+//! Services of a [`Cluster`] as objects and as translation, and the answers of their backends.
 
 #![expect(
     clippy::unwrap_used,
@@ -19,29 +19,29 @@ use crate::host::Host;
 use crate::probe::{Probe, ProbeResult, probe_all};
 use crate::translation::{Proxy, Translation};
 
-/// Where Services are served; their backends are at [`PORT`].
+/// Port of Services; their backends are at [`PORT`].
 pub const SERVICE_PORT: u16 = 8080;
-/// A port at which nodes serve a Service.
+/// Port of Services at nodes.
 pub const NODE_PORT: u16 = 30080;
-/// Both translated protocols.
+/// The translated protocols.
 pub const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
-/// What is tried so often goes to each of four backends, but for one time in a million.
+/// Number of tries after which each of four backends is hit with a probability near one.
 const TRIES: usize = 12;
-/// What is dropped, or answered, has this long.
+/// Time for answers; later ones count as dropped.
 const LONG_ENOUGH: Duration = Duration::from_secs(2);
 
-/// How an endpoint is doing: its conditions, and whether new connections are led to it.
+/// State of an endpoint: its conditions, and whether it gets new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// As most are.
+    /// Ready, with new connections.
     Ready,
-    /// Not led to.
+    /// Not ready, without new connections.
     NotReady,
-    /// Not ready, of a Service with `publishNotReadyAddresses`.
+    /// Not ready, in a Service with `publishNotReadyAddresses`, with new connections.
     Published,
-    /// Being deleted and still serving, where others are ready: not led to.
+    /// Terminating and serving while others are ready, without new connections.
     Leaving,
-    /// Being deleted and still serving, and no other is ready.
+    /// Terminating and serving while no other is ready, with new connections.
     Last,
 }
 
@@ -61,25 +61,25 @@ impl State {
     }
 }
 
-/// A Service of TCP and UDP, whose backends are pods or addresses.
+/// A Service of TCP and UDP, with pods or addresses as backends.
 #[derive(Clone, Debug)]
 pub struct Service {
-    /// In the namespace of all pods.
+    /// Name in the namespace of all pods.
     pub name: String,
     number: u8,
-    /// Where it is served.
+    /// Port at the Service's addresses.
     pub port: u16,
-    /// Where nodes serve it, if they do.
+    /// Port at the nodes, if any.
     pub node_port: Option<u16>,
-    /// Seconds for which a client stays with its backend.
+    /// Seconds of client affinity to a backend.
     pub affinity: Option<u32>,
-    /// Without any address of its own.
+    /// Without any address (`clusterIP: None`).
     pub headless: bool,
     endpoints: Vec<(IpAddr, State)>,
 }
 
 impl Service {
-    /// Without backends; the number is the last part of its addresses.
+    /// A Service without backends; the number is the last part of its addresses.
     #[must_use]
     pub fn new(number: u8, name: &str) -> Self {
         Self {
@@ -93,33 +93,33 @@ impl Service {
         }
     }
 
-    /// With these pods as ready backends.
+    /// Adds ready pods as backends.
     #[must_use]
     pub fn pods(self, cluster: &Cluster, names: &[&str]) -> Self {
         names.iter().fold(self, |service, name| service.pod(cluster, name, State::Ready))
     }
 
-    /// With a pod as a backend.
+    /// Adds a pod as a backend.
     #[must_use]
     pub fn pod(mut self, cluster: &Cluster, name: &str, state: State) -> Self {
         self.endpoints.extend(cluster.pod(name).addresses().iter().map(|a| (*a, state)));
         self
     }
 
-    /// With ready backends that need not be pods.
+    /// Adds ready backends at any addresses.
     #[must_use]
     pub fn addresses(mut self, addresses: &[IpAddr]) -> Self {
         self.endpoints.extend(addresses.iter().map(|address| (*address, State::Ready)));
         self
     }
 
-    /// With a pod as a backend that is not ready.
+    /// Adds a pod that is not ready as a backend.
     #[must_use]
     pub fn not_ready(self, cluster: &Cluster, name: &str) -> Self {
         self.pod(cluster, name, State::NotReady)
     }
 
-    /// Served by the nodes at a port too.
+    /// Sets a port at the nodes.
     #[must_use]
     pub fn node_port(mut self, port: u16) -> Self {
         self.node_port = Some(port);
@@ -131,25 +131,25 @@ impl Service {
             .map(|text| text.parse().unwrap())
     }
 
-    /// One of each family.
+    /// Cluster IPs, one of each family.
     #[must_use]
     pub fn cluster_ips(&self) -> [IpAddr; 2] {
         self.address("10.96.0.", "fd00:96::")
     }
 
-    /// One of each family.
+    /// External IPs, one of each family.
     #[must_use]
     pub fn external_ips(&self) -> [IpAddr; 2] {
         self.address("203.0.113.", "2001:db8:e::")
     }
 
-    /// Addresses of its load balancer, one of each family.
+    /// Addresses of the load balancer, one of each family.
     #[must_use]
     pub fn balancer_ips(&self) -> [IpAddr; 2] {
         self.address("198.51.100.", "2001:db8:b::")
     }
 
-    /// Every address that it is reached at inside the cluster, with its port.
+    /// Every address of the Service inside the cluster, with its port.
     #[must_use]
     pub fn sockets(&self) -> Vec<SocketAddr> {
         let all = [self.cluster_ips(), self.external_ips(), self.balancer_ips()];
@@ -228,7 +228,7 @@ impl Service {
     }
 }
 
-/// Lays down the Services' rules on every node, and their objects with the next update.
+/// Installs the Services' rules on every node, and adds their objects to the next update.
 pub fn provide(cluster: &mut Cluster, proxy: Proxy, services: &[Service]) {
     describe(cluster, services);
     let translations: Vec<Translation> = services.iter().flat_map(Service::translations).collect();
@@ -237,12 +237,12 @@ pub fn provide(cluster: &mut Cluster, proxy: Proxy, services: &[Service]) {
     }
 }
 
-/// Only their objects: a cluster whose Services nobody translates.
+/// Adds only the objects of the Services to the next update, without translation.
 pub fn describe(cluster: &mut Cluster, services: &[Service]) {
     cluster.objects = services.iter().flat_map(Service::objects).collect();
 }
 
-/// A policy by which the pods of an app may send to those of others, at [`PORT`] alone.
+/// A policy that allows egress of an app's pods to the pods of others, at [`PORT`] alone.
 #[must_use]
 pub fn may_reach(app: &str, others: &[&str]) -> Value {
     let peer = |other: &&str| json!({ "podSelector": { "matchLabels": { "app": other } } });
@@ -254,7 +254,7 @@ pub fn may_reach(app: &str, others: &[&str]) -> Value {
     })
 }
 
-/// Who answered how often, and how many probes were dropped (under the empty name).
+/// Number of answers by name of the answering host, and of dropped probes under the empty name.
 pub fn outcomes(from: &Host, sockets: &[SocketAddr]) -> BTreeMap<String, usize> {
     let probe = |socket: &SocketAddr| {
         let (to, port) = (socket.ip(), socket.port());
@@ -277,7 +277,7 @@ pub fn outcomes(from: &Host, sockets: &[SocketAddr]) -> BTreeMap<String, usize> 
     outcomes
 }
 
-/// These answer, each of them, and nobody else; with an empty name among them, some are dropped.
+/// Asserts that exactly these hosts answer, each at least once; an empty name stands for dropped probes.
 #[track_caller]
 pub fn answer(from: &Host, sockets: &[SocketAddr], names: &[&str]) {
     let outcomes = outcomes(from, sockets);
@@ -290,10 +290,10 @@ pub fn answer(from: &Host, sockets: &[SocketAddr], names: &[&str]) {
     assert_eq!(seen, expected, "{} at {sockets:?}: {outcomes:?}", from.name());
 }
 
-/// Nothing is answered.
+/// Expectation of [`answer`] that all probes are dropped.
 pub const NOBODY: &[&str] = &[""];
 
-/// How many packets an agent's pods lost in egress for a reason.
+/// Number of packets that an agent's pods lost in egress for a reason.
 #[must_use]
 pub fn lost(cluster: &Cluster, node: usize, reason: &str) -> u64 {
     let status = cluster.agents[node].status().unwrap();

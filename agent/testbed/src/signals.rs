@@ -1,5 +1,4 @@
-//! Ctrl-C, turned into something that a program can end orderly on: the guards that clean up do
-//! not run when a signal kills the process.
+//! SIGINT and the like as a flag, so a program can end orderly: guards do not run when a signal kills the process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,10 +11,10 @@ extern "C" fn note(_: libc::c_int) {
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP no longer kill the process; [`interrupted`] tells of them.
+/// Stops SIGINT, SIGTERM and SIGHUP from killing the process; [`interrupted`] reports them.
 ///
 /// # Errors
-/// Of sigaction(2).
+/// Errors of sigaction(2).
 pub fn catch_interrupts() -> Result<()> {
     let action = SigAction::new(SigHandler::Handler(note), SaFlags::SA_RESTART, SigSet::empty());
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
@@ -25,7 +24,7 @@ pub fn catch_interrupts() -> Result<()> {
     Ok(())
 }
 
-/// Whether such a signal came.
+/// Whether one of these signals came.
 #[must_use]
 pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)

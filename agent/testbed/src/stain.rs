@@ -1,4 +1,4 @@
-//! Packets with `skb->tc_index` set: what a pod with a program of its own could send.
+//! Packets with `skb->tc_index` set, as a pod with its own BPF program could send them.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -19,17 +19,17 @@ const TCX_INGRESS: u32 = 46;
 const TCX_EGRESS: u32 = 47;
 /// `TCX_NEXT`
 const NEXT: i32 = -1;
-/// Offset in `struct __sk_buff`.
+/// Offset of `tc_index` in `struct __sk_buff`.
 const TC_INDEX: i16 = 44;
 const PSEUDO_MAP_FD: u8 = 1;
 const TAIL_CALL: i32 = 12;
 const REDIRECT_PEER: i32 = 155;
 
-/// A program that stains packets: at an interface until it is dropped, or in front of another.
+/// A program that stains packets: attached to an interface until dropped, or in front of another program.
 #[derive(Debug)]
 pub struct Stain {
     program: OwnedFd,
-    /// Goes with its last descriptor: the attachment, or the other program's place.
+    /// Descriptor that keeps the attachment, or the array with the other program, alive.
     _held: OwnedFd,
 }
 
@@ -40,10 +40,10 @@ impl AsFd for Stain {
 }
 
 impl Stain {
-    /// A program that sets `tc_index` and goes on in `target`.
+    /// Loads a program that sets `tc_index` and tail-calls `target`.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// When the kernel refuses.
     pub fn before(target: BorrowedFd<'_>, tc_index: u16) -> io::Result<Self> {
         let array = bpf(MAP_CREATE, &mut [MAP_TYPE_PROG_ARRAY, 4, 4, 1, 0])?;
         let (key, value) = (0_u32, target.as_raw_fd());
@@ -68,10 +68,10 @@ impl Stain {
 }
 
 impl Host {
-    /// Stains what leaves by an interface of this host, until the value is dropped.
+    /// Stains packets that leave by an interface of this host, until the value is dropped.
     ///
     /// # Errors
-    /// There is no such interface, or the kernel has no TCX (6.6).
+    /// When there is no such interface, or the kernel has no TCX (6.6).
     pub fn stain(&self, interface: &str, tc_index: u16) -> Result<Stain> {
         let ifindex = self.ifindex(interface)?.context("no such interface")?;
         let program = load(set(tc_index)).context("cannot load a program")?;
@@ -83,11 +83,11 @@ impl Host {
 }
 
 impl Host {
-    /// Hands what comes in by an interface of this host to the other side of a veth, past that one's
-    /// hooks, until the value is dropped.
+    /// Redirects packets that arrive at an interface of this host to the peer of a veth, past the hooks of that veth,
+    /// until the value is dropped.
     ///
     /// # Errors
-    /// There is no such interface, or the kernel has no TCX (6.6).
+    /// When there is no such interface, or the kernel has no TCX (6.6).
     pub fn redirect_peer(&self, interface: &str, veth: u32) -> Result<Stain> {
         let ifindex = self.ifindex(interface)?.context("no such interface")?;
         let program = load_whole(&[
@@ -104,7 +104,7 @@ impl Host {
     }
 }
 
-/// Writes the field, with the context in register 6 from then on.
+/// Code that sets the field and leaves the context in register 6.
 fn set(tc_index: u16) -> Vec<u64> {
     vec![
         instruction(0xbf, 6, 1, 0, 0),
@@ -120,7 +120,7 @@ fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> u64 {
     u64::from(code) | registers | offset | u64::from(immediate.cast_unsigned()) << 32
 }
 
-/// The blocks of `BPF_MAP_UPDATE_ELEM` and `BPF_PROG_LOAD`.
+/// Attributes of `BPF_MAP_UPDATE_ELEM` and, below, of `BPF_PROG_LOAD`.
 #[repr(C)]
 struct Update {
     map: i32,
@@ -139,7 +139,7 @@ struct Load {
     rest: [u64; 4],
 }
 
-/// A program that goes on with the next one at its end.
+/// Loads code, with a final return of `TCX_NEXT`, which continues with the next program.
 fn load(mut code: Vec<u64>) -> io::Result<OwnedFd> {
     code.extend([instruction(0xb7, 0, 0, 0, NEXT), instruction(0x95, 0, 0, 0, 0)]);
     load_whole(&code)
@@ -157,15 +157,15 @@ fn load_whole(code: &[u64]) -> io::Result<OwnedFd> {
     bpf(PROG_LOAD, &mut attributes)
 }
 
-/// bpf(2) with a command that answers a new descriptor; as [`call`].
+/// [`call`] for a command that returns a new descriptor.
 fn bpf<A>(command: libc::c_long, attributes: &mut A) -> io::Result<OwnedFd> {
-    // SAFETY: a new descriptor, ours alone.
+    // SAFETY: the descriptor is new and has no other owner.
     call(command, attributes).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// bpf(2); the pointers in the command's block are to live values.
+/// bpf(2); pointers in the attributes must refer to live values.
 fn call<A>(command: libc::c_long, attributes: &mut A) -> io::Result<i32> {
-    // SAFETY: a block of that size; what it points to outlives the call, see the callers.
+    // SAFETY: the block has that size; the targets of its pointers outlive the call, see the callers.
     let result = unsafe {
         libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attributes), size_of::<A>())
     };

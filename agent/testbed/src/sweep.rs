@@ -1,13 +1,12 @@
-//! Removal of what killed processes have left.
+//! Removal of remains of killed processes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::{agent, netns};
 
-/// Removes the namespaces and agent directories that processes which no longer live have left
-/// behind. Called at the start of a test it keeps a killed run from leaking into the next; it
-/// touches nothing of a living process, so parallel runs do not disturb each other.
+/// Removes the namespaces and agent directories of processes that no longer exist. A call at the start of a test keeps
+/// a killed run from affecting the next; objects of living processes stay, so parallel runs do not disturb each other.
 pub fn sweep() {
     for path in stale(Path::new(netns::DIRECTORY)) {
         netns::remove(&path);
@@ -17,7 +16,7 @@ pub fn sweep() {
     }
 }
 
-/// Entries of a directory whose names carry the id of a process that is gone.
+/// Entries of a directory with the id of an ended process in their names.
 fn stale(directory: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let dead = |pid: u32| !Path::new("/proc").join(pid.to_string()).exists();
@@ -28,7 +27,7 @@ fn stale(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The process that made the namespace of this name; `None` if it is not one of ours.
+/// The process that made the namespace of this name; `None` if the testbed did not make it.
 fn owner(name: &str) -> Option<u32> {
     name.strip_prefix("np-")?.split('-').next()?.parse().ok()
 }

@@ -1,9 +1,9 @@
-//! Service addresses translated to backends, by rules laid as kube-proxy lays them.
+//! Service addresses translated to backends, by rules like those of kube-proxy.
 //!
-//! Both of kube-proxy's kinds: nftables with verdict maps, and iptables with chains of one rule for
-//! each choice. A packet to a Service's address gets the address and port of one backend before it
-//! is routed; what its answer could otherwise go past (a pod that reaches itself, whatever came by a
-//! node port or an external address) also gets an address of the node as source.
+//! There are both kinds of kube-proxy: nftables with verdict maps, and iptables with chains of one rule for each
+//! choice. A packet to a Service's address gets the address and port of one backend before routing. If its answer could
+//! otherwise bypass the node (for a pod that reaches itself, and for packets to a node port or an external address), it
+//! also gets an address of the node as source.
 
 mod iptables;
 mod nftables;
@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use crate::Protocol;
 use crate::host::Host;
 
-/// What lays the rules.
+/// Kind of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proxy {
     /// As `kube-proxy --proxy-mode nftables`.
@@ -29,9 +29,9 @@ pub enum Proxy {
 /// One port of a Service.
 #[derive(Clone, Debug)]
 pub struct Translation {
-    /// Its name, unlike every other's.
+    /// Unique name.
     pub name: String,
-    /// What it speaks: TCP or UDP.
+    /// Protocol, TCP or UDP.
     pub protocol: Protocol,
     /// Addresses inside the cluster.
     pub cluster_ips: Vec<IpAddr>,
@@ -41,9 +41,9 @@ pub struct Translation {
     pub port: u16,
     /// Port at the node's own addresses.
     pub node_port: Option<u16>,
-    /// Where packets go; each as likely as the others.
+    /// Destinations of packets, with equal probability.
     pub backends: Vec<SocketAddr>,
-    /// A client stays with its backend for so many seconds.
+    /// Seconds of client affinity to a backend.
     pub affinity: Option<u32>,
 }
 
@@ -63,12 +63,12 @@ impl Translation {
         }
     }
 
-    /// Protocol as in rules.
+    /// Name of the protocol in rules.
     fn keyword(&self) -> &'static str {
         if self.protocol == Protocol::Udp { "udp" } else { "tcp" }
     }
 
-    /// The same for one family; `None` where it has no backend there.
+    /// The part of one family; `None` without a backend in that family.
     fn of(&self, v6: bool) -> Option<Self> {
         let mut own = self.clone();
         own.cluster_ips.retain(|address| address.is_ipv6() == v6);
@@ -78,18 +78,18 @@ impl Translation {
     }
 }
 
-/// Bit of the packet mark that stands for "masquerade", kube-proxy's own default.
+/// Bit of the packet mark for "masquerade", kube-proxy's default.
 const MASQUERADE: &str = "0x4000";
 
 impl Host {
-    /// Replaces all translation of this node, in one step for each family. On a node with bridged
-    /// pods it also makes the bridge show their packets to the rules, as kube-proxy asks for.
+    /// Replaces all translation of this node, in one step for each family. On a node with bridged pods, also makes the
+    /// bridge pass their packets to the rules, as kube-proxy requires.
     ///
     /// # Errors
     /// When `nft` or `iptables-restore` is missing or refuses the rules.
     pub fn translate(&self, proxy: Proxy, services: &[Translation]) -> Result<()> {
         for key in ["bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables"] {
-            // No such setting without br_netfilter; then there are no bridges to set it for.
+            // The setting does not exist without br_netfilter; then there are no bridges that need it.
             let _ = self.netns().sysctl(key, "1");
         }
         for v6 in [false, true] {
@@ -105,7 +105,7 @@ impl Host {
         Ok(())
     }
 
-    /// Masquerades what leaves from these addresses to any others, as CNI plugins do for pods.
+    /// Masquerades packets from these addresses to all others, as CNI plugins do for pods.
     ///
     /// # Errors
     /// When `nft` is missing or refuses the rules.

@@ -1,13 +1,13 @@
-//! What is mounted ends with the test.
+//! Unmounting at the end of a test.
 
 use std::path::Path;
 
 use nix::mount::{MntFlags, umount2};
 
-/// Unmounts what is mounted at a path when it is dropped, also when the test fails.
+/// Unmounts a path when dropped, also when the test fails.
 #[derive(Debug)]
 pub struct Unmount<P: AsRef<Path>>(
-    /// Where.
+    /// The mount point.
     pub P,
 );
 

@@ -1,5 +1,4 @@
-//! A raw socket at an interface: sends frames as they are, and sees what arrives before the host's
-//! own stack looks at it.
+//! A raw socket at an interface: sends frames unchanged, and receives arriving frames before the host's own stack.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -10,9 +9,9 @@ use nix::net::if_::if_nametoindex;
 
 use crate::host::Host;
 
-/// Room for what has arrived and was not looked at yet.
+/// Room for arrived frames that are not yet read.
 const RECEIVE_BUFFER: libc::c_int = 32 << 20;
-/// Longer than any frame, with its headers.
+/// Buffer for one frame, larger than any with its headers.
 const LONGEST: usize = 66_000;
 
 /// `linux/if_packet.h`
@@ -21,17 +20,17 @@ const PACKET_VNET_HDR: i32 = 15;
 const SIOCETHTOOL: libc::c_ulong = 0x8946;
 const ETHTOOL_STXCSUM: u32 = 0x17;
 
-/// What of a frame is left to the card (`struct virtio_net_hdr`).
+/// Work on a frame that is left to the card (`struct virtio_net_hdr`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
-    /// Where the checksum begins, from the frame's start, and where behind that it is written.
+    /// Offset of the checksum's coverage in the frame, and of the checksum field within that coverage.
     pub checksum: Option<(u16, u16)>,
-    /// Which segments the frame is cut into (`VIRTIO_NET_HDR_GSO_*`), their size, and the length of the headers.
+    /// Kind of the segments to cut (`VIRTIO_NET_HDR_GSO_*`), their size, and the length of the headers.
     pub segments: Option<(u8, u16, u16)>,
 }
 
 impl Offload {
-    /// TCP of IPv4 and of IPv6, parts of UDP datagrams, UDP datagrams.
+    /// Kinds: TCP of IPv4 and of IPv6, parts of UDP datagrams, UDP datagrams.
     pub const SEGMENTS: [u8; 4] = [1, 4, 3, 5];
 
     fn header(&self) -> [u8; 10] {
@@ -53,18 +52,18 @@ pub struct Wire {
 }
 
 impl Host {
-    /// A raw socket at an interface (`eth0` of a pod). It stays there wherever it is used.
+    /// Opens a raw socket at an interface (`eth0` of a pod). The socket stays there, wherever it is used.
     ///
     /// # Errors
-    /// There is no such interface.
+    /// When there is no such interface.
     pub fn wire(&self, interface: &str) -> Result<Wire> {
         self.run(|| Wire::open(interface))?
     }
 
-    /// Has the kernel complete checksums that were left to an interface's card.
+    /// Makes the kernel complete checksums that are left to an interface's card.
     ///
     /// # Errors
-    /// There is no such interface.
+    /// When there is no such interface.
     pub fn complete_checksums(&self, interface: &str) -> Result<()> {
         self.run(|| complete_checksums(interface))?
     }
@@ -72,7 +71,7 @@ impl Host {
     /// Hardware address of an interface.
     ///
     /// # Errors
-    /// There is no such interface.
+    /// When there is no such interface.
     pub fn hardware_address(&self, interface: &str) -> Result<[u8; 6]> {
         let find = || {
             let mut all = getifaddrs().ok()?.filter(|found| found.interface_name == interface);
@@ -83,10 +82,10 @@ impl Host {
 }
 
 impl Wire {
-    /// Sends a frame with work that is left to the card: the socket says of each frame what that is.
+    /// Sends a frame with work that is left to the card, in a header before the frame.
     ///
     /// # Errors
-    /// As [`Wire::send`], and where the kernel refuses what is left.
+    /// As [`Wire::send`], and when the kernel refuses the header.
     pub fn send_with(&self, offload: &Offload, frame: &[u8]) -> Result<()> {
         set(&self.socket, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
         let sent = self.send(&[&offload.header()[..], frame].concat());
@@ -106,7 +105,7 @@ impl Wire {
             )
         };
         let socket = Errno::result(socket).context("socket(AF_PACKET)")?;
-        // SAFETY: the descriptor is new and ours alone.
+        // SAFETY: the descriptor is new and has no other owner.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
         set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER)?;
         set(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
@@ -115,7 +114,7 @@ impl Wire {
         at.sll_family = libc::AF_PACKET as u16;
         at.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
         at.sll_ifindex = index as i32;
-        // SAFETY: the address is as long as is said.
+        // SAFETY: the address has the given length.
         let bound = unsafe {
             libc::bind(socket.as_raw_fd(), (&raw const at).cast(), size_of_val(&at) as u32)
         };
@@ -126,31 +125,30 @@ impl Wire {
     /// Sends a frame.
     ///
     /// # Errors
-    /// The interface is down, or the frame is too short for an Ethernet header or longer than its
-    /// MTU allows.
+    /// When the interface is down, or the frame is too short for an Ethernet header or exceeds the interface's MTU.
     pub fn send(&self, frame: &[u8]) -> Result<()> {
         let fd = self.socket.as_raw_fd();
-        // SAFETY: a buffer of that length.
+        // SAFETY: the buffer has that length.
         let sent = unsafe { libc::send(fd, frame.as_ptr().cast(), frame.len(), 0) };
         Errno::result(sent).with_context(|| format!("cannot send {} bytes", frame.len()))?;
         Ok(())
     }
 
-    /// The next frame that has arrived, if there is one.
+    /// The next arrived frame, if any.
     #[must_use]
     pub fn arrived(&self) -> Option<Vec<u8>> {
         let mut frame = vec![0_u8; LONGEST];
         let fd = self.socket.as_raw_fd();
-        // SAFETY: a buffer of that length.
+        // SAFETY: the buffer has that length.
         let length = unsafe { libc::recv(fd, frame.as_mut_ptr().cast(), frame.len(), 0) };
         frame.truncate(usize::try_from(length).ok()?);
         Some(frame)
     }
 
-    /// How many frames found no room since this was last asked.
+    /// Number of frames lost for lack of room since the last call.
     ///
     /// # Errors
-    /// Of getsockopt(2).
+    /// Errors of getsockopt(2).
     pub fn lost(&self) -> Result<u32> {
         let mut statistics = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
         let mut length = size_of_val(&statistics) as u32;
@@ -183,9 +181,9 @@ fn complete_checksums(interface: &str) -> Result<()> {
     // SAFETY: a plain system call without pointers.
     let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     let socket = Errno::result(socket).context("socket(AF_INET)")?;
-    // SAFETY: the descriptor is new and ours alone.
+    // SAFETY: the descriptor is new and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-    // struct ethtool_value: the command, and what it sets.
+    // struct ethtool_value: command and value.
     let value = [ETHTOOL_STXCSUM, 0];
     // SAFETY: all zeroes is a valid ifreq.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -193,7 +191,7 @@ fn complete_checksums(interface: &str) -> Result<()> {
         *to = byte as libc::c_char;
     }
     request.ifr_ifru.ifru_data = value.as_ptr().cast_mut().cast();
-    // SAFETY: the request and what it points to live through the call.
+    // SAFETY: the request and the target of its pointer live through the call.
     let done = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw const request) };
     Errno::result(done).with_context(|| format!("cannot change checksums of {interface}"))?;
     Ok(())

@@ -55,7 +55,7 @@ fn runs_in_its_nodes_namespace_and_leaves_nothing() {
     assert!(!Path::new(&process).exists() && !bpffs.exists());
 }
 
-/// The script's first line may come after the first answer to `status`.
+/// Waits for lines of the log: the script's first may come after the first answer to `status`.
 fn wait_for_lines(agent: &Agent, count: usize) {
     for _ in 0..100 {
         if agent.log().lines().count() >= count {

@@ -1,4 +1,4 @@
-//! The control plane of the tests does what they rely on.
+//! The control plane of the tests.
 
 use netpold_testbed::{Access, ApiServer, require_apiserver};
 use nix::sys::signal::Signal;

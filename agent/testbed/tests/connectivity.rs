@@ -1,5 +1,4 @@
-//! The testbed by itself: without any policy everybody reaches everybody, and what is broken on
-//! purpose is told apart.
+//! The testbed itself: without policies every host reaches every other, and probes distinguish deliberate faults.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests, which clippy cannot know")]
 
@@ -39,7 +38,7 @@ fn serve_all(host: &Host) {
     }
 }
 
-/// Every protocol and port at an address.
+/// Probes of every protocol and port at an address.
 fn all(from: &Host, to: IpAddr) -> Vec<Probe<'_>> {
     let mut probes = vec![Probe { from, protocol: Protocol::Icmp, to, port: 0 }];
     for protocol in Protocol::WITH_PORTS {
@@ -105,7 +104,7 @@ fn refused_and_dropped_are_told_apart() {
             assert_eq!(result, ProbeResult::Refused, "{protocol} {to}, where nothing is served");
         }
     }
-    // A node that routes nothing on is the plainest thing that drops.
+    // A node without forwarding is the simplest way to drop packets.
     nodes[0].netns().sysctl("ipv4/ip_forward", "0").unwrap();
     nodes[0].netns().sysctl("ipv6/conf/all/forwarding", "0").unwrap();
     let short = Duration::from_millis(400);

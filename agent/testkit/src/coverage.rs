@@ -1,4 +1,4 @@
-//! What the compared packets were, so that the comparison cannot be vacuous.
+//! Counts the compared packets by kind, so that the comparison cannot be vacuous.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,35 +8,35 @@ use crate::oracle::Seen;
 use netpold_core::explain::{Cause, Judgement};
 use netpold_core::model::{Action, Change, Direction, Peer, PortMatch, Rule, Tier};
 
-/// Tier, action, direction, kind of the peer and of the port.
+/// Tier, action, direction, kind of peer and kind of port.
 type Kind = (Tier, Action, Direction, &'static str, &'static str);
 
-/// Counts of packets by what they are about.
+/// Counts of packets by kind.
 #[derive(Default)]
 pub struct Coverage {
-    /// Allowed, denied.
+    /// Allowed and denied packets.
     all: [u64; 2],
-    /// Of those, in an isolated direction.
+    /// Allowed and denied packets in an isolated direction.
     isolated: [u64; 2],
-    /// By direction, family and protocol, then allowed, denied.
+    /// Allowed and denied packets by direction, family and protocol.
     packets: BTreeMap<(&'static str, u8, &'static str), [u64; 2]>,
-    /// Of those explained: what decided, and by which kind of peer and port.
+    /// Explained packets by cause, kind of peer and kind of port.
     reasons: BTreeMap<String, u64>,
-    /// By rules of ClusterNetworkPolicies that decided or passed.
+    /// Rules of ClusterNetworkPolicies that decided or passed.
     tiers: BTreeMap<Kind, u64>,
-    /// Dropped by XDP: openings at an uplink, all at an uplink, what pods sent.
+    /// Packets dropped by XDP: openings at an uplink, all at an uplink, sent by pods.
     early: [u64; 3],
 }
 
 impl Coverage {
-    /// Count what XDP dropped.
+    /// Adds packets dropped by XDP.
     pub fn early(&mut self, dropped: [u64; 3]) {
         for (sum, count) in self.early.iter_mut().zip(dropped) {
             *sum += count;
         }
     }
 
-    /// Count a packet.
+    /// Counts a packet.
     pub fn packet(&mut self, packet: &Packet, allowed: bool, isolated: bool) {
         let verdict = usize::from(!allowed);
         self.all[verdict] += 1;
@@ -55,7 +55,7 @@ impl Coverage {
         self.packets.entry((direction, family, protocol)).or_default()[verdict] += 1;
     }
 
-    /// Count why.
+    /// Counts the cause of a verdict.
     pub fn explained(&mut self, state: &Cluster, judgement: &Judgement) {
         let mut count = |reason: String| *self.reasons.entry(reason).or_default() += 1;
         count(format!("{:?}", judgement.cause));
@@ -75,7 +75,7 @@ impl Coverage {
         }
     }
 
-    /// Count the rules of tiers that a packet met.
+    /// Counts the tier rules that decided about a packet.
     pub fn tiers(&mut self, seen: Seen<'_>) {
         for (policy, rule) in seen.deciding() {
             let (peer, port) = seen.matching_items(rule);
@@ -85,7 +85,7 @@ impl Coverage {
         }
     }
 
-    /// Take in another thread's counts.
+    /// Adds another thread's counts.
     pub fn add(&mut self, other: &Self) {
         for verdict in 0..2 {
             self.all[verdict] += other.all[verdict];
@@ -105,7 +105,7 @@ impl Coverage {
         }
     }
 
-    /// Everything occurred, in sensible proportion.
+    /// Asserts that every kind occurred, in sensible proportion.
     pub fn check(&self) {
         let [allowed, denied] = self.isolated;
         let isolated = allowed + denied;
@@ -155,7 +155,7 @@ const PEER_KINDS: [&str; 6] = [
 const NODES: &str = "nodes";
 const PORT_KINDS: [&str; 5] = ["no ports", "whole protocol", "one port", "range", "named port"];
 
-/// Every kind of rule that a tier can have.
+/// All kinds of rules that a tier can have.
 fn kinds_of_tiers() -> Vec<Kind> {
     let mut kinds = Vec::new();
     for tier in [Tier::Admin, Tier::Baseline] {
@@ -167,7 +167,7 @@ fn kinds_of_tiers() -> Vec<Kind> {
             for action in [Action::Accept, Action::Deny, Action::Pass] {
                 let of = |peer| PORT_KINDS.map(|port| (tier, action, direction, peer, port));
                 let all = peers.iter().copied().flat_map(of);
-                // Only pods have ports with names.
+                // Only pods have named ports.
                 let named = |kind: &Kind| kind.4 == PORT_KINDS[4];
                 let of_pods = |kind: &Kind| kind.3 != PEER_KINDS[4] && kind.3 != NODES;
                 kinds.extend(all.filter(|kind| of_pods(kind) || !named(kind)));

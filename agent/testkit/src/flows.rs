@@ -1,4 +1,4 @@
-//! The tables of flows in plain memory: conntrack, fragments, settings and the clock.
+//! The flow tables in memory: conntrack, fragments, settings and the clock.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -16,7 +16,7 @@ const WORDS6: usize = CT_WAYS * size_of::<Ct6Way>() / 8;
 /// [`Settings::hash_seed`] of [`FlowTables`].
 const SEED: u64 = 0x1234_5678_9abc_def1;
 
-/// Jiffies a second of [`FlowTables`].
+/// Jiffies per second of [`FlowTables`].
 pub const HZ: u32 = 1000;
 
 /// Conntrack, fragments, settings and the clock.
@@ -32,7 +32,7 @@ pub struct FlowTables {
 }
 
 impl FlowTables {
-    /// Empty tables of `buckets` buckets (a power of two) and [`HZ`] jiffies a second.
+    /// Empty tables of `buckets` buckets (a power of two) with [`HZ`] jiffies per second.
     #[must_use]
     pub fn new(buckets: u32) -> Self {
         let words = |each: usize| {
@@ -59,12 +59,12 @@ impl FlowTables {
         }
     }
 
-    /// Lets time pass.
+    /// Advances the clock.
     pub fn later(&self, jiffies: u32) {
         self.now.fetch_add(jiffies, Ordering::AcqRel);
     }
 
-    /// Forgets every flow and fragment.
+    /// Removes all flows and fragments.
     pub fn forget_flows(&self) {
         for word in self.ct4.iter().chain(&self.ct6) {
             word.store(0, Ordering::Release);
@@ -74,7 +74,7 @@ impl FlowTables {
         }
     }
 
-    /// Shows every flow: the number of its way through both tables, its state, and the way's words.
+    /// Calls `meet` for every flow: number of its way through both tables, its state, and the words of the way.
     pub fn for_each(&self, mut meet: impl FnMut(u32, Control, &[AtomicU64])) {
         let four = self.ct4.chunks_exact(WORDS4 / CT_WAYS);
         let ways = four.chain(self.ct6.chunks_exact(WORDS6 / CT_WAYS));
@@ -116,7 +116,7 @@ fn fragment_key(key: &FragmentKey) -> [u8; 48] {
     bytes
 }
 
-/// Pointer to a run of words, good for all of them.
+/// Pointer to a run of words, valid for all of them.
 fn first_word(words: &[AtomicU64]) -> *mut u64 {
     words.as_ptr().cast_mut().cast()
 }

@@ -2,7 +2,7 @@
 
 use bytes::BufMut;
 
-/// A family and its addresses of the story: the pod, a client it admits, a server it may reach.
+/// An address family, with the addresses of the test pod, a client and a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// IPv4.
@@ -29,18 +29,18 @@ pub const RST: u8 = 0x04;
 /// TCP flag.
 pub const ACK: u8 = 0x10;
 
-/// Who sends or receives.
+/// A sender or receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// The pod that is judged.
+    /// The judged pod.
     Pod,
-    /// A client that the pod admits to TCP 80 and UDP 53.
+    /// A client that the pod allows on TCP 80 and UDP 53.
     Client,
     /// A server that the pod may reach.
     Server,
-    /// Somebody whom no rule names.
+    /// A peer of no rule.
     Stranger,
-    /// Somebody whom the pod admits to everything.
+    /// A peer to which the pod allows all traffic.
     Friend,
 }
 
@@ -79,7 +79,7 @@ pub fn ether(ethertype: u16, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A frame with VLAN tags of these types before its EtherType.
+/// A frame with VLAN tags of these types before the EtherType.
 #[must_use]
 pub fn vlan(tags: &[u16], frame: &[u8]) -> Vec<u8> {
     let mut tagged = frame[..12].to_vec();
@@ -97,7 +97,7 @@ pub fn ipv4(from: Who, to: Who, protocol: u8, options: &[u8], part: u16, data: &
     ipv4_between([from.v4(), to.v4()], protocol, options, part, data)
 }
 
-/// As [`ipv4`], from the first address to the second.
+/// [`ipv4`] between two addresses.
 #[must_use]
 pub fn ipv4_between(
     addresses: [[u8; 4]; 2],
@@ -124,7 +124,7 @@ pub fn ipv6(from: Who, to: Who, next: u8, hop_limit: u8, data: &[u8]) -> Vec<u8>
     ipv6_between([from.v6(), to.v6()], next, hop_limit, data)
 }
 
-/// As [`ipv6`], from the first address to the second.
+/// [`ipv6`] between two addresses.
 #[must_use]
 pub fn ipv6_between(addresses: [[u8; 16]; 2], next: u8, hop_limit: u8, data: &[u8]) -> Vec<u8> {
     let mut packet = vec![0x60, 0, 0, 0];
@@ -135,7 +135,7 @@ pub fn ipv6_between(addresses: [[u8; 16]; 2], next: u8, hop_limit: u8, data: &[u
     packet
 }
 
-/// The plain IP packet of a family, without Ethernet header.
+/// A plain IP packet of a family, without Ethernet header.
 #[must_use]
 pub fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<u8> {
     match family {
@@ -144,7 +144,7 @@ pub fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<
     }
 }
 
-/// Puts the Ethernet header of its version before an IP packet.
+/// Prepends the Ethernet header for an IP packet's version.
 #[must_use]
 pub fn frame(packet: &[u8]) -> Vec<u8> {
     ether(if packet[0] >> 4 == 4 { 0x0800 } else { 0x86dd }, packet)
@@ -156,13 +156,13 @@ pub fn frame4(protocol: u8, from: [u8; 4], to: [u8; 4], data: &[u8]) -> Vec<u8> 
     frame(&ipv4_between([from, to], protocol, &[], 0, data))
 }
 
-/// A frame with a TCP header from an address and port to another.
+/// A frame with a TCP header between two addresses and ports.
 #[must_use]
 pub fn tcp4(from: ([u8; 4], u16), to: ([u8; 4], u16), flags: u8) -> Vec<u8> {
     frame4(TCP, from.0, to.0, &tcp(from.1, to.1, flags))
 }
 
-/// As [`tcp4`], with an empty UDP datagram.
+/// A frame with an empty UDP datagram between two addresses and ports.
 #[must_use]
 pub fn udp4(from: ([u8; 4], u16), to: ([u8; 4], u16)) -> Vec<u8> {
     frame4(UDP, from.0, to.0, &udp(from.1, to.1, &[]))

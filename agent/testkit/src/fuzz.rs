@@ -1,4 +1,4 @@
-//! The bodies of the fuzz targets of `agent/fuzz`; each takes a fuzzer's bytes and panics on a mistake.
+//! Bodies of the fuzz targets of `agent/fuzz`; each takes the fuzzer's bytes and panics on a mistake.
 
 pub mod delta;
 #[cfg(feature = "agent")]

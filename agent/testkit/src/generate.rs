@@ -1,8 +1,8 @@
 //! Generated clusters and packets, small and nasty, for tests, fuzzing and benchmarks.
 //!
-//! Everything is drawn from a [`Choices`]: a seed or a fuzzer's bytes, so that a case is named by
-//! its seed and comes out the same everywhere. Few names, labels, values, addresses and ports, so
-//! that selectors hit, blocks overlap and claims collide.
+//! All choices come from a [`Choices`], which is a seed or a fuzzer's bytes: a seed identifies a case and gives the
+//! same result everywhere. There are few names, labels, values, addresses and ports, so that selectors match, blocks
+//! overlap and claims collide.
 
 mod choices;
 mod objects;
@@ -21,14 +21,14 @@ use std::net::IpAddr;
 
 use netpold_core::model::{Change, Interface, Node, Pod, Service};
 
-/// The node that generated clusters are seen from.
+/// The node from which generated clusters are seen.
 pub const NODE: &str = "n1";
 
 /// A generated cluster: one change per object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
-    /// Namespaces, nodes, pods, policies of both kinds, Services, their slices and the interfaces of
-    /// [`NODE`]; each once.
+    /// Namespaces, nodes, pods, policies of both kinds, Services, their slices and the interfaces of [`NODE`]; each
+    /// object once.
     pub objects: Vec<Change>,
 }
 
@@ -49,7 +49,7 @@ impl Cluster {
         for number in 0..2 + choices.below(8) {
             pods.push(objects::pod(choices, number));
         }
-        // At least one of them is judged here.
+        // At least one pod is local and judged.
         if interfaces(&pods).is_empty() {
             pods.push(objects::local_pod(choices, 99));
         }
@@ -72,7 +72,7 @@ impl Cluster {
             }
             objects.extend(all.into_iter().map(Change::Service));
         }
-        // Half have no tiers beside NetworkPolicy.
+        // Half of the clusters have no ClusterNetworkPolicies.
         if choices.chance(50) {
             for number in 0..=choices.below(5) {
                 let policy = tiers::cluster_policy(choices, number);
@@ -88,7 +88,7 @@ impl Cluster {
         Self::generate(&mut Choices::from_seed(seed))
     }
 
-    /// What this cluster may become next: some objects dropped, changed or new.
+    /// A possible next state: some objects removed, changed or added.
     #[must_use]
     pub fn mutate(&self, choices: &mut Choices<'_>) -> Self {
         let mut objects = Vec::new();
@@ -125,8 +125,8 @@ impl Cluster {
         next
     }
 
-    /// The largest number in a name of what may be added: a new object must have a name and an
-    /// interface index of its own, also after many mutations.
+    /// The largest number in the names of objects: a new object needs a unique name and interface index, even after
+    /// many mutations.
     #[expect(
         clippy::wildcard_enum_match_arm,
         reason = "of the many kinds, those with numbers in their names"
@@ -155,21 +155,21 @@ impl Cluster {
         gone.chain(new.cloned()).collect()
     }
 
-    /// The pods.
+    /// All pods.
     pub fn pods(&self) -> impl Iterator<Item = &Pod> {
         self.objects
             .iter()
             .filter_map(|object| if let Change::Pod(pod) = object { Some(pod) } else { None })
     }
 
-    /// The nodes.
+    /// All nodes.
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.objects
             .iter()
             .filter_map(|object| if let Change::Node(node) = object { Some(node) } else { None })
     }
 
-    /// The interfaces.
+    /// All interfaces.
     pub fn interfaces(&self) -> impl Iterator<Item = &Interface> {
         self.objects.iter().filter_map(|object| {
             if let Change::Interface(interface) = object { Some(interface) } else { None }
@@ -177,7 +177,7 @@ impl Cluster {
     }
 }
 
-/// One object a line, short enough to read in a failed test.
+/// One object per line, short enough to read in a failed test.
 impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for object in &self.objects {
@@ -187,8 +187,7 @@ impl fmt::Display for Cluster {
     }
 }
 
-/// An interface for each pod of [`NODE`] that may have one, with the addresses that no other pod
-/// took from it.
+/// An interface for each pod of [`NODE`] that can have one, with the addresses that the pod owns.
 fn interfaces(pods: &[Pod]) -> Vec<Interface> {
     let mut taken = BTreeSet::new();
     let mut order: Vec<usize> = (0..pods.len()).collect();
@@ -202,7 +201,7 @@ fn interfaces(pods: &[Pod]) -> Vec<Interface> {
         }
         let own: Vec<IpAddr> = pod.addresses.iter().copied().filter(|a| taken.insert(*a)).collect();
         if pod.node == NODE && !own.is_empty() {
-            // Named after the pod, so that it stays while the pod does.
+            // Numbered like the pod, so that it stays as long as the pod.
             let number: String = pod.key.name.chars().filter(char::is_ascii_digit).collect();
             let index = 10 + number.parse::<u32>().unwrap_or(0);
             interfaces.push(Interface {

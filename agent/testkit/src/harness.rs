@@ -1,4 +1,4 @@
-//! A compiler with its tables in memory beside an oracle, led through states of a cluster.
+//! A compiler with tables in memory and an oracle, led through the same states of a cluster.
 
 use std::fmt::Write;
 
@@ -14,15 +14,15 @@ use netpold_ebpf::layout::{CLASS_TRANSLATED, Endpoint, ROW_NOT_ISOLATED};
 
 use crate::coverage::Coverage;
 
-/// What is compared.
+/// The compared implementations.
 pub struct Subject {
     /// The cluster's state.
     pub state: Cluster,
-    /// What it compiles to.
+    /// The compiled state.
     pub world: World,
-    /// The literal reading of the same state.
+    /// A literal reading of the same state.
     pub oracle: Oracle,
-    /// The packet path over these tables.
+    /// The packet path over the compiled tables.
     pub hooks: Hooks,
 }
 
@@ -30,9 +30,9 @@ pub struct Subject {
 pub struct Disagreement {
     /// The seed.
     pub seed: u64,
-    /// The states that lead there; they disagree in the last.
+    /// The states that lead to the disagreement, which is in the last one.
     pub states: Vec<Cluster>,
-    /// The packet on which they disagree.
+    /// The packet with the disagreement.
     pub packet: Packet,
 }
 
@@ -43,7 +43,7 @@ impl Default for Subject {
 }
 
 impl Subject {
-    /// With nothing in the cluster.
+    /// A subject with an empty cluster.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -54,7 +54,7 @@ impl Subject {
         }
     }
 
-    /// Lead all of it to another state in one update.
+    /// Leads all implementations to another state in one update.
     pub fn become_state(&mut self, next: &Cluster) {
         let changes = self.state.changes_to(next);
         changes.iter().cloned().for_each(|change| self.oracle.ingest(change));
@@ -62,7 +62,7 @@ impl Subject {
         self.state = next.clone();
     }
 
-    /// The local pods that have an interface, and its index.
+    /// The local pods with an interface, and its index.
     fn endpoints(&self) -> impl Iterator<Item = (&Pod, u32)> {
         self.state.interfaces().filter_map(|interface| {
             let mut pods = interface.addresses.iter().filter_map(|a| self.oracle.pod_at(*a));
@@ -70,14 +70,14 @@ impl Subject {
         })
     }
 
-    /// The local pods that have an interface.
+    /// The local pods with an interface.
     pub fn pods(&self) -> Vec<Key> {
         self.endpoints().map(|(pod, _)| pod.key.clone()).collect()
     }
 
-    /// What the oracle and the tables say (nothing, if they mark the address wrongly, or if the
-    /// packet path disagrees with them or with itself); `None` about a pod's traffic with itself,
-    /// which that passes before it reads a table.
+    /// Verdicts of the oracle and of the tables. The latter is `None` if an address is marked wrongly, or if the packet
+    /// path disagrees with the tables or with itself. Returns `None` for a pod's traffic to itself, which the packet
+    /// path passes before it reads a table.
     pub fn verdicts(&self, packet: &Packet) -> Option<(bool, Option<bool>)> {
         let (pod, ifindex) = self.endpoints().find(|(pod, _)| pod.key == packet.pod)?;
         if pod.addresses.contains(&packet.remote) {
@@ -92,7 +92,7 @@ impl Subject {
         Some((expected, found.filter(|_| agreed)))
     }
 
-    /// A packet as its pod sees it; `None`: there are no tiers.
+    /// A packet as its pod sees it; `None` if there are no tiers.
     fn seen(&self, packet: &Packet) -> Option<Seen<'_>> {
         let Packet { direction, remote, protocol, port, .. } = *packet;
         let tiers = !self.oracle.cluster_policies.is_empty();
@@ -101,8 +101,8 @@ impl Subject {
         Some(Seen { oracle, pod, direction, remote, protocol, port, itself })
     }
 
-    /// Whether the pod's hooks say what the tables say of a packet that opens a flow, and XDP in
-    /// front of them what it is to. Of the packets that nothing can deny, some are enough.
+    /// Whether the pod's hooks agree with the tables about a packet that opens a flow, and XDP in front of them agrees
+    /// with the hooks. Of packets that nothing can deny, only some are tested.
     fn hooks_agree(&self, packet: &Packet, found: Option<bool>) -> bool {
         if !packet.port.is_multiple_of(4) && !self.is_isolated(&packet.pod, packet.direction) {
             return true;
@@ -110,10 +110,10 @@ impl Subject {
         self.begin(packet).is_ok_and(|passes| passes.is_none() || passes == found)
     }
 
-    /// What the pod's hook says of a packet that opens a flow.
+    /// Whether the pod's hook passes a packet that opens a flow.
     ///
     /// # Errors
-    /// XDP in front of the hook, or a second look, disagrees with it.
+    /// XDP in front of the hook disagrees with it, on this or on a further packet of the flow.
     pub fn begin(&self, packet: &Packet) -> Result<Option<bool>, Early> {
         let index = self.endpoints().find(|(pod, _)| pod.key == packet.pod).map(|(_, index)| index);
         let Some(ifindex) = index else { return Ok(None) };
@@ -121,8 +121,8 @@ impl Subject {
         self.hooks.begin(&self.world.tables, &Begun { ifindex, direction, remote, protocol, port })
     }
 
-    /// Whether the mark of an address is as it should be: it says exactly where packets of isolated
-    /// pods may be translated, or to a pod itself while none is isolated for egress.
+    /// Whether the mark of an address is right: set exactly if packets of isolated pods to it may be translated, or,
+    /// while no pod is isolated for egress, if it may lead a pod back to itself.
     fn is_marked_rightly(&self, packet: &Packet) -> bool {
         let egress = |endpoint: &Endpoint| Rows(endpoint.rows).egress();
         let isolated =
@@ -138,7 +138,7 @@ impl Subject {
             }
     }
 
-    /// Whether some pod that is isolated for ingress may reach itself at the address.
+    /// Whether the address may lead a pod that is isolated for ingress back to itself.
     fn leads_back(&self, packet: &Packet) -> bool {
         self.endpoints().any(|(pod, _)| {
             self.is_isolated(&pod.key, Direction::Ingress)
@@ -146,7 +146,7 @@ impl Subject {
         })
     }
 
-    /// Whether a packet that nobody translated is judged as it should be where it leaves the node.
+    /// Whether an untranslated packet gets the oracle's verdict where it leaves the node.
     fn is_untranslated_rightly(&self, packet: &Packet, pod: &Pod, ifindex: u32) -> bool {
         let Packet { direction, remote, protocol, port, .. } = *packet;
         let found = self.world.tables.allows_untranslated(ifindex, remote, protocol, port);
@@ -154,14 +154,14 @@ impl Subject {
             || found == Some(self.oracle.judge_untranslated(pod, remote, protocol, port))
     }
 
-    /// What explain says of the packet.
+    /// Judgement of the explainer about the packet.
     fn explained(&self, packet: &Packet) -> Option<Judgement> {
         let Packet { direction, remote, port, .. } = *packet;
         let explainer = Explainer::new(self.world.compiler.cluster());
         explainer.judge(&packet.pod, direction, remote, IpProtocol(packet.protocol), port)
     }
 
-    /// Whether a direction of a pod's endpoint is isolated. A pod on trial is not, though it has a row.
+    /// Whether a direction of a pod's endpoint is isolated. An audited pod is not, though it has a row.
     pub fn is_isolated(&self, pod: &Key, direction: Direction) -> bool {
         let mut endpoints = self.world.compiler.endpoints().filter(|it| it.slot.is_some());
         endpoints.any(|it| {
@@ -174,13 +174,13 @@ impl Subject {
     }
 }
 
-/// How many packets are explained too.
+/// One of this many packets is also explained.
 const EXPLAIN_EVERY: usize = 20;
 
-/// Of how many packets the rules of tiers are counted.
+/// For one of this many packets, the rules of tiers are counted.
 const TIERS_EVERY: usize = 4;
 
-/// The first packet on which tables, or explain, and oracle disagree.
+/// The first packet on which tables or explainer disagree with the oracle.
 pub fn compare(subject: &Subject, packets: &[Packet], coverage: &mut Coverage) -> Option<Packet> {
     for (number, packet) in packets.iter().enumerate() {
         let Some((expected, found)) = subject.verdicts(packet) else { continue };
@@ -202,7 +202,7 @@ pub fn compare(subject: &Subject, packets: &[Packet], coverage: &mut Coverage) -
     None
 }
 
-/// Whether the packet is judged wrongly after these states.
+/// Whether the packet gets a wrong verdict after these states.
 fn disagree(states: &[Cluster], packet: &Packet) -> bool {
     let mut subject = Subject::new();
     states.iter().for_each(|state| subject.become_state(state));
@@ -213,7 +213,7 @@ fn disagree(states: &[Cluster], packet: &Packet) -> bool {
     subject.verdicts(packet).is_some_and(wrong)
 }
 
-/// The smallest states that show the disagreement, and what is said about it.
+/// Text with the smallest states that show the disagreement, and all verdicts.
 #[must_use]
 pub fn shrunk(found: Disagreement) -> String {
     let Disagreement { seed, mut states, packet } = found;

@@ -1,5 +1,5 @@
-//! The packet path before [`MemoryTables`]: what a pod's hooks say of the packets of a flow, held
-//! against what XDP says of each before.
+//! The packet path over [`MemoryTables`]: verdicts of a pod's hooks about the packets of a flow, each compared with the
+//! verdict of XDP before it.
 
 use std::cell::Cell;
 use std::fmt;
@@ -19,22 +19,22 @@ use crate::memory::MemoryTables;
 use crate::node::{NodeTables, Plain};
 use netpold_core::model::Direction;
 
-/// Where packets come to the node.
+/// Interface on which packets arrive at the node.
 const UPLINK: u32 = 2;
-/// Buckets of the flow tables: there is one flow at a time.
+/// Number of buckets of the flow tables, for one flow at a time.
 const BUCKETS: u32 = 4;
-/// The port of a client, and one that no flow is known by.
+/// Port of a client, and a port of no known flow.
 const CLIENT: u16 = 40_000;
 const UNKNOWN: u16 = 40_001;
 
-/// A flow that somebody begins with a pod, or the pod with somebody.
+/// A flow opened by a pod or to a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Begun {
     /// The pod's interface.
     pub ifindex: u32,
-    /// Into or out of the pod.
+    /// Direction of the first packet, as the pod sees it.
     pub direction: Direction,
-    /// The other side.
+    /// The remote address.
     pub remote: IpAddr,
     /// IP protocol number.
     pub protocol: u8,
@@ -42,14 +42,14 @@ pub struct Begun {
     pub port: u16,
 }
 
-/// XDP and the pod's hook disagree on a packet.
+/// A disagreement of XDP and the pod's hook about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disagreement {
-    /// What the hook said.
+    /// Reason of the hook's verdict.
     pub hook: Reason,
-    /// What XDP drops it for: at an uplink openings and all, at the pod's interface.
+    /// Reasons of XDP's drops: at an uplink for openings and for all packets, and at the pod's interface.
     pub early: Early,
-    /// Which packet of the flow.
+    /// The packet of the flow.
     pub packet: Packet,
 }
 
@@ -60,7 +60,7 @@ impl fmt::Display for Disagreement {
     }
 }
 
-/// Why XDP drops a packet, by what is asked of it.
+/// Reasons why XDP drops a packet, by mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Early {
     /// At an uplink, [`Scope::Openings`].
@@ -71,20 +71,20 @@ pub struct Early {
     pub sent: Option<Reason>,
 }
 
-/// A packet of a flow.
+/// A packet of a flow, by its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packet {
-    /// The first.
+    /// The first packet.
     Opening,
-    /// The first of the other side.
+    /// The first reply.
     Answer,
-    /// One as from the middle of a flow that nobody knows.
+    /// A packet from the middle of an unknown flow.
     Unknown,
-    /// The same of the other side.
+    /// A reply from the middle of an unknown flow.
     UnknownAnswer,
 }
 
-/// Hooks of a node, and how many packets XDP dropped in front of them.
+/// Hooks of a node, and the number of packets that XDP dropped in front of them.
 #[derive(Debug)]
 pub struct Hooks {
     flows: FlowTables,
@@ -98,30 +98,30 @@ impl Default for Hooks {
 }
 
 impl Hooks {
-    /// Without a flow.
+    /// Hooks without flows.
     #[must_use]
     pub fn new() -> Self {
         Self { flows: FlowTables::new(BUCKETS), dropped: Default::default() }
     }
 
-    /// What the last flow that was begun has left.
+    /// Tables with the last flow.
     #[must_use]
     pub fn flows(&self) -> &FlowTables {
         &self.flows
     }
 
-    /// How many packets XDP dropped so far: of openings, of all, of what pods sent.
+    /// Packets that XDP dropped so far: openings only, all, and those sent by pods.
     #[must_use]
     pub fn dropped(&self) -> [u64; 3] {
         self.dropped.each_ref().map(Cell::get)
     }
 
-    /// Whether the pod's hook lets the first packet of a flow pass; `None` if there is no such
-    /// packet: no such endpoint, none of its addresses is of that family, the protocol is an
-    /// extension header of it. The flow's further packets are held against XDP too.
+    /// Whether the pod's hook passes the first packet of a flow. `None` if there is no such packet: no such endpoint,
+    /// no address of that family, or a protocol that is an IPv6 extension header. Also compares XDP on further packets
+    /// of the flow.
     ///
     /// # Errors
-    /// XDP drops what the hook would pass, or passes what it is to drop.
+    /// XDP drops a packet that the hook passes, or passes one that it must drop.
     pub fn begin(
         &self,
         tables: &MemoryTables,
@@ -143,18 +143,18 @@ impl Hooks {
     }
 }
 
-/// The way of one flow's packets.
+/// One flow and the tables for its packets.
 struct Path<'a> {
     hooks: &'a Hooks,
     tables: &'a MemoryTables,
     begun: &'a Begun,
     local: IpAddr,
-    /// No other endpoint claims that address.
+    /// No other endpoint claims the local address.
     alone: bool,
 }
 
 impl Path<'_> {
-    /// Shows a packet to XDP and then to the hook; whether that passes it.
+    /// Passes a packet to XDP and then to the hook; returns whether the hook passes it.
     fn show(&self, packet: Packet) -> Result<bool, Disagreement> {
         let forward = matches!(packet, Packet::Opening | Packet::Unknown);
         let begun = self.begun.direction;
@@ -198,7 +198,7 @@ impl Path<'_> {
         early
     }
 
-    /// What XDP is to say where the hook says this.
+    /// Expected verdicts of XDP for this verdict of the hook.
     fn wanted(&self, packet: Packet, direction: Direction, hook: Reason) -> Early {
         let protocol = self.begun.protocol;
         if !matches!(protocol, TCP | UDP | SCTP) {
@@ -218,7 +218,7 @@ impl Path<'_> {
         }
     }
 
-    /// The packet; every other flow's has a VLAN tag.
+    /// The frame; flows with an odd port have a VLAN tag.
     fn frame(&self, packet: Packet, direction: Direction, forward: bool) -> Vec<u8> {
         let known = matches!(packet, Packet::Opening | Packet::Answer);
         let client = if known { CLIENT } else { UNKNOWN };
@@ -246,7 +246,7 @@ impl Path<'_> {
     }
 }
 
-/// The first of an endpoint's addresses that is of a family.
+/// The first address of an endpoint in a family.
 fn address_of(endpoint: &Endpoint, v6: bool) -> Option<IpAddr> {
     addresses(endpoint).find(|address| address.is_ipv6() == v6)
 }
@@ -264,7 +264,7 @@ fn addresses(endpoint: &Endpoint) -> impl Iterator<Item = IpAddr> {
     four.chain(six.map(|slot| IpAddr::V6(endpoint.addr6[slot].into())))
 }
 
-/// The transport header and what is behind it; that of UDP where the protocol is none of ours.
+/// Transport header and payload; a UDP header for other protocols.
 fn transport(protocol: u8, (source, destination): (u16, u16), packet: Packet) -> Vec<u8> {
     let answer = matches!(packet, Packet::Answer | Packet::UnknownAnswer);
     let begins = matches!(packet, Packet::Opening | Packet::Answer);

@@ -1,17 +1,16 @@
-//! Test models of netpold. Only tests, fuzz targets and benchmarks depend on this crate; no product
-//! code can.
+//! Test models of netpold. Only tests, fuzz targets and benchmarks depend on this crate, never product code.
 //!
 //! | module | model |
 //! |---|---|
-//! | [`oracle`] | what NetworkPolicy says, read literally from the API's comments |
-//! | [`objects`], [`world`] | objects written by hand, and what they compile to |
+//! | [`oracle`] | verdicts of NetworkPolicy, read literally from the API's comments |
+//! | [`objects`], [`world`] | handwritten objects and their compiled tables |
 //! | [`generate`] | small random clusters, packets and probes |
-//! | [`memory`], [`flows`], [`node`] | the kernel's tables in plain memory |
+//! | [`memory`], [`flows`], [`node`] | the kernel's tables in memory |
 //! | [`hooks`] | the programs at a pod's hooks and at an uplink, over these tables |
 //! | [`harness`], [`coverage`] | compiler and tables compared with the oracle |
-//! | [`transition`] | what packets see while one state becomes another |
+//! | [`transition`] | verdicts of packets while one state becomes another |
 //! | [`one_pod`], [`frames`], [`steps`] | one pod's tables, frames, and the inputs of the fuzz target `packets` |
-//! | [`fuzz`] | the bodies of the fuzz targets, which are also tests of the agent |
+//! | [`fuzz`] | bodies of the fuzz targets, which are also tests of the agent |
 #![expect(
     clippy::expect_used,
     clippy::panic,

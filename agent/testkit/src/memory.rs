@@ -1,5 +1,5 @@
-//! The kernel's policy tables in plain memory, the one implementation that tests, fuzz targets and
-//! benchmarks judge packets with.
+//! The kernel's policy tables in memory: the single implementation with which tests, fuzz targets and benchmarks judge
+//! packets.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -16,7 +16,7 @@ use netpold_ebpf::layout::{
 use netpold_ebpf::tables::policy::{PolicyTables, class4, class6, row_allows};
 use prefix_trie::PrefixMap;
 
-/// Why an operation was refused.
+/// Reason for a refused operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
     /// The operation changes an element that was never filled.
@@ -32,7 +32,7 @@ pub enum MemoryError {
     SlotInUse(u32),
 }
 
-/// A table of which only the elements that were filled exist.
+/// A table in which only filled elements exist.
 #[derive(Clone, Debug)]
 pub struct Elements<T> {
     name: &'static str,
@@ -67,7 +67,7 @@ impl<T> Elements<T> {
         self.filled.push(Some(Box::new(element)));
     }
 
-    /// All elements up to the last one; `empty` where none was filled.
+    /// All elements up to the last one; `empty` for elements that were not filled.
     #[must_use]
     pub fn to_vec(&self, empty: T) -> Vec<T>
     where
@@ -103,12 +103,12 @@ impl<T: Copy + Default> Elements<[T; 256]> {
     }
 }
 
-/// The policy tables of one generation. An element that was never filled reads as zero.
+/// The policy tables of one generation. Elements that were not filled read as zero.
 #[derive(Clone, Debug)]
 pub struct MemoryTables {
-    /// The IPv4 trie's root.
+    /// Root of the IPv4 trie.
     pub trie_root: Vec<u32>,
-    /// The IPv4 trie's blocks.
+    /// Blocks of the IPv4 trie.
     pub trie_blocks: Elements<TrieBlock>,
     /// Classes of single IPv6 addresses.
     pub hosts6: BTreeMap<Ipv6Addr, ClassId>,
@@ -131,7 +131,7 @@ impl Default for MemoryTables {
 }
 
 impl MemoryTables {
-    /// Empty tables: everything zero.
+    /// Empty tables: all zero.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -146,8 +146,8 @@ impl MemoryTables {
         }
     }
 
-    /// Empty tables with their reserved elements, so that what is pushed has the numbers that the first
-    /// elements in use have: row 1, row block 1, bitmap 2.
+    /// Empty tables with their reserved elements, so that pushed elements get the first free numbers: row 1, row block
+    /// 1, bitmap 2.
     #[must_use]
     pub fn with_reserved() -> Self {
         let mut tables = Self::new();
@@ -168,7 +168,7 @@ impl MemoryTables {
         self.cidrs6.iter().map(|(net, class)| (net, *class)).collect()
     }
 
-    /// The endpoint of an interface, found as the kernel program finds it.
+    /// The endpoint of an interface, with the lookup of the kernel program.
     #[must_use]
     pub fn endpoint(&self, ifindex: u32) -> Option<&Endpoint> {
         (0..ENDPOINT_PROBES)
@@ -185,9 +185,8 @@ impl MemoryTables {
         }
     }
 
-    /// The stateless judgement of a packet that an interface's pod receives or sends: `None` if the
-    /// interface has no endpoint. Own node and self traffic as ingress, which the packet path passes
-    /// before it looks here, are not considered.
+    /// Stateless verdict about a packet to or from an interface's pod; `None` if the interface has no endpoint. Does
+    /// not cover ingress from the own node and traffic of a pod to itself, which the packet path passes earlier.
     #[must_use]
     pub fn allows(
         &self,
@@ -205,8 +204,8 @@ impl MemoryTables {
         Some(row == ROW_NOT_ISOLATED || row_allows(self, row, self.class(remote), protocol, port))
     }
 
-    /// The judgement of a packet that an interface's pod sent and that nobody translated, where it
-    /// leaves the node: `None` if the interface has no endpoint.
+    /// Verdict about an untranslated packet of an interface's pod where it leaves the node; `None` if the interface has
+    /// no endpoint.
     #[must_use]
     pub fn allows_untranslated(
         &self,
@@ -220,10 +219,10 @@ impl MemoryTables {
         Some(row == ROW_NOT_ISOLATED || row_allows(self, row, class, protocol, port))
     }
 
-    /// Carries out the operations of an update.
+    /// Applies the operations of an update.
     ///
     /// # Panics
-    /// One of them is refused.
+    /// An operation is refused.
     pub fn fill(&mut self, ops: &[Op]) {
         ops.iter().for_each(|op| self.write(op).expect("operations are in order"));
     }
@@ -237,7 +236,7 @@ impl MemoryTables {
         Ok(())
     }
 
-    /// The endpoint in a slot; one of all zeros where the slot is free.
+    /// The endpoint in a slot; all zeros if the slot is free.
     #[must_use]
     pub fn slot(&self, slot: u32) -> Endpoint {
         self.endpoints.get(&slot).copied().unwrap_or_default()
@@ -279,7 +278,7 @@ impl TableWriter for MemoryTables {
             Op::EndpointRows(slot, rows) => self.slot_mut(*slot)?.rows = *rows,
             Op::EndpointAddrs(slot, endpoint) => *self.slot_mut(*slot)? = **endpoint,
             Op::EndpointGone(slot) => drop(self.endpoints.remove(slot)),
-            // Nobody judges while an operation is applied here.
+            // No packet is judged while an operation is applied here.
             Op::Grace => {}
         }
         Ok(())

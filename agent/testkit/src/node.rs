@@ -1,4 +1,4 @@
-//! All tables of a node in plain memory: what policy compiles to, and the flows beside it.
+//! All tables of a node in memory: compiled policy and flows.
 
 use std::borrow::{Borrow, BorrowMut};
 use std::sync::LazyLock;
@@ -34,12 +34,11 @@ pub struct NodeTables<P = MemoryTables, F = FlowTables> {
     pub flows: F,
 }
 
-/// What a slot without an endpoint holds.
+/// Content of a free slot.
 static FREE: LazyLock<Endpoint> = LazyLock::new(Endpoint::default);
 
 impl NodeTables {
-    /// Tables to fill by hand: the reserved elements are there, conntrack has `buckets` buckets (a power
-    /// of two).
+    /// Tables to fill by hand, with the reserved elements and `buckets` conntrack buckets (a power of two).
     #[must_use]
     pub fn new(buckets: u32) -> Self {
         Self { policy: MemoryTables::with_reserved(), flows: FlowTables::new(buckets) }
@@ -54,7 +53,7 @@ impl<P: BorrowMut<MemoryTables>, F: BorrowMut<FlowTables>> NodeTables<P, F> {
         self.changed();
     }
 
-    /// The endpoint in a slot, to be changed in place.
+    /// The endpoint in a slot, for changes in place.
     ///
     /// # Panics
     /// The slot is free.
@@ -62,7 +61,7 @@ impl<P: BorrowMut<MemoryTables>, F: BorrowMut<FlowTables>> NodeTables<P, F> {
         self.policy.borrow_mut().endpoints.get_mut(&slot).expect("an endpoint in this slot")
     }
 
-    /// Policy was changed: what flows remember of it is void.
+    /// Must be called after changes of policy: invalidates the verdicts in conntrack entries.
     pub fn changed(&mut self) {
         let settings = &mut self.flows.borrow_mut().settings;
         settings.revision = settings.revision.wrapping_add(1);
@@ -70,7 +69,7 @@ impl<P: BorrowMut<MemoryTables>, F: BorrowMut<FlowTables>> NodeTables<P, F> {
 }
 
 impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
-    /// The verdict of a pod's hook on a frame.
+    /// Verdict of a pod's hook about a frame.
     pub fn judge(&self, direction: Direction, hook: Hook, frame: &[u8]) -> Verdict {
         match direction {
             Direction::Ingress => decide::<Ingress, _, _>(&frame, self, hook),
@@ -86,7 +85,7 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
         self.flows.borrow()
     }
 
-    /// The only endpoint slot with a valid address slot for which this holds.
+    /// The endpoint slot with a valid address slot for which `holds` is true, if it is the only one.
     fn slot_of(&self, holds: impl Fn(usize, &Endpoint) -> bool, shift: u32) -> Option<u32> {
         let valid = |endpoint: &Endpoint, slot: usize| {
             endpoint.flags >> (shift + slot as u32) & 1 != 0 && holds(slot, endpoint)
@@ -196,7 +195,7 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> Tables for NodeTables<P, F>
     }
 }
 
-/// A frame as XDP reads it: plain packets, also behind VLAN tags.
+/// A frame as XDP reads it: plain packets, also with VLAN tags.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain<'a>(pub &'a [u8]);
 

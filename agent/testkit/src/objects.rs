@@ -1,4 +1,4 @@
-//! Builders of the model's objects: what they do not ask for is as most objects have it.
+//! Builders of the model's objects, with common values for all other fields.
 
 use std::net::IpAddr;
 
@@ -10,22 +10,22 @@ use netpold_core::model::{
 };
 use netpold_core::probe::Probe;
 
-/// The node of [`pod`], and of the [`World`](crate::world::World) that they are compiled in.
+/// The node of [`pod`], and of the [`World`](crate::world::World) that compiles them.
 pub const NODE: &str = "here";
 
-/// An address that is written down.
+/// Parses an address.
 #[must_use]
 pub fn ip(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
 
-/// Addresses that are written down.
+/// Parses addresses.
 #[must_use]
 pub fn ips(texts: &[&str]) -> Vec<IpAddr> {
     texts.iter().map(|text| ip(text)).collect()
 }
 
-/// A question about traffic of this protocol between two parties as they are written down.
+/// A probe of this protocol between two parties in text form.
 #[must_use]
 pub fn probe_of(protocol: &str, from: &str, to: &str, port: u16) -> Probe {
     let party = |text: &str| text.parse().expect("a party");
@@ -33,13 +33,13 @@ pub fn probe_of(protocol: &str, from: &str, to: &str, port: u16) -> Probe {
     Probe::new(party(from), party(to), protocol, Some(port)).expect("a probe")
 }
 
-/// The same about TCP.
+/// A TCP probe between two parties in text form.
 #[must_use]
 pub fn probe(from: &str, to: &str, port: u16) -> Probe {
     probe_of("TCP", from, to, port)
 }
 
-/// A Service whose cluster addresses these are; TCP ports by name, number and node port.
+/// A Service with these cluster addresses; TCP ports by name, number and node port.
 #[must_use]
 pub fn service(
     (namespace, name): (&str, &str),
@@ -54,7 +54,7 @@ pub fn service(
     Service { key, addresses: ips(addresses), cluster: ips(addresses), ports, unserved: false }
 }
 
-/// Ready backends of a Service; TCP ports by the names of the Service's and number.
+/// Ready backends of a Service; TCP ports by the name of the Service's port and number.
 #[must_use]
 pub fn slice(
     (namespace, name): (&str, &str),
@@ -79,7 +79,7 @@ pub fn labels(pairs: &[(&str, &str)]) -> Labels {
     pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
 }
 
-/// A namespace, with the label that every one has.
+/// A namespace with these labels and the name label.
 #[must_use]
 pub fn namespace(name: &str, pairs: &[(&str, &str)]) -> Namespace {
     let mut labels = labels(pairs);
@@ -93,7 +93,7 @@ pub fn node(name: &str, addresses: &[&str]) -> Node {
     Node { name: name.into(), addresses: ips(addresses), labels: Labels::new() }
 }
 
-/// A running pod of [`NODE`].
+/// A running pod on [`NODE`].
 #[must_use]
 pub fn pod(namespace: &str, name: &str, pairs: &[(&str, &str)], addresses: &[&str]) -> Pod {
     Pod {
@@ -111,7 +111,7 @@ pub fn pod(namespace: &str, name: &str, pairs: &[(&str, &str)], addresses: &[&st
     }
 }
 
-/// A port of a container that has a name.
+/// A named container port.
 #[must_use]
 pub fn named(name: &str, protocol: Protocol, port: u16) -> NamedPort {
     NamedPort { name: name.into(), protocol, port }
@@ -123,33 +123,33 @@ pub fn interface(index: u32, addresses: &[&str]) -> Interface {
     Interface { index, incarnation: 1, addresses: ips(addresses), ..Interface::default() }
 }
 
-/// A selector of labels that must be equal.
+/// A selector that requires these labels.
 #[must_use]
 pub fn select(pairs: &[(&str, &str)]) -> Selector {
     let equal = |(k, v): &(&str, &str)| Requirement::In((*k).into(), vec![(*v).into()]);
     Selector { requirements: pairs.iter().map(equal).collect() }
 }
 
-/// Pods as peers; without `namespaces` of the policy's own.
+/// Pods as peers; without `namespaces`, pods of the policy's namespace.
 #[must_use]
 pub const fn pods(namespaces: Option<Selector>, pods: Selector) -> Peer {
     Peer::Pods { namespaces, pods }
 }
 
-/// A block of addresses as a peer.
+/// An ipBlock as a peer.
 #[must_use]
 pub fn block(cidr: &str, except: &[&str]) -> Peer {
     let net = |text: &str| text.parse().expect("a prefix");
     Peer::Block(IpBlock { cidr: net(cidr), except: except.iter().map(|e| net(e)).collect() })
 }
 
-/// One port of TCP.
+/// One TCP port.
 #[must_use]
 pub const fn tcp(port: u16) -> PortRule {
     PortRule { protocol: Protocol::Tcp, port: PortMatch::Range(port, port) }
 }
 
-/// A port by its name.
+/// A named port.
 #[must_use]
 pub fn port_name(protocol: Protocol, name: &str) -> PortRule {
     PortRule { protocol, port: PortMatch::Named(name.into()) }
@@ -192,7 +192,7 @@ pub const fn cluster_rule(
     ClusterRule { name: String::new(), action, matches: rule(Some(peers), ports) }
 }
 
-/// A ClusterNetworkPolicy about every pod.
+/// A ClusterNetworkPolicy with all pods as subject.
 #[must_use]
 pub fn cluster_policy(
     name: &str,

@@ -1,4 +1,4 @@
-//! The tables of one pod in plain memory, for the kernel tests and for fuzzing.
+//! Tables of one pod in memory, for the kernel tests and for fuzzing.
 
 use ipnet::Ipv6Net;
 pub use netpold_core::model::Direction;
@@ -18,34 +18,34 @@ const HTTPS: usize = 443;
 const HTTP: u32 = 80;
 const DNS: u32 = 53;
 
-/// Loopback, which every network namespace has.
+/// Loopback, which exists in every network namespace.
 pub const IFINDEX: u32 = 1;
 /// The pod's row for ingress.
 pub const INGRESS_ROW: u32 = 2;
 /// The pod's row for egress.
 pub const EGRESS_ROW: u32 = 3;
-/// Where packets to the pod come from.
+/// Interface from which packets to the pod arrive.
 pub const UPLINK: u32 = 2;
 /// A row that isolates and allows nothing.
 pub const DENY_ROW: u32 = 1;
 
-/// Judges a frame by the host's code.
+/// Verdict about a frame by the code compiled for the host.
 pub fn judge(tables: &NodeTables, direction: Direction, came_from: u32, frame: &[u8]) -> Verdict {
     let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
     tables.judge(direction, hook, frame)
 }
 
-/// Why a frame from the uplink passes or drops at the pod.
+/// Reason of the verdict about a frame from the uplink to the pod.
 pub fn ingress(tables: &NodeTables, frame: &[u8]) -> Reason {
     judge(tables, Direction::Ingress, UPLINK, frame).reason()
 }
 
-/// Why a frame that the pod sends passes or drops.
+/// Reason of the verdict about a frame from the pod.
 pub fn egress(tables: &NodeTables, frame: &[u8]) -> Reason {
     judge(tables, Direction::Egress, IFINDEX, frame).reason()
 }
 
-/// As [`tables`], for 64 flows and with these rows.
+/// [`tables`] for 64 flows, with these rows.
 #[must_use]
 pub fn with_rows(ingress: u32, egress: u32) -> NodeTables {
     let mut tables = tables(16);
@@ -53,19 +53,19 @@ pub fn with_rows(ingress: u32, egress: u32) -> NodeTables {
     tables
 }
 
-/// Gives the pod other rows, 0 where it is not isolated.
+/// Sets the pod's rows; 0 where it is not isolated.
 pub fn set_rows(tables: &mut NodeTables, ingress: u32, egress: u32) {
     tables.endpoint_mut(IFINDEX).rows = Endpoint::pack_rows(ingress, egress);
     tables.changed();
 }
 
-/// Classes below 256 are in the row itself, that of the server is in a block of its own.
+/// Class of a peer: below 256 in the row itself, for the server in a row block.
 fn class(who: Who) -> u32 {
     let number = u32::from(who.number());
     if who == Who::Server { number + 0x300 } else { number }
 }
 
-/// The pod admits the client to TCP 80 and UDP 53, the friend to everything; it may reach the
+/// Tables for a pod that allows the client on TCP 80 and UDP 53 and the friend on everything, and that may reach the
 /// server on TCP 443, UDP 53 and by other protocols.
 #[must_use]
 pub fn tables(buckets: u32) -> NodeTables {

@@ -1,9 +1,9 @@
-//! What policy says, read literally: the yardstick that everything else is held against.
+//! A literal reading of policy: the reference for all other implementations.
 //!
-//! Written from the comments of the API types (`k8s.io/api/networking/v1`, `LabelSelector` of
-//! `k8s.io/apimachinery`, `policy.networking.k8s.io/v1alpha2`) and from netpold's decisions where they leave room. As naive as possible
-//! and sharing no code with the compiler, matching of selectors and blocks included, so that one
-//! misunderstanding cannot hide in both. Never used to judge a packet.
+//! Written from the comments of the API types (`k8s.io/api/networking/v1`, `LabelSelector` of `k8s.io/apimachinery`,
+//! `policy.networking.k8s.io/v1alpha2`) and from netpold's decisions where these leave room. As naive as possible, and
+//! without code of the compiler, not even for matching selectors and blocks, so that one misunderstanding cannot hide
+//! in both. Never used to judge a real packet.
 
 mod matching;
 mod probe;
@@ -43,7 +43,7 @@ pub struct Oracle {
     pub slices: Vec<EndpointSlice>,
 }
 
-/// Takes an object in, and out what it replaces.
+/// Adds an object in place of the one it replaces.
 fn replace<T>(all: &mut Vec<T>, new: T, is_same: fn(&T, &T) -> bool) {
     all.retain(|old| !is_same(old, &new));
     all.push(new);
@@ -60,7 +60,7 @@ impl FromIterator<Change> for Oracle {
 }
 
 impl Oracle {
-    /// Take in a change. Interfaces do not matter to what policy says.
+    /// Applies a change. Interfaces do not affect policy.
     pub fn ingest(&mut self, change: Change) {
         match change {
             Change::Namespace(new) => replace(&mut self.namespaces, new, |a, b| a.name == b.name),
@@ -83,11 +83,10 @@ impl Oracle {
         }
     }
 
-    /// What the pod's veth must answer: whether policy lets `pod` exchange this with `remote`, in one
-    /// direction. `port` is the destination port: the pod's own for ingress, the remote's for
-    /// egress. What a Service leads to passes if some backend may be reached, and does not if a tier
-    /// denies each of them, or the pod to reach itself where it is one; the own node's addresses are
-    /// only what they are.
+    /// Expected verdict at the pod's veth: whether policy allows this traffic of `pod` with `remote` in one direction.
+    /// `port` is the destination port: the pod's own for ingress, the remote's for egress. Egress to a Service passes
+    /// if some backend is allowed, unless a tier denies all backends, or denies the pod to reach itself where it is a
+    /// backend. Addresses of the own node are judged without their node ports.
     #[must_use]
     pub fn judge(
         &self,
@@ -120,11 +119,11 @@ impl Oracle {
         !denied && !untranslated.denied && (untranslated.allowed || some)
     }
 
-    /// Whether policy lets `pod` exchange this with `remote`, in one direction, `remote` being who
-    /// it is in the end: a packet that was translated already.
+    /// Whether policy allows traffic of `pod` with `remote` in one direction, where `remote` is the final address of a
+    /// packet that was already translated.
     ///
-    /// Ingress from the own node is not decided here: there it matters who made the packet, not
-    /// its address; see [`Self::verdict`].
+    /// Ingress from the own node is not decided here: it depends on the origin of the packet, not on its address; see
+    /// [`Self::verdict`].
     #[must_use]
     pub fn judge_translated(
         &self,
@@ -139,15 +138,14 @@ impl Oracle {
             || Seen { oracle, pod, direction, remote, protocol, port, itself }.decide().allowed()
     }
 
-    /// The answer to a probe, over every pair of addresses that the two sides could use.
+    /// Answer to a probe, over all pairs of addresses of the two sides.
     #[must_use]
     pub fn verdict(&self, probe: &Probe) -> OracleVerdict {
         Asked { oracle: self, probe }.verdict()
     }
 
-    /// The pod that an address belongs to: not a hostNetwork pod (that is the node), not a finished
-    /// one. Of several that claim it the one that is not terminating, then the younger, then the
-    /// one with the greater key.
+    /// The pod that owns an address: neither a hostNetwork pod (which is its node) nor a finished one. Of several
+    /// claimants, the one that is not terminating, then the younger, then the one with the greater key.
     #[must_use]
     pub fn pod_at(&self, address: IpAddr) -> Option<&Pod> {
         let mut best: Option<&Pod> = None;
@@ -168,8 +166,7 @@ impl Oracle {
         best
     }
 
-    /// Whether an address is one of the pod's own node: of the Node object, or of a hostNetwork pod
-    /// there.
+    /// Whether an address belongs to the pod's own node: to its Node object, or to a hostNetwork pod on it.
     fn is_own_node(&self, pod: &Pod, address: IpAddr) -> bool {
         let on_node = self
             .nodes
@@ -184,7 +181,7 @@ impl Oracle {
         !pod.node.is_empty() && (on_node || of_host_pod)
     }
 
-    /// A namespace that is not known (yet) has the one label that the API server gives to all.
+    /// An unknown namespace has only the name label, which the API server sets on every namespace.
     fn selects_namespace(&self, selector: &Selector, pod: &Pod) -> bool {
         let name = &pod.key.namespace;
         match self.namespaces.iter().find(|namespace| namespace.name == *name) {

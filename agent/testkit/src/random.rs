@@ -1,10 +1,10 @@
-//! Small, seeded, the same everywhere.
+//! A small seeded generator with the same results everywhere.
 
-/// Numbers by xorshift; the seed is not 0.
+/// Xorshift generator; the seed must not be 0.
 pub struct Random(pub u64);
 
 impl Random {
-    /// A number below `limit`; 0 where `limit` is 0.
+    /// A number below `limit`; 0 if `limit` is 0.
     pub fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

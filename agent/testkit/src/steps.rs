@@ -1,27 +1,27 @@
-//! Inputs of the fuzz target `packets`: what they say, and where they are kept.
+//! Inputs of the fuzz target `packets`: their format, and the corpus.
 
 use std::path::Path;
 
 use crate::one_pod::{DENY_ROW, Direction, EGRESS_ROW, INGRESS_ROW};
 
-/// One packet of an input, and what was changed before it.
+/// One packet of an input, and the state changed before it.
 #[derive(Clone, Copy, Debug)]
 pub struct Step<'a> {
     /// Direction.
     pub direction: Direction,
     /// `ingress_ifindex`
     pub came_from: u32,
-    /// Rows of ingress and egress from now on.
+    /// Rows for ingress and egress from now on.
     pub rows: (u32, u32),
-    /// The frame, from its Ethernet header on.
+    /// The frame with its Ethernet header.
     pub frame: &'a [u8],
 }
 
-/// What the kernel takes at the least: an Ethernet header and something behind it.
+/// Minimum length that the kernel accepts: an Ethernet header and one more byte.
 const SHORTEST: usize = 15;
 
-/// An input is a run of packets: a byte that says direction, origin and rows, one for the length
-/// of the frame, and the frame. What is too short for `BPF_PROG_TEST_RUN` is left out.
+/// Parses an input: per packet one byte for direction, origin and rows, one for the length of the frame, and the frame.
+/// Frames too short for `BPF_PROG_TEST_RUN` are left out.
 #[must_use]
 pub fn steps(mut bytes: &[u8]) -> Vec<Step<'_>> {
     let mut steps = Vec::new();
@@ -56,7 +56,7 @@ pub fn steps(mut bytes: &[u8]) -> Vec<Step<'_>> {
     steps
 }
 
-/// The inputs in a folder, in the order of their names.
+/// The inputs in a folder, sorted by name.
 #[must_use]
 pub fn corpus(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let entries = std::fs::read_dir(folder).expect("a folder with a corpus");

@@ -1,5 +1,5 @@
-//! One update from a generated state to the next, operation by operation: every packet sees the state
-//! before or the state after.
+//! One update between generated states, operation by operation: every packet must get the verdict of the state before
+//! or after.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,21 +13,21 @@ use crate::generate::{Choices, Cluster, NODE, PacketSource};
 use crate::memory::MemoryTables;
 use crate::world::World;
 
-/// Protocols and ports on either side of every edge that the generator knows best.
+/// Protocols and ports around the edges that the generator uses most.
 const PACKETS: [(u8, u16); 10] =
     [(6, 0), (6, 53), (6, 80), (6, 81), (6, 443), (6, 8080), (17, 53), (17, 80), (132, 80), (1, 0)];
 
-/// Addresses that are looked at from each state.
+/// Number of remote addresses per state.
 const REMOTES: usize = 12;
 
-/// Bit of what is seen: an isolated pod's packet is marked as one that may be translated.
+/// Bit of a verdict: the packet of an isolated pod is marked as possibly translated.
 const MARKED: u64 = 1 << 63;
 
-/// By interface and remote address; `None`: no endpoint.
+/// Verdicts by interface and remote address; `None` without an endpoint.
 pub type Verdicts = Vec<Option<u64>>;
 
-/// Everything that packets of an endpoint and a remote address can see at one time, one bit for
-/// each direction and packet, and for each packet out of the pod that nobody translated.
+/// Verdicts about packets between an endpoint and a remote address at one time: one bit per direction and packet, and
+/// one per untranslated packet out of the pod.
 fn seen(tables: &MemoryTables, rows: u64, class: u32) -> u64 {
     let mut bits = 0u64;
     let (ingress, egress) = (Rows(rows).ingress(), Rows(rows).egress());
@@ -43,7 +43,7 @@ fn seen(tables: &MemoryTables, rows: u64, class: u32) -> u64 {
     bits
 }
 
-/// The same for remote addresses of these classes.
+/// Verdicts for remote addresses of these classes.
 fn seen_of_all(tables: &MemoryTables, rows: u64, classes: &[u32]) -> impl Iterator<Item = u64> {
     let mut known = BTreeMap::new();
     classes
@@ -51,7 +51,7 @@ fn seen_of_all(tables: &MemoryTables, rows: u64, classes: &[u32]) -> impl Iterat
         .map(move |class| *known.entry(*class).or_insert_with(|| seen(tables, rows, *class)))
 }
 
-/// Whether what is seen is one of these. A mark too many only has a packet judged once more.
+/// Whether a verdict equals one of two. A superfluous mark only costs a second judgement.
 fn is_either(seen: Option<u64>, before: Option<u64>, after: Option<u64>) -> bool {
     let is = |expected: Option<u64>| match (seen, expected) {
         (Some(seen), Some(expected)) => {
@@ -63,7 +63,7 @@ fn is_either(seen: Option<u64>, before: Option<u64>, after: Option<u64>) -> bool
     is(before) || is(after)
 }
 
-/// The interfaces and remote addresses whose packets are looked at.
+/// Interfaces and remote addresses of the tested packets.
 #[derive(Debug)]
 pub struct View {
     interfaces: Vec<u32>,
@@ -71,7 +71,7 @@ pub struct View {
 }
 
 impl View {
-    /// What matters to some of these states.
+    /// A view of interfaces and addresses that matter in these states.
     #[must_use]
     pub fn of(states: &[&Cluster], choices: &mut Choices<'_>) -> Self {
         let interfaces = states.iter().flat_map(|state| state.interfaces());
@@ -87,7 +87,7 @@ impl View {
         }
     }
 
-    /// What packets see of these tables.
+    /// Verdicts of these tables.
     #[must_use]
     pub fn verdicts(&self, tables: &MemoryTables) -> Verdicts {
         let classes: Vec<u32> = self.remotes.iter().map(|remote| tables.class(*remote)).collect();
@@ -103,27 +103,27 @@ impl View {
         verdicts
     }
 
-    /// The interface and the remote address of a verdict.
+    /// Interface and remote address of a verdict.
     fn packet(&self, place: usize) -> (u32, IpAddr) {
         let (interface, remote) = (place / self.remotes.len(), place % self.remotes.len());
         (self.interfaces[interface], self.remotes[remote])
     }
 }
 
-/// Packets that are being judged: they have read their endpoint's rows, not yet their class.
+/// Packets being judged: they have read their endpoint's rows, but not their class.
 #[derive(Default)]
 struct InFlight(BTreeSet<(usize, u64)>);
 
 impl InFlight {
-    /// Packets that begin now.
+    /// Adds packets that begin now.
     fn begin(&mut self, tables: &MemoryTables, view: &View) {
         for (number, ifindex) in view.interfaces.iter().enumerate() {
             self.0.extend(tables.endpoint(*ifindex).map(|endpoint| (number, endpoint.rows)));
         }
     }
 
-    /// What those see that began since the last grace period under other rows than today's, by their
-    /// place in [`Verdicts`]: today's classes.
+    /// Verdicts of packets that began since the last grace period with other rows than the present ones, by their index
+    /// in [`Verdicts`]. They read the present classes.
     fn verdicts(&self, tables: &MemoryTables, view: &View) -> Vec<(usize, Option<u64>)> {
         let classes: Vec<u32> = view.remotes.iter().map(|remote| tables.class(*remote)).collect();
         let today = |ifindex| tables.endpoint(ifindex).map(|endpoint| endpoint.rows);
@@ -136,11 +136,11 @@ impl InFlight {
     }
 }
 
-/// From one state to the next as one update, operation by operation. What it leads to is what a fresh
-/// compiler makes of the state.
+/// Applies one update between two states, operation by operation. The result must equal a fresh compilation of the new
+/// state.
 ///
 /// # Errors
-/// A packet sees a mixture, or the end is another.
+/// A packet gets a verdict of neither state, or the result differs.
 pub fn step(
     world: &mut World,
     from: &Cluster,
@@ -177,7 +177,7 @@ pub fn step(
     }
     same(&view.verdicts(&world.tables), &after, "verdicts")?;
     same(&world.compiler.image(), &fresh.compiler.image(), "image")?;
-    // Interfaces that share slots run out of them if none is ever reused.
+    // Interfaces that share slots run out of them if no slot is ever reused.
     if choices.chance(50) || to.interfaces().any(|interface| interface.index > 8192) {
         world.compiler.grace_passed();
     }
@@ -185,7 +185,7 @@ pub fn step(
 }
 
 /// # Errors
-/// It is another one; `what` it is, and both.
+/// The values differ; the message contains `what` and both values.
 pub fn same<T: PartialEq + std::fmt::Debug>(
     found: &T,
     expected: &T,
@@ -194,7 +194,7 @@ pub fn same<T: PartialEq + std::fmt::Debug>(
     if found == expected { Ok(()) } else { Err(format!("{what}: {found:?}, not {expected:?}")) }
 }
 
-/// A generated state, installed at once.
+/// Installs a generated state in one update.
 #[must_use]
 pub fn install(state: &Cluster) -> World {
     World::on(NODE, state.objects.clone())

@@ -1,4 +1,4 @@
-//! A compiler and the tables in memory that it fills.
+//! A compiler and tables in memory.
 
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction};
@@ -8,23 +8,23 @@ use netpold_core::options::Options;
 use crate::memory::MemoryTables;
 use crate::objects::{NODE, ip};
 
-/// A compiler and the tables it fills.
+/// A compiler and the tables that it fills.
 #[derive(Debug)]
 pub struct World {
-    /// Of [`NODE`], or another one.
+    /// Compiler of [`NODE`] or another node.
     pub compiler: Compiler,
-    /// What is installed.
+    /// The installed tables.
     pub tables: MemoryTables,
 }
 
 impl World {
-    /// With these objects installed.
+    /// A world with these objects installed.
     #[must_use]
     pub fn new(changes: impl IntoIterator<Item = Change>) -> Self {
         Self::on(NODE, changes)
     }
 
-    /// The same, on another node.
+    /// A world of another node.
     #[must_use]
     pub fn on(node: &str, changes: impl IntoIterator<Item = Change>) -> Self {
         let options = Options { node: node.into(), ..Options::default() };
@@ -33,13 +33,13 @@ impl World {
         world
     }
 
-    /// Takes in changes as one update; returns the number of operations.
+    /// Applies changes in one update; returns the number of operations.
     pub fn apply(&mut self, changes: impl IntoIterator<Item = Change>) -> usize {
         changes.into_iter().for_each(|change| self.compiler.ingest(change));
         self.update().len()
     }
 
-    /// Writes what was taken in; the operations.
+    /// Installs the pending changes; returns the operations.
     pub fn update(&mut self) -> Vec<Op> {
         let ops = self.compiler.update().expect("the tables are large enough");
         self.tables.fill(&ops);
@@ -47,20 +47,20 @@ impl World {
         ops
     }
 
-    /// Whether the tables let TCP through between an interface's pod and a remote address.
+    /// Whether the tables allow TCP between an interface's pod and a remote address.
     #[must_use]
     pub fn allows(&self, ifindex: u32, direction: Direction, remote: &str, port: u16) -> bool {
         let allows = self.tables.allows(ifindex, direction, ip(remote), 6, port);
         allows.expect("the interface is an endpoint")
     }
 
-    /// As [`World::allows`], to the pod.
+    /// [`World::allows`] for traffic to the pod.
     #[must_use]
     pub fn ingress(&self, ifindex: u32, remote: &str, port: u16) -> bool {
         self.allows(ifindex, Direction::Ingress, remote, port)
     }
 
-    /// As [`World::allows`], from the pod.
+    /// [`World::allows`] for traffic from the pod.
     #[must_use]
     pub fn egress(&self, ifindex: u32, remote: &str, port: u16) -> bool {
         self.allows(ifindex, Direction::Egress, remote, port)

@@ -1,5 +1,6 @@
-//! What gets round the program of its veth by an `ifb` (see [`crate::bounce`]) and is no whole datagram: parts that the
-//! kernel makes anew, messages of the link, routes, checksums. Needs `NET_ADMIN` in the pod.
+//! Attacks around the program of the pod's veth by an `ifb` (see [`crate::bounce`]) other than whole datagrams:
+//! fragments that the kernel rewrites, ARP and neighbour discovery, source routes, checksums. Needs `NET_ADMIN` in the
+//! pod.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -16,7 +17,8 @@ use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley};
 
 const PORT: u16 = 4000;
 
-/// Parts with options behind their Fragment header, which conntrack's reassembly makes the kernel write anew.
+/// Sends a volley of two-fragment datagrams with options behind the Fragment header, which the kernel rewrites after
+/// conntrack's reassembly.
 fn parts(pod: &Pod, (from, to): (IpAddr, IpAddr), volley: Volley) {
     let sender = Sender::pod(pod);
     bounce_bursts(pod, 1600, || {
@@ -28,7 +30,8 @@ fn parts(pod: &Pod, (from, to): (IpAddr, IpAddr), volley: Volley) {
     });
 }
 
-/// From a deny-all pod: in its own name, in that of pods here and elsewhere which may, to pods here and elsewhere.
+/// Sends from a deny-all pod, with its own source and with those of allowed pods of either node, to a pod of either
+/// node.
 fn parts_of_a_tracking_node(test: &str, node: usize) {
     let mut cluster = Cluster::two();
     for (at, name) in [(node, "hostile"), (node, "near"), (node, "friend"), (1 - node, "far")] {
@@ -66,7 +69,7 @@ fn parts_of_a_tracking_node(test: &str, node: usize) {
         }
     }
     tally.holds();
-    // Whoever may send them has them arrive as ever.
+    // Fragments of an allowed pod arrive.
     let [friend, near] = ["friend", "near"].map(|name| cluster.pod(name));
     let (wire, volley, sender) = (near.wire("eth0").unwrap(), Volley::new(), Sender::pod(friend));
     for number in 0..PACKETS {
@@ -91,12 +94,12 @@ fn bounced_parts_on_a_tracking_bridge_node() {
     parts_of_a_tracking_node("bounced_parts_on_a_tracking_bridge_node", 1);
 }
 
-/// Whether a host answers the node.
+/// Whether an address answers the node's ping.
 fn reached(node: &Node, address: IpAddr) -> bool {
     node.probe(Protocol::Icmp, address, 0, PATIENCE).connected()
 }
 
-/// The hardware address that the node has for an address behind its bridge.
+/// MAC address in the node's neighbour table for an address behind its bridge.
 fn neighbour(cluster: &Cluster, address: IpAddr) -> String {
     let node = &cluster.nodes[0];
     let shown = node.command("ip").unwrap().args(["neigh", "show", &address.to_string()]).output();
@@ -105,7 +108,7 @@ fn neighbour(cluster: &Cluster, address: IpAddr) -> String {
     words.nth(1).unwrap_or_default().to_owned()
 }
 
-/// What they claim to the node, and to pods: ARP and neighbour discovery.
+/// Claims of a neighbour's addresses by ARP and neighbour discovery, to the node and to pods.
 #[test]
 fn bounced_claims_on_a_bridge_node() {
     require_root!();
@@ -128,11 +131,10 @@ fn bounced_claims_on_a_bridge_node() {
             let node = pod.gateway_mac();
             let routers = ["10.1.1.1", "fd00:1:1::1"].map(|a| a.parse::<IpAddr>().unwrap());
             for (family, theirs) in [theirs4, theirs6].into_iter().enumerate() {
-                // The node knows the victim, and will take another's word.
-                // Of an earlier claim it knows nothing any more.
+                // The node resolves the victim's address anew, without an entry of an earlier claim.
                 cluster.nodes[0].netns().ip("neigh flush dev cni0\n").unwrap();
                 assert!(reached(&cluster.nodes[0], theirs));
-                // As long the kernel believes nobody else (locktime of ARP).
+                // Until `locktime` (1 s) is over, the kernel accepts no other MAC by ARP.
                 std::thread::sleep(Duration::from_millis(1200));
                 let claim = if family == 0 {
                     ethernet(node, pod.mac(), 0x0806, &arp(2, pod.mac(), theirs, routers[0]))
@@ -170,7 +172,7 @@ fn bounced_claims_on_a_bridge_node() {
         }
     }
     assert!(leaks.is_empty(), "{leaks:#?}");
-    // What has passed its program reaches the node.
+    // Answers that pass the pod's program reach the node.
     let hostile = cluster.pod("hostile");
     for own in hostile.addresses() {
         assert!(reached(&cluster.nodes[0], *own), "the node reaches {own}");
@@ -178,7 +180,7 @@ fn bounced_claims_on_a_bridge_node() {
     cluster.reaches("other", "victim");
 }
 
-/// Routes beyond the destination, and checksums written in another place, to a peer that policy allows.
+/// To an allowed peer: a source route to another pod, and a checksum that is completed in the destination address.
 #[test]
 fn bounced_to_an_allowed_peer() {
     require_root!();

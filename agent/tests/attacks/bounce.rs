@@ -1,5 +1,5 @@
-//! Packets that a pod's own `ifb` sends on: they ask the kernel to skip the next TC hook, which is the
-//! host's (issue 12, 2). A pod needs `NET_ADMIN` in its namespace for it.
+//! Packets redirected by a pod's own `ifb`, which the kernel lets skip the next TC hook: the host's (issue 12, 2).
+//! Needs `NET_ADMIN` in the pod.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub(crate) fn tc(pod: &Host, arguments: &str) {
     assert!(done.status.success(), "tc {arguments}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// Whether the kernel has what it takes.
+/// Whether the kernel has `ifb`: adds `ifb0` to the pod, or skips the test.
 pub(crate) fn can_bounce(pod: &Pod, test: &str) -> bool {
     let made = pod.netns().ip("link add ifb0 type ifb\nlink set ifb0 up\n");
     if let Err(e) = &made {
@@ -27,8 +27,7 @@ pub(crate) fn can_bounce(pod: &Pod, test: &str) -> bool {
     made.is_ok()
 }
 
-/// Sends a volley by way of `ifb0`: held up there until eth0 has no filter any more, so that the wish
-/// to skip one is still there when the host's turn comes. `stain`: with the mark of another pod.
+/// Sends a volley by `ifb0` (see [`bounce`]). `stain`: the `tc_index` that the packets get, another pod's mark.
 pub(crate) fn bounced(
     pod: &Pod,
     volley: Volley,
@@ -40,12 +39,13 @@ pub(crate) fn bounced(
     drop(stain);
 }
 
-/// Has `ifb0` send what `send` sends by eth0, so that the hook at the host's side is skipped.
+/// Redirects the packets that `send` sends by eth0 to `ifb0`, so that they skip the host's hook. `ifb0` holds them
+/// until eth0's filter is gone, which would use up their `tc_skip_classify`.
 pub(crate) fn bounce(pod: &Pod, send: impl FnOnce()) {
     bounce_bursts(pod, 400, send);
 }
 
-/// The same, of packets of that length at the most: as many bytes are not held up.
+/// [`bounce`] for packets of up to `burst` bytes: the token bucket passes the first `burst` bytes at once.
 pub(crate) fn bounce_bursts(pod: &Pod, burst: usize, send: impl FnOnce()) {
     tc(pod, &format!("qdisc replace dev ifb0 root tbf rate 8kbit burst {burst} limit 1000000"));
     tc(pod, "qdisc add dev eth0 clsact");
@@ -57,11 +57,11 @@ pub(crate) fn bounce_bursts(pod: &Pod, burst: usize, send: impl FnOnce()) {
     send();
     tc(pod, "qdisc del dev eth0 clsact");
     tc(pod, "qdisc change dev ifb0 root tbf rate 1gbit burst 100000 limit 1000000");
-    // What is held has its time of the old rate.
+    // The timer of the first held packet was set at the old rate.
     std::thread::sleep(Duration::from_millis(200));
 }
 
-/// From a pod that may send nothing; `far`: the victim is on the other node.
+/// Volleys of a pod that may send nothing; `far`: to a victim on the other node.
 fn around_the_hook(test: &str, node: usize, far: bool) {
     let mut cluster = Cluster::two();
     cluster.add(node, "hostile");
@@ -106,8 +106,8 @@ fn bounced_off_a_bridge_node() {
     around_the_hook("bounced_off_a_bridge_node", 1, true);
 }
 
-/// With sources that are not the sender's: an address of the bridge's network that nobody has, one of
-/// elsewhere, that of a pod beside it that may send anything. `dead`: the agents are killed before.
+/// Volleys with forged sources: an unused address of the bridge's network, an external address, and a neighbour's that
+/// may send anything. `dead`: once the pod is isolated, the agents are killed.
 fn with_anothers_source(test: &str, dead: bool) {
     let mut cluster = Cluster::two();
     cluster.add(1, "hostile");
@@ -134,8 +134,8 @@ fn with_anothers_source(test: &str, dead: bool) {
             }
         }
         for (what, sources) in sources {
-            // Who checks sources, or judges for the pod that has one, needs to know which pod that is. Of a
-            // pod that nobody knows the agent must know.
+            // A bridge's packets without proof drop with an endpoint's source while policy isolates a pod of the
+            // bridge, and with any other source while the agent lives.
             let passes = match policy {
                 None => true,
                 Some(false) => what == "a neighbour's",
@@ -166,14 +166,14 @@ fn bounced_with_anothers_source_on_a_bridge_node() {
     with_anothers_source("bounced_with_anothers_source_on_a_bridge_node", false);
 }
 
-/// Programs outlive the agent, and endpoints have theirs: what has an endpoint's source without proof drops.
+/// Programs outlive the agent: packets with an endpoint's source and without proof still drop.
 #[test]
 fn bounced_with_a_neighbours_source_while_no_agent_runs() {
     require_root!();
     with_anothers_source("bounced_with_a_neighbours_source_while_no_agent_runs", true);
 }
 
-/// The receiver is isolated as well, and the packets have its own mark.
+/// Volleys to an isolated victim, with the victim's own mark.
 fn with_a_mark(test: &str, cni: Cni) {
     let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim"]);
     if !can_bounce(cluster.pod("hostile"), test) {

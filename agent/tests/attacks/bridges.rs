@@ -1,5 +1,5 @@
-//! What a bridge with an isolated pod hands to the node and is not to be lost: of pods, of other ports, of
-//! pods that have just come (the counterpart of [`crate::bounce`]).
+//! Traffic that a bridge with an isolated pod must not lose on its way to the node: of pods, of other ports, of new
+//! pods (the counterpart of [`crate::bounce`]).
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 use crate::volley::{PACKETS, Sender, Volley};
 
 const PORT: u16 = 4000;
-/// A station behind a port of the bridge that is no pod's.
+/// MAC address of a station behind a port of the bridge that is not a pod's.
 const STATION: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 9];
 
 /// `mute` and `free` on a bridge, `far` on another node; `mute` may send to `far` alone.
@@ -32,7 +32,7 @@ fn ends(from: &str, to: IpAddr) -> (SocketAddr, SocketAddr) {
     ((from.parse::<IpAddr>().unwrap(), 5000).into(), (to, PORT).into())
 }
 
-/// What policy allows passes by the node, with an agent and without.
+/// Asserts the verdicts of the policy, which hold with an agent and without.
 fn allowed(cluster: &Cluster) {
     cluster.reaches("mute", "far");
     cluster.reaches("far", "mute");
@@ -43,7 +43,7 @@ fn allowed(cluster: &Cluster) {
     all_pass(&cluster.nodes[1], mute, mute.addresses());
 }
 
-/// To a pod of the same bridge, but to the node's hardware address: routed out by the bridge again.
+/// Frames to the node's MAC for a pod of the same bridge: the node routes them out by the bridge again.
 fn by_the_node_and_back(cluster: &Cluster) {
     let (free, mute) = (cluster.pod("free"), cluster.pod("mute"));
     let wire = mute.wire("eth0").unwrap();
@@ -68,7 +68,7 @@ fn pods_of_a_bridge_with_an_isolated_pod() {
     allowed(&cluster);
 }
 
-/// A tap device: whoever holds the file sends what it writes.
+/// Adds a tap device; frames written to the file enter the node by it.
 fn tap(node: &Host, name: &str) -> File {
     const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
     const TAP_WITHOUT_HEADER: i16 = 0x1002;
@@ -84,7 +84,7 @@ fn tap(node: &Host, name: &str) -> File {
     node.run(open).unwrap().unwrap()
 }
 
-/// What comes in by ports that are no pods': a pod's that nobody knows, a tunnel's, any other.
+/// Frames from ports without a known pod: an unknown pod's, a tunnel's, a tap's.
 #[test]
 fn other_ports_of_a_bridge_with_an_isolated_pod() {
     require_root!();
@@ -133,7 +133,7 @@ fn other_ports_of_a_bridge_with_an_isolated_pod() {
     allowed(&cluster);
 }
 
-/// Sends a packet a millisecond until one arrives; how long that took.
+/// Sends a packet a millisecond until one arrives; returns the time until then.
 fn first_arrival(pod: &Pod, far: &Pod) -> Duration {
     let (wire, sender, begin) = (far.wire("eth0").unwrap(), Sender::pod(pod), Instant::now());
     let ends = ((pod.addresses()[0], 5000).into(), (far.addresses()[0], PORT).into());
@@ -152,8 +152,7 @@ fn first_arrival(pod: &Pod, far: &Pod) -> Duration {
     panic!("nothing of {number} packets arrives")
 }
 
-/// A port without a program is one that nobody waits for: with an agent for as long as that takes to
-/// notice, without one not at all.
+/// Packets of a new pod drop until the agent has attached its programs. Without an agent they pass at once.
 #[test]
 fn pods_that_come_to_a_bridge_with_an_isolated_pod() {
     const AT_ONCE: Duration = Duration::from_millis(200);

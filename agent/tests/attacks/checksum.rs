@@ -1,5 +1,5 @@
-//! Checksums that are left to the card, written where a socket says: 16 bits of the sender's choice, after the
-//! judgement. A raw socket is all that a pod needs.
+//! Checksum offload of a packet socket: the kernel writes a checksum where the socket asks for it, after the judgement,
+//! so 16 bits of the sender's choice. Needs a raw socket only.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -11,20 +11,20 @@ use serde_json::json;
 
 use crate::volley::{PACKETS, Volley};
 
-/// What policy allows, and what the packets are to become.
+/// Port that policy allows; [`DENIED`] is the port that the packets are to get.
 const ALLOWED: u16 = 4000;
 const DENIED: u16 = 4001;
-/// What is denied has this long to prove the opposite.
+/// Time in which a leak would show.
 const LONG_ENOUGH: Duration = Duration::from_millis(500);
 
-/// A frame whose checksum from `start` on is these 16 bits: by two bytes at `free`, which it covers.
+/// Sets two bytes at `free` so that the frame's checksum from `start` on is `wanted`.
 pub(crate) fn becomes(mut frame: Vec<u8>, start: usize, free: usize, wanted: u16) -> Vec<u8> {
     let fold = |sum: u32| (sum & 0xffff) + (sum >> 16);
     frame[free..free + 2].fill(0);
     let words = frame[start..].chunks(2);
     let words = words.map(|w| u32::from(w[0]) << 8 | u32::from(*w.get(1).unwrap_or(&0)));
     let sum = fold(fold(words.sum()));
-    // What is missing to the complement of the wanted bits.
+    // Difference to the complement of the wanted bits.
     let missing = fold(u32::from(!wanted) + (0xffff - sum)) as u16;
     let aligned = (free - start).is_multiple_of(2);
     let missing = if aligned { missing } else { missing.swap_bytes() };
@@ -32,7 +32,7 @@ pub(crate) fn becomes(mut frame: Vec<u8>, start: usize, free: usize, wanted: u16
     frame
 }
 
-/// How many frames of a volley arrive with 16 bits at an offset.
+/// Number of frames of a volley that arrive with `bits` at the offset `at`.
 fn arrivals(wire: &Wire, payload: &[u8], at: usize, bits: u16) -> usize {
     let (mut seen, deadline) = (0, Instant::now() + LONG_ENOUGH);
     while seen < PACKETS && Instant::now() < deadline {
@@ -47,7 +47,7 @@ fn arrivals(wire: &Wire, payload: &[u8], at: usize, bits: u16) -> usize {
     seen
 }
 
-/// A pod that may send to UDP and TCP port 4000 of another, which leaves checksums to no card.
+/// `hostile` may send to UDP and TCP port 4000 of `victim`; the kernel completes checksums at the victim's veth.
 fn world(cni: Cni) -> Cluster {
     let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim", "other"]);
     let exempt = PodSpec::new(NAMESPACE, "exempt").annotation("netpold.io/check-source", "off");
@@ -67,7 +67,7 @@ fn world(cni: Cni) -> Cluster {
     cluster
 }
 
-/// One way to have something written: where the sum begins, where it goes, what it becomes.
+/// One offload request: the first byte of the sum, the place of the result, and its value.
 struct Written {
     what: &'static str,
     protocol: u8,
@@ -76,7 +76,7 @@ struct Written {
     bits: u16,
 }
 
-/// A port, an address of either side, behind the IP header and in it.
+/// Requests for a port and for either address, with sums that begin behind the IP header and in it.
 fn ways(to: IpAddr, other: IpAddr) -> Vec<Written> {
     let header = if to.is_ipv4() { 20 } else { 40 };
     let (transport, source) = (14 + header, if to.is_ipv4() { 26 } else { 22 });
@@ -87,7 +87,7 @@ fn ways(to: IpAddr, other: IpAddr) -> Vec<Written> {
     };
     let port =
         |what, protocol, start| Written { what, protocol, start, at: transport + 2, bits: DENIED };
-    // The kernel takes no sum that begins in front of this (virtio_net_hdr_to_skb).
+    // Smallest start of a sum that the kernel accepts (virtio_net_hdr_to_skb).
     let first = if to.is_ipv4() { 20 } else { 40 };
     let mut ways = vec![
         port("a UDP port", 17, transport + 2),
@@ -112,7 +112,7 @@ fn ways(to: IpAddr, other: IpAddr) -> Vec<Written> {
 fn on(cni: Cni) {
     let mut cluster = world(cni);
     let mut leaks = Vec::new();
-    // Without netpold first, where all of it is written.
+    // Without netpold first, where every request must succeed.
     for enforced in [false, true] {
         if enforced {
             cluster.enforce();
@@ -165,7 +165,7 @@ fn on(cni: Cni) {
     honest(&cluster);
 }
 
-/// What sockets leave to the card themselves, and what a packet socket may leave to it.
+/// Legitimate offload, by ordinary sockets and by a packet socket.
 fn honest(cluster: &Cluster) {
     let (pod, victim) = (cluster.pod("hostile"), cluster.pod("victim"));
     victim.serve(Protocol::Tcp, ALLOWED).unwrap();
@@ -183,7 +183,7 @@ fn honest(cluster: &Cluster) {
         let ends: [SocketAddr; 2] = [(*own, 5000).into(), (*to, ALLOWED).into()];
         let payload = Volley::new().payload(0, 3000);
         let transport = if to.is_ipv4() { 34 } else { 54 };
-        // One datagram, three segments, three datagrams; a sum over the payload, where nobody looks.
+        // One datagram, three segments, three datagrams, and a sum over the payload, which is not judged.
         let (tcp, udp) = (transport + 20, transport + 8);
         let kind = if to.is_ipv4() { 1 } else { 4 };
         for (what, protocol, length, checksum, segments) in [

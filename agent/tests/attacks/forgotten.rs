@@ -1,5 +1,5 @@
-//! Answers that the node translates anew, to somebody who is denied, since its conntrack has forgotten what
-//! netpold remembers of a flow (issue 12, 4 and 15).
+//! Answers that the node translates anew, to a denied pod, because its conntrack has forgotten a flow that netpold
+//! still has (issue 12, 4 and 15).
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -12,25 +12,25 @@ use netpold_testbed::{Cni, Flow, Protocol, Proxy, require_root};
 use crate::volley::{PACKETS, Sender, Tally, Volley};
 
 const CLIENT_PORT: u16 = 5000;
-/// Without policy and with it: what the first volley's late answers leave in the node's conntrack is no flow of
-/// the second.
+/// Client ports without policy and with it: conntrack entries that late answers of the first volley leave are no flow
+/// of the second.
 const CLIENT_PORTS: [u16; 2] = [CLIENT_PORT, 5001];
 pub(crate) const TCP: u8 = 6;
 const PUSH_AND_ACK: u8 = 0x18;
-/// Behind quoted headers.
+/// Length of the payload behind the quoted headers.
 pub(crate) const LONG: usize = 400;
 
-/// How the node comes to forget.
+/// Way in which the node's conntrack loses its entries.
 #[derive(Clone, Copy)]
 enum Forgetting {
-    /// Its entries are deleted.
+    /// The entries are deleted.
     Deleted,
-    /// They expire before those of netpold.
+    /// The entries expire before those of netpold.
     Expired,
 }
 
 impl Forgetting {
-    /// Before the agent starts.
+    /// Sets the kernel's timeouts, before the agent starts.
     fn prepare(self, cluster: &Cluster) {
         if matches!(self, Self::Expired) {
             for node in &cluster.nodes {
@@ -44,19 +44,19 @@ impl Forgetting {
     fn forget(self, world: &World) {
         match self {
             Self::Deleted => world.cluster.nodes[world.node].forget_connections().unwrap(),
-            // An entry ends within its second; the sweep may come later, but nobody finds it then.
+            // An entry expires within its second; lookups skip expired entries that the sweep has not freed.
             Self::Expired => std::thread::sleep(Duration::from_secs(3)),
         }
     }
 }
 
-/// What the client sends once the node has forgotten.
+/// Packets of the client after the node has forgotten the flow.
 #[derive(Clone, Copy)]
 enum Answers {
     Datagrams,
-    /// In the middle of a connection.
+    /// TCP segments in the middle of a connection.
     Segments,
-    /// ICMP errors about what began the flow, behind a datagram that begins one for the node.
+    /// ICMP errors about the first packet of the flow, behind a datagram that is a new flow for the node.
     Errors,
 }
 
@@ -87,7 +87,7 @@ impl Answers {
     }
 }
 
-/// A client that may send to `friend` alone, and a Service whose backend is `enemy`, on one of two nodes.
+/// A client that may send to `friend` alone, and a Service with the backend `enemy`, on one of two nodes.
 struct World {
     cluster: Cluster,
     node: usize,
@@ -107,8 +107,8 @@ fn world(kind: Cni) -> World {
     World { cluster, node }
 }
 
-/// Somebody begins a flow with the client, and stays where the answer is a flow, from an address that leads
-/// to `enemy`, and the client answers there.
+/// `begin` begins a flow with the client from an address that leads to `enemy`, and returns it if it is to stay open.
+/// The node forgets the flow, and the client answers at that address.
 fn attack(
     world: &mut World,
     (forgetting, answers): (Forgetting, Answers),
@@ -136,7 +136,6 @@ fn attack(
             }
             let sender = Sender::pod(world.cluster.pod("client"));
             if flow.is_none() {
-                // The answer.
                 sender.send(&udp_packet(own, there, b"answer"));
             }
             forgetting.forget(world);
@@ -157,9 +156,9 @@ fn attack(
     }
 }
 
-/// The node that begins flows by hand takes no answer to them. It knows nothing of such a flow, so its own node port
-/// would lead the answer to `enemy` (THREATS.md names that way), and what `enemy` says to it would come back as
-/// the flow that is to be forgotten.
+/// Drops UDP at the node that begins flows with forged packets. Its conntrack has no such flow, so its own node port
+/// would lead the answer to `enemy` (see THREATS.md), and the reply of `enemy` would come back as the flow that is to
+/// be forgotten.
 fn takes_no_datagram(node: &netpold_testbed::Host) {
     crate::volley::nft(
         node,
@@ -172,7 +171,7 @@ fn takes_no_datagram(node: &netpold_testbed::Host) {
     );
 }
 
-/// Somebody on the wire sends in the name of a Service's address.
+/// A host on the wire sends with a Service's address as the source.
 fn from_a_service(forgetting: Forgetting, addresses: fn(&Service) -> [IpAddr; 2]) {
     let mut world = world(Cni::Ptp);
     takes_no_datagram(&world.cluster.nodes[1]);
@@ -204,15 +203,14 @@ fn answers_to_a_service_after_the_node_forgot() {
     from_a_service(Forgetting::Expired, Service::cluster_ips);
 }
 
-/// Which may be a real host's, so flows begin there.
+/// An external address may be a real host's, so flows may begin there.
 #[test]
 fn answers_to_an_external_address_that_the_node_has_deleted() {
     require_root!();
     from_a_service(Forgetting::Deleted, Service::external_ips);
 }
 
-/// The node itself asks from the port at which it serves others, at an address of its object or at a further
-/// one.
+/// The node itself begins the flow from its node port, at an address of its Node object or (`further`) at another one.
 fn from_the_node(kind: Cni, forgetting: Forgetting, answers: Answers, further: bool) {
     const FURTHER: [&str; 2] = ["10.77.0.1", "fd00:77::1"];
     let mut world = world(kind);
@@ -283,12 +281,12 @@ fn errors_to_a_node_port_that_the_node_has_deleted() {
     from_the_node(Cni::Bridge, Forgetting::Deleted, Answers::Errors, false);
 }
 
-/// A client outside comes by a node port to the very pod: masqueraded to an address of the node and a
-/// port of the node's choice, which is the node port where no other is asked for.
+/// A flow from outside that the node masquerades to its own address. It keeps its source port, which equals the node
+/// port.
 fn masqueraded(answers: Answers) {
     let mut world = world(Cni::Ptp);
     takes_no_datagram(&world.cluster.nodes[1]);
-    // What comes from the other node has this node's address, and keeps its port.
+    // Traffic from the other node gets this node's address and keeps its port.
     crate::volley::nft(
         &world.cluster.nodes[0],
         "table inet far {
@@ -315,7 +313,7 @@ fn masqueraded(answers: Answers) {
         |World { cluster, .. }, family| {
             let node = cluster.nodes[0].addresses()[family];
             let client = cluster.pod("client").addresses()[family];
-            // The address that a route to the client prefers.
+            // Address that the route to the client prefers.
             let preferred = cluster.nodes[0].run(|| {
                 let socket = std::net::UdpSocket::bind((node, 0)).unwrap();
                 socket.connect((client, 1)).unwrap();
@@ -346,8 +344,8 @@ fn errors_to_a_masqueraded_client_after_the_node_forgot() {
     masqueraded(Answers::Errors);
 }
 
-/// A server that may send nothing goes on answering clients of its node port, however often the node forgets
-/// them, and other nodes, whether anything tracks that or not.
+/// A server that may send nothing keeps answering nodes, with conntrack and without, and clients of its node port,
+/// however often the node forgets them.
 #[test]
 fn answers_to_allowed_clients_go_on() {
     require_root!();
@@ -404,8 +402,8 @@ fn answers_to_allowed_clients_go_on() {
     }
 }
 
-/// A packet that conntrack takes for nonsense is not translated: the node answers it, with a reset. The next one
-/// is translated.
+/// Conntrack finds a segment without flags invalid: the node does not translate it, and answers with a reset. The next
+/// segment is translated.
 #[test]
 fn a_reset_of_the_node_begins_nothing() {
     const NO_FLAGS: u8 = 0;

@@ -1,5 +1,5 @@
-//! Packets that go round a pod's program on a bridge while programs are put in place: by a new agent, or
-//! because pods come (the other ways are in [`crate::bounce`]).
+//! Packets around a pod's program on a bridge while programs are being attached: by a new agent, or for new pods (other
+//! ways around: [`crate::bounce`]).
 
 use std::net::IpAddr;
 
@@ -12,12 +12,12 @@ use crate::bounce::{bounced, can_bounce, tc};
 use crate::volley::{BOTH, Sender, Tally, Volley, pairs};
 
 const PORT: u16 = 4000;
-/// Packets of a stream, of some 100 bytes each: a hundred a second, for longer than anything here takes.
+/// Packets of a stream, some 100 bytes each: a hundred a second, for longer than any test takes.
 const STREAM: usize = 9_000;
 const RATE: &str = "80kbit";
 
-/// Begins to send packets round the program of `hostile`, from and to each of these in turn; they go on by
-/// themselves.
+/// Starts a stream around the program of `hostile`, between each pair of `ends` in turn; `ifb0` goes on sending it by
+/// itself.
 fn stream(cluster: &Cluster, volley: Volley, ends: &[(IpAddr, IpAddr)]) {
     let hostile = cluster.pod("hostile");
     tc(hostile, "qdisc replace dev ifb0 root tbf rate 8kbit burst 400 limit 4000000");
@@ -37,8 +37,8 @@ fn stream(cluster: &Cluster, volley: Volley, ends: &[(IpAddr, IpAddr)]) {
     tc(hostile, &format!("qdisc change dev ifb0 root tbf rate {RATE} burst 2000 limit 4000000"));
 }
 
-/// A pod of a bridge that may send nothing streams with its own source and with its neighbour's, who may, to
-/// another node, while `meanwhile` happens.
+/// An isolated pod of a bridge streams to another node while `meanwhile` runs, with its own source and with that of a
+/// neighbour that is not isolated.
 fn while_programs_change(test: &str, meanwhile: impl FnOnce(&mut Cluster)) {
     if !require_root(test) {
         return;
@@ -77,7 +77,7 @@ fn while_programs_change(test: &str, meanwhile: impl FnOnce(&mut Cluster)) {
     }
 }
 
-/// Adds pods whose programs are not there yet; the agents hear of them.
+/// Adds pods to the node and the manifests; the agent has yet to attach their programs.
 fn add_pods(cluster: &mut Cluster, numbers: std::ops::Range<u32>) {
     for number in numbers {
         cluster.add_as(1, PodSpec::new(NAMESPACE, &format!("new{number}")));
@@ -85,7 +85,7 @@ fn add_pods(cluster: &mut Cluster, numbers: std::ops::Range<u32>) {
     cluster.write();
 }
 
-/// The programs of new pods take the new agent longest.
+/// A new agent takes longest to attach the programs of new pods.
 #[test]
 fn bounced_while_a_new_agent_begins() {
     while_programs_change("bounced_while_a_new_agent_begins", |cluster| {

@@ -1,5 +1,5 @@
-//! Who a frame says it is from, where that is hard to read, or no IP packet says it: behind VLAN tags, by its
-//! station, by asking whether an address is free. A raw socket is all that a pod needs.
+//! The sender's identity in frames that are hard to read or carry no IP packet: behind VLAN tags, in the source MAC, in
+//! probes for a free address. Needs a raw socket only.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -11,19 +11,19 @@ use netpold_testbed::{Cni, Pod, PodSpec, Wire, ethernet, require_root};
 
 use crate::volley::{BOTH, PACKETS, Sender, Volley};
 
-/// The frame that a pod sends, and the packet in it.
+/// Builds the frame that a pod sends, and the packet in it.
 type Frame<'f> = &'f dyn Fn(&Pod) -> (Vec<u8>, Vec<u8>);
 
 const PORT: u16 = 4000;
 const BROADCAST: [u8; 6] = [0xff; 6];
 const ARP: u16 = 0x0806;
-/// The kernel strips any number of these.
+/// VLAN tags, of which the kernel strips any number.
 const TAGS: [[u8; 4]; 2] = [[0x81, 0, 0, 0], [0x88, 0xa8, 0, 0]];
-/// What is denied has this long to prove the opposite.
+/// Time in which a leak would show.
 const LONG_ENOUGH: Duration = Duration::from_millis(300);
 
-/// Pods on a bridge: `hostile` may send anything in its own name, `mute` nothing, and `exempt` is not checked, so that
-/// what it tries shows what the attack does.
+/// Pods on a bridge: `hostile` may send anything in its own name, `mute` nothing. `exempt` is not checked, so its
+/// frames show the effect of an attack.
 fn world() -> Cluster {
     let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["victim", "other", "hostile", "mute"]);
     let exempt = PodSpec::new(NAMESPACE, "exempt").annotation("netpold.io/check-source", "off");
@@ -33,17 +33,17 @@ fn world() -> Cluster {
     cluster
 }
 
-/// The attackers, and whether netpold lets them.
+/// Attackers, and whether netpold lets their frames pass.
 const ATTACKERS: [(&str, bool); 3] = [("exempt", true), ("hostile", false), ("mute", false)];
 
-/// An ARP packet: request or reply, sender's station and address, target's address.
+/// ARP packet: operation, sender's MAC and address, target's address.
 pub(crate) fn arp(operation: u8, station: [u8; 6], own: IpAddr, target: IpAddr) -> Vec<u8> {
     let (IpAddr::V4(own), IpAddr::V4(target)) = (own, target) else { panic!("IPv4 only") };
     let header = [0, 1, 8, 0, 6, 4, 0, operation];
     [&header[..], &station, &own.octets(), &[0; 6], &target.octets()].concat()
 }
 
-/// A message of neighbour discovery.
+/// Neighbour discovery message.
 pub(crate) fn discovery(from: IpAddr, to: IpAddr, kind: u8, word: [u8; 4], rest: &[u8]) -> Vec<u8> {
     let mut packet = icmp_packet((from, to), (kind, 0), word, rest);
     packet[7] = 255;
@@ -55,7 +55,7 @@ pub(crate) fn octets6(address: IpAddr) -> [u8; 16] {
     address.octets()
 }
 
-/// A solicitation from nobody, and the station of the group that it goes to.
+/// Solicitation from the unspecified address, with the MAC address of the solicited group.
 fn probe6(target: IpAddr) -> ([u8; 6], Vec<u8>) {
     let octets = octets6(target);
     let [.., a, b, c] = octets;
@@ -64,7 +64,7 @@ fn probe6(target: IpAddr) -> ([u8; 6], Vec<u8>) {
     ([0x33, 0x33, 0xff, a, b, c], packet)
 }
 
-/// How many frames with these bytes in them arrive; waits no longer once `enough` have.
+/// Number of frames with `bytes` in them that arrive; returns early once `enough` have.
 pub(crate) fn arrivals(wire: &Wire, bytes: &[u8], enough: usize) -> usize {
     let (mut seen, deadline) = (0, Instant::now() + LONG_ENOUGH);
     while seen < enough && Instant::now() < deadline {
@@ -78,8 +78,8 @@ pub(crate) fn arrivals(wire: &Wire, bytes: &[u8], enough: usize) -> usize {
     seen
 }
 
-/// Sends frames of some attackers and counts what arrives: each of the exempt one's, none of the others'.
-/// `frame`: what an attacker sends, and the bytes by which it is known.
+/// Sends frames of each attacker and checks the arrivals: all of `exempt`, none of the others. `frame` builds an
+/// attacker's frame, and the bytes that identify it.
 #[track_caller]
 fn attack(
     cluster: &Cluster,
@@ -105,7 +105,7 @@ fn attack(
     Ok(())
 }
 
-/// Forged sources, addresses claimed by ARP and by neighbour discovery, and a router of one's own.
+/// Forged sources, addresses claimed by ARP and by neighbour discovery, and router advertisements.
 #[test]
 fn tags_hide_nothing() {
     require_root!();
@@ -150,7 +150,7 @@ fn tags_hide_nothing() {
         }
     }
     assert!(leaks.is_empty(), "{leaks:#?}");
-    // In one's own name two tags are none too many.
+    // In the pod's own name two tags are allowed.
     let hostile = cluster.pod("hostile");
     let own = udp_packet(
         (hostile.addresses()[0], 5000).into(),
@@ -163,7 +163,7 @@ fn tags_hide_nothing() {
     assert_eq!(arrivals(&wire, &own, 1), 1, "two tags in its own name");
 }
 
-/// Frames from the victim's station: the bridge then sends there what is for it.
+/// Frames with the victim's source MAC: the bridge would then send the victim's traffic to the attacker.
 #[test]
 fn another_station_teaches_the_bridge_nothing() {
     require_root!();
@@ -171,7 +171,7 @@ fn another_station_teaches_the_bridge_nothing() {
     let [victim, other] = ["victim", "other"].map(|name| cluster.pod(name));
     let (theirs, node) = (victim.mac(), victim.gateway_mac());
     let victims = victim.wire("eth0").unwrap();
-    // What the bridge knows of the victim before each attack.
+    // Teaches the bridge the victim's port before each attack.
     let reminder =
         ethernet(node, theirs, ARP, &arp(1, theirs, victim.addresses()[0], other.addresses()[0]));
     let mut leaks = Vec::new();
@@ -191,7 +191,7 @@ fn another_station_teaches_the_bridge_nothing() {
             ("what is not IP", ethernet(node, theirs, 0x88b5, &[0; 46])),
         ];
         for (what, frame) in attacks {
-            // The last but one lies in ARP alone: it teaches hosts, and no bridge.
+            // "ARP from its own" forges the MAC in ARP alone: hosts learn it, the bridge does not.
             let teaches = what != "ARP from its own";
             victims.send(&reminder).unwrap();
             std::thread::sleep(Duration::from_millis(20));
@@ -210,7 +210,7 @@ fn another_station_teaches_the_bridge_nothing() {
         }
     }
     assert!(leaks.is_empty(), "{leaks:#?}");
-    // Hosts learn from ARP's own words.
+    // Hosts learn the MAC that ARP carries.
     let lie = |pod: &Pod| {
         let own = pod.addresses()[0];
         let packet = arp(2, theirs, own, own);
@@ -219,7 +219,7 @@ fn another_station_teaches_the_bridge_nothing() {
     attack(&cluster, &victims, "another's station in ARP", lie).unwrap();
 }
 
-/// Whether a pod gets a new IPv6 address while somebody asks for it.
+/// Whether duplicate address detection lets a pod have a new IPv6 address.
 fn gets(pod: &Pod, address: &str) -> bool {
     let add = format!("address add {address}/64 dev eth0\n");
     pod.netns().ip(&add).unwrap();
@@ -237,7 +237,7 @@ fn gets(pod: &Pod, address: &str) -> bool {
     got
 }
 
-/// Questions whether an address is free, by somebody who does not mean to have it.
+/// Probes for a free address by a pod that does not want it.
 #[test]
 fn nobody_is_kept_from_a_new_address() {
     require_root!();
@@ -268,7 +268,7 @@ fn nobody_is_kept_from_a_new_address() {
         println!("{name} asks for {address}: the victim gets it: {got}");
         assert_eq!(got, !allowed, "while {name} asks for it");
     }
-    // IPv4: what hosts that probe (RFC 5227) would hear.
+    // IPv4: ARP probes, which hosts with RFC 5227 take for a conflict.
     let wire = victim.wire("eth0").unwrap();
     let nobody = IpAddr::from([0; 4]);
     let question = |pod: &Pod, address| {
@@ -277,7 +277,7 @@ fn nobody_is_kept_from_a_new_address() {
     };
     attack(&cluster, &wire, "ARP for another's", |pod| question(pod, victim.addresses()[0]))
         .unwrap();
-    // For one's own everybody may ask.
+    // A pod may probe for its own addresses.
     for name in ["hostile", "mute"] {
         let pod = cluster.pod(name);
         let (own, known_by) = question(pod, pod.addresses()[0]);

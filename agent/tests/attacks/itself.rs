@@ -1,5 +1,5 @@
-//! A pod that reaches itself through its own Service, whatever other pods are isolated and however the
-//! bridge is set (issue 12, 5).
+//! A pod reaches itself through its own Service, whichever other pods are isolated and however the bridge is configured
+//! (issue 12, 5).
 
 use netpold_testbed::cluster::{Cluster, isolate};
 use netpold_testbed::services::{NODE_PORT, Service, outcomes, provide};

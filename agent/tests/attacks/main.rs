@@ -1,8 +1,8 @@
-//! Ways around the packet path, tried with real packets through a real node: each from the outside, as
-//! somebody hostile would, with a raw socket in the victim that sees what arrives. Needs root.
+//! Attacks on the packet path with real packets through a real node: raw sockets send from the outside, and a raw
+//! socket in the victim counts the arrivals. Needs root.
 //!
-//! Every attack is run twice: without policy, where it must arrive (else the test shows nothing), and with
-//! policy, where nothing may. What is still open is left out by `#[ignore]`; to see how much of it arrives:
+//! Every attack runs twice: without policy, where it must arrive (else the test proves nothing), and with policy, where
+//! nothing may arrive. An attack that still succeeds is marked `#[ignore]`; to run these too:
 //! `cargo nextest run -p netpold --test attacks --run-ignored all`.
 
 #![expect(

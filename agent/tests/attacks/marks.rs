@@ -1,5 +1,5 @@
-//! Marks by pods whose devices netpold does not know, or that no interface of the node received
-//! (issue 12, 9 and 1).
+//! Marks: forged on packets of an unknown pod's veth or without a receiving interface of the node (issue 12, 9 and 1),
+//! and erased on the node (issue 12, 8).
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley, nft, pairs};
 
 const PORT: u16 = 4000;
 
-/// The mark of `victim`'s own packets.
+/// Mark of the victim's own packets.
 fn forged(cluster: &Cluster) -> u16 {
     mark(endpoint_slot(cluster.pod("victim").host_ifindex(), 0), 1) as u16
 }
 
-/// A pod that netpold was never told of.
+/// Volleys of a pod without an object.
 fn of_an_unknown_veth(test: &str, cni: Cni) {
     let mut cluster = Cluster::one(cni).with_pods(&["victim"]);
     let zombie = cluster.nodes[0].add_pod(&PodSpec::new(NAMESPACE, "zombie")).unwrap();
@@ -62,7 +62,7 @@ fn marks_of_an_unknown_pod_on_a_bridge_node() {
     of_an_unknown_veth("marks_of_an_unknown_pod_on_a_bridge_node", Cni::Bridge);
 }
 
-/// A pod's further interface on top of the bridge: no interface of the node receives what it sends.
+/// A pod's macvlan on top of the bridge: its packets have no receiving interface of the node.
 #[test]
 fn a_macvlan_on_the_bridge_is_not_the_node() {
     const TEST: &str = "a_macvlan_on_the_bridge_is_not_the_node";
@@ -103,7 +103,7 @@ fn a_macvlan_on_the_bridge_is_not_the_node() {
             if cluster.agents.is_empty() {
                 volley.arrives(&wire, "without an agent");
             } else {
-                // Kernels before 6.15 do not tell it from what comes from outside.
+                // Before 6.15 netpold cannot distinguish these packets from those that come from outside.
                 println!("without policy: {} arrive", volley.leaked(&wire));
             }
             cluster.policy("victim", isolate("victim", &BOTH)).enforce();
@@ -116,10 +116,10 @@ fn a_macvlan_on_the_bridge_is_not_the_node() {
     tally.holds();
 }
 
-/// What is to be noticed is, within this (issue 12, 8).
+/// Time in which a problem is reported.
 const NOTICED: Duration = Duration::from_secs(10);
 
-/// The look-over comes every second here; by default every ten.
+/// Cluster with a readback every second; the default is ten.
 fn looked_after(cni: Cni, pods: &[&str]) -> Cluster {
     let mut cluster = Cluster::one(cni).with_pods(pods);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
@@ -130,13 +130,13 @@ fn problems(status: &Value) -> Vec<&str> {
     status["problems"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
-/// The agent has looked at every endpoint once, and has nothing to say.
+/// Waits until the agent has checked every endpoint once and reports no problem.
 fn settled(cluster: &mut Cluster) {
     cluster.agents[0].wait_for("content", ENFORCED, |status| problems(status).is_empty()).unwrap();
     std::thread::sleep(Duration::from_secs(2));
 }
 
-/// Waits until a problem has these words.
+/// Waits until a reported problem contains all `words`.
 fn said(cluster: &mut Cluster, words: &[&str]) {
     let has = |status: &Value| {
         problems(status).iter().any(|problem| words.iter().all(|word| problem.contains(word)))
@@ -144,8 +144,8 @@ fn said(cluster: &mut Cluster, words: &[&str]) {
     cluster.agents[0].wait_for(&words.join(", "), NOTICED, has).unwrap();
 }
 
-/// Somebody else's rule clears the mark of all that the node forwards. It is said for as long as the rule is
-/// there. Verdicts between pods stay exact, and what cannot be judged without the mark drops.
+/// A foreign rule clears the mark of all forwarded packets: reported while the rule is there. Verdicts between pods
+/// stay exact; packets that need the mark for their verdict drop.
 fn erased(cni: Cni) {
     let mut cluster = looked_after(cni, &["client", "good", "bad"]);
     let services = [
@@ -159,7 +159,7 @@ fn erased(cni: Cni) {
         let addresses = cluster.pod(name).addresses().iter();
         addresses.map(|address| (*address, SERVED).into()).collect::<Vec<_>>()
     };
-    // An answer of the Service's has another source than its backend where it leaves.
+    // Where an answer of the Service leaves, its source is no longer the backend.
     let exact = |cluster: &Cluster, answers: &[&str]| {
         answer(cluster.pod("client"), &good, answers);
         answer(cluster.pod("client"), &bad, NOBODY);
@@ -174,7 +174,7 @@ fn erased(cni: Cni) {
     said(&mut cluster, &["lost bit 28 of skb->mark on this node", "shop/client", "shop/good"]);
     let log = cluster.agents[0].log();
     assert!(log.contains("packets of pods miss their proof"), "{log}");
-    // What an isolated pod answers is not known to be an answer.
+    // Without the mark, an isolated pod's answer is not recognised as one.
     cluster.policy("good", isolate("good", &["Egress"])).enforce();
     answer(cluster.pod("client"), &backend(&cluster, "good"), NOBODY);
     cluster.without_policy("good").enforce();
@@ -199,7 +199,7 @@ fn a_rule_that_erases_marks_is_named_on_a_bridge_node() {
     erased(Cni::Bridge);
 }
 
-/// The same symptom, by the pod's own doing: it is said of that pod, and of nobody else's rules.
+/// A pod that causes the symptom itself: the report names that pod and no rule of the node.
 #[test]
 fn a_pod_that_goes_round_its_program_is_named() {
     const TEST: &str = "a_pod_that_goes_round_its_program_is_named";
@@ -220,7 +220,7 @@ fn a_pod_that_goes_round_its_program_is_named() {
     assert!(accused.len() == 1 && !accused[0].contains("shop/other"), "{accused:?}");
 }
 
-/// A tc filter behind netpold's program, as tools for bandwidth have it, clears the mark in `tc_index`.
+/// A tc filter behind netpold's program, as bandwidth tools add it, clears the mark in `tc_index`.
 #[test]
 fn a_filter_that_erases_tc_index_is_named() {
     const TEST: &str = "a_filter_that_erases_tc_index_is_named";

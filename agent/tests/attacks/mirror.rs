@@ -1,4 +1,4 @@
-//! The node as a mirror: what it answers to a forged source is its own packet (issue 12, 15).
+//! The node as a mirror: its answer to a forged source is a packet of its own (issue 12, 15).
 
 use netpold_testbed::cluster::Cluster;
 use netpold_testbed::packet::icmp_packet;
@@ -8,7 +8,7 @@ use crate::volley::{PACKETS, Sender, Tally, try_both};
 
 fn mirror(cni: Cni, rp_filter: &str, tally: &mut Tally) {
     let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim"]);
-    // The forger gets through its own interface.
+    // Lets the forged source pass at the forger's own interface.
     cluster.arguments = ["--check-source", "off"].map(str::to_owned).to_vec();
     let keys = ["all", "default", "cni0", cluster.pod("hostile").host_interface()];
     for key in keys {

@@ -1,5 +1,4 @@
-//! Packets in packets, to the node's own tunnel device (issue 12, 13). Of the tunnels this kernel has
-//! VXLAN.
+//! Encapsulated packets to the node's own tunnel device (issue 12, 13): VXLAN, the one tunnel that this kernel has.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,7 +13,7 @@ const TUNNEL_MAC: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 1];
 const PEER_MAC: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 2];
 const PORT: u16 = 4000;
 
-/// `victim` hears `friend` alone, `mute` may send nothing, `hostile` is free.
+/// `victim` allows `friend` alone, `mute` may send nothing, `hostile` is free.
 fn world(cni: Cni) -> Cluster {
     let pods = ["victim", "friend", "hostile", "mute", "free"];
     let cluster = Cluster::one(cni).with_pods(&pods);
@@ -32,7 +31,7 @@ fn world(cni: Cni) -> Cluster {
     cluster
 }
 
-/// Of `sender`, with the inner packet said to be of `claimed`.
+/// Sends a volley of `sender` in VXLAN; `ends` are the inner source and destination.
 fn wrapped(cluster: &Cluster, volley: Volley, sender: &str, ends: (IpAddr, IpAddr)) {
     let pod = cluster.pod(sender);
     let [node, _] = cluster.nodes[0].addresses();
@@ -48,7 +47,7 @@ fn wrapped(cluster: &Cluster, volley: Volley, sender: &str, ends: (IpAddr, IpAdd
     }
 }
 
-/// Each of these (who sends, as whom, to whom) arrives without an agent, and not with policy.
+/// Checks that each way (sender, claimed source, receiver) arrives without an agent, and counts its leaks with policy.
 fn decapsulated(cni: Cni, ways: &[[&str; 3]], tally: &mut Tally) {
     let mut cluster = world(cni);
     for policy in [false, true] {

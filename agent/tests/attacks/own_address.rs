@@ -1,5 +1,4 @@
-//! Packets to an address that their sender may reach, its own to begin with, in frames to somebody else's
-//! station (issue 12, 11).
+//! Packets to an address that their sender may reach, in frames to another station's MAC (issue 12, 11).
 
 use std::net::IpAddr;
 
@@ -10,10 +9,10 @@ use netpold_testbed::{Cni, Node, require_root};
 use crate::volley::{PACKETS, Sender, Tally, Volley, try_both};
 
 const BROADCAST: [u8; 6] = [0xff; 6];
-/// As much as an Ethernet frame carries.
+/// Payload length; the packets fit an Ethernet frame.
 const LONG: usize = 1320;
 
-/// A volley of several kinds of packets.
+/// Sends a volley of UDP, ICMP echo and unknown-protocol packets.
 fn mixed(sender: &Sender, volley: Volley, from: IpAddr, to: IpAddr) {
     for number in 0..PACKETS {
         let payload = volley.payload(number, LONG);
@@ -26,7 +25,7 @@ fn mixed(sender: &Sender, volley: Volley, from: IpAddr, to: IpAddr) {
     }
 }
 
-/// A host beyond a port of the bridge, as an uplink that is one.
+/// A host behind a port of the bridge, which serves as the uplink.
 fn uplink(cluster: &Cluster) -> Node {
     let far = Node::new("far", Cni::Ptp, "10.7.0.0/24", "fd00:7::/64").unwrap();
     let there = far.netns().path();
@@ -45,13 +44,13 @@ fn uplink(cluster: &Cluster) -> Node {
 fn ones_own_address_at_another_station() {
     require_root!();
     let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["hostile", "other"]);
-    // Whoever forges a source gets through its own interface.
+    // Lets forged sources pass at the sender's own interface.
     cluster.arguments = ["--check-source", "off"].map(str::to_owned).to_vec();
     let far = uplink(&cluster);
     let other = cluster.pod("other").wire("eth0").unwrap();
     let outside = far.wire("uplink").unwrap();
     let macs = (cluster.pod("other").mac(), far.hardware_address("uplink").unwrap());
-    // The bridge learns where it is.
+    // The bridge learns the port of the host behind the uplink.
     outside.send(&netpold_testbed::ethernet(BROADCAST, macs.1, 0x88b5, &[0; 46])).unwrap();
     let mut tally = Tally::default();
     let own = cluster.pod("hostile").addresses().to_vec();
@@ -76,7 +75,7 @@ fn ones_own_address_at_another_station() {
     tally.holds();
 }
 
-/// The node's own address, which every pod reaches, and an allowed peer's.
+/// The node's address, which every pod reaches, and an allowed peer's.
 #[test]
 fn an_allowed_address_at_another_station() {
     require_root!();

@@ -1,5 +1,5 @@
-//! Connections that the node's SYNPROXY opens in a client's name: its packets come from no interface
-//! (issue 12, 1).
+//! Connections that the node's SYNPROXY opens in a client's name: its packets have no receiving interface (issue 12,
+//! 1).
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ const RULES: &str = "table inet guard {
     }
 }";
 
-/// How many connections are tried: how many of them the victim hears of, and how many it answers.
+/// Opens connections; returns how many of them reach the victim, and how many are answered.
 fn tried(cluster: &Cluster, family: usize) -> (usize, usize) {
     let (from, victim) = (cluster.pod("stranger"), cluster.pod("victim"));
     let (own, to) = (from.addresses()[family], victim.addresses()[family]);
@@ -35,7 +35,7 @@ fn tried(cluster: &Cluster, family: usize) -> (usize, usize) {
     (heard.len(), results.iter().filter(|result| result.connected()).count())
 }
 
-/// Source port of what a client sends to [`PORT`].
+/// Source port of a frame of the client to [`PORT`].
 fn client_port(client: IpAddr, frame: &[u8]) -> Option<u16> {
     let (source, transport) = match client {
         IpAddr::V4(own) => (frame.get(26..30)? == own.octets(), 34),

@@ -1,6 +1,6 @@
-//! Connections whose direction a client turns around in the node's conntrack before policy comes: an RST whose TTL
-//! ends at the node closes the entry, both ends go on, and what the server sends next makes an entry that the
-//! server began.
+//! Connections that a client reverses in the node's conntrack before policy comes: an RST with a TTL that ends at the
+//! node closes the entry, both ends go on, and the server's next segment makes an entry with the server as the
+//! originator.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
@@ -17,12 +17,12 @@ use std::os::fd::AsRawFd as _;
 
 use crate::volley::{Sender, nft};
 
-/// No port that clients are given.
+/// Port outside the ephemeral range.
 const SERVER: u16 = 8080;
 const TCP: u8 = 6;
 const RST: u8 = 0x04;
 
-/// A connection with both of its ends.
+/// TCP connection with both of its sockets.
 struct Connection {
     client: TcpStream,
     server: TcpStream,
@@ -30,7 +30,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// From a port of the client's choice.
+    /// Connects from the given port of the client.
     fn open(client: &Pod, listener: &TcpListener, port: u16) -> Self {
         let SocketAddr::V4(to) = listener.local_addr().unwrap() else { panic!("IPv4") };
         let from = SocketAddrV4::new(ipv4_of(client), port);
@@ -49,12 +49,12 @@ impl Connection {
         connection
     }
 
-    /// Whether what the client sends arrives.
+    /// Whether the client's data arrives.
     fn asks(&mut self, time: Duration) -> bool {
         passes(&mut self.client, &mut self.server, time)
     }
 
-    /// Whether what the server sends arrives.
+    /// Whether the server's data arrives.
     fn answers(&mut self, time: Duration) -> bool {
         passes(&mut self.server, &mut self.client, time)
     }
@@ -71,7 +71,7 @@ fn ipv4_of(host: &Pod) -> Ipv4Addr {
     address
 }
 
-/// Closes the connection's entry at the client's node, and nothing else.
+/// Closes the connection's entry at the client's node, and neither of its ends.
 fn reset_at_the_node(client: &Pod, wire: &Wire, connection: &mut Connection) {
     while wire.arrived().is_some() {}
     assert!(connection.answers(PATIENCE));
@@ -91,7 +91,7 @@ fn reset_at_the_node(client: &Pod, wire: &Wire, connection: &mut Connection) {
     let next = (number(42), number(38).wrapping_add(1));
     let reset = tcp_message(connection.from, to.into(), RST, next, &[]);
     let mut packet = ipv4((ipv4_of(client), *to.ip()), TCP, (0, 0), &[], &reset);
-    // Another TTL, and what that makes of the checksum (RFC 1624).
+    // TTL 1, and its effect on the checksum (RFC 1624).
     let sum = u16::from_be_bytes([packet[10], packet[11]]);
     let before = u16::from_be_bytes([packet[8], packet[9]]);
     packet[8] = 1;
@@ -103,7 +103,7 @@ fn reset_at_the_node(client: &Pod, wire: &Wire, connection: &mut Connection) {
     Sender::pod(client).send(&packet);
 }
 
-/// How many connections the node's kernel tracks, and of how many of them it did not see the beginning.
+/// Number of flows in the node's conntrack, and of those that it picked up in the middle.
 fn tracked(node: &Host) -> (usize, usize) {
     let mut flows = Vec::new();
     let read = || kernel_flows(|_| true, |flow| flows.push(flow.seen_from_start));
@@ -142,7 +142,7 @@ fn a_reset_that_ends_at_the_node_turns_no_connection() {
         assert!(Instant::now() < deadline, "closed entries go");
         std::thread::sleep(Duration::from_millis(100));
     }
-    // The last one waits until policy is there: the kernel does not know it then.
+    // The last connection waits until policy is there: conntrack has no entry of it then.
     for connection in &mut open[..3] {
         assert!(connection.answers(PATIENCE), "both ends go on");
     }

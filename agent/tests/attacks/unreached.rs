@@ -1,5 +1,5 @@
-//! Answers of a backend that policy kept a client from: the node's conntrack remembers what netpold has dropped
-//! (issue 12), or another node's does.
+//! Answers of a backend that the client may not reach: the node's conntrack, or another node's, has a flow that netpold
+//! has dropped (issue 12).
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
@@ -14,16 +14,16 @@ use crate::volley::{PACKETS, Sender, Tally, Volley};
 
 const SYN: u8 = 0x02;
 const SYN_AND_ACK: u8 = 0x12;
-/// The client's ports: each of two backends is led to from about every other one.
+/// Client ports; the Service leads about half of them to each of two backends.
 const PORTS: Range<u16> = 6000..6000 + 4 * PACKETS as u16;
 
-/// How somebody who was not reached sends to who had sent to a Service.
+/// Packets of a backend that the client's packets did not reach.
 #[derive(Clone, Copy, Debug)]
 enum Unreached {
     Datagrams,
-    /// The second packet of a handshake, with data.
+    /// Second packet of a handshake, with data.
     Handshakes,
-    /// ICMP errors about what the Service was sent.
+    /// ICMP errors about the client's packets to the Service.
     Errors,
 }
 
@@ -45,7 +45,8 @@ impl Unreached {
         });
     }
 
-    /// A backend sends to each port of the client: a volley, since it was led to from a part of them.
+    /// Sends from a backend to each port of the client. Four ports share a number, since only some lead to this
+    /// backend.
     fn answer_all(self, sender: &Sender, backend: SocketAddr, client: IpAddr) -> Volley {
         let volley = Volley::new();
         for (number, port) in PORTS.enumerate() {
@@ -56,8 +57,8 @@ impl Unreached {
     }
 }
 
-/// What a Service led to is dropped where it is denied, but the node remembers: so who was not reached could
-/// answer. Who was reached does.
+/// netpold drops the client's packets to a denied backend, but the node's conntrack has their flow. The denied
+/// backend's answers must not arrive; those of the allowed backend do.
 fn of_a_denied_backend(cluster: &mut Cluster, unreached: Unreached, tally: &mut Tally) {
     let service = Service::new(1, "mixed").pods(cluster, &["friend", "enemy"]);
     let service_ips = service.cluster_ips();
@@ -74,7 +75,7 @@ fn of_a_denied_backend(cluster: &mut Cluster, unreached: Unreached, tally: &mut 
             let sender = Sender::pod(cluster.pod("client"));
             let to = (service_ip, SERVICE_PORT).into();
             PORTS.for_each(|port| unreached.ask(&sender, (own, port).into(), to));
-            // They are on their way.
+            // Waits until the packets have arrived.
             std::thread::sleep(MOMENT);
             for name in ["enemy", "friend"] {
                 let backend = SocketAddr::from((cluster.pod(name).addresses()[family], PORT));
@@ -94,7 +95,7 @@ fn of_a_denied_backend(cluster: &mut Cluster, unreached: Unreached, tally: &mut 
     }
 }
 
-/// Its backends on the client's node, of either kind.
+/// Backends on the client's node, of either kind.
 fn of_a_denied_neighbour(unreached: Unreached) {
     let mut tally = Tally::default();
     for kind in [Cni::Ptp, Cni::Bridge] {
@@ -122,7 +123,7 @@ fn errors_of_a_denied_backend() {
     of_a_denied_neighbour(Unreached::Errors);
 }
 
-/// On another node, what the client sends drops where it leaves its own.
+/// With backends on another node, the client's packets drop where they leave its own node.
 #[test]
 fn answers_of_a_denied_backend_elsewhere() {
     require_root!();
@@ -139,8 +140,8 @@ fn answers_of_a_denied_backend_elsewhere() {
     tally.holds();
 }
 
-/// Another node believes in the client's flow to a Service, since somebody sent the like of it there, and the
-/// client's own has forgotten it: so what a backend there sends comes in the Service's name.
+/// A forged packet has made the client's flow to a Service on another node, and the client's node has forgotten it:
+/// packets of a backend there arrive in the Service's name.
 #[test]
 fn answers_in_a_services_name_by_another_node() {
     require_root!();
@@ -170,7 +171,7 @@ fn answers_in_a_services_name_by_another_node() {
                     let ask = |port| Unreached::Datagrams.ask(sender, (own, port).into(), to);
                     PORTS.for_each(ask);
                 }
-                // They are on their way.
+                // Waits until the packets have arrived.
                 std::thread::sleep(MOMENT);
                 cluster.nodes[node].forget_connections().unwrap();
                 let sender = Sender::pod(cluster.pod("enemy"));

@@ -1,4 +1,4 @@
-//! A hundred packets that can be told from all others, and how many of them arrive.
+//! A hundred recognisable packets, and the count of those that arrive.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -9,16 +9,16 @@ use netpold_testbed::cluster::{Cluster, PATIENCE, isolate};
 use netpold_testbed::packet::{frame, udp_packet};
 use netpold_testbed::{Host, Pod, Wire};
 
-/// How many packets an attack is made of.
+/// Number of packets of an attack.
 pub(crate) const PACKETS: usize = 100;
-/// What is denied has this long to prove the opposite, on a machine that others use too.
+/// Time in which a leak would show on a busy machine.
 const LONG_ENOUGH: Duration = Duration::from_millis(800);
-/// Of an attack without policy: some may be lost to the attack itself.
+/// Arrivals that an attack needs without policy; the attack itself may lose some packets.
 const NEARLY_ALL: usize = 80;
-/// Both directions.
+/// The `policyTypes` of a policy for ingress and egress.
 pub(crate) const BOTH: [&str; 2] = ["Ingress", "Egress"];
 
-/// A number of its own in every payload.
+/// Packets that carry the volley's own number in every payload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Volley(u32);
 
@@ -28,7 +28,7 @@ impl Volley {
         Self(NUMBER.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The payload of a packet: its name over and over, at least once.
+    /// Payload of a packet: the packet's name repeated up to `length`, at least once.
     pub(crate) fn payload(self, number: usize, length: usize) -> Vec<u8> {
         let name = format!("{}{number:04};", self.name());
         name.bytes().cycle().take(length.max(name.len())).collect()
@@ -38,7 +38,7 @@ impl Volley {
         format!("<volley{:06}:", self.0)
     }
 
-    /// Numbers of the packets that a frame has parts of.
+    /// Number of the packet of this volley in a frame, also in a fragment of it.
     fn number_in(self, frame: &[u8]) -> Option<usize> {
         let name = self.name();
         let at = frame.windows(name.len()).position(|part| part == name.as_bytes())?;
@@ -46,7 +46,7 @@ impl Volley {
         std::str::from_utf8(digits).ok()?.parse().ok()
     }
 
-    /// How many packets arrive in time; waits no longer once all have.
+    /// Counts the packets that arrive within `time`; returns early once all have.
     fn count(self, wire: &Wire, time: Duration) -> usize {
         let (mut seen, deadline) = (BTreeSet::new(), Instant::now() + time);
         loop {
@@ -60,12 +60,12 @@ impl Volley {
         }
     }
 
-    /// How many packets of a denied attack arrive all the same.
+    /// Number of packets that arrive although policy denies them.
     pub(crate) fn leaked(self, wire: &Wire) -> usize {
         self.count(wire, LONG_ENOUGH)
     }
 
-    /// Without policy they arrive.
+    /// Asserts that the packets arrive, where no policy denies them.
     #[track_caller]
     pub(crate) fn arrives(self, wire: &Wire, what: &str) {
         let mut seen = 0;
@@ -77,7 +77,7 @@ impl Volley {
     }
 }
 
-/// What came of the attacks of a test.
+/// Number of leaked packets of each attack of a test.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(Vec<(String, usize)>);
 
@@ -87,7 +87,7 @@ impl Tally {
         self.0.push((what.to_owned(), leaked));
     }
 
-    /// Nothing leaked.
+    /// Asserts that nothing leaked.
     #[track_caller]
     pub(crate) fn holds(self) {
         assert!(!self.0.is_empty(), "no attack was tried");
@@ -96,8 +96,7 @@ impl Tally {
     }
 }
 
-/// Runs an attack without policy, then with a pod of that app denied everything; `attack` sends
-/// its volley.
+/// Runs an attack without policy, then with the pods of `app` isolated and without rules. `attack` sends the volley.
 pub(crate) fn try_both(
     cluster: &mut Cluster,
     (what, app): (&str, &str),
@@ -116,7 +115,7 @@ pub(crate) fn try_both(
     cluster.without_policy(app);
 }
 
-/// A raw socket of somebody, and the hardware addresses of both sides.
+/// Raw socket of a host, with the MAC addresses of its frames.
 pub(crate) struct Sender {
     wire: Wire,
     own: [u8; 6],
@@ -124,12 +123,12 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// From a pod, to its router.
+    /// Sender in a pod; its frames go to the pod's router.
     pub(crate) fn pod(pod: &Pod) -> Self {
         Self { wire: pod.wire("eth0").unwrap(), own: pod.mac(), next: pod.gateway_mac() }
     }
 
-    /// From one node to the other.
+    /// Sender on a node; its frames go to the other node.
     pub(crate) fn node(cluster: &Cluster, from: usize) -> Self {
         let (here, there) = (cluster.link(from), cluster.link(1 - from));
         let (from, to) = (&cluster.nodes[from], &cluster.nodes[1 - from]);
@@ -140,7 +139,7 @@ impl Sender {
         }
     }
 
-    /// As if the frame were for somebody else.
+    /// Replaces the destination MAC address.
     pub(crate) fn to(mut self, next: [u8; 6]) -> Self {
         self.next = next;
         self
@@ -150,7 +149,7 @@ impl Sender {
         self.wire.send(&frame(self.next, self.own, packet)).unwrap();
     }
 
-    /// A volley of datagrams.
+    /// Sends a volley of datagrams.
     pub(crate) fn datagrams(&self, volley: Volley, from: SocketAddr, to: SocketAddr) {
         for number in 0..PACKETS {
             self.send(&udp_packet(from, to, &volley.payload(number, 40)));
@@ -158,12 +157,12 @@ impl Sender {
     }
 }
 
-/// The same family's address of each of two pods.
+/// Address pairs of two pods, one of each family.
 pub(crate) fn pairs(from: &Pod, to: &Pod) -> Vec<(IpAddr, IpAddr)> {
     from.addresses().iter().copied().zip(to.addresses().iter().copied()).collect()
 }
 
-/// Rules of nftables, in a node.
+/// Runs an nftables script on a node.
 pub(crate) fn nft(node: &Host, rules: &str) {
     let done = node.command("nft").unwrap().arg(rules).output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));

@@ -1,6 +1,5 @@
-//! The cases with all their policies on trial (`netpold.io/enforcement: audit`): every flow passes, and
-//! those that are recorded are the ones that the oracle denies, at each end. Switched to enforce, the
-//! same flows are dropped.
+//! The cases with all policies in audit mode (`netpold.io/enforcement: audit`): every flow passes, and exactly the
+//! flows that the oracle denies are recorded, at each end. With the policies enforced, the same flows are dropped.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +18,7 @@ use crate::{convert, probe, tables_allow};
 /// The nodes of the topology.
 const NODES: [&str; 2] = ["n1", "n2"];
 
-/// A node, and what its agent records of the flows there.
+/// A node, and its agent's records of flows.
 struct Audited {
     node: CompiledNode,
     used: RuleUse,
@@ -37,7 +36,7 @@ impl Audited {
         self.node.become_state(objects)
     }
 
-    /// Begins a flow; whether it passes, and the directions that are recorded.
+    /// Begins a flow; returns whether it passes, and the directions in which it is recorded.
     fn begin(&mut self, check: &Check) -> (bool, BTreeSet<Direction>) {
         let Self { node, used, revision } = self;
         let mut recorded = BTreeSet::new();
@@ -52,8 +51,8 @@ impl Audited {
     }
 }
 
-/// What the agent records of a flow table as it sweeps it. The next sweep finds it empty, so that the next
-/// flow is a new one wherever it lies.
+/// Records that the agent makes of a flow table in one sweep. A second sweep finds the table empty, so that the next
+/// flow counts as new in any slot.
 fn sweep(
     used: &mut RuleUse,
     node: &CompiledNode,
@@ -93,7 +92,7 @@ fn is_of(flow: &Dropped, check: &Check, direction: Direction) -> bool {
         && port == check.port
 }
 
-/// The same objects with every policy on trial.
+/// The objects with every policy in audit mode.
 fn on_trial(objects: &[Change]) -> Vec<Change> {
     let mut objects = objects.to_vec();
     for object in &mut objects {
@@ -107,7 +106,7 @@ fn on_trial(objects: &[Change]) -> Vec<Change> {
     objects
 }
 
-/// Begins a flow at all nodes; whether it passes all of them, and the directions that are recorded.
+/// Begins a flow at all nodes; returns whether it passes all of them, and the directions in which it is recorded.
 fn begin(nodes: &mut [Audited], check: &Check) -> (bool, BTreeSet<Direction>) {
     let mut recorded = BTreeSet::new();
     let mut passes = true;
@@ -119,8 +118,8 @@ fn begin(nodes: &mut [Audited], check: &Check) -> (bool, BTreeSet<Direction>) {
     (passes, recorded)
 }
 
-/// Whether a flow is recorded as one that would be denied. One to a Service is if its sender's end is, or
-/// whatever backend it reaches.
+/// Begins a flow; returns whether it passes, the directions in which it is recorded, and whether it would be denied. A
+/// flow to a Service would be if it is recorded at its sender, or with every backend.
 fn is_recorded(
     nodes: &mut [Audited],
     enforced: &Oracle,
@@ -142,13 +141,13 @@ fn is_recorded(
     (passes, recorded, all)
 }
 
-/// Whether it is to a Service without a backend: no policy denies it, and nobody gets it.
+/// Whether the flow is to a Service without a backend: no policy denies it, and no pod receives it.
 fn leads_nowhere(state: &Oracle, check: &Check) -> bool {
     let (to, protocol, port) = (check.to.address, check.protocol.0, check.port);
     state.is_frontend(to, protocol, port) && state.backends(to, protocol, port, true).is_empty()
 }
 
-/// What of a step's flows is not as it should be, and how many are recorded.
+/// Failed checks of a step, and the number of flows that would be denied.
 fn failures(nodes: &mut [Audited], step: &Step) -> Result<(Vec<String>, usize)> {
     let (objects, _) = convert(step)?;
     let trial = on_trial(&objects);
@@ -198,7 +197,7 @@ fn failures(nodes: &mut [Audited], step: &Step) -> Result<(Vec<String>, usize)> 
     Ok((wrong, denied.len()))
 }
 
-/// Flows that were recorded, and flows in all.
+/// Asserts that the cases hold; returns the numbers of recorded flows and of all flows.
 fn hold(cases: &[Case]) -> Result<(usize, usize)> {
     let (mut wrong, mut denied, mut all) = (Vec::new(), 0, 0);
     for case in cases {

@@ -1,6 +1,5 @@
-//! Conformance cases as they are on disk, read into what a runner needs: for each step the whole
-//! set of Kubernetes objects, and the checks that must hold then. `agent/core/conformance/README.md`
-//! describes the format.
+//! Conformance cases as they are on disk, read for a runner: for each step all Kubernetes objects, and the checks that
+//! must hold then. `agent/core/conformance/README.md` describes the format.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,43 +12,43 @@ use netpold_core::probe::IpProtocol;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// `apiVersion` of the documents that are not Kubernetes'.
+/// `apiVersion` of netpold's own documents.
 const API_VERSION: &str = "netpold.dev/conformance";
 
-/// One file.
+/// A case, from one file.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     /// File name without extension.
     pub(crate) name: String,
-    /// What it shows, in one line.
+    /// Rule that the case shows, in one line.
     pub(crate) title: String,
-    /// What it restates.
+    /// Source that the case restates.
     pub(crate) source: String,
-    /// In order.
+    /// States of the cluster, in order.
     pub(crate) steps: Vec<Step>,
 }
 
-/// A state of the cluster and what must hold in it.
+/// A state of the cluster, and its checks.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
-    /// Every Kubernetes object there is now, the topology's included.
+    /// All Kubernetes objects of the state, the topology's included.
     pub(crate) objects: Vec<Value>,
-    /// What must hold.
+    /// Flows that are tried in this state.
     pub(crate) checks: Vec<Check>,
 }
 
-/// One flow that is allowed or not.
+/// A flow with its expected verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Check {
-    /// Who opens it.
+    /// Side that opens the flow.
     pub(crate) from: Side,
-    /// To whom.
+    /// Side that receives it.
     pub(crate) to: Side,
-    /// IP protocol; ICMP is the one of the addresses' family.
+    /// IP protocol; for ICMP the one of the addresses' family.
     pub(crate) protocol: IpProtocol,
     /// Destination port; 0 if the protocol has none.
     pub(crate) port: u16,
-    /// What is expected.
+    /// Expected verdict.
     pub(crate) allow: bool,
 }
 
@@ -58,7 +57,7 @@ pub(crate) struct Check {
 pub(crate) struct Side {
     /// `namespace/pod`, or the name of a node or host.
     pub(crate) name: String,
-    /// The address to use; both sides of a check have the same family.
+    /// Address to use; both sides of a check have the same family.
     pub(crate) address: IpAddr,
 }
 
@@ -123,10 +122,10 @@ pub(crate) fn load_all() -> Result<Vec<Case>> {
     load_from("cases")
 }
 
-/// The cases about Services, which need somebody who translates: they are judged in process only.
+/// The cases about Services, judged in process only: on the wire they need a translating proxy.
 ///
 /// # Errors
-/// As [`load_all`].
+/// The errors of [`load_all`].
 pub(crate) fn load_services() -> Result<Vec<Case>> {
     load_from("services")
 }
@@ -144,7 +143,7 @@ fn load_from(directory: &str) -> Result<Vec<Case>> {
 /// The objects of the topology alone.
 ///
 /// # Errors
-/// As [`load_all`].
+/// The errors of [`load_all`].
 pub(crate) fn topology() -> Result<Vec<Value>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("core/conformance");
     let text = std::fs::read_to_string(root.join("topology.yaml"))?;
@@ -158,7 +157,7 @@ fn load(topology: &str, path: &Path) -> Result<Case> {
     read(topology, &name, &text).with_context(|| path.display().to_string())
 }
 
-/// Read a case from its text and the topology's.
+/// Reads a case from its text and the topology's.
 fn read(topology: &str, name: &str, text: &str) -> Result<Case> {
     let mut cluster = Cluster::default();
     for document in documents(topology)? {
@@ -198,7 +197,7 @@ fn own_document(document: &Value) -> Result<Option<Document>> {
 struct Reader {
     cluster: Cluster,
     case: Case,
-    /// The cluster changed since the last step.
+    /// Whether the cluster has changed since the last step.
     changed: bool,
 }
 
@@ -250,19 +249,19 @@ impl Reader {
     }
 }
 
-/// The objects by `Kind namespace/name`, and the hosts beside them.
+/// Objects by `Kind namespace/name`, and the hosts beside them.
 #[derive(Default)]
 struct Cluster {
     objects: BTreeMap<String, Value>,
     hosts: BTreeMap<String, Vec<IpAddr>>,
 }
 
-/// A party of a matrix.
+/// A sender or receiver of the verdict matrix.
 struct Party {
     name: String,
     addresses: Vec<IpAddr>,
     is_pod: bool,
-    /// Sends nothing.
+    /// Whether the party only receives.
     is_service: bool,
 }
 
@@ -278,7 +277,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Set labels; a null removes one.
+    /// Sets labels; a null removes one.
     fn label(&mut self, id: &str, labels: Map<String, Value>) -> Result<()> {
         let object = self.objects.get_mut(id).with_context(|| format!("no {id}"))?;
         let current = object["metadata"]["labels"].as_object_mut().context("no labels")?;
@@ -292,7 +291,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Every pod that can have traffic of its own, and the nodes and hosts asked for.
+    /// All running pods with a network of their own, and the nodes, hosts and Services in `with`.
     fn parties(&self, with: &[String]) -> Result<Vec<Party>> {
         let mut parties = Vec::new();
         for (id, object) in &self.objects {
@@ -362,7 +361,7 @@ fn flows(protocols: &[IpProtocol], ports: &[u16]) -> Result<Vec<(IpProtocol, u16
     Ok(flows)
 }
 
-/// Every party to every party, except what involves no pod.
+/// Checks of every party to every party, except pairs without a pod and flows from a Service.
 fn checks(
     parties: &[Party],
     families: &[u8],
@@ -406,7 +405,7 @@ fn pairs<'p>(
     })
 }
 
-/// Allowed unless a line says otherwise, the last one that matches; a pod always reaches itself.
+/// Expected verdict: the last matching line's, or allowed without one; a pod always reaches itself.
 fn expected(verdicts: &[Verdict], from: &str, to: &str) -> bool {
     let line = verdicts.iter().rfind(|v| matches(&v.from, from) && matches(&v.to, to));
     from == to || line.is_none_or(|line| line.allow)

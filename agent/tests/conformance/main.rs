@@ -1,5 +1,5 @@
-//! The conformance cases in process: their expectations against the oracle, explain and the
-//! compiled tables. In `wire.rs` the same cases with real sockets under running agents.
+//! The conformance cases in process: their expectations against the oracle, explain and the compiled tables. `wire.rs`
+//! runs the same cases with real sockets under running agents.
 
 mod audited;
 mod case;
@@ -18,7 +18,7 @@ use netpold_core::probe::{Party, Probe};
 use netpold_testkit::oracle::Oracle;
 use node::CompiledNode;
 
-/// Cases whose point is that something of a policy is not understood.
+/// Name prefix of cases about policies that are not fully understood.
 const INVALID: &str = "invalid-";
 
 fn convert(step: &Step) -> Result<(Vec<Change>, usize)> {
@@ -44,8 +44,8 @@ fn probe(check: &Check) -> Probe {
     Probe { from, to, protocol: check.protocol, port: check.port }
 }
 
-/// What the tables of all nodes say: where the flow is translated, the sender's veth must let it
-/// out and some backend must be allowed on both sides.
+/// Whether the tables of all nodes allow a flow. Where the flow is translated, the sender's veth must let it out and
+/// both sides must allow some backend.
 fn tables_allow<'n>(
     nodes: impl IntoIterator<Item = &'n CompiledNode> + Clone,
     state: &Oracle,
@@ -63,7 +63,7 @@ fn tables_allow<'n>(
     all(check) && backends.any(|check| all(&check))
 }
 
-/// What one step gets wrong, as lines.
+/// Failed checks of a step, as lines.
 fn failures(
     case: &Case,
     number: usize,
@@ -113,7 +113,7 @@ fn service_cases_hold_in_process() -> Result<()> {
     Ok(())
 }
 
-/// Asserts that the cases hold; how many flows are allowed and denied, and what XDP dropped.
+/// Asserts that the cases hold; returns the numbers of allowed flows, of denied flows, and of packets that XDP dropped.
 fn hold(cases: &[Case]) -> Result<(usize, usize, [u64; 3])> {
     let mut wrong = Vec::new();
     let (mut allowed, mut denied, mut early) = (0, 0, [0; 3]);

@@ -1,4 +1,4 @@
-//! One node's compiler and tables, led from step to step as an agent would.
+//! Compiler and tables of one node, updated from step to step as an agent does.
 
 use std::net::IpAddr;
 
@@ -18,20 +18,20 @@ pub(crate) struct CompiledNode {
     compiler: Compiler,
     tables: MemoryTables,
     hooks: Hooks,
-    /// What the compiler was told.
+    /// Objects that the compiler has.
     state: Vec<Change>,
     name: &'static str,
 }
 
 impl CompiledNode {
-    /// A node with nothing on it.
+    /// An empty node.
     pub(crate) fn new(name: &'static str) -> Self {
         let compiler = Compiler::new(Options { node: name.to_owned(), ..Options::default() });
         let (tables, hooks) = (MemoryTables::new(), Hooks::new());
         Self { compiler, tables, hooks, state: Vec::new(), name }
     }
 
-    /// Apply what changed since the last step, in one update.
+    /// Applies the changes since the last step, in one update.
     pub(crate) fn become_state(&mut self, objects: &[Change]) -> Result<()> {
         let mut next = objects.to_vec();
         next.extend(self.interfaces(objects));
@@ -47,7 +47,7 @@ impl CompiledNode {
         Ok(())
     }
 
-    /// A veth for each of the node's pods that runs.
+    /// A veth for each running pod of the node.
     fn interfaces(&self, objects: &[Change]) -> impl Iterator<Item = Change> {
         let pods = objects.iter().filter_map(|object| {
             if let Change::Pod(pod) = object
@@ -70,7 +70,7 @@ impl CompiledNode {
         })
     }
 
-    /// The interface of the pod here that has an address.
+    /// Interface of the local pod with an address.
     fn interface_of(&self, address: IpAddr) -> Option<&Interface> {
         self.state.iter().find_map(|object| {
             if let Change::Interface(i) = object
@@ -83,7 +83,7 @@ impl CompiledNode {
         })
     }
 
-    /// How many packets XDP dropped in front of the pods' hooks.
+    /// Packets that XDP dropped in front of the pods' hooks: connection attempts, all packets, packets from pods.
     pub(crate) fn dropped_early(&self) -> [u64; 3] {
         self.hooks.dropped()
     }
@@ -95,19 +95,18 @@ impl CompiledNode {
         })
     }
 
-    /// What is compiled here.
+    /// Compiler of the node.
     pub(crate) fn compiler(&self) -> &Compiler {
         &self.compiler
     }
 
-    /// Whether what this node judges of a flow passes: the egress of a sender and the ingress of a
-    /// receiver that are here. Traffic of a pod with itself and what the node sends do not come to
-    /// the tables.
+    /// Whether this node passes a flow: the egress of a local sender, and the ingress of a local receiver. Traffic of a
+    /// pod with itself and packets of the node do not reach the tables.
     pub(crate) fn allows(&self, check: &Check) -> bool {
         self.begin(check, |_, _| {})
     }
 
-    /// The same; `left` sees after each direction what it has left in the flow table.
+    /// [`Self::allows`]; `left` gets the flow table after each direction.
     pub(crate) fn begin(
         &self,
         check: &Check,
@@ -118,7 +117,7 @@ impl CompiledNode {
             let Some(interface) = self.interface_of(local) else { return true };
             let (ifindex, protocol, port) = (interface.index, check.protocol.0, check.port);
             let allowed = self.tables.allows(ifindex, direction, remote, protocol, port);
-            // The packet path says the same, and XDP in front of it drops nothing else and no less.
+            // The packet path agrees, and XDP in front of it drops exactly the packets that it should.
             let begun = Begun { ifindex, direction, remote, protocol, port };
             let passes = self.hooks.begin(&self.tables, &begun);
             assert_eq!(passes, Ok(allowed), "{direction} at {ifindex}: {check}");
@@ -131,7 +130,7 @@ impl CompiledNode {
     }
 }
 
-/// The topology's last number is unique on a node.
+/// Interface index from the last number of the IPv4 address, which is unique on a node of the topology.
 fn index(addresses: &[IpAddr]) -> u32 {
     addresses
         .iter()

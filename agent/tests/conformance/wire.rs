@@ -19,22 +19,22 @@ use serde_json::Value;
 use crate::case::{self, Case, Check, Step};
 use observed::Observed;
 
-/// The addresses of the topology.
+/// Prefixes and addresses of the topology.
 const N1: [&str; 4] = ["10.244.1.0/24", "fd00:10:244:1::/64", "172.31.0.1", "fd00:31::1"];
 const N2: [&str; 4] = ["10.244.2.0/24", "fd00:10:244:2::/64", "172.31.0.2", "fd00:31::2"];
 const WORLD: [&str; 4] =
     ["198.51.100.0/24", "2001:db8:51::/64", "203.0.113.10", "2001:db8:113::10"];
 
-/// How long a probe that ought to be dropped gets to prove the opposite. Once for all of a step.
+/// Time for probes that must be dropped; once for all of a step.
 const DENIED: Duration = Duration::from_millis(120);
-/// How long one that ought to be answered gets on a machine that is busy with other things.
+/// Time for probes that must be answered, on a busy machine.
 const ALLOWED: Duration = Duration::from_secs(5);
-/// Until an agent enforces a step.
+/// Time until an agent enforces a step.
 const ENFORCED: Duration = Duration::from_mins(1);
-/// Which share of the cases is run again under XDP.
+/// One case in this many runs again under XDP.
 const EARLY_EVERY: usize = 4;
 
-/// The topology, and what a step has added to it. Fields go in this order.
+/// The topology, and the pods and servers of the present step. Fields are dropped in this order.
 struct Wire {
     agents: Vec<Agent>,
     pods: BTreeMap<String, Placed>,
@@ -43,14 +43,14 @@ struct Wire {
     manifests: Manifests,
     state: u32,
     slow: usize,
-    /// Since when the state is enforced.
+    /// Moment at which the present state was enforced.
     enforced: Instant,
     observed: Observed,
-    /// Of the agents, beside what they need.
+    /// Additional arguments of the agents.
     arguments: Vec<String>,
 }
 
-/// A pod, and the addresses that its manifest gave it.
+/// A pod, with the addresses and the node of its manifest.
 struct Placed {
     addresses: Vec<IpAddr>,
     node: String,
@@ -98,7 +98,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Makes the pods there are and the manifests those of a state, and waits until it is enforced.
+    /// Replaces pods and manifests by those of a state, and waits until it is enforced.
     fn become_state(&mut self, objects: &[Value]) -> Result<()> {
         self.state += 1;
         self.place(objects)?;
@@ -118,7 +118,7 @@ impl Wire {
         Ok(())
     }
 
-    /// A pod whose node or addresses changed is another one.
+    /// Adds and removes pods; a pod with another node or other addresses is a new one.
     fn place(&mut self, objects: &[Value]) -> Result<()> {
         let wanted = objects.iter().filter_map(running).collect::<Result<BTreeMap<_, _>>>()?;
         self.pods.retain(|name, placed| {
@@ -157,7 +157,7 @@ impl Wire {
         Ok(())
     }
 
-    /// What a step gets wrong, as lines.
+    /// Failed checks of a step, as lines.
     fn failures(&mut self, step: &Step) -> Result<Vec<String>> {
         self.become_state(&step.objects)?;
         self.serve(&step.checks)?;
@@ -188,7 +188,7 @@ impl Wire {
 /// Node and addresses.
 type Place = (String, Vec<IpAddr>);
 
-/// Name and place of a pod that has a network of its own.
+/// Name and place of a pod with a network of its own.
 fn running(object: &Value) -> Option<Result<(String, Place)>> {
     let status = &object["status"];
     let finished = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
@@ -238,8 +238,8 @@ fn cases_hold_on_the_wire() -> Result<()> {
     Ok(())
 }
 
-/// XDP in front of the pods' hooks, at the links between the hosts and at the pods: a part of the
-/// cases, and all that have clients beyond the nodes.
+/// XDP in front of the pods' hooks, at the links between the hosts and at the pods: one case in `EARLY_EVERY`, and all
+/// cases with clients beyond the nodes.
 #[test]
 fn cases_hold_on_the_wire_with_xdp() -> Result<()> {
     if !require_root("cases_hold_on_the_wire_with_xdp") {
@@ -257,7 +257,7 @@ fn cases_hold_on_the_wire_with_xdp() -> Result<()> {
     for agent in &wire.agents {
         let status = agent.status()?;
         let native = |what: &Value, field| {
-            // Pods that are but objects have no interface.
+            // Endpoints of objects alone have no interface.
             let all = status_array(what).iter().filter(|device| device["interface"].is_string());
             let modes: Vec<&Value> = all.map(|device| &device[field]).collect();
             !modes.is_empty() && modes.iter().all(|mode| *mode == "native")
@@ -273,12 +273,12 @@ fn status_array(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Whether somebody beyond the nodes opens it.
+/// Whether a host beyond the nodes opens the flow.
 fn is_beyond(check: &Check) -> bool {
     check.from.name == "world"
 }
 
-/// Asserts that the cases hold; how many probes that took.
+/// Asserts that the cases hold; returns the number of probes.
 #[expect(clippy::print_stdout, reason = "tests say what they did")]
 fn hold(wire: &mut Wire, cases: &[Case]) -> Result<usize> {
     let (began, topology) = (Instant::now(), case::topology()?);

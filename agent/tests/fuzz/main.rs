@@ -1,5 +1,5 @@
-//! The fuzz targets' bodies over their committed corpora, and over random changes of these, so that
-//! what a fuzzer once found is tried in every test run. `cargo xtask fuzz TARGET` goes on searching.
+//! The fuzz targets' bodies over their committed corpora, and over random changes of these, so that every test run
+//! repeats a fuzzer's findings. `cargo xtask fuzz TARGET` searches further.
 #![expect(clippy::expect_used, clippy::print_stdout, reason = "helpers of tests fail as tests do")]
 
 mod tenant;
@@ -10,10 +10,10 @@ use netpold_testkit::fuzz::{delta, kept, manifests, packets, probes, selectors, 
 use netpold_testkit::random::Random;
 use netpold_testkit::steps;
 
-/// Inputs made of each corpus by changing bytes.
+/// Changed inputs of each corpus, before a factor for the target's speed.
 const CHANGED: usize = 2000;
 
-/// An input with some bytes changed, put in, taken out or taken from another one.
+/// An input with some bytes changed, inserted, removed or taken from another input.
 fn change(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
     let mut input = corpus[random.below(corpus.len())].clone();
     for _ in 0..=random.below(4) {

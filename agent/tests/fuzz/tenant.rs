@@ -1,9 +1,8 @@
-//! One tenant writes into its namespace whatever an API server may let in, and then some; another
-//! tenant's policy must mean what it says all the while, and its edits must be taken in.
+//! One tenant writes into its namespace everything that an API server may accept, and more. Meanwhile another tenant's
+//! policies keep their meaning, and its edits take effect.
 //!
-//! Objects come as JSON and go through the conversion of the API server's source into the compiler.
-//! `NETPOLD_TENANT_SECONDS` says for how long (without, 300 if `CI=true` is set, else 10),
-//! `NETPOLD_TENANT_SEED` where to begin.
+//! Objects come as JSON and pass the conversion of the API server's source on their way to the compiler.
+//! `NETPOLD_TENANT_SECONDS`: duration; default 300 if `CI=true`, else 10. `NETPOLD_TENANT_SEED`: first seed.
 
 mod objects;
 
@@ -25,13 +24,13 @@ use netpold_testkit::random::Random;
 
 /// The tenant that writes anything.
 const HOSTILE: &str = "mallory";
-/// The tenant that must not notice.
+/// The tenant that must not be affected.
 const OTHER: &str = "shop";
-/// What each of its edits may take, however busy the machine is and without optimization.
+/// Bound of each of the other tenant's edits, on a busy machine and without optimization.
 const EDIT: Duration = Duration::from_secs(10);
-/// The DaemonSet's limit.
+/// Bound of the test's peak memory, below the DaemonSet's limit.
 const MEMORY_KIB: u64 = 1 << 20;
-/// Seconds, under CI and without.
+/// Duration in seconds, under CI and without.
 const LONG: u64 = 300;
 const SHORT: u64 = 10;
 /// Rounds from one seed.
@@ -45,7 +44,7 @@ struct World {
     /// The hostile tenant's objects, by kind and name.
     hostile: BTreeMap<(String, &'static str), Change>,
     interfaces: BTreeMap<IpAddr, u32>,
-    /// How many of its objects were taken in whole, could not be decoded, and changed nothing.
+    /// Numbers of hostile objects that were decoded, were not decoded, and changed nothing.
     counts: [usize; 3],
 }
 
@@ -99,7 +98,7 @@ impl World {
         world
     }
 
-    /// A policy of the other tenant of which a part is not understood: its owner is told.
+    /// Adds a policy of the other tenant with a part that is not understood, which an Event must report.
     fn broken(&mut self) {
         let spec = format!(
             r#"{{"podSelector":{{"matchLabels":{{"app":"v4"}}}},"ingress":[{{"from":[{BAD}]}}]}}"#
@@ -110,7 +109,7 @@ impl World {
         self.apply(read.change.expect("it can be decoded"));
     }
 
-    /// The hostile tenant writes very many policies, or deletes them again.
+    /// Writes very many policies of the hostile tenant, or deletes them again.
     fn flood(&mut self, is_there: bool) {
         for json in flood() {
             let change = read(Kind::NetworkPolicy, json.as_bytes(), true).change;
@@ -119,7 +118,7 @@ impl World {
         }
     }
 
-    /// Of the policies that Events are written on, the other tenant's is one.
+    /// Asserts that the other tenant's policy is among those that get Events.
     fn check_events(&self) {
         let named = unsupported_policies(&self.compiler);
         let broken = Key::new(OTHER, "broken");
@@ -149,13 +148,13 @@ impl World {
         self.apply(read.change.expect("it can be decoded"));
     }
 
-    /// A policy for one of the other tenant's pods.
+    /// Adds a policy for one of the other tenant's pods.
     fn policy(&mut self, app: &str, rules: &str) {
         let spec = format!(r#"{{"podSelector":{{"matchLabels":{{"app":"{app}"}}}},{rules}}}"#);
         self.good(Kind::NetworkPolicy, &other(&format!(r#""name":"{app}""#), &spec));
     }
 
-    /// The other tenant's edit: who reaches its first pod.
+    /// The other tenant's edit: changes the pod that reaches its first pod.
     fn edit(&mut self, round: usize) {
         let from = format!(r#"{{"podSelector":{{"matchLabels":{{"app":"v{}"}}}}}}"#, 2 + round % 3);
         self.policy("v1", &format!(r#""ingress":[{{"from":[{from}],"ports":[{{"port":80}}]}}]"#));
@@ -172,8 +171,8 @@ impl World {
         took
     }
 
-    /// The hostile tenant writes an object, or deletes one. An object whose name or namespace is
-    /// not where it was sent to does not come from an API server.
+    /// Writes or deletes an object of the hostile tenant. An object with another name or namespace than its request
+    /// cannot come from an API server.
     fn act(&mut self, random: &mut Random) {
         let (name, kind) = (NAMES[random.below(NAMES.len())], kind(random));
         let key = (format!("{kind:?}"), name);
@@ -196,7 +195,7 @@ impl World {
             return;
         };
         if let Change::Pod(pod) = &mut change {
-            // The kubelet says it, not the tenant.
+            // The kubelet sets the address, not the tenant.
             pod.addresses = vec![IpAddr::from([10, 1, 0, number as u8])];
         }
         let expected = Key::new(HOSTILE, name);
@@ -213,8 +212,8 @@ impl World {
         self.apply(change);
     }
 
-    /// What the other tenant's pods may do is what the oracle says. The hostile tenant's own pods
-    /// may be closed beyond that, for what its objects cost.
+    /// Asserts that the tables have the oracle's verdicts for the other tenant's pods. The hostile tenant's own pods
+    /// may be closed beyond these, for the cost of its objects.
     fn check(&self) {
         let remotes = [
             "10.0.0.1",
@@ -268,7 +267,7 @@ fn other(metadata: &str, spec: &str) -> String {
     format!(r#"{{"metadata":{{"namespace":"{OTHER}",{metadata}}},"spec":{spec}}}"#)
 }
 
-/// `VmHWM` in KiB: the most that ever was in memory.
+/// `VmHWM` in KiB: the peak of resident memory.
 fn most_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a line");
@@ -292,7 +291,7 @@ fn one_tenant_does_not_harm_another() {
         let run = std::panic::catch_unwind(|| {
             let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
             let (mut world, mut edits) = (World::new(), Vec::new());
-            // As the engine has it, or as the compiler beside it.
+            // Large policies are left to the successor, as in the engine, or compiled here, as in the successor.
             world.compiler.defer((seed % 2 == 0).then(BTreeSet::new));
             for round in 1..=ROUNDS {
                 (0..=random.below(5)).for_each(|_| world.act(&mut random));
@@ -320,7 +319,7 @@ fn one_tenant_does_not_harm_another() {
             }
         }
         seed += 1;
-        // Half of a processor is for others.
+        // Leaves half of a processor to others.
         std::thread::sleep(began.elapsed());
     }
     edits.sort_unstable();

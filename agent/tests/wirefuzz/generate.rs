@@ -1,5 +1,5 @@
-//! Random packets of all kinds, most of them nearly right: of flows that exist, answers to what came,
-//! errors about it, in parts, with options, in frames to somebody else.
+//! Random packets of all kinds, most of them nearly right: of existing flows, answers to received packets, errors about
+//! them, fragmented, with options, in frames to another station.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -22,14 +22,14 @@ const VXLAN_PORT: u16 = 8472;
 
 pub(crate) struct Generator {
     pub(crate) random: Random,
-    /// Whether conntrack of the nodes has forgotten something.
+    /// Whether the nodes' conntrack has been flushed.
     pub(crate) forgotten: bool,
-    /// What it makes goes round its sender's program: what stays in the frame alone is not judged then.
+    /// Whether packets go around the program of their pod's veth. Forged source MACs and VXLAN are then not generated:
+    /// no hook judges them.
     pub(crate) bounces: bool,
 }
 
-/// What a frame has to say of its sender: `{np`, two digits for the party, eight for the packet, one that
-/// tells when another was changed, `}`.
+/// Cookie of a packet: `{np`, two digits of the sender, eight of the packet's number, one check digit, `}`.
 pub(crate) fn cookie(sender: usize, number: usize) -> String {
     let digits = format!("{sender:02}{number:08}");
     format!("{{np{digits}{}}}", check(digits.as_bytes()))
@@ -39,7 +39,7 @@ fn check(digits: &[u8]) -> u32 {
     digits.iter().map(|digit| u32::from(*digit)).sum::<u32>() % 10
 }
 
-/// Number of the packet whose cookie a frame has.
+/// Packet number of the cookie in a frame.
 pub(crate) fn number_in(frame: &[u8]) -> Option<usize> {
     let of = |cookie: &[u8]| {
         let digits = cookie.get(3..13)?;
@@ -71,7 +71,7 @@ impl<'a> Draft<'a> {
 
 impl Generator {
     pub(crate) fn new(seed: u64) -> Self {
-        // Not 0, and not close to another seed's.
+        // Not 0, and not close to the state of another seed.
         let random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         Self { random, forgotten: false, bounces: false }
     }
@@ -84,7 +84,7 @@ impl Generator {
         of[self.random.below(of.len())]
     }
 
-    /// The next packet.
+    /// Next packet of a random party.
     pub(crate) fn next(&mut self, world: &World, history: &History, number: usize) -> Sent {
         loop {
             let sender = self.random.below(world.parties.len());
@@ -94,7 +94,7 @@ impl Generator {
         }
     }
 
-    /// The next packet of a party; `None`: it has nothing to answer.
+    /// Next packet of a party; `None` if no packet of the drawn kind is possible.
     pub(crate) fn next_of(
         &mut self,
         world: &World,
@@ -114,7 +114,7 @@ impl Generator {
         match self.random.below(20) {
             0 | 1 => self.about(draft),
             2 => self.link_message(draft),
-            // What goes round a veth's program into a tunnel of the node meets no hook (THREATS.md).
+            // Around the veth's program, a packet into a tunnel of the node meets no hook (THREATS.md).
             3 if !self.bounces => self.wrapped(draft),
             kind => {
                 let mut flow = match kind {
@@ -130,14 +130,14 @@ impl Generator {
                         };
                     }
                 };
-                // What came to everybody is not answered in everybody's name.
+                // Answers to a multicast packet have the party's own source.
                 flow.from.0 = draft.party().addresses[usize::from(flow.from.0.is_ipv6())];
                 self.flow(draft, flow)
             }
         }
     }
 
-    /// Back to where something came from.
+    /// Tuple of an answer to a packet that the sender received.
     fn answer(&mut self, draft: &mut Draft<'_>) -> Option<Tuple> {
         draft.traits.insert(Trait::Answer);
         let got = draft.history.got(draft.sender)?;
@@ -243,7 +243,7 @@ impl Generator {
         }
     }
 
-    /// A packet of a flow.
+    /// Packet of a flow.
     fn flow(&mut self, draft: &mut Draft<'_>, flow: Tuple) -> Option<Sent> {
         if draft.party().addresses.contains(&flow.to.0) {
             draft.traits.insert(Trait::Itself);
@@ -298,7 +298,7 @@ impl Generator {
         shape
     }
 
-    /// The packet, or its parts in any order, some of them twice, missing or overlapping.
+    /// The packet, or its fragments in any order, some of them twice, missing or overlapping.
     fn pieces(&mut self, draft: &mut Draft<'_>, shape: &Shape, in_parts: bool) -> Vec<Vec<u8>> {
         if !in_parts {
             return vec![shape.whole()];
@@ -320,7 +320,7 @@ impl Generator {
                 parts.push(again);
             }
             3 => {
-                // Overlaps: a part begins a little earlier than it should.
+                // Overlap: a fragment begins earlier than it should.
                 let at = self.random.below(parts.len());
                 parts[at].0 = parts[at].0.saturating_sub(8 * (1 + self.random.below(3)));
             }
@@ -366,7 +366,7 @@ impl Generator {
         Some(Sent { sender: draft.sender, frames, traits, offload, heard })
     }
 
-    /// What is left to the card of a whole packet, as a socket would, or to have headers overwritten.
+    /// Offload request for a whole packet: one that a socket would make, or one that overwrites headers.
     fn offload(&mut self, draft: &mut Draft<'_>, shape: &Shape, length: usize) -> Offload {
         let message = 14 + length - shape.body().len();
         let (own, judged) = match shape.protocol {
@@ -378,7 +378,7 @@ impl Generator {
             return Offload::default();
         }
         if own == usize::MAX || draft.party().pod.is_some() && self.chance(50) {
-            // A Mobility header ends what is judged: what is written behind it changes no judgement.
+            // The judgement ends at a Mobility header: bytes that are written behind it do not change it.
             let ends = shape.extensions.iter().any(|(kind, _)| *kind == 135);
             if draft.party().pod.is_none() || ends {
                 return Offload::default();
@@ -399,7 +399,7 @@ impl Generator {
         Offload { checksum: Some((message as u16, own as u16)), segments }
     }
 
-    /// Frames of a pod from another's station, the node's, or nobody's.
+    /// Replaces the source MAC of a pod's frames by another party's, the node's, or an unused one.
     fn steal_station(&mut self, draft: &mut Draft<'_>, frames: &mut [Vec<u8>]) {
         let party = draft.party();
         if party.pod.is_none() || self.bounces || !self.chance(4) {
@@ -417,12 +417,12 @@ impl Generator {
     }
 
     fn damage(&mut self, frame: &mut Vec<u8>) {
-        // One of the bytes of the network header or behind, or the end.
+        // The end, or a byte from the network header on.
         match self.random.below(3) {
             0 => frame.truncate(frame.len().saturating_sub(1 + self.random.below(40)).max(15)),
             1 => frame.extend(vec![0; 1 + self.random.below(40)]),
             _ => {
-                // Not the addresses, which would be another packet: lengths, types, offsets.
+                // Lengths, types and offsets; other addresses would make another packet.
                 let transport = if frame.get(12) == Some(&0x86) { 40 } else { 20 };
                 let at = match self.random.below(12) {
                     7 => transport,
@@ -438,7 +438,7 @@ impl Generator {
         }
     }
 
-    /// The station that a packet goes to next, or another one.
+    /// MAC address of a packet's next hop, or of another station.
     fn next_hop(&mut self, draft: &mut Draft<'_>, to: IpAddr) -> [u8; 6] {
         let parties = &draft.world.parties;
         let party = draft.party();
@@ -466,7 +466,7 @@ impl Generator {
         other
     }
 
-    /// An ICMP error about a flow.
+    /// ICMP error about a flow.
     fn about(&mut self, draft: &mut Draft<'_>) -> Option<Sent> {
         let quoted = if self.chance(60) {
             draft.traits.insert(Trait::Error);
@@ -505,7 +505,7 @@ impl Generator {
         self.sent(draft, &shape, in_parts)
     }
 
-    /// ARP, and what IPv6 has for it: in its form, or with more behind it.
+    /// ARP or neighbour discovery message, in its exact form or with more bytes behind it.
     fn link_message(&mut self, draft: &mut Draft<'_>) -> Option<Sent> {
         let other = self.random.below(draft.world.parties.len());
         let whose = &draft.world.parties[other];
@@ -545,7 +545,7 @@ impl Generator {
         Some(Sent { sender: draft.sender, frames, traits, offload: Offload::default(), heard })
     }
 
-    /// A question whether an address of another is free, or one that is the cookie.
+    /// Probe for another's address, or for an address made of the cookie.
     fn probe(&mut self, draft: &mut Draft<'_>, other: &Party) -> Option<Sent> {
         draft.traits.insert(Trait::Probe);
         let party = draft.party();
@@ -576,7 +576,7 @@ impl Generator {
         Some(Sent { sender: draft.sender, frames, traits, offload: Offload::default(), heard })
     }
 
-    /// A solicitation in its exact form, for an address that is the cookie.
+    /// Solicitation in its exact form, for an address made of the cookie.
     fn asking(&mut self, draft: &Draft<'_>) -> Option<Vec<u8>> {
         let IpAddr::V6(target) = IpAddr::from(<[u8; 16]>::try_from(draft.payload(16)).ok()?) else {
             return None;
@@ -594,7 +594,7 @@ impl Generator {
         Some(whole)
     }
 
-    /// A message of neighbour or listener discovery with more than it may have.
+    /// Neighbour or listener discovery message with more bytes than its form has.
     fn discovery(&mut self, draft: &Draft<'_>, other: &Party) -> Option<Vec<u8>> {
         let (own, theirs) = (draft.party().addresses[1], other.addresses[1]);
         let kind = self.one(&[133, 134, 135, 136, 137, 130, 131, 132, 143]);
@@ -606,7 +606,7 @@ impl Generator {
         Some(whole)
     }
 
-    /// VLAN tags, mostly as many as are read over, and mostly of no VLAN, which the kernel strips.
+    /// Adds VLAN tags: mostly as many as the parser skips, and mostly of VLAN 0, which the kernel strips.
     fn tag(&mut self, draft: &mut Draft<'_>, frames: &mut [Vec<u8>]) {
         draft.traits.insert(Trait::Tagged);
         let count = match self.random.below(4) {
@@ -622,7 +622,7 @@ impl Generator {
         }
     }
 
-    /// A packet in VXLAN, to a node.
+    /// Packet in VXLAN, to a node.
     fn wrapped(&mut self, draft: &mut Draft<'_>) -> Option<Sent> {
         let number = self.random.below(2);
         let [node, _] = draft.world.nodes[number];

@@ -6,11 +6,11 @@
 //! judge  ◄── whatever arrives at a pod's eth0 or outside ───────────────────────────────────────────┘
 //! ```
 //!
-//! What arrives must be allowed by the oracle for who *sent* it, whatever it says, or be an answer to (an
-//! error about) a flow that the oracle allows: [`judge`]. Connections between allowed pods go on beside it.
+//! A frame that arrives must be allowed by the oracle for its real sender, whatever source it has, or answer (or be an
+//! error about) a flow that the oracle allows: [`judge`]. Connections between allowed pods run beside it.
 //!
-//! `NETPOLD_WIREFUZZ_SECONDS`: for all worlds together; 300 if it is not set and `CI=true` is, else 60.
-//! `NETPOLD_WIREFUZZ_SEED`: of the random numbers; 1 if neither is set, the clock's if only the time is.
+//! `NETPOLD_WIREFUZZ_SECONDS`: duration of all worlds together; default 300 if `CI=true`, else 60.
+//! `NETPOLD_WIREFUZZ_SEED`: seed of the random numbers; default 1, or the clock if only the duration is set.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,8 +1,8 @@
-//! A frame as its receiver could read it, naively: every layer that could be meant.
+//! A naive reader of frames: every flow that a receiver could take a frame for.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Both ends of a flow; ports are 0 where there are none, an echo's identifier is its sender's port.
+/// Protocol and ends of a flow. Ports are 0 where there are none; an echo's identifier is its sender's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Tuple {
     pub(crate) protocol: u8,
@@ -20,15 +20,15 @@ impl Tuple {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Heard {
     pub(crate) tuple: Tuple,
-    /// Were the packet's payload one of its extension headers, or its destination the last of its route.
+    /// Flows if an extension header were the transport protocol, or the last address of the route the destination.
     pub(crate) others: Vec<Tuple>,
     /// Protocols and destination ports that it could be taken for.
     pub(crate) meanings: Vec<(u8, u16)>,
-    /// A part that is not the first.
+    /// Whether the packet is a later fragment.
     pub(crate) is_later: bool,
-    /// It begins a connection, so it answers nothing.
+    /// Whether the packet begins a connection, so that it answers nothing.
     pub(crate) is_opening: bool,
-    /// The flows that an ICMP error could be about.
+    /// Flows that an ICMP error could be about.
     pub(crate) quoted: Vec<Tuple>,
 }
 
@@ -39,13 +39,13 @@ pub(crate) const ICMPV6: u8 = 58;
 pub(crate) const SCTP: u8 = 132;
 
 impl Heard {
-    /// Every flow that the packet could be of.
+    /// Every flow that the packet could belong to.
     pub(crate) fn tuples(&self) -> impl Iterator<Item = Tuple> {
         std::iter::once(self.tuple).chain(self.others.iter().copied())
     }
 }
 
-/// `None`: not IP, or too short for an IP header.
+/// Reads a frame; `None` if it is not IP, or too short for an IP header.
 pub(crate) fn frame(frame: &[u8]) -> Option<Heard> {
     match untagged(frame)? {
         (0x0800 | 0x86dd, bytes) => packet(bytes),
@@ -53,7 +53,7 @@ pub(crate) fn frame(frame: &[u8]) -> Option<Heard> {
     }
 }
 
-/// Type and payload behind all tags.
+/// EtherType and payload behind all VLAN tags.
 pub(crate) fn untagged(frame: &[u8]) -> Option<(u16, &[u8])> {
     let mut at = 12;
     while matches!(number(frame, at)?, 0x8100 | 0x88a8) {
@@ -144,7 +144,7 @@ fn transport(
         !is_later && matches!((protocol, kind), (ICMP, 3 | 4 | 11 | 12) | (ICMPV6, 1..=4));
     let mut meanings: Vec<(u8, u16)> = protocols.iter().map(|other| (*other, 0)).collect();
     meanings.push((protocol, destination));
-    // What a filter may take for a protocol of its own, without ports.
+    // Headers that a filter may take for a transport protocol without ports.
     let unusual = protocols[..protocols.len() - 1].iter();
     let unusual = unusual.filter(|protocol| matches!(protocol, 51 | 135 | 139 | 140));
     let of = |&protocol: &u8| Tuple { protocol, from: (from, 0), to: (to, 0) };

@@ -1,4 +1,4 @@
-//! Rounds of packets, until something arrives that must not, or the time is over.
+//! Rounds of packets, until a frame leaks or the time is over.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -14,25 +14,25 @@ use crate::tally::Tally;
 use crate::traits::Trait;
 use crate::world::{Kind, World};
 
-/// Packets between two looks at what arrived.
+/// Packets between two collections of arrivals.
 const BURST: usize = 40;
-/// Bursts between two looks at the flows beside.
+/// Bursts between two checks of the flows that run beside.
 const BURSTS: usize = 25;
-/// Nothing arrives for so long: all has arrived.
+/// Time without arrivals after which all packets have arrived.
 const QUIET: Duration = Duration::from_millis(30);
-/// Packets before a failing one that are tried together with it.
+/// Packets up to a leak that are sent again at the most.
 const WINDOW: usize = 2000;
-/// Packets that are kept, so that a run of hours does not fill the memory.
+/// Packets kept at the most, so that a run of hours does not fill the memory.
 const KEPT: usize = 50_000;
-/// Attempts to make a failing sequence shorter.
+/// Attempts to shorten a failing sequence.
 const ATTEMPTS: usize = 60;
-/// Worlds among which the time is shared.
+/// Worlds that share the time.
 const WORLDS: u32 = 3;
 /// Seconds for all worlds together, under CI and without.
 const LONG: u64 = 300;
 const SHORT: u64 = 60;
 
-/// What arrived and must not have.
+/// A frame that arrived and must not have.
 #[derive(Clone, Debug)]
 struct Leak {
     number: usize,
@@ -44,9 +44,9 @@ struct Run {
     world: World,
     history: History,
     sent: VecDeque<Sent>,
-    /// Number of the first of them.
+    /// Number of the first packet in `sent`.
     first: usize,
-    /// Judged once everything that came before it is known.
+    /// Arrivals to judge once all earlier ones are recorded: receiver, frame, packet number.
     pending: Vec<(usize, Vec<u8>, usize)>,
     arrived: usize,
     tally: Tally,
@@ -106,7 +106,7 @@ impl Run {
         Self { world, history, sent, first: 0, pending, arrived: 0, tally }
     }
 
-    /// How many packets were sent.
+    /// Number of packets sent.
     fn count(&self) -> usize {
         self.first + self.sent.len()
     }
@@ -125,7 +125,7 @@ impl Run {
             let began = Instant::now();
             self.burst(generator);
             leaks.extend(self.collect());
-            // Half of a processor is for others.
+            // Leaves half of a processor to others.
             std::thread::sleep(began.elapsed());
         }
         self.bounce(generator);
@@ -147,7 +147,7 @@ impl Run {
         }
     }
 
-    /// Packets of one pod that go round its program.
+    /// Sends packets of one pod around its program.
     fn bounce(&mut self, generator: &mut Generator) {
         if !self.world.bounces {
             return;
@@ -187,7 +187,7 @@ impl Run {
     fn put_on_wire(&self, sent: &Sent) {
         let wire = &self.world.parties[sent.sender].wire;
         for frame in &sent.frames {
-            // Longer than the MTU, after damage, or segments of another protocol: the kernel refuses it.
+            // The kernel refuses frames longer than the MTU (after damage), and segments of another protocol.
             let _ = if sent.offload == Offload::default() {
                 wire.send(frame)
             } else {
@@ -196,7 +196,7 @@ impl Run {
         }
     }
 
-    /// Takes what arrived, and judges what arrived before that: whatever it could answer is known.
+    /// Records new arrivals, then judges those of the previous call: every packet they could answer is recorded.
     fn collect(&mut self) -> Vec<Leak> {
         let mut new = Vec::new();
         for (receiver, party) in self.world.parties.iter().enumerate() {
@@ -208,7 +208,7 @@ impl Run {
                         self.history.arrived(&self.world, (receiver, &frame), sender);
                         new.push((receiver, frame, number));
                     }
-                    // Damaged, or of somebody's kernel: it is of whom it says.
+                    // Damaged, or from a kernel: the source address counts as the sender.
                     None => self.history.claimed(&self.world, receiver, &frame),
                 }
             }
@@ -245,7 +245,7 @@ impl Run {
         }
     }
 
-    /// Whether a packet gets through again when these are sent once more, as they were.
+    /// Whether a leak occurs again when these packets are sent once more, unchanged.
     fn again(&mut self, numbers: &[usize], leak: &Leak) -> bool {
         for number in numbers {
             if let Some(sent) = self.packet(*number) {
@@ -255,7 +255,7 @@ impl Run {
         self.settle().iter().any(|found| found.number == leak.number)
     }
 
-    /// A leak, with a short sequence of packets that shows it.
+    /// Report of a leak, with a short sequence of packets that shows it.
     fn report(&mut self, leak: &Leak) -> String {
         let sequence = self.shrink(leak);
         let party = |number: usize| self.world.parties[number].name.clone();
@@ -279,7 +279,7 @@ impl Run {
         told
     }
 
-    /// The fewest packets found that show a leak on what the nodes remember; `None`: none did.
+    /// The shortest sequence found that shows a leak on the nodes' present state; `None` if there is none.
     fn shrink(&mut self, leak: &Leak) -> Option<Vec<usize>> {
         let mut length = 1;
         let mut numbers = loop {

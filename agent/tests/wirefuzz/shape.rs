@@ -1,4 +1,4 @@
-//! From what a packet is to be to the bytes of its parts.
+//! A packet's description, and the bytes of its fragments.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,27 +11,27 @@ use netpold_testkit::random::Random;
 const FRAGMENT: u8 = 44;
 const DESTINATION_OPTIONS: u8 = 60;
 
-/// A packet, before it is taken to pieces.
+/// A packet before fragmentation.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) from: IpAddr,
     pub(crate) to: IpAddr,
     pub(crate) protocol: u8,
     pub(crate) message: Vec<u8>,
-    /// Of IPv4; a multiple of 4 bytes.
+    /// IPv4 options; a multiple of 4 bytes.
     pub(crate) options: Vec<u8>,
-    /// Of IPv6: type, and what follows the byte that names the next one.
+    /// IPv6 extension headers: type, and the bytes behind Next Header.
     pub(crate) extensions: Vec<(u8, Vec<u8>)>,
-    /// Whether there are options behind the Fragment header.
+    /// Whether Destination Options follow, behind the Fragment header if there is one.
     pub(crate) inside: bool,
     pub(crate) ident: u16,
 }
 
-/// A part of a datagram: offset, bytes, and whether others follow.
+/// Fragment of a datagram: offset, bytes, and whether others follow.
 pub(crate) type Part = (usize, Vec<u8>, bool);
 
 impl Shape {
-    /// What fragments are made of: all that follows the headers of every part.
+    /// Bytes to cut into fragments, behind the headers that each fragment repeats.
     pub(crate) fn body(&self) -> Vec<u8> {
         if !self.inside {
             return self.message.clone();
@@ -44,7 +44,7 @@ impl Shape {
         self.headed(&self.body(), None)
     }
 
-    /// A part as a packet of its own.
+    /// A fragment as a packet of its own.
     pub(crate) fn part(&self, (offset, bytes, more): &Part) -> Vec<u8> {
         self.headed(bytes, Some((*offset as u16, *more)))
     }
@@ -84,7 +84,7 @@ impl Shape {
     }
 }
 
-/// A message of a flow around a payload; of what has no ports an echo, or the payload alone.
+/// Transport message of a flow around a payload; for other protocols the payload alone.
 pub(crate) fn message(random: &mut Random, flow: Tuple, payload: &[u8]) -> Vec<u8> {
     let Tuple { protocol, from, to } = flow;
     let ends = (SocketAddr::from(from), SocketAddr::from(to));
@@ -152,7 +152,7 @@ pub(crate) fn extension(random: &mut Random) -> (u8, Vec<u8>) {
     }
 }
 
-/// A Routing header with segments left, to an address.
+/// A Routing header with an address, and one segment left or none.
 pub(crate) fn routing(random: &mut Random, by: IpAddr) -> (u8, Vec<u8>) {
     let IpAddr::V6(by) = by else { return (60, vec![0, 1, 4, 0, 0, 0, 0]) };
     let kind = [0, 2, 3, 4][random.below(4)];

@@ -1,4 +1,4 @@
-//! How often each thing was tried and got through, so that what never happens is seen.
+//! Counts of properties and ways that occurred, so that the test fails where one never does.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +8,7 @@ use crate::read::Heard;
 use crate::traits::{ALL, Trait};
 use crate::world::{Kind, World};
 
-/// How the stack between two pods carried a packet, by what arrived.
+/// Way of a packet through the stack between two parties, as its arrived frame shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Way {
     /// IPv4, over the node's routes.
@@ -19,18 +19,18 @@ pub(crate) enum Way {
     Bridged4,
     /// IPv6, between ports of a bridge.
     Bridged6,
-    /// Sent in parts, arrived in a longer piece.
+    /// Sent in fragments, arrived in a longer piece.
     Defragmented,
     /// Arrived with another destination.
     Service,
     /// Arrived with another source.
     Masqueraded,
-    /// An ICMP error about somebody's flow.
+    /// An ICMP error about a flow.
     Error,
 }
 
 impl Way {
-    /// Those that packets must have gone in a world.
+    /// Ways that packets of a world must have taken.
     fn expected(kind: Kind) -> &'static [Self] {
         use Way::{
             Bridged4, Bridged6, Defragmented, Error, Masqueraded, Routed4, Routed6, Service,
@@ -45,7 +45,7 @@ impl Way {
     }
 }
 
-/// What was sent, and what of it arrived where it may: packets and frames.
+/// Packets sent, and frames that arrived where policy allows them.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     traits: BTreeMap<Trait, [usize; 2]>,
@@ -59,7 +59,7 @@ impl Tally {
         }
     }
 
-    /// A frame that may be where it is, at somebody else than its sender.
+    /// Counts a frame that policy allows at a party other than its sender.
     pub(crate) fn allowed(
         &mut self,
         world: &World,
@@ -81,10 +81,10 @@ impl Tally {
         }
     }
 
-    /// Everything that packets can have or do has been there.
+    /// Asserts that every property and every way of the world has occurred.
     ///
     /// # Panics
-    /// Naming what has not.
+    /// Names the missing ones.
     pub(crate) fn check(&self, kind: Kind, bounces: bool) {
         let expected = ALL.iter().map(|(of, _)| of);
         let expected = expected.filter(|of| of.is_generated(kind, bounces));
@@ -108,7 +108,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// The ways of a frame that one look at its addresses shows.
+/// Ways that a frame's addresses show.
 fn ways(world: &World, receiver: usize, sent: &Sent, heard: &Heard) -> Vec<Way> {
     let (from, to) = (&world.parties[sent.sender], &world.parties[receiver]);
     let mut ways = vec![match (from.is_bridged_to(to), heard.tuple.to.0.is_ipv6()) {

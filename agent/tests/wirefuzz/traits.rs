@@ -1,19 +1,19 @@
-//! What is special about a packet.
+//! Special properties of generated packets.
 
 use crate::world::Kind;
 
-/// One of the things that a generator may do to a packet.
+/// A property that the generator may give a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Trait {
-    /// Another's source address, from a pod.
+    /// Source address of another party or a node, from a pod.
     Forged,
-    /// A source that is nobody's, from a pod.
+    /// Unassigned or special source address, from a pod.
     Stranger,
-    /// In a Service's name, from outside.
+    /// Source address of a Service, from outside.
     Service,
-    /// To its sender's own address.
+    /// To the sender's own address.
     Itself,
-    /// In a frame to somebody else than the packet's next hop.
+    /// In a frame to another station than the packet's next hop.
     Station,
     /// An ARP message.
     Arp,
@@ -21,17 +21,17 @@ pub(crate) enum Trait {
     Neighbour,
     /// VXLAN to a node.
     Tunnel,
-    /// Tagged, any number of times.
+    /// VLAN tags, any number of them.
     Tagged,
-    /// From another's station, from a pod.
+    /// Source MAC of another station, from a pod.
     OtherStation,
-    /// Asks whether another's address is free, from a pod.
+    /// Probe whether another's address is free, from a pod.
     Probe,
-    /// Its checksum, and the segments that it is cut into, are left to the card.
+    /// Checksum, and segmentation, left to the card.
     Offloaded,
-    /// What is left to the card writes into its headers, from a pod.
+    /// Checksum offload that overwrites the packet's headers, from a pod.
     Overwritten,
-    /// By way of an `ifb`, which makes the kernel skip its pod's program.
+    /// By an `ifb`, so that the kernel skips the program of the pod's veth.
     Bounced,
     /// IPv4 options.
     Options,
@@ -39,38 +39,38 @@ pub(crate) enum Trait {
     Extensions,
     /// A Routing header.
     Routing,
-    /// In parts.
+    /// Fragmented.
     Fragments,
-    /// In parts, with options behind the Fragment header.
+    /// Fragmented, with options behind the Fragment header.
     OptionsInside,
-    /// Wrong lengths, or cut.
+    /// Truncated, padded, or with a changed header byte.
     Damaged,
-    /// An ICMP error about what came to its sender.
+    /// ICMP error about a packet that its sender received.
     Error,
-    /// An ICMP error about somebody else's flow, or to an address that is translated.
+    /// ICMP error about another party's flow, or to an address that is translated.
     ErrorOfOthers,
-    /// Answers what came to its sender.
+    /// Answer to a packet that its sender received.
     Answer,
     /// To another node's node port.
     FarNodePort,
-    /// To what is translated, after conntrack of the nodes forgot everything.
+    /// To an address that is translated, after the nodes' conntrack was flushed.
     Forgotten,
 }
 
 impl Trait {
-    /// Whether packets of a world can have it.
+    /// Whether packets of a world can have the property.
     pub(crate) fn is_generated(self, kind: Kind, bounces: bool) -> bool {
         let is_translated = matches!(self, Self::Service | Self::FarNodePort);
         (kind != Kind::Plain || !is_translated) && (bounces || self != Self::Bounced)
     }
 
-    /// Whether no packet of a pod that has it may arrive anywhere.
+    /// Whether no packet of a pod with this property may arrive anywhere.
     pub(crate) const fn is_never_allowed(self) -> bool {
         matches!(self, Self::OtherStation | Self::Probe | Self::Overwritten)
     }
 }
 
-/// All of them, with their names.
+/// All properties, with their names.
 pub(crate) const ALL: [(Trait, &str); 25] = [
     (Trait::Forged, "forged"),
     (Trait::Stranger, "stranger"),

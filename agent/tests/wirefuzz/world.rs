@@ -1,4 +1,4 @@
-//! Who sends and who receives: ten pods on two nodes, and somebody outside.
+//! Parties of the fuzzing: ten pods on two nodes, and a host outside with a link to each node.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,23 +11,23 @@ use netpold_testbed::{Cni, Flow, Host, Node, PodSpec, Protocol, Proxy, Wire, lin
 use netpold_testkit::oracle::Oracle;
 use serde_json::json;
 
-/// What lies between the pods.
+/// Stack between the pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Routing and bridging alone.
     Plain,
-    /// Conntrack, defragmentation, Services, masquerade, and the bridge shown to all of it.
+    /// Conntrack, defragmentation, Services and masquerade; the bridge passes its packets to netfilter.
     Translated,
-    /// Services and VXLAN between the nodes; the bridge is not shown to netfilter.
+    /// Services, and VXLAN between the nodes; the bridge does not pass its packets to netfilter.
     Overlay,
 }
 
-/// Somebody with a raw socket.
+/// A sender and receiver with a raw socket.
 pub(crate) struct Party {
     pub(crate) name: String,
-    /// Outside if there is none.
+    /// `None`: outside.
     pub(crate) pod: Option<PodModel>,
-    /// Number of its node, or of the one that it is linked to.
+    /// Number of the party's node, or of the node that it is linked to.
     pub(crate) node: usize,
     /// IPv4 and IPv6.
     pub(crate) addresses: [IpAddr; 2],
@@ -44,15 +44,15 @@ impl Party {
     }
 }
 
-/// Dropped in this order.
+/// Fields are dropped in this order.
 pub(crate) struct World {
     pub(crate) parties: Vec<Party>,
     pub(crate) oracle: Oracle,
     /// Addresses and ports of Services.
     pub(crate) frontends: Vec<(IpAddr, u16)>,
-    /// Nodes' addresses.
+    /// Addresses of the nodes.
     pub(crate) nodes: Vec<[IpAddr; 2]>,
-    /// Of each node's interfaces, those of the link aside.
+    /// Addresses of each node's interfaces, without link-local ones.
     pub(crate) interfaces: Vec<BTreeSet<IpAddr>>,
     pub(crate) cluster: Cluster,
     flows: Vec<(&'static str, Flow)>,
@@ -61,12 +61,12 @@ pub(crate) struct World {
     pub(crate) bounces: bool,
 }
 
-/// Whether bridges show their packets to netfilter.
+/// Whether bridges pass their packets to netfilter.
 const SHOWN: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
-/// Two of each. `mute` may do nothing, `part` some things, `deaf` hears nobody, `bound` says
+/// Two pods of each. `mute` may send and receive nothing, `part` some things; `deaf` receives nothing, `bound` sends
 /// nothing, no policy selects `free`.
 const APPS: [&str; 5] = ["mute", "part", "deaf", "bound", "free"];
-/// Who talks beside the fuzzing, over which protocol.
+/// Flows that run beside the fuzzing: name, from, protocol, to.
 const BESIDE: [(&str, &str, Protocol, &str); 6] = [
     ("free1 to part1", "free1", Protocol::Tcp, "part1"),
     ("free1 to part2", "free1", Protocol::Tcp, "part2"),
@@ -131,13 +131,13 @@ impl World {
         Self { parties, oracle, frontends, nodes, interfaces, cluster, flows, outside, bounces }
     }
 
-    /// How many of the parties are pods; they come first.
+    /// Number of parties that are pods; they come first.
     pub(crate) fn pods(&self) -> usize {
         self.parties.iter().filter(|party| party.pod.is_some()).count()
     }
 
-    /// Has the `ifb` of a pod send what `send` sends by its eth0, so that the hook at the host's side is skipped: held
-    /// up until eth0 has no filter any more.
+    /// Redirects the packets that `send` sends by a pod's eth0 to its `ifb`, so that they skip the host's hook. `ifb0`
+    /// holds them until eth0's filter is gone.
     pub(crate) fn bounce(&self, party: usize, send: impl FnOnce()) {
         let pod = self.cluster.pod(&self.parties[party].name);
         let tc = |arguments: &str| {
@@ -152,17 +152,17 @@ impl World {
         send();
         tc("qdisc del dev eth0 clsact");
         tc("qdisc change dev ifb0 root tbf rate 1gbit burst 100000 limit 1000000");
-        // What is held has its time of the old rate.
+        // The timer of the first held packet was set at the old rate.
         std::thread::sleep(Duration::from_millis(200));
     }
 
-    /// Whether what is sent to an address may go to somebody else: a Service's, a node's.
+    /// Whether packets to an address may go to another party: it is a Service's or a node's.
     pub(crate) fn is_translated(&self, address: IpAddr) -> bool {
         self.frontends.iter().any(|(frontend, _)| *frontend == address)
             || self.nodes.as_flattened().contains(&address)
     }
 
-    /// What a world is made for has been there: the bridge shown to netfilter or not, the overlay used.
+    /// Asserts that the bridge passes packets to netfilter or not, and that the overlay was used, as the kind demands.
     pub(crate) fn check_between(&self, kind: Kind) {
         let [_, bridge] = &self.cluster.nodes[..] else { panic!("two nodes") };
         let shown = bridge.run(|| std::fs::read_to_string(SHOWN)).unwrap();
@@ -182,7 +182,7 @@ impl World {
         }
     }
 
-    /// What was open before is open.
+    /// Asserts that the flows that run beside are still open.
     pub(crate) fn check_flows(&mut self) {
         for (name, flow) in &mut self.flows {
             let patience = netpold_testbed::cluster::PATIENCE;
@@ -212,7 +212,7 @@ fn links_of(node: &Node) -> Vec<String> {
     all.into_iter().filter(|name| name.starts_with("link")).collect()
 }
 
-/// Servers of the cluster do not answer what begins with a cookie: two of them would go on forever.
+/// Keeps the servers from answering cookies: two of them would go on forever.
 fn quiet(cluster: &Cluster) {
     const RULES: &str = "table inet quiet {
         chain in {
@@ -228,7 +228,7 @@ fn quiet(cluster: &Cluster) {
     }
 }
 
-/// Netfilter, Services and tunnels.
+/// Adds netfilter rules, Services and tunnels.
 fn between(cluster: &mut Cluster, kind: Kind) -> Vec<Service> {
     if kind == Kind::Plain {
         return Vec::new();
@@ -306,5 +306,5 @@ fn pods(cluster: &Cluster, oracle: &Oracle) -> Vec<Party> {
         .collect()
 }
 
-/// Port of a Service, or of node ports.
+/// Ports of pods, Services and node ports.
 pub(crate) const PORTS: [u16; 7] = [PORT, 4000, 4001, 5000, SERVICE_PORT, NODE_PORT, NODE_PORT + 1];

@@ -1,4 +1,4 @@
-//! `netpold observe --follow` as a process, and what it has said.
+//! `netpold observe --follow` as a process, and its output.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -14,24 +14,24 @@ use netpold_testbed::without_twins;
 
 use super::SINGLE;
 
-/// What was said so far.
+/// Counters of the output so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
     pub(super) events: u64,
-    /// Drops that are in no event.
+    /// Drops without an event.
     pub(super) lost: u64,
-    /// Events that lack policy and rule.
+    /// Events without policy and rule.
     pub(super) unattributed: u64,
 }
 
 #[derive(Debug, Default)]
 struct Said {
     seen: Seen,
-    /// When the packets of the pod that sends little were shown, by destination port.
+    /// Times at which packets of the pod with single packets were shown, by destination port.
     shown: BTreeMap<u16, Instant>,
 }
 
-/// The command, which ends with this.
+/// The running command; killed on drop.
 pub(super) struct Watcher {
     child: Child,
     said: Arc<Mutex<Said>>,
@@ -42,7 +42,7 @@ fn lock(said: &Mutex<Said>) -> MutexGuard<'_, Said> {
 }
 
 impl Watcher {
-    /// Starts it for an agent.
+    /// Starts the command for an agent.
     ///
     /// # Errors
     /// The binary cannot be run.
@@ -67,12 +67,12 @@ impl Watcher {
         self.child.id()
     }
 
-    /// What was said so far.
+    /// Counters of the output so far.
     pub(super) fn seen(&self) -> Seen {
         lock(&self.said).seen
     }
 
-    /// When packets of the pod that sends little were shown, by destination port.
+    /// Times at which packets of the pod with single packets were shown, by destination port.
     pub(super) fn shown(&self) -> BTreeMap<u16, Instant> {
         lock(&self.said).shown.clone()
     }

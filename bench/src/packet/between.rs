@@ -1,5 +1,5 @@
-//! Cases of what one pod of the node sends to another: at the sender's veth, and, with the proof that the
-//! program there leaves, at the receiver's.
+//! Packets between two local pods: at the sender's veth, and, with the proof that the program there leaves, at the
+//! receiver's.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -14,10 +14,10 @@ use crate::cluster::{Cluster, Local, PORT};
 use crate::frame::{ACK, tcp};
 use crate::world::World;
 
-/// `skb->tc_index` of what a program has passed for good.
+/// `skb->tc_index` of a packet that a program has finally passed.
 const WITNESS: u16 = 1 << WITNESS_SHIFT;
 
-/// The cases of one family; they change nothing.
+/// The cases of one family; they leave no state.
 pub(super) struct Between {
     pub(super) v6: bool,
     pub(super) probes: Vec<Probe>,

@@ -1,4 +1,4 @@
-//! What random flows cost at the least: a program that reads one word of one random bucket of the flow table.
+//! Minimum cost of random flows: a program that reads one word of one random bucket of the flow table.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,11 +11,11 @@ use crate::frame::End;
 use crate::steer::CLASSIFIER_DATA;
 use crate::world::World;
 
-/// Any odd number that spreads its factor's bits.
+/// An odd number for a multiplicative hash.
 const SPREAD: i32 = 0x9e37_79b1_u32.cast_signed();
 
-/// A classifier that hashes the sender's address and port and reads a word of the bucket that this chooses, in the
-/// world's own table.
+/// A classifier that hashes the sender's address and port and reads a word of the bucket with that index in the world's
+/// own table.
 pub(super) fn floor(world: &World, v6: bool) -> Result<OwnedFd> {
     let (four, six) = world.generation.conntrack()?;
     let table = if v6 { six } else { four };
@@ -27,7 +27,7 @@ pub(super) fn floor(world: &World, v6: bool) -> Result<OwnedFd> {
     program.context("no program that reads one bucket")
 }
 
-/// Register 0: a hash of one end of a frame. Registers: 1 context, 7 packet, 2 and 8 scratch.
+/// Register 0 = hash of one end of a frame. Register 1 is the context, 7 the packet, 2 and 8 are scratch.
 fn hash(code: Code, end: End) -> Code {
     let code = code
         .load32(7, 1, CLASSIFIER_DATA.0)

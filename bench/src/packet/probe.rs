@@ -1,4 +1,4 @@
-//! One case: a program that is run on a packet again and again.
+//! One case: a program run repeatedly on a packet.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,22 +15,22 @@ use crate::cluster::Size;
 use crate::figures::Spread;
 use crate::steer::Steered;
 
-/// `ingress_ifindex` of packets that come from elsewhere: any that is neither 0 nor a pod's.
+/// `ingress_ifindex` of packets from outside: neither 0 nor a pod's.
 const UPLINK: u32 = 2;
 
 /// `skb->mark` of packets that a pod's program has judged.
 const PROOF: u32 = 1 << DEFAULT_BIT;
 
-/// Where a program runs.
+/// Hook of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// TC, at this interface.
+    /// TC at this interface.
     Classifier(u32),
     /// XDP
     Xdp,
 }
 
-/// One thing that is run again and again.
+/// One case.
 pub(super) struct Probe {
     pub(super) name: &'static str,
     pub(super) addresses: &'static str,
@@ -38,9 +38,9 @@ pub(super) struct Probe {
     pub(super) frame: Vec<u8>,
     pub(super) place: Place,
     pub(super) expected: u32,
-    /// Place of what is subtracted; none for what is subtracted itself.
+    /// Index of the case to subtract; `None` for such a case itself.
     pub(super) baseline: Option<usize>,
-    /// What a second figure is called, and the place of what is subtracted for it.
+    /// Name of a second figure, and index of the case to subtract for it.
     floor: Option<(&'static str, usize)>,
     /// `ingress_ifindex`
     from: u32,
@@ -50,7 +50,7 @@ pub(super) struct Probe {
 pub(super) enum Runnable {
     Direct(OwnedFd),
     Steered(Steered),
-    /// Behind a program that marks the packet.
+    /// After a program that marks the packet.
     Marked(Stain),
 }
 
@@ -65,7 +65,7 @@ impl AsFd for Runnable {
 }
 
 impl Probe {
-    /// A case of no figures yet; what it is called, and over which flows it goes.
+    /// A case without samples; `addresses` names its flows.
     pub(super) fn new(
         (name, addresses): (&'static str, &'static str),
         program: Runnable,
@@ -78,17 +78,17 @@ impl Probe {
         Self { name, addresses, program, frame, place, expected, baseline, floor, from, samples }
     }
 
-    /// The packet came by this interface.
+    /// Sets the interface by which the packet arrived.
     pub(super) fn from(self, ifindex: u32) -> Self {
         Self { from: ifindex, ..self }
     }
 
-    /// There is a figure over this place's case, too, of another name.
+    /// Adds a second figure of this name, above the case at this index.
     pub(super) fn also_over(self, place: usize, name: &'static str) -> Self {
         Self { floor: Some((name, place)), ..self }
     }
 
-    /// Runs it once without taking its time.
+    /// Runs the case without recording a sample.
     pub(super) fn warm(&self, repeat: u32) -> Result<Duration> {
         let (answer, took) = self.run(repeat).with_context(|| self.name.to_owned())?;
         ensure!(
@@ -101,11 +101,11 @@ impl Probe {
         Ok(took)
     }
 
-    /// What the program answers, and the time of all runs.
+    /// Return value of the program, and the time of all runs.
     fn run(&self, repeat: u32) -> io::Result<(u32, Duration)> {
         let Place::Classifier(ifindex) = self.place else {
             let (answer, mean) = run_xdp(self.program.as_fd(), &self.frame, repeat)?;
-            // The kernel's clock: the call itself waits for a grace period besides.
+            // The kernel's own measurement, because the call also waits for a grace period.
             return Ok((answer, Duration::from_nanos(u64::from(mean) * u64::from(repeat))));
         };
         let mark = if matches!(self.program, Runnable::Marked(_)) { PROOF } else { 0 };
@@ -123,7 +123,7 @@ impl Probe {
     }
 }
 
-/// Each case over what is subtracted from it.
+/// Figures of all cases above the cases to subtract.
 pub(super) fn figures(
     probes: &[Probe],
     group: &'static str,

@@ -1,5 +1,5 @@
-//! Cases of a pod that uses a Service: judged at its veth by the Service's address, which marks the
-//! packet, and behind the translation by the backend's.
+//! Packets of a pod to a Service: judged at the pod's veth by the Service's address, which marks the packet, and after
+//! translation by the backend's address.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -16,7 +16,7 @@ use crate::frame::{ACK, SYN, tcp};
 use crate::steer::Flows;
 use crate::world::World;
 
-/// Flows to one address and port differ by the pod's port only.
+/// Flows to one address and port differ only by the pod's port.
 const FLOWS: u32 = 30_000;
 const PORTS: &str = "30,000 flows";
 
@@ -53,7 +53,7 @@ impl Service {
             Ok(Runnable::Marked(stain))
         };
         let probe = |name, program: Runnable, to, flags, expected, baseline| {
-            // What is marked leaves by another interface.
+            // Marked packets leave through another interface.
             let at = if matches!(program, Runnable::Marked(_)) { 1 } else { isolated.ifindex };
             let place = Place::Classifier(at);
             Probe::new(name, program, place, tcp(pod, to, flags), expected, baseline)

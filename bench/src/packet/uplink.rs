@@ -1,4 +1,4 @@
-//! Cases of the programs at the node's uplinks, which see a packet before the pod's own do.
+//! Cases of the programs at the node's uplinks, which run before the pod's own programs.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -18,7 +18,7 @@ use crate::world::World;
 const DROP: u32 = 1;
 const PASS: u32 = 2;
 
-/// The cases of one family; they change nothing.
+/// The cases of one family; they leave no state.
 pub(super) struct Uplink {
     pub(super) v6: bool,
     pub(super) probes: Vec<Probe>,
@@ -52,7 +52,7 @@ impl Uplink {
             Probe::new(name, program, Place::Xdp, frame, expected, baseline)
         };
         let syn = |from| tcp(from, pod, SYN);
-        // Two pods elsewhere.
+        // A packet between two remote pods.
         let passing = || tcp(one, other, SYN);
         let probes = vec![
             probe(("empty XDP", ONE), direct(&empty)?, passing(), PASS, None),

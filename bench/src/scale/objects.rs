@@ -1,4 +1,4 @@
-//! The objects of a simulated cluster, of the size that a Deployment's pods and a kubelet's reports have.
+//! Objects of a simulated cluster, as large as real pods of a Deployment and real reports of a kubelet.
 
 mod pod;
 
@@ -7,20 +7,20 @@ use serde_json::{Value, json};
 use crate::random::Random;
 use pod::{managed_fields, spec, status};
 
-/// Pods of each node.
+/// Pods per node.
 pub(super) const PODS_PER_NODE: u32 = 20;
-/// Pods of a namespace.
+/// Pods per namespace.
 const PODS_PER_NAMESPACE: u32 = 100;
-/// Pods behind a Service, and so endpoints of a slice.
+/// Pods per Service, and so endpoints per slice.
 pub(super) const PODS_PER_SERVICE: u32 = 50;
-/// Images that a kubelet reports (`nodeStatusMaxImages`).
+/// Images in a kubelet's report (`nodeStatusMaxImages`).
 const IMAGES: u32 = 50;
 const TIME: &str = "2026-11-23T10:00:00Z";
 
-/// A key of etcd and an object.
+/// An etcd key and an object; `None` deletes the key.
 pub(super) type Entry = (String, Option<String>);
 
-/// How large a cluster is.
+/// Size of a cluster.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub(super) struct Cluster {
     pub(super) nodes: u32,
@@ -29,23 +29,23 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// With [`PODS_PER_NODE`], and a policy for every four pods, as far as 5,000.
+    /// A cluster with [`PODS_PER_NODE`] and one policy per four pods, at most 5,000.
     pub(super) fn of(nodes: u32) -> Self {
         let pods = nodes * PODS_PER_NODE;
         Self { nodes, pods, policies: (pods / 4).min(5000) }
     }
 
-    /// Namespaces.
+    /// Number of namespaces.
     pub(super) fn namespaces(&self) -> u32 {
         self.pods.div_ceil(PODS_PER_NAMESPACE)
     }
 
-    /// Services, each with a slice.
+    /// Number of Services, each with one slice.
     pub(super) fn services(&self) -> u32 {
         self.pods / PODS_PER_SERVICE
     }
 
-    /// All of it.
+    /// All objects.
     pub(super) fn entries(&self) -> impl Iterator<Item = Entry> {
         let namespaces = (0..self.namespaces()).map(namespace);
         let nodes = (0..self.nodes).map(|number| node(number, 0));
@@ -76,7 +76,7 @@ impl Cluster {
         (key, Some(object.to_string()))
     }
 
-    /// The endpoints of a Service.
+    /// The EndpointSlice of a Service.
     fn slice(&self, number: u32) -> Entry {
         let (namespace, name) = (self.namespace_of(number), format!("web-{number}-x7k2p"));
         let key = format!("/registry/endpointslices/{namespace}/{name}");
@@ -130,12 +130,12 @@ impl Cluster {
         node_name(pod % self.nodes)
     }
 
-    /// The key of pod `number` in its `round`-th life.
+    /// Key of pod `number` in its `round`-th life.
     pub(super) fn pod_key(&self, number: u32, round: u32) -> String {
         format!("/registry/pods/{}/{}", self.namespace_of(number), pod_name(number, round))
     }
 
-    /// A pod as it is in this phase; `round` tells pods apart that follow one another.
+    /// A pod in this phase; `round` distinguishes successive pods.
     pub(super) fn pod(&self, number: u32, phase: Phase, round: u32) -> Entry {
         let namespace = self.namespace_of(number);
         let name = pod_name(number, round);
@@ -173,24 +173,24 @@ impl Cluster {
     }
 }
 
-/// How far a pod has come; each step is a write of its object.
+/// Phases of a pod; each is a write of its object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// By its ReplicaSet.
+    /// Created by its ReplicaSet.
     Created,
-    /// By the scheduler.
+    /// Bound by the scheduler.
     Scheduled,
-    /// Its kubelet has begun with it.
+    /// Accepted by its kubelet.
     Starting,
-    /// It runs and is ready.
+    /// Running and ready.
     Running,
-    /// Its deletion was asked for.
+    /// Deletion requested.
     Terminating,
-    /// It runs, and something of its status has changed.
+    /// Running, with a changed status.
     Changed,
 }
 
-/// Digits as of a hash, so that lists of objects compress no better than real ones.
+/// Pseudo-random hex digits, so that lists of objects compress no better than real ones.
 fn digits(of: u64, count: usize) -> String {
     let mut random = Random::new(of);
     let words = (0..count.div_ceil(8)).map(|_| format!("{:08x}", random.below(u32::MAX)));
@@ -208,7 +208,7 @@ fn pod_name(number: u32, round: u32) -> String {
     format!("web-{}-6d5f7c9b8d-{random}{number}", number % 97)
 }
 
-/// When something happened to an object.
+/// Time of an event of an object.
 fn time(of: u32) -> String {
     format!(
         "2026-11-{:02}T{:02}:{:02}:{:02}Z",
@@ -247,7 +247,7 @@ fn namespace(number: u32) -> Entry {
     (format!("/registry/namespaces/{name}"), Some(object.to_string()))
 }
 
-/// A Node as its kubelet reports it, for the `report`-th time.
+/// A Node as in its kubelet's `report`-th report.
 pub(super) fn node(number: u32, report: u32) -> Entry {
     let name = node_name(number);
     let heartbeat = format!("2026-11-23T{:02}:{:02}:00Z", 10 + report / 60 % 12, report % 60);

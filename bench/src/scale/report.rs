@@ -1,4 +1,4 @@
-//! What agents cost an API server, as a table.
+//! The load of agents on an API server, as a table.
 
 use netpold_testbed::apiserver::VERSION;
 use serde::Serialize;
@@ -7,11 +7,11 @@ use super::objects::{Cluster, PODS_PER_NODE};
 use super::trimmed::Form;
 use crate::figures::{say, table};
 
-/// What was found in one cluster. Everything is of one agent.
+/// Results for one cluster. All figures are per agent.
 #[derive(Debug, Serialize)]
 pub(crate) struct ApiLoad {
     pub(super) cluster: Cluster,
-    /// Agents that follow all Nodes, and as many that follow their own.
+    /// Number of agents that follow all Nodes, and of agents that follow only their own.
     pub(super) agents: u32,
     /// Wire bytes of an event of a running pod, and of a Node's heartbeat.
     pub(super) pod_event: f64,
@@ -20,28 +20,28 @@ pub(crate) struct ApiLoad {
     pub(super) forms: Vec<Form>,
 }
 
-/// What happened, and what it cost.
+/// A stage and its cost.
 #[derive(Debug, Serialize)]
 pub(super) struct Stage {
     pub(super) stage: &'static str,
     pub(super) seconds: f64,
     /// Changes of pods and Nodes.
     pub(super) events: u32,
-    /// Bytes received by an agent that follows all Nodes, and by one that follows its own.
+    /// Bytes received per agent: following all Nodes, and following only its own.
     pub(super) received: [f64; 2],
     /// Bytes sent.
     pub(super) sent: [f64; 2],
     /// Connections made.
     pub(super) connections: [f64; 2],
-    /// Of an agent of either.
+    /// Requests per agent of either kind.
     pub(super) requests: f64,
     /// Changes that reach the engine.
     pub(super) changes: [f64; 2],
-    /// Seconds of processor of the API server, for all agents.
+    /// CPU seconds of the API server, for all agents.
     pub(super) server_seconds: f64,
 }
 
-/// Prints what was found.
+/// Prints the results.
 pub(crate) fn print(load: &ApiLoad) {
     let ApiLoad { cluster, agents, pod_event, node_event, stages, forms } = load;
     let Cluster { nodes, pods, policies } = cluster;

@@ -1,4 +1,4 @@
-//! Sizes of a list of pods in the forms that an API server can give, and of what the agent reads of it.
+//! Sizes of a list of pods in the formats of the API server, and of the fields that the agent reads.
 
 use anyhow::{Context, Result};
 use futures::AsyncReadExt as _;
@@ -6,17 +6,17 @@ use kube::Client;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// A page, as the agent asks for it.
+/// Page size of the agent's list requests.
 const PAGE: usize = 500;
 
-/// Bytes of an object in some form, on average over a page.
+/// Average bytes per object in a format, over one page.
 #[derive(Debug, Serialize)]
 pub(crate) struct Form {
     pub(super) form: &'static str,
     pub(super) bytes: f64,
 }
 
-/// What is asked for, with which headers.
+/// Name, path, `Accept` header and compression of each request.
 const FORMS: [(&str, &str, &str, bool); 7] = [
     ("pod, JSON", "/api/v1/pods", "application/json", false),
     ("pod, JSON, gzip in pages of 500", "/api/v1/pods", "application/json", true),
@@ -37,7 +37,7 @@ const FORMS: [(&str, &str, &str, bool); 7] = [
     ),
 ];
 
-/// Asks for a page in each form.
+/// Requests a page in each format.
 pub(super) async fn forms(client: &Client) -> Result<Vec<Form>> {
     let mut forms = Vec::new();
     for (form, path, accept, gzip) in FORMS {
@@ -55,7 +55,7 @@ pub(super) async fn forms(client: &Client) -> Result<Vec<Form>> {
     Ok(forms)
 }
 
-/// A page's bytes, and how many objects are in it.
+/// Bytes of a page, and the number of objects in it.
 async fn page(client: &Client, path: &str, accept: &str, gzip: bool) -> Result<(Vec<u8>, usize)> {
     let mut request = hyper::Request::get(format!("{path}?limit={PAGE}")).header("Accept", accept);
     if gzip {

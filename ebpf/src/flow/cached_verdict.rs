@@ -1,26 +1,24 @@
-//! What an entry of the flow table remembers of its flow's last judgement.
+//! Cached verdict of a flow, in its entry of the flow table.
 //!
-//! Policy that has not changed says of a flow's next packet what it said of the last. So the reason
-//! for which a packet passed stays in its entry, with the revision of policy that was read *before*
-//! policy was: an update that falls in between changes the revision after its last word, and nothing
-//! that was found on the way counts any more. Drops are not remembered.
+//! Under unchanged policy the next packet of a flow gets the verdict of the last one. So the entry keeps the reason
+//! for which a packet passed, with the revision of policy that was read *before* policy was: an update in between
+//! changes the revision after its last word, which invalidates the cached reason. Drops are not cached.
 //!
-//! Entries are fresh for [`crate::layout::Settings::refresh_after`]. From then on the next packet is
-//! judged by policy again, so that nothing remembered lasts longer than that after all, whatever
-//! became of the revision.
+//! Entries are fresh for [`crate::layout::Settings::refresh_after`]. The next packet after that is judged by policy
+//! again, so that no cached reason lasts longer, even if the revision failed to change.
 
 use crate::{direction::Direction, reason::Reason};
 
-/// From the top: 32 bits policy revision, 16 bits incarnation of the entry, 8 bits [`Reason`] for pod
-/// egress, 8 for pod ingress. [`Reason::NotEndpoint`], 0, says that nothing is known.
+/// From the top: 32 bits policy revision, 16 bits incarnation of the entry, 8 bits [`Reason`] for pod egress, 8 for
+/// pod ingress. [`Reason::NotEndpoint`], 0, stands for an unknown reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachedVerdict(pub u64);
 
-/// Bits of both reasons.
+/// Bits of the two reasons.
 const REASONS: u32 = 16;
 
 impl CachedVerdict {
-    /// Nothing known, of an entry's incarnation under a revision.
+    /// Cached verdict without reasons, of an entry's incarnation under a revision.
     #[must_use]
     #[inline(always)]
     pub const fn nothing(revision: u32, incarnation: u16) -> Self {
@@ -31,8 +29,8 @@ impl CachedVerdict {
         if D::EGRESS { 8 } else { 0 }
     }
 
-    /// Why a packet of this direction passes, if that is known of `current`, which is
-    /// [`CachedVerdict::nothing`] of what holds now.
+    /// Cached reason for which packets of this direction pass, if it is valid under `current`:
+    /// [`CachedVerdict::nothing`] of the current revision and incarnation.
     #[must_use]
     #[inline(always)]
     pub const fn reason<D: Direction>(self, current: Self) -> Option<Reason> {
@@ -45,7 +43,7 @@ impl CachedVerdict {
         Some(unsafe { core::mem::transmute::<u8, Reason>(number) })
     }
 
-    /// With a reason for this direction; the other's stays if it is of `current`.
+    /// Sets the reason of this direction; keeps the other direction's if it is valid under `current`.
     #[must_use]
     #[inline(always)]
     pub const fn with<D: Direction>(self, current: Self, reason: Reason) -> Self {

@@ -1,4 +1,4 @@
-//! The control word of a conntrack entry: when it was seen, what was seen, when it expires.
+//! Control word of a conntrack entry: time stamp, incarnation, flags; and the timeouts that follow from them.
 
 use crate::{
     flow::memory::Memory,
@@ -15,19 +15,18 @@ use crate::{
 
 /// Both FIN flags.
 const CT_FINS: u16 = CT_FIN_INGRESS | CT_FIN_EGRESS;
-/// RST, whoever sent it.
+/// Flags of an RST in either direction.
 const CT_RSTS: u16 = CT_RST | CT_RST_SENT;
-/// Ages from here on are stamps of a CPU whose clock was read a little later.
+/// Ages from here on are stamps of a CPU that read its clock a little later.
 const FUTURE: u32 = 0xffff_0000;
 
-/// Rank of a way that is never given up. Those of established flows that have been idle for long are
-/// above it: their age.
+/// Rank of a way that is never evicted. Established flows that have been idle for long rank above it, by their age.
 pub(crate) const PROTECTED: u64 = 0;
 /// Rank of the youngest half-open flow; its age is added.
 pub(crate) const HALF_OPEN: u64 = 1 << 33;
-/// Rank of a flow that is over, as far as can be told; its age is added.
+/// Rank of a closed or closing flow; its age is added.
 pub(crate) const OVER: u64 = 1 << 34;
-/// Rank of a way that holds nothing any more.
+/// Rank of a way without a live flow.
 pub(crate) const FREE: u64 = 1 << 35;
 
 /// A control word: 32 bits last-seen jiffies, 16 bits incarnation, 16 bits `CT_*` flags.
@@ -35,24 +34,23 @@ pub(crate) const FREE: u64 = 1 << 35;
 pub struct Control(pub u64);
 
 impl Control {
-    /// A control word of its parts.
+    /// Assembles a control word.
     #[must_use]
     #[inline(always)]
     pub const fn new(seen: u32, incarnation: u16, flags: u16) -> Self {
         Self((seen as u64) << 32 | (incarnation as u64) << 16 | flags as u64)
     }
 
-    /// The control word after a flow's. The incarnation stays, so that a reader of the flow sees the next one as
-    /// new, and the way is not [`Control::is_unused`].
+    /// Control word of the way after its flow is removed. The incarnation stays, so that a reader of the flow notices
+    /// the next one, and the way is not [`Control::is_unused`].
     #[must_use]
     #[inline(always)]
     pub const fn freed(self) -> Self {
         Self::new(0, self.incarnation(), CT_USED)
     }
 
-    /// Whether the way never held a flow, or is as if it had not, see [`crate::flow::sweep::renew`]. A new flow takes
-    /// the first way of its first bucket that holds nothing, so there is none behind this way, and none in the second
-    /// bucket whose first this one is.
+    /// Whether the way never held a flow, or was reset by [`crate::flow::sweep::renew`]. A new flow takes the first
+    /// vacant way of its first bucket, so no flow with this first bucket is in a later way or in its second bucket.
     #[must_use]
     #[inline(always)]
     pub const fn is_unused(self) -> bool {
@@ -66,21 +64,21 @@ impl Control {
         self.0 as u16
     }
 
-    /// How often the way was written.
+    /// Number of times the way was claimed, modulo 2^16.
     #[must_use]
     #[inline(always)]
     pub const fn incarnation(self) -> u16 {
         (self.0 >> 16) as u16
     }
 
-    /// When the flow was last seen, in jiffies.
+    /// Time stamp of the flow's last packet, in jiffies.
     #[must_use]
     #[inline(always)]
     pub const fn seen(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
-    /// Jiffies since the flow was last seen. A stamp from the near future (another CPU's) is 0.
+    /// Jiffies since the flow's last packet. A stamp from the near future (of another CPU) counts as 0.
     #[must_use]
     #[inline(always)]
     pub const fn age(self, now: u32) -> u32 {
@@ -95,14 +93,14 @@ impl Control {
         self.flags() & (CT_VALID | CT_BUSY) == CT_VALID
     }
 
-    /// Whether the way holds nothing, nor is being written.
+    /// Whether the way neither holds a flow nor is being written.
     #[must_use]
     #[inline(always)]
     pub const fn is_vacant(self) -> bool {
         self.flags() & (CT_VALID | CT_BUSY) == 0
     }
 
-    /// Whether it is a flow that nobody has answered.
+    /// Whether the way holds an unanswered flow.
     #[inline(always)]
     pub(crate) const fn is_half_open(self) -> bool {
         self.flags() & (CT_VALID | CT_BUSY | CT_REPLIED) == CT_VALID
@@ -121,14 +119,14 @@ impl Control {
         self.flags() & (CT_FINS | CT_RSTS) != 0
     }
 
-    /// Whether a TCP flow is over, if nobody forged what ended it: RST, or FIN from both sides.
+    /// Whether a TCP flow is over, if its RST or FINs are genuine: RST, or FIN from both sides.
     #[must_use]
     #[inline(always)]
     pub const fn is_closed(self) -> bool {
         self.flags() & CT_RSTS != 0 || self.flags() & CT_FINS == CT_FINS
     }
 
-    /// Which of [`Settings::timeouts`] holds.
+    /// Index of the timeout in [`Settings::timeouts`].
     #[must_use]
     #[inline(always)]
     pub const fn timeout(self, protocol: u8) -> usize {
@@ -148,7 +146,7 @@ impl Control {
         }
     }
 
-    /// As [`Control::timeout`]. What the pod itself sent is believed; what came to it may be forged,
+    /// Index of the timeout of a closing flow. An RST of the pod is genuine; one that came to the pod may be forged,
     /// and must not end an established flow.
     #[inline(always)]
     const fn closing_timeout(self, protocol: u8) -> usize {
@@ -178,7 +176,7 @@ impl Control {
         settings: &Settings,
         now: u32,
     ) -> bool {
-        // The mask is for the verifier, which else would follow each of the timeouts.
+        // The mask keeps the verifier from following each of the timeouts.
         const { assert!(TIMEOUTS.is_power_of_two()) };
         let age = self.age(now);
         if age < settings.refresh_after {
@@ -190,9 +188,8 @@ impl Control {
 }
 
 impl Control {
-    /// How willingly a way is given up: [`FREE`], what is [`OVER`], [`HALF_OPEN`] flows, established
-    /// ones that have been idle for long; the oldest of each first, and of the rest none:
-    /// [`PROTECTED`].
+    /// Eviction order of a way, highest first: [`FREE`], then [`OVER`], [`HALF_OPEN`], then established flows that
+    /// have been idle for long; within each the oldest. [`PROTECTED`] ways are never evicted.
     #[inline(always)]
     pub(crate) fn rank<M: Memory>(
         self,
@@ -218,17 +215,17 @@ impl Control {
         if age <= settings.timeouts[protection].into() { PROTECTED } else { rank + age }
     }
 
-    /// How long a flow that is being closed is protected.
+    /// Index of the idle time for which a closing flow is protected.
     #[inline(always)]
     const fn closing_protection(self) -> usize {
-        // The pod's own FIN is in it, so this takes no more than the other side's.
+        // One of the FINs is the pod's own; only the other one can be forged.
         let finished = self.flags() & CT_FINS == CT_FINS || self.flags() & CT_RST_SENT != 0;
         if finished { TIMEOUT_TCP_CLOSED } else { TIMEOUT_TCP_HALF_CLOSED }
     }
 }
 
-/// Timeouts in jiffies of a kernel with `hz` ticks a second, where the node's own conntrack has none
-/// that are shorter. TCP as there, except that five days are cut to what 32-bit stamps can tell apart.
+/// Timeouts in jiffies of a kernel with `hz` ticks a second; the agent adapts them to those of the node's conntrack.
+/// TCP as in the kernel, except that five days are capped at the span of 32-bit stamps.
 #[must_use]
 pub fn timeouts(hz: u32) -> [u32; TIMEOUTS] {
     let seconds = |seconds: u32| seconds.saturating_mul(hz.max(1)).min(u32::MAX / 4);
@@ -239,8 +236,8 @@ pub fn timeouts(hz: u32) -> [u32; TIMEOUTS] {
     timeouts[TIMEOUT_TCP_HALF_CLOSED] = seconds(120);
     timeouts[TIMEOUT_TCP_FINISHED] = seconds(120);
     timeouts[TIMEOUT_TCP_CLOSED] = seconds(10);
-    // The kernel knows a forged RST by its sequence number. This is what RFC 5382 asks of a flow that
-    // may be silent between two keepalives.
+    // The kernel detects a forged RST by its sequence number, this table cannot. RFC 5382 requires this time for a
+    // flow that may be silent between two keepalives.
     timeouts[TIMEOUT_TCP_RESET] = seconds(2 * 3600 + 4 * 60);
     timeouts[TIMEOUT_ONE_WAY] = seconds(30);
     timeouts[TIMEOUT_UDP_ANSWERED] = seconds(180);

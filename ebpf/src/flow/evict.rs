@@ -1,12 +1,11 @@
-//! What becomes of a full table that one pod has nearly for itself.
+//! Eviction from a table that one pod nearly fills.
 //!
-//! Answered flows are protected, so a pod and a peer that it may talk to could fill the table and keep
-//! all other pods' new connections out. Where none of a new flow's ways is free or half-open and none
-//! of their flows can move, the pod's own longest idle one goes if it has been for a quarter of an hour;
-//! else the longest idle one of the endpoint that has three quarters of them, if the new flow's has
-//! at most one. (Many pods that want everything leave it a third of the table.) Else nothing
-//! established makes room but what has been idle for two hours, and half-open flows take one
-//! another's place first.
+//! Answered flows are protected, so a pod and one allowed peer could fill the table and lock out all other pods' new
+//! connections. If none of a new flow's ways is free or half-open and none of their flows can be relocated, the
+//! longest idle flow of the same pod goes, provided that it has been idle for a quarter of an hour. Else the longest
+//! idle flow of an endpoint that holds three quarters of the ways goes, if the new flow's endpoint holds at most one.
+//! (Competing with many busy pods, such an endpoint keeps a third of the table.) Other established flows are evicted
+//! only after two hours of idle time, and half-open flows replace each other first.
 
 use crate::{
     flow::{
@@ -19,16 +18,15 @@ use crate::{
     order,
 };
 
-/// Ways of a flow that the endpoint has which gives way.
+/// Least number of a new flow's ways that an endpoint must hold to lose one.
 const MOST: usize = PLACES * 3 / 4;
-/// Ways of a flow that its endpoint has at the most to be given one.
+/// Highest number of a new flow's ways that its own endpoint may hold to be given one.
 const LEAST: usize = 1;
-/// Which part of the idle time of a flow that gives way to anybody is enough for its own pod's: a
-/// quarter of an hour of two hours.
+/// Divisor of [`TIMEOUT_IDLE`] for flows of the same pod: two hours become a quarter of an hour.
 const STALE: u32 = 8;
 
-/// Frees the way of a flow that holds the longest idle one of its own endpoint, if that has been for
-/// long; false if none has, or another writer was faster.
+/// Frees the way of the longest idle flow of the same endpoint, if it has been idle for long enough; false if there is
+/// none, or another writer was faster.
 ///
 /// # Safety
 /// As [`crate::flow::table::Flow::find`].
@@ -45,7 +43,7 @@ pub unsafe fn free_stale<K: Key, M: Memory>(
     now: u32,
 ) -> bool {
     let (mut best, mut best_age, mut best_control) = (0, 0, Control(0));
-    // As the loop of `Flow::victim`.
+    // As in the loop of `Flow::victim`.
     let mut place = 0;
     while place < PLACES {
         // SAFETY: as the caller promises.
@@ -67,8 +65,8 @@ pub unsafe fn free_stale<K: Key, M: Memory>(
     best_age != 0 && unsafe { free(memory, way::<K>(buckets, best), best_control) }
 }
 
-/// Frees one of the ways of a flow of an endpoint; false if there is none to share, or another writer
-/// was faster. `hash` is the flow's.
+/// Frees a way for a new flow of an endpoint; false if no endpoint holds enough ways to lose one, or another writer
+/// was faster. `hash` is the new flow's.
 ///
 /// # Safety
 /// As [`crate::flow::table::Flow::find`].
@@ -89,21 +87,21 @@ pub unsafe fn make_room<K: Key, M: Memory>(
         return false;
     }
     let (mut best, mut best_age, mut best_control) = (0, 0, Control(0));
-    // As the loop of `Flow::victim`.
+    // As in the loop of `Flow::victim`.
     let mut place = 0;
     while place < PLACES {
         // SAFETY: as the caller promises.
         let (control, protocol, ways) = unsafe {
             let way = way::<K>(buckets, place);
             let control = Control(memory.load(way));
-            // Behind it: if the control word is still the same when it is swapped, this is its flow's.
+            // Reads the key after the control word: if the swap finds the same control word, the key belongs to it.
             let way = order::after_load(way, control.0);
             let other = K::endpoint(memory.load(way.add(1)));
             let ways = ways_of::<K, M>(memory, buckets, other, hash);
             (control, stored_protocol::<K, M>(memory, way), ways)
         };
         if control.rank(memory, protocol, settings, now) != PROTECTED {
-            // Not full: the flow lost a race for this one.
+            // The table is not full: the flow lost a race for this way.
             return false;
         }
         let age = u64::from(control.age(now)) + 1;
@@ -118,14 +116,14 @@ pub unsafe fn make_room<K: Key, M: Memory>(
     best_age != 0 && unsafe { free(memory, way::<K>(buckets, best), best_control) }
 }
 
-/// Frees a way, as when it is swept. Who uses its flow at this moment keeps it.
+/// Frees a way, as the sweeper does. A flow that has a packet at this moment stays.
 #[inline(always)]
 unsafe fn free<M: Memory>(memory: &M, way: *mut u64, control: Control) -> bool {
     // SAFETY: the caller's way lies in the table.
     unsafe { memory.swap(way, control.0, control.freed().0) == control.0 }
 }
 
-/// How many of a flow's ways hold, or held, flows of an endpoint.
+/// Number of a flow's ways with the key of an endpoint, in use or not.
 #[inline(always)]
 #[expect(
     clippy::multiple_unsafe_ops_per_block,
@@ -142,7 +140,7 @@ unsafe fn ways_of<K: Key, M: Memory>(
     while place < PLACES {
         // SAFETY: as the caller promises.
         let other = K::endpoint(unsafe { memory.load(way::<K>(buckets, place).add(1)) });
-        // 1 if they are equal, without a branch for the verifier to follow.
+        // 1 if they are equal, without a branch that the verifier would follow.
         count += u64::from(other ^ endpoint).wrapping_sub(1) >> 63;
         place = core::hint::black_box(place + 1);
     }

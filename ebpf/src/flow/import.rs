@@ -1,4 +1,4 @@
-//! Entries that come from elsewhere: from another layout's table, or from the kernel's conntrack.
+//! Import of entries from another layout's table, or from the kernel's conntrack.
 
 use crate::{
     flow::{
@@ -11,8 +11,8 @@ use crate::{
 };
 
 impl<K: Key> Flow<K> {
-    /// Makes the flow's entry hold at least these flags and be no older than `seen`: adds it with
-    /// this stamp, or completes the entry that is there. What would have expired at `now` is left out.
+    /// Gives the flow's entry at least these flags and a stamp no older than `seen`: adds the entry, or completes the
+    /// existing one. A flow that is expired at `now` is skipped.
     ///
     /// # Errors
     /// [`Full`] if every way is protected, or another writer was faster.

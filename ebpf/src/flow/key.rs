@@ -5,9 +5,9 @@ use crate::{
     packet::family::V6,
 };
 
-/// A flow's key as words, and where it lies in a way.
+/// Words of a flow's key, and their place in a way.
 pub trait Key: Copy {
-    /// Words of the key, behind the control word.
+    /// Words of the key, which follow the control word.
     const WORDS: usize;
     /// Words of a way.
     const STRIDE: usize;
@@ -59,7 +59,7 @@ impl Key for [u64; 4] {
     }
 }
 
-// The protocol is picked from the words, and `words6` depends on the order of the halves.
+// `protocol4` and `words6` depend on the order of the halves.
 const _: () = assert!(cfg!(target_endian = "little"), "the tables are little-endian only");
 
 #[inline(always)]
@@ -82,7 +82,7 @@ pub const fn words4(key: &Ct4Key) -> [u64; 2] {
     ]
 }
 
-/// The words of an IPv6 key, as they lie in [`Ct6Way`]; the address as words in memory order.
+/// The words of an IPv6 key, as they lie in [`Ct6Way`]; `remote` as words in memory order.
 #[must_use]
 #[inline(always)]
 pub const fn words6(
@@ -107,19 +107,19 @@ pub fn key6_words(key: &Ct6Key) -> [u64; 4] {
     words6(key.endpoint, key.local_port, key.remote_port, remote, key.protocol as u8)
 }
 
-/// Keyed hash of a key, [`Settings::hash_keys`].
+/// Keyed hash of a key, with [`Settings::hash_keys`].
 #[must_use]
 #[inline(always)]
 pub fn hash<K: Key>(settings: &Settings, key: &K) -> u64 {
     hash_words::<K>(settings, |index| key.word(index))
 }
 
-/// As [`hash`], of a key's words.
+/// Keyed hash of a key's words.
 ///
-/// NH (Black, Halevi, Krawczyk, Krovetz, Rogaway: UMAC, 1999): each half of a word is added to a half of
-/// its key, and their products are added up. Whatever two different keys of one length are, they
-/// collide under one of 2^32 hash keys at the most; no difference collides under all of them. Both
-/// halves of the result are used, so a mix comes behind that maps no two sums to one.
+/// NH (Black, Halevi, Krawczyk, Krovetz, Rogaway: UMAC, 1999): each half of a word is added to a half of its key, and
+/// their products are summed up. Two different keys of one length collide under at most one of 2^32 hash keys, and no
+/// difference collides under all of them. Both halves of the result are used, so a final mix without collisions
+/// follows.
 #[inline(always)]
 pub(crate) fn hash_words<K: Key>(settings: &Settings, word: impl Fn(usize) -> u64) -> u64 {
     const { assert!(K::WORDS <= HASH_KEYS) };
@@ -129,7 +129,7 @@ pub(crate) fn hash_words<K: Key>(settings: &Settings, word: impl Fn(usize) -> u6
         let (word, key) = (word(index), settings.hash_keys[index]);
         let low = (word as u32).wrapping_add(key as u32);
         let high = ((word >> 32) as u32).wrapping_add((key >> 32) as u32);
-        // The mix of what came before keeps the words in order, in the machine too: stacks are full.
+        // Mixing the previous sum keeps the words in order, in machine code too: stacks are full.
         sum = (sum ^ sum >> 32).wrapping_add(u64::from(low).wrapping_mul(u64::from(high)));
         index += 1;
     }
@@ -152,7 +152,7 @@ pub const fn hash_keys(seed: u64) -> [u64; HASH_KEYS] {
     keys
 }
 
-/// The two buckets of a flow, by its hash; always different in a table of more than one.
+/// The two buckets of a flow, by its hash; different in any table of more than one bucket.
 #[must_use]
 #[inline(always)]
 pub const fn choices(hash: u64, mask: u32) -> [u32; 2] {

@@ -1,12 +1,11 @@
-//! A place for a flow whose two buckets are full of established ones: one of these moves on to its own
+//! Relocation: makes a place for a flow whose two buckets are full of established flows, by moving one of these to its
 //! second bucket.
 //!
-//! Only from its first bucket to its second, where the copy is published before the original goes: who
-//! looks into the first and then into the second finds one of the two. Where no flow finds a free way
-//! there, one takes the way of a half-open flow, as new flows do. Where none of a flow's eight ways can
-//! move at all, a place is made in the second bucket of one of them first. That way a table that is filled
-//! to three quarters refuses none of 100,000 flows (it refused one in five), whatever half-open flows fill
-//! the rest.
+//! Flows move only from their first bucket to their second, and the copy is published before the original is freed: a
+//! reader that searches the first and then the second finds one of the two. If no second bucket has a free way, the
+//! moved flow takes the way of a half-open one, as new flows do. If none of the eight flows can move, a place is made
+//! in the second bucket of one of them first. With relocation a table that is three quarters full refuses none of
+//! 100,000 flows (without: one in five), whichever half-open flows fill the rest.
 
 use crate::{
     flow::{
@@ -19,33 +18,33 @@ use crate::{
     order,
 };
 
-/// What became of a flow that should move on, as the number that a function of the kernel's answers.
+/// Outcome of moving a flow, as a number that a function of the kernel program can return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shift(pub u32);
 
 impl Shift {
-    /// It did: its place is free.
+    /// The flow has moved: its place is free.
     pub const MOVED: Self = Self(u32::MAX);
-    /// It is in its second bucket already, or somebody uses it.
+    /// The flow is in its second bucket already, or another CPU changed it or its new way.
     pub const STAYS: Self = Self(u32::MAX - 1);
-    /// As [`Shift::MOVED`], and a half-open flow is gone for it.
+    /// The flow has moved into the way of a half-open one, which is gone.
     pub const TOOK: Self = Self(u32::MAX - 2);
 
-    /// Whether its place is free.
+    /// Whether the flow's old place is free.
     #[inline(always)]
     const fn moved(self) -> bool {
         self.0 == Self::MOVED.0 || self.0 == Self::TOOK.0
     }
 
-    /// The index of its second bucket, if that is full.
+    /// Index of the flow's second bucket, if that is full.
     #[inline(always)]
     const fn full(self) -> Option<u32> {
         if self.0 >= Self::TOOK.0 { None } else { Some(self.0) }
     }
 }
 
-/// Makes a place in one of two buckets; false if there is none to be had. `shift` moves the flow at a
-/// place (0 to 3) of a bucket, and takes the way of a half-open one for it if it may.
+/// Makes a place in one of two buckets; false if that is impossible. `shift` moves the flow at a place (0 to 3) of a
+/// bucket; its last argument allows it to take the way of a half-open flow.
 #[inline(always)]
 pub fn make_place(buckets: [u32; 2], shift: impl Fn(u32, u32, bool) -> Shift) -> bool {
     let moves = |bucket: u32, takes: bool| {
@@ -79,11 +78,11 @@ pub fn make_place(buckets: [u32; 2], shift: impl Fn(u32, u32, bool) -> Shift) ->
     false
 }
 
-/// Moves the flow at a place of a bucket from this, if it is its first, to its second. If it `takes`, the
-/// longest idle half-open flow there gives its way if none is free.
+/// Moves the flow at a place of its first bucket, `index`, to its second. With `takes`, it replaces the longest idle
+/// half-open flow there if no way is free.
 ///
 /// # Safety
-/// `bucket` must give whole buckets of this key's kind, by index, in memory as [`Memory`] asks.
+/// `bucket` must return whole buckets of this key's kind, by index, in memory that meets the conditions of [`Memory`].
 #[inline(always)]
 #[expect(
     clippy::multiple_unsafe_ops_per_block,
@@ -132,8 +131,8 @@ pub unsafe fn shift<K: Key, M: Memory>(
     }
 }
 
-/// Makes a flow's entry in a free way and frees the one it was in; false if either was touched
-/// meanwhile, and then nothing has changed.
+/// Copies a flow's entry into a free or half-open way and frees its old one; false, and nothing has moved, if another
+/// writer changed either way meanwhile.
 #[inline(always)]
 #[expect(
     clippy::multiple_unsafe_ops_per_block,
@@ -161,7 +160,7 @@ unsafe fn copy<K: Key, M: Memory>(
         memory.publish(to, busy.0, copied.0);
         let moved = memory.swap(from, control.0, control.freed().0) == control.0;
         if !moved {
-            // It had a packet, or was another flow's already when its key was read.
+            // The flow had a packet meanwhile, or the way held another flow already when its key was read.
             memory.swap(to, copied.0, copied.freed().0);
         }
         moved

@@ -1,4 +1,4 @@
-//! Tidying flows away that are over: expired, or of a pod that is gone. What they leave becomes unused again.
+//! Sweeping: frees entries that are expired or of deleted pods, and makes free ways unused again.
 
 use crate::{
     flow::{
@@ -10,20 +10,20 @@ use crate::{
     layout::{CT_BUSY, CT_WAYS, Settings},
 };
 
-/// What [`sweep`] found in a bucket.
+/// Counts of one bucket's flows after [`sweep`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Flows that live on.
+    /// Flows that stay.
     pub live: u32,
     /// Expired flows that were removed.
     pub removed: u32,
-    /// Flows of endpoints that are gone, which were removed.
+    /// Removed flows of endpoints that are gone.
     pub orphaned: u32,
 }
 
-/// Frees the expired ways of one bucket, and those of endpoints that do not live. A flow that is
-/// refreshed meanwhile stays, since the whole control word is compared. A way that has been claimed
-/// for `stale` jiffies is freed too.
+/// Frees the ways of one bucket with expired flows, or with flows of endpoints for which `lives` is false. A flow that
+/// is refreshed meanwhile stays, since the whole control word is compared. A way that a writer claimed more than
+/// `stale` jiffies ago is freed too.
 ///
 /// # Safety
 /// As [`crate::flow::table::Flow::find`].
@@ -43,10 +43,10 @@ pub unsafe fn sweep<K: Key, M: Memory>(
     for index in 0..CT_WAYS {
         // SAFETY: the way lies in the bucket.
         let way = unsafe { bucket.add(index * K::STRIDE) };
-        // SAFETY: as above.
+        // SAFETY: the way lies in the bucket.
         let (control, protocol) =
             unsafe { (Control(memory.load(way)), stored_protocol::<K, M>(memory, way)) };
-        // SAFETY: as above.
+        // SAFETY: the way lies in the bucket.
         let endpoint = K::endpoint(unsafe { memory.load(way.add(1)) });
         let orphaned = control.is_valid() && !lives(endpoint);
         let gone = if control.flags() & CT_BUSY != 0 {
@@ -60,7 +60,7 @@ pub unsafe fn sweep<K: Key, M: Memory>(
             swept.live += 1;
             continue;
         }
-        // SAFETY: as above.
+        // SAFETY: the way lies in the bucket.
         let removed = unsafe { memory.swap(way, control.0, control.freed().0) == control.0 };
         *match (removed, orphaned) {
             (false, _) => &mut swept.live,
@@ -71,7 +71,7 @@ pub unsafe fn sweep<K: Key, M: Memory>(
     swept
 }
 
-/// The first buckets of flows that are in their second one, `bucket`, which has this index.
+/// Calls `meet` with the first bucket of each flow in `bucket` for which this bucket, `index`, is the second one.
 ///
 /// # Safety
 /// As [`crate::flow::table::Flow::find`].
@@ -99,14 +99,14 @@ pub unsafe fn displaced<K: Key, M: Memory>(
     }
 }
 
-/// Makes the ways of a bucket unused that have been free since a pass of at least `rest` jiffies ago and have nothing
-/// behind them; notes the time of this pass, `now`, in other free ones. In a bucket that is the first of a flow in
-/// its second bucket (`is_first`) none becomes unused; who calls has looked for these, see [`displaced`], in all
-/// buckets, and begun with that at `now` or later.
+/// Makes ways of a bucket unused that an earlier pass, at least `rest` jiffies ago, noted as free and that have no
+/// flow behind them; notes the time of this pass, `now`, in other free ways. With `is_first`, a flow in its second
+/// bucket has this first bucket, and no way becomes unused. The caller has searched all buckets for such flows with
+/// [`displaced`], beginning at `now` or later.
 ///
-/// A way that was free all that time was there for each new flow whose first bucket this is. So none has gone to its
-/// second bucket meanwhile, nor to a way behind it, but for one whose program found the bucket full before, and has
-/// been on its way for longer than `rest`.
+/// A way that was free since then was available to each new flow with this first bucket, so none of them took a later
+/// way or its second bucket. The only exception is a program that found the bucket full before that and has run for
+/// longer than `rest`.
 ///
 /// # Safety
 /// As [`crate::flow::table::Flow::find`].
@@ -120,7 +120,7 @@ pub unsafe fn renew<K: Key, M: Memory>(
     for index in (0..CT_WAYS).rev() {
         // SAFETY: the way lies in the bucket.
         let way = unsafe { bucket.add(index * K::STRIDE) };
-        // SAFETY: as above.
+        // SAFETY: the way lies in the bucket.
         let control = Control(unsafe { memory.load(way) });
         if !control.is_vacant() {
             is_last = false;
@@ -135,10 +135,10 @@ pub unsafe fn renew<K: Key, M: Memory>(
         } else if noted {
             continue;
         } else {
-            // 0 is of no time.
+            // 0 stands for no time.
             Control::new(now.max(1), control.incarnation(), control.flags())
         };
-        // SAFETY: as above.
+        // SAFETY: the way lies in the bucket.
         is_last &= unsafe { memory.swap(way, control.0, new.0) == control.0 };
     }
 }

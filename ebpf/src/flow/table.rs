@@ -1,14 +1,13 @@
 //! Entries of the flow table: finding, inserting and refreshing them.
 //!
-//! A way is
-//! claimed by compare-and-swap of its control word to [`CT_BUSY`] under a new incarnation, then its
-//! key is written, then the control word is published. A reader compares the whole key between
-//! two reads of the control word of the same incarnation, so it never matches a half-written entry.
-//! An entry that has been idle for its timeout is absent, whether swept or not. A flow is in the first of
-//! its two buckets unless that was full; [`crate::flow::relocate`] moves one on where a new one finds no place.
+//! A writer claims a way by compare-and-swap of its control word to [`CT_BUSY`] under a new incarnation, writes the
+//! key, then publishes the control word. A reader compares the whole key between two reads of the control word of the
+//! same incarnation, so it never matches a half-written entry. An entry that has been idle for its timeout counts as
+//! absent, whether swept or not. A flow is in the first of its two buckets unless that was full;
+//! [`crate::flow::relocate`] moves one on if a new flow finds no place.
 //!
-//! Two CPUs that insert one flow at the same moment may leave it twice. That is harmless: the
-//! first is found, refreshed by forward packets, and the other expires.
+//! Two CPUs that insert one flow at the same moment may leave two entries. That is harmless: forward packets find and
+//! refresh the first one, and the other expires.
 
 use crate::{
     flow::{
@@ -20,23 +19,23 @@ use crate::{
     order,
 };
 
-/// Attempts to change an entry that others change too.
+/// Attempts to change an entry that other writers change too.
 const ATTEMPTS: usize = 4;
 
-/// Ways that a flow may be in.
+/// Ways of a flow's two buckets.
 pub(crate) const PLACES: usize = 2 * CT_WAYS;
 
-/// An entry that was found.
+/// An entry found in the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Hit {
-    /// The first word of its way.
+    /// First word of the entry's way.
     pub way: *mut u64,
-    /// Its control word when it was read.
+    /// Control word of the entry when it was read.
     pub control: Control,
 }
 
 impl Hit {
-    /// What [`search`] found in a bucket.
+    /// Entry of the index and control word that [`search`] returned.
     ///
     /// # Safety
     /// The bucket must be [`CT_WAYS`] ways of this key's kind.
@@ -50,25 +49,25 @@ impl Hit {
         Self { way, control }
     }
 
-    /// The entry's word of [`crate::flow::cached_verdict::CachedVerdict`].
+    /// Address of the entry's [`crate::flow::cached_verdict::CachedVerdict`].
     ///
     /// # Safety
     /// The entry must have been found by this kind of key.
     #[inline(always)]
     pub(crate) const unsafe fn cached_verdict<K: Key>(&self) -> *mut u64 {
-        // SAFETY: it lies behind the key.
+        // SAFETY: the word follows the key.
         unsafe { self.way.add(1 + K::WORDS) }
     }
 }
 
-/// Every way of both buckets holds an established flow that goes on.
+/// Error: every way of both buckets holds a live established flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// What made room for a flow.
+/// Flow that made room for a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gave {
-    /// A way was free, or what was in it was over.
+    /// None: a way was free, or its flow was over.
     Nothing,
     /// A half-open flow.
     HalfOpen,
@@ -76,16 +75,16 @@ pub enum Gave {
     Idle,
 }
 
-/// The control word that [`search`] answers where a bucket does not have a flow and its second one may.
+/// Control word that [`search`] returns if a flow is not in a bucket, but may be in its second one.
 const ELSEWHERE: Control = Control(CT_BUSY as u64);
 
-/// Finds the way of a bucket that holds a flow, expired or not: which one, hidden from the verifier,
-/// and its control word. Where none does that is not valid, and the first way stands in: were there
-/// nothing at all, registers would be saved that nobody wrote, which the verifier refuses. It is
-/// [unused](Control::is_unused) if this is the flow's first bucket and the second one does not have it either.
+/// Finds a flow, expired or not, in a bucket: the index of its way, hidden from the verifier, and its control word.
+/// Without a hit the index is 0 and the control word is not valid; an `Option` would make the program save registers
+/// that it never wrote, which the verifier rejects. The control word is [unused](Control::is_unused) if this is the
+/// flow's first bucket and the second one cannot hold the flow either.
 ///
 /// # Safety
-/// The bucket must be [`CT_WAYS`] ways of this key's kind, in memory as [`Memory`] asks.
+/// The bucket must be [`CT_WAYS`] ways of this key's kind, in memory that meets the conditions of [`Memory`].
 #[inline(always)]
 #[expect(
     clippy::multiple_unsafe_ops_per_block,
@@ -103,7 +102,7 @@ pub(crate) unsafe fn search<K: Key, M: Memory>(
         if let Some(control) = control {
             return (memory.opaque(index, hash), control);
         }
-        // SAFETY: as above.
+        // SAFETY: the way lies in the bucket.
         let control = Control(unsafe { memory.load(bucket.add(index * K::STRIDE)) });
         if control.is_unused() {
             return (memory.opaque(0, hash), control);
@@ -112,7 +111,7 @@ pub(crate) unsafe fn search<K: Key, M: Memory>(
     (memory.opaque(0, hash), ELSEWHERE)
 }
 
-/// Whether a way holds the flow.
+/// Control word of a way, if the way holds the flow.
 #[inline(always)]
 #[expect(
     clippy::multiple_unsafe_ops_per_block,
@@ -121,7 +120,7 @@ pub(crate) unsafe fn search<K: Key, M: Memory>(
 unsafe fn probe<K: Key, M: Memory>(memory: &M, key: &K, way: *mut u64) -> Option<Control> {
     // SAFETY: the caller's way has a control word and a key.
     unsafe {
-        // Begin with the word that differs most, which is the one with the ports.
+        // Begin with the word that differs most: the one with the ports.
         let first = usize::from(K::WORDS == 2);
         if memory.load(way.add(1 + first)) != key.word(first) {
             return None;
@@ -142,21 +141,21 @@ unsafe fn probe<K: Key, M: Memory>(memory: &M, key: &K, way: *mut u64) -> Option
             index += 1;
         }
         let again = Control(memory.load(way.wrapping_byte_add(behind_key)));
-        // Mostly nobody has touched it meanwhile.
+        // Mostly no other CPU has changed it meanwhile.
         let same =
             again == control || (again.is_valid() && again.incarnation() == control.incarnation());
         same.then_some(again)
     }
 }
 
-/// The two buckets of one flow.
+/// A flow's key and its two buckets.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow<K> {
-    /// The flow.
+    /// Key of the flow.
     pub key: K,
-    /// Its hash.
+    /// Hash of the key.
     pub hash: u64,
-    /// First words of its buckets.
+    /// First words of the two buckets.
     pub buckets: [*mut u64; 2],
 }
 
@@ -168,7 +167,8 @@ impl<K: Key> Flow<K> {
     /// Finds the flow, expired or not.
     ///
     /// # Safety
-    /// The buckets must be [`CT_WAYS`] ways of this key's kind each, in memory as [`Memory`] asks.
+    /// The buckets must be [`CT_WAYS`] ways of this key's kind each, in memory that meets the conditions of
+    /// [`Memory`].
     #[inline(always)]
     pub unsafe fn find<M: Memory>(&self, memory: &M) -> Option<Hit> {
         for bucket in self.buckets {
@@ -184,8 +184,8 @@ impl<K: Key> Flow<K> {
         None
     }
 
-    /// Marks a flow that was found: adds flags and clears others, and refreshes the stamp if it is old
-    /// or flags change. Returns at once where nothing is to be written.
+    /// Changes the flags of a found flow, and refreshes the stamp if it is old or flags change. Returns at once if
+    /// there is nothing to write.
     ///
     /// # Safety
     /// As [`Flow::find`], on the same memory.
@@ -206,7 +206,7 @@ impl<K: Key> Flow<K> {
         }
     }
 
-    /// Begins a found flow again: new incarnation, only these flags. False if others were faster.
+    /// Begins a found flow again: new incarnation, only these flags. False if another writer was faster.
     ///
     /// # Safety
     /// As [`Flow::touch`].
@@ -221,7 +221,7 @@ impl<K: Key> Flow<K> {
         }
     }
 
-    /// Inserts the flow into the best way of its buckets; what had to go for it.
+    /// Inserts the flow into the best way of its buckets; returns the kind of flow that made room.
     ///
     /// # Errors
     /// [`Full`] if every way is protected, or another writer was faster: try once more.
@@ -249,7 +249,7 @@ impl<K: Key> Flow<K> {
         }
     }
 
-    /// The way to overwrite, its control word and rank, see [`Control`]'s.
+    /// Way to overwrite, with its control word and its rank ([`Control`]'s `rank`).
     #[inline(always)]
     pub(crate) unsafe fn victim<M: Memory>(
         &self,
@@ -258,7 +258,7 @@ impl<K: Key> Flow<K> {
         now: u32,
     ) -> Option<(*mut u64, Control, u64)> {
         let (mut best, mut best_rank, mut best_control) = (0, PROTECTED, Control(0));
-        // A number that the verifier knows and the compiler does not. Unrolled, this would not fit the
+        // `black_box` hides the number from the compiler, not from the verifier. Unrolled, this loop would not fit the
         // stack; and a loop that ends with `!=` instead of `<` never ends for verifiers before 6.8.
         let mut place = 0;
         while place < PLACES {
@@ -269,7 +269,7 @@ impl<K: Key> Flow<K> {
             };
             let rank = control.rank(memory, protocol, settings, now);
             if rank > best_rank {
-                // Not the hash: it would have to be kept until here, on a stack that is full.
+                // Not the hash: it would occupy a stack slot until here, and the stack is full.
                 best = memory.opaque(place, self.key.word(0));
                 best_rank = memory.opaque(rank as usize, self.key.word(0)) as u64;
                 best_control = control;
@@ -284,7 +284,7 @@ impl<K: Key> Flow<K> {
         (best_rank != PROTECTED).then_some((way, best_control, best_rank))
     }
 
-    /// As [`claim`], for this flow.
+    /// Calls [`claim`] for this flow.
     #[inline(always)]
     pub(crate) unsafe fn claim<M: Memory>(
         &self,
@@ -299,8 +299,8 @@ impl<K: Key> Flow<K> {
     }
 }
 
-/// Inserts a flow into the first way of its first bucket that holds nothing, as a table that is not crowded
-/// has one; false if there is none or another writer was faster: then [`Flow::insert`] finds one.
+/// Inserts a flow into the first vacant way of its first bucket, the usual case in a table that is not crowded; false
+/// if there is none or another writer was faster: then [`Flow::insert`] finds one.
 ///
 /// # Safety
 /// As [`Flow::find`].
@@ -329,10 +329,10 @@ pub(crate) unsafe fn insert_vacant<K: Key, M: Memory>(
     false
 }
 
-/// Takes a way and writes a flow into it; false if another writer was faster.
+/// Claims a way and writes a flow into it; false if another writer was faster.
 ///
 /// # Safety
-/// A way of this key's kind in memory as [`Memory`] asks.
+/// The way must be of this key's kind, in memory that meets the conditions of [`Memory`].
 #[inline(always)]
 #[expect(
     clippy::multiple_unsafe_ops_per_block,
@@ -358,34 +358,34 @@ unsafe fn claim<K: Key, M: Memory>(
             memory.store(way.add(1 + index), key.word(index));
             index += 1;
         }
-        // Incarnations come round again; see `crate::flow::cached_verdict`.
+        // Incarnations wrap around, so an old cached verdict could seem valid; see `crate::flow::cached_verdict`.
         memory.store(Hit { way, control: busy }.cached_verdict::<K>(), 0);
         let new = Control::new(now, incarnation, flags | CT_VALID);
         memory.publish(way, busy.0, new.0)
     }
 }
 
-/// Flags that a packet leaves in its flow's entry: those that are set in the lower half, those that go
-/// unless they are set in the upper. One word, since stacks are full.
+/// Changes of an entry's flags by a packet: flags to set in the lower half, flags to clear unless also set in the
+/// upper. One word, since stacks are full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marks(u32);
 
 impl Marks {
-    /// Flags that are set, and flags that go.
+    /// Flags to set, and flags to clear.
     #[must_use]
     #[inline(always)]
     pub const fn new(set: u16, cleared: u16) -> Self {
         Self(set as u32 | (cleared as u32) << 16)
     }
 
-    /// With further flags that are set.
+    /// Adds further flags to set.
     #[must_use]
     #[inline(always)]
     pub const fn and(self, set: u16) -> Self {
         Self(self.0 | set as u32)
     }
 
-    /// What becomes of an entry's flags.
+    /// Flags of an entry after the change.
     #[inline(always)]
     const fn of(self, flags: u16) -> u16 {
         flags & !((self.0 >> 16) as u16) | self.0 as u16
@@ -403,7 +403,7 @@ pub(crate) unsafe fn way<K: Key>(buckets: [*mut u64; 2], place: usize) -> *mut u
     unsafe { bucket.add(place % CT_WAYS * K::STRIDE) }
 }
 
-/// Protocol of the flow a way holds.
+/// Protocol of the flow that a way holds.
 #[inline(always)]
 #[expect(
     clippy::multiple_unsafe_ops_per_block,
@@ -420,10 +420,10 @@ pub(crate) unsafe fn stored_protocol<K: Key, M: Memory>(memory: &M, way: *mut u6
     }
 }
 
-/// Hash of the flow a way holds.
+/// Hash of the flow that a way holds.
 ///
 /// # Safety
-/// The way must be of this key's kind, in memory as [`Memory`] asks.
+/// The way must be of this key's kind, in memory that meets the conditions of [`Memory`].
 #[inline(always)]
 #[expect(
     clippy::multiple_unsafe_ops_per_block,
@@ -438,7 +438,7 @@ pub(crate) unsafe fn stored_hash<K: Key, M: Memory>(
     hash_words::<K>(settings, |word| unsafe { memory.load(way.add(1 + word)) })
 }
 
-/// The flag of pod ingress or pod egress seen.
+/// Flag of a direction that was seen: [`CT_EGRESS`] or [`CT_INGRESS`].
 #[must_use]
 #[inline(always)]
 pub const fn direction_flag(egress: bool) -> u16 {

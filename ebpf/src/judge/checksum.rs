@@ -1,13 +1,13 @@
-//! Where a packet's checksum is written after the packet was judged.
+//! Partial checksums, which are written after the packet was judged.
 //!
-//! A packet that its sender's kernel has summed up in part (`CHECKSUM_PARTIAL`) carries two numbers: where the sum
-//! begins, and where in what follows its 16 bits go. The card that sends the packet completes it, or the kernel for
-//! one that cannot. A packet socket may choose both (`PACKET_VNET_HDR`), and with the bytes that are summed up what is
-//! written: a port, an address, a type.
+//! A packet with a partial checksum (`CHECKSUM_PARTIAL`) carries two offsets: the start of the summed bytes, and the
+//! place of the 16-bit sum behind that start. The sending card completes the sum, or the kernel does for a card that
+//! cannot. A packet socket may choose both offsets (`PACKET_VNET_HDR`) and, by the summed bytes, the value that is
+//! written: into a port, an address or a type.
 //!
-//! So it passes where the sum is the packet's own, or is written behind all that a judgement reads, as that of a packet
-//! in a tunnel of the pod's own. What a card cuts into segments (`gso_size`) keeps its headers: the kernel derives those
-//! from the headers that were judged (`inet_gso_segment`), whatever the socket said.
+//! So a packet passes only if the sum is written into its own checksum field, or behind all bytes that a judgement
+//! reads, as for a packet in a pod's own tunnel. A packet that a card cuts into segments (`gso_size`) keeps its
+//! headers: the kernel derives the offsets from the judged headers (`inet_gso_segment`), whatever the socket set.
 
 use crate::{
     packet::{
@@ -18,15 +18,15 @@ use crate::{
     reason::Reason,
 };
 
-/// Offset of the checksum in a header of TCP, of UDP, of SCTP, and in a message of ICMP or ICMPv6.
+/// Offset of the checksum in a header of TCP, UDP or SCTP, and in an ICMP or ICMPv6 message.
 pub const TCP_FIELD: u32 = 16;
 /// See [`TCP_FIELD`].
 pub const UDP_FIELD: u32 = 6;
 const SCTP_FIELD: u32 = 8;
 const ICMP_FIELD: u32 = 2;
 
-/// Whether a checksum of which `start` says where it begins, in bytes from the frame's, and `field` where behind
-/// that it is written, changes nothing that its packet is judged by. `link`: as [`crate::packet::parse::link`] answers.
+/// Whether a partial checksum leaves all judged bytes unchanged. `start`: offset of the summed bytes in the frame;
+/// `field`: offset of the sum behind that; `link`: as [`crate::packet::parse::link`] returns it.
 #[inline(always)]
 pub fn is_harmless<B: Bytes>(
     bytes: &B,
@@ -47,21 +47,21 @@ fn is_of<F: Family, B: Bytes>(bytes: &B, offset: u32, start: u32, field: u32) ->
     if F::extensions(bytes, &mut network).is_err() {
         return false;
     }
-    // Nobody sums up a part.
+    // The kernel sets no partial checksum on fragments.
     if network.fragment.more || network.fragment.is_later() {
         return false;
     }
-    // The checksum's own place, and how much of the message a judgement may read.
+    // Offset of the checksum field, and number of bytes that a judgement may read.
     let (own, judged) = match network.protocol {
         TCP => (TCP_FIELD, 20),
         UDP => (UDP_FIELD, 8),
         SCTP => (SCTP_FIELD, 16),
         ICMP | ICMPV6 => (ICMP_FIELD, u32::MAX),
-        // Without ports.
+        // Protocols without ports.
         _ => (0, 0),
     };
     let Some(into) = start.checked_sub(network.payload) else { return false };
     let is_own = into == 0 && field == own;
-    // A start in front of the frame is a large number.
+    // A start before the frame is a large number.
     is_own || start < bytes.length() && into + field >= judged
 }

@@ -1,9 +1,9 @@
-//! What the node's own conntrack says of a packet: its [`Course`].
+//! Course of a packet: its direction and translation in the node's own conntrack, see [`Course`].
 //!
-//! The kernel keeps two tuples of a connection, one for each direction, as its packets are before the
-//! node translates them. Where a packet has the other tuple's ends now, nobody has translated it. What
-//! goes in the reply direction goes back through the translation that the connection came by: it is an
-//! answer of the one that got what was sent, whatever address it has.
+//! For each direction of a connection, the kernel keeps one tuple, with the ends of its packets before the node
+//! translates them. A packet that has the other tuple's ends reversed was not translated. A packet in the reply
+//! direction goes back through the translation of its connection: it is a reply of the host that received the original
+//! packets, whatever its address.
 
 use crate::{
     endpoint::EndpointRef,
@@ -16,26 +16,26 @@ use crate::{
     tables::{TableFamily as _, Tables, policy::row_allows},
 };
 
-/// One direction of a connection: `struct nf_conntrack_tuple_hash`, the same in all kernels since
-/// 2.6.20. Addresses and ports in network byte order, IPv4 in the first word.
+/// One direction of a connection: `struct nf_conntrack_tuple_hash`, the same in all kernels since 2.6.20. Addresses
+/// and ports in network byte order, IPv4 in the first word.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tuple {
-    /// The kernel's list.
+    /// List node of the kernel.
     pub list: [u64; 2],
-    /// Who sends.
+    /// Source address.
     pub source: [u32; 4],
-    /// Its port; of ICMP the identifier.
+    /// Source port; for ICMP the identifier.
     pub source_port: u16,
     /// `AF_INET` or `AF_INET6`.
     pub family: u16,
-    /// Whom it is sent to.
+    /// Destination address.
     pub destination: [u32; 4],
-    /// Its port; of ICMP type and code.
+    /// Destination port; for ICMP type and code.
     pub destination_port: u16,
     /// IP protocol number.
     pub protocol: u8,
-    /// 0 the direction of who began, 1 the other.
+    /// 0 original direction, 1 reply direction.
     pub direction: u8,
 }
 
@@ -43,29 +43,29 @@ const _: () = assert!(size_of::<Tuple>() == 56);
 
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
-/// `IP_CT_IS_REPLY`: from here on `enum ip_conntrack_info` is of the reply direction.
+/// `IP_CT_IS_REPLY`: from here on values of `enum ip_conntrack_info` are of the reply direction.
 const IS_REPLY: u32 = 3;
-/// `IP_CT_NUMBER`: these have no connection.
+/// `IP_CT_NUMBER`: from here on values are of packets without a connection.
 const UNTRACKED: u32 = 5;
 
-/// How a packet goes, as the node's conntrack has it.
+/// Direction and translation of a packet in the node's conntrack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Course(pub u32);
 
 impl Course {
-    /// Conntrack knows nothing of the packet, so it has translated nothing; or it cannot be asked.
+    /// Course of a packet without a connection, which is not translated, or with one that cannot be read.
     pub const UNKNOWN: Self = Self(0);
-    /// Conntrack knows the packet.
+    /// The packet has a connection.
     const KNOWN: u32 = 1 << 0;
-    /// In the direction of answers.
+    /// The packet is in the reply direction.
     const REPLY: u32 = 1 << 1;
-    /// From another source than it was sent from.
+    /// The packet's source is translated.
     const SOURCE: u32 = 1 << 2;
-    /// To another destination than it was sent to.
+    /// The packet's destination is translated.
     const DESTINATION: u32 = 1 << 3;
 
-    /// What a connection's tuples and the packet's `enum ip_conntrack_info` say. Memory that does not look
-    /// like two tuples says nothing.
+    /// Course by a connection's tuples and the packet's `enum ip_conntrack_info`. Memory that does not look like two
+    /// tuples gives [`Course::UNKNOWN`].
     #[must_use]
     #[inline(always)]
     pub fn of(tuples: &[Tuple; 2], info: u32) -> Self {
@@ -94,26 +94,26 @@ impl Course {
         Self(course)
     }
 
-    /// Whether conntrack knows the packet.
+    /// Whether the packet has a connection.
     #[must_use]
     #[inline(always)]
     pub const fn is_known(self) -> bool {
         self.0 & Self::KNOWN != 0
     }
 
-    /// Whether a packet that was sent as an answer is one, or goes where it was sent.
+    /// Whether a packet sent as a reply is one in conntrack too, or keeps its destination.
     #[must_use]
     #[inline(always)]
     pub const fn answers(self) -> bool {
         self.is_known() && (self.0 & Self::REPLY != 0 || self.0 & Self::DESTINATION == 0)
     }
 
-    /// Whether an answer that comes to an endpoint is of somebody whom the endpoint may send to. Its
-    /// tuples are at `tuples`.
+    /// Whether a reply to an endpoint comes from a host that the endpoint may send to. `tuples`: those of its
+    /// connection.
     ///
-    /// In the reply direction that is who got what the endpoint sent. In the original direction conntrack
-    /// has no flow that the packet could answer, and has not written its source: a Service's address is another
-    /// node's work, for whoever made that node believe in such a flow, and counts for what is granted literally.
+    /// In the reply direction, that host received the endpoint's packets. In the original direction, conntrack has no
+    /// flow that the packet could answer, and has not translated its source. Then a Service's address as source is the
+    /// translation of another node, which a host can cause by a forged flow; only literal grants of the address count.
     #[inline(always)]
     pub fn is_of_allowed<T: Tables>(
         self,
@@ -126,7 +126,7 @@ impl Course {
         if !self.is_known() || reply && !translated {
             return true;
         }
-        // Not an answer, but masqueraded to look like one.
+        // A masqueraded packet that only looks like a reply.
         if !reply && translated {
             return false;
         }
@@ -146,7 +146,7 @@ impl Course {
     }
 }
 
-/// Of all others the two sides of a tuple have different things where ports would be.
+/// Whether the tuples of a protocol have ports; with other protocols the two sides hold different fields there.
 #[inline(always)]
 const fn has_ports(protocol: u8) -> bool {
     matches!(protocol, TCP | UDP | SCTP)
@@ -211,7 +211,7 @@ mod tests {
         assert!(!Course::UNKNOWN.answers());
     }
 
-    /// An echo's answer has a type where its request has an identifier.
+    /// An echo reply has its type where its request has an identifier.
     #[test]
     fn addresses_alone_tell_of_protocols_without_ports() {
         let echo = |from, to, direction| Tuple { protocol: 1, ..tuple(from, to, direction) };

@@ -1,4 +1,4 @@
-//! What a judgement knows of the packet's endpoint.
+//! Context of a judgement: the packet's endpoint and its policy.
 
 use crate::{
     direction::Direction,
@@ -18,7 +18,7 @@ use crate::{
     tables::{TableFamily, Tables},
 };
 
-/// The endpoint of a packet in direction `D`, read once: policy of one moment, and how the packet came.
+/// The endpoint of a packet in direction `D`, read once: policy at one moment, and the packet's arrival.
 #[derive(Debug)]
 pub struct EndpointContext<'a, D, T> {
     pub(crate) tables: &'a T,
@@ -32,7 +32,7 @@ pub struct EndpointContext<'a, D, T> {
 }
 
 impl<'a, D: Direction, T: Tables> EndpointContext<'a, D, T> {
-    /// Reads the endpoint. `revision` was read before.
+    /// Reads the endpoint, after `revision`.
     #[inline(always)]
     pub(crate) fn new(
         endpoint: EndpointRef,
@@ -57,7 +57,7 @@ impl<'a, D: Direction, T: Tables> EndpointContext<'a, D, T> {
         !D::EGRESS && self.arrival.is_from_node(fragment, self.tables.settings())
     }
 
-    /// Class of the packet's other side, of a policy that is not older than the revision.
+    /// Class of the packet's remote address, by a policy no older than the revision.
     #[inline(always)]
     pub(crate) fn class<F: TableFamily>(&self, packet: &Packet<'_, F>) -> ClassId {
         F::class(self.tables, F::after_load(packet.remote::<D>(), self.revision))
@@ -69,8 +69,8 @@ impl<'a, D: Direction, T: Tables> EndpointContext<'a, D, T> {
         F::owns(self.endpoint, reading.network.destination)
     }
 
-    /// Whether a packet in pod ingress is for an address that the pod does not have: a bridge floods
-    /// what it does not know where to send.
+    /// Whether a packet in pod ingress is for an address that is not the pod's: a bridge floods packets for unknown
+    /// stations.
     #[inline(always)]
     pub(crate) fn is_flooded<F: Family>(&self, packet: &Packet<'_, F>) -> bool {
         let to = packet.network.destination;
@@ -80,8 +80,9 @@ impl<'a, D: Direction, T: Tables> EndpointContext<'a, D, T> {
             && !F::is_shared(to)
     }
 
-    /// The verdict about a packet that no rule allows and that answers nothing: the pod reaches itself, others drop.
-    /// To the pod, only where it comes from proves that: anyone can write the pod's address as source.
+    /// Verdict on a packet that no rule allows and that is no reply: a pod's packet to itself passes, all others drop.
+    /// In ingress only the interface that the packet came by proves that, since any host can forge the pod's address
+    /// as source.
     ///
     /// # Errors
     /// [`Reason::Policy`].

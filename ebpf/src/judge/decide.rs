@@ -1,4 +1,4 @@
-//! The verdict about a packet at a pod's hook, the same in the kernel and on the host.
+//! Verdict on a packet at a pod's hook, the same in the kernel and on the host.
 
 use crate::{
     direction::Direction,
@@ -21,7 +21,7 @@ pub fn decide<D: Direction, B: Bytes, T: Tables>(bytes: &B, tables: &T, hook: Ho
     judge.read(bytes, &Now)
 }
 
-/// Judges it at once.
+/// Judges the packet in the same program.
 struct Now;
 
 impl Visitor for Now {

@@ -1,6 +1,6 @@
-//! The judgement of one packet at its endpoint, step by step.
+//! Judgement of one packet at its endpoint, step by step.
 //!
-//! Inner functions answer `Result<_, Reason>`: `Err` is a settled verdict, to pass or to drop.
+//! Inner functions return `Result<_, Reason>`: `Err` is a settled verdict, to pass or to drop.
 //! [`PacketEvaluator::judge`] turns either side into the one [`Verdict`].
 
 use crate::{
@@ -32,13 +32,13 @@ use crate::{
     verdict::Verdict,
 };
 
-/// What is done with a packet once it is read.
+/// Continuation of a judgement after the packet is parsed.
 pub trait Visitor {
-    /// Whether [`ParsedPacket::look_for_route`] and [`PacketEvaluator::link`] are for later, too.
+    /// Whether a later step also runs [`ParsedPacket::look_for_route`] and [`PacketEvaluator::link`].
     const LATER: bool = false;
-    /// What comes of it.
+    /// Result of the continuation.
     type Output: From<Verdict>;
-    /// Goes on with a packet.
+    /// Goes on with a parsed packet.
     fn visit<F: TableFamily, D: Direction, T: Tables>(
         &self,
         judge: &PacketEvaluator<'_, D, T>,
@@ -46,11 +46,11 @@ pub trait Visitor {
     ) -> Self::Output;
 }
 
-/// One packet's judgement at one endpoint.
+/// Judgement of one packet at one endpoint.
 #[derive(Debug)]
 pub struct PacketEvaluator<'a, D, T> {
     context: EndpointContext<'a, D, T>,
-    /// The pod sent the packet, and may do so in its own name alone.
+    /// Whether the pod sent the packet, and may only use its own addresses.
     checks_source: bool,
 }
 
@@ -58,14 +58,14 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     /// Begins a judgement.
     ///
     /// # Errors
-    /// A verdict, where the interface's packets all pass.
+    /// A settled verdict, if all packets of the interface pass.
     #[inline(always)]
     pub fn new(tables: &'a T, hook: Hook) -> Result<Self, Verdict> {
         let endpoint = find_endpoint(tables, hook.ifindex).ok_or(Verdict(Reason::NotEndpoint))?;
         Self::at(tables, endpoint, hook)
     }
 
-    /// As [`PacketEvaluator::new`], at an endpoint that was found already.
+    /// Begins a judgement at a known endpoint.
     ///
     /// # Errors
     /// As [`PacketEvaluator::new`].
@@ -80,7 +80,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
         Ok(judge)
     }
 
-    /// As [`PacketEvaluator::new`], to read a packet that another one judges: a trace shows the endpoint there.
+    /// Begins a judgement for parsing only: another evaluator judges the packet and adds the endpoint to the trace.
     ///
     /// # Errors
     /// As [`PacketEvaluator::new`].
@@ -92,7 +92,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
 
     #[inline(always)]
     fn unnoted(tables: &'a T, endpoint: EndpointRef, hook: Hook) -> Result<Self, Verdict> {
-        // Before anything that policy consists of, see [`crate::flow::cached_verdict`].
+        // Read before all parts of policy, see [`crate::flow::cached_verdict`].
         let revision = tables.revision();
         let endpoint = endpoint.after_load(revision);
         let rows = endpoint.rows();
@@ -105,20 +105,20 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
         Ok(Self { context, checks_source })
     }
 
-    /// The endpoint, and how the packet came to it.
+    /// Context of the judgement: the endpoint, and the packet's arrival.
     #[must_use]
     #[inline(always)]
     pub const fn context(&self) -> &EndpointContext<'a, D, T> {
         &self.context
     }
 
-    /// The endpoint, if it may send in its own name alone.
+    /// The endpoint, if it may only use its own addresses.
     #[inline(always)]
     fn sender(&self) -> Option<EndpointRef> {
         self.checks_source.then_some(self.context.endpoint)
     }
 
-    /// Reads a packet and goes on, unless its headers are enough for a verdict.
+    /// Parses a packet and continues with `visitor`, unless its headers are enough for a verdict.
     #[inline(always)]
     pub fn read<B: Bytes, N: Visitor>(&self, bytes: &B, visitor: &N) -> N::Output {
         if let Some(sender) = self.sender()
@@ -129,7 +129,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
         self.read_behind(bytes, parse::link(bytes), visitor)
     }
 
-    /// As [`PacketEvaluator::read`], behind a link header that was read already.
+    /// Parses a packet behind its parsed link header and continues with `visitor`, see [`PacketEvaluator::read`].
     #[inline(always)]
     pub fn read_behind<B: Bytes, N: Visitor>(
         &self,
@@ -176,8 +176,8 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
         Verdict::from(result).into()
     }
 
-    /// The verdict about a packet that cannot be read: nobody knows what it says of its sender, so it
-    /// drops where that is checked, and where the direction is isolated.
+    /// Verdict on a packet that cannot be parsed: it drops where sources are checked, since it may have any source,
+    /// and where the direction is isolated.
     #[inline(always)]
     const fn unread(&self, reason: Reason) -> Result<Reason, Reason> {
         if self.checks_source { Err(reason) } else { self.context.policy.unread(reason) }
@@ -199,12 +199,12 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
         };
         let (transport, parse_error) = match result {
             Ok(transport) => (transport, None),
-            // Nothing may be decided on half a look.
+            // A packet that is parsed in part must not get a verdict.
             Err(Reason::Deferred) => return Err(Err(Reason::Deferred)),
             Err(reason) => (Transport::default(), Some(reason)),
         };
         let quoted = if B::PLAIN {
-            // Whoever reads SCTP in place has all judged as if it had been copied.
+            // A reader of SCTP in place (XDP) is judged as a copying one: the plain case is TCP and UDP only.
             Quoted::none(if B::SCTP { Quote::Nothing } else { Quote::Unread })
         } else if icmp::is_error(&transport) && !network.fragment.is_later() {
             Quoted::read::<D, B>(bytes, &network)
@@ -214,7 +214,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
         Ok(ParsedPacket { network, transport, parse_error, quoted })
     }
 
-    /// The verdict about a packet that was read, if it is a message of the link.
+    /// Verdict on a parsed packet, if it is a message of the link.
     #[inline(always)]
     pub fn link<B: Bytes>(&self, bytes: &B, reading: &ParsedPacket<V6>) -> Option<Verdict> {
         if B::PLAIN || !reading.is_of_link() {
@@ -224,7 +224,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
         link::message::<D, B>(bytes, reading, self.sender(), isolated).map(Verdict::from)
     }
 
-    /// Judges a packet that was read.
+    /// Judges a parsed packet.
     #[inline(always)]
     pub fn judge<F: TableFamily>(&self, reading: &ParsedPacket<F>) -> Verdict {
         self.ip(reading).into()
@@ -234,13 +234,13 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     fn ip<F: TableFamily>(&self, reading: &ParsedPacket<F>) -> Result<Reason, Reason> {
         let ParsedPacket { network, transport, parse_error, quoted } = reading;
         let policy = &self.context.policy;
-        // A pod that may send anything may also ask for its address (DHCP) or speak on its link.
+        // A pod without egress policy may also request its address (DHCP) and send on its link.
         let exempt = !policy.rows().isolates_egress() && F::is_link_scope(network.source);
         if self.checks_source && !exempt && !F::owns(self.context.endpoint, network.source) {
             return Err(Reason::SpoofedSource);
         }
         if let Some(reason) = *parse_error {
-            // What claims an address of IPv4 is ARP, and no packet.
+            // IPv4 packets claim no address: ARP does. IPv6 packets may (neighbour discovery).
             return if F::IS_V6 { self.unread(reason) } else { policy.unread(reason) };
         }
         if policy.rows().isolates_none() {
@@ -248,14 +248,14 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
         }
         let plain = quoted.quote == Quote::Unread;
         let transport = self.context.opaque().transport(*transport, plain);
-        // This much the compiler shall remember: plain packets are TCP and UDP.
+        // Bounds for the compiler: plain packets are TCP and UDP.
         if plain && !(TCP..=UDP).contains(&transport.protocol) {
             return Err(Reason::Deferred);
         }
         self.datagram(Packet::<F> { network, transport, quoted })
     }
 
-    /// Fragments get their first one's ports; whole packets go straight through.
+    /// Judges a datagram: later fragments get their first one's ports, whole packets go straight on.
     #[inline(always)]
     fn datagram<F: TableFamily>(&self, mut packet: Packet<'_, F>) -> Result<Reason, Reason> {
         let context = &self.context;
@@ -277,7 +277,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
         Ok(reason)
     }
 
-    /// Stateless first; only what that denies needs to be an answer.
+    /// Judges a packet with ports: the stateless verdict first; a packet that it denies has to be a reply.
     #[inline(always)]
     fn whole<F: TableFamily>(
         &self,
@@ -309,7 +309,7 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
                 let allowed = allowed.then_some(reason);
                 FlowTracker { context, packet, flow, class, allowed }.settle(hint)
             }
-            // An error quotes what the node may have translated, and then goes where that went.
+            // If the node has translated the quoted flow, it translates the error in the same way.
             None if allowed && icmp::is_error(&packet.transport) => Ok(policy.judged_again(reason)),
             None if allowed => Ok(policy.passing(reason, class)),
             None => context.unanswered(packet),

@@ -1,4 +1,4 @@
-//! The fast path: a packet of a known flow passes on the verdict that its conntrack entry caches, see
+//! Fast path: a packet of a known flow passes by the cached verdict of its conntrack entry, see
 //! [`crate::flow::cached_verdict`].
 
 use crate::{
@@ -21,13 +21,13 @@ use crate::{
     trace::Step,
 };
 
-/// Why a packet passes, where its flow's entry remembers that of the current policy and would be
-/// left as it is. This is what most packets meet, and all that they read of the tables.
+/// Reason why a packet passes, if its flow's entry caches one of the current policy and needs no change. Most packets
+/// end here, without a read of policy.
 ///
-/// The entry is looked for in the first of its two places, where nearly all are.
+/// Only the first of the flow's two buckets is searched: nearly all entries are there.
 ///
 /// # Errors
-/// What was found there.
+/// Result of the search, for the slow path.
 #[inline(always)]
 #[expect(
     clippy::multiple_unsafe_ops_per_block,
@@ -63,8 +63,8 @@ pub(crate) fn cached_verdict<F: TableFamily, D: Direction, T: Tables>(
     judged.reason::<D>(current).ok_or(hint)
 }
 
-/// Leaves in a flow's entry why a packet passed, for [`cached_verdict`]. Whoever writes at the same
-/// time overwrites a reason that will be found out again.
+/// Caches the reason why a packet passed in its flow's entry, for [`cached_verdict`]. A concurrent writer may
+/// overwrite a reason, which the slow path then finds again.
 #[inline(always)]
 #[expect(
     clippy::multiple_unsafe_ops_per_block,
@@ -76,8 +76,8 @@ pub(crate) fn remember<F: TableFamily, D: Direction, T: Tables>(
     hit: Hit,
     reason: Reason,
 ) {
-    // Until a connection's opening is confirmed its packets have flags to add. Hidden, since they
-    // would else be computed where there is no entry, of a register that nobody wrote.
+    // Until a handshake is confirmed, its packets add flags to the entry. Hidden from the verifier: otherwise the
+    // flags are computed also without an entry, from an uninitialized register.
     let flags = context.opaque().number(hit.control.flags());
     let settled =
         flags & CT_REPLIED != 0 || (flags & D::SEEN != 0 && !has_handshake(&packet.transport));
@@ -97,8 +97,8 @@ pub(crate) fn remember<F: TableFamily, D: Direction, T: Tables>(
     }
 }
 
-/// Whether a packet is one of those in a flow's middle, which change nothing. What the node sends
-/// itself has a verdict of its own.
+/// Whether a packet is from the middle of a flow and changes no flag. Packets of the node itself have a verdict of
+/// their own.
 #[inline(always)]
 fn is_usual<F: Family, D: Direction, T: Tables>(
     context: &EndpointContext<'_, D, T>,
@@ -112,8 +112,8 @@ fn is_usual<F: Family, D: Direction, T: Tables>(
         && !context.is_from_node(fragment)
 }
 
-/// Whether a reason is one that depends on the flow and on policy alone. That a packet is the pod's
-/// own come back depends on the interface it came by.
+/// Whether a reason depends on the flow and on policy alone. [`Reason::Loopback`], for example, depends on the
+/// interface that the packet came by.
 #[inline(always)]
 const fn lasts(reason: Reason) -> bool {
     matches!(

@@ -1,4 +1,4 @@
-//! Fragments: the first is judged on its ports and leaves them to those that follow.
+//! Fragments: the first is judged by its ports and records them for the later ones.
 
 use crate::{
     direction::Direction,
@@ -15,12 +15,12 @@ use crate::{
     tables::Tables,
 };
 
-/// Where the first fragment of a datagram leaves its ports.
+/// Key of the record that the first fragment of a datagram leaves.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram(FragmentKey);
 
 impl Datagram {
-    /// A datagram of an endpoint, by any of its fragments. `direction`: [`FragmentKey::direction`] without the family.
+    /// Key for any fragment of an endpoint's datagram. `direction`: [`FragmentKey::direction`] without the family.
     #[must_use]
     #[inline(always)]
     pub fn new<F: Family>(
@@ -40,10 +40,10 @@ impl Datagram {
         })
     }
 
-    /// The ports that the first fragment left.
+    /// Ports that the first fragment recorded.
     ///
     /// # Errors
-    /// [`Reason::FragmentWithoutFirst`], also if that is too long ago; [`Reason::NoTable`].
+    /// [`Reason::FragmentWithoutFirst`], also for an expired record; [`Reason::NoTable`].
     #[inline(always)]
     pub fn first<T: Tables>(&self, tables: &T) -> Result<FragmentPorts, Reason> {
         let settings = tables.settings().ok_or(Reason::NoTable)?;
@@ -54,7 +54,7 @@ impl Datagram {
         Ok(ports)
     }
 
-    /// Leaves the ports of the first fragment, which passed.
+    /// Records the ports of a first fragment that passed.
     #[inline(always)]
     pub fn remember<T: Tables>(&self, tables: &T, transport: &Transport, sent: bool) {
         let Transport { protocol, source, destination, .. } = *transport;
@@ -76,11 +76,10 @@ fn datagram<F: Family, D: Direction, T: Tables>(
     Datagram::new::<F>(context.id, direction, remote, local, &packet.network.fragment)
 }
 
-/// The transport header of a later fragment, by its first. Where no port matters the first
-/// need not have been seen.
+/// Transport header of a later fragment, from the record of the first. No record is needed if every port is allowed.
 ///
 /// # Errors
-/// A verdict: passes where every port is allowed, drops if the first was not passed before.
+/// A settled verdict: the fragment passes where every port is allowed, and drops without a record.
 #[inline(always)]
 pub(crate) fn transport_of_first<F: Family, D: Direction, T: Tables>(
     context: &EndpointContext<'_, D, T>,
@@ -106,13 +105,13 @@ pub(crate) fn transport_of_first<F: Family, D: Direction, T: Tables>(
     } else {
         (ports.remote_port, ports.local_port)
     };
-    // Never an opening packet: that was the first's to say.
+    // Without SYN: only a first fragment can open a connection.
     let transport = Transport { protocol: ports.protocol, flags: TCP_ACK, source, destination };
-    // An error's quoted packet is in the first fragment, which was judged by it.
+    // The quoted packet of an ICMP error is in the first fragment, and decided its verdict.
     if icmp::is_error(&transport) { Err(Reason::Related) } else { Ok(transport) }
 }
 
-/// Leaves the ports of a first fragment that passed.
+/// Records the ports of a first fragment that passed.
 #[inline(always)]
 pub(crate) fn remember_first<F: Family, D: Direction, T: Tables>(
     context: &EndpointContext<'_, D, T>,

@@ -1,18 +1,18 @@
-//! Where a packet was seen, and by which interface it came.
+//! Hook and ingress interface of a packet.
 
 use crate::{layout::Settings, packet::parse::Fragment};
 
-/// Where a packet was seen.
+/// Hook at which a packet is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hook {
-    /// The host side of the veth.
+    /// Interface index of the host side of the veth.
     pub ifindex: u32,
-    /// The interface through which the packet came to the node; 0: none, and it has a socket;
-    /// [`crate::judge::proof::UNKNOWN_INTERFACE`]: none, and nothing says that the node generated it.
+    /// Interface by which the packet came to the node; 0: none, but a socket;
+    /// [`crate::judge::proof::UNKNOWN_INTERFACE`]: none, and no sign that the node generated it.
     pub ingress_ifindex: u32,
 }
 
-/// By which interface a packet came: one word instead of two that are kept during a judgement.
+/// Kind of ingress interface: one word during a judgement instead of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arrival(u32);
 
@@ -36,8 +36,8 @@ impl Arrival {
         self == Self::BY_ITS_OWN
     }
 
-    /// Whether the node itself generated a packet in pod ingress, see [`crate::judge::proof`]. Fragments prove
-    /// that only if the kernel tells the namespace of their socket.
+    /// Whether the node itself generated a packet in pod ingress, see [`crate::judge::proof`]. For a fragment that is
+    /// proven only if the kernel reveals the namespace of its socket.
     #[inline(always)]
     pub(crate) fn is_from_node(self, fragment: &Fragment, settings: Option<&Settings>) -> bool {
         if self != Self::BY_NONE {

@@ -1,4 +1,4 @@
-//! Messages of the link and source addresses, judged.
+//! Judgement of messages of the link and of source addresses.
 
 use crate::{
     direction::Direction,
@@ -14,8 +14,8 @@ use crate::{
     reason::Reason,
 };
 
-/// Whether a frame comes from the station that its endpoint has, where that is known: a bridge sends to a port what is
-/// for the stations that frames came from there.
+/// Checks a frame's source hardware address, if the endpoint's is known: a bridge learns from it which frames to
+/// deliver to the port.
 ///
 /// # Errors
 /// [`Reason::SpoofedSource`], or [`Reason::Deferred`].
@@ -25,7 +25,7 @@ pub(crate) fn station<B: Bytes>(bytes: &B, sender: EndpointRef) -> Result<(), Re
     if own != 0 && own != parse::station(bytes)? { Err(Reason::SpoofedSource) } else { Ok(()) }
 }
 
-/// ARP: in its form, and of the pod in its own name. `sender`: the endpoint, if it may send in its own name alone.
+/// Judges ARP: the exact form, and claims of the pod. `sender`: the endpoint, if it may only use its own addresses.
 ///
 /// # Errors
 /// A drop, or [`Reason::Deferred`].
@@ -49,8 +49,8 @@ pub(crate) fn arp<B: Bytes>(
     Ok(Reason::Neighbour)
 }
 
-/// What a pod sends that no policy selects: only who it says it is matters. `None`: that is to be
-/// found in its payload. What cannot be read may claim anything.
+/// Verdict on a packet of a pod that no policy selects: only its claims of addresses count. `None`: its payload may
+/// have one. Unreadable packets may claim any address.
 #[inline(always)]
 pub(crate) fn source_alone<B: Bytes>(
     bytes: &B,
@@ -83,7 +83,7 @@ pub(crate) fn source_alone<B: Bytes>(
     Some(if own { Ok(Reason::NotIsolated) } else { Err(Reason::SpoofedSource) })
 }
 
-/// The verdict about a message of the link, if the packet is one. `sender`: as for [`arp`].
+/// Verdict on a message of the link; `None` if the packet is none. `sender`: as for [`arp`].
 #[inline(always)]
 pub(crate) fn message<D: Direction, B: Bytes>(
     bytes: &B,
@@ -94,13 +94,13 @@ pub(crate) fn message<D: Direction, B: Bytes>(
     match discovery(bytes, &reading.network, &reading.transport, sender, D::EGRESS) {
         Discovery::No => None,
         Discovery::Claim => Some(Err(Reason::SpoofedSource)),
-        // Where it goes shows whether the receiver is a neighbour.
+        // The exit shows whether the receiver is a neighbour.
         Discovery::Single if D::EGRESS && isolated => Some(Ok(Reason::Translated)),
         Discovery::OnLink | Discovery::Single => Some(Ok(Reason::Neighbour)),
     }
 }
 
-/// Of a packet whose payload may claim something: what can be said at once.
+/// Verdict on a packet with a payload that may claim an address, if the fast path can decide it.
 #[inline(always)]
 fn payload_alone<B: Bytes>(
     bytes: &B,

@@ -1,5 +1,5 @@
-//! A flow's entry is looked up in two steps: the fast path reads the first of its two buckets, and what follows
-//! goes on from there.
+//! Lookup of a flow's entry in two steps: the fast path searches the first of its two buckets, the slow path goes on
+//! from there.
 
 use crate::{
     flow::{
@@ -14,33 +14,32 @@ use crate::{
     tables::{TableFamily, Tables},
 };
 
-/// A flow's key.
+/// Conntrack key of an endpoint's flow.
 #[inline(always)]
 pub(crate) fn key<F: TableFamily>(endpoint: u32, flow: &FlowTuple<F>) -> F::Key {
     let FlowTuple { remote, protocol, local_port, remote_port } = *flow;
     F::key(endpoint, remote, local_port, remote_port, protocol)
 }
 
-/// What the fast path found in the first of a flow's two buckets.
+/// Result of the fast path's search in the first of a flow's two buckets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LookupHint {
-    /// Not 0 if it did look. Hidden from the verifier, which else would follow all that comes after
-    /// once more.
+    /// Not 0 if the fast path has searched. Hidden from the verifier, which otherwise checks all later code twice.
     done: u16,
-    /// The hash of the flow's key, if so.
+    /// Hash of the flow's key, if searched.
     hash: u64,
-    /// As [`table::search`] answers.
+    /// Result of [`table::search`], if searched.
     found: (usize, Control),
 }
 
 impl LookupHint {
-    /// The fast path did not look.
+    /// Hint of a fast path that did not search.
     #[inline(always)]
     pub(crate) fn none<T: Tables>(opaque: &Opaque<'_, T>) -> Self {
         Self { done: opaque.number(0), hash: 0, found: (0, Control(0)) }
     }
 
-    /// Looks in the first bucket; `None` without one. The entry's control word is not valid if it is not there.
+    /// Searches the first bucket; `None` if the table has none. Without an entry the control word is not valid.
     #[inline(always)]
     #[expect(
         clippy::multiple_unsafe_ops_per_block,
@@ -62,7 +61,7 @@ impl LookupHint {
         }
     }
 
-    /// The hash of the flow's key.
+    /// Hash of the flow's key.
     #[inline(always)]
     pub(crate) fn hash<F: TableFamily>(&self, settings: &Settings, key: &F::Key) -> u64 {
         match self.done {
@@ -71,8 +70,8 @@ impl LookupHint {
         }
     }
 
-    /// The flow's entry, expired or not; its control word is not valid where there is none. The second
-    /// bucket is read only where the first has none, and was full once.
+    /// The flow's entry, expired or not; its control word is not valid if there is none. The second bucket is read
+    /// only if the first has no entry of the flow, and was full once.
     ///
     /// # Errors
     /// [`Reason::NoTable`].
@@ -103,7 +102,7 @@ impl LookupHint {
         }
         let index = key::second(hash, F::mask(settings));
         let bucket = F::bucket(tables, index).ok_or(Reason::NoTable)?;
-        // SAFETY: as above.
+        // SAFETY: a whole bucket of this family's table.
         Ok(unsafe { Hit::at::<F::Key>(bucket, table::search(tables, key, hash, bucket)) })
     }
 }

@@ -6,12 +6,12 @@ use crate::{
     packet::{family::Family, parse::Transport, tuple::FlowTuple},
 };
 
-/// Gives values back unchanged, of which the verifier then knows nothing: else it follows all that comes after once
-/// for each way that led there, see [`Memory::opaque`].
+/// Returns values unchanged, but unknown to the verifier: otherwise it follows all later code once for each path that
+/// led to a value, see [`Memory::opaque`].
 #[derive(Debug)]
 pub(crate) struct Opaque<'a, M> {
     memory: &'a M,
-    /// A value that the verifier does not know.
+    /// Number that is unknown to the verifier.
     noise: u64,
 }
 
@@ -26,7 +26,7 @@ impl<'a, M: Memory> Opaque<'a, M> {
         self.memory.opaque(usize::from(value), self.noise) as u16
     }
 
-    /// A class put together of two parts behind a mask, whose bounds Linux 6.1 forgets.
+    /// Hides a class computed from two parts behind a mask: Linux 6.1 loses its bounds.
     #[inline(always)]
     pub(crate) fn class(&self, class: ClassId) -> ClassId {
         self.memory.opaque(class as usize, self.noise) as ClassId
@@ -37,7 +37,8 @@ impl<'a, M: Memory> Opaque<'a, M> {
         self.number(value.into()) & 1 != 0
     }
 
-    /// `plain`: a packet whose ports are always read in one way.
+    /// Hides the fields of a transport header. `plain`: the ports of this packet are read in one place only, and need
+    /// no hiding.
     #[inline(always)]
     pub(crate) fn transport(&self, transport: Transport, plain: bool) -> Transport {
         let port = |port: u16| if plain { port } else { self.number(port) };

@@ -1,4 +1,4 @@
-//! What policy says at one endpoint: the rows of both directions, asked about the class of the other side.
+//! Policy of one endpoint: the rows of both directions, read for the class of the remote address.
 
 use core::marker::PhantomData;
 
@@ -25,7 +25,7 @@ pub struct EndpointPolicy<'a, D, T> {
 }
 
 impl<'a, D: Direction, T: Tables> EndpointPolicy<'a, D, T> {
-    /// Of rows that were read once.
+    /// Policy of an endpoint's rows, which were read once.
     #[inline(always)]
     pub const fn new(tables: &'a T, rows: Rows) -> Self {
         Self { tables, rows, direction: PhantomData }
@@ -45,7 +45,7 @@ impl<'a, D: Direction, T: Tables> EndpointPolicy<'a, D, T> {
         self.rows.of::<D>() != ROW_NOT_ISOLATED
     }
 
-    /// Whether the row of this direction, which is isolated, allows a class a packet.
+    /// Whether the row of this direction, which is isolated, allows a packet from or to a class.
     #[must_use]
     #[inline(always)]
     pub fn allows(&self, class: ClassId, transport: &Transport) -> bool {
@@ -53,14 +53,14 @@ impl<'a, D: Direction, T: Tables> EndpointPolicy<'a, D, T> {
         row_allows(self.tables, self.rows.of::<D>(), class, protocol, port)
     }
 
-    /// Whether the row of this direction, which is isolated, allows a class every protocol and port.
+    /// Whether the row of this direction, which is isolated, allows every protocol and port of a class.
     #[must_use]
     #[inline(always)]
     pub fn allows_every_port(&self, class: ClassId) -> bool {
         row_word(self.tables, self.rows.of::<D>(), class) == PORTS_EVERY
     }
 
-    /// Whether policy allows now the direction in which a flow began, by the flags of its entry (`CT_*`).
+    /// Whether policy now allows the direction in which a flow began, by the flags of its entry (`CT_*`).
     #[must_use]
     #[inline(always)]
     pub fn still_allows<F: Family>(&self, flags: u16, class: ClassId, flow: &FlowTuple<F>) -> bool {
@@ -72,15 +72,15 @@ impl<'a, D: Direction, T: Tables> EndpointPolicy<'a, D, T> {
             || (flags & CT_EGRESS != 0 && allows(self.rows.egress(), flow.remote_port))
     }
 
-    /// Why a packet to (or from) an address passes: what a pod sends towards a translation is judged again after it.
+    /// Reason of a passing packet: a pod's packet that may be translated is judged again behind the translation.
     #[must_use]
     #[inline(always)]
     pub const fn passing(&self, reason: Reason, class: ClassId) -> Reason {
         if D::EGRESS && class & CLASS_TRANSLATED != 0 { Reason::Translated } else { reason }
     }
 
-    /// Why an answer passes: at an address that may be translated the node's conntrack has to say so too,
-    /// unless the pod may send to anybody.
+    /// Reason of a passing reply: at an address that may be translated, the node's conntrack has to confirm it, unless
+    /// the pod may send to any address.
     #[must_use]
     #[inline(always)]
     pub fn answering(&self, reason: Reason, class: ClassId) -> Reason {
@@ -88,14 +88,14 @@ impl<'a, D: Direction, T: Tables> EndpointPolicy<'a, D, T> {
         if translated && self.tables.knows_courses() { Reason::Answer } else { reason }
     }
 
-    /// Why a packet passes that is judged again, wherever it goes.
+    /// Reason of a passing packet that is judged again at any exit.
     #[must_use]
     #[inline(always)]
     pub const fn judged_again(&self, reason: Reason) -> Reason {
         if D::EGRESS && self.is_isolated() { Reason::Translated } else { reason }
     }
 
-    /// The verdict about a packet that cannot be judged: it drops if its direction is isolated.
+    /// Verdict on a packet that cannot be judged: it drops if its direction is isolated.
     ///
     /// # Errors
     /// The reason, as a drop or [`Reason::Deferred`].

@@ -1,19 +1,17 @@
-//! Packets that were translated on their way: judged again, exactly, where they leave the node or
-//! reach a pod.
+//! Judgement of translated packets, where they leave the node or reach a pod.
 //!
-//! At the sender's veth a packet to a Service has the Service's address. It passes if policy allows
-//! that address or some backend, and then carries its sender's slot along as a mark
-//! ([`crate::layout::mark`]). Behind the translation the sender's row is asked about the address and
-//! port that the packet has now. If that still is one of those that are translated, it was not:
-//! then only what the address itself was granted counts ([`untranslated`]).
+//! At the sender's veth a packet to a Service still has the Service's address. It passes if policy allows that address
+//! or some backend, with its sender's slot as a mark ([`crate::layout::mark`]). Behind the translation the sender's
+//! row is read for the packet's new address and port. If the destination still is an address that may be translated,
+//! the packet was not translated: then only the literal grants of the address count ([`untranslated`]).
 //!
-//! An answer to such an address went back where its flow came from, as far as netpold knows. If the node's
-//! conntrack has forgotten that flow, the answer is a new one to it, and led anywhere: so it passes only if
-//! it goes back in the kernel's eyes, too, or goes where it was sent ([`crate::judge::connection`]). Else it is
-//! judged as any other.
+//! A reply to such an address passed at the sender's veth since its flow came from there. If the node's conntrack has
+//! forgotten that flow, the reply is a new flow to the kernel, and may be translated to any backend. So it passes here
+//! only if conntrack also treats it as a reply, or leaves its destination unchanged ([`crate::judge::connection`]).
+//! Otherwise it is judged like any other packet.
 //!
-//! A packet that nobody judged at its sender's veth is judged here for the first time ([`crate::judge::proof`]):
-//! its source must be the sender's, and it answers nothing.
+//! A packet that was not judged at its sender's veth is judged here for the first time ([`crate::judge::proof`]): its
+//! source must be the sender's, and it counts as no reply.
 
 use crate::{
     direction::Egress,
@@ -38,13 +36,13 @@ use crate::{
     verdict::Verdict,
 };
 
-/// [`FragmentKey::direction`](crate::layout::FragmentKey) of pod egress after the translation: the sender's first
-/// fragment was recorded with the address that it was sent to, this one with what it was translated to.
+/// [`FragmentKey::direction`](crate::layout::FragmentKey) of pod egress behind the translation: the record at the
+/// sender's veth has the address before translation, this one the address after.
 const TRANSLATED_EGRESS: u32 = 1 + 4;
 
-/// Judges a packet for the endpoint that sent it, where it goes out of `ifindex`. `link`: its type
-/// and where the IP header begins, as [`parse::link`] answers. `answer`: of one that is marked as an answer.
-/// `agent_lives` is asked if that matters.
+/// Judges a packet for its sender, at the exit `ifindex`. `link`: its type and the offset of the IP header, as
+/// [`parse::link`] returns them. `answer`: the course of a packet that is marked as a reply. `agent_lives` is called
+/// only if the verdict depends on it.
 #[inline(always)]
 pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
     bytes: &B,
@@ -58,14 +56,14 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
     if matches!(origin, Origin::Final) {
         return Verdict::from(Ok(Reason::NotEndpoint));
     }
-    // At once: else the compiler carries a type and an offset along that nobody has written.
+    // Matched here: otherwise the compiler keeps a type and an offset that are not initialized in the error case.
     let link = match link {
         Ok(link) => Ok(link),
         Err(reason) => return Verdict::from(Err(reason)),
     };
     let (sender, judged) = match origin {
         Origin::Final => return Verdict::from(Ok(Reason::NotEndpoint)),
-        // Nobody can say what it was allowed, so nothing is.
+        // The sender's policy is gone, so no grant is left.
         Origin::Marked(None) => return Verdict::from(Err(Reason::ServiceBackend)),
         Origin::Marked(Some(sender)) => (sender, true),
         Origin::Unjudged(sender) => (sender, false),
@@ -84,7 +82,7 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
             return Verdict::from(verdict);
         }
     };
-    // The pod reaches itself through its own Service. Sources cannot tell: they are masqueraded.
+    // The pod reaches itself through its own Service. Its source does not show that, since it is masqueraded.
     if judged && sender.ifindex() == ifindex {
         return Verdict::from(Ok(Reason::Loopback));
     }
@@ -108,7 +106,7 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
     .into()
 }
 
-/// The endpoint that is to be taken for the sender of a packet which the kernel made anew.
+/// Endpoint to judge as the sender of a packet that the kernel rebuilt.
 ///
 /// # Errors
 /// A settled verdict.
@@ -129,15 +127,15 @@ fn made_anew<B: Bytes, T: Tables + LocalEndpoints>(
     }
 }
 
-/// The agent sets this field while programs run.
+/// [`Settings::isolates_egress`], which the agent changes while programs run.
 #[inline(always)]
 fn isolates_egress(settings: &Settings) -> bool {
     // SAFETY: a reference is readable.
     unsafe { (&raw const settings.isolates_egress).read_volatile() != 0 }
 }
 
-/// Judges what a bridge hands to the node without the proof, see [`crate::judge::proof`]. What a message of the link
-/// claims without it drops if it claims an endpoint's address, and else as what has nobody's source.
+/// Judges a packet without the proof that a bridge hands to the node, see [`crate::judge::proof`]. A claim of an
+/// endpoint's address drops; any other claim is judged like a packet from no endpoint's source.
 #[inline(always)]
 pub fn at_bridge<B: Bytes, T: Tables + LocalEndpoints>(
     bytes: &B,
@@ -162,7 +160,7 @@ pub fn at_bridge<B: Bytes, T: Tables + LocalEndpoints>(
         _ => match local_source(bytes, link, tables) {
             Ok(local) => (local.is_some(), false),
             Err(Reason::NotIp) => (false, false),
-            // Nobody knows what it says.
+            // Unreadable, so it may claim any address.
             Err(_) => (true, true),
         },
     };
@@ -170,7 +168,7 @@ pub fn at_bridge<B: Bytes, T: Tables + LocalEndpoints>(
     Verdict::from(if drops { Err(Reason::SpoofedSource) } else { Ok(Reason::NotEndpoint) })
 }
 
-/// The slot of the endpoint that a packet has the source of.
+/// Slot of the endpoint with the packet's source address.
 #[inline(always)]
 fn local_source<B: Bytes, T: LocalEndpoints>(
     bytes: &B,
@@ -189,8 +187,8 @@ fn local_source<B: Bytes, T: LocalEndpoints>(
     Ok(local)
 }
 
-/// Whether a packet that nobody has judged yet may claim an address: neighbour discovery, and what of IPv6 cannot be
-/// read.
+/// Whether a packet that no program has judged yet may claim an address: neighbour discovery, and IPv6 that cannot be
+/// parsed.
 #[inline(always)]
 pub fn may_claim<B: Bytes>(bytes: &B, link: Result<(u16, u32), Reason>) -> bool {
     let Ok((ETHERTYPE_IPV6, offset)) = link else { return false };
@@ -202,8 +200,8 @@ pub fn may_claim<B: Bytes>(bytes: &B, link: Result<(u16, u32), Reason>) -> bool 
         || parse::transport(bytes, &network, false).map_or(true, |read| is_discovery(&read))
 }
 
-/// Where the options of an IPv4 packet begin and end, in which one that nobody has judged yet may name a route beyond
-/// its destination ([`parse::has_route`]).
+/// Offsets of the IPv4 options of a packet that no program has judged yet: they may name a route beyond its
+/// destination ([`parse::has_route`]).
 #[inline(always)]
 pub fn options<B: Bytes>(bytes: &B, link: Result<(u16, u32), Reason>) -> Option<(u32, u32)> {
     let Ok((ETHERTYPE_IPV4, offset)) = link else { return None };
@@ -212,15 +210,15 @@ pub fn options<B: Bytes>(bytes: &B, link: Result<(u16, u32), Reason>) -> Option<
     (end > begin).then_some((begin, end))
 }
 
-/// A packet's judgement for its sender.
+/// Judgement of a packet for its sender.
 struct Translated<'a, T> {
     tables: &'a T,
     sender: EndpointRef,
     policy: EndpointPolicy<'a, Egress, T>,
     check_source: bool,
-    /// The sender's own program has judged it.
+    /// Whether the sender's own program has judged the packet.
     judged: bool,
-    /// It was sent as an answer, and the node's conntrack does not know it.
+    /// Whether the packet was sent as a reply, and is unknown to the node's conntrack.
     untracked: bool,
 }
 
@@ -240,7 +238,7 @@ impl<T: Tables> Translated<'_, T> {
         F::extensions(bytes, &mut network)?;
         let read = parse::transport(bytes, &network, false)?;
         let opaque = Opaque::new(self.tables, u64::from(self.policy.rows().egress()));
-        // No router forwarded it, so it goes to a neighbour.
+        // No router forwarded the packet, so it goes to a neighbour.
         if opaque.number((self.judged && F::is_solicitation(&network, &read)).into()) != 0 {
             return Ok(Reason::Neighbour);
         }
@@ -268,8 +266,8 @@ impl<T: Tables> Translated<'_, T> {
         Ok(Reason::Allowed)
     }
 
-    /// Whether an answer to an address that may be translated still has one, and its sender's source. In a
-    /// tunnel (of IPsec) it has not.
+    /// Whether a reply to an address that may be translated still has such a destination, and its sender's source. In
+    /// a tunnel (IPsec) it does not.
     #[inline(always)]
     fn is_as_sent<F: TableFamily>(&self, network: &Network<F::Address>) -> bool {
         let checked = self.sender.flags() & EP_CHECK_SOURCE != 0;

@@ -1,43 +1,44 @@
-//! The rule of the packet path: who is to judge a packet, and how that is known.
+//! Rules of the packet path: the hook that judges a packet, and the proof of that.
 //!
-//! 1. What comes from an endpoint is judged at its veth. A packet that passes there carries a proof, the
-//!    bit [`Settings::proof`] of `skb->mark`, which no pod can write, and is either final or carries a
-//!    [`mark`] that names its sender: its verdict depends on what the node makes of it.
-//! 2. Every exit (another pod's veth, the uplink, a tunnel) demands the proof of what came by an
-//!    endpoint's veth. A packet with the proof and a mark is judged again for the sender that it names.
-//!    One without the proof got round the programs of its veth (`tc_skip_classify` of an `ifb`), and is
-//!    judged for the endpoint that it came by, as if it were new: nothing that it carries counts.
+//! 1. A packet from an endpoint is judged at the endpoint's veth. A packet that passes there carries a proof, the bit
+//!    [`Settings::proof`] of `skb->mark`, which no pod can write. Its verdict is final, unless it depends on the
+//!    node's translation: then the packet also carries a [`mark`] that names its sender.
+//! 2. Every exit (another pod's veth, the uplink, a tunnel) demands the proof of packets that came by an endpoint's
+//!    veth. A packet with the proof and a mark is judged again for the sender in the mark. A packet without the proof
+//!    bypassed the programs of its veth (`tc_skip_classify` of an `ifb`), and is judged for the endpoint that it came
+//!    by, as if it were new: its mark does not count.
 //!
-//!    What a bridge hands to the node for routing came by the bridge, says the kernel: it forgets by which of
-//!    the ports. Where each port has a program that leaves the proof ([`Settings::bridges`]), what comes from
-//!    the bridge without it went round one of these, and nobody knows which:
-//!    * it has an endpoint's source: it drops if policy isolates any pod of the bridge for egress, since it
-//!      may be that pod's;
-//!    * it has another: it is forged and drops, while the agent lives and the bridge has no port without a
-//!      program ([`BRIDGE_OPEN`]). When it does not, a pod may have come by a port that no program was put at.
+//!    For a packet that a bridge hands to the node for routing, the kernel reports the bridge as interface and forgets
+//!    the port. If each port has a program that leaves the proof ([`Settings::bridges`]), a packet without it bypassed
+//!    the program of an unknown port:
+//!    * With an endpoint's source it drops if policy isolates any pod of the bridge for egress, since it may be that
+//!      pod's.
+//!    * With any other source it is forged. It drops while the agent lives and the bridge has no port without a
+//!      program ([`BRIDGE_OPEN`]). Otherwise it may be from a pod's port without a program so far.
 //!
-//!    The same of what comes by an interface that the agent does not know ([`Settings::devices`]): a door that a pod has
-//!    made into the node, or a new pod's veth, before its program is attached. And of what has a socket of another
-//!    namespace at a pod's veth: everything that a pod sends has the proof, so it came by no program but by a device on
-//!    top of that veth (a macvlan), and any interface that it may seem to have come by is of the other namespace.
-//! 3. What enters an endpoint is judged by that endpoint's own policy, unless the kernel proves that the
-//!    node made it: it came by no interface, and has a socket of the node's network namespace. A missing
-//!    interface alone proves nothing, since the kernel makes packets of others anew (refragmentation, Open
-//!    vSwitch, SYNPROXY). A pod's socket stays with its packet across a bridge, through refragmentation
-//!    there, and through a macvlan on a device of the node. Where the kernel does not tell a socket's
-//!    namespace (before 6.15), any socket counts, but only with a packet that is whole.
+//!    Packets without the proof also drop if they came by an interface that is unknown to the agent
+//!    ([`Settings::devices`]): one that a pod has made into the node, or the veth of a new pod without a program so
+//!    far. And if they have a socket of another namespace at a pod's veth: all packets of a pod's own veth have the
+//!    proof, so these came by a device on top of that veth (a macvlan), and their apparent interface is one of the
+//!    other namespace.
+//! 3. A packet to an endpoint is judged by that endpoint's own policy, unless the kernel proves that the node
+//!    generated it: it has no interface, and a socket of the node's network namespace. A missing interface alone
+//!    proves nothing, since the kernel rebuilds packets of other senders (refragmentation, Open vSwitch, SYNPROXY). A
+//!    pod's socket stays with its packet across a bridge, through refragmentation there, and through a macvlan on a
+//!    device of the node. On kernels before 6.15, which do not reveal a socket's namespace, any socket counts, but
+//!    only for a packet that is no fragment.
 //!
-//!    For the same reason no interface, no proof and no socket of the node's prove that the kernel made a packet anew,
-//!    of one that it got from anybody ([`Anew`]). What it makes of a pod's packet with the proof has the proof. So:
-//!    * a part of a datagram that has an endpoint's source is that of a pod that got round its program, and drops;
-//!    * another part may be from outside, or forged: it drops while policy isolates any endpoint for egress
-//!      ([`Settings::isolates_egress`]);
-//!    * what opens a connection (SYNPROXY) is judged for the endpoint whose source it has, as if it were new.
+//!    Likewise a packet without interface, proof and socket of the node was rebuilt by the kernel from a received one
+//!    ([`Anew`]). Packets rebuilt from a pod's packet with the proof have the proof. So without it:
+//!    * A fragment with an endpoint's source is from a pod that bypassed its program, and drops.
+//!    * Any other fragment may be from outside, or forged: it drops while policy isolates any endpoint for egress
+//!      ([`Settings::isolates_egress`]).
+//!    * An opening of a connection (SYNPROXY) is judged for the endpoint with its source address, as if it were new.
 //!
-//! 4. What a bridge hands to the node itself passes no exit. A program at the bridge demands the proof of it, too, and
-//!    of ARP and neighbour discovery above all: what they claim without the proof counts for nothing.
+//! 4. Packets that a bridge hands to the node itself pass no exit. A program at the bridge demands their proof too,
+//!    above all of ARP and neighbour discovery, whose claims need it.
 //!
-//! Tunnels undo 1 where a pod sends to its own node's tunnel device: what such a device unpacks with the
+//! Tunnels break rule 1 if a pod sends to its own node's tunnel device: a packet that such a device unpacks with the
 //! proof on it comes from a pod, and drops ([`is_unpacked`]).
 
 use crate::{
@@ -55,46 +56,46 @@ use crate::{
     tables::{Tables, find_endpoint},
 };
 
-/// Which bit of `skb->mark` is the proof, unless the agent is told another.
+/// Default bit of `skb->mark` for the proof.
 pub const DEFAULT_BIT: u8 = 28;
 
-/// The interface that a packet came by, where nothing says which that was: the node did not make it.
+/// Ingress interface of a packet that has none, and that the node did not generate.
 pub const UNKNOWN_INTERFACE: u32 = u32::MAX;
 
-/// What the kernel says of a packet at an exit: the fields of `struct __sk_buff`.
+/// Fields of `struct __sk_buff` at an exit, and facts derived from them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exit {
-    /// The interface it goes out of.
+    /// Interface that the packet goes out of.
     pub ifindex: u32,
-    /// The interface that it came to the node by; 0: none.
+    /// Interface that the packet came to the node by; 0: none.
     pub ingress_ifindex: u32,
     /// `skb->mark`.
     pub mark: u32,
     /// `skb->tc_index`.
     pub tc_index: u32,
-    /// It has a socket of another network namespace than the node's (kernel 6.15), and this is looked at where it
-    /// leaves.
+    /// Whether the packet has a socket of another network namespace than the node's (kernel 6.15), where this exit
+    /// checks that.
     pub foreign: bool,
-    /// Whether the kernel may have made it anew.
+    /// Kind of a packet that the kernel may have rebuilt.
     pub anew: Anew,
 }
 
-/// What the kernel may have made anew of a packet that it got: it has no interface and no proof, and no socket of the
-/// node's.
+/// Kinds of packets that the kernel may have rebuilt from a received one: those without interface, proof, and socket
+/// of the node.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Anew {
-    /// Nothing: it has one of these, or is neither of the following.
+    /// Not rebuilt: it has one of these, or is of no kind below.
     #[default]
     No,
-    /// A part of a datagram, or what cannot be read in place.
+    /// A fragment, or a packet with headers that cannot be read in place.
     Part,
-    /// What opens a TCP connection.
+    /// The opening of a TCP connection.
     Opening,
 }
 
 impl Anew {
-    /// The other way round of `as u32`.
+    /// Kind of a number, the inverse of `as u32`.
     #[must_use]
     #[inline(always)]
     pub const fn from_number(number: u32) -> Self {
@@ -105,7 +106,7 @@ impl Anew {
         }
     }
 
-    /// Which of these a packet would be; `link` as [`crate::packet::parse::link`] answers.
+    /// Kind of a packet, provided that the kernel rebuilt it; `link` as [`crate::packet::parse::link`] returns it.
     #[inline(always)]
     pub fn kind<B: Bytes>(bytes: &B, link: Result<(u16, u32), Reason>) -> Self {
         let (protocol, transport) = match link {
@@ -116,7 +117,7 @@ impl Anew {
                 None => return Self::Part,
             },
             Ok((ETHERTYPE_IPV6, offset)) => match bytes.window::<40>(offset) {
-                // The parts that the kernel makes may have other headers in front of the Fragment header.
+                // Fragments that the kernel makes may have other headers in front of the Fragment header.
                 Some(header) if is_extension(header.byte(6)) => return Self::Part,
                 Some(header) => (header.byte(6), offset + 40),
                 None => return Self::Part,
@@ -132,28 +133,28 @@ impl Anew {
     }
 }
 
-/// Whether, and for whom, a packet is to be judged at an exit.
+/// Origin of a packet at an exit: whether it is judged there, and for which endpoint.
 #[derive(Clone, Copy, Debug)]
 pub enum Origin {
-    /// It is not from an endpoint, or its verdict is final.
+    /// Not from an endpoint, or with a final verdict.
     Final,
-    /// It was judged at its sender's veth, and is to be judged again; `None`: the sender is gone.
+    /// Judged at its sender's veth, and to be judged again; `None`: the sender is gone.
     Marked(Option<EndpointRef>),
-    /// It came by an endpoint's veth, and was not judged there.
+    /// From an endpoint's veth, and not judged there.
     Unjudged(EndpointRef),
-    /// The kernel made it anew of a packet that somebody sent.
+    /// Rebuilt by the kernel from a packet of another sender.
     Anew(Anew),
-    /// It came by a port of a bridge whose ports all leave the proof, and was not judged there.
+    /// From a port of a bridge where all ports leave the proof, and not judged there.
     Unproven {
-        /// Policy isolates a pod of that bridge for egress.
+        /// Whether policy isolates a pod of that bridge for egress.
         isolated: bool,
-        /// It may have come by a port that has no program yet.
+        /// Whether the packet may be from a port that has no program yet.
         open: bool,
     },
 }
 
 impl Origin {
-    /// Reads the proof and the mark of a packet.
+    /// Origin of a packet, by its proof and its mark.
     #[inline(always)]
     pub fn of<T: Tables>(tables: &T, exit: &Exit) -> Self {
         let Some(settings) = tables.settings() else { return Self::Final };
@@ -173,7 +174,7 @@ impl Origin {
         }
     }
 
-    /// The origin of a packet that a bridge hands to the node.
+    /// Origin of a packet that a bridge hands to the node.
     #[must_use]
     #[inline(always)]
     pub fn at_bridge<T: Tables>(tables: &T, ifindex: u32, mark: u32) -> Self {
@@ -185,7 +186,7 @@ impl Origin {
         }
     }
 
-    /// The origin of a packet without proof that came by a device which is no endpoint's.
+    /// Origin of a packet without proof from a device that is no endpoint's.
     #[inline(always)]
     #[expect(
         clippy::multiple_unsafe_ops_per_block,
@@ -207,7 +208,7 @@ impl Origin {
         Self::Final
     }
 
-    /// The endpoint that the packet comes from, where it is to be judged.
+    /// Endpoint for which the packet is judged; `None`: none, or unknown.
     #[must_use]
     pub fn endpoint(self) -> Option<EndpointRef> {
         match self {
@@ -218,15 +219,15 @@ impl Origin {
     }
 }
 
-/// The agent sets this field while programs run.
+/// [`Settings::demands_proof`], which the agent changes while programs run.
 #[inline(always)]
 fn demands_proof(settings: &Settings) -> bool {
     // SAFETY: a reference is readable.
     unsafe { (&raw const settings.demands_proof).read_volatile() != 0 }
 }
 
-/// Whether a packet came by an interface that nobody knows, or past all of the node's: before anything else, at
-/// every exit.
+/// Whether a packet came by an interface that is in no table, or from a device of another namespace past all of the
+/// node's interfaces. Every exit checks this first.
 #[must_use]
 #[inline(always)]
 pub fn is_unknown<T: Tables>(tables: &T, exit: &Exit) -> bool {
@@ -234,11 +235,11 @@ pub fn is_unknown<T: Tables>(tables: &T, exit: &Exit) -> bool {
     if exit.mark & settings.proof != 0 {
         return false;
     }
-    // With the witness it is a pod's whose program has seen it, and somebody clears proofs.
+    // The witness shows that the pod's own program has seen the packet: then another program clears proofs.
     if exit.foreign && (exit.ingress_ifindex == 0 || exit.tc_index != settings.witness) {
         return demands_proof(settings);
     }
-    // An interface that may hand packets on has mostly its first place.
+    // Known interfaces are mostly at their first place, so this check comes first.
     exit.has_come_in()
         && !is_known(settings, exit.ingress_ifindex)
         && demands_proof(settings)
@@ -247,15 +248,15 @@ pub fn is_unknown<T: Tables>(tables: &T, exit: &Exit) -> bool {
 }
 
 impl Exit {
-    /// Whether it came by an interface of the node, and not by the one that it goes out of: to itself a pod may send what
-    /// it likes.
+    /// Whether the packet came by an interface of the node other than the one that it goes out of. A pod may send
+    /// itself any packet.
     #[inline(always)]
     const fn has_come_in(&self) -> bool {
         self.ingress_ifindex != 0 && self.ingress_ifindex != self.ifindex
     }
 }
 
-/// Whether an interface may hand packets on without the proof.
+/// Whether an interface may hand packets on without the proof, or no interface is unknown yet.
 #[inline(always)]
 #[expect(clippy::multiple_unsafe_ops_per_block, reason = "as above: a place and its word")]
 fn is_known(settings: &Settings, ifindex: u32) -> bool {
@@ -270,7 +271,7 @@ fn is_known(settings: &Settings, ifindex: u32) -> bool {
     unsafe { (&raw const settings.closes_unknown).read_volatile() == 0 }
 }
 
-/// The endpoint that a mark names, if it still is there.
+/// The endpoint in a mark, if it still exists.
 #[inline(always)]
 fn sender<T: Tables>(tables: &T, tc_index: u32) -> Option<EndpointRef> {
     let slot = marked_slot(tc_index);
@@ -280,15 +281,15 @@ fn sender<T: Tables>(tables: &T, tc_index: u32) -> Option<EndpointRef> {
     (ifindex != 0 && mark(slot, sender.id()) == parts_of(tc_index).0).then_some(sender)
 }
 
-/// Whether one of the programs has seen a packet, by its `skb->mark`.
+/// Whether a program of these has judged a packet, by its `skb->mark`.
 #[must_use]
 #[inline(always)]
 pub fn is_proven<T: Tables>(tables: &T, mark: u32) -> bool {
     tables.settings().is_some_and(|settings| mark & settings.proof != 0)
 }
 
-/// Whether a packet that a tunnel device of the node has unpacked came from an endpoint of the node, by
-/// its `skb->mark` and `skb->tc_index`.
+/// Whether a packet that a tunnel device of the node unpacked came from an endpoint of the node, by its `skb->mark`
+/// and `skb->tc_index`.
 #[must_use]
 #[inline(always)]
 pub fn is_unpacked<T: Tables>(tables: &T, mark: u32, tc_index: u32) -> bool {

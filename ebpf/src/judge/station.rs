@@ -1,9 +1,9 @@
-//! Packets in frames to another station than the one whose address they have.
+//! Packets in frames to another station than the one with their destination address.
 //!
-//! An endpoint's egress policy is about addresses, and a bridge delivers by the frame's station: in a frame
-//! to another pod's, a packet to an address that its sender may reach (an allowed peer's, the node's own)
-//! would arrive at whom it may not. So what an isolated endpoint sends arrives at endpoints that have
-//! the address alone.
+//! An endpoint's egress policy is about addresses, while a bridge delivers by the frame's destination. In a frame to
+//! another pod's station, a packet to an allowed address (of a peer, or of the node itself) would arrive at a pod that
+//! its sender may not reach. So packets of an isolated endpoint arrive only at endpoints that have their destination
+//! address.
 
 use crate::{
     endpoint::EndpointRef,
@@ -18,9 +18,9 @@ use crate::{
     tables::{Tables, find_endpoint},
 };
 
-/// Whether a packet with the proof ([`crate::judge::proof`]), or one that has to be judged for an endpoint, may go
-/// astray at `ifindex`: whether its sender is isolated in egress.
-/// `ingress_ifindex`: the sender's veth; 0: parts that the kernel made anew, and whose nobody knows.
+/// Whether a packet with the proof ([`crate::judge::proof`]), or one to be judged for an endpoint, may go astray at
+/// `ifindex`: whether its sender is isolated in egress. `ingress_ifindex`: the sender's veth; 0: fragments that the
+/// kernel rebuilt, of an unknown sender.
 #[must_use]
 #[inline(always)]
 pub fn may_go_astray<T: Tables>(tables: &T, ifindex: u32, ingress_ifindex: u32) -> bool {
@@ -30,12 +30,11 @@ pub fn may_go_astray<T: Tables>(tables: &T, ifindex: u32, ingress_ifindex: u32) 
     find_endpoint(tables, ingress_ifindex).is_some_and(|sender| sender.rows().isolates_egress())
 }
 
-/// Whether a packet that [`may_go_astray`] does: its receiver, whose addresses are known, does not have the
-/// address that it is for. Addresses of many and of the link are everybody's; ARP is for whom it names. What cannot be
-/// read is for nobody.
+/// Whether a packet that [`may_go_astray`] does: its receiver, with known addresses, does not have the destination
+/// address. Multicast and link-local destinations and ARP never go astray, unreadable packets always.
 ///
 /// # Errors
-/// [`Reason::Deferred`] where it has to be read by copying.
+/// [`Reason::Deferred`] if the packet can only be read by copying.
 #[inline(always)]
 pub fn is_astray<B: Bytes, T: Tables>(bytes: &B, tables: &T, ifindex: u32) -> Result<bool, Reason> {
     let Some(receiver) = find_endpoint(tables, ifindex) else { return Ok(false) };

@@ -1,10 +1,9 @@
-//! When a packet makes, refreshes or uses a conntrack entry.
+//! Conntrack entries: creation, refresh and use by packets.
 //!
-//! An entry remembers who began: the direction of the first packet that policy allowed. Answers
-//! pass for as long as that direction is allowed, whatever their own direction's policy says. So
-//! every allowed packet of an endpoint with any isolation refreshes its flow's entry: were only
-//! the flows recorded whose answers could be dropped at the moment, a server's answers would later
-//! look like flows that the pod began, and outlive the policy that denies its client.
+//! An entry records the initiator: the direction of the first packet that policy allowed. Replies pass for as long as
+//! policy allows that direction, whatever the policy of their own. So every allowed packet of an endpoint with any
+//! isolation refreshes its flow's entry. If only flows were recorded whose replies could be dropped at the moment, a
+//! server's replies would later look like flows that the pod began, and outlive the policy that denies its client.
 
 use crate::{
     direction::Direction,
@@ -32,7 +31,7 @@ use crate::{
     trace::Step,
 };
 
-/// The flow to look up for a packet; `None` where the flow table has no say.
+/// Flow to look up for a packet; `None` if the flow table does not affect the verdict.
 ///
 /// # Errors
 /// [`Reason::Deferred`] for ICMP errors on the fast path.
@@ -49,7 +48,7 @@ pub(crate) fn flow_tuple<F: TableFamily, D: Direction, T: Tables>(
             Echo::Request => Ok(allowed.then_some(own)),
             Echo::Reply => Ok(Some(own)),
             Echo::None if !icmp::is_error(transport) => Ok(None),
-            // The pod's own errors may be translated after this place.
+            // The node may still translate the pod's own errors, so these need their flow.
             Echo::None if allowed && !(D::EGRESS && policy.is_isolated()) => Ok(None),
             Echo::None => match packet.quoted.quote {
                 Quote::Unread => Err(Reason::Deferred),
@@ -61,21 +60,21 @@ pub(crate) fn flow_tuple<F: TableFamily, D: Direction, T: Tables>(
     Ok((allowed || !is_opening(transport)).then_some(own))
 }
 
-/// A packet beside its flow's entry.
+/// A packet and its flow, for the lookup of the flow's entry.
 pub(crate) struct FlowTracker<'a, F: TableFamily, D, T> {
     pub(crate) context: &'a EndpointContext<'a, D, T>,
     pub(crate) packet: &'a Packet<'a, F>,
-    /// The flow that the packet belongs to, or is about.
+    /// Flow that the packet belongs to, or that an ICMP error quotes.
     pub(crate) flow: &'a FlowTuple<F>,
-    /// Of the packet's other side.
+    /// Class of the packet's remote address.
     pub(crate) class: ClassId,
-    /// Why policy allows the packet, if it does.
+    /// Reason why policy allows the packet, if it does.
     pub(crate) allowed: Option<Reason>,
 }
 
 impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
-    /// The verdict by the flow table: an allowed packet makes or refreshes its entry, another
-    /// passes if its entry says so.
+    /// Verdict by the flow table: an allowed packet creates or refreshes its entry, any other needs an entry that
+    /// makes it a reply or a related error.
     #[inline(always)]
     pub(crate) fn settle(&self, hint: LookupHint) -> Result<Reason, Reason> {
         let tables = self.context.tables;
@@ -91,7 +90,7 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
         Ok(reason)
     }
 
-    /// As [`FlowTracker::settle`], with what the flow table has.
+    /// Verdict by the flow's entry, if there is one.
     #[inline(always)]
     #[expect(clippy::wildcard_enum_match_arm, reason = "of all reasons, a reply goes on")]
     fn settle_entry(
@@ -132,14 +131,14 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
             self.touch(found, add, settings, now);
         }
         let Some(reason) = allowed else { return Ok(policy.answering(Reason::Reply, class)) };
-        // An answer goes back through the translation that its flow came by: the node's address that
-        // it goes to may stand for any client, whom the other side's policy has admitted.
+        // A reply goes back through the translation of its flow: its destination, an address of the node, may stand
+        // for any client that the policy of the other direction has admitted.
         let flags = found.control.flags();
         let answers = D::EGRESS && flags & D::SEEN == 0 && !begins(&packet.transport);
         Ok(if answers { policy.answering(reason, class) } else { policy.passing(reason, class) })
     }
 
-    /// Flags of an entry that a packet of this direction begins.
+    /// Flags of a new entry begun by the packet.
     #[inline(always)]
     fn seen(&self) -> u16 {
         let packet = self.packet;
@@ -148,15 +147,15 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
         D::SEEN | node | syn
     }
 
-    /// An allowed packet without a live entry.
+    /// Creates the entry of an allowed packet without a live one.
     ///
     /// # Errors
-    /// [`Reason::ConntrackFull`] if there is no room and the answers would be dropped.
+    /// [`Reason::ConntrackFull`] if there is no room and the replies would be dropped.
     #[inline(always)]
     fn begin(&self, key: F::Key, hash: u64, expired: Option<Hit>, now: u32) -> Result<(), Reason> {
         let Self { context, packet, class, .. } = *self;
-        // A Service only answers. Whoever sends in its name would have the pod's packets to it pass as
-        // answers, wherever the node leads them.
+        // A Service never begins a flow. With a flow begun from a forged Service address, the pod's packets to the
+        // Service would pass as replies, whichever backend the node sends them to.
         if !D::EGRESS && class & CLASS_SERVICE != 0 {
             return Ok(());
         }
@@ -165,7 +164,7 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
         }
         let (tables, seen) = (context.tables, self.seen());
         if let Some(hit) = expired {
-            // SAFETY: found in the table just now. Who loses the race leaves it to the winner.
+            // SAFETY: found in the table just now. If another writer is faster, its entry stays.
             unsafe { Flow::<F::Key>::restart(tables, hit, seen, now) };
             return Ok(());
         }
@@ -181,7 +180,7 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
         }
     }
 
-    /// An allowed packet meets its live entry: the flags that it adds, or [`LEAVE`].
+    /// Flags that an allowed packet adds to its live entry, or [`LEAVE`].
     #[inline(always)]
     fn refresh(&self, hit: Hit, now: u32) -> u16 {
         let transport = &self.packet.transport;
@@ -194,7 +193,7 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
             return LEAVE;
         }
         if !begun && self.was_cut(flags) {
-            // Not refreshed either, so it is over when its idle time is.
+            // Not refreshed either, so the entry expires after its idle time.
             return LEAVE;
         }
         match icmp::echo(transport) {
@@ -204,7 +203,7 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
         }
     }
 
-    /// Marks a live entry with what a packet of its flow says.
+    /// Updates a live entry by a packet of its flow.
     #[inline(always)]
     #[expect(
         clippy::multiple_unsafe_ops_per_block,
@@ -215,7 +214,7 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
         let mut marks = closing::<D>(transport).and(add);
         let (flags, after) = (hit.control.flags(), settings.refresh_after);
         if transport.protocol == UDP && flags & (CT_REPLIED | CT_STREAM) == CT_REPLIED {
-            // As the kernel's conntrack has it (`stream_ts`): until then the stamp stays.
+            // As `stream_ts` in the kernel's conntrack: the stamp stays until the flow counts as a stream.
             if hit.control.age(now) <= 2 * after {
                 return;
             }
@@ -224,15 +223,15 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
         // SAFETY: found in the table just now, by this family's key.
         unsafe {
             if transport.flags & (TCP_FIN | TCP_RST) != 0 {
-                // The next packet is to be looked at, whatever it says.
+                // Clears the cached verdict: the slow path judges the next packet, whatever its flags.
                 tables.store(hit.cached_verdict::<F::Key>(), 0);
             }
             Flow::<F::Key>::touch(tables, hit, marks, now, after);
         }
     }
 
-    /// Whether a packet without a handshake belongs to a flow that the other side began and policy
-    /// has cut since. What the pod still sends there must not make it a flow of the pod's own.
+    /// Whether a packet without a handshake belongs to a flow that the other side began and policy has cut since.
+    /// Later packets of the pod must not turn it into a flow that the pod began.
     #[inline(always)]
     fn was_cut(&self, flags: u16) -> bool {
         let transport = &self.packet.transport;
@@ -243,10 +242,10 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
         !self.context.policy.still_allows(flags & (CT_NODE | D::OTHER_SEEN), self.class, &own)
     }
 
-    /// An ICMP error of the pod passes if it is about a flow that policy allows now. The node translates
-    /// an error as the flow that it quotes, so it is judged again after that, unless the flow was begun
-    /// by the other side: then the error goes back to whoever policy has admitted. It goes to who sent
-    /// what it quotes, so the class is that of both.
+    /// An ICMP error of the pod passes if policy allows the flow that it quotes. The node translates an error like its
+    /// flow, so it is judged again behind that, unless the other side began the flow: then it goes back to an
+    /// initiator that policy has admitted. The error goes to the sender of the quoted packet, so both have the same
+    /// class.
     #[inline(always)]
     fn sent_error(&self, live: Option<Hit>) -> Result<Reason, Reason> {
         let (policy, class) = (&self.context.policy, self.class);
@@ -263,11 +262,11 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
         self.context.unanswered(self.packet)
     }
 
-    /// A packet that policy does not allow meets a live entry: it passes if it answers a flow that
-    /// policy allows now, or if it is an ICMP error about one that comes to the pod.
+    /// Judges a packet that policy does not allow but that has a live entry: it passes as a reply of a flow that
+    /// policy allows now, or as an ICMP error to the pod about such a flow.
     ///
     /// # Errors
-    /// The reason to drop it.
+    /// Reason of the drop.
     #[inline(always)]
     fn answer(&self, hit: Hit) -> Result<Reason, Reason> {
         let Self { context, packet, flow, class, .. } = *self;
@@ -278,7 +277,7 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
             if !policy.still_allows(flags, class, flow) {
                 return context.unanswered(packet);
             }
-            // About what the pod has answered it comes from whoever has begun that.
+            // If the pod was the responder of the quoted flow, the initiator sent this error.
             let begun = flags & D::SEEN == 0;
             return Ok(if begun {
                 policy.answering(Reason::Related, class)
@@ -286,7 +285,7 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
                 Reason::Related
             });
         }
-        // The node's own packets are in ingress, so their answers are in egress.
+        // The node's own packets are in ingress, so the replies to them are in egress.
         let node = if D::EGRESS { CT_NODE } else { 0 };
         if !policy.still_allows(flags & (D::OTHER_SEEN | node), class, flow) {
             return context.unanswered(packet);

@@ -1,4 +1,4 @@
-//! What a packet makes of its flow's flags (`CT_*`).
+//! Transitions of a flow's flags (`CT_*`) by its packets.
 
 use crate::{
     direction::Direction,
@@ -11,10 +11,10 @@ use crate::{
     },
 };
 
-/// Whether a packet may become a new entry in its direction. In the middle of a connection that
-/// began before its pod was isolated, the ports decide ([`is_to_server`]), unless the node sent it. A client
-/// chooses its own port, never its server's: a wrong guess cuts the connection, or lets a denied client's go on
-/// that was open before and whose server has a port that clients are given.
+/// Whether a packet may begin an entry in its direction. In the middle of a connection that began before its pod was
+/// isolated, the ports decide ([`is_to_server`]), unless the node sent the packet. Clients choose their own port, but
+/// not their server's. A wrong guess cuts the connection; or it keeps a denied client's old connection to a server
+/// with a port of the client range.
 #[inline(always)]
 pub(crate) const fn may_begin(transport: &Transport, of_node: bool) -> bool {
     if !has_handshake(transport) {
@@ -25,16 +25,16 @@ pub(crate) const fn may_begin(transport: &Transport, of_node: bool) -> bool {
             && (of_node || is_to_server(transport.source, transport.destination)))
 }
 
-/// A packet that the node sends only as an answer. Whoever asked may have forged the pod's address: then
-/// the pod has no such flow.
+/// Whether the node sends such a packet only as a reply. The request may have had the pod's address as a forged
+/// source: then the pod has no such flow.
 #[inline(always)]
 pub(crate) const fn only_answers(transport: &Transport) -> bool {
     let flags = transport.flags;
     flags & TCP_RST != 0 || flags & (TCP_SYN | TCP_ACK) == TCP_SYN | TCP_ACK
 }
 
-/// What an answer makes of its flow: the second packet of a handshake proves nothing of who sent the
-/// first, and one that refuses establishes nothing.
+/// Flags that a reply adds to its flow. The second packet of a handshake does not prove the source of the first, and a
+/// refusal establishes no flow.
 #[inline(always)]
 pub(crate) const fn answering(transport: &Transport) -> u16 {
     match transport.flags & (TCP_SYN | TCP_RST) {
@@ -44,19 +44,19 @@ pub(crate) const fn answering(transport: &Transport) -> u16 {
     }
 }
 
-/// What a further packet of the side that began makes of its flow.
+/// Flags that a further packet of the initiator adds to its flow.
 #[inline(always)]
 pub(crate) const fn confirming(flags: u16, transport: &Transport) -> u16 {
     let ends = transport.flags & (TCP_SYN | TCP_RST) != 0;
     if flags & CT_SYN_ACK != 0 && !ends { CT_REPLIED } else { 0 }
 }
 
-/// Instead of flags that a packet adds to its entry: the entry is left as it is.
+/// Value in place of added flags: the entry stays as it is.
 pub(crate) const LEAVE: u16 = CT_BUSY;
 
-/// Flags that a packet leaves in its entry however it came to pass. What ends a flow can be forged, so
-/// what shows that it goes on takes that back: after an RST any packet, after a FIN data of the side that
-/// is said to have sent it (PSH tells data from acknowledgements without a look behind the header).
+/// Flags of FIN and RST that any passing packet sets or clears. The end of a flow can be forged, so packets that
+/// follow take it back: any packet an RST, and data of the FIN's sender that FIN (PSH marks data without a look behind
+/// the header).
 #[inline(always)]
 pub(crate) const fn closing<D: Direction>(transport: &Transport) -> Marks {
     if transport.flags & TCP_RST != 0 {
@@ -74,7 +74,7 @@ mod tests {
     use crate::layout::{CT_FIN_EGRESS, CT_FIN_INGRESS};
     use crate::packet::protocol::{ICMP, TCP, UDP};
 
-    /// From a low port to a high one, as a server sends.
+    /// TCP packet from a low port to a higher one, as from a server.
     fn tcp(flags: u8) -> Transport {
         Transport { protocol: TCP, flags, source: 80, destination: 4000 }
     }
@@ -87,7 +87,7 @@ mod tests {
         }
         let request = Transport { source: 40_000, destination: 80, ..tcp(TCP_ACK) };
         assert!(may_begin(&request, false) && may_begin(&tcp(TCP_ACK), true));
-        // The answers of a server whose client has chosen a port below the server's.
+        // Replies of a server whose client has chosen a port below the server's.
         for (source, destination) in [(8080, 1000), (40_000, 35_000), (8080, 40_000)] {
             assert!(!may_begin(&Transport { source, destination, ..tcp(TCP_ACK) }, false));
         }

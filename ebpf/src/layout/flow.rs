@@ -1,6 +1,6 @@
-//! The flow table and the fragment table.
+//! Layouts of the flow table and the fragment table.
 
-/// Conntrack key of an IPv4 flow, as the endpoint sees it: one key for both directions.
+/// Conntrack key of an IPv4 flow from the endpoint's view: one key for both directions.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ct4Key {
@@ -12,9 +12,9 @@ pub struct Ct4Key {
     /// [`Endpoint::id`](crate::layout::Endpoint::id).
     #[cfg(feature = "other-layout")]
     pub endpoint: u32,
-    /// The pod's port; for ICMP echo the identifier.
+    /// The pod's port; for ICMP echo, timestamps and extended echo the identifier.
     pub local_port: u16,
-    /// The other side's port; for ICMP echo 0, for its kin the request's type.
+    /// The remote port; for ICMP [`crate::packet::icmp::kind`]: 0 for echo, else the type of the request.
     pub remote_port: u16,
     /// IP protocol number (8 bits; the rest zero).
     pub protocol: u32,
@@ -26,9 +26,9 @@ pub struct Ct4Key {
 pub struct Ct6Key {
     /// [`Endpoint::id`](crate::layout::Endpoint::id).
     pub endpoint: u32,
-    /// The pod's port; for ICMPv6 echo the identifier.
+    /// The pod's port; for ICMPv6 echo and extended echo the identifier.
     pub local_port: u16,
-    /// The other side's port; for ICMPv6 echo 0, for its kin the request's type.
+    /// The remote port; for ICMPv6 [`crate::packet::icmp::kind`]: 0 for echo, else the type of the request.
     pub remote_port: u16,
     /// Remote address, network byte order.
     pub remote: [u8; 16],
@@ -38,31 +38,32 @@ pub struct Ct6Key {
     pub reserved: u32,
 }
 
-/// One way of an IPv4 conntrack bucket. `control` holds, from the top: 32 bits last-seen jiffies,
-/// 16 bits incarnation, 16 bits flags (`CT_*`); it is only ever changed by compare-and-swap.
+/// One way of an IPv4 conntrack bucket. `control` holds, from the top: 32 bits last-seen jiffies, 16 bits
+/// incarnation, 16 bits flags (`CT_*`). It changes by compare-and-swap; the writer that claimed the way publishes it
+/// ([`crate::flow::memory::Memory::publish`]).
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ct4Way {
-    /// State; see above. 0: free.
+    /// Control word, see above. 0: free and never used.
     pub control: u64,
-    /// The flow.
+    /// Key of the flow.
     pub key: Ct4Key,
-    /// How the flow was judged last, see [`crate::flow::cached_verdict::CachedVerdict`].
+    /// Cached verdict of the flow, see [`crate::flow::cached_verdict::CachedVerdict`].
     pub judged: u64,
     /// Makes the way longer, for the upgrade test.
     #[cfg(feature = "other-layout")]
     pub other: u64,
 }
 
-/// One way of an IPv6 conntrack bucket; as [`Ct4Way`].
+/// One way of an IPv6 conntrack bucket, laid out like [`Ct4Way`].
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ct6Way {
-    /// State; 0: free.
+    /// Control word. 0: free and never used.
     pub control: u64,
-    /// The flow.
+    /// Key of the flow.
     pub key: Ct6Key,
-    /// As [`Ct4Way::judged`].
+    /// Cached verdict, see [`Ct4Way::judged`].
     pub judged: u64,
     /// Zero.
     pub reserved: [u64; 2],
@@ -83,40 +84,39 @@ pub const CT_BUSY: u16 = 1 << 1;
 pub const CT_INGRESS: u16 = if cfg!(feature = "other-layout") { 1 << 12 } else { 1 << 2 };
 /// Conntrack flag: pod egress was allowed by policy and seen; pod ingress of this flow is a reply.
 pub const CT_EGRESS: u16 = if cfg!(feature = "other-layout") { 1 << 2 } else { 1 << 3 };
-/// Conntrack flag: both directions were seen, beyond a handshake's first two packets. Such a flow is
-/// never evicted by one without.
+/// Conntrack flag: both directions were seen, beyond the first two packets of a handshake. A half-open flow never
+/// evicts such a flow while it is live.
 pub const CT_REPLIED: u16 = if cfg!(feature = "other-layout") { 1 << 11 } else { 1 << 4 };
-/// Conntrack flag: the ingress side came from the node itself, which no policy can deny.
+/// Conntrack flag: the node itself sent the packets of pod ingress, which no policy can deny.
 pub const CT_NODE: u16 = 1 << 5;
 /// Conntrack flag: FIN seen in pod ingress.
 pub const CT_FIN_INGRESS: u16 = 1 << 6;
 /// Conntrack flag: FIN seen in pod egress.
 pub const CT_FIN_EGRESS: u16 = 1 << 7;
-/// Conntrack flag: an RST (or an SCTP ABORT) came to the pod, and nothing of the flow since. Whoever
-/// guesses addresses and ports can forge one.
+/// Conntrack flag: an RST (or an SCTP ABORT) came to the pod, and no packet of the flow since. A sender that guesses
+/// addresses and ports can forge one.
 pub const CT_RST: u16 = 1 << 8;
-/// Conntrack flag: a SYN opened it (else it was adopted mid-flow or seeded).
+/// Conntrack flag: a SYN opened the flow (else it was adopted mid-flow or seeded).
 pub const CT_SYN: u16 = 1 << 9;
-/// Conntrack flag: the SYN was answered. Any forged SYN gets that far, so it takes a further packet
-/// of the side that began to make the flow [`CT_REPLIED`].
+/// Conntrack flag: the SYN was answered. A forged SYN gets an answer too, so only a further packet of the initiator
+/// makes the flow [`CT_REPLIED`].
 pub const CT_SYN_ACK: u16 = 1 << 10;
 /// Conntrack flag: UDP that went on for more than two seconds after it was answered.
 pub const CT_STREAM: u16 = 1 << 13;
-/// Conntrack flag: the pod itself sent an RST (or ABORT), and nothing of the flow was seen since.
+/// Conntrack flag: the pod itself sent an RST (or ABORT), and no packet of the flow was seen since.
 pub const CT_RST_SENT: u16 = 1 << 14;
 
-/// Conntrack flag of a way that is free: it held a flow, see [`crate::flow::control::Control::freed`]. Its last-seen
-/// jiffies are those of the sweep that found it free, or 0.
+/// Conntrack flag of a free way that held a flow, see [`crate::flow::control::Control::freed`]. Its last-seen jiffies
+/// are the time of the sweep that found it free, or 0.
 pub const CT_USED: u16 = 1 << 15;
 
-/// Key of the fragment table (LRU hash): the datagram as the endpoint sees it.
+/// Key of the fragment table (LRU hash): the datagram from the endpoint's view.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentKey {
     /// [`Endpoint::id`](crate::layout::Endpoint::id).
     pub endpoint: u32,
-    /// 0 pod ingress, 1 pod egress; 2 is added for IPv6, 4 where a marked packet is judged behind
-    /// its translation.
+    /// 0 pod ingress, 1 pod egress; 2 is added for IPv6, and 4 for a marked packet behind its translation.
     pub direction: u32,
     /// Remote address, network byte order; IPv4 in the first four bytes.
     pub remote: [u8; 16],
@@ -128,18 +128,18 @@ pub struct FragmentKey {
     pub protocol: u32,
 }
 
-/// What the first fragment said, for those that follow.
+/// Ports of a datagram, recorded by its first fragment for the later ones.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentPorts {
-    /// The pod's port. For ICMP the two hold the echo identifier and type << 8 | code as the packet
-    /// has them for source and destination: in pod egress the identifier is here, else there.
+    /// The pod's port. For ICMP the packet's source is the echo identifier and its destination type << 8 | code: in
+    /// pod egress the identifier is here, in pod ingress in `remote_port`.
     pub local_port: u16,
     /// The other side's port.
     pub remote_port: u16,
     /// Jiffies of the first fragment, low 32 bits.
     pub seen: u32,
-    /// Its transport protocol: with IPv6 options after the Fragment header not that of the key.
+    /// Transport protocol of the datagram; differs from the key's if IPv6 options follow the Fragment header.
     pub protocol: u8,
     /// Zero.
     pub reserved: [u8; 3],

@@ -1,32 +1,32 @@
-//! What packets carry along in `skb->tc_index`, and counts of those that lost it.
+//! Marks in `skb->tc_index`, and counters of packets that lost them.
 
 use crate::layout::endpoint::ENDPOINT_SLOTS;
 
-/// How many bits of a mark number its slot.
+/// Bits of a mark that hold the endpoint slot.
 const MARK_SLOT_BITS: u32 = 13;
-/// The other bits of a mark are the endpoint's number modulo this, plus 1: a mark ends with its
-/// endpoint, not with the endpoint's slot. In [`answer_mark`] this is added once more.
+/// Modulus of the endpoint's number; the remainder plus 1 is the upper part of a mark. So a mark ends with its
+/// endpoint, not with the endpoint's slot. [`answer_mark`] adds this number once more.
 const MARK_NUMBERS: u32 = 3;
 const _: () = assert!(1 << MARK_SLOT_BITS == ENDPOINT_SLOTS);
 
-/// A mark: the 16 bits of `skb->tc_index` that a packet takes along through routing, bridging and NAT, and that name
-/// the endpoint whose pod sent it: its slot and its number ([`Endpoint::id`](crate::layout::Endpoint::id)). A pod can
-/// write this field itself, so it counts only beside [`Settings::proof`](crate::layout::Settings::proof).
+/// Mark of an endpoint: its slot and its number ([`Endpoint::id`](crate::layout::Endpoint::id)), in the 16 bits of
+/// `skb->tc_index`. It names the sending pod and survives routing, bridging and NAT. A pod can write this field
+/// itself, so a mark counts only beside [`Settings::proof`](crate::layout::Settings::proof).
 #[must_use]
 #[inline(always)]
 pub const fn mark(slot: u32, id: u32) -> u32 {
     (id % MARK_NUMBERS + 1) << MARK_SLOT_BITS | slot & (ENDPOINT_SLOTS - 1)
 }
 
-/// The [`mark`] of a packet that is an answer: what it goes to once began the flow, at an address that the
-/// node may translate now. [`crate::judge::connection`] says whether it goes back there.
+/// The [`mark`] of an answer: the packet goes back to the initiator of its flow, at an address that the node may
+/// translate. [`crate::judge::connection`] checks whether the node sends it back there.
 #[must_use]
 #[inline(always)]
 pub const fn answer_mark(mark: u32) -> u32 {
     mark + (MARK_NUMBERS << MARK_SLOT_BITS)
 }
 
-/// A mark in its two parts: the [`mark`], and whether it is the [`answer_mark`] of that.
+/// Splits a mark into its [`mark`] and whether it was an [`answer_mark`].
 #[must_use]
 #[inline(always)]
 pub const fn parts_of(mark: u32) -> (u32, bool) {
@@ -34,31 +34,31 @@ pub const fn parts_of(mark: u32) -> (u32, bool) {
     (if answer { mark - (MARK_NUMBERS << MARK_SLOT_BITS) } else { mark }, answer)
 }
 
-/// What a packet carries in place of a [`mark`] that came by a device which leads to another namespace
-/// and is no endpoint's.
+/// Value in place of a [`mark`] on packets from devices that are no endpoint's: of another namespace, other ports of
+/// bridges with pods, and tunnels.
 pub const STRANGER: u32 = 1;
 
-/// What [`Settings::witness`](crate::layout::Settings::witness) is one of: below every mark, above [`STRANGER`], and
-/// with the lowest bits zero, which choose a queue where a device has the qdisc `gred`.
+/// Range of [`Settings::witness`](crate::layout::Settings::witness): below every mark, above [`STRANGER`], and
+/// shifted past the lowest bits, which choose a queue where a device has the qdisc `gred`.
 pub const WITNESSES: core::ops::RangeInclusive<u32> =
     1..=(1 << (MARK_SLOT_BITS - WITNESS_SHIFT)) - 1;
-/// See [`WITNESSES`].
+/// Shift of a witness in `skb->tc_index`, see [`WITNESSES`].
 pub const WITNESS_SHIFT: u32 = 4;
 
-/// Packets of an endpoint that an exit misses something at, see [`crate::judge::proof`]: at
+/// Counters of an endpoint's packets with an incomplete proof at an exit, see [`crate::judge::proof`]. Indexed by
 /// [`endpoint_slot`](crate::layout::endpoint_slot) of the interface that they came by, probe 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unproven {
-    /// The proof is missing, and the witness shows that the endpoint's program has seen the packet.
+    /// Packets without the proof, with the witness: the endpoint's program has seen them.
     pub erased: u64,
-    /// The proof is missing, and nothing shows that.
+    /// Packets without the proof and without the witness.
     pub skipped: u64,
-    /// The proof is there, and what the program left in `skb->tc_index` is not.
+    /// Packets with the proof, without the program's value in `skb->tc_index`.
     pub unmarked: u64,
 }
 
-/// Whether `skb->tc_index` holds a [`mark`], or the [`answer_mark`] of one.
+/// Whether `skb->tc_index` holds a [`mark`] or an [`answer_mark`].
 #[must_use]
 #[inline(always)]
 pub const fn is_mark(tc_index: u32) -> bool {

@@ -1,32 +1,32 @@
-//! What a policy allows a class: rows and port sets.
+//! Rows and port sets: the ports that a policy allows each class.
 
-/// What one distinct policy allows, by class. Most clusters have less than 256 classes, so the
-/// words of the first 256 are at hand; those of the others are in [`RowBlock`]s.
+/// Allowed ports of one distinct policy, by class. Most clusters have less than 256 classes, so the words of the
+/// first 256 are inline; [`RowBlock`]s hold the others.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// The [`PortWord`]s of classes below 256.
+    /// [`PortWord`]s of classes below 256.
     pub first: RowBlock,
-    /// Of a class from 256: word `class >> 8` is the index of the [`RowBlock`] that holds it. Word 0
-    /// is not used. Block 0 is always empty: nothing allowed.
+    /// Index of the [`RowBlock`] of classes from 256 on, at `class >> 8`. Word 0 is not used. Block 0 is always
+    /// empty: it allows no port.
     pub blocks: [u32; 256],
 }
 
 impl Row {
-    /// A row that allows nothing.
+    /// Row without any allowed port.
     pub const EMPTY: Self = Self { first: [0; 256], blocks: [0; 256] };
 }
 
-/// Word `class & 255` says what is allowed.
+/// [`PortWord`]s of 256 classes, at `class & 255`.
 pub type RowBlock = [PortWord; 256];
-/// Row number that means "this direction is not isolated".
+/// Row number of a direction that is not isolated.
 pub const ROW_NOT_ISOLATED: u32 = 0;
 
-/// A [`PortSet`] in one word, see [`PortSet::word`]. 0 allows nothing.
+/// A [`PortSet`] in one word, see [`PortSet::word`]. 0 allows no protocol.
 pub type PortWord = u64;
 /// Bits of a protocol's part of a [`PortWord`].
 pub const PORT_BITS: u32 = 21;
-/// The word that allows every protocol and port.
+/// Word that allows every protocol and port.
 pub const PORTS_EVERY: PortWord =
     PortSet { tcp: PORTS_ALL, udp: PORTS_ALL, sctp: PORTS_ALL, other: PORTS_ALL }.word();
 
@@ -34,13 +34,13 @@ pub const PORTS_EVERY: PortWord =
 pub const PORTS_NONE: u32 = 0;
 /// Every port of the protocol.
 pub const PORTS_ALL: u32 = 1;
-/// First [`PortBitmap`] index that may be allocated; smaller numbers are the two words above.
+/// First [`PortBitmap`] index that may be allocated; smaller numbers are [`PORTS_NONE`] and [`PORTS_ALL`].
 pub const PORTS_FIRST_BITMAP: u32 = 2;
-/// With this bit, one port of the protocol: the low 16 bits. Indexes of bitmaps are below it.
+/// Flag of a single port, which is in the low 16 bits. Indexes of bitmaps are below it.
 pub const PORTS_ONE: u32 = 1 << 20;
 
-/// What is allowed of each protocol: [`PORTS_NONE`], [`PORTS_ALL`], [`PORTS_ONE`] with the port, or
-/// the index of a [`PortBitmap`].
+/// Allowed ports by protocol: [`PORTS_NONE`], [`PORTS_ALL`], [`PORTS_ONE`] with the port, or the index of a
+/// [`PortBitmap`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortSet {
     /// TCP destination ports.
@@ -54,8 +54,7 @@ pub struct PortSet {
 }
 
 impl PortSet {
-    /// As the tables hold it: TCP in the lowest [`PORT_BITS`], then UDP, SCTP, and one bit for all
-    /// others.
+    /// Word of the tables: TCP in the lowest [`PORT_BITS`], then UDP, SCTP, and one bit for all other protocols.
     #[must_use]
     pub const fn word(self) -> PortWord {
         self.tcp as u64
@@ -65,7 +64,7 @@ impl PortSet {
     }
 }
 
-/// The number of a protocol in a [`PortWord`]: [`PORTS_NONE`], [`PORTS_ALL`], a port with [`PORTS_ONE`], or a bitmap.
+/// Part of a protocol in a [`PortWord`]: [`PORTS_NONE`], [`PORTS_ALL`], a port with [`PORTS_ONE`], or a bitmap.
 #[must_use]
 #[inline(always)]
 pub const fn ports_of(word: PortWord, protocol: u8) -> u32 {
@@ -78,7 +77,7 @@ pub const fn ports_of(word: PortWord, protocol: u8) -> u32 {
     (word >> shift) as u32 & ((1 << PORT_BITS) - 1)
 }
 
-/// One bit a port: bit `port & 63` of word `port >> 6`.
+/// One bit per port: bit `port & 63` of word `port >> 6`.
 pub type PortBitmap = [u64; 1024];
 
 const _: () = {

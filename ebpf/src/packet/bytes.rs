@@ -2,8 +2,8 @@
 
 use crate::reason::Reason;
 
-/// Bytes of a packet that were found to be there, read by constant offsets. A window may share its
-/// memory with the next that is taken of the same packet: read it first.
+/// Bytes of a packet that are known to exist, read at constant offsets. A window may share its memory with the next
+/// one of the same packet, so read it before taking another.
 pub trait Window: Copy {
     /// The byte at an offset.
     fn byte(&self, at: usize) -> u8;
@@ -15,37 +15,37 @@ pub trait Window: Copy {
     fn words(&self, at: usize) -> [u64; 2];
 }
 
-/// A packet, from its Ethernet header.
+/// Bytes of a packet, from its Ethernet header on.
 pub trait Bytes {
-    /// Whether only plain packets are wanted.
+    /// Whether only plain packets are read; all others end in [`Reason::Deferred`].
     const PLAIN: bool;
-    /// Whether VLAN tags are read over.
+    /// Whether VLAN tags are skipped.
     const TAGS: bool = !Self::PLAIN;
-    /// Whether IPv4 is wanted; if not, it ends in [`Reason::Deferred`].
+    /// Whether IPv4 is read; otherwise it ends in [`Reason::Deferred`].
     const IPV4: bool = true;
-    /// Whether IPv6 is wanted.
+    /// Whether IPv6 is read; otherwise it ends in [`Reason::Deferred`].
     const IPV6: bool = true;
-    /// Whether SCTP is read; plain packets are TCP and UDP else.
+    /// Whether SCTP is read; otherwise plain packets are TCP and UDP only.
     const SCTP: bool = !Self::PLAIN;
-    /// What [`Bytes::window`] gives.
+    /// Result of [`Bytes::window`].
     type Window: Window;
     /// Length of the whole packet.
     fn length(&self) -> u32;
-    /// `N` bytes from an offset; `None` if the packet is shorter, or with [`Bytes::PLAIN`] if they
-    /// are not at hand. `N` is at most [`MAX_WINDOW`], `offset` at most 64 if plain.
+    /// `N` bytes from an offset; `None` if the packet is shorter, or with [`Bytes::PLAIN`] if they are not in directly
+    /// accessible memory. `N` is at most [`MAX_WINDOW`], `offset` at most 64 if plain.
     fn window<const N: usize>(&self, offset: u32) -> Option<Self::Window>;
 }
 
-/// Largest window.
+/// Largest window in bytes.
 pub const MAX_WINDOW: usize = 40;
 
-/// The reason for a window that was not there.
+/// Reason of a missing window.
 #[inline(always)]
 pub(crate) const fn short<B: Bytes>() -> Reason {
     if B::PLAIN { Reason::Deferred } else { Reason::Truncated }
 }
 
-/// Packet bytes on the host.
+/// Bytes of a packet on the host.
 impl Window for &[u8] {
     #[inline(always)]
     fn byte(&self, at: usize) -> u8 {

@@ -1,4 +1,4 @@
-//! The IP versions: what differs in their headers and addresses, so that the verdict is written once.
+//! IP versions: the differences in headers and addresses, so that the verdict is written once.
 
 use crate::{
     endpoint::EndpointRef,
@@ -14,24 +14,24 @@ use crate::{
 
 /// An IP version.
 pub trait Family: Copy + Default + core::fmt::Debug {
-    /// Which of the two.
+    /// Whether the version is IPv6.
     const IS_V6: bool;
-    /// 0 for IPv4, 2 for IPv6: added to [`crate::layout::FragmentKey::direction`].
+    /// Addend for [`crate::layout::FragmentKey::direction`]: 0 for IPv4, 2 for IPv6.
     const FRAGMENT_OFFSET: u32;
-    /// An address.
+    /// Address of the version.
     type Address: Copy + Default + core::fmt::Debug;
 
-    /// Reads the IP header at an offset and what is between it and the transport header.
+    /// Reads the IP header at an offset; IPv6 extension headers are left to [`Family::extensions`].
     ///
     /// # Errors
-    /// As [`parse::ipv4`] and [`parse::extensions`].
+    /// As [`parse::ipv4`] and [`parse::ipv6`].
     fn network<B: Bytes>(
         bytes: &B,
         offset: u32,
         quoted: bool,
     ) -> Result<Network<Self::Address>, Reason>;
 
-    /// Follows extension headers.
+    /// Follows IPv6 extension headers.
     ///
     /// # Errors
     /// As [`parse::extensions`].
@@ -40,19 +40,19 @@ pub trait Family: Copy + Default + core::fmt::Debug {
     /// Whether an address is one of the endpoint's own.
     fn owns(endpoint: EndpointRef, address: Self::Address) -> bool;
 
-    /// The same address; what is looked up by it is read only once `read` is known, see [`order`].
+    /// The same address, with lookups by it ordered behind the read that returned `read`, see [`order`].
     fn after_load(address: Self::Address, read: u32) -> Self::Address;
 
-    /// Whether two addresses are the same.
+    /// Whether two addresses are equal.
     fn same(a: Self::Address, b: Self::Address) -> bool;
 
-    /// Whether it is a neighbour's solicitation or advertisement that no router has forwarded.
+    /// Whether the packet is a neighbour solicitation or advertisement that no router has forwarded.
     fn is_solicitation(network: &Network<Self::Address>, transport: &Transport) -> bool;
 
-    /// An address that a pod uses before it has its own, or beside it on the link.
+    /// Whether a pod may use an address before it has its own, or beside it on the link.
     fn is_link_scope(address: Self::Address) -> bool;
 
-    /// An address that a pod may be reached by though it is none of its own.
+    /// Whether an address may reach a pod without being its own.
     fn is_shared(address: Self::Address) -> bool;
 
     /// The address in network byte order, IPv4 in the first four bytes.
@@ -124,7 +124,7 @@ impl Family for V4 {
 }
 
 impl V6 {
-    /// An address' octets as words in memory order; [`Family::octets`] the other way round.
+    /// Octets of an address as words in memory order; the inverse of [`Family::octets`].
     #[must_use]
     #[inline(always)]
     #[expect(clippy::many_single_char_names, reason = "the octets in their order")]
@@ -194,7 +194,7 @@ impl Family for V6 {
         is_link_local(address) || Self::same(address, [0; 2])
     }
 
-    /// Multicast, and link-local ones, which nobody knows.
+    /// Multicast, and link-local addresses: the pods' are in no table.
     #[inline(always)]
     fn is_shared(address: [u64; 2]) -> bool {
         is_link_local(address) || is_multicast(address)

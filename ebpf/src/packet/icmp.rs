@@ -5,7 +5,7 @@ use crate::packet::{
     protocol::{ICMP, ICMPV6},
 };
 
-/// Part of an echo exchange, or of its kin: timestamps (RFC 792), extended echo (RFC 8335).
+/// Part of an echo, timestamp (RFC 792) or extended echo (RFC 8335) exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Echo {
     None,
@@ -13,18 +13,18 @@ pub(crate) enum Echo {
     Reply,
 }
 
-/// Whether a protocol number is one of the two ICMPs.
+/// Whether a protocol number is ICMP or ICMPv6.
 #[inline(always)]
 pub(crate) const fn is_icmp(protocol: u8) -> bool {
     matches!(protocol, ICMP | ICMPV6)
 }
 
-/// Types of timestamps and of extended echo: the request's; the reply's is the next.
+/// Types of timestamp and extended echo requests; the reply's type is one higher.
 const TIMESTAMP: u16 = 13;
 const EXTENDED: u16 = 42;
 const EXTENDED6: u16 = 160;
 
-/// Which part of an echo exchange a packet is.
+/// Part of an echo, timestamp or extended echo exchange that a packet is.
 #[inline(always)]
 pub(crate) const fn echo(transport: &Transport) -> Echo {
     match (transport.protocol, transport.destination >> 8) {
@@ -34,8 +34,8 @@ pub(crate) const fn echo(transport: &Transport) -> Echo {
     }
 }
 
-/// What an ICMP flow has for the other side's port, by the type of one of its messages: each kind of
-/// exchange has identifiers of its own. 0 for echo, and for what is none.
+/// Value in place of the remote port in the key of an ICMP flow, by the type of one of its messages. Each kind of
+/// exchange has its own identifiers. 0 for echo, and for messages of no exchange.
 #[must_use]
 #[inline(always)]
 pub const fn kind(protocol: u8, message: u8) -> u16 {
@@ -47,8 +47,8 @@ pub const fn kind(protocol: u8, message: u8) -> u16 {
     }
 }
 
-/// An error that quotes the packet it is about: unreachable, source quench, time exceeded,
-/// parameter problem; too big for IPv6. Not redirects, which would steer a pod's routes.
+/// Whether a packet is an error that quotes another: unreachable, source quench, time exceeded, parameter problem; too
+/// big for IPv6. Redirects are excluded: they would change a pod's routes.
 #[inline(always)]
 pub(crate) const fn is_error(transport: &Transport) -> bool {
     matches!(
@@ -57,19 +57,19 @@ pub(crate) const fn is_error(transport: &Transport) -> bool {
     )
 }
 
-/// A packet that begins something whatever was seen before it.
+/// Whether a packet begins a flow, whichever packets came before.
 #[inline(always)]
 pub(crate) const fn begins(transport: &Transport) -> bool {
     is_opening(transport) || matches!(echo(transport), Echo::Request)
 }
 
-/// Types of a neighbour's solicitation and advertisement (RFC 4861).
+/// Types of neighbour solicitation and advertisement (RFC 4861).
 pub(crate) const SOLICITATION: u8 = 135;
 pub(crate) const ADVERTISEMENT: u8 = 136;
-/// A solicitation or an advertisement with its option.
+/// Length of a solicitation or an advertisement with one option.
 const LONGEST: u32 = 32;
 
-/// An ICMPv6 solicitation or advertisement that no router has forwarded.
+/// Whether a packet is an ICMPv6 solicitation or advertisement that no router has forwarded.
 #[inline(always)]
 pub(crate) fn is_solicitation(network: &Network<[u64; 2]>, transport: &Transport) -> bool {
     let kind = (transport.destination >> 8) as u8;

@@ -1,8 +1,8 @@
-//! What hosts of a link say to each other, without which no packet finds its way: ARP, neighbour and
-//! multicast listener discovery.
+//! Messages between the hosts of a link, without which no packet is delivered: ARP, neighbour discovery and multicast
+//! listener discovery.
 //!
-//! It passes whatever policy says, so it passes in its exact form alone, to whom it is for, and of a
-//! pod in nobody else's name. What else is written like it is judged as any other packet.
+//! They pass whatever policy allows, so only in their exact form, to the destinations that they are meant for, and
+//! from a pod only with its own addresses. Any other packet that resembles them is judged by policy.
 
 use crate::{
     endpoint::EndpointRef,
@@ -16,7 +16,7 @@ use crate::{
     reason::Reason,
 };
 
-/// Length of an ARP packet (RFC 826), of Ethernet and IPv4, with what fills up a frame of 60 bytes.
+/// Length of an ARP packet (RFC 826) of IPv4 over Ethernet, padded to a frame of 60 bytes.
 const ARP_PADDED: u32 = 46;
 
 const LISTENER_QUERY: u8 = 130;
@@ -27,14 +27,14 @@ const ROUTER_ADVERTISEMENT: u8 = 134;
 const REDIRECT: u8 = 137;
 const LISTENER_REPORT_V2: u8 = 143;
 
-/// Options of neighbour discovery, each of 8 bytes: the sender's link-layer address, the target's,
-/// and what tells one's own detection of duplicates from another's (RFC 7527).
+/// Options of neighbour discovery, each of 8 bytes: the sender's link-layer address, the target's, and the nonce of
+/// enhanced duplicate address detection (RFC 7527).
 const SOURCE_LINK: u8 = 1;
 const TARGET_LINK: u8 = 2;
 const NONCE: u8 = 14;
-/// Longest router advertisement that a pod gets unasked.
+/// Longest router advertisement that passes to a pod whatever policy allows.
 const MAX_ADVERTISEMENT: u32 = 512;
-/// Records of a listener report, and sources of one or of a query.
+/// Highest number of records in a listener report, and of sources in a record or a query.
 const MAX_RECORDS: u16 = 8;
 const MAX_SOURCES: u16 = 8;
 
@@ -45,13 +45,13 @@ const ALL_REPORTS: [u64; 2] = of(0xff02 << 48, 0x16);
 /// `ff02::1:ff00:0/104`
 const SOLICITED_NODE: u64 = 0x1_ff00_0000;
 
-/// An address as words in memory order.
+/// Address as words in memory order, from host byte order.
 const fn of(high: u64, low: u64) -> [u64; 2] {
     [high.to_be(), low.to_be()]
 }
 
-/// The station that an address is made of, the first octet highest: the modified EUI-64 format (RFC 4291 appendix A), by
-/// which the kernel makes link-local addresses unless it is told otherwise.
+/// Hardware address that an address contains, first octet highest: the modified EUI-64 format (RFC 4291 appendix A),
+/// the kernel's default for link-local addresses.
 #[inline(always)]
 const fn station_in(address: [u64; 2]) -> Option<u64> {
     let interface = u64::from_be(address[1]);
@@ -59,21 +59,22 @@ const fn station_in(address: [u64; 2]) -> Option<u64> {
     if interface >> 24 & 0xffff == 0xfffe { Some(station ^ 1 << 41) } else { None }
 }
 
-/// What a packet is to its link.
+/// Kind of a message of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Discovery {
-    /// None of its messages, or not in its form.
+    /// No message of the link, or not in its exact form.
     No,
-    /// One to many, or to a link-local address: it stays on the link.
+    /// Message to a multicast or link-local address: it stays on the link.
     OnLink,
-    /// One to a single address that may be beyond the link.
+    /// Message to any other address, which may be beyond the link.
     Single,
-    /// The pod claims an address that is not its own, or to be a router.
+    /// Claim of an address that is not the pod's, or of being a router.
     Claim,
 }
 
-/// Whether an ICMPv6 type says something of who sends it that its source address does not prove. `source`: a
-/// solicitation from nobody claims its target (RFC 4862 section 5.4.3): whoever is about to use that gives it up.
+/// Whether an ICMPv6 type makes a claim about the sender that its source address does not prove. A solicitation from
+/// the unspecified `source` claims its target (RFC 4862 section 5.4.3): a host that is about to use the target gives
+/// it up.
 #[inline(always)]
 pub(crate) const fn is_claim(kind: u8, source: [u64; 2]) -> bool {
     let nobody = source[0] | source[1] == 0;
@@ -81,14 +82,14 @@ pub(crate) const fn is_claim(kind: u8, source: [u64; 2]) -> bool {
         || kind == SOLICITATION && nobody
 }
 
-/// Whether a message is one of neighbour discovery (RFC 4861).
+/// Whether a message is part of neighbour discovery (RFC 4861).
 #[inline(always)]
 pub(crate) const fn is_discovery(transport: &Transport) -> bool {
     let kind = (transport.destination >> 8) as u8;
     transport.protocol == ICMPV6 && matches!(kind, ROUTER_SOLICITATION..=REDIRECT)
 }
 
-/// Whether a packet has the number of a message of the link.
+/// Whether a packet has the type of a message of the link.
 #[inline(always)]
 pub(crate) fn may_be_one<A>(network: &Network<A>, transport: &Transport) -> bool {
     let kind = (transport.destination >> 8) as u8;
@@ -97,47 +98,47 @@ pub(crate) fn may_be_one<A>(network: &Network<A>, transport: &Transport) -> bool
         && !network.fragment.is_later()
 }
 
-/// What an ARP packet claims.
+/// Claim of an ARP packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ArpClaim {
-    /// The sender's address, or the target's where the sender has none and asks whether it may have that
-    /// (RFC 5227 section 2.1.1): whoever uses it gives it up then.
+    /// The sender's address; in a probe, which has none, the target's (RFC 5227 section 2.1.1): a host that probes for
+    /// the same address gives it up.
     pub(crate) address: u32,
-    /// The sender's hardware address, the first octet highest.
+    /// The sender's hardware address, first octet highest.
     pub(crate) station: u64,
 }
 
-/// What an ARP packet behind a link header claims.
+/// Claim of an ARP packet behind a link header.
 ///
 /// # Errors
-/// [`Reason::Malformed`] unless it is a request or a reply of IPv4 over Ethernet, or if it is longer
-/// than one; [`Reason::Truncated`], or [`Reason::Deferred`].
+/// [`Reason::Malformed`] unless the packet is a request or a reply of IPv4 over Ethernet of the right length;
+/// [`Reason::Truncated`], or [`Reason::Deferred`].
 #[inline(always)]
 pub(crate) fn arp_claim<B: Bytes>(bytes: &B, offset: u32) -> Result<ArpClaim, Reason> {
     let packet = bytes.window::<28>(offset).ok_or(short::<B>())?;
     let is_one = packet.be32(0) == 0x0001_0800
         && matches!(packet.be32(4), 0x0604_0001 | 0x0604_0002)
         && bytes.length() <= offset + ARP_PADDED;
-    // By halves: it is aligned to these alone.
+    // Read as 16-bit halves: the address is aligned to these only.
     let sender = u32::from(packet.be16(14)) << 16 | u32::from(packet.be16(16));
     let address = if sender == 0 { packet.be32(24) } else { sender };
     let station = u64::from(packet.be32(8)) << 16 | u64::from(packet.be16(12));
     if is_one { Ok(ArpClaim { address, station }) } else { Err(Reason::Malformed) }
 }
 
-/// Bytes of a message behind the IPv6 header, and who says it.
+/// ICMPv6 message behind the IPv6 header.
 struct Message<'a, B> {
     bytes: &'a B,
     network: &'a Network<[u64; 2]>,
     kind: u8,
-    /// The pod, if it sent the message and must do so in its own name.
+    /// The sending pod, if it may only use its own addresses.
     sender: Option<EndpointRef>,
-    /// The pod sent it.
+    /// Whether a pod sent the message.
     sent: bool,
 }
 
-/// What an IPv6 packet is to its link, by neighbour and multicast listener discovery. `sender`: the pod that sent
-/// it, if its addresses are all that it may speak for. `sent`: a pod sent it.
+/// Kind of an IPv6 packet in neighbour and multicast listener discovery. `sender`: the sending pod, if it may only use
+/// its own addresses. `sent`: whether a pod sent it.
 #[inline(always)]
 pub(crate) fn discovery<B: Bytes>(
     bytes: &B,
@@ -165,14 +166,14 @@ pub(crate) fn discovery<B: Bytes>(
 }
 
 impl<B: Bytes> Message<'_, B> {
-    /// Length of the message.
+    /// Length of the message in bytes.
     #[inline(always)]
     fn length(&self) -> u32 {
         self.network.end.wrapping_sub(self.network.payload)
     }
 
-    /// Whether an address is the pod's, or may be: of its link-local ones those are known that are made of a
-    /// hardware address.
+    /// Whether an address is, or may be, the pod's. Link-local addresses are in no table; one that contains another
+    /// hardware address than the pod's is not the pod's.
     #[inline(always)]
     fn may_be_own(&self, address: [u64; 2]) -> bool {
         self.sender.is_none_or(|pod| {
@@ -182,7 +183,7 @@ impl<B: Bytes> Message<'_, B> {
         })
     }
 
-    /// RFC 4861 section 4.
+    /// Kind of a message of neighbour discovery (RFC 4861 section 4).
     #[inline(always)]
     fn neighbour(&self, is_whole: bool) -> Discovery {
         let sound = is_whole && self.is_neighbour().unwrap_or(false);
@@ -198,8 +199,8 @@ impl<B: Bytes> Message<'_, B> {
         }
     }
 
-    /// Whether an advertisement, or a solicitation from nobody, is of an address of the pod's: an advertisement of
-    /// a link-local one, by itself.
+    /// Whether the target of an advertisement, or of a solicitation from the unspecified address, is the pod's. An
+    /// advertisement of a link-local target must have it as source.
     #[inline(always)]
     fn is_own_claim(&self) -> Option<bool> {
         if !matches!(self.kind, ADVERTISEMENT | SOLICITATION) || self.length() < 24 {
@@ -212,8 +213,8 @@ impl<B: Bytes> Message<'_, B> {
         Some(itself && self.may_be_own(target))
     }
 
-    /// The exact form: hop limit 255, no extension header, no word that nobody reads, one option at
-    /// the most, and to whom it is for.
+    /// Whether the message has the exact form: hop limit 255, no extension header, no bytes that receivers ignore, at
+    /// most one option, and a destination that it is meant for.
     #[inline(always)]
     fn is_neighbour(&self) -> Option<bool> {
         let Network { source, destination, hop_limit, start, payload, .. } = *self.network;
@@ -239,7 +240,7 @@ impl<B: Bytes> Message<'_, B> {
                 let fits = if kind == SOLICITATION {
                     reserved == 0 && self.asks(target, nobody)
                 } else {
-                    // Router, solicited, override.
+                    // All bits but router, solicited and override are reserved.
                     let to_one = !is_multicast(destination);
                     reserved << 3 == 0 && !nobody && (to_one || V6::same(destination, ALL_NODES))
                 };
@@ -249,7 +250,7 @@ impl<B: Bytes> Message<'_, B> {
         Some(right && self.has_one_option(fixed, nobody)?)
     }
 
-    /// Whether a solicitation goes to its target, or to the group of that (RFC 4291 section 2.7.1).
+    /// Whether a solicitation goes to its target, or to the target's solicited-node group (RFC 4291 section 2.7.1).
     #[inline(always)]
     fn asks(&self, target: [u64; 2], nobody: bool) -> bool {
         let to = self.network.destination;
@@ -257,7 +258,7 @@ impl<B: Bytes> Message<'_, B> {
         V6::same(to, of(0xff02 << 48, group)) || (!nobody && V6::same(to, target))
     }
 
-    /// Whether the message ends behind its fixed part, or behind one option that it may have.
+    /// Whether the message ends behind its fixed part, or behind one option of its kind.
     #[inline(always)]
     fn has_one_option(&self, fixed: u32, nobody: bool) -> Option<bool> {
         if self.length() == fixed {
@@ -276,8 +277,8 @@ impl<B: Bytes> Message<'_, B> {
         Some(allowed && option.byte(1) == 1)
     }
 
-    /// RFC 2710 and RFC 3810: hop limit 1 behind a router alert (RFC 2711), from a link-local address
-    /// or before there is one, to a group. A pod does not ask.
+    /// Whether the message has the form of RFC 2710 and RFC 3810: hop limit 1 behind a router alert (RFC 2711), from a
+    /// link-local or the unspecified address, to a group. Pods send no queries.
     #[inline(always)]
     fn is_listener(&self) -> Option<bool> {
         let Network { source, destination, hop_limit, start, payload, .. } = *self.network;
@@ -285,7 +286,7 @@ impl<B: Bytes> Message<'_, B> {
         if hop_limit != 1 || !local || !is_multicast(destination) || payload != start + 48 {
             return Some(false);
         }
-        // The hop-by-hop header is the first: it follows the IPv6 header or nothing does.
+        // The hop-by-hop header is the first one, directly behind the IPv6 header.
         let options = self.bytes.window::<8>(start + 40)?;
         let (kind, value, padding) = (options.be16(2), options.be16(4), options.be16(6));
         let alert = kind == 0x0502 && value == 0 && matches!(padding, 0x0100 | 0);
@@ -305,7 +306,7 @@ impl<B: Bytes> Message<'_, B> {
         }
     }
 
-    /// A query of either version.
+    /// Whether the message is a query of either version.
     #[inline(always)]
     fn is_query(&self) -> Option<bool> {
         if self.length() == 24 {
@@ -316,7 +317,7 @@ impl<B: Bytes> Message<'_, B> {
         Some(sources <= MAX_SOURCES && self.length() == length)
     }
 
-    /// A report of the second version: records of groups without auxiliary data, and nothing behind.
+    /// Whether the message is a report of version 2: group records without auxiliary data, and no bytes behind them.
     #[inline(always)]
     fn is_report(&self) -> Option<bool> {
         let header = self.bytes.window::<8>(self.network.payload)?;

@@ -1,8 +1,8 @@
-//! Headers to [`Network`] and [`Transport`]: what policy and conntrack need to know of a packet.
+//! Parsing of headers into [`Network`] and [`Transport`], the input of policy and conntrack.
 //!
-//! Written once, over [`Bytes`]: packet memory or a copying helper in the kernel, a slice on the
-//! host. With [`Bytes::PLAIN`] everything unusual (tags, extension headers, fragments) ends in
-//! [`Reason::Deferred`], which keeps the hot program short; the same code without it judges those.
+//! Written once, over [`Bytes`]: packet memory or a copying helper in the kernel, a slice on the host. With
+//! [`Bytes::PLAIN`] unusual packets (tags, extension headers, fragments) end in [`Reason::Deferred`], which keeps the
+//! hot program short; the same code without it judges those.
 
 use crate::{
     packet::{
@@ -14,29 +14,29 @@ use crate::{
 
 const ETHERTYPE_VLAN: u16 = 0x8100;
 const ETHERTYPE_QINQ: u16 = 0x88a8;
-/// VLAN tags that are read over (one 802.1ad, one 802.1Q).
+/// Number of VLAN tags that are skipped (one 802.1ad, one 802.1Q).
 const MAX_TAGS: usize = 2;
-/// IPv6 extension headers that are followed.
+/// Number of IPv6 extension headers that are followed.
 const MAX_EXTENSIONS: usize = 8;
-/// Bytes of options that an IPv4 header has room for.
+/// Room for options in an IPv4 header, in bytes.
 const MAX_OPTION_BYTES: u32 = 40;
 /// IPv4 options: loose and strict source route.
 const LOOSE_ROUTE: u8 = 131;
 const STRICT_ROUTE: u8 = 137;
-/// Largest length an IP header can state; a longer packet (GSO) states 0.
+/// Largest length that an IP header can state; a longer packet (GSO) states 0.
 const MAX_STATED_LENGTH: u32 = 0xffff;
 
-/// Chunks that open an association and that end it (RFC 9260 section 3.2).
+/// SCTP chunks that open and end an association (RFC 9260 section 3.2).
 const SCTP_INIT: u8 = 1;
 const SCTP_INIT_ACK: u8 = 2;
 const SCTP_ABORT: u8 = 6;
 const SCTP_SHUTDOWN_COMPLETE: u8 = 14;
 
-/// Ethernet header and inline VLAN tags: the type, and where its header begins.
+/// Ethernet header and inline VLAN tags: the type of the payload, and its offset.
 ///
 /// # Errors
-/// [`Reason::TooManyHeaders`] behind more tags: the kernel strips any number of them
-/// (`__netif_receive_skb_core`). [`Reason::Truncated`], or [`Reason::Deferred`].
+/// [`Reason::TooManyHeaders`] for more tags, of which the kernel strips any number (`__netif_receive_skb_core`).
+/// [`Reason::Truncated`], or [`Reason::Deferred`].
 #[inline(always)]
 pub fn link<B: Bytes>(bytes: &B) -> Result<(u16, u32), Reason> {
     let mut ethertype = bytes.window::<14>(0).ok_or(short::<B>())?.be16(12);
@@ -54,47 +54,47 @@ pub fn link<B: Bytes>(bytes: &B) -> Result<(u16, u32), Reason> {
     if is_tag(ethertype) { Err(Reason::TooManyHeaders) } else { Ok((ethertype, offset)) }
 }
 
-/// The station that a frame says it is from, the first octet highest.
+/// Source hardware address of a frame, first octet highest.
 ///
 /// # Errors
 /// [`Reason::Truncated`], or [`Reason::Deferred`].
 #[inline(always)]
 pub(crate) fn station<B: Bytes>(bytes: &B) -> Result<u64, Reason> {
     let header = bytes.window::<14>(0).ok_or(short::<B>())?;
-    // By halves: it is aligned to these alone.
+    // Read as 16-bit parts: the address is aligned to these only.
     let [high, middle, low] = [6, 8, 10].map(|at| u64::from(header.be16(at)));
     Ok(high << 32 | middle << 16 | low)
 }
 
-/// Whether a type is that of a VLAN tag, as the kernel has it (`eth_type_vlan`).
+/// Whether a type is that of a VLAN tag, as in the kernel's `eth_type_vlan`.
 #[inline(always)]
 const fn is_tag(ethertype: u16) -> bool {
     matches!(ethertype, ETHERTYPE_VLAN | ETHERTYPE_QINQ)
 }
 
-/// Which part of a datagram a packet is.
+/// Place of a packet in its datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fragment {
-    /// Identification, the same in all parts.
+    /// Identification, the same in all fragments.
     pub ident: u32,
-    /// What its parts have in common besides: the protocol, for IPv6 the Fragment header's next
-    /// header, which need not be the transport's.
+    /// Protocol, for IPv6 the Fragment header's next header, which may differ from the transport protocol. The same in
+    /// all fragments.
     pub next: u8,
     /// Offset in units of 8 bytes.
     pub offset: u16,
-    /// More parts follow.
+    /// Whether more fragments follow.
     pub more: bool,
 }
 
 impl Fragment {
-    /// Whether this is a part other than the first.
+    /// Whether this is a fragment other than the first.
     #[must_use]
     #[inline(always)]
     pub const fn is_later(&self) -> bool {
         self.offset != 0
     }
 
-    /// Whether this is the first of several parts.
+    /// Whether this is the first of several fragments.
     #[must_use]
     #[inline(always)]
     pub const fn is_first(&self) -> bool {
@@ -102,28 +102,28 @@ impl Fragment {
     }
 }
 
-/// The IP header.
+/// Fields of the IP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network<A> {
     /// Source address.
     pub source: A,
     /// Destination address.
     pub destination: A,
-    /// Protocol; for IPv6 the first next header until [`extensions`] has followed it.
+    /// Protocol; for IPv6 the first next header until [`extensions`] is called.
     pub protocol: u8,
-    /// Time to live, hop limit.
+    /// Time to live or hop limit; 0 if plain.
     pub hop_limit: u8,
-    /// Where the IP header begins, from the start of the frame.
+    /// Offset of the IP header in the frame.
     pub start: u32,
-    /// Where the payload begins, from the start of the frame.
+    /// Offset of the payload in the frame.
     pub payload: u32,
-    /// Where the IP packet ends, from the start of the frame.
+    /// Offset of the end of the IP packet in the frame.
     pub end: u32,
     /// Fragmentation.
     pub fragment: Fragment,
 }
 
-/// IPv4 header at an offset. `quoted`: inside an ICMP error, which cuts the packet short.
+/// Reads the IPv4 header at an offset. `quoted`: inside an ICMP error, which truncates the packet.
 ///
 /// # Errors
 /// [`Reason::Truncated`], [`Reason::Malformed`], or [`Reason::Deferred`].
@@ -165,7 +165,7 @@ pub fn ipv4<B: Bytes>(bytes: &B, offset: u32, quoted: bool) -> Result<Network<u3
     })
 }
 
-/// IPv6 header at an offset, without extension headers; addresses as words in memory order.
+/// Reads the IPv6 header at an offset, without extension headers; addresses as words in memory order.
 ///
 /// # Errors
 /// As [`ipv4`].
@@ -189,8 +189,8 @@ pub fn ipv6<B: Bytes>(bytes: &B, offset: u32, quoted: bool) -> Result<Network<[u
     })
 }
 
-/// Where a packet ends that states its length: within the frame, past its own header. A packet
-/// longer than the field (BIG TCP, RFC 2675) states 0 and fills the frame.
+/// End of a packet by the length in its header: within the frame, past its own header. A packet longer than the field
+/// (BIG TCP, RFC 2675) states 0 and fills the frame.
 #[inline(always)]
 fn end_of<B: Bytes>(
     bytes: &B,
@@ -213,15 +213,15 @@ fn end_of<B: Bytes>(
     Ok(offset + stated)
 }
 
-/// Whether IPv4 options between two offsets name a source route (RFC 791): then the packet goes on from
-/// its destination. So do options whose lengths cannot be, which the kernel refuses too.
+/// Whether IPv4 options between two offsets name a source route (RFC 791), by which the packet goes on from its
+/// destination. Also true for options of invalid length, which the kernel rejects too.
 #[inline(always)]
 pub fn has_route<B: Bytes>(bytes: &B, mut at: u32, end: u32) -> bool {
     for _ in 0..MAX_OPTION_BYTES {
         if at >= end {
             break;
         }
-        // The last option may be of one byte.
+        // The last option may have one byte.
         let kind = bytes.window::<1>(at).map_or(LOOSE_ROUTE, |option| option.byte(0));
         let length = match kind {
             0 => break,
@@ -237,19 +237,18 @@ pub fn has_route<B: Bytes>(bytes: &B, mut at: u32, end: u32) -> bool {
     false
 }
 
-/// Whether a next header number is an extension header that is followed.
+/// Whether a next header number is an extension header that the parser follows.
 #[inline(always)]
 pub(crate) const fn is_extension(protocol: u8) -> bool {
     matches!(protocol, 0 | 43 | 44 | 51 | 60)
 }
 
-/// Follows IPv6 extension headers: hop-by-hop, routing, fragment, authentication, destination
-/// options (RFC 8200 section 4). What comes behind a later fragment's header is not looked at.
+/// Follows IPv6 extension headers: hop-by-hop, routing, fragment, authentication, destination options (RFC 8200
+/// section 4). Headers behind a later fragment's Fragment header are not read.
 ///
 /// # Errors
-/// As [`ipv4`], and [`Reason::TooManyHeaders`]. [`Reason::Malformed`] also for a routing header with
-/// segments left: the packet goes on from its destination to one that nobody judged. And for parts
-/// of parts.
+/// As [`ipv4`], and [`Reason::TooManyHeaders`]. [`Reason::Malformed`] also for nested fragments, and for a routing
+/// header with segments left: the packet goes on from its destination to an address that no program judged.
 #[inline(always)]
 pub fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Result<(), Reason> {
     if !is_extension(network.protocol) {
@@ -288,20 +287,20 @@ pub fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Resul
     Err(Reason::TooManyHeaders)
 }
 
-/// The transport header: what rows and conntrack keys are made of.
+/// Fields of the transport header, as used by rows and conntrack keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Transport {
     /// Protocol number.
     pub protocol: u8,
-    /// TCP flags, for SCTP those that its first chunk stands for; else 0.
+    /// TCP flags; for SCTP the flags that correspond to its first chunk; else 0.
     pub flags: u8,
-    /// Source port; for ICMP the identifier of an echo or its kin; else 0.
+    /// Source port; for ICMP the identifier of an echo, timestamp or extended echo; else 0.
     pub source: u16,
     /// Destination port; for ICMP type << 8 | code; else 0.
     pub destination: u16,
 }
 
-/// Reads the transport header. `quoted`: only the first 8 bytes are promised (RFC 792).
+/// Reads the transport header. `quoted`: only its first 8 bytes are guaranteed (RFC 792).
 ///
 /// # Errors
 /// [`Reason::Truncated`], [`Reason::TinyFragment`], or [`Reason::Deferred`].
@@ -313,8 +312,8 @@ pub fn transport<B: Bytes, A>(
 ) -> Result<Transport, Reason> {
     let mut transport = Transport { protocol: network.protocol, ..Transport::default() };
     if network.fragment.is_later() {
-        // One of 8 bytes would overwrite the flags that the first was judged by (RFC 1858), and so
-        // SCTP's first chunk.
+        // Reassembly at an offset of 8 bytes would overwrite the flags by which the first fragment was judged (RFC
+        // 1858), and likewise SCTP's first chunk.
         let overlaps = matches!(network.protocol, TCP | SCTP) && network.fragment.offset == 1;
         return if overlaps { Err(Reason::TinyFragment) } else { Ok(transport) };
     }
@@ -355,7 +354,7 @@ pub fn transport<B: Bytes, A>(
     Ok(transport)
 }
 
-/// The first `N` bytes of the payload, which must be there.
+/// The first `N` bytes of the payload, which must exist.
 #[inline(always)]
 fn header<const N: usize, B: Bytes, A>(
     bytes: &B,
@@ -371,13 +370,13 @@ fn header<const N: usize, B: Bytes, A>(
     bytes.window::<N>(network.payload).ok_or(short::<B>())
 }
 
-/// Whether packets tell the beginning of a flow from its middle.
+/// Whether packets of the protocol show if a flow begins or is in its middle.
 #[inline(always)]
 pub(crate) const fn has_handshake(transport: &Transport) -> bool {
     matches!(transport.protocol, TCP | SCTP)
 }
 
-/// A packet that begins a connection, and so is never an answer.
+/// Whether a packet begins a connection, and so is never a reply.
 #[inline(always)]
 pub(crate) const fn is_opening(transport: &Transport) -> bool {
     transport.flags & (TCP_SYN | TCP_ACK) == TCP_SYN

@@ -1,4 +1,4 @@
-//! What is read of a packet, before it is judged.
+//! Parsed packets.
 
 use crate::{
     direction::Direction,
@@ -12,33 +12,33 @@ use crate::{
     reason::Reason,
 };
 
-/// What was read of an IP packet: all that a verdict depends on. In the kernel it is left in a map
-/// between two functions, so every field is always written.
+/// Parsed fields of an IP packet: all input of a verdict. In the kernel one function leaves it in a map for another,
+/// so every field is always written.
 #[derive(Clone, Copy, Debug)]
 pub struct ParsedPacket<F: Family> {
     pub(crate) network: Network<F::Address>,
     pub(crate) transport: Transport,
-    /// Why there is no transport header.
+    /// Reason of a missing transport header.
     pub(crate) parse_error: Option<Reason>,
     pub(crate) quoted: Quoted<F>,
 }
 
 impl<F: Family> ParsedPacket<F> {
-    /// Whether the packet is a datagram of its own, with a transport header.
+    /// Whether the packet is a whole datagram with a transport header.
     #[inline(always)]
     pub(crate) fn is_whole(&self) -> bool {
         let Fragment { offset, more, .. } = self.network.fragment;
         offset == 0 && !more && self.parse_error.is_none()
     }
 
-    /// Whether there are IPv4 options.
+    /// Whether the packet has IPv4 options.
     #[must_use]
     #[inline(always)]
     pub fn has_options(&self) -> bool {
         !F::IS_V6 && self.network.payload.wrapping_sub(self.network.start) != 20
     }
 
-    /// Looks through IPv4 options: a packet that goes on from its destination cannot be judged.
+    /// Checks IPv4 options for a source route: a packet that goes on from its destination cannot be judged.
     #[inline(always)]
     pub fn look_for_route<B: Bytes>(&mut self, bytes: &B) {
         let options = self.network.start.wrapping_add(20);
@@ -47,7 +47,7 @@ impl<F: Family> ParsedPacket<F> {
         }
     }
 
-    /// Whether [`crate::judge::evaluator::PacketEvaluator::link`] may have a verdict about it.
+    /// Whether [`crate::judge::evaluator::PacketEvaluator::link`] may have a verdict on the packet.
     #[must_use]
     #[inline(always)]
     pub fn is_of_link(&self) -> bool {
@@ -56,14 +56,14 @@ impl<F: Family> ParsedPacket<F> {
             && neighbour::may_be_one(&self.network, &self.transport)
     }
 
-    /// Whether it begins a connection, and so is never an answer.
+    /// Whether the packet begins a connection, and so is never a reply.
     #[inline(always)]
     pub(crate) const fn is_opening(&self) -> bool {
         is_opening(&self.transport)
     }
 }
 
-/// A packet as the endpoint sees it.
+/// Parsed packet from the endpoint's view.
 #[derive(Clone, Copy)]
 pub(crate) struct Packet<'a, F: Family> {
     pub(crate) network: &'a Network<F::Address>,
@@ -78,7 +78,7 @@ impl<F: Family> Packet<'_, F> {
         if D::EGRESS { self.network.source } else { self.network.destination }
     }
 
-    /// The other side's address.
+    /// The remote address.
     #[inline(always)]
     pub(crate) const fn remote<D: Direction>(&self) -> F::Address {
         if D::EGRESS { self.network.destination } else { self.network.source }

@@ -1,4 +1,4 @@
-//! Numbers of the protocols that the parser knows.
+//! Protocol numbers and header flags.
 
 /// IPv4, as Ethernet type.
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -26,12 +26,12 @@ pub const TCP_RST: u8 = 0x04;
 pub const TCP_PSH: u8 = 0x08;
 /// TCP header flag ACK.
 pub const TCP_ACK: u8 = 0x10;
-/// The first port that clients are given: Linux' `net.ipv4.ip_local_port_range` begins here, the range of RFC 6335
-/// section 6 (49152 and up) is within it.
+/// First port of the range for clients: the start of Linux's `net.ipv4.ip_local_port_range`, which includes the range
+/// of RFC 6335 section 6 (49152 and up).
 pub const CLIENT_PORTS: u16 = 32_768;
 
-/// Whether the ports of a packet in the middle of a connection show that its receiver is the server: from a port that
-/// clients are given to one that they are not. With both ports on one side of [`CLIENT_PORTS`] nothing shows who began.
+/// Whether the ports of a packet in the middle of a connection show that it goes to the server: from a client port to
+/// one below. With both ports on one side of [`CLIENT_PORTS`] they do not show the initiator.
 #[must_use]
 #[inline(always)]
 pub const fn is_to_server(source: u16, destination: u16) -> bool {

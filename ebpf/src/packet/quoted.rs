@@ -1,4 +1,4 @@
-//! The flow that an ICMP error is about.
+//! Flow of the packet that an ICMP error quotes.
 
 use crate::{
     direction::Direction,
@@ -13,21 +13,21 @@ use crate::{
 /// Bytes of an ICMP error before the packet it quotes (RFC 792, RFC 4443).
 const ERROR_HEADER: u32 = 8;
 
-/// The flow that an ICMP error is about.
+/// Flow of the packet that an ICMP error quotes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Quoted<F: Family> {
     pub(crate) quote: Quote,
     pub(crate) flow: FlowTuple<F>,
 }
 
-/// Whether there is a [`Quoted::flow`].
+/// State of [`Quoted::flow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Quote {
-    /// The fast path does not read it.
+    /// Not read: the fast path skips it.
     Unread,
-    /// None that could be the pod's.
+    /// No quoted packet that could be the pod's.
     Nothing,
-    /// There is.
+    /// The flow was read.
     Flow,
 }
 
@@ -37,9 +37,9 @@ impl<F: Family> Quoted<F> {
         Self { quote, flow: FlowTuple::default() }
     }
 
-    /// The flow that an ICMP error quotes. Any router may send one to the pod, so the quoted packet
-    /// must be one that the pod sent. The pod's own errors go to who sent the quoted packet, and
-    /// to nobody else: they could carry anything.
+    /// Reads the flow that an ICMP error quotes. Any router may send an error to the pod, so the quoted packet must be
+    /// one that the pod sent. The pod's own errors must go to the sender of the quoted packet, since they could carry
+    /// any data.
     #[inline(always)]
     pub(crate) fn read<D: Direction, B: Bytes>(bytes: &B, error: &Network<F::Address>) -> Self {
         let Ok(mut quoted) = F::network(bytes, error.payload + ERROR_HEADER, true) else {
@@ -51,7 +51,7 @@ impl<F: Family> Quoted<F> {
         let Ok(transport) = parse::transport(bytes, &quoted, true) else {
             return Self::none(Quote::Nothing);
         };
-        // What comes to the pod quotes what the pod sent, and the other way round.
+        // An error to the pod quotes a packet of the pod, and the other way round.
         let (own, local, remote) = if D::EGRESS {
             (error.source, quoted.destination, quoted.source)
         } else {

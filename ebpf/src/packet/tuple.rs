@@ -1,8 +1,8 @@
-//! The flow that a packet belongs to.
+//! Flow of a packet, from the endpoint's view.
 
 use crate::packet::{family::Family, icmp, parse::Transport};
 
-/// The flow a packet belongs to or, for an ICMP error, is about.
+/// Flow that a packet belongs to; for an ICMP error, the flow of the quoted packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FlowTuple<F: Family> {
     pub(crate) remote: F::Address,
@@ -12,7 +12,7 @@ pub struct FlowTuple<F: Family> {
 }
 
 impl<F: Family> FlowTuple<F> {
-    /// The flow of a packet that the pod sent, or was sent. ICMP echo: the identifier and
+    /// Flow of a packet that the pod sent (`sent`) or received. For ICMP the ports are the identifier and
     /// [`icmp::kind`].
     #[must_use]
     #[inline(always)]

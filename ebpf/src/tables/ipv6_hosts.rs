@@ -1,16 +1,15 @@
-//! The classes of single IPv6 addresses: buckets in an array that the agent writes while packets are
-//! judged.
+//! Classes of single IPv6 addresses: buckets in an array that the agent writes while packets are judged.
 //!
-//! The kernel's own hash map takes 25 ns a lookup here, and 100 more for random addresses among
-//! 100,000. Four neighbouring addresses share an entry, which is in one of two buckets, nearly always in the first; an
-//! address whose entry found no room in either is among the blocks instead. A filter that stays in the CPU's caches has
-//! for each bucket one bit of 32 for each entry of which it is the first bucket, chosen by the entry's hash: most
-//! strangers are known by it, and no bucket is read for them. The bucket says of each bit whether any such entry is in
-//! its second bucket.
+//! The kernel's own hash map takes 25 ns per lookup here, and 100 more for random addresses among 100,000. Four
+//! neighbouring addresses share an entry, which is in one of two buckets, nearly always in the first. An address whose
+//! entry found no room in either is in the IPv6 block tree instead. A filter, small enough for the CPU's caches, has
+//! 32 bits for each bucket: each entry sets one, chosen by its hash, in its first bucket. It recognises most unknown
+//! addresses without a read of a bucket. The bucket counts for each bit the entries that are in their second bucket.
 //!
-//! The filter's bit is set before an entry is valid, and cleared after it is not. An address changes its class by one
-//! word. An entry changes its addresses only while none of them is valid, and comes back under another incarnation, so
-//! that a reader who found an address valid and its class between two looks at the state has seen one entry.
+//! The filter's bit is set before an entry becomes valid, and cleared after it ceased to be. The class of an address
+//! changes by one word. An entry changes its addresses only while none of them is valid, and returns under another
+//! incarnation, so a reader that finds an address and its class between two reads of the same incarnation has read one
+//! entry.
 
 use crate::{
     flow::{
@@ -28,60 +27,60 @@ use crate::{
 const STRIDE: usize = size_of::<Hosts6Entry>() / 8;
 /// Words of an entry before its classes.
 const CLASSES: usize = core::mem::offset_of!(Hosts6Entry, classes) / 8;
-/// The bits of an address' second word that choose the address in an entry.
+/// Bits of an address's second word that select the address within its entry.
 const MEMBER: u64 = (HOST6_GROUP as u64 - 1).to_be();
-/// What [`find`] answers beside the class.
+/// Flag in the result of [`find`], beside the class.
 pub const FOUND: u64 = 1 << 32;
 
-/// The address that an address' entry begins with.
+/// First address of the entry that holds an address.
 #[must_use]
 #[inline(always)]
 pub const fn group(address: [u64; 2]) -> [u64; 2] {
     [address[0], address[1] & !MEMBER]
 }
 
-/// Which address of its entry an address is.
+/// Index of an address in its entry.
 #[must_use]
 #[inline(always)]
 pub const fn member(address: [u64; 2]) -> usize {
     u64::from_be(address[1] & MEMBER) as usize
 }
 
-/// Where the entry of an address may be.
+/// Buckets and filter bit of an address's entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// Its two buckets.
+    /// The two buckets.
     pub buckets: [u32; 2],
-    /// Its bit, of those that the first bucket has in the filter.
+    /// Number of the entry's bit among the filter bits of the first bucket.
     pub bit: u32,
 }
 
 impl Places {
-    /// Of an address (words in memory order).
+    /// Places of the entry of an address (words in memory order).
     #[must_use]
     #[inline(always)]
     pub fn new(settings: &Settings, address: [u64; 2]) -> Self {
         let hash = hash(settings, &group(address));
-        // Other bits than those that choose the first bucket, in tables of up to 2^27.
+        // Bits of the hash that do not select the first bucket, in tables of up to 2^27 buckets.
         let bit = hash as u32 >> (u32::BITS - HOSTS6_FILTER_BITS.ilog2());
         Self { buckets: choices(hash, settings.ipv6_hosts_mask), bit }
     }
 
-    /// The word of the filter.
+    /// Index of the filter's word.
     #[must_use]
     #[inline(always)]
     pub const fn filter(self) -> u32 {
         self.buckets[0] / HOSTS6_FILTERED
     }
 
-    /// The entry's bit in that word.
+    /// Mask of the entry's bit in the filter's word.
     #[must_use]
     #[inline(always)]
     pub const fn filter_bit(self) -> u64 {
         1 << (filter_shift(self.buckets[0]) + self.bit)
     }
 
-    /// How many entries with its bit are in their second bucket, in the first bucket's
+    /// Number of entries with the same filter bit that are in their second bucket, from the first bucket's
     /// [`Hosts6Bucket::displaced`].
     #[must_use]
     #[inline(always)]
@@ -90,24 +89,24 @@ impl Places {
     }
 }
 
-/// Where a bucket's bits begin in its word of the filter.
+/// Shift of a bucket's bits in its word of the filter.
 #[must_use]
 #[inline(always)]
 pub const fn filter_shift(bucket: u32) -> u32 {
     bucket % HOSTS6_FILTERED * HOSTS6_FILTER_BITS
 }
 
-/// The count for a bit in [`Hosts6Bucket::displaced`].
+/// Count of a filter bit in [`Hosts6Bucket::displaced`].
 #[must_use]
 #[inline(always)]
 pub const fn displaced(word: u64, bit: u32) -> u64 {
     word >> (bit * 2) & HOSTS6_MANY
 }
 
-/// Class of an address in a bucket, with [`FOUND`]; 0 if it is not there.
+/// Class of an address in a bucket, with [`FOUND`]; 0 if the bucket does not hold it.
 ///
 /// # Safety
-/// The bucket must be a [`crate::layout::Hosts6Bucket`] in memory as [`Memory`] asks.
+/// The bucket must be a [`crate::layout::Hosts6Bucket`] in memory that meets the conditions of [`Memory`].
 #[must_use]
 #[inline(always)]
 #[expect(
@@ -121,7 +120,7 @@ pub unsafe fn find<M: Memory>(memory: &M, bucket: *mut u64, address: [u64; 2]) -
         // SAFETY: the entry lies in the bucket.
         unsafe {
             let entry = bucket.add(index * STRIDE);
-            // The half that differs most first.
+            // Begin with the half that differs most.
             if memory.load(entry.add(2)) != group[1] {
                 continue;
             }
@@ -166,7 +165,7 @@ pub unsafe fn goes_on<M: Memory>(memory: &M, first: *const u64, places: Places) 
     places.displaced(unsafe { memory.load(first.add(DISPLACED)) }) != 0
 }
 
-/// [`Hosts6Entry::state`]: where the incarnation begins.
+/// Shift of the incarnation in [`Hosts6Entry::state`].
 const INCARNATION: u32 = 32;
 
 #[inline(always)]
@@ -174,31 +173,31 @@ const fn same_incarnation(a: u64, b: u64) -> bool {
     (a ^ b) >> INCARNATION == 0
 }
 
-/// Whether an entry has an address.
+/// Whether an entry holds an address.
 #[must_use]
 pub const fn has(state: u64, member: usize) -> bool {
     state >> member & 1 != 0
 }
 
-/// An entry's state with one address more.
+/// An entry's state with an address added.
 #[must_use]
 pub const fn with(state: u64, member: usize) -> u64 {
     state | 1 << member
 }
 
-/// An entry's state with one address less; [`is_free`] after the last one.
+/// An entry's state with an address removed; [`is_free`] after the last one.
 #[must_use]
 pub const fn without(state: u64, member: usize) -> u64 {
     state & !(1 << member)
 }
 
-/// Whether an entry holds nothing.
+/// Whether an entry holds no address.
 #[must_use]
 pub const fn is_free(state: u64) -> bool {
     state & HOST6_VALID == 0
 }
 
-/// The state behind a free one: the entry of another address.
+/// State of a free entry that is taken for a new group: another incarnation, with one address.
 #[must_use]
 pub const fn taken(state: u64, member: usize) -> u64 {
     with((state >> INCARNATION).wrapping_add(1) << INCARNATION, member)

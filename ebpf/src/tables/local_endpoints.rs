@@ -1,7 +1,7 @@
 //! Endpoints by the addresses of their pods.
 
-/// Where local pods are. An address that two of them claim is nobody's here: which of them gets the
-/// packet is for the node's routes to say.
+/// Lookup of local pods by address. An address that two of them claim is in no table, since the node's routes decide
+/// which of them gets the packet.
 pub trait LocalEndpoints {
     /// Endpoint slot of the pod with an IPv4 address (`u32::from_be_bytes`).
     fn local4(&self, address: u32) -> Option<u32>;

@@ -1,15 +1,14 @@
 //! The stateless judgement: class of the remote address, row of the endpoint, port set.
 //!
-//! Compiled for the kernel, where [`PolicyTables`] reads BPF maps, and for tests, where it reads
-//! plain memory. A read outside a table (which no agent writes) answers 0: no class, no port set,
-//! nothing allowed.
+//! Compiled for the kernel, where [`PolicyTables`] reads BPF maps, and for tests, where it reads plain memory. A read
+//! outside a table (no agent writes such an index) returns 0: no class, no port set, nothing allowed.
 
 use crate::{
     layout::{ClassId, PORTS_ALL, PORTS_NONE, PORTS_ONE, PortWord, TRIE_POINTER, ports_of},
     trace::Step,
 };
 
-/// Reads of the tables that policy compiles to.
+/// Reads of the tables of compiled policy.
 pub trait PolicyTables {
     /// Word of the IPv4 trie's root.
     fn trie_root(&self, index: u16) -> u32;
@@ -19,18 +18,18 @@ pub trait PolicyTables {
     fn host6(&self, address: &[u8; 16]) -> Option<ClassId>;
     /// Class of an IPv6 address by longest prefix.
     fn cidr6(&self, address: &[u8; 16]) -> Option<ClassId>;
-    /// What a row allows a class below 256.
+    /// Ports that a row allows a class below 256.
     fn row_first(&self, row: u32, class: u8) -> PortWord;
-    /// The row block of `class >> 8`, which is not 0.
+    /// Row block of `class >> 8`, which is not 0.
     fn row_blocks(&self, row: u32, index: u8) -> u32;
-    /// Word of a row block: what is allowed `class & 255`.
+    /// Word of a row block: the ports allowed to `class & 255`.
     fn row_block(&self, block: u32, index: u8) -> PortWord;
     /// Word `port >> 6` of a bitmap.
     fn bitmap(&self, bitmap: u32, word: u16) -> u64;
-    /// Whether steps are noted: only in the traced programs, see [`crate::trace`]. What is done for a note alone
-    /// stands behind this, so that the others are the same to the instruction.
+    /// Whether steps are recorded: only in the traced programs, see [`crate::trace`]. Code that serves the trace alone
+    /// depends on this constant, so that all other programs stay the same to the instruction.
     const TRACED: bool = false;
-    /// Notes a step of a judgement.
+    /// Records a step of a judgement.
     #[inline(always)]
     fn note(&self, _step: Step, _first: u64, _second: u64) {}
 }
@@ -59,7 +58,7 @@ pub fn class6<T: PolicyTables>(tables: &T, address: &[u8; 16]) -> ClassId {
     }
 }
 
-/// What a row (not [`crate::layout::ROW_NOT_ISOLATED`]) allows a class.
+/// Ports that a row (not [`crate::layout::ROW_NOT_ISOLATED`]) allows a class.
 #[must_use]
 #[inline(always)]
 pub fn row_word<T: PolicyTables>(tables: &T, row: u32, class: ClassId) -> PortWord {
@@ -88,7 +87,7 @@ pub fn row_allows<T: PolicyTables>(
         tables.note(Step::Ports, asked | u64::from(allowed) << 32, word);
         return allowed;
     }
-    // Most of what is not allowed is not allowed at all.
+    // Most denied packets are of a class with an empty port set.
     word != 0 && word_allows(tables, word, protocol, port)
 }
 

@@ -1,5 +1,4 @@
-//! Tables that are read only: by what judges a packet first, and leaves the record of it to the
-//! pod's hook.
+//! Read-only tables, for an early judgement that leaves all records to the pod's hook.
 
 use crate::{
     endpoint::EndpointRef,
@@ -8,7 +7,7 @@ use crate::{
     tables::{Tables, policy::PolicyTables},
 };
 
-/// Tables that are read only: what would be written counts as written.
+/// Read-only view of tables: writes have no effect and report success.
 #[derive(Debug)]
 pub(crate) struct Observer<'a, T>(pub(crate) &'a T);
 

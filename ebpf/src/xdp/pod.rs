@@ -1,8 +1,8 @@
-//! What a pod sends, judged at the host side of its veth before the stack sees it (XDP).
+//! Early judgement of a pod's packets, at the host side of its veth before the stack (XDP).
 //!
-//! As at the uplinks ([`crate::xdp::uplink`]) the verdict is that of the pod's own hook, and nothing is
-//! written: what that hook is to pass is recorded, and marked for a second judgement, there. Here
-//! nothing was translated yet, so all that belongs to no known flow can be told.
+//! As at the uplinks ([`crate::xdp::uplink`]) the verdict equals that of the pod's own hook, and nothing is written:
+//! the hook records flows and marks packets for a second judgement. At this place nothing was translated yet, so the
+//! verdict on packets without a known flow is certain.
 
 use crate::{
     direction::{Direction, Egress},
@@ -18,8 +18,8 @@ use crate::{
     xdp::observer::Observer,
 };
 
-/// The pod at whose hook a packet would be dropped, and why, if that is certain: no rule allows it
-/// and it answers nothing, or its source is not the pod's. `link`: as for [`crate::xdp::uplink::drops`].
+/// The pod whose hook would drop a packet, and the reason, if that is certain: no rule allows the packet and it is no
+/// reply, or its source is not the pod's. `link`: see [`crate::xdp::uplink::drops`].
 #[inline(always)]
 pub fn drops<B: Bytes, T: Tables>(
     bytes: &B,
@@ -35,7 +35,7 @@ pub fn drops<B: Bytes, T: Tables>(
     matches!(reason, Reason::Policy | Reason::SpoofedSource).then_some((endpoint, reason))
 }
 
-/// Judges whole packets, and leaves the rest to the pod's hook.
+/// Judges whole packets, and leaves all others to the pod's hook.
 struct Whole;
 
 impl Visitor for Whole {

@@ -1,13 +1,12 @@
-//! What arrives at the node for a local pod, judged before the kernel makes a packet of it (XDP).
+//! Early judgement of packets that arrive at the node for a local pod, before the kernel allocates an skb (XDP).
 //!
-//! The verdict is that of the pod's own hook, [`crate::judge::evaluator::PacketEvaluator`], asked by an `Observer`: it
-//! sees the flow table and changes nothing. Only what that hook would drop for want of a rule is
-//! dropped here, and of that only what can be told at this place. Everything else passes on, to be
-//! judged where it always was.
+//! The verdict equals that of the pod's own hook: [`crate::judge::evaluator::PacketEvaluator`] over an `Observer`,
+//! which reads the flow table and changes nothing. Only packets that this hook would certainly drop for lack of a rule
+//! are dropped here. All others pass on to be judged there.
 //!
-//! What the node translates on its way looks different here: the answer to a pod's request to a
-//! Service comes from the backend, and its flow is known by the Service's address. So unless the
-//! node is said to translate nothing ([`Scope::All`]), only what answers nothing is dropped.
+//! A packet that the node will translate looks different here: the reply to a pod's request to a Service comes from
+//! the backend, while the flow's key has the Service's address. So only packets that are never replies are dropped,
+//! unless the node is configured as translating nothing ([`Scope::All`]).
 
 use crate::{
     direction::{Direction, Ingress},
@@ -27,17 +26,17 @@ use crate::{
     xdp::observer::Observer,
 };
 
-/// Which of the packets that policy denies are dropped.
+/// Scope of the packets that are dropped if policy denies them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Those that begin a TCP connection or an SCTP association.
+    /// Packets that begin a TCP connection or an SCTP association.
     Openings,
-    /// All that belong to no flow that is known: for nodes that translate nothing.
+    /// All packets without a known flow: for nodes that translate nothing.
     All,
 }
 
-/// The endpoint at whose hook a packet would be dropped, if that is certain. `link`: the packet's
-/// type and where its IP header begins, as [`crate::packet::parse::link`] answers.
+/// The endpoint whose hook would drop a packet, if that is certain. `link`: the packet's type and the offset of its IP
+/// header, as [`crate::packet::parse::link`] returns them.
 #[inline(always)]
 pub fn drops<B: Bytes, T: Tables + LocalEndpoints>(
     bytes: &B,
@@ -59,7 +58,7 @@ pub fn drops<B: Bytes, T: Tables + LocalEndpoints>(
     (verdict.reason() == Reason::Policy).then_some(endpoint)
 }
 
-/// Judges what may be dropped here, and leaves the rest to the pod's hook.
+/// Judges packets within the scope, and leaves all others to the pod's hook.
 struct Certain(Scope);
 
 impl Visitor for Certain {
@@ -71,7 +70,7 @@ impl Visitor for Certain {
         judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,
     ) -> Verdict {
-        // The slot may be another pod's since the address was looked up.
+        // The slot may have passed to another pod since the lookup of the address.
         let told = judge.context().receives(reading)
             && judge.context().policy.is_isolated()
             && reading.is_whole()

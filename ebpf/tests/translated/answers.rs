@@ -1,4 +1,4 @@
-//! Answers at translated addresses, and ICMP errors about their flows.
+//! Replies at translated addresses, and ICMP errors about their flows.
 
 use netpold_ebpf::{
     judge::{
@@ -16,20 +16,20 @@ fn error(from: [u8; 4], to: [u8; 4], quoted: &[u8]) -> Vec<u8> {
     frame4(1, from, to, &[&[3, 3, 0, 0, 0, 0, 0, 0], &quoted[14..]].concat())
 }
 
-/// A client of a node port, masqueraded to the node's address: the pod's answers go to the node,
-/// which turns them back into the client's.
+/// A client of a node port is masqueraded to the node's address: the pod's replies go to the node, which translates
+/// them back to the client's address.
 #[test]
 fn answers_are_not_judged_as_what_they_are_translated_to() {
     let mut tables = tables();
     tables.endpoint_mut(POD_IFINDEX).rows = Endpoint::pack_rows(2, 2);
-    // The pod admits its node to port 80, and may itself send it anything.
+    // The pod admits its node to port 80, and may itself send any packet to it.
     let client = (NODE, 30001);
     let request = tcp(client, (POD, 80), SYN);
     assert_eq!(ingress(&tables, &request), Reason::Allowed);
     assert_eq!(egress(&tables, &tcp((POD, 80), client, SYN | ACK)), Reason::Answer);
     assert_eq!(egress(&tables, &tcp((POD, 80), client, ACK)), Reason::Answer);
     assert_eq!(egress(&tables, &tcp((POD, 80), client, ACK)), Reason::Answer, "it is remembered");
-    // What it begins itself is, from the same port too.
+    // Flows that the pod begins are judged again, from the same port too.
     assert_eq!(egress(&tables, &tcp((POD, 80), client, SYN)), Reason::Translated);
     assert_eq!(egress(&tables, &tcp((POD, 81), client, SYN)), Reason::Translated);
     assert_eq!(egress(&tables, &tcp((POD, 81), client, ACK)), Reason::Translated);
@@ -40,11 +40,11 @@ fn icmp_errors_follow_the_flow_they_quote() {
     let mut tables = tables();
     tables.endpoint_mut(POD_IFINDEX).rows = Endpoint::pack_rows(2, 2);
     let about = |from: ([u8; 4], u16), local| error(POD, from.0, &tcp(from, (POD, local), ACK));
-    // The other side began it: the error goes back through that flow's translation.
+    // The other side began the flow: the error goes back through its translation.
     let request = tcp((NODE, 30001), (POD, 80), SYN);
     assert_eq!(ingress(&tables, &request), Reason::Allowed);
     assert_eq!(egress(&tables, &about((NODE, 30001), 80)), Reason::Answer);
-    // Nobody began it, or the pod did: the node may make anything of the error.
+    // No flow, or one that the pod began: the node may translate the error to any address.
     assert_eq!(egress(&tables, &about((NODE, 30002), 80)), Reason::Translated);
     assert_eq!(egress(&tables, &tcp((POD, 40000), (SERVICE, 80), SYN)), Reason::Translated);
     assert_eq!(egress(&tables, &about((SERVICE, 80), 40000)), Reason::Translated);
@@ -56,8 +56,8 @@ fn icmp_errors_follow_the_flow_they_quote() {
     assert_eq!(egress(&tables, &frame4(1, POD, NODE, &echo)), Reason::Translated);
 }
 
-/// Somebody who sends in a Service's name would have the pod's packets to it pass as answers, which are
-/// not judged again wherever the node leads them.
+/// A host that sends from a Service's address must not turn the pod's packets to the Service into replies, which are
+/// not judged again behind the translation.
 #[test]
 fn a_services_address_begins_no_flow() {
     let mut tables = tables();
@@ -81,7 +81,7 @@ const AF_INET: u16 = 2;
 const NEW: u32 = 2;
 const REPLY: u32 = 3;
 
-/// As the kernel keeps a TCP connection: what who began sends, what the other side sends.
+/// Tuples of a TCP connection as in the kernel: the initiator's packets, and the other side's.
 fn connection(original: [([u8; 4], u16); 2], reply: [([u8; 4], u16); 2]) -> [Tuple; 2] {
     let address = |octets: [u8; 4]| [u32::from_ne_bytes(octets), 0, 0, 0];
     let tuple = |[from, to]: [([u8; 4], u16); 2], direction| Tuple {
@@ -97,8 +97,8 @@ fn connection(original: [([u8; 4], u16); 2], reply: [([u8; 4], u16); 2]) -> [Tup
     [tuple(original, 0), tuple(reply, 1)]
 }
 
-/// The kernel's own conntrack may have forgotten the flow that an answer is of: then it is a new flow there,
-/// and led to whom the node leads those.
+/// The kernel's own conntrack may have forgotten the flow of a reply. Then the reply is a new flow there, and may be
+/// translated to any backend.
 #[test]
 fn answers_go_back_where_the_nodes_conntrack_has_them() {
     let tables = tables();
@@ -114,7 +114,7 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
     for tuples in [through, masqueraded] {
         assert_eq!(answered(client, NODE, Course::of(&tuples, REPLY)), Reason::Reply);
     }
-    // Forgotten, and led anew; to whom the pod may send all the same.
+    // Forgotten and translated again, among others to an address that the pod may reach.
     for (to, expected) in [
         ((DENIED, 8080), Reason::ServiceBackend),
         ((ALLOWED, 8081), Reason::ServiceBackend),
@@ -123,10 +123,10 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
         let tuples = connection([pod, node_port], [to, pod]);
         assert_eq!(answered(to, POD, Course::of(&tuples, NEW)), expected, "{to:?}");
     }
-    // Forgotten, and sent on as it is, whatever its source became.
+    // Forgotten, but with its destination unchanged, whatever its source became.
     let plain = connection([pod, (SERVICE, 80)], [(SERVICE, 80), (NODE, 80)]);
     assert_eq!(answered((SERVICE, 80), NODE, Course::of(&plain, NEW)), Reason::Reply);
-    // Nothing tracks it: nobody translated what still goes where it did.
+    // Not tracked: the destination is unchanged, so the packet was not translated.
     assert_eq!(answered((SERVICE, 80), POD, Course::UNKNOWN), Reason::Reply);
     assert_eq!(answered((DENIED, 80), POD, Course::UNKNOWN), Reason::ServiceBackend);
     let mut tables = tables;
@@ -134,14 +134,14 @@ fn answers_go_back_where_the_nodes_conntrack_has_them() {
     let packet = tcp((NODE, 500), (SERVICE, 500), ACK);
     let tunnel = leave(&tables, &&*packet, sent, Some(Course::UNKNOWN), true);
     assert_eq!(tunnel, Reason::ServiceBackend, "the node has packed it");
-    // Round its program, nothing that it carries counts.
+    // It bypassed the pod's program, so its mark does not count.
     let exit = Exit { ifindex: UPLINK, ingress_ifindex: POD_IFINDEX, ..Exit::default() };
     let course = Course::of(&masqueraded, REPLY);
     let round = leave(&tables, &&*tcp((POD, 80), (DENIED, 80), ACK), exit, Some(course), true);
     assert_eq!(round, Reason::Policy);
 }
 
-/// Who was denied behind a translation is known to the kernel all the same, and could answer.
+/// A backend that was denied behind the translation still has a connection in the kernel, and could answer.
 #[test]
 fn answers_are_of_those_whom_the_pod_may_send_to() {
     let mut tables = tables();
@@ -160,7 +160,7 @@ fn answers_are_of_those_whom_the_pod_may_send_to() {
         ((ALLOWED, 8081), false),
         ((OPEN, 1), true),
         ((DENIED, 8080), false),
-        // Itself not translated, as a backend that is a node.
+        // Not translated itself, as a backend that is a node.
         ((NODE, 6443), true),
         ((SERVICE, 443), true),
         ((SERVICE, 80), true),
@@ -169,7 +169,7 @@ fn answers_are_of_those_whom_the_pod_may_send_to() {
         let tuples = connection([pod, service], [backend, pod]);
         assert_eq!(allowed(tuples, REPLY), expected, "{backend:?}");
     }
-    // Conntrack has forgotten the flow, or another node wrote the Service's address: what is granted literally.
+    // Conntrack has forgotten the flow, or another node wrote the Service's address: only literal grants count.
     for (source, expected) in
         [((NODE, 6443), true), ((SERVICE, 443), true), (service, false), ((SERVICE, 81), false)]
     {
@@ -178,15 +178,15 @@ fn answers_are_of_those_whom_the_pod_may_send_to() {
     }
     // Not translated by conntrack.
     assert!(allowed([Tuple::default(); 2], REPLY));
-    // Masqueraded to where the pod sends.
+    // Masqueraded to an address that the pod sends to.
     assert!(!allowed(connection([(ALLOWED, 8080), pod], [pod, service]), NEW));
-    // Who may send to anybody gets anybody's answers.
+    // A pod that may send to any address gets replies from any address.
     tables.endpoint_mut(POD_IFINDEX).rows = Endpoint::pack_rows(1, 0);
     tables.changed();
     assert_eq!(ingress(&tables, &tcp(service, pod, ACK)), Reason::Reply);
 }
 
-/// An error about what the pod has sent comes from whom its answers come from.
+/// An error about a packet of the pod comes from the host that its replies come from.
 #[test]
 fn errors_are_of_those_whom_the_pod_may_send_to() {
     let mut tables = tables();

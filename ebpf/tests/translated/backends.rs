@@ -1,4 +1,4 @@
-//! What a pod sends to a Service is judged by what the node makes of it.
+//! Packets of a pod to a Service are judged by the backend that the node translates them to.
 
 use netpold_ebpf::{
     judge::{post_nat, proof::Origin},
@@ -23,7 +23,7 @@ fn what_may_be_translated_is_judged_by_what_it_became() {
         ((OPEN, 1), Reason::Allowed),
         ((DENIED, 8080), Reason::ServiceBackend),
         ((CLIENT, 8080), Reason::ServiceBackend),
-        // Not translated: what is granted literally.
+        // Not translated: only literal grants count.
         ((SERVICE, 80), Reason::ServiceBackend),
         ((SERVICE, 81), Reason::ServiceBackend),
         ((SERVICE, 443), Reason::Allowed),
@@ -66,17 +66,17 @@ fn later_fragments_are_judged_by_their_translated_first() {
     let tables = tables();
     let first = |to, port| fragment(to, MORE, &udp(4000, port, &[0; 8]));
     let later = |to| fragment(to, 2, &[0; 8]);
-    // At the sender: the first one's port is the Service's.
+    // At the sender: the first fragment's port is the Service's.
     assert_eq!(egress(&tables, &later(SERVICE)), Reason::FragmentWithoutFirst);
     assert_eq!(egress(&tables, &first(SERVICE, 80)), Reason::Translated);
     assert_eq!(egress(&tables, &later(SERVICE)), Reason::Translated);
-    // Behind the translation it is the backend's.
+    // Behind the translation the port is the backend's.
     assert_eq!(behind(&tables, &later(ALLOWED), UPLINK), Reason::FragmentWithoutFirst);
     assert_eq!(behind(&tables, &first(ALLOWED, 8080), UPLINK), Reason::Allowed);
     assert_eq!(behind(&tables, &later(ALLOWED), UPLINK), Reason::Allowed);
     assert_eq!(behind(&tables, &first(DENIED, 8080), UPLINK), Reason::ServiceBackend);
     assert_eq!(behind(&tables, &later(DENIED), UPLINK), Reason::FragmentWithoutFirst);
-    // Where every port is allowed the first need not have been seen.
+    // Where every port is allowed, no record of the first fragment is needed.
     assert_eq!(behind(&tables, &later(OPEN), UPLINK), Reason::Allowed);
     assert_eq!(egress(&tables, &later(NODE)), Reason::Translated);
 }
@@ -91,7 +91,7 @@ fn what_cannot_be_read_behind_a_translation_drops() {
     let mut arp = whole.clone();
     arp[12..14].copy_from_slice(&[8, 6]);
     assert_eq!(behind(&tables, &arp, UPLINK), Reason::NotIp);
-    // A device without link header: the type comes from elsewhere.
+    // A device without link header: the type comes from the kernel.
     let bare = &whole[14..];
     let link = Ok((protocol::ETHERTYPE_IPV4, 0));
     let origin = Origin::of(&tables, &marked(&tables, UPLINK));

@@ -1,4 +1,4 @@
-//! Proof and mark: for whom a packet is judged where it leaves.
+//! Proof and mark: the endpoint for which a packet is judged at an exit.
 
 use netpold_ebpf::{
     judge::{
@@ -35,8 +35,8 @@ fn a_mark_names_its_endpoint() {
     assert!(!is_mark(0));
 }
 
-/// Whatever a pod writes into its packets, one that its veth's program did not see is judged for the
-/// endpoint that it came by, and has to come from that endpoint's address.
+/// A packet that its veth's program did not see is judged for the endpoint that it came by, whatever a pod writes into
+/// it, and must have that endpoint's source address.
 #[test]
 fn what_went_round_its_program_is_judged_where_it_leaves() {
     let mut tables = tables();
@@ -56,7 +56,7 @@ fn what_went_round_its_program_is_judged_where_it_leaves() {
             assert_eq!(leave_by(&tables, &arp, exit), Reason::NotIp);
         }
     }
-    // Where its program proves nothing yet, and what came by no endpoint's interface.
+    // Without an endpoint's interface or before the proof is demanded, packets pass unjudged.
     let came_by = |ingress_ifindex| Exit { ifindex: UPLINK, ingress_ifindex, ..Exit::default() };
     let exit = |ingress_ifindex| Exit { tc_index: own, ..came_by(ingress_ifindex) };
     for ingress_ifindex in [0, UPLINK, OTHER_IFINDEX] {
@@ -66,7 +66,7 @@ fn what_went_round_its_program_is_judged_where_it_leaves() {
     assert!(matches!(Origin::of(&tables, &final_), Origin::Final), "judged");
     tables.flows.settings.demands_proof = 0;
     assert!(matches!(Origin::of(&tables, &exit(POD_IFINDEX)), Origin::Final));
-    // A pod that no policy isolates may send to anybody, but not as anybody.
+    // A pod that no policy isolates may send to any address, but only from its own.
     tables.flows.settings.demands_proof = 1;
     tables.endpoint_mut(POD_IFINDEX).rows = 0;
     let leave = |source| leave_by(&tables, &tcp((source, 1), (DENIED, 1), SYN), exit(POD_IFINDEX));
@@ -74,7 +74,7 @@ fn what_went_round_its_program_is_judged_where_it_leaves() {
     assert_eq!(leave(DENIED), Reason::SpoofedSource);
 }
 
-/// Of what a bridge hands to the node without proof only the source says anything, and that a pod can write.
+/// Packets without proof from a bridge are judged by their source alone, and a pod can forge that.
 #[test]
 fn what_comes_from_a_bridge_without_proof_drops_by_its_source() {
     const BRIDGE: u32 = 9;
@@ -114,7 +114,7 @@ fn what_comes_from_a_bridge_without_proof_drops_by_its_source() {
     assert!(matches!(Origin::of(&tables, &exit), Origin::Final));
 }
 
-/// Once the agent has put down which interfaces may hand packets on without proof, all others hand on nothing.
+/// Once the agent has listed the interfaces that may hand packets on without proof, packets from all others drop.
 #[test]
 fn what_comes_by_an_interface_that_nobody_knows_drops() {
     const BRIDGE: u32 = 9;
@@ -138,7 +138,7 @@ fn what_comes_by_an_interface_that_nobody_knows_drops() {
         assert!(is_unknown(&tables, &exit(DOOR + DEVICES)), "another one at its place");
         tables.flows.settings.devices[place / DEVICE_LINE][place % DEVICE_LINE] = 0;
     }
-    // A socket of another namespace: a device on top of the one that it leaves by.
+    // A socket of another namespace: a device on top of the exit's device.
     let foreign = |ingress_ifindex, tc_index| Exit {
         ifindex: OTHER_IFINDEX,
         ingress_ifindex,
@@ -178,8 +178,8 @@ fn a_mark_whose_endpoint_is_gone_grants_nothing() {
     assert_eq!(behind(&tables, &packet, UPLINK), Reason::ServiceBackend);
 }
 
-/// On a bridge the station that a frame is for decides who gets it: another pod than the one whose
-/// address the packet has does not.
+/// A bridge delivers by a frame's hardware address: a packet must not reach another pod than the one with its
+/// destination address.
 #[test]
 fn what_is_for_anothers_address_arrives_nowhere_else() {
     let mut tables = tables();
@@ -214,7 +214,7 @@ fn what_is_for_anothers_address_arrives_nowhere_else() {
     assert!(!astray(&tables, ALLOWED, OTHER_IFINDEX, POD_IFINDEX), "it may have other addresses");
 }
 
-/// An advertisement of IPv6, an ARP reply.
+/// An IPv6 advertisement and an ARP reply.
 fn claims(from: [u8; 16], sender: [u8; 4]) -> [Vec<u8>; 2] {
     let message = [&[136, 0, 0, 0, 0x60, 0, 0, 0][..], &Who::Stranger.v6()].concat();
     let advertisement = frames::frame(&ipv6_between([from, Who::Client.v6()], 58, 255, &message));
@@ -222,7 +222,7 @@ fn claims(from: [u8; 16], sender: [u8; 4]) -> [Vec<u8>; 2] {
     [advertisement, [&[0; 12][..], &[8, 6], &packet].concat()]
 }
 
-/// A pod without policy has nobody's word for what it says where its program did not see it.
+/// Claims of a pod without policy do not count where its program did not see them.
 #[test]
 fn what_went_round_its_program_claims_nothing() {
     let mut tables = tables();
@@ -245,7 +245,7 @@ fn what_went_round_its_program_claims_nothing() {
     let echo = frames::frame(&ipv6_between([own, Who::Client.v6()], 58, 255, &[128; 8]));
     assert!(!may_claim(&echo));
     assert_eq!(leave_by(&tables, &echo, exit), Reason::NotIsolated);
-    // A route beyond the destination, in IPv4's options.
+    // A route beyond the destination, in IPv4 options.
     let routed = |options: &[u8]| {
         let packet = ipv4_between([POD, ALLOWED], 6, options, 0, &[0; 20]);
         let frame = frames::frame(&packet);
@@ -262,7 +262,7 @@ fn what_went_round_its_program_claims_nothing() {
     }
 }
 
-/// The kernel makes parts of datagrams, and what opens connections by SYNPROXY, of what anybody sent.
+/// The kernel rebuilds packets of any sender: fragments, and with SYNPROXY the openings of connections.
 #[test]
 fn what_the_kernel_made_anew_is_from_nobody_it_says() {
     let mut tables = tables();
@@ -309,7 +309,7 @@ fn what_the_kernel_made_anew_is_from_nobody_it_says() {
     assert!(matches!(Origin::of(&tables, &exit), Origin::Final));
 }
 
-/// What is for the node itself passes no exit.
+/// Packets to the node itself pass no exit.
 #[test]
 fn what_a_bridge_hands_to_the_node_has_the_proof() {
     const BRIDGE: u32 = 9;

@@ -32,12 +32,12 @@ pub(crate) const ALLOWED: [u8; 4] = [10, 0, 1, 7];
 pub(crate) const OPEN: [u8; 4] = [10, 0, 2, 7];
 pub(crate) const DENIED: [u8; 4] = [10, 0, 9, 7];
 pub(crate) const CLIENT: [u8; 4] = [192, 0, 2, 9];
-/// The Service's address, and that of the node.
+/// Class of the Service's address.
 pub(crate) const SERVICE_CLASS: u32 = 4;
 
-/// A pod that may reach 10.0.1.0/24 at port 8080 of TCP and UDP, 10.0.2.0/24 at all, so the Service
-/// at port 80, and its node. The Service and the node may be translated; what is not translated may
-/// reach the Service's address at port 443.
+/// A pod that may reach 10.0.1.0/24 at port 8080 of TCP and UDP, all of 10.0.2.0/24, hence the Service at port 80, and
+/// its node. Packets to the Service and the node may be translated; untranslated ones may reach the Service's address
+/// at port 443.
 pub(crate) fn tables() -> NodeTables {
     let mut tables = NodeTables::new(64);
     let mut third = [0; 256];
@@ -68,7 +68,7 @@ pub(crate) fn tables() -> NodeTables {
     tables
 }
 
-/// A part of a datagram that the pod sends.
+/// A fragment of a datagram that the pod sends.
 pub(crate) fn fragment(to: [u8; 4], part: u16, payload: &[u8]) -> Vec<u8> {
     frames::frame(&ipv4_between([POD, to], UDP, &[], part, payload))
 }
@@ -83,14 +83,14 @@ pub(crate) fn ingress(tables: &NodeTables, frame: &[u8]) -> Reason {
     tables.judge(Direction::Ingress, hook, frame).reason()
 }
 
-/// What the pod's program leaves in a packet that is to be judged again.
+/// Proof and mark that the pod's program leaves on a packet to be judged again.
 pub(crate) fn marked(tables: &NodeTables, ifindex: u32) -> Exit {
     let tc_index = mark(endpoint_slot(POD_IFINDEX, 0), 1);
     let mark = tables.flows.settings.proof;
     Exit { ifindex, ingress_ifindex: POD_IFINDEX, mark, tc_index, ..Exit::default() }
 }
 
-/// The verdict where a packet leaves; `answer` of one that is marked as an answer.
+/// Verdict at an exit; `answer`: the course of a packet marked as a reply.
 pub(crate) fn leave<B: Bytes>(
     tables: &NodeTables,
     packet: &B,
@@ -102,7 +102,7 @@ pub(crate) fn leave<B: Bytes>(
     post_nat::judge(packet, link, tables, origin, exit.ifindex, answer, || lives).reason()
 }
 
-/// As [`leave`], of no answer, while the agent lives: the same as far as it is read in place.
+/// Verdict at an exit on a packet without course, while the agent lives; reading it in place must agree or defer.
 pub(crate) fn leave_by(tables: &NodeTables, frame: &[u8], exit: Exit) -> Reason {
     let judged = leave(tables, &frame, exit, None, true);
     for linear in 0..=frame.len() {
@@ -116,7 +116,7 @@ pub(crate) fn in_place(tables: &NodeTables, packet: Linear<'_>, exit: Exit) -> R
     leave(tables, &packet, exit, None, true)
 }
 
-/// A packet in the kernel's memory whose first bytes are at hand.
+/// A packet in the kernel: its first `linear` bytes can be read in place.
 pub(crate) struct Linear<'a> {
     pub(crate) frame: &'a [u8],
     pub(crate) linear: usize,

@@ -5,7 +5,7 @@ use std::fmt::{Display, Formatter};
 use anyhow::Result;
 use netpold_testbed::{Cni, Manifests, Node, Pod, PodSpec, Protocol, link_nodes, namespace};
 
-/// What is served on every pod and asked of every pod. The letter heads its column.
+/// A service on every pod, for probes to every pod. The letter heads its column.
 pub(crate) struct Service {
     pub(crate) letter: char,
     pub(crate) protocol: Protocol,
@@ -31,7 +31,7 @@ impl Display for Service {
     }
 }
 
-/// Namespace, pod (its `app` label too), and node.
+/// Namespace, name (also the `app` label), and node of each pod.
 const PODS: [(&str, &str, usize); 6] = [
     ("shop", "web", 0),
     ("shop", "cart", 1),
@@ -41,17 +41,17 @@ const PODS: [(&str, &str, usize); 6] = [
     ("monitoring", "logs", 1),
 ];
 
-/// In the order in which it is to be taken down.
+/// Fields are in the order of teardown.
 pub(crate) struct Cluster {
     pub(crate) pods: Vec<Pod>,
-    /// Senders that are in no manifest.
+    /// Senders without manifests.
     pub(crate) outside: Vec<Pod>,
     pub(crate) nodes: Vec<Node>,
     _world: Node,
 }
 
 impl Cluster {
-    /// Namespaces, links, addresses, servers.
+    /// Makes namespaces, links, addresses and servers.
     pub(crate) fn build() -> Result<Self> {
         let nodes = vec![
             Node::new("oak", Cni::Ptp, "10.244.1.0/24", "fd00:10:244:1::/64")?,
@@ -80,7 +80,7 @@ impl Cluster {
         Ok(Self { pods, outside, nodes, _world: world })
     }
 
-    /// Writes what the agents are to know of it.
+    /// Writes the manifests for the agents.
     pub(crate) fn write(&self, manifests: &Manifests) -> Result<()> {
         let namespaces =
             ["shop", "billing", "monitoring"].map(|name| namespace(name, &[("team", name)]));

@@ -1,4 +1,4 @@
-//! Who reaches whom, tried and compared with the oracle.
+//! Connections between all pods, probed and compared with the oracle.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -12,13 +12,13 @@ use super::cluster::{Cluster, SERVICES, Service};
 use super::netpold::{Question, judge};
 use crate::step;
 
-/// Long enough for a busy machine, short enough to wait for all that is dropped.
+/// Long enough for a busy machine, short enough to wait for all dropped probes.
 const TIMEOUT: Duration = Duration::from_millis(500);
 /// Width of the names on the left.
 const LABEL: usize = 20;
 /// Width of the cells of one receiver: two for each service, and a gap.
 const COLUMN: usize = 13;
-/// How many wrong cells are spelled out.
+/// Limit of wrong cells that are listed.
 const SPELLED_OUT: usize = 10;
 
 /// One probe and its right answer.
@@ -32,7 +32,7 @@ struct Cell<'a> {
 }
 
 impl Cell<'_> {
-    /// Right is: answered by the right pod where allowed, no answer where not.
+    /// Whether the result is right: an answer from the right pod where allowed, no answer where not.
     fn right(&self) -> bool {
         match &self.result {
             ProbeResult::Connected(name) => {
@@ -44,7 +44,7 @@ impl Cell<'_> {
     }
 }
 
-/// Tries everything, prints it and returns how many answers were wrong.
+/// Probes all pairs, prints the matrix and returns the number of wrong answers.
 pub(crate) fn show(binary: &Path, manifests: &Manifests, cluster: &Cluster) -> Result<usize> {
     let start = Instant::now();
     let cells = measure(binary, manifests, cluster)?;
@@ -150,7 +150,7 @@ fn print_legend(fancy: bool) {
     anstream::println!("\n{}\n{}\n", services.join(", ").dimmed(), symbols.dimmed());
 }
 
-/// Two columns for what both families gave.
+/// Two columns for the results of both families.
 fn symbol(cells: &[&Cell<'_>], fancy: bool) -> String {
     let open: Vec<&&Cell<'_>> = cells.iter().filter(|c| c.result.connected()).collect();
     let text = match (open.len(), open.first()) {

@@ -1,4 +1,4 @@
-//! The netpold binary as a program: agents, the oracle, explanations.
+//! The netpold binary as a program: agents, oracle, explanations.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use crate::{cargo, setup, step};
 
-/// Loading includes verification by the kernel, which takes its time on a busy machine.
+/// Loading includes the kernel's verification, which is slow on a busy machine.
 const START: Duration = Duration::from_secs(20);
-/// A change of a file is picked up within 200 ms, as promised; twice that for a busy machine.
+/// An agent promises to notice a changed file within 200 ms; twice that for a busy machine.
 const PICKED_UP: Duration = Duration::from_millis(400);
 
 /// Builds the agent, eBPF object included.
@@ -27,7 +27,7 @@ pub(crate) fn build() -> Result<PathBuf> {
     Ok(crate::root().join(target).join("debug/netpold"))
 }
 
-/// Starts an agent on each node and waits until they enforce.
+/// Starts an agent on each node and waits until all enforce.
 pub(crate) fn start_agents(
     binary: &Path,
     nodes: &[Node],
@@ -51,13 +51,13 @@ pub(crate) fn start_agents(
     Ok(agents)
 }
 
-/// Waits until all agents have noticed and enforced what was just written.
+/// Waits until all agents have noticed and enforced the last change.
 pub(crate) fn settle(agents: &mut [Agent]) -> Result<()> {
     std::thread::sleep(PICKED_UP);
     agents.iter_mut().try_for_each(|agent| agent.wait_enforced(START).map(drop))
 }
 
-/// One question to the oracle.
+/// A question to the oracle.
 pub(crate) struct Question {
     pub(crate) from: String,
     pub(crate) to: String,
@@ -65,7 +65,7 @@ pub(crate) struct Question {
     pub(crate) protocol: String,
 }
 
-/// Asks the oracle: `true` where it allows.
+/// Returns the oracle's answers: `true` for allowed.
 pub(crate) fn judge(
     binary: &Path,
     manifests: &Manifests,
@@ -81,7 +81,7 @@ pub(crate) fn judge(
         .context("cannot run netpold explain")?;
     let mut stdin = child.stdin.take().context("no stdin")?;
     let lines: String = questions.iter().map(|q| format!("{}\n", q.json())).collect();
-    // From a thread: the answers may fill their pipe before the last question is taken.
+    // A separate thread writes: the answers may fill their pipe before the last question is read.
     let writer = std::thread::spawn(move || stdin.write_all(lines.as_bytes()));
     let output = child.wait_with_output()?;
     let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -117,7 +117,7 @@ fn verdict(line: &str) -> Result<bool> {
     }
 }
 
-/// What `netpold explain` tells people about one question.
+/// Output of `netpold explain` in text form for one question.
 pub(crate) fn explain(binary: &Path, manifests: &Manifests, question: &Question) -> Result<String> {
     let mut command = Command::new(binary);
     without_twins(&mut command).args(["explain", "--manifests"]).arg(manifests.directory());
@@ -135,7 +135,7 @@ pub(crate) fn explain(binary: &Path, manifests: &Manifests, question: &Question)
     Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
 }
 
-/// A packet that was dropped, as `netpold status` tells programs about it.
+/// A dropped packet in the JSON of `netpold status`.
 #[derive(Deserialize)]
 pub(crate) struct Drop {
     pub(crate) pod: String,
@@ -145,7 +145,7 @@ pub(crate) struct Drop {
     pub(crate) explanation: Vec<String>,
 }
 
-/// What an agent has dropped lately, newest first.
+/// The recent drops of an agent, newest first.
 pub(crate) fn recent_drops(agent: &Agent) -> Result<Vec<Drop>> {
     let mut status = agent.status()?;
     let drops = status["recent_drops"].take();

@@ -1,4 +1,4 @@
-//! Single events: a connection that is cut, a drop that is explained.
+//! Single events: a cut connection, an explained drop.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,11 +14,11 @@ use super::{POLICIES, go_on};
 use crate::step;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// A request on an open connection takes well under a millisecond here; without an answer in this
-/// time the connection is cut.
+/// A request on an open connection takes well under a millisecond here; without an answer in this time the connection
+/// counts as cut.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Where the events happen.
+/// Setting of the events.
 pub(crate) struct Stage<'a> {
     pub(crate) binary: &'a Path,
     pub(crate) manifests: &'a Manifests,
@@ -26,8 +26,8 @@ pub(crate) struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// Takes the rule away under which a connection was opened; another connection to the same pod
-    /// goes on.
+    /// Removes the rule under which a connection was opened, and asserts that another connection to the same pod
+    /// continues.
     pub(crate) fn cut_a_connection(&self, agents: &mut [Agent]) -> Result<()> {
         step::title("a policy change and established connections");
         let api = self.cluster.pod("billing/api")?;
@@ -59,7 +59,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Has a packet dropped and asks why.
+    /// Provokes a drop and prints its reason.
     pub(crate) fn reason_of_a_drop(&self, agents: &[Agent]) -> Result<()> {
         step::title("why was that dropped?");
         let (from, to) = (self.cluster.pod("outside/scanner")?, self.cluster.pod("shop/web")?);
@@ -95,7 +95,7 @@ fn open(from: &Pod, to: &Pod, port: u16) -> Result<Flow> {
     from.open_flow(Protocol::Tcp, SocketAddr::new(address, port), TIMEOUT)
 }
 
-/// When the last answer came.
+/// Time of the last answer.
 fn wait_until_silent(flow: &mut Flow, start: Instant) -> Result<Duration> {
     let mut last = start.elapsed();
     while flow.ping(PATIENCE) {
@@ -109,7 +109,7 @@ fn wait_until_silent(flow: &mut Flow, start: Instant) -> Result<Duration> {
     Ok(last)
 }
 
-/// The agent tells of a drop a moment after it.
+/// Waits until the agent reports a drop, a moment after it.
 fn wait_for_drop(agent: &Agent, source: &str) -> Result<Drop> {
     let deadline = Instant::now() + TIMEOUT;
     loop {

@@ -1,4 +1,4 @@
-//! The binary: built for its size, linked to nothing, and the same wherever it is built.
+//! The binary: optimized for size, static, and the same wherever it is built.
 
 use std::env;
 use std::fs;
@@ -12,19 +12,18 @@ use crate::arch::Arch;
 use crate::setup::{self, Toolchain};
 use crate::{root, step};
 
-/// A binary that needs nothing of the system it runs on but its kernel.
+/// Builds a binary that depends only on the kernel of its system.
 ///
 /// # Errors
-/// The build fails, or something for it is missing.
+/// When the build fails, or a tool for it is missing.
 pub(super) fn build(arch: Arch) -> Result<PathBuf> {
     build_in(root(), &target(), arch, &setup::run()?)
 }
 
-/// Builds once more, from a copy of the sources at another place with nothing built before, and
-/// compares.
+/// Builds again, from a copy of the sources at another place without earlier artifacts, and compares.
 ///
 /// # Errors
-/// The build fails, or makes something else.
+/// When the build fails, or its result differs.
 pub(super) fn again(arch: Arch, first: &[u8]) -> Result<()> {
     let elsewhere = tempfile::tempdir().context("no temporary directory")?;
     let sources = elsewhere.path().join("another/place");
@@ -41,10 +40,10 @@ pub(super) fn again(arch: Arch, first: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// No path of this machine is in a binary.
+/// Ensures that a binary contains no path of this machine.
 ///
 /// # Errors
-/// With the first that is.
+/// When the binary contains one; names the first.
 pub(super) fn ensure_nameless(binary: &[u8]) -> Result<()> {
     let home = env::var_os("HOME").map(PathBuf::from);
     let places = [Some(root().to_owned()), Some(target()), cargo_home(), home];
@@ -56,7 +55,7 @@ pub(super) fn ensure_nameless(binary: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Where cargo puts what it builds.
+/// Cargo's target directory.
 pub(super) fn target() -> PathBuf {
     let chosen = env::var_os("CARGO_TARGET_DIR");
     root().join(chosen.map_or("target".into(), PathBuf::from))
@@ -69,14 +68,14 @@ fn build_in(sources: &Path, into: &Path, arch: Arch, toolchain: &Toolchain) -> R
         .current_dir(sources)
         .args(["--profile", "image", "--target-dir"])
         .arg(into)
-        // With a target named, these are not for build scripts and macros, which stay dynamic.
+        // With an explicit target, the flags do not apply to build scripts and macros, which stay dynamic.
         .env("CARGO_ENCODED_RUSTFLAGS", flags(sources, into).join("\u{1f}"));
     setup::build_for(arch, &mut command)?;
     step::show(toolchain.apply(&mut command))?;
     Ok(into.join(arch.target()).join("image/netpold"))
 }
 
-/// Where the sources are on this machine is nobody's business, and would make another binary.
+/// Flags for a static binary without paths of this machine, which would differ between builds.
 fn flags(sources: &Path, into: &Path) -> Vec<String> {
     let mut flags = vec![setup::STATIC.to_owned()];
     let mut rename = |path: &Path, name: &str| {
@@ -98,7 +97,7 @@ fn cargo_home() -> Option<PathBuf> {
         .or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".cargo")))
 }
 
-/// Copies what git knows of, or would add: neither what was built nor anything else.
+/// Copies the files that git tracks or would add, without ignored ones.
 fn copy_sources(to: &Path) -> Result<()> {
     let listed = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])

@@ -1,4 +1,4 @@
-//! What must be true of an image, asked of tools that did not write it.
+//! Requirements on an image, checked with independent tools.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::layout;
 use crate::arch::Arch;
 use crate::{setup, step};
 
-/// A pod that one other may reach.
+/// A pod that only one other may reach.
 const CLUSTER: &str = r"
 {apiVersion: v1, kind: Namespace, metadata: {name: shop}}
 ---
@@ -29,11 +29,11 @@ const CLUSTER: &str = r"
         ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]}}
 ";
 
-/// Looks at an image: that skopeo takes it for one and finds every digest right, what it says of
-/// itself, that there is one file in it, and that this runs with nothing else around it.
+/// Checks that skopeo accepts an image and its digests, that its configuration is complete, that it has one layer, and
+/// that the binary runs without other files.
 ///
 /// # Errors
-/// With what is wrong.
+/// When a check fails.
 pub(super) fn check(directory: &Path, tag: &str, arch: Arch) -> Result<()> {
     let image = format!("oci:{}:{tag}", directory.display());
     let skopeo = |arguments: &[&str]| skopeo(arch, arguments);
@@ -47,7 +47,7 @@ pub(super) fn check(directory: &Path, tag: &str, arch: Arch) -> Result<()> {
         ensure!(value.as_str().is_some_and(|text| !text.is_empty()), "label {label}: {config}");
     }
     let unpacked = tempfile::tempdir().context("no temporary directory")?;
-    // Copying reads every blob and compares it with its digest.
+    // The copy reads every blob and compares it with its digest.
     let copy = unpacked.path().join("copy");
     skopeo(&["copy", "--quiet", &image, &format!("dir:{}", copy.display())])?;
     let manifest: Value = serde_json::from_slice(&fs::read(copy.join("manifest.json"))?)?;
@@ -60,7 +60,7 @@ pub(super) fn check(directory: &Path, tag: &str, arch: Arch) -> Result<()> {
     runs(&root, arch)
 }
 
-/// The binary says its version, and what it makes of a policy, where there is nothing but itself.
+/// Checks the binary's version and its answers about a policy, in a root without other files.
 fn runs(root: &Path, arch: Arch) -> Result<()> {
     let foreign = !arch.is_own();
     if !netpold_testbed::is_root() {
@@ -95,7 +95,7 @@ fn runs(root: &Path, arch: Arch) -> Result<()> {
     Ok(())
 }
 
-/// The same binary makes the same image, whenever and in whatever order.
+/// Checks that the same binary gives the same image, at any time and in any order.
 pub(super) fn reproducible(contents: &layout::Contents) -> Result<()> {
     let directory = tempfile::tempdir().context("no temporary directory")?;
     let index = |name: &str| -> Result<Vec<u8>> {
@@ -103,7 +103,7 @@ pub(super) fn reproducible(contents: &layout::Contents) -> Result<()> {
         layout::write(&path, "test", std::slice::from_ref(contents))?;
         Ok(fs::read(path.join("index.json"))?)
     };
-    // The index holds the digest of everything else.
+    // The index contains the digest of everything else.
     let first = index("first")?;
     for other in 0..8 {
         ensure!(index(&format!("{other}"))? == first, "the same contents make another image");
@@ -111,7 +111,7 @@ pub(super) fn reproducible(contents: &layout::Contents) -> Result<()> {
     Ok(())
 }
 
-/// An image for several processors holds each under the one tag.
+/// Checks that an image for several processors contains each of them under the one tag.
 pub(super) fn several(contents: &layout::Contents) -> Result<()> {
     let directory = tempfile::tempdir().context("no temporary directory")?;
     let images = [Arch::Amd64, Arch::Arm64].map(|arch| layout::Contents {

@@ -17,22 +17,22 @@ use sha2::{Digest as _, Sha256};
 
 use crate::arch::Arch;
 
-/// Where the binary is in the image.
+/// Path of the binary in the image.
 const PATH: &str = "netpold";
-/// The time of everything in the image.
+/// Creation time in the image's configuration.
 const CREATED: &str = "1970-01-01T00:00:00Z";
 
-/// What goes into an image.
+/// Contents of an image for one processor.
 #[derive(Clone)]
 pub(super) struct Contents {
     pub(super) binary: Vec<u8>,
     pub(super) arch: Arch,
-    /// The commit.
+    /// The commit of the sources.
     pub(super) revision: String,
 }
 
-/// Writes the layout, in place of what was there: one image, or for several processors an index of
-/// them, under the same tag. Gives the size of each in bytes.
+/// Writes the layout, which replaces an earlier one: one image, or for several processors an index of images, under the
+/// same tag. Returns the size of each in bytes.
 pub(super) fn write(directory: &Path, tag: &str, images: &[Contents]) -> Result<Vec<u64>> {
     let writing = || format!("cannot write {}", directory.display());
     if directory.join("oci-layout").exists() {
@@ -67,7 +67,7 @@ struct Layout<'a> {
 }
 
 impl Layout<'_> {
-    /// The blobs of one image; its manifest, and the size of all in bytes.
+    /// Writes the blobs of one image; returns its manifest, and the size of all blobs in bytes.
     fn image(&self, contents: &Contents) -> Result<(Descriptor, u64)> {
         let archive = archive(&contents.binary)?;
         let layer = self.blob(MediaType::ImageLayerGzip, &compress(&archive)?)?;
@@ -100,8 +100,8 @@ impl Layout<'_> {
         self.blob(kind, &json(value)?)
     }
 
-    /// How to run it. User 0, since bpffs belongs to the node's root; what root may do is for the
-    /// DaemonSet to say.
+    /// Configuration for running the image. User 0, since bpffs belongs to the node's root; the DaemonSet limits the
+    /// capabilities.
     fn config(&self, contents: &Contents, layer: &str) -> Result<Descriptor> {
         let labels = [
             ("title", "netpold"),
@@ -135,8 +135,7 @@ impl Layout<'_> {
     }
 }
 
-/// The layer: one file, and the directories that something is mounted on (a runtime cannot make them
-/// in a root that it mounts read-only).
+/// The layer: the binary, and directories for mounts (a runtime cannot make them in a root that it mounts read-only).
 fn archive(binary: &[u8]) -> Result<Vec<u8>> {
     let mut archive = tar::Builder::new(Vec::new());
     for directory in ["proc/", "run/", "run/netpold/", "sys/", "sys/fs/", "sys/fs/bpf/"] {
@@ -148,7 +147,7 @@ fn archive(binary: &[u8]) -> Result<Vec<u8>> {
     Ok(archive.into_inner()?)
 }
 
-/// An entry of an archive whose bytes depend on its content alone.
+/// Header of an archive entry that depends only on the content.
 pub(crate) fn header(mode: u32, size: u64) -> tar::Header {
     let mut header = tar::Header::new_ustar();
     header.set_mode(mode);
@@ -165,7 +164,7 @@ fn compress(bytes: &[u8]) -> Result<Vec<u8>> {
     Ok(gzip.finish()?)
 }
 
-/// Sorted keys: the types hold labels in hash maps.
+/// Serializes with sorted keys, since the types hold labels in hash maps.
 fn json(value: &impl Serialize) -> Result<Vec<u8>> {
     Ok(serde_json::to_vec(&serde_json::to_value(value)?)?)
 }

@@ -1,5 +1,5 @@
-//! Programs from crates.io, each into a folder of our own in the user's cache: other projects of the user
-//! may need another version.
+//! Programs from crates.io, each in a separate folder in the user's cache: other projects of the user may need another
+//! version.
 
 use std::path::PathBuf;
 
@@ -8,23 +8,23 @@ use anyhow::{Context, Result};
 use super::toolchain::{cache, on_path};
 use crate::step;
 
-/// A program and the crate that has it.
+/// A program and its crate.
 pub(crate) struct Program {
-    /// The executable.
+    /// Name of the executable.
     pub(crate) name: &'static str,
     package: &'static str,
     version: &'static str,
 }
 
-/// Unused dependencies.
+/// Check for unused dependencies.
 pub(crate) const SHEAR: Program =
     Program { name: "cargo-shear", package: "cargo-shear", version: "1.5.1" };
-/// Spelling.
+/// Check of spelling.
 pub(crate) const TYPOS: Program =
     Program { name: "typos", package: "typos-cli", version: "1.52.0" };
 
 impl Program {
-    /// Where it is: on the path, or where [`Program::install`] put it.
+    /// Path of the program: on the `PATH`, or in the folder of [`Program::install`].
     pub(crate) fn find(&self) -> Option<PathBuf> {
         let cached = self.folder().map(|folder| folder.join("bin").join(self.name));
         on_path(self.name).or(cached).filter(|program| program.is_file())
@@ -34,7 +34,7 @@ impl Program {
         Some(cache()?.join(format!("netpold/{}-{}", self.package, self.version)))
     }
 
-    /// Builds it, if it is not there.
+    /// Builds the program, unless it is already there.
     pub(super) fn install(&self) -> Result<()> {
         if self.find().is_some() {
             return Ok(());
@@ -44,7 +44,7 @@ impl Program {
     }
 }
 
-/// Builds a crate's programs.
+/// Builds and installs a crate's programs.
 pub(super) fn install(
     package: &str,
     version: &str,
@@ -59,7 +59,7 @@ pub(super) fn install(
             .arg(folder)
             .envs(variables.iter().copied())
             .env_remove("CARGO_BUILD_TARGET")
-            // At the top of the tree our lock file's folder would be taken for its workspace.
+            // At the top of the tree, cargo would take this project's workspace for the crate's.
             .current_dir("/"),
     )
 }

@@ -1,5 +1,5 @@
-//! What building for another processor needs: its standard library, a C compiler that links for it,
-//! and an emulator to see the result run.
+//! Tools for building for another processor: its standard library, a C compiler that links for it, and an emulator to
+//! run the result.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,19 +11,19 @@ use crate::arch::Arch;
 use crate::step;
 
 const LINKER: &str = "aarch64-linux-gnu-gcc";
-/// Runs a static arm64 program, and is one file itself.
+/// Emulator of static arm64 programs, itself a single file.
 const EMULATOR: &str = "qemu-aarch64-static";
-/// Programs, and Debian's packages that have them; the compiler's C library is one more.
+/// Programs and their packages in Debian; the compiler's C library is one more package.
 const PROGRAMS: [(&str, &str); 3] = [
     (LINKER, "gcc-aarch64-linux-gnu"),
     (LINKER, "libc6-dev-arm64-cross"),
     (EMULATOR, "qemu-user-static"),
 ];
 
-/// Installs what is missing to build for 64-bit ARM with glibc, and gives the linker.
+/// Installs missing tools for building for 64-bit ARM with glibc, and returns the linker.
 ///
 /// # Errors
-/// Naming what could not be had, or that it is another processor.
+/// When a tool cannot be installed, or the processor is another one.
 pub(super) fn install(arch: Arch) -> Result<&'static str> {
     let target = arch.target();
     ensure!(arch == Arch::Arm64, "this machine can build for itself and arm64, not for {target}");
@@ -35,7 +35,7 @@ pub(super) fn install(arch: Arch) -> Result<&'static str> {
     Ok(LINKER)
 }
 
-/// The emulator, where there is one.
+/// Path of the emulator, if installed.
 pub(crate) fn emulator() -> Option<PathBuf> {
     toolchain::on_path(EMULATOR)
 }

@@ -1,5 +1,4 @@
-//! Tools that look at `deploy/` and at the image, and run what is in there: independent ones, from
-//! Debian's packages.
+//! Independent tools from Debian's packages that check `deploy/` and the image, and run parts of them.
 
 use std::fs;
 use std::process::Command;
@@ -9,24 +8,24 @@ use anyhow::{Context, Result, ensure};
 use super::{packages, toolchain};
 use crate::step;
 
-/// Programs and the packages that have them.
+/// Programs and their packages.
 const TOOLS: [(&str, &str); 4] =
     [("skopeo", "skopeo"), ("shellcheck", "shellcheck"), ("ruby", "ruby"), ("runc", "runc")];
 const PROMTOOL: &str = "usr/bin/promtool";
 
-/// Installs what is missing.
+/// Installs missing tools.
 ///
 /// # Errors
-/// Naming what could not be had.
+/// When a tool cannot be installed.
 pub(super) fn install() -> Result<()> {
     packages::install_programs(&TOOLS)?;
     if needs_promtool() { fetch_promtool() } else { Ok(()) }
 }
 
-/// The same for what looks at the image alone.
+/// [`install`] for the tools of the image alone.
 ///
 /// # Errors
-/// Naming what could not be had.
+/// When a tool cannot be installed.
 pub(super) fn install_for_image() -> Result<()> {
     packages::install_programs(&TOOLS[..1])
 }
@@ -37,7 +36,7 @@ fn needs_promtool() -> bool {
     !cached && toolchain::on_path("promtool").is_none()
 }
 
-/// Taken out of its package: installing that would start a Prometheus on this machine.
+/// Extracts promtool from its package: an installation would start a Prometheus on this machine.
 fn fetch_promtool() -> Result<()> {
     let cache = toolchain::cache().context("neither XDG_CACHE_HOME nor HOME is set")?;
     ensure!(packages::have_apt(), "looking at deploy/ needs promtool on the PATH");

@@ -1,8 +1,8 @@
-//! A real API server for the tests: built once from Debian's own source package, with Debian's Go,
-//! and kept in the user's cache.
+//! A real API server for the tests: built once from Debian's source package, with Debian's Go, and kept in the user's
+//! cache.
 //!
-//! No package has the binary and no registry is asked for an image; what Debian 12 has is version
-//! 1.20.2, which serves everything that the agent reads but EndpointSlices of v1.
+//! No package has the binary, and images from a registry are not used; Debian 12 has the sources of version 1.20.2,
+//! which serves all objects that the agent reads except EndpointSlices of v1.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,9 +15,9 @@ use super::release::Release;
 use super::toolchain;
 use crate::step;
 
-/// The release whose packages fit each other.
+/// The release of all packages, so that they fit each other.
 const SUITE: &str = "bookworm";
-/// What builds it, and etcd itself.
+/// Tools of the build, and etcd.
 const PACKAGES: [&str; 10] = [
     "golang-1.19-go",
     "golang-1.19-src",
@@ -31,15 +31,14 @@ const PACKAGES: [&str; 10] = [
     "libonig5",
     "golang-github-modern-go-reflect2-dev",
 ];
-/// The copy that the source package has cannot make maps under this Go: with it the server crashes at
-/// the first custom object.
+/// The copy in the source package cannot make maps under this Go: the server crashes at the first custom object.
 const REFLECT: &str = "github.com/modern-go/reflect2";
 const TOOLS: [&str; 4] = ["dpkg", "tar", "make", "gcc"];
 
-/// Builds what is missing, in about five minutes.
+/// Builds the missing binaries, in about five minutes.
 ///
 /// # Errors
-/// Naming the step that failed. Nothing half done is left in the cache.
+/// When a step fails, with its name. The cache then contains no partial results.
 pub(super) fn install() -> Result<()> {
     let folder = toolchain::cache().context("neither XDG_CACHE_HOME nor HOME is set")?;
     let folder = folder.join(CACHED);
@@ -66,7 +65,7 @@ fn possible() -> Result<()> {
     Ok(())
 }
 
-/// The build's folder.
+/// Folder of the build.
 struct Work(Release);
 
 impl Work {
@@ -86,7 +85,7 @@ impl Work {
         self.replace_reflect()
     }
 
-    /// Puts the packaged version in the place of the source's own.
+    /// Replaces the source's own version by the packaged one.
     fn replace_reflect(&self) -> Result<()> {
         let old = self.path("src/vendor").join(REFLECT);
         let new = self.path("root/usr/share/gocode/src").join(REFLECT);
@@ -116,7 +115,7 @@ impl Work {
             .current_dir(self.path("src"))
             .env("PATH", path)
             .env("GOROOT", go)
-            // Everything it needs is in the package.
+            // The source package contains all dependencies.
             .env("GOPROXY", "off")
             .env("GOSUMDB", "off")
             .env("GOCACHE", self.path("gocache"))
@@ -125,14 +124,14 @@ impl Work {
         step::quiet(&mut make)
     }
 
-    /// Where the unpacked rsync finds its libraries.
+    /// Libraries of the unpacked rsync.
     fn libraries(&self) -> std::ffi::OsString {
         let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
         let folders = ["root/usr/lib", "root/lib"].map(|lib| self.path(lib).join(&triplet));
         std::env::join_paths(folders).unwrap_or_default()
     }
 
-    /// Moves what was made into the cache: whole, or not at all.
+    /// Moves the results into the cache, each as a whole.
     fn keep(&self, folder: &Path) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let machine = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };

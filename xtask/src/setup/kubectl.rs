@@ -1,5 +1,5 @@
-//! A kubectl that renders `deploy/`: kustomize 4 or later is in it since 1.21. What Debian 12 has is
-//! 1.20, so Debian 13's is taken out of its package, into the user's cache.
+//! A kubectl that renders `deploy/`, with kustomize 4 or later as since 1.21. Debian 12 has 1.20, so that of Debian 13
+//! is unpacked into the user's cache.
 
 use std::fs;
 
@@ -9,13 +9,13 @@ use netpold_testbed::apiserver::{KUBECTL_CACHED, Kubectl};
 use super::release::Release;
 use super::toolchain;
 
-/// The release whose kubectl runs on it and the one before.
+/// Release with a kubectl that also runs on the release before.
 const SUITE: &str = "trixie";
 
-/// Fetches it where there is none.
+/// Fetches a kubectl if none renders.
 ///
 /// # Errors
-/// Naming what could not be had.
+/// When no kubectl is available.
 pub(super) fn install() -> Result<()> {
     if Kubectl::find().is_some_and(|kubectl| kubectl.renders()) {
         return Ok(());

@@ -13,13 +13,13 @@ pub(super) fn have_apt() -> bool {
     Path::new("/usr/bin/apt-get").exists()
 }
 
-/// Whether packages may be installed.
+/// Whether this process may install packages.
 fn root() -> bool {
     let id = Command::new("id").arg("-u").output();
     id.is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }
 
-/// Those that dpkg does not know as installed (all, where there is no dpkg).
+/// The packages that dpkg does not report as installed (all, without dpkg).
 pub(super) fn not_installed<'a>(names: &[&'a str]) -> Vec<&'a str> {
     let installed = |name: &str| {
         let query = Command::new("dpkg-query")
@@ -30,10 +30,10 @@ pub(super) fn not_installed<'a>(names: &[&'a str]) -> Vec<&'a str> {
     names.iter().copied().filter(|name| !installed(name)).collect()
 }
 
-/// Installs packages without asking, and gives those that apt does not know.
+/// Installs packages without questions, and returns those that apt does not know.
 ///
 /// # Errors
-/// There is no apt, this is not root, or apt fails.
+/// When there is no apt, this process is not root, or apt fails.
 pub(super) fn install<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
     ensure!(
         have_apt() && root(),
@@ -54,7 +54,7 @@ pub(super) fn install<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
     Ok(unknown)
 }
 
-/// Installs the packages of those programs that are not there.
+/// Installs the packages of absent programs.
 ///
 /// # Errors
 /// As [`install`], and when apt does not know one of them.
@@ -69,15 +69,15 @@ pub(super) fn install_programs(programs: &[(&str, &str)]) -> Result<()> {
     Ok(())
 }
 
-/// Fetches the lists: a new image has none, an old one outdated ones. A source that cannot be
-/// reached need not be the one we want, so that does not end the set-up.
+/// Updates the package lists: a new image has none, an old one has outdated ones. An unreachable source may be
+/// irrelevant, so errors only give a warning.
 pub(super) fn update() {
     if let Err(error) = step::quiet(Command::new("apt-get").args(["update", "-q"])) {
         step::warning(&format!("{error:#}; trying to install all the same"));
     }
 }
 
-/// Whether there is a version to install.
+/// Whether apt has a version to install.
 fn available(name: &str) -> bool {
     let shown = Command::new("apt-cache")
         .args(["show", "--no-all-versions", name])

@@ -1,5 +1,4 @@
-//! Packages of another release of Debian than the machine's: fetched and unpacked into a folder of
-//! their own, and never installed.
+//! Packages of a Debian release other than the machine's: fetched and unpacked into a separate folder, never installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,11 +11,11 @@ use crate::step;
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// A folder for apt's lists, packages and sources; gone when dropped.
+/// A folder for apt's lists, packages and sources; removed when dropped.
 pub(super) struct Release(tempfile::TempDir);
 
 impl Release {
-    /// Whether there is an apt that trusts Debian.
+    /// Whether there is an apt with Debian's keys.
     pub(super) fn possible() -> bool {
         packages::have_apt() && Path::new(KEYRING).exists()
     }
@@ -35,12 +34,12 @@ impl Release {
         Ok(release)
     }
 
-    /// Something in the folder: what is fetched is in `files`, what is unpacked in `root`.
+    /// Path in the folder: `files` contains downloads, `root` the unpacked packages.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    /// apt that sees these sources and nothing of the machine's, not even what is installed.
+    /// apt with only these sources, independent of the machine's sources and installed packages.
     pub(super) fn apt(&self) -> Command {
         let mut apt = Command::new("apt-get");
         apt.current_dir(self.path("files")).arg("-qq");
@@ -67,14 +66,14 @@ impl Release {
         Ok(())
     }
 
-    /// What was fetched and ends so.
+    /// Fetched files with a suffix.
     pub(super) fn files(&self, suffix: &str) -> Result<Vec<PathBuf>> {
         let entries = fs::read_dir(self.path("files"))?.flatten().map(|entry| entry.path());
         Ok(entries.filter(|path| path.to_string_lossy().ends_with(suffix)).collect())
     }
 }
 
-/// The mirror that this machine uses, if it is Debian's, else Debian's own.
+/// The machine's mirror if it is Debian's, else the default one.
 fn mirror() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let newer = read("/etc/apt/sources.list.d/debian.sources");

@@ -1,4 +1,4 @@
-//! Where the eBPF toolchain is, if it is anywhere.
+//! Location of the eBPF toolchain.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -6,33 +6,33 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-/// The bpf-linker that is known to work.
+/// The tested version of bpf-linker.
 pub(super) const LINKER_VERSION: &str = "0.13.0";
-/// The LLVM that it is built against; a compiler's must not be newer.
+/// The LLVM of that bpf-linker; a compiler's LLVM must not be newer.
 pub(super) const LLVM_MAJOR: u32 = 22;
 /// Debian's compiler.
 pub(super) const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 
-/// Variables by which `agent/build.rs` can be told.
+/// Variables for overrides in `agent/build.rs`.
 const RUSTC_VARIABLE: &str = "NETPOLD_BPF_RUSTC";
 const LINKER_VARIABLE: &str = "NETPOLD_BPF_LINKER";
 
-/// What the agent's build has to be told, because it would choose something else by itself.
+/// Overrides for the agent's build where its own choice would be wrong.
 pub(crate) struct Toolchain {
     rustc: Option<PathBuf>,
 }
 
-/// What is missing.
+/// Missing tools.
 pub(super) struct Needs {
     pub(super) ip: bool,
     pub(super) compiler: bool,
     pub(super) linker: bool,
-    /// bpf-linker is to be built, and LLVM is C++.
+    /// No C++ compiler for building bpf-linker against LLVM.
     pub(super) cxx_for_linker: bool,
 }
 
 impl Toolchain {
-    /// Finds the toolchain as it is.
+    /// Finds the installed toolchain.
     pub(super) fn find() -> Result<Self> {
         if env::var_os(RUSTC_VARIABLE).is_some() {
             return Ok(Self { rustc: None });
@@ -40,15 +40,14 @@ impl Toolchain {
         let newest = linker().and_then(|linker| llvm_of_linker(&linker)).unwrap_or(u32::MAX);
         match nightly_llvm() {
             Some(llvm) if llvm <= newest => Ok(Self { rustc: None }),
-            // The build script prefers any nightly with rust-src: one that is too new for the
-            // linker has to be overridden.
+            // The build script prefers any nightly with rust-src; one too new for the linker needs an override.
             Some(_) if debian_usable() => Ok(Self { rustc: Some(DEBIAN_RUSTC.into()) }),
             None if debian_usable() => Ok(Self { rustc: None }),
             _ => bail!("no compiler for eBPF: run `cargo xtask setup`"),
         }
     }
 
-    /// Tells a cargo run.
+    /// Applies the overrides to a run of cargo.
     pub(crate) fn apply<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         if let Some(rustc) = &self.rustc {
             command.env(RUSTC_VARIABLE, rustc);
@@ -58,7 +57,7 @@ impl Toolchain {
 }
 
 impl Needs {
-    /// Looks around.
+    /// Determines the missing tools.
     pub(super) fn look() -> Self {
         let linker = linker();
         let newest = linker.as_deref().and_then(llvm_of_linker).unwrap_or(LLVM_MAJOR);
@@ -77,7 +76,7 @@ impl Needs {
         !(self.ip || self.compiler || self.linker)
     }
 
-    /// For people.
+    /// Names for messages.
     pub(super) fn names(&self) -> Vec<&'static str> {
         let mut names = Vec::new();
         names.extend(self.ip.then_some("ip (iproute2)"));
@@ -87,12 +86,12 @@ impl Needs {
     }
 }
 
-/// The folder that bpf-linker is installed into.
+/// Folder of the installed bpf-linker.
 pub(super) fn linker_folder() -> Option<PathBuf> {
     Some(cache()?.join(format!("netpold/bpf-linker-{LINKER_VERSION}")))
 }
 
-/// The user's cache.
+/// The user's cache folder.
 pub(crate) fn cache() -> Option<PathBuf> {
     env::var_os("XDG_CACHE_HOME")
         .filter(|folder| !folder.is_empty())
@@ -113,12 +112,12 @@ fn linker() -> Option<PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
-/// LLVM of a dynamically linked bpf-linker; `None` if it does not tell.
+/// LLVM of a dynamically linked bpf-linker; `None` if unknown.
 fn llvm_of_linker(linker: &Path) -> Option<u32> {
     llvm_among(&output(Command::new("ldd").arg(linker))?)
 }
 
-/// Major version of the libLLVM in what ldd prints.
+/// Major version of libLLVM in the output of ldd.
 fn llvm_among(libraries: &str) -> Option<u32> {
     let (_, name) = libraries.split_once("libLLVM")?;
     let digits: String =
@@ -126,7 +125,7 @@ fn llvm_among(libraries: &str) -> Option<u32> {
     digits.parse().ok()
 }
 
-/// LLVM of rustup's nightly, if that has the sources of `core`.
+/// LLVM of rustup's nightly, if it has the sources of `core`.
 fn nightly_llvm() -> Option<u32> {
     let rustc = |argument: &str| {
         output(Command::new("rustup").args(["run", "nightly", "rustc"]).args(argument.split(' ')))

@@ -1,4 +1,4 @@
-//! Debian's packages, downloaded and unpacked into the cache; nothing is installed.
+//! Debian's packages, downloaded and unpacked into the cache, not installed.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,10 +11,10 @@ use super::output;
 use crate::arch::Arch;
 use crate::step;
 
-/// A package with what it depends on beyond what is installed, unpacked into a folder.
+/// Unpacks a package, with dependencies that are not installed, into a folder.
 ///
 /// # Errors
-/// When it cannot be fetched.
+/// When a package cannot be fetched.
 pub(super) fn unpacked(cache: &Path, package: &str) -> Result<PathBuf> {
     let root = cache.join(package);
     if root.join(COMPLETE).exists() {
@@ -35,7 +35,7 @@ pub(super) fn unpacked(cache: &Path, package: &str) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Unpacks every package of a folder, which goes.
+/// Unpacks every package of a folder and removes that folder.
 fn unpack_all(archives: &Path, root: &Path) -> Result<()> {
     fs::create_dir_all(root)?;
     let mut found = 0;
@@ -52,12 +52,12 @@ fn unpack_all(archives: &Path, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// In a folder where everything was unpacked.
+/// File that marks a completely unpacked folder.
 pub(super) const COMPLETE: &str = ".complete";
-/// Packages with what they depend on.
+/// Downloads packages with their dependencies.
 const DOWNLOAD: [&str; 5] = ["install", "-q", "-y", "--download-only", "--no-install-recommends"];
 
-/// One of apt's programs, with no lock, and no other user who would have to read the cache.
+/// A program of apt, without locks, and without a sandbox user who would need access to the cache.
 fn apt(program: &str) -> Command {
     let mut command = Command::new(program);
     command.args(["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User=root"]);
@@ -70,7 +70,7 @@ fn option(name: &str, path: &Path) -> OsString {
     option
 }
 
-/// One suite of the machine's own Debian mirror for one processor, with lists of its own.
+/// One suite of the machine's own Debian mirror for one processor, with separate lists.
 pub(super) struct Suite {
     folder: PathBuf,
     name: String,
@@ -81,7 +81,7 @@ impl Suite {
     /// Fetches the suite's list of packages.
     ///
     /// # Errors
-    /// When the machine has no Debian mirror, or the suite cannot be reached there.
+    /// When the machine has no Debian mirror, or the mirror does not serve the suite.
     pub(super) fn update(cache: &Path, name: &str, arch: Arch) -> Result<Self> {
         let folder = cache.join("suites").join(name);
         fs::create_dir_all(folder.join("lists/partial"))?;
@@ -103,7 +103,7 @@ impl Suite {
             .arg(option("Dir::Cache", &self.folder))
             .arg(option("Dir::Etc::sourcelist", &self.folder.join("sources.list")))
             .args(["-o", "Dir::Etc::sourceparts=/dev/null", "-o", "Acquire::Languages=none"])
-            // What is installed here says nothing about that suite.
+            // The machine's installed packages are irrelevant for that suite.
             .args(["-o", "Dir::State::status=/dev/null"]);
         for name in ["Architecture", "Architectures"] {
             command.arg(format!("-oAPT::{name}={}", self.arch.name()));
@@ -111,7 +111,7 @@ impl Suite {
         command
     }
 
-    /// What a package depends on.
+    /// Dependencies of a package.
     ///
     /// # Errors
     /// When the suite has no such package.
@@ -122,10 +122,10 @@ impl Suite {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// Downloads packages with all that they depend on, and unpacks them.
+    /// Downloads packages with all their dependencies, and unpacks them.
     ///
     /// # Errors
-    /// When one cannot be fetched.
+    /// When a package cannot be fetched.
     pub(super) fn unpack_whole(&self, packages: &[&str], root: &Path) -> Result<()> {
         let archives = self.folder.join("archives");
         fs::create_dir_all(archives.join("partial"))?;
@@ -136,7 +136,7 @@ impl Suite {
     /// Downloads packages and unpacks them.
     ///
     /// # Errors
-    /// When one cannot be fetched.
+    /// When a package cannot be fetched.
     pub(super) fn unpack(&self, packages: &[String], root: &Path) -> Result<()> {
         let archives = self.folder.join("archives");
         fs::create_dir_all(&archives)?;
@@ -146,7 +146,7 @@ impl Suite {
     }
 }
 
-/// The mirror that the machine's own apt uses, and the key of what is signed there.
+/// The mirror of the machine's own apt, and the key for its signatures.
 fn mirror() -> Result<(String, String)> {
     let format = "$(REPO_URI) $(SIGNED_BY)";
     let targets = output(Command::new("apt-get").args(["indextargets", "--format", format]))?;

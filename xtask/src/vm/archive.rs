@@ -15,7 +15,7 @@ enum Entry {
     Content(u32, Vec<u8>),
 }
 
-/// What will be in the archive, by absolute path.
+/// Contents of the archive, by absolute path.
 #[derive(Default)]
 pub(super) struct Archive {
     entries: BTreeMap<PathBuf, Entry>,
@@ -26,25 +26,25 @@ const FOLDER: u32 = 0o040_755;
 const LINK: u32 = 0o120_777;
 
 impl Archive {
-    /// A file of this content.
+    /// Adds a file with this content.
     pub(super) fn file(&mut self, path: &str, mode: u32, content: impl Into<Vec<u8>>) {
         self.add(Path::new(path), Entry::Content(FILE | mode, content.into()));
     }
 
-    /// An empty folder.
+    /// Adds an empty folder.
     pub(super) fn folder(&mut self, path: &str) {
         self.add(Path::new(path), Entry::Folder);
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link.
     pub(super) fn link(&mut self, path: &str, target: &str) {
         self.add(Path::new(path), Entry::Link(target.into()));
     }
 
-    /// A file of this machine.
+    /// Adds a file of this machine.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When the file cannot be read.
     pub(super) fn copy(&mut self, from: &Path, to: &Path) -> Result<()> {
         let read = || -> std::io::Result<_> {
             let mode = fs::metadata(from)?.permissions().mode() & 0o777;
@@ -55,7 +55,7 @@ impl Archive {
         Ok(())
     }
 
-    /// Puts an entry below the folders that it needs.
+    /// Adds an entry and its parent folders.
     fn add(&mut self, path: &Path, entry: Entry) {
         let path: PathBuf = path.components().filter(|c| *c != Component::RootDir).collect();
         let parents = path.ancestors().skip(1).filter(|parent| !parent.as_os_str().is_empty());
@@ -87,7 +87,7 @@ impl Archive {
     }
 }
 
-/// One member: header and name padded to four bytes, then content likewise.
+/// Writes one member: header and name padded to four bytes, then content likewise.
 fn member(out: &mut impl Write, inode: usize, mode: u32, name: &str, data: &[u8]) -> Result<()> {
     let (links, size, length) = (1, data.len(), name.len() + 1);
     let header = format!(
@@ -101,7 +101,7 @@ fn member(out: &mut impl Write, inode: usize, mode: u32, name: &str, data: &[u8]
     pad(out, size, 0)
 }
 
-/// Zeros up to a multiple of four, `least` of them at the least.
+/// Writes zeros up to a multiple of four, at least `least` of them.
 fn pad(out: &mut impl Write, length: usize, least: usize) -> Result<()> {
     let zeros = least + (length + least).wrapping_neg() % 4;
     Ok(out.write_all(&[0; 8][..zeros])?)
@@ -112,7 +112,7 @@ mod tests {
     use super::Archive;
     use std::process::{Command, Stdio};
 
-    /// The format as another program reads it, where there is one.
+    /// Compares with the listing of cpio, if installed.
     #[test]
     fn an_archive_is_what_cpio_reads() {
         let folder = tempfile::tempdir().unwrap();

@@ -12,7 +12,7 @@ use super::guest::Guest;
 use super::kernel::Kernel;
 use super::qemu::Qemu;
 
-/// How a step ended.
+/// Result of a step.
 pub(super) struct Done {
     pub(super) name: String,
     pub(super) status: i32,
@@ -25,7 +25,7 @@ impl Done {
         self.status == 0
     }
 
-    /// What a test binary says at its end, or else the last line.
+    /// The result line of a test binary, or else the last line.
     pub(super) fn summary(&self) -> &str {
         let mut lines = self.output.iter().rev().map(|line| line.trim());
         let result = lines.clone().find_map(|line| line.strip_prefix("test result: "));
@@ -33,25 +33,25 @@ impl Done {
     }
 }
 
-/// How the guest as a whole ended.
+/// Result of the guest as a whole.
 pub(super) enum Ended {
     Well,
     Badly(String),
 }
 
-/// What happened in a guest.
+/// Events of a guest.
 pub(super) struct Report {
     pub(super) steps: Vec<Done>,
     pub(super) notes: Vec<String>,
     pub(super) ended: Ended,
-    /// Until the first step.
+    /// Time until the first step.
     pub(super) booted: Duration,
     pub(super) took: Duration,
-    /// The last lines outside of steps: the kernel's last words.
+    /// Lines outside of steps at the end: the kernel's last messages.
     pub(super) tail: Vec<String>,
 }
 
-/// A guest that ends with us, also when we fail.
+/// A guest that ends with this value, also on errors.
 struct Machine(Child);
 
 impl Drop for Machine {
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
             self.report.booted = self.start.elapsed();
         }
         let limit = self.guest.steps().iter().find(|step| step.name == name);
-        // The guest ends it in time; this is for one that cannot.
+        // The guest ends a step in time; this limit is for a guest that cannot.
         let limit = limit.map_or(BOOT, |step| Duration::from_secs(step.limit + 60));
         self.deadline = Instant::now() + limit;
         let name = name.to_owned();

@@ -1,4 +1,4 @@
-//! What a guest holds and does.
+//! Contents and steps of a guest.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use crate::arch::Arch;
 use crate::setup::{self, Toolchain};
 use crate::{cargo, root, step};
 
-/// Tests with real traffic: every module of `agent/tests/traffic` whose name begins so. Those that
-/// are left out are of the agent rather than of the kernel, and slow when emulated.
+/// Tests with real traffic, by prefix of the module in `agent/tests/traffic`. Tests without a prefix here concern the
+/// agent rather than the kernel, and are slow when emulated.
 const TRAFFIC: [&str; 9] = [
     "reach::",
     "established::",
@@ -31,13 +31,13 @@ const TRAFFIC: [&str; 9] = [
     "uninstall::",
 ];
 
-/// The step without which there is no point in the others.
+/// The first step; the others make no sense without it.
 const LOAD: &str = "load";
 
-/// One thing that is run in the guest.
+/// One command in the guest.
 pub(super) struct Step {
     pub(super) name: &'static str,
-    /// Seconds after which it is killed.
+    /// Seconds until the step is killed.
     pub(super) limit: u64,
     command: String,
 }
@@ -50,10 +50,10 @@ pub(super) struct Binaries {
 }
 
 impl Binaries {
-    /// Builds them; for another processor than this machine's without libraries.
+    /// Builds the binaries; statically for another processor than this machine's.
     ///
     /// # Errors
-    /// When something does not compile.
+    /// When a binary does not compile.
     pub(super) fn build(toolchain: &Toolchain, arch: Arch) -> Result<Self> {
         let build = || -> Result<Command> {
             let tests = ["test", "--workspace", "--test", "kernel", "--test", "traffic"];
@@ -83,7 +83,7 @@ impl Binaries {
     }
 }
 
-/// Of cargo's messages.
+/// One of cargo's messages.
 #[derive(Deserialize)]
 struct Artifact {
     target: Target,
@@ -96,17 +96,17 @@ struct Target {
     kind: Vec<String>,
 }
 
-/// A guest's initramfs, on disk as long as this lives.
+/// A guest's initramfs, on disk until dropped.
 pub(super) struct Guest {
     steps: Vec<Step>,
     folder: TempDir,
 }
 
 impl Guest {
-    /// Makes the initramfs for a kernel; `only` some tests with traffic, if any are given.
+    /// Makes the initramfs for a kernel; a non-empty `only` selects tests with traffic.
     ///
     /// # Errors
-    /// When something that belongs into it cannot be read.
+    /// When a file for the initramfs cannot be read.
     pub(super) fn new(
         kernel: &Kernel,
         userland: &Userland,

@@ -8,16 +8,16 @@ use anyhow::{Context, Result, ensure};
 use super::apt::{COMPLETE, Suite};
 use crate::arch::Arch;
 
-/// A kernel that is looked for.
+/// A kernel to test.
 pub(super) struct Wanted {
-    /// Debian's suite, whose newest kernel is taken.
+    /// Debian's suite; its newest kernel counts.
     pub(super) suite: &'static str,
-    /// Older than what netpold supports: it has to say so.
+    /// Older than netpold supports: netpold must refuse it.
     pub(super) too_old: bool,
 }
 
-/// 5.10, 6.1 (no TCX), 6.12 and the newest that Debian's stable release can be given. Debian has no
-/// release with 5.15, the oldest that is supported.
+/// 5.10, 6.1 (no TCX), 6.12 and the newest kernel for Debian's stable release. No Debian release has 5.15, the oldest
+/// supported.
 pub(super) const WANTED: [Wanted; 4] = [
     Wanted { suite: "bullseye", too_old: true },
     Wanted { suite: "bookworm", too_old: false },
@@ -27,19 +27,19 @@ pub(super) const WANTED: [Wanted; 4] = [
 
 /// An unpacked kernel.
 pub(super) struct Kernel {
-    /// As `uname -r` has it.
+    /// Output of `uname -r`.
     pub(super) release: String,
     pub(super) image: PathBuf,
-    /// The folder of its modules.
+    /// Folder of the kernel's modules.
     pub(super) modules: PathBuf,
     pub(super) too_old: bool,
 }
 
 impl Kernel {
-    /// The suite's kernel from the cache, or downloaded.
+    /// The suite's kernel from the cache, or else downloaded.
     ///
     /// # Errors
-    /// When it cannot be fetched or is not as expected.
+    /// When the kernel cannot be fetched or its packages differ from the expected ones.
     pub(super) fn fetch(wanted: &Wanted, cache: &Path, arch: Arch, update: bool) -> Result<Self> {
         let root = cache.join("kernels").join(wanted.suite);
         if update || !root.join(COMPLETE).exists() {
@@ -53,7 +53,7 @@ impl Kernel {
     }
 
     fn find(wanted: &Wanted, root: &Path) -> Result<Self> {
-        // Only from bookworm on below /usr.
+        // Suites before bookworm have modules outside /usr.
         let modules = ["usr/lib/modules", "lib/modules"]
             .iter()
             .filter_map(|folder| fs::read_dir(root.join(folder)).ok()?.next()?.ok())
@@ -69,9 +69,9 @@ impl Kernel {
     }
 }
 
-/// The image, and what newer releases keep in packages of their own.
+/// Names of the image package, and of the packages that newer releases split off.
 fn packages(suite: &Suite, arch: Arch) -> Result<Vec<String>> {
-    // Follows a suite's newest kernel for virtual machines.
+    // The package of a suite's newest kernel for virtual machines.
     let meta = format!("linux-image-cloud-{}", arch.name());
     let mut found: Vec<String> = suite.depends(&meta)?;
     found.retain(|name| name.starts_with("linux-image-"));

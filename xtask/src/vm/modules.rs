@@ -1,4 +1,4 @@
-//! The modules that the tests need, in the order in which they can be loaded.
+//! The modules for the tests, in a possible order of loading.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,8 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// What nothing but a test asks for. The guest has no modprobe that the kernel could call, so this
-/// is all that there will be; what a kernel has built in, or does not have, is not in its folder.
+/// Modules that the tests use directly. The guest has no modprobe for the kernel to call, so no others are loaded;
+/// modules that are built in, or do not exist, are not in the kernel's folder.
 const WANTED: [&str; 12] = [
     "veth",
     "bridge",
@@ -30,10 +30,10 @@ pub(super) struct Module {
     pub(super) content: Vec<u8>,
 }
 
-/// The wanted modules with those that they depend on, each after its dependencies.
+/// The wanted modules with their dependencies, each after its dependencies.
 ///
 /// # Errors
-/// When a module cannot be read, or one that is needed is missing.
+/// When a module cannot be read, or a dependency is missing.
 pub(super) fn wanted(folder: &Path) -> Result<Vec<Module>> {
     let mut files = BTreeMap::new();
     collect(&folder.join("kernel"), &mut files)?;
@@ -79,7 +79,7 @@ fn collect(folder: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<()> {
         } else if let Some(name) = path.file_name().and_then(|n| n.to_str())
             && let Some((name, _)) = name.split_once(".ko")
         {
-            // File names may have dashes where names have underscores.
+            // File names may have dashes in place of underscores.
             files.insert(name.replace('-', "_"), path);
         }
     }
@@ -101,7 +101,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// The names in a module's `depends=` (section `.modinfo`, strings that end with a zero byte).
+/// Names in a module's `depends=` (section `.modinfo`, strings that end with a zero byte).
 fn depends(content: &[u8]) -> Vec<String> {
     let key = b"\0depends=";
     let Some(at) = content.windows(key.len()).position(|window| window == key) else {

@@ -1,4 +1,4 @@
-//! qemu, and the machine that it emulates.
+//! qemu, and the emulated machine.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,19 +12,18 @@ use super::kernel::Kernel;
 use crate::arch::Arch;
 use crate::setup::on_path;
 
-/// What qemu is to emulate for guests of one processor.
+/// Emulated hardware for guests of one processor.
 struct Board {
-    /// Debian's package.
+    /// Debian's package of qemu.
     package: &'static str,
     machine: &'static str,
     cpu: &'static str,
-    /// The serial port as the kernel names it, and what else the kernel is told.
+    /// The serial port by the kernel's name, and further kernel parameters.
     cmdline: &'static str,
 }
 
-/// `cx16=off`, without `cmpxchg16b`: as the kernel's allocator uses it, its emulation corrupts the
-/// flags now and then, and the guest dies of a double fault. `no_timer_check`: on a busy machine the
-/// emulated timer looks broken to the kernel.
+/// `cx16=off`, without `cmpxchg16b`: its emulation occasionally corrupts the flags in the kernel's allocator, and the
+/// guest dies of a double fault. `no_timer_check`: on a busy machine the emulated timer looks broken to the kernel.
 const AMD64: Board = Board {
     package: "qemu-system-x86",
     machine: "q35",
@@ -32,8 +31,8 @@ const AMD64: Board = Board {
     cmdline: "console=ttyS0 no_timer_check",
 };
 
-/// A processor of servers with the atomic instructions of ARMv8.1, which the kernel's BPF compiler
-/// uses where there are some. `max` would sign pointers too, which is slow to emulate.
+/// A server processor with the atomic instructions of ARMv8.1, which the kernel's BPF compiler uses if available. `max`
+/// would also sign pointers, which is slow to emulate.
 const ARM64: Board = Board {
     package: "qemu-system-arm",
     machine: "virt",
@@ -48,20 +47,20 @@ const fn board(arch: Arch) -> &'static Board {
     }
 }
 
-/// qemu as it can be run.
+/// A qemu that runs here.
 pub(super) struct Qemu {
     board: &'static Board,
     program: PathBuf,
-    /// Where the unpacked one finds its libraries and firmware; empty for an installed one.
+    /// Library folders of an unpacked qemu; empty for an installed one.
     libraries: OsString,
     firmware: Vec<PathBuf>,
 }
 
 impl Qemu {
-    /// The machine's qemu, else one unpacked from the packages of the machine's own release.
+    /// The installed qemu, or else one unpacked from the packages of the machine's own release.
     ///
     /// # Errors
-    /// When it is not installed and cannot be fetched.
+    /// When qemu is not installed and cannot be fetched.
     pub(super) fn find(cache: &Path, arch: Arch) -> Result<Self> {
         let board = board(arch);
         let name = format!("qemu-system-{}", arch.cpu());
@@ -80,7 +79,7 @@ impl Qemu {
         })
     }
 
-    /// Boots a kernel into a guest, the console on its output.
+    /// Command that boots a kernel with a guest, the console on its output.
     pub(super) fn command(&self, kernel: &Kernel, guest: &Guest) -> Command {
         let mut command = Command::new(&self.program);
         if !self.libraries.is_empty() {
@@ -91,7 +90,7 @@ impl Qemu {
         }
         let Board { machine, cpu, cmdline, .. } = self.board;
         command
-            // No network device: what the tests send stays in the guest.
+            // No network device: packets of the tests stay in the guest.
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-nic", "none"])
             .args(["-machine", machine, "-accel", "tcg", "-cpu", cpu, "-smp", "2", "-m", "3072"])
             .args(["-no-reboot", "-serial", "stdio", "-kernel"])

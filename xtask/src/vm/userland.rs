@@ -1,4 +1,4 @@
-//! The programs of a guest that are not netpold's: busybox and `ip`.
+//! Programs of a guest beside netpold: busybox and `ip`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,24 +11,24 @@ use super::apt::{self, COMPLETE, Suite};
 use super::output;
 use crate::arch::Arch;
 
-/// By their paths in the guest, files of this machine.
+/// Files of this machine, by their paths in the guest.
 pub(super) type Files = BTreeMap<PathBuf, PathBuf>;
 
-/// Where the guest's programs are from.
+/// Sources of the guest's programs.
 pub(super) struct Userland {
     pub(super) busybox: PathBuf,
-    /// Unpacked packages for another processor; `ip` is this machine's own without.
+    /// Unpacked packages for another processor; `None`: `ip` of this machine.
     root: Option<PathBuf>,
 }
 
-/// Has what guests for another processor get.
+/// Suite of the packages for another processor.
 const SUITE: &str = "trixie";
 
 impl Userland {
-    /// This machine's, or what is fetched for another processor.
+    /// Fetches busybox for this machine's processor, or all packages for another one.
     ///
     /// # Errors
-    /// When something cannot be fetched.
+    /// When a package cannot be fetched.
     pub(super) fn fetch(cache: &Path, arch: Arch) -> Result<Self> {
         let root = if arch.is_own() {
             apt::unpacked(cache, "busybox-static")?
@@ -41,14 +41,14 @@ impl Userland {
         Ok(Self { busybox, root: (!arch.is_own()).then_some(root) })
     }
 
-    /// `ip`, and binaries that were built here, each at its own path, with the libraries they need.
+    /// `ip` and the given binaries, each at its own path, with the libraries they need.
     ///
     /// # Errors
-    /// When one is missing, or its libraries cannot be told.
+    /// When a file is missing, or its libraries are unknown.
     pub(super) fn files(&self, binaries: &[&Path]) -> Result<Files> {
         if let Some(root) = &self.root {
             let mut files = unpacked(root)?;
-            // Linked to nothing.
+            // These binaries are static.
             files.extend(binaries.iter().map(|path| (path.to_path_buf(), path.to_path_buf())));
             return Ok(files);
         }
@@ -62,7 +62,7 @@ impl Userland {
     }
 }
 
-/// Packages for another processor, with all that they depend on.
+/// Unpacks packages for another processor, with all their dependencies.
 fn foreign(cache: &Path, arch: Arch) -> Result<PathBuf> {
     let root = cache.join("userland");
     if !root.join(COMPLETE).exists() {
@@ -72,8 +72,7 @@ fn foreign(cache: &Path, arch: Arch) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// `ip` and every library of unpacked packages: which of them it needs, `ldd` tells of programs
-/// alone that run here.
+/// `ip` and every library of unpacked packages, since `ldd` finds the needed ones only for programs that run here.
 fn unpacked(root: &Path) -> Result<Files> {
     let mut files = Files::from([("/usr/bin/ip".into(), root.join("usr/bin/ip"))]);
     let libraries = root.join("usr/lib");
@@ -94,13 +93,13 @@ fn unpacked(root: &Path) -> Result<Files> {
     Ok(files)
 }
 
-/// A program of this machine with the libraries it is linked to.
+/// Adds a program of this machine with its libraries.
 fn linked(program: &Path, files: &mut Files) -> Result<()> {
     let listed = output(Command::new("ldd").arg(program))?;
     // `name => path (address)`, or `path (address)` for the loader.
     let paths = listed.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new);
     for file in std::iter::once(program).chain(paths) {
-        // In the guest too, /lib is a link to /usr/lib.
+        // In the guest, too, /lib is a link to /usr/lib.
         let parent = fs::canonicalize(file.parent().context("a file without a folder")?)?;
         let parent = match parent.strip_prefix("/") {
             Ok(below) if ["bin", "sbin", "lib", "lib64"].iter().any(|d| below.starts_with(d)) => {

@@ -1,4 +1,4 @@
-//! Who may have a veth: what the node says, what was seen inside first, whose namespace it is.
+//! Evidence for bindings: the node's CNI results and routes, the first addresses inside, the shared namespace.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -11,12 +11,12 @@ use crate::bindings::veth::{
 use crate::cluster::{Cluster, precedence};
 use crate::model::{Bound, Owner, Pod, Standing};
 
-/// A pod that may be a veth's.
+/// A pod to which a veth may be bound.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
     pub(super) pod: Arc<Pod>,
     standing: Standing,
-    /// The uid is known, so that it is not mistaken for a former pod of the name.
+    /// The uid is known, which rules out a former pod of the same name.
     certain: bool,
 }
 
@@ -25,7 +25,7 @@ impl Candidate {
         Self { pod: Arc::clone(pod), standing: Standing::Listed, certain: true }
     }
 
-    /// The pod that a result names: as the API has it, else as the node knows it.
+    /// The pod that a CNI result names: as the API lists it, else from the result and the manifest on the node.
     pub(super) fn of_result(result: &CniResult, cluster: &Cluster) -> Self {
         let listed = cluster.pods().get(&result.pod).filter(|pod| result.is_of(pod));
         let here = |pod: &Pod| pod.node == cluster.node_name() && !pod.host_network;
@@ -39,7 +39,7 @@ impl Candidate {
         let (labels, ports) = result.manifest.clone().unwrap_or_default();
         let pod = Pod {
             key: result.pod.clone(),
-            // What the API will call a static pod: its flows stay its own then.
+            // Uid under which the API will list the mirror of a static pod, so that its flows stay valid then.
             uid: if standing == Standing::Unlisted {
                 mirrored_uid(&result.uid, &result.pod)
             } else {
@@ -67,19 +67,19 @@ impl Candidate {
     }
 }
 
-/// The veths, and what the node says of them.
+/// The veths, and the node's evidence about them.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     pub(super) veths: BTreeMap<u32, Held>,
     pub(super) results: Vec<CniResult>,
-    /// Places of the last results that name an interface.
+    /// Position in `results` of the last result that names an interface.
     pub(super) naming: BTreeMap<String, usize>,
-    /// Results for further networks of pods, of each interface the last.
+    /// Last result per interface for further networks of pods.
     pub(super) further: BTreeMap<String, CniResult>,
 }
 
 impl Claims {
-    /// Whose a veth is.
+    /// Owner of a veth.
     pub(super) fn owner(&self, held: &Held, cluster: &Cluster) -> Owner {
         match &held.binding {
             Some(Binding { bound, .. }) => {
@@ -92,7 +92,7 @@ impl Claims {
         }
     }
 
-    /// Takes over what the API says of bound pods.
+    /// Refreshes all bound pods from the API.
     pub(super) fn refresh(&mut self, cluster: &Cluster) {
         for held in self.veths.values_mut() {
             if let Some(binding) = &mut held.binding {
@@ -101,14 +101,14 @@ impl Claims {
         }
     }
 
-    /// Who has a veth by the node's word, the most credible first.
+    /// Pods that the node names for a veth, the strongest evidence first.
     fn named(&self, held: &Held, cluster: &Cluster) -> Vec<Candidate> {
         let result = self.naming.get(&held.veth.name).and_then(|n| self.results.get(*n));
         let reported = result.map(|result| Candidate::of_result(result, cluster));
         reported.into_iter().chain(claimants(&held.veth.routed, cluster)).collect()
     }
 
-    /// The veth that a pod has for its own, and what that rests on.
+    /// Index of the pod's primary veth, and the evidence for that binding.
     fn holder(&self, pod: &Pod) -> Option<(u32, Proof)> {
         let is_its =
             |bound: &Bound| !bound.second && bound.pod.key == pod.key && bound.pod.uid == pod.uid;
@@ -119,7 +119,7 @@ impl Claims {
         })
     }
 
-    /// Settles the hardware addresses of what is bound: by the CNI plugin's result, else as first seen.
+    /// Fixes the hardware address of bound veths: from the CNI result, else as first seen.
     pub(super) fn settle_stations(&mut self) {
         for held in self.veths.values_mut() {
             let Some(Binding { bound, .. }) = &held.binding else { continue };
@@ -130,7 +130,7 @@ impl Claims {
         }
     }
 
-    /// The results and routes of the node.
+    /// Binds veths by the CNI results and routes of the node.
     pub(super) fn bind_by_the_node(&mut self, cluster: &Cluster) {
         let indexes: Vec<u32> = self.veths.keys().copied().collect();
         for index in indexes {
@@ -146,7 +146,7 @@ impl Claims {
                 if binding.by == Proof::Node && !deleted {
                     continue;
                 }
-                // Of a pod that is gone, a result without uid may be a former one's.
+                // If the bound pod is deleted, a result without uid may be about an older pod of the same name.
                 candidates
                     .retain(|new| !deleted || new.certain && new.standing == Standing::Listed);
             }
@@ -160,7 +160,7 @@ impl Claims {
         }
     }
 
-    /// The node says of a binding what it was taken for.
+    /// Raises the evidence of a primary binding to [`Proof::Node`].
     fn confirm(&mut self, index: u32) {
         let binding = self.veths.get_mut(&index).and_then(|held| held.binding.as_mut());
         if let Some(binding) = binding.filter(|binding| !binding.bound.second) {
@@ -168,7 +168,7 @@ impl Claims {
         }
     }
 
-    /// Binds a veth; another one that had the pod for less loses it.
+    /// Binds a veth to a pod; any other primary veth of that pod loses its binding.
     fn bind(&mut self, index: u32, bound: Bound, by: Proof) {
         if let Some((other, _)) = self.holder(&bound.pod).filter(|(other, _)| *other != index)
             && let Some(held) = self.veths.get_mut(&other)
@@ -181,8 +181,8 @@ impl Claims {
         }
     }
 
-    /// What was seen inside first. A binding that rests on it follows when its pod is gone and another
-    /// one has the address, unless a veth that is bound to nobody has it, too.
+    /// Binds veths by the first addresses seen inside. A veth bound in this way moves to another pod with the address
+    /// once its pod is deleted, unless an unbound veth has the address too.
     pub(super) fn bind_by_first_addresses(&mut self, cluster: &Cluster) {
         let follows = |binding: &Binding| match binding.by {
             Proof::Node => false,
@@ -192,7 +192,7 @@ impl Claims {
         let unbound = self.veths.values().filter(|held| held.binding.is_none());
         let moved = self.veths.values().filter(|h| h.binding.as_ref().is_some_and(follows));
         let order = unbound.chain(moved).filter(|held| !held.lost && !held.first.is_empty());
-        // What is inside a namespace that has a pod names no other.
+        // In a namespace with a bound pod, addresses inside are no evidence for another pod.
         let answered = |bound: &Bound| self.results.iter().any(|result| result.is_of(&bound.pod));
         let order = order
             .filter(|held| held.binding.is_some() || !self.neighbour(held).is_some_and(answered));
@@ -207,7 +207,7 @@ impl Claims {
         }
     }
 
-    /// Further veths of a namespace that has a pod.
+    /// Binds further veths of a namespace with a bound veth to the same pod.
     pub(super) fn bind_by_namespace(&mut self) {
         let unbound = self.veths.values().filter(|held| held.binding.is_none() && !held.lost);
         let found: Vec<(u32, Bound)> = unbound
@@ -228,7 +228,7 @@ impl Claims {
         }
     }
 
-    /// The pod that has the other veth of a veth's namespace.
+    /// The pod of the primary veth in the same namespace.
     fn neighbour(&self, held: &Held) -> Option<&Bound> {
         let same = |other: &&Held| other.veth.namespace == held.veth.namespace;
         let others = self.veths.values().filter(same);
@@ -236,19 +236,20 @@ impl Claims {
         bound.find(|bound| !bound.second)
     }
 
-    /// Whether nothing on the node names a further veth of a pod, though it would: what plugins answered for the pod is
-    /// kept. Who may make devices in the node's namespace can make a veth; it can neither write a result nor a route.
+    /// Whether a further veth of a pod lacks the evidence it should have: CNI results are kept for the pod, and neither
+    /// a result nor a route names this veth. A pod that can create devices in the node's namespace can create a veth,
+    /// but cannot write a result or a route.
     fn is_unnamed(&self, held: &Held, pod: &Pod) -> bool {
         let named = self.further.get(&held.veth.name).is_some_and(|result| result.is_of(pod));
         self.results.iter().any(|result| result.is_of(pod)) && !named && held.veth.routed.is_empty()
     }
 
-    /// The pod whose namespace an unbound veth leads to though nothing on the node names it.
+    /// The pod into whose namespace an unbound veth leads without evidence from the node.
     pub(super) fn intruded(&self, held: &Held) -> Option<&Bound> {
         self.neighbour(held).filter(|bound| self.is_unnamed(held, &bound.pod))
     }
 
-    /// The pod that an unbound veth claims to be though another one is bound to it, and that one.
+    /// The pod that an unbound veth claims although another veth is bound to it; with the index of the bound veth.
     pub(super) fn rival(&self, held: &Held, cluster: &Cluster) -> Option<(Arc<Pod>, u32)> {
         let named = self.named(held, cluster).into_iter();
         let inside = claimants(&held.first, cluster).chain(claimants(&held.veth.inside, cluster));
@@ -259,7 +260,7 @@ impl Claims {
     }
 }
 
-/// The pods of this node that claim one of these addresses, of each its owner first.
+/// The pods of this node that claim one of these addresses; per address, the owner first.
 pub(super) fn claimants<'a>(
     addresses: &'a [IpAddr],
     cluster: &'a Cluster,
@@ -273,7 +274,7 @@ pub(super) fn claimants<'a>(
     addresses.iter().flat_map(of_address).map(Candidate::listed)
 }
 
-/// Takes over what the API says of a bound pod.
+/// Refreshes a bound pod from the API.
 fn refresh(bound: &mut Bound, cluster: &Cluster, results: &[CniResult]) {
     let former = Arc::clone(&bound.pod);
     let unlisted = matches!(bound.standing, Standing::Unlisted | Standing::Unlabelled);
@@ -299,7 +300,7 @@ fn refresh(bound: &mut Bound, cluster: &Cluster, results: &[CniResult]) {
     if bound.pod.addresses.is_empty() && !former.addresses.is_empty() {
         Arc::make_mut(&mut bound.pod).addresses.clone_from(&former.addresses);
     }
-    // What another pod has been given since is not this one's to send from.
+    // An address that now belongs to another pod is no valid source for this one.
     let uid = bound.pod.uid.clone();
     let foreign = |a: &IpAddr| cluster.owner(*a).is_some_and(|owner| owner.uid != uid);
     if bound.standing != Standing::Listed && bound.pod.addresses.iter().any(foreign) {

@@ -1,4 +1,4 @@
-//! What contradicts a binding, or is to be known about it.
+//! Problems of bindings: contradicting evidence, pods that the API does not list, denied veths.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,76 +8,76 @@ use crate::bindings::veth::{Held, Veth};
 use crate::cluster::Cluster;
 use crate::model::{Bound, Key, Standing};
 
-/// As many addresses inside a namespace are told at the most: with so many, more may be there.
+/// Maximum number of addresses read inside a namespace; a full list may be incomplete.
 const MAX_INSIDE: usize = Veth::MAX_INSIDE;
 
-/// Something about a veth and its pod that is not as it should be.
+/// A problem of a veth and its pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Problem {
-    /// The API has the pod no more, its veth is there.
+    /// The pod is gone from the API, but its veth still exists.
     Deleted {
         /// The veth.
         interface: String,
-        /// Its pod.
+        /// The bound pod.
         pod: Key,
     },
     /// The API has not listed the pod.
     Unlisted {
         /// The veth.
         interface: String,
-        /// Its pod.
+        /// The bound pod.
         pod: Key,
-        /// Its manifest is on this node.
+        /// The pod's manifest is on this node, so its labels are known.
         labelled: bool,
     },
-    /// A veth is bound to nobody and claims to be a pod that another one is bound to.
+    /// An unbound veth claims a pod to which another veth is bound.
     Rival {
         /// The veth.
         interface: String,
-        /// What it claims to be.
+        /// The claimed pod.
         pod: Key,
         /// The veth that is bound to it.
         bound: String,
     },
-    /// A veth was bound to a pod of which nothing is known any more.
+    /// A veth was bound to a pod which neither the API, the saved state nor a CNI result knows.
     Lost {
         /// The veth.
         interface: String,
     },
-    /// A veth leads to a pod's namespace, and nothing on the node names it.
+    /// A veth leads into a pod's namespace without a CNI result or route that names it.
     Unnamed {
         /// The veth.
         interface: String,
-        /// Whose namespace it is.
+        /// The pod of that namespace.
         pod: Key,
     },
     /// A pod uses another pod's address inside.
     Foreign {
         /// The veth.
         interface: String,
-        /// Its pod.
+        /// The bound pod.
         pod: Key,
         /// The address.
         address: IpAddr,
-        /// Whose it is.
+        /// The pod that owns the address.
         owner: Key,
     },
-    /// A pod has another hardware address inside than the one that its frames are to come from.
+    /// A pod's hardware address inside differs from the one fixed at binding.
     Station {
         /// The veth.
         interface: String,
-        /// Its pod.
+        /// The bound pod.
         pod: Key,
-        /// The address inside.
+        /// Hardware address inside.
         now: [u8; 6],
-        /// The one of the first binding.
+        /// Hardware address fixed at binding.
         settled: [u8; 6],
     },
-    /// A pod has none of its addresses inside, on this interface.
+    /// None of the pod's addresses is on this interface inside.
     Missing {
         /// The veth.
         interface: String,
-        /// Its pod.
+        /// The bound pod.
         pod: Key,
     },
 }
@@ -135,7 +135,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What is not as it should be.
+/// Problems of all veths that were reported to the cluster.
 pub(super) fn of_claims(claims: &Claims, cluster: &Cluster) -> Vec<Problem> {
     let all = claims.veths.values().filter(|held| held.told.is_some());
     all.flat_map(|held| match &held.binding {

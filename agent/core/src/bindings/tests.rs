@@ -22,7 +22,7 @@ fn pod(name: &str, uid: &str, list: &[&str]) -> Pod {
     }
 }
 
-/// A veth of a bridge: nothing but what is inside says whose it is.
+/// A veth on a bridge: the addresses inside are the only evidence.
 fn bridged(index: u32, inside: &[&str]) -> Veth {
     Veth {
         index,
@@ -115,7 +115,7 @@ impl World {
         self.bound(index).map(|bound| bound.pod.uid.clone())
     }
 
-    /// The hardware address that the frames of a veth's pod come from.
+    /// Hardware address from which the frames of a veth's pod must come.
     fn station(&self, index: u32) -> Option<[u8; 6]> {
         self.bound(index)?.station
     }
@@ -128,7 +128,7 @@ impl World {
         self.bindings.problems(self.compiler.cluster())
     }
 
-    /// What another agent that starts now makes of it.
+    /// The bindings of an agent that starts now and inherits these.
     fn restarted(&self, pods: &[Pod], veths: &[Veth], remembered: &[Pod]) -> Self {
         let endpoints = self.compiler.endpoints().filter(|endpoint| !endpoint.waiting);
         let inherited = |ifindex, uid_hash| Inherited { uid_hash, station: self.station(ifindex) };
@@ -163,7 +163,7 @@ fn what_happens_inside_changes_nothing() {
         world.veth_is(inside(&["10.0.0.2"]));
         assert_eq!((world.uid(1), world.uid(2)), (uid("ua"), uid("ub")));
         assert_eq!(world.problems().len(), 2);
-        // The one whose address it is goes, and its veth with it: still nothing to be had.
+        // The owner of the address goes, and its veth with it: the binding still does not move.
         world.bindings.veth_gone(2);
         world.settle();
         assert_eq!(world.uid(1), uid("ua"));
@@ -178,12 +178,12 @@ fn a_newcomer_never_takes_a_bound_pod() {
     assert_eq!(world.uid(2), uid("ua"));
     assert!(world.is_denied(1), "it claims to be another's pod");
     assert!(matches!(&world.problems()[..], [Problem::Rival { .. }]));
-    // Nobody's veth that begins to use a pod's address later.
+    // An unbound veth that starts to use a pod's address later.
     world.veth_is(bridged(3, &["10.9.9.9"]));
     assert!(!world.is_denied(3) && world.uid(3).is_none());
     world.veth_is(Veth { inside: addresses(&["10.0.0.1"]), ..bridged(3, &[]) });
     assert!(world.is_denied(3));
-    // The first claims count once the veth is gone, and no later ones.
+    // Once the bound veth is gone, first addresses count and later ones do not.
     world.bindings.veth_gone(2);
     world.settle();
     assert_eq!((world.uid(1), world.uid(3)), (uid("ua"), None));
@@ -204,12 +204,12 @@ fn only_the_first_addresses_count() {
 #[test]
 fn the_nodes_word_weighs_more_than_addresses_inside() {
     let (a, b) = (pod("a", "ua", &["10.0.0.1"]), pod("b", "ub", &["10.0.0.2"]));
-    // Pod a was there first with b's address, before b had a veth.
+    // Pod a was first, with b's address inside, before b had a veth.
     let mut world = World::new(&[a.clone(), b.clone()], &[bridged(1, &["10.0.0.2"])]);
     assert_eq!(world.uid(1), uid("ub"));
     world.cni_results_are(&[result(&a, 1)]);
     assert_eq!(world.uid(1), uid("ua"));
-    // By a route, to the veth that has it.
+    // By a route: the veth with the route gets the pod.
     let mut world = World::new(&[a, b], &[bridged(1, &["10.0.0.2"])]);
     world.veth_is(routed(2, &["10.0.0.2"]));
     assert_eq!((world.uid(1), world.uid(2)), (None, uid("ub")));
@@ -238,13 +238,13 @@ fn a_deleted_pod_keeps_its_veth_and_yields_its_address() {
     assert_eq!((bound.standing, &*bound.pod), (Standing::Deleted, &a), "as it was last");
     assert!(matches!(&world.problems()[..], [Problem::Deleted { .. }]));
     assert!(world.compiler.cluster().owner(a.addresses[0]).is_none(), "nobody's peer");
-    // The same name on a new veth, the old one still there.
+    // A new pod of the same name on a new veth, while the old veth still exists.
     world.veth_is(bridged(2, &["10.0.0.1"]));
     assert_eq!(world.uid(2), None);
     world.pod_is(pod("a", "ua2", &["10.0.0.1"]));
     assert_eq!((world.uid(1), world.uid(2)), (uid("ua"), uid("ua2")));
     assert_eq!(world.bound(1).unwrap().pod.addresses, addresses(&["10.0.0.9"]), "not to send from");
-    // The former one comes back in the API: it was only a gap.
+    // The former pod comes back in the API: only a gap in the list.
     let mut world = World::new(std::slice::from_ref(&a), &[bridged(1, &["10.0.0.1"])]);
     world.pod_gone("a");
     world.pod_is(Pod { finished: true, ..a.clone() });
@@ -272,14 +272,14 @@ fn bindings_outlive_the_agent() {
     let swapped = [bridged(1, &["10.0.0.2"]), bridged(2, &["10.0.0.1"])];
     let again = world.restarted(&[a.clone(), b.clone()], &swapped, &[]);
     assert_eq!((again.uid(1), again.uid(2)), (uid("ua"), uid("ub")));
-    // Deleted while no agent ran: by the last state, else nothing is known.
+    // Deleted while no agent ran: known from the saved state, else lost.
     let remembered = again.restarted(std::slice::from_ref(&b), &swapped, std::slice::from_ref(&a));
     assert_eq!(remembered.bound(1).unwrap().standing, Standing::Deleted);
     assert_eq!(remembered.uid(1), uid("ua"));
     let mut lost = again.restarted(std::slice::from_ref(&b), &swapped, &[]);
     assert!(lost.is_denied(1) && lost.uid(2) == uid("ub"));
     assert!(matches!(lost.problems()[0], Problem::Lost { .. }));
-    // An address inside is not the first there: it finds no pod.
+    // After a restart, addresses inside are not the first ones and bind nothing.
     lost.bindings.veth_gone(2);
     lost.settle();
     assert!(lost.is_denied(1));
@@ -298,7 +298,7 @@ fn further_veths_of_a_namespace_belong_to_its_pod() {
     world.bindings.veth_gone(1);
     world.pod_gone("a");
     assert_eq!(world.uid(2), uid("ua"), "it stays when the first goes");
-    // Its identifier is given to another namespace, whose pod is known better.
+    // The namespace's identifier is reused for another namespace with better evidence.
     world.pod_is(pod("b", "ub", &["10.0.0.2"]));
     world.veth_is(Veth { namespace: 1, ..bridged(3, &["10.0.0.2"]) });
     assert_eq!(world.uid(3), uid("ub"));
@@ -306,7 +306,7 @@ fn further_veths_of_a_namespace_belong_to_its_pod() {
     assert_eq!(again.uid(2), uid("ua"));
 }
 
-/// Who may make devices in the node's namespace makes a second veth to send by from any address.
+/// A pod that can create devices in the node's namespace adds a second veth to send from any address.
 #[test]
 fn a_further_veth_that_no_answer_names_is_denied_where_answers_are_kept() {
     let (a, b) = (pod("a", "ua", &["10.0.0.1"]), pod("b", "ub", &["10.0.0.2"]));
@@ -314,7 +314,7 @@ fn a_further_veth_that_no_answer_names_is_denied_where_answers_are_kept() {
     let mut world = World::new(&[a.clone(), b.clone()], &[bridged(1, &["10.0.0.1"])]);
     world.cni_results_are(&[result(&a, 1), result(&b, 9)]);
     world.veth_is(second.clone());
-    // Its first address is that of a pod without a veth: whoever writes it is that pod only by weaker evidence.
+    // Its first address belongs to a pod without a veth, but its namespace has a pod with a kept result.
     assert_ne!(
         world.uid(2),
         uid("ub"),
@@ -355,7 +355,7 @@ fn a_pod_that_the_api_has_not_listed_is_known_by_its_answer() {
     world.cni_results_are(&[CniResult { manifest, ..of_static.clone() }]);
     let bound = world.bound(1).unwrap();
     assert_eq!((bound.standing, &bound.pod.labels), (Standing::Unlisted, &labels));
-    // Somebody else's pod of that name, or one that claims to be the image of it.
+    // A pod of the same name in another namespace, with a forged mirror annotation.
     let other = Pod {
         key: Key::new("y", "web-here"),
         ..pod("z", &mirrored_uid("hash", &Key::new("y", "web-here")), &[])
@@ -366,7 +366,7 @@ fn a_pod_that_the_api_has_not_listed_is_known_by_its_answer() {
     world.pod_is(mirror.clone());
     let bound = world.bound(1).unwrap();
     assert_eq!((bound.standing, &*bound.pod), (Standing::Listed, &mirror));
-    // The result's file is gone: nothing hangs on it.
+    // The result's file is gone: the binding does not depend on it any more.
     world.cni_results_are(&[]);
     assert_eq!(world.bound(1).unwrap().standing, Standing::Listed);
 }
@@ -378,7 +378,7 @@ fn a_hardware_address_is_settled_when_its_veth_is_bound() {
     let a = pod("a", "ua", &["10.0.0.1"]);
     let mut world = World::new(&[], &[with(1, later)]);
     assert_eq!(world.station(1), None, "nobody's");
-    // What a CNI plugin does while nobody has the veth yet is not the pod's doing.
+    // Until the veth is bound, the hardware address is set by the CNI plugin, not by the pod.
     world.veth_is(with(1, first));
     world.pod_is(a.clone());
     assert_eq!(world.station(1), Some(first));
@@ -392,7 +392,7 @@ fn a_hardware_address_is_settled_when_its_veth_is_bound() {
     assert_eq!(world.station(1), Some(named), "the plugin knows best");
     world.cni_results_are(&[]);
     assert_eq!(world.station(1), Some(named));
-    // Another veth with the same index, another pod.
+    // Another veth with the same index, for another pod.
     world.veth_gone(1);
     world.veth_is(Veth { incarnation: 2, ..with(1, later) });
     assert_eq!(world.station(1), Some(later));

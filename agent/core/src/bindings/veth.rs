@@ -1,4 +1,4 @@
-//! Veths, what CNI plugins said of them, and what they are bound to.
+//! Veths, CNI results and bindings.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -6,91 +6,92 @@ use std::sync::Arc;
 use crate::cluster::is_subject;
 use crate::model::{Bound, Interface, Key, Labels, NamedPort, Pod, Standing};
 
-/// A veth in the node's namespace whose other side is in another one.
+/// A veth in the node's namespace with its peer in another namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Veth {
     /// Interface index.
     pub index: u32,
-    /// Number that tells a reused index from the former interface.
+    /// Number that distinguishes a reused index from the former interface.
     pub incarnation: u64,
     /// Name in the node's namespace.
     pub name: String,
-    /// Identifier of the other side's namespace.
+    /// Namespace identifier (nsid) of the peer.
     pub namespace: i32,
-    /// Addresses that the node's own routes lead to through it, one by one.
+    /// Addresses with a host route of their own (/32 or /128) through the veth.
     pub routed: Vec<IpAddr>,
-    /// Global addresses of the other side, [`Veth::MAX_INSIDE`] at the most. The pod can write them.
+    /// Global addresses of the peer, at most [`Veth::MAX_INSIDE`]. The pod can write them.
     pub inside: Vec<IpAddr>,
-    /// Hardware address of the other side. The pod can write it.
+    /// Hardware address of the peer. The pod can write it.
     pub station: Option<[u8; 6]>,
 }
 
 impl Veth {
-    /// As many addresses inside are looked at: the pod can have any number.
+    /// Maximum number of addresses read inside: the pod can have any number.
     pub const MAX_INSIDE: usize = 64;
 }
 
-/// What an earlier agent had bound a veth to.
+/// Binding of a veth by an earlier agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inherited {
     /// [`uid_hash`](crate::model::uid_hash) of the pod.
     pub uid_hash: u64,
-    /// Hardware address of the other side.
+    /// Hardware address of the peer, as fixed at binding.
     pub station: Option<[u8; 6]>,
 }
 
-/// What a CNI plugin reported for a pod of this node.
+/// Result of a CNI plugin for a pod of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CniResult {
     /// `K8S_POD_NAMESPACE` and `K8S_POD_NAME`.
     pub pod: Key,
-    /// `K8S_POD_UID`; empty if the runtime does not say it.
+    /// `K8S_POD_UID`; empty if the runtime does not pass it.
     pub uid: String,
-    /// The pod's; sorted.
+    /// Addresses of the pod; sorted.
     pub addresses: Vec<IpAddr>,
-    /// Names of interfaces on the node's side, the pod's veth among them.
+    /// Names of interfaces on the node, the pod's veth among them.
     pub interfaces: Vec<String>,
-    /// Of a further network of the pod (an attachment by another name than `eth0`): its addresses are not the pod's.
+    /// Result for a further network of the pod (attachment name other than `eth0`); its addresses are not pod
+    /// addresses.
     pub further: bool,
-    /// Hardware address of the pod's side of the veth.
+    /// Hardware address of the veth's peer in the pod.
     pub station: Option<[u8; 6]>,
     /// Labels and named ports of a pod whose manifest is on this node (a static pod).
     pub manifest: Option<(Labels, Vec<NamedPort>)>,
 }
 
 impl CniResult {
-    /// Whether it is this pod's, and not that of a former one of the same name.
+    /// Whether the result is about this pod, and not about an older one of the same name.
     #[must_use]
     pub fn is_of(&self, pod: &Pod) -> bool {
         self.pod == pod.key && (self.uid.is_empty() || self.uid == pod.uid || self.mirrors(pod))
     }
 
-    /// The API's image of a static pod has a uid of its own.
+    /// Whether the pod is the API's mirror of this static pod; a mirror has a uid of its own.
     fn mirrors(&self, pod: &Pod) -> bool {
         pod.uid == mirrored_uid(&self.uid, &self.pod)
     }
 }
 
-/// [`Pod::uid`] of the API's image of a static pod, which the node knows by another uid. It has the
-/// key in it: anybody may write the annotation that it comes from, into pods of the own namespace.
+/// [`Pod::uid`] for the API's mirror of a static pod, which the node knows by another uid. Includes the key, because
+/// users can write the mirror annotation into pods of their own namespaces.
 #[must_use]
 pub fn mirrored_uid(uid: &str, key: &Key) -> String {
     format!("{uid}@{key}")
 }
 
-/// Whether a pod is the API's image of a static one; no other uid has that sign.
+/// Whether a pod is the API's mirror of a static one; no other uid contains `@`.
 pub(super) fn is_mirrored(pod: &Pod) -> bool {
     pod.uid.contains('@')
 }
 
-/// What a binding rests on.
+/// Evidence for a binding, the weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Proof {
-    /// The other veth of a namespace.
+    /// Another veth of the namespace is bound.
     Namespace,
-    /// The first addresses inside, or what an earlier agent knew.
+    /// The first addresses inside, or an earlier agent's binding.
     Inside,
-    /// The node's word.
+    /// A CNI result or a host route.
     Node,
 }
 
@@ -103,20 +104,20 @@ pub(super) struct Binding {
 #[derive(Clone, Debug)]
 pub(super) struct Held {
     pub(super) veth: Veth,
-    /// The first addresses that were seen behind it. Empty for ever where an earlier agent had bound
-    /// it: what is there now is not the first.
+    /// First addresses seen inside. Empty forever if an earlier agent had bound the veth: later addresses are no
+    /// evidence.
     pub(super) first: Vec<IpAddr>,
     pub(super) binding: Option<Binding>,
-    /// Hardware address of the other side, from when the veth was bound.
+    /// Hardware address of the peer, as fixed at binding.
     pub(super) station: Option<[u8; 6]>,
-    /// [`uid_hash`](super::uid_hash) of the pod that an earlier agent had bound it to.
+    /// Binding of an earlier agent, not yet restored.
     pub(super) inherited: Option<Inherited>,
-    /// An earlier agent's pod is nowhere to be found.
+    /// The pod of the earlier agent's binding was not found.
     pub(super) lost: bool,
     pub(super) told: Option<Interface>,
 }
 
-/// A pod of this node as the API has it: one that has finished counts as gone, though not for its veth.
+/// A pod of this node as judged: a finished pod counts as deleted, but keeps its veth.
 pub(super) fn as_judged(pod: &Arc<Pod>) -> (Arc<Pod>, Standing) {
     if is_subject(pod) {
         return (Arc::clone(pod), Standing::Listed);
@@ -124,7 +125,7 @@ pub(super) fn as_judged(pod: &Arc<Pod>) -> (Arc<Pod>, Standing) {
     (Arc::new(Pod { finished: false, ..pod.as_ref().clone() }), Standing::Deleted)
 }
 
-/// For a veth that has other addresses, of which nothing is known.
+/// Clears the pod's addresses, for a veth with other, unknown addresses.
 pub(super) fn without_addresses(pod: &mut Arc<Pod>) {
     if !pod.addresses.is_empty() {
         Arc::make_mut(pod).addresses.clear();

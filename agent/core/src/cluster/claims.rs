@@ -1,5 +1,5 @@
-//! Which pods claim an address: mostly one, and then the table holds no more than that pod, which has the address
-//! itself.
+//! Pods by claimed address. Most addresses have one claimant; an entry then holds only the pod, and the address is read
+//! from the pod.
 
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
@@ -14,18 +14,18 @@ use crate::model::Pod;
 /// Pods by the addresses that they claim.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    /// The addresses that are claimed; of several pods that claim one, one.
+    /// One claim per claimed address.
     first: HashTable<Claim>,
-    /// The other pods that claim an address; none is empty.
+    /// Further claimants of an address; no list is empty.
     others: BTreeMap<IpAddr, Vec<Arc<Pod>>>,
     hasher: DefaultHashBuilder,
 }
 
-/// An address of a pod.
+/// A claim of a pod on an address.
 #[derive(Debug)]
 struct Claim {
     pod: Arc<Pod>,
-    /// Which of its addresses.
+    /// Index into the pod's addresses.
     place: usize,
 }
 
@@ -49,7 +49,7 @@ impl Claims {
         self.others.contains_key(&address)
     }
 
-    /// Takes in what a pod claims.
+    /// Adds the claims of a pod.
     pub(super) fn add(&mut self, pod: &Arc<Pod>) {
         for (place, address) in pod.addresses.iter().enumerate() {
             let hash = |claim: &Claim| self.hasher.hash_one(claim.pod.addresses[claim.place]);
@@ -61,7 +61,7 @@ impl Claims {
         }
     }
 
-    /// Takes out what a pod claims: the very one that was taken in.
+    /// Removes the claims of a pod; must be the same `Arc` that was added.
     pub(super) fn remove(&mut self, pod: &Arc<Pod>) {
         for address in &pod.addresses {
             let is_of = |claim: &Claim| claim.address() == Some(*address);

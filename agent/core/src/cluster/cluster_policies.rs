@@ -1,4 +1,4 @@
-//! ClusterNetworkPolicies in the order in which they are asked.
+//! ClusterNetworkPolicies in order of evaluation.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ impl ClusterPolicies {
         self.by_name.is_empty()
     }
 
-    /// In the order in which they are asked.
+    /// All policies in order of evaluation.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<ClusterPolicy>> {
         self.in_order.values()
     }
@@ -27,7 +27,7 @@ impl ClusterPolicies {
         self.by_name.get(name)
     }
 
-    /// The policy of this name now is this, or is gone; whether that is a change.
+    /// Sets or removes (`None`) the policy of a name; returns whether it changed.
     pub(super) fn set(&mut self, name: &str, new: Option<Arc<ClusterPolicy>>) -> bool {
         if self.by_name.get(name) == new.as_ref() {
             return false;

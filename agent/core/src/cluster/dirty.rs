@@ -1,33 +1,33 @@
-//! What an update has to look at.
+//! The parts of the cluster's state that the next update must evaluate again.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use crate::model::Key;
 
-/// What changed since the last update, in terms of what has to be looked at again.
+/// Parts of the cluster that changed since the last update.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
-    /// Addresses whose owner, or something of their owner that policy reads, changed.
+    /// Addresses with a new owner, or with an owner of which a field that policy reads changed.
     pub(crate) addresses: AddressList,
     /// Namespaces in which a policy changed.
     pub(crate) policies: BTreeSet<String>,
-    /// Some ClusterNetworkPolicy changed.
+    /// A ClusterNetworkPolicy changed.
     pub(crate) cluster_policies: bool,
     /// Interfaces that changed, came or went.
     pub(crate) interfaces: BTreeSet<u32>,
-    /// Some namespace's labels changed.
+    /// Labels of a namespace changed.
     pub(crate) namespaces: bool,
-    /// Services that changed, or whose backends did.
+    /// Services that changed, or their backends did.
     pub(crate) services: BTreeSet<Key>,
-    /// Addresses that a Service or a Node got or lost, or whose ports changed.
+    /// Addresses that a Service or Node gained or lost, or with changed ports.
     pub(crate) frontends: BTreeSet<IpAddr>,
-    /// Addresses that may be backends of other Services' ports than before.
+    /// Addresses that may now back other Service ports.
     pub(crate) backends: BTreeSet<IpAddr>,
 }
 
-/// Addresses, some of them several times. Of a cluster's first list it is all that pods have: a vector, unlike a
-/// tree, leaves no holes between what stays.
+/// List of addresses, with duplicates. After the first list of a cluster it holds all pod addresses; a vector leaves no
+/// holes in the heap between allocations that stay, as a tree would.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AddressList(Vec<IpAddr>);
 
@@ -36,7 +36,7 @@ impl AddressList {
         self.0.iter()
     }
 
-    /// Each of them once, in order.
+    /// The distinct addresses, in order.
     pub(crate) fn into_sorted(mut self) -> Vec<IpAddr> {
         self.sort();
         self.0
@@ -52,7 +52,7 @@ impl Extend<IpAddr> for AddressList {
     fn extend<I: IntoIterator<Item = IpAddr>>(&mut self, addresses: I) {
         for address in addresses {
             if self.0.len() == self.0.capacity() {
-                // Grows with how many there are, not with how often each was named.
+                // Memory grows with the number of distinct addresses, not with the number of insertions.
                 self.sort();
                 self.0.reserve(self.0.len().max(FEW));
             }
@@ -67,7 +67,7 @@ impl<'a> Extend<&'a IpAddr> for AddressList {
     }
 }
 
-/// Addresses that there is room for at least.
+/// Minimum capacity to reserve.
 const FEW: usize = 16;
 
 #[cfg(test)]

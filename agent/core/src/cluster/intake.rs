@@ -1,4 +1,4 @@
-//! Takes changes into the cluster's state.
+//! Applies changes to the cluster's state.
 
 use std::sync::Arc;
 
@@ -7,15 +7,14 @@ use crate::cluster::objects::Object;
 use crate::cluster::state::Cluster;
 use crate::model::{Change, Key, Namespace, Node, Pod, Service};
 
-/// Changes objects; `dirty` grows by what has to be looked at again.
+/// Applies changes; `dirty` collects what the next update must evaluate again.
 pub(crate) struct Intake<'a> {
     pub(crate) cluster: &'a mut Cluster,
     pub(crate) dirty: &'a mut Dirty,
 }
 
 impl FromIterator<Change> for Cluster {
-    /// A cluster seen from no node, given as one change for each object; of several for one object the
-    /// last counts.
+    /// A cluster as seen from no node. Each change sets one object; the last change of an object counts.
     fn from_iter<I: IntoIterator<Item = Change>>(changes: I) -> Self {
         let mut cluster = Self::default();
         let mut dirty = Dirty::default();
@@ -26,14 +25,14 @@ impl FromIterator<Change> for Cluster {
 }
 
 impl Intake<'_> {
-    /// Takes in a change.
+    /// Applies a change.
     pub(crate) fn ingest(&mut self, change: Change) {
         if let Some(object) = Object::of(change, &self.cluster.policies) {
             self.take_in(object);
         }
     }
 
-    /// Takes an object in as it is now.
+    /// Sets an object to its current state.
     pub(crate) fn take_in(&mut self, object: Object) {
         let (cluster, dirty) = (&mut *self.cluster, &mut *self.dirty);
         match object {
@@ -70,7 +69,7 @@ impl Intake<'_> {
         let Self { cluster, dirty } = self;
         let old = cluster.services().get(key).map(|service| &service.cluster);
         let named = old.into_iter().chain(new.as_ref().map(|service| &service.cluster)).flatten();
-        // What an interface has may become, or cease to be, the own node's.
+        // An interface address may become, or cease to be, an address of the own node.
         dirty.addresses.extend(named.filter(|address| cluster.nodes.found().contains(address)));
         cluster.translation.set_service(key, new, dirty);
     }

@@ -19,12 +19,12 @@ impl Interfaces {
         &self.by_index
     }
 
-    /// The interfaces that have an address behind them.
+    /// Interfaces with an address behind them.
     pub(crate) fn with(&self, address: IpAddr) -> impl Iterator<Item = u32> {
         self.links.get(&address).into_iter().flatten().copied()
     }
 
-    /// An interface now is this, or is gone. Says whether that is another than before.
+    /// Sets or removes (`None`) an interface; returns whether it changed.
     pub(super) fn set(&mut self, index: u32, new: Option<Interface>) -> bool {
         if self.by_index.get(&index) == new.as_ref() {
             return false;
@@ -49,7 +49,7 @@ impl Interfaces {
     }
 }
 
-/// The addresses whose pods an interface's endpoint depends on.
+/// Addresses of the pods on which an interface's endpoint depends.
 fn addresses_behind(interface: &Interface) -> &[IpAddr] {
     match &interface.owner {
         Owner::Pod(bound) => &bound.pod.addresses,

@@ -1,5 +1,5 @@
-//! Pods grouped by what selectors read of them: the pods of one namespace that have equal labels. A
-//! selector is evaluated once per group, however many pods a ReplicaSet has.
+//! Groups the pods of one namespace by equal labels, so that a selector is evaluated once per group, however many pods
+//! a ReplicaSet has.
 
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
@@ -16,7 +16,7 @@ use crate::model::{Labels, Pod};
 pub(crate) struct LabelGroup(SmallVec<Arc<Pod>>);
 
 impl LabelGroup {
-    /// The labels of each of its pods.
+    /// The labels that all pods of the group have.
     pub(crate) fn labels(&self) -> &Labels {
         &self.0.first().labels
     }
@@ -53,7 +53,7 @@ impl PodsByLabels {
         groups.find(hash, |group| *group.labels() == pod.labels).map(|group| group.0.first())
     }
 
-    /// Takes a pod in.
+    /// Adds a pod.
     pub(crate) fn add(&mut self, pod: &Arc<Pod>) {
         let hash = |labels: &Labels| self.hasher.hash_one(labels);
         let group = self.namespaces.entry(pod.key.namespace.clone()).or_default();
@@ -66,7 +66,7 @@ impl PodsByLabels {
         }
     }
 
-    /// Takes a pod out: the very one that was taken in.
+    /// Removes a pod; must be the same `Arc` that was added.
     pub(crate) fn remove(&mut self, pod: &Arc<Pod>) {
         let Some(group) = self.namespaces.get_mut(&pod.key.namespace) else { return };
         let hash = self.hasher.hash_one(&pod.labels);
@@ -117,7 +117,7 @@ mod tests {
         pods.iter().for_each(|pod| pods_by_labels.add(pod));
         assert_eq!(names(&pods_by_labels, "a"), [vec!["1", "3"], vec!["2"]]);
         assert_eq!(names(&pods_by_labels, "b"), [["4"]]);
-        // The first of several goes, and one that is alone.
+        // Removes one of two pods of a group, and the only pod of another group.
         pods_by_labels.remove(&pods[0]);
         pods_by_labels.remove(&pods[1]);
         assert_eq!(names(&pods_by_labels, "a"), [["3"]]);

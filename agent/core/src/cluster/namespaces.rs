@@ -18,9 +18,9 @@ impl Namespaces {
         &self.0
     }
 
-    /// Labels of a namespace. Pods and namespaces arrive on different watches, so a pod can be
-    /// known before its namespace; until then the namespace has the one label that every namespace
-    /// has. A selector that asks for any other label fails to match, which grants nothing.
+    /// Labels of a namespace. Pods and namespaces arrive on different watches, so a pod can be known before its
+    /// namespace; until then the namespace has only the name label, which every namespace has. A selector for any other
+    /// label does not match, which grants nothing.
     pub(super) fn labels(&self, name: &str) -> Cow<'_, Labels> {
         self.0.get(name).map_or_else(
             || Cow::Owned(Labels::from_iter([(NAME_LABEL.to_owned(), name.to_owned())])),
@@ -28,7 +28,7 @@ impl Namespaces {
         )
     }
 
-    /// The namespace of this name now is this, or is gone; whether it has other labels than before.
+    /// Sets or removes (`None`) the namespace of a name; returns whether its labels changed.
     pub(super) fn set(&mut self, name: &str, new: Option<Namespace>) -> bool {
         let before = self.labels(name).into_owned();
         match new {
@@ -39,7 +39,7 @@ impl Namespaces {
     }
 }
 
-/// The objects of a namespace, by name.
+/// Objects of a namespace, sorted by name.
 pub(super) fn in_namespace<'a, T>(
     map: &'a BTreeMap<Key, T>,
     namespace: &str,

@@ -1,12 +1,11 @@
-//! Nodes and their addresses: those of Node objects and of hostNetwork pods, of the own node also those of
-//! its interfaces.
+//! Nodes and their addresses, from Node objects and hostNetwork pods; for the own node also from its interfaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::model::{Node, Selector};
 
-/// Addresses, and how many objects say so.
+/// Number of objects that report an address.
 type Counted = BTreeMap<IpAddr, u32>;
 
 /// Every node.
@@ -15,18 +14,18 @@ pub(crate) struct Nodes {
     /// Name of the own node.
     name: String,
     by_name: BTreeMap<String, Node>,
-    /// The Node objects that list an address; none is empty.
+    /// Node objects by listed address; no set is empty.
     listed: BTreeMap<IpAddr, BTreeSet<String>>,
     /// The own node's addresses.
     own: Counted,
-    /// Other nodes' addresses, by name; none is empty.
+    /// Addresses of other nodes, by node name; no map is empty.
     others: BTreeMap<String, Counted>,
-    /// What the own node's interfaces have, whether an object says so or not.
+    /// Addresses of the own node's interfaces, whether or not an object reports them.
     found: BTreeSet<IpAddr>,
 }
 
 impl Nodes {
-    /// None, as seen from the node of this name.
+    /// An empty set, as seen from the node of this name.
     pub(super) fn new(name: String) -> Self {
         Self { name, ..Self::default() }
     }
@@ -41,12 +40,12 @@ impl Nodes {
         &self.by_name
     }
 
-    /// The own node's addresses by its objects.
+    /// Addresses of the own node that objects report.
     pub(super) fn own(&self) -> impl Iterator<Item = IpAddr> {
         self.own.keys().copied()
     }
 
-    /// Whether an object says that an address is the own node's.
+    /// Whether an object reports the address as the own node's.
     pub(super) fn is_own(&self, address: IpAddr) -> bool {
         self.own.contains_key(&address)
     }
@@ -56,7 +55,7 @@ impl Nodes {
         &self.found
     }
 
-    /// Whether an object says that an address is another node's.
+    /// Whether an object reports the address for the other node of this name.
     pub(super) fn is_others(&self, name: &str, address: IpAddr) -> bool {
         self.others.get(name).is_some_and(|addresses| addresses.contains_key(&address))
     }
@@ -77,15 +76,14 @@ impl Nodes {
         self.listing(address).next().is_some()
     }
 
-    /// The first node of which an object says that it has an address.
+    /// The first node, by name, with this address in an object.
     pub(crate) fn with(&self, address: IpAddr) -> Option<&str> {
         let others = self.others.iter().filter(|(_, all)| all.contains_key(&address));
         let own = self.is_own(address).then_some(self.name.as_str());
         others.map(|(name, _)| name.as_str()).chain(own).min()
     }
 
-    /// A Node object now is this, or is gone. Returns its addresses before and after, and whether selectors
-    /// read something else of it.
+    /// Sets or removes (`None`) a Node object. Returns its addresses before and after, and whether its labels changed.
     pub(super) fn set(&mut self, name: &str, new: Option<Node>) -> ([Vec<IpAddr>; 2], bool) {
         let labels = |node: Option<&Node>| node.map(|node| node.labels.clone());
         let after = new.as_ref().map_or_else(Vec::new, |node| node.addresses.clone());
@@ -111,8 +109,8 @@ impl Nodes {
         ([before, after], relabelled)
     }
 
-    /// An object says other addresses of a node. They are counted, because a Node and several pods can
-    /// name the same one.
+    /// Updates the addresses that an object reports for a node. They are counted, because a Node and several pods can
+    /// report the same address.
     pub(super) fn change(&mut self, name: &str, before: &[IpAddr], after: &[IpAddr]) {
         if before.is_empty() && after.is_empty() {
             return;
@@ -138,7 +136,7 @@ impl Nodes {
         }
     }
 
-    /// The own node's interfaces have these addresses now. Returns those that came or went.
+    /// Sets the addresses of the own node's interfaces. Returns the addresses added or removed.
     pub(super) fn find(&mut self, found: BTreeSet<IpAddr>) -> Vec<IpAddr> {
         let before = std::mem::replace(&mut self.found, found);
         before.symmetric_difference(&self.found).copied().collect()

@@ -1,4 +1,4 @@
-//! Objects as changes bring them, or as one cluster has them, for another: shared, not copied.
+//! Objects from changes, or shared from another cluster without a copy.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -35,7 +35,7 @@ pub enum ObjectKey {
 }
 
 impl ObjectKey {
-    /// What a change is about.
+    /// The object that a change concerns.
     #[must_use]
     pub fn of(change: &Change) -> Self {
         match change {
@@ -63,7 +63,7 @@ impl ObjectKey {
         }
     }
 
-    /// The change that says that there is no such object; of the own addresses, that there are none.
+    /// The change that removes the object; for the own addresses, an empty list.
     #[must_use]
     pub fn gone(self) -> Change {
         match self {
@@ -80,7 +80,7 @@ impl ObjectKey {
     }
 }
 
-/// With the kind as the API names it: `Pod namespace/name`.
+/// Kind as in the API and key: `Pod namespace/name`.
 impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -97,7 +97,7 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// An object as it is now; `None`: there is none.
+/// State of an object; `None` if it does not exist.
 #[derive(Debug)]
 pub(crate) enum Object {
     Namespace(String, Option<Namespace>),
@@ -112,7 +112,7 @@ pub(crate) enum Object {
 }
 
 impl Object {
-    /// What a change says; `None`: a policy as it is known already, which is not weighed again.
+    /// The object of a change; `None` for a policy equal to the known one, which is not weighed again.
     pub(super) fn of(change: Change, known: &Policies) -> Option<Self> {
         Some(match change {
             Change::Namespace(new) => Self::Namespace(new.name.clone(), Some(new)),
@@ -137,7 +137,7 @@ impl Object {
         })
     }
 
-    /// As a cluster has it.
+    /// State of an object in a cluster.
     pub(crate) fn now(key: ObjectKey, cluster: &Cluster) -> Self {
         match key {
             ObjectKey::Namespace(name) => {
@@ -191,7 +191,7 @@ impl Object {
         let interfaces = cluster.interfaces().keys().copied().map(ObjectKey::Interface);
         let few = namespaces.chain(nodes).chain(policies).chain(services).chain(slices);
         let few = few.chain(of_cluster).chain(interfaces).chain([ObjectKey::OwnAddresses]);
-        // Pods are the most.
+        // Without keys in between: pods are by far the most objects.
         let pods = cluster.pods().values();
         let pods = pods.map(|pod| Self::Pod(pod.key.clone(), Some(pod.clone())));
         few.map(|key| Self::now(key, cluster)).chain(pods)

@@ -7,7 +7,8 @@ use crate::cluster::namespaces::Namespaces;
 use crate::cluster::policies::Policies;
 use crate::model::{ClusterPolicy, Direction, Enforcement, Pod, Policy};
 
-/// The policies about a pod in a direction: all that speak of its namespace, if its labels are not known.
+/// The policies about a pod in a direction; if its labels are unknown, all policies that may select pods of its
+/// namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct PodPolicies<'c, 'p> {
     pub(super) policies: &'c Policies,
@@ -19,7 +20,7 @@ pub struct PodPolicies<'c, 'p> {
 }
 
 impl<'c, 'p> PodPolicies<'c, 'p> {
-    /// The NetworkPolicies that isolate the pod, or would if they were not on trial; by name.
+    /// The NetworkPolicies that select the pod in this direction, audited ones included; by name.
     pub(crate) fn selecting(self) -> impl Iterator<Item = &'c Arc<Policy>> + use<'c, 'p> {
         self.policies.in_namespace(&self.pod.key.namespace).filter(move |policy| {
             let selects = !self.labelled || policy.pod_selector.matches(&self.pod.labels);
@@ -27,12 +28,12 @@ impl<'c, 'p> PodPolicies<'c, 'p> {
         })
     }
 
-    /// The NetworkPolicies that isolate the pod. Those on trial do not.
+    /// The NetworkPolicies that isolate the pod; without audited ones.
     pub(crate) fn isolating(self) -> Vec<Arc<Policy>> {
         self.selecting().filter(|it| it.enforcement == Enforcement::Enforce).cloned().collect()
     }
 
-    /// The ClusterNetworkPolicies with rules that are asked, or would be if they were not on trial; in order.
+    /// The ClusterNetworkPolicies with rules for the pod, audited ones included; in order of evaluation.
     pub(crate) fn of_cluster(self) -> impl Iterator<Item = &'c Arc<ClusterPolicy>> + use<'c, 'p> {
         let is_needed = !self.cluster_policies.is_empty();
         let namespace = is_needed.then(|| self.namespaces.labels(&self.pod.key.namespace));
@@ -44,12 +45,12 @@ impl<'c, 'p> PodPolicies<'c, 'p> {
         })
     }
 
-    /// The ClusterNetworkPolicies with rules that are asked, in this order. Those on trial are not.
+    /// The enforced ClusterNetworkPolicies with rules for the pod, in order of evaluation.
     pub(crate) fn tiers(self) -> Vec<Arc<ClusterPolicy>> {
         self.of_cluster().filter(|it| it.enforcement == Enforcement::Enforce).cloned().collect()
     }
 
-    /// Those on trial, of both kinds.
+    /// The audited policies of both kinds.
     pub(crate) fn on_trial(
         self,
     ) -> (
@@ -62,7 +63,7 @@ impl<'c, 'p> PodPolicies<'c, 'p> {
         )
     }
 
-    /// Whether a policy on trial has something to say of the pod.
+    /// Whether an audited policy selects the pod.
     #[must_use]
     pub fn is_on_trial(self) -> bool {
         let (mut policies, mut of_cluster) = self.on_trial();

@@ -1,4 +1,4 @@
-//! Pods, and which of them has an address.
+//! Pods, and the owner of each pod address.
 
 use std::cmp::Reverse;
 use std::net::IpAddr;
@@ -14,9 +14,9 @@ use crate::model::{Key, Pod};
 #[derive(Debug, Default)]
 pub(crate) struct Pods {
     by_name: PodsByName,
-    /// The same pods, but for those that policy ignores.
+    /// Pods that policy does not ignore.
     by_labels: PodsByLabels,
-    /// Whose the addresses of these pods are.
+    /// Address claims of these pods.
     claims: Claims,
     node_names: Strings,
 }
@@ -27,12 +27,12 @@ impl Pods {
         &self.by_name
     }
 
-    /// The pods that policy does not ignore, by namespace and labels.
+    /// The pods that policy can select or match, by namespace and labels.
     pub(crate) fn by_labels(&self) -> &PodsByLabels {
         &self.by_labels
     }
 
-    /// The pod that has an address, as [`Pod::created`] says.
+    /// The pod that owns an address, see [`Pod::created`].
     pub(super) fn owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
         self.claimants(address).max_by_key(|pod| precedence(pod))
     }
@@ -47,9 +47,9 @@ impl Pods {
         self.claims.of(address)
     }
 
-    /// The same pod; what others have equal, it has in common with them.
+    /// Returns the pod with strings and labels shared with equal ones of known pods.
     pub(super) fn shared(&mut self, mut pod: Arc<Pod>) -> Arc<Pod> {
-        // Not of another cluster's.
+        // A pod shared with another cluster stays as it is.
         if let Some(own) = Arc::get_mut(&mut pod) {
             own.addresses.shrink_to_fit();
             own.ports.shrink_to_fit();
@@ -61,7 +61,7 @@ impl Pods {
         pod
     }
 
-    /// A pod now is this, or is gone. Returns what it was.
+    /// Sets or removes (`None`) a pod. Returns the previous one.
     pub(super) fn set(&mut self, key: &Key, new: Option<Arc<Pod>>) -> Option<Arc<Pod>> {
         let old = self.by_name.get(key).cloned();
         if let Some(pod) = old.as_ref().filter(|pod| is_subject(pod)) {
@@ -76,7 +76,7 @@ impl Pods {
     }
 }
 
-/// Of several pods that claim an address, the greatest has it: see [`Pod::created`].
+/// Order of the claimants of an address: the greatest owns it, see [`Pod::created`].
 pub(crate) fn precedence(pod: &Pod) -> impl Ord + use<'_> {
     (Reverse(pod.terminating), pod.created, &pod.key)
 }

@@ -1,4 +1,4 @@
-//! Every pod by namespace and name, in this order, each of which is in the pod itself.
+//! All pods sorted by namespace and name. The keys are read from the pods instead of stored again.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -10,12 +10,12 @@ use crate::model::{Key, Pod};
 /// Pods by key.
 #[derive(Debug, Default)]
 pub struct PodsByName {
-    /// By namespace; none is empty.
+    /// Pods by namespace; no set is empty.
     namespaces: BTreeMap<String, BTreeSet<ByName>>,
     len: usize,
 }
 
-/// A pod, told apart from others of its namespace by its name.
+/// A pod, compared by name within its namespace.
 #[derive(Debug)]
 struct ByName(Arc<Pod>);
 
@@ -57,13 +57,13 @@ impl PodsByName {
         self.namespaces.values().flatten().map(|ByName(pod)| pod)
     }
 
-    /// How many there are.
+    /// Number of pods.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Whether there are no pods.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -74,7 +74,7 @@ impl PodsByName {
         self.namespaces.get(namespace).into_iter().flatten().map(|ByName(pod)| pod)
     }
 
-    /// The pod of this key now is this, or is gone. Returns what it was.
+    /// Sets or removes (`None`) the pod of a key. Returns the previous one.
     pub(super) fn set(&mut self, key: &Key, new: Option<Arc<Pod>>) -> Option<Arc<Pod>> {
         let there = usize::from(new.is_some());
         let old = match new {

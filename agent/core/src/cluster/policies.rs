@@ -1,4 +1,4 @@
-//! NetworkPolicies, and what each of them asks for.
+//! NetworkPolicies and their weights.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,12 +27,12 @@ impl Policies {
         in_namespace(&self.by_key, name)
     }
 
-    /// What a policy asks for.
+    /// Weight of a policy.
     pub(crate) fn weight(&self, policy: &Key) -> Option<&Weight> {
         self.weights.get(policy)
     }
 
-    /// A policy that is new or another than the one of its key, and what it asks for.
+    /// The policy and its weight; `None` if it equals the known policy of its key.
     pub(super) fn weighed(&self, new: Policy) -> Option<(Arc<Policy>, Weight)> {
         if self.by_key.get(&new.key).is_some_and(|known| **known == new) {
             return None;
@@ -41,12 +41,12 @@ impl Policies {
         Some((Arc::new(new), weight))
     }
 
-    /// Whether what takes long to weigh of new policies is left for [`Policies::weigh_exactly`].
+    /// Sets whether slow parts of weighing new policies are left to [`Policies::weigh_exactly`].
     pub(crate) fn weigh_hastily(&mut self, hasty: bool) {
         self.hasty = hasty;
     }
 
-    /// Weighs what was weighed hastily.
+    /// Weighs exactly the policies that were weighed hastily.
     pub(crate) fn weigh_exactly(&mut self) {
         for (key, weight) in &mut self.weights {
             if let Some(policy) = self.by_key.get(key).filter(|_| !weight.is_exact) {
@@ -55,7 +55,7 @@ impl Policies {
         }
     }
 
-    /// The policy of this key now is this, or is gone; whether that is a change.
+    /// Sets or removes (`None`) the policy of a key; returns whether it changed.
     pub(super) fn set(&mut self, key: &Key, new: Option<(Arc<Policy>, Weight)>) -> bool {
         if self.by_key.get(key) == new.as_ref().map(|(policy, _)| policy) {
             return false;

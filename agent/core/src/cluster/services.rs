@@ -1,4 +1,4 @@
-//! Services, EndpointSlices and the nodes' addresses, with the indexes that compiling needs.
+//! Services, EndpointSlices and node addresses, with the indexes for compiling.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -9,33 +9,33 @@ use hashbrown::HashMap;
 use crate::cluster::dirty::Dirty;
 use crate::model::{EndpointSlice, Key, Pod, Protocol, Service, ServicePort};
 
-/// Where packets are translated, and to whom.
+/// Service frontends and their backends.
 #[derive(Debug, Default)]
 pub(crate) struct Services {
     services: BTreeMap<Key, Arc<Service>>,
     slices: BTreeMap<Key, Arc<EndpointSlice>>,
-    /// By the key of their Service, which may not exist.
+    /// Slices by the key of their Service, which may not exist.
     slices_of: BTreeMap<Key, Vec<Arc<EndpointSlice>>>,
     at: BTreeMap<IpAddr, Vec<Arc<Service>>>,
     behind: BTreeMap<IpAddr, Vec<Arc<EndpointSlice>>>,
     with_node_ports: BTreeMap<Key, Arc<Service>>,
-    /// Services that another proxy serves; they are in none of the above.
+    /// Services of another proxy; not in any of the maps above.
     unserved: BTreeSet<Key>,
-    /// Every node's addresses and how many Nodes have them.
+    /// Number of Nodes with each address.
     nodes: BTreeMap<IpAddr, u32>,
 }
 
-/// Slices and their numbers for a port, by its name and protocol.
+/// Slices with a port, and its number there, by port name and protocol.
 pub(crate) type SlicesByPort<'a> = HashMap<(&'a str, Protocol), Vec<(&'a Arc<EndpointSlice>, u16)>>;
 
-/// A port of a Service that a pod backs.
+/// A Service port with a pod as backend.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backed<'a> {
     pub(crate) service: &'a Service,
     pub(crate) port: &'a ServicePort,
-    /// The pod's address that is the backend.
+    /// Address of the pod that is the backend.
     pub(crate) address: IpAddr,
-    /// The backend's port.
+    /// Port number of the backend.
     pub(crate) number: u16,
 }
 
@@ -47,7 +47,7 @@ fn ports_by_name(service: &Service) -> HashMap<(&str, Protocol), Vec<&ServicePor
     by_name
 }
 
-/// The key of a slice's Service; none if it names no Service.
+/// Key of a slice's Service; `None` if the slice names no Service.
 fn service_of(slice: &EndpointSlice) -> Option<Key> {
     let named = !slice.service.is_empty();
     named.then(|| Key::new(slice.key.namespace.clone(), slice.service.clone()))
@@ -68,12 +68,12 @@ impl Services {
         &self.slices
     }
 
-    /// The keys of all Services, those of another proxy included.
+    /// Keys of all Services, including those of another proxy.
     pub(super) fn all_services(&self) -> impl Iterator<Item = &Key> {
         self.services.keys().chain(&self.unserved)
     }
 
-    /// A Service by its key; one of another proxy without what nobody reads of it.
+    /// The Service of a key; for a Service of another proxy, only its key and `unserved`.
     pub(super) fn service(&self, key: &Key) -> Option<Arc<Service>> {
         let unserved = || {
             self.unserved.contains(key).then(|| {
@@ -95,22 +95,22 @@ impl Services {
         self.slices_of.get(service).map_or(&[], Vec::as_slice)
     }
 
-    /// The Services that have an address.
+    /// Services with an address.
     pub(crate) fn at(&self, address: IpAddr) -> &[Arc<Service>] {
         self.at.get(&address).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether an address is one of some Service's cluster addresses.
+    /// Whether a Service has this cluster address.
     pub(crate) fn is_cluster_address(&self, address: IpAddr) -> bool {
         self.at(address).iter().any(|service| service.cluster.contains(&address))
     }
 
-    /// The Services that have node ports.
+    /// Services with node ports.
     pub(crate) fn with_node_ports(&self) -> impl Iterator<Item = &Arc<Service>> {
         self.with_node_ports.values()
     }
 
-    /// Whether a Node has an address.
+    /// Whether a Node has this address.
     pub(crate) fn is_node(&self, address: IpAddr) -> bool {
         self.nodes.contains_key(&address)
     }
@@ -125,7 +125,7 @@ impl Services {
         self.at.keys().copied().chain(self.nodes())
     }
 
-    /// The slices of a Service's backends that have a number for a port, by the port's name.
+    /// The slices of a Service, by port name and protocol.
     pub(crate) fn slices_by_port(&self, service: &Key) -> SlicesByPort<'_> {
         let mut by_port = SlicesByPort::new();
         for slice in self.slices_of.get(service).into_iter().flatten() {
@@ -137,18 +137,18 @@ impl Services {
         by_port
     }
 
-    /// Whether no address is anybody's backend.
+    /// Whether no address is a backend.
     pub(crate) fn is_empty(&self) -> bool {
         self.behind.is_empty()
     }
 
-    /// The Services that some address from `first` to `last`, both included, is a backend of.
+    /// Services with a backend from `first` to `last`, both included.
     pub(crate) fn behind_range(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = Key> {
         let slices = self.behind.range(first..=last).flat_map(|(_, slices)| slices);
         slices.filter_map(|slice| service_of(slice))
     }
 
-    /// The ports of Services that a pod backs itself; some more than once.
+    /// Service ports with the pod itself as backend; with duplicates.
     pub(crate) fn backed_by<'a>(&'a self, pod: &'a Pod) -> Vec<Backed<'a>> {
         let mut backed = Vec::new();
         let mut by_name: HashMap<&Key, HashMap<(&str, Protocol), Vec<&ServicePort>>> =
@@ -171,7 +171,7 @@ impl Services {
         backed
     }
 
-    /// A Service now is this, or is gone. One that the nodes' proxy does not serve is none.
+    /// Sets or removes (`None`) a Service. A Service of another proxy counts as removed.
     pub(crate) fn set_service(&mut self, key: &Key, new: Option<Arc<Service>>, dirty: &mut Dirty) {
         if new.as_ref().is_some_and(|service| service.unserved) {
             self.unserved.insert(key.clone());
@@ -208,7 +208,7 @@ impl Services {
         dirty.backends.extend(slices.flat_map(|slice| &slice.addresses));
     }
 
-    /// An EndpointSlice now is this, or is gone.
+    /// Sets or removes (`None`) an EndpointSlice.
     pub(crate) fn set_slice(
         &mut self,
         key: &Key,
@@ -243,7 +243,7 @@ impl Services {
         self.slices.insert(key.clone(), new);
     }
 
-    /// A Node has other addresses.
+    /// Updates the addresses of a Node.
     pub(crate) fn set_node(&mut self, before: &[IpAddr], after: &[IpAddr], dirty: &mut Dirty) {
         if before == after {
             return;
@@ -263,7 +263,7 @@ impl Services {
     }
 }
 
-/// Backends that are such through another slice than before: all, unless only the list changed.
+/// Marks backends of a changed slice: all, or only the added and removed ones if just the address list changed.
 fn note_backends(old: Option<&EndpointSlice>, new: Option<&EndpointSlice>, dirty: &mut Dirty) {
     let of = |slice: Option<&EndpointSlice>| -> BTreeSet<IpAddr> {
         slice.into_iter().flat_map(|slice| slice.addresses.iter().copied()).collect()
@@ -286,7 +286,7 @@ fn remove<K: Ord, T>(map: &mut BTreeMap<K, Vec<T>>, key: &K, is: impl Fn(&T) -> 
     }
 }
 
-/// The first and last address of a family's range, given as 128 bits from the top.
+/// First and last address of a range, given as 128 bits aligned to the top.
 pub(crate) fn range(v6: bool, first: u128, last: u128) -> (IpAddr, IpAddr) {
     let address = |bits: u128| match v6 {
         true => IpAddr::V6(Ipv6Addr::from_bits(bits)),

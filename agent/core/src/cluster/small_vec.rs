@@ -1,6 +1,6 @@
-//! One or more of something, mostly one: no allocation then.
+//! List of one or more items that allocates only from the second item on.
 
-/// At least one, without order.
+/// List of at least one item, without order.
 #[derive(Debug)]
 pub(super) struct SmallVec<T> {
     first: T,
@@ -8,12 +8,12 @@ pub(super) struct SmallVec<T> {
 }
 
 impl<T> SmallVec<T> {
-    /// Just one.
+    /// A list of one item.
     pub(super) fn one(first: T) -> Self {
         Self { first, others: Vec::new() }
     }
 
-    /// One of them.
+    /// Any item.
     pub(super) fn first(&self) -> &T {
         &self.first
     }
@@ -26,7 +26,7 @@ impl<T> SmallVec<T> {
         self.others.push(another);
     }
 
-    /// Takes one out. Says whether it is the only one: then it stays, and all of this may go.
+    /// Removes a matching item. Returns true if it is the only one: it stays then, and the caller may drop the list.
     #[must_use]
     pub(super) fn remove(&mut self, is_it: impl Fn(&T) -> bool) -> bool {
         if let Some(place) = self.others.iter().position(&is_it) {

@@ -1,4 +1,4 @@
-//! The current state of the cluster's objects: no history, and the indexes that compiling needs.
+//! The current state of the cluster's objects, without history, and the indexes for compiling.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::model::{
     Policy, Service,
 };
 
-/// Everything known about the cluster, as seen from one node.
+/// All objects of the cluster, as seen from one node.
 #[derive(Debug, Default)]
 pub struct Cluster {
     pub(super) namespaces: Namespaces,
@@ -28,7 +28,7 @@ pub struct Cluster {
     pub(crate) policies: Policies,
     pub(crate) cluster_policies: ClusterPolicies,
     pub(crate) nodes: Nodes,
-    /// Where packets are translated, and to whom.
+    /// Service frontends and their backends.
     pub(crate) translation: Services,
     pub(crate) interfaces: Interfaces,
 }
@@ -52,7 +52,7 @@ impl Cluster {
         self.namespaces.by_name()
     }
 
-    /// Pods by key, those that policy ignores included.
+    /// Pods by key, including those that policy ignores.
     #[must_use]
     pub fn pods(&self) -> &PodsByName {
         self.pods.by_name()
@@ -88,25 +88,25 @@ impl Cluster {
         self.interfaces.by_index()
     }
 
-    /// The addresses that are translated for a Service.
+    /// Addresses of a Service.
     #[must_use]
     pub fn service_addresses(&self, key: &Key) -> &[IpAddr] {
         self.translation.services().get(key).map_or(&[], |service| &service.addresses)
     }
 
-    /// A Service that has an address; the first by name if several have it.
+    /// The Service with this address; the first by name if there are several.
     #[must_use]
     pub fn service_at(&self, address: IpAddr) -> Option<&Key> {
         self.translation.at(address).iter().map(|service| &service.key).min()
     }
 
-    /// What a policy asks for beyond its budget; such a policy isolates and grants nothing.
+    /// Message for a policy beyond its budget; such a policy isolates and grants nothing.
     #[must_use]
     pub fn excess(&self, policy: &Key) -> Option<&str> {
         self.policies.weight(policy)?.excess.as_deref()
     }
 
-    /// Why parts of a policy, or all of it, grant nothing.
+    /// Reasons why a policy, or parts of it, grant nothing.
     pub fn problems_of<'a>(&'a self, policy: &'a Policy) -> impl Iterator<Item = &'a str> {
         policy.problems.iter().map(String::as_str).chain(self.excess(&policy.key))
     }
@@ -116,7 +116,7 @@ impl Cluster {
         self.policies.in_namespace(namespace)
     }
 
-    /// The ClusterNetworkPolicies, in the order in which they are asked.
+    /// The ClusterNetworkPolicies in order of evaluation.
     pub fn cluster_policies(&self) -> impl Iterator<Item = &Arc<ClusterPolicy>> {
         self.cluster_policies.iter()
     }
@@ -127,7 +127,7 @@ impl Cluster {
         self.cluster_policies.get(name)
     }
 
-    /// The policies about a pod in a direction; with the pod, whether its labels are known.
+    /// The policies about a pod in a direction; `labelled` is whether the pod's labels are known.
     #[must_use]
     pub fn policies_about<'c, 'p>(
         &'c self,
@@ -143,20 +143,19 @@ impl Cluster {
         self.pods.by_name().of(namespace)
     }
 
-    /// Labels of a namespace; of one that is not known (yet), the one label that every namespace has.
+    /// Labels of a namespace; for an unknown one, only the name label, which every namespace has.
     #[must_use]
     pub fn namespace_labels(&self, name: &str) -> Cow<'_, Labels> {
         self.namespaces.labels(name)
     }
 
-    /// The pod that has an address, as [`Pod::created`] says; never one that is hostNetwork or
-    /// finished.
+    /// The pod that owns an address, see [`Pod::created`]; never a hostNetwork or finished pod.
     #[must_use]
     pub fn owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
         self.pods.owner(address)
     }
 
-    /// Whose an address is: a pod's, a node's, a Service's, in this order.
+    /// Owner of an address for display: a pod, else a node, else a Service.
     #[must_use]
     pub fn whose(&self, address: IpAddr) -> Whose {
         if let Some(pod) = self.owner(address) {
@@ -169,22 +168,21 @@ impl Cluster {
         self.service_at(address).map_or(Whose::Outside, |key| Whose::Service(key.clone()))
     }
 
-    /// Whether an address is one of the own node's: of its Node object, of a hostNetwork pod that
-    /// runs here, or of one of its interfaces and neither a pod's nor a Service's cluster address
-    /// (which NodeLocal DNS gives to an interface).
+    /// Whether an address belongs to the own node: to its Node object, to a hostNetwork pod on it, or to one of its
+    /// interfaces, unless it is a pod's or a Service's cluster address (which NodeLocal DNS puts on an interface).
     #[must_use]
     pub fn is_own_node(&self, address: IpAddr) -> bool {
         self.nodes.is_own(address) || self.nodes.found().contains(&address) && self.is_free(address)
     }
 
-    /// The own node's addresses.
+    /// Addresses of the own node.
     pub fn own_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let found = self.nodes.found().iter().copied();
         let found = found.filter(|address| !self.nodes.is_own(*address));
         self.nodes.own().chain(found.filter(|address| self.is_free(*address)))
     }
 
-    /// Whether an address is one of the node's that a pod is on.
+    /// Whether an address belongs to the node on which a pod runs.
     #[must_use]
     pub fn is_node_of(&self, pod: &Pod, address: IpAddr) -> bool {
         !pod.node.is_empty()
@@ -194,13 +192,12 @@ impl Cluster {
             }
     }
 
-    /// Whether an address is no pod's and no Service's cluster address.
+    /// Whether an address is neither a pod's nor a Service's cluster address.
     fn is_free(&self, address: IpAddr) -> bool {
         self.owner(address).is_none() && !self.translation.is_cluster_address(address)
     }
 
-    /// The local pod behind an interface: the one it is bound to, else the one that has one of its
-    /// addresses.
+    /// The local pod behind an interface: the bound pod, else the owner of one of the interface's addresses.
     #[must_use]
     pub fn pod_behind<'a>(&'a self, interface: &'a Interface) -> Option<&'a Arc<Pod>> {
         match &interface.owner {

@@ -1,22 +1,22 @@
-//! Strings that repeat from object to object, once in memory.
+//! Interned strings that many objects share.
 
 use hashbrown::HashSet;
 
 use crate::model::SharedStr;
 
-/// Strings that pods have in common.
+/// Strings shared by pods.
 #[derive(Debug, Default)]
 pub(super) struct Strings {
     known: HashSet<SharedStr>,
-    /// With so many, those that nobody has any more are forgotten.
+    /// Size at which unused strings are dropped.
     many: usize,
 }
 
-/// So many are kept without a look at who has them.
+/// Minimum number of strings to keep before unused ones are dropped.
 const FEW: usize = 1024;
 
 impl Strings {
-    /// Makes a string the one of the same text that is known.
+    /// Replaces a string with the known one of equal text.
     pub(super) fn share(&mut self, text: &mut SharedStr) {
         if let Some(known) = self.known.get(&**text) {
             *text = known.clone();

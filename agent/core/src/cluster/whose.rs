@@ -1,4 +1,4 @@
-//! Whose an address is, for people.
+//! Owner of an address, for display.
 
 use std::fmt;
 
@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Key;
 
-/// Whose an address is.
+/// Owner of an address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Whose {
-    /// A pod's.
+    /// A pod.
     Pod(Key),
-    /// A node's, and its hostNetwork pods'.
+    /// A node; hostNetwork pods count as their node.
     Node {
         /// `metadata.name`
         name: String,
     },
-    /// A Service's; the first by name, if several have it.
+    /// A Service; the first by name if several have the address.
     Service(Key),
-    /// No object of the cluster has it.
+    /// No object of the cluster.
     Outside,
 }
 

@@ -1,4 +1,4 @@
-//! What the cluster's state compiles to.
+//! Result of compiling the cluster's state.
 
 use std::collections::BTreeSet;
 
@@ -12,18 +12,18 @@ use crate::model::{Direction, Key};
 use crate::ops::{Capacity, Fill, Op, Table};
 use crate::options::Options;
 
-/// Why an update was refused.
+/// Reason for a refused update.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CompileError {
-    /// A table is too small. Nothing was written; no update is possible before
+    /// A table is too small. Nothing was written; further updates fail until
     /// [`Compiler::reinstall`](crate::compile::Compiler::reinstall).
     #[error("{table}: {needed} needed, {capacity} available")]
     Full {
         /// The first table that is too small.
         table: Table,
-        /// Elements it must have.
+        /// Elements needed.
         needed: u32,
-        /// Elements it has.
+        /// Elements available.
         capacity: u32,
     },
 }
@@ -37,19 +37,19 @@ pub(super) struct Compiled {
 }
 
 impl Compiled {
-    /// Nothing yet.
+    /// Empty sets, rules and tables.
     pub(super) fn new(options: &Options) -> Self {
         Self { sets: Sets::new(), rules: Rules::default(), tables: Tables::new(options) }
     }
 
-    /// Nothing again. Endpoints keep their numbers, and what is closed stays so.
+    /// Drops all contents. Endpoints keep their numbers, and closed combinations stay closed.
     pub(super) fn forget(&mut self) {
         self.sets = Sets::new();
         self.rules.forget();
         self.tables.forget();
     }
 
-    /// Brings all of it up to date, regardless of capacity: the operations, in order.
+    /// Compiles dirty state, regardless of capacity; returns the operations in order.
     pub(super) fn update(
         &mut self,
         cluster: &Cluster,
@@ -60,13 +60,13 @@ impl Compiled {
         Update { cluster, options, sets, rules, tables }.run(dirty)
     }
 
-    /// No packet reads retired elements any more.
+    /// Frees retired elements: no packet reads them any more.
     pub(super) fn grace_passed(&mut self) {
         self.sets.classes.slots.grace_passed();
         self.tables.grace_passed();
     }
 
-    /// The first table that has not enough room.
+    /// Error for the first table that is too small.
     pub(super) fn overflow(&self, capacity: &Capacity) -> Option<CompileError> {
         Table::ALL.into_iter().find_map(|table| {
             let (_, needed) = self.tables.elements(table, &self.sets.classes);
@@ -80,22 +80,22 @@ impl Compiled {
         self.tables.fill(&self.sets.classes, capacity)
     }
 
-    /// What the tables are to say.
+    /// Desired contents of the tables.
     pub(super) fn image(&self) -> Image {
         Image::new(&self.sets, &self.rules.tries, &self.tables.endpoints.live)
     }
 
-    /// The same, element by element.
+    /// Desired contents of the tables, element by element.
     pub(super) fn desired(&self) -> DesiredTables<'_> {
         DesiredTables { tables: &self.tables, tries: &self.rules.tries }
     }
 
-    /// Steps taken so far: prefixes, classes by row, nodes of sets of ports.
+    /// Work done so far: prefixes, classes by row and nodes of port sets.
     pub(super) fn work(&self) -> u64 {
         self.rules.work() + self.sets.groups.work
     }
 
-    /// The policies whose pods are closed in a direction where they select them together, and why.
+    /// Closed combinations of policies with their direction and the reason.
     pub(super) fn closed(&self) -> impl Iterator<Item = (&[Key], Direction, String)> {
         let late: BTreeSet<_> = self.tables.endpoints.late().filter(|it| it.is_closed).collect();
         let late = late.into_iter();

@@ -1,4 +1,4 @@
-//! The compiler: takes changes in, and gives out the operations that bring the tables up to date.
+//! The compiler: takes changes and returns the operations that bring the tables up to date.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use crate::model::{Change, Direction, Key, Pod};
 use crate::ops::{Capacity, Fill, Op};
 use crate::options::Options;
 
-/// What one compiler knows that another has to, see [`Compiler::follow`].
+/// State that one compiler passes to another, see [`Compiler::follow`].
 #[derive(Debug)]
 pub struct News {
     objects: Vec<Object>,
     given: Given,
 }
 
-/// The cluster's state, what it compiles to, and what of it is installed.
+/// The cluster's state, its compiled form, and the state of the installation.
 #[derive(Debug)]
 pub struct Compiler {
     options: Options,
@@ -30,7 +30,7 @@ pub struct Compiler {
     compiled: Compiled,
     /// The grace period of the last update's operations has passed.
     settled: bool,
-    /// An update failed half-way: what is known of the tables is not what is installed.
+    /// An update failed half-way, so the recorded tables differ from the installed ones.
     failed: Option<CompileError>,
 }
 
@@ -48,7 +48,7 @@ impl Compiler {
         }
     }
 
-    /// Takes in a change. Cheap: the work is done by the next update, once for all changes.
+    /// Takes a change. Cheap: the next update does the work, once for all changes.
     pub fn ingest(&mut self, change: Change) {
         Intake { cluster: &mut self.cluster, dirty: &mut self.dirty }.ingest(change);
     }
@@ -59,20 +59,20 @@ impl Compiler {
         &self.cluster
     }
 
-    /// The operations that lead from what is installed to what the cluster's state asks for, in the
-    /// order in which they must be applied. They count as applied from here on.
+    /// Returns the operations that bring the installed tables to the cluster's state, in the order in which they must
+    /// be applied. They count as applied from here on.
     ///
     /// # Errors
-    /// A table is too small. What is installed stays as it is; only [`Compiler::reinstall`] leads
-    /// on, with a greater capacity or a smaller cluster.
+    /// A table is too small. The installed tables stay as they are, and only [`Compiler::reinstall`] helps, with a
+    /// greater capacity or a smaller cluster.
     pub fn update(&mut self) -> Result<Vec<Op>, CompileError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
         let settled = self.settled;
         if !settled {
-            // The update waits before its first write, so it may use what fell free before: updates
-            // in close succession do not run out of numbers.
+            // The operations begin with a grace period, so this update may use numbers freed by the last one, and
+            // updates in close succession do not run out of numbers.
             self.compiled.grace_passed();
         }
         let dirty = std::mem::take(&mut self.dirty);
@@ -86,7 +86,7 @@ impl Compiler {
         self.conclude(ops)
     }
 
-    /// The operations, if the tables have room for what they lead to.
+    /// Returns the operations if their result fits into the tables.
     fn conclude(&mut self, ops: Vec<Op>) -> Result<Vec<Op>, CompileError> {
         if let Some(error) = self.compiled.overflow(&self.options.capacity) {
             self.failed = Some(error.clone());
@@ -96,12 +96,12 @@ impl Compiler {
         Ok(ops)
     }
 
-    /// Starts over with new, empty tables of this capacity: the operations that fill them.
-    /// Endpoints keep their numbers. For as long as a table is too small, `grow` says what to have instead:
-    /// everything is compiled once. [`Compiler::capacity`] is what the tables must have.
+    /// Starts over with new, empty tables of this capacity; returns the operations that fill them. Endpoints keep their
+    /// numbers. While a table is too small, `grow` returns the next capacity to try; everything is compiled once.
+    /// [`Compiler::capacity`] is the final capacity.
     ///
     /// # Errors
-    /// As [`Compiler::update`], if `grow` knows no more.
+    /// As for [`Compiler::update`], if `grow` returns `None`.
     pub fn reinstall(
         &mut self,
         capacity: Capacity,
@@ -112,10 +112,10 @@ impl Compiler {
         self.failed = None;
         // No packet reads new tables yet.
         self.settled = true;
-        // What is in force may not be closed for having to be compiled again.
+        // Nothing is deferred here: recompiling must not close pods that are open now.
         let deferring = self.compiled.rules.limits.defer(None);
         self.cluster.policies.weigh_exactly();
-        // Peer sets, and with them addresses, follow from the endpoints.
+        // Endpoints lead to all peer sets, and these to all addresses.
         self.dirty = Dirty::default();
         let interfaces = self.cluster.interfaces().keys().copied().collect();
         let all = Dirty { interfaces, ..Dirty::default() };
@@ -131,21 +131,21 @@ impl Compiler {
         self.conclude(ops)
     }
 
-    /// The sizes that the tables must have.
+    /// Capacity that the tables must have.
     #[must_use]
     pub fn capacity(&self) -> Capacity {
         self.options.capacity
     }
 
-    /// Before the operations of a reinstallation are written: the tables will be at least this large.
+    /// Raises the capacity to at least this one, before the operations of a reinstallation are written.
     pub fn enlarge(&mut self, capacity: Capacity) {
         self.options.capacity = self.options.capacity.or_more(capacity);
     }
 
-    /// From the next update on, leaves the policies that are large ([`crate::budget::ORDINARY_UNITS`]) to
-    /// another compiler, so that no update takes long: pods have what they had before an edit of
-    /// theirs, and pods that they isolate newly are closed. Of these namespaces also what is more than
-    /// modest ([`crate::budget::MODEST_UNITS`]). `None`: compiles everything.
+    /// From the next update on, defers large policies ([`crate::budget::ORDINARY_UNITS`]) to another compiler, so that
+    /// no update takes long: pods keep the state before an edit of these policies, and newly isolated pods are closed.
+    /// In the given namespaces, defers everything beyond modest size ([`crate::budget::MODEST_UNITS`]). `None`: defers
+    /// nothing.
     pub fn defer(&mut self, held: Option<BTreeSet<String>>) {
         self.cluster.policies.weigh_hastily(held.is_some());
         if held.is_none() {
@@ -163,26 +163,24 @@ impl Compiler {
         self.dirty.policies.extend(due);
     }
 
-    /// The namespaces with policies that wait for another compiler.
+    /// Namespaces with deferred policies.
     #[must_use]
     pub fn late(&self) -> BTreeSet<String> {
         self.compiled.tables.endpoints.late().map(|late| late.of.namespace().to_owned()).collect()
     }
 
-    /// The namespaces with large policies that nobody uses any more, and that only new tables are
-    /// without.
+    /// Namespaces with unused large policies that only new tables get rid of.
     #[must_use]
     pub fn lingering(&self) -> BTreeSet<String> {
         self.compiled.rules.direction_policies.lingering_of()
     }
 
-    /// What was compiled since this was asked last and is more than modest: by namespace, how much it
-    /// weighs.
+    /// Units of policies beyond modest size compiled since the last call, by namespace.
     pub fn take_compiled(&mut self) -> BTreeMap<String, u64> {
         self.compiled.rules.limits.take_compiled()
     }
 
-    /// Another compiler with the same options, that knows of no object.
+    /// An empty compiler with the same options.
     #[must_use]
     pub fn blank(&self) -> Self {
         Self::new(self.options.clone())
@@ -197,14 +195,14 @@ impl Compiler {
         }
     }
 
-    /// These objects as they are now, for another compiler.
+    /// Current state of these objects, for another compiler.
     #[must_use]
     pub fn news(&self, of: impl IntoIterator<Item = ObjectKey>) -> News {
         let objects = of.into_iter().map(|key| Object::now(key, &self.cluster)).collect();
         News { objects, given: self.compiled.tables.endpoints.given() }
     }
 
-    /// Takes in what another compiler knows, and gives endpoints the numbers that it gives.
+    /// Takes over objects and endpoint numbers of another compiler.
     pub fn follow(&mut self, news: News) {
         let mut intake = Intake { cluster: &mut self.cluster, dirty: &mut self.dirty };
         news.objects.into_iter().for_each(|object| intake.take_in(object));
@@ -214,30 +212,29 @@ impl Compiler {
         self.compiled.tables.endpoints.take_over(news.given);
     }
 
-    /// The operations of the last update are applied and no packet that was judged before is still
-    /// on its way: numbers that fell free may be used again.
+    /// Frees retired numbers. To be called when the operations of the last update are applied and every packet judged
+    /// by the old tables is through.
     pub fn grace_passed(&mut self) {
         self.settled = true;
         self.compiled.grace_passed();
     }
 
-    /// What an update was refused for is left out from now on: the largest combinations of policies, as
-    /// far as the excess goes; the pods that they isolate are closed. False if there is none:
-    /// nothing but [`Compiler::reinstall`] with a greater capacity helps then.
+    /// Closes the largest combinations of policies until the tables that refused the update fit. Returns false if there
+    /// are none to close: then only [`Compiler::reinstall`] with a greater capacity helps.
     pub fn leave_out(&mut self, error: &CompileError) -> bool {
         let CompileError::Full { table, needed, capacity } = error;
         self.compiled.rules.leave_out(*table, needed.saturating_sub(*capacity))
     }
 
-    /// What updates have cost so far, in steps that depend on the cluster's state alone: prefixes,
-    /// classes by row, nodes of sets of ports.
+    /// Work of all updates so far, in steps that depend on the cluster's state alone: prefixes, classes by row and
+    /// nodes of port sets.
     #[must_use]
     pub fn work(&self) -> u64 {
         self.compiled.work()
     }
 
-    /// The numbers of endpoints ([`EndpointInfo::id`]) as of the last update, and those that earlier
-    /// endpoints may come back with. Flows of others belong to nobody any more.
+    /// Endpoint numbers ([`EndpointInfo::id`]) in use as of the last update, and those reserved for earlier endpoints
+    /// that may return. Conntrack entries of other numbers belong to no endpoint.
     #[must_use]
     pub fn endpoint_numbers(&self) -> BTreeSet<u32> {
         self.compiled.tables.endpoints.numbers().collect()
@@ -253,19 +250,19 @@ impl Compiler {
             .map(|(ifindex, live)| EndpointInfo::new(*ifindex, live))
     }
 
-    /// As long as this number stays, so do the [`Compiler::endpoints`].
+    /// Changes whenever [`Compiler::endpoints`] changes.
     #[must_use]
     pub fn endpoints_version(&self) -> u64 {
         self.compiled.tables.endpoints.version
     }
 
-    /// What the tables are to say as of the last update.
+    /// Desired contents of the tables as of the last update.
     #[must_use]
     pub fn image(&self) -> Image {
         self.compiled.image()
     }
 
-    /// Everything that is not as it was asked for, as of the last update.
+    /// All problems as of the last update.
     #[must_use]
     pub fn problems(&self) -> Vec<Problem> {
         let refused =
@@ -279,7 +276,7 @@ impl Compiler {
             .collect()
     }
 
-    /// The policies whose pods are closed in a direction where they select them together, and why.
+    /// Closed combinations of policies with their direction and the reason.
     pub fn closed(&self) -> impl Iterator<Item = (&[Key], Direction, String)> {
         self.compiled.closed()
     }
@@ -290,14 +287,14 @@ impl Compiler {
         self.compiled.fill(&self.options.capacity)
     }
 
-    /// The objects that what is installed came from, see [`StateSnapshot`]. `deleted` are the local pods
-    /// that the cluster has no more: kept as finished ones, which are nobody's peers.
+    /// The objects behind the installed tables, see [`StateSnapshot`]. `deleted` are local pods that the API lists no
+    /// longer; they are kept as finished pods, which are not peers.
     #[must_use]
     pub fn state_snapshot<'a>(&self, deleted: impl Iterator<Item = &'a Arc<Pod>>) -> StateSnapshot {
         StateSnapshot::new(&self.cluster, &self.compiled.tables.addresses, deleted)
     }
 
-    /// What every element of the tables is to hold, or holds if the last update was written.
+    /// Desired contents of every table element; the installed ones if the last update was written.
     #[must_use]
     pub fn desired(&self) -> DesiredTables<'_> {
         self.compiled.desired()

@@ -1,5 +1,5 @@
-//! What the tables are to say, independent of numbers and of history: two compilers whose cluster
-//! state is equal have equal images.
+//! Desired contents of the tables, independent of numbers and of history: two compilers with equal cluster state have
+//! equal images.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,17 +13,17 @@ use crate::model::{Direction, Key, Protocol};
 use crate::ports::tries::{NAME, Tries};
 use crate::ports::{AllowedPorts, Ports};
 
-/// The full desired content of the tables.
+/// Desired contents of all tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
-    /// Which sets an address belongs to, by longest prefix; a prefix that says the same as the one
-    /// around it is left out, and so is the one of no set around everything.
+    /// Sets of each address, by longest prefix. Prefixes with the same sets as the enclosing prefix are left out; the
+    /// default outside all prefixes is no set.
     pub addresses: BTreeMap<IpNet, BTreeSet<PeerSet>>,
-    /// By interface index.
+    /// Endpoints by interface index.
     pub endpoints: BTreeMap<u32, EndpointImage>,
 }
 
-/// What an endpoint allows.
+/// Ports that an endpoint allows, by direction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointImage {
     /// The pod.
@@ -37,25 +37,25 @@ pub struct EndpointImage {
 /// The union of all rules of a direction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
-    /// What every address is allowed.
+    /// Ports granted to every address.
     pub everyone: Granted,
-    /// What the addresses of a set are allowed on top.
+    /// Ports granted to the addresses of a peer set, in addition.
     pub peers: BTreeMap<PeerSet, Granted>,
-    /// What blocks allow on top, by longest prefix.
+    /// Ports granted by ipBlocks, in addition; by longest prefix.
     pub blocks: BTreeMap<IpNet, Granted>,
 }
 
 /// Ports granted to a set of addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Granted {
-    /// By number.
+    /// Port numbers.
     pub ports: Ports,
-    /// By name, resolved on each destination.
+    /// Port names, resolved on each destination.
     pub names: BTreeSet<(Protocol, String)>,
 }
 
 impl Image {
-    /// What sets, direction policies and endpoints come to.
+    /// Builds the image from sets, direction policies and endpoints.
     pub(crate) fn new(sets: &Sets, tries: &Tries, live: &BTreeMap<u32, Live>) -> Self {
         let endpoint = |live: &Live| {
             let allowed = |direction: Direction| {
@@ -76,7 +76,7 @@ impl Image {
     }
 }
 
-/// The address part of an image.
+/// Sets of each address, see [`Image::addresses`].
 fn addresses(sets: &Sets) -> BTreeMap<IpNet, BTreeSet<PeerSet>> {
     let partition = &sets.partition;
     let own = partition
@@ -91,7 +91,7 @@ fn addresses(sets: &Sets) -> BTreeMap<IpNet, BTreeSet<PeerSet>> {
     .collect()
 }
 
-/// A direction policy with numbers replaced by what they stand for.
+/// A direction policy with numbers replaced by the sets, ports and names they refer to.
 fn allowed(direction_policy: &DirectionPolicy, sets: &Sets, tries: &Tries) -> Allowed {
     let registry = &sets.peers.registry;
     let granted = |grant: &AllowedPorts| Granted {

@@ -1,11 +1,11 @@
-//! From the installed to the desired state without an intermediate verdict: which addresses flip before the
-//! endpoints' rows, which after them, and which via a temporary class.
+//! Orders an update without intermediate verdicts: decides which addresses flip before the rows of the endpoints, which
+//! after them, and which via a temporary class.
 //!
-//! A packet's stateless verdict is `f(row, class)`. Let an address go from class `a` to `b` while
-//! endpoints go from rows `A` to `B`. Classes first shows `A(b)` for a moment, rows first shows
-//! `B(a)`; each is fine if it equals `A(a)` or `B(b)` for every endpoint whose rows change, both
-//! directions taken together. If neither is, the address takes a temporary class whose column is
-//! `A(a)` in the old rows and `B(b)` in the new ones: it flips there, the rows flip, it flips on.
+//! A packet's stateless verdict is `f(row, class)`. Let an address change from class `a` to `b` while endpoints change
+//! from rows `A` to `B`. Classes first exposes `A(b)` for a moment, rows first exposes `B(a)`. Either order is safe if
+//! the exposed verdict equals `A(a)` or `B(b)` for every endpoint with changing rows, both directions taken together.
+//! If neither is safe, the address takes a temporary class with column `A(a)` in the old rows and `B(b)` in the new
+//! ones: the address flips to it, then the rows flip, then the address flips to `b`.
 
 use std::collections::BTreeSet;
 
@@ -17,12 +17,12 @@ use crate::compile::tables::addresses::{AddressTables, Move};
 use crate::compile::tables::rows::{RowPair, Rows};
 use crate::ops::Op;
 
-/// When addresses flip that go from a class to another.
+/// When an address flips from one class to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FlipPhase {
     BeforeRows,
     AfterRows,
-    /// To this temporary class before the rows flip, on to the final one after.
+    /// Flips to this temporary class before the rows flip, and to the final class after.
     ViaTemporary(ClassId),
 }
 
@@ -32,28 +32,28 @@ pub(crate) struct Plan {
     moves: Vec<Move>,
 }
 
-/// Whether and how the moves between two classes can be ordered against the rows.
+/// Decides how moves between two classes can be ordered against the rows.
 struct OrderingCheck<'a> {
     rows: &'a Rows,
     words: &'a BTreeSet<(RowPair, RowPair)>,
 }
 
-/// Whether what a pod with these rows sends to addresses of a class is marked as translated: only what
-/// isolated pods send is, whichever direction that is.
+/// Whether packets from a pod with these rows to addresses of a class are marked as translated. Only packets of
+/// isolated pods are marked, whichever direction is isolated.
 fn marked(rows: RowPair, class: ClassId) -> bool {
     rows != (ROW_NOT_ISOLATED, ROW_NOT_ISOLATED) && class & CLASS_TRANSLATED != 0
 }
 
 impl OrderingCheck<'_> {
-    /// Ingress, egress, and egress of what was not translated.
+    /// Columns of ingress, of egress, and of egress for untranslated packets.
     fn columns(&self, word: RowPair, class: ClassId) -> [u32; 3] {
         let column = |row, class| self.rows.column(row, class);
         [column(word.0, class), column(word.1, class), column(word.1, untranslated(class))]
     }
 
-    /// Whether what the changing endpoints see in between is what they see before or after. A
-    /// packet that is marked as translated for nothing is only judged once more, but one that would
-    /// be marked before or after must be marked in between too.
+    /// Whether every changing endpoint sees its state before or after while one half of the change is applied. A
+    /// superfluous mark only costs a second judgement, but a packet marked before or after must be marked in between
+    /// too.
     fn safe(&self, from: ClassId, to: ClassId, rows_first: bool) -> bool {
         self.words.iter().all(|(old, new)| {
             let between = if rows_first { (*new, from) } else { (*old, to) };
@@ -67,8 +67,8 @@ impl OrderingCheck<'_> {
 }
 
 impl Plan {
-    /// Orders moves against the change of `words`: rows of the endpoints before and after. Returns
-    /// the pairs of classes that need a temporary one.
+    /// Orders moves against the change of `words`, the row pairs of endpoints before and after. Returns the pairs of
+    /// classes that need a temporary class, as `(from, to, temporary)`.
     pub(crate) fn new(
         mut moves: Vec<Move>,
         words: &BTreeSet<(RowPair, RowPair)>,
@@ -105,20 +105,20 @@ impl Plan {
         self.moves.is_empty()
     }
 
-    /// Whether some address flips after the rows. Removing a prefix that flipped before is none.
+    /// Whether an address flips after the rows. Removing a prefix that flipped before does not count.
     pub(crate) fn goes_on_after_rows(&self) -> bool {
         self.moves.iter().any(|step| step.between != step.to)
     }
 
-    /// The flips before the rows'. Prefixes that end do so only in [`Plan::after_rows`]; so do new
-    /// ones whose addresses wait, but they are written with their old class, lest a wider prefix
-    /// take them along.
+    /// Writes the flips before the rows flip. Ending prefixes are removed only in [`Plan::after_rows`]. New prefixes
+    /// that flip later are written with their old class here, so that a flip of the enclosing prefix does not change
+    /// them.
     pub(crate) fn before_rows(&self, tables: &mut AddressTables, ops: &mut Vec<Op>) {
         let set = self.moves.iter().map(|step| (step.prefix, step.between));
         tables.write(set, std::iter::empty(), ops);
     }
 
-    /// The flips after the rows'; all of them if those before them were left out.
+    /// Writes the flips after the rows flip; all flips if `before_rows` was skipped.
     pub(crate) fn after_rows(&self, all: bool, tables: &mut AddressTables, ops: &mut Vec<Op>) {
         let flips = |step: &&Move| step.stays && (all || step.between != step.to);
         let set = self.moves.iter().filter(flips).map(|step| (step.prefix, step.to));

@@ -1,4 +1,4 @@
-//! What others want to know of a compiler: endpoints and problems.
+//! Endpoints and problems of a compiler, for status and attachment.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,76 +15,76 @@ use crate::model::{Direction, Key};
 pub struct EndpointInfo {
     /// Interface index of the host side.
     pub ifindex: u32,
-    /// The pod; without name while it is not known.
+    /// The pod; with an empty name while unknown.
     pub pod: Key,
-    /// The pod behind the interface is not known: see [`crate::options::NewPods`].
+    /// The pod behind the interface is unknown: see [`crate::options::NewPods`].
     pub waiting: bool,
     /// `Endpoint::id`
     pub id: u32,
     /// `Endpoint::uid_hash`
     pub uid_hash: u64,
-    /// Element of the endpoint table; `None`: no slot was free, the endpoint has no record.
+    /// Index in the endpoint table; `None` if no slot was free and the endpoint has no record.
     pub slot: Option<u32>,
     /// Isolated for ingress.
     pub ingress: bool,
     /// Isolated for egress.
     pub egress: bool,
-    /// Its packets must have its own source.
+    /// Packets must have a source address of the endpoint.
     #[serde(skip)]
     pub checked: bool,
-    /// The hardware address that its frames must come from; `None`: any.
+    /// Hardware address from which frames must come; `None`: any.
     #[serde(skip)]
     pub station: Option<[u8; 6]>,
 }
 
-/// Something that keeps netpold from doing what was asked for.
+/// A problem that keeps netpold from enforcing the cluster's state as given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "problem")]
 pub enum Problem {
-    /// A part of a policy could not be understood; it grants nothing.
+    /// A part of a policy is invalid and grants nothing.
     Policy {
         /// The policy.
         policy: Key,
-        /// What and why.
+        /// The part and the reason.
         message: String,
     },
-    /// A part of a ClusterNetworkPolicy could not be understood: its rule fails closed.
+    /// A part of a ClusterNetworkPolicy is invalid: its rule fails closed.
     ClusterPolicy {
         /// The policy.
         policy: String,
-        /// What and why.
+        /// The part and the reason.
         message: String,
     },
-    /// What isolates pods together is too much: it is closed.
+    /// A combination of policies exceeds a limit; its pods are closed.
     Closed {
         /// The policies.
         policies: Vec<Key>,
-        /// In this direction.
+        /// The closed direction.
         direction: Direction,
-        /// Why.
+        /// The reason.
         message: String,
     },
-    /// The last edit of what isolates pods together is not in force yet.
+    /// The last edit of a combination of policies is not in force yet.
     Late {
         /// The policies.
         policies: Vec<Key>,
-        /// In this direction.
+        /// The direction.
         direction: Direction,
-        /// Why.
+        /// The reason.
         message: String,
     },
-    /// A local pod has more than two addresses of a family: where it is isolated it is denied
-    /// everything, elsewhere what it sends from any but the first two.
+    /// A local pod has more than two addresses of a family. Where the pod is isolated, everything is denied; elsewhere,
+    /// packets from all but the first two addresses are.
     TooManyAddresses {
         /// The pod.
         pod: Key,
     },
-    /// A local pod asks not to have its source checked, where it may not.
+    /// A local pod asks for no source check in a namespace that may not.
     SourceNotExempt {
         /// The pod.
         pod: Key,
     },
-    /// No slot is free for the endpoint of an interface: it has no record.
+    /// No slot is free for the endpoint of an interface, so it has no record.
     NoSlot {
         /// The interface.
         ifindex: u32,
@@ -93,7 +93,7 @@ pub enum Problem {
     },
     /// The last update was refused.
     Refused {
-        /// Why.
+        /// The reason.
         message: String,
     },
 }
@@ -158,7 +158,7 @@ impl EndpointInfo {
     }
 }
 
-/// What is not as policies, rules and endpoints ask for.
+/// Problems of policies, rules and endpoints.
 pub(super) fn problems(cluster: &Cluster, rules: &Rules, endpoints: &Endpoints) -> Vec<Problem> {
     let mut problems: Vec<Problem> = Vec::new();
     for (key, policy) in cluster.policies() {

@@ -1,8 +1,8 @@
-//! What the policies in use allow, and what of it is closed because it would be too much.
+//! Rules of the policies in use, and which of them are closed because they exceed a limit.
 //!
-//! [`build`] makes a [`direction_policy::DirectionPolicy`] of the rules that isolate a pod in a
-//! direction, [`policies`] keeps those in use, [`evaluate`] says what one allows the addresses of a
-//! class, [`limits`] what is closed.
+//! [`build`] compiles the rules that isolate a pod in a direction into a [`direction_policy::DirectionPolicy`],
+//! [`policies`] keeps those in use, [`evaluate`] computes the ports allowed to the addresses of a class, [`limits`]
+//! decides what is closed.
 
 pub(crate) mod build;
 pub(crate) mod direction_policy;
@@ -32,20 +32,20 @@ use limits::Limits;
 pub(crate) use policies::Before;
 use policies::DirectionPolicies;
 
-/// What the policies in use allow.
+/// Direction policies in use, their limits and port sets.
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
     pub(crate) direction_policies: DirectionPolicies,
     pub(crate) limits: Limits,
     pub(crate) tries: Tries,
     hasher: DefaultHashBuilder,
-    /// Peer sets of classes looked at for rows, ever.
+    /// Number of peer sets read to fill columns so far.
     evaluated: u64,
 }
 
 impl Rules {
-    /// What a pod's policies allow in a direction; `None` if none isolates it. A pod whose labels are
-    /// not known is isolated by every policy of its namespace. What it has now comes with the direction.
+    /// The direction policy of a pod; `None` if no policy isolates it. A pod with unknown labels is isolated by every
+    /// policy of its namespace. `direction` includes the pod's present direction policy.
     pub(crate) fn of_pod(
         &mut self,
         cluster: &Cluster,
@@ -57,22 +57,22 @@ impl Rules {
         self.direction_policies.of_pod(cluster, pod, direction, &mut self.limits, &mut builder)
     }
 
-    /// One endpoint direction less has this direction policy; its number, if that ends its use.
+    /// Drops one use of a direction policy; returns its number if it was the last.
     pub(crate) fn release(&mut self, direction_policy: &Arc<DirectionPolicy>) -> Option<PolicyId> {
         self.direction_policies.release(direction_policy, self.limits.is_deferring())
     }
 
-    /// Isolated for egress, and only the own node allowed.
+    /// A direction policy that isolates for egress and allows only the own node.
     pub(crate) fn own_node(&mut self, registry: &mut Registry) -> Arc<DirectionPolicy> {
         Builder { registry, tries: &mut self.tries, hasher: &self.hasher }.own_node()
     }
 
-    /// Everything allowed.
+    /// A direction policy that allows everything.
     pub(crate) fn everything(&mut self, registry: &mut Registry) -> Arc<DirectionPolicy> {
         Builder { registry, tries: &mut self.tries, hasher: &self.hasher }.everything()
     }
 
-    /// Says what direction policies allow the addresses that `sets` knows.
+    /// An evaluator of direction policies for the addresses in `sets`.
     pub(crate) fn evaluator<'a>(&'a mut self, sets: &'a Sets) -> Evaluator<'a> {
         Evaluator {
             registry: &sets.peers.registry,
@@ -83,8 +83,8 @@ impl Rules {
         }
     }
 
-    /// Weighs anew what the changes and these namespaces are about. Returns the namespaces in which
-    /// something else is closed.
+    /// Weighs the policies of changed and `concerned` namespaces again. Returns the namespaces with a change in their
+    /// closed combinations.
     pub(crate) fn reconsider(
         &mut self,
         cluster: &Cluster,
@@ -114,37 +114,37 @@ impl Rules {
         changed
     }
 
-    /// Leaves out the largest combinations of policies until so many elements of a table are free; false
-    /// if there is none.
+    /// Closes the largest combinations of policies until this many elements of a table are free; false if there are
+    /// none to close.
     pub(crate) fn leave_out(&mut self, table: Table, excess: u32) -> bool {
         self.limits.leave_out(table, excess, self.direction_policies.sizes())
     }
 
-    /// The update that something was left out for is made.
+    /// Marks the update for which combinations were left out as done.
     pub(crate) fn settled(&mut self) {
         self.limits.is_new = false;
     }
 
-    /// The policies whose pods are closed in a direction where they select them together, and why.
+    /// Closed combinations of policies with their direction and the reason.
     pub(crate) fn closed(&self) -> impl Iterator<Item = (&[Key], Direction, String)> {
         let closed = self.limits.closed();
         closed.map(|(of, reason)| (of.policies.as_slice(), of.direction, reason))
     }
 
-    /// Steps taken so far: peer sets of classes for rows, nodes of sets of ports.
+    /// Work done so far: peer sets read for columns, and nodes of port sets.
     pub(crate) fn work(&self) -> u64 {
         self.evaluated + self.tries.work
     }
 
-    /// Forgets the direction policies and their sets of ports, not what is closed.
+    /// Drops direction policies and port sets, but keeps combinations closed.
     pub(crate) fn forget(&mut self) {
         self.direction_policies.clear();
         self.tries = Tries::default();
         self.evaluated = 0;
     }
 
-    /// Ends the update: forgets direction policies without a user, and sets of ports that neither
-    /// direction policies nor `others` have.
+    /// Ends the update: drops unused direction policies, and port sets used neither by direction policies nor by
+    /// `others`.
     pub(crate) fn sweep<'a>(
         &mut self,
         of_rows: impl Iterator<Item = &'a Arc<DirectionPolicy>>,

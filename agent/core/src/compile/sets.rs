@@ -1,8 +1,8 @@
-//! What addresses are: the sets that each belongs to, and the classes that these sets make.
+//! The sets that each address belongs to, and the classes of distinct memberships.
 //!
-//! [`registry`] numbers the sets that rules in use speak of, [`members`] finds those of a pod,
-//! [`block_groups`] those of blocks, [`service_targets`] those of Services' addresses. [`partition`]
-//! keeps which prefixes have which sets, [`classes`] numbers the combinations.
+//! [`registry`] numbers the sets in the rules in use, [`members`] finds the sets of a pod, [`block_groups`] those of
+//! ipBlocks, [`service_targets`] those of Service addresses. [`partition`] maps prefixes to sets, [`classes`] numbers
+//! the distinct memberships.
 
 pub(crate) mod block_groups;
 pub(crate) mod classes;
@@ -28,7 +28,7 @@ use service_targets::ServiceTargets;
 use services::{Services, Settling};
 use set::{HairpinService, NameId, PeerSet, ServiceTarget, SetId, is_group, is_targets};
 
-/// What addresses are, as of the last update.
+/// Sets and classes of addresses, as of the last update.
 #[derive(Debug)]
 pub(crate) struct Sets {
     pub(crate) peers: PeerSets,
@@ -39,7 +39,7 @@ pub(crate) struct Sets {
     pub(crate) classes: Classes,
 }
 
-/// Peer sets and names whose use began or ended.
+/// Changes in the number of users of peer sets and names.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) peer_sets: BTreeMap<SetId, i32>,
@@ -47,7 +47,7 @@ pub(crate) struct Usage {
 }
 
 impl Sets {
-    /// Nobody speaks of any address.
+    /// No set contains any address.
     pub(crate) fn new() -> Self {
         Self {
             peers: PeerSets::default(),
@@ -59,8 +59,8 @@ impl Sets {
         }
     }
 
-    /// Gives every address its class. `backed`: the Services with a backend among the pods that are isolated
-    /// for ingress alone. Returns the prefixes that were looked at, in order.
+    /// Assigns a class to every address. `backed` returns the Services with a backend among the pods isolated for
+    /// ingress alone. Returns the prefixes that were evaluated, in order.
     pub(crate) fn settle(
         &mut self,
         cluster: &Cluster,
@@ -80,9 +80,8 @@ impl Sets {
         settling.settle(dirty, &served, backed)
     }
 
-    /// Brings the address space up to date: blocks that came or went, and the addresses that are dirty
-    /// or may belong to a peer set that came or went. Returns the service targets that local pods have
-    /// begun or ceased to serve.
+    /// Updates the sets of addresses: for blocks that came or went, for dirty addresses, and for addresses that may
+    /// belong to a peer set that came or went. Returns the service targets that local pods began or ceased to back.
     fn refresh_addresses(
         &mut self,
         cluster: &Cluster,
@@ -107,7 +106,7 @@ impl Sets {
         let names = usage.names.iter().filter(|(_, change)| **change != 0);
         let names: Vec<NameId> = names.map(|(id, _)| *id).collect();
         addresses.extend(self.peers.members_of_names(cluster, &names));
-        // Before addresses are looked at: what is not in use must not be found.
+        // Before the addresses are evaluated, because unused sets must not be found.
         let dropped =
             usage.names.values().chain(usage.peer_sets.values()).any(|change| *change <= 0);
         if dropped {
@@ -117,7 +116,7 @@ impl Sets {
             let own = self.peers.of_address(cluster, address);
             self.partition.set_host(Prefix::host(address), own);
         }
-        // Whoever goes through the entries in their order finds most of them in the processor's caches.
+        // Visiting the entries in order keeps most of them in the processor's caches.
         let (mut four, mut six) = (Vec::new(), Vec::new());
         for (number, (group, _)) in (0u32..).zip(&members) {
             for address in group.pods().flat_map(|pod| &pod.addresses) {
@@ -139,7 +138,7 @@ impl Sets {
         served
     }
 
-    /// What stands for a peer set of a membership: service targets in full, of a group its first prefix.
+    /// Content of a peer set: service targets in full, a block group as its first prefix.
     pub(crate) fn content(&self, id: SetId) -> Option<PeerSet> {
         if is_group(id) {
             return self.groups.first(id).map(|prefix| PeerSet::Blocks(prefix.to_net()));
@@ -163,7 +162,7 @@ impl Sets {
         Some(PeerSet::ServiceTargets(targets.collect()))
     }
 
-    /// Ends the update: forgets what no address and no rule has any more.
+    /// Ends the update: drops sets without addresses and rules.
     pub(crate) fn sweep(&mut self) {
         self.targets.sweep();
         self.groups.sweep();

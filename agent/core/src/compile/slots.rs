@@ -1,14 +1,14 @@
-//! Element numbers of a table: handed out lowest first, reused only after a grace period.
+//! Element numbers of a table: lowest free number first, reused only after a grace period.
 
 use std::collections::BTreeSet;
 
-/// Allocator of one table's element numbers. It does not know the table's capacity: an update runs
-/// to its end and is then refused as a whole if [`SlotAllocator::needed`] exceeds it.
+/// Allocator of one table's element numbers. It ignores the table's capacity: an update runs to its end and is then
+/// refused as a whole if [`SlotAllocator::needed`] exceeds the capacity.
 #[derive(Debug)]
 pub(crate) struct SlotAllocator {
     next: u32,
     free: BTreeSet<u32>,
-    /// First numbers of free pairs, which are only given as such.
+    /// First numbers of free pairs, which are never split.
     free_pairs: BTreeSet<u32>,
     quarantine: Vec<u32>,
     quarantined_pairs: Vec<u32>,
@@ -34,7 +34,7 @@ impl SlotAllocator {
         })
     }
 
-    /// The lowest free pair of numbers: an even one, which is the answer, and the next.
+    /// The lowest free pair of numbers: returns the even one; the next number is the other.
     pub(crate) fn take_pair(&mut self) -> u32 {
         self.free_pairs.pop_first().unwrap_or_else(|| {
             if self.next % 2 == 1 {
@@ -46,17 +46,17 @@ impl SlotAllocator {
         })
     }
 
-    /// Gives a pair back, as [`SlotAllocator::retire`].
+    /// Returns a pair, see [`SlotAllocator::retire`].
     pub(crate) fn retire_pair(&mut self, first: u32) {
         self.quarantined_pairs.push(first);
     }
 
-    /// Gives a number back; packets may still be reading its element.
+    /// Returns a number; packets may still read its element.
     pub(crate) fn retire(&mut self, id: u32) {
         self.quarantine.push(id);
     }
 
-    /// No packet reads retired elements any more.
+    /// Makes retired numbers available: no packet reads their elements any more.
     pub(crate) fn grace_passed(&mut self) {
         self.free.extend(self.quarantine.drain(..));
         self.free_pairs.extend(self.quarantined_pairs.drain(..));
@@ -67,7 +67,7 @@ impl SlotAllocator {
         self.next
     }
 
-    /// Elements in use, reserved and quarantined ones included.
+    /// Elements in use, including reserved and quarantined ones.
     pub(crate) fn used(&self) -> u32 {
         self.next - self.free.len() as u32 - 2 * self.free_pairs.len() as u32
     }

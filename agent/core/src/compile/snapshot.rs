@@ -1,4 +1,4 @@
-//! The objects that what is installed came from: enough to install it again.
+//! The objects behind the installed tables: enough to build them again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::compile::tables::addresses::AddressTables;
 use crate::model::{ClusterPolicy, EndpointSlice, Namespace, Node, Pod, Policy, Service};
 use crate::prefix::Prefix;
 
-/// Objects, shared with the cluster's state. Written out they are a list of `Change`s.
+/// Objects shared with the cluster's state; serialized as a list of `Change`s.
 #[derive(Clone, Debug, Default)]
 pub struct StateSnapshot {
     namespaces: Vec<Namespace>,
@@ -22,7 +22,7 @@ pub struct StateSnapshot {
     slices: Vec<Arc<EndpointSlice>>,
 }
 
-/// An object in the form of the `Change` that brings it.
+/// An object, serialized like the `Change` that sets it.
 #[derive(Serialize)]
 enum Object<'a> {
     Namespace(&'a Namespace),
@@ -49,10 +49,10 @@ impl Serialize for StateSnapshot {
 }
 
 impl StateSnapshot {
-    /// The objects that matter to what is installed: the local pods, the policies of their
-    /// namespaces, the pods that these name as peers, and all that is few. Without an isolated pod
-    /// there is none: nothing has to be kept. `deleted` are the local pods that the cluster has no
-    /// more: kept as finished ones, which are nobody's peers.
+    /// The objects that affect the installed tables: the local pods, the policies of their namespaces, the pods that
+    /// these policies match as peers, and all objects of rare kinds. Empty without policies, because then nothing is
+    /// enforced. `deleted` are local pods that the API lists no longer; they are kept as finished pods, which are not
+    /// peers.
     pub(super) fn new<'a>(
         cluster: &Cluster,
         installed: &AddressTables,

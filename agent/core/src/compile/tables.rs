@@ -1,7 +1,7 @@
-//! What the kernel's tables hold as of the last update.
+//! Contents of the kernel's tables as of the last update.
 //!
-//! [`addresses`] lead from an address to its class, IPv4 by [`ipv4_trie`]. [`rows`] hold what a
-//! direction policy allows each class, as [`port_sets`]. [`endpoints`] say which rows an interface has.
+//! [`addresses`] map an address to its class, IPv4 by [`ipv4_trie`]. [`rows`] hold the ports that a direction policy
+//! allows to each class, as [`port_sets`]. [`endpoints`] map an interface to its rows.
 
 pub(crate) mod addresses;
 pub(crate) mod element;
@@ -28,7 +28,7 @@ use endpoints::Endpoints;
 use port_sets::PortSetTable;
 use rows::Rows;
 
-/// What the tables hold.
+/// All tables.
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) addresses: AddressTables,
@@ -48,7 +48,7 @@ impl Tables {
         }
     }
 
-    /// Empty tables again. Endpoints keep their numbers.
+    /// Empties the tables. Endpoints keep their numbers.
     pub(crate) fn forget(&mut self) {
         self.addresses = AddressTables::new();
         self.port_sets = PortSetTable::new();
@@ -56,7 +56,7 @@ impl Tables {
         self.endpoints.forget();
     }
 
-    /// No packet reads retired elements any more.
+    /// Frees retired elements: no packet reads them any more.
     pub(crate) fn grace_passed(&mut self) {
         self.port_sets.slots.grace_passed();
         self.port_sets.bitmap_slots.grace_passed();
@@ -75,7 +75,7 @@ impl Tables {
         Table::ALL.map(fill).to_vec()
     }
 
-    /// Used elements of a table, and how many it must have.
+    /// Used elements of a table, and the number it must have.
     pub(crate) fn elements(&self, table: Table, classes: &Classes) -> (u32, u32) {
         let of = |slots: &SlotAllocator| (slots.used(), slots.needed());
         let (count, peak) = (self.addresses.ipv6_count(), self.addresses.ipv6_peak);
@@ -91,22 +91,22 @@ impl Tables {
     }
 }
 
-/// Words of the trie's root that are told at once.
+/// Words of the trie's root per element.
 const ROOT_CHUNK: u32 = 256;
 
-/// What every element must hold, for comparing it with what it does hold, or for lookups as packets make them.
+/// Desired contents of all elements, to compare with the installed ones, or for lookups like those of the packet path.
 #[derive(Clone, Copy, Debug)]
 pub struct DesiredTables<'a> {
     pub(crate) tables: &'a Tables,
     pub(crate) tries: &'a Tries,
 }
 
-/// How many elements a section has.
+/// Number of elements of a section.
 type Count = fn(&DesiredTables<'_>) -> u32;
-/// Tells the elements of a section whose numbers are in a range.
+/// Passes the elements of a section with indexes in a range to a callback.
 type Tell = fn(&DesiredTables<'_>, std::ops::Range<u32>, &mut dyn FnMut(DesiredElement<'_>));
 
-/// The sections of a pass: how many elements, and how they are told.
+/// Sections of a pass, in order.
 const SECTIONS: [(Count, Tell); 6] = [
     (|_| 65_536 / ROOT_CHUNK, |all, range, tell| all.tell_root(range, tell)),
     (
@@ -123,14 +123,14 @@ const SECTIONS: [(Count, Tell); 6] = [
 ];
 
 impl DesiredTables<'_> {
-    /// Elements that a pass goes through.
+    /// Number of elements in a pass.
     #[must_use]
     pub fn count(&self) -> u32 {
         SECTIONS.iter().map(|(count, _)| count(self)).sum()
     }
 
-    /// Tells what the next `budget` elements hold, and how far that is; after the last one the
-    /// next pass begins. What is told is what the tables hold only if the last update was written.
+    /// Passes the next `budget` elements to `tell`, and returns the position after them. After the last element the
+    /// next pass begins. The elements equal the installed ones only if the last update was written.
     pub fn tell(
         &self,
         mut cursor: Cursor,
@@ -153,19 +153,19 @@ impl DesiredTables<'_> {
         if cursor.section == SECTIONS.len() { Cursor::default() } else { cursor }
     }
 
-    /// Whether the exact IPv6 table has an address.
+    /// Whether the exact IPv6 table contains an address.
     #[must_use]
     pub fn has_host6(&self, address: Ipv6Addr) -> bool {
         self.tables.addresses.class_of(Prefix::host(address.into())).is_some()
     }
 
-    /// The class that the IPv6 prefix table has for a prefix.
+    /// Class of a prefix in the IPv6 prefix table.
     pub(crate) fn class_of_cidr6(&self, net: Ipv6Net) -> Option<ClassId> {
         let prefix = Prefix::net(net.into());
         (!prefix.is_host()).then(|| self.tables.addresses.class_of(prefix)).flatten()
     }
 
-    /// Whether the IPv6 prefix table has a prefix.
+    /// Whether the IPv6 prefix table contains a prefix.
     #[must_use]
     pub fn has_cidr6(&self, net: Ipv6Net) -> bool {
         self.class_of_cidr6(net).is_some()

@@ -1,4 +1,4 @@
-//! One update: from what is dirty to ordered operations.
+//! One update: from dirty state to ordered operations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use crate::options::Options;
 /// The endpoints that an update concerns.
 #[derive(Debug, Default)]
 struct EndpointChanges {
-    /// All that may have changed. In the end also those that changed rows for others' sake.
+    /// Endpoints that may have changed; later also those that change rows to make room for others.
     concerned: BTreeSet<u32>,
-    /// There is no endpoint any more: slots to free.
+    /// Slots of ended endpoints.
     gone: Vec<u32>,
-    /// No record so far.
+    /// Endpoints without a record.
     new: Vec<u32>,
 }
 
-/// One update: what it reads, and what it brings up to date.
+/// State read and written by one update.
 pub(super) struct Update<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) options: &'a Options,
@@ -87,11 +87,11 @@ impl Update<'_> {
         ops
     }
 
-    /// Builds the endpoints that may have changed anew and counts the use of direction policies.
+    /// Rebuilds the endpoints that may have changed, and counts the uses of direction policies.
     fn refresh_endpoints(&mut self, dirty: &Dirty) -> (EndpointChanges, Usage) {
         let mut indexes = dirty.interfaces.clone();
         indexes.extend(dirty.addresses.iter().flat_map(|a| self.cluster.interfaces.with(*a)));
-        // Whichever of its addresses the interface of a pod that claims a backend's address has.
+        // A pod that claims a backend's address may be behind an interface by any other of its addresses.
         let claimants = dirty.backends.iter().flat_map(|a| self.cluster.pods.claimants(*a));
         let addresses = claimants.flat_map(|pod| &pod.addresses);
         indexes.extend(addresses.flat_map(|a| self.cluster.interfaces.with(*a)));
@@ -99,11 +99,12 @@ impl Update<'_> {
         let reconsidered = self.rules.reconsider(self.cluster, dirty, concerned);
         indexes.extend(self.tables.endpoints.in_namespaces(&dirty.policies));
         indexes.extend(self.tables.endpoints.in_namespaces(&reconsidered));
-        // Whom one is about is known only when it is held against each pod; so is, with it, a namespace's.
+        // The subjects of a ClusterNetworkPolicy are known only after comparing it with each pod; namespace labels
+        // matter too.
         if dirty.cluster_policies || dirty.namespaces && !self.cluster.cluster_policies.is_empty() {
             indexes.extend(self.cluster.interfaces().keys());
         }
-        // Those that found no slot may find one now.
+        // Endpoints without a slot may find one now.
         indexes.extend(&self.tables.endpoints.unplaced);
         let mut changes = EndpointChanges::default();
         let mut released: Vec<Arc<DirectionPolicy>> = Vec::new();
@@ -126,7 +127,7 @@ impl Update<'_> {
             released
                 .extend(old.into_iter().flat_map(|live| live.rules.policies.into_iter().flatten()));
         }
-        // Only now, so that what moves from one endpoint to another stays in use.
+        // Released last, so that a policy that moves between endpoints stays in use.
         for direction_policy in released {
             self.release_policy(&direction_policy, &mut usage);
         }
@@ -134,7 +135,7 @@ impl Update<'_> {
         (changes, usage)
     }
 
-    /// The namespaces of these interfaces' pods, now and before.
+    /// Namespaces of the pods behind these interfaces, now and before.
     fn namespaces(&self, indexes: &BTreeSet<u32>) -> BTreeSet<String> {
         let now = indexes.iter().filter_map(|index| {
             let pod = self.cluster.pod_behind(self.cluster.interfaces().get(index)?)?;
@@ -160,7 +161,7 @@ impl Update<'_> {
         }
     }
 
-    /// A direction policy more or less (`change` is 1 or -1) uses its peer sets and names.
+    /// Adds or drops (`change` is 1 or -1) one user of a direction policy's peer sets and names.
     fn count_users(&mut self, of: &DirectionPolicy, change: i32, usage: &mut Usage) {
         let peers = &mut self.sets.peers;
         for id in of.peers.keys() {
@@ -179,7 +180,7 @@ impl Update<'_> {
         }
     }
 
-    /// Fills the columns of new classes in the rows there are, then the rows of new direction policies.
+    /// Fills the columns of new classes in present rows, then the rows of new direction policies.
     fn fill_rows(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
         let new = self.sets.classes.take_new();
         let rows = self.tables.rows.iter().filter(|_| !new.is_empty());
@@ -203,7 +204,7 @@ impl Update<'_> {
         }
     }
 
-    /// A new row with the columns of all classes.
+    /// Creates a row with the columns of all classes.
     fn create_row(&mut self, direction_policy: &Arc<DirectionPolicy>, ops: &mut Vec<Op>) {
         let row = self.tables.rows.create(direction_policy);
         let all = self.sets.classes.iter().map(|(class, membership)| (class, membership.clone()));
@@ -226,7 +227,7 @@ impl Update<'_> {
         for (class, membership) in classes {
             let allowed = evaluator.allowed(direction_policy, id, membership);
             columns.push((*class, sets.intern(&allowed, evaluator.tries, ops)));
-            // A class that is translated has a column for what was not, too.
+            // A translated class has a second column for untranslated packets.
             if untranslated(*class) != *class {
                 let allowed = evaluator.allowed_untranslated(direction_policy, id, membership);
                 let set = sets.intern(&allowed, evaluator.tries, ops);
@@ -236,7 +237,7 @@ impl Update<'_> {
         rows.set_columns(row, &columns, sets, ops);
     }
 
-    /// The rows that an endpoint is to have.
+    /// Desired rows of an endpoint.
     fn desired_rows(&self, ifindex: u32) -> RowPair {
         let row = |direction_policy: &Option<Arc<DirectionPolicy>>| {
             direction_policy
@@ -251,7 +252,7 @@ impl Update<'_> {
             .map_or((0, 0), |live| (row(&live.rules.policies[0]), row(&live.rules.policies[1])))
     }
 
-    /// Rows before and after of the concerned endpoints that exist before and after.
+    /// Old and new rows of the concerned endpoints that exist before and after.
     fn words(&self, changes: &EndpointChanges) -> BTreeMap<u32, (RowPair, RowPair)> {
         let stay = changes.concerned.iter().filter_map(|ifindex| {
             let live = self.tables.endpoints.live.get(ifindex)?;
@@ -265,9 +266,9 @@ impl Update<'_> {
         self.words(changes).into_values().filter(|(old, new)| old != new).collect()
     }
 
-    /// Where temporary classes are needed, a row must not be both an endpoint's old and an
-    /// endpoint's new one: gives every direction policy of an endpoint that changes rows a new row, and the
-    /// other endpoints with these direction policies along with it.
+    /// With temporary classes, no row may be the old row of one endpoint and the new row of another. Creates a new row
+    /// for every direction policy of an endpoint that changes rows, and moves the other endpoints with these direction
+    /// policies along.
     fn separate_rows(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
         loop {
             let changing = self.words(changes).into_iter().filter(|(_, (old, new))| old != new);
@@ -289,8 +290,8 @@ impl Update<'_> {
         }
     }
 
-    /// Fills the columns of temporary classes: as before in the rows that are in use, as after in
-    /// the new ones.
+    /// Fills the columns of temporary classes: with the old class's ports in present rows, with the new class's ports
+    /// in new rows.
     fn fill_temporary(&mut self, via_temporary: &[(ClassId, ClassId, ClassId)], ops: &mut Vec<Op>) {
         let rows: Vec<_> = self.tables.rows.iter().map(|(id, _)| id).collect();
         for row in rows {
@@ -306,14 +307,14 @@ impl Update<'_> {
         }
     }
 
-    /// Flips the endpoints that exist before and after.
+    /// Flips the records of endpoints that exist before and after.
     fn flip_endpoints(&mut self, changes: &EndpointChanges, ops: &mut Vec<Op>) {
         for (ifindex, (_, rows)) in self.words(changes) {
             self.tables.endpoints.flip(ifindex, rows, ops);
         }
     }
 
-    /// Ends the update: retires what nothing uses any more.
+    /// Ends the update: retires rows, classes, port sets and direction policies without users.
     fn sweep(&mut self, changes: &EndpointChanges) {
         if !changes.concerned.is_empty() {
             let pairs = self.tables.endpoints.live.values().filter_map(Live::installed_rows);

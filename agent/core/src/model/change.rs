@@ -1,4 +1,4 @@
-//! What a source yields.
+//! Changes of objects.
 
 use std::net::IpAddr;
 
@@ -11,47 +11,47 @@ use crate::model::pod::Pod;
 use crate::model::policy::Policy;
 use crate::model::service::{EndpointSlice, Service};
 
-/// A change of one object: what a source yields and what the cluster state takes in.
+/// A change of one object, from a source to the cluster state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Change {
-    /// A Namespace now is this.
+    /// Sets a Namespace.
     Namespace(Namespace),
-    /// A Namespace is gone.
+    /// Removes a Namespace.
     NamespaceGone(String),
-    /// A Node now is this.
+    /// Sets a Node.
     Node(Node),
-    /// A Node is gone.
+    /// Removes a Node.
     NodeGone(String),
-    /// A Pod now is this.
+    /// Sets a Pod.
     Pod(Pod),
-    /// A Pod is gone.
+    /// Removes a Pod.
     PodGone(Key),
-    /// A NetworkPolicy now is this.
+    /// Sets a NetworkPolicy.
     Policy(Policy),
-    /// A NetworkPolicy is gone.
+    /// Removes a NetworkPolicy.
     PolicyGone(Key),
-    /// A ClusterNetworkPolicy now is this.
+    /// Sets a ClusterNetworkPolicy.
     ClusterPolicy(ClusterPolicy),
-    /// A ClusterNetworkPolicy is gone.
+    /// Removes a ClusterNetworkPolicy.
     ClusterPolicyGone(String),
-    /// A Service now is this.
+    /// Sets a Service.
     Service(Service),
-    /// A Service is gone.
+    /// Removes a Service.
     ServiceGone(Key),
-    /// An EndpointSlice now is this.
+    /// Sets an EndpointSlice.
     EndpointSlice(EndpointSlice),
-    /// An EndpointSlice is gone.
+    /// Removes an EndpointSlice.
     EndpointSliceGone(Key),
-    /// A veth in the node's namespace now is this.
+    /// Sets a veth in the node's namespace.
     Interface(Interface),
-    /// A veth, by interface index, is gone.
+    /// Removes a veth, by interface index.
     InterfaceGone(u32),
-    /// The addresses that the own node's interfaces have now, all of them, sorted.
+    /// Sets all addresses of the own node's interfaces; sorted.
     OwnAddresses(Vec<IpAddr>),
 }
 
 impl Change {
-    /// Whether an object of the cluster now is this: nothing that is gone, nothing of the node's own.
+    /// Whether the change sets an object of the API: neither a removal nor state of the node.
     #[must_use]
     pub fn is_object(&self) -> bool {
         matches!(
@@ -66,7 +66,7 @@ impl Change {
         )
     }
 
-    /// The change that takes away the object that this one names.
+    /// The change that removes the object of this one.
     #[must_use]
     pub fn gone(&self) -> Self {
         match self {

@@ -13,19 +13,19 @@ pub struct ClusterPolicy {
     pub name: String,
     /// `spec.tier`
     pub tier: Tier,
-    /// `spec.priority`, 0 to 1000: the lowest is asked first; of equal ones the first by name.
+    /// `spec.priority`, 0 to 1000: the lowest is evaluated first; equal ones are evaluated by name.
     pub priority: u16,
-    /// `spec.subject`: the pods that it is about, hostNetwork pods never.
+    /// `spec.subject`: the selected pods, without hostNetwork pods.
     pub subject: NamespacedPods,
-    /// `spec.ingress`; the first rule that matches decides. Their peers are never blocks or nodes.
+    /// `spec.ingress`; the first matching rule decides. Its peers are never blocks or nodes.
     pub ingress: Vec<ClusterRule>,
     /// `spec.egress`
     pub egress: Vec<ClusterRule>,
-    /// What could not be understood, as `spec.egress[0].to[1]: …`, empty if all was. An Accept rule
-    /// with such a part matches nothing, a Deny or Pass rule denies everything; a `subject` that cannot
-    /// be understood is every pod, and its Accept and Pass rules match nothing.
+    /// Invalid parts, as `spec.egress[0].to[1]: …`; empty if all are valid. An Accept rule with an invalid part matches
+    /// nothing, a Deny or Pass rule with one denies everything. An invalid `subject` selects every pod, and then Accept
+    /// and Pass rules match nothing.
     pub problems: Vec<String>,
-    /// Which state of the object this is.
+    /// Identifies this state of the object.
     #[serde(default)]
     pub version: PolicyVersion,
     /// Annotation `netpold.io/enforcement`.
@@ -34,7 +34,7 @@ pub struct ClusterPolicy {
 }
 
 impl ClusterPolicy {
-    /// The rules of a direction; none: the policy says nothing of it.
+    /// The rules of a direction; an empty list does not affect the direction.
     #[must_use]
     pub fn rules(&self, direction: Direction) -> &[ClusterRule] {
         match direction {
@@ -78,19 +78,19 @@ pub struct ClusterRule {
     pub name: String,
     /// `action`
     pub action: Action,
-    /// `from` or `to`, and `protocols`. A named port names no protocol in this API, so it is there for
-    /// each of the three.
+    /// `from` or `to`, and `protocols`. A named port has no protocol in this API, so it is listed for each of the
+    /// three.
     pub matches: Rule,
 }
 
 /// `action`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Action {
-    /// Allowed, and nothing else is asked.
+    /// Allows; no further rule is evaluated.
     Accept,
-    /// Denied, and nothing else is asked.
+    /// Denies; no further rule is evaluated.
     Deny,
-    /// The rest of the tier is not asked; the next tier is.
+    /// Skips the rest of the tier; the next tier decides.
     Pass,
 }
 

@@ -1,4 +1,4 @@
-//! Veths, and whose they are.
+//! Veths and their owners.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -7,54 +7,54 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::pod::Pod;
 
-/// The host side of a veth whose other side is in another network namespace.
+/// The host side of a veth with its peer in another network namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Interface {
     /// Interface index of the host side.
     pub index: u32,
-    /// Number that tells a reused index from the former interface.
+    /// Number that distinguishes a reused index from the former interface.
     pub incarnation: u64,
-    /// Addresses behind it, sorted, for an [`Owner::Unbound`] one.
+    /// Addresses behind the interface, sorted; used if the owner is [`Owner::Unbound`].
     pub addresses: Vec<IpAddr>,
-    /// Whose it is.
+    /// Owner of the interface.
     #[serde(skip)]
     pub owner: Owner,
 }
 
-/// Whose an interface is; [`crate::bindings`] decides.
+/// Owner of an interface, see [`crate::bindings`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Owner {
-    /// The local pod that has one of the interface's addresses, if any.
+    /// The local pod with one of the interface's addresses, if any.
     #[default]
     Unbound,
     /// This pod, whatever addresses it uses.
     Pod(Bound),
-    /// No pod; only the node reaches what is behind it, and is reached by it.
+    /// No pod; only the own node may reach the addresses behind it and be reached from them.
     Denied,
 }
 
-/// The pod that an interface is bound to.
+/// A pod bound to an interface.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Bound {
-    /// As it is to be judged. Its addresses are those that it may send from.
+    /// The pod as judged. Its addresses are those from which it may send.
     pub pod: Arc<Pod>,
-    /// What the API says of it.
+    /// State of the pod in the API.
     pub standing: Standing,
-    /// A further interface of the pod: none of its addresses is known.
+    /// A further interface of the pod, with unknown addresses.
     pub second: bool,
-    /// The hardware address that its frames come from; `None`: unknown.
+    /// Hardware address from which frames must come; `None`: unknown.
     pub station: Option<[u8; 6]>,
 }
 
-/// What the API says of a pod that an interface is bound to.
+/// State in the API of a pod bound to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Standing {
-    /// It lists the pod.
+    /// Listed.
     Listed,
-    /// It lists the pod no more, or says that it has finished: the pod is what was known last.
+    /// No longer listed, or finished; the pod is in its last known state.
     Deleted,
-    /// It has not listed the pod; labels and ports are those of its manifest on the node.
+    /// Not yet listed; labels and ports come from the pod's manifest on the node.
     Unlisted,
-    /// It has not listed the pod, and nothing tells its labels and ports.
+    /// Not yet listed; labels and ports are unknown.
     Unlabelled,
 }

@@ -1,4 +1,4 @@
-//! Names and labels, and the objects that are little else: Namespaces and Nodes.
+//! Names and labels, and objects with little else: Namespaces and Nodes.
 
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
@@ -30,8 +30,8 @@ impl std::fmt::Display for Key {
     }
 }
 
-/// `metadata.labels`. Sorted in a vector: a pod has a few, and a tree's node has room for eleven. Clones are one
-/// until one of them changes: the pods of a ReplicaSet have their labels once.
+/// `metadata.labels`, sorted in a vector: a pod has only a few, and a tree node would have room for eleven. Clones
+/// share memory until one of them changes, so the pods of a ReplicaSet store their labels once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Labels(Arc<LiteMap<String, String>>);
 
@@ -63,7 +63,7 @@ impl FromIterator<(String, String)> for Labels {
     }
 }
 
-/// As a map, also if there are none (for which [`LiteMap`] would write a list).
+/// Serialized as a map, even if empty (an empty [`LiteMap`] would be a list).
 impl Serialize for Labels {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.iter())
@@ -91,7 +91,7 @@ pub struct Namespace {
 pub struct Node {
     /// `metadata.name`
     pub name: String,
-    /// `status.addresses` of every type that is an address (InternalIP, ExternalIP).
+    /// `status.addresses` of every type with an address (InternalIP, ExternalIP).
     pub addresses: Vec<IpAddr>,
     /// `metadata.labels`
     #[serde(default, skip_serializing_if = "no_labels")]

@@ -22,23 +22,20 @@ pub struct Pod {
     pub node: SharedStr,
     /// `status.podIPs`, else `status.podIP`; sorted, without duplicates.
     pub addresses: Vec<IpAddr>,
-    /// `spec.hostNetwork`: the pod is its node, it is not selected and no peer.
+    /// `spec.hostNetwork`: the pod counts as its node, is not selected and is no peer.
     pub host_network: bool,
-    /// `status.phase` is Succeeded or Failed: ignored, its address may belong to another pod.
+    /// `status.phase` is Succeeded or Failed: ignored, because its address may belong to another pod.
     pub finished: bool,
-    /// `metadata.deletionTimestamp` is set. Such a pod still counts; it only yields its address to
-    /// another pod that claims it.
+    /// `metadata.deletionTimestamp` is set. Such a pod still counts; it only loses its address to another pod that
+    /// claims it.
     pub terminating: bool,
-    /// `metadata.creationTimestamp`, seconds since the epoch; 0 where absent. Of two pods that
-    /// claim one address, the one that is not terminating, then the younger, then the greater key
-    /// has it.
+    /// `metadata.creationTimestamp`, seconds since the epoch; 0 where absent. If pods claim the same address, its owner
+    /// is the pod that is not terminating, then the younger, then the one with the greater key.
     pub created: i64,
-    /// `spec.containers[].ports[]` that have a name, and those of `initContainers` that are
-    /// sidecars (`restartPolicy: Always`).
+    /// `spec.containers[].ports[]` with a name, and those of sidecars in `initContainers` (`restartPolicy: Always`).
     pub ports: Vec<NamedPort>,
-    /// Annotation `netpold.io/check-source` is `off`: the pod asks to send from addresses that are not
-    /// its own. Whoever may write the pod may write that, so it counts only in namespaces that
-    /// [`crate::options::SourceExempt`] names.
+    /// Annotation `netpold.io/check-source` is `off`: the pod asks to send from foreign addresses. Users can set the
+    /// annotation, so it counts only in the namespaces of [`crate::options::SourceExempt`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub foreign_sources: bool,
 }

@@ -17,16 +17,15 @@ pub struct Policy {
     pub key: Key,
     /// `spec.podSelector`
     pub pod_selector: Selector,
-    /// `Some` if the policy isolates ingress (`policyTypes`, given or defaulted); the rules it then
-    /// grants, in the order of `spec.ingress`.
+    /// `Some` if the policy isolates ingress (`policyTypes`, given or defaulted): the granted rules in the order of
+    /// `spec.ingress`.
     pub ingress: Option<Vec<Rule>>,
     /// `Some` if the policy isolates egress.
     pub egress: Option<Vec<Rule>>,
-    /// What could not be understood, as `spec.ingress[0].ports[1]: endPort …`, empty if all was.
-    /// The parts concerned grant nothing; a `podSelector` that cannot be understood selects every
-    /// pod of the namespace.
+    /// Invalid parts, as `spec.ingress[0].ports[1]: endPort …`; empty if all are valid. Invalid parts grant nothing; an
+    /// invalid `podSelector` selects every pod of the namespace.
     pub problems: Vec<String>,
-    /// Which state of the object this is.
+    /// Identifies this state of the object.
     #[serde(default)]
     pub version: PolicyVersion,
     /// Annotation `netpold.io/enforcement`.
@@ -34,14 +33,14 @@ pub struct Policy {
     pub enforcement: Enforcement,
 }
 
-/// Whether a policy decides, or only says what it would have decided.
+/// Whether a policy is enforced or only audited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Enforcement {
-    /// It decides.
+    /// The policy takes part in verdicts.
     #[default]
     Enforce,
-    /// For the verdict it is absent; what it would have denied is recorded.
+    /// The policy is ignored by verdicts; denials that it would cause are recorded.
     Audit,
 }
 
@@ -52,12 +51,12 @@ impl Enforcement {
     }
 }
 
-/// Which state of a NetworkPolicy is meant, to say of it that it is in force.
+/// Identifies a state of a NetworkPolicy, to report that it is in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PolicyVersion {
-    /// `metadata.uid`; empty: from a file without one.
+    /// `metadata.uid`; empty for a file without one.
     pub uid: String,
-    /// `metadata.generation`, which the API server counts up with each change of the spec; 0 where absent.
+    /// `metadata.generation`, which the API server increments with each change of the spec; 0 where absent.
     pub generation: i64,
 }
 
@@ -75,7 +74,7 @@ impl Policy {
 /// One item of `spec.ingress` or `spec.egress`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Rule {
-    /// `from` or `to`; `None` (absent or empty in the API): everyone.
+    /// `from` or `to`; `None` (absent or empty in the API): all peers.
     pub peers: Option<Vec<Peer>>,
     /// `ports`; `None` (absent or empty in the API): every protocol and port.
     pub ports: Option<Vec<PortRule>>,
@@ -93,7 +92,7 @@ pub enum Peer {
     },
     /// `ipBlock`, and each item of a ClusterNetworkPolicy's `networks`.
     Block(IpBlock),
-    /// `nodes` of a ClusterNetworkPolicy: what the `status.addresses` of these nodes say.
+    /// `nodes` of a ClusterNetworkPolicy: the `status.addresses` of the matching Nodes.
     Nodes(Selector),
 }
 
@@ -107,7 +106,7 @@ pub struct IpBlock {
 }
 
 impl IpBlock {
-    /// Whether the block holds an address: in `cidr` and in no `except`.
+    /// Whether the block contains an address: it is in `cidr` and in no `except`.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         self.cidr.contains(&address) && !self.except.iter().any(|e| e.contains(&address))
@@ -130,7 +129,7 @@ pub enum PortMatch {
     Any,
     /// A number, or a number with `endPort`: both ends included.
     Range(u16, u16),
-    /// A name: resolved on the selected pod for ingress, on each destination pod for egress, where
-    /// the protocol matches too; every number of that name.
+    /// A name, with all its numbers: resolved on the selected pod for ingress, on each destination pod for egress,
+    /// where the protocol must match too.
     Named(String),
 }

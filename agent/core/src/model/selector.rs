@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::object::Labels;
 
-/// A LabelSelector: all requirements hold. Empty: everything.
+/// A LabelSelector: matches if all requirements hold. The empty selector matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Selector {
     /// `matchLabels` (as [`Requirement::In`] with one value) and `matchExpressions`; sorted, without

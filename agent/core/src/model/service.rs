@@ -7,23 +7,22 @@ use serde::{Deserialize, Serialize};
 use crate::model::object::Key;
 use crate::model::traffic::Protocol;
 
-/// A Service, as far as packets to its addresses are concerned.
+/// A Service, as far as it affects packets to its addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Service {
     /// `metadata.namespace` and `metadata.name`
     pub key: Key,
-    /// Addresses that a node translates: `spec.clusterIPs`, `spec.externalIPs` and
-    /// `status.loadBalancer.ingress[].ip` whose `ipMode` is not Proxy; sorted, without duplicates.
-    /// A headless Service has none.
+    /// Addresses that nodes translate: `spec.clusterIPs`, `spec.externalIPs`, and `status.loadBalancer.ingress[].ip`
+    /// unless its `ipMode` is Proxy; sorted, without duplicates. Empty for a headless Service.
     pub addresses: Vec<IpAddr>,
-    /// Those of `addresses` that are `spec.clusterIPs`: never a node's own, whichever interface
-    /// has them. Sorted, without duplicates.
+    /// The `spec.clusterIPs` among `addresses`: never a node's own, even if on an interface. Sorted, without
+    /// duplicates.
     #[serde(default)]
     pub cluster: Vec<IpAddr>,
     /// `spec.ports`
     pub ports: Vec<ServicePort>,
-    /// The label `service.kubernetes.io/service-proxy-name` or `service.kubernetes.io/headless` is
-    /// set: the nodes' proxy does not serve the Service, so it counts for nothing.
+    /// The label `service.kubernetes.io/service-proxy-name` or `service.kubernetes.io/headless` is set: the nodes'
+    /// proxy does not serve the Service, so it has no effect.
     #[serde(default)]
     pub unserved: bool,
 }
@@ -31,30 +30,30 @@ pub struct Service {
 /// One item of a Service's `spec.ports`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ServicePort {
-    /// `name`, which the ports of its EndpointSlices carry; empty where absent.
+    /// `name`, which links it to the ports of EndpointSlices; empty where absent.
     pub name: String,
     /// `protocol`; absent: TCP
     pub protocol: Protocol,
     /// `port`
     pub port: u16,
-    /// `nodePort`: the port at every node's addresses.
+    /// `nodePort`: the port at the addresses of every node.
     pub node_port: Option<u16>,
 }
 
-/// An EndpointSlice: some of the backends of a Service, with the ports they really listen on.
+/// An EndpointSlice: some of the backends of a Service, with the ports on which they listen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct EndpointSlice {
     /// `metadata.namespace` and `metadata.name`
     pub key: Key,
-    /// The label `kubernetes.io/service-name`; a slice without it is no Service's.
+    /// The label `kubernetes.io/service-name`; empty if the slice belongs to no Service.
     pub service: String,
-    /// `ports` that have a number, by the name of the Service's port.
+    /// `ports` with a number, by the name of the Service port.
     pub ports: Vec<SlicePort>,
-    /// `endpoints[].addresses`, ready or not: a connection goes on while its backend is not ready.
-    /// Sorted, without duplicates.
+    /// `endpoints[].addresses`, ready or not, because connections outlive the readiness of their backend. Sorted,
+    /// without duplicates.
     pub addresses: Vec<IpAddr>,
-    /// Those of `addresses` that new connections are not led to: neither ready nor terminating and
-    /// still serving. Sorted, without duplicates.
+    /// The `addresses` that get no new connections: neither ready nor terminating and still serving. Sorted, without
+    /// duplicates.
     #[serde(default)]
     pub not_ready: Vec<IpAddr>,
 }

@@ -1,4 +1,4 @@
-//! Strings that many objects have in common.
+//! Strings that many objects share.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -7,19 +7,19 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// A string that never changes; clones are one in memory.
+/// An immutable string; clones share memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct SharedStr(Arc<str>);
 
 impl SharedStr {
-    /// As a string slice.
+    /// The text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether nobody else has it.
+    /// Whether there is no other clone.
     pub(crate) fn is_alone(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }

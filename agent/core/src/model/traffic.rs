@@ -36,7 +36,7 @@ impl std::fmt::Display for Protocol {
     }
 }
 
-/// As the pod sees it.
+/// Direction of a packet, as the pod sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -47,10 +47,10 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// Both, in the order of the API.
+    /// Both directions, in the order of the API.
     pub const BOTH: [Self; 2] = [Self::Ingress, Self::Egress];
 
-    /// The direction of the answers.
+    /// The direction of replies.
     #[must_use]
     pub const fn opposite(self) -> Self {
         match self {

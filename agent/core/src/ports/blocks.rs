@@ -1,11 +1,10 @@
-//! What the blocks of one direction's rules grant, by address: a sweep over their prefixes.
+//! Grants of the ipBlocks in one direction's rules, by address: computed by a sweep over their prefixes.
 //!
-//! An address is granted the union of what the blocks grant that hold it and of which no exception
-//! does. Ten thousand blocks with an exception each make ten thousand addresses of which each is in
-//! all blocks but one. So the sets of blocks are never written down: the sweep goes through all
-//! prefixes in order, keeps the grants that are in force at hand, and notes what they come to. Two
-//! prefixes next to each other differ in few grants, so a tree of unions over the grants has only
-//! these paths to renew, and of each union (`tries`) only the ports in which it differs.
+//! An address is granted the union of the grants of all blocks that contain it in none of their exceptions. Ten
+//! thousand blocks with an exception each lead to ten thousand addresses, each in all blocks but one, so sets of blocks
+//! are never materialized. The sweep visits all prefixes in order, maintains the grants in force, and records their
+//! union. Adjacent prefixes differ in few grants, so only these paths in a tree of unions over the grants are
+//! recomputed, and within each union (`tries`) only the ports that differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,13 +19,13 @@ use crate::prefix::Prefix;
 /// Number of the value that grants nothing.
 pub(crate) const NOTHING: u32 = 0;
 
-/// The prefixes at which what blocks grant changes, in order, with the number of the value from there on.
-/// An address has the value of the longest prefix that holds it.
+/// The prefixes at which the grant changes, in order, with the number of the value from there on. An address has the
+/// value of the longest prefix that contains it.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Changes(pub(crate) Vec<(Prefix, u32)>);
 
 impl Changes {
-    /// The number of the value of a prefix's addresses.
+    /// Number of the value for a prefix's addresses.
     pub(crate) fn at(&self, prefix: Prefix) -> u32 {
         let found = (0..=prefix.len).rev().find_map(|len| {
             let holder = prefix.truncate(len);
@@ -36,17 +35,17 @@ impl Changes {
     }
 }
 
-/// What blocks grant, by address.
+/// Grants of blocks by address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct BlockMap {
-    /// Where it changes.
+    /// Prefixes at which the grant changes.
     pub(crate) changes: Arc<Changes>,
-    /// Values by number less one.
+    /// Values; number `n` is at index `n - 1`.
     values: Vec<AllowedPorts>,
 }
 
 impl BlockMap {
-    /// What these blocks grant.
+    /// Computes the grants of these blocks.
     pub(crate) fn new(blocks: &[(&IpBlock, AllowedPorts)], tries: &mut Tries) -> Self {
         let Some(sweep) = Sweep::new(blocks, tries) else { return Self::default() };
         let (mut map, scratch) = sweep.run(usize::MAX);
@@ -58,52 +57,52 @@ impl BlockMap {
         map
     }
 
-    /// Whether these blocks come to more different values than that.
+    /// Whether these blocks lead to more than `most` different values.
     fn exceeds(blocks: &[(&IpBlock, AllowedPorts)], tries: &Tries, most: usize) -> bool {
         let sweep = Sweep::new(blocks, tries);
         sweep.is_some_and(|sweep| sweep.run(most).0.values.len() > most)
     }
 
-    /// How many different values there are.
+    /// Number of different values.
     pub(crate) fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// The values.
+    /// All values except the empty one.
     pub(crate) fn values(&self) -> &[AllowedPorts] {
         &self.values
     }
 
-    /// What the value of a number grants.
+    /// The value of a number.
     pub(crate) fn value(&self, number: u32) -> AllowedPorts {
         let place = number.checked_sub(1).map(|place| place as usize);
         place.and_then(|place| self.values.get(place)).copied().unwrap_or_default()
     }
 }
 
-/// What happens at a prefix: block `.1` begins, or ends for as long as the prefix lasts.
+/// Event at a prefix: block `.1` begins, or (if `.2`) is cut by an exception, for the extent of the prefix.
 type Event = (Prefix, u32, bool);
 
-/// A prefix that the sweep is in.
+/// A prefix that contains the position of the sweep.
 struct Open {
     prefix: Prefix,
-    /// Its events.
+    /// Range of its events.
     events: std::ops::Range<usize>,
     value: u32,
 }
 
 struct Sweep {
     events: Vec<Event>,
-    /// The distinct grant of each block, by place.
+    /// By block: index of its distinct grant.
     grant_of: Vec<u32>,
     grants: Vec<AllowedPorts>,
-    /// By block: how many exceptions hold the place where the sweep is.
+    /// By block: number of exceptions that contain the position of the sweep.
     cuts: Vec<u32>,
-    /// By distinct grant: blocks in force.
+    /// By distinct grant: number of blocks in force.
     counts: Vec<u32>,
-    /// Unions of the grants in force: the leaves in the upper half, node `n` of `2n` and `2n + 1`.
+    /// Unions of the grants in force: leaves in the upper half; node `n` is the union of `2n` and `2n + 1`.
     tree: Vec<AllowedPorts>,
-    /// Leaves that are not what `counts` says.
+    /// Leaves that differ from `counts`.
     stale: BTreeSet<usize>,
     tries: Tries,
     numbers: HashMap<AllowedPorts, u32>,
@@ -135,7 +134,7 @@ impl Sweep {
             return None;
         }
         events.sort_unstable();
-        // Grants of ports that are close to each other are joined first: they have most in common.
+        // Grants of ports close to each other are joined first, because they have most in common.
         let mut order: Vec<u32> = (0..grants.len() as u32).collect();
         order.sort_by_key(|number| grants[*number as usize].lowest(&tries));
         let mut places = vec![0; grants.len()];
@@ -155,7 +154,7 @@ impl Sweep {
         })
     }
 
-    /// Goes through all prefixes, or until there are more values than that.
+    /// Visits all prefixes, or stops after more than `most` values.
     fn run(mut self, most: usize) -> (BlockMap, Tries) {
         let (mut changes, mut values) = (Vec::new(), Vec::new());
         let mut open: Vec<Open> = Vec::new();
@@ -180,7 +179,7 @@ impl Sweep {
         (BlockMap { changes: Arc::new(Changes(changes)), values }, self.tries)
     }
 
-    /// Goes into a prefix, or out of it.
+    /// Enters or leaves a prefix.
     fn pass(&mut self, events: std::ops::Range<usize>, inwards: bool) {
         for event in events {
             let (_, block, is_except) = self.events[event];
@@ -190,7 +189,7 @@ impl Sweep {
                 match (inwards, *cuts) {
                     (true, 1) => false,
                     (false, 0) => true,
-                    // Another exception of the block holds this one.
+                    // The exception is nested in another one of the same block.
                     _ => continue,
                 }
             } else {
@@ -203,7 +202,7 @@ impl Sweep {
         }
     }
 
-    /// The number of what is granted here.
+    /// Number of the value at the position of the sweep.
     fn value(&mut self, values: &mut Vec<AllowedPorts>) -> u32 {
         let leaves = self.tree.len() / 2;
         let mut above = Vec::new();
@@ -240,7 +239,7 @@ impl Sweep {
     }
 }
 
-/// Whether a policy's blocks come to more different sets of ports than that in a direction.
+/// Whether a policy's blocks lead to more than `most` different port sets in a direction.
 pub(crate) fn exceeds_port_sets(policy: &Policy, direction: Direction, most: usize) -> bool {
     let mut tries = Tries::default();
     let mut names = BTreeMap::new();
@@ -257,7 +256,7 @@ pub(crate) fn exceeds_port_sets(policy: &Policy, direction: Direction, most: usi
     BlockMap::exceeds(&granted, &tries, most)
 }
 
-/// What a rule grants, names by a number of their own.
+/// Grant of a rule, with local numbers for port names.
 fn literal<'a>(
     rule: &'a Rule,
     names: &mut BTreeMap<(Protocol, &'a str), u32>,
@@ -294,7 +293,7 @@ mod tests {
     }
 
     proptest! {
-        /// Blocks of few, nested prefixes, held against a look at each block.
+        /// Compares blocks with few, nested prefixes with an evaluation of each block.
         #[test]
         fn says_what_each_block_says(
             blocks in prop::collection::vec(
@@ -302,7 +301,7 @@ mod tests {
                 0..12,
             ),
         ) {
-            // Of addresses 0.0.0.0 to 7 and all others.
+            // Addresses 0.0.0.0 to 7, and all others.
             let net = |(low, len): (u8, u8)| {
                 let length = [0, 8, 29, 30, 31, 32][usize::from(len)];
                 let address = IpAddr::from([0, 0, 0, low]);
@@ -331,7 +330,7 @@ mod tests {
         }
     }
 
-    /// What the sweep over so many rules costs: each everything but one address, and a port.
+    /// Work of a sweep over rules that each allow one port to everything but one address.
     fn work(rules: u32, port: impl Fn(u32) -> u16) -> u64 {
         let mut tries = Tries::default();
         let blocks: Vec<(IpBlock, AllowedPorts)> = (0..rules)
@@ -350,7 +349,7 @@ mod tests {
 
     #[test]
     fn twice_the_rules_are_about_twice_the_work() {
-        // Ports that lie apart share less of their tries: n log² n.
+        // Ports far apart share less of their tries: n log² n.
         type Shape = (&'static str, u64, fn(u32) -> u16);
         let shapes: [Shape; 2] =
             [("in order", 23, |n| n as u16), ("scattered", 26, |n| (n as u16).reverse_bits())];

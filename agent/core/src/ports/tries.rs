@@ -1,32 +1,31 @@
-//! Sets of numbers (ports, names) as binary tries of which each distinct one exists once: equal sets
-//! are equal numbers, sets that differ in one port share all but a path of sixteen nodes, and what
-//! two sets have in common is looked at once.
+//! Sets of numbers (ports, names) as hash-consed binary tries. Equal sets have equal numbers, sets that differ in one
+//! port share all but a path of sixteen nodes, and the common part of two sets is visited once.
 
 use hashbrown::HashMap;
 use netpold_ebpf::layout::PortBitmap;
 
-/// A set; equal sets have equal numbers for as long as they are in use.
+/// A set; equal sets have equal numbers while in use.
 pub(crate) type Trie = u32;
 
-/// No number at all.
+/// The empty set.
 pub(crate) const NONE: Trie = 0;
-/// Every number.
+/// The full set.
 pub(crate) const ALL: Trie = 1;
 /// First number of a node.
 const FIRST: Trie = 2;
 
 /// Bits of a port.
 pub(crate) const PORT: u32 = 16;
-/// Bits of a name's number.
+/// Bits of the number of a name.
 pub(crate) const NAME: u32 = 32;
 
-/// Unions, and differences, that are remembered; beyond it all are forgotten.
+/// Maximum size of the caches of unions and of differences; a full cache is emptied.
 const REMEMBERED: usize = 1 << 19;
-/// Nodes from which those that are not in use are looked for.
+/// Minimum number of nodes before unused ones are collected.
 const COLLECTED_FROM: usize = 1 << 16;
 
-/// All tries. A node is its two halves, the lower numbers first; how many numbers they are follows
-/// from where it is, so a node can stand for sets of ports and of names alike.
+/// All tries. A node consists of its two halves, the lower numbers first. Its width follows from its depth, so a node
+/// can be part of sets of ports and of names alike.
 #[derive(Debug, Default)]
 pub(crate) struct Tries {
     nodes: Vec<[Trie; 2]>,
@@ -34,9 +33,9 @@ pub(crate) struct Tries {
     free: Vec<Trie>,
     unions: HashMap<[Trie; 2], Trie>,
     differences: HashMap<[Trie; 2], Trie>,
-    /// Nodes in use after the last collection.
+    /// Number of nodes in use after the last collection.
     kept: usize,
-    /// Nodes looked up and made, ever: what this costs, in a unit that depends on nothing else.
+    /// Number of nodes looked up or created so far: a deterministic measure of cost.
     pub(crate) work: u64,
 }
 
@@ -72,7 +71,7 @@ impl Tries {
         }
     }
 
-    /// The numbers from `first` to `last`, both included, of those with so many bits.
+    /// The set of numbers from `first` to `last`, both included; numbers have `bits` bits.
     pub(crate) fn range(&mut self, bits: u32, first: u32, last: u32) -> Trie {
         if first == 0 && u64::from(last) == (1u64 << bits) - 1 {
             return ALL;
@@ -84,7 +83,7 @@ impl Tries {
         self.node([low.unwrap_or(NONE), high.unwrap_or(NONE)])
     }
 
-    /// What is in one of two sets.
+    /// Union of two sets.
     pub(crate) fn union(&mut self, one: Trie, other: Trie) -> Trie {
         match (one.min(other), one.max(other)) {
             (NONE, set) => set,
@@ -108,7 +107,7 @@ impl Tries {
         }
     }
 
-    /// What is in one set and not in another.
+    /// Difference of two sets.
     pub(crate) fn minus(&mut self, one: Trie, other: Trie) -> Trie {
         match (one, other) {
             (NONE, _) | (_, ALL) => NONE,
@@ -132,7 +131,7 @@ impl Tries {
         }
     }
 
-    /// The numbers of a set of those with so many bits that have the highest bit, without it, in order.
+    /// Numbers of a set with the highest of `bits` bits set, without that bit, in order.
     pub(crate) fn upper_half(&self, bits: u32, set: Trie) -> Vec<u32> {
         let mut numbers = Vec::new();
         self.numbers_below(bits - 1, self.halves(set)[1], 0, &mut numbers);
@@ -152,7 +151,7 @@ impl Tries {
         }
     }
 
-    /// Whether a number is in a set of those with so many bits.
+    /// Whether a number of `bits` bits is in a set.
     pub(crate) fn contains(&self, bits: u32, set: Trie, number: u32) -> bool {
         let mut set = set;
         for bit in (0..bits).rev() {
@@ -164,7 +163,7 @@ impl Tries {
         set == ALL
     }
 
-    /// The lowest number of a set.
+    /// Lowest number of a set.
     pub(crate) fn lowest(&self, bits: u32, set: Trie) -> Option<u32> {
         let (mut set, mut lowest) = (set, 0);
         for bit in (0..bits).rev() {
@@ -175,7 +174,7 @@ impl Tries {
         (set == ALL).then_some(lowest)
     }
 
-    /// Tells the ranges of a set of ports in order, both ends included; those that touch are two.
+    /// Passes the ranges of a set of ports to `tell` in order, both ends included; adjacent ranges are not merged.
     pub(crate) fn each_range(&self, set: Trie, tell: &mut impl FnMut(u16, u16)) {
         self.ranges_below(PORT, set, 0, tell);
     }
@@ -193,7 +192,7 @@ impl Tries {
         }
     }
 
-    /// The port of a set of one.
+    /// The only port of a set; `None` if the set has none or several.
     pub(crate) fn only(&self, set: Trie) -> Option<u16> {
         let mut set = set;
         let mut port = 0;
@@ -211,7 +210,7 @@ impl Tries {
         (set == ALL).then_some(port)
     }
 
-    /// A set of ports as the packet path reads it.
+    /// Bitmap of a set of ports, as the packet path reads it.
     pub(crate) fn bitmap(&self, set: Trie) -> Box<PortBitmap> {
         let mut words = Box::new([0u64; 1024]);
         self.each_range(set, &mut |first, last| {
@@ -227,7 +226,7 @@ impl Tries {
         words
     }
 
-    /// The set of another collection. `known`: what was taken over of it already.
+    /// Copies a set from another collection. `known` caches the copied nodes.
     pub(crate) fn take_over(
         &mut self,
         from: &Self,
@@ -251,7 +250,7 @@ impl Tries {
         self.nodes.len() - self.free.len() > (2 * self.kept).max(COLLECTED_FROM)
     }
 
-    /// Forgets what is not part of these sets.
+    /// Frees nodes that are not part of these sets.
     pub(crate) fn collect(&mut self, sets: impl IntoIterator<Item = Trie>) {
         let mut used = vec![false; self.nodes.len()];
         let mut open: Vec<Trie> = sets.into_iter().collect();

@@ -1,28 +1,28 @@
-//! A map of numbers of which many are close together: the addresses of pods.
+//! A map of numbers with many close to each other: addresses of pods.
 
 use std::collections::BTreeMap;
 
-/// Values by number. Numbers that differ in the lowest 8 bits alone share a page.
+/// Values by number. Numbers that differ only in the lowest 8 bits share a page.
 #[derive(Clone, Debug)]
 pub(super) struct Pages<T> {
-    /// The places of pages, by the numbers' upper bits.
+    /// Indexes of pages by the upper bits of their numbers.
     order: BTreeMap<u128, usize>,
     pages: Vec<Page<T>>,
-    /// Places of pages that are empty.
+    /// Indexes of empty pages.
     free: Vec<usize>,
-    /// The page that was changed last and its place: whoever goes from number to number stays on it.
+    /// Upper bits and index of the page accessed last; access in order stays on it.
     last: Option<(u128, usize)>,
 }
 
-/// The values of a page, in order.
+/// Values of a page, in order.
 #[derive(Clone, Debug)]
 struct Page<T> {
-    /// A bit for each number that is there.
+    /// Bit set of the numbers in the page.
     there: [u64; 4],
     values: Vec<T>,
 }
 
-/// The upper bits of a number, and its place in a page.
+/// Upper bits of a number, and its index in a page.
 fn split(number: u128) -> (u128, u8) {
     (number >> 8, number as u8)
 }
@@ -30,7 +30,7 @@ fn split(number: u128) -> (u128, u8) {
 impl<T> Page<T> {
     const EMPTY: Self = Self { there: [0; 4], values: Vec::new() };
 
-    /// Where a number's value is, or was to be inserted.
+    /// Position of a number's value, or where to insert it.
     fn find(&self, low: u8) -> Result<usize, usize> {
         let (word, bit) = (usize::from(low >> 6), 1 << (low & 63));
         let before: u32 = self.there[..word].iter().map(|word| word.count_ones()).sum();
@@ -80,7 +80,7 @@ impl<T> Pages<T> {
         page.find(low).ok().map(|place| &mut page.values[place])
     }
 
-    /// The value of a number, made if it is new.
+    /// The value of a number, inserted if missing.
     pub(super) fn entry(&mut self, number: u128, new: impl FnOnce() -> T) -> &mut T {
         let (upper, low) = split(number);
         let place = self.place(upper).unwrap_or_else(|| self.add(upper));
@@ -119,7 +119,7 @@ impl<T> Pages<T> {
         Some(value)
     }
 
-    /// The values of these numbers, in order.
+    /// Values of the numbers from `first` to `last`, in order.
     pub(super) fn range(&self, first: u128, last: u128) -> impl Iterator<Item = (u128, &T)> {
         let pages = self.order.range(first >> 8..=last >> 8);
         let all = pages.flat_map(|(upper, place)| {

@@ -1,4 +1,4 @@
-//! The compiled tables against the oracle.
+//! The compiled tables compared with the oracle.
 #![expect(clippy::expect_used, reason = "helpers of tests")]
 
 mod states;
@@ -10,12 +10,12 @@ use netpold_testkit::coverage::Coverage;
 use netpold_testkit::generate::{Choices, Cluster, PacketSource};
 use netpold_testkit::harness::{Disagreement, Subject, compare, shrunk};
 
-/// Clusters, each judged in two states.
+/// Number of clusters; each is judged in two states.
 const CLUSTERS: u64 = 10_000;
-/// Packets for each state; some are a pod's to itself and are not compared.
+/// Packets per state; packets of a pod to itself are not compared.
 const PACKETS: usize = 590;
 
-/// Judges one seed's packets in both states of its cluster.
+/// Judges a seed's packets in both states of its cluster.
 fn try_seed(seed: u64, coverage: &mut Coverage) -> Result<(), Disagreement> {
     let mut choices = Choices::from_seed(seed);
     let before = Cluster::generate(&mut choices);

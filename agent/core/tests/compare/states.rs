@@ -1,4 +1,4 @@
-//! Named states of a cluster, reached along different paths: the image is the same at the end.
+//! Named states of a cluster, reached along different paths, must lead to the same image.
 
 use netpold_core::compile::Image;
 use netpold_core::model::{
@@ -58,7 +58,7 @@ fn policy(name: &str, selects: Selector, ingress: &[Rule], egress: Option<&[Rule
     Change::Policy(objects::policy("x", name, selects, Some(ingress.to_vec()), egress))
 }
 
-/// Two pods here, one elsewhere, both families.
+/// Two local pods and a remote one, with addresses of both families.
 fn three_pods() -> Vec<Change> {
     let elsewhere = Pod { node: "n2".into(), ..plain_pod("c", &["10.0.1.1"], "c") };
     vec![
@@ -183,13 +183,13 @@ fn expanded(state: &[Change]) -> Vec<(&'static str, Vec<Vec<Change>>)> {
     ]
 }
 
-/// The image at the end of a path, whose operations are applied on the way.
+/// Image at the end of a path, with all operations applied on the way.
 fn image(batches: &[Vec<Change>]) -> Image {
     let World { mut compiler, mut tables } = World::on(NODE, []);
     for (number, batch) in batches.iter().enumerate() {
         batch.iter().for_each(|change| compiler.ingest(change.clone()));
         tables.fill(&compiler.update().expect("the tables are large enough"));
-        // The grace period sometimes takes longer.
+        // The grace period sometimes outlasts the next update.
         if number % 3 != 0 {
             compiler.grace_passed();
         }

@@ -1,4 +1,4 @@
-//! On the loopback and a veth of a namespace of the test's own, with programs that only answer.
+//! Tests at the loopback and a veth of their own namespace, with programs that return a constant.
 
 use std::net::UdpSocket;
 use std::process::Command;
@@ -11,9 +11,9 @@ use super::*;
 use crate::bpf::sys::test_objects::classifier;
 use netpold_core::model::Direction;
 
-/// `TCX_NEXT` and `TC_ACT_UNSPEC`: go on with the next program.
+/// `TCX_NEXT` and `TC_ACT_UNSPEC`: continue with the next program.
 const NEXT: i32 = -1;
-/// `TCX_PASS` and `TC_ACT_OK`: pass, ask no other program.
+/// `TCX_PASS` and `TC_ACT_OK`: pass, without further programs.
 const PASS: i32 = 0;
 /// `TCX_DROP` and `TC_ACT_SHOT`.
 const DROP: i32 = 2;
@@ -24,7 +24,7 @@ const LOOPBACK: [Hook; 2] = [
     Hook { ifindex: 1, direction: Direction::Egress },
 ];
 
-/// Runs a test in network and mount namespaces that end with it, with a bpffs.
+/// Runs a test in network and mount namespaces of its own, with a bpffs.
 fn isolated(test: impl FnOnce(&Path) + Send) {
     let directory = tempfile::tempdir().unwrap();
     std::thread::scope(|scope| {
@@ -46,7 +46,7 @@ fn run(command: &str) {
     assert!(status.success(), "{command}");
 }
 
-/// Whether a datagram gets through the loopback, both hooks of it.
+/// Whether a datagram passes both hooks of the loopback.
 fn delivers() -> bool {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
@@ -126,7 +126,7 @@ fn ours_is_first_and_others_still_run() {
                     sys::obj_pin(other.as_fd(), &pin).unwrap();
                     run("tc qdisc add dev lo clsact");
                     let pin = pin.display();
-                    // Of our own priority even, and of a later one.
+                    // Filters of our own priority, and of a later one.
                     for priority in [1, 2] {
                         run(&format!(
                             "tc filter add dev lo ingress prio {priority} bpf da object-pinned {pin}"
@@ -235,7 +235,7 @@ fn an_interface_that_goes_leaves_nothing_that_hinders_the_next_with_its_index() 
             run("ip link add v0 index 77 type veth peer name v1");
             attacher.attach(program.as_fd(), hook).unwrap();
             run("ip link del v0");
-            // The pin is still there, its interface is not: attach again over it.
+            // The pin still exists, its interface does not: attach over it.
             run("ip link add v0 index 77 type veth peer name v1");
             attacher.attach(program.as_fd(), hook).unwrap();
             assert_eq!(hooks(&mut attacher), [hook], "{mode}");
@@ -273,7 +273,7 @@ fn hooks_and_file_names_are_one_to_one() {
     }
 }
 
-/// A filter for what goes to the pod would judge what it sends below a qdisc of that kind.
+/// Below a qdisc of the kind `ingress`, a filter for packets to the pod would judge the packets that it sends.
 #[test]
 fn an_ingress_qdisc_is_no_place_for_both() {
     isolated(|pins| {

@@ -1,4 +1,4 @@
-//! The nodes of the tree: in the map, and a copy that nobody else changes.
+//! Nodes of the tree: in the map, and as a private copy.
 
 use netpold_ebpf::layout::{
     BLOCKS6_KEYS, BLOCKS6_LOWER, BLOCKS6_NODES, BLOCKS6_POINTER, Blocks6Node,
@@ -7,34 +7,34 @@ use netpold_ebpf::layout::{
 use crate::bpf::mmap::{MappedArray, MmapError};
 use crate::dataplane::maps::{TableError, at};
 
-/// The map.
+/// Name of the map.
 pub(super) const NAME: &str = "BLOCKS6";
-/// Entries that a node has room for.
+/// Number of entries in a full node.
 pub(super) const ENTRIES: usize = BLOCKS6_KEYS + 1;
-/// The key of an entry that a node does not have.
+/// Key of an unused entry.
 const NO_KEY: u64 = 1 << 63;
 
-/// What an interval leads to.
+/// Word of an interval: a class, or a pointer to a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Word {
-    /// As programs read it.
+    /// Value that programs read.
     pub(super) value: u32,
-    /// Of a class: length of the prefix that gives it; 0 also where none does.
+    /// For a class, the length of its prefix; 0 also without one.
     pub(super) len: u8,
 }
 
 impl Word {
-    /// Leads to a node.
+    /// Pointer to a node.
     pub(super) const fn pointer(node: u32) -> Self {
         Self { value: BLOCKS6_POINTER | node, len: 0 }
     }
 
-    /// Leads to the root of a tree over the lower half.
+    /// Pointer to the root of a tree over the lower half.
     pub(super) const fn lower(self) -> Self {
         Self { value: self.value | BLOCKS6_LOWER, ..self }
     }
 
-    /// The node that it leads to.
+    /// Node that the word points to.
     pub(super) const fn node(self) -> Option<u32> {
         if self.value & BLOCKS6_POINTER == 0 {
             return None;
@@ -42,7 +42,7 @@ impl Word {
         Some(self.value & (BLOCKS6_NODES - 1))
     }
 
-    /// The node of the same tree that it leads to.
+    /// Node of the same tree that the word points to.
     pub(super) const fn child(self) -> Option<u32> {
         if self.value & BLOCKS6_LOWER == 0 { self.node() } else { None }
     }
@@ -51,9 +51,9 @@ impl Word {
 /// An interval of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Its first key.
+    /// First key of the interval.
     pub(super) first: u64,
-    /// Where it leads, by the bit below the key's.
+    /// Words of the interval, by the bit below the key's.
     pub(super) words: [Word; 2],
 }
 
@@ -82,7 +82,7 @@ impl Copied {
         self.lens[index] = words.map(|word| word.len);
     }
 
-    /// Its entries, if it begins at a key.
+    /// Entries of the node, with the first key of its range.
     fn entries(&self, first: u64) -> Vec<Entry> {
         let keys = self.node.keys.iter().copied().take_while(|key| *key != NO_KEY);
         let words =
@@ -94,20 +94,20 @@ impl Copied {
     }
 }
 
-/// All nodes there are.
+/// All nodes.
 #[derive(Debug)]
 pub(super) struct Nodes {
     map: MappedArray<Blocks6Node>,
-    /// Of each node that ever was in use.
+    /// Copies of all nodes that ever were in use.
     copies: Vec<Copied>,
     free: Vec<u32>,
-    /// Nothing leads there after the operation that is being carried out.
+    /// Nodes that become unreachable with the current operation.
     leaving: Vec<u32>,
-    /// Nothing leads there; a program that came there before may still read them.
+    /// Unreachable nodes that programs may still read.
     retired: Vec<u32>,
-    /// Returns when no such program is left.
+    /// Function that returns once no program reads these any more.
     wait: fn(),
-    /// The next node to be audited.
+    /// Next node to audit.
     audited: usize,
 }
 
@@ -117,7 +117,7 @@ impl Nodes {
         Self { map, copies, free, leaving, retired, wait, audited: 0 }
     }
 
-    /// Begins an operation that needs up to so many nodes.
+    /// Begins an operation that needs up to `needed` nodes.
     pub(super) fn begin(&mut self, needed: usize) -> Result<(), TableError> {
         self.retired.append(&mut self.leaving);
         if self.left() < needed && !self.retired.is_empty() {
@@ -131,12 +131,12 @@ impl Nodes {
         self.map.elements() as usize - self.copies.len() + self.free.len()
     }
 
-    /// A node's entries; it begins at a key.
+    /// Entries of a node, with the first key of its range.
     pub(super) fn entries(&self, node: u32, first: u64) -> Vec<Entry> {
         self.copies.get(node as usize).map(|copied| copied.entries(first)).unwrap_or_default()
     }
 
-    /// A new node, which nothing leads to yet.
+    /// Adds a node, which is unreachable so far.
     pub(super) fn add(&mut self, entries: &[Entry]) -> Result<u32, TableError> {
         let copied = Copied::new(entries);
         let node = match self.free.pop() {
@@ -151,12 +151,12 @@ impl Nodes {
         Ok(node)
     }
 
-    /// Nothing leads to a node any more, once the operation is carried out.
+    /// Retires a node that becomes unreachable with the current operation.
     pub(super) fn retire(&mut self, node: u32) {
         self.leaving.push(node);
     }
 
-    /// Has an entry of a node that is in use lead elsewhere, by one store.
+    /// Changes the words of an entry of a reachable node, by one store.
     pub(super) fn set(
         &mut self,
         node: u32,
@@ -175,7 +175,7 @@ impl Nodes {
         self.map.store_u64(node, offset, both).map_err(at(NAME))
     }
 
-    /// Compares the next nodes with what they must hold, and puts right those that differ; how many.
+    /// Compares the next nodes with their desired content, and repairs differences; returns their number.
     pub(super) fn audit(&mut self, count: usize) -> Result<u64, MmapError> {
         let mut wrong = 0;
         for copied in self.copies.iter().skip(self.audited).take(count) {
@@ -192,13 +192,13 @@ impl Nodes {
         Ok(wrong)
     }
 
-    /// Nodes that something leads to.
+    /// Number of reachable nodes.
     #[cfg(test)]
     pub(super) fn in_use(&self) -> usize {
         self.copies.len() - self.free.len() - self.retired.len() - self.leaving.len()
     }
 
-    /// Nodes that the last operation has left.
+    /// Number of nodes that the last operation has retired.
     #[cfg(test)]
     pub(super) fn leaving(&self) -> usize {
         self.leaving.len()

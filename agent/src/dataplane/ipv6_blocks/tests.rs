@@ -12,32 +12,32 @@ use crate::bpf::sys::test_objects;
 
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 
-/// A map of so many nodes.
+/// A map of this many nodes.
 fn map(nodes: u32) -> MapData {
     let size = size_of::<Blocks6Node>() as u32;
     MapData::from_fd(test_objects::array(size, nodes, BPF_F_MMAPABLE)).unwrap()
 }
 
-/// A tree with so many nodes.
+/// A tree with this many nodes.
 fn tree(nodes: u32, wait: fn()) -> Ipv6Blocks {
     Ipv6Blocks::of(&map(nodes), wait).unwrap()
 }
 
-/// Nobody reads meanwhile.
+/// Wait without readers.
 fn nobody() {}
 
 fn net(bits: u128, len: u8) -> Ipv6Net {
     Ipv6Net::new(bits.into(), len).unwrap().trunc()
 }
 
-/// As a program reads it, from this word of the root on.
+/// Class of an address as a program finds it, from the root word on.
 fn read(map: &[AtomicU64], root: u32, address: u128) -> ClassId {
     let node = |node: u32| {
         let words = size_of::<Blocks6Node>() / 8;
         map.get(node as usize * words..(node as usize + 1) * words).map(|it| it.as_ptr().cast())
     };
     let address = V6::words(&Ipv6Addr::from_bits(address).octets());
-    // SAFETY: nodes of the tree, whose words are all atomic.
+    // SAFETY: nodes of the tree, where all words are atomic.
     unsafe { ipv6_blocks::class(&HostMemory, root, address, node) }
 }
 
@@ -45,7 +45,7 @@ fn read_class(blocks: &Ipv6Blocks, address: u128) -> ClassId {
     read(blocks.nodes.map().words().unwrap(), blocks.root(), address)
 }
 
-/// Longest match, as naive as can be.
+/// Longest match by a naive search.
 fn naive(prefixes: &BTreeMap<Key, ClassId>, address: u128) -> ClassId {
     let holds = |&(&(bits, len), _): &(&Key, &ClassId)| {
         (address ^ bits).checked_shr(128 - u32::from(len)).unwrap_or(0) == 0
@@ -54,7 +54,7 @@ fn naive(prefixes: &BTreeMap<Key, ClassId>, address: u128) -> ClassId {
     longest.map_or(0, |(_, class)| *class)
 }
 
-/// Prefixes that lie within each other, beside each other and far apart.
+/// Prefixes within each other, beside each other and far apart.
 fn any_net() -> impl Strategy<Value = Ipv6Net> {
     let far = any::<u128>();
     let near = (0u128..4, 0u128..3, 0u128..6).prop_map(|(a, b, c)| {
@@ -73,7 +73,7 @@ fn any_net() -> impl Strategy<Value = Ipv6Net> {
     (bits, len).prop_map(|(bits, len)| net(bits, len))
 }
 
-/// An address of a prefix, by its place among those there are.
+/// Addresses at the borders of a prefix, beside it and in its middle.
 fn probes(net: Ipv6Net) -> [u128; 5] {
     let (first, last) = (net.network().to_bits(), net.broadcast().to_bits());
     [first, last, first.wrapping_sub(1), last.wrapping_add(1), first + (last - first) / 2]
@@ -92,7 +92,7 @@ proptest! {
         let mut seen = others;
         for (net, class) in steps {
             seen.extend(probes(net));
-            // Few classes, so that neighbours are alike; one in five goes.
+            // Few classes, so that neighbours are often equal; class 0 removes the prefix.
             if class == 0 {
                 let was = prefixes.remove(&key(net)).is_some();
                 prop_assert_eq!(blocks.remove(net).unwrap(), was);
@@ -120,10 +120,10 @@ fn random(state: &mut u64) -> u64 {
     *state ^ *state >> 29
 }
 
-/// Which prefix comes as the n-th; also by that number spread over all addresses.
+/// A name, and the n-th prefix of this kind, by the number and the number spread over all addresses.
 type Kind = (&'static str, fn(u32, u128) -> Ipv6Net);
 
-/// Whatever prefixes there are, and in whatever order they come and go, a table for so many holds them.
+/// A table for a number of prefixes holds them in any arrangement, added and removed in any order.
 #[test]
 fn a_table_for_so_many_prefixes_holds_them() {
     const PREFIXES: u32 = 3000;
@@ -149,7 +149,7 @@ fn a_table_for_so_many_prefixes_holds_them() {
                 assert_eq!(read_class(&blocks, address), naive(&prefixes, address), "{kind}");
             }
         }
-        // All but every tenth go, which leaves nodes as empty as they may be.
+        // Removes all but every tenth prefix, which leaves nodes as empty as possible.
         for (index, (net, _)) in nets.iter().enumerate().filter(|(index, _)| index % 10 != 0) {
             blocks.remove(*net).unwrap();
             prefixes.remove(&key(*net));
@@ -176,7 +176,7 @@ fn a_full_table_refuses_and_stays_as_it_is() {
     assert_eq!(read_class(&blocks, held << 90), 0);
 }
 
-/// The nodes that lead to one block among many are all that its edit writes.
+/// An edit of one block writes only the nodes on the way to it.
 #[test]
 fn an_edit_writes_few_nodes() {
     const PREFIXES: u32 = 20_000;
@@ -219,20 +219,20 @@ fn what_somebody_else_writes_is_put_right() {
     for node in blocks.nodes.map().words().unwrap().chunks_exact(16) {
         node[8].store(0, Ordering::Relaxed);
     }
-    // This one leads to itself.
+    // This node points to itself.
     blocks.nodes.map().store_u64(0, 64, 1 << 63 | 1 << 31).unwrap();
     assert!(lost(&blocks) > 0);
     while audit(&mut blocks) > 0 {}
     assert_eq!(lost(&blocks), 0);
 }
 
-/// Blocks come and go in nodes that are used again all the time: whoever reads meanwhile finds the block's
-/// class, or that of the one around it.
+/// Blocks are added and removed in nodes that are reused all the time: concurrent readers find the block's class, or
+/// that of the block around it.
 #[test]
 fn readers_never_see_the_class_of_another_block() {
     const TURNS: u32 = 40_000;
     const BLOCKS: u64 = 64;
-    /// Odd while the reader is looking.
+    /// Odd while the reader searches.
     static LOOKS: AtomicU64 = AtomicU64::new(0);
     fn wait() {
         let now = LOOKS.load(Ordering::SeqCst);
@@ -240,7 +240,7 @@ fn readers_never_see_the_class_of_another_block() {
             std::hint::spin_loop();
         }
     }
-    // A block is a /48, a /64 or a /112.
+    // Every block is a /48, a /64 or a /112.
     let block = |n: u64| {
         let bits = u128::from(n) << 80 | u128::from(n % 2) << 64 | u128::from(n) << 16;
         net(0x2a << 120 | bits, [48, 64, 112][n as usize % 3])

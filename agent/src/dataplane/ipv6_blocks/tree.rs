@@ -1,37 +1,37 @@
-//! Editing the trees: what a prefix covers gets another word.
+//! Edits of the trees: "painting" gives the addresses of a prefix another word.
 //!
-//! A node in use is left as it is, but for words that lead elsewhere, one by one; where intervals begin or
-//! end, a new node takes its place. So each address has its old class until one store, and its new one after.
+//! A node in use changes only words, one by one; where intervals begin or end, a new node replaces it. So each address
+//! has its old class until one store, and its new one from then on.
 
 use super::nodes::{ENTRIES, Entry, Nodes, Word};
 use crate::dataplane::maps::TableError;
 
 /// The last key.
 const LAST: u64 = u64::MAX >> 1;
-/// Entries of a node that is no root at the least.
+/// Least number of entries in a node other than a root.
 const LEAST: usize = 3;
-/// Nodes that an operation takes at the most: of each level of both trees, two that part anew at both ends of the
-/// prefix, each with a neighbour.
+/// Most nodes that an operation needs: at each level of both trees, two new halves at both ends of the prefix, each
+/// with a neighbour.
 pub(super) const NEEDED: usize = 256;
 
-/// Half of an address that a tree is over.
+/// Half of an address, as the key of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Half {
     Upper,
     Lower,
 }
 
-/// What becomes of the addresses of a prefix.
+/// A prefix and the new word of its addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Paint {
-    /// The prefix, its host bits zero.
+    /// The prefix, with host bits of zero.
     pub(super) bits: u128,
     pub(super) len: u8,
-    /// What they get that have their class of no longer prefix.
+    /// New word of the addresses that have no class of a longer prefix.
     pub(super) word: Word,
 }
 
-/// Keys of a tree.
+/// Range of keys in a tree.
 #[derive(Clone, Copy, Debug)]
 struct Keys {
     first: u64,
@@ -47,7 +47,7 @@ impl Keys {
 }
 
 impl Paint {
-    /// The keys that the prefix covers in a tree, and whether their first and second words.
+    /// Range of keys that the prefix covers in a tree, and whether it covers their first and second words.
     fn covers(&self, half: Half) -> (Keys, [bool; 2]) {
         let (bits, len) = match half {
             Half::Upper => ((self.bits >> 64) as u64, self.len.min(64)),
@@ -62,21 +62,21 @@ impl Paint {
     }
 }
 
-/// What became of a node.
+/// Outcome of painting a node.
 enum Painted {
-    /// It is in use as before.
+    /// The node stays in use.
     InPlace,
-    /// It has left; these were to be its entries, however many they are.
+    /// The node is retired; the entries, in any number, are to replace its own.
     Anew(Vec<Entry>),
 }
 
-/// A child of a node that is being edited.
+/// A child of a node during an edit.
 enum Child {
     Kept(Entry),
     Anew(Vec<Entry>),
 }
 
-/// Gives the addresses of a prefix another word; the root's word after that.
+/// Gives the addresses of a prefix another word; returns the new word of the root.
 pub(super) fn paint(nodes: &mut Nodes, root: Word, paint: &Paint) -> Result<Word, TableError> {
     paint_tree(nodes, root, Half::Upper, paint)
 }
@@ -131,7 +131,7 @@ fn paint_node(
     Ok(Painted::InPlace)
 }
 
-/// The entries of a node with children after these are edited.
+/// Entries of an inner node after its children were painted.
 fn paint_children(
     nodes: &mut Nodes,
     old: &[Entry],
@@ -188,7 +188,7 @@ fn join_small(nodes: &mut Nodes, children: &mut Vec<Child>) {
     }
 }
 
-/// Paints the entries of a leaf, which ends at a key.
+/// Paints the entries of a leaf with a range up to `last`.
 fn paint_entries(
     nodes: &mut Nodes,
     entries: &mut Vec<Entry>,
@@ -229,13 +229,13 @@ fn paint_word(
     Ok(if word.len <= paint.len { paint.word } else { word })
 }
 
-/// Neighbours that are alike become one.
+/// Merges equal neighbours into one entry.
 fn merge_equal(entries: &mut Vec<Entry>) {
     entries.dedup_by(|later, earlier| later.words == earlier.words);
 }
 
-/// New nodes for so many entries, as entries of the node above. Those that come in ascending order fill a node
-/// before they begin another.
+/// Packs entries into new nodes; returns the entries of the node above. Nodes fill up before another one begins if
+/// entries are added in ascending order.
 fn pack(nodes: &mut Nodes, entries: &[Entry], painted_last: u64) -> Result<Vec<Entry>, TableError> {
     let count = entries.len().div_ceil(ENTRIES);
     let at_the_end = entries.last().is_some_and(|entry| entry.first <= painted_last + 1);

@@ -23,7 +23,7 @@ fn address(number: u128) -> Ipv6Addr {
     Ipv6Addr::from_bits(0xfd00_0000_0000_0000_0000_0000_0000_0000 | number << 48 | number)
 }
 
-/// As a program reads it.
+/// Class of an address as a program finds it.
 fn read(table: &Ipv6Hosts, settings: &Settings, address: Ipv6Addr) -> Option<ClassId> {
     let first = table.map.words().unwrap().as_ptr();
     let places = Places::new(settings, words(address));
@@ -31,7 +31,7 @@ fn read(table: &Ipv6Hosts, settings: &Settings, address: Ipv6Addr) -> Option<Cla
         return None;
     }
     for bucket in places.buckets {
-        // SAFETY: a bucket of the table, whose words are all atomic.
+        // SAFETY: a bucket of the table, where all words are atomic.
         let bucket = unsafe { first.add(bucket as usize * size_of::<Hosts6Bucket>() / 8) };
         let bucket: *mut u64 = bucket.cast_mut().cast();
         // SAFETY: as before.
@@ -47,7 +47,7 @@ fn read(table: &Ipv6Hosts, settings: &Settings, address: Ipv6Addr) -> Option<Cla
     None
 }
 
-/// Addresses without a neighbour among them, as many as the table is for.
+/// As many addresses as the table is for, without neighbours.
 #[test]
 fn a_table_for_so_many_addresses_holds_them() {
     const ADDRESSES: u32 = 16_384;
@@ -101,7 +101,7 @@ fn neighbours_share_an_entry() {
     let mut listed = table.bucket(0).unwrap().unwrap();
     listed.sort();
     assert_eq!(listed, [&neighbours[..4], &neighbours[6..]].concat());
-    // The place of an entry's last address is another's.
+    // The place of an entry is reused once its last address is removed.
     for address in &neighbours[6..8] {
         assert_eq!(table.set(&settings, Ipv6Addr::LOCALHOST, 1).unwrap(), Err(Full));
         assert!(table.remove(&settings, *address).unwrap());
@@ -111,7 +111,7 @@ fn neighbours_share_an_entry() {
     assert_eq!(read(&table, &settings, Ipv6Addr::UNSPECIFIED), None, "its neighbour is not there");
 }
 
-/// Addresses of which bucket 0 is the first of two, by their bit in the filter.
+/// Addresses with first bucket 0 of two, and with this filter bit.
 fn of_first_bucket(settings: &Settings, bit: u32) -> impl Iterator<Item = Ipv6Addr> {
     let places = |address: &Ipv6Addr| Places::new(settings, words(*address));
     let has_bit = move |address: &Ipv6Addr| {
@@ -166,7 +166,7 @@ fn the_filter_has_the_bits_of_the_addresses_that_are_there() {
     assert!(!table.reveal(&settings, addresses[1]).unwrap(), "they have one bit");
     assert_eq!(filter(), 1 << 3);
     assert!(table.check_filter(&settings, 0).unwrap());
-    // Each bit goes with its last address, wherever that is.
+    // Each bit is cleared with its last address, in either bucket.
     let mut left = Vec::new();
     for address in &addresses {
         assert!(table.remove(&settings, *address).unwrap());
@@ -176,7 +176,7 @@ fn the_filter_has_the_bits_of_the_addresses_that_are_there() {
     assert_eq!(left[4..], [1 << 31, 0]);
 }
 
-/// More of a bit's addresses in the other bucket than are counted: the bit stays.
+/// More of a bit's addresses are in the second bucket than the count shows: the bit stays.
 #[test]
 fn an_uncounted_address_is_let_through() {
     let (table, settings) = table(2);
@@ -206,8 +206,8 @@ fn a_full_bucket_refuses_and_changes_classes() {
     assert_eq!(read(&table, &settings, address(9)), Some(2));
 }
 
-/// More addresses than places take turns, two of them in one entry: whoever reads one meanwhile finds its class or
-/// nothing.
+/// More addresses than places, two of them in one entry, are added and removed in turn: concurrent readers find an
+/// address's class or none.
 #[test]
 fn readers_never_see_the_class_of_another_address() {
     const TURNS: u128 = 400_000;

@@ -1,7 +1,7 @@
-//! Where a version's tables have what, by names that keep their meaning in every version.
+//! Description of a version's tables: places by names that keep their meaning in every version.
 //!
-//! The names and the form of a record are the interface between versions and never change; a field
-//! that moves keeps its name, one that is new gets a new name. A version reads what it knows.
+//! The names and the form of a record are the interface between versions and never change: a moved field keeps its
+//! name, a new one gets a new name. A version reads the names that it has.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -11,9 +11,9 @@ use netpold_ebpf::layout::{
     CT_RST_SENT, CT_STREAM, CT_SYN, CT_SYN_ACK, CT_VALID, Ct4Way, Ct6Way, Endpoint,
 };
 
-/// A record as it is pinned: 24 bytes of name, padded with zeros, then place and width.
+/// A pinned record: a name of 24 bytes, padded with zeros, then place and width.
 pub(super) type Record = [u32; 8];
-/// Bytes of a name.
+/// Length of a name in bytes.
 const NAME: usize = 24;
 
 /// Flags that a flow carries from one version to another.
@@ -30,10 +30,10 @@ pub(super) const FLAGS: [(&str, u16); 11] = [
     ("flag.stream", CT_STREAM),
     ("flag.rst_sent", CT_RST_SENT),
 ];
-/// Those that say whether there is a flow.
+/// Flags that mark a valid flow.
 pub(super) const VALID_FLAGS: [&str; 2] = ["flag.valid", "flag.busy"];
 
-/// Where something is: in bytes from its record's start, or, of a control word, in bits.
+/// Place of a field: in bytes from its record's start, or in bits of a control word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) at: usize,
@@ -41,24 +41,23 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Distance between such records: the kernel rounds them up to words, and a width of nothing is
-    /// no table's.
+    /// Distance between such records: the kernel rounds them up to words. Never 0, even for a malformed width of 0.
     pub(super) fn stride(self) -> usize {
         self.width.next_multiple_of(8).max(8)
     }
 }
 
-/// A description lacks a name.
+/// Error: the description lacks a name.
 #[derive(Debug, thiserror::Error)]
 #[error("the other version does not say where it has `{0}`")]
 pub(in crate::dataplane) struct Missing(String);
 
-/// What a version's tables look like.
+/// Places of a version's tables and fields, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::dataplane) struct Description(BTreeMap<String, Place>);
 
 impl Description {
-    /// This version's.
+    /// Description of this version.
     pub(super) fn own() -> Self {
         let fields = [
             ("endpoint", 0, size_of::<Endpoint>()),
@@ -66,7 +65,7 @@ impl Description {
             ("endpoint.id", offset_of!(Endpoint, id), 4),
             ("endpoint.uid_hash", offset_of!(Endpoint, uid_hash), 8),
             ("endpoint.station", offset_of!(Endpoint, flags) + 2, 6),
-            // All zero: the programs pass whatever the endpoint sends and gets.
+            // All zero: the programs pass every packet of the endpoint.
             ("endpoint.rows", offset_of!(Endpoint, rows), 8),
             ("way4", offset_of!(Ct4Way, control), size_of::<Ct4Way>()),
             ("way4.endpoint", offset_of!(Ct4Way, key.endpoint), 4),
@@ -89,17 +88,17 @@ impl Description {
         Self(all.map(|(name, at, width)| (name.to_owned(), Place { at, width })).collect())
     }
 
-    /// Where something is.
+    /// Place of a name.
     pub(super) fn place(&self, name: &str) -> Result<Place, Missing> {
         self.0.get(name).copied().ok_or_else(|| Missing(name.to_owned()))
     }
 
-    /// Where the version has something that not every version has.
+    /// Place of a name that some versions lack.
     pub(super) fn find(&self, name: &str) -> Option<Place> {
         self.0.get(name).copied()
     }
 
-    /// The form in which it is pinned.
+    /// Records to pin.
     pub(super) fn to_records(&self) -> Vec<Record> {
         let record = |(name, place): (&String, &Place)| {
             let mut bytes = [0; NAME];
@@ -114,7 +113,7 @@ impl Description {
         self.0.iter().map(record).collect()
     }
 
-    /// Reads that form.
+    /// Parses pinned records.
     pub(super) fn from_records(records: impl Iterator<Item = Record>) -> Self {
         let entry = |record: Record| {
             let bytes = record[..NAME / 4].iter().flat_map(|word| word.to_le_bytes());

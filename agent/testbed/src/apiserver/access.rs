@@ -1,4 +1,4 @@
-//! Ways in: kubeconfigs, and service accounts' tokens.
+//! Credentials: kubeconfigs, and service accounts' tokens.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use serde_json::json;
 
 use super::{ADMIN_TOKEN, ApiServer};
 
-/// How a kubeconfig proves who asks.
+/// Credential in a kubeconfig.
 #[derive(Clone, Debug)]
 pub enum Access<'a> {
     /// A token in the kubeconfig itself.
     Token(&'a str),
-    /// A file with a token, read again now and then: what a kubelet projects into a pod.
+    /// A file with a token, which clients read again periodically, as a kubelet projects it into a pod.
     TokenFile(&'a Path),
 }
 
@@ -27,15 +27,15 @@ impl ApiServer {
     /// Writes a kubeconfig of one context, `test`, into the server's directory.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub fn write_kubeconfig(&self, name: &str, access: &Access<'_>) -> Result<PathBuf> {
         self.write_kubeconfig_to(&self.url(), name, access)
     }
 
-    /// The same, with another way to the server.
+    /// [`ApiServer::write_kubeconfig`] with another URL of the server.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub fn write_kubeconfig_to(
         &self,
         url: &str,
@@ -64,13 +64,13 @@ impl ApiServer {
         Ok(path)
     }
 
-    /// The server's certificate, and the one that it is signed with.
+    /// File with the certificates of the server and its issuer.
     #[must_use]
     pub fn certificate(&self) -> PathBuf {
         self.directory.0.join("certs/apiserver.crt")
     }
 
-    /// A token of a service account, as a kubelet asks for it; valid for ten minutes at least.
+    /// A token of a service account, requested as a kubelet does; valid for at least ten minutes.
     ///
     /// # Errors
     /// When there is no such service account.

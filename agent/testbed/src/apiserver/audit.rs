@@ -1,4 +1,4 @@
-//! What was asked of an API server, by its audit log.
+//! Requests to an API server, from its audit log.
 
 use std::collections::HashSet;
 use std::fs;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::ApiServer;
 
-/// Every request once, when it is answered (a watch: when it begins), without bodies.
+/// Records every request once, at its answer (a watch: at its begin), without bodies.
 pub(super) const POLICY: &str = r#"{
   "apiVersion": "audit.k8s.io/v1",
   "kind": "Policy",
@@ -19,9 +19,9 @@ pub(super) const POLICY: &str = r#"{
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Request {
-    /// Who asked, as `system:serviceaccount:netpold:netpold`.
+    /// User of the request, as `system:serviceaccount:netpold:netpold`.
     pub user: String,
-    /// `list`, `watch`, `create`, …; of a path that is no resource's, `get` and the like.
+    /// `list`, `watch`, `create`, …; for a path that is no resource, `get` and the like.
     pub verb: String,
     /// API group; empty for the core.
     pub group: String,
@@ -36,7 +36,7 @@ pub struct Request {
 }
 
 impl ApiServer {
-    /// All requests so far whose user is this one, or all where that is empty.
+    /// All requests of a user so far, or of all users if `user` is empty.
     ///
     /// # Errors
     /// When the log cannot be read.
@@ -45,7 +45,7 @@ impl ApiServer {
             .context("the audit log cannot be read")?;
         // The last line may be half written.
         let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        // A watch is written again when it ends.
+        // The log has a second line for a watch at its end.
         let mut seen = HashSet::new();
         let first =
             |event: &Value| event["auditID"].as_str().is_none_or(|id| seen.insert(id.to_owned()));

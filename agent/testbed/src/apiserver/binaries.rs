@@ -1,4 +1,4 @@
-//! Where `kube-apiserver`, `etcd` and `kubectl` are, if they are anywhere.
+//! Locations of `kube-apiserver`, `etcd` and `kubectl`.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 
 /// The version that `cargo xtask setup` builds.
 pub const VERSION: &str = "1.20.2";
-/// Where it puts them, below the user's cache folder.
+/// Folder of those binaries, below the user's cache folder.
 pub const CACHED: &str = "netpold/kube-1.20.2-custom-objects";
 
-/// Where it puts a kubectl, below the user's cache folder.
+/// Folder of a separate kubectl, below the user's cache folder.
 pub const KUBECTL_CACHED: &str = "netpold/kubectl";
 
 /// A kubectl.
@@ -19,7 +19,7 @@ pub const KUBECTL_CACHED: &str = "netpold/kubectl";
 pub struct Kubectl(PathBuf);
 
 impl Kubectl {
-    /// The first that renders, looked for as [`KubeBinaries::find`] does; else the first of all.
+    /// The first kubectl that renders, in the order of [`KubeBinaries::find`]; else the first of all.
     #[must_use]
     pub fn find() -> Option<Self> {
         let mut all = folders().into_iter().map(|folder| Self(folder.join("kubectl")));
@@ -31,13 +31,13 @@ impl Kubectl {
         Some(all.find(Self::renders).unwrap_or(first))
     }
 
-    /// Where it is.
+    /// Path of the binary.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Whether kustomize 4 or later is in it, as since 1.21: it tells the version from then on.
+    /// Whether this kubectl contains kustomize 4 or later, as since 1.21, when `version` began to report it.
     #[must_use]
     pub fn renders(&self) -> bool {
         let told = Command::new(&self.0).args(["version", "--client", "-o", "json"]).output();
@@ -45,7 +45,7 @@ impl Kubectl {
     }
 }
 
-/// What a control plane needs.
+/// Binaries of a control plane.
 #[derive(Clone, Debug)]
 pub struct KubeBinaries {
     /// `kube-apiserver`
@@ -57,10 +57,10 @@ pub struct KubeBinaries {
 }
 
 impl KubeBinaries {
-    /// Looks in `KUBEBUILDER_ASSETS`, on the `PATH` and where `cargo xtask setup` puts them.
+    /// Looks in `KUBEBUILDER_ASSETS`, on the `PATH` and in the folders of `cargo xtask setup`.
     ///
     /// # Errors
-    /// Naming what is missing and what to do.
+    /// When a binary is missing, with its name and the remedy.
     pub fn find() -> Result<Self> {
         let needed = |name: &'static str| {
             find(name).with_context(|| {
@@ -101,8 +101,8 @@ fn cached(folder: &str) -> Option<PathBuf> {
     Some(cache.map(PathBuf::from).or_else(home)?.join(folder))
 }
 
-/// Whether a test against a real API server may run: true where its binaries are there. Otherwise it
-/// is skipped, see [`crate::skip`].
+/// Whether a test against a real API server may run: true if its binaries exist. Otherwise the test is skipped, see
+/// [`crate::skip`].
 #[must_use]
 pub fn require_apiserver(test: &str) -> bool {
     KubeBinaries::find().map_err(|error| crate::skip(test, error)).is_ok()

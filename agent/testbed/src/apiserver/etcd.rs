@@ -1,4 +1,4 @@
-//! The etcd behind an API server, and what a test may do to it.
+//! The etcd behind an API server, with faults for tests.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -52,7 +52,7 @@ impl Etcd {
         Ok(etcd)
     }
 
-    /// Forgets all history: a watch that wants to go on from before gets 410 Gone.
+    /// Compacts all history: a watch that resumes at an earlier revision gets 410 Gone.
     ///
     /// # Errors
     /// When etcd refuses.
@@ -62,8 +62,8 @@ impl Etcd {
         Ok(())
     }
 
-    /// Writes values (`None`: deletes) under keys, past the API server, which reads objects as JSON from there
-    /// too: objects of a large cluster come within seconds, and changes at any rate.
+    /// Writes values (`None`: deletes) under keys without the API server, which also reads objects as JSON. Writes
+    /// objects of a large cluster within seconds, and changes at any rate.
     ///
     /// # Errors
     /// When etcd refuses.
@@ -82,21 +82,21 @@ impl Etcd {
         Ok(())
     }
 
-    /// Kills it and starts it again, with the same data.
+    /// Kills etcd and starts it again, with the same data.
     ///
     /// # Errors
-    /// When it does not come back.
+    /// When etcd does not answer again.
     pub fn restart(&mut self) -> Result<()> {
         self.process.restart()?;
         self.wait()
     }
 
-    /// Stops it in its tracks.
+    /// Pauses etcd (SIGSTOP).
     pub fn freeze(&self) {
         self.process.signal(Signal::SIGSTOP);
     }
 
-    /// Lets it go on.
+    /// Resumes etcd (SIGCONT).
     pub fn thaw(&self) {
         self.process.signal(Signal::SIGCONT);
     }
@@ -119,7 +119,7 @@ impl Etcd {
         Ok(())
     }
 
-    /// A request to etcd's JSON gateway.
+    /// Sends a request to etcd's JSON gateway and returns the answer.
     fn ask(&self, path: &str, body: &Value) -> Result<Value> {
         let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
         let connected = match &self.netns {
@@ -129,7 +129,7 @@ impl Etcd {
         let mut stream = connected.context("no connection to etcd")?;
         stream.set_read_timeout(Some(PATIENCE))?;
         let body = body.to_string();
-        // HTTP 1.0: the answer comes in one piece and ends with the connection.
+        // With HTTP 1.0, the answer is not chunked and ends with the connection.
         let request = format!(
             "POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()

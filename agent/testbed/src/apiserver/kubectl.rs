@@ -1,4 +1,4 @@
-//! kubectl, as the administrator.
+//! kubectl, with the administrator's kubeconfig.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -8,18 +8,18 @@ use anyhow::{Context, Result, bail};
 use super::ApiServer;
 
 impl ApiServer {
-    /// Runs kubectl as the administrator; returns what it prints.
+    /// Runs kubectl as the administrator; returns its standard output.
     ///
     /// # Errors
-    /// With what it says, when it fails.
+    /// When kubectl fails, with its standard error.
     pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         self.kubectl_with(arguments, "")
     }
 
-    /// The same, with something on its standard input (`-f -`).
+    /// [`ApiServer::kubectl`] with a text on its standard input (`-f -`).
     ///
     /// # Errors
-    /// With what it says, when it fails.
+    /// When kubectl fails, with its standard error.
     pub fn kubectl_with(&self, arguments: &[&str], input: &str) -> Result<String> {
         ask_kubectl(self.kubectl_command()?, arguments, input)
     }
@@ -48,10 +48,10 @@ impl ApiServer {
     }
 }
 
-/// Runs kubectl, with something on its standard input; returns what it prints.
+/// Runs kubectl with a text on its standard input; returns its standard output.
 ///
 /// # Errors
-/// With what it says, when it fails.
+/// When kubectl fails, with its standard error.
 pub fn ask_kubectl(mut command: Command, arguments: &[&str], input: &str) -> Result<String> {
     let mut child = command
         .args(arguments)
@@ -61,7 +61,7 @@ pub fn ask_kubectl(mut command: Command, arguments: &[&str], input: &str) -> Res
         .spawn()
         .context("cannot run kubectl")?;
     let output = std::thread::scope(|scope| {
-        // While it reads, it may write: both at once, or both wait.
+        // kubectl may write while it reads: a thread for its input avoids a deadlock.
         let stdin = child.stdin.take();
         scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(input.as_bytes())));
         child.wait_with_output()

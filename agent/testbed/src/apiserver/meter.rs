@@ -1,4 +1,4 @@
-//! A way to an API server on which bytes are counted.
+//! A proxy to an API server that counts bytes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,25 +10,25 @@ use anyhow::{Context, Result};
 
 use super::ApiServer;
 
-/// Bytes of a connection that are passed on at once.
+/// Largest number of bytes passed on at once.
 const CHUNK: usize = 1 << 16;
 
-/// A port that leads to an API server and counts what its clients receive and send: what is in TCP segments,
-/// TLS included. It ends with all its connections when dropped.
+/// A port that leads to an API server and counts the bytes its clients receive and send: payload of TCP segments, TLS
+/// included. Dropping it ends all its connections.
 #[derive(Debug)]
 pub struct Meter {
     address: SocketAddr,
     shared: Arc<Shared>,
 }
 
-/// What has passed a [`Meter`].
+/// Counters of a [`Meter`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Passed {
     /// Bytes from the server.
     pub received: u64,
     /// Bytes to the server.
     pub sent: u64,
-    /// Connections made.
+    /// Number of connections.
     pub connections: u64,
 }
 
@@ -40,18 +40,18 @@ struct Shared {
     connections: AtomicU64,
     ended: AtomicBool,
     open: Mutex<Vec<TcpStream>>,
-    /// When bytes came last.
+    /// Time of the last bytes in either direction.
     last: Mutex<Instant>,
 }
 
 impl ApiServer {
-    /// A counted way to this server, also after it was started again.
+    /// A counting proxy to this server, which stays valid after a restart of the server.
     ///
     /// # Errors
     /// When there is no free port.
     pub fn meter(&self) -> Result<Meter> {
         let server = SocketAddr::new(self.address(), self.port());
-        // Threads stay in the namespace that they are started in.
+        // Threads stay in the namespace of the thread that started them.
         self.inside(|| Meter::start(server))?
     }
 }
@@ -75,13 +75,13 @@ impl Meter {
         Ok(Self { address, shared })
     }
 
-    /// `https://ADDRESS:PORT`; the server's certificate is good for it.
+    /// `https://ADDRESS:PORT`; the server's certificate is valid for it.
     #[must_use]
     pub fn url(&self) -> String {
         format!("https://{}", self.address)
     }
 
-    /// What has passed so far.
+    /// Counters so far.
     #[must_use]
     pub fn passed(&self) -> Passed {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -89,7 +89,7 @@ impl Meter {
         Passed { received: of(received), sent: of(sent), connections: of(connections) }
     }
 
-    /// How long the server has sent nothing.
+    /// Time since the last bytes in either direction.
     #[must_use]
     pub fn silence(&self) -> Duration {
         self.shared.last.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
@@ -102,7 +102,7 @@ impl Drop for Meter {
         for stream in self.shared.open.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
-        // It wakes from waiting for a connection.
+        // The connection wakes the accepting thread.
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_millis(100));
     }
 }

@@ -15,11 +15,11 @@ use nix::unistd::Pid;
 
 use crate::netns::Netns;
 
-/// How long a process may take to end after being asked.
+/// Time for a process to end on a signal, before SIGKILL.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// A process with a log. It also ends with the thread that started it, so that a killed test
-/// leaves nothing behind.
+/// A process with a log. The process also ends with the thread that started it, so a killed test leaves no process
+/// behind.
 #[derive(Debug)]
 pub(super) struct Process {
     binary: PathBuf,
@@ -58,7 +58,7 @@ impl Process {
     /// Sends a signal and waits for the end.
     pub(super) fn end(&mut self, signal: Signal) {
         if !matches!(self.child.try_wait(), Ok(None)) {
-            // Its id may be another process's by now.
+            // The process id may belong to another process by now.
             return;
         }
         self.signal(signal);

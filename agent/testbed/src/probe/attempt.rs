@@ -1,4 +1,4 @@
-//! One probe on its way: a non-blocking socket and what it waits for.
+//! A probe in progress: a non-blocking socket and the answer it waits for.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ pub(super) struct Attempt {
     wire: Wire,
 }
 
-/// What goes out, and how its answer is known.
+/// Kind of a request, with the values that identify its answer.
 enum Wire {
     Connecting(String),
     Stream(String, Vec<u8>),
@@ -54,7 +54,7 @@ impl Attempt {
     pub(super) fn start(&mut self) -> io::Result<()> {
         let mut to = self.to;
         if matches!(self.wire, Wire::Sctp { .. } | Wire::Icmp { .. }) {
-            // A raw IPv6 socket takes the port for a protocol number.
+            // A raw IPv6 socket interprets the port as a protocol number.
             to.set_port(0);
         }
         match self.socket.connect(&to.into()) {
@@ -64,7 +64,7 @@ impl Attempt {
         self.repeat()
     }
 
-    /// Sends the request once more; nothing to do on a connection.
+    /// Sends the request again; does nothing for a connection.
     pub(super) fn repeat(&mut self) -> io::Result<()> {
         let request = match &self.wire {
             Wire::Connecting(_) | Wire::Stream(..) => return Ok(()),
@@ -83,7 +83,7 @@ impl Attempt {
         if let Wire::Connecting(_) = self.wire { PollFlags::POLLOUT } else { PollFlags::POLLIN }
     }
 
-    /// Goes on after the socket became ready; `None`: not answered yet.
+    /// Continues after the socket became ready; `None`: no answer yet.
     pub(super) fn turn(&mut self) -> io::Result<Option<ProbeResult>> {
         if let Wire::Connecting(nonce) = &self.wire {
             if let Some(error) = self.socket.take_error()? {
@@ -133,7 +133,7 @@ impl Attempt {
     }
 }
 
-/// `<name> <nonce>` and the end of the line.
+/// Parses `<name> <nonce>` and the end of the line.
 fn named_answer(data: &[u8], nonce: &str) -> Option<ProbeResult> {
     let line = std::str::from_utf8(data).ok()?.strip_suffix('\n')?;
     let name = line.strip_suffix(nonce)?.strip_suffix(' ')?;
@@ -154,7 +154,7 @@ fn sctp_answer(data: &[u8], from: u16, to: u16, tag: u32) -> Option<ProbeResult>
     }
 }
 
-/// Tells apart the raw sockets that all see each other's packets.
+/// A number that distinguishes raw sockets, since each sees the packets of all.
 fn unique() -> u16 {
     static COUNT: AtomicU16 = AtomicU16::new(1);
     COUNT.fetch_add(1, Ordering::Relaxed)

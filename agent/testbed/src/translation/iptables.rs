@@ -1,10 +1,10 @@
-//! The rules of kube-proxy's iptables mode, less those that play no part here.
+//! The rules of kube-proxy's iptables mode, less those without effect here.
 
 use std::fmt::Write as _;
 
 use super::{MASQUERADE, Translation};
 
-/// Input for `iptables-restore`: the whole table, replacing what was there.
+/// Input for `iptables-restore`: the whole table, which replaces the former one.
 pub(super) fn rules(services: &[Translation]) -> String {
     let (mut names, mut rules, mut node_ports) = (String::new(), String::new(), String::new());
     for service in services {
@@ -29,7 +29,7 @@ pub(super) fn rules(services: &[Translation]) -> String {
     )
 }
 
-/// The chains of one port: external addresses, the choice, a backend each.
+/// Adds the chains of one port: external addresses, the choice, one for each backend.
 fn chains(names: &mut String, rules: &mut String, service: &Translation) {
     let (name, protocol) = (&service.name, service.keyword());
     let _ = writeln!(names, ":KUBE-SVC-{name} - [0:0]\n:KUBE-EXT-{name} - [0:0]");
@@ -71,7 +71,7 @@ fn chains(names: &mut String, rules: &mut String, service: &Translation) {
     }
 }
 
-/// The addresses and ports that lead to one port's chains.
+/// Adds the addresses and ports that lead to one port's chains.
 fn ways_in(rules: &mut String, node_ports: &mut String, service: &Translation) {
     let (name, protocol, port) = (&service.name, service.keyword(), service.port);
     let cluster = service.cluster_ips.iter().map(|address| (address, "SVC"));

@@ -1,10 +1,10 @@
-//! The rules of kube-proxy's nftables mode, less those that play no part here.
+//! The rules of kube-proxy's nftables mode, less those without effect here.
 
 use std::fmt::Write as _;
 
 use super::{MASQUERADE, Translation};
 
-/// The whole table of a family, replacing what was there.
+/// The whole table of a family, which replaces the former one.
 pub(super) fn rules(v6: bool, services: &[Translation]) -> String {
     let (family, kind) = if v6 { ("ip6", "ipv6_addr") } else { ("ip", "ipv4_addr") };
     let mut table = format!(
@@ -31,7 +31,7 @@ pub(super) fn rules(v6: bool, services: &[Translation]) -> String {
     table
 }
 
-/// The chains of one port: external addresses, the choice, a backend each.
+/// Adds the chains of one port: external addresses, the choice, one for each backend.
 fn chains(table: &mut String, family: &str, kind: &str, service: &Translation) {
     let (name, protocol) = (&service.name, service.keyword());
     let mut choice = String::new();
@@ -64,7 +64,7 @@ fn chains(table: &mut String, family: &str, kind: &str, service: &Translation) {
     );
 }
 
-/// Where the maps lead to one port.
+/// Adds the map elements of one port.
 fn elements(rules: &mut String, family: &str, service: &Translation) {
     let (name, protocol, port) = (&service.name, service.keyword(), service.port);
     let cluster = service.cluster_ips.iter().map(|address| (address, "service"));

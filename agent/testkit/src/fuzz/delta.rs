@@ -1,17 +1,17 @@
-//! Updates from one generated state to the next, operation by operation: every packet is judged by
-//! the state before or the state after.
+//! Updates from one generated state to the next, operation by operation: every packet must get the verdict of the state
+//! before or after.
 
 use crate::generate::{Choices, Cluster, NODE};
 use crate::transition::step;
 use crate::world::World;
 
-/// States that one input leads through.
+/// Maximum number of states per input.
 const STATES: usize = 4;
 
-/// Tries one input.
+/// Runs one input.
 ///
 /// # Panics
-/// It shows a mistake.
+/// The input shows a mistake.
 pub fn run(bytes: &[u8]) {
     let mut choices = Choices::from_bytes(bytes);
     let mut random = Choices::from_seed(choices.word().into());

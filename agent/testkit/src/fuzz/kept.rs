@@ -1,4 +1,4 @@
-//! Files that the agent finds on the node's disk: the last good state, and CNI results.
+//! Files that the agent reads from the node's disk: the last good state, and CNI results.
 
 use std::io::Write;
 use std::path::Path;
@@ -14,23 +14,23 @@ use serde_json::Value;
 
 const NODE: &str = "n1";
 
-/// Tries one input.
+/// Runs one input.
 ///
 /// # Panics
-/// It shows a mistake.
+/// The input shows a mistake.
 pub fn run(bytes: &[u8]) {
     if let Ok(Some(result)) = cache::parse(bytes) {
         assert!(!result.addresses.is_empty(), "{result:?}");
         assert!(result.addresses.is_sorted(), "{result:?}");
     }
-    // As it is, and as what was packed.
+    // The input is a whole file first, then the content of a compressed one.
     read(bytes);
     let mut packed = GzEncoder::new(Vec::new(), Compression::none());
     packed.write_all(bytes).expect("room in memory");
     read(&packed.finish().expect("room in memory"));
 }
 
-/// A state that is read at all can be compiled, and kept again with the same content.
+/// Any state that can be read can be compiled, and is saved with the same content.
 fn read(file: &[u8]) {
     let Ok(objects) = state::decode(file, Path::new("state"), NODE) else { return };
     assert!(objects.iter().all(Change::is_object), "{objects:?}");
@@ -43,8 +43,7 @@ fn read(file: &[u8]) {
     );
 }
 
-/// Compiles objects behind the interfaces of this node's pods; whether that went well, and what is
-/// kept of it.
+/// Compiles objects with an interface for each pod of this node. Returns whether that succeeded, and the saved state.
 fn compiled(objects: Vec<Change>) -> (bool, Value) {
     let mut compiler = Compiler::new(Options { node: NODE.into(), ..Options::default() });
     for (object, index) in objects.into_iter().zip(1..) {

@@ -1,14 +1,14 @@
-//! A file's bytes: read without a panic, twice alike, and what comes of it can be enforced.
+//! Manifests from a fuzzer's bytes: reading never panics, is deterministic, and its result can be enforced.
 
 use crate::memory::MemoryTables;
 use netpold::source::manifests::read_text;
 use netpold_core::compile::Compiler;
 use netpold_core::options::Options;
 
-/// Tries one input.
+/// Runs one input.
 ///
 /// # Panics
-/// It shows a mistake.
+/// The input shows a mistake.
 pub fn run(bytes: &[u8]) {
     let lines = bytes.iter().filter(|byte| matches!(byte, b'\n' | b'\r')).count() as u32 + 1;
     let read = read_text("a.yaml", bytes);

@@ -1,5 +1,4 @@
-//! Packets, one after the other at one pod: nothing panics, and the verdict is what a parser that
-//! knows nothing of the first says it must be.
+//! Packets in sequence at one pod: no panics, and each verdict must agree with a second, independent parser.
 
 use std::cell::RefCell;
 
@@ -10,13 +9,13 @@ use crate::node::NodeTables;
 use crate::one_pod::{Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, judge, set_rows, tables};
 use crate::steps::{Step, steps};
 
-/// Few, so that flows collide.
+/// Few buckets, so that flows collide.
 const BUCKETS: u32 = 4;
 
-/// Tries one input.
+/// Runs one input.
 ///
 /// # Panics
-/// It shows a mistake.
+/// The input shows a mistake.
 pub fn run(bytes: &[u8]) {
     thread_local! {
         static TABLES: RefCell<NodeTables> =
@@ -39,13 +38,13 @@ fn check(step: &Step<'_>, reason: Reason, again: Reason) {
     let told = || format!("{reason:?}, then {again:?}, of {step:02x?}");
     assert_ne!(reason, Reason::Deferred, "{}", told());
     assert_ne!(reason, Reason::NoTable, "{}", told());
-    // What passes once passes again: its own flow is in no way of it.
+    // A packet that passed once passes again: its own flow must not block it.
     let by_itself = |reason| matches!(reason, Reason::Allowed | Reason::NotIsolated | Reason::Node);
     if by_itself(reason) {
         assert!(!again.is_drop() || again == Reason::ConntrackFull, "{}", told());
     }
     let Some(facts) = naive(step.frame) else {
-        // Too short, contradictory, a fragment, tags, extension headers, or no TCP and UDP.
+        // Too short, inconsistent, a fragment, tagged, with extension headers, or neither TCP nor UDP.
         return;
     };
     let row = match step.direction {
@@ -82,7 +81,7 @@ fn check(step: &Step<'_>, reason: Reason, again: Reason) {
     }
 }
 
-/// What the rules of [`crate::one_pod::tables`] say, in words.
+/// The rules of [`crate::one_pod::tables`], evaluated literally.
 fn rule_allows(step: &Step<'_>, row: u32, facts: &Facts) -> bool {
     let (remote, local_row) = match step.direction {
         Direction::Ingress => (facts.source, INGRESS_ROW),
@@ -98,7 +97,7 @@ fn rule_allows(step: &Step<'_>, row: u32, facts: &Facts) -> bool {
         }
 }
 
-/// A plain TCP or UDP packet; addresses of IPv4 are mapped.
+/// A plain TCP or UDP packet; IPv4 addresses are mapped to IPv6.
 struct Facts {
     source: [u8; 16],
     destination: [u8; 16],
@@ -106,7 +105,7 @@ struct Facts {
     destination_port: u16,
 }
 
-/// Reads a packet as its RFC draws it, and nothing out of the ordinary.
+/// Parses a plain packet by its RFC; `None` for everything unusual.
 fn naive(frame: &[u8]) -> Option<Facts> {
     let number =
         |at: usize| Some(usize::from(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?])));

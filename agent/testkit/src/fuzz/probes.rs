@@ -1,15 +1,15 @@
-//! JSON lines for `netpold explain --probes`: never a panic, and what is understood can be written
-//! and read again.
+//! JSON lines for `netpold explain --probes`: parsing never panics, and every valid probe can be written and parsed
+//! again.
 
 use crate::generate;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::probe::Probe;
 
-/// Tries one input.
+/// Runs one input.
 ///
 /// # Panics
-/// It shows a mistake.
+/// The input shows a mistake.
 pub fn run(bytes: &[u8]) {
     thread_local! {
         static CLUSTER: Cluster = generate::Cluster::from_seed(3).objects.into_iter().collect();

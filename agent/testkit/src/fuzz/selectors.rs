@@ -1,4 +1,4 @@
-//! Label selectors as the API has them, from their JSON to the match, against a literal reading.
+//! Label selectors of the API, from JSON to the match, compared with a literal reading.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ const KEYS: [&str; 3] = ["app", "tier", "example.org/a"];
 const VALUES: [&str; 4] = ["web", "db", "", "a.b_c-d"];
 const OPERATORS: [&str; 6] = ["In", "NotIn", "Exists", "DoesNotExist", "in", ""];
 
-/// Tries one input.
+/// Runs one input.
 ///
 /// # Panics
-/// It shows a mistake.
+/// The input shows a mistake.
 pub fn run(bytes: &[u8]) {
     let mut choices = Choices::from_bytes(bytes);
     let labels: Vec<Labels> = (0..4).map(|_| labels(&mut choices)).collect();
@@ -31,7 +31,7 @@ pub fn run(bytes: &[u8]) {
     let understood = is_valid(&selector);
     assert_eq!(understood, problems.is_empty(), "{selector}: {problems:?}");
     for labels in labels {
-        // What cannot be understood isolates every pod of the namespace.
+        // An invalid selector isolates every pod of the namespace.
         let expected = !understood || literally(&selector, &labels);
         assert_eq!(policy.pod_selector.matches(&labels), expected, "{selector} on {labels:?}");
     }
@@ -73,7 +73,7 @@ fn values(expression: &Value) -> Vec<&str> {
     expression["values"].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
 
-/// LabelSelectorRequirement: In and `NotIn` need values, the others have none.
+/// LabelSelectorRequirement: In and `NotIn` require values, the other operators forbid them.
 fn is_valid(selector: &Value) -> bool {
     expressions(selector).iter().all(|expression| {
         let some = !values(expression).is_empty();

@@ -1,18 +1,18 @@
-//! The compiled tables against the oracle, from a fuzzer's bytes: the comparison of
-//! `core/tests/compare`, steered by coverage.
+//! The compiled tables compared with the oracle, from a fuzzer's bytes: the comparison of `core/tests/compare`, guided
+//! by coverage.
 
 use crate::generate::{Choices, Cluster, PacketSource};
 
 use crate::coverage::Coverage;
 use crate::harness::{Disagreement, Subject, compare, shrunk};
 
-/// Packets for each state; the bytes make the states, a seed of four bytes the packets.
+/// Packets per state; the fuzzer's bytes generate the states, a seed of four bytes the packets.
 const PACKETS: usize = 100;
 
-/// Tries one input.
+/// Runs one input.
 ///
 /// # Panics
-/// It shows a mistake.
+/// The input shows a mistake.
 pub fn run(bytes: &[u8]) {
     let mut choices = Choices::from_bytes(bytes);
     let mut random = Choices::from_seed(choices.word().into());

@@ -1,6 +1,6 @@
-//! Where generated things come from.
+//! Source of generated values.
 
-/// A stream of choices: pseudo-random from a seed, or a fuzzer's bytes (zeros after their end).
+/// A stream of choices: pseudo-random from a seed, or a fuzzer's bytes (then zeros).
 #[derive(Clone, Debug)]
 pub struct Choices<'a>(Stream<'a>);
 
@@ -23,7 +23,7 @@ impl<'a> Choices<'a> {
         Self(Stream::Bytes(bytes))
     }
 
-    /// Whether bytes are left; a seed never ends.
+    /// Whether bytes are left; always true for a seed.
     #[must_use]
     pub const fn any_left(&self) -> bool {
         match &self.0 {
@@ -32,7 +32,7 @@ impl<'a> Choices<'a> {
         }
     }
 
-    /// 32 bits (of a fuzzer's bytes only as many as `bytes` says are used up).
+    /// 32 bits; consumes at most `bytes` of a fuzzer's bytes.
     fn bits(&mut self, bytes: usize) -> u32 {
         match &mut self.0 {
             Stream::Seed(state) => (splitmix(state) >> 32) as u32,
@@ -55,7 +55,7 @@ impl<'a> Choices<'a> {
         self.bits(4)
     }
 
-    /// True in so many of a hundred cases.
+    /// True in `percent` of a hundred cases.
     pub fn chance(&mut self, percent: u32) -> bool {
         self.below(100) < percent
     }
@@ -66,7 +66,7 @@ impl<'a> Choices<'a> {
         &items[index as usize]
     }
 
-    /// As many as chosen, at most `most`, few more often than many.
+    /// A list of at most `most` items, more often short than long.
     pub fn list<T>(&mut self, most: u32, mut item: impl FnMut(&mut Self) -> T) -> Vec<T> {
         let limit = self.below(most + 1);
         let length = self.below(limit + 1).max(limit.min(1));

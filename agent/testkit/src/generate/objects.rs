@@ -17,12 +17,12 @@ const LABEL_VALUES: [&str; 3] = ["", "a", "b"];
 const PORT_NAMES: [&str; 3] = ["web", "dns", "absent"];
 pub(super) const PORTS: [u16; 14] =
     [0, 1, 53, 63, 64, 79, 80, 81, 127, 443, 8080, 32768, 65534, 65535];
-/// Numbers of ports with a name, often the same under several names.
+/// Numbers of named ports; several names often share one.
 pub(super) const NAMED_PORTS: [u16; 3] = [53, 80, 8080];
 const PREFIXES4: [u8; 14] = [0, 1, 8, 15, 16, 17, 23, 24, 25, 28, 30, 31, 32, 32];
 const PREFIXES6: [u8; 12] = [0, 1, 16, 32, 63, 64, 65, 120, 126, 127, 128, 128];
 
-/// Pods' IPv4 addresses: around the ends of /24 and /16, where trie levels change.
+/// IPv4 addresses of pods: around the ends of a /24 and a /16, where trie levels change.
 const PODS4: [[u8; 4]; 10] = [
     [10, 0, 0, 1],
     [10, 0, 0, 2],
@@ -59,7 +59,7 @@ fn node6(number: u32) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from_bits(0xfd01 << 112 | u128::from(number + 1)))
 }
 
-/// An address that means something, of either family.
+/// A significant address of either family.
 pub(super) fn address(choices: &mut Choices<'_>) -> IpAddr {
     match choices.below(9) {
         0..=2 => pod4(choices),
@@ -136,7 +136,7 @@ pub(super) fn pod(choices: &mut Choices<'_>, number: u32) -> Pod {
     }
 }
 
-/// A pod that policy can apply to on [`NODE`].
+/// A pod on [`NODE`] to which policy can apply.
 pub(super) fn local_pod(choices: &mut Choices<'_>, number: u32) -> Pod {
     let pod = pod(choices, number);
     let addresses = vec![pod4(choices)];
@@ -148,7 +148,7 @@ fn protocol(choices: &mut Choices<'_>) -> Protocol {
     *choices.pick(&[Protocol::Tcp, Protocol::Tcp, Protocol::Udp, Protocol::Sctp])
 }
 
-/// The object of the same name, made anew.
+/// A new object of the same name.
 pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
     match object {
         Change::Namespace(old) => Change::Namespace(namespace(choices, &old.name)),
@@ -160,7 +160,7 @@ pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
         }
         Change::Pod(old) => {
             let new = pod(choices, 0);
-            // A container's labels change while it runs; the rest means that it was made anew.
+            // Labels change while a pod runs; other changes mean a new pod.
             if choices.chance(50) {
                 return Change::Pod(Pod { labels: new.labels, ..old.clone() });
             }
@@ -176,7 +176,7 @@ pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
         }
         Change::EndpointSlice(old) => {
             let mut new = services::slice(choices, 0, &[]);
-            // Mostly its backends change and not whose they are.
+            // Usually the backends change, not the Service.
             if choices.chance(80) {
                 new.service.clone_from(&old.service);
             }
@@ -185,7 +185,7 @@ pub(super) fn changed(choices: &mut Choices<'_>, object: &Change) -> Change {
             }
             Change::EndpointSlice(EndpointSlice { key: old.key.clone(), ..new })
         }
-        // No object of the cluster.
+        // No object of the API.
         Change::ClusterPolicyGone(_)
         | Change::NamespaceGone(_)
         | Change::NodeGone(_)
@@ -221,7 +221,7 @@ pub(super) fn policy(choices: &mut Choices<'_>, number: u32) -> Policy {
     }
 }
 
-/// One policy in eight is on trial.
+/// One policy in eight is audited.
 pub(super) fn enforcement(choices: &mut Choices<'_>) -> Enforcement {
     if choices.below(8) == 7 { Enforcement::Audit } else { Enforcement::Enforce }
 }
@@ -255,7 +255,7 @@ fn values(choices: &mut Choices<'_>) -> Vec<String> {
     values
 }
 
-/// Empty lists of peers or ports come from items that were not understood: they grant nothing.
+/// Empty lists of peers or ports stand for invalid items: they grant nothing.
 fn rule(choices: &mut Choices<'_>) -> Rule {
     let peers = match choices.below(20) {
         0..=2 => None,
@@ -280,18 +280,18 @@ fn peer(choices: &mut Choices<'_>) -> Peer {
     }
 }
 
-/// The prefix of that length around an address.
+/// The prefix of this length that contains an address.
 fn prefix(address: IpAddr, length: u8) -> Option<IpNet> {
     IpNet::new(address, length).ok().map(|net| net.trunc())
 }
 
 pub(super) fn block(choices: &mut Choices<'_>) -> IpBlock {
     let base = address(choices);
-    // Wide ones hold most addresses, so that exceptions of one are in others.
+    // Wide blocks contain most addresses, so that exceptions of one block are in others.
     let length = if choices.chance(25) { choices.below(9) as u8 } else { length(choices, base) };
     let cidr = prefix(base, length).unwrap_or_default();
     let except = choices.list(3, |choices| {
-        // Mostly inside; what is outside or as wide as the block must do no harm either.
+        // Usually inside; exceptions outside or as wide as the block must be harmless.
         let inside = if choices.chance(80) { near(choices, &cidr) } else { address(choices) };
         let longer = self::length(choices, inside).max(if choices.chance(90) { length } else { 0 });
         prefix(inside, longer).unwrap_or_default()
@@ -306,7 +306,7 @@ fn length(choices: &mut Choices<'_>, address: IpAddr) -> u8 {
     }
 }
 
-/// An address of a prefix or just outside it: its ends, their neighbours, or one that exists.
+/// An address in or just outside a prefix: its ends, their neighbours, or a known address.
 pub(super) fn near(choices: &mut Choices<'_>, net: &IpNet) -> IpAddr {
     let (first, last) = (net.network(), net.broadcast());
     match choices.below(6) {
@@ -315,14 +315,14 @@ pub(super) fn near(choices: &mut Choices<'_>, net: &IpNet) -> IpAddr {
         2 => step(first, -1),
         3 => step(last, 1),
         _ => {
-            // An address that exists if one does lie inside, else something in the first /24.
+            // A known address inside if there is one, else an address in the first /24.
             let known = (0..4).map(|_| address(choices)).find(|a| net.contains(a));
             known.unwrap_or_else(|| step(first, i128::from(choices.below(256))))
         }
     }
 }
 
-/// The address so many further on, around the end of the address space.
+/// The address `by` further on, wrapping around the address space.
 fn step(address: IpAddr, by: i128) -> IpAddr {
     match address {
         IpAddr::V4(a) => IpAddr::V4(Ipv4Addr::from_bits(a.to_bits().wrapping_add(by as u32))),

@@ -1,4 +1,4 @@
-//! Packets for a generated cluster, biased to where verdicts change.
+//! Packets for a generated cluster, biased towards the edges of verdicts.
 
 use std::net::IpAddr;
 
@@ -12,11 +12,11 @@ use netpold_core::probe::{IpProtocol, Party, Probe};
 /// A packet that opens a flow, as a pod sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// The pod.
+    /// The judged pod.
     pub pod: Key,
-    /// Into or out of the pod.
+    /// Direction as the pod sees it.
     pub direction: Direction,
-    /// The other side.
+    /// The remote address.
     pub remote: IpAddr,
     /// IP protocol number.
     pub protocol: u8,
@@ -24,21 +24,20 @@ pub struct Packet {
     pub port: u16,
 }
 
-/// What packets of one cluster are drawn from.
+/// Pool from which packets of one cluster are drawn.
 #[derive(Clone, Debug)]
 pub struct PacketSource {
     pods: Vec<Key>,
     addresses: Vec<IpAddr>,
     blocks: Vec<IpNet>,
     ports: Vec<u16>,
-    /// Addresses, protocols and ports of Services and node ports.
+    /// Addresses, protocols and ports of Services and of node ports.
     frontends: Vec<(IpAddr, u8, u16)>,
     services: Vec<Key>,
 }
 
 impl PacketSource {
-    /// Gather what the cluster's objects name: addresses, blocks and excepts, ends of port ranges
-    /// and their neighbours.
+    /// Collects addresses, blocks, excepts, and the ends of port ranges with their neighbours from a cluster's objects.
     #[must_use]
     #[expect(
         clippy::wildcard_enum_match_arm,
@@ -112,7 +111,7 @@ impl PacketSource {
         }
     }
 
-    /// An address on either side.
+    /// A remote address.
     pub fn remote(&self, choices: &mut Choices<'_>) -> IpAddr {
         match choices.below(10) {
             0..=5 if !self.addresses.is_empty() => *choices.pick(&self.addresses),
@@ -137,7 +136,7 @@ impl PacketSource {
     pub fn packet(&self, choices: &mut Choices<'_>, pods: &[Key]) -> Packet {
         if !self.frontends.is_empty() && choices.chance(20) {
             let (remote, protocol, port) = *choices.pick(&self.frontends);
-            // Now and then the packets that a Service does not translate.
+            // Sometimes a port that is not translated.
             let port = if choices.chance(90) { port } else { self.port(choices) };
             let direction = if choices.chance(90) { Direction::Egress } else { Direction::Ingress };
             let pod = choices.pick(pods).clone();

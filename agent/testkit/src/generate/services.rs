@@ -1,5 +1,4 @@
-//! Services and EndpointSlices of a generated cluster: few, so that they share addresses, backends
-//! and ports.
+//! Services and EndpointSlices of a generated cluster: few, so that they share addresses, backends and ports.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -9,13 +8,13 @@ use netpold_core::model::{EndpointSlice, Key, Protocol, Service, ServicePort, Sl
 
 const NAMES: [&str; 3] = ["s0", "s1", "s2"];
 const PORT_NAMES: [&str; 3] = ["", "web", "dns"];
-/// Ports at Services' addresses; backends mostly listen on others.
+/// Ports of Services; backends usually listen on other ports.
 const PORTS: [u16; 5] = [53, 80, 81, 443, 65535];
 const NODE_PORTS: [u16; 3] = [80, 30000, 32767];
-/// Backends' ports that no pod has a name for.
+/// Ports of backends that no pod has named.
 const TARGETS: [u16; 3] = [1, 81, 443];
 
-/// An address that is given to Services only.
+/// An address that only Services have.
 pub(super) fn cluster_ip(choices: &mut Choices<'_>) -> IpAddr {
     let number = choices.below(4) as u8;
     match choices.chance(65) {
@@ -26,7 +25,7 @@ pub(super) fn cluster_ip(choices: &mut Choices<'_>) -> IpAddr {
 
 pub(super) fn service(choices: &mut Choices<'_>) -> Service {
     let key = Key::new(*choices.pick(&NAMESPACES), *choices.pick(&NAMES));
-    // Headless ones have no address, others one or two and now and then external ones.
+    // Headless Services have no address, others one or two and sometimes external ones.
     let mut addresses = match choices.below(8) {
         0 => Vec::new(),
         1..=4 => vec![cluster_ip(choices)],
@@ -52,7 +51,7 @@ pub(super) fn service(choices: &mut Choices<'_>) -> Service {
     Service { key, addresses, cluster, ports, unserved: choices.chance(12) }
 }
 
-/// A slice, mostly one of these Services' and with their ports.
+/// A slice, usually of one of these Services and with their ports.
 pub(super) fn slice(choices: &mut Choices<'_>, number: u32, services: &[Service]) -> EndpointSlice {
     let mut key = Key::new(*choices.pick(&NAMESPACES), format!("slice{number}"));
     let mut service = if choices.chance(50) { "" } else { *choices.pick(&NAMES) }.to_owned();
@@ -82,7 +81,7 @@ pub(super) fn slice(choices: &mut Choices<'_>, number: u32, services: &[Service]
     EndpointSlice { key, service, ports, addresses, not_ready }
 }
 
-/// Where backends listen.
+/// Port on which backends listen.
 fn target(choices: &mut Choices<'_>) -> u16 {
     match choices.chance(70) {
         true => *choices.pick(&NAMED_PORTS),
@@ -90,7 +89,7 @@ fn target(choices: &mut Choices<'_>) -> u16 {
     }
 }
 
-/// Backends of one family: pods, and now and then others.
+/// Backends of one family: usually pods.
 fn backends(choices: &mut Choices<'_>) -> Vec<IpAddr> {
     let v6 = choices.chance(35);
     let mut addresses = choices.list(4, |choices| match (v6, choices.below(10)) {

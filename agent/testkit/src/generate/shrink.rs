@@ -1,4 +1,4 @@
-//! From a cluster that fails to the smallest that still does.
+//! Reduces a failing cluster to the smallest that still fails.
 
 use super::Cluster;
 use netpold_core::model::{
@@ -6,7 +6,7 @@ use netpold_core::model::{
     Node, Peer, Pod, Policy, PortMatch, Rule, Selector, Service,
 };
 
-/// Remove objects, then parts of objects, one at a time, for as long as `fails` still holds.
+/// Removes objects, then parts of objects, one at a time, while `fails` still holds.
 #[must_use]
 pub fn shrink(cluster: &Cluster, mut fails: impl FnMut(&Cluster) -> bool) -> Cluster {
     let mut smallest = cluster.clone();
@@ -18,10 +18,10 @@ pub fn shrink(cluster: &Cluster, mut fails: impl FnMut(&Cluster) -> bool) -> Clu
     }
 }
 
-/// The same of states that fail together: each is made smaller beside the others.
+/// Reduces states that fail together, each with the others fixed.
 #[must_use]
 pub fn shrink_all(mut states: Vec<Cluster>, fails: impl Fn(&[Cluster]) -> bool) -> Vec<Cluster> {
-    // What is left out of one may be needless in those before it.
+    // Reducing one state may allow further reductions of the states before it.
     for _ in 0..2 {
         for number in 0..states.len() {
             let smallest = shrink(&states[number], |candidate| {
@@ -35,7 +35,7 @@ pub fn shrink_all(mut states: Vec<Cluster>, fails: impl Fn(&[Cluster]) -> bool) 
     states
 }
 
-/// Every cluster that is one step smaller, whole objects first.
+/// All clusters that are one step smaller, whole objects first.
 fn smaller(cluster: &Cluster) -> impl Iterator<Item = Cluster> {
     let without = (0..cluster.objects.len()).map(|index| {
         let mut next = cluster.clone();
@@ -85,7 +85,7 @@ fn reductions(object: &Change) -> Vec<Change> {
                 .map(|not_ready| EndpointSlice { not_ready, ..slice.clone() });
             addresses.chain(ports).chain(not_ready).map(Change::EndpointSlice).collect()
         }
-        // No object of the cluster.
+        // No object of the API.
         Change::ClusterPolicyGone(_)
         | Change::NamespaceGone(_)
         | Change::NodeGone(_)
@@ -99,7 +99,7 @@ fn reductions(object: &Change) -> Vec<Change> {
     }
 }
 
-/// The list with one item less.
+/// The lists with one item less.
 fn shorter<T: Clone>(list: &[T]) -> impl Iterator<Item = Vec<T>> {
     (0..list.len()).map(|index| {
         let mut next = list.to_vec();
@@ -117,7 +117,7 @@ fn fewer_labels(labels: &Labels) -> impl Iterator<Item = Labels> {
     })
 }
 
-/// An object with a change.
+/// A modified copy of an object.
 fn edited<T: Clone>(object: &T, edit: &dyn Fn(&mut T)) -> T {
     let mut next = object.clone();
     edit(&mut next);
@@ -189,7 +189,7 @@ fn smaller_cluster_policies(policy: &ClusterPolicy) -> Vec<ClusterPolicy> {
     all
 }
 
-/// Only a Deny rule of everything has no peers.
+/// Keeps peers present: a rule without peers would match everything, and only Deny rules may.
 fn smaller_cluster_rules(rules: &[ClusterRule]) -> Vec<Vec<ClusterRule>> {
     let mut all: Vec<Vec<ClusterRule>> = shorter(rules).collect();
     for (index, rule) in rules.iter().enumerate() {

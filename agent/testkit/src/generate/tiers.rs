@@ -7,13 +7,13 @@ use netpold_core::model::{
     PortMatch, PortRule, Protocol, Rule, Selector, Tier,
 };
 
-/// Few, so that policies often share one and their names decide.
+/// Few priorities, so that policies often share one and are ordered by name.
 const PRIORITIES: [u16; 3] = [0, 10, 1000];
 const TIERS: [Tier; 2] = [Tier::Admin, Tier::Baseline];
 const ACTIONS: [Action; 3] = [Action::Accept, Action::Deny, Action::Pass];
 
 pub(super) fn cluster_policy(choices: &mut Choices<'_>, number: u32) -> ClusterPolicy {
-    // Most of them speak of many pods, so that tiers often have several to say something.
+    // Most subjects select many pods, so that tiers often have several rules for a pod.
     let namespaces = if choices.chance(60) { Selector::default() } else { selector(choices) };
     let pods = if choices.chance(60) { Selector::default() } else { selector(choices) };
     let problems = if choices.chance(5) { vec!["spec: made up".to_owned()] } else { Vec::new() };
@@ -30,7 +30,7 @@ pub(super) fn cluster_policy(choices: &mut Choices<'_>, number: u32) -> ClusterP
     }
 }
 
-/// The policy of the same name with one thing changed, or made anew.
+/// The policy with one field changed, or a new one of the same name.
 pub(super) fn changed(choices: &mut Choices<'_>, old: &ClusterPolicy) -> ClusterPolicy {
     let new = ClusterPolicy { name: old.name.clone(), ..cluster_policy(choices, 0) };
     let old = old.clone();
@@ -45,7 +45,7 @@ pub(super) fn changed(choices: &mut Choices<'_>, old: &ClusterPolicy) -> Cluster
     }
 }
 
-/// Now and then what is left of a rule that was not understood: it denies everything, or accepts nothing.
+/// Sometimes the remains of an invalid rule, which denies everything or accepts nothing.
 fn rule(choices: &mut Choices<'_>, direction: Direction) -> ClusterRule {
     let name = if choices.chance(50) { "named".to_owned() } else { String::new() };
     let action = *choices.pick(&ACTIONS);
@@ -61,7 +61,7 @@ fn rule(choices: &mut Choices<'_>, direction: Direction) -> ClusterRule {
     ClusterRule { name, action, matches }
 }
 
-/// Networks and nodes are for egress only.
+/// Networks and nodes are peers of egress rules only.
 fn peer(choices: &mut Choices<'_>, direction: Direction) -> Peer {
     let kinds = match direction {
         Direction::Ingress => 4,
@@ -86,7 +86,7 @@ fn ports(choices: &mut Choices<'_>) -> Option<Vec<PortRule>> {
     Some(ports.into_iter().flatten().collect())
 }
 
-/// One of `protocols`: a name counts for each protocol.
+/// One item of `protocols`: a named port is listed for each protocol.
 fn protocol(choices: &mut Choices<'_>) -> Vec<PortRule> {
     let one = port_rule(choices);
     if !matches!(one.port, PortMatch::Named(_)) {

@@ -1,4 +1,4 @@
-//! Selectors, blocks and ports against what they may match.
+//! Matching of selectors, blocks and ports.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use netpold_core::model::{IpBlock, Labels, Pod, PortMatch, PortRule, Requirement, Selector};
 
-/// A LabelSelector: "The requirements are ANDed"; an empty one matches everything.
+/// Matches a LabelSelector: "The requirements are ANDed"; an empty one matches everything.
 pub(super) fn selects(selector: &Selector, labels: &Labels) -> bool {
     for requirement in &selector.requirements {
         let holds = match requirement {
@@ -26,7 +26,7 @@ pub(super) fn selects(selector: &Selector, labels: &Labels) -> bool {
     true
 }
 
-/// In the block's `cidr` and in none of its own `except`.
+/// Whether an address is in the block's `cidr` and in none of its `except`.
 pub(super) fn block_holds(block: &IpBlock, address: IpAddr) -> bool {
     if !prefix_holds(&block.cidr, address) {
         return false;
@@ -39,7 +39,7 @@ pub(super) fn block_holds(block: &IpBlock, address: IpAddr) -> bool {
     true
 }
 
-/// Bit by bit, from the most significant one.
+/// Compares bit by bit, from the most significant one.
 fn prefix_holds(prefix: &IpNet, address: IpAddr) -> bool {
     let (network, address) = match (prefix.addr(), address) {
         (IpAddr::V4(n), IpAddr::V4(a)) => {
@@ -57,7 +57,7 @@ fn prefix_holds(prefix: &IpNet, address: IpAddr) -> bool {
     true
 }
 
-/// `pod` is the pod that receives: a named port is its container port of that name and protocol.
+/// Whether a port item matches. A named port is a container port of `pod`, the receiver, with this name and protocol.
 pub(super) fn port_matches(item: &PortRule, pod: Option<&Pod>, protocol: u8, port: u16) -> bool {
     if item.protocol.number() != protocol {
         return false;

@@ -11,27 +11,26 @@ use super::services::{Frontend, Of};
 /// The answer to a [`Probe`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OracleVerdict {
-    /// The sender's egress and the receiver's ingress; a side that is no pod under policy allows.
+    /// Verdicts of the sender's egress and the receiver's ingress; a side without a pod under policy allows.
     Judged {
         /// The sender's egress.
         egress: bool,
         /// The receiver's ingress.
         ingress: bool,
     },
-    /// The traffic is translated; allowed if one backend is in both directions.
+    /// The traffic is translated; allowed if some backend is allowed in both directions.
     Translated {
-        /// One is.
+        /// Whether some backend is allowed.
         allowed: bool,
     },
-    /// It depends on which of the pods' addresses are used.
+    /// The verdict depends on which of the pods' addresses are used.
     DependsOnAddress,
-    /// A pod that does not exist, is finished or has no address; no pod at all; or no address
-    /// family in common.
+    /// A pod does not exist, is finished or has no address; no side is a pod; or the sides share no address family.
     CannotTell,
 }
 
 impl OracleVerdict {
-    /// Both directions allow; `None` if that cannot be told.
+    /// Whether both directions allow; `None` without a single verdict.
     #[must_use]
     pub fn allowed(self) -> Option<bool> {
         match self {
@@ -42,24 +41,24 @@ impl OracleVerdict {
     }
 }
 
-/// A question, and who answers it.
+/// A probe and the oracle that answers it.
 #[derive(Clone, Copy)]
 pub(super) struct Asked<'a> {
     pub(super) oracle: &'a Oracle,
     pub(super) probe: &'a Probe,
 }
 
-/// One side of a probe: its pod, if it is one, and the addresses it may use.
+/// One side of a probe: its pod, if any, and its possible addresses.
 struct Side<'a> {
     pod: Option<&'a Pod>,
     addresses: Vec<IpAddr>,
 }
 
-/// A pod, or none, that uses an address.
+/// An address and the pod that uses it, if any.
 type End<'a> = (Option<&'a Pod>, IpAddr);
 
 impl<'a> Asked<'a> {
-    /// The answer, over every pair of addresses that the two sides could use.
+    /// Answer over all pairs of addresses of the two sides.
     pub(super) fn verdict(self) -> OracleVerdict {
         let (Some(from), Some(to)) = (self.side(&self.probe.from), self.side(&self.probe.to))
         else {
@@ -105,7 +104,7 @@ impl<'a> Asked<'a> {
             let judge =
                 |pod| self.oracle.judge(pod, Direction::Egress, destination, protocol, port);
             let sends = from.pod.is_none_or(judge);
-            // Another node chooses: whichever it is, the sender must be allowed it, as it leaves.
+            // Another node chooses the backend; the sender's egress was judged for all of them where the packet leaves.
             let elsewhere = |pod| !of_service && !self.oracle.is_own_node(pod, destination);
             let elsewhere = from.pod.is_some_and(elsewhere);
             let reached = frontend.backends(of, true).into_iter().any(|(backend, port)| {
@@ -120,7 +119,7 @@ impl<'a> Asked<'a> {
         OracleVerdict::Judged { egress, ingress }
     }
 
-    /// The sender's egress and the receiver's ingress.
+    /// Verdicts of the sender's egress and the receiver's ingress.
     fn judge_both(
         self,
         (from, source): End<'_>,
@@ -137,7 +136,7 @@ impl<'a> Asked<'a> {
             oracle.judge_translated(pod, Direction::Egress, destination, protocol, port)
         });
         let ingress = to.is_none_or(|pod| {
-            // A sender that is no ordinary pod and has an address of the node is the node.
+            // A sender that is no ordinary pod and has an address of the node counts as the node.
             let from_node = from.is_none_or(|p| p.host_network) && oracle.is_own_node(pod, source);
             from_node || oracle.judge_translated(pod, Direction::Ingress, source, protocol, port)
         });

@@ -1,4 +1,4 @@
-//! What the rules of policies say of one packet: the tiers of ClusterNetworkPolicy around NetworkPolicy, read from
+//! Evaluates the rules of policies for one packet: the tiers of ClusterNetworkPolicy around NetworkPolicy, read from
 //! the comments of their API types (`policy.networking.k8s.io/v1alpha2`, `k8s.io/api/networking/v1`).
 
 use std::net::IpAddr;
@@ -9,17 +9,17 @@ use netpold_core::model::{
     Action, ClusterPolicy, ClusterRule, Direction, Enforcement, Peer, Pod, Policy, Rule, Tier,
 };
 
-/// What decides about a packet.
+/// Origin of a verdict about a packet.
 #[derive(Clone, Copy, Debug)]
 pub enum Decision<'a> {
-    /// A rule that accepts or denies.
+    /// An Accept or Deny rule of a tier.
     Tier(&'a ClusterPolicy, &'a ClusterRule),
     /// The NetworkPolicies that isolate the pod.
     NetworkPolicy {
-        /// One of their rules allows it, or it is to the own node.
+        /// One of their rules allows the packet, or it is to the own node.
         allowed: bool,
     },
-    /// Nothing does, so it is allowed.
+    /// No rule; allowed by default.
     Default,
 }
 
@@ -34,34 +34,34 @@ impl Decision<'_> {
         }
     }
 
-    /// Whether a Deny rule is what stops it.
+    /// Whether a Deny rule stops the packet.
     #[must_use]
     pub fn denied_by_tier(&self) -> bool {
         matches!(self, Self::Tier(..)) && !self.allowed()
     }
 }
 
-/// A packet as one of its pods sees it, translated already.
+/// A translated packet as one of its pods sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
     /// The cluster.
     pub oracle: &'a Oracle,
     /// The pod.
     pub pod: &'a Pod,
-    /// Into or out of the pod.
+    /// Direction as the pod sees it.
     pub direction: Direction,
-    /// The other side.
+    /// The remote address.
     pub remote: IpAddr,
     /// IP protocol number.
     pub protocol: u8,
     /// Destination port.
     pub port: u16,
-    /// The other side is the pod itself, reached through a Service, whoever else claims its address.
+    /// The remote side is the pod itself, reached through a Service, even if another pod claims its address.
     pub itself: bool,
 }
 
 impl<'a> Seen<'a> {
-    /// What decides: "Admin tier, NetworkPolicy tier, Baseline tier", each asked only if the one before
+    /// The deciding rule: "Admin tier, NetworkPolicy tier, Baseline tier", each evaluated only if the one before
     /// decided nothing. NetworkPolicies allow a pod to reach itself through a Service.
     #[must_use]
     pub fn decide(self) -> Decision<'a> {
@@ -78,8 +78,8 @@ impl<'a> Seen<'a> {
         self.tier(Tier::Baseline).unwrap_or(Decision::Default)
     }
 
-    /// Whether the NetworkPolicies that isolate the pod allow this; `None` if none does. Those on trial do
-    /// not.
+    /// Whether the NetworkPolicies that isolate the pod allow the packet; `None` if none does. Audited policies are
+    /// ignored.
     fn network_policies_allow(self) -> Option<bool> {
         let pod = self.pod;
         let mut isolated = false;
@@ -104,7 +104,7 @@ impl<'a> Seen<'a> {
         isolated.then(|| to_node && self.oracle.is_own_node(pod, self.remote))
     }
 
-    /// What a tier decides; `None`: nothing, or to pass.
+    /// Decision of a tier; `None` if no rule matches or the rule passes.
     fn tier(self, tier: Tier) -> Option<Decision<'a>> {
         let (policy, rule) = self.first_match(tier)?;
         match rule.action {
@@ -113,9 +113,9 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// The rule of a tier that "would take the highest precedence" of those that match: "policies with lower
-    /// priority values are checked before policies with higher priority values", of equal ones the
-    /// first by name, and then "a rule that appears at the top".
+    /// The matching rule of a tier that "would take the highest precedence": "policies with lower priority values are
+    /// checked before policies with higher priority values", equal ones by name, and then "a rule that appears at the
+    /// top".
     fn first_match(self, tier: Tier) -> Option<(&'a ClusterPolicy, &'a ClusterRule)> {
         let about = |policy: &&ClusterPolicy| policy.tier == tier && self.is_subject_of(policy);
         let all = self.oracle.cluster_policies.iter();
@@ -135,8 +135,7 @@ impl<'a> Seen<'a> {
         None
     }
 
-    /// `subject`: "host-networked pods are not included in subject selection". Policies on trial are about
-    /// nobody.
+    /// `subject`: "host-networked pods are not included in subject selection". Audited policies have no subject.
     fn is_subject_of(self, policy: &ClusterPolicy) -> bool {
         !self.pod.host_network
             && policy.enforcement == Enforcement::Enforce
@@ -144,8 +143,7 @@ impl<'a> Seen<'a> {
             && selects(&policy.subject.pods, &self.pod.labels)
     }
 
-    /// The rules that decide or pass, each the first that matches in its tier; those of a tier that is
-    /// not asked are left out.
+    /// The rules that decide or pass, the first match of each tier; without tiers that are not evaluated.
     #[must_use]
     pub fn deciding(self) -> Vec<(&'a ClusterPolicy, &'a ClusterRule)> {
         let admin = self.first_match(Tier::Admin);
@@ -157,8 +155,8 @@ impl<'a> Seen<'a> {
         admin.into_iter().chain(baseline).collect()
     }
 
-    /// Which items of a rule that matches are the first to do so, of its peers and of its ports; `None`:
-    /// it has none.
+    /// Indexes of the first matching peer and of the first matching port of a rule that matches; `None` if the rule
+    /// lists none.
     #[must_use]
     pub fn matching_items(self, rule: &ClusterRule) -> (Option<usize>, Option<usize>) {
         let mut peers = rule.matches.peers.iter().flatten();
@@ -169,9 +167,9 @@ impl<'a> Seen<'a> {
         (peer, port)
     }
 
-    /// `from`, `to`: "If this field is empty or missing, this rule matches all"; `ports`: "If this field is
-    /// empty or missing, this rule matches all ports", and then every protocol; else one item of each must
-    /// match. `policy`: the NetworkPolicy whose namespace is meant where none is named.
+    /// `from`, `to`: "If this field is empty or missing, this rule matches all"; `ports`: "If this field is empty or
+    /// missing, this rule matches all ports", and then every protocol; otherwise one item of each must match. The
+    /// namespace of `policy`, if it is a NetworkPolicy, is the default for pod peers.
     fn rule_matches(self, policy: Option<&Policy>, rule: &Rule) -> bool {
         let peer = |peer| self.peer_matches(policy, peer);
         let port = |item| port_matches(item, self.receiver(), self.protocol, self.port);
@@ -200,7 +198,7 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// The pod whose named ports count.
+    /// The pod that resolves named ports.
     fn receiver(self) -> Option<&'a Pod> {
         match self.direction {
             Direction::Ingress => Some(self.pod),
@@ -208,7 +206,7 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// The pod on the other side.
+    /// The pod on the remote side.
     fn owner(self) -> Option<&'a Pod> {
         if self.itself { Some(self.pod) } else { self.oracle.pod_at(self.remote) }
     }

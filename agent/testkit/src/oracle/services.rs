@@ -1,4 +1,4 @@
-//! What Services lead to, read from their fields' comments and from what kube-proxy does.
+//! Translation by Services, read from the comments of their fields and from the behaviour of kube-proxy.
 
 use std::net::IpAddr;
 
@@ -6,14 +6,14 @@ use super::Oracle;
 use super::seen::{Decision, Seen};
 use netpold_core::model::{Direction, EndpointSlice, Pod, Service, ServicePort, SlicePort};
 
-/// Which of an address's ports: those of the Services that have the address, or node ports.
+/// Kind of a port at an address: a Service port or a node port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Of {
     Service,
     Node,
 }
 
-/// A port of an address, which may be a Service's or a node port.
+/// A port of an address, possibly a Service port or a node port.
 #[derive(Clone, Copy)]
 pub(super) struct Frontend<'a> {
     pub(super) oracle: &'a Oracle,
@@ -31,7 +31,7 @@ impl Frontend<'_> {
         self.oracle.services.iter().any(leads_here)
     }
 
-    /// A Service's port at one of its addresses, or its node port at a Node's.
+    /// Whether this is the Service's port at one of its addresses, or its node port at an address of a Node.
     fn is_at(self, of: Of, service: &Service, service_port: &ServicePort) -> bool {
         let Self { oracle, address, protocol, port } = self;
         let here = match of {
@@ -41,9 +41,8 @@ impl Frontend<'_> {
         !service.unserved && service_port.protocol.number() == protocol && here
     }
 
-    /// The backends of the same family that packets may be translated to: a Service's port and a slice's
-    /// belong together if they have the same name and protocol. `ready`: only those that new connections are
-    /// led to.
+    /// Backends of the same family to which packets may be translated. A Service's port and a slice's belong together
+    /// if they have the same name and protocol. `ready`: only backends that get new connections.
     pub(super) fn backends(self, of: Of, ready: bool) -> Vec<(IpAddr, u16)> {
         let mut backends = Vec::new();
         for service in &self.oracle.services {
@@ -80,10 +79,10 @@ fn is_same(of_slice: &SlicePort, of_service: &ServicePort) -> bool {
     of_slice.name == of_service.name && of_slice.protocol == of_service.protocol
 }
 
-/// Whether packets that nobody has translated may go where they are sent.
+/// Verdict about a packet that no node has translated.
 pub(super) struct Untranslated {
     pub(super) allowed: bool,
-    /// A tier denies what they may be translated to elsewhere.
+    /// A tier denies a backend to which another node may translate the packet.
     pub(super) denied: bool,
 }
 
@@ -95,13 +94,13 @@ impl Oracle {
         frontend.is_port(Of::Service) || frontend.is_port(Of::Node)
     }
 
-    /// Whether a Node has an address.
+    /// Whether a Node has this address.
     fn is_node(&self, address: IpAddr) -> bool {
         self.nodes.iter().any(|node| node.addresses.contains(&address))
     }
 
-    /// Whether packets of `pod` to some port of an address may be translated: to a Service's ports,
-    /// to node ports, or to the own node, which has them too.
+    /// Whether packets of `pod` to some port of an address may be translated: to Service ports, to node ports, or at
+    /// the own node, which has node ports too.
     #[must_use]
     pub fn is_translated(&self, pod: &Pod, address: IpAddr) -> bool {
         let is_node = self.is_node(address);
@@ -113,8 +112,8 @@ impl Oracle {
             })
     }
 
-    /// Whether packets to some port of an address may be translated to `pod` itself: a Service that it is
-    /// a backend of has the address, or has node ports and the address is the own node's.
+    /// Whether packets to some port of an address may be translated to `pod` itself: a Service with the pod as backend
+    /// has the address, or has node ports and the address is the own node's.
     #[must_use]
     pub fn leads_back(&self, pod: &Pod, address: IpAddr) -> bool {
         let own_node = self.is_own_node(pod, address);
@@ -132,16 +131,16 @@ impl Oracle {
         })
     }
 
-    /// Whether policy lets `pod` send this to `remote` if no node translates it on the way to
-    /// `remote`: what is granted literally; and another node's node port, if each of its backends is
-    /// allowed, ready or not, since that node chooses one. The pod itself is one like any other then.
+    /// Whether policy allows egress of `pod` to `remote` if this node does not translate it: by literal grants, or to
+    /// another node's node port if all backends are allowed, ready or not, because that node chooses one. The pod
+    /// itself is a backend like any other here.
     #[must_use]
     pub fn judge_untranslated(&self, pod: &Pod, remote: IpAddr, protocol: u8, port: u16) -> bool {
         self.untranslated(pod, remote, protocol, port).allowed
     }
 
-    /// See [`Self::judge_untranslated`]. Whoever must not reach one of the backends, as a tier says, must
-    /// not reach the node port either, whatever is granted literally.
+    /// See [`Self::judge_untranslated`]. If a tier denies one of the backends, the node port is denied too, whatever
+    /// literal grants exist.
     pub(super) fn untranslated(
         &self,
         pod: &Pod,
@@ -164,8 +163,8 @@ impl Oracle {
         Untranslated { allowed: !denied && (literally || every), denied }
     }
 
-    /// The backends, of the same family, that a packet to this port of an address may be
-    /// translated to. `ready`: only those that new connections are led to.
+    /// Backends, of the same family, to which a packet to this port of an address may be translated. `ready`: only
+    /// backends that get new connections.
     #[must_use]
     pub fn backends(
         &self,

@@ -1,5 +1,5 @@
-//! Some cases on the wire with all their policies on trial: every probe is answered, what the agents tell is
-//! what the oracle denies, at each end; switched to enforce, the same is dropped.
+//! Some cases on the wire with all policies in audit mode: every probe is answered, and the agents report exactly the
+//! flows that the oracle denies, at each end. With the policies enforced, these are dropped.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ use super::{ALLOWED, Wire};
 use crate::case::{self, Check, Step};
 use crate::{convert, probe};
 
-/// Both directions, both kinds of policies, addresses beyond the nodes, named ports.
+/// Cases with ingress and egress, both kinds of policies, addresses beyond the nodes, and named ports.
 const CASES: [&str; 5] = [
     "cnp-admin-gress",
     "cnp-baseline-egress-networks",
@@ -23,15 +23,15 @@ const CASES: [&str; 5] = [
     "e2e-egress-denied-though-ingress-allows",
     "e2e-named-port-ingress",
 ];
-/// Probes of each kind of a step: agents tell the last 64 flows.
+/// Probes of each verdict in a step; agents report the last 64 flows.
 const PROBES: usize = 14;
-/// Until a sweep has met the flows.
+/// Time until a sweep has recorded the flows.
 const TOLD: Duration = Duration::from_secs(10);
 
 /// Pod, direction, protocol, the other side and the destination port of a flow.
 type Flow = (String, String, String, IpAddr, u16);
 
-/// Every n-th of the checks with a verdict.
+/// At most [`PROBES`] checks with a verdict, evenly spread, between different addresses.
 fn some(checks: &[Check], allow: bool) -> impl Iterator<Item = Check> {
     let all: Vec<&Check> = checks
         .iter()
@@ -51,7 +51,7 @@ fn on_trial(step: &Step) -> Vec<Value> {
     objects
 }
 
-/// What the oracle denies of a step, at each end, and all there is at the ends.
+/// Flows that the oracle denies in a step, at each end, and all flows at each end.
 fn denied(step: &Step) -> Result<[BTreeSet<Flow>; 2]> {
     let oracle: Oracle = convert(step)?.0.into_iter().collect();
     let [mut denied, mut all] = [BTreeSet::new(), BTreeSet::new()];
@@ -74,14 +74,14 @@ fn denied(step: &Step) -> Result<[BTreeSet<Flow>; 2]> {
     Ok([denied, all])
 }
 
-/// What the agents have told so far, as they told it.
+/// Denials in audit mode that the agents have reported so far.
 fn records(wire: &Wire) -> Result<Vec<Value>> {
     let mut records = Vec::new();
     for agent in &wire.agents {
         let mut status = agent.status()?;
         let drops = status["recent_drops"].as_array_mut().context("no drops")?;
         for drop in drops.iter_mut().filter(|drop| drop["reason"] == "audit") {
-            // It depends on the policies of now.
+            // The explanation depends on the present policies.
             drop["explanation"].take();
             records.push(drop.take());
         }
@@ -104,7 +104,7 @@ fn flow(record: &Value) -> Result<Flow> {
     Ok((pod, direction, protocol.to_string(), other, to.1))
 }
 
-/// How many flows are told, which are those that the oracle denies.
+/// Asserts that the agents report the flows that the oracle denies; returns their number.
 fn hold(wire: &mut Wire, step: &Step) -> Result<usize> {
     wire.become_state(&on_trial(step))?;
     wire.serve(&step.checks)?;
@@ -117,7 +117,7 @@ fn hold(wire: &mut Wire, step: &Step) -> Result<usize> {
     let told = || {
         let records = records(wire)?.into_iter().filter(|record| !before.contains(record));
         let flows = records.map(|record| flow(&record)).collect::<Result<BTreeSet<Flow>>>()?;
-        // Of a case before, there may be flows that no sweep has met in time.
+        // Flows of an earlier case may be recorded only now.
         anyhow::Ok(flows.into_iter().filter(|flow| probed.contains(flow)).collect::<BTreeSet<_>>())
     };
     let deadline = Instant::now() + TOLD;
@@ -128,7 +128,7 @@ fn hold(wire: &mut Wire, step: &Step) -> Result<usize> {
     let missing: Vec<_> = expected.difference(&told).collect();
     let others: Vec<_> = told.difference(&expected).collect();
     ensure!(told == expected, "not told: {missing:?}; told, but not denied: {others:?}");
-    // The same policies in force.
+    // The same policies, enforced.
     let wrong = wire.failures(step)?;
     ensure!(wrong.is_empty(), "{wrong:?}");
     Ok(told.len())

@@ -1,4 +1,4 @@
-//! What `netpold observe` says of the drops of a step, beside what `explain` says of such packets.
+//! Events of `netpold observe` about the drops of a step, compared with the verdicts of `explain`.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,27 +17,27 @@ use super::Wire;
 use crate::case::{Check, Step};
 use crate::convert;
 
-/// As the agent bounds what it sends of an explanation.
+/// The agent's bounds of an explanation: lines, and bytes of a line.
 const LINES: usize = 24;
 const LINE: usize = 512;
-/// As it bounds lists of names.
+/// The agent's bound of a list of names.
 const NAMED: usize = 8;
 
-/// How many events were compared.
+/// Numbers of compared events.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Observed {
-    /// With their policies and rules.
+    /// Compared with their policies and rules.
     pub(super) explained: usize,
-    /// By their reason alone: the agent had no time left to explain them.
+    /// Compared by reason alone: the agent had no time left to explain them.
     pub(super) omitted: usize,
-    /// What asking and comparing took.
+    /// Time for requests and comparison.
     pub(super) took: Duration,
 }
 
-/// Who opens a flow, to whom, the protocol and the port.
+/// Source, destination, protocol and port of a flow.
 type Asked = (IpAddr, IpAddr, u8, u16);
 
-/// Adds what a step's events get wrong, as lines.
+/// Compares the events of a step; returns the differences, as lines.
 pub(super) fn compare(wire: &Wire, step: &Step, seen: &mut Observed) -> Result<Vec<String>> {
     let began = Instant::now();
     let cluster: Cluster = convert(step)?.0.into_iter().collect();
@@ -61,7 +61,7 @@ pub(super) fn compare(wire: &Wire, step: &Step, seen: &mut Observed) -> Result<V
     Ok(wrong.into_iter().collect())
 }
 
-/// In what an event differs from what is explained.
+/// Difference between an event and its explanation.
 fn difference(
     event: &Event,
     explainer: &Explainer<'_>,
@@ -98,7 +98,7 @@ fn difference(
     (*told != expected).then(|| format!("explain says {expected:?}"))
 }
 
-/// What is to be told of a denial.
+/// Attribution that the event of a denial must have.
 fn expected(judged: &Judgement) -> Attribution {
     let rule: Option<RuleName> = judged.tiers.decided_by.as_ref().map(Into::into);
     let mut policies: Vec<PolicyName> = match (&rule, judged.cause) {

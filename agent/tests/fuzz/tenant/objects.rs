@@ -1,4 +1,4 @@
-//! What the hostile tenant writes.
+//! Objects of the hostile tenant.
 
 use std::fmt::Write;
 
@@ -7,18 +7,18 @@ use netpold::source::convert::Kind;
 use super::{HOSTILE, NODE, OTHER};
 use netpold_testkit::random::Random;
 
-/// Names of each kind of the hostile tenant's objects: few, so that they change and come again. One is as long as the
-/// API takes.
+/// Names of the hostile tenant's objects of each kind: few, so that objects change and come again. One has the greatest
+/// length that the API accepts.
 pub(super) const NAMES: [&str; 4] = ["a", "b", "c", LONG_NAME];
 const LONG_NAME: &str = "llllllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll\
      llllllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll\
      llllllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll\
      lllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll";
-/// Policies of a flood: more than are looked at for Events.
+/// Policies of a flood: more than the agent looks at for Events.
 pub(super) const FLOOD: usize = 120;
 
-/// Policies that are not understood, before the other tenant's in the order of names, and that select every pod of the
-/// hostile tenant.
+/// Policies that are not understood, select every pod of the hostile tenant, and sort before the other tenant's by
+/// name.
 pub(super) fn flood() -> impl Iterator<Item = String> {
     (0..FLOOD).map(|number| {
         let metadata = format!(r#""name":"flood-{number:03}","namespace":"{HOSTILE}""#);
@@ -26,10 +26,10 @@ pub(super) fn flood() -> impl Iterator<Item = String> {
     })
 }
 
-/// A peer that the API takes and that no packet can have on the wire.
+/// A peer that the API accepts and that matches no address on the wire (IPv4-mapped).
 pub(super) const BAD: &str = r#"{"ipBlock":{"cidr":"::ffff:10.0.0.0/104"}}"#;
-/// Most rules of a policy in one direction: what the tables hold. What more of them may cost the others
-/// is for the compiler's budgets to say, and to be tried here with more.
+/// Most rules of a policy in one direction, so that the tables hold them all. The cost of more rules for other tenants
+/// depends on the compiler's budgets.
 const RULES: usize = 60;
 
 pub(super) fn kind(random: &mut Random) -> Kind {
@@ -37,7 +37,7 @@ pub(super) fn kind(random: &mut Random) -> Kind {
         [random.below(5)]
 }
 
-/// An object of the hostile tenant; every other one damaged.
+/// An object of the hostile tenant, damaged in half of the cases.
 pub(super) fn hostile(kind: Kind, name: &str, random: &mut Random) -> Vec<u8> {
     let rest = match kind {
         Kind::Pod => format!(
@@ -78,7 +78,7 @@ pub(super) fn hostile(kind: Kind, name: &str, random: &mut Random) -> Vec<u8> {
                 r.below(70_000)
             )),
         ),
-        // No tenant writes objects of the cluster.
+        // Tenants write no cluster-scoped objects.
         Kind::Namespace | Kind::Node | Kind::ClusterNetworkPolicy | Kind::NetworkPolicy => {
             policy(random)
         }
@@ -123,7 +123,7 @@ fn policy(random: &mut Random) -> String {
     )
 }
 
-/// Blocks overlap, with exceptions; selectors name the other tenant too.
+/// A peer: overlapping blocks with exceptions, or selectors that name the other tenant, too.
 fn peer(random: &mut Random) -> String {
     let selector = |random: &mut Random| {
         let team = one(random, &[HOSTILE, OTHER]);
@@ -159,7 +159,7 @@ fn one<T: Clone>(random: &mut Random, of: &[T]) -> T {
     of[random.below(of.len())].clone()
 }
 
-/// Up to so many, mostly few.
+/// List of at most `most` items, mostly few.
 fn many(random: &mut Random, most: usize, mut make: impl FnMut(&mut Random) -> String) -> String {
     let most = if random.below(4) == 0 { most } else { most.min(3) };
     let all: Vec<String> = (0..random.below(most + 1)).map(|_| make(random)).collect();
@@ -174,7 +174,7 @@ fn nested(depth: usize) -> String {
     text
 }
 
-/// With something else in some place.
+/// Replaces some values by other JSON or by bytes that are none.
 fn damaged(mut json: Vec<u8>, random: &mut Random) -> Vec<u8> {
     for _ in 0..=random.below(3) {
         let at = random.below(json.len());

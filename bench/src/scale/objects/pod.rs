@@ -1,10 +1,10 @@
-//! The larger parts of a pod's object.
+//! The larger parts of a pod object.
 
 use serde_json::{Value, json};
 
 use super::{Phase, TIME, address, digits, time};
 
-/// As a Deployment's template and the API server's defaults make it.
+/// A spec as from a Deployment's template with the API server's defaults.
 pub(super) fn spec(pod: &str) -> Value {
     let toleration = |key: &str| json!({ "key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300 });
     let probe = |path: &str| {
@@ -58,7 +58,7 @@ pub(super) fn spec(pod: &str) -> Value {
     })
 }
 
-/// As its kubelet reports it.
+/// A status as reported by the kubelet.
 pub(super) fn status(number: u32, phase: Phase) -> Value {
     let time = time(number);
     let image = digits(u64::from(number % 1000), 64);
@@ -104,7 +104,7 @@ pub(super) fn status(number: u32, phase: Phase) -> Value {
     status
 }
 
-/// Who wrote which field: of the controller's share as much as of the kubelet's.
+/// Managed fields, of the controller and of the kubelet.
 pub(super) fn managed_fields(phase: Phase) -> Value {
     let all = |names: &[&str]| -> Value {
         names

@@ -1,8 +1,8 @@
-//! Asks the kernel how a packet's checksum is to be completed: `ip_summed`, `csum_start` and `csum_offset` of
-//! `struct sk_buff`, which no field of the program's context shows. The rule is in [`netpold_ebpf::judge::checksum`].
+//! Reads how a packet's checksum is to be completed: `ip_summed`, `csum_start` and `csum_offset` of `struct sk_buff`,
+//! which the program's context does not contain. The rule is in [`netpold_ebpf::judge::checksum`].
 //!
-//! From kernel 6.2 on `bpf_cast_to_kern_ctx` makes of the context the packet itself, whose fields are read in place.
-//! Before, a copying helper reads them.
+//! From kernel 6.2 on `bpf_cast_to_kern_ctx` turns the context into a pointer to the packet itself, for reads in
+//! place. Before that, a copying helper reads the fields.
 
 use core::{arch::asm, ffi::c_void};
 
@@ -20,17 +20,16 @@ use crate::{
     packet::{Copied, Direct},
 };
 
-/// How the fields are read, and where `struct sk_buff` has them. Set when the programs are loaded, as
-/// [`crate::ASKS_FOR_NAMESPACE`]: the way; byte and bit of `ip_summed`; bytes of `csum_start` with `csum_offset` behind
-/// it, of `head`, of `data`.
+/// Access to the fields of `struct sk_buff`, set at load time as [`crate::ASKS_FOR_NAMESPACE`]: the method; byte and
+/// bit offset of `ip_summed`; byte offsets of `csum_start` (followed by `csum_offset`), `head` and `data`.
 #[unsafe(no_mangle)]
 static CHECKSUM: [u32; 6] = [0; 6];
 
-/// [`CHECKSUM`]: the call of [`kernel_packet`] is that of the kernel's function.
+/// Method of [`CHECKSUM`]: in place, where the call in [`kernel_packet`] is that of the kernel's function.
 const IN_PLACE: u32 = 1;
-/// [`CHECKSUM`]: by a copying helper.
+/// Method of [`CHECKSUM`]: by a copying helper.
 const COPIED: u32 = 2;
-/// `CHECKSUM_PARTIAL` of `ip_summed`.
+/// Value `CHECKSUM_PARTIAL` of `ip_summed`.
 const PARTIAL: u32 = 3;
 
 /// A word of [`CHECKSUM`].
@@ -40,7 +39,7 @@ fn known(word: usize) -> u32 {
     unsafe { (&raw const CHECKSUM).cast::<u32>().add(word).read_volatile() }
 }
 
-/// Where a checksum goes, in bytes: from the frame's start to where the sum begins, and on from there.
+/// Place of a partial checksum, in bytes: start of the sum from the frame's start, and offset of the sum behind that.
 #[derive(Clone, Copy)]
 struct Place {
     start: u32,
@@ -54,8 +53,7 @@ impl Place {
     }
 }
 
-/// Whether what is still to be written into a packet changes nothing that it is judged by. `link`: as
-/// [`mark::link_header`] takes it.
+/// Whether a pending checksum leaves all judged bytes unchanged. `link`: as in [`mark::link_header`].
 #[inline(always)]
 pub(crate) fn is_settled(skb: *mut __sk_buff, link: u32) -> bool {
     match known(0) {
@@ -73,7 +71,7 @@ fn judge(skb: *mut __sk_buff, link: u32, place: Place) -> bool {
     netpold_harmless(skb, link, place.start, place.field) != 0
 }
 
-/// Whether it is the checksum of TCP or UDP without anything unusual in front of it.
+/// Whether the sum is the checksum of TCP or UDP, without options or extension headers.
 #[inline(always)]
 fn is_usual(skb: *mut __sk_buff, place: Place) -> bool {
     // SAFETY: the program's context.
@@ -91,12 +89,12 @@ fn is_usual(skb: *mut __sk_buff, place: Place) -> bool {
             || place.field == UDP_FIELD && protocol == UDP)
 }
 
-/// The kernel's own packet.
+/// Pointer to the kernel's `struct sk_buff`.
 #[inline(always)]
 fn kernel_packet(skb: *mut __sk_buff) -> *const u8 {
     let packet: *const u8;
-    // SAFETY: the agent makes the number that of `bpf_cast_to_kern_ctx`, which takes the context; else the way is
-    // another, and this call is not reached.
+    // SAFETY: the agent patches the number of `bpf_cast_to_kern_ctx` into the call, which takes the context; with any
+    // other method this call is not reached.
     unsafe {
         asm!(
             "call 1852797697",
@@ -109,11 +107,11 @@ fn kernel_packet(skb: *mut __sk_buff) -> *const u8 {
     packet
 }
 
-/// Where the checksum goes, if it is to be completed.
+/// Place of the checksum, if it is partial.
 #[inline(always)]
 fn read_in_place(skb: *mut __sk_buff) -> Option<Place> {
     let packet = kernel_packet(skb);
-    // SAFETY: fields of the packet, at constant offsets: the verifier refuses others.
+    // SAFETY: fields of the packet, at constant offsets: the verifier rejects others.
     unsafe {
         let summed = u32::from(packet.add(known(1) as usize).read_volatile());
         if summed >> known(2) & 3 != PARTIAL {
@@ -126,13 +124,13 @@ fn read_in_place(skb: *mut __sk_buff) -> Option<Place> {
     }
 }
 
-/// [`is_settled`] by a copying helper, 1 or 0. A global function to the kernel, as those in the crate's root.
+/// [`is_settled`] by a copying helper, 1 or 0. A global function, as those in the crate's root.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_settled(skb: *mut __sk_buff, link: u32) -> u32 {
     let (mut summed, mut place, mut ends) = (0_u8, 0_u32, [0_u64; 2]);
     let from = |word: usize| skb.cast::<u8>().wrapping_add(known(word) as usize);
-    // SAFETY: a helper that reads any address: the packet's, which has these fields.
+    // SAFETY: a helper that reads any address: that of the packet, which has these fields.
     let read = unsafe {
         fetch((&raw mut summed).cast(), 1, from(1))
             && fetch((&raw mut place).cast(), 4, from(3))
@@ -145,7 +143,7 @@ extern "C" fn netpold_settled(skb: *mut __sk_buff, link: u32) -> u32 {
 }
 
 /// # Safety
-/// `to` has room for so many bytes.
+/// `to` has room for `bytes` bytes.
 #[inline(always)]
 unsafe fn fetch(to: *mut c_void, bytes: u32, from: *const u8) -> bool {
     // SAFETY: as the caller promises.

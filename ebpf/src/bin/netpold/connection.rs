@@ -1,5 +1,5 @@
-//! Asks the node's conntrack about a packet: `sk_buff._nfct` and what it points to, which no field of
-//! the program's context shows.
+//! Reads a packet's connection in the node's conntrack: `sk_buff._nfct` and its target, which the program's context
+//! does not contain.
 
 use core::ffi::c_void;
 
@@ -11,8 +11,8 @@ use netpold_ebpf::{
 
 use crate::{maps, tables::Maps};
 
-/// Offset of `_nfct` in `struct sk_buff`, in bytes; 0: unknown, or nothing may be read. Set when the
-/// programs are loaded, as [`crate::ASKS_FOR_NAMESPACE`].
+/// Offset of `_nfct` in `struct sk_buff`, in bytes; 0: unknown, or reads are not allowed. Set at load time, as
+/// [`crate::ASKS_FOR_NAMESPACE`].
 #[unsafe(no_mangle)]
 static CONNECTION_OFFSET: u32 = 0;
 /// Offset of `tuplehash` in `struct nf_conn`, in bytes.
@@ -22,15 +22,15 @@ static TUPLES_OFFSET: u32 = 0;
 /// Bits of `_nfct` that are `enum ip_conntrack_info`; the others are the address (`NFCT_PTRMASK`).
 const INFO: u64 = 7;
 
-/// Whether the node's conntrack can be asked.
+/// Whether the node's conntrack can be read.
 #[inline(always)]
 pub(crate) fn is_readable() -> bool {
     // SAFETY: a constant of the loaded program.
     unsafe { (&raw const CONNECTION_OFFSET).read_volatile() != 0 }
 }
 
-/// A packet's [`Course`]; leaves the connection in the scratch. A global function to the kernel, as
-/// those in the crate's root.
+/// A packet's [`Course`]; leaves the connection's tuples in the scratch. A global function, as those in the crate's
+/// root.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn netpold_course(skb: *mut __sk_buff) -> u32 {
@@ -43,8 +43,8 @@ pub(crate) extern "C" fn netpold_course(skb: *mut __sk_buff) -> u32 {
         return Course::UNKNOWN.0;
     }
     let mut connection = 0_u64;
-    // SAFETY: a helper that reads any address: the packet's, which has this field, and what that points
-    // to, which lives as long as the packet.
+    // SAFETY: a helper that reads any address: that of the packet, which has this field, and that of its connection,
+    // which lives as long as the packet.
     unsafe {
         let field = skb.cast::<u8>().wrapping_add(field as usize);
         if !fetch((&raw mut connection).cast(), size_of::<u64>() as u32, field) {
@@ -64,21 +64,21 @@ pub(crate) extern "C" fn netpold_course(skb: *mut __sk_buff) -> u32 {
 }
 
 /// # Safety
-/// `to` has room for so many bytes.
+/// `to` has room for `bytes` bytes.
 #[inline(always)]
 unsafe fn fetch(to: *mut c_void, bytes: u32, from: *const u8) -> bool {
     // SAFETY: as the caller promises.
     unsafe { bpf_probe_read_kernel(to, bytes, from.cast()) == 0 }
 }
 
-/// Whether an answer that comes to a pod is of somebody whom the pod may send to.
+/// Whether a reply to a pod comes from a host that the pod may send to.
 #[inline(always)]
 pub(crate) fn is_of_allowed(skb: *mut __sk_buff) -> bool {
     let course = netpold_course(skb);
     netpold_answerer(skb, course) != 0
 }
 
-/// As [`is_of_allowed`], by what [`netpold_course`] has left.
+/// [`is_of_allowed`] by the tuples that [`netpold_course`] has left, 1 or 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_answerer(skb: *mut __sk_buff, course: u32) -> u32 {

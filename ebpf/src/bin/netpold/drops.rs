@@ -1,4 +1,4 @@
-//! Drops are counted, and told to the agent as often as it wishes.
+//! Drops: counters, and rate-limited events to the agent.
 
 use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{
@@ -11,7 +11,7 @@ use netpold_ebpf::{
 
 use crate::{maps, packet::Copied, tables::Maps};
 
-/// Counts a drop and, if this CPU may, emits its event.
+/// Counts a drop and, within this CPU's budget, emits its event.
 #[inline(always)]
 pub(crate) fn report<D: Direction>(skb: *mut __sk_buff, reason: u32) {
     if reason == Reason::Flooded as u32 {
@@ -28,7 +28,7 @@ pub(crate) fn report<D: Direction>(skb: *mut __sk_buff, reason: u32) {
     }
 }
 
-/// Counts a drop, and says whether this CPU may emit its event. `ifindex`: the interface whose share it is.
+/// Counts a drop; returns whether this CPU may emit its event. `ifindex`: the interface with the share to use.
 #[inline(always)]
 pub(crate) fn count_one(egress: bool, reason: u32, ifindex: u32) -> bool {
     let maps = Maps::new();
@@ -39,8 +39,8 @@ pub(crate) fn count_one(egress: bool, reason: u32, ifindex: u32) -> bool {
     may_emit(counters, settings, maps.now(), ifindex)
 }
 
-/// One more event in this window, or one more suppressed. An interface has half of the window's events, and
-/// one even when they are used up: the flood of one pod, or of many, hides no other pod's drops.
+/// Counts an event as emitted or suppressed. An interface may use half of the window's events, and one even after they
+/// are used up: a flood of one pod, or of many, hides no other pod's drops.
 #[inline(always)]
 fn may_emit(counters: &mut Counters, settings: &Settings, now: u32, ifindex: u32) -> bool {
     let share = ifindex as usize % EVENT_SHARES;
@@ -56,7 +56,7 @@ fn may_emit(counters: &mut Counters, settings: &Settings, now: u32, ifindex: u32
     let most = if counters.events < burst { burst.div_ceil(2) } else { burst.min(1) };
     let share = &mut counters.shares[share];
     if u32::from(*share) >= most.min(u32::from(SHARE_SPENT)) {
-        // Until the window ends: the most that it may have only falls.
+        // Until the window ends: an interface's limit only falls.
         *share = SHARE_SPENT;
         counters.suppressed = counters.suppressed.wrapping_add(1);
         return false;
@@ -66,8 +66,8 @@ fn may_emit(counters: &mut Counters, settings: &Settings, now: u32, ifindex: u32
     true
 }
 
-/// Emits the event of a drop in pod ingress. A global function to the kernel: rare, and it reads
-/// the packet anew rather than keep it at hand for every other.
+/// Emits the event of a drop in pod ingress. A global function, since this is rare; it parses the packet again, so
+/// that other packets need not keep their headers.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_emit_ingress(skb: *mut __sk_buff, reason: u32) -> u32 {
@@ -93,7 +93,7 @@ fn emit<D: Direction>(skb: *mut __sk_buff, reason: u32) -> u32 {
     })
 }
 
-/// Emits an event about an endpoint, given by interface and number.
+/// Emits an event about an endpoint, given by interface index and number.
 #[inline(always)]
 pub(crate) fn send(
     reason: u32,

@@ -1,11 +1,11 @@
 //! netpold's eBPF programs.
 //!
-//! `netpold_ingress` and `netpold_egress` are attached to the host side of every pod's veth,
-//! `netpold_node` and its kin to the node's other devices, see [`mark`]. In front of all of these,
-//! where that is asked for, XDP drops what is sure to be dropped: [`pod_xdp`] and [`uplink`].
+//! `netpold_ingress` and `netpold_egress` are attached to the host side of every pod's veth, `netpold_node`,
+//! `netpold_unmark`, `netpold_tunnel` and `netpold_bridge` to the node's other devices, see [`mark`]. Optional XDP
+//! programs in front of these drop packets that are certain to be dropped: [`pod_xdp`] and [`uplink`].
 //!
 //! The fast path judges a packet in place. Fragments, extension headers, tags, ICMP errors and headers outside the
-//! linear part take the slow path: the same code over copied bytes, in functions of its own.
+//! linear part take the slow path: the same code over copied bytes, in separate functions.
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch, core_intrinsics)]
@@ -111,7 +111,7 @@ fn netpold_egress(context: TcContext) -> i32 {
     act::<Egress>(skb, reason)
 }
 
-/// The kernel's jiffies, low 32 bits, for the agent (by BPF_PROG_TEST_RUN): conntrack stamps.
+/// Returns the kernel's jiffies, low 32 bits, to the agent (by BPF_PROG_TEST_RUN), for conntrack stamps.
 #[classifier]
 #[inline(always)]
 fn netpold_clock(_context: TcContext) -> i32 {
@@ -119,19 +119,18 @@ fn netpold_clock(_context: TcContext) -> i32 {
     unsafe { bpf_jiffies64() as i32 }
 }
 
-/// Does nothing: what the benchmarks subtract.
+/// Empty program, as the baseline of the benchmarks.
 #[classifier]
 #[inline(always)]
 fn netpold_empty(_context: TcContext) -> i32 {
     NEXT
 }
 
-/// A function that is global to the kernel (5.6): verified by itself, for any packet.
+/// A function that is global to the kernel (5.6): verified on its own, for any packet.
 type Global = extern "C" fn(*mut __sk_buff) -> u32;
 
-/// The slow path in functions, none of which needs a whole stack: one reads the packet
-/// and leaves it in [`maps::SCRATCH`], one knows the link's own messages, one for each family judges
-/// what it left.
+/// The slow path in functions, none of which needs a whole stack: one parses the packet into [`maps::SCRATCH`], one
+/// judges messages of the link, and one for each family judges the parsed packet.
 struct SlowPath {
     quick6: Global,
     read: Global,
@@ -140,15 +139,15 @@ struct SlowPath {
     judge6: Global,
 }
 
-/// What [`SlowPath::read`] answers besides the numbers of [`Reason`].
+/// Results of [`SlowPath::read`], besides the numbers of [`Reason`].
 const READ_IPV4: u32 = 0x104;
 const READ_IPV6: u32 = 0x106;
 /// IPv4 with options.
 const READ_OPTIONS: u32 = 0x204;
-/// IPv6, and maybe a message of the link.
+/// IPv6 that may be a message of the link.
 const READ_LINK: u32 = 0x206;
 
-/// The fast path, then the slow path where that was not enough; the number of the reason.
+/// Runs the fast path, then the slow path if needed; returns the number of the reason.
 #[inline(always)]
 fn judge<D: Direction>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
     let maps = Maps::new();
@@ -178,14 +177,14 @@ fn judge<D: Direction>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
     reason
 }
 
-/// Whether the kernel takes a packet for IPv6. It takes a tag in the frame for the packet's protocol.
+/// Whether the kernel takes a packet for IPv6. A tag in the frame counts as the packet's protocol there.
 #[inline(always)]
 fn may_be_ipv6(skb: *mut __sk_buff) -> bool {
     // SAFETY: the program's context.
     unsafe { (*skb).protocol == u32::from(ETHERTYPE_IPV6.to_be()) }
 }
 
-/// The verdict of a function that may leave a flow to insert.
+/// Verdict of a function that may leave a flow to insert.
 #[inline(always)]
 fn recorded(skb: *mut __sk_buff, judge: Global) -> u32 {
     let reason = judge(skb);
@@ -198,7 +197,7 @@ fn recorded(skb: *mut __sk_buff, judge: Global) -> u32 {
     }
 }
 
-/// The one place where a pod's verdict becomes an action.
+/// Turns the verdict of a pod's hook into an action, for both directions.
 #[inline(always)]
 fn act<D: Direction>(skb: *mut __sk_buff, reason: u32) -> i32 {
     if reason < Reason::FIRST_DROP as u32 {
@@ -211,20 +210,19 @@ fn act<D: Direction>(skb: *mut __sk_buff, reason: u32) -> i32 {
     DROP
 }
 
-/// Whether programs of another layout, which come behind, still are the ones that judge.
+/// Whether the programs of another layout, which run behind these, still judge.
 #[inline(always)]
 fn watches_only() -> bool {
     // SAFETY: map memory; the agent changes this field while the program runs.
     unsafe { (&raw const (*maps::SETTINGS.get()).watch_only).read_volatile() != 0 }
 }
 
-/// Not zero where classifiers may ask for the namespace of a packet's socket (kernel 6.15). Set when
-/// the programs are loaded; the verifier looks at nothing that this constant rules out.
+/// Not zero where classifiers may query the namespace of a packet's socket (kernel 6.15). Set at load time: the
+/// verifier skips code that this constant excludes.
 #[unsafe(no_mangle)]
 static ASKS_FOR_NAMESPACE: u8 = 0;
 
-/// Where a packet is. The node has made it only if it has a socket of the node's, see
-/// [`netpold_ebpf::judge::proof`].
+/// Hook of a packet. Only a socket of the node proves that the node generated it, see [`netpold_ebpf::judge::proof`].
 #[inline(always)]
 fn hook(skb: *mut __sk_buff) -> Hook {
     // SAFETY: the program's context.
@@ -235,7 +233,7 @@ fn hook(skb: *mut __sk_buff) -> Hook {
     Hook { ifindex, ingress_ifindex }
 }
 
-/// Leaves in the scratch where a packet is, for functions that have no stack for a call.
+/// Leaves the ingress interface of a packet's hook in the scratch, for functions without stack for a call.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_leave_hook(skb: *mut __sk_buff) -> u32 {
@@ -245,7 +243,7 @@ extern "C" fn netpold_leave_hook(skb: *mut __sk_buff) -> u32 {
     0
 }
 
-/// What [`netpold_leave_hook`] left.
+/// Hook with the ingress interface that [`netpold_leave_hook`] left.
 ///
 /// # Safety
 /// The program's context, and this CPU's scratch.
@@ -255,17 +253,17 @@ unsafe fn left_hook(skb: *mut __sk_buff, scratch: *const Scratch) -> Hook {
     unsafe { Hook { ifindex: (*skb).ifindex, ingress_ifindex: (*scratch).ingress_ifindex as u32 } }
 }
 
-/// Whether a packet has a socket of another namespace than the node's, as far as the kernel tells.
+/// Whether a packet has a socket of another namespace than the node's, on kernels that reveal it.
 #[inline(always)]
 fn has_foreign_socket(skb: *mut __sk_buff) -> bool {
-    // SAFETY: the program's context, whose pointer is compared and nothing else; a constant of the loaded program.
+    // SAFETY: a pointer in the program's context, only compared; a constant of the loaded program.
     let (socket, asks) =
         unsafe { ((*skb).__bindgen_anon_2.sk, (&raw const ASKS_FOR_NAMESPACE).read_volatile()) };
     !socket.is_null() && asks != 0 && netpold_has_own_socket(skb) == 0
 }
 
-/// Whether a packet has a socket of the node's namespace, 1 or 0. A function of its own, since its call of
-/// a helper would cost stack where it is inlined.
+/// Whether a packet has a socket of the node's namespace, 1 or 0. A separate function, since its helper call would
+/// cost stack where it is inlined.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_has_own_socket(skb: *mut __sk_buff) -> u32 {
@@ -275,7 +273,7 @@ extern "C" fn netpold_has_own_socket(skb: *mut __sk_buff) -> u32 {
 /// Whether a packet has a socket of the node's namespace.
 #[inline(always)]
 fn has_own_socket(skb: *mut __sk_buff) -> bool {
-    // SAFETY: the program's context; the pointer is compared and nothing else.
+    // SAFETY: the program's context; the pointer is only compared.
     if unsafe { (*skb).__bindgen_anon_2.sk }.is_null() {
         return false;
     }
@@ -283,17 +281,17 @@ fn has_own_socket(skb: *mut __sk_buff) -> bool {
     if unsafe { (&raw const ASKS_FOR_NAMESPACE).read_volatile() } == 0 {
         return true;
     }
-    // SAFETY: the helper takes the context, and asks its socket, which is there.
+    // SAFETY: the helper takes the context, and reads its socket, which exists.
     let cookie = unsafe { bpf_get_netns_cookie(skb.cast()) };
     Maps::new().settings().is_some_and(|settings| settings.netns_cookie == cookie)
 }
 
-/// Reads a packet, whatever it looks like.
+/// Parses a packet of any form.
 #[inline(always)]
 fn read<D: Direction>(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
-    // SAFETY: the program's context. Reading a packet asks for nothing but its endpoint.
+    // SAFETY: the program's context. Parsing needs the endpoint, but no ingress interface.
     let hook = unsafe { Hook { ifindex: (*skb).ifindex, ingress_ifindex: UNKNOWN_INTERFACE } };
     let judge = match PacketEvaluator::<D, _>::to_read(&maps, hook) {
         Ok(judge) => judge,
@@ -304,10 +302,10 @@ fn read<D: Direction>(skb: *mut __sk_buff) -> u32 {
     judge.read(&bytes, &Later(scratch)).0
 }
 
-/// Leaves a packet in the scratch.
+/// Leaves the parsed packet in the scratch.
 struct Later(*mut Scratch);
 
-/// What [`read`] answers.
+/// Result of [`read`].
 struct Answer(u32);
 
 impl From<Verdict> for Answer {
@@ -327,7 +325,7 @@ impl Visitor for Later {
         _judge: &PacketEvaluator<'_, D, T>,
         reading: &ParsedPacket<F>,
     ) -> Answer {
-        // SAFETY: this CPU's own scratch, which has room for a reading of each family.
+        // SAFETY: this CPU's own scratch, with a field for a parsed packet of each family.
         unsafe {
             if F::IS_V6 {
                 (&raw mut (*self.0).reading6).cast::<ParsedPacket<F>>().write(*reading);
@@ -340,7 +338,7 @@ impl Visitor for Later {
     }
 }
 
-/// Settles the IPv6 packet that [`read`] left, if it is a message of the link.
+/// Verdict on the IPv6 packet that [`read`] left, if it is a message of the link.
 #[inline(always)]
 fn link_read<D: Direction>(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
@@ -371,7 +369,7 @@ fn judge_read<D: Direction, F: TableFamily>(
     }
 }
 
-/// Looks through the options of the IPv4 packet that [`read`] left.
+/// Checks the options of the IPv4 packet that [`read`] left.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_options(skb: *mut __sk_buff) -> u32 {
@@ -382,7 +380,7 @@ extern "C" fn netpold_options(skb: *mut __sk_buff) -> u32 {
     0
 }
 
-/// The functions of the slow path for a direction.
+/// Defines the functions of the slow path for a direction.
 macro_rules! thorough {
     ($direction:ty, $quick6:ident, $read:ident, $link:ident, $judge4:ident, $judge6:ident) => {
         #[unsafe(no_mangle)]
@@ -409,14 +407,14 @@ macro_rules! thorough {
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $judge4(skb: *mut __sk_buff) -> u32 {
-            // SAFETY: a place in the scratch.
+            // SAFETY: a field of the scratch.
             judge_read::<$direction, V4>(skb, |it| unsafe { &raw mut (*it).reading4 })
         }
 
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $judge6(skb: *mut __sk_buff) -> u32 {
-            // SAFETY: as above.
+            // SAFETY: a field of the scratch.
             judge_read::<$direction, V6>(skb, |it| unsafe { &raw mut (*it).reading6 })
         }
     };
@@ -444,7 +442,7 @@ fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
     loop {}
 }
 
-/// The GPL of the two licences on offer: the kernel asks for it before GPL-only helpers.
+/// The GPL of the crate's two licences: the kernel requires it for GPL-only helpers.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 4] = *b"GPL\0";

@@ -1,5 +1,5 @@
-//! The maps. Names are the interface to the agent, which overrides the sizes when it loads; what is
-//! in them is `netpold_ebpf::layout`.
+//! Maps of the programs. Their names are the interface to the agent, which sets the sizes at load time; the layouts
+//! are in `netpold_ebpf::layout`.
 
 use core::{cell::UnsafeCell, mem::zeroed};
 
@@ -25,16 +25,16 @@ use netpold_ebpf::{
 /// Written by the agent through mmap while packets are judged.
 const SHARED: u32 = BPF_F_MMAPABLE;
 
-/// A table that the programs reach at a fixed address, without a lookup: a data section, which is a
-/// map of one element. The agent gives the loader one that can be mapped.
+/// A table at a fixed address, which the programs read without a lookup: a data section, which is a map of one
+/// element. The agent replaces it with one that can be mapped.
 #[repr(transparent)]
 pub(crate) struct Direct<T>(UnsafeCell<T>);
 
-// SAFETY: only raw pointers are handed out; who reads through them reads whole words.
+// SAFETY: only raw pointers are handed out; readers read whole words through them.
 unsafe impl<T> Sync for Direct<T> {}
 
 impl<T> Direct<T> {
-    /// Where it is.
+    /// Address of the table.
     #[inline(always)]
     pub(crate) const fn get(&self) -> *mut T {
         self.0.get()
@@ -59,12 +59,12 @@ direct!(TRIE_ROOT: TrieRoot, ".bss.trie_root");
 pub(crate) static TRIE_BLOCKS: Array<TrieBlock> = Array::with_max_entries(16_384, SHARED);
 #[map]
 pub(crate) static HOSTS6: Array<Hosts6Bucket> = Array::with_max_entries(65_536, SHARED);
-/// A word for each [`HOSTS6_FILTERED`](netpold_ebpf::layout::HOSTS6_FILTERED) buckets of [`HOSTS6`].
+/// One word for [`HOSTS6_FILTERED`](netpold_ebpf::layout::HOSTS6_FILTERED) buckets of [`HOSTS6`].
 #[map]
 pub(crate) static HOSTS6_FILTER: Array<u64> = Array::with_max_entries(32_768, SHARED);
 #[map]
 pub(crate) static BLOCKS6: Array<Blocks6Node> = Array::with_max_entries(65_536, SHARED);
-/// Endpoint slots by the pods' addresses.
+/// Endpoint slots by pod address.
 #[map]
 pub(crate) static LOCALS4: HashMap<u32, u32> =
     HashMap::with_max_entries(4 * ENDPOINT_SLOTS, BPF_F_NO_PREALLOC);
@@ -84,7 +84,7 @@ pub(crate) static CT6: Array<Ct6Bucket> = Array::with_max_entries(65_536, SHARED
 #[map]
 pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts> =
     LruHashMap::with_max_entries(8_192, 0);
-/// What would fill the stack.
+/// Data that would overflow the stack.
 #[map]
 pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
 #[map]
@@ -94,37 +94,35 @@ pub(crate) static UNPROVEN: Array<Unproven> = Array::with_max_entries(ENDPOINT_S
 #[map]
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
 
-/// This CPU's working memory for one packet: the hooks run with softirqs disabled, so that no other
-/// packet comes between.
+/// Working memory of this CPU for one packet: the hooks run with softirqs disabled, so no other packet interferes.
 #[repr(C)]
 pub(crate) struct Scratch {
     /// Key of [`FRAGMENTS`].
     pub(crate) fragment: FragmentKey,
-    /// The IPv6 flow that is inserted.
+    /// Key of the IPv6 flow to insert.
     pub(crate) key6: [u64; 4],
-    /// The flow that it begins, inserted once it is judged: see [`Pending`].
+    /// Flow to insert after the judgement, see [`Pending`].
     pub(crate) pending: Pending,
-    /// What the node's conntrack has of a packet.
+    /// Conntrack tuples of the packet.
     pub(crate) connection: [Tuple; 2],
-    /// Bytes of a packet that is read.
+    /// Copied bytes of the packet.
     pub(crate) window: [u64; MAX_WINDOW / 8],
-    /// [`Hook::ingress_ifindex`](netpold_ebpf::judge::hook::Hook) of that packet.
+    /// [`Hook::ingress_ifindex`](netpold_ebpf::judge::hook::Hook) of the packet.
     pub(crate) ingress_ifindex: u64,
-    /// An IPv4 packet between the function that reads it and the one that judges it.
+    /// Parsed IPv4 packet, between the functions that parse and judge it.
     pub(crate) reading4: ParsedPacket<V4>,
-    /// The same of an IPv6 packet.
+    /// Parsed IPv6 packet, between the functions that parse and judge it.
     pub(crate) reading6: ParsedPacket<V6>,
 }
 
-/// A flow that is to be inserted by the entry of the program, not below the function that judges: stack
-/// frames add up along a call.
+/// Flow that the program's entry inserts, instead of the judging function: stack frames add up along a call.
 #[repr(C)]
 pub(crate) struct Pending {
-    /// Its key; IPv4 in the first two words.
+    /// Key of the flow; IPv4 in the first two words.
     pub(crate) key: [u64; 4],
-    /// The key's hash.
+    /// Hash of the key.
     pub(crate) hash: u64,
-    /// Its flags, and [`Pending::IPV4`] or [`Pending::IPV6`].
+    /// Flags of the flow, and [`Pending::IPV4`] or [`Pending::IPV6`].
     pub(crate) what: u64,
 }
 

@@ -1,10 +1,9 @@
-//! Proofs and marks: what a packet carries from its sender's veth to where it leaves the node or
-//! reaches a pod, by the rule of [`netpold_ebpf::judge::proof`].
+//! Proofs and marks, which packets carry from their sender's veth to an exit of the node or to a pod, by the rules of
+//! [`netpold_ebpf::judge::proof`].
 //!
-//! A pod's packets come out of `netpold_egress` with the proof in `skb->mark`, and with our mark or
-//! the witness in `skb->tc_index`; those from other veths, whose far sides are in namespaces of unknown
-//! programs, and from other ports of bridges with pods out of `netpold_unmark` with the proof and
-//! [`STRANGER`].
+//! `netpold_egress` gives a pod's packets the proof in `skb->mark`, and a mark or the witness in `skb->tc_index`.
+//! `netpold_unmark` gives packets the proof and [`STRANGER`] if they come from other veths, where the far side is a
+//! namespace with unknown programs, or from other ports of bridges with pods.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -43,23 +42,22 @@ fn netpold_node(context: TcContext) -> i32 {
     node(context.as_ptr().cast(), ETHERNET)
 }
 
-/// As [`netpold_node`], for devices whose packets begin with the IP header: tunnels, WireGuard.
+/// TC egress of devices without a link header: tunnels, WireGuard.
 #[classifier]
 #[inline(always)]
 fn netpold_node_ip(context: TcContext) -> i32 {
     node(context.as_ptr().cast(), NO_LINK_HEADER)
 }
 
-/// TC ingress of devices that lead to other namespaces and are no endpoints, and of devices that are ports
-/// of a bridge with pods.
+/// TC ingress of devices that lead to other namespaces and are no endpoints, and of other ports of bridges with pods.
 #[classifier]
 #[inline(always)]
 fn netpold_unmark(context: TcContext) -> i32 {
     strange(context.as_ptr().cast())
 }
 
-/// TC ingress of the node's tunnel devices: what a pod has packed itself for its own node, with an
-/// inner source of its choice, drops. What passes is nobody's here, and may go on by a bridge.
+/// TC ingress of the node's tunnel devices. Drops packets that a pod encapsulated for its own node, with an inner
+/// source of its choice. All others count as no endpoint's, and may go on by a bridge.
 #[classifier]
 #[inline(always)]
 fn netpold_tunnel(context: TcContext) -> i32 {
@@ -73,7 +71,7 @@ fn netpold_tunnel(context: TcContext) -> i32 {
     DROP
 }
 
-/// Lets a packet pass that is no endpoint's.
+/// Lets a packet pass as one that is no endpoint's.
 #[inline(always)]
 fn strange(skb: *mut __sk_buff) -> i32 {
     write(skb, STRANGER);
@@ -81,11 +79,11 @@ fn strange(skb: *mut __sk_buff) -> i32 {
     NEXT
 }
 
-/// What a packet begins with, as the global functions take it.
+/// Values of `link`: the header with which a packet begins, as the global functions take it.
 pub(crate) const ETHERNET: u32 = 0;
 const NO_LINK_HEADER: u32 = 1;
 
-/// Beside the number of a reason: its event is to be emitted.
+/// Flag beside the number of a reason: the drop's event is to be emitted.
 const TELL: u32 = 1 << 8;
 
 #[inline(always)]
@@ -108,14 +106,14 @@ fn node(skb: *mut __sk_buff, link: u32) -> i32 {
 fn exit(skb: *mut __sk_buff, link: u32) -> Exit {
     // SAFETY: the program's context.
     let (ifindex, ingress_ifindex) = unsafe { ((*skb).ifindex, (*skb).ingress_ifindex) };
-    // All of it first: behind a branch the compiler computes the field's address, which the verifier refuses.
+    // Both fields first: behind a branch the compiler computes the field's address, which the verifier rejects.
     let (mark, tc_index) = (read_mark(skb), read(skb));
     let asked = ingress_ifindex == 0 && !is_proven(mark);
     let anew = Anew::from_number(if asked { netpold_anew(skb, link) } else { 0 });
     Exit { ifindex, ingress_ifindex, mark, tc_index, foreign: false, anew }
 }
 
-/// What of a packet without interface and proof the kernel may have made anew, as a number.
+/// Kind of a packet without interface and proof, if the kernel may have rebuilt it, as a number.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_anew(skb: *mut __sk_buff, link: u32) -> u32 {
@@ -123,7 +121,7 @@ extern "C" fn netpold_anew(skb: *mut __sk_buff, link: u32) -> u32 {
     let bytes = unsafe { Headers::<true>::new(skb) };
     match Anew::kind(&bytes, link_header(skb, &bytes, link)) {
         Anew::No => 0,
-        // Inlined: a frame more would be too much.
+        // Inlined: there is no stack left for another frame.
         _ if crate::has_own_socket(skb) => 0,
         kind => kind as u32,
     }
@@ -134,8 +132,7 @@ fn origin(skb: *mut __sk_buff, link: u32) -> Origin {
     Origin::of(&Maps::new(), &exit(skb, link))
 }
 
-/// Whether nobody is to judge a packet for its sender. Counts what misses something that the sender's
-/// program left on it.
+/// Whether no judgement for the sender is needed. Counts packets that lack the sender's proof or its `skb->tc_index`.
 #[inline(always)]
 fn is_final(skb: *mut __sk_buff, exit: &Exit) -> bool {
     match Origin::of(&Maps::new(), exit) {
@@ -153,8 +150,8 @@ fn is_final(skb: *mut __sk_buff, exit: &Exit) -> bool {
     }
 }
 
-/// Judges a packet for its sender. One that passes loses its mark, since what encapsulates it is not
-/// the pod's any more, and the number of its reason is the answer; else it drops.
+/// Judges a packet for its sender. A passing one loses its mark, since a packet that encapsulates it is not the pod's
+/// any more, and the number of its reason is returned; `None`: it drops.
 #[inline(always)]
 fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
     let course = if is_answer(skb) { connection::netpold_course(skb) } else { 0 };
@@ -174,19 +171,18 @@ fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
         write(skb, witness());
         return Some(reason);
     }
-    // From here and not from there: stack frames add up along a call.
+    // Called here and not in the judging function: stack frames add up along a call.
     if reason & TELL != 0 {
         netpold_emit_translated(skb, link, reason & !TELL);
     }
     None
 }
 
-/// A packet on its way into a pod: judged for its sender if that is not done. `None`: the pod's own
-/// judgement is next.
+/// Judges a packet to a pod for its sender, unless that is done. `None`: the pod's own judgement is next.
 #[inline(always)]
 pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
     let mut exit = exit(skb, ETHERNET);
-    // By other devices leaves what belongs to secondary networks, too.
+    // Other devices do not check this: packets of secondary networks leave by them too.
     exit.foreign = !is_proven(exit.mark) && has_foreign_socket(skb);
     let is_unknown = proof::is_unknown(&Maps::new(), &exit);
     let settled = !is_unknown && is_final(skb, &exit);
@@ -208,8 +204,8 @@ pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
     }
 }
 
-/// A packet on its way out of a pod: with the proof, and with this pod's mark or with the witness, by the
-/// reason for which it passes. One to the pod's own address may have any station's on a bridge.
+/// Marks a packet from a pod: with the proof, and by its reason with the pod's mark or with the witness. On a bridge a
+/// packet to the pod's own address may have any station's address, so it is marked too.
 #[inline(always)]
 pub(crate) fn leave(skb: *mut __sk_buff, reason: u32) {
     let answer = reason == Reason::Answer as u32;
@@ -221,7 +217,7 @@ pub(crate) fn leave(skb: *mut __sk_buff, reason: u32) {
     prove(skb);
 }
 
-/// Whether a packet is in a frame to another station than its own, 1 or 0; see [`station`].
+/// Whether a packet is in a frame to another station than its own destination's, 1 or 0; see [`station`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_astray(skb: *mut __sk_buff) -> u32 {
@@ -229,26 +225,26 @@ extern "C" fn netpold_astray(skb: *mut __sk_buff) -> u32 {
     // SAFETY: the program's context.
     let (direct, ifindex) = unsafe { (Headers::<true>::new(skb), (*skb).ifindex) };
     let astray = station::is_astray(&direct, &maps, ifindex).or_else(|_| {
-        // SAFETY: as above.
+        // SAFETY: the program's context.
         station::is_astray(&unsafe { Copied::new(skb) }, &maps, ifindex)
     });
     astray.unwrap_or(false).into()
 }
 
-/// Whether one of these programs has seen a packet with this `skb->mark`.
+/// Whether `skb->mark` contains the proof.
 #[inline(always)]
 fn is_proven(mark: u32) -> bool {
     proof::is_proven(&Maps::new(), mark)
 }
 
-/// One of these programs has seen the packet.
+/// Adds the proof to a packet.
 #[inline(always)]
 fn prove(skb: *mut __sk_buff) {
     let proof = Maps::new().settings().map_or(0, |settings| settings.proof);
     write_mark(skb, read_mark(skb) | proof);
 }
 
-/// Whether a packet is marked as an answer.
+/// Whether a packet is marked as a reply.
 #[inline(always)]
 fn is_answer(skb: *mut __sk_buff) -> bool {
     parts_of(read(skb)).1
@@ -260,7 +256,7 @@ fn witness() -> u32 {
     Maps::new().settings().map_or(0, |settings| settings.witness)
 }
 
-/// Counts a packet of an endpoint that misses its proof, or the witness. A global function: rare.
+/// Counts a packet of an endpoint that lacks its proof, or the witness. A global function, since this is rare.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_unproven(skb: *mut __sk_buff) -> u32 {
@@ -285,7 +281,7 @@ extern "C" fn netpold_unproven(skb: *mut __sk_buff) -> u32 {
     0
 }
 
-/// Writes the mark of the endpoint whose interface this is, that of an answer or not.
+/// Writes the mark of the interface's endpoint, as a reply's or not.
 #[inline(always)]
 fn mark_sender(skb: *mut __sk_buff, answer: bool) {
     // SAFETY: the program's context.
@@ -298,22 +294,23 @@ fn mark_sender(skb: *mut __sk_buff, answer: bool) {
     write(skb, if answer { answer_mark(found) } else { found });
 }
 
-/// As [`mark_sender`], wherever the endpoint is. A global function to the kernel, as those in the crate's root.
+/// Writes the mark of the interface's endpoint in any of its slots, see [`mark_sender`]. A global function, as those
+/// in the crate's root.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_mark(skb: *mut __sk_buff, answer: u32) -> u32 {
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
-    // An endpoint that went since it was judged: another slot's mark is worse than none.
+    // The endpoint may have gone since the judgement: then no mark is better than that of another slot.
     let found = find_slot(&Maps::new(), ifindex);
     let found = found.map_or(0, |(slot, endpoint)| mark(slot, endpoint.id()));
     write(skb, if found != 0 && answer != 0 { answer_mark(found) } else { found });
     0
 }
 
-/// Judges a marked packet, an answer by its [`Course`], and counts a drop; the number of the reason, with
-/// [`TELL`] if the drop's event is to be emitted. Plain TCP and UDP packets, read in place; the others are
-/// for [`netpold_translated`].
+/// Judges a marked packet, a reply by its [`Course`], and counts a drop; returns the number of the reason, with
+/// [`TELL`] if the drop's event is to be emitted. Reads plain TCP and UDP packets in place; [`netpold_translated`]
+/// judges all others.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_translated_in_place(skb: *mut __sk_buff, link: u32, course: u32) -> u32 {
@@ -321,7 +318,7 @@ extern "C" fn netpold_translated_in_place(skb: *mut __sk_buff, link: u32, course
     judge(skb, &unsafe { Headers::<true>::new(skb) }, link, course)
 }
 
-/// As [`netpold_translated_in_place`], of any packet: its headers are copied.
+/// Judges a marked packet of any kind by copied headers, see [`netpold_translated_in_place`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_translated(skb: *mut __sk_buff, link: u32, course: u32) -> u32 {
@@ -344,7 +341,7 @@ fn judge<B: Bytes>(skb: *mut __sk_buff, bytes: &B, link: u32, course: u32) -> u3
     if drops { counted(skb, link, reason) } else { reason }
 }
 
-/// Counts a drop at an exit: its reason, with [`TELL`] if its event is to be emitted.
+/// Counts a drop at an exit; returns its reason, with [`TELL`] if its event is to be emitted.
 #[inline(always)]
 fn counted(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
     // SAFETY: the program's context.
@@ -360,8 +357,8 @@ extern "C" fn netpold_refuse(skb: *mut __sk_buff, link: u32, reason: u32) -> u32
     counted(skb, link, reason)
 }
 
-/// Why a packet that no program has judged at its sender's veth is not judged here either: it goes on from its
-/// destination, is still to be written into, or claims an address. 0: it is.
+/// Reason to drop a packet that was not judged at its sender's veth, without judging it here: it goes on from its
+/// destination, has a checksum still to be written into judged bytes, or may claim an address. 0: none.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_unfit(skb: *mut __sk_buff, link: u32) -> u32 {
@@ -389,7 +386,7 @@ extern "C" fn netpold_may_claim(skb: *mut __sk_buff, link: u32) -> u32 {
     post_nat::may_claim(&bytes, link_header(skb, &bytes, link)).into()
 }
 
-/// Whether IPv4 options between two offsets name a route, 1 or 0. Of the offsets the verifier knows nothing here.
+/// Whether IPv4 options between two offsets name a route, 1 or 0. The offsets are unknown to the verifier.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_goes_on(skb: *mut __sk_buff, at: u32, end: u32) -> u32 {
@@ -397,8 +394,8 @@ extern "C" fn netpold_goes_on(skb: *mut __sk_buff, at: u32, end: u32) -> u32 {
     parse::has_route(&unsafe { Copied::new(skb) }, at, end).into()
 }
 
-/// TC ingress of bridges that have pods: what they hand to the node, which passes no exit where it is for the node
-/// itself. What passes here without the proof has got round a port's program.
+/// TC ingress of bridges with pods: packets that they hand to the node, which pass no exit if they are for the node
+/// itself. A packet without the proof bypassed a port's program.
 #[classifier]
 #[inline(always)]
 fn netpold_bridge(context: TcContext) -> i32 {
@@ -406,7 +403,7 @@ fn netpold_bridge(context: TcContext) -> i32 {
     if is_proven(read_mark(skb)) || netpold_at_bridge(skb) == 0 { NEXT } else { DROP }
 }
 
-/// Judges what a bridge hands to the node without the proof; 1: it drops, and was counted.
+/// Judges a packet without the proof that a bridge hands to the node; 1: it drops, and was counted.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_at_bridge(skb: *mut __sk_buff) -> u32 {
@@ -423,8 +420,8 @@ extern "C" fn netpold_at_bridge(skb: *mut __sk_buff) -> u32 {
     1
 }
 
-/// Whether the agent's socket is there ([`Settings::agent_port`](netpold_ebpf::layout::Settings)), 1 or 0: the
-/// kernel closes it with the agent, however that ends.
+/// Whether the agent's socket exists ([`Settings::agent_port`](netpold_ebpf::layout::Settings)), 1 or 0. The kernel
+/// closes it when the agent ends, for any reason.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_agent_lives(skb: *mut __sk_buff) -> u32 {
@@ -438,12 +435,12 @@ extern "C" fn netpold_agent_lives(skb: *mut __sk_buff) -> u32 {
     if socket.is_null() {
         return 0;
     }
-    // SAFETY: a socket that was found is to be given back, once.
+    // SAFETY: a found socket is released once.
     unsafe { bpf_sk_release(socket.cast()) };
     1
 }
 
-/// Emits the event of a marked packet's drop: it is its sender's.
+/// Emits the event of a marked packet's drop, for its sender.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_emit_translated(skb: *mut __sk_buff, link: u32, reason: u32) -> u32 {
@@ -472,7 +469,7 @@ pub(crate) fn link_header<B: Bytes>(
 
 #[inline(always)]
 fn read(skb: *mut __sk_buff) -> u32 {
-    // SAFETY: the program's context, whose fields are read whole.
+    // SAFETY: a field of the program's context, read whole.
     unsafe { (&raw const (*skb).tc_index).read_volatile() }
 }
 

@@ -1,12 +1,11 @@
-//! Packet bytes in the kernel: straight from memory for plain packets, copied for the others.
+//! Packet bytes in the kernel: read in place for plain packets, copied for all others.
 
 use core::{cell::UnsafeCell, mem::MaybeUninit};
 
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_skb_load_bytes};
 use netpold_ebpf::packet::bytes::{Bytes, MAX_WINDOW, Window};
 
-/// The linear part of a packet, read in place. Headers that lie elsewhere, and whatever is unusual,
-/// are left to [`Copied`].
+/// Linear part of a packet, read in place. [`Copied`] reads headers elsewhere, and unusual packets.
 pub(crate) struct Direct<const V4: bool> {
     data: usize,
     end: usize,
@@ -42,14 +41,14 @@ impl<const V4: bool> Bytes for Direct<V4> {
     }
 }
 
-/// Packet memory that was compared with the packet's end. Loads are as wide as the field, at any
-/// alignment: every architecture with an eBPF JIT that netpold runs on has unaligned loads, and
-/// the verifier refuses the program elsewhere.
+/// Packet memory that was checked against the packet's end. Loads are as wide as the field, at any alignment: every
+/// architecture with an eBPF JIT that netpold runs on has unaligned loads, and elsewhere the verifier rejects the
+/// program.
 #[derive(Clone, Copy)]
 pub(crate) struct InPlace(*const u8);
 
 impl InPlace {
-    /// `N` bytes from `start`, if the packet ends behind them.
+    /// `N` bytes from `start`, if they are before the packet's `end`.
     #[inline(always)]
     pub(crate) fn new<const N: usize>(start: usize, end: usize) -> Option<Self> {
         (start + N <= end).then_some(Self(start as *const u8))
@@ -59,7 +58,7 @@ impl InPlace {
 impl Window for InPlace {
     #[inline(always)]
     fn byte(&self, at: usize) -> u8 {
-        // SAFETY: within the window, or the verifier refuses the program.
+        // SAFETY: within the window, or the verifier rejects the program.
         unsafe { self.0.add(at).read_volatile() }
     }
 
@@ -85,8 +84,7 @@ impl Window for InPlace {
     }
 }
 
-/// A packet that is read by a copying helper, wherever its bytes lie. All windows share one buffer,
-/// to save stack.
+/// A packet read by a copying helper, wherever its bytes lie. All windows share one buffer, to save stack.
 pub(crate) struct Copied {
     skb: *mut __sk_buff,
     buffer: UnsafeCell<MaybeUninit<[u64; MAX_WINDOW / 8]>>,
@@ -113,12 +111,12 @@ impl Bytes for Copied {
 
     #[inline(always)]
     fn window<const N: usize>(&self, offset: u32) -> Option<InBuffer> {
-        // SAFETY: a buffer of that size; nobody reads an older window of it.
+        // SAFETY: a buffer of that size; no older window of it is read any more.
         unsafe { copy::<N>(self.skb, self.buffer.get().cast(), offset) }
     }
 }
 
-/// A packet that is copied to memory of somebody else's, where there is no stack for it.
+/// A packet copied to a buffer of the caller, where there is no stack for one.
 pub(crate) struct CopiedTo {
     skb: *mut __sk_buff,
     buffer: *mut [u64; MAX_WINDOW / 8],
@@ -126,7 +124,7 @@ pub(crate) struct CopiedTo {
 
 impl CopiedTo {
     /// # Safety
-    /// `skb` is the program's context, and the buffer nobody else's meanwhile.
+    /// `skb` is the program's context, and the buffer has no other user meanwhile.
     #[inline(always)]
     pub(crate) const unsafe fn new(
         skb: *mut __sk_buff,
@@ -148,7 +146,7 @@ impl Bytes for CopiedTo {
 
     #[inline(always)]
     fn window<const N: usize>(&self, offset: u32) -> Option<InBuffer> {
-        // SAFETY: as above.
+        // SAFETY: a buffer of that size; no older window of it is read any more.
         unsafe { copy::<N>(self.skb, self.buffer.cast(), offset) }
     }
 }
@@ -156,7 +154,7 @@ impl Bytes for CopiedTo {
 /// Copies `N` bytes of a packet.
 ///
 /// # Safety
-/// The program's context, and room for [`MAX_WINDOW`] bytes.
+/// `skb` is the program's context, and the buffer has room for [`MAX_WINDOW`] bytes.
 #[inline(always)]
 unsafe fn copy<const N: usize>(
     skb: *mut __sk_buff,

@@ -1,4 +1,4 @@
-//! The program of the pods' interfaces: XDP, in front of `netpold_egress`.
+//! XDP program of the pods' interfaces, in front of `netpold_egress`.
 
 use aya_ebpf::{bindings::xdp_action, macros::xdp, programs::XdpContext};
 use netpold_ebpf::{direction::Egress, xdp::pod::drops};
@@ -8,7 +8,7 @@ use crate::{
     xdp::{Frame, came_by, settle},
 };
 
-/// Drops what a pod sends and may not.
+/// Drops packets of a pod that its policy or the source check certainly denies.
 #[xdp(frags)]
 #[inline(always)]
 fn netpold_sent(context: XdpContext) -> u32 {

@@ -1,4 +1,4 @@
-//! The tables that a judgement reads, as BPF maps; [`flows`] has those that it writes.
+//! Tables that a judgement reads, as BPF maps; [`flows`] has those that it writes.
 
 pub(crate) mod flows;
 
@@ -24,13 +24,12 @@ use netpold_ebpf::{
 
 use crate::{maps, trace};
 
-/// The maps of this program. Every array lookup takes its index from the one place on the stack,
-/// since a place for each would fill the 512 bytes that a program has.
-/// With `CLAIMS`, a flow takes an empty place of its first bucket at once. With `DEFERS`, flows are (else) left
-/// for [`flows::netpold_record`] to insert.
+/// Maps of this program. All array lookups share one place on the stack for the index: a place for each would fill the
+/// 512 bytes of a program's stack. With `CLAIMS`, a flow takes a vacant way of its first bucket at once. With
+/// `DEFERS`, other flows are left for [`flows::netpold_record`] to insert.
 pub(crate) struct Maps<const DEFERS: bool = false, const CLAIMS: bool = true> {
     index: UnsafeCell<u32>,
-    /// One was.
+    /// Whether a flow was left.
     deferred: Cell<bool>,
 }
 
@@ -45,19 +44,19 @@ impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
     /// An element of an array map.
     #[inline(always)]
     pub(crate) fn element<T>(&self, map: &'static Array<T>, index: u32) -> Option<*mut T> {
-        // SAFETY: its elements are T.
+        // SAFETY: the map's elements are T.
         unsafe { self.look_up((&raw const *map).cast(), index) }
     }
 
     /// This CPU's element of a per-CPU array map.
     #[inline(always)]
     fn own_element<T>(&self, map: &'static PerCpuArray<T>, index: u32) -> Option<*mut T> {
-        // SAFETY: as above.
+        // SAFETY: the map's elements are T.
         unsafe { self.look_up((&raw const *map).cast(), index) }
     }
 
     /// # Safety
-    /// The map is a definition that the loader turns into an array of T.
+    /// The loader turns the map's definition into an array of T.
     #[inline(always)]
     unsafe fn look_up<T>(&self, map: *const c_void, index: u32) -> Option<*mut T> {
         let place = self.index.get();
@@ -73,11 +72,11 @@ impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "in the map, not in self")]
     pub(crate) fn counters(&self) -> Option<&mut Counters> {
-        // SAFETY: this CPU's own, and no function has it while it calls another that does.
+        // SAFETY: this CPU's own, and no function keeps it across a call of another that uses it.
         self.own_element(&maps::COUNTERS, 0).map(|counters| unsafe { &mut *counters })
     }
 
-    /// Counts one more at an index of [`Counters::packets`].
+    /// Adds 1 to the counter at an index of [`Counters::packets`].
     #[inline(always)]
     pub(crate) fn count(&self, index: u32) {
         if let Some(counters) = self.counters() {
@@ -86,22 +85,22 @@ impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
     }
 }
 
-/// One more, whatever other CPUs add at the same time.
+/// Adds 1 to a word, atomically.
 ///
 /// # Safety
-/// A word of a map.
+/// The word lies in a map.
 #[inline(always)]
 pub(crate) unsafe fn add_one(word: *mut u64) {
     // SAFETY: as the caller promises.
     unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) word, in(reg) 1u64, options(nostack)) };
 }
 
-/// A word of a table whose elements are arrays of words. The agent writes it meanwhile, by aligned
-/// stores: it is read once, whole.
+/// A word of a table with arrays of words as elements. The agent writes it concurrently, by aligned stores, so it is
+/// read once, whole.
 macro_rules! word {
     ($maps:expr, $map:expr, $element:expr, $type:ty, $index:expr) => {
         match $maps.element(&$map, $element) {
-            // SAFETY: the index is below the element's length; the verifier holds us to it.
+            // SAFETY: the index is below the element's length, which the verifier checks too.
             Some(element) => unsafe { element.cast::<$type>().add($index).read_volatile() },
             None => 0,
         }
@@ -109,7 +108,7 @@ macro_rules! word {
 }
 
 impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
-    /// Class of an IPv6 address with [`ipv6_hosts::FOUND`]; 0 where there is none.
+    /// Class of an IPv6 address with [`ipv6_hosts::FOUND`]; 0 if it is not in the table.
     #[inline(always)]
     fn find_host6(&self, address: [u64; 2]) -> u64 {
         let Some(settings) = self.settings() else { return 0 };
@@ -124,7 +123,7 @@ impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
             if found & ipv6_hosts::FOUND != 0 {
                 return found;
             }
-            // SAFETY: as before.
+            // SAFETY: a bucket of that table.
             if !unsafe { ipv6_hosts::goes_on(self, bucket.cast(), places) } {
                 return 0;
             }
@@ -201,7 +200,7 @@ impl<const DEFERS: bool, const CLAIMS: bool> Memory for Maps<DEFERS, CLAIMS> {
 
     #[inline(always)]
     unsafe fn swap(&self, word: *mut u64, old: u64, new: u64) -> u64 {
-        // The target has no `AtomicU64::compare_exchange`; this is the instruction it would be.
+        // The target has no `AtomicU64::compare_exchange`; this is the instruction for it.
         // SAFETY: as the caller promises.
         unsafe {
             atomic_cxchg::<_, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
@@ -225,12 +224,12 @@ impl<const DEFERS: bool, const CLAIMS: bool> Memory for Maps<DEFERS, CLAIMS> {
     }
 }
 
-/// Class of an IPv6 address by its block: a function of its own, so that the verifier looks at the search once.
+/// Class of an IPv6 address by its block: a separate function, so that the verifier checks the search once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_cidr6(first: u64, second: u64) -> u32 {
     let maps = Maps::new();
-    // Who looks an address up behind the revision reads this behind it too.
+    // Ordered behind the address: a caller that orders the address behind the revision orders this read too.
     let settings = order::after_load(maps::SETTINGS.get(), first);
     // SAFETY: map memory; the agent changes this field while the program runs.
     let root = unsafe { (&raw const (*settings).ipv6_blocks_root).read_volatile() };
@@ -240,8 +239,8 @@ extern "C" fn netpold_cidr6(first: u64, second: u64) -> u32 {
     unsafe { ipv6_blocks::class(&maps, root, [first, second], node) }
 }
 
-/// Masks what the compiler knows to be below 1024, and the verifier need not: before 6.8 it forgets
-/// what it knew of a 32-bit value that was kept on the stack.
+/// Masks an index that the compiler knows to be below 1024, but the verifier may not: before 6.8 it forgets the bounds
+/// of a 32-bit value that was spilled to the stack.
 #[inline(always)]
 fn below_1024(index: usize) -> usize {
     let mut forgotten = index;
@@ -250,7 +249,7 @@ fn below_1024(index: usize) -> usize {
     forgotten & 1023
 }
 
-/// Hides an index from the verifier, to which `x ^ noise ^ noise` is any number.
+/// Hides an index from the verifier, which takes `x ^ noise ^ noise` for any number.
 #[inline(always)]
 fn hide(index: usize, noise: u64) -> usize {
     let mut hidden = index;
@@ -270,13 +269,13 @@ fn hide(index: usize, noise: u64) -> usize {
 impl<const DEFERS: bool, const CLAIMS: bool> LocalEndpoints for Maps<DEFERS, CLAIMS> {
     #[inline(always)]
     fn local4(&self, address: u32) -> Option<u32> {
-        // SAFETY: the value is a word, which is read once.
+        // SAFETY: the value is a word, read once.
         unsafe { maps::LOCALS4.get_ptr(address).map(|slot| slot.read_volatile()) }
     }
 
     #[inline(always)]
     fn local6(&self, address: [u64; 2]) -> Option<u32> {
-        // SAFETY: as above.
+        // SAFETY: the value is a word, read once.
         unsafe { maps::LOCALS6.get_ptr(address).map(|slot| slot.read_volatile()) }
     }
 }

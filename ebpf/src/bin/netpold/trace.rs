@@ -1,10 +1,10 @@
-//! The traced variant of the pods' programs: judges as the ordinary one does, and tells the steps of packets that
-//! somebody asked for. In the ordinary programs all of this is nothing.
+//! Traced variant of the pods' programs: judges as the ordinary one does, and reports the steps of requested packets.
+//! In the ordinary programs all of this compiles to nothing.
 
 #[cfg(feature = "trace")]
 mod recorder;
 
-/// Whether this is that variant.
+/// Whether this is the traced variant.
 pub(crate) const TRACED: bool = cfg!(feature = "trace");
 
 #[cfg(feature = "trace")]

@@ -1,4 +1,4 @@
-//! The programs of the node's uplinks: XDP, in front of everything else.
+//! XDP programs of the node's uplinks, in front of all other programs.
 
 use aya_ebpf::{bindings::xdp_action, macros::xdp, programs::XdpContext};
 use netpold_ebpf::{
@@ -12,14 +12,14 @@ use crate::{
     xdp::{Frame, came_by, settle},
 };
 
-/// Drops what begins a connection that policy denies.
+/// Drops packets that begin a connection, if policy denies them.
 #[xdp(frags)]
 #[inline(always)]
 fn netpold_uplink(context: XdpContext) -> u32 {
     judge(&context, Scope::Openings)
 }
 
-/// Drops all that policy denies and that belongs to no known flow.
+/// Drops all packets that policy denies and that have no known flow.
 #[xdp(frags)]
 #[inline(always)]
 fn netpold_uplink_all(context: XdpContext) -> u32 {

@@ -1,4 +1,4 @@
-//! What the XDP programs have in common: the frame they read, and what becomes of it.
+//! Shared code of the XDP programs: reading a frame, and acting on the verdict.
 
 use core::arch::asm;
 
@@ -13,16 +13,16 @@ use netpold_ebpf::{
 
 use crate::{drops, packet::InPlace, watches_only};
 
-/// Type of what is behind the link header, and where that begins.
+/// Type of the payload behind the link header, and its offset.
 pub(crate) type Link = Result<(u16, u32), Reason>;
 
-/// A frame's first piece, read in place. Whatever is unusual goes on to the pod's hook.
+/// First buffer of a frame, read in place. Unusual frames pass on to the pod's hook.
 pub(crate) struct Frame {
     data: usize,
     end: usize,
 }
 
-/// Drops a frame for a reason at an endpoint, if there is one, else lets it go on.
+/// Drops a frame for the reason found at an endpoint; passes it on if none was found.
 #[inline(always)]
 pub(crate) fn settle<D: Direction>(
     frame: &Frame,
@@ -38,19 +38,19 @@ pub(crate) fn settle<D: Direction>(
     }
 }
 
-/// The interface that a frame came in by.
+/// Interface that a frame arrived at.
 #[inline(always)]
 pub(crate) fn came_by(context: &XdpContext) -> u32 {
     // SAFETY: the program's context.
     unsafe { (*context.ctx).ingress_ifindex }
 }
 
-/// Counts a drop as the pod's hook would have, and tells of it as often.
+/// Counts a drop and emits its event, at the same rate as the pod's hook.
 #[inline(always)]
 fn report<D: Direction>(frame: &Frame, link: Link, endpoint: EndpointRef, reason: u32) {
     if drops::count_one(D::EGRESS, reason, endpoint.ifindex()) {
         let _ = drops::send(reason, (endpoint.ifindex(), endpoint.id()), |event| {
-            // The offset as a constant, also where the compiler makes this a function of its own.
+            // A constant offset, also where the compiler makes this a separate function.
             event::describe_at::<D, _>(frame, link.map(|(kind, _)| (kind, ETHERNET)), event);
         });
     }
@@ -60,7 +60,7 @@ fn report<D: Direction>(frame: &Frame, link: Link, endpoint: EndpointRef, reason
 const ETHERNET: u32 = 14;
 
 impl Frame {
-    /// The frame and its link header; nothing if that cannot be read.
+    /// The frame and its link header; `None` if that cannot be parsed.
     #[inline(always)]
     pub(crate) fn open(context: &XdpContext) -> Option<(Self, Link)> {
         let frame = Self { data: context.data(), end: context.data_end() };
@@ -68,12 +68,12 @@ impl Frame {
         Some((frame.without_tags(offset), Ok((kind, ETHERNET))))
     }
 
-    /// The frame from so far on that its IP header is where it is in one without tags: the verifier
-    /// compares offsets with the end only where they are constants.
+    /// Moves the start of the frame so that its IP header is at the same offset as without tags: the verifier checks
+    /// only constant offsets against the end.
     #[inline(always)]
     fn without_tags(self, offset: u32) -> Self {
         let mut data = self.data + (offset - ETHERNET) as usize;
-        // SAFETY: nothing is done; the compiler shall not put both additions together.
+        // SAFETY: no operation; it keeps the compiler from merging both additions.
         unsafe { asm!("{data} += 0", data = inout(reg) data, options(pure, nomem, nostack)) };
         Self { data, end: self.end }
     }

@@ -1,4 +1,4 @@
-//! From the rules of policies to a [`DirectionPolicy`].
+//! Compiles rules of policies into a [`DirectionPolicy`].
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -16,33 +16,33 @@ use crate::ports::AllowedPorts;
 use crate::ports::blocks::BlockMap;
 use crate::ports::tries::Tries;
 
-/// What a direction policy is made of.
+/// Input of a direction policy.
 pub(crate) struct Source<'a> {
     pub(crate) direction: Direction,
     /// The policies that grant something to the pod in this direction.
     pub(crate) policies: &'a [&'a Policy],
-    /// Whether some NetworkPolicy isolates the pod, even if none grants anything.
+    /// Whether a NetworkPolicy isolates the pod, even if none grants anything.
     pub(crate) isolated: bool,
-    /// The ClusterNetworkPolicies that have rules for the pod, in the order in which they are asked.
+    /// The ClusterNetworkPolicies with rules for the pod, in order of evaluation.
     pub(crate) tiers: &'a [Arc<ClusterPolicy>],
-    /// The pod's labels are known, so these select it; else they may.
+    /// The pod's labels are known, so `tiers` select it; otherwise they may select it.
     pub(crate) labelled: bool,
-    /// The pod's named ports, if ingress rules ask for names.
+    /// The pod's named ports, if ingress rules use port names.
     pub(crate) ports: &'a [NamedPort],
-    /// The service targets that the pod backs itself.
+    /// The service targets with the pod itself as backend.
     pub(crate) served: &'a [HairpinService],
-    /// Those by which tiers deny it to reach itself.
+    /// The service targets with the pod itself as backend through which tiers deny it to reach itself.
     pub(crate) refused: &'a [HairpinService],
 }
 
-/// A direction policy that is being made.
+/// A direction policy under construction.
 struct Draft<'a> {
     direction_policy: DirectionPolicy,
     blocks: Vec<(&'a IpBlock, AllowedPorts)>,
     source: &'a Source<'a>,
 }
 
-/// Makes direction policies. The numbers in them are the registry's and the tries'.
+/// Builds direction policies, with numbers of the registry and of the tries.
 pub(crate) struct Builder<'a> {
     pub(crate) registry: &'a mut Registry,
     pub(crate) tries: &'a mut Tries,
@@ -50,7 +50,7 @@ pub(crate) struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// What policies allow.
+    /// Builds the direction policy of a source.
     pub(crate) fn build(&mut self, source: &Source<'_>) -> Arc<DirectionPolicy> {
         let mut draft =
             Draft { direction_policy: DirectionPolicy::default(), blocks: Vec::new(), source };
@@ -76,7 +76,7 @@ impl Builder<'_> {
         for (hairpins, ports) in [(source.served, served), (source.refused, refused)] {
             for hairpin in hairpins {
                 let peer_set = self.registry.intern(PeerSet::HairpinService(hairpin.clone()));
-                // So that it counts as in use.
+                // Counts as a use of the peer set.
                 peers.entry(peer_set).or_default();
                 let ports = ports.entry(peer_set).or_default();
                 ports.add(hairpin.protocol, hairpin.port, hairpin.port, self.tries);
@@ -85,7 +85,7 @@ impl Builder<'_> {
         self.finish(direction_policy)
     }
 
-    /// Isolated, and nothing allowed but the own node, which no NetworkPolicy can deny.
+    /// A direction policy that isolates and allows only the own node for egress, which no NetworkPolicy can deny.
     pub(crate) fn closed(&mut self, direction: Direction) -> Arc<DirectionPolicy> {
         match direction {
             Direction::Ingress => DirectionPolicy::nothing(),
@@ -93,7 +93,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Isolated, and only the own node allowed.
+    /// A direction policy that isolates and allows only the own node.
     pub(crate) fn own_node(&mut self) -> Arc<DirectionPolicy> {
         let mut direction_policy = DirectionPolicy::default();
         direction_policy
@@ -102,7 +102,7 @@ impl Builder<'_> {
         self.finish(direction_policy)
     }
 
-    /// Everything allowed.
+    /// A direction policy that allows everything.
     pub(crate) fn everything(&self) -> Arc<DirectionPolicy> {
         let everyone = AllowedPorts::EVERYTHING;
         self.finish(DirectionPolicy { everyone, ..DirectionPolicy::default() })
@@ -120,22 +120,22 @@ impl Builder<'_> {
         Arc::new(direction_policy)
     }
 
-    /// Adds the rules of ClusterNetworkPolicies, each as a mark on whom it matches, and returns what
-    /// they say.
+    /// Adds the rules of ClusterNetworkPolicies: grants the mark of each rule to its peers, and returns the rules in
+    /// order.
     fn add_tiers(&mut self, draft: &mut Draft<'_>) -> Vec<TierRule> {
         let Source { direction, isolated, tiers, labelled, .. } = *draft.source;
         let mut rules = Vec::new();
         for policy in tiers.iter().filter(|it| !(isolated && it.tier == Tier::Baseline)) {
             let selects = labelled || policy.subject.pods.requirements.is_empty();
             for rule in policy.rules(direction) {
-                // A policy that may not be about the pod denies, and allows nothing.
+                // If the policy may not select the pod, only its Deny rules apply.
                 if !selects && rule.action != Action::Deny {
                     continue;
                 }
                 let ports = self.ports_of(&rule.matches, draft);
                 let mark = AllowedPorts::mark(rules.len() as u32, self.tries);
                 rules.push(TierRule { tier: policy.tier, action: rule.action, ports });
-                // Its pod peers have selectors for namespaces: they are of no namespace of its own.
+                // Pod peers of ClusterNetworkPolicies always have a namespace selector, so the namespace is not used.
                 self.add(&rule.matches, mark, "", draft);
             }
         }
@@ -149,7 +149,7 @@ impl Builder<'_> {
         grant
     }
 
-    /// Grants something to the peers of a rule.
+    /// Grants ports to the peers of a rule.
     fn add<'a>(
         &mut self,
         rule: &'a Rule,

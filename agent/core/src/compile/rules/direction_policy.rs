@@ -1,9 +1,8 @@
-//! What the policies that isolate a pod in one direction allow, as plain data: the input of a row.
+//! Rules of the policies that isolate a pod in one direction, as plain data: the input of a row.
 //!
-//! Without ClusterNetworkPolicies that is a union of grants. With them it is also a list of rules in the
-//! order in which they are asked ([`Tiers`]); what sets and blocks are granted then includes marks of the
-//! rules that name them. What an address is allowed is flattened from both when its column is filled
-//! ([`super::evaluate`]), so a packet pays nothing for tiers.
+//! Without ClusterNetworkPolicies it is a union of grants. With them it also has a list of rules in order of evaluation
+//! ([`Tiers`]), and the grants of sets and blocks include marks of the rules that have them as peers. Filling the
+//! column of a class flattens both into allowed ports ([`super::evaluate`]), so tiers cost nothing per packet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
@@ -14,44 +13,43 @@ use crate::model::{Action, Tier};
 use crate::ports::AllowedPorts;
 use crate::ports::blocks::BlockMap;
 
-/// The union of all rules of a direction: equal rules are equal values, whichever policies they
-/// come from. An address is allowed the union of what `everyone`, each of its peer sets and the blocks
-/// are granted that hold it.
+/// The union of all rules of a direction. Equal rules give equal values, whichever policies they come from. An address
+/// is allowed the union of the grants to `everyone`, to its peer sets and to the blocks that contain it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DirectionPolicy {
-    /// Hash of all else, so that a large direction policy is looked up as fast as a small one.
+    /// Hash of all other fields, so that a large direction policy is looked up as fast as a small one.
     pub(super) digest: u64,
     pub(crate) everyone: AllowedPorts,
     pub(crate) peers: BTreeMap<SetId, AllowedPorts>,
     pub(crate) blocks: BlockMap,
-    /// The port names that the grants ask for.
+    /// Port names in the grants.
     pub(crate) names: BTreeSet<NameId>,
-    /// What ClusterNetworkPolicies say before and after; `None`: nothing.
+    /// Rules of ClusterNetworkPolicies; `None` if there are none.
     pub(crate) tiers: Option<Arc<Tiers>>,
-    /// By [`crate::compile::sets::set::PeerSet::HairpinService`], where the pod may reach itself: that is a
-    /// matter of its backend, itself, whatever tiers say of the Service's address.
+    /// Ports by [`crate::compile::sets::set::PeerSet::HairpinService`] through which the pod may reach itself. The
+    /// backend, which is the pod itself, decides; tiers about the Service's address do not matter.
     pub(crate) served: BTreeMap<SetId, AllowedPorts>,
-    /// The same, where a tier denies it to reach itself. Nothing tells a packet to itself from others
-    /// behind the translation, so the port is closed in front of it.
+    /// Ports by the same sets through which a tier denies the pod to reach itself. After translation such a packet
+    /// looks like any other packet to the pod, so the port is closed before translation.
     pub(crate) refused: BTreeMap<SetId, AllowedPorts>,
 }
 
 /// The rules of ClusterNetworkPolicies for a pod in a direction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tiers {
-    /// In the order in which they are asked; a rule's mark is its place. None of Baseline if
-    /// `isolated`, as they are not asked then.
+    /// Rules in order of evaluation; the mark of a rule is its index. Without Baseline rules if `isolated`, because
+    /// these do not apply then.
     pub(crate) rules: Vec<TierRule>,
-    /// Some NetworkPolicy isolates the pod: what its rules do not grant is denied.
+    /// A NetworkPolicy isolates the pod, so everything without a grant is denied.
     pub(crate) isolated: bool,
 }
 
-/// What a rule says of whom it matches.
+/// Action of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TierRule {
     pub(crate) tier: Tier,
     pub(crate) action: Action,
-    /// Of these ports and protocols.
+    /// Ports and protocols of the rule.
     pub(crate) ports: AllowedPorts,
 }
 
@@ -62,12 +60,12 @@ impl Hash for DirectionPolicy {
 }
 
 impl DirectionPolicy {
-    /// Isolated, and nothing allowed.
+    /// A direction policy that isolates and allows nothing.
     pub(crate) fn nothing() -> Arc<Self> {
         Arc::new(Self::default())
     }
 
-    /// All that is granted.
+    /// All grants.
     pub(crate) fn grants(&self) -> impl Iterator<Item = &AllowedPorts> {
         let rules = self.tiers.iter().flat_map(|tiers| &tiers.rules).map(|rule| &rule.ports);
         let own = self.served.values().chain(self.refused.values());

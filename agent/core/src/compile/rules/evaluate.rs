@@ -1,4 +1,4 @@
-//! What a [`DirectionPolicy`] allows the addresses of a class.
+//! Evaluates a [`DirectionPolicy`] for the addresses of a class.
 
 use hashbrown::HashMap;
 
@@ -11,26 +11,26 @@ use crate::model::{Action, Tier};
 use crate::ports::AllowedPorts;
 use crate::ports::tries::{NAME, NONE, PORT, Tries};
 
-/// Says what direction policies allow; it reads what the peer sets of addresses stand for.
+/// Evaluates direction policies, with the state of sets behind the numbers in a membership.
 pub(crate) struct Evaluator<'a> {
     pub(crate) registry: &'a Registry,
     pub(crate) groups: &'a BlockGroups,
     pub(crate) targets: &'a ServiceTargets,
     pub(crate) tries: &'a mut Tries,
-    /// Peer sets looked at, ever.
+    /// Number of peer sets read so far.
     pub(crate) work: &'a mut u64,
 }
 
-/// What is decided of addresses.
+/// Decision about addresses.
 #[derive(Clone, Copy)]
 struct Decided {
     allowed: AllowedPorts,
-    /// What a Deny rule of a tier decides. What no grant of a NetworkPolicy allows is not in it.
+    /// Ports denied by a Deny rule of a tier. Ports without a grant of a NetworkPolicy are not included.
     denied: AllowedPorts,
 }
 
 impl Evaluator<'_> {
-    /// What is decided of addresses with these peer sets, names included; service targets are not considered.
+    /// Decides about addresses with this membership, named ports included, service targets excluded.
     fn decided(
         &mut self,
         direction_policy: &DirectionPolicy,
@@ -60,7 +60,7 @@ impl Evaluator<'_> {
         self.flatten(tiers, &matching, &all, membership)
     }
 
-    /// With what the pod reaches itself by.
+    /// Adds the ports through which the pod reaches itself.
     fn with_served(
         &mut self,
         ports: AllowedPorts,
@@ -71,7 +71,7 @@ impl Evaluator<'_> {
         served.fold(ports, |ports, served| ports.union(*served, self.tries))
     }
 
-    /// Adds the ports that have one of the names, and takes the names away.
+    /// Replaces port names by the numbers that they have on the addresses.
     fn resolve(&mut self, ports: &mut AllowedPorts, membership: &[SetId]) {
         let names = std::mem::replace(&mut ports.names, NONE);
         if names == NONE {
@@ -85,8 +85,8 @@ impl Evaluator<'_> {
         }
     }
 
-    /// Asks the tiers in order. `matching`: the rules that name the addresses as peers; `granted`: what
-    /// NetworkPolicies grant them.
+    /// Evaluates the tiers in order. `matching` are the marks of rules with the addresses as peers, `granted` the
+    /// grants of NetworkPolicies.
     fn flatten(
         &mut self,
         tiers: &Tiers,
@@ -106,7 +106,7 @@ impl Evaluator<'_> {
         flatten(&rules, tiers.isolated.then_some(granted), self.tries)
     }
 
-    /// What addresses with these peer sets are allowed. `id`: the direction policy's, if it is in use.
+    /// Ports allowed to addresses with this membership. `id` is the number of the direction policy, if in use.
     pub(crate) fn allowed(
         &mut self,
         direction_policy: &DirectionPolicy,
@@ -126,9 +126,9 @@ impl Evaluator<'_> {
         ports
     }
 
-    /// What addresses with these peer sets are allowed behind the place of translation, where a packet
-    /// that still has one of them was not translated: what is granted to the address itself, and the
-    /// node ports of other nodes, which are translated there.
+    /// Ports allowed to addresses with this membership after the place of translation. A packet that still has such an
+    /// address there was not translated, so only grants to the address itself count, and node ports of other nodes,
+    /// which are translated there.
     pub(crate) fn allowed_untranslated(
         &mut self,
         direction_policy: &DirectionPolicy,
@@ -144,10 +144,10 @@ impl Evaluator<'_> {
         ports
     }
 
-    /// Adds the ports of service targets: those of which some backend is allowed, or `elsewhere` those of
-    /// which every backend is (and there is one). Takes those away of which a tier denies every backend, or
-    /// `elsewhere` some backend, though the address itself may be allowed: who must not reach a pod must not
-    /// reach it by another address. They are for egress only, and so is the own node.
+    /// Adds the ports of service targets with some allowed backend, or, if `elsewhere`, with at least one backend and
+    /// all of them allowed. Removes ports of which a tier denies all backends (if `elsewhere`: any backend), even if
+    /// the address itself is allowed: a denied pod must not be reachable by another address. Service targets matter for
+    /// egress only, as does the own node.
     fn add_targets(
         &mut self,
         direction_policy: &DirectionPolicy,
@@ -162,7 +162,7 @@ impl Evaluator<'_> {
             return;
         }
         let Some(targets) = self.targets.of(membership) else { return };
-        // Backends are many, but of few kinds.
+        // Many backends, but few distinct memberships.
         let mut of_backends: HashMap<Membership, Decided> = HashMap::new();
         let may_deny = direction_policy.tiers.is_some();
         for target in targets.iter().filter(|target| target.elsewhere == elsewhere) {
@@ -181,7 +181,7 @@ impl Evaluator<'_> {
                 };
                 allowed += usize::from(holds(&decided.allowed));
                 denied += usize::from(holds(&decided.denied));
-                // Most often the first settles it.
+                // Usually the first backend decides.
                 if !may_deny && (allowed > 0) != elsewhere {
                     break;
                 }
@@ -196,11 +196,11 @@ impl Evaluator<'_> {
     }
 }
 
-/// What rules, in the order in which they are asked, decide of whom they all match. `granted`: what
-/// NetworkPolicies grant; `None`: none isolates, so that Baseline is asked and all else is allowed.
+/// Decision of these rules, in order of evaluation, about addresses that all of them match. `granted` are the grants of
+/// NetworkPolicies; `None`: no policy isolates the pod, so Baseline applies and the rest is allowed.
 fn flatten(rules: &[TierRule], granted: Option<&AllowedPorts>, tries: &mut Tries) -> Decided {
     let mut decided = Decided { allowed: AllowedPorts::default(), denied: AllowedPorts::default() };
-    // What no tier has decided so far.
+    // Ports that no tier has decided so far.
     let mut open = AllowedPorts::EVERYTHING;
     let ask = |tier: Tier, decided: &mut Decided, open: &mut AllowedPorts, tries: &mut Tries| {
         let mut passed = AllowedPorts::default();

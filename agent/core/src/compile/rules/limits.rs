@@ -1,14 +1,14 @@
-//! Which combinations of policies are closed because they ask for too much, so that no tenant can block
-//! another tenant's update.
+//! Decides which combinations of policies are closed because they exceed a limit, so that no tenant can block the
+//! update of another.
 //!
-//! There are two limits besides the budget of a single policy ([`crate::budget`]). The policies that
-//! isolate pods of one namespace on this node share a budget; the largest combinations are closed
-//! first. If a table cannot grow any more, the largest combinations of all namespaces are left out
-//! until the rest fits. A closed combination isolates the pods that it selects and allows nothing.
+//! Two limits apply besides the budget of a single policy ([`crate::budget`]). All policies that isolate pods of one
+//! namespace on this node share a budget; the largest combinations are closed first. If a table cannot grow any
+//! further, the largest combinations of all namespaces are left out until the rest fits. A closed combination isolates
+//! the pods that it selects and allows nothing.
 //!
-//! A third limit is one of time, so that no update takes long: once [`Limits::defer`] was called, a combination
-//! that is large is not compiled, nor is what a namespace has beyond that in one update. It waits for
-//! another compiler ([`Late`]).
+//! A third limit bounds the time of an update. Once [`Limits::defer`] was called, a large combination is not compiled
+//! here, nor are further ones once a namespace used up its share of the update. They wait for another compiler
+//! ([`Late`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,34 +20,34 @@ use crate::cluster::{Cluster, Dirty};
 use crate::model::{Direction, Labels, NamedPort, Pod};
 use crate::ops::Table;
 
-/// What is not as its policies have it now, because they are large: somebody else compiles them.
+/// A combination of policies that is not in force as last edited, because it is large and left to another compiler.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Late {
     pub(crate) of: Combination,
-    /// It is closed so long; else it is as it was before the last edit.
+    /// The pods are closed meanwhile; otherwise they keep the state before the last edit.
     pub(crate) is_closed: bool,
 }
 
 impl Late {
-    /// Why.
+    /// Reason for the delay.
     pub(crate) const REASON: &'static str = "they are large, and compiled beside all else: in force soon, or, if the namespace's large \
          policies change often, later";
 }
 
-/// The combinations that are closed.
+/// Closed combinations.
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
-    /// Namespaces that are over their budget here.
+    /// Combinations over the budget of their namespace on this node.
     over: BTreeMap<String, BTreeSet<Combination>>,
-    /// What a table had no room for, and how large it was.
+    /// Combinations left out for a full table, with their size.
     left_out: BTreeMap<Combination, (usize, Table)>,
-    /// What is large is not compiled, nor what is more than modest of these namespaces.
+    /// Set while large combinations are deferred; in these namespaces everything beyond modest size is.
     deferring: Option<BTreeSet<String>>,
-    /// Units that were compiled in this update, by namespace.
+    /// Units compiled in this update, by namespace.
     admitted: BTreeMap<String, u64>,
-    /// Units of the combinations that were compiled and are more than modest, by namespace.
+    /// Units of compiled combinations beyond modest size, by namespace.
     compiled: BTreeMap<String, u64>,
-    /// It was left out for the update that is being made.
+    /// `left_out` grew for the update in progress.
     pub(crate) is_new: bool,
 }
 
@@ -61,7 +61,7 @@ impl Limits {
         self.over.is_empty() && self.left_out.is_empty()
     }
 
-    /// What is closed, and why.
+    /// Closed combinations with the reason.
     pub(crate) fn closed(&self) -> impl Iterator<Item = (&Combination, String)> {
         let over = self.over.values().flatten().map(|combination| {
             let reason = format!(
@@ -80,8 +80,8 @@ impl Limits {
         over.chain(left_out)
     }
 
-    /// From now on, leaves what is large to another compiler, of these namespaces also what is more than
-    /// modest; `None`: compiles everything. Returns what was said before.
+    /// From now on, defers large combinations to another compiler, and in the given namespaces everything beyond modest
+    /// size; `None`: defers nothing. Returns the previous setting.
     pub(crate) fn defer(
         &mut self,
         deferring: Option<BTreeSet<String>>,
@@ -89,17 +89,17 @@ impl Limits {
         std::mem::replace(&mut self.deferring, deferring)
     }
 
-    /// Whether what is large is left to another compiler.
+    /// Whether large combinations are deferred.
     pub(crate) fn is_deferring(&self) -> bool {
         self.deferring.is_some()
     }
 
-    /// An update begins.
+    /// Begins an update.
     pub(crate) fn begin(&mut self) {
         self.admitted.clear();
     }
 
-    /// Whether a combination that weighs so much may be compiled now.
+    /// Whether a combination of this weight may be compiled in this update.
     pub(crate) fn admits(&mut self, combination: &Combination, units: u64) -> bool {
         if units <= MODEST_UNITS {
             return true;
@@ -116,12 +116,12 @@ impl Limits {
         true
     }
 
-    /// What was compiled since this was asked last and is more than modest: units by namespace.
+    /// Units of combinations beyond modest size compiled since the last call, by namespace.
     pub(crate) fn take_compiled(&mut self) -> BTreeMap<String, u64> {
         std::mem::take(&mut self.compiled)
     }
 
-    /// Weighs a namespace's policies anew, by the pods that are here; whether something else is closed.
+    /// Weighs a namespace's policies by its local pods; returns whether the closed combinations changed.
     pub(crate) fn weigh(&mut self, cluster: &Cluster, namespace: &str, pods: &[Arc<Pod>]) -> bool {
         let closed = over_budget(cluster, namespace, pods);
         let before = if closed.is_empty() {
@@ -132,8 +132,8 @@ impl Limits {
         before.unwrap_or_default() != closed
     }
 
-    /// Gives what was left out another chance, if something as large may have changed. Returns the
-    /// namespaces that it is about.
+    /// Clears `left_out` if a combination of at least that size may have changed. Returns the namespaces of the cleared
+    /// combinations.
     pub(crate) fn reconsider(
         &mut self,
         dirty: &Dirty,
@@ -157,7 +157,7 @@ impl Limits {
         BTreeSet::new()
     }
 
-    /// Leaves the largest out until so many elements of a table are free; false if there is none.
+    /// Leaves out the largest combinations until this many elements of a table are free; false if there are none.
     pub(crate) fn leave_out(
         &mut self,
         table: Table,
@@ -165,7 +165,7 @@ impl Limits {
         sizes: BTreeMap<Combination, usize>,
     ) -> bool {
         let mut sizes: Vec<(Combination, usize)> = sizes.into_iter().collect();
-        // ClusterNetworkPolicies alone are nobody's to leave out.
+        // Combinations of ClusterNetworkPolicies alone belong to no namespace and are never left out.
         sizes.retain(|(combination, size)| {
             *size > 1 && !combination.policies.is_empty() && !self.is_closed(combination)
         });
@@ -187,7 +187,7 @@ fn namespace_of(combination: &Combination) -> String {
     combination.namespace().to_owned()
 }
 
-/// The combinations that a namespace cannot have.
+/// The combinations of a namespace beyond its budget.
 fn over_budget(cluster: &Cluster, namespace: &str, pods: &[Arc<Pod>]) -> BTreeSet<Combination> {
     let weights = || cluster.policies_in(namespace).filter_map(|p| cluster.policies.weight(&p.key));
     let all =
@@ -203,7 +203,7 @@ fn over_budget(cluster: &Cluster, namespace: &str, pods: &[Arc<Pod>]) -> BTreeSe
     let mut used: BTreeMap<Combination, (u64, BTreeSet<&[NamedPort]>)> = BTreeMap::new();
     for pods in by_labels.into_values() {
         for direction in Direction::BOTH {
-            // A pod whose labels are not known is counted as if it had none.
+            // A pod with unknown labels counts as if it had none.
             let of = |pod: &&Pod| cluster.policies_about((pod, true), direction).isolating();
             let policies = pods.first().map_or_else(Vec::new, of);
             let weights = || policies.iter().filter_map(|p| cluster.policies.weight(&p.key));

@@ -1,7 +1,7 @@
-//! What tiers say of a pod's traffic to itself, by a literal reading of their rules.
+//! Evaluates tiers for a pod's traffic to itself, by a literal reading of their rules.
 //!
-//! A pod that reaches itself through a Service is exempt from NetworkPolicy and subject to
-//! ClusterNetworkPolicy (the API's overview says so); by its own address it is exempt from both.
+//! A pod that reaches itself through a Service is exempt from NetworkPolicy and subject to ClusterNetworkPolicy (see
+//! the overview in the API's documentation); by its own address it is exempt from both.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ pub(super) struct OwnTraffic<'a> {
     cluster: &'a Cluster,
     pod: &'a Pod,
     labelled: bool,
-    /// By direction: the policies, and whether a NetworkPolicy isolates the pod.
+    /// By direction: ClusterNetworkPolicies, and whether a NetworkPolicy isolates the pod.
     tiers: [(Vec<Arc<ClusterPolicy>>, bool); 2],
 }
 
 impl<'a> OwnTraffic<'a> {
-    /// Of a pod, whose labels may not be known.
+    /// Reads the policies about a pod; `labelled` is whether its labels are known.
     pub(super) fn of(cluster: &'a Cluster, (pod, labelled): (&'a Pod, bool), egress: bool) -> Self {
         let tiers = Direction::BOTH.map(|direction| {
             let tiers = cluster.policies_about((pod, labelled), direction).tiers();
@@ -38,7 +38,7 @@ impl<'a> OwnTraffic<'a> {
         Self { cluster, pod, labelled, tiers }
     }
 
-    /// Whether a Deny rule decides, in either direction. `port`: the backend's.
+    /// Whether a Deny rule applies in either direction. `port` is the backend's port.
     pub(super) fn denies(&self, address: IpAddr, protocol: Protocol, port: u16) -> bool {
         self.tiers.iter().zip(Direction::BOTH).any(|((tiers, isolated), direction)| {
             let decides = |tier: Tier| {
@@ -68,7 +68,7 @@ impl<'a> OwnTraffic<'a> {
             Peer::Pods { namespaces, pods } => {
                 let namespace = self.cluster.namespace_labels(&self.pod.key.namespace);
                 let is_in = |selector: &Selector| selector.matches(&namespace);
-                // Labels that are not known may be any.
+                // Unknown labels may have any value.
                 let is = match self.labelled {
                     true => pods.matches(&self.pod.labels),
                     false => pods.requirements.is_empty() || rule.action == Action::Deny,

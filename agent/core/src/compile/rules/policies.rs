@@ -1,4 +1,4 @@
-//! The direction policies in use, and what they were made of: pods of one kind have one, made once.
+//! The direction policies in use and their inputs: pods with equal inputs share one direction policy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
@@ -16,23 +16,23 @@ use crate::compile::sets::block_groups::PolicyId;
 use crate::compile::sets::set::HairpinService;
 use crate::model::{ClusterPolicy, Direction, NamedPort, Pod, Policy, PortMatch};
 
-/// What a direction policy was made of. Policies are the same if they are one object.
+/// Input of a direction policy. Policies are compared by pointer.
 #[derive(Clone, Debug)]
 struct Made {
     direction: Direction,
     policies: Vec<Arc<Policy>>,
     ports: Vec<NamedPort>,
     served: Vec<HairpinService>,
-    /// None of `served`.
+    /// Hairpin services that tiers refuse; disjoint from `served`.
     refused: Vec<HairpinService>,
-    /// In the order in which they are asked.
+    /// In order of evaluation.
     tiers: Vec<Arc<ClusterPolicy>>,
-    /// The pod's labels are known, so the policies are those that select it.
+    /// The pod's labels are known, so `policies` are those that select it.
     labelled: bool,
 }
 
 impl Made {
-    /// What is to be built of it, with these policies granting something.
+    /// The source to build, with these policies as the granting ones.
     fn source<'a>(&'a self, policies: &'a [&'a Policy]) -> Source<'a> {
         Source {
             direction: self.direction,
@@ -46,8 +46,8 @@ impl Made {
         }
     }
 
-    /// The same, with no NetworkPolicy granting anything. None of them, however large, takes a pod away
-    /// from the tiers.
+    /// The direction policy without grants of NetworkPolicies. Tiers still apply: no NetworkPolicy, however large,
+    /// exempts a pod from them.
     fn closed(&self, builder: &mut Builder<'_>) -> Arc<DirectionPolicy> {
         match self.tiers.is_empty() && self.refused.is_empty() {
             true => builder.closed(self.direction),
@@ -85,11 +85,11 @@ impl Hash for Made {
     }
 }
 
-/// What a pod has in a direction before an update.
+/// State of a pod in a direction before an update.
 #[derive(Clone, Copy)]
 pub(crate) struct Before<'a> {
     pub(crate) direction_policy: &'a Arc<DirectionPolicy>,
-    /// The pod is still selected as it was.
+    /// The pod's labels have not changed.
     pub(crate) same_labels: bool,
 }
 
@@ -97,19 +97,18 @@ pub(crate) struct Before<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct DirectionPolicies {
     next: PolicyId,
-    /// Their numbers and how many endpoint directions use them.
+    /// Number of each direction policy, and how many endpoint directions use it.
     users: HashMap<Arc<DirectionPolicy>, (PolicyId, u32)>,
     made: HashMap<Made, Arc<DirectionPolicy>>,
-    /// Those that were made of large combinations.
+    /// Direction policies of large combinations.
     large: HashSet<Arc<DirectionPolicy>>,
-    /// Those of them that nobody uses and that are too large to take out of the tables now.
+    /// Unused large direction policies that are too large to remove from the tables now.
     lingering: HashSet<Arc<DirectionPolicy>>,
 }
 
 impl DirectionPolicies {
-    /// What a pod's policies allow in a direction; `None` if none isolates it. A pod whose labels are
-    /// not known is isolated by every policy of its namespace, and granted what those grant that
-    /// select every pod.
+    /// The direction policy of a pod; `None` if no policy isolates it. A pod with unknown labels is isolated by every
+    /// policy of its namespace, and granted only the rules of policies that select every pod.
     pub(crate) fn of_pod(
         &mut self,
         cluster: &Cluster,
@@ -151,7 +150,7 @@ impl DirectionPolicies {
             let late = Late { of, is_closed: former.is_none() };
             return Some((former.unwrap_or_else(|| made.closed(builder)), Some(late)));
         }
-        // One that asks for more than its budget isolates and grants nothing.
+        // A policy beyond its budget isolates and grants nothing.
         let policies = policies.iter().filter(|policy| {
             let selects = labelled || policy.pod_selector.requirements.is_empty();
             selects && cluster.excess(&policy.key).is_none()
@@ -169,12 +168,12 @@ impl DirectionPolicies {
         Some((direction_policy, None))
     }
 
-    /// What a pod goes on with until its policies are compiled: what it has, if only policies have changed;
-    /// after other changes what was made of the same policies before an edit, for it or for a pod with the
+    /// The direction policy that a pod keeps until its policies are compiled. If only policies changed, its present
+    /// one. After other changes, one built from the same policies before an edit, for this pod or for a pod with the
     /// same ports and Services.
     fn former(&self, made: &Made, before: Option<Before<'_>>) -> Option<Arc<DirectionPolicy>> {
         let of = combination(made.direction, &made.policies);
-        // The pod's own before all others, then the newest.
+        // The pod's own one first, then the newest.
         let rank = |(other, direction_policy): &(&Made, &Arc<DirectionPolicy>)| {
             let own = before.filter(|own| Arc::ptr_eq(own.direction_policy, direction_policy));
             let same = || {
@@ -194,7 +193,7 @@ impl DirectionPolicies {
         self.users.get(direction_policy).map(|(id, _)| *id)
     }
 
-    /// One endpoint direction more has this direction policy; its number, if it is the first.
+    /// Adds one use of a direction policy; returns its number if it is the first.
     pub(crate) fn acquire(&mut self, direction_policy: &Arc<DirectionPolicy>) -> Option<PolicyId> {
         if let Some((_, users)) = self.users.get_mut(direction_policy) {
             *users += 1;
@@ -207,8 +206,8 @@ impl DirectionPolicies {
         Some(id)
     }
 
-    /// One endpoint direction less has this direction policy; its number, if it was the last. One that is
-    /// large stays where the tables are not to be changed that much (`linger`).
+    /// Drops one use of a direction policy; returns its number if it was the last. With `linger`, a large one stays in
+    /// the tables instead, to keep the update small.
     pub(crate) fn release(
         &mut self,
         direction_policy: &Arc<DirectionPolicy>,
@@ -227,7 +226,7 @@ impl DirectionPolicies {
         })
     }
 
-    /// How large the combinations of policies are that direction policies in use were made of.
+    /// Size of the direction policies in use, summed by combination of policies.
     pub(crate) fn sizes(&self) -> BTreeMap<Combination, usize> {
         let mut sizes = BTreeMap::new();
         for (made, direction_policy) in &self.made {
@@ -239,7 +238,7 @@ impl DirectionPolicies {
         sizes
     }
 
-    /// Forgets the direction policies, not what is closed.
+    /// Drops all direction policies.
     pub(crate) fn clear(&mut self) {
         self.users.clear();
         self.made.clear();
@@ -252,12 +251,12 @@ impl DirectionPolicies {
         self.users.keys()
     }
 
-    /// Those that nobody uses any more and that are in the tables still.
+    /// Unused direction policies that are still in the tables.
     pub(crate) fn lingering(&self) -> impl Iterator<Item = &Arc<DirectionPolicy>> {
         self.lingering.iter()
     }
 
-    /// The namespaces of their policies.
+    /// Namespaces of the lingering direction policies.
     pub(crate) fn lingering_of(&self) -> BTreeSet<String> {
         let made = self.made.iter().filter(|_| !self.lingering.is_empty());
         let lingering = made.filter(|(_, it)| self.lingering.contains(*it));
@@ -265,7 +264,7 @@ impl DirectionPolicies {
         policies.map(|policy| policy.key.namespace.clone()).collect()
     }
 
-    /// Ends the update: forgets what nothing in use was made of.
+    /// Ends the update: drops inputs of unused direction policies.
     pub(crate) fn sweep(&mut self) {
         let users = &self.users;
         self.made.retain(|_, direction_policy| users.contains_key(direction_policy));
@@ -278,8 +277,8 @@ fn combination(direction: Direction, policies: &[Arc<Policy>]) -> Combination {
     Combination { direction, policies }
 }
 
-/// The service targets that a pod backs itself: those by which it may reach itself, whatever
-/// NetworkPolicies say, and those by which tiers deny it that.
+/// The service targets with a pod itself as backend: those through which it may reach itself, whatever NetworkPolicies
+/// contain, and those through which tiers deny it.
 fn served(
     cluster: &Cluster,
     (pod, labelled): (&Pod, bool),
@@ -304,7 +303,7 @@ fn served(
     })
 }
 
-/// Whether ingress rules of a policy ask for ports by name.
+/// Whether ingress rules of a policy use port names.
 fn names_ports(policy: &ClusterPolicy) -> bool {
     let mut ports = policy.ingress.iter().flat_map(|rule| rule.matches.ports.iter().flatten());
     ports.any(|port| matches!(port.port, PortMatch::Named(_)))

@@ -1,14 +1,12 @@
-//! The address space, divided by what the ipBlocks of all direction policies allow.
+//! Divides the address space by the grants of all direction policies' ipBlocks.
 //!
-//! A place is a prefix at which the blocks of some direction policy begin to allow something else. The
-//! key of a place is what the blocks of each direction policy allow there. Places with equal keys form one
-//! group, and an address belongs to the group of the longest place that contains it. So a list of 100,000
-//! blocks makes one group, not 100,000.
+//! A place is a prefix at which the blocks of some direction policy change their grant. The key of a place lists the
+//! grant of each direction policy's blocks there. Places with equal keys form one group, and an address belongs to the
+//! group of the longest place that contains it. So a list of 100,000 blocks makes one group, not 100,000.
 //!
-//! An edited policy becomes a new direction policy. The keys of its places change, but what they have in
-//! common does not: such a group keeps its number, and only places that leave or join it are looked at
-//! again. In the rows of unchanged direction policies a group that keeps its number also keeps its
-//! meaning, because their part of the key is unchanged.
+//! An edited policy becomes a new direction policy. This changes the keys of its places, but a group whose places all
+//! change in the same way keeps its number, and only places that leave or join a group are evaluated again. In the rows
+//! of unchanged direction policies the group keeps its meaning too, because their part of the key is unchanged.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -23,29 +21,29 @@ use crate::prefix::{Family, Prefix, PrefixMap};
 /// Number of a direction policy in use; never reused.
 pub(crate) type PolicyId = u32;
 
-/// What the direction policies' blocks grant: by direction policy, in order, the number of a value in its
-/// [`crate::ports::blocks::BlockMap`]. Direction policies that grant nothing are left out.
+/// Grants of the direction policies' blocks at a place: per direction policy, in order, the number of a value in its
+/// [`crate::ports::blocks::BlockMap`]. Direction policies without a grant there are left out.
 type Key = Vec<(PolicyId, u32)>;
 
-/// A prefix at which what blocks grant changes.
+/// A prefix at which the grant of some direction policy's blocks changes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
-    /// How many direction policies have a change here.
+    /// Number of direction policies with a change here.
     direction_policies: u32,
-    /// `None`: it is new.
+    /// `None` for a new place.
     group: Option<SetId>,
 }
 
 #[derive(Debug)]
 struct Group {
     key: Key,
-    /// One of its places, now or before: it stands for all.
+    /// One of its present or former places, used to look up grants of the whole group.
     representative: Prefix,
-    /// 0: it ends with this update.
+    /// Number of places; 0 if the group ends with this update.
     places: u32,
 }
 
-/// Number of a key that places have from now on.
+/// Index of a new key in [`Divided::keys`].
 type Target = usize;
 
 /// The groups in use.
@@ -56,34 +54,34 @@ pub(crate) struct BlockGroups {
     places: PrefixMap<Place>,
     groups: HashMap<SetId, Group>,
     by_key: HashMap<Key, SetId>,
-    /// Those that lost their last place in this update (some may have got another since).
+    /// Groups that lost their last place in this update; some may have gained one since.
     ended: Vec<SetId>,
     acquired: Vec<(PolicyId, Arc<Changes>)>,
     released: Vec<(PolicyId, Arc<Changes>)>,
-    /// Places looked at, ever.
+    /// Number of places evaluated so far.
     pub(crate) work: u64,
 }
 
-/// The places of a settling in their order, each with the key that it is to have; none: it ends.
+/// The places to settle, in order, each with the index of its new key; `None` if the place ends.
 #[derive(Default)]
 struct Divided {
     places: Vec<(Prefix, Place, Option<Target>)>,
     keys: Vec<Key>,
     by_key: HashMap<Key, Target>,
-    /// By the group and the new direction policies' values that a place has.
+    /// Keys by a place's present group and its grants from new direction policies.
     targets: HashMap<(SetId, usize), Target>,
     new: NewParts,
 }
 
 impl BlockGroups {
-    /// A direction policy is in use from now on.
+    /// Adds a direction policy to those in use.
     pub(crate) fn acquire(&mut self, id: PolicyId, changes: &Arc<Changes>) {
         if !changes.0.is_empty() {
             self.acquired.push((id, changes.clone()));
         }
     }
 
-    /// A direction policy is not in use any more.
+    /// Removes a direction policy from those in use.
     pub(crate) fn release(&mut self, id: PolicyId, changes: &Arc<Changes>) {
         if changes.0.is_empty() {
             return;
@@ -94,8 +92,8 @@ impl BlockGroups {
         }
     }
 
-    /// Divides what the direction policies that came or went grant anything anew. Returns the places
-    /// whose group is another than before, in order; none where there is no place any more.
+    /// Divides again the address space of direction policies that came or went. Returns the places with a changed
+    /// group, in order; `None` for places that ended.
     pub(crate) fn settle(&mut self) -> Vec<(Prefix, Option<SetId>)> {
         let (acquired, released) =
             (std::mem::take(&mut self.acquired), std::mem::take(&mut self.released));
@@ -129,7 +127,7 @@ impl BlockGroups {
         self.install(&divided.places, &groups)
     }
 
-    /// Finds the keys of a region's places.
+    /// Computes the keys of a region's places.
     fn divide(
         &self,
         region: Prefix,
@@ -154,7 +152,7 @@ impl BlockGroups {
                 *targets.entry((group, part)).or_insert_with(|| {
                     let old = self.groups.get(&group).map_or(&[][..], |group| &group.key);
                     let stays = old.iter().filter(|(id, _)| gone.binary_search(id).is_err());
-                    // New direction policies have greater numbers than those before.
+                    // Numbers of new direction policies are greater than all present ones.
                     let key: Key = stays.chain(&new.parts[part]).copied().collect();
                     *by_key.entry(key).or_insert_with_key(|key| {
                         keys.push(key.clone());
@@ -166,8 +164,8 @@ impl BlockGroups {
         }
     }
 
-    /// Takes the places out of their groups and gives each key one: that which there is, else that which
-    /// most of its places come from if nobody stayed in it, else a new one.
+    /// Removes the places from their groups and assigns a group to each key: the existing group of that key, else the
+    /// group from which most of its places come if no other place stayed in it, else a new one.
     fn number(&mut self, divided: &Divided) -> Vec<SetId> {
         let mut from: HashMap<(Target, SetId), u32> = HashMap::new();
         for (_, place, target) in &divided.places {
@@ -246,9 +244,9 @@ impl BlockGroups {
         changed
     }
 
-    /// The number of the value that a direction policy's blocks have in a group; `id`: the direction
-    /// policy's, if it is in use. Of what is in use no longer, group or direction policy, it is told by
-    /// one of the group's places.
+    /// Value that a direction policy's blocks have in a group. `id` is the number of the direction policy, if in use.
+    /// If the direction policy or the group is no longer in use, the value is looked up at the group's representative
+    /// place.
     pub(crate) fn value(&self, group: SetId, id: Option<PolicyId>, changes: &Changes) -> u32 {
         let Some(group) = self.groups.get(&group) else { return NOTHING };
         match id.filter(|_| group.places > 0) {
@@ -260,12 +258,12 @@ impl BlockGroups {
         }
     }
 
-    /// The first place of a group: the same, however it came to be.
+    /// The first place of a group; independent of history.
     pub(crate) fn first(&self, id: SetId) -> Option<Prefix> {
         self.places.iter().find(|(_, place)| place.group == Some(id)).map(|(prefix, _)| prefix)
     }
 
-    /// Ends the update: forgets groups without places.
+    /// Ends the update: drops groups without places.
     pub(crate) fn sweep(&mut self) {
         for id in std::mem::take(&mut self.ended) {
             if self.groups.get(&id).is_some_and(|group| group.places == 0) {
@@ -276,7 +274,7 @@ impl BlockGroups {
     }
 }
 
-/// Those of the prefixes that no other holds, in order.
+/// Prefixes that no other of the prefixes contains, in order.
 fn outermost(mut prefixes: Vec<Prefix>) -> Vec<Prefix> {
     prefixes.sort_unstable();
     let mut outermost: Vec<Prefix> = Vec::new();
@@ -288,7 +286,7 @@ fn outermost(mut prefixes: Vec<Prefix>) -> Vec<Prefix> {
     outermost
 }
 
-/// What the new direction policies' blocks grant, each distinct combination once.
+/// Grants of the new direction policies' blocks, each distinct combination once.
 struct NewParts {
     parts: Vec<Key>,
     by_key: HashMap<Key, usize>,
@@ -301,10 +299,10 @@ impl Default for NewParts {
 }
 
 impl NewParts {
-    /// Number of the one that grants nothing.
+    /// Index of the combination without grants.
     const EMPTY: usize = 0;
 
-    /// A combination with these changes, which are in the order of the direction policies.
+    /// Index of a combination after these changes, which are sorted by direction policy.
     fn changed(&mut self, part: usize, changes: &[(Prefix, PolicyId, u32)]) -> usize {
         if changes.is_empty() {
             return part;

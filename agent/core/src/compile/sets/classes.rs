@@ -1,9 +1,9 @@
-//! Classes: numbers of the distinct sets of peer sets that addresses belong to.
+//! Classes: numbers of the distinct memberships of addresses.
 //!
-//! The word that stands for a class in every table of addresses is its number and, if packets to
-//! its addresses may be translated, [`CLASS_TRANSLATED`]. That bit follows from the set of peer sets; it
-//! is set here, is part of every [`ClassId`] from here on, and rows leave it out. Such a class has
-//! two numbers and so two columns: the second one's is what [`untranslated`] says.
+//! The word of a class in every table of addresses is its number, plus [`CLASS_TRANSLATED`] if packets to its addresses
+//! may be translated. That bit follows from the membership; it is set here, is part of every [`ClassId`] from here on,
+//! and is ignored by rows. A class with the bit has two numbers and so two columns; the second one is for
+//! [`untranslated`] packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,12 +14,11 @@ use netpold_ebpf::layout::{CLASS_SERVICE, CLASS_TRANSLATED, ClassId, untranslate
 use crate::compile::sets::set::{Membership, OWN_NODE, SetId, is_cluster_address, is_targets};
 use crate::compile::slots::SlotAllocator;
 
-/// The bits of a class word that are no part of its number.
+/// Bits of a class word that are not part of the number.
 const FLAGS: ClassId = CLASS_TRANSLATED | CLASS_SERVICE;
 
-/// [`CLASS_TRANSLATED`] if packets to addresses of these peer sets may be translated: the own node's
-/// (its node ports) and those that have service targets; [`CLASS_SERVICE`] too if they are Services'
-/// cluster addresses.
+/// [`CLASS_TRANSLATED`] for memberships of addresses to which packets may be translated: the own node's (node ports)
+/// and those with service targets. Plus [`CLASS_SERVICE`] for cluster addresses of Services.
 fn translated(membership: &[SetId]) -> ClassId {
     let own_node = membership.first() == Some(&OWN_NODE);
     match membership.last() {
@@ -30,16 +29,16 @@ fn translated(membership: &[SetId]) -> ClassId {
     }
 }
 
-/// The classes in use. Class 0 is the empty set, always there.
+/// The classes in use. Class 0 is the empty membership and always exists.
 #[derive(Debug)]
 pub(crate) struct Classes {
     pub(crate) slots: SlotAllocator,
     by_membership: HashMap<Membership, ClassId>,
-    /// Membership and number of nodes.
+    /// Membership and number of entries.
     live: BTreeMap<ClassId, (Membership, u32)>,
-    /// Classes that came to be in this update, temporary ones not included.
+    /// Classes created in this update, without temporary ones.
     new: BTreeSet<ClassId>,
-    /// Classes that lost their last node in this update (some may have got another since).
+    /// Classes that lost their last entry in this update; some may have gained one since.
     idle: BTreeSet<ClassId>,
     temporary: Vec<ClassId>,
 }
@@ -57,7 +56,7 @@ impl Classes {
         }
     }
 
-    /// The class of a membership, for one node more.
+    /// The class of a membership; counts one more entry.
     pub(crate) fn acquire(&mut self, membership: Membership) -> ClassId {
         if let Some(class) = self.by_membership.get(&membership) {
             if let Some((_, nodes)) = self.live.get_mut(class) {
@@ -72,7 +71,7 @@ impl Classes {
         class
     }
 
-    /// A class that was just acquired, for one node more.
+    /// Counts one more entry for a class that was just acquired.
     pub(crate) fn acquire_again(&mut self, class: ClassId) {
         if let Some((_, nodes)) = self.live.get_mut(&class) {
             *nodes += 1;
@@ -86,7 +85,7 @@ impl Classes {
         }
     }
 
-    /// One node less.
+    /// Counts one entry less for a class.
     pub(crate) fn release(&mut self, class: ClassId) {
         if let Some((_, nodes)) = self.live.get_mut(&class) {
             *nodes -= 1;
@@ -96,14 +95,14 @@ impl Classes {
         }
     }
 
-    /// A class for the time of this update, between two others.
+    /// A class between two others, for the duration of this update.
     pub(crate) fn temporary(&mut self, from: ClassId, to: ClassId) -> ClassId {
         let class = self.number((from | to) & CLASS_TRANSLATED);
         self.temporary.push(class);
         class
     }
 
-    /// Classes that came to be in this update and their memberships.
+    /// Classes created in this update, with their memberships.
     pub(crate) fn take_new(&mut self) -> Vec<(ClassId, Membership)> {
         let new = std::mem::take(&mut self.new);
         new.into_iter()
@@ -111,18 +110,17 @@ impl Classes {
             .collect()
     }
 
-    /// All classes and their memberships, those that end with this update included.
+    /// All classes with their memberships, including those that end with this update.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ClassId, &Membership)> {
         self.live.iter().map(|(class, (membership, _))| (*class, membership))
     }
 
-    /// Peer sets of a class.
+    /// Membership of a class.
     pub(crate) fn membership(&self, class: ClassId) -> Option<&Membership> {
         self.live.get(&class).map(|(membership, _)| membership)
     }
 
-    /// Ends the update: retires the classes without nodes and the temporary ones, and returns their
-    /// columns.
+    /// Ends the update: retires classes without entries and temporary classes; returns their columns.
     pub(crate) fn sweep(&mut self) -> Vec<ClassId> {
         let mut retired = std::mem::take(&mut self.temporary);
         for class in std::mem::take(&mut self.idle) {

@@ -1,4 +1,4 @@
-//! Which addresses belong to which peer sets for their own sake: as a pod's, or as the own node's.
+//! Finds the peer sets of an address by its owner: a pod, a node or the own node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,17 +12,17 @@ use crate::compile::sets::selector_index::{PodSelectors, matching, selecting};
 use crate::compile::sets::set::{Membership, NameId, OWN_NODE, PeerSet, SetId};
 use crate::model::{Pod, Protocol, Selector};
 
-/// The peer sets in use, and what is needed to find those of a pod.
+/// The peer sets in use, and an index to find those of a pod.
 #[derive(Debug, Default)]
 pub(crate) struct PeerSets {
     pub(crate) registry: Registry,
     selectors: PodSelectors,
-    /// Those of nodes.
+    /// Peer sets of nodes.
     nodes: BTreeSet<SetId>,
 }
 
 impl PeerSets {
-    /// Counts a user more of a peer set; true if it is the first.
+    /// Adds a user of a peer set; true if it is the first.
     pub(crate) fn acquire(&mut self, id: SetId) -> bool {
         let is_first = self.registry.acquire(id);
         if let Some(peer_set) = self.registry.peer_set(id).filter(|_| is_first) {
@@ -34,7 +34,7 @@ impl PeerSets {
         is_first
     }
 
-    /// Counts a user less of a peer set; true if it was the last.
+    /// Drops a user of a peer set; true if it was the last.
     pub(crate) fn release(&mut self, id: SetId) -> bool {
         let was_last = self.registry.release(id);
         if let Some(peer_set) = self.registry.peer_set(id).filter(|_| was_last) {
@@ -44,18 +44,18 @@ impl PeerSets {
         was_last
     }
 
-    /// Forgets what has no user.
+    /// Drops peer sets without users.
     pub(crate) fn sweep(&mut self) {
         self.registry.sweep();
         self.selectors.sweep();
     }
 
-    /// Namespace labels changed: forget what was derived from them.
+    /// Drops state derived from namespace labels, which have changed.
     pub(crate) fn namespaces_changed(&mut self) {
         self.selectors.forget();
     }
 
-    /// The peer sets an address belongs to for its own sake (not through a block).
+    /// Peer sets of an address by its owner, without block groups.
     pub(crate) fn of_address(&mut self, cluster: &Cluster, address: IpAddr) -> Membership {
         let mut peer_sets = Vec::new();
         if cluster.is_own_node(address) && self.registry.is_used(OWN_NODE) {
@@ -77,14 +77,14 @@ impl PeerSets {
         peer_sets.into()
     }
 
-    /// The same for an address of one of [`PeerSets::members`].
+    /// Peer sets of an address of one of [`PeerSets::members`].
     pub(crate) fn of_member(
         &mut self,
         cluster: &Cluster,
         address: IpAddr,
         of_labels: &Membership,
     ) -> Membership {
-        // Nobody else has it, and nothing but the labels counts.
+        // The address has no other owner, so only the labels count.
         if !self.registry.has_names()
             && !cluster.pods.is_contested(address)
             && !cluster.is_own_node(address)
@@ -95,7 +95,7 @@ impl PeerSets {
         self.of_address(cluster, address)
     }
 
-    /// The pods that some of these peer sets select, each group with all peer sets in use that select it.
+    /// The pods that these peer sets select, each group with all peer sets in use that select it.
     pub(crate) fn members<'a>(
         &mut self,
         cluster: &'a Cluster,
@@ -143,7 +143,7 @@ impl PeerSets {
         members
     }
 
-    /// Addresses of the pods that have a port of one of these names.
+    /// Addresses of pods that have a port with one of these names.
     pub(crate) fn members_of_names(&self, cluster: &Cluster, ids: &[NameId]) -> Vec<IpAddr> {
         if ids.is_empty() {
             return Vec::new();

@@ -1,7 +1,7 @@
-//! The address space, partitioned: which peer sets each address belongs to.
+//! The address space, partitioned by membership.
 //!
-//! Every place at which what blocks grant changes and every address with peer sets of its own is a
-//! entry; an address that is no entry has the group of blocks of the longest entry that holds it.
+//! Every place with a change in the grants of blocks, and every address with peer sets of its own, is an entry. Any
+//! other address has the block group of the longest entry that contains it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use crate::compile::sets::classes::Classes;
 use crate::compile::sets::set::{Membership, NO_GROUP, SetId};
 use crate::prefix::{Around, Prefix, PrefixMap};
 
-/// A prefix at which membership changes.
+/// A prefix with a change of membership.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PrefixEntry {
-    /// The group of blocks from here on; `None`: that of the prefix around this one.
+    /// Block group from here on; `None`: the group of the enclosing prefix.
     group: Option<SetId>,
-    /// Peer sets of the address itself; only single addresses have them.
+    /// Peer sets of the address itself; only for single addresses.
     own: Membership,
-    /// Peer sets that follow from other addresses' peer sets: service targets and what local pods
-    /// serve. Only single addresses have them.
+    /// Peer sets that follow from the peer sets of other addresses: service targets and hairpin services. Only for
+    /// single addresses.
     targets: Vec<SetId>,
-    /// The class of the entry's addresses, counted in [`Classes`]; `None` until it is known.
+    /// Class of the entry's addresses, counted in [`Classes`]; `None` until settled.
     pub(crate) class: Option<ClassId>,
 }
 
@@ -33,7 +33,7 @@ impl PrefixEntry {
         self.group.is_none() && self.own.is_empty() && self.targets.is_empty()
     }
 
-    /// Gives the entry its class; none if it ends. `around`: the group of blocks of the prefix around it.
+    /// Updates the class of the entry; `None` if the entry ends. `around` is the block group of the enclosing prefix.
     fn settle(
         &mut self,
         around: Option<SetId>,
@@ -47,7 +47,7 @@ impl PrefixEntry {
         class
     }
 
-    /// The class of the entry's addresses, for one entry more. `around`: the group of blocks of the prefix around it.
+    /// Acquires the class of the entry's addresses. `around` is the block group of the enclosing prefix.
     fn acquire(&self, around: Option<SetId>, classes: &mut Classes, alike: &mut Alike) -> ClassId {
         if !self.targets.is_empty() {
             return classes.acquire(self.membership(around, true));
@@ -61,7 +61,7 @@ impl PrefixEntry {
         }
     }
 
-    /// The peer sets of the entry's addresses. `around`: the group of blocks of the prefix around it.
+    /// Membership of the entry's addresses. `around` is the block group of the enclosing prefix.
     fn membership(&self, around: Option<SetId>, with_targets: bool) -> Membership {
         let group = self.group.or(around).filter(|group| *group != NO_GROUP);
         if group.is_none() && (self.targets.is_empty() || !with_targets) {
@@ -78,25 +78,26 @@ impl PrefixEntry {
     }
 }
 
-/// All entries, and those that have to be looked at again.
+/// All entries, and those to settle again.
 #[derive(Debug)]
 pub(crate) struct AddressPartition {
     pub(crate) entries: PrefixMap<PrefixEntry>,
-    /// Some of them several times.
+    /// Prefixes to settle; with duplicates.
     touched: Vec<Prefix>,
-    /// Those that are settled after all others, for their service targets.
+    /// Prefixes to settle after all others, because of their service targets.
     waiting: BTreeSet<Prefix>,
 }
 
-/// A prefix that was looked at.
+/// A prefix that was settled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settled {
     pub(crate) prefix: Prefix,
-    /// The class of its entry; `None`: it is no entry.
+    /// Class of its entry; `None` if there is no entry.
     pub(crate) class: Option<ClassId>,
 }
 
-/// The classes of entries without service targets, by what they were found by: many have the very same peer sets.
+/// Classes of entries without service targets by the pointer to their peer sets and their group: many entries share one
+/// membership.
 type Alike = HashMap<(*const SetId, Option<SetId>), ClassId>;
 
 impl AddressPartition {
@@ -104,7 +105,7 @@ impl AddressPartition {
         Self { entries: PrefixMap::new(), touched: Vec::new(), waiting: BTreeSet::new() }
     }
 
-    /// Sets the peer sets of an address itself.
+    /// Sets the peer sets of a single address.
     pub(crate) fn set_host(&mut self, prefix: Prefix, own: Membership) {
         let entry = if own.is_empty() {
             self.entries.get_mut(prefix)
@@ -117,7 +118,7 @@ impl AddressPartition {
         self.touched.push(prefix);
     }
 
-    /// Sets the service targets of an address; returns what it had.
+    /// Sets the service targets of an address; returns the previous ones.
     pub(crate) fn set_targets(&mut self, prefix: Prefix, targets: Vec<SetId>) -> Vec<SetId> {
         let known = self.entries.get(prefix).map_or(&[][..], |entry| &entry.targets);
         if known == targets {
@@ -127,8 +128,8 @@ impl AddressPartition {
         std::mem::replace(&mut self.entries.entry(prefix).targets, targets)
     }
 
-    /// Sets the groups of these prefixes, which come in order: what has its group from one of them is
-    /// looked at again.
+    /// Sets the groups of these prefixes, given in order; entries that inherit their group from one of them are settled
+    /// again.
     pub(crate) fn set_groups(&mut self, groups: &[(Prefix, Option<SetId>)]) {
         for (prefix, group) in groups {
             self.entries.entry(*prefix).group = *group;
@@ -157,13 +158,13 @@ impl AddressPartition {
         }
     }
 
-    /// Gives every touched entry its class, drops those that ended, and returns what was looked at, in order.
+    /// Assigns a class to every touched entry, removes ended ones, and returns the settled prefixes in order.
     pub(crate) fn settle(&mut self, classes: &mut Classes) -> Vec<Settled> {
         self.settle_those(classes, |_, _| false, |_| {})
     }
 
-    /// The same for those that have no service targets and are not to be looked at for them (`later`);
-    /// the others wait. `changed` is told where peer sets of addresses changed.
+    /// Settles entries that have no service targets and are not `later` ones; the others wait. Calls `changed` for
+    /// every prefix with a changed membership.
     pub(crate) fn settle_backends(
         &mut self,
         classes: &mut Classes,
@@ -177,7 +178,8 @@ impl AddressPartition {
         self.settle_those(classes, waits, changed)
     }
 
-    /// Settles what is touched and does not wait. Names what waits, and what may have another class than before.
+    /// Settles touched entries for which `waits` is false. Calls `changed` for waiting entries and for entries with a
+    /// new class.
     fn settle_those(
         &mut self,
         classes: &mut Classes,
@@ -212,15 +214,15 @@ impl AddressPartition {
             }
             settled.push(Settled { prefix, class });
         }
-        // The last of a page is taken out of it fastest.
+        // Removing from the end of a page is fastest.
         for prefix in ended.into_iter().rev() {
             self.entries.remove(prefix);
         }
         settled
     }
 
-    /// The peer sets of an address, its service targets aside. Nodes that are touched have no class
-    /// yet, or an old one.
+    /// Membership of an address without its service targets. Does not rely on the class of touched entries, which may
+    /// be missing or outdated.
     pub(crate) fn base(&self, prefix: Prefix, classes: &Classes) -> Membership {
         let known = self.entries.ancestors(prefix, prefix.len).next();
         let settled =
@@ -229,7 +231,7 @@ impl AddressPartition {
         class.cloned().unwrap_or_else(|| self.membership(prefix, self.entries.get(prefix)))
     }
 
-    /// The peer sets of a prefix's addresses, its service targets aside. `here` is its own entry.
+    /// Membership of a prefix's addresses without service targets. `here` is the entry of the prefix.
     fn membership(&self, prefix: Prefix, here: Option<&PrefixEntry>) -> Membership {
         let group = Around::new().find(&self.entries, prefix, |entry| entry.group);
         match here {
@@ -238,7 +240,7 @@ impl AddressPartition {
         }
     }
 
-    /// The class that a prefix's addresses would have without its own entry.
+    /// Class that the prefix's addresses would have without its own entry.
     pub(crate) fn parent_class(&self, prefix: Prefix) -> ClassId {
         self.entries.parent(prefix).and_then(|entry| entry.class).unwrap_or(0)
     }

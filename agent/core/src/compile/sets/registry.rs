@@ -1,5 +1,5 @@
-//! The sets of addresses that rules in use speak of. An address's class is the set of peer sets it
-//! belongs to, so a peer set exists only while some local endpoint's rules name it.
+//! Numbers of the peer sets in the rules in use. The membership of an address decides its class, so a peer set exists
+//! only while rules of some local endpoint refer to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,25 +8,25 @@ use hashbrown::HashMap;
 use crate::compile::sets::set::{HairpinService, NameId, OWN_NODE, PeerSet, SetId};
 use crate::model::{Key, Pod, Protocol};
 
-/// The peer sets in use, and the port names.
+/// The peer sets and port names in use.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     next: u32,
     ids: HashMap<PeerSet, SetId>,
     users: HashMap<SetId, (PeerSet, u32)>,
-    /// Peer sets that may have no user any more.
+    /// Peer sets that may have no user.
     idle: BTreeSet<SetId>,
     names: HashMap<NameId, Name>,
     name_ids: HashMap<(Protocol, String), NameId>,
-    /// Names that may have no user any more.
+    /// Port names that may have no user.
     idle_names: BTreeSet<NameId>,
-    /// Number of the name and port that a [`PeerSet::Named`] stands for.
+    /// Port name, protocol and number behind each [`PeerSet::Named`].
     named: HashMap<SetId, (NameId, Protocol, u16)>,
-    /// [`PeerSet::HairpinService`] in use, by Service and in the order of their numbers.
+    /// [`PeerSet::HairpinService`] in use, by Service and sorted by number.
     hairpin: BTreeMap<Key, BTreeMap<SetId, HairpinService>>,
 }
 
-/// A named port that egress rules ask for.
+/// A named port in egress rules.
 #[derive(Debug)]
 struct Name {
     name: (Protocol, String),
@@ -35,7 +35,7 @@ struct Name {
 }
 
 impl Registry {
-    /// The number of a peer set; it is dropped by [`Registry::sweep`] unless it is acquired before.
+    /// The number of a peer set; [`Registry::sweep`] drops it unless it is acquired before.
     pub(crate) fn intern(&mut self, peer_set: PeerSet) -> SetId {
         if let Some(id) = self.ids.get(&peer_set) {
             return *id;
@@ -65,7 +65,7 @@ impl Registry {
         self.next
     }
 
-    /// Counts a user more of a peer set; true if it is the first.
+    /// Adds a user of a peer set; true if it is the first.
     pub(crate) fn acquire(&mut self, id: SetId) -> bool {
         let Some((peer_set, users)) = self.users.get_mut(&id) else { return false };
         *users += 1;
@@ -79,7 +79,7 @@ impl Registry {
         true
     }
 
-    /// Counts a user less of a peer set; true if it was the last.
+    /// Drops a user of a peer set; true if it was the last.
     pub(crate) fn release(&mut self, id: SetId) -> bool {
         let Some((peer_set, users)) = self.users.get_mut(&id) else { return false };
         *users -= 1;
@@ -98,7 +98,7 @@ impl Registry {
         true
     }
 
-    /// Counts a user more of a name; true if it is the first.
+    /// Adds a user of a name; true if it is the first.
     pub(crate) fn acquire_name(&mut self, id: NameId) -> bool {
         self.names.get_mut(&id).is_some_and(|name| {
             name.users += 1;
@@ -106,7 +106,7 @@ impl Registry {
         })
     }
 
-    /// Counts a user less of a name; true if it was the last.
+    /// Drops a user of a name; true if it was the last.
     pub(crate) fn release_name(&mut self, id: NameId) -> bool {
         let is_last = self.names.get_mut(&id).is_some_and(|name| {
             name.users -= 1;
@@ -123,7 +123,7 @@ impl Registry {
         self.names.get(&id).map(|name| &name.name)
     }
 
-    /// Forgets what has no user.
+    /// Drops peer sets and names without users.
     pub(crate) fn sweep(&mut self) {
         for id in std::mem::take(&mut self.idle_names) {
             let Some(name) = self.names.get(&id).filter(|name| name.users == 0) else { continue };
@@ -135,7 +135,7 @@ impl Registry {
             self.names.remove(&id);
         }
         for id in std::mem::take(&mut self.idle) {
-            // Those of names live as long as these.
+            // Peer sets of names live as long as their names.
             if !self.is_used(id)
                 && !self.named.contains_key(&id)
                 && let Some((peer_set, _)) = self.users.remove(&id)
@@ -150,7 +150,7 @@ impl Registry {
         self.users.get(&id).is_some_and(|(_, users)| *users != 0)
     }
 
-    /// The peer sets of what local pods serve at a Service's addresses.
+    /// Hairpin peer sets at a Service's addresses of one family.
     pub(crate) fn served<'a>(
         &'a self,
         service: &Key,
@@ -160,22 +160,22 @@ impl Registry {
         all.filter(move |(_, hairpin)| hairpin.v6 == v6).map(|(id, _)| *id)
     }
 
-    /// What a peer set stands for; none for service targets.
+    /// Content of a peer set; `None` for service targets.
     pub(crate) fn peer_set(&self, id: SetId) -> Option<&PeerSet> {
         self.users.get(&id).map(|(peer_set, _)| peer_set)
     }
 
-    /// Whether rules ask for port names.
+    /// Whether egress rules use port names.
     pub(crate) fn has_names(&self) -> bool {
         !self.names.is_empty()
     }
 
-    /// Name and port that an [`PeerSet::Named`] stands for.
+    /// Port name, protocol and number behind a [`PeerSet::Named`].
     pub(crate) fn named(&self, id: SetId) -> Option<&(NameId, Protocol, u16)> {
         self.named.get(&id)
     }
 
-    /// The peer sets of a pod's port names, as far as rules ask for these names.
+    /// Adds the peer sets of a pod's named ports, as far as rules use these names.
     pub(crate) fn ports_of(&mut self, pod: &Pod, peer_sets: &mut Vec<SetId>) {
         if self.names.is_empty() {
             return;

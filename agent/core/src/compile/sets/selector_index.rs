@@ -1,5 +1,4 @@
-//! Pod selectors by the labels they ask for: a pod is held against those that its own labels lead
-//! to, not against all.
+//! Index of pod selectors by required label: a pod is compared only with selectors that one of its labels leads to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,20 +10,20 @@ use crate::compile::sets::registry::Registry;
 use crate::compile::sets::set::{PeerSet, SetId};
 use crate::model::{Labels, Requirement, Selector};
 
-/// The pod peer sets in use, by what they ask of a pod's namespace.
+/// Peer sets of pods in use, by their namespace part.
 #[derive(Debug, Default)]
 pub(super) struct PodSelectors {
     own_namespace: HashMap<String, BTreeSet<SetId>>,
-    /// By the selector of namespaces: each is held against a namespace once. None is empty.
+    /// By namespace selector, so that each is matched with a namespace once. No set is empty.
     any_namespace: BTreeMap<Selector, BTreeSet<SetId>>,
-    /// By namespace, the pod peer sets whose namespace part matches it.
+    /// By namespace, the peer sets of pods whose namespace part matches.
     candidates: HashMap<String, Arc<Index>>,
-    /// Namespaces that the same peer sets match, as those of one team, have one index.
+    /// Indexes by their peer sets. Namespaces that match the same peer sets share one.
     indexes: HashMap<Vec<SetId>, Arc<Index>>,
 }
 
 impl PodSelectors {
-    /// A peer set is in use from now on.
+    /// Adds a peer set to those in use.
     pub(super) fn add(&mut self, id: SetId, peer_set: &PeerSet) {
         if let PeerSet::PodsIn(namespace, _) = peer_set {
             self.own_namespace.entry(namespace.clone()).or_default().insert(id);
@@ -36,7 +35,7 @@ impl PodSelectors {
         }
     }
 
-    /// A peer set is not in use any more.
+    /// Removes a peer set from those in use.
     pub(super) fn remove(&mut self, id: SetId, peer_set: &PeerSet) {
         if let PeerSet::PodsIn(namespace, _) = peer_set {
             if let Some(ids) = self.own_namespace.get_mut(namespace) {
@@ -55,18 +54,18 @@ impl PodSelectors {
         }
     }
 
-    /// Forgets what was derived from the labels of namespaces.
+    /// Drops state derived from namespace labels.
     pub(super) fn forget(&mut self) {
         self.candidates.clear();
         self.indexes.clear();
     }
 
-    /// Forgets indexes that no namespace has.
+    /// Drops indexes that no namespace uses.
     pub(super) fn sweep(&mut self) {
         self.indexes.retain(|_, index| Arc::strong_count(index) > 1);
     }
 
-    /// The pod peer sets whose namespace part matches a namespace.
+    /// Index of the pod peer sets with a matching namespace part.
     pub(super) fn candidates(
         &mut self,
         cluster: &Cluster,
@@ -83,7 +82,7 @@ impl PodSelectors {
         found
     }
 
-    /// The index of these pod peer sets.
+    /// Index of these pod peer sets.
     pub(super) fn index(&mut self, ids: Vec<SetId>, registry: &Registry) -> Arc<Index> {
         if let Some(known) = self.indexes.get(&ids) {
             return known.clone();
@@ -98,7 +97,7 @@ impl PodSelectors {
     }
 }
 
-/// The peer sets of an index whose pod selector matches.
+/// Peer sets of an index with a matching pod selector.
 pub(super) fn selecting<'a>(
     registry: &'a Registry,
     index: &'a Index,
@@ -112,8 +111,8 @@ pub(super) fn selecting<'a>(
     })
 }
 
-/// Those of the pod peer sets whose namespace part matches a namespace, in order: its own, and those of
-/// the selectors that match its labels.
+/// Pod peer sets with a matching namespace part, in order: those of the namespace itself, and those whose namespace
+/// selector matches its labels.
 pub(super) fn matching<'a>(
     cluster: &Cluster,
     namespace: &str,
@@ -130,15 +129,15 @@ pub(super) fn matching<'a>(
 /// Peer sets by a label that their pod selectors require.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    /// By key and value. A selector is filed under one key (and each value it takes), and a pod has
-    /// a key once, so that a pod meets a peer set once.
+    /// By key and value. A selector is filed under one key (with each of its values), and a pod has a key only once, so
+    /// a lookup returns a peer set at most once.
     by_label: HashMap<String, HashMap<String, Vec<SetId>>>,
-    /// Those that require no label's value.
+    /// Peer sets with selectors that require no label value.
     others: Vec<SetId>,
 }
 
 impl Index {
-    /// Files peer sets under their pod selectors, each under the label that fewest ask for.
+    /// Files each peer set under the required label that the fewest other selectors share.
     pub(super) fn new<'a>(peer_sets: impl Iterator<Item = (SetId, &'a Selector)> + Clone) -> Self {
         let mut counts: HashMap<(&str, &str), u32> = HashMap::new();
         for (key, values) in peer_sets.clone().flat_map(|(_, selector)| required(selector)) {
@@ -163,14 +162,14 @@ impl Index {
         index
     }
 
-    /// The peer sets whose selectors may match: all that do, and few that do not.
+    /// Candidates by label: all peer sets with a matching selector, and few others.
     pub(super) fn possible(&self, labels: &Labels) -> impl Iterator<Item = SetId> {
         let filed = labels.iter().filter_map(|(key, value)| self.by_label.get(key)?.get(value));
         filed.flatten().chain(&self.others).copied()
     }
 }
 
-/// Keys of which a pod must have one of some values.
+/// `In` requirements: keys with the values of which a pod must have one.
 fn required(selector: &Selector) -> impl Iterator<Item = (&str, &[String])> {
     selector.requirements.iter().filter_map(|requirement| {
         if let Requirement::In(key, values) = requirement {

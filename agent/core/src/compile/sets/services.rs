@@ -1,8 +1,8 @@
-//! Which addresses are translated, and what they lead to; part of an update.
+//! Updates which addresses are translated, and their backends.
 //!
-//! Service targets are made of the backends' classes, so they come after all other addresses: those are
-//! settled first, then the Services with a backend among them are resolved again, then the
-//! addresses of the Services that came out different.
+//! Service targets are built from the membership of backends, so they are settled after all other addresses. Then the
+//! Services with a changed backend are resolved again, then the addresses of Services with a changed result are
+//! settled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ use crate::compile::sets::set::{HairpinService, Membership, OWN_NODE, SetId};
 use crate::model::{EndpointSlice, Key, Protocol, Service};
 use crate::prefix::{Family, Prefix};
 
-/// A Service's port with its backends by family, IPv4 first.
+/// A Service port with its backends by family, IPv4 first.
 #[derive(Debug, PartialEq, Eq)]
 struct Resolved {
     protocol: Protocol,
@@ -32,29 +32,29 @@ struct Resolved {
 /// Services as of the last update.
 #[derive(Debug, Default)]
 pub(super) struct Services {
-    /// Some endpoint is isolated for egress: the addresses of all Services count. Otherwise only those
-    /// of `backed` do.
+    /// Whether some endpoint is isolated for egress, so that addresses of all Services matter. Otherwise only `backed`
+    /// ones do.
     active: bool,
-    /// Empty while not active.
+    /// Empty unless `active`.
     resolved: HashMap<Key, Vec<Resolved>>,
-    /// Services with a backend that is isolated for ingress alone: their addresses may lead a pod back to
-    /// itself, so what it sends there is marked. Empty while active, when all Services are marked.
+    /// Services with a backend that is isolated for ingress alone. Their addresses may lead a pod back to itself, so
+    /// packets to them are marked. Empty while `active`, when packets to all Services are marked.
     backed: BTreeSet<Key>,
 }
 
-/// What has to be looked at again.
+/// Services and addresses to evaluate again.
 #[derive(Debug, Default)]
 struct Work {
     services: BTreeSet<Key>,
     addresses: BTreeSet<IpAddr>,
-    /// The node ports as a whole.
+    /// All node ports.
     nodes: bool,
 }
 
-/// Ports of an address, sorted, each with all its backends. The last: it is a node port.
+/// Ports of an address, sorted, with all backends. The flag is true for a node port.
 type PortsOfAddress = BTreeMap<(Protocol, u16, bool), Backends>;
 
-/// One settling of addresses: what it reads, and what it brings up to date.
+/// State read and updated while settling addresses.
 pub(super) struct Settling<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) registry: &'a Registry,
@@ -65,8 +65,7 @@ pub(super) struct Settling<'a> {
 }
 
 impl Settling<'_> {
-    /// Gives every address its class, those of Services and nodes last. Returns the prefixes that
-    /// were looked at, in order.
+    /// Assigns a class to every address, to those of Services and nodes last. Returns the settled prefixes in order.
     pub(super) fn settle(
         &mut self,
         dirty: &Dirty,
@@ -100,7 +99,7 @@ impl Settling<'_> {
         if !later.is_empty() {
             touched.extend(later);
             touched.sort_by_key(|settled| settled.prefix);
-            // Of what was looked at twice, what came out last.
+            // For a prefix settled twice, keeps the last result.
             touched.dedup_by(|last, first| {
                 let same = last.prefix == first.prefix;
                 if same {
@@ -112,7 +111,7 @@ impl Settling<'_> {
         touched
     }
 
-    /// What the changes themselves ask for, and what local pods began or ceased to serve.
+    /// Work that follows from the changes, and from hairpin services that local pods began or ceased to back.
     fn translation_dirty(
         &mut self,
         active: bool,
@@ -128,7 +127,7 @@ impl Settling<'_> {
             return work;
         }
         work.services.clone_from(&dirty.services);
-        // Whether an address is the own node's may have changed.
+        // The address may have become, or ceased to be, the own node's.
         let translated = |a: &&IpAddr| services.is_node(**a) || !services.at(**a).is_empty();
         work.addresses.extend(dirty.addresses.iter().filter(translated));
         for hairpin in served {
@@ -138,8 +137,8 @@ impl Settling<'_> {
         work
     }
 
-    /// What has to be looked at because other Services lead pods back to themselves than before, or
-    /// because such a Service or the node has other addresses.
+    /// Adds work for Services that began or ceased to lead pods back to themselves, and for changed addresses of such
+    /// Services and of the node.
     fn backed_dirty(&mut self, backed: BTreeSet<Key>, dirty: &Dirty, work: &mut Work) {
         if self.services.active {
             return;
@@ -156,14 +155,14 @@ impl Settling<'_> {
         self.services.backed = backed;
     }
 
-    /// The Services with a backend in a prefix.
+    /// Services with a backend in a prefix.
     fn behind(&self, prefix: Prefix) -> Vec<Key> {
         let services = &self.cluster.translation;
         let (first, last) = range(prefix.family == Family::V6, prefix.bits, prefix.last());
         services.behind_range(first, last).collect()
     }
 
-    /// Resolves Services again, and notes the addresses of those that came out different.
+    /// Resolves Services again; adds the addresses of changed ones to the work.
     fn resolve(&mut self, work: &mut Work) {
         let services = &self.cluster.translation;
         for key in &work.services {
@@ -183,8 +182,8 @@ impl Settling<'_> {
         }
     }
 
-    /// A Service's ports with their backends. Those of a slice are told apart by their peer sets alone,
-    /// so its addresses are looked at once, however many ports it has.
+    /// Ports of a Service with their backends. Addresses of a slice differ only by membership, so they are evaluated
+    /// once per slice, however many ports it has.
     fn resolved(&self, service: &Service) -> Vec<Resolved> {
         let by_port = self.cluster.translation.slices_by_port(&service.key);
         let mut kinds: HashMap<*const EndpointSlice, [BTreeSet<Membership>; 2]> = HashMap::new();
@@ -207,7 +206,7 @@ impl Settling<'_> {
         ports.collect()
     }
 
-    /// The peer sets that a slice's addresses have, IPv4 first, each combination once.
+    /// Distinct memberships of a slice's addresses, IPv4 first.
     fn kinds(&self, slice: &EndpointSlice) -> [BTreeSet<Membership>; 2] {
         [false, true].map(|v6| {
             let addresses = slice.addresses.iter().filter(|address| address.is_ipv6() == v6);
@@ -215,7 +214,7 @@ impl Settling<'_> {
         })
     }
 
-    /// Gives the addresses their peer sets.
+    /// Sets the service targets of the addresses.
     fn set_targets_of(&mut self, work: &Work, active: bool) {
         let mut node_ports: [Option<PortsOfAddress>; 2] = [None, None];
         for address in &work.addresses {
@@ -229,8 +228,8 @@ impl Settling<'_> {
         }
     }
 
-    /// The peer sets that an address has as a Service's or a node's, sorted. The own node's need none:
-    /// everything is allowed there already.
+    /// Peer sets of an address as a Service's or a node's, sorted. The own node's addresses need none: everything is
+    /// allowed there.
     fn targets_of(
         &mut self,
         address: IpAddr,
@@ -268,8 +267,8 @@ impl Settling<'_> {
         peer_sets
     }
 
-    /// The peer set of an address that may lead a pod back to itself, while nothing else matters of
-    /// Services: targets without content, which allow nothing and have packets marked.
+    /// Peer set of an address that may lead a pod back to itself, while Services have no other effect: service targets
+    /// without content, which allow nothing but have packets marked.
     fn leads_back(&mut self, address: IpAddr) -> Vec<SetId> {
         let services = &self.cluster.translation;
         let backed = |service: &Arc<Service>| self.services.backed.contains(&service.key);
@@ -281,7 +280,7 @@ impl Settling<'_> {
         vec![self.targets.acquire(Vec::new(), cluster)]
     }
 
-    /// The node ports of all Services.
+    /// Node ports of all Services.
     fn node_ports(&self, v6: bool) -> PortsOfAddress {
         let mut targets = PortsOfAddress::new();
         for service in self.cluster.translation.with_node_ports() {
@@ -296,7 +295,7 @@ impl Settling<'_> {
     }
 }
 
-/// Adds backends to a port; of several Services at one address and port, all count.
+/// Adds backends to a port. If several Services share address and port, all their backends count.
 fn add(targets: &mut PortsOfAddress, port: (Protocol, u16, bool), backends: &Backends) {
     let known = targets.entry(port).or_insert_with(|| backends.clone());
     if !Arc::ptr_eq(known, backends) && known != backends {

@@ -1,4 +1,4 @@
-//! The tables that lead from an address to its class: the IPv4 trie and both IPv6 tables.
+//! The tables that map an address to its class: the IPv4 trie and both IPv6 tables.
 
 use std::cmp::Reverse;
 
@@ -9,15 +9,15 @@ use crate::compile::tables::ipv4_trie::{Changed, Ipv4Trie};
 use crate::ops::Op;
 use crate::prefix::{Around, Family, Prefix, PrefixMap};
 
-/// The addresses of one prefix (those that no longer prefix of the update holds) change class.
+/// A change of class for the addresses of one prefix, without those in longer prefixes of the update.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Move {
     pub(crate) prefix: Prefix,
     pub(crate) from: ClassId,
     pub(crate) to: ClassId,
-    /// Their class while rows flip: what it was, what it will be, or a temporary one.
+    /// Their class while rows flip: the old, the new or a temporary one.
     pub(crate) between: ClassId,
-    /// Whether the tables hold the prefix at the end.
+    /// Whether the tables contain the prefix after the move.
     pub(crate) stays: bool,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Move {
 pub(crate) struct AddressTables {
     prefixes: PrefixMap<ClassId>,
     pub(crate) ipv4_trie: Ipv4Trie,
-    /// Most IPv6 addresses and prefixes held at once.
+    /// Peak number of IPv6 addresses and prefixes.
     pub(crate) ipv6_peak: (u32, u32),
 }
 
@@ -35,7 +35,7 @@ impl AddressTables {
         Self { prefixes: PrefixMap::new(), ipv4_trie: Ipv4Trie::new(), ipv6_peak: (0, 0) }
     }
 
-    /// What has to move for the prefixes that were looked at to be as `partition` says.
+    /// Moves that bring the settled prefixes to the state of `partition`.
     pub(crate) fn moves(&self, partition: &AddressPartition, settled: &[Settled]) -> Vec<Move> {
         let (mut parents, mut holders) = (Around::new(), Around::new());
         let moves = settled.iter().filter_map(|Settled { prefix, class }| {
@@ -54,8 +54,8 @@ impl AddressTables {
         moves.collect()
     }
 
-    /// Writes classes and then removes prefixes, both given in order. New prefixes come longest first, so that none
-    /// ever covers addresses that a longer one is still to take; they go shortest first, for the same
+    /// Writes classes, then removes prefixes; both are given in order. New prefixes are written longest first, so that
+    /// none covers addresses of a longer one still to come. Ended prefixes are removed shortest first, for the same
     /// reason.
     pub(crate) fn write(
         &mut self,
@@ -64,7 +64,7 @@ impl AddressTables {
         ops: &mut Vec<Op>,
     ) {
         let mut changed = Changed::default();
-        // Single addresses, which are the longest, are mostly all: they stay in their order.
+        // Single addresses are the longest prefixes and usually the most: they keep their order.
         for (prefix, class) in set.clone().filter(|(prefix, _)| prefix.is_host()) {
             self.set(prefix, class, &mut changed, ops);
         }
@@ -80,7 +80,7 @@ impl AddressTables {
         for prefix in others {
             self.remove(prefix, &mut changed, ops);
         }
-        // The last first: that is the fastest for the map.
+        // Removing from the end is fastest for the map.
         for prefix in gone.rev().filter(|prefix| prefix.is_host()) {
             self.remove(prefix, &mut changed, ops);
         }
@@ -109,12 +109,12 @@ impl AddressTables {
         }
     }
 
-    /// The class that is installed for exactly this prefix.
+    /// Installed class of exactly this prefix.
     pub(crate) fn class_of(&self, prefix: Prefix) -> Option<ClassId> {
         self.prefixes.get(prefix).copied()
     }
 
-    /// What is installed of a family.
+    /// Installed prefixes of a family with their classes.
     pub(crate) fn entries(&self, family: Family) -> impl Iterator<Item = (Prefix, ClassId)> {
         let whole = Prefix { family, bits: 0, len: 0 };
         self.prefixes.under(whole).map(|(prefix, class)| (prefix, *class))

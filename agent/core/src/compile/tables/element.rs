@@ -1,25 +1,25 @@
-//! What the tables must hold, element by element, for comparing it with what they do hold.
+//! Desired contents of the tables, element by element, to compare with the installed ones.
 
 use std::net::Ipv6Addr;
 
 use ipnet::Ipv6Net;
 use netpold_ebpf::layout::{ClassId, Endpoint, PortBitmap, PortWord, Row, RowBlock, TrieBlock};
 
-/// What an element holds as of the last update. Elements that no packet can reach hold anything
-/// and are not told.
+/// Desired content of an element as of the last update. Elements that no packet can reach have arbitrary content and
+/// are left out.
 #[derive(Clone, Debug)]
 pub enum DesiredElement<'a> {
-    /// Words of the trie's root, from an index on.
+    /// Words of the trie's root from an index on.
     TrieRoot(u32, &'a [u32]),
     /// A trie block.
     TrieBlock(u32, &'a TrieBlock),
-    /// A row; columns of [`DesiredElement::ANY`] hold anything.
+    /// A row; columns with [`DesiredElement::ANY`] have arbitrary content.
     Row(u32, Box<Row>),
-    /// A row block; likewise.
+    /// A row block; columns with [`DesiredElement::ANY`] have arbitrary content.
     RowBlock(u32, Box<RowBlock>),
     /// A port bitmap.
     Bitmap(u32, Box<PortBitmap>),
-    /// An endpoint slot; `None`: free.
+    /// An endpoint slot; `None` if free.
     Endpoint(u32, Option<&'a Endpoint>),
     /// An address of the exact IPv6 table.
     Host6(Ipv6Addr, ClassId),
@@ -28,11 +28,11 @@ pub enum DesiredElement<'a> {
 }
 
 impl DesiredElement<'_> {
-    /// Stands for whatever a column of a row holds; no port set is this word.
+    /// Matches any content of a column; no port set has this word.
     pub const ANY: PortWord = PortWord::MAX;
 }
 
-/// How far a pass over all elements has come.
+/// Position in a pass over all elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
     pub(super) section: usize,
@@ -40,7 +40,7 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// Whether a pass is just to begin.
+    /// Whether the position is the start of a pass.
     #[must_use]
     pub fn is_start(self) -> bool {
         self == Self::default()

@@ -1,4 +1,4 @@
-//! Endpoints: which local pod is behind which interface, and its record in the tables.
+//! Endpoints: the local pod behind each interface, and its record in the tables.
 
 mod addresses;
 mod numbers;
@@ -29,33 +29,33 @@ pub(crate) struct Live {
     pub(crate) id: u32,
     pub(crate) addresses: Addresses,
     pub(crate) check_source: bool,
-    /// The hardware address of the pod's side of the veth; `None`: unknown.
+    /// Hardware address of the veth's peer in the pod; `None` if unknown.
     pub(crate) station: Option<[u8; 6]>,
-    /// The pod asks not to be checked, and nobody may grant that in its namespace.
+    /// The pod asks for no source check in a namespace where pods may not.
     pub(crate) unheard: bool,
-    /// A further interface of a pod, or one whose pod is not known: it gives its slot to a pod's first one.
+    /// A further interface of a pod, or the interface of an unknown pod: gives its slot to a primary interface.
     gives_way: bool,
     pub(crate) rules: PodRules,
-    /// The Services that the pod is a backend of, if it is isolated for ingress alone.
+    /// Services with the pod as backend, if it is isolated for ingress alone.
     backs: BTreeSet<Key>,
-    /// Where the record is, and the record; `None`: no slot was free.
+    /// Slot and record; `None` if no slot was free.
     pub(crate) record: Option<(u32, Endpoint)>,
 }
 
 impl Live {
-    /// Whether the interface's pod is not known.
+    /// Whether the pod behind the interface is unknown.
     pub(crate) fn is_waiting(&self) -> bool {
         self.identity.uid_hash == WAITING && self.identity.pod.name.is_empty()
     }
 
-    /// The installed rows, if there is a record.
+    /// Installed rows, if there is a record.
     pub(crate) fn installed_rows(&self) -> Option<(u32, u32)> {
         self.record
             .as_ref()
             .map(|(_, record)| (Rows(record.rows).ingress(), Rows(record.rows).egress()))
     }
 
-    /// The record as it is to be, given the one that is installed.
+    /// Desired record, given the installed one.
     fn desired(&self, ifindex: u32, rows: RowPair, installed: Option<&Endpoint>) -> Endpoint {
         let rows = Endpoint::pack_rows(rows.0, rows.1);
         let (id, uid_hash) = (self.id, self.identity.uid_hash);
@@ -69,7 +69,7 @@ impl Live {
     }
 }
 
-/// The numbers that a compiler has given, and to whom it will give which.
+/// Endpoint numbers in use or reserved, to pass to another compiler.
 #[derive(Debug)]
 pub(crate) struct Given {
     version: u64,
@@ -81,15 +81,15 @@ pub(crate) struct Given {
 #[derive(Debug)]
 pub(crate) struct Endpoints {
     pub(crate) live: BTreeMap<u32, Live>,
-    /// As long as this number stays, so do the endpoints.
+    /// Changes whenever the endpoints change.
     pub(crate) version: u64,
     numbers: Numbers,
     slots: BTreeSet<u32>,
-    /// Endpoints for which no slot was free.
+    /// Endpoints without a free slot.
     pub(crate) unplaced: BTreeSet<u32>,
     quarantine: BTreeSet<u32>,
-    /// Interfaces whose pod is not known are denied, those apart that were there first (they may be
-    /// nobody's pods): by index and incarnation.
+    /// Whether interfaces of unknown pods are denied. Interfaces in `familiar`, by index and incarnation, are exempt:
+    /// they existed before the first update and may not belong to pods.
     new_pods: NewPods,
     familiar: Option<BTreeSet<(u32, u64)>>,
 }
@@ -108,7 +108,7 @@ impl Endpoints {
         }
     }
 
-    /// Before the first update: what is there is not new, unless an earlier agent denied it.
+    /// Before the first update: marks the present interfaces as familiar, except those that an earlier agent denied.
     pub(crate) fn begin(&mut self, cluster: &Cluster) {
         if self.familiar.is_some() {
             return;
@@ -118,7 +118,7 @@ impl Endpoints {
         self.familiar = Some(there.map(|i| (i.index, i.incarnation)).collect());
     }
 
-    /// What an interface gets whose pod is not known: its node, and nobody else.
+    /// The endpoint of an interface with an unknown pod: only the own node may reach it and be reached.
     fn waiting(
         &mut self,
         interface: &Interface,
@@ -151,16 +151,16 @@ impl Endpoints {
         })
     }
 
-    /// An endpoint's number, and the record that its interface has already.
+    /// The endpoint's number, and the present record of its interface.
     fn carried(&mut self, ifindex: u32, identity: &Identity) -> (u32, Option<(u32, Endpoint)>) {
         let before = self.live.get(&ifindex);
-        // Another pod takes the record over in place: there is no moment without one.
+        // A new pod takes over the record in place, so the interface is never without one.
         let record = before.and_then(|live| live.record);
         let known = before.filter(|live| live.identity == *identity).map(|live| live.id);
         (known.unwrap_or_else(|| self.numbers.take(ifindex, identity)), record)
     }
 
-    /// Forgets everything but the numbers.
+    /// Drops everything except the numbers.
     pub(crate) fn forget(&mut self) {
         for (ifindex, live) in std::mem::take(&mut self.live) {
             self.numbers.keep(ifindex, live.identity, live.id);
@@ -177,14 +177,14 @@ impl Endpoints {
         }
     }
 
-    /// Interfaces whose pod is in one of these namespaces.
+    /// Interfaces with a pod in one of these namespaces.
     pub(crate) fn in_namespaces(&self, namespaces: &BTreeSet<String>) -> impl Iterator<Item = u32> {
         let all = self.live.iter().filter(|_| !namespaces.is_empty());
         all.filter(|(_, live)| namespaces.contains(&live.identity.pod.namespace))
             .map(|(ifindex, _)| *ifindex)
     }
 
-    /// What an interface's endpoint is to be.
+    /// Builds the endpoint of an interface.
     pub(crate) fn build(
         &mut self,
         interface: &Interface,
@@ -208,7 +208,7 @@ impl Endpoints {
         };
         let before = self.live.get(&interface.index).filter(|live| live.identity == identity);
         let addresses = Addresses::of(pod);
-        // Judging by some of its addresses would be wrong for the others.
+        // A record with only some of the addresses would give wrong verdicts for the others.
         let before = (before.map(|live| &live.rules), addresses.crowded);
         let subject = (&**pod, !is(Standing::Unlabelled));
         let rules = PodRules::of(subject, before, cluster, rules, registry);
@@ -223,7 +223,7 @@ impl Endpoints {
                 && !bound.is_some_and(|bound| bound.second)
                 && match options.check_source {
                     CheckSource::Off => false,
-                    // Another pod may have been given its address.
+                    // The pod's address may now belong to another pod.
                     CheckSource::Isolated => isolated != [false; 2] || is(Standing::Deleted),
                     CheckSource::All => true,
                 },
@@ -242,12 +242,12 @@ impl Endpoints {
         })
     }
 
-    /// What is not as policies have it now.
+    /// Combinations of policies that are not in force as last edited.
     pub(crate) fn late(&self) -> impl Iterator<Item = &Late> {
         self.live.values().flat_map(|live| live.rules.late.iter().flatten())
     }
 
-    /// The numbers that were given so far, for another compiler.
+    /// Numbers given so far, for another compiler.
     pub(crate) fn given(&self) -> Given {
         let mut numbers = self.numbers.clone();
         for (ifindex, live) in &self.live {
@@ -256,7 +256,7 @@ impl Endpoints {
         Given { version: self.version, numbers, familiar: self.familiar.clone() }
     }
 
-    /// Gives the numbers that another compiler has given.
+    /// Takes over the numbers that another compiler has given.
     pub(crate) fn take_over(&mut self, given: Given) {
         self.version = self.version.max(given.version) + 1;
         self.numbers = given.numbers;
@@ -265,27 +265,26 @@ impl Endpoints {
         self.familiar = given.familiar;
     }
 
-    /// The Services that have a backend among the pods that are isolated for ingress alone.
+    /// Services with a backend among the pods isolated for ingress alone.
     pub(crate) fn backed(&self) -> BTreeSet<Key> {
         self.live.values().flat_map(|live| &live.backs).cloned().collect()
     }
 
-    /// The numbers of all endpoints, and those that are put by for endpoints to come. No other number that
-    /// was ever given comes back.
+    /// Numbers of all endpoints, and those reserved for endpoints to come. Any other number is never used again.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> {
         let live = self.live.values().map(|live| live.id);
         live.chain(self.numbers.put_by())
     }
 
-    /// A free slot for an interface. A slot whose last use packets may still see is not free.
+    /// A free slot for an interface. A slot is not free while packets may still read its last record.
     fn slot(&self, ifindex: u32) -> Option<u32> {
         (0..ENDPOINT_PROBES)
             .map(|probe| endpoint_slot(ifindex, probe))
             .find(|slot| !self.slots.contains(slot))
     }
 
-    /// Frees a slot for a pod's first interface: whoever may add interfaces to a pod chooses their indexes, and
-    /// so could keep another pod without a slot.
+    /// Frees a slot for a primary interface. A pod that can add interfaces to its namespace chooses their indexes, and
+    /// could otherwise take all slots of another pod.
     fn claim(&mut self, ifindex: u32, ops: &mut Vec<Op>) -> Option<u32> {
         if self.live.get(&ifindex).is_none_or(|live| live.gives_way) {
             return None;
@@ -300,12 +299,12 @@ impl Endpoints {
             })?;
         self.live.get_mut(&holder)?.record = None;
         self.unplaced.insert(holder);
-        // Packets that carry the slot's number are on their way.
+        // Packets in flight may still use the slot's number.
         ops.extend([Op::EndpointGone(slot), Op::Grace]);
         Some(slot)
     }
 
-    /// Writes the record of an endpoint that has none, if a slot is free for it.
+    /// Writes the record of an endpoint without one, if a slot is free for it.
     pub(crate) fn appear(&mut self, ifindex: u32, rows: RowPair, ops: &mut Vec<Op>) {
         let Some(slot) = self.slot(ifindex).or_else(|| self.claim(ifindex, ops)) else {
             self.unplaced.insert(ifindex);
@@ -324,14 +323,14 @@ impl Endpoints {
         self.quarantine.insert(slot);
     }
 
-    /// Brings an installed record up to date.
+    /// Updates an installed record.
     pub(crate) fn flip(&mut self, ifindex: u32, rows: RowPair, ops: &mut Vec<Op>) {
         let Some(live) = self.live.get_mut(&ifindex) else { return };
         let Some((slot, installed)) = live.record else { return };
         let desired = live.desired(ifindex, rows, Some(&installed));
         let another = desired.id != installed.id;
         if another && desired.rows != installed.rows {
-            // Another pod is there already: it must not run under the former one's rows.
+            // The new pod is already there and must not run under the rows of the old one.
             ops.push(Op::EndpointRows(slot, desired.rows));
         }
         let now = if another { desired.rows } else { installed.rows };

@@ -1,8 +1,8 @@
-//! The IPv4 trie: from prefixes with classes to word flips.
+//! The IPv4 trie: turns prefixes with classes into word flips.
 //!
-//! Every flip takes each address below it from its old class to its new one. Which address flips
-//! first does not matter to anybody (the caller orders by stages where it does), so words of blocks
-//! in use are flipped one by one, and a new block is complete before a word points to it.
+//! Every flip moves all addresses below a word from the old class to the new one. The order of flips within one stage
+//! does not matter (the caller orders the stages). So words of blocks in use are flipped one by one, and a new block is
+//! complete before a word points to it.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::compile::slots::SlotAllocator;
 use crate::ops::Op;
 use crate::prefix::{Family, Prefix, PrefixMap};
 
-/// The trie as the tables hold it.
+/// The trie as in the tables.
 #[derive(Debug)]
 pub(crate) struct Ipv4Trie {
     pub(crate) slots: SlotAllocator,
@@ -21,17 +21,17 @@ pub(crate) struct Ipv4Trie {
     blocks: HashMap<u32, Box<TrieBlock>>,
 }
 
-/// Where classes changed.
+/// Parts of the address space with changed classes.
 #[derive(Debug, Default)]
 pub(crate) struct Changed {
-    /// Upper 16 bits of the /16s to paint as a whole.
+    /// Upper 16 bits of each /16 to repaint as a whole.
     roots: BTreeSet<u32>,
-    /// The /24s.
+    /// Each /24 to repaint alone.
     leaves: Vec<Prefix>,
 }
 
 impl Changed {
-    /// The class of an IPv4 prefix changed.
+    /// Adds an IPv4 prefix with a changed class.
     pub(crate) fn add(&mut self, prefix: Prefix) {
         if prefix.len <= 24 {
             let last = Prefix { bits: prefix.last(), ..prefix }.v4() >> 16;
@@ -45,7 +45,7 @@ impl Changed {
     }
 }
 
-/// What a /24 is to hold.
+/// Desired content of a /24.
 enum Leaf {
     Class(ClassId),
     Block(Box<TrieBlock>),
@@ -56,7 +56,7 @@ impl Ipv4Trie {
         Self { slots: SlotAllocator::new(0), root: vec![0; 65_536], blocks: HashMap::new() }
     }
 
-    /// The words of the root.
+    /// Words of the root.
     pub(crate) fn root(&self) -> &[u32] {
         &self.root
     }
@@ -66,7 +66,7 @@ impl Ipv4Trie {
         self.blocks.get(&id).map(|block| &**block)
     }
 
-    /// Makes the trie agree with `classes`, which differ from it where they `changed` only.
+    /// Brings the trie to the state of `classes`, which differ from it only in the `changed` parts.
     pub(crate) fn repaint(
         &mut self,
         classes: &PrefixMap<ClassId>,
@@ -85,7 +85,7 @@ impl Ipv4Trie {
         }
     }
 
-    /// Repaints a whole /16.
+    /// Repaints a /16.
     fn paint_root(
         &mut self,
         index: u16,
@@ -132,7 +132,7 @@ impl Ipv4Trie {
         ops.push(Op::TrieRootWord(index, block));
     }
 
-    /// Gives a whole /16 one class.
+    /// Sets a whole /16 to one class.
     fn set_root(&mut self, index: u16, class: ClassId, ops: &mut Vec<Op>) {
         let word = &mut self.root[usize::from(index)];
         let before = std::mem::replace(word, class);
@@ -143,7 +143,7 @@ impl Ipv4Trie {
         self.retire(before);
     }
 
-    /// Gives a /24 (upper 24 bits) its content.
+    /// Sets the content of a /24 (upper 24 bits).
     fn set_leaf(&mut self, index: u32, leaf: Leaf, ops: &mut Vec<Op>) {
         let (root, middle) = ((index >> 8) as u16, (index & 255) as u8);
         let word = self.root[usize::from(root)];
@@ -151,7 +151,7 @@ impl Ipv4Trie {
             if matches!(leaf, Leaf::Class(class) if class == word) {
                 return;
             }
-            // The /16 had one class: the same, as a block.
+            // The /16 had one class: replaced by a block with that class in every word.
             let block = self.add(Box::new([word; 256]), ops);
             self.root[usize::from(root)] = block | TRIE_POINTER;
             self.set_middle(block, middle, leaf, ops);
@@ -201,7 +201,7 @@ impl Ipv4Trie {
         }
     }
 
-    /// A new block, complete.
+    /// Adds a complete block.
     fn add(&mut self, content: Box<TrieBlock>, ops: &mut Vec<Op>) -> u32 {
         let block = self.slots.take();
         ops.push(Op::TrieBlock(block, content.clone()));
@@ -209,14 +209,14 @@ impl Ipv4Trie {
         block
     }
 
-    /// The class of all of a block, if it is one.
+    /// The class of a block with the same class in all words.
     fn uniform(&self, block: u32) -> Option<ClassId> {
         let words = self.blocks.get(&block)?;
         (words[0] & TRIE_POINTER == 0 && words.iter().all(|word| *word == words[0]))
             .then_some(words[0])
     }
 
-    /// Retires what a word pointed to.
+    /// Retires the block to which a word points.
     fn retire(&mut self, word: u32) {
         let Some(block) = pointer(word) else { return };
         if let Some(words) = self.blocks.remove(&block) {
@@ -226,15 +226,15 @@ impl Ipv4Trie {
     }
 }
 
-/// The block that a word points to.
+/// The block to which a word points.
 fn pointer(word: u32) -> Option<u32> {
     (word & TRIE_POINTER != 0).then_some(word & !TRIE_POINTER)
 }
 
-/// Roots from which the outlines of all are drawn at once.
+/// Number of /16s from which all outlines are computed at once.
 const OUTLINED: usize = 1024;
 
-/// What every /16 is like: its class by the prefixes of up to 16 bits, and whether there are longer ones.
+/// Outline of every /16: its class by prefixes of up to 16 bits, and whether there are no longer ones.
 struct Outlines {
     classes: Vec<ClassId>,
     is_plain: Vec<bool>,
@@ -244,7 +244,7 @@ impl Outlines {
     fn new(classes: &PrefixMap<ClassId>) -> Self {
         let mut all = Self { classes: vec![0; 65_536], is_plain: vec![true; 65_536] };
         let every = Prefix { family: Family::V4, bits: 0, len: 0 };
-        // Each prefix comes before what it holds, so the longest is painted last.
+        // A prefix comes before those it contains, so the longest is painted last.
         for (prefix, class) in classes.under(every) {
             let first = (prefix.v4() >> 16) as usize;
             match 16u32.checked_sub(prefix.len.into()) {
@@ -260,7 +260,7 @@ impl Outlines {
     }
 }
 
-/// What the /24s of a /16 are to hold.
+/// Desired contents of the 256 /24s in a /16.
 fn middles(classes: &PrefixMap<ClassId>, whole: Prefix, base: ClassId) -> Vec<Leaf> {
     let mut middles: Vec<Leaf> = (0..256).map(|_| Leaf::Class(base)).collect();
     let mut divided: BTreeSet<Prefix> = BTreeSet::new();
@@ -279,18 +279,18 @@ fn middles(classes: &PrefixMap<ClassId>, whole: Prefix, base: ClassId) -> Vec<Le
     middles
 }
 
-/// The class of all, if it is one.
+/// The class of all /24s, if they have the same.
 fn one_class(middles: &[Leaf]) -> Option<ClassId> {
     let [Leaf::Class(class), others @ ..] = middles else { return None };
     let same = |leaf: &Leaf| matches!(leaf, Leaf::Class(other) if other == class);
     others.iter().all(same).then_some(*class)
 }
 
-/// The content of a /24.
+/// Desired content of a /24.
 fn leaf(classes: &PrefixMap<ClassId>, prefix: Prefix) -> Leaf {
     let base = classes.longest(prefix).copied().unwrap_or(0);
     let mut words: Option<Box<TrieBlock>> = None;
-    // Each prefix comes before what it holds, so the longest is painted last.
+    // A prefix comes before those it contains, so the longest is painted last.
     for (inner, class) in classes.under(prefix).filter(|(inner, _)| inner.len > 24) {
         let words = words.get_or_insert_with(|| Box::new([base; 256]));
         let first = (inner.v4() & 255) as usize;

@@ -1,4 +1,4 @@
-//! The tables as the packet path reads them: single words of what the last update left.
+//! The tables as the packet path reads them: single words as of the last update.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use netpold_ebpf::tables::policy::PolicyTables;
 use crate::compile::tables::DesiredTables;
 use crate::prefix::Prefix;
 
-/// Bits of a class, or of a row block's stand-in number, below the block's own.
+/// Width of a column's index within a block.
 const COLUMN_BITS: u32 = 8;
 
 impl DesiredTables<'_> {
@@ -49,7 +49,7 @@ impl PolicyTables for DesiredTables<'_> {
         self.column(row, class.into())
     }
 
-    /// Row blocks belong to one row each, so the row's number and the place in it stand for the block.
+    /// A row block belongs to one row, so the row's number and the block's index there identify it.
     fn row_blocks(&self, row: u32, index: u8) -> u32 {
         row << COLUMN_BITS | u32::from(index)
     }

@@ -1,4 +1,4 @@
-//! Port sets and bitmaps, by content.
+//! Port sets and bitmaps, deduplicated by content.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::ports::tries::{ALL, NONE, Trie, Tries};
 pub(crate) const PORT_SET_NONE: u32 = 0;
 /// Number of the port set that allows every protocol and port.
 pub(crate) const PORT_SET_ALL: u32 = 1;
-/// First number of the others.
+/// First number of all other port sets.
 const PORT_SET_FIRST: u32 = 2;
 
 const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
@@ -30,11 +30,11 @@ pub(crate) struct PortSetTable {
     pub(crate) slots: SlotAllocator,
     pub(crate) bitmap_slots: SlotAllocator,
     by_ports: HashMap<AllowedPorts, u32>,
-    /// Content and number of row columns, by port set.
+    /// Content and number of row columns by port set.
     live: HashMap<u32, (AllowedPorts, PortSet, u32)>,
-    /// Bitmap and number of port sets, by content.
+    /// Number of the bitmap and count of port sets, by content.
     bitmaps: HashMap<Trie, (u32, u32)>,
-    /// Sets without a column (some may have got one since).
+    /// Port sets that lost their last column; some may have gained one since.
     idle: BTreeSet<u32>,
 }
 
@@ -50,7 +50,7 @@ impl PortSetTable {
         }
     }
 
-    /// The port set of a grant without names; its bitmaps are filled by `ops` if they are new.
+    /// The port set of a grant without names; `ops` fill its bitmaps if they are new.
     pub(crate) fn intern(&mut self, ports: &AllowedPorts, tries: &Tries, ops: &mut Vec<Op>) -> u32 {
         if ports.is_none() {
             return PORT_SET_NONE;
@@ -90,7 +90,7 @@ impl PortSetTable {
         bitmap
     }
 
-    /// A port set as the tables hold it. Of what is no set in use: nothing allowed.
+    /// Word of a port set in the tables. For a set that is not in use, the word that allows nothing.
     pub(crate) fn word(&self, set: u32) -> PortWord {
         match set {
             PORT_SET_ALL => PORTS_EVERY,
@@ -98,14 +98,14 @@ impl PortSetTable {
         }
     }
 
-    /// One column more has this set.
+    /// Counts one more column with this set.
     pub(crate) fn acquire(&mut self, set: u32) {
         if let Some((_, _, columns)) = self.live.get_mut(&set) {
             *columns += 1;
         }
     }
 
-    /// One column less has this set.
+    /// Counts one column less with this set.
     pub(crate) fn release(&mut self, set: u32) {
         if let Some((_, _, columns)) = self.live.get_mut(&set) {
             *columns -= 1;
@@ -121,7 +121,7 @@ impl PortSetTable {
         all.find(|(_, (bitmap, _))| *bitmap == number).map(|(ports, _)| *ports)
     }
 
-    /// Tells the bitmaps whose numbers are in a range.
+    /// Passes the bitmaps with numbers in a range to `tell`.
     pub(crate) fn expected(
         &self,
         range: Range<u32>,
@@ -140,12 +140,12 @@ impl PortSetTable {
         }
     }
 
-    /// The sets of ports that are in use.
+    /// All port tries in use.
     pub(crate) fn tries(&self) -> impl Iterator<Item = Trie> {
         self.live.values().flat_map(|(ports, ..)| ports.sets())
     }
 
-    /// Ends the update: retires what has no user.
+    /// Ends the update: retires port sets without columns.
     pub(crate) fn sweep(&mut self) {
         for set in std::mem::take(&mut self.idle) {
             if self.live.get(&set).is_some_and(|(_, _, columns)| *columns == 0)

@@ -1,4 +1,4 @@
-//! Rows: what each distinct direction policy allows each class, as the tables hold it.
+//! Rows: the port set that each direction policy allows to each class, as in the tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -13,20 +13,20 @@ use crate::compile::tables::element::DesiredElement;
 use crate::compile::tables::port_sets::{PORT_SET_ALL, PORT_SET_NONE, PortSetTable};
 use crate::ops::Op;
 
-/// The block of classes below 256.
+/// Block index of classes below 256.
 const FIRST: u8 = 0;
 
-/// Column of a class that has ended: whatever the table holds there, no packet reads it.
+/// Column of an ended class: no packet reads it, whatever the table contains there.
 const STALE: u32 = u32::MAX;
 
-/// Row numbers of an endpoint's two directions.
+/// Row numbers of an endpoint for ingress and egress.
 pub(crate) type RowPair = (u32, u32);
 
-/// Port sets by column.
+/// Port sets by the low 8 bits of the class.
 type Columns = [u32; 256];
 
-/// A row and its blocks. A block belongs to one row, so that a column can be filled in place. The
-/// first, of classes below 256, is part of the row itself and always there.
+/// A row and its blocks. A block belongs to one row, so that its columns can be filled in place. The first block, of
+/// classes below 256, is part of the row itself and always exists.
 #[derive(Debug)]
 struct Row {
     direction_policy: Arc<DirectionPolicy>,
@@ -41,9 +41,9 @@ pub(crate) struct Rows {
     pub(crate) block_slots: SlotAllocator,
     rows: BTreeMap<u32, Row>,
     by_policy: HashMap<Arc<DirectionPolicy>, u32>,
-    /// Rows that the tables do not hold yet: changes to them need no operation.
+    /// Rows not yet written to the tables: changes to them need no operation.
     unwritten: BTreeSet<u32>,
-    /// Classes of these blocks ended in the last update.
+    /// Blocks with classes that ended in the last update.
     emptied: BTreeSet<u8>,
 }
 
@@ -64,18 +64,17 @@ impl Rows {
         self.by_policy.get(direction_policy).copied()
     }
 
-    /// Whether the tables hold a direction policy's row already.
+    /// Whether a direction policy's row is in the tables.
     pub(crate) fn is_written(&self, direction_policy: &Arc<DirectionPolicy>) -> bool {
         self.of_policy(direction_policy).is_some_and(|row| !self.is_new(row))
     }
 
-    /// Whether the tables do not hold a row yet.
+    /// Whether a row is not yet in the tables.
     pub(crate) fn is_new(&self, row: u32) -> bool {
         self.unwritten.contains(&row)
     }
 
-    /// A new, empty row for a direction policy; from now on it is the direction policy's row, also if
-    /// it had another.
+    /// Creates an empty row, which becomes the direction policy's row, also if it had another.
     pub(crate) fn create(&mut self, direction_policy: &Arc<DirectionPolicy>) -> u32 {
         let id = self.slots.take();
         let row = Row {
@@ -94,7 +93,7 @@ impl Rows {
         self.rows.iter().map(|(id, row)| (*id, &row.direction_policy))
     }
 
-    /// What a row holds for a class. A direction that is not isolated allows everything.
+    /// Port set of a row for a class. A direction that is not isolated allows everything.
     pub(crate) fn column(&self, row: u32, class: ClassId) -> u32 {
         if row == ROW_NOT_ISOLATED {
             return PORT_SET_ALL;
@@ -103,7 +102,7 @@ impl Rows {
         block.map_or(PORT_SET_NONE, |block| block[low(class)])
     }
 
-    /// Fills columns of classes that no packet sees yet.
+    /// Fills columns of classes that no packet reads yet.
     pub(crate) fn set_columns(
         &mut self,
         id: u32,
@@ -113,7 +112,7 @@ impl Rows {
     ) {
         let written = !self.is_new(id);
         let Some(row) = self.rows.get_mut(&id) else { return };
-        // Blocks that are new are written whole, and only then led to.
+        // New blocks are written as a whole before a row word points to them.
         let mut fresh: BTreeSet<u8> = BTreeSet::new();
         for columns in columns.chunk_by(|(one, _), (other, _)| high(*one) == high(*other)) {
             let Some(place) = columns.first().map(|(class, _)| high(*class)) else { continue };
@@ -150,7 +149,7 @@ impl Rows {
         }
     }
 
-    /// Writes the rows that the tables do not hold yet.
+    /// Writes the rows that are not in the tables yet.
     pub(crate) fn write(&mut self, sets: &PortSetTable, ops: &mut Vec<Op>) {
         for id in std::mem::take(&mut self.unwritten) {
             let Some(row) = self.rows.get(&id) else { continue };
@@ -166,7 +165,7 @@ impl Rows {
         }
     }
 
-    /// Tells the rows whose numbers are in a range, with their blocks.
+    /// Passes the rows with numbers in a range, and their blocks, to `tell`.
     pub(crate) fn expected(
         &self,
         range: Range<u32>,
@@ -174,7 +173,7 @@ impl Rows {
         tell: &mut dyn FnMut(DesiredElement<'_>),
     ) {
         if range.contains(&ROW_NOT_ISOLATED) {
-            // What rows point to where they have no block.
+            // The block to which rows point where they have none of their own.
             tell(DesiredElement::RowBlock(0, Box::new([0; 256])));
         }
         let image = |block: &Columns| {
@@ -197,7 +196,7 @@ impl Rows {
         }
     }
 
-    /// At the end of an update that concerned endpoints: retires the rows that are not in `used`.
+    /// At the end of an update of endpoints: retires the rows that are not in `used`.
     pub(crate) fn retire_unused(&mut self, used: &BTreeSet<u32>, sets: &mut PortSetTable) {
         let unused: Vec<u32> = self.rows.keys().filter(|id| !used.contains(id)).copied().collect();
         for id in unused {
@@ -205,7 +204,7 @@ impl Rows {
         }
     }
 
-    /// At the end of an update: nothing needs the columns of these classes any more.
+    /// At the end of an update: releases the columns of these classes, which no longer exist.
     pub(crate) fn classes_ended(&mut self, retired: &[ClassId], sets: &mut PortSetTable) {
         for row in self.rows.values_mut() {
             for classes in retired.chunk_by(|one, other| high(*one) == high(*other)) {
@@ -219,8 +218,8 @@ impl Rows {
         self.emptied.extend(retired.iter().map(|class| high(*class)).filter(|high| *high != FIRST));
     }
 
-    /// Begins an update: takes blocks out of rows whose classes ended in the last one. Not then and
-    /// there, because a packet in flight may have held such a class, and nobody waits for this.
+    /// Begins an update: removes blocks without live columns from rows. Not done when their classes ended, because a
+    /// packet in flight may have read such a class before, and that update does not wait for packets.
     pub(crate) fn begin(&mut self, ops: &mut Vec<Op>) {
         for high in std::mem::take(&mut self.emptied) {
             let dead = |set: &u32| matches!(*set, PORT_SET_NONE | STALE);
@@ -250,12 +249,12 @@ impl Rows {
     }
 }
 
-/// The columns as the tables hold them.
+/// Columns as in the tables.
 fn block_image(columns: &Columns, sets: &PortSetTable) -> Box<RowBlock> {
     Box::new(columns.map(|set| sets.word(set)))
 }
 
-/// Of the class's number; what else its word says lies above 16 bits.
+/// Upper 8 bits of the class's number; the flags of the word are above 16 bits.
 fn high(class: ClassId) -> u8 {
     (class >> 8) as u8
 }

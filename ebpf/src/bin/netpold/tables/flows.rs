@@ -1,6 +1,7 @@
-//! The flow table and what else a judgement writes, as BPF maps: [`Tables`], and the functions that insert flows.
+//! The flow table and the other tables that a judgement writes, as BPF maps: [`Tables`], and the functions that insert
+//! flows.
 //!
-//! These functions are global to the kernel (5.6): each is verified by itself, for any arguments.
+//! These functions are global to the kernel (5.6): each is verified on its own, for any arguments.
 
 use core::cell::{Cell, UnsafeCell};
 
@@ -32,7 +33,7 @@ use crate::{
 };
 
 impl Maps<false, false> {
-    /// As [`Maps::new`], for a function that inserts what found no place at once.
+    /// Tables for a function that inserts at once the flows that found no vacant way.
     #[inline(always)]
     const fn calling() -> Self {
         Self { index: UnsafeCell::new(0), deferred: Cell::new(false) }
@@ -40,13 +41,13 @@ impl Maps<false, false> {
 }
 
 impl<const CLAIMS: bool> Maps<true, CLAIMS> {
-    /// As [`Maps::new`], for a function that is called: it leaves what it would insert.
+    /// Tables for a called function, which leaves flows for [`netpold_record`].
     #[inline(always)]
     pub(crate) const fn deferring() -> Self {
         Self { index: UnsafeCell::new(0), deferred: Cell::new(false) }
     }
 
-    /// The number of a verdict's reason, with [`PENDING`] if a flow was left.
+    /// Number of a verdict's reason, with [`PENDING`] if a flow was left.
     #[inline(always)]
     pub(crate) fn answer(&self, verdict: Verdict) -> u32 {
         verdict.number() | if self.deferred.get() { PENDING } else { 0 }
@@ -57,7 +58,7 @@ impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
     /// Leaves a flow for [`netpold_record`].
     #[inline(always)]
     fn defer(&self, key: [u64; 4], hash: u64, what: u64) -> Result<(), Full> {
-        // An array has its first element.
+        // An array always has its first element.
         if let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) {
             // SAFETY: this CPU's own scratch.
             unsafe { (&raw mut (*scratch).pending).write(Pending { key, hash, what }) };
@@ -70,7 +71,7 @@ impl<const DEFERS: bool, const CLAIMS: bool> Maps<DEFERS, CLAIMS> {
 impl<const DEFERS: bool, const CLAIMS: bool> Tables for Maps<DEFERS, CLAIMS> {
     #[inline(always)]
     fn settings(&self) -> Option<&Settings> {
-        // SAFETY: map memory; what the agent changes meanwhile are words, each read on its own.
+        // SAFETY: map memory; the fields that the agent changes are words, each read on its own.
         Some(unsafe { &*maps::SETTINGS.get() })
     }
 
@@ -166,14 +167,14 @@ impl<const DEFERS: bool, const CLAIMS: bool> Tables for Maps<DEFERS, CLAIMS> {
 
     #[inline(always)]
     fn fragment(&self, key: &FragmentKey) -> Option<FragmentPorts> {
-        // SAFETY: a value that another CPU replaces meanwhile may be read half old: then it is the
-        // same datagram's first fragment sent twice.
+        // SAFETY: a value that another CPU replaces at the same time may be read half old. Then two first fragments of
+        // the same datagram were sent.
         unsafe { maps::FRAGMENTS.get(&*place_key(key)?).copied() }
     }
 
     #[inline(always)]
     fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts) {
-        // An LRU map makes room by itself; where it cannot, the later fragments drop, counted.
+        // An LRU map makes room by itself. If it cannot, the later fragments drop and are counted.
         if let Some(key) = place_key(key) {
             // SAFETY: this CPU's own key.
             let _ = maps::FRAGMENTS.insert(unsafe { &*key }, ports, 0);
@@ -181,7 +182,7 @@ impl<const DEFERS: bool, const CLAIMS: bool> Tables for Maps<DEFERS, CLAIMS> {
     }
 }
 
-/// Puts a key where the helpers read it.
+/// Copies a key to memory that the helpers can read.
 #[inline(always)]
 fn place_key(key: &FragmentKey) -> Option<*const FragmentKey> {
     let scratch = maps::SCRATCH.get_ptr_mut(0)?;
@@ -193,11 +194,11 @@ fn place_key(key: &FragmentKey) -> Option<*const FragmentKey> {
     }
 }
 
-/// Beside the number of a reason: [`netpold_record`] is to be called.
+/// Flag beside the number of a reason: [`netpold_record`] is to be called.
 pub(crate) const PENDING: u32 = 1 << 9;
 
-/// Inserts the flow that was left by the function that judged. The number of the reason to drop its
-/// packet, if there is no room and its answers would be lost; else 0.
+/// Inserts the flow that the judging function left. Returns the number of the reason to drop its packet, if there is
+/// no room and its replies would be lost; else 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn netpold_record(skb: *mut __sk_buff) -> u32 {
@@ -238,7 +239,7 @@ extern "C" fn netpold_insert4(first: u64, second: u64, hash: u64, flags: u32) ->
     insert_and_count::<V4, _>([first, second], hash, flags)
 }
 
-/// Inserts the IPv6 flow whose key is in the scratch; as [`netpold_insert4`].
+/// Inserts the IPv6 flow with its key in the scratch; 0 if there was room.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_insert6(hash: u64, flags: u32) -> u32 {
@@ -259,8 +260,8 @@ fn insert_and_count<F: TableFamily, K: Key>(key: K, hash: u64, flags: u32) -> u3
     0
 }
 
-/// Has a flow move on to make a place for another, whose hash this is; 1 if one did. Four registers
-/// are all that it keeps: the frame below is the one of [`netpold_shift`].
+/// Relocates a flow to make a place for another with this hash; 1 if it did. It keeps four registers only: the frame
+/// of [`netpold_shift`] comes on top.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_make_place(is_v6: u32, hash: u64) -> u32 {
@@ -276,7 +277,7 @@ extern "C" fn netpold_make_place(is_v6: u32, hash: u64) -> u32 {
     u32::from(made)
 }
 
-/// Moves a flow of a bucket on, see [`Shift`]; counts the half-open flow that it takes the place of.
+/// Moves a flow of a bucket, see [`Shift`]; counts the half-open flow that it replaces.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_shift(is_v6: u32, index: u32, place: u32, takes: u32) -> u32 {
@@ -292,7 +293,7 @@ extern "C" fn netpold_shift(is_v6: u32, index: u32, place: u32, takes: u32) -> u
     shift.0
 }
 
-/// Takes a place of the endpoint's own; 1 if it did.
+/// Frees a way of the same endpoint; 1 if it did.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_free_stale(is_v6: u32, endpoint: u32, hash: u64) -> u32 {
@@ -308,7 +309,7 @@ extern "C" fn netpold_free_stale(is_v6: u32, endpoint: u32, hash: u64) -> u32 {
     u32::from(freed)
 }
 
-/// Takes a place of another endpoint's; 1 if it did.
+/// Frees a way of another endpoint; 1 if it did.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_make_room(is_v6: u32, endpoint: u32, hash: u64) -> u32 {
@@ -324,7 +325,7 @@ extern "C" fn netpold_make_room(is_v6: u32, endpoint: u32, hash: u64) -> u32 {
     u32::from(made)
 }
 
-/// A key in the scratch: its words are read where they are needed, to save stack.
+/// A key in the scratch: each word is read where it is needed, to save stack.
 #[derive(Clone, Copy)]
 struct Key6(*const [u64; 4]);
 

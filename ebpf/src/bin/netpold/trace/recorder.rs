@@ -1,8 +1,8 @@
-//! Steps are recorded while a packet is judged, and told at its end: where the judgement is made there is no stack
-//! left for a line. aya-log carries the lines.
+//! Recorder of the traced variant. Steps are recorded during the judgement and written at its end, since the judging
+//! functions have no stack left for a log line. aya-log carries the lines.
 //!
-//! A line is the packet's number, the [`Step`]'s number and its two words. Numbers of a packet are told apart by
-//! their CPU in the upper 16 bits.
+//! A line has the packet's number, the [`Step`]'s number and its two words. Packet numbers of different CPUs differ by
+//! the CPU in the upper 16 bits.
 
 use aya_ebpf::{
     bindings::__sk_buff,
@@ -24,11 +24,11 @@ use crate::{DROP, packet::Copied, watches_only};
 
 #[map]
 static TRACE: PerCpuArray<TraceRecord> = PerCpuArray::with_max_entries(1, 0);
-/// Written by the agent before it attaches the programs. All zero, it admits nothing.
+/// Written by the agent before it attaches the programs. All zero, it admits no packet.
 #[map]
 static TRACE_FILTER: Array<TraceFilter> = Array::with_max_entries(1, 0);
 
-/// Begins to record, if this packet is asked for.
+/// Begins a record if the filter admits the packet.
 #[inline(always)]
 pub(crate) fn begin<D: Direction>(skb: *mut __sk_buff) {
     if D::EGRESS {
@@ -103,14 +103,14 @@ extern "C" fn netpold_trace_note(step: u32, first: u64, second: u64) -> u32 {
     0
 }
 
-/// Tells of the packet, and of its verdict.
+/// Writes the recorded steps and the verdict.
 #[inline(always)]
 pub(crate) fn end(reason: u32) {
     let drops = reason >= Reason::FIRST_DROP as u32 && !watches_only();
     netpold_trace_end(reason.into(), drops.into());
 }
 
-/// As [`end`], of a packet that was settled by the judgement for its sender.
+/// Writes the recorded steps of a packet with a verdict for its sender.
 #[inline(always)]
 pub(crate) fn end_for_sender(action: i32) {
     netpold_trace_end(SETTLED, (action == DROP).into());

@@ -1,4 +1,4 @@
-//! A pod's addresses in its endpoint's record.
+//! Addresses in the record of an endpoint.
 
 use std::net::IpAddr;
 
@@ -6,20 +6,20 @@ use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpo
 
 use crate::model::Pod;
 
-/// Addresses of a family that a record has room for beside those it replaces.
+/// Maximum number of addresses per family; the other half of a record's slots is for their replacements.
 const MOST: usize = ENDPOINT_ADDRS / 2;
 
-/// The addresses of a pod that its record has room for.
+/// Addresses of a pod, up to the number that a record can hold.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Addresses {
     v4: Vec<u32>,
     v6: Vec<[u8; 16]>,
-    /// More of a family than the record holds.
+    /// The pod has more addresses of a family than a record can hold.
     pub(crate) crowded: bool,
 }
 
 impl Addresses {
-    /// Those of a pod.
+    /// Addresses of a pod.
     pub(super) fn of(pod: &Pod) -> Self {
         let mut this = Self::default();
         for address in &pod.addresses {
@@ -34,7 +34,7 @@ impl Addresses {
         this
     }
 
-    /// Puts them into a record without flags, given the one that is installed.
+    /// Writes the addresses into a record without flags, given the installed record.
     pub(super) fn place(&self, installed: Option<&Endpoint>, record: &mut Endpoint) {
         let (old4, old6, flags) =
             installed.map_or_else(Default::default, |old| (old.addr4, old.addr6, old.flags));
@@ -46,8 +46,8 @@ impl Addresses {
     }
 }
 
-/// Places addresses: those that are there keep their slot, new ones take slots that are not valid,
-/// and slots that fall free keep their content.
+/// Places addresses in slots. Present addresses keep their slot, new ones take invalid slots, and freed slots keep
+/// their content.
 fn place<T: Copy + PartialEq>(
     wanted: &[T],
     mut slots: [T; ENDPOINT_ADDRS],
@@ -79,7 +79,7 @@ mod tests {
         let empty = [0; ENDPOINT_ADDRS];
         let (slots, valid) = place(&[10, 20], empty, 0);
         assert_eq!((slots[..2].to_vec(), valid), (vec![10, 20], 0b11));
-        // 20 stays where it is; 30 takes a slot that no packet reads, not that of 10.
+        // 20 keeps its slot; 30 takes a slot that no packet reads, not the one of 10.
         let (slots, valid) = place(&[30, 20], slots, valid);
         assert_eq!((slots[..3].to_vec(), valid), (vec![10, 20, 30], 0b110));
         let (slots, valid) = place(&[20], slots, valid);

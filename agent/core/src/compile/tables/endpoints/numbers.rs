@@ -1,14 +1,14 @@
-//! The numbers of endpoints: conntrack entries have them, so none is ever another endpoint's.
+//! Numbers of endpoints. Conntrack entries contain them, so a number is never reused for another endpoint.
 
 use std::collections::BTreeMap;
 
 use crate::model::Key;
 use crate::options::Options;
 
-/// `Endpoint::uid_hash` of an interface whose pod is not known.
+/// `Endpoint::uid_hash` of an interface with an unknown pod.
 pub const WAITING: u64 = u64::MAX;
 
-/// A pod's instance behind an instance of an interface.
+/// One pod (by uid) behind one interface (by incarnation).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Identity {
     pub(crate) pod: Key,
@@ -16,40 +16,40 @@ pub(crate) struct Identity {
     pub(crate) incarnation: u64,
 }
 
-/// Numbers to give, and those that are put by for endpoints to come.
+/// The next number, and numbers reserved for endpoints to come.
 #[derive(Clone, Debug)]
 pub(super) struct Numbers {
     next: u32,
-    /// Given by an earlier agent: by interface and uid.
+    /// Numbers given by an earlier agent, by interface and uid.
     known: BTreeMap<(u32, u64), u32>,
-    /// Given before the tables were forgotten, or by another compiler.
+    /// Numbers given before the tables were emptied, or by another compiler.
     kept: BTreeMap<(u32, Identity), u32>,
 }
 
 impl Numbers {
-    /// None has been given but by an earlier agent.
+    /// Reserves only the numbers of an earlier agent.
     pub(super) fn new(options: &Options) -> Self {
         let known = options.known_endpoints.values().map(|id| id + 1).max().unwrap_or(1);
         let next = options.first_endpoint_id.max(known).max(1);
         Self { next, known: options.known_endpoints.clone(), kept: BTreeMap::new() }
     }
 
-    /// Whether an earlier agent did not know the pod behind an interface.
+    /// Whether the pod behind an interface was unknown to an earlier agent.
     pub(super) fn was_waiting(&self, ifindex: u32) -> bool {
         self.known.contains_key(&(ifindex, WAITING))
     }
 
-    /// Puts the number of an endpoint by.
+    /// Reserves the number of an endpoint.
     pub(super) fn keep(&mut self, ifindex: u32, identity: Identity, id: u32) {
         self.kept.insert((ifindex, identity), id);
     }
 
-    /// Puts by only the numbers of which this says so.
+    /// Keeps only the reserved numbers for which `stays` is true.
     pub(super) fn retain(&mut self, mut stays: impl FnMut(u32, &Identity) -> bool) {
         self.kept.retain(|(ifindex, identity), _| stays(*ifindex, identity));
     }
 
-    /// The number of a pod instance that is seen for the first time.
+    /// The number of a pod instance seen for the first time: a reserved one, else a new one.
     pub(super) fn take(&mut self, ifindex: u32, identity: &Identity) -> u32 {
         if let Some(id) = self.kept.remove(&(ifindex, identity.clone())) {
             return id;
@@ -61,7 +61,7 @@ impl Numbers {
         self.next - 1
     }
 
-    /// Those that are put by. No other number that was ever given comes back.
+    /// Reserved numbers. Any other number given so far is never used again.
     pub(super) fn put_by(&self) -> impl Iterator<Item = u32> {
         self.kept.values().chain(self.known.values()).copied()
     }

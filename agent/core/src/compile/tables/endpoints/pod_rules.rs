@@ -1,4 +1,4 @@
-//! What policies say of the pod behind an endpoint.
+//! Direction policies of the pod behind an endpoint.
 
 use std::sync::Arc;
 
@@ -8,29 +8,29 @@ use crate::compile::rules::{Before, Late, Rules};
 use crate::compile::sets::registry::Registry;
 use crate::model::{Direction, Labels, Pod};
 
-/// What a pod is allowed, and what that was made of.
+/// Direction policies of a pod and their inputs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PodRules {
-    /// Ingress and egress; `None`: not isolated.
+    /// Ingress and egress; `None` if not isolated.
     pub(crate) policies: [Option<Arc<DirectionPolicy>>; 2],
-    /// Neither is isolated, but a policy on trial selects the pod: its ingress has a row that allows
-    /// everything, since the packet path records the flows of endpoints with a row.
+    /// Not isolated, but selected by an audited policy. Ingress then has a row that allows everything, because the
+    /// packet path records only flows of endpoints with a row.
     watched: bool,
-    /// Those that policies select the pod by, if they are known.
+    /// Labels by which policies select the pod, if known.
     labels: Option<Labels>,
-    /// What of the direction policies is not as policies have it now.
+    /// Combinations of policies that are not in force as last edited.
     pub(crate) late: [Option<Late>; 2],
 }
 
 impl PodRules {
-    /// Of an interface whose pod is not known: nobody but its node.
+    /// Rules for an interface with an unknown pod: only the own node is allowed.
     pub(super) fn waiting(rules: &mut Rules, registry: &mut Registry) -> Self {
         let policies = [Some(DirectionPolicy::nothing()), Some(rules.own_node(registry))];
         Self { policies, ..Self::default() }
     }
 
-    /// Of a pod, whose labels may not be known. `before`: what it has now; `closed`: nothing is allowed where
-    /// it is isolated.
+    /// Rules for a pod; `labelled` is whether its labels are known. `before` are its present rules. If `closed`,
+    /// nothing is allowed in an isolated direction.
     pub(super) fn of(
         (pod, labelled): (&Pod, bool),
         (before, closed): (Option<&Self>, bool),
