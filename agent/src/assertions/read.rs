@@ -285,8 +285,8 @@ mod tests {
             ("to: x/a, port: 80, expect: deny", "from: is missing"),
             ("from: x/a, to: x/b, port: 80", "expect: is missing: allow or deny"),
             (
-                "from: x/a, to: x/b, port: 80, expect: yes",
-                "expect: \"yes\" is neither allow nor deny",
+                "from: x/a, to: x/b, port: 80, expect: open",
+                "expect: \"open\" is neither allow nor deny",
             ),
             ("from: x/a, to: x/b, expect: deny", "port: is missing: TCP has ports"),
             ("from: x/a, to: x/b, port: 0, expect: deny", "port: is no number from 1 to 65535"),

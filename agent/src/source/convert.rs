@@ -8,6 +8,7 @@ mod fields;
 mod json;
 mod networks;
 mod policy;
+mod refused;
 mod selector;
 mod service;
 mod workload;
@@ -25,6 +26,7 @@ use netpold_core::model::{
 use self::cluster_policy::cluster_network_policy;
 pub use self::json::{Identity, Read, read};
 use self::policy::network_policy;
+pub use self::refused::{Refused, refused};
 use self::service::{endpoint_slice, service};
 pub use self::workload::template;
 use super::decode::{Mismatch, typed};

@@ -110,6 +110,21 @@ impl<'de> Deserializer<'de> for Typed<'de> {
         }
     }
 
+    /// `y` and `n` are text in a [`Node`], and to kubectl booleans.
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Mismatch> {
+        match &self.node.value {
+            Value::Text(text) if text == "y" || text == "Y" => visitor.visit_bool(true),
+            Value::Text(text) if text == "n" || text == "N" => visitor.visit_bool(false),
+            Value::Null
+            | Value::Bool(_)
+            | Value::Int(_)
+            | Value::Float(_)
+            | Value::Text(_)
+            | Value::List(_)
+            | Value::Map(_) => self.deserialize_any(visitor),
+        }
+    }
+
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Mismatch> {
         if self.node.value == Value::Null { visitor.visit_none() } else { visitor.visit_some(self) }
     }
@@ -132,7 +147,7 @@ impl<'de> Deserializer<'de> for Typed<'de> {
     }
 
     serde::forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
+        i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit
         unit_struct seq tuple tuple_struct map enum identifier ignored_any
     }
 }
@@ -201,6 +216,7 @@ mod tests {
         list: Vec<Sample>,
         labels: BTreeMap<String, String>,
         port: Option<i32>,
+        open: bool,
     }
 
     fn sample(text: &str) -> Result<Sample, String> {
@@ -213,6 +229,15 @@ mod tests {
         assert!(value.list.is_empty() && value.port.is_none());
         let error = sample("list:\n- port: 1\n- labels:\n    app:\n").unwrap_err();
         assert_eq!(error, "line 4: list[1].labels.app: is empty, expected a string");
+    }
+
+    #[test]
+    fn single_letters_are_text_or_booleans_as_is_wanted() {
+        let value =
+            sample("open: y\nlabels: {a: y, b: 'n'}\nlist: [{open: N}, {open: yes}]\n").unwrap();
+        assert!(value.open && !value.list[0].open && value.list[1].open);
+        assert_eq!((value.labels["a"].as_str(), value.labels["b"].as_str()), ("y", "n"));
+        assert!(sample("labels: {a: yes}\n").unwrap_err().contains("is boolean `true`"));
     }
 
     #[test]

@@ -1,10 +1,14 @@
 //! Kubernetes objects from the files of one directory: `*.yaml`, `*.yml` and `*.json`, not hidden,
 //! subdirectories not entered, symlinks followed (so a mounted ConfigMap works).
 //!
-//! A file that cannot be read or parsed keeps its last good content; one that never had any keeps
-//! the source from being in sync, because nobody knows what it would isolate.
+//! What is not understood is a matter of its own; the rest of its file is in effect. An object stays as
+//! it was last understood; a policy that never was isolates what it selects and grants nothing, any other
+//! object counts as absent. Of a document that cannot be read (or a file), everything stays that it may
+//! have held; one that never could be read keeps the source from being in sync, because nobody knows what
+//! it would isolate.
 
 mod content;
+mod packed;
 mod scan;
 mod store;
 
@@ -69,7 +73,7 @@ pub fn read_once(directory: &Path) -> Result<(Vec<Change>, SourceStatus), Manife
     Ok((changes, status))
 }
 
-/// The same for a review: with what pod templates would make. Objects that name no namespace are in that one.
+/// Reads a directory once for a review, with the pods of pod templates. `namespace` holds objects without one.
 ///
 /// # Errors
 /// As [`read_once`].
@@ -84,18 +88,17 @@ pub fn review_once(
     Ok((changes, status))
 }
 
-/// Read one file's text, which tests and fuzzing do: the objects in it and what of them was not
-/// understood.
+/// Reads one file's text, for tests and fuzzing: the objects in it, and the parts that were not understood.
 ///
 /// # Errors
-/// As for any file: then nothing of it takes effect.
+/// A document is not YAML, or no object: nobody knows what it would isolate.
 pub fn read_text(name: &str, bytes: &[u8]) -> Result<(Vec<Change>, Vec<SourceProblem>), ReadError> {
-    let content = content::read(name, bytes, DEFAULT_NAMESPACE)?;
-    let objects = content.objects.into_values().map(|object| object.change);
-    Ok((objects.collect(), content.problems))
+    let (content, problems) = read_settled(name, bytes, DEFAULT_NAMESPACE)?;
+    let objects = content.objects.into_values().filter_map(|object| object.change.unpacked());
+    Ok((objects.collect(), problems))
 }
 
-/// The same for a review: with what pod templates would make. Objects that name no namespace are in that one.
+/// Reads one file's text for a review, with the pods of pod templates. `namespace` holds objects without one.
 ///
 /// # Errors
 /// As [`read_text`].
@@ -104,9 +107,23 @@ pub fn review_text(
     bytes: &[u8],
     namespace: &str,
 ) -> Result<(Vec<Change>, Vec<SourceProblem>), ReadError> {
-    let content = content::read(name, bytes, namespace)?;
+    let (content, problems) = read_settled(name, bytes, namespace)?;
     let objects = content.objects.into_values().chain(content.templates.into_values());
-    Ok((objects.map(|object| object.change).collect(), content.problems))
+    Ok((objects.filter_map(|object| object.change.unpacked()).collect(), problems))
+}
+
+fn read_settled(
+    name: &str,
+    bytes: &[u8],
+    namespace: &str,
+) -> Result<(content::Content, Vec<SourceProblem>), ReadError> {
+    let mut content = content::read(name, bytes, namespace);
+    if let Some(error) = content.unread.first() {
+        return Err(error.clone());
+    }
+    content.settle(name, None, false);
+    let problems = content.problems(name).collect();
+    Ok((content, problems))
 }
 
 /// Read a directory and keep watching it. Everything there is comes in the first batch.

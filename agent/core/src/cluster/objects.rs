@@ -11,8 +11,8 @@ use crate::model::{
     Change, ClusterPolicy, EndpointSlice, Interface, Key, Namespace, Node, Pod, Policy, Service,
 };
 
-/// Identity of an object.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Which object a change is about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ObjectKey {
     /// A Namespace by name.
     Namespace(String),

@@ -8,7 +8,7 @@ use std::fmt;
 
 use k8s_openapi::api::networking::v1::{NetworkPolicy, NetworkPolicySpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
-use netpold_core::model::Change;
+use netpold_core::model::{Change, ClusterPolicy};
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::fields::{self, Shape};
@@ -86,49 +86,61 @@ fn decoded(kind: Kind, json: &[u8]) -> Result<(Identity, Converted), Problem> {
 
 fn undecoded(kind: Kind, json: &[u8], problem: Problem) -> Read {
     let identity = Identity::of(json);
-    if kind == Kind::ClusterNetworkPolicy {
-        return without_matches(identity, json, problem);
-    }
-    let policy = (kind == Kind::NetworkPolicy).then(|| without_rules(&identity, json));
-    let Some(Converted { change: Change::Policy(mut policy), mut problems }) = policy.flatten()
-    else {
-        return Read { identity, change: None, problems: vec![problem], undecoded: true };
+    let (change, problems) = closed(kind, &identity, problem, |shape| node(json, shape).ok());
+    Read { identity, change, problems, undecoded: true }
+}
+
+/// What an object that cannot be decoded says: nothing, but for a policy. That isolates what it selects, as far
+/// as that can be read, and grants nothing. `part` reads what a shape takes of the object.
+pub(super) fn closed(
+    kind: Kind,
+    identity: &Identity,
+    problem: Problem,
+    part: impl Fn(&'static Shape) -> Option<Node>,
+) -> (Option<Change>, Vec<Problem>) {
+    let worded = |outcome: &str| {
+        let text = format!("{}; the policy cannot be decoded{outcome}", problem.text);
+        Problem::new(problem.path.clone(), text)
     };
-    let text = format!("{}; the policy cannot be decoded and grants nothing", problem.text);
-    let problem = Problem::new(problem.path, text);
-    policy.problems.push(problem.to_string());
-    problems.push(problem);
-    Read { identity, change: Some(Change::Policy(policy)), problems, undecoded: true }
+    let left = match kind {
+        Kind::NetworkPolicy => without_rules(identity, part),
+        Kind::ClusterNetworkPolicy => without_matches(part),
+        Kind::Namespace | Kind::Node | Kind::Pod | Kind::Service | Kind::EndpointSlice => None,
+    };
+    let Some(Converted { change, mut problems }) = left else { return (None, vec![problem]) };
+    if let Change::Policy(mut policy) = change {
+        let problem = worded(" and grants nothing");
+        policy.problems.push(problem.to_string());
+        problems.push(problem);
+        return (Some(Change::Policy(policy)), problems);
+    }
+    let problem = worded(": its Accept rules match nothing, the others deny everything");
+    let change = if let Change::ClusterPolicy(policy) = change {
+        Change::ClusterPolicy(ClusterPolicy { problems: vec![problem.to_string()], ..policy })
+    } else {
+        change
+    };
+    (Some(change), vec![problem])
 }
 
 /// What is left of a ClusterNetworkPolicy that cannot be decoded: its rules by their actions alone, if
 /// those can be read.
-fn without_matches(identity: Identity, json: &[u8], problem: Problem) -> Read {
-    let actions = node(json, &fields::CLUSTER_ACTIONS).ok();
-    let unknown =
-        actions.as_ref().map(|node| fields::unknown_in_spec(Kind::ClusterNetworkPolicy, node));
-    let converted = actions.zip(unknown);
-    let converted = converted.and_then(|(n, unknown)| cluster_network_policy(&n, &unknown).ok());
-    let Some(Converted { change: Change::ClusterPolicy(mut policy), .. }) = converted else {
-        return Read { identity, change: None, problems: vec![problem], undecoded: true };
-    };
-    let text = format!(
-        "{}; the policy cannot be decoded: its Accept rules match nothing, the others deny everything",
-        problem.text
-    );
-    let problem = Problem::new(problem.path, text);
-    policy.problems = vec![problem.to_string()];
-    let change = Some(Change::ClusterPolicy(policy));
-    Read { identity, change, problems: vec![problem], undecoded: true }
+fn without_matches(part: impl Fn(&'static Shape) -> Option<Node>) -> Option<Converted> {
+    let actions = part(&fields::CLUSTER_ACTIONS)?;
+    let unknown = fields::unknown_in_spec(Kind::ClusterNetworkPolicy, &actions);
+    cluster_network_policy(&actions, &unknown).ok()
 }
 
 /// What is left of a policy that cannot be decoded: what it selects, if that can be; else every pod
 /// of its namespace. Both directions, unless it says which.
-fn without_rules(identity: &Identity, json: &[u8]) -> Option<Converted> {
-    let selecting = node(json, &fields::POLICY_SELECTOR).ok();
+fn without_rules(
+    identity: &Identity,
+    part: impl Fn(&'static Shape) -> Option<Node>,
+) -> Option<Converted> {
+    let selecting = part(&fields::POLICY_SELECTOR);
     let unknown = selecting.as_ref().map(fields::unknown_beside_rules).unwrap_or_default();
     let selector = selecting.as_ref().and_then(|node| node.get("spec")?.get("podSelector"));
-    let directions = node(json, &fields::POLICY_TYPES).ok();
+    let directions = part(&fields::POLICY_TYPES);
     let types = directions.as_ref().and_then(|node| node.get("spec")?.get("policyTypes"));
     let types: Option<Vec<String>> = types.and_then(|node| typed(node).ok());
     let types = types.filter(|types| !types.is_empty());

@@ -160,8 +160,8 @@ fn peers_with_selectors() {
         ("{podSelector: {matchLabels: {a: b}}}", pods(None, one("a", "b"))),
         ("{namespaceSelector: {}}", pods(Some(Selector::default()), Selector::default())),
         (
-            "{namespaceSelector: {matchLabels: {n: x}}, podSelector: {matchLabels: {a: b}}}",
-            pods(Some(one("n", "x")), one("a", "b")),
+            "{namespaceSelector: {matchLabels: {t: x}}, podSelector: {matchLabels: {a: b}}}",
+            pods(Some(one("t", "x")), one("a", "b")),
         ),
     ] {
         assert_eq!(rule(&format!("{{from: [{text}]}}")).0.peers, Some(peers), "{text}");

@@ -3,107 +3,285 @@
 use std::collections::BTreeMap;
 
 use netpold_core::cluster::ObjectKey;
-use netpold_core::model::Change;
 use tracing::debug;
 
+use super::packed::Packed;
 use crate::source::SourceProblem;
-use crate::source::convert::{Converted, Manifest, manifest, template};
-use crate::source::document::{Entry, Node, ReadError, Value, parse};
+use crate::source::convert::{Converted, Manifest, Problem, Refused, manifest, refused, template};
+use crate::source::document::{Document, Documents, Entry, Node, ReadError, Value};
+
+/// Problems of a file that are named; the others are counted.
+const NAMED: usize = 200;
 
 /// An object and the line where it begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Object {
-    pub(super) change: Change,
+    pub(super) change: Packed,
     pub(super) line: u32,
+    /// The file says so. Otherwise the object is not understood, and this is a policy that grants nothing.
+    pub(super) understood: bool,
 }
 
-/// What a good file holds.
+/// What a file holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) objects: BTreeMap<ObjectKey, Object>,
-    /// What pod templates would make: see [`template`].
+    /// Pods that pod templates would make: see [`template`].
     pub(super) templates: BTreeMap<ObjectKey, Object>,
+    /// Objects that are not understood, and their lines.
+    refused: Vec<(ObjectKey, Refused, u32)>,
+    /// Documents and items of which nobody knows what they would isolate.
+    pub(super) unread: Vec<ReadError>,
     /// What of the objects was not understood.
-    pub(super) problems: Vec<SourceProblem>,
+    problems: Vec<SourceProblem>,
+    /// Problems that are not named.
+    more: usize,
 }
 
-/// Read a file's text: all of it or nothing. Objects that name no namespace are in that one.
-pub(super) fn read(file: &str, bytes: &[u8], namespace: &str) -> Result<Content, ReadError> {
-    let text = std::str::from_utf8(bytes).map_err(|e| {
-        let line = bytes[..e.valid_up_to()].split(|byte| *byte == b'\n').count();
-        ReadError::new(u32::try_from(line).unwrap_or(u32::MAX), "not UTF-8 text")
-    })?;
-    let mut content = Content::default();
-    for document in parse(text)? {
-        content.add(file, document, namespace)?;
+/// Read a file's text, each document on its own. Objects that name no namespace are in that one.
+pub(super) fn read(file: &str, bytes: &[u8], namespace: &str) -> Content {
+    let mut reader = Reader { file, namespace, content: Content::default() };
+    let mut documents = Documents::new(bytes);
+    loop {
+        // Items of a list are converted as they come: the tree of all is far larger than they are.
+        let mut taken = Vec::new();
+        let mut take = |before: &[Entry], item| take(before, item, namespace, &mut taken);
+        match documents.next(&mut take) {
+            Some(Ok(document)) => reader.document(document, taken),
+            Some(Err(error)) => reader.content.unread.push(error),
+            None => return reader.content,
+        }
     }
-    Ok(content)
 }
 
 impl Content {
-    fn add(&mut self, file: &str, mut node: Node, namespace: &str) -> Result<(), ReadError> {
-        if let Some(kind) = node.text("kind").and_then(|kind| kind.strip_suffix("List"))
-            && node.get("items").is_some()
-        {
-            let (kind, version) = (kind.to_owned(), node.text("apiVersion").map(str::to_owned));
-            return self.add_list(file, node, (&kind, version.as_deref()), namespace);
+    /// Settle what counts for what is not understood, given what the file held before: the object as it was,
+    /// else a policy that grants nothing, else nothing. Where a document cannot be read, all stays that it may
+    /// hold. `known`: everything in the file was read at some time. Returns whether something of before stays.
+    pub(super) fn settle(&mut self, file: &str, former: Option<&Self>, known: bool) -> bool {
+        let mut kept = false;
+        for (key, refused, line) in std::mem::take(&mut self.refused) {
+            kept |= self.settle_object(file, key, refused, line, former);
         }
-        place(&mut node, namespace);
-        match manifest(&node)? {
-            Manifest::Object(object) => self.take(file, &node, *object, false),
-            Manifest::Other(version, kind) => match template(&node) {
-                Some(template) => self.take(file, &node, template, true),
-                None => debug!("{file}:{}: {kind} of {version} is not used", node.line),
-            },
-        }
-        Ok(())
-    }
-
-    fn take(&mut self, file: &str, node: &Node, object: Converted, is_template: bool) {
-        let key = ObjectKey::of(&object.change);
-        let name = match is_template {
-            true => workload_name(node),
-            false => key.to_string(),
+        let outcome = match known {
+            true => "its last good content stays in effect",
+            false => "nothing of it is in effect",
         };
-        for problem in object.problems {
-            let line = node.line_of(&problem.path);
-            self.problem(file, line, format!("{name}: {problem}"));
+        for error in self.unread.clone() {
+            self.problem(file, error.line, format!("{} ({outcome})", error.reason));
         }
-        let object = Object { change: object.change, line: node.line };
-        let objects = if is_template { &mut self.templates } else { &mut self.objects };
-        if let Some(former) = objects.insert(key, object) {
-            let text = format!("{name} is here again; the one in line {} wins", node.line);
-            self.problem(file, former.line, text);
+        if !self.unread.is_empty() {
+            for (key, object) in former.iter().flat_map(|former| &former.objects) {
+                self.objects.entry(key.clone()).or_insert_with(|| object.clone());
+            }
         }
+        kept || !self.unread.is_empty()
     }
 
-    /// The items of a `List`, or of a `PodList`, whose items need not say what they are.
-    fn add_list(
+    fn settle_object(
         &mut self,
         file: &str,
-        list: Node,
-        (kind, version): (&str, Option<&str>),
-        namespace: &str,
-    ) -> Result<(), ReadError> {
-        let Value::Map(entries) = list.value else { return Ok(()) };
-        let Some(items) = entries.into_iter().find(|e| e.key == "items") else { return Ok(()) };
-        let items = match items.node.value {
-            Value::List(items) => items,
-            Value::Null => Vec::new(),
-            Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Text(_) | Value::Map(_) => {
-                return Err(ReadError::new(items.line, "items: is no list"));
+        key: ObjectKey,
+        refused: Refused,
+        line: u32,
+        former: Option<&Self>,
+    ) -> bool {
+        let former = former.and_then(|former| former.objects.get(&key));
+        let former = former.filter(|object| object.understood);
+        let (outcome, kept) = match (self.objects.contains_key(&key), former, refused.change) {
+            (true, _, _) => ("it is in this file again, and that counts", false),
+            (false, Some(former), _) => {
+                self.objects.insert(key.clone(), former.clone());
+                ("its last good version stays in effect", true)
             }
+            (false, None, Some(change)) => {
+                for problem in refused.problems {
+                    self.problem(file, problem.line, format!("{key}: {}", problem.reason));
+                }
+                let change = Packed::of(&change);
+                self.objects.insert(key, Object { change, line, understood: false });
+                return false;
+            }
+            (false, None, None) => ("it counts as absent", false),
         };
-        for mut item in items {
-            inherit(&mut item, "kind", Some(kind).filter(|kind| !kind.is_empty()));
-            inherit(&mut item, "apiVersion", version.filter(|_| !kind.is_empty()));
-            self.add(file, item, namespace)?;
-        }
-        Ok(())
+        let ReadError { line, reason } = refused.error;
+        self.problem(file, line, format!("{key}: {reason} ({outcome})"));
+        kept
+    }
+
+    /// The problems; of many, the first.
+    pub(super) fn problems(&self, file: &str) -> impl Iterator<Item = SourceProblem> {
+        let text = format!("{} more problems", self.more);
+        let more = SourceProblem { file: file.to_owned(), line: 0, text };
+        self.problems.iter().cloned().chain((self.more > 0).then_some(more))
     }
 
     fn problem(&mut self, file: &str, line: u32, text: String) {
-        self.problems.push(SourceProblem { file: file.to_owned(), line, text });
+        if self.problems.len() < NAMED {
+            self.problems.push(SourceProblem { file: file.to_owned(), line, text });
+        } else {
+            self.more += 1;
+        }
+    }
+}
+
+/// An object of a kind that policy is made of.
+enum Found {
+    /// It is understood, but for these lines of it.
+    Object(ObjectKey, Object, Vec<(u32, Problem)>),
+    /// The pod of a workload's template, after the workload's name in problems.
+    Template(String, ObjectKey, Object, Vec<(u32, Problem)>),
+    /// It is not; its line.
+    Refused(Box<Refused>, u32),
+}
+
+/// Take an item out of a list, unless the rest of the list or its own items have to be known.
+fn take(before: &[Entry], mut item: Node, namespace: &str, taken: &mut Vec<Found>) -> Option<Node> {
+    let text = |key: &str| {
+        let entry = before.iter().find(|entry| entry.key == key)?;
+        if let Value::Text(text) = &entry.node.value { Some(text.as_str()) } else { None }
+    };
+    if let Some(kind) = text("kind").and_then(|kind| kind.strip_suffix("List")) {
+        inherit(&mut item, kind, text("apiVersion"));
+    }
+    if item.text("kind").is_none() || item.text("apiVersion").is_none() || list(&item).is_some() {
+        return Some(item);
+    }
+    taken.extend(found(item, namespace));
+    None
+}
+
+/// What an object is; nothing, if policy is not made of its kind.
+fn found(mut node: Node, namespace: &str) -> Option<Found> {
+    place(&mut node, namespace);
+    match manifest(&node) {
+        Ok(Manifest::Object(converted)) => {
+            let (key, object, problems) = packed(&node, *converted);
+            Some(Found::Object(key, object, problems))
+        }
+        Ok(Manifest::Other(version, kind)) => {
+            let Some(template) = template(&node) else {
+                debug!("line {}: {kind} of {version} is not used", node.line);
+                return None;
+            };
+            let (key, object, problems) = packed(&node, template);
+            Some(Found::Template(workload_name(&node), key, object, problems))
+        }
+        Err(error) => Some(Found::Refused(Box::new(refused(&node, error)), node.line)),
+    }
+}
+
+/// A converted object, packed, and its problems with their lines.
+fn packed(node: &Node, converted: Converted) -> (ObjectKey, Object, Vec<(u32, Problem)>) {
+    let Converted { change, problems } = converted;
+    let problems = problems.into_iter().map(|problem| (node.line_of(&problem.path), problem));
+    let object = Object { change: Packed::of(&change), line: node.line, understood: true };
+    (ObjectKey::of(&change), object, problems.collect())
+}
+
+/// `Deployment shop/web`
+fn workload_name(node: &Node) -> String {
+    let metadata = node.get("metadata");
+    let text = |field: &str| metadata.and_then(|metadata| metadata.text(field)).unwrap_or_default();
+    let name = if text("name").is_empty() { text("generateName") } else { text("name") };
+    format!("{} {}/{name}", node.text("kind").unwrap_or_default(), text("namespace"))
+}
+
+/// What a `List`, or a `PodList`, is a list of, which its items need not say: `kind` and `apiVersion`.
+fn list(node: &Node) -> Option<(&str, Option<&str>)> {
+    let kind = node.text("kind")?.strip_suffix("List")?;
+    node.get("items").map(|_| (kind, node.text("apiVersion")))
+}
+
+/// A file that is being read.
+struct Reader<'r> {
+    file: &'r str,
+    namespace: &'r str,
+    content: Content,
+}
+
+impl Reader<'_> {
+    /// `taken`: its items, as far as they were taken out of it.
+    fn document(&mut self, document: Document, taken: Vec<Found>) {
+        let Document { node, doubts } = document;
+        let mut found = if list(&node).is_some() { taken } else { Vec::new() };
+        self.node(node, &mut found);
+        if !found.is_empty() {
+            for ReadError { line, reason } in doubts {
+                self.content.problem(self.file, line, reason);
+            }
+        }
+        found.into_iter().for_each(|found| self.found(found));
+    }
+
+    /// An object, or the items of a list.
+    fn node(&mut self, node: Node, into: &mut Vec<Found>) {
+        let Some((kind, version)) = list(&node) else {
+            into.extend(found(node, self.namespace));
+            return;
+        };
+        let (kind, version) = (kind.to_owned(), version.map(str::to_owned));
+        let Value::Map(entries) = node.value else { return };
+        let Some(items) = entries.into_iter().find(|e| e.key == "items") else { return };
+        match items.node.value {
+            Value::List(items) => {
+                for mut item in items {
+                    inherit(&mut item, &kind, version.as_deref());
+                    self.node(item, into);
+                }
+            }
+            Value::Null => {}
+            Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Text(_) | Value::Map(_) => {
+                self.content.unread.push(ReadError::new(items.line, "items: is no list"));
+            }
+        }
+    }
+
+    fn found(&mut self, found: Found) {
+        let content = &mut self.content;
+        match found {
+            Found::Object(key, object, problems) => {
+                let (name, line) = (key.to_string(), object.line);
+                let former = content.objects.insert(key, object);
+                self.understood(&name, line, former, problems);
+            }
+            Found::Template(name, key, object, problems) => {
+                let line = object.line;
+                let former = content.templates.insert(key, object);
+                self.understood(&name, line, former, problems);
+            }
+            Found::Refused(refused, line) => {
+                let ReadError { line: at, reason } = refused.error.clone();
+                match &refused.key {
+                    Some(key) if refused.may_isolate => {
+                        content.unread.push(ReadError::new(at, format!("{key}: {reason}")));
+                    }
+                    None if refused.may_isolate => content.unread.push(refused.error),
+                    Some(key) => content.refused.push((key.clone(), *refused, line)),
+                    None => {
+                        let text = format!("{reason} (it counts as absent)");
+                        content.problem(self.file, at, text);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reports the problems of an object, and another object of its name before it in the file.
+    fn understood(
+        &mut self,
+        name: &str,
+        line: u32,
+        former: Option<Object>,
+        problems: Vec<(u32, Problem)>,
+    ) {
+        for (line, problem) in problems {
+            self.content.problem(self.file, line, format!("{name}: {problem}"));
+        }
+        if let Some(former) = former {
+            let text = format!("{name} is here again; the one in line {line} wins");
+            self.content.problem(self.file, former.line, text);
+        }
     }
 }
 
@@ -125,35 +303,45 @@ fn place(object: &mut Node, namespace: &str) {
     }
 }
 
-/// `Deployment shop/web`
-fn workload_name(node: &Node) -> String {
-    let metadata = node.get("metadata");
-    let text = |field: &str| metadata.and_then(|metadata| metadata.text(field)).unwrap_or_default();
-    let name = if text("name").is_empty() { text("generateName") } else { text("name") };
-    format!("{} {}/{name}", node.text("kind").unwrap_or_default(), text("namespace"))
-}
-
-fn inherit(item: &mut Node, key: &str, text: Option<&str>) {
-    let (line, Some(text)) = (item.line, text) else { return };
-    if item.get(key).is_none()
-        && let Value::Map(entries) = &mut item.value
-    {
-        let node = Node { line, value: Value::Text(text.to_owned()) };
-        entries.push(Entry { key: key.to_owned(), line, node });
+/// What an item of a list of a kind does not say itself; of a plain `List`, nothing.
+fn inherit(item: &mut Node, kind: &str, version: Option<&str>) {
+    if kind.is_empty() {
+        return;
+    }
+    for (key, text) in [("kind", Some(kind)), ("apiVersion", version)] {
+        let (line, Some(text)) = (item.line, text) else { continue };
+        if item.get(key).is_none()
+            && let Value::Map(entries) = &mut item.value
+        {
+            let node = Node { line, value: Value::Text(text.to_owned()) };
+            entries.push(Entry { key: key.to_owned(), line, node });
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use netpold_core::model::Change;
+
     use super::*;
 
+    fn read_settled(file: &str, text: &str, namespace: &str) -> Content {
+        let mut content = read(file, text.as_bytes(), namespace);
+        content.settle(file, None, false);
+        content
+    }
+
     fn ids(text: &str) -> Vec<String> {
-        read("f", text.as_bytes(), "default")
-            .unwrap()
-            .objects
-            .keys()
-            .map(ToString::to_string)
-            .collect()
+        read_settled("f", text, "default").objects.keys().map(ToString::to_string).collect()
+    }
+
+    fn problems(content: &Content) -> Vec<String> {
+        content.problems("f").map(|problem| problem.to_string()).collect()
+    }
+
+    fn object(content: &Content, shown: &str) -> Change {
+        let object = content.objects.iter().find(|(key, _)| key.to_string() == shown);
+        object.unwrap_or_else(|| panic!("no {shown}")).1.change.unpacked().unwrap()
     }
 
     #[test]
@@ -191,10 +379,10 @@ items:
 - {apiVersion: v1, kind: Pod, metadata: {name: c, namespace: ''}}
 - {apiVersion: v1, kind: Pod, metadata: {name: d, namespace: y}}
 ";
-        let content = read("f", text.as_bytes(), "x").unwrap();
+        let content = read_settled("f", text, "x");
         let ids: Vec<String> = content.objects.keys().map(ToString::to_string).collect();
         assert_eq!(ids, ["Namespace n", "Pod x/a", "Pod x/b", "Pod x/c", "Pod y/d"]);
-        assert_eq!(content.problems, []);
+        assert!(problems(&content).is_empty());
     }
 
     #[test]
@@ -212,14 +400,12 @@ spec:
   - ports:
     - port: 0
 ";
-        let content = read("f.yaml", text.as_bytes(), "default").unwrap();
-        let problems: Vec<String> = content.problems.iter().map(ToString::to_string).collect();
         assert_eq!(
-            problems,
+            problems(&read_settled("f", text, "default")),
             [
-                "f.yaml:8: NetworkPolicy default/p: spec.ingres: no such field; there are \
+                "f:8: NetworkPolicy default/p: spec.ingres: no such field; there are \
                  podSelector, policyTypes, ingress, egress",
-                "f.yaml:12: NetworkPolicy default/p: spec.egress[0].ports[0].port: \
+                "f:12: NetworkPolicy default/p: spec.egress[0].ports[0].port: \
                  0 is not a port, 1 to 65535",
             ]
         );
@@ -232,22 +418,179 @@ spec:
                 "---\n{{apiVersion: v1, kind: Pod, metadata: {{name: a, labels: {{l: {label}}}}}}}\n"
             )
         };
-        let content = read("f", (pod("one") + &pod("two")).as_bytes(), "default").unwrap();
-        let Change::Pod(found) = &content.objects.values().next().unwrap().change else { panic!() };
+        let content = read_settled("f", &(pod("one") + &pod("two")), "default");
+        let Change::Pod(found) = object(&content, "Pod default/a") else { panic!() };
         assert_eq!(found.labels.get("l").unwrap(), "two");
         assert_eq!(
-            content.problems[0].to_string(),
-            "f:2: Pod default/a is here again; the one in line 4 wins"
+            problems(&content),
+            ["f:2: Pod default/a is here again; the one in line 4 wins"]
+        );
+    }
+
+    /// Of the kinds of lists, however their items come.
+    #[test]
+    fn items_are_what_they_are_wherever_the_kind_of_the_list_stands() {
+        let item = |name: &str| format!("{{metadata: {{name: {name}, namespace: x}}}}");
+        for text in [
+            format!("kind: PodList\napiVersion: v1\nitems: [{}, {}]\n", item("a"), item("b")),
+            format!("apiVersion: v1\nitems:\n- {}\n- {}\nkind: PodList\n", item("a"), item("b")),
+            "{\"items\": [{\"metadata\": {\"name\": \"a\", \"namespace\": \"x\"}}, {\"kind\": \"Pod\", \
+             \"apiVersion\": \"v1\", \"metadata\": {\"name\": \"b\", \"namespace\": \"x\"}}], \
+             \"kind\": \"PodList\", \"apiVersion\": \"v1\"}"
+                .to_owned(),
+        ] {
+            assert_eq!(ids(&text), ["Pod x/a", "Pod x/b"], "{text}");
+        }
+        // Another kind with a field of that name is no list.
+        let text = "apiVersion: v1\nitems: [{apiVersion: v1, kind: Pod, metadata: {name: a}}]\nkind: Other\n";
+        assert!(ids(text).is_empty());
+    }
+
+    #[test]
+    fn keys_given_twice_are_named_where_policy_reads_them() {
+        let text = |kind: &str| {
+            format!(
+                "apiVersion: v1\nkind: {kind}\nmetadata: {{name: a}}\nspec: {{}}\nspec: {{nodeName: n}}\n"
+            )
+        };
+        let content = read_settled("f", &text("Pod"), "x");
+        let Change::Pod(pod) = object(&content, "Pod x/a") else { panic!() };
+        assert_eq!(pod.node.as_str(), "n");
+        assert_eq!(
+            problems(&content),
+            ["f:5: key `spec` is given twice; as with kubectl, the last one counts"]
+        );
+        assert!(problems(&read_settled("f", &text("ConfigMap"), "x")).is_empty());
+    }
+
+    const POLICY: &str = "apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: p, namespace: x}
+spec:
+  podSelector: {matchLabels: {app: a}}
+  policyTypes: [Ingress]
+  ingress: many
+";
+
+    #[test]
+    fn one_bad_object_leaves_the_others() {
+        let pod = |name: &str, labels: &str| {
+            format!(
+                "---\napiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  labels:\n    v: {labels}\n"
+            )
+        };
+        let text = pod("a", "'1'") + &pod("b", "1") + &pod("c", "yes") + "---\n" + POLICY;
+        let content = read_settled("f", &text, "x");
+        assert!(content.unread.is_empty());
+        assert_eq!(ids(&text), ["Pod default/a", "NetworkPolicy x/p"]);
+        assert_eq!(
+            problems(&content),
+            [
+                "f:14: Pod x/b: metadata.labels.v: is integer `1`, expected a string; put it in quotes (it counts \
+                 as absent)",
+                "f:21: Pod x/c: metadata.labels.v: is boolean `true`, expected a string; put it in quotes (it counts \
+                 as absent)",
+                "f:29: NetworkPolicy x/p: spec.ingress: is string \"many\", expected a sequence; the policy cannot be \
+                 decoded and grants nothing",
+            ]
+        );
+        let Change::Policy(policy) = object(&content, "NetworkPolicy x/p") else { panic!() };
+        assert_eq!((policy.ingress, policy.egress), (Some(Vec::new()), None));
+        assert!(policy.pod_selector.matches(&[("app".into(), "a".into())].into_iter().collect()));
+        assert!(!policy.pod_selector.matches(&[("app".into(), "b".into())].into_iter().collect()));
+    }
+
+    /// A selector that cannot be read selects every pod; a slip in the version or the kind hides no policy.
+    #[test]
+    fn a_policy_that_is_not_understood_isolates() {
+        for (from, to, egress) in [
+            ("{app: a}", "{app: 1}", false),
+            ("[Ingress]", "7", true),
+            ("networking.k8s.io/v1", "extensions/v1beta1", false),
+            ("kind: NetworkPolicy", "kind: NetworkPolicies", false),
+        ] {
+            let content = read_settled("f", &POLICY.replace(from, to), "x");
+            assert_eq!(problems(&content).len(), 1, "{to}");
+            assert!(
+                problems(&content)[0].ends_with("and grants nothing"),
+                "{:?}",
+                problems(&content)
+            );
+            let Change::Policy(policy) = object(&content, "NetworkPolicy x/p") else { panic!() };
+            assert_eq!(policy.ingress, Some(Vec::new()), "{to}");
+            assert_eq!(policy.egress.is_some(), egress, "{to}");
+            let other = [("app".into(), "b".into())].into_iter().collect();
+            assert_eq!(policy.pod_selector.matches(&other), to == "{app: 1}", "{to}");
+        }
+    }
+
+    /// What may isolate anything keeps the file from being known.
+    #[test]
+    fn what_is_no_object_is_unread() {
+        let text = "{apiVersion: v1, kind: Namespace, metadata: {name: x}}\n---\nkind: Pod\n---\na: [\n---\n\
+            {apiVersion: v1, kind: Pod, metadata: {generateName: x-}}\n---\n"
+            .to_owned()
+            + &POLICY.replace("name: p,", "");
+        let content = read_settled("f", &text, "default");
+        assert_eq!(content.objects.len(), 1);
+        let problems = problems(&content);
+        assert_eq!(
+            [&problems[0], &problems[1], &problems[3]],
+            [
+                "f:7: metadata.name: the object has no name (it counts as absent)",
+                "f:3: not a Kubernetes object: no `apiVersion` (nothing of it is in effect)",
+                "f:15: spec.ingress: is string \"many\", expected a sequence (nothing of it is in effect)",
+            ]
+        );
+        assert!(
+            problems[2].starts_with("f:5: ") || problems[2].starts_with("f:6: "),
+            "{problems:?}"
+        );
+        assert!(problems[2].ends_with(" (nothing of it is in effect)"), "{problems:?}");
+        assert_eq!(
+            read("f", b"a: 1\nb: \xff\n", "default").unread[0].to_string(),
+            "line 2: not UTF-8 text"
         );
     }
 
     #[test]
-    fn one_bad_object_refuses_the_file() {
-        let text = "{apiVersion: v1, kind: Namespace, metadata: {name: x}}\n---\nkind: Pod\n";
-        let error = read("f", text.as_bytes(), "default").unwrap_err();
-        assert_eq!(error.to_string(), "line 3: not a Kubernetes object: no `apiVersion`");
-        let error = read("f", b"a: 1\nb: \xff\n", "default").unwrap_err();
-        assert_eq!(error.to_string(), "line 2: not UTF-8 text");
+    fn what_was_known_stays() {
+        let good = POLICY.replace("many", "[{}]")
+            + "---\n{apiVersion: v1, kind: Pod, metadata: {name: a}}\n";
+        let former = read_settled("f", &good, "x");
+        let settled = |text: &str, former: &Content| {
+            let mut content = read("f", text.as_bytes(), "x");
+            let kept = content.settle("f", Some(former), true);
+            (content, kept)
+        };
+        // The policy is as it was, the pod is gone.
+        let (content, kept) = settled(POLICY, &former);
+        assert!(kept && content.objects.len() == 1);
+        assert_eq!(object(&content, "NetworkPolicy x/p"), object(&former, "NetworkPolicy x/p"));
+        assert!(problems(&content)[0].ends_with(" (its last good version stays in effect)"));
+        // A document that cannot be read may be either of them.
+        let (content, kept) =
+            settled("a: [\n---\n{apiVersion: v1, kind: Pod, metadata: {name: b}}\n", &former);
+        assert!(kept);
+        let keys: Vec<String> = content.objects.keys().map(ToString::to_string).collect();
+        assert_eq!(keys, ["Pod x/a", "Pod x/b", "NetworkPolicy x/p"]);
+        // A policy that grants nothing, since it was never understood, is no last good version.
+        let closed = read_settled("f", POLICY, "x");
+        let (content, kept) = settled(&POLICY.replace("app: a", "app: b"), &closed);
+        assert!(!kept);
+        assert_ne!(object(&content, "NetworkPolicy x/p"), object(&closed, "NetworkPolicy x/p"));
+    }
+
+    #[test]
+    fn endless_problems_are_counted() {
+        let pods: String = (0..500)
+            .map(|n| {
+                format!("---\n{{apiVersion: v1, kind: Pod, metadata: {{name: p{n}, labels: 1}}}}\n")
+            })
+            .collect();
+        let problems = problems(&read_settled("f", &pods, "x"));
+        assert_eq!(problems.len(), NAMED + 1);
+        assert_eq!(problems[NAMED], "f: 300 more problems");
     }
 
     const SAMPLE: &str = "apiVersion: networking.k8s.io/v1
@@ -281,8 +624,10 @@ spec:
             }
             // To YAML a lone carriage return ends a line too.
             let lines = bytes.split(|b| matches!(b, b'\n' | b'\r')).count();
-            if let Err(error) = read("f", &bytes, "default") {
-                proptest::prop_assert!((1..=lines + 1).contains(&(error.line as usize)), "{}", error);
+            let mut content = read("f", &bytes, "default");
+            content.settle("f", None, false);
+            for problem in content.problems("f") {
+                proptest::prop_assert!((1..=lines + 1).contains(&(problem.line as usize)), "{}", problem);
             }
         }
     }

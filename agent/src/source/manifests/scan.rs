@@ -189,10 +189,10 @@ impl Scanner {
                 self.failed.remove(name);
                 // If it changed in between, the next scan sees another stamp and reads again.
                 self.seen.insert(name.to_owned(), read_stamp);
-                let update = match content::read(name, &bytes, &self.namespace) {
-                    Ok(_) if bytes.trim_ascii().is_empty() => Update::Empty,
-                    Ok(content) => Update::Good(content),
-                    Err(e) => Update::Bad { line: e.line, reason: e.reason },
+                let update = if bytes.trim_ascii().is_empty() {
+                    Update::Empty
+                } else {
+                    Update::Read(content::read(name, &bytes, &self.namespace))
                 };
                 found.updates.push((name.to_owned(), update));
             }
@@ -227,7 +227,7 @@ impl Scanner {
         let reason = format!("cannot be read: {error}");
         if self.failed.get(name) != Some(&reason) {
             self.failed.insert(name.to_owned(), reason.clone());
-            found.updates.push((name.to_owned(), Update::Bad { line: 0, reason }));
+            found.updates.push((name.to_owned(), Update::Unreadable(reason)));
         }
     }
 

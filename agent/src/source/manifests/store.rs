@@ -1,23 +1,25 @@
 //! All files together: which object is in effect, and what an update changes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 
 use super::content::{Content, Object};
+use super::packed::Packed;
 use crate::source::{FileStatus, SourceProblem};
 
 /// What became of a file.
 pub(super) enum Update {
     /// It was read.
-    Good(Content),
+    Read(Content),
     /// It was read and there is nothing in it, not even a comment. Its objects stay: a writer that
     /// failed leaves such a file behind, who wants the objects to go deletes it.
     Empty,
     /// It could not be read; its last good content stays.
-    Bad { line: u32, reason: String },
+    Unreadable(String),
     /// It is gone, and its objects with it.
     Gone,
 }
@@ -29,14 +31,30 @@ pub(super) enum Update {
 #[derive(Default)]
 pub(super) struct Store {
     files: BTreeMap<Arc<str>, File>,
-    owners: BTreeMap<ObjectKey, BTreeSet<Arc<str>>>,
+    /// The files that have an object, by 64 bits that stand for its key.
+    owners: HashMap<u64, Owners>,
+    hasher: RandomState,
+}
+
+/// The files that have an object.
+enum Owners {
+    One(Arc<str>),
+    More(BTreeSet<Arc<str>>),
 }
 
 #[derive(Default)]
 struct File {
     content: Option<Content>,
-    error: Option<(u32, String)>,
+    /// All of it was known at some time, so that nobody has to guess what the rest would isolate.
+    known: bool,
+    /// Something of it is as it was before.
+    kept: bool,
+    /// It cannot be read.
+    error: Option<String>,
 }
+
+/// What was in effect of objects before some updates.
+type Before = BTreeMap<ObjectKey, Option<Packed>>;
 
 impl Store {
     /// Take in what became of some files; at most one change for an object.
@@ -44,7 +62,7 @@ impl Store {
         &mut self,
         updates: impl IntoIterator<Item = (String, Update)>,
     ) -> Vec<Change> {
-        let mut before = BTreeMap::new();
+        let mut before = Before::new();
         for (name, update) in updates {
             self.update(name.into(), update, &mut before);
         }
@@ -54,23 +72,25 @@ impl Store {
             if now == before.as_ref() {
                 continue;
             }
-            changes.push(now.cloned().unwrap_or_else(|| key.gone()));
+            match now {
+                Some(now) => changes.extend(now.unpacked()),
+                None => changes.push(key.gone()),
+            }
         }
         changes
     }
 
-    /// What the pod templates of all files would make.
-    pub(super) fn templates(&self) -> impl Iterator<Item = Change> + use<> {
+    /// The pods that the pod templates of all files would make.
+    pub(super) fn templates(&self) -> Vec<Change> {
         let contents = self.files.values().filter_map(|file| file.content.as_ref());
         let templates = contents.flat_map(|content| &content.templates);
         let last: BTreeMap<&ObjectKey, &Object> = templates.collect();
-        let changes: Vec<Change> = last.into_values().map(|object| object.change.clone()).collect();
-        changes.into_iter()
+        last.into_values().filter_map(|object| object.change.unpacked()).collect()
     }
 
-    /// Every file has been good at some time, so that all objects are known.
+    /// Every file has been known at some time, so that all objects are.
     pub(super) fn complete(&self) -> bool {
-        self.files.values().all(|file| file.content.is_some())
+        self.files.values().all(|file| file.known)
     }
 
     /// Each file's state and all problems, in the order of file names and lines.
@@ -78,72 +98,82 @@ impl Store {
         let (mut files, mut problems) = (Vec::new(), Vec::new());
         for (name, file) in &self.files {
             let objects = file.content.as_ref().map_or(0, |c| c.objects.len());
-            files.push(FileStatus {
-                name: name.to_string(),
-                objects,
-                current: file.error.is_none(),
-            });
-            if let Some((line, reason)) = &file.error {
+            let content = file.content.as_ref();
+            let unread = content.is_some_and(|content| !content.unread.is_empty());
+            let current = file.error.is_none() && !file.kept && !unread;
+            files.push(FileStatus { name: name.to_string(), objects, current });
+            if let Some(reason) = &file.error {
                 let kept = match file.content {
                     Some(_) => "its last good content stays in effect",
                     None => "nothing of it is in effect",
                 };
                 let text = format!("{reason} ({kept})");
-                problems.push(SourceProblem { file: name.to_string(), line: *line, text });
+                problems.push(SourceProblem { file: name.to_string(), line: 0, text });
             }
-            problems.extend(file.content.iter().flat_map(|c| c.problems.iter().cloned()));
+            problems.extend(content.iter().flat_map(|content| content.problems(name)));
         }
         problems.extend(self.duplicates());
         problems.sort();
         (files, problems)
     }
 
-    fn update(
-        &mut self,
-        name: Arc<str>,
-        update: Update,
-        before: &mut BTreeMap<ObjectKey, Option<Change>>,
-    ) {
-        let content = match update {
-            Update::Good(content) => Some(content),
+    fn update(&mut self, name: Arc<str>, update: Update, before: &mut Before) {
+        let mut content = match update {
+            Update::Read(content) => Some(content),
             Update::Empty if self.objects_in(&name) == 0 => Some(Content::default()),
             Update::Empty => {
                 let reason = "is empty; delete it if its objects are to go".to_owned();
-                self.files.entry(name).or_default().error = Some((0, reason));
+                self.files.entry(name).or_default().error = Some(reason);
                 return;
             }
             Update::Gone => None,
-            Update::Bad { line, reason } => {
-                self.files.entry(name).or_default().error = Some((line, reason));
+            Update::Unreadable(reason) => {
+                self.files.entry(name).or_default().error = Some(reason);
                 return;
             }
         };
-        let former = self.files.get(&name).and_then(|file| file.content.as_ref());
-        let touched: BTreeSet<ObjectKey> = [former, content.as_ref()]
-            .into_iter()
-            .flatten()
-            .flat_map(|c| c.objects.keys().cloned())
-            .collect();
-        for key in &touched {
-            if !before.contains_key(key) {
-                before.insert(key.clone(), self.in_effect(key).map(|o| o.change.clone()));
-            }
+        let former = self.files.get(&name);
+        let mut file = File { known: former.is_some_and(|file| file.known), ..File::default() };
+        let former = former.and_then(|file| file.content.as_ref());
+        if let Some(content) = &mut content {
+            file.kept = content.settle(&name, former, file.known);
+            file.known |= content.unread.is_empty();
         }
+        let keys = |content: &Content| content.objects.keys().cloned().collect::<Vec<_>>();
+        let touched: BTreeSet<ObjectKey> =
+            former.iter().copied().chain(&content).flat_map(keys).collect();
         for key in touched {
-            let owners = self.owners.entry(key.clone()).or_default();
-            if content.as_ref().is_some_and(|c| c.objects.contains_key(&key)) {
-                owners.insert(name.clone());
-            } else {
-                owners.remove(&name);
-            }
-            if owners.is_empty() {
-                self.owners.remove(&key);
-            }
+            let has = content.as_ref().is_some_and(|content| content.objects.contains_key(&key));
+            before
+                .entry(key.clone())
+                .or_insert_with(|| self.in_effect(&key).map(|object| object.change.clone()));
+            self.own(&key, &name, has);
         }
         match content {
-            Some(_) => self.files.insert(name, File { content, error: None }),
+            Some(_) => self.files.insert(name, File { content, ..file }),
             None => self.files.remove(&name),
         };
+    }
+
+    /// Note whether a file has an object.
+    fn own(&mut self, key: &ObjectKey, name: &Arc<str>, has: bool) {
+        let hash = self.hasher.hash_one(key);
+        let mut files = match self.owners.remove(&hash) {
+            None => BTreeSet::new(),
+            Some(Owners::One(one)) => BTreeSet::from([one]),
+            Some(Owners::More(files)) => files,
+        };
+        if has {
+            files.insert(name.clone());
+        } else {
+            files.remove(name);
+        }
+        let owners = match files.len() {
+            0 => return,
+            1 => files.pop_first().map(Owners::One),
+            _ => Some(Owners::More(files)),
+        };
+        self.owners.extend(owners.map(|owners| (hash, owners)));
     }
 
     fn objects_in(&self, file: &str) -> usize {
@@ -152,22 +182,38 @@ impl Store {
     }
 
     fn in_effect(&self, key: &ObjectKey) -> Option<&Object> {
-        self.object(self.owners.get(key)?.last()?, key)
+        self.object(self.owner(key)?, key)
+    }
+
+    /// The file whose object counts.
+    fn owner(&self, key: &ObjectKey) -> Option<&Arc<str>> {
+        match self.owners.get(&self.hasher.hash_one(key))? {
+            Owners::One(file) => Some(file),
+            Owners::More(files) => files.last(),
+        }
     }
 
     fn object(&self, file: &str, key: &ObjectKey) -> Option<&Object> {
         self.files.get(file)?.content.as_ref()?.objects.get(key)
     }
 
-    fn duplicates(&self) -> impl Iterator<Item = SourceProblem> + '_ {
-        self.owners.iter().filter(|(_, owners)| owners.len() > 1).flat_map(move |(key, owners)| {
-            let (winner, others) = (owners.last(), owners.iter().rev().skip(1));
-            others.filter_map(move |file| {
-                let text = format!("{key} is also in {}, whose name sorts later and wins", winner?);
-                let line = self.object(file, key)?.line;
-                Some(SourceProblem { file: file.to_string(), line, text })
-            })
-        })
+    fn duplicates(&self) -> Vec<SourceProblem> {
+        let several = self.owners.values().filter_map(|owners| match owners {
+            Owners::One(_) => None,
+            Owners::More(files) => Some(files),
+        });
+        let several: BTreeSet<&Arc<str>> = several.flatten().collect();
+        let mut problems = Vec::new();
+        for (name, file) in self.files.iter().filter(|(name, _)| several.contains(name)) {
+            for (key, object) in file.content.iter().flat_map(|content| &content.objects) {
+                let Some(winner) = self.owner(key).filter(|winner| *winner != name) else {
+                    continue;
+                };
+                let text = format!("{key} is also in {winner}, whose name sorts later and wins");
+                problems.push(SourceProblem { file: name.to_string(), line: object.line, text });
+            }
+        }
+        problems
     }
 }
 
@@ -187,7 +233,7 @@ mod tests {
                 )
             })
             .collect();
-        (file.into(), Update::Good(read(file, text.as_bytes(), "default").unwrap()))
+        (file.into(), Update::Read(read(file, text.as_bytes(), "default")))
     }
 
     #[expect(clippy::wildcard_enum_match_arm, reason = "of the many kinds, the ones this is about")]
@@ -237,16 +283,20 @@ mod tests {
     #[test]
     fn a_bad_file_keeps_its_last_good_content() {
         let mut store = Store::default();
-        let bad = || ("f".to_owned(), Update::Bad { line: 3, reason: "no".into() });
+        let bad = || ("f".to_owned(), Update::Read(read("f", b"a: 1\nb: 2\n- c\n", "default")));
+        let text = |problem: &SourceProblem, outcome: &str| {
+            let text = problem.to_string();
+            text.starts_with("f:3: ") && text.ends_with(outcome)
+        };
         assert!(store.apply([bad()]).is_empty());
         assert!(!store.complete());
-        assert_eq!(store.report().1[0].to_string(), "f:3: no (nothing of it is in effect)");
+        assert!(text(&store.report().1[0], " (nothing of it is in effect)"));
         assert_eq!(said(store.apply([pods("f", &[("a", "1")])])), ["a=1"]);
         assert!(store.complete() && store.report().1.is_empty());
         assert!(store.apply([bad()]).is_empty());
         assert!(store.complete());
         let (files, problems) = store.report();
-        assert_eq!(problems[0].to_string(), "f:3: no (its last good content stays in effect)");
+        assert!(text(&problems[0], " (its last good content stays in effect)"));
         assert!(!files[0].current && files[0].objects == 1);
         assert_eq!(said(store.apply([("f".into(), Update::Gone)])), ["-a"]);
     }

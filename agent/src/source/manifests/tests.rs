@@ -240,6 +240,56 @@ fn a_bad_file_that_is_added_later_holds_nothing_back() {
 }
 
 #[test]
+fn one_bad_object_holds_nothing_back() {
+    let broken = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: b, labels: {v: 1}}\n";
+    let file = namespace("a") + broken;
+    let dir = TempDir::new().unwrap();
+    fs::write(dir.path().join("a.yaml"), &file).unwrap();
+    let source = watch(dir.path()).unwrap();
+    let mut fixture = Fixture { dir, source };
+    let first = fixture.next_within(LIMIT).unwrap();
+    assert_eq!((said(&first), first.in_sync), (vec!["+a".to_owned()], true));
+    let status = fixture.problem("a.yaml:8: Namespace b: metadata.labels.v: is integer `1`");
+    assert!(status.problems[0].text.ends_with("(it counts as absent)"), "{status:?}");
+    assert!(status.files[0].current && status.files[0].objects == 1);
+    fixture.write("a.yaml", &(file.replace("v: 1", "v: '1'") + &namespace("c")));
+    assert_eq!(fixture.next(), ["+b", "+c"]);
+    // Broken again, it is as it was; the rest of the file is followed.
+    fixture.write("a.yaml", &(file + &namespace("d")));
+    assert_eq!(fixture.next(), ["-c", "+d"]);
+    let status = fixture.problem("a.yaml:8: Namespace b: metadata.labels.v: ");
+    assert!(status.problems[0].text.ends_with("(its last good version stays in effect)"));
+    assert!(status.in_sync && !status.files[0].current && status.files[0].objects == 3);
+    fixture.write("a.yaml", &namespace("d"));
+    assert_eq!(fixture.next(), ["-a", "-b"]);
+    fixture.status(|s| s.problems.is_empty() && s.files[0].current);
+}
+
+/// Whatever such a document held before stays, since nobody can tell what it is to hold now.
+#[test]
+fn a_document_that_cannot_be_read_leaves_the_others() {
+    let dir = TempDir::new().unwrap();
+    let bad = "---\napiVersion: v1\nkind: [\n";
+    fs::write(dir.path().join("a.yaml"), namespace("a") + bad + &namespace("c")).unwrap();
+    let source = watch(dir.path()).unwrap();
+    let mut fixture = Fixture { dir, source };
+    let first = fixture.next_within(LIMIT).unwrap();
+    assert_eq!((said(&first), first.in_sync), (vec!["+a".to_owned(), "+c".into()], false));
+    let status = fixture.problem("a.yaml:7: ");
+    assert!(status.problems[0].text.ends_with("(nothing of it is in effect)"), "{status:?}");
+    fixture.write("a.yaml", &(namespace("a") + &namespace("b") + &namespace("c")));
+    let second = fixture.next_within(LIMIT).unwrap();
+    assert_eq!((said(&second), second.in_sync), (vec!["+b".to_owned()], true));
+    fixture.write("a.yaml", &(namespace("d") + bad));
+    assert_eq!(fixture.next(), ["+d"]);
+    let status = fixture.problem("a.yaml:7: ");
+    assert!(status.problems[0].text.ends_with("(its last good content stays in effect)"));
+    assert!(status.in_sync && !status.files[0].current && status.files[0].objects == 4);
+    fixture.write("a.yaml", &namespace("d"));
+    assert_eq!(fixture.next(), ["-a", "-b", "-c"]);
+}
+
+#[test]
 fn a_file_being_written_is_not_read_half() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &(namespace("a") + &namespace("b")))]);
     let mut file = fs::File::create(fixture.path("a.yaml")).unwrap();
