@@ -232,7 +232,7 @@ impl Starts<'_> {
     fn pod(&self, node: usize, kind: &str, name: &str) -> Value {
         // Not by one ping, which pauses for a second.
         let send = format!(
-            "while :; do /busybox ping -q -c 1 -W 1 {} & /busybox usleep 20000; done",
+            "while :; do /busybox ping -q -c 1 -W 1 {} & /busybox usleep 50000; done",
             self.opposite(node)
         );
         let script = if kind == "in" { "exec /busybox sleep 3600" } else { &send };
