@@ -16,7 +16,6 @@ use crate::step;
 
 /// How often the agents are killed: the kubelet waits longer after each time.
 const KILLS: usize = 3;
-const BOTH: [usize; 2] = [0, 1];
 const PATIENCE: Duration = Duration::from_mins(5);
 /// The tag of another image.
 const OTHER: &str = "other";
@@ -27,7 +26,7 @@ const OTHER: &str = "other";
 /// Something passed meanwhile, or they do not get ready.
 pub(super) fn restart(state: &State, kubectl: &Kubectl) -> Result<()> {
     step::title("restart: the agents are replaced while isolated pods start");
-    let outcome = starts::during(state, kubectl, &BOTH, || {
+    let outcome = starts::during(state, kubectl, || {
         in_netpold(kubectl, &["rollout", "restart", "daemonset/netpold"])?;
         rolled_out(kubectl)
     });
@@ -40,7 +39,7 @@ pub(super) fn restart(state: &State, kubectl: &Kubectl) -> Result<()> {
 /// Something passed meanwhile, or they do not come back.
 pub(super) fn kill(state: &State, kubectl: &Kubectl) -> Result<()> {
     step::title(&format!("kill: SIGKILL to both agents, {KILLS} times, while isolated pods start"));
-    let outcome = starts::during(state, kubectl, &BOTH, || {
+    let outcome = starts::during(state, kubectl, || {
         for _ in 0..KILLS {
             for name in NODES {
                 let agent = agent(state, name)?;
@@ -68,7 +67,7 @@ pub(super) fn upgrade(state: &State, binaries: &Binaries, to: &Path) -> Result<(
         &["set", "image", "daemonset/netpold", &format!("*={image}")][..],
         &["rollout", "undo", "daemonset/netpold"],
     ] {
-        let outcome = starts::during(state, &kubectl, &BOTH, || {
+        let outcome = starts::during(state, &kubectl, || {
             in_netpold(&kubectl, command)?;
             rolled_out(&kubectl)
         });
@@ -88,7 +87,7 @@ pub(super) fn reboot(state: &State, kubectl: &Kubectl) -> Result<()> {
     let name = NODES[1];
     step::title(&format!("reboot: node {name}, with isolated pods on it"));
     let layout = Layout::of(state)?;
-    let outcome = starts::during(state, kubectl, &[1], || {
+    let outcome = starts::while_second_reboots(state, kubectl, || {
         let start = Instant::now();
         state.halt(name)?;
         node::start(state, name)?;
@@ -103,7 +102,7 @@ pub(super) fn reboot(state: &State, kubectl: &Kubectl) -> Result<()> {
         Ok(())
     })?;
     step::note(&format!("at the boot, until the agent runs: {}", outcome.line()));
-    starts::during(state, kubectl, &BOTH, || Ok(()))?.require_nothing()
+    starts::during(state, kubectl, || Ok(()))?.require_nothing()
 }
 
 fn rolled_out(kubectl: &Kubectl) -> Result<()> {

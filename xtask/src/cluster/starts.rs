@@ -1,7 +1,7 @@
 //! Pods that start under a policy that denies all of their traffic, one batch after the other, while something
 //! happens to netpold: what they send and what reaches them, from their first instant on.
 //!
-//! Pods `out` send datagrams to the other node all the time. Pods `in` are denied ingress alone: their kernel would
+//! Pods `out` ask the other node for echoes all the time. Pods `in` are denied ingress alone: their kernel would
 //! refuse each datagram that comes to them, and the other node sends some to every address that a pod may get. Pods
 //! `open`, which no policy selects, show that both would be noticed.
 
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use netpold_testbed::interrupted;
 use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
@@ -27,8 +28,7 @@ use super::{Layout, wait};
 use crate::step;
 
 const NAMESPACE: &str = "netpold-starts";
-/// Where pods send to, on the other node's address; and where nothing listens in a pod.
-const SINK: u16 = 9999;
+/// Where nothing listens in a pod.
 const CLOSED: u16 = 9;
 /// Addresses of a node that pods may get.
 const ADDRESSES: u8 = 252;
@@ -44,7 +44,7 @@ const PATIENCE: Duration = Duration::from_mins(3);
 pub(super) struct Outcome {
     /// Pods that were started.
     pub(super) pods: usize,
-    /// Datagrams by the address of an isolated pod that sent them.
+    /// Packets by the address of an isolated pod that sent them.
     pub(super) sent: BTreeMap<IpAddr, u64>,
     /// Isolated pods that were reached.
     pub(super) reached: BTreeSet<IpAddr>,
@@ -54,7 +54,7 @@ impl Outcome {
     /// One line about it.
     pub(super) fn line(&self) -> String {
         format!(
-            "{} isolated pods started: {} datagrams of {} of them got out, {} were reached",
+            "{} isolated pods started: {} packets of {} of them got out, {} were reached",
             self.pods,
             self.sent.values().sum::<u64>(),
             self.sent.len(),
@@ -76,20 +76,49 @@ impl Outcome {
     }
 }
 
-/// Starts pods on these nodes (by their place in [`NODES`]) while `what` runs, and for at least two batches.
+/// Starts pods on both nodes while `what` runs, which begins once the first ones run, and for at least two batches.
 ///
 /// # Errors
 /// Of `what`; a pod does not start, or what no policy denies is not seen.
 pub(super) fn during(
     state: &State,
     kubectl: &Kubectl,
+    what: impl FnOnce() -> Result<()> + Send,
+) -> Result<Outcome> {
+    begin(state, kubectl, &[0, 1], false, what)
+}
+
+/// The same for the second node alone, whose pods are there until the end.
+///
+/// # Errors
+/// As [`during`].
+pub(super) fn while_second_reboots(
+    state: &State,
+    kubectl: &Kubectl,
+    what: impl FnOnce() -> Result<()> + Send,
+) -> Result<Outcome> {
+    begin(state, kubectl, &[1], true, what)
+}
+
+fn begin(
+    state: &State,
+    kubectl: &Kubectl,
     nodes: &[usize],
+    stay: bool,
     what: impl FnOnce() -> Result<()> + Send,
 ) -> Result<Outcome> {
     let layout = Layout::of(state)?;
     let mut outcome = Outcome::default();
     kubectl.check_in(NAMESPACE, "starting pods", |kubectl| {
-        let starts = Starts { state, kubectl, layout: &layout, nodes, end: AtomicBool::new(false) };
+        let starts = Starts {
+            state,
+            kubectl,
+            layout: &layout,
+            nodes,
+            stay,
+            begun: AtomicBool::new(false),
+            end: AtomicBool::new(false),
+        };
         outcome = starts.run(what)?;
         Ok(())
     })?;
@@ -100,7 +129,12 @@ struct Starts<'a> {
     state: &'a State,
     kubectl: &'a Kubectl,
     layout: &'a Layout,
+    /// By their place in [`NODES`].
     nodes: &'a [usize],
+    /// Whether pods stay until the end.
+    stay: bool,
+    /// The first batch runs.
+    begun: AtomicBool,
     end: AtomicBool,
 }
 
@@ -113,22 +147,25 @@ impl Starts<'_> {
         let open: Vec<String> = self.nodes.iter().map(|node| format!("open-{node}")).collect();
         self.apply(self.nodes.iter().map(|node| self.pod(*node, "open", &format!("open-{node}"))))?;
         self.running(&open)?;
-        // These are not isolated, and answer.
-        let others = ["get", "pods", "-A", "-l", "kind notin (in, out)"];
-        let mut others_seen = self.addresses(&others)?;
-        let open = self.addresses(&["get", "pods", "-n", NAMESPACE])?;
+        let open = self.addresses("open")?;
         thread::scope(|scope| {
             let watchers: Vec<_> =
                 self.nodes.iter().map(|node| scope.spawn(move || self.watch(*node))).collect();
             let happening = scope.spawn(|| {
+                while ![&self.begun, &self.end].iter().any(|flag| flag.load(Ordering::Relaxed)) {
+                    thread::sleep(Duration::from_millis(10));
+                }
                 let result = what();
                 self.end.store(true, Ordering::Relaxed);
                 result
             });
             let started = self.start_pods();
             self.end.store(true, Ordering::Relaxed);
-            let mut outcome = Outcome { pods: started?, ..Outcome::default() };
+            let (pods, mut isolated) = started?;
             joined(happening)?;
+            // Pods that have restarted at a boot have other addresses.
+            isolated.extend(self.addresses("in, out")?);
+            let mut outcome = Outcome { pods, ..Outcome::default() };
             for watcher in watchers {
                 let (sent, reached) = joined(watcher)?;
                 outcome.sent.extend(sent);
@@ -141,16 +178,15 @@ impl Starts<'_> {
                     "pod {address}, which no policy selects, was not seen: nothing is shown"
                 );
             }
-            others_seen.extend(self.addresses(&others)?);
-            outcome.sent.retain(|address, _| !others_seen.contains(address));
-            outcome.reached.retain(|address| !others_seen.contains(address));
+            outcome.sent.retain(|address, _| isolated.contains(address));
+            outcome.reached.retain(|address| isolated.contains(address));
             Ok(outcome)
         })
     }
 
-    /// Batch after batch; how many pods.
-    fn start_pods(&self) -> Result<usize> {
-        let mut batches = 0;
+    /// Batch after batch; how many pods, and their addresses.
+    fn start_pods(&self) -> Result<(usize, BTreeSet<IpAddr>)> {
+        let (mut batches, mut isolated) = (0, BTreeSet::new());
         while batches < 2 || !self.end.load(Ordering::Relaxed) {
             ensure!(!interrupted(), "interrupted");
             let mut names = Vec::new();
@@ -165,20 +201,24 @@ impl Starts<'_> {
             }
             self.apply(pods)?;
             self.running(&names)?;
+            isolated.extend(self.addresses("in, out")?);
+            self.begun.store(true, Ordering::Relaxed);
             thread::sleep(STAY);
-            let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            let delete =
-                ["delete", "pod", "-n", NAMESPACE, "--grace-period=0", "--force", "--wait=false"];
-            self.kubectl.run(&[&delete[..], &names].concat())?;
+            if !self.stay {
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                let delete = ["delete", "pod", "-n", NAMESPACE, "--grace-period=0", "--force"];
+                self.kubectl.run(&[&delete[..], &["--wait=false"], &names].concat())?;
+            }
             batches += 1;
         }
-        Ok(batches * self.nodes.len() * 2 * BATCH)
+        Ok((batches * self.nodes.len() * 2 * BATCH, isolated))
     }
 
     fn apply(&self, pods: impl IntoIterator<Item = Value>) -> Result<()> {
         let items: Vec<Value> = pods.into_iter().collect();
-        self.kubectl
-            .apply(&json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string())
+        let list = json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string();
+        // The API server is away while the link to the other node is.
+        wait("the API server", PATIENCE, || self.kubectl.apply(&list))
     }
 
     fn running(&self, names: &[String]) -> Result<()> {
@@ -190,10 +230,10 @@ impl Starts<'_> {
 
     /// Past the scheduler, which would wait for whatever keeps pods off a node.
     fn pod(&self, node: usize, kind: &str, name: &str) -> Value {
-        let sink = self.opposite(node);
-        // For ever, whatever becomes of a socket.
+        // Not by one ping, which pauses for a second.
         let send = format!(
-            "while :; do while :; do echo {name}; /busybox usleep 2000; done | /busybox nc -u {sink} {SINK}; done"
+            "while :; do /busybox ping -q -c 1 -W 1 {} & /busybox usleep 50000; done",
+            self.opposite(node)
         );
         let script = if kind == "in" { "exec /busybox sleep 3600" } else { &send };
         json!({
@@ -219,31 +259,32 @@ impl Starts<'_> {
         Addresses::of(1 - node).first(self.layout.family)
     }
 
-    fn addresses(&self, get: &[&str]) -> Result<BTreeSet<IpAddr>> {
-        let all = ["-o", "jsonpath={.items[*].status.podIPs[*].ip}"];
-        let told = self.kubectl.run(&[get, &all].concat())?;
+    /// Of pods of some kinds.
+    fn addresses(&self, kinds: &str) -> Result<BTreeSet<IpAddr>> {
+        let selector = format!("kind in ({kinds})");
+        let addresses = "jsonpath={.items[*].status.podIPs[*].ip}";
+        let get = ["get", "pods", "-n", NAMESPACE, "-l", &selector, "-o", addresses];
+        let told = wait("the API server", PATIENCE, || self.kubectl.run(&get))?;
         told.split_whitespace().map(|address| address.parse().context("an address")).collect()
     }
 
     /// On the other node: takes what a node's pods send, and sends to every address that they may have.
     fn watch(&self, node: usize) -> Result<Seen> {
         enter(self.state.init(NODES[1 - node])?)?;
-        let opposite = self.opposite(node);
-        let sink = UdpSocket::bind((opposite, SINK)).context("no socket for what pods send")?;
-        sink.set_nonblocking(true)?;
-        let mut probes = Vec::new();
+        let sink = icmp(self.layout)?;
+        let mut probes = BTreeMap::new();
         for address in Addresses::of(node).pods(self.layout.family, ADDRESSES) {
-            let probe = UdpSocket::bind((opposite, 0))?;
+            let probe = UdpSocket::bind((self.opposite(node), 0))?;
             probe.connect(SocketAddr::new(address, CLOSED))?;
             probe.set_nonblocking(true)?;
-            probes.push((address, probe));
+            probes.insert(address, probe);
         }
         let (mut sent, mut reached) = Seen::default();
         let mut buffer = [0; 64];
         while !self.end.load(Ordering::Relaxed) {
             let round = Instant::now();
             for (address, probe) in &probes {
-                // What was refused is told at the next call.
+                // The refusal of a datagram is the result of the next call.
                 if probe.send(b"?").is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
                 {
                     reached.insert(*address);
@@ -251,16 +292,29 @@ impl Starts<'_> {
             }
             while round.elapsed() < INTERVAL {
                 match sink.recv_from(&mut buffer) {
-                    Ok((_, from)) => *sent.entry(from.ip()).or_default() += 1,
+                    Ok((_, from)) if probes.contains_key(&from.ip()) => {
+                        *sent.entry(from.ip()).or_default() += 1;
+                    }
+                    Ok(_) => {}
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
                         thread::sleep(Duration::from_millis(2));
                     }
-                    Err(error) => bail!("what pods send cannot be received: {error}"),
+                    Err(error) => bail!("packets of pods cannot be received: {error}"),
                 }
             }
         }
         Ok((sent, reached))
     }
+}
+
+/// A raw socket that gets all ICMP packets of the first family.
+fn icmp(layout: &Layout) -> Result<UdpSocket> {
+    let (family, protocol) = layout.family.first(
+        (AddressFamily::Inet, SockProtocol::Icmp),
+        (AddressFamily::Inet6, SockProtocol::IcmpV6),
+    );
+    let socket = socket(family, SockType::Raw, SockFlag::SOCK_NONBLOCK, protocol);
+    Ok(socket.context("no raw socket")?.into())
 }
 
 /// Puts this thread into the network of a node.
