@@ -312,10 +312,10 @@ impl Engine {
         match self.reconciler.dataplane.reopen(&self.interfaces.inner(), leads_away) {
             Ok(opened) if opened.is_empty() => {}
             Ok(opened) => {
-                tracing::info!(?opened, "closed interfaces are no pods' any more: opened")
+                tracing::info!(?opened, "closed interfaces are no pods' any more: opened");
             }
             Err(error) => {
-                tracing::warn!(error, "cannot open interfaces that are no pods' any more")
+                tracing::warn!(error, "cannot open interfaces that are no pods' any more");
             }
         }
     }

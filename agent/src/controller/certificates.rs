@@ -254,11 +254,9 @@ impl Keeper {
         let secret =
             self.secrets.get_opt(SECRET).await.with_context(|| format!("Secret {SECRET}"))?;
         let mut certificates = secret.as_ref().and_then(read);
-        if leads {
-            if let Some(new) = self.issue(certificates.as_ref())? {
-                self.write(secret, &new).await.with_context(|| format!("Secret {SECRET}"))?;
-                certificates = Some(new);
-            }
+        if leads && let Some(new) = self.issue(certificates.as_ref())? {
+            self.write(secret, &new).await.with_context(|| format!("Secret {SECRET}"))?;
+            certificates = Some(new);
         }
         if let Some(certificates) = &certificates {
             let trusts = self.trust(&certificates.bundle(), leads).await;

@@ -97,7 +97,7 @@ const KIN: [for<'p> fn(&Group<'p>, &'p Pod) -> Labels<'p>; 3] = [
     |_, pod| labels(pod, &[&OF_PODS]),
     |_, pod| labels(pod, &[&OF_PODS, &OF_RELEASES]),
     |group, pod| match group {
-        Group::Owner(_, name) => vec![("", base(*name))],
+        Group::Owner(_, name) => vec![("", base(name))],
         Group::Labels(_) => vec![("", base(&pod.key.name))],
     },
 ];
@@ -105,8 +105,7 @@ const KIN: [for<'p> fn(&Group<'p>, &'p Pod) -> Labels<'p>; 3] = [
 /// Puts together workloads of before alone and of after alone, where no others are as like.
 fn join_kin<'c>(groups: &mut BTreeMap<(&'c str, Group<'c>), Pods<'c>>) {
     for kin in KIN {
-        let mut alike: BTreeMap<(&str, Labels<'c>), [Vec<(&'c str, Group<'c>)>; 2]> =
-            BTreeMap::new();
+        let mut alike: BTreeMap<_, [Vec<(&'c str, Group<'c>)>; 2]> = BTreeMap::new();
         for (key, pods) in groups.iter() {
             let side = match pods.each_ref().map(Vec::is_empty) {
                 [false, true] => 0,

@@ -81,7 +81,7 @@ fn senders(objects: &Objects<'_>, group: &Group<'_>, servers: &[Server<'_>], fou
         (true, false) => is_resolver(rule),
         (true, true) => is_resolver(rule) || is_for_unknown(objects, group, rule),
     };
-    if servers.iter().any(reaches) || rules.iter().any(|rule| is_dns(&rule)) {
+    if servers.iter().any(reaches) || rules.iter().any(is_dns) {
         return;
     }
     let policies: Vec<Named<'_>> =

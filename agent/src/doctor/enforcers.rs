@@ -98,7 +98,7 @@ fn is_image(image: &str, name: &str) -> bool {
 pub(super) fn in_cluster(
     details: &Details,
 ) -> impl Iterator<Item = (&'static str, &'static Enforcer, &Running, String)> {
-    let found = ENFORCERS.iter().flat_map(move |enforcer| {
+    ENFORCERS.iter().flat_map(move |enforcer| {
         let found: Vec<_> = details
             .running
             .iter()
@@ -107,8 +107,7 @@ pub(super) fn in_cluster(
         // Pods are of interest where their DaemonSet is not among the objects.
         let has_set = found.iter().any(|(_, _, running, _)| running.kind == "DaemonSet");
         found.into_iter().filter(move |(_, _, running, _)| !has_set || running.kind == "DaemonSet")
-    });
-    found
+    })
 }
 
 /// DaemonSets and pods of other enforcers.

@@ -11,8 +11,14 @@ pub const STANDARD_INPUT: &str = "standard input";
 /// Most bytes that are read of it, as of a file of a directory.
 const BYTES: u64 = 64 << 20;
 
-/// The option that has it, and what was read.
-static INPUT: Mutex<Option<(&str, Option<Vec<u8>>)>> = Mutex::new(None);
+/// The option that reads standard input.
+struct Claim {
+    option: &'static str,
+    /// Absent until it is read, or where the command reads it itself.
+    bytes: Option<Vec<u8>>,
+}
+
+static INPUT: Mutex<Option<Claim>> = Mutex::new(None);
 
 /// Whether a path means standard input.
 #[must_use]
@@ -26,13 +32,13 @@ pub fn is_standard_input(path: &Path) -> bool {
 /// Another option has it.
 pub fn claim_standard_input(option: &'static str) -> Result<()> {
     let mut input = INPUT.lock().unwrap_or_else(PoisonError::into_inner);
-    match *input {
-        Some((other, _)) if other != option => {
+    match &*input {
+        Some(Claim { option: other, .. }) if *other != option => {
             bail!("{option} -: standard input is read once, and {other} - reads it; give a file")
         }
         Some(_) => Ok(()),
         None => {
-            *input = Some((option, None));
+            *input = Some(Claim { option, bytes: None });
             Ok(())
         }
     }
@@ -45,7 +51,7 @@ pub fn claim_standard_input(option: &'static str) -> Result<()> {
 pub fn standard_input(option: &'static str) -> Result<Vec<u8>> {
     claim_standard_input(option)?;
     let mut input = INPUT.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, Some(bytes))) = &*input {
+    if let Some(Claim { bytes: Some(bytes), .. }) = &*input {
         return Ok(bytes.clone());
     }
     let mut bytes = Vec::new();
@@ -53,6 +59,6 @@ pub fn standard_input(option: &'static str) -> Result<Vec<u8>> {
     if read.with_context(|| format!("{STANDARD_INPUT} cannot be read"))? as u64 > BYTES {
         bail!("{STANDARD_INPUT} is larger than {} MiB; give a directory of files", BYTES >> 20);
     }
-    *input = Some((option, Some(bytes.clone())));
+    *input = Some(Claim { option, bytes: Some(bytes.clone()) });
     Ok(bytes)
 }

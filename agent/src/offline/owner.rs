@@ -139,7 +139,9 @@ mod tests {
 
     #[test]
     fn labels_of_controllers_and_owner_references_tell_the_workload() {
-        let labelled: [(&str, &[(&str, &str)], Option<(&str, &str)>); 9] = [
+        type Labels = &'static [(&'static str, &'static str)];
+        type Workload = Option<(&'static str, &'static str)>;
+        let labelled: [(&str, Labels, Workload); 9] = [
             ("web-5f6-abcde", &[("pod-template-hash", "5f6")], Some(("Deployment", "web"))),
             ("renamed", &[("pod-template-hash", "5f6")], None),
             ("db-0", &[("controller-revision-hash", "db-77")], Some(("StatefulSet", "db"))),

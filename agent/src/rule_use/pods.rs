@@ -213,6 +213,7 @@ mod tests {
     }
 
     /// Takes in changes at times; who had an address at a time, after all of them.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "only pods come and go here")]
     fn whose(changes: &[(u64, Change)], at: u64) -> String {
         let mut pods = Pods::default();
         let mut so_far = Vec::new();
@@ -221,7 +222,7 @@ mod tests {
             match change {
                 Change::Pod(pod) => pods.note(&pod.key, Some(pod), &cluster, *when),
                 Change::PodGone(key) => pods.note(key, None, &cluster, *when),
-                other => panic!("{other:?}"),
+                _ => panic!("{change:?}"),
             }
             so_far.push(change.clone());
         }

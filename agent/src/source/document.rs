@@ -22,7 +22,7 @@ use thiserror::Error;
 
 pub use self::split::Documents;
 
-/// Deepest nesting accepted; Kubernetes objects stay under 20, CustomResourceDefinitions under 100.
+/// Deepest nesting accepted; Kubernetes objects stay under 20, `CustomResourceDefinition`s under 100.
 const MAX_DEPTH: usize = 128;
 /// Most values that aliases of one file may expand to.
 const MAX_ALIASED: usize = 1_000_000;

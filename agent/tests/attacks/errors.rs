@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use netpold_testbed::cluster::{Cluster, PATIENCE, PORT, allow_to, isolate};
-use netpold_testbed::packet::{checksummed, ipv4, packet, udp_packet, unreachable_packet};
+use netpold_testbed::packet::{checksummed, ipv4, udp_packet, unreachable_packet};
 use netpold_testbed::services::{NODE_PORT, SERVICE_PORT, Service, provide};
 use netpold_testbed::{Cni, Host, Proxy, Wire, require_root};
 

@@ -238,7 +238,7 @@ fn with_the_units_capabilities(directory: &Path) -> PathBuf {
     );
     let path = directory.join("netpold");
     std::fs::write(&path, script).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
     path
 }
 

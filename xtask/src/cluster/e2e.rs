@@ -14,7 +14,7 @@ use super::{control, images};
 use crate::step;
 
 /// How often is told how far they are.
-const PROGRESS: Duration = Duration::from_secs(60);
+const PROGRESS: Duration = Duration::from_mins(1);
 /// How much of the log is shown after a failure.
 const LAST_LINES: usize = 60;
 

@@ -119,8 +119,7 @@ impl<'c> Explainer<'c> {
         };
         let answer = explain(source, destination, detail);
         if !answer.services.is_empty() {
-            return self
-                .explain_behind(&sources, answer, from, |a| explain(a, destination, detail));
+            return explain_behind(&sources, answer, from, |a| explain(a, destination, detail));
         }
         let (mut sent, mut received) = (Verdicts::default(), Verdicts::default());
         let mut asked: [BTreeSet<IpAddr>; 2] = Default::default();
@@ -146,29 +145,28 @@ impl<'c> Explainer<'c> {
         let answer = explain(pick(&received, source), pick(&sent, destination), detail);
         Explanation { verdict: Verdict::Unknown, reason: Some(reasons.join("; ")), ..answer }
     }
+}
 
-    /// The answer for traffic of a pod without an address to what is translated.
-    fn explain_behind(
-        &self,
-        sources: &[Place],
-        first: Explanation,
-        from: &Side<'_>,
-        explain: impl Fn(Place) -> Explanation,
-    ) -> Explanation {
-        let same_family = |place: &&Place| place.address.is_ipv4() == sources[0].address.is_ipv4();
-        for place in sources.iter().filter(same_family).skip(1) {
-            let other = explain(*place);
-            if other.verdict != first.verdict {
-                let places = match first.verdict {
-                    Verdict::Allow => (sources[0], *place),
-                    Verdict::Deny | Verdict::Unknown => (*place, sources[0]),
-                };
-                let reason = Some(depends_on(from, places));
-                return Explanation { verdict: Verdict::Unknown, reason, ..first };
-            }
+/// The answer for traffic of a pod without an address to a translated destination.
+fn explain_behind(
+    sources: &[Place],
+    first: Explanation,
+    from: &Side<'_>,
+    explain: impl Fn(Place) -> Explanation,
+) -> Explanation {
+    let same_family = |place: &&Place| place.address.is_ipv4() == sources[0].address.is_ipv4();
+    for place in sources.iter().filter(same_family).skip(1) {
+        let other = explain(*place);
+        if other.verdict != first.verdict {
+            let places = match first.verdict {
+                Verdict::Allow => (sources[0], *place),
+                Verdict::Deny | Verdict::Unknown => (*place, sources[0]),
+            };
+            let reason = Some(depends_on(from, places));
+            return Explanation { verdict: Verdict::Unknown, reason, ..first };
         }
-        first
     }
+    first
 }
 
 fn depends_on(side: &Side<'_>, (allowed, denied): (Place, Place)) -> String {
@@ -188,14 +186,15 @@ fn depends_on(side: &Side<'_>, (allowed, denied): (Place, Place)) -> String {
 /// The blocks by which a pod's policies tell the other side's addresses apart.
 fn named(cluster: &Cluster, pod: &Pod, direction: Direction) -> BTreeSet<IpNet> {
     let about = cluster.policies_about((pod, true), direction);
-    let policies = about.selecting().flat_map(|policy| policy.rules(direction)).flatten();
+    let policies = about.selecting().filter_map(|policy| policy.rules(direction)).flatten();
     let tiers = about.of_cluster().flat_map(|policy| policy.rules(direction));
     policies.chain(tiers.map(|rule| &rule.matches)).flat_map(blocks_of).collect()
 }
 
 /// The same of every pod's policies.
 fn all_named(cluster: &Cluster, direction: Direction) -> BTreeSet<IpNet> {
-    let policies = cluster.policies().values().flat_map(|policy| policy.rules(direction)).flatten();
+    let policies =
+        cluster.policies().values().filter_map(|policy| policy.rules(direction)).flatten();
     let tiers = cluster.cluster_policies().flat_map(|policy| policy.rules(direction));
     policies.chain(tiers.map(|rule| &rule.matches)).flat_map(blocks_of).take(BLOCKS + 1).collect()
 }

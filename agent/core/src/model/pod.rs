@@ -93,7 +93,7 @@ pub struct WorkloadRef {
 pub struct SecondInterface {
     /// `interface`: its name inside the pod, as `net1`; empty where absent.
     pub name: String,
-    /// `name`: the NetworkAttachmentDefinition, as `storage/ceph`.
+    /// `name`: the network, a `NetworkAttachmentDefinition`, as `storage/ceph`.
     pub network: String,
     /// `ips`; sorted, without duplicates and without [`Pod::addresses`].
     pub addresses: Vec<IpAddr>,

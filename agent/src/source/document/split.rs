@@ -85,7 +85,7 @@ fn is_separator(line: &[u8]) -> bool {
 }
 
 fn lines(bytes: &[u8]) -> u32 {
-    u32::try_from(bytes.iter().filter(|byte| **byte == b'\n').count()).unwrap_or(u32::MAX)
+    u32::try_from(bytes.split(|byte| *byte == b'\n').count() - 1).unwrap_or(u32::MAX)
 }
 
 /// What comes before the next line that begins with `---`, but for lines before which there are only

@@ -251,6 +251,7 @@ impl<'t> Reader<'t, '_> {
 
     /// `<<`: what the mappings have, of several the first. Keys before it are replaced, keys after it
     /// replace, as with go-yaml v2.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "a single mapping is a list of one")]
     fn merge(&mut self, mapping: &mut Mapping, depth: usize) -> Result<(), ReadError> {
         let (event, span) = self.next()?;
         let line = self.line(span);

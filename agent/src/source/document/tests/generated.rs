@@ -351,7 +351,7 @@ impl Writer<'_> {
         let bytes = text.as_bytes();
         let mut folded = String::new();
         for (at, character) in text.char_indices() {
-            let between = |byte: Option<&u8>| byte.is_some_and(|b| b.is_ascii_alphanumeric());
+            let between = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
             let alone = at > 0 && between(bytes.get(at - 1)) && between(bytes.get(at + 1));
             if character == ' ' && alone && !key && self.below(3) == 0 {
                 folded.push('\n');
