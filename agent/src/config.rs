@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use netpold_core::options::{
-    CheckSource, NewPods, Options, SecondInterfaces, SecondNetworks, SourceExempt,
-};
+use netpold_core::cluster::SecondNetworks;
+use netpold_core::options::{CheckSource, NewPods, Options, SecondInterfaces, SourceExempt};
 use netpold_ebpf::xdp::uplink::Scope;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt as _;

@@ -43,7 +43,6 @@ pub use recorder::{Met, Recorder};
 pub use text::text;
 pub use unseen::{Other, Unseen};
 pub use workload::Workload;
-pub(crate) use workload::{OF_PODS, OF_RELEASES};
 pub use yaml::{json, prepare, yaml};
 
 /// The request for an [`Answer`].

@@ -1,6 +1,7 @@
 //! Manifests read once, for commands that answer and end.
 
 mod input;
+mod labels;
 mod owner;
 mod ranges;
 mod templates;
@@ -12,6 +13,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use netpold_core::model::Change;
 
 pub use input::{STANDARD_INPUT, claim_standard_input, is_standard_input, standard_input};
+pub(crate) use labels::{OF_PODS, OF_RELEASES};
 pub use owner::{Owner, owner, pods_named, resolve};
 pub use ranges::ranges;
 pub use templates::{apply, is_template, pods_of, stand_in};

@@ -206,7 +206,7 @@ fn a_chart_is_judged_from_standard_input() {
         (&["-f", "a.yaml", "--manifests", "-"][..], CHART),
         (&["-f", "-", "--manifests", "chart"], OF_CHART),
         (&["-f", "a.yaml", "-f", "-"], CHART),
-        (&["-f", "-,a.yaml"], CHART),
+        (&["-f", "a.yaml,-"], CHART),
         (&["-f", "-"], &both),
     ] {
         let output = piped(arguments, input);

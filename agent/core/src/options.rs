@@ -1,10 +1,10 @@
 //! Options of a compiler.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv6Addr};
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::IpNet;
 
+use crate::cluster::SecondNetworks;
 use crate::model::Pod;
 use crate::ops::Capacity;
 
@@ -37,33 +37,6 @@ impl SourceExempt {
         let within = |address| self.blocks.iter().any(|block| block.contains(address));
         pod.foreign_sources && self.namespaces.contains(&pod.key.namespace)
             || pod.addresses.iter().any(within)
-    }
-}
-
-/// Blocks in which addresses of further networks count. The default is what is no address of the Internet (RFC 1918,
-/// RFC 4193, RFC 6598): a pod's annotation is not to speak for anybody outside.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SecondNetworks(pub Vec<IpNet>);
-
-impl Default for SecondNetworks {
-    fn default() -> Self {
-        let v4 = [
-            ([10, 0, 0, 0], 8),
-            ([172, 16, 0, 0], 12),
-            ([192, 168, 0, 0], 16),
-            ([100, 64, 0, 0], 10),
-        ];
-        let v4 = v4.map(|(address, length)| Ipv4Net::new_assert(address.into(), length).into());
-        let v6 = Ipv6Net::new_assert(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7).into();
-        Self(v4.into_iter().chain([v6]).collect())
-    }
-}
-
-impl SecondNetworks {
-    /// Whether an address counts.
-    #[must_use]
-    pub fn contains(&self, address: IpAddr) -> bool {
-        self.0.iter().any(|block| block.contains(&address))
     }
 }
 

@@ -21,6 +21,9 @@ use crate::lock::lock;
 /// Pin name of the closing program, in the folder of the links.
 const CLOSED: &str = "closed";
 
+/// Attempts at finding a link in force behind a pin that promotions replace.
+const LOOKS: u32 = 3;
+
 /// The program that drops every packet. There is one per pin root: a TCX hook takes no program twice, so two guards
 /// never both close it.
 #[derive(Debug)]
@@ -188,13 +191,15 @@ impl Closing {
     /// Closes a TCX hook; returns the link if it could not be pinned.
     fn close_tcx(&self, hook: Hook) -> io::Result<Option<OwnedFd>> {
         let path = self.links.join(hook.file_name());
-        if let Ok(link) = sys::obj_get(&path) {
+        // The pin of a link that is detached may be replaced already: a promotion moves the new pin first.
+        for _ in 0..LOOKS {
+            let Ok(link) = sys::obj_get(&path) else { break };
             if hook.has(sys::tcx_info(link.as_fd())?) {
                 return Ok(None);
             }
-            // The pin is of a former interface with this index.
-            remove_if_there(&path)?;
         }
+        // A pin that is still there is of a former interface with this index.
+        remove_if_there(&path)?;
         let program = self.program()?.as_fd();
         let link = match sys::tcx_link_create(program, hook.ifindex, hook.tcx_type()) {
             // Another guard was first.

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Key, Pod};
 
-use crate::learn::{OF_PODS, OF_RELEASES};
 use crate::offline::owner;
+use crate::offline::{OF_PODS, OF_RELEASES};
 
 /// Characters at the end of a name that a controller makes up: at least, at most.
 const MADE_UP: (usize, usize) = (5, 10);

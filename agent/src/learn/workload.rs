@@ -6,27 +6,8 @@ use std::fmt;
 use netpold_core::model::{Pod, Requirement, Selector};
 use serde::{Deserialize, Serialize};
 
-/// Labels that controllers give to each revision or pod.
-pub(crate) const OF_PODS: [&str; 10] = [
-    "apps.kubernetes.io/pod-index",
-    "batch.kubernetes.io/controller-uid",
-    "batch.kubernetes.io/job-completion-index",
-    "batch.kubernetes.io/job-name",
-    "controller-revision-hash",
-    "controller-uid",
-    "job-name",
-    "pod-template-generation",
-    "pod-template-hash",
-    "statefulset.kubernetes.io/pod-name",
-];
-/// Labels that change with each release of what a workload is installed by.
-pub(crate) const OF_RELEASES: [&str; 5] = [
-    "app.kubernetes.io/managed-by",
-    "app.kubernetes.io/version",
-    "chart",
-    "helm.sh/chart",
-    "heritage",
-];
+use crate::offline::{OF_PODS, OF_RELEASES};
+
 /// Labels whose values name a workload; the first that it has.
 const NAMING: [&str; 7] = [
     "app.kubernetes.io/name",

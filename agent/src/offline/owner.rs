@@ -4,7 +4,7 @@ use netpold_core::cluster::Cluster;
 use netpold_core::model::{Key, Pod};
 use netpold_core::probe::Party;
 
-use crate::learn::OF_PODS;
+use super::labels::OF_PODS;
 
 /// Shortest number that ends the name of a Job and is that of its run.
 const RUN_DIGITS: usize = 4;

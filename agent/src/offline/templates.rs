@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Key, Pod};
 
+use super::labels::{OF_PODS, OF_RELEASES};
 use super::owner::{Owner, owner};
-use crate::learn::{OF_PODS, OF_RELEASES};
 
 /// Kinds in the order in which their templates get the workload's name, if several have it.
 const KINDS: [&str; 7] = [

@@ -167,7 +167,7 @@ fn a_pod_that_goes_before_the_sweep_still_counts() {
     world.wait(1);
     world.packet("10.1.0.1", [53, 4001], CT_INGRESS);
     world.sweep(&mut used);
-    assert_eq!(flows(&used, "p"), [1], "from then on the address is nobody's");
+    assert_eq!(flows(&used, "p"), [2], "the name outlives the pod");
 }
 
 /// Direction, peer, port and number of each kind of flow.

@@ -210,7 +210,10 @@ fn bad_input_is_named() {
     refused(&["--from", good], "--to <DIR>");
     refused(&["--manifests", good], "--file <FILE|DIR>");
     refused(&["--manifests", good, "-f", "/none"], "/none cannot be read: No such file");
-    refused(&["--manifests", good, "-f", &format!("{bad}/bad.yaml")], "/bad.yaml:2: ");
+    refused(
+        &["--manifests", good, "-f", &format!("{bad}/bad.yaml")],
+        "/bad.yaml:1: unclosed bracket",
+    );
     refused(&["--from", good, "--to", good, "--fail-on", "some"], "cut, open, any");
     refused(&[], "--file <FILE|DIR>");
     refused(&["-f", &format!("{good}/cluster.yaml")], "which objects? --manifests <DIR>");

@@ -432,5 +432,7 @@ fn standard_input_is_any_one_of_the_files() {
         assert_eq!(output.status.code(), Some(2));
     }
     let output = piped(&["--from", old, "--to", "-"], "kind: [\n");
-    assert!(String::from_utf8(output.stderr).unwrap().contains("standard input:2: "));
+    assert!(
+        String::from_utf8(output.stderr).unwrap().contains("standard input:1: unclosed bracket")
+    );
 }

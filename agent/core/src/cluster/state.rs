@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::cluster::cluster_policies::ClusterPolicies;
 use crate::cluster::interfaces::Interfaces;
 use crate::cluster::namespaces::Namespaces;
+use crate::cluster::networks::SecondNetworks;
 use crate::cluster::nodes::Nodes;
 use crate::cluster::pod_policies::PodPolicies;
 use crate::cluster::pods::Pods;
@@ -20,7 +21,6 @@ use crate::model::{
     ClusterPolicy, Direction, EndpointSlice, Interface, Key, Labels, Namespace, Node, Owner, Pod,
     Policy, Service,
 };
-use crate::options::SecondNetworks;
 
 /// All objects of the cluster, as seen from one node.
 #[derive(Debug, Default)]

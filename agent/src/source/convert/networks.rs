@@ -227,7 +227,7 @@ mod tests {
         let long = "x".repeat(NAME_MAX + 1);
         for (text, reason) in [
             (entries(33, r#"{"name": "n"}"#), "33 interfaces with 0 addresses"),
-            (entries(5000, r#"{"name":"n"}"#), "bytes, 65536 are read"),
+            (entries(5500, r#"{"name":"n"}"#), "bytes, 65536 are read"),
             (format!(r#"[{{"ips": [{}]}}]"#, vec![r#""10.9.9.9""#; 3000].join(",")), ""),
             (" ".repeat(BYTES_MAX) + "[]", "bytes"),
             (deep(20_000), "recursion limit"),
