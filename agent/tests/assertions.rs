@@ -226,7 +226,7 @@ fn a_chart_is_judged_from_standard_input() {
             "--manifests -: standard input is read once, and --file - reads it",
         ),
         (&["-f", "-"], CHART, "standard input: there is no assertion in it"),
-        (&["-f", "a.yaml", "-f", "-"], "kind: [\n", "standard input:2: "),
+        (&["-f", "a.yaml", "-f", "-"], "kind: [\n", "standard input:1: unclosed bracket"),
         (
             &["-f", "a.yaml", "-f", "-"],
             "{apiVersion: v1, kind: Namespace, metadata: {name: default}}\n",

@@ -21,7 +21,6 @@ pub use answer::{
     TierProblem, TierRule, Verdict,
 };
 pub use blocks::Blocks;
-pub use unaddressed::is_unaddressed;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -34,7 +33,7 @@ use crate::probe::{IpProtocol, Party, Probe};
 use answer::Detail;
 use literal::Literal;
 use services::{Translated, backends, frontends};
-use unaddressed::Place;
+use unaddressed::Side;
 
 /// Answers questions about a cluster.
 #[derive(Clone, Copy, Debug)]
@@ -43,14 +42,6 @@ pub struct Explainer<'c> {
     translated: Translated<'c>,
     /// Where addresses of pods come from that have none.
     ranges: &'c [IpNet],
-}
-
-/// One side of a probe.
-struct Side<'c> {
-    pod: Option<&'c Pod>,
-    addresses: Vec<IpAddr>,
-    /// Of a pod without an address, in the place of addresses.
-    places: Vec<Place>,
 }
 
 /// A pod, if there is one, at an address. A pod without addresses of its own is taken to have this one.
@@ -126,7 +117,7 @@ impl<'c> Explainer<'c> {
 
     fn sides(&self, probe: &Probe) -> Result<(Side<'c>, Side<'c>), String> {
         let (mut from, mut to) = (self.side(&probe.from)?, self.side(&probe.to)?);
-        self.give_places(&mut from, &mut to);
+        unaddressed::give_places(self.cluster, self.ranges, &mut from, &mut to);
         let leads_to_pod = || to.addresses.iter().any(|a| self.translated.leads_to_pod(*a, probe));
         if from.pod.is_none() && to.pod.is_none() && !leads_to_pod() {
             return Err(format!("neither {} nor {} is a pod's address", probe.from, probe.to));
@@ -188,7 +179,9 @@ impl<'c> Explainer<'c> {
         detail: Detail,
     ) -> Explanation {
         if !from.places.is_empty() || !to.places.is_empty() {
-            return self.explain_places(probe, from, to, detail);
+            return unaddressed::explain_places(probe, from, to, detail, |pair, detail| {
+                self.explain_pair(probe, from, to, pair, detail)
+            });
         }
         let pairs = from.addresses.iter().flat_map(|&source| {
             let same_family = move |to: &&IpAddr| to.is_ipv4() == source.is_ipv4();

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
-use netpold_core::explain::{Blocks, is_unaddressed};
+use netpold_core::cluster::is_unaddressed;
+use netpold_core::explain::Blocks;
 use netpold_core::model::{Direction, NamedPort, Node, Pod};
 
 use super::Party;

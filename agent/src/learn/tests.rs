@@ -173,6 +173,10 @@ impl World {
         for packet in self.passed.iter().filter(|packet| packet.pod.namespace == *namespace) {
             let pod = self.cluster.pods().get(&packet.pod).unwrap();
             let PodFlow { direction, remote, protocol, port, .. } = flow(pod, packet);
+            // Packets to a pod's own address on a further network never leave the pod: no flow of it is recorded.
+            if pod.second_addresses().any(|own| own == remote) {
+                continue;
+            }
             let allowed = oracle.judge(pod, direction, remote, protocol.0, port);
             let workload = Workload::of(pod).unwrap();
             let named = learned.denied.iter().any(|denied| {

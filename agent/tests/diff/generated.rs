@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netpold::diff::{Difference, Party, Ports, compare};
 use netpold_core::cluster::Cluster;
-use netpold_core::model::{Change, Key, Peer, PortMatch, Protocol, Rule};
+use netpold_core::model::{Change, Key, Peer, Pod, PortMatch, Protocol, Rule};
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 use netpold_testkit::generate::{self, Choices};
 use netpold_testkit::oracle::Oracle;
@@ -279,13 +279,13 @@ fn outside<'r>(oracles: &[Oracle; 2], rules: impl Iterator<Item = &'r Rule>) -> 
         }
     }
     for oracle in oracles {
-        let pods = oracle.pods.iter().flat_map(|pod| &pod.addresses);
-        let nodes = oracle.nodes.iter().flat_map(|node| &node.addresses);
+        let pods = oracle.pods.iter().flat_map(Pod::all_addresses);
+        let nodes = oracle.nodes.iter().flat_map(|node| node.addresses.iter().copied());
         // Where nothing is translated, a Service's address is one like any other.
         let services = oracle.services.iter().filter(|service| !service.unserved);
-        let services = services.flat_map(|service| &service.addresses);
+        let services = services.flat_map(|service| service.addresses.iter().copied());
         for known in pods.chain(nodes).chain(services) {
-            addresses.remove(known);
+            addresses.remove(&known);
         }
     }
     addresses.into_iter().collect()

@@ -95,7 +95,8 @@ fn rules(server: &Server) -> Vec<(String, bool)> {
         (format!("{{to: [{{{by_label}}}], {own}}}"), false),
         (format!("{{to: [{{{by_name}}}], ports: [{{port: {port}}}]}}"), false),
         (format!("{{to: [{{{by_name}}}], {}}}", udp("54")), false),
-        (format!("{{to: [{{ipBlock: {{cidr: 10.96.0.10/32}}}}], {}}}", udp("53")), false),
+        // Reported as `block-of-a-service` instead.
+        (format!("{{to: [{{ipBlock: {{cidr: 10.96.0.10/32}}}}], {}}}", udp("53")), true),
         ("{to: [{podSelector: {}}]}".to_owned(), false),
     ]
 }

@@ -65,8 +65,12 @@ fn a_broken_manifest_keeps_the_last_good_state() {
     cluster.agents[0].wait_for("aware of the problem", ENFORCED, names).unwrap();
     let output = cluster.agents[0].command(&["status"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("state.json:2: "), "{text}");
-    assert!(cluster.agents[0].log().contains("state.json:2: "), "{}", cluster.agents[0].log());
+    assert!(text.contains("state.json:1: mismatched bracket"), "{text}");
+    assert!(
+        cluster.agents[0].log().contains("state.json:1: mismatched bracket"),
+        "{}",
+        cluster.agents[0].log()
+    );
     cluster.reaches("friend", "server");
     cluster.denied("stranger", "server");
     cluster.policy("server", allow_from("server", "stranger")).enforce();

@@ -103,6 +103,12 @@ pub fn is_subject(pod: &Pod) -> bool {
     !pod.host_network && !pod.finished
 }
 
+/// Whether policy applies to a pod without an address.
+#[must_use]
+pub fn is_unaddressed(pod: &Pod) -> bool {
+    pod.addresses.is_empty() && is_subject(pod)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

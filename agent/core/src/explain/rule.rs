@@ -3,10 +3,9 @@
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, is_unaddressed};
 use crate::explain::answer::{Cause, Detail, Judgement, Nearest, RuleRef, Verdict};
 use crate::explain::text;
-use crate::explain::unaddressed::is_unaddressed;
 use crate::model::{
     Direction, IpBlock, Labels, Peer, Pod, Policy, PortMatch, PortRule, Requirement, Rule, Selector,
 };

@@ -9,8 +9,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{Blocks, Detail, Explainer, Explanation, Judgement, Side, Verdict};
-use crate::cluster::{Cluster, is_subject};
+use crate::cluster::{Cluster, is_unaddressed};
+use crate::explain::answer::{Detail, Explanation, Judgement, Verdict};
+use crate::explain::blocks::Blocks;
 use crate::model::{Direction, Peer, Pod, Rule};
 use crate::probe::Probe;
 
@@ -24,10 +25,12 @@ pub(super) struct Place {
     block: IpNet,
 }
 
-/// Whether policy applies to a pod, and it has no address.
-#[must_use]
-pub fn is_unaddressed(pod: &Pod) -> bool {
-    pod.addresses.is_empty() && is_subject(pod)
+/// One side of a probe.
+pub(super) struct Side<'c> {
+    pub(super) pod: Option<&'c Pod>,
+    pub(super) addresses: Vec<IpAddr>,
+    /// Of a pod without an address, in the place of addresses.
+    pub(super) places: Vec<Place>,
 }
 
 /// Verdicts at several places.
@@ -51,100 +54,99 @@ impl Verdicts {
     }
 }
 
-impl<'c> Explainer<'c> {
-    /// Gives pods without an address the places at which they are judged.
-    pub(super) fn give_places(&self, from: &mut Side<'c>, to: &mut Side<'c>) {
-        let lacks = |side: &Side<'_>| side.pod.is_some_and(is_unaddressed);
-        if lacks(from) {
-            from.places = match to.pod {
-                Some(pod) => self.places(named(self.cluster, pod, Direction::Ingress)),
-                // Behind an address may be any pod.
-                None => self.places(all_named(self.cluster, Direction::Ingress)),
-            };
-        }
-        if lacks(to) {
-            let blocks = from.pod.map(|pod| named(self.cluster, pod, Direction::Egress));
-            to.places = self.places(blocks.unwrap_or_default());
-        }
-    }
-
-    /// One place of each set of addresses in the ranges that the blocks tell apart.
-    fn places(&self, blocks: BTreeSet<IpNet>) -> Vec<Place> {
-        let blocks = Blocks::new(blocks.into_iter().chain(self.ranges.iter().copied()));
-        let cluster = self.cluster;
-        let is_known = |address| {
-            cluster.owner(address).is_some()
-                || cluster.nodes.with(address).is_some()
-                || cluster.service_at(address).is_some()
+/// Gives pods without an address the places at which they are judged.
+pub(super) fn give_places<'c>(
+    cluster: &'c Cluster,
+    ranges: &[IpNet],
+    from: &mut Side<'c>,
+    to: &mut Side<'c>,
+) {
+    let lacks = |side: &Side<'_>| side.pod.is_some_and(is_unaddressed);
+    if lacks(from) {
+        from.places = match to.pod {
+            Some(pod) => places(cluster, ranges, named(cluster, pod, Direction::Ingress)),
+            // Behind an address may be any pod.
+            None => places(cluster, ranges, all_named(cluster, Direction::Ingress)),
         };
-        let within = blocks.iter().filter(|block| self.ranges.iter().any(|r| r.contains(block)));
-        let place = |block| Some(Place { address: blocks.sample(block, is_known)?, block });
-        within.take(BLOCKS + 1).filter_map(place).collect()
     }
+    if lacks(to) {
+        let blocks = from.pod.map(|pod| named(cluster, pod, Direction::Egress));
+        to.places = places(cluster, ranges, blocks.unwrap_or_default());
+    }
+}
 
-    /// The answer where a side has no address.
-    pub(super) fn explain_places(
-        &self,
-        probe: &Probe,
-        from: &Side<'_>,
-        to: &Side<'_>,
-        detail: Detail,
-    ) -> Explanation {
-        for side in [from, to] {
-            if side.places.len() > BLOCKS {
-                let title = side.pod.map(Pod::title).unwrap_or_default();
-                let reason = format!(
-                    "{title} has no address, and more than {BLOCKS} blocks are asked for it"
-                );
-                return Explanation::unknown(probe, reason);
-            }
-        }
-        let at = |side: &Side<'_>| -> Vec<Place> {
-            let known =
-                side.addresses.iter().map(|a| Place { address: *a, block: IpNet::from(*a) });
-            known.chain(side.places.iter().copied()).collect()
-        };
-        let (sources, destinations) = (at(from), at(to));
-        let pairs = sources.iter().flat_map(|a| {
-            let same = move |b: &&Place| a.address.is_ipv4() == b.address.is_ipv4();
-            destinations.iter().filter(same).map(move |b| (*a, *b))
-        });
-        let pairs: Vec<(Place, Place)> = pairs.collect();
-        let Some((source, destination)) = pairs.first().copied() else {
-            let reason = "the two sides have no address family in common".to_owned();
+/// One place of each set of addresses in the ranges that the blocks tell apart.
+fn places(cluster: &Cluster, ranges: &[IpNet], blocks: BTreeSet<IpNet>) -> Vec<Place> {
+    let blocks = Blocks::new(blocks.into_iter().chain(ranges.iter().copied()));
+    let is_known = |address| {
+        cluster.owner(address).is_some()
+            || cluster.nodes.with(address).is_some()
+            || cluster.service_at(address).is_some()
+    };
+    let within = blocks.iter().filter(|block| ranges.iter().any(|r| r.contains(block)));
+    let place = |block| Some(Place { address: blocks.sample(block, is_known)?, block });
+    within.take(BLOCKS + 1).filter_map(place).collect()
+}
+
+/// The answer where a side has no address.
+pub(super) fn explain_places(
+    probe: &Probe,
+    from: &Side<'_>,
+    to: &Side<'_>,
+    detail: Detail,
+    explain_pair: impl Fn((IpAddr, IpAddr), Detail) -> Explanation,
+) -> Explanation {
+    for side in [from, to] {
+        if side.places.len() > BLOCKS {
+            let title = side.pod.map(Pod::title).unwrap_or_default();
+            let reason =
+                format!("{title} has no address, and more than {BLOCKS} blocks are asked for it");
             return Explanation::unknown(probe, reason);
-        };
-        let explain = |source: Place, destination: Place, detail| {
-            self.explain_pair(probe, from, to, (source.address, destination.address), detail)
-        };
-        let answer = explain(source, destination, detail);
-        if !answer.services.is_empty() {
-            return explain_behind(&sources, answer, from, |a| explain(a, destination, detail));
         }
-        let (mut sent, mut received) = (Verdicts::default(), Verdicts::default());
-        let mut asked: [BTreeSet<IpAddr>; 2] = Default::default();
-        for (a, b) in &pairs {
-            if asked[0].insert(b.address) {
-                sent.add(*b, explain(*a, *b, Detail::Verdict).egress.as_ref());
-            }
-            if asked[1].insert(a.address) {
-                received.add(*a, explain(*a, *b, Detail::Verdict).ingress.as_ref());
-            }
-        }
-        if sent.allowed.is_empty() || received.allowed.is_empty() {
-            return Explanation { verdict: Verdict::Deny, ..answer };
-        }
-        let depends = [(sent.differ(), to), (received.differ(), from)];
-        let reasons =
-            depends.into_iter().filter_map(|(places, side)| Some(depends_on(side, places?)));
-        let reasons: Vec<String> = reasons.collect();
-        if reasons.is_empty() {
-            return answer;
-        }
-        let pick = |verdicts: &Verdicts, other| verdicts.denied.first().copied().unwrap_or(other);
-        let answer = explain(pick(&received, source), pick(&sent, destination), detail);
-        Explanation { verdict: Verdict::Unknown, reason: Some(reasons.join("; ")), ..answer }
     }
+    let at = |side: &Side<'_>| -> Vec<Place> {
+        let known = side.addresses.iter().map(|a| Place { address: *a, block: IpNet::from(*a) });
+        known.chain(side.places.iter().copied()).collect()
+    };
+    let (sources, destinations) = (at(from), at(to));
+    let pairs = sources.iter().flat_map(|a| {
+        let same = move |b: &&Place| a.address.is_ipv4() == b.address.is_ipv4();
+        destinations.iter().filter(same).map(move |b| (*a, *b))
+    });
+    let pairs: Vec<(Place, Place)> = pairs.collect();
+    let Some((source, destination)) = pairs.first().copied() else {
+        let reason = "the two sides have no address family in common".to_owned();
+        return Explanation::unknown(probe, reason);
+    };
+    let explain = |source: Place, destination: Place, detail| {
+        explain_pair((source.address, destination.address), detail)
+    };
+    let answer = explain(source, destination, detail);
+    if !answer.services.is_empty() {
+        return explain_behind(&sources, answer, from, |a| explain(a, destination, detail));
+    }
+    let (mut sent, mut received) = (Verdicts::default(), Verdicts::default());
+    let mut asked: [BTreeSet<IpAddr>; 2] = Default::default();
+    for (a, b) in &pairs {
+        if asked[0].insert(b.address) {
+            sent.add(*b, explain(*a, *b, Detail::Verdict).egress.as_ref());
+        }
+        if asked[1].insert(a.address) {
+            received.add(*a, explain(*a, *b, Detail::Verdict).ingress.as_ref());
+        }
+    }
+    if sent.allowed.is_empty() || received.allowed.is_empty() {
+        return Explanation { verdict: Verdict::Deny, ..answer };
+    }
+    let depends = [(sent.differ(), to), (received.differ(), from)];
+    let reasons = depends.into_iter().filter_map(|(places, side)| Some(depends_on(side, places?)));
+    let reasons: Vec<String> = reasons.collect();
+    if reasons.is_empty() {
+        return answer;
+    }
+    let pick = |verdicts: &Verdicts, other| verdicts.denied.first().copied().unwrap_or(other);
+    let answer = explain(pick(&received, source), pick(&sent, destination), detail);
+    Explanation { verdict: Verdict::Unknown, reason: Some(reasons.join("; ")), ..answer }
 }
 
 /// The answer for traffic of a pod without an address to a translated destination.
