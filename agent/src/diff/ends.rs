@@ -163,10 +163,10 @@ fn places(clusters: [&Cluster; 2], named: &Blocks, ranges: &[IpNet]) -> Vec<IpAd
 
 /// Every address of a cluster's objects.
 fn known(cluster: &Cluster) -> impl Iterator<Item = IpAddr> {
-    let pods = cluster.pods().values().flat_map(|pod| &pod.addresses);
+    let pods = cluster.pods().values().flat_map(|pod| pod.all_addresses());
     let nodes = cluster.nodes().values().flat_map(|node| &node.addresses);
     let services = cluster.services().values().flat_map(|service| &service.addresses);
-    pods.chain(nodes).chain(services).copied()
+    pods.chain(nodes.chain(services).copied())
 }
 
 /// Addresses of Services, and those that are a node's and something else, too.

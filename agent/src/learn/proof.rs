@@ -161,8 +161,8 @@ fn remotes(
             let pods = pods.get(workload).into_iter().flatten();
             let owned = pods.flat_map(|pod| {
                 let owns =
-                    |address: &&IpAddr| cluster.owner(**address).is_some_and(|o| o.key == pod.key);
-                pod.addresses.iter().filter(owns).map(|address| (*address, flow.port))
+                    |address: &IpAddr| cluster.owner(*address).is_some_and(|o| o.key == pod.key);
+                pod.all_addresses().filter(owns).map(|address| (address, flow.port))
             });
             owned.collect()
         }

@@ -188,8 +188,11 @@ impl World {
             let selected = learned.policies.iter().any(|it| it.workload.selects(&workload));
             if selected && !allowed && !named {
                 let denied: Vec<_> = learned.denied.iter().map(ToString::to_string).collect();
+                let owners = [oracle.pod_at(remote), self.cluster.owner(remote).map(|pod| &**pod)];
+                let owners = owners.map(|owner| owner.map(|pod| pod.key.to_string()));
                 return Err(format!(
-                    "{packet:?} of {workload} is denied, and not among {denied:#?}"
+                    "{packet:?} of {workload} (to the oracle and the cluster, of {owners:?}) is denied, \
+                     and not among {denied:#?}"
                 ));
             }
             checked[0] += usize::from(allowed);

@@ -274,6 +274,7 @@ fn outside<'r>(oracles: &[Oracle; 2], rules: impl Iterator<Item = &'r Rule>) -> 
                 let hosts = net.hosts().take(8);
                 addresses.extend(hosts.chain([net.network(), net.broadcast()]));
                 addresses.extend(beside(net.network(), false));
+                addresses.extend(beside(net.broadcast(), false));
                 addresses.extend(beside(net.broadcast(), true));
             }
         }

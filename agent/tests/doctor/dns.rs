@@ -92,7 +92,8 @@ fn rules(server: &Server) -> Vec<(String, bool)> {
         (format!("{{to: [{{{by_name}, {by_label}}}], {}}}", udp("dns")), true),
         (format!("{{to: [{{ipBlock: {{cidr: 10.0.0.4/32}}}}], {own}}}"), true),
         (format!("{{to: [{{{by_name}}}], {}}}", udp("53")), *port == 53),
-        (format!("{{to: [{{{by_label}}}], {own}}}"), false),
+        // Where the name server is a guess, the rule may be for another one.
+        (format!("{{to: [{{{by_label}}}], {own}}}"), server.service == "dns-main" && *port != 1053),
         (format!("{{to: [{{{by_name}}}], ports: [{{port: {port}}}]}}"), false),
         (format!("{{to: [{{{by_name}}}], {}}}", udp("54")), false),
         // Reported as `block-of-a-service` instead.
@@ -107,12 +108,16 @@ fn egress(rules: &str) -> String {
 
 #[test]
 fn questions_are_judged_behind_the_service() {
+    let mut wrong = Vec::new();
     for server in servers() {
         for (rules, resolves) in rules(&server) {
             let objects = format!("{}{}", server.objects(), egress(&rules));
             let (_, report) = examine(&objects);
             let finding = report.findings.iter().find(|finding| finding.check == "no-dns");
-            assert_eq!(finding.is_none(), resolves, "{rules}\n{objects}\n{report:#?}");
+            if finding.is_none() != resolves {
+                wrong.push(format!("{rules} (resolves: {resolves})\n{objects}\n{report:#?}"));
+                continue;
+            }
             // What is to be added works, and names what there is.
             if let Some(finding) = finding {
                 let rule = finding.fix.strip_prefix("add an egress rule: - ").unwrap();
@@ -129,6 +134,7 @@ fn questions_are_judged_behind_the_service() {
             }
         }
     }
+    assert!(wrong.is_empty(), "{} are judged wrongly:\n{}", wrong.len(), wrong.join("\n\n"));
 }
 
 #[test]

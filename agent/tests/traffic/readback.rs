@@ -136,8 +136,8 @@ fn pins_that_are_gone_come_back() {
     tamper(&mut cluster, "pins", 8, |_| {
         umount2(&bpffs, MntFlags::MNT_DETACH).unwrap();
     });
-    let status = cluster.agents[0].status().unwrap();
-    assert!(repaired(&status, "programs") >= 3, "three pods' links are pinned again: {status}");
+    let pinned_again = |status: &Value| repaired(status, "programs") >= 3;
+    cluster.agents[0].wait_for("three pods' links pinned again", ENFORCED, pinned_again).unwrap();
     cluster.agents[0].end(Signal::SIGKILL);
     cluster.denied("stranger", "server");
     cluster.reaches("friend", "server");
