@@ -1,7 +1,7 @@
 //! Addresses of pods on further networks, which their annotations claim.
 //!
 //! Whoever may write a pod may write the annotation, so a claim counts as far as it takes nothing from anybody: in the
-//! blocks that the operator has for such networks ([`SecondNetworks`]), of one pod alone, and of no other object.
+//! blocks that the operator has for such networks ([`SecondNetworks`](super::SecondNetworks)), of one pod alone, and of no other object.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -150,7 +150,7 @@ mod tests {
     fn what_multus_writes_is_read() {
         let text = r#"[{
             "name": "kindnet", "interface": "eth0", "ips": ["10.244.1.5"],
-            "mac": "ba:5e:2d:4c:cb:e2", "default": true, "dns": {}, "gateway": ["10.244.1.1"]
+            "mac": "be:5e:2d:4c:cb:e2", "default": true, "dns": {}, "gateway": ["10.244.1.1"]
         },{
             "name": "shop/storage", "interface": "net1", "ips": ["192.168.77.2", "fd77::2"],
             "mac": "c2:b0:57:49:47:f1", "dns": {}
