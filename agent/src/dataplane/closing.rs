@@ -21,9 +21,6 @@ use crate::lock::lock;
 /// Pin name of the closing program, in the folder of the links.
 const CLOSED: &str = "closed";
 
-/// Attempts at finding a link in force behind a pin that promotions replace.
-const LOOKS: u32 = 3;
-
 /// The program that drops every packet. There is one per pin root: a TCX hook takes no program twice, so two guards
 /// never both close it.
 #[derive(Debug)]
@@ -191,11 +188,16 @@ impl Closing {
     /// Closes a TCX hook; returns the link if it could not be pinned.
     fn close_tcx(&self, hook: Hook) -> io::Result<Option<OwnedFd>> {
         let path = self.links.join(hook.file_name());
-        // The pin of a link that is detached may be replaced already: a promotion moves the new pin first.
-        for _ in 0..LOOKS {
-            let Ok(link) = sys::obj_get(&path) else { break };
-            if hook.has(sys::tcx_info(link.as_fd())?) {
+        // A promotion moves the new link's pin first and detaches the former link then. Queries of links wait for its
+        // RTNL, so a detached link proves nothing until the pin leads to it again.
+        let mut former = None;
+        while let Ok(link) = sys::obj_get(&path) {
+            let found = sys::tcx_info(link.as_fd())?;
+            if hook.has(found) {
                 return Ok(None);
+            }
+            if former.replace(found) == Some(found) {
+                break;
             }
         }
         // A pin that is still there is of a former interface with this index.
