@@ -1,4 +1,4 @@
-//! Programs from crates.io, each in a separate folder in the user's cache: other projects of the user may need another
+//! Rust programs that `cargo install` builds, each in a separate folder in the user's cache: other projects of the user may need another
 //! version.
 
 use std::path::PathBuf;
