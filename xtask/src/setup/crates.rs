@@ -1,5 +1,5 @@
-//! Rust programs that `cargo install` builds, each in a separate folder in the user's cache: other projects of the user may need another
-//! version.
+//! Rust programs that `cargo install` builds, each in a separate folder in the user's cache: other projects of the user
+//! may need another version.
 
 use std::path::PathBuf;
 
