@@ -197,11 +197,11 @@ impl Closing {
                 return Ok(None);
             }
             if former.replace(found) == Some(found) {
+                // The pin is of a former interface with this index.
+                remove_if_there(&path)?;
                 break;
             }
         }
-        // A pin that is still there is of a former interface with this index.
-        remove_if_there(&path)?;
         let program = self.program()?.as_fd();
         let link = match sys::tcx_link_create(program, hook.ifindex, hook.tcx_type()) {
             // Another guard was first.

@@ -325,6 +325,20 @@ fn a_guard_finds_a_program_throughout_a_promotion() {
     });
 }
 
+#[test]
+fn a_guard_closes_where_nothing_can_be_pinned() {
+    isolated(|pins| {
+        let none = None::<&str>;
+        let read_only = MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+        mount(none, pins, none, read_only, none).unwrap();
+        let hook = LOOPBACK[1];
+        let guard = Closing::new(pins.to_owned(), Mode::Tcx);
+        guard.close(hook);
+        let programs = sys::programs(hook.ifindex, hook.tcx_type()).unwrap();
+        assert_eq!(programs, [guard.program().unwrap().id]);
+    });
+}
+
 /// Agents in containers have the same process identifier.
 #[test]
 fn watchers_of_an_agent_that_ended_are_in_nobodys_way() {
