@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
+use netpold_core::cluster::PRIVATE_RANGES;
 use netpold_core::probe::IpProtocol;
 
 use crate::arguments::{Who, time};
@@ -186,7 +187,7 @@ pub struct RunArgs {
     pub second_interfaces: SecondInterfaces,
     /// Blocks in which addresses of further networks, as pods' annotations have them, count for their pods; or none
     #[arg(long, value_name = "CIDR", env = "NETPOLD_SECOND_NETWORKS", value_delimiter = ',',
-        default_values = ["10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"])]
+        default_values_t = PRIVATE_RANGES.map(|range| range.to_string()))]
     pub second_networks: Vec<String>,
     /// Directory in which the container runtime keeps what CNI plugins answered: a pod's addresses
     /// are known from there before its status has them. It need not exist

@@ -27,7 +27,7 @@ mod whose;
 pub(crate) use dirty::{AddressList, Dirty};
 pub(crate) use intake::Intake;
 pub(crate) use label_groups::LabelGroup;
-pub use networks::SecondNetworks;
+pub use networks::{PRIVATE_RANGES, SecondNetworks};
 pub(crate) use objects::Object;
 pub use objects::ObjectKey;
 pub use pod_policies::PodPolicies;
