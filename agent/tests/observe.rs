@@ -269,9 +269,11 @@ impl OnTerminal {
             std::thread::sleep(Duration::from_millis(20));
         };
         assert_eq!(tcgetattr(&self.slave).unwrap().local_flags, self.before);
-        let left = || !self.screen.lock().unwrap().screen().alternate_screen();
-        eventually(PATIENCE, left, || format!("the other screen stays:\n{}", self.contents()));
-        assert!(!self.screen.lock().unwrap().screen().hide_cursor());
+        let restored = || {
+            let screen = self.screen.lock().unwrap();
+            !screen.screen().alternate_screen() && !screen.screen().hide_cursor()
+        };
+        eventually(PATIENCE, restored, || format!("the screen is not back:\n{}", self.contents()));
         status
     }
 }
