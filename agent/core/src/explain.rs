@@ -1,9 +1,9 @@
-//! Why something is allowed or denied, for people and for programs.
+//! Reasons for an allowed or denied probe, as text and as JSON.
 //!
-//! An [`Explainer`] reads the same cluster state that is compiled. For each probe it walks the policies as
-//! the API describes them and keeps what it met: which rule of a tier decides or passes, who isolates the
-//! pod, which rule allows, or which came nearest and what it lacked. Tests hold its verdicts against the
-//! oracle's and against the compiled tables'.
+//! An [`Explainer`] reads the same cluster state that the compiler reads. For each probe it evaluates the policies
+//! literally, as the API describes them, and records the deciding or passing rule of a tier, the isolating policies,
+//! the allowing rule, or the nearest rule and the conditions that it lacks. Tests compare its verdicts with the
+//! oracle and with the compiled tables.
 
 mod allowing;
 mod answer;
@@ -35,20 +35,20 @@ use literal::Literal;
 use services::{Translated, backends, frontends};
 use unaddressed::Side;
 
-/// Answers questions about a cluster.
+/// Evaluator of probes against a cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Explainer<'c> {
     cluster: &'c Cluster,
     translated: Translated<'c>,
-    /// Where addresses of pods come from that have none.
+    /// Address ranges of pods that have no address.
     ranges: &'c [IpNet],
 }
 
-/// A pod, if there is one, at an address. A pod without addresses of its own is taken to have this one.
+/// A pod, if there is one, at an address. A pod without addresses counts as having this one.
 pub type PodAt<'c> = (Option<&'c Pod>, IpAddr);
 
 impl<'c> Explainer<'c> {
-    /// An explainer of this cluster.
+    /// Returns an explainer of this cluster.
     #[must_use]
     pub fn new(cluster: &'c Cluster) -> Self {
         Self {
@@ -58,35 +58,35 @@ impl<'c> Explainer<'c> {
         }
     }
 
-    /// The same, but pods without an address are judged, too: by their labels and ports, and as if they had
-    /// any address of these ranges.
+    /// Judges pods without an address too: by their labels and ports, and as if they had any address of these
+    /// ranges.
     #[must_use]
     pub fn with_ranges(mut self, ranges: &'c [IpNet]) -> Self {
         self.ranges = ranges;
         self
     }
 
-    /// The same, as if policies on trial (`netpold.io/enforcement: audit`) were enforced.
+    /// Judges as if policies on trial (`netpold.io/enforcement: audit`) were enforced.
     #[must_use]
     pub fn with_trials(mut self) -> Self {
         self.translated.literal.with_trials = true;
         self
     }
 
-    /// Answer a probe.
+    /// Answers a probe with reasons.
     #[must_use]
     pub fn explain(&self, probe: &Probe) -> Explanation {
         self.answer(probe, Detail::Reasons)
     }
 
-    /// Answer a probe quickly: the verdict, and why it cannot be told.
+    /// Answers a probe quickly: the verdict, and for [`Verdict::Unknown`] its reason.
     #[must_use]
     pub fn verdict(&self, probe: &Probe) -> (Verdict, Option<String>) {
         let answer = self.answer(probe, Detail::Verdict);
         (answer.verdict, answer.reason)
     }
 
-    /// The verdict on traffic between pods at addresses, which the probe's sides name in words alone.
+    /// Returns the verdict on traffic between pods at given addresses; the probe's own sides serve only as names.
     #[must_use]
     pub fn verdict_at(
         &self,
@@ -170,7 +170,7 @@ impl<'c> Explainer<'c> {
         Ok(Side { pod: Some(&**pod), addresses, places: Vec::new() })
     }
 
-    /// Every pair of addresses of one family is judged; if they disagree, it cannot be told.
+    /// Judges every pair of addresses of one family; differing verdicts give [`Verdict::Unknown`].
     fn explain_sides(
         &self,
         probe: &Probe,
@@ -219,7 +219,7 @@ impl<'c> Explainer<'c> {
         (source, destination): (IpAddr, IpAddr),
         detail: Detail,
     ) -> Explanation {
-        // A template stands for any two of its pods.
+        // Two pods of one template are different pods: the exemption for a pod's traffic to itself does not apply.
         let itself = from
             .pod
             .is_some_and(|a| to.pod.is_some_and(|b| a.key == b.key && a.template().is_none()));
@@ -235,8 +235,8 @@ impl<'c> Explainer<'c> {
         Explanation::judged(probe, verdict, None, egress, ingress)
     }
 
-    /// The policies on trial that would deny a flow at one pod, as [`Judgement::denied_on_trial`] has them;
-    /// none: they would not. The flow itself is taken to be allowed. `port` is the destination port.
+    /// Returns the policies on trial that would deny a flow at one pod, as in [`Judgement::denied_on_trial`]; empty
+    /// if they would not. The flow itself counts as allowed. `port` is the destination port.
     #[must_use]
     pub fn denied_on_trial(
         &self,
@@ -258,7 +258,7 @@ impl<'c> Explainer<'c> {
         }
     }
 
-    /// Whether one direction at one pod is allowed, as [`Explainer::judge`] has it, but quickly.
+    /// Returns whether one direction at one pod is allowed, like [`Explainer::judge`] but faster.
     #[must_use]
     pub fn allows(
         &self,
@@ -274,8 +274,8 @@ impl<'c> Explainer<'c> {
         Some(judged.verdict == Verdict::Allow)
     }
 
-    /// Judge one direction at one pod, as the dataplane would by its tables; `None` if there is no
-    /// such pod. `port` is the destination port.
+    /// Judges one direction at one pod as the dataplane does by its tables; `None` if there is no such pod. `port`
+    /// is the destination port.
     #[must_use]
     pub fn judge(
         &self,
@@ -295,8 +295,8 @@ impl<'c> Explainer<'c> {
         ))
     }
 
-    /// The Services that packets to this port of an address are for, by name; none if nothing is translated
-    /// there.
+    /// Returns the Services that translate packets to this port of an address, by name; empty if nothing translates
+    /// them.
     #[must_use]
     pub fn services_at(&self, address: IpAddr, protocol: IpProtocol, port: u16) -> Vec<Key> {
         let frontends = frontends(self.cluster, false, address, protocol, port);
@@ -304,8 +304,8 @@ impl<'c> Explainer<'c> {
         keys.into_iter().cloned().collect()
     }
 
-    /// Addresses and ports that packets to this port of a Service's addresses are led to, also those that only
-    /// go on with what they have; `None` if there is no such Service, or no such port.
+    /// Returns addresses and ports of the backends of a Service's port, including backends that only keep existing
+    /// connections; `None` if there is no such Service or no such port.
     #[must_use]
     pub fn backends_of(
         &self,

@@ -1,9 +1,9 @@
-//! Which rules allow a flow: all of them, and quickly, for whoever asks about many flows.
+//! All rules that allow a flow, found quickly, for callers with many flows.
 //!
-//! A [`RuleIndex`] finds the peers of a policy that may match an address by what they have in common with
-//! it: a prefix, or a label of its pod. What it finds is then compared literally, so the index decides
-//! nothing. A flow to a Service's address counts for the rules that allow the address and for those that
-//! allow one of its backends: which backend it was led to is not known.
+//! A [`RuleIndex`] finds the peers of a policy that may match an address by a common property: a prefix, or a label
+//! of the address's pod. The found peers are then compared literally, so the index decides nothing. A flow to a
+//! Service's address counts for the rules that allow the address and for the rules that allow one of its backends:
+//! the chosen backend is not known.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -27,9 +27,9 @@ use crate::probe::IpProtocol;
 pub struct PodFlow<'a> {
     /// The pod.
     pub pod: &'a Pod,
-    /// The direction that began the flow.
+    /// Direction in which the flow began.
     pub direction: Direction,
-    /// The other side's address.
+    /// Address of the other side.
     pub remote: IpAddr,
     /// IP protocol.
     pub protocol: IpProtocol,
@@ -37,22 +37,22 @@ pub struct PodFlow<'a> {
     pub port: u16,
 }
 
-/// What allows a flow.
+/// Rules that allow a flow.
 #[derive(Clone, Debug, Default)]
 pub struct Allowed {
-    /// Rules of policies: each as the policy's place among those that were asked, and its number in the
-    /// flow's direction; in that order.
+    /// Rules of NetworkPolicies, sorted: the policy's index in the given list, and the rule's index in the flow's
+    /// direction.
     pub rules: Vec<(u32, u32)>,
-    /// Accept rules of ClusterNetworkPolicies: its name, and the rule's number in the flow's direction.
+    /// Accept rules of ClusterNetworkPolicies: the policy's name, and the rule's index in the flow's direction.
     pub cluster_rules: Vec<(String, usize)>,
-    /// How much was compared.
+    /// Number of comparisons made, a measure of the cost.
     pub compared: usize,
 }
 
-/// A rule's number in its direction, and its peer's number in the rule.
+/// A rule's index in its direction, and its peer's index in the rule.
 type Place = (u32, u32);
 
-/// The rules of a policy, by what their peers have in common with an address.
+/// Index of a policy's rules by properties of their peers.
 #[derive(Debug)]
 pub struct RuleIndex {
     policy: Arc<Policy>,
@@ -66,20 +66,20 @@ struct Peers {
     /// Rules without peers.
     everyone: Vec<u32>,
     blocks: HashMap<IpNet, Vec<Place>>,
-    /// Lengths of their prefixes, each once.
+    /// Distinct lengths of the blocks' prefixes, IPv4 and IPv6.
     lengths: [Vec<u8>; 2],
-    /// By a label that the pod must have: name, then value.
+    /// Peers by a label that the pod must have: name, then value.
     by_pod: ByLabel,
-    /// By a label that the pod's namespace must have.
+    /// Peers by a label that the pod's namespace must have.
     by_namespace: ByLabel,
-    /// The other ones.
+    /// Peers without a block or a required label.
     others: Vec<Place>,
 }
 
 type ByLabel = HashMap<String, HashMap<String, Vec<Place>>>;
 
 impl RuleIndex {
-    /// Of one policy.
+    /// Indexes one policy.
     #[must_use]
     pub fn new(policy: Arc<Policy>) -> Self {
         let peers = |direction| Peers::new(policy.rules(direction).unwrap_or_default());
@@ -87,13 +87,13 @@ impl RuleIndex {
         Self { policy, ingress, egress }
     }
 
-    /// The policy.
+    /// Returns the indexed policy.
     #[must_use]
     pub fn policy(&self) -> &Arc<Policy> {
         &self.policy
     }
 
-    /// What a rule of the policy allows, in words; empty if it has no such rule.
+    /// Describes the traffic that a rule of the policy allows; empty if the policy has no such rule.
     #[must_use]
     pub fn describe(&self, direction: Direction, rule: usize) -> String {
         let rule = self.policy.rules(direction).and_then(|rules| rules.get(rule));
@@ -101,7 +101,7 @@ impl RuleIndex {
         rule.map_or_else(String::new, |rule| text::rule(namespace, direction, rule))
     }
 
-    /// Adds the rules that allow a flow; how many were compared.
+    /// Adds the rules that allow a flow; returns the number of compared rules.
     fn find(&self, traffic: &Traffic<'_>, found: &mut Vec<u32>) -> usize {
         let peers = match traffic.direction {
             Direction::Ingress => &self.ingress,
@@ -136,7 +136,7 @@ impl Peers {
         };
         let everyone = (0_u32..).zip(rules).filter(|(_, rule)| rule.peers.is_none());
         this.everyone = everyone.map(|(number, _)| number).collect();
-        // A label that many peers ask for tells them apart least.
+        // Index each peer by its rarest required label: a label that many peers require selects least.
         let mut common: HashMap<(&str, &str), usize> = HashMap::new();
         for (_, peer) in all() {
             for selector in selectors(peer).into_iter().flatten() {
@@ -180,7 +180,7 @@ impl Peers {
         this
     }
 
-    /// The peers that may match.
+    /// Passes each peer that may match to `tell`.
     fn candidates(&self, traffic: &Traffic<'_>, mut tell: impl FnMut(Place)) {
         let remote = traffic.remote;
         for length in &self.lengths[usize::from(remote.is_ipv6())] {
@@ -191,7 +191,7 @@ impl Peers {
         self.others.iter().for_each(|place| tell(*place));
         let Some(pod) = traffic.remote_pod else { return };
         let mut of = |labels: &ByLabel, has: &Labels| {
-            // One label a name: no peer is found twice.
+            // A pod has one value per label name, so no peer is found twice.
             let values = has.iter().filter_map(|(key, value)| labels.get(key)?.get(value));
             values.flatten().for_each(|place| tell(*place));
         };
@@ -202,7 +202,7 @@ impl Peers {
     }
 }
 
-/// The selectors of a peer: of pods, and of their namespaces.
+/// Returns the selectors of a peer: for pods, and for their namespaces.
 fn selectors(peer: &Peer) -> [Option<&Selector>; 2] {
     match peer {
         Peer::Pods { namespaces, pods } => [Some(pods), namespaces.as_ref()],
@@ -210,7 +210,7 @@ fn selectors(peer: &Peer) -> [Option<&Selector>; 2] {
     }
 }
 
-/// The labels of which a selector asks for one of these values.
+/// Returns the labels for which a selector requires one of the listed values.
 fn asked(selector: &Selector) -> impl Iterator<Item = (&str, &[String])> {
     selector.requirements.iter().filter_map(|requirement| match requirement {
         Requirement::In(key, values) => Some((key.as_str(), &values[..])),
@@ -225,14 +225,14 @@ pub struct Allowing<'c> {
 }
 
 impl<'c> Allowing<'c> {
-    /// In this cluster.
+    /// Returns a finder for this cluster.
     #[must_use]
     pub fn new(cluster: &'c Cluster) -> Self {
         Self { cluster }
     }
 
-    /// The policies that isolate a pod in a direction and are within their budget: those whose rules may
-    /// allow something.
+    /// Returns the policies that isolate a pod in a direction and are within their budget: the only policies with rules
+    /// that can allow traffic.
     #[must_use]
     pub fn policies(&self, pod: &Pod, direction: Direction) -> Vec<Arc<Policy>> {
         if !is_subject(pod) {
@@ -242,7 +242,7 @@ impl<'c> Allowing<'c> {
         policies.filter(|policy| self.cluster.excess(&policy.key).is_none()).collect()
     }
 
-    /// The ClusterNetworkPolicies that are asked about a pod in a direction.
+    /// Returns the ClusterNetworkPolicies that apply to a pod in a direction.
     #[must_use]
     pub fn cluster_policies(&self, pod: &Pod, direction: Direction) -> Vec<Arc<ClusterPolicy>> {
         if !is_subject(pod) {
@@ -251,8 +251,8 @@ impl<'c> Allowing<'c> {
         self.cluster.policies_about((pod, true), direction).tiers()
     }
 
-    /// Which rules of these policies allow a flow, or which rule of a ClusterNetworkPolicy before them. `former`
-    /// names the pod that had an address until lately.
+    /// Returns the rules of these policies that allow a flow, or the rule of a ClusterNetworkPolicy that accepts it
+    /// earlier. `former` returns the pod that held an address until recently.
     pub fn rules<'a>(
         &self,
         policies: &[&RuleIndex],
@@ -312,18 +312,18 @@ impl<'c> Allowing<'c> {
     }
 }
 
-/// What a rule of a ClusterNetworkPolicy accepts, in words; `None` if it accepts nothing.
+/// Describes the traffic that a rule of a ClusterNetworkPolicy accepts; `None` if the rule does not accept.
 #[must_use]
 pub fn accepted(policy: &ClusterPolicy, direction: Direction, rule: usize) -> Option<String> {
     let rule = policy.rules(direction).get(rule)?;
     (rule.action == Action::Accept).then(|| text::rule("", direction, &rule.matches))
 }
 
-/// What a look at the tiers weighs beside rules that are compared.
+/// Cost of one evaluation of the tiers, in compared rules.
 const OF_TIERS: usize = 16;
 
-/// Whether no rule of a NetworkPolicy is needed: a pod reaches itself, unless another node sends it on (`out_of_sight`), and its
-/// own node.
+/// Returns whether the flow needs no rule of a NetworkPolicy: a pod reaches itself, unless another node forwards
+/// the flow (`out_of_sight`), and its own node.
 fn is_always_allowed(cluster: &Cluster, flow: PodFlow<'_>, out_of_sight: bool) -> bool {
     let PodFlow { pod, direction, remote, .. } = flow;
     (!out_of_sight && pod.addresses.contains(&remote))

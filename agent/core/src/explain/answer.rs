@@ -1,4 +1,4 @@
-//! What an explanation consists of.
+//! Parts of an explanation.
 
 use std::net::IpAddr;
 
@@ -7,12 +7,12 @@ use serde::Serialize;
 use crate::model::{Action, Direction, Key, Pod, Tier};
 use crate::probe::Probe;
 
-/// How much is asked for.
+/// Amount of detail in an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Detail {
-    /// What decided; no rules.
+    /// Verdict and cause; no rules.
     Verdict,
-    /// Everything.
+    /// Verdict, cause and all rules that matter.
     Reasons,
 }
 
@@ -20,53 +20,53 @@ pub(super) enum Detail {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// It passes.
+    /// The traffic passes.
     Allow,
-    /// It is dropped.
+    /// The traffic is dropped.
     Deny,
-    /// It cannot be told; the reason says why.
+    /// The verdict cannot be determined; [`Explanation::reason`] has the cause.
     Unknown,
 }
 
 /// Answer to a probe, with its reasons.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explanation {
-    /// What was asked.
+    /// The probe.
     #[serde(flatten)]
     pub probe: Probe,
-    /// Allowed in both directions, denied in at least one, or not to be told.
+    /// Allowed in both directions, denied in at least one, or unknown.
     pub verdict: Verdict,
-    /// Why it cannot be told.
+    /// Reason for [`Verdict::Unknown`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The sender's side, if it is a pod.
+    /// Judgement at the sender, if the sender is a pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress: Option<Judgement>,
-    /// The receiver's side, if it is a pod.
+    /// Judgement at the receiver, if the receiver is a pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ingress: Option<Judgement>,
-    /// The Services that the traffic is for, if it is to be translated. Then `egress` is what the
-    /// sender's veth says of the address as it was asked, and what counts are the backends.
+    /// Services that translate the traffic. If there are any, `egress` is the judgement of the sender's veth on the
+    /// untranslated address, and the verdict depends on the backends.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<Key>,
-    /// What there is to say about the backends as a whole.
+    /// Summary of the backends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// Whom the traffic may be translated to; it is allowed if one of them is. At another node's node
-    /// port it is allowed if the sender may reach every one, or that node, and one of them admits it.
+    /// Ready backends of the translation; the traffic is allowed if one backend is. At another node's node port it is
+    /// allowed if the sender may reach every backend, or that node, and one backend admits it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub backends: Vec<Backend>,
-    /// The sides that are pod templates, in the place of their pods.
+    /// Sides of the probe that are pod templates instead of pods.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub templates: Vec<Template>,
 }
 
-/// A pod template that is judged in the place of its workload's pods.
+/// A pod template judged in place of its workload's pods.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Template {
-    /// What the pod is called here, as `shop/web`.
+    /// Name of the stand-in pod, as `shop/web`.
     pub pod: String,
-    /// The workload, as `Deployment shop/web (template)`.
+    /// Title of the workload, as `Deployment shop/web (template)`.
     pub title: String,
 }
 
@@ -80,115 +80,115 @@ impl Template {
 /// A backend of a Service, as the sender's traffic reaches it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Backend {
-    /// Its address.
+    /// Address of the backend.
     pub address: IpAddr,
-    /// Its port, which the Service's port is translated to.
+    /// Port of the backend: the target of the Service's port.
     pub port: u16,
-    /// The pod that the address belongs to.
+    /// Pod that has the address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<Key>,
     /// Allowed in both directions, or denied in at least one.
     pub verdict: Verdict,
-    /// The sender's side, if it is a pod.
+    /// Judgement at the sender, if the sender is a pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub egress: Option<Judgement>,
-    /// The backend's side, if it is a pod.
+    /// Judgement at the backend, if the backend is a pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ingress: Option<Judgement>,
 }
 
 impl Verdict {
-    /// Of two directions, of which one may not be judged.
+    /// Combines two directions; `None` is a direction without a pod.
     pub(super) fn of(directions: [&Option<Judgement>; 2]) -> Self {
         let denied = directions.into_iter().flatten().any(|j| j.verdict == Self::Deny);
         if denied { Self::Deny } else { Self::Allow }
     }
 }
 
-/// One direction at one pod.
+/// Verdict on one direction at one pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Judgement {
-    /// The pod that is judged.
+    /// The judged pod.
     pub pod: Key,
-    /// Into it or out of it.
+    /// Direction of the traffic, as the pod sees it.
     pub direction: Direction,
-    /// The other side's address; unspecified for a pod that has none.
+    /// Address of the other side; unspecified if the other side is a pod without an address.
     #[serde(skip_serializing_if = "IpAddr::is_unspecified")]
     pub remote: IpAddr,
-    /// The pod that the address belongs to.
+    /// Pod that has the remote address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remote_pod: Option<Key>,
-    /// Never [`Verdict::Unknown`].
+    /// Verdict, never [`Verdict::Unknown`].
     pub verdict: Verdict,
-    /// What decided.
+    /// Cause of the verdict.
     pub cause: Cause,
-    /// NetworkPolicies that isolate the pod in this direction, by name, asked or not.
+    /// NetworkPolicies that isolate the pod in this direction, by name, whether or not the verdict depends on them.
     pub isolated_by: Vec<Key>,
-    /// What ClusterNetworkPolicies said.
+    /// Result of the ClusterNetworkPolicies.
     #[serde(flatten)]
     pub tiers: Tiers,
-    /// The first rule of a NetworkPolicy that allows it.
+    /// First rule of a NetworkPolicy that allows the traffic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_by: Option<RuleRef>,
-    /// Of the NetworkPolicies' rules that do not allow it, the one that came nearest.
+    /// Nearest rule of the NetworkPolicies if no rule allows the traffic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nearest: Option<Nearest>,
-    /// It is allowed, and these policies on trial would deny it; a ClusterNetworkPolicy has no namespace.
+    /// Policies on trial that would deny this allowed traffic; a ClusterNetworkPolicy has no namespace.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub denied_on_trial: Vec<Key>,
-    /// What was not understood of the isolating policies and therefore grants nothing.
+    /// Parts of the isolating policies that could not be interpreted and therefore grant nothing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<Problem>,
-    /// What there is to add that policies do not hold; empty unless somebody who knows more of the objects adds it.
+    /// Remarks from sources other than policies; empty unless the caller adds some.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub remarks: Vec<String>,
 }
 
-/// What decided a [`Judgement`].
+/// Cause of the verdict of a [`Judgement`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Cause {
     /// No NetworkPolicy isolates the pod in this direction, and no rule of a tier decides.
     NotIsolated,
-    /// A rule of a NetworkPolicy allows it.
+    /// A rule of a NetworkPolicy allows the traffic.
     Rule,
-    /// The pod is isolated and no rule allows it.
+    /// The pod is isolated and no rule allows the traffic.
     NoRule,
     /// An Accept or Deny rule of a ClusterNetworkPolicy decides, [`Tiers::decided_by`].
     TierRule,
-    /// A pod always reaches its own address; through a Service, unless a tier denies it there.
+    /// A pod always reaches its own address; through a Service, unless a tier denies the traffic there.
     Itself,
     /// A node always reaches its pods; NetworkPolicy always lets a pod reach its own node.
     OwnNode,
     /// A hostNetwork pod is its node; policies do not select it.
     HostNetwork,
-    /// No rule allows the address of a Service or node, but some backend behind it is allowed (every
-    /// one at another node's node port).
+    /// No rule allows the address of a Service or node, but some backend behind the address is allowed (every backend
+    /// at another node's node port).
     Backend,
-    /// A ClusterNetworkPolicy denies every backend behind the address of a Service (at another node's
-    /// node port: some backend), whatever is said of the address itself.
+    /// A ClusterNetworkPolicy denies every backend behind the address of a Service (at another node's node port: some
+    /// backend; at the sender's own backend: that one), whatever the verdict on the address itself.
     BackendDenied,
 }
 
-/// What ClusterNetworkPolicies said of one direction at one pod.
+/// Result of the ClusterNetworkPolicies for one direction at one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Tiers {
-    /// Those that were asked, in this order: those about the pod with rules in this
-    /// direction, up to the one that decides.
+    /// Evaluated policies in order: the policies that select the pod and have rules in this direction, up to the
+    /// deciding one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub asked: Vec<TierPolicy>,
-    /// Their Pass rules that matched, each of which left the rest of its tier unasked.
+    /// Matching Pass rules; each of them skips the rest of its tier.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub passed_by: Vec<TierRule>,
-    /// Their Accept or Deny rule that decides.
+    /// The deciding Accept or Deny rule.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decided_by: Option<TierRule>,
-    /// What was not understood of the ClusterNetworkPolicies that were asked: their rules fail closed.
+    /// Parts of the evaluated ClusterNetworkPolicies that could not be interpreted: their rules fail closed.
     #[serde(rename = "tier_problems", skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<TierProblem>,
 }
 
-/// A ClusterNetworkPolicy, and where it stands among all.
+/// A ClusterNetworkPolicy and its position in the order of evaluation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TierPolicy {
     /// `spec.tier`
@@ -202,81 +202,80 @@ pub struct TierPolicy {
 /// A rule of a ClusterNetworkPolicy that matches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TierRule {
-    /// The policy.
+    /// Policy of the rule.
     #[serde(flatten)]
     pub policy: TierPolicy,
-    /// `spec.ingress` or `spec.egress`.
+    /// List of the rule: `spec.ingress` or `spec.egress`.
     pub direction: Direction,
     /// Index in that list, from 0.
     pub index: usize,
-    /// The rule's `name`, if it has one.
+    /// Field `name` of the rule; empty if the rule has none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// What the rule says of what it matches.
+    /// Action of the rule.
     pub action: Action,
-    /// Index of the peer that matches; none if the rule is about everyone. A peer of `networks` is one
-    /// for each network.
+    /// Index of the matching peer; none if the rule applies to everyone. A peer of `networks` counts as one peer per
+    /// network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<usize>,
-    /// Index of the port that matches; none if the rule has no protocols. A named port is one for each
-    /// protocol.
+    /// Index of the matching port; none if the rule has no protocols. A named port counts as one port per protocol.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<usize>,
-    /// What the rule matches, as `TCP 80-90 from pods app=web of namespaces team=shop`.
+    /// Matched traffic, as `TCP 80-90 from pods app=web of namespaces team=shop`.
     pub matches: String,
 }
 
-/// A rule of a policy.
+/// A rule of a NetworkPolicy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RuleRef {
-    /// The policy.
+    /// Policy of the rule.
     pub policy: Key,
-    /// `spec.ingress` or `spec.egress`.
+    /// List of the rule: `spec.ingress` or `spec.egress`.
     pub direction: Direction,
     /// Index in that list, from 0.
     pub index: usize,
-    /// Index of the item of `from` or `to` that matches; none if the rule has no such list.
+    /// Index of the matching item of `from` or `to`; none if the rule has no such list or the item does not match.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<usize>,
-    /// Index of the item of `ports` that matches; none if the rule has no such list.
+    /// Index of the matching item of `ports`; none if the rule has no such list or the item does not match.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<usize>,
-    /// What the rule allows, as `TCP 80-90 from pods app=web of namespace shop`.
+    /// Allowed traffic, as `TCP 80-90 from pods app=web of namespace shop`.
     pub allows: String,
 }
 
-/// A rule that does not allow, and why.
+/// A rule that does not allow the traffic, with the missing conditions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Nearest {
     /// The rule.
     pub rule: RuleRef,
-    /// What it lacked, as `port 443 is not in it`; one item for ports, one for each peer.
+    /// Missing conditions, as `port 443 is not in it`; one item for the ports, one for each peer.
     pub lacks: Vec<String>,
 }
 
-/// Something of a policy that was not understood, or was too much.
+/// A part of a policy that could not be interpreted, or a policy over its budget.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Problem {
-    /// The policy.
+    /// Policy with the problem.
     pub policy: Key,
-    /// What and where.
+    /// Description and path of the problem.
     pub problem: String,
-    /// It was understood, but asks for more than its budget: the policy is closed.
+    /// Whether the policy is valid but exceeds its budget: the policy is closed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub over_budget: bool,
 }
 
-/// Something of a ClusterNetworkPolicy that was not understood.
+/// A part of a ClusterNetworkPolicy that could not be interpreted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct TierProblem {
-    /// The policy.
+    /// Policy with the problem.
     pub policy: String,
-    /// What and where.
+    /// Description and path of the problem.
     pub problem: String,
 }
 
 impl Judgement {
-    /// Whether a Deny rule of a ClusterNetworkPolicy decides.
+    /// Returns whether a Deny rule of a ClusterNetworkPolicy decides.
     pub(super) fn is_denied_by_tier(&self) -> bool {
         self.cause == Cause::TierRule && self.verdict == Verdict::Deny
     }
@@ -288,7 +287,7 @@ impl Explanation {
         Self::judged(probe, verdict, reason, None, None)
     }
 
-    /// An answer about traffic that is not translated.
+    /// Builds an answer about traffic that is not translated.
     pub(super) fn judged(
         probe: &Probe,
         verdict: Verdict,

@@ -1,17 +1,17 @@
-//! The address space, cut where policies name blocks.
+//! The address space, split along the blocks that policies name.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// The blocks that policies name, and the whole address space of each family. Two addresses with the
-/// same longest block are alike to every policy.
+/// The blocks that policies name, and the whole address space of each family. Policies cannot distinguish two
+/// addresses with the same longest block.
 #[derive(Clone, Debug)]
 pub struct Blocks(BTreeSet<IpNet>);
 
 impl Blocks {
-    /// The blocks, host bits masked off.
+    /// Collects the blocks, host bits masked off.
     #[must_use]
     pub fn new(named: impl IntoIterator<Item = IpNet>) -> Self {
         let whole = [
@@ -21,31 +21,31 @@ impl Blocks {
         Self(named.into_iter().map(|net| net.trunc()).chain(whole).collect())
     }
 
-    /// Every block, shorter ones before those within them.
+    /// Returns every block, shorter ones before longer ones within them.
     pub fn iter(&self) -> impl Iterator<Item = IpNet> {
         self.0.iter().copied()
     }
 
-    /// The longest block with an address.
+    /// Returns the longest block that contains an address.
     #[must_use]
     pub fn around(&self, address: IpAddr) -> IpNet {
         let mut block = IpNet::from(address);
         while !self.0.contains(&block) {
-            // The whole address space is in the set, so this ends there.
+            // The set contains the whole address space, so the loop ends there.
             let Some(wider) = block.supernet() else { break };
             block = wider;
         }
         block
     }
 
-    /// What of a block belongs to longer blocks.
+    /// Returns the parts of a block that longer blocks cover.
     #[must_use]
     pub fn within(&self, block: IpNet) -> Vec<IpNet> {
         let longer = self.iter().filter(|net| *net != block && block.contains(net));
         IpNet::aggregate(&longer.collect())
     }
 
-    /// An address for which a block is the longest, and that is not known otherwise.
+    /// Returns an address whose longest block is this one and for which `is_known` is false.
     #[must_use]
     pub fn sample(&self, block: IpNet, is_known: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
         let inner = self.within(block);

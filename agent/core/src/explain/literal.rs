@@ -1,4 +1,4 @@
-//! What policies say of traffic at one pod, read literally: nothing is translated here.
+//! Literal evaluation of policies for traffic at one pod, without translation.
 
 use std::net::IpAddr;
 
@@ -12,32 +12,32 @@ use crate::probe::IpProtocol;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Literal<'c> {
     pub(super) cluster: &'c Cluster,
-    /// Policies on trial count, too.
+    /// Whether policies on trial count as enforced.
     pub(super) with_trials: bool,
 }
 
-/// Which policies are not asked, and why.
+/// Policies that are not evaluated, with the cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exempt {
-    /// No policy is.
+    /// All policies are skipped.
     FromAll(Cause),
-    /// A NetworkPolicy that isolates the pod lets it pass; the tiers are asked.
+    /// NetworkPolicies that isolate the pod are skipped; the tiers are evaluated.
     FromNetworkPolicy(Cause),
 }
 
 impl<'c> Literal<'c> {
-    /// The pod that an address belongs to.
+    /// Returns the pod that has an address.
     pub(super) fn owner(&self, address: IpAddr) -> Option<&'c Pod> {
         self.cluster.owner(address).map(|pod| &**pod)
     }
 
-    /// Whether there is anything beside NetworkPolicies.
+    /// Returns whether the cluster has ClusterNetworkPolicies.
     pub(super) fn has_tiers(&self) -> bool {
         !self.cluster.cluster_policies.is_empty()
     }
 
-    /// Egress of the sender and ingress of the receiver, as far as they are pods. `asked`: address and port before the
-    /// translation, if there was one.
+    /// Judges egress of the sender and ingress of the receiver, for each side that is a pod. `asked`: address and port
+    /// before the translation, if there was one.
     pub(super) fn judge_pair<'a>(
         &self,
         (from, source): (Option<&'a Pod>, IpAddr),
@@ -68,7 +68,7 @@ impl<'c> Literal<'c> {
         (egress, ingress)
     }
 
-    /// A packet that was sent to where it is judged.
+    /// Builds the traffic of a packet that was sent to the address at which it is judged.
     pub(super) fn traffic<'a>(
         &self,
         pod: &'a Pod,
@@ -97,7 +97,7 @@ impl<'c> Literal<'c> {
         traffic
     }
 
-    /// `exempt`: what need not be asked, if that depends on more than addresses.
+    /// Judges traffic. `exempt`: an exemption that depends on more than addresses.
     pub(super) fn judge_traffic(
         &self,
         traffic: &Traffic<'_>,
@@ -119,7 +119,7 @@ impl<'c> Literal<'c> {
         judgement
     }
 
-    /// The policies on trial by which a judgement denies that regards them: a ClusterNetworkPolicy has no
+    /// Returns the policies on trial that cause a deny in a judgement that includes them; a ClusterNetworkPolicy has no
     /// namespace.
     pub(super) fn denying_on_trial(&self, pod: &Pod, judgement: &Judgement) -> Vec<Key> {
         let of_cluster = |name: &str| Key::new("", name);
@@ -132,7 +132,7 @@ impl<'c> Literal<'c> {
                 vec![of_cluster(&rule.policy.policy)]
             }
             None if !policies.is_empty() => policies,
-            // One of them passes by what else would be asked.
+            // One policy on trial passes the traffic around rules that would otherwise be evaluated.
             Some(_) | None => tiers.into_iter().chain(policies).collect(),
         }
     }
@@ -190,7 +190,7 @@ impl<'c> Literal<'c> {
         judgement
     }
 
-    /// What is exempt by addresses alone.
+    /// Returns the exemption that follows from addresses, or from the host's network, alone.
     fn special(&self, traffic: &Traffic<'_>) -> Option<Exempt> {
         let (pod, remote) = (traffic.pod, traffic.remote);
         if pod.host_network {
@@ -208,7 +208,7 @@ impl<'c> Literal<'c> {
         to_own_node.then_some(Exempt::FromNetworkPolicy(Cause::OwnNode))
     }
 
-    /// Why parts of a policy, or all of it, grant nothing.
+    /// Returns the reasons for which parts of a policy, or all of it, grant nothing.
     fn problems<'p>(&self, policy: &'p Policy) -> impl Iterator<Item = Problem> + use<'p, 'c> {
         let problem = |problem: &str, over_budget| Problem {
             policy: policy.key.clone(),

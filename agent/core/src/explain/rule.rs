@@ -1,4 +1,4 @@
-//! Rules against traffic, with what they lack.
+//! Matching of rules against traffic, with the missing conditions.
 
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -18,9 +18,9 @@ pub(super) struct Traffic<'a> {
     pub(super) direction: Direction,
     pub(super) remote: IpAddr,
     pub(super) remote_pod: Option<&'a Pod>,
-    /// Of its namespace; looked up once, for there may be thousands of rules.
+    /// Labels of the remote pod's namespace; looked up once, because there may be thousands of rules.
     pub(super) remote_namespace: Option<Cow<'a, Labels>>,
-    /// Whether some Node object lists it.
+    /// Whether some Node object lists the remote address.
     pub(super) remote_is_node: bool,
     pub(super) protocol: IpProtocol,
     pub(super) port: u16,
@@ -29,8 +29,8 @@ pub(super) struct Traffic<'a> {
     pub(super) asked: Option<(IpAddr, u16)>,
 }
 
-/// How near a rule comes that does not allow: a rule for what was asked before the translation is what the author meant,
-/// then who matches is nearer than what, then the protocol counts.
+/// Rank of a rule that does not allow the traffic. A rule for the address before translation ranks highest, as its
+/// author meant this traffic; then a matching peer, then a matching port, then a matching protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Nearness {
     as_asked: bool,
@@ -39,22 +39,22 @@ struct Nearness {
     protocol: bool,
 }
 
-/// How a packet comes to the address at which it is judged.
+/// Path of a packet to the address at which it is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// It was sent there.
+    /// The packet was sent to this address.
     Direct,
-    /// The pod's own node translated it.
+    /// The pod's own node translated the packet.
     Translated,
-    /// Another node did: nothing says that the other side is the pod itself.
+    /// Another node translated the packet: nothing shows that the other side is the pod itself.
     Elsewhere,
 }
 
-/// Whether a list matches, and by which item (`None` within: there is no list).
+/// Result of matching a list: `None` without a match, `Some(None)` without a list, else the matching item's index.
 pub(super) type Hit = Option<Option<usize>>;
 
 impl<'a> Traffic<'a> {
-    /// The other side is this pod.
+    /// Sets the pod of the other side.
     pub(super) fn of_remote(&mut self, pod: Option<&'a Pod>) {
         self.remote_pod = pod;
         self.remote_namespace = pod.map(|pod| self.cluster.namespace_labels(&pod.key.namespace));
@@ -62,7 +62,7 @@ impl<'a> Traffic<'a> {
 }
 
 impl<'a> Traffic<'a> {
-    /// The other side is this pod, if it has no address: then nothing else says so.
+    /// Sets the pod of the other side if that pod has no address by which it could be found.
     pub(super) fn of_unaddressed(&mut self, pod: Option<&'a Pod>) {
         if let Some(pod) = pod.filter(|pod| is_unaddressed(pod)) {
             self.of_remote(Some(pod));
@@ -71,7 +71,7 @@ impl<'a> Traffic<'a> {
 }
 
 impl Traffic<'_> {
-    /// The other side's address; unspecified if it is only one of those that the pod may get.
+    /// Returns the other side's address; unspecified if the address is only a candidate for a pod without one.
     pub(super) fn known_remote(&self) -> IpAddr {
         match (self.remote_pod.is_some_and(is_unaddressed), self.remote) {
             (false, known) => known,
@@ -80,7 +80,7 @@ impl Traffic<'_> {
         }
     }
 
-    /// Fill in the rule that allows, or the one that came nearest.
+    /// Sets the verdict's cause, and the allowing rule or the nearest one.
     pub(super) fn judge_rules(
         &self,
         policies: &[&Policy],
@@ -120,7 +120,7 @@ impl Traffic<'_> {
             nearest.map(|(_, policy, index, rule)| self.nearest(policy, index, rule));
     }
 
-    /// Whether a rule allows what was asked before the translation; `peer` and `port`: what it allows behind it.
+    /// Returns whether a rule allows the address before translation; `peer` and `port` are its matches behind it.
     fn is_for_asked(&self, rule: &Rule, peer: Hit, port: Hit) -> bool {
         let Some((address, number)) = self.asked else { return false };
         let is_block = |peer: &Peer| matches!(peer, Peer::Block(block) if block.contains(address));
@@ -178,7 +178,7 @@ impl Traffic<'_> {
         Nearest { rule, lacks }
     }
 
-    /// `namespace`: that of the policy, empty for one of the cluster.
+    /// Finds the matching peer of a rule. `namespace` is the policy's, empty for a cluster-wide policy.
     pub(super) fn peer_hit(&self, namespace: &str, rule: &Rule) -> Hit {
         let Some(peers) = &rule.peers else { return Some(None) };
         peers.iter().position(|peer| self.peer_matches(namespace, peer)).map(Some)
@@ -221,7 +221,7 @@ impl Traffic<'_> {
             }
     }
 
-    /// The pod that receives: it is the one whose named ports count.
+    /// Returns the receiving pod, the one that defines named ports.
     fn receiver(&self) -> Option<&Pod> {
         match self.direction {
             Direction::Ingress => Some(self.pod),
@@ -343,7 +343,7 @@ fn block_lack(block: &IpBlock, address: IpAddr) -> String {
     }
 }
 
-/// The first requirement that labels do not meet.
+/// Returns the first requirement that labels do not meet.
 fn unmet<'s>(selector: &'s Selector, labels: &Labels) -> Option<&'s Requirement> {
     selector.requirements.iter().find(|requirement| !requirement.matches(labels))
 }

@@ -11,27 +11,27 @@ use crate::explain::text;
 use crate::model::{Direction, Key, Pod, Service, ServicePort};
 use crate::probe::{IpProtocol, Probe};
 
-/// What a packet becomes.
+/// Translation of a packet to a Service's address or a node port.
 struct Translation {
-    /// Whose it is, by name.
+    /// Services of the frontend, by name.
     services: Vec<Key>,
-    /// Those that new connections are led to.
+    /// Backends that receive new connections.
     backends: Backends,
-    /// Those that only go on with what they have.
+    /// Backends that only keep their existing connections: not ready.
     waiting: Backends,
-    /// By a node, at its node port.
+    /// Whether the frontend is a node port.
     at_node: bool,
 }
 
-/// Address and port of each.
+/// Address and port of each backend.
 pub(super) type Backends = BTreeSet<(IpAddr, u16)>;
 
 fn same_port(slice: &crate::model::SlicePort, service: &ServicePort) -> bool {
     slice.name == service.name && slice.protocol == service.protocol
 }
 
-/// The Services' ports that packets to this port of an address are for: of the Services that have the
-/// address, or `at_node` node ports.
+/// Returns the Services' ports that packets to this port of an address are for: of the Services that have the
+/// address, or node ports if `at_node`.
 pub(super) fn frontends(
     cluster: &Cluster,
     at_node: bool,
@@ -58,8 +58,8 @@ pub(super) fn frontends(
         .collect()
 }
 
-/// Addresses and ports behind Services' ports, in one family; those that new connections are led to, and
-/// those that only go on with what they have.
+/// Returns the backends of Services' ports in one family: first the ones that receive new connections, then the
+/// ones that only keep existing connections.
 pub(super) fn backends(
     cluster: &Cluster,
     frontends: &[(&Service, &ServicePort)],
@@ -81,14 +81,14 @@ pub(super) fn backends(
     [ready, waiting]
 }
 
-/// Judges traffic to Services by what it becomes.
+/// Judges traffic to Services by their backends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Translated<'c> {
     pub(super) literal: Literal<'c>,
 }
 
 impl Translated<'_> {
-    /// Where packets to this port of an address are translated to; none if they are not.
+    /// Returns the translation of packets to this port of an address; `None` if nothing translates them.
     fn translated(&self, address: IpAddr, protocol: IpProtocol, port: u16) -> Option<Translation> {
         let at = |at_node| self.translated_at(at_node, address, protocol, port);
         at(false).or_else(|| at(true))
@@ -112,17 +112,17 @@ impl Translated<'_> {
         Some(Translation { services: keys, backends, waiting, at_node })
     }
 
-    /// Whether some backend of an address is a pod.
+    /// Returns whether some backend of an address is a pod.
     pub(super) fn leads_to_pod(&self, address: IpAddr, probe: &Probe) -> bool {
         self.translated(address, probe.protocol, probe.port).is_some_and(|to| {
             to.backends.iter().any(|(address, _)| self.literal.owner(*address).is_some())
         })
     }
 
-    /// What a pod's veth says of an address. For egress, what it leads to counts too, unless it is the own
-    /// node's. A Service's port is denied if a tier denies every backend, or the pod itself of them;
-    /// else it is allowed if some backend is. Another node's node port is denied if a tier denies some
-    /// backend; else it is allowed if every backend is. If neither is so, it is as literally read.
+    /// Judges an address as the pod's veth does. For egress, except to the pod's own node, the backends of the address
+    /// count too. A Service's port is denied if a tier denies every backend, or denies the pod itself as a backend;
+    /// else it is allowed if some backend is allowed. Another node's node port is denied if a tier denies some
+    /// backend; else it is allowed if every backend is allowed. Otherwise the literal verdict on the address holds.
     pub(super) fn judge_at_veth(
         &self,
         pod: &Pod,
@@ -147,7 +147,7 @@ impl Translated<'_> {
         translations.fold(literal, |so_far, to| self.with_backends(pod, so_far, kind, to, detail))
     }
 
-    /// An egress judgement of an address, changed by what the address leads to.
+    /// Adjusts an egress judgement of an address by the backends of the address.
     fn with_backends(
         &self,
         pod: &Pod,
@@ -163,12 +163,12 @@ impl Translated<'_> {
             let traffic = self.literal.traffic(pod, direction, backend.0, protocol, backend.1);
             let mut traffic = Traffic { way, ..traffic };
             if is_itself(backend) {
-                // Whoever else claims its address.
+                // The backend is the sender itself, even if another pod claims the address too.
                 traffic.of_remote(Some(pod));
             }
             self.literal.judge_traffic(&traffic, None, detail)
         };
-        // Nothing judges the pod's ingress when the packet is back at its veth.
+        // The pod's ingress is checked here: nothing judges it when the packet returns to the pod's veth.
         let judge = |backend, detail| {
             let egress = judge_at(Direction::Egress, backend, detail);
             let ingress = (is_itself(backend) && !egress.is_denied_by_tier())
@@ -203,8 +203,7 @@ impl Translated<'_> {
         Judgement { verdict, cause, tiers, allowed_by, nearest, ..so_far }
     }
 
-    /// The answer for traffic to a Service's address or a node port, which counts by its backends;
-    /// none if nothing is translated there.
+    /// Answers a probe to a Service's address or a node port by the backends; `None` if nothing is translated there.
     pub(super) fn explain(
         &self,
         probe: &Probe,
@@ -233,7 +232,7 @@ impl Translated<'_> {
             let kind = (probe.protocol, probe.port);
             self.judge_at_veth(pod, Direction::Egress, destination, kind, detail)
         });
-        // Which backend another node chooses is not seen here: the sender's veth has judged all of them.
+        // Another node chooses the backend, unseen by the sender's veth, which has therefore judged all backends.
         let receives = |backend: &Backend| match out_of_sight {
             true => Verdict::of([&None, &backend.ingress]),
             false => backend.verdict,

@@ -1,4 +1,4 @@
-//! Explanations in words.
+//! Text form of explanations.
 
 use std::fmt::{self, Write as _};
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ impl fmt::Display for Explanation {
 }
 
 impl Explanation {
-    /// The explanation as lines of text, the verdict first, details indented.
+    /// Returns the explanation as lines of text, the verdict first, details indented.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![format!("{}: {}", self.verdict, self.probe)];
@@ -61,7 +61,7 @@ impl Backend {
     }
 }
 
-/// What there is to say about a Service's backends as a whole. `out_of_sight`: another node chooses.
+/// Summarises a Service's backends. `out_of_sight`: another node chooses the backend.
 pub(super) fn translated(
     services: &[Key],
     backends: &[Backend],
@@ -107,7 +107,7 @@ pub(super) fn translated(
 }
 
 impl Judgement {
-    /// The judgement as lines of text, details indented.
+    /// Returns the judgement as lines of text, details indented.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
         let (pod, direction) = (&self.pod, self.direction);
@@ -158,13 +158,13 @@ impl Judgement {
         self.tiers.decided_by.as_ref().is_some_and(|rule| rule.policy.tier == tier)
     }
 
-    /// The ClusterNetworkPolicies that had nothing to say.
+    /// Returns the evaluated ClusterNetworkPolicies without a matching rule.
     fn without_match(&self) -> impl Iterator<Item = &TierPolicy> {
         let rules = || self.tiers.passed_by.iter().chain(&self.tiers.decided_by);
         self.tiers.asked.iter().filter(move |asked| rules().all(|rule| rule.policy != **asked))
     }
 
-    /// `denied` or `allowed`, and the rule of a ClusterNetworkPolicy that decides.
+    /// Returns `denied` or `allowed`, and the deciding rule of a ClusterNetworkPolicy.
     fn by_tier(&self) -> String {
         let verdict = match self.verdict {
             Verdict::Allow => "allowed",
@@ -214,7 +214,7 @@ impl Judgement {
     }
 }
 
-/// As people count: from 1.
+/// Numbers rules from 1.
 impl fmt::Display for RuleRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (direction, number, policy) = (self.direction, self.index + 1, &self.policy);
@@ -228,7 +228,7 @@ impl fmt::Display for TierPolicy {
     }
 }
 
-/// As people count: from 1.
+/// Numbers rules from 1.
 impl fmt::Display for TierRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (direction, number) = (self.direction, self.index + 1);
@@ -257,7 +257,7 @@ pub(super) fn depends_on_address(
     format!("it depends on the address: {}, {}; ask with addresses", side(one), side(other))
 }
 
-/// What a rule allows; `namespace` is its policy's.
+/// Describes the traffic that a rule allows; `namespace` is the policy's.
 pub(super) fn rule(namespace: &str, direction: Direction, rule: &Rule) -> String {
     let ports = match &rule.ports {
         None => "everything".to_owned(),
@@ -279,10 +279,10 @@ fn join(items: impl Iterator<Item = String>, none: &str, separator: &str) -> Str
     if items.is_empty() { none.to_owned() } else { items.join(separator) }
 }
 
-/// How much of a list is told: a policy may have thousands of blocks, and each drop is explained.
+/// Most items of a list that a text names: a policy may have thousands of blocks, and each drop is explained.
 pub(super) const TOLD: usize = 8;
 
-/// Joins the first items, and says how many there are beside them.
+/// Joins the first [`TOLD`] items and adds the number of remaining ones.
 fn join_first<T>(items: &[T], text: impl Fn(&T) -> String, none: &str, separator: &str) -> String {
     let first = join(items.iter().take(TOLD).map(text), none, separator);
     match items.len().saturating_sub(TOLD) {
@@ -324,7 +324,7 @@ fn peer(namespace: &str, peer: &Peer) -> String {
     }
 }
 
-/// As kubectl writes selectors.
+/// Formats a selector as kubectl does.
 fn selector(selector: &Selector) -> String {
     join(selector.requirements.iter().map(requirement), "", ",")
 }
@@ -340,7 +340,7 @@ fn requirement(requirement: &Requirement) -> String {
     }
 }
 
-/// Which label an object would need, and which it has.
+/// Describes an unmet requirement: the required label, and the object's own value.
 pub(super) fn unmet(subject: &str, unmet: &Requirement, labels: &Labels) -> String {
     let (Requirement::In(key, _)
     | Requirement::NotIn(key, _)

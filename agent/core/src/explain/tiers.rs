@@ -1,4 +1,4 @@
-//! Rules of ClusterNetworkPolicies against traffic, in the order in which they are asked.
+//! Matching of ClusterNetworkPolicy rules against traffic, in the order of evaluation.
 
 use crate::explain::answer::{
     Cause, Detail, Judgement, TierPolicy, TierProblem, TierRule, Verdict,
@@ -7,7 +7,7 @@ use crate::explain::rule::Traffic;
 use crate::explain::text;
 use crate::model::{Action, ClusterPolicy, ClusterRule, Tier};
 
-/// A rule that matches, and by which peer and port.
+/// A matching rule, with the index of its peer and port.
 struct Match<'p> {
     policy: &'p ClusterPolicy,
     index: usize,
@@ -17,8 +17,8 @@ struct Match<'p> {
 }
 
 impl Traffic<'_> {
-    /// Asks a tier; whether it decides. `policies`: those of the pod in this direction, of both tiers and
-    /// in order.
+    /// Evaluates a tier; returns whether the tier decides. `policies`: the ordered policies of the pod in this
+    /// direction, of both tiers.
     pub(super) fn ask(
         &self,
         tier: Tier,
@@ -50,7 +50,7 @@ impl Traffic<'_> {
 
     fn first_match<'p>(&self, policy: &'p ClusterPolicy) -> Option<Match<'p>> {
         policy.rules(self.direction).iter().enumerate().find_map(|(index, rule)| {
-            // Ports are compared faster than labels.
+            // Comparing ports is cheaper than comparing labels.
             let port = self.port_hit(&rule.matches)?;
             let peer = self.peer_hit("", &rule.matches)?;
             Some(Match { policy, index, rule, peer, port })

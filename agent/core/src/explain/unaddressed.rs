@@ -1,8 +1,8 @@
-//! Pods without an address: of manifests, which have none, and of pod templates.
+//! Pods without an address: pods of manifests, which have no status, and pods of templates.
 //!
-//! Labels and ports of such a pod are known. Where an ipBlock is asked, its address would be, so the pod is judged
-//! at one address for each set of addresses that the asked blocks tell apart. Where these verdicts differ, it
-//! cannot be told. The sender's verdict depends on the receiver's address alone, and the other way round.
+//! Labels and ports of such a pod are known, its address is not. Where an ipBlock matters, the pod is judged at one
+//! address for each set of addresses that the blocks of the evaluated policies distinguish. If these verdicts differ,
+//! the answer is unknown. The sender's verdict depends on the receiver's address alone, and vice versa.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,10 +15,10 @@ use crate::explain::blocks::Blocks;
 use crate::model::{Direction, Peer, Pod, Rule};
 use crate::probe::Probe;
 
-/// Most blocks that are told apart for one pod; with more it cannot be told.
+/// Most blocks that are evaluated for one pod; with more the answer is unknown.
 const BLOCKS: usize = 256;
 
-/// An address that stands for all of a block that are alike.
+/// A sample address of a block, representative of all equivalent addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     address: IpAddr,
@@ -29,7 +29,7 @@ pub(super) struct Place {
 pub(super) struct Side<'c> {
     pub(super) pod: Option<&'c Pod>,
     pub(super) addresses: Vec<IpAddr>,
-    /// Of a pod without an address, in the place of addresses.
+    /// Sample addresses of a pod without an address, instead of `addresses`.
     pub(super) places: Vec<Place>,
 }
 
@@ -48,13 +48,13 @@ impl Verdicts {
         }
     }
 
-    /// Whether it depends on the address.
+    /// Returns an allowed and a denied place if the verdict depends on the address.
     fn differ(&self) -> Option<(Place, Place)> {
         Some((*self.allowed.first()?, *self.denied.first()?))
     }
 }
 
-/// Gives pods without an address the places at which they are judged.
+/// Fills in the places of pods without an address.
 pub(super) fn give_places<'c>(
     cluster: &'c Cluster,
     ranges: &[IpNet],
@@ -65,7 +65,7 @@ pub(super) fn give_places<'c>(
     if lacks(from) {
         from.places = match to.pod {
             Some(pod) => places(cluster, ranges, named(cluster, pod, Direction::Ingress)),
-            // Behind an address may be any pod.
+            // Any pod may be behind an address.
             None => places(cluster, ranges, all_named(cluster, Direction::Ingress)),
         };
     }
@@ -75,7 +75,7 @@ pub(super) fn give_places<'c>(
     }
 }
 
-/// One place of each set of addresses in the ranges that the blocks tell apart.
+/// Returns one place for each set of addresses in the ranges that the blocks distinguish.
 fn places(cluster: &Cluster, ranges: &[IpNet], blocks: BTreeSet<IpNet>) -> Vec<Place> {
     let blocks = Blocks::new(blocks.into_iter().chain(ranges.iter().copied()));
     let is_known = |address| {
@@ -88,7 +88,7 @@ fn places(cluster: &Cluster, ranges: &[IpNet], blocks: BTreeSet<IpNet>) -> Vec<P
     within.take(BLOCKS + 1).filter_map(place).collect()
 }
 
-/// The answer where a side has no address.
+/// Answers a probe in which a side has no address.
 pub(super) fn explain_places(
     probe: &Probe,
     from: &Side<'_>,
@@ -149,7 +149,7 @@ pub(super) fn explain_places(
     Explanation { verdict: Verdict::Unknown, reason: Some(reasons.join("; ")), ..answer }
 }
 
-/// The answer for traffic of a pod without an address to a translated destination.
+/// Answers for traffic of a pod without an address to a translated destination.
 fn explain_behind(
     sources: &[Place],
     first: Explanation,
@@ -185,7 +185,7 @@ fn depends_on(side: &Side<'_>, (allowed, denied): (Place, Place)) -> String {
     )
 }
 
-/// The blocks by which a pod's policies tell the other side's addresses apart.
+/// Returns the blocks of a pod's policies, which distinguish addresses of the other side.
 fn named(cluster: &Cluster, pod: &Pod, direction: Direction) -> BTreeSet<IpNet> {
     let about = cluster.policies_about((pod, true), direction);
     let policies = about.selecting().filter_map(|policy| policy.rules(direction)).flatten();
@@ -193,7 +193,7 @@ fn named(cluster: &Cluster, pod: &Pod, direction: Direction) -> BTreeSet<IpNet> 
     policies.chain(tiers.map(|rule| &rule.matches)).flat_map(blocks_of).collect()
 }
 
-/// The same of every pod's policies.
+/// Returns the blocks of all pods' policies.
 fn all_named(cluster: &Cluster, direction: Direction) -> BTreeSet<IpNet> {
     let policies =
         cluster.policies().values().filter_map(|policy| policy.rules(direction)).flatten();
