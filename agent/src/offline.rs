@@ -1,4 +1,4 @@
-//! Manifests read once, for commands that answer and end.
+//! Manifests read once, for commands that answer and exit.
 
 mod input;
 mod labels;
@@ -21,12 +21,12 @@ pub use templates::{apply, is_template, pods_of, stand_in};
 use crate::printable::printable;
 use crate::source::manifests;
 
-/// The objects of a directory, or of standard input (`-`), with what pod templates would make: see [`stand_in`].
-/// Objects that name no namespace are in that one; `option` names the path in errors. What of the objects was not
-/// understood goes to standard error, with file and line.
+/// Reads the objects of a directory, or of standard input (`-`), with stand-ins for pod templates: see [`stand_in`].
+/// Objects without a namespace get `namespace`; `option` names the path in errors. Parts of objects that cannot be
+/// interpreted are reported on standard error, with file and line.
 ///
 /// # Errors
-/// The directory, or a file in it, cannot be read: without it not everything is known.
+/// The directory, or a file in it, cannot be read: the objects would be incomplete.
 pub fn read_directory(option: &'static str, path: &Path, namespace: &str) -> Result<Vec<Change>> {
     if is_standard_input(path) {
         return read_text(STANDARD_INPUT, &standard_input(option)?, namespace);
@@ -45,7 +45,7 @@ pub fn read_directory(option: &'static str, path: &Path, namespace: &str) -> Res
     Ok(changes)
 }
 
-/// The objects of a directory, of one file or of standard input, as [`read_directory`] has them.
+/// Reads the objects of a directory, of one file or of standard input, like [`read_directory`].
 ///
 /// # Errors
 /// As [`read_directory`].
@@ -58,10 +58,10 @@ pub fn read(option: &'static str, path: &Path, namespace: &str) -> Result<Vec<Ch
     read_text(&name, &bytes, namespace)
 }
 
-/// The objects of a text, as [`read_directory`] has them.
+/// Reads the objects of a text, like [`read_directory`].
 ///
 /// # Errors
-/// It is no YAML or JSON of Kubernetes objects.
+/// The text is not YAML or JSON of Kubernetes objects.
 pub fn read_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Vec<Change>> {
     let read = manifests::review_text(name, bytes, namespace);
     let (changes, problems) =

@@ -1,6 +1,6 @@
 //! Patterns of device names.
 
-/// Whether a name matches a pattern, in which `*` stands for any characters.
+/// Returns whether a name matches a pattern, in which `*` stands for any characters.
 #[must_use]
 pub fn matches(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {

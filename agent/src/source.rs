@@ -1,8 +1,7 @@
-//! Where cluster state comes from: one interface that yields changes and "in sync".
+//! Sources of cluster state, behind one interface that yields changes and "in sync".
 //!
-//! A source sends [`Batch`]es over a channel and keeps a [`SourceStatus`] for anyone to look at. It
-//! yields the difference between what it said before and what now is, so an object that did not
-//! change is not mentioned, and what a batch says belongs together.
+//! A source sends [`Batch`]es over a channel and publishes a [`SourceStatus`]. Batches carry the difference to the
+//! state reported before: unchanged objects are absent, and the changes of one batch belong together.
 
 pub mod cluster;
 pub mod cni_results;
@@ -24,89 +23,89 @@ use tokio::sync::{mpsc, watch};
 /// Changes that belong together.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// What changed, at most one change for an object, in the order of kinds and names.
+    /// Changes in the order of kinds and names, at most one per object.
     pub changes: Vec<Change>,
-    /// Everything there is has been said, up to and including this batch. Until then an object not
-    /// mentioned may well exist, and what is installed in the kernel must stay.
+    /// Whether this batch and the earlier ones contain every object. Until then an object that no batch mentioned may
+    /// exist, and the state installed in the kernel must stay.
     pub in_sync: bool,
-    /// When the source noticed the first of the changes.
+    /// Time at which the source noticed the first of the changes.
     pub at: Instant,
 }
 
-/// A running source. It ends when `batches` is dropped.
+/// A running source; it ends when `batches` is dropped.
 #[derive(Debug)]
 pub struct Source {
-    /// What changed; closed if the source ended.
+    /// Batches of changes; closed when the source ends.
     pub batches: mpsc::Receiver<Batch>,
-    /// How the source is, at any time.
+    /// Current status of the source.
     pub status: watch::Receiver<SourceStatus>,
-    /// Where nothing is enforced yet, what is known before it is in sync is better than nothing.
+    /// Whether the state before `in_sync` may be enforced if nothing is enforced yet.
     pub partial: bool,
 }
 
-/// How a source is.
+/// Status of a source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceStatus {
-    /// Where the objects come from.
+    /// Origin of the objects, for people: a directory or an API server.
     pub origin: String,
-    /// As in [`Batch::in_sync`].
+    /// Same as [`Batch::in_sync`].
     pub in_sync: bool,
-    /// The files read, by name.
+    /// Files read, by name.
     pub files: Vec<FileStatus>,
-    /// The kinds watched on an API server.
+    /// Kinds watched on an API server.
     #[serde(default)]
     pub kinds: Vec<KindStatus>,
-    /// What could not be read or understood, by file and line.
+    /// Problems with files and objects, by file and line.
     pub problems: Vec<SourceProblem>,
 }
 
-/// How one file is.
+/// Status of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileStatus {
     /// Name within the directory.
     pub name: String,
-    /// Objects in effect from its last good content.
+    /// Number of objects in effect from the file's last good content.
     pub objects: usize,
-    /// Whether that content is what the file holds now.
+    /// Whether the last good content is the file's current content.
     pub current: bool,
 }
 
-/// How following one kind goes.
+/// Status of following one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KindStatus {
     /// Resource and API group, as `networkpolicies.networking.k8s.io`.
     pub kind: String,
-    /// All of it was known at some time since the agent started.
+    /// Whether the kind was fully listed at some time since the agent started.
     pub in_sync: bool,
-    /// The server serves it.
+    /// Whether the server serves the kind.
     pub served: bool,
-    /// Objects known.
+    /// Number of known objects.
     pub objects: usize,
-    /// Of them, objects that cannot be decoded as they are now: the problems name them.
+    /// Number of known objects whose current version cannot be decoded; the problems name them.
     pub undecoded: usize,
-    /// When the server was last heard of on this watch, in seconds since the epoch: an object, a
-    /// bookmark (about one a minute), the end of a list.
+    /// Time of the last message from the server on this watch (an object, a bookmark about once a minute, the end of a
+    /// list), in seconds since the epoch.
     pub last_event: Option<u64>,
-    /// Full lists begun since the agent started.
+    /// Number of full lists begun since the agent started.
     pub lists: u64,
-    /// Lists and watches that failed since the agent started.
+    /// Number of lists and watches that failed since the agent started.
     pub restarts: u64,
-    /// What is wrong now; what is known stays in effect.
+    /// Current error; the known objects stay in effect.
     pub error: Option<String>,
-    /// The error is that there is no connection to the server.
+    /// Whether the error is a missing connection to the server.
     #[serde(skip)]
     pub unreachable: bool,
 }
 
-/// Something that could not be read or understood.
+/// A problem with a file or an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SourceProblem {
-    /// File name within the directory; empty: the directory itself.
+    /// File name within the directory; empty for the directory itself.
     pub file: String,
-    /// Line, from 1; 0: the file as a whole.
+    /// Line, from 1; 0 for the file as a whole.
     pub line: u32,
-    /// What is wrong, with the object and the path in it.
+    /// Description of the problem, with the object and the path in it.
     pub text: String,
 }
 

@@ -28,7 +28,7 @@ mod tests {
     fn each_tenant_has_its_turn() {
         let items = ["a1", "a2", "c1", "a3", "b1", "c2"];
         assert_eq!(in_turns(items, |it| it.as_bytes()[0]), ["a1", "b1", "c1", "a2", "c2", "a3"]);
-        // The tenant after the one served last begins.
+        // The turn begins with the tenant after the one served last.
         let after_a = in_turns(items, |it| (it.as_bytes()[0] <= b'a', it.as_bytes()[0]));
         assert_eq!(after_a, ["b1", "c1", "a1", "c2", "a2", "a3"]);
     }

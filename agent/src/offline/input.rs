@@ -1,4 +1,4 @@
-//! Standard input in the place of a file: one option has it.
+//! Standard input in place of a file, for one option of a command.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -6,30 +6,30 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
-/// What problems and answers call it.
+/// Name of standard input in problems and answers.
 pub const STANDARD_INPUT: &str = "standard input";
-/// Most bytes that are read of it, as of a file of a directory.
+/// Most bytes read from standard input; equal to the limit of a file in a directory.
 const BYTES: u64 = 64 << 20;
 
 /// The option that reads standard input.
 struct Claim {
     option: &'static str,
-    /// Absent until it is read, or where the command reads it itself.
+    /// Content; absent until it is read, or if the command reads standard input itself.
     bytes: Option<Vec<u8>>,
 }
 
 static INPUT: Mutex<Option<Claim>> = Mutex::new(None);
 
-/// Whether a path means standard input.
+/// Returns whether a path stands for standard input.
 #[must_use]
 pub fn is_standard_input(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// Says that an option reads standard input itself.
+/// Reserves standard input for an option that reads it itself.
 ///
 /// # Errors
-/// Another option has it.
+/// Another option has reserved standard input.
 pub fn claim_standard_input(option: &'static str) -> Result<()> {
     let mut input = INPUT.lock().unwrap_or_else(PoisonError::into_inner);
     match &*input {
@@ -44,10 +44,10 @@ pub fn claim_standard_input(option: &'static str) -> Result<()> {
     }
 }
 
-/// All of standard input. Asked again by the same option, it is the same.
+/// Reads all of standard input; a second call for the same option returns the same bytes.
 ///
 /// # Errors
-/// Another option has it, it cannot be read, or it is too large.
+/// Another option has reserved standard input, it cannot be read, or it is too large.
 pub fn standard_input(option: &'static str) -> Result<Vec<u8>> {
     claim_standard_input(option)?;
     let mut input = INPUT.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
 //! Labels that do not identify a workload.
 
-/// Labels that controllers give to each revision or pod.
+/// Labels that controllers set differently on each revision or pod.
 pub(crate) const OF_PODS: [&str; 10] = [
     "apps.kubernetes.io/pod-index",
     "batch.kubernetes.io/controller-uid",

@@ -1,4 +1,4 @@
-//! The workload that a pod belongs to, by what its object says.
+//! The workload of a pod, derived from the pod object alone.
 
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Key, Pod};
@@ -6,11 +6,11 @@ use netpold_core::probe::Party;
 
 use super::labels::OF_PODS;
 
-/// Shortest number that ends the name of a Job and is that of its run.
+/// Fewest digits at the end of a Job's name that count as the number of its run.
 const RUN_DIGITS: usize = 4;
 /// Most pods that an error names.
 const NAMED: usize = 5;
-/// What people call the kinds, beside the kinds themselves.
+/// Short names of the kinds, as in kubectl.
 const SHORT: [(&str, &str); 7] = [
     ("deploy", "Deployment"),
     ("sts", "StatefulSet"),
@@ -21,12 +21,12 @@ const SHORT: [(&str, &str); 7] = [
     ("cj", "CronJob"),
 ];
 
-/// A workload in the namespace of its pods.
+/// A workload, in the namespace of its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner<'p> {
-    /// `Deployment`, `StatefulSet`, `DaemonSet`, `Job` (also of a CronJob), or a kind as `ownerReferences` have it.
+    /// Kind: `Deployment`, `StatefulSet`, `DaemonSet`, `Job` (also for a CronJob), or a kind from `ownerReferences`.
     pub kind: &'p str,
-    /// Of a Job without the number of its run.
+    /// Name; a Job's is without the number of its run.
     pub name: &'p str,
 }
 
@@ -34,15 +34,15 @@ impl<'p> Owner<'p> {
     fn new(kind: &'p str, name: &'p str) -> Self {
         match kind {
             "Job" => Self { kind, name: without_run(name) },
-            // Its Jobs are runs of one workload.
+            // The Jobs of a CronJob are runs of one workload.
             "CronJob" => Self { kind: "Job", name },
             _ => Self { kind, name },
         }
     }
 }
 
-/// The workload of a pod: the owner that its manifest names, else what the labels of Kubernetes' controllers and
-/// the pod's name tell.
+/// Returns the workload of a pod: the owner in its manifest, else the one derived from the labels of Kubernetes'
+/// controllers and the pod's name.
 #[must_use]
 pub fn owner(pod: &Pod) -> Option<Owner<'_>> {
     if let Some(workload) = &pod.workload {
@@ -70,13 +70,13 @@ pub fn owner(pod: &Pod) -> Option<Owner<'_>> {
     Some(Owner::new(kind, set))
 }
 
-/// Without the number that a CronJob, or who starts a Job again, gives to each run.
+/// Strips the number of the run, set by a CronJob or by a restarted Job, from a Job's name.
 pub(super) fn without_run(job: &str) -> &str {
     let is_run = |end: &str| end.len() >= RUN_DIGITS && end.bytes().all(|b| b.is_ascii_digit());
     job.rsplit_once('-').filter(|(_, end)| is_run(end)).map_or(job, |(name, _)| name)
 }
 
-/// The kind that a word names, as kubectl takes it: `deployment`, `deploy` or `deployments`.
+/// Returns the kind for a word that kubectl accepts: `deployment`, `deploy` or `deployments`.
 fn kind(word: &str) -> Option<&'static str> {
     let word = word.to_ascii_lowercase();
     let singular = word.strip_suffix('s').unwrap_or(&word);
@@ -86,8 +86,8 @@ fn kind(word: &str) -> Option<&'static str> {
     })
 }
 
-/// The pods that a name means where no pod has it: those of a workload, `shop/web`, or `deployment/web` in the
-/// namespace `own`. Finished ones only if there are no others.
+/// Returns the pods of a workload that is named in place of a pod: `shop/web`, or `deployment/web` in the namespace
+/// `own`. Finished pods are included only if there are no others.
 #[must_use]
 pub fn pods_named<'c>(cluster: &'c Cluster, key: &Key, own: &str) -> Vec<&'c Pod> {
     let of = |namespace: &str, is_meant: &dyn Fn(Owner<'_>) -> bool| -> Vec<&'c Pod> {
@@ -104,10 +104,10 @@ pub fn pods_named<'c>(cluster: &'c Cluster, key: &Key, own: &str) -> Vec<&'c Pod
     }
 }
 
-/// The pod that a side of a question means: that of the name, else one of the workload's, as [`pods_named`] has them.
+/// Resolves one side of a question to a pod: the pod of that name, else one of the workload's, see [`pods_named`].
 ///
 /// # Errors
-/// The workload's pods are not alike, for all that policy reads.
+/// The workload's pods differ in properties that policies depend on.
 pub fn resolve(cluster: &Cluster, party: Party, own: &str) -> Result<Party, String> {
     let Party::Pod(key) = &party else { return Ok(party) };
     if cluster.pods().get(key).is_some() {

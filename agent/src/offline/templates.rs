@@ -1,4 +1,4 @@
-//! Pod templates in the place of pods.
+//! Pod templates in place of pods.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -9,7 +9,7 @@ use netpold_core::model::{Change, Key, Pod};
 use super::labels::{OF_PODS, OF_RELEASES};
 use super::owner::{Owner, owner};
 
-/// Kinds in the order in which their templates get the workload's name, if several have it.
+/// Kinds in order of precedence, when templates of several workloads claim the same name.
 const KINDS: [&str; 7] = [
     "Deployment",
     "StatefulSet",
@@ -20,19 +20,19 @@ const KINDS: [&str; 7] = [
     "Job",
 ];
 
-/// Whether a change is a pod template's.
+/// Returns whether a change is a pod template.
 #[must_use]
 pub fn is_template(change: &Change) -> bool {
     matches!(change, Change::Pod(pod) if pod.template().is_some())
 }
 
-/// The same objects, where each pod template stands in for its workload's pods if there are none that run, and is
-/// left out if there are. Its name is the workload's, or `kind.name` if a pod or another workload has that.
+/// Replaces each pod template by a stand-in pod if its workload has no running pods, and drops the template otherwise.
+/// The stand-in has the workload's name, or `kind.name` if a pod or another workload has that name.
 #[must_use]
 pub fn stand_in(objects: Vec<Change>) -> Vec<Change> {
     let (mut templates, mut objects): (Vec<Change>, Vec<Change>) =
         objects.into_iter().partition(is_template);
-    // Of several runs of a CronJob the latest.
+    // The latest of several runs of a CronJob comes first.
     templates.sort_by_key(|template| Reverse(ObjectKey::of(template)));
     let pods = || objects.iter().filter_map(as_pod);
     let running = Running::new(pods().filter(|pod| !pod.finished));
@@ -40,7 +40,7 @@ pub fn stand_in(objects: Vec<Change>) -> Vec<Change> {
     for template in templates.iter().filter_map(as_pod).filter(|pod| !running.has(pod)) {
         let Some(owner) = owner(template) else { continue };
         let key = (template.key.namespace.clone(), Owned::of(owner));
-        // Of a Deployment's ReplicaSets the Deployment itself, of a CronJob's Jobs the CronJob.
+        // The Deployment's template takes precedence over its ReplicaSets', the CronJob's over its Jobs'.
         let is_better = |known: &Pod| rank(template) < rank(known);
         if wanted.get(&key).is_none_or(is_better) {
             wanted.insert(key, template.clone());
@@ -61,7 +61,7 @@ pub fn stand_in(objects: Vec<Change>) -> Vec<Change> {
     objects
 }
 
-/// Owner templates before others of the same workload, then by kind.
+/// Ranks templates: the workload's own before others of the same workload, then by kind.
 fn rank(template: &Pod) -> (bool, usize) {
     let workload = template.template();
     let own = workload.map(|it| format!("{}.{}", it.kind.to_lowercase(), it.name));
@@ -73,7 +73,7 @@ fn as_pod(change: &Change) -> Option<&Pod> {
     if let Change::Pod(pod) = change { Some(pod) } else { None }
 }
 
-/// An [`Owner`] for keeping.
+/// Owned copy of an [`Owner`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Owned(String, String);
 
@@ -86,7 +86,7 @@ impl Owned {
 /// Pods of running workloads.
 struct Running<'p> {
     owned: HashSet<(&'p str, Owner<'p>)>,
-    /// Those that tell no workload, by namespace.
+    /// Pods without a known workload, by namespace.
     others: HashMap<&'p str, Vec<&'p Pod>>,
 }
 
@@ -112,7 +112,7 @@ impl<'p> Running<'p> {
     }
 }
 
-/// Whether a pod is of the template's workload. One that tells no owner is by its name and labels.
+/// Returns whether a pod belongs to the template's workload; a pod without a known workload matches by name and labels.
 fn is_of(pod: &Pod, template: &Pod) -> bool {
     let Some(workload) = owner(template).filter(|_| pod.key.namespace == template.key.namespace)
     else {
@@ -129,7 +129,7 @@ fn is_of(pod: &Pod, template: &Pod) -> bool {
         && labels.all(|(key, value)| pod.labels.get(key) == Some(value))
 }
 
-/// Whether a pod is as its template would make it, for all that policy reads.
+/// Returns whether a pod equals its template in all properties that policies depend on.
 fn is_as_made(pod: &Pod, template: &Pod) -> bool {
     let labels = template.labels.iter().filter(|(key, _)| !OF_PODS.contains(&key.as_str()));
     let mut labels = labels.map(|(key, value)| pod.labels.get(key) == Some(value));
@@ -138,7 +138,7 @@ fn is_as_made(pod: &Pod, template: &Pod) -> bool {
         && pod.host_network == template.host_network
 }
 
-/// The objects after changes to them. A workload whose template changes has other pods, one that is deleted none.
+/// Applies changes to the objects. A changed template removes pods that differ from it, a deleted one all its pods.
 #[must_use]
 pub fn apply(before: &[Change], changes: &[Change]) -> Vec<Change> {
     let mut after: BTreeMap<ObjectKey, Change> =
@@ -169,7 +169,7 @@ pub fn apply(before: &[Change], changes: &[Change]) -> Vec<Change> {
     after.into_values().collect()
 }
 
-/// What is gone with the workload of a pod template that is deleted: its pods.
+/// Returns the pods of a template's workload, which disappear if the template is deleted.
 pub fn pods_of<'c>(
     objects: &'c [Change],
     template: &'c Change,

@@ -1,18 +1,17 @@
-//! Kubernetes objects as an API server has them, followed as they change.
+//! Kubernetes objects of an API server, followed as they change.
 //!
 //! ```text
 //! Follower<Pod> ──┐ Update                    ┌─► Batch    (engine)
 //! Follower<…> ────┼────────► Hub ─────────────┤
-//! Follower<…> ────┘ 2 ms                      └─► SourceStatus
+//! Follower<…> ────┘ 1 ms                      └─► SourceStatus
 //! ```
 //!
-//! Each kind is followed by itself: one that cannot be read keeps none of the others from going on.
-//! So is each object: `split.rs` takes answers apart without looking into objects, `convert` reads of
-//! each what policy needs, and one that cannot be decoded is named and changes nothing for the others.
-//! Nothing is in sync before every kind was listed once; ClusterNetworkPolicy, which a server may lack, may be
-//! missing. After that an outage of any length changes
-//! nothing: what was known stays, and the next list says what was missed, deletions too. `outage.rs` has
-//! all kinds return together.
+//! Each kind is followed independently: a kind that cannot be read does not stop the others. The same holds for each
+//! object: `split.rs` splits answers without parsing the objects, `convert` reads the fields of each object that
+//! policies need, and an object that cannot be decoded is reported and does not affect the others.
+//! Nothing is in sync before every kind was listed once, except ClusterNetworkPolicy, which a server may lack. After
+//! that an outage of any length changes nothing: the known objects stay, and the next list reveals missed changes,
+//! including deletions. `outage.rs` lets all kinds return together.
 
 pub(crate) mod answer;
 mod availability;
@@ -45,27 +44,27 @@ pub(crate) use self::list::{Listed, Lister};
 use self::outage::Outage;
 use super::{KindStatus, Source};
 
-/// Updates and batches in flight.
+/// Capacity of the channels of updates and of batches.
 const IN_FLIGHT: usize = 64;
 
-/// What to follow.
+/// Objects to follow.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where to find the API server.
+    /// Access to the API server.
     pub access: Access,
     /// Name of the own node.
     pub node: String,
-    /// Follow all nodes, not the own one alone.
+    /// Whether to follow all nodes instead of the own one alone.
     pub all_nodes: bool,
-    /// Follow ClusterNetworkPolicies, where the server has them.
+    /// Whether to follow ClusterNetworkPolicies, if the server serves them.
     pub cluster_policies: bool,
 }
 
-/// Follow a cluster. Returns at once: whether the API server can be reached shows in the status. Needs
-/// a tokio runtime.
+/// Follows a cluster. Returns at once; the status shows whether the API server can be reached. Needs a tokio
+/// runtime.
 ///
 /// # Errors
-/// There is nothing to connect to, or not with these credentials.
+/// No API server is configured, or the credentials are unusable.
 pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), ConnectError> {
     let connection = Arc::new(Connection::open(settings.access).await?);
     let (updates, received) = mpsc::channel(IN_FLIGHT);
@@ -90,7 +89,7 @@ pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), Connec
     Ok((Source { batches: source, status, partial: false }, event_recorder))
 }
 
-/// Follow what the status of policies follows from: nodes, policies and pods. As [`watch`] otherwise.
+/// Follows the inputs of the status of policies: nodes, policies and pods. Otherwise like [`watch`].
 ///
 /// # Errors
 /// As of [`watch`].

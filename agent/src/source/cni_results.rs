@@ -1,13 +1,12 @@
 //! Addresses of this node's pods before the API server has them.
 //!
-//! The kubelet writes a pod's addresses into its status after its sandbox was made, often after its
-//! containers run, and not at all while the API server is away. A container runtime has them earlier:
-//! libcni keeps what the CNI plugins reported, before the first container starts. A pod of this node
-//! whose status has no address yet counts with the addresses of that result; once the status has
-//! some, it alone is believed.
+//! The kubelet writes a pod's addresses into its status after creating the sandbox, often after the containers run, and
+//! not at all while the API server is away. A container runtime has them earlier: libcni stores the results of the CNI
+//! plugins before the first container starts. A pod of this node without an address in its status gets the addresses
+//! of that result; once the status has some, the status alone counts.
 //!
-//! What a pod of this node claims on further networks counts as far as a result has it, where results are kept for the
-//! pod: anybody who may write the pod may write the annotation.
+//! The addresses on further networks that a pod of this node claims count only if a result contains them, provided that
+//! results are stored for the pod: anyone who may write the pod may write the annotation.
 
 pub mod cache;
 pub mod static_pods;
@@ -19,23 +18,23 @@ use netpold_core::model::{Change, Key, Pod, SecondInterface};
 
 use cache::CniResult;
 
-/// This node's pods, and the CNI results for them.
+/// This node's pods, and their CNI results.
 #[derive(Debug)]
 pub struct PodAddresses {
     node: String,
     results: Vec<CniResult>,
-    /// As the source has them.
+    /// Pods as the source reports them.
     pods: BTreeMap<Key, Pod>,
-    /// Pods of the last good state that the source has not named yet. Their addresses may be of before
-    /// a boot, so a result counts more.
+    /// Pods of the last good state that the source has not mentioned yet. Their addresses may be from before a boot, so
+    /// a result takes precedence.
     kept: BTreeSet<Key>,
-    /// Addresses in the place of those that a status has not yet.
+    /// Addresses from results, for pods that lack them in the status.
     given: BTreeMap<Key, Vec<IpAddr>>,
-    /// Further interfaces in the place of those that an annotation has.
+    /// Further interfaces with proven addresses, in place of the annotation's.
     proven: BTreeMap<Key, Vec<SecondInterface>>,
 }
 
-/// What is given in the place of what objects have.
+/// Values that replace the ones of the objects.
 #[derive(Debug)]
 struct Given {
     addresses: BTreeMap<Key, Vec<IpAddr>>,
@@ -43,7 +42,7 @@ struct Given {
 }
 
 impl PodAddresses {
-    /// Of a node, by its name.
+    /// Creates the addresses of the node of this name.
     #[must_use]
     pub fn new(node: String) -> Self {
         Self {
@@ -56,7 +55,7 @@ impl PodAddresses {
         }
     }
 
-    /// Takes in the last good state, before the source has said anything.
+    /// Takes in the last good state, before the first batch of the source.
     pub fn restored(&mut self, objects: &[Change]) {
         for object in objects {
             if let Change::Pod(pod) = object
@@ -69,7 +68,7 @@ impl PodAddresses {
         }
     }
 
-    /// Completes what a source says about pods, and adds pods that it makes others believe.
+    /// Completes the pods in a source's changes, and adds other pods whose addresses change as a result.
     pub fn complete(&mut self, changes: &mut Vec<Change>) {
         let mut said = BTreeSet::new();
         for change in &*changes {
@@ -103,20 +102,20 @@ impl PodAddresses {
             .extend(self.changed(&before).filter(|pod| !said.contains(&pod.key)).map(Change::Pod));
     }
 
-    /// Takes in the results that are kept now, all of them; which pods that changes.
+    /// Replaces all results; returns the pods that change as a result.
     pub fn results_are(&mut self, results: Vec<CniResult>) -> Vec<Change> {
         self.results = results;
         let before = self.give();
         self.changed(&before).map(Change::Pod).collect()
     }
 
-    /// Decides anew what is given; returns what was before.
+    /// Recomputes all replacements; returns the previous ones.
     fn give(&mut self) -> Given {
         let second = self.prove();
         Given { addresses: self.give_addresses(), second }
     }
 
-    /// Decides anew which addresses on further networks are proven; returns what was before.
+    /// Recomputes the proven addresses on further networks; returns the previous ones.
     fn prove(&mut self) -> BTreeMap<Key, Vec<SecondInterface>> {
         let claiming = self.pods.values().filter(|pod| !pod.second.is_empty());
         let proven = claiming.filter_map(|pod| {
@@ -135,7 +134,7 @@ impl PodAddresses {
         std::mem::replace(&mut self.proven, proven)
     }
 
-    /// Decides anew which addresses are given; returns those before.
+    /// Recomputes the addresses from results; returns the previous ones.
     fn give_addresses(&mut self) -> BTreeMap<Key, Vec<IpAddr>> {
         let taken: BTreeSet<IpAddr> = self
             .pods
@@ -147,15 +146,15 @@ impl PodAddresses {
             !pod.finished && (pod.addresses.is_empty() || self.kept.contains(&pod.key))
         });
         let given = waiting.filter_map(|pod| {
-            // The last one: a sandbox that failed is made again.
+            // The last result counts: a failed sandbox is created again.
             let own = self.results.iter().rev().filter(|result| !result.further);
             let result = own.into_iter().find(|result| result.is_of(pod))?;
-            // A result that was left behind does not take another pod's address away.
+            // A stale result does not take away another pod's address.
             let free = result.addresses.iter().all(|address| !taken.contains(address));
             free.then(|| (pod.key.clone(), result.addresses.clone()))
         });
         let mut given: BTreeMap<Key, Vec<IpAddr>> = given.collect();
-        // Since the boot it is another pod's.
+        // An address from before the boot belongs to another pod now.
         let now: BTreeSet<IpAddr> = given.values().flatten().copied().collect();
         let stale = self.kept.iter().filter(|key| {
             !given.contains_key(*key)
@@ -166,7 +165,7 @@ impl PodAddresses {
         std::mem::replace(&mut self.given, given)
     }
 
-    /// The pods whose addresses are not those they had before.
+    /// Returns the pods whose addresses or further interfaces differ from before.
     fn changed<'a>(&'a self, before: &'a Given) -> impl Iterator<Item = Pod> + 'a {
         let differs = |pod: &&Pod| {
             before.addresses.get(&pod.key) != self.given.get(&pod.key)

@@ -1,4 +1,4 @@
-//! Typed values out of a [`Node`], with the path and line of what does not fit.
+//! Decoding of typed values from a [`Node`], with path and line of a mismatch.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::de::{self, DeserializeSeed, Deserializer, IntoDeserializer, Visitor};
 
 use super::document::{Entry, Node, ReadError, Value};
 
-/// Decode a node.
+/// Decodes a node.
 ///
 /// # Errors
 /// The first value of the wrong type, by its path and line.
@@ -15,7 +15,7 @@ pub fn decode<'n, T: de::Deserialize<'n>>(node: &'n Node) -> Result<T, ReadError
     typed(node).map_err(|mismatch| mismatch.at(node))
 }
 
-/// Decode a node.
+/// Decodes a node.
 ///
 /// # Errors
 /// The first value of the wrong type, by its path.
@@ -26,16 +26,16 @@ pub(super) fn typed<'n, T: de::Deserialize<'n>>(node: &'n Node) -> Result<T, Mis
 /// A decoding error that collects its path on the way out.
 #[derive(Debug)]
 pub(super) struct Mismatch {
-    /// Path of the value; empty: the object as a whole.
+    /// Path of the value; empty for the object as a whole.
     pub(super) path: String,
-    /// Its line, where that is known.
+    /// Line of the value, if known.
     pub(super) line: Option<u32>,
-    /// What is wrong with it.
+    /// Description of the mismatch.
     pub(super) reason: String,
 }
 
 impl Mismatch {
-    /// The error of the document that was decoded.
+    /// Converts to the error of the decoded document.
     pub(super) fn at(self, node: &Node) -> ReadError {
         let line = self.line.unwrap_or_else(|| node.line_of(&self.path));
         let reason = match self.path.as_str() {
@@ -84,8 +84,8 @@ impl de::Error for Mismatch {
     }
 }
 
-/// A node being decoded. In a struct a null field counts as absent, as in the API; in a map (such
-/// as labels) it is a value of the wrong type.
+/// A node being decoded. A null field of a struct counts as absent, as in the API; a null value of a map (such as
+/// labels) has the wrong type.
 struct Typed<'n> {
     node: &'n Node,
     is_struct: bool,
@@ -110,7 +110,7 @@ impl<'de> Deserializer<'de> for Typed<'de> {
         }
     }
 
-    /// `y` and `n` are text in a [`Node`], and to kubectl booleans.
+    /// Accepts `y` and `n`, which are text in a [`Node`] but booleans to kubectl.
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Mismatch> {
         match &self.node.value {
             Value::Text(text) if text == "y" || text == "Y" => visitor.visit_bool(true),

@@ -1,4 +1,4 @@
-//! All that is said about objects: a source, completed by CNI results and by the last good state.
+//! Input of the engine: a source, completed by CNI results and by the last good state.
 
 use std::path::Path;
 use std::time::Instant;
@@ -12,41 +12,41 @@ use super::restored::Restored;
 use super::{Batch, Source, SourceStatus};
 use crate::state;
 
-/// Why an agent that took over does not begin.
+/// Reason for which an agent that took over does not begin to enforce.
 const NOTHING_GIVEN: &str = "the manifests directory holds no object; what an earlier agent enforced \
                              stays until it does (`netpold uninstall` takes it off the node)";
 
-/// See the module.
+/// A source, completed as the module describes.
 #[derive(Debug)]
 pub struct Inputs {
     source: Source,
     results: watch::Receiver<Vec<CniResult>>,
     pods: PodAddresses,
-    /// Of the last good state: what the source has not spoken of.
+    /// Objects of the last good state that the source has not mentioned yet.
     restored: Restored,
-    /// An earlier agent's state is in force.
+    /// Whether an earlier agent's state is in force.
     inherited: bool,
-    /// The source has not named a single object.
+    /// Whether the source has reported no object so far.
     nothing_given: bool,
-    /// The source has said all there is, which may be nothing.
+    /// Whether the source is in sync, possibly without any object.
     all_said: bool,
-    /// What is known may be enforced.
+    /// Whether the known state may be enforced.
     usable: bool,
 }
 
 /// Changes for the engine that belong together.
 #[derive(Debug)]
 pub struct Input {
-    /// What changed.
+    /// Changes of objects.
     pub changes: Vec<Change>,
-    /// All CNI results, where they are what changed.
+    /// All CNI results, if they changed.
     pub results: Option<Vec<CniResult>>,
-    /// When the first of the changes was noticed.
+    /// Time at which the first of the changes was noticed.
     pub at: Instant,
 }
 
 impl Inputs {
-    /// Of a node, by its name. `inherited`: an earlier agent's state is in force.
+    /// Creates the inputs for the node of this name. `inherited`: an earlier agent's state is in force.
     #[must_use]
     pub fn new(
         source: Source,
@@ -66,8 +66,8 @@ impl Inputs {
         }
     }
 
-    /// What is known at the start: the last good state, in the place of the objects that the source has yet to
-    /// name, unless an earlier agent's is in force; and the CNI results.
+    /// Returns the state known at the start: the CNI results, and, unless an earlier agent's state is in force, the
+    /// last good state in place of the objects that the source has yet to report.
     pub fn first(&mut self, state: &Path, node: &str) -> Input {
         let mut changes = Vec::new();
         if !self.inherited {
@@ -78,7 +78,7 @@ impl Inputs {
                     objects = changes.len(),
                     "the last good state is enforced until the source is in sync"
                 );
-                // Nothing else is in force, so this is enforced before the source has said a word.
+                // Nothing else is in force, so the last good state is enforced before the source's first batch.
                 self.usable = true;
             }
             self.pods.restored(&changes);
@@ -88,7 +88,7 @@ impl Inputs {
         Input { changes, ..input }
     }
 
-    /// Waits for what comes next; `None`: the source has ended. Nothing is lost where this is given up.
+    /// Waits for the next input; `None` once the source has ended. Cancel safe: no input is lost.
     pub async fn next(&mut self) -> Option<Input> {
         tokio::select! {
             batch = self.source.batches.recv() => batch.map(|batch| self.take(batch)),
@@ -96,7 +96,7 @@ impl Inputs {
         }
     }
 
-    /// What has come in the meantime.
+    /// Returns an input that is ready, without waiting.
     pub fn try_next(&mut self) -> Option<Input> {
         if self.results.has_changed().is_ok_and(|changed| changed) {
             return Some(self.take_results());
@@ -108,11 +108,11 @@ impl Inputs {
     fn take(&mut self, mut batch: Batch) -> Input {
         self.restored.complete(&mut batch);
         self.pods.complete(&mut batch.changes);
-        // A file that never was readable keeps the source from being in sync. Where an earlier agent
-        // enforces something, that stays; where nothing is enforced, what is known is better. No
-        // object at all never means that there are no policies: the volume may not be mounted yet.
+        // A file that was never readable keeps the source from being in sync. If an earlier agent's state is enforced,
+        // that stays; if nothing is enforced, a partial state is better. A source without any object never means that
+        // there are no policies: the volume may not be mounted yet.
         self.nothing_given &= batch.changes.is_empty();
-        // A cluster is not enforced in parts: its API server will have the rest in a moment.
+        // A cluster's state is not enforced in parts: the API server delivers the rest soon.
         let early = !self.inherited && self.source.partial;
         self.usable |= early || (batch.in_sync && !self.nothing_given);
         self.all_said = batch.in_sync;
@@ -125,32 +125,32 @@ impl Inputs {
         Input { changes, results: Some(results), at: Instant::now() }
     }
 
-    /// Whether what is known may be enforced.
+    /// Returns whether the known state may be enforced.
     #[must_use]
     pub fn are_usable(&self) -> bool {
         self.usable
     }
 
-    /// Why nothing is enforced although the source has said all there is.
+    /// Returns the reason for which nothing is enforced although the source is in sync.
     #[must_use]
     pub fn held(&self) -> Option<String> {
         (self.all_said && !self.usable).then(|| NOTHING_GIVEN.to_owned())
     }
 
-    /// Whether the last good state is in force, in part at least.
+    /// Returns whether the last good state is in force, at least in part.
     #[must_use]
     pub fn are_restored(&self) -> bool {
         self.restored.is_in_force()
     }
 
-    /// How the source is, at any time.
+    /// Returns the current status of the source.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<SourceStatus> {
         self.source.status.clone()
     }
 }
 
-/// The objects of the last good state; none where it cannot be read, which is logged with the `outcome`.
+/// Reads the objects of the last good state; if that fails, logs the error with the `outcome` and returns none.
 #[must_use]
 pub fn kept(state: &Path, node: &str, outcome: &str) -> Vec<Change> {
     let objects = state::read(state, node).unwrap_or_else(|error| {

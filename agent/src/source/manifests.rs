@@ -1,11 +1,10 @@
-//! Kubernetes objects from the files of one directory: `*.yaml`, `*.yml` and `*.json`, not hidden,
-//! subdirectories not entered, symlinks followed (so a mounted ConfigMap works).
+//! Kubernetes objects from the files of one directory: `*.yaml`, `*.yml` and `*.json`, not hidden, without
+//! subdirectories, symlinks followed (so a mounted ConfigMap works).
 //!
-//! What is not understood is a matter of its own; the rest of its file is in effect. An object stays as
-//! it was last understood; a policy that never was isolates what it selects and grants nothing, any other
-//! object counts as absent. Of a document that cannot be read (or a file), everything stays that it may
-//! have held; one that never could be read keeps the source from being in sync, because nobody knows what
-//! it would isolate.
+//! A problem with one object or document does not affect the rest of its file. An object that cannot be decoded keeps
+//! its last good version; without one, a policy isolates the pods that it selects and grants nothing, and any other
+//! object counts as absent. While a document or a file cannot be read, every object that it may have held stays. A
+//! document that was never readable keeps the source from being in sync, because it may isolate any pod.
 
 mod content;
 mod packed;
@@ -29,18 +28,18 @@ use super::document::ReadError;
 use super::{Batch, Source, SourceProblem, SourceStatus};
 use crate::watched::Watched;
 
-/// Changes that come within this time of the first are one batch.
+/// Changes within this time after the first form one batch.
 const DEBOUNCE: Duration = Duration::from_millis(10);
-/// How soon to look again at something that is not settled.
+/// Pause before the next scan if a file is unsettled.
 const SOON: Duration = Duration::from_millis(20);
-/// Shortest time between scans that nothing called for.
+/// Shortest time between scans without a notification.
 const RESCAN: Duration = Duration::from_millis(100);
-/// Such scans may take one part in this many of the time.
+/// Share of the time that scans without a notification may take: one part in this number.
 const RESCAN_SHARE: u32 = 100;
 /// Longest time between scans.
 const RESCAN_MAX: Duration = Duration::from_secs(2);
 
-/// The directory cannot be used.
+/// Error of a directory that cannot be read.
 #[derive(Debug, Error)]
 #[error("--manifests {}: {error}{}", .directory.display(), hint(.error))]
 pub struct ManifestsError {
@@ -62,10 +61,10 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Read a directory once.
+/// Reads a directory once.
 ///
 /// # Errors
-/// The directory cannot be read. Files that cannot are among the problems.
+/// The directory cannot be read. Unreadable files are reported among the problems.
 pub fn read_once(directory: &Path) -> Result<(Vec<Change>, SourceStatus), ManifestsError> {
     let mut state = State::new(directory, DEFAULT_NAMESPACE);
     let changes = state.scan().map_err(|error| state.failure(error))?.changes;
@@ -73,7 +72,7 @@ pub fn read_once(directory: &Path) -> Result<(Vec<Change>, SourceStatus), Manife
     Ok((changes, status))
 }
 
-/// Reads a directory once for a review, with the pods of pod templates. `namespace` holds objects without one.
+/// Reads a directory once for a review, with the pods of pod templates. Objects without a namespace get `namespace`.
 ///
 /// # Errors
 /// As [`read_once`].
@@ -88,17 +87,17 @@ pub fn review_once(
     Ok((changes, status))
 }
 
-/// Reads one file's text, for tests and fuzzing: the objects in it, and the parts that were not understood.
+/// Reads one file's text, for tests and fuzzing; returns its objects, and the problems with its parts.
 ///
 /// # Errors
-/// A document is not YAML, or no object: nobody knows what it would isolate.
+/// A document is not YAML, or not an object: it might isolate any pod.
 pub fn read_text(name: &str, bytes: &[u8]) -> Result<(Vec<Change>, Vec<SourceProblem>), ReadError> {
     let (content, problems) = read_settled(name, bytes, DEFAULT_NAMESPACE)?;
     let objects = content.objects.into_values().filter_map(|object| object.change.unpacked());
     Ok((objects.collect(), problems))
 }
 
-/// Reads one file's text for a review, with the pods of pod templates. `namespace` holds objects without one.
+/// Reads one file's text for a review, with the pods of pod templates. Objects without a namespace get `namespace`.
 ///
 /// # Errors
 /// As [`read_text`].
@@ -126,10 +125,10 @@ fn read_settled(
     Ok((content, problems))
 }
 
-/// Read a directory and keep watching it. Everything there is comes in the first batch.
+/// Reads a directory and keeps watching it. The first batch contains every object.
 ///
 /// # Errors
-/// The directory cannot be read now. If it vanishes later, what it held stays in effect.
+/// The directory cannot be read now. If it vanishes later, its objects stay in effect.
 pub fn watch(directory: &Path) -> Result<Source, ManifestsError> {
     let mut state = State::new(directory, DEFAULT_NAMESPACE);
     let (sender, events) = events::channel();
@@ -156,13 +155,13 @@ pub fn watch(directory: &Path) -> Result<Source, ManifestsError> {
     Ok(Source { batches, status, partial: true })
 }
 
-/// The directory and what is known of it.
+/// The directory and its known objects.
 struct State {
     directory: PathBuf,
     scanner: Scanner,
     store: Store,
-    /// Everything was known once. A bad file that comes later changes nothing, so it holds nothing
-    /// back.
+    /// Whether every object was known at some time. A bad file that appears later changes nothing, so it does not reset
+    /// this.
     in_sync: bool,
 }
 
@@ -199,16 +198,16 @@ impl State {
     }
 }
 
-/// What a scan came to.
+/// Result of a scan.
 struct Outcome {
     changes: Vec<Change>,
-    /// The state of some file changed.
+    /// Whether the state of some file changed.
     touched: bool,
-    /// Look again soon.
+    /// Whether another scan must follow soon.
     unsettled: bool,
 }
 
-/// The thread that follows a directory.
+/// State of the thread that follows a directory.
 struct Follower {
     state: State,
     watched: Watched,
@@ -231,7 +230,7 @@ impl Follower {
         }
     }
 
-    /// Wait for a notification that calls for a scan, and a moment for others to join it.
+    /// Waits for a notification that requires a scan, and briefly for further ones; returns the time of the first.
     fn wait(&mut self, longest: Duration) -> Instant {
         let mut until = Instant::now() + longest;
         let mut first = None;
@@ -252,7 +251,7 @@ impl Follower {
         }
     }
 
-    /// Scan, and say what changed. `None`: nobody listens any more.
+    /// Scans, and sends the changes. Returns whether a file is unsettled; `None` if the receiver is closed.
     fn look(&mut self, at: Instant) -> Option<bool> {
         let outcome = match self.state.scan() {
             Ok(outcome) => outcome,
@@ -276,7 +275,7 @@ impl Follower {
         Some(outcome.unsettled)
     }
 
-    /// Renew the status; whether it was in sync before and is now.
+    /// Updates the status; returns whether it was in sync before, and is now.
     fn publish(&mut self, failure: Option<&str>) -> (bool, bool) {
         let status = self.state.status(failure);
         let (before, now) = (self.status.borrow().in_sync, status.in_sync);
@@ -292,7 +291,7 @@ impl Follower {
     }
 }
 
-/// Log what is new among the problems and what is settled.
+/// Logs new problems and problems that are settled.
 fn report(before: &SourceStatus, now: &SourceStatus) {
     for problem in now.problems.iter().filter(|p| !before.problems.contains(p)) {
         warn!("{problem}");

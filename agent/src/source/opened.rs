@@ -1,4 +1,4 @@
-//! Opening the source, at once or while the agent is at work already.
+//! Opening of the source, at once or while the agent is already working.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use super::cluster::{self, EventRecorder};
 use super::{Batch, Source, SourceStatus, manifests};
 
-/// Where the objects come from.
+/// Origin of the objects.
 #[derive(Clone, Debug)]
 pub enum Origin {
     /// A directory of manifests.
@@ -21,8 +21,8 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Where nothing is enforced yet, what is known of files before all can be read is better than
-    /// nothing: nobody may ever mend one that is broken. An API server will say the rest.
+    /// Returns whether a partial state may be enforced if nothing is enforced yet. This holds for files, as a broken
+    /// file may never be mended, but not for an API server, which delivers the rest.
     #[must_use]
     pub const fn is_partial(&self) -> bool {
         matches!(self, Self::Manifests(_))
@@ -38,33 +38,33 @@ impl fmt::Display for Origin {
     }
 }
 
-/// The source, and where to tell a cluster of policies that cannot be honoured.
+/// An opened source, and for a cluster the recorder of Events on policies that cannot be honoured.
 pub struct Opened {
-    /// What is said of the objects.
+    /// Source of the objects.
     pub source: Source,
-    /// Once it is open.
+    /// Recorder of Events; set once a cluster source is open.
     pub event_recorder: Arc<OnceLock<EventRecorder>>,
-    /// Where it is opened later: ends with the error if that fails.
+    /// Task that opens the source in the background; it ends with the error if that fails.
     pub opening: Option<JoinHandle<Result<()>>>,
 }
 
 impl Opened {
-    /// Opens it.
+    /// Opens the source and waits for it.
     ///
     /// # Errors
-    /// It cannot be opened with these flags.
+    /// The source cannot be opened with these flags.
     pub async fn now(origin: &Origin) -> Result<Self> {
         let (source, told) = open(origin).await?;
         let event_recorder = Arc::new(told.map_or_else(OnceLock::new, OnceLock::from));
         Ok(Self { source, event_recorder, opening: None })
     }
 
-    /// Waits until everything there is has been said; it is said again then.
+    /// Waits until the source is in sync; the returned source replays the batches received in the meantime.
     pub async fn complete(self) -> Self {
         Self { source: complete(self.source).await, ..self }
     }
 
-    /// Opens it in the background: reading credentials can take as long as a program that fetches them.
+    /// Opens the source in the background: a program that fetches credentials may take long.
     #[must_use]
     pub fn later(origin: Origin) -> Self {
         let (batches, source) = pipe(&origin.to_string(), origin.is_partial());
@@ -82,7 +82,7 @@ impl Opened {
     }
 }
 
-/// Starts following the objects; a cluster is told of policies that cannot be honoured.
+/// Starts following the objects; for a cluster also returns the recorder of Events.
 async fn open(origin: &Origin) -> Result<(Source, Option<EventRecorder>)> {
     Ok(match origin {
         Origin::Manifests(directory) => (manifests::watch(directory)?, None),
@@ -93,7 +93,7 @@ async fn open(origin: &Origin) -> Result<(Source, Option<EventRecorder>)> {
     })
 }
 
-/// A source that is opened later: what it will say comes out of the one that is there now.
+/// Creates a source that receives its batches and status through the returned [`Pipe`].
 fn pipe(origin: &str, partial: bool) -> (Pipe, Source) {
     let (batches, received) = mpsc::channel(1);
     let status = SourceStatus { origin: origin.to_owned(), ..SourceStatus::default() };
@@ -119,7 +119,7 @@ async fn complete(mut source: Source) -> Source {
     later
 }
 
-/// The end of a [`pipe`] that something is put into.
+/// The sending end of a [`pipe`].
 #[derive(Debug)]
 struct Pipe {
     batches: mpsc::Sender<Batch>,
@@ -127,7 +127,7 @@ struct Pipe {
 }
 
 impl Pipe {
-    /// Passes on what a source says until either end is closed.
+    /// Forwards a source's batches and status until either end is closed.
     async fn forward(self, mut source: Source) {
         loop {
             self.status.send_replace(source.status.borrow_and_update().clone());

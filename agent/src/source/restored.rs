@@ -1,4 +1,4 @@
-//! The last good state after a boot: in force until the source has spoken.
+//! The last good state after a boot: in force until the source has reported its objects.
 
 use std::collections::BTreeSet;
 
@@ -7,29 +7,29 @@ use netpold_core::model::Change;
 
 use super::Batch;
 
-/// Objects of the last good state that the source has not spoken of yet.
+/// Objects of the last good state that the source has not mentioned yet.
 #[derive(Debug, Default)]
 pub struct Restored {
     gone: Vec<Change>,
-    /// The source has named an object.
+    /// Whether the source has reported an object.
     something_given: bool,
 }
 
 impl Restored {
-    /// All of them.
+    /// Starts with all objects unmentioned.
     #[must_use]
     pub fn new(objects: &[Change]) -> Self {
         Self { gone: objects.iter().map(Change::gone).collect(), something_given: false }
     }
 
-    /// Whether the state still is in force, in part at least.
+    /// Returns whether the state still is in force, at least in part.
     #[must_use]
     pub fn is_in_force(&self) -> bool {
         !self.gone.is_empty()
     }
 
-    /// Completes a batch: once the source is in sync, what it has not named goes. A source that has
-    /// named nothing at all is not believed.
+    /// Completes a batch: once the source is in sync, unmentioned objects are removed. A source that has reported no
+    /// object at all removes nothing.
     pub fn complete(&mut self, batch: &mut Batch) {
         self.something_given |= !batch.changes.is_empty();
         if self.gone.is_empty() {

@@ -3,7 +3,7 @@ use netpold_core::model::WorkloadRef;
 use super::*;
 use crate::offline::read_text;
 
-/// Kinds, the versions they were served in, and what stands before and after the template.
+/// Kinds, the API versions that served them, and the field that holds the template.
 const WORKLOADS: [(&str, &[&str], &str); 7] = [
     ("Deployment", &["apps/v1", "apps/v1beta1", "apps/v1beta2", "extensions/v1beta1"], "template"),
     ("ReplicaSet", &["apps/v1", "apps/v1beta2", "extensions/v1beta1"], "template"),
@@ -78,7 +78,7 @@ fn every_kind_and_version_has_one_pod_for_its_template() {
             }
         }
     }
-    // Another group's kind of the same name is not Kubernetes' own.
+    // A kind of the same name in another API group is not Kubernetes' own.
     assert_eq!(titles(&workload("Deployment", "example.org/v1", "template", "name: web")), [""; 0]);
     let generated = workload("Job", "batch/v1", "template", "generateName: load-");
     assert_eq!(titles(&generated), ["shop/load is Job shop/load (template)"]);
@@ -119,7 +119,7 @@ fn a_template_stands_in_where_no_pod_of_its_workload_runs() {
             format!("shop/web is {kind} shop/web (template)"),
         ];
         assert_eq!(titles(&finished), both, "{kind}");
-        // Of another workload, by its name, its labels, its owner or its namespace.
+        // Pods that do not belong to the workload, by name, labels, owner or namespace.
         for other in [
             pod("web", "labels: {app: web}", "Running"),
             pod("web2-5f6-abcde", "labels: {app: web}", "Running"),
