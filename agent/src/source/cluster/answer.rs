@@ -1,4 +1,4 @@
-//! One request and what comes in on it: the parts of a list, or the events of a watch.
+//! One request and its streamed answer: the parts of a list, or the events of a watch.
 
 use std::error::Error;
 use std::io;
@@ -17,21 +17,21 @@ use super::failure::Failure;
 use super::split::{Part, Raw, Splitter};
 use crate::source::convert::{self, Identity, Read};
 
-/// Bytes that are taken in at once where they are there already.
+/// Most bytes taken in at once if they are already available.
 const AT_ONCE: usize = 1 << 20;
 /// Bookmark that ends a streaming list.
 const LIST_ENDS: &str = "k8s.io/initial-events-end";
 
-/// An answer that comes in.
+/// A streamed answer.
 pub(super) struct Answer {
     body: Pin<Box<dyn AsyncBufRead + Send>>,
     splitter: Splitter,
-    /// It may be silent for this long.
+    /// Longest time without data before the answer counts as silent.
     pub(super) patience: Duration,
 }
 
 impl Answer {
-    /// Asks; returns when the answer begins.
+    /// Sends the request; returns when the answer begins.
     pub(super) async fn to(
         client: &Client,
         request: hyper::Request<Vec<u8>>,
@@ -44,8 +44,8 @@ impl Answer {
         Ok(Self { body: Box::pin(body), splitter: Splitter::default(), patience })
     }
 
-    /// Waits for the parts that come next, and hands them out together with those that are there
-    /// already. False: the answer is over.
+    /// Waits for the next parts, and passes them to `out` together with the ones already available. Returns false at
+    /// the end of the answer.
     pub(super) async fn parts(&mut self, mut out: impl FnMut(Part<'_>)) -> Result<bool, Failure> {
         let mut taken = 0;
         while taken < AT_ONCE {
@@ -74,22 +74,22 @@ impl Answer {
         Ok(true)
     }
 
-    /// It did not end in the middle of an object.
+    /// Returns whether the answer ended outside of any object.
     pub(super) fn is_whole(&self) -> bool {
         self.splitter.is_outside()
     }
 }
 
-/// How an error of a body counts.
+/// Kind of end that an I/O error of a body stands for.
 #[derive(Debug, PartialEq, Eq)]
 enum Ended {
-    /// A server that goes away, or its proxy, may end a watch without the end that HTTP wants.
+    /// Truncated body: a server or proxy that shuts down may close a watch without the end that HTTP requires.
     Early,
-    /// Nothing came for as long as the client waits.
+    /// Read timeout of the client.
     Silent,
 }
 
-/// Whether one of kube's watches was answered, and then nothing came for as long as the client waits. kube asks again.
+/// Returns whether a watch of kube was answered and then hit the client's read timeout. kube repeats the request.
 pub(crate) fn is_quiet(error: &watcher::Error) -> bool {
     matches!(
         error,
@@ -97,7 +97,7 @@ pub(crate) fn is_quiet(error: &watcher::Error) -> bool {
     )
 }
 
-/// Whether an error, or what is behind it, is the end of an answer.
+/// Returns the kind of end that an error, or one of its causes, stands for.
 fn ended(error: &io::Error) -> Option<Ended> {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {
@@ -110,7 +110,7 @@ fn ended(error: &io::Error) -> Option<Ended> {
             }
             _ => {}
         }
-        // What an io::Error carries is not its source.
+        // The inner error of an io::Error is not its source.
         cause = match io.and_then(io::Error::get_ref) {
             Some(inner) => Some(inner),
             None => error.source(),
@@ -122,31 +122,31 @@ fn ended(error: &io::Error) -> Option<Ended> {
 /// An event of a watch.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// The object is there.
+    /// The object exists in this version.
     Object(Box<Read>),
-    /// It is gone.
+    /// The object was deleted.
     Gone(Identity),
-    /// A version to go on from.
+    /// A version from which a watch can continue.
     Mark {
         version: String,
-        /// All objects of a streaming list have come.
+        /// Whether all objects of a streaming list have arrived.
         ends_list: bool,
     },
-    /// The watch does not go on.
+    /// The watch failed.
     Failed(Failure),
 }
 
-/// Puts events together from their parts.
+/// Assembles events from their parts.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     kind: Option<Vec<u8>>,
-    /// An object whose event's type comes behind it.
+    /// An object that arrived before its event's type.
     early: Option<(Vec<u8>, bool)>,
     event: Option<Event>,
 }
 
 impl Events {
-    /// The event that is complete with this part.
+    /// Takes a part; returns the event that it completes.
     pub(super) fn part(&mut self, of: convert::Kind, part: Part<'_>) -> Option<Event> {
         match (part, self.kind.as_deref()) {
             (Part::Field(b"type", raw), _) => self.kind = Some(raw.text.to_vec()),

@@ -1,4 +1,4 @@
-//! Whether a kind can be followed, as its server answers: its status, and what its absence means.
+//! Availability of a kind on its server: the status, and the meaning of failures.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,39 +6,39 @@ use super::failure::Failure;
 use super::kind::Absence;
 use crate::source::KindStatus;
 
-/// Of a kind that may be missing, so many refusals in a row are no accident: a server that starts does not
-/// know its rules yet, nor what is installed.
+/// Refusals in a row after which an optional kind counts as refused: a starting server does not have its RBAC rules and
+/// CRDs yet.
 const REFUSALS: u32 = 3;
-/// As [`REFUSALS`], of answers that the server does not serve the kind.
+/// Answers in a row that the server does not serve a kind after which an optional kind counts as absent.
 const ABSENCES: u32 = 2;
 
-/// See the module.
+/// Availability of one kind.
 #[derive(Debug)]
 pub(super) struct Availability {
     absence: Absence,
-    /// Requests in a row that were answered: not served, or not allowed.
+    /// Number of answers in a row that the kind is not served or not allowed.
     missing: u32,
     pub(super) status: KindStatus,
 }
 
-/// What a failure means for the objects that are known.
+/// Meaning of a failure for the known objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
-    /// Nothing: a later request may say more.
+    /// No meaning: a later request may succeed.
     Nothing,
-    /// They are all there are: nobody waits for a list.
+    /// The known objects are complete: nothing waits for a list.
     KnownIsAll,
-    /// There are none of them any more.
+    /// The known objects no longer exist.
     AllGone,
 }
 
 impl Availability {
-    /// Nothing is known of the kind of this name yet.
+    /// Creates the state of the kind of this name before any answer.
     pub(super) fn new(kind: String, absence: Absence) -> Self {
         Self { absence, missing: 0, status: KindStatus { kind, ..KindStatus::default() } }
     }
 
-    /// The server answers as it should.
+    /// Records a good answer of the server.
     pub(super) fn heard(&mut self) {
         self.status.last_event = unix_seconds();
         self.status.served = true;
@@ -47,17 +47,17 @@ impl Availability {
         self.missing = 0;
     }
 
-    /// How long until a kind that the server does not serve is asked for again.
+    /// Returns the pause before another request for a kind that the server does not serve.
     pub(super) const fn pause(&self) -> Duration {
         self.absence.pause(self.missing)
     }
 
-    /// Whether the server is known not to serve the kind: hearing so again changes nothing.
+    /// Returns whether the server is known not to serve the kind, so that another such answer changes nothing.
     pub(super) const fn is_absent(&self) -> bool {
         self.missing >= ABSENCES && self.status.in_sync && !self.status.served
     }
 
-    /// A request failed; `text` says so to people. `known`: objects that there are.
+    /// Records a failed request. `text` describes the failure for people; `known` is the number of known objects.
     pub(super) fn failed(&mut self, failure: &Failure, text: String, known: usize) -> Meaning {
         let absent = matches!(failure, Failure::NotServed);
         let refused = matches!(failure, Failure::Forbidden(_) | Failure::NoPath(_));
@@ -104,7 +104,7 @@ fn unix_seconds() -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// What a failure means, which is answered as often as `times`, and the error that is shown then.
+    /// Returns the meaning of a failure that occurs `times` in a row, and the error then shown.
     fn after(absence: Absence, failure: &Failure, times: u32) -> (Meaning, Option<String>) {
         let mut kind = Availability::new("pods".into(), absence);
         kind.heard();

@@ -1,4 +1,4 @@
-//! The way to the API server: where it is, who we are, and what is wrong with either.
+//! Connection to the API server: its address, the agent's credentials, and errors of either.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,15 @@ use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigErro
 use kube::{Client, Config};
 use thiserror::Error;
 
-/// A connection is made anew at most this often.
+/// Shortest time between two renewals of a connection.
 const RENEWAL: Duration = Duration::from_secs(1);
-/// How long connecting may take, TLS included.
+/// Longest time for connecting, TLS included.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Why no API server can be asked at all.
+/// Error of a configuration with which no API server can be reached.
 #[derive(Debug, Error)]
 pub enum ConnectError {
-    /// Neither in a pod nor told of a cluster.
+    /// The agent runs outside of a pod and has no kubeconfig.
     #[error(
         "not in a cluster ({0}): name a kubeconfig with --kubeconfig, or a directory of objects \
          with --manifests"
@@ -27,30 +27,30 @@ pub enum ConnectError {
     /// The kubeconfig cannot be read.
     #[error("--kubeconfig {}: {error}", .path.display())]
     Unreadable {
-        /// Of the flag.
+        /// Path from the flag.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         error: std::io::Error,
     },
-    /// The kubeconfig is none.
+    /// The file is not a valid kubeconfig.
     #[error("--kubeconfig {}: {reason}", .path.display())]
     Kubeconfig {
-        /// Of the flag.
+        /// Path from the flag.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the problem.
         reason: String,
     },
-    /// There is no such context.
+    /// The kubeconfig has no such context.
     #[error(
         "--context {context}: {} has no such context, but {}", .path.display(),
         if .known.is_empty() { "none at all".to_owned() } else { .known.join(", ") }
     )]
     Context {
-        /// Of the flag.
+        /// Context from the flag.
         context: String,
-        /// Of the flag.
+        /// Path from the flag.
         path: PathBuf,
-        /// The contexts there are.
+        /// Contexts of the kubeconfig.
         known: Vec<String>,
     },
     /// The certificates or credentials are unusable.
@@ -58,20 +58,20 @@ pub enum ConnectError {
     Credentials(String),
 }
 
-/// Where to find the API server.
+/// Access to the API server.
 #[derive(Clone, Debug)]
 pub struct Access {
-    /// A kubeconfig; without, what the kubelet gives every pod.
+    /// Kubeconfig; without one, the service account that the kubelet mounts into each pod.
     pub kubeconfig: Option<PathBuf>,
-    /// Without `kubeconfig`, the one that kubectl would read goes first, where there is one.
+    /// Whether kubectl's own kubeconfig, if there is one, takes precedence when `kubeconfig` is absent.
     pub as_kubectl: bool,
-    /// A context other than the current one.
+    /// Context other than the current one.
     pub context: Option<String>,
-    /// An API server that sends nothing for this long is taken for gone.
+    /// Time without any data after which the API server counts as gone.
     pub timeout: Duration,
 }
 
-/// A client, and how to make another one.
+/// A client that can be renewed.
 pub(crate) struct Connection {
     access: Access,
     server: String,
@@ -91,23 +91,23 @@ impl Connection {
         Ok(Self { access, server, current })
     }
 
-    /// `https://address:port`
+    /// Returns the server's address, as `https://address:port`.
     pub(crate) fn server(&self) -> &str {
         &self.server
     }
 
-    /// See [`Access::timeout`].
+    /// Returns [`Access::timeout`].
     pub(crate) const fn timeout(&self) -> Duration {
         self.access.timeout
     }
 
-    /// The client as of now.
+    /// Returns the current client.
     pub(crate) fn client(&self) -> Client {
         lock(&self.current).0.clone()
     }
 
-    /// Reads configuration and credentials again: tokens are rotated, certificate authorities too.
-    /// If they cannot be read, those that were good once stay.
+    /// Reads configuration and credentials again: tokens and certificate authorities are rotated. If that fails, the
+    /// last good ones stay.
     pub(crate) async fn renew(&self) {
         let last = lock(&self.current).1;
         if last.elapsed() < RENEWAL {
@@ -123,18 +123,18 @@ impl Connection {
     }
 }
 
-/// A client of the API server. It reads a token again that is in a file; other credentials stay as they are.
+/// Creates a client of the API server. The client rereads a token file; other credentials stay as they are.
 ///
 /// # Errors
-/// There is nothing to connect to, or not with these credentials.
+/// No API server is configured, or the credentials are unusable.
 pub async fn client(access: &Access) -> Result<Client, ConnectError> {
     Ok(connect(access).await?.0)
 }
 
-/// The namespace of the context, or `default`. Nobody is asked for credentials.
+/// Returns the namespace of the context, or `default`, without interactive login.
 ///
 /// # Errors
-/// There is nothing to connect to.
+/// No API server is configured.
 pub async fn default_namespace(access: &Access) -> Result<String, ConnectError> {
     Ok(configuration(access).await?.default_namespace)
 }
@@ -167,7 +167,7 @@ fn not_in_cluster(error: InClusterError) -> ConnectError {
     ConnectError::NotInCluster(if is_absent { variables.to_owned() } else { error.to_string() })
 }
 
-/// What kubectl would read: the files of `KUBECONFIG`, else `~/.kube/config`.
+/// Reads kubectl's kubeconfig: the files of `KUBECONFIG`, else `~/.kube/config`.
 fn users_kubeconfig() -> Result<Option<(PathBuf, Kubeconfig)>, ConnectError> {
     let variable = PathBuf::from("$KUBECONFIG");
     let named = Kubeconfig::from_env().map_err(|error| of_kubeconfig(&variable, error))?;
@@ -208,7 +208,7 @@ async fn from_kubeconfig(
 fn of_kubeconfig(path: &Path, error: KubeconfigError) -> ConnectError {
     let path = path.to_owned();
     match error {
-        // Of several files in a variable the one that it is about.
+        // The variable may list several files: name the one with the error.
         KubeconfigError::ReadConfig(error, path) => ConnectError::Unreadable { path, error },
         KubeconfigError::CurrentContextNotSet => ConnectError::Kubeconfig {
             path,

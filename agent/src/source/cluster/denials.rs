@@ -1,8 +1,7 @@
-//! Kubernetes Events on pods whose traffic is denied, where their namespace asks for them.
+//! Kubernetes Events on pods with denied traffic, in namespaces that request them.
 //!
-//! Whoever can send packets can have them denied, so what they cause is bounded: a few Events a pod, one at a time a
-//! node, and the more nodes there are the slower each. A denial that finds no room is not told; the next Event of its
-//! pod says that there were more.
+//! Anyone who can send packets can cause denials, so the Events are bounded: a few per pod, one at a time per node, at
+//! a pace that slows with the number of nodes. A pod's denials above its limit are counted in its next Event.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,18 +16,18 @@ use super::event_recorder::{NOTE_MAX, publish};
 use crate::events::{Denial, Denials, DropKey};
 use crate::printable::cut;
 
-/// The same denial is told once in this time, and a pod has [`OF_POD`] Events in it.
+/// Period in which a pod has at most [`OF_POD`] Events, and each denial at most one.
 const PERIOD: Duration = Duration::from_mins(10);
-/// Events of a pod within [`PERIOD`].
+/// Most Events of a pod within [`PERIOD`].
 const OF_POD: usize = 5;
-/// Least time between two Events of a node.
+/// Shortest time between two Events of a node.
 const PACE: Duration = Duration::from_secs(1);
-/// Least time between two Events of a node for each node there is: 10 a second come from a large cluster together.
+/// Shortest time between two Events of a node, per node of the cluster: a large cluster writes 10 a second in total.
 const PACE_OF_NODES: Duration = Duration::from_millis(100);
-/// Least time between attempts in an outage.
+/// Shortest time between attempts in an outage.
 const RETRY: Duration = Duration::from_mins(1);
 
-/// Writes what comes, until nobody says more.
+/// Writes Events on denials until the channel is closed.
 pub(super) async fn write(
     connection: Arc<Connection>,
     instance: String,
@@ -53,7 +52,7 @@ pub(super) async fn write(
                     } else {
                         warn!(pod = %denial.pod, %error, "no Event can be written on a pod");
                     }
-                    // What is refused is this pod's matter.
+                    // A refusal concerns this pod alone.
                     if error.is_outage { RETRY } else { pace }
                 }
             };
@@ -77,19 +76,19 @@ fn regarding(denial: &Denial) -> ObjectReference {
     }
 }
 
-/// What was told of each pod, by its uid. The node's pace and [`PERIOD`] bound how many there are.
+/// Recent Events of each pod, by its UID. The node's pace and [`PERIOD`] bound the number of pods.
 #[derive(Default)]
 struct Told(HashMap<String, OfPod>);
 
 #[derive(Default)]
 struct OfPod {
     events: Vec<(DropKey, Instant)>,
-    /// Denials that found no room since the last Event.
+    /// Number of denials above the limit since the last Event.
     untold: u64,
 }
 
 impl Told {
-    /// What to tell of a denial now; `None`: nothing.
+    /// Returns the note of an Event to write for a denial now; `None` for no Event.
     fn note(&mut self, denial: &Denial, now: Instant) -> Option<String> {
         let is_recent = |at: &Instant| now.saturating_duration_since(*at) < PERIOD;
         self.0.retain(|_, pod| {

@@ -1,11 +1,10 @@
-//! Kubernetes Events on policies that cannot be honoured, and on a node where packets go past the programs.
+//! Kubernetes Events on policies that cannot be honoured, and on a node where packets bypass the programs.
 //!
-//! Of thousands of agents a few speak up (`engine/unsupported.rs` says which), each once, and again as
-//! long as it stays so, because Events are forgotten after an hour. Nothing waits for them: an Event
-//! that cannot be written is tried again later.
+//! Only a few of thousands of agents write (`engine/unsupported.rs` chooses them), each once, and again while the
+//! problem lasts, because Events expire after an hour. Nothing waits for Events: a failed write is repeated later.
 //!
-//! Namespaces take turns. An Event that the API server refuses concerns its object alone; only an outage
-//! stops the others.
+//! Namespaces take turns. An Event that the API server refuses delays its object alone; only an outage stops all
+//! Events.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -29,35 +28,35 @@ use crate::events::Denials;
 use crate::printable::cut;
 use crate::turns::in_turns;
 
-/// What is wrong on the node, by the reason of the Event that says so.
+/// Problems of the node, by the reason of their Event.
 pub(super) type OfNode = BTreeMap<&'static str, Vec<String>>;
-/// Policies that select a local pod and cannot be honoured, with their uids and the reasons. The key of a
-/// ClusterNetworkPolicy has no namespace.
+/// Policies that select a local pod and cannot be honoured, with UID and reasons. The key of a ClusterNetworkPolicy has
+/// no namespace.
 pub type Unsupported = BTreeMap<Key, (String, Vec<String>)>;
 
-/// Least time between two Events.
+/// Shortest time between two Events.
 const PACE: Duration = Duration::from_secs(1);
-/// An Event is repeated this often, as long as it is true.
+/// Time after which an Event is repeated while its problem lasts.
 const REPEAT: Duration = Duration::from_mins(30);
-/// Least time between two Events on the same policy: whoever may edit it can change what its Event says.
+/// Shortest time between two Events on the same policy: its editors can change the Event's note at will.
 const PAUSE: Duration = Duration::from_mins(1);
-/// Least time between attempts in an outage, and at what the server has refused; the latter doubles with each refusal
+/// Shortest time between attempts in an outage, and after a refusal by the server; the latter doubles with each refusal
 /// in a row, up to [`REPEAT`].
 const RETRY: Duration = Duration::from_mins(1);
-/// So many attempts in a row without an answer are an outage.
+/// Number of attempts in a row without an answer that count as an outage.
 const OUTAGE: u32 = 3;
-/// An Event that is not answered within this was not written.
+/// Longest time to wait for the answer to an Event.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Longest name of an Event, in bytes (a DNS subdomain, RFC 1123).
 const NAME_MAX: usize = 253;
-/// Longest note that the API takes, in bytes.
+/// Longest note that the API accepts, in bytes.
 pub(super) const NOTE_MAX: usize = 1024;
-/// Longest name of a reporting instance that the API takes.
+/// Longest name of a reporting instance that the API accepts, in characters.
 const INSTANCE_MAX: usize = 128;
-/// Prefix of what the node's own Events are remembered by; no uid has it.
+/// Prefix of the subjects of the node's own Events; no UID has it.
 const OF_NODE: &str = "node/";
 
-/// Where to say what is not enforced. Dropped, it says no more.
+/// Recorder of Events; when it is dropped, no more are written.
 #[derive(Debug)]
 pub struct EventRecorder {
     connection: Arc<Connection>,
@@ -79,12 +78,12 @@ impl EventRecorder {
         Self { connection: shared, policies, node: sender, denials }
     }
 
-    /// The way to the API server that it writes to.
+    /// Returns the recorder's connection to the API server.
     pub(crate) fn connection(&self) -> Arc<Connection> {
         Arc::clone(&self.connection)
     }
 
-    /// All that is wrong on this node now. Never waits.
+    /// Sets all current problems of this node. Never waits.
     pub fn tell_of_node(&self, of_node: OfNode) {
         self.node.send_if_modified(|current| {
             let modified = *current != of_node;
@@ -93,14 +92,14 @@ impl EventRecorder {
         });
     }
 
-    /// Denials to tell the owners of pods of; not those that come while others are being told. Never waits.
+    /// Reports denials to the owners of the pods. Drops denials that arrive while others are written. Never waits.
     pub fn tell_of_denials(&self, denials: Denials) {
         if !denials.all.is_empty() {
             let _ = self.denials.try_send(denials);
         }
     }
 
-    /// All there are now. Never waits.
+    /// Sets all current unsupported policies. Never waits.
     pub fn tell(&self, unsupported: Unsupported) {
         self.policies.send_if_modified(|current| {
             let modified = *current != unsupported;
@@ -117,23 +116,23 @@ struct Writer {
     agenda: Agenda,
 }
 
-/// Which Event is written next.
+/// Schedule of Events.
 struct Agenda {
     node: String,
-    /// What was reported of each policy, by uid, and of the node, by [`OF_NODE`] and the reason.
+    /// Reported state of each policy, by UID, and of the node, by [`OF_NODE`] and the reason.
     subjects: HashMap<String, Subject>,
     /// Namespace of the policy that had an Event last.
     served: String,
-    /// Attempts in a row that met what looks like an outage.
+    /// Number of attempts in a row that failed as in an outage.
     unanswered: u32,
 }
 
-/// What was reported of an object.
+/// Reported state of an object.
 #[derive(Default)]
 struct Subject {
-    /// The last note, and when it was written.
+    /// Last note, and the time at which it was written.
     reported: Option<(String, Instant)>,
-    /// Refusals in a row.
+    /// Number of refusals in a row.
     refusals: u32,
     rests_until: Option<Instant>,
 }
@@ -180,7 +179,7 @@ impl Writer {
         }
     }
 
-    /// Writes an Event; returns when to look again, beside the pace.
+    /// Writes an Event; returns the pause before the next attempt, in addition to the pace.
     async fn write(&mut self, due: Due) -> Duration {
         let Due { reason, note, regarding, .. } = &due;
         let action = (*reason, "Enforce");
@@ -195,8 +194,8 @@ impl Agenda {
         Self { node, subjects: HashMap::new(), served: String::new(), unanswered: 0 }
     }
 
-    /// The Event that is due: of the node first, then of the namespaces in turns, from the one behind the one that had
-    /// the last Event. One at a time: in the meantime another policy may have been mended.
+    /// Returns the Event that is due: the node's first, then the namespaces' in turns, starting after the namespace
+    /// that had the last Event. One at a time: another policy may be corrected in the meantime.
     fn next(&mut self, all: &Unsupported, of_node: &OfNode, now: Instant) -> Option<Due> {
         let known: HashSet<&str> = all.values().map(|(uid, _)| uid.as_str()).collect();
         self.subjects
@@ -207,7 +206,7 @@ impl Agenda {
         for (&reason, problems) in of_node {
             let (subject, note) =
                 (format!("{OF_NODE}{reason}"), cut(problems.join("; "), NOTE_MAX));
-            // What it says changes with counts; that it is so, does not.
+            // The note varies with counts, so the last note decides whether a repetition is due.
             let reported =
                 self.subjects.get(&subject).and_then(|it| Some(it.reported.as_ref()?.0.clone()));
             if !problems.is_empty() && is_due(&subject, reported.as_deref().unwrap_or(&note)) {
@@ -234,7 +233,7 @@ impl Agenda {
         Some(due)
     }
 
-    /// The outcome of a write; returns when to look again, beside the pace.
+    /// Records the outcome of a write; returns the pause before the next attempt, in addition to the pace.
     fn take(&mut self, due: Due, written: Result<(), EventError>, now: Instant) -> Duration {
         let Due { subject, reason, note, regarding } = due;
         let name = regarding.name.unwrap_or_default();
@@ -245,7 +244,7 @@ impl Agenda {
             *it = Subject { reported: Some((note, now)), ..Subject::default() };
             return Duration::ZERO;
         };
-        // One namespace's Events may take too long to be answered; namespaces take turns.
+        // One namespace's Events may time out; as namespaces take turns, only timeouts in a row count as an outage.
         self.unanswered = if error.is_outage { self.unanswered + 1 } else { 0 };
         let is_outage = self.unanswered >= OUTAGE;
         if error.is_terminating {
@@ -260,8 +259,8 @@ impl Agenda {
         Duration::ZERO
     }
 
-    /// By its name, as the kubelet's Events on a node are; in the namespace where those are, since some
-    /// servers (1.20) ask for the same one in both places.
+    /// Refers to the node by its name, as the kubelet's Events on a node do, and in the same namespace, since some
+    /// servers (1.20) require the same namespace in both places.
     fn own_node(&self) -> ObjectReference {
         ObjectReference {
             api_version: Some("v1".into()),
@@ -274,13 +273,13 @@ impl Agenda {
     }
 }
 
-/// Why an Event was not written.
+/// Error of an Event that was not written.
 #[derive(Debug)]
 pub(super) struct EventError {
     text: String,
-    /// No Event could be written, on whatever object.
+    /// Whether no Event could be written, on any object.
     pub(super) is_outage: bool,
-    /// The object's namespace is being deleted.
+    /// Whether the object's namespace is being deleted.
     pub(super) is_terminating: bool,
 }
 
@@ -290,8 +289,8 @@ impl std::fmt::Display for EventError {
     }
 }
 
-/// Writes an Event of a reason and an action. It is created and never changed: a count of repetitions in it would
-/// take another right.
+/// Creates an Event of a reason and an action. Existing Events are never updated: a count of repetitions would need
+/// another permission.
 pub(super) async fn publish(
     connection: &Connection,
     instance: &str,
@@ -332,16 +331,16 @@ pub(super) async fn publish(
     }
 }
 
-/// Name of an Event: that of its object, cut to what the API takes, and a time in nanoseconds, which tells it from
-/// others.
+/// Returns the name of an Event: its object's name, cut to the API's limit, and a time in nanoseconds that makes it
+/// unique.
 fn event_name(object: &str, nanoseconds: i128) -> String {
     let suffix = format!(".{nanoseconds:x}");
     let end = object.floor_char_boundary(NAME_MAX.saturating_sub(suffix.len()));
-    // Each part between dots ends with a letter or digit.
+    // Each part between dots must end with a letter or digit.
     format!("{}{suffix}", object[..end].trim_end_matches(['.', '-']))
 }
 
-/// Events on what has no namespace are in `default`, and so are those on the own node.
+/// Refers to a policy. Events on objects without a namespace are in `default`, as are those on the own node.
 fn regarding(policy: &Key, uid: &str) -> ObjectReference {
     let (version, kind, namespace) = match policy.namespace.as_str() {
         "" => ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy", "default"),
@@ -376,7 +375,7 @@ mod tests {
         assert!(long.len() <= NOTE_MAX && long.ends_with(" ..."));
     }
 
-    /// A name of 253 bytes is the longest of a policy or pod.
+    /// 253 bytes is the longest name of a policy or pod.
     #[test]
     fn a_name_of_an_event_is_one_that_the_api_takes() {
         let nanoseconds = Timestamp::now().as_nanosecond();
@@ -393,7 +392,7 @@ mod tests {
         }
     }
 
-    /// A hundred policies of one tenant, before another's one in the order of names.
+    /// A hundred policies of one tenant, sorted before another tenant's single one.
     fn troubled() -> Unsupported {
         let crowd = (0..100).map(|n| ("crowd", format!("p{n:02}")));
         let all = crowd.chain([("shop", "web".to_owned())]);
@@ -427,7 +426,7 @@ mod tests {
             let expected =
                 ["crowd/p00", "shop/web", "crowd/p01", "crowd/p02", "crowd/p03", "crowd/p04"];
             assert_eq!(turns, expected, "refused: {refused}");
-            // What was refused is tried again after all others.
+            // Refused Events are tried again after all others.
             let due = agenda.next(&all, &none, now + 2 * RETRY).unwrap();
             assert!(!turns.contains(&due.subject) || due.subject == "shop/web", "{}", due.subject);
         }
@@ -448,7 +447,7 @@ mod tests {
         }
         assert_eq!(pauses, [Duration::ZERO, Duration::ZERO, RETRY], "nobody answers");
         now += RETRY;
-        // Of the crowd's Events every other one is not answered.
+        // Every other one of the crowd's Events is not answered.
         let mut number = 0;
         while let Some(due) = agenda.next(&all, &none, now) {
             number += 1;
@@ -461,8 +460,8 @@ mod tests {
         }
     }
 
-    /// A tenant's policies come, go, change and have long names; their Events are refused, not answered or written. Each
-    /// change of the other tenant's policy is reported within the pause after its last Event, and three turns.
+    /// A tenant's policies come, go, change and have long names; their Events are refused, time out or are written.
+    /// Each change of the other tenant's policy is reported within the pause after its last Event, plus three turns.
     #[test]
     fn whatever_becomes_of_a_tenants_events_the_others_are_written() {
         for seed in 1..=10 {

@@ -1,4 +1,4 @@
-//! Why a list or a watch ended, and what follows from it.
+//! Reasons for which a list or a watch ended, and their consequences.
 
 use std::error::Error;
 use std::io;
@@ -6,48 +6,48 @@ use std::time::Duration;
 
 use kube::core::Status;
 
-/// Why a request failed.
+/// Reason for which a request failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// 410: history was compacted, the watch cannot go on from where it was. List again.
+    /// 410: history was compacted, so the watch cannot continue from its version and a new list is needed.
     Gone,
     /// 404: the server does not serve the kind.
     NotServed,
-    /// 404, and not in the words of an API server about a kind: of a group that it does not have it says no
-    /// more, and neither does a proxy that knows no such path.
+    /// 404 without the `NotFound` reason of an API server: the answer for an unknown API group, or of a proxy without
+    /// such a path.
     NoPath(String),
-    /// 403: RBAC lacks a rule; the server's words name verb and resource.
+    /// 403: RBAC lacks a rule; the server's message names verb and resource.
     Forbidden(String),
-    /// 401: the token is not good (any more).
+    /// 401: the token is invalid or expired.
     Unauthorized(String),
-    /// 400 or 422: the server does not understand the request.
+    /// 400 or 422: the server does not support the request.
     NotUnderstood(String),
-    /// Nothing came for this long.
+    /// No data arrived for this long.
     Silent(Duration),
     /// Any other answer.
     Refused(String),
-    /// No answer: the network, TLS.
+    /// No answer: a network or TLS error.
     Unreachable(String),
-    /// An answer that is no JSON, no list, or no events. What is inside of an object does not matter.
+    /// The answer is not JSON, or not a list or events. The content of objects does not matter here.
     Undecodable(String),
 }
 
-/// Status of an answer that is an error; `None`: there was no answer.
+/// Returns the status of an error answer; `None` without an answer.
 pub(crate) fn code_of(error: &kube::Error) -> Option<u16> {
     if let kube::Error::Api(status) = error { Some(status.code) } else { None }
 }
 
-/// Whether no write works now, whatever its object: no answer, the credentials are not good (401), too many requests
-/// (429), or the server is not available (503). Any other error may be the object's: a server answers 500 where an
-/// admission webhook fails, or where the object would be too large for etcd.
+/// Returns whether no write works now, regardless of its object: no answer, invalid credentials (401), too many
+/// requests (429), or an unavailable server (503). Other errors may be specific to the object: a server answers 500 if
+/// an admission webhook fails, or if the object would be too large for etcd.
 pub(crate) const fn is_outage(code: Option<u16>) -> bool {
     matches!(code, None | Some(401 | 429 | 503))
 }
 
-/// Whether the server takes no new objects in a namespace since that is being deleted. Nothing is wrong, and trying
-/// again is in vain.
+/// Returns whether the server accepts no new objects in a namespace because the namespace is being deleted. This is not
+/// a fault, and a repetition is useless.
 pub(crate) fn is_terminating(error: &kube::Error) -> bool {
-    // `NamespaceTerminatingCause` of k8s.io/api/core/v1; servers before 1.15 say it in words alone.
+    // `NamespaceTerminatingCause` of k8s.io/api/core/v1; servers before 1.15 have it in the message alone.
     const CAUSE: &str = "NamespaceTerminating";
     let kube::Error::Api(status) = error else { return false };
     let causes = status.details.iter().flat_map(|details| &details.causes);
@@ -57,7 +57,7 @@ pub(crate) fn is_terminating(error: &kube::Error) -> bool {
 }
 
 impl Failure {
-    /// Of an error status, in an answer or in a watch.
+    /// Converts an error status of an answer or of a watch.
     pub(crate) fn of_status(status: &Status) -> Self {
         let words = match status.message.as_str() {
             "" => format!("HTTP status {}", status.code),
@@ -70,13 +70,13 @@ impl Failure {
             403 => Self::Forbidden(words),
             401 => Self::Unauthorized(words),
             400 | 422 => Self::NotUnderstood(words),
-            // With an etcd before 3.4.31 or 3.5.13 a server has no streaming lists, and says so as if it had failed.
+            // With etcd before 3.4.31 or 3.5.13 a server has no streaming lists, and answers 500 to them.
             500 if words.contains("required storage feature") => Self::NotUnderstood(words),
             code => Self::Refused(format!("{words} ({code})")),
         }
     }
 
-    /// Of an error of the client.
+    /// Converts an error of the client.
     #[expect(
         clippy::wildcard_enum_match_arm,
         reason = "an enum of another crate, open to further variants"
@@ -90,33 +90,33 @@ impl Failure {
         }
     }
 
-    /// Of an answer that began and does not go on.
+    /// Converts an error of an answer that broke off.
     pub(crate) fn of_body(error: &io::Error) -> Self {
         Self::Unreachable(chain(error))
     }
 
-    /// Another connection, with the credentials as they are now, may help. One that was silent may be a
-    /// connection whose other end is gone.
+    /// Returns whether a new connection with the current credentials may help. After a silence the connection's other
+    /// end may be gone.
     pub(crate) const fn calls_for_renewal(&self) -> bool {
         matches!(self, Self::Unauthorized(_) | Self::Unreachable(_) | Self::Silent(_))
     }
 
-    /// Nobody answered.
+    /// Returns whether the server did not answer.
     pub(crate) const fn is_no_answer(&self) -> bool {
         matches!(self, Self::Silent(_) | Self::Unreachable(_))
     }
 
-    /// There is no connection.
+    /// Returns whether there is no connection.
     pub(crate) const fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable(_))
     }
 
-    /// A watch cannot go on from where it was.
+    /// Returns whether a watch cannot continue from its version.
     pub(crate) const fn calls_for_list(&self) -> bool {
         matches!(self, Self::Gone | Self::NotServed | Self::NotUnderstood(_) | Self::Undecodable(_))
     }
 
-    /// What is wrong, for people; `what` is the request, as `list pods`.
+    /// Describes the failure for people; `what` is the request, as `list pods`.
     pub(crate) fn text(&self, what: &str, server: &str) -> String {
         match self {
             Self::Gone => format!("cannot {what}: too far behind, listing again"),
@@ -148,8 +148,8 @@ fn hint(words: &str) -> &'static str {
     }
 }
 
-/// An error and its causes, without repetition: libraries put the cause into the text too, and where in the
-/// client it happened.
+/// Joins an error and its causes without repetition: libraries include the cause in their own text, and name the
+/// client's layers.
 fn chain(error: &dyn Error) -> String {
     let mut texts = Vec::new();
     let mut cause = Some(error);

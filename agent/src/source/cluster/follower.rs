@@ -1,9 +1,9 @@
-//! One kind: listed once, then followed, and listed again where following is not possible.
+//! One kind: listed once, then watched, and listed again if the watch cannot continue.
 //!
-//! Connections and requests are kube's. The loop around them is ours, because what it does is what
-//! this source is about: it tells when a watch is alive (bookmarks count), takes a server that has no
-//! streaming lists for what it is, and asks anew where a watch has gone silent. So is what comes in
-//! (`answer.rs`): kube decodes whole objects, and takes one that it cannot decode for the end.
+//! Connections and requests are kube's. The loop around them is netpold's own, because it records when a watch is alive
+//! (bookmarks count), recognises a server without streaming lists, and repeats the request of a silent watch. The
+//! decoding of answers (`answer.rs`) is its own too: kube decodes whole objects, and an object that kube cannot
+//! decode ends its watch.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -29,44 +29,44 @@ use super::store::Store;
 use crate::source::KindStatus;
 use crate::source::convert::Read;
 
-/// How long a server may take to begin a streaming list and between its objects.
+/// Longest wait for a streaming list to begin, and between its objects.
 const STREAM_PAUSE: Duration = Duration::from_secs(30);
-/// The longest pause after a failure.
+/// Longest pause after a failure.
 const LONGEST: Duration = Duration::from_mins(5);
-/// A watch ends by itself after this long, and a random part of as much again: an agent on every
-/// node must not return at the same moment. kube accepts less than 295 s.
+/// Duration of a watch, to which a random part of as much is added: the agents of all nodes must not return at the same
+/// moment. kube accepts less than 295 s.
 const WATCH_SECONDS: u32 = 145;
-/// A watch that ends sooner than this was no watch; asking again at once would be a hot loop.
+/// Shortest duration of a real watch; an immediate repetition of a shorter one would be a hot loop.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// How far following a kind has come.
+/// Progress of following a kind.
 enum State {
-    /// Everything is to be listed.
+    /// The next request is a list.
     List,
-    /// A list was taken in; the watch goes on from this version.
+    /// A list is complete; the watch continues from this version.
     Watch(String),
 }
 
-/// Follows one kind.
+/// Follower of one kind.
 pub(super) struct Follower<K> {
     connection: Arc<Connection>,
     outage: Member,
     updates: mpsc::Sender<Update>,
     number: usize,
-    /// Further narrowing by fields.
+    /// Additional field selector.
     fields: Option<String>,
     store: Store<K>,
     state: State,
-    /// The server may have streaming lists.
+    /// Whether the server may support streaming lists.
     streaming: bool,
     backoff: DefaultBackoff,
     availability: Availability,
-    /// The last watch was given up after this time without an event.
+    /// Silence after which the last watch was given up.
     quiet: Option<Duration>,
 }
 
 impl<K: Kind> Follower<K> {
-    /// `number` is the kind's among all that are followed.
+    /// Creates a follower; `number` is the kind's index among all followed kinds.
     pub(super) fn new(
         connection: Arc<Connection>,
         outage: Member,
@@ -89,12 +89,12 @@ impl<K: Kind> Follower<K> {
         }
     }
 
-    /// The status before anything is known.
+    /// Returns the status before any answer.
     pub(super) fn status(&self) -> KindStatus {
         self.availability.status.clone()
     }
 
-    /// Follows until nobody listens any more.
+    /// Follows until the receiver of updates is closed.
     pub(super) async fn run(mut self) {
         while !self.updates.is_closed() {
             let (verb, outcome) = match &self.state {
@@ -109,7 +109,7 @@ impl<K: Kind> Follower<K> {
         }
     }
 
-    /// All objects in pages; consistent, since later pages are of the first one's version.
+    /// Lists all objects in pages; the list is consistent, since later pages have the first one's version.
     async fn paged_list(&mut self) -> Result<(), Failure> {
         self.begin_list();
         let mut params = list::params::<K>(self.fields.as_deref());
@@ -129,7 +129,7 @@ impl<K: Kind> Follower<K> {
         }
     }
 
-    /// One page: what changed, and what it says of itself.
+    /// Reads one page; returns its changes and its metadata.
     async fn page(&mut self, params: &ListParams) -> Result<(Vec<Change>, ListMeta), Failure> {
         let (client, timeout) = (self.connection.client(), self.connection.timeout());
         let mut changes = Vec::new();
@@ -138,19 +138,19 @@ impl<K: Kind> Follower<K> {
         Ok((changes, metadata))
     }
 
-    /// All objects as the first events of a watch, which then goes on. The server holds one object
-    /// at a time in memory, and so do we.
+    /// Lists all objects as the first events of a watch, which then continues. Server and agent hold one object at a
+    /// time in memory.
     async fn streamed_list(&mut self) -> Result<(), Failure> {
         self.begin_list();
         let params = WatchParams { send_initial_events: true, ..self.watch_params() };
-        // No version: as recent as a list, not as old as some cache may be.
+        // Without a version the list is as recent as a plain list, not as old as some cache may be.
         let mut answer = match self.ask(Self::request().watch(&params, ""), STREAM_PAUSE).await {
             Ok(answer) => answer,
             Err(Failure::Silent(_)) => {
                 return self.without_streaming("no answer to a streaming list");
             }
             Err(Failure::NotUnderstood(reason)) => return self.without_streaming(&reason),
-            // Whether the kind is served is for a plain list to say.
+            // Only a plain list shows whether the kind is served.
             Err(Failure::NotServed) => return self.without_streaming("not found"),
             Err(failure) => return Err(failure),
         };
@@ -177,7 +177,7 @@ impl<K: Kind> Follower<K> {
         Ok(())
     }
 
-    /// Changes from a version on, until the server ends the watch, as it does every few minutes.
+    /// Watches changes from a version on, until the server ends the watch, as it does every few minutes.
     async fn watch(&mut self, version: String) -> Result<(), Failure> {
         let began = Instant::now();
         let request = Self::request().watch(&self.watch_params(), &version);
@@ -198,10 +198,10 @@ impl<K: Kind> Follower<K> {
 
     /// Takes in events after a list, until the watch ends or is silent for too long.
     ///
-    /// Silence alone is no fault: objects of a kind may not change for hours, and a server whose etcd reports no
-    /// progress sends no bookmarks. A connection whose other end is gone, or a proxy that has forgotten it, looks the
-    /// same, and TCP keepalive would find the former only. So the watch is asked for again from its last version, over
-    /// HTTP/1.1 on another connection: a server that is there answers that at once, and only one that does not is
+    /// Silence alone is not a fault: objects of a kind may not change for hours, and a server whose etcd reports no
+    /// progress sends no bookmarks. A connection whose other end is gone, or that a proxy has forgotten, looks the
+    /// same, and TCP keepalive would detect only the former. The watch is therefore requested again from its last
+    /// version, over HTTP/1.1 on another connection: a live server answers at once, and only a server that does not is
     /// reported.
     async fn follow(&mut self, mut answer: Answer, mut events: Events) -> Result<(), Failure> {
         let mut complete = true;
@@ -220,8 +220,8 @@ impl<K: Kind> Follower<K> {
         }
     }
 
-    /// Takes in the events that come next; whether there may be more. `complete`: those of a streaming
-    /// list have come.
+    /// Takes in the next events; returns whether there may be more. `complete`: the events of a streaming list have all
+    /// arrived.
     async fn take(
         &mut self,
         answer: &mut Answer,
@@ -242,13 +242,12 @@ impl<K: Kind> Follower<K> {
         if let Ok(true) = outcome {
             self.heard();
         }
-        // What came before a failure is told too: the watch goes on after it, and the next list will
-        // not find it changed.
+        // Changes before a failure are sent too: the watch continues after them, and the next list sees them unchanged.
         self.say(changes, at.unwrap_or_else(Instant::now)).await;
         outcome
     }
 
-    /// Takes an event in, and its version as the one to go on from.
+    /// Takes in an event, and its version for the next watch.
     fn event(&mut self, event: Event, complete: &mut bool) -> Result<Vec<Change>, Failure> {
         let (change, version) = match event {
             Event::Object(read) if *complete => (self.store.update(&read), read.identity.version),
@@ -296,22 +295,23 @@ impl<K: Kind> Follower<K> {
         self.availability.status.lists += 1;
     }
 
-    /// The list of that version is complete; what it took away.
+    /// Completes the list of that version; returns the changes that were held, including removals.
     fn complete(&mut self, version: String) -> Vec<Change> {
         self.state = State::Watch(version);
         self.availability.status.in_sync = true;
         self.store.complete()
     }
 
-    /// The server answers as it should.
+    /// Records a good answer of the server.
     fn heard(&mut self) {
         self.availability.heard();
         self.backoff.reset();
         self.outage.set(Following::Works);
     }
 
-    /// Of a group or version without any kind a server says nothing of its own: whether it has none is in its
-    /// list of what it serves. That is read only where it may matter: 5,000 agents ask for absent kinds.
+    /// Confirms a 404 for an API group or version without any kind, which the server does not identify as its own: the
+    /// discovery documents show whether the server has the group. They are read only if the result matters, because
+    /// 5,000 agents ask for absent kinds.
     async fn confirmed(&self, failure: Failure) -> Failure {
         if K::ABSENCE != Absence::Usual || !matches!(failure, Failure::NoPath(_)) {
             return failure;
@@ -363,12 +363,12 @@ impl<K: Kind> Follower<K> {
             synced: self.store.synced(),
             problems: self.store.problems(),
         };
-        // Nobody listens any more: the loop sees that too.
+        // If the receiver is closed, the loop ends as well.
         let _ = self.updates.send(update).await;
     }
 }
 
-/// `networkpolicies.networking.k8s.io`
+/// Returns the resource with its group, as `networkpolicies.networking.k8s.io`.
 pub(super) fn kind_name<K: Resource<DynamicType = ()>>() -> String {
     match K::group(&()) {
         group if group.is_empty() => K::plural(&()).into_owned(),

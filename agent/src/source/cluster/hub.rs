@@ -1,4 +1,4 @@
-//! All kinds together: what they say becomes batches, and one status.
+//! All kinds together: merges their updates into batches and one status.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -10,37 +10,37 @@ use tracing::{info, warn};
 
 use crate::source::{Batch, KindStatus, SourceProblem, SourceStatus};
 
-/// After a batch, the changes of this time are the next one: in a burst, objects that belong together come
-/// on several watches. No change waits longer, and one after a pause waits for nothing.
+/// Time after a batch in which changes are gathered for the next batch: in a burst, objects that belong together arrive
+/// on several watches. No change waits longer, and a change after a pause does not wait.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// What became of a kind.
+/// Update of a kind.
 #[derive(Debug)]
 pub(super) struct Update {
-    /// Number of the kind.
+    /// Index of the kind.
     pub(super) kind: usize,
-    /// What changed.
+    /// Changes of objects.
     pub(super) changes: Vec<Change>,
-    /// When that came in.
+    /// Time at which the changes arrived.
     pub(super) at: Instant,
-    /// How following it goes.
+    /// Status of following the kind.
     pub(super) status: KindStatus,
-    /// All of it was known at some time.
+    /// Whether the kind was fully listed at some time.
     pub(super) synced: bool,
-    /// What was not understood, if that changed.
+    /// Problems with objects, if they changed.
     pub(super) problems: Option<Problems>,
 }
 
-/// What of a kind's objects was not understood.
+/// Problems with the objects of a kind.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
-    /// In the order of names.
+    /// Texts in the order of object names.
     pub(super) texts: Vec<String>,
-    /// How many more there are.
+    /// Number of further problems.
     pub(super) more: usize,
 }
 
-/// Gathers updates.
+/// Merges updates of all kinds.
 pub(super) struct Hub {
     updates: mpsc::Receiver<Update>,
     batches: mpsc::Sender<Batch>,
@@ -50,7 +50,7 @@ pub(super) struct Hub {
     in_sync: bool,
 }
 
-/// What is known of a kind.
+/// Last reported state of a kind.
 struct Known {
     status: KindStatus,
     synced: bool,
@@ -74,7 +74,7 @@ impl Hub {
         (hub, seen)
     }
 
-    /// Gathers until every kind has ended, or nobody listens any more.
+    /// Merges until every kind has ended, or the receiver of batches is closed.
     pub(super) async fn run(mut self) {
         let mut calm = tokio::time::Instant::now();
         loop {
@@ -115,7 +115,7 @@ impl Hub {
         }
     }
 
-    /// Passes on what was gathered; `None`: nobody listens any more.
+    /// Sends the gathered changes; `None` if the receiver is closed.
     async fn publish(&mut self, gathered: Gathered, at: Instant) -> Option<()> {
         let before = self.in_sync;
         self.in_sync |= self.kinds.iter().all(|known| known.synced);
@@ -154,8 +154,8 @@ impl Hub {
     }
 }
 
-/// Logs what is new among the problems and what is settled. A server without connection is one
-/// problem, whichever kinds notice it.
+/// Logs new problems and problems that are settled. A server without connection is one problem, regardless of the kinds
+/// that report it.
 fn report(before: &SourceStatus, now: &SourceStatus) {
     let missed = [before, now].map(|status| status.kinds.iter().find(|kind| kind.unreachable));
     match missed {
@@ -166,7 +166,7 @@ fn report(before: &SourceStatus, now: &SourceStatus) {
         [Some(_), None] => info!("{} answers again", now.origin),
         _ => {}
     }
-    // Of kinds without connection neither what is wrong now is logged, nor what was wrong before.
+    // For kinds without connection neither the current nor the former errors are logged.
     let lost: BTreeSet<&String> = before
         .kinds
         .iter()
@@ -192,7 +192,7 @@ fn report(before: &SourceStatus, now: &SourceStatus) {
     }
 }
 
-/// Changes, at most one for an object: the last.
+/// Changes, at most one per object: the last.
 #[derive(Default)]
 struct Gathered(BTreeMap<ObjectKey, Change>);
 
@@ -201,7 +201,7 @@ impl Gathered {
         self.0.extend(changes.into_iter().map(|change| (ObjectKey::of(&change), change)));
     }
 
-    /// In the order of kinds and names.
+    /// Returns the changes in the order of kinds and names.
     fn changes(self) -> Vec<Change> {
         self.0.into_values().collect()
     }

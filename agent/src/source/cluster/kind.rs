@@ -13,22 +13,22 @@ use netpold_core::model::{Change, Key};
 
 use crate::source::convert;
 
-/// What it means that a server does not serve a kind.
+/// Meaning of a kind that the server does not serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Absence {
-    /// Something is wrong: that must not be read as "there are none".
+    /// An error, not an empty list.
     Wrong,
-    /// The kind counts as empty, but every server that is complete serves it. What was known stays.
+    /// The kind counts as empty, although every complete server serves it. The known objects stay.
     Unusual,
-    /// The kind may be installed and removed at any time: there are none. Nothing else waits for a kind
-    /// that may not be read.
+    /// The kind is optional and may be installed and removed at any time: there are no objects. If the kind may not be
+    /// read, nothing waits for it.
     Usual,
 }
 
 impl Absence {
-    /// How long until the kind is asked for again, after so many such answers in a row. A kind that comes and
-    /// goes is expected soon; an agent on every node asks, so the longer it is absent the less often it asks: 5,000
-    /// agents send 17 such requests a second in the end.
+    /// Returns the pause before the kind is requested again, after this many such answers in a row. An optional kind
+    /// may appear soon; but an agent on every node asks, so the pause grows while the kind is absent: 5,000 agents send
+    /// 17 such requests a second in the end.
     pub(super) const fn pause(self, answers: u32) -> Duration {
         match (self, answers) {
             (Self::Usual, 0..=3) => Duration::from_secs(20),
@@ -42,17 +42,17 @@ impl Absence {
 
 /// A kind that is watched.
 pub(super) trait Kind: Resource<DynamicType = ()> + Send + Sync + 'static {
-    /// What it is converted as.
+    /// The same kind for `convert`.
     const KIND: convert::Kind;
-    /// What it means that the server does not serve it.
+    /// Meaning of a server that does not serve the kind.
     const ABSENCE: Absence = Absence::Wrong;
-    /// Which objects are asked for, by their fields.
+    /// Field selector of the requests.
     const FIELDS: Option<&'static str> = None;
-    /// Which objects are asked for, by their labels.
+    /// Label selector of the requests.
     const LABELS: Option<&'static str> = None;
 
-    /// The change that says that the object of this key is gone; of kinds without namespaces the
-    /// key's is empty.
+    /// Returns the change for the removal of the object with this key; kinds without namespaces have an empty namespace
+    /// in the key.
     fn gone(key: Key) -> Change;
 }
 
@@ -74,8 +74,8 @@ impl Kind for Node {
 
 impl Kind for Pod {
     const KIND: convert::Kind = convert::Kind::Pod;
-    /// Finished pods play no part; a cluster of jobs may have many of them. A pod that finishes is
-    /// deleted as this watch sees it.
+    /// Finished pods do not matter, and a cluster of jobs may have many of them. This watch reports a pod that finishes
+    /// as deleted.
     const FIELDS: Option<&'static str> = Some("status.phase!=Succeeded,status.phase!=Failed");
 
     fn gone(key: Key) -> Change {
@@ -95,8 +95,8 @@ impl Kind for Service {
 impl Kind for EndpointSlice {
     const KIND: convert::Kind = convert::Kind::EndpointSlice;
     const ABSENCE: Absence = Absence::Unusual;
-    /// What kube-proxy asks for: a headless Service has no address of its own, and the Services of
-    /// another proxy are not served by the nodes'.
+    /// Same selector as kube-proxy's: a headless Service has no address of its own, and Services of another proxy are
+    /// not served by the nodes' proxies.
     const LABELS: Option<&'static str> =
         Some("!service.kubernetes.io/headless,!service.kubernetes.io/service-proxy-name");
 
@@ -113,7 +113,7 @@ impl Kind for NetworkPolicy {
     }
 }
 
-/// `policy.networking.k8s.io/v1alpha2`, as far as it is asked for; `convert` reads what comes.
+/// `policy.networking.k8s.io/v1alpha2`, as far as requests need it; `convert` reads the objects.
 #[derive(Debug)]
 pub(super) struct ClusterNetworkPolicy {
     metadata: ObjectMeta,

@@ -1,4 +1,4 @@
-//! All objects of a kind, once: for commands that answer and end, and for the first list of a follower.
+//! All objects of a kind, listed once: for commands that answer and exit, and for the first list of a follower.
 
 use std::time::Duration;
 
@@ -20,23 +20,23 @@ use super::split::Part;
 use super::store::Store;
 use crate::source::convert::{self, Read};
 
-/// Objects a page, as kubectl and client-go ask for.
+/// Objects per page, as in kubectl and client-go.
 const PAGE: u32 = 500;
-/// A list whose history is compacted before its last page is begun anew this often.
+/// Number of attempts at a list whose history is compacted before the last page.
 const ATTEMPTS: usize = 3;
 
-/// What there is of a kind.
+/// Result of listing a kind.
 #[derive(Debug, Default)]
 pub(crate) struct Listed {
     /// The objects.
     pub(crate) objects: Vec<Change>,
-    /// What of them was not understood; of many, some.
+    /// Problems with the objects; if there are many, some of them.
     pub(crate) problems: Vec<String>,
-    /// The server serves the kind.
+    /// Whether the server serves the kind.
     pub(crate) served: bool,
 }
 
-/// Lists kinds.
+/// Lists kinds once.
 #[derive(Debug)]
 pub(crate) struct Lister {
     connection: Connection,
@@ -51,12 +51,12 @@ impl Lister {
         self.connection.client()
     }
 
-    /// `https://address:port`
+    /// Returns the server's address, as `https://address:port`.
     pub(crate) fn server(&self) -> &str {
         self.connection.server()
     }
 
-    /// All objects, or those of a namespace. A kind that a server may lack is empty where it is not served.
+    /// Lists all objects, or those of a namespace. An optional kind that the server does not serve is empty.
     pub(crate) async fn list(
         &self,
         kind: convert::Kind,
@@ -73,7 +73,7 @@ impl Lister {
         }
     }
 
-    /// The namespace of a name, which may be read where namespaces may not be listed.
+    /// Reads one namespace by name, which may be allowed if listing namespaces is not.
     pub(crate) async fn namespace(&self, name: &str) -> Result<Listed, Failure> {
         let request = Request::new(Namespace::url_path(&(), None));
         let request = request.get(name, &kube::api::GetParams::default());
@@ -84,7 +84,7 @@ impl Lister {
         Ok(listed(&mut store, objects.into_iter().collect()))
     }
 
-    /// What a kind is called in RBAC, as `networkpolicies.networking.k8s.io`.
+    /// Returns the name of a kind in RBAC, as `networkpolicies.networking.k8s.io`.
     pub(crate) fn name(kind: convert::Kind) -> String {
         match kind {
             convert::Kind::Namespace => kind_name::<Namespace>(),
@@ -123,8 +123,8 @@ impl Lister {
         }
     }
 
-    /// What a failure says of a kind that a server need not serve. One that the user may not list may not be there
-    /// at all: what a server serves everybody may know.
+    /// Returns an empty list if a failure shows that an optional kind is not served. A kind that the user may not list
+    /// may not exist at all: every user may read the list of served kinds.
     async fn absent<K: Kind>(&self, failure: Failure) -> Result<Listed, Failure> {
         let not_served = match &failure {
             Failure::NotServed => K::ABSENCE != Absence::Wrong,
@@ -152,7 +152,7 @@ fn listed<K: Kind>(store: &mut Store<K>, objects: Vec<Change>) -> Listed {
     Listed { objects, problems, served: true }
 }
 
-/// What is asked for of a kind, narrowed by fields.
+/// Returns the parameters of a list, narrowed by a field selector.
 pub(super) fn params<K: Kind>(fields: Option<&str>) -> ListParams {
     ListParams {
         field_selector: fields.map(str::to_owned),
@@ -162,7 +162,7 @@ pub(super) fn params<K: Kind>(fields: Option<&str>) -> ListParams {
     }
 }
 
-/// One page: its objects are handed out; what it says of itself.
+/// Reads one page: passes its objects to `take`, and returns its metadata.
 pub(super) async fn page<K: Kind>(
     client: &Client,
     namespace: Option<&str>,
@@ -192,7 +192,7 @@ pub(super) async fn page<K: Kind>(
     metadata.ok_or_else(no_list)
 }
 
-/// Whether a kind is in the server's list of what it serves.
+/// Returns whether the server's discovery documents contain a kind.
 pub(super) async fn is_served<K: Kind>(
     connection: &Connection,
 ) -> Result<kube::Result<bool>, tokio::time::error::Elapsed> {

@@ -1,6 +1,6 @@
 //! An outage of the API server: every kind fails, one of them keeps asking, and its success wakes the others.
 //!
-//! Left to itself, each kind would wait out a backoff of up to a minute after the server is back.
+//! On its own, each kind would wait out a backoff of up to a minute after the server is back.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard};
@@ -10,28 +10,28 @@ use crate::lock::lock;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
-/// The shortest pause between two requests of the kind that keeps asking; up to as much is added.
+/// Shortest pause between two requests of the kind that keeps asking; up to as much is added.
 const ASKING: Duration = Duration::from_secs(1);
-/// The other kinds return within this time of the first one's success. Agents on all nodes notice the
-/// end of an outage together, so each request is delayed by a random part of it.
+/// Time within which the other kinds return after the first one's success. Agents on all nodes notice the end of an
+/// outage together, so each request is delayed by a random part of it.
 const SPREAD: Duration = Duration::from_secs(1);
 
-/// How following a kind goes.
+/// State of following a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Following {
     /// The server answers.
     Works,
     /// The last request failed.
     Fails,
-    /// The server does not serve the kind; it is asked for rarely and counts for nothing here.
+    /// The server does not serve the kind; requests are rare, and this module ignores the kind.
     Rests,
 }
 
-/// Shared by all kinds of a cluster.
+/// State shared by all kinds of a cluster.
 #[derive(Debug)]
 pub(super) struct Outage {
     kinds: StdMutex<Vec<Following>>,
-    /// How many outages have ended.
+    /// Number of outages that have ended.
     ended: watch::Sender<u64>,
     /// Held by the kind that keeps asking, while it pauses.
     asking: Mutex<()>,
@@ -43,7 +43,7 @@ impl Outage {
         Arc::new(Self { kinds: StdMutex::default(), ended, asking: Mutex::default() })
     }
 
-    /// Adds a kind, which works until it says otherwise.
+    /// Adds a kind in the state [`Following::Works`].
     pub(super) fn member(self: &Arc<Self>) -> Member {
         let mut kinds = self.kinds();
         kinds.push(Following::Works);
@@ -55,12 +55,12 @@ impl Outage {
     }
 }
 
-/// Whether no kind works, and at least one fails.
+/// Returns whether no kind works, and at least one fails.
 fn is_outage(kinds: &[Following]) -> bool {
     kinds.contains(&Following::Fails) && !kinds.contains(&Following::Works)
 }
 
-/// One kind's part in it.
+/// One kind's membership in an [`Outage`].
 #[derive(Debug)]
 pub(super) struct Member {
     outage: Arc<Outage>,
@@ -68,7 +68,7 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// Says how following the kind goes now. The first kind that works again ends the outage.
+    /// Sets the state of following the kind. The first kind that works again ends the outage.
     pub(super) fn set(&self, now: Following) {
         let mut kinds = self.outage.kinds();
         let was_outage = is_outage(&kinds);
@@ -113,7 +113,7 @@ mod tests {
     const BACKOFF: Duration = Duration::from_hours(1);
     const PATIENCE: Duration = Duration::from_mins(1);
 
-    /// Asks a server as a follower does, until it answers.
+    /// Sends requests to a server as a follower does, until the server answers.
     async fn follow(member: Member, server: Arc<AtomicBool>) {
         while !server.load(Ordering::Relaxed) {
             member.set(Following::Fails);
@@ -135,7 +135,7 @@ mod tests {
         assert!(all.is_ok(), "{:?}", outage.kinds());
     }
 
-    /// A kind that fails alone keeps to its backoff, and nobody wakes it.
+    /// A kind that fails alone keeps to its backoff: another kind's success does not wake it.
     #[tokio::test]
     async fn a_kind_that_fails_alone_waits() {
         let outage = Outage::new();
@@ -150,7 +150,7 @@ mod tests {
         assert!(began.elapsed() >= backoff, "{:?}", began.elapsed());
     }
 
-    /// A kind that the server does not serve neither is an outage nor hides one.
+    /// A kind that the server does not serve neither makes an outage nor hides one.
     #[tokio::test]
     async fn a_kind_that_rests_counts_for_nothing() {
         let outage = Outage::new();

@@ -1,16 +1,15 @@
-//! An answer's JSON in parts, as it comes in: a list's items, a watch's events.
+//! Streaming splitter of an answer's JSON into parts: a list's items, a watch's events.
 //!
-//! What is inside a part is not looked at, but for where it ends, so that a part that cannot be
-//! decoded (too deep, no UTF-8, not even JSON inside of its brackets) is a matter of that part alone.
-//! One part is in memory at a time, and of that no more than [`PART_MAX`].
+//! The splitter only searches a part for its end, so a part that cannot be decoded (too deep, not UTF-8, not even JSON
+//! within its brackets) does not affect the others. At most one part is in memory at a time, limited to [`PART_MAX`].
 
 use thiserror::Error;
 
-/// Most bytes that are kept of one object. etcd takes 1.5 MB; escapes in JSON make six of one at most.
+/// Most bytes kept of one object. etcd's limit is 1.5 MB; escapes in JSON expand one byte to six at most.
 pub(super) const PART_MAX: usize = 16 << 20;
-/// Most bytes of a key that are kept.
+/// Most bytes kept of a key.
 const KEY_MAX: usize = 64;
-/// Buffers that became larger than this are given back.
+/// Capacity to which larger buffers shrink.
 const KEPT: usize = 1 << 20;
 
 /// A part of an answer.
@@ -18,11 +17,11 @@ const KEPT: usize = 1 << 20;
 pub(super) enum Part<'p> {
     /// An element of `items`.
     Item(Raw<'p>),
-    /// There are no more of `items`.
+    /// The end of `items`.
     Items,
     /// Another field, by its key.
     Field(&'p [u8], Raw<'p>),
-    /// An object is complete: a list, or an event.
+    /// The end of an object: a list, or an event.
     End,
 }
 
@@ -30,11 +29,11 @@ pub(super) enum Part<'p> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Raw<'p> {
     pub(super) text: &'p [u8],
-    /// All of it was kept.
+    /// Whether all of the value was kept.
     pub(super) whole: bool,
 }
 
-/// What came is not a sequence of JSON objects.
+/// Error of an answer that is not a sequence of JSON objects.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("the answer is no JSON: {}", found(*.0))]
 pub(super) struct NotJson(u8);
@@ -43,16 +42,16 @@ fn found(byte: u8) -> String {
     format!("`{}` where a value, a key or an end should be", byte.escape_ascii())
 }
 
-/// Splits objects that follow each other.
+/// Splits a sequence of JSON objects.
 #[derive(Debug, Default)]
 pub(super) struct Splitter {
     at: At,
     key: Vec<u8>,
     value: Vec<u8>,
     whole: bool,
-    /// Between the brackets of `items`.
+    /// Whether the position is between the brackets of `items`.
     items: bool,
-    /// Brackets that are open in the value.
+    /// Number of open brackets in the value.
     depth: usize,
     quoted: bool,
     escaped: bool,
@@ -63,22 +62,22 @@ enum At {
     /// Outside of any object.
     #[default]
     Outside,
-    /// Where a key, a comma or the end may come.
+    /// Before a key, a comma or the end.
     BeforeKey,
     Key,
     Colon,
-    /// Where a value may come, or in `items` a comma or the end.
+    /// Before a value, or in `items` before a comma or the end.
     BeforeValue,
     Value,
 }
 
 impl Splitter {
-    /// No object has begun that has not ended.
+    /// Returns whether every object that began has ended.
     pub(super) fn is_outside(&self) -> bool {
         self.at == At::Outside
     }
 
-    /// Takes in what follows, and hands out the parts that end in it.
+    /// Takes in further bytes, and passes the parts that end in them to `out`.
     pub(super) fn feed(
         &mut self,
         mut bytes: &[u8],
@@ -134,7 +133,7 @@ impl Splitter {
         Ok(())
     }
 
-    /// How many of these bytes are the value's, and whether it ends there.
+    /// Returns the number of bytes that belong to the value, and whether the value ends there.
     fn scan(&mut self, bytes: &[u8]) -> (usize, bool) {
         for (at, &byte) in bytes.iter().enumerate() {
             if self.quoted {
@@ -154,7 +153,7 @@ impl Splitter {
             match byte {
                 b'"' => self.quoted = true,
                 b'{' | b'[' => self.depth += 1,
-                // The end of what contains a number or a word.
+                // The byte after a number or a word.
                 b'}' | b']' | b',' | b' ' | b'\n' | b'\r' | b'\t' if self.depth == 0 => {
                     return (at, true);
                 }
@@ -192,7 +191,7 @@ impl Splitter {
 mod tests {
     use super::*;
 
-    /// The parts of a text that comes in pieces of a size, as text.
+    /// Splits a text in pieces of a given size; returns its parts as text.
     fn parts(text: &[u8], size: usize) -> Result<Vec<String>, NotJson> {
         let (mut splitter, mut parts) = (Splitter::default(), Vec::new());
         let shown = |raw: Raw<'_>| {

@@ -1,4 +1,4 @@
-//! What is known of one kind: enough to tell what changed, and no more.
+//! Known objects of one kind, stored only as far as change detection needs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -10,41 +10,41 @@ use super::hub::Problems;
 use super::kind::Kind;
 use crate::source::convert::{Identity, Read};
 
-/// Problems of a kind that are named; the others are counted.
+/// Most problems of a kind that are named; the others are counted.
 const NAMED: usize = 200;
-/// Problems of one namespace that are named: one tenant's do not keep another's from being named.
+/// Most problems of one namespace that are named, so that one tenant's problems do not crowd out another's.
 const NAMED_OF_NAMESPACE: usize = 10;
 
-/// The objects of one kind, each as a hash of what it says. A cluster has 100,000 pods and most
-/// events change nothing that policy reads (conditions, heartbeats): those are not passed on.
+/// The objects of one kind, each as a hash of its converted content. A cluster has 100,000 pods, and most events change
+/// nothing that policies depend on (conditions, heartbeats): those events are dropped here.
 #[derive(Debug)]
 pub(super) struct Store<K> {
     known: HashMap<Box<str>, Known>,
     troubles: BTreeMap<Box<str>, Trouble>,
-    /// They are not as they were told last.
+    /// Whether `troubles` changed since they were reported last.
     news: bool,
     hasher: RandomState,
-    /// Number of the current list: what it did not name is gone when it ends.
+    /// Number of the current list: objects that it does not contain are removed when it ends.
     list: u32,
-    /// A whole list was taken in at some time.
+    /// Whether a whole list was taken in at some time.
     synced: bool,
-    /// What a list that has not ended yet changed.
+    /// Changes of a list that has not ended yet.
     held: Vec<Change>,
     kind: PhantomData<K>,
 }
 
 #[derive(Debug)]
 struct Known {
-    /// Of what it said last; nothing, if it never could be decoded.
+    /// Hash of the last good content; none if the object never could be decoded.
     print: Option<u64>,
     list: u32,
 }
 
-/// What is wrong with an object.
+/// Problems with an object.
 #[derive(Debug, PartialEq, Eq)]
 struct Trouble {
     texts: Vec<String>,
-    /// It cannot be decoded.
+    /// Whether the object cannot be decoded.
     undecoded: bool,
 }
 
@@ -62,13 +62,13 @@ impl<K: Kind> Store<K> {
         }
     }
 
-    /// A list begins. One that began before and did not end is forgotten, but not what it said.
+    /// Begins a list. An unfinished earlier list is abandoned, but its objects stay known.
     pub(super) fn begin(&mut self) {
         self.list += 1;
     }
 
-    /// An object of a list. The changes are passed on at once the first time; later, when the list
-    /// has ended, so that what was deleted goes together with what came in its place.
+    /// Takes in an object of a list. During the first list, changes are returned at once; later they are held until the
+    /// list ends, so that deletions and their replacements are sent together.
     pub(super) fn listed(&mut self, read: &Read) -> Option<Change> {
         let change = self.update(read)?;
         if self.synced {
@@ -78,7 +78,7 @@ impl<K: Kind> Store<K> {
         Some(change)
     }
 
-    /// The list is complete: what it did not name is gone.
+    /// Completes the list: removes objects that it did not contain.
     pub(super) fn complete(&mut self) -> Vec<Change> {
         let mut changes = std::mem::take(&mut self.held);
         let list = self.list;
@@ -93,8 +93,7 @@ impl<K: Kind> Store<K> {
         changes
     }
 
-    /// An object as a watch has it now. One that cannot be decoded stays as it was, if it says
-    /// nothing at all.
+    /// Takes in an object of a watch. An object that cannot be decoded keeps its last good content.
     pub(super) fn update(&mut self, read: &Read) -> Option<Change> {
         let name = name(&read.identity);
         let before = self.known.get(&name).and_then(|known| known.print);
@@ -121,47 +120,46 @@ impl<K: Kind> Store<K> {
         self.troubles.insert(name.into(), trouble);
     }
 
-    /// An object that a watch saw go.
+    /// Removes an object that a watch reported as deleted.
     pub(super) fn remove(&mut self, identity: &Identity) -> Option<Change> {
         self.forget(&name(identity))
     }
 
-    /// What that takes away from what was said.
+    /// Forgets an object; returns its removal if the object was reported.
     fn forget(&mut self, name: &str) -> Option<Change> {
         self.news |= self.troubles.remove(name).is_some();
         let known = self.known.remove(name)?;
         known.print.map(|_| K::gone(key(name)))
     }
 
-    /// How many there are.
+    /// Returns the number of known objects.
     pub(super) fn len(&self) -> usize {
         self.known.len()
     }
 
-    /// How many of them cannot be decoded as they are now.
+    /// Returns the number of known objects whose current version cannot be decoded.
     pub(super) fn undecoded(&self) -> usize {
         self.troubles.values().filter(|trouble| trouble.undecoded).count()
     }
 
-    /// Whether a whole list was taken in at some time.
+    /// Returns whether a whole list was taken in at some time.
     pub(super) const fn synced(&self) -> bool {
         self.synced
     }
 
-    /// There are none: the server does not serve the kind. What was known before stays.
+    /// Counts the kind as complete because the server does not serve it. The known objects stay.
     pub(super) const fn absent(&mut self) {
         self.synced = true;
     }
 
-    /// There are none: the kind was removed. What that takes away.
+    /// Removes all objects because the kind was removed; returns the removals.
     pub(super) fn none(&mut self) -> Vec<Change> {
         self.begin();
         self.held.clear();
         self.complete()
     }
 
-    /// What of the objects could not be understood, in the order of names; if that changed since
-    /// it was last asked for.
+    /// Returns the problems with objects in the order of names, if they changed since the last call.
     pub(super) fn problems(&mut self) -> Option<Problems> {
         if !std::mem::take(&mut self.news) {
             return None;
@@ -182,7 +180,7 @@ impl<K: Kind> Store<K> {
     }
 }
 
-/// `namespace/name`, or the name alone where there are no namespaces.
+/// Returns `namespace/name`, or the name alone for an object without a namespace.
 fn name(identity: &Identity) -> Box<str> {
     let name = identity.name.as_deref().unwrap_or_default();
     match identity.namespace.as_deref() {
@@ -211,7 +209,7 @@ mod tests {
         read(convert::Kind::Pod, pod.to_string().as_bytes(), true)
     }
 
-    /// Its labels cannot be decoded.
+    /// A pod with labels that cannot be decoded.
     fn broken(namespace: &str, name: &str) -> Read {
         let pod = json!({ "metadata": { "name": name, "namespace": namespace, "labels": 1 } });
         read(convert::Kind::Pod, pod.to_string().as_bytes(), true)
@@ -249,7 +247,7 @@ mod tests {
         let mut store: Store<Pod> = Store::new();
         list(&mut store, &[("a", "1"), ("b", "1")]);
         store.begin();
-        // The list breaks off, since the kind is removed.
+        // The list breaks off because the kind is removed.
         assert!(store.listed(&pod("a", "2", json!({}))).is_none());
         let mut gone: Vec<String> = store.none().iter().map(said).collect();
         gone.sort();
@@ -298,15 +296,15 @@ mod tests {
               the object cannot be decoded, its last known state stays"]
         );
         assert_eq!((store.len(), store.undecoded(), problems.more), (2, 1, 0));
-        // The same again is nothing new.
+        // A repetition of the same problem is not reported.
         assert!(store.update(&broken("x", "a")).is_none() && store.problems().is_none());
-        // A list names it, so it is not gone; what it said is known still.
+        // A list contains the object, so it is not removed; its last good content is still known.
         store.begin();
         assert!(store.listed(&broken("x", "a")).is_none());
         assert_eq!(store.complete().iter().map(said).collect::<Vec<_>>(), ["-x/b"]);
         assert!(store.update(&pod("a", "1", json!({}))).is_none());
         assert_eq!((store.problems().unwrap().texts.len(), store.undecoded()), (0, 0));
-        // It goes as it is.
+        // The object is deleted while it cannot be decoded.
         store.update(&broken("x", "a"));
         assert_eq!(store.remove(&broken("x", "a").identity).as_ref().map(said).unwrap(), "-x/a");
         assert_eq!((store.len(), store.problems().unwrap().texts.len()), (0, 0));

@@ -1,5 +1,5 @@
-//! What the API server of the other tests, a 1.20, does not do: streaming lists, answers that are rare,
-//! and objects that no server lets in. A server that follows a script says them.
+//! Cases that the API server of the other tests (1.20) does not produce: streaming lists, rare answers, and objects
+//! that no server admits. A scripted server sends them.
 
 mod hostile;
 
@@ -18,10 +18,10 @@ use netpold_core::model::{Change, Policy};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What to answer: a status (0: no answer at all), and lines of JSON; a watch stays open after them.
+/// A scripted answer: a status (0: no answer at all), and lines of JSON; a watch stays open after them.
 struct Answer(u16, Vec<Value>, bool);
 
-/// What to answer to a resource's request, by its query, and how many such came before.
+/// Returns the answer to a resource's request, by its query and the number of earlier such requests.
 type Script = fn(resource: &str, query: &str, before: usize) -> Answer;
 
 struct Server {
@@ -112,7 +112,7 @@ fn answer(mut stream: TcpStream, script: Script, seen: &Mutex<Vec<String>>) {
     let _ = stream.write_all(b"0\r\n\r\n");
 }
 
-/// What `serde_json` cannot hold, in the place of a word.
+/// Replaces placeholder words by values that `serde_json` cannot hold.
 fn hostile(mut line: String) -> String {
     for (word, value) in [
         ("\"@deep\"", || "[".repeat(100_000) + &"]".repeat(100_000)),
@@ -155,7 +155,7 @@ async fn next(source: &mut Source) -> Batch {
     tokio::time::timeout(PATIENCE, source.batches.recv()).await.unwrap().unwrap()
 }
 
-/// Batches until the last word on the objects fulfils a condition.
+/// Receives batches until the last versions of the objects fulfil a condition.
 async fn until(source: &mut Source, done: impl Fn(&Batch, &[&Change]) -> bool) {
     let mut said = BTreeMap::new();
     loop {
@@ -203,7 +203,7 @@ async fn a_streaming_list_goes_on_as_a_watch() {
     assert_eq!(server.requests(" watch "), 7, "each went on without asking again");
 }
 
-/// What a list said before it broke off is not said again by the next one, but it is known.
+/// Objects of a list that broke off are known, and the next list does not report them again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_streaming_list_that_breaks_off_loses_nothing() {
     let server = Server::start(|resource, _, before| {
@@ -238,7 +238,7 @@ async fn what_went_between_two_lists_is_gone() {
             _ if query.contains("sendInitialEvents") => status(422, "Invalid"),
             ("pods", false) if before == 0 => list(vec![object(Some("x"), "a", "1")], "1"),
             ("pods", false) => list(vec![object(Some("x"), "b", "2")], "2"),
-            // As an answer, not as an event of a watch that began.
+            // The 410 is the answer itself, not an event of a watch that began.
             ("pods", true) if query.contains("resourceVersion=1") => status(410, "Expired"),
             (_, true) => Answer(200, vec![], true),
             (_, false) => list(vec![], "1"),
@@ -256,7 +256,7 @@ async fn what_went_between_two_lists_is_gone() {
     assert_eq!((pods.lists, pods.restarts, pods.objects), (3, 1, 1), "{pods:?}");
 }
 
-/// A kind without objects, of a server that sends no list by a watch.
+/// Answers for a kind without objects, of a server without streaming lists.
 fn without_objects(query: &str) -> Answer {
     match query {
         _ if query.contains("sendInitialEvents") => status(400, "BadRequest"),
@@ -265,7 +265,7 @@ fn without_objects(query: &str) -> Answer {
     }
 }
 
-/// Kubernetes 1.36 with etcd 3.4.23 answers as if it had failed.
+/// Kubernetes 1.36 with etcd 3.4.23 answers a streaming list with status 500.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_whose_storage_is_too_old_for_streaming_lists_is_asked_for_pages() {
     let server = Server::start(|_, query, _| match query {
@@ -284,13 +284,13 @@ async fn a_server_whose_storage_is_too_old_for_streaming_lists_is_asked_for_page
 
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// Nothing changes, and an etcd that reports no progress has the server send no bookmarks.
+/// Nothing changes, and with an etcd that reports no progress the server sends no bookmarks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quiet_watch_is_no_fault() {
     let server = Server::start(|_, query, _| without_objects(query));
     let (mut source, _directory) = server.watched_for(true, SILENCE).await;
     wait(&mut source, |status| status.in_sync).await;
-    // One of these is a streaming list that is refused.
+    // One of these requests is a refused streaming list.
     let asked_again = async {
         while server.requests("/pods watch ") < 5 {
             assert_eq!(source.status.borrow().problems, []);
@@ -302,7 +302,7 @@ async fn a_quiet_watch_is_no_fault() {
     assert!(status.kinds.iter().all(|kind| kind.restarts == 0), "{:?}", status.kinds);
 }
 
-/// A watch that is silent and is not answered when it is asked for again: that is one.
+/// A silent watch whose repeated request is not answered is a fault.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_whose_server_hangs_is_reported() {
     let server = Server::start(|resource, query, before| match resource {
@@ -316,7 +316,7 @@ async fn a_watch_whose_server_hangs_is_reported() {
     assert!(problems[0].ends_with("has been silent for 1 s"), "{problems:?}");
 }
 
-/// Of a kind that no server does without, "not found" does not mean "there are none".
+/// "Not found" for a kind that every server has does not mean "there are none".
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_without_policies_is_not_believed() {
     let server = Server::start(|resource, query, _| match resource {
@@ -341,7 +341,7 @@ fn cluster_policies(status: &SourceStatus) -> &KindStatus {
     status.kinds.iter().find(|kind| kind.kind == CLUSTER_POLICIES).unwrap()
 }
 
-/// Most clusters have no ClusterNetworkPolicies: that is no problem, and nothing waits for them.
+/// Most clusters lack ClusterNetworkPolicies: that is not a problem, and nothing waits for them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kind_that_is_not_installed_is_nothing_to_report() {
     let server = Server::start(|resource, query, _| match resource {
@@ -355,7 +355,7 @@ async fn a_kind_that_is_not_installed_is_nothing_to_report() {
     assert_eq!(status.problems, []);
 }
 
-/// What is in force elsewhere waits for the list of ClusterNetworkPolicies, where there are any.
+/// If ClusterNetworkPolicies are served, nothing is in sync before they are listed.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_in_sync_before_cluster_policies_are_known() {
     let server = Server::start(|resource, query, before| match resource {
@@ -374,7 +374,7 @@ async fn nothing_is_in_sync_before_cluster_policies_are_known() {
     assert!(server.requests("clusternetworkpolicies list ") > 3);
 }
 
-/// Rights that are missing are reported, and do not keep everything else from being enforced.
+/// Missing permissions are reported, and do not keep the other kinds from being enforced.
 #[tokio::test(flavor = "multi_thread")]
 async fn cluster_policies_that_may_not_be_read_hold_nothing_back() {
     let server = Server::start(|resource, query, _| match resource {
@@ -399,7 +399,7 @@ async fn cluster_policies_are_not_asked_for_where_they_are_off() {
     assert_eq!(server.requests("clusternetworkpolicies"), 0);
 }
 
-/// Of a group that it does not have, a server says "404 page not found"; so does a proxy.
+/// For an unknown API group a server answers "404 page not found"; so does a proxy.
 #[tokio::test(flavor = "multi_thread")]
 async fn whether_a_group_is_missing_is_in_the_list_of_groups() {
     let server = Server::start(|resource, query, _| match resource {
