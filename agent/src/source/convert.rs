@@ -1,7 +1,7 @@
-//! Kubernetes objects to netpold's model: the only place that names Kubernetes types.
+//! Conversion of Kubernetes objects to netpold's model: the only module that names Kubernetes types.
 //!
-//! Here it is decided what an absent field means and what an empty one, as the API has it, and what
-//! is refused; beyond this every value has one meaning.
+//! It decides the meaning of absent and of empty fields, as the API defines them, and the values that are refused;
+//! behind it every value has one meaning.
 
 mod cluster_policy;
 mod fields;
@@ -33,29 +33,29 @@ use super::decode::{Mismatch, typed};
 use super::document::{self, ReadError};
 use crate::printable::cut;
 
-/// Label that every namespace carries with its own name (set by the API server since 1.21).
+/// Label of every namespace with its own name (set by the API server since 1.21).
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
-/// Annotation of a pod that is to send from other addresses than its own, a gateway or a virtual
-/// machine's, if its value is `off`.
+/// Annotation of a pod (a gateway or a virtual machine) that may send from other addresses than its own, if the value
+/// is `off`.
 const CHECK_SOURCE: &str = "netpold.io/check-source";
 
-/// Annotation of a policy: whether it decides.
+/// Annotation of a policy: enforced or on trial.
 const ENFORCEMENT: &str = "netpold.io/enforcement";
 
-/// What there is in `networking.k8s.io` beside NetworkPolicy; anything else can only be a slip.
+/// Kinds of `networking.k8s.io` besides NetworkPolicy; any other kind is a misspelling.
 const NETWORKING_KINDS: [&str; 4] = ["Ingress", "IngressClass", "IPAddress", "ServiceCIDR"];
 
-/// What there is in `policy.networking.k8s.io` beside ClusterNetworkPolicy: what came before it.
+/// Kinds of `policy.networking.k8s.io` besides ClusterNetworkPolicy: its predecessors.
 const POLICY_NETWORKING_KINDS: [&str; 2] = ["AdminNetworkPolicy", "BaselineAdminNetworkPolicy"];
 
-/// Problems of a policy that are named; the others are counted. Its author may write 60,000.
+/// Most problems of a policy that are named; the others are counted. A policy may have 60,000.
 const NAMED: usize = 50;
 
-/// Longest path or text of a [`Problem`], in bytes: an author may have written a value of a megabyte.
+/// Longest path or text of a [`Problem`], in bytes: a value may be as long as a megabyte.
 const PROBLEM_MAX: usize = 400;
 
-/// A kind of objects that policy is made of.
+/// A kind of objects that policies depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `v1`
@@ -75,18 +75,18 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether a field that the API does not know makes an object of the kind mean something else.
+    /// Returns whether a field unknown to the API changes the meaning of an object of the kind.
     const fn is_policy(self) -> bool {
         matches!(self, Self::NetworkPolicy | Self::ClusterNetworkPolicy)
     }
 }
 
-/// A part of an object that could not be understood.
+/// A part of an object that could not be interpreted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// Path of the field, as `spec.ingress[0].ports[1].endPort`.
     pub path: String,
-    /// What is wrong with it.
+    /// Description of the problem.
     pub text: String,
 }
 
@@ -117,7 +117,7 @@ impl From<Problem> for Mismatch {
     }
 }
 
-/// As it may stand in a line of a log: not too long, and without control characters.
+/// Prepares a text for a line of a log: limited in length, control characters escaped.
 fn clipped(text: String) -> String {
     let text = cut(text, PROBLEM_MAX);
     if text.contains(char::is_control) {
@@ -128,37 +128,37 @@ fn clipped(text: String) -> String {
     text
 }
 
-/// A field that the API does not know.
+/// A field that the API does not have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unknown {
-    /// Path of what contains the field.
+    /// Path of the mapping that contains the field.
     pub inside: String,
-    /// The field's own path, and what is there instead.
+    /// Path of the field, and the names of the known fields.
     pub problem: Problem,
 }
 
-/// An object in netpold's terms.
+/// An object converted to netpold's model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Converted {
-    /// The object, as one of the changes that say what now is.
+    /// The object, as a change that sets its current state.
     pub change: Change,
-    /// What of it could not be understood.
+    /// Parts of the object that could not be interpreted.
     pub problems: Vec<Problem>,
 }
 
-/// What a manifest holds.
+/// Content of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Manifest {
-    /// An object that policy is made of.
+    /// An object that policies depend on.
     Object(Box<Converted>),
     /// An object of another kind, by `apiVersion` and `kind`.
     Other(String, String),
 }
 
-/// Convert a manifest's object.
+/// Converts a manifest's object.
 ///
 /// # Errors
-/// It is no Kubernetes object, or a value has the wrong type.
+/// The document is not a Kubernetes object, or a value has the wrong type.
 pub fn manifest(node: &document::Node) -> Result<Manifest, ReadError> {
     let needed = |field: &str| {
         node.text(field).ok_or_else(|| {
@@ -188,7 +188,7 @@ pub fn manifest(node: &document::Node) -> Result<Manifest, ReadError> {
     Ok(Manifest::Object(Box::new(converted)))
 }
 
-/// Convert what is read of an object; `unknown` are a policy's fields beyond the API's.
+/// Converts the used part of an object; `unknown` are a policy's fields beyond the API's.
 fn object(kind: Kind, node: &document::Node, unknown: &[Unknown]) -> Result<Converted, Mismatch> {
     let converted = match kind {
         Kind::Namespace => namespace(&typed(node)?),
@@ -202,7 +202,7 @@ fn object(kind: Kind, node: &document::Node, unknown: &[Unknown]) -> Result<Conv
     Ok(converted?)
 }
 
-/// Objects of other kinds are ignored, unless they can only be a kind above with a slip in its name.
+/// Ignores objects of other kinds, unless they can only be one of the kinds above with a misspelled name or version.
 fn other(node: &document::Node, version: &str, kind: &str) -> Result<Manifest, ReadError> {
     let group = version.split_once('/').map_or("", |(group, _)| group);
     let expected = match kind {
@@ -247,7 +247,7 @@ fn node(node: &core::Node) -> Result<Converted, Problem> {
     let spec = node.spec.as_ref();
     let several = spec.and_then(|spec| spec.pod_cidrs.as_deref()).unwrap_or_default();
     let one = spec.and_then(|spec| spec.pod_cidr.as_ref()).filter(|_| several.is_empty());
-    // What is no block is none of the addresses that pods have.
+    // An invalid block contains none of the pods' addresses.
     let pod_ranges = several.iter().chain(one).filter_map(|range| range.parse().ok()).collect();
     let labels = labels(&node.metadata);
     Ok(Converted { change: Change::Node(Node { name, addresses, labels, pod_ranges }), problems })
@@ -262,7 +262,7 @@ fn pod(pod: &core::Pod) -> Result<Converted, Problem> {
     let created = pod.metadata.creation_timestamp.as_ref();
     let addresses = pod_addresses(pod, &mut problems);
     let host_network = pod.spec.as_ref().and_then(|s| s.host_network).unwrap_or(false);
-    // A pod of its node's namespace has its node's interfaces.
+    // A hostNetwork pod has the interfaces of its node.
     let annotations = pod.metadata.annotations.as_ref().filter(|_| !host_network);
     let second = networks::second(annotations, &addresses, &mut problems);
     let change = Change::Pod(Pod {
@@ -283,15 +283,15 @@ fn pod(pod: &core::Pod) -> Result<Converted, Problem> {
     Ok(Converted { change, problems })
 }
 
-/// The uid that the node knows a static pod by, if this is the image of one: the kubelet says it in
-/// annotations (`ConfigMirrorAnnotationKey`, `ConfigHashAnnotationKey`).
+/// Returns the UID by which the node identifies a static pod if this is its mirror pod: the kubelet sets it in an
+/// annotation (`ConfigMirrorAnnotationKey`, `ConfigHashAnnotationKey`).
 fn mirror(metadata: &ObjectMeta) -> Option<&str> {
     let annotation = |name| metadata.annotations.as_ref()?.get(name).map(String::as_str);
     annotation("kubernetes.io/config.mirror")?;
     annotation("kubernetes.io/config.hash")
 }
 
-/// Whether a pod asks to send from addresses that are not its own.
+/// Returns whether a pod may send from addresses that are not its own.
 fn foreign_sources(metadata: &ObjectMeta, problems: &mut Vec<Problem>) -> bool {
     let given = metadata.annotations.as_ref().and_then(|given| given.get(CHECK_SOURCE));
     match given.map(String::as_str) {
@@ -305,7 +305,7 @@ fn foreign_sources(metadata: &ObjectMeta, problems: &mut Vec<Problem>) -> bool {
     }
 }
 
-/// Whether a policy decides. Another value than `enforce` is named, and the policy decides all the same.
+/// Returns whether a policy is enforced or on trial. An invalid value is reported, and the policy is enforced.
 fn enforcement(metadata: &ObjectMeta, problems: &mut Vec<Problem>) -> Enforcement {
     let given = metadata.annotations.as_ref().and_then(|given| given.get(ENFORCEMENT));
     let text = match given.map(String::as_str) {
@@ -317,7 +317,7 @@ fn enforcement(metadata: &ObjectMeta, problems: &mut Vec<Problem>) -> Enforcemen
     Enforcement::Enforce
 }
 
-/// The first problems of a policy, and the number of the others.
+/// Keeps the first problems of a policy, and adds the number of the others.
 fn limited(mut problems: Vec<Problem>) -> Vec<Problem> {
     let more = problems.len().saturating_sub(NAMED);
     if more > 0 {
@@ -327,7 +327,7 @@ fn limited(mut problems: Vec<Problem>) -> Vec<Problem> {
     problems
 }
 
-/// `status.podIPs`, and only where that is absent or empty `status.podIP`.
+/// Returns `status.podIPs`, or `status.podIP` if that is absent or empty.
 fn pod_addresses(pod: &core::Pod, problems: &mut Vec<Problem>) -> Vec<IpAddr> {
     let Some(status) = &pod.status else { return Vec::new() };
     match status.pod_ips.as_deref() {
@@ -350,7 +350,7 @@ fn parse_addresses<'a>(
     let mut addresses = Vec::new();
     for (path, text) in given {
         match text.parse::<IpAddr>() {
-            // On the wire an IPv4-mapped address is an IPv4 one.
+            // On the wire an IPv4-mapped address is an IPv4 address.
             Ok(address) => addresses.push(address.to_canonical()),
             Err(_) => problems.push(Problem::new(path, format!("`{text}` is not an address"))),
         }
@@ -360,7 +360,7 @@ fn parse_addresses<'a>(
     addresses
 }
 
-/// The named ports of containers, and of init containers that run beside them: sidecars.
+/// Returns the named ports of containers and of sidecars, the init containers that keep running.
 fn named_ports(pod: &core::Pod, problems: &mut Vec<Problem>) -> Vec<NamedPort> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     let sidecars = spec.init_containers.iter().flatten().enumerate();
@@ -402,7 +402,7 @@ fn named_port(
     Some(NamedPort { name, protocol: protocol?, port: number? })
 }
 
-/// `protocol`: absent means TCP; `None` if there is no such protocol in the API.
+/// Returns the protocol of a field: absent means TCP; `None` if the API has no such protocol.
 pub(crate) fn protocol(name: Option<&str>) -> Option<Protocol> {
     match name {
         None | Some("TCP") => Some(Protocol::Tcp),
@@ -417,10 +417,10 @@ fn name(metadata: &ObjectMeta) -> Result<String, Problem> {
     name.ok_or_else(|| Problem::new("metadata.name", "the object has no name"))
 }
 
-/// Where an object is that names no namespace, as with `kubectl`.
+/// Namespace of an object that names none, as with `kubectl`.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
-/// Key of a namespaced object.
+/// Returns the key of a namespaced object.
 fn key(metadata: &ObjectMeta) -> Result<Key, Problem> {
     let namespace = metadata.namespace.clone().filter(|namespace| !namespace.is_empty());
     Ok(Key::new(namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.into()), name(metadata)?))

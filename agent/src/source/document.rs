@@ -1,12 +1,12 @@
-//! YAML and JSON text to trees that know the line of every value.
+//! Parsing of YAML and JSON text to trees with the line of every value.
 //!
-//! Text is read as `kubectl` reads it: cut at lines that begin with `---` ([`split`]), JSON as JSON
-//! ([`json`]), all else as YAML ([`yaml`]) whose plain scalars have the types of go-yaml v2
-//! ([`scalar`]). Each document is read on its own: one that is not YAML is an error of its own.
+//! Text is read like `kubectl` reads it: cut at lines that begin with `---` ([`split`]), JSON as JSON ([`json`]),
+//! anything else as YAML ([`yaml`]), with plain scalars of the types of go-yaml v2 ([`scalar`]). Each document is read
+//! independently: an error in one document does not affect the others.
 //!
-//! What `kubectl` refuses and this reads: tabs where YAML 1.2 has white space, directives, content
-//! in the line of `---`. What it reads and this refuses: text behind the end of a document, nesting
-//! deeper than 128, anchors and tags whose names have characters that YAML 1.2 reserves.
+//! Accepted here but refused by `kubectl`: tabs where YAML 1.2 has white space, directives, content in the line of
+//! `---`. Refused here but accepted by `kubectl`: text behind the end of a document, nesting deeper than 128, anchors
+//! and tags with characters that YAML 1.2 reserves.
 
 mod json;
 mod scalar;
@@ -26,23 +26,23 @@ pub use self::split::Documents;
 const MAX_DEPTH: usize = 128;
 /// Most values that aliases of one file may expand to.
 const MAX_ALIASED: usize = 1_000_000;
-/// Mappings with more entries than these find their keys by hash.
+/// Number of entries beyond which a mapping finds its keys by hash.
 const SMALL: usize = 32;
-/// Doubts of a document that are named.
+/// Most doubts of a document that are named.
 const NAMED: usize = 20;
 
-/// Why a file, or an object in it, cannot be read.
+/// Error of a file, or of an object in it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("line {line}: {reason}")]
 pub struct ReadError {
     /// Line in the file, from 1.
     pub line: u32,
-    /// What is wrong there.
+    /// Description of the error.
     pub reason: String,
 }
 
 impl ReadError {
-    /// An error at a line.
+    /// Creates an error at a line.
     pub fn new(line: u32, reason: impl Into<String>) -> Self {
         Self { line, reason: reason.into() }
     }
@@ -57,18 +57,18 @@ pub struct Node {
     pub value: Value,
 }
 
-/// What a [`Node`] holds.
+/// Content of a [`Node`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// `null`, `~` or nothing at all
+    /// `null`, `~` or empty
     Null,
     /// `true` or `false`
     Bool(bool),
     /// A whole number.
     Int(i64),
-    /// Any other number; whole ones beyond 64 bits too.
+    /// Any other number, including whole numbers beyond 64 bits.
     Float(f64),
-    /// Everything else that is scalar.
+    /// Any other scalar.
     Text(String),
     /// A sequence.
     List(Vec<Node>),
@@ -88,7 +88,7 @@ pub struct Entry {
 }
 
 impl Node {
-    /// The entry of a key, if this is a mapping that has it.
+    /// Returns the entry of a key, if this is a mapping with that key.
     #[must_use]
     pub fn entry(&self, key: &str) -> Option<&Entry> {
         if let Value::Map(entries) = &self.value {
@@ -98,20 +98,20 @@ impl Node {
         }
     }
 
-    /// The value of a key, if this is a mapping that has it.
+    /// Returns the value of a key, if this is a mapping with that key.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Self> {
         self.entry(key).map(|e| &e.node)
     }
 
-    /// The text of a key, if it has one.
+    /// Returns the text of a key, if its value is text.
     #[must_use]
     pub fn text(&self, key: &str) -> Option<&str> {
         if let Value::Text(text) = &self.get(key)?.value { Some(text) } else { None }
     }
 
-    /// Line of what a path such as `spec.ingress[0].ports` names, or of the nearest part of the
-    /// path that exists.
+    /// Returns the line of the value at a path such as `spec.ingress[0].ports`, or of the longest existing part of the
+    /// path.
     #[must_use]
     pub fn line_of(&self, path: &str) -> u32 {
         let (mut node, mut line) = (self, self.line);
@@ -132,7 +132,7 @@ impl Node {
         line
     }
 
-    /// Values in it, itself included.
+    /// Returns the number of values in the node, itself included.
     fn size(&self) -> usize {
         1 + match &self.value {
             Value::List(items) => items.iter().map(Self::size).sum(),
@@ -142,23 +142,23 @@ impl Node {
     }
 }
 
-/// A document that was read.
+/// A parsed document.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Document {
-    /// Its root.
+    /// Root of the document.
     pub node: Node,
-    /// Keys that are given more than once. As with `kubectl`, the last one counts.
+    /// Repeated keys. As with `kubectl`, the last one counts.
     pub doubts: Vec<ReadError>,
 }
 
-/// What becomes of an item of the `items` of a document, given the entries before them: taken out of the tree,
-/// or left in it.
+/// Callback for each item of a document's `items`, with the entries before them: takes the item out of the tree, or
+/// returns it to leave it there.
 pub type TakeItem<'f> = &'f mut dyn FnMut(&[Entry], Node) -> Option<Node>;
 
-/// All documents of a text; empty ones are left out.
+/// Parses all documents of a text; empty ones are left out.
 ///
 /// # Errors
-/// The first thing that is not YAML, a repeated key, or a limit exceeded, with its line.
+/// The first invalid YAML, repeated key, or exceeded limit, with its line.
 pub fn parse(text: &str) -> Result<Vec<Node>, ReadError> {
     let mut nodes = Vec::new();
     let mut documents = Documents::new(text.as_bytes());
@@ -172,18 +172,18 @@ pub fn parse(text: &str) -> Result<Vec<Node>, ReadError> {
     Ok(nodes)
 }
 
-/// A mapping that is being read.
+/// A mapping being read.
 #[derive(Default)]
 struct Mapping {
     entries: Vec<Entry>,
-    /// Which entries came by `<<`.
+    /// Whether each entry came from a `<<` key.
     merged: Vec<bool>,
-    /// Place of each key, if there are many.
+    /// Index of each key, if there are many.
     places: HashMap<String, usize>,
 }
 
 impl Mapping {
-    /// Set a key. One that is there is replaced, which is a doubt unless the former came by `<<`.
+    /// Sets a key. An existing one is replaced, which is a doubt unless it came from a `<<` key.
     fn set(&mut self, entry: Entry, merged: bool, doubts: &mut Vec<ReadError>) {
         let Some(place) = self.place(&entry.key) else {
             if self.entries.len() >= SMALL {

@@ -1,5 +1,5 @@
-//! What CNI plugins reported, as libcni keeps it: a JSON file for each attachment, written after ADD
-//! and removed by DEL (`cniCacheV1`, libcni 0.7 and later, in `/var/lib/cni/results`).
+//! Results of CNI plugins, as libcni caches them: a JSON file for each attachment, written after ADD and removed by DEL
+//! (`cniCacheV1`, libcni 0.7 and later, in `/var/lib/cni/results`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,14 +21,14 @@ use tracing::{debug, warn};
 use super::static_pods::StaticPods;
 use crate::watched::{Stamp, Watched};
 
-/// What the kubelet calls a pod's interface. Attachments by other names are to further networks.
+/// Name that the kubelet gives to a pod's first interface; other names are attachments to further networks.
 const INTERFACE: &str = "eth0";
-/// Longest time between two looks at the directory.
+/// Longest time between two scans of the directory.
 const RESCAN: Duration = Duration::from_secs(5);
-/// No result is larger.
+/// Most bytes read of a result; no result is larger.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The file, as far as it is read.
+/// The used fields of a file.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Cached {
@@ -39,7 +39,7 @@ struct Cached {
     result: Option<AddResult>,
 }
 
-/// A result of CNI 0.3.0 and later; older ones have no `ips` and are not read.
+/// A result of CNI 0.3.0 or later; older ones have no `ips` and are not read.
 #[derive(Deserialize)]
 struct AddResult {
     #[serde(default)]
@@ -59,13 +59,13 @@ impl AddResult {
         interface["sandbox"].as_str().is_some_and(|path| !path.is_empty())
     }
 
-    /// Names of the interfaces that are not in a sandbox: the host side of the veth, and a bridge.
+    /// Returns the names of the interfaces outside of a sandbox: the host side of the veth, and a bridge.
     fn host_interfaces(&self) -> Vec<String> {
         let outside = self.interfaces.iter().filter(|interface| !Self::is_sandboxed(interface));
         outside.filter_map(|interface| interface["name"].as_str().map(str::to_owned)).collect()
     }
 
-    /// Hardware address of the pod's interface.
+    /// Returns the hardware address of the pod's interface.
     fn station(&self, name: &str) -> Option<[u8; 6]> {
         let own = |it: &&Value| Self::is_sandboxed(it) && it["name"].as_str() == Some(name);
         let text = self.interfaces.iter().find(own)?["mac"].as_str()?;
@@ -77,7 +77,7 @@ impl AddResult {
         (octets.next().is_none() && station != [0; 6]).then_some(station)
     }
 
-    /// An address is the pod's if its interface is in a sandbox, or not told.
+    /// Returns the pod's addresses: those of an interface in a sandbox, or without an interface.
     fn addresses(&self) -> Vec<IpAddr> {
         let sandboxed = |index: usize| self.interfaces.get(index).is_some_and(Self::is_sandboxed);
         let inside = self.ips.iter().filter(|ip| ip.interface.is_none_or(sandboxed));
@@ -88,10 +88,10 @@ impl AddResult {
     }
 }
 
-/// Reads a file's content; `None` if it is not about a pod's addresses.
+/// Parses a file's content; `None` if it has no addresses or interfaces of a pod.
 ///
 /// # Errors
-/// It is not what libcni writes, or not all of it.
+/// The content is not in libcni's format, or incomplete.
 pub fn parse(bytes: &[u8]) -> Result<Option<CniResult>, serde_json::Error> {
     let cached: Cached = serde_json::from_slice(bytes)?;
     let argument = |name| cached.cni_args.iter().rev().find(|(n, _)| n == name).map(|(_, v)| &**v);
@@ -115,8 +115,8 @@ pub fn parse(bytes: &[u8]) -> Result<Option<CniResult>, serde_json::Error> {
     }))
 }
 
-/// Follows the directory, in a thread that ends with the receiver. There need not be one. What it holds
-/// now has been read when this returns. Answers for static pods come with what their manifests say.
+/// Follows the directory, which need not exist, in a thread that ends with the receiver. Its current content has been
+/// read on return. Results for static pods are completed from the manifests.
 ///
 /// # Errors
 /// The thread cannot be started.
@@ -131,14 +131,14 @@ pub fn follow(
     Ok(results)
 }
 
-/// What was read of a file.
+/// Parsed content of a file.
 struct Seen {
     stamp: Stamp,
     written: SystemTime,
     result: Option<CniResult>,
 }
 
-/// Whether a file may have another content after this.
+/// Returns whether the content of a file may differ after an event.
 fn may_change(event: &notify::Event) -> bool {
     if let EventKind::Access(kind) = event.kind {
         kind == AccessKind::Close(AccessMode::Write)
@@ -175,7 +175,7 @@ impl Follower {
         }
     }
 
-    /// What is there now.
+    /// Scans the directory; returns the current results.
     fn look(&mut self) -> Vec<CniResult> {
         self.watched.renew();
         match self.scan() {
@@ -188,7 +188,7 @@ impl Follower {
         now
     }
 
-    /// What is known stays: the directory may be readable again.
+    /// Logs an error once. The known results stay: the directory may become readable again.
     fn complain(&mut self, error: &io::Error) {
         if !self.complained {
             let directory = self.directory.display();
@@ -197,8 +197,8 @@ impl Follower {
         self.complained = true;
     }
 
-    /// Waits for something that may have changed a file. Opening one, as scans do, changes none.
-    /// What comes during a scan is looked at in the next.
+    /// Waits for an event that may have changed a file. Opening a file, as scans do, changes none. The next scan
+    /// handles events that arrive during a scan.
     fn wait(&mut self) {
         let deadline = Instant::now() + RESCAN;
         loop {
@@ -219,7 +219,7 @@ impl Follower {
         let entries = fs::read_dir(&self.directory)?;
         let paths = entries.map(|entry| entry.map(|entry| entry.path()));
         let paths: Vec<PathBuf> = paths.collect::<io::Result<_>>()?;
-        // A file that has just gone is not there.
+        // A file that has vanished meanwhile is skipped.
         let there = paths.into_iter().filter_map(|path| Some((path.clone(), self.look_at(&path)?)));
         self.files = there.collect();
         Ok(())
@@ -235,7 +235,7 @@ impl Follower {
         let (stamp, written) = (Stamp::of(&metadata), metadata.modified().ok()?);
         let mut bytes = Vec::new();
         file.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
-        // libcni writes in place: half a file is no result yet, the other half comes with an event.
+        // libcni writes in place: half a file is not a result yet, and the other half causes an event.
         let result = parse(&bytes).unwrap_or_else(|error| {
             debug!("{}: {error}; not read", path.display());
             None
@@ -243,7 +243,7 @@ impl Follower {
         Some(Seen { stamp, written, result })
     }
 
-    /// The last written last.
+    /// Returns the results in the order of writing.
     fn results(&self) -> Vec<CniResult> {
         let mut files: Vec<&Seen> = self.files.values().collect();
         files.sort_by_key(|seen| seen.written);

@@ -1,9 +1,8 @@
-//! Manifests of this node's static pods: during an outage of the API server nothing else tells their
-//! labels.
+//! Manifests of this node's static pods, the only source of their labels during an outage of the API server.
 //!
-//! The kubelet runs what is in its manifest directory without asking anybody, and calls it after the
-//! file's name and the node's. That a result is a static pod's shows in its name alone, so a file is
-//! only asked for labels and ports, never for whether there is a pod.
+//! The kubelet runs the pods of its manifest directory on its own, and appends the node's name to theirs. The directory
+//! provides labels and ports for CNI results that exist, matched by the pod's name; a manifest alone is no proof that
+//! the pod exists.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -17,12 +16,12 @@ use tracing::debug;
 use crate::source::manifests::read_text;
 use crate::watched::Stamp;
 
-/// No manifest is larger.
+/// Most bytes read of a manifest; no manifest is larger.
 const MAX_BYTES: u64 = 1 << 20;
 
 type Files = BTreeMap<PathBuf, (Stamp, Vec<(Key, Labels, Vec<NamedPort>)>)>;
 
-/// The kubelet's manifest directory. It need not exist.
+/// The kubelet's manifest directory, which need not exist.
 #[derive(Debug)]
 pub struct StaticPods {
     directory: PathBuf,
@@ -31,13 +30,13 @@ pub struct StaticPods {
 }
 
 impl StaticPods {
-    /// Of a node, by its name.
+    /// Creates the manifests of the node of this name.
     #[must_use]
     pub fn new(directory: PathBuf, node: String) -> Self {
         Self { directory, node, files: Files::new() }
     }
 
-    /// Adds what the manifests say to the results for static pods.
+    /// Adds labels and ports from the manifests to the results for static pods.
     pub fn complete(&mut self, results: &mut [CniResult]) {
         if let Err(error) = self.scan() {
             debug!("--static-pods {}: {error}", self.directory.display());
@@ -56,7 +55,7 @@ impl StaticPods {
         let mut files = Files::new();
         for entry in fs::read_dir(&self.directory)? {
             let path = entry?.path();
-            // The kubelet passes over hidden files, too.
+            // The kubelet skips hidden files, too.
             let hidden = path.file_name().is_some_and(|n| n.as_encoded_bytes().starts_with(b"."));
             let Some(stamp) = stamp(&path).filter(|_| !hidden) else { continue };
             let known = self.files.remove(&path).filter(|(known, _)| *known == stamp);
@@ -70,7 +69,7 @@ impl StaticPods {
         Ok(())
     }
 
-    /// The pods in a file; none if it cannot be read: their labels stay unknown.
+    /// Returns the pods in a file; none if it cannot be read: their labels stay unknown.
     fn read(&self, path: &Path) -> Vec<(Key, Labels, Vec<NamedPort>)> {
         let mut bytes = Vec::new();
         let read = File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes));
@@ -92,7 +91,7 @@ impl StaticPods {
     }
 }
 
-/// A file's stamp; `None` for anything else.
+/// Returns a file's stamp; `None` for anything else.
 fn stamp(path: &Path) -> Option<Stamp> {
     let metadata = fs::metadata(path).ok()?;
     metadata.is_file().then(|| Stamp::of(&metadata))

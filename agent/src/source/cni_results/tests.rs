@@ -4,7 +4,7 @@ use netpold_testkit::objects;
 use super::PodAddresses;
 use super::cache::{CniResult, parse};
 
-/// As containerd's libcni writes it; the arguments come twice there.
+/// Format of containerd's libcni, which repeats the arguments.
 fn file(uid: &str, addresses: &[&str]) -> String {
     let ips: Vec<_> = addresses
         .iter()
@@ -100,7 +100,7 @@ fn the_pod_may_be_known_first() {
     assert_eq!(changes, [web(&[])]);
     let first = result("u1", &["10.1.2.3/24"]);
     assert_eq!(pods.results_are(vec![first.clone()]), [web(&["10.1.2.3"])]);
-    // Its sandbox is made again.
+    // The sandbox is created again.
     let again = vec![first, result("u1", &["10.1.2.4/24"])];
     assert_eq!(pods.results_are(again), [web(&["10.1.2.4"])]);
     assert_eq!(pods.results_are(Vec::new()), [web(&[])]);
@@ -151,10 +151,10 @@ fn an_answer_counts_more_than_a_kept_address() {
     let other = Change::Pod(pod("other", "u2", &["10.0.0.7"]));
     pods.restored(&[web(&["10.0.0.5"]), other]);
     assert_eq!(pods.results_are(Vec::new()), []);
-    // What was the other's before the boot is this one's now.
+    // After the boot, the other pod's address belongs to this one.
     let changes = pods.results_are(vec![result("u1", &["10.0.0.7/24"])]);
     assert_eq!(changes, [Change::Pod(pod("other", "u2", &[])), web(&["10.0.0.7"])]);
-    // The source has the last word.
+    // The source takes precedence.
     let mut batch = vec![web(&["10.0.0.5"])];
     pods.complete(&mut batch);
     assert_eq!(batch[0], web(&["10.0.0.5"]));

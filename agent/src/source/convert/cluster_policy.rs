@@ -1,8 +1,9 @@
-//! ClusterNetworkPolicy to [`ClusterPolicy`]: what an absent field means, and what is refused.
+//! Conversion of ClusterNetworkPolicy to [`ClusterPolicy`]: the meaning of absent fields, and the refused values.
 //!
-//! The kind is read field by field, since what is wrong with a rule concerns that rule alone. Of a rule
-//! that cannot be understood an Accept matches nothing, a Deny or Pass denies everything, as the API asks.
-//! Where the subject, the tier or the priority cannot be understood, the Accept and Pass rules match
+//! The kind is read field by field, since a problem with a rule concerns that rule alone. If a rule cannot be
+//! interpreted, an Accept matches nothing, and a Deny or Pass denies everything, as the API requires. If the subject,
+//! the tier or the priority cannot be interpreted, the Accept and Pass rules match nothing, so that they allow no
+//! traffic that the author did not intend.
 //! nothing, so that nothing is allowed that the author did not mean to allow.
 
 mod peers;
@@ -22,8 +23,8 @@ use crate::source::document::{Node, Value};
 /// The highest `spec.priority`.
 const PRIORITY_MAX: i64 = 1000;
 
-/// Convert a policy. `unknown` are the fields it has beyond the API's; the parts that contain them
-/// count as not understood.
+/// Converts a policy. `unknown` are its fields beyond the API's; the parts that contain them count as not
+/// interpretable.
 ///
 /// # Errors
 /// The policy has no name, or its metadata cannot be decoded.
@@ -73,23 +74,23 @@ pub(super) fn cluster_network_policy(
     Ok(Converted { change: Change::ClusterPolicy(policy), problems })
 }
 
-/// Whether a path leads into the subject or a rule, whose own reading names it.
+/// Returns whether a path leads into the subject or a rule: reading that part reports the field.
 fn in_a_part(path: &str) -> bool {
     ["spec.subject.", "spec.ingress[", "spec.egress["].iter().any(|part| path.starts_with(part))
 }
 
-/// A mismatch below a path.
+/// Puts a mismatch below a path.
 fn inside(path: &str, mismatch: Mismatch) -> Mismatch {
     let dot = if mismatch.path.is_empty() || mismatch.path.starts_with('[') { "" } else { "." };
     Mismatch { path: format!("{path}{dot}{}", mismatch.path), ..mismatch }
 }
 
-/// A field, unless it is absent or null.
+/// Returns a field, unless it is absent or null.
 fn given<'n>(node: &'n Node, field: &str) -> Option<&'n Node> {
     node.get(field).filter(|node| node.value != Value::Null)
 }
 
-/// A value of a Rust type; why not, with the path.
+/// Decodes a value of a Rust type; reports a mismatch with its path.
 fn value<'n, T: serde::Deserialize<'n>>(
     node: &'n Node,
     path: &str,
@@ -98,7 +99,7 @@ fn value<'n, T: serde::Deserialize<'n>>(
     typed(node).map_err(|mismatch| problems.push(inside(path, mismatch).into())).ok()
 }
 
-/// The items of a list that must have some.
+/// Returns the items of a list; an empty list is reported.
 fn items<'n>(node: &'n Node, path: &str, problems: &mut Vec<Problem>) -> Option<&'n [Node]> {
     if let Value::List(items) = &node.value {
         if items.is_empty() {
@@ -110,13 +111,13 @@ fn items<'n>(node: &'n Node, path: &str, problems: &mut Vec<Problem>) -> Option<
     None
 }
 
-/// A LabelSelector.
+/// Reads a LabelSelector.
 fn labels(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Option<Selector> {
     let given: LabelSelector = value(node, path, problems)?;
     selector(&given, path, problems)
 }
 
-/// `pods`: an absent `namespaceSelector` is the empty one, every namespace; a `podSelector` is needed.
+/// Reads `pods`: an absent `namespaceSelector` selects every namespace; `podSelector` is required.
 fn namespaced_pods(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Option<NamespacedPods> {
     if !matches!(node.value, Value::Map(_)) {
         problems.push(Problem::new(path, "is no mapping of namespaceSelector and podSelector"));
@@ -137,7 +138,7 @@ fn namespaced_pods(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Opti
 struct Reader<'p> {
     unknown: &'p [Unknown],
     problems: Vec<Problem>,
-    /// Whom the rules are about, and when they are asked, is understood.
+    /// Whether the subject, the tier and the priority could be interpreted.
     understood: bool,
 }
 
@@ -146,18 +147,18 @@ impl Reader<'_> {
         self.problems.push(Problem::new(path, text));
     }
 
-    /// What concerns all rules.
+    /// Reports a problem that concerns all rules.
     fn not_understood(&mut self, path: &str, text: impl Into<String>) {
         self.understood = false;
         self.problem(path, text);
     }
 
-    /// Whether an unknown field stands directly in what the path names.
+    /// Returns whether an unknown field is directly in the mapping at the path.
     fn unknown_in(&self, path: &str) -> bool {
         self.unknown.iter().any(|u| u.inside == path)
     }
 
-    /// The unknown fields in what the path names, or anywhere below.
+    /// Returns the unknown fields in the mapping at the path, at any depth.
     fn unknown_below(&self, path: &str) -> Vec<Problem> {
         let below = |u: &&Unknown| {
             u.problem.path.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']))
@@ -205,7 +206,7 @@ impl Reader<'_> {
         0
     }
 
-    /// One that cannot be understood is every pod.
+    /// Reads the subject; a subject that cannot be interpreted is every pod.
     fn subject(&mut self, spec: &Node) -> NamespacedPods {
         let path = "spec.subject";
         let mut problems = self.unknown_below(path);
@@ -288,7 +289,7 @@ impl Reader<'_> {
         rule
     }
 
-    /// What a rule says, or stands for if it was not understood.
+    /// Returns the rule as read, or its fail-closed replacement if it could not be interpreted.
     fn judged(
         &self,
         name: String,

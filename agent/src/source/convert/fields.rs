@@ -1,33 +1,32 @@
-//! The fields that netpold reads of each kind, and those that a policy does not have.
+//! The fields of each kind that netpold reads, and detection of a policy's unknown fields.
 //!
-//! Nothing else of an object is decoded: what a tenant can put into the rest (`managedFields` of the
-//! year 10000, nested 200 deep) is no concern of policy. Of a policy also the fields that its API
-//! does not have are named: an API server refuses them (or drops them, where validation is off);
-//! ignored in silence they would turn a misspelt `from` into "everyone".
+//! No other part of an object is decoded: the rest, which a tenant can fill at will (`managedFields` of the year 10000,
+//! nested 200 deep), does not affect policy. Unknown fields of a policy are reported: an API server refuses them (or
+//! drops them if validation is off); silently ignored, they would turn a misspelt `from` into "everyone".
 
 use super::networks::ANNOTATIONS;
 use super::{Kind, Problem, Unknown};
 use crate::source::document::{Entry, Node, Value};
 
-/// The fields an object may have.
+/// Shape of the fields of an object.
 #[derive(Debug)]
 pub(super) enum Shape {
-    /// Taken as it is: a scalar, or a map with keys of the user's choice.
+    /// Read unchanged: a scalar, or a map with arbitrary keys.
     Free,
     /// Not read.
     Skip,
-    /// A mapping with these fields. Others mean something else than the object without them.
+    /// A mapping with these fields. Any other field changes the meaning of the object.
     Fields(&'static [(&'static str, &'static Shape)]),
     /// A mapping with these fields and others, which are not read.
     Used(&'static [(&'static str, &'static Shape)]),
-    /// A list of these.
+    /// A list of items of this shape.
     Each(&'static Shape),
 }
 
 use Shape::{Each, Fields, Free, Skip, Used};
 
 impl Shape {
-    /// What of a document is read.
+    /// Returns the part of a document that the shape covers.
     pub(super) fn part_of(&self, node: &Node) -> Node {
         let value = match (self, &node.value) {
             (Each(shape), Value::List(items)) => {
@@ -47,7 +46,7 @@ impl Shape {
     }
 }
 
-/// The shape of a field, if it is among these.
+/// Returns the shape of a field, if it is among these.
 pub(super) fn field(
     fields: &'static [(&'static str, &'static Shape)],
     key: &str,
@@ -91,7 +90,7 @@ const POLICY: Shape = Fields(&[
     ("kind", &Free),
     ("metadata", &METADATA),
     ("spec", &SPEC),
-    // Removed from the API in 1.28, still found in what older clusters exported.
+    // Removed from the API in 1.28, but still found in exports of older clusters.
     ("status", &Free),
 ]);
 
@@ -141,7 +140,7 @@ const CLUSTER_POLICY: Shape = Fields(&[
     ("status", &Free),
 ]);
 
-/// What is read of every object's metadata; `uid` and `resourceVersion` only of an API server's.
+/// Fields read of every object's metadata; `uid` and `resourceVersion` only of an API server's objects.
 const READ_METADATA: Shape = Used(&[
     ("name", &Free),
     ("namespace", &Free),
@@ -162,8 +161,7 @@ const READ_CONTAINER: Shape = Used(&[
     ("restartPolicy", &Free),
     ("ports", &Each(&Used(&[("name", &Free), ("containerPort", &Free), ("protocol", &Free)]))),
 ]);
-/// The annotations that netpold reads: its own, those by which the kubelet tells static pods, and those by which Multus
-/// tells further networks.
+/// Annotations that netpold reads: its own, the kubelet's for static pods, and Multus's for further networks.
 const READ_ANNOTATIONS: Shape = Used(&[
     ("netpold.io/check-source", &Free),
     ("kubernetes.io/config.mirror", &Free),
@@ -234,7 +232,7 @@ const READ_POLICY_METADATA: Shape = Used(&[
 const READ_POLICY: Shape = Used(&[("metadata", &READ_POLICY_METADATA), ("spec", &SPEC)]);
 const READ_CLUSTER_POLICY: Shape =
     Used(&[("metadata", &READ_POLICY_METADATA), ("spec", &CLUSTER_SPEC)]);
-/// Of a ClusterNetworkPolicy whose rules cannot be read: all but what they match.
+/// Part of a ClusterNetworkPolicy with unreadable rules: everything except the rules' matches.
 pub(super) const CLUSTER_ACTIONS: Shape = Used(&[
     ("metadata", &READ_POLICY_METADATA),
     (
@@ -248,7 +246,7 @@ pub(super) const CLUSTER_ACTIONS: Shape = Used(&[
         ]),
     ),
 ]);
-/// Of a policy whose rules cannot be read: what it selects.
+/// Part of a policy with unreadable rules: its pod selector.
 pub(super) const POLICY_SELECTOR: Shape = Used(&[(
     "spec",
     &Fields(&[
@@ -258,11 +256,11 @@ pub(super) const POLICY_SELECTOR: Shape = Used(&[(
         ("egress", &Skip),
     ]),
 )]);
-/// Of a policy whose rules cannot be read: in which directions it isolates.
+/// Part of a policy with unreadable rules: the directions that it isolates.
 pub(super) const POLICY_TYPES: Shape = Used(&[("spec", &Used(&[("policyTypes", &Free)]))]);
 
 impl Kind {
-    /// What is read of an object of the kind. Whatever a conversion looks at has to be here.
+    /// Returns the shape of the fields read for the kind. It must cover every field that the conversion uses.
     pub(super) const fn shape(self) -> &'static Shape {
         match self {
             Self::Namespace => &READ_NAMESPACE,
@@ -276,8 +274,8 @@ impl Kind {
     }
 }
 
-/// The fields of a policy's manifest that the API does not know, each with its full path. None of
-/// other kinds.
+/// Returns the fields of a policy's manifest that the API does not have, each with its full path; empty for other
+/// kinds.
 pub(super) fn unknown(kind: Kind, object: &Node) -> Vec<Unknown> {
     match kind {
         Kind::NetworkPolicy => unknown_of(object, &POLICY),
@@ -288,13 +286,13 @@ pub(super) fn unknown(kind: Kind, object: &Node) -> Vec<Unknown> {
     }
 }
 
-/// The fields within a policy's `spec` that the API does not know. A newer server's metadata is of no
-/// concern: it grants nothing and restricts nothing. None of other kinds.
+/// Returns the fields within a policy's `spec` that the API does not have; empty for other kinds. Unknown metadata of a
+/// newer server is ignored: it neither grants nor restricts.
 pub(super) fn unknown_in_spec(kind: Kind, object: &Node) -> Vec<Unknown> {
     if kind.is_policy() { unknown_of(object, kind.shape()) } else { Vec::new() }
 }
 
-/// The same of what [`POLICY_SELECTOR`] takes.
+/// Returns the unknown fields of the part that [`POLICY_SELECTOR`] covers.
 pub(super) fn unknown_beside_rules(policy: &Node) -> Vec<Unknown> {
     unknown_of(policy, &POLICY_SELECTOR)
 }
@@ -305,7 +303,7 @@ fn unknown_of(policy: &Node, shape: &Shape) -> Vec<Unknown> {
     found
 }
 
-/// The fields of an object's `metadata` that the API does not know.
+/// Returns the fields of an object's `metadata` that the API does not have.
 pub(super) fn unknown_metadata(object: &Node) -> Vec<Unknown> {
     let mut found = Vec::new();
     if let Some(metadata) = object.get("metadata") {
@@ -335,7 +333,7 @@ fn walk(node: &Node, shape: &Shape, path: &str, found: &mut Vec<Unknown>) {
                 }
             }
         }
-        // A wrong type is the decoder's to report.
+        // The decoder reports wrong types.
         _ => {}
     }
 }

@@ -1,8 +1,8 @@
-//! An object as an API server sends it: JSON, of which only the fields that are used are decoded.
+//! Objects of an API server: JSON, decoded only as far as its fields are used.
 //!
-//! The rest is passed over without recursion, however deep or odd it is. A NetworkPolicy of a newer
-//! server may have fields that netpold does not know, or known ones of another shape. They must not
-//! be ignored: a peer with one more condition grants less than the peer without it.
+//! The rest is skipped without recursion, regardless of depth and content. A NetworkPolicy of a newer server may have
+//! unknown fields, or known ones of another shape. They must not be ignored: a peer with one more condition grants less
+//! than the peer without it.
 
 use std::fmt;
 
@@ -16,28 +16,28 @@ use super::{Converted, Kind, Problem, cluster_network_policy, network_policy, ob
 use crate::source::decode::typed;
 use crate::source::document::{Entry, Node, Value};
 
-/// Deepest nesting of a value that is used; Kubernetes objects stay under 20.
+/// Deepest nesting of a used value; Kubernetes objects stay under 20.
 const MAX_DEPTH: usize = 64;
-/// Most values that are used of one object; etcd's limit of 1.5 MB leaves room for fewer.
+/// Most used values of one object; etcd's limit of 1.5 MB leaves room for fewer.
 const MAX_VALUES: usize = 1_000_000;
-/// Longest path below a step that is kept, in bytes.
+/// Length in bytes beyond which an error's path drops its inner steps.
 const STEPS_MAX: usize = 80;
 
-/// What was read of an object.
+/// Result of reading an object.
 #[derive(Debug)]
 pub struct Read {
-    /// Who it is.
+    /// Identity of the object.
     pub identity: Identity,
-    /// What it says. An object that cannot be decoded says nothing, but for a policy: that isolates
-    /// what it selects, as far as that can be read, and grants nothing.
+    /// Current state of the object; none if it cannot be decoded. A policy that cannot be decoded isolates the pods
+    /// that it selects, as far as the selector can be read, and grants nothing.
     pub change: Option<Change>,
-    /// What of it could not be understood.
+    /// Parts of the object that could not be interpreted.
     pub problems: Vec<Problem>,
-    /// It could not be decoded.
+    /// Whether the object could not be decoded.
     pub undecoded: bool,
 }
 
-/// Who an object is, as far as that can be read.
+/// Identity of an object, as far as it can be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// `metadata.namespace`
@@ -52,7 +52,7 @@ pub struct Identity {
     pub generation: Option<i64>,
 }
 
-/// Read an object of a kind. `whole`: the text was not cut off for its size.
+/// Reads an object of a kind. `whole`: the text was not truncated for its size.
 #[must_use]
 pub fn read(kind: Kind, json: &[u8], whole: bool) -> Read {
     let decoded = if whole {
@@ -90,8 +90,9 @@ fn undecoded(kind: Kind, json: &[u8], problem: Problem) -> Read {
     Read { identity, change, problems, undecoded: true }
 }
 
-/// What an object that cannot be decoded says: nothing, but for a policy. That isolates what it selects, as far
-/// as that can be read, and grants nothing. `part` reads what a shape takes of the object.
+/// Returns the state of an object that cannot be decoded: none, except for a policy, which isolates the pods that it
+/// selects, as far as the selector can be read, and grants nothing. `part` reads the part of the object that a shape
+/// covers.
 pub(super) fn closed(
     kind: Kind,
     identity: &Identity,
@@ -123,16 +124,16 @@ pub(super) fn closed(
     (Some(change), vec![problem])
 }
 
-/// What is left of a ClusterNetworkPolicy that cannot be decoded: its rules by their actions alone, if
-/// those can be read.
+/// Returns the readable part of a ClusterNetworkPolicy that cannot be decoded: its rules by their actions alone, if
+/// these can be read.
 fn without_matches(part: impl Fn(&'static Shape) -> Option<Node>) -> Option<Converted> {
     let actions = part(&fields::CLUSTER_ACTIONS)?;
     let unknown = fields::unknown_in_spec(Kind::ClusterNetworkPolicy, &actions);
     cluster_network_policy(&actions, &unknown).ok()
 }
 
-/// What is left of a policy that cannot be decoded: what it selects, if that can be; else every pod
-/// of its namespace. Both directions, unless it says which.
+/// Returns the readable part of a policy that cannot be decoded: it selects every pod of its namespace if its selector
+/// cannot be read, and isolates both directions if its policy types cannot.
 fn without_rules(
     identity: &Identity,
     part: impl Fn(&'static Shape) -> Option<Node>,
@@ -162,18 +163,18 @@ fn without_rules(
 }
 
 impl Identity {
-    /// Reads until something is no JSON, or the metadata is over.
+    /// Reads the identity; stops at invalid JSON, or after the metadata.
     #[must_use]
     pub fn of(json: &[u8]) -> Self {
         let mut identity = Self::default();
         let mut deserializer = serde_json::Deserializer::from_slice(json);
-        // What ends it is found again, and named, by whoever reads the whole object.
+        // Reading the whole object reports the same error.
         let _ = deserializer.deserialize_any(Top(&mut identity));
         identity
     }
 }
 
-/// An object, until after its metadata.
+/// Visitor of an object, up to the end of its metadata.
 struct Top<'i>(&'i mut Identity);
 
 impl<'de> Visitor<'de> for Top<'_> {
@@ -234,7 +235,7 @@ impl<'de> Visitor<'de> for Metadata<'_> {
     }
 }
 
-/// What a shape takes of JSON, as a document without lines.
+/// Reads the part of a JSON text that a shape covers, as a document without lines.
 fn node(json: &[u8], shape: &'static Shape) -> Result<Node, Problem> {
     let mut context = Context { path: String::new(), values: 0 };
     let mut deserializer = serde_json::Deserializer::from_slice(json);
@@ -245,22 +246,22 @@ fn node(json: &[u8], shape: &'static Shape) -> Result<Node, Problem> {
     });
     read.map_err(|error| {
         let text = error.to_string();
-        // All of it is one line: the path says more.
+        // The JSON is one line, so its position is dropped: the path is more useful.
         let reason = text.rsplit_once(" at line ").map_or(text.as_str(), |(reason, _)| reason);
         Problem::new(context.path, reason)
     })
 }
 
-/// What is common to the values of one object.
+/// State shared by the values of one object.
 struct Context {
-    /// Of an error, collected on the way out.
+    /// Path of an error, collected from the inside out.
     path: String,
     values: usize,
 }
 
 impl Context {
     fn within(&mut self, step: &str) {
-        // Of a value that is nested deep, the outermost steps tell where it is.
+        // For a deeply nested value, the outermost steps identify its place.
         if self.path.len() > STEPS_MAX {
             "[...]".clone_into(&mut self.path);
         }
@@ -269,7 +270,7 @@ impl Context {
     }
 }
 
-/// A value that is read.
+/// A value being read.
 struct Seed<'c> {
     shape: &'static Shape,
     depth: usize,
@@ -384,7 +385,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
     }
 }
 
-/// A key that more than one entry has.
+/// Returns a key of more than one entry.
 fn twice(entries: &[Entry]) -> Option<&str> {
     let mut keys: Vec<&str> = entries.iter().map(|entry| entry.key.as_str()).collect();
     keys.sort_unstable();
@@ -394,16 +395,16 @@ fn twice(entries: &[Entry]) -> Option<&str> {
     })
 }
 
-/// A key of a mapping of that shape.
+/// Seed for a key of a mapping of that shape.
 struct KeyOf(&'static Shape);
 
-/// What becomes of a key's value.
+/// Treatment of a key's value.
 enum Field {
-    /// It is read.
+    /// Read with the given shape.
     Read(String, &'static Shape),
-    /// That the key is there counts.
+    /// Kept as a name without a value: an unknown field.
     Named(String),
-    /// Nothing.
+    /// Skipped.
     Ignored,
 }
 

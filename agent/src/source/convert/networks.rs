@@ -1,7 +1,7 @@
-//! A pod's interfaces on further networks, as Multus and other implementations of the Network Plumbing Working Group's
-//! specification report them: annotation `k8s.v1.cni.cncf.io/network-status`, a JSON list.
+//! A pod's interfaces on further networks, as reported by Multus and other implementations of the Network Plumbing
+//! Working Group's specification: annotation `k8s.v1.cni.cncf.io/network-status`, a JSON list.
 //!
-//! Whoever may write the pod may write it, so it is bounded, and one that is not understood counts as none.
+//! Anyone who may write the pod may write the annotation, so it is bounded; an invalid one counts as absent.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,19 +13,19 @@ use serde::Deserialize;
 use super::Problem;
 use crate::printable::cut;
 
-/// The annotation; then its name before the specification's version 1.2.
+/// Name of the annotation, and its name before the specification's version 1.2.
 pub(super) const ANNOTATIONS: [&str; 2] =
     ["k8s.v1.cni.cncf.io/network-status", "k8s.v1.cni.cncf.io/networks-status"];
 /// Longest annotation that is read, in bytes.
 const BYTES_MAX: usize = 65_536;
-/// Interfaces of a pod beside the first one.
+/// Most interfaces of a pod besides the first one.
 const INTERFACES_MAX: usize = 32;
-/// Addresses of these.
+/// Most addresses of these interfaces.
 const ADDRESSES_MAX: usize = 64;
-/// Longest name, in bytes: of a network 63 for the namespace and 253 for the name.
+/// Longest name in bytes: a network's namespace has 63, its name 253.
 const NAME_MAX: usize = 320;
 
-/// An entry, as far as it is read.
+/// The used fields of an entry.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Entry {
@@ -47,7 +47,7 @@ struct DeviceInfo {
     kind: String,
 }
 
-/// The further interfaces that the annotations name, of a pod with these addresses.
+/// Returns the further interfaces from the annotations of a pod with these addresses.
 pub(super) fn second(
     annotations: Option<&BTreeMap<String, String>>,
     own: &[IpAddr],
@@ -88,7 +88,7 @@ fn read(text: &str, own: &[IpAddr]) -> Result<Vec<SecondInterface>, String> {
     Ok(interfaces)
 }
 
-/// An entry; `None`: it is that of the pod's first interface.
+/// Converts an entry; `None` for the pod's first interface.
 fn interface(entry: Entry, own: &[IpAddr]) -> Result<Option<SecondInterface>, String> {
     let Entry { name: network, interface: name, ips, device_info, .. } = entry;
     let device = device_info.map(|info| info.kind).unwrap_or_default();
@@ -110,16 +110,16 @@ fn interface(entry: Entry, own: &[IpAddr]) -> Result<Option<SecondInterface>, St
     Ok(Some(SecondInterface { name, network, addresses, device }))
 }
 
-/// An address, with or without the length of its network.
+/// Parses an address, with or without a prefix length.
 fn address(text: &str) -> Result<IpAddr, String> {
     let block = || text.parse::<IpNet>().map(|block| block.addr());
     let address = text.parse::<IpAddr>().or_else(|_| block());
     let address = address.map_err(|_| format!("`{}` is not an address", cut(text.to_owned(), 64)));
-    // On the wire an IPv4-mapped address is an IPv4 one.
+    // On the wire an IPv4-mapped address is an IPv4 address.
     address.map(|address| address.to_canonical())
 }
 
-/// Whether a pod can have an address to itself beyond its link.
+/// Returns whether a pod can own an address that is reachable beyond its link.
 fn is_unicast(address: IpAddr) -> bool {
     let is_local = match address {
         IpAddr::V4(address) => address.is_link_local() || address.is_broadcast(),
@@ -145,7 +145,7 @@ mod tests {
         all.iter().flat_map(|it| &it.addresses).map(ToString::to_string).collect()
     }
 
-    /// As Multus 4.1 writes it.
+    /// Format of Multus 4.1.
     #[test]
     fn what_multus_writes_is_read() {
         let text = r#"[{
@@ -240,14 +240,14 @@ mod tests {
         ] {
             match parse(&text) {
                 Err(error) => assert!(error.contains(reason) && !reason.is_empty(), "{error}"),
-                // The same address again is one.
+                // A repeated address counts once.
                 Ok(read) => assert!(reason.is_empty() && read[0].addresses.len() == 1, "{read:?}"),
             }
         }
         let many: Vec<String> = (0..65).map(|n| format!(r#""10.9.9.{n}""#)).collect();
         let error = parse(&format!(r#"[{{"ips": [{}]}}]"#, many.join(","))).unwrap_err();
         assert!(error.contains("1 interfaces with 65 addresses"), "{error}");
-        // Fields of no interest are skipped without recursion.
+        // Unused fields are skipped without recursion.
         assert_eq!(parse(&deep(20_000)).unwrap().len(), 1);
         assert_eq!(parse(""), Ok(Vec::new()));
         assert_eq!(parse("[]"), Ok(Vec::new()));
@@ -262,7 +262,7 @@ mod tests {
             }
         }
 
-        /// What is written is read again, whatever stands beside it.
+        /// Written entries are read back, with any other fields beside them.
         #[test]
         fn entries_are_read_whatever_else_they_have(
             names in proptest::collection::vec("[a-z]{1,12}", 1..8),

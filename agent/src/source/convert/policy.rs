@@ -1,7 +1,7 @@
-//! NetworkPolicy to [`Policy`]: what an absent field means, and what is refused.
+//! Conversion of NetworkPolicy to [`Policy`]: the meaning of absent fields, and the refused values.
 //!
-//! What cannot be understood grants nothing and is reported; it never makes a policy select fewer
-//! pods or isolate fewer directions.
+//! Parts that cannot be interpreted grant nothing and are reported; they never make a policy select fewer pods or
+//! isolate fewer directions.
 
 use ipnet::IpNet;
 use k8s_openapi::api::networking::v1::{
@@ -16,8 +16,8 @@ use netpold_core::model::{
 use super::selector::selector;
 use super::{Change, Converted, Problem, Unknown, enforcement, limited, protocol};
 
-/// Convert a policy. `unknown` are the fields its manifest has beyond the API's; the parts that
-/// contain them count as not understood.
+/// Converts a policy. `unknown` are its manifest's fields beyond the API's; the parts that contain them count as not
+/// interpretable.
 ///
 /// # Errors
 /// The policy has no name.
@@ -56,27 +56,27 @@ impl Reader<'_> {
         self.problems.push(Problem::new(path, text));
     }
 
-    /// Whether an unknown field stands directly in what the path names.
+    /// Returns whether an unknown field is directly in the mapping at the path.
     fn unknown_in(&self, path: &str) -> bool {
         self.unknown.iter().any(|u| u.inside == path)
     }
 
-    /// Whether an unknown field stands in what the path names, or anywhere below.
+    /// Returns whether an unknown field is in the mapping at the path, at any depth.
     fn unknown_below(&self, path: &str) -> bool {
         self.unknown.iter().any(|u| {
             u.problem.path.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']))
         })
     }
 
-    /// Absent: empty, which selects every pod of the namespace; so does one that is not understood.
+    /// Reads the pod selector. An absent one, or one that cannot be interpreted, selects every pod of the namespace.
     fn pod_selector(&mut self, given: Option<&LabelSelector>) -> Selector {
         let path = "spec.podSelector";
         let understood = given.and_then(|s| selector(s, path, &mut self.problems));
         understood.filter(|_| !self.unknown_below(path)).unwrap_or_default()
     }
 
-    /// Whether ingress and egress are isolated. `policyTypes` absent or empty: ingress always,
-    /// egress if there are egress rules. Something not understood beside them: both.
+    /// Returns whether ingress and egress are isolated. `policyTypes` absent or empty: ingress always, egress if there
+    /// are egress rules. An invalid item isolates both.
     fn directions(&mut self, spec: &NetworkPolicySpec) -> [bool; 2] {
         let types = spec.policy_types.as_deref().unwrap_or_default();
         let mut isolated = if types.is_empty() {
@@ -121,10 +121,10 @@ impl Reader<'_> {
         rules
     }
 
-    /// `from`, `to` and `ports`: absent or empty means everyone and everything. A list of which
-    /// nothing was understood is not that: it stays, empty, and grants nothing.
+    /// Reads a rule. Absent or empty `from`, `to` and `ports` match everyone and everything. A list without any valid
+    /// item stays as an empty list, which grants nothing.
     ///
-    /// A rule that cannot be understood stays in the list too, so that rules keep their numbers.
+    /// A rule that cannot be interpreted stays in the list too, so that rules keep their indices.
     fn rule(
         &mut self,
         path: &str,
@@ -277,7 +277,7 @@ impl Reader<'_> {
     }
 }
 
-/// A CIDR with its host bits masked off, or what is wrong with it.
+/// Parses a CIDR and masks off its host bits; on failure returns the reason.
 pub(super) fn cidr(text: &str) -> Result<IpNet, String> {
     match text.parse::<IpNet>() {
         Ok(IpNet::V6(net)) if net.addr().to_ipv4_mapped().is_some() => {
@@ -288,7 +288,7 @@ pub(super) fn cidr(text: &str) -> Result<IpNet, String> {
     }
 }
 
-/// IANA service name (RFC 6335 section 5.1), as the API server checks it.
+/// Returns whether a name is an IANA service name (RFC 6335 section 5.1), as the API server checks it.
 pub(super) fn is_port_name(name: &str) -> bool {
     (1..=15).contains(&name.len())
         && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')

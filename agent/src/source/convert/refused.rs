@@ -1,4 +1,4 @@
-//! What is left of a manifest's object that cannot be decoded, as [`super::json`] has it of an API server's.
+//! Readable parts of a manifest's object that cannot be decoded, as in [`super::json`] for an API server's object.
 
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Key};
@@ -7,22 +7,22 @@ use super::json::closed;
 use super::{Identity, Kind, Problem};
 use crate::source::document::{Node, ReadError};
 
-/// An object that is not understood.
+/// An object that cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// Which one; `None`: that cannot be read.
+    /// Key of the object; `None` if it cannot be read.
     pub key: Option<ObjectKey>,
-    /// What counts in its place, if nothing better is known: a policy that grants nothing.
+    /// Replacement if no earlier version is known: a policy that grants nothing.
     pub change: Option<Change>,
-    /// What is wrong with it.
+    /// Error of the object.
     pub error: ReadError,
-    /// What is wrong with it, and what that means where `change` counts.
+    /// Problems to report if `change` takes effect, with the consequence.
     pub problems: Vec<ReadError>,
-    /// It may isolate pods, and nobody can tell which.
+    /// Whether the object may isolate unknown pods.
     pub may_isolate: bool,
 }
 
-/// What is left of an object that [`super::manifest`] refuses.
+/// Returns the readable parts of an object that [`super::manifest`] refuses.
 #[must_use]
 pub fn refused(node: &Node, error: ReadError) -> Refused {
     let Some(kind) = meant(node) else {
@@ -43,7 +43,7 @@ pub fn refused(node: &Node, error: ReadError) -> Refused {
     Refused { key, change, problems: problems.collect(), error, may_isolate }
 }
 
-/// The kind that an object is of, or that its author had in mind; `None`: it is no object.
+/// Returns the kind of an object, or the kind that its author most likely intended; `None` if it is not an object.
 fn meant(node: &Node) -> Option<Kind> {
     let (version, kind) = (node.text("apiVersion")?, node.text("kind")?);
     Some(match (kind, version.split_once('/').map(|(group, _)| group)) {

@@ -1,11 +1,11 @@
-//! LabelSelector to [`Selector`], refusing what the API server refuses.
+//! Conversion of LabelSelector to [`Selector`]; it refuses the same selectors as the API server.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use netpold_core::model::{Requirement, Selector};
 
 use super::Problem;
 
-/// Convert a selector; `None` if any part of it cannot be understood, then with the reasons.
+/// Converts a selector; `None`, with the reasons in `problems`, if any part cannot be interpreted.
 pub(super) fn selector(
     selector: &LabelSelector,
     path: &str,
@@ -77,7 +77,7 @@ fn check_value(value: &str, path: &str, problems: &mut Vec<Problem>) {
     }
 }
 
-/// The name part of a label key, or a label value that is not empty.
+/// Returns whether a text can be the name part of a label key, or a label value that is not empty.
 fn is_label_text(text: &str) -> bool {
     text.len() <= 63
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
@@ -85,7 +85,7 @@ fn is_label_text(text: &str) -> bool {
         && text.ends_with(|c: char| c.is_ascii_alphanumeric())
 }
 
-/// RFC 1123 subdomain, the prefix of a label key.
+/// Returns whether a text is an RFC 1123 subdomain, the prefix of a label key.
 fn is_subdomain(text: &str) -> bool {
     let edge = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     text.len() <= 253

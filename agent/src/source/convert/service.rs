@@ -1,9 +1,8 @@
-//! Service and EndpointSlice: where the node translates packets, and to whom.
+//! Conversion of Service and EndpointSlice: the frontends at which nodes translate packets, and the backends.
 //!
-//! What kube-proxy leaves alone is left alone here: Services and slices with a label that keeps them
-//! from it; Services without a cluster address have no address that is translated; and of a load
-//! balancer's addresses those count whose `ipMode` is not `Proxy`. Addresses are read as kube-proxy
-//! reads them, since a backend that only it knows may be one that policy denies.
+//! The same objects as in kube-proxy are ignored: Services and slices with a label that excludes them. Services without
+//! a cluster address have no translated address; a load balancer's address counts unless its `ipMode` is `Proxy`.
+//! Addresses are parsed as in kube-proxy, since a backend that only kube-proxy accepts may be one that policy denies.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,21 +17,21 @@ use super::{Converted, Problem};
 /// Label of an EndpointSlice that names its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
-/// Labels that keep Services and EndpointSlices from the nodes' proxy, whatever their value (by
-/// kube-proxy's source, the selector of its informers).
+/// Labels that exclude Services and EndpointSlices from the nodes' proxy, whatever their value (by kube-proxy's source,
+/// the selector of its informers).
 const UNSERVED_LABELS: [&str; 2] =
     ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"];
 
-/// Whether the nodes' proxy leaves an object alone.
+/// Returns whether the nodes' proxy ignores an object.
 fn is_unserved(metadata: &ObjectMeta) -> bool {
     let labels = metadata.labels.as_ref();
     labels.is_some_and(|labels| UNSERVED_LABELS.iter().any(|label| labels.contains_key(*label)))
 }
 
-/// Convert a Service.
+/// Converts a Service.
 ///
 /// # Errors
-/// It has no name.
+/// The Service has no name.
 pub(super) fn service(service: &core::Service) -> Result<Converted, Problem> {
     let key = super::key(&service.metadata)?;
     let mut problems = Vec::new();
@@ -60,7 +59,7 @@ pub(super) fn service(service: &core::Service) -> Result<Converted, Problem> {
     Ok(Converted { change: Change::Service(service), problems })
 }
 
-/// `clusterIPs`, and only where that is absent or empty `clusterIP`.
+/// Returns `clusterIPs`, or `clusterIP` if that is absent or empty.
 fn cluster_ips(spec: &core::ServiceSpec) -> Vec<(String, &str)> {
     match spec.cluster_ips.as_deref() {
         Some(ips) if !ips.is_empty() => {
@@ -71,7 +70,7 @@ fn cluster_ips(spec: &core::ServiceSpec) -> Vec<(String, &str)> {
     }
 }
 
-/// Whether this is an address, and not the word for a headless Service.
+/// Returns whether the text is an address and not `None`, the value of a headless Service.
 fn is_given(ip: &str) -> bool {
     !ip.is_empty() && ip != "None"
 }
@@ -87,7 +86,7 @@ fn addresses(
     given.extend(external.map(|(n, ip)| (format!("spec.externalIPs[{n}]"), ip.as_str())));
     let balancer = status.and_then(|status| status.load_balancer.as_ref());
     for (n, item) in balancer.iter().flat_map(|b| b.ingress.iter().flatten()).enumerate() {
-        // With `Proxy` packets are to go to the load balancer, and nodes leave them alone.
+        // With `Proxy`, packets go to the load balancer, and nodes do not translate them.
         if let Some(ip) = item.ip.as_deref().filter(|ip| !ip.is_empty())
             && item.ip_mode.as_deref() != Some("Proxy")
         {
@@ -101,7 +100,7 @@ fn addresses(
     addresses
 }
 
-/// An address that packets can be sent to.
+/// Parses an address to which packets can be sent.
 fn address(path: &str, text: &str, problems: &mut Vec<Problem>) -> Option<IpAddr> {
     let problem = match parsed(text) {
         None => format!("`{text}` is not an address"),
@@ -114,8 +113,8 @@ fn address(path: &str, text: &str, problems: &mut Vec<Problem>) -> Option<IpAddr
     None
 }
 
-/// An address as the API server and kube-proxy read it (`ParseIPSloppy`): numbers of IPv4 may have
-/// leading zeros and are decimal, IPv4-mapped IPv6 is IPv4.
+/// Parses an address like the API server and kube-proxy (`ParseIPSloppy`): parts of IPv4 may have leading zeros and are
+/// decimal, IPv4-mapped IPv6 is IPv4.
 fn parsed(text: &str) -> Option<IpAddr> {
     let (front, dotted) = text.rfind(':').map_or(("", text), |at| text.split_at(at + 1));
     let decimal = |part: &str| match part.trim_start_matches('0') {
@@ -164,10 +163,10 @@ fn number(number: i32, path: &str, problems: &mut Vec<Problem>) -> Option<u16> {
     port
 }
 
-/// Convert an EndpointSlice.
+/// Converts an EndpointSlice.
 ///
 /// # Errors
-/// It has no name.
+/// The slice has no name.
 pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Converted, Problem> {
     let key: Key = super::key(&slice.metadata)?;
     let mut problems = Vec::new();
@@ -189,7 +188,7 @@ pub(super) fn endpoint_slice(slice: &discovery::EndpointSlice) -> Result<Convert
     Ok(Converted { change: Change::EndpointSlice(slice), problems })
 }
 
-/// Ports without a number stand for every port, which no Service's port can be translated to.
+/// Reads the ports. A port without a number stands for every port; no Service's port can be translated to it.
 fn slice_ports(slice: &discovery::EndpointSlice, problems: &mut Vec<Problem>) -> Vec<SlicePort> {
     let given = slice.ports.iter().flatten().enumerate();
     let ports = given.filter_map(|(n, port)| {
@@ -202,8 +201,8 @@ fn slice_ports(slice: &discovery::EndpointSlice, problems: &mut Vec<Problem>) ->
     ports.collect()
 }
 
-/// Addresses of the endpoints, of the slice's own family: those that a node leads new connections
-/// to, and the others, which only go on with what they have.
+/// Returns the endpoints' addresses of the slice's own family: first the ones that receive new connections, then the
+/// others, which only keep existing connections.
 fn backends(
     slice: &discovery::EndpointSlice,
     problems: &mut Vec<Problem>,
@@ -234,7 +233,8 @@ fn backends(
     all
 }
 
-/// Ready (absent: yes), or terminating and still serving: those get packets while none is ready.
+/// Returns whether an endpoint is ready (the default), or terminating and still serving: a terminating one receives
+/// packets while none is ready.
 fn is_used(endpoint: &discovery::Endpoint) -> bool {
     let Some(conditions) = &endpoint.conditions else { return true };
     conditions.ready.unwrap_or(true)

@@ -1,4 +1,4 @@
-//! Each meaning of an absent, empty or wrong field, by manifest.
+//! The meaning of each absent, empty or wrong field, by manifest.
 
 use netpold_core::model::{IpBlock, Peer, Policy, PortMatch, Requirement, Rule, Selector};
 use netpold_testkit::objects;
@@ -9,7 +9,7 @@ use crate::source::document::{Entry, parse};
 mod cluster_policies;
 mod services;
 
-/// What a manifest is converted to. From an API server the same object means the same.
+/// Converts a manifest. The same object from an API server must have the same meaning.
 fn convert(text: &str) -> Converted {
     let node = &parse(text).unwrap()[0];
     let converted = match manifest(node) {
@@ -34,7 +34,7 @@ fn kind_of(node: &document::Node) -> Kind {
     }
 }
 
-/// In the document's order, which the order of problems follows.
+/// Writes the document as JSON in the same order, on which the order of problems depends.
 fn json_of(node: &document::Node) -> String {
     let text = |text: &str| serde_json::Value::from(text).to_string();
     match &node.value {
@@ -68,7 +68,7 @@ fn policy(spec: &str) -> Policy {
     policy
 }
 
-/// The only ingress rule of a policy with this one rule, and the problems.
+/// The ingress rule of a policy with this one rule, and the problems.
 fn rule(rule: &str) -> (Rule, Vec<String>) {
     let policy = policy(&format!("{{ingress: [{rule}]}}"));
     (policy.ingress.unwrap().remove(0), policy.problems)
@@ -95,7 +95,7 @@ fn policy_types_are_defaulted_as_the_api_server_does() {
         ("", true, false),
         ("{ingress: []}", true, false),
         ("{ingress: [{}]}", true, false),
-        // "Has egress rules" is what counts, not that the field is there.
+        // Egress is isolated if there are egress rules, not if the field is present.
         ("{egress: []}", true, false),
         ("{egress: [{}]}", true, true),
         ("{policyTypes: [], egress: [{}]}", true, true),

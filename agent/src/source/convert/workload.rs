@@ -1,15 +1,15 @@
-//! Workload objects in manifests: their pod templates, and the owners that pods name.
+//! Workload objects in manifests: their pod templates, and the owners of pods.
 //!
-//! An API server's workloads are not read: there the pods are.
+//! Workloads of an API server are not read: it has the pods themselves.
 
 use netpold_core::model::{Change, Labels, WorkloadRef};
 
 use super::{Converted, Kind, Problem, object};
 use crate::source::document::{Entry, Node, Value};
 
-/// Label of the pods of a Deployment's ReplicaSet: the end of its name.
+/// Label of the pods of a Deployment's ReplicaSet; its value is the end of the ReplicaSet's name.
 const TEMPLATE_HASH: &str = "pod-template-hash";
-/// Labels of a Job's pods: its name.
+/// Labels of a Job's pods; their value is the Job's name.
 const JOB_NAME: [&str; 2] = ["batch.kubernetes.io/job-name", "job-name"];
 
 /// Groups of `apiVersion`, the kind, and the path of its pod template.
@@ -23,10 +23,10 @@ const TEMPLATES: [(&[&str], &str, &[&str]); 7] = [
     (&["batch"], "CronJob", &["spec", "jobTemplate", "spec", "template"]),
 ];
 
-/// What the pod template of a workload object would make: a pod that has no address and is on no node. Its name is
-/// of the object's kind and name, as `deployment.web`. Also with `replicas: 0`, or suspended: the policies hold as
-/// soon as that changes. None of an object of another kind, of one without a name, and of a ReplicaSet without
-/// replicas that a Deployment owns: that is a former revision.
+/// Returns the stand-in pod of a workload's pod template: a pod without address and node, named by the workload's kind
+/// and name, as `deployment.web`. The template also counts with `replicas: 0`, or suspended: the policies apply as soon
+/// as that changes. `None` for an object of another kind, for one without a name, and for one without replicas that
+/// another workload owns: the ReplicaSet of a Deployment's former revision.
 #[must_use]
 pub fn template(node: &Node) -> Option<Converted> {
     let (version, kind) = (node.text("apiVersion")?, node.text("kind")?);
@@ -54,7 +54,7 @@ pub fn template(node: &Node) -> Option<Converted> {
     let mut converted = match object(Kind::Pod, &Kind::Pod.shape().part_of(&pod), &[]) {
         Ok(converted) => converted,
         Err(mismatch) => {
-            // Without labels and ports it is still a workload that is to be named.
+            // Without labels and ports the workload still has to be listed.
             let bare = as_pod(node, None, format!("{}.{name}", kind.to_lowercase()));
             let mut converted = object(Kind::Pod, &Kind::Pod.shape().part_of(&bare), &[]).ok()?;
             let problem = Problem::from(mismatch);
@@ -85,7 +85,7 @@ fn is_workload(kind: &str) -> bool {
     TEMPLATES.iter().any(|(_, name, _)| *name == kind)
 }
 
-/// A Pod with the labels, annotations and spec of a template, in the namespace of its workload.
+/// Builds a Pod with the labels, annotations and spec of a template, in the namespace of its workload.
 fn as_pod(workload: &Node, template: Option<&Node>, name: String) -> Node {
     let line = template.map_or(workload.line, |template| template.line);
     let entry = |key: &str, node: Node| Entry { key: key.to_owned(), line: node.line, node };
@@ -102,7 +102,7 @@ fn as_pod(workload: &Node, template: Option<&Node>, name: String) -> Node {
     Node { line, value: Value::Map(pod) }
 }
 
-/// The workload that an object's `ownerReferences` name: of a Deployment's pods that, not its ReplicaSet.
+/// Returns the workload in an object's `ownerReferences`: for a Deployment's pods the Deployment, not the ReplicaSet.
 pub(super) fn owner(object: &Node, labels: &Labels) -> Option<WorkloadRef> {
     let Value::List(references) = &object.get("metadata")?.get("ownerReferences")?.value else {
         return None;

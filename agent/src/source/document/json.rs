@@ -1,4 +1,4 @@
-//! JSON values one after another, each with its lines.
+//! Reading of consecutive JSON values, with lines.
 
 use std::cell::Cell;
 use std::fmt;
@@ -8,8 +8,8 @@ use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visit
 
 use super::{Document, Entry, MAX_DEPTH, Mapping, Node, ReadError, TakeItem, Value};
 
-/// Read the object that a text begins with, and the bytes that takes; `None`: that is no JSON. The text's first
-/// line has this number.
+/// Reads the object at the beginning of a text; returns it with its length in bytes, or `None` if it is not JSON.
+/// `line` is the number of the text's first line.
 pub(super) fn object(text: &str, line: u32, take: TakeItem<'_>) -> Option<(Document, usize)> {
     let place = Cell::new(Place { line, pending: false, taken: 0 });
     let mut deserializer =
@@ -17,18 +17,18 @@ pub(super) fn object(text: &str, line: u32, take: TakeItem<'_>) -> Option<(Docum
     let mut context = Context { place: &place, doubts: Vec::new(), take };
     let seed = Seed { context: &mut context, depth: 0, before: None };
     let node = seed.deserialize(&mut deserializer).ok()?;
-    // An object ends with its bracket: nothing behind it was looked at.
+    // An object ends with its bracket: no byte behind it was read.
     Some((Document { node, doubts: context.doubts }, place.get().taken))
 }
 
-/// How far a text was read.
+/// Position in a text.
 #[derive(Clone, Copy)]
 struct Place {
-    /// Line of the last byte.
+    /// Line of the last byte read.
     line: u32,
-    /// That byte ended the line.
+    /// Whether the last byte read ended its line.
     pending: bool,
-    /// Bytes read.
+    /// Number of bytes read.
     taken: usize,
 }
 
@@ -51,18 +51,18 @@ impl Read for Source<'_> {
     }
 }
 
-/// What is common to the values of a document.
+/// State shared by the values of a document.
 struct Context<'c> {
     place: &'c Cell<Place>,
     doubts: Vec<ReadError>,
     take: TakeItem<'c>,
 }
 
-/// A value that is read.
+/// A value being read.
 struct Seed<'s, 'c> {
     context: &'s mut Context<'c>,
     depth: usize,
-    /// Of the document's `items`: the entries before these.
+    /// Entries before the document's `items`, if this value is `items`.
     before: Option<&'s [Entry]>,
 }
 

@@ -1,4 +1,4 @@
-//! The type of a scalar, as go-yaml v2 (which `kubectl` reads YAML with) resolves it.
+//! The type of a scalar, resolved like go-yaml v2, which `kubectl` uses.
 
 use std::borrow::Cow;
 
@@ -11,31 +11,31 @@ use super::Value;
 /// Prefix of the tags that are written `!!`.
 const CORE: &str = "tag:yaml.org,2002:";
 
-/// As Go's `base64.StdEncoding`: bits that are left over may be anything.
+/// Same decoder as Go's `base64.StdEncoding`: trailing bits may have any value.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
 );
 
-/// A scalar's value before it becomes JSON.
+/// A scalar's value before its conversion to JSON.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Scalar<'t> {
     Null,
     Bool(bool),
-    /// `y` and `n`, which are booleans for kubectl, and so no names.
+    /// `y` and `n`: booleans for kubectl, text unless a boolean is needed.
     Letter(Cow<'t, str>),
     Int(i64),
-    /// Beyond [`i64::MAX`].
+    /// A whole number beyond [`i64::MAX`].
     Large(u64),
     Float(f64),
     Text(Cow<'t, str>),
 }
 
 impl<'t> Scalar<'t> {
-    /// Of a scalar that is not plain: what it is tagged, else text.
+    /// Resolves a scalar: by its tag, else by its text if it is plain, else as text.
     ///
     /// # Errors
-    /// It is not of the type that its tag says.
+    /// The text is not of the tag's type.
     pub(super) fn of(text: Cow<'t, str>, plain: bool, tag: Option<&str>) -> Result<Self, String> {
         let Some(tag) = tag else {
             return Ok(if plain { resolve(text) } else { Self::Text(text) });
@@ -43,7 +43,7 @@ impl<'t> Scalar<'t> {
         let found = match tag.strip_prefix(CORE) {
             Some("binary") => return binary(&text),
             Some("bool" | "int" | "float" | "null") => resolve(text.clone()),
-            // Tags of nobody's are not looked at, nor whether a time is one.
+            // Other tags are ignored; the format of timestamps is not checked.
             _ => return Ok(Self::Text(text)),
         };
         let wanted = &tag[CORE.len()..];
@@ -61,7 +61,7 @@ impl<'t> Scalar<'t> {
         }
     }
 
-    /// As a value of JSON.
+    /// Converts to a JSON value.
     ///
     /// # Errors
     /// JSON has no such number.
@@ -83,10 +83,10 @@ impl<'t> Scalar<'t> {
         })
     }
 
-    /// As a key of JSON, which is text.
+    /// Converts to a JSON key, which is text.
     ///
     /// # Errors
-    /// It is null, or a number too large to be a key.
+    /// The scalar is null, or a number too large for a key.
     pub(super) fn into_key(self) -> Result<String, String> {
         Ok(match self {
             Self::Null => return Err("a key must not be empty; put it in quotes".into()),
@@ -106,14 +106,14 @@ fn is_yes(letter: &str) -> bool {
     letter.eq_ignore_ascii_case("y")
 }
 
-/// `!!binary`: base64. What it holds that is not UTF-8 is replaced, as in JSON.
+/// Decodes `!!binary`: base64. Bytes that are not UTF-8 are replaced, as in JSON.
 fn binary(text: &str) -> Result<Scalar<'static>, String> {
     let packed: String = text.chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
     let bytes = BASE64.decode(packed).map_err(|_| "!!binary is no base64")?;
     Ok(Scalar::Text(String::from_utf8_lossy(&bytes).into_owned().into()))
 }
 
-/// Go's `FormatFloat(number, 'g', -1, 32)`, and YAML's names for what is no number.
+/// Formats like Go's `FormatFloat(number, 'g', -1, 32)`, with YAML's names for NaN and infinity.
 fn float_key(number: f32) -> String {
     if number.is_nan() {
         return ".nan".into();
@@ -132,7 +132,7 @@ fn float_key(number: f32) -> String {
     }
 }
 
-/// A plain scalar: YAML 1.1's words and numbers, as far as go-yaml has them.
+/// Resolves a plain scalar: YAML 1.1's words and numbers, as far as go-yaml supports them.
 fn resolve(text: Cow<'_, str>) -> Scalar<'_> {
     match text.as_ref() {
         "" | "~" | "null" | "Null" | "NULL" => Scalar::Null,
@@ -162,7 +162,7 @@ fn number(text: &str) -> Option<Scalar<'static>> {
     }
 }
 
-/// Go's `ParseInt(text, 0, 64)`, then `ParseUint`.
+/// Parses a whole number like Go's `ParseInt(text, 0, 64)`, then `ParseUint`.
 fn whole(text: &str) -> Option<Scalar<'static>> {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
@@ -187,7 +187,7 @@ fn whole(text: &str) -> Option<Scalar<'static>> {
     }
 }
 
-/// A decimal number, with a point, an exponent, or leading zeros. One that is too large is text.
+/// Parses a decimal number with a point, an exponent, or leading zeros; `None` if it is too large.
 fn float(text: &str) -> Option<Scalar<'static>> {
     let decimal = text.bytes().all(|b| b.is_ascii_digit() || b"+-.eE".contains(&b));
     let number: f64 = text.parse().ok().filter(|_| decimal)?;

@@ -1,29 +1,29 @@
-//! Text to documents, as `kubectl` cuts it: at lines that begin with `---`, before anything is parsed.
+//! Splitting of text into documents, as `kubectl` does: at lines that begin with `---`, before parsing.
 
 use super::{Document, ReadError, TakeItem, json, yaml};
 
-/// The documents of a file, one after another.
+/// The documents of a file, read one after another.
 #[derive(Debug)]
 pub struct Documents<'t> {
     rest: &'t [u8],
-    /// What follows a JSON object before the next separator.
+    /// Text between a JSON object and the next separator.
     behind: Option<&'t str>,
-    /// JSON may follow: kubectl looks for it at the beginning of a file.
+    /// Whether JSON may follow: kubectl expects it only at the beginning of a file.
     json: bool,
-    /// Line of what follows, from 1.
+    /// Line of the next text, from 1.
     line: u32,
-    /// Values that aliases have expanded to.
+    /// Number of values to which aliases have expanded.
     aliased: usize,
 }
 
 impl<'t> Documents<'t> {
-    /// Of a file's bytes.
+    /// Starts at the beginning of a file.
     #[must_use]
     pub fn new(bytes: &'t [u8]) -> Self {
         Self { rest: bytes, behind: None, json: true, line: 1, aliased: 0 }
     }
 
-    /// The next document that is not empty; an error concerns it alone.
+    /// Returns the next document that is not empty; an error concerns that document alone.
     pub fn next(&mut self, take: TakeItem<'_>) -> Option<Result<Document, ReadError>> {
         loop {
             let text = match self.text()? {
@@ -50,7 +50,7 @@ impl<'t> Documents<'t> {
         }
     }
 
-    /// What is read next, up to a separator.
+    /// Returns the next text, up to a separator.
     fn text(&mut self) -> Option<Result<&'t str, ReadError>> {
         if let Some(behind) = self.behind.take() {
             return Some(Ok(behind));
@@ -68,8 +68,7 @@ impl<'t> Documents<'t> {
     }
 }
 
-/// A document without the line that begins it, if there is nothing else in that, and without a byte-order mark;
-/// and its line.
+/// Strips the separator line, if the line has no other content, and a byte-order mark; returns the text with its line.
 fn without_separator(text: &str, line: u32) -> (&str, u32) {
     let (text, line) = match text.split_once('\n') {
         Some((first, below)) if is_separator(first.as_bytes()) => (below, line.saturating_add(1)),
@@ -78,7 +77,8 @@ fn without_separator(text: &str, line: u32) -> (&str, u32) {
     (text.strip_prefix('\u{feff}').unwrap_or(text), line)
 }
 
-/// `---`, white space and a comment. To YAML a carriage return ends a line, to kubectl it does not here.
+/// Returns whether a line is `---`, white space and a comment. A carriage return ends a line in YAML, but not here for
+/// kubectl.
 fn is_separator(line: &[u8]) -> bool {
     let rest = line.strip_prefix(b"---").map(<[u8]>::trim_ascii);
     rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'#')) && !rest.contains(&b'\r'))
@@ -88,8 +88,8 @@ fn lines(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.split(|byte| *byte == b'\n').count() - 1).unwrap_or(u32::MAX)
 }
 
-/// What comes before the next line that begins with `---`, but for lines before which there are only
-/// comments and directives.
+/// Returns the text before the next line that begins with `---`; such a line does not count if only comments and
+/// directives precede it.
 fn chunk(bytes: &[u8]) -> &[u8] {
     let mut at = 0;
     let mut holds_something = false;

@@ -1,4 +1,4 @@
-//! What is read is what `kubectl` reads: the expected values were compared with its reader's.
+//! Comparison with `kubectl`: the expected values are those of its parser.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn error(text: &str) -> String {
     parse(text).unwrap_err().to_string()
 }
 
-/// Each document as it was read, or its error.
+/// Reads each document, or its error.
 fn each(bytes: &[u8]) -> Vec<Result<Node, String>> {
     let mut documents = Documents::new(bytes);
     let mut read = Vec::new();
@@ -114,7 +114,7 @@ fn keys_become_text_as_in_json() {
     assert!(error("a: 1\n? [x]\n: 2\n").starts_with("line 2: a key must be text"));
 }
 
-/// Files from the field: a bracket that closes at the key's column, behind a quoted scalar.
+/// Files from real clusters: a bracket that closes at the key's column, after a quoted scalar.
 #[test]
 fn brackets_may_close_at_the_column_of_the_key() {
     for text in [
@@ -149,7 +149,7 @@ fn documents_are_separate_and_empty_ones_left_out() {
     assert_eq!(parse("%YAML 1.2\n---\na: 1\n---\nb: 1\n").unwrap().len(), 2);
     // Content in the line of the separator, which kubectl refuses.
     assert_eq!(keys(&parse("a: 1\n--- {b: 2}\n").unwrap()[1]), ["b"]);
-    // What kubectl passes over in silence is named.
+    // Text that kubectl silently ignores is an error.
     assert!(error("a: 1\n...\nb: 2\n").starts_with("line 3: kubectl reads nothing behind"));
 }
 
@@ -174,7 +174,7 @@ fn line_ends_of_other_systems_and_of_yaml_end_lines() {
         assert_eq!(keys(&node), ["a", "d"], "{end:?}");
         assert_eq!(node.text("d"), Some("e\n"), "{end:?}");
     }
-    // The lines of the file are counted, not YAML's.
+    // Lines are counted as in the file, not as in YAML.
     assert_eq!(one("a: 1\u{85}b: 2\u{2028}c: 3\nd: 4\n").line_of("d"), 2);
     assert_eq!(one("a: 1\u{85}b: 2\u{2028}c: 3\nd: 4\n").line_of("c"), 1);
 }
@@ -240,7 +240,7 @@ fn anchors_and_merge_keys_expand() {
     assert_eq!(error("l: &l [{a: 1}]\na: {<<: *l}"), "line 2: `<<` needs a mapping");
 }
 
-/// As with kubectl the last one counts; and it is named.
+/// As with kubectl the last one counts; the repetition is reported.
 #[test]
 fn keys_given_twice_are_doubts() {
     for (text, line, value) in [

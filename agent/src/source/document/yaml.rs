@@ -1,4 +1,4 @@
-//! One YAML document to a tree.
+//! Parsing of one YAML document to a tree.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,11 +10,11 @@ use super::{Document, Entry, MAX_ALIASED, MAX_DEPTH, Mapping, Node, ReadError, T
 
 /// Most comments of a document that may begin without white space before them.
 const MAX_ADJACENT: usize = 100;
-/// Bytes that may be read to find them.
+/// Most bytes that may be reread to find such comments.
 const MAX_REREAD: usize = 1 << 25;
 
-/// Read the document of a text whose first line has this number. `None`: there is nothing in it, or null.
-/// `aliased` counts what aliases expand to.
+/// Parses the document of a text. `None`: the document is empty or null. `first` is the number of the text's first
+/// line; `aliased` counts the values to which aliases expand.
 pub(super) fn document(
     text: &str,
     first: u32,
@@ -39,22 +39,22 @@ pub(super) fn document(
     Ok((node.value != Value::Null).then_some(Document { node, doubts }))
 }
 
-/// As near to libyaml, which go-yaml is made of, as it can be.
+/// Configures the parser as close to libyaml, the base of go-yaml, as possible.
 fn parser(text: &str) -> Parser<'_, StrInput<'_>> {
     let mut options = granit_parser::options! { bom_inside_document_as_content: true };
     options.set_emit_comments(false);
     Parser::new_from_str_with_options(text, options)
 }
 
-/// The characters that end a line in YAML 1.1 and in no file.
+/// Characters that end a line in YAML 1.1, but not in a file.
 const BREAKS: [char; 3] = ['\u{85}', '\u{2028}', '\u{2029}'];
 
-/// A text whose lines end as they do in YAML 1.1.
+/// Replaces the line ends of YAML 1.1 by line feeds.
 fn with_line_feeds(text: &str) -> Cow<'_, str> {
     if text.contains(BREAKS) { text.replace(BREAKS, "\n").into() } else { text.into() }
 }
 
-/// A text whose comments have white space before them: libyaml does without behind a bracket or a quote.
+/// Inserts white space before comments that lack it: libyaml does not require it after a bracket or a quote.
 fn with_comments_apart(mut text: Cow<'_, str>) -> Cow<'_, str> {
     let adjacent = |text: &str| {
         text.as_bytes().windows(2).any(|pair| pair[1] == b'#' && b"\"'[]{},|>".contains(&pair[0]))
@@ -72,9 +72,9 @@ fn with_comments_apart(mut text: Cow<'_, str>) -> Cow<'_, str> {
     text
 }
 
-/// Lines of a file, by those of a text out of it.
+/// Mapping from the lines of a text to the lines of its file.
 struct Lines {
-    /// Line of the text's first.
+    /// Line in the file of the text's first line.
     first: u32,
     /// Lines of the text that one of [`BREAKS`] ended, from 1, ascending.
     broken: Vec<usize>,
@@ -95,7 +95,7 @@ impl Lines {
         Self { first, broken }
     }
 
-    /// Line of the file, by the line of the text, from 1.
+    /// Returns the line in the file for a line of the text, from 1.
     fn line(&self, line: usize) -> u32 {
         let broken = self.broken.partition_point(|broken| *broken < line);
         let below = line.saturating_sub(1 + broken);
@@ -121,12 +121,12 @@ impl<'t> Reader<'t, '_> {
         }
     }
 
-    /// Line of the file where something begins.
+    /// Returns the line in the file at which a span begins.
     fn line(&self, span: Span) -> u32 {
         self.lines.line(span.start.line())
     }
 
-    /// Nothing follows the document: kubectl would not read it.
+    /// Checks that nothing follows the document: kubectl would not read it.
     fn end(&mut self) -> Result<(), ReadError> {
         loop {
             match self.next()? {
@@ -182,7 +182,7 @@ impl<'t> Reader<'t, '_> {
         Ok(node.clone())
     }
 
-    /// `before`: these are the document's `items`, and the entries before them.
+    /// Reads a list. `before`: the entries before it, if the list is the document's `items`.
     fn list(&mut self, depth: usize, before: Option<&[Entry]>) -> Result<Vec<Node>, ReadError> {
         let mut items = Vec::new();
         loop {
@@ -249,8 +249,8 @@ impl<'t> Reader<'t, '_> {
         key.map_err(|reason| ReadError::new(line, reason))
     }
 
-    /// `<<`: what the mappings have, of several the first. Keys before it are replaced, keys after it
-    /// replace, as with go-yaml v2.
+    /// Merges the mappings of a `<<` key; among several, the first wins. Their keys replace keys before `<<`, and are
+    /// replaced by keys after it, as in go-yaml v2.
     #[expect(clippy::wildcard_enum_match_arm, reason = "a single mapping is a list of one")]
     fn merge(&mut self, mapping: &mut Mapping, depth: usize) -> Result<(), ReadError> {
         let (event, span) = self.next()?;
@@ -272,7 +272,7 @@ impl<'t> Reader<'t, '_> {
     }
 }
 
-/// A scalar event's value.
+/// Resolves a scalar event's value.
 fn scalar<'t>(
     text: Cow<'t, str>,
     style: ScalarStyle,

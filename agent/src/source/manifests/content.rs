@@ -10,7 +10,7 @@ use crate::source::SourceProblem;
 use crate::source::convert::{Converted, Manifest, Problem, Refused, manifest, refused, template};
 use crate::source::document::{Document, Documents, Entry, Node, ReadError, Value};
 
-/// Problems of a file that are named; the others are counted.
+/// Most problems of a file that are named; the others are counted.
 const NAMED: usize = 200;
 
 /// An object and the line where it begins.
@@ -18,32 +18,33 @@ const NAMED: usize = 200;
 pub(super) struct Object {
     pub(super) change: Packed,
     pub(super) line: u32,
-    /// The file says so. Otherwise the object is not understood, and this is a policy that grants nothing.
+    /// Whether this is the file's own version; otherwise the object could not be decoded, and this is a policy that
+    /// grants nothing.
     pub(super) understood: bool,
 }
 
-/// What a file holds.
+/// Content of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) objects: BTreeMap<ObjectKey, Object>,
-    /// Pods that pod templates would make: see [`template`].
+    /// Stand-in pods of pod templates: see [`template`].
     pub(super) templates: BTreeMap<ObjectKey, Object>,
-    /// Objects that are not understood, and their lines.
+    /// Objects that cannot be decoded, and their lines.
     refused: Vec<(ObjectKey, Refused, u32)>,
-    /// Documents and items of which nobody knows what they would isolate.
+    /// Documents and items that cannot be read and may isolate any pod.
     pub(super) unread: Vec<ReadError>,
-    /// What of the objects was not understood.
+    /// Problems with the objects.
     problems: Vec<SourceProblem>,
-    /// Problems that are not named.
+    /// Number of problems that are not named.
     more: usize,
 }
 
-/// Read a file's text, each document on its own. Objects that name no namespace are in that one.
+/// Reads a file's text, each document independently. Objects without a namespace get `namespace`.
 pub(super) fn read(file: &str, bytes: &[u8], namespace: &str) -> Content {
     let mut reader = Reader { file, namespace, content: Content::default() };
     let mut documents = Documents::new(bytes);
     loop {
-        // Items of a list are converted as they come: the tree of all is far larger than they are.
+        // Items of a list are converted one by one: the tree of all items is far larger than the objects.
         let mut taken = Vec::new();
         let mut take = |before: &[Entry], item| take(before, item, namespace, &mut taken);
         match documents.next(&mut take) {
@@ -55,9 +56,9 @@ pub(super) fn read(file: &str, bytes: &[u8], namespace: &str) -> Content {
 }
 
 impl Content {
-    /// Settle what counts for what is not understood, given what the file held before: the object as it was,
-    /// else a policy that grants nothing, else nothing. Where a document cannot be read, all stays that it may
-    /// hold. `known`: everything in the file was read at some time. Returns whether something of before stays.
+    /// Replaces objects that cannot be decoded, given the file's former content: by the former version, else for a
+    /// policy by one that grants nothing, else by none. If a document cannot be read, all former objects stay. `known`:
+    /// every object of the file was known at some time. Returns whether a former object stays.
     pub(super) fn settle(&mut self, file: &str, former: Option<&Self>, known: bool) -> bool {
         let mut kept = false;
         for (key, refused, line) in std::mem::take(&mut self.refused) {
@@ -109,7 +110,7 @@ impl Content {
         kept
     }
 
-    /// The problems; of many, the first.
+    /// Returns the problems; if there are many, the first ones and the number of the others.
     pub(super) fn problems(&self, file: &str) -> impl Iterator<Item = SourceProblem> {
         let text = format!("{} more problems", self.more);
         let more = SourceProblem { file: file.to_owned(), line: 0, text };
@@ -125,17 +126,17 @@ impl Content {
     }
 }
 
-/// An object of a kind that policy is made of.
+/// An object that policies depend on.
 enum Found {
-    /// It is understood, but for these lines of it.
+    /// A decoded object, with problems of its parts by line.
     Object(ObjectKey, Object, Vec<(u32, Problem)>),
     /// The pod of a workload's template, after the workload's name in problems.
     Template(String, ObjectKey, Object, Vec<(u32, Problem)>),
-    /// It is not; its line.
+    /// An object that cannot be decoded, and its line.
     Refused(Box<Refused>, u32),
 }
 
-/// Take an item out of a list, unless the rest of the list or its own items have to be known.
+/// Takes an item out of a list, unless its meaning depends on later parts of the list, or it is a list itself.
 fn take(before: &[Entry], mut item: Node, namespace: &str, taken: &mut Vec<Found>) -> Option<Node> {
     let text = |key: &str| {
         let entry = before.iter().find(|entry| entry.key == key)?;
@@ -151,7 +152,7 @@ fn take(before: &[Entry], mut item: Node, namespace: &str, taken: &mut Vec<Found
     None
 }
 
-/// What an object is; nothing, if policy is not made of its kind.
+/// Converts an object; `None` if policies do not depend on its kind.
 fn found(mut node: Node, namespace: &str) -> Option<Found> {
     place(&mut node, namespace);
     match manifest(&node) {
@@ -171,7 +172,7 @@ fn found(mut node: Node, namespace: &str) -> Option<Found> {
     }
 }
 
-/// A converted object, packed, and its problems with their lines.
+/// Packs a converted object; returns it with its problems by line.
 fn packed(node: &Node, converted: Converted) -> (ObjectKey, Object, Vec<(u32, Problem)>) {
     let Converted { change, problems } = converted;
     let problems = problems.into_iter().map(|problem| (node.line_of(&problem.path), problem));
@@ -179,7 +180,7 @@ fn packed(node: &Node, converted: Converted) -> (ObjectKey, Object, Vec<(u32, Pr
     (ObjectKey::of(&change), object, problems.collect())
 }
 
-/// `Deployment shop/web`
+/// Returns the name of a workload, as `Deployment shop/web`.
 fn workload_name(node: &Node) -> String {
     let metadata = node.get("metadata");
     let text = |field: &str| metadata.and_then(|metadata| metadata.text(field)).unwrap_or_default();
@@ -187,13 +188,13 @@ fn workload_name(node: &Node) -> String {
     format!("{} {}/{name}", node.text("kind").unwrap_or_default(), text("namespace"))
 }
 
-/// What a `List`, or a `PodList`, is a list of, which its items need not say: `kind` and `apiVersion`.
+/// Returns `kind` and `apiVersion` of the items of a `List` or a `PodList`, which the items may omit.
 fn list(node: &Node) -> Option<(&str, Option<&str>)> {
     let kind = node.text("kind")?.strip_suffix("List")?;
     node.get("items").map(|_| (kind, node.text("apiVersion")))
 }
 
-/// A file that is being read.
+/// A file being read.
 struct Reader<'r> {
     file: &'r str,
     namespace: &'r str,
@@ -201,7 +202,7 @@ struct Reader<'r> {
 }
 
 impl Reader<'_> {
-    /// `taken`: its items, as far as they were taken out of it.
+    /// Reads a document; `taken` are the items already taken out of it.
     fn document(&mut self, document: Document, taken: Vec<Found>) {
         let Document { node, doubts } = document;
         let mut found = if list(&node).is_some() { taken } else { Vec::new() };
@@ -214,7 +215,7 @@ impl Reader<'_> {
         found.into_iter().for_each(|found| self.found(found));
     }
 
-    /// An object, or the items of a list.
+    /// Reads an object, or the items of a list.
     fn node(&mut self, node: Node, into: &mut Vec<Found>) {
         let Some((kind, version)) = list(&node) else {
             into.extend(found(node, self.namespace));
@@ -267,7 +268,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reports the problems of an object, and another object of its name before it in the file.
+    /// Reports the problems of an object, and an earlier object of the same name in the file.
     fn understood(
         &mut self,
         name: &str,
@@ -285,7 +286,7 @@ impl Reader<'_> {
     }
 }
 
-/// Puts an object that names no namespace into one. Kinds without namespaces do not look.
+/// Sets the namespace of an object that names none. Kinds without namespaces ignore it.
 fn place(object: &mut Node, namespace: &str) {
     let Value::Map(entries) = &mut object.value else { return };
     let Some(metadata) = entries.iter_mut().find(|entry| entry.key == "metadata") else { return };
@@ -303,7 +304,7 @@ fn place(object: &mut Node, namespace: &str) {
     }
 }
 
-/// What an item of a list of a kind does not say itself; of a plain `List`, nothing.
+/// Adds `kind` and `apiVersion` of a typed list to an item that omits them; a plain `List` adds nothing.
 fn inherit(item: &mut Node, kind: &str, version: Option<&str>) {
     if kind.is_empty() {
         return;

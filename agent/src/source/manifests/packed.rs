@@ -1,16 +1,16 @@
-//! An object as bytes: a fifth of the memory it takes otherwise.
+//! Serialized objects, which take a fifth of the memory.
 
 use std::sync::Arc;
 
 use netpold_core::model::Change;
 use tracing::error;
 
-/// An object, packed. Equal bytes are equal objects.
+/// A serialized object. Equal bytes are equal objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Packed {
-    /// As JSON.
+    /// JSON.
     Bytes(Arc<[u8]>),
-    /// What JSON cannot hold; there is no such object.
+    /// An object that cannot be serialized as JSON; no such object is known.
     Whole(Arc<Change>),
 }
 
@@ -22,7 +22,7 @@ impl Packed {
         }
     }
 
-    /// The object. `None` would be a mistake of this module's.
+    /// Returns the object; `None` only after a bug in this module.
     pub(super) fn unpacked(&self) -> Option<Change> {
         let bytes = match self {
             Self::Bytes(bytes) => bytes,

@@ -1,7 +1,7 @@
-//! Which files of the directory changed, and when it is time to read them.
+//! Detection of changed files in the directory, and of the time to read them.
 //!
-//! What is read is decided by comparing stamps, not by what a notification says: notifications may
-//! be lost, and a symlink's target changes without one. They tell only whether a writer is done.
+//! Changes are detected by comparing stamps, not by notifications: notifications may be lost, and a symlink's target
+//! changes without one. Notifications only show whether a writer has finished.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, Metadata, OpenOptions};
@@ -17,25 +17,24 @@ use super::content;
 use super::store::Update;
 use crate::watched::Stamp;
 
-/// How long a file may be new, or away while an editor replaces it, before what is there is taken
-/// for what is meant.
+/// Time during which a new file may be incomplete, and a missing one may be in the process of replacement by an editor.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// The same for a file that is being written, from the last write on: half of it may well parse, and
-/// say something else than the whole (`from:` cut off after its `-` is everyone).
+/// Time since the last write during which a file counts as being written: half of it may be valid and have another
+/// meaning than the whole (`from:` cut off after its `-` is everyone).
 const WRITER_PATIENCE: Duration = Duration::from_secs(10);
-/// Size of a file, in bytes, beyond which it is not read: 10,000 pods as `kubectl` writes them.
+/// Largest file that is read, in bytes: 10,000 pods in `kubectl`'s format.
 const MAX_SIZE: u64 = 64 << 20;
-/// How young a change may be whose notification has perhaps not arrived yet.
+/// Age of a change below which its notification may not have arrived yet.
 const YOUNG: Duration = Duration::from_millis(50);
 
-/// What notifications say of a file's writer.
+/// State of a file's writer, by notifications.
 #[derive(Clone, Copy, Debug)]
 enum Writer {
-    /// The file has just come; a link does so without a writer that will be done.
+    /// The file has just appeared; a link appears without any writer.
     Came { at: Instant },
-    /// It was written to and is still open.
+    /// The file was written to and is still open.
     AtWork { last: Instant },
-    /// It was closed, or came whole.
+    /// The file was closed, or appeared complete.
     Done,
 }
 
@@ -49,23 +48,23 @@ impl Writer {
     }
 }
 
-/// What a scan found.
+/// Result of a scan.
 pub(super) struct Found {
-    /// What became of files since the scan before.
+    /// Changes of files since the scan before.
     pub(super) updates: Vec<(String, Update)>,
-    /// Something is not settled: scan again soon.
+    /// Whether some file is not settled: scan again soon.
     pub(super) unsettled: bool,
 }
 
-/// The directory as it was at the last scan.
+/// State of the directory at the last scan.
 pub(super) struct Scanner {
     directory: PathBuf,
-    /// Of objects that name none.
+    /// Namespace of objects that name none.
     namespace: String,
     /// Device and inode of the directory that was read last.
     identity: Option<(u64, u64)>,
     seen: BTreeMap<String, Stamp>,
-    /// Unreadable files, by the error's text: read again only when that, or the stamp, changes.
+    /// Unreadable files, by the error's text: read again only when the error or the stamp changes.
     failed: HashMap<String, String>,
     writers: HashMap<String, Writer>,
     away: HashMap<String, Instant>,
@@ -86,7 +85,7 @@ impl Scanner {
         }
     }
 
-    /// Take note of a notification. Returns whether it calls for a scan.
+    /// Records a notification. Returns whether it requires a scan.
     #[expect(
         clippy::wildcard_enum_match_arm,
         reason = "an enum of another crate, open to further variants"
@@ -110,11 +109,11 @@ impl Scanner {
         true
     }
 
-    /// Compare the directory with what it was.
+    /// Compares the directory with its former state.
     ///
     /// # Errors
-    /// The directory itself cannot be read, or it is an empty one in the place of the one that held
-    /// the files (a volume was unmounted); nothing is concluded about the files then.
+    /// The directory itself cannot be read, or an empty directory has replaced the one that held the files (an
+    /// unmounted volume); no file counts as removed then.
     pub(super) fn scan(&mut self, now: Instant) -> io::Result<Found> {
         let directory = fs::metadata(&self.directory)?;
         let identity = Some((directory.dev(), directory.ino()));
@@ -137,7 +136,7 @@ impl Scanner {
         Ok(found)
     }
 
-    /// Manifests by name, symlinks followed.
+    /// Lists manifests by name, symlinks followed.
     fn list(&self) -> io::Result<BTreeMap<String, io::Result<Metadata>>> {
         let mut listing = BTreeMap::new();
         for entry in fs::read_dir(&self.directory)? {
@@ -149,8 +148,8 @@ impl Scanner {
             match fs::metadata(&path) {
                 Ok(metadata) if metadata.is_dir() => {}
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                    // A file was removed since it was listed; what a symlink led to has perhaps
-                    // gone with its volume, and nobody removed the symlink.
+                    // A file was removed after it was listed; a dangling symlink stays an error, since its target may
+                    // have vanished with a volume.
                     if fs::symlink_metadata(&path).is_ok_and(|m| m.is_symlink()) {
                         let error = io::Error::new(e.kind(), "a symlink that leads nowhere");
                         listing.insert(name.to_owned(), Err(error));
@@ -166,7 +165,7 @@ impl Scanner {
 
     fn compare(&mut self, name: &str, metadata: &Metadata, now: Instant, found: &mut Found) {
         let stamp = Stamp::of(metadata);
-        // Two writes within one tick of the clock leave one stamp: a notification counts too.
+        // Two writes within one tick of the clock have the same stamp, so a notification counts too.
         let noted = self.writers.contains_key(name) || self.failed.contains_key(name);
         if self.seen.get(name) == Some(&stamp) && !noted {
             return;
@@ -176,10 +175,10 @@ impl Scanner {
             Some(writer) => writer.is_at_work(now),
             None => !self.first && age(metadata) < YOUNG,
         };
-        // Most writers empty a file first.
+        // Most writers truncate a file first.
         let emptied = metadata.len() == 0 && self.seen.get(name).is_some_and(|s| s.size > 0);
         if at_work || (emptied && age(metadata) < PATIENCE) {
-            // The end of a writer at work will be told.
+            // A notification will report the end of an active writer.
             found.unsettled |= !matches!(writer, Some(Writer::AtWork { .. }));
             return;
         }
@@ -187,7 +186,7 @@ impl Scanner {
             Ok((read_stamp, bytes)) => {
                 self.writers.remove(name);
                 self.failed.remove(name);
-                // If it changed in between, the next scan sees another stamp and reads again.
+                // If the file changed meanwhile, the next scan finds another stamp and reads again.
                 self.seen.insert(name.to_owned(), read_stamp);
                 let update = if bytes.trim_ascii().is_empty() {
                     Update::Empty
@@ -201,8 +200,8 @@ impl Scanner {
         }
     }
 
-    /// A regular file's content. Nothing that is opened or read here waits: what a symlink leads to
-    /// may be anything (`/proc/kmsg` is a regular file), and may change between two looks.
+    /// Reads a regular file. Neither opening nor reading blocks: a symlink may lead to any file (`/proc/kmsg` is a
+    /// regular file), and may change between two calls.
     fn read(&self, name: &str) -> io::Result<(Stamp, Vec<u8>)> {
         let path = self.directory.join(name);
         let check = |metadata: &Metadata| match metadata.len() {
@@ -210,7 +209,7 @@ impl Scanner {
             0..=MAX_SIZE => Ok(()),
             _ => Err(too_large()),
         };
-        // Some devices act when they are opened.
+        // Opening some devices has side effects.
         check(&fs::metadata(&path)?)?;
         let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
@@ -231,8 +230,8 @@ impl Scanner {
         }
     }
 
-    /// Files that are no longer there: gone at once if renamed, else after a moment, as editors
-    /// move a file away before they write the new one.
+    /// Handles missing files: removed at once if renamed, else after a moment, since editors move a file away before
+    /// they write the new one.
     fn miss(
         &mut self,
         listing: &BTreeMap<String, io::Result<Metadata>>,
@@ -264,13 +263,13 @@ fn too_large() -> io::Error {
     io::Error::other(format!("larger than {} MiB; split it into several files", MAX_SIZE >> 20))
 }
 
-/// `*.yaml`, `*.yml` and `*.json`, not hidden.
+/// Returns whether a name is `*.yaml`, `*.yml` or `*.json`, and not hidden.
 fn is_manifest(name: &str) -> bool {
     let extension = Path::new(name).extension().and_then(|e| e.to_str());
     !name.starts_with('.') && matches!(extension, Some("yaml" | "yml" | "json"))
 }
 
-/// How long ago a file was modified; for ever, if the clock cannot say.
+/// Returns the time since a file was modified; the maximum if the clock yields none.
 fn age(metadata: &Metadata) -> Duration {
     let modified = metadata.modified().ok();
     modified.and_then(|at| SystemTime::now().duration_since(at).ok()).unwrap_or(Duration::MAX)

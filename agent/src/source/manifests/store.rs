@@ -1,4 +1,4 @@
-//! All files together: which object is in effect, and what an update changes.
+//! All files together: the objects in effect, and the changes that an update causes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -11,32 +11,32 @@ use super::content::{Content, Object};
 use super::packed::Packed;
 use crate::source::{FileStatus, SourceProblem};
 
-/// What became of a file.
+/// Update of a file.
 pub(super) enum Update {
-    /// It was read.
+    /// The file was read.
     Read(Content),
-    /// It was read and there is nothing in it, not even a comment. Its objects stay: a writer that
-    /// failed leaves such a file behind, who wants the objects to go deletes it.
+    /// The file was read and is empty, without even a comment. Its objects stay: a failed writer leaves such a file
+    /// behind; to remove the objects, delete the file.
     Empty,
-    /// It could not be read; its last good content stays.
+    /// The file could not be read; its last good content stays.
     Unreadable(String),
-    /// It is gone, and its objects with it.
+    /// The file is gone, and its objects with it.
     Gone,
 }
 
 /// Last good content of every file.
 ///
-/// An object in several files is in effect as the file whose name sorts last has it. So what is in
-/// effect depends on the files' contents, not on the order in which they came.
+/// If several files contain an object, the file with the last name in sort order wins. So the objects in effect depend
+/// on the files' contents, not on the order of their arrival.
 #[derive(Default)]
 pub(super) struct Store {
     files: BTreeMap<Arc<str>, File>,
-    /// The files that have an object, by 64 bits that stand for its key.
+    /// Files that contain an object, by a 64-bit hash of the object's key.
     owners: HashMap<u64, Owners>,
     hasher: RandomState,
 }
 
-/// The files that have an object.
+/// Files that contain an object.
 enum Owners {
     One(Arc<str>),
     More(BTreeSet<Arc<str>>),
@@ -45,19 +45,19 @@ enum Owners {
 #[derive(Default)]
 struct File {
     content: Option<Content>,
-    /// All of it was known at some time, so that nobody has to guess what the rest would isolate.
+    /// Whether every object of the file was known at some time, so that no unknown pods may be isolated.
     known: bool,
-    /// Something of it is as it was before.
+    /// Whether some object of the file is its former version.
     kept: bool,
-    /// It cannot be read.
+    /// Error of reading the file.
     error: Option<String>,
 }
 
-/// What was in effect of objects before some updates.
+/// Objects in effect before some updates.
 type Before = BTreeMap<ObjectKey, Option<Packed>>;
 
 impl Store {
-    /// Take in what became of some files; at most one change for an object.
+    /// Applies updates of files; returns at most one change per object.
     pub(super) fn apply(
         &mut self,
         updates: impl IntoIterator<Item = (String, Update)>,
@@ -80,7 +80,7 @@ impl Store {
         changes
     }
 
-    /// The pods that the pod templates of all files would make.
+    /// Returns the stand-in pods of the pod templates in all files.
     pub(super) fn templates(&self) -> Vec<Change> {
         let contents = self.files.values().filter_map(|file| file.content.as_ref());
         let templates = contents.flat_map(|content| &content.templates);
@@ -88,12 +88,12 @@ impl Store {
         last.into_values().filter_map(|object| object.change.unpacked()).collect()
     }
 
-    /// Every file has been known at some time, so that all objects are.
+    /// Returns whether every file, and so every object, has been known at some time.
     pub(super) fn complete(&self) -> bool {
         self.files.values().all(|file| file.known)
     }
 
-    /// Each file's state and all problems, in the order of file names and lines.
+    /// Returns each file's status and all problems, in the order of file names and lines.
     pub(super) fn report(&self) -> (Vec<FileStatus>, Vec<SourceProblem>) {
         let (mut files, mut problems) = (Vec::new(), Vec::new());
         for (name, file) in &self.files {
@@ -155,7 +155,7 @@ impl Store {
         };
     }
 
-    /// Note whether a file has an object.
+    /// Records whether a file contains an object.
     fn own(&mut self, key: &ObjectKey, name: &Arc<str>, has: bool) {
         let hash = self.hasher.hash_one(key);
         let mut files = match self.owners.remove(&hash) {
@@ -185,7 +185,7 @@ impl Store {
         self.object(self.owner(key)?, key)
     }
 
-    /// The file whose object counts.
+    /// Returns the file that wins for an object.
     fn owner(&self, key: &ObjectKey) -> Option<&Arc<str>> {
         match self.owners.get(&self.hasher.hash_one(key))? {
             Owners::One(file) => Some(file),

@@ -1,5 +1,5 @@
-//! Real files and real notifications. That a change arrives is asserted, with a generous limit;
-//! how fast is measured elsewhere.
+//! Real files and real notifications. The arrival of a change is asserted, with a generous limit; its speed is measured
+//! elsewhere.
 
 use std::fs;
 use std::io::Write;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(10);
-/// Long enough for a change that must not be reported to be reported.
+/// Long enough for an unexpected change to be reported.
 const QUIET: Duration = Duration::from_millis(400);
 
 struct Fixture {
@@ -20,7 +20,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// A watched directory that holds these files, and what the first batch said.
+    /// Watches a directory with these files; returns the changes of the first batch.
     fn new(files: &[(&str, &str)]) -> (Self, Vec<String>) {
         let dir = TempDir::new().unwrap();
         for (name, text) in files {
@@ -36,7 +36,7 @@ impl Fixture {
         self.dir.path().join(name)
     }
 
-    /// Put a file there in one step, as nothing about its writing matters.
+    /// Puts a file there in one step.
     fn write(&self, name: &str, text: &str) {
         fs::write(self.path(".new"), text).unwrap();
         fs::rename(self.path(".new"), self.path(name)).unwrap();
@@ -56,7 +56,7 @@ impl Fixture {
         None
     }
 
-    /// What the next batch says.
+    /// Returns the changes of the next batch.
     fn next(&mut self) -> Vec<String> {
         said(&self.next_within(LIMIT).expect("no batch came"))
     }
@@ -67,7 +67,7 @@ impl Fixture {
         assert!(batch.is_none(), "{batch:?}");
     }
 
-    /// Wait until the status is so.
+    /// Waits for a status.
     #[track_caller]
     fn status(&mut self, wanted: impl Fn(&SourceStatus) -> bool) -> SourceStatus {
         let until = Instant::now() + LIMIT;
@@ -149,7 +149,7 @@ fn renames() {
     fixture.write("new.tmp", &namespace("n"));
     fs::rename(fixture.path("new.tmp"), fixture.path("b.yaml")).unwrap();
     assert_eq!(fixture.next(), ["-a", "+n"]);
-    // Out of sight.
+    // To a name that is not watched.
     fs::rename(fixture.path("b.yaml"), fixture.path("b.yaml.off")).unwrap();
     assert_eq!(fixture.next(), ["-n"]);
     fs::rename(fixture.path("b.yaml.off"), fixture.path("b.yaml")).unwrap();
@@ -254,7 +254,7 @@ fn one_bad_object_holds_nothing_back() {
     assert!(status.files[0].current && status.files[0].objects == 1);
     fixture.write("a.yaml", &(file.replace("v: 1", "v: '1'") + &namespace("c")));
     assert_eq!(fixture.next(), ["+b", "+c"]);
-    // Broken again, it is as it was; the rest of the file is followed.
+    // Broken again, the object keeps its last good version; the rest of the file is followed.
     fixture.write("a.yaml", &(file + &namespace("d")));
     assert_eq!(fixture.next(), ["-c", "+d"]);
     let status = fixture.problem("a.yaml:8: Namespace b: metadata.labels.v: ");
@@ -265,7 +265,7 @@ fn one_bad_object_holds_nothing_back() {
     fixture.status(|s| s.problems.is_empty() && s.files[0].current);
 }
 
-/// Whatever such a document held before stays, since nobody can tell what it is to hold now.
+/// The former objects of such a document stay, since its new content is unknown.
 #[test]
 fn a_document_that_cannot_be_read_leaves_the_others() {
     let dir = TempDir::new().unwrap();
@@ -301,7 +301,7 @@ fn a_file_being_written_is_not_read_half() {
     fixture.nothing_comes();
 }
 
-/// As `curl -o` over a slow line.
+/// A slow writer, such as `curl -o`.
 #[test]
 fn a_file_being_written_slowly_keeps_what_it_held() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &(namespace("a") + &namespace("b")))]);
@@ -330,7 +330,7 @@ fn an_emptied_file_keeps_its_objects_until_it_is_deleted() {
     fs::remove_file(fixture.path("a.yaml")).unwrap();
     assert_eq!(fixture.next(), ["-a"]);
     fixture.status(|s| s.problems.is_empty());
-    // One that says it holds nothing is believed.
+    // A file with a comment alone removes its objects.
     fixture.write("a.yaml", &namespace("a"));
     assert_eq!(fixture.next(), ["+a"]);
     fixture.write("a.yaml", "# nothing any more\n");
@@ -355,7 +355,7 @@ fn a_symlink_that_leads_nowhere_is_not_a_file_deleted() {
     assert_eq!(fixture.next(), ["-b"]);
 }
 
-/// What unmounting a volume looks like.
+/// An unmounted volume.
 #[test]
 fn an_empty_directory_in_the_place_of_the_former_removes_nothing() {
     let outer = TempDir::new().unwrap();
@@ -394,7 +394,7 @@ fn unreadable_files_are_named() {
     fixture.status(|s| s.problems.is_empty());
 }
 
-/// Whatever a name leads to, the follower goes on with the other files, and with what it had.
+/// Whatever file a name leads to, the follower continues with the other files, and keeps the last good content.
 #[test]
 fn what_is_no_file_or_too_large_holds_nothing_up() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &namespace("a"))]);
@@ -413,7 +413,7 @@ fn what_is_no_file_or_too_large_holds_nothing_up() {
         ("/dev/zero", "not a regular file"),
         ("/dev/tty", "not a regular file"),
         (".large", "larger than 64 MiB; split it into several files"),
-        // A regular file that has no end, and no length.
+        // A regular file without an end or a length.
         ("/proc/kmsg", "Resource temporarily unavailable"),
     ] {
         if target.starts_with("/proc") && !nix::unistd::geteuid().is_root() {
@@ -428,7 +428,7 @@ fn what_is_no_file_or_too_large_holds_nothing_up() {
         let other = next();
         fixture.write("b.yaml", &namespace(&other));
         assert!(fixture.next().contains(&format!("+{other}")), "{target}");
-        // Good again, with what it said: nothing changes.
+        // The former content again: no change.
         fixture.write("a.yaml", &namespace("a"));
         fixture.status(|status| status.problems.is_empty());
     }

@@ -1,4 +1,4 @@
-//! Objects that cannot be decoded, among others that can.
+//! Objects that cannot be decoded, among decodable ones.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,8 +20,8 @@ fn undecoded(status: &SourceStatus, kind: &str) -> usize {
 
 const POLICIES: &str = "networkpolicies.networking.k8s.io";
 
-/// Objects of every depth, type and size among others, in pages and in a watch, which go on behind
-/// them from the versions they have.
+/// Objects of every depth, type and size among others, in pages and in a watch; list and watch continue after them from
+/// their versions.
 #[tokio::test(flavor = "multi_thread")]
 #[expect(clippy::too_many_lines, reason = "one story")]
 async fn an_object_that_cannot_be_decoded_is_a_matter_of_its_own() {
@@ -61,7 +61,7 @@ async fn an_object_that_cannot_be_decoded_is_a_matter_of_its_own() {
                     false,
                 )
             }
-            // It goes on behind them, and they are put right.
+            // The watch continues after the broken objects, which are then repaired.
             ("pods", true, _) if query.contains("resourceVersion=7") => {
                 while !MENDED.load(Ordering::Relaxed) {
                     std::thread::sleep(Duration::from_millis(10));
@@ -129,12 +129,12 @@ async fn an_object_that_cannot_be_decoded_is_a_matter_of_its_own() {
     let status = wait(&mut source, |status| undecoded(status, "pods") == 0).await;
     assert!(texts(&status).iter().all(|text| text.starts_with("NetworkPolicy ")), "{status:?}");
     for kind in &status.kinds {
-        // The lists that are not streamed here, and no more.
+        // One streamed attempt and one paged list, and no more.
         assert_eq!((kind.lists, kind.restarts), (2, 0), "{kind:?}");
     }
 }
 
-/// Of it no more is held than its beginning, which says who it is.
+/// Only the beginning of the object is kept, which holds its identity.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_object_that_is_too_large_leaves_the_others() {
     let server =
@@ -193,7 +193,7 @@ async fn a_streaming_list_goes_on_behind_what_cannot_be_decoded() {
     assert_eq!(server.requests(" watch "), 7, "each went on without asking again");
 }
 
-/// Neither is an answer that holds no list, nor one that is cut off: there may be anything.
+/// Neither an answer without a list nor a truncated one is an empty list: any object may exist.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_list_does_not_say_that_there_is_nothing() {
     let server = Server::start(|resource, query, before| match (resource, before) {

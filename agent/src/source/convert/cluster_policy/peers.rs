@@ -7,11 +7,11 @@ use crate::source::convert::Problem;
 use crate::source::convert::policy::{cidr, is_port_name};
 use crate::source::document::Node;
 
-/// The protocols that a named port may be of.
+/// Protocols that a named port may have.
 const PROTOCOLS: [(&str, Protocol); 3] =
     [("tcp", Protocol::Tcp), ("udp", Protocol::Udp), ("sctp", Protocol::Sctp)];
 
-/// Whether peers are those of an egress rule, which knows more kinds of them.
+/// Whether peers belong to an egress rule, which supports more kinds of peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Egress {
     /// `from`
@@ -29,7 +29,7 @@ impl Egress {
     }
 }
 
-/// `from` or `to`; what was understood of it.
+/// Reads `from` or `to`; returns the valid peers.
 pub(super) fn peers(
     node: &Node,
     path: &str,
@@ -43,7 +43,7 @@ pub(super) fn peers(
     Some(peers)
 }
 
-/// Exactly one field of a peer is set. Where none is, the object may be of a newer API.
+/// Reads a peer, which must have exactly one field. A peer without a known field may be from a newer API.
 fn peer(
     node: &Node,
     path: &str,
@@ -85,7 +85,7 @@ fn networks(node: &Node, path: &str, peers: &mut Vec<Peer>, problems: &mut Vec<P
     }
 }
 
-/// `protocols` of a rule: `Some(None)` if it is absent, every protocol; `None` if it is not understood.
+/// Reads `protocols` of a rule: `Some(None)` (every protocol) if absent; `None` if they cannot be interpreted.
 #[expect(clippy::option_option, reason = "absent and not understood are two things")]
 pub(super) fn protocols(
     rule: &Node,
@@ -117,7 +117,7 @@ pub(super) fn protocols(
     Some(Some(ports))
 }
 
-/// A name is of no protocol in this API: it is listed for each. What is no pod has no such ports.
+/// Reads a named port. It has no protocol in this API, so it is listed for each. Only pods have named ports.
 fn named(
     node: &Node,
     path: &str,
@@ -139,7 +139,7 @@ fn named(
     ports.extend(PROTOCOLS.map(of));
 }
 
-/// `destinationPort` of a protocol: `number` or `range`.
+/// Reads `destinationPort` of a protocol: `number` or `range`.
 fn port(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Option<PortMatch> {
     let Some(node) = given(node, "destinationPort") else {
         problems.push(Problem::new(path, "needs destinationPort"));

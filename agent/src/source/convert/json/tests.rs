@@ -1,4 +1,4 @@
-//! What an API server may say, and what no API server should.
+//! Possible answers of an API server, and impossible ones.
 
 use netpold_core::model::Policy;
 use serde_json::{Value as Json, json};
@@ -98,7 +98,7 @@ fn a_policy_that_cannot_be_decoded_isolates_what_it_selects_as_far_as_that_is_re
     }
 }
 
-/// As a server renders what a tenant may write into it.
+/// Reads an object with a `managedFields` entry that a tenant controls, as a server renders it.
 fn with_managed_fields(kind: Kind, entry: &str) -> Read {
     let rest = if kind == Kind::EndpointSlice {
         r#""addressType":"IPv4","endpoints":[],"ports":[]"#
@@ -255,7 +255,7 @@ fn huge_values_are_named_in_few_words_and_counted() {
     let text = r#"{"metadata":{"name":"n"},"status":{"podIP":"1\n2026-11-22 INFO \u001b[2J"}}"#;
     let problem = read(Kind::Pod, text.as_bytes(), true).problems[0].to_string();
     assert_eq!(problem, r"status.podIP: `1\n2026-11-22 INFO \u{1b}[2J` is not an address");
-    // A policy with very many problems names some.
+    // Of a policy with very many problems, only some are named.
     let peer = json!({ "ipBlock": { "cidr": "::ffff:10.0.0.0/104" } });
     let (policy, problems, _) = convert(json!({ "ingress": [{ "from": vec![peer; 10_000] }] }));
     assert_eq!((policy.problems.len(), problems.len()), (51, 51));

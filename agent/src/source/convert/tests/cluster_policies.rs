@@ -17,7 +17,7 @@ fn cluster_policy(spec: &str) -> ClusterPolicy {
 
 const HEAD: &str = "tier: Admin, priority: 7, subject: {namespaces: {}}";
 
-/// The only egress rule of a policy with this one rule, and the problems.
+/// The egress rule of a policy with this one rule, and the problems.
 fn egress(rule: &str) -> (ClusterRule, Vec<String>) {
     let mut policy = cluster_policy(&format!("{{{HEAD}, egress: [{rule}]}}"));
     assert_eq!(policy.egress.len(), 1);
@@ -80,7 +80,7 @@ fn protocols_and_ports() {
     assert_eq!(ports("{destinationNamedPort: dns}"), all.map(named));
 }
 
-/// An Accept matches nothing, the others deny everything; what is wrong is named by its path.
+/// A broken Accept matches nothing, other broken rules deny everything; problems have the path.
 #[test]
 fn a_rule_that_is_not_understood_fails_closed() {
     let pods = "{namespaces: {}}";
@@ -160,7 +160,7 @@ fn an_action_that_is_none_denies_everything() {
     }
 }
 
-/// Nothing is allowed by rules of which it is not known whom they are about or when they are asked.
+/// Rules with unknown subject or order allow nothing.
 #[test]
 fn without_subject_tier_or_priority_only_denials_count() {
     let rules = "ingress: [{action: Accept, from: [{namespaces: {}}]}, \
@@ -272,7 +272,7 @@ fn other_versions_and_misspelt_kinds_are_refused() {
     assert!(matches!(manifest(node), Ok(Manifest::Other(..))));
 }
 
-/// A value that cannot be read at all takes the rule's matches away, not its action.
+/// If a value cannot be read at all, the rule loses its matches, but not its action.
 #[test]
 fn an_object_that_cannot_be_decoded_keeps_its_subject_and_actions() {
     let twice = r#"{"metadata":{"name":"p","uid":"u"},"spec":{"tier":"Baseline","priority":3,

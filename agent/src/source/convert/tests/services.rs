@@ -142,7 +142,7 @@ fn a_slice_with_everything() {
     );
 }
 
-/// A backend that kube-proxy reads and netpold does not would be one that nobody asks policy about.
+/// A backend that kube-proxy accepts and netpold does not would escape policy.
 #[test]
 fn backends_are_read_as_the_nodes_proxy_reads_them() {
     let (slice, problems) = slice_of(
@@ -153,7 +153,7 @@ fn backends_are_read_as_the_nodes_proxy_reads_them() {
     assert!(problems.is_empty(), "{problems:?}");
 }
 
-/// kube-proxy's informers select neither of these labels, whatever their value.
+/// kube-proxy's informers exclude both labels, whatever their value.
 #[test]
 fn what_the_nodes_proxy_does_not_serve() {
     for label in ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"] {

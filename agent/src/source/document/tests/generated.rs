@@ -1,4 +1,4 @@
-//! Values are written in every style that YAML has for them, and read back.
+//! Values are written in every style of YAML, and read back.
 #![expect(clippy::wildcard_enum_match_arm, reason = "of the many kinds, the ones this is about")]
 
 use proptest::collection::{btree_map, vec};
@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json};
 
 use super::*;
 
-/// Values that more than one style has trouble with.
+/// Values that are difficult in more than one style.
 const TEXTS: [&str; 30] = [
     "",
     " ",
@@ -78,19 +78,19 @@ fn object() -> impl Strategy<Value = Map<String, Json>> {
     btree_map(key(), tree(), 1..5).prop_map(|map| map.into_iter().collect())
 }
 
-/// Writes values, each choice by the next byte of a tape.
+/// Writer of values; each choice depends on the next byte of a tape.
 struct Writer<'t> {
     tape: &'t [u8],
     at: usize,
     text: String,
-    /// Anchors, and what they are of.
+    /// Anchors and their values.
     anchors: Vec<(String, Json)>,
     /// Lines of keys, by their paths.
     lines: Vec<(String, u32)>,
 }
 
 impl Writer<'_> {
-    /// A number below another.
+    /// Chooses a number below another.
     fn below(&mut self, end: usize) -> usize {
         self.at += 1;
         usize::from(self.tape.get(self.at).copied().unwrap_or_default()) % end
@@ -122,7 +122,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A mapping or a sequence that is not empty, each entry in a line of its own.
+    /// Writes a mapping or a sequence that is not empty, each entry in a line of its own.
     fn block(&mut self, value: &Json, columns: usize, path: Option<String>) {
         match value {
             Json::Object(entries) => {
@@ -171,7 +171,7 @@ impl Writer<'_> {
         self.value(value, columns, path, !explicit);
     }
 
-    /// What follows `-` or `:`, to the end of the line.
+    /// Writes the value after `-` or `:`, to the end of the line.
     fn value(&mut self, value: &Json, columns: usize, path: Option<String>, of_key: bool) {
         if self.alias(value) {
             self.end();
@@ -212,7 +212,7 @@ impl Writer<'_> {
     }
 
     fn anchor(&mut self, value: &Json) {
-        // What an anchor is of is complete before an alias may follow; scalars are at once.
+        // An anchor's value must be complete before an alias to it; scalars are complete at once.
         if self.below(8) == 0 && !value.is_array() && !value.is_object() {
             let name = format!("a{}", self.anchors.len());
             self.put(&format!(" &{name}"));
@@ -232,7 +232,7 @@ impl Writer<'_> {
         }
     }
 
-    /// White space in brackets, where a line may end at any column.
+    /// Writes white space in brackets, where a line may end at any column.
     fn space(&mut self, columns: usize) {
         match self.below(7) {
             0 => {
@@ -285,7 +285,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A scalar that is no block; `key`: all of it in one line.
+    /// Writes a scalar other than a block; `key`: in a single line.
     fn inline(&mut self, value: &Json, columns: usize, key: bool) {
         let written = match value {
             Json::Null => self.one(&["null", "~", "Null", "NULL"]).to_owned(),
@@ -346,7 +346,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A quoted text, some of whose single spaces end a line.
+    /// Writes a quoted text in which some single spaces become line ends.
     fn folded(&mut self, text: &str, columns: usize, key: bool) -> String {
         let bytes = text.as_bytes();
         let mut folded = String::new();
@@ -363,7 +363,7 @@ impl Writer<'_> {
         folded
     }
 
-    /// A text as a block scalar, if it can be one.
+    /// Writes a text as a block scalar, if that is possible.
     fn literal(&mut self, text: &str, columns: usize) -> bool {
         let lines = text.starts_with(|c: char| c.is_ascii_lowercase()) && text.ends_with('\n');
         if !lines || text.contains(['\t', '\u{a0}']) || self.below(2) == 0 {
@@ -426,7 +426,7 @@ proptest! {
         }
     }
 
-    /// JSON is read as JSON, whatever its white space.
+    /// JSON is read as JSON, with any white space.
     #[test]
     fn json_is_read_as_it_was_written(objects in vec(object(), 1..4), pretty in any::<bool>()) {
         let written = objects.iter().map(|object| match pretty {

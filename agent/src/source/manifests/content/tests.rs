@@ -101,7 +101,7 @@ fn twice_in_one_file_the_last_wins_and_is_reported() {
     assert_eq!(problems(&content), ["f:2: Pod default/a is here again; the one in line 4 wins"]);
 }
 
-/// Of the kinds of lists, however their items come.
+/// Typed lists, with the kind before or after the items.
 #[test]
 fn items_are_what_they_are_wherever_the_kind_of_the_list_stands() {
     let item = |name: &str| format!("{{metadata: {{name: {name}, namespace: x}}}}");
@@ -115,7 +115,7 @@ fn items_are_what_they_are_wherever_the_kind_of_the_list_stands() {
     ] {
         assert_eq!(ids(&text), ["Pod x/a", "Pod x/b"], "{text}");
     }
-    // Another kind with a field of that name is no list.
+    // Another kind with a field `items` is not a list.
     let text =
         "apiVersion: v1\nitems: [{apiVersion: v1, kind: Pod, metadata: {name: a}}]\nkind: Other\n";
     assert!(ids(text).is_empty());
@@ -175,7 +175,7 @@ fn one_bad_object_leaves_the_others() {
     assert!(!policy.pod_selector.matches(&[("app".into(), "b".into())].into_iter().collect()));
 }
 
-/// A selector that cannot be read selects every pod; a slip in the version or the kind hides no policy.
+/// An unreadable selector selects every pod; a misspelled version or kind hides no policy.
 #[test]
 fn a_policy_that_is_not_understood_isolates() {
     for (from, to, egress) in [
@@ -195,7 +195,7 @@ fn a_policy_that_is_not_understood_isolates() {
     }
 }
 
-/// What may isolate anything keeps the file from being known.
+/// A document that may isolate any pod keeps the file from being known.
 #[test]
 fn what_is_no_object_is_unread() {
     let text =
@@ -232,7 +232,7 @@ fn what_was_known_stays() {
         let kept = content.settle("f", Some(former), true);
         (content, kept)
     };
-    // The policy is as it was, the pod is gone.
+    // The policy keeps its former version, the pod is removed.
     let (content, kept) = settled(POLICY, &former);
     assert!(kept && content.objects.len() == 1);
     assert_eq!(object(&content, "NetworkPolicy x/p"), object(&former, "NetworkPolicy x/p"));
@@ -243,7 +243,7 @@ fn what_was_known_stays() {
     assert!(kept);
     let keys: Vec<String> = content.objects.keys().map(ToString::to_string).collect();
     assert_eq!(keys, ["Pod x/a", "Pod x/b", "NetworkPolicy x/p"]);
-    // A policy that grants nothing, since it was never understood, is no last good version.
+    // A policy that grants nothing because it could not be decoded is not a last good version.
     let closed = read_settled("f", POLICY, "x");
     let (content, kept) = settled(&POLICY.replace("app: a", "app: b"), &closed);
     assert!(!kept);
@@ -277,7 +277,7 @@ spec:
 ";
 
 proptest::proptest! {
-    /// Whatever becomes of a manifest, it is read or refused with a line that it has.
+    /// A damaged manifest is read, or refused with one of its lines.
     #[test]
     fn damaged_manifests_are_read_or_refused(
         edits in proptest::collection::vec((0..SAMPLE.len(), proptest::num::u8::ANY, 0..3), 1..6)
