@@ -82,7 +82,7 @@ pub struct KindStatus {
     pub served: bool,
     /// Number of known objects.
     pub objects: usize,
-    /// Number of known objects whose current version cannot be decoded; the problems name them.
+    /// Number of known objects with a current version that cannot be decoded; the problems name them.
     pub undecoded: usize,
     /// Time of the last message from the server on this watch (an object, a bookmark about once a minute, the end of a
     /// list), in seconds since the epoch.

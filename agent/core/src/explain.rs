@@ -58,15 +58,14 @@ impl<'c> Explainer<'c> {
         }
     }
 
-    /// Judges pods without an address too: by their labels and ports, and as if they had any address of these
-    /// ranges.
+    /// Also judges pods without an address: by their labels and ports, and as if they had any address of these ranges.
     #[must_use]
     pub fn with_ranges(mut self, ranges: &'c [IpNet]) -> Self {
         self.ranges = ranges;
         self
     }
 
-    /// Judges as if policies on trial (`netpold.io/enforcement: audit`) were enforced.
+    /// Treats policies on trial (`netpold.io/enforcement: audit`) as enforced.
     #[must_use]
     pub fn with_trials(mut self) -> Self {
         self.translated.literal.with_trials = true;

@@ -29,7 +29,7 @@ pub fn is_standard_input(path: &Path) -> bool {
 /// Reserves standard input for an option that reads it itself.
 ///
 /// # Errors
-/// Another option has reserved standard input.
+/// Standard input is reserved for another option.
 pub fn claim_standard_input(option: &'static str) -> Result<()> {
     let mut input = INPUT.lock().unwrap_or_else(PoisonError::into_inner);
     match &*input {
@@ -47,7 +47,7 @@ pub fn claim_standard_input(option: &'static str) -> Result<()> {
 /// Reads all of standard input; a second call for the same option returns the same bytes.
 ///
 /// # Errors
-/// Another option has reserved standard input, it cannot be read, or it is too large.
+/// Standard input is reserved for another option, cannot be read, or is too large.
 pub fn standard_input(option: &'static str) -> Result<Vec<u8>> {
     claim_standard_input(option)?;
     let mut input = INPUT.lock().unwrap_or_else(PoisonError::into_inner);

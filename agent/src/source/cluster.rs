@@ -9,9 +9,9 @@
 //! Each kind is followed independently: a kind that cannot be read does not stop the others. The same holds for each
 //! object: `split.rs` splits answers without parsing the objects, `convert` reads the fields of each object that
 //! policies need, and an object that cannot be decoded is reported and does not affect the others.
-//! Nothing is in sync before every kind was listed once, except ClusterNetworkPolicy, which a server may lack. After
-//! that an outage of any length changes nothing: the known objects stay, and the next list reveals missed changes,
-//! including deletions. `outage.rs` lets all kinds return together.
+//! Nothing is in sync before every kind was listed once; a server may lack ClusterNetworkPolicy. After that an outage
+//! of any length changes nothing: the known objects stay, and the next list reveals missed changes, including
+//! deletions. `outage.rs` lets all kinds return together.
 
 pub(crate) mod answer;
 mod availability;
@@ -92,7 +92,7 @@ pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), Connec
 /// Follows the inputs of the status of policies: nodes, policies and pods. Otherwise like [`watch`].
 ///
 /// # Errors
-/// As of [`watch`].
+/// As [`watch`].
 pub async fn watch_policies(access: Access) -> Result<Source, ConnectError> {
     let connection = Arc::new(Connection::open(access).await?);
     let (updates, received) = mpsc::channel(IN_FLIGHT);

@@ -68,7 +68,7 @@ impl PodAddresses {
         }
     }
 
-    /// Completes the pods in a source's changes, and adds other pods whose addresses change as a result.
+    /// Completes the pods in a source's changes, and adds other pods with addresses that change as a result.
     pub fn complete(&mut self, changes: &mut Vec<Change>) {
         let mut said = BTreeSet::new();
         for change in &*changes {
@@ -165,7 +165,7 @@ impl PodAddresses {
         std::mem::replace(&mut self.given, given)
     }
 
-    /// Returns the pods whose addresses or further interfaces differ from before.
+    /// Returns the pods with addresses or further interfaces that differ from before.
     fn changed<'a>(&'a self, before: &'a Given) -> impl Iterator<Item = Pod> + 'a {
         let differs = |pod: &&Pod| {
             before.addresses.get(&pod.key) != self.given.get(&pod.key)

@@ -45,7 +45,7 @@ impl Blocks {
         IpNet::aggregate(&longer.collect())
     }
 
-    /// Returns an address whose longest block is this one and for which `is_known` is false.
+    /// Returns an address of a block, outside of longer blocks, for which `is_known` is false.
     #[must_use]
     pub fn sample(&self, block: IpNet, is_known: impl Fn(IpAddr) -> bool) -> Option<IpAddr> {
         let inner = self.within(block);

@@ -9,7 +9,7 @@ use crate::source::KindStatus;
 /// Refusals in a row after which an optional kind counts as refused: a starting server does not have its RBAC rules and
 /// CRDs yet.
 const REFUSALS: u32 = 3;
-/// Answers in a row that the server does not serve a kind after which an optional kind counts as absent.
+/// Answers in a row that the server does not serve an optional kind after which the known objects are removed.
 const ABSENCES: u32 = 2;
 
 /// Availability of one kind.

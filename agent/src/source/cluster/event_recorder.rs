@@ -51,7 +51,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const NAME_MAX: usize = 253;
 /// Longest note that the API accepts, in bytes.
 pub(super) const NOTE_MAX: usize = 1024;
-/// Longest name of a reporting instance that the API accepts, in characters.
+/// Longest name of a reporting instance that the API accepts.
 const INSTANCE_MAX: usize = 128;
 /// Prefix of the subjects of the node's own Events; no UID has it.
 const OF_NODE: &str = "node/";
@@ -206,7 +206,7 @@ impl Agenda {
         for (&reason, problems) in of_node {
             let (subject, note) =
                 (format!("{OF_NODE}{reason}"), cut(problems.join("; "), NOTE_MAX));
-            // The note varies with counts, so the last note decides whether a repetition is due.
+            // The note varies with counts: a changed note does not make the Event due before `REPEAT`.
             let reported =
                 self.subjects.get(&subject).and_then(|it| Some(it.reported.as_ref()?.0.clone()));
             if !problems.is_empty() && is_due(&subject, reported.as_deref().unwrap_or(&note)) {

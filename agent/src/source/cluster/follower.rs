@@ -33,7 +33,7 @@ use crate::source::convert::Read;
 const STREAM_PAUSE: Duration = Duration::from_secs(30);
 /// Longest pause after a failure.
 const LONGEST: Duration = Duration::from_mins(5);
-/// Duration of a watch, to which a random part of as much is added: the agents of all nodes must not return at the same
+/// Duration of a watch, extended by a random part of the same time: the agents of all nodes must not return at the same
 /// moment. kube accepts less than 295 s.
 const WATCH_SECONDS: u32 = 145;
 /// Shortest duration of a real watch; an immediate repetition of a shorter one would be a hot loop.
@@ -198,11 +198,10 @@ impl<K: Kind> Follower<K> {
 
     /// Takes in events after a list, until the watch ends or is silent for too long.
     ///
-    /// Silence alone is not a fault: objects of a kind may not change for hours, and a server whose etcd reports no
-    /// progress sends no bookmarks. A connection whose other end is gone, or that a proxy has forgotten, looks the
-    /// same, and TCP keepalive would detect only the former. The watch is therefore requested again from its last
-    /// version, over HTTP/1.1 on another connection: a live server answers at once, and only a server that does not is
-    /// reported.
+    /// Silence alone is not a fault: objects of a kind may not change for hours, and a server sends no bookmarks if its
+    /// etcd reports no progress. A connection to a dead peer, or one that a proxy has forgotten, looks the same, and
+    /// TCP keepalive would detect only the former. The watch is therefore requested again from its last version, over
+    /// HTTP/1.1 on another connection: a live server answers at once, and only a server that does not is reported.
     async fn follow(&mut self, mut answer: Answer, mut events: Events) -> Result<(), Failure> {
         let mut complete = true;
         loop {

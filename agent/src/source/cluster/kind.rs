@@ -42,7 +42,7 @@ impl Absence {
 
 /// A kind that is watched.
 pub(super) trait Kind: Resource<DynamicType = ()> + Send + Sync + 'static {
-    /// The same kind for `convert`.
+    /// Conversion of this kind.
     const KIND: convert::Kind;
     /// Meaning of a server that does not serve the kind.
     const ABSENCE: Absence = Absence::Wrong;

@@ -22,7 +22,7 @@ use crate::source::convert::{self, Read};
 
 /// Objects per page, as in kubectl and client-go.
 const PAGE: u32 = 500;
-/// Number of attempts at a list whose history is compacted before the last page.
+/// Number of attempts at a list if history is compacted before its last page.
 const ATTEMPTS: usize = 3;
 
 /// Result of listing a kind.

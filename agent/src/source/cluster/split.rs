@@ -19,7 +19,7 @@ pub(super) enum Part<'p> {
     Item(Raw<'p>),
     /// The end of `items`.
     Items,
-    /// Another field, by its key.
+    /// A field other than `items`, by its key.
     Field(&'p [u8], Raw<'p>),
     /// The end of an object: a list, or an event.
     End,

@@ -35,7 +35,7 @@ pub(super) struct Store<K> {
 
 #[derive(Debug)]
 struct Known {
-    /// Hash of the last good content; none if the object never could be decoded.
+    /// Hash of the last reported state; none if no state was reported.
     print: Option<u64>,
     list: u32,
 }
@@ -93,7 +93,7 @@ impl<K: Kind> Store<K> {
         changes
     }
 
-    /// Takes in an object of a watch. An object that cannot be decoded keeps its last good content.
+    /// Takes in an object of a watch. An object without a state (not decodable, and not a policy) keeps its last one.
     pub(super) fn update(&mut self, read: &Read) -> Option<Change> {
         let name = name(&read.identity);
         let before = self.known.get(&name).and_then(|known| known.print);
@@ -137,7 +137,7 @@ impl<K: Kind> Store<K> {
         self.known.len()
     }
 
-    /// Returns the number of known objects whose current version cannot be decoded.
+    /// Returns the number of known objects with a current version that cannot be decoded.
     pub(super) fn undecoded(&self) -> usize {
         self.troubles.values().filter(|trouble| trouble.undecoded).count()
     }
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!((store.len(), store.undecoded(), problems.more), (2, 1, 0));
         // A repetition of the same problem is not reported.
         assert!(store.update(&broken("x", "a")).is_none() && store.problems().is_none());
-        // A list contains the object, so it is not removed; its last good content is still known.
+        // A list contains the object, so it is not removed; its last state is still known.
         store.begin();
         assert!(store.listed(&broken("x", "a")).is_none());
         assert_eq!(store.complete().iter().map(said).collect::<Vec<_>>(), ["-x/b"]);

@@ -302,7 +302,7 @@ async fn a_quiet_watch_is_no_fault() {
     assert!(status.kinds.iter().all(|kind| kind.restarts == 0), "{:?}", status.kinds);
 }
 
-/// A silent watch whose repeated request is not answered is a fault.
+/// A silent watch is a fault if the repeated request is not answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watch_whose_server_hangs_is_reported() {
     let server = Server::start(|resource, query, before| match resource {

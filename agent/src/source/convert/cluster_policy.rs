@@ -4,7 +4,6 @@
 //! interpreted, an Accept matches nothing, and a Deny or Pass denies everything, as the API requires. If the subject,
 //! the tier or the priority cannot be interpreted, the Accept and Pass rules match nothing, so that they allow no
 //! traffic that the author did not intend.
-//! nothing, so that nothing is allowed that the author did not mean to allow.
 
 mod peers;
 

@@ -28,8 +28,7 @@ const STEPS_MAX: usize = 80;
 pub struct Read {
     /// Identity of the object.
     pub identity: Identity,
-    /// Current state of the object; none if it cannot be decoded. A policy that cannot be decoded isolates the pods
-    /// that it selects, as far as the selector can be read, and grants nothing.
+    /// Current state of the object; none if it cannot be decoded, except for the fail-closed state of a policy.
     pub change: Option<Change>,
     /// Parts of the object that could not be interpreted.
     pub problems: Vec<Problem>,
@@ -90,9 +89,9 @@ fn undecoded(kind: Kind, json: &[u8], problem: Problem) -> Read {
     Read { identity, change, problems, undecoded: true }
 }
 
-/// Returns the state of an object that cannot be decoded: none, except for a policy, which isolates the pods that it
-/// selects, as far as the selector can be read, and grants nothing. `part` reads the part of the object that a shape
-/// covers.
+/// Returns the state of an object that cannot be decoded: none, except for policies. A NetworkPolicy isolates the pods
+/// that it selects, as far as the selector can be read, and grants nothing; in a ClusterNetworkPolicy, Accept rules
+/// match nothing and all others deny everything. `part` reads the part of the object that a shape covers.
 pub(super) fn closed(
     kind: Kind,
     identity: &Identity,

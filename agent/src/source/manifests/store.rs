@@ -45,7 +45,7 @@ enum Owners {
 #[derive(Default)]
 struct File {
     content: Option<Content>,
-    /// Whether every object of the file was known at some time, so that no unknown pods may be isolated.
+    /// Whether every document of the file was readable at some time, so that no unknown policy may isolate pods.
     known: bool,
     /// Whether some object of the file is its former version.
     kept: bool,
