@@ -9,8 +9,8 @@ use netpold_core::model::{Direction, Peer};
 /// Global unicast addresses of IPv6 (RFC 4291, 2.4), which pods may have beside [`PRIVATE_RANGES`].
 const GLOBAL: IpNet = IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0), 3));
 
-/// Returns the possible ranges of pods' addresses: the `given` ones, else private ranges (and [`GLOBAL`] for IPv6) of
-/// the address families of the objects. Without any address: IPv4, unless policies name blocks of IPv6 alone.
+/// Returns the possible ranges of pods' addresses: the `given` ones, else private ranges (for IPv6 also global unicast)
+/// of the address families of the objects. Without any address: IPv4, unless policies name blocks of IPv6 alone.
 #[must_use]
 pub fn ranges(given: &[IpNet], clusters: &[&Cluster]) -> Vec<IpNet> {
     if !given.is_empty() {

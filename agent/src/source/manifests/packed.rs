@@ -10,7 +10,7 @@ use tracing::error;
 pub(super) enum Packed {
     /// JSON.
     Bytes(Arc<[u8]>),
-    /// An object that cannot be serialized as JSON; no such object is known.
+    /// An object that cannot be serialized as JSON; none is known.
     Whole(Arc<Change>),
 }
 
