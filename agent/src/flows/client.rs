@@ -1,4 +1,4 @@
-//! Asks an agent for its node's flows, page by page.
+//! Requests to agents for the flows of their nodes, page by page.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use crate::status::understood;
 /// Prints the flows of this node, or of a cluster's nodes, as text or JSON. Returns the exit status.
 ///
 /// # Errors
-/// No agent answers, or its answer is not one of this version.
+/// No agent answers, or the answer is of another version.
 pub fn run(args: &FlowsArgs) -> Result<u8> {
     let filter = Filter { namespace: args.namespace.clone(), pod: args.pod.clone() };
     let limit = (args.limit > 0).then_some(args.limit);
@@ -64,10 +64,10 @@ pub fn ask_cluster(
     live::ask(cluster, &arguments)
 }
 
-/// The flows of a node: at most `limit`, the others counted.
+/// Returns the flows of a node: at most `limit`; the rest is counted.
 ///
 /// # Errors
-/// As for [`run`].
+/// The same as for [`run`].
 pub fn ask(path: &Path, filter: &Filter, limit: Option<u32>) -> Result<Answer> {
     let mut answer = Answer { as_of: unix_millis() / 1000, ..Answer::default() };
     let mut others: BTreeMap<Key, u64> = BTreeMap::new();
