@@ -2,8 +2,8 @@
 //!
 //! The kernel program treats an expired entry as absent, so a sweep decides nothing: it frees ways in advance and
 //! counts the used ones. It frees an entry by compare-and-swap of the whole control word, time stamp included, so a
-//! flow with a packet at that moment stays. A way that is still free at the next pass becomes unused again, so that
-//! programs search no flow behind it.
+//! flow with a packet at that moment stays. A way that is still free at the next pass becomes unused again: programs
+//! search neither later ways nor the second bucket past it.
 
 mod entry;
 mod import;

@@ -197,9 +197,9 @@ pub struct Translated {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FlowState {
-    /// One side has sent packets.
+    /// Packets were sent in one direction.
     Opening,
-    /// Both sides have sent packets.
+    /// Packets were sent in both directions.
     Open,
     /// One side of a connection has closed it.
     Closing,

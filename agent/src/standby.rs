@@ -77,7 +77,7 @@ fn signals() -> SigSet {
 /// Waits behind the agent that took the node over; takes the node back if that agent ends without a successor.
 ///
 /// # Errors
-/// As [`run`].
+/// See [`run`].
 pub fn wait_behind(bpffs: &Path) -> Result<()> {
     serve(bpffs, Some(VACANCY))
 }

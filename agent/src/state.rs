@@ -164,7 +164,7 @@ impl SnapshotWriter {
         Self { path, node, kept: 0, not_before, writing: None, problem: None }
     }
 
-    /// Returns whether this revision is to be written now.
+    /// Returns whether a write of this revision is due.
     #[must_use]
     pub fn is_due(&self, revision: u64) -> bool {
         self.kept != revision && self.writing.is_none() && Instant::now() >= self.not_before

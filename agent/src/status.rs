@@ -56,7 +56,7 @@ pub struct Status {
     pub waiting: Vec<String>,
     /// Further interfaces of pods that are not under policy or not fully known, with the reason.
     pub not_enforced: Vec<String>,
-    /// Other problems besides those of the source.
+    /// Further problems; the source has its own list.
     pub problems: Vec<String>,
 }
 

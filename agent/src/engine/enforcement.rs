@@ -52,9 +52,9 @@ pub struct PolicyEnforcement {
     pub pods: usize,
     /// Selected pods with an address and without judged packets.
     pub not_judged: usize,
-    /// The policy is audited: it denies nothing, and its denials are reported.
+    /// Whether the policy is audited: it denies nothing, and its denials are reported.
     pub on_trial: bool,
-    /// The policy is compiled later, on another thread; until then its former state is in force.
+    /// Whether the policy is compiled later, on another thread; until then its former state is in force.
     pub is_late: bool,
     /// Reason why the policy exceeds its budget or the tables: it isolates, and grants nothing.
     pub closed: Option<String>,

@@ -72,7 +72,7 @@ const GONE_MAX: usize = 1024;
 #[derive(Debug)]
 struct Veth {
     name: String,
-    /// Number of the veth behind this index; a new number shows that the index was reused.
+    /// Number of the veth that has this index; a new number shows that the index was reused.
     incarnation: u64,
     /// Time of discovery.
     since: Instant,
@@ -115,7 +115,7 @@ pub(super) struct NodeInterfaces {
     trusted: NodeDevices,
     /// Role of each interface, with its [`Compiler::endpoints_version`].
     roles: Option<(u64, BTreeMap<u32, Role>)>,
-    /// Earliest time at which a closed new veth is to be opened.
+    /// Earliest time at which a veth closed as new must open.
     due: Option<Instant>,
 }
 

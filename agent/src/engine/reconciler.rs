@@ -176,7 +176,7 @@ impl Reconciler {
         revision.enforced = revision.desired;
         self.instruments.enforced(took);
         let (revision, took) = (revision.enforced, took.map(tracing::field::debug));
-        // A busy cluster has two updates a second; only those after a start or a failure are logged at info level.
+        // A busy cluster has two updates a second; only updates after a start or a failure are logged at info level.
         if first || recovered {
             tracing::info!(revision, operations, took, recovered, "enforced");
         } else {

@@ -110,7 +110,7 @@ fn named(
     }
 }
 
-/// Returns the deciding policy and rule. For a reply, those of the direction that began its flow.
+/// Returns the deciding policy and rule; for a reply, of the direction that began its flow.
 fn attributed(
     cluster: &Cluster,
     pod: &Key,

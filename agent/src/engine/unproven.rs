@@ -15,7 +15,7 @@ use crate::dataplane::Dataplane;
 
 /// Time after the last packet during which the problem is reported.
 const SAID: Duration = Duration::from_secs(30);
-/// A pod that guesses hits the witness once in 511 packets. A larger share than one in this many packets is no guess.
+/// A pod that guesses hits the witness once in 511 packets. More than one hit in this many packets is no guess.
 const GUESSED: u64 = 16;
 /// Most pods named in a problem.
 const NAMED: usize = 5;

@@ -44,8 +44,8 @@ pub fn run(args: &FlowsArgs) -> Result<u8> {
     Ok(ALL)
 }
 
-/// The flows of every node of a cluster: of each at most `limit`, the others counted. Which nodes do not answer is
-/// said on standard error.
+/// Returns the flows of all nodes of a cluster: at most `limit` of each node; the rest is counted. Prints the nodes
+/// without an answer to standard error.
 ///
 /// # Errors
 /// The cluster cannot be reached, or has no agents.
@@ -67,7 +67,7 @@ pub fn ask_cluster(
 /// Returns the flows of a node: at most `limit`; the rest is counted.
 ///
 /// # Errors
-/// The same as for [`run`].
+/// See [`run`].
 pub fn ask(path: &Path, filter: &Filter, limit: Option<u32>) -> Result<Answer> {
     let mut answer = Answer { as_of: unix_millis() / 1000, ..Answer::default() };
     let mut others: BTreeMap<Key, u64> = BTreeMap::new();

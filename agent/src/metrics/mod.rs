@@ -2,7 +2,7 @@
 //!
 //! Three sources: [`Instruments`] that the engine updates, a [`Snapshot`] of the engine at the scrape, and the process
 //! itself. A scrape never waits for the engine: while the engine writes, the last snapshot is served. No label names a
-//! pod or an address. Policies have labels only on trial, 500 of them at most, so the number of series is bounded for
+//! pod or an address. Only audited policies have labels, 500 of them at most, so the number of series is bounded for
 //! every cluster. deploy/metrics.md lists all metrics.
 
 mod instruments;

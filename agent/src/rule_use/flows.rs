@@ -1,4 +1,4 @@
-//! Comparison of a sweep's flows with those of the sweep before.
+//! Comparison of a sweep's flows with the flows of the previous sweep.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

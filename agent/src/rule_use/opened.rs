@@ -14,7 +14,7 @@ use crate::events::Seen;
 
 /// Flows of one sweep that are reported one by one; the rest is only counted.
 const TOLD: usize = 4096;
-/// Reported flows of a pod that those of other pods do not displace.
+/// Number of a pod's reported flows that other pods' flows do not displace.
 const ASSURED: usize = 32;
 /// Attempts to find a place for such a flow: most places of a full sample belong to pods with more flows.
 const TRIES: usize = 16;

@@ -174,7 +174,7 @@ impl Pods {
     }
 
     /// Forgets names that ended long before this sweep. `live` has the present endpoints. Returns whether a tenure was
-    /// added or forgotten since the last sweep, so that explanations by it are outdated.
+    /// forgotten, so that explanations by it are outdated.
     pub(super) fn forget(&mut self, live: &BTreeSet<u32>, now: u64) -> bool {
         let recent = |ended: u64| now < ended.saturating_add(KEPT);
         for (number, local) in &mut self.endpoints {

@@ -47,7 +47,7 @@ impl Records {
         }
     }
 
-    /// Writes the last good state if due, unless that state is what is enforced (`restored`).
+    /// Writes the last good state if due, unless the enforced state is the last good one (`restored`).
     pub(super) async fn write_state(&mut self, engine: &Mutex<Engine>, restored: bool) {
         let problem = self.state.settle().await;
         if restored {
