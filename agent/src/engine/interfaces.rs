@@ -355,7 +355,7 @@ impl NodeInterfaces {
         &self.roles.insert((compiler.endpoints_version(), roles)).1
     }
 
-    /// Stops to expect CNI results once a pod has existed for [`HOLD`] without any.
+    /// Gives up CNI results once a pod has existed for [`HOLD`] without any.
     fn look_for_results(&mut self, compiler: &Compiler, now: Instant) {
         let is_old =
             |index: u32| self.veths.get(&index).is_some_and(|veth| veth.since + HOLD <= now);
