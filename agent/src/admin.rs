@@ -108,7 +108,7 @@ pub struct Admin {
 
 impl Admin {
     /// Creates the socket, accessible to its owner only, and answers requests. Replaces a socket that a killed agent
-    /// left behind. Needs a tokio runtime.
+    /// left behind. Requires a tokio runtime.
     ///
     /// # Errors
     /// See [`AdminError`].

@@ -180,7 +180,7 @@ pub(crate) fn log_filter(given: &str) -> Result<EnvFilter> {
     Ok(quiet(quiet(log, "kube_client::client"), "kube_runtime::watcher"))
 }
 
-/// Starts logging to standard error. Once per process.
+/// Starts logging to standard error; may be called once per process.
 ///
 /// # Errors
 /// The process has a logger already.
@@ -202,7 +202,7 @@ fn origin(manifests: Option<PathBuf>, cluster: cluster::Settings) -> Origin {
 }
 
 impl RunConfig {
-    /// Starts logging to standard error, with these settings. Once per process.
+    /// Starts logging to standard error with these settings; may be called once per process.
     ///
     /// # Errors
     /// The process has a logger already.
@@ -211,7 +211,7 @@ impl RunConfig {
     }
 }
 
-/// Blocks, as addresses with their lengths.
+/// Parses CIDR blocks, which must be given without host bits.
 fn second_networks(given: &[String]) -> Result<SecondNetworks> {
     if given == ["none"] {
         return Ok(SecondNetworks(Vec::new()));
@@ -225,7 +225,7 @@ fn second_networks(given: &[String]) -> Result<SecondNetworks> {
     blocks.collect::<Result<_>>().map(SecondNetworks)
 }
 
-/// Namespaces are RFC 1123 labels, so nothing is both.
+/// Parses namespaces and CIDR blocks. Namespaces are RFC 1123 labels, so no text is both.
 fn source_exempt(given: &[String]) -> Result<SourceExempt> {
     let mut exempt = SourceExempt::default();
     for item in given {

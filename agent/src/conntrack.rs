@@ -1,10 +1,9 @@
-//! The agent's side of conntrack: counts and tidies the flow tables in their mapped memory.
+//! The agent's side of conntrack: counts and sweeps the flow tables in their mapped memory.
 //!
-//! The kernel program treats an expired entry as absent, so sweeping decides nothing: it frees ways
-//! before they are needed and knows how full the tables are. An entry is freed by
-//! compare-and-swap of its whole control word, time stamp included: a flow that has a packet at
-//! that moment stays. A way that stayed free until the next pass becomes unused again, so that programs look
-//! for no flow behind it.
+//! The kernel program treats an expired entry as absent, so a sweep decides nothing: it frees ways in advance and
+//! counts the used ones. It frees an entry by compare-and-swap of the whole control word, time stamp included, so a
+//! flow with a packet at that moment stays. A way that is still free at the next pass becomes unused again: programs
+//! search neither later ways nor the second bucket past it.
 
 mod entry;
 mod import;
@@ -33,39 +32,38 @@ pub use self::sighting::{FlowTuple, Sighting};
 pub use self::size::Buckets;
 use crate::bpf::mmap::{MappedArray, MmapError};
 
-/// The values of `CONFIG_HZ` that a kernel can be configured with on the machines we run on.
+/// Values of `CONFIG_HZ` on the supported architectures.
 const TICKS_PER_SECOND: [u32; 4] = [100, 250, 300, 1000];
-/// Long enough to tell 250 from 300 with a tick of error at each end.
+/// Sample long enough to tell 250 from 300 with an error of one tick at each end.
 const CLOCK_SAMPLE: Duration = Duration::from_millis(200);
 const CLOCK_ATTEMPTS: u32 = 5;
-/// A way that has been claimed for that many seconds belongs to a CPU that will not finish:
-/// publishing takes nanoseconds.
+/// Age in seconds at which a claimed way belongs to a CPU that will not finish: publishing takes nanoseconds.
 const STALE_CLAIM: u32 = 60;
-/// Of so many buckets one is looked at to know how full a table is.
+/// Fraction of the buckets, one in this many, that is examined for the fill of a table.
 const LOOKED_AT: usize = 8;
 
-/// Ticks a second of the kernel's jiffies, as the resolution of its coarse clock says, which is one
-/// tick (`clock_getres(2)`); `None` if that is no rate a kernel has.
+/// Returns the rate of the kernel's jiffies per second, from the resolution of the coarse clock, which is one tick
+/// (`clock_getres(2)`); `None` if no kernel has this rate.
 #[must_use]
 pub fn tick_rate() -> Option<u32> {
     let mut resolution = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: it writes the one structure.
+    // SAFETY: the call writes this one structure.
     let failed = unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut resolution) };
     let nanoseconds = (failed == 0 && resolution.tv_sec == 0).then_some(resolution.tv_nsec)?;
     nearest_hz(1e9 / nanoseconds as f64)
 }
 
-/// Ticks a second of the kernel's jiffies, from two readings. Takes about 200 ms, blocking.
+/// Measures the rate of the kernel's jiffies per second from two readings. Blocks for about 200 ms.
 ///
 /// # Errors
-/// The clock cannot be read, or never goes at a rate a kernel has.
+/// The clock cannot be read, or never runs at a rate that a kernel has.
 pub fn measure_hz(mut jiffies: impl FnMut() -> io::Result<u32>) -> io::Result<u32> {
     for _ in 0..CLOCK_ATTEMPTS {
         let (start, first) = (Instant::now(), jiffies()?);
         std::thread::sleep(CLOCK_SAMPLE);
         let ticks = jiffies()?.wrapping_sub(first);
         let rate = f64::from(ticks) / start.elapsed().as_secs_f64();
-        // An interruption between reading the one clock and the other spoils the sample.
+        // An interruption between the readings of the two clocks spoils the sample.
         if let Some(hz) = nearest_hz(rate) {
             return Ok(hz);
         }
@@ -73,51 +71,51 @@ pub fn measure_hz(mut jiffies: impl FnMut() -> io::Result<u32>) -> io::Result<u3
     Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel's clock goes at no known rate"))
 }
 
-/// The configurable rate within 8 percent of a measured one (250 and 300 are 18 percent apart).
+/// Returns the configurable rate within 8 percent of a measured one (250 and 300 are 18 percent apart).
 fn nearest_hz(rate: f64) -> Option<u32> {
     TICKS_PER_SECOND.into_iter().find(|&hz| (rate / f64::from(hz) - 1.0).abs() < 0.08)
 }
 
-/// What one pass found in the table of one address family.
+/// Result of one pass over the table of one address family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Census {
-    /// Ways in the table.
+    /// Number of ways.
     pub capacity: u64,
-    /// Flows of which one direction was seen.
+    /// Flows with packets in one direction.
     pub one_way: u64,
-    /// Flows of which both directions were seen.
+    /// Flows with packets in both directions.
     pub two_way: u64,
-    /// TCP flows that are over, kept for a moment.
+    /// Ended TCP flows, kept for a moment.
     pub closed: u64,
-    /// Ways a CPU was just writing.
+    /// Ways that a CPU is writing.
     pub busy: u64,
-    /// Expired flows that this pass removed.
+    /// Expired flows removed by this pass.
     pub removed: u64,
-    /// Flows of endpoints that are gone, which this pass removed.
+    /// Flows of gone endpoints removed by this pass.
     pub orphaned: u64,
     /// Buckets without a free way: a further flow there evicts an unreplied one or is refused.
     pub full_buckets: u64,
 }
 
-/// How much of a table is in use, by a part of it: keys are hashed with a seed, so all parts are alike.
+/// Fill of a table, estimated from a part of it: keys are hashed with a seed, so all parts are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupancy {
-    /// Ways that are not free, expired ones too.
+    /// Ways that are not free, expired ones included.
     pub used: usize,
-    /// Ways that were looked at.
+    /// Ways examined.
     pub ways: usize,
 }
 
-/// What one pass found.
+/// Result of one pass over both tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Pass {
-    /// IPv4
+    /// Result for IPv4.
     pub v4: Census,
-    /// IPv6
+    /// Result for IPv6.
     pub v6: Census,
 }
 
-/// The flow tables, mapped. Generations share them until larger ones are needed.
+/// The mapped flow tables. Generations share them until larger ones are needed.
 #[derive(Debug)]
 pub struct Sweeper {
     four: MappedArray<Ct4Bucket>,
@@ -127,10 +125,10 @@ pub struct Sweeper {
 }
 
 impl Sweeper {
-    /// Maps both tables. `settings` are those the kernel program runs with.
+    /// Maps both tables. `settings` are the kernel program's.
     ///
     /// # Errors
-    /// A table is of another layout or cannot be mapped.
+    /// A table has another layout or cannot be mapped.
     pub fn new(
         four: &MapData,
         six: &MapData,
@@ -141,10 +139,9 @@ impl Sweeper {
         Ok(Self { four, six, settings, hz })
     }
 
-    /// One pass over both tables: removes what has expired at `now` (jiffies) and flows of endpoints
-    /// whose number is none of these (`None`: nothing is known of endpoints), counts the rest. Reads a
-    /// word or two of each way; a table of 16 MiB takes a few milliseconds. `meet` is told of every flow
-    /// before it may be removed.
+    /// Makes one pass over both tables: removes flows that have expired at `now` (jiffies) and flows of endpoints
+    /// outside `endpoints` (`None`: the endpoints are unknown), and counts the rest. Reads one or two words of each
+    /// way; a table of 16 MiB takes a few milliseconds. Calls `meet` for every flow before a removal.
     #[must_use]
     pub fn pass(
         &self,
@@ -158,7 +155,7 @@ impl Sweeper {
         Pass { v4, v6 }
     }
 
-    /// How much of the tables is in use, IPv4 and IPv6.
+    /// Returns the fill of the tables, IPv4 and IPv6.
     #[must_use]
     pub fn occupancy(&self) -> [Occupancy; 2] {
         [occupancy::<[u64; 2], _>(&self.four), occupancy::<[u64; 4], _>(&self.six)]
@@ -174,7 +171,8 @@ impl Sweeper {
         let mut census = Census::default();
         let words = table.words().unwrap_or_default();
         let buckets = || words.chunks_exact(CT_WAYS * K::STRIDE);
-        // Of each bucket: whether a way is free that was used, and whether it is the first of a flow in its second.
+        // For each bucket: whether a formerly used way is free, and whether the bucket is the first choice of a flow
+        // that is in its second.
         let (mut used, mut is_first) = (vec![false; buckets().len()], vec![false; buckets().len()]);
         let mask = (buckets().len() as u32).wrapping_sub(1);
         for (index, bucket) in buckets().enumerate() {
@@ -183,7 +181,7 @@ impl Sweeper {
             if occupied::<K>(bucket).next().is_some() {
                 let place = (bucket[0].as_ptr(), index as u32);
                 let meet_first = |first: u32| is_first[first as usize] = true;
-                // SAFETY: a whole bucket of this family, mapped while self lives.
+                // SAFETY: one whole bucket of this family, mapped while self lives.
                 unsafe {
                     displaced::<K, _>(&HostMemory, place, (&self.settings, mask), meet_first);
                 }
@@ -215,8 +213,8 @@ impl Sweeper {
     ) {
         let lives = |endpoint| endpoints.is_none_or(|all| all.contains(&endpoint));
         let stale = STALE_CLAIM * self.hz;
-        // SAFETY: a whole bucket of this family (the slice is CT_WAYS ways long), mapped for
-        // writing while self lives, and changed by atomic operations only.
+        // SAFETY: one whole bucket of this family (the slice is CT_WAYS ways long), mapped for writing while self
+        // lives, and changed by atomic operations only.
         let swept = unsafe {
             sweep::<K, _>(&HostMemory, bucket[0].as_ptr(), &self.settings, now, stale, lives)
         };
@@ -243,12 +241,12 @@ fn occupancy<K: Key, B: Pod>(table: &MappedArray<B>) -> Occupancy {
     Occupancy { used: occupied::<K>(part).count(), ways: part.len() / K::STRIDE }
 }
 
-/// The control words of buckets' ways.
+/// Returns the control words of all ways in these buckets.
 fn controls<K: Key>(bucket: &[AtomicU64]) -> impl Iterator<Item = Control> {
     bucket.iter().step_by(K::STRIDE).map(|word| Control(word.load(Ordering::Relaxed)))
 }
 
-/// The control words of buckets' ways that are not free.
+/// Returns the control words of the ways in these buckets that are not free.
 fn occupied<K: Key>(bucket: &[AtomicU64]) -> impl Iterator<Item = Control> {
     controls::<K>(bucket).filter(|control| !control.is_vacant())
 }

@@ -1,8 +1,8 @@
-//! From changes to an enforced revision: compile, write, attach; retry what failed.
+//! Turns cluster changes into an enforced revision: compile, write, attach, and retry after failures.
 //!
-//! Nothing is written before every source is in sync. A failed write never leaves a mixture (the
-//! operations are ordered so that any prefix of them is one), but what is installed is then no
-//! longer known, so the next try is a new generation, with a growing pause between tries.
+//! The engine writes nothing before every source is in sync. A failed write never leaves a mixture, because the
+//! operations are ordered so that every prefix is consistent. The installed content is unknown after a failed write, so
+//! the next attempt builds a new generation, with a growing pause between attempts.
 
 mod bypass;
 mod denials;
@@ -56,19 +56,19 @@ pub use report::{hindrances, to_tell_of_node};
 pub use room::install;
 pub use unsupported::unsupported_policies;
 
-/// Why an update is not enforced yet.
+/// Reason why an update is not enforced yet.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// The desired state does not fit or cannot be compiled.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// A new generation could not be made.
+    /// A new generation cannot be created.
     #[error(transparent)]
     Generation(#[from] GenerationError),
     /// The kernel refused a write.
     #[error(transparent)]
     Table(#[from] TableError),
-    /// There is no thread to compile on.
+    /// No thread can be started for the compiler.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
 }
@@ -80,14 +80,14 @@ pub struct Engine {
     interfaces: NodeInterfaces,
     health: Health,
     interference: Interference,
-    /// Interfaces where a program was gone when that was looked at last.
+    /// Interfaces found without one of their programs by the last [`Engine::repair`].
     lost: BTreeSet<u32>,
-    /// Which rules carried traffic.
+    /// Use of policy rules by traffic.
     rule_use: RuleUse,
 }
 
 impl Engine {
-    /// An engine that has written nothing yet.
+    /// Creates an engine; it writes nothing yet.
     #[must_use]
     pub fn new(compiler: Compiler, dataplane: Dataplane, capacity: Capacity) -> Self {
         Self {
@@ -101,7 +101,7 @@ impl Engine {
         }
     }
 
-    /// Takes a change in; nothing is written before [`Engine::step`].
+    /// Ingests a change; nothing is written before [`Engine::step`].
     pub fn ingest(&mut self, change: Change) {
         let cluster = self.reconciler.compiler.cluster();
         self.bindings.note(&change, cluster);
@@ -109,9 +109,9 @@ impl Engine {
         self.reconciler.admit(change);
     }
 
-    /// Before all else: pods that an earlier agent's tables have, by the index of interfaces that have
-    /// been there since, and pods that it knew. What it recorded is to be relied on: its flows are known. At the
-    /// interfaces in `judged` its programs judge.
+    /// Sets the state of an earlier agent: interfaces judged by its programs (`judged`), its pods by interface index
+    /// (`bound`) and further pods that it recorded (`remembered`). The earlier agent has tracked their flows, so the
+    /// first update imports none from the kernel's conntrack. Must be called before any other method.
     pub fn inherit(
         &mut self,
         judged: BTreeSet<u32>,
@@ -123,7 +123,7 @@ impl Engine {
         self.reconciler.in_force.seeds = false;
     }
 
-    /// Takes in what discovery tells; whose an interface is shows with the next [`Engine::step`].
+    /// Ingests an event of discovery; the next [`Engine::step`] binds interfaces to pods.
     pub fn discovered(&mut self, event: Event) {
         match event {
             Event::Veth(veth) => {
@@ -137,29 +137,29 @@ impl Engine {
             Event::OwnAddresses(addresses) => self.ingest(Change::OwnAddresses(addresses)),
             Event::Devices(devices) => {
                 self.interfaces.devices_are(devices);
-                // Until then nothing that comes by a new one is handed on.
+                // The programs refuse packets of a new device until the dataplane lists it.
                 self.tell_devices();
             }
             Event::Ports(ports) => {
                 self.interfaces.ports_are(ports);
-                // A new port is waited for by nobody: its packets lack the proof until its program is there.
+                // An update does not wait for a new port: its packets lack the proof until its program is attached.
                 self.tell_bridges();
             }
             Event::InSync => self.interfaces.in_sync(),
         }
     }
 
-    /// Says at which devices to judge.
+    /// Sets the devices at which packets are judged.
     pub fn judge_at(&mut self, devices: NodeDevices) {
         self.interfaces.judge_at(devices);
     }
 
-    /// Says which devices that lead to other namespaces are the node's own.
+    /// Sets the devices that lead to other namespaces and belong to the node.
     pub fn trust(&mut self, devices: NodeDevices) {
         self.interfaces.trust(devices);
     }
 
-    /// Takes in the CNI results, all that are kept now.
+    /// Replaces the CNI results by all current ones.
     pub fn cni_results_are(&mut self, results: Vec<CniResult>) {
         if !results.is_empty() {
             self.interfaces.has_results();
@@ -167,24 +167,25 @@ impl Engine {
         self.bindings.cni_results_are(results);
     }
 
-    /// There is a directory for CNI results: new veths are closed until theirs is there, unless pods come without.
+    /// Expects CNI results, because their directory exists: new veths stay closed until their result arrives, unless
+    /// pods come without results.
     pub fn expect_cni_results(&mut self) {
         self.interfaces.expect_results();
     }
 
-    /// How far the source is to be believed: why [`Engine::step`] is not called (`None`: it is), and whether the
-    /// last good state is in force and not what the source says.
+    /// Sets the trust in the source: `held` is the reason why [`Engine::step`] is not called (`None`: it is),
+    /// `restored` whether the last good state is enforced instead of the source's state.
     pub fn believe(&mut self, held: Option<String>, restored: bool) {
         self.health.hold(held);
         self.reconciler.restored = restored;
     }
 
-    /// No packet is judged any more by what was read before the last update.
+    /// Frees retired numbers: no packet is judged by data read before the last update.
     pub fn grace_passed(&mut self) {
         self.reconciler.compiler.grace_passed();
     }
 
-    /// How often something was enforced, and what it came from.
+    /// Returns the enforced revision and a snapshot of its input, if everything is settled and the revision `is_due`.
     #[must_use]
     pub fn last_good(&self, is_due: impl Fn(u64) -> bool) -> Option<(u64, StateSnapshot)> {
         let enforced = self.reconciler.revision.enforced;
@@ -192,30 +193,30 @@ impl Engine {
             .then(|| (enforced, self.reconciler.compiler.state_snapshot(self.bindings.deleted())))
     }
 
-    /// Whether what was compiled last is in force.
+    /// Returns whether the last compiled update is in force.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.reconciler.installed && self.health.failure().is_none() && self.health.held.is_none()
     }
 
-    /// Says why a boot would begin without policy.
+    /// Sets the reason why the next boot would start without policy.
     pub fn state_problem(&mut self, problem: Option<String>) {
         self.health.state_problem = problem;
     }
 
-    /// The ring of drop events; once, and not before the first generation.
+    /// Returns the ring of drop events; `None` before the first generation and after the first call.
     pub fn events(&mut self) -> Option<RingBuf<MapData>> {
         self.reconciler.dataplane.active_mut().events()
     }
 
-    /// Tidies flows away that have expired or whose endpoint is gone, and counts the others. Which are
-    /// gone is known once everything is enforced.
+    /// Removes expired flows and flows of gone endpoints, and counts the others. The set of gone endpoints is known
+    /// once everything is enforced.
     ///
-    /// Returns which flows are new, and which policies on trial would deny.
+    /// Returns new flows, and denials of audited policies.
     pub fn sweep(&mut self) -> News {
         let endpoints = self.is_settled().then(|| self.reconciler.compiler.endpoint_numbers());
         let Reconciler { compiler, dataplane, revision, restored, .. } = &mut self.reconciler;
-        // What is not in force explains no flow.
+        // A policy that is not in force explains no flow.
         let mut round =
             endpoints.is_some().then(|| self.rule_use.begin(compiler, revision.desired, *restored));
         let swept = dataplane.active_mut().sweep(endpoints.as_ref(), |flow| {
@@ -231,37 +232,37 @@ impl Engine {
         self.rule_use.take_news()
     }
 
-    /// Records what policy denied, by endpoint number.
+    /// Records flows that policy denied, by endpoint number.
     pub fn record_denied(&mut self, dropped: &BTreeMap<u32, Vec<Line>>) {
         self.rule_use.denied(self.reconciler.compiler.cluster(), dropped);
     }
 
-    /// The name of the pod of a drop or flow; a pod that has gone is known for some minutes.
+    /// Returns the pod's name for a drop or flow; a gone pod is known for some minutes.
     #[must_use]
     pub fn pod_name(&self, dropped: &Dropped) -> Option<String> {
         let pod = self.rule_use.pod_of(dropped.endpoint, dropped.ifindex);
         pod.map(|pod| pod.key.to_string())
     }
 
-    /// What is known of the use of rules, and of flows.
+    /// Returns the recorded use of rules and flows.
     #[must_use]
     pub fn rule_use(&self) -> &RuleUse {
         &self.rule_use
     }
 
-    /// The same, to go on where an earlier agent has ended.
+    /// Returns the recorded use mutably, to continue an earlier agent's records.
     pub fn rule_use_mut(&mut self) -> &mut RuleUse {
         &mut self.rule_use
     }
 
-    /// All objects, and what is compiled from them.
+    /// Returns the compiler, with all objects and their compiled state.
     #[must_use]
     pub fn compiler(&self) -> &Compiler {
         &self.reconciler.compiler
     }
 
-    /// Puts back what somebody took away: programs that no longer run where they were attached. Says
-    /// when to call [`Engine::step`] if that failed.
+    /// Restores programs that were detached or reordered by other tools, and pins that were removed. Returns the time
+    /// of the next [`Engine::step`] if a repair failed.
     pub fn repair(&mut self) -> Option<Instant> {
         self.report_lost();
         let dataplane = &mut self.reconciler.dataplane;
@@ -294,9 +295,9 @@ impl Engine {
         self.retry_at()
     }
 
-    /// Reports programs that were found to be gone when this was called before. The kernel takes an interface that is
-    /// being deleted apart step by step, and its programs with it: that is no repair, so only interfaces that are
-    /// there still, as the kernel and discovery have it, are reported.
+    /// Reports programs that the previous call found missing. The kernel takes a deleted interface apart step by step,
+    /// its programs included, which is no repair. So only interfaces that still exist, for the kernel and for
+    /// discovery, are reported.
     fn report_lost(&mut self) {
         for ifindex in std::mem::take(&mut self.lost) {
             if self.interfaces.is_known(ifindex) && if_indextoname(ifindex).is_ok() {
@@ -306,7 +307,7 @@ impl Engine {
         }
     }
 
-    /// Opens veths that were closed as new ones and whose other sides have come home before their pods were known.
+    /// Opens veths that were closed as new and returned to the node's namespace before their pods were known.
     fn reopen(&mut self) {
         let leads_away = |ifindex| newcomers::outside().map_or(true, |all| all.contains(&ifindex));
         match self.reconciler.dataplane.reopen(&self.interfaces.inner(), leads_away) {
@@ -320,9 +321,9 @@ impl Engine {
         }
     }
 
-    /// Compares one of `slices` parts of the kernel's tables with what they must hold, and puts it
-    /// right. Not while updates fail: what is installed is not known then. Says when to call
-    /// [`Engine::step`] if there is something to do.
+    /// Compares one of `slices` parts of the kernel's tables with their desired content and repairs it, except while
+    /// updates fail: the installed content is unknown then. Returns the time of the next [`Engine::step`] if there is
+    /// work.
     pub fn readback(&mut self, slices: u32) -> Option<Instant> {
         for (table, entries) in self.reconciler.readback(slices) {
             tracing::warn!(table, entries, "somebody changed a table: put right");
@@ -331,8 +332,8 @@ impl Engine {
         self.retry_at()
     }
 
-    /// Looks how full the flow tables are, which fill without any change of the cluster. Says when to call
-    /// [`Engine::step`] if there is something to do: larger ones are made there.
+    /// Checks the fill of the flow tables, which fill without any change of the cluster. Returns the time of the next
+    /// [`Engine::step`] if there is work: that step begins larger tables.
     pub fn watch_room(&mut self) -> Option<Instant> {
         if self.reconciler.installed {
             self.reconciler.dataplane.active_mut().watch_room();
@@ -340,16 +341,16 @@ impl Engine {
         self.retry_at()
     }
 
-    /// Brings the kernel to the desired state; `noticed` is when the first of the changes was seen.
-    /// Says when to be called again if that failed.
+    /// Brings the kernel to the desired state; `noticed` is the time when the oldest pending change was seen. Returns
+    /// the time of the next call if work remains.
     pub fn step(&mut self, noticed: Option<Instant>) -> Option<Instant> {
         self.health.noticed(noticed);
         if self.health.is_pausing() {
-            // What waits for nothing but its attachment does not wait with the tables.
+            // Interfaces that only lack their programs do not wait for the tables.
             self.attach();
             return self.retry_at();
         }
-        // Decides whose the interfaces are.
+        // Binds interfaces to pods.
         let bound = self.bindings.settle(self.reconciler.compiler.cluster());
         self.reconciler.ingest(bound);
         match self.reconciler.write_within_credit() {
@@ -378,7 +379,7 @@ impl Engine {
             .min()
     }
 
-    /// Attaches the programs according to the interfaces' roles.
+    /// Attaches the programs according to the roles of the interfaces.
     fn attach(&mut self) {
         let now = Instant::now();
         if self.interfaces.have_changed(&self.reconciler.compiler, now) {
@@ -390,15 +391,15 @@ impl Engine {
         }
     }
 
-    /// Tells the dataplane by which interfaces packets may come that have passed no program. Before the devices are
-    /// listed nobody knows.
+    /// Passes the dataplane the interfaces of which packets arrive without having passed a program. Does nothing before
+    /// the devices are listed.
     fn tell_devices(&mut self) {
         if let Some(own) = self.interfaces.own() {
             self.reconciler.dataplane.devices_are(own);
         }
     }
 
-    /// Tells the dataplane of the bridges, before anything is attached.
+    /// Passes the bridges to the dataplane; must precede any attachment.
     fn tell_bridges(&mut self) {
         let bridges = self.interfaces.bridges(&self.reconciler.compiler);
         self.reconciler.dataplane.bridges_are(bridges);

@@ -1,7 +1,7 @@
-//! Drops as the kernel tells of them: read from its ring, recorded for watchers, logged.
+//! Drop events of the kernel: reads them from the ring, records them for observers and logs them.
 //!
-//! The kernel program limits what it sends per CPU and says how much it left out; [`DropLog`] limits the lines of
-//! the log.
+//! The kernel program limits the events per CPU and reports the number of suppressed ones; [`DropLog`] limits the lines
+//! of the log.
 
 mod dropped;
 mod journal;
@@ -23,17 +23,17 @@ pub(crate) use dropped::{DropKey, unix_millis};
 pub use journal::{Cursor, Journal, Lost, Outcome, Seen};
 pub use log::{DropLog, QUIET};
 
-/// Reads one generation's events until it is dropped or the ring fails. `pod` names the pod of a drop.
+/// Reads the events of one generation until it is dropped or the ring fails. `pod` returns the name of a drop's pod.
 ///
 /// # Errors
-/// The ring's descriptor cannot be waited for.
+/// The ring's descriptor cannot be polled.
 pub async fn read(
     ring: RingBuf<MapData>,
     log: Arc<Mutex<DropLog>>,
     pod: impl Fn(&Dropped) -> Option<String>,
 ) -> io::Result<()> {
-    // SAFETY: the ring owns its map's descriptor, which stays open and the same while it lives; it
-    // is never taken out of the AsyncFd.
+    // SAFETY: the ring owns its map's descriptor, which stays open and unchanged during its life; the ring is never
+    // taken out of the AsyncFd.
     let mut ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }?;
     let mut flush = tokio::time::interval(QUIET);
     flush.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -71,14 +71,14 @@ fn take(ring: &mut RingBuf<MapData>, log: &Mutex<DropLog>) -> Vec<Line> {
     lines
 }
 
-/// The event in a record; `None` for a record of another size.
+/// Decodes an event; `None` for a record of another size.
 fn decode(record: &[u8]) -> Option<DropEvent> {
-    // SAFETY: as long as the event, of which every bit pattern is valid; alignment is not assumed.
+    // SAFETY: the record has the size of the event, every bit pattern of which is valid; alignment is not assumed.
     (record.len() == size_of::<DropEvent>())
         .then(|| unsafe { record.as_ptr().cast::<DropEvent>().read_unaligned() })
 }
 
-/// Logs a drop, or what would be one.
+/// Logs a drop, or a flow that audited policies would drop.
 pub fn say(line: &Line, pod: impl Fn(&Dropped) -> Option<String>) {
     let Line { dropped, times } = line;
     if dropped.is_audit() {

@@ -1,11 +1,11 @@
-//! `netpold flows`: the flows of a node's pods, as each pod sees them, and how policy judged them last.
+//! `netpold flows`: the flows of a node's pods, from each pod's view, with their last verdicts.
 //!
-//! Flows of pods that policy isolates are in netpold's flow table. The packets of other pods leave nothing
-//! there, so their flows are read from the kernel's conntrack, if the node has one. Entries have no time of
-//! birth: how long a flow has been idle is known, how long it has lived is not.
+//! Flows of isolated pods are in netpold's flow table. Packets of other pods leave no entry there, so their flows are
+//! read from the kernel's conntrack, if the node has one. Entries have no start time: the idle time of a flow is known,
+//! its age is not.
 //!
-//! A table can hold 786,432 flows and any pod can fill it, so an agent answers in pages. It takes the engine's
-//! lock for what belongs to one page (the pods, a mapping of the tables), and not while it reads the table.
+//! A table can hold 786,432 flows and any pod can fill it, so an agent answers in pages. It holds the engine's lock
+//! while it collects the input of a page (the pods, a mapping of the tables), but not while it reads the table.
 
 pub mod client;
 pub mod reader;
@@ -26,7 +26,7 @@ use crate::socket::DEFAULT_SOCKET;
 pub(crate) use render::socket;
 pub use render::text;
 
-/// The name of a [`Request`] for a [`Page`] on the control socket.
+/// Name of the control socket's [`Request`] for a [`Page`].
 pub const FLOWS_REQUEST: &str = "flows";
 
 /// Flags of `netpold flows`.
@@ -35,16 +35,16 @@ pub struct FlowsArgs {
     /// Control socket of the agent
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
-    /// Only flows of pods in that namespace
+    /// List only flows of pods in this namespace
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
-    /// Only flows of that pod, by its name in the namespace of -n
+    /// List only flows of this pod, by its name in the namespace of -n
     #[arg(long, value_name = "NAME", env = "NETPOLD_POD", requires = "namespace")]
     pub pod: Option<String>,
-    /// Most flows to list; the others are counted by pod. 0: all
+    /// Maximum number of flows to list; the rest is counted by pod. 0: all
     #[arg(long, value_name = "COUNT", env = "NETPOLD_LIMIT", default_value = "10000")]
     pub limit: u32,
-    /// Which cluster.
+    /// Agents to ask.
     #[command(flatten)]
     pub cluster: ClusterArgs,
     /// Format of the answer
@@ -52,13 +52,13 @@ pub struct FlowsArgs {
     pub output: Output,
 }
 
-/// Which flows are wanted.
+/// Selection of flows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filter {
-    /// Of pods in this namespace.
+    /// Namespace of the pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Of the pod of this name.
+    /// Name of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
 }
@@ -70,158 +70,158 @@ impl Filter {
     }
 }
 
-/// What is asked of an agent.
+/// A request to an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Whose flows.
+    /// Selection of flows.
     #[serde(flatten)]
     pub filter: Filter,
-    /// Where to begin: 0, or what the last page said.
+    /// First way of the page: 0, or [`Page::next`] of the last page.
     pub from: u32,
-    /// Most flows of the answer; 0: the rest is counted.
+    /// Most flows of the answer; with 0, flows are only counted.
     pub limit: u32,
-    /// Of the kernel's conntrack instead of netpold's table, all in one page.
+    /// Reads the kernel's conntrack instead of netpold's table, all in one page.
     pub kernel: bool,
 }
 
-/// What an agent answers.
+/// An agent's answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Page {
     /// Name of the node.
     pub node: String,
-    /// The flows.
+    /// Listed flows.
     pub flows: Vec<Flow>,
-    /// Flows that were counted.
+    /// Flows that were only counted, by pod.
     pub left_out: Vec<PodFlows>,
-    /// Where the next page begins; none: this was the last.
+    /// Start of the next page; `None` on the last page.
     pub next: Option<u32>,
-    /// Why flows are not known.
+    /// Reason why flows are not known.
     pub problem: Option<String>,
-    /// Of the kernel's page: flows of other pods that the node translates, at most as many as flows were asked for.
+    /// In the kernel's page: translated flows of other pods, at most as many as flows were requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub translated: Vec<SentOn>,
 }
 
-/// A flow as its pod sent it, and as the node sends it on.
+/// A flow as its pod sends it, and as the node forwards it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SentOn {
     /// IP protocol.
     pub protocol: IpProtocol,
-    /// The pod's address and port.
+    /// Address and port of the pod.
     pub from: SocketAddr,
-    /// Where it sends to.
+    /// Destination before the translation.
     pub to: SocketAddr,
-    /// How the node sends it on.
+    /// Source and destination after the translation.
     pub on: Translated,
 }
 
-/// The flows of a node.
+/// Flows of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
     /// Name of the node.
     pub node: String,
-    /// When this was so, in seconds since the epoch.
+    /// Time of the answer, in seconds since the epoch.
     pub as_of: u64,
-    /// By pod.
+    /// Listed flows, sorted by pod.
     pub flows: Vec<Flow>,
     /// Flows beyond the limit, by pod.
     pub left_out: Vec<PodFlows>,
-    /// Why flows are not known.
+    /// Reasons why flows are not known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
 }
 
-/// How many flows a pod has.
+/// Number of flows of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodFlows {
-    /// The pod.
+    /// Key of the pod.
     pub pod: Key,
-    /// Their number.
+    /// Number of flows.
     pub flows: u64,
 }
 
-/// A flow as its pod sees it.
+/// A flow from its pod's view.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Flow {
-    /// The pod.
+    /// Key of the pod.
     pub pod: Key,
-    /// Directions that began it: policy allowed packets of these, and what goes the other way are answers.
+    /// Directions that began the flow: policy allowed their packets; packets in another direction are replies.
     pub began: Vec<Direction>,
-    /// Its ingress is from the node itself, which no policy denies.
+    /// Whether its ingress packets come from the node itself, which no policy denies.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub from_node: bool,
     /// IP protocol.
     pub protocol: IpProtocol,
-    /// The pod's address of this family; its first if it has several.
+    /// Address of the pod in this family; the first of several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<IpAddr>,
-    /// The pod's port; of an ICMP echo, its identifier.
+    /// Port of the pod; the identifier of an ICMP echo.
     pub local_port: u16,
-    /// The other side, before the node translates what the pod sends: of a Service its address.
+    /// Address of the other side before translation; for a Service, the Service's address.
     pub remote: IpAddr,
-    /// The other side's port; 0 where the protocol has none.
+    /// Port of the other side; 0 where the protocol has none.
     pub remote_port: u16,
-    /// The other side's name: `namespace/pod` or `svc/namespace/name`.
+    /// Name of the other side: `namespace/pod` or `svc/namespace/name`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_name: Option<String>,
-    /// How the node sends it on, if it is known to translate what the pod sends.
+    /// Source and destination after translation, if the node is known to translate the flow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub translated: Option<Translated>,
-    /// The other side is the node itself.
+    /// Whether the other side is the node itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub to_own_node: bool,
-    /// How far it has come.
+    /// State of the flow.
     pub state: FlowState,
-    /// Milliseconds since its last packet, to the second while there are any: entries are refreshed once a
-    /// second. Not known of the kernel's.
+    /// Milliseconds since the last packet, accurate to a second, because active entries are refreshed once a second.
+    /// `None` for flows of the kernel's conntrack.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_ms: Option<u64>,
-    /// How policy judged its packets last; none: nothing is cached.
+    /// Last verdicts; `None` if none is cached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cached: Option<Cached>,
-    /// From the kernel's conntrack: no policy isolates the pod.
+    /// Whether the flow is from the kernel's conntrack, because no policy isolates the pod.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub kernel: bool,
 }
 
-/// The two ends of what the node makes of a flow, by the kernel's conntrack.
+/// Source and destination of a flow after translation, from the kernel's conntrack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Translated {
-    /// From where: the pod's own address and port, or one of the node's (masquerade).
+    /// Source: the pod's address and port, or the node's (masquerade).
     pub from: SocketAddr,
-    /// To where: the Service's backend.
+    /// Destination: the Service's backend.
     pub to: SocketAddr,
 }
 
-/// How far a flow has come.
+/// State of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FlowState {
-    /// One side has sent.
+    /// Packets were sent in one direction.
     Opening,
-    /// Both sides have sent.
+    /// Packets were sent in both directions.
     Open,
-    /// One side of a connection has ended it.
+    /// One side of a connection has closed it.
     Closing,
-    /// The connection is over.
+    /// The connection has ended.
     Closed,
 }
 
-/// A verdict that the flow's entry remembers. Only verdicts to pass are.
+/// Verdicts cached in the flow's entry; only verdicts to pass are cached.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Cached {
-    /// It was found under a former policy: the next packet is judged again.
+    /// Whether a former policy gave the verdict: the next packet is judged again.
     pub stale: bool,
-    /// Why packets into the pod pass, as `netpold_ebpf::reason::Reason::as_str`.
+    /// Reason why packets into the pod pass, as `netpold_ebpf::reason::Reason::as_str`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress: Option<String>,
-    /// Why packets out of the pod pass.
+    /// Reason why packets out of the pod pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<String>,
 }
 
 impl Flow {
-    /// The destination port of packets of a direction; 0 where the protocol has none.
+    /// Returns the destination port of packets in a direction; 0 where the protocol has none.
     #[must_use]
     pub fn port(&self, direction: Direction) -> u16 {
         match (direction, self.protocol.has_ports()) {
@@ -232,7 +232,7 @@ impl Flow {
     }
 }
 
-/// The answers of nodes, by the nodes' names.
+/// Returns the answers of nodes, sorted by node name.
 #[must_use]
 pub fn merge(answers: Vec<(String, Answer)>) -> Vec<Answer> {
     let mut all: Vec<Answer> =

@@ -100,7 +100,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// Conntrack entries of a kernel's flow, one for each endpoint that takes part.
+    /// Returns the conntrack entries of a kernel's flow, one for each endpoint that takes part.
     pub fn sides(&self, flow: &KernelFlow, now: u32) -> impl Iterator<Item = Tracked> {
         let node = if self.own.contains(&flow.original.source) { CT_NODE } else { 0 };
         let mut sides = [(flow.original, CT_EGRESS), (flow.reply, CT_INGRESS | node)];
@@ -116,7 +116,8 @@ impl Wanted {
     }
 }
 
-/// Direction of a flow from the view of a tuple's source, by the ports: `CT_EGRESS`, `CT_INGRESS`, or 0 if unclear.
+/// Returns the direction of a flow from the view of a tuple's source, by the ports: `CT_EGRESS`, `CT_INGRESS`, or 0 if
+/// unclear.
 fn began_by_ports(tuple: &Tuple) -> u16 {
     let (own, other) = (tuple.source_port, tuple.destination_port);
     match () {
@@ -126,7 +127,7 @@ fn began_by_ports(tuple: &Tuple) -> u16 {
     }
 }
 
-/// Key of the flow at the endpoint that is the tuple's source.
+/// Returns the key of the flow at the endpoint that is the tuple's source.
 fn key(endpoint: u32, tuple: &Tuple) -> Option<FlowKey> {
     let (local_port, remote_port) = (tuple.source_port, tuple.destination_port);
     let protocol = u32::from(tuple.protocol);
@@ -190,13 +191,13 @@ struct Shown {
     tcp_state: u8,
     /// TCP: whether the kernel picked the flow up in the middle (`IP_CT_TCP_FLAG_BE_LIBERAL`); `None` if unknown.
     picked_up: Option<bool>,
-    /// `IPS_SEEN_REPLY`
+    /// Status bit `IPS_SEEN_REPLY`.
     replied: bool,
-    /// `IPS_ASSURED`
+    /// Status bit `IPS_ASSURED`.
     assured: bool,
 }
 
-/// `enum tcp_conntrack`
+/// Values of `enum tcp_conntrack`.
 const TCP_SYN_SENT: u8 = 1;
 const TCP_SYN_RECV: u8 = 2;
 const TCP_FIN_WAIT: u8 = 4;
@@ -204,9 +205,9 @@ const TCP_LAST_ACK: u8 = 6;
 const TCP_TIME_WAIT: u8 = 7;
 
 impl Shown {
-    /// Value of [`KernelFlow::seen_from_start`]. A TCP flow in its handshake began with a SYN. An SCTP HEARTBEAT of
-    /// either side re-creates the entry, which does not show it. Other protocols have no first packet: the sender after
-    /// a silence is the initiator, in netpold's table as in the kernel's.
+    /// Returns the value of [`KernelFlow::seen_from_start`]. A TCP flow in its handshake began with a SYN. An SCTP
+    /// HEARTBEAT of either side re-creates the entry, which does not show it. Other protocols have no first packet: the
+    /// sender after a silence is the initiator, in netpold's table as in the kernel's.
     fn seen_from_start(&self) -> Option<bool> {
         match (self.original.protocol, self.tcp_state) {
             (TCP, TCP_SYN_SENT | TCP_SYN_RECV) => Some(true),

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 use tokio::task::JoinHandle;
 
-/// Version of the file's format.
+/// Version of the file format.
 const FORMAT: u32 = 1;
 /// Largest content of a file, unpacked: a damaged one must not fill the memory.
 const MAX_BYTES: u64 = 1 << 26;
@@ -105,7 +105,7 @@ impl Keeper {
         Self { path: path(state, records), records, node, not_before, writing: None }
     }
 
-    /// Whether the next write is due.
+    /// Returns whether the next write is due.
     #[must_use]
     pub fn is_due(&self) -> bool {
         let busy = self.writing.as_ref().is_some_and(|writing| !writing.is_finished());

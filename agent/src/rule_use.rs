@@ -137,7 +137,7 @@ impl RuleUse {
         }
     }
 
-    /// After an update: whose the endpoints are.
+    /// Follows the binding of endpoints to pods, after an update.
     pub fn endpoints_are(&mut self, compiler: &Compiler) {
         self.pods.follow(compiler);
     }
@@ -169,32 +169,32 @@ impl RuleUse {
         let missed = self.last.missed + met.missed;
         self.last = Swept { now: met.now.or(self.last.now), missed, ..met };
         if self.pods.forget(&compiler.endpoint_numbers(), unix_millis()) {
-            // What they explained is not to be remembered.
+            // Explanations by a forgotten pod are not to be remembered.
             self.cache.outdate();
         }
     }
 
-    /// The pod of a drop or flow by the number of its endpoint, else by its interface (0: none). Pods that have gone
-    /// are known for some minutes.
+    /// Returns the pod of a drop or flow by its endpoint number, otherwise by its interface (0: none). Gone pods are
+    /// known for some minutes.
     #[must_use]
     pub fn pod_of(&self, endpoint: u32, ifindex: u32) -> Option<&Arc<Pod>> {
         self.pods.named(endpoint, ifindex)
     }
 
-    /// The pod that had an address at a time (milliseconds since the epoch) and has it no more.
+    /// Returns the pod that had an address at a time (milliseconds since the epoch) and no longer has it.
     #[must_use]
     pub fn former(&self, cluster: &Cluster, address: IpAddr, at: u64) -> Option<&Arc<Pod>> {
         self.pods.former(cluster, address, at)
     }
 
-    /// Whose an address was at a time, in milliseconds since the epoch. Names of pods that have gone are known for
-    /// some minutes.
+    /// Returns the owner of an address at a time, in milliseconds since the epoch. Gone pods are known for some
+    /// minutes.
     #[must_use]
     pub fn whose(&self, cluster: &Cluster, address: IpAddr, at: u64) -> Whose {
         self.pods.whose(cluster, address, at)
     }
 
-    /// What the last sweep met that is new.
+    /// Takes the new flows of the last sweep.
     pub fn take_news(&mut self) -> News {
         let (audited, more_audited) = self.trials.take();
         let (opened, more_opened) = self.opened.take();
@@ -202,8 +202,8 @@ impl RuleUse {
         News { audited, opened, untold: more_audited + more_opened + missed }
     }
 
-    /// Flows that policies on trial would deny: by policy (a ClusterNetworkPolicy has no namespace), and in sum for
-    /// others.
+    /// Returns the flows that audited policies would deny: by policy (a ClusterNetworkPolicy has no namespace), and in
+    /// sum for policies without a name.
     #[must_use]
     pub fn audited(&self) -> (Vec<(Key, u64)>, u64) {
         self.trials.counts()
@@ -215,7 +215,7 @@ impl RuleUse {
         Saved { as_of: unix_millis(), missed: self.missed, policies: self.records.saved() }
     }
 
-    /// Goes on recording flows where an earlier agent has ended.
+    /// Resumes an earlier agent's records of flows.
     pub fn resume_flows(&mut self, saved: learn::Kept) {
         self.recorder.resume(saved.recorded);
         self.recorder.resume_addresses(saved.peer_addresses);
@@ -235,13 +235,13 @@ impl RuleUse {
         }
     }
 
-    /// Recorded flows as they are kept for the next agent.
+    /// Returns the recorded flows in the form saved for the next agent.
     #[must_use]
     pub fn kept_flows(&self, node: &str) -> learn::Kept {
         learn::Kept { recorded: self.flows(node), peer_addresses: self.recorder.peer_addresses() }
     }
 
-    /// The flows that were seen.
+    /// Returns the recorded flows.
     #[must_use]
     pub fn flows(&self, node: &str) -> learn::Answer {
         let recorded = self.recorder.answer(node, unix_millis());
@@ -266,7 +266,7 @@ impl RuleUse {
 /// New flows of a sweep.
 #[derive(Debug, Default)]
 pub struct News {
-    /// Flows that policies on trial would deny.
+    /// Flows that audited policies would deny.
     pub audited: Vec<Dropped>,
     /// New flows in the table.
     pub opened: Vec<Seen>,

@@ -1,6 +1,6 @@
-//! `netpold run`: sources and discovery in, engine, answers out.
+//! `netpold run`: passes sources and discovery to the engine, and serves requests.
 //!
-//! The agent never detaches anything at its end: enforcement outlives it.
+//! The agent detaches nothing at its end: enforcement outlives it.
 
 mod records;
 mod reports;
@@ -51,23 +51,23 @@ use records::Records;
 use reports::Reports;
 use requests::requests;
 
-/// Parts in which the kernel's tables are compared within the interval.
+/// Number of parts in which the kernel's tables are compared per `--readback` interval.
 const SLICES: u32 = 40;
-/// How often an agent looks whether another one wants its node.
+/// Interval at which an agent checks for another one that claims its node.
 const OFFERED: Duration = Duration::from_millis(100);
-/// How long an agent that may be taken over has to begin.
+/// Time that an agent has to begin its offer of a takeover.
 const OFFER_PATIENCE: Duration = Duration::from_mins(1);
-/// How often the flow tables are looked at, whatever `--readback` is. Larger ones take a second to make; within that
-/// and this, more flows may begin than three quarters of a table hold (20,000 a second in the smallest), and find no
-/// room.
+/// Interval of checks of the flow tables, whatever `--readback` is. Larger tables take a second to make. If more flows
+/// begin within that second and this interval than three quarters of a table hold (20,000 a second in the smallest),
+/// the rest finds no room.
 const ROOM: Duration = Duration::from_secs(1);
-/// Interface events in flight.
+/// Capacity of the channel of interface events.
 const EVENTS: usize = 4096;
 
-/// Enforce until told to end.
+/// Enforces policy until a signal or a successor ends the agent.
 ///
 /// # Errors
-/// Something is missing that the agent cannot do without; nothing was changed then.
+/// A requirement of the agent is missing; nothing was changed then.
 pub fn run(mut config: RunConfig) -> Result<()> {
     memory::keep_little_freed();
     config.start_log()?;
@@ -84,15 +84,15 @@ pub fn run(mut config: RunConfig) -> Result<()> {
         .context("cannot start the runtime")?;
     let result = runtime.block_on(async {
         let opened = if config.files.state.exists() {
-            // What is kept is enforced whether or not there is a source.
+            // The kept state is enforced with or without a source.
             Opened::later(config.origin.clone())
         } else {
-            // First, since it changes nothing where it fails.
+            // Opened first, because a failure here changes nothing.
             Opened::now(&config.origin).await?
         };
         Agent::start(&config, when_due(opened, &config).await)?.serve(config.readback).await
     });
-    // A program that fetches credentials may still run.
+    // A credential plugin may still run.
     runtime.shutdown_background();
     match result? {
         Ended::Told => Ok(()),
@@ -100,8 +100,8 @@ pub fn run(mut config: RunConfig) -> Result<()> {
     }
 }
 
-/// Who takes over from another agent does so when everything is known: until then that one goes on judging new
-/// pods. One that has just begun offers nothing yet.
+/// Opens the source. An agent that takes over from another one first waits until all objects are known, because the
+/// other judges new pods until then. An agent that has just begun offers no takeover yet.
 async fn when_due(opened: Opened, config: &RunConfig) -> Opened {
     let (root, from) = (&config.files.bpffs, config.takes_from);
     let end = Instant::now() + OFFER_PATIENCE;
@@ -118,16 +118,16 @@ async fn when_due(opened: Opened, config: &RunConfig) -> Opened {
     opened
 }
 
-/// Why an agent ended.
+/// Reason for the end of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
-    /// By a signal, or for whoever asked.
+    /// By a signal, or because another agent claimed the pin root from an agent that gives way.
     Told,
-    /// For its successor.
+    /// In favour of its successor.
     HandedOver,
 }
 
-/// Everything that runs.
+/// The running agent.
 struct Agent {
     engine: Arc<Mutex<Engine>>,
     drops: Arc<Mutex<DropLog>>,
@@ -136,15 +136,15 @@ struct Agent {
     reports: Reports,
     records: Records,
     interfaces: mpsc::Receiver<endpoint::Event>,
-    /// All interfaces there are at the start are known.
+    /// Whether all interfaces of the start are known.
     interfaces_in_sync: bool,
     reading_events: bool,
-    /// The pin root is another agent's as soon as it asks.
+    /// Offer of the pin root to another agent, which takes it by asking.
     offer: Option<Offer>,
-    /// The pin root to offer to a successor once this agent is at work.
+    /// Pin root to offer to a successor once this agent is at work.
     hands_over: Option<PathBuf>,
     heartbeat: Heartbeat,
-    /// They end with the agent.
+    /// Services that end with the agent.
     _running: (Guard, Discovery, Admin, Option<Listener>),
 }
 
@@ -157,12 +157,12 @@ impl Agent {
         let mode = Mode::probe();
         requirements::warn_of_lacks(mode);
         let mut attacher = Attacher::new(&pins.links(), mode)?;
-        // Where all veths were judged before, one without program is that of a pod that started since.
+        // Where all veths were judged before, one without a program belongs to a pod that started since.
         let all = pins.has_tables() && config.hooks.node_devices == NodeDevices::Auto;
         let guard = Guard::start(attacher.closing().clone(), all);
         let guard = guard.context("cannot watch for new interfaces")?;
         let pinned = PinnedState::read(&pins)?;
-        // Another version's tables are not read, but its programs judge.
+        // Tables of another version are not read, but its programs judge packets.
         let mut attached = attacher.attached()?;
         attached.retain(|found| !attacher.is_closed(found.program));
         let inherited = pinned.hash_seed.is_some() || !attached.is_empty();
@@ -178,7 +178,7 @@ impl Agent {
         if config.files.cni_results.is_dir() {
             engine.expect_cni_results();
         }
-        // CNI results say whose the interfaces are, so they are known before the first is looked at.
+        // CNI results identify the interfaces, so they precede the first look at interfaces.
         let first = inputs.first(&config.files.state, &config.node);
         take(&mut engine, &inputs, first);
         let engine = Arc::new(Mutex::new(engine));
@@ -198,7 +198,7 @@ impl Agent {
             node: config.node.clone(),
             readiness_gate: config.readiness_gate.clone(),
         };
-        // The agent that keeps the node for another one leaves it to that one to say what is in force.
+        // The agent that keeps the node for another one leaves publishing to that agent.
         let publish = (!config.give_way).then_some(publish);
         Ok(Self {
             engine,
@@ -218,11 +218,11 @@ impl Agent {
         })
     }
 
-    /// Serves until told to end; everything is compared with the kernel within each `readback`.
+    /// Serves until the agent ends; compares everything with the kernel within each `readback`.
     async fn serve(mut self, readback: Duration) -> Result<Ended> {
         let mut terminate = signal(SignalKind::terminate()).context("cannot listen to SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen to SIGINT")?;
-        // Expired flows are tidied away too (they count as absent before that).
+        // A sweep also removes expired flows (they count as absent before that).
         let mut sweep = tokio::time::interval(readback);
         let mut slice = tokio::time::interval(readback / SLICES);
         slice.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -262,7 +262,7 @@ impl Agent {
                         engine.record_denied(&denied);
                         self.reports.record_events(&engine, denied);
                         self.records.write_counted(engine.rule_use());
-                        // The first round may come before the tables have been compared once.
+                        // The first sweep may precede the first comparison of the tables.
                         rounds += u32::from(engine.is_settled() && !self.inputs.are_restored());
                         if rounds == 2 {
                             memory::give_back_the_start();
@@ -313,7 +313,7 @@ impl Agent {
         });
         self.records.finish(&self.engine).await;
         info!("netpold ends; what is enforced stays enforced");
-        // An agent that gives way has nobody to wait for.
+        // An agent that gives way waits for no other agent.
         Ok(if taken && self.hands_over.is_some() { Ended::HandedOver } else { Ended::Told })
     }
 
@@ -326,14 +326,14 @@ impl Agent {
         }
     }
 
-    /// Whether what is known at the start is in force: the last good state, what an earlier agent left, or what
-    /// the source has said. Nothing at all is also in force.
+    /// Returns whether the state known at the start is in force: the last good state, an earlier agent's tables, or the
+    /// source's state. An unopened source with nothing kept counts as in force too.
     fn is_at_work(&self) -> bool {
         let waits = self.inputs.are_restored() && !lock(&self.engine).is_settled();
         self.interfaces_in_sync && !waits
     }
 
-    /// Why there is no source any more, or never was.
+    /// Returns the error that ended or prevented the source.
     async fn source_ended(self) -> Result<Ended> {
         if let Some(opening) = self.opening {
             opening.await??;
@@ -341,7 +341,7 @@ impl Agent {
         bail!("the source of objects ended; what was enforced stays")
     }
 
-    /// What came in the meantime belongs into the same update.
+    /// Takes the pending inputs and events into the same update.
     fn take_what_is_there(&mut self, noticed: &mut Option<Instant>) {
         while let Some(input) = self.inputs.try_next() {
             let at = self.take_input(input);
@@ -352,7 +352,7 @@ impl Agent {
         }
     }
 
-    /// Gives changes to the engine; when they were noticed.
+    /// Passes changes to the engine; returns when they were noticed.
     fn take_input(&mut self, input: Input) -> Instant {
         let at = input.at;
         take(&mut lock(&self.engine), &self.inputs, input);
@@ -364,7 +364,7 @@ impl Agent {
         lock(&self.engine).discovered(event);
     }
 
-    /// Starts reading drop events once there is a ring to read from; generations share it.
+    /// Starts to read drop events once a ring exists; generations share the ring.
     fn read_events(&mut self) {
         if self.reading_events {
             return;
@@ -381,7 +381,7 @@ impl Agent {
     }
 }
 
-/// What `/metrics` and readiness are answered from.
+/// Creates the metrics, which also answer readiness.
 fn metrics(
     engine: &Arc<Mutex<Engine>>,
     drops: &Arc<Mutex<DropLog>>,
@@ -395,15 +395,14 @@ fn metrics(
     Metrics::new(&instruments, first, snapshot, Arc::clone(drops), source)
 }
 
-/// Tells the service manager that the agent is at work.
+/// Notifies the service manager that the agent is at work.
 fn say_ready() {
     if let Err(error) = service_manager::ready() {
         warn!(%error, "the service manager cannot be told that the agent is ready");
     }
 }
 
-/// Records new flows for whoever watches. Logs those that policies on trial would deny, and keeps them for the
-/// status.
+/// Records new flows for `netpold observe`. Logs flows that audited policies would deny, and keeps them for the status.
 fn tell_of_flows(engine: &Engine, drops: &Mutex<DropLog>, news: News) {
     let now = Instant::now();
     let lines: Vec<_> = {
@@ -416,7 +415,7 @@ fn tell_of_flows(engine: &Engine, drops: &Mutex<DropLog>, news: News) {
     }
 }
 
-/// Gives changes to the engine, and says how far they may be believed.
+/// Passes changes to the engine, with the trust in their source.
 fn take(engine: &mut Engine, inputs: &Inputs, input: Input) {
     engine.believe(inputs.held(), inputs.are_restored());
     if let Some(results) = input.results {
@@ -425,14 +424,14 @@ fn take(engine: &mut Engine, inputs: &Inputs, input: Input) {
     input.changes.into_iter().for_each(|change| engine.ingest(change));
 }
 
-/// Waits until no CPU is still judging a packet by what it read before the last update.
+/// Waits until no CPU still judges a packet by data read before the last update.
 #[derive(Debug, Default)]
 struct Grace {
     wait: Option<JoinHandle<()>>,
 }
 
 impl Grace {
-    /// Starts over: an update has just been written.
+    /// Restarts the wait, after an update was written.
     fn begin(&mut self) {
         self.wait = Some(tokio::task::spawn_blocking(grace_period));
     }

@@ -30,61 +30,61 @@ use crate::dataplane::closing::Closing;
 use crate::endpoint::newcomers::Veths;
 use crate::memory;
 
-/// How long an agent may take to give a new interface its programs. An interface without program that is older
-/// was left alone on purpose (`--node-devices`).
+/// Time that an agent may take to attach programs to a new interface. An older interface without a program was left
+/// alone on purpose (`--node-devices`).
 const SETTLING: Duration = Duration::from_secs(2);
-/// How often the pin root is looked at while something depends on it.
+/// Interval of checks of the pin root while the process depends on it.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Interfaces that are closed at a time, each by two threads.
+/// Most interfaces closed at a time, each by two threads.
 const AT_ONCE: usize = 4;
-/// Set in the environment of an agent that has handed its node over.
+/// Environment variable of an agent that has handed its node over.
 const HANDED_OVER: &str = "NETPOLD_HANDED_OVER";
-/// How long a node may be without agent before the one that handed it over takes it back.
+/// Time without an agent after which the one that handed the node over takes it back.
 const VACANCY: Duration = Duration::from_secs(3);
 
-/// Serves until SIGTERM; then until an agent runs again, since the pod of an agent that is being replaced ends
-/// before the next one is there. SIGINT ends it at once: so does the unit's `ExecStop=` when the machine shuts down.
+/// Serves until SIGTERM, then until an agent runs again, because the pod of a replaced agent ends before the next one
+/// starts. SIGINT ends it at once, as does the unit's `ExecStop=` at shutdown.
 ///
 /// # Errors
-/// Netlink, signals or threads are not to be had.
+/// Netlink, signals or threads are not available.
 pub fn run(args: &StandbyArgs) -> Result<()> {
     config::start_log(args.log_format, config::log_filter(&args.log)?)?;
     serve(&args.bpffs, None)
 }
 
-/// Whether this process is an agent that has handed its node over.
+/// Returns whether this process is an agent that has handed its node over.
 #[must_use]
 pub fn is_handed_over() -> bool {
     std::env::var_os(HANDED_OVER).is_some()
 }
 
-/// Replaces this process by one that waits behind the agent that takes the node over. Every descriptor goes with
-/// the old image, the lock of the pin root and the listening sockets among them.
+/// Replaces this process by one that waits behind the agent that takes the node over. All descriptors close with the
+/// old image, among them the lock of the pin root and the listening sockets.
 ///
 /// # Errors
-/// The kernel does not start the binary again.
+/// The kernel cannot start the binary again.
 pub fn hand_over() -> Result<Infallible> {
-    // A signal that comes meanwhile stays pending until the new image receives it.
+    // A signal in the meantime stays pending until the new image receives it.
     signals().thread_block().context("cannot block signals")?;
     exec(|command| _ = command.env(HANDED_OVER, "1"))
 }
 
-/// Signals that end the process.
+/// Returns the signals that end the process.
 fn signals() -> SigSet {
     [Signal::SIGTERM, Signal::SIGINT].into_iter().collect()
 }
 
-/// Waits behind the agent that took the node over; takes the node back if that one ends and none follows it.
+/// Waits behind the agent that took the node over; takes the node back if that agent ends without a successor.
 ///
 /// # Errors
-/// As [`run`].
+/// See [`run`].
 pub fn wait_behind(bpffs: &Path) -> Result<()> {
     serve(bpffs, Some(VACANCY))
 }
 
 fn exec(prepare: impl FnOnce(&mut Command)) -> Result<Infallible> {
     let mut arguments = std::env::args_os();
-    // The file may have been replaced on disk.
+    // The file on disk may have been replaced.
     let mut command = Command::new("/proc/self/exe");
     if let Some(name) = arguments.next() {
         command.arg0(name);
@@ -109,20 +109,20 @@ fn serve(root: &Path, resume_after: Option<Duration>) -> Result<()> {
             None => {}
         }
         standby.take_events();
-        // Where nothing is enforced, nobody has to be waited for.
+        // Where nothing is enforced, no agent is awaited.
         if terminated && (PinRoot::is_busy(root) || !bpffs::has_tables(root)) {
             return Ok(());
         }
         if !terminated && resume_after.is_some_and(|after| standby.is_vacant_for(after)) {
             tracing::warn!("no agent runs on this node: taking it back");
-            // The new image inherits the mask.
+            // The new image inherits the signal mask.
             signals.thread_unblock().context("cannot unblock signals")?;
             exec(|command| _ = command.env_remove(HANDED_OVER))?;
         }
     }
 }
 
-/// The signal that has come, if any.
+/// Returns the pending signal, if any.
 fn arrived(signal: &SignalFd) -> Option<Signal> {
     let mut ready = [PollFd::new(signal.as_fd(), PollFlags::POLLIN)];
     if !poll(&mut ready, PollTimeout::ZERO).is_ok_and(|ready| ready > 0) {
@@ -134,9 +134,9 @@ fn arrived(signal: &SignalFd) -> Option<Signal> {
 
 /// Reports each time that the pin root has no agent.
 struct Vacancies {
-    /// Readable when there is none.
+    /// Readable while no agent runs.
     reported: UnixStream,
-    /// Asks for the next report.
+    /// Requests the next report.
     again: Sender<()>,
 }
 
@@ -153,7 +153,7 @@ impl Vacancies {
     }
 }
 
-/// Waits for the shared lock, reports it, and waits to be asked again.
+/// Waits for the shared lock, reports it, and waits for the next request.
 fn watch(root: &Path, report: &mut UnixStream, asked: &Receiver<()>) -> io::Result<()> {
     loop {
         while let Err(error) = Shared::wait(root) {
@@ -165,16 +165,16 @@ fn watch(root: &Path, report: &mut UnixStream, asked: &Receiver<()>) -> io::Resu
     }
 }
 
-/// See the module.
+/// State of the standby process.
 struct Standby {
     root: PathBuf,
     /// Keeps the links that cannot be pinned.
     closing: Closing,
     vacancies: Vacancies,
     veths: Veths,
-    /// When each veth was seen first; `None`: an agent was there, and so was the veth, when this process began.
+    /// Time when each veth was first seen; `None`: the veth and an agent existed when this process began.
     seen: BTreeMap<u32, Option<Instant>>,
-    /// Since when no agent runs, as far as is known.
+    /// Time since when no agent is known to run.
     vacant: Option<Instant>,
 }
 
@@ -198,7 +198,7 @@ impl Standby {
         ];
         let millis = u16::try_from(INTERVAL.as_millis()).unwrap_or(u16::MAX);
         let timeout = if depends { PollTimeout::from(millis) } else { self.veths.patience() };
-        // EINTR and the like: look again.
+        // After EINTR or another error, the loop polls again.
         let _ = poll(&mut ready, timeout);
     }
 
@@ -219,27 +219,27 @@ impl Standby {
         }
     }
 
-    /// Closes veths that have no program of netpold's, unless an agent runs.
+    /// Closes veths without any netpold program, unless an agent runs.
     fn close(&mut self, veths: &[u32]) {
         match Shared::lock(&self.root) {
-            // Else nothing was ever enforced here, or it was uninstalled.
+            // Without tables, nothing was ever enforced here, or netpold was uninstalled.
             Ok(Some(_free)) if bpffs::has_tables(&self.root) => close(&self.closing, veths),
             Ok(Some(_)) => {}
             Ok(None) => self.occupied(),
-            // Uninstalled: the next agent makes another directory, whose lock is another one.
+            // Uninstalled: the next agent creates another directory with another lock.
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.occupied(),
             Err(error) => tracing::warn!(%error, "cannot lock the pin root"),
         }
     }
 
-    /// An agent runs, or there is no pin root: waits for the end of the next one.
+    /// An agent runs, or there is no pin root: waits for the end of the next agent.
     fn occupied(&mut self) {
         self.vacant = None;
-        // The thread ends after the sender only.
+        // The receiving thread outlives the sender.
         let _ = self.vacancies.again.send(());
     }
 
-    /// Whether no agent has run for so long.
+    /// Returns whether no agent has run for `long`.
     fn is_vacant_for(&mut self, long: Duration) -> bool {
         let Some(since) = self.vacant else { return false };
         if PinRoot::is_busy(&self.root) {
@@ -250,7 +250,7 @@ impl Standby {
     }
 }
 
-/// Closes veths that have no program of netpold's, while the lock is held.
+/// Closes veths without any netpold program, while the lock is held.
 fn close(closing: &Closing, veths: &[u32]) {
     for veths in veths.chunks(AT_ONCE) {
         std::thread::scope(|scope| {

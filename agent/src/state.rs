@@ -39,7 +39,7 @@ pub enum StateError {
         /// The cause.
         cause: io::Error,
     },
-    /// The file is damaged, or no state.
+    /// The file is damaged or no state file.
     #[error("--state {}: not a state of netpold's, or damaged: {cause}", path.display())]
     Damaged {
         /// The file.
@@ -60,7 +60,7 @@ pub enum StateError {
     Foreign {
         /// The file.
         path: PathBuf,
-        /// Name of that node.
+        /// Name of the file's node.
         found: String,
     },
 }
@@ -164,7 +164,7 @@ impl SnapshotWriter {
         Self { path, node, kept: 0, not_before, writing: None, problem: None }
     }
 
-    /// Whether this revision is to be written now.
+    /// Returns whether a write of this revision is due.
     #[must_use]
     pub fn is_due(&self, revision: u64) -> bool {
         self.kept != revision && self.writing.is_none() && Instant::now() >= self.not_before

@@ -54,9 +54,9 @@ pub struct Status {
     pub repaired: BTreeMap<String, u64>,
     /// Interfaces that are denied until their pod is known (`--new-pods deny`).
     pub waiting: Vec<String>,
-    /// Further interfaces of pods that are not under policy, or of which too little is known; and why.
+    /// Further interfaces of pods that are not under policy or not fully known, with the reason.
     pub not_enforced: Vec<String>,
-    /// What else is wrong, beside the source's problems.
+    /// Further problems; the source has its own list.
     pub problems: Vec<String>,
 }
 
@@ -72,13 +72,13 @@ pub struct Revision {
 /// A local pod's interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointStatus {
-    /// The pod.
+    /// Key of the pod.
     pub pod: Key,
     /// Name of the veth's host side; `None` if the pod has no interface yet.
     pub interface: Option<String>,
     /// Index of the veth's host side.
     pub ifindex: Option<u32>,
-    /// The pod's addresses.
+    /// Addresses of the pod.
     pub addresses: Vec<IpAddr>,
     /// Directions in which a policy isolates the pod.
     pub isolated: Vec<Direction>,
@@ -94,7 +94,7 @@ pub struct EndpointStatus {
 pub struct UplinkStatus {
     /// Name of the device.
     pub interface: String,
-    /// `native`: in its driver; `generic`: in the stack, which saves little.
+    /// Mode of XDP: `native` in the driver; `generic` in the stack, which saves little.
     pub mode: String,
 }
 

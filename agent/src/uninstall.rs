@@ -1,4 +1,4 @@
-//! `netpold uninstall`: takes every program, link and pin away and says what that was.
+//! `netpold uninstall`: removes every program, link and pin, and reports them.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use crate::dataplane::{gate, xdp};
 use crate::publish::NODE_CONDITION;
 use crate::source::cluster::{self, Access, ConnectError};
 
-/// How long the API server may take for the Node's condition.
+/// Longest wait for the API server to remove the Node's condition.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Removes what `netpold run` left in force. Pods are not under policy any more after that.
+/// Removes the state that `netpold run` left in force. Afterwards pods are not under policy.
 ///
 /// # Errors
-/// An agent is running on this pin root, or the kernel refuses; what was removed is said first.
+/// An agent runs on this pin root, or the kernel refuses. Detached interfaces are printed before the pins are removed.
 pub fn run(args: &UninstallArgs) -> Result<()> {
     let pins = PinRoot::open(&args.bpffs)?;
     let mut attacher = Attacher::new(&pins.links(), Mode::probe())?;
@@ -49,7 +49,7 @@ pub fn run(args: &UninstallArgs) -> Result<()> {
     Ok(())
 }
 
-/// Takes the Node's condition away: nobody would renew it. A machine that is no node of a cluster has none.
+/// Removes the Node's condition, which is no longer renewed. A machine outside any cluster has none.
 fn tell(args: &UninstallArgs, node: &str) {
     let access = Access {
         kubeconfig: args.kubeconfig.clone(),
@@ -66,7 +66,7 @@ fn tell(args: &UninstallArgs, node: &str) {
     }
 }
 
-/// Whether there is a cluster, and its Node has no condition of netpold's any more.
+/// Returns whether there is a cluster; its Node then has no condition of netpold's left.
 fn retract(access: Access, node: &str) -> Result<bool> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

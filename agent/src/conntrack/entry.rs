@@ -9,19 +9,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{FlowKey, Sweeper};
 use crate::bpf::mmap::MappedArray;
 
-/// What the two buckets of a flow have.
+/// State of a flow's two buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// An entry of the flow.
+    /// The flow has an entry.
     Taken,
-    /// None, and room for one that no other has to make.
+    /// The flow has no entry, and a way is free without moving another entry.
     Free,
-    /// Neither.
+    /// The flow has no entry, and no way is free.
     Full,
 }
 
 impl Sweeper {
-    /// Looks where a flow is or would be.
+    /// Returns whether a flow has an entry, or room for one.
     #[must_use]
     pub fn place(&self, key: &FlowKey) -> Place {
         match key {
@@ -30,7 +30,7 @@ impl Sweeper {
         }
     }
 
-    /// Removes the entry of a flow, if it has one.
+    /// Removes the entry of a flow, if any.
     pub fn remove(&self, key: &FlowKey) {
         match key {
             FlowKey::V4(key) => remove(words4(key), &self.buckets4(words4(key))),
@@ -47,7 +47,7 @@ impl Sweeper {
     }
 }
 
-/// The ways of a flow's buckets.
+/// Returns the ways of a flow's buckets.
 fn buckets<K: Key, B: Pod>(table: &MappedArray<B>, _: K, numbers: [u32; 2]) -> Vec<&[AtomicU64]> {
     let words = table.words().unwrap_or_default();
     let size = CT_WAYS * K::STRIDE;
@@ -55,7 +55,7 @@ fn buckets<K: Key, B: Pod>(table: &MappedArray<B>, _: K, numbers: [u32; 2]) -> V
     numbers.into_iter().filter_map(bucket).flat_map(|it| it.chunks_exact(K::STRIDE)).collect()
 }
 
-/// Whether a way has the flow, and its control word.
+/// Returns whether a way holds the flow, and the control word of the way.
 fn has<K: Key>(key: &K, way: &[AtomicU64]) -> (bool, Control) {
     let control = Control(way[0].load(Ordering::Acquire));
     let same = (0..K::WORDS).all(|at| way[1 + at].load(Ordering::Acquire) == key.word(at));
@@ -75,7 +75,7 @@ fn remove<K: Key>(key: K, ways: &[&[AtomicU64]]) {
     for way in ways {
         let (has, control) = has(&key, way);
         if has {
-            // As a sweep frees it; one that has had a packet since stays.
+            // Frees the way as a sweep does; a flow with a packet since then stays.
             let free = control.freed().0;
             let _ = way[0].compare_exchange(control.0, free, Ordering::AcqRel, Ordering::Relaxed);
         }

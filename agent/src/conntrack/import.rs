@@ -1,4 +1,4 @@
-//! Flows that were tracked elsewhere, put into the tables.
+//! Imports flows tracked elsewhere into the tables.
 
 use aya::Pod;
 use netpold_ebpf::flow::control::Control;
@@ -11,28 +11,28 @@ use netpold_ebpf::layout::{CT_WAYS, Ct4Key, Ct6Key};
 use super::Sweeper;
 use crate::bpf::mmap::MappedArray;
 
-/// A flow's key of either family.
+/// Key of a flow of either family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowKey {
-    /// IPv4
+    /// IPv4 key.
     V4(Ct4Key),
-    /// IPv6
+    /// IPv6 key.
     V6(Ct6Key),
 }
 
-/// A flow that was tracked elsewhere.
+/// A flow tracked elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tracked {
-    /// The flow.
+    /// Key of the flow.
     pub key: FlowKey,
-    /// What is known of it, `CT_*`.
+    /// State of the flow as `CT_*` flags.
     pub flags: u16,
-    /// When it was last seen, in jiffies.
+    /// Time of the last packet, in jiffies.
     pub seen: u32,
 }
 
 impl FlowKey {
-    /// IP protocol number.
+    /// Returns the IP protocol number.
     const fn protocol(&self) -> u8 {
         match self {
             Self::V4(key) => key.protocol as u8,
@@ -42,8 +42,8 @@ impl FlowKey {
 }
 
 impl Sweeper {
-    /// The stamp of a flow that the kernel will forget in so many seconds (`None`: not known): by it,
-    /// the entry expires then too. `now` in jiffies.
+    /// Returns the time stamp of a flow that the kernel forgets in `remaining` seconds (`None`: unknown), so that the
+    /// entry expires at the same time. `now` is in jiffies.
     #[must_use]
     pub fn stamp(&self, flow: &Tracked, remaining: Option<u32>, now: u32) -> u32 {
         let timeout = Control::new(0, 0, flow.flags).timeout(flow.key.protocol());

@@ -1,4 +1,4 @@
-//! A flow in the table, for whoever goes along with a pass.
+//! A flow in the table, as passed to observers of a pass.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -11,38 +11,38 @@ use netpold_ebpf::layout::{Ct4Key, Ct6Key};
 
 use super::FlowKey;
 
-/// A flow that a pass meets, expired or not, before it is removed.
+/// A flow visited by a pass, expired or not, before its removal.
 #[derive(Clone, Copy, Debug)]
 pub struct Sighting<'t> {
-    /// Number of its way, through both tables; a pass goes through them in this order.
+    /// Number of the way, counted through both tables in the order of a pass.
     pub way: u32,
-    /// Its state.
+    /// Control word of the way.
     pub control: Control,
-    /// The pass's time, in jiffies.
+    /// Time of the pass, in jiffies.
     pub now: u32,
-    /// Ticks a second.
+    /// Ticks per second.
     pub hz: u32,
-    /// The way.
+    /// Words of the way.
     pub(super) words: &'t [AtomicU64],
 }
 
-/// Who takes part in a flow, either family.
+/// Endpoint, remote address, ports and protocol of a flow of either family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowTuple {
     /// Number of the endpoint.
     pub endpoint: u32,
-    /// The other side.
+    /// Address of the other side.
     pub remote: IpAddr,
-    /// The pod's port.
+    /// Port of the pod.
     pub local_port: u16,
-    /// The other side's port.
+    /// Port of the other side.
     pub remote_port: u16,
     /// IP protocol number.
     pub protocol: u8,
 }
 
 impl<'t> Sighting<'t> {
-    /// A flow at a place of a table. `words` are those of its way, the control word first.
+    /// Creates the sighting of a flow. `words` are those of its way, the control word first.
     #[must_use]
     pub const fn new(
         way: u32,
@@ -53,18 +53,18 @@ impl<'t> Sighting<'t> {
         Self { way, control, now, hz, words }
     }
 
-    /// How long ago the flow's last packet was.
+    /// Returns the time since the flow's last packet.
     #[must_use]
     pub fn idle(&self) -> Duration {
         Duration::from_secs(self.control.age(self.now).into()) / self.hz.max(1)
     }
 
-    /// The flow; `None` if the way is being written.
+    /// Returns the flow's tuple; `None` if the way is being written.
     #[must_use]
     pub fn tuple(&self) -> Option<FlowTuple> {
         let key = match self.words.len() {
             <[u64; 2] as Key>::STRIDE => {
-                // SAFETY: the words lie in memory as the key does, and every value of theirs is one.
+                // SAFETY: the words have the memory layout of the key, and every value of them is a valid key.
                 FlowKey::V4(unsafe { std::mem::transmute::<[u64; 2], Ct4Key>(self.key()) })
             }
             _ => {
@@ -72,14 +72,14 @@ impl<'t> Sighting<'t> {
                 FlowKey::V6(unsafe { std::mem::transmute::<[u64; 4], Ct6Key>(self.key()) })
             }
         };
-        // After the key.
+        // Orders this check after the reads of the key.
         fence(Ordering::Acquire);
         let again = Control(self.words[0].load(Ordering::Relaxed));
         let same = again.is_valid() && again.incarnation() == self.control.incarnation();
         same.then(|| key.into())
     }
 
-    /// How the flow was judged last, of whatever revision of policy and incarnation of the way.
+    /// Returns the last verdict of the flow, of any policy revision and any incarnation of the way.
     #[must_use]
     pub fn cached_verdict(&self) -> CachedVerdict {
         let key = match self.words.len() {

@@ -1,37 +1,37 @@
-//! How large the flow tables of a node are.
+//! Size of a node's flow tables.
 
 use netpold_ebpf::layout::{Ct4Bucket, Ct6Bucket};
 
-/// Fewest and most buckets that a node may need: 17 and 134 MB for both families.
+/// Fewest and most buckets of a node: 17 and 134 MB for both families.
 const BUCKETS: (u64, u64) = (1 << 16, 1 << 19);
-/// IPv4 buckets for each processor. kube-proxy gives the node's conntrack 32,768 connections for each
-/// (`--conntrack-max-per-core`), one of two local pods has two entries here, and a bucket holds four.
+/// IPv4 buckets per processor. kube-proxy gives the node's conntrack 32,768 connections per processor
+/// (`--conntrack-max-per-core`); a connection of two local pods has two entries here, and a bucket holds four.
 const FOR_EACH_CPU: u64 = 32_768 * 2 / 4;
-/// Both tables take at most this part of the node's memory.
+/// Most memory for both tables: one part in this many of the node's memory.
 const PART_OF_MEMORY: u64 = 400;
-/// Bytes of an IPv4 bucket and of its share of the IPv6 table, which has half as many.
+/// Bytes of an IPv4 bucket and of its share of the IPv6 table, which has half as many buckets.
 const BYTES: u64 = (size_of::<Ct4Bucket>() + size_of::<Ct6Bucket>() / 2) as u64;
 
-/// Of the buckets that a node may need, the part that its tables begin with.
+/// Initial size of the tables: one part in this many of the node's most buckets.
 const FIRST_PART: u32 = 4;
 
-/// Buckets of the IPv4 flow table: powers of two, four flows each. The IPv6 table has half as many.
+/// Number of IPv4 buckets, four flows each: powers of two. The IPv6 table has half as many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buckets {
-    /// Where no tables are pinned yet.
+    /// Size where no tables are pinned yet.
     pub first: u32,
-    /// Once those have little room.
+    /// Size once the first tables have little room.
     pub most: u32,
 }
 
 impl Buckets {
-    /// Tables that never grow.
+    /// Returns a size that never grows.
     #[must_use]
     pub fn fixed(buckets: u32) -> Self {
         Self { first: buckets, most: buckets }
     }
 
-    /// The sizes for this node. Tables that are there are never replaced by smaller ones.
+    /// Returns the sizes for this node. Existing tables are never replaced by smaller ones.
     #[must_use]
     pub fn for_this_node() -> Self {
         let most = buckets_for_this_node();
@@ -41,10 +41,10 @@ impl Buckets {
 
 fn buckets_for_this_node() -> u32 {
     let number = |name| {
-        // SAFETY: it takes a number and gives one.
+        // SAFETY: the call takes and returns a number.
         u64::try_from(unsafe { libc::sysconf(name) }).unwrap_or(0)
     };
-    // Of the node, whatever the container may have: so many connections pass.
+    // Memory of the node, not of the container: connections scale with the node.
     let memory = number(libc::_SC_PHYS_PAGES) * number(libc::_SC_PAGESIZE);
     buckets(number(libc::_SC_NPROCESSORS_ONLN), memory)
 }

@@ -11,7 +11,7 @@ use crate::bpf::sys::test_objects;
 
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 const HZ: u32 = 250;
-/// Jiffies start five minutes before their 32 bits overflow.
+/// Jiffies that start five minutes before their 32 bits overflow.
 const START: u32 = 0u32.wrapping_sub(300 * HZ);
 
 fn sweeper(buckets: u32) -> Sweeper {
@@ -108,7 +108,7 @@ fn counts_by_state_and_removes_what_has_expired() {
     assert_eq!(sweeper.pass(later, None, |_| ()).v4.removed, 0);
 }
 
-/// How many ways of a bucket are unused.
+/// Returns the number of unused ways in a bucket.
 fn unused(sweeper: &Sweeper, bucket: u32) -> usize {
     let ways = sweeper.four.read(bucket).unwrap();
     ways.iter().filter(|way| Control(way.control).is_unused()).count()
@@ -119,7 +119,7 @@ fn what_flows_leave_is_unused_a_pass_later_unless_one_is_in_its_second_bucket() 
     const BUCKETS: u32 = 16;
     const BUCKET: u32 = 3;
     let sweeper = sweeper(BUCKETS);
-    // The last of five flows of one bucket, another endpoint's, finds it full.
+    // The last of five flows with the same first bucket belongs to another endpoint and finds the bucket full.
     let of = |endpoint: u32| {
         (0..).filter_map(move |remote| {
             let key = Ct4Key { endpoint, remote, local_port: 3, remote_port: 4, protocol: 6 };
@@ -140,7 +140,7 @@ fn what_flows_leave_is_unused_a_pass_later_unless_one_is_in_its_second_bucket() 
     for second in 1..4 {
         assert_eq!(passed(second, &[2]), (1, 0), "the fifth would not be found");
     }
-    // It goes in this pass, and was still met.
+    // The flow ends in this pass, but the pass still met it.
     assert_eq!(passed(4, &[]), (0, 0));
     assert_eq!(passed(5, &[]), (0, CT_WAYS));
     let controls = sweeper.four.read(BUCKET).unwrap().map(|way| Control(way.control));
@@ -149,8 +149,7 @@ fn what_flows_leave_is_unused_a_pass_later_unless_one_is_in_its_second_bucket() 
 
 #[test]
 fn a_flow_that_is_refreshed_meanwhile_stays() {
-    // Another thread is the kernel program: it refreshes a flow that is about to expire, at
-    // various moments of the pass.
+    // The other thread acts as the kernel program: it refreshes a flow about to expire, at various moments of the pass.
     const LAST: u32 = 255;
     let sweeper = sweeper(LAST + 1);
     let timeout = sweeper.settings.timeouts[TIMEOUT_TCP_OPENING];
@@ -166,7 +165,7 @@ fn a_flow_that_is_refreshed_meanwhile_stays() {
                 (0..round % 400).for_each(|_| std::hint::spin_loop());
                 let old = sweeper.four.load_u64(LAST, 0).unwrap();
                 let new = Control::new(now, 1, OPENING).0;
-                // Gone already: the kernel program would not have found it.
+                // Already removed: the kernel program would not have found the flow.
                 Control(old).is_valid() && sweeper.four.swap_u64(LAST, 0, old, new).unwrap()
             });
             start.wait();

@@ -1,8 +1,8 @@
-//! How long flows are kept: no longer than the node's own conntrack keeps them.
+//! Timeouts of flows: at most those of the node's own conntrack.
 //!
-//! What the kernel has forgotten it translates anew, to another backend perhaps, so nothing may pass as
-//! the answer of a flow that only netpold remembers. Its timeouts are sysctls of the network
-//! namespace, there once conntrack is; they are read again with each sweep.
+//! After the kernel has forgotten a flow, it may translate its packets to another backend, so no packet may pass as a
+//! reply of a flow that only netpold remembers. The kernel's timeouts are sysctls of the network namespace, which exist
+//! once conntrack does; each sweep reads them again.
 
 use std::io;
 use std::path::Path;
@@ -15,11 +15,11 @@ use netpold_ebpf::layout::{
     TIMEOUT_UDP_STREAM, TIMEOUTS,
 };
 
-/// The node's, for whoever reads it in that namespace.
+/// Directory of the sysctls of the calling process's network namespace.
 pub const SYSCTLS: &str = "/proc/sys/net/netfilter";
 
-/// Which of the kernel's `nf_conntrack_*` bound which of ours. An established flow that a guessed RST
-/// came for is one that the kernel still has as established.
+/// The `nf_conntrack_*` sysctls that limit each of netpold's timeouts. For an established flow with a guessed RST, the
+/// kernel's entry remains established.
 const BOUNDS: [(usize, &[&str]); 13] = [
     (TIMEOUT_TCP_OPENING, &["tcp_timeout_syn_sent"]),
     (TIMEOUT_TCP_ANSWERED, &["tcp_timeout_syn_recv"]),
@@ -36,8 +36,8 @@ const BOUNDS: [(usize, &[&str]); 13] = [
     (TIMEOUT_ECHO, &["icmp_timeout", "icmpv6_timeout"]),
 ];
 
-/// Timeouts in jiffies of a kernel with `hz` ticks a second: ours, or the kernel's where those are
-/// shorter. `directory` is [`SYSCTLS`]; where nothing is in it, nothing is tracked.
+/// Returns the timeouts in jiffies of a kernel with `hz` ticks per second: netpold's, or the kernel's where these are
+/// shorter. `directory` is [`SYSCTLS`]; an empty directory limits nothing, because the kernel tracks nothing then.
 #[must_use]
 pub fn current(hz: u32, directory: &Path) -> [u32; TIMEOUTS] {
     bounded(hz, |name| seconds(&directory.join(format!("nf_conntrack_{name}"))).ok())
@@ -58,8 +58,8 @@ fn bounded(hz: u32, kernel: impl Fn(&str) -> Option<u32>) -> [u32; TIMEOUTS] {
         let bounds = names.iter().filter_map(|name| jiffies(name));
         timeouts[index] = bounds.fold(timeouts[index], u32::min);
     }
-    // One of the two follows the other at the next packet, and clusters raise the second to an hour
-    // for connections that stay half-closed (kube-proxy).
+    // A flow changes between these two states at its next packet, and clusters raise the second one to an hour for
+    // connections that stay half-closed (kube-proxy).
     let half_closed = ["tcp_timeout_fin_wait", "tcp_timeout_close_wait"];
     if let Some(longer) = half_closed.into_iter().filter_map(jiffies).max() {
         timeouts[TIMEOUT_TCP_HALF_CLOSED] = longer.min(timeouts[TIMEOUT_TCP_ESTABLISHED]);
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(half_closed(30, 1_000_000), 86_400, "never longer than an open one");
     }
 
-    /// The names are those of a kernel: misspelt ones would bound nothing.
+    /// The names are those of a kernel: a misspelt one would limit nothing.
     #[test]
     fn this_kernel_has_these_names() {
         let directory = Path::new(SYSCTLS);
@@ -119,7 +119,7 @@ mod tests {
         }
         for name in BOUNDS.into_iter().flat_map(|(_, names)| names) {
             let path = directory.join(format!("nf_conntrack_{name}"));
-            // Trackers that may be left out of a kernel.
+            // Trackers that a kernel may lack.
             let optional = name.starts_with("gre") || name.starts_with("sctp");
             assert!(optional || seconds(&path).is_ok(), "{name}");
         }

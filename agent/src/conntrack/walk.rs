@@ -1,4 +1,4 @@
-//! Flows of the tables shown to whoever asks, without a change to any.
+//! Read-only walk over the flows of the tables.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
@@ -12,9 +12,9 @@ use super::{Sighting, Sweeper};
 use crate::bpf::mmap::MappedArray;
 
 impl Sweeper {
-    /// Shows the flows that have not expired at `now` (jiffies), from a way ([`Sighting::way`]) on and in
-    /// the order of ways, until it is told to stop. A flow that the packet path moves meanwhile may be shown
-    /// twice or not at all.
+    /// Calls `show` for the flows that have not expired at `now` (jiffies), from the way number `from`
+    /// ([`Sighting::way`]) on and in the order of ways, until it breaks. A flow that the packet path moves meanwhile
+    /// may appear twice or not at all.
     pub fn walk(
         &self,
         now: u32,
@@ -27,7 +27,7 @@ impl Sweeper {
         }
     }
 
-    /// One family's table, whose ways are numbered from `first` on; the number after its last.
+    /// Walks one family's table, with ways numbered from `first` on; returns the number after its last way.
     fn walk_table<K: Key, B: Pod>(
         &self,
         table: &MappedArray<B>,

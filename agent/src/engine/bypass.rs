@@ -1,8 +1,8 @@
-//! Packets that reach a pod without passing the programs at its interface, and hooks where others come
-//! before ours: neither is ours to repair, so it is said.
+//! Packets that reach a pod without passing the programs at its interface. netpold cannot prevent this; it reports it.
 //!
-//! `bpf_redirect_peer` hands a packet to the pod's side of the veth at once. The kernel counts it as received
-//! there, but as sent by nobody, so the difference of the two counters tells (kernel 6.7; before that it is not counted at all). A pod can write neither.
+//! `bpf_redirect_peer` hands a packet directly to the pod's side of the veth. The kernel counts the packet as received
+//! on that side (from kernel 6.7 on; before that, not at all), but not as sent on the host's side, so the counters
+//! differ. A pod can write neither counter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -15,7 +15,7 @@ use netpold_core::compile::Compiler;
 use super::interfaces::NodeInterfaces;
 use crate::netlink::{Connection, Message, word};
 
-/// How long it is said after the last packet.
+/// Time after the last packet during which the problem is reported.
 const SAID: Duration = Duration::from_mins(10);
 
 const LINK_HEADER: usize = 16;
@@ -23,27 +23,27 @@ const IFLA_LINK: u16 = 5;
 const IFLA_STATS64: u16 = 23;
 const IFLA_LINK_NETNSID: u16 = 37;
 
-/// What passed by the programs, by interface and endpoint.
+/// Packets that passed by the programs, by interface and endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Bypass {
     requests: Option<Connection>,
     pods: BTreeMap<(u32, u32), Past>,
-    /// Of pods that are gone.
+    /// Packets of gone pods.
     former: u64,
 }
 
 #[derive(Debug)]
 struct Past {
-    /// The pod's side: its index and namespace.
+    /// Interface index and namespace of the pod's side.
     peer: (u32, i32),
-    /// Before it was isolated.
+    /// Counter when the pod became isolated.
     first: u64,
-    /// Now.
+    /// Counter at the last look.
     packets: u64,
     last: Option<Instant>,
 }
 
-/// One side of a veth.
+/// Attributes and counters of one side of a veth.
 #[derive(Clone, Copy, Debug, Default)]
 struct Side {
     peer: u32,
@@ -53,7 +53,7 @@ struct Side {
 }
 
 impl Bypass {
-    /// Counts what reached pods that are isolated for ingress past their programs.
+    /// Counts packets that reached pods isolated for ingress past their programs.
     pub(super) fn look(&mut self, compiler: &Compiler, interfaces: &NodeInterfaces) {
         let isolated = compiler.endpoints().filter(|e| e.ingress && !e.waiting);
         let isolated: BTreeSet<(u32, u32)> = isolated.map(|e| (e.ifindex, e.id)).collect();
@@ -68,7 +68,7 @@ impl Bypass {
         }
     }
 
-    /// Pods that packets have lately reached unjudged.
+    /// Returns the pods that unjudged packets have reached lately.
     pub(super) fn problems(&self, interfaces: &NodeInterfaces) -> impl Iterator<Item = String> {
         let lately = |past: &Past| past.last.is_some_and(|last| last.elapsed() < SAID);
         self.pods.iter().filter(move |(_, past)| lately(past)).map(|((ifindex, _), past)| {
@@ -81,14 +81,14 @@ impl Bypass {
         })
     }
 
-    /// Packets that reached isolated pods unjudged, since the agent's start.
+    /// Returns the number of packets that reached isolated pods unjudged, since the agent's start.
     pub(super) fn packets(&self) -> u64 {
         let past = self.pods.values().map(|past| past.packets - past.first);
         self.former + past.sum::<u64>()
     }
 
-    /// Looks at pods' interfaces, by interface and endpoint; where packets went past, and how many
-    /// since the last look.
+    /// Reads the counters of the pods' interfaces. Returns the interfaces with packets past the programs since the last
+    /// call, and their number.
     fn count(&mut self, isolated: &BTreeSet<(u32, u32)>) -> io::Result<Vec<(u32, u64)>> {
         let former = &mut self.former;
         self.pods.retain(|key, past| {
@@ -119,8 +119,8 @@ impl Bypass {
     }
 }
 
-/// Packets that the pod's side received and the host's did not send; `None` where that is not to be
-/// known, as of a veth that is going.
+/// Returns the packets that the pod's side received and the host's side did not send; `None` where the counters are not
+/// available, for example of a veth under removal.
 fn past(
     requests: &mut Connection,
     index: u32,
@@ -133,7 +133,7 @@ fn past(
             (host.peer, host.namespace?)
         }
     };
-    // In this order, what is sent in between hides a few rather than showing too many.
+    // In this order, packets sent between the two reads hide a few others instead of adding false ones.
     let received = side(requests, peer.0, Some(peer.1)).ok()?.received;
     let host = side(requests, index, None).ok()?;
     let same = (host.peer, host.namespace) == (peer.0, Some(peer.1));

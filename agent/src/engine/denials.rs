@@ -1,4 +1,4 @@
-//! Denials that the owners of pods asked to be told of.
+//! Denials for Events on pods, in namespaces that ask for them.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -12,12 +12,12 @@ use super::report::explain;
 use crate::events::{Denial, Denials, Line};
 use crate::turns::in_turns;
 
-/// Label of a namespace that asks for Events on its pods, and its value.
+/// Label of a namespace, and its value, that asks for Events on its pods.
 const EVENTS_LABEL: (&str, &str) = ("netpold.io/events", "denied");
-/// Denials that are explained at a time: each takes a walk over policies while the engine stands still.
+/// Most denials explained at a time: each explanation walks over policies while the engine waits.
 const EXPLAINED: usize = 16;
 
-/// The denials of pods whose namespaces ask for Events.
+/// Returns the denials of pods in namespaces that ask for Events.
 #[must_use]
 pub fn denials(compiler: &Compiler, dropped: BTreeMap<u32, Vec<Line>>) -> Denials {
     let cluster = compiler.cluster();
@@ -26,14 +26,14 @@ pub fn denials(compiler: &Compiler, dropped: BTreeMap<u32, Vec<Line>>) -> Denial
         let labels = cluster.namespace_labels(&pod.namespace);
         labels.get(label).is_some_and(|given| given == value)
     };
-    // The first of each pod, then the second of each.
+    // The first denial of each pod, then the second of each.
     let mut wanted: Vec<(usize, Key, Line)> = Vec::new();
     for (endpoint, lines) in dropped {
         let Some(pod) = pod_of(compiler, endpoint).filter(asks) else { continue };
         wanted.extend(lines.into_iter().enumerate().map(|(n, line)| (n, pod.clone(), line)));
     }
     wanted.sort_by_key(|(number, ..)| *number);
-    // Namespaces in turns, in another order each time: there may be more of them than are told.
+    // Namespaces in turns, in a new order each time: there may be more than [`EXPLAINED`] of them.
     let order = RandomState::new();
     let turn = |namespace: &str| (order.hash_one(namespace), namespace.to_owned());
     let wanted = in_turns(wanted, |(_, pod, _)| turn(&pod.namespace));

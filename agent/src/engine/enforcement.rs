@@ -1,4 +1,4 @@
-//! What is in force on this node, pod by pod and policy by policy, for the API objects that say so.
+//! The enforced state of this node, per pod and per policy, for the API objects that report it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use super::Engine;
 use super::reconciler::Reconciler;
 use crate::status::Revision;
 
-/// Policies of a namespace that are looked at: each is held against the namespace's pods here while the engine stands
-/// still, and a namespace may have any number.
+/// Most policies examined per namespace: each is matched against the namespace's local pods while the engine waits, and
+/// a namespace may have any number.
 const OF_NAMESPACE: usize = 500;
-/// Policies that are listed: 2,000 of them are some 400 kB of the API server's storage.
+/// Most policies listed: 2,000 take about 400 kB of the API server's storage.
 const LISTED: usize = 2000;
 
-/// What is in force on this node.
+/// The enforced state of this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Enforcement {
-    /// Number of the policy set.
+    /// Revision of the policy set.
     pub revision: Revision,
-    /// Why what the source says is not in force, or not known. What was in force before stays so.
+    /// Reason why the source's current state is not in force, or unknown. The former state stays in force.
     pub behind: Option<String>,
-    /// The node's pods that policy can select.
+    /// This node's pods that policy can select.
     pub pods: BTreeMap<Key, PodEnforcement>,
-    /// The policies that select one of them.
+    /// Policies that select one of these pods.
     pub policies: BTreeMap<Key, PolicyEnforcement>,
-    /// Policies that may select one and were not looked at.
+    /// Number of policies that may select one of these pods and were not examined or listed.
     pub omitted: usize,
 }
 
@@ -37,33 +37,33 @@ pub struct Enforcement {
 pub struct PodEnforcement {
     /// `metadata.uid`
     pub uid: String,
-    /// Why its packets are not judged by what policy says now; `None`: they are, in both directions.
+    /// Reason why the current policy does not judge the pod's packets; `None`: it does, in both directions.
     pub lacks: Option<&'static str>,
-    /// They are judged, if only by a former policy.
+    /// Whether the packets are judged, if only by a former policy.
     pub is_judged: bool,
 }
 
-/// Whether a policy is in force here.
+/// Whether a policy is in force on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyEnforcement {
-    /// The state of the object that this is about.
+    /// Version of the policy object.
     pub version: PolicyVersion,
-    /// Pods of this node that it selects.
+    /// Selected pods of this node.
     pub pods: usize,
-    /// Those of them that have an address and whose packets are not judged.
+    /// Selected pods with an address and without judged packets.
     pub not_judged: usize,
-    /// It denies nothing, and what it would deny is told.
+    /// Whether the policy is audited: it denies nothing, and its denials are reported.
     pub on_trial: bool,
-    /// It is compiled later, beside the rest: until then its former state is in force.
+    /// Whether the policy is compiled later, on another thread; until then its former state is in force.
     pub is_late: bool,
-    /// More than the tables or its budget hold: it isolates, and grants nothing.
+    /// Reason why the policy exceeds its budget or the tables: it isolates, and grants nothing.
     pub closed: Option<String>,
-    /// Parts that were not understood and grant nothing.
+    /// Parts of the policy that were not understood and grant nothing.
     pub problems: Vec<String>,
 }
 
 impl Enforcement {
-    /// What an engine has brought into force.
+    /// Collects the enforced state of an engine.
     #[must_use]
     pub fn of(engine: &Engine) -> Self {
         let Reconciler { compiler, revision, restored, .. } = &engine.reconciler;
@@ -94,7 +94,7 @@ impl Enforcement {
     }
 }
 
-/// Why what is desired is not in force.
+/// Returns why the desired state is not in force.
 fn behind(engine: &Engine) -> Option<String> {
     let Engine { reconciler: Reconciler { revision, restored, .. }, health, .. } = engine;
     let restored = restored.then(|| "the source is not in sync".to_owned());
@@ -104,7 +104,7 @@ fn behind(engine: &Engine) -> Option<String> {
     health.held.clone().or(restored).or(failure).or(unsettled)
 }
 
-/// The pods with an interface, and whether programs judge what passes there.
+/// Returns the pods with an interface, and whether programs judge its packets.
 fn judged(reconciler: &Reconciler) -> BTreeMap<Key, bool> {
     let endpoints = reconciler.compiler.endpoints().filter(|endpoint| !endpoint.waiting);
     endpoints
@@ -115,7 +115,7 @@ fn judged(reconciler: &Reconciler) -> BTreeMap<Key, bool> {
         .collect()
 }
 
-/// The policies that select a pod of this node, and how many were not looked at.
+/// Returns the policies that select a pod of this node, and the number of policies left out.
 fn policies<'p>(
     compiler: &Compiler,
     local: impl Iterator<Item = &'p Arc<Pod>>,
@@ -165,7 +165,7 @@ fn policies<'p>(
     (all, omitted)
 }
 
-/// Leaves out policies until [`LISTED`] are left, of the namespaces that have most; how many.
+/// Removes policies of the namespaces with most until [`LISTED`] are left; returns the number removed.
 fn leave_out<T>(all: &mut BTreeMap<Key, T>) -> usize {
     let before = all.len();
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();

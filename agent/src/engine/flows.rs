@@ -1,4 +1,4 @@
-//! The flows of the node, to be read without the engine.
+//! The node's flows, readable without the engine.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::flows::Flow;
 use crate::flows::reader::{FlowReader, LocalPod};
 use crate::import_conntrack::Wanted;
 
-/// What reads the node's flows; `None` before the first generation. It has its own mapping of the tables.
+/// Returns a reader of the node's flows with a mapping of the tables of its own; `None` before the first generation.
 ///
 /// # Errors
 /// The tables cannot be mapped or the clock cannot be read.
@@ -31,7 +31,7 @@ pub fn flow_reader(engine: &Engine) -> Result<Option<FlowReader>, GenerationErro
     Ok(Some(FlowReader { node: cluster.node_name().to_owned(), tables, pods, untracked }))
 }
 
-/// Names the other sides of flows: a pod, or a Service. A pod that has gone is known for some minutes.
+/// Sets the names of the flows' remote sides: a pod or a Service. A gone pod is known for some minutes.
 pub fn name_remotes(engine: &Engine, flows: &mut [Flow]) {
     let (cluster, now) = (engine.reconciler.compiler.cluster(), unix_millis());
     for flow in flows {

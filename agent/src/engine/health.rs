@@ -1,4 +1,4 @@
-//! What hinders enforcement, and what was counted: for `netpold status`, readiness and metrics.
+//! Obstacles to enforcement, and counters of repairs and sweeps, for `netpold status`, readiness and metrics.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -6,29 +6,29 @@ use std::time::{Duration, Instant};
 use super::EngineError;
 use crate::conntrack::Pass;
 
-/// Shortest and longest pause before a failed update is tried again.
+/// Shortest and longest pause before a failed update is retried.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
-/// See the module.
+/// Obstacles to enforcement, and counters.
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    /// Why the last update is not in force.
+    /// Failure of the last update.
     failure: Option<Failure>,
-    /// Why nothing is written at all.
+    /// Reason why the engine writes nothing at all.
     pub(super) held: Option<String>,
-    /// Why interfaces lack their programs; 0 stands for those that are no longer judged at.
+    /// Reasons of missing programs, by interface index; 0 stands for failures to leave interfaces without a role.
     attach_problems: BTreeMap<u32, String>,
-    /// Why pins cannot be kept.
+    /// Reason why pins cannot be kept.
     pin_problem: Option<String>,
-    /// Why the last good state cannot be kept.
+    /// Reason why the last good state cannot be saved.
     pub(super) state_problem: Option<String>,
-    /// What was put right after somebody else had changed it, by kind.
+    /// Repairs after changes by other tools, by kind.
     repaired: BTreeMap<&'static str, u64>,
     /// Flows at the last sweep.
     pub(super) census: Option<Pass>,
     /// Flows removed by all sweeps.
     pub(super) swept: Pass,
-    /// When the first of the changes that are not enforced yet was seen.
+    /// Time when the oldest change that is not enforced yet was seen.
     noticed: Option<Instant>,
 }
 
@@ -40,7 +40,7 @@ struct Failure {
 }
 
 impl Health {
-    /// Says why nothing is written; `None`: it is.
+    /// Sets the reason why nothing is written; `None`: updates are written.
     pub(super) fn hold(&mut self, reason: Option<String>) {
         if let Some(reason) = reason.as_ref().filter(|_| self.held != reason) {
             tracing::warn!(reason, "nothing is changed");
@@ -48,19 +48,18 @@ impl Health {
         self.held = reason;
     }
 
-    /// A change was seen.
+    /// Records the time of a change; the oldest pending one is kept.
     pub(super) fn noticed(&mut self, at: Option<Instant>) {
         self.noticed = self.noticed.or(at);
     }
 
-    /// An update is in force: whether it is the first after a failure, and how long the first of its changes
-    /// waited for it.
+    /// Records an enforced update. Returns whether it is the first after a failure, and the delay of its oldest change.
     pub(super) fn succeeded(&mut self) -> (bool, Option<Duration>) {
         let recovered = self.failure.take().is_some();
         (recovered, self.noticed.take().map(|noticed| noticed.elapsed()))
     }
 
-    /// An update could not be brought into force.
+    /// Records a failed update.
     pub(super) fn failed(&mut self, error: &EngineError) {
         let pause = self.failure.as_ref().map_or(RETRY.0, |f| (f.pause * 2).min(RETRY.1));
         let reason = error.to_string();
@@ -68,24 +67,24 @@ impl Health {
         self.failure = Some(Failure { reason, pause, retry_at: Instant::now() + pause });
     }
 
-    /// Why the last update is not in force.
+    /// Returns why the last update is not in force.
     pub(super) fn failure(&self) -> Option<&str> {
         self.failure.as_ref().map(|failure| failure.reason.as_str())
     }
 
-    /// Whether it is too early to try a failed update again.
+    /// Returns whether it is too early to retry a failed update.
     pub(super) fn is_pausing(&self) -> bool {
         self.failure.as_ref().is_some_and(|failure| Instant::now() < failure.retry_at)
     }
 
-    /// When to try again what failed.
+    /// Returns when to retry after a failure.
     pub(super) fn retry_at(&self) -> Option<Instant> {
         let attach =
             || (!self.attach_problems.is_empty()).then(|| Instant::now() + Duration::from_secs(1));
         self.failure.as_ref().map(|failure| failure.retry_at).or_else(attach)
     }
 
-    /// Interfaces where programs cannot be attached, with the reasons.
+    /// Sets the interfaces to which programs cannot be attached, with the reasons.
     pub(super) fn cannot_attach(&mut self, problems: BTreeMap<u32, String>) {
         for (index, problem) in &problems {
             if self.attach_problems.get(index) != Some(problem) {
@@ -95,7 +94,7 @@ impl Health {
         self.attach_problems = problems;
     }
 
-    /// For messages, in the order of the interfaces.
+    /// Returns the attach problems as messages, in the order of the interfaces.
     pub(super) fn attach_problems(&self) -> impl ExactSizeIterator<Item = String> {
         self.attach_problems.iter().map(|(index, reason)| match index {
             0 => format!("leaving interfaces that are no longer judged at: {reason}"),
@@ -103,19 +102,19 @@ impl Health {
         })
     }
 
-    /// Something was put right.
+    /// Counts repairs of a kind.
     pub(super) fn repaired(&mut self, kind: &'static str, count: u64) {
         if count > 0 {
             *self.repaired.entry(kind).or_default() += count;
         }
     }
 
-    /// How often something was put right, by kind.
+    /// Returns the number of repairs, by kind.
     pub(super) fn repairs(&self) -> &BTreeMap<&'static str, u64> {
         &self.repaired
     }
 
-    /// Pins were looked at: how many had to be made again, or why they cannot be kept.
+    /// Records a check of the pins: the number of repaired pins, or the reason why they cannot be kept.
     pub(super) fn pins(&mut self, outcome: Result<u64, String>) {
         match outcome {
             Ok(pinned) => {
@@ -131,12 +130,12 @@ impl Health {
         }
     }
 
-    /// Why this state would not outlive the agent, or the node's next boot.
+    /// Returns the reasons why the enforced state would not outlive the agent or the node's next boot.
     pub(super) fn keeping_problems(&self) -> impl Iterator<Item = &String> {
         self.pin_problem.iter().chain(&self.state_problem)
     }
 
-    /// Adds what a sweep found and removed.
+    /// Adds the result of a sweep.
     pub(super) fn count_sweep(&mut self, pass: Option<Pass>) {
         if let Some(pass) = &pass {
             let families = [(&mut self.swept.v4, &pass.v4), (&mut self.swept.v6, &pass.v6)];

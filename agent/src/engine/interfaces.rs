@@ -1,4 +1,4 @@
-//! The role of every interface: a pod's veth, or a device by which packets leave the node.
+//! Role of every interface: a pod's veth, or a device by which packets leave the node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
@@ -14,16 +14,16 @@ use crate::dataplane::role::{Link, Role};
 use crate::endpoint::Device;
 use crate::pattern::matches;
 
-/// Some of the node's devices: those at which packets to Services are judged behind their translation, or those that
-/// lead to other namespaces and are trusted.
+/// A selection of the node's devices: those that judge packets to Services after translation, or trusted ones that lead
+/// to other namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeDevices {
-    /// All.
+    /// All devices.
     Auto,
-    /// None. Where they are to judge, what leaves the node, and what pods that netpold does not know get, is judged
-    /// at the sender only.
+    /// No device. As judging devices: packets that leave the node, or reach pods unknown to netpold, are judged at the
+    /// sender only.
     None,
-    /// Those with one of these names, each of which may end in `*`.
+    /// Devices with one of these names; a name may end in `*`.
     Named(Vec<String>),
 }
 
@@ -39,7 +39,7 @@ impl FromStr for NodeDevices {
     }
 }
 
-/// A device's name, or the beginning of names.
+/// Parses a device's name or prefix of names.
 fn pattern(text: &str) -> Result<String, String> {
     let name = text.strip_suffix('*').unwrap_or(text);
     if text.is_empty() || name.contains(['*', '/']) || name.contains(char::is_whitespace) {
@@ -61,39 +61,39 @@ impl NodeDevices {
     }
 }
 
-/// How long a new veth stays closed while no object or CNI result names its pod, on a node whose runtime keeps CNI
-/// results. They come before the pod's containers; an agent that ends in between must not leave the veth open.
+/// Time that a new veth stays closed while no object or CNI result names its pod, on a node whose runtime keeps CNI
+/// results. Results precede the pod's containers; an agent that ends in between must not leave the veth open.
 const HOLD: Duration = Duration::from_secs(10);
 
-/// Veths that have gone whose names are known.
+/// Most names kept of gone veths.
 const GONE_MAX: usize = 1024;
 
-/// A veth whose other side is in another namespace.
+/// A veth with its other side in another namespace.
 #[derive(Debug)]
 struct Veth {
     name: String,
-    /// Another one shows an interface that took over the index.
+    /// Number of the veth that has this index; a new number shows that the index was reused.
     incarnation: u64,
-    /// When it was seen first.
+    /// Time of discovery.
     since: Instant,
-    /// It is closed for [`HOLD`], unless its pod is known.
+    /// Whether the veth is closed for [`HOLD`] while its pod is unknown.
     held: bool,
 }
 
-/// Whether the runtime keeps CNI results, which say whose a new veth is before its pod's containers start.
+/// Whether the runtime keeps CNI results, which name the pod of a new veth before the pod's containers start.
 ///
-/// Their directory alone does not say so: an image or a package may have made it. Nor does an empty one say the
-/// opposite: after a boot, or on a new node, no pod has started yet, and the first one's veth would be open between
-/// its creation and its result, for good if the agent ended there. So new veths wait as if there were results, until
-/// a pod shows that there are none: it has been there for as long as veths wait, and no result has come. That is soon
-/// on a node with any pod, and then veths of nobody (of a container engine beside Kubernetes) wait no more.
+/// A directory alone is no proof: an image or a package may have created it. An empty directory is no disproof: after a
+/// boot, or on a new node, no pod has started yet. The first pod's veth would then be open between its creation and its
+/// result, and for good if the agent ended in between. So new veths wait until a pod has existed for [`HOLD`] without
+/// any result. On a node with pods this takes little time, and then veths without a pod (of a container engine beside
+/// Kubernetes) no longer wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Results {
-    /// There is no directory, or pods come without.
+    /// No directory, or pods come without results.
     None,
-    /// There is a directory.
+    /// A directory, but no result yet.
     Expected,
-    /// There have been some.
+    /// At least one result was read.
     Kept,
 }
 
@@ -101,35 +101,35 @@ enum Results {
 #[derive(Debug)]
 pub(super) struct NodeInterfaces {
     veths: BTreeMap<u32, Veth>,
-    /// Names of veths that have gone, the latest.
+    /// Names of the latest gone veths.
     gone: BTreeMap<u32, String>,
-    /// Veths that are not new: those of the first listing, or those that an earlier agent's programs judge.
+    /// Veths that are not new: those of the first listing, or those judged by an earlier agent's programs.
     familiar: Familiar,
     results: Results,
-    /// All others.
+    /// All other interfaces.
     devices: BTreeMap<u32, Device>,
-    /// Interfaces that are ports of bridges, with their bridge.
+    /// Bridge of each interface that is a bridge port.
     ports: BTreeMap<u32, u32>,
     judged: NodeDevices,
-    /// Devices that lead to other namespaces and are the node's own all the same.
+    /// Devices that lead to other namespaces and still belong to the node.
     trusted: NodeDevices,
-    /// The role of each interface, and [`Compiler::endpoints_version`] that it holds for.
+    /// Role of each interface, with its [`Compiler::endpoints_version`].
     roles: Option<(u64, BTreeMap<u32, Role>)>,
-    /// When a veth is to be opened that was closed when the roles were assigned.
+    /// Earliest time at which a veth closed as new must open.
     due: Option<Instant>,
 }
 
-/// Which veths are not new.
+/// The veths that are not new.
 #[derive(Debug)]
 enum Familiar {
-    /// All: the first listing is not complete.
+    /// All veths: the first listing is incomplete.
     All,
-    /// These, by interface index.
+    /// These veths, by interface index.
     Only(BTreeSet<u32>),
 }
 
 impl NodeInterfaces {
-    /// None yet.
+    /// Creates an empty set of interfaces.
     pub(super) fn new() -> Self {
         let (veths, devices, ports) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         Self {
@@ -146,31 +146,31 @@ impl NodeInterfaces {
         }
     }
 
-    /// An earlier agent's programs judge at these interfaces: any other veth is new.
+    /// Sets the interfaces judged by an earlier agent's programs: any other veth is new.
     pub(super) fn inherit(&mut self, judged: BTreeSet<u32>) {
         self.familiar = Familiar::Only(judged);
     }
 
-    /// All interfaces that were there at the start are known.
+    /// Marks the first listing as complete: later veths are new.
     pub(super) fn in_sync(&mut self) {
         if matches!(self.familiar, Familiar::All) {
             self.familiar = Familiar::Only(BTreeSet::new());
         }
     }
 
-    /// There is a CNI result: new veths wait for theirs.
+    /// Records that CNI results exist: new veths wait for theirs.
     pub(super) fn has_results(&mut self) {
         self.results = Results::Kept;
     }
 
-    /// There is a directory for CNI results.
+    /// Records that a directory for CNI results exists.
     pub(super) fn expect_results(&mut self) {
         if self.results == Results::None {
             self.results = Results::Expected;
         }
     }
 
-    /// A veth appeared, or its addresses changed.
+    /// Adds a veth, or replaces its attributes.
     pub(super) fn veth_is(&mut self, veth: &bindings::Veth, now: Instant) {
         let index = veth.index;
         if self.veths.get(&index).is_some_and(|it| it.incarnation != veth.incarnation) {
@@ -180,7 +180,7 @@ impl NodeInterfaces {
             Familiar::All => false,
             Familiar::Only(familiar) => !familiar.contains(&index),
         };
-        // By other options a veth that is no pod's has no program, so it always looks new to an agent that starts.
+        // With other options, a veth without a pod has no program, so a restarted agent would always take it for new.
         let held = is_new && self.results != Results::None && self.judged == NodeDevices::Auto;
         let (name, incarnation, since) = (veth.name.clone(), veth.incarnation, now);
         self.veths.entry(index).and_modify(|it| it.name.clone_from(&veth.name)).or_insert(Veth {
@@ -195,7 +195,7 @@ impl NodeInterfaces {
     pub(super) fn veth_gone(&mut self, index: u32) {
         self.gone.extend(self.veths.remove(&index).map(|veth| (index, veth.name)));
         if self.gone.len() > GONE_MAX {
-            // The kernel counts indexes up.
+            // The kernel assigns increasing indexes.
             self.gone.pop_first();
         }
         if let Familiar::Only(familiar) = &mut self.familiar {
@@ -234,8 +234,8 @@ impl NodeInterfaces {
         self.roles = None;
     }
 
-    /// The interfaces that hand packets on without having passed a program: all that lead to no other namespace, and
-    /// what the operator trusts. `None` before the devices are listed, and where not all veths get a program.
+    /// Returns the interfaces of which packets count without having passed a program: all that lead to no other
+    /// namespace, and trusted ones. `None` before the devices are listed, and where not all veths get a program.
     pub(super) fn own(&self) -> Option<BTreeSet<u32>> {
         if self.devices.is_empty() || self.judged != NodeDevices::Auto {
             return None;
@@ -244,34 +244,34 @@ impl NodeInterfaces {
         Some(devices.map(|(index, _)| *index).collect())
     }
 
-    /// Whether a device lets another namespace in, and nobody has named it.
+    /// Returns whether a device lets another namespace in without being trusted.
     fn is_door(&self, device: &Device) -> bool {
         device.leads_away && !self.trusted.include(&device.name)
     }
 
-    /// Names of the devices by which nothing is handed on.
+    /// Returns the names of untrusted devices that lead to other namespaces; their packets are refused.
     pub(super) fn doors(&self) -> impl Iterator<Item = &str> {
         let doors = self.devices.values().filter(|device| self.is_door(device));
         doors.map(|device| device.name.as_str())
     }
 
-    /// Devices that lead to no pod.
+    /// Returns the devices that lead to no pod.
     pub(super) fn inner(&self) -> BTreeSet<u32> {
         let devices = self.devices.iter().filter(|(index, _)| !self.veths.contains_key(index));
         devices.filter(|(_, device)| !self.is_door(device)).map(|(index, _)| *index).collect()
     }
 
-    /// Whether discovery knows an interface.
+    /// Returns whether discovery has reported an interface.
     pub(super) fn is_known(&self, index: u32) -> bool {
         self.veths.contains_key(&index) || self.devices.contains_key(&index)
     }
 
-    /// The name of a pod's veth.
+    /// Returns the name of a pod's veth.
     pub(super) fn veth(&self, index: u32) -> Option<&str> {
         self.veths.get(&index).map(|veth| &*veth.name)
     }
 
-    /// For messages: the name of a pod's veth, also of one that has gone lately; else its number.
+    /// Returns the name of a pod's veth for messages, also of a recently gone one; otherwise its number.
     pub(super) fn label(&self, index: u32) -> String {
         let gone = self.gone.get(&index).map(String::as_str);
         match self.veth(index).or(gone) {
@@ -280,7 +280,7 @@ impl NodeInterfaces {
         }
     }
 
-    /// The bridges with pods that policy isolates for egress, or whose sources are checked.
+    /// Returns the bridges with pods that are isolated for egress or have their sources checked.
     pub(super) fn bridges(&self, compiler: &Compiler) -> BTreeMap<u32, Bridge> {
         let mut bridges = BTreeMap::<u32, Bridge>::new();
         for pod in compiler.endpoints().filter(|pod| pod.egress || pod.checked) {
@@ -288,7 +288,7 @@ impl NodeInterfaces {
                 bridges.entry(*bridge).or_default().isolated |= pod.egress;
             }
         }
-        // A door leaves no proof, and what comes by it is to have none.
+        // A door leaves no proof, and its packets must not carry one.
         let is_door = |port: &u32| self.devices.get(port).is_some_and(|it| self.is_door(it));
         for (port, bridge) in self.ports.iter().filter(|(port, _)| !is_door(port)) {
             if let Some(bridge) = bridges.get_mut(bridge) {
@@ -298,19 +298,19 @@ impl NodeInterfaces {
         bridges
     }
 
-    /// Whether [`NodeInterfaces::roles`] is outdated.
+    /// Returns whether [`NodeInterfaces::roles`] is outdated.
     pub(super) fn have_changed(&self, compiler: &Compiler, now: Instant) -> bool {
         self.due.is_some_and(|due| due <= now)
             || self.roles.as_ref().is_none_or(|(of, _)| *of != compiler.endpoints_version())
     }
 
-    /// When the roles are outdated though nothing happens.
+    /// Returns the time at which the roles become outdated without any event.
     pub(super) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Decides the role of each interface. A veth whose pod is not known is closed while it is new, then one of the
-    /// node's devices, at which packets to Services are judged and no others.
+    /// Assigns the role of each interface. A veth with an unknown pod is closed while it is new; later it is one of the
+    /// node's devices, which judge only packets to Services.
     pub(super) fn assign_roles(
         &mut self,
         compiler: &Compiler,
@@ -343,7 +343,7 @@ impl NodeInterfaces {
                 return Some((index, Role::Closed));
             }
             if !self.judged.include(name) {
-                // The guard has closed veths.
+                // The guard has closed veths; the role reopens them.
                 return (link == Link::Veth).then_some((index, Role::Unjudged));
             }
             let is_port = link == Link::Ethernet && with_pods(&index);
@@ -355,7 +355,7 @@ impl NodeInterfaces {
         &self.roles.insert((compiler.endpoints_version(), roles)).1
     }
 
-    /// Expects no results any more where a pod has been there for long without any.
+    /// Gives up CNI results once a pod has existed for [`HOLD`] without any.
     fn look_for_results(&mut self, compiler: &Compiler, now: Instant) {
         let is_old =
             |index: u32| self.veths.get(&index).is_some_and(|veth| veth.since + HOLD <= now);
@@ -366,12 +366,12 @@ impl NodeInterfaces {
         }
     }
 
-    /// The roles that were assigned last.
+    /// Returns the last assigned roles.
     pub(super) fn roles(&self) -> Option<&BTreeMap<u32, Role>> {
         self.roles.as_ref().map(|(_, roles)| roles)
     }
 
-    /// Names of the devices that the programs run at, sorted.
+    /// Returns the names of the devices with programs, sorted.
     pub(super) fn judging_devices(&self, dataplane: &Dataplane) -> Vec<String> {
         let devices = self.devices.iter().map(|(index, device)| (index, &device.name));
         let veths = self.veths.iter().map(|(index, veth)| (index, &veth.name));
@@ -387,7 +387,7 @@ impl NodeInterfaces {
     }
 }
 
-/// The pod of an endpoint number.
+/// Returns the pod of an endpoint number.
 #[must_use]
 pub fn pod_of(compiler: &Compiler, endpoint: u32) -> Option<Key> {
     compiler.endpoints().find(|e| e.id == endpoint && !e.waiting).map(|e| e.pod)

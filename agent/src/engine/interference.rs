@@ -1,5 +1,5 @@
-//! What another tool on the node, or a pod, does to packets: they go past the programs, or round them. Neither is
-//! ours to repair, so it is said.
+//! Packets that other tools or pods lead past the programs or around them. netpold cannot repair either; it reports
+//! both.
 
 use netpold_ebpf::layout::Unproven;
 
@@ -8,17 +8,17 @@ use super::interfaces::{NodeInterfaces, pod_of};
 use super::reconciler::Reconciler;
 use super::unproven::Missing;
 
-/// See the module.
+/// Counts of packets that escaped a program, and of missing proofs.
 #[derive(Debug, Default)]
 pub(super) struct Interference {
-    /// Packets that went past the programs.
+    /// Packets that passed by the programs.
     bypass: Bypass,
-    /// Packets whose proof the exits miss.
+    /// Packets that exits saw without their proof.
     missing: Missing,
 }
 
 impl Interference {
-    /// Looks at what was counted since the last look.
+    /// Reads the counters since the last call.
     pub(super) fn look(&mut self, reconciler: &Reconciler, interfaces: &NodeInterfaces) {
         self.bypass.look(&reconciler.compiler, interfaces);
         if self.missing.look(&reconciler.compiler, &reconciler.dataplane) {
@@ -28,7 +28,7 @@ impl Interference {
         }
     }
 
-    /// Where packets are not judged, for want of being seen.
+    /// Returns the places where packets pass unjudged because the programs do not see them.
     pub(super) fn unjudged(
         &self,
         reconciler: &Reconciler,
@@ -40,7 +40,7 @@ impl Interference {
         order.chain(self.bypass.problems(interfaces)).collect()
     }
 
-    /// What is wrong with pods' packets where they leave, and by whose fault.
+    /// Returns problems of pods' packets at their exits, with the probable cause.
     pub(super) fn unproven(
         &self,
         reconciler: &Reconciler,
@@ -54,12 +54,12 @@ impl Interference {
         self.missing.problems(reconciler.dataplane.active().proof(), &name)
     }
 
-    /// Packets that reached isolated pods unjudged, since the agent's start.
+    /// Returns the number of packets that reached isolated pods unjudged, since the agent's start.
     pub(super) fn bypassed(&self) -> u64 {
         self.bypass.packets()
     }
 
-    /// Packets that exits missed something at, since the agent's start.
+    /// Returns the number of packets without proof or witness at exits, since the agent's start.
     pub(super) fn without_proof(&self) -> Unproven {
         self.missing.total()
     }

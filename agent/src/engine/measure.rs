@@ -1,4 +1,4 @@
-//! The engine in numbers, for the metrics and for readiness: cheap enough for every scrape.
+//! The engine in numbers, for metrics and readiness; cheap enough for every scrape.
 
 use netpold_core::cluster::Cluster;
 use netpold_core::model::Direction;
@@ -12,17 +12,17 @@ use crate::dataplane::Dataplane;
 use crate::dataplane::generation::Generation;
 use crate::metrics::{EndpointCounts, Fill, Instruments, Snapshot};
 
-/// What [`Engine::repair`] and [`Engine::readback`] put right.
+/// Kinds of repairs by [`Engine::repair`] and [`Engine::readback`].
 const REPAIRS: [&str; 4] = ["entries", "order", "pins", "programs"];
 
 impl Engine {
-    /// What it counts and times.
+    /// Returns the counters and timers.
     #[must_use]
     pub fn instruments(&self) -> &Instruments {
         &self.reconciler.instruments
     }
 
-    /// The engine as it is now.
+    /// Returns the numbers of this moment.
     pub fn snapshot(&mut self) -> Snapshot {
         let Reconciler { compiler, dataplane, revision, .. } = &self.reconciler;
         let health = &self.health;
@@ -44,7 +44,7 @@ impl Engine {
             audited: self.rule_use.audited(),
             bypassed: self.interference.bypassed(),
             unproven: self.interference.without_proof(),
-            // All kinds: a counter that begins with its first event has no increase.
+            // Every kind is listed: a counter that appears with its first event shows no increase.
             repairs: REPAIRS
                 .map(|kind| (kind, health.repairs().get(kind).copied().unwrap_or(0)))
                 .into(),
@@ -52,7 +52,7 @@ impl Engine {
     }
 }
 
-/// Why the engine does not enforce what is known.
+/// Returns why the engine does not enforce the known state.
 fn not_ready(health: &Health, installed: bool) -> Vec<String> {
     let mut reasons: Vec<String> = health.held.iter().cloned().collect();
     if let Some(reason) = health.failure() {
@@ -75,7 +75,7 @@ fn endpoint_counts(reconciler: &Reconciler) -> EndpointCounts {
     counts
 }
 
-/// Packets dropped, for every reason that drops.
+/// Returns the dropped packets, for every reason that drops.
 pub(super) fn drops_by_reason(dataplane: &Dataplane) -> Vec<(Direction, Reason, u64)> {
     let drops = || Reason::ALL.into_iter().filter(|reason| reason.is_drop());
     let keys = Direction::BOTH.into_iter().flat_map(|d| drops().map(move |r| (d, r)));
@@ -87,7 +87,7 @@ pub(super) fn drops_by_reason(dataplane: &Dataplane) -> Vec<(Direction, Reason, 
     .collect()
 }
 
-/// The packets that the programs count, by index; 0 before the first generation.
+/// Returns the programs' packet counters by index, without packets of probes; 0 before the first generation.
 fn counts(dataplane: &Dataplane) -> impl Fn(u32) -> u64 {
     let counted = dataplane.active().generation().map(Generation::counters);
     move |index| {

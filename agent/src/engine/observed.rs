@@ -1,4 +1,4 @@
-//! Names and reasons for what watchers see.
+//! Adds names and reasons to observed events.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::observe::{
     Attributed, Attribution, Attributions, Event, Filter, Names, destination_port,
 };
 
-/// The events that a watcher asked for, with names and, as far as time allows, with policy and rule; and how
-/// many are without.
+/// Returns the events that pass the filter, with names and, within the time limit, with policy and rule. Also returns
+/// the number of events without attribution.
 #[must_use]
 pub fn observed(
     engine: &Engine,
@@ -40,7 +40,7 @@ pub fn observed(
         if !filter.admits_names(seen, &names) {
             continue;
         }
-        // A pod that is gone, or whose peer's address is another pod's by now, is not explained by what is there.
+        // The current objects do not explain a pod that is gone, or a peer's address that belongs to another pod now.
         let is_another = |address| {
             cluster.owner(address).is_some() && rule_use.former(cluster, address, at).is_some()
         };
@@ -66,7 +66,7 @@ fn event(
 ) -> Event {
     let packet = &seen.packet;
     let [local_port, remote_port] = packet.ports().unwrap_or_default();
-    // The flow table has no addresses of its own pods.
+    // The flow table does not store the pod's own address.
     let own = || {
         let of_family = |own: &&_| packet.remote.is_some_and(|it| same_family(it, **own));
         addresses?.iter().find(of_family).copied()

@@ -1,11 +1,10 @@
-//! Who changes large policies or Services often has them compiled later, and nobody else waits behind them.
+//! Delays frequent changes of large policies and Services per namespace, so that other namespaces do not wait.
 //!
-//! What is large is compiled beside all else ([`super::successor`]), and a namespace owes [`FACTOR`] times the
-//! processor time that this took; while it owes more than a little, what it has that is large waits. What is
-//! not quite as large is compiled with everybody's edits ([`Compiler::defer`]); who has such things compiled
-//! often owes ten times as much for them, and then they wait with the large ones. Policies wait in
-//! the compiler, pods that they isolate newly being closed so long; Services and their EndpointSlices wait
-//! here. What is small is free.
+//! Large objects are compiled on another thread ([`super::successor`]). The namespace is charged [`FACTOR`] times their
+//! processor time; while its debt exceeds a credit, its large objects wait. Objects of modest size are compiled with
+//! all other edits ([`Compiler::defer`]), at [`FACTOR_OF_ALL`] times their processor time; a namespace in debt has them
+//! wait with the large ones. Policies wait in the compiler, which keeps newly isolated pods closed for that time;
+//! Services and their EndpointSlices wait here. Small objects cost nothing.
 //!
 //! [`Compiler::defer`]: netpold_core::compile::Compiler::defer
 
@@ -16,25 +15,25 @@ use netpold_core::budget::ORDINARY_UNITS;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Change, EndpointSlice, Key};
 
-/// What a Service's port weighs: it is held against every pod's rules.
+/// Weight of a Service's port: every port is matched against every pod's rules.
 const PER_PORT: u64 = 50;
-/// What an update may take for nobody to owe for it.
+/// Processor time of an update that is not charged.
 const ORDINARY_TIME: Duration = Duration::from_millis(10);
-/// How many times what it cost a namespace owes, if nobody waited meanwhile.
+/// Factor of the charge for work on another thread, which delays no update.
 const FACTOR: u32 = 10;
-/// The same if everybody did.
+/// Factor of the charge for work that delays all updates.
 const FACTOR_OF_ALL: u32 = 100;
-/// What a namespace may owe before what it has waits.
+/// Debt up to which a namespace's large objects do not wait.
 const CREDIT: Duration = Duration::from_secs(5);
 
 /// Changes that wait.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// Until when namespaces owe.
+    /// Time until which each namespace is in debt.
     owed: BTreeMap<String, Instant>,
-    /// The last word on each object.
+    /// Latest waiting change of each object.
     waiting: BTreeMap<Object, Change>,
-    /// What is being compiled beside all else.
+    /// Changes that the other thread is compiling.
     taken: BTreeMap<Object, Change>,
 }
 
@@ -46,7 +45,7 @@ enum Kind {
     Slice,
 }
 
-/// What a change is about, and what its objects weigh before and after it; `None`: it never waits.
+/// Returns the object of a change, and the larger of its weights before and after it; `None`: the change never waits.
 fn weigh(change: &Change, cluster: &Cluster) -> Option<(Object, u64)> {
     let ports = |key: &Key| cluster.services().get(key).map_or(0, |service| service.ports.len());
     let of_slice = |slice: &EndpointSlice| {
@@ -81,10 +80,10 @@ fn weigh(change: &Change, cluster: &Cluster) -> Option<(Object, u64)> {
 }
 
 impl Pace {
-    /// Takes a change in; gives it back unless it has to wait.
+    /// Admits a change: returns it, or keeps it if it has to wait.
     pub(super) fn admit(&mut self, change: Change, cluster: &Cluster) -> Option<Change> {
         let Some((object, units)) = weigh(&change, cluster) else { return Some(change) };
-        // A change may not overtake another of its object.
+        // A change must not overtake an earlier one of the same object.
         let waits = self.waiting.contains_key(&object) || self.taken.contains_key(&object);
         if waits || units > ORDINARY_UNITS {
             self.waiting.insert(object, change);
@@ -93,7 +92,7 @@ impl Pace {
         Some(change)
     }
 
-    /// A change goes ahead: what waits of its object is outdated.
+    /// Drops waiting changes of the object, because a newer change bypasses the queue.
     pub(super) fn overtaken(&mut self, change: &Change, cluster: &Cluster) {
         if let Some((object, _)) = weigh(change, cluster) {
             self.waiting.remove(&object);
@@ -101,14 +100,14 @@ impl Pace {
         }
     }
 
-    /// Ends an update that took so much of a processor while everybody waited. `compiled`: units of what
-    /// was more than modest, by namespace.
+    /// Charges an update that took `took` of a processor while all other updates waited. `compiled`: compiled units
+    /// beyond modest size, by namespace.
     pub(super) fn spent(&mut self, took: Duration, compiled: BTreeMap<String, u64>, now: Instant) {
         self.charge(took.saturating_sub(ORDINARY_TIME) * FACTOR_OF_ALL, compiled, now);
     }
 
-    /// What was taken is in force, and so are large policies; that took so much of a processor, beside
-    /// everybody.
+    /// Ends the successful compilation of the taken changes and of large policies on another thread, and charges its
+    /// processor time.
     pub(super) fn succeeded(
         &mut self,
         took: Duration,
@@ -131,13 +130,13 @@ impl Pace {
         }
     }
 
-    /// The namespaces of which what is more than modest waits.
+    /// Returns the namespaces in debt, whose objects beyond modest size wait.
     pub(super) fn held(&self, now: Instant) -> BTreeSet<String> {
         let held = self.owed.keys().filter(|namespace| !self.is_ready(namespace, now));
         held.cloned().collect()
     }
 
-    /// Whether what a namespace has that is large need not wait.
+    /// Returns whether a namespace's large objects need not wait.
     pub(super) fn is_ready(&self, namespace: &str, now: Instant) -> bool {
         self.ready_at(namespace).is_none_or(|ready| ready <= now)
     }
@@ -146,7 +145,7 @@ impl Pace {
         self.owed.get(namespace).and_then(|owed| owed.checked_sub(CREDIT))
     }
 
-    /// The changes that have waited long enough.
+    /// Takes the changes that have waited long enough.
     pub(super) fn take(&mut self, now: Instant) -> Vec<Change> {
         let waiting = std::mem::take(&mut self.waiting);
         let (taken, waiting): (BTreeMap<_, _>, _) =
@@ -155,27 +154,27 @@ impl Pace {
         self.taken.values().cloned().collect()
     }
 
-    /// The namespaces of what was taken last.
+    /// Returns the namespaces of the last taken changes.
     pub(super) fn taken(&self) -> impl Iterator<Item = &str> {
         self.taken.keys().map(|(key, _)| key.namespace.as_str())
     }
 
-    /// What was taken waits again, but for what is outdated.
+    /// Returns the taken changes to the queue, except outdated ones.
     pub(super) fn put_back(&mut self) {
         for (object, change) in std::mem::take(&mut self.taken) {
             self.waiting.entry(object).or_insert(change);
         }
     }
 
-    /// When the next ones are due, or what is large of one of the namespaces that are `late`; now, if
-    /// nothing keeps them.
+    /// Returns the earliest time at which a waiting change or a large policy of a `late` namespace is due; `now` if
+    /// nothing delays it.
     pub(super) fn next(&self, late: &BTreeSet<String>, now: Instant) -> Option<Instant> {
         let waiting = self.waiting.keys().map(|(key, _)| &key.namespace);
         let all = waiting.chain(late);
         all.map(|namespace| self.ready_at(namespace).unwrap_or(now).max(now)).min()
     }
 
-    /// The namespaces whose changes wait.
+    /// Returns the namespaces with waiting changes.
     pub(super) fn waiting(&self) -> Vec<&str> {
         let names = self.waiting.keys().chain(self.taken.keys());
         let names: BTreeSet<&str> = names.map(|(key, _)| key.namespace.as_str()).collect();
@@ -191,7 +190,7 @@ mod tests {
 
     use super::*;
 
-    /// A Service of so many ports.
+    /// Creates a change of a Service with this many ports.
     fn service(namespace: &str, ports: u16, edit: u16) -> Change {
         let port = |n: u16| ServicePort {
             name: format!("p{n}"),
@@ -208,7 +207,7 @@ mod tests {
         })
     }
 
-    /// A change of each every second, for ten minutes; the large one takes two seconds to compile.
+    /// One change of each Service per second, for ten minutes; the large one takes two seconds to compile.
     #[test]
     fn large_services_that_flap_have_a_tenth_and_others_all_they_want() {
         const LARGE: Duration = Duration::from_secs(2);
@@ -231,10 +230,10 @@ mod tests {
             }
         }
         assert_eq!(small, 600, "what is ordinary never waits");
-        // One at once; then every twenty seconds.
+        // One at once, then one every twenty seconds.
         assert!((28..=32).contains(&taken), "{taken} in ten minutes");
         assert_eq!(pace.waiting(), ["large"]);
-        // The last word is in force in the end.
+        // The last change is in force in the end.
         let end = pace.next(&BTreeSet::new(), start + Duration::from_mins(10)).unwrap();
         assert_eq!(pace.take(end), [service("large", 200, 599)]);
         pace.succeeded(LARGE, BTreeMap::new(), end);
@@ -270,7 +269,7 @@ mod tests {
         let later = pace.next(&late, now).unwrap();
         assert_eq!((later - now).as_millis(), 2500);
         assert!(pace.held(later).is_empty());
-        // An update that took no longer than any other costs nobody anything.
+        // An update within the ordinary time costs nothing.
         pace.spent(ORDINARY_TIME, BTreeMap::from([("c".to_owned(), 5000)]), now);
         assert_eq!(pace.owed.len(), 2);
     }

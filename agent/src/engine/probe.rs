@@ -1,4 +1,4 @@
-//! Questions about traffic, answered from the objects, the tables and the kernel.
+//! Answers probes from the objects, the tables and the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,13 +21,13 @@ use crate::probe::packet::Packet;
 use crate::probe::tables::CompiledTables;
 use crate::probe::{End, NodeAnswer, Said};
 
-/// Ends that one question is asked at.
+/// Most ends examined per probe.
 const ENDS: usize = 64;
-/// The interface that packets come by which neither the node nor a pod of it sends: the loopback interface is
-/// never a pod's, and what comes by it needs no proof.
+/// Incoming interface of packets sent neither by the node nor by one of its pods: the loopback interface never belongs
+/// to a pod, and its packets need no proof.
 const ELSEWHERE: u32 = 1;
 
-/// Where a packet is asked about.
+/// A packet at a pod's interface.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Asked {
     pod: Key,
@@ -39,7 +39,7 @@ struct Asked {
 }
 
 impl Engine {
-    /// Answers a probe. `expect` is told of the event of each packet before it is shown to a program.
+    /// Answers a probe. Calls `expect` with the drop event of each packet before a program judges that packet.
     pub fn probe(&mut self, probe: &Probe, expect: &mut dyn FnMut(DropEvent)) -> NodeAnswer {
         let in_force = self.is_settled();
         let Reconciler { compiler, dataplane, .. } = &mut self.reconciler;
@@ -105,13 +105,13 @@ impl Engine {
     }
 }
 
-/// Both directions at every pod on the way.
+/// Returns both directions at every pod on the path.
 fn asked(cluster: &Cluster, probe: &Probe, explanation: &Explanation) -> BTreeSet<Asked> {
     let mut asked = BTreeSet::new();
     let (from, to) = (side(cluster, &probe.from), side(cluster, &probe.to));
     for (sender, source) in &from {
         let same_family = |address: &IpAddr| address.is_ipv4() == source.is_ipv4();
-        // The pod is asked about what reaches it from the node, which no policy denies.
+        // Packets from the node reach the pod always: no policy denies them.
         let by_node = sender.is_none() && cluster.is_own_node(*source);
         let mut receives = |pod: &Key, local: IpAddr, port| {
             let at = Asked {
@@ -126,7 +126,7 @@ fn asked(cluster: &Cluster, probe: &Probe, explanation: &Explanation) -> BTreeSe
         };
         for (receiver, destination) in to.iter().filter(|(_, to)| same_family(to)) {
             if sender.is_some() && sender == receiver {
-                // What a pod sends itself need not pass its interface.
+                // A pod's packets to itself need not pass its interface.
                 continue;
             }
             if let Some(pod) = receiver {
@@ -154,7 +154,7 @@ fn asked(cluster: &Cluster, probe: &Probe, explanation: &Explanation) -> BTreeSe
     asked
 }
 
-/// The addresses of a party, and the pod that has each.
+/// Returns the addresses of a party, with the pod of each.
 fn side(cluster: &Cluster, party: &Party) -> Vec<(Option<Key>, IpAddr)> {
     match party {
         Party::Address(address) => {
@@ -180,7 +180,7 @@ fn packet(at: &Asked, protocol: IpProtocol) -> Packet {
     Packet { from, to, protocol, port: at.port, by_node: at.by_node }
 }
 
-/// The flow that a packet may begin.
+/// Returns the flow that a packet may begin.
 fn flow(endpoint: u32, at: &Asked, packet: &Packet) -> FlowKey {
     let (source, destination) = packet.ports();
     let (local_port, remote_port) = match at.direction {
@@ -200,7 +200,7 @@ fn flow(endpoint: u32, at: &Asked, packet: &Packet) -> FlowKey {
     }
 }
 
-/// The event of a packet, if it drops.
+/// Returns the event of a packet if it is dropped.
 fn expected(shown: &Shown<'_>, endpoint: u32) -> DropEvent {
     let mut event = DropEvent { ifindex: shown.ifindex, endpoint, ..DropEvent::default() };
     match shown.direction {

@@ -1,5 +1,5 @@
-//! Compile → write → attach: brings the kernel's tables to the desired state, in new ones where the old are too
-//! small or not known.
+//! Compile, write, attach: brings the kernel's tables to the desired state, in new tables where the old ones are too
+//! small or their content is unknown.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -22,21 +22,21 @@ use crate::import_conntrack::Wanted;
 use crate::metrics::Instruments;
 use crate::status::Revision;
 
-/// See the module.
+/// The compiler, the dataplane and the state between them.
 pub(super) struct Reconciler {
     pub(super) compiler: Compiler,
     pub(super) dataplane: Dataplane,
     pub(super) capacity: Capacity,
     pub(super) pace: Pace,
     pub(super) revision: Revision,
-    /// The tables hold what the compiler believes they hold.
+    /// Whether the tables hold the content that the compiler assumes.
     pub(super) installed: bool,
-    /// What is enforced is the last good state, as far as the source has not spoken.
+    /// Whether the last good state is enforced where the source has not reported yet.
     pub(super) restored: bool,
     pub(super) in_force: InForce,
-    /// What is compiled beside the rest.
+    /// Compilation of large objects on another thread.
     pub(super) succession: Succession,
-    /// How far the comparison with the kernel's tables has come.
+    /// Position of the comparison with the kernel's tables.
     cursor: Cursor,
     pub(super) instruments: Instruments,
 }
@@ -44,18 +44,18 @@ pub(super) struct Reconciler {
 /// The endpoints of the tables in force.
 #[derive(Debug)]
 pub(super) struct InForce {
-    /// By interface index.
+    /// Endpoint numbers, by interface index.
     endpoints: BTreeMap<u32, u32>,
-    /// Whether they are isolated.
+    /// Whether each endpoint is isolated, by endpoint number.
     isolated: BTreeMap<u32, bool>,
-    /// [`Compiler::endpoints_version`] that both are of.
+    /// [`Compiler::endpoints_version`] of both maps.
     version: Option<u64>,
-    /// Flows of endpoints that become isolated are looked for in the kernel's conntrack.
+    /// Whether to import flows of newly isolated endpoints from the kernel's conntrack.
     pub(super) seeds: bool,
 }
 
 impl Reconciler {
-    /// Nothing was written yet.
+    /// Creates a reconciler; it writes nothing yet.
     pub(super) fn new(compiler: Compiler, dataplane: Dataplane, capacity: Capacity) -> Self {
         let (endpoints, isolated) = (BTreeMap::new(), BTreeMap::new());
         Self {
@@ -73,20 +73,20 @@ impl Reconciler {
         }
     }
 
-    /// Takes a change in, unless it has to wait.
+    /// Ingests a change, unless it has to wait.
     pub(super) fn admit(&mut self, change: Change) {
         let cluster = self.compiler.cluster();
         let change = if self.installed {
             self.pace.admit(change, cluster)
         } else {
-            // What is there at first waits for nothing.
+            // Nothing waits before the first installation.
             self.pace.overtaken(&change, cluster);
             Some(change)
         };
         self.ingest(change);
     }
 
-    /// Takes changes in.
+    /// Ingests changes.
     pub(super) fn ingest(&mut self, changes: impl IntoIterator<Item = Change>) {
         for change in changes {
             self.succession.note(&change);
@@ -95,7 +95,7 @@ impl Reconciler {
         }
     }
 
-    /// Writes the update, and charges what was more than modest in it to its namespaces.
+    /// Writes the update, and charges its objects beyond modest size to their namespaces.
     pub(super) fn write_within_credit(&mut self) -> Result<usize, EngineError> {
         let is_first = !self.installed;
         let begin = thread_time();
@@ -103,14 +103,14 @@ impl Reconciler {
         let written = self.write();
         let compiled = self.compiler.take_compiled();
         let took = thread_time().saturating_sub(begin);
-        // Nobody owes for what had to be compiled all over.
+        // A full compilation is charged to no namespace.
         if !is_first {
             self.pace.spent(took, compiled, Instant::now());
         }
         written
     }
 
-    /// Writes the update; how many operations that took.
+    /// Writes the update; returns the number of operations.
     fn write(&mut self) -> Result<usize, EngineError> {
         if !self.installed {
             return self.new_generation();
@@ -134,7 +134,7 @@ impl Reconciler {
         }
     }
 
-    /// Installs everything into new tables, grown until it fits.
+    /// Installs everything into new tables, grown until the state fits.
     fn new_generation(&mut self) -> Result<usize, EngineError> {
         self.installed = false;
         let capacity = self.capacity;
@@ -149,8 +149,8 @@ impl Reconciler {
         Ok(ops.len())
     }
 
-    /// After a boot, closes the pods that the last good state isolates until its programs are loaded:
-    /// connections that it denies would be faster.
+    /// After a boot, closes the pods that the last good state isolates until its programs are loaded: pods would
+    /// otherwise open denied connections before that.
     fn close_restored(&mut self) {
         if !self.restored || self.in_force.version.is_some() {
             return;
@@ -165,8 +165,8 @@ impl Reconciler {
         tracing::info!(hooks, "isolated pods are closed until the programs are loaded");
     }
 
-    /// An update of so many operations is in force: after a failure, or not, and so long after the first of its
-    /// changes was noticed.
+    /// Records that an update of `operations` operations is in force, `took` after its oldest change was noticed;
+    /// `recovered`: the previous update failed.
     pub(super) fn enforced(&mut self, operations: usize, recovered: bool, took: Option<Duration>) {
         let revision = &mut self.revision;
         if revision.enforced == revision.desired && operations == 0 && !recovered {
@@ -176,7 +176,7 @@ impl Reconciler {
         revision.enforced = revision.desired;
         self.instruments.enforced(took);
         let (revision, took) = (revision.enforced, took.map(tracing::field::debug));
-        // A busy cluster has two updates a second; only those after a start or a failure are news.
+        // A busy cluster has two updates a second; only updates after a start or a failure are logged at info level.
         if first || recovered {
             tracing::info!(revision, operations, took, recovered, "enforced");
         } else {
@@ -184,9 +184,9 @@ impl Reconciler {
         }
     }
 
-    /// Looks for the flows of endpoints that are about to be isolated, before packets are judged by
-    /// them. A pod that has just come has none. This goes through all flows of the node while everybody
-    /// waits, so who has it done often goes without: those flows are guessed by their ports.
+    /// Imports the flows of endpoints about to be isolated from the kernel's conntrack, before policy judges their
+    /// packets. A new pod has none. The walk covers all flows of the node while other updates wait, so a namespace in
+    /// debt goes without it: its flows are guessed by their ports.
     pub(super) fn import_conntrack(&mut self) {
         let mut newly = self.in_force.newly_isolated(&self.compiler);
         let (begin, now) = (thread_time(), Instant::now());
@@ -209,23 +209,23 @@ impl Reconciler {
                 "the kernel's conntrack does not tell who began open connections: guessed by ports"
             ),
         }
-        // At the start nobody else waits.
+        // At the start no update waits, so the import is not charged.
         if self.in_force.version.is_some() {
             let shares = newly.into_iter().map(|endpoint| (endpoint.pod.namespace, 1)).collect();
             self.pace.spent(thread_time().saturating_sub(begin), shares, now);
         }
     }
 
-    /// The addresses that an endpoint's pod may use there.
+    /// Returns the addresses that an endpoint's pod may use at its interface.
     pub(super) fn addresses_of(&self, endpoint: &EndpointInfo) -> Vec<IpAddr> {
         let cluster = self.compiler.cluster();
         let interface = cluster.interfaces().get(&endpoint.ifindex);
         interface.map(|interface| cluster.addresses_at(interface)).unwrap_or_default()
     }
 
-    /// Attaches to endpoints and devices that are new and leaves those that are gone, once their
-    /// tables are written. As long as updates fail, only attaches to endpoints that the tables held
-    /// before, and takes none for a device. Gives the interfaces where that failed, with the reasons.
+    /// Attaches programs to new endpoints and devices and leaves gone ones, once their tables are written. While
+    /// updates fail, attaches only to endpoints that the former tables contain, and never turns a pod's interface into
+    /// a device. Returns the interfaces with failures, with the reasons.
     pub(super) fn attach(&mut self, roles: &BTreeMap<u32, Role>) -> BTreeMap<u32, String> {
         if self.installed {
             return self.dataplane.attach(roles);
@@ -239,13 +239,13 @@ impl Reconciler {
         self.dataplane.attach_new(&wanted)
     }
 
-    /// Whether the programs judge a pod at an interface.
+    /// Returns whether the programs at an interface judge a pod.
     pub(super) fn is_pod(&self, ifindex: u32) -> bool {
         matches!(self.dataplane.hooks().attached(ifindex), Some(Role::Pod(_)))
     }
 
-    /// Compares one of `slices` parts of the kernel's tables with what they must hold, and puts it
-    /// right; gives how many entries of which table. Not while updates fail: what is installed is not known then.
+    /// Compares one of `slices` parts of the kernel's tables with their desired content and repairs it, except while
+    /// updates fail: the installed content is unknown then. Returns the number of repaired entries, by table.
     pub(super) fn readback(&mut self, slices: u32) -> Repaired {
         if !self.installed {
             return Repaired::new();
@@ -265,7 +265,7 @@ impl Reconciler {
 }
 
 impl InForce {
-    /// Endpoints that policy begins to isolate with the update that is being made.
+    /// Returns the endpoints that the current update begins to isolate.
     fn newly_isolated(&self, compiler: &Compiler) -> Vec<EndpointInfo> {
         if !self.seeds || self.version == Some(compiler.endpoints_version()) {
             return Vec::new();
@@ -278,7 +278,7 @@ impl InForce {
         compiler.endpoints().filter(newly).collect()
     }
 
-    /// The tables hold the endpoints.
+    /// Records the endpoints of the written tables.
     pub(super) fn note(&mut self, compiler: &Compiler) {
         self.seeds = true;
         let version = compiler.endpoints_version();
@@ -290,7 +290,7 @@ impl InForce {
     }
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread.
 pub(super) fn thread_time() -> Duration {
     let clock = ClockId::CLOCK_THREAD_CPUTIME_ID;
     clock_gettime(clock).map_or(Duration::ZERO, Duration::from)

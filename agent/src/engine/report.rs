@@ -1,4 +1,4 @@
-//! What the engine tells of itself, for `netpold status`.
+//! The engine's part of `netpold status`.
 
 use std::collections::BTreeMap;
 
@@ -20,19 +20,19 @@ use crate::dataplane::Dataplane;
 use crate::events::Dropped;
 use crate::status::{DropCount, EndpointStatus, RecentDrop, Status, TableStatus, UplinkStatus};
 
-/// Drops of the status that are explained, of those that differ: each takes a walk over policies.
+/// Most distinct drops explained per status: each explanation walks over policies.
 const EXPLAINED: usize = 16;
 /// First line of the explanation of a [`Reason::ServiceBackend`].
 const AFTER_TRANSLATION: &str = "judged at the packet's address and port after the node's Service \
                                  translation; where nothing was translated, only rules for the \
                                  address itself count";
-/// After a boot without a source.
+/// Problem after a boot without a source.
 const RESTORED: &str = "the source is not in sync yet: the last good state is enforced until it is";
-/// Pods or devices that a problem names, of those that it concerns.
+/// Most pods or devices named in a problem.
 const NAMED: usize = 5;
 
 impl Engine {
-    /// The parts of the status that the engine knows of.
+    /// Returns the engine's part of the status.
     #[must_use]
     pub fn report(&self, dropped: &[Dropped]) -> Status {
         let Reconciler { compiler, dataplane, revision, .. } = &self.reconciler;
@@ -66,7 +66,7 @@ impl Engine {
     }
 }
 
-/// What another tool on this node, or a pod, does to packets, by the reason of the Event on the node.
+/// Returns the effects of other tools or pods on packets of this node, by the reason of the Event on the Node.
 #[must_use]
 pub(super) fn wrong_with_node(engine: &Engine) -> BTreeMap<&'static str, Vec<String>> {
     let Engine { reconciler, interfaces, interference, .. } = engine;
@@ -78,7 +78,7 @@ pub(super) fn wrong_with_node(engine: &Engine) -> BTreeMap<&'static str, Vec<Str
     ])
 }
 
-/// The same, and devices of the node by which nothing is handed on: what an Event on the node is to say.
+/// Returns the problems of [`wrong_with_node`] and the devices whose packets are refused, for Events on the Node.
 #[must_use]
 pub fn to_tell_of_node(engine: &Engine) -> BTreeMap<&'static str, Vec<String>> {
     let mut all = wrong_with_node(engine);
@@ -91,7 +91,7 @@ pub fn to_tell_of_node(engine: &Engine) -> BTreeMap<&'static str, Vec<String>> {
     all
 }
 
-/// Devices that let another network namespace in, and that nobody has named.
+/// Returns the problem of untrusted devices that let packets of another network namespace in.
 fn door_problem(interfaces: &NodeInterfaces) -> Option<String> {
     let mut doors: Vec<&str> = interfaces.doors().collect();
     doors.sort_unstable();
@@ -105,7 +105,7 @@ fn door_problem(interfaces: &NodeInterfaces) -> Option<String> {
     ))
 }
 
-/// What keeps policy from being in force, or from staying so.
+/// Returns the reasons why policy is not in force, or may not stay in force.
 #[must_use]
 pub fn hindrances(engine: &Engine) -> Vec<String> {
     let of_node = wrong_with_node(engine).into_values().flatten();
@@ -113,7 +113,7 @@ pub fn hindrances(engine: &Engine) -> Vec<String> {
     engine.health.attach_problems().chain(kept).chain(of_node).collect()
 }
 
-/// The pods of this node that policy can select, at each interface of theirs.
+/// Returns the pods of this node that policy can select, one entry per interface.
 fn endpoints(reconciler: &Reconciler, interfaces: &NodeInterfaces) -> Vec<EndpointStatus> {
     let Reconciler { compiler, dataplane, .. } = reconciler;
     let cluster = compiler.cluster();
@@ -154,7 +154,7 @@ fn endpoints(reconciler: &Reconciler, interfaces: &NodeInterfaces) -> Vec<Endpoi
     listed.into_values().collect()
 }
 
-/// Interfaces that are denied because nobody knows their pod.
+/// Returns the interfaces that are denied because their pod is unknown.
 fn waiting(compiler: &Compiler, interfaces: &NodeInterfaces) -> Vec<String> {
     let name = |index: u32| match interfaces.veth(index) {
         Some(name) => name.to_owned(),
@@ -195,7 +195,7 @@ fn problems(engine: &Engine, endpoints: &[EndpointStatus]) -> Vec<String> {
         .collect()
 }
 
-/// Recent drops with the reason that the current policies give.
+/// Returns recent drops, explained by the current policies.
 fn recent_drops(engine: &Engine, dropped: &[Dropped]) -> Vec<RecentDrop> {
     let Engine { reconciler, interfaces, .. } = engine;
     let compiler = &reconciler.compiler;
@@ -224,7 +224,8 @@ fn recent_drops(engine: &Engine, dropped: &[Dropped]) -> Vec<RecentDrop> {
     recent.collect()
 }
 
-/// Why the policies of now deny that, in lines; none: the packet or its pod is not known well enough.
+/// Returns the lines that explain why the current policies deny a packet; none if the packet or its pod is not known
+/// well enough.
 pub(super) fn explain(explainer: &Explainer<'_>, pod: Option<&Key>, drop: &Dropped) -> Vec<String> {
     let judgement = || {
         let (protocol, remote) = (IpProtocol(drop.protocol?), drop.remote?);
@@ -249,7 +250,7 @@ fn uplinks(dataplane: &Dataplane) -> Vec<UplinkStatus> {
     status.collect()
 }
 
-/// Counters that are not zero, of reasons that drop.
+/// Returns the nonzero counters of reasons that drop.
 fn drops(dataplane: &Dataplane) -> Vec<DropCount> {
     let counted = drops_by_reason(dataplane).into_iter().filter(|(.., packets)| *packets > 0);
     let count = |(direction, reason, packets): (Direction, Reason, u64)| DropCount {
@@ -260,7 +261,7 @@ fn drops(dataplane: &Dataplane) -> Vec<DropCount> {
     counted.map(count).collect()
 }
 
-/// Which pods have no program, while new ones get none.
+/// Names the pods without a program, while new pods get none.
 fn left_out(endpoints: &[EndpointStatus]) -> String {
     let without = endpoints.iter().filter(|e| e.hook.is_none() && !e.addresses.is_empty());
     let mut pods: Vec<String> = without.map(|endpoint| endpoint.pod.to_string()).collect();

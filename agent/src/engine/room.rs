@@ -1,15 +1,16 @@
-//! How large tables are, and become.
+//! Sizes of the tables, and their growth.
 //!
-//! They begin as small as a node of a small cluster needs ([`Capacity::SMALL`], 4 MB). Once one of these is half full,
-//! all of them get the size that a large cluster needs ([`Capacity::default`], 55 MB), and each that has an eighth left
-//! then grows by itself. Larger tables are those of a generation of their own, which is made while the one in force
-//! goes on ([`super::successor`]). They never shrink.
+//! Tables begin at the size for a node of a small cluster ([`Capacity::SMALL`], 4 MB). Once one of them is half full,
+//! all grow to the size for a large cluster ([`Capacity::default`], 55 MB). From then on each table grows alone when an
+//! eighth is left. Larger tables need a new generation, which is built while the one in force continues
+//! ([`super::successor`]). Tables never shrink.
 
 use netpold_core::compile::{CompileError, Compiler};
 use netpold_core::ops::{Capacity, Fill, Op, Table};
 
-/// No table grows beyond this, so that all of them together, those of two generations while one replaces the
-/// other, stay under the memory limit of the DaemonSet (2 GiB): 192 MiB of bitmaps, 128 of row blocks, 48 of rows, 256 of trie blocks, 144 of the IPv6 tables.
+/// Largest size of each table. All tables together, in two generations while one replaces the other, stay below the
+/// memory limit of the DaemonSet (2 GiB): 192 MiB of bitmaps, 128 of row blocks, 48 of rows, 256 of trie blocks, 144 of
+/// the IPv6 tables.
 const LARGEST: Capacity = Capacity {
     bitmaps: 24_576,
     row_blocks: 65_536,
@@ -19,11 +20,11 @@ const LARGEST: Capacity = Capacity {
     cidrs6: 262_144,
 };
 
-/// Compiles everything for new tables with room to spare; the largest policies are closed if they cannot be large
-/// enough. The sizes are [`Compiler::capacity`].
+/// Compiles everything for new tables with spare room, and closes the largest policies if no permitted size suffices.
+/// The resulting sizes are [`Compiler::capacity`].
 ///
 /// # Errors
-/// It does not fit into what the tables' layout can number.
+/// The state exceeds the numbers that the tables' layout can represent.
 pub fn install(compiler: &mut Compiler, capacity: Capacity) -> Result<Vec<Op>, CompileError> {
     let mut capacity = capacity;
     loop {
@@ -41,13 +42,13 @@ pub fn install(compiler: &mut Compiler, capacity: Capacity) -> Result<Vec<Op>, C
     }
 }
 
-/// At least twice the size of the table that was full; `None` where that is beyond what a table may have.
+/// Returns a capacity with the full table at least doubled; `None` above the table's largest size.
 fn grown(capacity: Capacity, error: &CompileError) -> Option<Capacity> {
     let CompileError::Full { table, needed, capacity: had } = error;
     enlarged(capacity, *table, (*needed).max(had.saturating_mul(2)), *needed)
 }
 
-/// A table with `size` elements, or as many as it may have; `None` if these are less than `least`.
+/// Sets a table to `size` elements, or to its largest size; `None` if that is less than `least`.
 fn enlarged(mut capacity: Capacity, table: Table, size: u32, least: u32) -> Option<Capacity> {
     let (field, largest) = match table {
         Table::Classes => return None,
@@ -58,23 +59,23 @@ fn enlarged(mut capacity: Capacity, table: Table, size: u32, least: u32) -> Opti
         Table::Hosts6 => (&mut capacity.hosts6, LARGEST.hosts6),
         Table::Cidrs6 => (&mut capacity.cidrs6, LARGEST.cidrs6),
     };
-    // What was configured may be larger.
+    // The configured size may be larger.
     let size = size.min(largest.max(*field));
     (least <= size).then(|| *field = size).map(|()| capacity)
 }
 
-/// Whether a table has little room left: an eighth.
+/// Returns whether at most an eighth of a table is left.
 fn is_crowded(fill: &Fill) -> bool {
     fill.used > fill.capacity - fill.capacity / 8
 }
 
-/// Whether a table of a small node is half full.
+/// Returns whether a table of small size is more than half full.
 fn is_outgrown(fill: &Fill) -> bool {
     fill.capacity < Capacity::default().of(fill.table) && fill.used > fill.capacity / 2
 }
 
-/// Sizes with room for what comes: those of [`Capacity::default`] at least, once a table of a small node is
-/// outgrown; tables that are crowded have a third more than they use.
+/// Returns sizes with spare room: at least [`Capacity::default`] once a small table is outgrown, and a third more than
+/// used for crowded tables.
 pub(super) fn roomy(capacity: Capacity, fill: &[Fill]) -> Capacity {
     let outgrown = fill.iter().any(is_outgrown);
     let capacity = if outgrown { capacity.or_more(Capacity::default()) } else { capacity };

@@ -1,5 +1,4 @@
-//! What is to be known of pods' further interfaces: those that are not under policy, and addresses that their
-//! annotations claim and that count for nobody.
+//! Status of pods' further interfaces: interfaces that are not under policy, and annotated addresses that do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,10 +8,10 @@ use netpold_core::model::{Bound, Key, Pod, SecondInterface};
 
 use super::Engine;
 
-/// Lines about further interfaces; the others are counted.
+/// Most lines about further interfaces; the rest is counted.
 const LINES: usize = 100;
 
-/// Further interfaces of this node's pods that are not under policy, or whose senders are not checked; and why.
+/// Returns further interfaces of this node's pods that are not under policy or have no source check, with the reason.
 #[must_use]
 pub(super) fn not_enforced(engine: &Engine) -> Vec<String> {
     let compiler = &engine.reconciler.compiler;
@@ -47,11 +46,11 @@ pub(super) fn not_enforced(engine: &Engine) -> Vec<String> {
     limited(lines)
 }
 
-/// Why an interface without known addresses is open.
+/// Reason why an interface without known addresses is open.
 const OPEN: &str = "its addresses are not known, and the namespace has the label netpold.io/second-interfaces: open \
                     (or --second-interfaces is off)";
 
-/// Addresses that pods of this node claim on further networks and that do not count.
+/// Returns addresses that pods of this node claim on further networks and that do not count, with the reason.
 #[must_use]
 pub(super) fn refused_claims(cluster: &Cluster) -> Vec<String> {
     let mut lines = Vec::new();
@@ -72,7 +71,7 @@ pub(super) fn refused_claims(cluster: &Cluster) -> Vec<String> {
     limited(lines)
 }
 
-/// This node's pods with further interfaces by annotation.
+/// Returns this node's pods with further interfaces by annotation.
 fn local(cluster: &Cluster) -> impl Iterator<Item = &Pod> {
     let pods = cluster.pods().values().map(|pod| &**pod);
     pods.filter(|pod| !pod.second.is_empty() && pod.node == cluster.node_name() && is_subject(pod))
@@ -82,8 +81,8 @@ fn has_addresses(pod: &Pod) -> bool {
     pod.second_addresses().next().is_some()
 }
 
-/// The interfaces of a pod's annotation that are none of its veths. A veth is known by an address; of the others each
-/// may be one of those veths that no address tells.
+/// Returns the annotated interfaces that match none of the pod's veths. An address identifies a veth; each remaining
+/// interface may be one of the veths without a matching address.
 fn without_veth<'p>(
     pod: &'p Pod,
     veths: &[(&Veth, &Bound)],
@@ -125,7 +124,7 @@ fn named(interface: &SecondInterface) -> String {
     }
 }
 
-/// The first lines, and the number of the others.
+/// Keeps the first lines and adds the number of the rest.
 fn limited(mut lines: Vec<String>) -> Vec<String> {
     let more = lines.len().saturating_sub(LINES);
     if more > 0 {
@@ -176,9 +175,9 @@ mod tests {
         let all = [veth.clone(), macvlan.clone(), virtual_function];
         assert_eq!(names(&all, &[&["192.168.7.1"]]), ["net2", "net3"]);
         assert_eq!(names(&all, &[]), ["net1", "net2", "net3"]);
-        // A veth with other addresses inside may be each of them.
+        // A veth with other addresses inside may be any of them.
         assert_eq!(names(&[veth.clone(), macvlan], &[&["192.168.1.1"], &["192.168.7.1"]]), [""; 0]);
-        // What is inside shows no virtual function.
+        // Addresses inside a veth match no virtual function.
         assert_eq!(
             names(&[interface("net1", "192.168.9.1", "pci")], &[&["192.168.9.1"]]),
             ["net1"]

@@ -1,12 +1,14 @@
-//! What is large is compiled on another thread, into a generation of its own, and nobody waits for it.
+//! Compiles large policies and Services on another thread, into a separate generation, so that other updates do not
+//! wait.
 //!
-//! The engine's own compiler leaves large policies alone ([`Compiler::defer`]), and large Services wait in
-//! [`super::pace`]. When some are due, a second compiler gets all objects and compiles everything, while the
-//! first goes on with everybody's edits; the maps and programs of the new generation are made and filled
-//! there, too. In the end the second compiler takes in what has changed meanwhile, and it and its generation
-//! replace the first. Tables that have little room left, flow tables too, grow in the same way.
+//! The engine's own compiler skips large policies ([`Compiler::defer`]), and large Services wait in [`super::pace`].
+//! When some are due, a second compiler receives all objects and compiles everything, while the first one continues
+//! with small edits. The second thread also creates and fills the maps and programs of the new generation. At the end
+//! the second compiler catches up with the changes since its start, and it and its generation replace the first. Tables
+//! with little room left, flow tables included, grow in the same way.
 //!
-//! Until then pods have what they had before an edit of theirs, and pods that are isolated newly are closed.
+//! Until the replacement, pods keep the state from before an edit of their large policies, and newly isolated pods are
+//! closed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread::JoinHandle;
@@ -24,30 +26,30 @@ use crate::dataplane::generation::Generation;
 use crate::dataplane::recipe::Recipe;
 use crate::metrics::Instruments;
 
-/// How often the engine looks whether the other thread is ready.
+/// Interval at which the engine checks whether the other thread has finished.
 const POLL: Duration = Duration::from_millis(20);
-/// Objects that may have changed meanwhile for the engine to take them in itself, in one update.
+/// Most objects changed since the start that the engine takes over in one update of its own.
 const FEW: usize = 128;
-/// How often the other thread takes in what has changed before that.
+/// Most times that the other thread catches up before the engine takes the remaining changes itself.
 const ROUNDS: u32 = 10;
-/// How many times its processor time the next one waits, lest this takes all of a processor.
+/// Pause before the next successor, in multiples of the processor time of the last one, so that a processor has rest.
 const REST: u32 = 2;
-/// How long large policies that nobody uses stay in the tables, unless there is another reason to begin.
+/// Time that unused large policies stay in the tables, unless there is another reason to begin.
 const LINGER: Duration = Duration::from_mins(1);
-/// Shortest and longest pause before what failed is tried again.
+/// Shortest and longest pause before a failed compilation is retried.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_mins(1));
-/// Below everything else of the agent by so much.
+/// Nice increment of the other thread.
 const NICE: libc::c_int = 5;
 
-/// What is compiled beside the rest.
+/// State of the compilation beside the engine.
 #[derive(Default)]
 pub(super) struct Succession {
     job: Option<Job>,
-    /// Ready, but much has changed meanwhile.
+    /// Compiled, but many objects have changed since its start.
     behind: Option<Behind>,
-    /// The next one begins no earlier.
+    /// Earliest start of the next successor.
     rests_until: Option<Instant>,
-    /// Since when large policies are in the tables that nobody uses.
+    /// Time since when unused large policies are in the tables.
     lingering: Option<Instant>,
     failure: Option<(String, Duration)>,
 }
@@ -55,14 +57,14 @@ pub(super) struct Succession {
 /// A compiler at work on another thread.
 struct Job {
     thread: JoinHandle<Result<Made, EngineError>>,
-    /// What has changed since it was told.
+    /// Objects that changed since the job received its input.
     changed: BTreeSet<ObjectKey>,
-    /// The namespaces that it works for.
+    /// Namespaces with large policies or Services in this job.
     clients: BTreeSet<String>,
     rounds: u32,
 }
 
-/// A compiler that is to take in what has changed, on its own thread again.
+/// A compiler that has to catch up with changes, on its own thread again.
 struct Behind {
     made: Made,
     changed: BTreeSet<ObjectKey>,
@@ -70,19 +72,19 @@ struct Behind {
     rounds: u32,
 }
 
-/// A compiler with the generation that holds what it has compiled.
+/// A compiler with the generation that holds its output.
 struct Made {
     compiler: Compiler,
     generation: Generation,
-    /// Processor time.
+    /// Processor time used.
     took: Duration,
 }
 
-/// What it takes to make one.
+/// Input of a compilation.
 struct Order {
     compiler: Compiler,
     news: News,
-    /// What waits in the engine.
+    /// Changes held back in the engine.
     changes: Vec<Change>,
     capacity: Capacity,
     recipe: Recipe,
@@ -98,7 +100,7 @@ impl Order {
         let ops = instruments.compiling(|| install(&mut compiler, capacity))?;
         let made = recipe.make(&compiler.capacity(), &ops);
         let took = thread_time().saturating_sub(begin);
-        // No packet is judged by it yet.
+        // No packet is judged by this generation yet.
         compiler.grace_passed();
         compiler.defer(Some(BTreeSet::new()));
         Ok(Made { compiler, generation: made?, took })
@@ -106,7 +108,7 @@ impl Order {
 }
 
 impl Made {
-    /// Takes in what has changed since.
+    /// Takes over the changes since the last call; returns the number of operations.
     fn catch_up(&mut self, news: News) -> Result<usize, EngineError> {
         self.compiler.follow(news);
         let ops = self.compiler.update()?;
@@ -117,7 +119,7 @@ impl Made {
 }
 
 impl Succession {
-    /// An object has changed.
+    /// Records a changed object.
     pub(super) fn note(&mut self, change: &Change) {
         let job = self.job.as_mut().map(|job| &mut job.changed);
         let changed = job.or(self.behind.as_mut().map(|behind| &mut behind.changed));
@@ -126,12 +128,12 @@ impl Succession {
         }
     }
 
-    /// Whether a compiler is at work.
+    /// Returns whether a compiler is at work.
     pub(super) fn is_busy(&self) -> bool {
         self.job.is_some() || self.behind.is_some()
     }
 
-    /// Why large policies are not compiled.
+    /// Returns why large policies are not compiled.
     pub(super) fn problem(&self) -> Option<String> {
         let (reason, _) = self.failure.as_ref()?;
         Some(format!("large policies and Services cannot be compiled, tried again: {reason}"))
@@ -146,7 +148,7 @@ impl Succession {
 }
 
 impl Reconciler {
-    /// When to look after the other compiler.
+    /// Returns when to check or start the other compiler.
     pub(super) fn successor_due(&self, now: Instant) -> Option<Instant> {
         if self.succession.is_busy() {
             return Some(now + POLL);
@@ -164,7 +166,7 @@ impl Reconciler {
         asks.min().map(|at| at.max(rests))
     }
 
-    /// Begins to compile what is large, if something is due.
+    /// Starts to compile large policies and Services, if some are due.
     pub(super) fn begin_successor(&mut self) {
         if let Some(behind) = self.succession.behind.take() {
             self.catch_up(behind);
@@ -194,8 +196,7 @@ impl Reconciler {
         self.spawn(clients, 0, move || order.make());
     }
 
-    /// Lets a compiler take in what has changed. After an update, so that endpoints that are new have
-    /// their numbers.
+    /// Lets a compiler catch up on its own thread. Runs after an update, so that new endpoints have their numbers.
     fn catch_up(&mut self, behind: Behind) {
         let Behind { mut made, changed, clients, rounds } = behind;
         let news = self.compiler.news(changed);
@@ -226,14 +227,13 @@ impl Reconciler {
         }
     }
 
-    /// There will be no successor.
+    /// Gives up the current successor.
     fn abandon(&mut self, error: &EngineError) {
         self.succession.failed(error);
         self.pace.put_back();
     }
 
-    /// Lets the other compiler and its generation replace those in force, if they are ready; how many
-    /// operations that took.
+    /// Replaces compiler and generation by the successor's, if these are ready. Returns the number of operations.
     pub(super) fn succeed(&mut self) -> Result<Option<usize>, EngineError> {
         let Some(job) = self.succession.job.take_if(|job| job.thread.is_finished()) else {
             return Ok(None);
@@ -295,15 +295,15 @@ impl Reconciler {
     }
 }
 
-/// Freeing hundreds of megabytes takes a while.
+/// Drops a value on another thread: freeing hundreds of megabytes takes a while.
 fn drop_elsewhere(it: impl Send + 'static) {
-    // Without a thread it is dropped here.
+    // Without a thread, the closure and its value are dropped here.
     drop(std::thread::Builder::new().name("former".into()).spawn(move || drop(it)));
 }
 
-/// The engine goes first.
+/// Lowers the priority of the calling thread below the engine's.
 fn yield_to_others() {
-    // SAFETY: nice(3) takes no pointers; it is of the calling thread.
+    // SAFETY: nice(3) takes no pointers; on Linux it affects the calling thread only.
     let nice = unsafe { libc::nice(NICE) };
     if nice == -1 {
         tracing::debug!("the thread that compiles large policies cannot yield to others");

@@ -1,4 +1,4 @@
-//! Where packets are traced, and what their steps mean.
+//! Targets of a packet trace, and the attribution of traced packets to policies.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use crate::events::{Dropped, Outcome, Seen};
 use crate::observe::{Attributed, Attribution, Attributions};
 use crate::trace::{Packet, RawPacket, Request, Target, Tracing};
 
-/// Why there is nothing to trace.
+/// Reason why there is nothing to trace.
 const NOTHING: &str = "nothing is enforced yet";
 
 impl Tracing for Engine {
@@ -110,7 +110,7 @@ fn named(
     }
 }
 
-/// Which policy and rule decided: of an answer, those of the direction that began its flow.
+/// Returns the deciding policy and rule; for a reply, of the direction that began its flow.
 fn attributed(
     cluster: &Cluster,
     pod: &Key,
@@ -134,7 +134,7 @@ fn attributed(
     }
 }
 
-/// The addresses of a party.
+/// Returns the addresses of a party.
 fn addresses(cluster: &Cluster, party: &Party) -> Result<Vec<IpAddr>, String> {
     let addresses = match party {
         Party::Address(address) => vec![*address],

@@ -1,10 +1,9 @@
-//! Packets of pods that exits miss the proof of (`netpold_ebpf::judge::proof`), and whose fault that is.
+//! Packets of pods that reach an exit without their proof (`netpold_ebpf::judge::proof`), and the probable cause.
 //!
-//! Something else on the node may clear the proof behind netpold's program at the pod's veth: a rule that
-//! sets the packet's mark, a tc or BPF program of another tool. Or the pod got round that program. The
-//! exits judge both alike and never more freely than policy; what they count tells the two apart, since a
-//! pod cannot know the witness that the program leaves in another field. Neither is ours to repair, so
-//! it is said.
+//! Another tool on the node may clear the proof behind netpold's program at the pod's veth: a rule that sets the
+//! packet's mark, or another tc or BPF program. Or the pod bypassed netpold's program. The exits judge both cases alike
+//! and never more permissively than policy. Their counters tell the cases apart, since a pod cannot know the witness
+//! that the program leaves in another field. netpold cannot repair either; it reports both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -14,39 +13,38 @@ use netpold_ebpf::layout::Unproven;
 
 use crate::dataplane::Dataplane;
 
-/// How long it is said after the last packet.
+/// Time after the last packet during which the problem is reported.
 const SAID: Duration = Duration::from_secs(30);
-/// A pod that guesses hits the witness once in 511 packets: more than this share of those without proof is no
-/// guess.
+/// A pod that guesses hits the witness once in 511 packets. More than one hit in this many packets is no guess.
 const GUESSED: u64 = 16;
-/// Pods that a problem names, of those that it concerns.
+/// Most pods named in a problem.
 const NAMED: usize = 5;
 
-/// What was counted, by interface and endpoint.
+/// Packets without proof or witness, by interface and endpoint.
 #[derive(Debug, Default)]
 pub(super) struct Missing {
     pods: BTreeMap<(u32, u32), Counted>,
-    /// Of all pods there ever were.
+    /// Packets of all pods since the start.
     total: Unproven,
 }
 
 #[derive(Debug)]
 struct Counted {
-    /// As the kernel's table had it at the last look.
+    /// The kernel's counters at the last look.
     read: Unproven,
-    /// Since [`SAID`] ago nothing was.
+    /// Packets since the last pause of [`SAID`].
     recent: Unproven,
     last: Option<Instant>,
 }
 
-/// Whose fault it is.
+/// Probable cause of missing proofs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fault {
-    /// Somebody clears the proof.
+    /// Another tool clears the proof.
     Erased,
-    /// Somebody clears what is beside the proof.
+    /// Another tool clears the witness beside the proof.
     Unmarked,
-    /// The pod goes round the program, or somebody clears both.
+    /// The pod bypasses the program, or another tool clears both.
     Skipped,
 }
 
@@ -68,7 +66,7 @@ impl Counted {
 }
 
 impl Missing {
-    /// Looks at what exits have counted since the last look; whether it is another fault now.
+    /// Reads the exits' counters; returns whether the causes have changed.
     pub(super) fn look(&mut self, compiler: &Compiler, dataplane: &Dataplane) -> bool {
         let pods = compiler.endpoints().filter(|endpoint| !endpoint.waiting);
         let pods: BTreeSet<(u32, u32)> = pods.map(|e| (e.ifindex, e.id)).collect();
@@ -81,8 +79,8 @@ impl Missing {
         self.faults() != before
     }
 
-    /// What is wrong with pods' packets where they leave, and by whose fault. `proof` is the bit of
-    /// `skb->mark`; `name` describes the pod of an interface and endpoint.
+    /// Returns problems of pods' packets at their exits, with the cause. `proof` is the bit of `skb->mark`; `name`
+    /// describes the pod of an interface and endpoint.
     pub(super) fn problems(&self, proof: u32, name: &dyn Fn(u32, u32) -> String) -> Vec<String> {
         let mut problems = Vec::new();
         let (erased, packets) = self.at_fault(Fault::Erased, name);
@@ -125,7 +123,7 @@ impl Missing {
         problems
     }
 
-    /// The pods with that fault, and their packets.
+    /// Returns the pods with this cause, and their number of packets.
     fn at_fault(&self, fault: Fault, name: &dyn Fn(u32, u32) -> String) -> (Vec<String>, u64) {
         let pods = self.pods.iter().filter(|(_, counted)| counted.fault() == Some(fault));
         let (mut names, mut packets) = (Vec::new(), 0);
@@ -136,14 +134,14 @@ impl Missing {
         (names, packets)
     }
 
-    /// Packets that exits missed something at, since the agent's start.
+    /// Returns the number of packets without proof or witness at exits, since the agent's start.
     pub(super) fn total(&self) -> Unproven {
         self.total
     }
 
     fn count(&mut self, key: (u32, u32), read: Unproven) {
         let Some(counted) = self.pods.get_mut(&key) else {
-            // What came by the interface before was somebody else's, or before its program was there.
+            // Earlier packets belong to another pod, or precede the program.
             let recent = Unproven::default();
             self.pods.insert(key, Counted { read, recent, last: None });
             return;
@@ -165,7 +163,7 @@ impl Missing {
     }
 }
 
-/// A new generation counts from zero.
+/// Subtracts counters; a new generation counts from zero.
 fn since(now: Unproven, before: Unproven) -> Unproven {
     let fresh = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
     Unproven {
@@ -183,7 +181,7 @@ fn plus(one: Unproven, other: Unproven) -> Unproven {
     }
 }
 
-/// The first few.
+/// Names the first few pods.
 fn named(pods: &[String]) -> String {
     let more = pods.len().saturating_sub(NAMED);
     let first = pods.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");

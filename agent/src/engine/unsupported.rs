@@ -1,4 +1,4 @@
-//! Which policies cannot be honoured here, for Kubernetes Events.
+//! Policies that this node cannot honour in full, for Kubernetes Events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use netpold_core::model::{ClusterPolicy, Key, Pod, Policy};
 
 use crate::turns::in_turns;
 
-/// Nodes that speak up about one policy: more would say the same, fewer might all be down.
+/// Number of nodes that report a policy: more would repeat it, fewer might all be down.
 const SPEAKERS: usize = 3;
-/// Policies looked at: of each the namespace's pods are gone through while the engine stands still. Namespaces have
-/// equal shares, and one policy at least.
+/// Most policies examined: for each, the engine waits for a walk over the namespace's pods. Namespaces have equal
+/// shares, at least one policy each.
 const LOOKED_AT: usize = 100;
 
-/// Policies of which not everything counts: a part that could not be understood, or more than their
-/// budget or the tables hold; with their uids and the reasons. Those that select a pod of this node, if it is one of
-/// the first few nodes by name with such a pod; of what is closed on this node alone, all. The key of a
+/// Returns policies with ineffective parts, with their uids and the reasons: a part was not understood, or the policy
+/// exceeds its budget or the tables. A policy counts if it selects a pod of this node and the node is one of the first
+/// [`SPEAKERS`] by name with a selected pod; a policy closed on this node alone always counts. The key of a
 /// ClusterNetworkPolicy has no namespace.
 #[must_use]
 pub fn unsupported_policies(compiler: &Compiler) -> BTreeMap<Key, (String, Vec<String>)> {
@@ -46,7 +46,8 @@ fn unsupported(compiler: &Compiler) -> BTreeMap<Key, Vec<String>> {
     all
 }
 
-/// How many policies grant nothing because they, or those they isolate pods with, are too much.
+/// Returns the number of policies that grant nothing because they, alone or together with others that isolate the same
+/// pods, exceed a limit.
 pub(super) fn closed(compiler: &Compiler) -> u64 {
     let cluster = compiler.cluster();
     let over = cluster.policies().keys().filter(|key| cluster.excess(key).is_some());
@@ -77,7 +78,7 @@ fn not_understood(cluster: &Cluster) -> BTreeMap<Key, Vec<String>> {
         .collect()
 }
 
-/// The same of ClusterNetworkPolicies.
+/// Returns the ClusterNetworkPolicies with parts that were not understood and that this node reports.
 fn cluster_policies(cluster: &Cluster) -> BTreeMap<Key, Vec<String>> {
     let own = cluster.node_name();
     let mut troubled =
@@ -89,7 +90,7 @@ fn cluster_policies(cluster: &Cluster) -> BTreeMap<Key, Vec<String>> {
     troubled
         .filter(|policy| {
             let is_under = |pod: &&Arc<Pod>| is_under(cluster, policy, pod);
-            // The cheap question first: of most nodes, some others are before them.
+            // The cheap check first: on most nodes, other nodes precede this one.
             let before = cluster.pods().values().filter(|pod| *pod.node < *own).filter(is_under);
             here.iter().any(is_under) && !has_speakers(before.map(|pod| pod.node.as_str()))
         })
@@ -98,7 +99,7 @@ fn cluster_policies(cluster: &Cluster) -> BTreeMap<Key, Vec<String>> {
         .collect()
 }
 
-/// As many as are looked at: the first of each namespace, and of the others as many as there is room for, in turns.
+/// Limits policies to [`LOOKED_AT`]: the first of each namespace, then the others in turns while there is room.
 fn shares<T>(
     all: impl Iterator<Item = T>,
     namespace: impl Fn(&T) -> Option<String>,
@@ -108,7 +109,7 @@ fn shares<T>(
     in_turns(all, namespace).into_iter().take(LOOKED_AT.max(namespaces))
 }
 
-/// Whether enough nodes speak up.
+/// Returns whether enough nodes report.
 fn has_speakers<'n>(nodes: impl Iterator<Item = &'n str>) -> bool {
     let mut speakers = BTreeSet::new();
     nodes.filter(|node| !node.is_empty()).any(|node| {
@@ -173,7 +174,7 @@ mod tests {
         assert!(speaks("n5").is_empty(), "no pod there");
     }
 
-    /// As many of one tenant as are looked at, and more, before the other's in the order of names.
+    /// More policies of one tenant than are examined, before the other tenant's in the order of names.
     #[test]
     fn a_crowd_of_broken_policies_hides_nobody_elses() {
         let mut compiler = Compiler::new(Options { node: "n1".into(), ..Options::default() });

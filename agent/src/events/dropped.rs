@@ -1,4 +1,4 @@
-//! Packets that were dropped, and flows that would be: one by one, and as people are told of them.
+//! Dropped packets, flows that audited policies would drop, and denials for Events.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,31 +13,31 @@ use serde::Serialize;
 
 use crate::conntrack::FlowTuple;
 
-/// [`Dropped::reason`] of a flow that passed and that policies on trial would have denied.
+/// [`Dropped::reason`] of a flow that passed and that audited policies would have denied.
 pub const AUDIT: &str = "audit";
 
 /// A dropped packet, or a flow that would be dropped ([`AUDIT`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Dropped {
-    /// When the agent read it, in milliseconds since 1970.
+    /// Time when the agent read the event, in milliseconds since 1970.
     pub unix_millis: u64,
-    /// Host-side interface index; 0 of an audited flow.
+    /// Interface index of the host side of the veth; 0 for an audited flow.
     pub ifindex: u32,
-    /// Number of the pod instance.
+    /// Number of the endpoint.
     pub endpoint: u32,
-    /// As the pod sees it.
+    /// Direction from the pod's view.
     pub direction: Direction,
-    /// Name of the reason; `unknown` for one of a newer program.
+    /// Name of the reason; `unknown` for a reason of a newer program.
     pub reason: &'static str,
-    /// The pod's address in this packet, if the packet was understood that far.
+    /// Address of the pod in this packet, if the packet could be parsed that far.
     pub local: Option<IpAddr>,
-    /// The other side's address.
+    /// Address of the other side.
     pub remote: Option<IpAddr>,
     /// IP protocol number.
     pub protocol: Option<u8>,
-    /// The pod's port, or ICMP type and code.
+    /// Port of the pod, or ICMP type and code.
     pub local_port: u16,
-    /// The other side's port.
+    /// Port of the other side.
     pub remote_port: u16,
     /// Packet length in bytes.
     pub length: u32,
@@ -61,21 +61,21 @@ impl Dropped {
         }
     }
 
-    /// The pod's port and the other side's, where the protocol has ports.
+    /// Returns the ports of the pod and of the other side, where the protocol has ports.
     pub(crate) fn ports(&self) -> Option<[u16; 2]> {
         let has_ports = self.protocol.is_some_and(|number| IpProtocol(number).has_ports());
         has_ports.then_some([self.local_port, self.remote_port])
     }
 
-    /// When the agent read it, in RFC 3339 with milliseconds, UTC.
+    /// Returns the time when the agent read the event, in RFC 3339 with milliseconds, UTC.
     pub(crate) fn time(&self) -> String {
         let time = Timestamp::from_millisecond(self.unix_millis.cast_signed());
         format!("{:.3}", time.unwrap_or_default())
     }
 
-    /// A flow that policies on trial would deny.
+    /// Creates the record of a flow that audited policies would deny.
     pub(crate) fn audited(tuple: &FlowTuple, direction: Direction, local: Option<IpAddr>) -> Self {
-        // An echo's number makes no other flow for whoever reads it.
+        // The identifier of an echo does not make a different flow for the reader.
         let has_ports = IpProtocol(tuple.protocol).has_ports();
         let [local_port, remote_port] =
             [tuple.local_port, tuple.remote_port].map(|port| if has_ports { port } else { 0 });
@@ -94,7 +94,7 @@ impl Dropped {
         }
     }
 
-    /// What makes two drops the same for the log: the port is that of the service.
+    /// Returns the key of equal drops in the log; the port is the service's.
     pub(crate) fn key(&self) -> DropKey {
         let port = match self.direction {
             Direction::Ingress => self.local_port,
@@ -104,7 +104,7 @@ impl Dropped {
     }
 }
 
-/// The packet as its sender addressed it: `TCP 10.0.0.1:40000 to 10.0.0.2:80`.
+/// Formats the packet from its sender's view: `TCP 10.0.0.1:40000 to 10.0.0.2:80`.
 impl fmt::Display for Dropped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Some(local), Some(remote), Some(protocol)) = (self.local, self.remote, self.protocol)
@@ -125,18 +125,18 @@ impl fmt::Display for Dropped {
 }
 
 impl Dropped {
-    /// Policy decided, and can say why.
+    /// Returns whether policy dropped the packet, so that policy can explain the drop.
     pub(crate) fn is_denial(&self) -> bool {
         [Reason::Policy, Reason::ServiceBackend].map(Reason::as_str).contains(&self.reason)
     }
 
-    /// It passed: policies on trial would have dropped it.
+    /// Returns whether the flow passed and audited policies would have dropped it.
     pub(crate) fn is_audit(&self) -> bool {
         self.reason == AUDIT
     }
 }
 
-/// Milliseconds since 1970.
+/// Returns the milliseconds since 1970.
 pub(crate) fn unix_millis() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
@@ -152,33 +152,33 @@ fn address(family: u8, bytes: &[u8; 16]) -> Option<IpAddr> {
     }
 }
 
-/// A drop to be logged, and how often it was seen since the last line about it.
+/// A drop to log, with the number of equal drops since the last line about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// The latest of them.
+    /// Latest of these drops.
     pub dropped: Dropped,
-    /// How many the line stands for.
+    /// Number of these drops.
     pub times: u64,
 }
 
-/// A denial to tell a pod's owner of.
+/// A denial to report to a pod's owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denial {
-    /// The pod.
+    /// Key of the pod.
     pub pod: Key,
-    /// Its `metadata.uid`.
+    /// Value of `metadata.uid` of the pod.
     pub uid: String,
-    /// Denials with the same are the same to the owner.
+    /// Key of denials that are the same to the owner.
     pub(crate) key: DropKey,
-    /// What was denied and why, in a sentence.
+    /// Description of the denial and its reason, in a sentence.
     pub text: String,
 }
 
-/// Denials, and how fast they may be told.
+/// Denials, and the number of nodes that share the rate of Events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Denials {
-    /// The denials, of as many pods as possible.
+    /// Denials of as many pods as possible.
     pub all: Vec<Denial>,
-    /// Nodes whose agents write Events beside this one's.
+    /// Number of the cluster's nodes, with an agent each that writes Events.
     pub nodes: usize,
 }

@@ -1,8 +1,7 @@
-//! What happened to packets and flows lately, for whoever watches: a bounded record that each watcher reads at
-//! its own pace.
+//! Recent drops and flows for observers: a bounded record that each observer reads at its own pace.
 //!
-//! Writing never waits for a reader. One that falls behind by more than the record holds loses the oldest, and
-//! is told how many.
+//! Writers never wait for a reader. A reader that falls behind by more than the record's size loses the oldest events
+//! and receives their number.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -17,10 +16,10 @@ use super::dropped::{Dropped, unix_millis};
 use crate::conntrack::FlowTuple;
 use crate::lock::lock;
 
-/// Drops and audited flows that are kept, and as many new flows: about a megabyte each.
+/// Most drops and audited flows kept, and most new flows kept: about a megabyte each.
 const KEPT: usize = 8192;
 
-/// What became of a packet, or of a flow.
+/// Outcome of a packet or flow.
 #[derive(
     Clone,
     Copy,
@@ -38,23 +37,23 @@ const KEPT: usize = 8192;
 pub enum Outcome {
     /// The packet was dropped
     Deny,
-    /// The flow passed, and policies on trial would deny it
+    /// The flow passed, but audited policies would deny it
     Audit,
     /// A new flow passed
     Allow,
 }
 
-/// Something that happened.
+/// An observed drop or flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Whether it passed.
+    /// Outcome of the packet or flow.
     pub outcome: Outcome,
-    /// The packet; of a flow, who takes part in it.
+    /// The dropped packet; for a flow, its addresses and ports.
     pub packet: Dropped,
 }
 
 impl Seen {
-    /// A flow that a sweep met first. `by_node`: the node began it, which no policy can deny.
+    /// Creates the event of a new flow. `by_node`: the node began the flow, which no policy can deny.
     pub(crate) fn flow(tuple: &FlowTuple, direction: Direction, by_node: bool) -> Self {
         let reason = if by_node { Reason::Node } else { Reason::Allowed };
         let packet =
@@ -63,28 +62,28 @@ impl Seen {
     }
 }
 
-/// What a watcher did not see.
+/// Numbers of events that an observer did not receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Lost {
-    /// Drops of which the kernel sent no event, to keep its limit.
+    /// Drops without an event of the kernel, because of its rate limit.
     pub kernel: u64,
-    /// Flows, new or audited, that were too many for one sweep to tell each, or over before it.
+    /// Flows, new or audited, not reported one by one: above the per-sweep limit, or closed before the sweep.
     pub flows: u64,
-    /// Events that the record held no more when the watcher came to read them.
+    /// Events displaced from the record before the observer read them.
     pub slow: u64,
-    /// Events without policy and rule, because explaining them all would take too long.
+    /// Events without policy and rule, because of the time limit for explanations.
     pub unattributed: u64,
 }
 
 impl Lost {
-    /// Nothing was lost.
+    /// Returns whether nothing was lost.
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Both.
+    /// Returns the sums of both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -96,7 +95,7 @@ impl Lost {
     }
 }
 
-/// Up to where a watcher has read.
+/// Position up to which an observer has read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
     drops: u64,
@@ -107,7 +106,7 @@ pub struct Cursor {
 
 #[derive(Debug, Default)]
 struct Ring {
-    /// Number of the oldest that is kept.
+    /// Number of the oldest event kept.
     first: u64,
     kept: VecDeque<Seen>,
 }
@@ -130,7 +129,7 @@ impl Ring {
         self.first + before as u64
     }
 
-    /// Moves the cursor behind what is returned; how many it missed.
+    /// Reads up to `most` events and moves the cursor behind them; returns the number of events missed.
     fn read(&self, cursor: &mut u64, most: usize, into: &mut Vec<Seen>) -> u64 {
         let from = (*cursor).max(self.first);
         let missed = from - *cursor;
@@ -144,15 +143,15 @@ impl Ring {
 
 #[derive(Debug, Default)]
 struct Rings {
-    /// Drops and audited flows, which new flows do not displace.
+    /// Drops and audited flows; new flows do not displace them.
     drops: Ring,
     flows: Ring,
-    /// [`Lost::kernel`] and [`Lost::flows`] of all time.
+    /// Totals of [`Lost::kernel`] and [`Lost::flows`].
     unsent: u64,
     untold: u64,
 }
 
-/// The record.
+/// The record of recent events.
 #[derive(Debug, Default)]
 pub struct Journal {
     rings: Mutex<Rings>,
@@ -164,7 +163,7 @@ impl Journal {
         lock(&self.rings)
     }
 
-    /// A dropped packet, or an audited flow.
+    /// Records a dropped packet or an audited flow.
     pub(super) fn dropped(&self, packet: &Dropped) {
         let outcome = if packet.is_audit() { Outcome::Audit } else { Outcome::Deny };
         let mut rings = self.rings();
@@ -173,17 +172,17 @@ impl Journal {
         self.news.notify_waiters();
     }
 
-    /// Drops of which the kernel sent no event.
+    /// Records drops without an event of the kernel.
     pub(super) fn unsent(&self, drops: u64) {
         self.rings().unsent += drops;
     }
 
-    /// New flows of a sweep, and how many others it did not tell each.
+    /// Records new flows of a sweep, and the number of flows not reported one by one.
     pub fn flows(&self, flows: Vec<Seen>, untold: u64) {
         if flows.is_empty() && untold == 0 {
             return;
         }
-        // After each other in the record, so that it stays in the order of time.
+        // All flows get the same time, taken here, so that the record stays in the order of time.
         let now = unix_millis();
         let mut rings = self.rings();
         rings.untold += untold;
@@ -195,7 +194,7 @@ impl Journal {
         self.news.notify_waiters();
     }
 
-    /// Where somebody begins who wants what happens from now on, or all that is kept from a time on.
+    /// Returns the position for an observer of future events, or of all kept events since a time.
     #[must_use]
     pub fn cursor(&self, since: Option<u64>) -> Cursor {
         let rings = self.rings();
@@ -204,8 +203,8 @@ impl Journal {
         Cursor { drops, flows, unsent: rings.unsent, untold: rings.untold }
     }
 
-    /// The next events, at most so many of each kind, in the order of time; and what was lost since the last
-    /// call. Flows are passed over unless they are wanted.
+    /// Returns the next events, at most `most` of each kind, in the order of time, and the losses since the last call.
+    /// Skips flows unless `with_flows`.
     #[must_use]
     pub fn read(&self, cursor: &mut Cursor, with_flows: bool, most: usize) -> (Vec<Seen>, Lost) {
         let rings = self.rings();
@@ -223,7 +222,7 @@ impl Journal {
         (seen, lost)
     }
 
-    /// Ready once there is something new, from when this was called.
+    /// Returns a future that completes at the first new event after this call.
     pub fn changed(&self) -> Notified<'_> {
         self.news.notified()
     }

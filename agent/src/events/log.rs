@@ -1,8 +1,7 @@
-//! The latest drops for the status, denials for their pods' owners, and which drops are logged now.
+//! Latest drops for the status, denials for pods' owners, and the selection of drops for the log.
 //!
-//! The same drop is logged at most once per [`QUIET`], with the number of times it was seen; and of drops that
-//! all differ, as those of a flood from random sources, no more than [`DISTINCT`] in that time, with
-//! the number of the others.
+//! An equal drop is logged at most once per [`QUIET`], with its number of occurrences. Of distinct drops, as in a flood
+//! from random sources, at most [`DISTINCT`] are logged in that time, with the number of the others.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -13,29 +12,29 @@ use netpold_ebpf::layout::DropEvent;
 use super::dropped::{DropKey, Dropped, Line};
 use super::journal::Journal;
 
-/// Events of probes that are waited for.
+/// Most awaited events of probes.
 const EXPECTED: usize = 256;
-/// For how long.
+/// Time for which a probe's event is awaited.
 const SOON: Duration = Duration::from_secs(2);
-/// Drops that are kept for status.
+/// Most drops kept for the status.
 const KEPT: usize = 64;
-/// How long a drop that was logged is not logged again.
+/// Time for which a logged drop is not logged again.
 pub const QUIET: Duration = Duration::from_secs(10);
-/// Distinct drops told apart at a time; beyond that, new ones are counted and not logged.
+/// Most distinct drops tracked at a time; further new ones are counted and not logged.
 const DISTINCT: usize = 128;
-/// Distinct denials of a pod that are kept until somebody asks for them.
+/// Most distinct denials of a pod kept until they are taken.
 const DENIED_OF_POD: usize = 4;
-/// Pods of which denials are kept.
+/// Most pods with kept denials.
 const DENIED_PODS: usize = 256;
 
 #[derive(Debug)]
 struct Quiet {
     until: Instant,
-    /// Seen since the last line, and the latest of them.
+    /// Latest drop since the last line, and the number of drops since then.
     unsaid: Option<Line>,
 }
 
-/// The latest drops. Outlives the generations of maps that they are read from.
+/// The latest drops. Outlives the generations of maps that produce the events.
 #[derive(Debug, Default)]
 pub struct DropLog {
     recent: VecDeque<Dropped>,
@@ -43,16 +42,15 @@ pub struct DropLog {
     seen: u64,
     suppressed: u64,
     unnamed: u64,
-    /// By endpoint number, so that the denials of one pod leave those of others room.
+    /// Denials by endpoint number, so that one pod's denials leave room for other pods'.
     denied: BTreeMap<u32, Vec<Line>>,
     journal: Arc<Journal>,
-    /// Events of the agent's own probes that may come, and until when.
+    /// Expected events of the agent's own probes, each with its deadline.
     expected: VecDeque<(DropEvent, Instant)>,
 }
 
 impl DropLog {
-    /// A probe is about to be shown to a program: its event is nobody's drop. One event like it is left out, if
-    /// it comes soon.
+    /// Announces the event of a probe that is about to run: one equal event is ignored if it arrives soon.
     pub fn expect(&mut self, event: DropEvent, now: Instant) {
         self.expected.retain(|(_, until)| now < *until);
         if self.expected.len() >= EXPECTED {
@@ -68,31 +66,31 @@ impl DropLog {
         place.is_some_and(|place| self.expected.remove(place).is_some())
     }
 
-    /// Where everything is recorded for whoever watches.
+    /// Returns the record of all events, for observers.
     #[must_use]
     pub fn journal(&self) -> Arc<Journal> {
         Arc::clone(&self.journal)
     }
 
-    /// The latest drops, oldest first.
+    /// Returns the latest drops, oldest first.
     #[must_use]
     pub fn recent(&self) -> Vec<Dropped> {
         self.recent.iter().cloned().collect()
     }
 
-    /// Events read.
+    /// Returns the number of events read.
     #[must_use]
     pub fn seen(&self) -> u64 {
         self.seen
     }
 
-    /// Events the kernel left out to keep its limit.
+    /// Returns the number of events that the kernel suppressed because of its limit.
     #[must_use]
     pub fn suppressed(&self) -> u64 {
         self.suppressed
     }
 
-    /// Takes in an event; what to log of it now.
+    /// Records an event; returns the line to log now.
     pub fn record(&mut self, event: &DropEvent, now: Instant) -> Option<Line> {
         self.suppressed += u64::from(event.suppressed);
         self.journal.unsent(event.suppressed.into());
@@ -105,7 +103,7 @@ impl DropLog {
         self.say_of(dropped, now)
     }
 
-    /// As [`DropLog::record`], of what no event told.
+    /// Records a drop without an event of the kernel, as [`DropLog::record`] does.
     pub fn take_in(&mut self, dropped: Dropped, now: Instant) -> Option<Line> {
         self.journal.dropped(&dropped);
         self.say_of(dropped, now)
@@ -150,17 +148,17 @@ impl DropLog {
         }
     }
 
-    /// Denials since the last call, some of each pod.
+    /// Takes the denials since the last call, some of each pod.
     pub fn take_denied(&mut self) -> BTreeMap<u32, Vec<Line>> {
         std::mem::take(&mut self.denied)
     }
 
-    /// How many events since the last call were beyond what is told apart.
+    /// Takes the number of drops since the last call beyond [`DISTINCT`].
     pub fn take_unnamed(&mut self) -> u64 {
         std::mem::take(&mut self.unnamed)
     }
 
-    /// What is left to say of drops whose quiet time is over; those without news are forgotten.
+    /// Returns the unlogged lines of drops whose quiet time is over; forgets drops without new occurrences.
     pub fn flush(&mut self, now: Instant) -> Vec<Line> {
         let mut lines = Vec::new();
         self.quiet.retain(|_, quiet| {
@@ -199,7 +197,7 @@ pub(super) mod tests {
     #[test]
     fn the_same_drop_is_logged_once_in_a_while_with_its_count() {
         let (mut log, start) = (DropLog::default(), Instant::now());
-        // The other side's port changes from attempt to attempt; the service is the same.
+        // The remote port changes from attempt to attempt; the service is the same.
         let times: Vec<_> = (0..5u16)
             .map(|n| log.record(&event(1, 80, 40_000 + n), start).map(|line| line.times))
             .collect();

@@ -1,4 +1,4 @@
-//! Asks an agent for its node's flows, page by page.
+//! Requests to agents for the flows of their nodes, page by page.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use crate::status::understood;
 /// Prints the flows of this node, or of a cluster's nodes, as text or JSON. Returns the exit status.
 ///
 /// # Errors
-/// No agent answers, or its answer is not one of this version.
+/// No agent answers, or the answer is of another version.
 pub fn run(args: &FlowsArgs) -> Result<u8> {
     let filter = Filter { namespace: args.namespace.clone(), pod: args.pod.clone() };
     let limit = (args.limit > 0).then_some(args.limit);
@@ -44,8 +44,8 @@ pub fn run(args: &FlowsArgs) -> Result<u8> {
     Ok(ALL)
 }
 
-/// The flows of every node of a cluster: of each at most `limit`, the others counted. Which nodes do not answer is
-/// said on standard error.
+/// Returns the flows of all nodes of a cluster: at most `limit` of each node; the rest is counted. Prints the nodes
+/// without an answer to standard error.
 ///
 /// # Errors
 /// The cluster cannot be reached, or has no agents.
@@ -64,10 +64,10 @@ pub fn ask_cluster(
     live::ask(cluster, &arguments)
 }
 
-/// The flows of a node: at most `limit`, the others counted.
+/// Returns the flows of a node: at most `limit`; the rest is counted.
 ///
 /// # Errors
-/// As for [`run`].
+/// See [`run`].
 pub fn ask(path: &Path, filter: &Filter, limit: Option<u32>) -> Result<Answer> {
     let mut answer = Answer { as_of: unix_millis() / 1000, ..Answer::default() };
     let mut others: BTreeMap<Key, u64> = BTreeMap::new();

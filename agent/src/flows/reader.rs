@@ -1,4 +1,4 @@
-//! Reads a page of flows, without the engine.
+//! Reads pages of flows without the engine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,30 +15,30 @@ use super::{Cached, Filter, Flow, FlowState, Page, PodFlows, Request, SentOn, Tr
 use crate::conntrack::{FlowTuple, Sighting, Sweeper};
 use crate::import_conntrack::{KernelFlow, Wanted, kernel_flows};
 
-/// Most flows of a page of netpold's table.
+/// Most flows in a page of netpold's table.
 pub(super) const PAGE: u32 = 2048;
-/// Most flows of the page of the kernel's.
+/// Most flows in the page of the kernel's conntrack.
 const KERNEL_PAGE: u32 = 65_536;
 
-/// A pod of the node.
+/// A pod of this node.
 #[derive(Clone, Debug)]
 pub struct LocalPod {
-    /// Its name.
+    /// Key of the pod.
     pub key: Key,
-    /// Its addresses.
+    /// Addresses of the pod.
     pub addresses: Vec<IpAddr>,
 }
 
-/// The node's flows at one moment, see [`crate::engine::flow_reader`].
+/// The node's flows at one moment; see [`crate::engine::flow_reader`].
 #[derive(Debug)]
 pub struct FlowReader {
     /// Name of the node.
     pub(crate) node: String,
-    /// The tables, the time in jiffies, the revision that cached verdicts must be of.
+    /// Tables, time in jiffies, and current revision of cached verdicts.
     pub(crate) tables: (Sweeper, u32, u32),
-    /// By the numbers of their endpoints.
+    /// Pods by endpoint number.
     pub(crate) pods: BTreeMap<u32, LocalPod>,
-    /// The pods whose packets leave no flow.
+    /// Pods without entries in netpold's table.
     pub(crate) untracked: Wanted,
 }
 
@@ -51,7 +51,7 @@ impl FlowReader {
         if request.kernel {
             taken.limit = request.limit.min(KERNEL_PAGE) as usize;
             problem = self.read_kernel(&request.filter, &mut taken).err();
-            // What is translated is known only where there is such a table.
+            // A missing kernel table is a problem only if some pods' flows are in it alone.
             problem = problem.filter(|_| !self.untracked.endpoints.is_empty());
         } else {
             taken.limit = request.limit.min(PAGE) as usize;
@@ -67,7 +67,7 @@ impl FlowReader {
         Page { node: self.node.clone(), flows, left_out, next, problem, translated }
     }
 
-    /// Where it stopped, if it did.
+    /// Reads netpold's table; returns the way at which the page is full.
     fn read_table(&self, request: &Request, taken: &mut Taken) -> Option<u32> {
         let (tables, now, _) = &self.tables;
         let mut next = None;
@@ -145,14 +145,14 @@ impl FlowReader {
     }
 }
 
-/// How the node sends a flow on that it leads elsewhere.
+/// Returns the translation of a flow with a translated destination.
 fn sent_on(flow: &KernelFlow) -> Option<SentOn> {
     let (protocol, [[from, to], on]) = flow.sent_on()?;
     let on = Translated { from: on[0], to: on[1] };
     Some(SentOn { protocol: IpProtocol(protocol), from, to, on })
 }
 
-/// What a page takes.
+/// Content of a page.
 #[derive(Default)]
 struct Taken {
     limit: usize,

@@ -1,4 +1,4 @@
-//! Flows for people.
+//! Rendering of flows as text.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -10,10 +10,10 @@ use comfy_table::presets::NOTHING;
 use super::{Answer, Cached, Flow, FlowState};
 use crate::printable::printable_document;
 
-/// Renders the flows of nodes. All names in them are made printable here, in one place.
+/// Renders the flows of nodes as text. All names are made printable here, in one place.
 ///
 /// # Errors
-/// They cannot be written as JSON, which they were read from.
+/// The answers cannot be converted to JSON and back.
 pub fn text(answers: &[Answer]) -> Result<String> {
     let answers: Vec<Answer> = printable_document(answers)?;
     Ok(render(&answers))
@@ -75,7 +75,7 @@ fn row(flow: &Flow) -> [String; 8] {
     ]
 }
 
-/// An address, with its port if there is one.
+/// Formats an address, with its port if there is one.
 pub(crate) fn socket(address: IpAddr, port: u16) -> String {
     if port == 0 { address.to_string() } else { SocketAddr::new(address, port).to_string() }
 }

@@ -37,7 +37,7 @@ const IPS_SEEN_REPLY: u32 = 1 << 1;
 const IPS_ASSURED: u32 = 1 << 2;
 const IPS_DYING: u32 = 1 << 9;
 
-/// Number of flows that the kernel tracks in the calling thread's network namespace; `None` if unknown.
+/// Returns the number of flows that the kernel tracks in the calling thread's network namespace; `None` if unknown.
 pub(super) fn count() -> Option<u32> {
     let mut entries = None;
     let asked = ask_netfilter(CT_GET_STATS, NLM_F_ACK, (0, &[]), |answer| {
@@ -58,7 +58,7 @@ pub(super) fn dump(mut each: impl FnMut(KernelFlow)) -> io::Result<()> {
     })
 }
 
-/// Value of [`KernelFlow::seen_from_start`] for the flow of an original tuple; `None` if unknown.
+/// Returns [`KernelFlow::seen_from_start`] for the flow of an original tuple; `None` if unknown.
 pub(super) fn seen_from_start(original: &Tuple) -> Option<bool> {
     let family = if original.source.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let octets = |address: IpAddr| match address {
@@ -117,7 +117,7 @@ fn flow(message: Message<'_>) -> Option<KernelFlow> {
     Shown { original, reply, remaining, tcp_state, picked_up, replied, assured }.flow()
 }
 
-/// The first 32 bits, in network byte order, as netfilter writes them.
+/// Returns the first 32 bits, in network byte order, as netfilter writes them.
 fn word(value: &[u8]) -> Option<u32> {
     value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }

@@ -2,7 +2,7 @@
 //!
 //! Three sources: [`Instruments`] that the engine updates, a [`Snapshot`] of the engine at the scrape, and the process
 //! itself. A scrape never waits for the engine: while the engine writes, the last snapshot is served. No label names a
-//! pod or an address. Policies have labels only on trial, 500 of them at most, so the number of series is bounded for
+//! pod or an address. Only audited policies have labels, 500 of them at most, so the number of series is bounded for
 //! every cluster. deploy/metrics.md lists all metrics.
 
 mod instruments;
@@ -42,8 +42,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Metrics of these parts of an agent. `first` is served until `snapshot` returns another one; `snapshot` returns
-    /// `None` while the engine is busy.
+    /// Creates the metrics of these parts of an agent. `first` is served until `snapshot` returns another one;
+    /// `snapshot` returns `None` while the engine is busy.
     #[must_use]
     pub fn new(
         instruments: &Instruments,
@@ -65,7 +65,7 @@ impl Metrics {
         Self { registry, observed }
     }
 
-    /// All metrics as text.
+    /// Returns all metrics as text.
     ///
     /// # Errors
     /// A metric cannot be written, which is a bug of this program.
@@ -74,8 +74,8 @@ impl Metrics {
         encode(&mut text, &self.registry).map(|()| text)
     }
 
-    /// Reasons why the agent is not ready; empty if it is ready. A ready agent knows all objects and enforces them,
-    /// except for the latest changes.
+    /// Returns the reasons why the agent is not ready; empty if it is ready. A ready agent knows all objects and
+    /// enforces them, except for the latest changes.
     #[must_use]
     pub fn not_ready(&self) -> Vec<String> {
         let mut reasons = Vec::new();
@@ -105,7 +105,7 @@ impl fmt::Debug for Observed {
 }
 
 impl Observed {
-    /// A new snapshot; the previous one while the engine is busy, or before the next one is due.
+    /// Returns a new snapshot; the previous one while the engine is busy, or before the next one is due.
     fn snapshot(&self) -> Snapshot {
         let mut last = lock(&self.last);
         let began = Instant::now();

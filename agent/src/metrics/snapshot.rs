@@ -66,7 +66,7 @@ pub struct Snapshot {
     pub evicted: [[u64; 2]; 2],
     /// Dropped packets by direction and reason.
     pub drops: Vec<(Direction, Reason, u64)>,
-    /// Flows that policies on trial would deny: by policy, and in sum for policies beyond the limit of names.
+    /// Flows that audited policies would deny: by policy, and in sum for policies beyond the limit of names.
     pub audited: (Vec<(Key, u64)>, u64),
     /// Packets that reached isolated pods around their programs.
     pub bypassed: u64,

@@ -5,7 +5,7 @@ use std::fmt;
 use super::writer::Writer;
 use crate::source::{KindStatus, SourceStatus};
 
-/// Reasons why the source is not in sync.
+/// Returns the reasons why the source is not in sync.
 pub(super) fn not_ready(source: &SourceStatus) -> Vec<String> {
     if source.in_sync {
         return Vec::new();

@@ -1,23 +1,24 @@
-//! How often the node's report may be written because of the policies and pods of a namespace.
+//! Limits how often the node's report is written because of the policies and pods of a namespace.
 //!
-//! Each write costs the API server the whole object: it stores it, and sends it to everybody who watches. A namespace
-//! whose changes have cost more than its share waits for the next write that has another reason, the renewal at the
-//! latest; it delays nobody else's.
+//! Each write costs the API server the whole object, which it stores and sends to every watcher. A namespace that
+//! exceeds its share waits for the next write with another reason, at the latest the renewal; it delays no other
+//! namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Bytes a second that a namespace may cost in the long run: 256 KiB a minute.
+/// Bytes per second of one namespace in the long run: 256 KiB a minute.
 const OF_NAMESPACE: f64 = 256.0 * 1024.0 / 60.0;
-/// Bytes a second that all of them may cost together: 1 MiB a minute.
+/// Bytes per second of all namespaces together: 1 MiB a minute.
 const OF_NODE: f64 = 1024.0 * 1024.0 / 60.0;
-/// What is not used is kept for this long. Who has credit may write, whatever it costs, and pays for it by waiting.
+/// Time for which unused credit accumulates. A namespace with credit may write a report of any size, and waits
+/// afterwards.
 const KEPT: Duration = Duration::from_mins(1);
-/// While all together have cost more than their share, those who have cost nothing for [`KEPT`] may still write, one
-/// report in this time.
+/// While all namespaces together exceed their share, those without costs during [`KEPT`] may still cause one report in
+/// this time.
 const QUIET: Duration = Duration::from_secs(15);
 
-/// Credit in bytes; negative: a debt.
+/// Credit in bytes; negative values are debt.
 #[derive(Clone, Copy, Debug)]
 struct Credit {
     left: f64,
@@ -39,13 +40,13 @@ impl Credit {
     }
 }
 
-/// See the module.
+/// Credit of the node and of its namespaces.
 #[derive(Debug)]
 pub(super) struct Budget {
     node: Credit,
-    /// Of namespaces that have spent some of theirs.
+    /// Credit of namespaces that have spent some.
     namespaces: BTreeMap<String, Credit>,
-    /// When a namespace that had spent nothing wrote last while the node had no credit.
+    /// Time of the last report for a namespace without costs while the node had no credit.
     quiet_at: Option<Instant>,
 }
 
@@ -54,7 +55,7 @@ impl Budget {
         Self { node: Credit::full(OF_NODE, now), namespaces: BTreeMap::new(), quiet_at: None }
     }
 
-    /// Those of the namespaces with changes for which a report may be written now.
+    /// Returns the namespaces among `changed` for which a report may be written now.
     pub(super) fn may_write<'n>(
         &self,
         changed: &'n BTreeSet<String>,
@@ -73,7 +74,7 @@ impl Budget {
         changed.iter().filter(may).map(String::as_str).collect()
     }
 
-    /// A report of that many bytes was written for these namespaces.
+    /// Charges a report of `bytes` bytes to these namespaces.
     pub(super) fn charge(&mut self, namespaces: &[String], bytes: usize, now: Instant) {
         self.namespaces
             .retain(|_, it| it.left(OF_NAMESPACE, now) < Credit::full(OF_NAMESPACE, now).left);
@@ -99,8 +100,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// How often each namespace writes in ten minutes, of which one is over: asked every 5 s, with a report of that
-    /// size. Those whose names begin with `z` have a change every two minutes.
+    /// Counts the writes of each namespace in ten minutes, after a first minute: one attempt every 5 s, with reports of
+    /// `bytes` bytes. Namespaces that begin with `z` have a change every two minutes.
     fn writes(namespaces: &[&str], bytes: usize) -> BTreeMap<String, u32> {
         let mut now = Instant::now();
         let mut budget = Budget::new(now);

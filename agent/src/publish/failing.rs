@@ -1,4 +1,4 @@
-//! A kind of writes that fails for now: when to try again, and what the log says of it.
+//! Retry time and log state of a kind of writes that fails at present.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -11,11 +11,11 @@ use tracing::{info, warn};
 use super::write::WriteError;
 use crate::source::cluster::connection::Connection;
 
-/// See the module.
+/// Retry time and log state of a kind of writes.
 pub(super) struct Failing {
-    /// As in `patch pods/status`.
+    /// Verb and resource, as in `patch pods/status`.
     what: &'static str,
-    /// The HTTP status that the log was told of; 0: no answer.
+    /// HTTP status last logged; 0 without an answer.
     said: Option<u16>,
     backoff: DefaultBackoff,
     retry_at: Instant,
@@ -26,17 +26,17 @@ impl Failing {
         Self { what, said: None, backoff: DefaultBackoff::default(), retry_at: Instant::now() }
     }
 
-    /// It is too early to try again.
+    /// Returns whether it is too early to retry.
     pub(super) fn is_pausing(&self) -> bool {
         Instant::now() < self.retry_at
     }
 
-    /// How long it is too early to try again.
+    /// Returns the time until a retry.
     pub(super) fn pause(&self) -> Duration {
         self.retry_at.saturating_duration_since(Instant::now())
     }
 
-    /// Logs a failure that pauses nothing. Each state is logged once; texts differ by object.
+    /// Logs a failure that pauses nothing. Logs each HTTP status once, because texts differ by object.
     pub(super) fn complain(&mut self, error: &WriteError, connection: &Connection) {
         let code = error.code.unwrap_or(0);
         if self.said.replace(code) != Some(code) {
@@ -45,7 +45,7 @@ impl Failing {
         }
     }
 
-    /// It failed, whatever the object: logged, and paused.
+    /// Logs a failure that concerns every object, and pauses.
     pub(super) async fn failed(&mut self, error: &WriteError, connection: &Connection) {
         self.complain(error, connection);
         self.retry_at = Instant::now() + self.backoff.next().unwrap_or(Duration::from_secs(30));
@@ -54,7 +54,7 @@ impl Failing {
         }
     }
 
-    /// At least so long after the last failure.
+    /// Delays the retry until at least `pause` from now.
     pub(super) fn not_before(&mut self, pause: Duration) {
         self.retry_at = self.retry_at.max(Instant::now() + pause);
     }
@@ -68,7 +68,7 @@ impl Failing {
     }
 }
 
-/// A part of a time, by chance: agents on all nodes see a change together.
+/// Returns a random part of a duration, because agents on all nodes see a change together.
 pub(super) fn random_part(of: Duration) -> Duration {
     let random = RandomState::new().hash_one(()) % 1000;
     of * u32::try_from(random).unwrap_or(0) / 1000

@@ -1,7 +1,7 @@
-//! The own node's objects as the API has them, followed; of each only what is compared.
+//! Watches the API objects of the own node, decoding only the compared fields.
 //!
-//! What these say counts for no verdict: kube's watcher does, and an object that it cannot decode holds up no more than
-//! the conditions.
+//! These objects influence no verdict, so kube's watcher suffices: an object that it cannot decode delays only the
+//! conditions.
 
 use std::fmt::Debug;
 use std::pin::pin;
@@ -23,12 +23,12 @@ use super::failing::random_part;
 use crate::source::cluster::answer::is_quiet;
 use crate::source::cluster::connection::Connection;
 
-/// A watch ends by itself after this long, and a random part of as much again.
+/// Duration of a watch, plus a random part of as much.
 const WATCH: Duration = Duration::from_secs(145);
-/// After so many failures in a row another connection may help.
+/// Number of failures in a row after which the connection is renewed.
 const PATIENCE: u32 = 3;
 
-/// What is read of a pod's or node's status.
+/// The fields read of a pod's or Node's status.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Status {
@@ -44,14 +44,14 @@ pub(super) struct Condition {
     pub(super) status: String,
     pub(super) reason: Option<String>,
     pub(super) message: Option<String>,
-    /// Of a Node's condition.
+    /// Time of the heartbeat, in conditions of a Node.
     pub(super) last_heartbeat_time: Option<Time>,
 }
 
-/// Events in flight.
+/// Capacity of the channel of events.
 const IN_FLIGHT: usize = 64;
 
-/// Follows the objects that a field selector chooses, until nobody listens any more.
+/// Watches the objects that a field selector chooses, until the receiver is dropped.
 pub(super) fn follow<K>(connection: Arc<Connection>, fields: String) -> mpsc::Receiver<Event<K>>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -74,13 +74,13 @@ where
     let mut backoff = DefaultBackoff::default();
     loop {
         let seconds = u32::try_from((WATCH + random_part(WATCH)).as_secs()).unwrap_or(0);
-        // From the server's cache, which finds a node's pods without reading all there are.
+        // Served from the API server's cache, which finds a node's pods without reading all pods.
         let config = watcher::Config::default().fields(fields).timeout(seconds).any_semantic();
         let mut events = pin!(watcher::watcher(Api::all(connection.client()), config));
         let mut failures = 0;
         while failures < PATIENCE {
             match events.next().await {
-                // Which is said before the server is asked.
+                // kube emits this event before it asks the server, so it does not reset the failures.
                 Some(Ok(Event::Init)) => {
                     let _ = to.send(Event::Init).await;
                 }
@@ -89,12 +89,12 @@ where
                     backoff.reset();
                     let _ = to.send(event).await;
                 }
-                // Nothing changed: kube asks again, and nobody waits.
+                // A quiet watch ended without changes: kube watches again, without a pause here.
                 Some(Err(error)) if is_quiet(&error) => {
                     debug!(fields, "nothing came on the watch: asked for again");
                 }
                 Some(Err(error)) => {
-                    // The source watches the same kinds, and says what is wrong.
+                    // The source watches the same kinds and reports the error.
                     debug!(%error, fields, "cannot be followed");
                     failures += 1;
                     sleep(backoff.next().unwrap_or(WATCH)).await;

@@ -1,4 +1,4 @@
-//! Says in the cluster's API what is in force on this node.
+//! Publishes the enforced state of this node in the cluster's API.
 //!
 //! ```text
 //! Engine ──ring──► Observer ──Seen──┬─► pods.rs    a pod's condition, where it has the readiness gate
@@ -6,9 +6,9 @@
 //!                                   └─► report.rs  the NodePolicyStatus of the node ◄────────────┘
 //! ```
 //!
-//! Enforcement waits for none of this. Each of the three writes what differs from what the API has, so nothing is kept
-//! over a restart: an agent that starts writes no condition before it enforces what the source says, and until then
-//! what its predecessor wrote stays. What passes within [`PASSING`] is written by nobody.
+//! Enforcement never waits for these tasks. Each of the three writes the difference to the API's state, so nothing is
+//! kept over a restart: a starting agent writes no condition before it enforces the source's state, and its
+//! predecessor's conditions stay until then. A condition is not written for a cause shorter than [`PASSING`].
 
 mod budget;
 mod failing;
@@ -35,32 +35,32 @@ use self::write::Writer;
 use crate::engine::Enforcement;
 use crate::source::cluster::EventRecorder;
 
-/// Condition of a pod, and readiness gate, unless told otherwise.
+/// Default readiness gate and condition of a pod.
 pub const READINESS_GATE: &str = "netpold.io/network-ready";
-/// Key of the taint that keeps pods off a node whose agent does not enforce yet.
+/// Key of the taint that keeps pods off a node before its agent enforces.
 pub const STARTUP_TAINT: &str = "netpold.io/agent-not-ready";
 /// Condition of the Node.
 pub const NODE_CONDITION: &str = "netpold.io/NetworkPolicyReady";
 
-/// Longest message of a condition and of a report, in bytes. The CRD counts characters, which are never more.
+/// Longest message of a condition or report, in bytes. The CRD limits characters, which are never more.
 const MESSAGE_MAX: usize = 1024;
-/// What is not in force for less than this, as an update that is being written, makes no condition False.
+/// Time for which an update may be out of force, as while it is being written, before a condition becomes False.
 const PASSING: Duration = Duration::from_secs(5);
-/// Conditions are held against what is in force at least this often.
+/// Longest interval between comparisons of conditions with the enforced state.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What the agent knows of itself at a moment.
+/// State of the agent at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Look {
-    /// What is in force.
+    /// Enforced state.
     pub enforcement: Enforcement,
-    /// What is wrong on the node, in sentences.
+    /// Problems on the node, in sentences.
     pub problems: Vec<String>,
-    /// Every object is known.
+    /// Whether every object is known.
     pub in_sync: bool,
 }
 
-/// Of whom it is said, and how.
+/// Node and condition to publish.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Name of the own node.
@@ -69,15 +69,15 @@ pub struct Settings {
     pub readiness_gate: String,
 }
 
-/// Tells the API. Dropped, it says no more.
+/// Tasks that publish; dropping it stops them.
 #[derive(Debug)]
 pub struct Publisher {
     _tasks: JoinSet<()>,
 }
 
 impl Publisher {
-    /// Starts with the connection of a source. `ring` wakes it after each step of the engine; `look` may block; it
-    /// says for how long others had to wait for it. Needs a tokio runtime.
+    /// Starts the tasks with the connection of a source. `ring` wakes them after each step of the engine. `look` may
+    /// block; it returns the state and the time for which it made other callers wait. Requires a tokio runtime.
     pub fn start(
         of: &EventRecorder,
         settings: Settings,
@@ -99,7 +99,7 @@ impl Publisher {
     }
 }
 
-/// The wall clock, in whole seconds as the API keeps times.
+/// Returns the wall clock in whole seconds, the resolution of times in the API.
 fn now() -> Time {
     let now = Timestamp::now();
     Time(Timestamp::from_second(now.as_second()).unwrap_or(now))

@@ -1,4 +1,4 @@
-//! The own Node: without the startup taint once the agent enforces, and with a condition.
+//! The own Node: removes the startup taint once the agent enforces, and writes a condition.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,20 +21,20 @@ use super::{MESSAGE_MAX, NODE_CONDITION, STARTUP_TAINT, TICK, now};
 use crate::api;
 use crate::printable::cut;
 
-/// An agent that enforces nothing of what the source says may take this long to begin: what the Node says of its
-/// predecessor holds that long.
+/// Time that a starting agent may take to enforce the source's state; the predecessor's condition stays until then.
 const BEGINNING: Duration = Duration::from_mins(2);
-/// Another message alone is written this often: every kubelet's and controller's watch of Nodes gets it.
+/// Least time between writes that change the message alone: all watches of Nodes by kubelets and controllers receive
+/// them.
 const MESSAGE: Duration = Duration::from_mins(5);
-/// `lastHeartbeatTime` is renewed after this, and a random part of as much again. The whole Node goes to everybody who
-/// watches Nodes, the agents of all nodes included, and the kubelet writes it every 5 minutes where nothing changes: in
-/// a cluster of 5,000 nodes this adds 3.7 writes a second to the kubelets' 16.7. The report ([`super::report`]) shows
+/// Age at which `lastHeartbeatTime` is renewed, plus a random part of as much. The whole Node goes to every watcher of
+/// Nodes, the agents of all nodes included, and the kubelet writes it every 5 minutes where nothing changes. In a
+/// cluster of 5,000 nodes this adds 3.7 writes a second to the kubelets' 16.7. The report ([`super::report`]) shows
 /// within minutes that an agent is silent.
 const HEARTBEAT: Duration = Duration::from_mins(15);
-/// What was written shows in the watch within this, or is looked at again.
+/// Time within which the watch shows a write; least time between changes of the status.
 const ECHO: Duration = Duration::from_secs(2);
 
-/// What is read of a Node.
+/// The fields read of a Node.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct NodeObject {
@@ -49,13 +49,12 @@ api::resource!(NodeObject, part of Node);
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Spec {
-    /// As they are: they are written back.
+    /// Taints in their original form: they are written back.
     taints: Option<Vec<Value>>,
 }
 
-/// A merge patch that removes the startup taint; `None`: it is not there. Such a patch replaces the whole list, so it is
-/// good for the Node as it was seen and for no later one: where somebody else was faster, it is made anew from what the
-/// watch says next.
+/// Returns a merge patch that removes the startup taint; `None` without the taint. Such a patch replaces the whole
+/// list, so it fits only the Node in this version. After a conflict, it is rebuilt from the watch's next event.
 fn without_taint(node: &NodeObject) -> Option<Value> {
     let taints = node.spec.taints.as_deref()?;
     let others: Vec<&Value> = taints.iter().filter(|taint| taint["key"] != STARTUP_TAINT).collect();
@@ -65,7 +64,7 @@ fn without_taint(node: &NodeObject) -> Option<Value> {
     Some(json!({ "metadata": metadata, "spec": { "taints": others } }))
 }
 
-/// What the Node's condition should say: status, reason, message.
+/// Desired condition of the Node: status, reason, message.
 type Wanted = (&'static str, &'static str, String);
 
 fn wanted(seen: &Seen, started: Instant) -> Option<Wanted> {
@@ -78,20 +77,20 @@ fn wanted(seen: &Seen, started: Instant) -> Option<Wanted> {
     Some(("False", reason, cut(message.to_owned(), MESSAGE_MAX)))
 }
 
-/// Keeps the Node.
+/// Keeps the Node's taint and condition up to date.
 pub(super) struct NodeWriter {
     writer: Arc<Writer>,
     name: String,
     seen: watch::Receiver<Arc<Seen>>,
-    /// The Node's uid, for others.
+    /// The Node's uid, for other tasks.
     uid: watch::Sender<Option<String>>,
     node: Option<NodeObject>,
     started: Instant,
     taint: Failing,
     condition: Failing,
-    /// When something was said last.
+    /// Time of the last write of the condition.
     said_at: Option<Instant>,
-    /// Age of a heartbeat that is to be renewed.
+    /// Age at which the heartbeat is renewed.
     renewal: Duration,
 }
 
@@ -191,7 +190,7 @@ impl NodeWriter {
         if turns {
             condition["lastTransitionTime"] = json!(at);
         }
-        // By type, as of pods; the uid is that of the Node that was seen.
+        // Merged by type, as for pods; the uid ties the patch to the observed Node.
         let patch = Patch::Strategic(json!({
             "metadata": { "uid": node.metadata.uid },
             "status": { "conditions": [condition] },
@@ -215,13 +214,13 @@ impl NodeWriter {
     }
 }
 
-/// Whether a condition's heartbeat is older than that, or missing, or of a clock that is ahead by as much.
+/// Returns whether a condition's heartbeat is older than `age`, missing, or ahead by `age` because of another clock.
 fn is_older(condition: &Condition, age: Duration, now: &Time) -> bool {
     let heartbeat = condition.last_heartbeat_time.as_ref();
     heartbeat.is_none_or(|at| now.0.duration_since(at.0).unsigned_abs() >= age)
 }
 
-/// A Node that changed or went in the meantime will be named again by the watch.
+/// Records a failed write. The watch will report a Node that was changed or deleted in the meantime.
 async fn failed(failing: &mut Failing, error: &WriteError, writer: &Writer) {
     if error.is_of_object() {
         debug!(?error, "the Node is not as it was seen");

@@ -1,7 +1,7 @@
-//! The condition of pods that have the readiness gate.
+//! Condition of pods with the readiness gate.
 //!
-//! A pod is not ready before its condition is True, so nothing is sent to it before policy judges it. The kubelet keeps
-//! conditions that are not its own.
+//! A pod is not ready until its condition is True, so it receives no Service traffic before policy judges its packets.
+//! The kubelet keeps conditions of other writers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,24 +27,24 @@ use super::{PASSING, TICK, now};
 use crate::api;
 use crate::turns::in_turns;
 
-/// Writes under way at a time.
+/// Most concurrent writes.
 const AT_ONCE: usize = 6;
-/// Of these, for pods of one namespace: the server may take long for each of them.
+/// Most concurrent writes for pods of one namespace: the server may take long for each of them.
 const OF_NAMESPACE: usize = 2;
-/// What was written shows in the watch within this, or is looked at again.
+/// Time within which the watch shows a written condition; later the pod is checked again.
 const ECHO: Duration = Duration::from_secs(2);
-/// A pod whose condition the server refuses is tried again after this, and a random part of as much.
+/// Pause before a refused condition is retried, plus a random part of as much.
 const REFUSED: Duration = Duration::from_secs(10);
-/// A pod for whose condition the server has an error (5xx) is tried again after this, and a random part of as much.
+/// Pause before a condition is retried after a server error (5xx), plus a random part of as much.
 const ERROR: Duration = Duration::from_secs(1);
-/// Both pauses double with each failure in a row, up to this.
+/// Longest pause: both pauses double with each failure in a row.
 const PAUSE_MAX: Duration = Duration::from_mins(1);
-/// The agent may write conditions, if it wrote one within this: what is refused then is one pod's.
+/// Time after a successful write during which the agent counts as permitted: a refusal concerns one pod then.
 const PERMITTED: Duration = Duration::from_mins(5);
-/// Failures in a row after which a pod is named in the log.
+/// Number of failures in a row after which the log names the pod.
 const NAMED_AFTER: u32 = 3;
 
-/// What is read of a pod.
+/// The fields read of a pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct PodObject {
@@ -69,17 +69,17 @@ struct Gate {
     condition_type: String,
 }
 
-/// A pod with the gate.
+/// A pod with the readiness gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Gated {
     uid: String,
     host_network: bool,
-    /// As the API has it.
+    /// Condition in the API.
     condition: Option<Condition>,
 }
 
 impl Gated {
-    /// `None`: without the gate, or on its way out.
+    /// Parses a pod; `None`: it has no gate, or is terminating.
     fn of(object: PodObject, gate: &str) -> Option<(Key, Self)> {
         let PodObject { metadata, spec, status } = object;
         let gates = spec.readiness_gates.unwrap_or_default();
@@ -99,7 +99,7 @@ impl Gated {
 }
 
 impl Gated {
-    /// The API says that policy judges it.
+    /// Returns whether the API's condition is True.
     fn is_met(&self) -> bool {
         self.condition.as_ref().is_some_and(|said| said.status == "True")
     }
@@ -112,7 +112,7 @@ fn key(metadata: &ObjectMeta) -> Key {
     }
 }
 
-/// What a pod's condition should say.
+/// Desired condition of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Wanted {
     met: bool,
@@ -121,7 +121,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// `None`: the agent does not know better than what is said.
+    /// Decides the desired condition; `None`: the agent cannot improve on the present one.
     fn of(key: &Key, pod: &Gated, seen: &Seen) -> Option<Self> {
         let met = |reason, message| Some(Self { met: true, reason, message });
         let unmet = |reason, message| Some(Self { met: false, reason, message });
@@ -132,7 +132,7 @@ impl Wanted {
             return None;
         }
         let known = seen.pod(key, &pod.uid);
-        // An update that fails, by whoever's fault, takes no pod out of its Services while its former policy judges it.
+        // A failed update, whatever its cause, removes no pod from its Services while the former policy judges it.
         let stays = pod.is_met() && known.is_some_and(|it| it.is_judged);
         if !seen.is_current() {
             let message = "What policy says now is not in force on the node; see its \
@@ -155,7 +155,7 @@ impl Wanted {
         if self.met { "True" } else { "False" }
     }
 
-    /// True is True, whoever said it and in which words.
+    /// Returns whether the API's condition matches; True matches with any reason and message.
     fn is_said(self, condition: Option<&Condition>) -> bool {
         condition.is_some_and(|said| {
             said.status == self.status()
@@ -165,8 +165,8 @@ impl Wanted {
         })
     }
 
-    /// A strategic merge patch: lists of conditions are merged by `type`. A pod made anew under the name has another
-    /// uid, which cannot be changed: 409.
+    /// Returns a strategic merge patch, which merges lists of conditions by `type`. A recreated pod of the same name
+    /// has another uid, which cannot be changed: 409.
     fn patch(self, gate: &str, pod: &Gated) -> Value {
         let mut condition = json!({
             "type": gate,
@@ -181,17 +181,17 @@ impl Wanted {
     }
 }
 
-/// A pod, and what is being done about its condition.
+/// A pod and the progress of its condition.
 struct Followed {
     pod: Gated,
-    /// Since when it should say something else.
+    /// Time since when the condition has been wrong.
     wrong_since: Option<Instant>,
-    /// It is let alone until then.
+    /// Time of the next attempt.
     rests_until: Option<Instant>,
     writing: bool,
-    /// Writes in a row that failed by this pod's fault.
+    /// Failed writes in a row that concern this pod alone.
     failures: u32,
-    /// The last write met an outage.
+    /// Whether the last write met an outage.
     unanswered: bool,
 }
 
@@ -207,7 +207,7 @@ impl Followed {
         }
     }
 
-    /// What to write now. That a pod is enforced is said at once, the opposite only if it lasts.
+    /// Returns the condition to write now: True at once, False only if the cause lasts for [`PASSING`].
     fn due(&mut self, key: &Key, seen: &Seen, now: Instant) -> Option<Wanted> {
         let wanted = Wanted::of(key, &self.pod, seen);
         let Some(wanted) = wanted.filter(|w| !w.is_said(self.pod.condition.as_ref())) else {
@@ -222,7 +222,7 @@ impl Followed {
 }
 
 impl Followed {
-    /// Its condition was written.
+    /// Records a written condition.
     fn says(&mut self, gate: &str, wanted: Wanted) {
         self.pod.condition = Some(Condition {
             kind: gate.to_owned(),
@@ -238,7 +238,7 @@ impl Followed {
         self.rests_until = Some(Instant::now() + ECHO);
     }
 
-    /// Its condition was not written, by its own fault; no other pod waits for it.
+    /// Records a failed write that concerns this pod alone and delays no other pod.
     fn failed(&mut self, error: &WriteError, now: Instant) {
         let pause = if error.is_refusal() { REFUSED } else { ERROR };
         let pause = pause.saturating_mul(1 << self.failures.min(6)).min(PAUSE_MAX);
@@ -248,7 +248,7 @@ impl Followed {
     }
 }
 
-/// A write that is over.
+/// A finished write.
 struct Written {
     key: Key,
     uid: String,
@@ -257,20 +257,20 @@ struct Written {
     outcome: Result<(), WriteError>,
 }
 
-/// Keeps the conditions.
+/// Keeps the pods' conditions up to date.
 pub(super) struct Readiness {
     writer: Arc<Writer>,
     node: String,
     gate: String,
     seen: watch::Receiver<Arc<Seen>>,
     pods: BTreeMap<Key, Followed>,
-    /// Named by the list that is coming in.
+    /// Pods of the list that is arriving.
     listed: BTreeMap<Key, Followed>,
     writes: JoinSet<Written>,
-    /// Namespace of the pod that was written last.
+    /// Namespace of the last written pod.
     served: String,
     failing: Failing,
-    /// When a condition was written last.
+    /// Time of the last successful write.
     worked_at: Option<Instant>,
 }
 
@@ -345,8 +345,8 @@ impl Readiness {
         }
     }
 
-    /// Starts the writes that are due, as many as go at once. In an outage, only those of pods that have not met it yet,
-    /// one at a time: one pod's error may look like an outage.
+    /// Starts the due writes, up to the limits. In an outage, tries only pods that have not met it yet, one at a time:
+    /// one pod's error may look like an outage.
     fn write(&mut self) {
         let seen = Arc::clone(&self.seen.borrow_and_update());
         let now = Instant::now();
@@ -397,7 +397,7 @@ impl Readiness {
         let now = Instant::now();
         let permitted =
             self.worked_at.is_some_and(|at| now.saturating_duration_since(at) < PERMITTED);
-        // Another pod's condition was written in the meantime: whatever failed is this pod's.
+        // A condition was written since this write began, so the failure concerns this pod alone.
         let others_work = self.worked_at.is_some_and(|at| at >= began);
         let is_outage = error.is_outage() && !others_work;
         if let Some(followed) = followed {
@@ -407,7 +407,7 @@ impl Readiness {
                 followed.rests_until = Some(now);
             } else {
                 followed.failed(&error, now);
-                // One that went, or is another one by now, is nobody's trouble.
+                // A pod that is gone or was recreated needs no warning.
                 let is_news = followed.failures == NAMED_AFTER && permitted;
                 if is_news && !(error.is_absent() || error.is_conflict()) {
                     warn!(pod = %key, ?error, "the server does not take this pod's condition");
@@ -422,8 +422,8 @@ impl Readiness {
     }
 }
 
-/// In the order in which they are written: namespaces in turns, from the one behind the one served last; of each, the
-/// pods not tried yet, then those tried longest ago.
+/// Orders writes: namespaces in turns, beginning after the last served one; within each, untried pods first, then those
+/// tried longest ago.
 fn ordered<'p>(
     mut due: Vec<(&'p Key, &'p mut Followed, Wanted)>,
     served: &str,
@@ -432,7 +432,7 @@ fn ordered<'p>(
     in_turns(due, |(key, ..)| (key.namespace.as_str() <= served, &*key.namespace))
 }
 
-/// A pod as it is now; another one under the name begins anew.
+/// Updates a pod; a recreated pod of the same name starts afresh.
 fn updated(known: Option<Followed>, pod: Gated) -> Followed {
     match known {
         Some(known) if known.pod.uid == pod.uid => Followed { pod, ..known },

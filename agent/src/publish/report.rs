@@ -1,8 +1,8 @@
 //! The [`NodePolicyStatus`] of the own node.
 //!
-//! A report is a patch of what differs from the last one: of fields, and of single policies. Fields that say what is in
-//! force keep their values while an update is not: what was written of a policy's generation stays true. How often the
-//! changes of a namespace alone are reported is bounded by what that costs ([`Budget`]).
+//! A report is a patch of the differences to the last one: of fields, and of single policies. While an update is
+//! pending, fields about the enforced state keep their values: statements about a policy's generation stay true. The
+//! cost of a namespace's changes limits how often they alone are reported ([`Budget`]).
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,34 +29,34 @@ use crate::turns::in_turns;
 
 /// Least time between two reports.
 const PACE: Duration = Duration::from_secs(5);
-/// A change is reported after a random part of this: it is all nodes' at the same moment, and seldom comes alone.
+/// Range of the random delay of a change's report: all nodes see a change at once, and changes seldom come alone.
 const SPREAD: Duration = Duration::from_secs(1);
-/// A report is renewed after this, and a random part of the other.
+/// Age at which a report is renewed, plus a random part of the second value.
 const RENEWAL: (Duration, Duration) = (Duration::from_secs(40), Duration::from_secs(20));
-/// Where the kind is not served, or the report is refused, it is tried again that many times later than after an outage,
-/// in the end every 90 s.
+/// Factor of the pause after an outage, where the kind is not served or the report is refused; in the end a retry every
+/// 90 s.
 const REFUSED: u32 = 3;
-/// Problems in a report.
+/// Most problems in a report.
 const PROBLEMS: usize = 16;
-/// Bytes of all messages of policies; beyond this each has [`SHORT`].
+/// Most bytes of all policies' messages; further messages are cut to [`SHORT`].
 const MESSAGES: usize = 128 << 10;
-/// Bytes of a message where there are many.
+/// Most bytes of a message beyond [`MESSAGES`].
 const SHORT: usize = 100;
-/// Bytes of all policies: an object has at most 1.5 MiB in etcd.
+/// Most bytes of all policies: an object in etcd has at most 1.5 MiB.
 const POLICIES: usize = 768 << 10;
-/// Bytes that a policy takes beside its texts.
+/// Bytes of a policy beside its texts.
 const FRAME: usize = 160;
 
-/// Fields that say what is in force: they are of the last policy set that was.
+/// Fields about the enforced state; they describe the last enforced policy set.
 const OF_FORCE: [&str; 5] =
     ["pods", "podsEnforced", "policies", "policiesOmitted", "enforcedRevision"];
-/// Fields whose change alone is reported at once. Every pod in the cluster that comes or goes may count the revision
-/// up, on all nodes, and problems may have counts in them; of the others it is known whose change it is.
+/// Fields reported at once if they change. Any pod of the cluster may raise the revision on all nodes, and problems may
+/// contain counts; for the other fields, the namespace that caused a change is known.
 const URGENT: [&str; 2] = ["agentVersion", "inSync"];
-/// A patch of more operations than this has the whole list of policies instead.
+/// Most operations of a patch; beyond this it carries the whole list of policies.
 const OPERATIONS: usize = 1000;
 
-/// What is in force by what was seen.
+/// Builds the report of an observed state.
 fn report(seen: &Seen) -> NodeReport {
     let enforcement = &seen.look.enforcement;
     let (policies, left) = bounded(enforcement.policies.iter().map(|(key, it)| policy(key, it)));
@@ -76,7 +76,7 @@ fn report(seen: &Seen) -> NodeReport {
     }
 }
 
-/// A number as the API has it; those that are too great are as great as it has them.
+/// Saturates at the API's `i32::MAX`.
 fn count(number: usize) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
@@ -85,7 +85,7 @@ fn revision(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// Why a policy on trial is not in force.
+/// Reason why an audited policy is not in force.
 const ON_TRIAL: &str = "on trial (annotation netpold.io/enforcement: audit): it denies nothing; the nodes' netpold \
                         status tells what it would deny";
 
@@ -109,7 +109,7 @@ fn policy(key: &Key, it: &PolicyEnforcement) -> PolicyOnNode {
     }
 }
 
-/// As many policies as an object holds, and how many more there are. Namespaces have equal shares.
+/// Returns as many policies as an object can hold, and the number of the rest. Namespaces have equal shares.
 fn bounded(all: impl Iterator<Item = PolicyOnNode>) -> (Vec<PolicyOnNode>, usize) {
     let (mut taken, mut left) = (Vec::new(), 0);
     let (mut messages, mut size) = (0, 0);
@@ -132,7 +132,7 @@ fn bounded(all: impl Iterator<Item = PolicyOnNode>) -> (Vec<PolicyOnNode>, usize
     (taken.into_iter().map(|(_, policy)| policy).collect(), left)
 }
 
-/// The fields that are to be written over those that were.
+/// Returns the fields to write, compared with the last written ones.
 fn changed(said: Option<&Map<String, Value>>, seen: &Seen) -> Map<String, Value> {
     let Ok(Value::Object(mut fields)) = serde_json::to_value(report(seen)) else {
         return Map::new();
@@ -140,7 +140,7 @@ fn changed(said: Option<&Map<String, Value>>, seen: &Seen) -> Map<String, Value>
     if !seen.is_current() {
         fields.retain(|name, _| !OF_FORCE.contains(&name.as_str()));
         if !seen.is_behind() {
-            // It passes.
+            // The difference is expected to pass.
             fields.retain(|name, _| !["inSync", "problems"].contains(&name.as_str()));
         }
     }
@@ -149,13 +149,13 @@ fn changed(said: Option<&Map<String, Value>>, seen: &Seen) -> Map<String, Value>
     fields
 }
 
-/// Namespace and name of a policy in a report.
+/// Returns namespace and name of a policy in a report.
 fn key(policy: &Value) -> [&str; 2] {
     ["namespace", "name"].map(|field| policy[field].as_str().unwrap_or_default())
 }
 
-/// Operations of a JSON Patch (RFC 6902) that make one list of policies of another, and the namespaces of those that
-/// differ; both are in the order of their keys.
+/// Returns the operations of a JSON Patch (RFC 6902) that turn one list of policies into another, and the namespaces of
+/// the differences. Both lists are sorted by key.
 fn operations(before: &[Value], after: &[Value]) -> (Vec<Value>, BTreeSet<String>) {
     let (mut operations, mut namespaces) = (Vec::new(), BTreeSet::new());
     let (mut before, mut after) = (before.iter().peekable(), after.iter().peekable());
@@ -181,7 +181,7 @@ fn operations(before: &[Value], after: &[Value]) -> (Vec<Value>, BTreeSet<String
     }
 }
 
-/// How many pods a namespace has on the node, and how many of them are enforced.
+/// Number of pods per namespace on this node, and number of enforced ones.
 type PodCounts = BTreeMap<String, [usize; 2]>;
 
 fn pod_counts(seen: &Seen) -> PodCounts {
@@ -198,28 +198,28 @@ fn policies(fields: &Map<String, Value>) -> Option<&[Value]> {
     fields.get("policies")?.as_array().map(Vec::as_slice)
 }
 
-/// What was written last.
+/// The last written report.
 #[derive(Default)]
 struct Said {
     fields: Map<String, Value>,
     pods: PodCounts,
-    /// `resourceVersion` of the object; `None`: not known.
+    /// `resourceVersion` of the object; `None` if unknown.
     version: Option<String>,
 }
 
 /// A report to write.
 struct Draft {
-    /// The fields that differ.
+    /// Fields that differ.
     fields: Map<String, Value>,
-    /// The same of `policies`, if what the object has is known and little of it differs.
+    /// JSON Patch of `policies`, if the object's list is known and the difference is small.
     operations: Option<Vec<Value>>,
     pods: PodCounts,
-    /// The namespaces because of whose changes it is written now.
+    /// Namespaces with changes that cause this report.
     because_of: Vec<String>,
 }
 
 impl Draft {
-    /// The report that is due: what the node has seen differs from what was written, or a renewal is due.
+    /// Returns the due report: the observed state differs from the written one, or a renewal is due.
     fn new(
         said: Option<&Said>,
         seen: &Seen,
@@ -257,10 +257,10 @@ impl Draft {
         })
     }
 
-    /// The operations of the whole report; `None`: it is written as a merge patch.
+    /// Returns the operations of the whole report; `None`: it is written as a merge patch.
     fn patch(&self, said: Option<&Said>) -> Option<Vec<Value>> {
         let operations = self.operations.as_ref()?;
-        // What others have written meanwhile would make another policy of each place.
+        // After a write by another client, the places would refer to other policies.
         let version = said?.version.as_ref()?;
         let is = json!({ "op": "test", "path": "/metadata/resourceVersion", "value": version });
         let fields = self.fields.iter().filter(|(name, _)| *name != "policies");
@@ -271,19 +271,19 @@ impl Draft {
     }
 }
 
-/// Reports.
+/// Keeps the node's report up to date.
 pub(super) struct Reporter {
     writer: Arc<Writer>,
     node: String,
     seen: watch::Receiver<Arc<Seen>>,
-    /// The Node's.
+    /// Uid of the Node.
     uid: watch::Receiver<Option<String>>,
-    /// `None`: what the object has is not known.
+    /// The last written report; `None` if the object's content is unknown.
     said: Option<Said>,
     budget: Budget,
-    /// No report before this.
+    /// Earliest time of the next report.
     next: Instant,
-    /// A report then at the latest.
+    /// Latest time of the next report.
     renewal: Instant,
     failing: Failing,
 }
@@ -306,7 +306,7 @@ impl Reporter {
         loop {
             sleep_until(self.next).await;
             let seen = Arc::clone(&self.seen.borrow_and_update());
-            // An agent that starts leaves its predecessor's report for a moment.
+            // A starting agent keeps its predecessor's report for a moment.
             let known = self.said.is_some() || seen.is_current() || seen.is_behind();
             let now = Instant::now();
             let when = (&self.budget, self.renewal <= now);
@@ -316,7 +316,7 @@ impl Reporter {
                 self.next = Instant::now() + pause;
                 continue;
             }
-            // What lasts is no change by itself.
+            // A state that persists causes no event, so the wait is limited.
             let again = Instant::now() + PASSING;
             let again = if known { again.min(self.renewal) } else { again };
             tokio::select! {
@@ -327,7 +327,7 @@ impl Reporter {
         }
     }
 
-    /// Writes a report; how long to write none.
+    /// Writes a report; returns the pause before the next one.
     async fn write(&mut self, mut draft: Draft) -> Duration {
         draft.fields.insert("renewTime".into(), json!(now()));
         let mut outcome = match draft.patch(self.said.as_ref()) {
@@ -341,7 +341,7 @@ impl Reporter {
             }
         };
         if outcome.as_ref().is_err_and(WriteError::is_absent) {
-            // There is no report yet, it went with another Node of the name, or the kind is not served.
+            // Either no report exists, or it was deleted with another Node of this name, or the kind is not served.
             if self.uid.borrow().is_none() {
                 return SPREAD;
             }
@@ -350,7 +350,7 @@ impl Reporter {
                 Err(error) => Err(error),
             };
             if self.said.take().is_some() {
-                // The new one has nothing of what was written before: the next report is a whole one.
+                // The new object has none of the earlier fields: the next report is a full one.
                 return PACE;
             }
         }
@@ -368,7 +368,7 @@ impl Reporter {
                 self.budget.charge(&because_of, bytes, Instant::now().into_std());
                 PACE
             }
-            // Somebody else has written it: the next report is a whole one.
+            // Another client has written the object: the next report is a full one.
             Err(error) if error.is_of_object() && self.said.take().is_some() => {
                 debug!(?error, "the report is not as it was written");
                 PACE
@@ -381,7 +381,7 @@ impl Reporter {
         }
     }
 
-    /// Writes fields, to an object of that version, if one is given.
+    /// Writes fields, to the object in this version if one is given.
     async fn patch(
         &self,
         fields: &Map<String, Value>,
@@ -392,7 +392,7 @@ impl Reporter {
         self.writer.patch::<NodePolicyStatus>((None, &self.node), Some("status"), &patch).await
     }
 
-    /// Creates the object, for the Node to own: it goes with it.
+    /// Creates the object with the Node as its owner, so that it is deleted with the Node.
     async fn create(&self) -> Result<Option<String>, WriteError> {
         let owner = self.uid.borrow().clone().map(|uid| OwnerReference {
             api_version: "v1".into(),
@@ -461,7 +461,7 @@ mod tests {
         assert!(taken.is_sorted_by_key(|it| (it.namespace.clone(), it.name.clone())));
     }
 
-    /// What a server makes of the list by these operations.
+    /// Returns the list that a server makes of these operations.
     fn applied(mut list: Vec<Value>, operations: &[Value]) -> Vec<Value> {
         for operation in operations {
             let place = operation["path"].as_str().unwrap().rsplit_once('/').unwrap().1;
@@ -525,8 +525,8 @@ mod tests {
         Seen { look, begun: true, behind_since: None }
     }
 
-    /// Five hundred policies of a tenant, of which one is edited every two seconds, and one of another tenant, edited
-    /// every two minutes. Sent a minute, with the whole list of policies in each report: 1.0 MB.
+    /// Five hundred policies of one tenant, one of them edited every two seconds, and one policy of another tenant,
+    /// edited every two minutes. With the whole list of policies in each report, 1.0 MB a minute would be sent.
     #[test]
     fn edits_without_end_cost_little_and_delay_nobody_elses() {
         let crowd = (0..500).map(|number| Key::new("crowd", format!("policy-{number:03}")));

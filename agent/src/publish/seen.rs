@@ -1,4 +1,4 @@
-//! What is in force, looked at after each step of the engine, and for how long it has not been.
+//! Observes the enforced state after each step of the engine, and for how long the desired state has been out of force.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,36 +10,36 @@ use tokio::time::{sleep, timeout};
 use super::{Look, PASSING};
 use crate::engine::PodEnforcement;
 
-/// Least time between two looks: each holds the engine's lock.
+/// Least time between two observations: each holds the engine's lock.
 const PACE: Duration = Duration::from_millis(200);
-/// A look may hold that lock for one part of so many of the time. How long it waits for the lock does not count: that is
-/// 15 s while a slow machine loads the programs.
+/// An observation may hold that lock for one part in this many of the time. The wait for the lock does not count: it
+/// takes 15 s while a slow machine loads the programs.
 const SHARE: u32 = 20;
-/// Looked at this often where nobody rings.
+/// Longest time between two observations without a notification.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// What is in force.
+/// Observed state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) look: Look,
-    /// What the source says has been in force since the agent started.
+    /// Whether the source's state has been in force since the agent started.
     pub(super) begun: bool,
-    /// Since when nothing that is desired has come into force; `None`: all of it is in force.
+    /// Time since when no desired revision has come into force; `None`: all are in force.
     pub(super) behind_since: Option<Instant>,
 }
 
 impl Seen {
-    /// All that the source says is in force.
+    /// Returns whether all of the source's state is in force.
     pub(super) fn is_current(&self) -> bool {
         self.look.in_sync && self.look.enforcement.behind.is_none()
     }
 
-    /// What is desired has not been in force for so long that it is to be said.
+    /// Returns whether the desired state has been out of force for [`PASSING`].
     pub(super) fn is_behind(&self) -> bool {
         self.behind_since.is_some_and(|since| since.elapsed() >= PASSING)
     }
 
-    /// Why not all that the source says is in force.
+    /// Returns why part of the source's state is not in force.
     pub(super) fn behind(&self) -> Option<&str> {
         let unknown = (!self.look.in_sync).then_some("not every object is known yet");
         unknown.or(self.look.enforcement.behind.as_deref())
@@ -49,8 +49,8 @@ impl Seen {
         self.look.enforcement.pods.get(key).filter(|pod| pod.uid == uid)
     }
 
-    /// After another look. A revision that came into force is progress: under changes without end there is always one
-    /// more that is being written.
+    /// Returns the state after another observation. A newly enforced revision is progress: under endless changes, one
+    /// update is always pending.
     fn next(&self, look: Look, now: Instant) -> Self {
         let revision = |look: &Look| look.enforcement.revision.enforced;
         let progress = revision(&look) != revision(&self.look);
@@ -64,7 +64,7 @@ impl Seen {
     }
 }
 
-/// Looks, and says what it saw.
+/// Observes the agent and publishes its state to the writers.
 pub(super) struct Observer<F> {
     look: Arc<F>,
     seen: watch::Sender<Arc<Seen>>,
@@ -75,7 +75,7 @@ impl<F: Fn() -> (Look, Duration) + Send + Sync + 'static> Observer<F> {
         Self { look: Arc::new(look), seen }
     }
 
-    /// Looks whenever the bell rings, until nobody listens any more.
+    /// Observes after each notification, until all receivers are dropped.
     pub(super) async fn run(self, ring: Arc<Notify>) {
         while !self.seen.is_closed() {
             let look = Arc::clone(&self.look);
@@ -89,7 +89,7 @@ impl<F: Fn() -> (Look, Duration) + Send + Sync + 'static> Observer<F> {
                 modified
             });
             sleep(PACE.max(held * SHARE)).await;
-            // Nobody rang: looked at all the same.
+            // After a timeout it observes without a notification.
             let _ = timeout(IDLE, ring.notified()).await;
         }
     }

@@ -1,4 +1,4 @@
-//! Writes to the API server, as many as are fair.
+//! Writes to the API server, within a rate limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,54 +15,54 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::source::cluster::connection::Connection;
 use crate::source::cluster::failure::{Failure, code_of, is_outage};
 
-/// Writes a second in the long run, of the whole agent.
+/// Writes per second of the whole agent, in the long run.
 const RATE: f64 = 10.0;
-/// Writes at once after a rest.
+/// Most writes at once after a rest.
 const BURST: f64 = 50.0;
-/// A write that is not answered within this has failed.
+/// Time after which an unanswered write has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The answer repeats the whole object unless asked for less.
+/// Accept header that limits the answer to metadata; otherwise it repeats the whole object.
 const METADATA: &str =
     "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
-/// Type of a JSON Patch.
+/// Content type of a JSON Patch.
 const JSON_PATCH: &str = "application/json-patch+json";
 
-/// Why something could not be written.
+/// Error of a write.
 #[derive(Debug)]
 pub(super) struct WriteError {
-    /// HTTP status; `None`: no answer.
+    /// HTTP status; `None` without an answer.
     pub(super) code: Option<u16>,
     pub(super) failure: Failure,
 }
 
 impl WriteError {
-    /// 404: the object, or its kind, is not there.
+    /// Returns whether the object or its kind does not exist (404).
     pub(super) fn is_absent(&self) -> bool {
         self.code == Some(404)
     }
 
-    /// 409: the object is another one than was meant.
+    /// Returns whether the object was replaced or changed (409).
     pub(super) fn is_conflict(&self) -> bool {
         self.code == Some(409)
     }
 
-    /// The server objects to this very write, not to the agent.
+    /// Returns whether the server rejects this particular write, not the agent's writes in general.
     pub(super) fn is_of_object(&self) -> bool {
         matches!(self.code, Some(400 | 404 | 409 | 422))
     }
 
-    /// 4xx: the same write again would be refused again.
+    /// Returns whether the server would refuse the same write again (4xx).
     pub(super) fn is_refusal(&self) -> bool {
         matches!(self.code, Some(400..=499))
     }
 
-    /// See [`is_outage`].
+    /// Returns whether the error is an outage; see [`is_outage`].
     pub(super) const fn is_outage(&self) -> bool {
         is_outage(self.code)
     }
 }
 
-/// Writes for all tasks of the agent.
+/// Writer shared by all tasks of the agent.
 pub(super) struct Writer {
     connection: Arc<Connection>,
     bucket: Mutex<Bucket>,
@@ -77,8 +77,8 @@ impl Writer {
         &self.connection
     }
 
-    /// Patches an object, or a subresource of it. `namespace` where the kind has them. Returns the object's
-    /// `resourceVersion`, as all of these do.
+    /// Patches an object or one of its subresources. `namespace` is given for namespaced kinds. Returns the object's
+    /// `resourceVersion`, as all writes do.
     pub(super) async fn patch<K: Resource<DynamicType = ()>>(
         &self,
         (namespace, name): (Option<&str>, &str),
@@ -94,13 +94,13 @@ impl Writer {
         .await
     }
 
-    /// Applies a JSON Patch (RFC 6902) to the status of an object of a kind without namespaces.
+    /// Applies a JSON Patch (RFC 6902) to the status of a cluster-scoped object.
     pub(super) async fn patch_by_operations<K: Resource<DynamicType = ()>>(
         &self,
         name: &str,
         operations: &[Value],
     ) -> Result<Option<String>, WriteError> {
-        // kube has no such patch but in a feature of its own; the type of the body is all that is different.
+        // kube offers JSON patches in a separate feature only; the content type is the sole difference.
         let request = Request::new(K::url_path(&(), None));
         let parameters = PatchParams::default();
         let mut request =
@@ -111,7 +111,7 @@ impl Writer {
         self.send(request).await
     }
 
-    /// Creates an object of a kind without namespaces.
+    /// Creates a cluster-scoped object.
     pub(super) async fn create<K: Resource<DynamicType = ()>>(
         &self,
         object: &impl Serialize,
@@ -140,7 +140,7 @@ impl Writer {
     }
 }
 
-/// The `resourceVersion` of the object in an answer.
+/// Returns the `resourceVersion` of the object in an answer.
 fn version(answer: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct Object {
@@ -158,7 +158,7 @@ fn error_of(error: kube::Error) -> WriteError {
     WriteError { code: code_of(&error), failure: Failure::of(error) }
 }
 
-/// A token bucket; who waits keeps the others waiting, in their order.
+/// A token bucket; waiting writes proceed in order.
 #[derive(Debug)]
 struct Bucket {
     left: f64,
@@ -171,7 +171,7 @@ impl Bucket {
         sleep(pause).await;
     }
 
-    /// Takes one; how long to wait for it.
+    /// Takes one token; returns how long to wait for it.
     fn reserve(&mut self, now: Instant) -> Duration {
         let rest = now.saturating_duration_since(self.at).as_secs_f64();
         self.left = rest.mul_add(RATE, self.left).min(BURST) - 1.0;

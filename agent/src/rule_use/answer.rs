@@ -64,7 +64,7 @@ pub struct RuleUsed {
 }
 
 impl RuleUsed {
-    /// Whether the rule was watched for `time` until now without a packet.
+    /// Returns whether the rule was watched for `time` until now without a packet.
     #[must_use]
     pub fn is_unused(&self, now: u64, time: Duration) -> bool {
         let since = self.last_used.map_or(self.watched_since, |at| at.max(self.watched_since));

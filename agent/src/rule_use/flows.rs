@@ -1,4 +1,4 @@
-//! Comparison of a sweep's flows with those of the sweep before.
+//! Comparison of a sweep's flows with the flows of the previous sweep.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -40,7 +40,7 @@ pub(super) struct Known {
     /// Numbers of the flow's records in each direction; 0: none.
     records: [u32; 2],
     epoch: u32,
-    /// Whether the flow is counted as one that policies on trial would deny.
+    /// Whether the flow is counted as one that audited policies would deny.
     audited: bool,
 }
 
@@ -103,7 +103,7 @@ impl Cache {
     }
 }
 
-/// Attribution of a flow: groups of allowing rules and records in each direction, and whether policies on trial would
+/// Attribution of a flow: groups of allowing rules and records in each direction, and whether audited policies would
 /// deny the flow.
 struct Attributed {
     groups: [u32; 2],
@@ -212,7 +212,7 @@ impl<'u> Round<'u> {
         Known { groups, records, epoch: self.of.cache.epoch, audited, ..fresh }
     }
 
-    /// Flow of the last sweep in this way.
+    /// Returns the flow of the last sweep in this way.
     fn before_at(&mut self, way: u32) -> Option<Known> {
         while let Some(known) = self.before.pop_if(|known| known.way <= way) {
             if known.way == way {
@@ -223,7 +223,7 @@ impl<'u> Round<'u> {
         None
     }
 
-    /// Whether an unknown flow existed at the last sweep already: it has had no packet since.
+    /// Returns whether an unknown flow existed at the last sweep already: it has had no packet since.
     fn was_there(&self, at: &Sighting<'_>) -> bool {
         let since = match (self.of.last.now, self.of.counted_until) {
             (Some(last), _) => at.now.wrapping_sub(last),
@@ -262,10 +262,10 @@ impl<'u> Round<'u> {
                 let on_trial = !audited && self.audit(&tuple, direction, &mut cost);
                 audited |= on_trial;
                 let met = Met { endpoint: tuple.endpoint, at: last, is_new, on_trial };
-                // A flow stays what it was when it was met: the other side may be gone by now.
+                // A flow keeps its first record: the other side may be gone by now.
                 let is_answer = tuple.protocol == UDP && answers(&tuple, direction);
                 if is_answer && directions.iter().all(|(is_there, _)| *is_there) {
-                    // The other direction is the one that began it.
+                    // The flow began in the other direction.
                     records[index] = 0;
                 } else if !is_new && self.of.recorder.has(records[index]) {
                     self.of.recorder.again(records[index], last);
@@ -296,7 +296,7 @@ impl<'u> Round<'u> {
     ) -> u32 {
         let RuleUse { pods, recorder, .. } = &mut *self.of;
         let Some(pod) = pods.of(tuple.endpoint) else { return 0 };
-        // Of TCP the table knows who began. What the own node asks needs no rule.
+        // For TCP the table knows the initiator. Requests of the own node need no rule.
         let is_answer = tuple.protocol == UDP && answers(tuple, direction);
         let direction = match is_answer && !self.cluster.is_node_of(pod, tuple.remote) {
             true => opposite(direction),
@@ -307,7 +307,7 @@ impl<'u> Round<'u> {
         recorder.meet(cluster, pod_flow(pod, tuple, direction), former, met, cost)
     }
 
-    /// Whether policies on trial would deny a flow.
+    /// Returns whether audited policies would deny a flow.
     fn audit(&mut self, tuple: &FlowTuple, direction: Direction, cost: &mut usize) -> bool {
         let RuleUse { pods, trials, .. } = &mut *self.of;
         let Some(pod) = pods.of(tuple.endpoint) else { return false };
@@ -350,8 +350,8 @@ fn kind(tuple: &FlowTuple, direction: Direction) -> Kind {
     (tuple.endpoint, direction, tuple.remote, tuple.protocol, port(tuple, direction))
 }
 
-/// Whether the ports show that packets of a direction are a server's answers. An answer of a UDP server to which the
-/// table knows no question (the entry has ended, or was never there) begins a flow in the table.
+/// Returns whether the ports show that packets of a direction are a server's answers. A UDP server's answer without a
+/// known request (the entry has ended, or never existed) begins a flow in the table.
 fn answers(tuple: &FlowTuple, direction: Direction) -> bool {
     let FlowTuple { local_port, remote_port, .. } = *tuple;
     let (source, destination) = match direction {
@@ -368,7 +368,7 @@ const fn opposite(direction: Direction) -> Direction {
     }
 }
 
-/// The destination port.
+/// Returns the destination port.
 fn port(tuple: &FlowTuple, direction: Direction) -> u16 {
     match direction {
         Direction::Ingress => tuple.local_port,
@@ -382,7 +382,7 @@ fn pod_flow<'p>(pod: &'p Pod, tuple: &FlowTuple, direction: Direction) -> PodFlo
     PodFlow { pod, direction, remote: tuple.remote, protocol, port }
 }
 
-/// Flow of a dropped packet; `None` if the packet could not be parsed or was not dropped by policy.
+/// Returns the flow of a dropped packet; `None` if the packet could not be parsed or was not dropped by policy.
 pub(super) fn dropped<'p>(pod: &'p Pod, dropped: &Dropped) -> Option<PodFlow<'p>> {
     let tuple = FlowTuple {
         endpoint: dropped.endpoint,

@@ -1,4 +1,4 @@
-//! New flows of a sweep, for watchers.
+//! New flows of a sweep, for observers.
 //!
 //! Above a limit only a random sample of the flows is reported; the others are counted. In the sample, flows of one pod
 //! never displace the first ones of another pod.
@@ -14,7 +14,7 @@ use crate::events::Seen;
 
 /// Flows of one sweep that are reported one by one; the rest is only counted.
 const TOLD: usize = 4096;
-/// Reported flows of a pod that those of other pods do not displace.
+/// Number of a pod's reported flows that other pods' flows do not displace.
 const ASSURED: usize = 32;
 /// Attempts to find a place for such a flow: most places of a full sample belong to pods with more flows.
 const TRIES: usize = 16;
@@ -68,13 +68,13 @@ impl Opened {
         *self.shares.entry(endpoint).or_default() += 1;
     }
 
-    /// Whether a flow of the sample may be displaced: its pod has enough others.
+    /// Returns whether a flow of the sample may be displaced: its pod has enough others.
     fn may_go(&self, place: usize) -> bool {
         let share = self.told.get(place).and_then(|seen| self.shares.get(&seen.packet.endpoint));
         share.is_some_and(|share| *share > ASSURED)
     }
 
-    /// Random number below `end` (xorshift).
+    /// Returns a random number below `end` (xorshift).
     fn below(&mut self, end: usize) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;

@@ -1,5 +1,5 @@
-//! Names of pods: of the local ones by the number of their endpoint, of all by address. Names outlive their pods for
-//! a while, so that the flows and drops of a pod that has just gone are attributed to it.
+//! Names of pods: of local pods by endpoint number, of all pods by address. Names outlive their pods for a while, so
+//! that flows and drops of a recently gone pod are attributed to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,31 +9,31 @@ use netpold_core::cluster::{Cluster, Whose, is_subject};
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Key, Pod};
 
-/// How long names outlive their pods, in milliseconds: longer than TCP sends again to an address that does not answer
+/// Time that names outlive their pods, in milliseconds: longer than TCP retransmits to an address that does not answer
 /// (15 minutes, `net.ipv4.tcp_retries2`).
 const KEPT: u64 = 20 * 60_000;
-/// Tenures of addresses that are remembered.
+/// Most tenures of addresses kept.
 const TENURES_MAX: usize = 16_384;
-/// Of these, the latest of one address.
+/// Most tenures kept of one address, the latest.
 const OF_ADDRESS_MAX: usize = 4;
-/// Endpoints that are remembered after their end.
+/// Most endpoints kept after their end.
 const ENDED_MAX: usize = 4096;
 
 /// A local pod at one of its interfaces.
 #[derive(Debug)]
 struct Local {
     pod: Arc<Pod>,
-    /// When the end of the endpoint was noticed, in milliseconds since the epoch.
+    /// Time when the end of the endpoint was noticed, in milliseconds since the epoch.
     ended: Option<u64>,
 }
 
-/// The time in which a pod that has gone had an address.
+/// Time in which a former pod had an address.
 #[derive(Debug)]
 struct Tenure {
     pod: Arc<Pod>,
-    /// When the end was noticed, in milliseconds since the epoch.
+    /// Time when the end was noticed, in milliseconds since the epoch.
     until: u64,
-    /// When the next pod with the address was noticed.
+    /// Time when the next pod with the address was noticed.
     next: Option<u64>,
 }
 
@@ -43,7 +43,7 @@ impl Tenure {
     }
 }
 
-/// [`Pod::created`] in milliseconds since the epoch.
+/// Returns [`Pod::created`] in milliseconds since the epoch.
 fn created(pod: &Pod) -> u64 {
     u64::try_from(pod.created).unwrap_or(0).saturating_mul(1000)
 }
@@ -51,20 +51,20 @@ fn created(pod: &Pod) -> u64 {
 /// Pods of a sweep's flows.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
-    /// By the number of the endpoint. No number is given twice.
+    /// Pods by endpoint number. Numbers are never reused.
     endpoints: BTreeMap<u32, Local>,
-    /// The latest endpoint of an interface.
+    /// Latest endpoint of each interface.
     by_interface: BTreeMap<u32, u32>,
-    /// [`Compiler::endpoints_version`] that these are of.
+    /// [`Compiler::endpoints_version`] of the endpoints.
     version: Option<u64>,
-    /// Tenures that have ended, of each address the oldest first; no list is empty.
+    /// Ended tenures by address, oldest first; no list is empty.
     former: BTreeMap<IpAddr, Vec<Tenure>>,
     tenures: usize,
 }
 
 impl Pods {
-    /// Before a pod is taken in as it is now (`None`: it is gone): remembers which addresses it had until now. A pod
-    /// that is first heard of when it has finished had its addresses too.
+    /// Records the addresses that a pod loses, before the cluster ingests its new state (`None`: it is gone). A pod
+    /// first reported as finished had its addresses too.
     pub(super) fn note(&mut self, key: &Key, new: Option<&Pod>, cluster: &Cluster, now: u64) {
         let listed = cluster.pods().get(key);
         let known = listed.filter(|pod| is_subject(pod));
@@ -135,25 +135,25 @@ impl Pods {
         *self.version.insert(compiler.endpoints_version())
     }
 
-    /// The local pods.
+    /// Returns the local pods.
     pub(super) fn local(&self) -> impl Iterator<Item = &Arc<Pod>> {
         self.endpoints.values().filter(|local| local.ended.is_none()).map(|local| &local.pod)
     }
 
-    /// The pod of an endpoint number, until the sweep after the end of the endpoint.
+    /// Returns the pod of an endpoint number, until the sweep after the end of the endpoint.
     pub(super) fn of(&self, endpoint: u32) -> Option<&Arc<Pod>> {
         self.endpoints.get(&endpoint).filter(|it| it.ended.is_none()).map(|it| &it.pod)
     }
 
-    /// The pod of an endpoint number, also after its end. Where the number is not known, the pod of the interface
-    /// (0: none): a veth belongs to one pod.
+    /// Returns the pod of an endpoint number, also after its end. For an unknown number, returns the pod of the
+    /// interface (0: none): a veth belongs to one pod.
     pub(super) fn named(&self, endpoint: u32, ifindex: u32) -> Option<&Arc<Pod>> {
         let of_interface = || self.endpoints.get(self.by_interface.get(&ifindex)?);
         self.endpoints.get(&endpoint).or_else(of_interface).map(|local| &local.pod)
     }
 
-    /// The pod that had an address at a time (milliseconds since the epoch) and has it no more. An address that
-    /// nobody has taken since still is the last pod's.
+    /// Returns the pod that had an address at a time (milliseconds since the epoch) and no longer has it. An address
+    /// without a new pod counts as the last pod's.
     pub(super) fn former(&self, cluster: &Cluster, address: IpAddr, at: u64) -> Option<&Arc<Pod>> {
         let all = self.former.get(&address)?;
         let owner = cluster.owner(address);
@@ -167,14 +167,14 @@ impl Pods {
         then.or_else(after).map(|tenure| &tenure.pod).filter(|pod| !is_owner(pod))
     }
 
-    /// Whose an address was at a time, in milliseconds since the epoch.
+    /// Returns the owner of an address at a time, in milliseconds since the epoch.
     pub(super) fn whose(&self, cluster: &Cluster, address: IpAddr, at: u64) -> Whose {
         let pod = self.former(cluster, address, at).map(|pod| Whose::Pod(Key::clone(&pod.key)));
         pod.unwrap_or_else(|| cluster.whose(address))
     }
 
-    /// A sweep has ended at a time: forgets what ended long ago. `live`: the endpoints there are. Whether a flow may
-    /// have been explained by a tenure that is forgotten.
+    /// Forgets names that ended long before this sweep. `live` has the present endpoints. Returns whether a tenure was
+    /// forgotten, so that explanations by it are outdated.
     pub(super) fn forget(&mut self, live: &BTreeSet<u32>, now: u64) -> bool {
         let recent = |ended: u64| now < ended.saturating_add(KEPT);
         for (number, local) in &mut self.endpoints {
@@ -212,7 +212,7 @@ mod tests {
         Pod { created, ..objects::pod("x", name, &[], &[address]) }
     }
 
-    /// Takes in changes at times; who had an address at a time, after all of them.
+    /// Ingests changes at their times; returns the owner of an address at a time, after all of them.
     #[expect(clippy::wildcard_enum_match_arm, reason = "only pods come and go here")]
     fn whose(changes: &[(u64, Change)], at: u64) -> String {
         let mut pods = Pods::default();
@@ -248,14 +248,14 @@ mod tests {
         ] {
             assert_eq!(whose(&changes, at), name, "{at}");
         }
-        // And the next one after that.
+        // The next pod goes too.
         changes.push((START + 90_000, Change::PodGone(new.key)));
         for (at, name) in
             [(START + 2000, "x/old"), (START + 70_000, "x/new"), (START + 95_000, "x/new")]
         {
             assert_eq!(whose(&changes, at), name, "{at}");
         }
-        // A pod that is there while another one begins to claim its address.
+        // A pod exists while another one begins to claim its address.
         let young = pod("young", "10.0.0.1", START + 30_000);
         let both = [(START + 1000, Change::Pod(old)), (START + 31_000, Change::Pod(young))];
         assert_eq!(whose(&both, START + 2000), "x/old");

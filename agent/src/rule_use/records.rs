@@ -169,7 +169,7 @@ impl Records {
         within
     }
 
-    /// Policies that may allow traffic of an endpoint's pod, each with the index of its first rule.
+    /// Returns the policies that may allow traffic of an endpoint's pod, each with the index of its first rule.
     pub(super) fn granting(
         &mut self,
         allowing: Allowing<'_>,
@@ -184,7 +184,7 @@ impl Records {
         watched.filter_map(|watched| watched.indexed(direction)).collect()
     }
 
-    /// Index of a ClusterNetworkPolicy's rule, if it is watched.
+    /// Returns the index of a ClusterNetworkPolicy's rule, if it is watched.
     pub(super) fn of_cluster(&self, name: &str, direction: Direction, rule: usize) -> Option<u32> {
         let (first, rules) = self.policies.get(&Key::new("", name))?.place(direction);
         (rule < rules).then_some(first + rule as u32)
@@ -212,7 +212,7 @@ impl Records {
         self.policies.iter().map(of).chain(self.kept.values().cloned()).collect()
     }
 
-    /// Use of every rule that allows traffic, and the number of policies that are not watched.
+    /// Returns the use of every rule that allows traffic, and the number of policies that are not watched.
     pub(super) fn answer(&self) -> (Vec<RuleUsed>, usize) {
         let mut all = Vec::with_capacity(self.rules.len());
         for (key, watched) in &self.policies {
@@ -245,7 +245,7 @@ impl Source {
         }
     }
 
-    /// Hashes of the rules' contents.
+    /// Returns the hashes of the rules' contents.
     fn hashes(&self, direction: Direction) -> Vec<u64> {
         match self {
             Self::Policy(policy) => {
@@ -297,7 +297,7 @@ impl Watched {
         }
     }
 
-    /// Rules of a NetworkPolicy, with the index of the first one in a direction.
+    /// Returns the rules of a NetworkPolicy, with the index of the first one in a direction.
     fn indexed(&self, direction: Direction) -> Option<(&RuleIndex, u32)> {
         match &self.rules {
             Rules::OfPolicy(index) => Some((index, self.place(direction).0)),
@@ -305,7 +305,7 @@ impl Watched {
         }
     }
 
-    /// Index of the first rule in a direction, and the number of rules.
+    /// Returns the index of the first rule in a direction, and the number of rules.
     fn place(&self, direction: Direction) -> (u32, usize) {
         self.places[usize::from(direction == Direction::Egress)]
     }
@@ -316,7 +316,7 @@ impl Watched {
     }
 }
 
-/// The policy of a key.
+/// Returns the policy of a key.
 fn source(cluster: &Cluster, key: &Key) -> Option<Source> {
     if key.namespace.is_empty() {
         return cluster.cluster_policy(&key.name).cloned().map(Source::Cluster);
@@ -324,7 +324,7 @@ fn source(cluster: &Cluster, key: &Key) -> Option<Source> {
     cluster.policies().get(key).cloned().map(Source::Policy)
 }
 
-/// Records for rules with these hashes. Known records with the same hash are carried over, each once.
+/// Returns records for rules with these hashes. Known records with the same hash are carried over, each once.
 fn carried(hashes: Vec<u64>, known: &mut Vec<RuleRecord>, since: u64) -> Vec<RuleRecord> {
     let mut by_hash: HashMap<u64, Vec<RuleRecord>> = HashMap::new();
     // In reverse, so that `pop` returns the first of equal records first.
@@ -338,7 +338,7 @@ fn carried(hashes: Vec<u64>, known: &mut Vec<RuleRecord>, since: u64) -> Vec<Rul
     hashes.into_iter().map(record).collect()
 }
 
-/// Hash of a rule's content, equal in every version (FNV-1a: Fowler, Noll, Vo).
+/// Returns the hash of a rule's content, equal in every version (FNV-1a: Fowler, Noll, Vo).
 fn hash(rule: &impl Serialize) -> u64 {
     let bytes = serde_json::to_vec(rule).unwrap_or_default();
     let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);

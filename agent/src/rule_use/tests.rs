@@ -98,7 +98,7 @@ fn policy(name: &str, rules: Vec<Rule>) -> Policy {
     objects::policy("x", name, select(&[("app", "server")]), Some(rules), None)
 }
 
-/// Numbers of flows by rule of a policy.
+/// Returns the number of flows by rule of a policy.
 fn flows(rules: &RuleUse, name: &str) -> Vec<u64> {
     let all = rules.answer("n").rules.into_iter().filter(|rule| rule.name == name);
     all.map(|rule| rule.flows).collect()
@@ -170,7 +170,7 @@ fn a_pod_that_goes_before_the_sweep_still_counts() {
     assert_eq!(flows(&used, "p"), [2], "the name outlives the pod");
 }
 
-/// Direction, peer, port and number of each kind of flow.
+/// Returns direction, peer, port and number of each kind of flow.
 fn kinds(rules: &RuleUse) -> Vec<String> {
     let flows = rules.flows("n").flows.into_iter();
     flows.map(|it| format!("{} {} {} {}", it.direction, it.peer, it.port, it.flows)).collect()
@@ -182,11 +182,11 @@ fn an_answer_of_a_udp_server_is_recorded_as_the_flow_that_its_client_began() {
     let mut used = RuleUse::default();
     world.sweep(&mut used);
     world.wait(10);
-    // The table knows only the answer; or the answer came first, and the question from the kernel's conntrack.
+    // The table has only the answer, or the answer came first and the request from the kernel's conntrack.
     world.packet("10.1.0.1", [53, 40_000], CT_EGRESS);
     world.packet("10.1.0.2", [53, 40_000], CT_EGRESS | CT_INGRESS);
     world.packet("10.1.0.3", [40_000, 53], CT_INGRESS);
-    // Ports that show nothing, and a question.
+    // Ports that show no direction, and a request.
     world.packet("10.1.0.4", [53, 53], CT_EGRESS);
     world.packet("10.1.0.5", [50_000, 53], CT_EGRESS);
     world.sweep(&mut used);
@@ -217,7 +217,7 @@ fn a_flow_keeps_its_peers_name_when_the_pod_is_gone() {
         world.sweep(&mut used);
     }
     assert_eq!(kinds(&used), ["ingress x app=client 53 3"], "two sweeps after it was gone");
-    // A Job's pod whose address is told when it is over.
+    // A Job's pod is finished when its address is first reported.
     world.packet("10.1.0.9", [53, 40_000], CT_INGRESS);
     let lately = i64::try_from(unix_millis() / 1000).unwrap() - 60;
     let job = objects::pod("x", "job", &[("app", "job")], &["10.1.0.9"]);

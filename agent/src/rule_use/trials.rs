@@ -1,8 +1,8 @@
-//! Flows that passed and that policies on trial (`netpold.io/enforcement: audit`) would deny.
+//! Flows that passed and that audited policies (`netpold.io/enforcement: audit`) would deny.
 //!
-//! The sweep of the flow table finds them together with the use of rules: the table has an entry for each flow of a pod
-//! on trial. So they cost packets nothing, and are known a sweep later. Each flow counts once: at its first visit, or
-//! when a policy appears that would deny it.
+//! The sweep of the flow table finds them together with the use of rules, because the table has an entry for each flow
+//! of a pod with audited policies. So they cost packets nothing, and are reported a sweep later. Each flow counts once:
+//! at its first visit, or when a policy appears that would deny it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -23,7 +23,7 @@ const TOLD: usize = 256;
 /// Largest number of cached kinds of flows.
 const REMEMBERED: usize = 16_384;
 
-/// Flows that were found so far.
+/// Flows found so far.
 #[derive(Debug, Default)]
 pub(super) struct Trials {
     /// Flows by policy; a ClusterNetworkPolicy has no namespace.
@@ -56,7 +56,7 @@ impl Trials {
         (std::mem::take(&mut self.told), std::mem::take(&mut self.untold))
     }
 
-    /// Flows by policy, and in sum for policies beyond [`COUNTED`].
+    /// Returns flows by policy, and in sum for policies beyond [`COUNTED`].
     pub(super) fn counts(&self) -> (Vec<(Key, u64)>, u64) {
         let counts = self.counts.iter().map(|(key, count)| (key.clone(), *count));
         (counts.collect(), self.others)

@@ -1,4 +1,4 @@
-//! What this agent keeps in files for the next one: the last good state, the use of rules, recorded flows.
+//! Records kept in files for the next agent: the last good state, the use of rules, recorded flows.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -12,7 +12,7 @@ use crate::lock::lock;
 use crate::rule_use::{self, RuleUse};
 use crate::state::SnapshotWriter;
 
-/// See the module.
+/// Writers of the kept records.
 pub(super) struct Records {
     node: String,
     state: SnapshotWriter,
@@ -21,7 +21,7 @@ pub(super) struct Records {
 }
 
 impl Records {
-    /// Of a node; `state` is where the last good state is. Goes on where an earlier agent has ended.
+    /// Resumes the records of an earlier agent of this node; `state` is the path of the last good state.
     pub(super) fn resume(state: &Path, node: &str, rule_use: &mut RuleUse) -> Self {
         if let Some(saved) = kept::read(state, rule_use::FILE, node) {
             rule_use.resume(saved);
@@ -37,7 +37,7 @@ impl Records {
         }
     }
 
-    /// Writes what was counted, if it is time to.
+    /// Writes the use of rules and the flows, if due.
     pub(super) fn write_counted(&mut self, rule_use: &RuleUse) {
         if self.rule_use.is_due() {
             self.rule_use.write(rule_use.saved());
@@ -47,7 +47,7 @@ impl Records {
         }
     }
 
-    /// Writes the last good state, if it is time to and it is not what is in force.
+    /// Writes the last good state if due, unless the enforced state is the last good one (`restored`).
     pub(super) async fn write_state(&mut self, engine: &Mutex<Engine>, restored: bool) {
         let problem = self.state.settle().await;
         if restored {
@@ -63,7 +63,7 @@ impl Records {
         }
     }
 
-    /// Writes what was counted at once: the agent ends.
+    /// Writes the use of rules and the flows at the agent's end.
     pub(super) async fn finish(self, engine: &Mutex<Engine>) {
         let (rule_use, flows) = {
             let engine = lock(engine);

@@ -1,4 +1,4 @@
-//! What the cluster is told: Events, and in the API what is in force.
+//! Reports to the cluster: Events, and the enforced state as API objects.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -15,19 +15,19 @@ use crate::publish::{Look, Publisher, Settings};
 use crate::source::SourceStatus;
 use crate::source::cluster::EventRecorder;
 
-/// See the module.
+/// Recorder of Events and publisher of the enforced state.
 pub(super) struct Reports {
-    /// Once there is a connection.
+    /// Set once there is a connection.
     event_recorder: Arc<OnceLock<EventRecorder>>,
     publisher: Option<Publisher>,
-    /// Wakes the publisher.
+    /// Notifies the publisher.
     ring: Arc<Notify>,
-    /// `None`: it is not for this agent to say what is in force.
+    /// Settings of the publisher until it is started; `None` from the start if another agent publishes.
     publish: Option<Settings>,
 }
 
 impl Reports {
-    /// Nothing is told yet.
+    /// Creates reports without any publisher yet.
     pub(super) fn new(
         event_recorder: Arc<OnceLock<EventRecorder>>,
         publish: Option<Settings>,
@@ -35,7 +35,7 @@ impl Reports {
         Self { event_recorder, publisher: None, ring: Arc::default(), publish }
     }
 
-    /// Tells of what cannot be enforced, of what is wrong with the node, and of denials.
+    /// Records Events for policies that cannot be enforced, for problems of the node, and for denials.
     pub(super) fn record_events(&self, engine: &Engine, denied: BTreeMap<u32, Vec<Line>>) {
         if let Some(event_recorder) = self.event_recorder.get() {
             event_recorder.tell(unsupported_policies(engine.compiler()));
@@ -44,7 +44,7 @@ impl Reports {
         }
     }
 
-    /// After a step of the engine: tells what is in force now.
+    /// Notifies the publisher after a step of the engine; starts it once there is a connection.
     pub(super) fn publish(
         &mut self,
         engine: &Arc<Mutex<Engine>>,
@@ -52,7 +52,7 @@ impl Reports {
     ) {
         self.ring.notify_one();
         let Some(event_recorder) = self.event_recorder.get() else { return };
-        // Taken once: the publisher goes on by itself.
+        // Taken once: the publisher runs on its own.
         let Some(settings) = self.publish.take() else { return };
         let engine = Arc::clone(engine);
         let look = move || {

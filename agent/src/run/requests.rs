@@ -1,4 +1,4 @@
-//! What the control socket answers.
+//! Requests of the control socket.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -17,7 +17,7 @@ use crate::source::SourceStatus;
 use crate::status::Status;
 use crate::trace::{TRACE_REQUEST, Tracer};
 
-/// Of the agent on the node of that name.
+/// Returns the handlers of the agent on the node with this name.
 pub(super) fn requests(
     node: &str,
     engine: &Arc<Mutex<Engine>>,
@@ -65,7 +65,7 @@ pub(super) fn requests(
     requests.on(LEARN_REQUEST, move |_| recorded())
 }
 
-/// Answers questions about traffic.
+/// Answers probes of traffic.
 fn explained_by(
     engine: &Arc<Mutex<Engine>>,
     drops: &Arc<Mutex<DropLog>>,
@@ -80,7 +80,7 @@ fn explained_by(
     }
 }
 
-/// Answers requests for flows. The engine is not kept from its work while the table is read.
+/// Answers requests for flows. The engine is not locked while the table is read.
 fn flows_of(engine: &Arc<Mutex<Engine>>) -> impl Fn(&str) -> Page + use<> {
     let engine = Arc::clone(engine);
     move |request| {

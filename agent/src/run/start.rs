@@ -1,4 +1,4 @@
-//! The engine that an agent begins with, and what it takes over from an earlier one.
+//! Creates the engine, and collects the state of an earlier agent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ use crate::dataplane::{Dataplane, DataplaneOptions};
 use crate::engine::Engine;
 use crate::source::inputs::kept;
 
-/// An engine that has written nothing yet. What an earlier agent has pinned is gone on with.
+/// Creates an engine that has written nothing yet; it continues the pinned state of an earlier agent.
 pub(super) fn engine(
     config: &RunConfig,
     pins: PinRoot,
@@ -50,8 +50,8 @@ pub(super) fn engine(
     Ok(engine)
 }
 
-/// Whose the interfaces are by the tables of the agent before this one. A program that is still
-/// attached shows that an interface has been there since: it goes with it.
+/// Returns the pod of each interface by the tables of the previous agent. A program that is still attached shows that
+/// the interface has existed since: it disappears with the interface.
 pub(super) fn bound(pinned: &PinnedState, attached: &[Attached]) -> BTreeMap<u32, Inherited> {
     let since: BTreeSet<u32> = attached.iter().map(|found| found.hook.ifindex).collect();
     let endpoints = pinned.endpoints.iter();
@@ -63,7 +63,7 @@ pub(super) fn bound(pinned: &PinnedState, attached: &[Attached]) -> BTreeMap<u32
     known.map(|endpoint| (endpoint.ifindex, inherited(endpoint))).collect()
 }
 
-/// The pods of this node in the last good state, for those that are gone from the source.
+/// Returns this node's pods in the last good state, in case the source no longer has them.
 pub(super) fn remembered(config: &RunConfig) -> Vec<Pod> {
     let objects =
         kept(&config.files.state, &config.node, "pods that were deleted since are not known");
@@ -73,8 +73,9 @@ pub(super) fn remembered(config: &RunConfig) -> Vec<Pod> {
     pods.filter(|pod| pod.node == config.node && !pod.host_network).collect()
 }
 
-/// Conntrack may still know endpoints that went before the last agent ended, so numbers go on well
-/// after the greatest that is left, or anywhere (in the lower half: room is left) if none is.
+/// Returns the first endpoint number. Conntrack may still contain endpoints that went before the last agent ended, so
+/// numbers continue well after the greatest pinned one. Without one, they begin anywhere in the lower half, so that
+/// numbers remain.
 fn first_endpoint_id(last: Option<u32>, inherited: bool, random: u64) -> u32 {
     const GAP: u32 = 1 << 16;
     match last {

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A node with a pod that a policy isolates.
+/// Returns a node with a pod that a policy isolates.
 fn objects() -> Vec<Change> {
     let pod = objects::pod("shop", "web", &[("app", "web")], &["10.0.0.1", "fd00::1"]);
     let policy = objects::policy("shop", "deny", Selector::default(), Some(Vec::new()), None);
@@ -74,7 +74,7 @@ fn another_nodes_state_is_none() {
     assert!(matches!(&error, StateError::Foreign { found, .. } if found == "here"), "{error}");
 }
 
-/// A state is refused if it is cut off anywhere, or changed in any byte that matters.
+/// A state is refused if it is truncated anywhere, or changed in any significant byte.
 #[test]
 fn a_damaged_state_is_none() {
     let (_directory, path) = kept();

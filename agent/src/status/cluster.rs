@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::Status;
 use crate::printable::printable_document;
 
-/// Most nodes that are named for one problem.
+/// Most nodes named for one problem.
 const NAMED: usize = 5;
 
 /// Status of each agent, and the nodes without an answer.
@@ -103,7 +103,7 @@ fn row(status: &Status) -> ([String; 7], Style) {
     (row, style)
 }
 
-/// Every problem once, with its nodes.
+/// Returns every problem once, with its nodes.
 fn problems(status: &ClusterStatus) -> BTreeMap<String, Vec<&str>> {
     let mut problems: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for node in &status.nodes {

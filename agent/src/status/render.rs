@@ -65,7 +65,7 @@ fn not_enforced(text: &mut String, interfaces: &[String]) {
     }
 }
 
-/// What others did to the kernel's state, and whom nobody knows yet.
+/// Renders repairs after changes by other programs, and interfaces with unknown pods.
 fn interference(text: &mut String, status: &Status) {
     if !status.repaired.is_empty() {
         let counts: Vec<String> =
@@ -129,7 +129,7 @@ fn endpoints(text: &mut String, endpoints: &[EndpointStatus]) {
     show(text, "pods", &table);
 }
 
-/// Attachments of programs, XDP first.
+/// Formats the attachments of programs, XDP first.
 fn attached(endpoint: &EndpointStatus) -> String {
     let xdp = endpoint.xdp.iter().map(|mode| format!("{mode} XDP"));
     let all: Vec<String> = xdp.chain(endpoint.hook.clone()).collect();

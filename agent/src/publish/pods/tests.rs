@@ -26,7 +26,7 @@ fn pod(status: Option<&str>) -> Gated {
 }
 
 fn seen(uid: &str, lacks: Option<&'static str>) -> Seen {
-    // Of the things that a pod may lack, one is not a program.
+    // Every cause but this one leaves a program at the interface.
     let is_judged = lacks != Some(NO_PROGRAM);
     let pods = BTreeMap::from([(web(), PodEnforcement { uid: uid.into(), lacks, is_judged })]);
     let enforcement = Enforcement { pods, ..Enforcement::default() };
