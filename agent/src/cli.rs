@@ -285,7 +285,7 @@ pub struct ControllerArgs {
     )]
     pub webhook_listen: ListenAddress,
     /// Allowed clients of the webhook: comma-separated addresses or CIDRs of the API servers; other clients are
-    /// refused [default: all clients; each pod is rate-limited separately]
+    /// refused [default: all clients; pods have a connection limit of their own]
     #[arg(long, value_name = "CIDR,…", env = "NETPOLD_WEBHOOK_CLIENTS", value_delimiter = ',',
         value_parser = address_block)]
     pub webhook_clients: Vec<IpNet>,
