@@ -111,7 +111,8 @@ impl std::fmt::Display for Selected {
 /// Prints the outcomes to standard output. Returns the exit status.
 ///
 /// # Errors
-/// The assertions, the manifests or the cluster cannot be read, or an assertion matches no connection.
+/// The assertions, the manifests or the cluster cannot be read, or an assertion matches no connection or gets
+/// no verdict.
 pub fn run(args: &TestArgs) -> Result<u8> {
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     let own = live::namespace(manifests, &args.cluster, namespace)?;

@@ -337,9 +337,9 @@ pub enum CheckSource {
 /// Secondary interfaces of pods under policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SecondInterfaces {
-    /// All; in namespaces with the label netpold.io/second-interfaces: open only those with known addresses
+    /// All, except those without known addresses in namespaces with the label netpold.io/second-interfaces: open
     Enforce,
-    /// As enforce, and an interface without known addresses sends nothing
+    /// Like enforce, and an interface without known addresses sends nothing
     Strict,
     /// None
     Off,

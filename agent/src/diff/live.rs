@@ -51,7 +51,7 @@ pub struct Group {
     pub connections: Vec<Connection>,
 }
 
-/// A connection.
+/// Open connection.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Connection {
     /// Address and port of the initiator.

@@ -102,12 +102,12 @@ impl Findings {
         self.place(check, check.problem, fix, place.into());
     }
 
-    /// Adds a place; `whose` replaces `{}` in the check's problem.
+    /// Adds a place, and inserts a name for `{}` in the check's problem.
     pub(super) fn add_of(&mut self, check: &Check, whose: &str, place: impl Into<String>) {
         self.place(check, &check.problem.replace("{}", whose), check.fix, place.into());
     }
 
-    /// Adds `count` places, of which some are named; `whose` replaces `{}` in the check's problem.
+    /// Adds `count` places, of which some are named, and inserts a name for `{}` in the check's problem.
     pub(super) fn add_counted(
         &mut self,
         check: &Check,

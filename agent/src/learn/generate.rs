@@ -51,7 +51,7 @@ pub struct LearnedPolicy {
     pub workload: Workload,
     /// Rules by direction: ingress, egress.
     pub rules: [Vec<LearnedRule>; 2],
-    /// Flows with denied packets; they yield no rule.
+    /// Flows with denied packets; the denials yield no rule.
     pub denied: Vec<Observed>,
     /// Policy in audit mode.
     pub policy: Policy,

@@ -75,9 +75,9 @@ pub struct Observed {
 /// Address with its workload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerAddress {
-    /// The address.
+    /// Address.
     pub address: IpAddr,
-    /// The workload.
+    /// Workload.
     pub workload: Workload,
     /// Time of the last flow with the address, in seconds since the epoch.
     pub last: u64,

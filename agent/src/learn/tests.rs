@@ -15,7 +15,7 @@ use crate::source::{SourceProblem, manifests};
 
 /// Number of generated clusters.
 const CLUSTERS: u64 = 250;
-/// Observed packets per cluster.
+/// Tried packets per cluster, of which the allowed ones are recorded.
 const FLOWS: usize = 60;
 /// Packets per cluster judged afterwards.
 const ASKED: usize = 150;

@@ -66,7 +66,7 @@ impl Workload {
         Selector { requirements: self.labels.iter().map(equal).collect() }
     }
 
-    /// Returns a name for objects of lower-case letters, digits and `-`; it is not unique.
+    /// Returns a name for objects, of lower-case letters, digits and `-`. Other workloads may have the same name.
     #[must_use]
     pub fn name(&self) -> String {
         let named = NAMING.iter().find_map(|key| self.labels.get(*key));

@@ -28,7 +28,7 @@ const AT_ONCE: usize = 16;
 const PAGE: u32 = 500;
 /// Longest silence on a connection that carries lines as events occur.
 const LINES_SILENCE: Duration = Duration::from_hours(24);
-/// Lines of all nodes in the channel.
+/// Capacity of the channel for the lines of all nodes.
 const LINES: usize = 1024;
 /// Most agents followed at once: each holds a connection.
 const FOLLOWED: usize = 1000;
@@ -65,7 +65,7 @@ impl<T> Answers<T> {
 /// Asks every agent, and reports on standard error the ones that do not answer.
 ///
 /// # Errors
-/// As for [`Agents::find`].
+/// See [`Agents::find`].
 pub fn ask<T: DeserializeOwned>(cluster: &ClusterArgs, arguments: &[&str]) -> Result<Answers<T>> {
     let all = block_on(async {
         let agents = Agents::find(cluster).await?;
@@ -76,8 +76,8 @@ pub fn ask<T: DeserializeOwned>(cluster: &ClusterArgs, arguments: &[&str]) -> Re
 }
 
 impl Agents {
-    /// Finds the agents. Nodes without an agent are included if nodes may be listed. Standard error gets a report of
-    /// nodes that may not be listed, and of nodes with two agents.
+    /// Finds the agents. Nodes without an agent are included if nodes may be listed. Standard error gets a report if
+    /// nodes may not be listed, or if a node has two agents.
     ///
     /// # Errors
     /// The cluster cannot be reached, the agents' pods may not be listed, or there are none.

@@ -34,8 +34,8 @@ pub struct Names {
 impl Names {
     /// Connects to the API server; an absent `namespace` is the context's.
     ///
+    /// # Errors
     /// There is no cluster to connect to, or the credentials are not accepted.
-    /// There is no cluster to connect to, or not with these credentials.
     pub async fn open(args: &ClusterArgs, namespace: Option<&str>) -> Result<Self> {
         let client = cluster::client(&args.access(SILENCE)).await?;
         let namespace = namespace.unwrap_or_else(|| client.default_namespace()).to_owned();

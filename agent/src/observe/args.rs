@@ -143,7 +143,7 @@ impl ObserveArgs {
     /// Builds the request.
     ///
     /// # Errors
-    /// As of [`FilterArgs::filter`].
+    /// See [`FilterArgs::filter`].
     pub fn request(&self) -> Result<Request> {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let all = (!self.follow).then_some(u64::MAX);

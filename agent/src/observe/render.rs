@@ -28,7 +28,7 @@ pub fn text(line: &Line) -> Result<String> {
 /// Makes all names in a line printable.
 ///
 /// # Errors
-/// As [`text`].
+/// See [`text`].
 pub fn printable_line(line: &Line) -> Result<Line> {
     printable_document(line)
 }
