@@ -1,4 +1,4 @@
-//! `netpold test`: expected connections as data, judged by manifests or by a cluster's objects.
+//! `netpold test`: assertions about connections, checked against manifests or a cluster's objects.
 
 mod probe;
 mod read;
@@ -20,54 +20,54 @@ use crate::output::print;
 
 /// Exit status: every assertion holds.
 const PASSED: u8 = 0;
-/// Exit status: some does not.
+/// Exit status: some assertion fails.
 const FAILED: u8 = 1;
-/// Most failures of one assertion that are told.
+/// Most failures shown per assertion.
 const TOLD: usize = 5;
 
-/// What is expected of some connections: each of them.
+/// Expected verdict for each connection from one side to the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Assertion {
-    /// Where it is: `file:line`.
+    /// Position: `file:line`.
     place: String,
-    /// `name`; empty where absent.
+    /// `name`; empty if absent.
     name: String,
     from: Selected,
     to: Selected,
     protocol: IpProtocol,
-    /// 0 where the protocol has none.
+    /// Destination port; 0 where the protocol has none.
     port: u16,
     allow: bool,
 }
 
-/// One side of an assertion.
+/// Side of an assertion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Selected {
-    /// A pod, a Service or an address.
+    /// Pod, Service or address.
     One(Party),
-    /// Pods by namespace and labels; hostNetwork and finished pods are none.
+    /// Pods by namespace and labels, except hostNetwork and finished pods.
     Pods { namespaces: Namespaces, labels: Selector },
 }
 
-/// Whose pods.
+/// Namespaces of selected pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Namespaces {
     Named(String),
     All,
 }
 
-/// What came of an assertion.
+/// Outcome of an assertion.
 struct Outcome {
     assertion: Assertion,
-    /// How many connections were asked.
+    /// Number of judged connections.
     asked: usize,
-    /// Those that are not as expected, with the reasons; of many, the first.
+    /// Explanations of the first connections with an unexpected verdict.
     failures: Vec<String>,
-    /// How many are not as expected.
+    /// Number of connections with an unexpected verdict.
     failed: usize,
-    /// What came of connections that were opened for real, if any were to be.
+    /// Results of opened connections, with `--probe`.
     probed: Option<Probed>,
-    /// Pod templates among its sides, as `Deployment shop/web (template)`.
+    /// Pod templates among the assertion's sides, as `Deployment shop/web (template)`.
     templates: BTreeSet<String>,
 }
 
@@ -78,7 +78,7 @@ impl Outcome {
 }
 
 impl Assertion {
-    /// Its name, or what it says.
+    /// Returns the assertion's name, or else a description.
     fn title(&self) -> String {
         if !self.name.is_empty() {
             return self.name.clone();
@@ -108,10 +108,11 @@ impl std::fmt::Display for Selected {
     }
 }
 
-/// Answer, on standard output. Returns the exit status.
+/// Prints the outcomes to standard output. Returns the exit status.
 ///
 /// # Errors
-/// The assertions, the manifests or the cluster cannot be read, or an assertion is about nothing.
+/// The assertions, the manifests or the cluster cannot be read, or an assertion matches no connection or gets
+/// no verdict.
 pub fn run(args: &TestArgs) -> Result<u8> {
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     let own = live::namespace(manifests, &args.cluster, namespace)?;
@@ -135,13 +136,13 @@ pub fn run(args: &TestArgs) -> Result<u8> {
     Ok(if outcomes.iter().all(Outcome::holds) { PASSED } else { FAILED })
 }
 
-/// What assertions are about.
+/// Context of assertions.
 struct World<'c> {
     cluster: &'c Cluster,
     explainer: Explainer<'c>,
-    /// Namespace of workloads that are named without one.
+    /// Namespace of workloads named without one.
     own: String,
-    /// The objects are those of a live cluster, where pods get their addresses in a moment.
+    /// Whether the objects are a live cluster's: pods without an address get one soon and are left out.
     is_of_cluster: bool,
 }
 
@@ -153,10 +154,10 @@ fn judge(world: &World<'_>, assertions: Vec<Assertion>) -> Result<Vec<Outcome>> 
     outcomes.collect()
 }
 
-/// Who sends and who receives.
+/// Returns senders and receivers.
 ///
 /// # Errors
-/// One of them is nobody.
+/// One side matches no pod.
 fn sides(world: &World<'_>, assertion: &Assertion) -> Result<(Vec<Party>, Vec<Party>)> {
     let [from, to] = [("from", &assertion.from), ("to", &assertion.to)].map(|(side, selected)| {
         let parties = world.parties(selected);
@@ -170,7 +171,8 @@ fn sides(world: &World<'_>, assertion: &Assertion) -> Result<(Vec<Party>, Vec<Pa
     Ok((from?, to?))
 }
 
-/// Who sends to whom. Of selections that overlap, a pod to itself is not meant; a template stands for any two of its pods.
+/// Pairs senders and receivers. Overlapping selections do not pair a pod with itself, except a template: it stands for
+/// any two of its pods.
 fn pairs<'s>(
     world: &World<'s>,
     assertion: &Assertion,
@@ -186,7 +188,7 @@ fn pairs<'s>(
     pairs.filter(move |(from, to)| !chosen || from != to || template(cluster, from).is_some())
 }
 
-/// The workload whose template a party is, in words.
+/// Describes the pod template of a party.
 fn template(cluster: &Cluster, party: &Party) -> Option<String> {
     let Party::Pod(key) = party else { return None };
     let pod = cluster.pods().get(key)?;
@@ -226,7 +228,7 @@ fn outcome(world: &World<'_>, assertion: Assertion) -> Result<Outcome> {
 }
 
 impl World<'_> {
-    /// Who is selected.
+    /// Returns the selected parties.
     fn parties(&self, selected: &Selected) -> Vec<Party> {
         let cluster = self.cluster;
         let (namespaces, labels) = match selected {
@@ -246,7 +248,7 @@ impl World<'_> {
         pods.map(|pod| Party::Pod(pod.key.clone())).collect()
     }
 
-    /// A party that is named: a workload is all of its pods.
+    /// Resolves a named party: a workload stands for all of its pods.
     fn named(&self, party: &Party) -> Vec<Party> {
         let pods = match party {
             Party::Pod(key) if self.cluster.pods().get(key).is_none() => {

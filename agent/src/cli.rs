@@ -1,4 +1,4 @@
-//! The command line. Every flag has an environment twin, `NETPOLD_` and its name.
+//! Command line. The environment twin of a flag is `NETPOLD_` and the flag's name.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -25,23 +25,23 @@ use crate::socket::DEFAULT_SOCKET;
 use crate::top::TopArgs;
 use crate::trace::TraceArgs;
 
-/// Where the last good state is kept unless told otherwise: it must survive a reboot, so not /run.
+/// Default file of the last good state. The state must survive a reboot, so the file is not below /run.
 const DEFAULT_STATE: &str = "/var/lib/netpold/state";
-/// Where libcni keeps what CNI plugins answered unless told otherwise.
+/// Default directory of libcni's cached CNI results.
 const DEFAULT_CNI_RESULTS: &str = "/var/lib/cni/results";
-/// Where the kubelet's static pods are unless told otherwise.
+/// Default directory of the kubelet's static pods.
 const DEFAULT_STATIC_PODS: &str = "/etc/kubernetes/manifests";
 
 /// Kubernetes NetworkPolicy enforced in eBPF at every pod's veth
 #[derive(Debug, Parser)]
 #[command(name = "netpold", version, about, max_term_width = 100)]
 pub struct Cli {
-    /// What to do.
+    /// Subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// Subcommands of `netpold`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Enforce NetworkPolicy on this node's pods
@@ -49,41 +49,41 @@ pub enum Command {
         after_help = "Exit status: 0 ended by a signal, 1 failed, 2 the flags make no sense."
     )]
     Run(RunArgs),
-    /// Say whether policy allows some traffic, and why
+    /// Explain whether policy allows a connection, and why
     #[command(after_help = "Exit status: 0 allowed, 1 denied, 2 cannot tell (why is on stderr).\n\
         With --socket or --nodes: 2 also if objects, tables and kernel differ.\n\
         With --probes: 0 every line answered, 2 some line is not.")]
     Explain(ExplainArgs),
-    /// Say which connections a change of manifests cuts or opens
+    /// Show which connections a change of manifests cuts or opens
     #[command(
         after_help = "Exit status: 0 nothing of the kind of --fail-on, 1 something, 2 cannot tell, or not everything \
         could be compared."
     )]
     Diff(DiffArgs),
-    /// Check that connections are allowed or denied as a file expects
+    /// Check that connections are allowed or denied as assertions in a file expect
     #[command(after_help = "Exit status: 0 every assertion holds, 1 some does not, 2 cannot tell.")]
     Test(TestArgs),
-    /// Show what a running agent enforces, drops and has problems with, or all agents of a cluster
+    /// Show endpoints, drops and problems of a running agent, or of all agents of a cluster
     #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
     Status(StatusArgs),
-    /// List the rules that isolate this node's or a cluster's pods, when each was last used and by how
-    /// many flows
+    /// List the rules that isolate this node's or a cluster's pods, with the time of last use and the number
+    /// of flows of each
     #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
     Rules(RulesArgs),
-    /// List the flows of this node's or a cluster's pods, and how policy judged them last
+    /// List the flows of this node's or a cluster's pods, with the latest verdict of each
     #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
     Flows(FlowsArgs),
-    /// Find what keeps policy from working, on this node, in manifests or in a cluster, and how to put it
-    /// right
+    /// Find misconfigurations that keep policy from working, on this node, in manifests or in a cluster,
+    /// with a fix for each
     #[command(
         after_help = "Exit status: 0 nothing, 1 errors or warnings were found, 2 none were, but not \
         everything could be looked at."
     )]
     Doctor(DoctorArgs),
-    /// Show drops, flows that policies on trial would deny, and new flows, each with policy and rule
+    /// Show drops, flows that policies in audit mode would deny, and new flows, each with policy and rule
     #[command(after_help = "Exit status: 0 all was shown, 1 an agent did not answer or ended.")]
     Observe(ObserveArgs),
-    /// Show each step of the judgement of a pod's packets, for some time
+    /// Show each step of the judgement of a pod's packets, for a limited time
     #[command(
         after_help = "Exit status: 0 the time is over, 1 the agent did not answer, refused or ended."
     )]
@@ -91,22 +91,22 @@ pub enum Command {
     /// Show the busiest drops, flows, pods and policies on a terminal
     #[command(after_help = "Exit status: 0 ended by a key or a signal, 1 failed.")]
     Top(TopArgs),
-    /// Write NetworkPolicies of least privilege from the flows that were seen
+    /// Write least-privilege NetworkPolicies from observed flows
     #[command(
         after_help = "Exit status: 0 what was seen stays allowed, 1 some of it would be denied (named on \
             stderr), 2 cannot tell."
     )]
     Learn(LearnArgs),
-    /// Write which policies are in force, and add the readiness gate to new pods
+    /// Report which policies are in force, and add the readiness gate to new pods
     #[command(after_help = "Exit status: 0 ended by a signal, 1 failed.")]
     Controller(ControllerArgs),
-    /// Close new pods while no agent runs on the node: for a second container beside the agent's
+    /// Close new pods while no agent runs on the node: for a second container in the agent's pod
     #[command(after_help = "Exit status: 0 ended by a signal, 1 failed.")]
     Standby(StandbyArgs),
-    /// Take every program and pin off this node; its pods are not under policy any more
+    /// Remove every program and pin from this node; its pods are no longer under policy
     #[command(after_help = "Exit status: 0 done, 1 failed.")]
     Uninstall(UninstallArgs),
-    /// Write a script with which a shell completes commands and flags
+    /// Write a shell completion script for commands and flags
     #[command(after_help = "Exit status: 0 done, 1 failed.")]
     Completion(CompletionArgs),
 }
@@ -115,20 +115,20 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; changes are followed. Without it
-    /// they come from the cluster's API server
+    /// the objects come from the cluster's API server
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS",
         conflicts_with_all = ["kubeconfig", "context"])]
     pub manifests: Option<PathBuf>,
-    /// How to reach the API server; by default as every pod in a cluster does
+    /// Kubeconfig of the API server [default: the pod's service account]
     #[arg(long, value_name = "FILE", env = "NETPOLD_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig, instead of its current one
     #[arg(long, value_name = "NAME", env = "NETPOLD_CONTEXT", requires = "kubeconfig")]
     pub context: Option<String>,
-    /// Which Node objects to watch: those of other nodes are needed for their node ports
+    /// Node objects to watch; node ports of other nodes need their Node objects
     #[arg(long, value_name = "WHICH", env = "NETPOLD_WATCH_NODES", default_value = "all")]
     pub watch_nodes: WatchNodes,
-    /// Whether to follow ClusterNetworkPolicies on the API server; manifests are read with them always
+    /// Whether to follow ClusterNetworkPolicies on the API server; manifests always include them
     #[arg(
         long,
         value_name = "WHICH",
@@ -136,12 +136,12 @@ pub struct RunArgs {
         default_value = "auto"
     )]
     pub cluster_network_policies: ClusterNetworkPolicies,
-    /// Seconds without a word after which a connection to the API server is given up
+    /// Seconds of silence after which a connection to the API server is closed
     #[arg(long, value_name = "SECONDS", env = "NETPOLD_API_TIMEOUT", default_value = "100",
         value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub api_timeout: u16,
-    /// Readiness gate of pods that are ready no sooner than policy judges their packets, and their
-    /// condition that says so
+    /// Readiness gate, and its pod condition: a pod with the gate becomes ready once policy judges
+    /// its packets
     #[arg(long, value_name = "TYPE", env = "NETPOLD_READINESS_GATE",
         default_value = crate::publish::READINESS_GATE)]
     pub readiness_gate: String,
@@ -154,15 +154,15 @@ pub struct RunArgs {
     /// Control socket to create, for `netpold status`
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
-    /// Serve /metrics, /livez and /readyz there; :PORT for every address [default: nowhere]
+    /// Address to serve /metrics, /livez and /readyz on; :PORT for every address [default: none]
     #[arg(long, value_name = "ADDRESS:PORT", env = "NETPOLD_LISTEN")]
     pub listen: Option<ListenAddress>,
-    /// Drop what a pod sends from an address that is not its own, or in another's name
+    /// Drop packets of a pod with a source address that is not the pod's, ARP and ND included
     #[arg(long, value_name = "WHICH", env = "NETPOLD_CHECK_SOURCE", default_value = "all")]
     pub check_source: CheckSource,
-    /// Whose source is not checked, with commas between them: namespaces, where it is not of pods with
-    /// the annotation netpold.io/check-source: off; blocks, for pods with an address in them
-    /// [default: nobody's]
+    /// Exempt from the source check: comma-separated namespaces, in which pods opt out with the annotation
+    /// netpold.io/check-source: off, or CIDRs, for pods with an address in one of them
+    /// [default: none]
     #[arg(
         long,
         value_name = "NAMESPACE|CIDR",
@@ -170,14 +170,14 @@ pub struct RunArgs {
         value_delimiter = ','
     )]
     pub source_check_exempt: Vec<String>,
-    /// Seconds within which changes that others make to maps, programs and pins are put right
+    /// Seconds within which foreign changes to maps, programs and pins are repaired
     #[arg(long, value_name = "SECONDS", env = "NETPOLD_READBACK", default_value = "10",
           value_parser = clap::value_parser!(u16).range(1..))]
     pub readback: u16,
-    /// What an interface gets that appears before its pod is known
+    /// Treatment of an interface until its pod is identified
     #[arg(long, value_name = "WHAT", env = "NETPOLD_NEW_PODS", default_value = "allow")]
     pub new_pods: NewPods,
-    /// Which further interfaces of pods (Multus) are under policy
+    /// Secondary interfaces of pods (Multus) that are under policy
     #[arg(
         long,
         value_name = "WHICH",
@@ -185,60 +185,60 @@ pub struct RunArgs {
         default_value = "enforce"
     )]
     pub second_interfaces: SecondInterfaces,
-    /// Blocks in which addresses of further networks, as pods' annotations have them, count for their pods; or none
+    /// CIDRs in which pods' addresses of secondary networks (from annotations) count; or none
     #[arg(long, value_name = "CIDR", env = "NETPOLD_SECOND_NETWORKS", value_delimiter = ',',
         default_values_t = PRIVATE_RANGES.map(|range| range.to_string()))]
     pub second_networks: Vec<String>,
-    /// Directory in which the container runtime keeps what CNI plugins answered: a pod's addresses
-    /// are known from there before its status has them. It need not exist
+    /// Directory of the container runtime's cached CNI results: they list a pod's addresses before the
+    /// pod's status does. It need not exist
     #[arg(long, value_name = "DIR", env = "NETPOLD_CNI_RESULTS",
         default_value = DEFAULT_CNI_RESULTS)]
     pub cni_results: PathBuf,
-    /// Directory of the kubelet's static pods: their labels while the API server has not listed them.
+    /// Directory of the kubelet's static pods: the source of their labels until the API server has listed them.
     /// It need not exist
     #[arg(long, value_name = "DIR", env = "NETPOLD_STATIC_PODS",
         default_value = DEFAULT_STATIC_PODS)]
     pub static_pods: PathBuf,
-    /// File to keep the last good state in, for a boot without the source
+    /// File of the last good state, used at a boot without API server or manifests
     #[arg(long, value_name = "FILE", env = "NETPOLD_STATE", default_value = DEFAULT_STATE)]
     pub state: PathBuf,
-    /// End when another agent starts on the same pin root and knows everything there is, and leave it
-    /// what is enforced: for a unit that keeps the node from the boot until the DaemonSet's agent does
+    /// Exit once another agent on the same pin root is in sync; enforcement stays in place: for a unit that
+    /// protects the node from boot until the DaemonSet's agent runs
     #[arg(long, env = "NETPOLD_GIVE_WAY")]
     pub give_way: bool,
-    /// Take over from an agent with this flag on the same pin root once all objects are known here, and hand
-    /// over in the same way: for a DaemonSet whose new pods start before the old ones end (maxSurge)
+    /// Take over from an agent with this flag on the same pin root once this agent is in sync, and hand over in the
+    /// same way: for a DaemonSet with maxSurge, where a new pod starts before the old one ends
     #[arg(long, env = "NETPOLD_TAKE_OVER", conflicts_with = "give_way")]
     pub take_over: bool,
-    /// At which of the node's devices packets to Services are judged behind their translation: auto,
-    /// none, or names with commas between them, each of which may end in `*`
+    /// Devices of the node where packets to Services are judged after translation: auto, none, or
+    /// comma-separated names, each of which may end in `*`
     #[arg(long, value_name = "DEVICES", env = "NETPOLD_NODE_DEVICES", default_value = "auto")]
     pub node_devices: NodeDevices,
-    /// Devices of the node that lead into another network namespace and are the node's own all the same (a macvlan, VLAN
-    /// or tunnel on top of a link there): what comes by any other such device reaches no pod and does not leave the node.
-    /// none, auto (all), or names as above
+    /// Devices that lead into another network namespace but belong to the node (a macvlan, VLAN or tunnel on a link
+    /// there): packets from any other such device reach no pod and do not leave the node. none, auto (all), or names
+    /// as for --node-devices
     #[arg(long, value_name = "DEVICES", env = "NETPOLD_TRUSTED_DEVICES", default_value = "none")]
     pub trusted_devices: NodeDevices,
-    /// Bit of the packet mark (`skb->mark`) that says that a packet was judged at its pod's interface: one
-    /// that nothing else on the node uses
+    /// Bit of the packet mark (`skb->mark`) set on packets judged at their pod's interface; no other
+    /// program on the node may use it
     #[arg(long, value_name = "BIT", env = "NETPOLD_MARK_BIT",
           default_value_t = netpold_ebpf::judge::proof::DEFAULT_BIT,
           value_parser = clap::value_parser!(u8).range(0..32))]
     pub mark_bit: u8,
-    /// Devices at which XDP drops what policy denies to local pods, before the kernel makes a packet
-    /// of it: names, in which `*` stands for any characters, with commas between [default: none]
+    /// Devices at which XDP drops packets that policy denies to local pods, before the kernel allocates
+    /// an skb: comma-separated names, in which `*` stands for any characters [default: none]
     #[arg(long, value_name = "NAME", env = "NETPOLD_XDP_UPLINK", value_delimiter = ',')]
     pub xdp_uplink: Vec<String>,
-    /// What XDP drops there
+    /// Packets that XDP drops at these devices
     #[arg(long, value_name = "WHAT", env = "NETPOLD_XDP_UPLINK_DROPS", default_value = "openings")]
     pub xdp_uplink_drops: UplinkDrops,
-    /// Where what a pod sends is judged first: by TC at its veth, or also by XDP in front of that
+    /// First hook that judges packets of a pod: TC at its veth, or XDP in front of TC
     #[arg(long, value_name = "HOOK", env = "NETPOLD_POD_EGRESS_HOOK", default_value = "tc")]
     pub pod_egress_hook: PodEgressHook,
     /// Format of the log
     #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
-    /// What to log: a level, or targets with levels as in `info,netpold::source=debug`
+    /// Log filter: a level, or targets with levels as in `info,netpold::source=debug`
     #[arg(long, value_name = "FILTER", env = "NETPOLD_LOG", default_value = "info")]
     pub log: String,
 }
@@ -252,7 +252,7 @@ pub struct StandbyArgs {
     /// Format of the log
     #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
-    /// Log level, or targets with levels as in `info,netpold::standby=debug`
+    /// Log filter: a level, or targets with levels as in `info,netpold::standby=debug`
     #[arg(long, value_name = "FILTER", env = "NETPOLD_LOG", default_value = "info")]
     pub log: String,
 }
@@ -260,23 +260,23 @@ pub struct StandbyArgs {
 /// Flags of `netpold controller`.
 #[derive(Debug, Args)]
 pub struct ControllerArgs {
-    /// How to reach the API server; by default as every pod in a cluster does
+    /// Kubeconfig of the API server [default: the pod's service account]
     #[arg(long, value_name = "FILE", env = "NETPOLD_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig, instead of its current one
     #[arg(long, value_name = "NAME", env = "NETPOLD_CONTEXT", requires = "kubeconfig")]
     pub context: Option<String>,
-    /// Seconds without a word after which a connection to the API server is given up
+    /// Seconds of silence after which a connection to the API server is closed
     #[arg(long, value_name = "SECONDS", env = "NETPOLD_API_TIMEOUT", default_value = "100",
         value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub api_timeout: u16,
     /// Namespace of the controller's Lease, Secret and Service
     #[arg(long, value_name = "NAME", env = "NETPOLD_NAMESPACE", default_value = "netpold-system")]
     pub namespace: String,
-    /// What this replica is called in the Lease: the pod's name [default: the host's name]
+    /// Name of this replica in the Lease: the pod's name [default: the host's name]
     #[arg(long, value_name = "NAME", env = "NETPOLD_IDENTITY")]
     pub identity: Option<String>,
-    /// Serve the webhook there
+    /// Address to serve the webhook on
     #[arg(
         long,
         value_name = "ADDRESS:PORT",
@@ -284,38 +284,38 @@ pub struct ControllerArgs {
         default_value = ":8443"
     )]
     pub webhook_listen: ListenAddress,
-    /// Addresses that may ask the webhook, with commas between them: those of the API servers, as addresses or CIDRs.
-    /// Others are refused [default: everybody may ask, and pods have places of their own]
+    /// Allowed clients of the webhook: comma-separated addresses or CIDRs of the API servers; other clients are
+    /// refused [default: all clients; pods have a connection limit of their own]
     #[arg(long, value_name = "CIDR,…", env = "NETPOLD_WEBHOOK_CLIENTS", value_delimiter = ',',
         value_parser = address_block)]
     pub webhook_clients: Vec<IpNet>,
-    /// Only clients with a certificate by an authority of this PEM file may ask the webhook: the API server has one by
-    /// its `--admission-control-config-file` [default: a certificate is not asked for]
+    /// PEM file of certificate authorities: clients of the webhook need a certificate by one of them. The API server
+    /// gets its certificate from its `--admission-control-config-file` [default: no client certificate is required]
     #[arg(long, value_name = "FILE", env = "NETPOLD_WEBHOOK_CLIENT_CA")]
     pub webhook_client_ca: Option<PathBuf>,
-    /// How long the webhook's certificates are good for, as in 90d, 12h, 30m or 60s; they are replaced after
-    /// two thirds of it
+    /// Lifetime of the webhook's certificates, as in 90d, 12h, 30m or 60s; they are replaced after two
+    /// thirds of it
     #[arg(long, value_name = "TIME", env = "NETPOLD_CERTIFICATE_LIFETIME", default_value = "90d",
         value_parser = lifetime)]
     pub certificate_lifetime: Duration,
-    /// Serve /metrics, /livez and /readyz there; :PORT for every address [default: nowhere]
+    /// Address to serve /metrics, /livez and /readyz on; :PORT for every address [default: none]
     #[arg(long, value_name = "ADDRESS:PORT", env = "NETPOLD_LISTEN")]
     pub listen: Option<ListenAddress>,
     /// Format of the log
     #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
-    /// What to log: a level, or targets with levels as in `info,netpold::source=debug`
+    /// Log filter: a level, or targets with levels as in `info,netpold::source=debug`
     #[arg(long, value_name = "FILTER", env = "NETPOLD_LOG", default_value = "info")]
     pub log: String,
 }
 
-/// An address, or a block of them.
+/// Parses an address or a CIDR.
 fn address_block(text: &str) -> Result<IpNet, String> {
     let address = text.parse::<IpAddr>().map(IpNet::from);
     address.or_else(|_| text.parse()).map_err(|_| "give an address or a CIDR".to_owned())
 }
 
-/// A time of 15 seconds to 10 years, with its unit.
+/// Parses a duration of 15 seconds to 10 years, with its unit.
 fn lifetime(text: &str) -> Result<Duration, String> {
     match time(text)?.as_secs() {
         seconds @ 15..=315_360_000 => Ok(Duration::from_secs(seconds)),
@@ -323,7 +323,7 @@ fn lifetime(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Of which pods the source address is checked.
+/// Pods under the source check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CheckSource {
     /// None
@@ -334,68 +334,68 @@ pub enum CheckSource {
     All,
 }
 
-/// Which further interfaces of pods are under policy.
+/// Secondary interfaces of pods under policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SecondInterfaces {
-    /// All; in namespaces with the label netpold.io/second-interfaces: open those whose addresses are known
+    /// All, except those without known addresses in namespaces with the label netpold.io/second-interfaces: open
     Enforce,
-    /// The same, and one whose addresses are not known sends nothing
+    /// Like enforce, and an interface without known addresses sends nothing
     Strict,
     /// None
     Off,
 }
 
-/// What an interface gets that appears before its pod is known.
+/// Treatment of an interface until its pod is identified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NewPods {
-    /// Nothing is in its way
+    /// All its traffic passes
     Allow,
-    /// Only the node reaches it and is reached by it
+    /// Only traffic with the node passes
     Deny,
 }
 
-/// Which Node objects are watched.
+/// Node objects to watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WatchNodes {
-    /// All of them
+    /// All nodes
     All,
-    /// That of this node alone
+    /// This node only
     Own,
 }
 
-/// Whether ClusterNetworkPolicies are followed.
+/// Whether to follow ClusterNetworkPolicies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ClusterNetworkPolicies {
-    /// Wherever their definition (a CRD) is installed, also later
+    /// If their CRD is installed, now or later
     Auto,
-    /// Never: the API server is not asked for them
+    /// Never; the API server is not asked for them
     Off,
 }
 
-/// What XDP drops at an uplink, of what policy denies.
+/// Denied packets that XDP drops at an uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum UplinkDrops {
-    /// What begins a TCP connection or an SCTP association
+    /// Packets that begin a TCP connection or an SCTP association
     Openings,
-    /// All that belongs to no known flow: only where the node translates nothing (no kube-proxy)
+    /// All packets of no known flow: only where the node translates nothing (no kube-proxy)
     All,
 }
 
-/// Where what a pod sends is judged first.
+/// First hook that judges packets of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PodEgressHook {
-    /// By TC alone
+    /// TC only
     Tc,
-    /// XDP drops what TC would drop. The pod's TCP loses segmentation offload by it
+    /// XDP drops the packets that TC would drop. The pod's TCP loses segmentation offload
     Xdp,
 }
 
 /// Format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people
+    /// Human-readable text
     Text,
-    /// A JSON object a line
+    /// One JSON object per line
     Json,
 }
 
@@ -405,19 +405,19 @@ pub struct ExplainArgs {
     /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; `-` is standard input; or a cluster, see below
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
-    /// Where addresses of pods come from that have none, such as pod templates: blocks with commas between them
+    /// Comma-separated CIDRs of the addresses of pods without one, such as pod templates
     /// [default: private addresses]
     #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]
     pub pod_cidrs: Vec<IpNet>,
-    /// Control socket of an agent, to ask in the place of manifests: it compares what its objects, its
-    /// tables and the kernel's programs say
+    /// Control socket of an agent, to ask instead of manifests: the agent compares its objects, its
+    /// tables and the kernel's programs
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET")]
     pub socket: Option<PathBuf>,
-    /// Who sends: namespace/pod, namespace/workload, a pod or workload of the namespace of -n (also as deployment/web),
+    /// Sender: namespace/pod, namespace/workload, a pod or workload of the namespace of -n (also as deployment/web),
     /// or an address
     #[arg(long, value_name = "WHO", env = "NETPOLD_FROM", required_unless_present = "probes")]
     pub from: Option<Who>,
-    /// Who receives: the same, or svc/namespace/name
+    /// Receiver: as --from, or svc/namespace/name
     #[arg(long, value_name = "WHO", env = "NETPOLD_TO", required_unless_present = "probes")]
     pub to: Option<Who>,
     /// Destination port (TCP, UDP and SCTP need one)
@@ -426,19 +426,19 @@ pub struct ExplainArgs {
     /// TCP, UDP, SCTP, ICMP, ICMPv6 or an IP protocol number
     #[arg(long, env = "NETPOLD_PROTOCOL", default_value = "TCP")]
     pub protocol: IpProtocol,
-    /// Answer many at once: JSON lines with from, to, port and protocol in, the same lines with
+    /// Answer many probes at once: JSON lines with from, to, port and protocol in, the same lines with
     /// verdict out; `-` is standard input
     #[arg(long, value_name = "FILE", env = "NETPOLD_PROBES", conflicts_with_all = ["from", "to", "port"])]
     pub probes: Option<PathBuf>,
-    /// In a cluster, also ask the agents of the pods' nodes, and compare what their objects, their tables and
-    /// the kernel's programs say
+    /// In a cluster, also ask the agents of the pods' nodes, and compare their objects, their tables and the kernel's
+    /// programs
     #[arg(long, env = "NETPOLD_NODES", conflicts_with_all = ["probes", "manifests", "local"])]
     pub nodes: bool,
-    /// Which cluster.
+    /// Cluster to ask.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Namespace of pods that are named without one, and, where RBAC forbids to list objects in all namespaces,
-    /// the one to see [default: the context's; without a cluster: default]
+    /// Namespace of pods named without one; also the only namespace to read where RBAC forbids to list objects in all
+    /// namespaces [default: the context's; without a cluster: default]
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
     /// Format of the answer
@@ -449,8 +449,8 @@ pub struct ExplainArgs {
 /// Flags of `netpold test`.
 #[derive(Debug, Args)]
 pub struct TestArgs {
-    /// Files of assertions, with commas between them or each after a -f; `-` is standard input. Kubernetes objects in
-    /// them are applied to those of --manifests or of the cluster
+    /// Files of assertions, comma-separated or each after a -f; `-` is standard input. Kubernetes objects in
+    /// them are applied to the objects of --manifests or of the cluster
     #[arg(
         short,
         long,
@@ -460,22 +460,22 @@ pub struct TestArgs {
         required = true
     )]
     pub file: Vec<PathBuf>,
-    /// Also open the connections, from inside of the cluster's pods, with the tools of their images; TCP
-    /// alone
+    /// Also open the connections from inside the cluster's pods, with the tools of their images; TCP
+    /// only
     #[arg(long, env = "NETPOLD_PROBE", conflicts_with_all = ["manifests", "local"])]
     pub probe: bool,
     /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; `-` is standard input; or a cluster, see below
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
-    /// Where addresses of pods come from that have none, such as pod templates: blocks with commas between them
+    /// Comma-separated CIDRs of the addresses of pods without one, such as pod templates
     /// [default: private addresses]
     #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]
     pub pod_cidrs: Vec<IpNet>,
-    /// Which cluster.
+    /// Cluster to ask.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Namespace of pods that assertions name without one, and, where RBAC forbids to list objects in all
-    /// namespaces, the one to see [default: the context's; without a cluster: default]
+    /// Namespace of pods that assertions name without one; also the only namespace to read where RBAC forbids to list
+    /// objects in all namespaces [default: the context's; without a cluster: default]
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
     /// Format of the answer
@@ -483,10 +483,10 @@ pub struct TestArgs {
     pub output: TestOutput,
 }
 
-/// Format of outcomes.
+/// Format of the outcomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TestOutput {
-    /// For people
+    /// Human-readable text
     Text,
     /// Test Anything Protocol, version 14
     Tap,
@@ -500,13 +500,13 @@ pub struct StatusArgs {
     /// Control socket of the agent
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
-    /// Which cluster.
+    /// Cluster to ask.
     #[command(flatten)]
     pub cluster: ClusterArgs,
     /// Format of the answer
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: Output,
-    /// Print the reasons why the agent is not ready instead (as /readyz), with exit status 1 if there are
+    /// Print only the reasons why the agent is not ready (as /readyz), with exit status 1 if there are
     /// any: for a probe that must not reach another agent of the node
     #[arg(long, env = "NETPOLD_READY", conflicts_with = "output")]
     pub ready: bool,
@@ -518,16 +518,16 @@ pub struct RulesArgs {
     /// Control socket of the agent
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
-    /// Only rules that were watched and not used for that long, as in 7d, 12h, 30m or 60s
+    /// Show only rules that were watched and unused for this long, as in 7d, 12h, 30m or 60s
     #[arg(long, value_name = "TIME", env = "NETPOLD_UNUSED", value_parser = time)]
     pub unused: Option<Duration>,
-    /// Only rules of policies in that namespace
+    /// Show only rules of policies in this namespace
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
-    /// Of policies in all namespaces, which is the default
+    /// Show rules of policies in all namespaces; the default
     #[arg(short = 'A', long, env = "NETPOLD_ALL_NAMESPACES", conflicts_with = "namespace")]
     pub all_namespaces: bool,
-    /// Which cluster.
+    /// Cluster to ask.
     #[command(flatten)]
     pub cluster: ClusterArgs,
     /// Format of the answer
@@ -538,13 +538,13 @@ pub struct RulesArgs {
 /// Flags of `netpold uninstall`.
 #[derive(Debug, Args)]
 pub struct UninstallArgs {
-    /// Directory that maps and links are pinned in
+    /// Pin root of the agent: the directory of its pinned maps and links
     #[arg(long, value_name = "DIR", env = "NETPOLD_BPFFS", default_value = DEFAULT_BPFFS)]
     pub bpffs: PathBuf,
-    /// Name of the Node object, if the machine is a node of a cluster: its condition is removed
+    /// Name of the Node object, if the machine is a node of a cluster: netpold's condition is removed from it
     #[arg(long, value_name = "NODE", env = "NETPOLD_NODE_NAME")]
     pub node_name: Option<String>,
-    /// How to reach the API server; by default as every pod in a cluster does
+    /// Kubeconfig of the API server [default: the pod's service account]
     #[arg(long, value_name = "FILE", env = "NETPOLD_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
 }

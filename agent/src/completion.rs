@@ -71,8 +71,8 @@ pub fn run(args: &CompletionArgs) -> Result<()> {
     Ok(())
 }
 
-/// Answers a completion request of a shell or kubectl, on standard output; `None` if this process got none. A word that
-/// cannot be completed has no answers.
+/// Answers a completion request of a shell or kubectl on standard output; `None` if this process received none. A word
+/// that cannot be completed has no answers.
 #[must_use]
 pub fn answer(command: fn() -> Command) -> Option<Result<()>> {
     if called(KUBECTL_HOOK) {

@@ -30,28 +30,28 @@ use crate::offline::{self, apply, pods_of, ranges, stand_in};
 use crate::output::print;
 use crate::source::convert::DEFAULT_NAMESPACE;
 
-/// Exit status: no difference of the kind that `--fail-on` names.
+/// Exit status: no difference of the kind of `--fail-on`.
 const SAME: u8 = 0;
-/// Exit status: some.
+/// Exit status: some difference of the kind.
 const DIFFERENT: u8 = 1;
-/// Exit status: none was found, and not everything could be compared.
+/// Exit status: no difference was found, but the comparison is incomplete.
 const CANNOT_TELL: u8 = 2;
-/// Most names of one list that people are shown.
+/// Most names shown per list in text.
 const SHOWN: usize = 3;
 
-/// What changes between two clusters.
+/// Difference of connectivity between two clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// Who sends and receives.
+    /// Senders and receivers.
     pub parties: Vec<Party>,
-    /// Pairs between which something changes, in the order of the parties.
+    /// Pairs of parties with a change, in the order of the parties.
     pub changes: Vec<Change>,
-    /// What changes of workloads as such, and what is not known.
+    /// Changes of isolation per workload, and the gaps of the comparison.
     pub isolation: Isolation,
 }
 
 impl Difference {
-    /// Whether something changes of that kind.
+    /// Returns whether there is a change of the given kind.
     fn has(&self, kind: DiffKind) -> bool {
         let cut = || self.changes.iter().any(|change| !change.loses.is_empty());
         let opened = || self.changes.iter().any(|change| !change.gains.is_empty());
@@ -63,7 +63,7 @@ impl Difference {
         }
     }
 
-    /// Whether something of that kind may change that could not be compared.
+    /// Returns whether a change of the given kind may be among the objects that were not compared.
     fn may_have(&self, kind: DiffKind) -> bool {
         let Isolation { alone, unknown, compared, .. } = &self.isolation;
         let regards = |it: &Alone| match kind {
@@ -75,47 +75,47 @@ impl Difference {
     }
 }
 
-/// A side of connections.
+/// Side of connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Party {
-    /// Pods.
+    /// Pods of a workload.
     Workload(Workload),
-    /// The node that a pod is on.
+    /// Node of the pod on the other side.
     OwnNode,
-    /// Nodes that policies cannot tell apart.
+    /// Nodes that no policy distinguishes.
     Nodes {
-        /// Their names.
+        /// Names of the nodes.
         nodes: Vec<String>,
-        /// There are no others.
+        /// Whether there are no other nodes.
         only: bool,
     },
-    /// Addresses that are no pod's and no node's.
+    /// Addresses of neither pods nor nodes.
     Outside {
-        /// A block that policies name, or every address.
+        /// Block named by policies, or all addresses of a family.
         block: IpNet,
-        /// Blocks in it that are parties of their own.
+        /// Blocks within `block` that are parties themselves.
         without: Vec<IpNet>,
-        /// All pods and nodes have addresses of this family.
+        /// Whether all pods and nodes have addresses of this family only.
         only: bool,
     },
 }
 
-/// What changes from one party to another.
+/// Change of the connections from one party to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Who sends: index among the parties.
+    /// Index of the sender among the parties.
     pub from: usize,
-    /// Who receives: index among the parties.
+    /// Index of the receiver among the parties.
     pub to: usize,
-    /// What was allowed and is no more.
+    /// Ports allowed before and denied after.
     pub loses: Ports,
-    /// What is allowed now.
+    /// Ports denied before and allowed after.
     pub gains: Ports,
-    /// Some pairs of pods or addresses of the two parties change otherwise, or not at all.
+    /// Whether some pairs of pods or addresses of the two parties change otherwise, or not at all.
     pub some: bool,
 }
 
-/// Names, or the first ones and how many more.
+/// Joins the names, or the first of them and the number of the others.
 fn few(names: &[String]) -> String {
     if names.len() <= SHOWN + 1 {
         return names.join(", ");
@@ -150,7 +150,7 @@ impl fmt::Display for Party {
     }
 }
 
-/// Answer, on standard output. Returns the exit status.
+/// Prints the difference to standard output. Returns the exit status.
 ///
 /// # Errors
 /// Manifests cannot be read.
@@ -170,7 +170,7 @@ pub fn run(args: &DiffArgs) -> Result<u8> {
     })
 }
 
-/// The open connections that are cut, of this node or of the cluster.
+/// Finds the open connections that the change cuts, on this node or in the cluster.
 fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts> {
     let filter = Filter::default();
     if !args.cluster.is_meant() {
@@ -186,13 +186,13 @@ fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts
     Ok(cuts)
 }
 
-/// The cluster before and after.
+/// Returns the clusters before and after the change.
 fn clusters(args: &DiffArgs) -> Result<[Cluster; 2]> {
     let [before, after] = objects(args)?.map(|objects| runs::go_on(stand_in(objects)));
     Ok([before, after].map(|objects| objects.into_iter().collect()))
 }
 
-/// The objects before and after, with what all pod templates would make.
+/// Returns the objects before and after the change, with the pods of all pod templates.
 fn objects(args: &DiffArgs) -> Result<[Vec<Object>; 2]> {
     if let (Some(from), Some(to)) = (&args.from, &args.to) {
         let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
@@ -211,7 +211,7 @@ fn objects(args: &DiffArgs) -> Result<[Vec<Object>; 2]> {
     Ok([before, after])
 }
 
-/// What is gone if these objects are deleted: with a namespace all that is in it, with a workload its pods.
+/// Returns the deletions that follow from deleting these objects: a namespace's contents, a workload's pods.
 fn deleted(all: &[Object], named: &[Object]) -> Vec<Object> {
     let mut gone: Vec<Object> = named.iter().map(Object::gone).collect();
     for object in named {

@@ -1,8 +1,8 @@
-//! `netpold doctor`: what keeps policy from working as its author expects, and the fix of each.
+//! `netpold doctor`: misconfigurations that keep policy from working as its author expects, each with a fix.
 //!
-//! On a node the kernel is asked (programs, chains, pins, devices) and the agent. Of objects, from manifests
-//! or from the API server, everything is read that a policy may get wrong without being refused. What was
-//! found is grouped by kind, in bounded memory: tenants write most of what is shown.
+//! On a node, doctor asks the kernel (programs, chains, pins, devices) and the agent. For objects, from manifests or
+//! from the API server, doctor looks for mistakes of policies that the API server accepts. Findings are grouped by
+//! kind, in bounded memory, because tenants write most of the shown text.
 
 mod blocks;
 mod complete;
@@ -42,38 +42,38 @@ use crate::live::ClusterArgs;
 use crate::output::{Output, print};
 use crate::socket::DEFAULT_SOCKET;
 
-/// Exit status: nothing was found, but information.
+/// Exit status: no finding but information.
 const HEALTHY: u8 = 0;
-/// Exit status: an error or a warning was found.
+/// Exit status: some error or warning.
 const FOUND: u8 = 1;
-/// Exit status: nothing was found, but not everything could be looked at.
+/// Exit status: no error or warning, but some checks were not possible.
 const CANNOT_TELL: u8 = 2;
 
 /// Flags of `netpold doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Examine the Kubernetes objects in that directory (*.yaml, *.yml and *.json) instead of this node; `-` is standard
+    /// Check the Kubernetes objects in this directory (*.yaml, *.yml and *.json) instead of this node; `-` is standard
     /// input
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
-    /// Of a cluster: the namespace whose objects are examined where RBAC forbids those of all
+    /// With a cluster: the only namespace to check where RBAC forbids to list objects in all namespaces
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
     /// Control socket of the agent
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
-    /// Directory that the agent pins maps and links in
+    /// Pin root of the agent: the directory of its pinned maps and links
     #[arg(long, value_name = "DIR", env = "NETPOLD_BPFFS", default_value = DEFAULT_BPFFS)]
     pub bpffs: PathBuf,
     /// Format of the answer
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: Output,
-    /// The cluster to ask, instead of this node: its objects, and each agent of its node.
+    /// Cluster to check instead of this node: its objects, and each node by its agent.
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }
 
-/// Answer, on standard output. Returns the exit status.
+/// Prints the report to standard output. Returns the exit status.
 ///
 /// # Errors
 /// The manifests or the cluster's objects cannot be read.
@@ -93,7 +93,7 @@ pub fn run(args: &DoctorArgs) -> Result<u8> {
     Ok(status(&report))
 }
 
-/// The exit status that a report asks for.
+/// Returns the exit status of a report.
 #[must_use]
 pub fn status(report: &Report) -> u8 {
     let is_wrong = |finding: &Finding| finding.severity != Severity::Info;

@@ -1,4 +1,4 @@
-//! `netpold explain`: whether policy allows some traffic, and why.
+//! `netpold explain`: whether policy allows a connection, and why.
 
 mod node;
 mod nodes;
@@ -28,31 +28,31 @@ use crate::printable::printable;
 const ALLOWED: u8 = 0;
 /// Exit status: denied.
 const DENIED: u8 = 1;
-/// Exit status: it cannot be told.
+/// Exit status: unknown.
 const CANNOT_TELL: u8 = 2;
-/// Lines answered at a time, shared among the processors.
+/// Lines per batch, answered in parallel on all processors.
 const BATCH: usize = 8192;
 
-/// What is asked.
+/// Context of questions: the cluster, its explainer and the default namespace.
 struct Asked<'c> {
     cluster: &'c Cluster,
     explainer: Explainer<'c>,
-    /// Namespace of workloads that are named without one.
+    /// Namespace of workloads named without one.
     own: String,
 }
 
 impl Asked<'_> {
-    /// The same question, of pods in the place of workloads.
+    /// Replaces workloads in a probe by pods.
     fn resolved(&self, probe: Probe) -> Result<Probe, String> {
         let resolve = |party| offline::resolve(self.cluster, party, &self.own);
         Ok(Probe { from: resolve(probe.from)?, to: resolve(probe.to)?, ..probe })
     }
 }
 
-/// Answer, on standard output. Returns the exit status.
+/// Prints the answer to standard output. Returns the exit status.
 ///
 /// # Errors
-/// It cannot be told because manifests or probes cannot be read.
+/// Manifests or probes cannot be read.
 pub fn run(args: &ExplainArgs) -> Result<u8> {
     if let Some(socket) = node::socket(args) {
         return node::run(args, socket);
@@ -114,7 +114,7 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     })
 }
 
-/// The question that is asked.
+/// Builds the probe of the flags.
 fn probe(args: &ExplainArgs) -> Result<Probe> {
     let (Some(from), Some(to)) = (args.from.clone(), args.to.clone()) else {
         bail!("--from and --to are needed, or --probes");
@@ -138,7 +138,7 @@ fn print(answer: &Explanation) {
     print_lines(&answer.lines(), style);
 }
 
-/// Prints an answer, whose first line has the verdict.
+/// Prints an answer; the first line contains the verdict.
 fn print_lines(lines: &[String], style: Style) {
     for (index, line) in lines.iter().map(|line| printable(line)).enumerate() {
         match line.split_once(':') {
@@ -153,7 +153,7 @@ fn print_lines(lines: &[String], style: Style) {
     }
 }
 
-/// `verdict` is `allow` or `deny`; where it cannot be told, there is `error` instead.
+/// Sets `verdict` to `allow` or `deny`; an unknown verdict sets `error` instead.
 fn give_verdict(fields: &mut Map<String, Value>, verdict: Verdict, reason: Option<&str>) {
     for field in ["verdict", "error", "reason"] {
         fields.remove(field);
@@ -166,7 +166,7 @@ fn give_verdict(fields: &mut Map<String, Value>, verdict: Verdict, reason: Optio
     };
 }
 
-/// Answer JSON lines, in their order.
+/// Answers JSON lines in their order.
 fn answer_all(asked: &Asked<'_>, file: &Path) -> Result<u8> {
     let mut lines: Box<dyn BufRead> = if offline::is_standard_input(file) {
         offline::claim_standard_input("--probes")?;
@@ -223,7 +223,7 @@ fn answer_batch(asked: &Asked<'_>, batch: &[Vec<u8>]) -> Vec<(Value, bool)> {
     })
 }
 
-/// The line with its `verdict`, or with `error`; and whether there is a verdict.
+/// Returns the line with its `verdict`, or with `error`, and whether there is a verdict.
 fn answer_line(asked: &Asked<'_>, line: &[u8]) -> (Value, bool) {
     let mut fields = match serde_json::from_slice::<Map<String, Value>>(line) {
         Ok(fields) => fields,

@@ -1,8 +1,8 @@
-//! `netpold learn`: NetworkPolicies of least privilege from the flows that were seen.
+//! `netpold learn`: least-privilege NetworkPolicies from observed flows.
 //!
-//! Agents record which workload talks to whom, on which port ([`Recorder`]). The records of all nodes
-//! ([`merge`]) and the cluster's objects make policies ([`generate`](generate()), a pure function), which are
-//! proved against the records and written with the annotation that puts them on trial.
+//! Agents record each workload's peers and ports ([`Recorder`]). The records of all nodes ([`merge`]) and the cluster's
+//! objects yield policies ([`generate`](generate()), a pure function). The policies are checked against the records and
+//! written with the annotation for audit mode.
 
 mod generate;
 mod grants;
@@ -45,75 +45,75 @@ pub use unseen::{Other, Unseen};
 pub use workload::Workload;
 pub use yaml::{json, prepare, yaml};
 
-/// The request for an [`Answer`].
+/// Request for an [`Answer`].
 pub const LEARN_REQUEST: &str = "learn";
-/// The file that the records are kept in.
+/// File of the records.
 pub const FILE: kept::Records = kept::Records { suffix: ".flows", subject: "recorded flows" };
 
-/// What is kept of the records: a field of its own, since the file names its node itself.
+/// Content of the file of records: one field per kind, since the file itself names its node.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Kept {
-    /// All of them.
+    /// All records.
     pub recorded: Answer,
-    /// The workloads that had the addresses of recorded flows.
+    /// Workloads by the addresses of recorded flows.
     #[serde(default)]
     pub peer_addresses: Vec<PeerAddress>,
 }
 
-/// Exit status: what was seen stays allowed.
+/// Exit status: the observed flows stay allowed.
 const PROVED: u8 = 0;
-/// Exit status: some of it would be denied.
+/// Exit status: some observed flows would be denied.
 const DENIED: u8 = 1;
-/// Exit status: some agents did not say what they have seen.
+/// Exit status: the records of some agents are missing.
 const UNKNOWN: u8 = 2;
 
 /// Flags of `netpold learn`.
 #[derive(Debug, Args)]
 pub struct LearnArgs {
-    /// Only flows of workloads in that namespace
+    /// Use only flows of workloads in this namespace
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
-    /// Only flows with a packet within that time, as in 7d, 24h, 30m or 60s
+    /// Use only flows with a packet within this time, as in 7d, 24h, 30m or 60s
     #[arg(long, value_name = "TIME", env = "NETPOLD_SINCE", value_parser = time)]
     pub since: Option<Duration>,
-    /// Print the policy to apply first: until some policy selects a pod, its flows are not recorded
+    /// Print the policy to apply first: flows of a pod are recorded only while some policy selects it
     #[arg(long, env = "NETPOLD_PREPARE", requires = "namespace",
         conflicts_with_all = ["manifests", "records"])]
     pub prepare: bool,
-    /// Show the recorded flows and write no policies: on a node, what is done without --manifests
+    /// Show the recorded flows and write no policies; the default on a node without --manifests
     #[arg(long, env = "NETPOLD_RECORDED")]
     pub recorded: bool,
-    /// Directory of the cluster's objects, to write policies, or `-`; or a cluster, see below
+    /// Directory of the cluster's objects, needed for policies, or `-`; or a cluster, see below
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS", requires = "namespace")]
     pub manifests: Option<PathBuf>,
-    /// Files with the answers of several nodes' agents (`netpold learn -o json`), instead of --socket; `-` is standard
+    /// Files with answers of several nodes' agents (`netpold learn -o json`), instead of --socket; `-` is standard
     /// input
     #[arg(long, value_name = "FILE", env = "NETPOLD_RECORDS", value_delimiter = ',')]
     pub records: Vec<PathBuf>,
-    /// Length of the blocks that IPv4 addresses outside are widened to
+    /// Prefix length of the blocks that contain outside IPv4 addresses
     #[arg(long, value_name = "LENGTH", env = "NETPOLD_BLOCK_PREFIX", default_value = "32",
         value_parser = clap::value_parser!(u8).range(0..=32))]
     pub block_prefix: u8,
-    /// Length of the blocks that IPv6 addresses outside are widened to
+    /// Prefix length of the blocks that contain outside IPv6 addresses
     #[arg(long, value_name = "LENGTH", env = "NETPOLD_BLOCK_PREFIX6", default_value = "128",
         value_parser = clap::value_parser!(u8).range(0..=128))]
     pub block_prefix6: u8,
-    /// Also allow ICMP and other protocols without ports, which no policy can do without allowing that peer
+    /// Also allow ICMP and other protocols without ports; a policy can do so only by allowing the peer
     /// every port
     #[arg(long, env = "NETPOLD_OTHER_PROTOCOLS")]
     pub other_protocols: bool,
     /// Control socket of the agent
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
-    /// Which cluster.
+    /// Cluster to ask.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Format of the answer: policies are YAML, or one document with what is known of them
+    /// Format of the answer: policies as YAML, or one JSON document with policies and remarks
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: Output,
 }
 
-/// A time with its unit.
+/// Parses a duration with its unit.
 fn time(text: &str) -> Result<Duration, String> {
     let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
     let seconds = units.into_iter().find_map(|(unit, seconds)| {
@@ -124,7 +124,7 @@ fn time(text: &str) -> Result<Duration, String> {
 }
 
 impl LearnArgs {
-    /// What policies are to be like; `None` without a namespace.
+    /// Returns the options for policies; `None` without a namespace.
     #[must_use]
     pub fn options(&self) -> Option<Options> {
         Some(Options {
@@ -134,15 +134,15 @@ impl LearnArgs {
         })
     }
 
-    /// Leaves the flows that are asked for.
+    /// Drops the flows that the flags exclude.
     pub fn select(&self, answer: &mut Answer) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let since = self.since.map_or(0, |time| now.saturating_sub(time).as_secs());
         answer.select(self.namespace.as_deref(), since);
     }
 
-    /// What this node's agent, those of a cluster, or those whose answers are kept in files have recorded; and
-    /// whether all of them have said it.
+    /// Returns the records of this node's agent, of a cluster's agents, or of the files of answers, and whether no
+    /// agent's answer is missing.
     fn recorded(&self) -> Result<(Answer, bool)> {
         let (mut answer, complete) = if !self.records.is_empty() {
             let answers = self.records.iter().map(|file| {
@@ -162,13 +162,13 @@ impl LearnArgs {
         Ok((answer, complete))
     }
 
-    /// The cluster's objects, if policies are to be written.
+    /// Returns the cluster's objects, if policies are to be written.
     fn objects(&self) -> Result<Option<Vec<Change>>> {
         match (&self.manifests, &self.namespace) {
             _ if self.recorded => Ok(None),
             (Some(directory), _) => {
                 let objects = offline::read("--manifests", directory, DEFAULT_NAMESPACE)?;
-                // Who has no pods sends nothing.
+                // A workload without pods sends nothing.
                 Ok(Some(objects.into_iter().filter(|it| !offline::is_template(it)).collect()))
             }
             (None, Some(namespace)) if self.cluster.is_meant() => {
@@ -189,7 +189,7 @@ fn read(file: &Path) -> Result<Answer> {
         .with_context(|| format!("{shown} is no answer of `netpold learn -o json`"))
 }
 
-/// Prints what was asked for. Returns the exit status.
+/// Prints the records or the policies. Returns the exit status.
 ///
 /// # Errors
 /// No agent answers, or files cannot be read.
@@ -212,10 +212,10 @@ pub fn run(args: &LearnArgs) -> Result<u8> {
     Ok(if complete { status } else { UNKNOWN })
 }
 
-/// Writes policies from what was recorded, given the cluster's objects. Returns the exit status.
+/// Writes policies from records and the cluster's objects. Returns the exit status.
 ///
 /// # Errors
-/// There is nothing to write policies from.
+/// There are no pods and no flows in the namespace.
 pub fn write(
     objects: Vec<Change>,
     answer: &Answer,
@@ -256,7 +256,7 @@ pub fn write(
     Ok(if learned.denied.is_empty() { PROVED } else { DENIED })
 }
 
-/// The first of some names, and how many more.
+/// Joins the first of some names, and the number of the others.
 fn some(names: impl Iterator<Item = String>) -> String {
     const SHOWN: usize = 5;
     let names: Vec<String> = names.collect();

@@ -1,7 +1,7 @@
-//! A live cluster, for commands at the keyboard: its objects, and what its agents answer.
+//! Access of commands to a live cluster: its objects, and its agents' answers.
 //!
-//! Agents are asked through the API server, by running the same command in their pods (`exec`): RBAC decides who may,
-//! and no port is opened. An agent that does not answer is named, and the others' answers are shown.
+//! The API server runs the same command in each agent's pod (`exec`): RBAC decides who may ask, and no port is
+//! opened. A report names each agent that does not answer, and the others' answers are shown.
 
 mod agents;
 mod exec;
@@ -29,24 +29,24 @@ pub use runtime::{block_on, standard_input_ends};
 
 use crate::source::cluster::Access;
 
-/// Exit status of commands that ask agents: every one answered.
+/// Exit status of commands that ask agents: every agent answered.
 pub(crate) const ALL: u8 = 0;
-/// Exit status of commands that ask agents: some did not answer.
+/// Exit status of commands that ask agents: some agent did not answer.
 pub(crate) const SOME: u8 = 1;
-/// What kubectl runs as `kubectl netpold`.
+/// File name that kubectl starts for `kubectl netpold`.
 pub const PLUGIN: &str = "kubectl-netpold";
-/// An API server that sends nothing for this long is taken for gone.
+/// Silence after which an API server counts as gone.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Which cluster a command is about.
+/// Cluster to ask.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Cluster")]
 pub struct ClusterArgs {
-    /// Ask the cluster of this kubeconfig [default, as `kubectl netpold` or with --context: $KUBECONFIG, else
-    /// ~/.kube/config, else as every pod in a cluster does]
+    /// Kubeconfig of the cluster to ask [default, as `kubectl netpold` or with --context: $KUBECONFIG, else
+    /// ~/.kube/config, else the pod's service account]
     #[arg(long, value_name = "FILE", env = "NETPOLD_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
-    /// Ask the cluster of this context of the kubeconfig, instead of its current one
+    /// Context of the cluster to ask, instead of the kubeconfig's current one
     #[arg(long, value_name = "NAME", env = "NETPOLD_CONTEXT")]
     pub context: Option<String>,
     /// Namespace of the agents' pods
@@ -57,13 +57,13 @@ pub struct ClusterArgs {
         default_value = "netpold-system"
     )]
     pub agents_namespace: String,
-    /// Ask no cluster, but the agent of this node alone: what the cluster's form runs in each agent's pod
+    /// Ask only this node's agent, no cluster; the cluster form runs this in each agent's pod
     #[arg(long, env = "NETPOLD_LOCAL")]
     pub local: bool,
 }
 
 impl ClusterArgs {
-    /// Whether a cluster is meant, not this node or a directory.
+    /// Returns whether the flags select a cluster, not this node or a directory.
     #[must_use]
     pub fn is_meant(&self) -> bool {
         !self.local && (self.kubeconfig.is_some() || self.context.is_some() || is_plugin())
@@ -79,13 +79,13 @@ impl ClusterArgs {
     }
 }
 
-/// Whether this process was started as a plugin of kubectl.
+/// Returns whether kubectl started this process as a plugin.
 #[must_use]
 pub fn is_plugin() -> bool {
     called(PLUGIN)
 }
 
-/// Whether this process was started by that name.
+/// Returns whether this process was started under the given file name.
 #[must_use]
 pub fn called(name: &str) -> bool {
     let called = std::env::args_os().next();

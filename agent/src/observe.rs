@@ -1,12 +1,12 @@
-//! `netpold observe`: drops, flows that policies on trial would deny, and new flows, as they happen.
+//! `netpold observe`: drops, flows that audited policies would deny, and new flows, as they happen.
 //!
-//! The agent records them in a [`Journal`](crate::events::Journal); each watcher reads it at its own pace via the
-//! control socket. A line is put together when it is read: names and reasons are those of the cluster as it is
-//! then. Nobody's packets wait for a watcher.
+//! The agent records events in a [`Journal`](crate::events::Journal); each watcher reads the journal at its own pace
+//! via the control socket. A line is built at the time of reading: names and reasons are those of the cluster at that
+//! time. A slow watcher delays no packets.
 //!
-//! Drops come from the kernel at once; it sends at most 100 a second for each CPU and counts the others. Flows are
-//! met by the sweep of the flow table, so a new or audited one is seen up to `--readback` seconds later, and costs
-//! its packets nothing.
+//! Drops come from the kernel at once; it sends at most 100 a second for each CPU and counts the others. The sweep of
+//! the flow table finds new and audited flows, so they appear up to `--readback` seconds later and cost their packets
+//! nothing.
 
 mod args;
 mod attribution;

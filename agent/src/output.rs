@@ -8,14 +8,14 @@ use serde::Serialize;
 /// Format of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
 pub enum Output {
-    /// For people
+    /// Human-readable text
     #[default]
     Text,
-    /// For programs
+    /// JSON
     Json,
 }
 
-/// Prints to standard output; a reader that has gone away is no failure.
+/// Prints to standard output. A closed pipe counts as success.
 ///
 /// # Errors
 /// Standard output cannot be written to.
@@ -23,7 +23,7 @@ pub fn print(text: &str) -> io::Result<()> {
     is_read(anstream::stdout().write_all(text.as_bytes())).map(drop)
 }
 
-/// Whether the reader of standard output is still there, from the result of a write.
+/// Returns whether the reader of standard output is still there, from the result of a write.
 ///
 /// # Errors
 /// The write failed for another reason.

@@ -42,13 +42,13 @@ impl From<Verdict> for Said {
 }
 
 impl Said {
-    /// Verdict for a packet that passes or not.
+    /// Returns the verdict for a packet that passes or not.
     #[must_use]
     pub const fn of(passes: bool) -> Self {
         if passes { Self::Allow } else { Self::Deny }
     }
 
-    /// Verb for the verdict.
+    /// Returns the verb for the verdict.
     #[must_use]
     pub const fn verb(self) -> &'static str {
         match self {
@@ -83,7 +83,7 @@ pub struct NodeAnswer {
 /// Judgement of one direction at one pod of the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
-    /// The pod.
+    /// Pod of the judgement.
     pub pod: Key,
     /// Direction from the pod's view.
     pub direction: Direction,
@@ -106,7 +106,7 @@ pub struct End {
 }
 
 impl End {
-    /// Whether two of the three verdicts contradict each other.
+    /// Returns whether two of the three verdicts contradict each other.
     #[must_use]
     pub fn differs(&self) -> bool {
         let all = [self.objects, self.tables, self.kernel];
@@ -135,7 +135,7 @@ impl End {
 }
 
 impl NodeAnswer {
-    /// Judgements with contradicting verdicts.
+    /// Returns the judgements with contradicting verdicts.
     pub fn differences(&self) -> impl Iterator<Item = &End> {
         self.ends.iter().filter(|end| end.differs())
     }

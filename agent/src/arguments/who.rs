@@ -18,7 +18,7 @@ pub enum Who {
 }
 
 impl Who {
-    /// Completes a name without namespace by `namespace`.
+    /// Adds `namespace` to a name without one.
     #[must_use]
     pub fn in_namespace(self, namespace: &str) -> Party {
         match self {
@@ -27,7 +27,7 @@ impl Who {
         }
     }
 
-    /// Whether the namespace is missing.
+    /// Returns whether the namespace is missing.
     #[must_use]
     pub const fn lacks_namespace(&self) -> bool {
         matches!(self, Self::Pod(_))

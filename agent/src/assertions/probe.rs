@@ -1,8 +1,8 @@
-//! `netpold test --probe`: the connections that assertions are about, opened for real.
+//! `netpold test --probe`: opens the connections of assertions.
 //!
-//! They are opened from a container of the pod that an assertion names, by `exec` with the user's own rights and with
-//! the tools of its image. No agent connects in the name of a pod: whoever may ask an agent would have its pods'
-//! connections. What the image's tools say is taken for true.
+//! A connection is opened from a container of the sending pod, by `exec` with the user's own rights and with the tools
+//! of the container's image. No agent opens connections for a pod, because each user with access to an agent could then
+//! use the pod's rights. The output of the image's tools is trusted.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,36 +20,36 @@ use super::{Assertion, Outcome, TOLD, World, pairs, sides};
 use crate::live::{ClusterArgs, Inside, NotRun};
 use crate::printable::cut;
 
-/// Seconds for a connection.
+/// Timeout of a connection in seconds.
 const SECONDS: &str = "3";
-/// Connections and commands at a time.
+/// Concurrent connections and commands.
 const AT_ONCE: usize = 16;
 /// Most connections of one assertion.
 const CONNECTIONS: usize = 64;
-/// Most containers of a pod that are tried.
+/// Most containers tried per pod.
 const CONTAINERS: usize = 8;
-/// Most bytes of a reason.
+/// Longest reason in bytes.
 const REASON: usize = 256;
-/// Begins the line that says how it went.
+/// Prefix of the output line with the result.
 const MARK: &str = "netpold: ";
 const SHELL: &str = include_str!("probe/connect.sh");
 const PYTHON: &str = include_str!("probe/connect.py");
 
-/// How a connection went.
+/// Result of a connection attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Met {
-    /// It was opened.
+    /// The connection was opened.
     Connected,
-    /// Somebody answered that nobody listens.
+    /// The peer answered that no socket listens at the port.
     Refused,
-    /// Nobody answered.
+    /// No answer arrived in time.
     TimedOut,
-    /// A router said that there is no way.
+    /// A router reported that the address is unreachable.
     Unreachable,
 }
 
 impl Met {
-    /// Whether packets came to the other side and back.
+    /// Returns whether packets passed in both directions.
     const fn passed(self) -> bool {
         matches!(self, Self::Connected | Self::Refused)
     }
@@ -66,25 +66,25 @@ impl fmt::Display for Met {
     }
 }
 
-/// What came of an assertion's connections.
+/// Results of an assertion's connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Probed {
     met: BTreeMap<Met, usize>,
-    /// Why connections were not opened, and how many.
+    /// Number of connections not attempted, by reason.
     not: BTreeMap<String, usize>,
-    /// How many are not as expected.
+    /// Number of unexpected results.
     pub(super) wrong: usize,
-    /// Those, in words; of many, the first.
+    /// Descriptions of the first unexpected results.
     pub(super) failures: Vec<String>,
 }
 
 impl Probed {
-    /// How many connections were opened or refused, or tried in vain.
+    /// Returns the number of attempted connections.
     pub(super) fn count(&self) -> usize {
         self.met.values().sum()
     }
 
-    /// How many were not tried.
+    /// Returns the number of connections not attempted.
     pub(super) fn left_out(&self) -> usize {
         self.not.values().sum()
     }
@@ -102,30 +102,30 @@ impl fmt::Display for Probed {
     }
 }
 
-/// How a pod opens connections.
+/// Container of a pod that can open connections.
 #[derive(Clone, Debug)]
 enum Way {
-    /// A container with a shell, and with some tool.
+    /// Name of a container with a shell and some tool.
     Shell(String),
-    /// A container with python3, and without a shell.
+    /// Name of a container with python3 and without a shell.
     Python(String),
 }
 
-/// A connection to open.
+/// Connection to open.
 struct Connection {
-    /// Which assertion's.
+    /// Index of the assertion.
     of: usize,
     from: Key,
     probe: Probe,
     address: IpAddr,
-    /// To a Service's address.
+    /// Whether the address is a Service's.
     translated: bool,
 }
 
-/// Opens the connections of assertions, and adds to their outcomes what came of them.
+/// Opens the connections of assertions, and adds the results to their outcomes.
 ///
 /// # Errors
-/// The API server cannot be asked at all.
+/// The API server cannot be reached.
 pub(super) async fn probe(
     args: &ClusterArgs,
     world: &World<'_>,
@@ -161,7 +161,7 @@ pub(super) async fn probe(
     Ok(())
 }
 
-/// The connections of an assertion: of each pair one over each family; of many, some from all over.
+/// Returns the connections of an assertion: one per pair and address family, or an even sample of many.
 fn chosen(
     world: &World<'_>,
     assertion: &Assertion,
@@ -216,7 +216,7 @@ fn chosen(
     found
 }
 
-/// The pod that sends.
+/// Returns the sending pod.
 fn sender(cluster: &Cluster, from: &Party) -> Option<Key> {
     match from {
         Party::Pod(key) => Some(key.clone()),
@@ -233,7 +233,7 @@ fn addresses(cluster: &Cluster, to: &Party) -> Vec<IpAddr> {
     }
 }
 
-/// A container of a pod that can open connections.
+/// Finds a container of a pod that can open connections.
 async fn way(inside: &Inside, pod: &Key) -> Result<Way, String> {
     let containers = inside.running(pod).await.map_err(|words| cut(words, REASON))?;
     if containers.is_empty() {
@@ -279,7 +279,7 @@ impl Connection {
             Err(NotRun::Otherwise(words)) => Err(words),
         };
         match met {
-            // The node's proxy refuses what is for a Service without backends.
+            // The node's proxy refuses connections to a Service without backends.
             Ok(Met::Refused) if self.translated => {
                 Err("refused at a Service's address, by a backend or by the node's proxy"
                     .to_owned())
@@ -288,7 +288,7 @@ impl Connection {
         }
     }
 
-    /// Adds how it went to the outcome of its assertion.
+    /// Adds the result to the outcome of its assertion.
     fn note(&self, met: Result<Met, String>, explainer: &Explainer<'_>, outcome: &mut Outcome) {
         let Some(probed) = &mut outcome.probed else { return };
         let met = match met {
@@ -317,7 +317,7 @@ impl Connection {
     }
 }
 
-/// How a script says it went.
+/// Parses the result from a script's output.
 fn met(text: &str) -> Result<Met, String> {
     let said = text.lines().find_map(|line| line.strip_prefix(MARK));
     match said {

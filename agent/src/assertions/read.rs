@@ -1,4 +1,4 @@
-//! Assertions from YAML or JSON, with the line of each mistake.
+//! Parser of assertions in YAML or JSON, with the line of each error.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,22 +12,21 @@ use crate::arguments::Who;
 use crate::offline::{self, STANDARD_INPUT};
 use crate::source::document::{Entry, Node, ReadError, Value, parse};
 
-/// The fields of an assertion.
+/// Fields of an assertion.
 const FIELDS: [&str; 6] = ["name", "from", "to", "port", "protocol", "expect"];
 
-/// What files of assertions hold.
+/// Content of files of assertions.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     pub(super) assertions: Vec<Assertion>,
-    /// The Kubernetes objects beside them, with what pod templates would make.
+    /// Kubernetes objects beside the assertions, with the pods of pod templates.
     pub(super) objects: Vec<Change>,
 }
 
-/// The content of files, or of standard input. Pods that are named without a namespace are in that one, and objects that
-/// name none.
+/// Reads files, or standard input. `namespace` is the default for pods named without one and for objects without one.
 ///
 /// # Errors
-/// A file cannot be read, or holds something else, with `file:line`; or there is no assertion in any.
+/// A file cannot be read or has unexpected content, with `file:line`; or no file contains an assertion.
 pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<Files> {
     let mut all = Files::default();
     let mut names = Vec::new();
@@ -58,8 +57,8 @@ pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<Files> {
     Ok(all)
 }
 
-/// The documents of a text that are assertions, and those that are Kubernetes objects: each with the lines of the
-/// others empty.
+/// Splits a text into documents of assertions and documents of Kubernetes objects. In each part, the other's lines are
+/// empty, so that line numbers stay correct.
 fn parts(text: &str) -> [String; 2] {
     let mut parts = [const { String::new() }; 2];
     let mut document = Vec::new();
@@ -233,7 +232,7 @@ fn selected(field: &str, node: &Node, namespace: &str) -> Result<Selected, ReadE
     Ok(Selected::Pods { namespaces, labels: Selector { requirements } })
 }
 
-/// A label that an assertion asks for.
+/// Formats a required label of an assertion.
 pub(super) fn label(requirement: &Requirement) -> String {
     match requirement {
         Requirement::In(key, values) => format!("{key}={}", values.join("|")),

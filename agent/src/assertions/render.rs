@@ -1,6 +1,6 @@
-//! Outcomes for people, as TAP, and as `JUnit`'s XML.
+//! Outcomes as text, as TAP, and as `JUnit` XML.
 //!
-//! TAP is version 14, with a YAML block for what failed. The XML is what CI servers read of `JUnit`: a suite,
+//! TAP is version 14, with a YAML block for each failure. The XML is the part of `JUnit` that CI servers read: a suite,
 //! its cases, and a failure with text.
 
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use super::{Assertion, Outcome, Probed};
 use crate::cli::TestOutput;
 use crate::printable::printable;
 
-/// The text to print, coloured where it is for people.
+/// Renders the outcomes; text for people is coloured.
 pub(super) fn render(outcomes: &[Outcome], output: TestOutput, file: &str) -> String {
     match output {
         TestOutput::Text => text(outcomes),
@@ -25,7 +25,7 @@ fn failed(outcomes: &[Outcome]) -> usize {
     outcomes.iter().filter(|outcome| !outcome.holds()).count()
 }
 
-/// How much of an assertion does not hold.
+/// Describes the part of an assertion that fails.
 fn extent(outcome: &Outcome) -> String {
     let expected = if outcome.assertion.allow { "denied" } else { "allowed" };
     let judged = match (outcome.failed, outcome.asked) {
@@ -40,12 +40,12 @@ fn extent(outcome: &Outcome) -> String {
     judged.into_iter().chain(probed).collect::<Vec<_>>().join(", ")
 }
 
-/// What came of connections that were opened for real.
+/// Describes the results of opened connections.
 fn probed(outcome: &Outcome) -> Option<String> {
     outcome.probed.as_ref().map(|probed| printable(&probed.to_string()).into_owned())
 }
 
-/// The failures that are told, a line each, and how many are not.
+/// Returns the shown failures, one line each, and the number of the others.
 fn reasons(outcome: &Outcome) -> Vec<String> {
     let told = outcome.failures.iter().flat_map(|failure| failure.lines());
     let mut lines: Vec<String> = told.map(|line| printable(line).into_owned()).collect();
@@ -63,7 +63,7 @@ fn reasons(outcome: &Outcome) -> Vec<String> {
     lines
 }
 
-/// The pod templates that were judged.
+/// Describes the judged pod templates.
 fn templates(outcomes: &[Outcome]) -> Option<String> {
     let all: BTreeSet<&String> = outcomes.iter().flat_map(|outcome| &outcome.templates).collect();
     let names: Vec<&str> = all.into_iter().map(String::as_str).collect();
@@ -111,7 +111,7 @@ fn text(outcomes: &[Outcome]) -> String {
 fn tap(outcomes: &[Outcome]) -> String {
     let mut text = format!("TAP version 14\n1..{}\n", outcomes.len());
     for (index, outcome) in outcomes.iter().enumerate() {
-        // A `#` begins a directive.
+        // TAP reads a `#` as the start of a directive.
         let title = title(&outcome.assertion).replace('\\', "\\\\").replace('#', "\\#");
         let word = if outcome.holds() { "ok" } else { "not ok" };
         let _ = writeln!(text, "{word} {} - {title}", index + 1);
@@ -134,7 +134,7 @@ fn tap(outcomes: &[Outcome]) -> String {
     text
 }
 
-/// Text in XML, in an attribute or between tags. What XML cannot hold is [`printable`]'s to write out.
+/// Escapes text for an XML attribute or element. [`printable`] must have replaced characters that XML does not allow.
 fn xml(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,7 +1,7 @@
-//! The difference of two clusters' matrices of connectivity.
+//! Difference of the connectivity matrices of two clusters.
 //!
-//! The matrix itself is never made: what did not change is not asked, members of a class share an answer, and
-//! ports between which no rule begins or ends do, too.
+//! The matrices themselves are never built: unchanged pairs are skipped, members of a class share an answer, and so do
+//! ports between which no rule's range begins or ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,11 +18,11 @@ use super::ports::{PROTOCOLS, Ports};
 use super::rules::Starts;
 use super::{Change, Difference};
 
-/// What changes between two clusters. Pods without an address are judged as if they had any of these ranges; with none
-/// they are not judged.
+/// Compares two clusters. Pods without an address are judged at sample addresses of these ranges; without ranges they
+/// are not judged.
 ///
 /// # Errors
-/// The explainer cannot tell a verdict that the objects determine.
+/// The explainer gives no verdict although the objects determine one.
 pub fn compare(before: &Cluster, after: &Cluster, ranges: &[IpNet]) -> Result<Difference> {
     let ends = ends([before, after], ranges);
     let asking =
@@ -61,17 +61,17 @@ pub fn compare(before: &Cluster, after: &Cluster, ranges: &[IpNet]) -> Result<Di
     Ok(Difference { parties: ends.parties, changes, isolation })
 }
 
-/// Indexes of the parties that send and receive, and an address of each, before and after.
+/// Indexes of sender and receiver among the parties, and an address of each, before and after.
 type Meeting<'c> = ((usize, usize), [[End<'c>; 2]; 2]);
-/// What is known of pairs of parties.
+/// Results by pair of parties.
 type Pairs = BTreeMap<(usize, usize), Pair>;
 
-/// What changes from members of one party to members of another.
+/// Changes from members of one party to members of another.
 #[derive(Default)]
 struct Pair {
-    /// Between some members nothing changes.
+    /// Whether some pair of members is unchanged.
     same: bool,
-    /// What is lost and gained between others.
+    /// Lost and gained ports of each changed pair of members.
     changes: Vec<[Ports; 2]>,
 }
 
@@ -121,15 +121,15 @@ impl<'c> Asking<'_, 'c> {
         Ok(())
     }
 
-    /// Members that speak for all pairs of members: sender and receiver, before and after.
+    /// Picks representatives of all pairs of members: sender and receiver, before and after.
     fn meetings(&self, from: &Class<'c>, to: &Class<'c>) -> Vec<Meeting<'c>> {
         let pairs = from.members.iter().flat_map(|a| to.members.iter().map(move |b| (a, b)));
         if from.kind == Kind::Pods && to.kind == Kind::Pods {
-            // A pod to itself is no pair.
+            // A pod and itself are no pair.
             let key = |end: &End<'c>| end.pod.map(|pod| &pod.key);
             let is_template = |end: &End<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
             let apart = |(a, b): &(&[End<'c>; 2], &[End<'c>; 2])| {
-                // A template stands for any two of its pods.
+                // A template stands for any number of pods, so also for two different ones.
                 [0, 1].into_iter().all(|i| key(&a[i]) != key(&b[i]) || is_template(&a[i]))
             };
             let mut pairs = pairs;
@@ -142,7 +142,7 @@ impl<'c> Asking<'_, 'c> {
         if [from.kind, to.kind].contains(&Kind::Outside) {
             return vec![((from.party, to.party), [from.members[0], to.members[0]])];
         }
-        // A pod and a node: it matters whether it is the pod's own.
+        // A pod and a node: the pod's own node is a case of its own.
         let mut found = BTreeMap::new();
         for (a, b) in pairs {
             let own = [0, 1].map(|i| a[i].node == b[i].node);
@@ -161,7 +161,7 @@ impl<'c> Asking<'_, 'c> {
             .collect()
     }
 
-    /// What is lost and gained.
+    /// Returns the lost and the gained ports.
     fn ask(&self, [from, to]: [[End<'c>; 2]; 2], starts: &Starts) -> Result<[Ports; 2]> {
         let [mut lost, mut gained] = [const { Ports::NONE }; 2];
         let both = |protocol, port| -> Result<[bool; 2]> {

@@ -1,5 +1,5 @@
-//! Who sends and who receives: pods, nodes and addresses outside, as classes of which one member speaks for
-//! all, because no policy can tell its members apart.
+//! Senders and receivers: pods, nodes and outside addresses, grouped in classes. One member represents its class,
+//! because no policy distinguishes the members.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -14,19 +14,19 @@ use super::Party;
 use super::rules::{Named, Starts, Subject};
 use super::workloads::{Workload, workloads};
 
-/// Most addresses at which a pod is asked that has none.
+/// Most sample addresses per pod without an address.
 const PLACES: usize = 64;
 
-/// One address in one cluster.
+/// Address in one cluster.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct End<'c> {
     pub(super) pod: Option<&'c Pod>,
-    /// The pod's node, or the node whose address it is; empty: none.
+    /// Node of the pod, or node that has the address; empty if there is none.
     pub(super) node: &'c str,
     pub(super) address: IpAddr,
 }
 
-/// What kind of party a class is of.
+/// Kind of a class's party.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Pods,
@@ -34,23 +34,23 @@ pub(super) enum Kind {
     Outside,
 }
 
-/// Ends that are alike in both clusters.
+/// Ends that policies treat alike in both clusters.
 #[derive(Debug)]
 pub(super) struct Class<'c> {
-    /// Index among the parties.
+    /// Index of the party.
     pub(super) party: usize,
     pub(super) kind: Kind,
-    /// Each as it is before and after.
+    /// Members, each before and after.
     pub(super) members: Vec<[End<'c>; 2]>,
-    /// An address is a Service's, or one of several nodes': only the explainer says what that means.
+    /// Whether the address is a Service's, or shared by several nodes: only the explainer resolves these.
     pub(super) special: bool,
-    /// Nothing changed that matters where it sends.
+    /// Whether nothing relevant to the class as a sender changed.
     pub(super) sends_as_before: bool,
-    /// Nothing changed that matters where it receives.
+    /// Whether nothing relevant to the class as a receiver changed.
     pub(super) receives_as_before: bool,
-    /// Ports at which its egress may change.
+    /// Ports at which the class's egress may change.
     pub(super) sends: Starts,
-    /// Ports at which its ingress, or what is named on it, may change.
+    /// Ports at which the class's ingress, or a named port's number, may change.
     pub(super) receives: Starts,
 }
 
@@ -60,7 +60,7 @@ impl Class<'_> {
     }
 }
 
-/// What policies tell one end in one cluster by.
+/// Properties by which policies distinguish ends of one cluster.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Traits<'c> {
     labels: Vec<(&'c str, &'c str)>,
@@ -74,31 +74,31 @@ struct Traits<'c> {
 pub(super) struct Ends<'c> {
     pub(super) parties: Vec<Party>,
     pub(super) classes: Vec<Class<'c>>,
-    /// Ports that are translated somewhere: at special addresses and at nodes they matter.
+    /// Ports of Services and node ports: relevant at special addresses and at nodes.
     pub(super) translated: Starts,
     /// Index of [`Party::OwnNode`].
     pub(super) own_node: usize,
-    /// More blocks are named than a pod without an address is asked for.
+    /// Number of blocks beyond [`PLACES`], at which pods without an address are not judged.
     pub(super) left_out: usize,
 }
 
-/// Builds [`Ends`].
+/// Builder of [`Ends`].
 struct Census<'c> {
     clusters: [&'c Cluster; 2],
     named: Named,
     blocks: Blocks,
-    /// Addresses whose meaning hangs on more than labels and blocks.
+    /// Addresses that labels and blocks alone do not determine.
     special: HashSet<IpAddr>,
-    /// Namespaces whose labels changed.
+    /// Namespaces with changed labels.
     relabelled: HashSet<&'c str>,
     node_ports: bool,
-    /// Addresses that pods without one may get, one of each set that policies tell apart.
+    /// Sample addresses for pods without one, one of each set that policies distinguish.
     places: Vec<IpAddr>,
     parties: Vec<Party>,
     classes: Vec<Class<'c>>,
 }
 
-/// The ends of two clusters, where pods without an address may get any of these ranges.
+/// Groups the ends of two clusters; pods without an address may get any address of these ranges.
 pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c> {
     let mut named = Named::default();
     clusters.iter().for_each(|cluster| named.add(cluster));
@@ -146,7 +146,7 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c>
     Ends { parties: census.parties, classes: census.classes, translated, own_node, left_out }
 }
 
-/// An address of each block in these ranges that policies tell apart, and that nothing else has.
+/// Returns an unused address of each block within the ranges that policies distinguish.
 fn places(clusters: [&Cluster; 2], named: &Blocks, ranges: &[IpNet]) -> Vec<IpAddr> {
     let mut pods = clusters.iter().flat_map(|cluster| cluster.pods().values());
     if ranges.is_empty() || !pods.any(|pod| is_unaddressed(pod)) {
@@ -161,7 +161,7 @@ fn places(clusters: [&Cluster; 2], named: &Blocks, ranges: &[IpNet]) -> Vec<IpAd
     within.into_iter().filter_map(sample).collect()
 }
 
-/// Every address of a cluster's objects.
+/// Returns every address of a cluster's objects.
 fn known(cluster: &Cluster) -> impl Iterator<Item = IpAddr> {
     let pods = cluster.pods().values().flat_map(|pod| pod.all_addresses());
     let nodes = cluster.nodes().values().flat_map(|node| &node.addresses);
@@ -169,7 +169,7 @@ fn known(cluster: &Cluster) -> impl Iterator<Item = IpAddr> {
     pods.chain(nodes.chain(services).copied())
 }
 
-/// Addresses of Services, and those that are a node's and something else, too.
+/// Returns the addresses of Services, and those shared by a node and another node or a pod.
 fn special(clusters: [&Cluster; 2]) -> HashSet<IpAddr> {
     let mut special = HashSet::new();
     for cluster in clusters {
@@ -192,7 +192,7 @@ fn special(clusters: [&Cluster; 2]) -> HashSet<IpAddr> {
 }
 
 impl<'c> Census<'c> {
-    /// The addresses that a pod has in a cluster, those aside that are another pod's.
+    /// Returns the addresses of a pod in a cluster, without those that another pod owns.
     fn of_pod(&self, cluster: usize, pod: &'c Pod) -> Vec<End<'c>> {
         let owns = |address: &&IpAddr| {
             self.clusters[cluster].owner(**address).is_some_and(|owner| owner.key == pod.key)
@@ -201,8 +201,8 @@ impl<'c> Census<'c> {
         pod.addresses.iter().filter(owns).map(end).collect()
     }
 
-    /// The addresses that a pod has before and after. One that has none is asked at those of the other, and if both
-    /// have none, at every one that policies tell apart.
+    /// Returns the addresses of a pod before and after. If the pod has an address on one side only, that address serves
+    /// for both sides; if on neither side, the sample addresses do.
     fn of_pods(&self, pods: [&'c Pod; 2]) -> [Vec<End<'c>>; 2] {
         let end = |i: usize| {
             move |address: &IpAddr| End {
@@ -261,12 +261,12 @@ impl<'c> Census<'c> {
             ports: end.pod.map_or(&[], |pod| &pod.ports),
             block: self.blocks.around(address),
             special: self.special.contains(&address).then_some(address),
-            // Which node a pod is on matters towards nodes, where each is asked, and towards such.
+            // A pod's node matters towards nodes, where each is judged, and towards special addresses.
             node: (!self.special.is_empty()).then_some(end.node),
         }
     }
 
-    /// The class of a pod's address, without members.
+    /// Creates the class of a pod's address, without members.
     fn pods(&self, party: usize, pair: [End<'c>; 2]) -> Class<'c> {
         let [before, after] = pair.map(|end| self.traits(end));
         let special = before.special.is_some() || after.special.is_some();
@@ -301,7 +301,7 @@ impl<'c> Census<'c> {
         }
     }
 
-    /// Nodes that are in both clusters, by what policies can name of them.
+    /// Adds the nodes of both clusters, grouped by the labels that policies name.
     fn nodes(&mut self) {
         let mut alike: BTreeMap<_, Vec<[&'c Node; 2]>> = BTreeMap::new();
         for (name, before) in self.clusters[0].nodes() {
@@ -355,7 +355,7 @@ impl<'c> Census<'c> {
         }
     }
 
-    /// An address of each block that is nothing that the clusters know.
+    /// Adds an address of each block that no object of the clusters has.
     fn outside(&mut self) {
         let known: HashSet<IpAddr> = self.clusters.into_iter().flat_map(known).collect();
         let families: BTreeSet<bool> = self.classes.iter().map(Class::is_ipv6).collect();

@@ -1,4 +1,4 @@
-//! Workloads that policies isolate in one of two clusters, and what could not be compared.
+//! Workloads that policies isolate in one of two clusters only, and gaps of the comparison.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,50 +7,50 @@ use netpold_core::model::{Direction, Enforcement, Key, Pod};
 
 use super::{Party, Workload};
 
-/// What changes, and what is not known, of workloads as such.
+/// Changes of isolation per workload, and gaps of the comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Isolation {
-    /// Workloads that no policy isolates any more.
+    /// Workloads that no policy isolates any more, with the directions.
     pub open: Vec<Turned>,
-    /// Workloads that policies isolate now.
+    /// Workloads that policies isolate newly.
     pub isolated: Vec<Turned>,
-    /// Workloads that only one of the clusters has.
+    /// Workloads that exist in one cluster only.
     pub alone: Vec<Alone>,
-    /// Workloads that could not be compared, or not in full, and why.
+    /// Workloads not compared, or compared in part, each with the reason.
     pub unknown: Vec<String>,
     /// Pod templates that stand in for pods, as `Deployment shop/web (template)`.
     pub templates: Vec<String>,
-    /// How many workloads were compared.
+    /// Number of compared workloads.
     pub compared: usize,
 }
 
-/// A workload whose isolation begins or ends.
+/// Workload for which isolation begins or ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turned {
-    /// Its name.
+    /// Name of the workload.
     pub workload: String,
-    /// In which directions.
+    /// Directions in which isolation begins or ends.
     pub directions: Vec<Direction>,
-    /// The policies that isolated it, or that do now.
+    /// Policies that isolated the workload before, or isolate it now.
     pub policies: Vec<Key>,
-    /// Some of its pods alone.
+    /// Whether only some of the workload's pods are concerned.
     pub some: bool,
 }
 
-/// A workload of one of the clusters.
+/// Workload of one of the clusters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alone {
-    /// Its name.
+    /// Name of the workload.
     pub workload: String,
-    /// It is in the second cluster.
+    /// Whether the workload exists in the second cluster.
     pub is_new: bool,
-    /// In which directions policies isolate all of its pods.
+    /// Directions in which policies isolate all of its pods.
     pub directions: Vec<Direction>,
-    /// Those policies.
+    /// Policies that isolate its pods.
     pub policies: Vec<Key>,
 }
 
-/// The policies that isolate each pod of a cluster.
+/// Cache of the policies that isolate each pod of a cluster.
 struct Side<'c> {
     cluster: &'c Cluster,
     known: BTreeMap<(&'c Key, Direction), BTreeSet<&'c Key>>,
@@ -61,7 +61,7 @@ impl<'c> Side<'c> {
         self.cluster.pods().get(key).map(|pod| &**pod)
     }
 
-    /// None: policy does not apply to it.
+    /// Returns the policies that isolate a pod; none for a pod on the host's network.
     fn isolating(&mut self, key: &Key, direction: Direction) -> BTreeSet<&'c Key> {
         let Some(pod) = self.pod(key).filter(|pod| !pod.host_network) else {
             return BTreeSet::new();
@@ -80,8 +80,8 @@ impl<'c> Side<'c> {
 }
 
 impl Isolation {
-    /// Of two clusters' workloads, of which these were compared by index; `left_out`: blocks that pods without an
-    /// address were not asked for.
+    /// Compares the isolation of two clusters' workloads. `compared` holds indexes of compared workloads; `left_out`
+    /// counts blocks at which pods without an address were not judged.
     pub(super) fn new(
         clusters: [&Cluster; 2],
         parties: &[Party],

@@ -1,13 +1,14 @@
-//! `netpold diff --live`: which of the connections that are open now a change cuts.
+//! `netpold diff --live`: open connections that a change cuts.
 //!
-//! A connection is known as its pods' veths see it: once at each end that is a pod of a node that was asked,
-//! and at the sender's with the address that it was sent to, a Service's for instance. Ends are put together by
-//! addresses and ports, and a Service's connection with the backend that has a flow from the same address and
-//! port, or with that which the kernel's conntrack of the sender's node has. It is judged at both ends, by the
-//! clusters before and after. Of a connection to a Service whose backend is not known (the node has no conntrack, or
-//! the connection comes from outside the asked nodes) it may be that it depends on the backend. So it may of one that
-//! the node has masqueraded to a pod of its own: explanations know what comes from the node itself, which always
-//! passes, and not what only has its address.
+//! The flows of the pods' veths are the source: a connection has a flow at each end that is a pod of an asked node. The
+//! sender's flow has the original destination, for instance a Service's address. Ends are joined by addresses and
+//! ports. A connection to a Service is joined with the backend that has a flow from the same address and port, or with
+//! the backend in the conntrack of the sender's node. Both ends are judged, in the clusters before and after.
+//!
+//! The verdict may depend on the backend if the backend of a Service's connection is unknown: the node has no
+//! conntrack, or the connection comes from outside the asked nodes. The same holds for a connection that the node
+//! masqueraded to a pod of its own: an explanation covers traffic of the node itself, which always passes, but not
+//! traffic that only has the node's address.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -20,67 +21,67 @@ use serde::Serialize;
 
 use crate::flows::{Answer, Flow, FlowState, Translated, socket};
 
-/// What a change does to the connections that are open.
+/// Effect of a change on the open connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Cuts {
-    /// Connections that were judged.
+    /// Number of judged connections.
     pub open: usize,
-    /// Those that are cut.
+    /// Connections that the change cuts.
     pub cut: Vec<Group>,
-    /// Those of which it depends on a Service's backend that is not known.
+    /// Connections that depend on an unknown backend of a Service.
     pub unsure: Vec<Group>,
-    /// Connections of pods that only one of the clusters has: they were not judged.
+    /// Number of connections of pods that exist in one cluster only: they were not judged.
     pub gone: usize,
-    /// Why connections are not known.
+    /// Reasons why connections are unknown.
     pub problems: Vec<String>,
 }
 
 /// Connections from one party to a port of another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Group {
-    /// Who began them: `namespace/pod`, or an address.
+    /// Initiator: `namespace/pod`, or an address.
     pub from: String,
-    /// To whom: `namespace/pod`, `svc/namespace/name` or an address.
+    /// Responder: `namespace/pod`, `svc/namespace/name` or an address.
     pub to: String,
     /// IP protocol.
     pub protocol: IpProtocol,
     /// Destination port; 0 where the protocol has none.
     pub port: u16,
-    /// Each of them.
+    /// Connections of the group.
     pub connections: Vec<Connection>,
 }
 
-/// A connection.
+/// Open connection.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Connection {
-    /// Address and port of who began it.
+    /// Address and port of the initiator.
     pub from: String,
-    /// Address and port that it goes to.
+    /// Address and port of the responder.
     pub to: String,
-    /// Address and port that it was sent to, and the node translated.
+    /// Original destination address and port, if the node translated them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sent_to: Option<String>,
 }
 
 /// Address and port.
 type End = (IpAddr, u16);
-/// Protocol, who began it, to whom.
+/// Protocol, initiator, responder.
 type Tuple = (IpProtocol, End, End);
 
-/// What the flows say of a connection.
+/// Knowledge about a connection from its flows.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     from: Option<Key>,
     to: Option<Key>,
     from_node: bool,
-    /// The address to judge in the place of one of the sender's node.
+    /// Address to judge instead of the destination, for a connection to the sender's own node.
     node: Option<IpAddr>,
     sent_to: Option<End>,
-    /// How the sender's node sends it on.
+    /// Translation by the sender's node.
     translated: Option<Translated>,
 }
 
-/// What becomes of a connection.
+/// Fate of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Kept,
@@ -89,10 +90,10 @@ enum Fate {
     Gone,
 }
 
-/// What connections have in common that are judged alike.
+/// Key of connections with the same judgement.
 type Kind = (IpAddr, IpAddr, IpProtocol, u16, bool, Option<(IpAddr, End)>);
 
-/// What a change from one cluster to another does to the flows of these nodes.
+/// Judges the effect of a change from one cluster to another on the flows of these nodes.
 #[must_use]
 pub fn cuts(before: &Cluster, after: &Cluster, flows: &[Answer]) -> Cuts {
     let mut judge = Judge::new(before, after);
@@ -154,7 +155,7 @@ fn end(address: SocketAddr) -> End {
     (address.ip(), address.port())
 }
 
-/// Puts a flow where the other end's may be.
+/// Records a flow under the tuple that the flow at the other end has, too.
 fn take_in(before: &Cluster, flow: &Flow, seen: &mut BTreeMap<Tuple, Seen>) {
     let same_family = |address: &&IpAddr| address.is_ipv4() == flow.remote.is_ipv4();
     let of = |addresses: &[IpAddr]| addresses.iter().find(same_family).copied();
@@ -180,7 +181,7 @@ fn take_in(before: &Cluster, flow: &Flow, seen: &mut BTreeMap<Tuple, Seen>) {
     }
 }
 
-/// Judges connections by two clusters.
+/// Judge of connections in two clusters.
 struct Judge<'c> {
     before: &'c Cluster,
     explainers: [Explainer<'c>; 2],
@@ -201,7 +202,7 @@ impl<'c> Judge<'c> {
         }
     }
 
-    /// A sender's flow to a Service and its backend's flow are one connection.
+    /// Joins a sender's flow to a Service and the backend's flow into one connection.
     fn join_translated(&mut self, seen: &mut BTreeMap<Tuple, Seen>) {
         let mut to_pods: BTreeMap<(IpProtocol, End), Vec<End>> = BTreeMap::new();
         for ((protocol, from, to), at) in seen.iter() {
@@ -212,7 +213,7 @@ impl<'c> Judge<'c> {
         let (mut joined, mut masqueraded) = (Vec::new(), Vec::new());
         for ((protocol, from, to), at) in seen.iter().filter(|(_, at)| at.to.is_none()) {
             if let Some(on) = at.translated {
-                // What its backend sees of it is the same connection.
+                // The backend's flow is the same connection.
                 if end(on.from) == *from {
                     joined.push(((*protocol, *from, *to), end(on.to)));
                 } else {
@@ -230,7 +231,7 @@ impl<'c> Judge<'c> {
             seen.remove(&tuple);
         }
         for ((protocol, from, sent_to), backend) in joined {
-            // Nothing is seen of it where the backend's node was not asked.
+            // The backend's flow is unknown if the backend's node was not asked.
             if !seen.contains_key(&(protocol, from, backend)) {
                 continue;
             }
@@ -242,7 +243,7 @@ impl<'c> Judge<'c> {
         }
     }
 
-    /// Whom the node may translate packets to that go there.
+    /// Returns the backends to which the node may translate packets to this address and port.
     fn backends(&mut self, from: IpAddr, to: IpAddr, protocol: IpProtocol, port: u16) -> Vec<End> {
         if !self.nodes.contains(&to) && self.before.service_at(to).is_none() {
             return Vec::new();
@@ -286,7 +287,7 @@ impl<'c> Judge<'c> {
         fate
     }
 
-    /// What becomes of a connection that the sender's node sends on from that address to that end.
+    /// Returns the fate of a connection that the sender's node translates to this source address and destination.
     fn fate_on(
         &self,
         sender: (IpAddr, Option<&Key>),
@@ -313,7 +314,7 @@ impl<'c> Judge<'c> {
         }
     }
 
-    /// What becomes of a connection that is not translated, or of that part of its way.
+    /// Returns the fate of an untranslated connection, or of the untranslated part of a path.
     fn fate_of(
         &self,
         [(from, sender), (to, receiver)]: [(IpAddr, Option<&Key>); 2],

@@ -1,4 +1,4 @@
-//! Ports that are gained or lost, as ranges.
+//! Gained or lost ports, as ranges.
 
 use std::fmt;
 
@@ -6,21 +6,21 @@ use netpold_core::model::Protocol;
 use serde::Serialize;
 use serde::ser::{SerializeSeq, Serializer};
 
-/// The protocols with ports, in the order in which they are shown.
+/// Protocols with ports, in display order.
 pub(super) const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
-/// The first destination port there is.
+/// First destination port.
 pub(super) const FIRST_PORT: u16 = 1;
 
-/// Ports of each protocol, and whether all other protocols are among it.
+/// Ports of each protocol, and all other protocols.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ports {
-    /// Sorted ranges (both ends included) of TCP, UDP and SCTP that neither overlap nor touch.
+    /// Ranges (both ends included) of TCP, UDP and SCTP, sorted, disjoint and not adjacent.
     ranges: [Vec<(u16, u16)>; 3],
-    /// Every protocol without ports, ICMP included.
+    /// Whether every protocol without ports, ICMP included, is part of the set.
     pub other: bool,
 }
 
-/// One range, as it is written in JSON.
+/// Range in JSON.
 #[derive(Serialize)]
 struct Range {
     protocol: String,
@@ -31,28 +31,28 @@ struct Range {
 }
 
 impl Ports {
-    /// No port, and no other protocol.
+    /// Empty set.
     pub const NONE: Self = Self { ranges: [const { Vec::new() }; 3], other: false };
 
-    /// Whether there are none.
+    /// Returns whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether a port of a protocol is among them.
+    /// Returns whether the set contains a port of a protocol.
     #[must_use]
     pub fn contains(&self, protocol: Protocol, port: u16) -> bool {
         self.of(protocol).iter().any(|(first, last)| (*first..=*last).contains(&port))
     }
 
-    /// The ranges of a protocol.
+    /// Returns the ranges of a protocol.
     #[must_use]
     pub fn of(&self, protocol: Protocol) -> &[(u16, u16)] {
         &self.ranges[protocol as usize]
     }
 
-    /// Adds a range that begins after all of the protocol's others.
+    /// Appends a range that begins after all other ranges of the protocol.
     pub(super) fn push(&mut self, protocol: Protocol, (first, last): (u16, u16)) {
         let ranges = &mut self.ranges[protocol as usize];
         match ranges.last_mut() {
@@ -61,7 +61,7 @@ impl Ports {
         }
     }
 
-    /// Adds others.
+    /// Adds all ports of another set.
     pub(super) fn add(&mut self, more: &Self) {
         self.other |= more.other;
         for protocol in PROTOCOLS {

@@ -1,4 +1,4 @@
-//! A [`Difference`] for people, programs and pull requests.
+//! Output of a [`Difference`]: text, JSON, Markdown and Mermaid.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::printable::{printable, printable_json};
 
-/// The text to print, coloured where it is for people.
+/// Renders the difference; text for people is coloured.
 pub(super) fn render(
     difference: &Difference,
     cuts: Option<&Cuts>,
@@ -36,17 +36,17 @@ pub(super) fn render(
     })
 }
 
-/// Pairs with an equal change: each of some senders to each of some receivers.
+/// Pairs with an equal change: all of some senders to all of some receivers.
 struct Line<'d> {
     from: Vec<usize>,
     to: Vec<usize>,
     change: What<'d>,
 }
 
-/// What is lost and gained, and whether by all.
+/// Lost and gained ports, and whether only some members are concerned.
 type What<'d> = (&'d Ports, &'d Ports, bool);
 
-/// The changes in few lines: by senders first, or by receivers, whichever has fewer.
+/// Groups the changes in few lines: by senders first or by receivers first, the shorter of both.
 fn lines(difference: &Difference) -> Vec<Line<'_>> {
     let by = |ends: fn(&Change) -> (usize, usize)| {
         let mut others: BTreeMap<(usize, What<'_>), Vec<usize>> = BTreeMap::new();
@@ -88,7 +88,7 @@ fn policies(policies: &[Key]) -> String {
     few(&policies.iter().map(ToString::to_string).collect::<Vec<_>>())
 }
 
-/// What becomes open, and what becomes isolated: a word and the rest of the line.
+/// Describes workloads that become open or isolated: a word and the rest of the line.
 fn turned(difference: &Difference) -> Vec<(&'static str, String)> {
     let line = |it: &Turned, isolates: bool| {
         let (workload, directions) = (&it.workload, in_words(&it.directions));
@@ -107,7 +107,7 @@ fn turned(difference: &Difference) -> Vec<(&'static str, String)> {
     open.chain(isolated.iter().map(|it| ("isolated", line(it, true)))).collect()
 }
 
-/// A workload of one of the clusters, and what isolates it.
+/// Describes a workload of one cluster and the policies that isolate it.
 fn state(alone: &Alone) -> String {
     let workload = &alone.workload;
     match alone.directions[..] {
@@ -119,7 +119,7 @@ fn state(alone: &Alone) -> String {
     }
 }
 
-/// How many pairs lose something, and how many gain something.
+/// Counts pairs that lose ports, and pairs that gain ports.
 fn counts(difference: &Difference) -> (usize, usize) {
     let count = |ports: fn(&Change) -> &Ports| {
         difference.changes.iter().filter(|change| !ports(change).is_empty()).count()
@@ -147,7 +147,7 @@ fn footnotes(difference: &Difference) -> Vec<String> {
     let mut notes = Vec::new();
     for (word, is_new) in [("gone", false), ("new", true)] {
         let mut all: Vec<&Alone> = alone.iter().filter(|it| it.is_new == is_new).collect();
-        // What is open is not to be among those that are only counted.
+        // Open workloads come first, so that the text names them instead of only counting them.
         all.sort_by_key(|it| !it.directions.is_empty());
         if !all.is_empty() {
             let names: Vec<String> = all.into_iter().map(state).collect();
@@ -242,7 +242,7 @@ fn document(difference: &Difference) -> Value {
     })
 }
 
-/// Text in a cell of a table of Markdown.
+/// Escapes text for a cell of a Markdown table.
 pub(super) fn cell(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars() {
@@ -279,7 +279,7 @@ fn markdown(difference: &Difference) -> String {
     text
 }
 
-/// Text in a label of Mermaid.
+/// Escapes text for a Mermaid label.
 pub(super) fn label(text: &str) -> String {
     printable(text).replace('#', "#35;").replace('"', "#quot;").replace('<', "#lt;")
 }

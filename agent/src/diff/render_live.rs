@@ -1,4 +1,4 @@
-//! [`Cuts`] beside a difference, for people and pull requests.
+//! Output of [`Cuts`] beside a difference: text, Markdown and Mermaid.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,10 +10,10 @@ use super::live::{Cuts, Group};
 use super::render::{cell, label};
 use crate::printable::printable;
 
-/// Most groups that are shown; in JSON are all.
+/// Most groups in text; JSON has all.
 const GROUPS: usize = 100;
 
-/// How many connections there are in some groups.
+/// Counts the connections of these groups.
 fn count(groups: &[Group]) -> usize {
     groups.iter().map(|group| group.connections.len()).sum()
 }
@@ -29,7 +29,7 @@ fn summary(cuts: &Cuts) -> String {
     text
 }
 
-/// What there is to say beside the connections.
+/// Returns the notes below the connections.
 fn notes(cuts: &Cuts) -> Vec<String> {
     let mut notes = Vec::new();
     let hidden = (cuts.cut.len() + cuts.unsure.len()).saturating_sub(GROUPS);
@@ -45,7 +45,7 @@ fn notes(cuts: &Cuts) -> Vec<String> {
     notes
 }
 
-/// The groups to show, and whether they are sure to be cut.
+/// Returns the groups to show, and whether the cut is certain.
 fn shown(cuts: &Cuts) -> impl Iterator<Item = (&Group, bool)> {
     let cut = cuts.cut.iter().map(|group| (group, true));
     cut.chain(cuts.unsure.iter().map(|group| (group, false))).take(GROUPS)

@@ -1,5 +1,5 @@
-//! What policies say of a pod in one direction: whether that is the same in two clusters, and at which
-//! ports it may change.
+//! Rules that apply to a pod in one direction: comparison between two clusters, and the ports at which verdicts may
+//! change.
 
 use std::collections::BTreeSet;
 
@@ -12,12 +12,12 @@ use netpold_core::model::{
 
 use super::ports::FIRST_PORT;
 
-/// Ports at which something may change: the first of each range, by protocol.
+/// Ports at which a verdict may change: the first of each range, by protocol.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Starts([BTreeSet<u16>; 3]);
 
 impl Starts {
-    /// Adds both ends of a range.
+    /// Adds the boundaries of a range.
     pub(super) fn range(&mut self, protocol: Protocol, first: u16, last: u16) {
         let starts = &mut self.0[protocol as usize];
         starts.insert(first);
@@ -38,7 +38,7 @@ impl Starts {
         }
     }
 
-    /// The ranges of a protocol within which nothing changes.
+    /// Returns the ranges of a protocol within which verdicts are constant.
     pub(super) fn regions(&self, protocol: Protocol) -> Vec<(u16, u16)> {
         let inner = self.0[protocol as usize].range(FIRST_PORT + 1..);
         let firsts: Vec<u16> = [FIRST_PORT].into_iter().chain(inner.copied()).collect();
@@ -47,12 +47,12 @@ impl Starts {
     }
 }
 
-/// The rules that apply to a pod in one direction.
+/// Rules that apply to a pod in one direction.
 #[derive(PartialEq)]
 pub(super) struct Subject<'c> {
-    /// Of each NetworkPolicy that isolates it; whether it grants nothing, being over its budget.
+    /// Rules of each isolating NetworkPolicy, and whether the policy is over its budget and grants nothing.
     policies: Vec<(&'c [Rule], bool, Enforcement)>,
-    /// Of each ClusterNetworkPolicy, in order.
+    /// Rules of each ClusterNetworkPolicy, in order.
     tiers: Vec<(Tier, &'c [ClusterRule], Enforcement)>,
 }
 
@@ -74,7 +74,7 @@ impl<'c> Subject<'c> {
         Self { policies: policies.collect(), tiers: tiers.collect() }
     }
 
-    /// Ends of the ranges that the rules name.
+    /// Adds the boundaries of the ranges in the rules.
     pub(super) fn add_to(&self, starts: &mut Starts) {
         let of_policies = self.policies.iter().flat_map(|(rules, ..)| *rules);
         let of_tiers = self.tiers.iter().flat_map(|(_, rules, _)| *rules);
@@ -82,17 +82,17 @@ impl<'c> Subject<'c> {
     }
 }
 
-/// What policies can tell pods and addresses apart by.
+/// Criteria by which policies distinguish pods and addresses.
 #[derive(Debug, Default)]
 pub(super) struct Named {
-    /// Keys of labels of pods and nodes.
+    /// Label keys of pods and nodes.
     pub(super) labels: BTreeSet<String>,
-    /// Blocks of addresses.
+    /// Address blocks.
     pub(super) blocks: BTreeSet<IpNet>,
 }
 
 impl Named {
-    /// Adds what the policies of a cluster name.
+    /// Adds the criteria of a cluster's policies.
     pub(super) fn add(&mut self, cluster: &Cluster) {
         for policy in cluster.policies().values() {
             self.selector(&policy.pod_selector);

@@ -1,4 +1,4 @@
-//! Workloads between their runs: a Job's next pods are as the last ones were.
+//! Workloads between runs: the next pods of a Job are like the last ones.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use netpold_core::model::Change;
 
 use super::workloads::{Group, group};
 
-/// The same objects, where of each workload of which only finished pods are there the latest is taken for one that
-/// has yet to start: it has no address.
+/// Turns, for each workload with finished pods only, the latest pod into one that has yet to start: unfinished and
+/// without an address.
 pub(super) fn go_on(mut objects: Vec<Change>) -> Vec<Change> {
-    // Of each workload: whether a pod runs, and the latest finished one.
+    // Per workload: whether a pod runs, and the latest finished pod.
     type Seen = (bool, Option<(i64, usize)>);
     let mut workloads: BTreeMap<(&str, Group<'_>), Seen> = BTreeMap::new();
     for (index, object) in objects.iter().enumerate() {

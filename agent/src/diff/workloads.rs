@@ -1,8 +1,8 @@
-//! Pods of two clusters, grouped as the workloads that they are of.
+//! Pods of two clusters, grouped by workload.
 //!
-//! A pod's workload is its owner, as far as its object tells it; else the pods of a namespace with equal labels are one,
-//! apart from those labels that their controller gives to each revision or pod. A workload that only one of the clusters
-//! has is then looked for in the other by labels that releases leave alone, and by names.
+//! The workload of a pod is its owner if the object names one. Otherwise the pods of a namespace with equal labels are
+//! one workload; labels that controllers set per revision or pod do not count. A workload of one cluster only is then
+//! matched with one of the other cluster by labels that releases do not change, and by name.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,23 +12,23 @@ use netpold_core::model::{Key, Pod};
 use crate::offline::owner;
 use crate::offline::{OF_PODS, OF_RELEASES};
 
-/// Characters at the end of a name that a controller makes up: at least, at most.
+/// Least and greatest length of a generated name suffix.
 const MADE_UP: (usize, usize) = (5, 10);
 
-/// Pods of a namespace that are one workload.
+/// Pods of a namespace that form a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// `namespace/name`, where the name is that of the pods' controller as far as it can be told.
+    /// `namespace/name`, where the name is that of the pods' controller if it can be determined.
     pub name: String,
-    /// Its pods before and after.
+    /// Pods of the workload before and after.
     pub pods: [Vec<Key>; 2],
-    /// Indexes of pods before and after that stand for each other.
+    /// Indexes of corresponding pods before and after.
     pairs: Vec<(usize, usize)>,
 }
 
 impl Workload {
-    /// Pairs of pods that stand for each other: those of the same name; and for each other pod of after those of before
-    /// with its labels, or if there are none, each of before.
+    /// Returns pairs of corresponding pods. A pod after the change corresponds to the pod before of the same name, else
+    /// to the pods before with its labels, else to every pod before.
     #[must_use]
     pub fn counterparts(&self) -> Vec<(&Key, &Key)> {
         let [before, after] = &self.pods;
@@ -38,7 +38,7 @@ impl Workload {
 
 pub(super) type Labels<'c> = Vec<(&'c str, &'c str)>;
 
-/// What the pods of a workload have in common, apart from the namespace.
+/// Common property of a workload's pods, apart from the namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Group<'c> {
     /// Kind and name.
@@ -46,7 +46,7 @@ pub(super) enum Group<'c> {
     Labels(Labels<'c>),
 }
 
-/// The pods of a workload, before and after.
+/// Pods of a workload, before and after.
 type Pods<'c> = [Vec<&'c Pod>; 2];
 
 fn labels<'p>(pod: &'p Pod, dropped: &[&[&str]]) -> Labels<'p> {
@@ -54,7 +54,7 @@ fn labels<'p>(pod: &'p Pod, dropped: &[&[&str]]) -> Labels<'p> {
     labels.filter(|(key, _)| !dropped.iter().any(|keys| keys.contains(key))).collect()
 }
 
-/// Namespace and workload; pods without labels are of no workload but themselves.
+/// Returns namespace and workload of a pod; a pod without owner and labels is a workload of its own.
 pub(super) fn group(pod: &Pod) -> (&str, Group<'_>) {
     let group = match owner(pod) {
         Some(owner) => Group::Owner(owner.kind, owner.name),
@@ -69,7 +69,7 @@ pub(super) fn group(pod: &Pod) -> (&str, Group<'_>) {
     (&pod.key.namespace, group)
 }
 
-/// A name without what controllers make up, and without numbers at its end.
+/// Strips up to two generated or numeric suffixes from a name.
 fn base(name: &str) -> &str {
     let is_made_up = |end: &str| {
         let length = MADE_UP.0..=MADE_UP.1;
@@ -92,7 +92,7 @@ fn has_digit(text: &str) -> bool {
     text.bytes().any(|byte| byte.is_ascii_digit())
 }
 
-/// What may tell that a workload of before and one of after are the same, best first.
+/// Properties by which a workload before and one after may be the same, most reliable first.
 const KIN: [for<'p> fn(&Group<'p>, &'p Pod) -> Labels<'p>; 3] = [
     |_, pod| labels(pod, &[&OF_PODS]),
     |_, pod| labels(pod, &[&OF_PODS, &OF_RELEASES]),
@@ -102,7 +102,7 @@ const KIN: [for<'p> fn(&Group<'p>, &'p Pod) -> Labels<'p>; 3] = [
     },
 ];
 
-/// Puts together workloads of before alone and of after alone, where no others are as like.
+/// Joins a workload of before with one of after, if they alone share a property of [`KIN`].
 fn join_kin<'c>(groups: &mut BTreeMap<(&'c str, Group<'c>), Pods<'c>>) {
     for kin in KIN {
         let mut alike: BTreeMap<_, [Vec<(&'c str, Group<'c>)>; 2]> = BTreeMap::new();
@@ -128,7 +128,7 @@ fn join_kin<'c>(groups: &mut BTreeMap<(&'c str, Group<'c>), Pods<'c>>) {
     }
 }
 
-/// Indexes of pods that stand for each other: see [`Workload::counterparts`].
+/// Returns the indexes of corresponding pods, see [`Workload::counterparts`].
 fn pairs([before, after]: &Pods<'_>) -> Vec<(usize, usize)> {
     let places: HashMap<&Key, usize> = (0..).zip(before).map(|(b, pod)| (&pod.key, b)).collect();
     let own: Vec<Labels<'_>> = before.iter().map(|pod| labels(pod, &[&OF_PODS])).collect();
@@ -146,7 +146,7 @@ fn pairs([before, after]: &Pods<'_>) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// The workloads of two clusters, by name. A pod whose labels change is of the workload that it is of after.
+/// Returns the workloads of two clusters, by name. A pod with changed labels belongs to its workload after the change.
 pub(super) fn workloads(clusters: [&Cluster; 2]) -> Vec<Workload> {
     let [before, after] = clusters
         .map(|cluster| cluster.pods().values().map(|pod| &**pod).filter(|pod| !pod.finished));
@@ -162,7 +162,7 @@ pub(super) fn workloads(clusters: [&Cluster; 2]) -> Vec<Workload> {
     }
     join_kin(&mut groups);
     let name = |(namespace, group): &(&str, Group<'_>), pods: &Pods<'_>| {
-        // The latest pods name it: those of before may have had another owner.
+        // The pods after the change give the name: those before may have had another owner.
         let first = pods[1].first().or(pods[0].first());
         let full = first.map_or_else(String::new, |pod| pod.key.to_string());
         match group {
@@ -252,7 +252,7 @@ mod tests {
     fn a_new_version_and_a_new_run_are_the_same_workload() {
         type Named = (&'static str, &'static [(&'static str, &'static str)]);
         let cases: [(Named, Named, &str); 5] = [
-            // Releases change labels, and revisions names.
+            // Releases change labels, revisions change names.
             (
                 ("web-1f-aaaaa", &[("app", "web"), ("v", "1"), ("pod-template-hash", "1f")]),
                 ("web-2f-bbbbb", &[("app", "web"), ("v", "2"), ("pod-template-hash", "2f")]),

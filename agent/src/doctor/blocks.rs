@@ -1,4 +1,4 @@
-//! Blocks of addresses that no packet comes from or goes to.
+//! Check for address blocks that match no packet.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -46,13 +46,14 @@ const SERVICE_ADDRESS: Check = Check {
           endpoints (`kubectl get endpointslices`)",
 };
 
-/// The shortest prefix of a Service CIDR that Kubernetes takes, and blocks of private networks that hold more.
+/// Shortest prefixes, IPv4 and IPv6, that Kubernetes takes for a Service CIDR. The blocks of [`PRIVATE`] hold more than
+/// Services.
 const SERVICE_PREFIX: [u8; 2] = [12, 64];
-/// The shortest prefix of a block that is meant for one load balancer's addresses.
+/// Shortest prefixes, IPv4 and IPv6, of a block meant for the addresses of one load balancer.
 const BALANCER_PREFIX: [u8; 2] = [28, 124];
 const PRIVATE: [&str; 3] = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"];
 
-/// Looks at a rule's blocks.
+/// Checks the blocks of a rule.
 pub(super) fn examine(
     objects: &Objects<'_>,
     place: &Place<'_>,
@@ -73,7 +74,7 @@ pub(super) fn examine(
     }
 }
 
-/// Looks at the CIDRs of a policy as they were written.
+/// Checks the CIDRs of a policy as written.
 pub(super) fn written(policy: &Named<'_>, found: &mut Findings) {
     for (path, text) in policy.cidrs() {
         let mut numbers = text.split(['.', '/']);
@@ -94,7 +95,8 @@ fn is_empty(block: &IpBlock) -> bool {
     excepts.iter().any(|except| except.contains(&block.cidr))
 }
 
-/// Blocks within `0.0.0.0/8` and `::/16` (reserved, RFC 6890) and loopback; no sender has a multicast address.
+/// Returns whether a block is in `0.0.0.0/8` or `::/16` (reserved, RFC 6890), loopback or, on ingress, multicast or
+/// broadcast.
 pub(super) fn has_no_address(block: IpNet, direction: Direction) -> bool {
     let v4 =
         |a, b, c, d, length| Ipv4Net::new(Ipv4Addr::new(a, b, c, d), length).map(IpNet::V4).ok();
@@ -108,7 +110,7 @@ pub(super) fn has_no_address(block: IpNet, direction: Direction) -> bool {
     all.any(|reserved| reserved.contains(&block))
 }
 
-/// The Services that a block holds the addresses of, if it is about nothing else and leads to none of them.
+/// Names the Services with addresses in a block, if the block holds nothing else and grants none of their backends.
 fn services(
     objects: &Objects<'_>,
     direction: Direction,
@@ -143,7 +145,7 @@ fn services(
     Some(format!("{}, Service {first}{more}", block.cidr))
 }
 
-/// Whether a block also holds pods, nodes or endpoints.
+/// Returns whether a block also holds pods, nodes or endpoints.
 fn holds_others(objects: &Objects<'_>, block: &IpBlock) -> bool {
     let pods = objects.cluster.pods().values().flat_map(|pod| &pod.addresses);
     let slices = objects.cluster.slices().values().flat_map(|slice| &slice.addresses);
@@ -151,7 +153,7 @@ fn holds_others(objects: &Objects<'_>, block: &IpBlock) -> bool {
     all.any(|address| block.contains(*address))
 }
 
-/// Whether some pod that the rule is about reaches some backend, at the ports that the rule has, by other rules.
+/// Returns whether some subject of the rule reaches some backend, at the rule's ports, by other rules.
 fn is_reached(
     objects: &Objects<'_>,
     led: &Led<'_>,
@@ -178,7 +180,7 @@ fn is_reached(
         })
 }
 
-/// Whether a pod may send to an address and port.
+/// Returns whether policy allows a pod to send to an address and port.
 pub(super) fn is_allowed(
     explainer: &Explainer<'_>,
     pod: &Key,

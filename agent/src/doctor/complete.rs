@@ -1,6 +1,6 @@
-//! What manifests leave to controllers: addresses of pods that do not run yet, and the endpoints of Services.
+//! Completion of manifests by data that controllers add: addresses of pods that do not run yet, endpoints of Services.
 //!
-//! With these, checks ask the same judge about a chart as about a live cluster.
+//! With these, checks use the same explainer for a chart as for a live cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,18 +10,18 @@ use netpold_core::model::{Change, EndpointSlice, Key, Pod, Protocol, SlicePort};
 
 use super::details::{Details, Service, Target, TargetPort};
 
-/// Block of the addresses that stand in for those of pods without any (benchmarks, RFC 2544): no pod has them.
+/// First of the stand-in addresses for pods without any (benchmark block, RFC 2544): no pod has them.
 const STAND_INS: u32 = u32::from_be_bytes([198, 18, 0, 0]);
-/// How many there are.
+/// Number of stand-in addresses.
 const STAND_INS_MAX: u32 = 1 << 17;
 
-/// Whether an address stands in for one that is not known yet.
+/// Returns whether an address is a stand-in.
 pub(super) fn is_stand_in(address: IpAddr) -> bool {
     matches!(address, IpAddr::V4(address)
         if u32::from(address).wrapping_sub(STAND_INS) < STAND_INS_MAX)
 }
 
-/// The cluster of these objects, with addresses and endpoints where there are none.
+/// Builds the cluster of these objects, with stand-in addresses and endpoints where they are missing.
 pub(super) fn cluster(mut changes: Vec<Change>, details: &Details) -> Cluster {
     let mut next = 0..STAND_INS_MAX;
     for change in &mut changes {
@@ -38,7 +38,7 @@ pub(super) fn cluster(mut changes: Vec<Change>, details: &Details) -> Cluster {
     changes.into_iter().chain(slices.into_iter().map(Change::EndpointSlice)).collect()
 }
 
-/// Slices of the Services that have none.
+/// Returns slices of the Services without any.
 fn slices(changes: &[Change], details: &Details) -> Vec<EndpointSlice> {
     let served: BTreeSet<(&str, &str)> = changes
         .iter()
@@ -83,7 +83,7 @@ fn slices(changes: &[Change], details: &Details) -> Vec<EndpointSlice> {
     slices
 }
 
-/// The endpoints that the pods of a Service's selector are.
+/// Adds the endpoints that a Service's selector yields.
 fn of_pods<'p>(
     service: &Service,
     pods: impl Iterator<Item = &'p Pod>,
@@ -105,7 +105,7 @@ fn of_pods<'p>(
     }
 }
 
-/// The numbers of a `targetPort` at a pod.
+/// Returns the port numbers of a `targetPort` at a pod.
 pub(super) fn numbers(target: &Target, protocol: Protocol, pod: &Pod) -> Vec<u16> {
     match target {
         Target::Number(number) => vec![*number],

@@ -1,5 +1,5 @@
-//! Fields of objects that netpold itself does not read, and doctor and explain do: the ports that containers list,
-//! where Services lead, policies as they were written, addresses that node agents note, and policies of other APIs.
+//! Object fields that only doctor and explain read, not enforcement: containers' ports, targets of Services, policies
+//! as written, node addresses in annotations, and policies of other APIs.
 
 mod files;
 mod manifest;
@@ -21,30 +21,30 @@ pub(super) use service::{Backend, Service, Target, TargetPort};
 
 use super::foreign_kinds::{ForeignKind, ForeignPolicies};
 
-/// What there is to know of objects beyond what policy reads of them.
+/// Object fields that enforcement does not read.
 #[derive(Clone, Debug, Default)]
 pub struct Details {
-    /// Pods that have anything of interest.
+    /// Pods with any relevant field.
     pub(super) pods: BTreeMap<Key, PodDetails>,
     /// Containers of DaemonSets, and of pods on the host's network.
     pub(super) running: Vec<Running>,
-    /// Pods that workloads have or may have at another time.
+    /// Pod templates of workloads.
     pub(super) templates: Vec<Template>,
-    /// Services that lead to pods, or to endpoints that somebody wrote.
+    /// Services with a selector, or with hand-written endpoints.
     pub(super) services: BTreeMap<Key, Service>,
     /// `spec.externalName` of Services of that type.
     pub(crate) external_names: BTreeMap<Key, String>,
-    /// `v1` Endpoints, by the name of their Service.
+    /// `v1` Endpoints, by name of the Service.
     pub(super) endpoints: BTreeMap<Key, Vec<Backend>>,
-    /// NetworkPolicies as they were written.
+    /// NetworkPolicies as written.
     pub(crate) policies: BTreeMap<Key, Manifest>,
-    /// ClusterNetworkPolicies as they were written; they have no namespace.
+    /// ClusterNetworkPolicies as written, by name.
     pub(super) cluster_policies: BTreeMap<String, Manifest>,
-    /// Files and lines of other objects, by kind and name.
+    /// File and line of other objects, by kind and name.
     pub(super) sources: BTreeMap<(&'static str, Key), Source>,
-    /// Namespaces whose annotations put pods into a mesh.
+    /// Namespaces with annotations that put their pods into a mesh.
     pub(super) meshed: BTreeMap<String, Mesh>,
-    /// Addresses of nodes that their `status.addresses` lack, by node.
+    /// Addresses of nodes beyond their `status.addresses`, by node.
     pub(crate) nodes: BTreeMap<String, Vec<NodeAddress>>,
     /// Policies of other APIs.
     pub(crate) foreign: BTreeMap<&'static ForeignKind, ForeignPolicies>,
@@ -55,14 +55,14 @@ pub struct Details {
 pub(super) struct Running {
     /// `DaemonSet` or `Pod`
     pub(super) kind: &'static str,
-    /// Of pods: of the first.
+    /// Key of the DaemonSet, or of the first pod.
     pub(super) key: Key,
     pub(super) containers: Vec<Container>,
-    /// How many there are.
+    /// Number of such pods.
     pub(super) count: usize,
 }
 
-/// A workload's pod template.
+/// Pod template of a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Template {
     pub(super) namespace: String,

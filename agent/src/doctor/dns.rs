@@ -1,4 +1,4 @@
-//! Pods that may send something, but reach no name server, and name servers that let nobody in.
+//! Checks for pods that may send but reach no name server, and for name servers that admit no pod.
 
 mod allowance;
 mod server;
@@ -30,11 +30,11 @@ const CLOSED: Check = Check {
     fix: "",
 };
 
-/// Groups of pods that are named at one place, and backends of a name server that are asked.
+/// Most groups of pods named at one place, and most backends of a name server judged.
 const NAMED: usize = 3;
 const ASKED: usize = 8;
 
-/// Looks at the pods that some policy isolates, and at the name servers.
+/// Checks the pods that some policy isolates, and the name servers.
 pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     let servers = servers(objects);
     let local = server::is_node_local(objects);
@@ -49,16 +49,16 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     }
 }
 
-/// Whether no pod of the group asks the cluster's name server: `dnsPolicy`.
+/// Returns whether all pods of the group have a `dnsPolicy` without the cluster's name server.
 fn asks_others(objects: &Objects<'_>, group: &Group<'_>) -> bool {
     group.pods.iter().all(|pod| objects.pod(pod).is_some_and(|details| details.own_dns))
 }
 
-/// The egress of a group of pods.
+/// Checks the egress of a group of pods.
 fn senders(objects: &Objects<'_>, group: &Group<'_>, servers: &[Server<'_>], found: &mut Findings) {
     let isolating = objects.isolating(group, Direction::Egress);
     let rules: Vec<&Rule> = isolating.iter().flat_map(|(_, rules)| rules.iter()).collect();
-    // What may send nothing at all, or only to addresses, asks nobody.
+    // Pods that may send nothing, or only to addresses, need no names.
     if !rules.iter().any(|rule| may_need_names(rule)) {
         return;
     }
@@ -69,7 +69,7 @@ fn senders(objects: &Objects<'_>, group: &Group<'_>, servers: &[Server<'_>], fou
             let explainer = &objects.explainer;
             let judged = explainer.judge(&pod.key, Direction::Egress, *address, protocol, *port);
             let Some(judged) = judged else { return true };
-            // A server of somebody's own is meant where a rule names its port.
+            // Another server than the cluster's counts only where a rule names its port.
             let is_meant = judged.allowed_by.as_ref().is_none_or(|rule| rule.port.is_some());
             judged.verdict == Verdict::Allow && (server.is_of_cluster || is_meant)
         })
@@ -99,7 +99,7 @@ fn senders(objects: &Objects<'_>, group: &Group<'_>, servers: &[Server<'_>], fou
     }
 }
 
-/// Whether a rule is for DNS at pods that are not among the objects.
+/// Returns whether a rule may allow DNS to pods that are not among the objects.
 fn is_for_unknown(objects: &Objects<'_>, group: &Group<'_>, rule: &Rule) -> bool {
     let own = Some(group.namespace);
     may_be_dns(rule)
@@ -111,7 +111,7 @@ fn is_for_unknown(objects: &Objects<'_>, group: &Group<'_>, rule: &Rule) -> bool
         })
 }
 
-/// The ingress of the name server's own pods, from every group that asks it.
+/// Checks the ingress of the name server's own pods, from every group that asks the server.
 fn closed(
     objects: &Objects<'_>,
     server: &Server<'_>,
@@ -140,7 +140,7 @@ fn closed(
             refused.push(group);
         }
     }
-    // A name server of somebody's own may be for others than pods.
+    // A guessed name server may serve others than pods.
     let is_open = || {
         own.iter()
             .flat_map(|it| objects.isolating(it, Direction::Ingress))
@@ -181,7 +181,7 @@ fn closed(
     found.add_with_fix(&CLOSED, &fix, place);
 }
 
-/// Whether some pod of the name server lets a group in.
+/// Returns whether some pod of the name server admits a group.
 fn admits(objects: &Objects<'_>, server: &Server<'_>, group: &Group<'_>) -> bool {
     let Some(asker) = group.pods.iter().find(|pod| !pod.addresses.is_empty()) else { return true };
     let mut of_pods = server.questions().filter_map(|(protocol, address, port)| {
@@ -192,6 +192,6 @@ fn admits(objects: &Objects<'_>, server: &Server<'_>, group: &Group<'_>) -> bool
         let explainer = &objects.explainer;
         explainer.allows(&pod.key, Direction::Ingress, *from, protocol, *port)
     });
-    // Servers on the host's network, or in another family, are not judged.
+    // Servers on the host's network, or of another address family, are not judged.
     of_pods.next().is_none_or(|first| first || of_pods.take(ASKED).any(|admitted| admitted))
 }

@@ -23,14 +23,14 @@ const IN_THE_CLUSTER: Check = Check {
 };
 
 impl Enforcer {
-    /// A trace of it on this node.
+    /// Reports a sign of the enforcer on this node.
     pub(super) fn found(&self, sign: String, findings: &mut Findings) {
         let check = Check { fix: self.fix, ..ON_THE_NODE };
         findings.add_of(&check, self.name, sign);
     }
 
-    /// The image by which a container is known to be the enforcer, or the word of its command; none: it is not, or
-    /// its arguments switch policy off.
+    /// Returns the image, command or other sign by which a container is the enforcer. `None` if there is no sign, or if
+    /// the container's arguments switch policy off.
     fn is_container(&self, container: &Container) -> Option<String> {
         let Container { name, image, words, variables } = container;
         if words.iter().any(|word| self.off.contains(&word.as_str())) {
@@ -50,7 +50,7 @@ impl Enforcer {
         variable.map(|variable| format!("variable {variable}"))
     }
 
-    /// The sign of it in a DaemonSet or pod; empty: the DaemonSet's name alone.
+    /// Returns the sign in a DaemonSet or pod; the text is empty if only the DaemonSet's name is one.
     fn sign(&self, running: &Running) -> Option<String> {
         let by_container = running.containers.iter().find_map(|it| self.is_container(it));
         let off = || {
@@ -65,8 +65,8 @@ impl Enforcer {
     }
 }
 
-/// The programs that a command line may start: its first word, and whatever has an absolute path or stands behind
-/// `exec`, in scripts too.
+/// Returns the programs that a command line may start: the first word, and words that are an absolute path or follow
+/// `exec`, also within scripts.
 fn programs(words: &[String]) -> impl Iterator<Item = &str> {
     let first = words.first().into_iter().map(String::as_str);
     let breaks =
@@ -82,19 +82,19 @@ fn programs(words: &[String]) -> impl Iterator<Item = &str> {
     first.chain(in_scripts).map(|program| program.rsplit('/').next().unwrap_or_default())
 }
 
-/// Whether an image's repository ends in a name, tag and digest aside: `calico/node` is
-/// `quay.io/calico/node:v3`, and not `calico/node-driver-registrar`.
+/// Returns whether an image's repository ends in a name, without tag and digest: `calico/node` is
+/// `quay.io/calico/node:v3`, but not `calico/node-driver-registrar`.
 fn is_image(image: &str, name: &str) -> bool {
     let repository = image.split('@').next().unwrap_or_default();
     let repository = match repository.rsplit_once(':') {
-        // A registry's port has a path behind it.
+        // The part after a registry's port contains a path.
         Some((repository, tag)) if !tag.contains('/') => repository,
         _ => repository,
     };
     repository.strip_suffix(name).is_some_and(|front| front.is_empty() || front.ends_with('/'))
 }
 
-/// The enforcers in the cluster, with what runs them and by which sign.
+/// Returns the enforcers in the cluster, each with a running workload and the sign.
 pub(super) fn in_cluster(
     details: &Details,
 ) -> impl Iterator<Item = (&'static str, &'static Enforcer, &Running, String)> {
@@ -104,15 +104,15 @@ pub(super) fn in_cluster(
             .iter()
             .filter_map(|it| Some((enforcer.name, enforcer, it, enforcer.sign(it)?)))
             .collect();
-        // Pods are of interest where their DaemonSet is not among the objects.
+        // Pods count only if their DaemonSet is not among the objects.
         let has_set = found.iter().any(|(_, _, running, _)| running.kind == "DaemonSet");
         found.into_iter().filter(move |(_, _, running, _)| !has_set || running.kind == "DaemonSet")
     })
 }
 
-/// DaemonSets and pods of other enforcers.
+/// Reports DaemonSets and pods of other enforcers.
 pub(super) fn examine(details: &Details, findings: &mut Findings) {
-    // kindnetd and Flannel may hold another enforcer's container: each is named once for each.
+    // kindnetd and Flannel may contain another enforcer's container: each pair is named once.
     let mut named = BTreeSet::new();
     for (_, enforcer, running, sign) in in_cluster(details) {
         let Running { kind, key, count, .. } = running;
@@ -128,7 +128,7 @@ pub(super) fn examine(details: &Details, findings: &mut Findings) {
     }
 }
 
-/// A chain of iptables or nftables.
+/// Reports the enforcers of an iptables or nftables chain.
 pub(super) fn chain(table: &str, chain: &str, findings: &mut Findings) {
     for enforcer in &ENFORCERS {
         if enforcer.chains.iter().any(|begin| chain.starts_with(begin)) {
@@ -137,14 +137,14 @@ pub(super) fn chain(table: &str, chain: &str, findings: &mut Findings) {
     }
 }
 
-/// A table of nftables.
+/// Reports the enforcer of an nftables table.
 pub(super) fn table(family: &str, table: &str, findings: &mut Findings) {
     if let Some(enforcer) = ENFORCERS.iter().find(|enforcer| enforcer.tables.contains(&table)) {
         enforcer.found(format!("nftables table {family} {table}"), findings);
     }
 }
 
-/// A device.
+/// Reports the enforcer of a device.
 pub(super) fn device(name: &str, findings: &mut Findings) {
     if let Some(enforcer) = ENFORCERS.iter().find(|enforcer| enforcer.devices.contains(&name)) {
         enforcer.found(format!("device {name}"), findings);
@@ -173,7 +173,7 @@ mod tests {
         assert!(is_image("weave-npc", "weave-npc") && !is_image("rocket-weave-npc", "weave-npc"));
     }
 
-    /// Each entry's own signs find it and no other; its switch hides it.
+    /// The signs of each entry match that entry only, and its off switch hides it.
     #[test]
     fn signs_are_of_one_enforcer() {
         let running = |container: Container| Running {

@@ -1,4 +1,4 @@
-//! What may be wrong with a cluster's objects though the API server took them.
+//! Checks of a cluster's objects that the API server accepts although they may be wrong.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ const NO_PODS: &str = "there is no Pod among the objects: policies, rules and po
 /// Label of the agents' pods, and its value.
 const AGENT: (&str, &str) = ("app.kubernetes.io/name", "netpold");
 
-/// Looks at a cluster's objects.
+/// Checks a cluster's objects.
 #[must_use]
 pub fn examine(changes: Vec<Change>, details: &Details) -> Report {
     let cluster = complete::cluster(changes, details);
@@ -113,7 +113,7 @@ fn cluster_policy(objects: &Objects<'_>, policy: &ClusterPolicy, found: &mut Fin
     }
 }
 
-/// Blocks are looked at by themselves; all else needs pods.
+/// Checks a rule. Blocks need no pods; all other checks do.
 fn rule(
     objects: &Objects<'_>,
     place: &Place<'_>,
@@ -149,7 +149,7 @@ fn equal_priorities(cluster: &Cluster, found: &mut Findings) {
     }
 }
 
-/// Nodes without an agent, if any has one: manifests need not hold the agents' pods.
+/// Reports nodes without an agent, if any node has one: manifests need not contain the agents' pods.
 fn agents(objects: &Objects<'_>, found: &mut Findings) {
     let cluster = objects.cluster;
     let (label, value) = AGENT;

@@ -1,27 +1,27 @@
-//! What was found, by kind.
+//! Findings, grouped by kind.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Places of one finding that are named; the rest is counted.
+/// Most places named per finding; the rest is counted.
 const NAMED: usize = 100;
-/// Longest text of a place in bytes: names and selectors are written by anybody.
+/// Longest text of a place in bytes: tenants choose names and selectors.
 const PLACE_MAX: usize = 400;
-/// Longest text of a fix in bytes: some name labels and addresses of the cluster.
+/// Longest text of a fix in bytes: some fixes contain labels and addresses of the cluster.
 const FIX_MAX: usize = 1000;
-/// Kinds of findings of one report, and things that could not be looked at.
+/// Most kinds of findings per report, and most entries of unknown things.
 const KINDS: usize = 200;
 
-/// How bad something is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Policy is not in force as written, or packets are dropped by somebody else.
+    /// Policy is not in force as written, or another program drops packets.
     Error,
-    /// Most likely not what was meant.
+    /// Most likely not the author's intent.
     Warning,
-    /// Good to know.
+    /// Information.
     Info,
 }
 
@@ -35,34 +35,34 @@ impl std::fmt::Display for Severity {
     }
 }
 
-/// Something that was found, at one place or many.
+/// Finding, at one or more places.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// How bad it is.
+    /// Severity.
     pub severity: Severity,
-    /// Which check found it: a name for programs.
+    /// Name of the check, for programs.
     pub check: String,
-    /// What is wrong.
+    /// Description of the problem.
     pub problem: String,
-    /// Where: an object and a field of it, a device, a program. Of many, the first.
+    /// Places: an object and its field, a device, a program. The first ones if there are many.
     pub places: Vec<String>,
-    /// How many places there are.
+    /// Number of places.
     pub count: usize,
-    /// What to do: a command, or a line of a manifest.
+    /// Fix: a command, or a line of a manifest.
     pub fix: String,
 }
 
-/// What was found, and what could not be looked at.
+/// Findings, and checks that were not possible.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// The worst first, then by the name of the check.
+    /// Findings by severity, the worst first, then by name of the check.
     pub findings: Vec<Finding>,
-    /// What could not be looked at, and why.
+    /// Things that could not be checked, each with the reason.
     pub unknown: Vec<String>,
 }
 
 impl Report {
-    /// Both, in the order of one.
+    /// Merges two reports into one sorted report.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.findings.extend(other.findings);
@@ -72,7 +72,7 @@ impl Report {
     }
 }
 
-/// A kind of finding.
+/// Kind of finding.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Check {
     pub(super) name: &'static str,
@@ -81,10 +81,10 @@ pub(super) struct Check {
     pub(super) fix: &'static str,
 }
 
-/// By severity, check and problem.
+/// Severity, check and problem.
 type Kind = (Severity, String, String);
 
-/// Collects a report in bounded memory.
+/// Collector of a report in bounded memory.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     found: BTreeMap<Kind, Finding>,
@@ -92,22 +92,22 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    /// Takes in a place where a check found something.
+    /// Adds a place of a check's finding.
     pub(super) fn add(&mut self, check: &Check, place: impl Into<String>) {
         self.place(check, check.problem, check.fix, place.into());
     }
 
-    /// The same, with a fix of its own in place of the check's.
+    /// Adds a place with a fix other than the check's.
     pub(super) fn add_with_fix(&mut self, check: &Check, fix: &str, place: impl Into<String>) {
         self.place(check, check.problem, fix, place.into());
     }
 
-    /// The same, where the problem names somebody: `{}` in the check's.
+    /// Adds a place, and inserts a name for `{}` in the check's problem.
     pub(super) fn add_of(&mut self, check: &Check, whose: &str, place: impl Into<String>) {
         self.place(check, &check.problem.replace("{}", whose), check.fix, place.into());
     }
 
-    /// The same, `count` times, of which some places are named.
+    /// Adds `count` places, of which some are named, and inserts a name for `{}` in the check's problem.
     pub(super) fn add_counted(
         &mut self,
         check: &Check,
@@ -144,20 +144,20 @@ impl Findings {
         }
     }
 
-    /// Something could not be looked at.
+    /// Adds a thing that could not be checked.
     pub(super) fn unknown(&mut self, what: impl Into<String>) {
         if self.unknown.len() < KINDS {
             self.unknown.push(crate::printable::cut(what.into(), PLACE_MAX));
         }
     }
 
-    /// What was found.
+    /// Returns the report.
     pub(super) fn report(self) -> Report {
         Report { findings: self.found.into_values().collect(), unknown: self.unknown }
     }
 }
 
-/// A finding without places.
+/// Creates a finding without places.
 fn empty(check: &Check, problem: &str, fix: &str) -> (Kind, Finding) {
     let kind = (check.severity, check.name.to_owned(), problem.to_owned());
     let finding = Finding {
@@ -171,7 +171,7 @@ fn empty(check: &Check, problem: &str, fix: &str) -> (Kind, Finding) {
     (kind, finding)
 }
 
-/// The reports of several nodes as one: each place, and on which nodes it is.
+/// Merges the reports of several nodes: each place, with the nodes where it occurs.
 #[must_use]
 pub fn merge(reports: Vec<(String, Report)>) -> Report {
     let mut all = Findings::default();
@@ -205,7 +205,7 @@ pub fn merge(reports: Vec<(String, Report)>) -> Report {
     all.report()
 }
 
-/// Nodes that are named at a place.
+/// Most nodes named per place.
 const SHOWN: usize = 3;
 
 #[cfg(test)]

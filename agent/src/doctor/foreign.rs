@@ -1,4 +1,4 @@
-//! Policies of other APIs: objects that look like policy, and that netpold does not enforce.
+//! Check for policies of other APIs, which netpold does not enforce.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ const BY_ANOTHER: Check = Check {
     fix: "write it as NetworkPolicy or ClusterNetworkPolicy before that enforcer is removed",
 };
 
-/// Lists them, each with its file or name.
+/// Reports each policy of another API with its file or name.
 pub(super) fn examine(details: &Details, found: &mut Findings) {
     let here: BTreeSet<&str> = enforcers::in_cluster(details).map(|(name, ..)| name).collect();
     for (kind, policies) in &details.foreign {

@@ -1,19 +1,19 @@
-//! Policies of other APIs, which netpold does not enforce.
+//! Kinds of policies of other APIs, which netpold does not enforce.
 
 use super::details::Source;
 
-/// A kind of policy of another API.
+/// Kind of policy of another API.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ForeignKind {
     /// API group.
     pub(crate) group: &'static str,
     /// Kind.
     pub(crate) kind: &'static str,
-    /// Name of the resource.
+    /// Plural name of the resource.
     pub(crate) plural: &'static str,
-    /// Whether its objects are in namespaces.
+    /// Whether the objects are namespaced.
     pub(crate) namespaced: bool,
-    /// Enforcers of the kind, as the table of enforcers has them.
+    /// Enforcers of the kind, by their names in the table of enforcers.
     pub(crate) enforcers: &'static [&'static str],
 }
 
@@ -34,11 +34,11 @@ const BASELINE: (&str, &str) = ("BaselineAdminNetworkPolicy", "baselineadminnetw
 const ANTREA: &[&str] = &["Antrea"];
 const CALICO: &[&str] = &["Calico"];
 const CILIUM: &[&str] = &["Cilium"];
-/// Enforcers of the APIs that came before ClusterNetworkPolicy.
+/// Enforcers of the APIs that preceded ClusterNetworkPolicy.
 const OF_TIERS: &[&str] =
     &["Antrea", "Calico", "Cilium", "Kube-OVN", "OVN-Kubernetes", "kube-network-policies"];
 
-/// The kinds that are known. Resources of one group with the same name as another's kind differ by the group.
+/// Known kinds. A kind name may occur in several groups.
 pub(crate) static FOREIGN_KINDS: [ForeignKind; 23] = [
     kind("cilium.io", ("CiliumNetworkPolicy", "ciliumnetworkpolicies"), true, CILIUM),
     kind(
@@ -81,13 +81,13 @@ const NSX: &[&str] = &["NSX"];
 const MULTI: &str = "multi-networkpolicy";
 
 impl ForeignKind {
-    /// The known kind of an API group.
+    /// Returns the known kind of an API group.
     #[must_use]
     pub(crate) fn of(group: &str, kind: &str) -> Option<&'static Self> {
         FOREIGN_KINDS.iter().find(|it| (it.group, it.kind) == (group, kind))
     }
 
-    /// The kind, with the group where the kind's name is Kubernetes' own.
+    /// Returns the kind's name, with the group if the name is ambiguous.
     #[must_use]
     pub(crate) fn name(&self) -> String {
         match self.kind {
@@ -99,7 +99,7 @@ impl ForeignKind {
     }
 }
 
-/// Objects that are kept of one kind; the others are counted.
+/// Most objects kept per kind; the others are counted.
 const KEPT: usize = 1000;
 
 /// Policies of one kind.
@@ -109,10 +109,10 @@ pub(crate) struct ForeignPolicies {
     pub(crate) count: usize,
 }
 
-/// A policy of another API.
+/// Policy of another API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ForeignPolicy {
-    /// None: it is the cluster's.
+    /// Namespace; `None` for a cluster-scoped policy.
     pub(crate) namespace: Option<String>,
     pub(crate) name: String,
     pub(crate) source: Option<Source>,

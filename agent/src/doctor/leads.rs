@@ -1,4 +1,4 @@
-//! Where Services lead: each port of each Service with its backends, found by address, port and backend.
+//! Backends of each Service port, indexed by address, port and backend.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,14 +7,14 @@ use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{EndpointSlice, Key, Protocol, Service, ServicePort};
 
-/// A Service's port, and addresses and ports of its backends.
+/// Port of a Service, with addresses and ports of its backends.
 pub(super) struct Led<'c> {
     pub(super) service: &'c Service,
     pub(super) port: &'c ServicePort,
     pub(super) backends: BTreeSet<(IpAddr, u16)>,
 }
 
-/// All of a cluster.
+/// Service ports of a cluster.
 pub(super) struct Leads<'c> {
     all: Vec<Led<'c>>,
     by_backend: BTreeMap<IpAddr, Vec<usize>>,
@@ -58,19 +58,19 @@ impl<'c> Leads<'c> {
         this
     }
 
-    /// Every port of every Service.
+    /// Returns every port of every Service.
     pub(super) fn all(&self) -> &[Led<'c>] {
         &self.all
     }
 
-    /// Those that lead to some of these addresses, each once.
+    /// Returns the ports with a backend at some of these addresses, each once.
     pub(super) fn behind(&self, addresses: impl Iterator<Item = IpAddr>) -> Vec<&Led<'c>> {
         let found = addresses.filter_map(|address| self.by_backend.get(&address));
         let numbers: BTreeSet<usize> = found.flatten().copied().collect();
         numbers.into_iter().map(|number| &self.all[number]).collect()
     }
 
-    /// Those of Services that have addresses in a block, with these addresses.
+    /// Returns the ports of Services with an address in a block, with that address.
     pub(super) fn within(&self, block: IpNet) -> impl Iterator<Item = (IpAddr, &Led<'c>)> {
         let (first, last) = (block.network(), block.broadcast());
         let found = self.by_address.range(first..=last);
@@ -79,7 +79,7 @@ impl<'c> Leads<'c> {
         })
     }
 
-    /// Those with one of these ports.
+    /// Returns the Service ports in a range of port numbers.
     pub(super) fn with_port(
         &self,
         (protocol, first, last): (Protocol, u16, u16),

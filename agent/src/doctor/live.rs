@@ -1,4 +1,4 @@
-//! `netpold doctor` of a cluster: its objects, and every node as its agent sees it.
+//! `netpold doctor` of a cluster: its objects, and the report of every node's agent.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::details::{Details, PAGES, foreign_groups, foreign_lists};
 use super::finding::{Report, merge};
 use crate::live::{self, Agents, ClusterArgs};
 
-/// The objects of a cluster, and every node as its agent sees it.
+/// Checks the objects of a cluster, and merges the reports of all agents.
 pub(super) fn examine(args: &DoctorArgs) -> Result<Report> {
     let cluster = &args.cluster;
     live::block_on(async {
@@ -36,7 +36,7 @@ pub(super) fn examine(args: &DoctorArgs) -> Result<Report> {
     })
 }
 
-/// Reads the policies of other APIs that a cluster has; what could not be read.
+/// Reads the policies of other APIs in a cluster. Returns the errors.
 pub(crate) async fn foreign_policies(cluster: &ClusterArgs, details: &mut Details) -> Vec<String> {
     let mut unread = Vec::new();
     let mut note = |read: Result<()>| {
@@ -59,7 +59,7 @@ pub(crate) async fn foreign_policies(cluster: &ClusterArgs, details: &mut Detail
         });
         note(found.await);
         for (kind, path) in lists {
-            // The version that comes first is the one that the server prefers.
+            // The server's preferred version comes first.
             if read.insert(kind) {
                 note(
                     live::pages(cluster, &path, |json| details.add_foreign_page(kind, json)).await,
@@ -70,11 +70,11 @@ pub(crate) async fn foreign_policies(cluster: &ClusterArgs, details: &mut Detail
     unread
 }
 
-/// The details of a cluster that explanations tell of: policies, nodes, Services and policies of other APIs. What the user
-/// may not read is not told of.
+/// Reads the details of a cluster that explanations use: policies, nodes, Services and policies of other APIs. Objects
+/// that the user may not read are left out.
 ///
 /// # Errors
-/// There is no runtime.
+/// The runtime cannot be started.
 pub(crate) fn details_of_policies(cluster: &ClusterArgs) -> Result<Details> {
     live::block_on(async {
         let mut details = Details::default();

@@ -1,7 +1,7 @@
-//! Pods of a service mesh whose policies lack the mesh's port.
+//! Check for pods of a service mesh with policies that lack the mesh's port.
 //!
-//! Between members the proxies' packets go to a port of the mesh, not to the one that the application is asked at: in
-//! Istio's ambient mode 15008 (HBONE), in Linkerd 4143. A rule for the application's port alone lets none of them pass.
+//! Between members, the proxies send to a port of the mesh instead of the application's port: 15008 (HBONE) in Istio's
+//! ambient mode, 4143 in Linkerd. A rule for the application's port alone allows none of these packets.
 
 use netpold_core::model::{Direction, Labels, Peer, PortMatch, PortRule, Protocol, Rule};
 
@@ -17,21 +17,21 @@ const MESH_PORT: Check = Check {
           Linkerd {protocol: TCP, port: 4143}",
 };
 
-/// Labels by which pods and namespaces are put into Istio's ambient mode.
+/// Label that puts pods and namespaces into Istio's ambient mode.
 const DATAPLANE: &str = "istio.io/dataplane-mode";
 
-/// Ports on which members of meshes receive.
+/// Ports at which members of meshes receive.
 const HBONE: u16 = 15008;
 const LINKERD: u16 = 4143;
 
-/// Looks at every group that some policy isolates.
+/// Checks every group that some policy isolates.
 pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     let meshes: Vec<Option<Mesh>> =
         objects.groups.iter().map(|group| mesh(objects, group)).collect();
     if meshes.iter().all(Option::is_none) {
         return;
     }
-    // Sidecars speak HBONE to members of ambient mode only.
+    // Sidecars use HBONE only towards members of ambient mode.
     let has_ambient = meshes.contains(&Some(Mesh::Ambient));
     let port = |mesh: Option<Mesh>| match mesh? {
         Mesh::Ambient => Some(("Istio", HBONE)),
@@ -53,7 +53,7 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     }
 }
 
-/// The place of the first rule for members of the mesh, if no rule has the mesh's port.
+/// Returns the place of the first rule for members of the mesh, if no rule has the mesh's port.
 fn lacks(
     objects: &Objects<'_>,
     group: &Group<'_>,
@@ -68,7 +68,7 @@ fn lacks(
     }
     let own = Some(group.namespace);
     let is_for_member = |rule: &Rule| match &rule.peers {
-        // Whoever comes in may be a member; what goes out to everyone is mostly outside.
+        // An unrestricted ingress peer may be a member; unrestricted egress is mostly for outside addresses.
         None => direction == Direction::Ingress,
         Some(peers) => peers.iter().any(|peer| match peer {
             Peer::Pods { namespaces, pods } => {
@@ -106,7 +106,7 @@ fn allows(rule: &Rule, number: u16) -> bool {
     rule.ports.as_ref().is_none_or(|ports| ports.iter().any(has))
 }
 
-/// The mesh of a group of pods: what their containers are, else what their and their namespace's labels ask for.
+/// Returns the mesh of a group: from the containers, else from the labels of pods and namespace.
 fn mesh(objects: &Objects<'_>, group: &Group<'_>) -> Option<Mesh> {
     let of_pods = group.pods.iter().find_map(|pod| objects.pod(pod)?.mesh);
     let mode = |labels: &Labels| labels.get(DATAPLANE).cloned();

@@ -1,6 +1,6 @@
-//! Chains of nftables and of the older iptables, as the kernel lists them.
+//! Chains of nftables and of legacy iptables, as the kernel lists them.
 //!
-//! Only tables that exist are asked for: to ask for another one would make it.
+//! Only existing tables are queried: a query creates a missing table.
 
 use std::fs;
 use std::io;
@@ -19,26 +19,26 @@ const TABLE: u16 = 1;
 /// `NFTA_CHAIN_NAME`
 const NAME: u16 = 3;
 
-/// `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES`, which are the same for IPv6.
+/// `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES`, the same for IPv6.
 const GET_INFO: libc::c_int = 64;
 const GET_ENTRIES: libc::c_int = 65;
-/// Bytes of a table's name, of `struct ipt_getinfo`, and of what is before the entries.
+/// Sizes in bytes: a table's name, `struct ipt_getinfo`, and the header before the entries.
 const TABLE_NAME: usize = 32;
 const INFO: usize = 84;
 const ENTRIES: usize = 40;
-/// Name and data of `struct xt_entry_target`.
+/// Offsets of name and data in `struct xt_entry_target`.
 const TARGET_NAME: usize = 2;
 const TARGET_DATA: usize = 32;
-/// Largest table that is read, in bytes.
+/// Largest table to read, in bytes.
 const ENTRIES_MAX: usize = 1 << 30;
 
-/// A family of the older iptables.
+/// Address family of legacy iptables.
 struct Family {
     names: &'static str,
     what: &'static str,
     address_family: AddressFamily,
     level: libc::c_int,
-    /// Where an entry has the offset of its target, followed by that of the next entry.
+    /// Offset within an entry of the target's offset, followed by the next entry's offset.
     target_offset: usize,
 }
 
@@ -59,10 +59,10 @@ const FAMILIES: [Family; 2] = [
     },
 ];
 
-/// Shows the tables of nftables, by family and name.
+/// Calls `each` with the tables of nftables, by family and name.
 ///
 /// # Errors
-/// The kernel does not list them: it takes `CAP_NET_ADMIN`.
+/// The kernel does not list the tables: this needs `CAP_NET_ADMIN`.
 pub(super) fn nft_tables(mut each: impl FnMut(&str, &str)) -> io::Result<()> {
     dump(GET_TABLE, |family, payload| {
         if let Some(table) = text(payload, TABLE) {
@@ -71,7 +71,7 @@ pub(super) fn nft_tables(mut each: impl FnMut(&str, &str)) -> io::Result<()> {
     })
 }
 
-/// Shows the chains of nftables, by family, table and name. Those of iptables-nft are among them.
+/// Calls `each` with the chains of nftables, by family, table and name. Chains of iptables-nft are included.
 ///
 /// # Errors
 /// As [`nft_tables`].
@@ -94,13 +94,13 @@ fn dump(request: u16, mut each: impl FnMut(&str, &[u8])) -> io::Result<()> {
         each(family, answer.payload.get(NETFILTER_HEADER..).unwrap_or_default());
     });
     match listed {
-        // Without nftables there is nothing to list.
+        // A kernel without nftables has nothing to list.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
         listed => listed,
     }
 }
 
-/// `NFPROTO_*` as `nft` names it.
+/// Returns the name that `nft` uses for an `NFPROTO_*` number.
 fn family(number: u8) -> &'static str {
     match number {
         1 => "inet",
@@ -113,13 +113,13 @@ fn family(number: u8) -> &'static str {
     }
 }
 
-/// Shows the chains of the older iptables, by table and name.
+/// Calls `each` with the chains of legacy iptables, by table and name.
 ///
 /// # Errors
 /// As [`nft_tables`].
 pub(super) fn old_chains(mut each: impl FnMut(&str, &str)) -> io::Result<()> {
     for family in &FAMILIES {
-        // Without the module there is no such file.
+        // Without the kernel module the file does not exist.
         let tables = fs::read_to_string(family.names).unwrap_or_default();
         for table in tables.lines() {
             let shown = format!("{} {table}", family.what);
@@ -129,7 +129,7 @@ pub(super) fn old_chains(mut each: impl FnMut(&str, &str)) -> io::Result<()> {
     Ok(())
 }
 
-/// The entries of a table, as the kernel has them.
+/// Reads the entries of a table from the kernel.
 fn entries(family: &Family, table: &str) -> io::Result<Vec<u8>> {
     let socket = socket(family.address_family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     let mut info = vec![0; INFO];
@@ -158,7 +158,7 @@ fn option(
     value: &mut [u8],
 ) -> io::Result<()> {
     let mut length = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
-    // SAFETY: the kernel writes no more than `length` bytes to the value, which has as many.
+    // SAFETY: the kernel writes at most `length` bytes to the value, which is `length` bytes long.
     let failed = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -171,7 +171,7 @@ fn option(
     if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The chains that users made: each begins with an entry whose target is ERROR and has its name.
+/// Finds the user-defined chains: each begins with an entry of target ERROR that contains the chain's name.
 fn chains(mut entries: &[u8], family: &Family, mut each: impl FnMut(&str)) {
     let number = |at: usize, bytes: &[u8]| {
         let number = bytes.get(at..)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes));
@@ -184,7 +184,7 @@ fn chains(mut entries: &[u8], family: &Family, mut each: impl FnMut(&str)) {
         if target.get(TARGET_NAME..).is_some_and(|name| name.starts_with(b"ERROR\0")) {
             let name = target.get(TARGET_DATA..).unwrap_or_default();
             let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
-            // The table's last entry is one, too.
+            // The table's last entry has target ERROR, too.
             match std::str::from_utf8(&name[..end]) {
                 Ok(name) if name != "ERROR" => each(name),
                 Ok(_) | Err(_) => {}

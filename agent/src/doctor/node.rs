@@ -1,4 +1,4 @@
-//! What may be wrong with a node, asked of its kernel and of its agent.
+//! Checks of a node: its kernel and its agent.
 
 use std::fs;
 use std::io;
@@ -88,12 +88,12 @@ const IFLA_IFNAME: u16 = 3;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 
-/// What the agent's socket is asked.
+/// Request to the agent's socket.
 const STATUS_REQUEST: &str = "status";
-/// Where other tools pin.
+/// Mount point where other tools pin.
 const BPFFS: &str = "/sys/fs/bpf";
 
-/// Looks at this node. `control` is its agent's socket, `bpffs` where that pins.
+/// Checks this node. `control` is the agent's socket, `bpffs` its pin root.
 pub(super) fn examine(control: &Path, bpffs: &Path) -> Report {
     let mut found = Findings::default();
     kernel(&mut found);
@@ -170,7 +170,7 @@ fn needs_root(error: &io::Error) -> String {
     error.to_string()
 }
 
-/// Pins of others: directories that are not empty, and objects.
+/// Reports pins of other enforcers: non-empty directories, and objects.
 fn pins(root: &Path, found: &mut Findings) {
     for enforcer in &ENFORCERS {
         for pin in enforcer.pins {
@@ -204,7 +204,7 @@ fn devices(found: &mut Findings) -> io::Result<()> {
     Ok(())
 }
 
-/// Name and kind of a link.
+/// Reads name and kind of a link.
 fn device(link: Message<'_>) -> Option<(String, String)> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
     let attribute = |wanted| link.attributes(LINK_HEADER).find(|(kind, _)| *kind == wanted);

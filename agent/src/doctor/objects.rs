@@ -1,4 +1,4 @@
-//! A cluster's objects as the checks look at them: pods in groups, and places in policies.
+//! Objects of a cluster in the form that checks use: pods in groups, and places in policies.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,10 +15,10 @@ use super::details::{Details, Manifest, PodDetails};
 use super::leads::Leads;
 use crate::printable::cut;
 
-/// Longest text of what is at a place, in bytes: file and line follow it.
+/// Longest text before the file and line of a place, in bytes.
 const WHAT_MAX: usize = 280;
 
-/// Pods that policies cannot tell apart, but for their ports.
+/// Pods with equal labels in one namespace: policies distinguish them by their ports only.
 pub(super) struct Group<'c> {
     pub(super) namespace: &'c str,
     pub(super) labels: &'c Labels,
@@ -26,30 +26,30 @@ pub(super) struct Group<'c> {
     pub(super) pods: Vec<&'c Pod>,
 }
 
-/// A cluster, with its pods in groups.
+/// Cluster with its pods in groups.
 pub(super) struct Objects<'c> {
     pub(super) cluster: &'c Cluster,
     pub(super) explainer: Explainer<'c>,
     pub(super) details: &'c Details,
     pub(super) groups: Vec<Group<'c>>,
-    /// There is neither a node nor a pod that runs: the objects of a chart, and not of a cluster.
+    /// Whether there is neither a node nor a running pod: the objects are a chart's, not a cluster's.
     pub(super) is_partial: bool,
-    /// Of nodes, and of pods on the host's network.
+    /// Addresses of nodes, and of pods on the host's network.
     pub(super) node_addresses: BTreeSet<IpAddr>,
     pub(super) leads: Leads<'c>,
     templates: BTreeMap<GroupKey<'c>, &'c PodDetails>,
 }
 
-/// A policy of either kind, by its name for people.
+/// Policy of either kind, with its name as text.
 pub(super) struct Named<'p> {
     /// `NetworkPolicy shop/web`
     pub(super) text: String,
-    /// None of a ClusterNetworkPolicy.
+    /// Namespace; `None` for a ClusterNetworkPolicy.
     pub(super) namespace: Option<&'p str>,
     manifest: Option<&'p Manifest>,
 }
 
-/// A rule of a policy, and where it stands.
+/// Rule of a policy, with its position.
 pub(super) struct Place<'p> {
     pub(super) policy: &'p Named<'p>,
     pub(super) direction: Direction,
@@ -71,12 +71,12 @@ impl<'p> Named<'p> {
         Self { text: format!("ClusterNetworkPolicy {}", policy.name), namespace: None, manifest }
     }
 
-    /// Every CIDR as it was written, with its path.
+    /// Returns every CIDR as written, with its path.
     pub(super) fn cidrs(&self) -> impl Iterator<Item = (String, &'p str)> {
         self.manifest.into_iter().flat_map(Manifest::cidrs)
     }
 
-    /// `NetworkPolicy shop/web: spec.podSelector: WHAT (FILE:LINE)`; parts that are empty are left out.
+    /// Formats `NetworkPolicy shop/web: spec.podSelector: WHAT (FILE:LINE)`; empty parts are left out.
     pub(super) fn at(&self, path: &str, what: &str) -> String {
         let mut text = self.text.clone();
         for part in [path, what].into_iter().filter(|part| !part.is_empty()) {
@@ -86,7 +86,7 @@ impl<'p> Named<'p> {
         self.with_source(text, path)
     }
 
-    /// The text, and the file and line of a field of the policy.
+    /// Appends file and line of a field of the policy to a text.
     pub(super) fn with_source(&self, text: String, path: &str) -> String {
         let text = cut(text, WHAT_MAX);
         match self.manifest.and_then(|manifest| manifest.source(path)) {
@@ -97,17 +97,17 @@ impl<'p> Named<'p> {
 }
 
 impl Place<'_> {
-    /// `spec.egress[0]`, and what follows.
+    /// Returns a path such as `spec.egress[0]`, followed by `below`.
     pub(super) fn path(&self, below: &str) -> String {
         format!("spec.{}[{}]{below}", self.direction, self.number)
     }
 
-    /// What is wrong with a part of the rule, as `.ports[0]`.
+    /// Describes a problem of a part of the rule, such as `.ports[0]`.
     pub(super) fn at(&self, below: &str, what: &str) -> String {
         self.policy.at(&self.path(below), what)
     }
 
-    /// A peer of the rule, as `.to[0]`.
+    /// Returns the path of a peer of the rule, such as `.to[0]`.
     pub(super) fn peer(&self, number: usize) -> String {
         let side = match self.direction {
             Direction::Ingress => "from",
@@ -141,7 +141,7 @@ impl<'c> Objects<'c> {
         }
     }
 
-    /// The groups that a selector is.
+    /// Returns the groups that a selector matches.
     pub(super) fn select(
         &self,
         own: Option<&str>,
@@ -151,12 +151,12 @@ impl<'c> Objects<'c> {
         self.groups.iter().filter(|group| group.is_in(own, namespaces, pods)).collect()
     }
 
-    /// Whether an address is of a pod or node among the objects.
+    /// Returns whether a pod or node among the objects has an address.
     pub(super) fn is_known(&self, address: IpAddr) -> bool {
         self.cluster.owner(address).is_some() || self.node_addresses.contains(&address)
     }
 
-    /// The text, and the file and line of an object.
+    /// Appends file and line of an object to a text.
     pub(super) fn with_source(&self, (kind, key): (&'static str, &Key), text: String) -> String {
         match self.details.sources.get(&(kind, key.clone())) {
             Some(source) => format!("{} ({source})", cut(text, WHAT_MAX)),
@@ -164,7 +164,7 @@ impl<'c> Objects<'c> {
         }
     }
 
-    /// What is known of a pod beyond what policy reads: of the pod, or where it does not run yet, of a template with its
+    /// Returns the details of a pod; for a pod that does not run yet, those of a pod template with its namespace and
     /// labels.
     pub(super) fn pod(&self, pod: &Pod) -> Option<&'c PodDetails> {
         let template = || {
@@ -175,7 +175,8 @@ impl<'c> Objects<'c> {
         self.details.pods.get(&pod.key).or_else(template)
     }
 
-    /// Names and rules of the NetworkPolicies that isolate a group, in one direction. Those on trial isolate nothing.
+    /// Returns the NetworkPolicies that isolate a group in one direction, with their rules. Audited policies isolate
+    /// nothing.
     pub(super) fn isolating<'o>(
         &'o self,
         group: &Group<'_>,
@@ -206,8 +207,8 @@ fn groups(cluster: &Cluster) -> Vec<Group<'_>> {
 }
 
 impl Group<'_> {
-    /// Whether a peer or a subject is these pods; `own` is the policy's namespace, `namespaces` its
-    /// selector of others.
+    /// Returns whether a peer or a subject matches the group; `own` is the policy's namespace, `namespaces` the
+    /// namespace selector.
     pub(super) fn is_in(
         &self,
         own: Option<&str>,
@@ -222,7 +223,7 @@ impl Group<'_> {
     }
 }
 
-/// Pods by namespace and labels, for people.
+/// Describes a group by its first pod and the number of the others.
 pub(super) fn pods_text(group: &Group<'_>) -> String {
     let first = group.pods.first().map(|pod| &pod.key);
     match (first, group.pods.len()) {

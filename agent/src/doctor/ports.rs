@@ -1,4 +1,4 @@
-//! Ports of rules that no container has.
+//! Checks for rules with ports that no container has.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ const UNLISTED: Check = Check {
 /// Protocol, and the first and last number.
 pub(super) type Numbers = (Protocol, u16, u16);
 
-/// The ports of a rule, held against the pods that they are ports of.
+/// Compares the ports of a rule with those of its receivers.
 pub(super) fn examine(
     objects: &Objects<'_>,
     place: &Place<'_>,
@@ -69,7 +69,8 @@ pub(super) fn examine(
     }
 }
 
-/// The pods that a rule is about, if it is about pods alone: its subject, or the peers that all are selectors.
+/// Returns the pods that a rule allows traffic to, if it is for pods alone: the subject, or the peers if all are
+/// selectors.
 pub(super) fn receivers<'o>(
     objects: &'o Objects<'_>,
     place: &Place<'_>,
@@ -91,7 +92,7 @@ pub(super) fn receivers<'o>(
     Some(groups)
 }
 
-/// Holds named ports against the pods that may have them.
+/// Compares the named ports of a rule with the pods that may have them.
 fn names(
     objects: &Objects<'_>,
     place: &Place<'_>,
@@ -132,14 +133,14 @@ fn names(
     }
 }
 
-/// Whether some pod's address is known, so that blocks can be held against it.
+/// Returns whether some pod's real address is known, so that blocks can be compared.
 fn has_addresses(objects: &Objects<'_>) -> bool {
     let pods = objects.groups.iter().flat_map(|group| &group.pods);
     let mut addresses = pods.flat_map(|pod| &pod.addresses);
     addresses.any(|address| !is_stand_in(*address))
 }
 
-/// The pods at which a rule's names are looked up; blocks are those of pods in them.
+/// Returns the pods that resolve a rule's port names; a block stands for the pods in it.
 fn named_pods<'o>(
     objects: &'o Objects<'_>,
     place: &Place<'_>,
@@ -172,7 +173,7 @@ fn named_pods<'o>(
     found
 }
 
-/// Whether all receivers list ports, and none of them these.
+/// Returns whether all receivers list ports, and none lists these.
 fn is_unlisted(
     objects: &Objects<'_>,
     (protocol, first, last): Numbers,

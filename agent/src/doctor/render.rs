@@ -1,4 +1,4 @@
-//! A [`Report`] for people.
+//! Text output of a [`Report`].
 
 use std::fmt::Write as _;
 
@@ -7,10 +7,10 @@ use owo_colors::{OwoColorize, Style};
 use super::finding::{Finding, Report, Severity};
 use crate::printable::printable;
 
-/// Places of one finding that are shown.
+/// Most places shown per finding.
 const SHOWN: usize = 10;
 
-/// The report as text, coloured; the caller strips colour where it is not wanted.
+/// Renders the report as coloured text; the caller strips colours if necessary.
 #[must_use]
 pub fn text(report: &Report) -> String {
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Policies that select nothing, and peers that nothing is.
+//! Checks for policies that select no pod, and for peers that match none.
 
 use netpold_core::model::{Labels, Peer, Pod, Requirement, Rule, Selector};
 
@@ -47,19 +47,19 @@ const NO_NODE: Check = Check {
     fix: "compare the selector with the nodes' labels: `kubectl get nodes --show-labels`",
 };
 
-/// Addresses and pods that are named at one place.
+/// Most addresses named at one place.
 const NAMED: usize = 3;
 
-/// Pods that are known, but are no group: on the host's network, finished, or a workload's that has none now.
+/// Pods that match a selector but are in no group: on the host's network, finished, or of a workload without pods now.
 enum Elsewhere<'o> {
-    /// On the host's network; a workload's may have none yet.
+    /// Pods on the host's network; empty if only a pod template matches.
     Hosts(Vec<&'o Pod>),
-    /// They come and go.
+    /// Finished pods, or a workload without pods at present.
     Between,
     Nowhere,
 }
 
-/// The subject of a policy, of which there is no pod. `namespaces`: none of a NetworkPolicy.
+/// Reports the subject of a policy without pods. `namespaces` is `None` for a NetworkPolicy.
 pub(super) fn subject(
     objects: &Objects<'_>,
     policy: &Named<'_>,
@@ -87,13 +87,13 @@ pub(super) fn subject(
     }
 }
 
-/// A check as it counts for these objects: a chart does not hold the pods that other charts make.
+/// Lowers the severity of a check for a chart: other charts may make the pods.
 fn here(objects: &Objects<'_>, check: &Check) -> Check {
     let severity = if objects.is_partial { Severity::Info } else { check.severity };
     Check { severity, ..*check }
 }
 
-/// Where the pods of a selector are that no group is.
+/// Finds the pods of a selector that are in no group.
 fn elsewhere<'o>(
     objects: &'o Objects<'_>,
     own: Option<&str>,
@@ -124,7 +124,7 @@ fn elsewhere<'o>(
     }
 }
 
-/// The peers of a rule that are nothing.
+/// Reports the peers of a rule that match nothing.
 pub(super) fn peers(objects: &Objects<'_>, place: &Place<'_>, rule: &Rule, found: &mut Findings) {
     let own = place.policy.namespace;
     for (number, peer) in rule.peers.iter().flatten().enumerate() {
@@ -159,7 +159,7 @@ pub(super) fn peers(objects: &Objects<'_>, place: &Place<'_>, rule: &Rule, found
     }
 }
 
-/// `; Pod edge/a and 2 more at 192.168.0.1/32, 192.168.0.2/32`
+/// Formats `; Pod edge/a and 2 more at 192.168.0.1/32, 192.168.0.2/32`.
 fn hosts_text(hosts: &[&Pod]) -> String {
     let Some(first) = hosts.first() else { return String::new() };
     let mut addresses: Vec<_> = hosts.iter().flat_map(|pod| &pod.addresses).collect();
@@ -179,7 +179,7 @@ fn hosts_text(hosts: &[&Pod]) -> String {
     format!("; Pod {}{like}{at}{}{more}", first.key, shown.join(", "))
 }
 
-/// Pods by a selector, as `pods app=web,!canary`.
+/// Formats the pods of a selector, as `pods app=web,!canary`.
 fn text(selector: &Selector) -> String {
     match &selector.requirements[..] {
         [] => "every pod".to_owned(),
@@ -187,7 +187,7 @@ fn text(selector: &Selector) -> String {
     }
 }
 
-/// A selector as `app=web,!canary`.
+/// Formats a selector, as `app=web,!canary`.
 fn labels(selector: &Selector) -> String {
     let requirement = |requirement: &Requirement| match requirement {
         Requirement::In(key, values) => format!("{key}={}", values.join("|")),

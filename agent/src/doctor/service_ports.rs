@@ -1,4 +1,4 @@
-//! Rules with the port of a Service, whose backends are at another one.
+//! Check for rules with the port of a Service instead of its backends' port.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,14 +21,14 @@ const SERVICE_PORT: Check = Check {
     fix: "write the Service's targetPort in the rule, or both",
 };
 
-/// The API server's Service, which every cluster has.
+/// Service of the API server, which every cluster has.
 const API_SERVER: (&str, &str) = ("default", "kubernetes");
-/// Ports that rules without peers mean the Internet by.
+/// Ports with which rules without peers allow the Internet.
 const WEB: [u16; 2] = [80, 443];
-/// The shortest prefix of a block that is about a Service's endpoints alone.
+/// Shortest prefixes, IPv4 and IPv6, of a block meant for a Service's endpoints alone.
 const NARROW: [u8; 2] = [24, 64];
 
-/// Holds the numbers of a rule against the Services that lead to where it leads.
+/// Compares the port numbers of a rule with the Services in front of the rule's receivers.
 pub(super) fn examine(
     objects: &Objects<'_>,
     place: &Place<'_>,
@@ -51,7 +51,7 @@ pub(super) fn examine(
     }
 }
 
-/// Whether numbers are found by [`examine`] at these pods.
+/// Returns whether [`examine`] reports these numbers at these pods.
 pub(super) fn is_of_a_service(
     objects: &Objects<'_>,
     numbers: Numbers,
@@ -61,7 +61,7 @@ pub(super) fn is_of_a_service(
     at_pods(objects, (Direction::Ingress, &[]), numbers, rules, pods).is_some()
 }
 
-/// A Service that leads to some of the pods, and text about the port that it leads to.
+/// Returns a Service of some of the pods, and text about its target port.
 fn at_pods(
     objects: &Objects<'_>,
     (direction, subject): (Direction, &[&Group<'_>]),
@@ -79,7 +79,7 @@ fn at_pods(
     if all().any(lists) {
         return None;
     }
-    // Pods of a group are the same to a Service's selector.
+    // A Service's selector does not distinguish the pods of a group.
     let first = || pods.iter().filter_map(|group| group.pods.first());
     let addresses: BTreeSet<IpAddr> = first().flat_map(|pod| &pod.addresses).copied().collect();
     let mut led = Vec::new();
@@ -89,7 +89,7 @@ fn at_pods(
         if found.port.protocol != protocol {
             continue;
         }
-        // Something is there by another Service, or by this one.
+        // Some Service, maybe this one, has backends at the port.
         if targets.iter().any(|target| (first_port..=last).contains(target)) {
             return None;
         }
@@ -105,7 +105,7 @@ fn at_pods(
     })
 }
 
-/// The same of an egress rule that leads outside, too: the API server's Service, or one that the rule is about.
+/// Returns the same for an egress rule with outside peers: the API server's Service, or one that the rule is meant for.
 fn outside(
     objects: &Objects<'_>,
     place: &Place<'_>,
@@ -135,8 +135,9 @@ fn outside(
     })
 }
 
-/// Whether a rule is about a backend of a Service: one port, and the backend in a block that holds little else. A rule
-/// without peers, or with a wide block, is about the API server, or a Service beside the pods.
+/// Returns whether a rule is meant for a backend of a Service: one port, and the backend in a narrow block. A rule
+/// without peers, or with a wide block, is meant for the API server; without peers, also for a Service of its namespace
+/// (except at ports 80 and 443).
 fn is_meant(
     place: &Place<'_>,
     (rule, (_, first, last)): (&Rule, Numbers),
@@ -155,7 +156,7 @@ fn is_meant(
     first == last && peers.iter().any(is_about)
 }
 
-/// The API server's Service without endpoints among the objects: by its `targetPort`.
+/// Checks the API server's Service by its `targetPort`, if its endpoints are not among the objects.
 fn unknown_api_server(
     objects: &Objects<'_>,
     (rule, (protocol, first, last)): (&Rule, Numbers),
@@ -184,7 +185,7 @@ fn unknown_api_server(
         .then(|| (key.clone(), format!("endpoints get it at {target}")))
 }
 
-/// Whether some pod of each group that a policy is about reaches a backend.
+/// Returns whether some pod of each of the policy's groups reaches a backend.
 fn reaches(objects: &Objects<'_>, led: &Led<'_>, subject: &[&Group<'_>]) -> bool {
     let protocol = IpProtocol(led.port.protocol.number());
     let pods = subject.iter().filter_map(|group| group.pods.first());
@@ -198,7 +199,7 @@ fn reaches(objects: &Objects<'_>, led: &Led<'_>, subject: &[&Group<'_>]) -> bool
         })
 }
 
-/// Whether no pod of a group has credentials for the API server.
+/// Returns whether no pod of a group has credentials for the API server.
 fn has_no_token(objects: &Objects<'_>, group: &Group<'_>) -> bool {
     group.pods.iter().all(|pod| objects.pod(pod).is_some_and(|details| details.no_token))
 }
@@ -206,7 +207,7 @@ fn has_no_token(objects: &Objects<'_>, group: &Group<'_>) -> bool {
 fn covers(rule: &PortRule, protocol: Protocol, port: u16) -> bool {
     rule.protocol == protocol
         && match &rule.port {
-            // A name is there, which is enough: the number was not.
+            // A named port counts as any number.
             PortMatch::Any | PortMatch::Named(_) => true,
             PortMatch::Range(first, last) => (*first..=*last).contains(&port),
         }

@@ -1,4 +1,4 @@
-//! Ports of Services that no container has.
+//! Checks for target ports of Services that no container has.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ const UNLISTED: Check = Check {
     fix: "nothing, if something listens there; else correct the targetPort, or list the port",
 };
 
-/// Holds the Services' ports against the pods that they select. Those of pods on the host's network are not known.
+/// Compares the Services' target ports with the selected pods. Pods on the host's network are left out.
 pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     let mut groups: BTreeMap<&str, Vec<&Group<'_>>> = BTreeMap::new();
     for group in &objects.groups {
@@ -43,7 +43,7 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     }
 }
 
-/// Whether labels have all of a Service's selector.
+/// Returns whether labels match a Service's selector.
 fn has(labels: &Labels, selector: &BTreeMap<String, String>) -> bool {
     selector.iter().all(|(key, value)| labels.get(key).is_some_and(|it| it == value))
 }
@@ -69,7 +69,7 @@ fn one(
             }
         }
         Target::Number(number) => {
-            // Pods that list none are not known.
+            // Ports of a pod that lists none are unknown.
             let listed =
                 |pod: &Pod| objects.pod(pod).map(|it| &it.ports).filter(|it| !it.is_empty());
             let wanted = (port.protocol, *number);

@@ -1,4 +1,4 @@
-//! Rules of a direction that the policy is not about.
+//! Check for rules of a direction that the policy does not isolate.
 
 use netpold_core::model::{Direction, Policy};
 
@@ -18,7 +18,7 @@ const EMPTY_WITHOUT_TYPE: Check = Check {
     fix: "to deny the direction, add it to spec.policyTypes; else delete the empty list",
 };
 
-/// Looks at the lists of rules as they were written.
+/// Checks the lists of rules as written.
 pub(super) fn examine(
     objects: &Objects<'_>,
     policy: &Policy,
@@ -27,7 +27,7 @@ pub(super) fn examine(
 ) {
     let Some(manifest) = objects.details.policies.get(&policy.key) else { return };
     for direction in Direction::BOTH {
-        // A slip elsewhere in the policy makes it isolate both.
+        // An error elsewhere in the policy makes it isolate both directions.
         if policy.rules(direction).is_some() {
             continue;
         }

@@ -1,4 +1,4 @@
-//! `netpold explain --socket`: what the node's objects, tables and programs say.
+//! `netpold explain --socket`: verdicts of the node's objects, tables and programs.
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::probe::{EXPLAIN_REQUEST, NodeAnswer, Said};
 use crate::socket::{self, DEFAULT_SOCKET};
 use crate::status::understood;
 
-/// The agent that is to be asked, if neither manifests nor a cluster are.
+/// Returns the socket of the agent to ask, if neither manifests nor a cluster are selected.
 pub(super) fn socket(args: &ExplainArgs) -> Option<&Path> {
     if args.manifests.is_some() || args.cluster.is_meant() {
         return None;
@@ -24,7 +24,7 @@ pub(super) fn socket(args: &ExplainArgs) -> Option<&Path> {
     args.socket.as_deref().or(local)
 }
 
-/// Asks the agent, and prints its answer. Returns the exit status.
+/// Asks the agent and prints its answer. Returns the exit status.
 pub(super) fn run(args: &ExplainArgs, path: &Path) -> Result<u8> {
     if args.probes.is_some() {
         bail!("--probes are answered from --manifests");
@@ -46,7 +46,7 @@ pub(super) fn run(args: &ExplainArgs, path: &Path) -> Result<u8> {
         anstream::eprintln!("netpold: cannot tell: {}", printable(reason));
     }
     if args.cluster.local {
-        // For who asks every node, the document says all.
+        // The caller on the other side of `exec` reads the verdict from the document.
         return Ok(ALLOWED);
     }
     Ok(match answer.verdict {
@@ -72,7 +72,7 @@ fn print(answer: &NodeAnswer) {
     print_others(answer);
 }
 
-/// Where two sides say different things.
+/// Prints the ends at which two sources disagree.
 pub(super) fn print_differences(answer: &NodeAnswer) {
     for end in answer.differences() {
         print_difference(&end.line());
@@ -86,7 +86,7 @@ pub(super) fn print_difference(line: &str) {
     anstream::println!("{} {}", "DIFFERENT:".red().bold(), printable(line));
 }
 
-/// Where all sides say the same.
+/// Prints the ends at which all sources agree.
 pub(super) fn print_others(answer: &NodeAnswer) {
     let node = printable(&answer.node);
     for end in answer.ends.iter().filter(|end| !end.differs()) {

@@ -1,4 +1,4 @@
-//! `netpold explain --nodes`: what the agents of the pods' nodes say, beside the cluster's objects.
+//! `netpold explain --nodes`: verdicts of the agents of the pods' nodes, beside the cluster's objects.
 
 use std::collections::BTreeSet;
 
@@ -14,14 +14,14 @@ use crate::live::{self, Agents, Answers, ClusterArgs};
 use crate::printable::printable_document;
 use crate::probe::{NodeAnswer, Said};
 
-/// What the nodes' agents say.
+/// Answers of the nodes' agents.
 pub(super) struct Nodes {
-    /// What the cluster's objects say.
+    /// Verdict of the cluster's objects.
     objects: Said,
     said: Answers<NodeAnswer>,
 }
 
-/// Asks the agents of the nodes on which the pods are. Those that do not answer are named on standard error.
+/// Asks the agents of the pods' nodes. Agents that do not answer are reported on standard error.
 ///
 /// # Errors
 /// No agent can be asked.
@@ -45,7 +45,7 @@ pub(super) fn ask(
     Ok(Nodes { objects: answer.verdict.into(), said })
 }
 
-/// The nodes of the pods that the traffic comes from and goes to.
+/// Returns the nodes of the pods that send or receive the traffic.
 fn nodes(cluster: &Cluster, probe: &Probe, answer: &Explanation) -> BTreeSet<String> {
     let named = |key: &Key| cluster.pods().get(key).map(|pod| &**pod);
     let party = |party: &Party| match party {
@@ -64,7 +64,7 @@ impl Nodes {
         self.said.answers.iter().map(|(_, answer)| answer)
     }
 
-    /// Nodes whose agents know other objects.
+    /// Returns the nodes with the opposite verdict: their agents have other objects.
     fn others(&self) -> impl Iterator<Item = &NodeAnswer> {
         let opposite = |said| {
             matches!((self.objects, said), (Said::Allow, Said::Deny) | (Said::Deny, Said::Allow))
@@ -72,7 +72,7 @@ impl Nodes {
         self.answers().filter(move |answer| opposite(answer.verdict))
     }
 
-    /// Whether any two sides say different things.
+    /// Returns whether any two sources disagree.
     pub(super) fn differ(&self) -> bool {
         self.others().next().is_some()
             || self.answers().any(|answer| answer.differences().next().is_some())
@@ -94,7 +94,7 @@ impl Nodes {
         self.answers().for_each(node::print_others);
     }
 
-    /// Adds what they say to a document.
+    /// Adds the agents' answers to a JSON document.
     pub(super) fn describe(&self, document: &mut Map<String, Value>) -> Result<()> {
         let answers: Vec<_> = self.answers().collect();
         document.insert("nodes".to_owned(), printable_document(&answers)?);

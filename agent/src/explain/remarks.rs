@@ -1,5 +1,5 @@
-//! What there is to add to an explanation that policies do not hold: rules without effect, whose an address is, and
-//! policies of other APIs.
+//! Remarks of an explanation beyond policies: rules without effect, owners of node addresses, and policies of other
+//! APIs.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +9,10 @@ use netpold_core::probe::Party;
 
 use crate::doctor::Details;
 
-/// Policies that are named at one judgement, or of other APIs.
+/// Most policies named per judgement, or of other APIs.
 const NAMED: usize = 5;
 
-/// Adds them to an answer. Returns a line about the policies of other APIs that may be about its pods, if there are any.
+/// Adds the remarks to an answer. Returns the policies of other APIs that may concern its pods, one text each.
 pub(super) fn add(answer: &mut Explanation, cluster: &Cluster, details: &Details) -> Vec<String> {
     let backends = answer.backends.iter_mut();
     let backends = backends.flat_map(|backend| [&mut backend.egress, &mut backend.ingress]);
@@ -29,7 +29,7 @@ pub(super) fn add(answer: &mut Explanation, cluster: &Cluster, details: &Details
     foreign(details, |namespace| namespaces.contains(namespace))
 }
 
-/// Rules of a policy that selects the pod, in a direction that its `policyTypes` lacks.
+/// Adds the rules of policies that select the pod, in a direction that their `policyTypes` lack.
 fn void_rules(judgement: &mut Judgement, cluster: &Cluster, details: &Details) {
     let Some(pod) = cluster.pods().get(&judgement.pod) else { return };
     let direction = judgement.direction;
@@ -54,7 +54,7 @@ fn void_rules(judgement: &mut Judgement, cluster: &Cluster, details: &Details) {
     judgement.remarks.extend(void.take(NAMED));
 }
 
-/// The node whose tunnel or bridge has the other side's address.
+/// Adds the node with a tunnel or bridge at the remote address.
 fn tunnel(judgement: &mut Judgement, cluster: &Cluster, details: &Details) {
     let remote = judgement.remote;
     let is_listed = || {
@@ -72,7 +72,7 @@ fn tunnel(judgement: &mut Judgement, cluster: &Cluster, details: &Details) {
     }
 }
 
-/// The reason why it cannot be told, with what is known of the Service or addresses.
+/// Extends the reason of an unknown verdict by details of the Service or the addresses.
 fn unknown(answer: &Explanation, details: &Details, reason: String) -> String {
     let mut reason = reason;
     for party in [&answer.probe.from, &answer.probe.to] {
@@ -96,7 +96,7 @@ fn unknown(answer: &Explanation, details: &Details, reason: String) -> String {
     reason
 }
 
-/// The policies of other APIs of some namespaces, and of the cluster.
+/// Returns the policies of other APIs in some namespaces, and the cluster-scoped ones.
 pub(super) fn foreign(details: &Details, is_here: impl Fn(&str) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     for (kind, policies) in &details.foreign {
@@ -109,7 +109,7 @@ pub(super) fn foreign(details: &Details, is_here: impl Fn(&str) -> bool) -> Vec<
     found
 }
 
-/// That they are not enforced, in words.
+/// Formats a note that these policies are not enforced.
 pub(super) fn foreign_text(policies: &[String]) -> Option<String> {
     if policies.is_empty() {
         return None;

@@ -13,69 +13,69 @@ use super::proof::{self, Denied};
 use super::unseen::{self, Unseen};
 use super::workload::Workload;
 
-/// What policies are to be like.
+/// Options of the generated policies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Whose workloads.
+    /// Namespace of the workloads.
     pub namespace: String,
-    /// Lengths of the blocks of IPv4 and IPv6 addresses.
+    /// Prefix lengths of blocks, for IPv4 and IPv6.
     pub block_prefix: [u8; 2],
-    /// Peers of protocols without ports are allowed everything.
+    /// Whether peers with protocols without ports are allowed everything.
     pub other_protocols: bool,
 }
 
-/// What was seen of a peer.
+/// Observations of a peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sightings {
     /// Services by which the peer was reached.
     pub services: BTreeSet<Key>,
-    /// Flows.
+    /// Number of flows.
     pub flows: u64,
-    /// When a packet was met last, in seconds since the epoch.
+    /// Time of the last packet, in seconds since the epoch.
     pub last: u64,
 }
 
-/// An item of `ingress` or `egress`.
+/// Item of `ingress` or `egress`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LearnedRule {
-    /// The items of `from` or `to`.
+    /// Items of `from` or `to`.
     pub peers: Vec<(PeerSpec, Sightings)>,
     /// `ports`
     pub ports: Ports,
 }
 
-/// A policy for one workload.
+/// Policy for one workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LearnedPolicy {
-    /// Whom it selects.
+    /// Selected workload.
     pub workload: Workload,
-    /// By direction: ingress, egress.
+    /// Rules by direction: ingress, egress.
     pub rules: [Vec<LearnedRule>; 2],
-    /// What was denied already: no rule is made of it.
+    /// Flows with denied packets; the denials yield no rule.
     pub denied: Vec<Observed>,
-    /// The policy itself, on trial.
+    /// Policy in audit mode.
     pub policy: Policy,
 }
 
-/// What became of the records.
+/// Result of [`generate`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Learned {
-    /// By workload.
+    /// Policies by workload.
     pub policies: Vec<LearnedPolicy>,
-    /// What was seen and would be denied.
+    /// Observed flows that the policies would deny.
     pub denied: Vec<Denied>,
-    /// What would be allowed and was never seen.
+    /// Traffic that the policies would allow although it was never observed.
     pub unseen: Vec<Unseen>,
-    /// Pods whose flows are not recorded, since no policy selects them.
+    /// Pods without recorded flows, because no policy selects them.
     pub unwatched: Vec<Key>,
-    /// Pods that no policy can select, since they have no labels.
+    /// Pods that no policy can select, because they have no labels.
     pub unlabelled: Vec<Key>,
 }
 
-/// Peers and ports that were seen of a workload, by direction.
+/// Observed peers and ports of each workload, by direction.
 pub(super) type Seen = BTreeMap<Workload, [BTreeMap<PeerSpec, (Ports, Sightings)>; 2]>;
 
-/// The workloads of a namespace that have pods, with these.
+/// Returns the workloads of a namespace with their pods.
 fn workloads<'c>(cluster: &'c Cluster, namespace: &str) -> BTreeMap<Workload, Vec<&'c Pod>> {
     let mut workloads: BTreeMap<Workload, Vec<&Pod>> = BTreeMap::new();
     for pod in cluster.pods_in(namespace).filter(|pod| is_subject(pod)) {
@@ -86,7 +86,7 @@ fn workloads<'c>(cluster: &'c Cluster, namespace: &str) -> BTreeMap<Workload, Ve
     workloads
 }
 
-/// Whether the flow table has entries of a pod.
+/// Returns whether the flow table has entries of a pod.
 fn is_watched(cluster: &Cluster, pod: &Pod) -> bool {
     Direction::BOTH.into_iter().any(|direction| {
         cluster.policies_about((pod, true), direction).is_on_trial()
@@ -94,7 +94,7 @@ fn is_watched(cluster: &Cluster, pod: &Pod) -> bool {
     })
 }
 
-/// Policies of least privilege for the workloads of a namespace, and what is known of them.
+/// Generates least-privilege policies for the workloads of a namespace, and checks them.
 #[must_use]
 pub fn generate(objects: Vec<Change>, answer: &Answer, options: &Options) -> Learned {
     let cluster: Cluster = objects.iter().cloned().collect();
@@ -124,7 +124,7 @@ pub fn generate(objects: Vec<Change>, answer: &Answer, options: &Options) -> Lea
     let mut unlabelled = Vec::new();
     for (workload, pods) in workloads(&cluster, &options.namespace) {
         if workload.labels.is_empty() {
-            // No selector tells them from others: a policy for them would be everybody's.
+            // No selector distinguishes these pods: a policy for them would select every pod.
             unlabelled.extend(pods.into_iter().map(|pod| pod.key.clone()));
             continue;
         }
@@ -190,7 +190,7 @@ fn policy(
     LearnedPolicy { workload: workload.clone(), rules, denied, policy }
 }
 
-/// Names for policies, each once.
+/// Unique names for policies.
 struct Names {
     wanted: BTreeMap<String, u32>,
     given: BTreeSet<String>,
@@ -203,7 +203,7 @@ impl Names {
         Self { wanted, given: BTreeSet::new() }
     }
 
-    /// Of several with one name each gets a number that follows from its labels, so that it keeps it.
+    /// Returns a unique name. Among several workloads of one name, each gets a stable number from its labels.
     fn next(&mut self, workload: &Workload) -> String {
         let name = workload.name();
         let mut full = format!("learned-{name}");
@@ -221,7 +221,7 @@ impl Names {
     }
 }
 
-/// FNV-1a: Fowler, Noll, Vo.
+/// Returns the FNV-1a hash (Fowler, Noll, Vo).
 fn hash(text: &str) -> u64 {
     let add = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     text.bytes().fold(0xcbf2_9ce4_8422_2325, add)

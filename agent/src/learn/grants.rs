@@ -1,4 +1,4 @@
-//! What a policy has to allow for a flow that was seen.
+//! Peers and ports that a policy must allow for an observed flow.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,20 +13,20 @@ use super::observed::{Observed, Peer};
 use super::ports::{Ports, protocol};
 use super::workload::Workload;
 
-/// The label by which a namespace is chosen.
+/// Label that selects a namespace by name.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// A peer as policies can name it.
+/// Peer in the form that policies can name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PeerSpec {
-    /// Pods of a namespace by their labels.
+    /// Pods of a namespace, by labels.
     Pods(Workload),
-    /// A block of addresses.
+    /// Block of addresses.
     Block(IpNet),
 }
 
 impl PeerSpec {
-    /// The item of `from` or `to`, in a policy of a namespace.
+    /// Returns the item of `from` or `to` for a policy of a namespace.
     #[must_use]
     pub fn peer(&self, namespace: &str) -> ModelPeer {
         match self {
@@ -51,16 +51,16 @@ impl fmt::Display for PeerSpec {
     }
 }
 
-/// Why no policy is written for a flow.
+/// Reason why no policy is written for a flow.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unwritten {
     /// The pods have no labels.
     NoLabels,
     /// The protocol has no ports.
     NoPorts,
-    /// The port is 0, which the API does not know.
+    /// The port is 0, which the API does not allow.
     PortZero,
-    /// The address is a pod's, which was another one when the flow was seen.
+    /// The address is a pod's, but another pod may have had it at the time of the flow.
     FormerPod(IpAddr),
     /// The Service does not exist any more, or has no such port.
     NoService(Key),
@@ -92,10 +92,10 @@ fn block(address: IpAddr, options: &Options) -> PeerSpec {
     PeerSpec::Block(net.trunc())
 }
 
-/// The peers that a flow needs, each with ports: none, if it is allowed always.
+/// Returns the peers with ports that a flow needs; empty if the flow is always allowed.
 ///
 /// # Errors
-/// No policy can be written for it, or none that allows little else.
+/// No policy can allow the flow, or only together with much else.
 pub(super) fn grants(
     cluster: &Cluster,
     flow: &Observed,
@@ -128,7 +128,7 @@ pub(super) fn grants(
                 let owner = cluster.owner(address).filter(|pod| is_subject(pod));
                 let peer = match owner.and_then(|pod| Workload::of(pod)) {
                     Some(workload) => PeerSpec::Pods(workload),
-                    // A pod that is gone, in an EndpointSlice that still lists it.
+                    // A deleted pod, still listed in an EndpointSlice.
                     None if cluster.is_pod_address(address) => return None,
                     None => PeerSpec::Block(IpNet::from(address)),
                 };

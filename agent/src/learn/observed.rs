@@ -1,4 +1,4 @@
-//! Flows as they are recorded: who, with whom, on which port.
+//! Recorded flows: workload, peer and port.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,22 +10,22 @@ use serde::{Deserialize, Serialize};
 
 use super::workload::Workload;
 
-/// The other side of flows.
+/// Remote side of flows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Peer<W = Workload> {
     /// Pods.
     Workload(W),
-    /// A Service, by one of its addresses; whom it led to is not known.
+    /// Service, by one of its addresses; the backend is unknown.
     Service(Key),
-    /// The node that the pod is on.
+    /// Node of the pod.
     Node,
     /// Any other address: outside, or another node's.
     Address(IpAddr),
 }
 
 impl<W> Peer<W> {
-    /// The same with the workload in another form.
+    /// Converts the workload.
     pub fn map<V>(self, of: impl FnOnce(W) -> V) -> Peer<V> {
         match self {
             Self::Workload(workload) => Peer::Workload(of(workload)),
@@ -47,43 +47,43 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Flows of a workload with one peer on one port.
+/// Flows of a workload with one peer at one port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Observed {
-    /// Whose pods.
+    /// Workload of the pods.
     pub workload: Workload,
-    /// As the pods see it.
+    /// Direction from the pods' view.
     pub direction: Direction,
-    /// The other side.
+    /// Remote side.
     pub peer: Peer,
     /// IP protocol.
     pub protocol: IpProtocol,
     /// Destination port; 0 where the protocol has none.
     pub port: u16,
-    /// Flows that passed.
+    /// Number of flows that passed.
     pub flows: u64,
-    /// Those of them that policies on trial would have denied when they began.
+    /// Number of these flows that audited policies would have denied at their start.
     pub on_trial: u64,
-    /// Packets that were dropped and that the agent was told of, which is some of them.
+    /// Number of dropped packets that the kernel reported; it reports only some.
     pub denied: u64,
-    /// When the first was met, in seconds since the epoch.
+    /// Time of the first observation, in seconds since the epoch.
     pub first: u64,
-    /// When a packet was met last, in seconds since the epoch.
+    /// Time of the last packet, in seconds since the epoch.
     pub last: u64,
 }
 
-/// The workload that had an address.
+/// Address with its workload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerAddress {
-    /// The address.
+    /// Address.
     pub address: IpAddr,
-    /// The workload.
+    /// Workload.
     pub workload: Workload,
-    /// When a flow with it was met last, in seconds since the epoch.
+    /// Time of the last flow with the address, in seconds since the epoch.
     pub last: u64,
 }
 
-/// `shop app=web ingress from shop app=client, TCP 80`
+/// Formats as `shop app=web ingress from shop app=client, TCP 80`.
 impl fmt::Display for Observed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { workload, direction, peer, protocol, port, .. } = self;
@@ -93,26 +93,26 @@ impl fmt::Display for Observed {
     }
 }
 
-/// What one agent has recorded, or several together.
+/// Records of one agent, or of several together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Answer {
-    /// Name of the node; of several, with commas between them.
+    /// Name of the node; several are separated by commas.
     pub node: String,
-    /// When this was so, in seconds since the epoch.
+    /// Time of the answer, in seconds since the epoch.
     pub as_of: u64,
-    /// Since when flows are recorded, in seconds since the epoch.
+    /// Start of the recording, in seconds since the epoch.
     pub since: u64,
-    /// By workload, direction, peer, protocol and port.
+    /// Flows by workload, direction, peer, protocol and port.
     pub flows: Vec<Observed>,
-    /// Flows that there was no room for, by the workload's namespace.
+    /// Number of flows left out for lack of room, by the workload's namespace.
     pub left_out: BTreeMap<String, u64>,
-    /// Flows, of whatever namespace, that were over before they could be recorded.
+    /// Number of flows of all namespaces that ended before they could be recorded.
     pub missed_flows: u64,
 }
 
 impl Answer {
-    /// Leaves the flows of one namespace, and of those the ones with a packet at or after a time.
+    /// Keeps only the flows of one namespace with a packet at or after a time.
     pub fn select(&mut self, namespace: Option<&str>, since: u64) {
         let is_meant = |name: &str| namespace.is_none_or(|namespace| name == namespace);
         self.flows.retain(|flow| is_meant(&flow.workload.namespace) && flow.last >= since);
@@ -120,7 +120,7 @@ impl Answer {
     }
 }
 
-/// What the agents of several nodes have recorded together.
+/// Merges the records of several nodes' agents.
 #[must_use]
 pub fn merge(answers: Vec<(String, Answer)>) -> Answer {
     type Subject = (Workload, Direction, Peer, IpProtocol, u16);

@@ -6,25 +6,25 @@ use std::fmt;
 use netpold_core::model::{PortMatch, PortRule, Protocol};
 use netpold_core::probe::IpProtocol;
 
-/// From so many on, ports in a row are written as a range.
+/// Least number of consecutive ports that form a range.
 const ROW: usize = 3;
 
 /// Ports of each protocol, or everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ports {
-    /// Every protocol and port.
+    /// Whether every protocol and port is part of the set.
     pub all: bool,
-    /// Of protocols with ports.
+    /// Ports of protocols with ports.
     pub some: BTreeMap<Protocol, BTreeSet<u16>>,
 }
 
-/// The protocol of policies with an IP protocol's number.
+/// Returns the protocol of policies for an IP protocol's number.
 pub(super) fn protocol(number: IpProtocol) -> Option<Protocol> {
     [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|p| p.number() == number.0)
 }
 
 impl Ports {
-    /// One port; everything, of a protocol without ports.
+    /// Creates a set of one port; for a protocol without ports, the set is everything.
     #[must_use]
     pub fn of(number: IpProtocol, port: u16) -> Self {
         match protocol(number) {
@@ -36,20 +36,20 @@ impl Ports {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.all && self.some.is_empty()
     }
 
-    /// Whether a port is among them.
+    /// Returns whether the set contains a port.
     #[must_use]
     pub fn contains(&self, number: IpProtocol, port: u16) -> bool {
         let of = protocol(number).and_then(|protocol| self.some.get(&protocol));
         self.all || of.is_some_and(|ports| ports.contains(&port))
     }
 
-    /// Adds others.
+    /// Adds all ports of another set.
     pub fn add(&mut self, more: &Self) {
         self.all |= more.all;
         for (protocol, ports) in &more.some {
@@ -57,7 +57,7 @@ impl Ports {
         }
     }
 
-    /// Those that are not among others. All without some are still called all.
+    /// Returns the difference to another set. Everything minus some ports counts as everything.
     #[must_use]
     pub fn without(&self, others: &Self) -> Self {
         if others.all {
@@ -75,7 +75,7 @@ impl Ports {
         rest
     }
 
-    /// Ranges, both ends included, by protocol.
+    /// Returns the ranges, both ends included, by protocol.
     fn ranges(&self) -> Vec<(Protocol, u16, u16)> {
         let mut ranges: Vec<(Protocol, u16, u16)> = Vec::new();
         for (protocol, ports) in &self.some {
@@ -100,7 +100,7 @@ impl Ports {
         ranges
     }
 
-    /// The `ports` of a rule.
+    /// Returns the `ports` of a rule.
     #[must_use]
     pub fn rules(&self) -> Option<Vec<PortRule>> {
         let rule =
@@ -109,7 +109,7 @@ impl Ports {
     }
 }
 
-/// `TCP 80,8080-8090, UDP 53`
+/// Formats as `TCP 80,8080-8090, UDP 53`.
 impl fmt::Display for Ports {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.all {

@@ -1,4 +1,4 @@
-//! Whether policies allow what was seen, by the explainer's reading of them.
+//! Check by the explainer that policies allow the observed flows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,15 +13,15 @@ use super::grants::Unwritten;
 use super::observed::{Observed, Peer};
 use super::workload::Workload;
 
-/// Pods of one workload that are asked about: the policies cannot tell more of them apart.
+/// Most pods judged per workload: policies do not distinguish the others.
 const ASKED: usize = 4;
 
-/// What was seen and would be denied.
+/// Observed flow that would be denied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Denied {
-    /// The flows.
+    /// Flow.
     pub flow: Observed,
-    /// Why.
+    /// Reason of the denial.
     pub reason: String,
 }
 
@@ -31,8 +31,8 @@ impl fmt::Display for Denied {
     }
 }
 
-/// The cluster with the policies in force in the place of the namespace's others. A workload that was seen and
-/// has no pod any more gets one, which is what it will have.
+/// Builds the cluster with the policies in force instead of the namespace's others. An observed workload without a pod
+/// gets a stand-in for its future pods.
 pub(super) fn enforced<'f>(
     objects: Vec<Change>,
     flows: impl Iterator<Item = &'f Observed>,
@@ -64,7 +64,7 @@ pub(super) fn enforced<'f>(
     kept.chain(stand_ins).chain(policies.iter().map(enforce)).collect()
 }
 
-/// A pod of a workload. Its addresses are of blocks that nobody uses (`240.0.0.0/4`, `0100::/64`).
+/// Creates a pod of a workload, with addresses of unused blocks (`240.0.0.0/4`, `0100::/64`).
 fn stand_in(number: u32, workload: &Workload) -> Pod {
     let addresses = vec![
         Ipv4Addr::from_bits(0xf000_0000 | number).into(),
@@ -87,7 +87,7 @@ fn stand_in(number: u32, workload: &Workload) -> Pod {
     }
 }
 
-/// The flows that the cluster's policies deny.
+/// Returns the flows that the cluster's policies deny.
 pub(super) fn denied<'f>(
     cluster: &Cluster,
     flows: impl Iterator<Item = &'f Observed>,
@@ -113,9 +113,9 @@ pub(super) fn denied<'f>(
             remotes.iter().filter_map(ask).collect::<Vec<_>>()
         });
         let judged: Vec<_> = judged.collect();
-        // Tiers stay as they are: what they deny of some addresses was not what was seen.
+        // Tiers stay unchanged: their denial of some addresses is no denial of the observed flow.
         let by_rules = judged.iter().find(|judgement| judgement.cause == Cause::NoRule);
-        // But pods that no policy is written for may be left to a tier that the others spare.
+        // But pods without a written policy may fall to a tier that exempts the others.
         let left = unwritten.get(flow) == Some(&Unwritten::NoLabels);
         let is_denied = |judgement: &&Judgement| judgement.verdict == Verdict::Deny;
         let tiers = || {
@@ -141,20 +141,20 @@ pub(super) fn denied<'f>(
     denied
 }
 
-/// Whether a Service's address leads to a backend: those of the other family may have none.
+/// Returns whether a Service's address has a backend: an address of one family may have none.
 fn has_backend(explainer: &Explainer<'_>, key: &Key, flow: &Observed, address: IpAddr) -> bool {
     let behind = explainer.backends_of(key, flow.protocol, flow.port).unwrap_or_default();
     behind.iter().any(|(backend, _)| backend.is_ipv4() == address.is_ipv4())
 }
 
-/// The addresses and ports that a flow may be with.
+/// Returns the possible remote addresses and ports of a flow.
 fn remotes(
     cluster: &Cluster,
     pods: &BTreeMap<Workload, Vec<&Pod>>,
     flow: &Observed,
 ) -> Vec<(IpAddr, u16)> {
     match &flow.peer {
-        // It is allowed always.
+        // Traffic of the own node is always allowed.
         Peer::Node => Vec::new(),
         Peer::Address(address) => vec![(*address, flow.port)],
         Peer::Workload(workload) => {
@@ -170,7 +170,7 @@ fn remotes(
             let addresses = cluster.services().get(key).map(|service| &service.addresses);
             let addresses = addresses.into_iter().flatten().map(|address| (*address, flow.port));
             let backends = Explainer::new(cluster).backends_of(key, flow.protocol, flow.port);
-            // No rule is written for a pod that is gone, in an EndpointSlice that still lists it.
+            // No rule is written for a deleted pod that an EndpointSlice still lists.
             let is_gone = |at: IpAddr| cluster.owner(at).is_none() && cluster.is_pod_address(at);
             let backends = backends.into_iter().flatten().filter(|(at, _)| !is_gone(*at));
             addresses.chain(backends).collect()

@@ -1,13 +1,13 @@
-//! The flows that a node has seen, each kind once, within limits.
+//! Observed flows of a node, one record for each kind of flow, within limits.
 //!
-//! A record is bounded for each peer of a workload, for each namespace and in all. Where a namespace, or the
-//! whole, is full, a new record takes the place of one of whoever has most: within a namespace by the peers'
-//! namespaces, in all by the workloads'. So whoever scans or floods displaces what they made themselves, and
-//! nobody else's.
+//! The number of records is limited per peer of a workload, per namespace and in total. If a namespace or the total is
+//! full, a new record replaces one of the largest contributor: within a namespace the peers' namespace with most
+//! records, in total the workloads' namespace with most records. So a scan or a flood displaces only records of its
+//! own.
 //!
-//! The other side of a flow is named when the flow is met. A pod's own address never stands for it: a pod whose
-//! address becomes known after its first flows gives these its name ([`Recorder::named`]), and an address that
-//! nobody has any more keeps the workload that it was recorded with.
+//! The remote side of a flow is named at the observation. The address of a pod is replaced by its workload: if a pod's
+//! address becomes known after its first flows, the records get the workload's name ([`Recorder::named`]), and an
+//! address that no object has any more keeps its recorded workload.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
@@ -22,27 +22,26 @@ use super::observed::{Answer, Observed, Peer, PeerAddress};
 use super::shares::{Refused, Shares};
 use super::workload::Workload;
 
-/// Ports of one peer of a workload that are recorded.
+/// Most recorded ports per peer of a workload.
 const PORTS_MAX: u16 = 64;
-/// Records that make room for others, of one sweep: finding one takes a walk.
+/// Most records displaced per sweep: each search walks all records.
 const DISPLACED_MAX: usize = 64;
-/// What is remembered of one state of the cluster.
+/// Most lookups cached for one state of the cluster.
 const REMEMBERED: usize = 65_536;
-/// What a look at the cluster weighs in a sweep's budget.
+/// Cost of an uncached lookup in a sweep's budget.
 const LOOK: usize = 16;
-/// How long a record stays without a packet, in milliseconds.
+/// Lifetime of a record without a packet, in milliseconds.
 const KEPT: u64 = 90 * 86_400_000;
-/// How long an address that nobody has keeps its workload without a flow, in milliseconds.
+/// Lifetime of the workload of an unused address without a flow, in milliseconds.
 const ADDRESS_KEPT: u64 = 86_400_000;
-/// Addresses whose workloads are kept.
+/// Most addresses with a kept workload.
 const ADDRESSES_MAX: usize = 8192;
-/// How far the clocks of this node and of the API server may be apart, in milliseconds.
+/// Greatest difference between the clocks of this node and of the API server, in milliseconds.
 const CLOCKS_APART: u64 = 5000;
-/// A pod that has finished was there lately if it is not older, in milliseconds.
+/// Greatest age of a finished pod that may still have had recent flows, in milliseconds.
 const LATELY: u64 = 20 * 60_000;
 
-/// What flows have in common that are recorded together, as the agent meets them: endpoint, direction, remote,
-/// protocol, port.
+/// Cache key of flows with a common record: endpoint, direction, remote address, protocol, port.
 type Kind = (u32, Direction, IpAddr, u8, u16);
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -59,58 +58,58 @@ struct Counts {
     flows: u64,
     on_trial: u64,
     denied: u64,
-    /// In milliseconds since the epoch, as `last`.
+    /// Time of the first packet, in milliseconds since the epoch, as is `last`.
     first: u64,
     last: u64,
 }
 
-/// A flow as it is met.
+/// Observation of a flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Met {
     /// Number of the pod's endpoint.
     pub endpoint: u32,
-    /// When its last packet passed, in milliseconds since the epoch.
+    /// Time of the last packet, in milliseconds since the epoch.
     pub at: u64,
-    /// It is not counted yet.
+    /// Whether the flow is not counted yet.
     pub is_new: bool,
-    /// Policies on trial would deny it.
+    /// Whether audited policies would deny the flow.
     pub on_trial: bool,
 }
 
-/// A workload, and the other side of its flows.
+/// Workload, direction and remote side of flows.
 type Pair = (Arc<Workload>, Direction, Peer<Arc<Workload>>);
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Recorder {
-    /// Never 0, never given twice.
+    /// Last number given to a record; numbers are unique and never 0.
     last_id: u32,
     ids: BTreeMap<Subject, u32>,
     records: HashMap<u32, Counts>,
-    /// How many are recorded from one to the other.
+    /// Number of recorded ports per workload, direction and peer.
     ports: HashMap<Pair, u16>,
     shares: Shares,
     workloads: HashSet<Arc<Workload>>,
-    /// Records of each address that is no pod's.
+    /// Number of records per address that belongs to no pod.
     outside: HashMap<IpAddr, usize>,
-    /// Workloads by the addresses that they had when a flow was met last, and when that was.
+    /// Last known workload of each address, and the time of its last flow.
     addresses: BTreeMap<IpAddr, (Arc<Workload>, u64)>,
-    /// Of one state of the cluster.
+    /// Cached record numbers for one state of the cluster.
     remembered: HashMap<Kind, u32>,
     left_out: BTreeMap<String, u64>,
     displaced: usize,
-    /// Since when flows are recorded, in milliseconds.
+    /// Start of the recording, in milliseconds since the epoch.
     since: u64,
 }
 
 impl Recorder {
-    /// An empty one, at a time in milliseconds.
+    /// Creates an empty recorder that starts at a time in milliseconds since the epoch.
     #[must_use]
     pub fn new(since: u64) -> Self {
         Self { since, ..Self::default() }
     }
 
-    /// Goes on from what an earlier agent has kept.
+    /// Adds the records of an earlier agent.
     pub fn resume(&mut self, saved: Answer) {
         self.since = self.since.min(saved.since.saturating_mul(1000));
         self.left_out = saved.left_out;
@@ -126,7 +125,7 @@ impl Recorder {
         }
     }
 
-    /// Goes on with the addresses that an earlier agent knew.
+    /// Adds the addresses that an earlier agent knew.
     pub fn resume_addresses(&mut self, saved: Vec<PeerAddress>) {
         for PeerAddress { address, workload, last } in saved.into_iter().take(ADDRESSES_MAX) {
             let workload = self.intern(workload);
@@ -134,7 +133,7 @@ impl Recorder {
         }
     }
 
-    /// The addresses to keep for the next agent.
+    /// Returns the addresses to keep for the next agent.
     #[must_use]
     pub fn peer_addresses(&self) -> Vec<PeerAddress> {
         let all = self.addresses.iter();
@@ -146,8 +145,8 @@ impl Recorder {
         all.map(one).collect()
     }
 
-    /// Before a pod is taken in: flows with its address since it was created are its own, though the address was
-    /// nobody's when they were met.
+    /// Renames records with a pod's address before the pod is added to the cluster: flows since the pod's creation are
+    /// its own, even if no object had the address at the time.
     pub fn named(&mut self, pod: &Pod, cluster: &Cluster, now: u64) {
         let created = u64::try_from(pod.created).unwrap_or(0).saturating_mul(1000);
         if pod.host_network || pod.finished && created.saturating_add(LATELY) < now {
@@ -172,7 +171,7 @@ impl Recorder {
         }
     }
 
-    /// What is recorded of one subject is of another.
+    /// Moves the record of one subject to another.
     fn rename(&mut self, from: &Subject, to: Subject) {
         let Some(counts) = self.ids.get(from).and_then(|id| self.records.get(id)).copied() else {
             return;
@@ -195,13 +194,13 @@ impl Recorder {
         }
     }
 
-    /// Whether a record is there.
+    /// Returns whether a record exists.
     #[must_use]
     pub fn has(&self, id: u32) -> bool {
         self.records.contains_key(&id)
     }
 
-    /// A sweep begins; `changed`: since the last one the cluster's state has.
+    /// Starts a sweep. `changed`: the cluster's state has changed since the last sweep.
     pub fn begin(&mut self, changed: bool, now: u64) {
         self.displaced = 0;
         if !changed && self.remembered.len() < REMEMBERED {
@@ -217,8 +216,8 @@ impl Recorder {
         self.workloads.retain(|workload| Arc::strong_count(workload) > 1);
     }
 
-    /// Takes in a flow of a pod; its record's number, 0 if it has none. `former` is the pod that had an address when
-    /// the flow's last packet passed and has it no more; `cost` grows by what it took.
+    /// Records a flow of a pod. Returns the record's number, or 0 without a record. `former` returns the pod that had
+    /// an address at the flow's last packet but has lost it since. `cost` grows by the cost of the call.
     pub fn meet<'p>(
         &mut self,
         cluster: &Cluster,
@@ -230,7 +229,7 @@ impl Recorder {
         let PodFlow { direction, remote, protocol, port, .. } = flow;
         let kind = (met.endpoint, direction, remote, protocol.0, port);
         let former = former(remote);
-        // Another moment's flow may be another pod's.
+        // With a former owner, a later flow may have another pod as its peer.
         let is_lasting = former.is_none();
         let known = self.remembered.get(&kind).filter(|_| is_lasting).copied();
         let id = known.unwrap_or_else(|| {
@@ -248,21 +247,21 @@ impl Recorder {
                 counts.on_trial += u64::from(met.on_trial && (met.is_new || is_first));
                 counts.last = counts.last.max(met.at);
             }
-            // A pod always reaches itself: nothing is to be recorded.
+            // Flows of a pod with itself are always allowed, so they are not recorded.
             None if !met.is_new || flow.pod.addresses.contains(&remote) => {}
             None => self.leave_out(&flow.pod.key.namespace),
         }
         id
     }
 
-    /// A packet of a flow that has a record.
+    /// Records a packet of a flow that has a record.
     pub fn again(&mut self, id: u32, at: u64) {
         if let Some(counts) = self.records.get_mut(&id) {
             counts.last = counts.last.max(at);
         }
     }
 
-    /// Packets that were dropped. They never take the place of flows that passed.
+    /// Records dropped packets. They never displace records of flows that passed.
     pub fn denied<'p>(
         &mut self,
         cluster: &Cluster,
@@ -281,7 +280,7 @@ impl Recorder {
         }
     }
 
-    /// What there is to keep, and to answer.
+    /// Returns the records, to keep them and as an answer.
     #[must_use]
     pub fn answer(&self, node: &str, now: u64) -> Answer {
         let plain = |workload: &Arc<Workload>| Workload::clone(workload);
@@ -324,7 +323,7 @@ impl Recorder {
         id
     }
 
-    /// What a flow is recorded as; `None` if it is not.
+    /// Returns the subject of a flow; `None` if the flow is not recorded.
     fn subject(
         &mut self,
         cluster: &Cluster,
@@ -361,7 +360,7 @@ impl Recorder {
         Some(Subject { workload, direction, peer, protocol: protocol.0, port })
     }
 
-    /// An address is a workload's at a time, in milliseconds since the epoch.
+    /// Stores the workload of an address at a time in milliseconds since the epoch.
     fn keep_address(&mut self, address: IpAddr, workload: &Arc<Workload>, at: u64) {
         if self.addresses.len() >= ADDRESSES_MAX && !self.addresses.contains_key(&address) {
             return;
@@ -369,7 +368,7 @@ impl Recorder {
         self.addresses.insert(address, (Arc::clone(workload), at));
     }
 
-    /// The peer that an address without a pod stands for: the workload that had it, if no other object has it.
+    /// Returns the peer for an address without a pod: the workload that had it, unless another object has it now.
     fn kept_address(&mut self, cluster: &Cluster, address: IpAddr, at: u64) -> Peer<Arc<Workload>> {
         let outside = || cluster.whose(address) == Whose::Outside;
         match self.addresses.get_mut(&address) {
@@ -399,7 +398,7 @@ impl Recorder {
         *flows = flows.saturating_add(1);
     }
 
-    /// The number of a record, which may be new; `None` if there is no room.
+    /// Returns the number of a record, creating one if necessary; `None` if there is no room.
     fn id(&mut self, subject: Subject, may_displace: bool) -> Option<u32> {
         if let Some(id) = self.ids.get(&subject) {
             return Some(*id);
@@ -455,7 +454,7 @@ impl Recorder {
     }
 }
 
-/// Who causes records with a peer: its namespace; all of outside together.
+/// Returns the namespace that causes records with a peer; empty for all outside addresses together.
 fn source(peer: &Peer<Arc<Workload>>) -> &str {
     match peer {
         Peer::Workload(workload) => &workload.namespace,

@@ -1,22 +1,22 @@
-//! How many records each namespace has, and who gives way when there is no room.
+//! Number of records per namespace, and the choice of the record to displace.
 
 use std::collections::BTreeMap;
 
-/// Records of one namespace's workloads.
+/// Most records of one namespace's workloads.
 pub(super) const NAMESPACE_MAX: usize = 2048;
-/// Records in all.
+/// Most records in total.
 pub(super) const TOTAL_MAX: usize = 16_384;
 
-/// There is no room; one of these gives way, if whoever asks has less.
+/// Refusal for lack of room, with the record to displace if the requester has fewer records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Refused {
-    /// The workloads' namespace.
+    /// Namespace of the workloads.
     pub(super) owner: Option<String>,
-    /// The peers' namespace; empty: outside.
+    /// Namespace of the peers; empty for outside addresses.
     pub(super) source: Option<String>,
 }
 
-/// Records by the namespace of the workload, and there by that of the peer.
+/// Number of records by namespace of the workload, then by namespace of the peer.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     total: usize,
@@ -30,7 +30,7 @@ struct Owner {
 }
 
 impl Owner {
-    /// The source with most records, and how many.
+    /// Returns the source with most records, and their number.
     fn largest(&self) -> (Option<&String>, usize) {
         let largest = self.sources.iter().max_by_key(|(_, records)| **records);
         (largest.map(|(name, _)| name), largest.map_or(0, |(_, records)| *records))
@@ -38,7 +38,7 @@ impl Owner {
 }
 
 impl Shares {
-    /// Whether there is room for a record.
+    /// Checks whether there is room for a record.
     pub(super) fn room(&self, owner: &str, source: &str) -> Result<(), Refused> {
         let own = self.owners.get(owner);
         if let Some(own) = own.filter(|own| own.records >= NAMESPACE_MAX) {

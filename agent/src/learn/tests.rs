@@ -13,11 +13,11 @@ use super::shares::{NAMESPACE_MAX, TOTAL_MAX};
 use super::*;
 use crate::source::{SourceProblem, manifests};
 
-/// Generated clusters.
+/// Number of generated clusters.
 const CLUSTERS: u64 = 250;
-/// Packets of each that are tried.
+/// Tried packets per cluster, of which the allowed ones are recorded.
 const FLOWS: usize = 60;
-/// Packets of each that are asked about afterwards.
+/// Packets per cluster judged afterwards.
 const ASKED: usize = 150;
 
 fn met(at: u64) -> Met {
@@ -30,13 +30,13 @@ fn flow<'p>(pod: &'p Pod, packet: &Packet) -> PodFlow<'p> {
     PodFlow { pod, direction: packet.direction, remote: packet.remote, protocol, port }
 }
 
-/// A cluster, what was seen in it, and how.
+/// Cluster with its observed flows.
 struct World {
     objects: Vec<Change>,
     cluster: Cluster,
     source: PacketSource,
     pods: Vec<Key>,
-    /// What policy allowed.
+    /// Packets that policy allowed.
     passed: Vec<Packet>,
     answer: Answer,
 }
@@ -67,7 +67,7 @@ impl World {
         Self { objects, cluster, source, pods, passed, answer }
     }
 
-    /// What the oracle says once the policies are in force, in place of the namespace's others.
+    /// Returns the oracle with the learned policies in force, instead of the namespace's others.
     fn enforced(&self, learned: &Learned, namespace: &str) -> Oracle {
         let others = self.objects.iter().filter(
             |change| !matches!(change, Change::Policy(policy) if policy.key.namespace == namespace),
@@ -79,7 +79,7 @@ impl World {
         others.cloned().chain(policies).collect()
     }
 
-    /// Whether a flow between a workload and an address was seen, or is said to be allowed too.
+    /// Returns whether a flow between a workload and an address was observed, or is stated as allowed in addition.
     fn stated(&self, learned: &Learned, flow: PodFlow<'_>) -> bool {
         let PodFlow { pod, direction, remote, protocol, port } = flow;
         let workload = Workload::of(pod).unwrap();
@@ -91,7 +91,7 @@ impl World {
         let seen = self.answer.flows.iter().any(|seen| {
             let behind = |key: &Key| {
                 let behind = Explainer::new(&self.cluster).backends_of(key, protocol, seen.port);
-                // A policy cannot tell a Service's backend from another pod of its workload.
+                // A policy does not distinguish a Service's backend from other pods of its workload.
                 let is_same = |at| at == remote || owner.is_some() && workload_at(at) == owner;
                 behind.is_some_and(|all| all.iter().any(|(at, to)| *to == port && is_same(*at)))
             };
@@ -113,7 +113,8 @@ impl World {
         })
     }
 
-    /// Another node's port of a Service passes where every backend may be reached: that is no further pair.
+    /// Returns whether the flow is to a Service's port at another node: it passes if every backend is allowed, and is
+    /// no pair of its own.
     fn is_node_port(&self, flow: PodFlow<'_>) -> bool {
         let is_node = |node: &Node| node.addresses.contains(&flow.remote);
         let services = self.cluster.services().values();
@@ -125,7 +126,7 @@ impl World {
             })
     }
 
-    /// Everything that is allowed was seen or is stated; whether it was.
+    /// Checks that an allowed packet was observed or is stated. Returns whether a policy selects the pod.
     fn no_wider(
         &self,
         learned: &Learned,
@@ -173,7 +174,7 @@ impl World {
         for packet in self.passed.iter().filter(|packet| packet.pod.namespace == *namespace) {
             let pod = self.cluster.pods().get(&packet.pod).unwrap();
             let PodFlow { direction, remote, protocol, port, .. } = flow(pod, packet);
-            // Packets to a pod's own address on a further network never leave the pod: no flow of it is recorded.
+            // Packets to a pod's own address on a secondary network never leave the pod, so they are not recorded.
             if pod.second_addresses().any(|own| own == remote) {
                 continue;
             }
@@ -184,7 +185,7 @@ impl World {
                 (&of.workload, of.direction, of.protocol, of.port)
                     == (&workload, direction, protocol, port)
             });
-            // Pods without labels have no policy, and are left to the tiers.
+            // Pods without labels have no policy; tiers decide on them.
             let selected = learned.policies.iter().any(|it| it.workload.selects(&workload));
             if selected && !allowed && !named {
                 let denied: Vec<_> = learned.denied.iter().map(ToString::to_string).collect();
@@ -203,7 +204,7 @@ impl World {
             }
         }
         self.reads_back(&learned)?;
-        // Tiers allow what no policy of a namespace does.
+        // Tiers allow traffic that no policy of a namespace allows.
         let has_tiers = self.objects.iter().any(|o| matches!(o, Change::ClusterPolicy(_)));
         let of_namespace: Vec<Key> =
             self.pods.iter().filter(|pod| pod.namespace == *namespace).cloned().collect();
@@ -216,7 +217,7 @@ impl World {
         Ok(checked)
     }
 
-    /// What is written means what was judged, in both forms.
+    /// Checks that both written forms parse to the judged policies.
     fn reads_back(&self, learned: &Learned) -> Result<(), String> {
         for text in [yaml(learned, &self.answer), json(learned)["policies"].to_string()] {
             let read = manifests::read_text("learned.yaml", text.as_bytes());
@@ -267,7 +268,7 @@ fn address(number: u32) -> IpAddr {
     Ipv4Addr::from_bits(0x0a00_0000 + number).into()
 }
 
-/// Records that a pod was reached from another at some ports.
+/// Records flows from one pod to another at some ports.
 fn reach(recorder: &mut Recorder, from: &Pod, to: &Pod, ports: std::ops::Range<u16>) {
     let cluster: Cluster = [from, to].map(|pod| Change::Pod(pod.clone())).into_iter().collect();
     recorder.begin(true, 0);
@@ -284,7 +285,7 @@ fn pod(namespace: &str, number: u32) -> Pod {
     objects::pod(namespace, &app, &[("app", &app)], &[&address])
 }
 
-/// Flows from pods of a namespace, and those that were left out of it.
+/// Counts the recorded flows from pods of a namespace.
 fn from(answer: &Answer, namespace: &str) -> usize {
     let is_meant = |flow: &&Observed| match &flow.peer {
         Peer::Workload(peer) => peer.namespace == namespace,
@@ -309,7 +310,7 @@ fn a_scan_displaces_nothing_but_itself() {
     let answer = recorder.answer("n", 0);
     assert_eq!((from(&answer, "friends"), from(&answer, "late")), (80, 80));
     assert_eq!(answer.flows.len(), NAMESPACE_MAX);
-    // Of each scanner at most 64 ports, and those that gave way.
+    // At most 64 ports per scanner, less the displaced ones.
     let scanned = (NAMESPACE_MAX - 160) as u64;
     assert_eq!(answer.left_out["shop"], 100 * 199 - scanned);
 }
@@ -350,7 +351,7 @@ fn the_next_agent_goes_on() {
     assert_eq!((first.flows.len(), first.since), (11, 7));
     reach(&mut next, &pod("friends", 100), &pod("shop", 1), 89..91);
     assert_eq!(next.answer("n", 9000).flows.len(), 12);
-    // Two nodes: their counts together.
+    // The counts of two nodes add up.
     let both = merge(vec![("b".to_owned(), next.answer("b", 9000)), ("a".to_owned(), first)]);
     let port = |port: u16| both.flows.iter().find(|flow| flow.port == port).unwrap().flows;
     assert_eq!((both.node.as_str(), port(89), port(90), port(80)), ("a,b", 3, 1, 2));
@@ -358,7 +359,7 @@ fn the_next_agent_goes_on() {
     assert_eq!(denied, [6]);
 }
 
-/// Flows of a workload's server from an address, met at a time (milliseconds).
+/// Records a flow to the server of a workload from an address, at a time in milliseconds.
 fn met_from(
     recorder: &mut Recorder,
     cluster: &Cluster,
@@ -387,7 +388,7 @@ fn a_pod_whose_address_becomes_known_late_gives_its_flows_its_name() {
     const CREATED: u64 = 1_000_000;
     let (mut recorder, cluster) = (Recorder::new(0), Cluster::default());
     let remote = address(100);
-    // What was there before the pod, the pod's first flow, and one that its record joins.
+    // A flow before the pod's creation, the pod's first flow, and a later flow that joins its record.
     met_from(&mut recorder, &cluster, address(101), None, CREATED - 60_000);
     met_from(&mut recorder, &cluster, remote, None, CREATED + 1000);
     let client = Pod { created: CREATED as i64 / 1000, ..pod("shop", 100) };
@@ -405,7 +406,7 @@ fn a_pod_whose_address_becomes_known_late_gives_its_flows_its_name() {
     met_from(&mut recorder, &known, remote, None, CREATED + 4000);
     assert_eq!(peers(&recorder), [(workload.clone(), 2), (outside.clone(), 1)]);
 
-    // Nobody has the address any more: it keeps its name, also with the next agent, for a day.
+    // No object has the address any more: it keeps its workload for a day, also with the next agent.
     recorder.begin(true, CREATED + 5000);
     met_from(&mut recorder, &cluster, remote, None, CREATED + 5000);
     assert_eq!(peers(&recorder), [(workload.clone(), 3), (outside.clone(), 1)]);
@@ -416,7 +417,7 @@ fn a_pod_whose_address_becomes_known_late_gives_its_flows_its_name() {
     assert_eq!(peers(&next), [(workload.clone(), 4), (outside, 1)]);
     next.begin(true, CREATED + 3 * 86_400_000);
     assert_eq!(next.peer_addresses(), []);
-    // A node has it now.
+    // A node has the address now.
     let node: Cluster =
         [Change::Node(objects::node("m", &[&remote.to_string()]))].into_iter().collect();
     recorder.begin(true, CREATED + 7000);
@@ -441,7 +442,7 @@ fn a_flow_is_of_the_pod_that_had_the_address_then() {
     assert_eq!(seen, expected);
 }
 
-/// Records of an agent that did not know a pod, as an address.
+/// Records of an agent that did not know a pod have its address as the peer.
 #[test]
 fn no_block_is_written_for_what_is_a_pods_address() {
     let options =
@@ -476,7 +477,7 @@ fn names_in_comments_stay_in_their_line() {
     let text = yaml(&learned, &answer);
     assert!(!text.contains('\u{1b}') && !text.contains("\nkind: \\"), "{text}");
     let (objects, problems) = manifests::read_text("x", text.as_bytes()).unwrap();
-    // The API server would refuse such a label as the reader does.
+    // The API server refuses such a label, as the parser does.
     let about_label = |problem: &SourceProblem| problem.text.contains("matchLabels");
     assert!(objects.len() == 1 && problems.iter().all(about_label), "{problems:?} {text}");
 }

@@ -10,10 +10,10 @@ use netpold_core::model::Direction;
 use super::observed::{Answer, Observed};
 use crate::printable::printable_document;
 
-/// Renders the records. All names in it are made printable here, in one place.
+/// Renders the records; makes all names in them printable.
 ///
 /// # Errors
-/// It cannot be written as JSON, which it was read from.
+/// The records cannot be converted to JSON, which they were parsed from.
 pub fn text(answer: &Answer) -> Result<String> {
     let answer: Answer = printable_document(answer)?;
     Ok(render(&answer))

@@ -1,7 +1,7 @@
-//! What policies would allow and was never seen.
+//! Traffic that policies would allow although it was never observed.
 //!
-//! A policy speaks of labels and blocks. So it also allows what other workloads with the same labels and more
-//! do, peers without labels of their own, the other addresses of a block, and pods that have a block's address.
+//! A policy selects by labels and blocks. So it also allows traffic of workloads with the same labels and more, of
+//! peers without labels of their own, of the other addresses of a block, and of pods with an address in a block.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,12 +16,12 @@ use super::grants::PeerSpec;
 use super::ports::Ports;
 use super::workload::Workload;
 
-/// Whom it would be allowed with.
+/// Peer of such traffic.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Other {
     /// Pods.
     Workload(Workload),
-    /// Addresses that are no pod's.
+    /// Addresses of no pod.
     Block(IpNet),
 }
 
@@ -34,20 +34,20 @@ impl fmt::Display for Other {
     }
 }
 
-/// What would be allowed and was never seen.
+/// Traffic that would be allowed and was never observed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unseen {
-    /// Whose pods.
+    /// Workload of the pods.
     pub workload: Workload,
-    /// As the pods see it.
+    /// Direction from the pods' view.
     pub direction: Direction,
-    /// The other side.
+    /// Remote side.
     pub peer: Other,
-    /// The ports.
+    /// Ports.
     pub ports: Ports,
 }
 
-/// `shop app=web ingress from shop app=client: TCP 80`
+/// Formats as `shop app=web ingress from shop app=client: TCP 80`.
 impl fmt::Display for Unseen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { workload, direction, peer, ports } = self;
@@ -56,10 +56,10 @@ impl fmt::Display for Unseen {
     }
 }
 
-/// A workload's addresses.
+/// Addresses of each workload.
 type Addresses = BTreeMap<Workload, BTreeSet<IpAddr>>;
 
-/// By namespace; all pods that policies select or match.
+/// Returns the addresses of all pods that policies may match, by namespace and workload.
 fn addresses(cluster: &Cluster) -> BTreeMap<String, Addresses> {
     let mut all: BTreeMap<String, Addresses> = BTreeMap::new();
     for pod in cluster.pods().values().filter(|pod| is_subject(pod)) {
@@ -71,7 +71,7 @@ fn addresses(cluster: &Cluster) -> BTreeMap<String, Addresses> {
     all
 }
 
-/// What the policies allow to the workloads of a namespace, without what was seen.
+/// Returns the traffic that the policies allow to the workloads of a namespace, without the observed traffic.
 pub(super) fn unseen(
     cluster: &Cluster,
     policies: &[LearnedPolicy],
@@ -97,13 +97,13 @@ pub(super) fn unseen(
             let was_seen = |peer: &Other| {
                 let spec = match peer {
                     Other::Workload(workload) => PeerSpec::Pods(workload.clone()),
-                    // Of a wider block not every address was.
+                    // Not every address of a wider block was observed.
                     Other::Block(block) if block.prefix_len() < block.max_prefix_len() => {
                         return None;
                     }
                     Other::Block(block) => PeerSpec::Block(*block),
                 };
-                // Where everything has to be allowed for one protocol, not everything was seen.
+                // A rule that allows everything for one protocol allows more than the observed ports.
                 let (ports, _) = known?.get(&spec)?;
                 Some(Ports { all: false, some: ports.some.clone() })
             };
@@ -117,7 +117,7 @@ pub(super) fn unseen(
     unseen
 }
 
-/// Whom a peer matches.
+/// Returns the workloads and blocks that a peer matches.
 fn others(all: &BTreeMap<String, Addresses>, peer: &PeerSpec) -> Vec<Other> {
     match peer {
         PeerSpec::Pods(wanted) => {

@@ -1,4 +1,4 @@
-//! Which pods are one workload, by what a policy's selectors can say of them.
+//! Workloads: pods that a policy's selectors do not distinguish.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::offline::{OF_PODS, OF_RELEASES};
 
-/// Labels whose values name a workload; the first that it has.
+/// Labels with the name of a workload, in order of precedence.
 const NAMING: [&str; 7] = [
     "app.kubernetes.io/name",
     "app",
@@ -18,20 +18,20 @@ const NAMING: [&str; 7] = [
     "run",
     "batch.kubernetes.io/job-name",
 ];
-/// Longest labels of a workload, in bytes: of one with more nothing is recorded.
+/// Longest labels of a workload, in bytes; flows of longer ones are not recorded.
 const BYTES_MAX: usize = 2048;
 
-/// Pods of a namespace with equal labels, apart from those that change with each revision, release or pod.
+/// Pods of a namespace with equal labels, apart from labels that change per revision, release or pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Workload {
     /// `metadata.namespace`
     pub namespace: String,
-    /// The labels; none: no selector tells these pods from others.
+    /// Labels; if empty, no selector distinguishes these pods from others.
     pub labels: BTreeMap<String, String>,
 }
 
 impl Workload {
-    /// The workload that a pod is of; `None` if its labels are too long to be recorded.
+    /// Returns the workload of a pod; `None` if its labels are too long.
     #[must_use]
     pub fn of(pod: &Pod) -> Option<Self> {
         let without = |dropped: &[&[&str]]| {
@@ -40,7 +40,7 @@ impl Workload {
             kept.map(|(key, value)| (key.clone(), value.clone())).collect::<BTreeMap<_, _>>()
         };
         let mut labels = without(&[&OF_PODS, &OF_RELEASES]);
-        // Better labels that change than none.
+        // Changing labels are better than none.
         if labels.is_empty() {
             labels = without(&[&OF_PODS]);
         }
@@ -51,14 +51,14 @@ impl Workload {
         (bytes <= BYTES_MAX).then(|| Self { namespace: pod.key.namespace.clone(), labels })
     }
 
-    /// Whether a policy's `podSelector` of these labels selects a pod with those of another workload.
+    /// Returns whether a `podSelector` of these labels selects the pods of another workload.
     #[must_use]
     pub fn selects(&self, other: &Self) -> bool {
         self.namespace == other.namespace
             && self.labels.iter().all(|(key, value)| other.labels.get(key) == Some(value))
     }
 
-    /// The selector of the labels.
+    /// Returns the selector of the labels.
     #[must_use]
     pub fn selector(&self) -> Selector {
         let equal =
@@ -66,7 +66,7 @@ impl Workload {
         Selector { requirements: self.labels.iter().map(equal).collect() }
     }
 
-    /// A name for objects about it, of lower case letters, digits and `-`; others may have the same.
+    /// Returns a name for objects, of lower-case letters, digits and `-`. Other workloads may have the same name.
     #[must_use]
     pub fn name(&self) -> String {
         let named = NAMING.iter().find_map(|key| self.labels.get(*key));
@@ -84,7 +84,7 @@ impl Workload {
     }
 }
 
-/// `shop app=web,tier=front`
+/// Formats as `shop app=web,tier=front`.
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let labels: Vec<String> = self.labels.iter().map(|(k, v)| format!("{k}={v}")).collect();

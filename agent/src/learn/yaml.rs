@@ -13,14 +13,14 @@ use super::ports::Ports;
 use super::workload::Workload;
 use crate::printable::printable;
 
-/// Lines of comments of one kind that are written.
+/// Most comment lines of one kind.
 const LINES: usize = 50;
-/// Services that a comment names.
+/// Most Services named in a comment.
 const SERVICES: usize = 3;
-/// The Service that every cluster's DNS has.
+/// Service of the cluster DNS.
 const DNS: (&str, &str) = ("kube-system", "kube-dns");
 
-/// A policy on trial that selects every pod of a namespace and allows nothing, so that flows are recorded.
+/// Returns an audited policy that selects every pod of a namespace and allows nothing, so that flows are recorded.
 #[must_use]
 pub fn prepare(namespace: &str) -> String {
     let namespace = scalar(namespace);
@@ -40,7 +40,7 @@ pub fn prepare(namespace: &str) -> String {
     )
 }
 
-/// The policies, each a document, with comments that say what was seen.
+/// Returns the policies as YAML documents, with comments about the observations.
 #[must_use]
 pub fn yaml(learned: &Learned, answer: &Answer) -> String {
     let mut text = String::new();
@@ -64,7 +64,7 @@ pub fn yaml(learned: &Learned, answer: &Answer) -> String {
     text
 }
 
-/// Lines of a comment, as many as anybody reads.
+/// Writes comment lines, up to [`LINES`].
 fn list<T: ToString>(text: &mut String, title: &str, lines: impl Iterator<Item = T>) {
     let lines: Vec<T> = lines.collect();
     if lines.is_empty() {
@@ -156,11 +156,11 @@ fn ports(text: &mut String, ports: &Ports) {
     }
 }
 
-/// `matchLabels`, below `podSelector`.
+/// Writes `matchLabels` below `podSelector`.
 fn labels(text: &mut String, indent: usize, workload: &Workload) {
     let space = " ".repeat(indent);
     if workload.labels.is_empty() {
-        // The empty selector, on the line of its key.
+        // An empty selector stands on the line of its key.
         text.pop();
         text.push_str(" {}\n");
         return;
@@ -171,7 +171,7 @@ fn labels(text: &mut String, indent: usize, workload: &Workload) {
     }
 }
 
-/// What was seen of a peer.
+/// Describes the observations of a peer.
 fn seen(sightings: &Sightings) -> String {
     let Sightings { services, flows, last } = sightings;
     let mut text = match flows {
@@ -196,18 +196,18 @@ fn seen(sightings: &Sightings) -> String {
     text
 }
 
-/// `2026-11-23T10:00:00Z`
+/// Formats a time as `2026-11-23T10:00:00Z`.
 fn time(seconds: u64) -> String {
     let at = i64::try_from(seconds).ok().and_then(|at| Timestamp::from_second(at).ok());
     at.map_or_else(|| "an unknown time".to_owned(), |at| at.to_string())
 }
 
-/// Text within a line of a comment.
+/// Makes text printable for a comment line.
 fn comment(text: &str) -> String {
     printable(text).into_owned()
 }
 
-/// A string as a scalar: plain if it cannot be read as anything else.
+/// Returns a string as a YAML scalar: plain if YAML cannot read it as another type.
 fn scalar(text: &str) -> String {
     const WORDS: [&str; 9] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
     let is_plain = text.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -220,7 +220,7 @@ fn scalar(text: &str) -> String {
     }
 }
 
-/// Everything in one document: the policies as a List that can be applied is `policies`.
+/// Returns one JSON document; `policies` is a List for `kubectl apply`.
 #[must_use]
 pub fn json(learned: &Learned) -> Value {
     let named =

@@ -1,4 +1,4 @@
-//! The agents of a cluster, and what they answer.
+//! Agents of a cluster, and their answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,20 +20,20 @@ use crate::source::cluster::failure::Failure;
 use crate::source::cluster::{self, Lister};
 use crate::source::convert::Kind;
 
-/// Label of the agents' pods, as `deploy/base/daemonset.yaml` has it.
+/// Label of the agents' pods, as in `deploy/base/daemonset.yaml`.
 const LABEL: &str = "app.kubernetes.io/name=netpold";
-/// Agents that are asked at a time.
+/// Agents asked concurrently.
 const AT_ONCE: usize = 16;
-/// Pods a page.
+/// Pods per page.
 const PAGE: u32 = 500;
-/// A connection on which lines come whenever there are any may be silent for this long.
+/// Longest silence on a connection that carries lines as events occur.
 const LINES_SILENCE: Duration = Duration::from_hours(24);
-/// Lines of all nodes on their way that nobody has taken yet.
+/// Capacity of the channel for the lines of all nodes.
 const LINES: usize = 1024;
-/// Most agents whose lines are followed: each holds a connection.
+/// Most agents followed at once: each holds a connection.
 const FOLLOWED: usize = 1000;
 
-/// The agents' pods, by node.
+/// Agents' pods, by node.
 pub struct Agents {
     shared: Arc<Shared>,
     nodes: Vec<(String, Result<String, NodeError>)>,
@@ -45,27 +45,27 @@ struct Shared {
     server: String,
 }
 
-/// What the agents answer, by node.
+/// Answers of the agents, by node.
 #[derive(Debug)]
 pub struct Answers<T> {
-    /// Of the nodes that answer.
+    /// Answers by node.
     pub answers: Vec<(String, T)>,
-    /// Why the others do not.
+    /// Errors of the nodes that did not answer.
     pub failures: Vec<(String, NodeError)>,
 }
 
 impl<T> Answers<T> {
-    /// Why there is no answer, by node, for documents.
+    /// Returns the reason of each missing answer, by node, for JSON documents.
     #[must_use]
     pub fn unanswered(&self) -> BTreeMap<String, String> {
         self.failures.iter().map(|(node, error)| (node.clone(), error.to_string())).collect()
     }
 }
 
-/// Asks every agent, and says on standard error which ones do not answer.
+/// Asks every agent, and reports on standard error the ones that do not answer.
 ///
 /// # Errors
-/// As for [`Agents::find`].
+/// See [`Agents::find`].
 pub fn ask<T: DeserializeOwned>(cluster: &ClusterArgs, arguments: &[&str]) -> Result<Answers<T>> {
     let all = block_on(async {
         let agents = Agents::find(cluster).await?;
@@ -76,8 +76,8 @@ pub fn ask<T: DeserializeOwned>(cluster: &ClusterArgs, arguments: &[&str]) -> Re
 }
 
 impl Agents {
-    /// Finds them. Nodes without one are among them, as far as nodes may be listed; what may not be listed and which
-    /// node has two agents is said on standard error.
+    /// Finds the agents. Nodes without an agent are included if nodes may be listed. Standard error gets a report if
+    /// nodes may not be listed, or if a node has two agents.
     ///
     /// # Errors
     /// The cluster cannot be reached, the agents' pods may not be listed, or there are none.
@@ -110,7 +110,7 @@ impl Agents {
         Ok(Self { shared: Arc::new(shared), nodes: nodes.into_iter().collect() })
     }
 
-    /// Only those of these nodes.
+    /// Keeps only the agents of these nodes.
     #[must_use]
     pub fn of(mut self, nodes: &BTreeSet<String>) -> Self {
         let mut known: BTreeMap<_, _> = self.nodes.into_iter().collect();
@@ -121,7 +121,7 @@ impl Agents {
         self
     }
 
-    /// Runs `netpold ARGUMENTS --local` in every agent's pod: by node its standard output, or why there is none.
+    /// Runs `netpold ARGUMENTS --local` in every agent's pod. Returns its standard output by node, or the error.
     pub async fn run(&self, arguments: &[&str]) -> Vec<(String, Result<Vec<u8>, NodeError>)> {
         let asked = self.nodes.iter().map(|(node, pod)| async {
             let answer = match pod {
@@ -133,7 +133,7 @@ impl Agents {
         futures::stream::iter(asked).buffered(AT_ONCE).collect().await
     }
 
-    /// The same, as documents in JSON.
+    /// Runs the command as [`Agents::run`] does, and parses each output as JSON.
     pub async fn answers<T: DeserializeOwned>(&self, arguments: &[&str]) -> Answers<T> {
         let mut all = Answers { answers: Vec::new(), failures: Vec::new() };
         for (node, answer) in self.run(arguments).await {
@@ -149,8 +149,8 @@ impl Agents {
         all
     }
 
-    /// The same, line by line while it runs. Dropped, the commands' standard input ends, at which they must end (see
-    /// [`super::standard_input_ends`]).
+    /// Runs the command in every agent's pod and returns its output line by line. Dropping the stream closes the
+    /// commands' standard input, at which they must end (see [`super::standard_input_ends`]).
     pub fn stream(
         &self,
         arguments: &[&str],
@@ -170,7 +170,7 @@ impl Agents {
                     Err(error) => Err(error),
                 };
                 if let Err(error) = outcome {
-                    // Nobody listens any more: there is nothing to be said.
+                    // An error means that the receiver is gone.
                     let _ = lines.send((node, Err(error))).await;
                 }
             });
@@ -232,7 +232,7 @@ impl Shared {
     ) -> Result<(), NodeError> {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let target = self.target(pod);
-        // Never closed, so always given.
+        // The semaphore is never closed, so the permit is always granted.
         let turn = beginning.acquire().await;
         let started = target.start_lines(&arguments).await;
         drop(turn);
@@ -244,15 +244,15 @@ impl Shared {
     }
 }
 
-/// The name of a node that can have an agent.
+/// Returns the name of a node that can have an agent.
 fn linux_node(change: Change) -> Option<String> {
     let Change::Node(node) = change else { return None };
     let system = node.labels.get("kubernetes.io/os").map(String::as_str);
     system.is_none_or(|system| system == "linux").then(|| node.name.clone())
 }
 
-/// The pod to ask on each node: of several the one that is ready, or else runs, and was created last. During a
-/// rollout a node has two, of which one waits behind the other and is not ready.
+/// Chooses the pod to ask on each node: prefers a running pod, then a ready one, then one that is not terminating, then
+/// the newest. During a rollout a node has two: the waiting one is not ready.
 fn on_nodes(pods: Vec<Pod>) -> BTreeMap<String, Result<String, NodeError>> {
     let mut nodes: BTreeMap<String, Vec<Found>> = BTreeMap::new();
     for pod in pods {
@@ -278,14 +278,14 @@ fn on_nodes(pods: Vec<Pod>) -> BTreeMap<String, Result<String, NodeError>> {
     nodes.into_iter().filter_map(choose).collect()
 }
 
-/// A pod of an agent.
+/// Pod of an agent.
 struct Found {
     name: String,
     created: i64,
     terminating: bool,
-    /// The agent judges the node's packets, as far as the kubelet knows.
+    /// The kubelet reports the agent's container as ready: the agent judges the node's packets.
     ready: bool,
-    /// Why its container does not run.
+    /// Reason why the container does not run.
     trouble: Option<String>,
 }
 

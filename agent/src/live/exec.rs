@@ -1,4 +1,4 @@
-//! A command in a container, by the API server's `exec`.
+//! Commands in a container, by the API server's `exec`.
 
 use std::time::Duration;
 
@@ -13,45 +13,45 @@ use tokio::time::timeout;
 use super::NodeError;
 use crate::source::cluster::failure::Failure;
 
-/// The binary in the agent's image.
+/// Path of the binary in the agent's image.
 const BINARY: &str = "/netpold";
-/// The agent's container.
+/// Name of the agent's container.
 pub(super) const CONTAINER: &str = "netpold";
-/// How long a whole answer may take, and the beginning of one that comes in lines.
+/// Timeout of a whole answer, and of the start of an answer in lines.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Most bytes of an answer.
 const ANSWER_MAX: usize = 64 << 20;
-/// Most bytes of a line of an answer that comes in lines.
+/// Most bytes of a line of an answer in lines.
 const LINE_MAX: usize = 1 << 20;
-/// Most bytes of standard error that are kept.
+/// Most bytes kept of standard error.
 const ERROR_MAX: usize = 4096;
-/// Bytes on their way that nobody has read yet.
+/// Bytes of the buffer for standard output.
 const BUFFER: usize = 1 << 16;
 
-/// A container in which commands run.
+/// Container that runs commands.
 pub(super) struct Target<'t> {
     pub(super) pods: Api<Pod>,
     pub(super) namespace: &'t str,
     pub(super) pod: &'t str,
     pub(super) container: &'t str,
     pub(super) server: &'t str,
-    /// What for, as in "cannot ask the agent".
+    /// Purpose in error messages, as in "cannot ask the agent".
     pub(super) purpose: &'t str,
 }
 
-/// What asks an agent from inside its container.
+/// Builds the command line that asks an agent from inside its container.
 fn of_agent<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
     [&[BINARY], arguments, &["--local"]].concat()
 }
 
 impl Target<'_> {
-    /// What the container's agent answers.
+    /// Returns the answer of the container's agent.
     pub(super) async fn answer(&self, arguments: &[&str]) -> Result<Vec<u8>, NodeError> {
         self.output(&of_agent(arguments), ANSWER_MAX).await
     }
 
-    /// All that a command writes on standard output, unless that is longer. A command that fails and writes something
-    /// has answered.
+    /// Returns the whole standard output of a command, at most `most` bytes. A failed command counts as answered if it
+    /// wrote to standard output.
     pub(super) async fn output(&self, command: &[&str], most: usize) -> Result<Vec<u8>, NodeError> {
         let whole = async {
             let mut process = self.start(command, false).await?;
@@ -68,7 +68,7 @@ impl Target<'_> {
         timeout(PATIENCE, whole).await.unwrap_or(Err(NodeError::Silent(PATIENCE)))
     }
 
-    /// Asks the container's agent for lines.
+    /// Starts the container's agent for an answer in lines.
     pub(super) async fn start_lines(&self, arguments: &[&str]) -> Result<Lines, NodeError> {
         let command = of_agent(arguments);
         let started = timeout(PATIENCE, self.start(&command, true)).await;
@@ -97,18 +97,18 @@ impl Target<'_> {
     }
 }
 
-/// A command that writes lines.
+/// Running command that writes lines.
 pub(super) struct Lines(AttachedProcess);
 
 impl Lines {
-    /// Sends each line, with the node's name, until the command ends or nobody listens any more.
+    /// Sends each line, with the node's name, until the command ends or the receiver is dropped.
     pub(super) async fn send(
         mut self,
         node: &str,
         lines: &mpsc::Sender<(String, Result<String, NodeError>)>,
     ) -> Result<(), NodeError> {
         let status = self.0.take_status();
-        // Held open: its end tells the command to stop.
+        // Standard input stays open: its end makes the command exit.
         let _input = self.0.stdin();
         let output = self.0.stdout();
         let reading = async {
@@ -127,8 +127,8 @@ impl Lines {
     }
 }
 
-/// What is read of a command until it ends, and how it ends. The status comes before the ends of what is read, and if
-/// the connection breaks off there is no status: nothing else says so to the readers (kube 5.0).
+/// Reads the output of a command until the command ends, and returns output and status. The status arrives before the
+/// streams end. If the connection breaks off there is no status, and the streams report no error (kube 5.0).
 async fn to_the_end<T>(
     reading: impl Future<Output = Result<T, NodeError>>,
     status: Option<impl Future<Output = Option<Status>>>,
@@ -142,7 +142,7 @@ async fn to_the_end<T>(
     tokio::try_join!(reading, ending)
 }
 
-/// All of it, unless it is too long.
+/// Reads the whole stream; a stream of more than `most` bytes is an error.
 async fn bounded(
     stream: Option<impl AsyncRead + Unpin>,
     most: usize,
@@ -154,7 +154,7 @@ async fn bounded(
     if bytes.len() > most { Err(NodeError::TooLong(most)) } else { Ok(bytes) }
 }
 
-/// The first part; the rest is read and thrown away, so that the writer goes on.
+/// Reads the first [`ERROR_MAX`] bytes, and discards the rest so that the writer does not block.
 async fn beginning(stream: Option<impl AsyncRead + Unpin>) -> Result<Vec<u8>, NodeError> {
     let (mut kept, mut chunk) = (Vec::new(), [0; 1024]);
     let Some(mut stream) = stream else { return Ok(kept) };
@@ -184,7 +184,7 @@ async fn next_line(stream: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<St
     Ok(Some(String::from_utf8_lossy(&line).into_owned()))
 }
 
-/// How a command ended, as the kubelet says it (`metav1.Status` on the channel for errors).
+/// Parses the end of a command from the kubelet's `metav1.Status` on the error channel.
 fn outcome(status: Status, error: &[u8]) -> Result<(), NodeError> {
     if status.status.as_deref() == Some("Success") {
         return Ok(());

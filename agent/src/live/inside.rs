@@ -1,4 +1,4 @@
-//! Commands in the containers of workloads. The user's own right to `exec` decides, and no agent takes part.
+//! Commands in the containers of workloads. They need the user's own right to `exec`; no agent takes part.
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
@@ -10,22 +10,22 @@ use super::{ClusterArgs, NodeError, SILENCE};
 use crate::source::cluster::Lister;
 use crate::source::cluster::failure::Failure;
 
-/// Most bytes of what a command says.
+/// Most bytes of a command's output.
 const OUTPUT_MAX: usize = 1 << 16;
-/// Exit statuses of a runtime that cannot start a program.
+/// Exit statuses with which a container runtime reports a program that it cannot start.
 const NOT_STARTED: [i32; 2] = [126, 127];
 
-/// The containers of a cluster.
+/// Access to the containers of a cluster.
 pub struct Inside {
     lister: Lister,
 }
 
-/// Why a command did not run, or did not end well.
+/// Reason why a command did not run, or failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotRun {
     /// The container has no such program.
     NoProgram,
-    /// Anything else, in words.
+    /// Any other reason, as text.
     Otherwise(String),
 }
 
@@ -33,15 +33,15 @@ impl Inside {
     /// Connects to the API server.
     ///
     /// # Errors
-    /// There is no cluster to connect to, or not with these credentials.
+    /// There is no cluster to connect to, or the credentials are not accepted.
     pub async fn open(args: &ClusterArgs) -> Result<Self> {
         Ok(Self { lister: Lister::open(args.access(SILENCE)).await? })
     }
 
-    /// The names of a pod's containers that run now, those for debugging included.
+    /// Returns the names of a pod's running containers, ephemeral ones included.
     ///
     /// # Errors
-    /// The pod cannot be read; in words.
+    /// The pod cannot be read; the error is text.
     pub async fn running(&self, pod: &Key) -> Result<Vec<String>, String> {
         let pods = Api::<Pod>::namespaced(self.lister.client(), &pod.namespace);
         let read = pods.get(&pod.name).await;
@@ -53,10 +53,10 @@ impl Inside {
         Ok(all.flatten().filter(runs).map(|container| container.name).collect())
     }
 
-    /// What a command in a container says on standard output.
+    /// Returns the standard output of a command in a container.
     ///
     /// # Errors
-    /// It did not run or failed, see [`NotRun`].
+    /// The command did not run or failed, see [`NotRun`].
     pub async fn output(
         &self,
         pod: &Key,
@@ -97,7 +97,7 @@ fn not_run(error: NodeError) -> NotRun {
     }
 }
 
-/// As runc and crun say it, through containerd, CRI-O or Docker.
+/// Returns whether an error text of runc or crun, through containerd, CRI-O or Docker, is about a missing program.
 fn names_no_program(text: &str) -> bool {
     ["executable file not found", "no such file or directory", "No such file or directory"]
         .iter()

@@ -13,10 +13,10 @@ use serde::de::DeserializeOwned;
 use super::{ClusterArgs, SILENCE};
 use crate::source::cluster;
 
-/// Most names of a list.
+/// Most names per list.
 const PAGE: u32 = 500;
 
-/// Kinds whose names are asked for.
+/// Kinds of objects to list by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Pods.
@@ -25,24 +25,24 @@ pub enum Kind {
     Service,
 }
 
-/// Whom to ask for names. What cannot be listed has none.
+/// Source of names. Objects that cannot be listed yield no names.
 pub struct Names {
     client: Client,
     namespace: String,
 }
 
 impl Names {
-    /// Connects to the API server; `namespace` is the context's where it is absent.
+    /// Connects to the API server; an absent `namespace` is the context's.
     ///
     /// # Errors
-    /// There is no cluster to connect to, or not with these credentials.
+    /// There is no cluster to connect to, or the credentials are not accepted.
     pub async fn open(args: &ClusterArgs, namespace: Option<&str>) -> Result<Self> {
         let client = cluster::client(&args.access(SILENCE)).await?;
         let namespace = namespace.unwrap_or_else(|| client.default_namespace()).to_owned();
         Ok(Self { client, namespace })
     }
 
-    /// The contexts of the kubeconfig.
+    /// Returns the contexts of the kubeconfig.
     #[must_use]
     pub fn contexts(args: &ClusterArgs) -> Vec<String> {
         let read = match &args.kubeconfig {
@@ -53,7 +53,7 @@ impl Names {
         contexts.into_iter().map(|context| context.name).collect()
     }
 
-    /// The namespaces; where they may not be listed, the one that is meant without a name.
+    /// Returns all namespaces; if they may not be listed, only the namespace of [`Names::open`].
     pub async fn namespaces(&self) -> Vec<String> {
         match list(&Api::<Namespace>::all(self.client.clone())).await {
             names if names.is_empty() => vec![self.namespace.clone()],
@@ -61,7 +61,7 @@ impl Names {
         }
     }
 
-    /// The objects of a namespace, or of the one that is meant without a name.
+    /// Returns the objects of a kind in a namespace; the default is the namespace of [`Names::open`].
     pub async fn of(&self, kind: Kind, namespace: Option<&str>) -> Vec<String> {
         let namespace = namespace.unwrap_or(&self.namespace);
         match kind {
@@ -82,7 +82,7 @@ async fn list<K: Clone + Debug + DeserializeOwned>(api: &Api<K>) -> Vec<String> 
     let listed = api.list_metadata(&ListParams::default().limit(PAGE)).await;
     let items = listed.map(|list| list.items).unwrap_or_default();
     let names = items.into_iter().filter_map(|item: PartialObjectMeta<K>| item.metadata.name);
-    // As the API has names: nothing in them means anything to a shell.
+    // Characters that Kubernetes allows in names; none of them is special to a shell.
     let is_name = |name: &String| {
         name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte))
     };

@@ -1,4 +1,4 @@
-//! Why a node's agent gives no answer.
+//! Reasons why a node's agent gives no answer.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,52 +7,52 @@ use thiserror::Error;
 
 use crate::printable::{cut, printable};
 
-/// Most nodes that are named for one reason.
+/// Most nodes named per reason.
 const NAMED: usize = 20;
-/// Longest reason that is shown, in bytes.
+/// Longest shown reason, in bytes.
 const REASON_MAX: usize = 1024;
 
-/// Why a node's agent gives no answer.
+/// Reason why a node's agent gives no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NodeError {
-    /// The node has no pod of an agent.
+    /// The node has no agent's pod.
     #[error(
         "there is no agent: `kubectl -n {namespace} describe ds netpold` says why no pod is made there"
     )]
     NoAgent {
-        /// Where agents are looked for.
+        /// Namespace that was searched.
         namespace: String,
     },
     /// The agent's container does not run.
     #[error("the agent does not run: {why}")]
     NotRunning {
-        /// In the API's words.
+        /// Reason as the API reports it.
         why: String,
     },
-    /// RBAC does not allow it.
+    /// RBAC forbids the exec.
     #[error(
         "not allowed: {words}; the verbs get and create of pods/exec in namespace {namespace} are needed \
          (deploy/access.yaml)"
     )]
     Forbidden {
-        /// Of the API server.
+        /// Message of the API server.
         words: String,
-        /// Where the agents' pods are.
+        /// Namespace of the agents' pods.
         namespace: String,
     },
-    /// The API server or the kubelet does not carry it out.
+    /// The API server or the kubelet does not run the command.
     #[error("{words}")]
     Refused {
-        /// What was tried, and what the server says.
+        /// Attempted action, and the server's message.
         words: String,
     },
-    /// Nothing came in time.
+    /// No answer within the timeout.
     #[error("no answer within {} s", .0.as_secs())]
     Silent(Duration),
-    /// More came than is taken.
+    /// The answer exceeds the limit.
     #[error("the answer is longer than {0} bytes")]
     TooLong(usize),
-    /// Its lines are not followed.
+    /// More agents than the limit of followed ones.
     #[error("no more than {0} agents are followed at once")]
     TooMany(usize),
     /// The connection ended before the command did.
@@ -61,17 +61,17 @@ pub enum NodeError {
     /// The command failed.
     #[error("the command failed{}: {text}", .code.map(|code| format!(" with status {code}")).unwrap_or_default())]
     Failed {
-        /// Its exit status, where it ran.
+        /// Exit status, if the command ran.
         code: Option<i32>,
-        /// What it wrote on standard error, the beginning.
+        /// Beginning of standard error.
         text: String,
     },
-    /// The answer is not what was asked for.
+    /// The answer cannot be parsed.
     #[error("its answer is not understood; is the agent of another version? {0}")]
     NotUnderstood(String),
 }
 
-/// Says on standard error which nodes gave no answer, those of one reason together.
+/// Reports on standard error the nodes that gave no answer, grouped by reason.
 pub fn report(failures: &[(String, NodeError)]) {
     let mut reasons: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (node, error) in failures {

@@ -1,4 +1,4 @@
-//! The objects of a cluster, listed once, as far as RBAC lets the user see them.
+//! One-time list of a cluster's objects, as far as RBAC allows.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::source::cluster::failure::Failure;
 use crate::source::cluster::{Listed, Lister, default_namespace};
 use crate::source::convert::{DEFAULT_NAMESPACE, Kind};
 
-/// All kinds, in the order in which they are listed: pods last, so that no policy is older than a pod it is about.
+/// All kinds, in list order: policies come after pods, so that no policy is older than the pods it selects.
 const KINDS: [Kind; 7] = [
     Kind::Namespace,
     Kind::Node,
@@ -23,11 +23,11 @@ const KINDS: [Kind; 7] = [
     Kind::ClusterNetworkPolicy,
 ];
 
-/// The objects of a directory or of standard input, or where there is none and a cluster is meant, of that one. Pod
-/// templates stand in for pods that are not there.
+/// Returns the objects of a directory or of standard input, or else of the selected cluster. Pod templates stand in for
+/// pods that do not exist.
 ///
 /// # Errors
-/// Neither is named, or it cannot be read, see [`objects`] and [`offline::read_directory`].
+/// Neither source is given, or it cannot be read, see [`objects`] and [`offline::read_directory`].
 pub fn manifests_or_objects(
     manifests: Option<&Path>,
     cluster: &ClusterArgs,
@@ -36,7 +36,7 @@ pub fn manifests_or_objects(
     all_objects(manifests, cluster, namespace).map(offline::stand_in)
 }
 
-/// The same, with what every pod template would make, as [`offline::stand_in`] takes them.
+/// Returns these objects together with the pods of all pod templates, the input of [`offline::stand_in`].
 ///
 /// # Errors
 /// As [`manifests_or_objects`].
@@ -55,10 +55,10 @@ pub fn all_objects(
     }
 }
 
-/// The namespace of what names none: the given one, or that of a cluster's context, or `default`.
+/// Returns the default namespace: the given one, else that of the cluster's context, else `default`.
 ///
 /// # Errors
-/// It cannot be a namespace's name, or the kubeconfig cannot be read.
+/// The name is not a valid namespace name, or the kubeconfig cannot be read.
 pub fn namespace(
     manifests: Option<&Path>,
     cluster: &ClusterArgs,
@@ -75,8 +75,8 @@ pub fn namespace(
     Ok(name)
 }
 
-/// The objects of a cluster. Where RBAC forbids to list a kind in all namespaces, those of one namespace are taken: the
-/// given one, or the context's. What is not known and what follows from that is said on standard error.
+/// Returns the objects of a cluster. A kind that RBAC forbids to list in all namespaces is listed in one namespace: the
+/// given one, or the context's. Standard error gets a report of unknown objects and the effects.
 ///
 /// # Errors
 /// The cluster cannot be reached, or not even the pods and NetworkPolicies of one namespace may be listed.
@@ -99,7 +99,7 @@ pub async fn objects(args: &ClusterArgs, namespace: Option<&str>) -> Result<Vec<
     Ok(objects)
 }
 
-/// It becomes a part of a path: a name and nothing else.
+/// Checks that the name is a DNS label: it becomes part of a URL path.
 fn check_namespace(name: &str) -> Result<()> {
     let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if name.is_empty() || name.len() > 63 || !name.chars().all(inner) {
@@ -108,13 +108,13 @@ fn check_namespace(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What was seen so far.
+/// Objects and warnings collected so far.
 struct Seen {
     lister: Lister,
-    /// The one whose objects are taken where those of all may not be listed.
+    /// Namespace to list where all namespaces may not be listed.
     namespace: String,
     objects: Vec<Change>,
-    /// Kinds of which only those of the namespace are known.
+    /// Kinds listed in this namespace only.
     partly: Vec<String>,
     warnings: Vec<String>,
 }
@@ -178,7 +178,7 @@ impl Seen {
     }
 }
 
-/// How answers suffer where nothing of a kind may be read; `None`: there are none then.
+/// Returns the effect on answers if objects of a kind cannot be read; `None` if no answer is possible.
 const fn effect(kind: Kind) -> Option<&'static str> {
     match kind {
         Kind::Pod | Kind::NetworkPolicy => None,

@@ -1,4 +1,4 @@
-//! Lists as the API server writes them, page by page.
+//! Lists of the API server as raw JSON, page by page.
 
 use anyhow::{Result, anyhow};
 use kube::api::ListParams;
@@ -9,13 +9,13 @@ use crate::printable::printable;
 use crate::source::cluster::Lister;
 use crate::source::cluster::failure::Failure;
 
-/// Objects a page, as kubectl and client-go ask for.
+/// Objects per page, as kubectl and client-go request.
 const PAGE: u32 = 500;
 
-/// Shows the pages of a list, such as `/api/v1/pods`; `page` gives the token of the next one.
+/// Reads a list, such as `/api/v1/pods`, page by page; `page` takes the JSON and returns the next page's token.
 ///
 /// # Errors
-/// The cluster cannot be reached, the list may not be read, or a page is not understood.
+/// The cluster cannot be reached, the list may not be read, or a page cannot be parsed.
 pub async fn pages(
     args: &ClusterArgs,
     path: &str,

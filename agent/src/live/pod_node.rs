@@ -1,4 +1,4 @@
-//! On which node a pod is.
+//! Node of a pod.
 
 use anyhow::{Result, anyhow, bail};
 use k8s_openapi::api::core::v1::Pod;
@@ -10,10 +10,10 @@ use crate::printable::printable;
 use crate::source::cluster::Lister;
 use crate::source::cluster::failure::Failure;
 
-/// The node of a pod.
+/// Returns the name of a pod's node.
 ///
 /// # Errors
-/// The cluster cannot be reached, the pod may not be read, there is none, or it is not scheduled yet.
+/// The cluster cannot be reached, the pod may not be read, does not exist, or is not scheduled yet.
 pub async fn node_of(args: &ClusterArgs, pod: &Key) -> Result<String> {
     let lister = Lister::open(args.access(SILENCE)).await?;
     let api = Api::<Pod>::namespaced(lister.client(), &pod.namespace);

@@ -1,4 +1,4 @@
-//! Waiting, in commands that answer and end.
+//! Async runtime of commands that answer and exit.
 
 use std::future::Future;
 use std::io;
@@ -6,10 +6,10 @@ use std::io;
 use anyhow::{Context, Result};
 use tokio::sync::oneshot;
 
-/// Runs a future to its end.
+/// Runs a future to completion.
 ///
 /// # Errors
-/// Of the future, or the process has no more file descriptors or threads.
+/// The future's error, or the process has no more file descriptors or threads.
 pub fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -18,21 +18,21 @@ pub fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
     runtime.block_on(future)
 }
 
-/// Waits until standard input ends. A command that goes on until it is told to stop must stop then if it has
-/// `--local`: nobody signals a process in an agent's pod, but the end of the connection ends its standard input.
+/// Waits for the end of standard input. A long-running command with `--local` must exit then: processes in an agent's
+/// pod receive no signal, but a closed connection ends their standard input.
 ///
 /// # Errors
 /// There are no more threads.
 pub async fn standard_input_ends() -> Result<()> {
     let (sender, ended) = oneshot::channel();
-    // A thread of its own, which blocks: nobody waits for it.
+    // The read blocks its own thread, which is never joined.
     let thread = std::thread::Builder::new().name("standard-input".into());
     let read = move || {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         let _ = sender.send(());
     };
     thread.spawn(read).context("cannot read standard input")?;
-    // It ends either way.
+    // A dropped sender means the end, too.
     let _ = ended.await;
     Ok(())
 }

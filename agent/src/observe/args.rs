@@ -22,53 +22,53 @@ pub struct ObserveArgs {
     /// Control socket of the agent
     #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
     pub socket: PathBuf,
-    /// Go on with what happens, until interrupted
+    /// Continue with new events, until interrupted
     #[arg(short, long, env = "NETPOLD_FOLLOW")]
     pub follow: bool,
-    /// Begin with what the agent keeps of that time, as in 1h, 30m or 60s [default: all that it keeps, or
-    /// nothing with --follow]
+    /// Start with the kept events of this time, as in 1h, 30m or 60s [default: all kept events, or
+    /// none with --follow]
     #[arg(long, value_name = "TIME", env = "NETPOLD_SINCE", value_parser = time)]
     pub since: Option<Duration>,
-    /// What to observe.
+    /// Events to observe.
     #[command(flatten)]
     pub filter: FilterArgs,
-    /// Which cluster.
+    /// Cluster to ask.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Format: lines for people, or a JSON object a line
+    /// Format: text lines, or one JSON object per line
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: Output,
 }
 
-/// Flags that say what to observe; all that are given must match.
+/// Filter flags; an event must match all of them.
 #[derive(Clone, Debug, Args)]
 pub struct FilterArgs {
-    /// Only pods of that namespace
+    /// Show only pods of this namespace
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
-    /// Only that pod: its name or namespace/name, in which `*` stands for any characters
+    /// Show only this pod: a name or namespace/name, in which `*` stands for any characters
     #[arg(long, value_name = "POD", env = "NETPOLD_POD")]
     pub pod: Option<Name>,
-    /// Only with that other side: a pod as with --pod, svc/namespace/name, node/name, outside, an address or
-    /// a block
+    /// Show only this remote side: a pod as with --pod, svc/namespace/name, node/name, outside, an address or
+    /// a CIDR
     #[arg(long, value_name = "WHO", env = "NETPOLD_PEER")]
     pub peer: Option<Peer>,
-    /// Only that direction, as the pod sees it: ingress or egress
+    /// Show only this direction from the pod's view: ingress or egress
     #[arg(long, value_name = "DIRECTION", env = "NETPOLD_DIRECTION", value_parser = direction)]
     pub direction: Option<Direction>,
-    /// Verdicts to show, with commas between them [default: deny,audit]
+    /// Verdicts to show, comma-separated [default: deny,audit]
     #[arg(long, value_name = "VERDICT", env = "NETPOLD_VERDICT", value_delimiter = ',')]
     pub verdict: Vec<Outcome>,
-    /// Show new flows that passed, too (--verdict allow)
+    /// Also show new flows that passed (--verdict allow)
     #[arg(long, env = "NETPOLD_NEW_FLOWS")]
     pub new_flows: bool,
-    /// Only these destination ports, with commas between them
+    /// Show only these destination ports, comma-separated
     #[arg(long, value_name = "PORT", env = "NETPOLD_PORT", value_delimiter = ',')]
     pub port: Vec<u16>,
-    /// Only that protocol: TCP, UDP, SCTP, ICMP (and ICMPv6) or an IP protocol number
+    /// Show only this protocol: TCP, UDP, SCTP, ICMP (and ICMPv6) or an IP protocol number
     #[arg(long, value_name = "PROTOCOL", env = "NETPOLD_PROTOCOL")]
     pub protocol: Option<IpProtocol>,
-    /// Only these reasons, as in the metrics, with commas between them
+    /// Show only these reasons, as in the metrics, comma-separated
     #[arg(long, value_name = "REASON", env = "NETPOLD_REASON", value_delimiter = ',')]
     pub reason: Vec<String>,
 }
@@ -79,10 +79,10 @@ fn direction(text: &str) -> Result<Direction, String> {
 }
 
 impl FilterArgs {
-    /// The filter.
+    /// Builds the filter.
     ///
     /// # Errors
-    /// There is no such reason.
+    /// A reason is unknown.
     pub fn filter(&self) -> Result<Filter> {
         let drops = Reason::ALL.into_iter().filter(|reason| reason.is_drop());
         let all = drops.chain([Reason::Allowed, Reason::Node]).map(Reason::as_str);
@@ -111,7 +111,7 @@ impl FilterArgs {
 }
 
 impl Request {
-    /// The command that an agent's pod runs for it.
+    /// Returns the command line for an agent's pod.
     #[must_use]
     pub fn arguments(&self) -> Vec<String> {
         let Filter { verdicts, namespace, pod, peer, direction, ports, protocol, reasons } =
@@ -119,7 +119,7 @@ impl Request {
         let verdict =
             |it: &Outcome| it.to_possible_value().map(|value| value.get_name().to_owned());
         let join = |list: Vec<String>| (!list.is_empty()).then(|| list.join(","));
-        // Of less than a second, the whole second.
+        // Milliseconds round up to whole seconds.
         let seconds = |millis: u64| format!("{}s", millis.div_ceil(1000));
         let flags = [
             ("--verdict", join(verdicts.iter().filter_map(verdict).collect())),
@@ -140,10 +140,10 @@ impl Request {
 }
 
 impl ObserveArgs {
-    /// The request.
+    /// Builds the request.
     ///
     /// # Errors
-    /// As of [`FilterArgs::filter`].
+    /// See [`FilterArgs::filter`].
     pub fn request(&self) -> Result<Request> {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let all = (!self.follow).then_some(u64::MAX);

@@ -1,5 +1,5 @@
-//! Which policy and rule decided, within a budget of time: an explanation is a walk over policies, and a flood
-//! makes many.
+//! Attribution of events to policies and rules, within a time budget: an explanation walks over policies, and a flood
+//! needs many.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,52 +16,52 @@ use netpold_ebpf::reason::Reason;
 use crate::events::{DropKey, Outcome, Seen};
 use crate::printable::cut;
 
-/// What explaining may take of each second; of that, what a pod's events may.
+/// Time for explanations per second, and the share of one pod's events.
 const BUDGET: Duration = Duration::from_millis(20);
 const SHARE: Duration = Duration::from_millis(10);
-/// The same once it is used up, for the first event of pods of which none was explained in that second: a flood
-/// leaves the others their reasons.
+/// Additional time per second for the first event of each pod without an explanation in that second: a flood does not
+/// take the reasons of other pods' events.
 const RESERVE: Duration = Duration::from_millis(10);
-/// Explanations that are remembered; then all are made anew.
+/// Most cached explanations; beyond, the cache is cleared.
 const REMEMBERED: usize = 4096;
-/// Policies that an event names.
+/// Most policies named per event.
 const NAMED: usize = 8;
 /// Longest line of an explanation, in bytes.
 const LINE: usize = 512;
 /// Longest explanation, in lines.
 const LINES: usize = 24;
-/// First line where policy has another verdict now.
+/// First line if the current policies have another verdict.
 const CHANGED: &str = "policies have changed since; now:";
 
-/// The attribution of an event.
+/// Attribution of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attributed {
-    /// Policy and rule are known, as far as they decided.
+    /// Policy and rule, as far as they decided.
     Known(Arc<Attribution>),
-    /// It would take too long now.
+    /// Not explained: the budget is used up.
     Omitted,
 }
 
-/// Explanations for all watchers.
+/// Cache of explanations for all watchers.
 #[derive(Debug, Default)]
 pub struct Attributions {
-    /// Number of the cluster's state that they are of.
+    /// Number of the cluster's state that the explanations belong to.
     state: Option<(u64, u64)>,
     known: HashMap<DropKey, Arc<Attribution>>,
     budget: Budget,
 }
 
-/// What explaining has taken of a second.
+/// Time spent on explanations in the current second.
 #[derive(Debug, Default)]
 struct Budget {
     since: Option<Instant>,
     spent: Duration,
-    /// By endpoint.
+    /// Time by endpoint.
     shares: HashMap<u32, Duration>,
 }
 
 impl Budget {
-    /// Whether an event of an endpoint may be explained now.
+    /// Returns whether an event of an endpoint may be explained now.
     fn allows(&mut self, endpoint: u32, now: Instant) -> bool {
         if self.since.is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1)) {
             *self = Self { since: Some(now), ..Self::default() };
@@ -79,7 +79,7 @@ impl Budget {
 }
 
 impl Attributions {
-    /// Forgets what is known if the cluster's state is another.
+    /// Clears the cache if the cluster's state has changed or the cache is full.
     pub fn follow(&mut self, state: (u64, u64)) {
         if self.state != Some(state) || self.known.len() >= REMEMBERED {
             self.known.clear();

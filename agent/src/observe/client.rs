@@ -1,4 +1,4 @@
-//! The command's side: asks the agent, or all agents of a cluster, and shows what comes.
+//! Client side: asks the agent, or all agents of a cluster, and prints the stream.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::Shutdown;
@@ -19,12 +19,12 @@ use crate::live::{self, ALL, Agents, SOME};
 use crate::output::{Output, is_read};
 use crate::socket;
 
-/// Events of a cluster that are put in order at a time.
+/// Most events of a cluster sorted at once.
 const ORDERED: usize = 50_000;
-/// Shows what happens on this node or in a cluster, as text or JSON lines. Returns the exit status.
+/// Prints the events of this node or of a cluster, as text or JSON lines. Returns the exit status.
 ///
 /// # Errors
-/// No agent answers, or it ends before all is said.
+/// No agent answers, or an agent ends a stream early.
 pub fn run(args: &ObserveArgs) -> Result<u8> {
     let request = args.request()?;
     if args.cluster.is_meant() {
@@ -46,7 +46,7 @@ pub fn run(args: &ObserveArgs) -> Result<u8> {
     Ok(ALL)
 }
 
-/// As agents send it, or in the order of time if it ends.
+/// Prints the events of a cluster: in the order of arrival with `follow`, else by time.
 async fn of_cluster(args: &ObserveArgs, request: &Request) -> Result<u8> {
     let agents = Agents::find(&args.cluster).await?;
     let arguments = request.arguments();
@@ -65,7 +65,7 @@ async fn of_cluster(args: &ObserveArgs, request: &Request) -> Result<u8> {
             }
             Ok(line) => kept.push((time(&understood(&line)?), line)),
             Err(error) => {
-                // Told at once: the others may go on for hours.
+                // Reported at once: the other streams may last for hours.
                 let failure = [(node, error)];
                 live::report(&failure);
                 failures.extend(failure);
@@ -81,7 +81,7 @@ async fn of_cluster(args: &ObserveArgs, request: &Request) -> Result<u8> {
     Ok(if failures.is_empty() { ALL } else { SOME })
 }
 
-/// What lines are in the order of; what was lost comes last.
+/// Returns the sort key of a line; lines about lost events come last.
 fn time(line: &Line) -> (bool, String) {
     match line {
         Line::Event(event) => (false, event.time.clone()),
@@ -89,7 +89,7 @@ fn time(line: &Line) -> (bool, String) {
     }
 }
 
-/// Shows a line; whether the reader is still there.
+/// Prints a line. Returns whether the reader is still there.
 fn show(line: &str, output: Output) -> Result<bool> {
     let shown = match output {
         Output::Json => line.to_owned(),
@@ -99,10 +99,10 @@ fn show(line: &str, output: Output) -> Result<bool> {
     Ok(is_read(writeln!(stdout, "{shown}").and_then(|()| stdout.flush()))?)
 }
 
-/// A line of the stream.
+/// Parses a line of the stream.
 ///
 /// # Errors
-/// It is none, as of another version's agent, or the agent refuses.
+/// The line has another format, as of another version's agent, or is a refusal.
 pub fn understood(line: &str) -> Result<Line> {
     #[derive(Deserialize)]
     struct Refusal {
@@ -116,14 +116,14 @@ pub fn understood(line: &str) -> Result<Line> {
     })
 }
 
-/// The lines of a stream.
+/// Lines of a stream.
 #[derive(Debug)]
 pub struct Lines {
     reader: BufReader<UnixStream>,
 }
 
 impl Lines {
-    /// Asks an agent, and waits until it has begun.
+    /// Asks an agent, and waits for the start of the stream.
     ///
     /// # Errors
     /// No agent answers.
@@ -137,13 +137,13 @@ impl Lines {
         if !first.trim().is_empty() {
             understood(&first)?;
         }
-        // From here on it speaks when something happens.
+        // After the first line, the agent sends only when events occur.
         reader.get_ref().set_read_timeout(None)?;
         Ok(Self { reader })
     }
 
-    /// Ends the stream when standard input ends: nobody signals a process in a pod, and a lost connection ends
-    /// only that.
+    /// Ends the stream when standard input ends: processes in a pod receive no signal, and a lost connection only
+    /// closes their standard input.
     ///
     /// # Errors
     /// The connection cannot be shared.
@@ -156,10 +156,10 @@ impl Lines {
         Ok(())
     }
 
-    /// The next line; none: the agent has ended the stream.
+    /// Returns the next line; `None` if the agent has ended the stream.
     ///
     /// # Errors
-    /// The connection is broken.
+    /// The connection failed.
     pub fn read(&mut self) -> io::Result<Option<String>> {
         let mut line = String::new();
         let length = self.reader.read_line(&mut line)?;

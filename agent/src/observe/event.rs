@@ -1,4 +1,4 @@
-//! What a watcher is sent.
+//! Wire types of the stream to a watcher.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,86 +11,85 @@ use serde::{Deserialize, Serialize};
 
 use crate::events::{Lost, Outcome};
 
-/// A line of the stream.
+/// Line of the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Line {
-    /// Something happened.
+    /// Observed event.
     Event(Box<Event>),
-    /// Something was not seen.
+    /// Lost events.
     Lost {
         /// Name of the node.
         node: String,
-        /// What, since the last such line.
+        /// Numbers of lost events since the last such line.
         #[serde(flatten)]
         lost: Lost,
     },
 }
 
-/// A dropped packet, or a flow.
+/// Dropped packet, or flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// When the agent read it, in RFC 3339 with milliseconds, UTC.
+    /// Time at which the agent read the event, in RFC 3339 with milliseconds, UTC.
     pub time: String,
     /// Name of the node.
     pub node: String,
-    /// Whether it passed.
+    /// Verdict.
     pub verdict: Outcome,
-    /// Why it was dropped, as in the metrics; `audit`; `allowed`, or `node` if the node itself began the flow.
+    /// Reason: of a drop as in the metrics; `audit`; `allowed`, or `node` if the node itself began the flow.
     pub reason: String,
-    /// As the pod sees it.
+    /// Direction from the pod's view.
     pub direction: Direction,
-    /// Whose packet it is; none if the pod is gone.
+    /// Pod; absent if it is deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<Key>,
-    /// The host's side of its veth, of a drop.
+    /// Host side of the pod's veth, for a drop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// The pod's address in the packet; none if that was not understood so far.
+    /// Address of the pod in the packet; absent if the packet was not parsed that far.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<IpAddr>,
-    /// The pod's port; 0 where the protocol has none.
+    /// Port of the pod; 0 where the protocol has none.
     pub local_port: u16,
-    /// Whose the other side's address is.
+    /// Owner of the remote address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<Whose>,
-    /// The other side's address.
+    /// Remote address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<IpAddr>,
-    /// The other side's port; 0 where the protocol has none.
+    /// Remote port; 0 where the protocol has none.
     pub remote_port: u16,
     /// IP protocol.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<IpProtocol>,
-    /// Destination port, of the side that began; none where the protocol has none.
+    /// Destination port, seen from the initiator; absent where the protocol has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
-    /// Which policy and rule, as `explain` says.
+    /// Policy and rule, as `explain` reports them.
     #[serde(flatten)]
     pub attribution: Attribution,
 }
 
-/// Which policies and rules decided, by the cluster as it is when the line is read.
+/// Policies and rules that decided, by the state of the cluster at the time of reading.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Attribution {
-    /// Of a denial, the policies that isolate the pod, or the ClusterNetworkPolicy that denies; of an audited
-    /// flow, those on trial that would deny it; of an allowed one, the one that allows it. The first ones by
-    /// name.
+    /// For a denial, the policies that isolate the pod, or the ClusterNetworkPolicy that denies; for an audited flow,
+    /// the audited policies that would deny it; for an allowed flow, the policy that allows it. The first ones by name.
     pub policies: Vec<PolicyName>,
-    /// How many more there are.
+    /// Number of further policies.
     #[serde(skip_serializing_if = "is_zero")]
     pub more_policies: usize,
-    /// The rule that allows it, or that denies it in a ClusterNetworkPolicy.
+    /// Rule that allows the packet, or rule of a ClusterNetworkPolicy that denies it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<RuleName>,
-    /// If no rule allows it: the one that came nearest.
+    /// Rule that comes nearest, if no rule allows the packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nearest: Option<RuleName>,
-    /// What that lacked.
+    /// Conditions that the nearest rule lacks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lacks: Vec<String>,
-    /// The lines of `netpold explain` about it.
+    /// Lines of `netpold explain` for the packet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub explanation: Vec<String>,
 }
@@ -100,32 +99,32 @@ fn is_zero(count: &usize) -> bool {
     *count == 0
 }
 
-/// A policy by name.
+/// Name of a policy.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PolicyName {
     /// `NetworkPolicy` or `ClusterNetworkPolicy`.
     pub kind: String,
-    /// None of a ClusterNetworkPolicy.
+    /// Namespace; empty for a ClusterNetworkPolicy.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub namespace: String,
     /// `metadata.name`
     pub name: String,
 }
 
-/// A rule of a policy.
+/// Rule of a policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleName {
-    /// The policy.
+    /// Policy of the rule.
     #[serde(flatten)]
     pub policy: PolicyName,
     /// Index in `spec.ingress` or `spec.egress`, from 0.
     pub index: usize,
-    /// What it matches, as `TCP 80 from pods app=web of namespace shop`.
+    /// Match of the rule, such as `TCP 80 from pods app=web of namespace shop`.
     pub matches: String,
 }
 
 impl PolicyName {
-    /// By key; that of a ClusterNetworkPolicy has no namespace.
+    /// Creates a name from a key; the key of a ClusterNetworkPolicy has no namespace.
     #[must_use]
     pub fn new(key: &Key) -> Self {
         let kind = if key.namespace.is_empty() { "ClusterNetworkPolicy" } else { "NetworkPolicy" };
@@ -138,7 +137,7 @@ impl PolicyName {
     }
 }
 
-/// `shop/web`, or `ClusterNetworkPolicy web`.
+/// Formats as `shop/web`, or `ClusterNetworkPolicy web`.
 impl fmt::Display for PolicyName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.namespace.as_str() {

@@ -1,4 +1,4 @@
-//! What a watcher wants to see.
+//! Filter of a watcher.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -13,46 +13,46 @@ use crate::arguments::block;
 use crate::events::{Outcome, Seen};
 use crate::pattern::matches;
 
-/// Stars in a pattern: each makes comparing a name longer.
+/// Most stars in a pattern: each makes the comparison slower.
 const STARS: usize = 2;
 
-/// A watcher's request.
+/// Request of a watcher.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Begin with what is kept of so many milliseconds; none: with what happens from now on.
+    /// Age in milliseconds of the first kept events to send; absent: only new events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
-    /// Go on with what happens.
+    /// Whether new events follow.
     #[serde(default)]
     pub follow: bool,
-    /// Of what.
+    /// Filter of the events.
     #[serde(default)]
     pub filter: Filter,
 }
 
-/// What is shown: what matches each of these that is given.
+/// Conditions on events; all given ones must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Filter {
-    /// Verdicts; none: all but those of new flows.
+    /// Verdicts; empty: all but those of new flows.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub verdicts: Vec<Outcome>,
     /// Namespace of the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// The pod.
+    /// Pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<Name>,
-    /// The other side.
+    /// Remote side.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<Peer>,
-    /// As the pod sees it.
+    /// Direction from the pod's view.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub direction: Option<Direction>,
     /// Destination ports.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<u16>,
-    /// IP protocol; ICMP stands for ICMPv6 too.
+    /// IP protocol; ICMP includes ICMPv6.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<IpProtocol>,
     /// Reasons.
@@ -60,19 +60,19 @@ pub struct Filter {
     pub reasons: Vec<String>,
 }
 
-/// A name, or a pattern of names in which `*` stands for any characters: `name` or `namespace/name`.
+/// Name, or pattern in which `*` stands for any characters: `name` or `namespace/name`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
 
-/// The other side: a block of addresses or a [`Name`], of a Service as `svc/namespace/name`, of a node as
-/// `node/name`; `outside`.
+/// Remote side: a block of addresses, or a [`Name`]: of a pod, of a Service as `svc/namespace/name`, of a node as
+/// `node/name`, or `outside`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Peer {
-    /// By address.
+    /// Block of addresses.
     Block(IpNet),
-    /// By name.
+    /// Name or pattern.
     Name(Name),
 }
 
@@ -147,16 +147,16 @@ impl Peer {
     }
 }
 
-/// The names in an event, which the cluster gives.
+/// Names of an event's sides, from the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
-    /// The pod; none if it is gone.
+    /// Pod; `None` if it is deleted.
     pub pod: Option<Key>,
-    /// Whose the other side's address is.
+    /// Owner of the remote address.
     pub peer: Option<Whose>,
 }
 
-/// The destination port, where the protocol has ports.
+/// Returns the destination port, if the protocol has ports.
 #[must_use]
 pub fn destination_port(seen: &Seen) -> Option<u16> {
     let [local, remote] = seen.packet.ports()?;
@@ -167,13 +167,13 @@ pub fn destination_port(seen: &Seen) -> Option<u16> {
 }
 
 impl Filter {
-    /// Whether new flows are asked for.
+    /// Returns whether the filter includes new flows.
     #[must_use]
     pub fn wants_flows(&self) -> bool {
         self.verdicts.contains(&Outcome::Allow)
     }
 
-    /// Whether an event is to be shown, as far as it is known without names.
+    /// Returns whether the filter admits an event, apart from conditions on names.
     #[must_use]
     pub fn admits(&self, seen: &Seen) -> bool {
         let packet = &seen.packet;
@@ -193,7 +193,7 @@ impl Filter {
             && (self.reasons.is_empty() || self.reasons.iter().any(|it| it == packet.reason))
     }
 
-    /// The same by names.
+    /// Returns whether the filter's conditions on names admit an event.
     #[must_use]
     pub fn admits_names(&self, seen: &Seen, Names { pod, peer }: &Names) -> bool {
         let pod = pod.as_ref();

@@ -1,4 +1,4 @@
-//! A line for people.
+//! Text of a line.
 
 use std::fmt::Write as _;
 use std::net::Ipv6Addr;
@@ -13,11 +13,11 @@ use super::event::{Attribution, Event, Line};
 use crate::events::{Lost, Outcome};
 use crate::printable::printable_document;
 
-/// A line of the stream as text, coloured; the caller strips colour where it is not wanted. All names in it are
-/// made printable here, in one place.
+/// Renders a line of the stream as coloured text; the caller strips colours if necessary. All names are made printable
+/// here.
 ///
 /// # Errors
-/// It cannot be written as JSON, which it was read from.
+/// The line cannot be converted to JSON, which it was parsed from.
 pub fn text(line: &Line) -> Result<String> {
     Ok(match printable_line(line)? {
         Line::Event(event) => render(&event),
@@ -25,10 +25,10 @@ pub fn text(line: &Line) -> Result<String> {
     })
 }
 
-/// The line with all names in it made printable.
+/// Makes all names in a line printable.
 ///
 /// # Errors
-/// As of [`text`].
+/// See [`text`].
 pub fn printable_line(line: &Line) -> Result<Line> {
     printable_document(line)
 }
@@ -62,14 +62,14 @@ fn render(event: &Event) -> String {
     text
 }
 
-/// The pod, or the interface of one that is gone.
+/// Returns the pod's name, or the interface of a deleted pod.
 #[must_use]
 pub fn pod_name(event: &Event) -> String {
     let name = event.pod.as_ref().map(ToString::to_string).or_else(|| event.interface.clone());
     name.unwrap_or_else(|| "unknown".to_owned())
 }
 
-/// The other side by name, or by address if no object has it.
+/// Returns the remote side's name, or its address if no object has the address.
 #[must_use]
 pub fn peer_name(event: &Event) -> String {
     match (&event.peer, event.remote) {
@@ -93,7 +93,7 @@ fn remote(event: &Event) -> String {
     }
 }
 
-/// The policy and the rule, or the nearest one and what it lacked.
+/// Describes policy and rule, or the nearest rule and its first lack.
 #[must_use]
 pub fn why(attribution: &Attribution) -> String {
     let Attribution { policies, more_policies, rule, nearest, lacks, explanation } = attribution;
@@ -112,14 +112,14 @@ pub fn why(attribution: &Attribution) -> String {
         }
     }
     if text.is_empty() {
-        // Of those about the pod, the first line has its name again.
+        // The first line of an explanation of a pod begins with the pod's name.
         let first = explanation.first().map(String::as_str).unwrap_or_default();
         return first.split_once(": ").map_or(first, |(_, summary)| summary).to_owned();
     }
     text
 }
 
-/// What was lost, in words.
+/// Describes the lost events.
 #[must_use]
 pub fn lost_text(lost: &Lost) -> String {
     let Lost { kernel, flows, slow, unattributed } = *lost;

@@ -1,4 +1,4 @@
-//! The agent's side: one task for each watcher, which reads the record at the watcher's pace.
+//! Agent side: one task per watcher, which reads the journal at the watcher's pace.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,28 +16,28 @@ use super::filter::{Filter, Request};
 use crate::events::{Cursor, Journal, Lost, Seen, unix_millis};
 use crate::lock::lock;
 
-/// The request for a stream: this, a space, and a [`Request`] in JSON.
+/// Command of a request; a space and a [`Request`] in JSON follow.
 pub const OBSERVE_REQUEST: &str = "observe";
-/// Watchers at a time; a further one takes the place of the first.
+/// Most concurrent watchers; a further one replaces the oldest.
 const WATCHERS: usize = 16;
-/// Events of a kind that are looked at in one go, for which the engine stands still.
+/// Most events of a kind per batch; the engine is locked during a batch.
 const BATCH: usize = 256;
-/// Between two looks: what happens in the meantime is sent together.
+/// Pause between batches: events that occur meanwhile are sent together.
 const PAUSE: Duration = Duration::from_millis(50);
 
 type Resolve = Box<dyn FnMut(&[Seen], &Filter) -> (Vec<Event>, u64) + Send>;
 
-/// Serves watchers.
+/// Server for watchers.
 pub struct Observer {
     node: String,
     journal: Arc<Journal>,
-    /// Gives events their names, and says how many are without attribution.
+    /// Function that builds events with names, and counts the events without attribution.
     resolve: Mutex<Resolve>,
-    /// What ends each, in the order in which they came.
+    /// End signals of the watchers, in order of arrival.
     watchers: Mutex<VecDeque<Arc<Notify>>>,
 }
 
-/// Ends with its watcher.
+/// Slot of a watcher, freed on drop.
 struct Place<'o> {
     all: &'o Mutex<VecDeque<Arc<Notify>>>,
     end: Arc<Notify>,
@@ -55,7 +55,8 @@ struct Refusal {
 }
 
 impl Observer {
-    /// Of this record; `resolve` makes events of what a filter admits, and says how many lack policy and rule.
+    /// Creates a server for a journal; `resolve` builds the events that a filter admits, and counts those without
+    /// attribution.
     pub fn new(
         node: String,
         journal: Arc<Journal>,
@@ -65,10 +66,10 @@ impl Observer {
         Self { node, journal, resolve, watchers: Mutex::default() }
     }
 
-    /// Serves a watcher until it ends, or until all that it asked for is sent.
+    /// Serves a watcher until the watcher disconnects, or until all requested events are sent.
     ///
     /// # Errors
-    /// The watcher cannot be written to, as when it has ended.
+    /// The watcher cannot be written to, for instance because it has disconnected.
     pub async fn serve(self: Arc<Self>, mut stream: UnixStream, request: String) -> io::Result<()> {
         let request: Request = match serde_json::from_str(&request) {
             Ok(request) => request,
@@ -83,7 +84,7 @@ impl Observer {
         let (mut reader, mut writer) = stream.split();
         tokio::select! {
             sent = self.send(&mut writer, &request) => sent,
-            // It says no more, so this is its end.
+            // The watcher sends nothing after the request, so a read means its end.
             read = reader.read(&mut nothing) => read.map(drop),
             () = end.notified() => Ok(()),
         }
@@ -108,7 +109,7 @@ impl Observer {
     ) -> io::Result<()> {
         let since = request.since.map(|millis| unix_millis().saturating_sub(millis));
         let mut cursor = self.journal.cursor(since);
-        // A client that waits for the beginning knows by this that whatever happens now is not missed.
+        // The empty line marks the start: the client misses no later event.
         writer.write_all(b"\n").await?;
         loop {
             let news = self.journal.changed();
@@ -129,7 +130,7 @@ impl Observer {
         }
     }
 
-    /// The next lines, which may be none of what was asked for; `None` if there is nothing new.
+    /// Returns the next lines, maybe empty after the filter; `None` if there are no new events.
     async fn next(
         self: &Arc<Self>,
         cursor: &mut Cursor,
@@ -140,7 +141,7 @@ impl Observer {
             return Ok(None);
         }
         let (this, filter) = (Arc::clone(self), filter.clone());
-        // It waits for the engine, which may be writing.
+        // The call waits for the engine's lock, which a write may hold.
         let lines = spawn_blocking(move || this.lines(&seen, lost, &filter));
         lines.await.map_err(io::Error::other)?.map(Some)
     }

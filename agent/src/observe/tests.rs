@@ -76,7 +76,7 @@ async fn a_watcher_that_does_not_read_holds_nobody_up_and_is_told_what_it_missed
     for number in 0..FLOWS {
         journal.flows(vec![flow(number)], 0);
         if number % 256 == 255 {
-            // The quick one keeps up.
+            // The quick watcher keeps up.
             while seen < number {
                 let line: Line = serde_json::from_str(&read(&mut quick).await.unwrap()).unwrap();
                 let Line::Event(event) = line else { panic!("lost: {line:?}") };
@@ -86,7 +86,7 @@ async fn a_watcher_that_does_not_read_holds_nobody_up_and_is_told_what_it_missed
         }
     }
     println!("{FLOWS} flows in {:?}", began.elapsed());
-    // The slow one has what its socket and the record held, and knows of the rest.
+    // The slow watcher gets the content of socket and journal, and the number of lost events.
     let (mut events, mut lost) = (0_u64, 0);
     while events + lost < FLOWS.into() {
         match serde_json::from_str(&read(&mut slow).await.unwrap()).unwrap() {
@@ -115,7 +115,7 @@ async fn a_further_watcher_takes_the_place_of_the_first() {
     for watcher in &mut watchers[1..] {
         assert!(read(watcher).await.unwrap().contains("event"));
     }
-    // One that goes leaves its place.
+    // A watcher that disconnects frees its slot.
     drop(watchers.remove(1));
     tokio::time::sleep(Duration::from_millis(100)).await;
     let mut other = watch(&observer);
@@ -180,7 +180,7 @@ fn lines_for_people() {
     assert!(plain(&Line::Event(Box::new(allowed))).ends_with(
         " n1 allow egress shop/db:5432 -> [fd00::2]:4000 TCP: shop/db rule 1 (TCP 80 from anyone)"
     ));
-    // Whatever a name has in it, it is one line and moves no cursor.
+    // Control characters in a name neither break the line nor move the cursor.
     let forged = Event { pod: Some(Key::new("x\n\u{1b}[2J", "\u{202e}y")), ..event(0) };
     let shown = plain(&Line::Event(Box::new(forged)));
     assert!(shown.contains(r"x\n\u{1b}[2J/\u{202e}y"), "{shown:?}");

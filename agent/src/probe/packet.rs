@@ -9,7 +9,7 @@ use netpold_ebpf::packet::protocol::{
 
 /// Source port of probes, which no connection uses.
 pub const SOURCE_PORT: u16 = 0;
-/// Addresses in the link header, locally administered, of no particular station.
+/// Addresses in the link header, locally administered and unused.
 const TO: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const FROM: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const SYN: u8 = 0x02;
@@ -39,20 +39,20 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Whether the packet path may record a flow for the packet. A TCP RST, an SCTP ABORT and an ICMP message without a
-    /// request record none; their verdict is that of an opening packet.
+    /// Returns whether the packet path may record a flow for the packet. A TCP RST, an SCTP ABORT and an ICMP message
+    /// without a request record none; their verdict is that of an opening packet.
     #[must_use]
     pub const fn may_leave_flow(&self) -> bool {
         self.by_node || !matches!(self.protocol.0, TCP | SCTP | ICMP | ICMPV6)
     }
 
-    /// Source and destination port in conntrack keys.
+    /// Returns source and destination port in conntrack keys.
     #[must_use]
     pub const fn ports(&self) -> (u16, u16) {
         if self.protocol.has_ports() { (SOURCE_PORT, self.port) } else { (0, 0) }
     }
 
-    /// IP protocol number on the wire; policy treats both ICMPs as one.
+    /// Returns the IP protocol number on the wire; policy treats both ICMPs as one.
     #[must_use]
     pub const fn number(&self) -> u8 {
         match (self.protocol.0, self.from.is_ipv4()) {

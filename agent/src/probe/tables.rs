@@ -1,4 +1,4 @@
-//! The compiled tables as input of `decide`, the judgement that the kernel's programs are made of.
+//! Compiled tables as input of `decide`, the judgement that the kernel's programs run.
 
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicU64;
@@ -39,7 +39,7 @@ impl<'a> CompiledTables<'a> {
         let settings = Settings {
             ct4_mask: 0,
             ct6_mask: 0,
-            // The first slot of an endpoint may be taken.
+            // The first slot of an endpoint may be occupied.
             endpoint_probes: netpold_ebpf::layout::ENDPOINT_PROBES,
             ..settings
         };

@@ -19,7 +19,7 @@ pub struct TopArgs {
     /// Events to count; all by default.
     #[command(flatten)]
     pub filter: FilterArgs,
-    /// The cluster, if any.
+    /// Cluster to ask instead of this node.
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }

@@ -14,7 +14,7 @@ const ROWS: usize = 10_000;
 /// Seconds over which a rate is measured.
 const WINDOW: usize = 10;
 
-/// A view of the counts.
+/// View of the counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum View {
     /// Dropped packets by pod, peer, port and reason.
@@ -70,7 +70,7 @@ impl Order {
     }
 }
 
-/// A row of counts.
+/// Row of counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {
     /// Names, one for each name column of the view.
@@ -85,13 +85,13 @@ pub struct Row {
 }
 
 impl Row {
-    /// Number of events.
+    /// Returns the number of events.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Number of events in the last ten seconds; `now` is in milliseconds since the epoch.
+    /// Returns the number of events in the last ten seconds; `now` is in milliseconds since the epoch.
     #[must_use]
     pub fn recent(&self, now: i64) -> u64 {
         let (now, last) = (now.div_euclid(1000), self.last.div_euclid(1000));
@@ -192,7 +192,7 @@ impl Board {
     }
 }
 
-/// Names of a flow's row: pod, peer with an arrow for the direction, protocol and port, reason.
+/// Returns the names of a flow's row: pod, peer with an arrow for the direction, protocol and port, reason.
 fn flow(event: &Event, pod: String) -> Vec<String> {
     let arrow = match event.direction {
         Direction::Ingress => "<-",

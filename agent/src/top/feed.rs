@@ -15,7 +15,7 @@ use crate::printable::printable;
 /// Pause between two attempts to reach an agent that has ended.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// A line of the stream, or the reason why there is none.
+/// Line of the stream, or the reason why there is none.
 pub(super) type News = Result<Line, String>;
 
 fn news(line: &str) -> News {

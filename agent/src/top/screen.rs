@@ -1,4 +1,4 @@
-//! The screen, usable from 80 columns and 24 lines on.
+//! Screen layout, usable from 80 columns and 24 lines on.
 
 use k8s_openapi::jiff::Timestamp;
 use ratatui::Frame;
@@ -13,9 +13,9 @@ use crate::events::Lost;
 /// Choices of the user, and the state of the source.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
-    /// The view.
+    /// Selected view.
     pub view: View,
-    /// The order of its rows.
+    /// Order of the rows.
     pub order: Order,
     /// Whether the order is reversed.
     pub reversed: bool,
@@ -92,7 +92,7 @@ fn tabs_line(choice: &Choice, all: usize, others: u64) -> Line<'static> {
     Line::from(spans)
 }
 
-/// Columns of names, with their widths.
+/// Returns the columns of names, with their widths.
 fn names(view: View, width: u16) -> Vec<(&'static str, Constraint)> {
     let (pod, peer) = (("POD", Constraint::Fill(5)), ("PEER", Constraint::Fill(5)));
     match view {
@@ -166,7 +166,7 @@ fn lost_line(lost: &Lost) -> Option<Line<'static>> {
     (!parts.is_empty()).then(|| Line::from(text).style(Color::Yellow))
 }
 
-/// Time of day, UTC.
+/// Formats the time of day, UTC.
 fn clock(unix_millis: i64) -> String {
     let time = Timestamp::from_millisecond(unix_millis).unwrap_or_default();
     time.strftime("%H:%M:%S").to_string()

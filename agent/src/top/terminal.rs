@@ -1,4 +1,4 @@
-//! The terminal: reads keys, shows the screen, and restores the terminal at the end.
+//! Terminal: reads keys, shows the screen, and restores the terminal at the end.
 
 use std::io::{IsTerminal, stdin, stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ const WAITING: usize = 1024;
 /// Lines that are counted between two reads of keys.
 const AT_ONCE: usize = 4096;
 
-/// The terminal in raw mode. A drop restores it; a panic restores it earlier.
+/// Terminal in raw mode. A drop restores it; a panic restores it earlier.
 #[derive(Debug)]
 pub struct Terminal(DefaultTerminal);
 
@@ -142,7 +142,7 @@ fn take(news: &Receiver<News>, board: &mut Board, choice: &mut Choice) {
     }
 }
 
-/// Applies a key; returns whether it ends the program.
+/// Applies a key. Returns whether the key ends the program.
 #[expect(clippy::wildcard_enum_match_arm, reason = "every other key means nothing")]
 fn ends_by(key: KeyEvent, choice: &mut Choice, board: &mut Board) -> bool {
     let view = |choice: &mut Choice, view: View| {

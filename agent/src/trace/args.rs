@@ -24,31 +24,31 @@ pub struct TraceArgs {
     /// Pod to trace: namespace/name, or its name alone
     #[arg(long, value_name = "POD", env = "NETPOLD_POD")]
     pub pod: Who,
-    /// Only connections from this peer, in both directions: a pod as with --pod, svc/namespace/name, an address or a
-    /// CIDR [default: all]
+    /// Show only connections from this peer, in both directions: a pod as with --pod, svc/namespace/name, an address or
+    /// a CIDR [default: all]
     #[arg(long, value_name = "WHO", env = "NETPOLD_FROM")]
     pub from: Option<Other>,
-    /// Only connections to this peer, as --from; with both, connections from or to either
+    /// Show only connections to this peer, as --from; with both, connections from or to either
     #[arg(long, value_name = "WHO", env = "NETPOLD_TO")]
     pub to: Option<Other>,
-    /// Namespace of pods that are named without one [default: in a cluster that of the context, else default]
+    /// Namespace of pods named without one [default: the context's; without a cluster: default]
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
-    /// Only connections to this port, and of this protocol if given, as in 53 or 53/UDP
+    /// Show only connections to this port, and of this protocol if given, as in 53 or 53/UDP
     #[arg(long, value_name = "PORT[/PROTOCOL]", env = "NETPOLD_PORT")]
     pub port: Option<Port>,
     /// Duration of the trace, as in 30s or 10m (the longest)
     #[arg(long = "for", value_name = "TIME", env = "NETPOLD_FOR", default_value = "60s", value_parser = time)]
     pub duration: Duration,
-    /// The cluster, if any.
+    /// Cluster to ask.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Format: lines for people, or a JSON object a line
+    /// Format: text lines, or one JSON object per line
     #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
     pub output: Output,
 }
 
-/// A port, with an optional protocol.
+/// Port with an optional protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
     number: u16,
@@ -74,12 +74,12 @@ impl std::str::FromStr for Port {
     }
 }
 
-/// A peer, as typed on the command line.
+/// Peer as typed on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Other {
-    /// A CIDR or an address, which needs no namespace.
+    /// CIDR or address, which needs no namespace.
     Block(IpNet),
-    /// A pod, with or without its namespace, or a Service.
+    /// Pod, with or without its namespace, or Service.
     Who(Who),
 }
 
@@ -112,7 +112,7 @@ impl Other {
 }
 
 impl TraceArgs {
-    /// Namespace of names without one; empty, and not looked up, if all names have one.
+    /// Returns the namespace of names without one; empty, and not looked up, if all names have one.
     fn namespace(&self) -> Result<String> {
         let others = self.from.iter().chain(&self.to);
         if self.pod.lacks_namespace() || others.into_iter().any(Other::lacks_namespace) {
@@ -121,7 +121,7 @@ impl TraceArgs {
         Ok(String::new())
     }
 
-    /// The request.
+    /// Builds the request.
     ///
     /// # Errors
     /// The pod is not given by name, the time is out of range, or the namespace is unknown.
@@ -148,7 +148,7 @@ impl TraceArgs {
 }
 
 impl Request {
-    /// Arguments of the command that an agent's pod runs for the request.
+    /// Returns the arguments of the command that an agent's pod runs for the request.
     pub(super) fn arguments(&self) -> Vec<String> {
         let port = self.port.map(|port| match self.protocol {
             Some(protocol) => format!("{port}/{protocol}"),

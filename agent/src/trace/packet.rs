@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::events::Outcome;
 use crate::observe::Attribution;
 
-/// A line of the stream.
+/// Line of the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Line {
@@ -25,9 +25,9 @@ pub enum Line {
         /// Duration in seconds.
         seconds: u64,
     },
-    /// A packet was judged.
+    /// Judged packet.
     Packet(Box<Packet>),
-    /// Packets were judged, but not reported.
+    /// Judged packets that were not reported.
     Lost {
         /// Name of the node.
         node: String,
@@ -38,17 +38,17 @@ pub enum Line {
     Ended {
         /// Name of the node.
         node: String,
-        /// The reason.
+        /// Reason of the end.
         reason: String,
     },
     /// The agent refuses the trace.
     Refused {
-        /// The reason.
+        /// Reason of the refusal.
         error: String,
     },
 }
 
-/// A packet and its judgement.
+/// Packet and its judgement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Packet {
     /// Time at which the agent read the packet, in RFC 3339 with milliseconds, UTC.
@@ -62,10 +62,10 @@ pub struct Packet {
     /// IP protocol; `None` if the packet is not IP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<IpProtocol>,
-    /// The pod's address in the packet.
+    /// Address of the pod in the packet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<IpAddr>,
-    /// The pod's port; 0 where the protocol has none.
+    /// Port of the pod; 0 where the protocol has none.
     pub local_port: u16,
     /// Owner of the remote address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,7 +88,7 @@ pub struct Packet {
     pub attribution: Attribution,
 }
 
-/// A step of a judgement.
+/// Step of a judgement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum Shown {
@@ -109,7 +109,7 @@ pub enum Shown {
     Cached {
         /// Reason of the cached verdict.
         reason: String,
-        /// The entry.
+        /// Conntrack entry.
         flow: Entry,
     },
     /// The remote address was looked up.
@@ -127,7 +127,7 @@ pub enum Shown {
         direction: Direction,
         /// Number of the row.
         row: u32,
-        /// The class.
+        /// Class of the remote address.
         class: u32,
         /// Protocol of the lookup.
         protocol: IpProtocol,
@@ -160,7 +160,7 @@ pub enum Shown {
     },
 }
 
-/// An entry of the flow table.
+/// Entry of the flow table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// Whether policy allowed the flow into the pod: packets of the pod are replies.

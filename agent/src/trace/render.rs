@@ -13,8 +13,8 @@ use crate::events::Outcome;
 use crate::observe::why;
 use crate::printable::printable_document;
 
-/// Renders a line of the stream as coloured text; the caller strips unwanted colour. All names in it are made printable
-/// here, in one place.
+/// Renders a line of the stream as coloured text; the caller strips colours if necessary. All names in it are made
+/// printable here.
 ///
 /// # Errors
 /// The line cannot be converted to JSON and back.

@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::arguments::block;
 
-/// A client's request.
+/// Request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// The pod.
+    /// Pod to trace.
     pub pod: Party,
     /// Initiator of traced connections to the pod; replies are traced too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -33,13 +33,13 @@ pub struct Request {
     pub seconds: u64,
 }
 
-/// The peer: a pod, a Service, an address or a CIDR.
+/// Peer: a pod, a Service, an address or a CIDR.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Peer {
-    /// An address or a CIDR.
+    /// Address or CIDR.
     Block(IpNet),
-    /// A pod or a Service by name.
+    /// Pod or Service by name.
     Party(Party),
 }
 
@@ -73,7 +73,7 @@ impl From<Peer> for String {
 }
 
 impl Request {
-    /// The pod's name.
+    /// Returns the pod's name.
     ///
     /// # Errors
     /// The pod is not given by name.
@@ -86,7 +86,7 @@ impl Request {
         }
     }
 
-    /// Filter clauses for the kernel. `resolve` returns a peer's addresses.
+    /// Returns the filter clauses for the kernel. `resolve` returns a peer's addresses.
     ///
     /// # Errors
     /// `resolve` fails.

@@ -45,7 +45,7 @@ pub struct Target {
     pub clauses: Vec<Clause>,
 }
 
-/// The engine, as far as traces need it.
+/// Interface of the engine for traces.
 pub trait Tracing: Send + 'static {
     /// Resolves a request on this node.
     ///
@@ -58,7 +58,7 @@ pub trait Tracing: Send + 'static {
     /// The programs cannot be attached.
     fn begin(&mut self, ifindexes: &[u32], programs: &TracedPrograms)
     -> Result<(u32, u32), String>;
-    /// Whether the traced programs are still attached.
+    /// Returns whether the traced programs are still attached.
     fn is_traced(&mut self) -> bool;
     /// Attaches the ordinary programs again.
     fn end(&mut self);
@@ -77,7 +77,7 @@ pub struct Tracer<T> {
     turn: Arc<Semaphore>,
 }
 
-/// A running trace. Its drop attaches the ordinary programs again.
+/// Running trace. Its drop attaches the ordinary programs again.
 struct Session<T: Tracing> {
     node: Arc<Mutex<T>>,
     name: String,
@@ -240,7 +240,7 @@ impl<T: Tracing> Tracer<T> {
     }
 }
 
-/// End of a trace before the client's own.
+/// Reasons for a trace to end before the client disconnects.
 enum End {
     Time,
     Replaced,

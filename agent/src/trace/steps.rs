@@ -19,7 +19,7 @@ use super::packet::{Entry, Shown};
 /// Largest number of incomplete packets: each CPU has one in progress, and some were cut off.
 const PENDING: usize = 1024;
 
-/// A packet and its steps, without names.
+/// Packet and its steps, without names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawPacket {
     /// The packet, with the reason of the verdict.
@@ -38,7 +38,7 @@ pub(super) struct Assembler {
 }
 
 impl Assembler {
-    /// Adds lines; returns the packets that they complete.
+    /// Adds lines and returns the packets that they complete.
     pub(super) fn take(&mut self, lines: &[String]) -> Vec<RawPacket> {
         let mut packets = Vec::new();
         for line in lines {
@@ -60,7 +60,7 @@ impl Assembler {
         packets
     }
 
-    /// Number of complete packets so far.
+    /// Returns the number of complete packets so far.
     pub(super) fn complete(&self) -> u64 {
         self.complete
     }
@@ -141,7 +141,7 @@ fn class(word: u32) -> Shown {
     }
 }
 
-/// Step of a lookup in a row. Its direction is the packet's own, unless only the other one has the row.
+/// Converts a lookup in a row. The direction is the packet's own, unless only the other direction has the row.
 fn asked(row: u64, [asked, word]: [u64; 2], rows: [u32; 2], own: Direction) -> Shown {
     let (class, row) = ((row >> 32) as u32 & (MAX_CLASSES - 1), row as u32);
     let [protocol, low, high, ..] = asked.to_le_bytes();

@@ -1,4 +1,4 @@
-//! The scripts with real tools, real shells and real sockets.
+//! Tests of the scripts with real tools, shells and sockets.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -8,12 +8,12 @@ use std::process::Command;
 
 use super::*;
 
-/// A real program, not a wrapper that looks for others.
+/// Returns the path of a program in a system directory, where no wrapper shadows it.
 fn program(name: &str) -> Option<PathBuf> {
     ["/usr/bin", "/bin"].iter().map(|it| Path::new(it).join(name)).find(|path| path.exists())
 }
 
-/// An image's `PATH` that has these programs and no other.
+/// Creates a `PATH` directory with only these programs, as in an image.
 fn image(programs: &[&str]) -> Option<tempfile::TempDir> {
     let directory = tempfile::tempdir().unwrap();
     for name in programs {
@@ -22,22 +22,22 @@ fn image(programs: &[&str]) -> Option<tempfile::TempDir> {
     Some(directory)
 }
 
-/// What the shell's script says in such an image.
+/// Returns the result of the shell script in such an image.
 fn says(image: &Path, to: SocketAddr) -> Result<Met, String> {
     let (address, port) = (to.ip().to_string(), to.port().to_string());
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", SHELL, "netpold", &address, &port, "1", PYTHON]);
-    // A proxy is not asked.
+    // The proxy variable must have no effect.
     let shell = shell.env_clear().env("PATH", image).env("http_proxy", "http://192.0.2.1:1");
     let output = shell.output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     met(&String::from_utf8(output.stdout).unwrap())
 }
 
-/// A listener that takes no more connections: packets that open one are dropped.
+/// Returns a listener with a full queue: the kernel drops packets that open a connection.
 fn full() -> (TcpListener, Vec<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    // SAFETY: the file descriptor is a socket that listens; its queue gets another length.
+    // SAFETY: the file descriptor is a listening socket; the call changes the length of its queue.
     assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
     let to = listener.local_addr().unwrap();
     let connect = || TcpStream::connect_timeout(&to, std::time::Duration::from_millis(200)).ok();

@@ -1,4 +1,4 @@
-//! Details of the objects in files.
+//! Details of objects in files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ use crate::offline;
 use crate::source::decode::decode;
 use crate::source::document::{self, Node, Value};
 
-/// Endings of the files that are read, as `--manifests` does.
+/// Suffixes of the files to read, as for `--manifests`.
 const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
 
 impl Details {
-    /// Details of a directory's objects, of one file's, or of those on standard input (`-`).
+    /// Reads the details of objects in a directory, in one file, or on standard input (`-`).
     ///
     /// # Errors
     /// A file cannot be read.
@@ -40,7 +40,8 @@ impl Details {
         Ok(details)
     }
 
-    /// Those of the objects in a text, YAML or JSON. What is no YAML is reported where policy is read from it.
+    /// Adds the details of objects in YAML or JSON. A syntax error is not reported here, but where policy reads the
+    /// text.
     pub fn add_text(&mut self, file: &str, text: &str) {
         let file: Arc<str> = file.into();
         for document in document::parse(text).unwrap_or_default() {
@@ -48,7 +49,7 @@ impl Details {
         }
     }
 
-    /// `inherited`: version and kind where the object does not have its own.
+    /// Adds a node of a document. `inherited`: version and kind of a list, for items without their own.
     fn add_node_of(&mut self, file: &Arc<str>, node: Node, inherited: Option<(&str, &str)>) {
         let (version, kind) = inherited.unwrap_or_default();
         let version = node.text("apiVersion").unwrap_or(version).to_owned();
@@ -65,7 +66,7 @@ impl Details {
         self.add_object(file, node, &version, &kind);
     }
 
-    /// What is no object of these kinds has nothing of interest.
+    /// Adds an object; other kinds are ignored.
     fn add_object(&mut self, file: &Arc<str>, node: Node, version: &str, kind: &str) {
         let source = Source { file: Arc::clone(file), line: node.line };
         let group = version.split_once('/').map_or("", |(group, _)| group);
@@ -104,7 +105,7 @@ impl Details {
         self.add_plain_object(kind, object);
     }
 
-    /// A Pod, a workload, a Node or a Namespace.
+    /// Adds a Pod, a workload, a Node or a Namespace.
     pub(super) fn add_plain_object(&mut self, kind: &str, object: Object) {
         match kind {
             "Pod" => self.add_pod(object),
@@ -133,7 +134,7 @@ impl Details {
     }
 }
 
-/// Kinds that are read in the same way.
+/// Kinds with the shape of [`Object`].
 const PLAIN: [&str; 9] = [
     "Pod",
     "Node",
@@ -146,7 +147,7 @@ const PLAIN: [&str; 9] = [
     "CronJob",
 ];
 
-/// The files of a directory, sorted, or the one file.
+/// Returns the sorted files of a directory, or the one file.
 fn files(path: &Path) -> Result<Vec<PathBuf>> {
     if path.is_file() {
         return Ok(vec![path.to_owned()]);

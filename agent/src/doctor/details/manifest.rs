@@ -1,4 +1,4 @@
-//! Policies as they were written, and where.
+//! Policies as written, with file and line.
 
 use std::sync::Arc;
 
@@ -20,11 +20,11 @@ impl std::fmt::Display for Source {
     }
 }
 
-/// A NetworkPolicy or ClusterNetworkPolicy.
+/// NetworkPolicy or ClusterNetworkPolicy as written.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Manifest {
     spec: RawSpec,
-    /// The file, and the object in it.
+    /// File name, and the object in it.
     text: Option<(Arc<str>, Node)>,
 }
 
@@ -47,11 +47,11 @@ struct RawRule {
 #[serde(default, rename_all = "camelCase")]
 struct RawPeer {
     ip_block: Option<RawBlock>,
-    /// Of a ClusterNetworkPolicy.
+    /// `networks` of a ClusterNetworkPolicy's peer.
     networks: Option<Vec<String>>,
 }
 
-/// `ipBlock`, as it was written.
+/// `ipBlock` as written.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct RawBlock {
@@ -59,7 +59,7 @@ struct RawBlock {
     except: Option<Vec<String>>,
 }
 
-/// A policy's `spec` within a larger object.
+/// Policy object reduced to its `spec`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct RawPolicy {
@@ -71,15 +71,15 @@ impl Manifest {
         Self { spec, text }
     }
 
-    /// Where a field is, as `spec.ingress[0]`; of an API server's objects nowhere.
+    /// Returns file and line of a field, such as `spec.ingress[0]`; `None` for an object of the API server.
     pub(crate) fn source(&self, path: &str) -> Option<Source> {
         let (file, node) = self.text.as_ref()?;
         let line = if path.is_empty() { node.line } else { node.line_of(path) };
         Some(Source { file: Arc::clone(file), line })
     }
 
-    /// Rules of a direction that `policyTypes` does not name: how many, and zero for an empty list. None if there
-    /// is no such list, or if the direction is named.
+    /// Counts the rules of a direction that `policyTypes` lacks: zero for an empty list. `None` if there is no such
+    /// list, or if the policy isolates the direction.
     pub(crate) fn void_rules(&self, direction: Direction) -> Option<usize> {
         let (rules, name) = match direction {
             Direction::Ingress => (&self.spec.ingress, "Ingress"),
@@ -94,7 +94,7 @@ impl Manifest {
         (!isolates).then_some(rules)
     }
 
-    /// Every CIDR, with the path of each.
+    /// Returns every CIDR with its path.
     pub(crate) fn cidrs(&self) -> impl Iterator<Item = (String, &str)> {
         Direction::BOTH.into_iter().flat_map(|direction| {
             let rules = match direction {

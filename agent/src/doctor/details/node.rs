@@ -1,4 +1,4 @@
-//! Addresses of nodes beyond `status.addresses`: those that CNIs note in annotations or take from pod CIDRs.
+//! Node addresses beyond `status.addresses`: from annotations of CNIs, and from pod CIDRs.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::Details;
 use super::shapes::{Metadata, Object};
 
-/// Annotations that hold addresses, with or without a prefix length, and the device or use of each.
+/// Annotations with addresses, with or without a prefix length, and the device or use of each.
 const ANNOTATIONS: [(&str, &str); 18] = [
     ("projectcalico.org/IPv4IPIPTunnelAddr", "Calico's IP-in-IP tunnel, tunl0"),
     ("projectcalico.org/IPv4VXLANTunnelAddr", "Calico's VXLAN tunnel, vxlan.calico"),
@@ -30,14 +30,14 @@ const ANNOTATIONS: [(&str, &str); 18] = [
     ("k3s.io/internal-ip", "as k3s knows the node"),
     ("alpha.kubernetes.io/provided-node-ip", "as the kubelet was told"),
 ];
-/// OVN-Kubernetes notes the node's subnets here; its management device has the second host address.
+/// Annotation of OVN-Kubernetes with the node's subnets; the management device has the second host address.
 const OVN_SUBNETS: &str = "k8s.ovn.org/node-subnets";
 
-/// An address of a node, and which.
+/// Address of a node, and its use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeAddress {
     pub(crate) address: IpAddr,
-    /// `tunnel of Calico, tunl0`
+    /// Device or use, such as `Calico's IP-in-IP tunnel, tunl0`.
     pub(crate) use_: String,
 }
 
@@ -83,7 +83,7 @@ impl Details {
         }
     }
 
-    /// The node that an address is of, and what of the node has it.
+    /// Returns the node that has an address, and the address's use.
     pub(crate) fn node_of(&self, address: IpAddr) -> Option<(&str, &str)> {
         self.nodes.iter().find_map(|(node, addresses)| {
             let found = addresses.iter().find(|it| it.address == address)?;
@@ -92,12 +92,12 @@ impl Details {
     }
 }
 
-/// With or without a prefix length.
+/// Parses an address, with or without a prefix length.
 fn address(text: &str) -> Option<IpAddr> {
     text.trim().split('/').next()?.parse().ok()
 }
 
-/// The address that is so many after a block's first.
+/// Returns the address at an offset from a block's first.
 fn host(cidr: IpNet, number: u32) -> Option<IpAddr> {
     if cidr.max_prefix_len() - cidr.prefix_len() < 2 {
         return None;

@@ -1,4 +1,4 @@
-//! Details of a cluster's objects, page by page as the API server writes lists.
+//! Details of a cluster's objects, from pages of the API server's lists.
 
 use std::collections::BTreeSet;
 
@@ -13,15 +13,15 @@ use super::shapes::{List, Metadata, Named, Object};
 use super::{Details, Source};
 use crate::doctor::foreign_kinds::{FOREIGN_KINDS, ForeignKind};
 
-/// A list of the API server.
+/// List of the API server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Page {
-    /// Its path.
+    /// Path of the list.
     pub(crate) path: &'static str,
-    /// What is not known without it.
+    /// Information that is missing without the list.
     pub(crate) effect: &'static str,
     kind: &'static str,
-    /// Explanations tell of these objects.
+    /// Whether explanations use these objects.
     pub(crate) is_for_explain: bool,
 }
 
@@ -34,7 +34,7 @@ const fn page(
     Page { path, effect, kind, is_for_explain }
 }
 
-/// The lists that are read. Jobs and what else runs pods come last: a user may lack rights on them.
+/// Lists to read. Jobs and other workloads come last: a user may lack rights on them.
 pub(crate) const PAGES: [Page; 10] = [
     page("/api/v1/pods", "containers", "Pod", false),
     page("/api/v1/services", "targetPorts", "Service", true),
@@ -61,7 +61,7 @@ struct Policy {
     spec: RawSpec,
 }
 
-/// `/apis`
+/// Response of `/apis`.
 #[derive(Deserialize)]
 struct Groups {
     groups: Vec<Group>,
@@ -79,7 +79,7 @@ struct Version {
     group_version: String,
 }
 
-/// `/apis/GROUP/VERSION`
+/// Response of `/apis/GROUP/VERSION`.
 #[derive(Deserialize)]
 struct Resources {
     resources: Vec<Resource>,
@@ -91,10 +91,10 @@ struct Resource {
 }
 
 impl Details {
-    /// Takes in a page of a list; the token of the next one.
+    /// Adds a page of a list. Returns the token of the next page.
     ///
     /// # Errors
-    /// It is no list of that kind.
+    /// The page is no list of that kind.
     pub(crate) fn add_page(&mut self, page: Page, json: &str) -> Result<Option<String>> {
         match page.kind {
             "Service" => each(json, |service: api::Service| self.add_service(service)),
@@ -106,10 +106,10 @@ impl Details {
         }
     }
 
-    /// Takes in a page of policies of another API.
+    /// Adds a page of policies of another API. Returns the token of the next page.
     ///
     /// # Errors
-    /// It is no list.
+    /// The page is no list.
     pub(crate) fn add_foreign_page(
         &mut self,
         kind: &'static ForeignKind,
@@ -135,10 +135,11 @@ fn each<T: DeserializeOwned>(json: &str, take: impl FnMut(T)) -> Result<Option<S
     Ok(list.metadata.next)
 }
 
-/// Paths of the versions of groups that have policies of other APIs, those that the API server prefers first.
+/// Returns the paths of the versions of groups with policies of other APIs; the preferred version of a group comes
+/// first.
 ///
 /// # Errors
-/// It is no answer of `/apis`.
+/// The text is no response of `/apis`.
 pub(crate) fn foreign_groups(json: &str) -> Result<Vec<String>> {
     let groups: Groups = serde_json::from_str(json).context("/apis is not understood")?;
     let known: BTreeSet<&str> = FOREIGN_KINDS.iter().map(|kind| kind.group).collect();
@@ -147,10 +148,10 @@ pub(crate) fn foreign_groups(json: &str) -> Result<Vec<String>> {
     Ok(versions.map(|version| format!("/apis/{}", version.group_version)).collect())
 }
 
-/// The lists of policies of other APIs that a group's version has, with their paths.
+/// Returns the lists of policies of other APIs in a group's version, with their paths.
 ///
 /// # Errors
-/// It is no answer of `/apis/GROUP/VERSION`.
+/// The text is no response of `/apis/GROUP/VERSION`.
 pub(crate) fn foreign_lists(path: &str, json: &str) -> Result<Vec<(&'static ForeignKind, String)>> {
     let has: Resources =
         serde_json::from_str(json).with_context(|| format!("{path} is not understood"))?;

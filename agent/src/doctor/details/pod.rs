@@ -1,4 +1,4 @@
-//! Pods, and workloads with templates of pods.
+//! Pods, and workloads with pod templates.
 
 use std::collections::BTreeSet;
 
@@ -8,29 +8,29 @@ use super::shapes::{self, Metadata, Object, Spec};
 use super::{Details, Running, Template};
 use crate::source::convert::{DEFAULT_NAMESPACE, protocol};
 
-/// Longest command line that is kept, in words; other enforcers' are shorter.
+/// Most words kept of a command line; those of other enforcers are shorter.
 const WORDS: usize = 40;
 
-/// Longest word that is kept, in bytes: some are scripts.
+/// Longest kept word in bytes: some words are scripts.
 const WORD_MAX: usize = 4096;
 
-/// What is known of a pod beyond what policy reads.
+/// Fields of a pod that enforcement does not read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::doctor) struct PodDetails {
-    /// Every `containerPort`; none: they are not known, since no container need list any.
+    /// Every `containerPort`; empty means unknown, since containers need not list ports.
     pub(in crate::doctor) ports: BTreeSet<(Protocol, u16)>,
-    /// The mesh that its containers or annotations are of.
+    /// Mesh, from containers or annotations.
     pub(in crate::doctor) mesh: Option<Mesh>,
-    /// `dnsPolicy` is `Default` or `None`: it does not ask the cluster's name server.
+    /// Whether `dnsPolicy` is `Default` or `None`: the pod does not ask the cluster's name server.
     pub(in crate::doctor) own_dns: bool,
-    /// `automountServiceAccountToken` is false: it does not talk to the API server.
+    /// Whether `automountServiceAccountToken` is false: the pod does not talk to the API server.
     pub(in crate::doctor) no_token: bool,
 }
 
-/// How a pod is part of a service mesh.
+/// Membership of a pod in a service mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::doctor) enum Mesh {
-    /// Istio's ztunnel of the node.
+    /// Istio's ambient mode, by the node's ztunnel.
     Ambient,
     /// Istio's sidecar that also speaks HBONE.
     IstioHbone,
@@ -40,7 +40,7 @@ pub(in crate::doctor) enum Mesh {
     Linkerd,
 }
 
-/// A container, by what shows which program it is.
+/// Container, by the fields that identify its program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::doctor) struct Container {
     pub(in crate::doctor) name: String,
@@ -72,7 +72,7 @@ impl Details {
         }
     }
 
-    /// A workload of a kind that has a template of pods.
+    /// Adds a workload of a kind with a pod template.
     pub(super) fn add_workload(&mut self, kind: &str, object: Object) {
         let key = key(&object.metadata);
         let job = object.spec.job_template.and_then(|job| job.spec.template);
@@ -135,7 +135,7 @@ fn ports(spec: &Spec) -> BTreeSet<(Protocol, u16)> {
     ports.filter_map(number).collect()
 }
 
-/// By annotations that injectors and CNI plugins write, and by containers. Labels are compared where groups are.
+/// Finds the mesh by annotations of injectors and CNI plugins, and by containers. Labels are checked per group.
 fn mesh(metadata: &Metadata, spec: &Spec) -> Option<Mesh> {
     let mut containers = spec.containers.iter().chain(&spec.init_containers).flatten();
     let proxy = |it: &&shapes::Container| {
@@ -157,7 +157,7 @@ fn mesh(metadata: &Metadata, spec: &Spec) -> Option<Mesh> {
     injected(metadata)
 }
 
-/// Linkerd's annotation of pods and namespaces.
+/// Reads Linkerd's annotation of pods and namespaces.
 pub(super) fn injected(metadata: &Metadata) -> Option<Mesh> {
     let inject = metadata.annotation("linkerd.io/inject");
     matches!(inject, Some("enabled" | "ingress")).then_some(Mesh::Linkerd)

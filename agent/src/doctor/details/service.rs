@@ -1,4 +1,4 @@
-//! Services and `v1` Endpoints: where ports lead.
+//! Services and `v1` Endpoints: targets of ports.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,28 +10,28 @@ use netpold_core::model::{Key, Protocol};
 use super::Details;
 use crate::source::convert::{DEFAULT_NAMESPACE, protocol};
 
-/// Labels of Services that are a cluster's name server: kubeadm and most distributions, and OpenShift's operator.
+/// Labels of name server Services: kubeadm and most distributions, and OpenShift's operator.
 const DNS_LABELS: [(&str, &str); 3] = [
     ("k8s-app", "kube-dns"),
     ("k8s-app", "coredns"),
     ("dns.operator.openshift.io/owning-dns", "default"),
 ];
 
-/// Where a Service leads.
+/// Selector and ports of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::doctor) struct Service {
-    /// `spec.selector`; empty: somebody else writes the endpoints.
+    /// `spec.selector`; empty if the endpoints are not made from a selector.
     pub(in crate::doctor) selector: BTreeMap<String, String>,
     /// `spec.ports`
     pub(in crate::doctor) ports: Vec<TargetPort>,
-    /// A label marks it as the cluster's name server.
+    /// Whether a label marks the Service as the cluster's name server.
     pub(in crate::doctor) is_dns: bool,
 }
 
-/// A port of a Service.
+/// Port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::doctor) struct TargetPort {
-    /// `name`; empty where absent
+    /// `name`; empty if absent
     pub(in crate::doctor) name: String,
     /// `port`
     pub(in crate::doctor) port: i32,
@@ -41,16 +41,16 @@ pub(in crate::doctor) struct TargetPort {
     pub(in crate::doctor) target: Target,
 }
 
-/// A port of containers.
+/// Port of containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::doctor) enum Target {
-    /// Its name.
+    /// Port name.
     Name(String),
-    /// Its number.
+    /// Port number.
     Number(u16),
 }
 
-/// A port at addresses, of `v1` Endpoints.
+/// Addresses and a port, of `v1` Endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::doctor) struct Backend {
     pub(in crate::doctor) addresses: Vec<IpAddr>,
@@ -65,7 +65,7 @@ impl Details {
         let key =
             Key::new(metadata.namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()), name);
         if spec.type_.as_deref() == Some("ExternalName") {
-            // It leads to no pod, whatever it selects.
+            // An ExternalName leads to no pod, in spite of a selector.
             self.external_names.insert(key, spec.external_name.unwrap_or_default());
             return;
         }
@@ -100,7 +100,7 @@ impl Details {
     }
 }
 
-/// Where a Service's port leads; `None` if it cannot be one.
+/// Converts a Service's port; `None` if a number or the protocol is invalid.
 fn target(port: api::ServicePort) -> Option<TargetPort> {
     let target = match port.target_port {
         None | Some(IntOrString::Int(0)) => Target::Number(u16::try_from(port.port).ok()?),

@@ -1,4 +1,4 @@
-//! The fields that are read, of whatever kind: absent or odd values of other fields void nothing.
+//! Deserialized fields of all kinds. Absent or invalid values of other fields do not fail the parse.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::de::IgnoredAny;
 
 use netpold_core::model::Labels;
 
-/// Text, or a value that should have been.
+/// Text, or a value of another type in its place.
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub(super) enum Text {
@@ -24,7 +24,7 @@ impl Text {
     }
 }
 
-/// A list as the API server writes it.
+/// List of the API server.
 #[derive(Deserialize)]
 pub(super) struct List<T> {
     #[serde(default)]
@@ -39,14 +39,14 @@ pub(super) struct ListMetadata {
     pub(super) next: Option<String>,
 }
 
-/// An object of any kind.
+/// Object of any kind.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Named {
     pub(super) metadata: Metadata,
 }
 
-/// A Pod, a workload, a Node or a Namespace.
+/// Pod, workload, Node or Namespace.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Object {
@@ -84,7 +84,7 @@ impl Metadata {
     }
 }
 
-/// Of a pod, of a workload, or of a Node.
+/// `spec` of a pod, of a workload, or of a Node.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Spec {
@@ -93,18 +93,18 @@ pub(super) struct Spec {
     pub(super) host_network: Option<bool>,
     pub(super) dns_policy: Option<String>,
     pub(super) automount_service_account_token: Option<bool>,
-    /// Of a workload.
+    /// Pod template of a workload.
     pub(super) template: Option<Box<Template>>,
-    /// Of a CronJob.
+    /// Job template of a CronJob.
     pub(super) job_template: Option<Box<Template>>,
-    /// Of a Node.
+    /// `podCIDR` of a Node.
     #[serde(rename = "podCIDR")]
     pub(super) pod_cidr: Option<String>,
     #[serde(rename = "podCIDRs")]
     pub(super) pod_cidrs: Option<Vec<String>>,
 }
 
-/// Of pods, or of Jobs.
+/// Template of pods or of Jobs.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Template {
@@ -124,7 +124,7 @@ pub(super) struct Container {
 }
 
 impl Container {
-    /// Command and arguments.
+    /// Takes command and arguments.
     pub(super) fn words(&mut self) -> Vec<String> {
         let words = self.command.take().into_iter().chain(self.args.take()).flatten();
         words.filter_map(Text::into_string).collect()

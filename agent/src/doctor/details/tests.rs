@@ -137,7 +137,7 @@ spec: {podCIDRs: [10.1.2.0/24, 10.9.9.9/32]}
 
 #[test]
 fn pages_of_the_api_server() {
-    // What is nested deep beside them harms nothing.
+    // Deep nesting in other fields does no harm.
     let fields = format!("{}1{}", "{\"f:a\":".repeat(500), "}".repeat(500));
     let pod = format!(
         r#"{{"metadata":{{"name":"a","namespace":"x","managedFields":[{fields}]}},
@@ -160,7 +160,7 @@ fn pages_of_the_api_server() {
     assert_eq!(details.services[&Key::new("x", "b")].ports[0].target, target);
 }
 
-/// By discovery: the versions of known groups, and the lists that they have.
+/// Discovery finds the versions of known groups, and their lists.
 #[test]
 fn lists_of_policies_of_other_apis() {
     let groups = r#"{"kind":"APIGroupList","groups":[

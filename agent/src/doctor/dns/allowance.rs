@@ -1,4 +1,4 @@
-//! Rules that are about DNS, by their ports and blocks.
+//! Classification of rules as rules for DNS, by ports and blocks.
 
 use std::net::IpAddr;
 
@@ -7,9 +7,9 @@ use netpold_core::model::{Direction, Peer, PortMatch, PortRule, Protocol, Rule};
 use crate::doctor::blocks::has_no_address;
 
 const PORT: u16 = 53;
-/// Where name servers of pods listen that may not bind 53: OpenShift.
+/// Port of name server pods that may not bind 53: OpenShift.
 const OTHER_PORT: u16 = 5353;
-/// Name servers that are no pods': a node's cache (Kubernetes' and Kubespray's), and those of clouds: AWS, GCP and
+/// Name servers outside of pods: node-local caches (Kubernetes' and Kubespray's), and those of clouds: AWS, GCP and
 /// OpenStack, Azure, Alibaba, IBM, Oracle, Tencent, Hetzner.
 const RESOLVERS: [&str; 19] = [
     "169.254.20.10",
@@ -32,10 +32,11 @@ const RESOLVERS: [&str; 19] = [
     "fd20:ce::254",
     "fd00::10",
 ];
-/// The shortest prefix of a block that is about such a server.
+/// Shortest prefixes, IPv4 and IPv6, of a block meant for such a server.
 const NARROW: [u8; 2] = [16, 64];
 
-/// Whether whoever a rule is for has a name: single addresses are known without one, and blocks without addresses are nobody.
+/// Returns whether a rule has a peer that a pod may look up by name: blocks of up to 4 addresses and unusable blocks do
+/// not count.
 pub(super) fn may_need_names(rule: &Rule) -> bool {
     let has_name = |peer: &Peer| match peer {
         Peer::Block(block) => {
@@ -47,7 +48,7 @@ pub(super) fn may_need_names(rule: &Rule) -> bool {
     rule.peers.as_ref().is_none_or(|peers| peers.iter().any(has_name))
 }
 
-/// Whether a rule allows DNS to anybody; a name may be that.
+/// Returns whether a rule may allow DNS to some peer; a named port may be that of DNS.
 pub(super) fn may_be_dns(rule: &Rule) -> bool {
     let ports = rule.ports.as_ref().is_none_or(|ports| {
         ports.iter().any(|port| is_explicit(port) || port.port == PortMatch::Any && is_udp(port))
@@ -56,7 +57,7 @@ pub(super) fn may_be_dns(rule: &Rule) -> bool {
     ports && rule.peers.as_ref().is_none_or(is_somebody)
 }
 
-/// Whether a port is named that a name server may have.
+/// Returns whether the rule's port is explicit and may be a name server's.
 pub(super) fn is_explicit(port: &PortRule) -> bool {
     is_udp(port)
         && match &port.port {
@@ -72,7 +73,7 @@ fn is_udp(port: &PortRule) -> bool {
     port.protocol == Protocol::Udp
 }
 
-/// Whether a rule allows DNS to a name server that is no pod's.
+/// Returns whether a rule allows DNS to a name server outside of pods.
 pub(super) fn is_resolver(rule: &Rule) -> bool {
     let ports = rule.ports.as_ref().is_none_or(|ports| ports.iter().any(is_explicit));
     let is_resolver = |peer: &Peer| {

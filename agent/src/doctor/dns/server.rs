@@ -1,4 +1,4 @@
-//! A cluster's name servers: Services with a port for DNS, and what is behind them.
+//! Name servers of a cluster: Services with a DNS port, and their backends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,29 +8,29 @@ use netpold_core::model::{Key, Labels, Pod, Protocol};
 use crate::doctor::objects::{Group, Objects};
 
 const PORT: u16 = 53;
-/// Names of Services that clusters have their name server by, where no label says so.
+/// Names of name server Services in clusters that do not label them.
 const NAMES: [(&str, &str); 4] = [
     ("kube-system", "kube-dns"),
     ("kube-system", "coredns"),
     ("kube-system", "rke2-coredns-rke2-coredns"),
     ("openshift-dns", "dns-default"),
 ];
-/// Where clusters have their name server's pods, and how these are labelled.
+/// Namespace and label of a cluster's name server pods.
 const NAMESPACE: &str = "kube-system";
 const LABEL: (&str, &str) = ("k8s-app", "kube-dns");
-/// Pods of a node's cache, and the beginning of their names.
+/// Label of the pods of a node-local cache, and prefix of their names.
 const NODE_LOCAL: (&str, &str) = ("k8s-app", "node-local-dns");
 const NODE_LOCAL_NAME: &str = "node-local-dns";
 
-/// A name server, or several behind one Service.
+/// Name server, or several behind one Service.
 pub(super) struct Server<'o> {
-    /// None: pods that no Service is known of.
+    /// Service; `None` for pods without a known Service.
     service: Option<&'o Key>,
-    /// It is the one that pods ask unless they are told otherwise.
+    /// Whether pods ask this server by default.
     pub(super) is_of_cluster: bool,
-    /// Protocol, address and port of each.
+    /// Protocol, address and port of each backend.
     pub(super) backends: BTreeSet<(Protocol, IpAddr, u16)>,
-    /// It is taken for the cluster's because there is no other.
+    /// Whether the server is only assumed to be the cluster's, because there is no other.
     pub(super) is_guess: bool,
     pods: Vec<&'o Pod>,
     keys: BTreeSet<&'o Key>,
@@ -53,14 +53,14 @@ impl<'o> Server<'o> {
         Self { service, is_of_cluster, is_guess: false, backends, pods, keys }
     }
 
-    /// Where questions go: by UDP, if the server has that.
+    /// Returns the backends to ask: those by UDP, if there are any.
     pub(super) fn questions(&self) -> impl Iterator<Item = &(Protocol, IpAddr, u16)> {
         let is_udp = |it: &&(Protocol, IpAddr, u16)| it.0 == Protocol::Udp;
         let has_udp = self.backends.iter().any(|it| is_udp(&it));
         self.backends.iter().filter(move |it| !has_udp || is_udp(it))
     }
 
-    /// Whether a group of pods is the server.
+    /// Returns whether a group of pods contains the server.
     pub(super) fn is(&self, group: &Group<'_>) -> bool {
         group.pods.iter().any(|pod| self.keys.contains(&pod.key))
     }
@@ -73,7 +73,7 @@ impl<'o> Server<'o> {
         }
     }
 
-    /// A rule of a policy of the askers, on one line.
+    /// Builds an egress rule for the askers' policy, on one line.
     pub(super) fn egress_rule(&self, objects: &Objects<'_>) -> String {
         let ports = self.ports();
         let Some(pod) = self.pods.first() else {
@@ -90,7 +90,7 @@ impl<'o> Server<'o> {
         )
     }
 
-    /// A rule of a policy of the server's pods, on one line.
+    /// Builds an ingress rule for the policy of the server's pods, on one line.
     pub(super) fn ingress_rule(&self) -> String {
         format!("- {{from: [{{namespaceSelector: {{}}}}], ports: [{}]}}", self.ports())
     }
@@ -98,7 +98,7 @@ impl<'o> Server<'o> {
     fn ports(&self) -> String {
         let mut ports: BTreeSet<(Protocol, u16)> =
             self.backends.iter().map(|(protocol, _, port)| (*protocol, *port)).collect();
-        // Large answers come by TCP, also where no object mentions it.
+        // Large answers use TCP, even if no object mentions it.
         if let Some((_, port)) = ports.first().copied()
             && !ports.iter().any(|(protocol, _)| *protocol == Protocol::Tcp)
         {
@@ -110,7 +110,7 @@ impl<'o> Server<'o> {
         ports.into_iter().map(text).collect::<Vec<_>>().join(", ")
     }
 
-    /// Labels that select the server's pods: the Service's selector, else what all have in common.
+    /// Returns labels that select the server's pods: the Service's selector, else their common labels.
     fn labels(&self, objects: &Objects<'_>) -> BTreeMap<String, String> {
         let service = self.service.and_then(|key| objects.details.services.get(key));
         if let Some(service) = service.filter(|service| !service.selector.is_empty()) {
@@ -130,7 +130,7 @@ impl<'o> Server<'o> {
     }
 }
 
-/// The name servers of a cluster whose pods or nodes are among the objects; those that pods ask by default first.
+/// Returns the name servers with a pod or node among the objects; those that pods ask by default come first.
 pub(super) fn servers<'o>(objects: &Objects<'o>) -> Vec<Server<'o>> {
     let mut by_service: BTreeMap<&Key, BTreeSet<(Protocol, IpAddr, u16)>> = BTreeMap::new();
     for led in objects.leads.all() {
@@ -160,7 +160,7 @@ pub(super) fn servers<'o>(objects: &Objects<'o>) -> Vec<Server<'o>> {
     servers
 }
 
-/// Pods that are labelled as the name server, where no Service leads to them.
+/// Returns the pods with the name server's label, for clusters without a Service for them.
 fn without_service(objects: &Objects<'_>) -> BTreeSet<(Protocol, IpAddr, u16)> {
     let groups = objects.groups.iter();
     let groups = groups.filter(|group| group.namespace == NAMESPACE && has(group.labels, LABEL));
@@ -168,8 +168,8 @@ fn without_service(objects: &Objects<'_>) -> BTreeSet<(Protocol, IpAddr, u16)> {
     addresses.map(|address| (Protocol::Udp, *address, PORT)).collect()
 }
 
-/// Whether pods ask a cache at their own node, which policy always lets them reach. Where the cache has the Service's own
-/// address, what counts is the Service.
+/// Returns whether pods ask a cache on their own node, which policy always lets them reach. If the cache has the
+/// Service's own address, the Service decides.
 pub(super) fn is_node_local(objects: &Objects<'_>) -> bool {
     let caches = objects.details.running.iter().filter(|running| {
         let words = running.containers.iter().flat_map(|it| &it.words);
@@ -203,7 +203,7 @@ fn selector(labels: &BTreeMap<String, String>) -> String {
     }
 }
 
-/// Text as YAML has it within braces.
+/// Quotes text for YAML in braces, if necessary.
 fn scalar(text: &str) -> String {
     let is_plain = text.starts_with(|c: char| c.is_ascii_alphabetic())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "._/-".contains(c))

@@ -1,29 +1,29 @@
-//! The table of enforcers.
+//! Table of known enforcers.
 
-/// An enforcer, and its signs. Names of chains, tables and devices end in what may follow.
+/// Enforcer and its signs. Chains and variables match by prefix, images by suffix, other signs as a whole.
 pub(in crate::doctor) struct Enforcer {
     pub(in crate::doctor) name: &'static str,
-    /// Beginnings of iptables and nftables chains' names.
+    /// Prefixes of iptables and nftables chain names.
     pub(super) chains: &'static [&'static str],
     /// nftables tables.
     pub(super) tables: &'static [&'static str],
-    /// Pins, below the BPF file system's root.
+    /// Pins, relative to the BPF file system's root.
     pub(in crate::doctor) pins: &'static [&'static str],
-    /// Devices.
+    /// Device names.
     pub(super) devices: &'static [&'static str],
     /// Names of DaemonSets.
     pub(super) daemon_sets: &'static [&'static str],
-    /// Last names of images' repositories, without tags.
+    /// Last parts of image repositories, without tags.
     pub(super) images: &'static [&'static str],
-    /// Programs in containers' commands and arguments.
+    /// Programs in commands and arguments of containers.
     pub(super) commands: &'static [&'static str],
-    /// Names of containers, where images of the vendor have no names.
+    /// Names of containers, for vendors with image names that identify nothing.
     pub(super) containers: &'static [&'static str],
-    /// Beginnings of environment variables' names.
+    /// Prefixes of environment variable names.
     pub(super) variables: &'static [&'static str],
-    /// Arguments that switch its enforcement off.
+    /// Arguments that switch enforcement off.
     pub(super) off: &'static [&'static str],
-    /// How to switch it off.
+    /// Instructions to switch enforcement off.
     pub(super) fix: &'static str,
 }
 
@@ -45,7 +45,7 @@ const NO_SIGNS: Enforcer = Enforcer {
 const OWN_DATAPATH: &str =
     "its own datapath judges its pods: do not run netpold beside it, or move to another CNI";
 
-/// Those that are known. An entry of two that share a sign comes first.
+/// Known enforcers. A table or device of two entries is reported for the first of them.
 pub(in crate::doctor) static ENFORCERS: [Enforcer; 17] = [
     Enforcer {
         name: "Calico",
