@@ -1,4 +1,4 @@
-//! The agent's own memory: unneeded pages go back to the kernel.
+//! Memory of the agent itself: unneeded pages go back to the kernel.
 
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use tracing::debug;

@@ -24,7 +24,7 @@ enum Progress {
     NotHonoured,
     /// The agent has stopped renewing its report.
     AgentSilent,
-    /// The agent has never written a report.
+    /// No report of the agent exists, [`SILENT`](super::index::SILENT) after the Node appeared.
     NoAgent,
     /// The agent does not enforce this generation yet.
     Pending,

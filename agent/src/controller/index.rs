@@ -99,7 +99,7 @@ pub(super) enum Agent {
     Reports,
     /// No report yet, for less than [`SILENT`].
     NotYet,
-    /// No report for [`SILENT`].
+    /// No report, although the Node appeared more than [`SILENT`] ago.
     Absent,
     /// A report without a renewal for [`SILENT`].
     Silent,

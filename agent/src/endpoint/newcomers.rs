@@ -146,7 +146,7 @@ impl Veths {
         new
     }
 
-    /// Returns the poll timeout: [`AGAIN`] if an operation has to be repeated, else none.
+    /// Returns the poll timeout: short if an operation has to be repeated, else none.
     #[must_use]
     pub fn patience(&self) -> PollTimeout {
         if self.incomplete { PollTimeout::from(AGAIN) } else { PollTimeout::NONE }

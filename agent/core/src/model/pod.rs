@@ -58,7 +58,7 @@ impl Pod {
         self.second.iter().flat_map(|interface| interface.addresses.iter().copied())
     }
 
-    /// Returns the workload whose template this pod represents, if any.
+    /// Returns the workload if this pod represents its pod template.
     #[must_use]
     pub fn template(&self) -> Option<&WorkloadRef> {
         self.workload.as_deref().filter(|workload| workload.is_template)
