@@ -1,5 +1,5 @@
-//! `netpold controller`: what the agents report, gathered into a status for each `NetworkPolicy`, and the webhook that
-//! gives pods their readiness gate. One for a cluster, with a second replica that stands by.
+//! `netpold controller`: combines the agents' reports into a status for each `NetworkPolicy`, and runs the webhook that
+//! adds the readiness gate to pods. A cluster needs one replica; a second one stands by.
 //!
 //! ```text
 //! policies, pods, nodes ──┐
@@ -39,10 +39,10 @@ use crate::config::{log_filter, start_log};
 use crate::listen::{Heartbeat, Listener};
 use crate::source::cluster::{self, Access};
 
-/// Runs until it is told to end.
+/// Runs the controller until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// There is no API server to ask, or an address cannot be listened at.
+/// The configuration names no API server, or an address cannot be bound.
 pub fn run(args: ControllerArgs) -> Result<()> {
     start_log(args.log_format, log_filter(&args.log)?)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -97,7 +97,7 @@ async fn serve(args: ControllerArgs) -> Result<()> {
         _ = interrupt.recv() => Ok(()),
         ended = &mut statuses => ended.context("the controller's main loop ended")?,
     };
-    // Nothing is written any more before another may write.
+    // Status writes stop before another replica can take the Lease.
     statuses.abort();
     end.send_replace(true);
     let _ = election.await;

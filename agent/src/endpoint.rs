@@ -1,24 +1,22 @@
-//! Endpoint discovery: which interface leads to which addresses, by netlink alone.
+//! Endpoint discovery: maps the node's interfaces to the addresses behind them, by netlink alone.
 //!
-//! An endpoint's interface is a veth in our network namespace whose peer is in another one. Told of it
-//! are its name, the host routes that lead out of it and the peer's global addresses; whose it is by
-//! these is decided in `netpold_core::bindings`. No interface naming, no container runtime is asked.
+//! The interface of an endpoint is a veth in our network namespace with its peer in another one. Discovery reports its
+//! name, the host routes out of it and the global addresses of the peer; `netpold_core::bindings` derives the pod from
+//! these. Neither interface names nor the container runtime are consulted.
 //!
-//! One thread listens to three sources, all in the namespace that [`Discovery::start`] is called
-//! in:
-//! - link and route events of our namespace: veths come, go and change;
-//! - address events of every namespace that has an identifier in ours (the kernel gives one as soon
-//!   as it tells us of a veth that leads there), so that a pod's address is seen without polling;
-//!   needs `CAP_NET_BROADCAST`. A pod can make any number of them, so they are gathered: what they
-//!   lead to is bounded for each interface;
-//! - time: an interface without address is asked again in growing intervals, and everything is
-//!   listed anew every [`Settings::rescan`], in case an event did not reach us.
+//! One thread listens to three sources, all in the namespace of the caller of [`Discovery::start`]:
+//! - Link and route events of our namespace: veths appear, disappear and change.
+//! - Address events of every namespace with an identifier in ours, so that a pod's address is seen without polling. The
+//!   kernel assigns the identifier when it reports a veth with a peer in that namespace. Needs `CAP_NET_BROADCAST`. A
+//!   pod can cause any number of these events; the number of queries per interface is bounded.
+//! - Timers: an interface without an address is queried again at growing intervals, and a full listing every
+//!   [`Settings::rescan`] covers lost events.
 //!
-//! The node's other devices are told from the same events and listings, see [`Event::Devices`].
+//! The same events and listings describe the node's other devices, see [`Event::Devices`].
 //!
-//! Only differences are sent. Lost events (the socket's buffer was full) lead to a new listing at
-//! once. A thread and not a task: a listing waits for the kernel's configuration lock, which the
-//! removal of a namespace holds for tens of milliseconds.
+//! Discovery sends only differences. Lost events (overrun of the socket's buffer) cause a listing at once. It is a
+//! thread and not a task: a listing waits for the kernel's RTNL lock, which the removal of a namespace holds for tens
+//! of milliseconds.
 
 mod device;
 mod event;
@@ -49,7 +47,7 @@ const OWN_GROUPS: [u32; 3] = [1, 7, 11];
 /// `RTNLGRP_IPV4_IFADDR`, `RTNLGRP_IPV6_IFADDR`
 const ADDRESS_GROUPS: [u32; 2] = [5, 9];
 
-/// How discovery goes about it.
+/// Parameters of discovery.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Interval of full listings.
@@ -64,7 +62,7 @@ impl Default for Settings {
     }
 }
 
-/// Discovery could not start.
+/// Failure to start discovery.
 #[derive(Debug, thiserror::Error)]
 #[error("endpoint discovery: {operation}: {cause}")]
 pub struct Error {
@@ -72,21 +70,21 @@ pub struct Error {
     cause: io::Error,
 }
 
-/// A running discovery; stops on drop.
+/// Running discovery; stops on drop.
 #[derive(Debug)]
 pub struct Discovery {
     counters: Arc<Counters>,
-    /// Closed to stop the thread.
+    /// Stops the thread when closed.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Discovery {
-    /// Starts discovery in the network namespace of the calling thread. It ends when the receiver
-    /// is dropped or the returned value is.
+    /// Starts discovery in the network namespace of the calling thread. It ends when the receiver or the returned value
+    /// is dropped.
     ///
     /// # Errors
-    /// The netlink sockets or the thread cannot be made.
+    /// A netlink socket or the thread cannot be created.
     pub fn start(settings: Settings, events: mpsc::Sender<Event>) -> Result<Self, Error> {
         let failed = |operation| move |cause| Error { operation, cause };
         let buffer = settings.receive_buffer;
@@ -107,13 +105,13 @@ impl Discovery {
         Ok(Self { counters, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// What it has been through.
+    /// Counters of this discovery.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Whether it still runs; it only ends by itself when the receiver is gone.
+    /// Whether the thread runs. It ends by itself only after the receiver is dropped.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
@@ -122,7 +120,7 @@ impl Discovery {
 
 impl Drop for Discovery {
     fn drop(&mut self) {
-        // Not joined: the thread may be waiting for room in the channel, and owns all it uses.
+        // Not joined: the thread may block on the full channel. It owns everything it uses.
         drop(self.stop.take());
         drop(self.thread.take());
     }

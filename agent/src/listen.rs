@@ -132,7 +132,7 @@ impl Heartbeat {
     }
 }
 
-/// Sources of the answers.
+/// State behind the responses.
 #[derive(Clone)]
 struct Answers {
     metrics: Arc<Metrics>,
@@ -155,7 +155,7 @@ impl Listener {
     /// Opens the listener. Needs a tokio runtime.
     ///
     /// # Errors
-    /// The address is taken or not one of this machine's.
+    /// The address is in use, or is not an address of this machine.
     pub fn start(
         address: ListenAddress,
         metrics: Arc<Metrics>,
@@ -226,7 +226,7 @@ impl AdmitConnection for Places {
     }
 }
 
-/// Whether the node itself has connected, from one of its addresses to the same one, as the kubelet's probes do.
+/// Whether the connection comes from the node itself, from one address to the same one, as with the kubelet's probes.
 fn is_own(stream: &TcpStream, peer: SocketAddr) -> bool {
     stream.local_addr().is_ok_and(|local| local.ip() == peer.ip())
 }
@@ -249,7 +249,7 @@ async fn metrics_text(State(answers): State<Answers>) -> Response {
     metrics_response(answers.metrics.text())
 }
 
-/// Response to a scrape.
+/// Builds the response to a scrape.
 pub(crate) fn metrics_response(text: Result<String, fmt::Error>) -> Response {
     match text {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),

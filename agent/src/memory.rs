@@ -1,4 +1,4 @@
-//! The agent's own memory: unneeded pages go back to the kernel.
+//! Memory of the agent itself: unneeded pages go back to the kernel.
 
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use tracing::debug;
@@ -38,7 +38,7 @@ fn leave_binary_to_the_cache() {
     }
 }
 
-/// Mappings of the binary with the unchanged content of the file.
+/// Returns the mappings of the binary with the unchanged content of the file.
 fn binary() -> procfs::ProcResult<Vec<MemoryMap>> {
     let process = Process::myself()?;
     let binary = MMapPath::Path(process.exe()?);
@@ -66,7 +66,7 @@ fn leave(map: &MemoryMap) {
 mod tests {
     use super::*;
 
-    /// Resident bytes of the binary.
+    /// Returns the resident bytes of the binary.
     fn resident() -> u64 {
         let size = |map: &MemoryMap| map.extension.map.get("Rss").copied().unwrap();
         binary().unwrap().iter().map(size).sum()

@@ -1,8 +1,8 @@
 //! Blocking netlink: connections for rtnetlink requests, listeners for its events, and single netfilter requests.
 //!
-//! Requests to rtnetlink are the library's typed messages. Answers are only split into attributes: a typed parse fails
-//! as a whole if a newer kernel changes one attribute, and the agent needs a handful. Sockets stay in the network
-//! namespace in which they were opened.
+//! Requests to rtnetlink are the library's typed messages. Responses are only split into attributes: a typed parser
+//! rejects the whole message if a newer kernel changes one attribute, and the agent needs a handful of them. Sockets
+//! stay in the network namespace in which they were opened.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -23,7 +23,7 @@ pub(crate) const NETFILTER_HEADER: usize = 4;
 /// Attempts to read a dump without a change in the middle.
 const DUMP_ATTEMPTS: u32 = 8;
 
-/// One message of an answer or event, without the netlink header.
+/// One message of a response or event, without the netlink header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message<'a> {
     /// `RTM_*`
@@ -33,18 +33,18 @@ pub(crate) struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// 32 bits of the fixed header, in host byte order.
+    /// Returns the 32 bits at `offset`, in host byte order.
     pub(crate) fn word(&self, offset: usize) -> Option<u32> {
         word(self.payload.get(offset..)?)
     }
 
-    /// The attributes after a fixed header of `header` bytes: type without flags, and value.
+    /// Returns the attributes after a fixed header of `header` bytes: type without flags, and value.
     pub(crate) fn attributes(&self, header: usize) -> impl Iterator<Item = (u16, &'a [u8])> {
         attributes(self.payload.get(header..).unwrap_or_default())
     }
 }
 
-/// The attributes in a buffer, up to the first malformed one.
+/// Returns the attributes in a buffer, up to the first malformed one.
 pub(crate) fn attributes(buffer: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(buffer).map_while(Result::ok).map(|nla| {
         let (kind, length) = (nla.kind(), nla.value_length());
@@ -53,12 +53,12 @@ pub(crate) fn attributes(buffer: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// The first 32 bits, host byte order.
+/// Returns the first 32 bits, in host byte order.
 pub(crate) fn word(bytes: &[u8]) -> Option<u32> {
     bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// Connection for requests and their answers.
+/// Connection for requests and their responses.
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: Socket,
@@ -116,7 +116,7 @@ impl Connection {
         self.socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).map(drop)
     }
 
-    /// Calls `each` for every answer to the last request; returns whether the answers are consistent.
+    /// Calls `each` for every response to the last request. Returns whether the dump is consistent.
     fn answers(&mut self, each: &mut dyn FnMut(Message<'_>)) -> io::Result<bool> {
         let mut consistent = true;
         loop {
@@ -137,7 +137,8 @@ impl Connection {
 }
 
 /// Sends netfilter a request (`linux/netfilter/nfnetlink.h`) with attributes for an address family (0: all), in the
-/// calling thread's network namespace. `flags` must ask for a dump or an acknowledgement. Calls `each` for the answer.
+/// calling thread's network namespace. `flags` must request a dump or an acknowledgement. Calls `each` for every
+/// response.
 pub(crate) fn ask_netfilter(
     kind: u16,
     flags: u16,
@@ -173,7 +174,7 @@ struct Header {
     flags: u16,
 }
 
-/// The error in an acknowledgement or at the end of a dump: a negative errno, or 0.
+/// Returns the error in an acknowledgement or at the end of a dump: a negative errno, or 0.
 fn status(message: Message<'_>) -> io::Result<()> {
     match message.word(0).map(u32::cast_signed) {
         Some(code) if code < 0 => Err(io::Error::from_raw_os_error(-code)),
@@ -282,7 +283,7 @@ impl AsFd for Listener {
     }
 }
 
-/// The identifier in the ancillary data of a message from another namespace.
+/// Returns the namespace identifier in the ancillary data of a message from another namespace.
 ///
 /// # Safety
 /// `header` was filled in by recvmsg, and its control buffer still exists.

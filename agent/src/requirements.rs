@@ -65,7 +65,7 @@ fn interprets() -> bool {
     std::fs::read_to_string(JIT).is_ok_and(|enabled| enabled.trim() == "0")
 }
 
-/// Description of a required feature that this kernel reports as missing.
+/// Returns the description of a required feature that this kernel reports as missing.
 fn lacking(kernel: Features, interprets: bool) -> Option<&'static str> {
     if kernel.mappable_arrays == Some(false) {
         return Some(
@@ -100,7 +100,7 @@ pub fn warn_of_lacks(mode: Mode) {
     }
 }
 
-/// Optional features that this kernel lacks.
+/// Returns warnings about optional features that this kernel lacks.
 pub(crate) fn lacks_here(mode: Mode) -> Vec<&'static str> {
     let jit = std::fs::read_to_string(JIT);
     lacks(mode, jit.ok().as_deref())
@@ -144,7 +144,7 @@ fn privileges(status: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Answers of real kernels. The version does not count: 5.14 of RHEL 9 has all required features.
+    /// Probe results of real kernels. The version does not count: 5.14 of RHEL 9 has all required features.
     #[test]
     fn kernels() {
         let all = Features {

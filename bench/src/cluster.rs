@@ -75,7 +75,7 @@ impl Local {
         Self { ifindex, number: 2, isolated: false }
     }
 
-    /// Another pod under the same policy.
+    /// A second pod under the same policy.
     pub(crate) fn also_isolated(ifindex: u32) -> Self {
         Self { ifindex, number: 2, isolated: true }
     }

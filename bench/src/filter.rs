@@ -11,7 +11,7 @@ use crate::world::World;
 
 /// A filter between interfaces.
 pub(crate) enum Filter {
-    /// Nothing.
+    /// No filter.
     None,
     /// An empty program at every hook.
     Empty(OwnedFd),

@@ -154,9 +154,9 @@ impl Family {
         Ok(Self { v6, allowed, denied, probes })
     }
 
-    /// Runs every case once, each in the state that the previous ones left: new flows; their first replies (not timed);
-    /// forward packets whose conntrack entries have no verdict of the present policy, as after every change of policy;
-    /// and once both directions were judged, replies and forward packets.
+    /// Runs every case once, each in the state left by the previous ones: new flows; their first replies (not timed);
+    /// forward packets with conntrack entries that lack a verdict of the present policy, as after every change of
+    /// policy; and, once both directions are judged, replies and forward packets.
     fn round(&mut self, world: &World, effort: Effort) -> Result<()> {
         let flows = self.allowed.count();
         // Clearing may write directly to memory, past the caches, at the expense of the first reader. So another

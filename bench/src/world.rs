@@ -60,7 +60,7 @@ impl World {
     /// A world with tables of these initial sizes.
     ///
     /// # Errors
-    /// As for [`World::new`].
+    /// Same as [`World::new`].
     pub(crate) fn sized(
         pins: &Path,
         changes: Vec<Change>,

@@ -1,4 +1,4 @@
-//! `cargo xtask cluster DIR`: a real Kubernetes of two nodes on this machine, with netpold in it.
+//! `cargo xtask cluster DIR`: a Kubernetes cluster of two nodes on this machine, with netpold installed.
 //!
 //! ```text
 //! oak: network, mount, PID namespace          elm: the same
@@ -8,9 +8,9 @@
 //!  └─ eth0 ────────────── veth ────────────────└─ eth0
 //! ```
 //!
-//! DIR holds the released binaries of any version. No registry, no container runtime of the machine
-//! and no network of it is used, and nothing in there has a way out. All that a node writes is in
-//! `target/cluster`, in file systems of its own, and in a cgroup of its own.
+//! DIR contains the release binaries of any version. The cluster uses no registry and neither the machine's container
+//! runtime nor its network, and has no route out. Nodes write only to `target/cluster` and file systems of their own,
+//! each in its own cgroup.
 
 mod audit;
 mod binaries;
@@ -42,15 +42,15 @@ use kubectl::Kubectl;
 use layout::{Cni, Family, Layout, Proxy};
 use state::State;
 
-/// Names the folder for `cargo xtask test`, which CI does not have.
+/// Environment variable with the folder for `cargo xtask test`; CI has no such folder.
 const VARIABLE: &str = "NETPOLD_KUBERNETES_DIR";
 
 /// Arguments of `cargo xtask cluster`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Folder with kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and
-    /// kubectl of one release; used if there: e2e.test, agnhost, images/*.tar, CNI plugins, etcd,
-    /// containerd with its shim and ctr, runc, busybox (static)
+    /// Folder with kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy and kubectl of one
+    /// release; optional: e2e.test, agnhost, images/*.tar, CNI plugins, etcd, containerd with its shim and ctr, runc,
+    /// busybox (static)
     #[arg(value_name = "DIR")]
     folder: PathBuf,
     #[command(flatten)]
@@ -59,32 +59,32 @@ pub(crate) struct Options {
     command: Option<Command>,
 }
 
-/// What is to be done; all of it, one after the other, if nothing is named.
+/// Step to run. Without one: `Up`, all checks that need no other image, `Down`.
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Start the cluster and install netpold; ends the one that was there
+    /// Start the cluster and install netpold; replaces a running cluster
     Up,
-    /// Check that policy is enforced between pods, and what says so
+    /// Check that policy is enforced between pods, and that its reported status is right
     Smoke,
-    /// Replace fifty pods behind a Service, under default deny, while allowed and denied clients ask
+    /// Replace fifty pods behind a Service, under default deny, while allowed and denied clients send requests
     Rollout,
     /// Start isolated pods while the agents are replaced by others of the same image (`rollout restart`)
     Restart,
     /// Start isolated pods while the agents are killed (SIGKILL), several times
     Kill,
-    /// Start isolated pods while another netpold is rolled out, and the former one again (`rollout undo`)
+    /// Start isolated pods while another netpold is rolled out and rolled back (`rollout undo`)
     Upgrade {
         /// Static netpold of the other image
         #[arg(value_name = "PATH")]
         to: PathBuf,
     },
-    /// Reboot the second node: what is pinned in its kernel is gone, its disk is not
+    /// Reboot the second node: state pinned in its kernel is lost, its disk is kept
     Reboot,
-    /// Show what netpold has asked the API server, by the audit log; fails where it was refused
+    /// Show netpold's requests to the API server from the audit log; fails if one was refused
     Audit,
     /// Run Kubernetes' own NetworkPolicy tests (e2e.test)
     E2e {
-        /// Of these tests those whose names match
+        /// Run only tests with a matching name
         #[arg(value_name = "REGEX", default_value = "")]
         focus: String,
     },
@@ -94,14 +94,14 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
         arguments: Vec<String>,
     },
-    /// End the cluster, also one that was left half started
+    /// End the cluster, even if only partly started
     Down,
 }
 
-/// Runs what was asked for.
+/// Runs the given step, or all.
 ///
 /// # Errors
-/// Naming the step that failed.
+/// A step failed; the error names it.
 pub(crate) fn run(options: &Options) -> Result<()> {
     ensure!(is_root(), "a cluster in namespaces needs root: run `cargo xtask cluster` as root");
     let state = State::new()?;
@@ -130,10 +130,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
 }
 
-/// For `cargo xtask test`: everything, if a folder was named.
+/// Runs all steps for `cargo xtask test` if the environment names a folder.
 ///
 /// # Errors
-/// Naming the step that failed.
+/// A step failed; the error names it.
 pub(crate) fn test() -> Result<()> {
     let Some(folder) = std::env::var_os(VARIABLE).filter(|folder| !folder.is_empty()) else {
         step::warning(&format!(
@@ -171,7 +171,7 @@ fn everything(state: &State, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Everything that needs no other image.
+/// Runs the checks that need no other image.
 fn checks(state: &State, binaries: &Binaries, kubectl: &Kubectl) -> Result<()> {
     smoke::run(kubectl)?;
     rollout::run(state, kubectl)?;
@@ -186,11 +186,11 @@ fn checks(state: &State, binaries: &Binaries, kubectl: &Kubectl) -> Result<()> {
     audit::run(state)
 }
 
-/// Ends what it began when dropped.
+/// Running cluster. Drop ends it.
 struct Cluster<'a>(&'a State);
 
 impl Cluster<'_> {
-    /// It stays until `down`.
+    /// Leaves the cluster running until `down`.
     fn keep(self) {
         std::mem::forget(self);
     }
@@ -229,7 +229,7 @@ fn up<'a>(state: &'a State, binaries: &Binaries, layout: &Layout) -> Result<Clus
     Ok(cluster)
 }
 
-/// For people who look for the cause of a failure.
+/// Prints the last log lines, pods and events, for the analysis of a failure.
 fn show_state(state: &State, folder: &Path) {
     state.show_logs();
     let Ok(kubectl) = Kubectl::of(state, folder) else { return };
@@ -240,7 +240,7 @@ fn show_state(state: &State, folder: &Path) {
     }
 }
 
-/// Nodes, network, control plane.
+/// Starts the nodes, their network and the control plane.
 fn begin(state: &State, binaries: &Binaries, layout: &Layout) -> Result<Kubectl> {
     step::title("two nodes in namespaces of this machine");
     layout.save(state)?;
@@ -268,10 +268,10 @@ fn told_how(options: &Options) {
     step::note(&format!("{command} down"));
 }
 
-/// Waits for something, looking several times a second.
+/// Calls `look` several times per second until it succeeds, and returns its value.
 ///
 /// # Errors
-/// When it has not come true in time, with the last answer, or after an interrupt.
+/// `look` did not succeed in time (its last error), or the process was interrupted.
 fn wait<T>(
     what: &str,
     patience: std::time::Duration,
@@ -295,7 +295,7 @@ fn wait<T>(
     }
 }
 
-/// Writes a file, with the folders above it.
+/// Writes a file and creates its parent folders.
 fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
     let writing = || format!("cannot write {}", path.display());
     if let Some(folder) = path.parent() {

@@ -170,7 +170,7 @@ impl Bindings {
         bound.filter(|(_, bound)| bound.second)
     }
 
-    /// Binds what an earlier agent had bound to the same pods.
+    /// Restores the bindings of an earlier agent to the same pods.
     fn recognise(&mut self, cluster: &Cluster) {
         if self.claims.veths.values().all(|held| held.inherited.is_none()) {
             return;

@@ -1,6 +1,6 @@
 //! Limits on the size of a policy, and of all policies of one namespace on one node.
 //!
-//! The limits count what objects contain, not compile time, so the outcome depends on the objects alone. A policy
+//! The limits count the contents of objects, not compile time, so the outcome depends on the objects alone. A policy
 //! beyond its budget isolates the pods it selects and grants nothing, like an invalid one; other policies are not
 //! affected.
 

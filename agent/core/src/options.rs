@@ -11,17 +11,17 @@ use crate::ops::Capacity;
 /// Endpoints that drop packets with a foreign source address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CheckSource {
-    /// None.
+    /// No endpoints.
     Off,
-    /// Endpoints that are isolated in a direction.
+    /// Endpoints isolated in a direction.
     Isolated,
-    /// All.
+    /// All endpoints.
     #[default]
     All,
 }
 
-/// Endpoints exempt from the source check: gateways, virtual machines. Set by the operator of the node, because a
-/// tenant could otherwise exempt his own pods and pretend to be any other.
+/// Endpoints exempt from the source check: gateways, virtual machines. Set by the operator of the node: tenants could
+/// otherwise exempt their own pods and impersonate any other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceExempt {
     /// Namespaces in which a pod may opt out, see [`crate::model::Pod::foreign_sources`].
@@ -40,29 +40,28 @@ impl SourceExempt {
     }
 }
 
-/// Which further interfaces of pods are under policy.
+/// Further interfaces under policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SecondInterfaces {
-    /// All. In a namespace with [`SECOND_OPEN`] those with known addresses; the others are open there.
+    /// All, except interfaces without known addresses in a namespace with [`SECOND_OPEN`]: these are open.
     #[default]
     Enforce,
-    /// The same; but those whose addresses are not known send nothing.
+    /// Same as `Enforce`, but enforced interfaces without known addresses send nothing.
     Strict,
-    /// None: they are open.
+    /// None: all further interfaces are open.
     Off,
 }
 
-/// The label of a namespace, and its value, by which further interfaces whose addresses are not known are not under
-/// policy there.
+/// Label of a namespace, with its value, that exempts further interfaces without known addresses from policy there.
 pub const SECOND_OPEN: (&str, &str) = ("netpold.io/second-interfaces", "open");
 
-/// What an interface gets that appears while its pod is not known.
+/// Treatment of a new interface while its pod is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NewPods {
     /// No restrictions.
     #[default]
     Allow,
-    /// Only the own node may reach it and be reached, until its pod is known.
+    /// Only traffic with the own node, until the pod is known.
     Deny,
 }
 
@@ -81,9 +80,9 @@ pub struct Options {
     pub new_pods: NewPods,
     /// Further interfaces of pods.
     pub second_interfaces: SecondInterfaces,
-    /// Where addresses of further networks count.
+    /// Blocks in which addresses of further networks count.
     pub second_networks: SecondNetworks,
-    /// First endpoint number to hand out; greater than any that conntrack still knows.
+    /// First endpoint number to assign; greater than any in the conntrack tables.
     pub first_endpoint_id: u32,
     /// Numbers of endpoints that an earlier agent installed, by interface index and `Endpoint::uid_hash`.
     pub known_endpoints: BTreeMap<(u32, u64), u32>,

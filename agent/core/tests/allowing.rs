@@ -106,7 +106,7 @@ fn every_rule_that_allows_alone_is_found_and_no_other() {
     assert!(flows > 1_000 && several > 100, "{flows} {several}");
 }
 
-/// What a flow costs does not grow with the rules, whether they name blocks or pods.
+/// The cost of a flow does not grow with the number of rules, neither with blocks nor with pods as peers.
 #[test]
 fn few_of_many_rules_are_compared() {
     use netpold_core::model::{IpBlock, Peer};

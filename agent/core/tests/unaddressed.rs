@@ -1,4 +1,4 @@
-//! Pods without an address: what is told of them holds at every address that they may get.
+//! Verdicts for pods without an address hold at every address that the pods can get.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,10 +13,10 @@ use netpold_testkit::oracle::Oracle;
 const CLUSTERS: u64 = 1500;
 const RANGE: &str = "10.0.0.0/14";
 const PORTS: [u16; 6] = [53, 79, 80, 443, 8080, 65535];
-/// Addresses of each pod that the oracle is asked for.
+/// Number of addresses per pod and probe to compare with the oracle.
 const ADDRESSES: usize = 12;
 
-/// The objects, with these addresses of these pods.
+/// Returns the objects, with the given addresses of these pods.
 fn with<C: FromIterator<Change>>(objects: &[Change], given: &[(&Key, Option<IpAddr>)]) -> C {
     let place = |object: &Change| {
         let Change::Pod(pod) = object else { return object.clone() };
@@ -28,7 +28,8 @@ fn with<C: FromIterator<Change>>(objects: &[Change], given: &[(&Key, Option<IpAd
     objects.iter().map(place).collect()
 }
 
-/// Ends of the blocks that policies name, and their neighbours, in the range; nothing that the objects have.
+/// Returns the ends of the policies' blocks and their neighbours, as far as they are in the range and belong to no
+/// object.
 fn addresses(cluster: &netpold_core::cluster::Cluster, range: IpNet) -> Vec<IpAddr> {
     let mut found = BTreeSet::from([IpAddr::from([10, 0, 0, 9]), IpAddr::from([10, 2, 3, 4])]);
     let of_policies = cluster.policies().values();
@@ -136,7 +137,7 @@ fn verdicts_hold_at_every_address() {
         }
     }
     assert!(allowed > 1000 && denied > 1000, "{allowed} allowed, {denied} denied");
-    // What cannot be told does depend on the address, as far as a few addresses show it.
+    // Unknown verdicts do depend on the address, as far as a few addresses show it.
     assert!(
         unknown > 100 && both_seen * 4 > unknown,
         "{unknown} unknown, {both_seen} seen to differ"

@@ -1,6 +1,6 @@
-//! The webhook's certificates: an authority of our own for each, whose key is forgotten once it has signed. They are
-//! kept in a Secret that the replicas share. The API server knows an authority before the first certificate of it is
-//! served, and still does for as long as a replica may serve the one before:
+//! Certificates of the webhook. Each server certificate has its own authority; the authority's key is dropped after the
+//! one signature. A Secret holds the certificates for all replicas. The `caBundle` contains an authority before any
+//! replica serves its certificate, and for as long as a replica may still serve the previous one:
 //!
 //! ```text
 //! age of the current one    0 ──────────── 2/3 ───────────── + 1/12 ──────────── 1
@@ -42,37 +42,37 @@ use super::lease::Leading;
 
 /// Name of the Secret.
 const SECRET: &str = "netpold-controller-tls";
-/// What of it has the certificates.
+/// Field of the Secret with the certificates.
 const FIELD: &str = "certificates.json";
 /// Name of the webhook's configuration.
 const CONFIGURATION: &str = "netpold-readiness-gate";
-/// Certificates are good from before they were made: clocks differ.
+/// Seconds between `notBefore` and the time of issue, for clients with a clock that is slow.
 const BACKDATED: u64 = 300;
-/// Changes of the webhook's configuration that come together are one.
+/// Delay after a change of the webhook's configuration, so that consecutive changes cause one turn.
 const GATHER: Duration = Duration::from_millis(100);
-/// A round with the API server may take so long.
+/// Timeout of one [`Keeper::turn`].
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// A certificate, and the authority that signed it; PEM.
+/// Server certificate with its key and the authority that signed it, in PEM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Issued {
     authority: String,
     certificate: String,
     key: String,
-    /// In seconds since the epoch.
+    /// Time of issue, in seconds since the epoch.
     issued: i64,
-    /// In seconds since the epoch.
+    /// Time of expiry, in seconds since the epoch.
     expires: i64,
 }
 
-/// What the Secret holds.
+/// Content of the Secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Certificates {
-    /// What is served.
+    /// Certificate in use.
     current: Issued,
-    /// What will be.
+    /// Successor of `current`, once issued.
     next: Option<Issued>,
-    /// Authority of the one that was served before.
+    /// Authority of the certificate before `current`.
     previous: Option<String>,
 }
 
@@ -88,7 +88,7 @@ impl Issued {
             params.distinguished_name.push(DnType::CommonName, name);
             Ok::<_, rcgen::Error>(params)
         };
-        // Authorities in one bundle have names of their own.
+        // Authorities in one bundle need distinct subject names.
         let mut of_authority = params(&[], format!("netpold-controller {now}"))?;
         of_authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         of_authority.key_usages =
@@ -118,7 +118,7 @@ impl Issued {
 }
 
 impl Certificates {
-    /// What is to come of these now; `None`: they stay as they are.
+    /// Returns the next state at the time `now`, or `None` while nothing changes.
     fn step(
         &self,
         now: i64,
@@ -144,7 +144,7 @@ impl Certificates {
         }
     }
 
-    /// The authorities that the API server is to trust.
+    /// Returns the authorities for the `caBundle`, concatenated.
     fn bundle(&self) -> String {
         let next = self.next.as_ref().map(|next| next.authority.as_str());
         [Some(&*self.current.authority), next, self.previous.as_deref()]
@@ -154,7 +154,7 @@ impl Certificates {
     }
 }
 
-/// What is served: replaced while connections go on.
+/// Certificate that the TLS server presents; replaceable while connections are open.
 #[derive(Debug, Default)]
 pub(super) struct Served {
     key: RwLock<Option<Arc<CertifiedKey>>>,
@@ -163,13 +163,13 @@ pub(super) struct Served {
 }
 
 impl Served {
-    /// There is something to serve.
+    /// Whether there is a certificate to present.
     pub(super) fn is_there(&self) -> bool {
         self.key.read().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// The API server was last seen to have a configuration of the webhook with the authorities of what is served: pods
-    /// that are created get their readiness gate.
+    /// Whether the `caBundle` of every webhook in the cluster's configuration matched the Secret when last read. Only
+    /// then do new pods get their readiness gate.
     pub(super) fn is_trusted(&self) -> bool {
         self.trusted.load(Ordering::Relaxed)
     }
@@ -181,7 +181,7 @@ impl ResolvesServerCert for Served {
     }
 }
 
-/// Keeps the certificates.
+/// Issues, renews and loads the certificates, and maintains the `caBundle`.
 pub(super) struct Keeper {
     secrets: Api<Secret>,
     configurations: Api<MutatingWebhookConfiguration>,
@@ -189,9 +189,10 @@ pub(super) struct Keeper {
     lifetime: Duration,
     leading: Leading,
     served: Arc<Served>,
-    /// What is served now.
+    /// Certificate in [`Served`].
     current: Option<Issued>,
-    /// The API server was last seen to trust what the Secret has.
+    /// Whether this replica leads and found or made the `caBundle` current in its last turn, or found no configuration.
+    /// A condition for promoting [`Certificates::next`].
     trusted: bool,
 }
 
@@ -219,13 +220,13 @@ impl Keeper {
         (keeper, served)
     }
 
-    /// Keeps them until the election ends. The webhook's configuration is looked at as soon as it changes: until it has
-    /// the authorities, pods are created without the gate.
+    /// Runs a turn at regular intervals, and after each change of the webhook's configuration: until it has the
+    /// `caBundle`, new pods get no gate. Returns when the election ends.
     pub(super) async fn run(mut self) {
         let pause = (self.lifetime / 60).clamp(Duration::from_secs(1), Duration::from_secs(30));
         let mut failing = false;
         let changes = watch_object(self.configurations.clone(), CONFIGURATION).default_backoff();
-        // What is wrong with the watch is wrong with the looks too, which say so.
+        // Errors of the watch are not logged: the requests of the next turn fail for the same reason and are logged.
         let mut changes = changes.filter(|change| ready(change.is_ok())).boxed();
         loop {
             let outcome = tokio::time::timeout(PATIENCE, self.turn()).await;
@@ -289,7 +290,7 @@ impl Keeper {
         new.context("no certificate can be made")
     }
 
-    /// It must be as it was read: another replica may just have become the leader.
+    /// Writes the Secret on condition of its resource version: another replica may have become the leader.
     async fn write(&self, secret: Option<Secret>, new: &Certificates) -> Result<()> {
         let data = BTreeMap::from([(FIELD.to_owned(), ByteString(serde_json::to_vec(new)?))]);
         let params = PostParams::default();
@@ -308,8 +309,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Has the API server trust these authorities, if it is to ask the webhook at all and this replica leads; whether it
-    /// does.
+    /// Compares the `caBundle` of the webhook's configuration with `bundle`, and patches it if this replica leads.
+    /// Returns whether they match afterwards; `false` if there is no configuration.
     async fn trust(&self, bundle: &str, leads: bool) -> Result<bool> {
         let Some(configuration) = self.configurations.get_opt(CONFIGURATION).await? else {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! What the nodes say of a policy, together: its status.
+//! Combination of the nodes' reports about a policy into the policy's status.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use netpold_core::model::Key;
@@ -6,31 +6,31 @@ use netpold_core::model::Key;
 use super::index::{Agent, Index, KnownPolicy, Now, OnNode, clipped};
 use crate::api::{NodeCounts, NodeFailure, PolicyReport};
 
-/// Condition: all of the policy is honoured.
+/// Condition: every part of the policy is honoured.
 pub(super) const ACCEPTED: &str = "Accepted";
-/// Condition: it is in force on every node with a pod that it selects.
+/// Condition: the policy is in force on every node with a pod that it selects.
 pub(super) const ENFORCING: &str = "Enforcing";
-/// Nodes that are named.
+/// Maximum number of nodes in `notEnforced`.
 const NAMED: usize = 16;
 /// Longest message of a condition or a node, in bytes.
 const MESSAGE_MAX: usize = 1024;
-/// What the agent's messages have in them of a policy that grants nothing at all.
+/// Substring of an agent's message about a policy that grants nothing at all.
 const CLOSED: &str = "closed: ";
 
-/// How far a node is with a policy.
+/// Progress of a node with a policy, worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Progress {
-    /// The tables do not hold it, so it grants nothing.
+    /// The policy exceeds the node's tables and grants nothing.
     NotHonoured,
-    /// The agent has fallen silent.
+    /// The agent has stopped renewing its report.
     AgentSilent,
-    /// There is no agent.
+    /// No report of the agent exists, [`SILENT`](super::index::SILENT) after the Node appeared.
     NoAgent,
-    /// It will be in force.
+    /// The agent does not enforce this generation yet.
     Pending,
-    /// The agent has more policies than it can speak of.
+    /// The agent's report is full and omits the policy.
     NotLookedAt,
-    /// This generation is in force.
+    /// The node enforces this generation.
     Enforced,
 }
 
@@ -78,17 +78,18 @@ impl Progress {
     }
 }
 
-/// Of a policy on trial.
+/// Message of the condition `Enforcing` of a policy in audit mode.
 const ON_TRIAL: &str = "on trial (annotation netpold.io/enforcement: audit): it denies nothing";
 
-/// A condition without its time.
+/// Condition without its time.
 struct Judgement {
     status: &'static str,
     reason: &'static str,
     message: String,
 }
 
-/// The status of a policy, with the times of the former one where nothing changed; `None`: there is no such policy.
+/// Returns the status of a policy, or `None` if the policy does not exist. A condition with an unchanged status keeps
+/// the transition time of the former report.
 pub(super) fn evaluate(
     index: &Index,
     key: &Key,
@@ -134,7 +135,7 @@ fn failure(on: &OnNode<'_>, progress: Progress, generation: i64) -> NodeFailure 
     }
 }
 
-/// All of the policy is honoured: nothing of it was not understood, and it is not more than the nodes' tables hold.
+/// Returns the condition `Accepted`: every part of the policy was decoded, and the policy fits into the nodes' tables.
 fn accepted(policy: &KnownPolicy, on_nodes: &[OnNode<'_>]) -> Judgement {
     let judgement = |status, reason, message: &str| Judgement {
         status,
@@ -147,7 +148,7 @@ fn accepted(policy: &KnownPolicy, on_nodes: &[OnNode<'_>]) -> Judgement {
     let current = |on: &&OnNode<'_>| {
         on.entry.is_some_and(|entry| entry.generation == policy.version.generation)
     };
-    // A message of a policy that is in force says which part grants nothing.
+    // A message about a policy in force names the part that grants nothing.
     let complaint = on_nodes.iter().filter(current).find_map(|on| {
         let entry = on.entry.filter(|it| !it.message.is_empty())?;
         (entry.enforced || entry.message.contains(CLOSED)).then_some((on.node, &entry.message))
@@ -199,7 +200,7 @@ fn condition(
     }
 }
 
-/// Seconds are all that the API keeps.
+/// Truncates to seconds, the resolution of `metav1.Time`.
 fn time(now: Now) -> Time {
     Time(k8s_openapi::jiff::Timestamp::from_second(now.unix).unwrap_or_default())
 }

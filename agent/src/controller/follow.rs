@@ -1,4 +1,4 @@
-//! netpold's own kinds, followed as they change.
+//! Watches of netpold's own kinds.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -14,21 +14,21 @@ use tracing::{debug, info, warn};
 
 use crate::source::cluster::answer::is_quiet;
 
-/// Objects a page: a report of a node may have 400 kB.
+/// Page size of lists: a node's report can have 400 kB.
 const PAGE: u32 = 50;
 
-/// What became of an object.
+/// Event of a watch.
 #[derive(Debug)]
 pub(super) enum Seen<K> {
-    /// It is this now.
+    /// The object was created or changed.
     Is(K),
-    /// It is gone; of kinds without namespaces the key's is empty.
+    /// The object with this key is gone. The namespace is empty for cluster-scoped kinds.
     Gone(Key),
-    /// All there are were named.
+    /// The initial list is complete.
     Listed,
 }
 
-/// Follows a kind until nobody listens any more.
+/// Sends the events of a kind until the receiver is dropped.
 pub(super) async fn follow<K>(client: Client, said: mpsc::Sender<Seen<K>>)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -44,7 +44,7 @@ where
     while let Some(event) = events.next().await {
         let event = match event {
             Ok(event) => event,
-            // A kind that does not change: kube asks for it again.
+            // The watch of a kind without changes ends by timeout; kube opens another one.
             Err(error) if is_quiet(&error) => {
                 debug!("nothing came on the watch of {}: asked for again", K::plural(&()));
                 continue;
@@ -92,7 +92,7 @@ where
     }
 }
 
-/// Which object this is.
+/// Returns the key of an object.
 pub(super) fn key<K: Resource>(object: &K) -> Key {
     let metadata = object.meta();
     Key::new(

@@ -17,7 +17,7 @@ use super::lease::Leading;
 use super::statuses::Counters;
 use crate::listen::{Heartbeat, metrics_response};
 
-/// What requests are answered from.
+/// State behind the HTTP endpoints.
 #[derive(Clone)]
 pub(super) struct Health {
     pub(super) heartbeat: Heartbeat,
@@ -27,7 +27,7 @@ pub(super) struct Health {
     pub(super) served: Arc<Served>,
 }
 
-/// The three paths.
+/// Routes of the three paths.
 pub(super) fn router(health: Health) -> Router {
     Router::new()
         .route("/livez", get(live))

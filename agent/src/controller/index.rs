@@ -1,5 +1,5 @@
-//! Policies, pods and nodes' reports, cut down to what a policy's status follows from. Each change returns the
-//! policies whose status may be another now.
+//! Index of policies, pods and node reports, reduced to the data behind a policy's status. Every change adds the
+//! policies with a possibly different status to [`Touched`].
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,36 +15,36 @@ use netpold_core::model::{
 use super::webhook::PodAddresses;
 use crate::api::NodeReport;
 
-/// A report is renewed every minute; an agent that has not renewed its for this long is gone, or stuck. The same
-/// for one that has not written any.
+/// An agent renews its report every minute. Without a renewal for this long, or without any report since the Node
+/// appeared, the agent counts as gone or stuck.
 pub(super) const SILENT: Duration = Duration::from_mins(3);
-/// Longest message of a node that is kept, in bytes.
+/// Maximum length of a stored message of a node, in bytes.
 const MESSAGE_MAX: usize = 512;
 
-/// A moment, on the clock that only goes on and on the one that others' times are held against.
+/// One moment on the monotonic clock, and on the wall clock for comparison with times from other hosts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Now {
-    /// Only goes on.
+    /// Monotonic time.
     pub(super) instant: Instant,
     /// Seconds since the epoch.
     pub(super) unix: i64,
 }
 
 impl Now {
-    /// Now.
+    /// Reads both clocks.
     pub(super) fn get() -> Self {
         let unix = k8s_openapi::jiff::Timestamp::now().as_second();
         Self { instant: Instant::now(), unix }
     }
 }
 
-/// The policies that may have another status now.
+/// Policies with a possibly different status.
 pub(super) type Touched = BTreeSet<Key>;
 
-/// Everything that is known.
+/// State of the cluster as far as the statuses depend on it.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    /// Addresses of subject pods, for others.
+    /// Addresses of subject pods, shared with the webhook.
     pub(super) addresses: Arc<PodAddresses>,
     namespaces: BTreeMap<String, Namespace>,
     nodes: BTreeMap<Arc<str>, Node>,
@@ -53,14 +53,14 @@ pub(super) struct Index {
 
 #[derive(Debug, Default)]
 struct Namespace {
-    /// Subject pods that are scheduled.
+    /// Scheduled subject pods.
     pods: BTreeMap<String, Placed>,
-    /// How many of them have equal labels, by node.
+    /// Number of these pods per label set and node.
     groups: BTreeMap<Arc<Labels>, BTreeMap<Arc<str>, usize>>,
     policies: BTreeMap<String, KnownPolicy>,
 }
 
-/// What is kept of a pod.
+/// Stored part of a pod.
 #[derive(Debug)]
 struct Placed {
     labels: Arc<Labels>,
@@ -68,79 +68,79 @@ struct Placed {
     addresses: Box<[IpAddr]>,
 }
 
-/// What is kept of a policy.
+/// Stored part of a policy.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct KnownPolicy {
-    /// Which state of the object this is.
+    /// UID and generation of the object.
     pub(super) version: PolicyVersion,
     selector: Selector,
-    /// Parts that were not understood.
+    /// Parts of the policy that could not be decoded or are not supported.
     pub(super) problems: Vec<String>,
-    /// It denies nothing.
+    /// Whether the policy is in audit mode and denies nothing.
     pub(super) on_trial: bool,
 }
 
 #[derive(Debug, Default)]
 struct Node {
-    /// Since when the Node object is known.
+    /// Time of the first sight of the Node object, while it exists.
     exists: Option<Instant>,
     report: Option<Report>,
-    /// Subject pods on it, by namespace.
+    /// Number of the node's subject pods by namespace.
     pods: BTreeMap<String, usize>,
-    /// What was said of its agent last.
+    /// State of the agent at the last [`Index::settle`].
     agent: Agent,
 }
 
-/// How a node's agent is.
+/// State of a node's agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Agent {
-    /// Its report is renewed.
+    /// The agent renews its report.
     #[default]
     Reports,
-    /// There is no report yet.
+    /// No report yet, for less than [`SILENT`].
     NotYet,
-    /// There has not been any for [`SILENT`].
+    /// No report, although the Node appeared more than [`SILENT`] ago.
     Absent,
-    /// Its report has not been renewed for [`SILENT`].
+    /// A report without a renewal for [`SILENT`].
     Silent,
 }
 
-/// What is kept of a node's report.
+/// Stored part of a node's report.
 #[derive(Debug)]
 struct Report {
-    /// Its `renewTime`, in seconds since the epoch.
+    /// `renewTime` of the report, in seconds since the epoch.
     renewed: i64,
-    /// When this `renewTime` was first seen.
+    /// Time at which this `renewTime` was first seen.
     seen: Instant,
-    /// It came in place of an older one, so the agent lives, whatever its clock says.
+    /// Whether the report replaced an older one. The agent is then alive, even if its clock is wrong.
     advanced: bool,
-    /// In the order of uids.
+    /// Entries, sorted by UID.
     entries: Vec<Entry>,
     omits: bool,
 }
 
-/// What a node says of a policy.
+/// State of a policy in a node's report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     uid: Box<str>,
     /// `metadata.generation` of the policy.
     pub(super) generation: i64,
-    /// It is in force for all of the node's pods.
+    /// Whether the policy is in force for all of the node's pods.
     pub(super) enforced: bool,
-    /// Why not, or which part grants nothing.
+    /// Reason why the policy is not in force, or its part that grants nothing.
     pub(super) message: Box<str>,
 }
 
-/// What a node with a pod that the policy selects says of it.
+/// State of a policy on a node with a pod that the policy selects.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OnNode<'a> {
     /// Name of the node.
     pub(super) node: &'a str,
-    /// How its agent is.
+    /// State of the node's agent.
     pub(super) agent: Agent,
-    /// Its word on the policy, if there is one.
+    /// Entry of the report about the policy.
     pub(super) entry: Option<&'a Entry>,
-    /// It has no word on some policies.
+    /// Whether the report omits policies.
     pub(super) omits: bool,
 }
 
@@ -177,7 +177,7 @@ impl Node {
 }
 
 impl Index {
-    /// Takes in what an API server says of policies, pods and nodes.
+    /// Applies a change of a policy, a pod or a node; other changes have no effect.
     pub(super) fn ingest(&mut self, change: Change, now: Now, touched: &mut Touched) {
         match change {
             Change::Policy(policy) => self.policy(policy, touched),
@@ -203,17 +203,17 @@ impl Index {
         }
     }
 
-    /// A policy.
+    /// Returns a policy.
     pub(super) fn known(&self, key: &Key) -> Option<&KnownPolicy> {
         self.namespaces.get(&key.namespace)?.policies.get(&key.name)
     }
 
-    /// How many policies there are.
+    /// Returns the number of policies.
     pub(super) fn len(&self) -> usize {
         self.by_uid.len()
     }
 
-    /// Every policy.
+    /// Returns the keys of all policies.
     pub(super) fn policies(&self) -> impl Iterator<Item = Key> {
         let all = self.namespaces.iter();
         all.flat_map(|(namespace, of)| {
@@ -221,7 +221,7 @@ impl Index {
         })
     }
 
-    /// The nodes with a pod that a policy selects, by name.
+    /// Returns the nodes with a pod that a policy selects, sorted by name.
     pub(super) fn on_nodes(&self, key: &Key, now: Now) -> Vec<OnNode<'_>> {
         let Some((of, policy)) = self
             .namespaces
@@ -244,7 +244,7 @@ impl Index {
             .collect()
     }
 
-    /// A node's agent says this now; `None`: its report is gone.
+    /// Stores the report of a node; `None`: the report is gone.
     pub(super) fn report(
         &mut self,
         name: &str,
@@ -266,7 +266,7 @@ impl Index {
         self.settle(&name, whole, now, touched);
     }
 
-    /// Looks for agents that have fallen silent.
+    /// Updates the nodes with a changed state of the agent: an agent becomes silent by the mere passage of time.
     pub(super) fn look_over(&mut self, now: Now, touched: &mut Touched) {
         let changed = self.nodes.iter().filter(|(_, node)| node.agent(now) != node.agent);
         let changed: Vec<_> = changed.map(|(name, _)| Arc::clone(name)).collect();
@@ -275,8 +275,8 @@ impl Index {
         }
     }
 
-    /// Remembers how a node's agent is, and touches the policies that it concerns if that, or whatever is said with
-    /// `whole`, changed.
+    /// Stores the current state of a node's agent. Touches all policies in the namespaces of the node's pods if that
+    /// state changed or `whole` is set. Removes the node if nothing refers to it.
     fn settle(&mut self, name: &Arc<str>, whole: bool, now: Now, touched: &mut Touched) {
         let Some(node) = self.nodes.get_mut(name) else { return };
         let agent = node.agent(now);
@@ -301,7 +301,7 @@ impl Index {
         self.settle(&name, changed, now, touched);
     }
 
-    /// The one copy of a node's name.
+    /// Returns the shared copy of a node's name.
     fn node_name(&self, name: &str) -> Arc<str> {
         self.nodes.get_key_value(name).map_or_else(|| name.into(), |(name, _)| Arc::clone(name))
     }
@@ -331,7 +331,8 @@ impl Index {
         self.drop_if_empty(&pod.key.namespace);
     }
 
-    /// A pod has these labels and is on this node, or does not count.
+    /// Stores a pod with its labels, node and addresses; `None`: the pod is gone, unscheduled or not subject to
+    /// policies.
     fn place_pod(
         &mut self,
         key: &Key,
@@ -357,7 +358,7 @@ impl Index {
         let new = new.map(|(labels, node, at)| (labels, self.node_name(&node), at));
         let of = self.namespaces.entry(key.namespace.clone()).or_default();
         let old = of.pods.remove(&key.name);
-        // Only whether there is such a pod on a node is of interest, not how many.
+        // A status depends on whether a node has such a pod, not on their number.
         let mut shifted = Vec::new();
         let before = old.as_ref().map_or(&[][..], |old| &old.addresses);
         self.addresses.change(before, new.as_ref().map_or(&[][..], |(.., addresses)| addresses));
@@ -415,7 +416,7 @@ fn touch_all(of: Option<&Namespace>, namespace: &str, touched: &mut Touched) {
     touched.extend(names.map(|name| Key::new(namespace, &**name)));
 }
 
-/// Counts one less; whether there are none any more.
+/// Decrements a count and removes it at zero. Returns whether it was removed.
 fn uncount<K: Ord + Borrow<Q>, Q: Ord + ?Sized>(counts: &mut BTreeMap<K, usize>, key: &Q) -> bool {
     let Some(count) = counts.get_mut(key) else { return false };
     *count -= 1;
@@ -453,7 +454,7 @@ fn report(new: &NodeReport, old: Option<&Report>, now: Now) -> Report {
     }
 }
 
-/// The uids of entries that are not in both, or not the same; both are in the order of uids.
+/// Returns the UIDs of entries that differ between two lists sorted by UID, or are in only one of them.
 fn differing<'a>(mut old: &'a [Entry], mut new: &'a [Entry]) -> Vec<&'a str> {
     let mut differing = Vec::new();
     loop {
@@ -475,7 +476,7 @@ fn differing<'a>(mut old: &'a [Entry], mut new: &'a [Entry]) -> Vec<&'a str> {
     }
 }
 
-/// The beginning of a text, of at most so many bytes.
+/// Returns the longest prefix of a text with at most `max` bytes that ends at a character boundary.
 pub(super) fn clipped(text: &str, max: usize) -> &str {
     &text[..text.floor_char_boundary(max)]
 }

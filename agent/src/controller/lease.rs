@@ -1,5 +1,5 @@
-//! Which of several controllers writes: the one that holds the Lease, as Kubernetes' own controllers do it. Others'
-//! clocks are not trusted: a Lease has run out when it was not renewed for its duration since it was first seen so.
+//! Leader election by Lease, as in Kubernetes' own controllers: only the holder writes. Other hosts' clocks do not
+//! count: a Lease has expired if its resource version stayed the same for the Lease's duration on the local clock.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -15,16 +15,16 @@ use tracing::{info, warn};
 
 /// Name of the Lease.
 const NAME: &str = "netpold-controller";
-/// Others wait this long after the last renewal.
+/// Duration of the Lease after its last renewal.
 const DURATION: Duration = Duration::from_secs(15);
-/// A leader that could not renew for this long leads no longer, well before another may.
+/// Time without a successful renewal after which a leader stops to lead, well before the Lease expires.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// Time between two attempts.
 const RETRY: Duration = Duration::from_secs(2);
-/// An attempt may take so long.
+/// Timeout of one attempt.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// Whether this controller is the leader.
+/// Receiver's view of the election.
 #[derive(Clone, Debug)]
 pub(super) struct Leading {
     flag: watch::Receiver<bool>,
@@ -32,13 +32,14 @@ pub(super) struct Leading {
 }
 
 impl Leading {
-    /// It is now. A process that was stopped in its tracks learns of it here before anything else has run again.
+    /// Whether this replica leads at this moment. Compares with the deadline itself, so that a process that was
+    /// suspended stops before it writes.
     pub(super) fn is(&self) -> bool {
         let until = *lock(&self.until);
         *self.flag.borrow() && until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Waits until it is, or no longer is.
+    /// Waits until the replica starts or stops to lead.
     ///
     /// # Errors
     /// The election has ended.
@@ -47,16 +48,16 @@ impl Leading {
     }
 }
 
-/// Takes part in the election.
+/// Candidate of the election.
 pub(super) struct Election {
     api: Api<Lease>,
     identity: String,
     leading: watch::Sender<bool>,
-    /// A leader leads until then.
+    /// Deadline of the leadership; `None`: this replica does not lead.
     until: Arc<Mutex<Option<Instant>>>,
-    /// The version of the Lease that was seen last, and since when it is this one.
+    /// Resource version of the Lease, and the time at which it was first seen.
     seen: Option<(String, Instant)>,
-    /// When this controller began the renewal that succeeded last.
+    /// Start of the last successful renewal.
     renewed: Option<Instant>,
 }
 
@@ -69,12 +70,12 @@ impl Election {
         (Self { api, identity, leading, until, seen: None, renewed: None }, leads)
     }
 
-    /// Takes part until `ends` is true, and lets go of the Lease then.
+    /// Takes part in the election until `ends` is true or its sender is gone, then releases the Lease.
     pub(super) async fn run(mut self, mut ends: watch::Receiver<bool>) {
         let mut failing = false;
         while !*ends.borrow() {
             let began = Instant::now();
-            // An answer that comes after the deadline comes too late.
+            // The timeout ends at the renewal deadline: a later response is of no use.
             let left = self
                 .renewed
                 .map_or(PATIENCE, |renewed| RENEW_DEADLINE.saturating_sub(renewed.elapsed()));
@@ -119,7 +120,7 @@ impl Election {
         });
     }
 
-    /// Renews the Lease, or takes it if it has run out; whether this controller holds it then.
+    /// Renews the Lease, or acquires it if it has expired. Returns whether this replica holds it.
     async fn attempt(&mut self, now: Instant) -> Result<bool, kube::Error> {
         let Some(lease) = self.api.get_opt(NAME).await? else {
             let metadata = ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() };
@@ -166,7 +167,7 @@ impl Election {
         }
     }
 
-    /// Nobody has to wait for a Lease that is let go of.
+    /// Releases the Lease, so that another replica can acquire it without waiting for its expiry.
     async fn release(&mut self) {
         let held = self.renewed.take().is_some();
         self.leads_or_not();

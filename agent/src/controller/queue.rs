@@ -1,41 +1,41 @@
-//! Policies to look at, namespace by namespace in turn: one with thousands of policies that change all the time
-//! delays another's by one write.
+//! Queue of policies for evaluation. Namespaces take turns: a namespace with thousands of constantly changing policies
+//! delays the policy of another namespace by one write.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use netpold_core::model::Key;
 
-/// Changes of a policy that come together are one write.
+/// Delay before an evaluation, so that consecutive changes of a policy cause one write.
 const GATHER: Duration = Duration::from_millis(100);
-/// Least time between two writes of one policy.
+/// Minimum time between two writes of one policy.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Times of writes are forgotten when there are this many.
+/// Size of `written` at which expired entries are removed.
 const REMEMBERED: usize = 10_000;
 
-/// The queue.
+/// Queue of policies for evaluation.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    /// All that wait.
+    /// All policies in the queue.
     waiting: BTreeSet<Key>,
-    /// Not due yet, by when they are.
+    /// Policies that are not due yet, by due time.
     later: BTreeSet<(Instant, Key)>,
-    /// Due, by namespace, the longest first; none is empty.
+    /// Due policies by namespace, oldest first. No list is empty.
     due: BTreeMap<String, VecDeque<String>>,
-    /// The namespace that was served last.
+    /// Namespace of the last policy taken.
     last: String,
-    /// When a policy was written last.
+    /// Time of the last write of each policy.
     written: BTreeMap<Key, Instant>,
 }
 
 impl Queue {
-    /// Has a policy looked at, soon.
+    /// Adds a policy, due after [`GATHER`] and [`PAUSE`].
     pub(super) fn push(&mut self, key: Key, now: Instant) {
         let paused = self.written.get(&key).map_or(now, |written| *written + PAUSE);
         self.push_at(key, paused.max(now + GATHER));
     }
 
-    /// Has a policy looked at from a moment on.
+    /// Adds a policy that is due at a given time, unless it is in the queue already.
     pub(super) fn push_at(&mut self, key: Key, at: Instant) {
         if !self.waiting.insert(key.clone()) {
             return;
@@ -43,7 +43,7 @@ impl Queue {
         self.later.insert((at, key));
     }
 
-    /// The next one that is due.
+    /// Removes and returns the next due policy.
     pub(super) fn pop(&mut self, now: Instant) -> Option<Key> {
         while self.later.first().is_some_and(|(at, _)| *at <= now) {
             let Some((_, key)) = self.later.pop_first() else { break };
@@ -63,7 +63,7 @@ impl Queue {
         Some(key)
     }
 
-    /// When to ask again; `None`: nothing is waiting.
+    /// Returns the time of the next due policy; `None`: the queue is empty.
     pub(super) fn next(&self, now: Instant) -> Option<Instant> {
         match self.due.is_empty() {
             true => self.later.first().map(|(at, _)| *at),
@@ -71,12 +71,12 @@ impl Queue {
         }
     }
 
-    /// How many are waiting.
+    /// Returns the number of policies in the queue.
     pub(super) fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// A policy was written.
+    /// Records the write of a policy.
     pub(super) fn written(&mut self, key: Key, now: Instant) {
         if self.written.len() >= REMEMBERED {
             self.written.retain(|_, at| *at + PAUSE > now);

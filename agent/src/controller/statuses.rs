@@ -1,4 +1,5 @@
-//! Keeps a `NetworkPolicyStatus` for every `NetworkPolicy`. Everything is followed always; the leader writes.
+//! Maintains a `NetworkPolicyStatus` for every `NetworkPolicy`. Every replica watches all objects; only the leader
+//! writes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,31 +24,31 @@ use crate::listen::Heartbeat;
 use crate::pause::pause_until;
 use crate::source::Source;
 
-/// Time between two writes: 20 a second.
+/// Minimum time between two writes: 20 per second.
 const PACE: Duration = Duration::from_millis(50);
-/// A policy of a namespace that has as many writes in flight as it may is looked at again after this.
+/// Delay of a policy in a namespace with the maximum number of writes in flight.
 const CROWDED: Duration = Duration::from_millis(500);
-/// Time between looks for agents that have fallen silent.
+/// Interval of the check for silent agents.
 const LOOK_OVER: Duration = Duration::from_secs(2);
-/// Policies looked at in a row without a pause for what comes in.
+/// Maximum number of evaluations in a row before the main loop handles other events.
 const IN_A_ROW: usize = 200;
-/// Objects in flight.
+/// Capacity of the channels from the watches.
 const OBJECTS: usize = 64;
 
-/// What is counted, for `/metrics`.
+/// Counters for `/metrics`.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    /// Statuses written.
+    /// Number of statuses written.
     pub(super) writes: Counter,
-    /// Writes that failed.
+    /// Number of failed writes.
     pub(super) failures: Counter,
-    /// Policies that wait to be looked at.
+    /// Number of policies in the queue.
     pub(super) waiting: Gauge,
-    /// Policies known.
+    /// Number of policies in the index.
     pub(super) policies: Gauge,
 }
 
-/// Keeps the statuses.
+/// Main loop of the controller.
 pub(super) struct Statuses {
     client: Client,
     source: Source,
@@ -58,7 +59,7 @@ pub(super) struct Statuses {
     index: Index,
     queue: Queue,
     writes: Writes,
-    /// What was listed wholly: policies, pods and nodes; reports; statuses.
+    /// Whether the initial lists are complete: policies, pods and nodes; node reports; statuses.
     listed: [bool; 3],
 }
 
@@ -86,12 +87,12 @@ impl Statuses {
         (statuses, is_synced)
     }
 
-    /// The addresses of pods, as they become known.
+    /// Returns the addresses of pods, which the index updates.
     pub(super) fn pod_addresses(&self) -> Arc<PodAddresses> {
         Arc::clone(&self.index.addresses)
     }
 
-    /// Keeps them until the source ends.
+    /// Runs the main loop until the source or the election ends.
     pub(super) async fn run(mut self) -> Result<()> {
         let (reports, mut reported) = mpsc::channel(OBJECTS);
         let (statuses, mut stated) = mpsc::channel(OBJECTS);
@@ -157,7 +158,7 @@ impl Statuses {
         all.into_iter().for_each(|key| self.queue.push(key, now));
     }
 
-    /// A leader has all to look at. One that leads no longer writes nothing more.
+    /// Queues all policies if this replica has become the leader; otherwise aborts the writes and clears the queue.
     fn leads_or_not(&mut self) {
         if self.leading.is() {
             self.look_at_all();
@@ -200,7 +201,7 @@ impl Statuses {
         match self.writes.take(outcome) {
             Ok(key) => {
                 self.queue.written(key.clone(), now);
-                // It may have changed in the meantime.
+                // The policy may have changed during the write.
                 self.queue.push(key, now);
             }
             Err((key, Some(pause))) => self.queue.push_at(key, now + pause),
@@ -208,19 +209,19 @@ impl Statuses {
         }
     }
 
-    /// When to look at a policy next, if it is this controller's turn.
+    /// Returns the time of the next evaluation; `None` while this replica cannot write.
     fn next_look(&self) -> Option<Instant> {
         let may = self.is_ready() && self.leading.is() && !self.writes.are_full();
         self.queue.next(Instant::now()).filter(|_| may)
     }
 
-    /// Looks at what is due until a status has to be written; whether one had to be.
+    /// Evaluates due policies until one needs a write. Returns whether a write has begun.
     fn write_one(&mut self) -> bool {
         let now = Now::get();
         for _ in 0..IN_A_ROW {
             let Some(key) = self.queue.pop(now.instant) else { return false };
             if self.writes.are_of(&key) {
-                // Looked at again when that is done.
+                // The end of the write queues the policy again.
                 continue;
             }
             if self.writes.are_full_of(&key.namespace) {
@@ -234,7 +235,7 @@ impl Statuses {
         false
     }
 
-    /// Writes a policy's status, if it is another than what is written.
+    /// Begins to write a policy's status if it differs from the written one. Returns whether it does.
     fn write(&mut self, key: Key, now: Now) -> bool {
         let before = self.writes.written(&key);
         let Some(report) = evaluate(&self.index, &key, before, now) else { return false };

@@ -1,4 +1,4 @@
-//! What follows from objects and reports.
+//! Statuses as a function of objects and reports.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ fn key() -> Key {
 }
 
 impl World {
-    /// A policy for the pods of the app `a`, and three nodes with one each.
+    /// Creates a policy for the pods of the app `a`, and three nodes with one pod each.
     fn new() -> Self {
         let now = Now { instant: Instant::now(), unix: 1_000_000 };
         let mut world = Self { index: Index::default(), now };
@@ -99,7 +99,7 @@ impl World {
         evaluate(&self.index, &key(), None, self.now).unwrap()
     }
 
-    /// Desired, enforced and failed nodes; reasons of both conditions.
+    /// Returns the desired, enforced and failed nodes, and status and reason of both conditions.
     fn said(&self) -> (i32, i32, i32, String, String) {
         let status = self.status();
         let of = |name: &str| {
@@ -141,7 +141,7 @@ fn nodes_report_one_by_one() {
     assert_said(&world, [3, 1, 0], "False PartNotHonoured", "False Pending");
 }
 
-/// The generation is that of the spec, which an annotation does not change.
+/// An annotation changes the mode but not `metadata.generation`, which counts changes of the spec.
 #[test]
 fn a_policy_on_trial_is_not_enforcing_whatever_nodes_report() {
     let mut world = World::new();
@@ -183,7 +183,7 @@ fn agents_fall_silent_and_return() {
     assert_said(&world, [2, 2, 0], "True Honoured", "True AllNodes");
 }
 
-/// An agent whose clock is an hour late renews its report all the same.
+/// Renewals count even if the agent's clock is an hour slow.
 #[test]
 fn an_agent_with_a_wrong_clock_is_not_silent_for_long() {
     let mut world = World::new();

@@ -1,7 +1,6 @@
-//! The webhook: gives pods the readiness gate as they are created. Whatever is wrong, the pod is created, without
-//! it. As with the other listener, nobody who connects keeps others from being answered for long: a connection
-//! serves one request, has a deadline, and takes one of a few places ([`Callers`]). Of a review no more is held than
-//! the fields that are used ([`Excerpt`]).
+//! Admission webhook that adds the readiness gate to new pods. On any error the pod is created without the gate. One
+//! client cannot block others for long: a connection serves one request, has a deadline, and occupies one of a limited
+//! number of places ([`Callers`]). Only the fields in use are held of a review ([`Excerpt`]).
 
 mod callers;
 mod excerpt;
@@ -38,18 +37,18 @@ use self::excerpt::{Excerpt, Part};
 use super::certificates::Served;
 use crate::listen::{ListenAddress, accept};
 
-/// The readiness gate, and the pod's condition.
+/// Type of the readiness gate and of the pod's condition.
 const GATE: &str = "netpold.io/network-ready";
-/// How long a connection may last: the API server waits no longer.
+/// Timeout of a connection, equal to that of the API server.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a client may take to ask.
+/// Timeout of the TLS handshake, and of the request's header.
 const HEADER_PATIENCE: Duration = Duration::from_secs(2);
-/// Largest review, in bytes: a pod has 1.5 MiB at most.
+/// Maximum size of a review, in bytes: a pod has at most 1.5 MiB.
 const REVIEW_MAX: usize = 4 << 20;
-/// Bytes of a request that wait to be taken in.
+/// Size of the read buffer of a connection, in bytes.
 const BUFFER: usize = 32 << 10;
 
-/// What is used of an `AdmissionReview` (`admission.k8s.io/v1`).
+/// Fields in use of an `AdmissionReview` (`admission.k8s.io/v1`).
 static REVIEW: Part = Part::Fields(&[(
     "request",
     Part::Fields(&[
@@ -75,16 +74,16 @@ const POD: Part = Part::Fields(&[
 /// Annotation of static pods.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Where to listen, and to whom.
+/// Listening address and permitted clients.
 pub(super) struct Settings {
     pub(super) address: ListenAddress,
-    /// Addresses that may ask; none: all.
+    /// Permitted client addresses; empty: all.
     pub(super) clients: Vec<IpNet>,
-    /// PEM file of the authorities of which one has signed the certificate of who may ask.
+    /// PEM file with the authorities for client certificates; `None`: clients need no certificate.
     pub(super) client_ca: Option<PathBuf>,
 }
 
-/// Listens; what is returned serves until it is dropped.
+/// Binds the address. The returned future serves requests until it is dropped.
 pub(super) fn open(
     settings: Settings,
     served: Arc<Served>,
@@ -132,7 +131,8 @@ async fn converse(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
         Ok(Err(error)) => return debug!("webhook: {error}"),
         Err(_) => return debug!("webhook: no handshake"),
     };
-    // Kept open, a connection could be closed just as the API server sends a request, and a pod went without.
+    // With keep-alive, the server could close a connection just as the API server sends a request; the pod would get no
+    // gate.
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_PATIENCE)
@@ -157,7 +157,7 @@ async fn mutate_pods(body: Body) -> Response {
     }
 }
 
-/// What is used of a review, as it comes in.
+/// Reduces a review to the fields in use while its body arrives.
 async fn excerpt_of(body: Body) -> Result<Vec<u8>, StatusCode> {
     let (mut excerpt, mut length) = (Excerpt::new(&REVIEW), 0);
     let mut pieces = body.into_data_stream();
@@ -175,7 +175,7 @@ async fn excerpt_of(body: Body) -> Result<Vec<u8>, StatusCode> {
     excerpt.finish().map_err(|_| StatusCode::BAD_REQUEST)
 }
 
-/// The answer to an `AdmissionReview`; `None`: it is none.
+/// Returns the response to an `AdmissionReview`, or `None` if the body is none.
 fn review(body: &[u8]) -> Option<Value> {
     let review: Value = serde_json::from_slice(body).ok()?;
     let request = &review["request"];
@@ -189,7 +189,7 @@ fn review(body: &[u8]) -> Option<Value> {
     )
 }
 
-/// What to change of a pod that is created.
+/// Returns the JSON patch for a pod that is being created, or `None` if the pod stays as it is.
 fn patch(request: &Value) -> Option<Value> {
     let is_pod = request["kind"]["kind"] == "Pod"
         && request["kind"]["group"].as_str().is_none_or(str::is_empty);
@@ -212,8 +212,8 @@ fn patch(request: &Value) -> Option<Value> {
     }
 }
 
-/// Whether no agent would write the condition of a pod, or the kubelet not read its gate: such a pod would never be
-/// ready. The same pods as in `deploy/overlays/readiness-gate`.
+/// Whether no agent would write the pod's condition, or the kubelet would ignore its gate: with the gate, the pod would
+/// never be ready. `deploy/overlays/readiness-gate` excludes the same pods.
 fn is_without_agent(pod: &Value) -> bool {
     let spec = &pod["spec"];
     let is_linux = |os: &Value| os.is_null() || os == "linux";
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(super::review(b"{}"), None);
     }
 
-    /// Whatever the judgement of a pod uses is in the excerpt.
+    /// The excerpt contains every field that the response depends on.
     #[test]
     fn an_excerpt_is_answered_as_the_whole_is() {
         let gate = json!({ "conditionType": GATE });

@@ -1,4 +1,4 @@
-//! The statuses that the API server has, and those on their way to it.
+//! Statuses on the API server, and writes in flight.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,20 +18,20 @@ use super::statuses::Counters;
 use crate::api::{NetworkPolicyStatus, PolicyReport};
 use crate::source::cluster::failure::{code_of, is_outage, is_terminating};
 
-/// Writes that wait for an answer.
+/// Maximum number of writes in flight.
 const IN_FLIGHT: usize = 16;
-/// Of these, in one namespace: a server may take long for each of them.
+/// Maximum number of writes in flight per namespace: slow writes of one namespace leave room for others.
 const IN_NAMESPACE: usize = 4;
-/// A write may take so long.
+/// Timeout of a write.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// A policy whose status could not be written is tried again after this.
+/// Delay before a failed write is tried again.
 const RETRY: Duration = Duration::from_secs(2);
-/// Failures are forgotten when there are of so many policies.
+/// Number of policies in `failed` at which all failures are forgotten.
 const REMEMBERED: usize = 10_000;
-/// Failed writes are logged this often.
+/// Minimum time between two log lines about failed writes.
 const COMPLAIN: Duration = Duration::from_secs(30);
 
-/// A status as the API server has it.
+/// Status on the API server.
 #[derive(Debug)]
 struct Written {
     version: String,
@@ -39,27 +39,27 @@ struct Written {
     report: Option<PolicyReport>,
 }
 
-/// The outcome of a write.
+/// Result of a write.
 pub(super) struct Outcome {
     key: Key,
     result: Result<NetworkPolicyStatus, kube::Error>,
 }
 
-/// See the module.
+/// Statuses on the API server, and writes in flight.
 pub(super) struct Writes {
     client: Client,
     counters: Arc<Counters>,
     written: BTreeMap<Key, Written>,
     in_flight: BTreeSet<Key>,
-    /// Failures in a row.
+    /// Number of consecutive failures per policy.
     failed: BTreeMap<Key, u32>,
     tasks: JoinSet<Outcome>,
-    /// When a failed write was logged last.
+    /// Time of the last log line about a failed write.
     complained: Option<Instant>,
 }
 
 impl Writes {
-    /// Nothing is known to be written.
+    /// Starts without any status or write.
     pub(super) fn new(client: Client, counters: Arc<Counters>) -> Self {
         Self {
             client,
@@ -72,28 +72,29 @@ impl Writes {
         }
     }
 
-    /// Whether no other write may begin.
+    /// Whether the maximum number of writes is in flight.
     pub(super) fn are_full(&self) -> bool {
         self.in_flight.len() >= IN_FLIGHT
     }
 
-    /// Whether no other write of that namespace may begin.
+    /// Whether the maximum number of writes in this namespace is in flight.
     pub(super) fn are_full_of(&self, namespace: &str) -> bool {
         let of = self.in_flight.iter().filter(|key| key.namespace == namespace);
         of.count() >= IN_NAMESPACE
     }
 
-    /// Whether a policy's status is being written.
+    /// Whether the policy's status is being written.
     pub(super) fn are_of(&self, key: &Key) -> bool {
         self.in_flight.contains(key)
     }
 
-    /// What the API server has of a policy.
+    /// Returns the report on the API server about a policy.
     pub(super) fn written(&self, key: &Key) -> Option<&PolicyReport> {
         self.written.get(key)?.report.as_ref()
     }
 
-    /// Remembers a status; whether it is news. What was written is known before a watch says it.
+    /// Stores a status. Returns whether it is newer than the stored one: the response to a write precedes its watch
+    /// event.
     pub(super) fn remember(&mut self, object: NetworkPolicyStatus) -> bool {
         let key = key(&object);
         let version = object.metadata.resource_version.unwrap_or_default();
@@ -108,13 +109,14 @@ impl Writes {
         true
     }
 
-    /// A status was deleted.
+    /// Removes a deleted status.
     pub(super) fn forget(&mut self, key: &Key) {
         self.written.remove(key);
         self.failed.remove(key);
     }
 
-    /// Begins to write the status of the policy with that uid, unless the API server has it; whether it does not.
+    /// Begins to write the status of the policy with this UID, unless the API server has the same one. Returns whether
+    /// a write has begun.
     pub(super) fn begin(&mut self, key: Key, uid: String, report: PolicyReport) -> bool {
         let known = self.written.get(&key);
         let is_owned = known.is_some_and(|known| known.owner == uid);
@@ -135,18 +137,18 @@ impl Writes {
         true
     }
 
-    /// Waits for the end of a write; `None`: there is none.
+    /// Waits for the end of a write; `None`: no write is in flight.
     pub(super) async fn next(&mut self) -> Option<Outcome> {
         loop {
-            // One that was aborted has no outcome.
+            // An aborted write has no outcome.
             if let Ok(outcome) = self.tasks.join_next().await? {
                 return Some(outcome);
             }
         }
     }
 
-    /// Takes in the outcome of a write; of which policy, written or not and to be tried again after a pause that doubles
-    /// with each failure in a row. `None`: not before something changes.
+    /// Handles the outcome of a write. Returns the policy's key, on failure with the delay before the next attempt. The
+    /// delay doubles with each consecutive failure; `None`: no attempt before the next change.
     pub(super) fn take(
         &mut self,
         Outcome { key, result }: Outcome,
@@ -165,7 +167,8 @@ impl Writes {
                     return Err((key, None));
                 }
                 self.counters.failures.inc();
-                // Somebody else wrote it, or it is gone: a watch will say so.
+                // 409: another client wrote the status; 404: the status is gone. The watch delivers the current state
+                // in both cases.
                 let expected =
                     matches!(&error, kube::Error::Api(status) if [404, 409].contains(&status.code));
                 if !expected && self.complained.is_none_or(|at| at.elapsed() > COMPLAIN) {
@@ -186,7 +189,7 @@ impl Writes {
         }
     }
 
-    /// Gives up what is being written.
+    /// Aborts all writes.
     pub(super) fn abort(&mut self) {
         self.tasks.abort_all();
         self.in_flight.clear();
@@ -194,7 +197,7 @@ impl Writes {
     }
 }
 
-/// Creates the object if there is none, and writes its status: it must be as it was known.
+/// Creates the object if it is missing, and writes its status. Fails if its resource version has changed.
 async fn write(
     client: &Client,
     key: &Key,
@@ -206,7 +209,7 @@ async fn write(
     let api = Api::<NetworkPolicyStatus>::namespaced(client.clone(), &key.namespace);
     let version = match version {
         Some(version) if is_owned => Some(version),
-        // A policy that was deleted and created again before the garbage collector came.
+        // The policy was deleted and created again before the garbage collector removed its status.
         Some(version) => {
             let owners = json!([owner(key, uid)]);
             let metadata = json!({ "resourceVersion": version, "ownerReferences": owners });
@@ -235,7 +238,7 @@ async fn create(client: &Client, key: &Key, uid: &str) -> Result<NetworkPolicySt
     client.request(request.map_err(kube::Error::BuildRequest)?).await
 }
 
-/// With what is absent named, or a merge would leave what was there.
+/// Serializes a report with `null` for absent fields: a merge patch would otherwise keep their former values.
 fn whole(report: &PolicyReport) -> Result<Value, serde_json::Error> {
     let mut value = serde_json::to_value(report)?;
     if let Some(fields) = value.as_object_mut() {

@@ -1,18 +1,18 @@
-//! The node's other devices: by which packets leave it that pods sent to Services, or by which they come; and ports of
+//! Devices of the node other than veths to pods: exits and entries of packets between pods and Services, and ports of
 //! bridges.
 
 use std::collections::BTreeMap;
 
 use crate::dataplane::role::Link;
 
-/// Kinds of links (`IFLA_INFO_KIND`) that packets pass on their way to another device, where they are
-/// judged, or that lead nowhere.
+/// Link kinds (`IFLA_INFO_KIND`) without own enforcement: packets pass them on the way to another device, which
+/// enforces, or they lead nowhere.
 pub(super) const PASSED_ON: [&str; 5] = ["bridge", "vrf", "ifb", "dummy", "nlmon"];
 
-/// Kinds that lead to another namespace as a veth does.
+/// Link kinds with a peer in another namespace, as veth.
 const NAMESPACES: [&str; 1] = ["netkit"];
 
-/// Kinds that unpack what is sent to an address of the node, without a secret that a pod lacks.
+/// Link kinds that decapsulate packets to an address of the node without a secret, so that a pod can send through them.
 const TUNNELS: [&str; 12] = [
     "vxlan",
     "geneve",
@@ -31,25 +31,25 @@ const TUNNELS: [&str; 12] = [
 /// `ARPHRD_*` of `linux/if_arp.h`.
 const LOOPBACK: u16 = 772;
 const ETHERNET: u16 = 1;
-/// PPP, RAWIP, TUNNEL, TUNNEL6, SIT, IPGRE, IP6GRE, NONE: no header before that of IP.
+/// PPP, RAWIP, TUNNEL, TUNNEL6, SIT, IPGRE, IP6GRE, NONE: no link-layer header before the IP header.
 const WITHOUT_HEADER: [u16; 8] = [512, 519, 768, 769, 776, 778, 823, 0xfffe];
 
-/// A device of the node, other than the veths that lead to other namespaces.
+/// Device of the node, other than a veth to another namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Name.
+    /// Interface name.
     pub name: String,
-    /// What its packets begin with; `None`: something that is not understood.
+    /// First header of the device's packets; `None`: unsupported hardware type.
     pub link: Option<Link>,
-    /// Packets leave the node by it. Else they only pass through, and leave by another.
+    /// Whether packets leave the node through this device. Otherwise they only pass it and leave through another.
     pub is_exit: bool,
-    /// It is on top of a link of another namespace (`IFLA_LINK_NETNSID`): a macvlan, VLAN or tunnel that hands to this
-    /// node what that namespace sends.
+    /// Whether the underlying link is in another namespace (`IFLA_LINK_NETNSID`): a macvlan, VLAN or tunnel that
+    /// delivers packets of that namespace to this node.
     pub leads_away: bool,
 }
 
 impl Device {
-    /// A link that is no veth.
+    /// Classifies a link other than a veth.
     pub(super) fn new(name: String, kind: &str, hardware_type: u16, leads_away: bool) -> Self {
         let is_exit = hardware_type != LOOPBACK && !PASSED_ON.contains(&kind);
         let (unpacks, is_pair) = (TUNNELS.contains(&kind), NAMESPACES.contains(&kind));
@@ -64,13 +64,13 @@ impl Device {
         Self { name, link, is_exit, leads_away }
     }
 
-    /// A veth with both of its sides on the node.
+    /// Returns the device of a veth with both ends on the node.
     pub(super) fn inner(name: String) -> Self {
         Self { name, link: None, is_exit: false, leads_away: false }
     }
 }
 
-/// The links that are something (devices, ports of a bridge), and whether that has been told.
+/// Links with a property of type `T` (device, bridge of a port), and their last reported state.
 #[derive(Debug)]
 pub(super) struct Links<T> {
     known: BTreeMap<u32, T>,
@@ -84,7 +84,7 @@ impl<T> Default for Links<T> {
 }
 
 impl<T: Clone + PartialEq> Links<T> {
-    /// A link is this, or none of ours.
+    /// Sets the property of a link; `None` removes it.
     pub(super) fn is(&mut self, index: u32, what: Option<T>) {
         match what {
             Some(what) => _ = self.known.insert(index, what),
@@ -92,22 +92,22 @@ impl<T: Clone + PartialEq> Links<T> {
         }
     }
 
-    /// A link is gone.
+    /// Removes a link.
     pub(super) fn gone(&mut self, index: u32) {
         self.known.remove(&index);
     }
 
-    /// These are all.
+    /// Replaces all links.
     pub(super) fn are(&mut self, links: BTreeMap<u32, T>) {
         self.known = links;
     }
 
-    /// All of them, if they differ from what was told; they count as told then.
+    /// Returns all links if they differ from the last reported state, and stores them as reported.
     pub(super) fn difference(&mut self) -> Option<BTreeMap<u32, T>> {
         self.difference_with(BTreeMap::new())
     }
 
-    /// As [`Links::difference`], with `others` among them.
+    /// Same as [`Links::difference`], with `others` added.
     pub(super) fn difference_with(&mut self, others: BTreeMap<u32, T>) -> Option<BTreeMap<u32, T>> {
         let mut now = others;
         now.extend(self.known.iter().map(|(index, it)| (*index, it.clone())));

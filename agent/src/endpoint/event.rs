@@ -1,4 +1,4 @@
-//! What discovery tells.
+//! Events of discovery.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -7,21 +7,21 @@ use netpold_core::bindings::Veth;
 
 use super::device::Device;
 
-/// What discovery tells.
+/// Event of discovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A veth whose other side is in another namespace came or changed. It is told as soon as it is there, its
+    /// A veth with its peer in another namespace appeared or changed. The event is sent when the link appears; the
     /// addresses may follow.
     Veth(Veth),
-    /// The veth of this interface index went.
+    /// The veth with this interface index is gone.
     VethGone(u32),
-    /// The node's own addresses are these now: those of all interfaces in our namespace, but for
-    /// loopback, link-local and [`SERVICE_DEVICE`](super::SERVICE_DEVICE).
+    /// Current addresses of the node: of all interfaces in our namespace, except loopback, link-local and
+    /// [`SERVICE_DEVICE`](super::SERVICE_DEVICE).
     OwnAddresses(Vec<IpAddr>),
-    /// All interfaces of the node but for the veths that are told of one by one, by index: these now.
+    /// All current interfaces of the node by index, without the veths of [`Event::Veth`].
     Devices(BTreeMap<u32, Device>),
-    /// The interfaces, veths or others, that are ports of a bridge, by index, with the bridge's: these now.
+    /// All current bridge ports, veths or others: index of the port to index of the bridge.
     Ports(BTreeMap<u32, u32>),
-    /// Everything that was there at the start has been sent: one listing got every answer.
+    /// Everything present at the start has been sent: one listing was complete.
     InSync,
 }

@@ -1,4 +1,4 @@
-//! The links of our namespace: veths, other devices, ports of bridges; and what of them has been told.
+//! Links of our namespace (veths, other devices, bridge ports), and their last reported state.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +7,17 @@ use super::event::Event;
 use super::message::LinkEvent;
 use super::table::Table;
 
-/// See the module.
+/// Links of our namespace, and their last reported state.
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
     pub(super) veths: Table,
     devices: Links<Device>,
-    /// Ports of bridges, with their bridge.
+    /// Bridge of each bridge port.
     ports: Links<u32>,
 }
 
 impl Inventory {
-    /// What a link message says, and the bridge that the link is a port of.
+    /// Applies a link message: the link, and its bridge if it is a port.
     pub(super) fn link_is(&mut self, (link, bridge): (LinkEvent, Option<u32>)) {
         match link {
             LinkEvent::Now(veth) => {
@@ -36,7 +36,7 @@ impl Inventory {
         }
     }
 
-    /// A complete list of links, as messages say. If events were `lost` before it, see [`Table::links_are`].
+    /// Replaces all links by a complete list. `lost`: events before it are missing, see [`Table::links_are`].
     pub(super) fn links_are(&mut self, links: Vec<(LinkEvent, Option<u32>)>, lost: bool) {
         let (mut veths, mut devices, mut ports) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         for (link, bridge) in links {
@@ -58,7 +58,7 @@ impl Inventory {
         self.ports.are(ports);
     }
 
-    /// What differs from what was told; it counts as told then.
+    /// Returns the differences to the last reported state, and stores the current state as reported.
     pub(super) fn differences(&mut self) -> Vec<Event> {
         let mut events = self.veths.differences();
         let inner = self.veths.inner().map(|(index, name)| (index, Device::inner(name.to_owned())));
@@ -83,7 +83,7 @@ mod tests {
         LinkEvent::Other(index, Device::new("eth0".into(), "", 1, false))
     }
 
-    /// The veths, devices and ports that are told, by index.
+    /// Returns the indexes of the reported veths, devices and ports.
     fn told(inventory: &mut Inventory) -> [Option<Vec<u32>>; 3] {
         let mut told: [Option<Vec<u32>>; 3] = [None, None, None];
         for event in inventory.differences() {

@@ -1,4 +1,4 @@
-//! The events that discovery waits for.
+//! Event sockets of discovery.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,33 +9,33 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::netlink::{Listener, Message, Received};
 
-/// Events of a kind that are taken in at once. Where there are as many addresses' events, a namespace
-/// makes them as fast as they are read: none are for a while, and what comes then is one overrun.
+/// Maximum number of events taken from a socket in a row. With this many address events, a namespace causes them as
+/// fast as they are read: the address socket rests for [`BREATH`], and later events end in one overrun.
 const AT_ONCE: usize = 1024;
 const BREATH: Duration = Duration::from_millis(20);
 
-/// See the module.
+/// Event sockets of discovery.
 pub(super) struct Listening {
     links: Listener,
     addresses: Listener,
-    /// Closed by who wants discovery to end.
+    /// End of the socket pair that is closed to stop discovery.
     stopped: UnixStream,
-    /// More address events than are taken in at once.
+    /// Whether the last read of address events reached [`AT_ONCE`].
     storm: bool,
 }
 
 impl Listening {
-    /// To link and route events of our namespace, to address events of all, and to the end.
+    /// Combines the sockets for link and route events of our namespace, for address events of all, and for the stop.
     pub(super) fn new(links: Listener, addresses: Listener, stopped: UnixStream) -> Self {
         Self { links, addresses, stopped, storm: false }
     }
 
-    /// Receives link and route events; whether some were lost.
+    /// Receives link and route events. Returns whether events were lost.
     pub(super) fn links(&mut self, mut each: impl FnMut(Message<'_>)) -> io::Result<bool> {
         drain(&mut self.links, |_, message| each(message))
     }
 
-    /// Receives address events, with the identifier of their namespace; whether some were lost.
+    /// Receives address events with the identifier of their namespace. Returns whether events were lost.
     pub(super) fn addresses(
         &mut self,
         mut each: impl FnMut(Option<i32>, Message<'_>),
@@ -49,10 +49,10 @@ impl Listening {
         Ok(lost)
     }
 
-    /// Waits for an event, until then at the longest; whether discovery is to go on.
+    /// Waits for an event until the given time at most. Returns `false` once discovery has to stop.
     pub(super) fn wait(&self, until: Instant) -> bool {
         let until = if self.storm { until.min(Instant::now() + BREATH) } else { until };
-        // Rounded up: poll counts milliseconds, and zero would spin.
+        // Rounded up: poll counts milliseconds, and a timeout of zero would spin.
         let millis = until.saturating_duration_since(Instant::now()).as_micros().div_ceil(1000);
         let timeout = PollTimeout::try_from(millis).unwrap_or(PollTimeout::MAX);
         let mut ready = [
@@ -61,13 +61,13 @@ impl Listening {
             PollFd::new(self.addresses.as_fd(), PollFlags::POLLIN),
         ];
         let ready = if self.storm { &mut ready[..2] } else { &mut ready[..] };
-        // EINTR and the like: look again.
+        // Errors such as EINTR: the caller polls the sockets again.
         let _ = poll(ready, timeout);
         ready[0].revents().is_none_or(|events| events.is_empty())
     }
 }
 
-/// Receives until nothing is waiting, or enough has come; whether something was lost.
+/// Receives until the socket is empty, at most [`AT_ONCE`] times. Returns whether events were lost.
 fn drain(
     listener: &mut Listener,
     mut each: impl FnMut(Option<i32>, Message<'_>),

@@ -1,4 +1,4 @@
-//! Netlink's words for links and addresses (`linux/if_link.h`, `linux/if_addr.h`).
+//! Netlink messages about links, addresses and routes (`linux/if_link.h`, `linux/if_addr.h`, `linux/rtnetlink.h`).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -36,40 +36,40 @@ const ROUTE_HEADER: usize = 12;
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTN_UNICAST: u8 = 1;
-/// Routes of these origins are made by what others send: redirects and router advertisements.
+/// `RTPROT_REDIRECT` and `RTPROT_RA`: other hosts cause these routes, by redirects and router advertisements.
 const LEARNT: [u8; 2] = [1, 9];
 
-/// What a link message says.
+/// Content of a link message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LinkEvent {
-    /// A veth is this.
+    /// A veth appeared or changed.
     Now(Veth),
-    /// A link that is no veth is this.
+    /// A link other than a veth appeared or changed.
     Other(u32, Device),
-    /// A link, of whatever kind, is gone from the namespace.
+    /// A link of any kind left the namespace.
     Gone(u32),
 }
 
-/// A route to one address.
+/// Route to a single address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HostRoute {
     pub(super) to: IpAddr,
-    /// Index of the interface that it leads out of.
+    /// Index of the outgoing interface.
     pub(super) by: u32,
-    /// It is there, or gone.
+    /// Whether the route was added, not removed.
     pub(super) there: bool,
 }
 
-/// A request for the routes in our namespace.
+/// Builds a request for the routes in our namespace.
 pub(super) fn routes_request(family: AddressFamily) -> RouteNetlinkMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family;
     RouteNetlinkMessage::GetRoute(message)
 }
 
-/// Reads a route message; `None` for what is no route of the node's own to a single address.
+/// Parses a route message; `None`: not a unicast route of the node's own to a single address.
 pub(super) fn host_route(message: Message<'_>) -> Option<HostRoute> {
-    // struct rtmsg: family, length of the destination, of the source, TOS, table, protocol, scope, type.
+    // struct rtmsg: family, lengths of destination and source, TOS, table, protocol, scope, type.
     let &[family, length, _, _, _, origin, _, kind, ..] = message.payload else { return None };
     let there = match message.kind {
         RTM_NEWROUTE => true,
@@ -93,14 +93,14 @@ pub(super) fn host_route(message: Message<'_>) -> Option<HostRoute> {
     })
 }
 
-/// A request for one link, or for all.
+/// Builds a request for one link, or for all.
 pub(super) fn links_request(index: Option<u32>) -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = index.unwrap_or_default();
     RouteNetlinkMessage::GetLink(message)
 }
 
-/// A request for the addresses of an interface in another namespace.
+/// Builds a request for the addresses of an interface in another namespace.
 pub(super) fn addresses_request(namespace: i32, index: u32) -> RouteNetlinkMessage {
     let mut message = AddressMessage::default();
     message.header.family = AddressFamily::Unspec;
@@ -109,7 +109,7 @@ pub(super) fn addresses_request(namespace: i32, index: u32) -> RouteNetlinkMessa
     RouteNetlinkMessage::GetAddress(message)
 }
 
-/// A request for an interface in another namespace (`IFLA_TARGET_NETNSID`, kernel 4.16).
+/// Builds a request for an interface in another namespace (`IFLA_TARGET_NETNSID`, kernel 4.16).
 pub(super) fn link_inside_request(namespace: i32, index: u32) -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = index;
@@ -117,19 +117,19 @@ pub(super) fn link_inside_request(namespace: i32, index: u32) -> RouteNetlinkMes
     RouteNetlinkMessage::GetLink(message)
 }
 
-/// The hardware address of an Ethernet interface in a link message.
+/// Returns the hardware address of an Ethernet interface from a link message.
 pub(super) fn station(message: Message<'_>) -> Option<[u8; 6]> {
     let mut all = message.attributes(LINK_HEADER);
     let (_, value) = all.find(|(kind, _)| *kind == IFLA_ADDRESS)?;
     value.try_into().ok().filter(|station| *station != [0; 6])
 }
 
-/// Reads a link message; `None` for what is of no interest.
+/// Parses a link message; `None`: a message of another type or family.
 pub(super) fn link_event(message: Message<'_>) -> Option<LinkEvent> {
     let family = *message.payload.first()?;
     let index = message.word(4)?;
-    // A bridge tells of its ports in the same words (AF_BRIDGE): a port that leaves the bridge is
-    // not a link that is gone.
+    // Bridges send messages about their ports with AF_BRIDGE. RTM_DELLINK then reports a port that left the bridge, not
+    // a link that is gone.
     if i32::from(family) != libc::AF_UNSPEC {
         return None;
     }
@@ -140,26 +140,26 @@ pub(super) fn link_event(message: Message<'_>) -> Option<LinkEvent> {
     }
 }
 
-/// What a link message reports of veths whose other sides are in another namespace.
+/// Content of a link message about veths with a peer in another namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OutsideVeth {
-    /// One is there, by interface index.
+    /// Such a veth, by interface index, is present.
     There(u32),
-    /// A link, of whatever kind, is gone from the namespace.
+    /// A link of any kind left the namespace.
     Gone(u32),
-    /// A side of a veth is in our namespace, and the other one, of that index, leads here: no event tells that of the
-    /// other one.
+    /// Both ends of a veth are in our namespace: the peer with this index leads here too. No event reports this for the
+    /// peer itself.
     Home(u32),
 }
 
 impl OutsideVeth {
-    /// The index of one that is there.
+    /// Returns the index of a veth that is present.
     pub(super) fn index(self) -> Option<u32> {
         if let Self::There(index) = self { Some(index) } else { None }
     }
 }
 
-/// Reads a link message; `None` for links that are no such veth.
+/// Parses a link message; `None`: a link of another kind, or a veth with a peer in a namespace without an identifier.
 pub(super) fn outside_veth(message: Message<'_>) -> Option<OutsideVeth> {
     match link_event(message)? {
         LinkEvent::Now(veth) if veth.namespace.is_some() => Some(OutsideVeth::There(veth.index)),
@@ -169,7 +169,7 @@ pub(super) fn outside_veth(message: Message<'_>) -> Option<OutsideVeth> {
     }
 }
 
-/// The bridge that a link is a port of; `None` for a link that is no port, or sends nothing into a bridge.
+/// Returns the bridge of a link that is a port; `None`: no port, or a port of a kind in [`PASSED_ON`].
 pub(super) fn bridge(message: Message<'_>) -> Option<u32> {
     let (mut master, mut kinds) = (None, (String::new(), String::new()));
     for (kind, value) in message.attributes(LINK_HEADER) {
@@ -185,7 +185,7 @@ pub(super) fn bridge(message: Message<'_>) -> Option<u32> {
     master.filter(|_| of_master == "bridge" && !PASSED_ON.contains(&own.as_str()))
 }
 
-/// A text of `IFLA_LINKINFO`.
+/// Returns a string attribute of `IFLA_LINKINFO`.
 fn info(value: &[u8], wanted: u16) -> String {
     let found = attributes(value).find(|(kind, _)| *kind == wanted);
     found.map(|(_, value)| text(value)).unwrap_or_default()
@@ -208,12 +208,12 @@ fn link(message: Message<'_>, index: u32) -> Option<LinkEvent> {
         }
     }
     if link_kind != "veth" {
-        // struct ifinfomsg: the ARPHRD_* type is its second half word.
+        // struct ifinfomsg: the ARPHRD_* type is the second 16-bit field.
         let hardware_type = u16::from_ne_bytes(*message.payload.get(2..)?.first_chunk::<2>()?);
         let device = Device::new(veth.name, &link_kind, hardware_type, veth.leads_away);
         return Some(LinkEvent::Other(index, device));
     }
-    // A negative identifier stands for a namespace that could not be given one.
+    // The kernel reports a negative identifier if it could not assign one.
     veth.namespace = veth.namespace.filter(|&id| id >= 0);
     Some(LinkEvent::Now(veth))
 }
@@ -223,24 +223,24 @@ fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(&value[..end]).into_owned()
 }
 
-/// A request for all addresses in our namespace.
+/// Builds a request for all addresses in our namespace.
 pub(super) fn own_addresses_request() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetAddress(AddressMessage::default())
 }
 
-/// The global address in an address message about the given interface. Tentative addresses count:
-/// the pod will use them in a moment.
+/// Returns the global address in an address message about the given interface. Tentative addresses count: the pod is
+/// about to use them.
 pub(super) fn peer_address(message: Message<'_>, index: u32) -> Option<IpAddr> {
     (message.word(4) == Some(index)).then(|| global_address(message)).flatten()
 }
 
-/// The address in an address message, if its scope is wider than a link.
+/// Returns the address in an address message if its scope is wider than a link.
 pub(super) fn global_address(message: Message<'_>) -> Option<IpAddr> {
     let (family, scope) = (*message.payload.first()?, *message.payload.get(3)?);
     if message.kind != RTM_NEWADDR || scope >= RT_SCOPE_LINK {
         return None;
     }
-    // IFA_ADDRESS is the other end's where the interface is point-to-point; IFA_LOCAL is ours then.
+    // On a point-to-point interface IFA_ADDRESS is the peer's address, and IFA_LOCAL the interface's own.
     let mut found = (None, None);
     for (kind, value) in message.attributes(ADDRESS_HEADER) {
         match kind {

@@ -1,10 +1,10 @@
-//! Closes each veth that comes, until the engine has attached the programs of its role.
+//! Closes each new veth until the engine has attached the programs of its role.
 //!
-//! The programs of a role follow an interface's discovery, and before the first generation of an agent
-//! they are verified for seconds. A program that drops everything is verified at once. The guard attaches
-//! it as soon as the kernel reports a veth whose other side is in another network namespace.
+//! The programs of a role are attached after the discovery of the interface, and the first generation of an agent takes
+//! seconds to verify. A program that drops every packet is verified at once. The guard attaches this program as soon as
+//! the kernel reports a veth with a peer in another network namespace.
 //!
-//! The same code runs in the agent, from its first moment, and in `netpold standby`, while no agent runs.
+//! The same code runs in the agent from its start, and in `netpold standby` while no agent runs.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -26,24 +26,24 @@ use crate::netlink::{Connection, Listener, Received};
 const LINKS: [u32; 1] = [1];
 /// Receive buffer of link events, in bytes: some 1,500 events.
 const RECEIVE_BUFFER: usize = 2 << 20;
-/// Milliseconds after which a listing that failed is tried again.
+/// Delay before a failed listing is tried again, in milliseconds.
 const AGAIN: u16 = 50;
-/// Threads that attach. Each call waits for the kernel's configuration lock and, with TCX, for a grace
-/// period under it. The lock is handed over in the order of arrival, so a single thread would fall behind
-/// twenty CNI plugins that each want it again and again.
+/// Number of threads that attach. Each call waits for the kernel's RTNL lock and, with TCX, for a grace period while
+/// holding it. The lock is granted in order of arrival, so a single thread would fall behind twenty CNI plugins that
+/// request it repeatedly.
 const THREADS: usize = 8;
 
-/// Closes veths on threads of its own.
+/// Threads that close veths.
 #[derive(Debug)]
 pub struct Closers {
     hooks: Sender<Hook>,
 }
 
 impl Closers {
-    /// Starts the threads, in the network namespace of the calling one. They end with the returned value.
+    /// Starts the threads in the network namespace of the caller. They end when the returned value is dropped.
     ///
     /// # Errors
-    /// No thread could be started.
+    /// A thread cannot be started.
     pub fn start(closing: &Closing) -> io::Result<Self> {
         let (hooks, received) = channel();
         let received = Arc::new(Mutex::new(received));
@@ -51,7 +51,7 @@ impl Closers {
             let (closing, received) = (closing.clone(), Arc::clone(&received));
             let thread = std::thread::Builder::new().name("closing".into()).stack_size(64 << 10);
             thread.spawn(move || {
-                // One waits for the next hook, the others for their turn to wait.
+                // One thread waits for the next hook, the others for the lock.
                 let next = |received: &Mutex<Receiver<Hook>>| lock(received).recv();
                 while let Ok(hook) = next(&received) {
                     closing.close(hook);
@@ -61,40 +61,40 @@ impl Closers {
         Ok(Self { hooks })
     }
 
-    /// Closes both hooks of a veth, soon.
+    /// Queues both hooks of a veth for closing.
     pub fn close(&self, ifindex: u32) {
-        // The threads end after the sender only.
+        // Cannot fail: the threads end after the sender only.
         Direction::BOTH.into_iter().for_each(|direction| {
             let _ = self.hooks.send(Hook { ifindex, direction });
         });
     }
 }
 
-/// The veths of this network namespace whose other sides are in others, followed by link events.
+/// Veths of this network namespace with a peer in another one, updated by link events.
 #[derive(Debug)]
 pub struct Veths {
     listener: Listener,
     requests: Connection,
     known: BTreeSet<u32>,
-    /// Something may have been missed: the veths have to be listed.
+    /// Whether events may have been missed, so that the veths have to be listed.
     incomplete: bool,
 }
 
 impl Veths {
-    /// Listens from now on; nothing is known before [`Veths::list`].
+    /// Opens the sockets. The set is empty until [`Veths::list`].
     ///
     /// # Errors
-    /// The netlink sockets cannot be made.
+    /// A netlink socket cannot be opened.
     pub fn open() -> io::Result<Self> {
         let listener = Listener::open(&LINKS, false, RECEIVE_BUFFER)?;
         let (requests, known) = (Connection::open()?, BTreeSet::new());
         Ok(Self { listener, requests, known, incomplete: false })
     }
 
-    /// Lists the veths anew; returns those that were not known.
+    /// Lists all veths and returns the new ones.
     ///
     /// # Errors
-    /// Netlink's.
+    /// The netlink request fails.
     pub fn list(&mut self) -> io::Result<Vec<u32>> {
         let found = self.requests.dump(&links_request(None), outside_veth)?;
         let there: BTreeSet<u32> = found.into_iter().filter_map(OutsideVeth::index).collect();
@@ -104,8 +104,8 @@ impl Veths {
         Ok(new)
     }
 
-    /// Takes in the events that are waiting; returns the veths that came. `gone` gets each index whose
-    /// interface went. What fails is done again with the next call.
+    /// Handles the pending events and returns the new veths. Calls `gone` for each interface that disappeared. Failed
+    /// operations are repeated by the next call.
     pub fn changes(&mut self, mut gone: impl FnMut(u32)) -> Vec<u32> {
         let mut new = Vec::new();
         loop {
@@ -115,10 +115,10 @@ impl Veths {
                 Some(OutsideVeth::Gone(index)) => {
                     known.remove(&index);
                     gone(index);
-                    // The other side of a veth that was whole in this namespace may have left it.
+                    // The link may be one end of a pair within this namespace that moved to another one.
                     *incomplete = true;
                 }
-                // The pod's side has come home. Should it leave again, the veth is new.
+                // The pod's end moved to this namespace. If it leaves again, the veth counts as new.
                 Some(OutsideVeth::Home(index)) => *incomplete |= known.contains(&index),
                 None => {}
             });
@@ -146,7 +146,7 @@ impl Veths {
         new
     }
 
-    /// How long to wait for events: briefly, if something is to be done again.
+    /// Returns the poll timeout: short if an operation has to be repeated, else none.
     #[must_use]
     pub fn patience(&self) -> PollTimeout {
         if self.incomplete { PollTimeout::from(AGAIN) } else { PollTimeout::NONE }
@@ -159,30 +159,30 @@ impl AsFd for Veths {
     }
 }
 
-/// The veths of this network namespace whose other sides are in others, by interface index, as of now.
+/// Returns the interface indexes of the veths of this network namespace with a peer in another one.
 ///
 /// # Errors
-/// Netlink's.
+/// A netlink socket cannot be opened, or the request fails.
 pub fn outside() -> io::Result<BTreeSet<u32>> {
     let found = Connection::open()?.dump(&links_request(None), outside_veth)?;
     Ok(found.into_iter().filter_map(OutsideVeth::index).collect())
 }
 
-/// A running guard; it ends when it is dropped, and what it closed stays closed.
+/// Running guard. It ends on drop; closed veths stay closed.
 #[derive(Debug)]
 pub struct Guard {
-    /// Closed to end the thread.
+    /// Ends the thread when closed.
     _stop: UnixStream,
 }
 
 impl Guard {
-    /// Closes each veth that comes from now on to the network namespace of the calling thread. `all`: also
-    /// those that are there and have no program of netpold's.
+    /// Closes each veth that appears in the network namespace of the calling thread from now on. `all`: also existing
+    /// veths without a program of netpold.
     ///
     /// # Errors
-    /// Netlink, or a thread, is not to be had.
+    /// A netlink socket or a thread cannot be created, or the veths cannot be listed.
     pub fn start(closing: Closing, all: bool) -> io::Result<Self> {
-        // Loaded before it is needed.
+        // Loads the program before the first veth needs it.
         if let Err(error) = closing.program() {
             tracing::warn!(%error, "new interfaces cannot be closed yet; tried again with each");
         }
@@ -208,7 +208,7 @@ fn wait(veths: &Veths, stopped: &UnixStream) -> bool {
         PollFd::new(stopped.as_fd(), PollFlags::POLLIN),
         PollFd::new(veths.as_fd(), PollFlags::POLLIN),
     ];
-    // EINTR and the like: look again.
+    // Errors such as EINTR: the caller reads the events again.
     let _ = poll(&mut ready, veths.patience());
     ready[0].revents().is_none_or(|events| events.is_empty())
 }

@@ -1,4 +1,4 @@
-//! What is known of the interfaces, and what of it has been told. No I/O, no clock.
+//! Table of the veths, and of their last reported state. No I/O, no clock.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -9,39 +9,39 @@ use netpold_core::bindings;
 use super::event::Event;
 use super::message::HostRoute;
 
-/// When an interface without address is asked again, after the first time, in milliseconds.
+/// Delays before an interface without an address is queried again, in milliseconds.
 const ASK_AGAIN: [u64; 11] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 1000];
-/// As many changes inside a namespace, none of them long after the last, are asked for at once.
+/// Number of changes inside a namespace in close succession that are queried without a pause.
 const AT_ONCE: u32 = 32;
 const CALM: Duration = Duration::from_secs(1);
-/// Shortest and longest time between two questions for one interface's addresses after that.
+/// Minimum and maximum pause between two queries of one interface after [`AT_ONCE`] changes.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// How many interfaces are remembered after they are gone.
+/// Maximum number of removed interfaces in [`Table::gone`].
 const REMEMBERED: usize = 1024;
 
-/// A veth in our namespace.
+/// Veth in our namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Veth {
     /// Interface index.
     pub(super) index: u32,
-    /// The other side's interface index, in its own namespace.
+    /// Interface index of the peer in its own namespace.
     pub(super) peer: u32,
-    /// Identifier of the other side's namespace; `None`: ours, or one that has none.
+    /// Identifier of the peer's namespace; `None`: our own, or one without an identifier.
     pub(super) namespace: Option<i32>,
-    /// The other side is in another namespace.
+    /// Whether the peer is in another namespace.
     pub(super) leads_away: bool,
-    /// Name.
+    /// Interface name.
     pub(super) name: String,
     /// Hardware address.
     pub(super) hardware: Vec<u8>,
 }
 
 impl Veth {
-    /// A number that is most likely another one for an interface that takes over the index, and
-    /// the same for this one after a restart of the agent. Netlink tells no time or number of
-    /// creation; what it tells that differs is the hardware address (random, unless the CNI sets
-    /// one). The name is left out, since CNIs rename, and so is where the other side is, since a pod
-    /// can move it. FNV-1a.
+    /// Returns a number that most likely differs for another interface with the same index, and that is equal for the
+    /// same interface after a restart of the agent. Netlink reports neither a time nor a sequence number of the
+    /// creation; the distinguishing property it reports is the hardware address (random, unless the CNI sets one). The
+    /// name is left out because CNIs rename interfaces, and the peer's namespace because a pod can move its end. The
+    /// hash is FNV-1a.
     fn identity(&self) -> u64 {
         let bytes = self.index.to_le_bytes().into_iter();
         bytes.chain(self.hardware.iter().copied()).fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
@@ -53,36 +53,36 @@ impl Veth {
 #[derive(Debug)]
 struct Known {
     veth: Veth,
-    /// Fixed when the interface is first seen outside; later changes of what it is made from (a CNI
-    /// setting the hardware address) do not make another interface of it.
+    /// Fixed when the interface is first seen. Later changes of the hashed properties (a CNI plugin sets the hardware
+    /// address) do not make another interface.
     incarnation: u64,
     addresses: Vec<IpAddr>,
-    /// Hardware address of the other side.
+    /// Hardware address of the peer.
     station: Option<[u8; 6]>,
-    /// When to ask for the addresses.
+    /// Time of the next query for addresses.
     due: Option<Instant>,
-    /// Questions asked without finding an address.
+    /// Number of consecutive queries without an address.
     fruitless: usize,
     storm: Storm,
 }
 
-/// A pod can change its addresses any number of times a second. The first few changes are asked for at
-/// once, the others after a pause that grows while it goes on.
+/// Rate limit of queries: a pod can change its addresses any number of times per second. The first changes are queried
+/// at once, later ones after a pause that grows while the changes continue.
 #[derive(Debug, Default)]
 struct Storm {
     last: Option<Instant>,
-    /// Questions in close succession.
+    /// Number of queries in close succession.
     questions: u32,
     pause: Duration,
 }
 
 impl Storm {
-    /// Something changed inside: when to ask.
+    /// Returns the time of the query for a change at `now`.
     fn ask_at(&self, now: Instant) -> Instant {
         self.last.map_or(now, |last| (last + self.pause).max(now))
     }
 
-    /// It is asked now.
+    /// Records a query.
     fn asked(&mut self, now: Instant) {
         let calm = |last: Instant| now > last + self.pause * 2 + CALM;
         if self.last.replace(now).is_none_or(calm) {
@@ -95,32 +95,31 @@ impl Storm {
     }
 }
 
-/// See the module.
+/// Table of the veths, and of their last reported state.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     links: BTreeMap<u32, Known>,
     told: BTreeMap<u32, bindings::Veth>,
-    /// The interface that the node's own routes lead to an address by, for single addresses.
+    /// Outgoing interface of the node's own routes to single addresses.
     routes: BTreeMap<IpAddr, u32>,
-    /// Indexes and incarnations of interfaces that are gone, for telling a reused index.
+    /// Indexes and incarnations of removed interfaces, for the detection of a reused index.
     gone: VecDeque<(u32, u64)>,
-    /// Links to ask about: their peer left our namespace.
+    /// Links to query because their peer left our namespace.
     uncertain: Vec<u32>,
-    /// Links that had both sides here when all were listed last. A new pair is often about to lead away: a CNI plugin
-    /// moves one side.
+    /// Links with both ends in our namespace at the last full listing. A new pair does not count: a CNI plugin often
+    /// moves one end right after the creation.
     inner: BTreeSet<u32>,
-    /// Addresses to ask for at once.
+    /// Links to query for addresses at once.
     changed: BTreeSet<u32>,
 }
 
 impl Table {
-    /// A link event, or an answer about one link.
+    /// Applies a link event, or the response to a query of one link.
     pub(super) fn link_is(&mut self, veth: Veth) {
         let index = veth.index;
         match self.links.get_mut(&index) {
             Some(known) => {
-                // A pod can move its side to a namespace of its own: it is the same veth, and the
-                // same pod's.
+                // A pod can move its end to a namespace of its own. The veth is still the same, and so is its pod.
                 let moved = (known.veth.peer, known.veth.namespace) != (veth.peer, veth.namespace);
                 known.veth = veth;
                 if moved {
@@ -151,8 +150,8 @@ impl Table {
         self.changed.insert(index);
     }
 
-    /// A link is gone from our namespace. If it was the other side of a veth that stays, it moved to
-    /// another namespace, and no event tells that of the side that stays.
+    /// Removes a link that left our namespace. If it was the peer of a remaining veth, it moved to another namespace;
+    /// no event reports this for the remaining veth.
     pub(super) fn link_gone(&mut self, index: u32) {
         self.inner.remove(&index);
         if let Some(known) = self.links.remove(&index) {
@@ -168,8 +167,8 @@ impl Table {
         self.uncertain.extend(peers.map(|known| known.veth.index));
     }
 
-    /// A complete list of veths. If events were `lost` before it, a link that differs in what its
-    /// incarnation is made from counts as another one: its end and the new one's start were missed.
+    /// Applies a complete list of veths. If events before it were `lost`, a link with a different [`Veth::identity`]
+    /// counts as another interface: the removal of the old one and the creation of the new one were missed.
     pub(super) fn links_are(&mut self, veths: Vec<Veth>, lost: bool) {
         let found: BTreeMap<u32, Veth> = veths.into_iter().map(|veth| (veth.index, veth)).collect();
         let missing: Vec<u32> = self
@@ -191,14 +190,14 @@ impl Table {
         }
     }
 
-    /// Links with both sides here for some time, by index, with their names.
+    /// Returns the index and name of the links that had both ends here at the last listing and still have.
     pub(super) fn inner(&self) -> impl Iterator<Item = (u32, &str)> {
         let listed = self.inner.iter().filter_map(|index| self.links.get(index));
         let here = listed.filter(|known| !known.veth.leads_away);
         here.map(|known| (known.veth.index, known.veth.name.as_str()))
     }
 
-    /// Addresses changed at an interface of another namespace.
+    /// Schedules a query after an address event of an interface in another namespace.
     pub(super) fn peer_changed(&mut self, namespace: i32, peer: u32, now: Instant) {
         let is_behind =
             |known: &&mut Known| known.veth.namespace == Some(namespace) && known.veth.peer == peer;
@@ -207,12 +206,12 @@ impl Table {
         }
     }
 
-    /// Addresses changed somewhere: events were lost.
+    /// Schedules a query of all links after lost address events.
     pub(super) fn any_peer_changed(&mut self, now: Instant) {
         self.links.values_mut().for_each(|known| known.ask_by(now));
     }
 
-    /// A route of the node's to a single address.
+    /// Adds or removes a route of the node to a single address.
     pub(super) fn route_is(&mut self, route: HostRoute) {
         if route.there {
             self.routes.insert(route.to, route.by);
@@ -221,7 +220,7 @@ impl Table {
         }
     }
 
-    /// All of these routes; of several to one address the first counts.
+    /// Replaces all routes; of several routes to one address the first counts.
     pub(super) fn routes_are(&mut self, routes: Vec<HostRoute>) {
         self.routes.clear();
         for route in routes {
@@ -229,7 +228,7 @@ impl Table {
         }
     }
 
-    /// The addresses behind an interface.
+    /// Sets the addresses behind an interface.
     pub(super) fn addresses_are(&mut self, index: u32, mut addresses: Vec<IpAddr>, now: Instant) {
         addresses.sort_unstable();
         addresses.dedup();
@@ -244,37 +243,37 @@ impl Table {
         }
     }
 
-    /// The hardware address behind an interface.
+    /// Sets the hardware address behind an interface.
     pub(super) fn station_is(&mut self, index: u32, station: [u8; 6]) {
         if let Some(known) = self.links.get_mut(&index) {
             known.station = Some(station);
         }
     }
 
-    /// The addresses behind an interface could not be found out: what was known stays.
+    /// Schedules another query after a failed one. The former addresses stay.
     pub(super) fn addresses_unknown(&mut self, index: u32, now: Instant) {
         if let Some(known) = self.links.get_mut(&index) {
             known.ask_again(now);
         }
     }
 
-    /// A link.
+    /// Returns a link.
     pub(super) fn veth(&self, index: u32) -> Option<&Veth> {
         self.links.get(&index).map(|known| &known.veth)
     }
 
-    /// All links that lead to other namespaces.
+    /// Returns the links with a peer in another namespace that has an identifier.
     pub(super) fn outside(&self) -> Vec<u32> {
         let outside = self.links.values().filter(|known| known.veth.namespace.is_some());
         outside.map(|known| known.veth.index).collect()
     }
 
-    /// Links to ask about, once.
+    /// Takes the links to query because their peer left our namespace.
     pub(super) fn uncertain(&mut self) -> Vec<u32> {
         distinct(std::mem::take(&mut self.uncertain))
     }
 
-    /// Links to ask for addresses now, once.
+    /// Takes the links that are due for a query of addresses.
     pub(super) fn due(&mut self, now: Instant) -> Vec<u32> {
         let mut due = std::mem::take(&mut self.changed);
         for (&index, known) in &mut self.links {
@@ -289,17 +288,17 @@ impl Table {
         due.into_iter().collect()
     }
 
-    /// All addresses were asked for.
+    /// Clears the links to query at once, after all were queried.
     pub(super) fn nothing_due_at_once(&mut self) {
         self.changed.clear();
     }
 
-    /// When the next question is due.
+    /// Returns the time of the next scheduled query.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.links.values().filter_map(|known| known.due).min()
     }
 
-    /// What differs from what was told; it counts as told then.
+    /// Returns the differences to the last reported state, and stores the current state as reported.
     pub(super) fn differences(&mut self) -> Vec<Event> {
         let mut routed: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
         for (to, by) in &self.routes {
@@ -327,7 +326,7 @@ impl Known {
         self.fruitless += 1;
     }
 
-    /// Something changed inside: to be asked, soon.
+    /// Schedules a query after a change inside.
     fn ask_by(&mut self, now: Instant) {
         let at = self.storm.ask_at(now);
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
@@ -346,7 +345,7 @@ impl Known {
     }
 }
 
-/// An incarnation that no interface with this index had before, as far as remembered.
+/// Returns an incarnation that differs from those of the removed interfaces with the same index.
 fn fresh(gone: &VecDeque<(u32, u64)>, veth: &Veth) -> u64 {
     let mut incarnation = veth.identity();
     while gone.contains(&(veth.index, incarnation)) {
@@ -425,13 +424,13 @@ mod tests {
         table.link_gone(7);
         table.link_is(veth(7, 2, Some(0)));
         assert_ne!(told(&mut table).incarnation, first, "though nothing else differs");
-        // Gone and back between two lists, the events lost: the hardware address tells.
+        // Removed and created again between two listings with lost events: the hardware address differs.
         let mut other = veth(7, 2, Some(0));
         other.hardware[5] = 9;
         let before = table.told[&7].incarnation;
         table.links_are(vec![other.clone()], true);
         assert_ne!(told(&mut table).incarnation, before);
-        // Without a loss it is the same one, its hardware address set just now.
+        // Without lost events it is the same interface; its hardware address was just set.
         other.hardware[5] = 8;
         table.links_are(vec![other], false);
         assert_eq!(table.differences(), []);
@@ -506,7 +505,7 @@ mod tests {
         table.link_is(veth(8, 2, Some(1)));
         let address: IpAddr = "10.0.0.1".parse().unwrap();
         let mut asked = Vec::new();
-        // Ten thousand changes a second for a minute.
+        // 10,000 changes per second for a minute.
         for tenth in 0..600_000u64 {
             let now = start + Duration::from_micros(tenth * 100);
             table.peer_changed(0, 2, now);
@@ -519,7 +518,7 @@ mod tests {
         assert!((40..70).contains(&stormy), "{stormy}");
         assert_eq!(asked.len(), stormy + 1, "the other one once");
         assert!(table.next_due().is_some_and(|due| due < start + Duration::from_secs(66)));
-        // Over: at once again.
+        // After the storm, queries are immediate again.
         let mut later = start + Duration::from_secs(66);
         assert_eq!(table.due(later), [7], "the last change is not lost");
         later += Duration::from_secs(20);

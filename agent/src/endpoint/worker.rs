@@ -1,4 +1,4 @@
-//! The thread that discovers: it takes events in, asks, and tells what differs.
+//! Thread of discovery: receives events, queries the kernel and sends differences.
 
 use std::io;
 use std::net::IpAddr;
@@ -22,48 +22,48 @@ use super::message::{
 use super::table::Veth;
 use crate::netlink::{Connection, Message};
 
-/// kube-proxy's, in IPVS mode: it holds the address of every Service, which are not the node's to
-/// policy. The name is fixed in kube-proxy (`DefaultDummyDevice`).
+/// Dummy device of kube-proxy in IPVS mode. It holds the addresses of all Services, which are not the node's own for
+/// policies. kube-proxy hard-codes the name (`DefaultDummyDevice`).
 pub const SERVICE_DEVICE: &str = "kube-ipvs0";
-/// After a listing that failed.
+/// Delay after a failed listing.
 const RETRY_SCAN: Duration = Duration::from_millis(500);
 
-/// What discovery has been through, for metrics.
+/// Counters of discovery for metrics.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Full listings.
     pub scans: AtomicU64,
     /// Listings that failed and were repeated.
     pub failed_scans: AtomicU64,
-    /// Times that the kernel dropped events for want of buffer.
+    /// Buffer overruns of the event sockets, and failed reads.
     pub overruns: AtomicU64,
     /// Events received.
     pub events: AtomicU64,
-    /// Questions for the addresses behind an interface.
+    /// Queries for the addresses behind an interface.
     pub questions: AtomicU64,
 }
-/// The receiver is gone, or discovery was told to stop.
+/// Reason to end the thread: the receiver is gone, or discovery was stopped.
 struct Stop;
 
-/// What came of a full listing.
+/// Result of a full listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scan {
-    /// Everything is known.
+    /// All interfaces and the addresses behind them are known.
     Complete,
-    /// All interfaces are, but not the addresses behind one that is still there.
+    /// All interfaces are known, but not the addresses behind one that still exists.
     Unanswered,
-    /// It has to be done again.
+    /// The listing failed and has to be repeated.
     Failed,
 }
 
-/// The thread's state.
+/// State of the thread.
 pub(super) struct Worker {
     requests: Connection,
     listening: Listening,
     inventory: Inventory,
-    /// The node's own addresses as told.
+    /// Last reported addresses of the node.
     own: Option<Vec<IpAddr>>,
-    /// One of them may have changed since.
+    /// Whether an address of the node may have changed since.
     own_changed: bool,
     /// Interval of full listings.
     rescan: Duration,
@@ -72,7 +72,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Nothing is known yet.
+    /// Creates a worker without any known interface.
     pub(super) fn new(
         requests: Connection,
         listening: Listening,
@@ -93,9 +93,9 @@ impl Worker {
         }
     }
 
-    /// Discovers until nobody listens any more, or it is told to stop.
+    /// Runs until the receiver is dropped or discovery is stopped.
     pub(super) fn run(mut self) {
-        // Ends with Stop only.
+        // The only error is Stop.
         let _ = self.work();
     }
 
@@ -107,10 +107,10 @@ impl Worker {
             if lost || next_scan <= Instant::now() {
                 let scan = self.scan(lost);
                 lost &= scan == Scan::Failed;
-                // Told before InSync, so that the first update knows them.
+                // Sent before InSync, so that the first update includes them.
                 let own_known = self.list_own_addresses()?;
                 self.tell()?;
-                // Whoever acts on InSync takes an interface without answer for one without pod.
+                // Receivers of InSync treat an interface without a known address as one without a pod.
                 if !synced && own_known && scan == Scan::Complete {
                     synced = true;
                     self.send(Event::InSync)?;
@@ -135,19 +135,19 @@ impl Worker {
         }
     }
 
-    /// Takes in what is waiting; whether something was lost.
+    /// Handles the pending events. Returns whether link events were lost.
     fn take_events(&mut self) -> bool {
         let links = self.take_link_events();
         let addresses = self.take_address_events();
         if matches!(addresses, Ok(true)) {
-            // Any pod can bring that about. What it costs is bounded, and no link was missed.
+            // Any pod can cause such an overrun. Its cost is bounded, and no link event was lost.
             self.counters.overruns.fetch_add(1, Ordering::Relaxed);
             self.inventory.veths.any_peer_changed(Instant::now());
         }
         let lost = links.and_then(|links| addresses.map(|_| links));
         let lost = lost.unwrap_or_else(|error| {
             warn!(%error, "reading netlink events failed");
-            // Never seen to happen; if it does not pass, listing takes the events' place.
+            // The delay limits the rate of listings, which replace the events if the error persists. Never observed.
             std::thread::sleep(RETRY_SCAN);
             true
         });
@@ -174,7 +174,7 @@ impl Worker {
         let now = Instant::now();
         listening.addresses(|namespace, message| {
             counters.events.fetch_add(1, Ordering::Relaxed);
-            // struct ifaddrmsg: the interface index is its second word.
+            // struct ifaddrmsg: the second word is the interface index.
             match (namespace, message.word(4)) {
                 (Some(namespace), Some(peer)) => inventory.veths.peer_changed(namespace, peer, now),
                 _ => *own_changed = true,
@@ -182,7 +182,7 @@ impl Worker {
         })
     }
 
-    /// Tells the node's own addresses if they are others than before; whether they are known.
+    /// Sends the node's own addresses if they have changed. Returns whether they are known.
     fn list_own_addresses(&mut self) -> Result<bool, Stop> {
         let services = if_nametoindex(SERVICE_DEVICE).ok();
         let found = self.requests.dump(&own_addresses_request(), |message| {
@@ -207,7 +207,7 @@ impl Worker {
         }
     }
 
-    /// Lists all links and the addresses behind veths anew. `lost`: events are missing.
+    /// Lists all links, routes and the addresses behind veths. `lost`: events before it are missing.
     fn scan(&mut self, lost: bool) -> Scan {
         self.counters.scans.fetch_add(1, Ordering::Relaxed);
         let found = self.requests.dump(&links_request(None), link);
@@ -228,7 +228,7 @@ impl Worker {
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             match self.requests.dump(&routes_request(family), host_route) {
                 Ok(found) => routes.extend(found),
-                // The kernel has no such family.
+                // Kernel without this family.
                 Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
                 Err(error) => return Err(error),
             }
@@ -244,7 +244,7 @@ impl Worker {
                 unanswered.push(index);
             }
         }
-        // Asked just now; those without address have a time to be asked again.
+        // All links were just queried; those without an address have a time for the next query.
         self.inventory.veths.nothing_due_at_once();
         unanswered.retain(|&index| self.is_there(index));
         if unanswered.is_empty() {
@@ -254,14 +254,14 @@ impl Worker {
         Ok(Scan::Unanswered)
     }
 
-    /// Whether a link that gave no answer is there still, and so is the namespace it leads to: the
-    /// kernel numbers no namespace (-1) that is just being taken down, its links with it.
+    /// Whether a link without a response still exists, and its peer's namespace too: the kernel reports the identifier
+    /// -1 for a namespace that is being removed together with its links.
     fn is_there(&mut self, index: u32) -> bool {
         self.look_at(index);
         self.inventory.veths.veth(index).is_some_and(|veth| veth.namespace.is_some_and(|n| n >= 0))
     }
 
-    /// Takes in how one link is now.
+    /// Queries one link and applies the response.
     fn look_at(&mut self, index: u32) {
         let mut answer = None;
         let asked = self.requests.request(links_request(Some(index)), 0, |message| {
@@ -274,7 +274,7 @@ impl Worker {
         }
     }
 
-    /// Asks for what is due: links that may have moved, addresses that may have changed.
+    /// Queries the due links: those that may have moved, and those with possibly changed addresses.
     fn ask_for_addresses(&mut self) {
         for index in self.inventory.veths.uncertain() {
             self.look_at(index);
@@ -286,7 +286,7 @@ impl Worker {
         }
     }
 
-    /// Asks for the addresses behind one interface; whether they are known now.
+    /// Queries the addresses behind one interface. Returns whether they are known.
     fn ask(&mut self, index: u32) -> io::Result<bool> {
         let Some(&Veth { peer, namespace: Some(namespace), .. }) = self.inventory.veths.veth(index)
         else {
@@ -295,7 +295,7 @@ impl Worker {
         self.counters.questions.fetch_add(1, Ordering::Relaxed);
         let mut found = None;
         let request = link_inside_request(namespace, peer);
-        // Where that fails, so does the question for addresses.
+        // An error here repeats in the query for addresses, which handles it.
         let asked = self.requests.request(request, 0, |message| found = station(message).or(found));
         if let (Ok(()), Some(station)) = (asked, found) {
             self.inventory.veths.station_is(index, station);
@@ -307,7 +307,7 @@ impl Worker {
                 self.inventory.veths.addresses_are(index, addresses, Instant::now());
                 Ok(true)
             }
-            // The namespace or the peer is just going: the link's own event follows.
+            // The namespace or the peer is being removed: an event of the link follows.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENODEV)) => {
                 self.inventory.veths.addresses_unknown(index, Instant::now());
                 Ok(false)
@@ -328,7 +328,7 @@ impl Worker {
     }
 }
 
-/// What a link message says, and the bridge that the link is a port of.
+/// Parses a link message, and returns the bridge if the link is a port.
 fn link(message: Message<'_>) -> Option<(LinkEvent, Option<u32>)> {
     link_event(message).map(|link| (link, bridge(message)))
 }

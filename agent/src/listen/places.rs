@@ -96,7 +96,8 @@ impl Places {
         }
     }
 
-    /// Holder of the most places among the sources of `of`; of equals, the holder of the oldest place.
+    /// Returns the key with the most places among the sources that `of` accepts; of equal ones, the holder of the
+    /// oldest place.
     fn most<K: Copy + Eq + Hash>(
         &self,
         who: impl Fn(Source) -> K,
@@ -120,7 +121,7 @@ mod tests {
 
     const LIMITS: Limits = Limits { total: 64, of_source: 4, of_link_local: 8 };
 
-    /// A listener with clients that connect and wait.
+    /// Listener with clients that connect and wait.
     struct Crowded {
         places: Places,
         tasks: Vec<JoinHandle<()>>,

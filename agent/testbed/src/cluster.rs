@@ -64,7 +64,7 @@ pub struct Cluster {
     pub arguments: Vec<String>,
     /// Labels of [`NAMESPACE`].
     pub labels: Vec<(&'static str, &'static str)>,
-    /// A last word about the agents' processes, said before the first [`Cluster::enforce`].
+    /// Final change to the agents' commands, set before the first [`Cluster::enforce`].
     pub prepare: fn(&mut Command),
     state: u32,
 }

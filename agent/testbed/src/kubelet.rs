@@ -3,8 +3,8 @@
 //! The API server forwards an exec to `https://NODE:10250/exec/NAMESPACE/POD/CONTAINER` and passes the bytes of the
 //! upgraded connection through. The kubelet's side speaks WebSocket's `v4.channel.k8s.io`: each message begins with a
 //! byte, 0 for standard input, 1 for output, 2 for errors, 3 for a `metav1.Status` at the end. The commands are real
-//! processes in the network namespace of the node, or of the container's pod. As with a container runtime, a process
-//! whose connection ended gets no signal; its standard input ends.
+//! processes in the network namespace of the node, or of the container's pod. As with a container runtime, the end of a
+//! connection sends no signal to its process; only the standard input ends.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};

@@ -151,9 +151,9 @@ impl Oracle {
         self.first_at(address).or_else(|| self.second_at(address))
     }
 
-    /// The pod that an address on a further network belongs to: the only one whose annotation has it (one that is
-    /// terminating gives way), and if nobody else has it: no node, no Service, no node's pods. Only private addresses
-    /// count.
+    /// Returns the owner of an address on a further network: the only pod with the address in its annotation (a
+    /// terminating pod gives way), unless the address belongs to a node, a Service or a node's pod range. Only private
+    /// addresses count.
     fn second_at(&self, address: IpAddr) -> Option<&Pod> {
         let private = match address {
             IpAddr::V4(v4) => {
@@ -185,7 +185,7 @@ impl Oracle {
         }
     }
 
-    /// The same by status.
+    /// Returns the owner of an address by pod status.
     fn first_at(&self, address: IpAddr) -> Option<&Pod> {
         let mut best: Option<&Pod> = None;
         for pod in &self.pods {

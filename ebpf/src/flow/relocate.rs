@@ -1,5 +1,5 @@
-//! Relocation: makes a place for a flow whose two buckets are full of established flows, by moving one of these to its
-//! second bucket.
+//! Relocation: frees a way for a flow with both buckets full of established flows, by moving one of these to its second
+//! bucket.
 //!
 //! Flows move only from their first bucket to their second, and the copy is published before the original is freed: a
 //! reader that searches the first and then the second finds one of the two. If no second bucket has a free way, the

@@ -36,7 +36,7 @@
 //!    * An opening of a connection (SYNPROXY) is judged for the endpoint with its source address, as if it were new.
 //!
 //! 4. Packets that a bridge hands to the node itself pass no exit. A program at the bridge demands their proof too,
-//!    above all of ARP and neighbour discovery, whose claims need it.
+//!    above all of ARP and neighbour discovery: their claims need it.
 //!
 //! Tunnels break rule 1 if a pod sends to its own node's tunnel device: a packet that such a device unpacks with the
 //! proof on it comes from a pod, and drops ([`is_unpacked`]).

@@ -2,8 +2,8 @@
 //!
 //! An entry records the initiator: the direction of the first packet that policy allowed. Replies pass for as long as
 //! policy allows that direction, whatever the policy of their own. So every allowed packet of an endpoint with any
-//! isolation refreshes its flow's entry. If only flows were recorded whose replies could be dropped at the moment, a
-//! server's replies would later look like flows that the pod began, and outlive the policy that denies its client.
+//! isolation refreshes its flow's entry. If only flows with replies that could be dropped at the moment were recorded,
+//! a server's replies would later look like flows that the pod began, and outlive the policy that denies its client.
 
 use crate::{
     direction::Direction,

@@ -87,7 +87,7 @@ mod tests {
         }
         let request = Transport { source: 40_000, destination: 80, ..tcp(TCP_ACK) };
         assert!(may_begin(&request, false) && may_begin(&tcp(TCP_ACK), true));
-        // Replies of a server whose client has chosen a port below the server's.
+        // Replies of a server to a client with a port below the server's.
         for (source, destination) in [(8080, 1000), (40_000, 35_000), (8080, 40_000)] {
             assert!(!may_begin(&Transport { source, destination, ..tcp(TCP_ACK) }, false));
         }

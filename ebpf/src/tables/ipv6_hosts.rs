@@ -1,10 +1,11 @@
 //! Classes of single IPv6 addresses: buckets in an array that the agent writes while packets are judged.
 //!
 //! The kernel's own hash map takes 25 ns per lookup here, and 100 more for random addresses among 100,000. Four
-//! neighbouring addresses share an entry, which is in one of two buckets, nearly always in the first. An address whose
-//! entry found no room in either is in the IPv6 block tree instead. A filter, small enough for the CPU's caches, has
-//! 32 bits for each bucket: each entry sets one, chosen by its hash, in its first bucket. It recognises most unknown
-//! addresses without a read of a bucket. The bucket counts for each bit the entries that are in their second bucket.
+//! neighbouring addresses share an entry, which is in one of two buckets, nearly always in the first. If an entry finds
+//! no room in either, its addresses are in the IPv6 block tree instead. A filter, small enough for the CPU's caches,
+//! has 32 bits for each bucket: each entry sets one, chosen by its hash, in its first bucket. It recognises most
+//! unknown addresses without a read of a bucket. The bucket counts for each bit the entries that are in their second
+//! bucket.
 //!
 //! The filter's bit is set before an entry becomes valid, and cleared after it ceased to be. The class of an address
 //! changes by one word. An entry changes its addresses only while none of them is valid, and returns under another

@@ -18,8 +18,8 @@ use crate::{
     xdp::observer::Observer,
 };
 
-/// The pod whose hook would drop a packet, and the reason, if that is certain: no rule allows the packet and it is no
-/// reply, or its source is not the pod's. `link`: see [`crate::xdp::uplink::drops`].
+/// Returns the endpoint and the reason if the endpoint's hook would certainly drop a packet: no rule allows the packet
+/// and it is no reply, or its source is not the pod's. `link`: see [`crate::xdp::uplink::drops`].
 #[inline(always)]
 pub fn drops<B: Bytes, T: Tables>(
     bytes: &B,

@@ -35,7 +35,7 @@ pub enum Scope {
     All,
 }
 
-/// The endpoint whose hook would drop a packet, if that is certain. `link`: the packet's type and the offset of its IP
+/// Returns the endpoint if its hook would certainly drop a packet. `link`: the packet's type and the offset of its IP
 /// header, as [`crate::packet::parse::link`] returns them.
 #[inline(always)]
 pub fn drops<B: Bytes, T: Tables + LocalEndpoints>(

@@ -1,4 +1,4 @@
-//! What netpold has asked the API server, by its audit log.
+//! Requests of netpold to the API server, from its audit log.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,18 +9,18 @@ use netpold_testbed::apiserver::{Request, read_requests};
 use super::state::{NODES, State};
 use crate::step;
 
-/// Whose requests are looked at: the agents and the controller.
+/// User prefix of the agents and the controller.
 const USERS: &str = "system:serviceaccount:netpold-system:";
 
-/// The log, kept with the others.
+/// Returns the path of the audit log, next to the other logs.
 pub(super) fn log(state: &State) -> PathBuf {
     state.log(NODES[0], "audit")
 }
 
-/// Shows the requests, and how each kind of them was answered.
+/// Prints the number of requests by kind and status code.
 ///
 /// # Errors
-/// One was not permitted, or was not understood.
+/// A request was forbidden or malformed, or the log has no request of netpold.
 pub(super) fn run(state: &State) -> Result<()> {
     step::title("audit: what netpold has asked the API server");
     let requests = read_requests(&log(state))?;
@@ -41,7 +41,7 @@ pub(super) fn run(state: &State) -> Result<()> {
     Ok(())
 }
 
-/// `netpold watch networkpolicies.networking.k8s.io 200`
+/// Formats a request as `netpold watch networkpolicies.networking.k8s.io 200`.
 fn line(request: &Request) -> String {
     let Request { user, verb, group, resource, code, .. } = request;
     let resource = match (resource.as_str(), group.as_str()) {

@@ -1,5 +1,4 @@
-//! Where the programs are: in the folder that was named, else on this machine, else in Debian's
-//! packages.
+//! Paths of the programs: from the given folder, else from this machine, else from Debian packages.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{setup, vm};
 
-/// What the folder must have.
+/// Required files of the folder.
 const NEEDED: [&str; 6] = [
     "kube-apiserver",
     "kube-controller-manager",
@@ -17,10 +16,11 @@ const NEEDED: [&str; 6] = [
     "kube-proxy",
     "kubectl",
 ];
-/// CRI v1, which containerd and the kubelet speak; the API versions in `deploy/`.
+/// Oldest supported minor version: the first with CRI v1, the protocol between kubelet and containerd, and with the API
+/// versions in `deploy/`.
 const OLDEST: u32 = 25;
 
-/// Every program of a cluster.
+/// Programs of a cluster.
 pub(super) struct Binaries {
     folder: PathBuf,
     version: String,
@@ -30,21 +30,21 @@ pub(super) struct Binaries {
     pub(super) ctr: PathBuf,
     pub(super) runc: PathBuf,
     pub(super) busybox: PathBuf,
-    /// The folder with the CNI plugins.
+    /// Folder with the CNI plugins.
     pub(super) plugins: PathBuf,
 }
 
 impl Binaries {
-    /// Which of the needed ones a folder does not have.
+    /// Returns the required files that a folder lacks.
     pub(super) fn missing(folder: &Path) -> Vec<&'static str> {
         NEEDED.into_iter().filter(|name| !folder.join(name).is_file()).collect()
     }
 
-    /// Looks for all, and fetches packages that are missing into the user's cache. Nothing is
-    /// installed, so that no package starts a service.
+    /// Finds all programs. Missing ones are unpacked from packages into the user's cache; packages are not installed,
+    /// since installation would start services.
     ///
     /// # Errors
-    /// Naming what is missing.
+    /// A program is missing; the error names it.
     pub(super) fn find(folder: &Path) -> Result<Self> {
         let folder = std::path::absolute(folder)?;
         let missing = Self::missing(&folder);
@@ -80,33 +80,33 @@ impl Binaries {
         })
     }
 
-    /// The folder that was named.
+    /// Returns the given folder.
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// One of those that are needed.
+    /// Returns the path of a required file.
     pub(super) fn kubernetes(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// The kubelet's version, as `v1.36.2`.
+    /// Returns the kubelet's version, as `v1.36.2`.
     pub(super) fn version(&self) -> &str {
         &self.version
     }
 
-    /// The 36 in it.
+    /// Returns the minor version, as 36.
     pub(super) fn minor(&self) -> u32 {
         self.minor
     }
 
-    /// Kubernetes' own tests.
+    /// Returns the path of Kubernetes' own tests, if present.
     pub(super) fn e2e(&self) -> Option<PathBuf> {
         Some(self.folder.join("e2e.test")).filter(|path| path.is_file())
     }
 
-    /// `PATH` of everything that runs on a node: containerd looks for its shim there, the kubelet
-    /// for mount, kube-proxy for nft.
+    /// Returns the `PATH` of all programs of a node: containerd finds its shim there, the kubelet mount, kube-proxy
+    /// nft.
     pub(super) fn path(&self) -> String {
         let own = [&self.containerd, &self.runc].map(|p| p.parent().unwrap_or(p).to_owned());
         let system =
@@ -121,7 +121,7 @@ fn program(folder: &Path, name: &str, package: &str) -> Result<PathBuf> {
     if given.is_file() {
         return Ok(given);
     }
-    // A busybox of the machine may be linked to libraries.
+    // The machine's busybox may be dynamically linked.
     if let Some(found) = setup::on_path(name).filter(|_| name != "busybox") {
         return Ok(found);
     }

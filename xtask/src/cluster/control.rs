@@ -1,4 +1,4 @@
-//! The control plane: etcd, API server, controllers and scheduler, on the first node.
+//! Control plane on the first node: etcd, API server, controllers and scheduler.
 
 use std::fs::File;
 use std::io::Read;
@@ -18,10 +18,10 @@ use super::state::{NODES, State};
 use super::{Layout, audit, wait};
 
 const PORT: u16 = 6443;
-/// A busy machine of two cores needs a minute.
+/// A busy machine with two cores needs a minute.
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// Who asks the API server, with a token.
+/// User of the API server, authenticated by token.
 #[derive(Clone, Copy)]
 pub(super) enum User {
     Admin,
@@ -40,7 +40,7 @@ impl User {
             .collect()
     }
 
-    /// As the API server's own rules call it.
+    /// Returns the user name, as in the API server's default roles.
     fn name(self) -> String {
         match self {
             Self::Admin => "admin".into(),
@@ -60,17 +60,17 @@ impl User {
     }
 }
 
-/// The files of a control plane, and how its programs are called.
+/// Files and programs of a control plane.
 pub(super) struct Control<'a> {
     state: &'a State,
     binaries: &'a Binaries,
     layout: &'a Layout,
 }
 
-/// Writes tokens and kubeconfigs.
+/// Writes the tokens, the audit policy and the kubeconfigs.
 ///
 /// # Errors
-/// They cannot be written.
+/// A file cannot be written.
 pub(super) fn prepare<'a>(
     state: &'a State,
     binaries: &'a Binaries,
@@ -91,7 +91,7 @@ pub(super) fn prepare<'a>(
     Ok(control)
 }
 
-/// The administrator's.
+/// Returns the path of the administrator's kubeconfig.
 pub(super) fn admin(state: &State) -> PathBuf {
     state.path("control/admin.kubeconfig")
 }
@@ -101,13 +101,13 @@ impl Control<'_> {
         self.state.path("control").join(name)
     }
 
-    /// For the first node's init.
+    /// Returns the programs for the first node's init.
     pub(super) fn programs(&self) -> Vec<Program> {
         let file = |name: &str| self.path(name).display().to_string();
         let client = "http://127.0.0.1:2379";
         let peer = "http://127.0.0.1:2380";
         let address = Addresses::of(0).first(self.layout.family);
-        // The server makes itself a certificate, whose key signs the service accounts' tokens.
+        // The server generates a certificate; its key also signs the tokens of service accounts.
         let key = file("certs/apiserver.key");
         let etcd = vec![
             format!("--data-dir={}", file("etcd")),
@@ -116,7 +116,7 @@ impl Control<'_> {
             format!("--listen-peer-urls={peer}"),
             format!("--initial-advertise-peer-urls={peer}"),
             format!("--initial-cluster=default={peer}"),
-            // The data are gone with the cluster.
+            // The data do not outlive the cluster.
             "--unsafe-no-fsync".into(),
         ];
         let server = vec![
@@ -143,7 +143,7 @@ impl Control<'_> {
             kubeconfig(User::Controllers),
             "--leader-elect=false".into(),
             "--bind-address=127.0.0.1".into(),
-            // The API server grants each controller what it needs, and all of them together little.
+            // The API server grants each controller its own permissions, and their common user few.
             "--use-service-account-credentials=true".into(),
             format!("--service-account-private-key-file={key}"),
             format!("--root-ca-file={}", file("certs/apiserver.crt")),
@@ -175,7 +175,7 @@ impl Control<'_> {
 /// Waits until the API server is ready and both nodes have joined.
 ///
 /// # Errors
-/// They do not in time.
+/// The timeout expires.
 pub(super) fn wait_ready(kubectl: &Kubectl) -> Result<()> {
     wait("the API server", PATIENCE, || {
         kubectl.run(&["get", "--raw", "/readyz", "--request-timeout", "5s"])
@@ -188,10 +188,10 @@ pub(super) fn wait_ready(kubectl: &Kubectl) -> Result<()> {
     Ok(())
 }
 
-/// A kubeconfig for a user whose token is in the file of tokens.
+/// Writes a kubeconfig for a user in the token file.
 ///
 /// # Errors
-/// There is no such token, or the file cannot be written.
+/// The token is missing, or the file cannot be written.
 pub(super) fn write_kubeconfig(
     state: &State,
     layout: &Layout,
@@ -220,7 +220,7 @@ pub(super) fn write_kubeconfig(
     super::write(path, serde_json::to_string_pretty(&config)?)
 }
 
-/// 128 random bits.
+/// Returns 128 random bits in hexadecimal.
 fn token() -> Result<String> {
     let mut bytes = [0; 16];
     File::open("/dev/urandom")

@@ -13,15 +13,15 @@ use super::state::{NODES, State};
 use super::{control, images};
 use crate::step;
 
-/// How often is told how far they are.
+/// Interval of progress reports.
 const PROGRESS: Duration = Duration::from_mins(1);
-/// How much of the log is shown after a failure.
+/// Number of log lines to print after a failure.
 const LAST_LINES: usize = 60;
 
-/// Runs them by the script that a kind cluster is tested with.
+/// Runs the tests with the script for kind clusters.
 ///
 /// # Errors
-/// There are none, an image that they need is missing, or one fails.
+/// The folder has no tests, a node lacks an image for them, or a test fails.
 pub(super) fn run(state: &State, binaries: &Binaries, focus: &str) -> Result<()> {
     let folder = binaries.folder();
     ensure!(binaries.e2e().is_some(), "no e2e.test in {}", folder.display());
@@ -72,7 +72,8 @@ pub(super) fn run(state: &State, binaries: &Binaries, focus: &str) -> Result<()>
     Ok(())
 }
 
-/// Writes the tests' output to a log, and tells now and then how many have passed: each of these is a dot.
+/// Copies the tests' output to a log, and reports the number of passed tests at intervals. The output has one dot per
+/// passed test.
 fn follow(output: impl Read, log: &Path, start: Instant) -> Result<()> {
     let mut log = File::create(log)?;
     let mut output = BufReader::new(output);
@@ -84,7 +85,7 @@ fn follow(output: impl Read, log: &Path, start: Instant) -> Result<()> {
             return Ok(());
         }
         log.write_all(&block[..count])?;
-        // A dot of three bytes may come in two blocks.
+        // The dot has three bytes, possibly in two blocks.
         buffer.extend_from_slice(&block[..count]);
         passed += buffer.windows(3).filter(|bytes| *bytes == "•".as_bytes()).count();
         buffer.drain(..buffer.len().saturating_sub(2));

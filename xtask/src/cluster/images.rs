@@ -1,5 +1,4 @@
-//! Images on the nodes: netpold's own, one of busybox, and those that the folder brings. None is
-//! pulled.
+//! Images on the nodes: netpold's, two of busybox, and those of the folder. No image is pulled.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,22 +16,22 @@ use crate::arch::Arch;
 use crate::image::layout::header;
 use crate::{image, step};
 
-/// What holds a pod's namespaces: busybox, asleep.
+/// Image of the pod sandbox: busybox, asleep.
 pub(super) const PAUSE: &str = "localhost/netpold-cluster/pause:1";
-/// What the smoke test's pods run.
+/// Image of the test pods.
 pub(super) const BUSYBOX: &str = "localhost/netpold-cluster/busybox:1";
-/// What the DaemonSet and the controller run.
+/// Image of the DaemonSet and the controller.
 pub(super) const NETPOLD: &str = "localhost/netpold";
 pub(super) const TAG: &str = "cluster";
 
-/// An archive for `ctr images import`.
+/// Archive for `ctr images import`.
 pub(super) struct Archive {
     path: PathBuf,
-    /// The image's name, where the archive has only a tag.
+    /// Name of the image if the archive contains only a tag.
     base: Option<&'static str>,
 }
 
-/// Makes the images, and lists those in the folder.
+/// Builds the images, and lists the archives of the folder.
 ///
 /// # Errors
 /// The build of netpold fails, or a file cannot be written.
@@ -69,7 +68,7 @@ pub(super) fn make(
     Ok(archives)
 }
 
-/// An image of netpold: of this binary, or of one that is built.
+/// Builds an image of netpold, from the given binary or a new build.
 ///
 /// # Errors
 /// The build fails, or a file cannot be written.
@@ -81,10 +80,10 @@ pub(super) fn netpold(state: &State, binary: Option<&Path>, tag: &str) -> Result
     Ok(Archive { path, base: Some(NETPOLD) })
 }
 
-/// The names of agnhost that Kubernetes' own tests ask for; none without these tests.
+/// Returns the agnhost images that Kubernetes' own tests use; empty without these tests.
 ///
 /// # Errors
-/// They cannot be asked.
+/// e2e.test cannot be run.
 pub(super) fn wanted(binaries: &Binaries) -> Result<Vec<String>> {
     let Some(e2e) = binaries.e2e() else { return Ok(Vec::new()) };
     let listed = Command::new(e2e).arg("--list-images").output().context("cannot run e2e.test")?;
@@ -92,10 +91,10 @@ pub(super) fn wanted(binaries: &Binaries) -> Result<Vec<String>> {
     Ok(listed.lines().filter(|name| name.contains("/agnhost:")).map(str::to_owned).collect())
 }
 
-/// Imports them on every node, as soon as its runtime answers.
+/// Imports the archives on every node once its runtime responds.
 ///
 /// # Errors
-/// The runtime refuses one.
+/// The runtime rejects an archive.
 pub(super) fn import(state: &State, binaries: &Binaries, archives: &[Archive]) -> Result<()> {
     for node in NODES {
         step::note(&format!("{} images to {node}", archives.len()));
@@ -118,10 +117,10 @@ pub(super) fn import(state: &State, binaries: &Binaries, archives: &[Archive]) -
     Ok(())
 }
 
-/// The names of a node's images.
+/// Returns the names of a node's images.
 ///
 /// # Errors
-/// The runtime does not answer.
+/// The runtime does not respond.
 pub(super) fn listed(state: &State, binaries: &Binaries, node: &str) -> Result<String> {
     ctr(state, binaries, node, &["-n", "k8s.io", "images", "list", "--quiet"])
 }
@@ -143,7 +142,7 @@ fn pack_layout(layout: &Path, archive: &Path) -> Result<()> {
     builder.finish().with_context(packing)
 }
 
-/// An image of one static program and an empty `/tmp`, as `docker save` writes one.
+/// Builds an image of one static program and an empty `/tmp`, in the format of `docker save`.
 fn archive(names: &[String], program: &str, bytes: &[u8], entrypoint: &[&str]) -> Result<Vec<u8>> {
     let mut layer = tar::Builder::new(Vec::new());
     let mut folder = header(0o1777, 0);

@@ -1,8 +1,7 @@
-//! The first process of a node: it makes the node's mounts, starts its programs, and starts them again
-//! when they end.
+//! Init process of a node: mounts the node's file systems, starts its programs and restarts them when they exit.
 //!
-//! `unshare` puts it into the node's namespaces. When it is killed, the kernel ends every process of
-//! its PID namespace, and with the last of them go the mounts and interfaces.
+//! `unshare` starts the process in the node's namespaces. When it is killed, the kernel kills every process of its PID
+//! namespace; the mounts and interfaces disappear with the last of them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -17,23 +16,23 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-/// Files in a node's folder: who is init, what it runs, how far it is, whether it may go on.
+/// Files in a node's folder: process of init, its programs, completion of the mounts, permission to start the programs.
 const PROCESS: &str = "init.json";
 pub(super) const PLAN: &str = "plan.json";
 pub(super) const MOUNTED: &str = "mounted";
 pub(super) const GO: &str = "go";
-/// How long after its end a program is started again.
+/// Delay before the restart of a program.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What a node's init is to do.
+/// Configuration of a node's init.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Plan {
-    /// The node's name, which its host name is.
+    /// Name of the node, also its host name.
     pub(super) name: String,
     pub(super) programs: Vec<Program>,
 }
 
-/// A program that runs as long as the node.
+/// Program that runs as long as the node.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Program {
     pub(super) command: Vec<String>,
@@ -42,19 +41,19 @@ pub(super) struct Program {
     pub(super) log: PathBuf,
 }
 
-/// A process, told apart from a later one of the same number by its start.
+/// Process, distinguished by its start time from a later one with the same PID.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Process {
     pid: i32,
-    /// Clock ticks since boot, as in `/proc/PID/stat`.
+    /// Start time in clock ticks since boot, as in `/proc/PID/stat`.
     start: u64,
 }
 
 impl Process {
-    /// The init of the node that has this folder.
+    /// Reads the init process of the node with this folder.
     ///
     /// # Errors
-    /// There was none.
+    /// The node was never started.
     pub(super) fn read(folder: &Path) -> Result<Self> {
         let text = fs::read_to_string(folder.join(PROCESS)).context("the node was never up")?;
         serde_json::from_str(&text).with_context(|| format!("{}/{PROCESS}", folder.display()))
@@ -68,7 +67,7 @@ impl Process {
         start_of(self.pid).is_some_and(|start| start == self.start)
     }
 
-    /// This process, where `/proc` is still the machine's.
+    /// Returns this process while `/proc` is still the machine's.
     fn own() -> Result<Self> {
         let pid = fs::read_link("/proc/self").context("no /proc")?;
         let pid = pid.to_string_lossy().parse().context("/proc/self is no number")?;
@@ -76,10 +75,10 @@ impl Process {
     }
 }
 
-/// When a process began; `None` if there is none, or only its exit status.
+/// Returns the start time of a process, or `None` if it has exited.
 fn start_of(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may have blanks and brackets in it.
+    // The process name may contain spaces and brackets.
     let rest = stat.rsplit_once(')')?.1;
     let mut words = rest.split_whitespace();
     let state = words.next()?;
@@ -91,7 +90,7 @@ fn start_of(pid: i32) -> Option<u64> {
 /// # Errors
 /// The plan cannot be read, or a mount cannot be made.
 pub(crate) fn run(folder: &Path) -> Result<()> {
-    // First of all: from now on `down` finds this process.
+    // Written first: from now on `down` finds this process.
     let own = serde_json::to_string(&Process::own()?)?;
     fs::write(folder.join(".init.new"), own)?;
     fs::rename(folder.join(".init.new"), folder.join(PROCESS))?;
@@ -105,14 +104,13 @@ pub(crate) fn run(folder: &Path) -> Result<()> {
     supervise(&plan)
 }
 
-/// File systems that the node has for itself. Nothing propagates to the machine: `unshare` made all
-/// mounts private.
+/// Mounts the node's own file systems. No mount propagates to the machine: `unshare` made all mounts private.
 fn mounts(folder: &Path, name: &str) -> Result<()> {
     special("proc", "/proc")?;
     fs::write("/proc/sys/kernel/hostname", name).context("host name")?;
     settings(folder)?;
     forwarding()?;
-    // A sysfs that shows the node's interfaces, with the machine's cgroups in it.
+    // A sysfs of the node's network namespace, with the machine's cgroups mounted in it.
     let cgroups = folder.join("cgroup");
     fs::create_dir_all(&cgroups)?;
     let from = Path::new("/sys/fs/cgroup");
@@ -137,13 +135,13 @@ fn mounts(folder: &Path, name: &str) -> Result<()> {
     }
     let layers = "lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work";
     at("/etc", mount(Some("overlay"), "/etc", Some("overlay"), MsFlags::empty(), Some(layers)))?;
-    // Containers see what the node mounts later.
+    // Shared: mounts of the node propagate to containers.
     let shared = MsFlags::MS_REC | MsFlags::MS_SHARED;
     at("/", mount(None::<&str>, "/", None::<&str>, shared, None::<&str>))
 }
 
-/// The machine's own settings are read-only in a node. A kubelet wants to set some of them, and gets
-/// files to write to.
+/// Makes the machine's sysctls read-only in the node. The kubelet sets some of them; regular files are mounted over
+/// these.
 fn settings(folder: &Path) -> Result<()> {
     for path in ["/proc/sys/kernel", "/proc/sys/vm"] {
         bind(Path::new(path), path)?;
@@ -178,7 +176,7 @@ fn at(path: &str, result: nix::Result<()>) -> Result<()> {
     result.with_context(|| format!("cannot mount {path}"))
 }
 
-/// Of the node's own network.
+/// Sets forwarding in the node's network namespace.
 fn forwarding() -> Result<()> {
     for (key, value) in [
         ("ipv4/ip_forward", "1"),
@@ -189,7 +187,7 @@ fn forwarding() -> Result<()> {
         let path = Path::new("/proc/sys/net").join(key);
         fs::write(&path, value).with_context(|| path.display().to_string())?;
     }
-    // There only with the module br_netfilter, for Services between pods of one bridge.
+    // Present only with the module br_netfilter, for Services between pods on one bridge.
     for family in ["iptables", "ip6tables"] {
         let path = format!("/proc/sys/net/bridge/bridge-nf-call-{family}");
         if Path::new(&path).exists() {
@@ -199,7 +197,7 @@ fn forwarding() -> Result<()> {
     Ok(())
 }
 
-/// Keeps the programs running, and takes the exit status of every process whose parent has gone.
+/// Runs the programs, and reaps orphaned processes.
 fn supervise(plan: &Plan) -> Result<()> {
     let mut running: BTreeMap<Pid, usize> = BTreeMap::new();
     let mut due: BTreeMap<usize, Instant> =
@@ -238,7 +236,7 @@ fn spawn(program: &Program) -> Result<Pid> {
     Ok(Pid::from_raw(child.id() as i32))
 }
 
-/// Takes the exit status of every process that has ended.
+/// Reaps every process that has exited.
 fn reap(mut ended: impl FnMut(Pid, WaitStatus)) {
     loop {
         match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
@@ -252,7 +250,7 @@ fn reap(mut ended: impl FnMut(Pid, WaitStatus)) {
     }
 }
 
-/// A line of ours in a program's log.
+/// Appends a line to a program's log.
 fn note(program: &Program, text: &str) {
     use std::io::Write;
     if let Ok(mut log) = File::options().append(true).open(&program.log) {

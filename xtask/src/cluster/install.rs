@@ -1,4 +1,4 @@
-//! netpold from `deploy/`, with the image of this tree.
+//! Installation of netpold from `deploy/`, with the image of this tree.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use super::state::{NODES, State};
 use super::wait;
 use crate::step;
 
-/// On new nodes until netpold enforces there (deploy/status.md).
+/// Startup taint of new nodes until netpold enforces there (deploy/status.md).
 pub(super) const TAINT: &str = "netpold.io/agent-not-ready";
 const PATIENCE: Duration = Duration::from_mins(4);
 
-/// Applies the base and what this version of Kubernetes serves of the overlays, and waits until
-/// netpold is ready on every node.
+/// Applies the base and the overlays that this version of Kubernetes supports, and waits until netpold is ready on
+/// every node.
 ///
 /// # Errors
-/// An object is refused, or netpold does not get ready.
+/// An object is rejected, or netpold does not become ready.
 pub(super) fn run(state: &State, kubectl: &Kubectl, minor: u32) -> Result<()> {
     step::title("netpold from deploy/");
     kubectl.apply(&rendered(state, kubectl)?)?;
@@ -47,7 +47,7 @@ pub(super) fn run(state: &State, kubectl: &Kubectl, minor: u32) -> Result<()> {
     Ok(())
 }
 
-/// What of the overlays is installed on a version.
+/// Returns the overlays for a minor version of Kubernetes.
 fn overlays(minor: u32) -> Vec<&'static str> {
     let mut overlays = vec!["quotas"];
     if minor >= 29 {
@@ -60,7 +60,7 @@ fn overlays(minor: u32) -> Vec<&'static str> {
     overlays
 }
 
-/// `deploy/base` with the image that the nodes have.
+/// Renders `deploy/base` with the image on the nodes.
 fn rendered(state: &State, kubectl: &Kubectl) -> Result<String> {
     let folder = state.path("deploy");
     let kustomization = json!({

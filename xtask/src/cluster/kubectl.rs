@@ -11,7 +11,7 @@ use super::control;
 use super::state::{NODES, State};
 use crate::step;
 
-/// How to run it.
+/// Command line and target of kubectl.
 pub(super) struct Kubectl {
     init: nix::unistd::Pid,
     binary: PathBuf,
@@ -19,10 +19,10 @@ pub(super) struct Kubectl {
 }
 
 impl Kubectl {
-    /// Of the cluster that is up.
+    /// Returns kubectl for the running cluster.
     ///
     /// # Errors
-    /// There is none, or no kubectl in the folder.
+    /// No cluster is running, or the folder has no kubectl.
     pub(super) fn of(state: &State, folder: &Path) -> Result<Self> {
         let binary = std::path::absolute(folder.join("kubectl"))?;
         ensure!(binary.is_file(), "no {}", binary.display());
@@ -30,7 +30,7 @@ impl Kubectl {
         Ok(Self { init, binary, kubeconfig: control::admin(state) })
     }
 
-    /// Enters the network alone: files are those of the machine.
+    /// Enters only the network namespace: the file system is the machine's.
     fn command(&self) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--target={}", self.init)).args(["--net", "--"]).arg(&self.binary);
@@ -39,18 +39,18 @@ impl Kubectl {
         command
     }
 
-    /// Runs it; what it prints.
+    /// Runs kubectl and returns its output.
     ///
     /// # Errors
-    /// With what it says, when it fails.
+    /// kubectl fails; the error has its message.
     pub(super) fn run(&self, arguments: &[&str]) -> Result<String> {
         self.run_with(arguments, "")
     }
 
-    /// The same, with something on its standard input.
+    /// Runs kubectl with text on its standard input, and returns its output.
     ///
     /// # Errors
-    /// With what it says, when it fails.
+    /// kubectl fails; the error has its message.
     pub(super) fn run_with(&self, arguments: &[&str], input: &str) -> Result<String> {
         ask_kubectl(self.command(), arguments, input)
     }
@@ -58,15 +58,15 @@ impl Kubectl {
     /// Applies objects.
     ///
     /// # Errors
-    /// One is refused.
+    /// An object is rejected.
     pub(super) fn apply(&self, objects: &str) -> Result<()> {
         self.run_with(&["apply", "-f", "-"], objects).map(drop)
     }
 
-    /// Checks something in a namespace, which is removed before and after, and says how long that took.
+    /// Runs a check in a namespace and logs its duration. Deletes the namespace before and after.
     ///
     /// # Errors
-    /// Of the check; the namespace cannot be removed.
+    /// The check fails, or the namespace cannot be deleted.
     pub(super) fn check_in(
         &self,
         namespace: &str,
@@ -83,10 +83,10 @@ impl Kubectl {
         Ok(())
     }
 
-    /// Runs it for the user, who sees what it prints.
+    /// Runs kubectl with the user's standard output.
     ///
     /// # Errors
-    /// It fails.
+    /// kubectl fails.
     pub(super) fn show(&self, arguments: &[String]) -> Result<()> {
         let status = self.command().args(arguments).status().context("cannot run kubectl")?;
         ensure!(status.success(), "kubectl failed ({status})");

@@ -1,4 +1,4 @@
-//! What a cluster looks like: chosen at `up`, and read by what is done to it later.
+//! Layout of a cluster: chosen at `up` and read by later steps.
 
 use std::path::PathBuf;
 
@@ -53,7 +53,7 @@ pub(super) enum Family {
 }
 
 impl Family {
-    /// What there is of each family, the first one first.
+    /// Returns the values of the families in use, the first family first.
     pub(super) fn order<T>(self, ipv4: T, ipv6: T) -> Vec<T> {
         match self {
             Self::Dual => vec![ipv4, ipv6],
@@ -63,7 +63,7 @@ impl Family {
         }
     }
 
-    /// The one of the first family.
+    /// Returns the value of the first family.
     pub(super) fn first<T>(self, ipv4: T, ipv6: T) -> T {
         match self {
             Self::Dual | Self::Ipv4 => ipv4,
@@ -73,7 +73,7 @@ impl Family {
 }
 
 impl Layout {
-    /// Keeps it for as long as the cluster is up.
+    /// Saves the layout for later steps, until `down`.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -81,10 +81,10 @@ impl Layout {
         super::write(&state.path(FILE), serde_json::to_string_pretty(self)?)
     }
 
-    /// The layout of the cluster that is up.
+    /// Returns the layout of the running cluster.
     ///
     /// # Errors
-    /// There is none.
+    /// No cluster is running.
     pub(super) fn of(state: &State) -> Result<Self> {
         let text = std::fs::read_to_string(state.path(FILE)).context("no cluster is up")?;
         serde_json::from_str(&text).context(FILE)

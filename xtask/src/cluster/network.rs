@@ -1,5 +1,5 @@
-//! The nodes' network: a link between the two, routes to the pods behind each, and what CNI plugins
-//! are told. There is no route to anything else.
+//! Network of the nodes: a link between the two, routes to each other's pods, and the CNI configuration. No other
+//! routes exist.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use super::state::{NODES, State};
 use super::{Cni, Family, Layout};
 
-/// Translated before they are sent, but the node itself looks for a route first.
+/// Service addresses are translated before packets are sent, but the node's route lookup comes first.
 const SERVICES4: &str = "10.96.0.0/16";
 const SERVICES6: &str = "fd00:10:96::/112";
 
-/// A node's address, and the networks of its pods.
+/// Address of a node, and networks of its pods.
 pub(super) struct Addresses {
     pub(super) node4: Ipv4Addr,
     pub(super) node6: Ipv6Addr,
@@ -25,7 +25,7 @@ pub(super) struct Addresses {
 }
 
 impl Addresses {
-    /// Of a node by its place in [`NODES`].
+    /// Returns the addresses of a node by its index in [`NODES`].
     pub(super) fn of(index: usize) -> Self {
         let number = index as u8 + 1;
         Self {
@@ -38,14 +38,14 @@ impl Addresses {
 }
 
 impl Addresses {
-    /// The node's first address.
+    /// Returns the node's address of the first family.
     pub(super) fn first(&self, family: Family) -> IpAddr {
         family.first(self.node4.into(), self.node6.into())
     }
 
-    /// The first addresses that the node's pods may get, of the first family.
+    /// Returns the first addresses that the node's pods can have, of the first family.
     pub(super) fn pods(&self, family: Family, count: u8) -> Vec<IpAddr> {
-        // The first one is the node's.
+        // Address 1 is the gateway on the node.
         let pod4 = |number: u8| format!("{}{number}", self.pods4.trim_end_matches("0/24"));
         let pod6 = |number: u8| format!("{}{number:x}", self.pods6.trim_end_matches("/64"));
         let all = (2..2 + count).map(|number| family.first(pod4(number), pod6(number)));
@@ -53,23 +53,23 @@ impl Addresses {
     }
 }
 
-/// All pods' networks, as kube-proxy takes them.
+/// Returns the networks of all pods, in the format of kube-proxy.
 pub(super) fn pods(layout: &Layout) -> String {
     layout.family.order("10.244.0.0/16", "fd00:10:244::/56").join(",")
 }
 
-/// All Services' networks, as the API server takes them.
+/// Returns the networks of all Services, in the format of the API server.
 pub(super) fn services(layout: &Layout) -> String {
     layout.family.order(SERVICES4, SERVICES6).join(",")
 }
 
-/// Links the nodes, whose inits run.
+/// Links the two nodes. Their inits must run.
 ///
 /// # Errors
-/// With what `ip` says.
+/// `ip` fails; the error has its message.
 pub(super) fn link(state: &State, layout: &Layout) -> Result<()> {
     let (first, second) = (state.init(NODES[0])?, state.init(NODES[1])?);
-    // Both ends are made where they belong, and never in the machine's network.
+    // Creates both ends in the nodes' namespaces, never in the machine's.
     ip(first.as_raw(), &format!("link add eth0 type veth peer name eth0 netns {second}\n"))?;
     for (index, init) in [first, second].into_iter().enumerate() {
         let (own, other) = (Addresses::of(index), Addresses::of(1 - index));
@@ -89,14 +89,15 @@ pub(super) fn link(state: &State, layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// Takes the first node's end of the link away, if it is still there: with the second node's network it goes, but later.
+/// Deletes the first node's end of the link if it still exists: the kernel would delete it with the second node's
+/// namespace, but later.
 pub(super) fn unlink(state: &State) {
     if let Ok(init) = state.init(NODES[0]) {
         let _ = ip(init.as_raw(), "link delete eth0\n");
     }
 }
 
-/// Feeds lines to `ip -batch` in the network of a process.
+/// Runs lines with `ip -batch` in the network namespace of a process.
 fn ip(process: i32, batch: &str) -> Result<()> {
     let mut child = Command::new("nsenter")
         .args([&format!("--target={process}"), "--net", "--", "ip", "-batch", "-"])
@@ -111,10 +112,10 @@ fn ip(process: i32, batch: &str) -> Result<()> {
     Ok(())
 }
 
-/// Writes the one network that the runtime gives pods.
+/// Writes the CNI configuration of the pods' network.
 ///
 /// # Errors
-/// It cannot be written.
+/// The file cannot be written.
 pub(super) fn write_cni(folder: &Path, layout: &Layout, addresses: &Addresses) -> Result<()> {
     let config = serde_json::to_string_pretty(&conflist(layout, addresses))?;
     super::write(&folder.join("10-pods.conflist"), config)

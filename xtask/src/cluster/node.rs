@@ -1,4 +1,4 @@
-//! A node: its namespaces, and the programs that every node runs.
+//! Namespaces of a node, and the programs that run on every node.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -14,10 +14,10 @@ use super::network::{self, Addresses};
 use super::state::{NODES, State};
 use super::{Layout, Proxy, images, wait};
 
-/// The runtime's socket, on each node.
+/// Path of the runtime's socket on each node.
 pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
 
-/// Writes what a node's init is to do.
+/// Writes the plan of a node's init.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -26,14 +26,14 @@ pub(super) fn plan(state: &State, name: &str, programs: Vec<Program>) -> Result<
     super::write(&state.node(name).join(PLAN), serde_json::to_string_pretty(&plan)?)
 }
 
-/// Puts a node's init into namespaces of its own. Its programs start when the node is told to go on.
+/// Starts a node's init in its own namespaces. It starts the programs after [`State::go`].
 ///
 /// # Errors
 /// The kernel refuses a namespace, or a mount cannot be made.
 pub(super) fn start(state: &State, name: &str) -> Result<()> {
     let folder = state.node(name);
     let log = std::fs::File::create(state.log(name, "init"))?;
-    // A session of its own: it outlives this process and its terminal.
+    // In its own session, so that it outlives this process and its terminal.
     let mut child = Command::new("setsid")
         .args(["unshare", "--fork", "--kill-child", "--pid", "--net", "--mount", "--uts", "--ipc"])
         .args(["--propagation", "private"])
@@ -56,7 +56,7 @@ pub(super) fn start(state: &State, name: &str) -> Result<()> {
     })
 }
 
-/// containerd, kubelet and kube-proxy of a node, with their configuration written.
+/// Writes the configuration of a node's containerd, kubelet and kube-proxy, and returns their command lines.
 ///
 /// # Errors
 /// A file cannot be written.
@@ -72,7 +72,7 @@ pub(super) fn programs(
     let file = |name: &str| folder.join(name).display().to_string();
     network::write_cni(&folder.join("cni"), layout, &addresses)?;
     super::write(&folder.join("containerd.toml"), containerd(&folder, binaries))?;
-    // Names are looked up nowhere.
+    // Empty: no name server.
     super::write(&folder.join("resolv.conf"), "")?;
     let kubelet = kubelet(&folder, &state.cgroup(name), binaries.minor());
     super::write(&folder.join("kubelet.json"), serde_json::to_string_pretty(&kubelet)?)?;
@@ -106,7 +106,7 @@ pub(super) fn programs(
                 format!("--container-runtime-endpoint=unix://{SOCKET}"),
                 format!("--hostname-override={name}"),
                 format!("--node-ip={node_ip}"),
-                // Until netpold enforces on it (deploy/status.md).
+                // Until netpold enforces on the node (deploy/status.md).
                 format!("--register-with-taints={}=:NoSchedule", super::install::TAINT),
             ],
         ),
@@ -117,7 +117,7 @@ pub(super) fn programs(
     ])
 }
 
-/// Everything below directories that the node has for itself.
+/// Returns containerd's configuration, with all paths in directories of the node's own.
 fn containerd(folder: &Path, binaries: &Binaries) -> String {
     let pause = images::PAUSE;
     let runc = binaries.runc.display();
@@ -162,14 +162,14 @@ fn kubelet(folder: &Path, cgroup: &str, minor: u32) -> serde_json::Value {
     let mut config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        // Nobody from outside can ask, and the API server has no certificate for it.
+        // The kubelet is unreachable from outside, and the API server has no client certificate for it.
         "authentication": { "anonymous": { "enabled": true }, "webhook": { "enabled": false } },
         "authorization": { "mode": "AlwaysAllow" },
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": cgroup,
         "enforceNodeAllocatable": ["pods"],
         "failSwapOn": false,
-        // The disk is the machine's: however full it is, nothing is evicted or removed for it.
+        // The disk is the machine's: its fill level must not cause evictions or image removal.
         "evictionHard": { "nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%" },
         "imageGCHighThresholdPercent": 100,
         "resolvConf": folder.join("resolv.conf"),
@@ -193,7 +193,7 @@ fn proxy(folder: &Path, layout: &Layout, name: &str) -> serde_json::Value {
             Proxy::Iptables => "iptables",
         },
         "clusterCIDR": network::pods(layout),
-        // Limits of the machine's connection tracking are not ours to set.
+        // The machine's conntrack limits must not change.
         "conntrack": { "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s" },
     })
 }

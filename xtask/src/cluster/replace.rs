@@ -1,4 +1,4 @@
-//! Agents that are replaced, killed, upgraded, and a node that reboots, while isolated pods start.
+//! Restarts, kills and upgrades of agents, and the reboot of a node, while isolated pods start.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,16 +14,16 @@ use super::state::{NODES, State};
 use super::{Layout, control, network, node, starts, wait};
 use crate::step;
 
-/// How often the agents are killed: the kubelet waits longer after each time.
+/// Number of kills of each agent. The kubelet's restart delay grows each time.
 const KILLS: usize = 3;
 const PATIENCE: Duration = Duration::from_mins(5);
-/// The tag of another image.
+/// Tag of the other image.
 const OTHER: &str = "other";
 
-/// Replaces the agents by others of the same image.
+/// Restarts the agents with the same image.
 ///
 /// # Errors
-/// Something passed meanwhile, or they do not get ready.
+/// An isolated pod sent or received a packet, or the agents do not become ready.
 pub(super) fn restart(state: &State, kubectl: &Kubectl) -> Result<()> {
     step::title("restart: the agents are replaced while isolated pods start");
     let outcome = starts::during(state, kubectl, || {
@@ -33,10 +33,10 @@ pub(super) fn restart(state: &State, kubectl: &Kubectl) -> Result<()> {
     outcome?.require_nothing()
 }
 
-/// Kills the agents of both nodes, again once they are back.
+/// Kills the agents of both nodes [`KILLS`] times, each time after they are ready again.
 ///
 /// # Errors
-/// Something passed meanwhile, or they do not come back.
+/// An isolated pod sent or received a packet, or the agents do not become ready.
 pub(super) fn kill(state: &State, kubectl: &Kubectl) -> Result<()> {
     step::title(&format!("kill: SIGKILL to both agents, {KILLS} times, while isolated pods start"));
     let outcome = starts::during(state, kubectl, || {
@@ -45,7 +45,7 @@ pub(super) fn kill(state: &State, kubectl: &Kubectl) -> Result<()> {
                 let agent = agent(state, name)?;
                 send(agent, Signal::SIGKILL).context("the agent cannot be killed")?;
             }
-            // Its end is noticed by then.
+            // The kubelet has noticed the exit by then.
             std::thread::sleep(Duration::from_secs(5));
             rolled_out(kubectl)?;
         }
@@ -54,10 +54,10 @@ pub(super) fn kill(state: &State, kubectl: &Kubectl) -> Result<()> {
     outcome?.require_nothing()
 }
 
-/// Rolls another image out, and the former one again.
+/// Rolls out another image, and rolls it back.
 ///
 /// # Errors
-/// Something passed meanwhile, or agents do not get ready.
+/// An isolated pod sent or received a packet, or the agents do not become ready.
 pub(super) fn upgrade(state: &State, binaries: &Binaries, to: &Path) -> Result<()> {
     step::title(&format!("upgrade: to {} and back while isolated pods start", to.display()));
     let kubectl = Kubectl::of(state, binaries.folder())?;
@@ -77,12 +77,12 @@ pub(super) fn upgrade(state: &State, binaries: &Binaries, to: &Path) -> Result<(
     Ok(())
 }
 
-/// Ends the second node's processes, network and mounts, and starts it again with its disk and the pods that it had.
-/// What passes before the DaemonSet's agent runs there is shown: nothing else keeps a node from the boot on
+/// Ends the second node's processes, network and mounts, and starts the node again with its disk and its pods. Packets
+/// that pass before the DaemonSet's agent runs are only reported: no other component keeps the node closed from boot on
 /// (deploy/README.md).
 ///
 /// # Errors
-/// It does not join again, or policy is not in force then.
+/// The node does not join again, or policy is not in force afterwards.
 pub(super) fn reboot(state: &State, kubectl: &Kubectl) -> Result<()> {
     let name = NODES[1];
     step::title(&format!("reboot: node {name}, with isolated pods on it"));
@@ -94,7 +94,7 @@ pub(super) fn reboot(state: &State, kubectl: &Kubectl) -> Result<()> {
         network::unlink(state);
         network::link(state, &layout)?;
         state.go(name)?;
-        // The agent of before counts as ready until the kubelet has looked.
+        // Until the kubelet has checked it, the agent from before the reboot counts as ready.
         wait("an agent after the boot", PATIENCE, || agent(state, name))?;
         control::wait_ready(kubectl)?;
         rolled_out(kubectl)?;
@@ -115,7 +115,7 @@ fn in_netpold(kubectl: &Kubectl, arguments: &[&str]) -> Result<()> {
     kubectl.run(&[arguments, &["-n", "netpold-system"]].concat()).map(drop)
 }
 
-/// The process of a node's agent, by its number on this machine.
+/// Returns the PID on this machine of a node's agent.
 fn agent(state: &State, node: &str) -> Result<Pid> {
     let cgroup = format!("{}/", state.cgroup(node));
     let mut found = Vec::new();

@@ -1,8 +1,8 @@
-//! A rollout of fifty pods behind a Service, under default deny: from the first packet of the first pod no
-//! denied request is answered, and no allowed one fails.
+//! Rollout of fifty pods behind a Service, under default deny. From the first packet of the first pod on, no denied
+//! request is answered, and no allowed request fails.
 //!
-//! One client on each node asks the Service, which policy allows; one stranger on each node asks the Service
-//! and every address that a pod of either node may get, all the time.
+//! A client on each node continuously sends requests to the Service, which policy allows. A stranger on each node
+//! continuously sends requests to the Service and to every possible pod address of both nodes.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -21,12 +21,12 @@ use crate::step;
 const NAMESPACE: &str = "netpold-rollout";
 const REPLICAS: u32 = 50;
 const PATIENCE: &str = "--timeout=6m";
-/// Addresses of a node that strangers ask: fifty pods, twice for a rollout, and those of the cluster itself.
+/// Number of addresses per node that strangers try: fifty pods, twice during a rollout, and the cluster's own.
 const ADDRESSES: u8 = 120;
-/// Requests that each client must have made, lest nothing was shown.
+/// Minimum number of requests of each client for a valid result.
 const LEAST: u64 = 20;
 
-/// Runs the rollout; leaves nothing behind.
+/// Runs the rollout, and removes its namespace.
 ///
 /// # Errors
 /// A denied request was answered, or an allowed one failed.
@@ -67,7 +67,7 @@ fn roll_out(kubectl: &Kubectl, family: Family) -> Result<()> {
     let all = ["wait", "networkpolicystatus", "--all", "--for=condition=Enforcing", PATIENCE];
     ask(kubectl, &all)?;
     step::note(&format!("{REPLICAS} pods are available after {:.0?}", asking.elapsed()));
-    // The Service leads somewhere from here on, whatever happens to its pods.
+    // From here on the Service always has a ready pod.
     for (_, name) in askers.iter().filter(|(app, _)| *app == "client") {
         exec(kubectl, name, ": > /tmp/begin")?;
     }
@@ -80,7 +80,7 @@ fn roll_out(kubectl: &Kubectl, family: Family) -> Result<()> {
     Ok(())
 }
 
-/// What a client or a stranger has met.
+/// Checks the recorded requests of a client or a stranger.
 fn judge(kubectl: &Kubectl, app: &str, name: &str) -> Result<()> {
     let count = |outcome: &str| -> Result<u64> {
         let script = format!("/busybox grep -c ^{outcome} /tmp/met; true");
@@ -101,7 +101,7 @@ fn judge(kubectl: &Kubectl, app: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Asks a Service again and again, once it is told to begin.
+/// Returns the script of a client: repeated requests to a Service, once `/tmp/begin` exists.
 fn client(service: &str) -> String {
     format!(
         ": > /tmp/met; /busybox httpd -p 8080 -h /tmp; \
@@ -112,7 +112,7 @@ fn client(service: &str) -> String {
     )
 }
 
-/// Asks a Service and all addresses that pods may have, again and again.
+/// Returns the script of a stranger: repeated requests to a Service and to all possible pod addresses.
 fn stranger(family: Family, service: &str) -> String {
     let mut round = String::new();
     for node in 0..NODES.len() {
@@ -125,7 +125,7 @@ fn stranger(family: Family, service: &str) -> String {
             addresses.join(" ")
         );
     }
-    // Of a shell of its own: the first one waits for the daemon, too.
+    // In a subshell: `wait` in the first shell would also wait for the daemon.
     format!(
         ": > /tmp/met; /busybox httpd -p 8080 -h /tmp; \
          while :; do ( {{ {} && echo wrong {service} >> /tmp/met; }} & {round} wait ); \
@@ -134,7 +134,7 @@ fn stranger(family: Family, service: &str) -> String {
     )
 }
 
-/// A request that succeeds if a server of the Deployment answers within so many seconds.
+/// Returns a command that succeeds if a server of the Deployment answers within the given seconds.
 fn request(address: &str, port: u16, seconds: u32) -> String {
     format!(
         "printf 'GET / HTTP/1.0\\r\\n\\r\\n' | /busybox nc -w {seconds} {address} {port} 2> /dev/null \
@@ -150,7 +150,7 @@ fn policies() -> [(&'static str, Value); 3] {
             "server",
             json!({ "podSelector": app("server"), "ingress": [{ "from": [{ "podSelector": app("client") }] }] }),
         ),
-        // So that it is the servers' isolation that keeps strangers out.
+        // Egress is allowed, so that only the servers' ingress isolation stops strangers.
         (
             "askers",
             json!({
@@ -165,7 +165,7 @@ fn policies() -> [(&'static str, Value); 3] {
 }
 
 fn deployment() -> Value {
-    // It goes on serving while the Service's rules still lead to it: kube-proxy is told of its end, not asked.
+    // The server ignores SIGTERM: kube-proxy removes its rules after the pod has begun to end.
     let serve = "trap '' TERM; echo server > /tmp/index.html; /busybox httpd -f -p 8080 -h /tmp";
     let mut template = pod(serve, json!({}));
     template["terminationGracePeriodSeconds"] = json!(10);

@@ -1,5 +1,5 @@
-//! Whether policy is enforced in the cluster, on one node and across nodes, and whether what says so
-//! is right: each check is made once, as soon as the policy's status says that it is in force.
+//! Enforcement of policy in the cluster, on one node and across nodes, and correctness of the reported status: each
+//! check runs once, as soon as the policy's status is `Enforcing`.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -16,14 +16,14 @@ use crate::step;
 const NAMESPACE: &str = "netpold-smoke";
 const GATE: &str = "netpold.io/network-ready";
 const PATIENCE: Duration = Duration::from_mins(3);
-/// Name and node: the server, a client beside it, one on the other node.
+/// Name and node of each pod: the server, a client on the same node, a client on the other node.
 const PODS: [(&str, &str); 3] = [("server", NODES[0]), ("near", NODES[0]), ("far", NODES[1])];
 const CLIENTS: [&str; 2] = ["near", "far"];
 
-/// Runs the checks; leaves nothing behind.
+/// Runs the checks, and removes their namespace.
 ///
 /// # Errors
-/// Naming the first thing that is not as it should be.
+/// A check failed; the error names it.
 pub(super) fn run(kubectl: &Kubectl) -> Result<()> {
     step::title("smoke: a server, a client beside it, one on the other node");
     kubectl.check_in(NAMESPACE, "smoke", checks)
@@ -64,7 +64,7 @@ fn pod(name: &str, node: &str) -> Value {
         "kind": "Pod",
         "metadata": { "namespace": NAMESPACE, "name": name, "labels": { "app": name } },
         "spec": {
-            // By the scheduler, which the startup taint keeps away.
+            // Assigned by the scheduler, which respects the startup taint; `nodeName` would bypass it.
             "nodeSelector": { "kubernetes.io/hostname": node },
             "terminationGracePeriodSeconds": 0,
             "containers": [{
@@ -104,8 +104,7 @@ fn from(app: &str) -> Value {
     json!([{ "from": [{ "podSelector": { "matchLabels": { "app": app } } }] }])
 }
 
-/// Waits until new pods get the readiness gate: an API server takes up a new policy on admission
-/// after a while.
+/// Waits until new pods get the readiness gate: API servers apply a new admission policy after a delay.
 pub(super) fn wait_gates(kubectl: &Kubectl, namespace: &str) -> Result<()> {
     let mut pod = pod("gate", NODES[0]);
     pod["metadata"]["namespace"] = json!(namespace);
@@ -117,7 +116,7 @@ pub(super) fn wait_gates(kubectl: &Kubectl, namespace: &str) -> Result<()> {
     })
 }
 
-/// Waits until all pods are ready, which the gate is a part of.
+/// Waits until all pods are ready, including the readiness gate.
 fn ready(kubectl: &Kubectl) -> Result<()> {
     let start = Instant::now();
     wait("ready pods", PATIENCE, || {
@@ -145,7 +144,7 @@ fn condition<'a>(status: &'a Value, kind: &str) -> Option<&'a Value> {
     status["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind)
 }
 
-/// `ADDRESS PORT` of the server and of its Service, in each family.
+/// Returns `ADDRESS PORT` of the server and of its Service, in each family.
 fn targets(kubectl: &Kubectl) -> Result<Vec<String>> {
     let get = |kind: &str, path: &str, port: &str| -> Result<Vec<String>> {
         let path = format!("jsonpath={{{path}}}");
@@ -158,7 +157,7 @@ fn targets(kubectl: &Kubectl) -> Result<Vec<String>> {
     Ok([pods, services].concat())
 }
 
-/// Applies a policy and waits for its status.
+/// Applies a policy and waits until its status is `Enforcing`.
 fn in_force(kubectl: &Kubectl, name: &str, policy: &Value) -> Result<()> {
     kubectl.apply(&policy.to_string())?;
     let path = ["-n", NAMESPACE, "-o", "jsonpath={.metadata.generation}"];
@@ -179,7 +178,7 @@ fn in_force(kubectl: &Kubectl, name: &str, policy: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Asks every target at once, from inside a client.
+/// Sends requests from a client to all targets in parallel, and compares the results.
 fn check(
     kubectl: &Kubectl,
     when: &str,
@@ -189,7 +188,7 @@ fn check(
 ) -> Result<()> {
     let mut script = String::new();
     for target in targets {
-        // Its wget crashes where there are no libraries to look names up with.
+        // nc instead of wget: busybox's static wget crashes without the libraries for name lookups.
         let ask = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | /busybox nc -w 2 {target}");
         let _ = write!(
             script,

@@ -1,9 +1,9 @@
-//! Pods that start under a policy that denies all of their traffic, one batch after the other, while something
-//! happens to netpold: what they send and what reaches them, from their first instant on.
+//! Pods that start under a policy that denies all of their traffic, in batches, during an action on netpold. Measured
+//! are their outgoing and incoming packets from the first instant on.
 //!
-//! Pods `out` ask the other node for echoes all the time. Pods `in` are denied ingress alone: their kernel would
-//! refuse each datagram that comes to them, and the other node sends some to every address that a pod may get. Pods
-//! `open`, which no policy selects, show that both would be noticed.
+//! Pods `out` continuously send echo requests to the other node. Pods `in` are isolated for ingress only: the other
+//! node sends datagrams to every possible pod address, and the kernel of a reached pod answers with an error. Pods
+//! `open`, which no policy selects, prove that both directions are detected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -28,30 +28,30 @@ use super::{Layout, wait};
 use crate::step;
 
 const NAMESPACE: &str = "netpold-starts";
-/// Where nothing listens in a pod.
+/// Port that is closed in every pod.
 const CLOSED: u16 = 9;
-/// Addresses of a node that pods may get.
+/// Number of possible pod addresses per node.
 const ADDRESSES: u8 = 252;
-/// Pods of each kind on each node in a batch, and how long they stay once they run.
+/// Pods per kind and node in a batch, and their lifetime once they run.
 const BATCH: usize = 2;
 const STAY: Duration = Duration::from_secs(1);
-/// Between two datagrams to an address.
+/// Interval between two datagrams to an address.
 const INTERVAL: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_mins(3);
 
-/// What came of it.
+/// Measured traffic of isolated pods.
 #[derive(Default)]
 pub(super) struct Outcome {
-    /// Pods that were started.
+    /// Number of started pods.
     pub(super) pods: usize,
-    /// Packets by the address of an isolated pod that sent them.
+    /// Number of packets by sender, for isolated pods.
     pub(super) sent: BTreeMap<IpAddr, u64>,
-    /// Isolated pods that were reached.
+    /// Isolated pods that received a datagram.
     pub(super) reached: BTreeSet<IpAddr>,
 }
 
 impl Outcome {
-    /// One line about it.
+    /// Returns a summary in one line.
     pub(super) fn line(&self) -> String {
         format!(
             "{} isolated pods started: {} packets of {} of them got out, {} were reached",
@@ -62,8 +62,10 @@ impl Outcome {
         )
     }
 
+    /// Checks that no isolated pod sent or received a packet.
+    ///
     /// # Errors
-    /// Something passed.
+    /// An isolated pod sent or received a packet.
     pub(super) fn require_nothing(&self) -> Result<()> {
         step::note(&self.line());
         ensure!(
@@ -76,10 +78,11 @@ impl Outcome {
     }
 }
 
-/// Starts pods on both nodes while `what` runs, which begins once the first ones run, and for at least two batches.
+/// Starts pods on both nodes while `what` runs. `what` begins once the first batch runs. At least two batches are
+/// started.
 ///
 /// # Errors
-/// Of `what`; a pod does not start, or what no policy denies is not seen.
+/// `what` fails, a pod does not start, or the traffic of a pod `open` is not detected.
 pub(super) fn during(
     state: &State,
     kubectl: &Kubectl,
@@ -88,7 +91,7 @@ pub(super) fn during(
     begin(state, kubectl, &[0, 1], false, what)
 }
 
-/// The same for the second node alone, whose pods are there until the end.
+/// Starts pods on the second node alone while `what` runs. The pods stay until the end.
 ///
 /// # Errors
 /// As [`during`].
@@ -129,16 +132,16 @@ struct Starts<'a> {
     state: &'a State,
     kubectl: &'a Kubectl,
     layout: &'a Layout,
-    /// By their place in [`NODES`].
+    /// Indexes in [`NODES`].
     nodes: &'a [usize],
     /// Whether pods stay until the end.
     stay: bool,
-    /// The first batch runs.
+    /// Whether the first batch runs.
     begun: AtomicBool,
     end: AtomicBool,
 }
 
-/// What the nodes opposite have seen.
+/// Packets by sender, and reached pods, as seen by the opposite node.
 type Seen = (BTreeMap<IpAddr, u64>, BTreeSet<IpAddr>);
 
 impl Starts<'_> {
@@ -163,7 +166,7 @@ impl Starts<'_> {
             self.end.store(true, Ordering::Relaxed);
             let (pods, mut isolated) = started?;
             joined(happening)?;
-            // Pods that have restarted at a boot have other addresses.
+            // Pods that restarted during a boot have other addresses.
             isolated.extend(self.addresses("in, out")?);
             let mut outcome = Outcome { pods, ..Outcome::default() };
             for watcher in watchers {
@@ -184,7 +187,7 @@ impl Starts<'_> {
         })
     }
 
-    /// Batch after batch; how many pods, and their addresses.
+    /// Starts batches of pods. Returns the number of pods, and their addresses.
     fn start_pods(&self) -> Result<(usize, BTreeSet<IpAddr>)> {
         let (mut batches, mut isolated) = (0, BTreeSet::new());
         while batches < 2 || !self.end.load(Ordering::Relaxed) {
@@ -217,7 +220,7 @@ impl Starts<'_> {
     fn apply(&self, pods: impl IntoIterator<Item = Value>) -> Result<()> {
         let items: Vec<Value> = pods.into_iter().collect();
         let list = json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string();
-        // The API server is away while the link to the other node is.
+        // The API server is unreachable while the link to its node is down.
         wait("the API server", PATIENCE, || self.kubectl.apply(&list))
     }
 
@@ -228,9 +231,9 @@ impl Starts<'_> {
         wait("pods that run", PATIENCE, || self.kubectl.run(&arguments)).map(drop)
     }
 
-    /// Past the scheduler, which would wait for whatever keeps pods off a node.
+    /// Returns a pod with a fixed node: the scheduler would respect taints.
     fn pod(&self, node: usize, kind: &str, name: &str) -> Value {
-        // Not by one ping, which pauses for a second.
+        // A single ping process would pause for a second between requests.
         let send = format!(
             "while :; do /busybox ping -q -c 1 -W 1 {} & /busybox usleep 50000; done",
             self.opposite(node)
@@ -254,12 +257,12 @@ impl Starts<'_> {
         })
     }
 
-    /// The first address of the other node.
+    /// Returns the first address of the other node.
     fn opposite(&self, node: usize) -> IpAddr {
         Addresses::of(1 - node).first(self.layout.family)
     }
 
-    /// Of pods of some kinds.
+    /// Returns the addresses of the pods of some kinds.
     fn addresses(&self, kinds: &str) -> Result<BTreeSet<IpAddr>> {
         let selector = format!("kind in ({kinds})");
         let addresses = "jsonpath={.items[*].status.podIPs[*].ip}";
@@ -268,7 +271,8 @@ impl Starts<'_> {
         told.split_whitespace().map(|address| address.parse().context("an address")).collect()
     }
 
-    /// On the other node: takes what a node's pods send, and sends to every address that they may have.
+    /// Runs on the other node: counts the packets from a node's pods, and sends datagrams to every possible pod
+    /// address.
     fn watch(&self, node: usize) -> Result<Seen> {
         enter(self.state.init(NODES[1 - node])?)?;
         let sink = icmp(self.layout)?;
@@ -284,7 +288,7 @@ impl Starts<'_> {
         while !self.end.load(Ordering::Relaxed) {
             let round = Instant::now();
             for (address, probe) in &probes {
-                // The refusal of a datagram is the result of the next call.
+                // The next send on a socket returns the error about the previous datagram.
                 if probe.send(b"?").is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
                 {
                     reached.insert(*address);
@@ -307,7 +311,7 @@ impl Starts<'_> {
     }
 }
 
-/// A raw socket that gets all ICMP packets of the first family.
+/// Opens a raw socket that receives all ICMP packets of the first family.
 fn icmp(layout: &Layout) -> Result<UdpSocket> {
     let (family, protocol) = layout.family.first(
         (AddressFamily::Inet, SockProtocol::Icmp),
@@ -317,7 +321,7 @@ fn icmp(layout: &Layout) -> Result<UdpSocket> {
     Ok(socket.context("no raw socket")?.into())
 }
 
-/// Puts this thread into the network of a node.
+/// Moves this thread into the network namespace of a node.
 fn enter(init: Pid) -> Result<()> {
     let namespace = File::open(format!("/proc/{init}/ns/net")).context("no such node")?;
     setns(namespace, CloneFlags::CLONE_NEWNET).context("cannot enter the node's network")
@@ -327,7 +331,7 @@ fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// The namespace and its policies.
+/// Returns the namespace and its policies.
 fn setting() -> Value {
     let policy = |kind: &str, types: &[&str]| {
         json!({

@@ -1,4 +1,4 @@
-//! What a cluster leaves on this machine while it is up, and how it is ended, whoever began it.
+//! Resources of a cluster on this machine, and their removal, regardless of the process that started the cluster.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,47 +12,47 @@ use nix::unistd::Pid;
 use super::init;
 use crate::step;
 
-/// The nodes; the control plane runs on the first.
+/// Names of the nodes. The control plane runs on the first.
 pub(super) const NODES: [&str; 2] = ["oak", "elm"];
-/// How much of each log is shown after a failure.
+/// Number of lines of each log to print after a failure.
 const LAST_LINES: usize = 4;
-/// How long the end of something may take.
+/// Timeout for the end of a process or cgroup.
 const GRACE: Duration = Duration::from_secs(30);
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// The folder of the cluster: `target/cluster`.
+/// Folder of the cluster: `target/cluster`.
 pub(super) struct State {
     folder: PathBuf,
 }
 
 impl State {
-    /// Of this source tree.
+    /// Returns the state of this source tree.
     ///
     /// # Errors
-    /// The path cannot be told.
+    /// The absolute path cannot be determined.
     pub(super) fn new() -> Result<Self> {
         Ok(Self { folder: std::path::absolute(crate::root().join("target/cluster"))? })
     }
 
-    /// Something in the folder.
+    /// Returns a path in the folder.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// A node's own folder.
+    /// Returns the folder of a node.
     pub(super) fn node(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// A log of one of a node's programs; kept until the next cluster.
+    /// Returns the path of a program's log on a node. Logs are kept until the next cluster.
     pub(super) fn log(&self, node: &str, program: &str) -> PathBuf {
         self.folder.join("logs").join(format!("{node}-{program}.log"))
     }
 
-    /// Makes the folders, and a cgroup for each node.
+    /// Creates the folders, and a cgroup for each node.
     ///
     /// # Errors
-    /// One cannot be made.
+    /// A folder or cgroup cannot be created.
     pub(super) fn make(&self) -> Result<()> {
         let logs = self.path("logs");
         if logs.exists() {
@@ -70,7 +70,7 @@ impl State {
         Ok(())
     }
 
-    /// A node's cgroup, named after this source tree, from the top of each hierarchy.
+    /// Returns a node's cgroup, relative to the root of each hierarchy. Its name contains the path of this source tree.
     pub(super) fn cgroup(&self, node: &str) -> String {
         format!("{}/{node}", self.cgroups())
     }
@@ -81,10 +81,10 @@ impl State {
         format!("/netpold{}", name.join("-"))
     }
 
-    /// The process that is a node's init, by its number on this machine.
+    /// Returns the PID on this machine of a node's init.
     ///
     /// # Errors
-    /// There is none that lives.
+    /// The node is not running.
     pub(super) fn init(&self, node: &str) -> Result<Pid> {
         let process = init::Process::read(&self.node(node))?;
         ensure!(process.lives(), "node {node} is not up");
@@ -94,15 +94,15 @@ impl State {
     /// Lets a node start its programs.
     ///
     /// # Errors
-    /// The file cannot be made.
+    /// The file cannot be created.
     pub(super) fn go(&self, node: &str) -> Result<()> {
         super::write(&self.node(node).join(init::GO), "")
     }
 
-    /// A command inside a node: its network, mounts, processes, host name.
+    /// Returns a command that runs inside a node: in its network, mount, PID, UTS and IPC namespaces.
     ///
     /// # Errors
-    /// The node is not up.
+    /// The node is not running.
     pub(super) fn inside(&self, node: &str, program: &Path) -> Result<Command> {
         let mut command = Command::new("nsenter");
         command.arg(format!("--target={}", self.init(node)?));
@@ -110,10 +110,10 @@ impl State {
         Ok(command)
     }
 
-    /// Ends every process of a node, which keeps its folder: its disk, and what it is to run.
+    /// Ends every process of a node. Its folder stays, with its disk and its plan.
     ///
     /// # Errors
-    /// Something does not go.
+    /// A process does not end, or a file cannot be removed.
     pub(super) fn halt(&self, node: &str) -> Result<()> {
         let folder = self.node(node);
         end(init::Process::read(&folder)?)?;
@@ -123,11 +123,10 @@ impl State {
         Ok(())
     }
 
-    /// Ends every process of the cluster and removes all that it left but its logs. Does nothing
-    /// where there is none.
+    /// Ends every process of the cluster and removes all its resources except the logs. Does nothing without a cluster.
     ///
     /// # Errors
-    /// Something does not go.
+    /// A process does not end, or a resource cannot be removed.
     pub(super) fn down(&self) -> Result<()> {
         let mut any = false;
         for node in NODES {
@@ -159,7 +158,7 @@ impl State {
         Ok(())
     }
 
-    /// The end of every program's log, for people who look for the cause of a failure.
+    /// Prints the last lines of every log, for the analysis of a failure.
     pub(super) fn show_logs(&self) {
         let Ok(entries) = fs::read_dir(self.path("logs")) else { return };
         let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -176,7 +175,7 @@ impl State {
     }
 }
 
-/// With the init of a PID namespace ends everything in it, and with that its mounts and interfaces.
+/// Kills the init of a PID namespace, and with it every process, mount and interface of the node.
 fn end(process: init::Process) -> Result<()> {
     kill(process.pid(), Signal::SIGKILL)
         .with_context(|| format!("cannot end {}", process.pid()))?;
@@ -190,7 +189,7 @@ fn end(process: init::Process) -> Result<()> {
     Ok(())
 }
 
-/// The mounted hierarchies: the one of version 2, or each of those that there are with version 1.
+/// Returns the mounted cgroup hierarchies: the one of version 2, or all of version 1.
 fn hierarchies() -> Result<Vec<PathBuf>> {
     let top = PathBuf::from(CGROUPS);
     if top.join("cgroup.controllers").exists() {
@@ -200,7 +199,7 @@ fn hierarchies() -> Result<Vec<PathBuf>> {
     let mounts = mounts.lines().filter_map(|line| {
         let mut words = line.split(' ').skip(1);
         let (path, kind) = (words.next()?, words.next()?);
-        // Beside those of version 1 there may be one of version 2 without controllers.
+        // Next to those of version 1 there may be one of version 2 without controllers.
         (["cgroup", "cgroup2"].contains(&kind) && path.starts_with(CGROUPS))
             .then(|| PathBuf::from(path))
     });
@@ -209,14 +208,14 @@ fn hierarchies() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Version 2: from the top to a node's cgroup, children get the controllers that a kubelet needs.
+/// With version 2, enables the kubelet's controllers for the children of each cgroup from the root to a node's.
 fn delegate(top: &Path, folder: &Path) -> Result<()> {
     if !top.join("cgroup.controllers").exists() {
         return Ok(());
     }
     let mut groups: Vec<&Path> =
         folder.ancestors().take_while(|group| group.starts_with(top)).collect();
-    // Parents before children.
+    // Parents come before children.
     groups.reverse();
     for group in groups {
         for controller in ["cpu", "cpuset", "memory", "pids", "hugetlb", "io"] {
@@ -231,7 +230,7 @@ fn delegate(top: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Children first; a process that is ending keeps its own for a moment.
+/// Removes a cgroup, its children first. A cgroup stays busy for a moment while its processes end.
 fn remove_cgroup(folder: &Path) -> Result<()> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
     for entry in entries.flatten() {

@@ -250,7 +250,7 @@ impl Claims {
         self.results.iter().any(|result| result.is_of(pod)) && !named && held.veth.routed.is_empty()
     }
 
-    /// The pod into whose namespace an unbound veth leads without evidence from the node.
+    /// Returns the pod with the namespace behind an unbound veth, if the node has no evidence for the veth.
     pub(super) fn intruded(&self, held: &Held) -> Option<&Bound> {
         self.neighbour(held).filter(|bound| self.is_unnamed(held, &bound.pod))
     }

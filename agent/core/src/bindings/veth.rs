@@ -55,7 +55,7 @@ pub struct CniResult {
     pub further: bool,
     /// Hardware address of the veth's peer in the pod.
     pub station: Option<[u8; 6]>,
-    /// Labels and named ports of a pod whose manifest is on this node (a static pod).
+    /// Labels and named ports from the manifest on this node, for a static pod.
     pub manifest: Option<(Labels, Vec<NamedPort>)>,
 }
 

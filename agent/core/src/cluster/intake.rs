@@ -7,7 +7,7 @@ use crate::cluster::objects::Object;
 use crate::cluster::state::Cluster;
 use crate::model::{Change, Key, Namespace, Node, Pod, Service};
 
-/// Applies changes; `dirty` collects what the next update must evaluate again.
+/// Applies changes, and collects in `dirty` the objects that the next update must evaluate again.
 pub(crate) struct Intake<'a> {
     pub(crate) cluster: &'a mut Cluster,
     pub(crate) dirty: &'a mut Dirty,

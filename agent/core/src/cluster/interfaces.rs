@@ -1,15 +1,15 @@
-//! The host sides of the node's veths, and the addresses behind them.
+//! Host ends of the node's veths, and the addresses behind them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::model::{Interface, Owner};
 
-/// Every interface.
+/// All interfaces.
 #[derive(Debug, Default)]
 pub(crate) struct Interfaces {
     by_index: BTreeMap<u32, Interface>,
-    /// Interfaces by the addresses behind them.
+    /// Interfaces by address behind them.
     links: BTreeMap<IpAddr, BTreeSet<u32>>,
 }
 
@@ -33,7 +33,7 @@ impl Interfaces {
         self.by_index.iter().filter(move |(_, it)| is_second(it)).map(|(index, _)| *index)
     }
 
-    /// An interface now is this, or is gone. Says whether that is another than before.
+    /// Sets or removes (`None`) an interface. Returns whether it changed.
     pub(super) fn set(&mut self, index: u32, new: Option<Interface>) -> bool {
         if self.by_index.get(&index) == new.as_ref() {
             return false;
@@ -59,7 +59,7 @@ impl Interfaces {
     }
 }
 
-/// The addresses whose pods an interface's endpoint depends on.
+/// Returns the addresses of pods on which an interface's endpoint depends.
 fn addresses_behind(interface: &Interface) -> impl Iterator<Item = IpAddr> {
     let (own, second) = match &interface.owner {
         Owner::Pod(bound) => (&bound.pod.addresses[..], Some(&bound.pod).filter(|_| bound.second)),

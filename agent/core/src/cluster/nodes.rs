@@ -24,9 +24,9 @@ pub(crate) struct Nodes {
     others: BTreeMap<String, Counted>,
     /// Every node's addresses.
     all: Counted,
-    /// [`Node::pod_ranges`], and how many nodes have them.
+    /// [`Node::pod_ranges`], with the number of nodes that have each.
     pod_ranges: BTreeMap<IpNet, u32>,
-    /// What the own node's interfaces have, whether an object says so or not.
+    /// Addresses of the own node's interfaces, whether or not an object reports them.
     found: BTreeSet<IpAddr>,
 }
 
@@ -66,14 +66,15 @@ impl Nodes {
         self.others.get(name).is_some_and(|addresses| addresses.contains_key(&address))
     }
 
-    /// Whether an address is one of some node's: by an object, or of an interface of the own one.
+    /// Whether an address is a node's: reported by an object, or on an interface of the own node.
     pub(super) fn is_any(&self, address: IpAddr) -> bool {
         self.all.contains_key(&address) || self.found.contains(&address)
     }
 
-    /// Whether an address is of a range that a node has for its pods.
+    /// Whether an address is in a node's range for its pods.
     pub(super) fn is_in_pod_range(&self, address: IpAddr) -> bool {
-        // Ranges of one length are next to each other in order, but not those of all lengths: each is looked up.
+        // Ranges of one length are adjacent in the map's order, but ranges of different lengths are not: each length is
+        // looked up.
         let lengths = if address.is_ipv4() { 0..=32 } else { 0..=128 };
         !self.pod_ranges.is_empty()
             && lengths.into_iter().any(|length| {

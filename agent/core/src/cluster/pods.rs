@@ -19,7 +19,7 @@ pub(crate) struct Pods {
     by_labels: PodsByLabels,
     /// Address claims of these pods.
     claims: Claims,
-    /// Who claims the addresses of further networks.
+    /// Claims of addresses on further networks.
     second: SecondClaims,
     node_names: Strings,
 }
@@ -40,12 +40,12 @@ impl Pods {
         self.claimants(address).max_by_key(|pod| precedence(pod))
     }
 
-    /// What pods claim on further networks.
+    /// Returns the claims of addresses on further networks.
     pub(super) fn second(&self) -> &SecondClaims {
         &self.second
     }
 
-    /// Whether some pod claims an address on a further network.
+    /// Whether a pod claims an address on a further network.
     pub(crate) fn is_claimed_second(&self, address: IpAddr) -> bool {
         self.second.has(address)
     }

@@ -1,7 +1,8 @@
-//! Addresses of pods on further networks, which their annotations claim.
+//! Addresses of pods on further networks, claimed by annotation.
 //!
-//! Whoever may write a pod may write the annotation, so a claim counts as far as it takes nothing from anybody: in the
-//! blocks that the operator has for such networks ([`SecondNetworks`](super::SecondNetworks)), of one pod alone, and of no other object.
+//! Every author of a pod can write the annotation, so a claim counts only if it takes no address away: the address is
+//! in the operator's blocks for such networks ([`SecondNetworks`](super::SecondNetworks)), claimed by one pod alone,
+//! and held by no other object.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,16 +12,16 @@ use std::sync::Arc;
 use crate::cluster::whose::Whose;
 use crate::model::{Key, Pod};
 
-/// Why an address that a pod claims on a further network does not count for the pod.
+/// Reason why a claimed address on a further network does not count for the pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refusal {
-    /// It is in none of the blocks for such networks.
+    /// The address is in none of the blocks for further networks.
     Elsewhere,
-    /// Another object has it.
+    /// The address belongs to another object.
     Held(Whose),
-    /// It is of a range that a node has for its pods.
+    /// The address is in a node's range for its pods.
     PodRange,
-    /// Another pod claims it too.
+    /// The other pod claims the same address.
     Contested(Key),
 }
 
@@ -36,23 +37,23 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// The pods that claim an address on a further network.
+/// Pods by claimed address on a further network.
 #[derive(Debug, Default)]
 pub(super) struct SecondClaims(BTreeMap<IpAddr, Vec<Arc<Pod>>>);
 
 impl SecondClaims {
-    /// Takes in what a pod claims.
+    /// Adds the claims of a pod.
     pub(super) fn add(&mut self, pod: &Arc<Pod>) {
         for address in pod.second_addresses() {
             let claimants = self.0.entry(address).or_default();
-            // It may claim an address for two of its interfaces.
+            // A pod may claim the same address for two of its interfaces.
             if !claimants.iter().any(|other| Arc::ptr_eq(other, pod)) {
                 claimants.push(Arc::clone(pod));
             }
         }
     }
 
-    /// Takes out what a pod claims: the very one that was taken in.
+    /// Removes the claims of a pod; it must be the same `Arc` that was added.
     pub(super) fn remove(&mut self, pod: &Arc<Pod>) {
         for address in pod.second_addresses() {
             if let Some(claimants) = self.0.get_mut(&address) {
@@ -64,7 +65,7 @@ impl SecondClaims {
         }
     }
 
-    /// The one pod that claims an address. One that is terminating gives way to another.
+    /// Returns the only pod that claims an address. A terminating pod gives way to another.
     pub(super) fn only(&self, address: IpAddr) -> Option<&Arc<Pod>> {
         let claimants = self.0.get(&address)?;
         let stay = || claimants.iter().filter(|pod| !pod.terminating);
@@ -75,17 +76,17 @@ impl SecondClaims {
         }
     }
 
-    /// Whether some pod claims an address.
+    /// Whether a pod claims an address.
     pub(super) fn has(&self, address: IpAddr) -> bool {
         self.0.contains_key(&address)
     }
 
-    /// The addresses that are claimed.
+    /// Returns the claimed addresses.
     pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.0.keys().copied()
     }
 
-    /// The pods that claim an address.
+    /// Returns the pods that claim an address.
     pub(super) fn of(&self, address: IpAddr) -> impl Iterator<Item = &Arc<Pod>> {
         self.0.get(&address).into_iter().flatten()
     }

@@ -33,7 +33,7 @@ pub struct Cluster {
     /// Service frontends and their backends.
     pub(crate) translation: Services,
     pub(crate) interfaces: Interfaces,
-    /// Where addresses of further networks count.
+    /// Blocks in which addresses of further networks count.
     pub(super) second_networks: SecondNetworks,
 }
 
@@ -44,7 +44,7 @@ impl Cluster {
         Self { nodes: Nodes::new(node.into()), ..Self::default() }
     }
 
-    /// The same with other blocks in which addresses of further networks count.
+    /// Replaces the blocks in which addresses of further networks count.
     #[must_use]
     pub fn with_second_networks(self, second_networks: SecondNetworks) -> Self {
         Self { second_networks, ..self }
@@ -159,28 +159,28 @@ impl Cluster {
         self.namespaces.labels(name)
     }
 
-    /// The pod that has an address, as [`Pod::created`] says, or on a further network; never one that is hostNetwork
-    /// or finished.
+    /// Returns the owner of an address: by status, see [`Pod::created`], else by a claim on a further network. Neither
+    /// a hostNetwork pod nor a finished one owns an address.
     #[must_use]
     pub fn owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
         self.first_owner(address).or_else(|| self.second_owner(address))
     }
 
-    /// The pod that has an address by its status.
+    /// Returns the owner of an address by pod status.
     #[must_use]
     pub fn first_owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
         self.pods.owner(address)
     }
 
-    /// The pod that has an address on a further network: the only one that claims it, if the address is in one of the
-    /// blocks for such networks and no other object's.
+    /// Returns the owner of an address on a further network: the only pod that claims it, if the address is in one of
+    /// the blocks for such networks and belongs to no other object.
     #[must_use]
     pub fn second_owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
         let claimant = self.pods.second().only(address)?;
         self.refusal(address).is_none().then_some(claimant)
     }
 
-    /// Why a claim to an address on a further network does not count, apart from other such claims.
+    /// Returns the reason why no claim to an address on a further network counts, apart from competing claims.
     fn refusal(&self, address: IpAddr) -> Option<Refusal> {
         if !self.second_networks.contains(address) {
             return Some(Refusal::Elsewhere);
@@ -198,7 +198,7 @@ impl Cluster {
         self.nodes.is_in_pod_range(address).then_some(Refusal::PodRange)
     }
 
-    /// Why an address that a pod claims on a further network does not count for it; `None`: it does.
+    /// Returns the reason why the claim of a pod to an address on a further network does not count; `None`: it counts.
     #[must_use]
     pub fn refused(&self, pod: &Pod, address: IpAddr) -> Option<Refusal> {
         if let Some(refusal) = self.refusal(address) {
@@ -216,8 +216,9 @@ impl Cluster {
         )
     }
 
-    /// The addresses that a pod may send from by an interface. On a further network what a CNI plugin answered is proof,
-    /// unless another object has the address; else the annotation counts as far as it does for peers.
+    /// Returns the permitted source addresses of a pod at an interface. On a further network a CNI result is proof,
+    /// unless another object has the address; without a result the annotation counts, under the same conditions as for
+    /// peers.
     #[must_use]
     pub fn addresses_at(&self, interface: &Interface) -> Vec<IpAddr> {
         let pod = self.pod_behind(interface);
@@ -228,7 +229,8 @@ impl Cluster {
         }
     }
 
-    /// The same of a further interface, given its pod with the addresses of a CNI plugin's answer.
+    /// Returns the permitted source addresses at a further interface. The addresses of the bound `pod` are those of the
+    /// CNI result, or empty.
     fn second_at(&self, pod: &Pod) -> Vec<IpAddr> {
         let is_others = |address: &IpAddr| {
             self.nodes.is_any(*address)
@@ -244,12 +246,12 @@ impl Cluster {
         addresses
     }
 
-    /// The addresses on further networks that count for a pod.
+    /// Returns the claimed addresses on further networks that count for a pod.
     pub fn second_addresses<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = IpAddr> + 'a {
         pod.second_addresses().filter(move |address| self.refused(pod, *address).is_none())
     }
 
-    /// Whose an address is: a pod's, a node's, a Service's, in this order.
+    /// Returns the object with an address: a pod, else a node, else a Service.
     #[must_use]
     pub fn whose(&self, address: IpAddr) -> Whose {
         if let Some(pod) = self.owner(address) {
@@ -286,13 +288,13 @@ impl Cluster {
             }
     }
 
-    /// Whether an address is a pod's, or of a range that a node has for its pods: one that a former pod had.
+    /// Whether an address is a pod's, or in a node's range for its pods, where a former pod may have had it.
     #[must_use]
     pub fn is_pod_address(&self, address: IpAddr) -> bool {
         self.owner(address).is_some() || self.nodes.is_in_pod_range(address)
     }
 
-    /// Whether an address is no pod's and no Service's cluster address.
+    /// Whether an address is neither a pod's nor a Service's cluster address.
     fn is_free(&self, address: IpAddr) -> bool {
         self.first_owner(address).is_none() && !self.translation.is_cluster_address(address)
     }

@@ -2,7 +2,7 @@
 //!
 //! [`build`] compiles the rules that isolate a pod in a direction into a [`direction_policy::DirectionPolicy`],
 //! [`policies`] keeps those in use, [`evaluate`] computes the ports allowed to the addresses of a class, [`limits`]
-//! decides what is closed.
+//! decides which policies are closed.
 
 pub(crate) mod build;
 pub(crate) mod direction_policy;

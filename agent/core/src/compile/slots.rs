@@ -15,7 +15,7 @@ pub(crate) struct SlotAllocator {
 }
 
 impl SlotAllocator {
-    /// An allocator whose first number is `reserved`.
+    /// Creates an allocator that begins at `reserved`.
     pub(crate) fn new(reserved: u32) -> Self {
         Self {
             next: reserved,

@@ -14,7 +14,7 @@ use crate::model::traffic::Protocol;
 pub struct Pod {
     /// `metadata.namespace` and `metadata.name`
     pub key: Key,
-    /// `metadata.uid`; from files without one, a name derived from the key.
+    /// `metadata.uid`; derived from the key for files without one.
     pub uid: String,
     /// `metadata.labels`
     pub labels: Labels,
@@ -34,37 +34,37 @@ pub struct Pod {
     pub created: i64,
     /// `spec.containers[].ports[]` with a name, and those of sidecars in `initContainers` (`restartPolicy: Always`).
     pub ports: Vec<NamedPort>,
-    /// Annotation `netpold.io/check-source` is `off`: the pod asks to send from foreign addresses. Users can set the
-    /// annotation, so it counts only in the namespaces of [`crate::options::SourceExempt`].
+    /// Whether the annotation `netpold.io/check-source` is `off`: the pod asks to send from foreign addresses. Users
+    /// can set the annotation, so it counts only in the namespaces of [`crate::options::SourceExempt`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub foreign_sources: bool,
-    /// Interfaces on further networks, by annotation `k8s.v1.cni.cncf.io/network-status`. Whoever may write the pod
-    /// may write that: [`crate::cluster::Cluster::second_owner`] decides which addresses count.
+    /// Interfaces on further networks, from the annotation `k8s.v1.cni.cncf.io/network-status`. Every author of the pod
+    /// can write it: [`crate::cluster::Cluster::second_owner`] decides which addresses count.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub second: Vec<SecondInterface>,
-    /// The workload object that makes the pod, where manifests name it; what an API server lists names none.
+    /// Workload object that creates the pod, if manifests name it. Absent in objects from an API server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workload: Option<Box<WorkloadRef>>,
 }
 
 impl Pod {
-    /// [`Pod::addresses`], and those that the pod claims on further networks.
+    /// Returns [`Pod::addresses`], and the claimed addresses on further networks.
     pub fn all_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.addresses.iter().copied().chain(self.second_addresses())
     }
 
-    /// The addresses on further networks that the pod claims.
+    /// Returns the claimed addresses on further networks.
     pub fn second_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.second.iter().flat_map(|interface| interface.addresses.iter().copied())
     }
 
-    /// The workload whose pod template stands in for its pods here.
+    /// Returns the workload if this pod represents its pod template.
     #[must_use]
     pub fn template(&self) -> Option<&WorkloadRef> {
         self.workload.as_deref().filter(|workload| workload.is_template)
     }
 
-    /// What people are shown: `shop/web-0`, or `Deployment shop/web (template)`.
+    /// Returns the display name: `shop/web-0`, or `Deployment shop/web (template)`.
     #[must_use]
     pub fn title(&self) -> String {
         match self.template() {
@@ -76,22 +76,22 @@ impl Pod {
     }
 }
 
-/// A workload object, in the namespace of its pods.
+/// Workload object, in the namespace of its pods.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct WorkloadRef {
     /// `kind`, as `Deployment`
     pub kind: String,
     /// `metadata.name`
     pub name: String,
-    /// No Pod object is behind the pod: it is what the workload's pod template would make.
+    /// Whether the pod represents the workload's pod template, without a Pod object.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_template: bool,
 }
 
-/// An interface of a pod on a further network, as an entry of `k8s.v1.cni.cncf.io/network-status`.
+/// Interface of a pod on a further network: an entry of `k8s.v1.cni.cncf.io/network-status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SecondInterface {
-    /// `interface`: its name inside the pod, as `net1`; empty where absent.
+    /// `interface`: name inside the pod, as `net1`; empty where absent.
     pub name: String,
     /// `name`: the network, a `NetworkAttachmentDefinition`, as `storage/ceph`.
     pub network: String,
@@ -101,7 +101,7 @@ pub struct SecondInterface {
     pub device: String,
 }
 
-/// A container port with a name.
+/// Container port with a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NamedPort {
     /// `name`
@@ -112,7 +112,7 @@ pub struct NamedPort {
     pub port: u16,
 }
 
-/// FNV-1a, 64 bits: stable across builds, unlike the standard hasher.
+/// Hashes with FNV-1a, 64 bits: stable across builds, unlike the standard hasher.
 pub(crate) fn uid_hash(uid: &str) -> u64 {
     uid.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

@@ -1,5 +1,5 @@
-//! Who asks the webhook: an API server, which is no pod of the pods' network, or a pod. What a pod holds is never at
-//! the cost of who may be an API server.
+//! Clients of the webhook: API servers, which have no address of the pod network, and pods. Connections of pods never
+//! occupy the places of possible API servers.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -10,18 +10,18 @@ use tokio::net::TcpStream;
 
 use crate::listen::{Admission, AdmitConnection, Limits, Places};
 
-/// Connections at a time of addresses that are no pod's: an API server answers 200 writes at a time unless told
-/// otherwise (`--max-mutating-requests-inflight`), and there are a few of them. Each holds 100 kB at most.
+/// Limits of connections from addresses of no pod. An API server sends up to 200 mutating requests at a time by default
+/// (`--max-mutating-requests-inflight`), and a cluster has a few API servers. A connection uses at most 100 kB.
 const SERVERS: Limits = Limits { total: 512, of_source: 256, of_link_local: 8 };
-/// Of pods. An API server may come by way of one, as konnectivity's agent is.
+/// Limits of connections from pods. An API server's connection can come from a pod, for example konnectivity's agent.
 const PODS: Limits = Limits { total: 64, of_source: 16, of_link_local: 8 };
 
-/// The addresses of pods that are not their node's, and how many pods have each.
+/// Number of pods per pod address, without pods that use their node's address.
 #[derive(Debug, Default)]
 pub(in crate::controller) struct PodAddresses(RwLock<HashMap<IpAddr, usize>>);
 
 impl PodAddresses {
-    /// A pod has other addresses than before.
+    /// Replaces the addresses of a pod.
     pub(in crate::controller) fn change(&self, before: &[IpAddr], after: &[IpAddr]) {
         let mut counts = self.0.write().unwrap_or_else(PoisonError::into_inner);
         after.iter().for_each(|address| *counts.entry(*address).or_default() += 1);
@@ -40,9 +40,9 @@ impl PodAddresses {
     }
 }
 
-/// See the module.
+/// Admission of connections to the webhook.
 pub(super) struct Callers {
-    /// Who may ask; none: everybody.
+    /// Permitted client addresses; empty: all.
     allowed: Vec<IpNet>,
     pods: Arc<PodAddresses>,
     of_servers: Places,

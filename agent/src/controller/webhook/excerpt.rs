@@ -1,43 +1,43 @@
-//! The few fields of an `AdmissionReview` that are used, taken from it as it comes in: a review has up to megabytes,
-//! and whoever reaches the webhook may send one.
+//! Streaming extraction of the few fields in use of an `AdmissionReview`. A review can have megabytes, and any client
+//! that reaches the webhook can send one.
 
 use thiserror::Error;
 
-/// Longest excerpt, in bytes: room for 300 readiness gates.
+/// Maximum length of an excerpt, in bytes: room for 300 readiness gates.
 const LENGTH_MAX: usize = 16 << 10;
-/// Longest name of a field that is looked at, in bytes.
+/// Maximum length of a compared field name, in bytes.
 const NAME_MAX: usize = 64;
 
-/// What is used of a value.
+/// Part of a value that the excerpt keeps.
 #[derive(Debug)]
 pub(super) enum Part {
-    /// A text, a number, `true`, `false` or `null`.
+    /// A string, a number, `true`, `false` or `null`.
     Scalar,
     /// These fields of an object.
     Fields(&'static [(&'static str, Part)]),
-    /// This of each item of an array.
+    /// This part of each item of an array.
     Items(&'static Part),
 }
 
-/// Why there is no excerpt.
+/// Reason for the absence of an excerpt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(super) enum ExcerptError {
-    /// It is no JSON.
+    /// The input is not JSON.
     #[error("no JSON")]
     Malformed,
-    /// What is used of it is too much.
+    /// The fields in use exceed the maximum length.
     #[error("more than {LENGTH_MAX} bytes in the fields that are used")]
     TooLong,
 }
 
-/// Takes in JSON (RFC 8259) in pieces and keeps a part of it, as JSON. Where another type is found than the part has,
-/// an empty object, an empty array or the scalar stands there. Names with escapes count as other names.
+/// Parser of JSON (RFC 8259) in pieces that keeps a part of the document, as JSON. A value of another type than the
+/// part's becomes an empty object, an empty array or the scalar itself. A name with escapes equals no field.
 ///
-/// What is left out is not checked beyond its brackets and quotes; the excerpt is for a JSON parser to check.
+/// Of omitted values only brackets and quotes are checked. The consumer parses the excerpt with a JSON parser.
 #[derive(Debug)]
 pub(super) struct Excerpt {
     kept: Vec<u8>,
-    /// The objects and arrays around, of those that are kept.
+    /// Enclosing objects and arrays that are kept.
     around: Vec<Around>,
     state: State,
 }
@@ -50,12 +50,12 @@ enum Around {
 
 #[derive(Debug)]
 enum State {
-    /// Before a value of which this is kept; an array may end instead, if it is empty.
+    /// Before a value; `part` is the kept part. With `may_end`, an empty array may end instead.
     Value {
         part: Option<&'static Part>,
         may_end: bool,
     },
-    /// Before a field's name; an object may end instead, if it is empty.
+    /// Before a field's name. With `may_end`, an empty object may end instead.
     Name {
         may_end: bool,
     },
@@ -74,15 +74,15 @@ enum State {
     InScalar {
         is_kept: bool,
     },
-    /// In something that is left out, that deep.
+    /// In an omitted value, at this nesting depth.
     LeftOut {
         depth: u32,
         in_text: bool,
         is_escaped: bool,
     },
-    /// Behind a value.
+    /// After a value.
     Behind,
-    /// Behind all.
+    /// After the document.
     End,
 }
 
@@ -92,7 +92,7 @@ impl Excerpt {
         Self { kept: Vec::new(), around: Vec::new(), state }
     }
 
-    /// Takes in the next piece.
+    /// Parses the next piece.
     pub(super) fn push(&mut self, piece: &[u8]) -> Result<(), ExcerptError> {
         for byte in piece {
             self.push_byte(*byte)?;
@@ -103,9 +103,9 @@ impl Excerpt {
         Ok(())
     }
 
-    /// The excerpt, if all has come.
+    /// Returns the excerpt of a complete document.
     pub(super) fn finish(self) -> Result<Vec<u8>, ExcerptError> {
-        // A number at the top has no end of its own.
+        // A number at the top level has no terminator.
         let is_scalar = matches!(self.state, State::InScalar { .. }) && self.around.is_empty();
         let is_whole = is_scalar || matches!(self.state, State::End);
         if is_whole { Ok(self.kept) } else { Err(ExcerptError::Malformed) }
@@ -211,7 +211,7 @@ impl Excerpt {
         }
     }
 
-    /// What is kept of the field of that name, of the object around.
+    /// Begins the field of this name in the enclosing object, and returns its kept part.
     fn field(&mut self, name: &[u8]) -> Option<&'static Part> {
         let Some(Around::Object { fields, is_empty }) = self.around.last_mut() else { return None };
         let (name, part) = fields.iter().find(|(field, _)| field.as_bytes() == name)?;
@@ -222,7 +222,7 @@ impl Excerpt {
         Some(part)
     }
 
-    /// An object or array begins.
+    /// Begins an object or array.
     fn begin(&mut self, bracket: u8, part: Option<&'static Part>) {
         let (around, state) = match (bracket, part) {
             (b'{', Some(Part::Fields(fields))) => {
@@ -244,7 +244,7 @@ impl Excerpt {
         self.state = state;
     }
 
-    /// The object or array around ends.
+    /// Ends the enclosing object or array.
     fn end(&mut self, bracket: u8) -> Result<(), ExcerptError> {
         match (self.around.pop(), bracket) {
             (Some(Around::Object { .. }), b'}') | (Some(Around::Array { .. }), b']') => {}
@@ -255,7 +255,7 @@ impl Excerpt {
         Ok(())
     }
 
-    /// A value ends.
+    /// Ends a value.
     fn ends(&mut self) {
         self.state = if self.around.is_empty() { State::End } else { State::Behind };
     }
@@ -280,7 +280,7 @@ mod tests {
         excerpt.finish()
     }
 
-    /// The same of a document that is there as a whole.
+    /// Computes the excerpt of a parsed document.
     fn part_of(value: &Value, part: &Part) -> Value {
         match (value, part) {
             (Value::Object(all), Part::Fields(fields)) => {
@@ -333,7 +333,7 @@ mod tests {
         }
     }
 
-    /// Whatever is damaged is refused, here or by the parser of the excerpt, or leaves a document.
+    /// Damaged input is refused, either here or by the parser of the excerpt, unless it is still valid JSON.
     #[test]
     fn what_is_no_json_is_refused() {
         for text in ["", "{", "{]", r#"{"a"}"#, r#"{"a":}"#, r#"{"a":1,}"#, "{}{}", "]", "{,}"] {
@@ -352,7 +352,7 @@ mod tests {
         }
     }
 
-    /// 4 MiB of a name, of a text, of nesting, of items: what is held is bounded.
+    /// Memory stays bounded for 4 MiB of a name, a string, nesting, or items.
     #[test]
     fn what_is_held_is_bounded() {
         let long = "x".repeat(4 << 20);

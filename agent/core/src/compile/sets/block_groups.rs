@@ -4,9 +4,9 @@
 //! grant of each direction policy's blocks there. Places with equal keys form one group, and an address belongs to the
 //! group of the longest place that contains it. So a list of 100,000 blocks makes one group, not 100,000.
 //!
-//! An edited policy becomes a new direction policy. This changes the keys of its places, but a group whose places all
-//! change in the same way keeps its number, and only places that leave or join a group are evaluated again. In the rows
-//! of unchanged direction policies the group keeps its meaning too, because their part of the key is unchanged.
+//! An edited policy becomes a new direction policy. This changes the keys of its places. A group keeps its number if
+//! all of its places change in the same way, and only places that leave or join a group are evaluated again. In the
+//! rows of unchanged direction policies the group keeps its meaning too, because their part of the key is unchanged.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;

@@ -16,7 +16,7 @@ pub(super) struct PodSelectors {
     own_namespace: HashMap<String, BTreeSet<SetId>>,
     /// By namespace selector, so that each is matched with a namespace once. No set is empty.
     any_namespace: BTreeMap<Selector, BTreeSet<SetId>>,
-    /// By namespace, the peer sets of pods whose namespace part matches.
+    /// By namespace, the pod peer sets with a matching namespace part.
     candidates: HashMap<String, Arc<Index>>,
     /// Indexes by their peer sets. Namespaces that match the same peer sets share one.
     indexes: HashMap<Vec<SetId>, Arc<Index>>,
@@ -111,8 +111,8 @@ pub(super) fn selecting<'a>(
     })
 }
 
-/// Pod peer sets with a matching namespace part, in order: those of the namespace itself, and those whose namespace
-/// selector matches its labels.
+/// Pod peer sets with a matching namespace part, in order: those of the namespace itself, and those with a namespace
+/// selector that matches its labels.
 pub(super) fn matching<'a>(
     cluster: &Cluster,
     namespace: &str,

@@ -1,24 +1,24 @@
-//! What is known of a pod's further interface.
+//! Treatment of a pod's further interface.
 
 use crate::cluster::Cluster;
 use crate::model::{Bound, Pod};
 use crate::options::{Options, SECOND_OPEN, SecondInterfaces};
 
-/// See the module.
+/// Evidence about a pod's further interface.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Second {
-    /// Some object or CNI plugin names addresses of it, whether or not the pod may have them.
+    /// Whether an object or a CNI plugin names addresses of the interface, permitted or not.
     is_known: bool,
 }
 
 impl Second {
-    /// Of an interface that is bound to a pod.
+    /// Evaluates an interface that is bound to a pod.
     pub(super) fn of(bound: &Bound) -> Self {
         let pod = &bound.pod;
         Self { is_known: pod.all_addresses().next().is_some() }
     }
 
-    /// Whether it is not under policy.
+    /// Whether the interface is exempt from policy.
     pub(super) fn is_open(self, pod: &Pod, cluster: &Cluster, options: &Options) -> bool {
         let (label, open) = SECOND_OPEN;
         let labels = cluster.namespace_labels(&pod.key.namespace);
@@ -30,7 +30,7 @@ impl Second {
         }
     }
 
-    /// Whether what it sends must come from its addresses.
+    /// Whether packets of the interface must have a permitted source address.
     pub(super) fn is_checked(self, options: &Options) -> bool {
         self.is_known || options.second_interfaces == SecondInterfaces::Strict
     }
