@@ -47,7 +47,7 @@ impl Asked {
         Some(Self { controller, world, port })
     }
 
-    /// Only the controller listens on the port, on any loopback address.
+    /// Returns the address of the webhook.
     const fn address(&self) -> SocketAddr {
         SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), self.port)
     }

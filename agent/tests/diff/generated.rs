@@ -85,7 +85,7 @@ impl World {
                 let pairs = workload.counterparts();
                 pairs.into_iter().flat_map(|(b, a)| self.pod([b.clone(), a.clone()])).collect()
             }
-            // The node of the paired pod stands for this party.
+            // `meetings` pairs a pod with its own node.
             Party::OwnNode => Vec::new(),
             Party::Nodes { nodes, .. } => nodes.iter().flat_map(|name| self.node(name)).collect(),
             Party::Outside { block, .. } => {

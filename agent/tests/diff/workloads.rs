@@ -321,7 +321,7 @@ fn blocks_are_asked_for_the_addresses_that_templates_may_get() {
         let rules = format!("{{from: [{{ipBlock: {{cidr: {block}}}}}]}}");
         client() + &workload(KINDS[0], "web", "app: web") + &policy("app: web", &rules)
     };
-    // Blocks that hold the addresses of all pods, of some and of none.
+    // Blocks with all, some or none of the addresses that pods may get.
     let line = |before: &str, after: &str, more: &[&str]| {
         let (text, status) = compared(&objects(before), &objects(after), more);
         assert_eq!(status, Some(1));

@@ -92,7 +92,7 @@ fn rules(server: &Server) -> Vec<(String, bool)> {
         (format!("{{to: [{{{by_name}, {by_label}}}], {}}}", udp("dns")), true),
         (format!("{{to: [{{ipBlock: {{cidr: 10.0.0.4/32}}}}], {own}}}"), true),
         (format!("{{to: [{{{by_name}}}], {}}}", udp("53")), *port == 53),
-        // A cluster without a known name server is matched by guess, so the rule may be for another server.
+        // If the doctor only guesses the name server, the rule may be meant for another one, and counts.
         (format!("{{to: [{{{by_label}}}], {own}}}"), server.service == "dns-main" && *port != 1053),
         (format!("{{to: [{{{by_name}}}], ports: [{{port: {port}}}]}}"), false),
         (format!("{{to: [{{{by_name}}}], {}}}", udp("54")), false),

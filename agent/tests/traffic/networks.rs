@@ -1,4 +1,4 @@
-//! Pods' interfaces on further networks: a bridge for storage beside the first one, as Multus attaches it.
+//! Interfaces of pods on further networks: a bridge for storage beside the first one, as Multus attaches it.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::time::Duration;
@@ -11,14 +11,14 @@ use crate::udp;
 
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 const PORT: u16 = 4000;
-/// Pods on the network, by the end of their address there.
+/// Pods on the network, with the last number of their address there.
 const PODS: [(&str, u8); 4] = [("server", 1), ("friend", 2), ("stranger", 3), ("hostile", 4)];
 
 fn storage(number: u8) -> IpAddr {
     Ipv4Addr::new(192, 168, 77, number).into()
 }
 
-/// The annotation as Multus writes it, with one further network.
+/// Returns the annotation as Multus writes it, with one further network.
 fn status_of(pod: &Pod, addresses: &[IpAddr]) -> String {
     let own: Vec<String> = pod.addresses().iter().map(ToString::to_string).collect();
     let further: Vec<String> = addresses.iter().map(ToString::to_string).collect();
@@ -33,7 +33,7 @@ fn annotate(cluster: &mut Cluster, name: &str, addresses: &[IpAddr]) {
     cluster.pod_mut(name).annotate(STATUS, &status);
 }
 
-/// Four pods on a further network, without annotations; the server listens to `friend` alone.
+/// Returns a cluster with four pods on a further network, without annotations; the server admits `friend` only.
 fn world() -> Cluster {
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&PODS.map(|(name, _)| name));
     let node = &cluster.nodes[0];
@@ -53,7 +53,7 @@ fn world() -> Cluster {
     cluster
 }
 
-/// With the annotations that Multus writes.
+/// Returns the same cluster with the annotations that Multus writes.
 fn annotated() -> Cluster {
     let mut cluster = world();
     for (name, number) in PODS {
@@ -70,7 +70,7 @@ fn wait_for_line(cluster: &mut Cluster, list: &str, words: &str) {
     cluster.agents[0].wait_for(words, ENFORCED, says).unwrap();
 }
 
-/// All further interfaces have their program.
+/// Waits until all further interfaces have their program.
 fn attached(cluster: &mut Cluster) {
     let index = |number: u8| cluster.nodes[0].ifindex(&format!("sto{number}")).unwrap().unwrap();
     let all = PODS.map(|(_, number)| u64::from(index(number)));
