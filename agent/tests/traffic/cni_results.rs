@@ -54,8 +54,8 @@ fn an_answer_of_cni_is_enough() {
     cluster.wait();
     cluster.reaches("friend", "server");
     cluster.denied("stranger", "server");
-    // CNI DEL comes before the end of the pod, whose veth stays bound to it. The policy of another pod shows that the
-    // agent has read the directory again.
+    // CNI DEL comes before the end of the pod; the veth stays bound to the pod. The policy of another pod shows that
+    // the agent has read the directory again.
     std::fs::remove_file(path).unwrap();
     cluster.without_policy("f").without_policy("to").write();
     cluster.wait();

@@ -97,7 +97,7 @@ pub(crate) fn pin(answer: i32, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let pin: [u64; 3] = [path.as_ptr() as u64, program.as_raw_fd() as u64, 0];
     // The call returns 0, which is no descriptor.
-    //         // SAFETY: pathname, bpf_fd and file_flags; the path outlives the call.
+    // SAFETY: pathname, bpf_fd and file_flags; the path outlives the call.
     let done = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_PIN, &raw const pin, 24) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

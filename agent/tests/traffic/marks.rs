@@ -53,7 +53,7 @@ fn nobody_whom_netpold_does_not_know_can_forge_a_mark() {
     cluster.policy("server", isolate("server", &["Ingress"])).enforce();
     let zombie = cluster.nodes[0].add_pod(&PodSpec::new(NAMESPACE, "zombie")).unwrap();
     let server = cluster.pod("server");
-    //     // Number of the first endpoint.
+    // Number of the first endpoint.
     let forged = mark(endpoint_slot(server.host_ifindex(), 0), 1) as u16;
     let stain = match zombie.stain("eth0", forged) {
         Ok(stain) => stain,

@@ -192,7 +192,7 @@ fn readiness_says_what_is_missing() {
     assert!(status == 503 && body.contains("holds no object"), "{status} {body}");
     assert_eq!(ask(&cluster, "/livez").0, 200, "there is nothing that a new start would cure");
     cluster.write();
-    // A state inherited from the former agent is not distinguishable.
+    // The enforced state looks the same before the agent has read the objects, so the problem must go first.
     let taken = |status: &serde_json::Value| status["problems"][0].is_null();
     cluster.agents[0].wait_for("taken in", ENFORCED, taken).unwrap();
     cluster.wait();

@@ -16,13 +16,13 @@ const PACKET_QDISC_BYPASS: libc::c_int = 20;
 /// Kind of the packets; all other fields are random.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
-    ///     /// SYN to a port.
+    /// SYN to a port.
     Syn(u16),
-    ///     /// Datagram to a port.
+    /// Datagram to a port.
     Udp(u16),
-    ///     /// First fragment of a datagram to a port.
+    /// First fragment of a datagram to a port.
     FirstFragment(u16),
-    ///     /// Later fragment without a first one.
+    /// Later fragment without a first one.
     LaterFragment,
     /// Packet of a protocol without ports (RFC 3692: for experiments).
     Unknown,
