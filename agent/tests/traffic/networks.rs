@@ -201,8 +201,8 @@ fn forged_annotations_gain_nothing() {
     reaches(&cluster, "friend");
     reaches(&cluster, "hostile");
     denied(&cluster, "stranger");
-    // Claims the address of another pod, of the node, of a Service, of the Internet: former results stay valid, and
-    // the real owner of the address is no peer by the labels of the hostile pod.
+    // Claims the address of another pod, of the node, of a Service, of the Internet: the pod's earlier
+    // addresses stay valid, and the owner of the claimed address is no peer by the labels of the hostile pod.
     let of_stranger = cluster.pod("stranger").ip4().unwrap();
     let of_node = cluster.nodes[0].addresses()[0];
     let outside: IpAddr = [8, 8, 8, 8].into();
@@ -241,7 +241,7 @@ fn forged_annotations_gain_nothing() {
     attached(&mut cluster);
 }
 
-/// Checks that results of CNI plugins, where they are kept, bound the addresses of the node's pods.
+/// Checks that results of CNI plugins, where they are kept, limit the addresses that the node's pods may have.
 #[test]
 fn answers_of_plugins_prove_addresses_on_further_networks() {
     require_root!();

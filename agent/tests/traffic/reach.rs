@@ -9,7 +9,7 @@ use netpold_testbed::{Cni, Probe, Protocol, probe_all, require_root};
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 
-/// Checks on one node that `friend` and `server` may talk to each other only.
+/// Checks on one node: `server` admits `friend` only, and `friend` may send to `server` only.
 fn friend_and_stranger(cni: Cni) {
     let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "stranger"]);
     cluster.enforce();
