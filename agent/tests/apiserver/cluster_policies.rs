@@ -1,4 +1,4 @@
-//! Creation, edits and removal of ClusterNetworkPolicies, and of their CustomResourceDefinition, while an agent runs.
+//! Creation, edits and removal of ClusterNetworkPolicies, and of their `CustomResourceDefinition`, while an agent runs.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::world::{PATIENCE, USER, World, complains, kind, rbac_file};
 const KIND: &str = "clusternetworkpolicies.policy.networking.k8s.io";
 const DEFINITION: &str = include_str!("cluster-network-policy.yaml");
 
-/// Installs the CustomResourceDefinition and waits until the API server serves the kind.
+/// Installs the `CustomResourceDefinition` and waits until the API server serves the kind.
 pub(crate) fn install(world: &World) {
     world.server.apply(DEFINITION).unwrap();
     let crd = format!("crd/{KIND}");
@@ -81,7 +81,7 @@ fn cluster_policies_are_followed() {
     world.becomes("stranger", "server", true);
 }
 
-/// Installs and removes the CustomResourceDefinition while the agent runs.
+/// Installs and removes the `CustomResourceDefinition` while the agent runs.
 #[test]
 fn the_kind_itself_comes_and_goes() {
     let Some(mut world) = world("the_kind_itself_comes_and_goes") else { return };

@@ -169,7 +169,7 @@ fn the_startup_taint_goes_once_policy_is_in_force() {
     world.start_agent();
     let refused = |status: &Value| status.to_string().contains("cannot list pods");
     world.agent().wait_for("refused", PATIENCE, refused).unwrap();
-    // The report says that the agent is not in sync.
+    // The report has `inSync: false`.
     eventually(&world, "reported", || world.report()["status"]["inSync"] == false);
     assert!(world.report()["status"]["problems"].to_string().contains("known"));
     taint(&world, "example.com/meanwhile");

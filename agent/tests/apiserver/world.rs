@@ -248,7 +248,7 @@ impl World {
         connected.iter().all(|one| *one)
     }
 
-    /// Drops packets from the control plane to the node, or stops to drop them.
+    /// Drops packets from the control plane to the node, or stops dropping them.
     pub(crate) fn partition(&self, apart: bool) {
         let [v4, _] = self.node.addresses();
         let verb = if apart { "add" } else { "del" };

@@ -108,7 +108,7 @@ fn neighbour(cluster: &Cluster, address: IpAddr) -> String {
     words.nth(1).unwrap_or_default().to_owned()
 }
 
-/// Claims of a neighbour's addresses by ARP and neighbour discovery, to the node and to pods.
+/// Claims a neighbour's addresses by ARP and neighbour discovery, to the node and to pods.
 #[test]
 fn bounced_claims_on_a_bridge_node() {
     require_root!();
@@ -180,7 +180,8 @@ fn bounced_claims_on_a_bridge_node() {
     cluster.reaches("other", "victim");
 }
 
-/// To an allowed peer: a source route to another pod, and a checksum that is completed in the destination address.
+/// Sends to an allowed peer: with a source route to another pod, and with a checksum that the kernel completes in the
+/// destination address.
 #[test]
 fn bounced_to_an_allowed_peer() {
     require_root!();

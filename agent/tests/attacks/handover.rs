@@ -85,7 +85,7 @@ fn add_pods(cluster: &mut Cluster, numbers: std::ops::Range<u32>) {
     cluster.write();
 }
 
-/// Starts a new agent, which attaches the programs of new pods last.
+/// Starts a new agent, which takes longest to attach the programs of new pods.
 #[test]
 fn bounced_while_a_new_agent_begins() {
     while_programs_change("bounced_while_a_new_agent_begins", |cluster| {

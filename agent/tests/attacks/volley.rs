@@ -1,4 +1,4 @@
-//! A hundred recognisable packets, and the count of those that arrive.
+//! Volley of a hundred recognisable packets, and the count of its arrivals.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};

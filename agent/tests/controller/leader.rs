@@ -56,7 +56,7 @@ fn another_takes_over_from_a_leader_that_is_gone() {
     world.becomes("server", [1, 1, 0], ["True", "AllNodes"]);
     assert_eq!(holder(&world), names[1 - leader]);
 
-    // A controller that ends orderly releases the Lease, so the successor does not wait for its expiry.
+    // A controller releases the Lease on SIGTERM, so the successor does not wait for its expiry.
     controllers[leader] = world.start("three", &[]);
     wait("the third stands by", || controllers[leader].log().contains("every kind is in sync"));
     controllers[1 - leader].end(Signal::SIGTERM);

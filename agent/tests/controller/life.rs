@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::world::{NAMESPACE, World, condition, wait};
 
 /// The API server refuses a new object in a namespace that is being deleted: the controller reports no failure and
-/// stops to retry.
+/// stops retrying.
 #[test]
 fn a_namespace_that_is_being_deleted_gets_no_status() {
     const TEST: &str = "a_namespace_that_is_being_deleted_gets_no_status";
@@ -110,7 +110,7 @@ fn a_status_follows_its_policy() {
     }
     world.becomes("server", [3, 3, 0], ["True", "AllNodes"]);
 
-    // An agent stops to report, resumes, and its Node is deleted.
+    // An agent stops reporting, resumes, and its Node is deleted.
     world.report("n3", 10, &[("server", true, "")]);
     let object = world.becomes("server", [3, 2, 1], ["False", "AgentSilent"]);
     assert_eq!(object["status"]["notEnforced"][0]["node"], "n3");

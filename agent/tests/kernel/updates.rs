@@ -1,6 +1,6 @@
 //! Updates on the kernel's own maps, operation by operation: after each operation the real programs judge every
-//! packet as before or as after the update. The same holds for packets of connections that were open before, whose
-//! verdicts the flow table keeps.
+//! packet as before or as after the update. The same holds for packets of connections that were open before,
+//! which the flow table keeps with their verdicts.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -68,7 +68,7 @@ impl Packet {
         Some(Self { ifindex, direction, remote, port, opening, opened, further, answer })
     }
 
-    /// Returns the verdict of the tables in memory; true without an endpoint, whose packets pass.
+    /// Returns the verdict of the tables in memory; true without an endpoint, since its packets pass.
     fn allowed(&self, tables: &MemoryTables) -> bool {
         tables.allows(self.ifindex, self.direction, self.remote, TCP, self.port).unwrap_or(true)
     }

@@ -41,7 +41,7 @@ fn port_unreachable_on_a_bridge_node() {
 }
 
 /// Learns a path MTU: the last hop, on the other node, has a small MTU, and its router reports it to the isolated
-/// sender, whose node has no flow with that router.
+/// sender. The sender's node has no flow with that router.
 #[test]
 fn path_mtu_is_learnt() {
     require_root!();

@@ -94,7 +94,7 @@ fn flow_tables_grow_whatever_the_readback_is() {
     cluster.denied("stranger", "server");
 }
 
-/// Kills the agent during growth: the next agent has the flows of both tables.
+/// Kills the agent during growth: the next agent carries over the flows of both tables.
 fn killed_while_it_grows(is_so: fn(&Cluster) -> bool) {
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();

@@ -255,8 +255,8 @@ fn traffic_goes_on_while_the_order_is_put_right() {
     cluster.denied("stranger", "server");
 }
 
-/// Two programs that insist on the first position would reorder forever: netpold gives up, and reports the other
-/// program.
+/// Two programs that insist on the first position would reorder forever: netpold stops after three repairs, and
+/// reports the other program.
 #[test]
 fn who_insists_on_being_first_is_named() {
     const TEST: &str = "who_insists_on_being_first_is_named";

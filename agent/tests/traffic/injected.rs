@@ -79,7 +79,7 @@ impl Injector {
         self.refused.store(commands | (errno as u64) << 48, Ordering::SeqCst);
     }
 
-    /// Stops to refuse calls, and asserts that at least one was refused.
+    /// Stops refusing calls, and asserts that at least one was refused.
     fn relent(&self) {
         self.refused.store(0, Ordering::SeqCst);
         assert!(self.count.load(Ordering::SeqCst) > 0, "nothing was refused");

@@ -82,7 +82,7 @@ fn an_empty_directory_opens_nothing() {
     over_an_empty_directory(ended());
 }
 
-/// Does not read the tables of an agent with another layout version, whose programs still judge.
+/// Checks that the agent does not read tables of another layout version, while the programs of that version judge.
 #[test]
 fn an_empty_directory_opens_nothing_after_an_upgrade() {
     require_root!();

@@ -138,7 +138,7 @@ fn uninstall_takes_xdp_away_too() {
     cluster.reaches("client", "other");
 }
 
-/// Attaches a foreign program to one pod's veth, and gives two other veths frames too large for a page.
+/// Attaches a foreign program to one pod's veth, and sets an MTU above one page at the veths of two other pods.
 #[test]
 fn xdp_is_in_nobodys_way() {
     require_root!();

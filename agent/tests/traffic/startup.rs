@@ -260,7 +260,7 @@ fn pods_that_start_while_a_successor_takes_over() {
         let node = &start.cluster.nodes[0];
         let before = takeovers(&start.cluster);
         let replaced = start.cluster.agents[0].succeed(node).unwrap();
-        // The process before, which waits behind the agent: its pod ends now.
+        // The agent before waits behind its successor; now its pod ends.
         if let Some(mut process) = former.replace(replaced) {
             kill(Pid::from_raw(process.0.id() as i32), Signal::SIGTERM).unwrap();
             assert!(process.0.wait().unwrap().success());

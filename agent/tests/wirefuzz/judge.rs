@@ -52,7 +52,7 @@ impl History {
         for heard in sent.forms() {
             for mut tuple in heard.tuples() {
                 said.insert(tuple);
-                // The source may be unspecified or link-local, so the sender's own address replaces it.
+                // The source may be unspecified or link-local: the flow is recorded with the sender's own address too.
                 tuple.from.0 = own[usize::from(tuple.to.0.is_ipv6())];
                 said.insert(tuple);
             }

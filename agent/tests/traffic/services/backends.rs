@@ -96,7 +96,7 @@ fn services_with_session_affinity() {
     pinned(Proxy::Iptables);
 }
 
-/// Checks that the rules still lead to a terminating backend, and to no backend that is not ready.
+/// Checks that the rules lead to no backend that is not ready, and that only ready backends decide the verdict.
 #[test]
 fn services_with_endpoints_that_are_not_ready() {
     require_root!();

@@ -40,7 +40,7 @@ fn begin(node: &Node, addresses: &[IpAddr]) {
     PROTOCOLS.into_iter().for_each(|protocol| node.serve(protocol, DNS).unwrap());
 }
 
-/// Ends the cache orderly: removes its device and its rules.
+/// Ends the cache as on SIGTERM: removes its device and its rules.
 fn end(node: &Node) {
     nft(node, "delete table ip dnscache\ndelete table ip6 dnscache\n");
     node.netns().ip(&format!("link del {DEVICE}\n")).unwrap();

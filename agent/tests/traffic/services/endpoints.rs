@@ -73,7 +73,7 @@ fn services_with_backends_that_are_leaving() {
     assert!(lost(&cluster, 0, "service_backend") > before, "judged where it led");
 }
 
-/// Checks that policy on a headless Service is policy on its pods, whose addresses DNS returns.
+/// Checks that clients of a headless Service, for which DNS returns pod addresses, are judged by these pods.
 #[test]
 fn services_without_an_address_are_their_pods() {
     require_root!();

@@ -92,7 +92,7 @@ fn services_at_real_hosts_addresses() {
     host_answers(&cluster, "client1", &trap);
     cluster.without_policy("block").enforce();
 
-    // A translated Service is an ordinary one; it has other addresses, since conntrack knows the former flows.
+    // A translated Service is an ordinary one; it has other addresses, since conntrack still has the former flows.
     let served = Service::new(2, "served").pods(&cluster, &["friend1"]);
     host(&cluster, &served.external_ips());
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&served));
