@@ -45,7 +45,8 @@ pub(crate) fn bounce(pod: &Pod, send: impl FnOnce()) {
     bounce_bursts(pod, 400, send);
 }
 
-/// Does the same as [`bounce`] for packets of up to `burst` bytes: the token bucket passes the first `burst` bytes at once.
+/// Does the same as [`bounce`] for packets of up to `burst` bytes: the token bucket passes the first `burst` bytes at
+/// once.
 pub(crate) fn bounce_bursts(pod: &Pod, burst: usize, send: impl FnOnce()) {
     tc(pod, &format!("qdisc replace dev ifb0 root tbf rate 8kbit burst {burst} limit 1000000"));
     tc(pod, "qdisc add dev eth0 clsact");
