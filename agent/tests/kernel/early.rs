@@ -154,9 +154,9 @@ pub(crate) fn run(program: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> (u32, u
 }
 
 impl Said {
-    /// Asserts that XDP drops no packet that the pod's hook passes. Of plain packets, XDP must drop all that the hook
-    /// drops for lack of a rule or for their source; at an uplink with [`Scope::Openings`], only packets that open
-    /// connections.
+    /// Asserts that XDP drops exactly the packets that the host's code drops, each for the hook's reason. Of plain
+    /// packets to and from the pod, XDP also drops all that the hook drops for lack of a rule, and all that the pod
+    /// sends with a foreign source; at an uplink with [`Scope::Openings`], some pass to the hook.
     pub(crate) fn hold_against(&self, reason: Reason, frame: &[u8]) {
         let told = || format!("{self:?}, the hook {reason:?}, of {frame:02x?}");
         assert_eq!(self.dropped, self.expected.is_some(), "{}", told());
