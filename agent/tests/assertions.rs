@@ -35,7 +35,7 @@ items:
     ingress: [{from: [{podSelector: {matchLabels: {app: client}}}], ports: [{port: 80}]}]
 ";
 
-/// The cluster's directory and the file of assertions.
+/// Writes the cluster's directory and the file of assertions.
 fn files(assertions: &str) -> (TempDir, TempDir) {
     let (cluster, own) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     fs::write(cluster.path().join("all.yaml"), CLUSTER).unwrap();
@@ -105,7 +105,7 @@ fn tap() {
                  message: \"it is denied for 2 of 2 pairs\"\n  data: |\n    deny: x/b to x/a, TCP 81\n";
     assert!(text.starts_with(start), "{text}");
     assert!(text.contains("\n  ...\nok 2 - fine\nnot ok 3 - half\n  ---\n"), "{text}");
-    // Each block is YAML.
+    // Each block between the marks is valid YAML.
     for block in text.split("  ---\n").skip(1).map(|rest| rest.split("  ...\n").next().unwrap()) {
         let block: serde_json::Value = serde_saphyr::from_str(block).unwrap();
         assert!(block["at"].is_string() && block["data"].is_string(), "{block}");
@@ -134,7 +134,7 @@ fn what_is_about_nothing_is_an_error() {
             "{from: {namespace: x, labels: {app: absent}}, to: x/a, port: 1, expect: deny}",
             "a.yaml:2: from: no pod with an address and no pod template matches: pods of x with app=absent",
         ),
-        // The node's pod is the node.
+        // A pod on the host network has its node's address.
         (
             "{from: x/a, to: {namespace: x, labels: {app: host}}, port: 1, expect: deny}",
             "a.yaml:2: to: no pod with an address and no pod template matches",
@@ -176,7 +176,8 @@ const OF_CHART: &str = "assertions:
 - {from: {namespace: '*'}, to: {namespace: default, labels: {app: web}}, port: 8080, expect: allow}
 ";
 
-/// What `netpold test` says with this on standard input, in a directory with the chart and its assertions.
+/// Returns the output of `netpold test` with the given standard input, in a directory with the chart and its
+/// assertions.
 fn piped(arguments: &[&str], input: &str) -> Output {
     let own = TempDir::new().unwrap();
     fs::create_dir(own.path().join("chart")).unwrap();
@@ -187,7 +188,7 @@ fn piped(arguments: &[&str], input: &str) -> Output {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // A command that refuses its arguments reads nothing.
+    // A command that refuses its arguments does not read standard input.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     child.wait_with_output().unwrap()
@@ -195,7 +196,7 @@ fn piped(arguments: &[&str], input: &str) -> Output {
 
 #[test]
 fn a_chart_is_judged_from_standard_input() {
-    // A template stands for any two pods of its workload: web to web is one of the pairs.
+    // A template represents any two pods of its workload, so web to web is one of the pairs.
     let start = "pass allow default/sync to default/web, TCP 8080\n\
         pass deny pods of default with app=sync to deployment/web, TCP 80\n\
         FAIL allow pods of every namespace to pods of default with app=web, TCP 8080: it is denied for 1 of 2 pairs";

@@ -1,4 +1,4 @@
-//! The binary as people meet it: answers, and what it says to bad input.
+//! The binary's command line: answers, exit statuses and errors about bad input.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests, outside of test functions")]
 
@@ -48,7 +48,7 @@ fn netpold(args: &[&str]) -> Output {
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_netpold"));
-    // With a state that an agent of this machine has kept, one that cannot ask its source would begin to enforce.
+    // With the state of an agent of this machine, an agent that cannot reach its source would begin to enforce.
     command.args(args).env_clear().env("NETPOLD_STATE", "/none/state");
     command
 }
@@ -161,7 +161,7 @@ fn explain_reads_either_manifests_or_probes_from_standard_input() {
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut stdin = child.stdin.take().unwrap();
-        // A command that refuses its arguments reads nothing.
+        // A command that refuses its arguments does not read standard input.
         let _ = stdin.write_all(input.as_bytes());
         drop(stdin);
         child.wait_with_output().unwrap()

@@ -1,4 +1,4 @@
-//! The command line as its page describes it: exit statuses, completion, and the plugin's manifest.
+//! The command line compared with its page: exit statuses, completion, and the plugin's manifest.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::collections::BTreeMap;
@@ -46,14 +46,14 @@ fn completion(shell: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A directory with the binary as `name`.
+/// Returns a directory with the binary as `name`.
 fn path(name: &str) -> TempDir {
     let directory = TempDir::new().unwrap();
     symlink(env!("CARGO_BIN_EXE_netpold"), directory.path().join(name)).unwrap();
     directory
 }
 
-/// Completions that bash offers for the last word.
+/// Returns the completions that bash offers for the last word.
 fn offered(words: &[&str]) -> Vec<String> {
     let (directory, last) = (path("netpold"), words.len() - 1);
     let script = directory.path().join("netpold.bash");
@@ -81,7 +81,7 @@ fn shells_complete_commands_and_flags() {
     assert_eq!(offered(&["netpold", "explain", "--from", "x"]), [""; 0], "no cluster is meant");
 }
 
-/// Whether a shell is installed; else skips the test, which CI does not allow.
+/// Returns whether a shell is installed; otherwise skips the test, which CI does not allow.
 fn is_installed(shell: &str) -> bool {
     let found = Command::new(shell).arg("--version").output().is_ok();
     if !found {
@@ -93,7 +93,7 @@ fn is_installed(shell: &str) -> bool {
     found
 }
 
-/// A directory with the binary and a shell's completion script.
+/// Returns a directory with the binary and a shell's completion script.
 fn shell_directory(shell: &str) -> TempDir {
     let directory = path("netpold");
     fs::write(directory.path().join("script"), completion(shell)).unwrap();
@@ -128,7 +128,8 @@ fn fish_completes_commands_and_flags() {
     assert_eq!(offered("netpold doctor --manif"), ["--manifests"]);
 }
 
-/// Types the first argument into an interactive zsh on a terminal of its own; prints the screen once it has the second.
+/// Script that types the first argument into an interactive zsh on its own terminal, and prints the screen once the
+/// screen contains the second argument.
 const ZSH: &str = r#"
     zmodload zsh/zpty
     zpty -b terminal zsh -f -i
@@ -164,7 +165,7 @@ fn zsh_completes_commands_and_flags() {
     }
 }
 
-/// Completion in the format of kubectl's own commands (Cobra): candidates, then a directive for the shell.
+/// Completes in the format of kubectl's own commands (Cobra): candidates, then a directive for the shell.
 #[test]
 fn kubectl_completes_its_plugin() {
     let directory = path("kubectl_complete-netpold");
@@ -179,7 +180,7 @@ fn kubectl_completes_its_plugin() {
     assert_eq!(complete(&["no-such-command", "x"]), ":4\n");
 }
 
-/// The manifest as krew-release-bot fills it in: the template's function gives `uri` and `sha256`, the
+/// Returns the manifest as krew-release-bot completes it: the template's function yields `uri` and `sha256`, the
 /// second line indented by four.
 fn filled_in(template: &str, tag: &str, checksum: &str) -> String {
     let line = |line: &str| {

@@ -1,4 +1,4 @@
-//! The kernel's clock as the agent reads it. Needs root.
+//! The kernel's clock as read by the agent. Needs root.
 
 use std::os::fd::AsFd;
 use std::process::Command;

@@ -16,7 +16,7 @@ use netpold_testkit::objects;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// The policies that the page shows, by name.
+/// Returns the policies on the page, by name.
 fn examples() -> BTreeMap<String, Change> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/cluster-network-policy.md");
     let page = std::fs::read_to_string(page).unwrap();
@@ -35,7 +35,8 @@ fn examples() -> BTreeMap<String, Change> {
 /// Namespace, name and labels.
 type PodOf = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
 
-/// Pods of three namespaces and of kube-system on this node; a pod's interface index is its place here, from 1.
+/// Pods of three namespaces and of kube-system on this node; the interface index of a pod is its position here, from
+/// 1.
 const PODS: [PodOf; 5] = [
     ("red-web", "a", &[]),
     ("red-web", "b", &[("metadata-service", "needed")]),
@@ -100,7 +101,7 @@ impl InForce {
     }
 }
 
-/// A policy for all pods of a namespace, with rules in one direction.
+/// Returns a policy for all pods of a namespace, with rules in one direction.
 fn network_policy(namespace: &str, direction: Direction, rules: Vec<Rule>) -> Change {
     let (ingress, egress) = match direction {
         Direction::Ingress => (Some(rules), None),

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 
 /// Time limit far beyond any step of the tests.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// Settings without the help of the periodic listing.
+/// Settings without periodic listings, so that only events update the state.
 const EVENTS_ONLY: Settings = Settings { rescan: Duration::from_hours(1), receive_buffer: 1 << 20 };
 
 fn ip(arguments: &str) {
@@ -33,7 +33,7 @@ fn try_ip(arguments: &str) -> bool {
     Command::new("ip").args(arguments.split_whitespace()).status().expect("ip is there").success()
 }
 
-/// A network namespace that is deleted with the test.
+/// Network namespace that is deleted at the end of the test.
 struct Namespace(String);
 
 impl Namespace {
@@ -68,7 +68,7 @@ impl Namespace {
         Observer { discovery, events }
     }
 
-    /// Adds a veth with its other side in `pod`, as CNI plugins do: both ends in their places at once.
+    /// Adds a veth with its other side in `pod`, as CNI plugins do: both ends are created in their final namespaces.
     fn veth(&self, name: &str, pod: &Self) {
         self.ip(&format!("link add {name} type veth peer name eth0 netns {}", pod.0));
         pod.ip("link set eth0 up");
@@ -103,7 +103,7 @@ impl Observer {
         self.within(PATIENCE).expect("an event")
     }
 
-    /// Events until half a second passes without one.
+    /// Returns events until half a second passes without one.
     fn for_a_while(&mut self) -> Vec<Event> {
         std::iter::from_fn(|| self.within(Duration::from_millis(500))).collect()
     }
@@ -119,7 +119,7 @@ impl Observer {
         None
     }
 
-    /// Veths that are reported before the first in-sync event.
+    /// Returns the veths reported before the first in-sync event.
     fn initial(&mut self) -> Vec<Veth> {
         let mut veths = Vec::new();
         loop {
@@ -174,7 +174,7 @@ fn the_nodes_own_addresses_are_told_but_not_those_of_services() {
     discovery.until_own(&["192.0.2.1"]);
     node.ip("addr add 2001:db8::1/64 dev pod1 nodad");
     discovery.until_own(&["192.0.2.1", "2001:db8::1"]);
-    // kube-proxy's device of IPVS mode, of a type that this kernel has.
+    // kube-proxy's device in IPVS mode, here of a type that this kernel supports.
     node.ip("link add kube-ipvs0 type bridge");
     node.ip("addr add 10.96.0.10/32 dev kube-ipvs0");
     node.ip("addr del 192.0.2.1/24 dev pod1");
@@ -403,7 +403,7 @@ fn the_nodes_routes_to_single_addresses_are_told() {
     until(&["fd00:1::1"]);
 }
 
-/// Address changes of one pod, as fast as one thread can; then the addresses of both pods are reported.
+/// Changes addresses of one pod as fast as one thread can; both pods' addresses must be reported afterwards.
 #[test]
 fn a_storm_of_addresses_costs_a_few_questions() {
     sweep();

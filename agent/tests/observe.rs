@@ -1,4 +1,4 @@
-//! `netpold observe` and `netpold top` as people see them: on the page, and on a terminal that is none.
+//! `netpold observe` and `netpold top` compared with their page, and on a pseudo-terminal.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::fs::{self, File};
@@ -33,7 +33,7 @@ fn side_of(length: u16) -> NonZero<u16> {
     NonZero::new(length).unwrap()
 }
 
-/// Seconds after ten o'clock, who, verdict and whom.
+/// Returns an event at the given second after 10:00, about a pod, its verdict and its peer.
 fn event(second: u32, pod: &str, verdict: Outcome, peer: Whose) -> Event {
     let remote = match &peer {
         Whose::Outside => [203, 0, 113, 7].into(),
@@ -67,7 +67,7 @@ fn rule(matches: &str) -> RuleName {
     RuleName { policy, index: 0, matches: matches.into() }
 }
 
-/// What an agent might send.
+/// Returns a stream as an agent might send it.
 fn stream() -> Vec<Line> {
     let pod = |name: &str| Whose::Pod(Key::new("shop", name));
     let allowed = "TCP 5432 from pods app=web of namespace shop";
@@ -103,7 +103,7 @@ fn stream() -> Vec<Line> {
     events.into_iter().map(|event| Line::Event(Box::new(event))).chain([lost]).collect()
 }
 
-/// A socket that answers each client's request with the stream, and ends it or keeps it open.
+/// Socket that answers each client's request with the stream, then closes or keeps the connection.
 struct Agent {
     directory: TempDir,
     requests: Arc<Mutex<Vec<String>>>,
@@ -141,7 +141,7 @@ fn page() -> String {
     fs::read_to_string(root.join("deploy/observe.md")).unwrap()
 }
 
-/// The blocks of the page between fences.
+/// Returns the blocks of the page between fences.
 fn blocks(page: &str) -> Vec<&str> {
     page.split("\n```").skip(1).step_by(2).filter_map(|it| Some(it.split_once('\n')?.1)).collect()
 }
@@ -154,7 +154,7 @@ fn observe(agent: &Agent, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The binary renders these as the page shows them.
+/// Checks that the binary's output equals the sessions on the page.
 #[test]
 fn the_sessions_on_the_page_are_real() {
     let agent = Agent::new(stream().split_off(11), false);
@@ -175,7 +175,7 @@ fn the_sessions_on_the_page_are_real() {
     assert_eq!(lines.collect::<Vec<_>>(), stream().split_off(11));
 }
 
-/// The screenshot on the page is what the screen shows of this stream.
+/// Checks that the screenshot on the page equals the screen for this stream.
 #[test]
 fn the_screen_on_the_page_is_real() {
     let mut board = Board::default();
@@ -195,7 +195,7 @@ fn the_screen_on_the_page_is_real() {
     assert_eq!(shown.map(str::trim_end), Some(screen.trim_end()), "\n{screen}");
 }
 
-/// A process on a terminal of 80 by 24.
+/// Process on a terminal of 80 by 24.
 struct OnTerminal {
     child: Child,
     keys: File,
@@ -212,7 +212,8 @@ impl OnTerminal {
         let side = || Stdio::from(slave.try_clone().unwrap());
         command.env_clear().env("TERM", "xterm-256color");
         command.stdin(side()).stdout(side()).stderr(side());
-        // SAFETY: setsid is safe between fork and exec; without another terminal it has no other size.
+        // SAFETY: setsid is safe between fork and exec. In a session without a terminal, only this terminal sets the
+        // size.
         unsafe { command.pre_exec(|| setsid().map(drop).map_err(Into::into)) };
         let before = tcgetattr(&slave).unwrap().local_flags;
         let child = command.spawn().unwrap();
@@ -237,7 +238,7 @@ impl OnTerminal {
         self.screen.lock().unwrap().screen().contents()
     }
 
-    /// Waits until all of this is on the screen.
+    /// Waits until all parts are on the screen.
     #[track_caller]
     fn shows(&self, parts: &[&str]) {
         let all = || parts.iter().all(|part| self.contents().contains(part));
@@ -257,7 +258,7 @@ impl OnTerminal {
         !now.contains(LocalFlags::ICANON) && !now.contains(LocalFlags::ECHO)
     }
 
-    /// The process ends, and the terminal is as it was.
+    /// Asserts that the process ends, and that the terminal has its old settings.
     #[track_caller]
     fn ends(mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
@@ -309,7 +310,7 @@ fn top_on_a_terminal_of_80_by_24() {
     top.shows(&["DENIED", "AUDITED", "shop/job-1"]);
     top.press("4");
     top.shows(&["POLICY", "shop/no-egress"]);
-    // The marked row is told in full.
+    // The selected row is shown in full.
     top.press("1\u{1b}[B");
     top.shows(&["REASON", "shop/db-0 <- shop/report-7x2 TCP 5432 policy: shop/db; nearest"]);
     top.press("p");
@@ -335,18 +336,18 @@ fn the_terminal_is_as_it_was_whatever_ends_top() {
         top.signal(signal);
         assert!(top.ends().success(), "{signal}");
     }
-    // Ctrl-C is a key there.
+    // In raw mode Ctrl-C is an ordinary key.
     let mut top = OnTerminal::top(&agent);
     top.shows(&["13 denied"]);
     top.press("\u{3}");
     assert!(top.ends().success());
-    // An agent that ends is said, and ends nothing.
+    // The end of the agent is shown, and `top` keeps running.
     let ends = Agent::new(stream(), false);
     let mut top = OnTerminal::top(&ends);
     top.shows(&["the agent has ended the stream"]);
     top.press("q");
     assert!(top.ends().success());
-    // None is there.
+    // No agent listens on the socket.
     let mut command = Command::new(env!("CARGO_BIN_EXE_netpold"));
     let top = OnTerminal::start(command.args(["top", "--socket", "/nonexistent/socket"]));
     top.shows(&["no agent is listening on /nonexistent/socket"]);

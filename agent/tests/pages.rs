@@ -1,4 +1,4 @@
-//! The output on pages is the binary's output, and links between pages resolve.
+//! Output on pages equals the binary's output, and links between pages resolve.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ fn page(name: &str) -> String {
     fs::read_to_string(root().join(name)).unwrap()
 }
 
-/// Blocks between fences that begin with a prompt: the command after `$ `, and the lines after it.
+/// Returns the blocks between fences that begin with a prompt: the command after `$ `, and the lines after it.
 fn sessions(page: &str) -> Vec<(&str, &str)> {
     let blocks = page.split("\n```").skip(1).step_by(2);
     let blocks = blocks.filter_map(|block| block.split_once('\n')?.1.strip_prefix("$ "));
@@ -42,7 +42,7 @@ fn the_output_on_pages_is_real() {
     }
 }
 
-/// The binary renders an agent's answer as the page shows it.
+/// Checks that the binary renders an agent's answer as on the page.
 #[test]
 fn the_list_of_rules_is_real() {
     let text = page("deploy/troubleshooting.md");
@@ -83,7 +83,7 @@ fn the_list_of_rules_is_real() {
     assert_eq!(printed.trim_end(), shown.trim_end(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Every page of the project.
+/// All pages of the project.
 const PAGES: [&str; 24] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -111,7 +111,7 @@ const PAGES: [&str; 24] = [
     "ebpf/README.md",
 ];
 
-/// Anchors of a page's headings, as GitHub makes them.
+/// Returns the anchors of a page's headings, as GitHub generates them.
 fn anchors(page: &str) -> Vec<String> {
     let headings = page.lines().filter(|line| line.starts_with('#'));
     let anchor = |heading: &str| {
@@ -143,7 +143,7 @@ fn links_between_pages_lead_somewhere() {
     assert!(links > 30, "only {links} links were found");
 }
 
-/// The page's table of reasons has every label of the drop counter, and no other.
+/// Checks that the page's table of reasons has exactly the labels of the drop counter.
 #[test]
 fn every_reason_of_a_drop_is_documented() {
     let text = page("deploy/metrics.md");
@@ -155,7 +155,7 @@ fn every_reason_of_a_drop_is_documented() {
     assert_eq!(documented, served.collect());
 }
 
-/// Workflows are YAML, run the developer's checks, and name actions by their major version.
+/// Checks that workflows are YAML, run the developer's checks, and pin actions by major version.
 #[test]
 fn workflows_are_well_formed() {
     let folder = root().join(".github");

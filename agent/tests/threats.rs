@@ -1,4 +1,4 @@
-//! The page of threats names tests that exist.
+//! Tests named on the page of threats exist.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ fn tests(folder: &Path, names: &mut BTreeSet<String>) {
     }
 }
 
-/// Names of the functions with a test attribute, also inside `proptest!`.
+/// Returns the names of the functions with a test attribute, also inside `proptest!`.
 fn tests_in(source: &str) -> Vec<String> {
     let mut names = Vec::new();
     let mut is_test = false;
@@ -34,7 +34,7 @@ fn tests_in(source: &str) -> Vec<String> {
     names
 }
 
-/// Words in backquotes that can only be names of tests: at least two underscores.
+/// Returns the words in backquotes with at least two underscores, which can only be names of tests.
 fn named(page: &str) -> Vec<&str> {
     let quoted = page.split('`').skip(1).step_by(2);
     let is_name = |word: &&str| {
@@ -64,7 +64,7 @@ fn a_row_without_a_test_is_found() {
     let page = fs::read_to_string(agent.join("THREATS.md")).unwrap();
     let mut rows = 0;
     for table in page.split("\n\n").filter(|part| part.starts_with("| tries |")) {
-        // Behind the table's head and separator.
+        // The rows follow the head and the separator of the table.
         for row in table.lines().skip(2) {
             assert!(!named(row).is_empty(), "no test shows this: {row}");
             rows += 1;

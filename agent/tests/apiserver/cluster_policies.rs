@@ -1,4 +1,4 @@
-//! ClusterNetworkPolicies come, change and go, and so does the kind itself.
+//! Creation, edits and removal of ClusterNetworkPolicies, and of their `CustomResourceDefinition`, while an agent runs.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::world::{PATIENCE, USER, World, complains, kind, rbac_file};
 const KIND: &str = "clusternetworkpolicies.policy.networking.k8s.io";
 const DEFINITION: &str = include_str!("cluster-network-policy.yaml");
 
-/// Installs the kind, and waits until it is served.
+/// Installs the `CustomResourceDefinition` and waits until the API server serves the kind.
 pub(crate) fn install(world: &World) {
     world.server.apply(DEFINITION).unwrap();
     let crd = format!("crd/{KIND}");
@@ -16,7 +16,7 @@ pub(crate) fn install(world: &World) {
     world.server.kubectl(&established).unwrap();
 }
 
-/// A rule for what comes from the pods of an app.
+/// Returns an ingress rule for all pods with the label `app`, in any namespace.
 fn from(action: &str, app: &str) -> Value {
     let pods = json!({
         "namespaceSelector": {}, "podSelector": { "matchLabels": { "app": app } },
@@ -55,7 +55,7 @@ fn cluster_policies_are_followed() {
     assert!(!world.reaches("stranger", "server"), "enforced from the first write on");
     assert!(world.reaches("friend", "server"));
 
-    // It is edited, and a NetworkPolicy allows what it denies.
+    // The policy is edited, and a NetworkPolicy allows the peer that the policy denies.
     apply(&world, "tenants", json!([from("Deny", "friend")]));
     world.becomes("stranger", "server", true);
     assert!(!world.reaches("friend", "server"));
@@ -65,7 +65,7 @@ fn cluster_policies_are_followed() {
     world.without_policy("server");
     world.becomes("stranger", "server", true);
 
-    // A part that no version knows denies everything, and is named.
+    // A peer field that no version of the API has makes the policy deny everything, and the status names the field.
     apply(&world, "tenants", json!([{ "action": "Deny", "from": [{ "moons": {} }] }]));
     world.becomes("stranger", "server", false);
     let words = "ClusterNetworkPolicy tenants: spec.ingress[0].from[0].moons: no such field";
@@ -81,7 +81,7 @@ fn cluster_policies_are_followed() {
     world.becomes("stranger", "server", true);
 }
 
-/// The kind is installed and removed while the agent runs.
+/// Installs and removes the `CustomResourceDefinition` while the agent runs.
 #[test]
 fn the_kind_itself_comes_and_goes() {
     let Some(mut world) = world("the_kind_itself_comes_and_goes") else { return };
@@ -114,7 +114,7 @@ fn where_they_are_off_nobody_asks_for_them() {
     assert!(requests.iter().all(|request| request.resource != "clusternetworkpolicies"));
 }
 
-/// Without the right, everything else is enforced; the right takes effect as soon as it is granted.
+/// Without the right to list the kind, the agent enforces everything else; the right takes effect once granted.
 #[test]
 fn a_right_that_is_missing_is_reported_and_holds_nothing_back() {
     let Some(mut world) = world("a_right_that_is_missing_is_reported") else { return };

@@ -1,4 +1,4 @@
-//! Events on pods whose traffic policy denies, in namespaces that ask for them.
+//! Events on pods with denied packets, in namespaces that opt in by label.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::world::{NAMESPACE, PATIENCE, PORT, USER, World, isolated};
 
-/// Events of this reason, by the name of their pod.
+/// Returns the Events with reason `NetworkPolicyDenied`, by pod name.
 fn denied(world: &World) -> BTreeMap<String, Vec<Value>> {
     let get = ["get", "events.events.k8s.io", "-n", NAMESPACE, "-o", "json"];
     let list: Value = serde_json::from_str(&world.server.kubectl(&get).unwrap()).unwrap();
@@ -40,7 +40,7 @@ fn ask(world: &World, label: &str) {
     world.server.kubectl(&name).unwrap();
 }
 
-/// `count` packets from the client, each to another port of the server.
+/// Sends `count` packets from the client, each to a different port of the server.
 fn flood(world: &World, count: u16) {
     let (client, server) = (world.pod("client"), world.pod("server"));
     let [from, to] = [client, server].map(|pod| pod.ip4().unwrap());
@@ -62,12 +62,12 @@ fn denials_are_told_where_a_namespace_asks_and_no_flood_tells_more() {
     world.start_agent();
     world.wait("isolating both", |s| isolated(s, "server") && isolated(s, "other"));
     assert!(!world.reaches("client", "server"));
-    // A look-over of every ten seconds would tell.
+    // Longer than the agent's interval of 10 s, so an Event would have been written.
     sleep(Duration::from_secs(15));
     assert_eq!(denied(&world), BTreeMap::new(), "nobody asked");
 
     ask(&world, "netpold.io/events=denied");
-    // Whether the label is known shows in nothing but what follows.
+    // The status does not show the label, so the test sends packets until an Event appears.
     let deadline = Instant::now() + PATIENCE;
     while denied(&world).is_empty() {
         assert!(Instant::now() < deadline, "{}", world.agent.as_ref().unwrap().log());
@@ -80,7 +80,7 @@ fn denials_are_told_where_a_namespace_asks_and_no_flood_tells_more() {
     for part in ["Denied ingress: TCP", &format!(":{PORT}"), "shop/server"] {
         assert!(note.contains(part), "{part}: {note}");
     }
-    // Either family's packet may be the one that is quoted.
+    // The note may quote the packet of either IP family.
     let client = world.pod("client");
     let [v4, v6] = [client.ip4(), client.ip6()].map(Option::unwrap);
     let quoted = [format!("{v4}:"), format!("[{v6}]:")];
@@ -91,10 +91,10 @@ fn denials_are_told_where_a_namespace_asks_and_no_flood_tells_more() {
         flood(&world, 1000);
         sleep(Duration::from_secs(4));
     }
-    // The flood leaves the other pod's denials room.
+    // The flood does not use up the Events of the other pod.
     assert!(!world.reaches("client", "other"));
     wait_denied(&world, "other");
-    // A look-over more, and what waits for its turn.
+    // Waits one further interval, for Events that are delayed.
     sleep(Duration::from_secs(20));
     let events = denied(&world);
     assert!(events["server"].len() <= 5, "{events:#?}");

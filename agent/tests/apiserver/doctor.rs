@@ -1,4 +1,4 @@
-//! `netpold doctor` of a live cluster: its objects, and a node as its agent sees it.
+//! `netpold doctor` of a live cluster: its objects, and a node as reported by its agent.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::world::{World, allow_from, binary};
 
-/// A pod or DaemonSet of the agents' namespace, with one container.
+/// Returns a pod or DaemonSet of the agents' namespace, with one container.
 fn agents(kind: &str, name: &str) -> Value {
     let labels = json!({ "app.kubernetes.io/name": name });
     let spec = json!({
@@ -49,7 +49,7 @@ fn a_live_cluster_is_examined() {
     let mut second = world.control.manifest();
     second["metadata"]["name"] = json!("n2");
     world.create(second);
-    // Another enforcer's traces on the node.
+    // Leaves a chain of another enforcer (kube-router) on the node.
     let chain = ["-N", "KUBE-POD-FW-ABCDEF"];
     assert!(world.node.command("iptables-nft").unwrap().args(chain).status().unwrap().success());
     let kubelet = Kubelet::start(&world.node).unwrap();
@@ -84,11 +84,11 @@ fn a_live_cluster_is_examined() {
     assert_eq!(places("no-agent"), ["Node n2"], "{report:?}");
     let chain = "n1: chain KUBE-POD-FW-ABCDEF of nftables table ip filter";
     assert_eq!(places("other-enforcer"), [chain], "{report:?}");
-    // The agent answers, and pins where it says.
+    // The agent answers, and its pins exist at the reported path.
     for check in ["agent", "bpffs", "kernel", "pod-without-program"] {
         assert_eq!(places(check), Vec::<&str>::new(), "{report:?}");
     }
-    // A server before 1.21 has CronJobs in batch/v1beta1 only.
+    // An API server before 1.21 serves CronJobs only in batch/v1beta1.
     let old = "cannot list /apis/batch/v1/cronjobs: ";
     let unknown = report.unknown.iter().filter(|line| !line.contains(old));
     let [unknown] = &unknown.collect::<Vec<_>>()[..] else { panic!("{report:?}") };

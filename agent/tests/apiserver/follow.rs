@@ -1,4 +1,4 @@
-//! Objects come, change and go, and traffic follows.
+//! Traffic after objects are created, edited and deleted.
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ fn a_cluster_is_followed() {
     let Some(mut world) = World::new("a_cluster_is_followed") else { return };
     ["server", "friend", "stranger"].into_iter().for_each(|name| world.add(name));
     world.start_agent();
-    // EndpointSlices are not served in v1 by 1.20; everything else goes on.
+    // Kubernetes 1.20 does not serve EndpointSlices in v1; the agent follows all other kinds.
     let status = world.wait("in sync", |_| true);
     let slices = kind(&status, "endpointslices.discovery.k8s.io");
     let versions = world.server.kubectl(&["api-versions"]).unwrap();
@@ -23,7 +23,7 @@ fn a_cluster_is_followed() {
     assert!(world.reaches("friend", "server"));
     assert!(!world.reaches("stranger", "server"));
 
-    // A pod becomes a friend, and no longer is one.
+    // A pod gets the label of a friend, and loses the label again.
     let label = |value: &str| {
         let arguments = ["label", "pod", "stranger", "-n", NAMESPACE, "--overwrite", value];
         world.server.kubectl(&arguments).unwrap();
@@ -33,7 +33,7 @@ fn a_cluster_is_followed() {
     label("app=stranger");
     world.becomes("stranger", "server", false);
 
-    // So does one that comes later, with its own interface.
+    // The policies also cover a pod that is created later, with a new interface.
     world.add("late");
     world.policy("server", allow_from("server", "late"));
     world.becomes("late", "server", true);
@@ -47,8 +47,8 @@ fn a_cluster_is_followed() {
     world.becomes("stranger", "server", true);
 }
 
-/// As in a pod: address from the environment, token and certificate authority from the files that a
-/// kubelet mounts. The files appear in a mount namespace of the agent's own.
+/// Runs the agent as in a pod: API server address from the environment, token and certificate authority from the
+/// files that a kubelet mounts. The files are in a mount namespace of the agent.
 #[test]
 fn an_agent_finds_the_cluster_it_runs_in() {
     use std::os::unix::fs::PermissionsExt;

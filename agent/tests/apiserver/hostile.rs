@@ -1,5 +1,4 @@
-//! What a tenant writes into its own objects that no decoder of whole objects takes: everybody else's
-//! policy goes on.
+//! Objects of a tenant that the whole-object decoder rejects: policies of all other namespaces stay enforced.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +6,12 @@ use serde_json::{Value, json};
 
 use crate::world::{World, allow_from, complains, isolated, kind};
 
-/// Another tenant, with the rights that the role `edit` gives for one namespace.
+/// Second tenant, with the rights of the role `edit` in one namespace.
 const TENANT: &str = "mallory";
 const POLICIES: &str = "networkpolicies.networking.k8s.io";
 
-/// Entries of `managedFields` that a 1.20 takes from a tenant. In UTC, as it renders them, the times
-/// are of the years 10000 and -1.
+/// Returns entries of `managedFields` that Kubernetes 1.20 accepts from a tenant. The server renders the times in
+/// UTC, where they fall in the years 10000 and -1.
 fn entries() -> [(&'static str, String); 4] {
     let fields = r#""fieldsType":"FieldsV1","fieldsV1":{"f:a":{}}"#;
     let deep = [r#"{"f:a":"#.repeat(200), "{}".into(), "}".repeat(200)].concat();
@@ -29,13 +28,13 @@ fn entries() -> [(&'static str, String); 4] {
 
 fn create_tenant(world: &World) {
     world.server.kubectl(&["create", "namespace", TENANT]).unwrap();
-    // `edit` itself is put together by a controller that does not run here; this is what it consists of.
+    // A controller that does not run here aggregates `edit`, so the test binds one of the aggregated roles.
     let role = "--clusterrole=system:aggregate-to-edit";
     let user = format!("--user={TENANT}");
     world.server.kubectl(&["create", "rolebinding", "edit", "-n", TENANT, role, &user]).unwrap();
 }
 
-/// One of each kind with that entry, as the tenant; what the server makes of the entries.
+/// Creates one object of each kind with the entry, as the tenant. Returns the entries as the server renders them.
 fn create_hostile(world: &World, name: &str, entry: &str) -> String {
     let mut made = String::new();
     for (path, version, kind, spec) in [
@@ -85,7 +84,7 @@ fn one_tenants_objects_stop_nobody_elses_policy() {
     world.start_agent();
     world.wait("isolating the server", |status| isolated(status, "server"));
     let before = follows_the_others(&mut world, "before", 0);
-    // While the agent watches.
+    // The running agent receives the objects by its watches.
     let mut made = String::new();
     for (name, entry) in entries() {
         made += &create_hostile(&world, name, &entry);
@@ -95,7 +94,7 @@ fn one_tenants_objects_stop_nobody_elses_policy() {
         assert_eq!(made.matches(rendered).count(), 3, "{rendered}: {made}");
     }
     let beside = follows_the_others(&mut world, "watching", entries().len());
-    // A fresh agent, to which they come with the first list.
+    // A restarted agent receives the objects with its first lists.
     let (agent, node) = (world.agent.as_mut().unwrap(), &world.node);
     agent.restart(node).unwrap();
     world.wait("isolating the server", |status| isolated(status, "server"));
@@ -103,8 +102,8 @@ fn one_tenants_objects_stop_nobody_elses_policy() {
     println!("an edit takes {before:.1?}, beside hostile objects {beside:.1?} and {fresh:.1?}");
 }
 
-/// Policies, pods and Services of another namespace are known and enforced; how long an edit takes,
-/// kubectl included.
+/// Checks that policies, pods and Services of another namespace are listed and enforced. Returns the time of one
+/// edit, including kubectl.
 fn follows_the_others(world: &mut World, when: &str, hostile: usize) -> Duration {
     world.policy("server", allow_from("server", "friend"));
     world.becomes("stranger", "server", false);
@@ -126,7 +125,7 @@ fn follows_the_others(world: &mut World, when: &str, hostile: usize) -> Duration
         said.unwrap().lines().count()
     };
     let (policies, pods, services) = (count("networkpolicy"), count("pod"), count("service"));
-    // And `default/kubernetes`.
+    // The Service `default/kubernetes` counts too.
     let all = (hostile + policies, hostile + pods, hostile + services + 1);
     let status = world.wait("knowing all", |status| known(status, all.0, all.1, all.2));
     assert!(!complains(&status, "not understood") && !complains(&status, "decoded"), "{status}");

@@ -1,4 +1,5 @@
-//! What the agent says in the API is in force: of pods with the readiness gate, of the Node, of policies.
+//! Conditions and reports that the agent writes to the API: of pods with the readiness gate, of the Node, of
+//! policies.
 
 use std::fs::File;
 use std::process::Stdio;
@@ -17,12 +18,12 @@ use serde_json::{Value, json};
 
 use crate::world::{NAMESPACE, PATIENCE, USER, World, allow_from, binary, isolated, rbac_file};
 
-/// Gives a pod's object the readiness gate.
+/// Adds the readiness gate to a pod's object.
 pub(crate) fn gate(pod: &mut Value) {
     pod["spec"]["readinessGates"] = json!([{ "conditionType": READINESS_GATE }]);
 }
 
-/// Waits until something is so.
+/// Waits until the condition holds.
 #[track_caller]
 pub(crate) fn eventually(world: &World, what: &str, condition: impl FnMut() -> bool) {
     let log = || world.agent.as_ref().map(netpold_testbed::Agent::log).unwrap_or_default();
@@ -35,7 +36,7 @@ impl World {
         serde_json::from_str(&self.server.kubectl(&all).unwrap()).unwrap()
     }
 
-    /// A pod's condition of the gate; null: it has none.
+    /// Returns the pod's condition of the readiness gate, or null.
     fn condition(&self, pod: &str) -> Value {
         condition(&self.get(&["pod", pod]), READINESS_GATE)
     }
@@ -46,13 +47,13 @@ impl World {
         self.condition(pod)
     }
 
-    /// The node's report; null: there is none.
+    /// Returns the report of the node, or null.
     fn report(&self) -> Value {
         let arguments = ["get", "nodepolicystatus", "n1", "-o", "json", "--ignore-not-found"];
         serde_json::from_str(&self.server.kubectl(&arguments).unwrap()).unwrap_or_default()
     }
 
-    /// What the report says of a policy.
+    /// Returns the entry of a policy in the report, or null.
     fn reported(&self, policy: &str) -> Value {
         let report = self.report();
         let policies = report["status"]["policies"].as_array().map_or(&[][..], Vec::as_slice);
@@ -69,7 +70,7 @@ fn condition(object: &Value, kind: &str) -> Value {
     conditions.iter().find(|condition| condition["type"] == kind).cloned().unwrap_or_default()
 }
 
-/// `kubectl get --watch`, into a file.
+/// `kubectl get --watch` with its output in a file.
 struct Watch {
     _kubectl: KillOnDrop,
     file: std::path::PathBuf,
@@ -105,7 +106,7 @@ fn a_pod_is_ready_no_sooner_than_it_is_enforced() {
     assert!(world.reaches("friend", "server"));
     assert_eq!(world.condition("friend"), Value::Null, "without the gate");
 
-    // True stays True while an agent takes over, and while a policy changes.
+    // The condition stays True while a new agent takes over, and while a policy changes.
     let watch = Watch::start(&world, "server");
     eventually(&world, "watched", || watch.seen().contains(READINESS_GATE));
     let (agent, node) = (world.agent.as_mut().unwrap(), &world.node);
@@ -113,7 +114,7 @@ fn a_pod_is_ready_no_sooner_than_it_is_enforced() {
     world.wait("isolating the server", |status| isolated(status, "server"));
     world.policy("server", allow_from("server", "stranger"));
     world.becomes("stranger", "server", true);
-    // The new agent has said by now all it has to say of pods.
+    // Once the condition of the new pod is written, the restarted agent has written all conditions due before it.
     world.add_with("late", gate);
     world.wait_ready("late", "True");
     world.server.kubectl(&["label", "pod", "server", "-n", NAMESPACE, "end=here"]).unwrap();
@@ -123,7 +124,7 @@ fn a_pod_is_ready_no_sooner_than_it_is_enforced() {
     drop(watch);
     assert_eq!(world.condition("server"), said, "not even written again");
 
-    // Nobody speaks for an agent that is gone.
+    // No condition is written for a new pod while the agent is dead.
     world.agent().end(Signal::SIGKILL);
     world.add_with("alone", gate);
     assert_eq!(world.condition("alone"), Value::Null);
@@ -132,7 +133,7 @@ fn a_pod_is_ready_no_sooner_than_it_is_enforced() {
     agent.restart(node).unwrap();
     world.wait_ready("alone", "True");
 
-    // A pod whose interface goes is enforced no more.
+    // A pod without its interface is no longer enforced.
     let gone = format!("link del {}\n", world.pod("late").host_interface());
     world.node.netns().ip(&gone).unwrap();
     let said = world.wait_ready("late", "False");
@@ -148,7 +149,7 @@ fn the_startup_taint_goes_once_policy_is_in_force() {
     let taints = |world: &World| -> Vec<String> {
         let node = world.get(&["node", "n1"]);
         let all = node["spec"]["taints"].as_array().cloned().unwrap_or_default();
-        // The API server has its own for a Node that nobody has called ready.
+        // The API server adds a taint of its own to a Node that has never been ready.
         let keys = all.iter().map(|taint| taint["key"].as_str().unwrap().to_owned());
         let mut keys: Vec<_> = keys.filter(|key| !key.starts_with("node.kubernetes.io/")).collect();
         keys.sort();
@@ -159,7 +160,7 @@ fn the_startup_taint_goes_once_policy_is_in_force() {
     };
     taint(&world, "example.com/first");
     taint(&world, STARTUP_TAINT);
-    // An agent that may not read pods enforces nothing.
+    // An agent without the right to list pods enforces nothing.
     let text = std::fs::read_to_string(rbac_file()).unwrap();
     let without =
         text.replace("[namespaces, nodes, pods, services]", "[namespaces, nodes, services]");
@@ -168,7 +169,7 @@ fn the_startup_taint_goes_once_policy_is_in_force() {
     world.start_agent();
     let refused = |status: &Value| status.to_string().contains("cannot list pods");
     world.agent().wait_for("refused", PATIENCE, refused).unwrap();
-    // Its report says so.
+    // The report has `inSync: false`.
     eventually(&world, "reported", || world.report()["status"]["inSync"] == false);
     assert!(world.report()["status"]["problems"].to_string().contains("known"));
     taint(&world, "example.com/meanwhile");
@@ -183,12 +184,13 @@ fn the_startup_taint_goes_once_policy_is_in_force() {
     eventually(&world, "True", || of_node(&world)["status"] == "True");
     assert!(of_node(&world)["lastTransitionTime"].is_string());
 
-    // A Node that is tainted again, as by a kubelet that registers it anew, loses the taint again.
+    // A taint that is added again, as by a kubelet that registers the Node anew, is removed again.
     taint(&world, STARTUP_TAINT);
     eventually(&world, "removed again", || taints(&world).len() == 2);
 }
 
-/// An agent that does not run any more does not look alive for ever.
+/// Checks that a starting agent renews the heartbeat of the Node's condition, its sign of life, and that `uninstall`
+/// removes the condition.
 #[test]
 fn the_nodes_condition_has_a_heartbeat_and_goes_with_netpold() {
     const TEST: &str = "the_nodes_condition_has_a_heartbeat_and_goes_with_netpold";
@@ -256,7 +258,8 @@ fn a_report_follows_the_policies() {
     eventually(&world, "reported again", || in_force(&world));
     assert!(!world.reaches("server", "friend"), "it is in force");
 
-    // The API takes this, and no packet has such an address: it is in force and grants nothing.
+    // The API accepts an IPv4-mapped CIDR, but no packet carries an IPv4-mapped address: the policy is in force and
+    // grants nothing.
     let mapped = json!({ "ipBlock": { "cidr": "::ffff:10.0.0.0/104" } });
     let server = json!({ "matchLabels": { "app": "server" } });
     world.policy("server", json!({ "podSelector": server, "ingress": [{ "from": [mapped] }] }));
@@ -264,7 +267,7 @@ fn a_report_follows_the_policies() {
         in_force(&world) && world.reported("server")["message"].to_string().contains("IPv4-mapped")
     });
 
-    // A report that somebody removes is whole again, and one that has nothing new is renewed.
+    // The agent recreates a deleted report in full, and renews a report without changes.
     world.server.kubectl(&["delete", "nodepolicystatus", "n1"]).unwrap();
     world.policy("server", allow_from("server", "friend"));
     eventually(&world, "made anew", || in_force(&world));
@@ -273,7 +276,8 @@ fn a_report_follows_the_policies() {
     eventually(&world, "renewed", || world.report()["status"]["renewTime"] != renewed);
 }
 
-/// What a pipeline waits for: the condition of a policy, by the words of three real agents through a real controller.
+/// Checks the condition of a policy, the one that deployment pipelines wait for, with three real agents and a real
+/// controller.
 #[test]
 fn a_policy_is_enforcing_when_every_node_enforces_it() {
     let Some(mut world) = World::new("a_policy_is_enforcing_when_every_node_enforces_it") else {
@@ -282,7 +286,7 @@ fn a_policy_is_enforcing_when_every_node_enforces_it() {
     ["server", "friend"].into_iter().for_each(|name| world.add(name));
     world.start_agent();
     let others = [world.add_node(2, "server"), world.add_node(3, "server")];
-    // What the controller may do is another test's matter.
+    // Uses administrator rights; `agent/tests/controller` covers the controller's RBAC.
     let mut controller = world.node.command(binary()).unwrap();
     controller.args(["controller", "--identity", "one", "--webhook-listen", "127.0.0.1:8443"]);
     controller.arg("--kubeconfig").arg(world.server.admin());
@@ -309,7 +313,7 @@ fn a_policy_is_enforcing_when_every_node_enforces_it() {
     assert!(world.reaches("friend", "server"));
     assert!(others.iter().all(|other| world.reaches_pod("friend", &other.pod)));
 
-    // An agent that stands still enforces no edit, and nobody says that it does.
+    // A stopped agent does not enforce the edit, so the condition becomes False.
     let signal = |signal: Signal| {
         let pid = nix::unistd::Pid::from_raw(others[0].agent.pid().cast_signed());
         nix::sys::signal::kill(pid, signal).unwrap();
@@ -333,7 +337,8 @@ fn a_policy_is_enforcing_when_every_node_enforces_it() {
     assert!(!world.reaches_pod("friend", &others[0].pod));
 }
 
-/// A server that takes none of it: enforcement goes on, each refusal is logged once, and all is said later.
+/// A server refuses every write: enforcement goes on, each refusal is logged once, and the writes succeed once
+/// allowed.
 #[test]
 fn an_agent_that_may_say_nothing_enforces() {
     let Some(mut world) = World::new("an_agent_that_may_say_nothing_enforces") else { return };
@@ -363,7 +368,7 @@ fn an_agent_that_may_say_nothing_enforces() {
     world.wait_ready("server", "True");
 }
 
-/// Each pod is told once, however many there are.
+/// The agent writes the condition of each pod once, also on a full node.
 #[test]
 fn a_full_node_is_told_once() {
     const PODS: usize = 110;
@@ -375,7 +380,7 @@ fn a_full_node_is_told_once() {
                 "apiVersion": "v1",
                 "kind": "Pod",
                 "metadata": { "namespace": NAMESPACE, "name": format!("pod-{number}") },
-                // Policy has no part in these.
+                // NetworkPolicies do not apply to pods on the host network.
                 "spec": { "nodeName": "n1", "hostNetwork": true, "containers": containers },
             });
             gate(&mut pod);
@@ -397,7 +402,7 @@ fn a_full_node_is_told_once() {
     assert_eq!(requests.iter().filter(|request| request.resource == "pods/status").count(), PODS);
 }
 
-/// `deploy/base/crds.yaml` has every field of `netpold::api`: a server drops those that it does not know.
+/// Checks that `deploy/base/crds.yaml` has every field of `netpold::api`: a server drops unknown fields.
 #[test]
 fn every_field_of_both_kinds_is_kept() {
     let Some(world) = World::new("every_field_of_both_kinds_is_kept") else { return };
@@ -471,7 +476,7 @@ fn kept<T: Serialize + DeserializeOwned>(world: &World, kind: &str, object: &T) 
     serde_json::from_value(read).unwrap()
 }
 
-/// Whether every field has a value that its absence would not have.
+/// Returns whether every field has a value other than its default.
 fn no_blank(value: &Value) -> bool {
     match value {
         Value::Object(fields) => !fields.is_empty() && fields.values().all(no_blank),

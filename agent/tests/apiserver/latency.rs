@@ -1,5 +1,5 @@
-//! From an object that is created through the API to the packets that it is about, and a rollout beside traffic.
-//! Measurements: they print what they found.
+//! Measurements, printed: latency from an object's creation through the API to its effect on packets, and a rollout
+//! beside traffic.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -19,13 +19,13 @@ use serde_json::{Value, json};
 use crate::world::{NAMESPACE, PATIENCE, World, isolated};
 
 const ROUNDS: usize = 20;
-/// Between packets: how exact the figures are.
+/// Interval between packets: the resolution of the figures.
 const PACE: Duration = Duration::from_micros(200);
-/// No packet for so long: they are denied.
+/// Time without a packet after which the flow counts as denied.
 const SILENCE: Duration = Duration::from_millis(300);
-/// Where the agent serves its metrics.
+/// Port of the agent's metrics.
 const LISTEN: u16 = 9899;
-/// Of the flows.
+/// Destination port of the flows.
 const PORT: u16 = 4000;
 
 fn socket(world: &World, pod: &str, port: u16) -> UdpSocket {
@@ -34,7 +34,7 @@ fn socket(world: &World, pod: &str, port: u16) -> UdpSocket {
     pod.run(|| UdpSocket::bind(address)).unwrap().unwrap()
 }
 
-/// The agent's metrics by name and labels.
+/// Returns the agent's metrics by name and labels.
 fn metrics(world: &World) -> BTreeMap<String, f64> {
     let exchange = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, LISTEN))?;
@@ -48,7 +48,7 @@ fn metrics(world: &World) -> BTreeMap<String, f64> {
     samples.map(|(name, value)| (name.to_owned(), value.parse().unwrap())).collect()
 }
 
-/// How much more of a metric there is.
+/// Returns the increase of a metric.
 fn more(before: &BTreeMap<String, f64>, after: &BTreeMap<String, f64>, name: &str) -> f64 {
     let of = |metrics: &BTreeMap<String, f64>| metrics.get(name).copied().unwrap();
     of(after) - of(before)
@@ -58,7 +58,7 @@ fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// Minimum, median and maximum.
+/// Formats minimum, median and maximum.
 fn spread(mut values: Vec<f64>) -> String {
     values.sort_by(f64::total_cmp);
     format!("{:.1} / {:.1} / {:.1}", values[0], values[values.len() / 2], values[values.len() - 1])
@@ -71,10 +71,10 @@ async fn client(world: &World) -> Client {
     Client::try_from(config).unwrap()
 }
 
-/// A stream of packets that carry the time at which they were sent.
+/// Stream of packets that carry the time of their sending.
 struct Stream {
     zero: Instant,
-    /// When the last packet that arrived was sent, and when it arrived: nanoseconds.
+    /// Time of sending and of arrival of the last packet received, in nanoseconds.
     last: AtomicU64,
     arrived: AtomicU64,
     stop: AtomicBool,
@@ -103,7 +103,7 @@ impl Stream {
         }
     }
 
-    /// Waits until packets arrive, or until none does.
+    /// Waits until packets arrive, or until none arrives.
     async fn wait(&self, flowing: bool) {
         let deadline = Instant::now() + PATIENCE;
         let silence = || Duration::from_nanos(self.now() - self.arrived.load(Ordering::Relaxed));
@@ -114,7 +114,7 @@ impl Stream {
     }
 }
 
-/// What one policy took, in milliseconds from the request's beginning; the last three are durations.
+/// Latencies of all rounds, in milliseconds from the start of the request; the last three fields are durations.
 #[derive(Default)]
 struct Took {
     answered: Vec<f64>,
@@ -174,7 +174,7 @@ fn from_policy_to_packet() {
     }
 }
 
-/// Has the node's kernel track its flows, as kube-proxy does.
+/// Makes the node's kernel track its flows, as kube-proxy does.
 fn track(world: &World) {
     let rules = "table inet track { chain forward { type filter hook forward priority 0; ct state new accept; }; }";
     let done = world.node.netns().command("nft").unwrap().arg(rules).status();
@@ -197,7 +197,8 @@ async fn rounds(world: &World, stream: &Stream, took: &mut Took) {
     });
     for round in 0..ROUNDS {
         stream.wait(true).await;
-        // Nothing is being gathered any more, and rounds fall anywhere between the agent's ticks.
+        // The wait outlasts the agent's batching of changes, and its length varies so that rounds start at any phase
+        // of the agent's ticks.
         tokio::time::sleep(Duration::from_millis(200 + 37 * (round as u64 % 7))).await;
         let before = metrics(world);
         let name = format!("deny-{round}");
@@ -227,15 +228,15 @@ async fn rounds(world: &World, stream: &Stream, took: &mut Took) {
     watcher.abort();
 }
 
-/// Pods of the node with traffic.
+/// Number of pods of the node, with traffic.
 const LOCAL: usize = 110;
-/// Pods elsewhere that are there before, and that are created.
+/// Numbers of pods on other nodes: present at the start, and created during the test.
 const OTHERS: (usize, usize) = (5000, 1000);
 const ROLLOUT: Duration = Duration::from_secs(10);
-/// Packets of each local pod in a second.
+/// Packets per second of each local pod.
 const RATE: u32 = 100;
 
-/// A pod on another node, with an address once it runs.
+/// Returns the object of a pod on another node, with an address if `runs`.
 fn elsewhere(number: usize, runs: bool) -> (String, Option<String>) {
     let name = format!("elsewhere{number}");
     let address = format!("10.{}.{}.{}", 100 + number / 65_536, number / 256 % 256, number % 256);
@@ -244,7 +245,7 @@ fn elsewhere(number: usize, runs: bool) -> (String, Option<String>) {
     } else {
         json!({ "phase": "Pending" })
     };
-    // As large as the pods of a Deployment with their `managedFields`.
+    // Makes the object as large as a Deployment's pod with its `managedFields`.
     let env: Vec<Value> = (0..60)
         .map(|n| json!({ "name": format!("VARIABLE_{n}"), "value": format!("a value of some length, {n:032}") }))
         .collect();
@@ -267,7 +268,7 @@ fn name(number: usize) -> String {
     format!("local{number}")
 }
 
-/// Pod n sends to pod n + 1, and each knows who sends to it.
+/// Opens a flow from each pod n to pod n + 1; receivers accept packets of their sender only.
 fn flows(world: &World) -> Vec<(UdpSocket, UdpSocket)> {
     let receivers: Vec<UdpSocket> = (0..LOCAL).map(|n| socket(world, &name(n), PORT)).collect();
     let flow = |n: usize, receiver: UdpSocket| {
@@ -279,7 +280,7 @@ fn flows(world: &World) -> Vec<(UdpSocket, UdpSocket)> {
     receivers.into_iter().enumerate().map(|(n, receiver)| flow(n, receiver)).collect()
 }
 
-/// Takes what has arrived.
+/// Drains the receivers and returns the number of packets.
 fn received(flows: &[(UdpSocket, UdpSocket)]) -> u64 {
     let mut buffer = [0; 16];
     flows
@@ -342,7 +343,7 @@ fn a_thousand_pods_in_ten_seconds() {
         let (begin, steps) = (Instant::now(), 100);
         let before_cpu = processor_time(pid).unwrap().as_secs_f64();
         for step in 0..steps + 2 {
-            // Ten are created in a step and run two steps later.
+            // Each step creates ten pods, which run two steps later.
             let of =
                 |step: usize| (step * new / steps..(step + 1) * new / steps).map(|n| before + n);
             let created = (step < steps).then(|| of(step)).into_iter().flatten();

@@ -1,7 +1,7 @@
-//! Commands at the keyboard, asking a live cluster: its objects, and its agents through the API server.
+//! Commands of a user's terminal on a live cluster: its objects, and its agents through the API server.
 //!
-//! No kubelet runs here: `netpold_testbed::Kubelet` does what one does for exec. Agents, API server, RBAC and the
-//! processes that exec starts are real.
+//! No kubelet runs here: `netpold_testbed::Kubelet` implements the kubelet's part of exec. Agents, API server, RBAC
+//! and the processes that exec starts are real.
 
 mod completed;
 mod learned;
@@ -27,10 +27,10 @@ use crate::trace;
 use crate::world::{PATIENCE, World, allow_from, binary};
 
 const AGENTS: &str = "netpold-system";
-/// What the role `view` is made of: no controller aggregates it here.
+/// Part of the role `view`, which no controller aggregates here.
 const VIEW: &str = "system:aggregate-to-view";
 
-/// Runs it where the API server is reached.
+/// Runs `netpold` in the network namespace from which the API server is reachable.
 fn netpold(server: &ApiServer, kubeconfig: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(binary());
     command.args(arguments).env_clear().env("NETPOLD_KUBECONFIG", kubeconfig);
@@ -45,7 +45,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// The pod of an agent, whose container is in that state.
+/// Returns the pod of an agent, with its container in `state`.
 fn agent_pod(name: &str, node: &str, state: Value) -> Value {
     let status = json!({
         "name": "netpold", "image": "netpold", "imageID": "", "ready": true, "restartCount": 0,
@@ -70,8 +70,8 @@ fn running() -> Value {
     json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } })
 }
 
-/// A kubeconfig of a new service account with the rights of these roles, each in a namespace or, where that is empty,
-/// everywhere.
+/// Returns a kubeconfig of a new service account. Each role is bound in the given namespace, or cluster-wide if the
+/// namespace is empty.
 fn user(server: &ApiServer, name: &str, roles: &[(&str, &str)]) -> PathBuf {
     server.kubectl(&["create", "serviceaccount", name, "-n", "default"]).unwrap();
     let account = format!("--serviceaccount=default:{name}");
@@ -86,7 +86,7 @@ fn user(server: &ApiServer, name: &str, roles: &[(&str, &str)]) -> PathBuf {
     server.write_kubeconfig(&format!("{name}.kubeconfig"), &Access::Token(&token)).unwrap()
 }
 
-/// What `deploy/live.md` shows of a command.
+/// Returns the output of a command in `deploy/live.md`.
 fn shown(command: &str) -> String {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/live.md");
     let page = fs::read_to_string(page).unwrap();
@@ -94,25 +94,25 @@ fn shown(command: &str) -> String {
     rest.split_once("\n```").unwrap().0.to_owned()
 }
 
-/// What a terminal shows of it, with the page's address of the API server.
+/// Returns the terminal output, with the API server address of the page.
 fn printed(server: &ApiServer, output: &Output) -> String {
     let text = format!("{}{}", stdout(output), stderr(output));
     text.replace(&server.address().to_string(), "10.0.0.1").trim_end().to_owned()
 }
 
-/// The rights that a user needs.
+/// Applies `deploy/access.yaml`, the rights that a user needs.
 fn grant(server: &ApiServer) {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/access.yaml");
     server.apply(&fs::read_to_string(file).unwrap()).unwrap();
 }
 
-/// A container with an agent's binary, that is told about its agent as in the DaemonSet.
+/// Returns a container with the agent's binary and the environment that the DaemonSet sets.
 fn container(socket: &Path) -> Container {
     Container {
         programs: BTreeMap::from([("/netpold".to_owned(), binary().into())]),
         environment: BTreeMap::from([
             ("NETPOLD_SOCKET".to_owned(), socket.display().to_string()),
-            // It is the agent's: a command in its pod asks this agent all the same.
+            // The agent's kubeconfig: a command in its pod still asks the agent.
             ("NETPOLD_KUBECONFIG".to_owned(), "/none".to_owned()),
         ]),
         ..Container::default()
@@ -132,14 +132,14 @@ fn agents_answer_through_the_api_server() {
     let socket = world.agent().socket();
     world.create(agent_pod("netpold-a", "n1", running()));
     kubelet.runs("netpold-system/netpold-a/netpold", container(&socket));
-    // Its connection is cut in the middle of the answer.
+    // The connection to the agent on n2 is cut in the middle of the answer.
     let mut cut = world.node.manifest();
     cut["metadata"]["name"] = json!("n2");
     world.create(cut);
     world.create(agent_pod("netpold-b", "n2", running()));
     let short = Container { breaks_off_after: Some(100), ..container(&socket) };
     kubelet.runs("netpold-system/netpold-b/netpold", short);
-    // No kubelet listens there.
+    // No kubelet listens on n3.
     let mut away = world.control.manifest();
     away["metadata"]["name"] = json!("n3");
     world.create(away.clone());
@@ -148,12 +148,12 @@ fn agents_answer_through_the_api_server() {
     away["metadata"]["name"] = json!("n4");
     world.create(away.clone());
     world.create(agent_pod("netpold-d", "n4", waiting));
-    // No agent was made for this one.
+    // Node n5 has no agent.
     away["metadata"]["name"] = json!("n5");
     world.create(away);
 
     status_of_all_nodes(&world.server);
-    // Another one starts on a node, while the first still runs.
+    // A second agent starts on n1 while the first still runs.
     world.create(agent_pod("netpold-e", "n1", running()));
     kubelet.runs("netpold-system/netpold-e/netpold", container(&socket));
     let output = netpold(&world.server, &world.server.admin(), &["status", "-o", "json"]);
@@ -189,7 +189,7 @@ fn status_of_all_nodes(server: &ApiServer) {
     assert!(why("n4").contains("pod netpold-d: CrashLoopBackOff: back-off"), "{status}");
     assert!(why("n5").contains("there is no agent"), "{status}");
 
-    // An agent of this test takes 4 s of silence for a failure, which shows for a moment.
+    // The agent reports 4 s of silence as a failure, so a problem may show for a moment.
     let printed = || printed(server, &netpold(server, admin, &["status"]));
     eventually(PATIENCE, || printed() == shown("status"), printed);
 }
@@ -200,7 +200,7 @@ fn rules_of_all_nodes(server: &ApiServer) {
     let rules = loop {
         let output = netpold(server, admin, &["rules", "-n", "shop", "-o", "json"]);
         let rules: Value = serde_json::from_slice(&output.stdout).unwrap();
-        // Counted at the next sweep of the flow table.
+        // The agent counts a flow at its next sweep of the flow table.
         if rules["rules"][0]["flows"].as_u64().is_some_and(|flows| flows > 0) {
             break rules;
         }
@@ -214,7 +214,7 @@ fn rules_of_all_nodes(server: &ApiServer) {
     assert_eq!(stdout(&output), "no such rule on 1 nodes\n");
 }
 
-/// A connection that is open is listed, and named if a change cuts it.
+/// Checks that an open connection is listed, and named if a change cuts it.
 fn connections_of_all_nodes(world: &World) {
     let (server, admin) = (&world.server, &world.server.admin());
     let to = SocketAddr::new(world.pod("server").ip4().unwrap(), PORT);
@@ -246,7 +246,7 @@ fn connections_of_all_nodes(world: &World) {
     assert!(problems.contains("node n5: its agent does not answer"), "{live}");
 }
 
-/// The agent of the pods' node is asked beside the cluster's objects; another node's is not.
+/// Asks the agent of the pods' node beside the cluster's objects, and no agent of another node.
 fn verdicts_of_the_nodes(world: &World) {
     let (server, admin) = (&world.server, &world.server.admin());
     let port = PORT.to_string();
@@ -267,7 +267,7 @@ fn verdicts_of_the_nodes(world: &World) {
     assert!(shown.starts_with("allow: ") && shown.lines().any(compared), "{shown}");
 }
 
-/// What agents keep of the past: `observe` and `learn` ask them all.
+/// Checks the history that agents keep: `observe` and `learn` ask all agents.
 fn flows_that_were_seen(server: &ApiServer) {
     let admin = &server.admin();
     let deadline = Instant::now() + PATIENCE;
@@ -290,13 +290,13 @@ fn flows_that_were_seen(server: &ApiServer) {
         if events.iter().any(|event| is_event(&event)) && flows.iter().any(|flow| is_flow(&flow)) {
             return;
         }
-        // The next sweep meets them.
+        // The agent finds the flows at its next sweep.
         assert!(Instant::now() < deadline, "{events:?}\n{flows:?}\n{}", stderr(&recorded));
         std::thread::sleep(Duration::from_millis(200));
     }
 }
 
-/// What goes on until its standard input ends does end when nobody listens any more.
+/// Checks that a command that runs until its standard input ends also ends when its client disconnects.
 fn lines_come_while_a_command_runs(server: &ApiServer, kubelet: &Kubelet) {
     let args = ClusterArgs {
         kubeconfig: Some(server.admin()),
@@ -317,7 +317,7 @@ fn lines_come_while_a_command_runs(server: &ApiServer, kubelet: &Kubelet) {
                 |(node, line): &(String, Result<_, NodeError>)| node == "n2" && line.is_err();
             assert!(all.iter().any(failed), "{all:?}");
 
-            // It waits for probes on its standard input.
+            // The command waits for probes on its standard input.
             let mut lines =
                 Box::pin(agents.stream(&["explain", "--probes", "-", "--manifests", directory]));
             let waits = async {
@@ -372,7 +372,7 @@ fn rights_decide(server: &ApiServer) {
     assert_eq!(own, all, "what the example grants is enough");
 }
 
-/// Objects of two namespaces, and a policy of each.
+/// Returns the objects of two namespaces, each with a policy.
 fn objects() -> Vec<Value> {
     let namespace = |name: &str| {
         json!({ "apiVersion": "v1", "kind": "Namespace",
@@ -410,7 +410,8 @@ fn objects() -> Vec<Value> {
     ]
 }
 
-/// Answers about a live cluster are those about its manifests; who may see less is told what he lacks.
+/// Checks that answers about a live cluster equal answers about its manifests, and that a user with fewer rights gets
+/// the names of the missing ones.
 #[test]
 fn a_live_cluster_is_judged_as_its_manifests_are() {
     const TEST: &str = "a_live_cluster_is_judged_as_its_manifests_are";
@@ -467,7 +468,7 @@ fn a_live_cluster_is_judged_as_its_manifests_are() {
     as_an_ordinary_user(&server, questions[0], &change);
 }
 
-/// By its name, with kubectl's own kubeconfig.
+/// Runs `netpold` under the name of a kubectl plugin, with kubectl's kubeconfig.
 fn as_kubectls_plugin(server: &ApiServer, question: &[&str]) {
     let directory = TempDir::new().unwrap();
     let plugin = directory.path().join("kubectl-netpold");
@@ -487,7 +488,7 @@ fn as_kubectls_plugin(server: &ApiServer, question: &[&str]) {
     assert!(stderr(&broken).contains("/none"), "{}", stderr(&broken));
 }
 
-/// What names no namespace is in that of -n, else in the context's.
+/// Checks that an object without a namespace belongs to the namespace of -n, else of the context.
 fn in_the_namespace_that_is_meant(server: &ApiServer) {
     let admin = server.admin();
     let mut kubeconfig: Value = serde_json::from_slice(&fs::read(&admin).unwrap()).unwrap();
@@ -525,32 +526,32 @@ fn in_the_namespace_that_is_meant(server: &ApiServer) {
         assert_eq!(stdout(&asked), stdout(&named), "{unnamed:?}: {}", stderr(&asked));
         assert!(!stdout(&asked).is_empty(), "{}", stderr(&asked));
     }
-    // Of the context: there is no such policy in bank, so nothing changes but its own pods.
+    // The context's namespace bank has no such policy, so only its own pods change.
     let output = netpold(server, &of_bank, &["diff", "-f", &unnamed]);
     assert!(!stdout(&output).contains("shop/web -> shop/cart"), "{}", stdout(&output));
 }
 
-/// `view` in one namespace, and nothing else.
+/// Checks the answers for a user with `view` in one namespace only.
 fn as_an_ordinary_user(server: &ApiServer, elsewhere: &[&str], change: &str) {
     let ann = user(server, "ann", &[(VIEW, "shop")]);
     let pair = ["explain", "--from", "shop/web", "--to", "shop/cart", "--port", "80", "-n", "shop"];
     let output = netpold(server, &ann, &pair);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    // They are not installed.
+    // The kind ClusterNetworkPolicy is not installed.
     assert!(!stderr(&output).contains("ClusterNetworkPolicies"), "{}", stderr(&output));
     assert_eq!(printed(server, &output), shown(&pair.join(" ")));
-    // A pod that she may not see is not known, which is no verdict.
+    // A pod that the user may not see is unknown, so there is no verdict.
     let output = netpold(server, &ann, &[elsewhere, &["-n", "shop"]].concat());
     assert_eq!(output.status.code(), Some(2), "{}", stdout(&output));
     let output = netpold(server, &ann, &["diff", "-f", change, "-n", "shop"]);
     assert_eq!(stdout(&output).trim_end(), shown("diff -f change.json -n shop"));
-    // Her context's namespace is another one, in which she may see nothing.
+    // The namespace of her context is default, where she has no rights.
     let output = netpold(server, &ann, &pair[..7]);
     assert_eq!(output.status.code(), Some(2));
     let words = "cannot list resource \"pods\" in API group \"\" in the namespace \"default\"";
     assert!(stderr(&output).contains(words), "{}", stderr(&output));
 
-    // Where the kind is installed, it is said that she does not see it.
+    // Once the kind is installed, the output warns that she may not read it.
     server.apply(include_str!("cluster-network-policy.yaml")).unwrap();
     eventually_says(server, &ann, &pair, "ClusterNetworkPolicies go before NetworkPolicies");
 }

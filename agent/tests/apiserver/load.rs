@@ -1,7 +1,7 @@
-//! Thousands of policies and pods come while traffic runs.
+//! Thousands of policies and pods created while traffic runs.
 //!
-//! The ordinary run takes a tenth of what `NETPOLD_SCALE=full` does, which is 5,000 policies and
-//! 20,000 pods: an API server on two processors takes minutes to accept those.
+//! The default scale is a tenth of `NETPOLD_SCALE=full` (5,000 policies and 20,000 pods), which takes an API server
+//! on two processors minutes to accept.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 
 use crate::world::{PATIENCE, PORT, World, allow_from, isolated, kind};
 
-/// Requests in flight.
+/// Number of requests in flight.
 const AT_ONCE: usize = 32;
-/// Namespaces that the pods are spread over.
+/// Number of namespaces that the pods are spread over.
 const NAMESPACES: usize = 20;
 
 #[derive(Clone, Copy)]
@@ -61,7 +61,7 @@ fn a_cluster_fills_while_traffic_runs() {
             && kind(status, "networkpolicies.networking.k8s.io")["objects"] == policies
     });
     let followed = began.elapsed();
-    // An agent that starts among all of it.
+    // An agent starts with all objects present.
     let (agent, node) = (world.agent.as_mut().unwrap(), &world.node);
     agent.restart(node).unwrap();
     let restarted = Instant::now();
@@ -77,8 +77,7 @@ fn a_cluster_fills_while_traffic_runs() {
     world.becomes("stranger", "server", true);
 }
 
-/// Until told to end: a connection that is allowed is answered every time, one that is denied never
-/// comes about.
+/// Checks until `done` that every ping of an allowed connection is answered and that no denied connection opens.
 fn keep_talking(world: &World, done: &AtomicBool) -> (u32, u32) {
     let (server, friend) = (world.pod("server").ip4().unwrap(), world.pod("friend"));
     let mut flow = friend.open_flow(Protocol::Tcp, (server, PORT).into(), PATIENCE).unwrap();
@@ -94,7 +93,7 @@ fn keep_talking(world: &World, done: &AtomicBool) -> (u32, u32) {
     (answered, tried)
 }
 
-/// Creates everything, with many requests in flight.
+/// Creates all objects, with many requests in flight.
 fn fill(world: &World, scale: Scale) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -153,7 +152,7 @@ async fn create_pod(client: &Client, number: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `VmRSS` in KiB.
+/// Returns `VmRSS` in KiB.
 fn resident(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();

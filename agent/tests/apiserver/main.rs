@@ -1,9 +1,8 @@
-//! Agents against a real API server, with real pods and real traffic. Needs root, and the binaries
-//! that `cargo xtask setup` provides.
+//! Agents against a real API server, with real pods and real traffic. Needs root, and the binaries that `cargo xtask
+//! setup` provides.
 //!
-//! The test plays the scheduler and the kubelet: it creates pods through the API, gives each a
-//! network namespace behind a veth, and writes its status. Each test has a server of its own, since
-//! it takes it down, stops it or fills it.
+//! The test plays the scheduler and the kubelet: it creates pods through the API, gives each a network namespace
+//! behind a veth, and writes its status. Each test starts its own server, because tests stop, freeze or fill it.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 

@@ -1,5 +1,5 @@
-//! The API server goes, hangs, cannot be reached, forgets, or knows us no more: enforcement stays as
-//! it is, and afterwards the state is what the cluster says.
+//! The API server stops, hangs, is unreachable, loses its watch history or rejects the credentials: enforcement stays
+//! unchanged, and the agent is in sync again afterwards.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use crate::world::{World, allow_from, complains, isolated, kind};
 
-/// Three pods, the server reached by its friend alone.
+/// Starts three pods; the server admits its friend only.
 fn guarded(test: &str) -> Option<World> {
     let mut world = World::new(test)?;
     ["server", "friend", "stranger"].into_iter().for_each(|name| world.add(name));
@@ -34,7 +34,7 @@ fn an_api_server_that_goes_and_comes_back() {
     world.server.end(Signal::SIGKILL);
     failing(&mut world, "cannot watch pods: https://");
     as_before(&world);
-    // An agent that starts in the outage keeps what it finds, as long as it lasts.
+    // An agent that starts in the outage keeps the enforced state until the outage ends.
     let (agent, node) = (world.agent.as_mut().unwrap(), &world.node);
     agent.restart(node).unwrap();
     let unreachable = |status: &serde_json::Value| complains(status, "cannot list pods: https://");
@@ -49,7 +49,7 @@ fn an_api_server_that_goes_and_comes_back() {
     world.becomes("stranger", "server", true);
 }
 
-/// An outage is one line of the log, and its end another, however many kinds notice it.
+/// Checks for one log line at the start of an outage and one at its end, however many kinds notice it.
 #[test]
 fn an_outage_is_logged_once() {
     let Some(mut world) = guarded("an_outage_is_logged_once") else { return };
@@ -74,13 +74,13 @@ fn an_outage_is_logged_once() {
     as_before(&world);
 }
 
-/// How long the server is away: `NETPOLD_OUTAGE_SECONDS`, else a moment.
+/// Returns the length of an outage: `NETPOLD_OUTAGE_SECONDS`, else 1 s.
 fn outage() -> Duration {
     let seconds = std::env::var("NETPOLD_OUTAGE_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(1))
 }
 
-/// The kubelet makes a pod that it was told of before, and cannot say so to anybody.
+/// The kubelet starts a pod scheduled before the outage and cannot write its status.
 #[test]
 fn a_pod_that_comes_while_the_server_is_away() {
     let test = "a_pod_that_comes_while_the_server_is_away";
@@ -97,14 +97,14 @@ fn a_pod_that_comes_while_the_server_is_away() {
     world.wait("isolating the late pod", |status| isolated(status, "late"));
     assert!(world.reaches("friend", "late"), "what is allowed");
     assert!(!world.reaches("stranger", "late"), "what is denied");
-    // The server comes back and has no address for it still: it stays as it is.
+    // The restarted server still has no address of the pod: the endpoint stays as it is.
     world.server.restart().unwrap();
     world.wait("without problems", |status| !complains(status, "cannot watch"));
     assert!(world.reaches("friend", "late") && !world.reaches("stranger", "late"));
     as_before(&world);
 }
 
-/// Nothing gets through for a while, in which objects go and history is forgotten.
+/// Partitions the network while objects are deleted and watch history is compacted.
 #[test]
 fn what_was_missed_is_noticed() {
     let Some(mut world) = guarded("what_was_missed_is_noticed") else { return };
@@ -118,13 +118,13 @@ fn what_was_missed_is_noticed() {
     world.server.etcd().compact().unwrap();
     assert!(!world.reaches("stranger", "server"), "nothing is known of it yet");
     let before = world.agent().status().unwrap();
-    // Watches that go on from before are answered from the server's own memory: it has to go too.
+    // The server resumes old watches from its own memory, so it is restarted too.
     world.server.end(Signal::SIGKILL);
     world.server.restart().unwrap();
     world.partition(false);
     world.becomes("stranger", "server", true);
     world.wait("isolating the other pod", |status| isolated(status, "stranger"));
-    // Each kind is followed by itself: the new pod may become known after the policy.
+    // Each kind has its own watch: the agent may receive the new pod after the policy.
     world.becomes("friend", "stranger", true);
     assert!(!world.reaches("server", "stranger"));
     let after = world.wait("without problems", |status| !complains(status, "cannot watch"));
@@ -134,7 +134,7 @@ fn what_was_missed_is_noticed() {
     assert_eq!(kind(&after, name)["objects"], 1, "the policy that went in the meantime is gone");
 }
 
-/// The server and its etcd stop in their tracks: connections stay, nothing comes.
+/// The server and its etcd are frozen: connections stay open, and no data arrives.
 #[test]
 fn an_api_server_that_hangs() {
     let Some(mut world) = guarded("an_api_server_that_hangs") else { return };
@@ -145,7 +145,7 @@ fn an_api_server_that_hangs() {
     world.without_policy("server");
     world.becomes("stranger", "server", true);
     world.wait("without problems", |status| !complains(status, "silent"));
-    // Slow: it works one part in ten of the time.
+    // A slow server: it runs a tenth of the time.
     std::thread::scope(|scope| {
         let (done, stop) = std::sync::mpsc::channel::<()>();
         let server = &world.server;
@@ -164,14 +164,14 @@ fn an_api_server_that_hangs() {
     as_before(&world);
 }
 
-/// The token is no good any more; a new one takes its place in the file.
+/// Invalidates the token and puts a new one in the token file.
 #[test]
 fn a_token_that_is_replaced() {
     let Some(mut world) = guarded("a_token_that_is_replaced") else { return };
     let account = ["serviceaccount", "netpold", "-n", "netpold-system"];
     world.server.kubectl(&[&["delete"], &account[..]].concat()).unwrap();
     world.server.kubectl(&[&["create"], &account[..]].concat()).unwrap();
-    // Watches that are open stay open; with the server they end.
+    // Open watches outlive the token; the restart of the server ends them.
     world.server.end(Signal::SIGTERM);
     world.server.restart().unwrap();
     failing(&mut world, "does not accept the credentials");

@@ -1,4 +1,4 @@
-//! The RBAC of `deploy/` is exact: enough to run with, and nothing that is not used.
+//! Checks that the RBAC of `deploy/` is exact: sufficient to run, without unused rights.
 
 use std::collections::BTreeSet;
 
@@ -51,12 +51,12 @@ fn every_right_is_used_and_none_is_missing() {
     crate::cluster_policies::install(&world);
     let taint = format!("{STARTUP_TAINT}=:NoSchedule");
     world.server.kubectl(&["taint", "node", "n1", &taint]).unwrap();
-    // The API takes such a block, but no packet has such an address on the wire.
+    // The API accepts an IPv4-mapped CIDR, but no packet on the wire has an IPv4-mapped address.
     let mapped = json!({ "ipBlock": { "cidr": "::ffff:10.0.0.0/104" } });
     let selector = json!({ "matchLabels": { "app": "server" } });
     let spec = json!({ "podSelector": selector, "ingress": [{ "from": [mapped] }] });
     world.policy("mapped", spec.clone());
-    // Nobody here is concerned by this one: no Event.
+    // This policy selects no pod of the cluster, so the agent writes no Event for it.
     world.policy("nobody", {
         let mut spec = spec;
         spec["podSelector"] = json!({ "matchLabels": { "app": "nobody" } });
@@ -73,7 +73,7 @@ fn every_right_is_used_and_none_is_missing() {
         world.server.kubectl(&["describe", "netpol", "mapped", "-n", NAMESPACE]).unwrap();
     println!("{described}");
 
-    // The Node's condition is written after its taint is removed, the report when it likes.
+    // The agent writes the Node's condition after it removes the taint, and the report at any time.
     eventually(&world, "told in every way", || {
         let used = used(&world.server.requests(USER).unwrap());
         granted().is_subset(&used)
@@ -89,7 +89,7 @@ fn every_right_is_used_and_none_is_missing() {
     assert_eq!(granted.difference(&used).collect::<Vec<_>>(), Vec::<&Right>::new(), "never used");
 }
 
-/// Packets that nobody judges are the node's trouble: it is told so, by the same right.
+/// Checks for an Event on the Node, covered by the same right, about packets that no program judged.
 #[test]
 fn packets_past_the_programs_are_told_of_the_node() {
     const TEST: &str = "packets_past_the_programs_are_told_of_the_node";
@@ -102,7 +102,7 @@ fn packets_past_the_programs_are_told_of_the_node() {
     let to = world.pod("server").host_ifindex();
     let past = world.node.redirect_peer(world.pod("client").host_interface(), to);
     let Ok(_past) = past else { return netpold_testbed::skip(TEST, "no TCX here") };
-    // What reached it before the first look-over (10 s) is no news.
+    // Packets before the first check (10 s after the start) are not reported.
     for _ in 0..20 {
         let _ = world.reaches("client", "server");
         std::thread::sleep(std::time::Duration::from_secs(1));
@@ -114,7 +114,7 @@ fn packets_past_the_programs_are_told_of_the_node() {
     assert!(event["note"].as_str().unwrap().contains("past its programs"), "{event}");
 }
 
-/// So is a rule of the node's that clears what netpold leaves on packets.
+/// Checks for an Event on the Node about a rule that clears netpold's marks.
 #[test]
 fn a_rule_that_erases_marks_is_told_of_the_node() {
     const TEST: &str = "a_rule_that_erases_marks_is_told_of_the_node";
@@ -129,7 +129,7 @@ fn a_rule_that_erases_marks_is_told_of_the_node() {
                  add rule inet other passing meta mark set 0";
     let done = world.node.command("nft").unwrap().arg(rules).output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    // What passed before the first look-over (10 s) is no news.
+    // Packets before the first check (10 s after the start) are not reported.
     for _ in 0..20 {
         assert!(world.reaches("client", "server"), "policy allows it, and it is judged");
         std::thread::sleep(std::time::Duration::from_secs(1));
@@ -140,7 +140,7 @@ fn a_rule_that_erases_marks_is_told_of_the_node() {
     assert!(event["note"].as_str().unwrap().contains("lost bit 28 of skb->mark"), "{event}");
 }
 
-/// The only Event of ours there is in a namespace.
+/// Returns the only Event of netpold in a namespace.
 pub(crate) fn wait_event(world: &World, namespace: &str) -> Value {
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {
@@ -160,7 +160,7 @@ pub(crate) fn wait_event(world: &World, namespace: &str) -> Value {
     }
 }
 
-/// A kind that may not be read is named, and nothing is enforced as if there were none of it.
+/// Checks that a kind without the right to read it is named, and that the agent does not enforce as if it were empty.
 #[test]
 fn what_may_not_be_read_is_named_and_holds_everything_back() {
     let Some(mut world) = World::new("what_may_not_be_read_is_named") else { return };
@@ -185,7 +185,7 @@ fn what_may_not_be_read_is_named_and_holds_everything_back() {
     assert!(!world.reaches("client", "server"));
 }
 
-/// A certificate authority that signed nothing here.
+/// Certificate authority that has signed no certificate here.
 const ELSEWHERE: &str = "\
 -----BEGIN CERTIFICATE-----
 MIIBfjCCASSgAwIBAgITP+VkuN+Pt+xtQd+p1d7E5Mpu8zAKBggqhkjOPQQDAjAU
@@ -219,7 +219,7 @@ fn a_server_of_another_authority_is_told_nothing() {
     let words = "is the kubeconfig's (or the mounted) certificate authority this cluster's?";
     agent.wait_for("suspicious", PATIENCE, |status| complains(status, words)).unwrap();
     assert_eq!(world.server.requests(USER).unwrap(), []);
-    // The kubeconfig is put right: it is read again.
+    // The agent reads the repaired kubeconfig again.
     std::fs::write(&kubeconfig, text).unwrap();
     world.wait("in sync", |_| true);
 }

@@ -1,4 +1,4 @@
-//! What one tenant's objects are refused, fail with or cost keeps nobody else's from being written.
+//! Refused, failing or expensive writes for one tenant's objects delay no write for another tenant.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,11 @@ use serde_json::{Value, json};
 use crate::in_force::{eventually, gate};
 use crate::world::{NAMESPACE, USER, World, allow_from, binary};
 
-/// Before [`NAMESPACE`] in the order of names.
+/// Namespace that sorts before [`NAMESPACE`].
 const TENANT: &str = "mallory";
 
-/// Has the API server answer 500 to writes of a resource in a namespace: a webhook of the tenant that nobody serves.
+/// Makes the API server answer 500 to writes of a resource in a namespace, by a webhook of the tenant without a
+/// backend.
 fn break_writes(world: &World, namespace: &str, (group, resource): (&str, &str), operation: &str) {
     world
         .server
@@ -37,7 +38,7 @@ fn break_writes(world: &World, namespace: &str, (group, resource): (&str, &str),
     world.server.apply(&webhook.to_string()).unwrap();
 }
 
-/// A pod's object on the node, with no sandbox.
+/// Returns the object of a pod on the node, without a sandbox.
 fn pod(namespace: &str, name: &str, host_network: bool) -> Value {
     let containers = json!([{ "name": "main", "image": "example/main" }]);
     json!({
@@ -64,7 +65,7 @@ fn an_error_for_one_pods_status_pauses_no_other() {
     let Some(mut world) = World::new(TEST) else { return };
     world.server.kubectl(&["create", "namespace", TENANT]).unwrap();
     break_writes(&world, TENANT, ("", "pods/status"), "UPDATE");
-    // Policy has no part in these: their condition is True as soon as the agent sees them.
+    // NetworkPolicies do not apply to these pods: their condition is True once the agent has their objects.
     let gated = |namespace: &str, name: &str| {
         let mut pod = pod(namespace, name, true);
         gate(&mut pod);
@@ -95,9 +96,9 @@ fn an_error_for_one_pods_status_pauses_no_other() {
     println!("{times:.1?} beside {} errors", failed(&world));
     assert!(times[7] < Duration::from_secs(8), "{times:.1?}");
     let log = world.agent().log();
-    // One line, from before anything was written.
+    // At most one line, logged before the first write.
     assert!(log.matches("the cluster is not told").count() <= 1, "it is no outage\n{log}");
-    // They are written as soon as they can be.
+    // The conditions are written as soon as the webhook is gone.
     let mend = ["delete", "validatingwebhookconfiguration", &format!("broken-{TENANT}")];
     world.server.kubectl(&mend).unwrap();
     eventually(&world, "all ready", || {
@@ -121,7 +122,7 @@ fn long_names_crowds_and_refusals_hide_no_policy_from_its_owner() {
     ];
     for (namespace, names) in all {
         world.server.kubectl(&["create", "namespace", namespace]).unwrap();
-        // The API takes such a block, but no packet has such an address on the wire.
+        // The API accepts an IPv4-mapped CIDR, but no packet on the wire has an IPv4-mapped address.
         let mapped = json!({ "ipBlock": { "cidr": "::ffff:10.0.0.0/104" } });
         let policy = |name: &String| {
             json!({
@@ -149,11 +150,11 @@ fn long_names_crowds_and_refusals_hide_no_policy_from_its_owner() {
     assert_eq!(event["regarding"]["name"], long);
     assert_eq!(event["reason"], "PolicyNotHonoured");
     assert_eq!(of(&world, "b-refused"), Vec::<Value>::new());
-    // The crowd is not hidden either: one Event in two or three seconds.
+    // The namespace with many policies gets its Events too: one in two or three seconds.
     eventually(&world, "more of the crowd", || of(&world, "a-crowd").len() >= 10);
 }
 
-/// Before, each report had all policies in it: 12 a minute of 92 kB for these.
+/// Guards against reports that contain all policies, formerly 12 a minute of 92 kB each at this number of policies.
 #[test]
 fn edits_of_one_of_many_policies_write_little() {
     const POLICIES: usize = 400;
@@ -203,7 +204,7 @@ fn edits_of_one_of_many_policies_write_little() {
         let requests = world.server.requests(USER).unwrap();
         requests.iter().filter(|it| it.resource == "nodepolicystatuses/status").count()
     };
-    // What it sends anyway: the tests' agents begin their watches again every few seconds.
+    // Baseline: the agents of the tests restart their watches every few seconds.
     let before = meter.passed().sent;
     std::thread::sleep(IDLE);
     let idle = (meter.passed().sent - before) as f64 / IDLE.as_secs_f64();
@@ -247,9 +248,10 @@ fn report(world: &World) -> Value {
     get(world, &["nodepolicystatus", "n1"])["status"].clone()
 }
 
-/// The server has put the report together as it is, and one that somebody else has changed is written anew.
+/// Checks that the report matches the server's policies, and that the agent rewrites a report changed by another
+/// client.
 fn everything_is_reported_in_the_end(world: &World, count: usize) {
-    // Every one is reported in the end, and the server has put the report together as it is.
+    // The report names every policy, with the generation that the server has.
     eventually(world, "all reported", || {
         let report = report(world);
         let policies = get(world, &["networkpolicies", "-A"]);
@@ -269,7 +271,7 @@ fn everything_is_reported_in_the_end(world: &World, count: usize) {
         expected.sort_by_key(|(key, _)| key.each_ref().map(|it| it.as_str().unwrap().to_owned()));
         said == expected
     });
-    // A list that somebody else has changed is written anew.
+    // The agent rewrites a list that another client has changed.
     let empty = json!({ "status": { "policies": [] } }).to_string();
     let clear =
         ["patch", "nodepolicystatus", "n1", "--subresource=status", "--type=merge", "-p", &empty];

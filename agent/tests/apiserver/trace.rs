@@ -18,7 +18,7 @@ fn start(world: &World, arguments: &[&str]) -> Child {
     world.server.inside(|| command.spawn()).unwrap().unwrap()
 }
 
-/// The next line of its type.
+/// Returns the next line of the given type.
 fn next(lines: &mut impl Iterator<Item = String>, kind: &str) -> Option<Value> {
     lines.map(|line| serde_json::from_str::<Value>(&line).unwrap()).find(|it| it["type"] == kind)
 }
@@ -31,7 +31,7 @@ pub(crate) fn a_pod_is_traced_on_its_node(world: &World, kubelet: &Kubelet) {
     let packet = next(&mut lines, "packet").unwrap();
     assert_eq!((&packet["node"], &packet["peer"]["name"]), (&"n1".into(), &"client".into()));
     assert!(packet["steps"].as_array().unwrap().len() > 1, "{packet}");
-    // Nobody signals the process in the agent's pod.
+    // The process in the agent's pod gets no signal.
     trace.kill().unwrap();
     trace.wait().unwrap();
     no_command_runs(kubelet);

@@ -1,4 +1,4 @@
-//! A cluster of one node and its control plane, with an agent that has only its own rights.
+//! Cluster of one node and a control plane, with an agent that has only its own rights.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use netpold_testbed::{
 };
 use serde_json::{Value, json};
 
-/// What is to happen happens within this, however busy the machine is.
+/// Deadline of an expected change, long enough for a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
-/// The agent, as the API server knows it.
+/// User name of the agent's service account.
 pub(crate) const USER: &str = "system:serviceaccount:netpold-system:netpold";
-/// Seconds of silence after which the agent gives a connection up.
+/// Seconds of silence after which the agent drops a connection.
 const API_TIMEOUT: &str = "4";
 
-/// Dropped in this order.
+/// Test cluster. The order of the fields is the order of their drop.
 pub(crate) struct World {
     pub(crate) agent: Option<Agent>,
     pub(crate) server: ApiServer,
@@ -28,7 +28,7 @@ pub(crate) struct World {
     pub(crate) control: Node,
 }
 
-/// Another node of the cluster. Dropped in this order.
+/// Second node of the cluster. The order of the fields is the order of their drop.
 pub(crate) struct Elsewhere {
     pub(crate) agent: Agent,
     pub(crate) pod: Pod,
@@ -36,7 +36,7 @@ pub(crate) struct Elsewhere {
 }
 
 impl World {
-    /// A node and a control plane without an agent; `None` where the test cannot run.
+    /// Creates a node and a control plane without an agent; `None` where the test cannot run.
     pub(crate) fn new(test: &str) -> Option<Self> {
         if !require_root(test) || !require_apiserver(test) {
             return None;
@@ -73,12 +73,12 @@ impl World {
         self.server.kubectl_with(&create, &object.to_string()).unwrap();
     }
 
-    /// A pod with the label `app` of its name: its object, its namespace, its status.
+    /// Creates a pod with the label `app=<name>`: its object, its namespace, its status.
     pub(crate) fn add(&mut self, name: &str) {
         self.add_with(name, |_| ());
     }
 
-    /// The same, with a last word about its object.
+    /// Does the same as [`World::add`], with `change` applied to the object.
     pub(crate) fn add_with(&mut self, name: &str, change: impl FnOnce(&mut Value)) {
         let spec = PodSpec::new(NAMESPACE, name).label("app", name);
         let pod = self.node.add_pod(&spec).unwrap();
@@ -89,8 +89,8 @@ impl World {
         self.pods.insert(name.to_owned(), pod);
     }
 
-    /// Many pods, each with the label `app` of its name, that nobody serves; their objects are written past the
-    /// API server.
+    /// Creates many pods, each with the label `app=<name>`, without a listener. Writes their objects to etcd, past
+    /// the API server.
     pub(crate) fn add_all(&mut self, names: impl Iterator<Item = String>) {
         let mut objects = Vec::new();
         for name in names {
@@ -107,14 +107,14 @@ impl World {
         &self.pods[name]
     }
 
-    /// Takes a pod's namespace and interface away, and its object if the API server can be asked.
+    /// Removes a pod's object from the API server, then its namespace and interface.
     pub(crate) fn delete(&mut self, name: &str) {
         let now = ["delete", "pod", name, "-n", NAMESPACE, "--grace-period=0", "--force"];
         self.server.kubectl(&now).unwrap();
         self.pods.remove(name).unwrap().delete().unwrap();
     }
 
-    /// `kubectl apply` of a policy for the pods of an app.
+    /// Applies a policy for the pods with the label `app=<name>`.
     pub(crate) fn policy(&self, name: &str, spec: Value) {
         self.server.apply(&network_policy(name, &spec).to_string()).unwrap();
     }
@@ -123,7 +123,7 @@ impl World {
         self.server.kubectl(&["delete", "networkpolicy", name, "-n", NAMESPACE]).unwrap();
     }
 
-    /// A new token in the agent's token file.
+    /// Writes a new token to the agent's token file.
     pub(crate) fn rotate_token(&self) {
         let token = self.server.token("netpold-system", "netpold").unwrap();
         let new = self.token_file().with_extension("new");
@@ -135,17 +135,17 @@ impl World {
         self.server.directory().join("token")
     }
 
-    /// Starts the agent; it need not be able to reach the API server.
+    /// Starts the agent; the API server may be unreachable.
     pub(crate) fn start_agent(&mut self) {
         self.start_agent_in_cluster(&[]);
     }
 
-    /// The same, with further arguments.
+    /// Starts the agent with further arguments.
     pub(crate) fn start_agent_in_cluster(&mut self, more: &[&str]) {
         self.agent = Some(self.agent_in_cluster(&self.node, more));
     }
 
-    /// An agent of any node of this cluster.
+    /// Returns an agent of any node of this cluster.
     fn agent_in_cluster(&self, node: &Node, more: &[&str]) -> Agent {
         let access = Access::TokenFile(&self.token_file());
         let kubeconfig = self.server.write_kubeconfig("agent.kubeconfig", &access).unwrap();
@@ -169,7 +169,7 @@ impl World {
         Agent::start(node, options).unwrap()
     }
 
-    /// Another node, with an agent and a pod with the label `app` of some name. `number` tells nodes apart.
+    /// Adds a node with an agent and a pod with the label `app`. `number` must differ between nodes.
     pub(crate) fn add_node(&self, number: u8, app: &str) -> Elsewhere {
         let name = format!("n{number}");
         let [v4, v6] = [format!("10.9.{number}.0/24"), format!("fd00:9:{number}::/64")];
@@ -184,12 +184,12 @@ impl World {
         Elsewhere { agent: self.agent_in_cluster(&node, &[]), pod, _node: node }
     }
 
-    /// Where the agent looks for what CNI plugins answered.
+    /// Directory in which the agent looks for results of CNI plugins.
     fn results(&self) -> PathBuf {
         self.server.directory().join("results")
     }
 
-    /// A pod's object, scheduled to the node, as it is before its sandbox is made. Its uid.
+    /// Creates the object of a pod scheduled to the node, without a sandbox. Returns its UID.
     pub(crate) fn schedule(&self, name: &str) -> String {
         let mut object = json!({
             "apiVersion": "v1",
@@ -205,7 +205,7 @@ impl World {
         self.server.kubectl(&uid).unwrap()
     }
 
-    /// The sandbox of a pod that was scheduled, as its runtime makes it: nobody tells the API server.
+    /// Creates the sandbox of a scheduled pod as its runtime does, without a status at the API server.
     pub(crate) fn make_sandbox(&mut self, name: &str, uid: &str) {
         let spec = PodSpec::new(NAMESPACE, name).label("app", name);
         let pod = self.node.add_pod(&spec).unwrap();
@@ -220,13 +220,13 @@ impl World {
         self.agent.as_mut().unwrap()
     }
 
-    /// Waits until the agent enforces, and its status fulfils a condition.
+    /// Waits until the agent enforces and its status fulfils a condition.
     pub(crate) fn wait(&mut self, what: &str, mut condition: impl FnMut(&Value) -> bool) -> Value {
         let both = |status: &Value| Agent::enforces(status) && condition(status);
         self.agent().wait_for(what, PATIENCE, both).unwrap()
     }
 
-    /// Waits until `from` reaches `to`, or does not any more.
+    /// Waits until `from` reaches `to`, or until it does not.
     #[track_caller]
     pub(crate) fn becomes(&self, from: &str, to: &str, reachable: bool) {
         let log = || self.agent.as_ref().map(Agent::log).unwrap_or_default();
@@ -234,13 +234,13 @@ impl World {
         eventually(PATIENCE, || self.reaches(from, to) == reachable, failure);
     }
 
-    /// Over both families.
+    /// Returns whether the connection opens over both IP families.
     #[track_caller]
     pub(crate) fn reaches(&self, from: &str, to: &str) -> bool {
         self.reaches_pod(from, self.pod(to))
     }
 
-    /// The same, of a pod on any node.
+    /// Returns whether the connection to a pod of any node opens over both IP families.
     pub(crate) fn reaches_pod(&self, from: &str, to: &Pod) -> bool {
         let from = self.pod(from);
         let results = to.addresses().iter().map(|a| from.probe(Protocol::Tcp, *a, PORT, MOMENT));
@@ -248,7 +248,7 @@ impl World {
         connected.iter().all(|one| *one)
     }
 
-    /// Packets from the control plane to the node vanish, or no longer do.
+    /// Drops packets from the control plane to the node, or stops dropping them.
     pub(crate) fn partition(&self, apart: bool) {
         let [v4, _] = self.node.addresses();
         let verb = if apart { "add" } else { "del" };
@@ -257,12 +257,12 @@ impl World {
     }
 }
 
-/// The agent under test.
+/// Path of the agent under test.
 pub(crate) fn binary() -> &'static str {
     env!("CARGO_BIN_EXE_netpold")
 }
 
-/// A file of the installation.
+/// Path of a file of the installation.
 fn base(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base").join(name)
 }
@@ -271,7 +271,7 @@ pub(crate) fn rbac_file() -> PathBuf {
     base("rbac.yaml")
 }
 
-/// Whether an interface of that pod is judged, for ingress.
+/// Returns whether an interface of the pod is hooked and isolated for ingress.
 pub(crate) fn isolated(status: &Value, pod: &str) -> bool {
     status["endpoints"].as_array().is_some_and(|all| {
         all.iter().any(|e| {
@@ -280,13 +280,13 @@ pub(crate) fn isolated(status: &Value, pod: &str) -> bool {
     })
 }
 
-/// The status of a kind that is watched.
+/// Returns the status of a watched kind.
 pub(crate) fn kind<'s>(status: &'s Value, name: &str) -> &'s Value {
     let kinds = status["source"]["kinds"].as_array().unwrap();
     kinds.iter().find(|kind| kind["kind"] == name).unwrap()
 }
 
-/// The status names that problem.
+/// Returns whether the status lists a problem with the given words.
 pub(crate) fn complains(status: &Value, words: &str) -> bool {
     status["source"]["problems"].as_array().is_some_and(|all| {
         all.iter().any(|problem| problem["text"].as_str().is_some_and(|t| t.contains(words)))

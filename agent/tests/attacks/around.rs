@@ -30,8 +30,8 @@ fn parts(pod: &Pod, (from, to): (IpAddr, IpAddr), volley: Volley) {
     });
 }
 
-/// Sends from a deny-all pod, with its own source and with those of allowed pods of either node, to a pod of either
-/// node.
+/// Attacks a pod of either node from a deny-all pod, with its own source and with sources of allowed pods of both
+/// nodes.
 fn parts_of_a_tracking_node(test: &str, node: usize) {
     let mut cluster = Cluster::two();
     for (at, name) in [(node, "hostile"), (node, "near"), (node, "friend"), (1 - node, "far")] {
@@ -94,12 +94,12 @@ fn bounced_parts_on_a_tracking_bridge_node() {
     parts_of_a_tracking_node("bounced_parts_on_a_tracking_bridge_node", 1);
 }
 
-/// Whether an address answers the node's ping.
+/// Returns whether an address answers the node's ping.
 fn reached(node: &Node, address: IpAddr) -> bool {
     node.probe(Protocol::Icmp, address, 0, PATIENCE).connected()
 }
 
-/// MAC address in the node's neighbour table for an address behind its bridge.
+/// Returns the MAC address in the node's neighbour table for an address behind its bridge.
 fn neighbour(cluster: &Cluster, address: IpAddr) -> String {
     let node = &cluster.nodes[0];
     let shown = node.command("ip").unwrap().args(["neigh", "show", &address.to_string()]).output();
@@ -108,7 +108,7 @@ fn neighbour(cluster: &Cluster, address: IpAddr) -> String {
     words.nth(1).unwrap_or_default().to_owned()
 }
 
-/// Claims of a neighbour's addresses by ARP and neighbour discovery, to the node and to pods.
+/// Claims a neighbour's addresses by ARP and neighbour discovery, to the node and to pods.
 #[test]
 fn bounced_claims_on_a_bridge_node() {
     require_root!();
@@ -180,7 +180,8 @@ fn bounced_claims_on_a_bridge_node() {
     cluster.reaches("other", "victim");
 }
 
-/// To an allowed peer: a source route to another pod, and a checksum that is completed in the destination address.
+/// Sends to an allowed peer: with a source route to another pod, and with a checksum that the kernel completes in the
+/// destination address.
 #[test]
 fn bounced_to_an_allowed_peer() {
     require_root!();

@@ -1,5 +1,5 @@
-//! Packets redirected by a pod's own `ifb`, which the kernel lets skip the next TC hook: the host's (issue 12, 2).
-//! Needs `NET_ADMIN` in the pod.
+//! Packets redirected by a pod's own `ifb`, which the kernel lets skip the next TC hook: the host's. Needs
+//! `NET_ADMIN` in the pod.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub(crate) fn tc(pod: &Host, arguments: &str) {
     assert!(done.status.success(), "tc {arguments}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// Whether the kernel has `ifb`: adds `ifb0` to the pod, or skips the test.
+/// Returns whether the kernel has `ifb`: adds `ifb0` to the pod, or skips the test.
 pub(crate) fn can_bounce(pod: &Pod, test: &str) -> bool {
     let made = pod.netns().ip("link add ifb0 type ifb\nlink set ifb0 up\n");
     if let Err(e) = &made {
@@ -27,7 +27,7 @@ pub(crate) fn can_bounce(pod: &Pod, test: &str) -> bool {
     made.is_ok()
 }
 
-/// Sends a volley by `ifb0` (see [`bounce`]). `stain`: the `tc_index` that the packets get, another pod's mark.
+/// Sends a volley by `ifb0` (see [`bounce`]). `stain` is the `tc_index` of the packets: another pod's mark.
 pub(crate) fn bounced(
     pod: &Pod,
     volley: Volley,
@@ -45,7 +45,8 @@ pub(crate) fn bounce(pod: &Pod, send: impl FnOnce()) {
     bounce_bursts(pod, 400, send);
 }
 
-/// [`bounce`] for packets of up to `burst` bytes: the token bucket passes the first `burst` bytes at once.
+/// Does the same as [`bounce`] for packets of up to `burst` bytes: the token bucket passes the first `burst` bytes at
+/// once.
 pub(crate) fn bounce_bursts(pod: &Pod, burst: usize, send: impl FnOnce()) {
     tc(pod, &format!("qdisc replace dev ifb0 root tbf rate 8kbit burst {burst} limit 1000000"));
     tc(pod, "qdisc add dev eth0 clsact");
@@ -61,7 +62,7 @@ pub(crate) fn bounce_bursts(pod: &Pod, burst: usize, send: impl FnOnce()) {
     std::thread::sleep(Duration::from_millis(200));
 }
 
-/// Volleys of a pod that may send nothing; `far`: to a victim on the other node.
+/// Sends volleys of a pod without allowed peers; `far`: to a victim on the other node.
 fn around_the_hook(test: &str, node: usize, far: bool) {
     let mut cluster = Cluster::two();
     cluster.add(node, "hostile");
@@ -106,8 +107,8 @@ fn bounced_off_a_bridge_node() {
     around_the_hook("bounced_off_a_bridge_node", 1, true);
 }
 
-/// Volleys with forged sources: an unused address of the bridge's network, an external address, and a neighbour's that
-/// may send anything. `dead`: once the pod is isolated, the agents are killed.
+/// Sends volleys with forged sources: an unused address of the bridge's network, an external address, and the address
+/// of an unrestricted neighbour. `dead`: once the pod is isolated, the agents are killed.
 fn with_anothers_source(test: &str, dead: bool) {
     let mut cluster = Cluster::two();
     cluster.add(1, "hostile");
@@ -173,7 +174,7 @@ fn bounced_with_a_neighbours_source_while_no_agent_runs() {
     with_anothers_source("bounced_with_a_neighbours_source_while_no_agent_runs", true);
 }
 
-/// Volleys to an isolated victim, with the victim's own mark.
+/// Sends volleys to an isolated victim, with the victim's own mark.
 fn with_a_mark(test: &str, cni: Cni) {
     let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim"]);
     if !can_bounce(cluster.pod("hostile"), test) {

@@ -15,10 +15,10 @@ use nix::sys::signal::Signal;
 use crate::volley::{PACKETS, Sender, Volley};
 
 const PORT: u16 = 4000;
-/// MAC address of a station behind a port of the bridge that is not a pod's.
+/// MAC address of a station behind a port of the bridge that belongs to no pod.
 const STATION: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 9];
 
-/// `mute` and `free` on a bridge, `far` on another node; `mute` may send to `far` alone.
+/// Returns `mute` and `free` on a bridge, and `far` on another node; `mute` may send to `far` only.
 fn world() -> Cluster {
     let mut cluster = Cluster::two();
     cluster.add(0, "far");
@@ -43,7 +43,7 @@ fn allowed(cluster: &Cluster) {
     all_pass(&cluster.nodes[1], mute, mute.addresses());
 }
 
-/// Frames to the node's MAC for a pod of the same bridge: the node routes them out by the bridge again.
+/// Sends frames to the node's MAC for a pod of the same bridge: the node routes them back out by the bridge.
 fn by_the_node_and_back(cluster: &Cluster) {
     let (free, mute) = (cluster.pod("free"), cluster.pod("mute"));
     let wire = mute.wire("eth0").unwrap();
@@ -84,7 +84,7 @@ fn tap(node: &Host, name: &str) -> File {
     node.run(open).unwrap().unwrap()
 }
 
-/// Frames from ports without a known pod: an unknown pod's, a tunnel's, a tap's.
+/// Sends frames from ports without a known pod: the port of an unknown pod, of a tunnel and of a tap.
 #[test]
 fn other_ports_of_a_bridge_with_an_isolated_pod() {
     require_root!();

@@ -1,5 +1,5 @@
-//! Checksum offload of a packet socket: the kernel writes a checksum where the socket asks for it, after the judgement,
-//! so 16 bits of the sender's choice. Needs a raw socket only.
+//! Checksum offload of a packet socket: after the judgement, the kernel writes a checksum at the offset that the
+//! socket requests, so the sender chooses 16 bits. Needs a raw socket only.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use serde_json::json;
 
 use crate::volley::{PACKETS, Volley};
 
-/// Port that policy allows; [`DENIED`] is the port that the packets are to get.
+/// Port that policy allows; [`DENIED`] is the port that the attack writes into the packets.
 const ALLOWED: u16 = 4000;
 const DENIED: u16 = 4001;
-/// Time in which a leak would show.
+/// Time in which a leak would arrive.
 const LONG_ENOUGH: Duration = Duration::from_millis(500);
 
 /// Sets two bytes at `free` so that the frame's checksum from `start` on is `wanted`.
@@ -32,7 +32,7 @@ pub(crate) fn becomes(mut frame: Vec<u8>, start: usize, free: usize, wanted: u16
     frame
 }
 
-/// Number of frames of a volley that arrive with `bits` at the offset `at`.
+/// Returns the number of frames of a volley that arrive with `bits` at the offset `at`.
 fn arrivals(wire: &Wire, payload: &[u8], at: usize, bits: u16) -> usize {
     let (mut seen, deadline) = (0, Instant::now() + LONG_ENOUGH);
     while seen < PACKETS && Instant::now() < deadline {
@@ -47,7 +47,8 @@ fn arrivals(wire: &Wire, payload: &[u8], at: usize, bits: u16) -> usize {
     seen
 }
 
-/// `hostile` may send to UDP and TCP port 4000 of `victim`; the kernel completes checksums at the victim's veth.
+/// Returns a cluster where `hostile` may send to UDP and TCP port 4000 of `victim`. The kernel completes checksums at
+/// the victim's veth.
 fn world(cni: Cni) -> Cluster {
     let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim", "other"]);
     let exempt = PodSpec::new(NAMESPACE, "exempt").annotation("netpold.io/check-source", "off");
@@ -67,7 +68,7 @@ fn world(cni: Cni) -> Cluster {
     cluster
 }
 
-/// One offload request: the first byte of the sum, the place of the result, and its value.
+/// Offload request: the first byte of the sum, the offset of the result, and its value.
 struct Written {
     what: &'static str,
     protocol: u8,
@@ -76,7 +77,7 @@ struct Written {
     bits: u16,
 }
 
-/// Requests for a port and for either address, with sums that begin behind the IP header and in it.
+/// Returns requests that write a port and either address, with sums that begin behind the IP header and in it.
 fn ways(to: IpAddr, other: IpAddr) -> Vec<Written> {
     let header = if to.is_ipv4() { 20 } else { 40 };
     let (transport, source) = (14 + header, if to.is_ipv4() { 26 } else { 22 });
@@ -112,7 +113,7 @@ fn ways(to: IpAddr, other: IpAddr) -> Vec<Written> {
 fn on(cni: Cni) {
     let mut cluster = world(cni);
     let mut leaks = Vec::new();
-    // Without netpold first, where every request must succeed.
+    // The first run has no agent: every request must succeed.
     for enforced in [false, true] {
         if enforced {
             cluster.enforce();
@@ -165,7 +166,7 @@ fn on(cni: Cni) {
     honest(&cluster);
 }
 
-/// Legitimate offload, by ordinary sockets and by a packet socket.
+/// Checks legitimate offload, by ordinary sockets and by a packet socket.
 fn honest(cluster: &Cluster) {
     let (pod, victim) = (cluster.pod("hostile"), cluster.pod("victim"));
     victim.serve(Protocol::Tcp, ALLOWED).unwrap();

@@ -1,6 +1,6 @@
 //! Devices that a pod adds to the node's network namespace. `NET_ADMIN` in the initial user namespace allows that
-//! (`IFLA_LINK_NETNSID`, `IFLA_NET_NS_FD`), and no CNI result names them. The tests add them from the node's side, with
-//! the same effect.
+//! (`IFLA_LINK_NETNSID`, `IFLA_NET_NS_FD`), and no CNI result names these devices. The tests add them from the node's
+//! side, with the same effect.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn send(
     let own = pod.hardware_address(device).unwrap();
     for number in 0..PACKETS {
         let packet = udp_packet(from, to, &volley.payload(number, 40));
-        // A stacked device returns the error of its lower device when that one drops the frame.
+        // A stacked device returns the error of its lower device if that device drops the frame.
         let _ = wire.send(&frame(station, own, &packet));
     }
 }
@@ -46,7 +46,7 @@ fn problem(cluster: &mut Cluster, words: &str) {
     cluster.agents[0].wait_for(words, ENFORCED, says).unwrap();
 }
 
-/// Cluster with an agent that has CNI results for the pods.
+/// Returns a cluster with an agent that has CNI results for the pods.
 fn with_results(cni: Cni, pods: &[&str]) -> Cluster {
     let mut cluster = Cluster::one(cni).with_pods(pods);
     let results = cluster.directory.path().join("results");
@@ -71,7 +71,7 @@ fn make_veth(cluster: &Cluster, pod: &str, index: u32) {
     cluster.pod(pod).netns().ip("link set net1 up\n").unwrap();
 }
 
-/// A second veth of `hostile` sends with the source of the only pod that the victim allows.
+/// Sends by a second veth of `hostile`, with the source of the only pod that the victim allows.
 fn by_a_second_veth(cni: Cni) {
     let mut cluster = with_results(cni, &["hostile", "friend", "victim"]);
     make_veth(&cluster, "hostile", 9001);
@@ -113,7 +113,7 @@ fn a_second_veth_that_nobody_named_on_a_ptp_node() {
     by_a_second_veth(Cni::Ptp);
 }
 
-/// Doors that send before their programs are attached, one after the other, while the agent is busy with them.
+/// Adds doors that send before their programs are attached, one after the other, while the agent is busy with them.
 #[test]
 fn doors_before_their_programs() {
     require_root!();
@@ -154,7 +154,8 @@ fn doors_before_their_programs() {
     tally.holds();
 }
 
-/// A macvlan in the node's namespace on top of a link in the pod: frames that the pod's link receives enter the node.
+/// Sends by a macvlan in the node's namespace on top of a link in the pod: frames that the pod's link receives enter
+/// the node.
 #[test]
 fn a_macvlan_of_the_node_on_a_link_in_a_pod() {
     const TEST: &str = "a_macvlan_of_the_node_on_a_link_in_a_pod";
@@ -198,8 +199,8 @@ fn a_macvlan_of_the_node_on_a_link_in_a_pod() {
     volley.arrives(&wire, "by a device that the operator has named");
 }
 
-/// A macvlan of a pod on top of the host side of the victim's veth. The kernel refuses a macvlan on a bridge port: a
-/// bridge and a macvlan both need the one receive handler of the veth.
+/// Sends by a pod's macvlan on top of the host side of the victim's veth. The kernel refuses a macvlan on a bridge
+/// port: a bridge and a macvlan both need the one receive handler of the veth.
 #[test]
 fn a_macvlan_of_a_pod_on_anothers_veth() {
     const TEST: &str = "a_macvlan_of_a_pod_on_anothers_veth";
@@ -233,7 +234,7 @@ fn a_macvlan_of_a_pod_on_anothers_veth() {
     send(cluster.pod("hostile"), "net1", mac, volley, ends);
     let mut tally = Tally::default();
     tally.note("as an allowed peer", volley.leaked(&wire));
-    // Nor may an isolated pod send that way to a pod that no policy isolates.
+    // An isolated pod must not reach a pod without policy by the macvlan either.
     cluster.without_policy("victim").without_policy("friend");
     cluster.policy("hostile", isolate("hostile", &BOTH)).enforce();
     let volley = Volley::new();

@@ -1,5 +1,5 @@
-//! ICMP errors about flows that the node translates: the node rewrites them and sends them to hosts that their sender
-//! may not reach (issue 12, 12).
+//! ICMP errors about flows that the node translates: the node rewrites them and sends them to hosts that policy
+//! denies to the sender.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -27,7 +27,7 @@ fn errors(
     }
 }
 
-/// Sends a datagram from a socket bound at `from`; returns the source that it has at `wire`.
+/// Sends a datagram from a socket bound at `from`. Returns its source address at `wire`.
 fn arrives_as(wire: &Wire, from: (&Host, IpAddr, u16), to: SocketAddr) -> SocketAddr {
     let socket = from.0.run(|| std::net::UdpSocket::bind((from.1, from.2))).unwrap().unwrap();
     while wire.arrived().is_some() {}
@@ -48,8 +48,8 @@ fn arrives_as(wire: &Wire, from: (&Host, IpAddr, u16), to: SocketAddr) -> Socket
     }
 }
 
-/// `hostile`, which may send nothing, sends errors about a masqueraded flow of `server`; none arrives at the client.
-/// The client is the other node by a node port (`outside`), or a pod by an external address.
+/// Sends errors of `hostile`, which has no allowed peers, about a masqueraded flow of `server`; none arrives at the
+/// client. The client is the other node by a node port (`outside`), or a pod by an external address.
 fn about_a_masqueraded_flow(cni: Cni, outside: bool, tally: &mut Tally) {
     let mut cluster = Cluster::two();
     let node = usize::from(cni == Cni::Bridge);
@@ -118,8 +118,8 @@ fn errors_to_a_pod_that_denies_everything() {
     tally.holds();
 }
 
-/// A Service of a friend and an enemy: netpold drops packets to the enemy behind their translation, but the node's
-/// conntrack keeps the flow, and errors about it follow the flow.
+/// Sends errors to a Service of a friend and an enemy: netpold drops packets to the enemy behind their translation,
+/// but the node's conntrack keeps the flow, and errors about it follow the flow.
 fn to_a_denied_backend(cni: Cni, tally: &mut Tally) {
     let mut cluster = Cluster::one(cni).with_pods(&["hostile", "friend", "enemy"]);
     let service = Service::new(1, "mixed").pods(&cluster, &["friend", "enemy"]);
@@ -142,7 +142,7 @@ fn to_a_denied_backend(cni: Cni, tally: &mut Tally) {
             }
             let volley = Volley::new();
             for (number, port) in ports.enumerate() {
-                // About every other flow is the enemy's, so four packets share a number.
+                // About every other flow leads to the enemy, so four packets share a number.
                 let payload = volley.payload(number / 4, LONG);
                 let inner = udp_packet(service, (own, port).into(), &payload);
                 sender.send(&unreachable_packet(own, service.ip(), &inner));
@@ -168,7 +168,8 @@ fn errors_to_a_denied_backend() {
     tally.holds();
 }
 
-/// The node accepts source routes: it forwards packets for its own address to the next address of their route.
+/// Enables source routes at the node, which then forwards packets for its own address to the next address of their
+/// route.
 #[test]
 fn errors_by_a_source_route() {
     require_root!();
@@ -209,7 +210,7 @@ fn errors_by_a_source_route() {
     tally.holds();
 }
 
-/// Errors of the server about its own flow go back to the client, also where the flow is translated.
+/// Checks that errors of the server about its own flow return to the client, also where the flow is translated.
 #[test]
 fn errors_about_ones_own_flow_go_back() {
     require_root!();

@@ -1,5 +1,5 @@
-//! Answers that the node translates anew, to a denied pod, because its conntrack has forgotten a flow that netpold
-//! still has (issue 12, 4 and 15).
+//! Answers that the node translates anew, to a denied pod, because its conntrack has lost a flow that netpold still
+//! has.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -12,8 +12,8 @@ use netpold_testbed::{Cni, Flow, Protocol, Proxy, require_root};
 use crate::volley::{PACKETS, Sender, Tally, Volley};
 
 const CLIENT_PORT: u16 = 5000;
-/// Client ports without policy and with it: conntrack entries that late answers of the first volley leave are no flow
-/// of the second.
+/// Client ports without policy and with policy. They differ because late answers of the first volley leave conntrack
+/// entries, which must not belong to flows of the second.
 const CLIENT_PORTS: [u16; 2] = [CLIENT_PORT, 5001];
 pub(crate) const TCP: u8 = 6;
 const PUSH_AND_ACK: u8 = 0x18;
@@ -30,7 +30,7 @@ enum Forgetting {
 }
 
 impl Forgetting {
-    /// Sets the kernel's timeouts, before the agent starts.
+    /// Sets the kernel's timeouts; to be called before the agent starts.
     fn prepare(self, cluster: &Cluster) {
         if matches!(self, Self::Expired) {
             for node in &cluster.nodes {
@@ -44,13 +44,13 @@ impl Forgetting {
     fn forget(self, world: &World) {
         match self {
             Self::Deleted => world.cluster.nodes[world.node].forget_connections().unwrap(),
-            // An entry expires within its second; lookups skip expired entries that the sweep has not freed.
+            // Entries expire within one second; lookups skip expired entries that the sweep has not freed.
             Self::Expired => std::thread::sleep(Duration::from_secs(3)),
         }
     }
 }
 
-/// Packets of the client after the node has forgotten the flow.
+/// Packets that the client sends after the node has lost the flow.
 #[derive(Clone, Copy)]
 enum Answers {
     Datagrams,
@@ -87,7 +87,7 @@ impl Answers {
     }
 }
 
-/// A client that may send to `friend` alone, and a Service with the backend `enemy`, on one of two nodes.
+/// Cluster with a client that may send to `friend` only and a Service with the backend `enemy`, and the node of both.
 struct World {
     cluster: Cluster,
     node: usize,
@@ -107,8 +107,8 @@ fn world(kind: Cni) -> World {
     World { cluster, node }
 }
 
-/// `begin` begins a flow with the client from an address that leads to `enemy`, and returns it if it is to stay open.
-/// The node forgets the flow, and the client answers at that address.
+/// Runs an attack. `begin` begins a flow with the client from an address that leads to `enemy`, and returns the flow
+/// if it must stay open. The node then loses the flow, and the client answers to that address.
 fn attack(
     world: &mut World,
     (forgetting, answers): (Forgetting, Answers),
@@ -157,8 +157,8 @@ fn attack(
 }
 
 /// Drops UDP at the node that begins flows with forged packets. Its conntrack has no such flow, so its own node port
-/// would lead the answer to `enemy` (see THREATS.md), and the reply of `enemy` would come back as the flow that is to
-/// be forgotten.
+/// would translate the answer to `enemy` (see THREATS.md), and the reply of `enemy` would restore the flow under
+/// test.
 fn takes_no_datagram(node: &netpold_testbed::Host) {
     crate::volley::nft(
         node,
@@ -171,7 +171,7 @@ fn takes_no_datagram(node: &netpold_testbed::Host) {
     );
 }
 
-/// A host on the wire sends with a Service's address as the source.
+/// Sends from a host on the wire, with a Service's address as the source.
 fn from_a_service(forgetting: Forgetting, addresses: fn(&Service) -> [IpAddr; 2]) {
     let mut world = world(Cni::Ptp);
     takes_no_datagram(&world.cluster.nodes[1]);
@@ -210,7 +210,8 @@ fn answers_to_an_external_address_that_the_node_has_deleted() {
     from_a_service(Forgetting::Deleted, Service::external_ips);
 }
 
-/// The node itself begins the flow from its node port, at an address of its Node object or (`further`) at another one.
+/// Begins the flow at the node itself, from its node port at an address of its Node object or (`further`) at another
+/// address.
 fn from_the_node(kind: Cni, forgetting: Forgetting, answers: Answers, further: bool) {
     const FURTHER: [&str; 2] = ["10.77.0.1", "fd00:77::1"];
     let mut world = world(kind);
@@ -281,8 +282,8 @@ fn errors_to_a_node_port_that_the_node_has_deleted() {
     from_the_node(Cni::Bridge, Forgetting::Deleted, Answers::Errors, false);
 }
 
-/// A flow from outside that the node masquerades to its own address. It keeps its source port, which equals the node
-/// port.
+/// Begins a flow from outside that the node masquerades to its own address. The flow keeps its source port, which
+/// equals the node port.
 fn masqueraded(answers: Answers) {
     let mut world = world(Cni::Ptp);
     takes_no_datagram(&world.cluster.nodes[1]);
@@ -344,8 +345,8 @@ fn errors_to_a_masqueraded_client_after_the_node_forgot() {
     masqueraded(Answers::Errors);
 }
 
-/// A server that may send nothing keeps answering nodes, with conntrack and without, and clients of its node port,
-/// however often the node forgets them.
+/// Checks that a server without allowed peers still answers nodes, with conntrack and without, and clients of its
+/// node port, however often the node loses the flows.
 #[test]
 fn answers_to_allowed_clients_go_on() {
     require_root!();
@@ -402,8 +403,8 @@ fn answers_to_allowed_clients_go_on() {
     }
 }
 
-/// Conntrack finds a segment without flags invalid: the node does not translate it, and answers with a reset. The next
-/// segment is translated.
+/// Sends a segment without flags, which conntrack considers invalid: the node does not translate it, and answers with
+/// a reset. The next segment is translated.
 #[test]
 fn a_reset_of_the_node_begins_nothing() {
     const NO_FLAGS: u8 = 0;

@@ -12,12 +12,12 @@ use crate::bounce::{bounced, can_bounce, tc};
 use crate::volley::{BOTH, Sender, Tally, Volley, pairs};
 
 const PORT: u16 = 4000;
-/// Packets of a stream, some 100 bytes each: a hundred a second, for longer than any test takes.
+/// Number of packets of a stream, of about 100 bytes each: a hundred a second, for longer than any test takes.
 const STREAM: usize = 9_000;
 const RATE: &str = "80kbit";
 
-/// Starts a stream around the program of `hostile`, between each pair of `ends` in turn; `ifb0` goes on sending it by
-/// itself.
+/// Starts a stream around the program of `hostile`, between each pair of `ends` in turn. `ifb0` sends it in the
+/// background.
 fn stream(cluster: &Cluster, volley: Volley, ends: &[(IpAddr, IpAddr)]) {
     let hostile = cluster.pod("hostile");
     tc(hostile, "qdisc replace dev ifb0 root tbf rate 8kbit burst 400 limit 4000000");
@@ -37,8 +37,8 @@ fn stream(cluster: &Cluster, volley: Volley, ends: &[(IpAddr, IpAddr)]) {
     tc(hostile, &format!("qdisc change dev ifb0 root tbf rate {RATE} burst 2000 limit 4000000"));
 }
 
-/// An isolated pod of a bridge streams to another node while `meanwhile` runs, with its own source and with that of a
-/// neighbour that is not isolated.
+/// Streams from an isolated pod of a bridge to another node while `meanwhile` runs, with the pod's own source and
+/// with that of a neighbour that is not isolated.
 fn while_programs_change(test: &str, meanwhile: impl FnOnce(&mut Cluster)) {
     if !require_root(test) {
         return;
@@ -85,7 +85,7 @@ fn add_pods(cluster: &mut Cluster, numbers: std::ops::Range<u32>) {
     cluster.write();
 }
 
-/// A new agent takes longest to attach the programs of new pods.
+/// Starts a new agent, which takes longest to attach the programs of new pods.
 #[test]
 fn bounced_while_a_new_agent_begins() {
     while_programs_change("bounced_while_a_new_agent_begins", |cluster| {

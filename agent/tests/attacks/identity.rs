@@ -11,7 +11,7 @@ use netpold_testbed::{Cni, Pod, PodSpec, Wire, ethernet, require_root};
 
 use crate::volley::{BOTH, PACKETS, Sender, Volley};
 
-/// Builds the frame that a pod sends, and the packet in it.
+/// Function that builds the frame that a pod sends, and the packet in it.
 type Frame<'f> = &'f dyn Fn(&Pod) -> (Vec<u8>, Vec<u8>);
 
 const PORT: u16 = 4000;
@@ -19,11 +19,11 @@ const BROADCAST: [u8; 6] = [0xff; 6];
 const ARP: u16 = 0x0806;
 /// VLAN tags, of which the kernel strips any number.
 const TAGS: [[u8; 4]; 2] = [[0x81, 0, 0, 0], [0x88, 0xa8, 0, 0]];
-/// Time in which a leak would show.
+/// Time in which a leak would arrive.
 const LONG_ENOUGH: Duration = Duration::from_millis(300);
 
-/// Pods on a bridge: `hostile` may send anything in its own name, `mute` nothing. `exempt` is not checked, so its
-/// frames show the effect of an attack.
+/// Returns a cluster with pods on a bridge: `hostile` may send anything in its own name, `mute` nothing. `exempt` has
+/// no source check, so its frames show the effect of an attack.
 fn world() -> Cluster {
     let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["victim", "other", "hostile", "mute"]);
     let exempt = PodSpec::new(NAMESPACE, "exempt").annotation("netpold.io/check-source", "off");
@@ -33,17 +33,17 @@ fn world() -> Cluster {
     cluster
 }
 
-/// Attackers, and whether netpold lets their frames pass.
+/// Attacking pods, each with whether netpold passes its frames.
 const ATTACKERS: [(&str, bool); 3] = [("exempt", true), ("hostile", false), ("mute", false)];
 
-/// ARP packet: operation, sender's MAC and address, target's address.
+/// Builds an ARP packet from operation, sender's MAC and address, and target's address.
 pub(crate) fn arp(operation: u8, station: [u8; 6], own: IpAddr, target: IpAddr) -> Vec<u8> {
     let (IpAddr::V4(own), IpAddr::V4(target)) = (own, target) else { panic!("IPv4 only") };
     let header = [0, 1, 8, 0, 6, 4, 0, operation];
     [&header[..], &station, &own.octets(), &[0; 6], &target.octets()].concat()
 }
 
-/// Neighbour discovery message.
+/// Builds a neighbour discovery message.
 pub(crate) fn discovery(from: IpAddr, to: IpAddr, kind: u8, word: [u8; 4], rest: &[u8]) -> Vec<u8> {
     let mut packet = icmp_packet((from, to), (kind, 0), word, rest);
     packet[7] = 255;
@@ -55,7 +55,7 @@ pub(crate) fn octets6(address: IpAddr) -> [u8; 16] {
     address.octets()
 }
 
-/// Solicitation from the unspecified address, with the MAC address of the solicited group.
+/// Builds a solicitation from the unspecified address. Returns it with the MAC address of the solicited group.
 fn probe6(target: IpAddr) -> ([u8; 6], Vec<u8>) {
     let octets = octets6(target);
     let [.., a, b, c] = octets;
@@ -64,7 +64,7 @@ fn probe6(target: IpAddr) -> ([u8; 6], Vec<u8>) {
     ([0x33, 0x33, 0xff, a, b, c], packet)
 }
 
-/// Number of frames with `bytes` in them that arrive; returns early once `enough` have.
+/// Returns the number of frames that contain `bytes`; returns early once `enough` have arrived.
 pub(crate) fn arrivals(wire: &Wire, bytes: &[u8], enough: usize) -> usize {
     let (mut seen, deadline) = (0, Instant::now() + LONG_ENOUGH);
     while seen < enough && Instant::now() < deadline {
@@ -79,7 +79,7 @@ pub(crate) fn arrivals(wire: &Wire, bytes: &[u8], enough: usize) -> usize {
 }
 
 /// Sends frames of each attacker and checks the arrivals: all of `exempt`, none of the others. `frame` builds an
-/// attacker's frame, and the bytes that identify it.
+/// attacker's frame and the bytes that identify it.
 #[track_caller]
 fn attack(
     cluster: &Cluster,
@@ -105,7 +105,8 @@ fn attack(
     Ok(())
 }
 
-/// Forged sources, addresses claimed by ARP and by neighbour discovery, and router advertisements.
+/// Sends forged sources, claims of addresses by ARP and neighbour discovery, and router advertisements behind VLAN
+/// tags.
 #[test]
 fn tags_hide_nothing() {
     require_root!();
@@ -150,7 +151,7 @@ fn tags_hide_nothing() {
         }
     }
     assert!(leaks.is_empty(), "{leaks:#?}");
-    // In the pod's own name two tags are allowed.
+    // Two tags are allowed on a frame with the pod's own source.
     let hostile = cluster.pod("hostile");
     let own = udp_packet(
         (hostile.addresses()[0], 5000).into(),
@@ -163,7 +164,7 @@ fn tags_hide_nothing() {
     assert_eq!(arrivals(&wire, &own, 1), 1, "two tags in its own name");
 }
 
-/// Frames with the victim's source MAC: the bridge would then send the victim's traffic to the attacker.
+/// Sends frames with the victim's source MAC, which would make the bridge send the victim's traffic to the attacker.
 #[test]
 fn another_station_teaches_the_bridge_nothing() {
     require_root!();
@@ -219,7 +220,7 @@ fn another_station_teaches_the_bridge_nothing() {
     attack(&cluster, &victims, "another's station in ARP", lie).unwrap();
 }
 
-/// Whether duplicate address detection lets a pod have a new IPv6 address.
+/// Returns whether duplicate address detection lets a pod have a new IPv6 address.
 fn gets(pod: &Pod, address: &str) -> bool {
     let add = format!("address add {address}/64 dev eth0\n");
     pod.netns().ip(&add).unwrap();
@@ -237,7 +238,7 @@ fn gets(pod: &Pod, address: &str) -> bool {
     got
 }
 
-/// Probes for a free address by a pod that does not want it.
+/// Sends probes for a free address from a pod that does not use the address afterwards.
 #[test]
 fn nobody_is_kept_from_a_new_address() {
     require_root!();
@@ -268,7 +269,7 @@ fn nobody_is_kept_from_a_new_address() {
         println!("{name} asks for {address}: the victim gets it: {got}");
         assert_eq!(got, !allowed, "while {name} asks for it");
     }
-    // IPv4: ARP probes, which hosts with RFC 5227 take for a conflict.
+    // IPv4: ARP probes, which hosts with RFC 5227 treat as a conflict.
     let wire = victim.wire("eth0").unwrap();
     let nobody = IpAddr::from([0; 4]);
     let question = |pod: &Pod, address| {

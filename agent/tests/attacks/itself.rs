@@ -1,5 +1,5 @@
-//! A pod reaches itself through its own Service, whichever other pods are isolated and however the bridge is configured
-//! (issue 12, 5).
+//! A pod reaches itself through its own Service, whichever other pods are isolated and however the bridge is
+//! configured.
 
 use netpold_testbed::cluster::{Cluster, isolate};
 use netpold_testbed::services::{NODE_PORT, Service, outcomes, provide};

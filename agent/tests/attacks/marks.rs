@@ -1,5 +1,5 @@
-//! Marks: forged on packets of an unknown pod's veth or without a receiving interface of the node (issue 12, 9 and 1),
-//! and erased on the node (issue 12, 8).
+//! Marks: forged on packets of an unknown pod's veth or on packets without a receiving interface of the node, and
+//! erased on the node.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley, nft, pairs};
 
 const PORT: u16 = 4000;
 
-/// Mark of the victim's own packets.
+/// Returns the mark of the victim's own packets.
 fn forged(cluster: &Cluster) -> u16 {
     mark(endpoint_slot(cluster.pod("victim").host_ifindex(), 0), 1) as u16
 }
 
-/// Volleys of a pod without an object.
+/// Sends volleys of a pod without an object.
 fn of_an_unknown_veth(test: &str, cni: Cni) {
     let mut cluster = Cluster::one(cni).with_pods(&["victim"]);
     let zombie = cluster.nodes[0].add_pod(&PodSpec::new(NAMESPACE, "zombie")).unwrap();
@@ -62,7 +62,7 @@ fn marks_of_an_unknown_pod_on_a_bridge_node() {
     of_an_unknown_veth("marks_of_an_unknown_pod_on_a_bridge_node", Cni::Bridge);
 }
 
-/// A pod's macvlan on top of the bridge: its packets have no receiving interface of the node.
+/// Sends by a pod's macvlan on top of the bridge: the packets have no receiving interface of the node.
 #[test]
 fn a_macvlan_on_the_bridge_is_not_the_node() {
     const TEST: &str = "a_macvlan_on_the_bridge_is_not_the_node";
@@ -116,10 +116,10 @@ fn a_macvlan_on_the_bridge_is_not_the_node() {
     tally.holds();
 }
 
-/// Time in which a problem is reported.
+/// Time within which the agent reports a problem.
 const NOTICED: Duration = Duration::from_secs(10);
 
-/// Cluster with a readback every second; the default is ten.
+/// Returns a cluster with a readback every second; the default is ten seconds.
 fn looked_after(cni: Cni, pods: &[&str]) -> Cluster {
     let mut cluster = Cluster::one(cni).with_pods(pods);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
@@ -144,8 +144,8 @@ fn said(cluster: &mut Cluster, words: &[&str]) {
     cluster.agents[0].wait_for(&words.join(", "), NOTICED, has).unwrap();
 }
 
-/// A foreign rule clears the mark of all forwarded packets: reported while the rule is there. Verdicts between pods
-/// stay exact; packets that need the mark for their verdict drop.
+/// Adds a foreign rule that clears the mark of all forwarded packets: the agent reports it while it is there.
+/// Verdicts between pods stay exact; packets that need the mark for their verdict drop.
 fn erased(cni: Cni) {
     let mut cluster = looked_after(cni, &["client", "good", "bad"]);
     let services = [
@@ -159,7 +159,7 @@ fn erased(cni: Cni) {
         let addresses = cluster.pod(name).addresses().iter();
         addresses.map(|address| (*address, SERVED).into()).collect::<Vec<_>>()
     };
-    // Where an answer of the Service leaves, its source is no longer the backend.
+    // Where an answer of the Service leaves, its source is no longer the backend's address.
     let exact = |cluster: &Cluster, answers: &[&str]| {
         answer(cluster.pod("client"), &good, answers);
         answer(cluster.pod("client"), &bad, NOBODY);
@@ -199,7 +199,7 @@ fn a_rule_that_erases_marks_is_named_on_a_bridge_node() {
     erased(Cni::Bridge);
 }
 
-/// A pod that causes the symptom itself: the report names that pod and no rule of the node.
+/// Bypasses the program from inside a pod: the report names that pod and no rule of the node.
 #[test]
 fn a_pod_that_goes_round_its_program_is_named() {
     const TEST: &str = "a_pod_that_goes_round_its_program_is_named";
@@ -220,7 +220,7 @@ fn a_pod_that_goes_round_its_program_is_named() {
     assert!(accused.len() == 1 && !accused[0].contains("shop/other"), "{accused:?}");
 }
 
-/// A tc filter behind netpold's program, as bandwidth tools add it, clears the mark in `tc_index`.
+/// Adds a tc filter behind netpold's program, as bandwidth tools do, that clears the mark in `tc_index`.
 #[test]
 fn a_filter_that_erases_tc_index_is_named() {
     const TEST: &str = "a_filter_that_erases_tc_index_is_named";

@@ -1,4 +1,4 @@
-//! The node as a mirror: its answer to a forged source is a packet of its own (issue 12, 15).
+//! The node as a mirror: its answer to a forged source is a packet of its own.
 
 use netpold_testbed::cluster::Cluster;
 use netpold_testbed::packet::icmp_packet;

@@ -1,4 +1,4 @@
-//! Encapsulated packets to the node's own tunnel device (issue 12, 13): VXLAN, the one tunnel that this kernel has.
+//! Encapsulated packets to the node's own tunnel device: VXLAN, the only tunnel in this kernel.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,7 +13,7 @@ const TUNNEL_MAC: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 1];
 const PEER_MAC: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 2];
 const PORT: u16 = 4000;
 
-/// `victim` allows `friend` alone, `mute` may send nothing, `hostile` is free.
+/// Returns a cluster where `victim` allows `friend` only, `mute` may send nothing and `hostile` is unrestricted.
 fn world(cni: Cni) -> Cluster {
     let pods = ["victim", "friend", "hostile", "mute", "free"];
     let cluster = Cluster::one(cni).with_pods(&pods);

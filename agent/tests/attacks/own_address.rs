@@ -1,4 +1,4 @@
-//! Packets to an address that their sender may reach, in frames to another station's MAC (issue 12, 11).
+//! Packets to an allowed address, in frames to another station's MAC.
 
 use std::net::IpAddr;
 
@@ -25,7 +25,7 @@ fn mixed(sender: &Sender, volley: Volley, from: IpAddr, to: IpAddr) {
     }
 }
 
-/// A host behind a port of the bridge, which serves as the uplink.
+/// Adds a host behind a port of the bridge, which serves as the uplink.
 fn uplink(cluster: &Cluster) -> Node {
     let far = Node::new("far", Cni::Ptp, "10.7.0.0/24", "fd00:7::/64").unwrap();
     let there = far.netns().path();
@@ -75,7 +75,7 @@ fn ones_own_address_at_another_station() {
     tally.holds();
 }
 
-/// The node's address, which every pod reaches, and an allowed peer's.
+/// Sends to the node's address, which every pod reaches, and to an allowed peer's address.
 #[test]
 fn an_allowed_address_at_another_station() {
     require_root!();

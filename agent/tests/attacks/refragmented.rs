@@ -1,5 +1,4 @@
-//! Datagrams that conntrack reassembles and the node fragments again: the new fragments have no receiving interface
-//! (issue 12, 1).
+//! Datagrams that conntrack reassembles and the node fragments again: the new fragments have no receiving interface.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,10 +9,10 @@ use netpold_testbed::{Proxy, require_root};
 use crate::volley::{PACKETS, Sender, Tally, Volley, try_both};
 
 const PORT: u16 = 4000;
-/// Payload of each fragment; 1,280 bytes with an IPv6 header and a Fragment header.
+/// Payload length of each fragment, which makes 1,280 bytes with an IPv6 header and a Fragment header.
 pub(crate) const PART: usize = 1232;
 
-/// Two fragments of 1,280 bytes, with Destination Options behind the Fragment header.
+/// Builds two fragments of 1,280 bytes, with Destination Options behind the Fragment header.
 pub(crate) fn parts6(from: IpAddr, to: IpAddr, ident: u32, payload: &[u8]) -> Vec<Vec<u8>> {
     let (IpAddr::V6(from), IpAddr::V6(to)) = (from, to) else { panic!("IPv6 only") };
     let ends = (SocketAddr::from((from, 5000)), SocketAddr::from((to, PORT)));
@@ -31,7 +30,7 @@ pub(crate) fn parts6(from: IpAddr, to: IpAddr, ident: u32, payload: &[u8]) -> Ve
     (0..2).map(part).collect()
 }
 
-/// Two fragments, with `options` in each IPv4 header.
+/// Builds two fragments, with `options` in each IPv4 header.
 fn parts4(from: IpAddr, to: IpAddr, ident: u32, options: &[u8], payload: &[u8]) -> Vec<Vec<u8>> {
     let (IpAddr::V4(from), IpAddr::V4(to)) = (from, to) else { panic!("IPv4 only") };
     let ends = (SocketAddr::from((from, 5000)), SocketAddr::from((to, PORT)));
@@ -56,12 +55,12 @@ fn attack(sender: &Sender, (from, to): (IpAddr, IpAddr), options: &[u8], volley:
     }
 }
 
-/// Fragments to a pod on `node`, from another pod of that node and from the other node.
+/// Sends fragments to a pod on `node`, from another pod of that node and from the other node.
 fn into_a_pod(node: usize, v6: bool, options: &[u8]) {
     let mut cluster = Cluster::two();
     cluster.add(node, "victim");
     cluster.add(node, "stranger");
-    // kube-proxy's rules bring conntrack and its defragmentation.
+    // kube-proxy's rules enable conntrack and its defragmentation.
     cluster.nodes[node].translate(Proxy::Nftables, &[]).unwrap();
     let wire = cluster.pod("victim").wire("eth0").unwrap();
     let family = usize::from(v6);
@@ -73,7 +72,7 @@ fn into_a_pod(node: usize, v6: bool, options: &[u8]) {
         let sender = Sender::pod(cluster.pod("stranger"));
         attack(&sender, (stranger, to), options, volley);
     });
-    // Fragments that passed would have let the victim's answers pass.
+    // Leaked fragments would have opened a flow for the victim's answers.
     let answers = cluster.pod("stranger").wire("eth0").unwrap();
     cluster
         .policy("victim", netpold_testbed::cluster::isolate("victim", &crate::volley::BOTH))
@@ -119,7 +118,7 @@ fn refragmented_ipv4() {
     into_a_pod(1, false, &[]);
 }
 
-/// Router alert: the kernel rewrites the fragments one by one.
+/// Sends fragments with the Router Alert option: the kernel rewrites the fragments one by one.
 #[test]
 fn refragmented_ipv4_with_options() {
     require_root!();

@@ -1,5 +1,4 @@
-//! Connections that the node's SYNPROXY opens in a client's name: its packets have no receiving interface (issue 12,
-//! 1).
+//! Connections that the node's SYNPROXY opens in a client's name: its packets have no receiving interface.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,7 +20,7 @@ const RULES: &str = "table inet guard {
     }
 }";
 
-/// Opens connections; returns how many of them reach the victim, and how many are answered.
+/// Opens connections. Returns the number that reach the victim, and the number of answers.
 fn tried(cluster: &Cluster, family: usize) -> (usize, usize) {
     let (from, victim) = (cluster.pod("stranger"), cluster.pod("victim"));
     let (own, to) = (from.addresses()[family], victim.addresses()[family]);
@@ -35,7 +34,7 @@ fn tried(cluster: &Cluster, family: usize) -> (usize, usize) {
     (heard.len(), results.iter().filter(|result| result.connected()).count())
 }
 
-/// Source port of a frame of the client to [`PORT`].
+/// Returns the source port of a frame of the client to [`PORT`].
 fn client_port(client: IpAddr, frame: &[u8]) -> Option<u16> {
     let (source, transport) = match client {
         IpAddr::V4(own) => (frame.get(26..30)? == own.octets(), 34),

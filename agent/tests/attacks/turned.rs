@@ -1,6 +1,6 @@
-//! Connections that a client reverses in the node's conntrack before policy comes: an RST with a TTL that ends at the
-//! node closes the entry, both ends go on, and the server's next segment makes an entry with the server as the
-//! originator.
+//! Connections that a client reverses in the node's conntrack before policy exists: an RST with a TTL that expires at
+//! the node closes the entry, both ends continue, and the server's next segment creates an entry with the server as
+//! the originator.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
@@ -49,12 +49,12 @@ impl Connection {
         connection
     }
 
-    /// Whether the client's data arrives.
+    /// Returns whether the client's data arrives.
     fn asks(&mut self, time: Duration) -> bool {
         passes(&mut self.client, &mut self.server, time)
     }
 
-    /// Whether the server's data arrives.
+    /// Returns whether the server's data arrives.
     fn answers(&mut self, time: Duration) -> bool {
         passes(&mut self.server, &mut self.client, time)
     }
@@ -71,7 +71,7 @@ fn ipv4_of(host: &Pod) -> Ipv4Addr {
     address
 }
 
-/// Closes the connection's entry at the client's node, and neither of its ends.
+/// Closes the connection's entry at the client's node, and neither end of the connection.
 fn reset_at_the_node(client: &Pod, wire: &Wire, connection: &mut Connection) {
     while wire.arrived().is_some() {}
     assert!(connection.answers(PATIENCE));
@@ -103,7 +103,7 @@ fn reset_at_the_node(client: &Pod, wire: &Wire, connection: &mut Connection) {
     Sender::pod(client).send(&packet);
 }
 
-/// Number of flows in the node's conntrack, and of those that it picked up in the middle.
+/// Returns the number of flows in the node's conntrack, and of flows picked up midstream.
 fn tracked(node: &Host) -> (usize, usize) {
     let mut flows = Vec::new();
     let read = || kernel_flows(|_| true, |flow| flows.push(flow.seen_from_start));
@@ -142,7 +142,7 @@ fn a_reset_that_ends_at_the_node_turns_no_connection() {
         assert!(Instant::now() < deadline, "closed entries go");
         std::thread::sleep(Duration::from_millis(100));
     }
-    // The last connection waits until policy is there: conntrack has no entry of it then.
+    // The last connection stays silent until policy exists: conntrack has no entry for it then.
     for connection in &mut open[..3] {
         assert!(connection.answers(PATIENCE), "both ends go on");
     }

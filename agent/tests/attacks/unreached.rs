@@ -1,5 +1,4 @@
-//! Answers of a backend that the client may not reach: the node's conntrack, or another node's, has a flow that netpold
-//! has dropped (issue 12).
+//! Answers of a denied backend: the node's conntrack, or another node's, has a flow that netpold dropped.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
@@ -14,10 +13,10 @@ use crate::volley::{PACKETS, Sender, Tally, Volley};
 
 const SYN: u8 = 0x02;
 const SYN_AND_ACK: u8 = 0x12;
-/// Client ports; the Service leads about half of them to each of two backends.
+/// Client ports; the Service distributes them over two backends, about half to each.
 const PORTS: Range<u16> = 6000..6000 + 4 * PACKETS as u16;
 
-/// Packets of a backend that the client's packets did not reach.
+/// Packets of a backend that the client's packets have not reached.
 #[derive(Clone, Copy, Debug)]
 enum Unreached {
     Datagrams,
@@ -45,7 +44,7 @@ impl Unreached {
         });
     }
 
-    /// Sends from a backend to each port of the client. Four ports share a number, since only some lead to this
+    /// Sends from a backend to each port of the client. Four ports share a number, since only some belong to this
     /// backend.
     fn answer_all(self, sender: &Sender, backend: SocketAddr, client: IpAddr) -> Volley {
         let volley = Volley::new();
@@ -57,8 +56,8 @@ impl Unreached {
     }
 }
 
-/// netpold drops the client's packets to a denied backend, but the node's conntrack has their flow. The denied
-/// backend's answers must not arrive; those of the allowed backend do.
+/// Sends answers of a denied backend: netpold dropped the request, but the node's conntrack has the flow. The denied
+/// backend's answers must not arrive; answers of the allowed backend arrive.
 fn of_a_denied_backend(cluster: &mut Cluster, unreached: Unreached, tally: &mut Tally) {
     let service = Service::new(1, "mixed").pods(cluster, &["friend", "enemy"]);
     let service_ips = service.cluster_ips();
@@ -95,7 +94,7 @@ fn of_a_denied_backend(cluster: &mut Cluster, unreached: Unreached, tally: &mut 
     }
 }
 
-/// Backends on the client's node, of either kind.
+/// Runs the attack with backends on the client's node, for both kinds of CNI.
 fn of_a_denied_neighbour(unreached: Unreached) {
     let mut tally = Tally::default();
     for kind in [Cni::Ptp, Cni::Bridge] {
@@ -123,7 +122,7 @@ fn errors_of_a_denied_backend() {
     of_a_denied_neighbour(Unreached::Errors);
 }
 
-/// With backends on another node, the client's packets drop where they leave its own node.
+/// Runs the attack with backends on another node: the client's packets drop where they leave their own node.
 #[test]
 fn answers_of_a_denied_backend_elsewhere() {
     require_root!();
@@ -140,8 +139,8 @@ fn answers_of_a_denied_backend_elsewhere() {
     tally.holds();
 }
 
-/// A forged packet has made the client's flow to a Service on another node, and the client's node has forgotten it:
-/// packets of a backend there arrive in the Service's name.
+/// Creates the client's flow to a Service on another node by a forged packet, and makes the client's node lose it:
+/// packets of a backend there arrive with the Service's address as their source.
 #[test]
 fn answers_in_a_services_name_by_another_node() {
     require_root!();

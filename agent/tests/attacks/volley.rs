@@ -1,4 +1,4 @@
-//! A hundred recognisable packets, and the count of those that arrive.
+//! Volley of a hundred recognisable packets, and the count of its arrivals.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +11,7 @@ use netpold_testbed::{Host, Pod, Wire};
 
 /// Number of packets of an attack.
 pub(crate) const PACKETS: usize = 100;
-/// Time in which a leak would show on a busy machine.
+/// Time in which a leak would arrive on a busy machine.
 const LONG_ENOUGH: Duration = Duration::from_millis(800);
 /// Arrivals that an attack needs without policy; the attack itself may lose some packets.
 const NEARLY_ALL: usize = 80;
@@ -28,7 +28,7 @@ impl Volley {
         Self(NUMBER.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Payload of a packet: the packet's name repeated up to `length`, at least once.
+    /// Returns the payload of a packet: the packet's name repeated up to `length`, at least once.
     pub(crate) fn payload(self, number: usize, length: usize) -> Vec<u8> {
         let name = format!("{}{number:04};", self.name());
         name.bytes().cycle().take(length.max(name.len())).collect()
@@ -38,7 +38,7 @@ impl Volley {
         format!("<volley{:06}:", self.0)
     }
 
-    /// Number of the packet of this volley in a frame, also in a fragment of it.
+    /// Returns the number of this volley's packet in a frame, also in a fragment of the packet.
     fn number_in(self, frame: &[u8]) -> Option<usize> {
         let name = self.name();
         let at = frame.windows(name.len()).position(|part| part == name.as_bytes())?;
@@ -60,7 +60,7 @@ impl Volley {
         }
     }
 
-    /// Number of packets that arrive although policy denies them.
+    /// Returns the number of packets that arrive although policy denies them.
     pub(crate) fn leaked(self, wire: &Wire) -> usize {
         self.count(wire, LONG_ENOUGH)
     }
@@ -77,7 +77,7 @@ impl Volley {
     }
 }
 
-/// Number of leaked packets of each attack of a test.
+/// Number of leaked packets per attack of a test.
 #[derive(Debug, Default)]
 pub(crate) struct Tally(Vec<(String, usize)>);
 
@@ -87,7 +87,7 @@ impl Tally {
         self.0.push((what.to_owned(), leaked));
     }
 
-    /// Asserts that nothing leaked.
+    /// Asserts that no packet leaked.
     #[track_caller]
     pub(crate) fn holds(self) {
         assert!(!self.0.is_empty(), "no attack was tried");
@@ -123,12 +123,12 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// Sender in a pod; its frames go to the pod's router.
+    /// Returns a sender in a pod; its frames go to the pod's router.
     pub(crate) fn pod(pod: &Pod) -> Self {
         Self { wire: pod.wire("eth0").unwrap(), own: pod.mac(), next: pod.gateway_mac() }
     }
 
-    /// Sender on a node; its frames go to the other node.
+    /// Returns a sender on a node; its frames go to the other node.
     pub(crate) fn node(cluster: &Cluster, from: usize) -> Self {
         let (here, there) = (cluster.link(from), cluster.link(1 - from));
         let (from, to) = (&cluster.nodes[from], &cluster.nodes[1 - from]);
@@ -157,7 +157,7 @@ impl Sender {
     }
 }
 
-/// Address pairs of two pods, one of each family.
+/// Returns the address pairs of two pods, one of each family.
 pub(crate) fn pairs(from: &Pod, to: &Pod) -> Vec<(IpAddr, IpAddr)> {
     from.addresses().iter().copied().zip(to.addresses().iter().copied()).collect()
 }

@@ -18,11 +18,11 @@ use crate::{convert, probe, tables_allow};
 /// The nodes of the topology.
 const NODES: [&str; 2] = ["n1", "n2"];
 
-/// A node, and its agent's records of flows.
+/// Node with its agent's records of flows.
 struct Audited {
     node: CompiledNode,
     used: RuleUse,
-    /// Number of the state.
+    /// Revision of the state.
     revision: u64,
 }
 
@@ -36,7 +36,7 @@ impl Audited {
         self.node.become_state(objects)
     }
 
-    /// Begins a flow; returns whether it passes, and the directions in which it is recorded.
+    /// Begins a flow. Returns whether it passes, and the directions in which it is recorded.
     fn begin(&mut self, check: &Check) -> (bool, BTreeSet<Direction>) {
         let Self { node, used, revision } = self;
         let mut recorded = BTreeSet::new();
@@ -51,8 +51,8 @@ impl Audited {
     }
 }
 
-/// Records that the agent makes of a flow table in one sweep. A second sweep finds the table empty, so that the next
-/// flow counts as new in any slot.
+/// Returns the records that the agent makes of a flow table in one sweep. A second sweep finds the table empty, so
+/// that the next flow counts as new in any slot.
 fn sweep(
     used: &mut RuleUse,
     node: &CompiledNode,
@@ -75,7 +75,7 @@ fn sweep(
     told
 }
 
-/// Whether a record is of this flow.
+/// Returns whether a record belongs to the flow.
 fn is_of(flow: &Dropped, check: &Check, direction: Direction) -> bool {
     let (local, remote) = match direction {
         Direction::Ingress => (&check.to, &check.from),
@@ -92,7 +92,7 @@ fn is_of(flow: &Dropped, check: &Check, direction: Direction) -> bool {
         && port == check.port
 }
 
-/// The objects with every policy in audit mode.
+/// Returns the objects with every policy in audit mode.
 fn on_trial(objects: &[Change]) -> Vec<Change> {
     let mut objects = objects.to_vec();
     for object in &mut objects {
@@ -106,7 +106,7 @@ fn on_trial(objects: &[Change]) -> Vec<Change> {
     objects
 }
 
-/// Begins a flow at all nodes; returns whether it passes all of them, and the directions in which it is recorded.
+/// Begins a flow at all nodes. Returns whether it passes all of them, and the directions in which it is recorded.
 fn begin(nodes: &mut [Audited], check: &Check) -> (bool, BTreeSet<Direction>) {
     let mut recorded = BTreeSet::new();
     let mut passes = true;
@@ -118,8 +118,8 @@ fn begin(nodes: &mut [Audited], check: &Check) -> (bool, BTreeSet<Direction>) {
     (passes, recorded)
 }
 
-/// Begins a flow; returns whether it passes, the directions in which it is recorded, and whether it would be denied. A
-/// flow to a Service would be if it is recorded at its sender, or with every backend.
+/// Begins a flow. Returns whether it passes, the directions in which it is recorded, and whether policy would deny
+/// it. A flow to a Service would be denied if it is recorded at its sender, or with every backend.
 fn is_recorded(
     nodes: &mut [Audited],
     enforced: &Oracle,
@@ -141,13 +141,13 @@ fn is_recorded(
     (passes, recorded, all)
 }
 
-/// Whether the flow is to a Service without a backend: no policy denies it, and no pod receives it.
+/// Returns whether the flow is to a Service without a backend: no policy denies it, and no pod receives it.
 fn leads_nowhere(state: &Oracle, check: &Check) -> bool {
     let (to, protocol, port) = (check.to.address, check.protocol.0, check.port);
     state.is_frontend(to, protocol, port) && state.backends(to, protocol, port, true).is_empty()
 }
 
-/// Failed checks of a step, and the number of flows that would be denied.
+/// Returns the failed checks of a step, and the number of flows that would be denied.
 fn failures(nodes: &mut [Audited], step: &Step) -> Result<(Vec<String>, usize)> {
     let (objects, _) = convert(step)?;
     let trial = on_trial(&objects);
@@ -197,7 +197,7 @@ fn failures(nodes: &mut [Audited], step: &Step) -> Result<(Vec<String>, usize)> 
     Ok((wrong, denied.len()))
 }
 
-/// Asserts that the cases hold; returns the numbers of recorded flows and of all flows.
+/// Asserts that the cases hold. Returns the numbers of recorded flows and of all flows.
 fn hold(cases: &[Case]) -> Result<(usize, usize)> {
     let (mut wrong, mut denied, mut all) = (Vec::new(), 0, 0);
     for case in cases {

@@ -1,5 +1,5 @@
-//! Conformance cases as they are on disk, read for a runner: for each step all Kubernetes objects, and the checks that
-//! must hold then. `agent/core/conformance/README.md` describes the format.
+//! Conformance cases on disk, read for a runner: for each step all Kubernetes objects and the expected checks.
+//! `agent/core/conformance/README.md` describes the format.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 /// `apiVersion` of netpold's own documents.
 const API_VERSION: &str = "netpold.dev/conformance";
 
-/// A case, from one file.
+/// Case from one file.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     /// File name without extension.
@@ -28,23 +28,23 @@ pub(crate) struct Case {
     pub(crate) steps: Vec<Step>,
 }
 
-/// A state of the cluster, and its checks.
+/// State of the cluster, with its checks.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
     /// All Kubernetes objects of the state, the topology's included.
     pub(crate) objects: Vec<Value>,
-    /// Flows that are tried in this state.
+    /// Flows tried in this state.
     pub(crate) checks: Vec<Check>,
 }
 
-/// A flow with its expected verdict.
+/// Flow with its expected verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Check {
     /// Side that opens the flow.
     pub(crate) from: Side,
-    /// Side that receives it.
+    /// Side that receives the flow.
     pub(crate) to: Side,
-    /// IP protocol; for ICMP the one of the addresses' family.
+    /// IP protocol; for ICMP the protocol of the addresses' family.
     pub(crate) protocol: IpProtocol,
     /// Destination port; 0 if the protocol has none.
     pub(crate) port: u16,
@@ -57,7 +57,7 @@ pub(crate) struct Check {
 pub(crate) struct Side {
     /// `namespace/pod`, or the name of a node or host.
     pub(crate) name: String,
-    /// Address to use; both sides of a check have the same family.
+    /// Address of the side; both sides of a check have the same family.
     pub(crate) address: IpAddr,
 }
 
@@ -70,7 +70,7 @@ impl std::fmt::Display for Check {
     }
 }
 
-/// netpold's own documents.
+/// Documents of netpold's own format.
 #[derive(Deserialize)]
 #[serde(tag = "kind", deny_unknown_fields, rename_all_fields = "camelCase")]
 enum Document {
@@ -107,22 +107,22 @@ fn both_families() -> Vec<u8> {
     vec![4, 6]
 }
 
-/// `allow A to B` or `deny A to B`.
+/// Line `allow A to B` or `deny A to B`.
 struct Verdict {
     allow: bool,
     from: String,
     to: String,
 }
 
-/// The cases in `agent/core/conformance`, by name.
+/// Loads the cases in `agent/core/conformance`, by name.
 ///
 /// # Errors
-/// A file cannot be read or is not of the format.
+/// A file cannot be read or does not follow the format.
 pub(crate) fn load_all() -> Result<Vec<Case>> {
     load_from("cases")
 }
 
-/// The cases about Services, judged in process only: on the wire they need a translating proxy.
+/// Loads the cases about Services, judged in process only: on the wire they need a translating proxy.
 ///
 /// # Errors
 /// The errors of [`load_all`].
@@ -140,7 +140,7 @@ fn load_from(directory: &str) -> Result<Vec<Case>> {
     paths.iter().map(|path| load(&topology, path)).collect()
 }
 
-/// The objects of the topology alone.
+/// Returns the objects of the topology without a case.
 ///
 /// # Errors
 /// The errors of [`load_all`].
@@ -157,7 +157,7 @@ fn load(topology: &str, path: &Path) -> Result<Case> {
     read(topology, &name, &text).with_context(|| path.display().to_string())
 }
 
-/// Reads a case from its text and the topology's.
+/// Reads a case from its text and the topology's text.
 fn read(topology: &str, name: &str, text: &str) -> Result<Case> {
     let mut cluster = Cluster::default();
     for document in documents(topology)? {
@@ -249,14 +249,14 @@ impl Reader {
     }
 }
 
-/// Objects by `Kind namespace/name`, and the hosts beside them.
+/// Objects by `Kind namespace/name`, and hosts by name.
 #[derive(Default)]
 struct Cluster {
     objects: BTreeMap<String, Value>,
     hosts: BTreeMap<String, Vec<IpAddr>>,
 }
 
-/// A sender or receiver of the verdict matrix.
+/// Sender or receiver of the verdict matrix.
 struct Party {
     name: String,
     addresses: Vec<IpAddr>,
@@ -277,7 +277,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Sets labels; a null removes one.
+    /// Sets labels; a null removes a label.
     fn label(&mut self, id: &str, labels: Map<String, Value>) -> Result<()> {
         let object = self.objects.get_mut(id).with_context(|| format!("no {id}"))?;
         let current = object["metadata"]["labels"].as_object_mut().context("no labels")?;
@@ -291,7 +291,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// All running pods with a network of their own, and the nodes, hosts and Services in `with`.
+    /// Returns all running pods that are not on the host network, and the nodes, hosts and Services in `with`.
     fn parties(&self, with: &[String]) -> Result<Vec<Party>> {
         let mut parties = Vec::new();
         for (id, object) in &self.objects {
@@ -361,7 +361,7 @@ fn flows(protocols: &[IpProtocol], ports: &[u16]) -> Result<Vec<(IpProtocol, u16
     Ok(flows)
 }
 
-/// Checks of every party to every party, except pairs without a pod and flows from a Service.
+/// Returns the checks of every party to every party, except pairs without a pod and flows from a Service.
 fn checks(
     parties: &[Party],
     families: &[u8],
@@ -405,13 +405,13 @@ fn pairs<'p>(
     })
 }
 
-/// Expected verdict: the last matching line's, or allowed without one; a pod always reaches itself.
+/// Returns the verdict of the last matching line, or allowed without one; a pod always reaches itself.
 fn expected(verdicts: &[Verdict], from: &str, to: &str) -> bool {
     let line = verdicts.iter().rfind(|v| matches(&v.from, from) && matches(&v.to, to));
     from == to || line.is_none_or(|line| line.allow)
 }
 
-/// `*`, `namespace/*`, `*/pod` or a name.
+/// Returns whether a name matches `*`, `namespace/*`, `*/pod` or a name.
 fn matches(pattern: &str, name: &str) -> bool {
     match (pattern.split_once('/'), name.split_once('/')) {
         _ if pattern == "*" => true,

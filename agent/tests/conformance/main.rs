@@ -44,8 +44,8 @@ fn probe(check: &Check) -> Probe {
     Probe { from, to, protocol: check.protocol, port: check.port }
 }
 
-/// Whether the tables of all nodes allow a flow. Where the flow is translated, the sender's veth must let it out and
-/// both sides must allow some backend.
+/// Returns whether the tables of all nodes allow a flow. Where the flow is translated, the sender's veth must pass it
+/// and both sides must allow some backend.
 fn tables_allow<'n>(
     nodes: impl IntoIterator<Item = &'n CompiledNode> + Clone,
     state: &Oracle,
@@ -63,7 +63,7 @@ fn tables_allow<'n>(
     all(check) && backends.any(|check| all(&check))
 }
 
-/// Failed checks of a step, as lines.
+/// Returns the failed checks of a step, as lines.
 fn failures(
     case: &Case,
     number: usize,
@@ -113,7 +113,8 @@ fn service_cases_hold_in_process() -> Result<()> {
     Ok(())
 }
 
-/// Asserts that the cases hold; returns the numbers of allowed flows, of denied flows, and of packets that XDP dropped.
+/// Asserts that the cases hold. Returns the numbers of allowed flows, of denied flows, and of packets that XDP
+/// dropped.
 fn hold(cases: &[Case]) -> Result<(usize, usize, [u64; 3])> {
     let mut wrong = Vec::new();
     let (mut allowed, mut denied, mut early) = (0, 0, [0; 3]);

@@ -1,4 +1,4 @@
-//! Compiler and tables of one node, updated from step to step as an agent does.
+//! Compiler and tables of one node, updated from step to step as by an agent.
 
 use std::net::IpAddr;
 
@@ -13,18 +13,18 @@ use netpold_testkit::memory::MemoryTables;
 
 use crate::case::Check;
 
-/// A node with its pods behind interfaces.
+/// Node with its pods behind interfaces.
 pub(crate) struct CompiledNode {
     compiler: Compiler,
     tables: MemoryTables,
     hooks: Hooks,
-    /// Objects that the compiler has.
+    /// Objects in the compiler.
     state: Vec<Change>,
     name: &'static str,
 }
 
 impl CompiledNode {
-    /// An empty node.
+    /// Returns a node without objects.
     pub(crate) fn new(name: &'static str) -> Self {
         let compiler = Compiler::new(Options { node: name.to_owned(), ..Options::default() });
         let (tables, hooks) = (MemoryTables::new(), Hooks::new());
@@ -47,7 +47,7 @@ impl CompiledNode {
         Ok(())
     }
 
-    /// A veth for each running pod of the node.
+    /// Returns a veth for each running pod of the node.
     fn interfaces(&self, objects: &[Change]) -> impl Iterator<Item = Change> {
         let pods = objects.iter().filter_map(|object| {
             if let Change::Pod(pod) = object
@@ -70,7 +70,7 @@ impl CompiledNode {
         })
     }
 
-    /// Interface of the local pod with an address.
+    /// Returns the interface of the local pod with an address.
     fn interface_of(&self, address: IpAddr) -> Option<&Interface> {
         self.state.iter().find_map(|object| {
             if let Change::Interface(i) = object
@@ -83,7 +83,8 @@ impl CompiledNode {
         })
     }
 
-    /// Packets that XDP dropped in front of the pods' hooks: connection attempts, all packets, packets from pods.
+    /// Returns the numbers of packets that XDP dropped in front of the pods' hooks: connection attempts, all packets,
+    /// packets from pods.
     pub(crate) fn dropped_early(&self) -> [u64; 3] {
         self.hooks.dropped()
     }
@@ -95,18 +96,18 @@ impl CompiledNode {
         })
     }
 
-    /// Compiler of the node.
+    /// Returns the compiler of the node.
     pub(crate) fn compiler(&self) -> &Compiler {
         &self.compiler
     }
 
-    /// Whether this node passes a flow: the egress of a local sender, and the ingress of a local receiver. Traffic of a
-    /// pod with itself and packets of the node do not reach the tables.
+    /// Returns whether this node passes a flow: the egress of a local sender, and the ingress of a local receiver.
+    /// Traffic of a pod with itself and packets of the node do not reach the tables.
     pub(crate) fn allows(&self, check: &Check) -> bool {
         self.begin(check, |_, _| {})
     }
 
-    /// [`Self::allows`]; `left` gets the flow table after each direction.
+    /// Does the same as [`Self::allows`], and passes the flow table to `left` after each direction.
     pub(crate) fn begin(
         &self,
         check: &Check,
@@ -117,7 +118,7 @@ impl CompiledNode {
             let Some(interface) = self.interface_of(local) else { return true };
             let (ifindex, protocol, port) = (interface.index, check.protocol.0, check.port);
             let allowed = self.tables.allows(ifindex, direction, remote, protocol, port);
-            // The packet path agrees, and XDP in front of it drops exactly the packets that it should.
+            // The packet path agrees with the tables, and XDP in front of it drops exactly the expected packets.
             let begun = Begun { ifindex, direction, remote, protocol, port };
             let passes = self.hooks.begin(&self.tables, &begun);
             assert_eq!(passes, Ok(allowed), "{direction} at {ifindex}: {check}");
@@ -130,7 +131,7 @@ impl CompiledNode {
     }
 }
 
-/// Interface index from the last number of the IPv4 address, which is unique on a node of the topology.
+/// Returns an interface index from the last number of the IPv4 address, which is unique on a node of the topology.
 fn index(addresses: &[IpAddr]) -> u32 {
     addresses
         .iter()

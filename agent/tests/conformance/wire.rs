@@ -1,5 +1,5 @@
-//! The conformance cases with real sockets: pods and nodes are network namespaces, an agent runs on
-//! each node, and every check is a probe. Needs root.
+//! The conformance cases with real sockets: pods and nodes are network namespaces, an agent runs on each node, and
+//! every check is a probe. Needs root.
 
 mod audited;
 mod observed;
@@ -25,16 +25,16 @@ const N2: [&str; 4] = ["10.244.2.0/24", "fd00:10:244:2::/64", "172.31.0.2", "fd0
 const WORLD: [&str; 4] =
     ["198.51.100.0/24", "2001:db8:51::/64", "203.0.113.10", "2001:db8:113::10"];
 
-/// Time for probes that must be dropped; once for all of a step.
+/// Time for probes that must be dropped, counted once for all probes of a step.
 const DENIED: Duration = Duration::from_millis(120);
 /// Time for probes that must be answered, on a busy machine.
 const ALLOWED: Duration = Duration::from_secs(5);
 /// Time until an agent enforces a step.
 const ENFORCED: Duration = Duration::from_mins(1);
-/// One case in this many runs again under XDP.
+/// Interval of cases that run again under XDP.
 const EARLY_EVERY: usize = 4;
 
-/// The topology, and the pods and servers of the present step. Fields are dropped in this order.
+/// The topology, with pods and servers of the present step. The order of the fields is the order of their drop.
 struct Wire {
     agents: Vec<Agent>,
     pods: BTreeMap<String, Placed>,
@@ -50,7 +50,7 @@ struct Wire {
     arguments: Vec<String>,
 }
 
-/// A pod, with the addresses and the node of its manifest.
+/// Pod, with the addresses and the node of its manifest.
 struct Placed {
     addresses: Vec<IpAddr>,
     node: String,
@@ -58,7 +58,7 @@ struct Placed {
 }
 
 impl Wire {
-    /// One node of each kind and a host beyond them, without agents.
+    /// Creates one node of each kind and a host beyond them, without agents.
     fn new(directory: &Path, arguments: &[&str]) -> Result<Self> {
         let node = |name: &'static str, cni, [cidr4, cidr6, v4, v6]: [&str; 4]| {
             let addresses = (v4.parse()?, v6.parse()?);
@@ -98,7 +98,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Replaces pods and manifests by those of a state, and waits until it is enforced.
+    /// Replaces pods and manifests by those of a state, and waits until the agents enforce it.
     fn become_state(&mut self, objects: &[Value]) -> Result<()> {
         self.state += 1;
         self.place(objects)?;
@@ -118,7 +118,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Adds and removes pods; a pod with another node or other addresses is a new one.
+    /// Adds and removes pods; a pod with another node or other addresses is a new pod.
     fn place(&mut self, objects: &[Value]) -> Result<()> {
         let wanted = objects.iter().filter_map(running).collect::<Result<BTreeMap<_, _>>>()?;
         self.pods.retain(|name, placed| {
@@ -157,7 +157,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Failed checks of a step, as lines.
+    /// Returns the failed checks of a step, as lines.
     fn failures(&mut self, step: &Step) -> Result<Vec<String>> {
         self.become_state(&step.objects)?;
         self.serve(&step.checks)?;
@@ -188,7 +188,7 @@ impl Wire {
 /// Node and addresses.
 type Place = (String, Vec<IpAddr>);
 
-/// Name and place of a pod with a network of its own.
+/// Returns name and place of a pod that is not on the host network.
 fn running(object: &Value) -> Option<Result<(String, Place)>> {
     let status = &object["status"];
     let finished = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
@@ -238,8 +238,8 @@ fn cases_hold_on_the_wire() -> Result<()> {
     Ok(())
 }
 
-/// XDP in front of the pods' hooks, at the links between the hosts and at the pods: one case in `EARLY_EVERY`, and all
-/// cases with clients beyond the nodes.
+/// Runs cases with XDP in front of the pods' hooks, at the links between the hosts and at the pods: one case in
+/// `EARLY_EVERY`, and all cases with clients beyond the nodes.
 #[test]
 fn cases_hold_on_the_wire_with_xdp() -> Result<()> {
     if !require_root("cases_hold_on_the_wire_with_xdp") {
@@ -257,7 +257,7 @@ fn cases_hold_on_the_wire_with_xdp() -> Result<()> {
     for agent in &wire.agents {
         let status = agent.status()?;
         let native = |what: &Value, field| {
-            // Endpoints of objects alone have no interface.
+            // Endpoints known from objects only have no interface.
             let all = status_array(what).iter().filter(|device| device["interface"].is_string());
             let modes: Vec<&Value> = all.map(|device| &device[field]).collect();
             !modes.is_empty() && modes.iter().all(|mode| *mode == "native")
@@ -273,12 +273,12 @@ fn status_array(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Whether a host beyond the nodes opens the flow.
+/// Returns whether a host beyond the nodes opens the flow.
 fn is_beyond(check: &Check) -> bool {
     check.from.name == "world"
 }
 
-/// Asserts that the cases hold; returns the number of probes.
+/// Asserts that the cases hold. Returns the number of probes.
 #[expect(clippy::print_stdout, reason = "tests say what they did")]
 fn hold(wire: &mut Wire, cases: &[Case]) -> Result<usize> {
     let (began, topology) = (Instant::now(), case::topology()?);

@@ -1,4 +1,4 @@
-//! Who asks the webhook: the API server is answered whatever pods do, and nobody costs the controller much.
+//! Clients of the webhook: the API server is answered whatever pods do, and no client costs the controller much.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,16 +19,16 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use crate::webhook::{bundle, configuration, free_port, is_gated, trusted};
 use crate::world::{Controller, NAMESPACE, World, wait};
 
-/// Address of a pod, as the API server has it and as it connects from.
+/// Address of a pod in its object, and source of the pod's connections.
 const POD: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-/// A certificate and its key, PEM.
+/// Certificate and key, in PEM.
 struct Identity {
     certificate: String,
     key: String,
 }
 
-/// A controller whose webhook the API server asks. Dropped in this order.
+/// Controller with a webhook for the API server. The order of the fields is the order of their drop.
 struct Asked {
     controller: Controller,
     world: World,
@@ -47,12 +47,12 @@ impl Asked {
         Some(Self { controller, world, port })
     }
 
-    /// The port is the controller's, whatever the address of the loopback.
+    /// Returns the address of the webhook.
     const fn address(&self) -> SocketAddr {
         SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), self.port)
     }
 
-    /// A request over TLS; the answer.
+    /// Sends a request over TLS and returns the answer.
     async fn ask(&self, from: Ipv4Addr, who: Option<&Identity>, body: &[u8]) -> io::Result<String> {
         let mut roots = RootCertStore::empty();
         let authority = base64_decoded(&bundle(&self.world));
@@ -82,7 +82,7 @@ impl Asked {
         stream.write_all(body).await?;
         stream.flush().await?;
         let mut answer = Vec::new();
-        // A connection that ends without a farewell has said all.
+        // A connection that ends without TLS close_notify has delivered its whole answer.
         match stream.read_to_end(&mut answer).await {
             Err(error) if answer.is_empty() => Err(error),
             _ => Ok(String::from_utf8_lossy(&answer).into_owned()),
@@ -105,14 +105,14 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
-/// `VmHWM`, in MiB.
+/// Returns `VmHWM` in MiB.
 fn most_memory(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.split_whitespace().next().unwrap().parse::<u64>().unwrap() / 1024
 }
 
-/// Four hundred connections of a pod that ask nothing, and others of its in their place as soon as they end.
+/// Opens four hundred connections of a pod that send no request, and replaces each connection that ends.
 #[test]
 fn idle_connections_of_a_pod_keep_the_api_server_out_of_nothing() {
     const TEST: &str = "idle_connections_of_a_pod_keep_the_api_server_out_of_nothing";
@@ -157,7 +157,7 @@ fn idle_connections_of_a_pod_keep_the_api_server_out_of_nothing() {
     assert_eq!(without, 0, "of 20 pods\n{}", asked.controller.log());
 }
 
-/// Sixty reviews of 4 MiB at a time, of many small values each, whoever sends them.
+/// Sends sixty reviews of 4 MiB at a time, each of many small values.
 #[test]
 fn large_reviews_take_no_memory() {
     const REVIEWS: usize = 60;
@@ -179,7 +179,7 @@ fn large_reviews_take_no_memory() {
     });
     let (gated, most) = (gated.count(), most_memory(asked.controller.pid()));
     println!("{gated} of {REVIEWS} answered; at most {most} MiB, {before} before");
-    // Without optimization, some take longer than a connection may last.
+    // Without optimization, some reviews take longer than the time limit of a connection.
     assert!(gated >= 5, "{answers:?}");
     assert!(most < before + 64, "{most} MiB, {before} before");
 }

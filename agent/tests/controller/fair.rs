@@ -1,4 +1,4 @@
-//! A namespace with very many policies delays no other's.
+//! Statuses of a namespace with few policies beside a namespace with very many.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ const CROWD: usize = 200;
 #[test]
 fn a_crowd_keeps_nobody_waiting() {
     let Some(world) = World::new("a_crowd_keeps_nobody_waiting") else { return };
-    // Before the other one in the order of names.
+    // The namespace sorts before the namespace of the single policy.
     world.server.kubectl(&["create", "namespace", "crowd"]).unwrap();
     let policy = |number: usize| {
         json!({

@@ -1,4 +1,4 @@
-//! Of two controllers one writes.
+//! Leader election: one of two controllers writes.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 use crate::world::{USER, World, wait};
 
-/// A Lease runs out after 15 s, and is looked at every 2 s; the rest is for a slow machine.
+/// Deadline of a takeover: a Lease expires after 15 s and is checked every 2 s; the rest is for a slow machine.
 const TAKEOVER: Duration = Duration::from_secs(45);
 
 fn holder(world: &World) -> String {
@@ -17,7 +17,7 @@ fn holder(world: &World) -> String {
     world.server.kubectl(&[&get[..], &["-o", "jsonpath={.spec.holderIdentity}"]].concat()).unwrap()
 }
 
-/// How often each status was written.
+/// Returns the number of writes per status.
 fn writes(world: &World) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for request in world.server.requests(USER).unwrap() {
@@ -56,7 +56,7 @@ fn another_takes_over_from_a_leader_that_is_gone() {
     world.becomes("server", [1, 1, 0], ["True", "AllNodes"]);
     assert_eq!(holder(&world), names[1 - leader]);
 
-    // One that ends orderly lets go of the Lease: nobody waits for it.
+    // A controller releases the Lease on SIGTERM, so the successor does not wait for its expiry.
     controllers[leader] = world.start("three", &[]);
     wait("the third stands by", || controllers[leader].log().contains("every kind is in sync"));
     controllers[1 - leader].end(Signal::SIGTERM);
@@ -65,7 +65,7 @@ fn another_takes_over_from_a_leader_that_is_gone() {
     world.report("n1", 0, &[("server", true, "")]);
     world.becomes("late", [1, 0, 0], ["False", "Pending"]);
 
-    // What was so stays unwritten by the next one.
+    // The new leader does not rewrite statuses that are unchanged.
     let counts = writes(&world);
     let of = |what: &str| {
         counts.iter().filter(|(path, _)| path.ends_with(what)).map(|(_, n)| n).sum::<usize>()
@@ -75,7 +75,7 @@ fn another_takes_over_from_a_leader_that_is_gone() {
     assert_eq!(of("/late/status"), 2, "in force at once, and Pending again: {counts:?}");
 }
 
-/// A leader that was stopped in its tracks must not write when it goes on, after another has taken over.
+/// Freezes the leader until another takes over: it must not write when it resumes.
 #[test]
 fn a_leader_that_slept_writes_nothing() {
     let Some(world) = World::new("a_leader_that_slept_writes_nothing") else { return };

@@ -1,4 +1,4 @@
-//! A policy's status through its life.
+//! Status of a policy from its creation to its deletion.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use serde_json::json;
 
 use crate::world::{NAMESPACE, World, condition, wait};
 
-/// The API server takes no new object in a namespace that is being deleted: that is nothing to report, and not tried for
-/// ever.
+/// The API server refuses a new object in a namespace that is being deleted: the controller reports no failure and
+/// stops retrying.
 #[test]
 fn a_namespace_that_is_being_deleted_gets_no_status() {
     const TEST: &str = "a_namespace_that_is_being_deleted_gets_no_status";
@@ -21,13 +21,13 @@ fn a_namespace_that_is_being_deleted_gets_no_status() {
     });
     world.server.apply(&policy.to_string()).unwrap();
     world.policy("other", "other", 1);
-    // Nothing here takes its objects away.
+    // Garbage collection does not run here, so the namespace keeps its objects.
     world.server.kubectl(&["delete", "namespace", "going", "--wait=false"]).unwrap();
     let controller = world.start("one", &[]);
     let told = "NetworkPolicy going/server gets no status: its namespace is being deleted";
     wait("told so", || controller.log().contains(told));
     world.becomes("other", [0, 0, 0], ["True", "NoPods"]);
-    // Twice as long as the pause after a failure.
+    // Twice the pause after a failure.
     std::thread::sleep(Duration::from_secs(5));
     let log = controller.log();
     assert!(!log.contains("WARN"), "{log}");
@@ -53,7 +53,7 @@ fn a_status_follows_its_policy() {
     );
     assert_eq!(condition(&object["status"], "Accepted")["status"], "Unknown", "{object}");
 
-    // The nodes report one by one.
+    // The nodes report one after the other.
     for node in ["n1", "n2", "n3"] {
         world.report(node, 0, &[]);
     }
@@ -94,7 +94,7 @@ fn a_status_follows_its_policy() {
         (&json!(1), &json!(1))
     );
 
-    // An edit is not in force before the nodes say so.
+    // An edit is not in force before the nodes report it.
     world.policy("server", "server", 2);
     let object = world.becomes("server", [3, 0, 0], ["False", "Pending"]);
     assert_eq!(object["status"]["observedGeneration"], 2);
@@ -110,7 +110,7 @@ fn a_status_follows_its_policy() {
     }
     world.becomes("server", [3, 3, 0], ["True", "AllNodes"]);
 
-    // An agent falls silent, comes back, and its node goes.
+    // An agent stops reporting, resumes, and its Node is deleted.
     world.report("n3", 10, &[("server", true, "")]);
     let object = world.becomes("server", [3, 2, 1], ["False", "AgentSilent"]);
     assert_eq!(object["status"]["notEnforced"][0]["node"], "n3");
@@ -121,14 +121,14 @@ fn a_status_follows_its_policy() {
     world.server.kubectl(&["delete", "node", "n3"]).unwrap();
     world.becomes("server", [2, 2, 0], ["True", "AllNodes"]);
 
-    // Pods come and go.
+    // The pod of a policy is created and deleted.
     world.policy("other", "other", 1);
     world.becomes("other", [1, 0, 0], ["False", "Pending"]);
     let now = ["delete", "pod", "other", "-n", NAMESPACE, "--grace-period=0", "--force"];
     world.server.kubectl(&now).unwrap();
     world.becomes("other", [0, 0, 0], ["True", "NoPods"]);
 
-    // A policy of the same name is another one.
+    // A policy with the same name as a deleted one is a new policy.
     world.server.kubectl(&["delete", "networkpolicy", "server", "-n", NAMESPACE]).unwrap();
     world.policy("server", "server", 1);
     let object = world.becomes("server", [2, 0, 0], ["False", "Pending"]);
@@ -139,7 +139,7 @@ fn a_status_follows_its_policy() {
     });
     assert_eq!(object["status"]["observedGeneration"], 1);
 
-    // A status that somebody deletes is written again.
+    // A deleted status is written again.
     world.server.kubectl(&["delete", "networkpolicystatus", "server", "-n", NAMESPACE]).unwrap();
     world.becomes("server", [2, 0, 0], ["False", "Pending"]);
 }

@@ -1,4 +1,4 @@
-//! The rights of `deploy/base/controller.yaml` are exact: enough to run with, and nothing that is not used.
+//! Checks that the rights of `deploy/base/controller.yaml` are exact: sufficient to run, without unused rights.
 
 use std::collections::BTreeSet;
 
@@ -38,7 +38,7 @@ fn every_right_is_used_and_none_is_missing() {
     wait("trusted", || trusted(&world));
     world.policy("server", "server", 1);
     world.becomes("server", [1, 0, 0], ["False", "Pending"]);
-    // Its status passes on to a new policy of that name.
+    // The status of a deleted policy passes to a new policy of the same name.
     world.server.kubectl(&["delete", "networkpolicy", "server", "-n", NAMESPACE]).unwrap();
     world.policy("server", "server", 1);
     let policy = world.get(&["networkpolicy", "server", "-n", NAMESPACE]);
@@ -46,7 +46,7 @@ fn every_right_is_used_and_none_is_missing() {
         world.status("server").unwrap()["metadata"]["ownerReferences"][0]["uid"]
             == policy["metadata"]["uid"]
     });
-    // The Secret is replaced where it is useless; the next leader finds it so.
+    // The next leader replaces a Secret with unusable content.
     let useless =
         ["patch", "secret", "netpold-controller-tls", "-n", "netpold-system", "--type=merge"];
     let patch = ["-p", r#"{"data":{"certificates.json":"e30="}}"#];
@@ -59,7 +59,7 @@ fn every_right_is_used_and_none_is_missing() {
 
     world.report("n1", 0, &[("server", true, "")]);
     world.becomes("server", [1, 1, 0], ["True", "AllNodes"]);
-    // A watch may be written to the log when it ends.
+    // The API server may log a watch only at its end.
     controller.end(Signal::SIGTERM);
     let watched = |resource: &str| {
         let requests = world.server.requests(USER).unwrap();

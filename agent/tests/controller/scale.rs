@@ -1,4 +1,4 @@
-//! What a controller costs the API server, and itself, in a cluster of 100 nodes.
+//! Cost of a controller for the API server and for the node it runs on, in a cluster of 100 nodes.
 
 use std::future::Future;
 use std::process::Command;
@@ -18,16 +18,16 @@ const NODES: usize = 100;
 const NAMESPACES: usize = 100;
 const PODS: usize = 20_000;
 const POLICIES: usize = 5_000;
-/// Pods of an app, and policies that select it: each policy has its pods on four nodes.
+/// Number of apps in a namespace, and of policies: each policy selects pods on four nodes.
 const APPS: usize = POLICIES / NAMESPACES;
-/// Requests under way at a time.
+/// Requests in flight.
 const AT_ONCE: usize = 24;
-/// What counts as idle.
+/// Time over which idle cost is measured.
 const IDLE: Duration = Duration::from_mins(1);
-/// All of it at the most.
+/// Deadline of the whole test.
 const LONGEST: Duration = Duration::from_mins(30);
 
-/// The administrator, who plays the agents.
+/// Client with administrator rights, which plays the agents.
 struct Admin(Client);
 
 impl Admin {
@@ -52,7 +52,7 @@ impl Admin {
     }
 }
 
-/// Does all of these, some at a time.
+/// Runs all futures, [`AT_ONCE`] at a time.
 async fn all<F: Future<Output = ()>>(what: impl Iterator<Item = F>) {
     futures::stream::iter(what).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
 }
@@ -86,7 +86,7 @@ fn policy(number: usize) -> (String, Value) {
 
 const REPORTS: &str = "/apis/netpold.io/v1alpha1/nodepolicystatuses";
 
-/// What each node's agent says: of each policy that selects one of its pods that it is in force.
+/// Returns the report of each node: every policy that selects one of its pods is in force.
 fn reports(policies: &Value) -> Vec<Value> {
     let mut nodes = vec![std::collections::BTreeMap::new(); NODES];
     for policy in policies["items"].as_array().unwrap() {
@@ -113,8 +113,8 @@ fn renewed(mut status: Value) -> Value {
     json!({ "status": status })
 }
 
-/// Bytes that a process has received and sent over its open connections (what went over one that has closed since is
-/// not known), seconds of processor, MiB resident.
+/// Returns bytes received and sent over the open connections of a process (closed connections do not count), seconds
+/// of CPU, MiB resident.
 fn costs(controller: &Controller) -> [f64; 4] {
     let output = Command::new("ss").args(["-Htinp", "state", "established"]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -138,7 +138,7 @@ fn costs(controller: &Controller) -> [f64; 4] {
     [bytes[0], bytes[1], ticks / 100.0, resident / 1024.0]
 }
 
-/// What something cost.
+/// Formats the costs since `before`.
 fn cost(
     world: &World,
     controller: &Controller,
@@ -180,7 +180,7 @@ async fn wait_enforcing(admin: &Admin) {
     }
 }
 
-/// Each agent renews its report once in 50 s.
+/// Renews the report of each node once in 50 s.
 async fn renew(admin: &Admin, reports: &[Value], time: Duration) {
     let end = Instant::now() + time;
     let mut number = 0;
@@ -266,7 +266,7 @@ async fn a_hundred_nodes() {
     println!("{}", cost(&world, &controller, "1,000 pods replaced, and 20 s", before, since));
     drop(controller);
 
-    // With everything written: what a restart costs.
+    // Cost of a restart with all statuses written.
     let controller = world.start("two", &[]);
     let (before, since) = (([0.0; 4], world.server.requests(USER).unwrap().len()), Instant::now());
     renew(&admin, &reports, Duration::from_secs(30)).await;

@@ -1,4 +1,4 @@
-//! Pods get the readiness gate as the API server creates them.
+//! Readiness gates that the webhook adds to pods at their creation.
 
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::world::{NAMESPACE, World, wait};
 
 const NAME: &str = "netpold-readiness-gate";
 
-/// The configuration that `deploy/overlays/readiness-gate` ships, of a webhook at this port.
+/// Returns the configuration in `deploy/overlays/readiness-gate`, for a webhook at this port.
 pub(crate) fn configuration(port: u16) -> Value {
     let rule = json!({
         "operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "scope": "Namespaced",
@@ -37,7 +37,7 @@ pub(crate) fn bundle(world: &World) -> String {
     found["webhooks"][0]["clientConfig"]["caBundle"].as_str().unwrap_or_default().to_owned()
 }
 
-/// The API server knows the webhook's authority.
+/// Returns whether the configuration has the webhook's certificate authority.
 pub(crate) fn trusted(world: &World) -> bool {
     !bundle(world).is_empty()
 }
@@ -46,7 +46,7 @@ pub(crate) fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
-/// The readiness gates of a pod that is created.
+/// Creates a pod and returns its readiness gates.
 fn gates(world: &World, name: &str) -> Vec<String> {
     world.pod(name, "x", "n1");
     let pod = world.get(&["pod", name, "-n", NAMESPACE]);
@@ -58,7 +58,8 @@ pub(crate) fn is_gated(world: &World, name: &str) -> bool {
     gates(world, name) == ["netpold.io/network-ready"]
 }
 
-/// Every pod that is created until then goes without the gate.
+/// A pod created before the configuration is trusted gets no gate, so the controller updates the configuration at
+/// once.
 #[test]
 fn a_configuration_that_comes_later_is_trusted_at_once() {
     const TEST: &str = "a_configuration_that_comes_later_is_trusted_at_once";
@@ -98,7 +99,7 @@ fn pods_get_the_gate_while_certificates_change() {
         is_gated(&world, &format!("p{number}"))
     };
     wait("asked", &mut next);
-    // Another certificate is made after 40 s and served after 45 s; the first one ends at 60 s.
+    // The controller issues another certificate after 40 s and serves it after 45 s; the first one expires at 60 s.
     let served = || controller.log().matches("the webhook serves another certificate").count();
     let (began, mut bundles) = (Instant::now(), vec![bundle(&world)]);
     while served() < 2 || began.elapsed() < Duration::from_secs(65) {
@@ -116,7 +117,7 @@ fn pods_get_the_gate_while_certificates_change() {
     println!("{number} pods, {} bundles, {} certificates", bundles.len(), served());
     assert!(bundles.len() >= 2);
 
-    // Without the webhook pods are created all the same.
+    // The API server creates pods also while no webhook answers.
     controller.end(Signal::SIGKILL);
     assert_eq!(gates(&world, "without"), Vec::<String>::new());
 }

@@ -1,4 +1,4 @@
-//! An API server, and controllers that have only their own rights.
+//! API server, and controllers that have only their own rights.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -12,17 +12,17 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-/// What is to happen happens within this, however busy the machine is.
+/// Deadline of an expected change, long enough for a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 const INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) const NAMESPACE: &str = "shop";
-/// The controller, as the API server knows it.
+/// User name of the controller's service account.
 pub(crate) const USER: &str = "system:serviceaccount:netpold-system:netpold-controller";
-/// What of the manifest can be created here: the server has no `policy/v1`, and nothing runs Deployments.
+/// Kinds of the manifest that the tests create: the server has no `policy/v1`, and no controller runs Deployments.
 const CREATED: [&str; 5] =
     ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"];
 
-/// Dropped, it is killed.
+/// Controller process, killed on drop.
 pub(crate) struct Controller {
     child: Child,
     log: PathBuf,
@@ -37,7 +37,7 @@ impl Controller {
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
     }
 
-    /// Kills it, or ends it orderly, and waits for that.
+    /// Sends a signal that ends the process, and waits for its exit.
     pub(crate) fn end(&mut self, signal: Signal) {
         self.signal(signal);
         self.child.wait().unwrap();
@@ -63,7 +63,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A server with netpold's kinds and the controller's rights; `None` where the test cannot run.
+    /// Starts a server with netpold's kinds and the controller's rights; `None` where the test cannot run.
     pub(crate) fn new(test: &str) -> Option<Self> {
         if !require_apiserver(test) {
             return None;
@@ -80,7 +80,7 @@ impl World {
         Some(world)
     }
 
-    /// Starts a controller of that name.
+    /// Starts a controller with the given identity.
     pub(crate) fn start(&self, name: &str, more: &[&str]) -> Controller {
         let token = self.server.token("netpold-system", "netpold-controller").unwrap();
         let kubeconfig = self.server.write_kubeconfig(name, &Access::Token(&token)).unwrap();
@@ -112,7 +112,7 @@ impl World {
         self.create(&json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } }));
     }
 
-    /// A pod of an app, as a scheduler leaves it.
+    /// Creates a pod of an app, as a scheduler leaves it.
     pub(crate) fn pod(&self, name: &str, app: &str, node: &str) {
         let metadata = json!({ "namespace": NAMESPACE, "name": name, "labels": { "app": app } });
         let containers = json!([{ "name": "main", "image": "example/main" }]);
@@ -122,7 +122,7 @@ impl World {
         );
     }
 
-    /// `kubectl apply` of a policy for the pods of an app, with so many rules.
+    /// Applies a policy for the pods of an app, with the given number of rules.
     pub(crate) fn policy(&self, name: &str, app: &str, rules: usize) {
         let policy = json!({
             "apiVersion": "networking.k8s.io/v1",
@@ -141,8 +141,7 @@ impl World {
         serde_json::from_str(&said).unwrap()
     }
 
-    /// Writes what a node's agent says, as of so many minutes ago: of each policy whether it is in force, and a
-    /// message.
+    /// Writes the report of a node's agent, dated `minutes` ago: name, enforcement and message of each policy.
     pub(crate) fn report(&self, node: &str, minutes: i64, policies: &[(&str, bool, &str)]) {
         let entry = |(name, enforced, message): &(&str, bool, &str)| {
             let policy = self.get(&["networkpolicy", name, "-n", NAMESPACE]);
@@ -150,7 +149,7 @@ impl World {
                 "namespace": NAMESPACE, "name": name, "pods": 1, "enforced": enforced,
                 "uid": policy["metadata"]["uid"], "observedGeneration": policy["metadata"]["generation"],
             });
-            // As the agents write it: no message is none, not an empty one.
+            // Agents omit an empty message.
             if !message.is_empty() {
                 entry["message"] = json!(message);
             }
@@ -178,7 +177,7 @@ impl World {
         self.server.kubectl(&patch).unwrap();
     }
 
-    /// A policy's status, if it has one.
+    /// Returns a policy's status, if it has one.
     pub(crate) fn status(&self, policy: &str) -> Option<Value> {
         let get = [
             "get",
@@ -193,8 +192,8 @@ impl World {
         serde_json::from_str(&self.server.kubectl(&get).unwrap()).ok()
     }
 
-    /// Waits until a policy's status says this: desired, enforced and failed nodes, and of `Enforcing` status and
-    /// reason.
+    /// Waits until a policy's status has these counts (desired, enforced and failed nodes) and this condition
+    /// `Enforcing` (status and reason).
     #[track_caller]
     pub(crate) fn becomes(&self, policy: &str, nodes: [i64; 3], enforcing: [&str; 2]) -> Value {
         let deadline = Instant::now() + PATIENCE;
@@ -214,7 +213,7 @@ impl World {
     }
 }
 
-/// Waits until something is so.
+/// Waits until the condition holds.
 #[track_caller]
 pub(crate) fn wait(what: &str, condition: impl FnMut() -> bool) {
     netpold_testbed::cluster::eventually(PATIENCE, condition, || format!("not {what}"));
@@ -229,7 +228,7 @@ fn base(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base").join(name)
 }
 
-/// The objects of `deploy/base/controller.yaml`.
+/// Returns the objects of `deploy/base/controller.yaml`.
 pub(crate) fn manifest() -> Vec<Value> {
     serde_saphyr::from_multiple(&std::fs::read_to_string(base("controller.yaml")).unwrap()).unwrap()
 }

@@ -1,4 +1,4 @@
-//! A container that a runtime (runc, which containerd runs too) makes of what the DaemonSet says.
+//! Container that a runtime (runc, which containerd runs too) creates from the DaemonSet.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use tempfile::TempDir;
 
 use crate::{INTERVAL, TIMEOUT};
 
-/// The host's directories, below one of the test's own, and what runs there.
+/// Directories of the host, below a directory of the test, and the node they belong to.
 pub(crate) struct Host<'a> {
     node: &'a Node,
-    // Before the directory that it is in.
+    // Unmounted before its parent directory is removed.
     _bpffs: Unmount<PathBuf>,
     directory: TempDir,
 }
@@ -29,7 +29,7 @@ impl<'a> Host<'a> {
         Self { node, _bpffs: Unmount(bpffs), directory }
     }
 
-    /// Starts the DaemonSet's container, with its objects from files instead of an API server.
+    /// Starts the DaemonSet's container, with objects from files instead of an API server.
     pub(crate) fn start(&self, manifests: &Manifests) -> Container {
         let bundle = tempfile::tempdir().unwrap();
         let made = Command::new("runc").arg("spec").current_dir(&bundle).status().unwrap();
@@ -54,7 +54,7 @@ impl<'a> Host<'a> {
         Container::run(self.node.name(), bundle)
     }
 
-    /// Identity, privileges, command line and environment.
+    /// Sets identity, privileges, command line and environment.
     fn process(&self, config: &mut Value, container: &Value, manifests: &Path) {
         let security = &container["securityContext"];
         assert_eq!(security["privileged"], false);
@@ -114,7 +114,8 @@ fn bind(source: &Path, destination: &Value, options: &[&str]) -> Value {
     json!({ "destination": destination, "type": "bind", "source": source, "options": options })
 }
 
-/// The program that is tested, with the libraries that the image's has inside, and the objects.
+/// Returns the mounts of the tested program, of the libraries that the image's program has linked in, and of the
+/// objects.
 fn files(manifests: &Path) -> Vec<Value> {
     let program = (Path::new(env!("CARGO_BIN_EXE_netpold")), json!("/netpold"));
     let libraries = ["/lib", "/lib64", "/usr/lib"].map(Path::new);
@@ -123,7 +124,7 @@ fn files(manifests: &Path) -> Vec<Value> {
     same.chain([program]).map(|(source, place)| bind(source, &place, &["ro", "rprivate"])).collect()
 }
 
-/// The DaemonSet's pod.
+/// Returns the DaemonSet's pod.
 fn daemon_set() -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base/daemonset.yaml");
     let text = fs::read_to_string(path).unwrap();
@@ -131,7 +132,7 @@ fn daemon_set() -> Value {
     set["spec"]["template"]["spec"].take()
 }
 
-/// A running container; it goes with this.
+/// Running container, removed on drop.
 pub(crate) struct Container {
     name: String,
     bundle: TempDir,
@@ -153,7 +154,7 @@ impl Container {
         Self { name: name.to_owned(), bundle, child }
     }
 
-    /// Waits until its status, asked for as `kubectl exec` does, fulfils a condition.
+    /// Waits until the agent's status, read as by `kubectl exec`, fulfils a condition.
     #[track_caller]
     pub(crate) fn wait_for(&mut self, what: &str, condition: impl Fn(&Value) -> bool) {
         let deadline = Instant::now() + TIMEOUT;
@@ -173,7 +174,7 @@ impl Container {
         }
     }
 
-    /// Ends it as a runtime ends what does not end by itself.
+    /// Kills the container, as a runtime does after the grace period.
     pub(crate) fn kill(mut self) {
         let killed = runc(&self.bundle).args(["kill", &self.name, "KILL"]).status().unwrap();
         assert!(killed.success(), "runc kill");
@@ -191,7 +192,7 @@ impl Drop for Container {
     }
 }
 
-/// With containers of its own.
+/// Returns a `runc` command with a state directory of the test.
 fn runc(bundle: &TempDir) -> Command {
     let mut command = Command::new("runc");
     command.arg("--root").arg(bundle.path().join("runc"));

@@ -1,4 +1,4 @@
-//! What is in `deploy/` works as it is written there.
+//! Files of `deploy/`, run as they are shipped.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod container;
@@ -28,7 +28,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const PROBE: Duration = Duration::from_millis(500);
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// A node with a client and a server.
+/// Node with a client and a server.
 struct Shop {
     node: Node,
     client: Pod,
@@ -53,18 +53,18 @@ impl Shop {
     }
 }
 
-/// Isolates all pods of the namespace.
+/// Policy that isolates all pods of the namespace.
 const DENY: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n\
                     metadata: {name: deny, namespace: shop}\nspec: {podSelector: {}}\n";
 
-/// Whether both pods are isolated.
+/// Returns whether both pods are isolated.
 fn isolates(status: &Value) -> bool {
     status["endpoints"]
         .as_array()
         .is_some_and(|all| all.len() == 2 && all.iter().all(|e| e["isolated"][0] == "ingress"))
 }
 
-/// The values of a key of the systemd unit.
+/// Returns the value of a key of the systemd unit.
 fn unit(key: &str) -> String {
     value("netpold.service", key)
 }
@@ -80,7 +80,7 @@ fn the_standbys_unit_watches_the_same_pin_root() {
     assert!(unit("ExecStart").contains(&format!("--bpffs {}", standby.bpffs.display())));
 }
 
-/// At the end of the machine no agent comes that the standby could wait for; at a restart of the unit one does.
+/// At a shutdown no agent follows that the standby could wait for; at a restart of the unit an agent follows.
 #[test]
 fn the_standbys_unit_ends_it_at_a_shutdown() {
     let line = value("netpold-standby.service", "ExecStop").replace("$$", "$");
@@ -103,10 +103,10 @@ fn the_standbys_unit_ends_it_at_a_shutdown() {
     assert_eq!(ends("degraded"), None);
 }
 
-/// The unit that keeps the node from the boot on.
+/// Unit that keeps policy enforced on the node from the boot on.
 const BOOT: &str = "netpold-boot.service";
 
-/// The values of a key of a systemd unit.
+/// Returns the value of a key of a systemd unit.
 fn value(unit: &str, key: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/standalone").join(unit);
     let text = std::fs::read_to_string(path).unwrap();
@@ -128,7 +128,7 @@ fn the_unit_starts_netpold_with_flags_it_has() {
     );
 }
 
-/// Starts what the unit for the boot starts, with this agent's pins and state.
+/// Starts the boot unit's command with the pins and the state of this agent.
 fn boot(shop: &Shop, agent: &Agent, notify: &Path) -> KillOnDrop {
     let directory = shop.directory.path();
     let place = |flag: &str| match flag {
@@ -167,7 +167,7 @@ fn the_boot_unit_keeps_the_node_until_the_agent_is_there() {
     agent.wait_for("isolating the pods", TIMEOUT, isolates).unwrap();
     let kept = || agent.state().join("last").exists();
     eventually(TIMEOUT, kept, || "no state is kept".to_owned());
-    // A reboot leaves the state's file and no pin.
+    // A reboot leaves the state file and no pin.
     agent.end(Signal::SIGKILL);
     let mut uninstall = Command::new(env!("CARGO_BIN_EXE_netpold"));
     let uninstall = without_twins(&mut uninstall).arg("uninstall").arg("--bpffs");
@@ -183,7 +183,7 @@ fn the_boot_unit_keeps_the_node_until_the_agent_is_there() {
     assert_eq!(&word[..length], b"READY=1");
     assert!(shop.probe().dropped(), "in force when the unit is ready");
 
-    // The DaemonSet's agent comes, and cannot read everything yet: the node stays kept.
+    // The DaemonSet's agent starts and cannot read all objects yet: the boot unit goes on.
     shop.manifests.write("broken.yaml", "kind: [").unwrap();
     agent.restart(&shop.node).unwrap();
     std::thread::sleep(Duration::from_secs(1));
@@ -221,7 +221,7 @@ fn the_boot_unit_is_as_careful_as_the_other() {
     }
 }
 
-/// A `netpold` that has the unit's capabilities and no others, on a bpffs that is mounted already.
+/// Writes a wrapper that runs `netpold` with the unit's capabilities only, on a bpffs that is already mounted.
 fn with_the_units_capabilities(directory: &Path) -> PathBuf {
     let set: Vec<String> = unit("CapabilityBoundingSet")
         .split_whitespace()
@@ -257,7 +257,7 @@ fn the_units_capabilities_are_enough() {
     assert!(shop.probe().dropped(), "denied by policy");
 }
 
-/// Whether there is runc; else the test is skipped.
+/// Returns whether runc is installed; otherwise skips the test.
 fn require_runc(test: &str) -> bool {
     let there = Command::new("runc").arg("--version").output().is_ok();
     if !there {
@@ -279,8 +279,8 @@ fn wait_ready(node: &Node) {
     eventually(TIMEOUT, || answer().starts_with("HTTP/1.1 200 "), answer);
 }
 
-/// Its capabilities, its read-only root, its mounts, a masked /proc and nothing else: the agent
-/// enforces, and what it enforced outlives the container.
+/// Runs with the DaemonSet's capabilities, read-only root, mounts and masked /proc only: the agent enforces, and
+/// enforcement outlives the container.
 #[test]
 fn the_daemon_sets_container_enforces() {
     const TEST: &str = "the_daemon_sets_container_enforces";

@@ -1,4 +1,4 @@
-//! The command: its inputs, outputs and exit statuses.
+//! Inputs, outputs and exit statuses of the command.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! On generated clusters and edits, the difference is that of the oracle's matrices.
+//! Differences of generated clusters and edits, compared with the matrices of the oracle.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,12 +11,12 @@ use netpold_testkit::generate::{self, Choices};
 use netpold_testkit::oracle::Oracle;
 
 const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
-/// Clusters, each with an edit.
+/// Number of clusters, each with an edit.
 const CLUSTERS: u64 = 1000;
-/// Pairs and ports asked of each.
+/// Number of sampled pairs and ports of each cluster.
 const SAMPLES: u32 = 300;
 
-/// An address as it is before and after, and on which node.
+/// Address before and after the edit, with the pod and the node that have it.
 #[derive(Clone, Debug)]
 struct Member {
     pods: Option<[Key; 2]>,
@@ -27,7 +27,7 @@ struct Member {
 struct World {
     oracles: [Oracle; 2],
     difference: Difference,
-    /// Of each party.
+    /// Members of each party.
     members: Vec<Vec<Member>>,
     ports: Vec<u16>,
 }
@@ -85,7 +85,7 @@ impl World {
                 let pairs = workload.counterparts();
                 pairs.into_iter().flat_map(|(b, a)| self.pod([b.clone(), a.clone()])).collect()
             }
-            // Found as a pod's node.
+            // `meetings` pairs a pod with its own node.
             Party::OwnNode => Vec::new(),
             Party::Nodes { nodes, .. } => nodes.iter().flat_map(|name| self.node(name)).collect(),
             Party::Outside { block, .. } => {
@@ -142,7 +142,7 @@ impl World {
         Self::paired(addresses).into_iter().map(member).collect()
     }
 
-    /// Whether the oracle allows it before and after.
+    /// Returns whether the oracle allows the flow before and after.
     fn judge(&self, from: &Member, to: &Member, protocol: IpProtocol, port: u16) -> [bool; 2] {
         [0, 1].map(|i| {
             let side = |member: &Member| Side::Address(member.addresses[i]);
@@ -151,13 +151,13 @@ impl World {
         })
     }
 
-    /// What the difference says of a pair, and whether of some of its members alone.
+    /// Returns the change that the difference reports for a pair, and whether it applies to some members only.
     fn said(&self, from: usize, to: usize) -> (Ports, Ports, bool) {
         let found = self.difference.changes.iter().find(|c| (c.from, c.to) == (from, to));
         found.map_or_else(Default::default, |c| (c.loses.clone(), c.gains.clone(), c.some))
     }
 
-    /// Every pair of members, with the parties that they are shown as.
+    /// Returns every pair of members, with the parties that represent them.
     fn meetings(&self) -> Vec<(usize, usize, &Member, &Member)> {
         let own_node = self.difference.parties.iter().position(|p| *p == Party::OwnNode).unwrap();
         let all = || {
@@ -219,7 +219,7 @@ impl World {
         self.witnesses(&meetings)
     }
 
-    /// Each end of what is lost or gained is so between some members.
+    /// Checks that some pair of members has each reported loss or gain, at both ends of its range.
     fn witnesses(&self, meetings: &[(usize, usize, &Member, &Member)]) -> Result<u64, String> {
         let mut seen = 0;
         for change in &self.difference.changes {
@@ -252,7 +252,7 @@ impl World {
     }
 }
 
-/// The address after another, or the one before it.
+/// Returns the address after another, or the address before it.
 fn beside(address: IpAddr, after: bool) -> Option<IpAddr> {
     let step = |bits: u128| if after { bits.checked_add(1) } else { bits.checked_sub(1) };
     match address {
@@ -264,7 +264,7 @@ fn beside(address: IpAddr, after: bool) -> Option<IpAddr> {
     }
 }
 
-/// Ends and neighbours of blocks that are neither pods' nor nodes' nor Services' addresses.
+/// Returns ends and neighbours of blocks that belong to no pod, node or Service.
 fn outside<'r>(oracles: &[Oracle; 2], rules: impl Iterator<Item = &'r Rule>) -> Vec<IpAddr> {
     let mut addresses: BTreeSet<IpAddr> =
         ["0.0.0.0", "203.0.113.9", "::", "2001:db8:9::9"].map(|text| text.parse().unwrap()).into();
@@ -282,7 +282,7 @@ fn outside<'r>(oracles: &[Oracle; 2], rules: impl Iterator<Item = &'r Rule>) -> 
     for oracle in oracles {
         let pods = oracle.pods.iter().flat_map(Pod::all_addresses);
         let nodes = oracle.nodes.iter().flat_map(|node| node.addresses.iter().copied());
-        // Where nothing is translated, a Service's address is one like any other.
+        // Where no proxy translates it, a Service's address is an ordinary address.
         let services = oracle.services.iter().filter(|service| !service.unserved);
         let services = services.flat_map(|service| service.addresses.iter().copied());
         for known in pods.chain(nodes).chain(services) {
@@ -309,7 +309,7 @@ fn the_difference_is_that_of_the_oracles_matrices() {
             |i: usize| matches!(difference.parties[i], Party::OwnNode | Party::Nodes { .. });
         nodes += difference.changes.iter().filter(|c| is_node(c.from) || is_node(c.to)).count();
     }
-    // It must have been seen to change.
+    // The samples must contain enough changes.
     assert!(changes > 50_000 && pairs > 5_000, "{changes} ends of ranges of {pairs} pairs");
     assert!(some > 100 && nodes > 500, "{some} in part, {nodes} with nodes");
 }

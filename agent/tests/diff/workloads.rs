@@ -1,4 +1,4 @@
-//! Workloads whose pods are not the same before and after, or not there at all.
+//! Workloads with different pods before and after, or without pods.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -32,7 +32,7 @@ fn workload((kind, version, field): (&str, &str, &str), name: &str, labels: &str
     )
 }
 
-/// A policy that isolates the ingress of pods with these labels; `rules` is its list.
+/// Returns a policy that isolates the ingress of pods with these labels; `rules` is its list.
 fn policy(labels: &str, rules: &str) -> String {
     format!(
         "---\n{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: guard, namespace: shop}}, \
@@ -50,7 +50,7 @@ fn client() -> String {
     workload(KINDS[0], "client", "app: client")
 }
 
-/// A pod that an API server might have: its labels and, if it has one, its owner.
+/// Returns a pod as an API server stores it: its labels and, if it has one, its owner.
 fn pod(name: &str, labels: &str, owner: &str, phase: &str, address: &str) -> String {
     let mut metadata = format!("name: {name}, namespace: shop, labels: {{{labels}}}");
     if let Some((kind, name)) = owner.split_once('/') {
@@ -65,7 +65,7 @@ fn pod(name: &str, labels: &str, owner: &str, phase: &str, address: &str) -> Str
     )
 }
 
-/// What is printed about two directories, and the exit status.
+/// Returns the output for two directories, and the exit status.
 fn compared(before: &str, after: &str, more: &[&str]) -> (String, Option<i32>) {
     let [before, after] = [before, after].map(|objects| directory(&[("all.yaml", objects)]));
     let directories = ["--from", text(before.path()), "--to", text(after.path())];
@@ -141,7 +141,7 @@ fn a_label_that_changes_opens_a_workload_of_every_kind() {
     }
 }
 
-/// Pods of two revisions or runs: name, labels and owner of each.
+/// Pod of a revision or run: name, labels and owner.
 type Revision = (&'static str, &'static str, &'static str);
 const REVISIONS: [(&str, Revision, Revision); 8] = [
     (
@@ -222,7 +222,7 @@ fn revisions_and_runs_are_matched_by_their_workload() {
                 "{what}: {same}"
             );
             if what.contains("names alone") || what.contains("bare") {
-                // Nothing but labels tells that they are one: with another version they may be another workload.
+                // Only the labels relate these pods: with another version they may be another workload.
                 continue;
             }
             let (text, status) = compared(&isolated, &side(after, "2", second, "10.0.0.2"), &[]);
@@ -255,7 +255,7 @@ fn what_could_not_be_compared_is_an_answer() {
     let (text, status) = compared(&other, &both, &[]);
     assert!(text.contains(&format!("\nnew, so not compared: {isolated}\n")), "{text}");
     assert_eq!(status, Some(2));
-    // A new workload cuts nothing, and one that is gone opens nothing.
+    // A new workload cuts nothing, and a removed one opens nothing.
     for (before, after, kind, expected) in [
         (&web, &both, "cut", 0),
         (&web, &both, "open", 2),
@@ -273,7 +273,7 @@ fn what_could_not_be_compared_is_an_answer() {
         (&known["not_compared"], &known["new"]),
         (&expected, &serde_json::json!(["shop/other"]))
     );
-    // Two pods that claim one address: neither can be asked for both.
+    // Two pods claim one address, so the verdict of neither can be computed.
     let twin = |name: &str| pod(name, &format!("app: {name}"), "", "Running", "10.0.0.1");
     let (text, status) = compared(&(twin("a") + &twin("b")), &(twin("a") + &twin("b")), &[]);
     assert!(text.contains("\nnot compared: shop/a: its pods have no addresses"), "{text}");
@@ -321,7 +321,7 @@ fn blocks_are_asked_for_the_addresses_that_templates_may_get() {
         let rules = format!("{{from: [{{ipBlock: {{cidr: {block}}}}}]}}");
         client() + &workload(KINDS[0], "web", "app: web") + &policy("app: web", &rules)
     };
-    // Everywhere, somewhere, nowhere that pods are.
+    // Blocks with all, some or none of the addresses that pods may get.
     let line = |before: &str, after: &str, more: &[&str]| {
         let (text, status) = compared(&objects(before), &objects(after), more);
         assert_eq!(status, Some(1));
@@ -363,7 +363,7 @@ fn applied_workloads_replace_their_pods() {
         ("1", 0, "no connection is cut or opened\n"),
         ("2", 1, "OPEN: shop/web: no policy isolates its ingress any more, shop/guard did\n"),
     ] {
-        // The template's container has a port, the running pod's has none.
+        // The template's container has a port, the running pod's container has none.
         let applied = workload(KINDS[0], "web", &format!("app: web, version: '{version}'"));
         let applied = applied.replace("ports: [{name: http, containerPort: 8080}]", "ports: []");
         let applied = directory(&[("web.yaml", &applied)]);
@@ -382,14 +382,14 @@ fn applied_workloads_replace_their_pods() {
     }
 }
 
-/// The answer with this on standard input.
+/// Returns the output of the command with the given standard input.
 fn piped(arguments: &[&str], input: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_netpold"));
     let command = command.arg("diff").args(arguments).env_clear();
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // A command that refuses its arguments reads nothing.
+    // A command that refuses its arguments does not read standard input.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     child.wait_with_output().unwrap()

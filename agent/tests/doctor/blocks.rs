@@ -1,4 +1,4 @@
-//! Blocks of addresses, and rules of directions that a policy is not about.
+//! Blocks of addresses, and rules of a direction that `policyTypes` lacks.
 
 use super::{CLUSTER, examine, found, of, one, places, policy};
 
@@ -97,7 +97,7 @@ fn blocks_of_services() {
     for block in ["10.96.0.2/32", "10.0.0.0/8", "0.0.0.0/0", "10.0.0.1/32", "172.16.0.0/12"] {
         assert_eq!(one(&to(block)), [], "{block}");
     }
-    // Whoever allows the backends, too, knows.
+    // A policy that also allows the backends gets no finding.
     let pods = "{to: [{podSelector: {matchLabels: {app: web}}}], ports: [{port: 8080}]}";
     let both = egress(&format!("{{to: [{{ipBlock: {{cidr: 10.96.0.1/32}}}}]}}, {pods}"));
     assert_eq!(one(&both), []);
@@ -107,7 +107,7 @@ fn blocks_of_services() {
         )))
     };
     assert_eq!(port(80), at("10.96.0.1/32", "x/web"));
-    // No packet comes from a Service's address.
+    // No packet has a Service's address as its source.
     let from = one("podSelector: {}, ingress: [{from: [{ipBlock: {cidr: 10.96.0.1/32}}]}]");
     assert_eq!(
         from,
@@ -116,7 +116,7 @@ fn blocks_of_services() {
             "NetworkPolicy x/p: spec.ingress[0].from[0]: 10.96.0.1/32, Service x/web"
         )
     );
-    // Load balancers' addresses, but not those of nodes.
+    // Addresses of load balancers are Service addresses, except addresses of nodes.
     let balancer = |address: &str| {
         format!(
             "{{apiVersion: v1, kind: Node, metadata: {{name: n1}}, status: {{addresses: [{{type: InternalIP, address: \

@@ -1,8 +1,8 @@
-//! Name servers: which Service leads to them, at which port, and who is let in.
+//! Name servers: their Service, its port, and the pods that may reach them.
 
 use super::{examine, places, policy};
 
-/// A cluster with a name server: its namespace, labels, Service, and the port that its pods listen on.
+/// Cluster with a name server: its namespace, labels, Service, and the port that its pods listen on.
 struct Server {
     namespace: &'static str,
     service: &'static str,
@@ -76,7 +76,7 @@ fn servers() -> Vec<Server> {
     servers
 }
 
-/// The rules, and whether they let questions pass to a server at this port of this namespace.
+/// Returns rules, each with whether it allows queries to the server.
 fn rules(server: &Server) -> Vec<(String, bool)> {
     let Server { namespace, label: (key, value), port, .. } = server;
     let by_name =
@@ -92,7 +92,7 @@ fn rules(server: &Server) -> Vec<(String, bool)> {
         (format!("{{to: [{{{by_name}, {by_label}}}], {}}}", udp("dns")), true),
         (format!("{{to: [{{ipBlock: {{cidr: 10.0.0.4/32}}}}], {own}}}"), true),
         (format!("{{to: [{{{by_name}}}], {}}}", udp("53")), *port == 53),
-        // Where the name server is a guess, the rule may be for another one.
+        // If the doctor only guesses the name server, the rule may be meant for another one, and counts.
         (format!("{{to: [{{{by_label}}}], {own}}}"), server.service == "dns-main" && *port != 1053),
         (format!("{{to: [{{{by_name}}}], ports: [{{port: {port}}}]}}"), false),
         (format!("{{to: [{{{by_name}}}], {}}}", udp("54")), false),
@@ -118,7 +118,7 @@ fn questions_are_judged_behind_the_service() {
                 wrong.push(format!("{rules} (resolves: {resolves})\n{objects}\n{report:#?}"));
                 continue;
             }
-            // What is to be added works, and names what there is.
+            // The suggested rule solves the problem, and names existing objects.
             if let Some(finding) = finding {
                 let rule = finding.fix.strip_prefix("add an egress rule: - ").unwrap();
                 let (_, fixed) = examine(&format!(
@@ -173,7 +173,7 @@ fn a_closed_name_server_is_found() {
             "{ingress}: {report:#?}"
         );
     }
-    // Egress of the server, and other pods of its namespace.
+    // Policies for the egress of the server, and for other pods of its namespace.
     let egress = of_server("podSelector: {}, policyTypes: [Egress], egress: [{}]");
     assert!(!places(&egress).contains_key("dns-server-closed"), "{egress:#?}");
     let other = of_server("podSelector: {matchLabels: {app: other}}, policyTypes: [Ingress]");
@@ -186,7 +186,7 @@ fn a_closed_name_server_is_found() {
     assert!(!places(&trial).contains_key("dns-server-closed"), "{trial:#?}");
 }
 
-/// Caches of the node, clouds' name servers, pods that ask others, and name servers of somebody's own.
+/// Checks node-local caches, name servers of clouds, pods that ask other servers, and servers run by the user.
 #[test]
 fn other_name_servers() {
     let objects = servers().remove(0).objects();
@@ -203,7 +203,7 @@ fn other_name_servers() {
         );
         assert_eq!(finds("", &rule), 0, "{resolver}");
     }
-    // Single addresses, and blocks that hold none, are asked for without names.
+    // Rules for single addresses, and for blocks without usable addresses, need no name lookups.
     for block in ["203.0.113.9/32", "0.0.0.0/24"] {
         assert_eq!(finds("", &format!("{{to: [{{ipBlock: {{cidr: {block}}}}}]}}")), 0, "{block}");
     }

@@ -59,7 +59,7 @@ fn running(kind: &str, name: &str, containers: &str) -> String {
     )
 }
 
-/// By whatever shows it: the name, the image of a fork, the command of a mirrored image, the container.
+/// Detects an enforcer by its name, by the image of a fork, by the command of a mirrored image, or by the container.
 #[test]
 fn enforcers_by_image_and_command() {
     for (enforcer, name, containers) in [
@@ -121,7 +121,7 @@ fn enforcers_by_image_and_command() {
         ("Romana", "romana-agent", "{name: a, image: 'quay.io/romana/agent:v2'}"),
     ] {
         let mut kinds = vec!["DaemonSet"];
-        // A pod's own name tells nothing.
+        // The name of a pod alone identifies no enforcer.
         if name.len() < 4 {
             kinds.push("Pod");
         }

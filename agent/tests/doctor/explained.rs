@@ -1,4 +1,4 @@
-//! What `netpold explain` adds of the objects beside policies.
+//! Notes of `netpold explain` about objects other than policies.
 
 use std::fs;
 use std::process::Command;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{BINARY, CLUSTER, policy};
 
-/// The answer as text, with standard error, and as JSON.
+/// Returns the answer as text, with standard error, and as JSON.
 fn explain(objects: &str, arguments: &[&str]) -> (String, Value) {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("all.yaml"), objects).unwrap();
@@ -127,7 +127,7 @@ status: {addresses: [{type: InternalIP, address: 192.168.0.2}]}
     );
 }
 
-/// The rule that was meant: the one with the Service's port, or its address.
+/// Picks the intended rule: the rule with the Service's port, or with its address.
 #[test]
 fn the_nearest_rule_is_the_one_that_was_meant() {
     let ask = ["--from", "y/client", "--to", "svc/x/web", "--port", "80"];

@@ -1,10 +1,10 @@
-//! Policies of other APIs, which nothing enforces.
+//! Policies of other APIs, which no component enforces.
 
 use super::{CLUSTER, examine, places};
 
 fn object(version: &str, kind: &str, namespaced: bool) -> String {
     let namespace = if namespaced { ", namespace: x" } else { "" };
-    // Fields that no NetworkPolicy has, and that must not void anything.
+    // Fields that no NetworkPolicy has, and that must not make the object invalid.
     format!(
         "{{apiVersion: {version}, kind: {kind}, metadata: {{name: f{namespace}}}, spec: {{template: 3, containers: {{}}, ingress: 7}}}}\n---\n"
     )
@@ -35,7 +35,7 @@ fn policies_of_other_apis() {
             "{version}: {report:#?}"
         );
         assert_eq!((status, report.findings.len()), (1, 1), "{report:#?}");
-        // In lists, which may leave the kind to the list.
+        // The same object in a list, which may name the kind only in the list.
         let item = text.trim_end_matches("\n---\n");
         let list = format!("{{apiVersion: v1, kind: List, items: [{item}]}}\n---\n");
         assert_eq!(
@@ -67,7 +67,7 @@ fn what_is_enforced_is_not_foreign() {
     ];
     let (_, report) = examine(&format!("{CLUSTER}{own}{}", others.concat()));
     assert!(!places(&report).contains_key("foreign-policy"), "{report:#?}");
-    // Beside its own enforcer, which is a finding by itself.
+    // The object beside its own enforcer, which is a finding by itself.
     let cilium = "{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: cilium, namespace: kube-system}, spec: {template: {spec: \
                   {containers: [{name: cilium-agent, image: 'quay.io/cilium/cilium:v1.20'}]}}}}\n---\n";
     let policies = [

@@ -1,4 +1,4 @@
-//! `netpold doctor`: what it finds in objects and on a node, and its exit statuses.
+//! `netpold doctor`: its findings in objects and on a node, and its exit statuses.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod blocks;
@@ -33,7 +33,7 @@ fn report(output: &Output) -> Report {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Places by check, without files and lines.
+/// Returns places by check, without files and lines.
 fn places(report: &Report) -> BTreeMap<&str, Vec<&str>> {
     let mut places: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for Finding { check, places: at, count, .. } in &report.findings {
@@ -43,12 +43,12 @@ fn places(report: &Report) -> BTreeMap<&str, Vec<&str>> {
     places
 }
 
-/// A place without ` (all.yaml:7)`.
+/// Returns a place without ` (all.yaml:7)`.
 fn without_line(place: &str) -> &str {
     place.rsplit_once(" (all.yaml:").map_or(place, |(place, _)| place)
 }
 
-/// What is found among these objects.
+/// Returns exit status and report for these objects.
 fn examine(objects: &str) -> (i32, Report) {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("all.yaml"), objects).unwrap();
@@ -56,7 +56,7 @@ fn examine(objects: &str) -> (i32, Report) {
     doctor(&mut std::process::Command::new(BINARY), &["--manifests", manifests])
 }
 
-/// Two pods of `x`, one of `y`, and a name server; a Service `x/web` from 80 to the pods' 8080.
+/// Two pods of `x`, one of `y`, and a name server; a Service `x/web` that maps 80 to the pods' 8080.
 const CLUSTER: &str = "
 {apiVersion: v1, kind: Namespace, metadata: {name: x}}
 ---
@@ -97,7 +97,7 @@ endpoints: [{addresses: [\"10.0.0.1\"]}]
 ---
 ";
 
-/// A policy of `x` with a spec.
+/// Returns a policy of `x` with a spec.
 fn policy(name: &str, spec: &str) -> String {
     format!(
         "{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: {name}, \
@@ -105,7 +105,7 @@ fn policy(name: &str, spec: &str) -> String {
     )
 }
 
-/// The checks that these policies of the cluster fail, with the places.
+/// Returns the checks that these policies of the cluster fail, with the places.
 fn of(policies: &[String]) -> Vec<(String, String)> {
     let (status, report) = examine(&format!("{CLUSTER}{}", policies.concat()));
     let is_wrong = |finding: &Finding| finding.severity != Severity::Info;

@@ -2,7 +2,8 @@
 
 use super::{examine, places, policy};
 
-/// Namespaces `x` and `y` with a pod each, put into a mesh by labels, annotations or containers; `z` with one that is in none.
+/// Namespaces `x` and `y`, each with a pod that labels, annotations or containers put into a mesh; `z` with a pod
+/// outside the mesh.
 struct World {
     namespace: &'static str,
     labels: &'static str,

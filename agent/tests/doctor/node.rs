@@ -1,4 +1,4 @@
-//! A node, with its chains and devices.
+//! Node with its chains and devices.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use netpold_testbed::{Cni, Node, require_root};
 
 use super::{BINARY, doctor, places};
 
-/// A node with traces of other enforcers, and one without.
+/// Examines a node with traces of other enforcers, and a node without.
 #[test]
 fn other_enforcers_on_a_node() {
     require_root!();

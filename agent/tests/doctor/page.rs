@@ -1,10 +1,10 @@
-//! The page of doctor has every check, and no other.
+//! The page of doctor lists exactly the existing checks.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// Names of the checks in the sources below a directory.
+/// Collects the names of the checks in the sources below a directory.
 fn checks(directory: &Path, found: &mut BTreeSet<String>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();

@@ -1,4 +1,4 @@
-//! Policies held against pods: selectors, ports, tiers.
+//! Policies compared with pods: selectors, ports, tiers.
 
 use super::{CLUSTER, examine, found, of, one, places, policy};
 
@@ -10,7 +10,8 @@ fn selectors_that_nothing_is() {
         one("podSelector: {matchLabels: {app: wbe}}"),
         found("selects-nothing", "NetworkPolicy x/p: pods app=wbe")
     );
-    // The client is in another namespace: alone, a podSelector is of the policy's own.
+    // The client is in another namespace: a podSelector without a namespaceSelector selects in the policy's namespace
+    // only.
     let peer = |peer: &str| format!("{web}, ingress: [{{from: [{{podSelector: {{}}}}, {peer}]}}]");
     assert_eq!(
         one(&peer("{podSelector: {matchLabels: {app: client}}}")),
@@ -62,7 +63,7 @@ fn ports_that_no_container_has() {
         one(&ingress("{port: 9090}")),
         found("port-not-listed", &format!("{at} TCP 9090 (Pod x/web)"))
     );
-    // The Service's, with and without the port that packets have behind it.
+    // A rule with the Service's port, without and with the port that packets have behind the Service.
     assert_eq!(
         one(&ingress("{port: 80}")),
         found(
@@ -74,7 +75,7 @@ fn ports_that_no_container_has() {
         one(&ingress("{port: 80}, {port: 8080}")),
         found("port-not-listed", &format!("{at} TCP 80 (Pod x/web)"))
     );
-    // Of pods that list no port nothing is known.
+    // A pod without listed ports may listen on any port.
     assert_eq!(one("podSelector: {}, ingress: [{ports: [{port: 9090}]}]"), []);
     let egress = |to: &str, port: &str| {
         format!(
@@ -135,11 +136,11 @@ fn pods_that_resolve_no_names() {
     assert_eq!(one(&egress("{}")), []);
     assert_eq!(one(&egress(&format!("{client}, {{ports: [{{port: 53}}]}}"))), found, "TCP alone");
     assert_eq!(one(&egress(&format!("{client}, {{ports: [{{port: 53, protocol: UDP}}]}}"))), []);
-    // Another policy may allow it, to the name server alone.
+    // Another policy may allow name lookups, for example to the name server only.
     let dns = "podSelector: {}, policyTypes: [Egress], egress: [{to: [{namespaceSelector: {}, \
                podSelector: {matchLabels: {k8s-app: kube-dns}}}]}]";
     assert_eq!(of(&[policy("p", &egress(client)), policy("dns", dns)]), []);
-    // Without one among the objects, any rule for the port may be meant for it.
+    // If the objects have no name server, any rule for the port may be meant for one.
     let without = CLUSTER.replace("k8s-app: kube-dns", "app: other");
     for (rules, finds) in [
         ("{ports: [{port: 53, protocol: UDP}]}", false),

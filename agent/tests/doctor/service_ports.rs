@@ -1,8 +1,8 @@
-//! Ports of Services in rules: the API server's, those of Services without selector, and others.
+//! Ports of Services in rules: of the API server, of Services without selector, and of other Services.
 
 use super::{examine, places, policy};
 
-/// `default/kubernetes` from 443 to a port of a node, and a pod of `x` on another node.
+/// Returns `default/kubernetes`, which maps 443 to a port of a node, and a pod of `x` on another node.
 fn cluster(target: u16, endpoints: &str) -> String {
     format!(
         "
@@ -89,7 +89,7 @@ fn where_the_ports_are_the_same_or_nobody_asks() {
             examine(&format!("{}{}", cluster(443, &objects), egress("{ports: [{port: 443}]}")));
         assert!(!places(&report).contains_key("port-of-the-service"), "{report:#?}");
     }
-    // Without credentials a pod has nothing to ask the API server.
+    // A pod without credentials does not use the API server.
     for objects in [slice(6443), String::new()] {
         let cluster = cluster(6443, &objects).replace(
             "spec: {nodeName: n1,",
@@ -98,13 +98,13 @@ fn where_the_ports_are_the_same_or_nobody_asks() {
         let (_, report) = examine(&format!("{cluster}{}", egress("{ports: [{port: 443}]}")));
         assert!(!places(&report).contains_key("port-of-the-service"), "{report:#?}");
     }
-    // On the API server's own node.
+    // The pod is on the API server's own node.
     let cluster = cluster(6443, &slice(6443)).replace("nodeName: n1", "nodeName: n2");
     let (_, report) = examine(&format!("{cluster}{}", egress("{ports: [{port: 443}]}")));
     assert!(!places(&report).contains_key("port-of-the-service"), "{report:#?}");
 }
 
-/// Of a chart: no addresses, no endpoints; the selector and named ports lead to pods.
+/// Examines a chart without addresses and endpoints: selectors and named ports lead from Services to pods.
 #[test]
 fn services_of_a_chart() {
     let pod = |name: &str, port: &str| {
@@ -139,7 +139,7 @@ fn services_of_a_chart() {
         let found = places(&report).contains_key("port-of-the-service");
         assert_eq!(found, finds, "{target} {port}: {report:#?}");
     }
-    // Towards the Internet a chart's own Service is not meant.
+    // A rule for the Internet does not refer to the chart's own Service.
     let (_, report) =
         examine(&format!("{web}{}{}", service("8080"), egress("{ports: [{port: 80}]}")));
     assert!(!places(&report).contains_key("port-of-the-service"), "{report:#?}");

@@ -1,10 +1,10 @@
-//! Pods that come and go, and pods on the host's network.
+//! Pods that exist only at times, and pods on the host network.
 
 use super::{CLUSTER, examine, places, policy};
 
 const NONE: [&str; 0] = [];
 
-/// What is found with these objects beside the cluster, of policies about and from `app: backup`.
+/// Returns the findings for these objects beside the cluster, with policies for and from `app: backup`.
 fn finds(more: &str) -> Vec<String> {
     let about = policy("about", "podSelector: {matchLabels: {app: backup}}");
     let from = policy(
@@ -74,13 +74,13 @@ fn pods_on_the_hosts_network_are_named_by_blocks() {
             "NetworkPolicy x/p: spec.ingress[0].from[0]: pods app=backup of namespaces of any labels; Pod y/backup-1 at 10.0.0.9/32"
         ]
     );
-    // One pod of its own network is enough.
+    // One pod that is not on the host network suffices.
     let twin =
         pod("x", "", "Running").replace("backup-1", "backup-2").replace("10.0.0.9", "10.0.0.8");
     assert_eq!(finds(&format!("{}{twin}", pod("x", host[0], "Running"))), NONE);
 }
 
-/// What a chart refers to beyond its own pods is no fault of it.
+/// References of a chart to objects outside the chart are no findings.
 #[test]
 fn peers_outside_of_a_chart() {
     let chart = "{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: x, labels: {app: web}}, spec: {containers: [{name: c}]}}\n---\n";

@@ -1,5 +1,5 @@
-//! The fuzz targets' bodies over their committed corpora, and over random changes of these, so that every test run
-//! repeats a fuzzer's findings. `cargo xtask fuzz TARGET` searches further.
+//! The fuzz targets' bodies over their committed corpora and over random mutations of the corpora, so that every test
+//! run repeats a fuzzer's findings. `cargo xtask fuzz TARGET` searches further.
 #![expect(clippy::expect_used, clippy::print_stdout, reason = "helpers of tests fail as tests do")]
 
 mod tenant;
@@ -10,10 +10,10 @@ use netpold_testkit::fuzz::{delta, kept, manifests, packets, probes, selectors, 
 use netpold_testkit::random::Random;
 use netpold_testkit::steps;
 
-/// Changed inputs of each corpus, before a factor for the target's speed.
+/// Number of mutated inputs of each corpus, before a factor for the target's speed.
 const CHANGED: usize = 2000;
 
-/// An input with some bytes changed, inserted, removed or taken from another input.
+/// Returns an input with some bytes changed, inserted, removed or taken from another input.
 fn change(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
     let mut input = corpus[random.below(corpus.len())].clone();
     for _ in 0..=random.below(4) {
@@ -33,7 +33,7 @@ fn change(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
     input
 }
 
-/// Runs a target on its corpus, then on `changed` inputs made from it.
+/// Runs a target on its corpus, then on `changed` mutations of it.
 fn replay(target: &str, changed: usize, run: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
     let corpus = steps::corpus(&folder);

@@ -1,7 +1,7 @@
-//! One tenant writes into its namespace everything that an API server may accept, and more. Meanwhile another tenant's
-//! policies keep their meaning, and its edits take effect.
+//! One tenant writes arbitrary objects into its namespace, including objects that no API server accepts. Meanwhile
+//! another tenant's policies keep their meaning, and its edits take effect.
 //!
-//! Objects come as JSON and pass the conversion of the API server's source on their way to the compiler.
+//! Objects are JSON and pass the conversion of the API server's source on their way to the compiler.
 //! `NETPOLD_TENANT_SECONDS`: duration; default 300 if `CI=true`, else 10. `NETPOLD_TENANT_SEED`: first seed.
 
 mod objects;
@@ -22,9 +22,9 @@ use netpold_testkit::oracle::Oracle;
 use self::objects::{BAD, NAMES, flood, hostile, kind};
 use netpold_testkit::random::Random;
 
-/// The tenant that writes anything.
+/// Namespace of the hostile tenant.
 const HOSTILE: &str = "mallory";
-/// The tenant that must not be affected.
+/// Namespace of the tenant that must not be affected.
 const OTHER: &str = "shop";
 /// Bound of each of the other tenant's edits, on a busy machine and without optimization.
 const EDIT: Duration = Duration::from_secs(10);
@@ -33,7 +33,7 @@ const MEMORY_KIB: u64 = 1 << 20;
 /// Duration in seconds, under CI and without.
 const LONG: u64 = 300;
 const SHORT: u64 = 10;
-/// Rounds from one seed.
+/// Number of rounds from one seed.
 const ROUNDS: usize = 30;
 const NODE: &str = "n1";
 
@@ -98,7 +98,7 @@ impl World {
         world
     }
 
-    /// Adds a policy of the other tenant with a part that is not understood, which an Event must report.
+    /// Adds a policy of the other tenant with an unsupported part, which an Event must report.
     fn broken(&mut self) {
         let spec = format!(
             r#"{{"podSelector":{{"matchLabels":{{"app":"v4"}}}},"ingress":[{{"from":[{BAD}]}}]}}"#
@@ -118,7 +118,7 @@ impl World {
         }
     }
 
-    /// Asserts that the other tenant's policy is among those that get Events.
+    /// Asserts that the other tenant's policy is among the policies that get Events.
     fn check_events(&self) {
         let named = unsupported_policies(&self.compiler);
         let broken = Key::new(OTHER, "broken");
@@ -154,7 +154,7 @@ impl World {
         self.good(Kind::NetworkPolicy, &other(&format!(r#""name":"{app}""#), &spec));
     }
 
-    /// The other tenant's edit: changes the pod that reaches its first pod.
+    /// Edits the other tenant's policy: changes the pod that reaches its first pod.
     fn edit(&mut self, round: usize) {
         let from = format!(r#"{{"podSelector":{{"matchLabels":{{"app":"v{}"}}}}}}"#, 2 + round % 3);
         self.policy("v1", &format!(r#""ingress":[{{"from":[{from}],"ports":[{{"port":80}}]}}]"#));
@@ -267,7 +267,7 @@ fn other(metadata: &str, spec: &str) -> String {
     format!(r#"{{"metadata":{{"namespace":"{OTHER}",{metadata}}},"spec":{spec}}}"#)
 }
 
-/// `VmHWM` in KiB: the peak of resident memory.
+/// Returns `VmHWM` in KiB: the peak of resident memory.
 fn most_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a line");
@@ -291,7 +291,7 @@ fn one_tenant_does_not_harm_another() {
         let run = std::panic::catch_unwind(|| {
             let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
             let (mut world, mut edits) = (World::new(), Vec::new());
-            // Large policies are left to the successor, as in the engine, or compiled here, as in the successor.
+            // Large policies are left to the successor, as in the engine, or compiled here, as by the successor.
             world.compiler.defer((seed % 2 == 0).then(BTreeSet::new));
             for round in 1..=ROUNDS {
                 (0..=random.below(5)).for_each(|_| world.act(&mut random));
@@ -319,7 +319,7 @@ fn one_tenant_does_not_harm_another() {
             }
         }
         seed += 1;
-        // Leaves half of a processor to others.
+        // Leaves half of a CPU to other tests.
         std::thread::sleep(began.elapsed());
     }
     edits.sort_unstable();

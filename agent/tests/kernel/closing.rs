@@ -1,4 +1,4 @@
-//! How flows end in the kernel, with timeouts that a test can wait for.
+//! End of flows in the kernel, with timeouts that a test can wait for.
 
 use std::{sync::atomic::Ordering, thread::sleep, time::Duration};
 
@@ -13,7 +13,7 @@ use netpold_testkit::frames::{
 
 use super::{world, world::World};
 
-/// Jiffies that stand for two minutes, and for ten seconds: 0.2 s and 0.1 s with 250 a second.
+/// Jiffies that stand for two minutes, and for ten seconds: 0.2 s and 0.1 s at 250 Hz.
 const HALF_CLOSED: u32 = 50;
 const CLOSED: u32 = 25;
 
@@ -21,14 +21,14 @@ fn segment(family: Family, from: Who, to: Who, ports: (u16, u16), flags: u8) -> 
     frame(&ip(family, from, to, TCP, &tcp(ports.0, ports.1, flags)))
 }
 
-/// Long enough for both, whatever rate the kernel's clock goes at.
+/// Waits longer than both timeouts, at any tick rate of the kernel.
 fn idle(world: &World) {
     sleep(Duration::from_millis(600));
     world.host.flows.now.fetch_add(2 * HALF_CLOSED, Ordering::AcqRel);
 }
 
-/// The pod's connection to the server's port 443 from a port below it: nothing that the pod sends in its
-/// middle makes an entry.
+/// Opens the pod's connection to the server's port 443 from a lower port: no packet that the pod sends midstream
+/// creates an entry.
 fn open(world: &mut World, family: Family) -> [Vec<u8>; 2] {
     world.next_pod();
     let out = |flags| segment(family, Who::Pod, Who::Server, (400, 443), flags);

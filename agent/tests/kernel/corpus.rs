@@ -1,4 +1,4 @@
-//! What the fuzz target `packets` has found, in the kernel.
+//! Corpus of the fuzz target `packets`, replayed in the kernel.
 
 use std::path::Path;
 
@@ -14,12 +14,12 @@ fn kernel_and_host_agree_on_the_fuzz_corpus() {
     assert!(packets > 200, "the corpus says little");
 }
 
-/// Shows the corpus to the kernel and to the host, which must agree; how many packets it has.
+/// Judges the corpus in the kernel and on the host, which must agree. Returns the number of packets.
 pub(crate) fn replay(world: &mut World) -> u64 {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/packets");
     let mut packets = 0;
     for (_, input) in corpus(&folder) {
-        // Another pod, so that the host's flows and the kernel's begin alike.
+        // A new pod, so that the flows of host and kernel start equal.
         world.next_pod();
         for step in steps(&input) {
             world.set_rows(step.rows.0, step.rows.1);

@@ -1,4 +1,4 @@
-//! XDP against the pod's hook: its programs see every packet of every story before it.
+//! XDP compared with the pod's hook: the XDP programs judge every packet of every story before the hook.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -15,22 +15,22 @@ use netpold_testkit::node::Plain;
 use super::world::{Direction, IFINDEX, UPLINK, World};
 use netpold_testkit::frames::Who;
 
-/// A program of XDP.
+/// XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Early {
     Uplink(Scope),
     Sent,
 }
 
-/// All of them.
+/// All XDP programs.
 pub(crate) const EARLY: [Early; 3] =
     [Early::Uplink(Scope::Openings), Early::Uplink(Scope::All), Early::Sent];
-/// `BPF_PROG_TEST_RUN` lets XDP see loopback as the device that a packet came by, which here is the
-/// pod's own. So the uplink's programs find the pod in another slot, as behind another interface.
+/// Slot of the pod for the uplink's programs. `BPF_PROG_TEST_RUN` makes loopback the receiving device of XDP, which
+/// here is the pod's own; so these programs find the pod in another slot, as if behind another interface.
 const SLOT: u32 = IFINDEX + 1;
 const XDP_DROP: u32 = 1;
 
-/// The pod's record for the uplink's programs.
+/// Returns slot and record of the pod for the uplink's programs.
 pub(crate) fn twin(pod: Endpoint) -> (usize, Endpoint) {
     (SLOT as usize, Endpoint { ifindex: SLOT + ENDPOINT_SLOTS, ..pod })
 }
@@ -44,7 +44,7 @@ impl Early {
         }
     }
 
-    /// Whether it sees what is on its way to or from the pod's hook.
+    /// Returns whether the program judges packets on their way to or from the pod's hook.
     fn precedes(self, direction: Direction, came_from: u32) -> bool {
         match self {
             Self::Uplink(_) => direction == Direction::Ingress && came_from == UPLINK,
@@ -53,19 +53,19 @@ impl Early {
     }
 }
 
-/// What a program of XDP said of a packet, to be held against what the pod's hook says.
+/// Verdict of an XDP program, to be compared with the verdict of the pod's hook.
 #[derive(Debug)]
 pub(crate) struct Said {
     program: Early,
     dropped: bool,
-    /// What the host's code says, reading as the program does.
+    /// Reason to drop by the host's code, with the program's way to read the frame.
     expected: Option<Reason>,
-    /// The same, reading whatever there is.
+    /// Reason to drop by the host's code, with a reader of every header.
     thorough: Option<Reason>,
 }
 
 impl World {
-    /// Loads the programs and tells those of the uplink where the pod is.
+    /// Loads the programs, and writes the pod's slot for the programs of the uplink.
     pub(crate) fn prepare_early(&mut self) {
         for program in EARLY {
             let name = program.name();
@@ -81,7 +81,7 @@ impl World {
         six.insert(Who::Pod.v6(), SLOT, 0).expect("LOCALS6");
     }
 
-    /// Shows a packet to those programs that are in front of a hook of the pod.
+    /// Runs the programs that precede the hook of the pod on a packet.
     pub(crate) fn show_early(
         &mut self,
         direction: Direction,
@@ -117,7 +117,7 @@ impl World {
         Said { program, dropped, expected, thorough }
     }
 
-    /// Runs a program of XDP; its answer, and nanoseconds of a run.
+    /// Runs an XDP program. Returns its return value, and nanoseconds per run.
     pub(crate) fn run_early(&self, program: Early, frame: &[u8], repeat: u32) -> (u32, u32) {
         run(self.early_fd(program), frame, repeat)
     }
@@ -126,7 +126,7 @@ impl World {
         self.xdp(program).fd().expect("a loaded program").as_fd()
     }
 
-    /// What the kernel says of a program of XDP.
+    /// Returns the kernel's information about an XDP program.
     pub(crate) fn early_info(&self, program: Early) -> ProgramInfo {
         self.xdp(program).info().expect("program info")
     }
@@ -139,7 +139,7 @@ impl World {
     }
 }
 
-/// Runs an XDP program at loopback; its answer, and nanoseconds of a run.
+/// Runs an XDP program at loopback. Returns its return value, and nanoseconds per run.
 pub(crate) fn run(program: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> (u32, u32) {
     let mut attributes = Attributes {
         program: program.as_raw_fd().cast_unsigned(),
@@ -148,15 +148,15 @@ pub(crate) fn run(program: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> (u32, u
         repeat,
         ..Attributes::default()
     };
-    // SAFETY: the frame is as long as is said and outlives the call.
+    // SAFETY: the frame has the given length and outlives the call.
     unsafe { call(&mut attributes) }.expect("a test run");
     (attributes.retval, attributes.duration)
 }
 
 impl Said {
-    /// XDP drops nothing that the pod's hook passes, and all plain packets that it drops for want
-    /// of a rule or for their source; at an uplink connections that begin, if nothing else is asked
-    /// for.
+    /// Asserts that XDP drops exactly the packets that the host's code drops, each for the hook's reason. Of plain
+    /// packets to and from the pod, XDP also drops all that the hook drops for lack of a rule, and all that the pod
+    /// sends with a foreign source; at an uplink with [`Scope::Openings`], some pass to the hook.
     pub(crate) fn hold_against(&self, reason: Reason, frame: &[u8]) {
         let told = || format!("{self:?}, the hook {reason:?}, of {frame:02x?}");
         assert_eq!(self.dropped, self.expected.is_some(), "{}", told());
@@ -168,7 +168,7 @@ impl Said {
         }
         assert_eq!(self.expected, self.thorough, "{}", told());
         let sure = match self.program {
-            // Only what is for the pod; the stories also show its hook what others would get.
+            // Only packets to the pod; the stories also give packets to other addresses to the pod's hook.
             Early::Uplink(Scope::All) => is_for_pod(frame) && reason == Reason::Policy,
             Early::Uplink(Scope::Openings) => false,
             Early::Sent => matches!(reason, Reason::Policy | Reason::SpoofedSource),
@@ -177,14 +177,14 @@ impl Said {
     }
 }
 
-/// The type of an IP packet behind the link header, and its header.
+/// Returns the Ethernet type of an IP packet and the packet itself, behind the link header.
 fn ip(frame: &[u8]) -> Option<(u16, &[u8])> {
     let (kind, offset) = parse::link(&frame).ok()?;
     Some((kind, frame.get(offset as usize..)?))
 }
 
-/// A whole TCP, UDP or SCTP packet without IP options or extension headers: what the programs decide
-/// on.
+/// Returns whether the frame is a whole TCP, UDP or SCTP packet without IP options or extension headers, the only
+/// kind that the XDP programs decide on.
 fn is_plain(frame: &[u8]) -> bool {
     match ip(frame) {
         Some((

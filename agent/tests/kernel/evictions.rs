@@ -1,4 +1,4 @@
-//! Who makes room in the flow table, and that it is counted.
+//! Evictions from the flow table, and their counters.
 
 use aya::{
     Pod,
@@ -14,10 +14,10 @@ use netpold_testkit::frames::{FAMILIES, Family, SYN, TCP, UDP, Who, frame, ip, t
 
 use super::{world, world::World, world_of};
 
-/// More than the table's 1,024 buckets of four hold.
+/// Number of flows, more than fit into 1,024 buckets of four.
 const FLOWS: u64 = 6_000;
 
-/// Control words of a table.
+/// Returns the control words of a table.
 fn controls<T: Pod>(world: &World, table: &str, controls: fn(&T) -> Vec<u64>) -> Vec<u64> {
     let map: Array<&MapData, T> = Array::try_from(world.bpf.map(table).expect(table)).expect(table);
     (0..map.len()).flat_map(|index| controls(&map.get(&index, 0).expect(table))).collect()
@@ -44,7 +44,7 @@ fn every_flow_is_in_the_table_or_counted_as_evicted() {
     }
 }
 
-/// Asks the pod something from a port, and has it answered; whether there was room for that.
+/// Sends a request to the pod from a port, and the pod's answer. Returns whether the table had room for the flow.
 fn asks(world: &mut World, family: Family, port: u16) -> bool {
     let request = frame(&ip(family, Who::Client, Who::Pod, UDP, &udp(port, 53, b"?")));
     let reason = world.ingress(&request);
@@ -68,7 +68,8 @@ fn a_pod_that_fills_the_table_keeps_no_other_out() {
         let established = evictions(family == Family::V6, true);
         assert_eq!(world.counted(established), 0, "{family:?}: nobody makes room for itself");
         world.next_pod();
-        // So few that hardly two meet: which flow goes is for the clock to say, and the host has its own.
+        // Few enough that collisions are rare: in a collision, the clock decides which flow is evicted, and the host
+        // has its own clock.
         const OTHERS: u16 = 20;
         let given = (1..=OTHERS).filter(|port| asks(&mut world, family, *port)).count();
         assert_eq!(given, usize::from(OTHERS), "{family:?}: another pod's");
@@ -77,8 +78,8 @@ fn a_pod_that_fills_the_table_keeps_no_other_out() {
     }
 }
 
-/// As many established flows as three quarters of the table, of several pods, and then more: of the pod
-/// that has the most, and of one that has none.
+/// Fills three quarters of the table with established flows of several pods. Then adds flows of the pod with the most
+/// flows, and of a pod without flows.
 #[test]
 fn a_table_filled_to_three_quarters_refuses_nothing() {
     for (family, buckets, more) in [(Family::V4, 1 << 13, 500), (Family::V6, 1 << 11, 100)] {

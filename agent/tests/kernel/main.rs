@@ -1,5 +1,5 @@
-//! The programs in this machine's kernel, by `BPF_PROG_TEST_RUN`. Needs root; without it each test
-//! says loudly that it was skipped, and fails in CI.
+//! The programs in this machine's kernel, by `BPF_PROG_TEST_RUN`. Needs root; without root each test prints that it
+//! was skipped, and fails in CI.
 #![expect(
     clippy::expect_used,
     clippy::panic,
@@ -23,12 +23,12 @@ mod world;
 use early::EARLY;
 use world::{PROGRAMS, World, program};
 
-/// The world, or `None` (said loudly) for a user who may not load programs.
+/// Returns the world, or `None` (with a message) for a user who may not load programs.
 fn world() -> Option<World> {
     world_of(1024)
 }
 
-/// As [`world`], with so many buckets of flows.
+/// Does the same as [`world`], with the given number of flow buckets.
 fn world_of(buckets: u32) -> Option<World> {
     netpold_testbed::require_root("a test of the programs").then(|| World::new(buckets))
 }
@@ -40,7 +40,7 @@ fn programs_pass_the_verifier() {
     all.extend(
         PROGRAMS.map(|name| (name, program(&mut world.bpf, name).info().expect("program info"))),
     );
-    // Without the file the compiler cannot be switched off.
+    // A kernel without the file has no switch for the JIT compiler.
     let switch = std::fs::read_to_string("/proc/sys/net/core/bpf_jit_enable");
     let interpreted = switch.is_ok_and(|switch| switch.trim() == "0");
     for (name, info) in all {
@@ -50,7 +50,7 @@ fn programs_pass_the_verifier() {
             info.size_translated(),
             info.size_jitted()
         );
-        // What it cannot compile, a kernel interprets without a word.
+        // A kernel silently interprets a program that it cannot compile.
         assert!(interpreted || info.size_jitted() > 0, "{name} was not compiled");
     }
 }

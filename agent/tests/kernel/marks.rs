@@ -22,7 +22,7 @@ use super::{
     world::{DENY_ROW, Direction, EGRESS_ROW, IFINDEX, PASS, UPLINK, World, program},
 };
 
-/// The sender's interface, which is not the one that its packets go out of.
+/// Interface of the sender, which differs from the interface on which its packets leave.
 const SENDER: u32 = 77;
 
 fn sender(world: &mut World, egress: u32) {
@@ -30,8 +30,8 @@ fn sender(world: &mut World, egress: u32) {
     world.set_endpoint(Endpoint { ifindex: SENDER, id: 9, rows, ..Endpoint::default() });
 }
 
-/// Judges a packet with the mark of a slot, where it goes out of the node or, with a program for
-/// pods, into the pod.
+/// Judges a packet with the mark of a slot, where it leaves the node or, by a program for pods, where it enters the
+/// pod.
 fn judge(world: &mut World, name: &str, slot: u32, frame: &[u8]) -> Reason {
     let id = world.host.policy.slot(slot).id;
     let (mark, proof) = (mark(slot, id), world.host.flows.settings.proof);
@@ -85,7 +85,7 @@ fn marked_packets_are_judged_for_their_sender() {
         }
         let denied = to(Who::Stranger, TCP, &tcp(4000, 443, SYN));
         assert_eq!(judge(&mut world, "netpold_ingress", slot, &denied), Reason::ServiceBackend);
-        // Nobody has this slot; and the pod's own mark.
+        // A slot without a pod; and the pod's own mark.
         assert_eq!(judge(&mut world, "netpold_node", slot + 1, &denied), Reason::ServiceBackend);
         assert_eq!(judge(&mut world, "netpold_node", IFINDEX, &denied), Reason::Loopback);
         assert_eq!(judge(&mut world, "netpold_ingress", IFINDEX, &denied), Reason::Loopback);
@@ -97,7 +97,7 @@ fn marked_packets_are_judged_for_their_sender() {
     assert_eq!(judge(&mut world, "netpold_node", slot, &any), Reason::ServiceBackend);
 }
 
-/// A packet that the sender may send is judged by the pod that gets it as every other.
+/// An allowed packet of the sender is judged at its receiver like any other packet.
 #[test]
 fn marked_packets_are_judged_by_their_receiver_too() {
     let Some(mut world) = world() else { return };
@@ -137,7 +137,7 @@ fn packets_without_a_mark_pass_devices() {
     }
 }
 
-/// What got round the program of its veth is judged where it leaves, in the kernel as on the host.
+/// A packet that bypassed the program of its veth is judged where it leaves the node, in the kernel as on the host.
 #[test]
 fn packets_without_proof_are_judged_for_the_endpoint_they_came_by() {
     let Some(mut world) = world() else { return };
@@ -169,7 +169,7 @@ fn packets_without_proof_are_judged_for_the_endpoint_they_came_by() {
     }
 }
 
-/// What a bridge hands to the node without proof, whose it is by its source and the agent's socket.
+/// Judges packets that a bridge hands to the node without proof, by their source and by the agent's socket.
 #[test]
 fn packets_without_proof_from_a_bridge_drop_by_their_source_and_while_the_agent_lives() {
     const BRIDGE: u32 = 78;

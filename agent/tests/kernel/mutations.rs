@@ -1,4 +1,4 @@
-//! Packets changed at random: the program in the kernel and the host's code say the same.
+//! Randomly mutated packets: the program in the kernel and the host's code agree.
 
 use netpold_testkit::frames::{
     ACK, FAMILIES, Family, SYN, TCP, UDP, Who, frame, icmp, ip, ipv6, tcp, udp, vlan,
@@ -50,7 +50,7 @@ fn kernel_and_host_agree_on_mutated_packets() {
         if random.below(8) == 0 {
             packet.truncate(15 + random.below(packet.len() - 14));
         }
-        // Less than an IP header is refused by the test call itself.
+        // The test call itself rejects a frame shorter than an IP header.
         let least = match packet[12..14] {
             [0x08, 0x00] => 34,
             [0x86, 0xdd] => 54,

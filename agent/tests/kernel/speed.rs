@@ -1,4 +1,4 @@
-//! Nanoseconds per packet over the empty program; run with `--ignored --nocapture`.
+//! Nanoseconds per packet on top of the empty program; run with `--ignored --nocapture`.
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -27,7 +27,7 @@ fn fastest(world: &mut World, name: &str, packet: &[u8]) -> u32 {
         .unwrap_or_default()
 }
 
-/// With the mark of [`SENDER`] written before each run.
+/// Returns the shortest time per packet, with the mark of [`SENDER`] written before each run.
 fn fastest_marked(world: &mut World, name: &str, packet: &[u8]) -> u32 {
     let target = program(&mut world.bpf, name).fd().expect(name);
     let mark = mark(endpoint_slot(SENDER, 0), 0) as u16;
@@ -83,13 +83,13 @@ fn nanoseconds_per_packet() {
     }
 }
 
-/// An XDP program that passes everything: `r0 = 2; exit`.
+/// Loads an XDP program that passes everything: `r0 = 2; exit`.
 fn empty_xdp() -> OwnedFd {
     const PROG_LOAD: libc::c_int = 5;
     let (code, license) = ([2_u64 << 32 | 0xb7, 0x95], c"GPL");
-    // Kind (XDP) and instructions, of `union bpf_attr`.
+    // Program type (XDP) and instructions, in `union bpf_attr`.
     let load = [6 | 2_u64 << 32, code.as_ptr() as u64, license.as_ptr() as u64, 0, 0, 0];
-    // SAFETY: the block of BPF_PROG_LOAD; code and license outlive the call.
+    // SAFETY: the attributes of BPF_PROG_LOAD; code and license outlive the call.
     let fd =
         unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of_val(&load)) };
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
@@ -122,7 +122,7 @@ fn nanoseconds_per_packet_in_xdp() {
         for (case, packet) in cases {
             let nothing = fastest_xdp(empty.as_fd(), &packet);
             for program in EARLY {
-                // Each only what it is for.
+                // Each program judges only packets of its own direction.
                 if case.ends_with("from the pod") != (program == Early::Sent) {
                     continue;
                 }

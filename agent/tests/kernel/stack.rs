@@ -1,9 +1,9 @@
-//! How much stack the programs take, by the object as it is built; no kernel is needed for it.
+//! Stack use of the programs, computed from the built object; no kernel is needed.
 //!
-//! The kernel allows 512 bytes along a chain of calls. Each function counts as the deepest byte of its frame that
-//! it reads, writes or takes the address of, rounded up to 32 bytes by older kernels, and a
-//! function without any as 32 (`check_max_stack_depth` in kernel/bpf/verifier.c). What the program below
-//! finds may be more than what the verifier does, which looks at nothing that cannot happen.
+//! The kernel allows 512 bytes along a chain of calls. A function counts as the deepest byte of its frame that it
+//! reads, writes or takes the address of, rounded up to 32 bytes by older kernels, and as 32 if it uses none
+//! (`check_max_stack_depth` in kernel/bpf/verifier.c). The result here may exceed the verifier's, which skips
+//! unreachable code.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ use object::{
     Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget, SectionKind, SymbolKind,
 };
 
-/// What the deepest chain may take: a frame less than the kernel allows.
+/// Bound of the deepest chain: one frame less than the kernel allows.
 const BUDGET: u32 = 480;
-/// What that of a traced program may take: all that the kernel allows.
+/// Bound of the deepest chain of a traced program: all that the kernel allows.
 const TRACED_BUDGET: u32 = 512;
-/// Functions in a chain (`MAX_CALL_FRAMES`).
+/// Greatest number of functions in a chain (`MAX_CALL_FRAMES`).
 const FRAMES: usize = 8;
 const ROUNDED_TO: u32 = 32;
 
@@ -34,25 +34,25 @@ const ADD_IMMEDIATE: u8 = 0x07;
 const PSEUDO_CALL: u8 = 1;
 const PSEUDO_FUNCTION: u8 = 4;
 
-/// Where a function begins: its section's number, and the place in there.
+/// Start of a function: number of its section, and offset in the section.
 type Place = (usize, u64);
 
 #[derive(Debug)]
 struct Function {
     name: String,
-    /// Bytes below the frame pointer.
+    /// Deepest byte below the frame pointer.
     depth: u32,
     calls: Vec<Place>,
-    /// It is a program's first function.
+    /// Whether a program starts with this function.
     is_entry: bool,
 }
 
-/// The registers that point into the frame, as far as that is seen from one instruction to the next.
+/// Registers that point into the frame, as far as known from the instructions before.
 #[derive(Default)]
 struct Pointers([Option<i32>; 11]);
 
 impl Pointers {
-    /// The deepest byte that an instruction reaches or points at, as an offset from the frame pointer.
+    /// Returns the deepest byte that an instruction accesses or points at, as an offset from the frame pointer.
     fn follow(
         &mut self,
         code: u8,
@@ -84,7 +84,7 @@ impl Pointers {
     }
 }
 
-/// All functions of the object.
+/// Returns all functions of the object.
 fn functions(bytes: &[u8]) -> BTreeMap<Place, Function> {
     let file = object::File::parse(bytes).expect("an ELF object");
     let mut functions = BTreeMap::new();
@@ -124,7 +124,7 @@ fn functions(bytes: &[u8]) -> BTreeMap<Place, Function> {
                 let deepest = pointers.follow(code, (to, from), offset, immediate).unwrap_or(0);
                 function.depth = function.depth.max(deepest.min(0).unsigned_abs());
                 if code == CALL && from == PSEUDO_CALL {
-                    // From the next instruction on, or from where the symbol is.
+                    // Relative to the next instruction, or to the symbol.
                     let base = relocations.get(&at).copied();
                     let (section, base) = base.unwrap_or((section.index().0, at));
                     let target = base.wrapping_add_signed((i64::from(immediate) + 1) * 8);
@@ -143,7 +143,7 @@ fn functions(bytes: &[u8]) -> BTreeMap<Place, Function> {
     functions
 }
 
-/// The chain of calls that takes most, with what it takes.
+/// Returns the deepest chain of calls from a function, with its size.
 fn deepest(functions: &BTreeMap<Place, Function>, place: Place) -> (u32, Vec<&Function>) {
     let function = functions.get(&place).expect("what is called is a function");
     let (below, mut chain) = function
@@ -164,12 +164,12 @@ fn no_chain_of_calls_takes_more_stack_than_the_budget() {
         return netpold_testbed::skip(test, "built without the eBPF program");
     };
     no_chain_takes_more(bytes, BUDGET, |_| true);
-    // Those that are loaded, if somebody asks for them.
+    // Only the programs that a trace loads.
     let judges = ["netpold_ingress", "netpold_egress"];
     no_chain_takes_more(TRACED_OBJECT, TRACED_BUDGET, |name| judges.contains(&name));
 }
 
-/// No program of an object, of those names, has a chain that takes more.
+/// Asserts that no program with a selected name has a chain deeper than the budget.
 fn no_chain_takes_more(bytes: &[u8], budget: u32, of: impl Fn(&str) -> bool) {
     let functions = functions(bytes);
     let entries = || functions.iter().filter(|(_, function)| function.is_entry);
@@ -189,7 +189,7 @@ fn no_chain_takes_more(bytes: &[u8], budget: u32, of: impl Fn(&str) -> bool) {
     assert!(over.is_empty(), "more than {budget} bytes of stack: {over:?}");
 }
 
-/// What is counted, on a few instructions.
+/// Checks the depth of a few instructions.
 #[test]
 fn a_frame_reaches_as_far_as_anything_in_it() {
     let depth = |instructions: &[(u8, (u8, u8), i16, i32)]| {

@@ -1,4 +1,4 @@
-//! Packet stories: what happens to a pod's packets, in order.
+//! Packet stories: sequences of a pod's packets and their verdicts.
 
 use netpold_ebpf::reason::Reason;
 
@@ -22,23 +22,23 @@ fn connections_and_their_answers() {
     for family in FAMILIES {
         world.next_pod();
         let (c, p, s) = (Who::Client, Who::Pod, Who::Server);
-        // Nothing answers what was never sent.
+        // Packets that answer no earlier packet.
         assert_eq!(world.egress(&segment(family, p, c, (80, 4000), SYN | ACK)), Reason::Policy);
         assert_eq!(world.ingress(&segment(family, s, p, (443, 5000), ACK)), Reason::Policy);
-        // A client's connection.
+        // Connection of a client.
         assert_eq!(world.ingress(&segment(family, c, p, (4000, 80), SYN)), Reason::Allowed);
         assert_eq!(world.egress(&segment(family, p, c, (80, 4000), SYN | ACK)), Reason::Reply);
         assert_eq!(world.ingress(&segment(family, c, p, (4000, 80), ACK)), Reason::Allowed);
-        // Another port, another peer, another direction.
+        // A different port, a different peer, the opposite direction.
         assert_eq!(world.ingress(&segment(family, c, p, (4000, 81), SYN)), Reason::Policy);
         assert_eq!(
             world.ingress(&segment(family, Who::Stranger, p, (4000, 80), SYN)),
             Reason::Policy
         );
         assert_eq!(world.egress(&segment(family, p, c, (80, 4001), ACK)), Reason::Policy);
-        // The server may not begin on the ports of an answer.
+        // The server may not open a connection between the ports of an answer.
         assert_eq!(world.egress(&segment(family, p, c, (80, 4000), SYN)), Reason::Policy);
-        // The pod's own connection.
+        // Connection of the pod itself.
         assert_eq!(world.egress(&segment(family, p, s, (5000, 443), SYN)), Reason::Allowed);
         assert_eq!(world.ingress(&segment(family, s, p, (443, 5000), SYN | ACK)), Reason::Reply);
         assert_eq!(world.ingress(&segment(family, s, p, (443, 5000), FIN | ACK)), Reason::Reply);
@@ -64,7 +64,7 @@ fn policy_changes_cut_and_keep_flows() {
         assert_eq!(world.egress(&answer), Reason::Reply);
         world.set_rows(0, EGRESS_ROW);
         assert_eq!(world.egress(&answer), Reason::Reply);
-        // What a pod answers while its egress is free does not make its client's flow its own.
+        // Answers of a pod with free egress do not make its client's flow the pod's own.
         world.next_pod();
         world.set_rows(INGRESS_ROW, 0);
         assert_eq!(world.ingress(&segment(family, c, p, (4000, 80), SYN)), Reason::Allowed);
@@ -72,7 +72,7 @@ fn policy_changes_cut_and_keep_flows() {
         world.set_rows(DENY_ROW, 0);
         assert_eq!(world.egress(&answer), Reason::NotIsolated);
         assert_eq!(world.ingress(&forward), Reason::Policy);
-        // But its own connection lives, though only ingress is isolated.
+        // The pod's own connection stays open, though ingress is isolated.
         assert_eq!(world.egress(&segment(family, p, c, (5000, 22), SYN)), Reason::NotIsolated);
         assert_eq!(world.ingress(&segment(family, c, p, (22, 5000), SYN | ACK)), Reason::Reply);
     }
@@ -110,7 +110,7 @@ fn icmp_errors_about_flows() {
         assert_eq!(world.ingress(&error(&sent)), Reason::Policy);
         assert_eq!(world.egress(&frame(&sent)), Reason::Allowed);
         assert_eq!(world.ingress(&error(&sent)), Reason::Related);
-        // Cut short after the ports, as RFC 792 allows.
+        // A quote that ends after the ports, as RFC 792 allows.
         let header = if family == Family::V4 { 20 } else { 40 };
         assert_eq!(world.ingress(&error(&sent[..header + 8])), Reason::Related);
         assert_eq!(world.ingress(&error(&sent[..header + 4])), Reason::Policy);
@@ -134,13 +134,13 @@ fn fragments_follow_their_first() {
         assert_eq!(world.egress(&later), Reason::FragmentWithoutFirst);
         assert_eq!(world.egress(&first), Reason::Allowed);
         assert_eq!(world.egress(&later), Reason::Allowed);
-        // The answer comes in parts too, and ports of a denied first are not left.
+        // The answer is fragmented too; a denied first fragment records no ports.
         let answer = family.fragment(s, p, 0, true, &udp(53, 5000, &[0; 8]));
         let rest = family.fragment(s, p, 2, false, &[0; 8]);
         assert_eq!(world.ingress(&rest), Reason::FragmentWithoutFirst);
         assert_eq!(world.ingress(&answer), Reason::Reply);
         assert_eq!(world.ingress(&rest), Reason::Reply);
-        // Where every port is allowed none is needed.
+        // Where policy allows every port, a later fragment needs no ports.
         assert_eq!(world.ingress(&family.fragment(friend, p, 2, false, &[0; 8])), Reason::Allowed);
         let tiny = family.fragment(p, s, 0, true, &[0; 4]);
         assert_eq!(world.egress(&tiny), Reason::TinyFragment);
@@ -186,7 +186,7 @@ fn headers_of_every_kind() {
         }
     }
     assert_eq!(world.ingress(&ether(0x88cc, &[0; 50])), Reason::NotIp);
-    // Neighbour discovery only where no router forwarded it.
+    // Neighbour discovery passes only if no router forwarded it (hop limit 255).
     let solicitation = icmp(135, 0, [0; 4], &p.v6());
     assert_eq!(
         world.ingress(&frame(&ipv6(Who::Stranger, p, 58, 255, &solicitation))),
@@ -203,7 +203,7 @@ fn truncated_at_every_length() {
     let Some(mut world) = world() else { return };
     for family in FAMILIES {
         let whole = segment(family, Who::Client, Who::Pod, (4000, 80), SYN);
-        // The test call itself refuses less than an IP header behind an IP Ethernet type.
+        // The test call itself rejects a frame with an IP Ethernet type that is shorter than an IP header.
         let least = if family == Family::V4 { 34 } else { 54 };
         for length in least..whole.len() {
             let reason = world.ingress(&whole[..length]);
@@ -232,14 +232,14 @@ fn sources_the_node_and_the_pod_itself() {
         assert_eq!(world.egress(&spoofed), Reason::SpoofedSource);
         assert_eq!(world.ingress(&spoofed), Reason::NotIsolated);
         world.set_rows(INGRESS_ROW, EGRESS_ROW);
-        // The node's own packets, and the pod's answer to an address that no policy allows.
+        // A packet of the node itself, and the pod's answer to an address without an allow rule.
         let probe = segment(family, stranger, p, (6000, 8080), SYN);
         let answer = segment(family, p, stranger, (8080, 6000), SYN | ACK);
         assert_eq!(world.ingress(&probe), Reason::Policy);
         assert_eq!(world.egress(&answer), Reason::Policy);
         assert_eq!(world.judge(Direction::Ingress, 0, &probe), Reason::Node);
         assert_eq!(world.egress(&answer), Reason::Reply);
-        // To itself, and through its own Service.
+        // Packets of the pod to itself, directly and through its own Service.
         let own = segment(family, p, p, (7000, 9), SYN);
         assert_eq!(world.egress(&own), Reason::Loopback);
         assert_eq!(world.judge(Direction::Ingress, IFINDEX, &probe), Reason::Loopback);
@@ -257,7 +257,7 @@ fn sctp_associations() {
         let chunk = |from, to, ports: (u16, u16), kind| {
             frame(&ip(family, from, to, SCTP, &sctp(ports.0, ports.1, kind)))
         };
-        // Nothing answers what was never sent, and an answer opens nothing.
+        // Chunks that answer no earlier packet; an answer opens no association.
         assert_eq!(world.ingress(&chunk(s, p, (3868, 5000), data)), Reason::Policy);
         assert_eq!(world.egress(&chunk(p, s, (5000, 3868), init)), Reason::Allowed);
         assert_eq!(world.ingress(&chunk(s, p, (3868, 5000), data)), Reason::Reply);
@@ -271,7 +271,7 @@ fn sctp_associations() {
 #[test]
 fn listener_discovery_before_the_pod_has_an_address() {
     let Some(mut world) = world() else { return };
-    // A report (RFC 3810): behind a router alert option, with hop limit 1, from no address.
+    // A report (RFC 3810): behind a router alert option, with hop limit 1, from the unspecified address.
     let report = |hop_limit, multicast: bool| {
         let mut data = vec![58, 0, 5, 2, 0, 0, 1, 0];
         let mut record = vec![4, 0, 0, 0, 0xff, 2];
@@ -290,7 +290,7 @@ fn listener_discovery_before_the_pod_has_an_address() {
     assert_eq!(world.ingress(&report(64, true)), Reason::Policy);
 }
 
-/// What no rule is asked about has one form, and the pod speaks for itself alone.
+/// Link-local control messages pass without a rule, but only in one exact form and with the pod's own address.
 #[test]
 fn the_links_own_messages() {
     let Some(mut world) = world() else { return };
@@ -301,7 +301,8 @@ fn the_links_own_messages() {
         packet.resize(28 + padding, 0);
         ether(0x0806, &packet)
     };
-    // From nobody, for an address that the sender is about to use (RFC 5227 section 2.1.1).
+    // An ARP probe with an unspecified sender, for an address that the sender is about to use (RFC 5227 section
+    // 2.1.1).
     let probe = |target: [u8; 4]| {
         let mut frame = arp([0; 4], 0);
         frame[14 + 24..14 + 28].copy_from_slice(&target);
@@ -349,7 +350,7 @@ fn the_links_own_messages() {
     assert_eq!(world.ingress(&odd), Reason::Malformed);
 }
 
-/// Where a packet goes after its destination nobody judges.
+/// A source route past the judged destination makes a packet malformed.
 #[test]
 fn routes_beyond_the_destination() {
     let Some(mut world) = world() else { return };
@@ -379,7 +380,7 @@ fn routes_beyond_the_destination() {
     assert_eq!(world.egress(&options(&route(131))), Reason::NotIsolated);
 }
 
-/// Parts whose Fragment header leads to more options: the transport is in the first alone.
+/// Fragments with options behind the Fragment header: only the first holds the transport header.
 #[test]
 fn fragments_with_options_behind_their_header() {
     let Some(mut world) = world() else { return };
@@ -403,14 +404,15 @@ fn fragments_with_options_behind_their_header() {
     assert_eq!(world.ingress(&part(c, p, 3, false, &[0; 8])), Reason::FragmentWithoutFirst);
     assert_eq!(world.ingress(&part(c, p, 0, true, &first(53))), Reason::Allowed);
     assert_eq!(world.ingress(&part(c, p, 3, false, &[0; 8])), Reason::Allowed);
-    // A part of a part is nobody's.
+    // A fragment inside a fragment is malformed.
     let inner = [&[UDP, 0, 0, 1, 0, 0, 0, 9][..], &udp(5000, 53, &[0; 8])].concat();
     let mut payload = vec![44, 0, 0, 1, 0, 0, 0x12, 0x35];
     payload.extend(inner);
     assert_eq!(world.egress(&frame(&ipv6(p, s, 44, 64, &payload))), Reason::Malformed);
 }
 
-/// A bridge floods what it cannot place: not this pod's traffic, whatever is in its tables.
+/// A bridge floods frames to unknown stations; such frames are not this pod's traffic, even if the tables allow their
+/// addresses.
 #[test]
 fn frames_for_others_are_neither_tracked_nor_told_of() {
     let Some(mut world) = world() else { return };
@@ -423,7 +425,7 @@ fn frames_for_others_are_neither_tracked_nor_told_of() {
         assert_eq!(world.ingress(&segment(family, c, other, (4000, 81), SYN)), Reason::Flooded);
         let later = family.fragment(c, other, 2, false, &[0; 8]);
         assert_eq!(world.ingress(&later), Reason::Flooded);
-        // An answer to another is none to the pod, though all but its address is the same.
+        // An answer to another pod is no reply for this pod, even if all other fields match.
         assert_eq!(
             world.egress(&segment(family, p, Who::Server, (5000, 443), SYN)),
             Reason::Allowed
@@ -432,7 +434,7 @@ fn frames_for_others_are_neither_tracked_nor_told_of() {
         assert_eq!(world.ingress(&answer), Reason::Flooded);
         let answer = segment(family, Who::Server, p, (443, 5000), SYN | ACK);
         assert_eq!(world.ingress(&answer), Reason::Reply);
-        // A gateway's address may be anyone's: then all is its traffic.
+        // A pod without a source check may own any address: all flooded frames count as its traffic.
         let flags = world.host.policy.slot(IFINDEX).flags;
         let free = netpold_ebpf::layout::Endpoint {
             flags: flags & !netpold_ebpf::layout::EP_CHECK_SOURCE,

@@ -1,4 +1,4 @@
-//! The traced programs judge as the ordinary ones do, and tell of what they are asked for alone.
+//! The traced programs: same verdicts as the ordinary ones, and notes only about requested packets.
 
 use std::os::fd::AsFd;
 
@@ -12,7 +12,7 @@ use netpold_testkit::frames::{ACK, FAMILIES, SYN, TCP, Who, frame, ip, tcp};
 use super::corpus::replay;
 use super::world::World;
 
-/// The programs that judge pods: the others' are never attached.
+/// Programs that judge pods: the other traced programs are never attached.
 const PODS: [&str; 2] = ["netpold_ingress", "netpold_egress"];
 
 fn traced() -> Option<World> {
@@ -20,12 +20,12 @@ fn traced() -> Option<World> {
     Some(World::of(TRACED_OBJECT, &PODS, 1024))
 }
 
-/// From now on these packets are told of.
+/// Starts to note packets that match the clauses.
 fn ask(world: &mut World, clauses: &[Clause]) {
     ask_for(world, clauses, u32::MAX);
 }
 
-/// The same, at most so many of them in a second.
+/// Starts to note packets that match the clauses, at most `burst` per second.
 fn ask_for(world: &mut World, clauses: &[Clause], burst: u32) {
     let mut all = TraceFilter {
         until: u32::MAX / 4,
@@ -34,7 +34,7 @@ fn ask_for(world: &mut World, clauses: &[Clause], burst: u32) {
         count: clauses.len() as u32,
         clauses: Default::default(),
     };
-    // The test knows no jiffies: half of all that can be told apart from now are before this.
+    // The end lies a quarter of the range of jiffies ahead, below the half at which comparisons wrap.
     all.until = all.until.wrapping_add(world_jiffies(world));
     all.clauses[..clauses.len()].copy_from_slice(clauses);
     let map = world.bpf.map_mut("TRACE_FILTER").expect("TRACE_FILTER");
@@ -64,7 +64,7 @@ fn traced_programs_and_host_agree_on_the_fuzz_corpus() {
     assert!(matched(&world) > packets / 2, "of {packets} packets {}", matched(&world));
 }
 
-/// Whoever is not traced pays nothing.
+/// Without a trace, the programs contain no tracing code.
 #[test]
 fn ordinary_programs_have_nothing_of_it() {
     let has =
@@ -96,7 +96,8 @@ fn what_is_not_asked_for_is_not_told_of() {
     }
 }
 
-/// A packet in a flow's middle: `cargo test -p netpold --test kernel traced_packet -- --ignored --nocapture`.
+/// Measures a packet midstream in a flow: `cargo test -p netpold --test kernel traced_packet -- --ignored
+/// --nocapture`.
 #[test]
 #[ignore = "a measurement, not a test"]
 fn nanoseconds_per_traced_packet() {

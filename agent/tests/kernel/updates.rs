@@ -1,6 +1,6 @@
-//! Updates on the kernel's own maps, operation by operation: a packet given to the real programs
-//! after each is judged as before the update or as after it. So are the packets of connections that
-//! were open before, whose judgement the flow table remembers.
+//! Updates on the kernel's own maps, operation by operation: after each operation the real programs judge every
+//! packet as before or as after the update. The same holds for packets of connections that were open before,
+//! which the flow table keeps with their verdicts.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -26,19 +26,19 @@ use netpold_testkit::memory::MemoryTables;
 use super::world::{PASS, UPLINK, program};
 use netpold_testkit::frames::{ACK, SYN, TCP, ether, tcp};
 
-/// Chains of states, and updates in each.
+/// Number of chains of states, and of updates in each.
 const CHAINS: u64 = 2;
 const UPDATES: u32 = 8;
-/// After how many operations open connections are tried.
+/// Number of operations between two checks of open connections.
 const OPEN_EVERY: usize = 4;
 const PORTS: [u16; 2] = [80, 8080];
-/// Of the flow tables: no flow makes room for another.
+/// Number of buckets of the flow tables, enough that no flow is evicted.
 const BUCKETS: u32 = 8192;
 
-/// The client's port.
+/// Port of the client.
 const CLIENT: u16 = 40_000;
 
-/// A connection's first packet, which no flow answers for, and others of the same connection.
+/// First packet of a connection, which matches no flow, and further packets of the same connection.
 struct Packet {
     ifindex: u32,
     direction: Direction,
@@ -68,18 +68,18 @@ impl Packet {
         Some(Self { ifindex, direction, remote, port, opening, opened, further, answer })
     }
 
-    /// What memory's tables say; `None` where there is no endpoint: it passes.
+    /// Returns the verdict of the tables in memory; true without an endpoint, since its packets pass.
     fn allowed(&self, tables: &MemoryTables) -> bool {
         tables.allows(self.ifindex, self.direction, self.remote, TCP, self.port).unwrap_or(true)
     }
 
-    /// The same of the answers, were they no answers.
+    /// Returns the verdict of the tables in memory for the answers, as if they opened a connection.
     fn answers_allowed(&self, tables: &MemoryTables) -> bool {
         let direction = self.direction.opposite();
         tables.allows(self.ifindex, direction, self.remote, TCP, CLIENT).unwrap_or(true)
     }
 
-    /// Number of the pod instance that the flow belongs to.
+    /// Returns the number of the pod instance that owns the flow.
     fn pod(&self, tables: &MemoryTables) -> Option<u32> {
         tables.endpoint(self.ifindex).map(|endpoint| endpoint.id)
     }
@@ -105,7 +105,7 @@ fn frame(from: IpAddr, to: IpAddr, segment: Vec<u8>) -> Option<Vec<u8>> {
     }
 }
 
-/// Packets between the interfaces of two states and every address of either.
+/// Returns packets between the interfaces of two states and every address of either state.
 fn packets(states: [&Cluster; 2]) -> Vec<Packet> {
     let mut remotes: BTreeSet<IpAddr> = states
         .iter()
@@ -119,8 +119,7 @@ fn packets(states: [&Cluster; 2]) -> Vec<Packet> {
     let mut seen = BTreeSet::new();
     let mut packets = Vec::new();
     for interface in states.iter().flat_map(|state| state.interfaces()) {
-        // A pod reaches all addresses of its own, those of either state, also where its interface does
-        // not have them.
+        // A pod reaches all its own addresses of either state, also addresses that its interface lacks.
         let of_index = |other: &&Interface| other.index == interface.index;
         let all = states.iter().flat_map(|state| state.interfaces()).filter(of_index);
         let seen_there: BTreeSet<IpAddr> = all.flat_map(|i| i.addresses.iter().copied()).collect();
@@ -153,7 +152,7 @@ impl std::fmt::Display for Packet {
     }
 }
 
-/// The programs and the tables that they read.
+/// Loaded programs and the tables that they read.
 struct Kernel {
     tables: Tables,
     settings: Settings,
@@ -161,7 +160,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// `crowded`: most IPv6 addresses find no room in their table.
+    /// Loads programs and tables. `crowded`: most IPv6 addresses find no room in their table.
     fn load(crowded: bool) -> Self {
         let object = netpold::object::object().expect("the eBPF object");
         let mut loader = EbpfLoader::new();
@@ -197,7 +196,7 @@ impl Kernel {
         self.judge(packet.ifindex, packet.direction, &packet.opening)
     }
 
-    /// Opens the packet's connection and lets it go on until the flow table has all of it.
+    /// Opens the packet's connection and exchanges packets until the flow table has the complete state.
     fn establish(&self, packet: &Packet) {
         let answering = packet.direction.opposite();
         for (forward, answer) in [
@@ -210,7 +209,7 @@ impl Kernel {
         }
     }
 
-    /// Whether a further packet of the connection passes, and an answer.
+    /// Returns whether a further packet of the connection passes, and whether an answer passes.
     fn goes_on(&self, packet: &Packet) -> [bool; 2] {
         let answering = packet.direction.opposite();
         [
@@ -219,7 +218,7 @@ impl Kernel {
         ]
     }
 
-    /// The tables hold what the compiler says, whatever became of addresses without room.
+    /// Asserts that the tables match the compiler's state, also for addresses that found no room.
     fn read_back(&mut self, compiler: &Compiler, place: &str) {
         let whole = (Cursor::default(), 1);
         let unexpected = &mut UnexpectedEntries::default();
@@ -239,7 +238,7 @@ impl Kernel {
     }
 }
 
-/// A namespace with interfaces of the indexes that a test run names.
+/// Creates a namespace with interfaces of the given indexes.
 fn namespace(indexes: &BTreeSet<u32>) -> Netns {
     let netns = Netns::create("updates").expect("a namespace");
     let lines =
@@ -248,17 +247,17 @@ fn namespace(indexes: &BTreeSet<u32>) -> Netns {
     netns
 }
 
-/// What an update may show to a packet.
+/// Packet with its verdicts before and after an update.
 struct Update<'a> {
     packet: &'a Packet,
-    /// Whether it passes before and after.
+    /// Whether the packet passes before, and whether it passes after.
     before: bool,
     after: bool,
-    /// The pod instance before.
+    /// Number of the pod instance before the update.
     pod: Option<u32>,
-    /// Whether its connection, if it was open before, is to be cut: itself, and its answers.
+    /// Whether the update must cut an open connection: its own packets, and its answers.
     cut: [bool; 2],
-    /// Whether nothing of that may happen to it.
+    /// Whether the update must keep an open connection.
     kept: bool,
 }
 
@@ -269,7 +268,7 @@ impl<'a> Update<'a> {
         Self { packet, before: allowed, after: allowed, pod, cut: [false; 2], kept: false }
     }
 
-    /// Opens the connection if it is allowed. One without an endpoint has no flow, and needs none.
+    /// Opens the connection if it is allowed. A connection without an endpoint has no flow, and needs none.
     fn establish(&self, kernel: &Kernel) {
         if self.before && self.pod.is_some() {
             kernel.establish(self.packet);
@@ -278,7 +277,7 @@ impl<'a> Update<'a> {
 
     fn with(self, after: &MemoryTables) -> Self {
         let allowed = self.packet.allowed(after);
-        // Flows do not outlive their pod.
+        // Flows end with their pod.
         let same = self.pod.is_some() && self.pod == self.packet.pod(after);
         Self {
             after: allowed,
@@ -295,7 +294,7 @@ impl<'a> Update<'a> {
         assert!(!last || passes == after, "{place}, at the end: {packet}: {passes}");
     }
 
-    /// The same for the connection that was open before.
+    /// Checks the connection that was open before the update.
     fn check_open(&self, kernel: &Kernel, last: bool, place: &str) {
         let packet = self.packet;
         let goes_on = kernel.goes_on(packet);
@@ -305,7 +304,7 @@ impl<'a> Update<'a> {
     }
 }
 
-/// One chain of updates; how many operations and judgements that were.
+/// Runs one chain of updates. Returns the numbers of operations and of judgements.
 fn chain(seed: u64) -> (usize, usize) {
     let mut choices = Choices::from_seed(seed);
     let mut states = vec![Cluster::default(), Cluster::generate(&mut choices)];
@@ -316,7 +315,7 @@ fn chain(seed: u64) -> (usize, usize) {
     let indexes = states.iter().flat_map(Cluster::interfaces).map(|i| i.index).collect();
     let netns = namespace(&indexes);
     let mut kernel = Kernel::load(seed % 2 == 1);
-    // Interfaces have addresses here that are no pod's.
+    // Interfaces of the generated states have addresses that belong to no pod.
     let check_source = CheckSource::Off;
     let options = Options { node: NODE.into(), check_source, ..Options::default() };
     let mut compiler = Compiler::new(options);
@@ -364,7 +363,7 @@ fn every_operation_shows_before_or_after() {
     assert!(done.0 > 100 && done.1 > 5_000, "the sample is too small: {done:?}");
 }
 
-/// Nothing but addresses, more than their table holds; then they go.
+/// Adds more addresses than their table holds, then removes them.
 #[test]
 fn addresses_without_room_leave_nothing_behind() {
     netpold_testbed::require_root!();

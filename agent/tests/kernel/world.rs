@@ -1,4 +1,4 @@
-//! One pod's tables, in the kernel and in plain memory; every packet is judged by both.
+//! One pod's tables, in the kernel and in plain memory; both judge every packet.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -25,12 +25,12 @@ pub(crate) use netpold_testkit::one_pod::{
 
 use super::early;
 
-/// Where packets to the pod come from, unless they are the node's own.
+/// Receiving interface of packets to the pod, except packets of the node itself.
 pub(crate) const UPLINK: u32 = 2;
 pub(crate) const PASS: u32 = u32::MAX;
 pub(crate) const DROP: u32 = 2;
 
-/// Every program of the object.
+/// All programs of the object.
 pub(crate) const PROGRAMS: [&str; 8] = [
     "netpold_ingress",
     "netpold_egress",
@@ -48,13 +48,13 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// The pod admits the client to TCP 80 and UDP 53, the friend to everything; it may reach the
-    /// server on TCP 443, UDP 53 and by other protocols. The flow tables have so many buckets.
+    /// Creates a pod that admits the client to TCP 80 and UDP 53, and the friend to everything; it may reach the
+    /// server on TCP 443, UDP 53 and by other protocols. `buckets` is the size of the flow tables.
     pub(crate) fn new(buckets: u32) -> Self {
         Self::of(netpold::object::object().expect("the eBPF object"), &PROGRAMS, buckets)
     }
 
-    /// The same with these programs of an object.
+    /// Creates the same pod with the given programs of an object.
     pub(crate) fn of(object: &[u8], programs: &[&str], buckets: u32) -> Self {
         let mut bpf = EbpfLoader::new()
             .map_max_entries("CT4", buckets)
@@ -103,26 +103,26 @@ impl World {
         set_section(&mut self.bpf, global_sections::SETTINGS, &[self.host.flows.settings]);
     }
 
-    /// Writes another endpoint.
+    /// Adds or replaces an endpoint.
     pub(crate) fn set_endpoint(&mut self, endpoint: Endpoint) {
         self.host.set_endpoint(endpoint);
         self.write_endpoint();
     }
 
-    /// Flips the pod's rows.
+    /// Replaces the pod's rows.
     pub(crate) fn set_rows(&mut self, ingress: u32, egress: u32) {
         self.host.endpoint_mut(IFINDEX).rows = Endpoint::pack_rows(ingress, egress);
         self.host.changed();
         self.write_endpoint();
     }
 
-    /// Makes it another pod: nothing of the old one's flows is left.
+    /// Turns the pod into another pod, without the old pod's flows.
     pub(crate) fn next_pod(&mut self) {
         self.host.endpoint_mut(IFINDEX).id += 1;
         self.set_rows(INGRESS_ROW, EGRESS_ROW);
     }
 
-    /// Judges a frame by the host's code and by the kernel's program, which must agree.
+    /// Judges a frame by the host's code and by the kernel's program, and asserts equal verdicts.
     pub(crate) fn judge(&mut self, direction: Direction, came_from: u32, frame: &[u8]) -> Reason {
         let early = self.show_early(direction, came_from, frame);
         let verdict = judge_on_host(&self.host, direction, came_from, frame);
@@ -168,8 +168,7 @@ pub(crate) fn program<'a>(bpf: &'a mut Ebpf, name: &str) -> &'a mut SchedClassif
     bpf.program_mut(name).expect(name).try_into().expect(name)
 }
 
-/// Writes a table at a fixed address, whole: too much for a stack, which is where aya's maps take
-/// values from.
+/// Writes a whole table at a fixed address. The table is too large for the stack, from which aya's maps take values.
 fn set_section<T: Pod>(bpf: &mut Ebpf, section: Section, content: &[T]) {
     const MAP_UPDATE_ELEM: u32 = 2;
     let Some(Map::Array(map)) = bpf.map(section.section) else { panic!("{}", section.name) };
@@ -178,7 +177,7 @@ fn set_section<T: Pod>(bpf: &mut Ebpf, section: Section, content: &[T]) {
     let (fd, index) = (map.fd().as_fd().as_raw_fd(), 0_u32);
     let mut attributes =
         [u64::from(fd.cast_unsigned()), (&raw const index) as u64, content.as_ptr() as u64, 0];
-    // SAFETY: the block of BPF_MAP_UPDATE_ELEM; index and content are as long as the map's.
+    // SAFETY: the attributes of BPF_MAP_UPDATE_ELEM; index and content have the sizes of the map.
     let result = unsafe { test_run::bpf(MAP_UPDATE_ELEM, &mut attributes) };
     assert_eq!(result.expect(section.name), 0);
 }

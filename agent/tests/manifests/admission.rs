@@ -1,11 +1,11 @@
-//! The policies on NetworkPolicies: what they refuse and let pass.
+//! Admission policies on NetworkPolicies: objects that they refuse and objects that they pass.
 
 use serde_json::{Value, json};
 
 use crate::expressions::Expressions;
 use crate::rendered::{can_render, find, render};
 
-/// An admission policy of `overlays/admission`, and the limits.
+/// Admission policy of `overlays/admission`, with the limits.
 struct Policy {
     expressions: Expressions,
     params: Value,
@@ -19,14 +19,15 @@ impl Policy {
         Self { expressions: Expressions::of(policy), params }
     }
 
-    /// What the policy says of a NetworkPolicy with this spec that is written anew or, with an old
-    /// spec, over that; none: it passes.
+    /// Returns the policy's messages about a NetworkPolicy with this spec, created or, with an old spec, updated; no
+    /// message: it passes.
     fn messages(&self, new: &Value, old: Option<&Value>) -> Vec<String> {
         let object = |spec: &Value| json!({ "metadata": { "name": "x" }, "spec": spec });
         self.judge(&object(new), &old.map_or(Value::Null, object))
     }
 
-    /// What the policy says of an object, null for an old one that is not there; none: it passes.
+    /// Returns the policy's messages about an object, with null as the old object of a creation; no message: it
+    /// passes.
     fn judge(&self, object: &Value, old: &Value) -> Vec<String> {
         let given = [("object", object), ("oldObject", old), ("params", &self.params)];
         self.expressions.refusals(&given)
@@ -37,7 +38,7 @@ impl Policy {
         assert_eq!(self.messages(spec, None), [""; 0], "{spec}");
     }
 
-    /// Exactly one message, with this in it.
+    /// Asserts exactly one message, which contains `with`.
     #[track_caller]
     fn refuses(&self, spec: &Value, with: &str) {
         let messages = self.messages(spec, None);
@@ -45,14 +46,14 @@ impl Policy {
     }
 }
 
-/// A spec with so many of something.
+/// Function that returns a spec with the given number of items.
 type OfSize<'a> = Box<dyn Fn(usize) -> Value + 'a>;
 
 fn many(value: &Value, count: usize) -> Value {
     Value::Array(vec![value.clone(); count])
 }
 
-/// Policies that nothing is wrong with.
+/// Returns policies without a mistake.
 fn good() -> Vec<Value> {
     let app = json!({ "podSelector": { "matchLabels": { "app": "x" } } });
     let block = json!({ "ipBlock": { "cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"] } });
@@ -124,7 +125,7 @@ fn limits_are_held() {
     assert_eq!(policy.messages(&beyond, Some(&json!({ "podSelector": {} }))).len(), 1);
 }
 
-/// The limits that are shipped are taken, others only in their range.
+/// Checks that the shipped limits are accepted, and others only in their range.
 #[test]
 fn limits_that_are_none_are_refused() {
     if !can_render("limits_that_are_none_are_refused") {

@@ -1,4 +1,4 @@
-//! The objects agree with netpold and with one another.
+//! Agreement of the objects with netpold and with one another.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// The variables are twins of flags, and what they name is mounted.
+/// Checks that the variables are twins of flags, and that the paths in them are mounted.
 #[test]
 fn the_agent_has_the_flags_it_is_started_with() {
     if !can_render("the_agent_has_the_flags_it_is_started_with") {
@@ -57,7 +57,7 @@ fn the_agent_has_the_flags_it_is_started_with() {
     }
 }
 
-/// The standby watches the same pin root, with rights for nothing else.
+/// Checks that the standby watches the same pin root and has no other rights.
 #[test]
 fn a_standby_runs_beside_the_agent() {
     if !can_render("a_standby_runs_beside_the_agent") {
@@ -80,7 +80,7 @@ fn a_standby_runs_beside_the_agent() {
     assert!(mounts.iter().all(|mount| list(&agent["volumeMounts"]).contains(mount)), "{mounts:?}");
 }
 
-/// The capabilities are those of the systemd unit, with which `tests/deploy` runs the agent.
+/// Checks that the capabilities equal those of the systemd unit, with which `tests/deploy` runs the agent.
 #[test]
 fn the_agent_may_do_what_it_needs_and_no_more() {
     if !can_render("the_agent_may_do_what_it_needs_and_no_more") {
@@ -172,8 +172,8 @@ fn the_overlays_name_what_is_there() {
     assert!(container["securityContext"]["capabilities"].is_null());
 }
 
-/// `kubectl apply` looks up every object's kind before it creates the first one, so an object of a kind
-/// that the same folder defines needs a second apply.
+/// `kubectl apply` looks up the kind of every object before it creates the first one, so an object of a kind that the
+/// same folder defines needs a second apply.
 #[test]
 fn one_apply_installs_each_folder() {
     if !can_render("one_apply_installs_each_folder") {
@@ -187,7 +187,8 @@ fn one_apply_installs_each_folder() {
     }
 }
 
-/// The webhook's configuration leads to the controller, which the quota admits and the startup taint does not keep away.
+/// Checks that the webhook's configuration leads to the controller, that the quota admits the controller, and that
+/// the controller tolerates the startup taint.
 #[test]
 fn the_controller_is_where_others_look_for_it() {
     if !can_render("the_controller_is_where_others_look_for_it") {
@@ -215,7 +216,7 @@ fn the_controller_is_where_others_look_for_it() {
     assert!(tolerated("netpold.io/agent-not-ready"), "{pod}");
 }
 
-/// The expressions read the limits that are shipped, and no others.
+/// Checks that the expressions read exactly the shipped limits.
 #[test]
 fn the_limits_are_those_that_are_read() {
     if !can_render("the_limits_are_those_that_are_read") {

@@ -1,4 +1,4 @@
-//! Who reaches the controller's webhook with `overlays/webhook-callers`, by netpold's own explainer.
+//! Callers that reach the controller's webhook with `overlays/webhook-callers`, by netpold's own explainer.
 
 use std::process::Command;
 
@@ -44,7 +44,7 @@ fn no_pod_reaches_the_webhook_and_nodes_do() {
     for (from, port, verdict) in [
         ("shop/pod", "8443", "deny"),
         ("kube-system/pod", "8443", "allow"),
-        // A node, and an API server outside of the cluster.
+        // A node, and an API server outside the cluster.
         ("192.0.2.9", "8443", "allow"),
         ("198.51.100.1", "8443", "allow"),
         ("shop/pod", "9813", "allow"),

@@ -1,4 +1,4 @@
-//! The expressions of admission policies, evaluated by a CEL interpreter as the API server would.
+//! Expressions of admission policies, evaluated by a CEL interpreter as an API server would.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use cel::common::value::{CowVal, Val};
 use cel::{Context, Env, ExecutionError, Program, StructType, Value as Cel};
 use serde_json::{Value, json};
 
-/// The spec of a `ValidatingAdmissionPolicy` or `MutatingAdmissionPolicy`.
+/// Spec of a `ValidatingAdmissionPolicy` or `MutatingAdmissionPolicy`.
 pub(crate) struct Expressions {
     spec: Value,
 }
@@ -22,7 +22,7 @@ impl Expressions {
         self.spec[name].as_array().cloned().unwrap_or_default()
     }
 
-    /// The variables of a request, with the policy's own; `None`: the policy leaves it alone.
+    /// Returns the variables of a request, with the policy's own; `None`: the policy does not match the request.
     fn context(&self, given: &[(&str, &Value)]) -> Option<Context<'static, 'static>> {
         let mut context = Context::with_env(Arc::new(environment()));
         for (name, value) in given {
@@ -34,7 +34,7 @@ impl Expressions {
         }
         let mut variables = serde_json::Map::new();
         for variable in self.list("variables") {
-            // Each may use those before it.
+            // Each variable may use the variables before it.
             context.add_variable_from_value("variables", cel::to_value(&variables).unwrap());
             let value = evaluate(&variable, &context).json().unwrap();
             variables.insert(variable["name"].as_str().unwrap().to_owned(), value);
@@ -43,7 +43,7 @@ impl Expressions {
         Some(context)
     }
 
-    /// What a validating policy says of a request; none: it passes.
+    /// Returns the messages of a validating policy about a request; no message: the request passes.
     pub(crate) fn refusals(&self, given: &[(&str, &Value)]) -> Vec<String> {
         let Some(context) = self.context(given) else { return Vec::new() };
         let broken = |validation: &Value| evaluate(validation, &context) != Cel::Bool(true);
@@ -56,12 +56,12 @@ impl Expressions {
         self.list("validations").into_iter().filter(broken).map(message).collect()
     }
 
-    /// What a mutating policy makes of an object that is created.
+    /// Returns a created object after a mutating policy.
     pub(crate) fn mutated(&self, object: &Value) -> Value {
         self.mutated_in(object, &Value::Null)
     }
 
-    /// The same, with the object's namespace.
+    /// Returns a created object after a mutating policy, with the object's namespace.
     pub(crate) fn mutated_in(&self, object: &Value, namespace: &Value) -> Value {
         let mut object = object.clone();
         let none = Value::Null;
@@ -81,14 +81,14 @@ impl Expressions {
     }
 }
 
-/// As of an API server, with the type of a mutating policy's patches.
+/// Returns the environment of an API server, with the type of a mutating policy's patches.
 fn environment() -> Env {
     let mut environment = Env::stdlib();
     environment.add_type(JsonPatch(Type::new_struct("JSONPatch".to_owned()))).unwrap();
     environment
 }
 
-/// `JSONPatch{op: …, path: …, value: …}`: a value of any type, which no [`cel::StructDef`] takes.
+/// Type of `JSONPatch{op: …, path: …, value: …}`: its value has any type, which [`cel::StructDef`] does not support.
 struct JsonPatch(Type);
 
 impl StructType for JsonPatch {
@@ -121,7 +121,7 @@ fn run(expression: &str, context: &Context<'_, '_>) -> Cel {
     result.unwrap()
 }
 
-/// The operation `add` of RFC 6902, for fields and the ends of lists.
+/// Applies the operation `add` of RFC 6902, for fields and the ends of lists.
 fn add(object: &mut Value, path: &str, value: &Value) {
     let (parent, last) = path.rsplit_once('/').unwrap();
     let parent = object.pointer_mut(parent).unwrap();

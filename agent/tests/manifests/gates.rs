@@ -1,4 +1,4 @@
-//! Readiness gates and the startup taint: who gets them, and that nobody gets them twice.
+//! Readiness gates and the startup taint: the pods and nodes that get them, each only once.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::rendered::{can_render, find, render};
 const GATE: &str = "netpold.io/network-ready";
 const TAINT: &str = "netpold.io/agent-not-ready";
 
-/// A mutating policy as two versions of the API have it: their expressions are the same.
+/// Returns a mutating policy, after a check that its two API versions have the same expressions.
 fn policy(overlay: &str) -> Expressions {
     let of = |overlay: &str| {
         let objects = render(&format!("overlays/{overlay}"));
@@ -98,7 +98,7 @@ fn new_nodes_get_the_taint_once() {
         (Value::Null, json!([ours])),
         (json!([other]), json!([other, ours])),
         (json!([ours, other]), json!([ours, other])),
-        // By the kubelet's flag, with an effect of its operator's choice.
+        // Set by a flag of the kubelet, with an effect of the operator's choice.
         (
             json!([{ "key": TAINT, "effect": "NoExecute" }]),
             json!([{ "key": TAINT, "effect": "NoExecute" }]),
@@ -119,7 +119,7 @@ fn new_nodes_get_the_taint_once() {
     }
 }
 
-/// The policy and the webhook concern the same pods, and neither keeps one from being created.
+/// Checks that the policy and the webhook match the same pods, and that neither blocks the creation of a pod.
 #[test]
 fn gates_are_given_in_namespaces_that_ask_for_them() {
     if !can_render("gates_are_given_in_namespaces_that_ask_for_them") {

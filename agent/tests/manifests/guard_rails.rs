@@ -1,4 +1,4 @@
-//! Guard rails for policies: what they warn of, refuse and fill in.
+//! Guard rails for policies: their warnings, refusals and defaults.
 
 use serde_json::{Value, json};
 
@@ -9,13 +9,13 @@ fn policy(name: &str) -> Expressions {
     Expressions::of(find(&render("overlays/guard-rails"), "ValidatingAdmissionPolicy", name))
 }
 
-/// What is said of an object that is written over another, by a user of these groups.
+/// Returns the messages about an update of an object, by a user of these groups.
 fn messages(policy: &Expressions, object: &Value, old: &Value, groups: &[&str]) -> Vec<String> {
     let request = json!({ "userInfo": { "username": "u", "groups": groups } });
     policy.refusals(&[("request", &request), ("object", object), ("oldObject", old)])
 }
 
-/// The messages about a new object hold these words, one each.
+/// Asserts that each message about a new object contains the words of the same position.
 #[track_caller]
 fn says(policy: &Expressions, object: &Value, words: &[&str]) {
     let messages = messages(policy, object, &Value::Null, &["system:authenticated"]);

@@ -1,4 +1,4 @@
-//! What an agent may write: on its own node, and only the fields that agents write.
+//! Write access of an agent: its own node only, and only the fields that agents write.
 
 use serde_json::{Value, json};
 
@@ -11,13 +11,13 @@ fn policy(name: &str) -> Expressions {
     Expressions::of(find(&render("overlays/least-privilege"), "ValidatingAdmissionPolicy", name))
 }
 
-/// A request of an agent whose pod runs on a node, as its token says.
+/// Returns a request of an agent that runs on a node, according to its token.
 fn request(node: &str) -> Value {
     let extra = json!({ "authentication.kubernetes.io/node-name": [node] });
     json!({ "operation": "UPDATE", "userInfo": { "username": AGENT, "extra": extra } })
 }
 
-/// A change of an object by a request, and what is said of it; nothing: it passes.
+/// Asserts the messages about a change of an object by a request; no message: it passes.
 #[track_caller]
 fn judged(
     policy: &Expressions,
@@ -46,7 +46,7 @@ fn conditions(object: &mut Value) -> &mut Vec<Value> {
 
 type Change = &'static dyn Fn(&mut Value);
 
-/// A pod of node n1 as the kubelet has reported it.
+/// Returns a pod of node n1 as reported by the kubelet.
 fn pod() -> Value {
     json!({
         "metadata": { "name": "web", "namespace": "shop", "labels": { "app": "web" } },
@@ -72,7 +72,7 @@ fn agents_set_their_condition_of_pods_on_their_node() {
         &|_| (),
         &|pod| conditions(pod).push(condition("netpold.io/network-ready", "True")),
         &|pod| conditions(pod).insert(0, condition("netpold.io/network-ready", "False")),
-        // A strategic merge may change their order.
+        // A strategic merge may reorder conditions.
         &|pod| conditions(pod).reverse(),
         &|pod| pod["metadata"]["managedFields"] = json!([{ "manager": "netpold" }]),
     ];
@@ -89,7 +89,7 @@ fn agents_set_their_condition_of_pods_on_their_node() {
         &[],
     );
     judged(&policy, &request("n1"), &has_one, &|pod| _ = conditions(pod).pop(), &[]);
-    // A pod that no kubelet has reported yet.
+    // A pod without a status of the kubelet.
     let mut fresh = pod();
     fresh["status"] = json!({});
     let first: Change = &|pod| {
@@ -138,7 +138,7 @@ fn agents_change_nothing_else_of_pods() {
     judged(&policy, &request("n1"), &pod(), &both, &[other_field]);
 }
 
-/// The same change that the node's own agent may make.
+/// Sends changes that only the node's own agent may make.
 #[test]
 fn agents_of_other_nodes_are_refused_with_both_names() {
     if !can_render("agents_of_other_nodes_are_refused_with_both_names") {
@@ -157,7 +157,8 @@ fn agents_of_other_nodes_are_refused_with_both_names() {
     judged(&policy("netpold-agent-nodes"), &request("n2"), &node(), take_off, &[says]);
 }
 
-/// A copied Secret, a token request without a pod, an API server that does not say.
+/// Sends requests with a copied Secret, with a token requested without a pod, and through an API server that does not
+/// report the node.
 #[test]
 fn tokens_that_name_no_node_write_nothing() {
     if !can_render("tokens_that_name_no_node_write_nothing") {
@@ -193,7 +194,7 @@ fn nobody_else_is_concerned() {
     }
 }
 
-/// Node n1, new.
+/// Returns node n1 as registered.
 fn node() -> Value {
     json!({
         "metadata": { "name": "n1", "labels": { "kubernetes.io/os": "linux" } },
@@ -310,7 +311,7 @@ fn agents_report_for_their_node_only() {
     }
 }
 
-/// What RBAC gives agents to write is what the policies bound; Events remain.
+/// Checks that the policies cover all write access that RBAC grants to agents, except Events.
 #[test]
 fn the_policies_cover_what_agents_may_write() {
     if !can_render("the_policies_cover_what_agents_may_write") {

@@ -1,6 +1,6 @@
-//! What is in `deploy/` is what it says: rendered by kubectl, held against the types that Kubernetes
-//! publishes, against netpold's own flags and metrics, against a real API server where it serves the
-//! kind, and run where it is a program (alerts, admission expressions, scripts).
+//! Objects of `deploy/`: rendered by kubectl, compared with the types that Kubernetes publishes, with netpold's own
+//! flags and metrics, created on a real API server where it serves the kind, and executed if executable (alerts,
+//! admission expressions, scripts).
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 

@@ -1,4 +1,4 @@
-//! Rules and dashboard use metrics that there are, and each alert is raised when it must be.
+//! Rules and dashboard use existing metrics only, and each alert fires in its situation.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use crate::rendered::{can_render, deploy, find, render};
 use netpold_testbed::skip;
 
-/// Names in `deploy/metrics.md`; `tests/traffic/metrics.rs` compares that with what is served.
+/// Returns the names in `deploy/metrics.md`; `tests/traffic/metrics.rs` compares the page with the served metrics.
 fn documented() -> BTreeSet<String> {
     let text = std::fs::read_to_string(deploy().join("metrics.md")).unwrap();
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));
     rows.map(|row| row.split_once('`').unwrap().0.to_owned()).collect()
 }
 
-/// Names of metrics in an expression that are netpold's own or its process'.
+/// Returns the names of netpold's metrics and process metrics in an expression.
 fn used(expression: &str) -> BTreeSet<String> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let ours = words.filter(|word| word.starts_with("netpold_") || word.starts_with("process_"));
@@ -27,7 +27,7 @@ fn used(expression: &str) -> BTreeSet<String> {
     ours.map(base).collect()
 }
 
-/// Every string at a key, however deep.
+/// Collects every string at a key, at any depth.
 fn all<'a>(value: &'a Value, key: &str, found: &mut Vec<&'a str>) {
     match value {
         Value::Object(fields) => fields.iter().for_each(|(name, value)| match value.as_str() {
@@ -77,7 +77,7 @@ fn promtool() -> Option<PathBuf> {
     on_path.chain([cache.join("netpold/promtool/usr/bin/promtool")]).find(|path| path.is_file())
 }
 
-/// Runs `promtool test rules` over these groups of rules.
+/// Runs `promtool test rules` on these groups of rules.
 fn promtool_test(promtool: &Path, groups: &Value) -> (bool, String) {
     let directory = tempfile::tempdir().unwrap();
     let rules = directory.path().join("rules.json");
@@ -101,7 +101,7 @@ fn alerts_are_raised_when_they_must_be() {
     let groups = &find(&objects, "PrometheusRule", "")["spec"]["groups"];
     let (passed, said) = promtool_test(&promtool, groups);
     assert!(passed, "{said}");
-    // An alert that is never raised is noticed, whichever it is.
+    // The test detects any alert that never fires.
     for index in 0..groups[0]["rules"].as_array().unwrap().len() {
         let mut broken = groups.clone();
         broken[0]["rules"][index]["expr"] = json!("vector(0) > 1");

@@ -1,4 +1,4 @@
-//! Kustomizations as kubectl renders them.
+//! Kustomizations, rendered by kubectl.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use netpold_testbed::skip;
 
-/// Everything that is rendered, the base first.
+/// All rendered kustomizations, the base first.
 pub(crate) const KUSTOMIZATIONS: [&str; 17] = [
     "base",
     "overlays/admission",
@@ -34,14 +34,14 @@ pub(crate) fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
 }
 
-/// A kubectl that can render.
+/// Returns a kubectl that can render.
 fn kubectl() -> Option<&'static Kubectl> {
     static FOUND: LazyLock<Option<Kubectl>> =
         LazyLock::new(|| Kubectl::find().filter(Kubectl::renders));
     FOUND.as_ref()
 }
 
-/// Whether there is a kubectl that can render.
+/// Returns whether a kubectl can render; otherwise skips the test.
 pub(crate) fn can_render(test: &str) -> bool {
     let there = kubectl().is_some();
     if !there {
@@ -50,7 +50,7 @@ pub(crate) fn can_render(test: &str) -> bool {
     there
 }
 
-/// The objects of a kustomization.
+/// Returns the objects of a kustomization.
 pub(crate) fn render(name: &str) -> Vec<Value> {
     let mut kubectl = Command::new(kubectl().unwrap().path());
     let output = kubectl.arg("kustomize").arg(deploy().join(name)).output().unwrap();
@@ -59,12 +59,12 @@ pub(crate) fn render(name: &str) -> Vec<Value> {
     parse(&String::from_utf8(output.stdout).unwrap())
 }
 
-/// The documents of a YAML file.
+/// Returns the documents of a YAML file.
 pub(crate) fn parse(text: &str) -> Vec<Value> {
     serde_saphyr::from_multiple(text).unwrap()
 }
 
-/// The only object of that kind, or of that kind and name.
+/// Returns the only object of the kind, or of the kind and name.
 #[track_caller]
 pub(crate) fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
     let mut found = objects
@@ -75,7 +75,7 @@ pub(crate) fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Valu
     object.unwrap()
 }
 
-/// A folder with a kustomization that is in no list would be tested by nothing.
+/// Checks that the list contains every kustomization, since no test covers an unlisted one.
 #[test]
 fn every_kustomization_is_listed() {
     let mut found = vec!["base".to_owned()];

@@ -1,4 +1,4 @@
-//! What cannot be run here is looked at by the tools of its language.
+//! Files that cannot run here, checked by tools of their language.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,7 +14,7 @@ fn run(tool: &str, arguments: &[&str], files: &[PathBuf]) -> Option<(bool, Strin
     Some((output.status.success(), String::from_utf8_lossy(&said).into_owned()))
 }
 
-/// Shell scripts in `deploy/`.
+/// Returns the shell scripts in `deploy/`.
 fn scripts() -> Vec<PathBuf> {
     let folders =
         ["kind", "vagrant"].map(|folder| std::fs::read_dir(deploy().join(folder)).unwrap());
@@ -42,7 +42,7 @@ fn the_vagrantfile_is_ruby() {
     }
 }
 
-/// The cluster of kind has what the script and the overlay count on.
+/// Checks that the kind cluster has the properties that the script and the overlay need.
 #[test]
 fn the_kind_cluster_is_one_without_another_enforcer() {
     let text = std::fs::read_to_string(deploy().join("kind/cluster.yaml")).unwrap();
@@ -56,7 +56,7 @@ fn the_kind_cluster_is_one_without_another_enforcer() {
     assert_eq!(cluster["networking"]["ipFamily"], "dual");
 }
 
-/// What a node of a kind cluster runs by cni.sh, twice, on a node with both families: the routes to the
+/// Script that runs cni.sh twice, as a node of a kind cluster, on a node with both families. Prints the routes to the
 /// other node's pods, the chain that masquerades and the network that containerd reads, in this order.
 const NODE: &str = r#"
 set -eu
@@ -97,7 +97,7 @@ fn a_kind_node_gets_routes_masquerading_and_a_network_of_its_families() {
             panic!("{shown}");
         };
         assert_eq!(routes.lines().count(), families.len(), "{routes}");
-        // A return for each of the pods' networks, and one rule to masquerade for each family, not two.
+        // One return rule per pod network, and one masquerade rule per family.
         assert_eq!(chain.lines().count(), 3 * families.len(), "{chain}");
         let network: Value = serde_json::from_str(network).unwrap();
         let ipam = &network["plugins"][0]["ipam"];

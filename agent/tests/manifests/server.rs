@@ -1,5 +1,5 @@
-//! The objects on a real API server, and what they do there. It is version 1.20, so kinds that it
-//! serves only as betas are converted, and admission policies, which came later, are not created.
+//! Objects on a real API server, and their effects there. The server is version 1.20: the tests convert kinds that it
+//! serves only as betas, and do not create admission policies, which are newer.
 
 use std::process::Command;
 
@@ -23,7 +23,7 @@ fn get(server: &ApiServer, arguments: &[&str]) -> Value {
     serde_json::from_str(&said).unwrap()
 }
 
-/// One server for all of it: starting one takes seconds.
+/// Runs all checks on one server, since a start takes seconds.
 #[test]
 fn the_objects_do_what_they_are_for() {
     let name = "the_objects_do_what_they_are_for";
@@ -36,7 +36,7 @@ fn the_objects_do_what_they_are_for() {
             object["apiVersion"] = json!("policy/v1beta1");
         }
         if object["kind"] == "DaemonSet" {
-            // This API server has no maxSurge (1.25 has), without which maxUnavailable may not be 0.
+            // This API server lacks maxSurge (added in 1.25), without which maxUnavailable must not be 0.
             object["spec"]["updateStrategy"]["rollingUpdate"] = json!({ "maxUnavailable": "10%" });
         }
         create(&server, &object).unwrap();
@@ -53,7 +53,7 @@ fn the_objects_do_what_they_are_for() {
     agents_have_a_priority_level(&server);
 }
 
-/// A pod as the DaemonSet's controller would make it.
+/// Returns a pod as the DaemonSet controller would create it.
 fn agent_pod(set: &Value, name: &str) -> Value {
     let template = &set["spec"]["template"];
     json!({
@@ -63,7 +63,7 @@ fn agent_pod(set: &Value, name: &str) -> Value {
     })
 }
 
-/// What the controller of quotas does when it first sees one; there is none here.
+/// Initialises quotas as the quota controller does, which does not run here.
 fn count_quotas(server: &ApiServer, namespace: &str) {
     for mut quota in
         get(server, &["resourcequota", "-n", namespace])["items"].as_array().unwrap().clone()
@@ -132,7 +132,7 @@ fn tenants_policies_are_bounded(server: &ApiServer) {
     assert!(error.contains("exceeded quota: network-policies"), "{error}");
 }
 
-/// The server has these kinds as v1beta1, in which the shares have another name.
+/// Creates the kinds as v1beta1, the version of this server, in which the shares have another name.
 fn agents_have_a_priority_level(server: &ApiServer) {
     let beta = |mut object: Value| {
         object["apiVersion"] = json!("flowcontrol.apiserver.k8s.io/v1beta1");
@@ -168,7 +168,7 @@ fn agents_have_a_priority_level(server: &ApiServer) {
             &group("netpold-controller", "netpold-status"),
         ),
     ] {
-        // The server takes a moment to put them into force.
+        // The server applies new levels after a moment.
         let deadline = std::time::Instant::now() + std::time::Duration::from_mins(1);
         while classified(server, request) != *wanted {
             assert!(std::time::Instant::now() < deadline, "{request:?} has no level of its own");
@@ -180,7 +180,7 @@ fn agents_have_a_priority_level(server: &ApiServer) {
     assert!(level != status.1 && level != group("netpold", "netpold").1, "others have not");
 }
 
-/// Flow schema and priority level that a request was put into, as the answer's headers say.
+/// Returns flow schema and priority level of a request, from the headers of the answer.
 fn classified(server: &ApiServer, arguments: &[&str]) -> (String, String) {
     let mut command: Command = server.kubectl_command().unwrap();
     let output = command.args(arguments).arg("-v=8").output().unwrap();

@@ -1,4 +1,4 @@
-//! Every object against the types that Kubernetes publishes (k8s-openapi, generated from its `OpenAPI`).
+//! Every object compared with the types that Kubernetes publishes (k8s-openapi, generated from its `OpenAPI`).
 
 use k8s_openapi::api::{
     admissionregistration::{v1 as admission, v1alpha1 as mutating},
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::rendered::{KUSTOMIZATIONS, can_render, render};
 
-/// Kinds of the Prometheus operator, which `monitoring.rs` looks at, and one that `callers.rs` does.
+/// Kinds of the Prometheus operator, covered by `monitoring.rs`, and a kind covered by `callers.rs`.
 const OTHERS: [&str; 3] = ["ClusterNetworkPolicy", "PodMonitor", "PrometheusRule"];
 
 #[test]
@@ -32,7 +32,7 @@ fn every_field_is_one_that_kubernetes_has() {
     }
 }
 
-/// Paths in an object that its type does not know.
+/// Returns the paths in an object that its type lacks.
 fn unknown_fields(object: &Value) -> Vec<String> {
     let object = &in_known_version(object);
     let kind = object["kind"].as_str().unwrap();
@@ -84,7 +84,7 @@ fn unknown_fields(object: &Value) -> Vec<String> {
     lost
 }
 
-/// Kubernetes 1.33 has mutating policies as v1alpha1; v1beta1 (1.34) and v1 (1.36) have the same fields.
+/// Converts mutating policies to v1alpha1, as in Kubernetes 1.33; v1beta1 (1.34) and v1 (1.36) have the same fields.
 fn in_known_version(object: &Value) -> Value {
     let mut object = object.clone();
     let newer = ["admissionregistration.k8s.io/v1", "admissionregistration.k8s.io/v1beta1"];
@@ -95,14 +95,14 @@ fn in_known_version(object: &Value) -> Value {
     object
 }
 
-/// What a type makes of an object.
+/// Returns an object after a round trip through its type.
 fn read<T: DeserializeOwned + Serialize>(object: &Value) -> Value {
     let read: Result<T, _> = serde_json::from_value(object.clone());
     assert!(read.is_ok(), "{}: {:?}", object["kind"], read.err());
     serde_json::to_value(read.unwrap()).unwrap()
 }
 
-/// Paths that `written` has and `known` has not, or not the same value there.
+/// Collects paths of `written` that are missing or different in `known`.
 fn compare(written: &Value, known: &Value, path: &str, lost: &mut Vec<String>) {
     match (written, known) {
         (Value::Object(fields), Value::Object(known)) => {
@@ -120,13 +120,13 @@ fn compare(written: &Value, known: &Value, path: &str, lost: &mut Vec<String>) {
             }
         }
         (written, known) if written == known => {}
-        // The types hold numbers of the schema as floating point.
+        // The types store numbers of the schema as floating point.
         (Value::Number(written), Value::Number(known)) if written.as_f64() == known.as_f64() => {}
         _ => lost.push(path.to_owned()),
     }
 }
 
-/// The comparison notices what it is for.
+/// Checks that the comparison detects an unknown field.
 #[test]
 fn a_misspelt_field_is_noticed() {
     let object = serde_json::json!({

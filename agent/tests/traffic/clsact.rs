@@ -26,7 +26,7 @@ fn clsact_under_load() {
     cluster.denied("stranger", "friend");
 }
 
-/// The pod stays but is no longer Kubernetes': so do its filters.
+/// Deletes a pod's object while the pod's veth remains: its filters remain too.
 #[test]
 fn filters_stay_with_the_veth_of_a_deleted_pod() {
     require_root!();
@@ -39,13 +39,13 @@ fn filters_stay_with_the_veth_of_a_deleted_pod() {
     let stranger = cluster.pod("stranger");
     netpold_testbed::cluster::none_pass(&zombie, stranger, stranger.addresses());
     netpold_testbed::cluster::none_pass(&zombie, &zombie, cluster.pod("server").addresses());
-    // Its binding is found again by the filters that are still there.
+    // The new agent finds the pod's binding again by the remaining filters.
     cluster.restart(0);
     let stranger = cluster.pod("stranger");
     netpold_testbed::cluster::none_pass(&zombie, stranger, stranger.addresses());
 }
 
-/// Of the same priority, which is the first, so that the kernel asks it before ours.
+/// Adds a filter with the same first priority as netpold's, so that the kernel runs it first.
 #[test]
 fn a_filter_put_in_front_is_put_behind() {
     const TC_ACT_OK: i32 = 0;
@@ -68,7 +68,7 @@ fn a_filter_put_in_front_is_put_behind() {
     cluster.reaches("friend", "server");
     let status = cluster.agents[0].status().unwrap();
     let problems = status["problems"].as_array().unwrap();
-    // The accepting filter comes after netpold's now, and what it does there is named.
+    // The accepting filter now follows netpold's, and the status names its effect there.
     let other = |problem: &&serde_json::Value| !problem.to_string().contains("lost skb->tc_index");
     assert_eq!(problems.iter().find(other), None);
 }

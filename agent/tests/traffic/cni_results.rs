@@ -1,4 +1,4 @@
-//! Pods whose status has no address yet: known by what their CNI plugin answered.
+//! Pods without an address in their status, recognised by the results of their CNI plugin.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::load::guarded;
 
-/// A cluster whose agents look for answers in a directory that is not there yet.
+/// Returns a cluster with agents that look for results in a directory that does not exist yet.
 fn cluster() -> (Cluster, PathBuf) {
     let mut cluster = guarded(Cni::Ptp);
     let results = cluster.directory.path().join("results");
@@ -19,7 +19,7 @@ fn cluster() -> (Cluster, PathBuf) {
     (cluster, results)
 }
 
-/// As libcni does: in place.
+/// Writes a pod's result in place, as libcni does.
 fn answer(cluster: &Cluster, results: &std::path::Path, name: &str) -> PathBuf {
     let pod = cluster.pod(name);
     let path = results.join(format!("testbed-{}-eth0", pod.uid()));
@@ -39,7 +39,7 @@ fn an_answer_of_cni_is_enough() {
     require_root!();
     let (mut cluster, results) = cluster();
     cluster.enforce();
-    // The pod is made again, under the same name: its status knows no address.
+    // The pod is created again under the same name, without an address in its status.
     drop(cluster.take("server"));
     cluster.add(0, "server");
     cluster.pending.insert("server".to_owned());
@@ -54,23 +54,23 @@ fn an_answer_of_cni_is_enough() {
     cluster.wait();
     cluster.reaches("friend", "server");
     cluster.denied("stranger", "server");
-    // DEL, before the pod is gone: its veth is bound to it. Another pod's policy shows that the agent
-    // has looked.
+    // CNI DEL comes before the end of the pod; the veth stays bound to the pod. The policy of another pod shows that
+    // the agent has read the directory again.
     std::fs::remove_file(path).unwrap();
     cluster.without_policy("f").without_policy("to").write();
     cluster.wait();
     cluster.reaches("stranger", "friend");
     cluster.reaches("friend", "server");
     cluster.denied("stranger", "server");
-    // The status has the last word, and the first.
+    // The addresses in the status take precedence over the result.
     cluster.pending.clear();
     cluster.enforce();
     cluster.reaches("friend", "server");
     cluster.denied("stranger", "server");
 }
 
-/// A pod that sends from the beginning reaches nobody before its CNI plugin's answer, whom policy allows after it, and
-/// never anybody else.
+/// A pod that sends from its start reaches no pod before its CNI plugin's result, then exactly the pods that policy
+/// allows.
 #[test]
 fn from_the_answer_to_the_first_packet() {
     require_root!();
@@ -117,7 +117,7 @@ fn from_the_answer_to_the_first_packet() {
     );
 }
 
-/// When the first of many questions was sent that is answered.
+/// Returns the time at which the first answered packet was sent.
 fn first_answer(netns: &Netns, to: IpAddr, stop: &AtomicBool) -> Option<Instant> {
     let socket = netns.run(|| std::net::UdpSocket::bind("0.0.0.0:0")).unwrap().unwrap();
     socket.connect((to, PORT)).unwrap();

@@ -1,4 +1,4 @@
-//! A thousand policy edits a second beside flows that none of them concerns.
+//! A thousand policy edits a second beside flows that no edit affects.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -23,11 +23,11 @@ use netpold_testbed::{Cni, Unmount, require_root};
 
 use crate::load::{guarded, under_load};
 
-/// Updates, and edits that each of them gathers: what the manifests' 10 ms would.
+/// Numbers of updates, and of edits per update: as many as the 10 ms batch interval of manifests collects.
 const UPDATES: u32 = 150;
 const EDITS: u32 = 32;
 
-/// An engine of this test's own: edits come as fast as it takes them.
+/// Returns an engine that this test drives itself: edits arrive as fast as the engine applies them.
 fn engine(cluster: &Cluster, pins: &Path) -> Engine {
     let pins = PinRoot::open(pins).unwrap();
     let attacher = Attacher::new(&pins.links(), Mode::probe()).unwrap();
@@ -53,7 +53,7 @@ fn engine(cluster: &Cluster, pins: &Path) -> Engine {
     engine
 }
 
-/// A policy for the stranger's ingress that says something else each time.
+/// Returns a policy for the stranger's ingress, different for each edit.
 fn edit(update: u32, number: u32) -> Change {
     let cidr = format!("198.18.{}.{}/32", update % 256, number).parse().unwrap();
     let port = 1000 + (update * EDITS + number) as u16 % 5000;
@@ -114,12 +114,12 @@ fn edits_that_concern_no_flow_touch_none() {
     cluster.denied("stranger", "server");
 }
 
-/// Rules of a policy that is too large to be compiled with others' edits.
+/// Number of rules of a policy that is too large to be compiled together with other edits.
 const LARGE: u32 = 2000;
-/// On another thread, in a debug build, on a busy machine.
+/// Deadline of a compile on another thread, in a debug build, on a busy machine.
 const COMPILED: Duration = Duration::from_mins(4);
 
-/// A policy for the spare pod's ingress, from these addresses and from many others.
+/// Returns a policy for the spare pod's ingress, from these addresses and from many others.
 fn large(from: &[IpAddr], turn: u32) -> Change {
     let rule = |address: IpAddr, ports| Rule {
         peers: Some(vec![Peer::Block(IpBlock { cidr: address.into(), except: Vec::new() })]),
@@ -154,7 +154,7 @@ fn what_is_large_is_compiled_beside_others_edits() {
     let pins = cluster.directory.path().join("bpf");
     let _mounted = Unmount(pins.clone());
     let engine = Mutex::new(cluster.nodes[0].run(|| engine(&cluster, &pins)).unwrap());
-    // What the status says of the large policy, after one update.
+    // Runs one update and returns the status line about the large policy.
     let step = |cluster: &Cluster| -> Option<String> {
         let mut engine = engine.lock().unwrap();
         let engine = &mut *engine;

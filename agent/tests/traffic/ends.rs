@@ -1,4 +1,4 @@
-//! What ends a flow, and what somebody only says of it.
+//! End of a flow: real, and forged by another pod.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,21 +10,21 @@ use netpold_testbed::{Cni, Pod, packet, require_root};
 use crate::udp;
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
-/// Above every port that a client is given: no packet in a connection's middle begins an entry.
+/// Port above the range of client ports: no packet midstream creates an entry.
 const HIGH: u16 = 64_000;
 const TCP: u8 = 6;
 const FIN: u8 = 0x01;
 const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
 
-/// A segment from any address.
+/// Builds a segment from any address.
 fn segment(sender: &Pod, [from, to]: [SocketAddr; 2], sequence: u32, flags: u8) -> Vec<u8> {
     let segment = packet::tcp_message(from, to, flags, (sequence, 1), &[]);
     let packet = packet::packet(from.ip(), to.ip(), TCP, &segment);
     packet::frame(sender.gateway_mac(), sender.mac(), &packet)
 }
 
-/// One byte from the one to the other.
+/// Sends one byte from one end to the other.
 #[track_caller]
 fn says(mut from: &TcpStream, mut to: &TcpStream, why: &str) {
     let mut heard = [0];
@@ -32,12 +32,12 @@ fn says(mut from: &TcpStream, mut to: &TcpStream, why: &str) {
     to.read_exact(&mut heard).expect(why);
 }
 
-/// Somebody else sends resets and FINs from the client's address and port, with any sequence numbers.
+/// Sends resets and FINs from the client's address and port by another pod, with any sequence numbers.
 #[test]
 fn forged_ends_cut_no_connection() {
     require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client", "forger"]);
-    // Forged sources do not get this far otherwise.
+    // The source check would drop forged sources before this test's code path.
     cluster.arguments = vec!["--check-source".into(), "off".into()];
     cluster.policy("s", isolate("server", &BOTH)).policy("from", allow_from("server", "client"));
     cluster.enforce();
@@ -58,7 +58,7 @@ fn forged_ends_cut_no_connection() {
             let frame = segment(forger, [from, to], guess << 29 | 0x0123_4567, flags);
             forger.send_frame("eth0", &frame).unwrap();
         }
-        // The ten seconds for which a flow that is over is kept, and more.
+        // Longer than the ten seconds for which netpold keeps a closed flow.
         std::thread::sleep(Duration::from_secs(12));
         says(&served, &client, "the server's next word arrives");
         says(&client, &served, "and the client's");
@@ -66,7 +66,7 @@ fn forged_ends_cut_no_connection() {
     }
 }
 
-/// What the node's own conntrack has forgotten is no flow any more.
+/// Checks that a flow ends once the node's own conntrack has dropped it.
 #[test]
 fn no_flow_is_kept_longer_than_the_kernel_keeps_it() {
     require_root!();
@@ -84,7 +84,7 @@ fn no_flow_is_kept_longer_than_the_kernel_keeps_it() {
     for (number, to) in server.addresses().iter().enumerate() {
         let there = udp::socket(server, *to, HIGH);
         let here = udp::socket(client, client.addresses()[number], HIGH);
-        // Says whether the server is still heard after some seconds of silence.
+        // Returns whether the server's packets still arrive after some seconds of silence.
         let outlives = |silence: Duration| {
             here.set_read_timeout(Some(PATIENCE)).unwrap();
             here.send_to(b"question", (*to, HIGH)).unwrap();

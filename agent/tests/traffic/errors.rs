@@ -40,8 +40,8 @@ fn port_unreachable_on_a_bridge_node() {
     port_unreachable(Cni::Bridge);
 }
 
-/// The last hop, on the other node, is narrow: its router tells the isolated sender, whose node
-/// has never heard from that router.
+/// Learns a path MTU: the last hop, on the other node, has a small MTU, and its router reports it to the isolated
+/// sender. The sender's node has no flow with that router.
 #[test]
 fn path_mtu_is_learnt() {
     require_root!();
@@ -76,7 +76,7 @@ fn option(address: IpAddr, v4: libc::c_int, v6: libc::c_int) -> (libc::c_int, li
 fn never_fragment(socket: &UdpSocket, address: IpAddr) {
     let (level, name) = option(address, libc::IP_MTU_DISCOVER, libc::IPV6_MTU_DISCOVER);
     let always: libc::c_int = libc::IP_PMTUDISC_DO;
-    // SAFETY: the value is an int, as both options take.
+    // SAFETY: the value is an int, as both options require.
     let result = unsafe {
         let value = (&raw const always).cast();
         libc::setsockopt(socket.as_raw_fd(), level, name, value, size_of_val(&always) as u32)
@@ -85,7 +85,7 @@ fn never_fragment(socket: &UdpSocket, address: IpAddr) {
     socket.set_nonblocking(true).unwrap();
 }
 
-/// Of the path, as the sender's kernel knows it.
+/// Returns the path MTU in the sender's kernel.
 fn mtu(socket: &UdpSocket, address: IpAddr) -> libc::c_int {
     let (level, name) = option(address, libc::IP_MTU, libc::IPV6_MTU);
     let (mut mtu, mut length): (libc::c_int, _) = (0, size_of::<libc::c_int>() as u32);

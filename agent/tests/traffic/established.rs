@@ -1,4 +1,4 @@
-//! Flows that are open while policies change and time passes.
+//! Flows that stay open while policies change and time passes.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use serde_json::json;
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 
-/// TCP and UDP to the server in both families.
+/// Opens TCP and UDP flows to the server in both families.
 fn flows(cluster: &Cluster, from: &str) -> Vec<(String, Flow)> {
     let mut flows = Vec::new();
     for to in cluster.pod("server").addresses() {
@@ -77,7 +77,7 @@ fn replies_reach_a_client_that_becomes_isolated() {
     cluster.denied("server", "client");
 }
 
-/// The agent sweeps conntrack every ten seconds.
+/// Outlasts a sweep of conntrack, which the agent runs every ten seconds.
 #[test]
 fn flows_survive_sweeps() {
     require_root!();

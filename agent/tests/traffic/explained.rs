@@ -1,5 +1,5 @@
-//! `netpold explain --socket`: objects, compiled tables and the kernel's programs are asked the same, and asking
-//! leaves nothing behind.
+//! `netpold explain --socket`: objects, compiled tables and the kernel's programs get the same questions, and
+//! questions leave no trace.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -20,7 +20,7 @@ use crate::readback::pinned;
 const QUESTIONS: usize = 2000;
 const PODS: [&str; 5] = ["a", "b", "c", "server", "other"];
 
-/// Numbers that look random and are the same each time (xorshift: Marsaglia, 2003).
+/// Pseudo-random numbers, the same in each run (xorshift: Marsaglia, 2003).
 struct Numbers(u64);
 
 impl Numbers {
@@ -38,7 +38,7 @@ impl Numbers {
 
 fn world() -> Cluster {
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&PODS);
-    // What is changed by hand stays.
+    // The readback would repair a manual change of the tables.
     cluster.arguments = ["--readback", "3600"].map(str::to_owned).to_vec();
     let service = Service::new(1, "both").pods(&cluster, &["server", "other"]);
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&service));
@@ -85,7 +85,7 @@ fn differs(end: &Value) -> bool {
     end["objects"] != end["tables"] || end["tables"] != end["kernel"]
 }
 
-/// Drops by reason, the latest drops, and the flows of netpold's table.
+/// Returns drops by reason, the latest drops, and the flows of netpold's table.
 fn traces(cluster: &Cluster) -> (Value, Value, BTreeSet<String>) {
     let status = cluster.agents[0].status().unwrap();
     let arguments = ["flows", "-o", "json", "--limit", "0"];
@@ -136,8 +136,8 @@ fn objects_tables_and_kernel_agree_and_asking_leaves_nothing() {
     assert_eq!((&left.0, &left.1), (&before.0, &before.1), "no drop is told");
     let new: Vec<_> = left.2.difference(&before.2).collect();
     assert_eq!(new, [] as [&String; 0], "no flow is left");
-    // What is really dropped is still counted and told, once a second begins of which the questions' own events are
-    // not the share.
+    // Real drops are still counted and reported, once a new second starts with an event budget that the questions
+    // have not used.
     std::thread::sleep(Duration::from_secs(1));
     cluster.denied("c", "server");
     let after = traces(&cluster);
@@ -146,7 +146,7 @@ fn objects_tables_and_kernel_agree_and_asking_leaves_nothing() {
     changed_by_hand(&mut cluster);
 }
 
-/// The server's ingress is opened in the kernel's table alone.
+/// Opens the server's ingress in the kernel's table only.
 fn changed_by_hand(cluster: &mut Cluster) {
     let endpoints = MappedArray::<Endpoint>::flat(&pinned(cluster, "ENDPOINTS")).unwrap();
     let index = cluster.pod("server").host_ifindex();

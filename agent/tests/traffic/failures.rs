@@ -1,4 +1,4 @@
-//! What goes wrong, and what netpold says and does then.
+//! Failures, and netpold's reports and reactions.
 
 use std::io::{BufRead, BufReader};
 use std::ops::Range;
@@ -18,7 +18,7 @@ fn guarded() -> Cluster {
     cluster
 }
 
-/// `netpold run` in the node's namespace, with a control socket of its own.
+/// Returns a `netpold run` command in the node's namespace, with a control socket of its own.
 fn second(cluster: &Cluster, bpffs: &Path) -> Command {
     let mut command = cluster.nodes[0].command(binary()).unwrap();
     command.args(["run", "--node-name", "n1", "--manifests"]).arg(cluster.manifests.directory());
@@ -79,7 +79,7 @@ fn a_broken_manifest_keeps_the_last_good_state() {
     assert_eq!(status["source"]["problems"].as_array().map(Vec::len), Some(0), "{status}");
 }
 
-/// Ingress from more networks than the tables have room for without growing.
+/// Returns a policy with ingress from more networks than fit into the tables without growth.
 pub(crate) fn from_many() -> serde_json::Value {
     let cidrs = (0..70).flat_map(|x| (0..=255).map(move |y| format!("11.{x}.{y}.1/32")));
     let peers: Vec<_> =
@@ -90,7 +90,7 @@ pub(crate) fn from_many() -> serde_json::Value {
     })
 }
 
-/// A pod that comes while updates fail is named, and enforced once they succeed.
+/// A pod that is created while updates fail is named, and enforced once they succeed.
 #[test]
 fn updates_that_fail_for_a_while() {
     require_root!();
@@ -107,7 +107,7 @@ fn updates_that_fail_for_a_while() {
         ) && problems.contains("in force as long as the agent runs, but not pinned")
     };
     cluster.agents[0].wait_for("aware of the problems", ENFORCED, named).unwrap();
-    // What is not large, and the new pod, does not wait.
+    // Small policies and the new pod do not wait.
     cluster.denied("friend", "late");
     cluster.reaches("friend", "server");
     cluster.denied("stranger", "server");
@@ -120,11 +120,11 @@ fn updates_that_fail_for_a_while() {
     cluster.agents[0].wait_for("without a problem", ENFORCED, fine).unwrap();
 }
 
-/// As root of a container that was not given some capabilities.
+/// Drops capabilities, as for root in a container without them.
 fn without_capabilities(command: &mut Command, which: Range<libc::c_int>) -> &mut Command {
     let drop_all = move || {
         for capability in which.clone() {
-            // SAFETY: integer arguments; numbers beyond the last capability are refused.
+            // SAFETY: integer arguments; the kernel rejects numbers beyond the last capability.
             unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
         }
         Ok(())
@@ -160,7 +160,7 @@ fn without_bpffs() {
     assert!(stderr(&output).contains("apply deploy/overlays/mount-bpffs instead of deploy/base"));
 }
 
-/// The agent does not give up (a full memory may have been the reason) but says so at once.
+/// The agent keeps trying, since a lack of memory may be the reason, and reports the failure at once.
 #[test]
 fn without_ebpf() {
     require_root!();

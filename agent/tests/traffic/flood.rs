@@ -1,5 +1,4 @@
-//! Floods beside ten thousand established connections: none of these breaks, and the agent goes on
-//! as if nothing were.
+//! Floods beside ten thousand established connections: no connection breaks, and the agent's work is unaffected.
 
 mod echo;
 mod sender;
@@ -16,14 +15,14 @@ use serde_json::{Value, json};
 use sender::{Kind, Sender};
 
 const FLOWS: usize = 10_000;
-/// Where the flows go; allowed from everywhere, as is the port that is flooded.
+/// Destination port of the flows; allowed from everywhere, as is the flooded port.
 const SERVICE: u16 = 8000;
 const ALLOWED: u16 = 80;
 const DENIED: u16 = 9999;
-/// A flood comes in so many parts, and a part of the flows talks after each.
+/// Number of parts of a flood; a part of the flows exchanges data after each.
 const PARTS: usize = 10;
 
-/// Established connections to a server that answers each byte with the same.
+/// Established connections to a server that echoes each byte.
 struct Flows {
     streams: Vec<TcpStream>,
     _server: KillOnDrop,
@@ -32,7 +31,7 @@ struct Flows {
 impl Flows {
     fn open(client: &Pod, server: &Pod) -> Self {
         let to = SocketAddr::new(server.ip4().unwrap(), SERVICE);
-        // A process of its own: both ends are more descriptors than one may have.
+        // A separate process: the descriptors of both ends exceed the limit of one process.
         let child = server
             .command(std::env::current_exe().unwrap())
             .unwrap()
@@ -50,7 +49,7 @@ impl Flows {
         flows
     }
 
-    /// A part of the flows say something and hear the answer.
+    /// Exchanges a byte over a part of the flows.
     fn talk(&self, part: usize) {
         for (number, mut stream) in self.streams.iter().enumerate().skip(part).step_by(PARTS) {
             let mut heard = [0];
@@ -65,7 +64,7 @@ fn connect(to: SocketAddr) -> TcpStream {
     let stream = loop {
         match TcpStream::connect_timeout(&to, PATIENCE) {
             Ok(stream) => break stream,
-            // The server has only just been started.
+            // The server may not listen yet.
             Err(error) => assert!(Instant::now() < deadline, "{to}: {error}"),
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -75,14 +74,14 @@ fn connect(to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// What a flood did to the agent.
+/// Cost of a flood for the agent.
 struct Cost {
     wall: Duration,
     cpu: Duration,
     log: usize,
 }
 
-/// Dropped in this order: the watcher ends before the agent.
+/// Cluster under a flood. The order of the fields is the order of their drop: the watcher ends before the agent.
 struct Stage {
     _watcher: Watcher,
     cluster: Cluster,
@@ -90,7 +89,7 @@ struct Stage {
     sender: Sender,
 }
 
-/// Somebody follows all that happens.
+/// Process that follows all events.
 struct Watcher(Child);
 
 impl Watcher {
@@ -112,19 +111,19 @@ impl Drop for Watcher {
 impl Stage {
     fn new() -> Self {
         let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client", "flooder"]);
-        // What comes from beyond the node is not checked: the flooder stands for that.
+        // The source check does not apply to packets from outside the node, which the flooder imitates.
         cluster.arguments = ["--check-source", "isolated"].map(str::to_owned).to_vec();
         let from = json!([{ "ipBlock": { "cidr": "0.0.0.0/0" } }]);
         let tcp = |port: u16| json!({ "protocol": "TCP", "port": port });
         let udp = json!({ "protocol": "UDP", "port": ALLOWED });
-        // What the server answers depends on conntrack alone.
+        // Egress isolation makes the server's answers depend on conntrack only.
         let policy = json!({
             "podSelector": { "matchLabels": { "app": "server" } },
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [{ "from": from, "ports": [tcp(SERVICE), tcp(ALLOWED), udp] }],
         });
         cluster.policy("server", policy).enforce();
-        // Answers to forged sources end here.
+        // Drops answers to forged sources.
         cluster.nodes[0].netns().ip("route add blackhole default\n").unwrap();
         let server = cluster.pod("server");
         let IpAddr::V4(to) = server.ip4().unwrap() else { panic!("no IPv4 address") };
@@ -134,7 +133,7 @@ impl Stage {
         Self { _watcher: watcher, cluster, flows, sender }
     }
 
-    /// So many packets of a kind, and the flows talk meanwhile.
+    /// Sends `count` packets of a kind while the flows exchange data.
     fn flood(&mut self, kind: Kind, count: usize) -> Cost {
         let (start, cpu, log) = (Instant::now(), self.agent_cpu(), self.agent_log());
         for part in 0..PARTS {
@@ -152,9 +151,9 @@ impl Stage {
             cost.log,
             self.status()["conntrack"][0],
         );
-        // An agent that looked at each packet would take longer than the flood, and log each.
+        // An agent that handled each packet would take longer than the flood, and log each packet.
         assert!(cost.cpu < cost.wall / 2, "the agent took {:?} of {:?}", cost.cpu, cost.wall);
-        // Of drops that all differ 128 are named in ten seconds.
+        // The agent logs at most 128 different drops in ten seconds.
         let lines = 13 * cost.wall.as_secs() as usize;
         assert!(cost.log < 100_000 + 300 * lines, "{} bytes of log", cost.log);
         cost
@@ -178,7 +177,7 @@ impl Stage {
         drops.filter(|d| d["reason"] == reason).filter_map(|d| d["packets"].as_u64()).sum()
     }
 
-    /// A new connection gets through, whatever lies in the table.
+    /// Checks that new connections open, whatever the table contains.
     fn new_connections(&self) {
         let to = SocketAddr::new(self.cluster.pod("server").ip4().unwrap(), ALLOWED);
         for _ in 0..20 {
@@ -198,7 +197,7 @@ fn floods(packets: usize) {
     let denied = packets / 4;
     stage.flood(Kind::Syn(DENIED), denied);
     let dropped = stage.dropped("policy") - before;
-    // The node itself may have lost some in its queues.
+    // The queues of the node may have lost some packets.
     assert!(dropped > denied as u64 / 2, "{dropped} of {denied} counted as dropped");
     stage.flood(Kind::Udp(ALLOWED), packets / 4);
     stage.flood(Kind::FirstFragment(ALLOWED), packets / 8);
@@ -214,7 +213,7 @@ fn floods(packets: usize) {
     }
 }
 
-/// More half-open flows than conntrack holds.
+/// Sends more half-open flows than conntrack holds.
 #[test]
 fn established_flows_outlive_floods() {
     require_root!();
@@ -237,7 +236,7 @@ fn established_flows_outlive_twenty_million_denied_syns() {
     twenty_million(DENIED);
 }
 
-/// `cargo test -p netpold --test traffic twenty_million -- --ignored --nocapture`
+/// Run with `cargo test -p netpold --test traffic twenty_million -- --ignored --nocapture`.
 #[test]
 #[ignore = "takes minutes; the figures in agent/THREATS.md are from here"]
 fn established_flows_outlive_twenty_million_syns() {

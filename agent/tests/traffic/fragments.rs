@@ -1,4 +1,4 @@
-//! Datagrams that do not fit into one packet.
+//! Datagrams larger than one packet.
 
 use netpold_testbed::cluster::{Cluster, MOMENT, isolate};
 use netpold_testbed::{Cni, Pod, require_root, udp_frame};
@@ -53,7 +53,7 @@ fn long_datagrams_on_a_bridge_node() {
     long_datagrams(Cni::Bridge);
 }
 
-/// IPv6 parts with options behind the Fragment header, as the kernel puts them together.
+/// Sends IPv6 fragments with options behind the Fragment header, which the kernel reassembles.
 #[test]
 fn parts_with_options_behind_their_fragment_header() {
     require_root!();
@@ -77,7 +77,7 @@ fn parts_with_options_behind_their_fragment_header() {
             &payload,
         );
         let whole = whole.unwrap();
-        // A Destination Options header of padding, then the datagram.
+        // Destination Options header of padding, then the datagram.
         let body = [&[17, 0, 1, 4, 0, 0, 0, 0][..], &whole[54..]].concat();
         let (first, later) = body.split_at(40);
         for (offset, more, part) in [(0_u16, 1, first), (40, 0, later)] {

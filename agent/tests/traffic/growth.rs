@@ -1,4 +1,4 @@
-//! Flow tables that larger ones replace.
+//! Replacement of flow tables by larger ones.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use nix::sys::signal::Signal;
 use crate::load::{guarded, under_load};
 use crate::udp;
 
-/// Well over a quarter (30 %) of the tables that a node begins with, where each has an entry of the server
-/// and one of the friend; below the ports that the load's own flows get.
+/// Client ports that fill 30 % of a node's initial tables, where each flow has an entry of the server and one of the
+/// friend; the ports are below the ports of the load's own flows.
 const FLOWS: std::ops::Range<u16> = 12_000..22_000;
-/// Two sweeps, and a generation.
+/// Deadline: two sweeps and a new generation.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// The friend begins more flows than the tables have room for.
+/// Opens more flows of the friend than the tables have room for.
 fn crowd(cluster: &Cluster) {
     let friend = cluster.pod("friend");
     let [from, to] = [friend, cluster.pod("server")].map(|pod| pod.addresses()[0]);
@@ -26,13 +26,13 @@ fn crowd(cluster: &Cluster) {
     }
 }
 
-/// Flows that the IPv4 table has room for; 0 before the first sweep.
+/// Returns the capacity of the IPv4 table; 0 before the first sweep.
 fn room(cluster: &Cluster) -> u64 {
     let status = cluster.agents[0].status().unwrap();
     status["conntrack"][0]["capacity"].as_u64().unwrap_or(0)
 }
 
-/// More often than others wait: some of these conditions hold for a moment.
+/// Waits until a condition holds, with frequent checks, since some conditions hold only briefly.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {
@@ -76,7 +76,7 @@ fn flow_tables_grow_behind_xdp_under_load() {
     grows(cluster);
 }
 
-/// Tables fill without any change of the cluster, so nothing else wakes the engine.
+/// Tables fill without any change of the cluster, so no other event wakes the engine.
 #[test]
 fn flow_tables_grow_whatever_the_readback_is() {
     require_root!();
@@ -94,7 +94,7 @@ fn flow_tables_grow_whatever_the_readback_is() {
     cluster.denied("stranger", "server");
 }
 
-/// Whoever comes next has the flows of both tables.
+/// Kills the agent during growth: the next agent carries over the flows of both tables.
 fn killed_while_it_grows(is_so: fn(&Cluster) -> bool) {
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();

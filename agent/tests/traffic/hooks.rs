@@ -1,4 +1,4 @@
-//! Other programs on the interfaces that netpold judges.
+//! Programs of other owners on the interfaces that netpold judges.
 
 use std::ffi::CString;
 use std::io;
@@ -20,7 +20,7 @@ const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_TCX_INGRESS: u32 = 46;
 const BPF_TCX_EGRESS: u32 = 47;
-/// In front of all others.
+/// Flag that attaches a program in front of all others.
 const BPF_F_BEFORE: u32 = 1 << 3;
 const BPF_XDP: u32 = 37;
 const XDP_PASS: i32 = 2;
@@ -28,12 +28,12 @@ const TCX_NEXT: i32 = -1;
 const TCX_PASS: i32 = 0;
 const TCX_DROP: i32 = 2;
 
-/// Skips a test where the kernel has no TCX.
+/// Skips a test on a kernel without TCX.
 fn without_tcx(test: &str, why: &dyn std::fmt::Display) {
     skip_before((6, 6), test, format_args!("no TCX here: {why:#}"));
 }
 
-/// The beginning of `union bpf_attr` for `BPF_PROG_LOAD`.
+/// Start of `union bpf_attr` for `BPF_PROG_LOAD`.
 #[repr(C)]
 struct Load {
     program_type: u32,
@@ -43,7 +43,7 @@ struct Load {
     rest: [u64; 4],
 }
 
-/// The same for `BPF_LINK_CREATE`.
+/// Start of `union bpf_attr` for `BPF_LINK_CREATE`.
 #[repr(C)]
 struct Create {
     program: u32,
@@ -54,18 +54,18 @@ struct Create {
 }
 
 fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<OwnedFd> {
-    // SAFETY: the attributes are as long as is said, and what they point to outlives the call.
+    // SAFETY: the attributes have the given length, and their buffers outlive the call.
     let fd = unsafe {
         libc::syscall(libc::SYS_bpf, command, &raw const *attributes, size_of_val(attributes))
     };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a new descriptor of ours alone.
+    // SAFETY: the descriptor is new and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
 }
 
-/// A program that always gives the same answer: `r0 = answer; exit`.
+/// Loads a program with a constant return value: `r0 = answer; exit`.
 fn program(program_type: u32, answer: i32) -> io::Result<OwnedFd> {
     load(program_type, &[constant(0, answer), EXIT])
 }
@@ -91,23 +91,23 @@ fn load(program_type: u32, instructions: &[u64]) -> io::Result<OwnedFd> {
     )
 }
 
-/// Pins a classifier that always gives the same answer.
+/// Pins a classifier with a constant return value.
 pub(crate) fn pin(answer: i32, path: &Path) -> io::Result<()> {
     let program = program(BPF_PROG_TYPE_SCHED_CLS, answer)?;
     let path = CString::new(path.as_os_str().as_bytes())?;
     let pin: [u64; 3] = [path.as_ptr() as u64, program.as_raw_fd() as u64, 0];
-    // It gives 0, which is no descriptor.
+    // The call returns 0, which is no descriptor.
     // SAFETY: pathname, bpf_fd and file_flags; the path outlives the call.
     let done = unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_PIN, &raw const pin, 24) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Puts such a program at the end of what sees packets into the pod; dropped, it is gone.
+/// Attaches a program with a constant return value behind all others for packets into the pod; detached on drop.
 fn attach(cluster: &Cluster, pod: &str, answer: i32) -> io::Result<OwnedFd> {
     attach_at(cluster, pod, (BPF_PROG_TYPE_SCHED_CLS, BPF_TCX_EGRESS), answer)
 }
 
-/// Puts an XDP program that passes everything at what the pod sends; dropped, it is gone.
+/// Attaches an XDP program that passes everything to the pod's egress; detached on drop.
 pub(crate) fn attach_xdp(cluster: &Cluster, pod: &str) -> io::Result<OwnedFd> {
     attach_at(cluster, pod, (BPF_PROG_TYPE_XDP, BPF_XDP), XDP_PASS)
 }
@@ -121,7 +121,7 @@ fn attach_at(
     link(cluster, pod, &program(program_type, answer)?, attach_type, 0)
 }
 
-/// Attaches a program at the host side of a pod's veth; dropped, it is gone.
+/// Attaches a program at the host side of a pod's veth; detached on drop.
 fn link(
     cluster: &Cluster,
     pod: &str,
@@ -135,7 +135,7 @@ fn link(
     cluster.nodes[0].run(|| bpf(BPF_LINK_CREATE, &create)).unwrap()
 }
 
-/// Puts a program that accepts everything in front of all others.
+/// Attaches a program that accepts everything in front of all others.
 fn accept_first(cluster: &Cluster, pod: &str, attach_type: u32) -> io::Result<OwnedFd> {
     let program = program(BPF_PROG_TYPE_SCHED_CLS, TCX_PASS)?;
     link(cluster, pod, &program, attach_type, BPF_F_BEFORE)
@@ -166,7 +166,7 @@ fn programs_of_others_still_run() {
     cluster.reaches("friend", "server");
 }
 
-/// One that lets everything pass was there first; netpold's word comes before its.
+/// Attaches a program that accepts everything before netpold's programs; netpold's verdict comes first.
 #[test]
 fn programs_of_others_do_not_overrule() {
     require_root!();
@@ -180,7 +180,7 @@ fn programs_of_others_do_not_overrule() {
     cluster.reaches("friend", "server");
 }
 
-/// A link that somebody unpins by hand is put back within the interval of the look-over.
+/// Checks that the readback restores a link that an operator unpinned.
 #[test]
 fn a_program_that_was_removed_by_hand_is_put_back() {
     require_root!();
@@ -199,7 +199,7 @@ fn a_program_that_was_removed_by_hand_is_put_back() {
     cluster.reaches("friend", "server");
 }
 
-/// The look-over comes every second here; by default every ten.
+/// Returns a cluster with a readback every second; the default is ten seconds.
 fn looked_after() -> Cluster {
     let mut cluster = guarded();
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
@@ -228,21 +228,21 @@ fn a_program_put_in_front_is_put_behind() {
     cluster.reaches("friend", "server");
     let log = cluster.agents[0].log();
     assert!(log.contains("was put in front of netpold's: put behind it"), "{log}");
-    // The place is kept by an agent that begins anew.
+    // A new agent keeps the order of the programs.
     cluster.restart(0);
     cluster.denied("stranger", "server");
     drop((first, second));
     cluster.denied("stranger", "server");
 }
 
-/// Allowed traffic does not notice that programs change their order.
+/// Checks that allowed traffic continues while the order of the programs changes.
 #[test]
 fn traffic_goes_on_while_the_order_is_put_right() {
     require_root!();
     let mut cluster = load::guarded(Cni::Ptp);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     cluster.enforce();
-    // TCX_NEXT: it only looks on, so policy is in force all the time.
+    // TCX_NEXT makes no decision, so policy stays in force all the time.
     let observer = program(BPF_PROG_TYPE_SCHED_CLS, TCX_NEXT).unwrap();
     let links = std::cell::RefCell::new(Vec::new());
     let intrude = |cluster: &mut Cluster| {
@@ -255,7 +255,8 @@ fn traffic_goes_on_while_the_order_is_put_right() {
     cluster.denied("stranger", "server");
 }
 
-/// Two that both want to be first would never end: netpold gives way, and says so.
+/// Two programs that insist on the first position would reorder forever: netpold stops after three repairs, and
+/// reports the other program.
 #[test]
 fn who_insists_on_being_first_is_named() {
     const TEST: &str = "who_insists_on_being_first_is_named";
@@ -285,7 +286,7 @@ fn who_insists_on_being_first_is_named() {
     cluster.denied("stranger", "server");
 }
 
-/// As CNIs do that redirect to pods from the node's other devices.
+/// Redirects packets to a pod from another device of the node, as some CNIs do.
 #[test]
 fn packets_past_the_programs_are_named() {
     const TEST: &str = "packets_past_the_programs_are_named";
@@ -318,7 +319,7 @@ fn packets_past_the_programs_are_named() {
     drop(past);
 }
 
-/// The kernel takes the programs of an interface that is deleted along: nobody has taken them away.
+/// The kernel removes the programs of a deleted interface, which is no removal by another owner.
 #[test]
 fn programs_of_interfaces_that_go_are_not_reported_as_gone() {
     require_root!();
@@ -330,7 +331,7 @@ fn programs_of_interfaces_that_go_are_not_reported_as_gone() {
         names.iter().for_each(|name| cluster.add(0, name));
         cluster.enforce();
         let pods: Vec<_> = names.iter().map(|name| cluster.take(name)).collect();
-        // At any moment of a readback.
+        // Deletes the interface at varying phases of a readback.
         std::thread::sleep(Duration::from_millis(37 * round % 1000));
         drop(pods);
     }

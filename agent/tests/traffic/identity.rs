@@ -1,4 +1,4 @@
-//! Whose a veth is: what a pod does inside its namespace, or the API forgets, opens nothing.
+//! Owner of a veth: changes inside the pod's namespace or missing API objects open nothing.
 
 use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::udp;
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 const PORT: u16 = 4000;
 
-/// `locked` may do nothing, `server` listens to `friend` alone, `stranger` is under no policy.
+/// Returns a cluster where `locked` may do nothing, `server` admits `friend` only, and `stranger` is under no policy.
 fn world(cni: Cni) -> Cluster {
     let mut cluster = Cluster::one(cni).with_pods(&["locked", "friend", "server", "stranger"]);
     cluster.policy("locked", isolate("locked", &BOTH));
@@ -23,8 +23,8 @@ fn world(cni: Cni) -> Cluster {
     cluster
 }
 
-/// The source addresses of what arrives at `to`: a frame each from these, sent by `sender`, and then
-/// one that is allowed.
+/// Returns the source addresses of the packets that arrive at `to`: `sender` sends a frame from each address of
+/// `from`, and then an allowed frame follows.
 fn arrivals(cluster: &Cluster, sender: &Pod, from: &[IpAddr], to: &str) -> Vec<IpAddr> {
     let to = cluster.pod(to);
     let address = to.ip4().unwrap();
@@ -47,7 +47,8 @@ fn arrivals(cluster: &Cluster, sender: &Pod, from: &[IpAddr], to: &str) -> Vec<I
     }
 }
 
-/// How many datagrams of the friend's arrive at the server: one that `liar` sends, and one of its own.
+/// Returns the number of datagrams with the friend's source that arrive at the server: one sent by `liar`, one by the
+/// friend.
 fn of_friend(cluster: &Cluster, liar: &Pod) -> usize {
     let (friend, server) = (cluster.pod("friend"), cluster.pod("server"));
     let (source, address) = (friend.ip4().unwrap(), server.ip4().unwrap());
@@ -68,7 +69,7 @@ fn of_friend(cluster: &Cluster, liar: &Pod) -> usize {
     }
 }
 
-/// Nothing gets out of `locked` under an address of its own, and nothing in.
+/// Asserts that no packet leaves `locked` under its own address, and none enters.
 fn stays_locked(cluster: &Cluster) {
     let locked = cluster.pod("locked");
     let own = [locked.ip4().unwrap()];
@@ -86,10 +87,10 @@ fn fine(cluster: &mut Cluster) {
     cluster.agents[0].wait_for("without a problem", ENFORCED, fine).unwrap();
 }
 
-/// The pod takes its addresses off its interface and gives them to another, or another scope.
+/// Moves the pod's addresses from its interface to another one, or to another scope.
 fn inside(cluster: &Cluster, addresses: &str) {
     let locked = cluster.pod("locked");
-    // The scope of an IPv6 address is in the address.
+    // The scope of an IPv6 address is part of the address.
     let scoped = addresses.contains("scope");
     let lines: String = (locked.addresses().iter())
         .filter(|own| own.is_ipv4() || !scoped)
@@ -126,7 +127,7 @@ fn an_address_that_is_hidden_inside_opens_nothing_on_a_bridge_node() {
     hidden_addresses(Cni::Bridge);
 }
 
-/// In the place of its own address, also before an agent starts anew.
+/// Replaces the pod's own address by another pod's, also before a restart of the agent.
 fn anothers_address(cni: Cni) {
     let mut cluster = world(cni);
     let friend = cluster.pod("friend").ip4().unwrap();
@@ -135,7 +136,7 @@ fn anothers_address(cni: Cni) {
     says(&mut cluster, "it stays shop/locked");
     let is_not = |cluster: &Cluster| {
         let locked = cluster.pod("locked");
-        // Two frames of the friend's would arrive at the server.
+        // Without the check, both frames with the friend's source would arrive at the server.
         assert_eq!(of_friend(cluster, locked), 1);
         stays_locked(cluster);
     };
@@ -145,7 +146,7 @@ fn anothers_address(cni: Cni) {
     cluster.restart(0);
     says(&mut cluster, "has none of its addresses");
     is_not(&cluster);
-    // Renamed, for good measure.
+    // The interface also gets a new name.
     netns.ip("link set eth0 down\nlink set eth0 name other\nlink set other up\n").unwrap();
     cluster.restart(0);
     let locked = cluster.pod("locked");
@@ -166,7 +167,7 @@ fn another_pods_address_inside_gives_nothing_on_a_bridge_node() {
     anothers_address(Cni::Bridge);
 }
 
-/// The pod's side of the veth goes to a namespace of the pod's own making.
+/// Moves the pod's side of the veth to a namespace that the pod created.
 #[test]
 fn a_veth_that_is_moved_within_its_pod_stays_the_pods() {
     require_root!();
@@ -189,14 +190,14 @@ fn a_veth_that_is_moved_within_its_pod_stays_the_pods() {
         assert!(udp::receive(&receiver).is_none(), "the pod's policy is on it still");
     };
     closed(&cluster);
-    // Listings tell where the other side is now; an overrun would do as much.
+    // The periodic listing finds the new namespace of the other side, as a listing after an overrun would.
     std::thread::sleep(Duration::from_secs(6));
     closed(&cluster);
     cluster.restart(0);
     closed(&cluster);
 }
 
-/// Deleted from the API while its veth lives: what is there runs on.
+/// Deletes a pod from the API while its veth and its processes live on.
 fn deleted(cni: Cni) {
     let mut cluster = world(cni);
     cluster.policy("stranger", isolate("stranger", &["Egress"]));
@@ -209,7 +210,7 @@ fn deleted(cni: Cni) {
         none_pass(&zombie, cluster.pod("friend"), cluster.pod("friend").addresses());
     };
     locked(&cluster);
-    // A policy for it that comes later counts, and it is no peer of others' any more.
+    // A later policy applies to the pod, and the pod is no peer of other pods' policies any more.
     cluster.policy("stranger", allow_to("stranger", "server"));
     cluster.policy("server", allow_from("server", "stranger")).enforce();
     locked(&cluster);
@@ -217,7 +218,7 @@ fn deleted(cni: Cni) {
     cluster.without_policy("server").enforce();
     all_pass(&zombie, cluster.pod("server"), cluster.pod("server").addresses());
     locked(&cluster);
-    // What the next agent knows of it is in the last good state.
+    // The next agent reads the pod from the last good state.
     kept(&cluster);
     cluster.restart(0);
     says(&mut cluster, "is deleted, its interface");
@@ -229,7 +230,7 @@ fn deleted(cni: Cni) {
     fine(&mut cluster);
 }
 
-/// Waits until a state was written after now.
+/// Waits until the agent has written a new state file.
 fn kept(cluster: &Cluster) {
     let (file, now) = (cluster.agents[0].state().join("last"), std::time::SystemTime::now());
     let deadline = std::time::Instant::now() + ENFORCED;
@@ -251,7 +252,7 @@ fn a_deleted_pod_keeps_its_last_policy_on_a_bridge_node() {
     deleted(Cni::Bridge);
 }
 
-/// Deleted while no agent runs, and no state tells what it was.
+/// Deletes a pod while no agent runs and no state file describes it.
 #[test]
 fn a_pod_of_which_nothing_is_known_any_more_is_denied() {
     require_root!();
@@ -266,7 +267,7 @@ fn a_pod_of_which_nothing_is_known_any_more_is_denied() {
     none_pass(cluster.pod("stranger"), &zombie, zombie.addresses());
 }
 
-/// The same name and address on a new veth, while the old one is there with all that runs behind it.
+/// Creates a pod with the same name and address on a new veth, while the old veth is still in use.
 #[test]
 fn a_pod_that_is_made_again_inherits_nothing_and_leaves_nothing() {
     require_root!();
@@ -293,7 +294,7 @@ fn a_pod_that_is_made_again_inherits_nothing_and_leaves_nothing() {
     assert_eq!(arrivals(&cluster, new, &[address], "stranger"), [address], "the new one is free");
 }
 
-/// A younger pod says in its status that it has the address of `locked`.
+/// Creates a younger pod with the address of `locked` in its status.
 #[test]
 fn a_pod_that_claims_anothers_address_does_not_get_its_veth() {
     require_root!();
@@ -312,14 +313,14 @@ fn a_pod_that_claims_anothers_address_does_not_get_its_veth() {
         let all = known["endpoints"].as_array().unwrap();
         assert_eq!(all.iter().find(of_veth).unwrap()["pod"]["name"], "locked");
         stays_locked(&cluster);
-        // Also after a restart, by what the tables say.
+        // The same holds after a restart, from the contents of the tables.
         cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
         cluster.agents[0].wait_enforced(ENFORCED).unwrap();
         stays_locked(&cluster);
     }
 }
 
-/// A second interface of a pod is under the pod's policies.
+/// Adds a second interface to a pod: the pod's policies apply to it.
 #[test]
 fn further_interfaces_of_a_pod_are_judged_as_it_is() {
     require_root!();
@@ -343,12 +344,12 @@ fn further_interfaces_of_a_pod_are_judged_as_it_is() {
     let to = stranger.ip4().unwrap();
     locked.netns().ip(&format!("route replace {to} via 192.168.77.1 dev net1\n")).unwrap();
     none_pass(locked, stranger, &[to]);
-    // The node itself reaches it, and is reached.
+    // The node reaches the interface, and the interface reaches the node.
     all_pass(&cluster.nodes[0], locked, &["192.168.77.2".parse().unwrap()]);
 }
 
-/// What a CNI plugin answered for a pod of which the API has said nothing, as of a static pod in an
-/// outage: its namespace's policies, and its manifest's labels where there is one.
+/// Adds a CNI result for a pod without an API object, like a static pod in an outage: the policies of its namespace
+/// apply, with the labels of its manifest where one exists.
 #[test]
 fn a_static_pod_that_nobody_has_listed_is_under_policy() {
     require_root!();
@@ -378,7 +379,7 @@ fn a_static_pod_that_nobody_has_listed_is_under_policy() {
     says(&mut cluster, "judged by its manifest");
     all_pass(cluster.pod("friend"), &web, web.addresses());
     none_pass(cluster.pod("stranger"), &web, web.addresses());
-    // The API answers again and has the kubelet's image of the pod, with a uid of its own.
+    // The API server is available again and has the kubelet's mirror pod, with a UID of its own.
     let mut mirror = web.manifest();
     mirror["metadata"]["annotations"] = serde_json::json!({
         "kubernetes.io/config.mirror": "0123456789abcdef",

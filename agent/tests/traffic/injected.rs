@@ -1,7 +1,7 @@
-//! Calls that the kernel refuses for a while: no memory, a full map, lost privileges.
+//! System calls that the kernel refuses for a while: no memory, a full map, lost privileges.
 //!
-//! Each bpf(2) of the agent's is held up by seccomp and answered by the test (`SECCOMP_RET_USER_NOTIF`,
-//! kernel 5.5 for going on), so the calls of one command fail while the agent runs, and succeed again.
+//! seccomp holds each bpf(2) call of the agent, and the test answers it (`SECCOMP_RET_USER_NOTIF`; continuing a call
+//! needs kernel 5.5). So the calls of one command fail while the agent runs, and later succeed again.
 
 use std::io;
 use std::mem::zeroed;
@@ -27,13 +27,13 @@ const OBJ_PIN: u32 = 6;
 const LINK_CREATE: u32 = 28;
 const LINK_UPDATE: u32 = 29;
 
-/// Where the child has its listener until the test takes it.
+/// Descriptor of the listener in the child, until the test takes it.
 const LISTENER: libc::c_int = 200;
 
 const SECCOMP_IOCTL_NOTIF_RECV: libc::c_ulong = 0xc050_2100;
 const SECCOMP_IOCTL_NOTIF_SEND: libc::c_ulong = 0xc018_2101;
 
-/// To the agent's process, before it is one.
+/// Installs the seccomp listener between fork and exec of the agent.
 #[expect(clippy::multiple_unsafe_ops_per_block, reason = "system calls in a row")]
 fn listened_to(command: &mut Command) {
     let install = || {
@@ -55,16 +55,16 @@ fn listened_to(command: &mut Command) {
     unsafe { command.pre_exec(install) };
 }
 
-/// Answers the agent's calls.
+/// Thread that answers the agent's bpf(2) calls.
 struct Injector {
-    /// Commands of bpf(2) that fail, a bit each, and the errno above them.
+    /// Commands of bpf(2) that fail, one bit each, with the errno above these bits.
     refused: Arc<AtomicU64>,
-    /// How many were refused.
+    /// Number of refused calls.
     count: Arc<AtomicU64>,
 }
 
 impl Injector {
-    /// For a process that was [`listened_to`]; its thread ends with it.
+    /// Starts the injector of a process that was [`listened_to`]; its thread ends with the process.
     fn of(pid: u32) -> Self {
         let listener = listener(pid).expect("the agent's listener");
         let (refused, count) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
@@ -79,19 +79,19 @@ impl Injector {
         self.refused.store(commands | (errno as u64) << 48, Ordering::SeqCst);
     }
 
-    /// Lets all calls go on; at least one was refused.
+    /// Stops refusing calls, and asserts that at least one was refused.
     fn relent(&self) {
         self.refused.store(0, Ordering::SeqCst);
         assert!(self.count.load(Ordering::SeqCst) > 0, "nothing was refused");
     }
 }
 
-/// The listener's descriptor, once the process has it.
+/// Takes the listener's descriptor, once the process has it.
 #[expect(clippy::multiple_unsafe_ops_per_block, reason = "system calls in a row")]
 fn listener(pid: u32) -> io::Result<OwnedFd> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
-        // SAFETY: integer arguments; what is returned is ours.
+        // SAFETY: integer arguments; the returned descriptor belongs to the caller.
         let taken = unsafe {
             let process = libc::syscall(libc::SYS_pidfd_open, pid, 0) as libc::c_int;
             let taken = libc::syscall(libc::SYS_pidfd_getfd, process, LISTENER, 0) as libc::c_int;
@@ -99,7 +99,7 @@ fn listener(pid: u32) -> io::Result<OwnedFd> {
             taken
         };
         if taken >= 0 {
-            // SAFETY: a new descriptor that nobody else has.
+            // SAFETY: the descriptor is new and has no other owner.
             return Ok(unsafe { OwnedFd::from_raw_fd(taken) });
         }
         if Instant::now() > deadline {
@@ -109,7 +109,7 @@ fn listener(pid: u32) -> io::Result<OwnedFd> {
     }
 }
 
-/// Answers one call; false: there will be no other.
+/// Answers one call. Returns false if there will be no other.
 fn answer(listener: &OwnedFd, refused: &AtomicU64, count: &AtomicU64) -> bool {
     let mut waiting = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     let woken = poll(&mut waiting, 1000u16);
@@ -120,7 +120,7 @@ fn answer(listener: &OwnedFd, refused: &AtomicU64, count: &AtomicU64) -> bool {
     if woken != Ok(1) {
         return true;
     }
-    // SAFETY: a block of integers, for which zero is valid; the kernel wants it so.
+    // SAFETY: zero is valid for a block of integers; the kernel requires zeroes.
     let mut call: libc::seccomp_notif = unsafe { zeroed() };
     // SAFETY: the block of this ioctl. ENOENT: the caller was killed meanwhile.
     if unsafe { libc::ioctl(listener.as_raw_fd(), SECCOMP_IOCTL_NOTIF_RECV, &raw mut call) } < 0 {
@@ -128,7 +128,7 @@ fn answer(listener: &OwnedFd, refused: &AtomicU64, count: &AtomicU64) -> bool {
     }
     let wanted = refused.load(Ordering::SeqCst);
     let is_refused = call.data.args[0] < 48 && wanted >> call.data.args[0] & 1 != 0;
-    // SAFETY: as above.
+    // SAFETY: zero is valid for a block of integers.
     let mut response: libc::seccomp_notif_resp = unsafe { zeroed() };
     response.id = call.id;
     if is_refused {
@@ -160,13 +160,13 @@ fn as_before(cluster: &Cluster) {
     cluster.denied("stranger", "server");
 }
 
-/// The status names a problem with these words.
+/// Returns a condition on a problem with these words in the status.
 fn complains(words: &str) -> impl Fn(&Value) -> bool {
     move |status| status["problems"].to_string().contains(words)
 }
 
-/// While calls fail: what was enforced stays, and the status says what is wrong and whom it concerns.
-/// Afterwards everything is enforced, without help.
+/// Refuses calls: enforcement stays as it was, and the status names the failure and the affected pods. Afterwards
+/// everything is enforced without further action.
 fn outage(cluster: &mut Cluster, injector: &Injector, commands: &[u32], errno: i32, words: &str) {
     injector.refuse(commands, errno);
     cluster.add(0, "late");
@@ -192,7 +192,7 @@ fn no_memory_for_larger_tables() {
     outage(&mut cluster, &injector, &[MAP_CREATE], libc::ENOMEM, "Cannot allocate memory");
 }
 
-/// Programs are loaded anew for larger tables; the maps are there by then.
+/// Programs are loaded anew for larger tables, after the maps were created.
 #[test]
 fn no_memory_for_the_programs_of_larger_tables() {
     require_root!();
@@ -201,7 +201,7 @@ fn no_memory_for_the_programs_of_larger_tables() {
     outage(&mut cluster, &injector, &[PROG_LOAD], libc::ENOMEM, "Cannot allocate memory");
 }
 
-/// The IPv6 tables alone are written by system calls.
+/// Only the IPv6 tables are written by system calls.
 #[test]
 fn a_map_that_is_full() {
     require_root!();
@@ -218,7 +218,7 @@ fn programs_that_cannot_be_attached() {
     outage(&mut cluster, &injector, &[OBJ_PIN], libc::ENOSPC, "No space left on device");
 }
 
-/// As for a process whose capabilities were taken from it.
+/// Refuses calls as for a process without its capabilities.
 #[test]
 fn privileges_that_are_lost() {
     require_root!();

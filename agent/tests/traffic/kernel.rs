@@ -1,4 +1,4 @@
-//! Kernels that lack something, as seccomp(2) makes a process see them.
+//! Kernels without a feature, simulated for a process by seccomp(2).
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use libc::sock_filter;
 
-/// Of `struct seccomp_data`: the system call's number and its first argument.
+/// Offsets in `struct seccomp_data`: number of the system call, and its first argument.
 const NUMBER: u32 = 0;
 const ARGUMENT: u32 = 16;
 const BPF_PROG_QUERY: u32 = 16;
@@ -20,7 +20,7 @@ const fn load(offset: u32) -> sock_filter {
     step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset)
 }
 
-/// Goes on if equal, else skips some steps.
+/// Continues if the value is equal, else skips some steps.
 const fn unless(value: u32, skip: u8) -> sock_filter {
     step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, skip, value)
 }
@@ -56,21 +56,21 @@ static NO_BTF: [sock_filter; 6] = [
     ALLOW,
 ];
 
-/// Every bpf(2) waits for what a listener says.
+/// Filter that passes every bpf(2) call to a listener.
 pub(crate) static NOTIFY_OF_BPF: [sock_filter; 4] =
     [load(NUMBER), unless(libc::SYS_bpf as u32, 1), answer(libc::SECCOMP_RET_USER_NOTIF), ALLOW];
 
-/// No bpf(2).
+/// Refuses every bpf(2) call.
 pub(crate) fn without_bpf(command: &mut Command) {
     filtered(command, &NO_BPF);
 }
 
-/// The question whether there is TCX is answered as before 6.6.
+/// Answers the query for TCX as a kernel before 6.6 does.
 pub(crate) fn without_tcx(command: &mut Command) {
     filtered(command, &NO_TCX);
 }
 
-/// BTF is refused, as by a kernel that was built without it.
+/// Refuses BTF, as a kernel built without it does.
 pub(crate) fn without_btf(command: &mut Command) {
     filtered(command, &NO_BTF);
 }

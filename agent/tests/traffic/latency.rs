@@ -1,4 +1,4 @@
-//! How soon a changed file is a changed verdict.
+//! Latency from the change of a file to the change of a verdict.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,16 +10,16 @@ use netpold_testbed::{Cni, require_root};
 use crate::udp;
 
 const ROUNDS: u32 = 20;
-/// Between packets: how exact the figures are.
+/// Interval between packets: the resolution of the figures.
 const PACE: Duration = Duration::from_micros(200);
 
-/// Whether something arrives within a time.
+/// Returns whether a packet arrives within a time.
 fn arrives(server: &UdpSocket, within: Duration) -> bool {
     server.set_read_timeout(Some(within)).unwrap();
     udp::receive(server).is_some()
 }
 
-/// From the file's appearance to the first packet that passes by it.
+/// Measures the time from the file's creation to the first packet that the new policy passes.
 #[test]
 fn from_file_to_packet() {
     require_root!();

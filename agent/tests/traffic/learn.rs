@@ -1,4 +1,4 @@
-//! `netpold learn`: from a policy on trial over traffic to policies in force.
+//! `netpold learn`: from traffic under a policy in audit mode to enforced policies.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -19,7 +19,7 @@ fn learn(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// What the agent of a node has recorded.
+/// Returns the records of a node's agent.
 fn recorded(cluster: &Cluster, node: usize) -> Value {
     let socket = cluster.agents[node].socket().to_str().unwrap().to_owned();
     let output = learn(&["-o", "json", "--socket", &socket]);
@@ -27,7 +27,7 @@ fn recorded(cluster: &Cluster, node: usize) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Workload, direction, peer and port of each record.
+/// Returns workload, direction, peer and port of each record.
 fn kinds(answer: &Value) -> Vec<String> {
     let app = |workload: &Value| workload["labels"]["app"].as_str().unwrap_or("?").to_owned();
     let flows = answer["flows"].as_array().unwrap().iter();
@@ -46,7 +46,7 @@ fn connects(cluster: &Cluster, from: &str, to: &str) -> bool {
     cluster.pod(from).probe(Protocol::Tcp, address, PORT, PATIENCE).connected()
 }
 
-/// The answers of both nodes, in files.
+/// Writes the answers of both nodes to files.
 fn files(cluster: &Cluster) -> Vec<PathBuf> {
     let file = |node: usize| {
         let file = cluster.directory.path().join(format!("recorded-{node}"));
@@ -82,7 +82,7 @@ fn policies_are_learned_and_put_in_force() {
     let before = recorded(&cluster, 0)["flows"].clone();
     assert!(before.as_array().unwrap().iter().all(|flow| flow["on_trial"] == 1), "{before}");
 
-    // The next agent goes on.
+    // The next agent continues with the same records.
     cluster.agents[0].end(Signal::SIGTERM);
     cluster.restart(0);
     assert_eq!(recorded(&cluster, 0)["flows"], before);
@@ -97,7 +97,7 @@ fn policies_are_learned_and_put_in_force() {
     let mut policies = learned["policies"]["items"].as_array().unwrap().clone();
     assert_eq!(policies.len(), 4, "{learned}");
 
-    // On trial they deny nothing; in force they deny what was not seen.
+    // In audit mode the learned policies deny nothing; enforced, they deny flows that were not recorded.
     cluster.objects = policies.clone();
     cluster.enforce();
     assert!(connects(&cluster, "client", "server") && connects(&cluster, "stranger", "far"));
@@ -111,7 +111,7 @@ fn policies_are_learned_and_put_in_force() {
     cluster.denied("server", "client");
     cluster.denied("stranger", "far");
 
-    // What is denied is recorded as that, and makes no rule.
+    // A denied flow is recorded as denied, and yields no rule.
     let deadline = Instant::now() + PATIENCE;
     let denied = loop {
         let answer = recorded(&cluster, 0);

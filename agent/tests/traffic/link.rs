@@ -1,4 +1,4 @@
-//! What a pod says on its link, and where it says that a packet goes: none of it a way around policy.
+//! Link-layer messages and source routes of a pod: none bypasses policy.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ const ARP: u16 = 0x0806;
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 
-/// Everything that a pod's interface sees.
+/// Socket that receives every frame of a pod's interface.
 struct Sniffer(UdpSocket);
 
 impl Sniffer {
@@ -25,7 +25,7 @@ impl Sniffer {
         Self(tap)
     }
 
-    /// Whether a frame with these bytes in it comes in within a time.
+    /// Returns whether a frame that contains these bytes arrives within a time.
     fn sees(&self, wanted: &[u8], patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let mut frame = [0_u8; 2048];
@@ -39,14 +39,14 @@ impl Sniffer {
     }
 }
 
-/// A frame that is sent, and what it is recognised by.
+/// Sent frame, and the bytes that identify it.
 struct Sent {
     what: &'static str,
     frame: Vec<u8>,
     by: Vec<u8>,
 }
 
-/// Frames of a pod's; each has a number in its bytes that nothing else has.
+/// Frames of a pod, each with a unique number in its bytes.
 struct Frames<'a> {
     pod: &'a Pod,
     to: [u8; 6],
@@ -69,7 +69,7 @@ impl<'a> Frames<'a> {
         self.all.push(Sent { what, frame, by });
     }
 
-    /// Those that a sniffer sees; the last of all is one that passes.
+    /// Returns the names of the frames that a sniffer receives; the last frame of all must pass.
     fn seen_by(&self, sniffer: &Sniffer) -> Vec<&'static str> {
         let mut seen = Vec::new();
         for sent in &self.all {
@@ -105,7 +105,7 @@ fn ipv6(from: Ipv6Addr, to: Ipv6Addr, next: u8, hops: u8, payload: &[u8]) -> Vec
     packet
 }
 
-/// An advertisement of an address, with a number for a link-layer address.
+/// Builds an advertisement of an address, with a number as link-layer address.
 fn advertisement(of: Ipv6Addr, number: [u8; 6]) -> Vec<u8> {
     [&[136, 0, 0, 0, 0x60, 0, 0, 0][..], &of.octets(), &[2, 1], &number].concat()
 }
@@ -114,7 +114,7 @@ fn solicitation(of: Ipv6Addr, number: [u8; 6]) -> Vec<u8> {
     [&[135, 0, 0, 0, 0, 0, 0, 0][..], &of.octets(), &[1, 1], &number].concat()
 }
 
-/// An answer, with a number for the station that it is for.
+/// Builds an ARP answer, with a number as the target's hardware address.
 fn arp(number: [u8; 6], from: (&Pod, Ipv4Addr), to: Ipv4Addr, padding: usize) -> Vec<u8> {
     let (pod, own) = from;
     let head = [0, 1, 8, 0, 6, 4, 0, 2];
@@ -123,7 +123,7 @@ fn arp(number: [u8; 6], from: (&Pod, Ipv4Addr), to: Ipv4Addr, padding: usize) ->
     packet
 }
 
-/// A report of one group, behind what it must stand behind.
+/// Builds a listener report of one group, behind the required router alert option.
 fn report(number: [u8; 6], more: usize) -> Vec<u8> {
     let alert = [58, 0, 5, 2, 0, 0, 1, 0];
     let mut message = [&alert[..], &[143, 0, 0, 0, 0, 0, 0, 1, 4, 0, 0, 0, 0xff, 2]].concat();
@@ -133,8 +133,8 @@ fn report(number: [u8; 6], more: usize) -> Vec<u8> {
     message
 }
 
-/// Neighbour discovery in its form, from a pod that may send nothing to a host beyond its node: routed
-/// there from a pod that no policy selects, and not from this one.
+/// Sends well-formed neighbour discovery to a host beyond the node. From a pod without policy the node routes it
+/// there; from an isolated pod it does not leave the node.
 #[test]
 fn neighbour_discovery_of_an_isolated_pod_does_not_leave_the_node() {
     require_root!();
@@ -162,7 +162,7 @@ fn neighbour_discovery_of_an_isolated_pod_does_not_leave_the_node() {
     }
 }
 
-/// What two pods of a bridge that may neither send nor get anything can say to each other.
+/// Sends link messages between two isolated pods of a bridge.
 #[test]
 fn isolated_pods_of_a_bridge_have_no_channel_in_link_messages() {
     require_root!();
@@ -202,7 +202,7 @@ fn isolated_pods_of_a_bridge_have_no_channel_in_link_messages() {
     assert_eq!(forged.seen_by(&sniffer), Vec::<&str>::new());
 }
 
-/// What isolated pods need of their link is left to them: caches are emptied, policy allows one way.
+/// Empties neighbour caches of isolated pods: they resolve each other again, and the one allowed flow passes.
 #[test]
 fn isolated_pods_find_each_other() {
     require_root!();
@@ -228,7 +228,7 @@ fn isolated_pods_find_each_other() {
     }
 }
 
-/// A pod that no policy selects claims another's addresses, which an allowed one has.
+/// Claims the address of an allowed pod from a pod without policy.
 #[test]
 fn no_pod_of_a_bridge_claims_anothers_address() {
     require_root!();
@@ -253,8 +253,7 @@ fn no_pod_of_a_bridge_claims_anothers_address() {
     }
 }
 
-/// A packet to the own node, which every pod may reach, that goes on from there to one that this pod
-/// may not.
+/// Sends packets to the own node, which every pod may reach, with a source route on to a denied pod.
 #[test]
 fn a_route_beyond_the_destination_is_not_taken() {
     require_root!();
@@ -274,24 +273,24 @@ fn a_route_beyond_the_destination_is_not_taken() {
     for (name, passes) in [("free", true), ("mute", false)] {
         let pod = cluster.pod(name);
         let mut frames = Frames::of(pod, pod.gateway_mac());
-        // A segment routing header (RFC 8754): one segment left, the list backwards.
+        // Segment routing header (RFC 8754): one segment left, list in reverse order.
         let lists = [ip6(server).octets(), node6.octets()].concat();
         let head = [17, 4, 4, 1, 1, 0, 0, 0];
         let udp = [&[0x30, 0x39, 0x30, 0x39, 0, 14, 0, 0][..], &frames.marker()].concat();
         let routed = [&head[..], &lists, &udp].concat();
         frames.add("segments left", IPV6, &ipv6(ip6(pod), node6, 43, 64, &routed));
-        // A loose source route (RFC 791).
+        // Loose source route (RFC 791).
         let udp = [&[0x30, 0x39, 0x30, 0x39, 0, 14, 0, 0][..], &frames.marker()].concat();
         let options = [&[131, 7, 4][..], &ip4(server).octets(), &[0]].concat();
         let packet = packet::ipv4((ip4(pod), node4), 17, (1, 0), &options, &udp);
         frames.add("a source route", IPV4, &packet);
-        // What cannot be read to its end drops wherever the source is checked.
+        // Where the source is checked, a packet that cannot be parsed to its end drops.
         let expected = if passes { vec!["a source route"] } else { Vec::new() };
         assert_eq!(frames.seen_by(&sniffer), expected, "{name}");
     }
 }
 
-/// A bridge does not know where a station is: its frames go to every pod, and are none of theirs.
+/// A bridge floods frames to unknown stations to every pod; these frames are no pod's own traffic.
 #[test]
 fn flooded_frames_are_nobodys_traffic() {
     require_root!();
@@ -314,7 +313,7 @@ fn flooded_frames_are_nobodys_traffic() {
     let status = cluster.agents[0].wait_for("counting them", PATIENCE, flooded).unwrap();
     assert_eq!(status["recent_drops"], before, "no pod is named");
     assert!(status["drops"].as_array().unwrap().iter().all(|drop| drop["reason"] != "policy"));
-    // The same frames to the pod itself are its own.
+    // The same frames, addressed to the pod, are its own traffic.
     let (sender, deaf) = (cluster.pod("sender"), cluster.pod("deaf"));
     let to = (deaf.addresses()[0], 80).into();
     let from = (sender.addresses()[0], 4000).into();

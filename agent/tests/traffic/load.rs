@@ -1,4 +1,4 @@
-//! Traffic that goes on while something happens, and of which nothing may be lost or leak.
+//! Traffic during disturbances: no allowed packet may be lost, and no denied packet may leak.
 
 use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use netpold_testbed::{Cni, Flow, Netns, Protocol};
 use crate::udp;
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
-/// Where nobody may send to the server.
+/// Port of the server that no pod may reach.
 const SECRET: u16 = 4000;
-/// Between rounds: the agent needs some of the CPU too.
+/// Pause between rounds, which leaves CPU time to the agent.
 const PACE: Duration = Duration::from_micros(100);
-/// Rounds of traffic before, between and after what happens.
+/// Rounds of traffic before, between and after the disturbances.
 const SOME: u64 = 50;
 
-/// A server for `friend` alone; `friend` is isolated too, so its answers depend on conntrack.
+/// Returns a cluster with a server for `friend` only; `friend` is isolated too, so its answers depend on conntrack.
 pub(crate) fn guarded(cni: Cni) -> Cluster {
     let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "stranger"]);
     cluster.policy("s", isolate("server", &BOTH)).policy("from", allow_from("server", "friend"));
@@ -26,17 +26,17 @@ pub(crate) fn guarded(cni: Cni) -> Cluster {
     cluster
 }
 
-/// From where to where.
+/// Source and destination of each flow.
 type Ways = Vec<(IpAddr, IpAddr)>;
 
-/// What runs meanwhile: its sockets were opened before.
+/// Traffic during a disturbance, over sockets opened before.
 struct Load {
     connections: Vec<Flow>,
-    /// Of the friend; nothing is ever sent twice.
+    /// Sockets of the friend, which never sends a packet twice.
     datagrams: Vec<UdpSocket>,
-    /// From the stranger to the secret port.
+    /// Sockets from the stranger to the secret port.
     intruders: Vec<UdpSocket>,
-    /// Where the friend begins flows anew, from which addresses to which.
+    /// Namespace in which the friend opens new flows, and their addresses.
     beginnings: Option<(Arc<Netns>, Ways)>,
     secrets: Vec<UdpSocket>,
     stop: AtomicBool,
@@ -96,7 +96,7 @@ impl Load {
         }
     }
 
-    /// A question and its answer from a port that was never used before.
+    /// Exchanges a request and its answer from a new port.
     fn begin_anew(&self) {
         let Some((netns, ways)) = &self.beginnings else { return };
         for (from, to) in ways {
@@ -122,7 +122,7 @@ impl Load {
         }
     }
 
-    /// Waits until both have gone on for a while.
+    /// Waits until both sides have continued for a while.
     fn goes_on(&self) {
         let now = || self.rounds.each_ref().map(|count| count.load(Ordering::Relaxed));
         let (before, deadline) = (now(), Instant::now() + 3 * PATIENCE);
@@ -134,7 +134,7 @@ impl Load {
     }
 }
 
-/// One that fails ends the others.
+/// Stops all threads when one fails.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -143,12 +143,12 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Does things to a [`guarded`] cluster under traffic, which goes on for a while after each.
+/// Disturbs a [`guarded`] cluster under traffic, which continues for a while after each disturbance.
 pub(crate) fn under_load(cluster: &mut Cluster, acts: &[&dyn Fn(&mut Cluster)]) {
     under(Load::new(cluster, true), cluster, acts);
 }
 
-/// The same, but every flow was there before.
+/// Does the same as [`under_load`], with flows that were all opened before.
 pub(crate) fn under_old_load(cluster: &mut Cluster, acts: &[&dyn Fn(&mut Cluster)]) {
     under(Load::new(cluster, false), cluster, acts);
 }

@@ -1,7 +1,7 @@
 //! Real traffic between network namespaces under real agents. Needs root.
 //!
-//! Each test builds its own nodes and pods, so they run side by side; each thing that is allowed has
-//! seconds to arrive, each that is denied a moment to prove the opposite.
+//! Each test builds its own nodes and pods, so tests run side by side. An allowed packet has seconds to arrive, a
+//! denied packet a moment.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Marks that are not netpold's: a pod with a program of its own writes `skb->tc_index`.
+//! Marks from foreign programs: a pod with a program of its own writes `skb->tc_index`.
 
 use netpold_ebpf::layout::{endpoint_slot, mark};
 use netpold_testbed::cluster::{
@@ -6,13 +6,12 @@ use netpold_testbed::cluster::{
 };
 use netpold_testbed::{Cni, PodSpec, require_root};
 
-/// Every packet of `hostile` says that `server` itself has sent it, which would be let through to
-/// `server` as its own.
+/// Marks every packet of `hostile` as sent by `server` itself; a trusted mark would let them in as the server's own.
 fn forged(cni: Cni) {
     let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "hostile", "isolated"]);
     cluster.policy("server", allow_from("server", "friend"));
     cluster.policy("isolated", isolate("isolated", &["Egress"])).enforce();
-    // Endpoint numbers follow one another, and a mark has room for seven.
+    // Numbers of endpoints are consecutive, and a mark distinguishes seven.
     for id in 0..7 {
         let forge = |name: &str, of: &str| {
             let slot = endpoint_slot(cluster.pod(of).host_ifindex(), 0);
@@ -23,7 +22,7 @@ fn forged(cni: Cni) {
             Err(e) => return println!("SKIPPED forged marks: no TCX here: {e:#}"),
         };
         cluster.denied("hostile", "server");
-        // Nor is it cut off by the mark of one that may send nothing.
+        // Nor does the mark of an isolated pod block the packets of another.
         cluster.reaches("hostile", "friend");
         drop(stain);
         let _stain = forge("hostile", "isolated").unwrap();
@@ -45,7 +44,7 @@ fn a_pod_on_a_bridge_node_cannot_forge_a_mark() {
     forged(Cni::Bridge);
 }
 
-/// A container that no object tells of, and another node.
+/// Sends marked packets from a container without an object and from another node.
 #[test]
 fn nobody_whom_netpold_does_not_know_can_forge_a_mark() {
     require_root!();
@@ -54,7 +53,7 @@ fn nobody_whom_netpold_does_not_know_can_forge_a_mark() {
     cluster.policy("server", isolate("server", &["Ingress"])).enforce();
     let zombie = cluster.nodes[0].add_pod(&PodSpec::new(NAMESPACE, "zombie")).unwrap();
     let server = cluster.pod("server");
-    // The first endpoint's number.
+    // Number of the first endpoint.
     let forged = mark(endpoint_slot(server.host_ifindex(), 0), 1) as u16;
     let stain = match zombie.stain("eth0", forged) {
         Ok(stain) => stain,

@@ -1,4 +1,4 @@
-//! What `--listen` serves, scraped over real sockets in the node's namespace.
+//! Metrics and probes of `--listen`, requested over real sockets in the node's namespace.
 #![expect(clippy::float_cmp, reason = "counts, which floats hold exactly")]
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{Read, Write};
@@ -21,15 +21,14 @@ fn cluster() -> Cluster {
     cluster
 }
 
-/// A policy is in force before the update that brought it has ended, and until then a scrape finds
-/// the engine at work.
+/// Waits for the end of the update: its policy is in force before, but a scrape still finds the engine busy.
 fn enforce(cluster: &mut Cluster) {
     cluster.enforce();
     let deadline = Instant::now() + ENFORCED;
     while get(&cluster.nodes[0], local(6), "/readyz").0 != 200 && Instant::now() < deadline {}
 }
 
-/// Status and body of an answer, asked for from within a namespace.
+/// Returns status and body of an answer, requested from a namespace.
 fn get(host: &Host, to: SocketAddr, path: &str) -> (u16, String) {
     let exchange = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
@@ -52,7 +51,7 @@ fn local(family: u8) -> SocketAddr {
     (address.parse::<std::net::IpAddr>().unwrap(), LISTEN).into()
 }
 
-/// Samples by their name and labels, and types by the name that a table of metrics would give.
+/// Samples by name and labels, and types by metric name.
 struct Scrape {
     samples: BTreeMap<String, f64>,
     types: BTreeMap<String, String>,
@@ -136,7 +135,7 @@ fn numbers_tell_what_happens() {
     nothing_is_named(&cluster, &edited);
 }
 
-/// Labels hold nothing that a cluster has many of.
+/// Asserts that labels contain no names or addresses of pods.
 fn nothing_is_named(cluster: &Cluster, scrape: &Scrape) {
     let addresses = ["server", "friend", "stranger"].map(|name| cluster.pod(name).ip4().unwrap());
     let names = ["server", "friend", "stranger", NAMESPACE].map(str::to_owned);
@@ -146,7 +145,7 @@ fn nothing_is_named(cluster: &Cluster, scrape: &Scrape) {
     }
 }
 
-/// Name and type of each row of the documented table.
+/// Returns name and type of each row of the documented table.
 fn documented() -> BTreeMap<String, String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/metrics.md");
     let text = std::fs::read_to_string(path).unwrap();
@@ -168,7 +167,7 @@ fn every_metric_is_documented_and_every_documented_one_is_there() {
     assert_eq!(scrape.types, documented());
     let bases: BTreeSet<&str> =
         scrape.samples.keys().map(|s| s.split('{').next().unwrap()).collect();
-    // Those of watches are of an API server's kinds; here are only files.
+    // Metrics of watches exist with an API server only; this test uses files.
     let of_files = scrape.types.iter().filter(|(name, _)| !name.starts_with("netpold_watch_"));
     for (name, kind) in of_files {
         let sample = if kind == "histogram" { format!("{name}_count") } else { name.clone() };
@@ -193,14 +192,14 @@ fn readiness_says_what_is_missing() {
     assert!(status == 503 && body.contains("holds no object"), "{status} {body}");
     assert_eq!(ask(&cluster, "/livez").0, 200, "there is nothing that a new start would cure");
     cluster.write();
-    // What the agent before enforced looks the same.
+    // The enforced state looks the same before the agent has read the objects, so the problem must go first.
     let taken = |status: &serde_json::Value| status["problems"][0].is_null();
     cluster.agents[0].wait_for("taken in", ENFORCED, taken).unwrap();
     cluster.wait();
     assert_eq!(ask(&cluster, "/readyz"), (200, "ok\n".to_owned()));
 }
 
-/// Pods always reach their own node, so one may try to keep the kubelet's probes out.
+/// Opens connections from a pod, which always reaches its own node, to keep the kubelet's probes out.
 #[test]
 fn a_pod_cannot_keep_the_node_from_being_answered() {
     require_root!();
@@ -219,8 +218,8 @@ fn a_pod_cannot_keep_the_node_from_being_answered() {
     drop(held);
 }
 
-/// One pod holds as many connections as it can, opens more all the time and asks for nothing;
-/// another one's scrapes get through, and its own do.
+/// Opens as many connections of one pod as possible, and more all the time, without a request: another pod's scrapes
+/// get through, and its own do.
 #[test]
 fn a_pod_cannot_keep_another_from_being_answered() {
     require_root!();
@@ -239,7 +238,7 @@ fn a_pod_cannot_keep_another_from_being_answered() {
     assert_eq!(get(stranger, to, "/metrics").0, 200);
 }
 
-/// Two pods connect all the time, each from as many link-local addresses as it likes, and ask for nothing.
+/// Connects from two pods all the time, each from many link-local addresses, without a request.
 #[test]
 fn link_local_sources_crowd_no_scrape_out() {
     const SOURCES: u16 = 200;
@@ -281,7 +280,7 @@ fn link_local_sources_crowd_no_scrape_out() {
     let friend = cluster.pod("friend");
     let scrape = || {
         let mut stream = TcpStream::connect_timeout(&(node[0], LISTEN).into(), PATIENCE).ok()?;
-        // As a scrape of a loaded server, which asks a moment after it is connected.
+        // Like a scrape by a loaded server, which sends its request some time after the connect.
         std::thread::sleep(Duration::from_millis(20));
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: netpold\r\n\r\n").ok()?;
         let mut answer = String::new();

@@ -1,5 +1,5 @@
-//! Pods behind netkit devices (kernel 6.7), which netpold takes for the node's: what comes from there is
-//! a stranger's to every pod.
+//! Pods behind netkit devices (kernel 6.7), which netpold treats as devices of the node: every pod treats their
+//! packets as a stranger's.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -17,7 +17,7 @@ use rtnetlink::packet_core::{
 };
 use rtnetlink::sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
-/// Makes a pair, here and in the namespace of a pod; `ip` of Debian 12 cannot.
+/// Creates a pair, one end here and one in the namespace of a pod; `ip` of Debian 12 cannot.
 fn pair(name: &str, pod: &Pod, mode: NetkitMode) -> io::Result<()> {
     let there = std::fs::File::open(pod.netns().path())?;
     let mut far = LinkMessage::default();
@@ -40,7 +40,7 @@ fn pair(name: &str, pod: &Pod, mode: NetkitMode) -> io::Result<()> {
     socket.bind_auto()?;
     socket.send_to(&bytes, &SocketAddr::new(0, 0), 0)?;
     let (answer, _) = socket.recv_from_full()?;
-    // An acknowledgement: a negative errno behind the header of 16 bytes, or 0.
+    // Acknowledgement: a negative errno behind the header of 16 bytes, or 0.
     let code = answer.get(16..20).and_then(|code| code.try_into().ok()).map(i32::from_ne_bytes);
     match code {
         Some(0) => Ok(()),
@@ -49,7 +49,7 @@ fn pair(name: &str, pod: &Pod, mode: NetkitMode) -> io::Result<()> {
     }
 }
 
-/// A pod behind a netkit device in place of its veth.
+/// Returns a pod with a netkit device in place of its veth.
 fn behind_netkit(cluster: &Cluster, mode: NetkitMode) -> io::Result<Pod> {
     let node = &cluster.nodes[0];
     let pod = node.add_pod(&PodSpec::new(NAMESPACE, "netkit")).unwrap();
@@ -80,7 +80,7 @@ fn behind_netkit(cluster: &Cluster, mode: NetkitMode) -> io::Result<Pod> {
     Ok(pod)
 }
 
-/// Its packets are marked as strangers', whatever mark they bring along.
+/// Checks that packets behind the device get a stranger's mark, whatever mark they carry.
 #[test]
 fn nobody_behind_a_netkit_device_can_forge_a_mark() {
     const TEST: &str = "nobody_behind_a_netkit_device_can_forge_a_mark";

@@ -1,4 +1,4 @@
-//! Pods' interfaces on further networks: a bridge for storage beside the first one, as Multus attaches it.
+//! Interfaces of pods on further networks: a bridge for storage beside the first one, as Multus attaches it.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::time::Duration;
@@ -11,14 +11,14 @@ use crate::udp;
 
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 const PORT: u16 = 4000;
-/// Pods on the network, by the end of their address there.
+/// Pods on the network, with the last number of their address there.
 const PODS: [(&str, u8); 4] = [("server", 1), ("friend", 2), ("stranger", 3), ("hostile", 4)];
 
 fn storage(number: u8) -> IpAddr {
     Ipv4Addr::new(192, 168, 77, number).into()
 }
 
-/// The annotation as Multus writes it, with one further network.
+/// Returns the annotation as Multus writes it, with one further network.
 fn status_of(pod: &Pod, addresses: &[IpAddr]) -> String {
     let own: Vec<String> = pod.addresses().iter().map(ToString::to_string).collect();
     let further: Vec<String> = addresses.iter().map(ToString::to_string).collect();
@@ -33,7 +33,7 @@ fn annotate(cluster: &mut Cluster, name: &str, addresses: &[IpAddr]) {
     cluster.pod_mut(name).annotate(STATUS, &status);
 }
 
-/// Four pods on a further network, without annotations; the server listens to `friend` alone.
+/// Returns a cluster with four pods on a further network, without annotations; the server admits `friend` only.
 fn world() -> Cluster {
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&PODS.map(|(name, _)| name));
     let node = &cluster.nodes[0];
@@ -53,7 +53,7 @@ fn world() -> Cluster {
     cluster
 }
 
-/// With the annotations that Multus writes.
+/// Returns the same cluster with the annotations that Multus writes.
 fn annotated() -> Cluster {
     let mut cluster = world();
     for (name, number) in PODS {
@@ -70,7 +70,7 @@ fn wait_for_line(cluster: &mut Cluster, list: &str, words: &str) {
     cluster.agents[0].wait_for(words, ENFORCED, says).unwrap();
 }
 
-/// All further interfaces have their program.
+/// Waits until all further interfaces have their program.
 fn attached(cluster: &mut Cluster) {
     let index = |number: u8| cluster.nodes[0].ifindex(&format!("sto{number}")).unwrap().unwrap();
     let all = PODS.map(|(_, number)| u64::from(index(number)));
@@ -100,7 +100,7 @@ fn peers_by_label_match_on_a_further_network() {
     let mut cluster = world();
     cluster.enforce();
     attached(&mut cluster);
-    // Nobody knows whose the addresses are.
+    // The addresses belong to no known pod yet.
     wait_for_line(
         &mut cluster,
         "not_enforced",
@@ -121,7 +121,7 @@ fn peers_by_label_match_on_a_further_network() {
         (&json!([]), &json!([])),
         "{status}"
     );
-    // After a restart too.
+    // The same holds after a restart.
     cluster.restart(0);
     reaches(&cluster, "friend");
     denied(&cluster, "stranger");
@@ -143,8 +143,8 @@ fn peers_by_label_match_on_a_further_network() {
     reaches(&cluster, "friend");
 }
 
-/// The sources of what arrives at the server's storage address: a datagram of each, sent by a pod's further interface,
-/// and then one of the friend's.
+/// Returns the sources of the packets that arrive at the server's storage address: a pod's further interface sends a
+/// datagram from each source, and then one of the friend's follows.
 fn arrivals(cluster: &Cluster, sender: &str, sources: &[IpAddr]) -> Vec<IpAddr> {
     let server = cluster.pod("server");
     let socket: UdpSocket = udp::socket(server, storage(1), PORT);
@@ -184,7 +184,7 @@ fn a_pod_sends_from_its_own_address_on_a_further_network() {
     assert_eq!(arrivals(&cluster, "hostile", &sources), [storage(4)]);
 }
 
-/// What a tenant may write into the annotation of a pod of its own.
+/// Writes annotations that a tenant may write to its own pod.
 #[test]
 fn forged_annotations_gain_nothing() {
     require_root!();
@@ -201,8 +201,8 @@ fn forged_annotations_gain_nothing() {
     reaches(&cluster, "friend");
     reaches(&cluster, "hostile");
     denied(&cluster, "stranger");
-    // The address of another pod, of the node, of a Service, of the Internet: what counted counts on, and
-    // whoever really has the address is no peer by the labels of the hostile pod.
+    // Claims the address of another pod, of the node, of a Service, of the Internet: the pod's earlier
+    // addresses stay valid, and the owner of the claimed address is no peer by the labels of the hostile pod.
     let of_stranger = cluster.pod("stranger").ip4().unwrap();
     let of_node = cluster.nodes[0].addresses()[0];
     let outside: IpAddr = [8, 8, 8, 8].into();
@@ -222,7 +222,7 @@ fn forged_annotations_gain_nothing() {
         cluster.denied("stranger", "server");
         assert_eq!(arrivals(&cluster, "hostile", &[claim, storage(4)]), [storage(4)], "{claim}");
     }
-    // Another pod's address on the network: it counts for neither, and the hostile pod sends from it no more than before.
+    // Claims another pod's address on the network: it counts for neither pod, and the hostile pod gains no source.
     annotate(&mut cluster, "hostile", &[storage(3), storage(4)]);
     cluster.enforce();
     wait_for_line(
@@ -233,7 +233,7 @@ fn forged_annotations_gain_nothing() {
     denied(&cluster, "stranger");
     reaches(&cluster, "friend");
     assert_eq!(arrivals(&cluster, "hostile", &[storage(3), storage(4)]), [storage(4)]);
-    // Nonsense, and enforcement that the pod switches off for itself.
+    // Malformed annotation, and enforcement that the pod switches off for itself.
     cluster.pod_mut("hostile").annotate(STATUS, "[[[");
     cluster.pod_mut("hostile").annotate("netpold.io/second-interfaces", "open");
     cluster.enforce();
@@ -241,7 +241,7 @@ fn forged_annotations_gain_nothing() {
     attached(&mut cluster);
 }
 
-/// Where the answers of CNI plugins are kept, they are what a pod of the node may have.
+/// Checks that results of CNI plugins, where they are kept, limit the addresses that the node's pods may have.
 #[test]
 fn answers_of_plugins_prove_addresses_on_further_networks() {
     require_root!();
@@ -262,7 +262,7 @@ fn answers_of_plugins_prove_addresses_on_further_networks() {
         std::fs::write(results.join(format!("storage-{name}-net1")), result.to_string()).unwrap();
     }
     cluster.arguments = vec!["--cni-results".to_owned(), results.to_str().unwrap().to_owned()];
-    // The hostile pod claims the friend's address and none of its own.
+    // The hostile pod claims the friend's address, and not its own.
     annotate(&mut cluster, "hostile", &[storage(2)]);
     cluster.enforce();
     attached(&mut cluster);
@@ -271,7 +271,7 @@ fn answers_of_plugins_prove_addresses_on_further_networks() {
     let open = json!({ "podSelector": { "matchLabels": { "app": "server" } }, "ingress": [{}] });
     cluster.policy("server", open).enforce();
     assert_eq!(arrivals(&cluster, "hostile", &[storage(2), storage(3), storage(4)]), [storage(4)]);
-    // Not even without an annotation.
+    // The same holds without an annotation.
     cluster.pod_mut("hostile").annotate(STATUS, "[]");
     cluster.enforce();
     assert_eq!(arrivals(&cluster, "hostile", &[storage(3), storage(4)]), [storage(4)]);
@@ -284,7 +284,7 @@ fn further_interfaces_are_open_where_the_operator_says_so() {
     annotate(&mut cluster, "server", &[storage(1)]);
     cluster.labels = vec![("netpold.io/second-interfaces", "open")];
     cluster.enforce();
-    // Those whose addresses are known are under policy all the same.
+    // Interfaces with known addresses are under policy all the same.
     wait_for_line(
         &mut cluster,
         "not_enforced",
@@ -300,7 +300,7 @@ fn further_interfaces_are_open_where_the_operator_says_so() {
     );
     reaches(&cluster, "stranger");
     cluster.denied("stranger", "server");
-    // Without the label they are under policy.
+    // Without the label the interfaces are under policy.
     cluster.labels.clear();
     cluster.enforce();
     attached(&mut cluster);

@@ -1,4 +1,4 @@
-//! What a pod gets in the moments before anybody knows which one it is.
+//! Traffic of a pod before its veth is matched to a pod object.
 
 use std::time::{Duration, Instant};
 
@@ -27,18 +27,18 @@ fn a_pod_that_nobody_knows_reaches_its_node_alone() {
     none_pass(stranger, late, late.addresses());
     all_pass(&cluster.nodes[0], late, late.addresses());
     all_pass(late, &cluster.nodes[0], &cluster.nodes[0].addresses());
-    // An agent that starts anew lets nothing through either.
+    // A restarted agent passes nothing of the pod either.
     cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
     cluster.agents[0].wait_for("aware of the interface", ENFORCED, waits).unwrap();
     let (late, stranger) = (cluster.pod("late"), cluster.pod("stranger"));
     none_pass(late, stranger, stranger.addresses());
-    // Known, and under no policy.
+    // The pod is known now, and under no policy.
     cluster.enforce();
     cluster.reaches("late", "stranger");
     cluster.reaches("stranger", "late");
 }
 
-/// Interfaces that were there first may be nobody's pods.
+/// An interface that is older than the agent may belong to no pod.
 #[test]
 fn what_was_there_before_the_agent_is_left_alone() {
     require_root!();
@@ -53,7 +53,8 @@ fn what_was_there_before_the_agent_is_left_alone() {
     all_pass(&foreign, friend, friend.addresses());
 }
 
-/// A directory of CNI results that nobody writes to: veths of nobody wait for none, once a pod has come without.
+/// Uses a directory of CNI results without a writer: once a pod has appeared without a result, veths without a pod
+/// wait for none.
 #[test]
 fn veths_of_nobody_do_not_wait_for_results_where_pods_come_without() {
     require_root!();
@@ -72,13 +73,13 @@ fn veths_of_nobody_do_not_wait_for_results_where_pods_come_without() {
     assert!(log.contains("pods come without CNI results"), "{log}");
 }
 
-/// A veth whose other side goes into another namespace and comes home before anybody knows a pod behind it.
+/// Moves the other side of a veth to another namespace and back before the veth has a pod.
 #[test]
 fn a_closed_veth_whose_other_side_comes_home_is_opened() {
     require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).into();
-    // New veths are closed for ten seconds.
+    // New veths stay closed for ten seconds.
     let results = cluster.directory.path().join("results");
     std::fs::create_dir(&results).unwrap();
     cluster.arguments.extend(["--cni-results".to_owned(), results.to_str().unwrap().to_owned()]);
@@ -98,7 +99,7 @@ fn a_closed_veth_whose_other_side_comes_home_is_opened() {
     }
 }
 
-/// The endpoint table has four places for an index.
+/// Adds more interfaces to one index of the endpoint table than its four slots hold.
 #[test]
 fn an_interface_without_slot_is_closed() {
     require_root!();
@@ -125,7 +126,7 @@ fn an_interface_without_slot_is_closed() {
     }
 }
 
-/// From a veth's creation to both programs on it: the pins tell.
+/// Measures the time from a veth's creation to both its programs, by the pins.
 #[test]
 fn from_creation_to_attachment() {
     require_root!();

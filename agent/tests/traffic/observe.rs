@@ -1,4 +1,4 @@
-//! `netpold observe` beside real traffic: what it shows of each packet and flow, and why.
+//! `netpold observe` beside real traffic: its events about packets and flows, and their attribution.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
@@ -25,14 +25,14 @@ fn output(mut command: Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The events that the agent keeps.
+/// Returns the events that the agent keeps.
 fn events(cluster: &Cluster, arguments: &[&str]) -> Vec<Value> {
     let all = output(command(cluster, &[&["-o", "json"], arguments].concat()));
     let all = all.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     all.filter(|line| line["type"] == "event").collect()
 }
 
-/// A command that goes on and writes JSON lines; it ends with this.
+/// Running command that writes JSON lines, ended on drop.
 pub(crate) struct Following {
     pub(crate) process: KillOnDrop,
     pub(crate) lines: Receiver<Value>,
@@ -60,14 +60,14 @@ fn text<'v>(value: &'v Value, field: &str) -> &'v str {
     value[field].as_str().unwrap_or_default()
 }
 
-/// Who, in which direction, with whom, over what: verdict.
+/// Returns verdict, pod, direction, peer and protocol of an event.
 fn kind(event: &Value) -> (String, String, String, String, String) {
     let own = |field: &str| text(event, field).to_owned();
     let (pod, peer) = (text(&event["pod"], "name"), text(&event["peer"], "name"));
     (own("verdict"), pod.to_owned(), own("direction"), peer.to_owned(), own("protocol"))
 }
 
-/// What `netpold explain` says of an event's direction at its pod.
+/// Returns the answer of `netpold explain` for an event's direction at its pod.
 pub(crate) fn explained(
     cluster: &Cluster,
     event: &Value,
@@ -88,7 +88,7 @@ pub(crate) fn explained(
     answer[direction].clone()
 }
 
-/// The event's policy and rule are those of `explain`.
+/// Asserts that the event has the policy and the rule of `explain`.
 pub(crate) fn compare(event: &Value, explained: &Value) {
     let names = |list: &Value| -> BTreeSet<(String, String)> {
         let all = list.as_array().into_iter().flatten();
@@ -119,7 +119,7 @@ pub(crate) fn compare(event: &Value, explained: &Value) {
     }
 }
 
-/// Only friends reach the server; what friends send is on trial.
+/// Returns a cluster where only friends reach the server, with the friends' egress in audit mode.
 fn cluster() -> Cluster {
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
@@ -148,7 +148,7 @@ fn probe(cluster: &Cluster, from: &str, protocol: Protocol, patience: Duration) 
 fn events_have_the_policy_and_rule_that_explain_names() {
     require_root!();
     let cluster = cluster();
-    // It may begin to follow only after the first of them.
+    // The command may connect only after the first events.
     let watcher = Following::new(&cluster, &["--new-flows", "--since", "10m"]);
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
     for protocol in all {
@@ -174,7 +174,7 @@ fn events_have_the_policy_and_rule_that_explain_names() {
             (a.to_owned(), b.to_owned(), c.to_owned(), d.to_owned(), protocol)
         })
         .collect();
-    // Both who follows and who asks later see them all.
+    // A follower and a later client both get all events.
     let (mut seen, deadline) = (Vec::new(), Instant::now() + PATIENCE);
     while !expected.iter().all(|kind_of| seen.iter().any(|event| kind(event) == *kind_of)) {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -251,7 +251,7 @@ fn filters_leave_what_matches_and_what_the_kernel_left_out_is_told() {
         assert_eq!(events(&cluster, &nothing), [] as [Value; 0], "{nothing:?}");
     }
 
-    // More at once than the kernel tells of.
+    // More drops at once than the kernel reports.
     let watcher = Following::new(&cluster, &[]);
     let (from, to) = (cluster.pod("stranger"), cluster.pod("server").ip4().unwrap());
     let flood = socket(from, from.ip4().unwrap(), 0);
@@ -261,11 +261,11 @@ fn filters_leave_what_matches_and_what_the_kernel_left_out_is_told() {
         flood.send_to(b"x", (to, 9999)).unwrap();
     }
     let (mut events, mut lost) = (0, 0);
-    // Each CPU says it of its own.
+    // Each CPU reports its own number.
     while lost <= 1000 {
         assert!(Instant::now() < deadline, "{lost} lost of a flood, {events} events");
         (0..5000).for_each(|_| assert_eq!(flood.send_to(b"x", (to, 9999)).unwrap(), 1));
-        // The next second's first event says how many there were before it.
+        // The first event of the next second carries the number of lost events before it.
         std::thread::sleep(Duration::from_millis(1100));
         flood.send_to(b"x", (to, 9999)).unwrap();
         while let Ok(line) = watcher.lines.recv_timeout(Duration::from_millis(300)) {
@@ -279,7 +279,7 @@ fn filters_leave_what_matches_and_what_the_kernel_left_out_is_told() {
     assert!(events >= 50, "{events} events, {lost} lost");
 }
 
-/// The kernel tells of a hundred drops a second and processor, and of another pod's even then.
+/// Floods from one pod: the kernel reports a hundred drops per second and CPU, and still reports another pod's drops.
 #[test]
 fn a_pods_flood_hides_no_other_pods_drops() {
     require_root!();
@@ -306,7 +306,7 @@ fn a_pods_flood_hides_no_other_pods_drops() {
         let mut lines = std::iter::from_fn(|| watcher.lines.recv_timeout(left()).ok());
         let shown = lines.any(|it| it["pod"]["name"] == "quiet" && it["port"] == port);
         assert!(shown, "the drop at port {port}");
-        // The next flood begins in a second of its own.
+        // The next flood starts in a new second.
         std::thread::sleep(Duration::from_millis(1100));
     }
 }

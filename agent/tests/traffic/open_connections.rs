@@ -1,5 +1,5 @@
-//! Open connections: as `netpold flows` lists them, and those of them that `netpold diff --live` says a change
-//! cuts. Those are cut by the change, and no others.
+//! Open connections: as listed by `netpold flows`, and as reported by `netpold diff --live` to be cut by a change.
+//! The change cuts exactly the reported connections.
 
 mod masqueraded;
 mod two_agents;
@@ -16,18 +16,18 @@ use serde_json::{Value, json};
 
 const CLIENTS: [&str; 4] = ["a", "b", "c", "d"];
 const SERVERS: [&str; 2] = ["s1", "s2"];
-/// UDP sockets of each client.
+/// Number of UDP sockets of each client.
 const SOCKETS: usize = 29;
-/// UDP ports of each server, from here on.
+/// First UDP port of each server, and number of ports.
 const FIRST: u16 = 5000;
 const PORTS: u16 = 50;
-/// TCP connections of each client to a Service.
+/// Number of TCP connections of each client to a Service.
 const CONNECTIONS: usize = 3;
 
-/// Who began a connection, and where it was sent to.
+/// Source of a connection, and the destination to which its first packet was sent.
 type Pair = (SocketAddr, SocketAddr);
 
-/// Many flows from each client's sockets to each server's ports.
+/// Flows from each client's sockets to each server's ports.
 struct Datagrams {
     clients: Vec<UdpSocket>,
     servers: Vec<UdpSocket>,
@@ -53,7 +53,7 @@ impl Datagrams {
         }
     }
 
-    /// A datagram on each of these flows; those that are answered.
+    /// Sends a datagram on each of these flows. Returns the answered flows.
     fn exchange(&self, wanted: impl Fn(&Pair) -> bool) -> BTreeSet<Pair> {
         let address = |socket: &UdpSocket| socket.local_addr().unwrap();
         let mut answered = BTreeSet::new();
@@ -61,7 +61,7 @@ impl Datagrams {
         for client in &self.clients {
             for server in &self.servers {
                 if wanted(&(address(client), address(server))) {
-                    // What is dropped on its way out is no error that is told.
+                    // The socket reports no error for a packet dropped on its way out.
                     let _ = client.send_to(b"?", address(server));
                 }
             }
@@ -77,7 +77,7 @@ impl Datagrams {
         answered
     }
 
-    /// Those of all flows that pass: what is not answered is sent again.
+    /// Returns the flows that pass; flows without an answer are tried again.
     fn passing(&self) -> BTreeSet<Pair> {
         let mut passing = BTreeSet::new();
         for _ in 0..3 {
@@ -101,7 +101,7 @@ fn spec(of: &str, types: &[&str], direction: &str, rules: Value) -> Value {
     })
 }
 
-/// The policies after the change, by name.
+/// Returns the policies after the change, by name.
 fn changed() -> [(&'static str, Value); 3] {
     let ports =
         |first: u16, last: u16| json!({ "protocol": "UDP", "port": first, "endPort": last });
@@ -138,7 +138,7 @@ fn number(value: &Value) -> usize {
     value.as_array().map_or(0, Vec::len)
 }
 
-/// Connections of an answer, as they were sent.
+/// Returns the connections of an answer, with their original destinations.
 fn pairs(groups: &Value) -> BTreeSet<Pair> {
     let address = |value: &Value| value.as_str().unwrap().parse().unwrap();
     let groups = groups.as_array().unwrap().iter();
@@ -212,12 +212,12 @@ fn a_change_cuts_the_connections_that_were_named() {
     assert_eq!(wrong, [] as [&Pair; 0], "named {}, cut {}", named.len(), cut.len());
 }
 
-/// `netpold flows` lists as many as it is asked for and counts the rest.
+/// Checks that `netpold flows` lists as many flows as requested and counts the rest.
 fn lists(cluster: &Cluster, open: usize) {
     let begin = Instant::now();
     let all = flows(cluster, &["--limit", "0"]);
     println!("{} flows listed in {:?}", number(&all["flows"]), begin.elapsed());
-    // Each is seen at its client, at its server or at both.
+    // Each flow is listed at its client, at its server or at both.
     assert!(number(&all["flows"]) >= open, "{}", number(&all["flows"]));
     assert_eq!(all["left_out"], json!([]));
     let each = all["flows"].as_array().unwrap();
@@ -235,7 +235,7 @@ fn lists(cluster: &Cluster, open: usize) {
     assert!(CLIENTS.iter().any(|name| *remote == format!("{NAMESPACE}/{name}")), "{remote}");
 }
 
-/// The other formats say it, too.
+/// Checks that the other formats report the number too.
 fn says_how_many(change: &[&str], agent: &Agent, cut: usize) {
     for (format, words) in [
         ("table", format!("open connections: {cut} of ")),

@@ -1,4 +1,4 @@
-//! Pods that come, go and change, and what is attached to them.
+//! Pods that are created, deleted and changed, and their attached programs.
 
 use std::fs;
 
@@ -6,14 +6,14 @@ use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, PATIENCE, allow_fro
 use netpold_testbed::{Agent, Cni, PodSpec, Protocol, require_root};
 use serde_json::Value;
 
-/// A server that listens to `friend` alone.
+/// Returns a cluster with a server that admits `friend` only.
 fn guarded(cni: Cni) -> Cluster {
     let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "stranger"]);
     cluster.policy("server", allow_from("server", "friend")).enforce();
     cluster
 }
 
-/// Names of the pinned links of an interface.
+/// Returns the names of the pinned links of an interface.
 fn links(agent: &Agent, ifindex: u32) -> Vec<String> {
     let names = fs::read_dir(agent.bpffs().join("links")).unwrap().flatten();
     let names = names.map(|entry| entry.file_name().into_string().unwrap());
@@ -74,7 +74,7 @@ fn a_server_that_changes_address_stays_isolated() {
     cluster.denied("stranger", "server");
 }
 
-/// Another pod with the address, the interface index and even the name of a former one.
+/// Creates a pod with the address, the interface index and even the name of a former pod.
 #[test]
 fn nothing_is_inherited() {
     require_root!();
@@ -112,7 +112,7 @@ fn programs_leave_with_the_pod() {
     cluster.denied("stranger", "server");
 }
 
-/// An established connection is kept for days, but not for a pod that is gone.
+/// Checks that flows end with their pod; otherwise, netpold keeps an established connection for days.
 #[test]
 fn flows_end_with_their_pod() {
     require_root!();
@@ -139,8 +139,8 @@ fn flows_end_with_their_pod() {
     }
 }
 
-/// The pod is there but Kubernetes no longer lists it: its veth stays judged as it was, and is none of
-/// the node's devices; only with it do the programs go.
+/// Deletes a pod's object while the pod remains: its veth stays under the same policy and is no device of the node.
+/// The programs leave with the veth.
 fn programs_stay_with_the_veth(arguments: &[&str]) {
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();

@@ -1,4 +1,4 @@
-//! Who reaches whom, over TCP, UDP, SCTP and echo, in both families.
+//! Reachability over TCP, UDP, SCTP and echo, in both families.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
@@ -9,7 +9,7 @@ use netpold_testbed::{Cni, Probe, Protocol, probe_all, require_root};
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
 
-/// On one node: `friend` may talk to `server` and to nobody else, which listens to no one else.
+/// Checks on one node: `server` admits `friend` only, and `friend` may send to `server` only.
 fn friend_and_stranger(cni: Cni) {
     let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "stranger"]);
     cluster.enforce();
@@ -89,7 +89,7 @@ fn nodes_and_their_own_pods() {
     }
 }
 
-/// The bridge's address is the node's, though no object says so.
+/// The bridge's address belongs to the node, though no object lists it.
 #[test]
 fn a_pod_reaches_the_bridge_of_its_node() {
     require_root!();
@@ -98,8 +98,8 @@ fn a_pod_reaches_the_bridge_of_its_node() {
     all_pass(cluster.pod("pod"), &cluster.nodes[0], &cluster.nodes[0].bridge_addresses());
 }
 
-/// An ambient mesh gives these sources to the kubelet's probes, behind policy that knows neither. The pod sees
-/// them, so no rule could name the node instead.
+/// An ambient mesh gives these sources to the kubelet's probes. Policy names neither source, and the pod sees them,
+/// so no rule for the node's address could match.
 #[test]
 fn probes_that_a_mesh_translates_reach_isolated_pods() {
     const SOURCES: [&str; 2] = ["169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"];

@@ -1,4 +1,4 @@
-//! What somebody else changes in the kernel is put right.
+//! Repair of changes that other processes make in the kernel.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::kernel;
 use crate::load::guarded;
 
-/// A guarded server whose agent looks over everything once a second.
+/// Returns a cluster with a guarded server and a readback every second.
 fn watched(cni: Cni, prepare: fn(&mut Command)) -> Cluster {
     let mut cluster = guarded(cni);
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
@@ -33,7 +33,7 @@ fn repaired(status: &Value, kind: &str) -> u64 {
     status["repaired"][kind].as_u64().unwrap_or_default()
 }
 
-/// Does something to the kernel's state and waits until that many more repairs of a kind are told.
+/// Changes the kernel's state, and waits until the status counts `least` more repairs of a kind.
 #[track_caller]
 fn tamper(cluster: &mut Cluster, kind: &str, least: u64, act: impl FnOnce(&Cluster)) {
     let before = repaired(&cluster.agents[0].status().unwrap(), kind);
@@ -49,7 +49,7 @@ pub(crate) fn pinned(cluster: &Cluster, name: &str) -> MapData {
     MapData::from_pin(cluster.agents[0].bpffs().join(version).join(name)).unwrap()
 }
 
-/// A map of the agent's programs that is not pinned, found as bpftool would.
+/// Returns an unpinned map of the agent's programs, found as by bpftool.
 fn unpinned(cluster: &Cluster, name: &str) -> u32 {
     let endpoints = pinned(cluster, "ENDPOINTS").info().unwrap().id();
     let programs = loaded_programs().filter_map(Result::ok);
@@ -60,7 +60,7 @@ fn unpinned(cluster: &Cluster, name: &str) -> u32 {
     maps.find(|id| MapInfo::from_id(*id).is_ok_and(|map| map.name_as_str() == Some(name))).unwrap()
 }
 
-/// The server is not isolated any more.
+/// Removes the isolation of the server.
 fn free_the_server(cluster: &Cluster) {
     let endpoints = MappedArray::<Endpoint>::flat(&pinned(cluster, "ENDPOINTS")).unwrap();
     let index = cluster.pod("server").host_ifindex();
@@ -70,7 +70,7 @@ fn free_the_server(cluster: &Cluster) {
     endpoints.store_u64(slot.unwrap(), rows, 0).unwrap();
 }
 
-/// Every row allows everything to everybody whose class is below 256.
+/// Makes every row allow everything to all classes below 256.
 fn allow_everything(cluster: &Cluster) {
     let rows = MapInfo::from_id(unpinned(cluster, "ROWS")).unwrap();
     let rows = MappedArray::<Row>::from_fd(rows.fd().unwrap().as_fd(), 8).unwrap();
@@ -79,7 +79,7 @@ fn allow_everything(cluster: &Cluster) {
     }
 }
 
-/// The stranger gets the friend's class.
+/// Gives the stranger the friend's class.
 fn disguise(cluster: &Cluster) {
     let [buckets, filter] = ["HOSTS6", "HOSTS6_FILTER"].map(|name| unpinned(cluster, name));
     let [buckets, filter] = [buckets, filter].map(|id| MapData::from_id(id).unwrap());
@@ -91,13 +91,13 @@ fn disguise(cluster: &Cluster) {
         _ => panic!("{pod} has no IPv6 address"),
     };
     let class = hosts.get(&settings, address("friend")).unwrap().unwrap();
-    // The second is an address that no object knows.
+    // The second address belongs to no object.
     for address in [address("stranger"), [0xfd; 16].into()] {
         assert_eq!(hosts.set(&settings, address, class).unwrap(), Ok(()));
     }
 }
 
-/// Programs find no IPv6 address.
+/// Hides all IPv6 addresses from the programs.
 fn hide_addresses(cluster: &Cluster) {
     let filter = MapData::from_id(unpinned(cluster, "HOSTS6_FILTER")).unwrap();
     let filter = MappedArray::<u64>::new(&filter).unwrap();
@@ -118,7 +118,7 @@ fn changed_entries_are_put_right() {
     let status = cluster.agents[0].status().unwrap();
     assert_eq!(repaired(&status, "entries"), 0, "nobody has changed anything yet: {status}");
     tamper(&mut cluster, "entries", 1, free_the_server);
-    // All columns of a row, but for those of classes that have ended.
+    // All columns of a row, except those of retired classes.
     tamper(&mut cluster, "entries", 200, allow_everything);
     tamper(&mut cluster, "entries", 2, disguise);
     tamper(&mut cluster, "entries", 1, hide_addresses);
@@ -127,7 +127,7 @@ fn changed_entries_are_put_right() {
     assert!(log.contains("somebody changed a table: put right"), "{log}");
 }
 
-/// The pins and their file system: programs stay, pins come back, and outlive the agent again.
+/// Unmounts the file system of the pins: programs stay, pins are restored, and enforcement outlives the agent again.
 #[test]
 fn pins_that_are_gone_come_back() {
     require_root!();
@@ -146,7 +146,7 @@ fn pins_that_are_gone_come_back() {
     cluster.denied("stranger", "server");
 }
 
-/// Nothing can be pinned, but a new pod is judged; what is missing is told, and made good later.
+/// Makes pins impossible: a new pod is still judged, and the missing pin is reported, then created later.
 #[test]
 fn a_read_only_bpffs_leaves_no_new_pod_open() {
     require_root!();

@@ -1,4 +1,4 @@
-//! Agents that end in any way and come back.
+//! Agents that end in any way and start again.
 
 use netpold_testbed::cluster::{Cluster, ENFORCED, MOMENT, PATIENCE, allow_from, isolate};
 use netpold_testbed::{Cni, Protocol, require_root};
@@ -28,7 +28,7 @@ fn killed_and_started_again_under_load() {
     again_and_again(Signal::SIGKILL);
 }
 
-/// What changes while no agent runs is enforced by the next one, and not before.
+/// Checks that the next agent enforces changes made while no agent runs, and that they have no effect before.
 #[test]
 fn the_next_agent_catches_up() {
     require_root!();
@@ -51,7 +51,7 @@ fn the_next_agent_catches_up() {
     cluster.denied("stranger", "late");
 }
 
-/// As when the volume with the manifests is not mounted yet.
+/// Restarts the agent without objects, as if the volume with the manifests were not mounted yet.
 fn over_an_empty_directory(mut cluster: Cluster) {
     cluster.manifests.remove("state.json").unwrap();
     cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
@@ -82,7 +82,7 @@ fn an_empty_directory_opens_nothing() {
     over_an_empty_directory(ended());
 }
 
-/// What an agent of another layout version left is not read, but it judges.
+/// Checks that the agent does not read tables of another layout version, while the programs of that version judge.
 #[test]
 fn an_empty_directory_opens_nothing_after_an_upgrade() {
     require_root!();

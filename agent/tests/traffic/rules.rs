@@ -1,4 +1,4 @@
-//! Which rule carried traffic, as `netpold rules` says.
+//! Use of rules by traffic, as listed by `netpold rules`.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn rules(cluster: &Cluster, arguments: &[&str]) -> Vec<Value> {
     answer["rules"].as_array().unwrap().clone()
 }
 
-/// Flows by rule, once there are so many.
+/// Waits until the rules have these numbers of flows.
 #[track_caller]
 fn flows(cluster: &Cluster, expected: &[u64]) {
     let deadline = Instant::now() + PATIENCE;
@@ -52,7 +52,7 @@ fn a_flow_marks_its_rule_and_no_other() {
     });
     cluster.policy("rules", policy).enforce();
     flows(&cluster, &[0, 0, 0, 0]);
-    // One datagram and its answer: less than a sweep.
+    // One datagram and its answer, which take less time than a sweep.
     let to = cluster.pod("server").ip4().unwrap();
     let from = cluster.pod("friend").ip4().unwrap();
     let server = socket(cluster.pod("server"), to, 5353);
@@ -68,7 +68,7 @@ fn a_flow_marks_its_rule_and_no_other() {
     assert!(probe(&cluster));
     flows(&cluster, &[1, 1, 0, 0]);
 
-    // The next agent goes on counting; one that is killed has not kept the last minute.
+    // The next agent continues the counts; a killed agent has not saved the last minute.
     cluster.agents[0].end(Signal::SIGTERM);
     assert!(probe(&cluster), "enforced without an agent, and seen by the next");
     cluster.restart(0);

@@ -1,4 +1,4 @@
-//! Connections that are older than the first agent, where the kernel's conntrack knows who began.
+//! Connections older than the first agent, with their originator in the kernel's conntrack.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -9,12 +9,12 @@ use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, 
 use netpold_testbed::{Cni, Flow, Probe, Protocol, probe_all, require_root};
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
-/// Beyond every port that a client is given: a guess by ports takes the client for the server.
+/// Port above the range of client ports: a guess by ports would mistake the client for the server.
 const HIGH: u16 = 64_000;
-/// A Service's address and port, which the node translates.
+/// Address and port of a Service, which the node translates.
 const SERVICE: (&str, u16) = ("10.96.0.1", 64_001);
 
-/// Rules that make the node's kernel track connections, and translate a Service's.
+/// Makes the node's kernel track connections, and translate those to a Service.
 fn track(cluster: &Cluster) {
     let server = cluster.pod("server").ip4().unwrap();
     let (address, port) = SERVICE;
@@ -56,7 +56,7 @@ fn connections_older_than_the_agent_go_on() {
     let mut denied: Vec<Flow> =
         servers.iter().map(|to| open(&cluster, "other", (*to, HIGH))).collect();
     let clients = cluster.pod("client").addresses().to_vec();
-    // The other way, which no policy will allow though it is between the same two.
+    // Connections in the opposite direction, which no policy will allow, between the same two pods.
     denied.extend(clients.iter().map(|to| open(&cluster, "server", (*to, HIGH))));
 
     cluster.policy("s", isolate("server", &BOTH)).policy("from", allow_from("server", "client"));
@@ -66,7 +66,7 @@ fn connections_older_than_the_agent_go_on() {
     assert!(allowed.iter_mut().all(|flow| flow.ping(PATIENCE)), "and stays");
 }
 
-/// The same for a pod that is isolated while the agent runs.
+/// Checks the same for a pod that becomes isolated while the agent runs.
 #[test]
 fn connections_older_than_isolation_go_on() {
     require_root!();
@@ -88,7 +88,7 @@ fn connections_older_than_isolation_go_on() {
     assert!(flows.iter_mut().all(|flow| flow.ping(PATIENCE)), "what policy allows goes on");
 }
 
-/// With few flows the agent reads a file of the kernel's, with many it asks for a dump.
+/// With few flows the agent reads a file of the kernel, with many it requests a dump.
 #[test]
 fn few_flows_and_many_are_told_alike() {
     require_root!();

@@ -1,4 +1,4 @@
-//! XDP at the pods' veths, in front of what judges what they send.
+//! XDP at the pods' veths, in front of the TC programs that judge egress.
 
 mod cost;
 pub(crate) mod tap;
@@ -19,7 +19,7 @@ use tap::sees_the_denied;
 
 const XDP: [&str; 4] = ["--pod-egress-hook", "xdp", "--readback", "1"];
 
-/// `client` may send to `server` alone.
+/// Returns a cluster where `client` may send to `server` only.
 fn guarded(cni: Cni) -> Cluster {
     let mut cluster = Cluster::one(cni).with_pods(&["server", "client", "other"]);
     cluster.arguments = XDP.map(str::to_owned).into();
@@ -27,7 +27,7 @@ fn guarded(cni: Cni) -> Cluster {
     cluster
 }
 
-/// How XDP runs at each pod that has an interface, by name.
+/// Returns the mode of XDP at each pod with an interface, by name.
 fn modes(status: &Value) -> Vec<(String, Option<String>)> {
     let endpoints = status["endpoints"].as_array().unwrap().iter();
     let endpoints = endpoints.filter(|endpoint| endpoint["interface"].is_string());
@@ -61,14 +61,14 @@ fn dropped(status: &Value) -> u64 {
     ours.filter_map(|drop| drop["packets"].as_u64()).sum()
 }
 
-/// Link pins of XDP at pods.
+/// Returns the pins of XDP links at pods.
 fn pins(cluster: &Cluster) -> Vec<PathBuf> {
     let links = std::fs::read_dir(cluster.agents[0].bpffs().join("links"));
     let paths = links.into_iter().flatten().map(|entry| entry.unwrap().path());
     paths.filter(|path| path.to_string_lossy().contains("-pod-")).collect()
 }
 
-/// Whether a device of the node has an XDP program.
+/// Returns whether a device of the node has an XDP program.
 fn has_xdp(cluster: &Cluster) -> bool {
     let links = cluster.nodes[0].command("ip").unwrap().args(["-d", "link"]).output().unwrap();
     assert!(links.status.success());
@@ -88,7 +88,7 @@ fn xdp_drops_what_pods_may_not_send() {
     assert!(dropped(&status) > before, "{status}");
     assert!(status["recent_drops"].to_string().contains("egress"), "{status}");
 
-    // A new pod, also of the same name; its link goes with it.
+    // A new pod of the same name gets XDP, and the former link leaves with the former pod.
     cluster.take("client").delete().unwrap();
     cluster.add(0, "client");
     cluster.enforce();
@@ -96,7 +96,7 @@ fn xdp_drops_what_pods_may_not_send() {
     holds(&cluster);
     assert_eq!(pins(&cluster).len(), 3);
 
-    // It outlives the agent, and the next one takes it over.
+    // XDP outlives the agent, and the next agent takes it over.
     cluster.agents[0].end(Signal::SIGKILL);
     assert!(has_xdp(&cluster));
     holds(&cluster);
@@ -104,13 +104,13 @@ fn xdp_drops_what_pods_may_not_send() {
     all_native(&cluster);
     holds(&cluster);
 
-    // Somebody takes one away.
+    // Another process removes one program.
     std::fs::remove_file(&pins(&cluster)[0]).unwrap();
     let repaired = |status: &Value| status["repaired"]["programs"] == 1;
     cluster.agents[0].wait_for("repaired", ENFORCED, repaired).unwrap();
     all_native(&cluster);
 
-    // Not wanted any more.
+    // The next agent runs without XDP.
     cluster.agents[0].end(Signal::SIGTERM);
     cluster.agents[0].set_arguments(&[]);
     cluster.restart(0);
@@ -138,7 +138,7 @@ fn uninstall_takes_xdp_away_too() {
     cluster.reaches("client", "other");
 }
 
-/// One pod's veth has a program of somebody else, another's frames are too large for a page.
+/// Attaches a foreign program to one pod's veth, and sets an MTU above one page at the veths of two other pods.
 #[test]
 fn xdp_is_in_nobodys_way() {
     require_root!();
@@ -166,7 +166,7 @@ fn xdp_is_in_nobodys_way() {
     stream(&cluster, "other", "server");
 }
 
-/// Some megabytes arrive as they were sent.
+/// Checks that eight megabytes arrive unchanged.
 fn stream(cluster: &Cluster, from: &str, to: &str) {
     const BYTES: usize = 8 << 20;
     let server = cluster.pod(to);

@@ -1,4 +1,4 @@
-//! Services: real translation by rules as kube-proxy's, judged by the backend.
+//! Services: real translation by rules like kube-proxy's, judged by the backend.
 
 mod agents;
 mod backends;

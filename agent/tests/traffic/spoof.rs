@@ -8,7 +8,7 @@ use crate::udp;
 
 const PORT: u16 = 4000;
 
-/// Sends from another's address, then from its own; says whose arrived.
+/// Sends from another pod's address, then from the own address. Returns the sources that arrive.
 fn arrivals(cluster: &Cluster, sender: &Pod, pretended: &Pod) -> Vec<IpAddr> {
     let server = cluster.pod("server");
     let mut arrived = Vec::new();
@@ -45,7 +45,7 @@ fn spoofed_source_of_an_isolated_pod_is_dropped() {
     assert_eq!((&counted["direction"], &counted["packets"]), (&"egress".into(), &2.into()));
 }
 
-/// Those whose datagrams arrive, by what the agent is told.
+/// Asserts the sources that arrive, for an agent with the given arguments.
 fn with_arguments(cni: Cni, arguments: &[&str], liar: PodSpec, dropped: bool) {
     let mut cluster = Cluster::one(cni).with_pods(&["server", "victim"]);
     cluster.add_as(0, liar);
@@ -71,7 +71,7 @@ fn check_source_of_all_pods_or_of_none() {
     }
 }
 
-/// Who may leave himself out: nobody but whom the node's operator names.
+/// Checks that a pod is exempt only if the operator names its namespace or address.
 #[test]
 fn only_whom_the_operator_names_is_exempt() {
     require_root!();

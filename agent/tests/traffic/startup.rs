@@ -1,5 +1,5 @@
-//! Pods that start while the agent is killed, replaced, upgraded, or starts after a boot: not one packet passes
-//! that policy denies, from the first instant of their containers on.
+//! Pods that start while the agent is killed, replaced or upgraded, or starts after a boot: no denied packet passes
+//! from the first instant of their containers.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -19,27 +19,27 @@ use crate::load::{guarded, under_load};
 use crate::udp;
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
-/// Datagrams are sent to and from the pods' port of this number.
+/// Destination port of all datagrams.
 const SECRET: u16 = 4000;
-/// From the CNI plugin's answer to the container's first instruction; a runtime takes longer.
+/// Time from the CNI plugin's result to the container's first instruction; a runtime takes longer.
 const CONTAINER: Duration = Duration::from_millis(30);
-/// How often a pod sends, and is sent to.
+/// Interval between packets in each direction.
 const PACE: Duration = Duration::from_millis(2);
-/// How long a pod sends: longer than an agent is away here.
+/// Time for which a pod sends: longer than the agent is away in these tests.
 const LIFE: Duration = Duration::from_secs(6);
 
-/// How many pods start in a test: ten, or as many as the variable says.
+/// Returns the number of pods that start in a test: ten, or the value of the variable.
 fn starts() -> usize {
     std::env::var("NETPOLD_POD_STARTS").ok().and_then(|number| number.parse().ok()).unwrap_or(10)
 }
 
-/// Sends from a pod to the witness, and from the witness to the pod, from the pod's first instant on.
+/// Traffic between a pod and the witness in both directions, from the pod's first instant.
 struct Traffic {
     sender: JoinHandle<()>,
     stop: Arc<AtomicBool>,
 }
 
-/// What arrived, and was sent.
+/// Numbers of packets that left and entered guests, and of packets sent.
 #[derive(Clone, Debug, Default)]
 struct Tally {
     left: Arc<AtomicU64>,
@@ -53,12 +53,12 @@ impl Tally {
     }
 }
 
-/// A node with a witness that no policy selects; `guest` pods may neither send nor receive.
+/// Node with a witness that no policy selects; `guest` pods may neither send nor receive.
 struct Start {
     cluster: Cluster,
     results: PathBuf,
     tally: Tally,
-    /// Sockets of the witness that send to guests, one for each family.
+    /// Sockets of the witness that send to guests, one per family.
     senders: Vec<(IpAddr, Arc<UdpSocket>)>,
     traffic: Vec<Traffic>,
     number: usize,
@@ -69,7 +69,7 @@ impl Start {
         let mut cluster = Cluster::one(cni).with_pods(&["witness", "free"]);
         let results = cluster.directory.path().join("results");
         std::fs::create_dir(&results).unwrap();
-        // The runtime keeps results.
+        // The runtime keeps CNI results.
         answer(cluster.pod("witness"), &results);
         cluster.arguments = vec!["--cni-results".to_owned(), results.to_str().unwrap().to_owned()];
         cluster.arguments.extend(arguments.iter().map(|&argument| argument.to_owned()));
@@ -89,7 +89,7 @@ impl Start {
         Self { cluster, results, tally, senders, traffic: Vec::new(), number: 0 }
     }
 
-    /// Enforces, and shows that what no policy denies arrives and is counted.
+    /// Enforces, and checks that packets that no policy denies arrive and are counted.
     fn enforce(&mut self) {
         self.cluster.enforce();
         let free = self.cluster.pod("free");
@@ -107,7 +107,7 @@ impl Start {
         }
     }
 
-    /// Starts a pod as a kubelet does: the sandbox, the CNI plugin's answer, the container.
+    /// Starts a pod as a kubelet does: the sandbox, the CNI plugin's result, the container.
     fn pod(&mut self) {
         self.number += 1;
         let name = format!("guest{}", self.number);
@@ -120,7 +120,7 @@ impl Start {
         self.traffic.push(begin(pod, &self.senders, &self.tally));
     }
 
-    /// Waits until all pods have sent for a while and the agent enforces; nothing passed.
+    /// Waits until all pods have sent for a while and the agent enforces. Asserts that no packet passed.
     #[track_caller]
     fn end(&mut self, when: &str) {
         self.cluster.pending.clear();
@@ -135,7 +135,7 @@ impl Start {
             self.tally.sent.load(Ordering::Relaxed)
         );
         assert_eq!(self.tally.get(), [0, 0], "out of pods and into them {when}: {}", log(self));
-        // Guests go, so that a test of many does not run out of addresses.
+        // Guests are deleted, so that a test with many does not run out of addresses.
         for number in 1..=self.number {
             let name = format!("guest{number}");
             if self.cluster.has(&name) {
@@ -146,7 +146,7 @@ impl Start {
     }
 }
 
-/// As libcni names it.
+/// Returns the file name of a result, as libcni forms it.
 fn file(pod: &Pod) -> String {
     format!("testbed-{}-eth0", pod.uid())
 }
@@ -155,7 +155,7 @@ fn answer(pod: &Pod, results: &Path) {
     std::fs::write(results.join(file(pod)), pod.cni_result(pod.uid()).to_string()).unwrap();
 }
 
-/// Counts what arrives for as long as the process lives.
+/// Counts arriving packets until the process ends.
 fn listen(socket: UdpSocket, count: Arc<AtomicU64>) {
     socket.set_read_timeout(None).unwrap();
     std::thread::spawn(move || {
@@ -186,7 +186,7 @@ fn begin(pod: &Pod, witness: &[(IpAddr, Arc<UdpSocket>)], tally: &Tally) -> Traf
         let end = Instant::now() + LIFE;
         while !stopped.load(Ordering::Relaxed) && Instant::now() < end {
             for (own, to, witness, back) in &pairs {
-                // A packet that netpold drops at once is sent, or refused; a neighbour may be unknown.
+                // A packet that netpold drops at once counts as sent or fails; a neighbour may be unresolved.
                 let _ = (own.send_to(b"out", to), witness.send_to(b"in", back));
                 sent.fetch_add(2, Ordering::Relaxed);
             }
@@ -203,7 +203,7 @@ impl Traffic {
     }
 }
 
-/// Pods start at random times while the agent is killed and started again, at random times too.
+/// Starts pods at random times while the agent is killed and started again, also at random times.
 fn killed_again_and_again(mut start: Start) {
     start.enforce();
     let _standby = start.cluster.agents[0].standby(&start.cluster.nodes[0]).unwrap();
@@ -217,7 +217,7 @@ fn killed_again_and_again(mut start: Start) {
             pods += 1;
         }
         start.cluster.agents[0].restart(&start.cluster.nodes[0]).unwrap();
-        // Programs are loaded meanwhile.
+        // The agent loads its programs meanwhile.
         for _ in 0..=random.below(3) {
             std::thread::sleep(Duration::from_millis(random.below(700) as u64));
             start.pod();
@@ -247,7 +247,7 @@ fn pods_that_start_while_the_agent_is_killed_below_clsact() {
     killed_again_and_again(start);
 }
 
-/// A successor starts beside the living agent and takes over (a DaemonSet's `maxSurge`).
+/// Starts a successor beside the running agent, which takes over (a DaemonSet's `maxSurge`).
 #[test]
 fn pods_that_start_while_a_successor_takes_over() {
     require_root!();
@@ -260,7 +260,7 @@ fn pods_that_start_while_a_successor_takes_over() {
         let node = &start.cluster.nodes[0];
         let before = takeovers(&start.cluster);
         let replaced = start.cluster.agents[0].succeed(node).unwrap();
-        // The one before, which waits behind the agent: its pod ends now.
+        // The agent before waits behind its successor; now its pod ends.
         if let Some(mut process) = former.replace(replaced) {
             kill(Pid::from_raw(process.0.id() as i32), Signal::SIGTERM).unwrap();
             assert!(process.0.wait().unwrap().success());
@@ -276,7 +276,7 @@ fn pods_that_start_while_a_successor_takes_over() {
     }
 }
 
-/// Allowed flows, old and new, lose nothing to a successor; denied ones stay denied.
+/// Checks that allowed flows, old and new, lose nothing to a successor, and that denied flows stay denied.
 #[test]
 fn a_successor_takes_over_under_load() {
     require_root!();
@@ -288,12 +288,12 @@ fn a_successor_takes_over_under_load() {
     under_load(&mut cluster, &[&succeed, &succeed]);
 }
 
-/// How often agents of the first node have handed it over.
+/// Returns the number of hand-overs by agents of the first node.
 fn takeovers(cluster: &Cluster) -> usize {
     cluster.agents[0].log().matches("another agent takes over").count()
 }
 
-/// A successor starts, takes over and enforces; returns the former agent's process.
+/// Starts a successor that takes over and enforces. Returns the former agent's process.
 fn succeed(cluster: &mut Cluster) -> KillOnDrop {
     let before = takeovers(cluster);
     let former = cluster.agents[0].succeed(&cluster.nodes[0]).unwrap();
@@ -302,7 +302,7 @@ fn succeed(cluster: &mut Cluster) -> KillOnDrop {
     former
 }
 
-/// An agent that handed its node over takes it back if its successor ends and no other comes.
+/// Checks that an agent takes its node back if its successor ends and no other follows.
 #[test]
 fn a_successor_that_ends_gives_the_node_back() {
     require_root!();
@@ -321,7 +321,7 @@ fn a_successor_that_ends_gives_the_node_back() {
     assert!(log.contains("taking it back"), "{log}");
 }
 
-/// Another table layout takes over from this one, and back.
+/// Upgrades to another table layout, and back.
 #[test]
 fn pods_that_start_during_an_upgrade_of_layouts() {
     require_root!();
@@ -342,7 +342,7 @@ fn pods_that_start_during_an_upgrade_of_layouts() {
     }
 }
 
-/// A boot leaves the kept state and no pins. Pods start from the agent's first moment on.
+/// Simulates a boot, which leaves the state file and no pins, with pods that start from the agent's first instant.
 #[test]
 fn pods_that_start_at_a_boot() {
     require_root!();
@@ -369,7 +369,8 @@ fn pods_that_start_at_a_boot() {
     }
 }
 
-/// The unit's `ExecStop=` sends SIGINT when the machine shuts down. After SIGTERM a standby goes on until an agent runs.
+/// The unit's `ExecStop=` sends SIGINT when the machine shuts down. After SIGTERM a standby runs until an agent
+/// starts.
 #[test]
 fn a_standby_ends_at_once_where_no_agent_will_come() {
     require_root!();
@@ -393,7 +394,7 @@ fn a_standby_ends_at_once_where_no_agent_will_come() {
     start.end("while the standby waited");
 }
 
-/// After `netpold uninstall` nobody closes new pods, a standby that still runs included.
+/// After `netpold uninstall` no process closes new pods, not even a standby that still runs.
 #[test]
 fn a_standby_leaves_a_node_alone_where_nothing_is_enforced() {
     require_root!();

@@ -1,4 +1,4 @@
-//! The last good state, at a boot before the source has said anything.
+//! The last good state, enforced at a boot before the source delivers objects.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -14,20 +14,20 @@ use serde_json::Value;
 use crate::load::guarded;
 use crate::uninstall::uninstall;
 
-/// Waits until the state is on disk and newer than some time.
+/// Waits until the state is on disk.
 fn wait_kept(cluster: &Cluster) {
     let file = cluster.agents[0].state().join("last");
     let log = || format!("no state is kept:\n{}", cluster.agents[0].log());
     eventually(ENFORCED, || file.exists(), log);
 }
 
-/// What a reboot leaves of netpold: the state's file and no pin.
+/// Leaves the node as after a reboot: with the state file and without pins.
 fn shut_down(cluster: &mut Cluster) {
     cluster.agents[0].end(Signal::SIGKILL);
     assert!(uninstall(cluster).status.success());
 }
 
-/// The source has nothing to say yet.
+/// Reboots the node; the source has no objects yet.
 fn reboot(cluster: &mut Cluster) {
     shut_down(cluster);
     cluster.reaches("stranger", "server");
@@ -35,8 +35,8 @@ fn reboot(cluster: &mut Cluster) {
     cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
 }
 
-/// The programs judge every pod whose interface is known, and one of them is isolated: before interfaces are
-/// looked at none is known.
+/// Returns whether programs judge every pod with a known interface, and one of the pods is isolated: before the agent
+/// has listed interfaces, none is known.
 fn restored(status: &Value) -> bool {
     let isolated = |it: &Value| it["isolated"].as_array().is_some_and(|all| !all.is_empty());
     status["problems"].to_string().contains("the last good state is enforced")
@@ -57,7 +57,7 @@ fn the_last_good_state_is_enforced_at_boot() {
     cluster.agents[0].wait_for("back at its last state", ENFORCED, restored).unwrap();
     cluster.denied("stranger", "server");
     cluster.reaches("friend", "server");
-    // The source comes, with other objects.
+    // The source delivers other objects.
     cluster.without_policy("s").policy("from", allow_from("server", "stranger"));
     cluster.without_policy("f").without_policy("to").enforce();
     cluster.reaches("stranger", "server");
@@ -104,7 +104,7 @@ fn a_full_disk_is_said_and_enforcement_goes_on() {
     cluster.agents[0].wait_for("without a problem", ENFORCED, fine).unwrap();
 }
 
-/// An API server that nobody reaches, with credentials from a program that does not come to an end.
+/// Configures an unreachable API server, with credentials from a program that never ends.
 fn without_api_server(cluster: &mut Cluster) {
     let file = cluster.directory.path().join("kubeconfig");
     let content = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
@@ -117,8 +117,8 @@ fn without_api_server(cluster: &mut Cluster) {
     cluster.agents[0].set_arguments(&["--kubeconfig", file.to_str().unwrap()]);
 }
 
-/// Starts the agent while a pod connects to the server again and again; when it was let in for the last
-/// time, and when all programs were in force, both from the agent's start.
+/// Starts the agent while a pod connects to the server repeatedly. Returns the time of the last successful connection
+/// and the time until all programs judge, both since the agent's start.
 fn boot(cluster: &mut Cluster) -> (Duration, Duration) {
     let server = SocketAddr::from((cluster.pod("server").ip4().unwrap(), PORT));
     let netns = std::sync::Arc::clone(cluster.pod("stranger").netns());
@@ -153,7 +153,7 @@ fn boot(cluster: &mut Cluster) -> (Duration, Duration) {
     })
 }
 
-/// From the state file and the runtime's data alone.
+/// Checks enforcement from the state file and the runtime's data only.
 #[test]
 fn enforcement_is_in_force_at_once_at_boot() {
     const ROUNDS: usize = 10;
@@ -180,14 +180,14 @@ fn enforcement_is_in_force_at_once_at_boot() {
         exact[ROUNDS / 2],
         exact[ROUNDS - 1]
     );
-    // As long as loading takes on this machine at this hour, so long would pods be open.
+    // Without the early closing, pods would be open for the whole load of the programs.
     assert!(denied[ROUNDS / 2] < exact[ROUNDS / 2], "{denied:?} {exact:?}");
     cluster.denied("stranger", "server");
     cluster.reaches("friend", "server");
 }
 
-/// Isolated pods are closed until their programs are loaded. An agent that is killed meanwhile leaves
-/// them so; the next one opens them.
+/// Kills the agent while isolated pods are closed until their programs are loaded: they stay closed, and the next
+/// agent opens them.
 #[test]
 fn an_agent_that_ends_while_pods_are_closed_leaves_them_closed() {
     require_root!();

@@ -1,4 +1,4 @@
-//! `netpold trace` beside real traffic: what it tells, that verdicts stay, and that the ordinary programs are back
+//! `netpold trace` beside real traffic: its output, unchanged verdicts, and the return of the ordinary programs
 //! however it ends.
 
 use std::collections::BTreeMap;
@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use crate::kernel;
 use crate::observe::{Following, compare, explained};
 
-/// Packets that a stranger sends at once.
+/// Number of packets that a stranger sends at once.
 const FLOOD: u64 = 5000;
 
-/// A client of the agent; it ends with this.
+/// Client of the agent, ended on drop.
 struct Trace(Following);
 
 impl Trace {
@@ -33,7 +33,7 @@ impl Trace {
         Self(Following::start(command))
     }
 
-    /// One that has begun.
+    /// Starts a trace, and waits until it has begun.
     fn begun(cluster: &Cluster, arguments: &[&str]) -> Self {
         let mut trace = Self::new(cluster, arguments);
         // The kernel verifies the programs first.
@@ -47,7 +47,7 @@ impl Trace {
         trace
     }
 
-    /// The first line that is wanted.
+    /// Returns the first line that meets a condition.
     #[track_caller]
     fn find(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let (deadline, mut others) = (Instant::now() + PATIENCE, Vec::new());
@@ -75,10 +75,10 @@ impl Trace {
     }
 }
 
-/// Identifiers of the programs at the pods' hooks, by pod.
+/// Returns identifiers of the programs at the pods' hooks, by pod.
 fn programs(cluster: &Cluster) -> BTreeMap<&'static str, Vec<u32>> {
     let links = cluster.agents[0].bpffs().join("links");
-    // The program that closes new veths is pinned there in any case.
+    // The program that closes new veths is always pinned there.
     let is_link =
         |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name() != "closed";
     let pinned = std::fs::read_dir(&links).is_ok_and(|mut all| all.any(is_link));
@@ -94,19 +94,19 @@ fn programs(cluster: &Cluster) -> BTreeMap<&'static str, Vec<u32>> {
     ["server", "friend", "stranger"].map(of).into_iter().collect()
 }
 
-/// Waits until these programs judge.
+/// Waits until these programs are attached again.
 #[track_caller]
 fn are_back(cluster: &Cluster, ordinary: &BTreeMap<&'static str, Vec<u32>>, why: &str) {
     let failure = || format!("the ordinary programs are not back: {why}");
     eventually(PATIENCE, || programs(cluster) == *ordinary, failure);
 }
 
-/// Only friends reach the server, whose answers pass by their flows alone.
+/// Returns a cluster where only friends reach the server; the server's answers pass by their flows only.
 fn cluster() -> Cluster {
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     let mut spec = allow_from("server", "friend");
     spec["policyTypes"] = json!(["Ingress", "Egress"]);
-    // What is not as it should be is put right every second.
+    // The agent repairs deviations every second.
     cluster.arguments = ["--readback", "1"].map(str::to_owned).to_vec();
     cluster.policy("server", spec);
     cluster
@@ -124,14 +124,14 @@ fn judges(cluster: &Cluster, flow: &mut Flow, when: &str) {
     assert!(!probe(cluster, "stranger", MOMENT), "strangers do not {when}");
 }
 
-/// The stranger sends so many packets at once.
+/// Sends packets from the stranger at once.
 fn flood(cluster: &Cluster, packets: u64) {
     let to = SocketAddr::new(cluster.pod("server").ip4().unwrap(), PORT);
     let socket = cluster.pod("stranger").run(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
     (0..packets).for_each(|_| assert_eq!(socket.send_to(b"flood", to).unwrap(), 5));
 }
 
-/// The steps of a packet by name.
+/// Returns the names of a packet's steps.
 fn steps(packet: &Value) -> Vec<&str> {
     packet["steps"].as_array().unwrap().iter().map(|it| it["step"].as_str().unwrap()).collect()
 }
@@ -140,7 +140,7 @@ fn step<'p>(packet: &'p Value, name: &str) -> Vec<&'p Value> {
     packet["steps"].as_array().unwrap().iter().filter(|it| it["step"] == name).collect()
 }
 
-/// Policy and rule are those that `explain` names.
+/// Asserts that policy and rule equal those of `explain`.
 fn agrees(cluster: &Cluster, packet: &Value) {
     let mut event = packet.clone();
     event["port"] = packet["local_port"].clone();
@@ -166,7 +166,7 @@ fn each_step_of_a_judgement_is_told() {
     let second = Trace::new(&cluster, &["--pod=shop/friend"]).end(PATIENCE);
     assert_eq!(second.0.code(), Some(1));
     assert!(second.1.contains("another trace is running on this node"), "{}", second.1);
-    // What was open before goes on by the entry that it has.
+    // An older connection passes by its entry.
     assert!(old.ping(PATIENCE));
     let cached = trace.find("an old flow", |line| line["reason"] == "reply");
     assert_eq!(steps(&cached).last(), Some(&"cached"), "{cached}");
@@ -201,7 +201,7 @@ fn each_step_of_a_judgement_is_told() {
     assert_eq!(programs(&cluster), traced, "readback leaves them");
     let log = cluster.agents[0].log();
     assert!(!log.contains("a program was gone"), "{log}");
-    // Nobody takes leave.
+    // The client is killed, and does not end the trace itself.
     trace.0.process.0.kill().unwrap();
     are_back(&cluster, &ordinary, "the client was killed");
     let arguments = ["--pod=shop/server", "--from=shop/stranger", "--port=80/UDP", "--for=2s"];
@@ -225,7 +225,7 @@ fn each_step_of_a_judgement_is_told() {
     judges(&cluster, &mut old, "after that");
 }
 
-/// As on kernels before 6.6.
+/// Uses filters, as on kernels before 6.6.
 #[test]
 fn filters_below_clsact_are_traced() {
     require_root!();
@@ -243,7 +243,7 @@ fn filters_below_clsact_are_traced() {
     are_back(&cluster, &ordinary, "the client was killed");
 }
 
-/// What the page shows is what people see, but for times, numbers and addresses.
+/// Checks that the output equals the page, except for times, numbers and addresses.
 #[test]
 fn the_traced_packets_on_the_page_are_real() {
     require_root!();
@@ -254,7 +254,7 @@ fn the_traced_packets_on_the_page_are_real() {
     let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut output = BufReader::new(process.stdout.take().unwrap());
     let mut text = String::new();
-    // It says that it has begun once packets are told of.
+    // The command prints its first line once packets are traced.
     output.read_line(&mut text).unwrap();
     let address = cluster.pod("server").ip4().unwrap();
     assert!(cluster.flow("friend", Protocol::Tcp, address).ping(PATIENCE));
@@ -272,7 +272,7 @@ fn the_traced_packets_on_the_page_are_real() {
     }
 }
 
-/// The lines of each packet, and each other line, without the numbers.
+/// Returns the lines of each packet, and each other line, without numbers.
 fn packets(text: &str) -> Vec<Vec<String>> {
     let mut packets = Vec::<Vec<String>>::new();
     for line in text.lines() {
@@ -285,7 +285,7 @@ fn packets(text: &str) -> Vec<Vec<String>> {
     packets
 }
 
-/// Each number is 0; the reader of the page knows the port 80.
+/// Replaces each digit by 0, except in port 80, which the page explains.
 fn without_numbers(word: &str) -> String {
     if word.contains(":80") || word.starts_with("80") {
         return word.to_owned();

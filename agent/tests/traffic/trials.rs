@@ -1,4 +1,4 @@
-//! Policies on trial (`netpold.io/enforcement: audit`): everything passes, and what they would deny is told.
+//! Policies in audit mode (`netpold.io/enforcement: audit`): everything passes, and would-be denials are reported.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use netpold_testbed::cluster::{Cluster, NAMESPACE, PATIENCE};
 use netpold_testbed::{Cni, require_root};
 use serde_json::{Value, json};
 
-/// Only friends reach the server; strangers reach no friend.
+/// Returns policies where only friends reach the server, and strangers reach no friend.
 fn policies(enforcement: &str) -> Vec<Value> {
     let annotations = json!({ "netpold.io/enforcement": enforcement });
     let app = |app: &str| json!({ "matchLabels": { "app": app } });
@@ -37,8 +37,8 @@ fn policies(enforcement: &str) -> Vec<Value> {
     ]
 }
 
-/// Pod, direction, protocol and the other side of what would be denied; the text of each that has one (the
-/// latest have) names its policy.
+/// Returns pod, direction, protocol and peer of each reported would-be denial. The latest have a text, which must
+/// name the policy.
 fn audited(cluster: &Cluster) -> BTreeSet<(String, String, String, IpAddr)> {
     let status = cluster.agents[0].status().unwrap();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -95,7 +95,7 @@ fn what_policies_on_trial_would_deny_passes_and_is_told() {
     let latest = &status["recent_drops"][0];
     assert_ne!(latest["explanation"], json!([]), "{latest}");
 
-    // The same policies in force drop just that.
+    // The same policies, enforced, drop exactly these flows.
     cluster.objects = policies("enforce");
     cluster.enforce();
     cluster.reaches("friend", "server");

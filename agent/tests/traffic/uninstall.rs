@@ -1,4 +1,4 @@
-//! Taking netpold off a node.
+//! Removal of netpold from a node.
 
 use std::path::Path;
 use std::process::Output;
@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 use crate::kernel;
 
-/// On the node: filters are found in its network namespace alone.
+/// Runs `netpold uninstall` in the node's network namespace, the only place from which filters are found.
 pub(crate) fn uninstall(cluster: &Cluster) -> Output {
     let mut command = cluster.nodes[0].command(binary()).unwrap();
     without_twins(&mut command).arg("uninstall").arg("--bpffs").arg(cluster.agents[0].bpffs());

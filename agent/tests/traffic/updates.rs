@@ -1,4 +1,4 @@
-//! Updates under traffic: no packet meets a state that is neither the old nor the new one.
+//! Updates under traffic: every packet meets the old or the new state.
 
 use netpold_testbed::cluster::{Cluster, allow_from};
 use netpold_testbed::{Cni, require_root};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::load::{guarded, under_load};
 
-/// The same permission, by address.
+/// Returns a policy that allows the friend by address.
 fn allow_addresses_of_friend(cluster: &Cluster) -> Value {
     let blocks = cluster.pod("friend").addresses().iter().map(|address| {
         let length = if address.is_ipv4() { 32 } else { 128 };
@@ -46,7 +46,7 @@ fn no_update_shows_in_between() {
     under_load(&mut cluster, &acts.repeat(4));
 }
 
-/// More distinct sets of ports than the tables hold at first: a new generation takes over.
+/// Uses more distinct port sets than the initial tables hold: a new generation takes over.
 #[test]
 fn tables_grow_under_traffic() {
     require_root!();

@@ -1,4 +1,4 @@
-//! Agents with another layout of their tables, up and back down.
+//! Agents with another layout of their tables: upgrade and downgrade.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,14 +11,14 @@ use nix::sys::signal::Signal;
 use crate::kernel;
 use crate::load::{guarded, under_load, under_old_load};
 
-/// One of the kinds of load.
+/// Function that runs one of the kinds of load.
 type Traffic = fn(&mut Cluster, &[&dyn Fn(&mut Cluster)]);
 
-/// Builds the agent whose tables are laid out differently, once for all tests of a build.
+/// Builds the agent with a different table layout, once for all tests of a build.
 pub(crate) fn other() -> PathBuf {
     let directory = binary().parent().unwrap().to_owned();
     let mut cargo = Command::new(env!("CARGO"));
-    // What cargo told this test is not meant for another cargo.
+    // Cargo's variables for this test must not reach another cargo.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_BIN_") {
@@ -48,7 +48,7 @@ fn up_and_down(mut cluster: Cluster, traffic: Traffic) {
         cluster.agents[0].end(Signal::SIGKILL);
         cluster.agents[0].set_binary(&other);
         cluster.restart(0);
-        // As the feature `other-layout` numbers it.
+        // Version number that the feature `other-layout` sets.
         let version = format!("v{}", 1000 + LAYOUT_VERSION);
         assert_eq!(versions(cluster), [version], "the former version's tables are gone");
     };
@@ -71,7 +71,7 @@ fn upgrade_and_downgrade_across_layouts_under_load() {
     up_and_down(guarded(Cni::Ptp), under_load);
 }
 
-/// XDP of the former version must not drop what its tables do not know any more.
+/// XDP of the former version must not drop packets by tables that are no longer updated.
 #[test]
 fn upgrade_and_downgrade_across_layouts_behind_xdp() {
     require_root!();

@@ -4,7 +4,7 @@ use netpold_testbed::cluster::{Cluster, allow_from, isolate};
 use netpold_testbed::{Agent, require_root};
 use nix::sys::signal::Signal;
 
-/// A server on the second node that listens to `friend` on the first alone.
+/// Returns a cluster with a server on the second node that admits only `friend` on the first.
 fn guarded(drops: &str) -> Cluster {
     let mut cluster = Cluster::two().with_pods(&["friend", "stranger"]);
     cluster.add(1, "server");
@@ -14,7 +14,7 @@ fn guarded(drops: &str) -> Cluster {
     cluster
 }
 
-/// How the program runs at the link to the other node.
+/// Returns the mode of the program at the link to the other node.
 fn mode(agent: &Agent) -> String {
     let status = agent.status().unwrap();
     let uplinks = status["uplinks"].as_array().unwrap();
@@ -31,12 +31,12 @@ fn xdp_drops_what_policy_denies() {
         assert_eq!(mode(&cluster.agents[1]), "native");
         cluster.reaches("friend", "server");
         cluster.denied("stranger", "server");
-        // Answers pass, to a pod that admits nobody.
+        // Answers reach a pod that admits no connection.
         cluster.policy("friend", isolate("friend", &["Ingress"])).enforce();
         cluster.reaches("friend", "server");
         cluster.denied("server", "friend");
 
-        // It outlives the agent, and the next one takes it over.
+        // XDP outlives the agent, and the next agent takes it over.
         cluster.agents[1].end(Signal::SIGKILL);
         cluster.reaches("friend", "server");
         cluster.denied("stranger", "server");

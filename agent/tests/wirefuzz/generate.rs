@@ -1,5 +1,5 @@
-//! Random packets of all kinds, most of them nearly right: of existing flows, answers to received packets, errors about
-//! them, fragmented, with options, in frames to another station.
+//! Random packets of all kinds, most of them nearly right: of existing flows, answers to received packets, errors
+//! about received packets, fragmented, with options, in frames to another station.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -24,12 +24,13 @@ pub(crate) struct Generator {
     pub(crate) random: Random,
     /// Whether the nodes' conntrack has been flushed.
     pub(crate) forgotten: bool,
-    /// Whether packets go around the program of their pod's veth. Forged source MACs and VXLAN are then not generated:
+    /// Whether packets bypass the program of their pod's veth. Forged source MACs and VXLAN are then not generated:
     /// no hook judges them.
     pub(crate) bounces: bool,
 }
 
-/// Cookie of a packet: `{np`, two digits of the sender, eight of the packet's number, one check digit, `}`.
+/// Returns the cookie of a packet: `{np`, two digits of the sender, eight of the packet's number, one check digit,
+/// `}`.
 pub(crate) fn cookie(sender: usize, number: usize) -> String {
     let digits = format!("{sender:02}{number:08}");
     format!("{{np{digits}{}}}", check(digits.as_bytes()))
@@ -39,7 +40,7 @@ fn check(digits: &[u8]) -> u32 {
     digits.iter().map(|digit| u32::from(*digit)).sum::<u32>() % 10
 }
 
-/// Packet number of the cookie in a frame.
+/// Returns the packet number of the cookie in a frame.
 pub(crate) fn number_in(frame: &[u8]) -> Option<usize> {
     let of = |cookie: &[u8]| {
         let digits = cookie.get(3..13)?;
@@ -50,7 +51,7 @@ pub(crate) fn number_in(frame: &[u8]) -> Option<usize> {
     frame.windows(15).find_map(of)
 }
 
-/// A packet in the making.
+/// Packet under construction.
 struct Draft<'a> {
     world: &'a World,
     history: &'a History,
@@ -71,7 +72,7 @@ impl<'a> Draft<'a> {
 
 impl Generator {
     pub(crate) fn new(seed: u64) -> Self {
-        // Not 0, and not close to the state of another seed.
+        // Neither 0 nor close to the state of another seed.
         let random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         Self { random, forgotten: false, bounces: false }
     }
@@ -84,7 +85,7 @@ impl Generator {
         of[self.random.below(of.len())]
     }
 
-    /// Next packet of a random party.
+    /// Returns the next packet of a random party.
     pub(crate) fn next(&mut self, world: &World, history: &History, number: usize) -> Sent {
         loop {
             let sender = self.random.below(world.parties.len());
@@ -94,7 +95,7 @@ impl Generator {
         }
     }
 
-    /// Next packet of a party; `None` if no packet of the drawn kind is possible.
+    /// Returns the next packet of a party; `None` if no packet of the drawn kind is possible.
     pub(crate) fn next_of(
         &mut self,
         world: &World,
@@ -114,7 +115,7 @@ impl Generator {
         match self.random.below(20) {
             0 | 1 => self.about(draft),
             2 => self.link_message(draft),
-            // Around the veth's program, a packet into a tunnel of the node meets no hook (THREATS.md).
+            // A packet that bypasses the veth's program into a tunnel of the node meets no hook (THREATS.md).
             3 if !self.bounces => self.wrapped(draft),
             kind => {
                 let mut flow = match kind {
@@ -137,7 +138,7 @@ impl Generator {
         }
     }
 
-    /// Tuple of an answer to a packet that the sender received.
+    /// Returns the tuple of an answer to a packet that the sender received.
     fn answer(&mut self, draft: &mut Draft<'_>) -> Option<Tuple> {
         draft.traits.insert(Trait::Answer);
         let got = draft.history.got(draft.sender)?;
@@ -243,7 +244,7 @@ impl Generator {
         }
     }
 
-    /// Packet of a flow.
+    /// Returns a packet of a flow.
     fn flow(&mut self, draft: &mut Draft<'_>, flow: Tuple) -> Option<Sent> {
         if draft.party().addresses.contains(&flow.to.0) {
             draft.traits.insert(Trait::Itself);
@@ -298,7 +299,7 @@ impl Generator {
         shape
     }
 
-    /// The packet, or its fragments in any order, some of them twice, missing or overlapping.
+    /// Returns the packet, or its fragments in any order, some of them duplicated, missing or overlapping.
     fn pieces(&mut self, draft: &mut Draft<'_>, shape: &Shape, in_parts: bool) -> Vec<Vec<u8>> {
         if !in_parts {
             return vec![shape.whole()];
@@ -320,7 +321,7 @@ impl Generator {
                 parts.push(again);
             }
             3 => {
-                // Overlap: a fragment begins earlier than it should.
+                // Overlap: a fragment begins before the end of the fragment before it.
                 let at = self.random.below(parts.len());
                 parts[at].0 = parts[at].0.saturating_sub(8 * (1 + self.random.below(3)));
             }
@@ -366,7 +367,7 @@ impl Generator {
         Some(Sent { sender: draft.sender, frames, traits, offload, heard })
     }
 
-    /// Offload request for a whole packet: one that a socket would make, or one that overwrites headers.
+    /// Returns an offload request for a whole packet: one that a socket would make, or one that overwrites headers.
     fn offload(&mut self, draft: &mut Draft<'_>, shape: &Shape, length: usize) -> Offload {
         let message = 14 + length - shape.body().len();
         let (own, judged) = match shape.protocol {
@@ -399,7 +400,7 @@ impl Generator {
         Offload { checksum: Some((message as u16, own as u16)), segments }
     }
 
-    /// Replaces the source MAC of a pod's frames by another party's, the node's, or an unused one.
+    /// Replaces the source MAC of a pod's frames by the MAC of another party or of the node, or by an unused one.
     fn steal_station(&mut self, draft: &mut Draft<'_>, frames: &mut [Vec<u8>]) {
         let party = draft.party();
         if party.pod.is_none() || self.bounces || !self.chance(4) {
@@ -417,12 +418,12 @@ impl Generator {
     }
 
     fn damage(&mut self, frame: &mut Vec<u8>) {
-        // The end, or a byte from the network header on.
+        // Damages the end, or a byte from the network header on.
         match self.random.below(3) {
             0 => frame.truncate(frame.len().saturating_sub(1 + self.random.below(40)).max(15)),
             1 => frame.extend(vec![0; 1 + self.random.below(40)]),
             _ => {
-                // Lengths, types and offsets; other addresses would make another packet.
+                // Lengths, types and offsets; changed addresses would make a different packet.
                 let transport = if frame.get(12) == Some(&0x86) { 40 } else { 20 };
                 let at = match self.random.below(12) {
                     7 => transport,
@@ -438,7 +439,7 @@ impl Generator {
         }
     }
 
-    /// MAC address of a packet's next hop, or of another station.
+    /// Returns the MAC address of a packet's next hop, or of another station.
     fn next_hop(&mut self, draft: &mut Draft<'_>, to: IpAddr) -> [u8; 6] {
         let parties = &draft.world.parties;
         let party = draft.party();
@@ -466,7 +467,7 @@ impl Generator {
         other
     }
 
-    /// ICMP error about a flow.
+    /// Returns an ICMP error about a flow.
     fn about(&mut self, draft: &mut Draft<'_>) -> Option<Sent> {
         let quoted = if self.chance(60) {
             draft.traits.insert(Trait::Error);
@@ -505,7 +506,7 @@ impl Generator {
         self.sent(draft, &shape, in_parts)
     }
 
-    /// ARP or neighbour discovery message, in its exact form or with more bytes behind it.
+    /// Returns an ARP or neighbour discovery message, in its exact form or with more bytes behind it.
     fn link_message(&mut self, draft: &mut Draft<'_>) -> Option<Sent> {
         let other = self.random.below(draft.world.parties.len());
         let whose = &draft.world.parties[other];
@@ -545,7 +546,7 @@ impl Generator {
         Some(Sent { sender: draft.sender, frames, traits, offload: Offload::default(), heard })
     }
 
-    /// Probe for another's address, or for an address made of the cookie.
+    /// Returns a probe for another party's address, or for an address made of the cookie.
     fn probe(&mut self, draft: &mut Draft<'_>, other: &Party) -> Option<Sent> {
         draft.traits.insert(Trait::Probe);
         let party = draft.party();
@@ -576,7 +577,7 @@ impl Generator {
         Some(Sent { sender: draft.sender, frames, traits, offload: Offload::default(), heard })
     }
 
-    /// Solicitation in its exact form, for an address made of the cookie.
+    /// Returns a solicitation in its exact form, for an address made of the cookie.
     fn asking(&mut self, draft: &Draft<'_>) -> Option<Vec<u8>> {
         let IpAddr::V6(target) = IpAddr::from(<[u8; 16]>::try_from(draft.payload(16)).ok()?) else {
             return None;
@@ -594,7 +595,7 @@ impl Generator {
         Some(whole)
     }
 
-    /// Neighbour or listener discovery message with more bytes than its form has.
+    /// Returns a neighbour or listener discovery message with more bytes than its form has.
     fn discovery(&mut self, draft: &Draft<'_>, other: &Party) -> Option<Vec<u8>> {
         let (own, theirs) = (draft.party().addresses[1], other.addresses[1]);
         let kind = self.one(&[133, 134, 135, 136, 137, 130, 131, 132, 143]);
@@ -622,7 +623,7 @@ impl Generator {
         }
     }
 
-    /// Packet in VXLAN, to a node.
+    /// Returns a packet in VXLAN, to a node.
     fn wrapped(&mut self, draft: &mut Draft<'_>) -> Option<Sent> {
         let number = self.random.below(2);
         let [node, _] = draft.world.nodes[number];

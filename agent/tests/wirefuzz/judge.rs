@@ -1,4 +1,4 @@
-//! Verdict on a frame that arrived, from its real sender and from earlier packets.
+//! Verdict on a frame that arrived, by its real sender and earlier packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use crate::read::{self, Heard, ICMP, ICMPV6, Tuple};
 use crate::traits::Trait;
 use crate::world::{PORTS, Party, World};
 
-/// A sent packet, in one or more frames.
+/// Sent packet, in one or more frames.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
     pub(crate) sender: usize,
@@ -19,17 +19,17 @@ pub(crate) struct Sent {
     pub(crate) traits: BTreeSet<Trait>,
     /// Offload request of the frames.
     pub(crate) offload: Offload,
-    /// The intended packet, unfragmented and without tunnels around it.
+    /// Intended packet, unfragmented and without tunnels around it.
     pub(crate) heard: Option<Heard>,
 }
 
-/// Sender that is no party: a node, as a rule.
+/// Sender that is no party: usually a node.
 const SOMEBODY: usize = usize::MAX;
-/// First port of sockets without a chosen port; generated packets use lower ones.
+/// First port of sockets without a chosen port; generated packets use lower ports.
 const EPHEMERAL: u16 = 32768;
 
 impl Sent {
-    /// The packet as intended, and as read from each frame.
+    /// Returns the packet as intended, and as read from each frame.
     fn forms(&self) -> impl Iterator<Item = Heard> {
         let frames = self.frames.iter().filter_map(|frame| read::frame(frame));
         self.heard.clone().into_iter().chain(frames)
@@ -39,9 +39,9 @@ impl Sent {
 /// Packets sent and received so far.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    /// Flows that each party sent packets of.
+    /// Flows with packets sent by each party.
     said: BTreeMap<usize, BTreeSet<Tuple>>,
-    /// Flows that each party received packets of, with the real senders.
+    /// Flows with packets received by each party, with the real senders.
     got: BTreeMap<usize, BTreeMap<Tuple, BTreeSet<usize>>>,
 }
 
@@ -52,7 +52,7 @@ impl History {
         for heard in sent.forms() {
             for mut tuple in heard.tuples() {
                 said.insert(tuple);
-                // The source may be unspecified or link-local; the sender's own address stands for the same pod.
+                // The source may be unspecified or link-local: the flow is recorded with the sender's own address too.
                 tuple.from.0 = own[usize::from(tuple.to.0.is_ipv6())];
                 said.insert(tuple);
             }
@@ -82,7 +82,7 @@ impl History {
     pub(crate) fn claimed(&mut self, world: &World, receiver: usize, frame: &[u8]) {
         let Some(heard) = read::frame(frame) else { return };
         if heard.others.is_empty() && heard.tuple.from.1.max(heard.tuple.to.1) >= EPHEMERAL {
-            // A packet of the flows that run beside.
+            // The packet belongs to the flows that run beside.
             return;
         }
         let claims = |party: &Party| party.addresses.contains(&heard.tuple.from.0);
@@ -90,18 +90,18 @@ impl History {
         self.arrived(world, (receiver, frame), sender);
     }
 
-    /// Flows that a party received packets of, for answers to them.
+    /// Returns the flows with packets that a party received, for answers to them.
     pub(crate) fn got(&self, party: usize) -> Option<&BTreeMap<Tuple, BTreeSet<usize>>> {
         self.got.get(&party)
     }
 
-    /// Parties that sent a packet of this flow, with any source.
+    /// Returns the parties that sent a packet of this flow, with any source.
     fn who_said(&self, tuple: &Tuple) -> Vec<usize> {
         let says = |(who, said): (&usize, &BTreeSet<Tuple>)| said.contains(tuple).then_some(*who);
         self.said.iter().filter_map(says).collect()
     }
 
-    /// Flows that a party sent packets of, for errors about them.
+    /// Returns the flows with packets that a party sent, for errors about them.
     pub(crate) fn said(&self, party: usize) -> Option<&BTreeSet<Tuple>> {
         self.said.get(&party)
     }
@@ -136,7 +136,7 @@ pub(crate) fn judge(
             .then_some(())
             .ok_or_else(|| "it is not IP, and one of them is isolated".into());
     };
-    // Packets around the veth's program reach the node with any source, and the node answers (THREATS.md).
+    // Packets that bypass the veth's program reach the node with any source, and the node answers (THREATS.md).
     let from_address = heard.tuple.from.0;
     let of_node = world.nodes.iter().flatten().any(|address| *address == from_address)
         || !heard.quoted.is_empty()
@@ -157,8 +157,8 @@ pub(crate) fn judge(
     Ok(())
 }
 
-/// Whether a frame is a link message that a bridge's pods may exchange under any policy: ARP with the padding of the
-/// shortest frame, or a solicitation with at most one option, both with the sender's own address.
+/// Returns whether a frame is a link message that a bridge's pods may exchange under any policy: ARP with the padding
+/// of the shortest frame, or a solicitation with at most one option, both with the sender's own address.
 fn is_of_link(from: &Party, frame: &[u8]) -> bool {
     let Some((kind, packet)) = read::untagged(frame) else { return false };
     let [IpAddr::V4(own), IpAddr::V6(own6)] = from.addresses else { return false };
@@ -178,7 +178,7 @@ fn is_of_link(from: &Party, frame: &[u8]) -> bool {
     }
 }
 
-/// Whether an address has many receivers, or belongs to its link.
+/// Returns whether an address has many receivers, or is link-local.
 fn is_for_many(address: IpAddr) -> bool {
     let of_link = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
     of_link || address.is_multicast() || address == IpAddr::from([255; 4])
@@ -188,8 +188,8 @@ fn is_outside(world: &World, party: usize) -> bool {
     world.parties.get(party).is_some_and(|party| party.pod.is_none())
 }
 
-/// Number of the party that a packet counts as coming from. A pod that may send to the other node's tunnel device
-/// counts as a host outside there; its own node's device passes nothing from it.
+/// Returns the number of the party that counts as a packet's sender. A pod that may send to the other node's tunnel
+/// device counts as a host outside there; its own node's device passes no packet of the pod.
 pub(crate) fn speaker(world: &World, sent: &Sent) -> usize {
     let from = &world.parties[sent.sender];
     let own = world.nodes[from.node][0];
@@ -200,8 +200,8 @@ pub(crate) fn speaker(world: &World, sent: &Sent) -> usize {
     outside.filter(|_| by_a_tunnel).unwrap_or(sent.sender)
 }
 
-/// Tuples of a quoted packet's flow in its direction. Requests and replies of an echo share an identifier and a flow:
-/// an error may quote a reply where a request was sent.
+/// Returns the tuples of a quoted packet's flow in its direction. Requests and replies of an echo share an identifier
+/// and a flow: an error may quote a reply where a request was sent.
 fn forms(quoted: &Tuple) -> impl Iterator<Item = Tuple> {
     let Tuple { protocol, from, to } = *quoted;
     let echo = Tuple { protocol, from: (from.0, to.1), to: (to.0, from.1) };
@@ -209,10 +209,10 @@ fn forms(quoted: &Tuple) -> impl Iterator<Item = Tuple> {
     std::iter::once(*quoted).chain(is_echo.then_some(echo))
 }
 
-/// Returns the party if policy denies it anything in a direction.
+/// Returns the party if policy denies any of its packets in a direction.
 fn isolation<'a>(world: &World, party: &'a Party, direction: Direction) -> Option<&'a Party> {
     let pod = party.pod.as_ref()?;
-    // An unassigned address, and a protocol and port that no rule names.
+    // An unassigned address, with a protocol and port that no rule names.
     let nobody = IpAddr::from([198, 18, 0, 1]);
     (!world.oracle.judge_translated(pod, direction, nobody, 254, 0)).then_some(party)
 }
@@ -231,7 +231,7 @@ impl Exchange<'_> {
         &self.world.parties[number]
     }
 
-    /// Reason with the recorded packets between the frame's ports.
+    /// Returns the reason, with the recorded packets between the frame's ports.
     fn told(&self, why: &str) -> String {
         let Tuple { protocol, from, to } = self.heard.tuple;
         let near = |tuple: &&Tuple| {
@@ -259,7 +259,7 @@ impl Exchange<'_> {
         told
     }
 
-    /// Whether policy allows a party one of the packet's meanings.
+    /// Returns whether policy allows a party one of the packet's interpretations.
     fn allows(&self, who: usize, direction: Direction, remote: IpAddr) -> bool {
         let Some(pod) = &self.party(who).pod else { return true };
         let judge = |protocol: u8, port: u16| {
@@ -283,7 +283,7 @@ impl Exchange<'_> {
             || self.sent.forms().any(|said| self.answers(&said))
     }
 
-    /// Whether the packet answers the receiver, or is an error about one of the receiver's packets.
+    /// Returns whether the packet answers the receiver, or is an error about one of the receiver's packets.
     fn answers(&self, said: &Heard) -> bool {
         if said.quoted.iter().any(|quoted| forms(quoted).any(|form| self.got(&form))) {
             return true;
@@ -301,7 +301,7 @@ impl Exchange<'_> {
             || said.others.iter().any(|other| self.got(&other.reversed()))
     }
 
-    /// Whether an error is about an answer of the receiver to a request that policy allows the sender.
+    /// Returns whether an error is about an answer of the receiver to a request that policy allows the sender.
     fn may_ask(&self, quoted: &Tuple) -> bool {
         let Some(pod) = &self.party(self.sent.sender).pod else { return true };
         let (address, port) = quoted.from;
@@ -310,8 +310,9 @@ impl Exchange<'_> {
             && self.world.oracle.judge_translated(pod, Direction::Egress, address, protocol, port)
     }
 
-    /// Whether the sender received this packet from the receiver, or from an address that identifies no party: a
-    /// link-local one, or another node's, which may have forgotten the flow and leads the answer to a node port.
+    /// Returns whether the sender received this packet from the receiver, or from an address that identifies no
+    /// party: a link-local address, or an address of another node, which may have lost the flow and then translates
+    /// the answer to a node port.
     fn got(&self, tuple: &Tuple) -> bool {
         let own = self.party(self.sent.sender).node;
         let mut nodes = self.world.nodes.iter().enumerate();
@@ -320,15 +321,15 @@ impl Exchange<'_> {
         got.is_some_and(|who| far || is_for_many(tuple.from.0) || self.is_of_receiver(who))
     }
 
-    /// Whether the receiver is among these senders. A host outside may send in the receiver's name: netpold cannot
-    /// detect it, and answers go to the named address.
+    /// Returns whether the receiver is among these senders. A host outside may send in the receiver's name: netpold
+    /// cannot detect it, and answers go to the named address.
     fn is_of_receiver(&self, who: &BTreeSet<usize>) -> bool {
         who.iter().any(|other| *other == self.receiver || is_outside(self.world, *other))
     }
 
     fn may_enter(&self) -> bool {
         let (sender, receiver) = (self.sent.sender, self.receiver);
-        // A host outside is judged by the source that it claims.
+        // The claimed source decides the verdict on a host outside.
         let source = if is_outside(self.world, speaker(self.world, self.sent)) {
             self.heard.tuple.from.0
         } else {
@@ -343,7 +344,7 @@ impl Exchange<'_> {
         }
         if self.heard.is_later {
             let mut whole = self.sent.forms().flat_map(|said| said.quoted);
-            // Behind a Service, the error quotes the packet as the receiver sent it to the Service.
+            // Behind a Service, the error quotes the packet as sent by the receiver to the Service.
             let led = |quoted: &Tuple| {
                 let same = |asked: &&Tuple| {
                     asked.to.0 == self.heard.tuple.from.0
@@ -354,8 +355,8 @@ impl Exchange<'_> {
             if whole.any(|quoted| self.concerns(&quoted) || led(&quoted)) {
                 return true;
             }
-            // A fragment has the Fragment header's next header, which is not the transport protocol where options
-            // follow: the whole packet has it.
+            // A fragment has the Fragment header's next header, which differs from the transport protocol if options
+            // follow: the whole packet has the transport protocol.
             let whole: Vec<_> = self.sent.forms().collect();
             let protocols = whole.iter().flat_map(Heard::tuples).map(|tuple| tuple.protocol);
             return protocols.chain([self.heard.tuple.protocol]).any(|protocol| {
@@ -367,7 +368,7 @@ impl Exchange<'_> {
         let meant = self.sent.heard.as_ref().filter(|_| !outside).unwrap_or(self.heard);
         let port = meant.tuple.from.1;
         self.heard.tuples().enumerate().any(|(number, tuple)| {
-            // An answer to a multicast address answers each receiver.
+            // An answer to a multicast packet answers each receiver.
             let mut asked = tuple.reversed();
             asked.from.0 = self.party(receiver).addresses[self.family];
             (number > 0 || !self.heard.is_opening)
@@ -380,12 +381,12 @@ impl Exchange<'_> {
         })
     }
 
-    /// Whether the quoted packet is the receiver's own, of a flow that policy allows now in either direction.
+    /// Returns whether the quoted packet is the receiver's own, of a flow that policy now allows in either direction.
     fn concerns(&self, quoted: &Tuple) -> bool {
         let Some(pod) = &self.party(self.receiver).pod else { return true };
         let Tuple { protocol, mut from, to } = *quoted;
         if is_for_many(from.0) {
-            // An error to a multicast address about a multicast packet counts as one to each receiver.
+            // An error to a multicast address about a multicast packet counts as an error to each receiver.
             from.0 = self.party(self.receiver).addresses[self.family];
         }
         let quoted = &Tuple { from, ..*quoted };
@@ -404,12 +405,13 @@ impl Exchange<'_> {
             || (got && oracle.judge_translated(pod, Direction::Ingress, to.0, protocol, from.1))
     }
 
-    /// Whether an address is of an interface of the receiver's node, which every pod reaches, also without an object.
+    /// Returns whether an interface of the receiver's node has the address; every pod reaches it, also without an
+    /// object.
     fn is_of_node(&self, address: IpAddr) -> bool {
         self.world.interfaces[self.party(self.receiver).node].contains(&address)
     }
 
-    /// Whether the receiver may send to the port from which the sender answers; without a port, to any.
+    /// Returns whether the receiver may send to the port from which the sender answers; without a port, to any port.
     fn asked(&self, source: IpAddr, protocol: u8, port: Option<u16>) -> bool {
         let Some(pod) = &self.party(self.receiver).pod else { return true };
         let protocol = if protocol == ICMPV6 { ICMP } else { protocol };

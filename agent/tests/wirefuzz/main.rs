@@ -6,8 +6,9 @@
 //! judge  ◄── whatever arrives at a pod's eth0 or outside ───────────────────────────────────────────┘
 //! ```
 //!
-//! A frame that arrives must be allowed by the oracle for its real sender, whatever source it has, or answer (or be an
-//! error about) a flow that the oracle allows: [`judge`]. Connections between allowed pods run beside it.
+//! A frame that arrives must be allowed by the oracle for its real sender, whatever its source address, or answer (or
+//! be an error about) a flow that the oracle allows: [`judge`]. Connections between allowed pods run beside the
+//! fuzzing.
 //!
 //! `NETPOLD_WIREFUZZ_SECONDS`: duration of all worlds together; default 300 if `CI=true`, else 60.
 //! `NETPOLD_WIREFUZZ_SEED`: seed of the random numbers; default 1, or the clock if only the duration is set.

@@ -1,8 +1,8 @@
-//! A naive reader of frames: every flow that a receiver could take a frame for.
+//! Naive reader of frames, which finds every flow that a receiver could assign a frame to.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Protocol and ends of a flow. Ports are 0 where there are none; an echo's identifier is its sender's port.
+/// Protocol and ends of a flow. Ports are 0 in protocols without ports; an echo's identifier is its sender's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Tuple {
     pub(crate) protocol: u8,
@@ -16,19 +16,20 @@ impl Tuple {
     }
 }
 
-/// An IP packet.
+/// IP packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Heard {
     pub(crate) tuple: Tuple,
-    /// Flows if an extension header were the transport protocol, or the last address of the route the destination.
+    /// Flows by another reading: an extension header as the transport protocol, or the last address of the route as
+    /// the destination.
     pub(crate) others: Vec<Tuple>,
-    /// Protocols and destination ports that it could be taken for.
+    /// Possible protocols and destination ports of the packet.
     pub(crate) meanings: Vec<(u8, u16)>,
     /// Whether the packet is a later fragment.
     pub(crate) is_later: bool,
     /// Whether the packet begins a connection, so that it answers nothing.
     pub(crate) is_opening: bool,
-    /// Flows that an ICMP error could be about.
+    /// Possible flows of the packet that an ICMP error quotes.
     pub(crate) quoted: Vec<Tuple>,
 }
 
@@ -39,7 +40,7 @@ pub(crate) const ICMPV6: u8 = 58;
 pub(crate) const SCTP: u8 = 132;
 
 impl Heard {
-    /// Every flow that the packet could belong to.
+    /// Returns every flow that the packet could belong to.
     pub(crate) fn tuples(&self) -> impl Iterator<Item = Tuple> {
         std::iter::once(self.tuple).chain(self.others.iter().copied())
     }
@@ -53,7 +54,7 @@ pub(crate) fn frame(frame: &[u8]) -> Option<Heard> {
     }
 }
 
-/// EtherType and payload behind all VLAN tags.
+/// Returns EtherType and payload behind all VLAN tags.
 pub(crate) fn untagged(frame: &[u8]) -> Option<(u16, &[u8])> {
     let mut at = 12;
     while matches!(number(frame, at)?, 0x8100 | 0x88a8) {
@@ -144,7 +145,7 @@ fn transport(
         !is_later && matches!((protocol, kind), (ICMP, 3 | 4 | 11 | 12) | (ICMPV6, 1..=4));
     let mut meanings: Vec<(u8, u16)> = protocols.iter().map(|other| (*other, 0)).collect();
     meanings.push((protocol, destination));
-    // Headers that a filter may take for a transport protocol without ports.
+    // Headers that a filter may mistake for a transport protocol without ports.
     let unusual = protocols[..protocols.len() - 1].iter();
     let unusual = unusual.filter(|protocol| matches!(protocol, 51 | 135 | 139 | 140));
     let of = |&protocol: &u8| Tuple { protocol, from: (from, 0), to: (to, 0) };

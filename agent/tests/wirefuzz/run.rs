@@ -1,4 +1,4 @@
-//! Rounds of packets, until a frame leaks or the time is over.
+//! Rounds of packets, until a frame leaks or the time ends.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -14,25 +14,25 @@ use crate::tally::Tally;
 use crate::traits::Trait;
 use crate::world::{Kind, World};
 
-/// Packets between two collections of arrivals.
+/// Number of packets between two collections of arrivals.
 const BURST: usize = 40;
-/// Bursts between two checks of the flows that run beside.
+/// Number of bursts between two checks of the flows that run beside.
 const BURSTS: usize = 25;
 /// Time without arrivals after which all packets have arrived.
 const QUIET: Duration = Duration::from_millis(30);
-/// Packets up to a leak that are sent again at the most.
+/// Greatest number of packets before a leak that are sent again.
 const WINDOW: usize = 2000;
-/// Packets kept at the most, so that a run of hours does not fill the memory.
+/// Greatest number of packets kept, so that a run of hours does not fill the memory.
 const KEPT: usize = 50_000;
-/// Attempts to shorten a failing sequence.
+/// Greatest number of attempts to shorten a failing sequence.
 const ATTEMPTS: usize = 60;
-/// Worlds that share the time.
+/// Number of worlds that share the time.
 const WORLDS: u32 = 3;
 /// Seconds for all worlds together, under CI and without.
 const LONG: u64 = 300;
 const SHORT: u64 = 60;
 
-/// A frame that arrived and must not have.
+/// Frame that arrived although it must not.
 #[derive(Clone, Debug)]
 struct Leak {
     number: usize,
@@ -46,7 +46,7 @@ struct Run {
     sent: VecDeque<Sent>,
     /// Number of the first packet in `sent`.
     first: usize,
-    /// Arrivals to judge once all earlier ones are recorded: receiver, frame, packet number.
+    /// Arrivals to judge once all earlier arrivals are recorded: receiver, frame, packet number.
     pending: Vec<(usize, Vec<u8>, usize)>,
     arrived: usize,
     tally: Tally,
@@ -106,7 +106,7 @@ impl Run {
         Self { world, history, sent, first: 0, pending, arrived: 0, tally }
     }
 
-    /// Number of packets sent.
+    /// Returns the number of packets sent.
     fn count(&self) -> usize {
         self.first + self.sent.len()
     }
@@ -125,7 +125,7 @@ impl Run {
             let began = Instant::now();
             self.burst(generator);
             leaks.extend(self.collect());
-            // Leaves half of a processor to others.
+            // Leaves half of a CPU to other tests.
             std::thread::sleep(began.elapsed());
         }
         self.bounce(generator);
@@ -147,7 +147,7 @@ impl Run {
         }
     }
 
-    /// Sends packets of one pod around its program.
+    /// Sends packets of one pod that bypass its program.
     fn bounce(&mut self, generator: &mut Generator) {
         if !self.world.bounces {
             return;
@@ -187,7 +187,7 @@ impl Run {
     fn put_on_wire(&self, sent: &Sent) {
         let wire = &self.world.parties[sent.sender].wire;
         for frame in &sent.frames {
-            // The kernel refuses frames longer than the MTU (after damage), and segments of another protocol.
+            // The kernel rejects frames longer than the MTU (after damage), and segments of another protocol.
             let _ = if sent.offload == Offload::default() {
                 wire.send(frame)
             } else {
@@ -196,7 +196,8 @@ impl Run {
         }
     }
 
-    /// Records new arrivals, then judges those of the previous call: every packet they could answer is recorded.
+    /// Records new arrivals, then judges the arrivals of the previous call: every packet they could answer is
+    /// recorded.
     fn collect(&mut self) -> Vec<Leak> {
         let mut new = Vec::new();
         for (receiver, party) in self.world.parties.iter().enumerate() {
@@ -232,7 +233,7 @@ impl Run {
         None
     }
 
-    /// Waits until nothing more arrives.
+    /// Waits until no more packets arrive.
     fn settle(&mut self) -> Vec<Leak> {
         let (mut leaks, deadline) = (Vec::new(), Instant::now() + PATIENCE);
         loop {
@@ -245,7 +246,7 @@ impl Run {
         }
     }
 
-    /// Whether a leak occurs again when these packets are sent once more, unchanged.
+    /// Returns whether a leak occurs again when these packets are sent once more, unchanged.
     fn again(&mut self, numbers: &[usize], leak: &Leak) -> bool {
         for number in numbers {
             if let Some(sent) = self.packet(*number) {
@@ -255,7 +256,7 @@ impl Run {
         self.settle().iter().any(|found| found.number == leak.number)
     }
 
-    /// Report of a leak, with a short sequence of packets that shows it.
+    /// Returns the report of a leak, with a short sequence of packets that causes it.
     fn report(&mut self, leak: &Leak) -> String {
         let sequence = self.shrink(leak);
         let party = |number: usize| self.world.parties[number].name.clone();
@@ -279,7 +280,7 @@ impl Run {
         told
     }
 
-    /// The shortest sequence found that shows a leak on the nodes' present state; `None` if there is none.
+    /// Returns the shortest sequence found that causes a leak in the nodes' present state; `None` if there is none.
     fn shrink(&mut self, leak: &Leak) -> Option<Vec<usize>> {
         let mut length = 1;
         let mut numbers = loop {

@@ -1,4 +1,4 @@
-//! A packet's description, and the bytes of its fragments.
+//! Description of a packet, and the bytes of its fragments.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,7 +11,7 @@ use netpold_testkit::random::Random;
 const FRAGMENT: u8 = 44;
 const DESTINATION_OPTIONS: u8 = 60;
 
-/// A packet before fragmentation.
+/// Packet before fragmentation.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) from: IpAddr,
@@ -27,11 +27,11 @@ pub(crate) struct Shape {
     pub(crate) ident: u16,
 }
 
-/// Fragment of a datagram: offset, bytes, and whether others follow.
+/// Fragment of a datagram: offset, bytes, and whether more fragments follow.
 pub(crate) type Part = (usize, Vec<u8>, bool);
 
 impl Shape {
-    /// Bytes to cut into fragments, behind the headers that each fragment repeats.
+    /// Returns the bytes to cut into fragments, behind the headers that each fragment repeats.
     pub(crate) fn body(&self) -> Vec<u8> {
         if !self.inside {
             return self.message.clone();
@@ -39,12 +39,12 @@ impl Shape {
         [&[self.protocol, 0, 1, 4, 0, 0, 0, 0], &self.message[..]].concat()
     }
 
-    /// The whole packet.
+    /// Returns the whole packet.
     pub(crate) fn whole(&self) -> Vec<u8> {
         self.headed(&self.body(), None)
     }
 
-    /// A fragment as a packet of its own.
+    /// Returns a fragment as a packet of its own.
     pub(crate) fn part(&self, (offset, bytes, more): &Part) -> Vec<u8> {
         self.headed(bytes, Some((*offset as u16, *more)))
     }
@@ -84,7 +84,7 @@ impl Shape {
     }
 }
 
-/// Transport message of a flow around a payload; for other protocols the payload alone.
+/// Returns the transport message of a flow around a payload; for other protocols the payload itself.
 pub(crate) fn message(random: &mut Random, flow: Tuple, payload: &[u8]) -> Vec<u8> {
     let Tuple { protocol, from, to } = flow;
     let ends = (SocketAddr::from(from), SocketAddr::from(to));
@@ -121,7 +121,7 @@ pub(crate) fn message(random: &mut Random, flow: Tuple, payload: &[u8]) -> Vec<u
     }
 }
 
-/// IPv4 options that are well-formed, or nearly.
+/// Returns IPv4 options that are well-formed, or nearly.
 pub(crate) fn options(random: &mut Random, address: IpAddr) -> Vec<u8> {
     let IpAddr::V4(address) = address else { return Vec::new() };
     let octets = address.octets();
@@ -135,7 +135,7 @@ pub(crate) fn options(random: &mut Random, address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// An IPv6 extension header other than a Fragment header.
+/// Returns an IPv6 extension header other than a Fragment header.
 pub(crate) fn extension(random: &mut Random) -> (u8, Vec<u8>) {
     let filler = |length: usize| {
         let mut header = vec![(length / 8 - 1) as u8, 1, (length - 4) as u8];
@@ -147,12 +147,12 @@ pub(crate) fn extension(random: &mut Random) -> (u8, Vec<u8>) {
         1 => (60, filler(8 * (1 + random.below(4)))),
         2 => (60, filler(8)),
         3 => (135, filler(8)),
-        // An authentication header of three words.
+        // Authentication header of three words.
         _ => (51, [&[1][..], &[0; 10]].concat()),
     }
 }
 
-/// A Routing header with an address, and one segment left or none.
+/// Returns a Routing header with an address, and one segment left or none.
 pub(crate) fn routing(random: &mut Random, by: IpAddr) -> (u8, Vec<u8>) {
     let IpAddr::V6(by) = by else { return (60, vec![0, 1, 4, 0, 0, 0, 0]) };
     let kind = [0, 2, 3, 4][random.below(4)];

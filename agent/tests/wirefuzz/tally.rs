@@ -1,4 +1,4 @@
-//! Counts of properties and ways that occurred, so that the test fails where one never does.
+//! Counts of the properties and paths of packets, so that the test fails if one never occurs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +8,7 @@ use crate::read::Heard;
 use crate::traits::{ALL, Trait};
 use crate::world::{Kind, World};
 
-/// Way of a packet through the stack between two parties, as its arrived frame shows.
+/// Path of a packet through the stack between two parties, according to the arrived frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Way {
     /// IPv4, over the node's routes.
@@ -19,18 +19,18 @@ pub(crate) enum Way {
     Bridged4,
     /// IPv6, between ports of a bridge.
     Bridged6,
-    /// Sent in fragments, arrived in a longer piece.
+    /// Sent in fragments, arrived as a longer packet.
     Defragmented,
     /// Arrived with another destination.
     Service,
     /// Arrived with another source.
     Masqueraded,
-    /// An ICMP error about a flow.
+    /// ICMP error about a flow.
     Error,
 }
 
 impl Way {
-    /// Ways that packets of a world must have taken.
+    /// Returns the paths that packets of a world must have taken.
     fn expected(kind: Kind) -> &'static [Self] {
         use Way::{
             Bridged4, Bridged6, Defragmented, Error, Masqueraded, Routed4, Routed6, Service,
@@ -45,7 +45,7 @@ impl Way {
     }
 }
 
-/// Packets sent, and frames that arrived where policy allows them.
+/// Numbers of packets sent, and of frames that arrived where policy allows them.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     traits: BTreeMap<Trait, [usize; 2]>,
@@ -81,10 +81,10 @@ impl Tally {
         }
     }
 
-    /// Asserts that every property and every way of the world has occurred.
+    /// Asserts that every property and every path of the world has occurred.
     ///
     /// # Panics
-    /// Names the missing ones.
+    /// The message names the missing ones.
     pub(crate) fn check(&self, kind: Kind, bounces: bool) {
         let expected = ALL.iter().map(|(of, _)| of);
         let expected = expected.filter(|of| of.is_generated(kind, bounces));
@@ -108,7 +108,7 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Ways that a frame's addresses show.
+/// Returns the paths that match a frame's addresses.
 fn ways(world: &World, receiver: usize, sent: &Sent, heard: &Heard) -> Vec<Way> {
     let (from, to) = (&world.parties[sent.sender], &world.parties[receiver]);
     let mut ways = vec![match (from.is_bridged_to(to), heard.tuple.to.0.is_ipv6()) {

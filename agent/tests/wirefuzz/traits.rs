@@ -2,7 +2,7 @@
 
 use crate::world::Kind;
 
-/// A property that the generator may give a packet.
+/// Property that the generator may give a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Trait {
     /// Source address of another party or a node, from a pod.
@@ -11,11 +11,11 @@ pub(crate) enum Trait {
     Stranger,
     /// Source address of a Service, from outside.
     Service,
-    /// To the sender's own address.
+    /// Destination equal to the sender's own address.
     Itself,
-    /// In a frame to another station than the packet's next hop.
+    /// Frame to another station than the packet's next hop.
     Station,
-    /// An ARP message.
+    /// ARP message.
     Arp,
     /// Neighbour or listener discovery.
     Neighbour,
@@ -25,19 +25,19 @@ pub(crate) enum Trait {
     Tagged,
     /// Source MAC of another station, from a pod.
     OtherStation,
-    /// Probe whether another's address is free, from a pod.
+    /// Probe for the use of another party's address, from a pod.
     Probe,
     /// Checksum, and segmentation, left to the card.
     Offloaded,
     /// Checksum offload that overwrites the packet's headers, from a pod.
     Overwritten,
-    /// By an `ifb`, so that the kernel skips the program of the pod's veth.
+    /// Sent by an `ifb`, so that the kernel skips the program of the pod's veth.
     Bounced,
     /// IPv4 options.
     Options,
     /// IPv6 extension headers.
     Extensions,
-    /// A Routing header.
+    /// Routing header.
     Routing,
     /// Fragmented.
     Fragments,
@@ -47,24 +47,24 @@ pub(crate) enum Trait {
     Damaged,
     /// ICMP error about a packet that its sender received.
     Error,
-    /// ICMP error about another party's flow, or to an address that is translated.
+    /// ICMP error about another party's flow, or to a translated address.
     ErrorOfOthers,
     /// Answer to a packet that its sender received.
     Answer,
-    /// To another node's node port.
+    /// Destination equal to another node's node port.
     FarNodePort,
-    /// To an address that is translated, after the nodes' conntrack was flushed.
+    /// Destination that the node translates, after the nodes' conntrack was flushed.
     Forgotten,
 }
 
 impl Trait {
-    /// Whether packets of a world can have the property.
+    /// Returns whether packets of a world can have the property.
     pub(crate) fn is_generated(self, kind: Kind, bounces: bool) -> bool {
         let is_translated = matches!(self, Self::Service | Self::FarNodePort);
         (kind != Kind::Plain || !is_translated) && (bounces || self != Self::Bounced)
     }
 
-    /// Whether no packet of a pod with this property may arrive anywhere.
+    /// Returns whether no packet of a pod with this property may arrive anywhere.
     pub(crate) const fn is_never_allowed(self) -> bool {
         matches!(self, Self::OtherStation | Self::Probe | Self::Overwritten)
     }

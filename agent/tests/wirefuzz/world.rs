@@ -11,10 +11,10 @@ use netpold_testbed::{Cni, Flow, Host, Node, PodSpec, Protocol, Proxy, Wire, lin
 use netpold_testkit::oracle::Oracle;
 use serde_json::json;
 
-/// Stack between the pods.
+/// Network stack between the pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Routing and bridging alone.
+    /// Routing and bridging only.
     Plain,
     /// Conntrack, defragmentation, Services and masquerade; the bridge passes its packets to netfilter.
     Translated,
@@ -22,14 +22,14 @@ pub(crate) enum Kind {
     Overlay,
 }
 
-/// A sender and receiver with a raw socket.
+/// Sender and receiver with a raw socket.
 pub(crate) struct Party {
     pub(crate) name: String,
-    /// `None`: outside.
+    /// Pod of the party; `None` for the host outside.
     pub(crate) pod: Option<PodModel>,
     /// Number of the party's node, or of the node that it is linked to.
     pub(crate) node: usize,
-    /// IPv4 and IPv6.
+    /// IPv4 address and IPv6 address.
     pub(crate) addresses: [IpAddr; 2],
     pub(crate) mac: [u8; 6],
     pub(crate) gateway: [u8; 6],
@@ -37,14 +37,14 @@ pub(crate) struct Party {
 }
 
 impl Party {
-    /// Whether both are pods of the node with a bridge.
+    /// Returns whether both parties are pods of the node with a bridge.
     pub(crate) fn is_bridged_to(&self, other: &Self) -> bool {
         let here = |party: &Self| party.pod.is_some() && party.node == 1;
         here(self) && here(other)
     }
 }
 
-/// Fields are dropped in this order.
+/// Nodes and parties of the fuzzing. The order of the fields is the order of their drop.
 pub(crate) struct World {
     pub(crate) parties: Vec<Party>,
     pub(crate) oracle: Oracle,
@@ -61,10 +61,10 @@ pub(crate) struct World {
     pub(crate) bounces: bool,
 }
 
-/// Whether bridges pass their packets to netfilter.
+/// Setting that makes bridges pass their packets to netfilter.
 const SHOWN: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
-/// Two pods of each. `mute` may send and receive nothing, `part` some things; `deaf` receives nothing, `bound` sends
-/// nothing, no policy selects `free`.
+/// Labels of the pods, two pods each. `mute` may send and receive nothing, `part` some things; `deaf` receives
+/// nothing, `bound` sends nothing, no policy selects `free`.
 const APPS: [&str; 5] = ["mute", "part", "deaf", "bound", "free"];
 /// Flows that run beside the fuzzing: name, from, protocol, to.
 const BESIDE: [(&str, &str, Protocol, &str); 6] = [
@@ -131,7 +131,7 @@ impl World {
         Self { parties, oracle, frontends, nodes, interfaces, cluster, flows, outside, bounces }
     }
 
-    /// Number of parties that are pods; they come first.
+    /// Returns the number of parties that are pods; they come first.
     pub(crate) fn pods(&self) -> usize {
         self.parties.iter().filter(|party| party.pod.is_some()).count()
     }
@@ -156,7 +156,7 @@ impl World {
         std::thread::sleep(Duration::from_millis(200));
     }
 
-    /// Whether packets to an address may go to another party: it is a Service's or a node's.
+    /// Returns whether the node may translate packets to an address: it belongs to a Service or a node.
     pub(crate) fn is_translated(&self, address: IpAddr) -> bool {
         self.frontends.iter().any(|(frontend, _)| *frontend == address)
             || self.nodes.as_flattened().contains(&address)
@@ -212,7 +212,7 @@ fn links_of(node: &Node) -> Vec<String> {
     all.into_iter().filter(|name| name.starts_with("link")).collect()
 }
 
-/// Keeps the servers from answering cookies: two of them would go on forever.
+/// Drops cookies at the servers, since two echo servers would answer each other forever.
 fn quiet(cluster: &Cluster) {
     const RULES: &str = "table inet quiet {
         chain in {

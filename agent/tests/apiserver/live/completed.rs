@@ -1,4 +1,4 @@
-//! Names of a cluster, completed as shells and kubectl ask for them.
+//! Completion of names of a live cluster, through the protocols of shells and kubectl.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::{VIEW, user};
 use crate::world::binary;
 
-/// What is offered for the last of these words, as bash asks.
+/// Returns the candidates for the last word, asked as bash asks.
 fn offered(server: &ApiServer, kubeconfig: &Path, words: &[&str]) -> Vec<String> {
     let mut command = Command::new(binary());
     command.args(["--", "netpold"]).args(words).env_clear();
@@ -54,14 +54,14 @@ pub(super) fn names_of_the_cluster(server: &ApiServer) {
     assert_eq!(of_kubectl(&["explain", "--from", "ban"]), "bank/\n:6\n");
     assert_eq!(of_kubectl(&["explain", "--from", "bank/"]), "bank/db\n:4\n");
 
-    // Who may see one namespace alone is offered that one.
+    // A user with `view` in one namespace gets candidates of that namespace only.
     let eve = user(server, "eve", &[(VIEW, "shop")]);
     let of_eve = |words: &[&str]| offered(server, &eve, words);
     assert_eq!(of_eve(&["explain", "-n", "shop", "--from", "s"]), ["shop/", "svc/"]);
     assert_eq!(of_eve(&["explain", "--from", "shop/"]), ["shop/cart", "shop/web"]);
     assert_eq!(of_eve(&["explain", "--from", "bank/"]), [""; 0]);
 
-    // Nobody waits for an API server that does not answer.
+    // Completion gives up on an API server that does not answer.
     server.freeze();
     let began = Instant::now();
     let silent = ask(&["explain", "--from", "shop/"]);

@@ -1,4 +1,4 @@
-//! Learned policies, as an API server takes them.
+//! Learned policies, as the API server stores them.
 
 use netpold::source::{decode, document};
 use netpold_testbed::ApiServer;
@@ -6,13 +6,13 @@ use serde_json::Value;
 
 use super::{netpold, stderr, stdout};
 
-/// Whether all that was written was kept; a server adds defaults, and drops what it does not know.
+/// Checks that the stored object keeps every written value; a server adds defaults and drops unknown fields.
 fn kept(written: &Value, stored: &Value) -> Result<(), String> {
     let differs = || Err(format!("{written} was written, {stored} is kept"));
     match (written, stored) {
         (Value::Object(written), Value::Object(all)) => {
             for (field, value) in written {
-                // `omitempty`: an empty list and none are the same to this API.
+                // `omitempty`: this API does not distinguish an empty list from an absent one.
                 if value.as_array().is_some_and(Vec::is_empty) && !all.contains_key(field) {
                     continue;
                 }
@@ -29,7 +29,7 @@ fn kept(written: &Value, stored: &Value) -> Result<(), String> {
     }
 }
 
-/// A server-side apply that leaves nothing behind; kubectl checks the fields by the server's schema before.
+/// Applies the policies server-side in a dry run; kubectl validates the fields by the server's schema first.
 pub(super) fn policies_are_what_the_api_server_keeps(server: &ApiServer) {
     let output = netpold(server, &server.admin(), &["learn", "-n", "shop"]);
     let yaml = stdout(&output);
@@ -48,7 +48,7 @@ pub(super) fn policies_are_what_the_api_server_keeps(server: &ApiServer) {
         unknown["spec"]["ingres"] = Value::Array(vec![Value::Null]);
         assert!(kept(&unknown, &stored).is_err());
     }
-    // As people apply it, comments and all.
+    // Applies the printed YAML itself, comments included.
     let more = ["--validate=strict", "-f", "-"];
     server.kubectl_with(&[&apply[..], &more].concat(), &yaml).unwrap();
 }

@@ -1,4 +1,4 @@
-//! `netpold test --probe`: connections from inside of pods, through the API server's `exec`.
+//! `netpold test --probe`: connections from inside pods, through the API server's `exec`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,7 @@ const ASSERTIONS: &str = "assertions:
 - {from: shop/client, to: shop/server, port: 80, protocol: UDP, expect: allow}
 ";
 
-/// A pod's container that runs programs with these names.
+/// Gives the pod a container that runs the named programs.
 fn runs(world: &World, kubelet: &Kubelet, name: &str, programs: &[&str]) {
     let state = json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } });
     let status = json!({ "name": "main", "image": "i", "imageID": "", "ready": true,
@@ -39,7 +39,7 @@ fn runs(world: &World, kubelet: &Kubelet, name: &str, programs: &[&str]) {
     kubelet.runs(&format!("shop/{name}/main"), container);
 }
 
-/// What is right is told from what is wrong, by objects and by packets.
+/// Checks that `test --probe` detects wrong assertions, by the objects and by real packets.
 pub(super) fn connections_from_pods(world: &mut World, kubelet: &Kubelet) {
     world.add("stranger");
     world.wait("enforcing at the stranger", |status| {
@@ -47,7 +47,7 @@ pub(super) fn connections_from_pods(world: &mut World, kubelet: &Kubelet) {
         endpoints.iter().any(|it| it["pod"]["name"] == "stranger" && !it["hook"].is_null())
     });
     runs(world, kubelet, "client", &["sh"]);
-    // The runtime's words are the same for an image without a shell.
+    // The runtime reports the same error for an image without a shell.
     runs(world, kubelet, "server", &[]);
     runs(world, kubelet, "stranger", &["sh"]);
 
@@ -66,7 +66,7 @@ pub(super) fn connections_from_pods(world: &mut World, kubelet: &Kubelet) {
         ["ok 1 - allow shop/client to shop/server, TCP 80\n# probed: 2 connected\n", "not ok 4"];
     assert!(lines.iter().all(|it| tap.contains(it)), "{tap}");
 
-    // Something between the pods that is no policy.
+    // A blackhole route between the pods, which is no policy, drops their packets.
     let reader = user(server, "reader", &[(VIEW, "shop")]);
     fs::write(&file, ASSERTIONS.lines().take(2).collect::<Vec<_>>().join("\n")).unwrap();
     let to = world.pod("server").ip4().unwrap();
@@ -82,7 +82,7 @@ pub(super) fn connections_from_pods(world: &mut World, kubelet: &Kubelet) {
     );
     assert!(junit.contains(&failure), "{junit}");
 
-    // Who may see, but not exec, has the objects' answer.
+    // A user who may read objects but not exec gets the objects' answer.
     let output = netpold(server, &reader, &[&question[..], &["-n", "shop"]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let said = stdout(&output);

@@ -1,4 +1,4 @@
-//! Connections between pods of two nodes: both agents have them, and the command names each once.
+//! Connections between pods of two nodes: both agents report each connection, and the command lists it once.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,10 +17,10 @@ use crate::world::{
     NAMESPACE, PATIENCE, PORT, World, allow_from, binary, isolated, network_policy,
 };
 
-/// Both ends' addresses and ports, as the command writes them.
+/// Address and port of both ends, in the format of the command.
 type Ends = (String, String);
 
-/// Connections of a part of the answer, each as often as it is there.
+/// Returns the ends of all connections in a part of the answer, with repetitions.
 fn ends(groups: &Value) -> Vec<Ends> {
     let groups = groups.as_array().unwrap().iter();
     let all = groups.flat_map(|group| group["connections"].as_array().unwrap());
@@ -28,7 +28,7 @@ fn ends(groups: &Value) -> Vec<Ends> {
     all.map(|it| (end(it, "from"), end(it, "to"))).collect()
 }
 
-/// Which connections of the pods here a change would cut.
+/// Returns the connections of `ours` that a change would cut.
 fn cuts(world: &World, policy: &Value, ours: &BTreeSet<Ends>) -> Vec<Ends> {
     let directory = TempDir::new().unwrap();
     let file = directory.path().join("change.json");
@@ -44,7 +44,7 @@ fn cuts(world: &World, policy: &Value, ours: &BTreeSet<Ends>) -> Vec<Ends> {
     ends(&live["cut"]).into_iter().filter(|it| ours.contains(it)).collect()
 }
 
-/// A node beside the first one, with a pod `far`; `near` is on the first.
+/// Adds a second node with a pod `far`; the pod `near` is on the first node.
 pub(super) fn connections_are_named_once(world: &mut World) {
     let node = Node::new("n6", Cni::Ptp, "10.9.2.0/24", "fd00:9:2::/64").unwrap();
     [&world.control, &world.node].into_iter().for_each(|it| link_nodes(it, &node).unwrap());
@@ -73,7 +73,7 @@ pub(super) fn connections_are_named_once(world: &mut World) {
             "egress": egress,
         })
     };
-    // With it the sender's agent has an entry, too.
+    // With this policy the sender's agent also has an entry.
     world.policy("near", near(json!([{ "to": [to_far] }])));
     let enforced = |status: &Value| Agent::enforces(status) && isolated(status, "far");
     agent.wait_for("isolating far", PATIENCE, enforced).unwrap();
@@ -96,7 +96,7 @@ pub(super) fn connections_are_named_once(world: &mut World) {
         found.sort();
         found
     };
-    // At the sender's node, and at the receiver's.
+    // The change is at the sender's node first, then at the receiver's.
     assert_eq!(sorted(cuts(world, &network_policy("near", &near(json!([]))), &ours)), all);
     let closed = json!({ "podSelector": { "matchLabels": { "app": "far" } } });
     assert_eq!(sorted(cuts(world, &network_policy("far", &closed), &ours)), all);

@@ -1,5 +1,5 @@
 //! Some cases on the wire with all policies in audit mode: every probe is answered, and the agents report exactly the
-//! flows that the oracle denies, at each end. With the policies enforced, these are dropped.
+//! flows that the oracle denies, at each end. With the policies enforced, the same flows are dropped.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -23,7 +23,7 @@ const CASES: [&str; 5] = [
     "e2e-egress-denied-though-ingress-allows",
     "e2e-named-port-ingress",
 ];
-/// Probes of each verdict in a step; agents report the last 64 flows.
+/// Number of probes of each verdict in a step; agents report the last 64 flows.
 const PROBES: usize = 14;
 /// Time until a sweep has recorded the flows.
 const TOLD: Duration = Duration::from_secs(10);
@@ -31,7 +31,7 @@ const TOLD: Duration = Duration::from_secs(10);
 /// Pod, direction, protocol, the other side and the destination port of a flow.
 type Flow = (String, String, String, IpAddr, u16);
 
-/// At most [`PROBES`] checks with a verdict, evenly spread, between different addresses.
+/// Returns at most [`PROBES`] checks with a verdict, evenly spread, between different addresses.
 fn some(checks: &[Check], allow: bool) -> impl Iterator<Item = Check> {
     let all: Vec<&Check> = checks
         .iter()
@@ -51,7 +51,7 @@ fn on_trial(step: &Step) -> Vec<Value> {
     objects
 }
 
-/// Flows that the oracle denies in a step, at each end, and all flows at each end.
+/// Returns the flows that the oracle denies in a step, at each end, and all flows at each end.
 fn denied(step: &Step) -> Result<[BTreeSet<Flow>; 2]> {
     let oracle: Oracle = convert(step)?.0.into_iter().collect();
     let [mut denied, mut all] = [BTreeSet::new(), BTreeSet::new()];
@@ -74,7 +74,7 @@ fn denied(step: &Step) -> Result<[BTreeSet<Flow>; 2]> {
     Ok([denied, all])
 }
 
-/// Denials in audit mode that the agents have reported so far.
+/// Returns the denials in audit mode that the agents have reported so far.
 fn records(wire: &Wire) -> Result<Vec<Value>> {
     let mut records = Vec::new();
     for agent in &wire.agents {
@@ -104,7 +104,7 @@ fn flow(record: &Value) -> Result<Flow> {
     Ok((pod, direction, protocol.to_string(), other, to.1))
 }
 
-/// Asserts that the agents report the flows that the oracle denies; returns their number.
+/// Asserts that the agents report the flows that the oracle denies. Returns their number.
 fn hold(wire: &mut Wire, step: &Step) -> Result<usize> {
     wire.become_state(&on_trial(step))?;
     wire.serve(&step.checks)?;
@@ -117,7 +117,7 @@ fn hold(wire: &mut Wire, step: &Step) -> Result<usize> {
     let told = || {
         let records = records(wire)?.into_iter().filter(|record| !before.contains(record));
         let flows = records.map(|record| flow(&record)).collect::<Result<BTreeSet<Flow>>>()?;
-        // Flows of an earlier case may be recorded only now.
+        // The agents may record flows of an earlier case only now.
         anyhow::Ok(flows.into_iter().filter(|flow| probed.contains(flow)).collect::<BTreeSet<_>>())
     };
     let deadline = Instant::now() + TOLD;

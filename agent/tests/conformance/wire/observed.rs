@@ -17,18 +17,18 @@ use super::Wire;
 use crate::case::{Check, Step};
 use crate::convert;
 
-/// The agent's bounds of an explanation: lines, and bytes of a line.
+/// Bounds of an explanation in the agent: lines, and bytes of a line.
 const LINES: usize = 24;
 const LINE: usize = 512;
-/// The agent's bound of a list of names.
+/// Bound of a list of names in the agent.
 const NAMED: usize = 8;
 
 /// Numbers of compared events.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Observed {
-    /// Compared with their policies and rules.
+    /// Events compared with their policies and rules.
     pub(super) explained: usize,
-    /// Compared by reason alone: the agent had no time left to explain them.
+    /// Events compared by reason only: the agent had no time left to explain them.
     pub(super) omitted: usize,
     /// Time for requests and comparison.
     pub(super) took: Duration,
@@ -37,7 +37,7 @@ pub(super) struct Observed {
 /// Source, destination, protocol and port of a flow.
 type Asked = (IpAddr, IpAddr, u8, u16);
 
-/// Compares the events of a step; returns the differences, as lines.
+/// Compares the events of a step. Returns the differences, as lines.
 pub(super) fn compare(wire: &Wire, step: &Step, seen: &mut Observed) -> Result<Vec<String>> {
     let began = Instant::now();
     let cluster: Cluster = convert(step)?.0.into_iter().collect();
@@ -61,7 +61,7 @@ pub(super) fn compare(wire: &Wire, step: &Step, seen: &mut Observed) -> Result<V
     Ok(wrong.into_iter().collect())
 }
 
-/// Difference between an event and its explanation.
+/// Returns the difference between an event and its explanation.
 fn difference(
     event: &Event,
     explainer: &Explainer<'_>,
@@ -98,7 +98,7 @@ fn difference(
     (*told != expected).then(|| format!("explain says {expected:?}"))
 }
 
-/// Attribution that the event of a denial must have.
+/// Returns the attribution that the event of a denial must have.
 fn expected(judged: &Judgement) -> Attribution {
     let rule: Option<RuleName> = judged.tiers.decided_by.as_ref().map(Into::into);
     let mut policies: Vec<PolicyName> = match (&rule, judged.cause) {

@@ -7,18 +7,18 @@ use netpold::source::convert::Kind;
 use super::{HOSTILE, NODE, OTHER};
 use netpold_testkit::random::Random;
 
-/// Names of the hostile tenant's objects of each kind: few, so that objects change and come again. One has the greatest
-/// length that the API accepts.
+/// Names of the hostile tenant's objects of each kind: few, so that objects are edited and created again. One has the
+/// greatest length that the API accepts.
 pub(super) const NAMES: [&str; 4] = ["a", "b", "c", LONG_NAME];
 const LONG_NAME: &str = "llllllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll\
      llllllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll\
      llllllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll\
      lllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll";
-/// Policies of a flood: more than the agent looks at for Events.
+/// Number of policies of a flood: more than the agent considers for Events.
 pub(super) const FLOOD: usize = 120;
 
-/// Policies that are not understood, select every pod of the hostile tenant, and sort before the other tenant's by
-/// name.
+/// Returns unsupported policies that select every pod of the hostile tenant and sort before the other tenant's
+/// policies by name.
 pub(super) fn flood() -> impl Iterator<Item = String> {
     (0..FLOOD).map(|number| {
         let metadata = format!(r#""name":"flood-{number:03}","namespace":"{HOSTILE}""#);
@@ -26,10 +26,10 @@ pub(super) fn flood() -> impl Iterator<Item = String> {
     })
 }
 
-/// A peer that the API accepts and that matches no address on the wire (IPv4-mapped).
+/// Peer that the API accepts and that matches no address on the wire (IPv4-mapped).
 pub(super) const BAD: &str = r#"{"ipBlock":{"cidr":"::ffff:10.0.0.0/104"}}"#;
-/// Most rules of a policy in one direction, so that the tables hold them all. The cost of more rules for other tenants
-/// depends on the compiler's budgets.
+/// Greatest number of rules of a policy in one direction, so that the tables hold them all. The cost of more rules
+/// for other tenants depends on the compiler's budgets.
 const RULES: usize = 60;
 
 pub(super) fn kind(random: &mut Random) -> Kind {
@@ -37,7 +37,7 @@ pub(super) fn kind(random: &mut Random) -> Kind {
         [random.below(5)]
 }
 
-/// An object of the hostile tenant, damaged in half of the cases.
+/// Returns an object of the hostile tenant, damaged in half of the cases.
 pub(super) fn hostile(kind: Kind, name: &str, random: &mut Random) -> Vec<u8> {
     let rest = match kind {
         Kind::Pod => format!(
@@ -123,7 +123,7 @@ fn policy(random: &mut Random) -> String {
     )
 }
 
-/// A peer: overlapping blocks with exceptions, or selectors that name the other tenant, too.
+/// Returns a peer: overlapping blocks with exceptions, or selectors that also match the other tenant.
 fn peer(random: &mut Random) -> String {
     let selector = |random: &mut Random| {
         let team = one(random, &[HOSTILE, OTHER]);
@@ -159,7 +159,7 @@ fn one<T: Clone>(random: &mut Random, of: &[T]) -> T {
     of[random.below(of.len())].clone()
 }
 
-/// List of at most `most` items, mostly few.
+/// Returns a list of at most `most` items, mostly few.
 fn many(random: &mut Random, most: usize, mut make: impl FnMut(&mut Random) -> String) -> String {
     let most = if random.below(4) == 0 { most } else { most.min(3) };
     let all: Vec<String> = (0..random.below(most + 1)).map(|_| make(random)).collect();
@@ -174,7 +174,7 @@ fn nested(depth: usize) -> String {
     text
 }
 
-/// Replaces some values by other JSON or by bytes that are none.
+/// Replaces some values by other JSON or by bytes that are not JSON.
 fn damaged(mut json: Vec<u8>, random: &mut Random) -> Vec<u8> {
     for _ in 0..=random.below(3) {
         let at = random.below(json.len());

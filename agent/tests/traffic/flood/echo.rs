@@ -1,11 +1,11 @@
-//! The other end of thousands of connections, as a process: answers every byte with itself.
+//! Server side of thousands of connections, as a process: echoes every byte.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// Names the address to the process; without it the "test" has nothing to do.
+/// Environment variable with the process's address; without it the "test" does nothing.
 pub(crate) const ADDRESS: &str = "NETPOLD_TEST_ECHO";
 
 #[test]
@@ -14,15 +14,15 @@ fn serve() {
     let Ok(address) = std::env::var(ADDRESS) else { return };
     end_with_the_test();
     let listener = TcpListener::bind(address).unwrap();
-    // SAFETY: a plain system call.
+    // SAFETY: a system call without pointers.
     let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    // SAFETY: the descriptor is new and ours alone.
+    // SAFETY: the descriptor is new and has no other owner.
     let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
     watch(&epoll, listener.as_raw_fd());
     let mut streams: HashMap<RawFd, TcpStream> = HashMap::new();
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
     loop {
-        // SAFETY: the buffer is as long as is said.
+        // SAFETY: the buffer has the given length.
         let ready = unsafe { libc::epoll_wait(epoll.as_raw_fd(), events.as_mut_ptr(), 64, -1) };
         for event in events.iter().take(ready.max(0) as usize) {
             let fd = event.u64 as RawFd;
@@ -51,7 +51,7 @@ fn watch(epoll: &OwnedFd, fd: RawFd) {
     assert_eq!(added, 0);
 }
 
-/// The test holds the other end of our standard input.
+/// The test holds the other end of standard input, which closes when the test ends.
 fn end_with_the_test() {
     std::thread::spawn(|| {
         let _ = std::io::stdin().read(&mut [0]);

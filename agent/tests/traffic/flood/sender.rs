@@ -1,4 +1,4 @@
-//! Raw IPv4 packets from random sources, as fast as the kernel takes them.
+//! Sender of raw IPv4 packets with random sources, as fast as the kernel accepts them.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -6,29 +6,29 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use netpold_testbed::Pod;
 
-/// Packets handed to the kernel at a time.
+/// Number of packets per system call.
 const BATCH: usize = 256;
-/// An Ethernet header and an IPv4 header.
+/// Length of an Ethernet header and an IPv4 header.
 const HEADERS: usize = 34;
-/// `SOL_PACKET`'s option not to queue.
+/// Option of `SOL_PACKET` that bypasses the queueing discipline.
 const PACKET_QDISC_BYPASS: libc::c_int = 20;
 
-/// What is sent; everything else in a packet is random.
+/// Kind of the packets; all other fields are random.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
-    /// A SYN to a port.
+    /// SYN to a port.
     Syn(u16),
-    /// A datagram to a port.
+    /// Datagram to a port.
     Udp(u16),
-    /// The first part of a datagram to a port.
+    /// First fragment of a datagram to a port.
     FirstFragment(u16),
-    /// A later part, of nothing that was ever sent.
+    /// Later fragment without a first one.
     LaterFragment,
-    /// A protocol without ports (RFC 3692: for experiments).
+    /// Packet of a protocol without ports (RFC 3692: for experiments).
     Unknown,
 }
 
-/// A packet socket at a pod's interface.
+/// Packet socket at a pod's interface.
 pub(crate) struct Sender {
     socket: OwnedFd,
     interface: libc::c_int,
@@ -38,21 +38,21 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// At a pod, through its router, to an address.
+    /// Opens a sender in a pod that sends by the pod's router to an address.
     pub(crate) fn new(pod: &Pod, to: Ipv4Addr) -> Self {
         let socket = pod
             .run(|| {
-                // SAFETY: a plain system call without pointers.
+                // SAFETY: a system call without pointers.
                 let fd = unsafe {
                     libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0)
                 };
                 assert!(fd >= 0, "socket(AF_PACKET): {}", io::Error::last_os_error());
-                // SAFETY: the descriptor is new and ours alone.
+                // SAFETY: the descriptor is new and has no other owner.
                 unsafe { OwnedFd::from_raw_fd(fd) }
             })
             .unwrap();
         let yes: libc::c_int = 1;
-        // SAFETY: the option's value is valid for the length given. Without it, it is but slower.
+        // SAFETY: the option's value is valid for the given length. Without the option, the sender is only slower.
         unsafe {
             libc::setsockopt(
                 socket.as_raw_fd(),
@@ -69,7 +69,7 @@ impl Sender {
         Self { socket, interface, macs, to, random: 0x1234_5678_9abc_def1 }
     }
 
-    /// Sends so many packets.
+    /// Sends the given number of packets.
     pub(crate) fn send(&mut self, kind: Kind, count: usize) {
         let mut left = count;
         while left > 0 {
@@ -104,12 +104,12 @@ impl Sender {
         let mut sent = 0;
         while sent < messages.len() {
             let rest = &mut messages[sent..];
-            // SAFETY: the messages and what they point to outlive the call.
+            // SAFETY: the messages and their buffers outlive the call.
             let done = unsafe {
                 libc::sendmmsg(self.socket.as_raw_fd(), rest.as_mut_ptr(), rest.len() as u32, 0)
             };
             match done {
-                // Its queue is full: what is lost here was never sent.
+                // The queue is full: the packet was not sent, and counts as sent.
                 ..=0 => sent += 1,
                 done => sent += done as usize,
             }
@@ -125,7 +125,7 @@ impl Sender {
 
     fn frame(&mut self, kind: Kind) -> Vec<u8> {
         let random = self.next();
-        // 20.0.0.0 to 83.255.255.255: nobody that is here.
+        // Addresses 20.0.0.0 to 83.255.255.255, which no host of the test has.
         let source = 0x1400_0000 + (random as u32 & 0x3fff_ffff);
         let from = (random >> 32) as u16 | 0x400;
         let (protocol, part, data) = match kind {
@@ -160,7 +160,7 @@ impl Sender {
     }
 }
 
-/// The rest of a header behind the ports; a UDP checksum of 0 is none.
+/// Adds the rest of the transport header behind the ports; a UDP checksum of 0 means none.
 fn transport(protocol: u8, mut data: Vec<u8>) -> Vec<u8> {
     match protocol {
         6 => data.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 4, 0, 0, 0, 0, 0]),
@@ -175,7 +175,7 @@ fn checksum_of(bytes: &[u8]) -> u32 {
     words.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum()
 }
 
-/// RFC 1071.
+/// Computes the checksum of RFC 1071.
 fn checksum(bytes: &[u8], more: u32) -> u16 {
     let mut sum = checksum_of(bytes) + more;
     while sum > 0xffff {

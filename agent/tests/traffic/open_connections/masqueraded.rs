@@ -1,5 +1,5 @@
-//! Connections to a Service whose backends are outside, with the node's address: the kernel's conntrack says which
-//! backend each has.
+//! Connections with the node's address to a Service with backends outside: the kernel's conntrack holds the backend
+//! of each.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{Pair, netpold, pairs, spec};
 
-/// As many as go to both backends, but for one time in 2^23.
+/// Enough connections that both backends get some, except with probability 1 in 2^23.
 const CONNECTIONS: usize = 24;
 
 fn blocks(nodes: &[Node]) -> Vec<Value> {

@@ -1,4 +1,4 @@
-//! Connections between pods of two nodes, which both agents have in their tables, over IPv4 and IPv6.
+//! Connections between pods of two nodes, listed by both agents, over IPv4 and IPv6.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{Pair, app, netpold, pairs, spec};
 
-/// By node.
+/// Clients of each node.
 const CLIENTS: [&[&str]; 2] = [&["a", "b"], &["c"]];
 const SERVERS: [&str; 2] = ["s1", "s2"];
 
@@ -23,7 +23,7 @@ fn objects(cluster: &Cluster) -> Objects {
     objects.into_iter().collect()
 }
 
-/// The flows of each node.
+/// Returns the flows of each node.
 fn answers(cluster: &Cluster) -> Vec<Answer> {
     let answer = |agent: &netpold_testbed::Agent| {
         let (code, text) = netpold(&["flows", "-o", "json", "--limit", "0"], agent);
@@ -47,7 +47,7 @@ fn connections_of_two_nodes_are_named_once() {
     for server in SERVERS {
         cluster.policy(server, spec(server, &["Ingress"], "ingress", json!([{ "from": peers }])));
     }
-    // With it the sender's agent has an entry, too.
+    // With this policy the sender's agent has an entry too.
     for client in &all {
         cluster.policy(client, spec(client, &["Egress"], "egress", json!([{ "to": both }])));
     }
@@ -65,7 +65,7 @@ fn connections_of_two_nodes_are_named_once() {
     }
     let known: BTreeSet<Pair> = open.iter().map(|(pair, _)| *pair).collect();
     let (before, answers) = (objects(&cluster), answers(&cluster));
-    // One agent sees the connection leave, the other one sees it come.
+    // One agent lists the connection as outgoing, the other as incoming.
     let apart = known.iter().find(|(from, to)| {
         from.ip() == cluster.pod("a").ip6().unwrap() && to.ip() == cluster.pod("s2").ip6().unwrap()
     });
@@ -75,7 +75,7 @@ fn connections_of_two_nodes_are_named_once() {
         assert!(ports.into_iter().any(|port| port == from.port()), "{}", answer.node);
     }
 
-    // a keeps s1 alone, s2 keeps b and c alone.
+    // Pod a keeps its connections to s1 only, s2 keeps those of b and c only.
     let few = json!([{ "from": [app("b"), app("c")] }]);
     cluster.policy("s2", spec("s2", &["Ingress"], "ingress", few));
     cluster.policy("c", spec("c", &["Egress"], "egress", json!([{ "to": [app("s2")] }])));

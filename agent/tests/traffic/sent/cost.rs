@@ -1,4 +1,4 @@
-//! What either hook costs; run with `--ignored --nocapture`.
+//! Cost of either egress hook; run with `--ignored --nocapture`.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -11,17 +11,17 @@ use netpold_testbed::{Cni, require_root};
 use super::{XDP, dropped, modes};
 use crate::udp;
 
-/// Rounds of streams, and of datagrams: short ones, of which one is disturbed by nobody.
+/// Numbers of rounds of streams, and of datagrams: the latter are short, so that at least one is undisturbed.
 const ROUNDS: usize = 5;
 const FLOODS: usize = 300;
-/// Datagrams of a round, and handed to the kernel at a time.
+/// Numbers of datagrams of a round, and per system call.
 const DATAGRAMS: usize = 3_200;
 const BATCH: usize = 64;
 const STREAM: Duration = Duration::from_secs(2);
-/// `USER_HZ` of every Linux there is.
+/// `USER_HZ`, equal on every Linux.
 const TICKS: f64 = 100.0;
 
-/// A node whose `client` may send to `server` alone.
+/// Returns a node with a `client` that may send to `server` only.
 fn node(arguments: &[&str]) -> Cluster {
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client", "other"]);
     cluster.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
@@ -29,14 +29,14 @@ fn node(arguments: &[&str]) -> Cluster {
     cluster
 }
 
-/// Sends datagrams from the client, over and over; least nanoseconds for one, of rounds on both nodes
-/// in turn. All have been dropped, or none.
+/// Sends datagrams from the client, in rounds on both nodes in turn. Returns the least nanoseconds per datagram. All
+/// datagrams must drop, or none.
 fn flood(nodes: [&Cluster; 2], to: &str, family: usize, denied: bool) -> [f64; 2] {
     let open = |cluster: &Cluster| {
         let (from, to) = (cluster.pod("client"), cluster.pod(to));
         let socket = udp::socket(from, from.addresses()[family], 0);
         socket.connect((to.addresses()[family], 4000)).unwrap();
-        // What arrives fills its buffer, and is lost there.
+        // Arriving datagrams fill the buffer of this socket, and the rest is lost there.
         (socket, udp::socket(to, to.addresses()[family], 4000))
     };
     let before = nodes.map(|cluster| dropped(&cluster.agents[0].status().unwrap()));
@@ -67,13 +67,13 @@ fn send_batch(socket: &UdpSocket) {
         message.msg_hdr.msg_iov = &raw mut part;
         message.msg_hdr.msg_iovlen = 1;
     }
-    // SAFETY: the messages and what they point to outlive the call.
+    // SAFETY: the messages and their buffers outlive the call.
     let sent =
         unsafe { libc::sendmmsg(socket.as_raw_fd(), messages.as_mut_ptr(), BATCH as u32, 0) };
     assert_eq!(sent, BATCH as i32, "{}", std::io::Error::last_os_error());
 }
 
-/// Seconds that all CPUs were busy since the machine started.
+/// Returns the busy seconds of all CPUs since the start of the machine.
 fn busy() -> f64 {
     let stat = std::fs::read_to_string("/proc/stat").unwrap();
     let fields = stat.lines().next().unwrap().split_whitespace().skip(1);
@@ -82,7 +82,7 @@ fn busy() -> f64 {
     [0, 1, 2, 5, 6].map(|field| ticks[field]).iter().sum::<f64>() / TICKS
 }
 
-/// Gigabits in a second of one TCP stream, and CPU seconds for each gigabyte.
+/// Returns the rate of one TCP stream in Gbit/s, and CPU seconds per gigabyte.
 fn stream(cluster: &Cluster) -> (f64, f64) {
     let server = cluster.pod("server");
     let address = server.ip4().unwrap();
@@ -110,13 +110,13 @@ fn stream(cluster: &Cluster) -> (f64, f64) {
     (bytes as f64 * 8e-9 / took, cpu / (bytes as f64 * 1e-9))
 }
 
-/// Least and median.
+/// Returns least and median.
 fn least(mut values: Vec<f64>) -> (f64, f64) {
     values.sort_by(f64::total_cmp);
     (values[0], values[values.len() / 2])
 }
 
-/// On one CPU, so that what is sent is dropped there too and its time is all that passes.
+/// Pins the thread to one CPU, which then also drops the datagrams, so that its time is the whole cost.
 fn pin() {
     let mut set = nix::sched::CpuSet::new();
     set.set(1).unwrap();

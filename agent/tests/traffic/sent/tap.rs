@@ -1,4 +1,4 @@
-//! What the node's stack sees of a pod's packets, before TC judges them and behind XDP.
+//! Tap of the node's stack: packets of a pod before TC judges them and behind XDP.
 
 use std::io;
 use std::net::UdpSocket;
@@ -11,7 +11,7 @@ use crate::udp;
 const DENIED: &[u8] = b"who sees this?";
 const ALLOWED: &[u8] = b"everybody";
 
-/// Whether the stack sees what `client` sends to `other`, and may not.
+/// Returns whether the stack receives a denied packet from `client` to `other`.
 pub(super) fn sees_the_denied(cluster: &Cluster) -> bool {
     let client = cluster.pod("client");
     let index = client.host_ifindex() as libc::c_int;
@@ -32,7 +32,7 @@ pub(super) fn sees_the_denied(cluster: &Cluster) -> bool {
     }
 }
 
-/// A packet socket at an interface.
+/// Opens a packet socket at an interface.
 pub(crate) fn tap(index: libc::c_int) -> io::Result<UdpSocket> {
     let protocol = (libc::ETH_P_ALL as u16).to_be();
     // SAFETY: a plain system call without pointers.
@@ -43,16 +43,16 @@ pub(crate) fn tap(index: libc::c_int) -> io::Result<UdpSocket> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new and ours alone.
+    // SAFETY: the descriptor is new and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: all zeroes is a valid sockaddr_ll.
     let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     at.sll_family = libc::AF_PACKET as u16;
     at.sll_protocol = protocol;
     at.sll_ifindex = index;
-    // SAFETY: the address is as long as is said.
+    // SAFETY: the address has the given length.
     let bound =
         unsafe { libc::bind(socket.as_raw_fd(), (&raw const at).cast(), size_of_val(&at) as u32) };
-    // Any socket that is read like a UDP socket.
+    // Any socket can be read as a UDP socket.
     if bound < 0 { Err(io::Error::last_os_error()) } else { Ok(socket.into()) }
 }

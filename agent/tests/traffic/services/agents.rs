@@ -1,4 +1,4 @@
-//! The programs at the node's devices: without them, without the agent, and as filters.
+//! Programs at the node's devices: left out, without an agent, and as filters.
 
 use netpold_testbed::cluster::{Cluster, ENFORCED};
 use netpold_testbed::services::{Service, answer, provide};
@@ -10,7 +10,7 @@ use crate::kernel;
 
 const BACKENDS: [&str; 4] = ["friend1", "enemy1", "friend2", "enemy2"];
 
-/// A Service of friends and enemies on both nodes, in force.
+/// Returns a cluster with a Service of friends and enemies on both nodes, in force.
 fn mixed(mut cluster: Cluster) -> (Cluster, Service) {
     let mixed = Service::new(1, "mixed").pods(&cluster, &BACKENDS);
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&mixed));
@@ -25,14 +25,13 @@ fn friends_alone(cluster: &Cluster, service: &Service) {
     }
 }
 
-/// What the programs at devices are for: told to leave them alone, netpold judges what leaves the
-/// node at the pod only.
+/// Shows the purpose of the programs at devices: with `--node-devices=none`, netpold judges egress at the pod only.
 #[test]
 fn services_where_devices_are_left_alone() {
     require_root!();
     let mut cluster = two_nodes();
     cluster.arguments = vec!["--node-devices=none".into()];
-    // As a real wire would: between namespaces of one machine a mark goes on to the other node.
+    // A real wire would drop the mark, but between namespaces of one machine it reaches the other node.
     let wires: Result<Vec<_>, _> =
         (0..2).map(|node| cluster.nodes[node].stain(&cluster.link(node), 0)).collect();
     let _wires = match wires {
@@ -44,7 +43,7 @@ fn services_where_devices_are_left_alone() {
     answer(cluster.pod("client2"), &mixed.sockets(), &["", "friend1", "enemy1", "friend2"]);
 }
 
-/// XDP in front of both sides: it lets pass what is to be judged a second time, and the answers.
+/// Runs XDP in front of both sides: it passes answers and packets that are judged a second time.
 #[test]
 fn services_behind_xdp() {
     require_root!();
@@ -67,7 +66,7 @@ fn services_while_the_agent_is_gone_and_back() {
     friends_alone(&cluster, &mixed);
 }
 
-/// A device's link that somebody unpins by hand is put back, as a pod's is.
+/// Checks that a link of a device is restored after an operator unpinned it, as for a pod.
 #[test]
 fn services_after_a_devices_program_was_removed() {
     require_root!();

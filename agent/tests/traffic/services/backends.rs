@@ -1,4 +1,4 @@
-//! Backends that policy allows and others, here and on another node.
+//! Allowed and denied backends, on the client's node and on another.
 
 use netpold_testbed::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE};
 use netpold_testbed::services::{
@@ -7,7 +7,7 @@ use netpold_testbed::services::{
 use netpold_testbed::{Protocol, Proxy, require_root};
 use serde_json::json;
 
-/// A client on each node that may reach friends, which like enemies are on both nodes.
+/// Returns a cluster with a client on each node that may reach friends; both nodes have friends and enemies.
 pub(super) fn two_nodes() -> Cluster {
     let mut cluster = Cluster::two();
     for (node, number) in [(0, "1"), (1, "2")] {
@@ -46,13 +46,13 @@ fn mixed(proxy: Proxy) {
         assert_eq!(lost(&cluster, node, "policy"), between.1);
         cluster.agents[node].wait_for("explained", PATIENCE, explains_the_backend).unwrap();
     }
-    // What the rules say of a backend's own address does not change.
+    // Verdicts on a backend's own address do not change.
     cluster.denied("client1", "enemy1");
     cluster.denied("client1", "enemy2");
 }
 
-/// A drop after the translation says where it was judged, who isolates the client and that no rule of
-/// its allows the backend.
+/// Returns whether a drop after the translation reports the place of the verdict, the policies that isolate the
+/// client, and that no rule allows the backend.
 fn explains_the_backend(status: &serde_json::Value) -> bool {
     let drops = status["recent_drops"].as_array().into_iter().flatten();
     let said = drops.filter(|drop| drop["reason"] == "service_backend");
@@ -82,7 +82,7 @@ fn pinned(proxy: Proxy) {
     cluster.enforce();
     for to in sticky.cluster_ips() {
         let first = cluster.pod("client1").probe(Protocol::Tcp, to, SERVICE_PORT, MOMENT * 5);
-        // Whichever it is, it is that one always.
+        // The same backend gets all connections.
         let all = outcomes(cluster.pod("client1"), &[(to, SERVICE_PORT).into()]);
         assert!(all.keys().all(|name| !name.contains("enemy")), "{first} {all:?}");
         assert!(all.len() <= 2, "one backend for each protocol: {all:?}");
@@ -96,7 +96,7 @@ fn services_with_session_affinity() {
     pinned(Proxy::Iptables);
 }
 
-/// The rules still lead to a backend that is terminating, and to none that is not ready.
+/// Checks that the rules lead to no backend that is not ready, and that only ready backends decide the verdict.
 #[test]
 fn services_with_endpoints_that_are_not_ready() {
     require_root!();
@@ -111,14 +111,14 @@ fn services_with_endpoints_that_are_not_ready() {
     answer(cluster.pod("client1"), &service.sockets(), &["friend2"]);
 }
 
-/// A connection to one of two backends, and policy changes its mind about that one.
+/// Opens a connection to one of two backends, then changes the policy for that backend.
 #[test]
 fn services_follow_policy_while_flows_run() {
     require_root!();
     let mut cluster = two_nodes();
     for (backend, app) in [("friend1", "friend"), ("friend2", "friend")] {
         let service = Service::new(1, "s").pods(&cluster, &[backend]);
-        // Another backend, which stays allowed and is never chosen: the packet passes its veth.
+        // The other backend stays allowed and is never chosen: the packet passes the client's veth.
         let listed = service.clone().not_ready(&cluster, "enemy2");
         provide(&mut cluster, Proxy::Nftables, &[listed]);
         cluster.policy("client", may_reach("client", &[app, "enemy"])).enforce();
@@ -142,8 +142,7 @@ fn services_follow_policy_while_flows_run() {
     }
 }
 
-/// Nobody translates: the pod's packets to a Service pass if a backend may be reached, and then
-/// find no way.
+/// Sends to Services without a proxy: the pod's packets pass if some backend is allowed, and then have no route.
 #[test]
 fn services_that_nobody_translates() {
     require_root!();
@@ -161,7 +160,7 @@ fn services_that_nobody_translates() {
     }
 }
 
-/// An ipBlock that holds a Service's address allows the packet to it, not what it becomes.
+/// Allows a block with a Service's address: the packet passes to that address, but is judged again after translation.
 #[test]
 fn services_in_an_allowed_block_are_judged_by_backend_too() {
     require_root!();

@@ -1,5 +1,5 @@
-//! NodeLocal DNS: a cache on the node that answers at the cluster address of kube-dns and at an
-//! address of its own, in front of the Service's pods.
+//! NodeLocal DNS: a cache on the node that answers at the cluster address of kube-dns and at an address of its own,
+//! in front of the Service's pods.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,13 +10,13 @@ use netpold_testbed::{Node, ProbeResult, Protocol, Proxy, require_root};
 use super::backends::two_nodes;
 
 const DNS: u16 = 53;
-/// The cache's own address, as its manifest has it.
+/// Address of the cache in its manifest.
 const CACHE: &str = "169.254.20.10";
-/// A device without ports, where the cache makes a dummy.
+/// Name of the cache's device: a bridge without ports, in place of a dummy device.
 const DEVICE: &str = "nodelocaldns";
 
-/// The cache begins to serve: its addresses on a device of the node, and packets to and from them
-/// kept out of the node's conntrack and with it out of translation.
+/// Starts the cache: its addresses on a device of the node, and rules that exempt its packets from conntrack and so
+/// from translation.
 fn begin(node: &Node, addresses: &[IpAddr]) {
     let mut batch = format!("link add {DEVICE} type bridge\nlink set {DEVICE} up\n");
     let mut rules = String::new();
@@ -40,7 +40,7 @@ fn begin(node: &Node, addresses: &[IpAddr]) {
     PROTOCOLS.into_iter().for_each(|protocol| node.serve(protocol, DNS).unwrap());
 }
 
-/// The cache ends as it does when told to: its device and its rules go.
+/// Ends the cache as on SIGTERM: removes its device and its rules.
 fn end(node: &Node) {
     nft(node, "delete table ip dnscache\ndelete table ip6 dnscache\n");
     node.netns().ip(&format!("link del {DEVICE}\n")).unwrap();
@@ -51,7 +51,7 @@ fn nft(node: &Node, rules: &str) {
     assert!(told.status.success(), "{rules}{}", String::from_utf8_lossy(&told.stderr));
 }
 
-/// Who answers a pod at these addresses of the DNS port; the empty name stands for nobody.
+/// Asserts the names of the servers that answer a pod at these addresses; the empty name means no answer.
 #[track_caller]
 fn answers(cluster: &Cluster, from: &str, addresses: &[IpAddr], names: &[&str]) {
     let sockets: Vec<SocketAddr> = addresses.iter().map(|a| (*a, DNS).into()).collect();
@@ -61,7 +61,7 @@ fn answers(cluster: &Cluster, from: &str, addresses: &[IpAddr], names: &[&str]) 
     assert_eq!(seen, names, "{from} at {addresses:?}");
 }
 
-/// As without the cache: the Service's pod answers those that may reach it.
+/// Asserts the state without a cache: the Service's pod answers the pods that may reach it.
 #[track_caller]
 fn pods_answer(cluster: &Cluster, service: &[IpAddr]) {
     answers(cluster, "client1", service, &["friend2"]);
@@ -69,8 +69,7 @@ fn pods_answer(cluster: &Cluster, service: &[IpAddr]) {
     answers(cluster, "deaf", service, NOBODY);
 }
 
-/// On one of the nodes there is a cache; clients may send to the pods behind kube-dns, and one pod
-/// may send nothing at all.
+/// Runs a cache on one node; clients may send to the pods behind kube-dns, and the pod `deaf` may send nothing.
 fn cached(proxy: Proxy, here: usize) {
     let mut cluster = two_nodes();
     cluster.add(here, "deaf");
@@ -85,13 +84,13 @@ fn cached(proxy: Proxy, here: usize) {
     begin(&cluster.nodes[here], &[service[0], service[1], cache]);
     let node = cluster.nodes[here].name().to_owned();
     let (client, other) = if here == 0 { ("client1", "client2") } else { ("client2", "client1") };
-    // The own address is the node's. The first probe is repeated until the agent has heard of it.
+    // The cache's own address belongs to the node. The first probe repeats until the agent has learned the address.
     let first = cluster.pod("deaf").probe(Protocol::Tcp, cache, DNS, PATIENCE);
     assert_eq!(first, ProbeResult::Connected(node.clone()));
     for pod in [client, "deaf"] {
         answers(&cluster, pod, &[cache], &[&node]);
     }
-    // The cluster address stays the Service's: policy means what it meant without the cache.
+    // The cluster address remains the Service's: policy has the same effect as without the cache.
     answers(&cluster, client, &service, &[&node]);
     answers(&cluster, other, &service, &["friend2"]);
     answers(&cluster, "deaf", &service, NOBODY);

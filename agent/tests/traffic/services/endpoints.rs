@@ -1,4 +1,4 @@
-//! Endpoints that come and go, and Services that have nothing but their endpoints.
+//! Endpoints that are added and removed, and headless Services.
 
 use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT};
 use netpold_testbed::services::{
@@ -10,14 +10,14 @@ use super::backends::two_nodes;
 
 const CLIENTS: [&str; 2] = ["client1", "client2"];
 
-/// One Service in force in place of all others.
+/// Replaces all Services by one, and waits until it is in force.
 fn only(cluster: &mut Cluster, service: Service) -> Service {
     provide(cluster, Proxy::Nftables, std::slice::from_ref(&service));
     cluster.enforce();
     service
 }
 
-/// A readiness probe that fails takes an endpoint out of translation, for new connections only.
+/// Removes an endpoint from translation by a failing readiness probe, for new connections only.
 #[test]
 fn services_keep_connections_to_a_backend_that_is_not_ready() {
     require_root!();
@@ -47,11 +47,10 @@ fn services_keep_connections_to_a_backend_that_is_not_ready() {
 fn services_with_backends_that_are_leaving() {
     require_root!();
     let mut cluster = two_nodes();
-    // Each time other addresses: the kernel goes on translating a client's port as it did before, and
-    // ports are used again.
+    // Each case uses new addresses: the kernel keeps the translation of a client's port, and ports are reused.
     let mut numbers = 1..;
     let mut next = || Service::new(numbers.next().unwrap(), "s");
-    // As long as none is ready, those that leave and those that are published get packets.
+    // While no endpoint is ready, terminating and published endpoints get packets.
     for state in [State::Last, State::Published] {
         for (backend, answers) in [("friend1", &["friend1"][..]), ("enemy1", NOBODY)] {
             let service = next().pod(&cluster, backend, state);
@@ -61,7 +60,7 @@ fn services_with_backends_that_are_leaving() {
             }
         }
     }
-    // One that is ready gets them all: it is that one that must be allowed.
+    // A ready endpoint gets all packets, so its verdict counts.
     let good = next().pods(&cluster, &["friend2"]);
     let good = good.pod(&cluster, "enemy1", State::Leaving);
     let good = only(&mut cluster, good);
@@ -74,7 +73,7 @@ fn services_with_backends_that_are_leaving() {
     assert!(lost(&cluster, 0, "service_backend") > before, "judged where it led");
 }
 
-/// DNS gives the addresses of a headless Service's endpoints, and that is all there is to it.
+/// Checks that clients of a headless Service, for which DNS returns pod addresses, are judged by these pods.
 #[test]
 fn services_without_an_address_are_their_pods() {
     require_root!();

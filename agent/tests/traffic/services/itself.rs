@@ -1,11 +1,11 @@
-//! A pod that reaches itself through its own Service.
+//! Pod that reaches itself through its own Service.
 
 use netpold_testbed::cluster::{Cluster, isolate};
 use netpold_testbed::services::{NODE_PORT, Service, answer, provide};
 use netpold_testbed::{Cni, Proxy, require_root};
 
-/// A node whose bridge sends packets back where they came from, as the bridge plugin's
-/// `hairpinMode` has it: what a pod sends to itself is translated before it is bridged.
+/// Returns a node with a hairpin bridge, as with the bridge plugin's `hairpinMode`: packets of a pod to itself are
+/// translated before they are bridged.
 fn hairpin(cni: Cni) -> Cluster {
     let cluster = Cluster::one(cni).with_pods(&["alone", "other"]);
     if cni == Cni::Bridge {
@@ -16,7 +16,7 @@ fn hairpin(cni: Cni) -> Cluster {
     cluster
 }
 
-/// Isolated both ways and allowed nothing; what is not itself does not answer.
+/// Isolates the pod in both directions without rules; other pods do not answer.
 fn itself(cni: Cni, proxy: Proxy) {
     let mut cluster = hairpin(cni);
     let own = Service::new(1, "own").pods(&cluster, &["alone"]).node_port(NODE_PORT);
@@ -30,7 +30,7 @@ fn itself(cni: Cni, proxy: Proxy) {
     answer(alone, &shared.sockets(), &["", "alone"]);
     let node_ports = cluster.nodes[0].addresses().map(|address| (address, NODE_PORT).into());
     answer(alone, &node_ports, &["alone"]);
-    // Its masquerade opens nothing to others.
+    // The masquerade opens nothing to other pods.
     answer(cluster.pod("other"), &own.sockets(), &[""]);
     cluster.policy("alone", isolate("alone", &["Ingress"])).enforce();
     answer(cluster.pod("alone"), &own.sockets(), &["alone"]);

@@ -1,4 +1,4 @@
-//! Node ports, the node's own and another's, and clients from outside.
+//! Node ports of the own node and of another node, and clients from outside.
 
 use netpold_testbed::cluster::{Cluster, isolate};
 use netpold_testbed::services::{NOBODY, NODE_PORT, Service, answer, may_reach, provide};
@@ -28,13 +28,13 @@ fn node_ports(proxy: Proxy) {
         answer(client, &of(here, NODE_PORT), &["", "friend1", "friend2"]);
         answer(client, &of(here, NODE_PORT + 1), NOBODY);
         answer(client, &of(here, NODE_PORT + 3), &friends);
-        // Translated where netpold does not see what became of it: every backend must be allowed.
+        // The other node translates the packet out of netpold's sight: every backend must be allowed.
         answer(client, &of(1 - here, NODE_PORT), NOBODY);
         answer(client, &of(1 - here, NODE_PORT + 1), NOBODY);
         answer(client, &of(1 - here, NODE_PORT + 2), &friends);
         answer(client, &of(1 - here, NODE_PORT + 3), NOBODY);
     }
-    // Who may reach the other node may reach all that it offers.
+    // A client that may reach the other node may reach all its node ports.
     let blocks = cluster.nodes[1].addresses().map(|address| {
         let length = if address.is_ipv4() { 32 } else { 128 };
         json!({ "ipBlock": { "cidr": format!("{address}/{length}") } })
@@ -57,8 +57,8 @@ fn services_at_node_ports_by_iptables() {
     node_ports(Proxy::Iptables);
 }
 
-/// The backend may send nothing, but answers: to clients that the node masquerades, its answers go
-/// to its own node, which turns them back.
+/// Isolates the backend's egress: it still answers. Answers to clients that the node masquerades go to the node,
+/// which translates them back.
 #[test]
 fn services_answer_clients_from_outside() {
     require_root!();
@@ -71,7 +71,7 @@ fn services_answer_clients_from_outside() {
     cluster.policy("server", isolate("server", &["Egress"]));
     cluster.policy("server2", isolate("server2", &["Egress"])).enforce();
     for (client, node) in [(1, 0), (0, 1)] {
-        // By the node that has the backend, and by way of the one that has not.
+        // By the backend's node, and by the node without a backend.
         let client = &cluster.nodes[client];
         answer(client, &sockets(&cluster, node, NODE_PORT), &["server"]);
         answer(client, &sockets(&cluster, node, NODE_PORT + 1), &["server2"]);

@@ -1,4 +1,4 @@
-//! Ways out of the node: to outside addresses, masqueraded; through a tunnel; in fragments.
+//! Paths out of the node: masqueraded to outside addresses, through a tunnel, in fragments.
 
 use std::net::IpAddr;
 
@@ -10,8 +10,8 @@ use serde_json::json;
 use super::backends::two_nodes;
 use crate::udp;
 
-/// Services without selector whose backends are outside of the cluster; pods' packets leave with
-/// the node's address.
+/// Tests Services without selector and with backends outside the cluster; pods' packets leave with the node's
+/// address.
 fn outside(cni: Cni) {
     let mut cluster = Cluster::one(cni).with_pods(&["client"]);
     let far = ["allowed", "other"].map(|name| {
@@ -51,7 +51,7 @@ fn services_with_backends_outside() {
     outside(Cni::Bridge);
 }
 
-/// Pods of other nodes are reached by VXLAN: judged as the pod's packet, not as what carries it.
+/// Reaches pods of other nodes by VXLAN: netpold judges the pod's packet, not the packet around it.
 #[test]
 fn services_through_a_tunnel() {
     require_root!();
@@ -67,7 +67,7 @@ fn services_through_a_tunnel() {
     for client in ["client1", "client2"] {
         answer(cluster.pod(client), &mixed.sockets(), &["", "friend1", "friend2"]);
     }
-    // The tunnel goes and comes back while the agent runs.
+    // The tunnel is removed and added again while the agent runs.
     cluster.nodes[0].netns().ip("link del vxlan9\n").unwrap();
     cluster.tunnel(0);
     let there = |status: &serde_json::Value| status["devices"].to_string().contains("vxlan9");
@@ -75,7 +75,7 @@ fn services_through_a_tunnel() {
     answer(cluster.pod("client1"), &mixed.sockets(), &["", "friend1", "friend2"]);
 }
 
-/// Datagrams that do not fit into one packet, by way of a Service.
+/// Sends datagrams larger than one packet through a Service.
 #[test]
 fn services_get_long_datagrams() {
     const LONG: usize = 5000;
@@ -86,7 +86,7 @@ fn services_get_long_datagrams() {
         .zip(backends)
         .map(|(number, name)| Service::new(number, name).pods(&cluster, &[name]))
         .collect();
-    // To enemies too the Service's address is allowed, so that it is decided behind it.
+    // The Service's address is allowed for enemies too, so the verdict falls after translation.
     provide(&mut cluster, Proxy::Nftables, &services);
     let blocks = ["10.96.0.0/16", "fd00:96::/64"].map(|c| json!({ "ipBlock": { "cidr": c } }));
     cluster.policy(

@@ -1,4 +1,4 @@
-//! Services whose addresses are real hosts' too, at times when no proxy translates them.
+//! Services with addresses of real hosts, while no proxy translates them.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::backends::two_nodes;
 
-/// The second node is the host of these addresses too, and the first knows the way.
+/// Gives these addresses to the second node, and routes to the first.
 fn host(cluster: &Cluster, addresses: &[IpAddr]) {
     let [here, there] = [&cluster.nodes[0], &cluster.nodes[1]];
     let (link, [via4, _]) = (cluster.link(0), there.addresses());
@@ -27,7 +27,7 @@ fn host(cluster: &Cluster, addresses: &[IpAddr]) {
     here.netns().ip(&routes).unwrap();
 }
 
-/// The Service's objects with a label, and nobody to translate.
+/// Writes the Service's objects with a label, without a proxy.
 fn labelled(cluster: &mut Cluster, service: &Service, label: &str) {
     describe(cluster, std::slice::from_ref(service));
     for object in &mut cluster.objects {
@@ -39,7 +39,7 @@ fn labelled(cluster: &mut Cluster, service: &Service, label: &str) {
     }
 }
 
-/// The host answers, whose name is not a pod's.
+/// Asserts that the host answers, under its own name.
 #[track_caller]
 fn host_answers(cluster: &Cluster, from: &str, service: &Service) {
     let seen = netpold_testbed::services::outcomes(cluster.pod(from), &external(service));
@@ -51,7 +51,7 @@ fn external(service: &Service) -> [std::net::SocketAddr; 2] {
     service.external_ips().map(|address| (address, SERVICE_PORT).into())
 }
 
-/// A tenant's Service that leads to an allowed pod opens nothing at the address that it is given.
+/// A tenant's Service that leads to an allowed pod must open nothing at its own address.
 #[test]
 fn services_at_real_hosts_addresses() {
     require_root!();
@@ -63,7 +63,7 @@ fn services_at_real_hosts_addresses() {
     host_answers(&cluster, "free", &trap);
     answer(cluster.pod("client1"), &external(&trap), NOBODY);
 
-    // Its proxy has not got so far.
+    // The proxy does not serve the Service yet.
     describe(&mut cluster, std::slice::from_ref(&trap));
     cluster.enforce();
     let before = lost(&cluster, 0, "service_backend");
@@ -71,7 +71,7 @@ fn services_at_real_hosts_addresses() {
     assert!(lost(&cluster, 0, "service_backend") > before, "dropped where it leaves the node");
     host_answers(&cluster, "free", &trap);
 
-    // It is another proxy's, or headless by its label.
+    // The Service belongs to another proxy, or is headless by its label.
     for label in ["service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"] {
         labelled(&mut cluster, &trap, label);
         cluster.enforce();
@@ -80,7 +80,7 @@ fn services_at_real_hosts_addresses() {
         assert!(lost(&cluster, 0, "policy") > before, "{label}: dropped at the pod");
     }
 
-    // What policy grants literally passes untranslated.
+    // A packet that policy grants literally passes untranslated.
     describe(&mut cluster, std::slice::from_ref(&trap));
     let blocks = trap.external_ips().map(|address| {
         let length = if address.is_ipv4() { 32 } else { 128 };
@@ -92,7 +92,7 @@ fn services_at_real_hosts_addresses() {
     host_answers(&cluster, "client1", &trap);
     cluster.without_policy("block").enforce();
 
-    // Translated it is an ordinary Service: other addresses, since the kernel knows these flows.
+    // A translated Service is an ordinary one; it has other addresses, since conntrack still has the former flows.
     let served = Service::new(2, "served").pods(&cluster, &["friend1"]);
     host(&cluster, &served.external_ips());
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&served));
