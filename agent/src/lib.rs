@@ -34,6 +34,7 @@ pub mod output;
 pub mod pattern;
 mod pause;
 mod printable;
+mod priority;
 pub mod probe;
 pub mod publish;
 pub mod requirements;

@@ -29,6 +29,7 @@ use crate::dataplane::bpffs::{self, PinRoot, Shared};
 use crate::dataplane::closing::Closing;
 use crate::endpoint::newcomers::Veths;
 use crate::memory;
+use crate::priority;
 
 /// Time that an agent may take to attach programs to a new interface. An older interface without a program was left
 /// alone on purpose (`--node-devices`).
@@ -90,6 +91,7 @@ fn exec(prepare: impl FnOnce(&mut Command)) -> Result<Infallible> {
         command.arg0(name);
     }
     prepare(command.args(arguments));
+    priority::lower();
     Err(command.exec()).context("cannot start this binary again")
 }
 
@@ -97,6 +99,8 @@ fn serve(root: &Path, resume_after: Option<Duration>) -> Result<()> {
     let signals = signals();
     signals.thread_block().context("cannot block signals")?;
     let signal = SignalFd::new(&signals).context("cannot receive signals")?;
+    // Before the other threads start, which inherit it.
+    priority::raise("new veths are closed later");
     let vacancies = Vacancies::watch(root).context("cannot start a thread")?;
     let mut standby = Standby::new(root, vacancies)?;
     let mut terminated = false;

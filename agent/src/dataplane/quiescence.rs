@@ -19,6 +19,8 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use nix::sys::statfs::{SYSFS_MAGIC, fstatfs};
 use nix::unistd::Pid;
 
+use crate::priority;
+
 /// Time limit of a visit: half a grace period.
 const PATIENCE: Duration = Duration::from_millis(4);
 const PROCESSORS: &str = "/sys/devices/system/cpu";
@@ -68,7 +70,7 @@ fn visitor() -> Option<SyncSender<Order>> {
 }
 
 fn serve(orders: &Receiver<Order>) {
-    run_first();
+    priority::raise("updates wait longer for packets in flight");
     let everywhere = sched_getaffinity(THIS_THREAD);
     while let Ok(tell) = orders.recv() {
         let visited = online().is_some_and(|all| visit(&all, Instant::now() + PATIENCE));
@@ -77,18 +79,6 @@ fn serve(orders: &Receiver<Order>) {
         if let Ok(everywhere) = &everywhere {
             let _ = sched_setaffinity(THIS_THREAD, everywhere);
         }
-    }
-}
-
-/// With `CAP_SYS_NICE` this thread runs before others: it needs some microseconds on each processor.
-fn run_first() {
-    let least = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the parameters outlive the call, which is about the calling thread.
-    let set = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const least) };
-    if set != 0 {
-        tracing::debug!(
-            "updates wait longer for packets in flight if processors are busy: no CAP_SYS_NICE"
-        );
     }
 }
 

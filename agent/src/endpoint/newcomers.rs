@@ -21,6 +21,7 @@ use crate::dataplane::closing::Closing;
 use crate::dataplane::hook::Hook;
 use crate::lock::lock;
 use crate::netlink::{Connection, Listener, Received};
+use crate::priority;
 
 /// `RTNLGRP_LINK`
 const LINKS: [u32; 1] = [1];
@@ -28,6 +29,8 @@ const LINKS: [u32; 1] = [1];
 const RECEIVE_BUFFER: usize = 2 << 20;
 /// Delay before a failed listing is tried again, in milliseconds.
 const AGAIN: u16 = 50;
+/// Effect of the missing right to run first: a pod may get packets for as long as these threads wait for a processor.
+const BUSY: &str = "new veths are closed later";
 /// Number of threads that attach. Each call waits for the kernel's RTNL lock and, with TCX, for a grace period while
 /// holding it. The lock is granted in order of arrival, so a single thread would fall behind twenty CNI plugins that
 /// request it repeatedly.
@@ -51,6 +54,7 @@ impl Closers {
             let (closing, received) = (closing.clone(), Arc::clone(&received));
             let thread = std::thread::Builder::new().name("closing".into()).stack_size(64 << 10);
             thread.spawn(move || {
+                priority::raise(BUSY);
                 // One thread waits for the next hook, the others for the lock.
                 let next = |received: &Mutex<Receiver<Hook>>| lock(received).recv();
                 while let Ok(hook) = next(&received) {
@@ -193,6 +197,7 @@ impl Guard {
         there.into_iter().filter(|_| all).for_each(|ifindex| closers.close(ifindex));
         let thread = std::thread::Builder::new().name("newcomers".into());
         thread.spawn(move || {
+            priority::raise(BUSY);
             while wait(&veths, &stopped) {
                 let new = veths.changes(|ifindex| closing.forget(ifindex));
                 new.into_iter().for_each(|ifindex| closers.close(ifindex));
