@@ -1,21 +1,31 @@
 //! Scheduling of the threads that packets wait for.
 
+/// Highest priority of an ordinary thread.
+const NICE: i32 = -20;
+
 /// Runs the calling thread, and the threads that it starts from now on, before all ordinary ones (`SCHED_FIFO`, lowest
 /// priority), however little processor time the container may use. Only for threads that run for microseconds at a time.
+/// Where cgroups of version 1 have no share of real time (`CONFIG_RT_GROUP_SCHED`), raises only the thread's nice value.
 /// Needs `CAP_SYS_NICE`; without it, logs `effect`.
 pub(crate) fn raise(effect: &str) {
-    if !set(libc::SCHED_FIFO, 1) {
+    if !schedule(libc::SCHED_FIFO, 1) && !nice(NICE) {
         tracing::debug!("no CAP_SYS_NICE: while processors are busy, {effect}");
     }
 }
 
 /// Runs the calling thread like any other one. The effect of [`raise`] would survive `execve(2)`.
 pub(crate) fn lower() {
-    set(libc::SCHED_OTHER, 0);
+    schedule(libc::SCHED_OTHER, 0);
+    nice(0);
 }
 
-fn set(policy: i32, priority: i32) -> bool {
+fn schedule(policy: i32, priority: i32) -> bool {
     let parameters = libc::sched_param { sched_priority: priority };
     // SAFETY: the parameters outlive the call, which is about the calling thread.
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
+}
+
+fn nice(value: i32) -> bool {
+    // SAFETY: setpriority(2) takes no pointers; 0 is the calling thread.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, value) == 0 }
 }
