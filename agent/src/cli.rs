@@ -11,7 +11,6 @@ use netpold_core::probe::IpProtocol;
 
 use crate::arguments::{Who, time};
 use crate::completion::CompletionArgs;
-use crate::dataplane::bpffs::DEFAULT_BPFFS;
 use crate::diff::DiffArgs;
 use crate::doctor::DoctorArgs;
 use crate::engine::interfaces::NodeDevices;
@@ -24,6 +23,7 @@ pub use crate::output::Output;
 use crate::socket::DEFAULT_SOCKET;
 use crate::top::TopArgs;
 use crate::trace::TraceArgs;
+use netpold_dataplane::bpffs::DEFAULT_BPFFS;
 
 /// Default file of the last good state. The state must survive a reboot, so the file is not below /run.
 const DEFAULT_STATE: &str = "/var/lib/netpold/state";

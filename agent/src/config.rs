@@ -16,13 +16,13 @@ use crate::arguments::block;
 use crate::cli::{
     self, ClusterNetworkPolicies, LogFormat, PodEgressHook, RunArgs, UplinkDrops, WatchNodes,
 };
-use crate::dataplane::bpffs::TakesFrom;
-use crate::dataplane::uplink_xdp::Wanted;
 use crate::engine::interfaces::NodeDevices;
 use crate::listen::ListenAddress;
 use crate::printable::log_field;
 use crate::source::cluster;
 use crate::source::opened::Origin;
+use netpold_dataplane::bpffs::TakesFrom;
+use netpold_dataplane::uplink_xdp::Wanted;
 
 /// Longest path of a control socket: `sun_path` without its final zero and the suffix at creation.
 const SOCKET_PATH_MAX: usize = 107 - crate::admin::NEW_SUFFIX.len();

@@ -37,10 +37,10 @@ pub use finding::{Finding, Report, Severity, merge};
 pub(crate) use live::details_of_policies;
 pub use render::text;
 
-use crate::dataplane::bpffs::DEFAULT_BPFFS;
 use crate::live::ClusterArgs;
 use crate::output::{Output, print};
 use crate::socket::DEFAULT_SOCKET;
+use netpold_dataplane::bpffs::DEFAULT_BPFFS;
 
 /// Exit status: no finding but information.
 const HEALTHY: u8 = 0;

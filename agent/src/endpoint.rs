@@ -40,7 +40,7 @@ pub use self::event::Event;
 use self::listening::Listening;
 use self::worker::Worker;
 pub use self::worker::{Counters, SERVICE_DEVICE};
-use crate::netlink::{Connection, Listener};
+use netpold_dataplane::netlink::{Connection, Listener};
 
 /// `RTNLGRP_LINK`, `RTNLGRP_IPV4_ROUTE`, `RTNLGRP_IPV6_ROUTE`
 const OWN_GROUPS: [u32; 3] = [1, 7, 11];

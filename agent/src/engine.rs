@@ -34,14 +34,14 @@ use netpold_core::model::{Change, Pod};
 use netpold_core::ops::Capacity;
 use nix::net::if_::if_indextoname;
 
-use crate::dataplane::Dataplane;
-use crate::dataplane::attach::Hook;
-use crate::dataplane::generation::GenerationError;
-use crate::dataplane::tables::TableError;
 use crate::endpoint::Event;
 use crate::endpoint::newcomers;
 use crate::events::{Dropped, Line};
 use crate::rule_use::{News, Round, RuleUse};
+use netpold_dataplane::Dataplane;
+use netpold_dataplane::attach::Hook;
+use netpold_dataplane::generation::GenerationError;
+use netpold_dataplane::tables::TableError;
 
 use health::Health;
 use interfaces::{NodeDevices, NodeInterfaces};

@@ -17,11 +17,11 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tracing::info;
 
-use crate::lock::lock;
 pub use dropped::{AUDIT, Denial, Denials, Dropped, Line};
 pub(crate) use dropped::{DropKey, unix_millis};
 pub use journal::{Cursor, Journal, Lost, Outcome, Seen};
 pub use log::{DropLog, QUIET};
+use netpold_core::lock::lock;
 
 /// Reads the events of one generation until it is dropped or the ring fails. `pod` returns the name of a drop's pod.
 ///
@@ -116,8 +116,8 @@ mod tests {
 
     use super::log::tests::event;
     use super::*;
-    use crate::bpf::sys::test_objects;
-    use crate::bpf::test_run;
+    use netpold_dataplane::bpf::test_objects;
+    use netpold_dataplane::bpf::test_run;
 
     #[test]
     fn records_are_decoded_by_family_and_size() {

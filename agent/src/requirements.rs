@@ -3,8 +3,8 @@
 use anyhow::{Context, Result, bail};
 use tracing::warn;
 
-use crate::dataplane::attach::Mode;
-use crate::dataplane::features::Features;
+use netpold_dataplane::attach::Mode;
+use netpold_dataplane::features::Features;
 
 /// Required capabilities with their numbers in `linux/capability.h` and their purposes.
 const CAPABILITIES: [(u32, &str, &str); 4] = [

@@ -24,12 +24,12 @@ use nix::sys::signalfd::SignalFd;
 
 use crate::cli::StandbyArgs;
 use crate::config;
-use crate::dataplane::attach::{Hook, Mode};
-use crate::dataplane::bpffs::{self, PinRoot, Shared};
-use crate::dataplane::closing::Closing;
 use crate::endpoint::newcomers::Veths;
 use crate::memory;
-use crate::priority;
+use netpold_dataplane::attach::{Hook, Mode};
+use netpold_dataplane::bpffs::{self, PinRoot, Shared};
+use netpold_dataplane::closing::Closing;
+use netpold_dataplane::priority;
 
 /// Time that an agent may take to attach programs to a new interface. An older interface without a program was left
 /// alone on purpose (`--node-devices`).

@@ -9,11 +9,11 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use crate::cli::UninstallArgs;
-use crate::dataplane::attach::{Attacher, Mode};
-use crate::dataplane::bpffs::PinRoot;
-use crate::dataplane::{gate, xdp};
 use crate::publish::NODE_CONDITION;
 use crate::source::cluster::{self, Access, ConnectError};
+use netpold_dataplane::attach::{Attacher, Mode};
+use netpold_dataplane::bpffs::PinRoot;
+use netpold_dataplane::{gate, xdp};
 
 /// Longest wait for the API server to remove the Node's condition.
 const PATIENCE: Duration = Duration::from_secs(10);

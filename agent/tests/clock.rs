@@ -4,12 +4,12 @@ use std::os::fd::AsFd;
 use std::process::Command;
 
 use aya::{EbpfLoader, programs::SchedClassifier};
-use netpold::bpf::test_run::jiffies;
-use netpold::conntrack::{measure_hz, tick_rate};
+use netpold_dataplane::bpf::test_run::jiffies;
+use netpold_dataplane::conntrack::{measure_hz, tick_rate};
 
 #[test]
 fn the_measured_rate_is_the_configured_one() {
-    let object = netpold::object::object().expect("the eBPF object");
+    let object = netpold_dataplane::object::object().expect("the eBPF object");
     let mut bpf = EbpfLoader::new().load(object).expect("maps");
     let clock: &mut SchedClassifier = bpf.program_mut("netpold_clock").unwrap().try_into().unwrap();
     clock.load().unwrap();

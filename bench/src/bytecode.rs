@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use netpold::bpf::sys::{self, instruction};
-use netpold::bpf::test_run::{self, Attributes};
+use netpold_dataplane::bpf::sys::{self, instruction};
+use netpold_dataplane::bpf::test_run::{self, Attributes};
 
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const ATTACH_XDP: u32 = 37;

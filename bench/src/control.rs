@@ -5,12 +5,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use netpold::dataplane::quiescence::grace_period;
 use netpold_core::model::{
     Change, Enforcement, Interface, IpBlock, Key, Namespace, Node, Peer, Pod, Policy,
     PolicyVersion, PortMatch, PortRule, Protocol, Requirement, Rule, Selector,
 };
 use netpold_core::ops::Op;
+use netpold_dataplane::quiescence::grace_period;
 use netpold_testkit::objects;
 use serde::Serialize;
 

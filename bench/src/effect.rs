@@ -9,9 +9,9 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use netpold::bpf::mmap::MappedArray;
-use netpold::dataplane::attach::{Attacher, Hook, Mode};
 use netpold_core::model::Direction;
+use netpold_dataplane::attach::{Attacher, Hook, Mode};
+use netpold_dataplane::bpf::mmap::MappedArray;
 use netpold_testbed::Netns;
 
 use crate::bytecode::{Code, SCHED_CLS, memory};

@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use netpold::conntrack::Buckets;
-use netpold::dataplane::attach::{Attacher, Hook, Mode};
-use netpold::dataplane::bpffs::PinRoot;
-use netpold::dataplane::quiescence::grace_period;
-use netpold::dataplane::{Dataplane, DataplaneOptions};
 use netpold::engine::Engine;
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Interface};
 use netpold_core::ops::Capacity;
 use netpold_core::options::Options;
+use netpold_dataplane::attach::{Attacher, Hook, Mode};
+use netpold_dataplane::bpffs::PinRoot;
+use netpold_dataplane::conntrack::Buckets;
+use netpold_dataplane::quiescence::grace_period;
+use netpold_dataplane::{Dataplane, DataplaneOptions};
 use netpold_testbed::Netns;
 use serde::Serialize;
 

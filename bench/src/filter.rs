@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use netpold::dataplane::attach::{Attacher, Hook};
+use netpold_dataplane::attach::{Attacher, Hook};
 
 use crate::packet::program;
 use crate::world::World;

@@ -10,9 +10,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use netpold::dataplane::attach::{Attacher, Hook, Mode};
-use netpold::dataplane::xdp::XdpProgram;
 use netpold_core::model::Direction;
+use netpold_dataplane::attach::{Attacher, Hook, Mode};
+use netpold_dataplane::xdp::XdpProgram;
 use netpold_ebpf::reason::{Reason, counter};
 use netpold_ebpf::xdp::uplink::Scope;
 use netpold_testbed::Netns;

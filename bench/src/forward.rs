@@ -9,9 +9,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use netpold::bpf::test_run::{Run, run};
-use netpold::dataplane::attach::{Attacher, Hook, Mode};
 use netpold_core::model::Direction;
+use netpold_dataplane::attach::{Attacher, Hook, Mode};
+use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_testbed::{Netns, udp_frame};
 use serde::Serialize;

@@ -348,7 +348,7 @@ pub(crate) fn load_empty() -> Result<OwnedFd> {
     for map in ["TRIE_BLOCKS", "ROWS", "ROW_BLOCKS", "PORT_SETS", "PORT_BITMAPS", "CT4", "CT6"] {
         loader.map_max_entries(map, 1);
     }
-    let mut bpf = loader.load(netpold::object::object()?)?;
+    let mut bpf = loader.load(netpold_dataplane::object::object()?)?;
     let program = bpf.program_mut(name).context("the object has no empty program")?;
     let program: &mut SchedClassifier = program.try_into()?;
     program.load()?;

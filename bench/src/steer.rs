@@ -9,8 +9,8 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context, Result};
-use netpold::bpf::mmap::MappedArray;
-use netpold::bpf::sys::program_array;
+use netpold_dataplane::bpf::mmap::MappedArray;
+use netpold_dataplane::bpf::sys::program_array;
 
 use crate::bytecode::{Code, SCHED_CLS, XDP, memory};
 use crate::frame::End;

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use netpold::dataplane::attach::{Attacher, Hook, Mode};
 use netpold_core::model::Direction;
+use netpold_dataplane::attach::{Attacher, Hook, Mode};
 use netpold_testbed::Netns;
 use serde::Serialize;
 

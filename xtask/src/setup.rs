@@ -9,7 +9,7 @@
 //! - for the tests alone: nft and iptables, which translate Services; zsh and fish; kubectl, kube-apiserver and etcd in
 //!   the user's cache; and tools for `deploy/` (skopeo, shellcheck, ruby, runc, promtool).
 //!
-//! `agent/build.rs` searches the same places for the compiler and the linker.
+//! `agent/dataplane/build.rs` searches the same places for the compiler and the linker.
 
 mod crates;
 mod cross;
@@ -199,10 +199,12 @@ fn install_linker() -> Result<()> {
 /// The agent's build script cannot watch for a compiler that does not exist yet: its new modification time makes it run
 /// again at the next build.
 fn look_again() -> Result<()> {
-    let script = crate::root().join("agent/build.rs");
+    let script = crate::root().join("agent/dataplane/build.rs");
     match File::options().append(true).open(&script) {
-        Ok(file) => file.set_modified(SystemTime::now()).context("cannot touch agent/build.rs"),
+        Ok(file) => {
+            file.set_modified(SystemTime::now()).context("cannot touch agent/dataplane/build.rs")
+        }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(e).context("cannot touch agent/build.rs"),
+        Err(e) => Err(e).context("cannot touch agent/dataplane/build.rs"),
     }
 }

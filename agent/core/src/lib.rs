@@ -85,6 +85,7 @@ pub mod budget;
 pub mod cluster;
 pub mod compile;
 pub mod explain;
+pub mod lock;
 pub mod model;
 pub mod ops;
 pub mod options;

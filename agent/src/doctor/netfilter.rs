@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use rtnetlink::packet_core::NLM_F_DUMP;
 
-use crate::netlink::{NETFILTER_HEADER, ask_netfilter, attributes};
+use netpold_dataplane::netlink::{NETFILTER_HEADER, ask_netfilter, attributes};
 
 /// `NFNL_SUBSYS_NFTABLES` with `NFT_MSG_GETTABLE` and `NFT_MSG_GETCHAIN`.
 const GET_TABLE: u16 = 10 << 8 | 1;

@@ -10,12 +10,12 @@ use netlink_packet_route::link::LinkMessage;
 use super::enforcers::{self, ENFORCERS};
 use super::finding::{Check, Findings, Report, Severity};
 use super::netfilter;
-use crate::dataplane::attach::Mode;
-use crate::dataplane::bpffs::is_bpffs;
-use crate::netlink::{Connection, Message, attributes};
 use crate::requirements;
 use crate::socket;
 use crate::status::{Status, understood};
+use netpold_dataplane::attach::Mode;
+use netpold_dataplane::bpffs::is_bpffs;
+use netpold_dataplane::netlink::{Connection, Message, attributes};
 
 const KERNEL: Check = Check {
     name: "kernel",

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::dataplane::role::Link;
+use netpold_dataplane::role::Link;
 
 /// Link kinds (`IFLA_INFO_KIND`) without own enforcement: packets pass them on the way to another device, which
 /// enforces, or they lead nowhere.

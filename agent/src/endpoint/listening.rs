@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::netlink::{Listener, Message, Received};
+use netpold_dataplane::netlink::{Listener, Message, Received};
 
 /// Maximum number of events taken from a socket in a row. With this many address events, a namespace causes them as
 /// fast as they are read: the address socket rests for [`BREATH`], and later events end in one overrun.

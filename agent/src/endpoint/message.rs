@@ -9,7 +9,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
 use super::device::{Device, PASSED_ON};
 use super::table::Veth;
-use crate::netlink::{Message, attributes, word};
+use netpold_dataplane::netlink::{Message, attributes, word};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;

@@ -17,11 +17,11 @@ use netpold_core::model::Direction;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::message::{OutsideVeth, links_request, outside_veth};
-use crate::dataplane::closing::Closing;
-use crate::dataplane::hook::Hook;
-use crate::lock::lock;
-use crate::netlink::{Connection, Listener, Received};
-use crate::priority;
+use netpold_core::lock::lock;
+use netpold_dataplane::closing::Closing;
+use netpold_dataplane::hook::Hook;
+use netpold_dataplane::netlink::{Connection, Listener, Received};
+use netpold_dataplane::priority;
 
 /// `RTNLGRP_LINK`
 const LINKS: [u32; 1] = [1];

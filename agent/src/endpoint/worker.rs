@@ -20,7 +20,7 @@ use super::message::{
     station,
 };
 use super::table::Veth;
-use crate::netlink::{Connection, Message};
+use netpold_dataplane::netlink::{Connection, Message};
 
 /// Dummy device of kube-proxy in IPVS mode. It holds the addresses of all Services, which are not the node's own for
 /// policies. kube-proxy hard-codes the name (`DefaultDummyDevice`).

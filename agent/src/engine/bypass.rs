@@ -13,7 +13,7 @@ use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netpold_core::compile::Compiler;
 
 use super::interfaces::NodeInterfaces;
-use crate::netlink::{Connection, Message, word};
+use netpold_dataplane::netlink::{Connection, Message, word};
 
 /// Time after the last packet during which the problem is reported.
 const SAID: Duration = Duration::from_mins(10);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::EngineError;
-use crate::conntrack::Pass;
+use netpold_dataplane::conntrack::Pass;
 
 /// Shortest and longest pause before a failed update is retried.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));

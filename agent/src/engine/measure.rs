@@ -8,9 +8,9 @@ use super::health::Health;
 use super::reconciler::Reconciler;
 use super::report::wrong_with_node;
 use super::{Engine, unsupported};
-use crate::dataplane::Dataplane;
-use crate::dataplane::generation::Generation;
 use crate::metrics::{EndpointCounts, Fill, Instruments, Snapshot};
+use netpold_dataplane::Dataplane;
+use netpold_dataplane::generation::Generation;
 
 /// Kinds of repairs by [`Engine::repair`] and [`Engine::readback`].
 const REPAIRS: [&str; 4] = ["entries", "order", "pins", "programs"];

@@ -15,11 +15,11 @@ use netpold_ebpf::reason::Reason;
 
 use super::Engine;
 use super::reconciler::Reconciler;
-use crate::conntrack::FlowKey;
-use crate::dataplane::Shown;
 use crate::probe::packet::Packet;
 use crate::probe::tables::CompiledTables;
 use crate::probe::{End, NodeAnswer, Said};
+use netpold_dataplane::Shown;
+use netpold_dataplane::conntrack::FlowKey;
 
 /// Most ends examined per probe.
 const ENDS: usize = 64;

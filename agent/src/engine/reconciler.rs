@@ -14,13 +14,13 @@ use super::EngineError;
 use super::pace::Pace;
 use super::room::install;
 use super::successor::Succession;
-use crate::dataplane::Dataplane;
-use crate::dataplane::attach::Hook;
-use crate::dataplane::audit::Repaired;
-use crate::dataplane::role::Role;
-use crate::import_conntrack::Wanted;
 use crate::metrics::Instruments;
 use crate::status::Revision;
+use netpold_dataplane::Dataplane;
+use netpold_dataplane::attach::Hook;
+use netpold_dataplane::audit::Repaired;
+use netpold_dataplane::import_conntrack::Wanted;
+use netpold_dataplane::role::Role;
 
 /// The compiler, the dataplane and the state between them.
 pub(super) struct Reconciler {

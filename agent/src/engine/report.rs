@@ -15,10 +15,10 @@ use super::interfaces::{NodeInterfaces, pod_of};
 use super::measure::drops_by_reason;
 use super::reconciler::Reconciler;
 use super::second;
-use crate::conntrack::{Census, Pass};
-use crate::dataplane::Dataplane;
 use crate::events::Dropped;
 use crate::status::{DropCount, EndpointStatus, RecentDrop, Status, TableStatus, UplinkStatus};
+use netpold_dataplane::Dataplane;
+use netpold_dataplane::conntrack::{Census, Pass};
 
 /// Most distinct drops explained per status: each explanation walks over policies.
 const EXPLAINED: usize = 16;

@@ -22,9 +22,9 @@ use netpold_core::ops::Capacity;
 use super::EngineError;
 use super::reconciler::{Reconciler, thread_time};
 use super::room::{install, roomy};
-use crate::dataplane::generation::Generation;
-use crate::dataplane::recipe::Recipe;
 use crate::metrics::Instruments;
+use netpold_dataplane::generation::Generation;
+use netpold_dataplane::recipe::Recipe;
 
 /// Interval at which the engine checks whether the other thread has finished.
 const POLL: Duration = Duration::from_millis(20);

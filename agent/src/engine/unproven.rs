@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use netpold_core::compile::Compiler;
 use netpold_ebpf::layout::Unproven;
 
-use crate::dataplane::Dataplane;
+use netpold_dataplane::Dataplane;
 
 /// Time after the last packet during which the problem is reported.
 const SAID: Duration = Duration::from_secs(30);

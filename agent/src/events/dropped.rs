@@ -11,7 +11,7 @@ use netpold_ebpf::layout::DropEvent;
 use netpold_ebpf::reason::Reason;
 use serde::Serialize;
 
-use crate::conntrack::FlowTuple;
+use netpold_dataplane::conntrack::FlowTuple;
 
 /// [`Dropped::reason`] of a flow that passed and that audited policies would have denied.
 pub const AUDIT: &str = "audit";

@@ -13,8 +13,8 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use super::dropped::{Dropped, unix_millis};
-use crate::conntrack::FlowTuple;
-use crate::lock::lock;
+use netpold_core::lock::lock;
+use netpold_dataplane::conntrack::FlowTuple;
 
 /// Most drops and audited flows kept, and most new flows kept: about a megabyte each.
 const KEPT: usize = 8192;

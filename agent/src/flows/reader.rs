@@ -12,8 +12,8 @@ use netpold_ebpf::flow::control::Control;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED};
 
 use super::{Cached, Filter, Flow, FlowState, Page, PodFlows, Request, SentOn, Translated};
-use crate::conntrack::{FlowTuple, Sighting, Sweeper};
-use crate::import_conntrack::{KernelFlow, Wanted, kernel_flows};
+use netpold_dataplane::conntrack::{FlowTuple, Sighting, Sweeper};
+use netpold_dataplane::import_conntrack::{KernelFlow, Wanted, kernel_flows};
 
 /// Most flows in a page of netpold's table.
 pub(super) const PAGE: u32 = 2048;

@@ -26,8 +26,8 @@ pub use instruments::Instruments;
 pub use snapshot::{Direct, EndpointCounts, Fill, Snapshot};
 
 use crate::events::DropLog;
-use crate::lock::lock;
 use crate::source::SourceStatus;
+use netpold_core::lock::lock;
 use process::Process;
 use writer::Writer;
 

@@ -7,8 +7,8 @@ use netpold_ebpf::layout::Unproven;
 use netpold_ebpf::reason::Reason;
 
 use super::writer::Writer;
-use crate::conntrack::{Census, Pass};
 use crate::status::Revision;
+use netpold_dataplane::conntrack::{Census, Pass};
 
 /// A number for each direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

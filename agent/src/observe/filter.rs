@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::arguments::block;
 use crate::events::{Outcome, Seen};
-use crate::pattern::matches;
+use netpold_dataplane::pattern::matches;
 
 /// Most stars in a pattern: each makes the comparison slower.
 const STARS: usize = 2;

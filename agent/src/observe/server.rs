@@ -14,7 +14,7 @@ use tokio::task::spawn_blocking;
 use super::event::{Event, Line};
 use super::filter::{Filter, Request};
 use crate::events::{Cursor, Journal, Lost, Seen, unix_millis};
-use crate::lock::lock;
+use netpold_core::lock::lock;
 
 /// Command of a request; a space and a [`Request`] in JSON follow.
 pub const OBSERVE_REQUEST: &str = "observe";

@@ -8,8 +8,8 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::UnixStream;
 
 use super::{Attribution, Event, Line, Observer, PolicyName, Request, RuleName, lost_text, text};
-use crate::conntrack::FlowTuple;
 use crate::events::{Journal, Lost, Outcome, Seen};
+use netpold_dataplane::conntrack::FlowTuple;
 
 const NODE: &str = "n1";
 

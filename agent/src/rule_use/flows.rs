@@ -11,9 +11,9 @@ use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
 use netpold_ebpf::packet::protocol::{TCP, UDP, is_to_server};
 
 use super::{RuleUse, Swept, millis};
-use crate::conntrack::{FlowTuple, Sighting};
 use crate::events::{Dropped, unix_millis};
 use crate::learn::Met;
+use netpold_dataplane::conntrack::{FlowTuple, Sighting};
 
 /// Comparisons with rules in a sweep for new flows, and as many for known ones.
 const BUDGET: usize = 400_000;

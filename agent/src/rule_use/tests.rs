@@ -11,8 +11,8 @@ use netpold_ebpf::layout::{
 use netpold_testkit::objects::{self, block, select};
 
 use super::*;
-use crate::bpf::sys::test_objects;
-use crate::conntrack::{FlowKey, Sweeper, Tracked};
+use netpold_dataplane::bpf::test_objects;
+use netpold_dataplane::conntrack::{FlowKey, Sweeper, Tracked};
 
 const HZ: u32 = 250;
 const BPF_F_MMAPABLE: u32 = 1 << 10;

@@ -11,8 +11,8 @@ use netpold_core::explain::{Explainer, PodFlow};
 use netpold_core::model::{Direction, Key};
 
 use super::flows::Kind;
-use crate::conntrack::FlowTuple;
 use crate::events::Dropped;
+use netpold_dataplane::conntrack::FlowTuple;
 
 /// Cost of one evaluation of policies in a sweep's budget.
 pub(super) const LOOK: usize = 64;

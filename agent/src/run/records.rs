@@ -8,9 +8,9 @@ use tokio::task::block_in_place;
 use crate::engine::Engine;
 use crate::kept::{self, Keeper};
 use crate::learn;
-use crate::lock::lock;
 use crate::rule_use::{self, RuleUse};
 use crate::state::SnapshotWriter;
+use netpold_core::lock::lock;
 
 /// Writers of the kept records.
 pub(super) struct Records {

@@ -10,10 +10,10 @@ use crate::engine::{
     Enforcement, Engine, denials, hindrances, to_tell_of_node, unsupported_policies,
 };
 use crate::events::Line;
-use crate::lock::lock;
 use crate::publish::{Look, Publisher, Settings};
 use crate::source::SourceStatus;
 use crate::source::cluster::EventRecorder;
+use netpold_core::lock::lock;
 
 /// Recorder of Events and publisher of the enforced state.
 pub(super) struct Reports {

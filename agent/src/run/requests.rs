@@ -10,12 +10,12 @@ use crate::engine::{Engine, flow_reader, name_remotes, observed};
 use crate::events::DropLog;
 use crate::flows::{FLOWS_REQUEST, Page};
 use crate::learn::LEARN_REQUEST;
-use crate::lock::lock;
 use crate::observe::{Attributions, OBSERVE_REQUEST, Observer};
 use crate::probe::{EXPLAIN_REQUEST, NodeAnswer};
 use crate::source::SourceStatus;
 use crate::status::Status;
 use crate::trace::{TRACE_REQUEST, Tracer};
+use netpold_core::lock::lock;
 
 /// Returns the handlers of the agent on the node with this name.
 pub(super) fn requests(

@@ -11,13 +11,13 @@ use netpold_core::options::Options;
 use netpold_ebpf::layout::Endpoint;
 
 use crate::config::RunConfig;
-use crate::conntrack::Buckets;
-use crate::dataplane::attach::{Attached, Attacher};
-use crate::dataplane::bpffs::PinRoot;
-use crate::dataplane::pinned_state::PinnedState;
-use crate::dataplane::{Dataplane, DataplaneOptions};
 use crate::engine::Engine;
 use crate::source::inputs::kept;
+use netpold_dataplane::attach::{Attached, Attacher};
+use netpold_dataplane::bpffs::PinRoot;
+use netpold_dataplane::conntrack::Buckets;
+use netpold_dataplane::pinned_state::PinnedState;
+use netpold_dataplane::{Dataplane, DataplaneOptions};
 
 /// Creates an engine that has written nothing yet; it continues the pinned state of an earlier agent.
 pub(super) fn engine(

@@ -14,10 +14,10 @@ use tokio::time::{Instant, sleep, timeout};
 use super::packet::{Line, Packet};
 use super::request::Request;
 use super::steps::{Assembler, RawPacket};
-use crate::dataplane::shared_maps::SharedMaps;
-use crate::dataplane::traced::TracedPrograms;
-use crate::lock::lock;
 use crate::observe::Attributions;
+use netpold_core::lock::lock;
+use netpold_dataplane::shared_maps::SharedMaps;
+use netpold_dataplane::traced::TracedPrograms;
 
 /// Name of the request for a trace, followed by a space and a [`Request`] in JSON.
 pub const TRACE_REQUEST: &str = "trace";

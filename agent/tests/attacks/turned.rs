@@ -6,7 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use netpold::import_conntrack::kernel_flows;
+use netpold_dataplane::import_conntrack::kernel_flows;
 use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, isolate};
 use netpold_testbed::packet::{ipv4, tcp_message};
 use netpold_testbed::{Cni, Host, Pod, Wire, require_root};

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use aya::maps::{HashMap, MapData};
 use aya::programs::{ProgramInfo, Xdp};
-use netpold::bpf::test_run::{Attributes, call};
+use netpold_dataplane::bpf::test_run::{Attributes, call};
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint};
 use netpold_ebpf::packet::{parse, protocol};
 use netpold_ebpf::reason::Reason;

@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 
-use netpold::bpf::test_run::{Run, run};
+use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_ebpf::{
     judge::{
         post_nat,

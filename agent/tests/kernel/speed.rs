@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use netpold::bpf::test_run::{Run, run};
+use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_ebpf::layout::{Endpoint, endpoint_slot, mark};
 use netpold_testbed::Stain;
 

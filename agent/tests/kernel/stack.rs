@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use netpold::object::{TRACED_OBJECT, object};
+use netpold_dataplane::object::{TRACED_OBJECT, object};
 use object::{
     Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget, SectionKind, SymbolKind,
 };

@@ -3,8 +3,8 @@
 use std::os::fd::AsFd;
 
 use aya::maps::{Array, MapData, PerCpuArray};
-use netpold::bpf::test_run::{self, Run};
-use netpold::object::TRACED_OBJECT;
+use netpold_dataplane::bpf::test_run::{self, Run};
+use netpold_dataplane::object::TRACED_OBJECT;
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::trace::{Clause, TraceFilter, TraceRecord};
 use netpold_testkit::frames::{ACK, FAMILIES, SYN, TCP, Who, frame, ip, tcp};
@@ -71,7 +71,7 @@ fn ordinary_programs_have_nothing_of_it() {
         |object: &[u8], name: &str| object.windows(name.len()).any(|it| it == name.as_bytes());
     for name in ["netpold_trace_note", "AYA_LOGS"] {
         assert!(has(TRACED_OBJECT, name), "{name}");
-        assert!(!has(netpold::object::OBJECT, name), "{name}");
+        assert!(!has(netpold_dataplane::object::OBJECT, name), "{name}");
     }
 }
 

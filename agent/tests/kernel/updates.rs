@@ -7,15 +7,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 
 use aya::EbpfLoader;
-use netpold::bpf::test_run::{Run, run};
-use netpold::dataplane::audit::UnexpectedEntries;
-use netpold::dataplane::bpffs::PinRoot;
-use netpold::dataplane::global_sections::Offered;
-use netpold::dataplane::tables::Tables;
 use netpold_core::compile::{Compiler, Cursor};
 use netpold_core::model::{Direction, Interface};
 use netpold_core::ops::{Op, TableWriter};
 use netpold_core::options::{CheckSource, Options};
+use netpold_dataplane::audit::UnexpectedEntries;
+use netpold_dataplane::bpf::test_run::{Run, run};
+use netpold_dataplane::bpffs::PinRoot;
+use netpold_dataplane::global_sections::Offered;
+use netpold_dataplane::tables::Tables;
 use netpold_ebpf::flow::control::timeouts;
 use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::layout::{HOST6_WAYS, Settings};
@@ -162,7 +162,7 @@ struct Kernel {
 impl Kernel {
     /// Loads programs and tables. `crowded`: most IPv6 addresses find no room in their table.
     fn load(crowded: bool) -> Self {
-        let object = netpold::object::object().expect("the eBPF object");
+        let object = netpold_dataplane::object::object().expect("the eBPF object");
         let mut loader = EbpfLoader::new();
         loader.map_max_entries("CT4", BUCKETS).map_max_entries("CT6", BUCKETS);
         if crowded {

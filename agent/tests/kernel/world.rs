@@ -7,8 +7,8 @@ use aya::{
     maps::{Array, Map, MapData, PerCpuArray},
     programs::SchedClassifier,
 };
-use netpold::bpf::test_run::{self, Run, run};
-use netpold::dataplane::{
+use netpold_dataplane::bpf::test_run::{self, Run, run};
+use netpold_dataplane::{
     global_sections::{self, Section},
     ipv6_blocks::Ipv6Blocks,
     ipv6_hosts::Ipv6Hosts,
@@ -51,7 +51,7 @@ impl World {
     /// Creates a pod that admits the client to TCP 80 and UDP 53, and the friend to everything; it may reach the
     /// server on TCP 443, UDP 53 and by other protocols. `buckets` is the size of the flow tables.
     pub(crate) fn new(buckets: u32) -> Self {
-        Self::of(netpold::object::object().expect("the eBPF object"), &PROGRAMS, buckets)
+        Self::of(netpold_dataplane::object::object().expect("the eBPF object"), &PROGRAMS, buckets)
     }
 
     /// Creates the same pod with the given programs of an object.

@@ -5,10 +5,6 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use netpold::conntrack::Buckets;
-use netpold::dataplane::attach::{Attacher, Mode};
-use netpold::dataplane::bpffs::PinRoot;
-use netpold::dataplane::{Dataplane, DataplaneOptions};
 use netpold::engine::Engine;
 use netpold::source::manifests::read_once;
 use netpold_core::compile::Compiler;
@@ -18,6 +14,10 @@ use netpold_core::model::{
 };
 use netpold_core::ops::Capacity;
 use netpold_core::options::Options;
+use netpold_dataplane::attach::{Attacher, Mode};
+use netpold_dataplane::bpffs::PinRoot;
+use netpold_dataplane::conntrack::Buckets;
+use netpold_dataplane::{Dataplane, DataplaneOptions};
 use netpold_testbed::cluster::{Cluster, NAMESPACE};
 use netpold_testbed::{Cni, Unmount, require_root};
 

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use netpold::bpf::mmap::MappedArray;
+use netpold_dataplane::bpf::mmap::MappedArray;
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint};
 use netpold_testbed::cluster::{Cluster, MOMENT, PORT};
 use netpold_testbed::services::{SERVICE_PORT, Service, provide};

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use aya::maps::{MapData, MapInfo};
 use aya::programs::loaded_programs;
-use netpold::bpf::mmap::MappedArray;
-use netpold::dataplane::ipv6_hosts::Ipv6Hosts;
+use netpold_dataplane::bpf::mmap::MappedArray;
+use netpold_dataplane::ipv6_hosts::Ipv6Hosts;
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint, LAYOUT_VERSION, PORTS_EVERY, Row, Settings};
 use netpold_testbed::cluster::{Cluster, ENFORCED, remount};
 use netpold_testbed::{Cni, require_root};

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Stdio;
 
-use netpold::import_conntrack::{KernelFlow, kernel_flows};
+use netpold_dataplane::import_conntrack::{KernelFlow, kernel_flows};
 use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, isolate};
 use netpold_testbed::{Cni, Flow, Probe, Protocol, probe_all, require_root};
 

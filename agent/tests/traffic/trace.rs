@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use netpold::dataplane::attach::{Attacher, Mode};
+use netpold_dataplane::attach::{Attacher, Mode};
 use netpold_testbed::cluster::{
     Cluster, MOMENT, NAMESPACE, PATIENCE, PORT, allow_from, eventually,
 };

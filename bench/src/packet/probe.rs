@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use netpold::bpf::test_run::{Run, run};
+use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_testbed::Stain;
 

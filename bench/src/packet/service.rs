@@ -4,8 +4,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, Result};
-use netpold::dataplane::role::Program;
 use netpold_core::model::Direction;
+use netpold_dataplane::role::Program;
 use netpold_ebpf::layout::{endpoint_slot, mark};
 use netpold_testbed::Stain;
 

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, Result};
-use netpold::dataplane::xdp::XdpProgram;
+use netpold_dataplane::xdp::XdpProgram;
 use netpold_ebpf::xdp::uplink::Scope;
 
 use super::probe::{Place, Probe, Runnable};

@@ -13,7 +13,7 @@ pub(super) const LLVM_MAJOR: u32 = 22;
 /// Debian's compiler.
 pub(super) const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 
-/// Variables for overrides in `agent/build.rs`.
+/// Variables for overrides in `agent/dataplane/build.rs`.
 const RUSTC_VARIABLE: &str = "NETPOLD_BPF_RUSTC";
 const LINKER_VARIABLE: &str = "NETPOLD_BPF_LINKER";
 

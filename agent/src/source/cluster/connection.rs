@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::lock::lock;
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
+use netpold_core::lock::lock;
 use thiserror::Error;
 
 /// Shortest time between two renewals of a connection.

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard};
 use std::time::Duration;
 
-use crate::lock::lock;
+use netpold_core::lock::lock;
 use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 

@@ -317,7 +317,8 @@ fn nearest_existing(path: &Path) -> &Path {
 }
 
 /// Whether a path is on a BPF file system.
-pub(crate) fn is_bpffs(path: &Path) -> bool {
+#[must_use]
+pub fn is_bpffs(path: &Path) -> bool {
     statfs(path).is_ok_and(|s| s.filesystem_type() == BPF_FS_MAGIC)
 }
 

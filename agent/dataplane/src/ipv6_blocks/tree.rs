@@ -4,7 +4,7 @@
 //! has its old class until one store, and its new one from then on.
 
 use super::nodes::{ENTRIES, Entry, Nodes, Word};
-use crate::dataplane::maps::TableError;
+use crate::maps::TableError;
 
 /// The last key.
 const LAST: u64 = u64::MAX >> 1;

@@ -4,7 +4,7 @@ use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::host::HostMemory;
 
 use super::*;
-use crate::bpf::sys::test_objects;
+use crate::bpf::test_objects;
 
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 

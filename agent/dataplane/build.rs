@@ -34,7 +34,7 @@ fn main() -> ExitCode {
 fn embed() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("no OUT_DIR: run by cargo only")?);
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").ok_or("no CARGO_MANIFEST_DIR")?);
-    let root = root.parent().ok_or("the agent is not in a workspace")?;
+    let root = root.ancestors().nth(2).ok_or("the crate is not in a workspace")?;
     watch(root);
 
     let objects = [("bpf", "netpold-bpf.o"), ("trace", "netpold-bpf-traced.o")];

@@ -22,8 +22,8 @@ use netpold_ebpf::trace::{TraceFilter, TraceRecord};
 use super::generation::GenerationError;
 use super::role::Program;
 use super::shared_maps::{Maps, SharedMaps, data};
-use crate::lock::lock;
 use crate::object::{ObjectMissing, TRACED_OBJECT, object};
+use netpold_core::lock::lock;
 
 /// Maps that only the traced programs have.
 const OWN: [&str; 3] = ["TRACE", "TRACE_FILTER", "AYA_LOGS"];

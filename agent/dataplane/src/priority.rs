@@ -7,14 +7,14 @@ const NICE: i32 = -20;
 /// priority), however little processor time the container may use. Only for threads that run for microseconds at a time.
 /// Where cgroups of version 1 have no share of real time (`CONFIG_RT_GROUP_SCHED`), raises only the thread's nice value.
 /// Needs `CAP_SYS_NICE`; without it, logs `effect`.
-pub(crate) fn raise(effect: &str) {
+pub fn raise(effect: &str) {
     if !schedule(libc::SCHED_FIFO, 1) && !nice(NICE) {
         tracing::debug!("no CAP_SYS_NICE: while processors are busy, {effect}");
     }
 }
 
 /// Runs the calling thread like any other one. The effect of [`raise`] would survive `execve(2)`.
-pub(crate) fn lower() {
+pub fn lower() {
     schedule(libc::SCHED_OTHER, 0);
     nice(0);
 }

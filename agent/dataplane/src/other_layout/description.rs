@@ -50,11 +50,11 @@ impl Place {
 /// Error: the description lacks a name.
 #[derive(Debug, thiserror::Error)]
 #[error("the other version does not say where it has `{0}`")]
-pub(in crate::dataplane) struct Missing(String);
+pub(crate) struct Missing(String);
 
 /// Places of a version's tables and fields, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::dataplane) struct Description(BTreeMap<String, Place>);
+pub(crate) struct Description(BTreeMap<String, Place>);
 
 impl Description {
     /// Description of this version.

@@ -16,7 +16,7 @@ use super::clsact::Clsact;
 use super::front;
 use super::hook::{Hook, Mode};
 use crate::bpf::sys;
-use crate::lock::lock;
+use netpold_core::lock::lock;
 
 /// Pin name of the closing program, in the folder of the links.
 const CLOSED: &str = "closed";

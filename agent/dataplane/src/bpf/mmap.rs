@@ -258,7 +258,7 @@ mod tests {
     use aya::maps::{Array, Map};
 
     use super::*;
-    use crate::bpf::sys::test_objects;
+    use crate::bpf::test_objects;
 
     const BPF_F_MMAPABLE: u32 = 1 << 10;
 

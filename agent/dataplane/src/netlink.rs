@@ -19,33 +19,34 @@ use rtnetlink::sys::{Socket, SocketAddr};
 /// Size of receive buffers; the kernel's dumps come in pieces of up to 32 KiB.
 const BUFFER: usize = 64 * 1024;
 /// `struct nfgenmsg`: family, version, resource.
-pub(crate) const NETFILTER_HEADER: usize = 4;
+pub const NETFILTER_HEADER: usize = 4;
 /// Attempts to read a dump without a change in the middle.
 const DUMP_ATTEMPTS: u32 = 8;
 
 /// One message of a response or event, without the netlink header.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Message<'a> {
+pub struct Message<'a> {
     /// `RTM_*`
-    pub(crate) kind: u16,
+    pub kind: u16,
     /// Fixed header and attributes.
-    pub(crate) payload: &'a [u8],
+    pub payload: &'a [u8],
 }
 
 impl<'a> Message<'a> {
     /// Returns the 32 bits at `offset`, in host byte order.
-    pub(crate) fn word(&self, offset: usize) -> Option<u32> {
+    #[must_use]
+    pub fn word(&self, offset: usize) -> Option<u32> {
         word(self.payload.get(offset..)?)
     }
 
     /// Returns the attributes after a fixed header of `header` bytes: type without flags, and value.
-    pub(crate) fn attributes(&self, header: usize) -> impl Iterator<Item = (u16, &'a [u8])> {
+    pub fn attributes(&self, header: usize) -> impl Iterator<Item = (u16, &'a [u8])> {
         attributes(self.payload.get(header..).unwrap_or_default())
     }
 }
 
 /// Returns the attributes in a buffer, up to the first malformed one.
-pub(crate) fn attributes(buffer: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+pub fn attributes(buffer: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(buffer).map_while(Result::ok).map(|nla| {
         let (kind, length) = (nla.kind(), nla.value_length());
         let value = nla.into_inner();
@@ -54,13 +55,14 @@ pub(crate) fn attributes(buffer: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 }
 
 /// Returns the first 32 bits, in host byte order.
-pub(crate) fn word(bytes: &[u8]) -> Option<u32> {
+#[must_use]
+pub fn word(bytes: &[u8]) -> Option<u32> {
     bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
 /// Connection for requests and their responses.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub struct Connection {
     socket: Socket,
     sequence: u32,
     buffer: Vec<u8>,
@@ -68,7 +70,10 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Opens a connection to the network namespace of the calling thread.
-    pub(crate) fn open() -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The socket cannot be opened.
+    pub fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
         // Without strict checking (kernel 4.20) the kernel ignores the filters of a dump request.
@@ -77,7 +82,10 @@ impl Connection {
     }
 
     /// Sends a request with acknowledgement. Calls `each` for the messages before the acknowledgement.
-    pub(crate) fn request(
+    ///
+    /// # Errors
+    /// The kernel's or the socket's error.
+    pub fn request(
         &mut self,
         message: RouteNetlinkMessage,
         flags: u16,
@@ -89,7 +97,10 @@ impl Connection {
 
     /// Requests a dump and collects the items. If the kernel reports an inconsistent dump, starts again, up to
     /// [`DUMP_ATTEMPTS`] times.
-    pub(crate) fn dump<T>(
+    ///
+    /// # Errors
+    /// The kernel's or the socket's error; the dump stays inconsistent.
+    pub fn dump<T>(
         &mut self,
         message: &RouteNetlinkMessage,
         mut item: impl FnMut(Message<'_>) -> Option<T>,
@@ -139,7 +150,10 @@ impl Connection {
 /// Sends netfilter a request (`linux/netfilter/nfnetlink.h`) with attributes for an address family (0: all), in the
 /// calling thread's network namespace. `flags` must request a dump or an acknowledgement. Calls `each` for every
 /// response.
-pub(crate) fn ask_netfilter(
+///
+/// # Errors
+/// The kernel's or the socket's error.
+pub fn ask_netfilter(
     kind: u16,
     flags: u16,
     (family, attributes): (u8, &[u8]),
@@ -196,14 +210,14 @@ fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, Message<'_>)> {
 
 /// Receiver of events.
 #[derive(Debug)]
-pub(crate) struct Listener {
+pub struct Listener {
     socket: Socket,
     buffer: Vec<u8>,
 }
 
 /// Result of one attempt to receive.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Received {
+pub enum Received {
     /// Messages were received.
     Messages,
     /// No message is waiting.
@@ -215,11 +229,10 @@ pub(crate) enum Received {
 impl Listener {
     /// Subscribes to multicast groups (`RTNLGRP_*`) of the calling thread's network namespace; with `all_namespaces`
     /// also to those of the namespaces with an identifier in it (`CAP_NET_BROADCAST`).
-    pub(crate) fn open(
-        groups: &[u32],
-        all_namespaces: bool,
-        receive_buffer: usize,
-    ) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The socket cannot be opened, or a group is refused.
+    pub fn open(groups: &[u32], all_namespaces: bool, receive_buffer: usize) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.bind_auto()?;
         socket.set_non_blocking(true)?;
@@ -238,7 +251,10 @@ impl Listener {
 
     /// Receives once without waiting. `each` also gets the identifier of the sender's namespace, `None` for the
     /// listener's own.
-    pub(crate) fn receive(
+    ///
+    /// # Errors
+    /// The socket's error.
+    pub fn receive(
         &mut self,
         mut each: impl FnMut(Option<i32>, Message<'_>),
     ) -> io::Result<Received> {

@@ -44,7 +44,7 @@ mod tests {
             let why = format!("built without the eBPF program ({})", super::MISSING);
             return netpold_testbed::skip("the_object_does_not_tell_where_it_was_built", why);
         }
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_owned);
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map(Path::to_owned);
         let homes = ["HOME", "CARGO_HOME", "RUSTUP_HOME"].map(env::var_os);
         let homes = homes.into_iter().flatten().map(PathBuf::from);
         let places: Vec<PathBuf> = root.into_iter().chain(homes).collect();

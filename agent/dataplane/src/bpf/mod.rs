@@ -2,4 +2,6 @@
 
 pub mod mmap;
 pub mod sys;
+#[cfg(any(test, feature = "test-objects"))]
+pub mod test_objects;
 pub mod test_run;

@@ -10,7 +10,7 @@ use nix::sched::{CloneFlags, unshare};
 
 use super::super::bpffs::PinRoot;
 use super::*;
-use crate::bpf::sys::test_objects::classifier;
+use crate::bpf::test_objects::classifier;
 use netpold_core::model::Direction;
 
 /// `TCX_NEXT` and `TC_ACT_UNSPEC`: continue with the next program.

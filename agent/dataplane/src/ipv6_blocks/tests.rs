@@ -8,7 +8,7 @@ use netpold_ebpf::tables::ipv6_blocks;
 use proptest::prelude::*;
 
 use super::*;
-use crate::bpf::sys::test_objects;
+use crate::bpf::test_objects;
 
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 

@@ -5,7 +5,7 @@ use netpold_ebpf::layout::{
 };
 
 use crate::bpf::mmap::{MappedArray, MmapError};
-use crate::dataplane::maps::{TableError, at};
+use crate::maps::{TableError, at};
 
 /// Name of the map.
 pub(super) const NAME: &str = "BLOCKS6";

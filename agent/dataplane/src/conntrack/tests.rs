@@ -7,7 +7,7 @@ use netpold_ebpf::layout::{
 };
 
 use super::*;
-use crate::bpf::sys::test_objects;
+use crate::bpf::test_objects;
 
 const BPF_F_MMAPABLE: u32 = 1 << 10;
 const HZ: u32 = 250;

@@ -142,9 +142,9 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
+    use crate::attach::{Attacher, Hook, Mode};
     use crate::bpf::mmap::MappedArray;
-    use crate::bpf::sys::{self, test_objects};
-    use crate::dataplane::attach::{Attacher, Hook, Mode};
+    use crate::bpf::{sys, test_objects};
     use netpold_core::model::Direction;
     use nix::sched::{CloneFlags, unshare};
 
