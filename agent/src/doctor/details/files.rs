@@ -15,7 +15,7 @@ use super::shapes::{Named, Object};
 use crate::doctor::foreign_kinds::ForeignKind;
 use crate::offline;
 use crate::source::decode::decode;
-use crate::source::document::{self, Node, Value};
+use crate::source::document::{Document, Documents, Node, Value};
 
 /// Suffixes of the files to read, as for `--manifests`.
 const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
@@ -29,23 +29,26 @@ impl Details {
         let mut details = Self::default();
         if offline::is_standard_input(path) {
             let text = offline::standard_input("--manifests")?;
-            details.add_text(offline::STANDARD_INPUT, &String::from_utf8_lossy(&text));
+            details.add_text(offline::STANDARD_INPUT, &text);
             return Ok(details);
         }
         for path in files(path)? {
             let text = fs::read(&path).with_context(|| path.display().to_string())?;
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            details.add_text(&name, &String::from_utf8_lossy(&text));
+            details.add_text(&name, &text);
         }
         Ok(details)
     }
 
-    /// Adds the details of objects in YAML or JSON. A syntax error is not reported here, but where policy reads the
-    /// text.
-    pub fn add_text(&mut self, file: &str, text: &str) {
+    /// Adds the details of objects in YAML or JSON, document by document, like the reader of policies, which reports
+    /// unreadable documents and repeated keys.
+    pub fn add_text(&mut self, file: &str, text: &[u8]) {
         let file: Arc<str> = file.into();
-        for document in document::parse(text).unwrap_or_default() {
-            self.add_node_of(&file, document, None);
+        let mut documents = Documents::new(text);
+        while let Some(document) = documents.next(&mut |_, item| Some(item)) {
+            if let Ok(Document { node, .. }) = document {
+                self.add_node_of(&file, node, None);
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use super::*;
 
 fn read(text: &str) -> Details {
     let mut details = Details::default();
-    details.add_text("f.yaml", text);
+    details.add_text("f.yaml", text.as_bytes());
     details
 }
 
@@ -44,6 +44,24 @@ items:
     assert_eq!(running.containers[0].words, ["a", "b"], "what is no text is left out");
     let source = &details.sources[&("DaemonSet", running.key.clone())];
     assert_eq!(source.to_string(), "f.yaml:21");
+}
+
+#[test]
+fn a_broken_document_hides_no_other() {
+    let details = read("
+{apiVersion: v1, kind: Pod, metadata: {name: a, namespace: x}, spec: {containers: [{ports: [{containerPort: 80}]}]}}
+---
+a: [
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: b, namespace: x}
+spec: {containers: [{ports: [{containerPort: 79}]}]}
+spec: {containers: [{ports: [{containerPort: 81}]}]}
+");
+    let ports = |name| details.pods[&Key::new("x", name)].ports.clone();
+    assert_eq!(ports("a"), [(Protocol::Tcp, 80)].into());
+    assert_eq!(ports("b"), [(Protocol::Tcp, 81)].into(), "the last of repeated keys counts");
 }
 
 #[test]
