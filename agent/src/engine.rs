@@ -384,7 +384,8 @@ impl Engine {
         let now = Instant::now();
         if self.interfaces.have_changed(&self.reconciler.compiler, now) {
             self.tell_bridges();
-            self.interfaces.assign_roles(&self.reconciler.compiler, now);
+            let Reconciler { compiler, restored, .. } = &self.reconciler;
+            self.interfaces.assign_roles(compiler, *restored, now);
         }
         if let Some(roles) = self.interfaces.roles() {
             self.health.cannot_attach(self.reconciler.attach(roles));

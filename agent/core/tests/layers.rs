@@ -174,7 +174,9 @@ fn imports_at_the_top(all: &Modules) -> BTreeMap<String, BTreeSet<String>> {
 #[test]
 fn other_crates_have_no_circles() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for name in ["agent", "agent/dataplane", "agent/testbed", "agent/testkit", "bench", "ebpf", "xtask"] {
+    for name in
+        ["agent", "agent/dataplane", "agent/testbed", "agent/testkit", "bench", "ebpf", "xtask"]
+    {
         let mut all = Modules::new();
         modules(&root.join(name).join("src"), "", &mut all);
         all.retain(|module, _| module != "main" && !module.starts_with("bin::"));

@@ -1,10 +1,12 @@
 //! Role of every interface: a pod's veth, or a device by which packets leave the node.
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use netpold_core::bindings;
+use netpold_core::cluster::is_subject;
 use netpold_core::compile::Compiler;
 use netpold_core::model::Key;
 
@@ -64,6 +66,9 @@ impl NodeDevices {
 /// Time that a new veth stays closed while no object or CNI result names its pod, on a node whose runtime keeps CNI
 /// results. Results precede the pod's containers; an agent that ends in between must not leave the veth open.
 const HOLD: Duration = Duration::from_secs(10);
+/// Longest time that such a veth stays closed while a pod of this node lacks an interface: the veth may be that pod's, and
+/// its CNI plugins may take long on a busy node. The kubelet gives up a sandbox after four minutes.
+const HOLD_MAX: Duration = Duration::from_mins(4);
 
 /// Most names kept of gone veths.
 const GONE_MAX: usize = 1024;
@@ -76,7 +81,7 @@ struct Veth {
     incarnation: u64,
     /// Time of discovery.
     since: Instant,
-    /// Whether the veth is closed for [`HOLD`] while its pod is unknown.
+    /// Whether the veth is closed for [`HOLD`], at most [`HOLD_MAX`], while its pod is unknown.
     held: bool,
 }
 
@@ -311,9 +316,12 @@ impl NodeInterfaces {
 
     /// Assigns the role of each interface. A veth with an unknown pod is closed while it is new; later it is one of the
     /// node's devices, which judge only packets to Services.
+    ///
+    /// `restored`: pods may exist that the compiler does not know.
     pub(super) fn assign_roles(
         &mut self,
         compiler: &Compiler,
+        restored: bool,
         now: Instant,
     ) -> &BTreeMap<u32, Role> {
         let pods: BTreeMap<u32, Role> = compiler
@@ -323,8 +331,15 @@ impl NodeInterfaces {
         self.look_for_results(compiler, now);
         let held = self.veths.iter().filter(|(index, _)| !pods.contains_key(index));
         let held = held.filter(|(_, veth)| veth.held && self.results != Results::None);
-        let held = held.map(|(index, veth)| (*index, veth.since + HOLD));
-        let held: BTreeMap<u32, Instant> = held.filter(|(_, until)| *until > now).collect();
+        let awaits = LazyCell::new(|| restored || awaits_interface(compiler));
+        let until = |veth: &Veth| match now.saturating_duration_since(veth.since) {
+            age if age < HOLD => Some(veth.since + HOLD),
+            // The end of the wait changes no endpoint, so the roles are assigned again every HOLD.
+            age if age < HOLD_MAX && *awaits => Some(now + HOLD),
+            _ => None,
+        };
+        let held = held.filter_map(|(index, veth)| Some((*index, until(veth)?)));
+        let held: BTreeMap<u32, Instant> = held.collect();
         self.due = held.values().min().copied();
         let exits = self.devices.iter().filter(|(_, device)| device.is_exit);
         let devices = exits.map(|(index, it)| {
@@ -387,6 +402,14 @@ impl NodeInterfaces {
     }
 }
 
+/// Returns whether a pod of this node has no interface.
+fn awaits_interface(compiler: &Compiler) -> bool {
+    let (cluster, bound) = (compiler.cluster(), compiler.endpoints().map(|endpoint| endpoint.pod));
+    let bound: BTreeSet<Key> = bound.collect();
+    let mut pods = cluster.pods().values().filter(|pod| pod.node == cluster.node_name());
+    pods.any(|pod| is_subject(pod) && !bound.contains(&pod.key))
+}
+
 /// Returns the pod of an endpoint number.
 #[must_use]
 pub fn pod_of(compiler: &Compiler, endpoint: u32) -> Option<Key> {
@@ -395,7 +418,9 @@ pub fn pod_of(compiler: &Compiler, endpoint: u32) -> Option<Key> {
 
 #[cfg(test)]
 mod tests {
+    use netpold_core::model::{Change, Pod};
     use netpold_core::options::Options;
+    use netpold_testkit::objects;
 
     use super::*;
 
@@ -416,16 +441,43 @@ mod tests {
         let compiler = Compiler::new(Options::default());
         assert_eq!(interfaces.own(), Some([2].into()));
         assert_eq!(interfaces.doors().collect::<Vec<_>>(), ["door"]);
-        let role = interfaces.assign_roles(&compiler, Instant::now())[&3];
+        let role = interfaces.assign_roles(&compiler, false, Instant::now())[&3];
         assert_eq!(role, Role::Device(Link::Ethernet), "nothing proves what comes by it");
         interfaces.trust("do*".parse().unwrap());
         assert_eq!(interfaces.own(), Some([2, 3].into()));
         assert_eq!(
-            interfaces.assign_roles(&compiler, Instant::now())[&3],
+            interfaces.assign_roles(&compiler, false, Instant::now())[&3],
             Role::Device(Link::EthernetTunnel)
         );
         interfaces.judge_at(NodeDevices::None);
         assert_eq!(interfaces.own(), None, "not every veth gets a program");
+    }
+
+    #[test]
+    fn a_new_veth_stays_closed_while_a_pod_of_the_node_lacks_an_interface() {
+        let options = Options { node: "n".into(), ..Options::default() };
+        let mut compiler = Compiler::new(options);
+        let mut interfaces = NodeInterfaces::new();
+        interfaces.has_results();
+        interfaces.in_sync();
+        let begin = Instant::now();
+        let veth = bindings::Veth { index: 7, name: "veth7".into(), ..bindings::Veth::default() };
+        interfaces.veth_is(&veth, begin);
+        let mut role = |compiler: &Compiler, restored, seconds| {
+            let now = begin + Duration::from_secs(seconds);
+            interfaces.assign_roles(compiler, restored, now)[&7]
+        };
+        let open = Role::Device(Link::Veth);
+        assert_eq!([9, 10].map(|age| role(&compiler, false, age)), [Role::Closed, open]);
+        assert_eq!(role(&compiler, true, 10), Role::Closed, "pods may be unknown");
+        let pod = objects::pod("x", "a", &[], &[]);
+        let mut pod = Pod { node: "n".into(), host_network: true, ..pod };
+        compiler.ingest(Change::Pod(pod.clone()));
+        assert_eq!(role(&compiler, false, 10), open, "it is the node's");
+        pod.host_network = false;
+        compiler.ingest(Change::Pod(pod));
+        assert_eq!([10, 239].map(|age| role(&compiler, false, age)), [Role::Closed; 2]);
+        assert_eq!(role(&compiler, false, 240), open, "no sandbox takes that long");
     }
 
     #[test]
