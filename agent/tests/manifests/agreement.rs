@@ -75,7 +75,7 @@ fn a_standby_runs_beside_the_agent() {
     };
     assert_eq!(of(standby, "NETPOLD_BPFFS"), of(agent, "NETPOLD_BPFFS"));
     let added = &standby["securityContext"]["capabilities"]["add"];
-    assert_eq!(*added, json!(["BPF", "NET_ADMIN"]));
+    assert_eq!(*added, json!(["BPF", "NET_ADMIN", "SYS_NICE"]));
     let mounts = list(&standby["volumeMounts"]);
     assert!(mounts.iter().all(|mount| list(&agent["volumeMounts"]).contains(mount)), "{mounts:?}");
 }
