@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use netpold_core::cluster::PRIVATE_RANGES;
 use netpold_core::probe::IpProtocol;
+use netpold_dataplane::bpffs::DEFAULT_BPFFS;
 
 use crate::arguments::{Who, time};
 use crate::completion::CompletionArgs;
@@ -23,7 +24,6 @@ pub use crate::output::Output;
 use crate::socket::DEFAULT_SOCKET;
 use crate::top::TopArgs;
 use crate::trace::TraceArgs;
-use netpold_dataplane::bpffs::DEFAULT_BPFFS;
 
 /// Default file of the last good state. The state must survive a reboot, so the file is not below /run.
 const DEFAULT_STATE: &str = "/var/lib/netpold/state";

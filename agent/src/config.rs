@@ -7,6 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use netpold_core::cluster::SecondNetworks;
 use netpold_core::options::{CheckSource, NewPods, Options, SecondInterfaces, SourceExempt};
+use netpold_dataplane::bpffs::TakesFrom;
+use netpold_dataplane::uplink_xdp::Wanted;
 use netpold_ebpf::xdp::uplink::Scope;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt as _;
@@ -21,8 +23,6 @@ use crate::listen::ListenAddress;
 use crate::printable::log_field;
 use crate::source::cluster;
 use crate::source::opened::Origin;
-use netpold_dataplane::bpffs::TakesFrom;
-use netpold_dataplane::uplink_xdp::Wanted;
 
 /// Longest path of a control socket: `sun_path` without its final zero and the suffix at creation.
 const SOCKET_PATH_MAX: usize = 107 - crate::admin::NEW_SUFFIX.len();

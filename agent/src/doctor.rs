@@ -35,12 +35,12 @@ pub use details::Details;
 pub use examine::examine;
 pub use finding::{Finding, Report, Severity, merge};
 pub(crate) use live::details_of_policies;
+use netpold_dataplane::bpffs::DEFAULT_BPFFS;
 pub use render::text;
 
 use crate::live::ClusterArgs;
 use crate::output::{Output, print};
 use crate::socket::DEFAULT_SOCKET;
-use netpold_dataplane::bpffs::DEFAULT_BPFFS;
 
 /// Exit status: no finding but information.
 const HEALTHY: u8 = 0;

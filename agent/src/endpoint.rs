@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use netpold_dataplane::netlink::{Connection, Listener};
 use tokio::sync::mpsc;
 
 pub use self::device::Device;
@@ -40,7 +41,6 @@ pub use self::event::Event;
 use self::listening::Listening;
 use self::worker::Worker;
 pub use self::worker::{Counters, SERVICE_DEVICE};
-use netpold_dataplane::netlink::{Connection, Listener};
 
 /// `RTNLGRP_LINK`, `RTNLGRP_IPV4_ROUTE`, `RTNLGRP_IPV6_ROUTE`
 const OWN_GROUPS: [u32; 3] = [1, 7, 11];

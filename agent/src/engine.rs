@@ -32,16 +32,16 @@ use netpold_core::bindings::{Bindings, CniResult, Inherited};
 use netpold_core::compile::{CompileError, Compiler, StateSnapshot};
 use netpold_core::model::{Change, Pod};
 use netpold_core::ops::Capacity;
+use netpold_dataplane::Dataplane;
+use netpold_dataplane::attach::Hook;
+use netpold_dataplane::generation::GenerationError;
+use netpold_dataplane::tables::TableError;
 use nix::net::if_::if_indextoname;
 
 use crate::endpoint::Event;
 use crate::endpoint::newcomers;
 use crate::events::{Dropped, Line};
 use crate::rule_use::{News, Round, RuleUse};
-use netpold_dataplane::Dataplane;
-use netpold_dataplane::attach::Hook;
-use netpold_dataplane::generation::GenerationError;
-use netpold_dataplane::tables::TableError;
 
 use health::Health;
 use interfaces::{NodeDevices, NodeInterfaces};

@@ -113,11 +113,10 @@ mod tests {
     use std::time::Duration;
 
     use aya::maps::Map;
+    use netpold_dataplane::bpf::{test_objects, test_run};
 
     use super::log::tests::event;
     use super::*;
-    use netpold_dataplane::bpf::test_objects;
-    use netpold_dataplane::bpf::test_run;
 
     #[test]
     fn records_are_decoded_by_family_and_size() {

@@ -18,6 +18,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use netpold_core::model::Direction;
+use netpold_dataplane::attach::{Hook, Mode};
+use netpold_dataplane::bpffs::{self, PinRoot, Shared};
+use netpold_dataplane::closing::Closing;
+use netpold_dataplane::priority;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::SignalFd;
@@ -26,10 +30,6 @@ use crate::cli::StandbyArgs;
 use crate::config;
 use crate::endpoint::newcomers::Veths;
 use crate::memory;
-use netpold_dataplane::attach::{Hook, Mode};
-use netpold_dataplane::bpffs::{self, PinRoot, Shared};
-use netpold_dataplane::closing::Closing;
-use netpold_dataplane::priority;
 
 /// Time that an agent may take to attach programs to a new interface. An older interface without a program was left
 /// alone on purpose (`--node-devices`).

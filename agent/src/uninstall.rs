@@ -6,14 +6,14 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
+use netpold_dataplane::attach::{Attacher, Mode};
+use netpold_dataplane::bpffs::PinRoot;
+use netpold_dataplane::{gate, xdp};
 use serde_json::json;
 
 use crate::cli::UninstallArgs;
 use crate::publish::NODE_CONDITION;
 use crate::source::cluster::{self, Access, ConnectError};
-use netpold_dataplane::attach::{Attacher, Mode};
-use netpold_dataplane::bpffs::PinRoot;
-use netpold_dataplane::{gate, xdp};
 
 /// Longest wait for the API server to remove the Node's condition.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
+use netpold_core::lock::lock;
 use netpold_core::model::Direction;
 
 use super::bpffs::remove_if_there;
@@ -16,7 +17,6 @@ use super::clsact::Clsact;
 use super::front;
 use super::hook::{Hook, Mode};
 use crate::bpf::sys;
-use netpold_core::lock::lock;
 
 /// Pin name of the closing program, in the folder of the links.
 const CLOSED: &str = "closed";

@@ -16,6 +16,7 @@ use aya::programs::SchedClassifier;
 use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
 use log::{Log, Metadata, Record};
+use netpold_core::lock::lock;
 use netpold_core::model::Direction;
 use netpold_ebpf::trace::{TraceFilter, TraceRecord};
 
@@ -23,7 +24,6 @@ use super::generation::GenerationError;
 use super::role::Program;
 use super::shared_maps::{Maps, SharedMaps, data};
 use crate::object::{ObjectMissing, TRACED_OBJECT, object};
-use netpold_core::lock::lock;
 
 /// Maps that only the traced programs have.
 const OWN: [&str; 3] = ["TRACE", "TRACE_FILTER", "AYA_LOGS"];

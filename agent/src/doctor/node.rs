@@ -6,6 +6,9 @@ use std::path::Path;
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkMessage;
+use netpold_dataplane::attach::Mode;
+use netpold_dataplane::bpffs::is_bpffs;
+use netpold_dataplane::netlink::{Connection, Message, attributes};
 
 use super::enforcers::{self, ENFORCERS};
 use super::finding::{Check, Findings, Report, Severity};
@@ -13,9 +16,6 @@ use super::netfilter;
 use crate::requirements;
 use crate::socket;
 use crate::status::{Status, understood};
-use netpold_dataplane::attach::Mode;
-use netpold_dataplane::bpffs::is_bpffs;
-use netpold_dataplane::netlink::{Connection, Message, attributes};
 
 const KERNEL: Check = Check {
     name: "kernel",

@@ -6,10 +6,10 @@ use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netlink_packet_route::route::RouteMessage;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netpold_dataplane::netlink::{Message, attributes, word};
 
 use super::device::{Device, PASSED_ON};
 use super::table::Veth;
-use netpold_dataplane::netlink::{Message, attributes, word};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;

@@ -13,15 +13,15 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use netpold_core::model::Direction;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
-use super::message::{OutsideVeth, links_request, outside_veth};
 use netpold_core::lock::lock;
+use netpold_core::model::Direction;
 use netpold_dataplane::closing::Closing;
 use netpold_dataplane::hook::Hook;
 use netpold_dataplane::netlink::{Connection, Listener, Received};
 use netpold_dataplane::priority;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::message::{OutsideVeth, links_request, outside_veth};
 
 /// `RTNLGRP_LINK`
 const LINKS: [u32; 1] = [1];

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use netlink_packet_route::AddressFamily;
+use netpold_dataplane::netlink::{Connection, Message};
 use nix::net::if_::if_nametoindex;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
@@ -20,7 +21,6 @@ use super::message::{
     station,
 };
 use super::table::Veth;
-use netpold_dataplane::netlink::{Connection, Message};
 
 /// Dummy device of kube-proxy in IPVS mode. It holds the addresses of all Services, which are not the node's own for
 /// policies. kube-proxy hard-codes the name (`DefaultDummyDevice`).

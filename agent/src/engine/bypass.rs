@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netpold_core::compile::Compiler;
+use netpold_dataplane::netlink::{Connection, Message, word};
 
 use super::interfaces::NodeInterfaces;
-use netpold_dataplane::netlink::{Connection, Message, word};
 
 /// Time after the last packet during which the problem is reported.
 const SAID: Duration = Duration::from_mins(10);

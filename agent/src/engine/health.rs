@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::EngineError;
 use netpold_dataplane::conntrack::Pass;
+
+use super::EngineError;
 
 /// Shortest and longest pause before a failed update is retried.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));

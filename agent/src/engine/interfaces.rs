@@ -9,12 +9,12 @@ use netpold_core::bindings;
 use netpold_core::cluster::is_subject;
 use netpold_core::compile::Compiler;
 use netpold_core::model::Key;
-
-use crate::endpoint::Device;
 use netpold_dataplane::Dataplane;
 use netpold_dataplane::bridges::Bridge;
 use netpold_dataplane::pattern::matches;
 use netpold_dataplane::role::{Link, Role};
+
+use crate::endpoint::Device;
 
 /// A selection of the node's devices: those that judge packets to Services after translation, or trusted ones that lead
 /// to other namespaces.

@@ -2,6 +2,8 @@
 
 use netpold_core::cluster::Cluster;
 use netpold_core::model::Direction;
+use netpold_dataplane::Dataplane;
+use netpold_dataplane::generation::Generation;
 use netpold_ebpf::reason::{self, Reason};
 
 use super::health::Health;
@@ -9,8 +11,6 @@ use super::reconciler::Reconciler;
 use super::report::wrong_with_node;
 use super::{Engine, unsupported};
 use crate::metrics::{EndpointCounts, Fill, Instruments, Snapshot};
-use netpold_dataplane::Dataplane;
-use netpold_dataplane::generation::Generation;
 
 /// Kinds of repairs by [`Engine::repair`] and [`Engine::readback`].
 const REPAIRS: [&str; 4] = ["entries", "order", "pins", "programs"];

@@ -8,6 +8,8 @@ use netpold_core::compile::EndpointInfo;
 use netpold_core::explain::{Explainer, Explanation};
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::{IpProtocol, Party, Probe};
+use netpold_dataplane::Shown;
+use netpold_dataplane::conntrack::FlowKey;
 use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::event;
 use netpold_ebpf::layout::{Ct4Key, Ct6Key, DropEvent};
@@ -18,8 +20,6 @@ use super::reconciler::Reconciler;
 use crate::probe::packet::Packet;
 use crate::probe::tables::CompiledTables;
 use crate::probe::{End, NodeAnswer, Said};
-use netpold_dataplane::Shown;
-use netpold_dataplane::conntrack::FlowKey;
 
 /// Most ends examined per probe.
 const ENDS: usize = 64;

@@ -8,6 +8,11 @@ use std::time::{Duration, Instant};
 use netpold_core::compile::{Compiler, Cursor, EndpointInfo};
 use netpold_core::model::{Change, Direction};
 use netpold_core::ops::Capacity;
+use netpold_dataplane::Dataplane;
+use netpold_dataplane::attach::Hook;
+use netpold_dataplane::audit::Repaired;
+use netpold_dataplane::import_conntrack::Wanted;
+use netpold_dataplane::role::Role;
 use nix::time::{ClockId, clock_gettime};
 
 use super::EngineError;
@@ -16,11 +21,6 @@ use super::room::install;
 use super::successor::Succession;
 use crate::metrics::Instruments;
 use crate::status::Revision;
-use netpold_dataplane::Dataplane;
-use netpold_dataplane::attach::Hook;
-use netpold_dataplane::audit::Repaired;
-use netpold_dataplane::import_conntrack::Wanted;
-use netpold_dataplane::role::Role;
 
 /// The compiler, the dataplane and the state between them.
 pub(super) struct Reconciler {

@@ -8,6 +8,8 @@ use netpold_core::compile::Compiler;
 use netpold_core::explain::Explainer;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
+use netpold_dataplane::Dataplane;
+use netpold_dataplane::conntrack::{Census, Pass};
 use netpold_ebpf::reason::Reason;
 
 use super::Engine;
@@ -17,8 +19,6 @@ use super::reconciler::Reconciler;
 use super::second;
 use crate::events::Dropped;
 use crate::status::{DropCount, EndpointStatus, RecentDrop, Status, TableStatus, UplinkStatus};
-use netpold_dataplane::Dataplane;
-use netpold_dataplane::conntrack::{Census, Pass};
 
 /// Most distinct drops explained per status: each explanation walks over policies.
 const EXPLAINED: usize = 16;

@@ -18,13 +18,13 @@ use netpold_core::cluster::ObjectKey;
 use netpold_core::compile::{Compiler, News};
 use netpold_core::model::Change;
 use netpold_core::ops::Capacity;
+use netpold_dataplane::generation::Generation;
+use netpold_dataplane::recipe::Recipe;
 
 use super::EngineError;
 use super::reconciler::{Reconciler, thread_time};
 use super::room::{install, roomy};
 use crate::metrics::Instruments;
-use netpold_dataplane::generation::Generation;
-use netpold_dataplane::recipe::Recipe;
 
 /// Interval at which the engine checks whether the other thread has finished.
 const POLL: Duration = Duration::from_millis(20);

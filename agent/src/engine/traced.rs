@@ -6,13 +6,13 @@ use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explainer;
 use netpold_core::model::Key;
 use netpold_core::probe::{IpProtocol, Party};
+use netpold_dataplane::traced::TracedPrograms;
 use netpold_ebpf::reason::Reason;
 
 use super::Engine;
 use crate::events::{Dropped, Outcome, Seen};
 use crate::observe::{Attributed, Attribution, Attributions};
 use crate::trace::{Packet, RawPacket, Request, Target, Tracing};
-use netpold_dataplane::traced::TracedPrograms;
 
 /// Reason why there is nothing to trace.
 const NOTHING: &str = "nothing is enforced yet";

@@ -6,15 +6,15 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
 
+use netpold_core::lock::lock;
 use netpold_core::model::Direction;
+use netpold_dataplane::conntrack::FlowTuple;
 use netpold_ebpf::reason::Reason;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use super::dropped::{Dropped, unix_millis};
-use netpold_core::lock::lock;
-use netpold_dataplane::conntrack::FlowTuple;
 
 /// Most drops and audited flows kept, and most new flows kept: about a megabyte each.
 const KEPT: usize = 8192;

@@ -6,14 +6,14 @@ use std::ops::ControlFlow;
 
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
+use netpold_dataplane::conntrack::{FlowTuple, Sighting, Sweeper};
+use netpold_dataplane::import_conntrack::{KernelFlow, Wanted, kernel_flows};
 use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::flow::cached_verdict::CachedVerdict;
 use netpold_ebpf::flow::control::Control;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED};
 
 use super::{Cached, Filter, Flow, FlowState, Page, PodFlows, Request, SentOn, Translated};
-use netpold_dataplane::conntrack::{FlowTuple, Sighting, Sweeper};
-use netpold_dataplane::import_conntrack::{KernelFlow, Wanted, kernel_flows};
 
 /// Most flows in a page of netpold's table.
 pub(super) const PAGE: u32 = 2048;

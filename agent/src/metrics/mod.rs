@@ -23,11 +23,11 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 pub use instruments::Instruments;
+use netpold_core::lock::lock;
 pub use snapshot::{Direct, EndpointCounts, Fill, Snapshot};
 
 use crate::events::DropLog;
 use crate::source::SourceStatus;
-use netpold_core::lock::lock;
 use process::Process;
 use writer::Writer;
 

@@ -7,11 +7,11 @@ use ipnet::IpNet;
 use netpold_core::cluster::Whose;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
+use netpold_dataplane::pattern::matches;
 use serde::{Deserialize, Serialize};
 
 use crate::arguments::block;
 use crate::events::{Outcome, Seen};
-use netpold_dataplane::pattern::matches;
 
 /// Most stars in a pattern: each makes the comparison slower.
 const STARS: usize = 2;

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use netpold_core::lock::lock;
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -14,7 +15,6 @@ use tokio::task::spawn_blocking;
 use super::event::{Event, Line};
 use super::filter::{Filter, Request};
 use crate::events::{Cursor, Journal, Lost, Seen, unix_millis};
-use netpold_core::lock::lock;
 
 /// Command of a request; a space and a [`Request`] in JSON follow.
 pub const OBSERVE_REQUEST: &str = "observe";

@@ -4,12 +4,12 @@ use std::time::Duration;
 use netpold_core::cluster::Whose;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
+use netpold_dataplane::conntrack::FlowTuple;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::UnixStream;
 
 use super::{Attribution, Event, Line, Observer, PolicyName, Request, RuleName, lost_text, text};
 use crate::events::{Journal, Lost, Outcome, Seen};
-use netpold_dataplane::conntrack::FlowTuple;
 
 const NODE: &str = "n1";
 

@@ -7,13 +7,13 @@ use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Allowing, PodFlow};
 use netpold_core::model::{Direction, Pod};
 use netpold_core::probe::IpProtocol;
+use netpold_dataplane::conntrack::{FlowTuple, Sighting};
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
 use netpold_ebpf::packet::protocol::{TCP, UDP, is_to_server};
 
 use super::{RuleUse, Swept, millis};
 use crate::events::{Dropped, unix_millis};
 use crate::learn::Met;
-use netpold_dataplane::conntrack::{FlowTuple, Sighting};
 
 /// Comparisons with rules in a sweep for new flows, and as many for known ones.
 const BUDGET: usize = 400_000;

@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use netpold_core::model::Direction;
+use netpold_dataplane::conntrack::FlowTuple;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
 
 use crate::events::Seen;
-use netpold_dataplane::conntrack::FlowTuple;
 
 /// Flows of one sweep that are reported one by one; the rest is only counted.
 const TOLD: usize = 4096;

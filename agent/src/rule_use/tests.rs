@@ -4,6 +4,8 @@ use std::time::Instant;
 use aya::maps::MapData;
 use netpold_core::model::{Action, Direction, Interface, Key, Owner, Pod, Policy, Rule, Tier};
 use netpold_core::options::Options;
+use netpold_dataplane::bpf::test_objects;
+use netpold_dataplane::conntrack::{FlowKey, Sweeper, Tracked};
 use netpold_ebpf::flow::control::timeouts;
 use netpold_ebpf::layout::{
     CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_VALID, Ct4Bucket, Ct4Key, Ct6Bucket, Settings,
@@ -11,8 +13,6 @@ use netpold_ebpf::layout::{
 use netpold_testkit::objects::{self, block, select};
 
 use super::*;
-use netpold_dataplane::bpf::test_objects;
-use netpold_dataplane::conntrack::{FlowKey, Sweeper, Tracked};
 
 const HZ: u32 = 250;
 const BPF_F_MMAPABLE: u32 = 1 << 10;

@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, HashMap};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, PodFlow};
 use netpold_core::model::{Direction, Key};
+use netpold_dataplane::conntrack::FlowTuple;
 
 use super::flows::Kind;
 use crate::events::Dropped;
-use netpold_dataplane::conntrack::FlowTuple;
 
 /// Cost of one evaluation of policies in a sweep's budget.
 pub(super) const LOOK: usize = 64;

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Mutex;
 
+use netpold_core::lock::lock;
 use tokio::task::block_in_place;
 
 use crate::engine::Engine;
@@ -10,7 +11,6 @@ use crate::kept::{self, Keeper};
 use crate::learn;
 use crate::rule_use::{self, RuleUse};
 use crate::state::SnapshotWriter;
-use netpold_core::lock::lock;
 
 /// Writers of the kept records.
 pub(super) struct Records {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
+use netpold_core::lock::lock;
 use tokio::sync::{Notify, watch};
 
 use crate::engine::{
@@ -13,7 +14,6 @@ use crate::events::Line;
 use crate::publish::{Look, Publisher, Settings};
 use crate::source::SourceStatus;
 use crate::source::cluster::EventRecorder;
-use netpold_core::lock::lock;
 
 /// Recorder of Events and publisher of the enforced state.
 pub(super) struct Reports {

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use netpold_core::lock::lock;
 use tokio::sync::watch;
 
 use crate::admin::{RULES_REQUEST, Requests, STATUS_REQUEST};
@@ -15,7 +16,6 @@ use crate::probe::{EXPLAIN_REQUEST, NodeAnswer};
 use crate::source::SourceStatus;
 use crate::status::Status;
 use crate::trace::{TRACE_REQUEST, Tracer};
-use netpold_core::lock::lock;
 
 /// Returns the handlers of the agent on the node with this name.
 pub(super) fn requests(

@@ -8,16 +8,16 @@ use netpold_core::compile::{Compiler, WAITING};
 use netpold_core::model::{Change, Pod};
 use netpold_core::ops::Capacity;
 use netpold_core::options::Options;
-use netpold_ebpf::layout::Endpoint;
-
-use crate::config::RunConfig;
-use crate::engine::Engine;
-use crate::source::inputs::kept;
 use netpold_dataplane::attach::{Attached, Attacher};
 use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::conntrack::Buckets;
 use netpold_dataplane::pinned_state::PinnedState;
 use netpold_dataplane::{Dataplane, DataplaneOptions};
+use netpold_ebpf::layout::Endpoint;
+
+use crate::config::RunConfig;
+use crate::engine::Engine;
+use crate::source::inputs::kept;
 
 /// Creates an engine that has written nothing yet; it continues the pinned state of an earlier agent.
 pub(super) fn engine(

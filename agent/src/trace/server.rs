@@ -4,6 +4,9 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use netpold_core::lock::lock;
+use netpold_dataplane::shared_maps::SharedMaps;
+use netpold_dataplane::traced::TracedPrograms;
 use netpold_ebpf::trace::{CLAUSES, Clause, TraceFilter};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -15,9 +18,6 @@ use super::packet::{Line, Packet};
 use super::request::Request;
 use super::steps::{Assembler, RawPacket};
 use crate::observe::Attributions;
-use netpold_core::lock::lock;
-use netpold_dataplane::shared_maps::SharedMaps;
-use netpold_dataplane::traced::TracedPrograms;
 
 /// Name of the request for a trace, followed by a space and a [`Request`] in JSON.
 pub const TRACE_REQUEST: &str = "trace";
