@@ -89,6 +89,7 @@ pub mod lock;
 pub mod model;
 pub mod ops;
 pub mod options;
+pub mod pattern;
 pub mod ports;
 mod prefix;
 pub mod probe;

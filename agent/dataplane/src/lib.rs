@@ -41,7 +41,6 @@ pub mod netlink;
 pub mod object;
 mod order;
 mod other_layout;
-pub mod pattern;
 pub mod pinned_state;
 pub mod pod_xdp;
 pub mod priority;

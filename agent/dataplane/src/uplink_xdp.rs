@@ -6,12 +6,12 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
+use netpold_core::pattern::matches;
 use netpold_ebpf::xdp::uplink::Scope;
 use nix::net::if_::if_nameindex;
 
 use super::generation::Generation;
 use super::xdp::{Kind, Links, Mode, XdpProgram};
-use crate::pattern::matches;
 
 /// Devices that get the program, and its scope.
 #[derive(Clone, Debug)]

@@ -9,9 +9,9 @@ use netpold_core::bindings;
 use netpold_core::cluster::is_subject;
 use netpold_core::compile::Compiler;
 use netpold_core::model::Key;
+use netpold_core::pattern::matches;
 use netpold_dataplane::Dataplane;
 use netpold_dataplane::bridges::Bridge;
-use netpold_dataplane::pattern::matches;
 use netpold_dataplane::role::{Link, Role};
 
 use crate::endpoint::Device;

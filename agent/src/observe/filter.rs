@@ -6,8 +6,8 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use netpold_core::cluster::Whose;
 use netpold_core::model::{Direction, Key};
+use netpold_core::pattern::matches;
 use netpold_core::probe::IpProtocol;
-use netpold_dataplane::pattern::matches;
 use serde::{Deserialize, Serialize};
 
 use crate::arguments::block;

@@ -1,4 +1,4 @@
-//! Patterns of device names.
+//! Patterns of names.
 
 /// Returns whether a name matches a pattern, in which `*` stands for any characters.
 #[must_use]
