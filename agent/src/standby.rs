@@ -28,7 +28,7 @@ use nix::sys::signalfd::SignalFd;
 
 use crate::cli::StandbyArgs;
 use crate::config;
-use crate::endpoint::newcomers::Veths;
+use crate::endpoint::newcomers::{BUSY, Veths};
 use crate::memory;
 
 /// Time that an agent may take to attach programs to a new interface. An older interface without a program was left
@@ -100,7 +100,7 @@ fn serve(root: &Path, resume_after: Option<Duration>) -> Result<()> {
     signals.thread_block().context("cannot block signals")?;
     let signal = SignalFd::new(&signals).context("cannot receive signals")?;
     // Before the other threads start, which inherit it.
-    priority::raise("new veths are closed later");
+    priority::raise(BUSY);
     let vacancies = Vacancies::watch(root).context("cannot start a thread")?;
     let mut standby = Standby::new(root, vacancies)?;
     let mut terminated = false;

@@ -196,15 +196,15 @@ fn install_linker() -> Result<()> {
     crates::install("bpf-linker", LINKER_VERSION, &folder, &features, &prefix)
 }
 
-/// The agent's build script cannot watch for a compiler that does not exist yet: its new modification time makes it run
+/// The dataplane's build script cannot watch for a compiler that does not exist yet: its new modification time makes it run
 /// again at the next build.
 fn look_again() -> Result<()> {
-    let script = crate::root().join("agent/dataplane/build.rs");
-    match File::options().append(true).open(&script) {
-        Ok(file) => {
-            file.set_modified(SystemTime::now()).context("cannot touch agent/dataplane/build.rs")
+    let script = "agent/dataplane/build.rs";
+    let file = File::options().append(true).open(crate::root().join(script));
+    match file.and_then(|file| file.set_modified(SystemTime::now())) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot touch {script}"))
         }
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(e).context("cannot touch agent/dataplane/build.rs"),
+        _ => Ok(()),
     }
 }

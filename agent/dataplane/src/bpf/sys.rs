@@ -152,12 +152,12 @@ struct LinkInfo {
 
 #[repr(C)]
 #[derive(Default)]
-pub(super) struct MapCreate {
-    pub(super) kind: u32,
-    pub(super) key_size: u32,
-    pub(super) value_size: u32,
-    pub(super) max_entries: u32,
-    pub(super) flags: u32,
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
 }
 
 /// Calls bpf(2) with an attribute block; shorter blocks than the kernel's are zero-extended by it.
@@ -197,7 +197,14 @@ pub fn array(value_size: u32, max_entries: u32, flags: u32) -> io::Result<OwnedF
     map(MapCreate { kind: BPF_MAP_TYPE_ARRAY, key_size: 4, value_size, max_entries, flags })
 }
 
-pub(super) fn map(mut attributes: MapCreate) -> io::Result<OwnedFd> {
+/// Creates a ring buffer of this size.
+#[cfg(any(test, feature = "test-objects"))]
+pub(super) fn ring(bytes: u32) -> io::Result<OwnedFd> {
+    const BPF_MAP_TYPE_RINGBUF: u32 = 27;
+    map(MapCreate { kind: BPF_MAP_TYPE_RINGBUF, max_entries: bytes, ..MapCreate::default() })
+}
+
+fn map(mut attributes: MapCreate) -> io::Result<OwnedFd> {
     // SAFETY: the block of BPF_MAP_CREATE, without pointers; the result is a new descriptor.
     unsafe { descriptor(BPF_MAP_CREATE, &mut attributes) }
 }

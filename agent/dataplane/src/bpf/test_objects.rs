@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-use super::sys::{self, MapCreate, instruction, map};
+use super::sys::{self, instruction};
 
 /// An array map.
 #[must_use]
@@ -16,9 +16,7 @@ pub fn array(value_size: u32, max_entries: u32, flags: u32) -> OwnedFd {
 /// A ring buffer of this size.
 #[must_use]
 pub fn ring(bytes: u32) -> OwnedFd {
-    const BPF_MAP_TYPE_RINGBUF: u32 = 27;
-    let ring = MapCreate { kind: BPF_MAP_TYPE_RINGBUF, max_entries: bytes, ..MapCreate::default() };
-    map(ring).expect("creating a map needs root")
+    sys::ring(bytes).expect("creating a map needs root")
 }
 
 /// A classifier that returns a constant: `r0 = verdict; exit`.
