@@ -13,12 +13,12 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use netpold_core::model::Direction;
-use netpold_dataplane::attach::{Hook, Mode};
+use netpold_dataplane::attach::Mode;
 use netpold_dataplane::bpffs::{self, PinRoot, Shared};
 use netpold_dataplane::closing::Closing;
 use netpold_dataplane::priority;
@@ -28,7 +28,7 @@ use nix::sys::signalfd::SignalFd;
 
 use crate::cli::StandbyArgs;
 use crate::config;
-use crate::endpoint::newcomers::{BUSY, Veths};
+use crate::endpoint::newcomers::{BUSY, Closers, VethChange, Veths};
 use crate::memory;
 
 /// Time that an agent may take to attach programs to a new interface. An older interface without a program was left
@@ -36,8 +36,6 @@ use crate::memory;
 const SETTLING: Duration = Duration::from_secs(2);
 /// Interval of checks of the pin root while the process depends on it.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Most interfaces closed at a time, each by two threads.
-const AT_ONCE: usize = 4;
 /// Environment variable of an agent that has handed its node over.
 const HANDED_OVER: &str = "NETPOLD_HANDED_OVER";
 /// Time without an agent after which the one that handed the node over takes it back.
@@ -174,6 +172,8 @@ struct Standby {
     root: PathBuf,
     /// Keeps the links that cannot be pinned.
     closing: Closing,
+    /// Each closing holds the lock.
+    closers: Closers<Arc<Shared>>,
     vacancies: Vacancies,
     veths: Veths,
     /// Time when each veth was first seen; `None`: the veth and an agent existed when this process began.
@@ -190,7 +190,8 @@ impl Standby {
         let first = (!is_agent_there).then(Instant::now);
         let seen = there.into_iter().map(|index| (index, first)).collect();
         let closing = Closing::new(bpffs::links(root), Mode::probe());
-        Ok(Self { root: root.to_owned(), closing, vacancies, veths, seen, vacant: None })
+        let closers = Closers::start(closing.clone()).context("cannot start a thread")?;
+        Ok(Self { root: root.to_owned(), closing, closers, vacancies, veths, seen, vacant: None })
     }
 
     /// Waits for an event.
@@ -207,12 +208,21 @@ impl Standby {
     }
 
     fn take_events(&mut self) {
-        let seen = &mut self.seen;
-        let new = self.veths.changes(|index| _ = seen.remove(&index));
-        let now = Instant::now();
-        seen.extend(new.iter().map(|index| (*index, Some(now))));
+        let Self { closing, seen, .. } = self;
+        let mut new = Vec::new();
+        self.veths.changes(|change| match change {
+            VethChange::New(index) => {
+                seen.insert(index, Some(Instant::now()));
+                new.push(index);
+            }
+            VethChange::Gone(index) => {
+                seen.remove(&index);
+                closing.forget(index);
+            }
+        });
         let mut byte = [0];
         if self.vacancies.reported.read(&mut byte).is_ok() {
+            let now = Instant::now();
             self.vacant = Some(now);
             let young = |first: &Option<Instant>| first.is_some_and(|first| first + SETTLING > now);
             let young = self.seen.iter().filter(|(_, first)| young(first));
@@ -223,11 +233,14 @@ impl Standby {
         }
     }
 
-    /// Closes veths without any netpold program, unless an agent runs.
+    /// Closes veths without any netpold program, unless an agent runs. No agent starts before they are closed.
     fn close(&mut self, veths: &[u32]) {
         match Shared::lock(&self.root) {
             // Without tables, nothing was ever enforced here, or netpold was uninstalled.
-            Ok(Some(_free)) if bpffs::has_tables(&self.root) => close(&self.closing, veths),
+            Ok(Some(free)) if bpffs::has_tables(&self.root) => {
+                let free = Arc::new(free);
+                veths.iter().for_each(|ifindex| self.closers.close(*ifindex, &free));
+            }
             Ok(Some(_)) => {}
             Ok(None) => self.occupied(),
             // Uninstalled: the next agent creates another directory with another lock.
@@ -251,18 +264,5 @@ impl Standby {
             return false;
         }
         since.elapsed() >= long
-    }
-}
-
-/// Closes veths without any netpold program, while the lock is held.
-fn close(closing: &Closing, veths: &[u32]) {
-    for veths in veths.chunks(AT_ONCE) {
-        std::thread::scope(|scope| {
-            for &ifindex in veths {
-                for direction in Direction::BOTH {
-                    scope.spawn(move || closing.close(Hook { ifindex, direction }));
-                }
-            }
-        });
     }
 }

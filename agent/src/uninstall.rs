@@ -8,7 +8,7 @@ use kube::Api;
 use kube::api::{Patch, PatchParams};
 use netpold_dataplane::attach::{Attacher, Mode};
 use netpold_dataplane::bpffs::PinRoot;
-use netpold_dataplane::{gate, xdp};
+use netpold_dataplane::{barrier, gate, xdp};
 use serde_json::json;
 
 use crate::cli::UninstallArgs;
@@ -30,6 +30,7 @@ pub fn run(args: &UninstallArgs) -> Result<()> {
     let links = pins.links();
     let early = xdp::detach_all(&links).context("cannot detach XDP programs")?;
     attacher.stop_watching().context("cannot detach what an upgrade left")?;
+    barrier::remove_all().context("cannot remove the nftables table of new interfaces")?;
     gate::open_all().context("cannot open what is closed until programs are loaded")?;
     for found in &attached {
         let (ifindex, direction) = (found.hook.ifindex, found.hook.direction);

@@ -180,7 +180,9 @@ impl Attacher {
             Backend::Tcx { links, held } => attach_tcx(links, held, program, hook),
             Backend::Clsact(clsact) => clsact.attach(program, hook),
         }
-        .map_err(at("attaching", hook))
+        .map_err(at("attaching", hook))?;
+        self.closing.barriers.lower(hook);
+        Ok(())
     }
 
     /// Moves `program`, which is attached there, in front of all others. A relay to it in front judges packets
@@ -269,7 +271,9 @@ impl Attacher {
             }
             Backend::Clsact(clsact) => clsact.detach(hook),
         }
-        .map_err(at("detaching", hook))
+        .map_err(at("detaching", hook))?;
+        self.closing.barriers.lower(hook);
+        Ok(())
     }
 
     /// All attachments, sorted; removes pins of interfaces that are gone.

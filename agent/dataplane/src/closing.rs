@@ -1,7 +1,7 @@
 //! The program that drops every packet, and the coordination of its attachment.
 //!
-//! A guard (`endpoint::newcomers` of the agent) closes the hooks of a new veth; the engine's programs replace the closing
-//! one in one step. If the agent ends in between, the veth stays closed.
+//! A guard (`endpoint::newcomers` of the agent) closes the hooks of a new veth: by a barrier at once, then by the program.
+//! The engine's programs replace the closing one in one step. If the agent ends in between, the veth stays closed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -12,6 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use netpold_core::lock::lock;
 use netpold_core::model::Direction;
 
+use super::barrier::Barriers;
 use super::bpffs::remove_if_there;
 use super::clsact::Clsact;
 use super::front;
@@ -96,6 +97,12 @@ impl Claims {
         lock(&self.state).taken.remove(&hook);
     }
 
+    /// Calls `act` unless the engine has taken the hook; the engine waits meanwhile.
+    fn unless_taken(&self, hook: Hook, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let state = lock(&self.state);
+        if state.taken.contains(&hook) { Ok(()) } else { act() }
+    }
+
     /// Whether a guard may close a hook; then [`Claims::end`] must follow.
     fn begin(&self, hook: Hook) -> bool {
         let mut state = lock(&self.state);
@@ -131,13 +138,16 @@ pub struct Closing {
     program: Arc<OnceLock<Closed>>,
     /// Claims, shared with the engine's attacher.
     pub(super) claims: Arc<Claims>,
+    /// Barriers, which go once a program is attached.
+    pub(super) barriers: Arc<Barriers>,
 }
 
 impl Closing {
-    /// Closing for the pin root with this folder of links.
+    /// Closing for the pin root with this folder of links, in the network namespace of the calling thread.
     #[must_use]
     pub fn new(links: PathBuf, mode: Mode) -> Self {
-        Self { links, mode, program: Arc::default(), claims: Arc::default() }
+        let barriers = Arc::new(Barriers::find());
+        Self { links, mode, program: Arc::default(), claims: Arc::default(), barriers }
     }
 
     /// The closing program. Errors may be temporary, like a lack of memory.
@@ -158,9 +168,36 @@ impl Closing {
         self.program().is_ok_and(|closed| closed.id == program)
     }
 
-    /// Forgets an interface that is gone, since a later one may have its index.
+    /// Forgets an interface that is gone, since a later one may have its index or name.
     pub fn forget(&self, ifindex: u32) {
         self.claims.forget(ifindex);
+        for direction in Direction::BOTH {
+            self.barriers.lower(Hook { ifindex, direction });
+        }
+    }
+
+    /// The hooks with a barrier.
+    #[must_use]
+    pub fn barred_hooks(&self) -> BTreeSet<Hook> {
+        self.barriers.hooks()
+    }
+
+    /// Drops every packet at an interface's hooks without a program at once, until they have one. [`Closing::close`] must
+    /// follow. Below clsact, where it does not wait for a grace period, nothing else is needed.
+    pub fn bar(&self, ifindex: u32) {
+        if self.mode == Mode::Clsact {
+            return;
+        }
+        // Packets to the pod come before those that it sends.
+        for direction in [Direction::Ingress, Direction::Egress] {
+            let hook = Hook { ifindex, direction };
+            // A query of the pinned link would wait for the RTNL lock.
+            let is_judged = || self.links.join(hook.file_name()).exists();
+            let raise = || if is_judged() { Ok(()) } else { self.barriers.raise(hook) };
+            if let Err(error) = self.claims.unless_taken(hook, raise) {
+                tracing::debug!(%error, ifindex, "no barrier: the interface is closed by TC alone");
+            }
+        }
     }
 
     /// Attaches the closing program at a hook without a program of netpold.
@@ -172,6 +209,9 @@ impl Closing {
             Mode::Tcx => self.close_tcx(hook),
             Mode::Clsact => self.close_clsact(hook).map(|()| None),
         };
+        if closed.is_ok() {
+            self.barriers.lower(hook);
+        }
         let unpinned = closed.unwrap_or_else(|error| {
             // The interface is gone.
             if error.raw_os_error() != Some(libc::ENODEV) {

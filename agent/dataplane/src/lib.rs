@@ -14,6 +14,7 @@
 pub mod active;
 pub mod attach;
 pub mod audit;
+pub mod barrier;
 pub mod bpf;
 pub mod bpffs;
 pub mod bridges;

@@ -1,4 +1,4 @@
-//! Blocking netlink: connections for rtnetlink requests, listeners for its events, and single netfilter requests.
+//! Blocking netlink: connections for rtnetlink requests, listeners for its events, and netfilter requests and batches.
 //!
 //! Requests to rtnetlink are the library's typed messages. Responses are only split into attributes: a typed parser
 //! rejects the whole message if a newer kernel changes one attribute, and the agent needs a handful of them. Sockets
@@ -20,6 +20,11 @@ use rtnetlink::sys::{Socket, SocketAddr};
 const BUFFER: usize = 64 * 1024;
 /// `struct nfgenmsg`: family, version, resource.
 pub const NETFILTER_HEADER: usize = 4;
+/// Message types around a batch (`linux/netfilter/nfnetlink.h`).
+const NFNL_MSG_BATCH_BEGIN: u16 = 16;
+const NFNL_MSG_BATCH_END: u16 = 17;
+/// `NLA_F_NESTED` of `linux/netlink.h`.
+pub(crate) const NLA_F_NESTED: u16 = 1 << 15;
 /// Attempts to read a dump without a change in the middle.
 const DUMP_ATTEMPTS: u32 = 8;
 
@@ -161,13 +166,7 @@ pub fn ask_netfilter(
 ) -> io::Result<()> {
     let mut socket = Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;
-    let length = (16 + NETFILTER_HEADER + attributes.len()) as u32;
-    let mut request = length.to_ne_bytes().to_vec();
-    request.extend(kind.to_ne_bytes().into_iter().chain((NLM_F_REQUEST | flags).to_ne_bytes()));
-    // Sequence number, port, and netfilter's header.
-    request.extend([0; 8 + NETFILTER_HEADER]);
-    request[16] = family;
-    request.extend(attributes);
+    let request = netfilter_message(kind, flags, (family, 0), attributes);
     socket.send_to(&request, &SocketAddr::new(0, 0), 0)?;
     let mut buffer = Vec::with_capacity(BUFFER);
     loop {
@@ -180,6 +179,66 @@ pub fn ask_netfilter(
             }
         }
     }
+}
+
+/// One change within a batch for netfilter: message type without subsystem, flags, address family, attributes.
+pub(crate) type NetfilterChange = (u8, u16, u8, Vec<u8>);
+
+/// Sends netfilter changes of one subsystem (`NFNL_SUBSYS_*`) in one batch, in the calling thread's network namespace:
+/// all come into force, or none.
+///
+/// # Errors
+/// The kernel's error for the first change that it refuses, or the socket's.
+pub(crate) fn change_netfilter(subsystem: u8, changes: &[NetfilterChange]) -> io::Result<()> {
+    let subsystem = u16::from(subsystem);
+    let mark = |kind| netfilter_message(kind, 0, (0, subsystem), &[]);
+    let mut batch = mark(NFNL_MSG_BATCH_BEGIN);
+    for (kind, flags, family, attributes) in changes {
+        let kind = subsystem << 8 | u16::from(*kind);
+        batch.extend(netfilter_message(kind, flags | NLM_F_ACK, (*family, 0), attributes));
+    }
+    batch.extend(mark(NFNL_MSG_BATCH_END));
+    let mut socket = Socket::new(NETLINK_NETFILTER)?;
+    socket.bind_auto()?;
+    socket.send_to(&batch, &SocketAddr::new(0, 0), 0)?;
+    // The kernel has handled the batch by now. Each change has one acknowledgement; a batch refused as a whole has one.
+    let mut buffer = Vec::with_capacity(BUFFER);
+    let mut acknowledged = 0;
+    while acknowledged < changes.len() {
+        buffer.clear();
+        socket.recv(&mut buffer, 0)?;
+        for (_, message) in messages(&buffer) {
+            status(message)?;
+            acknowledged += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Encodes a message to netfilter with its header: address family, and the resource of a batch.
+fn netfilter_message(
+    kind: u16,
+    flags: u16,
+    (family, resource): (u8, u16),
+    attributes: &[u8],
+) -> Vec<u8> {
+    let length = (16 + NETFILTER_HEADER + attributes.len()) as u32;
+    let mut bytes = length.to_ne_bytes().to_vec();
+    bytes.extend(kind.to_ne_bytes().into_iter().chain((NLM_F_REQUEST | flags).to_ne_bytes()));
+    // Sequence number and port, then struct nfgenmsg.
+    bytes.extend([0; 8]);
+    bytes.extend([family, 0].into_iter().chain(resource.to_be_bytes()));
+    bytes.extend(attributes);
+    bytes
+}
+
+/// Encodes a netlink attribute, padded.
+pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let length = 4 + value.len() as u16;
+    let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
 }
 
 /// Fields of the netlink header.

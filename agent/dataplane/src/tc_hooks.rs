@@ -223,12 +223,12 @@ impl TcHooks {
         let closing = self.attacher.closing().clone();
         let (has_role, mut opened) = (&self.attached, BTreeSet::new());
         let is_home = |ifindex: u32| home.contains(&ifindex) && !has_role.contains_key(&ifindex);
-        for found in self.attacher.attached()? {
-            let ifindex = found.hook.ifindex;
-            if is_home(ifindex)
-                && closing.is_by(found.program)
-                && self.attacher.reopen(found.hook, || leads_away(ifindex))?
-            {
+        let closed = self.attacher.attached()?.into_iter();
+        let closed = closed.filter(|found| closing.is_by(found.program)).map(|found| found.hook);
+        // Barriers stay where the closing program could not be attached.
+        for hook in closed.chain(closing.barred_hooks()) {
+            let ifindex = hook.ifindex;
+            if is_home(ifindex) && self.attacher.reopen(hook, || leads_away(ifindex))? {
                 opened.insert(ifindex);
             }
         }

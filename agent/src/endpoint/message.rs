@@ -24,6 +24,8 @@ const IFLA_LINK: u16 = 5;
 const IFLA_MASTER: u16 = 10;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_LINK_NETNSID: u16 = 37;
+/// Namespace that a link moved to (kernel 4.15).
+const IFLA_NEW_NETNSID: u16 = 45;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_SLAVE_KIND: u16 = 4;
 
@@ -145,8 +147,8 @@ pub(super) fn link_event(message: Message<'_>) -> Option<LinkEvent> {
 pub(super) enum OutsideVeth {
     /// Such a veth, by interface index, is present.
     There(u32),
-    /// A link of any kind left the namespace.
-    Gone(u32),
+    /// A link of any kind left the namespace; `moved`: to another one, instead of being deleted.
+    Gone { index: u32, moved: bool },
     /// Both ends of a veth are in our namespace: the peer with this index leads here too. No event reports this for the
     /// peer itself.
     Home(u32),
@@ -164,7 +166,10 @@ pub(super) fn outside_veth(message: Message<'_>) -> Option<OutsideVeth> {
     match link_event(message)? {
         LinkEvent::Now(veth) if veth.namespace.is_some() => Some(OutsideVeth::There(veth.index)),
         LinkEvent::Now(veth) => (!veth.leads_away).then_some(OutsideVeth::Home(veth.peer)),
-        LinkEvent::Gone(index) => Some(OutsideVeth::Gone(index)),
+        LinkEvent::Gone(index) => {
+            let moved = message.attributes(LINK_HEADER).any(|(kind, _)| kind == IFLA_NEW_NETNSID);
+            Some(OutsideVeth::Gone { index, moved })
+        }
         LinkEvent::Other(..) => None,
     }
 }

@@ -1,8 +1,8 @@
 //! Closes each new veth until the engine has attached the programs of its role.
 //!
 //! The programs of a role are attached after the discovery of the interface, and the first generation of an agent takes
-//! seconds to verify. A program that drops every packet is verified at once. The guard attaches this program as soon as
-//! the kernel reports a veth with a peer in another network namespace.
+//! seconds to verify. As soon as the kernel reports a veth with a peer in another network namespace, the guard raises a
+//! barrier there ([`netpold_dataplane::barrier`]), and attaches a program that drops every packet.
 //!
 //! The same code runs in the agent from its start, and in `netpold standby` while no agent runs.
 
@@ -36,18 +36,19 @@ pub(crate) const BUSY: &str = "new veths are closed later";
 /// request it repeatedly.
 const THREADS: usize = 8;
 
-/// Threads that close veths.
+/// Threads that close veths. Each closing comes with a value that is dropped after it.
 #[derive(Debug)]
-pub struct Closers {
-    hooks: Sender<Hook>,
+pub struct Closers<T> {
+    closing: Closing,
+    hooks: Sender<(Hook, T)>,
 }
 
-impl Closers {
+impl<T: Clone + Send + 'static> Closers<T> {
     /// Starts the threads in the network namespace of the caller. They end when the returned value is dropped.
     ///
     /// # Errors
     /// A thread cannot be started.
-    pub fn start(closing: &Closing) -> io::Result<Self> {
+    pub fn start(closing: Closing) -> io::Result<Self> {
         let (hooks, received) = channel();
         let received = Arc::new(Mutex::new(received));
         for _ in 0..THREADS {
@@ -56,21 +57,22 @@ impl Closers {
             thread.spawn(move || {
                 priority::raise(BUSY);
                 // One thread waits for the next hook, the others for the lock.
-                let next = |received: &Mutex<Receiver<Hook>>| lock(received).recv();
-                while let Ok(hook) = next(&received) {
+                let next = |received: &Mutex<Receiver<(Hook, T)>>| lock(received).recv();
+                while let Ok((hook, _until_closed)) = next(&received) {
                     closing.close(hook);
                 }
             })?;
         }
-        Ok(Self { hooks })
+        Ok(Self { closing, hooks })
     }
 
-    /// Queues both hooks of a veth for closing.
-    pub fn close(&self, ifindex: u32) {
-        // Cannot fail: the threads end after the sender only.
-        Direction::BOTH.into_iter().for_each(|direction| {
-            let _ = self.hooks.send(Hook { ifindex, direction });
-        });
+    /// Bars a veth at once, and queues both its hooks for closing.
+    pub fn close(&self, ifindex: u32, until_closed: &T) {
+        self.closing.bar(ifindex);
+        for direction in Direction::BOTH {
+            // Cannot fail: the threads end after the sender only.
+            let _ = self.hooks.send((Hook { ifindex, direction }, until_closed.clone()));
+        }
     }
 }
 
@@ -108,23 +110,23 @@ impl Veths {
         Ok(new)
     }
 
-    /// Handles the pending events and returns the new veths. Calls `gone` for each interface that disappeared. Failed
-    /// operations are repeated by the next call.
-    pub fn changes(&mut self, mut gone: impl FnMut(u32)) -> Vec<u32> {
-        let mut new = Vec::new();
+    /// Handles the pending events. Failed operations are repeated by the next call.
+    pub fn changes(&mut self, mut each: impl FnMut(VethChange)) {
         loop {
             let Self { listener, known, incomplete, .. } = self;
             let received = listener.receive(|_, message| match outside_veth(message) {
-                Some(OutsideVeth::There(index)) => new.extend(known.insert(index).then_some(index)),
-                Some(OutsideVeth::Gone(index)) => {
+                Some(OutsideVeth::There(index)) if known.insert(index) => {
+                    each(VethChange::New(index));
+                }
+                Some(OutsideVeth::Gone { index, moved }) => {
                     known.remove(&index);
-                    gone(index);
-                    // The link may be one end of a pair within this namespace that moved to another one.
-                    *incomplete = true;
+                    each(VethChange::Gone(index));
+                    // Its peer, which stays, leads to another namespace now. No event reports that.
+                    *incomplete |= moved;
                 }
                 // The pod's end moved to this namespace. If it leaves again, the veth counts as new.
                 Some(OutsideVeth::Home(index)) => *incomplete |= known.contains(&index),
-                None => {}
+                Some(OutsideVeth::There(_)) | None => {}
             });
             match received {
                 Ok(Received::Messages) => {}
@@ -137,17 +139,17 @@ impl Veths {
                 }
             }
         }
+        // Waits for the RTNL lock, which may take seconds.
         if self.incomplete {
             let before = self.known.clone();
             match self.list() {
                 Ok(found) => {
-                    before.difference(&self.known).for_each(|index| gone(*index));
-                    new.extend(found);
+                    let gone = before.difference(&self.known).copied().map(VethChange::Gone);
+                    gone.chain(found.into_iter().map(VethChange::New)).for_each(each);
                 }
                 Err(error) => tracing::warn!(%error, "listing interfaces failed; tried again"),
             }
         }
-        new
     }
 
     /// Returns the poll timeout: short if an operation has to be repeated, else none.
@@ -161,6 +163,15 @@ impl AsFd for Veths {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
+}
+
+/// Change of the veths of this network namespace with a peer in another one, by interface index.
+#[derive(Clone, Copy, Debug)]
+pub enum VethChange {
+    /// A veth appeared, or its peer moved to another namespace.
+    New(u32),
+    /// An interface of any kind left the namespace, or the peer of a veth moved into it.
+    Gone(u32),
 }
 
 /// Returns the interface indexes of the veths of this network namespace with a peer in another one.
@@ -192,15 +203,21 @@ impl Guard {
         }
         let (stop, stopped) = UnixStream::pair()?;
         let mut veths = Veths::open()?;
-        let closers = Closers::start(&closing)?;
-        let there = veths.list()?;
-        there.into_iter().filter(|_| all).for_each(|ifindex| closers.close(ifindex));
+        let closers = Closers::start(closing.clone())?;
+        let there: BTreeSet<u32> = veths.list()?.into_iter().collect();
+        let barred: BTreeSet<u32> =
+            closing.barred_hooks().iter().map(|hook| hook.ifindex).collect();
+        barred.difference(&there).for_each(|ifindex| closing.forget(*ifindex));
+        let open = there.iter().filter(|ifindex| all || barred.contains(ifindex));
+        open.for_each(|ifindex| closers.close(*ifindex, &()));
         let thread = std::thread::Builder::new().name("newcomers".into());
         thread.spawn(move || {
             priority::raise(BUSY);
             while wait(&veths, &stopped) {
-                let new = veths.changes(|ifindex| closing.forget(ifindex));
-                new.into_iter().for_each(|ifindex| closers.close(ifindex));
+                veths.changes(|change| match change {
+                    VethChange::New(ifindex) => closers.close(ifindex, &()),
+                    VethChange::Gone(ifindex) => closing.forget(ifindex),
+                });
             }
         })?;
         Ok(Self { _stop: stop })

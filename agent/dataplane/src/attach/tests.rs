@@ -8,6 +8,7 @@ use std::time::Duration;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
+use super::super::barrier;
 use super::super::bpffs::PinRoot;
 use super::*;
 use crate::bpf::test_objects::classifier;
@@ -336,6 +337,61 @@ fn a_guard_closes_where_nothing_can_be_pinned() {
         guard.close(hook);
         let programs = sys::programs(hook.ifindex, hook.tcx_type()).unwrap();
         assert_eq!(programs, [guard.program().unwrap().id]);
+    });
+}
+
+#[test]
+fn a_barrier_closes_until_a_program_is_attached() {
+    isolated(|pins| {
+        let guard = Closing::new(pins.to_owned(), Mode::Tcx);
+        let found = || Closing::new(pins.to_owned(), Mode::Tcx).barred_hooks();
+        guard.bar(1);
+        assert!(!delivers(), "barred");
+        assert_eq!((guard.barred_hooks(), found()), (LOOPBACK.into(), LOOPBACK.into()));
+        LOOPBACK.into_iter().for_each(|hook| guard.close(hook));
+        assert!(!delivers(), "closed by the program");
+        assert_eq!((guard.barred_hooks(), found()), ([].into(), [].into()));
+    });
+}
+
+#[test]
+fn the_barrier_of_a_guard_that_ended_goes_with_the_engines_program() {
+    isolated(|pins| {
+        Closing::new(pins.to_owned(), Mode::Tcx).bar(1);
+        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        assert_eq!(attacher.closing().barred_hooks(), LOOPBACK.into());
+        for hook in LOOPBACK {
+            assert!(!delivers(), "{hook:?}");
+            attacher.attach(classifier(NEXT).as_fd(), hook).unwrap();
+        }
+        assert!(delivers());
+        // The veths of a node whose programs are in force when a guard starts.
+        for guard in [attacher.closing(), &Closing::new(pins.to_owned(), Mode::Tcx)] {
+            guard.bar(1);
+            assert_eq!(guard.barred_hooks(), [].into());
+            assert!(delivers(), "a hook with a program is not barred");
+        }
+    });
+}
+
+#[test]
+fn barriers_of_gone_interfaces_and_of_uninstalled_agents_are_removed() {
+    isolated(|pins| {
+        let guard = Closing::new(pins.to_owned(), Mode::Tcx);
+        guard.bar(1);
+        run("ip link add gone type veth peer name end");
+        let gone = nix::net::if_::if_nametoindex("gone").unwrap();
+        guard.bar(gone);
+        assert_eq!(guard.barred_hooks().len(), 4);
+        run("ip link delete gone");
+        guard.forget(gone);
+        assert_eq!(guard.barred_hooks(), LOOPBACK.into());
+        // A later interface of the same name is not barred.
+        run("ip link add gone type veth peer name end");
+        assert_eq!(Closing::new(pins.to_owned(), Mode::Tcx).barred_hooks(), LOOPBACK.into());
+        barrier::remove_all().unwrap();
+        assert!(delivers());
+        barrier::remove_all().unwrap();
     });
 }
 

@@ -6,7 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP};
 
 use super::{KernelFlow, PartialTuple, Shown, Tuple};
-use crate::netlink::{Message, NETFILTER_HEADER, ask_netfilter, attributes};
+use crate::netlink::{
+    Message, NETFILTER_HEADER, NLA_F_NESTED, ask_netfilter, attribute, attributes,
+};
 
 /// Constants of `linux/netfilter/nfnetlink.h` and `linux/netfilter/nfnetlink_conntrack.h`.
 const CT_GET: u16 = 1 << 8 | 1;
@@ -32,7 +34,6 @@ const CTA_PROTOINFO_TCP_FLAGS: [u16; 2] = [4, 5];
 /// `IP_CT_TCP_FLAG_BE_LIBERAL` of `linux/netfilter/nf_conntrack_tcp.h`: set for both sides if the first packet was no
 /// SYN (`tcp_new` of `nf_conntrack_proto_tcp.c`), and for flows of a flowtable; a handshake clears it.
 const BE_LIBERAL: u8 = 1 << 3;
-const NLA_F_NESTED: u16 = 1 << 15;
 const IPS_SEEN_REPLY: u32 = 1 << 1;
 const IPS_ASSURED: u32 = 1 << 2;
 const IPS_DYING: u32 = 1 << 9;
@@ -86,15 +87,6 @@ pub(super) fn seen_from_start(original: &Tuple) -> Option<bool> {
         seen = found.and_then(|flow| flow.seen_from_start).or(seen);
     });
     asked.ok().and(seen)
-}
-
-/// Encodes a netlink attribute, padded.
-fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let length = 4 + value.len() as u16;
-    let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
-    bytes.extend(value);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    bytes
 }
 
 fn flow(message: Message<'_>) -> Option<KernelFlow> {
