@@ -54,6 +54,19 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     bail!("failed: {}", failed.join(", "))
 }
 
+/// Runs the checks that take at most a few minutes after a change; needs what `cargo xtask setup` installs.
+///
+/// # Errors
+/// The first check that fails.
+pub(crate) fn quick() -> Result<()> {
+    let toolchain = setup::run()?;
+    step::show(&mut cargo(&["fmt", "--all", "--check"]))?;
+    clippy(&toolchain)?;
+    let tests = ["nextest", "run", "--workspace", "--locked", "--profile", "quick"];
+    ensure!(installed("nextest"), "cargo-nextest is not installed: `cargo install cargo-nextest`");
+    step::show(toolchain.apply(&mut cargo(&tests)))
+}
+
 fn clippy(toolchain: &Toolchain) -> Result<()> {
     let arguments = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
     step::show(toolchain.apply(&mut cargo(&arguments)))

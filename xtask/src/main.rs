@@ -34,6 +34,9 @@ enum Task {
         /// Run only the tests with this in their names, and no other checks
         #[arg(long, value_name = "NAME")]
         filter: Option<String>,
+        /// Check format and lints, and run the tests without nodes, servers and fuzzing
+        #[arg(long, conflicts_with = "filter")]
+        quick: bool,
     },
     /// Show enforcement of policies between pods in network namespaces (needs root)
     Demo {
@@ -71,7 +74,8 @@ fn main() -> ExitCode {
             .and_then(|()| setup::for_deploy())
             .and_then(|()| setup::for_tests())
             .and_then(|()| setup::for_sources()),
-        Task::Test { filter } => checks::run(filter.as_deref()),
+        Task::Test { quick: true, .. } => checks::quick(),
+        Task::Test { filter, .. } => checks::run(filter.as_deref()),
         Task::Demo { binary } => demo::run(binary),
         Task::Image(options) => image::run(&options),
         Task::Bench { arguments } => bench::run(&arguments),
