@@ -42,7 +42,7 @@ pub enum GenerationError {
     /// The kernel refused a map, or the object cannot be parsed.
     #[error(
         "cannot create the eBPF maps: {} (needs root, or CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON; \
-         kernel 5.15 or later)",
+         kernel 5.12 or later)",
         chain(cause)
     )]
     Load {
@@ -52,7 +52,7 @@ pub enum GenerationError {
     /// The kernel refused one of the tables that are created for the loader.
     #[error(
         "cannot create the eBPF maps: {name}: {cause} (needs root, or CAP_BPF, CAP_NET_ADMIN and \
-         CAP_PERFMON; kernel 5.15 or later)"
+         CAP_PERFMON; kernel 5.12 or later)"
     )]
     Offer {
         /// Name of the table.

@@ -175,7 +175,7 @@ fn without_ebpf() {
     let told = log.lines().map_while(Result::ok).find(|line| line.contains("ERROR"));
     let told = told.expect("an error is logged");
     assert!(told.contains("cannot create the eBPF maps"), "{told}");
-    assert!(told.contains("kernel 5.15 or later"), "{told}");
+    assert!(told.contains("kernel 5.12 or later"), "{told}");
 }
 
 /// A kernel built without BTF is refused, with the reason.
