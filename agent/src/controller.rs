@@ -35,8 +35,8 @@ use self::health::Health;
 use self::lease::Election;
 use self::statuses::{Counters, Statuses};
 use crate::cli::ControllerArgs;
-use crate::config::{log_filter, start_log};
 use crate::listen::{Heartbeat, Listener};
+use crate::logging::{log_filter, start_log};
 use crate::source::cluster::{self, Access};
 
 /// Runs the controller until SIGTERM or SIGINT.

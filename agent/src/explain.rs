@@ -11,6 +11,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Explanation, Verdict};
+use netpold_core::printable::printable;
 use netpold_core::probe::Probe;
 use owo_colors::{OwoColorize, Style};
 use serde_json::{Map, Value};
@@ -22,7 +23,6 @@ use crate::doctor::{self, Details};
 use crate::live;
 use crate::offline;
 use crate::output::is_read;
-use crate::printable::printable;
 
 /// Exit status: allowed, or all probes answered.
 const ALLOWED: u8 = 0;

@@ -23,13 +23,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use netpold_core::model::Change;
+use netpold_core::printable::printable;
 use serde::{Deserialize, Serialize};
 
 use crate::kept;
 use crate::live::{self, ClusterArgs};
 use crate::offline;
 use crate::output::{Output, print};
-use crate::printable::printable;
 use crate::socket::{DEFAULT_SOCKET, answer as ask};
 use crate::source::convert::DEFAULT_NAMESPACE;
 use crate::status::understood;

@@ -18,7 +18,8 @@ pub use owner::{Owner, owner, pods_named, resolve};
 pub use ranges::ranges;
 pub use templates::{apply, is_template, pods_of, stand_in};
 
-use crate::printable::printable;
+use netpold_core::printable::printable;
+
 use crate::source::manifests;
 
 /// Reads the objects of a directory, or of standard input (`-`), with stand-ins for pod templates: see [`stand_in`].

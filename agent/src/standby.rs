@@ -27,8 +27,8 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::SignalFd;
 
 use crate::cli::StandbyArgs;
-use crate::config;
 use crate::endpoint::newcomers::{BUSY, Veths};
+use crate::logging;
 use crate::memory;
 
 /// Time that an agent may take to attach programs to a new interface. An older interface without a program was left
@@ -49,7 +49,7 @@ const VACANCY: Duration = Duration::from_secs(3);
 /// # Errors
 /// Netlink, signals or threads are not available.
 pub fn run(args: &StandbyArgs) -> Result<()> {
-    config::start_log(args.log_format, config::log_filter(&args.log)?)?;
+    logging::start_log(args.log_format, logging::log_filter(&args.log)?)?;
     serve(&args.bpffs, None)
 }
 

@@ -92,4 +92,5 @@ pub mod options;
 pub mod pattern;
 pub mod ports;
 mod prefix;
+pub mod printable;
 pub mod probe;

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 /// The layers, top to bottom; a module belongs to the entry with the longest matching prefix.
-const LAYERS: [&str; 24] = [
+const LAYERS: [&str; 25] = [
     "compile",
     "compile::compiler",
     "compile::compiled",
@@ -32,6 +32,7 @@ const LAYERS: [&str; 24] = [
     "model",
     "lock",
     "pattern",
+    "printable",
 ];
 
 type Modules = BTreeMap<String, String>;

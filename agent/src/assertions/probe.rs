@@ -14,11 +14,11 @@ use futures::stream::iter;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::Key;
+use netpold_core::printable::cut;
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
 use super::{Assertion, Outcome, TOLD, World, pairs, sides};
 use crate::live::{ClusterArgs, Inside, NotRun};
-use crate::printable::cut;
 
 /// Timeout of a connection in seconds.
 const SECONDS: &str = "3";

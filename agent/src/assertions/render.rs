@@ -6,11 +6,11 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use netpold_core::printable::printable;
 use owo_colors::OwoColorize;
 
 use super::{Assertion, Outcome, Probed};
 use crate::cli::TestOutput;
-use crate::printable::printable;
 
 /// Renders the outcomes; text for people is coloured.
 pub(super) fn render(outcomes: &[Outcome], output: TestOutput, file: &str) -> String {

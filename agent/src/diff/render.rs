@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 use netpold_core::model::{Direction, Key};
+use netpold_core::printable::printable;
 use owo_colors::{OwoColorize, Style};
 use serde_json::{Value, json};
 
@@ -12,7 +13,7 @@ use super::live::Cuts;
 use super::{
     Alone, Change, DiffOutput, Difference, Isolation, Party, Ports, Turned, few, render_live,
 };
-use crate::printable::{printable, printable_json};
+use crate::printable_document::printable_json;
 
 /// Renders the difference; text for people is coloured.
 pub(super) fn render(

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use netpold_core::printable::printable;
 use owo_colors::OwoColorize;
 
 use super::few;
 use super::live::{Cuts, Group};
 use super::render::{cell, label};
-use crate::printable::printable;
 
 /// Most groups in text; JSON has all.
 const GROUPS: usize = 100;

@@ -139,7 +139,7 @@ impl Findings {
         finding.count += count;
         for place in places {
             if finding.places.len() < NAMED {
-                finding.places.push(crate::printable::cut(place, PLACE_MAX));
+                finding.places.push(netpold_core::printable::cut(place, PLACE_MAX));
             }
         }
     }
@@ -147,7 +147,7 @@ impl Findings {
     /// Adds a thing that could not be checked.
     pub(super) fn unknown(&mut self, what: impl Into<String>) {
         if self.unknown.len() < KINDS {
-            self.unknown.push(crate::printable::cut(what.into(), PLACE_MAX));
+            self.unknown.push(netpold_core::printable::cut(what.into(), PLACE_MAX));
         }
     }
 
@@ -166,7 +166,7 @@ fn empty(check: &Check, problem: &str, fix: &str) -> (Kind, Finding) {
         problem: problem.to_owned(),
         places: Vec::new(),
         count: 0,
-        fix: crate::printable::cut(fix.to_owned(), FIX_MAX),
+        fix: netpold_core::printable::cut(fix.to_owned(), FIX_MAX),
     };
     (kind, finding)
 }

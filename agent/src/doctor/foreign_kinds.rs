@@ -122,7 +122,7 @@ impl ForeignPolicies {
     pub(crate) fn add(&mut self, namespace: Option<String>, name: String, source: Option<Source>) {
         self.count += 1;
         if self.objects.len() < KEPT {
-            let name = crate::printable::cut(name, 253);
+            let name = netpold_core::printable::cut(name, 253);
             self.objects.push(ForeignPolicy { namespace, name, source });
         }
     }

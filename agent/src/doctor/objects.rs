@@ -9,11 +9,11 @@ use netpold_core::explain::Explainer;
 use netpold_core::model::{
     ClusterPolicy, Direction, Enforcement, Key, Labels, Pod, Policy, Rule, Selector,
 };
+use netpold_core::printable::cut;
 
 use super::complete::is_stand_in;
 use super::details::{Details, Manifest, PodDetails};
 use super::leads::Leads;
-use crate::printable::cut;
 
 /// Longest text before the file and line of a place, in bytes.
 const WHAT_MAX: usize = 280;

@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
+use netpold_core::printable::printable;
 use owo_colors::{OwoColorize, Style};
 
 use super::finding::{Finding, Report, Severity};
-use crate::printable::printable;
 
 /// Most places shown per finding.
 const SHOWN: usize = 10;

@@ -4,13 +4,14 @@ use std::io::{self, Write as _};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
+use netpold_core::printable::printable;
 use owo_colors::{OwoColorize as _, Style};
 use serde_json::json;
 
 use super::{ALLOWED, CANNOT_TELL, DENIED, print_lines, probe};
 use crate::cli::{ExplainArgs, Output};
 use crate::output::is_read;
-use crate::printable::{printable, printable_json};
+use crate::printable_document::printable_json;
 use crate::probe::{EXPLAIN_REQUEST, NodeAnswer, Said};
 use crate::socket::{self, DEFAULT_SOCKET};
 use crate::status::understood;

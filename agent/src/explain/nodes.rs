@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::node;
 use crate::live::{self, Agents, Answers, ClusterArgs};
-use crate::printable::printable_document;
+use crate::printable_document::printable_document;
 use crate::probe::{NodeAnswer, Said};
 
 /// Answers of the nodes' agents.

@@ -8,7 +8,7 @@ use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 
 use super::{Answer, Cached, Flow, FlowState};
-use crate::printable::printable_document;
+use crate::printable_document::printable_document;
 
 /// Renders the flows of nodes as text. All names are made printable here, in one place.
 ///

@@ -8,7 +8,7 @@ use comfy_table::presets::NOTHING;
 use netpold_core::model::Direction;
 
 use super::observed::{Answer, Observed};
-use crate::printable::printable_document;
+use crate::printable_document::printable_document;
 
 /// Renders the records; makes all names in them printable.
 ///

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use k8s_openapi::jiff::Timestamp;
 use netpold_core::model::Direction;
+use netpold_core::printable::printable;
 use serde_json::{Value, json};
 
 use super::generate::{Learned, LearnedPolicy, LearnedRule, Sightings};
@@ -11,7 +12,6 @@ use super::grants::PeerSpec;
 use super::observed::Answer;
 use super::ports::Ports;
 use super::workload::Workload;
-use crate::printable::printable;
 
 /// Most comment lines of one kind.
 const LINES: usize = 50;

@@ -10,12 +10,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use netpold_core::model::Change;
+use netpold_core::printable::printable;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::exec::{CONTAINER, Target};
 use super::{ClusterArgs, NodeError, SILENCE, block_on, report};
-use crate::printable::printable;
 use crate::source::cluster::failure::Failure;
 use crate::source::cluster::{self, Lister};
 use crate::source::convert::Kind;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::printable::{cut, printable};
+use netpold_core::printable::{cut, printable};
 
 /// Most nodes named per reason.
 const NAMED: usize = 20;

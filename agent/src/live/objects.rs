@@ -4,10 +4,10 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
 use netpold_core::model::Change;
+use netpold_core::printable::printable;
 
 use super::{ClusterArgs, SILENCE, block_on};
 use crate::offline;
-use crate::printable::printable;
 use crate::source::cluster::failure::Failure;
 use crate::source::cluster::{Listed, Lister, default_namespace};
 use crate::source::convert::{DEFAULT_NAMESPACE, Kind};

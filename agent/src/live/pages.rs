@@ -3,9 +3,9 @@
 use anyhow::{Result, anyhow};
 use kube::api::ListParams;
 use kube::core::Request;
+use netpold_core::printable::printable;
 
 use super::{ClusterArgs, SILENCE};
-use crate::printable::printable;
 use crate::source::cluster::Lister;
 use crate::source::cluster::failure::Failure;
 

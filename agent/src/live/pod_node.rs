@@ -4,9 +4,9 @@ use anyhow::{Result, anyhow, bail};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use netpold_core::model::Key;
+use netpold_core::printable::printable;
 
 use super::{ClusterArgs, SILENCE};
-use crate::printable::printable;
 use crate::source::cluster::Lister;
 use crate::source::cluster::failure::Failure;
 

@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 
 use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
 use netpold_core::model::{Key, Pod};
+use netpold_core::printable::cut;
 use netpold_core::probe::IpProtocol;
+use netpold_ebpf::reason::Reason;
 
 use super::event::{Attribution, PolicyName, RuleName};
 use super::filter::destination_port;
-use netpold_ebpf::reason::Reason;
-
 use crate::events::{DropKey, Outcome, Seen};
-use crate::printable::cut;
 
 /// Time for explanations per second, and the share of one pod's events.
 const BUDGET: Duration = Duration::from_millis(20);

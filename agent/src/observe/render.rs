@@ -11,7 +11,7 @@ use owo_colors::{OwoColorize, Style};
 
 use super::event::{Attribution, Event, Line};
 use crate::events::{Lost, Outcome};
-use crate::printable::printable_document;
+use crate::printable_document::printable_document;
 
 /// Renders a line of the stream as coloured text; the caller strips colours if necessary. All names are made printable
 /// here.

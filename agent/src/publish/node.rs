@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::Patch;
 use kube::runtime::watcher::Event;
+use netpold_core::printable::cut;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -19,7 +20,6 @@ use super::seen::Seen;
 use super::write::{WriteError, Writer};
 use super::{MESSAGE_MAX, NODE_CONDITION, STARTUP_TAINT, TICK, now};
 use crate::api;
-use crate::printable::cut;
 
 /// Time that a starting agent may take to enforce the source's state; the predecessor's condition stays until then.
 const BEGINNING: Duration = Duration::from_mins(2);

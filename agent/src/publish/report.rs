@@ -12,6 +12,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::Patch;
 use netpold_core::model::Key;
+use netpold_core::printable::cut;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -24,7 +25,6 @@ use super::write::{WriteError, Writer};
 use super::{MESSAGE_MAX, PASSING, now};
 use crate::api::{GROUP, NodePolicyStatus, NodeReport, PolicyOnNode, VERSION};
 use crate::engine::PolicyEnforcement;
-use crate::printable::cut;
 use crate::turns::in_turns;
 
 /// Least time between two reports.

@@ -11,7 +11,7 @@ use comfy_table::presets::NOTHING;
 use netpold_core::model::Direction;
 use serde::{Deserialize, Serialize};
 
-use crate::printable::printable_document;
+use crate::printable_document::printable_document;
 
 /// Units of times: limit (exclusive) and length in seconds, and name.
 const UNITS: [(u64, u64, &str); 3] =

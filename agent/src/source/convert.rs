@@ -29,9 +29,10 @@ use self::policy::network_policy;
 pub use self::refused::{Refused, refused};
 use self::service::{endpoint_slice, service};
 pub use self::workload::template;
+use netpold_core::printable::cut;
+
 use super::decode::{Mismatch, typed};
 use super::document::{self, ReadError};
-use crate::printable::cut;
 
 /// Label of every namespace with its own name (set by the API server since 1.21).
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";

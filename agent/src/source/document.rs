@@ -198,7 +198,7 @@ impl Mapping {
             return;
         };
         if !self.merged[place] && doubts.len() < NAMED {
-            let key = crate::printable::cut(entry.key.clone(), 200);
+            let key = netpold_core::printable::cut(entry.key.clone(), 200);
             let text = format!("key `{key}` is given twice; as with kubectl, the last one counts");
             doubts.push(ReadError::new(entry.line, text));
         }

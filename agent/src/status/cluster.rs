@@ -9,7 +9,7 @@ use owo_colors::{OwoColorize, Style};
 use serde::{Deserialize, Serialize};
 
 use super::Status;
-use crate::printable::printable_document;
+use crate::printable_document::printable_document;
 
 /// Most nodes named for one problem.
 const NAMED: usize = 5;
@@ -44,8 +44,9 @@ pub(crate) fn text(status: &ClusterStatus) -> Result<String> {
     let mut status: ClusterStatus = printable_document(status)?;
     // `printable_document` leaves keys as they are.
     let named = std::mem::take(&mut status.unanswered).into_iter();
-    status.unanswered =
-        named.map(|(node, why)| (crate::printable::printable(&node).into_owned(), why)).collect();
+    status.unanswered = named
+        .map(|(node, why)| (netpold_core::printable::printable(&node).into_owned(), why))
+        .collect();
     Ok(render(&status))
 }
 

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use futures::StreamExt as _;
+use netpold_core::printable::printable;
 
 use crate::live::{self, Agents, ClusterArgs};
 use crate::observe::{Line, Lines, Request, printable_line, understood};
-use crate::printable::printable;
 
 /// Pause between two attempts to reach an agent that has ended.
 const RETRY: Duration = Duration::from_secs(2);

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use futures::StreamExt as _;
+use netpold_core::printable::printable;
 
 use super::args::TraceArgs;
 use super::packet::Line;
@@ -17,7 +18,6 @@ use super::request::Request;
 use super::server::TRACE_REQUEST;
 use crate::live::{self, ALL, Agents, SOME, node_of};
 use crate::output::{Output, is_read};
-use crate::printable::printable;
 use crate::socket;
 
 /// Longest time for an agent to load programs, on a busy node.

@@ -11,7 +11,7 @@ use owo_colors::{OwoColorize, Style};
 use super::packet::{Entry, Line, Packet, Shown};
 use crate::events::Outcome;
 use crate::observe::why;
-use crate::printable::printable_document;
+use crate::printable_document::printable_document;
 
 /// Renders a line of the stream as coloured text; the caller strips colours if necessary. All names in it are made
 /// printable here.

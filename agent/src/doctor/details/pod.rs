@@ -107,7 +107,7 @@ impl Details {
 
 fn container(mut container: shapes::Container) -> Container {
     let words = container.words().into_iter().take(WORDS);
-    let words = words.map(|word| crate::printable::cut(word, WORD_MAX)).collect();
+    let words = words.map(|word| netpold_core::printable::cut(word, WORD_MAX)).collect();
     let variables = container.env.take().into_iter().flatten().map(|variable| variable.name);
     Container {
         variables: variables.take(WORDS).collect(),

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
+use netpold_core::printable::cut;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 use super::connection::Connection;
 use super::event_recorder::{NOTE_MAX, publish};
 use crate::events::{Denial, Denials, DropKey};
-use crate::printable::cut;
 
 /// Period in which a pod has at most [`OF_POD`] Events, and each denial at most one.
 const PERIOD: Duration = Duration::from_mins(10);

@@ -17,6 +17,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::PostParams;
 use netpold_core::model::Key;
+use netpold_core::printable::cut;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tracing::{debug, warn};
@@ -25,7 +26,6 @@ use super::connection::Connection;
 use super::denials;
 use super::failure::{code_of, is_outage, is_terminating};
 use crate::events::Denials;
-use crate::printable::cut;
 use crate::turns::in_turns;
 
 /// Problems of the node, by the reason of their Event.

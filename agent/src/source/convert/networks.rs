@@ -8,10 +8,10 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use netpold_core::model::SecondInterface;
+use netpold_core::printable::cut;
 use serde::Deserialize;
 
 use super::Problem;
-use crate::printable::cut;
 
 /// Name of the annotation, and its name before the specification's version 1.2.
 pub(super) const ANNOTATIONS: [&str; 2] =

@@ -55,7 +55,7 @@ impl<'t> Scalar<'t> {
             | ("null", found @ Self::Null) => Ok(found),
             ("float", Self::Int(number)) => Ok(Self::Float(number as f64)),
             _ => {
-                let text = crate::printable::cut(text.into_owned(), 100);
+                let text = netpold_core::printable::cut(text.into_owned(), 100);
                 Err(format!("`{text}` is tagged !!{wanted} and is none"))
             }
         }
