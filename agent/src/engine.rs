@@ -36,17 +36,17 @@ use netpold_dataplane::Dataplane;
 use netpold_dataplane::attach::Hook;
 use netpold_dataplane::generation::GenerationError;
 use netpold_dataplane::tables::TableError;
+use netpold_discovery::Event;
+use netpold_discovery::newcomers;
 use nix::net::if_::if_indextoname;
-
-use crate::endpoint::Event;
-use crate::endpoint::newcomers;
-use crate::events::{Dropped, Line};
-use crate::rule_use::{News, Round, RuleUse};
 
 use health::Health;
 use interfaces::{NodeDevices, NodeInterfaces};
 use interference::Interference;
 use reconciler::Reconciler;
+
+use crate::events::{Dropped, Line};
+use crate::rule_use::{News, Round, RuleUse};
 
 pub use denials::denials;
 pub use enforcement::{Enforcement, PodEnforcement, PolicyEnforcement};

@@ -10,7 +10,6 @@ pub mod config;
 pub mod controller;
 pub mod diff;
 pub mod doctor;
-pub mod endpoint;
 pub mod engine;
 pub mod events;
 pub mod explain;

@@ -19,16 +19,20 @@ use netpold_dataplane::generation;
 use netpold_dataplane::object::object;
 use netpold_dataplane::pinned_state::PinnedState;
 use netpold_dataplane::quiescence::grace_period;
+use netpold_discovery::Discovery;
+use netpold_discovery::newcomers::Guard;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
+use records::Records;
+use reports::Reports;
+use requests::requests;
+
 use crate::admin::{Admin, READY_REQUEST};
 use crate::config::RunConfig;
-use crate::endpoint::newcomers::Guard;
-use crate::endpoint::{self, Discovery};
 use crate::engine::Engine;
 use crate::engine::interfaces::NodeDevices;
 use crate::events::{self, DropLog, Dropped};
@@ -47,9 +51,6 @@ use crate::source::inputs::{Input, Inputs};
 use crate::source::opened::Opened;
 use crate::standby;
 use crate::trace::Tracing;
-use records::Records;
-use reports::Reports;
-use requests::requests;
 
 /// Number of parts in which the kernel's tables are compared per `--readback` interval.
 const SLICES: u32 = 40;
@@ -135,7 +136,7 @@ struct Agent {
     opening: Option<JoinHandle<Result<()>>>,
     reports: Reports,
     records: Records,
-    interfaces: mpsc::Receiver<endpoint::Event>,
+    interfaces: mpsc::Receiver<netpold_discovery::Event>,
     /// Whether all interfaces of the start are known.
     interfaces_in_sync: bool,
     reading_events: bool,
@@ -184,7 +185,7 @@ impl Agent {
         let engine = Arc::new(Mutex::new(engine));
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
-        let discovery = Discovery::start(endpoint::Settings::default(), events)?;
+        let discovery = Discovery::start(netpold_discovery::Settings::default(), events)?;
         let metrics = Arc::new(metrics(&engine, &drops, inputs.status()));
         let requests = requests(&config.node, &engine, &drops, inputs.status());
         let readiness = Arc::clone(&metrics);
@@ -359,8 +360,8 @@ impl Agent {
         at
     }
 
-    fn take_interface(&mut self, event: endpoint::Event) {
-        self.interfaces_in_sync |= matches!(event, endpoint::Event::InSync);
+    fn take_interface(&mut self, event: netpold_discovery::Event) {
+        self.interfaces_in_sync |= matches!(event, netpold_discovery::Event::InSync);
         lock(&self.engine).discovered(event);
     }
 

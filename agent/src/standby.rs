@@ -3,7 +3,7 @@
 //! An agent holds an exclusive lock on its pin root, and the kernel releases it with the process. The standby
 //! waits for a shared lock, so it runs within microseconds of the agent's end, whatever ended it. It holds the
 //! shared lock while it closes interfaces, so no agent starts in between; the agent that comes replaces the
-//! closing program ([`crate::endpoint::newcomers`]).
+//! closing program ([`netpold_discovery::newcomers`]).
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -22,12 +22,12 @@ use netpold_dataplane::attach::{Hook, Mode};
 use netpold_dataplane::bpffs::{self, PinRoot, Shared};
 use netpold_dataplane::closing::Closing;
 use netpold_dataplane::priority;
+use netpold_discovery::newcomers::{BUSY, Veths};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::SignalFd;
 
 use crate::cli::StandbyArgs;
-use crate::endpoint::newcomers::{BUSY, Veths};
 use crate::logging;
 use crate::memory;
 

@@ -14,7 +14,7 @@ use netpold_dataplane::Dataplane;
 use netpold_dataplane::bridges::Bridge;
 use netpold_dataplane::role::{Link, Role};
 
-use crate::endpoint::Device;
+use netpold_discovery::Device;
 
 /// A selection of the node's devices: those that judge packets to Services after translation, or trusted ones that lead
 /// to other namespaces.

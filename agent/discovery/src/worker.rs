@@ -12,15 +12,15 @@ use nix::net::if_::if_nametoindex;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
-use super::event::Event;
-use super::inventory::Inventory;
-use super::listening::Listening;
-use super::message::{
+use crate::event::Event;
+use crate::inventory::Inventory;
+use crate::listening::Listening;
+use crate::message::{
     LinkEvent, addresses_request, bridge, global_address, host_route, link_event,
     link_inside_request, links_request, own_addresses_request, peer_address, routes_request,
     station,
 };
-use super::table::Veth;
+use crate::table::Veth;
 
 /// Dummy device of kube-proxy in IPVS mode. It holds the addresses of all Services, which are not the node's own for
 /// policies. kube-proxy hard-codes the name (`DefaultDummyDevice`).

@@ -8,8 +8,8 @@ use netlink_packet_route::route::RouteMessage;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netpold_dataplane::netlink::{Message, attributes, word};
 
-use super::device::{Device, PASSED_ON};
-use super::table::Veth;
+use crate::device::{Device, PASSED_ON};
+use crate::table::Veth;
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;

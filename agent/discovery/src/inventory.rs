@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::device::{Device, Links};
-use super::event::Event;
-use super::message::LinkEvent;
-use super::table::Table;
+use crate::device::{Device, Links};
+use crate::event::Event;
+use crate::message::LinkEvent;
+use crate::table::Table;
 
 /// Links of our namespace, and their last reported state.
 #[derive(Debug, Default)]
@@ -70,8 +70,8 @@ impl Inventory {
 
 #[cfg(test)]
 mod tests {
-    use super::super::table::Veth;
     use super::*;
+    use crate::table::Veth;
 
     fn veth(index: u32) -> LinkEvent {
         let name = format!("veth{index}");

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use netpold_core::bindings;
 
-use super::event::Event;
-use super::message::HostRoute;
+use crate::event::Event;
+use crate::message::HostRoute;
 
 /// Delays before an interface without an address is queried again, in milliseconds.
 const ASK_AGAIN: [u64; 11] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 1000];

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use netpold_core::bindings::Veth;
 
-use super::device::Device;
+use crate::device::Device;
 
 /// Event of discovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub enum Event {
     /// The veth with this interface index is gone.
     VethGone(u32),
     /// Current addresses of the node: of all interfaces in our namespace, except loopback, link-local and
-    /// [`SERVICE_DEVICE`](super::SERVICE_DEVICE).
+    /// [`SERVICE_DEVICE`](crate::SERVICE_DEVICE).
     OwnAddresses(Vec<IpAddr>),
     /// All current interfaces of the node by index, without the veths of [`Event::Veth`].
     Devices(BTreeMap<u32, Device>),

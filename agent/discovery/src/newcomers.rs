@@ -21,7 +21,7 @@ use netpold_dataplane::netlink::{Connection, Listener, Received};
 use netpold_dataplane::priority;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::message::{OutsideVeth, links_request, outside_veth};
+use crate::message::{OutsideVeth, links_request, outside_veth};
 
 /// `RTNLGRP_LINK`
 const LINKS: [u32; 1] = [1];
@@ -30,7 +30,7 @@ const RECEIVE_BUFFER: usize = 2 << 20;
 /// Delay before a failed listing is tried again, in milliseconds.
 const AGAIN: u16 = 50;
 /// Effect of the missing right to run first: a pod may get packets for as long as these threads wait for a processor.
-pub(crate) const BUSY: &str = "new veths are closed later";
+pub const BUSY: &str = "new veths are closed later";
 /// Number of threads that attach. Each call waits for the kernel's RTNL lock and, with TCX, for a grace period while
 /// holding it. The lock is granted in order of arrival, so a single thread would fall behind twenty CNI plugins that
 /// request it repeatedly.

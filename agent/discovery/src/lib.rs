@@ -36,11 +36,11 @@ use std::time::Duration;
 use netpold_dataplane::netlink::{Connection, Listener};
 use tokio::sync::mpsc;
 
-pub use self::device::Device;
-pub use self::event::Event;
-use self::listening::Listening;
-use self::worker::Worker;
-pub use self::worker::{Counters, SERVICE_DEVICE};
+pub use device::Device;
+pub use event::Event;
+use listening::Listening;
+use worker::Worker;
+pub use worker::{Counters, SERVICE_DEVICE};
 
 /// `RTNLGRP_LINK`, `RTNLGRP_IPV4_ROUTE`, `RTNLGRP_IPV6_ROUTE`
 const OWN_GROUPS: [u32; 3] = [1, 7, 11];
