@@ -1,7 +1,6 @@
 //! Kubernetes NetworkPolicy enforced in eBPF at every pod's veth: the agent's parts.
 
 pub mod admin;
-pub mod api;
 pub mod arguments;
 pub mod assertions;
 pub mod cli;

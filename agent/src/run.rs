@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use netpold_api::source::SourceStatus;
 use netpold_core::lock::{lock, try_lock};
 use netpold_dataplane::attach::{Attacher, Mode};
 use netpold_dataplane::bpffs::{Offer, PinRoot, TakesFrom};
@@ -44,7 +45,6 @@ use crate::publish;
 use crate::requirements;
 use crate::rule_use::News;
 use crate::service_manager;
-use crate::source::SourceStatus;
 use crate::source::cni_results::cache;
 use crate::source::cni_results::static_pods::StaticPods;
 use crate::source::inputs::{Input, Inputs};

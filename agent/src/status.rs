@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 pub(crate) use cluster::text as cluster_text;
 pub use cluster::{ClusterStatus, merge};
 
+use netpold_api::source::SourceStatus;
+
 use crate::printable_document::printable_json;
-use crate::source::SourceStatus;
 
 const NOT_UNDERSTOOD: &str = "the agent's answer is not understood; is it another version?";
 

@@ -179,6 +179,7 @@ fn other_crates_have_no_circles() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     for name in [
         "agent",
+        "agent/api",
         "agent/dataplane",
         "agent/discovery",
         "agent/testbed",
@@ -191,10 +192,10 @@ fn other_crates_have_no_circles() {
         modules(&root.join(name).join("src"), "", &mut all);
         all.retain(|module, _| module != "main" && !module.starts_with("bin::"));
         let tops = imports_at_the_top(&all);
-        assert!(tops.len() > 5, "{name}: {} modules", tops.len());
+        assert!(tops.len() > 1, "{name}: {} modules", tops.len());
         assert_eq!(circles(&tops), Vec::<Vec<String>>::new(), "at the top of {name}");
         // Here, circles between files are excluded too.
-        if ["agent/dataplane", "agent/discovery", "ebpf"].contains(&name) {
+        if ["agent/api", "agent/dataplane", "agent/discovery", "ebpf"].contains(&name) {
             let files = circles(&imports(&all));
             assert_eq!(files, Vec::<Vec<String>>::new(), "of files in {name}");
         }
@@ -202,10 +203,11 @@ fn other_crates_have_no_circles() {
 }
 
 /// Crates of the product, with the crates of this workspace that each depends on, tests aside.
-const ARROWS: [(&str, &[&str]); 5] = [
-    ("agent", &["core", "dataplane", "discovery", "ebpf"]),
+const ARROWS: [(&str, &[&str]); 6] = [
+    ("agent", &["api", "core", "dataplane", "discovery", "ebpf"]),
     ("agent/discovery", &["core", "dataplane"]),
     ("agent/dataplane", &["core", "ebpf"]),
+    ("agent/api", &[]),
     ("agent/core", &["ebpf"]),
     ("ebpf", &[]),
 ];

@@ -1,10 +1,10 @@
 //! Combination of the nodes' reports about a policy into the policy's status.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use netpold_api::crd::{NodeCounts, NodeFailure, PolicyReport};
 use netpold_core::model::Key;
 
 use super::index::{Agent, Index, KnownPolicy, Now, OnNode, clipped};
-use crate::api::{NodeCounts, NodeFailure, PolicyReport};
 
 /// Condition: every part of the policy is honoured.
 pub(super) const ACCEPTED: &str = "Accepted";

@@ -7,13 +7,13 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use netpold_api::crd::NodeReport;
 use netpold_core::cluster::is_subject;
 use netpold_core::model::{
     Change, Enforcement, Key, Labels, Pod, Policy, PolicyVersion, Selector, SharedStr,
 };
 
 use super::webhook::PodAddresses;
-use crate::api::NodeReport;
 
 /// An agent renews its report every minute. Without a renewal for this long, or without any report since the Node
 /// appeared, the agent counts as gone or stuck.

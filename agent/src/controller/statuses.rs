@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use kube::Client;
+use netpold_api::crd::{NetworkPolicyStatus, NodePolicyStatus};
 use netpold_core::model::Key;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
@@ -19,7 +20,6 @@ use super::lease::Leading;
 use super::queue::Queue;
 use super::webhook::PodAddresses;
 use super::writes::{Outcome, Writes};
-use crate::api::{NetworkPolicyStatus, NodePolicyStatus};
 use crate::listen::Heartbeat;
 use crate::pause::pause_until;
 use crate::source::Source;

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use netpold_api::crd::{NodeReport, PolicyOnNode, PolicyReport};
 use netpold_core::model::{
     Change, Enforcement, Key, Labels, Node, Pod, Policy, PolicyVersion, Requirement, Selector,
 };
@@ -11,7 +12,6 @@ use netpold_testkit::objects;
 
 use super::evaluate::{ACCEPTED, ENFORCING, evaluate};
 use super::index::{Index, Now, Touched};
-use crate::api::{NodeReport, PolicyOnNode, PolicyReport};
 
 struct World {
     index: Index,

@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::core::Request;
 use kube::{Api, Client, Resource};
+use netpold_api::crd::{NetworkPolicyStatus, PolicyReport};
 use netpold_core::model::Key;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -15,7 +16,6 @@ use tracing::{debug, warn};
 
 use super::follow::key;
 use super::statuses::Counters;
-use crate::api::{NetworkPolicyStatus, PolicyReport};
 use crate::source::cluster::failure::{code_of, is_outage, is_terminating};
 
 /// Maximum number of writes in flight.

@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
+use netpold_api::source::SourceProblem;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Explainer, PodFlow};
 use netpold_core::model::{Direction, Enforcement, Key, Node, Pod, Policy, PolicyVersion};
@@ -11,7 +12,7 @@ use netpold_testkit::oracle::Oracle;
 
 use super::shares::{NAMESPACE_MAX, TOTAL_MAX};
 use super::*;
-use crate::source::{SourceProblem, manifests};
+use crate::source::manifests;
 
 /// Number of generated clusters.
 const CLUSTERS: u64 = 250;

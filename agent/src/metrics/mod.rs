@@ -26,10 +26,12 @@ pub use instruments::Instruments;
 use netpold_core::lock::lock;
 pub use snapshot::{Direct, EndpointCounts, Fill, Snapshot};
 
-use crate::events::DropLog;
-use crate::source::SourceStatus;
+use netpold_api::source::SourceStatus;
+
 use process::Process;
 use writer::Writer;
+
+use crate::events::DropLog;
 
 /// Media type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use netpold_api::source::{KindStatus, SourceStatus};
+
 use super::writer::Writer;
-use crate::source::{KindStatus, SourceStatus};
 
 /// Returns the reasons why the source is not in sync.
 pub(super) fn not_ready(source: &SourceStatus) -> Vec<String> {

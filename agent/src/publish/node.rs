@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::Patch;
 use kube::runtime::watcher::Event;
+use netpold_api::crd;
 use netpold_core::printable::cut;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -19,7 +20,6 @@ use super::follow::{Condition, Status, follow};
 use super::seen::Seen;
 use super::write::{WriteError, Writer};
 use super::{MESSAGE_MAX, NODE_CONDITION, STARTUP_TAINT, TICK, now};
-use crate::api;
 
 /// Time that a starting agent may take to enforce the source's state; the predecessor's condition stays until then.
 const BEGINNING: Duration = Duration::from_mins(2);
@@ -38,13 +38,13 @@ const ECHO: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct NodeObject {
-    #[serde(deserialize_with = "api::used_metadata")]
+    #[serde(deserialize_with = "crd::used_metadata")]
     metadata: ObjectMeta,
     spec: Spec,
     status: Status,
 }
 
-api::resource!(NodeObject, part of Node);
+netpold_api::resource!(NodeObject, part of Node);
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::Patch;
 use kube::runtime::watcher::Event;
+use netpold_api::crd;
 use netpold_core::model::Key;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -24,7 +25,6 @@ use super::follow::{Condition, Status, follow};
 use super::seen::Seen;
 use super::write::{WriteError, Writer};
 use super::{PASSING, TICK, now};
-use crate::api;
 use crate::turns::in_turns;
 
 /// Most concurrent writes.
@@ -48,13 +48,13 @@ const NAMED_AFTER: u32 = 3;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct PodObject {
-    #[serde(deserialize_with = "api::used_metadata")]
+    #[serde(deserialize_with = "crd::used_metadata")]
     metadata: ObjectMeta,
     spec: Spec,
     status: Status,
 }
 
-api::resource!(PodObject, part of Pod);
+netpold_api::resource!(PodObject, part of Pod);
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

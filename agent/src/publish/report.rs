@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::Patch;
+use netpold_api::crd::{GROUP, NodePolicyStatus, NodeReport, PolicyOnNode, VERSION};
 use netpold_core::model::Key;
 use netpold_core::printable::cut;
 use serde_json::{Map, Value, json};
@@ -23,7 +24,6 @@ use super::failing::{Failing, random_part};
 use super::seen::Seen;
 use super::write::{WriteError, Writer};
 use super::{MESSAGE_MAX, PASSING, now};
-use crate::api::{GROUP, NodePolicyStatus, NodeReport, PolicyOnNode, VERSION};
 use crate::engine::PolicyEnforcement;
 use crate::turns::in_turns;
 

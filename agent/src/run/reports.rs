@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
+use netpold_api::source::SourceStatus;
 use netpold_core::lock::lock;
 use tokio::sync::{Notify, watch};
 
@@ -12,7 +13,6 @@ use crate::engine::{
 };
 use crate::events::Line;
 use crate::publish::{Look, Publisher, Settings};
-use crate::source::SourceStatus;
 use crate::source::cluster::EventRecorder;
 
 /// Recorder of Events and publisher of the enforced state.

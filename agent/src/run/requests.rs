@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use netpold_api::source::SourceStatus;
 use netpold_core::lock::lock;
 use tokio::sync::watch;
 
@@ -13,7 +14,6 @@ use crate::flows::{FLOWS_REQUEST, Page};
 use crate::learn::LEARN_REQUEST;
 use crate::observe::{Attributions, OBSERVE_REQUEST, Observer};
 use crate::probe::{EXPLAIN_REQUEST, NodeAnswer};
-use crate::source::SourceStatus;
 use crate::status::Status;
 use crate::trace::{TRACE_REQUEST, Tracer};
 

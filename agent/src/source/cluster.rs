@@ -32,6 +32,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use netpold_api::source::KindStatus;
 use tokio::sync::mpsc;
 
 use self::connection::Connection;
@@ -42,7 +43,7 @@ use self::hub::{Hub, Update};
 use self::kind::{ClusterNetworkPolicy, Kind};
 pub(crate) use self::list::{Listed, Lister};
 use self::outage::Outage;
-use super::{KindStatus, Source};
+use super::Source;
 
 /// Capacity of the channels of updates and of batches.
 const IN_FLIGHT: usize = 64;

@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::time::Instant;
 
+use netpold_api::source::SourceStatus;
 use netpold_core::bindings::CniResult;
 use netpold_core::model::Change;
 use tokio::sync::watch;
 
 use super::cni_results::PodAddresses;
 use super::restored::Restored;
-use super::{Batch, Source, SourceStatus};
+use super::{Batch, Source};
 use crate::state;
 
 /// Reason for which an agent that took over does not begin to enforce.

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc as events;
 use std::time::{Duration, Instant};
 
+use netpold_api::source::{SourceProblem, SourceStatus};
 use netpold_core::model::Change;
 use thiserror::Error;
 use tokio::sync::{mpsc, watch};
@@ -25,7 +26,7 @@ use self::scan::Scanner;
 use self::store::Store;
 use super::convert::DEFAULT_NAMESPACE;
 use super::document::ReadError;
-use super::{Batch, Source, SourceProblem, SourceStatus};
+use super::{Batch, Source};
 use crate::watched::Watched;
 
 /// Changes within this time after the first form one batch.

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Result;
+use netpold_api::source::SourceStatus;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::cluster::{self, EventRecorder};
-use super::{Batch, Source, SourceStatus, manifests};
+use super::{Batch, Source, manifests};
 
 /// Origin of the objects.
 #[derive(Clone, Debug)]

@@ -216,10 +216,10 @@ fn line(text: &mut String, line: impl Display) {
 
 #[cfg(test)]
 mod tests {
+    use netpold_api::source::{FileStatus, KindStatus, SourceProblem, SourceStatus};
     use netpold_core::model::Key;
 
     use super::*;
-    use crate::source::{FileStatus, KindStatus, SourceProblem, SourceStatus};
     use crate::status::{DropCount, RecentDrop, Revision};
 
     fn full() -> Status {

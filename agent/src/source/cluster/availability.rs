@@ -2,9 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
+use netpold_api::source::KindStatus;
+
 use super::failure::Failure;
 use super::kind::Absence;
-use crate::source::KindStatus;
 
 /// Refusals in a row after which an optional kind counts as refused: a starting server does not have its RBAC rules and
 /// CRDs yet.

@@ -14,6 +14,7 @@ use kube::api::{ListParams, WatchParams};
 use kube::core::{Request, Resource};
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::DefaultBackoff;
+use netpold_api::source::KindStatus;
 use netpold_core::model::Change;
 use tokio::sync::mpsc;
 
@@ -26,7 +27,6 @@ use super::kind::{Absence, Kind};
 use super::list;
 use super::outage::{Following, Member};
 use super::store::Store;
-use crate::source::KindStatus;
 use crate::source::convert::Read;
 
 /// Longest wait for a streaming list to begin, and between its objects.

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use netpold_api::source::{KindStatus, SourceProblem, SourceStatus};
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
-use crate::source::{Batch, KindStatus, SourceProblem, SourceStatus};
+use crate::source::Batch;
 
 /// Time after a batch in which changes are gathered for the next batch: in a burst, objects that belong together arrive
 /// on several watches. No change waits longer, and a change after a pause does not wait.

@@ -9,12 +9,13 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use netpold_api::source::SourceStatus;
 use netpold_core::model::{Change, Policy};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
-use crate::source::{Batch, SourceStatus};
+use crate::source::Batch;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 

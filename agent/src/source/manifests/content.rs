@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use netpold_api::source::SourceProblem;
 use netpold_core::cluster::ObjectKey;
 use tracing::debug;
 
 use super::packed::Packed;
-use crate::source::SourceProblem;
 use crate::source::convert::{Converted, Manifest, Problem, Refused, manifest, refused, template};
 use crate::source::document::{Document, Documents, Entry, Node, ReadError, Value};
 

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
+use netpold_api::source::{FileStatus, SourceProblem};
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 
 use super::content::{Content, Object};
 use super::packed::Packed;
-use crate::source::{FileStatus, SourceProblem};
 
 /// Update of a file.
 pub(super) enum Update {

@@ -13,6 +13,8 @@ use serde_json::Value;
 pub const GROUP: &str = "netpold.io";
 /// Version of these kinds.
 pub const VERSION: &str = "v1alpha1";
+/// `apiVersion` of these kinds.
+const API_VERSION: &str = "netpold.io/v1alpha1";
 
 /// Policies in force on a node. The object has the node's name; the node's agent writes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -127,7 +129,10 @@ pub struct NodeFailure {
 
 /// Decodes only the fields of `metadata` that netpold uses. Authors of an object can write times into the others that
 /// no decoder accepts, and one such object would break the watch of all objects of its kind.
-pub(crate) fn used_metadata<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
+///
+/// # Errors
+/// One of these fields has another form.
+pub fn used_metadata<'de, D: Deserializer<'de>>(from: D) -> Result<ObjectMeta, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(rename_all = "camelCase", default)]
     struct Used {
@@ -159,56 +164,58 @@ fn if_readable<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     Ok(value.and_then(|value| serde_json::from_value(value).ok()))
 }
 
-/// Implements `kube::Resource` for a type with a field `metadata`, as a kind of its own or as a part of a known kind.
+/// Implements [`k8s_openapi::Resource`] for a type with a field `metadata`, as a kind of its own or as a part of a known
+/// kind.
+#[macro_export]
 macro_rules! resource {
     ($type:ty, part of $of:ty) => {
-        $crate::api::resource!(
+        $crate::resource!(
             $type,
-            <$of as kube::Resource>::Scope,
-            <$of as kube::Resource>::kind(&()),
-            <$of as kube::Resource>::group(&()),
-            <$of as kube::Resource>::version(&()),
-            <$of as kube::Resource>::plural(&())
+            <$of as k8s_openapi::Resource>::Scope,
+            <$of as k8s_openapi::Resource>::KIND,
+            <$of as k8s_openapi::Resource>::API_VERSION,
+            <$of as k8s_openapi::Resource>::GROUP,
+            <$of as k8s_openapi::Resource>::VERSION,
+            <$of as k8s_openapi::Resource>::URL_PATH_SEGMENT
         );
     };
-    ($type:ty, $scope:ty, $kind:expr, $group:expr, $version:expr, $plural:expr) => {
-        impl kube::Resource for $type {
-            type DynamicType = ();
+    (
+        $type:ty,
+        $scope:ty,
+        $kind:expr,
+        $api_version:expr,
+        $group:expr,
+        $version:expr,
+        $plural:expr
+    ) => {
+        impl k8s_openapi::Resource for $type {
+            const API_VERSION: &'static str = $api_version;
+            const GROUP: &'static str = $group;
+            const KIND: &'static str = $kind;
+            const VERSION: &'static str = $version;
+            const URL_PATH_SEGMENT: &'static str = $plural;
             type Scope = $scope;
+        }
 
-            fn kind((): &()) -> std::borrow::Cow<'_, str> {
-                $kind.into()
-            }
+        impl k8s_openapi::Metadata for $type {
+            type Ty = ObjectMeta;
 
-            fn group((): &()) -> std::borrow::Cow<'_, str> {
-                $group.into()
-            }
-
-            fn version((): &()) -> std::borrow::Cow<'_, str> {
-                $version.into()
-            }
-
-            fn plural((): &()) -> std::borrow::Cow<'_, str> {
-                $plural.into()
-            }
-
-            fn meta(&self) -> &ObjectMeta {
+            fn metadata(&self) -> &ObjectMeta {
                 &self.metadata
             }
 
-            fn meta_mut(&mut self) -> &mut ObjectMeta {
+            fn metadata_mut(&mut self) -> &mut ObjectMeta {
                 &mut self.metadata
             }
         }
     };
 }
 
-pub(crate) use resource;
-
 resource!(
     NodePolicyStatus,
     k8s_openapi::ClusterResourceScope,
     "NodePolicyStatus",
+    API_VERSION,
     GROUP,
     VERSION,
     "nodepolicystatuses"
@@ -217,6 +224,7 @@ resource!(
     NetworkPolicyStatus,
     k8s_openapi::NamespaceResourceScope,
     "NetworkPolicyStatus",
+    API_VERSION,
     GROUP,
     VERSION,
     "networkpolicystatuses"
@@ -227,6 +235,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn the_version_is_of_the_group() {
+        assert_eq!(API_VERSION, format!("{GROUP}/{VERSION}"));
+    }
 
     /// Authors of these objects in one namespace cannot break the watch of the others.
     #[test]
