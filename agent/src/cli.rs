@@ -238,7 +238,7 @@ pub struct RunArgs {
     /// Format of the log
     #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
-    /// Log filter: a level, or targets with levels as in `info,netpold::source=debug`
+    /// Log filter: a level, or targets with levels as in `info,netpold_kube=debug`
     #[arg(long, value_name = "FILTER", env = "NETPOLD_LOG", default_value = "info")]
     pub log: String,
 }
@@ -304,7 +304,7 @@ pub struct ControllerArgs {
     /// Format of the log
     #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
-    /// Log filter: a level, or targets with levels as in `info,netpold::source=debug`
+    /// Log filter: a level, or targets with levels as in `info,netpold_kube=debug`
     #[arg(long, value_name = "FILTER", env = "NETPOLD_LOG", default_value = "info")]
     pub log: String,
 }

@@ -9,6 +9,8 @@ use netpold_core::options::{CheckSource, NewPods, Options, SecondInterfaces, Sou
 use netpold_dataplane::bpffs::TakesFrom;
 use netpold_dataplane::uplink_xdp::Wanted;
 use netpold_ebpf::xdp::uplink::Scope;
+use netpold_kube::cluster;
+use netpold_kube::opened::Origin;
 use tracing_subscriber::EnvFilter;
 
 use crate::arguments::block;
@@ -18,8 +20,6 @@ use crate::cli::{
 use crate::engine::interfaces::NodeDevices;
 use crate::listen::ListenAddress;
 use crate::logging::{log_filter, start_log};
-use crate::source::cluster;
-use crate::source::opened::Origin;
 
 /// Longest path of a control socket: `sun_path` without its final zero and the suffix at creation.
 const SOCKET_PATH_MAX: usize = 107 - crate::admin::NEW_SUFFIX.len();

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use netpold_kube::cluster::{self, Access};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::info;
@@ -37,7 +38,6 @@ use self::statuses::{Counters, Statuses};
 use crate::cli::ControllerArgs;
 use crate::listen::{Heartbeat, Listener};
 use crate::logging::{log_filter, start_log};
-use crate::source::cluster::{self, Access};
 
 /// Runs the controller until SIGTERM or SIGINT.
 ///

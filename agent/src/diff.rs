@@ -18,6 +18,7 @@ use anyhow::Result;
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::Change as Object;
+use netpold_kube::convert::DEFAULT_NAMESPACE;
 
 pub use args::{DiffArgs, DiffKind, DiffOutput};
 pub use compare::compare;
@@ -28,7 +29,6 @@ pub use workloads::Workload;
 use crate::flows::{self, Filter};
 use crate::offline::{self, apply, pods_of, ranges, stand_in};
 use crate::output::print;
-use crate::source::convert::DEFAULT_NAMESPACE;
 
 /// Exit status: no difference of the kind of `--fail-on`.
 const SAME: u8 = 0;

@@ -12,16 +12,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use aya::maps::{MapData, RingBuf};
+use netpold_core::lock::lock;
 use netpold_ebpf::layout::DropEvent;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tracing::info;
 
-pub use dropped::{AUDIT, Denial, Denials, Dropped, Line};
-pub(crate) use dropped::{DropKey, unix_millis};
+pub(crate) use dropped::unix_millis;
+pub use dropped::{AUDIT, Dropped, Line};
 pub use journal::{Cursor, Journal, Lost, Outcome, Seen};
 pub use log::{DropLog, QUIET};
-use netpold_core::lock::lock;
 
 /// Reads the events of one generation until it is dropped or the ring fails. `pod` returns the name of a drop's pod.
 ///

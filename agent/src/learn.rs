@@ -24,15 +24,8 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use netpold_core::model::Change;
 use netpold_core::printable::printable;
+use netpold_kube::convert::DEFAULT_NAMESPACE;
 use serde::{Deserialize, Serialize};
-
-use crate::kept;
-use crate::live::{self, ClusterArgs};
-use crate::offline;
-use crate::output::{Output, print};
-use crate::socket::{DEFAULT_SOCKET, answer as ask};
-use crate::source::convert::DEFAULT_NAMESPACE;
-use crate::status::understood;
 
 pub use generate::{Learned, LearnedPolicy, LearnedRule, Options, generate};
 pub use grants::{PeerSpec, Unwritten};
@@ -44,6 +37,13 @@ pub use text::text;
 pub use unseen::{Other, Unseen};
 pub use workload::Workload;
 pub use yaml::{json, prepare, yaml};
+
+use crate::kept;
+use crate::live::{self, ClusterArgs};
+use crate::offline;
+use crate::output::{Output, print};
+use crate::socket::{DEFAULT_SOCKET, answer as ask};
+use crate::status::understood;
 
 /// Request for an [`Answer`].
 pub const LEARN_REQUEST: &str = "learn";

@@ -32,15 +32,11 @@ pub mod rule_use;
 pub mod run;
 pub mod service_manager;
 pub mod socket;
-pub mod source;
 pub mod standby;
-pub mod state;
 pub mod status;
 pub mod top;
 pub mod trace;
-mod turns;
 pub mod uninstall;
-mod watched;
 
 use std::process::ExitCode;
 

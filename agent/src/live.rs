@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use netpold_kube::cluster::Access;
 
 pub use agents::{Agents, Answers, ask};
 pub use inside::{Inside, NotRun};
@@ -26,8 +27,6 @@ pub use objects::{all_objects, manifests_or_objects, namespace, objects};
 pub use pages::pages;
 pub use pod_node::node_of;
 pub use runtime::{block_on, standard_input_ends};
-
-use crate::source::cluster::Access;
 
 /// Exit status of commands that ask agents: every agent answered.
 pub(crate) const ALL: u8 = 0;

@@ -11,16 +11,14 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
 use netpold_core::model::Change;
+use netpold_core::printable::printable;
+use netpold_kube::manifests;
 
 pub use input::{STANDARD_INPUT, claim_standard_input, is_standard_input, standard_input};
 pub(crate) use labels::{OF_PODS, OF_RELEASES};
 pub use owner::{Owner, owner, pods_named, resolve};
 pub use ranges::ranges;
 pub use templates::{apply, is_template, pods_of, stand_in};
-
-use netpold_core::printable::printable;
-
-use crate::source::manifests;
 
 /// Reads the objects of a directory, or of standard input (`-`), with stand-ins for pod templates: see [`stand_in`].
 /// Objects without a namespace get `namespace`; `option` names the path in errors. Parts of objects that cannot be

@@ -94,3 +94,4 @@ pub mod ports;
 mod prefix;
 pub mod printable;
 pub mod probe;
+pub mod turns;

@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow};
 use netpold_core::model::{Change, Requirement, Selector};
 use netpold_core::probe::{IpProtocol, Party};
+use netpold_kube::document::{Entry, Node, ReadError, Value, parse};
 
 use super::{Assertion, Namespaces, Selected};
 use crate::arguments::Who;
 use crate::offline::{self, STANDARD_INPUT};
-use crate::source::document::{Entry, Node, ReadError, Value, parse};
 
 /// Fields of an assertion.
 const FIELDS: [&str; 6] = ["name", "from", "to", "port", "protocol", "expect"];

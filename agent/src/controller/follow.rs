@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
-use crate::source::cluster::answer::is_quiet;
+use netpold_kube::cluster::is_quiet;
 
 /// Page size of lists: a node's report can have 400 kB.
 const PAGE: u32 = 50;

@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 use kube::Client;
 use netpold_api::crd::{NetworkPolicyStatus, NodePolicyStatus};
 use netpold_core::model::Key;
+use netpold_kube::Source;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{mpsc, watch};
@@ -22,7 +23,6 @@ use super::webhook::PodAddresses;
 use super::writes::{Outcome, Writes};
 use crate::listen::Heartbeat;
 use crate::pause::pause_until;
-use crate::source::Source;
 
 /// Minimum time between two writes: 20 per second.
 const PACE: Duration = Duration::from_millis(50);

@@ -10,13 +10,13 @@ use kube::core::Request;
 use kube::{Api, Client, Resource};
 use netpold_api::crd::{NetworkPolicyStatus, PolicyReport};
 use netpold_core::model::Key;
+use netpold_kube::cluster::failure::{code_of, is_outage, is_terminating};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
 use super::follow::key;
 use super::statuses::Counters;
-use crate::source::cluster::failure::{code_of, is_outage, is_terminating};
 
 /// Maximum number of writes in flight.
 const IN_FLIGHT: usize = 16;

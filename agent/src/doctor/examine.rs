@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Change, ClusterPolicy, Direction, Key, Pod, Policy, Rule, Tier};
+use netpold_kube::convert::DEFAULT_NAMESPACE;
 
 use super::details::Details;
 use super::finding::{Check, Findings, Report, Severity};
@@ -12,8 +13,6 @@ use super::{
     blocks, complete, dns, enforcers, foreign, mesh, ports, selectors, service_ports, services,
     void_rules,
 };
-
-use crate::source::convert::DEFAULT_NAMESPACE;
 
 const NOT_UNDERSTOOD: Check = Check {
     name: "not-understood",

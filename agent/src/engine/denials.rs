@@ -6,11 +6,12 @@ use std::hash::{BuildHasher, RandomState};
 use netpold_core::compile::Compiler;
 use netpold_core::explain::Explainer;
 use netpold_core::model::Key;
+use netpold_core::turns::in_turns;
+use netpold_kube::cluster::{Denial, Denials};
 
 use super::interfaces::pod_of;
 use super::report::explain;
-use crate::events::{Denial, Denials, Line};
-use crate::turns::in_turns;
+use crate::events::Line;
 
 /// Label of a namespace, and its value, that asks for Events on its pods.
 const EVENTS_LABEL: (&str, &str) = ("netpold.io/events", "denied");

@@ -7,7 +7,7 @@ use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::compile::Compiler;
 use netpold_core::model::{ClusterPolicy, Key, Pod, Policy};
 
-use crate::turns::in_turns;
+use netpold_core::turns::in_turns;
 
 /// Number of nodes that report a policy: more would repeat it, fewer might all be down.
 const SPEAKERS: usize = 3;

@@ -1,17 +1,17 @@
-//! Dropped packets, flows that audited policies would drop, and denials for Events.
+//! Dropped packets, and flows that audited policies would drop.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use k8s_openapi::jiff::Timestamp;
-use netpold_core::model::{Direction, Key};
+use netpold_core::model::Direction;
 use netpold_core::probe::IpProtocol;
+use netpold_dataplane::conntrack::FlowTuple;
 use netpold_ebpf::layout::DropEvent;
 use netpold_ebpf::reason::Reason;
+use netpold_kube::cluster::DropKey;
 use serde::Serialize;
-
-use netpold_dataplane::conntrack::FlowTuple;
 
 /// [`Dropped::reason`] of a flow that passed and that audited policies would have denied.
 pub const AUDIT: &str = "audit";
@@ -142,8 +142,6 @@ pub(crate) fn unix_millis() -> u64 {
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
-pub(crate) type DropKey = (u32, Direction, &'static str, Option<IpAddr>, Option<u8>, u16);
-
 fn address(family: u8, bytes: &[u8; 16]) -> Option<IpAddr> {
     match family {
         4 => Some(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]).into()),
@@ -159,26 +157,4 @@ pub struct Line {
     pub dropped: Dropped,
     /// Number of these drops.
     pub times: u64,
-}
-
-/// A denial to report to a pod's owner.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Denial {
-    /// Key of the pod.
-    pub pod: Key,
-    /// Value of `metadata.uid` of the pod.
-    pub uid: String,
-    /// Key of denials that are the same to the owner.
-    pub(crate) key: DropKey,
-    /// Description of the denial and its reason, in a sentence.
-    pub text: String,
-}
-
-/// Denials, and the number of nodes that share the rate of Events.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Denials {
-    /// Denials of as many pods as possible.
-    pub all: Vec<Denial>,
-    /// Number of the cluster's nodes, with an agent each that writes Events.
-    pub nodes: usize,
 }

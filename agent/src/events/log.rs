@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use netpold_ebpf::layout::DropEvent;
+use netpold_kube::cluster::DropKey;
 
-use super::dropped::{DropKey, Dropped, Line};
+use super::dropped::{Dropped, Line};
 use super::journal::Journal;
 
 /// Most awaited events of probes.

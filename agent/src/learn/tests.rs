@@ -6,13 +6,13 @@ use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Explainer, PodFlow};
 use netpold_core::model::{Direction, Enforcement, Key, Node, Pod, Policy, PolicyVersion};
 use netpold_core::probe::IpProtocol;
+use netpold_kube::manifests;
 use netpold_testkit::generate::{self, Choices, Packet, PacketSource};
 use netpold_testkit::objects;
 use netpold_testkit::oracle::Oracle;
 
 use super::shares::{NAMESPACE_MAX, TOTAL_MAX};
 use super::*;
-use crate::source::manifests;
 
 /// Number of generated clusters.
 const CLUSTERS: u64 = 250;

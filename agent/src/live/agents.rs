@@ -11,14 +11,14 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use netpold_core::model::Change;
 use netpold_core::printable::printable;
+use netpold_kube::cluster::failure::Failure;
+use netpold_kube::cluster::{self, Lister};
+use netpold_kube::convert::Kind;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::exec::{CONTAINER, Target};
 use super::{ClusterArgs, NodeError, SILENCE, block_on, report};
-use crate::source::cluster::failure::Failure;
-use crate::source::cluster::{self, Lister};
-use crate::source::convert::Kind;
 
 /// Label of the agents' pods, as in `deploy/base/daemonset.yaml`.
 const LABEL: &str = "app.kubernetes.io/name=netpold";

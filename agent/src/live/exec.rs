@@ -6,12 +6,12 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::Api;
 use kube::api::{AttachParams, AttachedProcess};
+use netpold_kube::cluster::failure::Failure;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::NodeError;
-use crate::source::cluster::failure::Failure;
 
 /// Path of the binary in the agent's image.
 const BINARY: &str = "/netpold";

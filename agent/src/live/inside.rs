@@ -4,11 +4,11 @@ use anyhow::Result;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use kube::Api;
 use netpold_core::model::Key;
+use netpold_kube::cluster::Lister;
+use netpold_kube::cluster::failure::Failure;
 
 use super::exec::Target;
 use super::{ClusterArgs, NodeError, SILENCE};
-use crate::source::cluster::Lister;
-use crate::source::cluster::failure::Failure;
 
 /// Most bytes of a command's output.
 const OUTPUT_MAX: usize = 1 << 16;

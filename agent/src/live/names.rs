@@ -8,10 +8,10 @@ use kube::api::{ListParams, PartialObjectMeta};
 use kube::config::Kubeconfig;
 use kube::core::{NamespaceResourceScope, Resource};
 use kube::{Api, Client};
+use netpold_kube::cluster;
 use serde::de::DeserializeOwned;
 
 use super::{ClusterArgs, SILENCE};
-use crate::source::cluster;
 
 /// Most names per list.
 const PAGE: u32 = 500;

@@ -5,12 +5,12 @@ use std::path::Path;
 use anyhow::{Result, anyhow, bail};
 use netpold_core::model::Change;
 use netpold_core::printable::printable;
+use netpold_kube::cluster::failure::Failure;
+use netpold_kube::cluster::{Listed, Lister, default_namespace};
+use netpold_kube::convert::{DEFAULT_NAMESPACE, Kind};
 
 use super::{ClusterArgs, SILENCE, block_on};
 use crate::offline;
-use crate::source::cluster::failure::Failure;
-use crate::source::cluster::{Listed, Lister, default_namespace};
-use crate::source::convert::{DEFAULT_NAMESPACE, Kind};
 
 /// All kinds, in list order: policies come after pods, so that no policy is older than the pods it selects.
 const KINDS: [Kind; 7] = [

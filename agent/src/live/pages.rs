@@ -4,10 +4,10 @@ use anyhow::{Result, anyhow};
 use kube::api::ListParams;
 use kube::core::Request;
 use netpold_core::printable::printable;
+use netpold_kube::cluster::Lister;
+use netpold_kube::cluster::failure::Failure;
 
 use super::{ClusterArgs, SILENCE};
-use crate::source::cluster::Lister;
-use crate::source::cluster::failure::Failure;
 
 /// Objects per page, as kubectl and client-go request.
 const PAGE: u32 = 500;

@@ -5,10 +5,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use netpold_core::model::Key;
 use netpold_core::printable::printable;
+use netpold_kube::cluster::Lister;
+use netpold_kube::cluster::failure::Failure;
 
 use super::{ClusterArgs, SILENCE};
-use crate::source::cluster::Lister;
-use crate::source::cluster::failure::Failure;
 
 /// Returns the name of a pod's node.
 ///

@@ -10,10 +10,11 @@ use netpold_core::model::{Key, Pod};
 use netpold_core::printable::cut;
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::reason::Reason;
+use netpold_kube::cluster::DropKey;
 
 use super::event::{Attribution, PolicyName, RuleName};
 use super::filter::destination_port;
-use crate::events::{DropKey, Outcome, Seen};
+use crate::events::{Outcome, Seen};
 
 /// Time for explanations per second, and the share of one pod's events.
 const BUDGET: Duration = Duration::from_millis(20);

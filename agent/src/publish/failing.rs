@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::DefaultBackoff;
+use netpold_kube::cluster::connection::Connection;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::write::WriteError;
-use crate::source::cluster::connection::Connection;
 
 /// Retry time and log state of a kind of writes.
 pub(super) struct Failing {

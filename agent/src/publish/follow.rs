@@ -13,6 +13,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, DefaultBackoff, Event};
 use kube::{Api, Resource};
+use netpold_kube::cluster::connection::Connection;
+use netpold_kube::cluster::is_quiet;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
@@ -20,8 +22,6 @@ use tokio::time::sleep;
 use tracing::debug;
 
 use super::failing::random_part;
-use crate::source::cluster::answer::is_quiet;
-use crate::source::cluster::connection::Connection;
 
 /// Duration of a watch, plus a random part of as much.
 const WATCH: Duration = Duration::from_secs(145);

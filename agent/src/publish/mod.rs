@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use netpold_kube::cluster::EventRecorder;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
@@ -33,7 +34,6 @@ use self::report::Reporter;
 use self::seen::{Observer, Seen};
 use self::write::Writer;
 use crate::engine::Enforcement;
-use crate::source::cluster::EventRecorder;
 
 /// Default readiness gate and condition of a pod.
 pub const READINESS_GATE: &str = "netpold.io/network-ready";

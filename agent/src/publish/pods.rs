@@ -13,6 +13,7 @@ use kube::api::Patch;
 use kube::runtime::watcher::Event;
 use netpold_api::crd;
 use netpold_core::model::Key;
+use netpold_core::turns::in_turns;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -25,7 +26,6 @@ use super::follow::{Condition, Status, follow};
 use super::seen::Seen;
 use super::write::{WriteError, Writer};
 use super::{PASSING, TICK, now};
-use crate::turns::in_turns;
 
 /// Most concurrent writes.
 const AT_ONCE: usize = 6;

@@ -14,6 +14,7 @@ use kube::api::Patch;
 use netpold_api::crd::{GROUP, NodePolicyStatus, NodeReport, PolicyOnNode, VERSION};
 use netpold_core::model::Key;
 use netpold_core::printable::cut;
+use netpold_core::turns::in_turns;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -25,7 +26,6 @@ use super::seen::Seen;
 use super::write::{WriteError, Writer};
 use super::{MESSAGE_MAX, PASSING, now};
 use crate::engine::PolicyEnforcement;
-use crate::turns::in_turns;
 
 /// Least time between two reports.
 const PACE: Duration = Duration::from_secs(5);

@@ -12,8 +12,8 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::source::cluster::connection::Connection;
-use crate::source::cluster::failure::{Failure, code_of, is_outage};
+use netpold_kube::cluster::connection::Connection;
+use netpold_kube::cluster::failure::{Failure, code_of, is_outage};
 
 /// Writes per second of the whole agent, in the long run.
 const RATE: f64 = 10.0;

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use netpold_api::source::SourceStatus;
 use netpold_core::lock::lock;
+use netpold_kube::cluster::EventRecorder;
 use tokio::sync::{Notify, watch};
 
 use crate::engine::{
@@ -13,7 +14,6 @@ use crate::engine::{
 };
 use crate::events::Line;
 use crate::publish::{Look, Publisher, Settings};
-use crate::source::cluster::EventRecorder;
 
 /// Recorder of Events and publisher of the enforced state.
 pub(super) struct Reports {

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1 as api;
 use netpold_core::model::Key;
+use netpold_kube::decode::decode;
+use netpold_kube::document::{Document, Documents, Node, Value};
 
 use super::Details;
 use super::manifest::{Manifest, RawPolicy, Source};
@@ -14,8 +16,6 @@ use super::pod::{injected, key};
 use super::shapes::{Named, Object};
 use crate::doctor::foreign_kinds::ForeignKind;
 use crate::offline;
-use crate::source::decode::decode;
-use crate::source::document::{Document, Documents, Node, Value};
 
 /// Suffixes of the files to read, as for `--manifests`.
 const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use netpold_core::model::Direction;
 use serde::Deserialize;
 
-use crate::source::document::Node;
+use netpold_kube::document::Node;
 
 /// File and line.
 #[derive(Clone, Debug, PartialEq, Eq)]

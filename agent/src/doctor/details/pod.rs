@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use netpold_core::model::{Key, Labels, Protocol};
+use netpold_kube::convert::{DEFAULT_NAMESPACE, protocol};
 
 use super::shapes::{self, Metadata, Object, Spec};
 use super::{Details, Running, Template};
-use crate::source::convert::{DEFAULT_NAMESPACE, protocol};
 
 /// Most words kept of a command line; those of other enforcers are shorter.
 const WORDS: usize = 40;

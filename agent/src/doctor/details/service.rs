@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1 as api;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use netpold_core::model::{Key, Protocol};
+use netpold_kube::convert::{DEFAULT_NAMESPACE, protocol};
 
 use super::Details;
-use crate::source::convert::{DEFAULT_NAMESPACE, protocol};
 
 /// Labels of name server Services: kubeadm and most distributions, and OpenShift's operator.
 const DNS_LABELS: [(&str, &str); 3] = [

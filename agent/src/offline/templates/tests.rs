@@ -163,7 +163,7 @@ fn a_template_that_cannot_be_read_is_named_and_voids_nothing() {
         .replace("{app: web}", "{app: 1}");
     let more = workload("Job", "batch/v1", "template", "name: fine");
     let (objects, problems) =
-        crate::source::manifests::review_text("t.yaml", (text + &more).as_bytes(), "shop").unwrap();
+        netpold_kube::manifests::review_text("t.yaml", (text + &more).as_bytes(), "shop").unwrap();
     assert_eq!(pods(stand_in(objects)).len(), 2);
     let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
     let [problem] = &problems[..] else { panic!("{problems:?}") };
@@ -175,7 +175,7 @@ fn a_template_that_cannot_be_read_is_named_and_voids_nothing() {
 fn an_agent_takes_templates_for_no_pods() {
     let text = workload("Deployment", "apps/v1", "template", "name: web");
     let (objects, problems) =
-        crate::source::manifests::read_text("t.yaml", text.as_bytes()).unwrap();
+        netpold_kube::manifests::read_text("t.yaml", text.as_bytes()).unwrap();
     assert_eq!((objects.len(), problems.len()), (0, 0));
 }
 
