@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
+use netpold_controller::WebhookSettings;
+use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::PRIVATE_RANGES;
 use netpold_core::probe::IpProtocol;
 use netpold_dataplane::bpffs::DEFAULT_BPFFS;
+use netpold_kube::cluster::Access;
 
 use crate::arguments::{Who, time};
 use crate::completion::CompletionArgs;
@@ -17,7 +20,6 @@ use crate::doctor::DoctorArgs;
 use crate::engine::interfaces::NodeDevices;
 use crate::flows::FlowsArgs;
 use crate::learn::LearnArgs;
-use crate::listen::ListenAddress;
 use crate::live::ClusterArgs;
 use crate::observe::ObserveArgs;
 pub use crate::output::Output;
@@ -307,6 +309,28 @@ pub struct ControllerArgs {
     /// Log filter: a level, or targets with levels as in `info,netpold_kube=debug`
     #[arg(long, value_name = "FILTER", env = "NETPOLD_LOG", default_value = "info")]
     pub log: String,
+}
+
+impl From<ControllerArgs> for netpold_controller::Settings {
+    fn from(args: ControllerArgs) -> Self {
+        Self {
+            access: Access {
+                kubeconfig: args.kubeconfig,
+                as_kubectl: false,
+                context: args.context,
+                timeout: Duration::from_secs(args.api_timeout.into()),
+            },
+            namespace: args.namespace,
+            identity: args.identity,
+            webhook: WebhookSettings {
+                address: args.webhook_listen,
+                clients: args.webhook_clients,
+                client_ca: args.webhook_client_ca,
+            },
+            certificate_lifetime: args.certificate_lifetime,
+            listen: args.listen,
+        }
+    }
 }
 
 /// Parses an address or a CIDR.

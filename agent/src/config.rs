@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
+use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::SecondNetworks;
 use netpold_core::options::{CheckSource, NewPods, Options, SecondInterfaces, SourceExempt};
 use netpold_dataplane::bpffs::TakesFrom;
@@ -18,7 +19,6 @@ use crate::cli::{
     self, ClusterNetworkPolicies, LogFormat, PodEgressHook, RunArgs, UplinkDrops, WatchNodes,
 };
 use crate::engine::interfaces::NodeDevices;
-use crate::listen::ListenAddress;
 use crate::logging::{log_filter, start_log};
 
 /// Longest path of a control socket: `sun_path` without its final zero and the suffix at creation.

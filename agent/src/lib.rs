@@ -6,7 +6,6 @@ pub mod assertions;
 pub mod cli;
 pub mod completion;
 pub mod config;
-pub mod controller;
 pub mod diff;
 pub mod doctor;
 pub mod engine;
@@ -15,7 +14,6 @@ pub mod explain;
 pub mod flows;
 pub mod kept;
 pub mod learn;
-pub mod listen;
 pub mod live;
 mod logging;
 mod memory;
@@ -23,7 +21,6 @@ pub mod metrics;
 pub mod observe;
 pub mod offline;
 pub mod output;
-mod pause;
 mod printable_document;
 pub mod probe;
 pub mod publish;
@@ -40,10 +37,12 @@ pub mod uninstall;
 
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches};
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, ControllerArgs};
 use crate::config::RunConfig;
+use crate::logging::{log_filter, start_log};
 
 /// Exit status of a failed command.
 const FAILED: u8 = 1;
@@ -57,6 +56,12 @@ fn parse() -> Cli {
         command = command.bin_name("kubectl netpold");
     }
     Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+}
+
+/// Runs the controller.
+fn control(args: ControllerArgs) -> Result<()> {
+    start_log(args.log_format, log_filter(&args.log)?)?;
+    netpold_controller::run(args.into())
 }
 
 /// Runs the process, for each binary of this package.
@@ -75,7 +80,7 @@ pub fn main() -> ExitCode {
         Command::Test(args) => (assertions::run(&args), UNUSABLE),
         Command::Completion(args) => (completion::run(&args).map(|()| 0), FAILED),
         Command::Doctor(args) => (doctor::run(&args), UNUSABLE),
-        Command::Controller(args) => (controller::run(args).map(|()| 0), FAILED),
+        Command::Controller(args) => (control(args).map(|()| 0), FAILED),
         Command::Standby(args) => (standby::run(&args).map(|()| 0), FAILED),
         Command::Uninstall(args) => (uninstall::run(&args).map(|()| 0), FAILED),
         Command::Status(args) => (admin::client::run(&args), FAILED),

@@ -5,6 +5,7 @@
 mod records;
 mod reports;
 mod requests;
+mod routes;
 mod start;
 
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use netpold_api::source::SourceStatus;
+use netpold_controller::listen::{Heartbeat, Listener};
 use netpold_core::lock::{lock, try_lock};
 use netpold_dataplane::attach::{Attacher, Mode};
 use netpold_dataplane::bpffs::{Offer, PinRoot, TakesFrom};
@@ -26,6 +28,7 @@ use netpold_kube::cni_results::cache;
 use netpold_kube::cni_results::static_pods::StaticPods;
 use netpold_kube::inputs::{Input, Inputs};
 use netpold_kube::opened::Opened;
+use netpold_kube::pause::pause_until;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, block_in_place};
@@ -35,16 +38,15 @@ use tracing::{info, warn};
 use records::Records;
 use reports::Reports;
 use requests::requests;
+use routes::routes;
 
 use crate::admin::{Admin, READY_REQUEST};
 use crate::config::RunConfig;
 use crate::engine::Engine;
 use crate::engine::interfaces::NodeDevices;
 use crate::events::{self, DropLog, Dropped};
-use crate::listen::{Heartbeat, Listener};
 use crate::memory;
 use crate::metrics::Metrics;
-use crate::pause::pause_until;
 use crate::publish;
 use crate::requirements;
 use crate::rule_use::News;
@@ -192,7 +194,7 @@ impl Agent {
         let requests = requests.on(READY_REQUEST, move |_| readiness.not_ready());
         let admin = Admin::serve(&config.files.socket, requests)?;
         let heartbeat = Heartbeat::default();
-        let listen = |address| Listener::start(address, metrics, heartbeat.clone());
+        let listen = |address| Listener::serve(address, routes(metrics, heartbeat.clone()));
         let listener = config.listen.map(listen).transpose()?;
         info!(node = config.node, from = inputs.status().borrow().origin, "netpold starts");
         let publish = publish::Settings {

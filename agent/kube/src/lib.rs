@@ -11,6 +11,7 @@ pub mod document;
 pub mod inputs;
 pub mod manifests;
 pub mod opened;
+pub mod pause;
 pub mod restored;
 pub mod state;
 mod watched;

@@ -15,6 +15,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use netpold_api::source::SourceStatus;
+use netpold_core::lock::lock;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::encoding::text::encode;
@@ -23,18 +25,11 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 pub use instruments::Instruments;
-use netpold_core::lock::lock;
-pub use snapshot::{Direct, EndpointCounts, Fill, Snapshot};
-
-use netpold_api::source::SourceStatus;
-
 use process::Process;
+pub use snapshot::{Direct, EndpointCounts, Fill, Snapshot};
 use writer::Writer;
 
 use crate::events::DropLog;
-
-/// Media type of [`Metrics::text`].
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// All metrics of an agent.
 #[derive(Debug)]

@@ -13,10 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -24,12 +22,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tracing::{debug, info};
 
-pub(crate) use self::places::{Limits, Places, Source};
-use crate::metrics::{CONTENT_TYPE, Metrics};
+pub(crate) use places::{Limits, Places, Source};
 
 /// Limits of concurrent connections from elsewhere. One address may hide two Prometheus servers and a few people; no
 /// scraper has a link-local address.
 const LIMITS: Limits = Limits { total: 64, of_source: 4, of_link_local: 8 };
+/// Media type of metrics.
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Longest duration of a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest wait for the header of a request.
@@ -114,7 +113,8 @@ impl Heartbeat {
     }
 
     /// Answers `/livez`.
-    pub(crate) fn live(&self) -> (StatusCode, String) {
+    #[must_use]
+    pub fn live(&self) -> (StatusCode, String) {
         match self.stalled(Instant::now()) {
             None => (StatusCode::OK, "ok\n".to_owned()),
             Some(since) => {
@@ -132,13 +132,6 @@ impl Heartbeat {
     }
 }
 
-/// State behind the responses.
-#[derive(Clone)]
-struct Answers {
-    metrics: Arc<Metrics>,
-    heartbeat: Heartbeat,
-}
-
 /// A listener that is being served. Dropping it ends the service.
 #[derive(Debug)]
 pub struct Listener {
@@ -152,25 +145,11 @@ impl Drop for Listener {
 }
 
 impl Listener {
-    /// Opens the listener. Needs a tokio runtime.
+    /// Opens a listener with these routes. Needs a tokio runtime.
     ///
     /// # Errors
     /// The address is in use, or is not an address of this machine.
-    pub fn start(
-        address: ListenAddress,
-        metrics: Arc<Metrics>,
-        heartbeat: Heartbeat,
-    ) -> Result<Self, ListenError> {
-        let router = Router::new()
-            .route("/metrics", get(metrics_text))
-            .route("/livez", get(live))
-            .route("/readyz", get(ready))
-            .with_state(Answers { metrics, heartbeat });
-        Self::serve(address, router)
-    }
-
-    /// Opens a listener with other routes.
-    pub(crate) fn serve(address: ListenAddress, router: Router) -> Result<Self, ListenError> {
+    pub fn serve(address: ListenAddress, router: Router) -> Result<Self, ListenError> {
         let opened = address.bind().and_then(TcpListener::from_std);
         let listener = opened.map_err(|cause| ListenError { address, cause })?;
         info!(%address, "serves /metrics, /livez and /readyz");
@@ -245,28 +224,12 @@ async fn serve(stream: TcpStream, router: Router) {
     }
 }
 
-async fn metrics_text(State(answers): State<Answers>) -> Response {
-    metrics_response(answers.metrics.text())
-}
-
 /// Builds the response to a scrape.
-pub(crate) fn metrics_response(text: Result<String, fmt::Error>) -> Response {
+pub fn metrics_response(text: Result<String, fmt::Error>) -> Response {
     match text {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
     }
-}
-
-async fn live(State(answers): State<Answers>) -> (StatusCode, String) {
-    answers.heartbeat.live()
-}
-
-async fn ready(State(answers): State<Answers>) -> (StatusCode, String) {
-    let reasons = answers.metrics.not_ready();
-    if reasons.is_empty() {
-        return (StatusCode::OK, "ok\n".to_owned());
-    }
-    (StatusCode::SERVICE_UNAVAILABLE, reasons.iter().map(|reason| format!("{reason}\n")).collect())
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ mod follow;
 mod health;
 mod index;
 mod lease;
+pub mod listen;
 mod queue;
 mod statuses;
 #[cfg(test)]
@@ -31,47 +32,56 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::info;
 
-use self::certificates::Keeper;
-use self::health::Health;
-use self::lease::Election;
-use self::statuses::{Counters, Statuses};
-use crate::cli::ControllerArgs;
-use crate::listen::{Heartbeat, Listener};
-use crate::logging::{log_filter, start_log};
+use certificates::Keeper;
+use health::Health;
+use lease::Election;
+use listen::{Heartbeat, ListenAddress, Listener};
+use statuses::{Counters, Statuses};
+pub use webhook::WebhookSettings;
+
+/// Settings of the controller.
+#[derive(Debug)]
+pub struct Settings {
+    /// Access to the API server.
+    pub access: Access,
+    /// Namespace of the Lease, the Secret and the Service.
+    pub namespace: String,
+    /// Name of this replica in the Lease; the host's name if absent.
+    pub identity: Option<String>,
+    /// The webhook.
+    pub webhook: WebhookSettings,
+    /// Lifetime of the webhook's certificates.
+    pub certificate_lifetime: Duration,
+    /// Address of metrics and health, if any.
+    pub listen: Option<ListenAddress>,
+}
 
 /// Runs the controller until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// The configuration names no API server, or an address cannot be bound.
-pub fn run(args: ControllerArgs) -> Result<()> {
-    start_log(args.log_format, log_filter(&args.log)?)?;
+pub fn run(settings: Settings) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    let result = runtime.block_on(serve(args));
+    let result = runtime.block_on(serve(settings));
     runtime.shutdown_background();
     result
 }
 
-async fn serve(args: ControllerArgs) -> Result<()> {
+async fn serve(settings: Settings) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen to SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen to SIGINT")?;
-    let access = Access {
-        kubeconfig: args.kubeconfig,
-        as_kubectl: false,
-        context: args.context,
-        timeout: Duration::from_secs(args.api_timeout.into()),
-    };
-    let client = cluster::client(&access).await?;
-    let source = cluster::watch_policies(access).await?;
-    let identity = args.identity.map_or_else(host_name, Ok)?;
+    let client = cluster::client(&settings.access).await?;
+    let source = cluster::watch_policies(settings.access).await?;
+    let identity = settings.identity.map_or_else(host_name, Ok)?;
     info!(identity, "netpold controller starts");
     let heartbeat = Heartbeat::default();
     let counters = Arc::new(Counters::default());
     let (end, ends) = watch::channel(false);
-    let (election, leading) = Election::new(client.clone(), &args.namespace, identity);
+    let (election, leading) = Election::new(client.clone(), &settings.namespace, identity);
     let election = tokio::spawn(election.run(ends));
     let (statuses, synced) = Statuses::new(
         client.clone(),
@@ -81,16 +91,11 @@ async fn serve(args: ControllerArgs) -> Result<()> {
         heartbeat.clone(),
     );
     let (keeper, served) =
-        Keeper::new(client, &args.namespace, args.certificate_lifetime, leading.clone());
+        Keeper::new(client, &settings.namespace, settings.certificate_lifetime, leading.clone());
     tokio::spawn(keeper.run());
-    let settings = webhook::Settings {
-        address: args.webhook_listen,
-        clients: args.webhook_clients,
-        client_ca: args.webhook_client_ca,
-    };
-    tokio::spawn(webhook::open(settings, Arc::clone(&served), statuses.pod_addresses())?);
+    tokio::spawn(webhook::open(settings.webhook, Arc::clone(&served), statuses.pod_addresses())?);
     let answers = health::router(Health { heartbeat, counters, leading, synced, served });
-    let _listener = args.listen.map(|address| Listener::serve(address, answers)).transpose()?;
+    let _listener = settings.listen.map(|address| Listener::serve(address, answers)).transpose()?;
     let mut statuses = tokio::spawn(statuses.run());
     let result = tokio::select! {
         _ = terminate.recv() => Ok(()),

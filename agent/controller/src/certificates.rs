@@ -37,8 +37,8 @@ use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 use tracing::{info, warn};
 
-use super::index::Now;
-use super::lease::Leading;
+use crate::index::Now;
+use crate::lease::Leading;
 
 /// Name of the Secret.
 const SECRET: &str = "netpold-controller-tls";

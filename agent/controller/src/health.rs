@@ -12,10 +12,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-use super::certificates::Served;
-use super::lease::Leading;
-use super::statuses::Counters;
+use crate::certificates::Served;
+use crate::lease::Leading;
 use crate::listen::{Heartbeat, metrics_response};
+use crate::statuses::Counters;
 
 /// State behind the HTTP endpoints.
 #[derive(Clone)]

@@ -18,11 +18,11 @@ const PODS: Limits = Limits { total: 64, of_source: 16, of_link_local: 8 };
 
 /// Number of pods per pod address, without pods that use their node's address.
 #[derive(Debug, Default)]
-pub(in crate::controller) struct PodAddresses(RwLock<HashMap<IpAddr, usize>>);
+pub(crate) struct PodAddresses(RwLock<HashMap<IpAddr, usize>>);
 
 impl PodAddresses {
     /// Replaces the addresses of a pod.
-    pub(in crate::controller) fn change(&self, before: &[IpAddr], after: &[IpAddr]) {
+    pub(crate) fn change(&self, before: &[IpAddr], after: &[IpAddr]) {
         let mut counts = self.0.write().unwrap_or_else(PoisonError::into_inner);
         after.iter().for_each(|address| *counts.entry(*address).or_default() += 1);
         for address in before {

@@ -9,20 +9,20 @@ use kube::Client;
 use netpold_api::crd::{NetworkPolicyStatus, NodePolicyStatus};
 use netpold_core::model::Key;
 use netpold_kube::Source;
+use netpold_kube::pause::pause_until;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 
-use super::evaluate::evaluate;
-use super::follow::{Seen, follow, key};
-use super::index::{Index, Now, Touched};
-use super::lease::Leading;
-use super::queue::Queue;
-use super::webhook::PodAddresses;
-use super::writes::{Outcome, Writes};
+use crate::evaluate::evaluate;
+use crate::follow::{Seen, follow, key};
+use crate::index::{Index, Now, Touched};
+use crate::lease::Leading;
 use crate::listen::Heartbeat;
-use crate::pause::pause_until;
+use crate::queue::Queue;
+use crate::webhook::PodAddresses;
+use crate::writes::{Outcome, Writes};
 
 /// Minimum time between two writes: 20 per second.
 const PACE: Duration = Duration::from_millis(50);

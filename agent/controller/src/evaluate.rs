@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use netpold_api::crd::{NodeCounts, NodeFailure, PolicyReport};
 use netpold_core::model::Key;
 
-use super::index::{Agent, Index, KnownPolicy, Now, OnNode, clipped};
+use crate::index::{Agent, Index, KnownPolicy, Now, OnNode, clipped};
 
 /// Condition: every part of the policy is honoured.
 pub(super) const ACCEPTED: &str = "Accepted";

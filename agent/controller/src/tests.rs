@@ -10,8 +10,8 @@ use netpold_core::model::{
 };
 use netpold_testkit::objects;
 
-use super::evaluate::{ACCEPTED, ENFORCING, evaluate};
-use super::index::{Index, Now, Touched};
+use crate::evaluate::{ACCEPTED, ENFORCING, evaluate};
+use crate::index::{Index, Now, Touched};
 
 struct World {
     index: Index,

@@ -31,11 +31,11 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tracing::{debug, info};
 
-use self::callers::Callers;
-pub(super) use self::callers::PodAddresses;
-use self::excerpt::{Excerpt, Part};
-use super::certificates::Served;
+use crate::certificates::Served;
 use crate::listen::{ListenAddress, accept};
+use callers::Callers;
+pub(super) use callers::PodAddresses;
+use excerpt::{Excerpt, Part};
 
 /// Type of the readiness gate and of the pod's condition.
 const GATE: &str = "netpold.io/network-ready";
@@ -75,21 +75,23 @@ const POD: Part = Part::Fields(&[
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Listening address and permitted clients.
-pub(super) struct Settings {
-    pub(super) address: ListenAddress,
+#[derive(Debug)]
+pub struct WebhookSettings {
+    /// Listening address.
+    pub address: ListenAddress,
     /// Permitted client addresses; empty: all.
-    pub(super) clients: Vec<IpNet>,
+    pub clients: Vec<IpNet>,
     /// PEM file with the authorities for client certificates; `None`: clients need no certificate.
-    pub(super) client_ca: Option<PathBuf>,
+    pub client_ca: Option<PathBuf>,
 }
 
 /// Binds the address. The returned future serves requests until it is dropped.
 pub(super) fn open(
-    settings: Settings,
+    settings: WebhookSettings,
     served: Arc<Served>,
     pods: Arc<PodAddresses>,
 ) -> Result<impl Future<Output = ()>> {
-    let Settings { address, clients, client_ca } = settings;
+    let WebhookSettings { address, clients, client_ca } = settings;
     let opened = address.bind().and_then(TcpListener::from_std);
     let listener = opened.with_context(|| format!("--webhook-listen {address}"))?;
     let provider = Arc::new(ring::default_provider());
