@@ -225,6 +225,7 @@ async fn serve(stream: TcpStream, router: Router) {
 }
 
 /// Builds the response to a scrape.
+#[must_use]
 pub fn metrics_response(text: Result<String, fmt::Error>) -> Response {
     match text {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
