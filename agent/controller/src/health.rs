@@ -13,9 +13,9 @@ use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use crate::certificates::Served;
+use crate::counters::Counters;
 use crate::lease::Leading;
 use crate::listen::{Heartbeat, metrics_response};
-use crate::statuses::Counters;
 
 /// State behind the HTTP endpoints.
 #[derive(Clone)]

@@ -13,7 +13,7 @@ use netpold_core::model::{
     Change, Enforcement, Key, Labels, Pod, Policy, PolicyVersion, Selector, SharedStr,
 };
 
-use crate::webhook::PodAddresses;
+use crate::pod_addresses::PodAddresses;
 
 /// An agent renews its report every minute. Without a renewal for this long, or without any report since the Node
 /// appeared, the agent counts as gone or stuck.

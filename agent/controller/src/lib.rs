@@ -10,12 +10,14 @@
 //! ```
 
 mod certificates;
+mod counters;
 mod evaluate;
 mod follow;
 mod health;
 mod index;
 mod lease;
 pub mod listen;
+mod pod_addresses;
 mod queue;
 mod statuses;
 #[cfg(test)]
@@ -33,10 +35,11 @@ use tokio::sync::watch;
 use tracing::info;
 
 use certificates::Keeper;
+use counters::Counters;
 use health::Health;
 use lease::Election;
 use listen::{Heartbeat, ListenAddress, Listener};
-use statuses::{Counters, Statuses};
+use statuses::Statuses;
 pub use webhook::WebhookSettings;
 
 /// Settings of the controller.

@@ -10,18 +10,17 @@ use netpold_api::crd::{NetworkPolicyStatus, NodePolicyStatus};
 use netpold_core::model::Key;
 use netpold_kube::Source;
 use netpold_kube::pause::pause_until;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 
+use crate::counters::Counters;
 use crate::evaluate::evaluate;
 use crate::follow::{Seen, follow, key};
 use crate::index::{Index, Now, Touched};
 use crate::lease::Leading;
 use crate::listen::Heartbeat;
+use crate::pod_addresses::PodAddresses;
 use crate::queue::Queue;
-use crate::webhook::PodAddresses;
 use crate::writes::{Outcome, Writes};
 
 /// Minimum time between two writes: 20 per second.
@@ -34,19 +33,6 @@ const LOOK_OVER: Duration = Duration::from_secs(2);
 const IN_A_ROW: usize = 200;
 /// Capacity of the channels from the watches.
 const OBJECTS: usize = 64;
-
-/// Counters for `/metrics`.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    /// Number of statuses written.
-    pub(super) writes: Counter,
-    /// Number of failed writes.
-    pub(super) failures: Counter,
-    /// Number of policies in the queue.
-    pub(super) waiting: Gauge,
-    /// Number of policies in the index.
-    pub(super) policies: Gauge,
-}
 
 /// Main loop of the controller.
 pub(super) struct Statuses {

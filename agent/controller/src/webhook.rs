@@ -33,8 +33,8 @@ use tracing::{debug, info};
 
 use crate::certificates::Served;
 use crate::listen::{ListenAddress, accept};
+use crate::pod_addresses::PodAddresses;
 use callers::Callers;
-pub(super) use callers::PodAddresses;
 use excerpt::{Excerpt, Part};
 
 /// Type of the readiness gate and of the pod's condition.

@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
+use crate::counters::Counters;
 use crate::follow::key;
-use crate::statuses::Counters;
 
 /// Maximum number of writes in flight.
 const IN_FLIGHT: usize = 16;

@@ -9,7 +9,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netpold_dataplane::netlink::{Message, attributes, word};
 
 use crate::device::{Device, PASSED_ON};
-use crate::table::Veth;
+use crate::table::{HostRoute, Veth};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_DELLINK: u16 = 17;
@@ -48,16 +48,6 @@ pub(super) enum LinkEvent {
     Other(u32, Device),
     /// A link of any kind left the namespace.
     Gone(u32),
-}
-
-/// Route to a single address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct HostRoute {
-    pub(super) to: IpAddr,
-    /// Index of the outgoing interface.
-    pub(super) by: u32,
-    /// Whether the route was added, not removed.
-    pub(super) there: bool,
 }
 
 /// Builds a request for the routes in our namespace.

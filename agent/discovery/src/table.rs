@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use netpold_core::bindings;
 
 use crate::event::Event;
-use crate::message::HostRoute;
 
 /// Delays before an interface without an address is queried again, in milliseconds.
 const ASK_AGAIN: [u64; 11] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 1000];
@@ -34,6 +33,16 @@ pub(super) struct Veth {
     pub(super) name: String,
     /// Hardware address.
     pub(super) hardware: Vec<u8>,
+}
+
+/// Route to a single address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HostRoute {
+    pub(super) to: IpAddr,
+    /// Index of the outgoing interface.
+    pub(super) by: u32,
+    /// Whether the route was added, not removed.
+    pub(super) there: bool,
 }
 
 impl Veth {

@@ -1,44 +1,20 @@
 //! Clients of the webhook: API servers, which have no address of the pod network, and pods. Connections of pods never
 //! occupy the places of possible API servers.
 
-use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::net::SocketAddr;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use tokio::net::TcpStream;
 
 use crate::listen::{Admission, AdmitConnection, Limits, Places};
+use crate::pod_addresses::PodAddresses;
 
 /// Limits of connections from addresses of no pod. An API server sends up to 200 mutating requests at a time by default
 /// (`--max-mutating-requests-inflight`), and a cluster has a few API servers. A connection uses at most 100 kB.
 const SERVERS: Limits = Limits { total: 512, of_source: 256, of_link_local: 8 };
 /// Limits of connections from pods. An API server's connection can come from a pod, for example konnectivity's agent.
 const PODS: Limits = Limits { total: 64, of_source: 16, of_link_local: 8 };
-
-/// Number of pods per pod address, without pods that use their node's address.
-#[derive(Debug, Default)]
-pub(crate) struct PodAddresses(RwLock<HashMap<IpAddr, usize>>);
-
-impl PodAddresses {
-    /// Replaces the addresses of a pod.
-    pub(crate) fn change(&self, before: &[IpAddr], after: &[IpAddr]) {
-        let mut counts = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        after.iter().for_each(|address| *counts.entry(*address).or_default() += 1);
-        for address in before {
-            if let Some(count) = counts.get_mut(address) {
-                *count -= 1;
-                if *count == 0 {
-                    counts.remove(address);
-                }
-            }
-        }
-    }
-
-    fn contain(&self, address: IpAddr) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).contains_key(&address)
-    }
-}
 
 /// Admission of connections to the webhook.
 pub(super) struct Callers {
