@@ -20,14 +20,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::debug;
 
-use crate::socket::PATIENCE;
+use netpold_api::socket::PATIENCE;
 
-/// Request for a [`Status`](crate::status::Status).
-pub const STATUS_REQUEST: &str = "status";
-/// Request for the reasons why an agent is not ready, a list of strings.
-pub const READY_REQUEST: &str = "ready";
-/// Request for an [`Answer`](crate::rule_use::Answer) about the use of rules.
-pub const RULES_REQUEST: &str = "rules";
 /// Suffix of the socket's name until it is ready.
 pub(crate) const NEW_SUFFIX: &str = ".new";
 /// Longest request, in bytes.
@@ -205,11 +199,11 @@ struct Refusal {
 mod tests {
     use std::io::{Read, Write};
 
+    use netpold_api::rules::{Answer, RULES_REQUEST};
+    use netpold_api::status::{STATUS_REQUEST, Status};
     use tempfile::TempDir;
 
     use super::*;
-    use crate::rule_use::Answer;
-    use crate::status::Status;
 
     fn ask(path: &Path, request: &str) -> String {
         let mut stream = StdStream::connect(path).unwrap();

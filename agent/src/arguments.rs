@@ -2,18 +2,9 @@
 
 mod who;
 
-use std::net::IpAddr;
 use std::time::Duration;
 
-use ipnet::IpNet;
-
 pub use who::Who;
-
-/// Parses a CIDR or a single address; `None` if the text is neither.
-#[must_use]
-pub fn block(text: &str) -> Option<IpNet> {
-    text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
-}
 
 /// Parses a duration with its unit.
 ///

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
+use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_controller::WebhookSettings;
 use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::PRIVATE_RANGES;
@@ -23,7 +24,6 @@ use crate::learn::LearnArgs;
 use crate::live::ClusterArgs;
 use crate::observe::ObserveArgs;
 pub use crate::output::Output;
-use crate::socket::DEFAULT_SOCKET;
 use crate::top::TopArgs;
 use crate::trace::TraceArgs;
 

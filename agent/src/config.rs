@@ -7,6 +7,7 @@ use anyhow::{Result, bail, ensure};
 use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::SecondNetworks;
 use netpold_core::options::{CheckSource, NewPods, Options, SecondInterfaces, SourceExempt};
+use netpold_core::pattern::block;
 use netpold_dataplane::bpffs::TakesFrom;
 use netpold_dataplane::uplink_xdp::Wanted;
 use netpold_ebpf::xdp::uplink::Scope;
@@ -14,7 +15,6 @@ use netpold_kube::cluster;
 use netpold_kube::opened::Origin;
 use tracing_subscriber::EnvFilter;
 
-use crate::arguments::block;
 use crate::cli::{
     self, ClusterNetworkPolicies, LogFormat, PodEgressHook, RunArgs, UplinkDrops, WatchNodes,
 };

@@ -16,6 +16,7 @@ use std::fmt;
 
 use anyhow::Result;
 use ipnet::IpNet;
+use netpold_api::flows::{Filter, merge};
 use netpold_core::cluster::Cluster;
 use netpold_core::model::Change as Object;
 use netpold_kube::convert::DEFAULT_NAMESPACE;
@@ -26,7 +27,7 @@ pub use isolation::{Alone, Isolation, Turned};
 pub use ports::Ports;
 pub use workloads::Workload;
 
-use crate::flows::{self, Filter};
+use crate::flows;
 use crate::offline::{self, apply, pods_of, ranges, stand_in};
 use crate::output::print;
 
@@ -181,7 +182,7 @@ fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts
     let unanswered = all.unanswered().into_keys();
     let unknown = unanswered.map(|node| format!("node {node}: its agent does not answer"));
     let unknown: Vec<String> = unknown.collect();
-    let mut cuts = live::cuts(before, after, &flows::merge(all.answers));
+    let mut cuts = live::cuts(before, after, &merge(all.answers));
     cuts.problems.extend(unknown);
     Ok(cuts)
 }

@@ -30,17 +30,17 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
+use netpold_api::socket::DEFAULT_SOCKET;
+use netpold_dataplane::bpffs::DEFAULT_BPFFS;
 
 pub use details::Details;
 pub use examine::examine;
 pub use finding::{Finding, Report, Severity, merge};
 pub(crate) use live::details_of_policies;
-use netpold_dataplane::bpffs::DEFAULT_BPFFS;
 pub use render::text;
 
 use crate::live::ClusterArgs;
 use crate::output::{Output, print};
-use crate::socket::DEFAULT_SOCKET;
 
 /// Exit status: no finding but information.
 const HEALTHY: u8 = 0;

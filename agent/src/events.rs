@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use aya::maps::{MapData, RingBuf};
+use netpold_api::events::AUDIT;
 use netpold_core::lock::lock;
 use netpold_ebpf::layout::DropEvent;
 use tokio::io::Interest;
@@ -19,8 +20,8 @@ use tokio::io::unix::AsyncFd;
 use tracing::info;
 
 pub(crate) use dropped::unix_millis;
-pub use dropped::{AUDIT, Dropped, Line};
-pub use journal::{Cursor, Journal, Lost, Outcome, Seen};
+pub use dropped::{Dropped, Line};
+pub use journal::{Cursor, Journal, Seen};
 pub use log::{DropLog, QUIET};
 
 /// Reads the events of one generation until it is dropped or the ring fails. `pod` returns the name of a drop's pod.

@@ -6,14 +6,12 @@
 
 mod generate;
 mod grants;
-mod observed;
 mod ports;
 mod proof;
 mod recorder;
 mod shares;
 mod text;
 mod unseen;
-mod workload;
 mod yaml;
 
 use std::collections::BTreeSet;
@@ -22,6 +20,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use netpold_api::learn::{Answer, LEARN_REQUEST, PeerAddress, merge};
+use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_core::model::Change;
 use netpold_core::printable::printable;
 use netpold_kube::convert::DEFAULT_NAMESPACE;
@@ -29,24 +29,19 @@ use serde::{Deserialize, Serialize};
 
 pub use generate::{Learned, LearnedPolicy, LearnedRule, Options, generate};
 pub use grants::{PeerSpec, Unwritten};
-pub use observed::{Answer, Observed, Peer, PeerAddress, merge};
 pub use ports::Ports;
 pub use proof::Denied;
 pub use recorder::{Met, Recorder};
 pub use text::text;
 pub use unseen::{Other, Unseen};
-pub use workload::Workload;
 pub use yaml::{json, prepare, yaml};
 
-use crate::kept;
 use crate::live::{self, ClusterArgs};
-use crate::offline;
 use crate::output::{Output, print};
-use crate::socket::{DEFAULT_SOCKET, answer as ask};
+use crate::socket::answer as ask;
 use crate::status::understood;
+use crate::{kept, offline};
 
-/// Request for an [`Answer`].
-pub const LEARN_REQUEST: &str = "learn";
 /// File of the records.
 pub const FILE: kept::Records = kept::Records { suffix: ".flows", subject: "recorded flows" };
 

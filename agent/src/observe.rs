@@ -11,18 +11,17 @@
 mod args;
 mod attribution;
 mod client;
-mod event;
 mod filter;
 mod render;
 mod server;
 
+pub(crate) use args::arguments;
 pub use args::{FilterArgs, ObserveArgs};
 pub use attribution::{Attributed, Attributions};
 pub use client::{Lines, run, understood};
-pub use event::{Attribution, Event, Line, PolicyName, RuleName};
-pub use filter::{Filter, Name, Names, Peer, Request, destination_port};
+pub use filter::{Names, admits, admits_names, destination_port};
 pub use render::{lost_text, peer_name, pod_name, printable_line, text, why};
-pub use server::{OBSERVE_REQUEST, Observer};
+pub use server::Observer;
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,6 @@
 //! Manifests read once, for commands that answer and exit.
 
 mod input;
-mod labels;
 mod owner;
 mod ranges;
 mod templates;
@@ -15,7 +14,6 @@ use netpold_core::printable::printable;
 use netpold_kube::manifests;
 
 pub use input::{STANDARD_INPUT, claim_standard_input, is_standard_input, standard_input};
-pub(crate) use labels::{OF_PODS, OF_RELEASES};
 pub use owner::{Owner, owner, pods_named, resolve};
 pub use ranges::ranges;
 pub use templates::{apply, is_template, pods_of, stand_in};

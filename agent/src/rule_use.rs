@@ -21,20 +21,21 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use netpold_api::rules::Answer;
 use netpold_core::cluster::{Cluster, Whose};
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Key, Pod};
+use serde::{Deserialize, Serialize};
 
 use crate::events::{Dropped, Line, Seen, unix_millis};
 use crate::kept;
 use crate::learn::{self, Recorder};
-pub use answer::{Answer, RuleUsed, merge, text};
+pub use answer::text;
 use flows::Known;
 pub use flows::Round;
 use opened::Opened;
 use pods::Pods;
 use records::{PolicyRecord, Records};
-use serde::{Deserialize, Serialize};
 use trials::Trials;
 
 /// Time after which a policy change is certainly in force, and its time forgotten.
@@ -243,9 +244,9 @@ impl RuleUse {
 
     /// Returns the recorded flows.
     #[must_use]
-    pub fn flows(&self, node: &str) -> learn::Answer {
+    pub fn flows(&self, node: &str) -> netpold_api::learn::Answer {
         let recorded = self.recorder.answer(node, unix_millis());
-        learn::Answer { missed_flows: self.missed, ..recorded }
+        netpold_api::learn::Answer { missed_flows: self.missed, ..recorded }
     }
 
     /// Returns the use of each rule.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use netpold_api::source::SourceStatus;
+use netpold_api::status::READY_REQUEST;
 use netpold_controller::listen::{Heartbeat, Listener};
 use netpold_core::lock::{lock, try_lock};
 use netpold_dataplane::attach::{Attacher, Mode};
@@ -40,19 +41,15 @@ use reports::Reports;
 use requests::requests;
 use routes::routes;
 
-use crate::admin::{Admin, READY_REQUEST};
+use crate::admin::Admin;
 use crate::config::RunConfig;
 use crate::engine::Engine;
 use crate::engine::interfaces::NodeDevices;
 use crate::events::{self, DropLog, Dropped};
-use crate::memory;
 use crate::metrics::Metrics;
-use crate::publish;
-use crate::requirements;
 use crate::rule_use::News;
-use crate::service_manager;
-use crate::standby;
 use crate::trace::Tracing;
+use crate::{memory, publish, requirements, service_manager, standby};
 
 /// Number of parts in which the kernel's tables are compared per `--readback` interval.
 const SLICES: u32 = 40;

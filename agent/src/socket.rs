@@ -3,14 +3,9 @@
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-
-/// Default path of the agent's control socket.
-pub const DEFAULT_SOCKET: &str = "/run/netpold/netpold.sock";
-/// Longest time for a client's request, and for the agent's answer.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+use netpold_api::socket::PATIENCE;
 
 /// Connects and sends the line of a request.
 ///

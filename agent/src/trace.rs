@@ -6,16 +6,14 @@
 //! the same, and no packet goes unjudged: programs are replaced in one step.
 
 mod args;
+mod clauses;
 mod client;
-mod packet;
 mod render;
-mod request;
 mod server;
 mod steps;
 
 pub use args::TraceArgs;
+pub(crate) use clauses::clauses;
 pub use client::run;
-pub use packet::{Line, Packet, Shown};
-pub use request::{Peer, Request};
-pub use server::{TRACE_REQUEST, Target, Tracer, Tracing};
+pub use server::{Target, Tracer, Tracing};
 pub use steps::RawPacket;

@@ -85,6 +85,7 @@ pub mod budget;
 pub mod cluster;
 pub mod compile;
 pub mod explain;
+pub mod labels;
 pub mod lock;
 pub mod model;
 pub mod ops;

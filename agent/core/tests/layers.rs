@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 /// The layers, top to bottom; a module belongs to the entry with the longest matching prefix.
-const LAYERS: [&str; 26] = [
+const LAYERS: [&str; 27] = [
     "compile",
     "compile::compiler",
     "compile::compiled",
@@ -31,6 +31,7 @@ const LAYERS: [&str; 26] = [
     "prefix",
     "model",
     "lock",
+    "labels",
     "pattern",
     "printable",
     "turns",
@@ -212,7 +213,7 @@ const ARROWS: [(&str, &[&str]); 8] = [
     ("agent/kube", &["api", "core"]),
     ("agent/discovery", &["core", "dataplane"]),
     ("agent/dataplane", &["core", "ebpf"]),
-    ("agent/api", &[]),
+    ("agent/api", &["core"]),
     ("agent/core", &["ebpf"]),
     ("ebpf", &[]),
 ];

@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use anyhow::Result;
+use netpold_api::rules::{self, Answer, RULES_REQUEST};
+use netpold_api::status::{READY_REQUEST, STATUS_REQUEST, Status};
 
-use super::{READY_REQUEST, RULES_REQUEST, STATUS_REQUEST};
 use crate::cli::{Output, RulesArgs, StatusArgs};
 use crate::live::{self, ALL, SOME};
 use crate::output::print;
-use crate::rule_use::{self, Answer};
-use crate::socket;
-use crate::status::{self, Status, text, understood};
+use crate::status::{self, text, understood};
+use crate::{rule_use, socket};
 
 /// Prints the status of the agent or of all agents of a cluster, as text or JSON. Returns the exit status.
 ///
@@ -62,7 +62,7 @@ pub fn rules(args: &RulesArgs) -> Result<u8> {
     let mut answer: Answer = if args.cluster.is_meant() {
         let all = live::ask::<Answer>(&args.cluster, &["rules", "-o", "json"])?;
         let failures = all.unanswered();
-        rule_use::merge(all.answers, failures)
+        rules::merge(all.answers, failures)
     } else {
         understood(&socket::answer(&args.socket, RULES_REQUEST)?)?
     };

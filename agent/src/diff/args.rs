@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
+use netpold_api::socket::DEFAULT_SOCKET;
 
 use crate::live::ClusterArgs;
-use crate::socket::DEFAULT_SOCKET;
 
 /// Flags of `netpold diff`.
 #[derive(Debug, Args)]

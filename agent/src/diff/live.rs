@@ -13,13 +13,14 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 
+use netpold_api::flows::{Answer, Flow, FlowState, Translated};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explainer;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 use serde::Serialize;
 
-use crate::flows::{Answer, Flow, FlowState, Translated, socket};
+use crate::flows::socket;
 
 /// Effect of a change on the open connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

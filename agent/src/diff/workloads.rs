@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use netpold_core::cluster::Cluster;
+use netpold_core::labels::{OF_PODS, OF_RELEASES};
 use netpold_core::model::{Key, Pod};
 
 use crate::offline::owner;
-use crate::offline::{OF_PODS, OF_RELEASES};
 
 /// Least and greatest length of a generated name suffix.
 const MADE_UP: (usize, usize) = (5, 10);

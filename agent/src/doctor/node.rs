@@ -6,6 +6,7 @@ use std::path::Path;
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkMessage;
+use netpold_api::status::Status;
 use netpold_dataplane::attach::Mode;
 use netpold_dataplane::bpffs::is_bpffs;
 use netpold_dataplane::netlink::{Connection, Message, attributes};
@@ -13,9 +14,8 @@ use netpold_dataplane::netlink::{Connection, Message, attributes};
 use super::enforcers::{self, ENFORCERS};
 use super::finding::{Check, Findings, Report, Severity};
 use super::netfilter;
-use crate::requirements;
-use crate::socket;
-use crate::status::{Status, understood};
+use crate::status::understood;
+use crate::{requirements, socket};
 
 const KERNEL: Check = Check {
     name: "kernel",

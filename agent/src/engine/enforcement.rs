@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use netpold_api::status::Revision;
 use netpold_core::cluster::is_subject;
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Enforcement as Enforced, Key, Pod, PolicyVersion};
 
 use super::Engine;
 use super::reconciler::Reconciler;
-use crate::status::Revision;
 
 /// Most policies examined per namespace: each is matched against the namespace's local pods while the engine waits, and
 /// a namespace may have any number.

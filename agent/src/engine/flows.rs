@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use netpold_api::flows::Flow;
 use netpold_dataplane::generation::GenerationError;
 use netpold_dataplane::import_conntrack::Wanted;
 
 use super::Engine;
 use crate::events::unix_millis;
-use crate::flows::Flow;
 use crate::flows::reader::{FlowReader, LocalPod};
 
 /// Returns a reader of the node's flows with a mapping of the tables of its own; `None` before the first generation.

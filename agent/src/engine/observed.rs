@@ -4,6 +4,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use netpold_api::events::Outcome;
+use netpold_api::filter::Filter;
+use netpold_api::observe::{Attribution, Event};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explainer;
 use netpold_core::model::Pod;
@@ -11,10 +14,8 @@ use netpold_core::probe::IpProtocol;
 
 use super::Engine;
 use super::interfaces::NodeInterfaces;
-use crate::events::{Outcome, Seen};
-use crate::observe::{
-    Attributed, Attribution, Attributions, Event, Filter, Names, destination_port,
-};
+use crate::events::Seen;
+use crate::observe::{Attributed, Attributions, Names, admits, admits_names, destination_port};
 
 /// Returns the events that pass the filter, with names and, within the time limit, with policy and rule. Also returns
 /// the number of events without attribution.
@@ -31,13 +32,13 @@ pub fn observed(
     attributions.follow((revision, compiler.endpoints_version()));
     let explainer = Explainer::new(cluster);
     let (mut events, mut unattributed) = (Vec::new(), 0);
-    for seen in seen.iter().filter(|seen| filter.admits(seen)) {
+    for seen in seen.iter().filter(|seen| admits(filter, seen)) {
         let packet = &seen.packet;
         let pod = rule_use.pod_of(packet.endpoint, packet.ifindex);
         let at = packet.unix_millis;
         let peer = packet.remote.map(|address| rule_use.whose(cluster, address, at));
         let names = Names { pod: pod.map(|pod| pod.key.clone()), peer };
-        if !filter.admits_names(seen, &names) {
+        if !admits_names(filter, seen, &names) {
             continue;
         }
         // The current objects do not explain a pod that is gone, or a peer's address that belongs to another pod now.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use netpold_api::probe::{End, NodeAnswer, Said};
 use netpold_core::cluster::Cluster;
 use netpold_core::compile::EndpointInfo;
 use netpold_core::explain::{Explainer, Explanation};
@@ -19,7 +20,6 @@ use super::Engine;
 use super::reconciler::Reconciler;
 use crate::probe::packet::Packet;
 use crate::probe::tables::CompiledTables;
-use crate::probe::{End, NodeAnswer, Said};
 
 /// Most ends examined per probe.
 const ENDS: usize = 64;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use netpold_api::status::Revision;
 use netpold_core::compile::{Compiler, Cursor, EndpointInfo};
 use netpold_core::model::{Change, Direction};
 use netpold_core::ops::Capacity;
@@ -20,7 +21,6 @@ use super::pace::Pace;
 use super::room::install;
 use super::successor::Succession;
 use crate::metrics::Instruments;
-use crate::status::Revision;
 
 /// The compiler, the dataplane and the state between them.
 pub(super) struct Reconciler {

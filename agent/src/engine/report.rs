@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use netpold_api::status::{
+    DropCount, EndpointStatus, RecentDrop, Status, TableStatus, UplinkStatus,
+};
 use netpold_core::bindings::Problem as Unbound;
 use netpold_core::cluster::is_subject;
 use netpold_core::compile::Compiler;
@@ -12,13 +15,11 @@ use netpold_dataplane::Dataplane;
 use netpold_dataplane::conntrack::{Census, Pass};
 use netpold_ebpf::reason::Reason;
 
-use super::Engine;
 use super::interfaces::{NodeInterfaces, pod_of};
 use super::measure::drops_by_reason;
 use super::reconciler::Reconciler;
-use super::second;
+use super::{Engine, second};
 use crate::events::Dropped;
-use crate::status::{DropCount, EndpointStatus, RecentDrop, Status, TableStatus, UplinkStatus};
 
 /// Most distinct drops explained per status: each explanation walks over policies.
 const EXPLAINED: usize = 16;

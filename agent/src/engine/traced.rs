@@ -2,6 +2,9 @@
 
 use std::net::IpAddr;
 
+use netpold_api::events::Outcome;
+use netpold_api::observe::Attribution;
+use netpold_api::trace::{Packet, Request};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explainer;
 use netpold_core::model::Key;
@@ -10,9 +13,9 @@ use netpold_dataplane::traced::TracedPrograms;
 use netpold_ebpf::reason::Reason;
 
 use super::Engine;
-use crate::events::{Dropped, Outcome, Seen};
-use crate::observe::{Attributed, Attribution, Attributions};
-use crate::trace::{Packet, RawPacket, Request, Target, Tracing};
+use crate::events::{Dropped, Seen};
+use crate::observe::{Attributed, Attributions};
+use crate::trace::{RawPacket, Target, Tracing, clauses};
 
 /// Reason why there is nothing to trace.
 const NOTHING: &str = "nothing is enforced yet";
@@ -34,7 +37,7 @@ impl Tracing for Engine {
                 None => format!("there is no pod {pod}"),
             });
         }
-        let clauses = request.clauses(|party| addresses(cluster, party))?;
+        let clauses = clauses(request, |party| addresses(cluster, party))?;
         let maps =
             dataplane.active().shared_maps().map_err(|error| error.to_string())?.ok_or(NOTHING)?;
         Ok(Target { node: cluster.node_name().to_owned(), interfaces, maps, clauses })

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use k8s_openapi::jiff::Timestamp;
+use netpold_api::events::AUDIT;
 use netpold_core::model::Direction;
 use netpold_core::probe::IpProtocol;
 use netpold_dataplane::conntrack::FlowTuple;
@@ -12,9 +13,6 @@ use netpold_ebpf::layout::DropEvent;
 use netpold_ebpf::reason::Reason;
 use netpold_kube::cluster::DropKey;
 use serde::Serialize;
-
-/// [`Dropped::reason`] of a flow that passed and that audited policies would have denied.
-pub const AUDIT: &str = "audit";
 
 /// A dropped packet, or a flow that would be dropped ([`AUDIT`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -6,11 +6,11 @@
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
 
+use netpold_api::events::{Lost, Outcome};
 use netpold_core::lock::lock;
 use netpold_core::model::Direction;
 use netpold_dataplane::conntrack::FlowTuple;
 use netpold_ebpf::reason::Reason;
-use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
@@ -18,30 +18,6 @@ use super::dropped::{Dropped, unix_millis};
 
 /// Most drops and audited flows kept, and most new flows kept: about a megabyte each.
 const KEPT: usize = 8192;
-
-/// Outcome of a packet or flow.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    clap::ValueEnum,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum Outcome {
-    /// The packet was dropped
-    Deny,
-    /// The flow passed, but audited policies would deny it
-    Audit,
-    /// A new flow passed
-    Allow,
-}
 
 /// An observed drop or flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,39 +35,6 @@ impl Seen {
         let packet =
             Dropped { reason: reason.as_str(), ..Dropped::audited(tuple, direction, None) };
         Self { outcome: Outcome::Allow, packet }
-    }
-}
-
-/// Numbers of events that an observer did not receive.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Lost {
-    /// Drops without an event of the kernel, because of its rate limit.
-    pub kernel: u64,
-    /// Flows, new or audited, not reported one by one: above the per-sweep limit, or closed before the sweep.
-    pub flows: u64,
-    /// Events displaced from the record before the observer read them.
-    pub slow: u64,
-    /// Events without policy and rule, because of the time limit for explanations.
-    pub unattributed: u64,
-}
-
-impl Lost {
-    /// Returns whether nothing was lost.
-    #[must_use]
-    pub fn is_none(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// Returns the sums of both.
-    #[must_use]
-    pub fn and(self, other: Self) -> Self {
-        Self {
-            kernel: self.kernel + other.kernel,
-            flows: self.flows + other.flows,
-            slow: self.slow + other.slow,
-            unattributed: self.unattributed + other.unattributed,
-        }
     }
 }
 

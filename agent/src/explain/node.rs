@@ -4,6 +4,8 @@ use std::io::{self, Write as _};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
+use netpold_api::probe::{EXPLAIN_REQUEST, NodeAnswer, Said};
+use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_core::printable::printable;
 use owo_colors::{OwoColorize as _, Style};
 use serde_json::json;
@@ -12,8 +14,7 @@ use super::{ALLOWED, CANNOT_TELL, DENIED, print_lines, probe};
 use crate::cli::{ExplainArgs, Output};
 use crate::output::is_read;
 use crate::printable_document::printable_json;
-use crate::probe::{EXPLAIN_REQUEST, NodeAnswer, Said};
-use crate::socket::{self, DEFAULT_SOCKET};
+use crate::socket;
 use crate::status::understood;
 
 /// Returns the socket of the agent to ask, if neither manifests nor a cluster are selected.

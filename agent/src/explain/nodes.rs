@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
+use netpold_api::probe::{NodeAnswer, Said};
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::Explanation;
 use netpold_core::model::{Key, Pod};
@@ -12,7 +13,6 @@ use serde_json::{Map, Value, json};
 use super::node;
 use crate::live::{self, Agents, Answers, ClusterArgs};
 use crate::printable_document::printable_document;
-use crate::probe::{NodeAnswer, Said};
 
 /// Answers of the nodes' agents.
 pub(super) struct Nodes {

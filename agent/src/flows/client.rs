@@ -5,14 +5,15 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::Result;
+use netpold_api::flows::{
+    Answer, FLOWS_REQUEST, Filter, Page, PodFlows, Request, Translated, merge,
+};
 use netpold_core::model::Key;
 use netpold_core::probe::IpProtocol;
 use serde_json::json;
 
 use super::reader::PAGE;
-use super::{
-    Answer, FLOWS_REQUEST, Filter, FlowsArgs, Page, PodFlows, Request, Translated, merge, text,
-};
+use super::{FlowsArgs, text};
 use crate::events::unix_millis;
 use crate::live::{self, ALL, Answers, ClusterArgs, SOME};
 use crate::output::{Output, print};

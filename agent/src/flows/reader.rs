@@ -13,7 +13,9 @@ use netpold_ebpf::flow::cached_verdict::CachedVerdict;
 use netpold_ebpf::flow::control::Control;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE, CT_REPLIED};
 
-use super::{Cached, Filter, Flow, FlowState, Page, PodFlows, Request, SentOn, Translated};
+use netpold_api::flows::{
+    Cached, Filter, Flow, FlowState, Page, PodFlows, Request, SentOn, Translated,
+};
 
 /// Most flows in a page of netpold's table.
 pub(super) const PAGE: u32 = 2048;

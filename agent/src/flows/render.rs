@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
+use netpold_api::flows::{Answer, Cached, Flow, FlowState};
 
-use super::{Answer, Cached, Flow, FlowState};
 use crate::printable_document::printable_document;
 
 /// Renders the flows of nodes as text. All names are made printable here, in one place.
@@ -100,11 +100,11 @@ fn verdict(cached: &Cached) -> String {
 
 #[cfg(test)]
 mod tests {
+    use netpold_api::flows::{PodFlows, merge};
     use netpold_core::model::{Direction, Key};
     use netpold_core::probe::IpProtocol;
 
     use super::*;
-    use crate::flows::{PodFlows, merge};
 
     fn flow(pod: &str) -> Flow {
         Flow {

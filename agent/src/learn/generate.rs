@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use netpold_api::learn::{Answer, Observed, Peer};
+use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::Allowing;
 use netpold_core::model::{Change, Direction, Enforcement, Key, Pod, Policy, PolicyVersion, Rule};
 
 use super::grants::{PeerSpec, Unwritten, grants};
-use super::observed::{Answer, Observed, Peer};
 use super::ports::Ports;
 use super::proof::{self, Denied};
 use super::unseen::{self, Unseen};
-use super::workload::Workload;
 
 /// Options of the generated policies.
 #[derive(Clone, Debug, PartialEq, Eq)]

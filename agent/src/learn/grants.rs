@@ -4,14 +4,14 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use netpold_api::learn::{Observed, Peer};
+use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::Explainer;
 use netpold_core::model::{IpBlock, Key, Peer as ModelPeer, Requirement, Selector};
 
 use super::generate::Options;
-use super::observed::{Observed, Peer};
 use super::ports::{Ports, protocol};
-use super::workload::Workload;
 
 /// Label that selects a namespace by name.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use netpold_api::learn::{Observed, Peer};
+use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
 use netpold_core::model::{Change, Enforcement, Key, Pod, Policy, SharedStr};
 
 use super::generate::LearnedPolicy;
 use super::grants::Unwritten;
-use super::observed::{Observed, Peer};
-use super::workload::Workload;
 
 /// Most pods judged per workload: policies do not distinguish the others.
 const ASKED: usize = 4;

@@ -13,14 +13,14 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use netpold_api::learn::{Answer, Observed, Peer, PeerAddress};
+use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, Whose, is_subject};
 use netpold_core::explain::{Explainer, PodFlow};
 use netpold_core::model::{Direction, Pod};
 use netpold_core::probe::IpProtocol;
 
-use super::observed::{Answer, Observed, Peer, PeerAddress};
 use super::shares::{Refused, Shares};
-use super::workload::Workload;
 
 /// Most recorded ports per peer of a workload.
 const PORTS_MAX: u16 = 64;

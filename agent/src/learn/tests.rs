@@ -1,7 +1,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
+use netpold_api::learn::{Observed, Peer};
 use netpold_api::source::SourceProblem;
+use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Explainer, PodFlow};
 use netpold_core::model::{Direction, Enforcement, Key, Node, Pod, Policy, PolicyVersion};

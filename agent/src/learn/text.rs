@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
+use netpold_api::learn::{Answer, Observed};
 use netpold_core::model::Direction;
 
-use super::observed::{Answer, Observed};
 use crate::printable_document::printable_document;
 
 /// Renders the records; makes all names in them printable.

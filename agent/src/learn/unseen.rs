@@ -8,13 +8,13 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::model::Direction;
 
 use super::generate::{LearnedPolicy, Seen};
 use super::grants::PeerSpec;
 use super::ports::Ports;
-use super::workload::Workload;
 
 /// Peer of such traffic.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,15 +3,15 @@
 use std::fmt::Write as _;
 
 use k8s_openapi::jiff::Timestamp;
+use netpold_api::learn::Answer;
+use netpold_api::workload::Workload;
 use netpold_core::model::Direction;
 use netpold_core::printable::printable;
 use serde_json::{Value, json};
 
 use super::generate::{Learned, LearnedPolicy, LearnedRule, Sightings};
 use super::grants::PeerSpec;
-use super::observed::Answer;
 use super::ports::Ports;
-use super::workload::Workload;
 
 /// Most comment lines of one kind.
 const LINES: usize = 50;

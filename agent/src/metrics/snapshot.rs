@@ -2,13 +2,13 @@
 
 use std::fmt;
 
+use netpold_api::status::Revision;
 use netpold_core::model::{Direction, Key};
 use netpold_dataplane::conntrack::{Census, Pass};
 use netpold_ebpf::layout::Unproven;
 use netpold_ebpf::reason::Reason;
 
 use super::writer::Writer;
-use crate::status::Revision;
 
 /// A number for each direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

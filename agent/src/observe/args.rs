@@ -4,17 +4,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use clap::{Args, ValueEnum as _};
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use netpold_api::events::{AUDIT, Outcome};
+use netpold_api::filter::{Filter, Name, Peer, Request};
+use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_core::model::Direction;
 use netpold_core::probe::IpProtocol;
 use netpold_ebpf::reason::Reason;
 
-use super::filter::{Filter, Name, Peer, Request};
 use crate::arguments::time;
-use crate::events::{AUDIT, Outcome};
 use crate::live::ClusterArgs;
 use crate::output::Output;
-use crate::socket::DEFAULT_SOCKET;
 
 /// Flags of `netpold observe`.
 #[derive(Clone, Debug, Args)]
@@ -57,7 +58,8 @@ pub struct FilterArgs {
     #[arg(long, value_name = "DIRECTION", env = "NETPOLD_DIRECTION", value_parser = direction)]
     pub direction: Option<Direction>,
     /// Verdicts to show, comma-separated [default: deny,audit]
-    #[arg(long, value_name = "VERDICT", env = "NETPOLD_VERDICT", value_delimiter = ',')]
+    #[arg(long, value_name = "VERDICT", env = "NETPOLD_VERDICT", value_delimiter = ',',
+        value_parser = verdict())]
     pub verdict: Vec<Outcome>,
     /// Also show new flows that passed (--verdict allow)
     #[arg(long, env = "NETPOLD_NEW_FLOWS")]
@@ -71,6 +73,20 @@ pub struct FilterArgs {
     /// Show only these reasons, as in the metrics, comma-separated
     #[arg(long, value_name = "REASON", env = "NETPOLD_REASON", value_delimiter = ',')]
     pub reason: Vec<String>,
+}
+
+/// Returns the parser of verdicts.
+fn verdict() -> impl TypedValueParser<Value = Outcome> {
+    let help = |outcome| match outcome {
+        Outcome::Deny => "The packet was dropped",
+        Outcome::Audit => "The flow passed, but audited policies would deny it",
+        Outcome::Allow => "A new flow passed",
+    };
+    let value = |outcome: Outcome| PossibleValue::new(outcome.as_str()).help(help(outcome));
+    PossibleValuesParser::new(Outcome::ALL.map(value)).try_map(|name| {
+        let named = Outcome::ALL.into_iter().find(|outcome| outcome.as_str() == name);
+        named.ok_or("there is no such verdict")
+    })
 }
 
 fn direction(text: &str) -> Result<Direction, String> {
@@ -110,33 +126,28 @@ impl FilterArgs {
     }
 }
 
-impl Request {
-    /// Returns the command line for an agent's pod.
-    #[must_use]
-    pub fn arguments(&self) -> Vec<String> {
-        let Filter { verdicts, namespace, pod, peer, direction, ports, protocol, reasons } =
-            &self.filter;
-        let verdict =
-            |it: &Outcome| it.to_possible_value().map(|value| value.get_name().to_owned());
-        let join = |list: Vec<String>| (!list.is_empty()).then(|| list.join(","));
-        // Milliseconds round up to whole seconds.
-        let seconds = |millis: u64| format!("{}s", millis.div_ceil(1000));
-        let flags = [
-            ("--verdict", join(verdicts.iter().filter_map(verdict).collect())),
-            ("--namespace", namespace.clone()),
-            ("--pod", pod.clone().map(Into::into)),
-            ("--peer", peer.clone().map(Into::into)),
-            ("--direction", direction.map(|it| it.to_string())),
-            ("--port", join(ports.iter().map(ToString::to_string).collect())),
-            ("--protocol", protocol.map(|it| it.to_string())),
-            ("--reason", join(reasons.clone())),
-            ("--since", self.since.map(seconds)),
-        ];
-        let flags =
-            flags.into_iter().filter_map(|(flag, value)| Some(format!("{flag}={}", value?)));
-        let command = ["observe", "--output=json"].map(str::to_owned).into_iter();
-        command.chain(flags).chain(self.follow.then(|| "--follow".to_owned())).collect()
-    }
+/// Returns the command line for an agent's pod.
+pub(crate) fn arguments(request: &Request) -> Vec<String> {
+    let Filter { verdicts, namespace, pod, peer, direction, ports, protocol, reasons } =
+        &request.filter;
+    let verdict = |it: &Outcome| it.as_str().to_owned();
+    let join = |list: Vec<String>| (!list.is_empty()).then(|| list.join(","));
+    // Milliseconds round up to whole seconds.
+    let seconds = |millis: u64| format!("{}s", millis.div_ceil(1000));
+    let flags = [
+        ("--verdict", join(verdicts.iter().map(verdict).collect())),
+        ("--namespace", namespace.clone()),
+        ("--pod", pod.clone().map(Into::into)),
+        ("--peer", peer.clone().map(Into::into)),
+        ("--direction", direction.map(|it| it.to_string())),
+        ("--port", join(ports.iter().map(ToString::to_string).collect())),
+        ("--protocol", protocol.map(|it| it.to_string())),
+        ("--reason", join(reasons.clone())),
+        ("--since", request.since.map(seconds)),
+    ];
+    let flags = flags.into_iter().filter_map(|(flag, value)| Some(format!("{flag}={}", value?)));
+    let command = ["observe", "--output=json"].map(str::to_owned).into_iter();
+    command.chain(flags).chain(request.follow.then(|| "--follow".to_owned())).collect()
 }
 
 impl ObserveArgs {

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use netpold_api::events::Outcome;
+use netpold_api::observe::{Attribution, PolicyName, RuleName};
 use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
 use netpold_core::model::{Key, Pod};
 use netpold_core::printable::cut;
@@ -12,9 +14,8 @@ use netpold_core::probe::IpProtocol;
 use netpold_ebpf::reason::Reason;
 use netpold_kube::cluster::DropKey;
 
-use super::event::{Attribution, PolicyName, RuleName};
 use super::filter::destination_port;
-use crate::events::{Outcome, Seen};
+use crate::events::Seen;
 
 /// Time for explanations per second, and the share of one pod's events.
 const BUDGET: Duration = Duration::from_millis(20);

@@ -8,13 +8,12 @@ use std::pin::pin;
 
 use anyhow::{Context, Result, bail};
 use futures::StreamExt as _;
+use netpold_api::filter::Request;
+use netpold_api::observe::{Line, OBSERVE_REQUEST};
 use serde::Deserialize;
 
-use super::args::ObserveArgs;
-use super::event::Line;
-use super::filter::Request;
+use super::args::{ObserveArgs, arguments};
 use super::render::text;
-use super::server::OBSERVE_REQUEST;
 use crate::live::{self, ALL, Agents, SOME};
 use crate::output::{Output, is_read};
 use crate::socket;
@@ -49,7 +48,7 @@ pub fn run(args: &ObserveArgs) -> Result<u8> {
 /// Prints the events of a cluster: in the order of arrival with `follow`, else by time.
 async fn of_cluster(args: &ObserveArgs, request: &Request) -> Result<u8> {
     let agents = Agents::find(&args.cluster).await?;
-    let arguments = request.arguments();
+    let arguments = arguments(request);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let mut lines = pin!(agents.stream(&arguments));
     let (mut kept, mut failures) = (Vec::new(), Vec::new());

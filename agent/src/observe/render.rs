@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 use std::net::Ipv6Addr;
 
 use anyhow::Result;
+use netpold_api::events::{Lost, Outcome};
+use netpold_api::observe::{Attribution, Event, Line};
 use netpold_core::cluster::Whose;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::Reason;
 use owo_colors::{OwoColorize, Style};
 
-use super::event::{Attribution, Event, Line};
-use crate::events::{Lost, Outcome};
 use crate::printable_document::printable_document;
 
 /// Renders a line of the stream as coloured text; the caller strips colours if necessary. All names are made printable

@@ -5,6 +5,9 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use netpold_api::events::Lost;
+use netpold_api::filter::{Filter, Request};
+use netpold_api::observe::{Event, Line};
 use netpold_core::lock::lock;
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -12,12 +15,8 @@ use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 
-use super::event::{Event, Line};
-use super::filter::{Filter, Request};
-use crate::events::{Cursor, Journal, Lost, Seen, unix_millis};
+use crate::events::{Cursor, Journal, Seen, unix_millis};
 
-/// Command of a request; a space and a [`Request`] in JSON follow.
-pub const OBSERVE_REQUEST: &str = "observe";
 /// Most concurrent watchers; a further one replaces the oldest.
 const WATCHERS: usize = 16;
 /// Most events of a kind per batch; the engine is locked during a batch.

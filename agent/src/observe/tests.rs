@@ -1,6 +1,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use netpold_api::events::{Lost, Outcome};
+use netpold_api::filter::Request;
+use netpold_api::observe::{Attribution, Event, Line, PolicyName, RuleName};
 use netpold_core::cluster::Whose;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
@@ -8,8 +11,8 @@ use netpold_dataplane::conntrack::FlowTuple;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::UnixStream;
 
-use super::{Attribution, Event, Line, Observer, PolicyName, Request, RuleName, lost_text, text};
-use crate::events::{Journal, Lost, Outcome, Seen};
+use super::{Observer, lost_text, text};
+use crate::events::{Journal, Seen};
 
 const NODE: &str = "n1";
 

@@ -4,7 +4,7 @@ use netpold_core::cluster::Cluster;
 use netpold_core::model::{Key, Pod};
 use netpold_core::probe::Party;
 
-use super::labels::OF_PODS;
+use netpold_core::labels::OF_PODS;
 
 /// Fewest digits at the end of a Job's name that count as the number of its run.
 const RUN_DIGITS: usize = 4;

@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use netpold_core::cluster::ObjectKey;
+use netpold_core::labels::{OF_PODS, OF_RELEASES};
 use netpold_core::model::{Change, Key, Pod};
 
-use super::labels::{OF_PODS, OF_RELEASES};
 use super::owner::{Owner, owner};
 
 /// Kinds in order of precedence, when templates of several workloads claim the same name.

@@ -417,12 +417,12 @@ impl Reporter {
 
 #[cfg(test)]
 mod tests {
+    use netpold_api::status::Revision;
     use netpold_testkit::random::Random;
 
     use super::*;
     use crate::engine::Enforcement;
     use crate::publish::Look;
-    use crate::status::Revision;
 
     fn on_node(number: usize, message: usize) -> PolicyOnNode {
         PolicyOnNode {

@@ -99,9 +99,10 @@ impl<F: Fn() -> (Look, Duration) + Send + Sync + 'static> Observer<F> {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use netpold_api::status::Revision;
+
     use super::*;
     use crate::engine::Enforcement;
-    use crate::status::Revision;
 
     fn look(in_sync: bool, behind: Option<&str>, enforced: u64) -> Look {
         let revision = Revision { desired: enforced, enforced };

@@ -8,7 +8,7 @@ use netpold_core::explain::{Allowing, RuleIndex, accepted};
 use netpold_core::model::{ClusterPolicy, Direction, Key, Pod, Policy, PolicyVersion};
 use serde::{Deserialize, Serialize};
 
-use super::answer::RuleUsed;
+use netpold_api::rules::RuleUsed;
 
 /// Largest number of watched rules of NetworkPolicies, and of ClusterNetworkPolicies; policies with few rules go
 /// first.

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
+use netpold_api::status::Status;
 use owo_colors::{OwoColorize, Style};
 use serde::{Deserialize, Serialize};
 
-use super::Status;
 use crate::printable_document::printable_document;
 
 /// Most nodes named for one problem.
@@ -125,8 +125,9 @@ fn few(nodes: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use netpold_api::status::Revision;
+
     use super::*;
-    use crate::status::Revision;
 
     fn node(name: &str, problem: &str) -> (String, Status) {
         let status = Status {

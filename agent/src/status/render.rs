@@ -9,7 +9,7 @@ use comfy_table::presets::NOTHING;
 use netpold_core::model::Direction;
 use owo_colors::{OwoColorize, Style};
 
-use super::{EndpointStatus, Status, TableStatus, UplinkStatus};
+use netpold_api::status::{EndpointStatus, Status, TableStatus, UplinkStatus};
 
 /// Renders the status as coloured text; the caller strips unwanted colour.
 pub(super) fn render(status: &Status) -> String {
@@ -217,10 +217,10 @@ fn line(text: &mut String, line: impl Display) {
 #[cfg(test)]
 mod tests {
     use netpold_api::source::{FileStatus, KindStatus, SourceProblem, SourceStatus};
+    use netpold_api::status::{DropCount, RecentDrop, Revision};
     use netpold_core::model::Key;
 
     use super::*;
-    use crate::status::{DropCount, RecentDrop, Revision};
 
     fn full() -> Status {
         let table = |name: &str| TableStatus { name: name.into(), used: 3, capacity: 12 };

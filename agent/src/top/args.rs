@@ -4,11 +4,12 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
+use netpold_api::events::Outcome;
+use netpold_api::filter::Request;
+use netpold_api::socket::DEFAULT_SOCKET;
 
-use crate::events::Outcome;
 use crate::live::ClusterArgs;
-use crate::observe::{FilterArgs, Request};
-use crate::socket::DEFAULT_SOCKET;
+use crate::observe::FilterArgs;
 
 /// Flags of `netpold top`.
 #[derive(Clone, Debug, Args)]

@@ -4,10 +4,11 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
+use netpold_api::events::{Lost, Outcome};
+use netpold_api::observe::{Event, Line};
 use netpold_core::model::Direction;
 
-use crate::events::{Lost, Outcome};
-use crate::observe::{Event, Line, peer_name, pod_name, why};
+use crate::observe::{peer_name, pod_name, why};
 
 /// Largest number of rows in a view; events of others are counted together.
 const ROWS: usize = 10_000;

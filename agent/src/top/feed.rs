@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use futures::StreamExt as _;
+use netpold_api::filter::Request;
+use netpold_api::observe::Line;
 use netpold_core::printable::printable;
 
 use crate::live::{self, Agents, ClusterArgs};
-use crate::observe::{Line, Lines, Request, printable_line, understood};
+use crate::observe::{Lines, arguments, printable_line, understood};
 
 /// Pause between two attempts to reach an agent that has ended.
 const RETRY: Duration = Duration::from_secs(2);
@@ -65,7 +67,7 @@ pub(super) fn of_cluster(
     sender: SyncSender<News>,
 ) -> Result<()> {
     let (begun, beginning) = sync_channel(1);
-    let arguments = request.arguments();
+    let arguments = arguments(request);
     std::thread::spawn(move || {
         let followed = live::block_on(async {
             let agents = match Agents::find(&cluster).await {

@@ -1,6 +1,7 @@
 //! Screen layout, usable from 80 columns and 24 lines on.
 
 use k8s_openapi::jiff::Timestamp;
+use netpold_api::events::Lost;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -8,7 +9,6 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState, Wrap};
 
 use super::board::{Board, Order, Row, View};
-use crate::events::Lost;
 
 /// Choices of the user, and the state of the source.
 #[derive(Clone, Debug, Default)]

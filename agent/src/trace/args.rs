@@ -6,14 +6,14 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use ipnet::IpNet;
+use netpold_api::socket::DEFAULT_SOCKET;
+use netpold_api::trace::{LONGEST, Peer, Request};
+use netpold_core::pattern::block;
 use netpold_core::probe::IpProtocol;
 
-use super::request::{Peer, Request};
-use super::server::LONGEST;
-use crate::arguments::{Who, block, time};
+use crate::arguments::{Who, time};
 use crate::live::{self, ClusterArgs};
 use crate::output::Output;
-use crate::socket::DEFAULT_SOCKET;
 
 /// Flags of `netpold trace`.
 #[derive(Clone, Debug, Args)]
@@ -147,24 +147,21 @@ impl TraceArgs {
     }
 }
 
-impl Request {
-    /// Returns the arguments of the command that an agent's pod runs for the request.
-    pub(super) fn arguments(&self) -> Vec<String> {
-        let port = self.port.map(|port| match self.protocol {
-            Some(protocol) => format!("{port}/{protocol}"),
-            None => port.to_string(),
-        });
-        let flags = [
-            ("--pod", Some(self.pod.to_string())),
-            ("--from", self.from.clone().map(String::from)),
-            ("--to", self.to.clone().map(String::from)),
-            ("--port", port),
-            ("--for", Some(format!("{}s", self.seconds))),
-        ];
-        let flags =
-            flags.into_iter().filter_map(|(flag, value)| Some(format!("{flag}={}", value?)));
-        ["trace", "--output=json"].map(str::to_owned).into_iter().chain(flags).collect()
-    }
+/// Returns the arguments of the command that an agent's pod runs for the request.
+pub(super) fn arguments(request: &Request) -> Vec<String> {
+    let port = request.port.map(|port| match request.protocol {
+        Some(protocol) => format!("{port}/{protocol}"),
+        None => port.to_string(),
+    });
+    let flags = [
+        ("--pod", Some(request.pod.to_string())),
+        ("--from", request.from.clone().map(String::from)),
+        ("--to", request.to.clone().map(String::from)),
+        ("--port", port),
+        ("--for", Some(format!("{}s", request.seconds))),
+    ];
+    let flags = flags.into_iter().filter_map(|(flag, value)| Some(format!("{flag}={}", value?)));
+    ["trace", "--output=json"].map(str::to_owned).into_iter().chain(flags).collect()
 }
 
 #[cfg(test)]
@@ -181,7 +178,7 @@ mod tests {
 
     fn arguments(words: &[&str]) -> Vec<String> {
         let words = ["trace"].iter().chain(words);
-        Words::try_parse_from(words).unwrap().trace.request().unwrap().arguments()
+        super::arguments(&Words::try_parse_from(words).unwrap().trace.request().unwrap())
     }
 
     #[test]

@@ -9,13 +9,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use futures::StreamExt as _;
+use netpold_api::trace::{Line, Request, TRACE_REQUEST};
 use netpold_core::printable::printable;
 
-use super::args::TraceArgs;
-use super::packet::Line;
+use super::args::{TraceArgs, arguments};
 use super::render::text;
-use super::request::Request;
-use super::server::TRACE_REQUEST;
 use crate::live::{self, ALL, Agents, SOME, node_of};
 use crate::output::{Output, is_read};
 use crate::socket;
@@ -69,7 +67,7 @@ async fn of_cluster(args: &TraceArgs, request: &Request) -> Result<u8> {
     let pod = request.pod().map_err(anyhow::Error::msg)?;
     let node = node_of(&args.cluster, pod).await?;
     let agents = Agents::find(&args.cluster).await?.of(&BTreeSet::from([node]));
-    let arguments = request.arguments();
+    let arguments = arguments(request);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let mut lines = pin!(agents.stream(&arguments));
     while let Some((node, line)) = lines.next().await {

@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use anyhow::Result;
+use netpold_api::events::Outcome;
+use netpold_api::trace::{Entry, Line, Packet, Shown};
 use netpold_core::cluster::Whose;
 use netpold_core::model::Direction;
 use owo_colors::{OwoColorize, Style};
 
-use super::packet::{Entry, Line, Packet, Shown};
-use crate::events::Outcome;
 use crate::observe::why;
 use crate::printable_document::printable_document;
 

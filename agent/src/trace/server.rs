@@ -4,6 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use netpold_api::trace::{LONGEST, Line, Packet, Request};
 use netpold_core::lock::lock;
 use netpold_dataplane::shared_maps::SharedMaps;
 use netpold_dataplane::traced::TracedPrograms;
@@ -14,15 +15,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::packet::{Line, Packet};
-use super::request::Request;
 use super::steps::{Assembler, RawPacket};
 use crate::observe::Attributions;
 
-/// Name of the request for a trace, followed by a space and a [`Request`] in JSON.
-pub const TRACE_REQUEST: &str = "trace";
-/// Longest trace, in seconds.
-pub(super) const LONGEST: u64 = 600;
 /// Reported packets per CPU and second.
 const BURST: u32 = 100;
 /// Pause between two reads of lines.

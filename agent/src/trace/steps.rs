@@ -14,7 +14,7 @@ use netpold_ebpf::layout::{
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::trace::{SETTLED, Step};
 
-use super::packet::{Entry, Shown};
+use netpold_api::trace::{Entry, Shown};
 
 /// Largest number of incomplete packets: each CPU has one in progress, and some were cut off.
 const PENDING: usize = 1024;

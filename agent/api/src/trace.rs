@@ -1,14 +1,98 @@
-//! Lines of the stream to a client.
+//! Packet traces: the request, and lines of the stream to a client.
 
 use std::net::IpAddr;
+use std::str::FromStr;
 
+use ipnet::IpNet;
 use netpold_core::cluster::Whose;
 use netpold_core::model::{Direction, Key};
-use netpold_core::probe::IpProtocol;
+use netpold_core::pattern::block;
+use netpold_core::probe::{IpProtocol, Party};
 use serde::{Deserialize, Serialize};
 
 use crate::events::Outcome;
 use crate::observe::Attribution;
+
+/// Name of the request for a trace, followed by a space and a [`Request`] in JSON.
+pub const TRACE_REQUEST: &str = "trace";
+
+/// Longest trace, in seconds.
+pub const LONGEST: u64 = 600;
+
+/// Request of a client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Pod to trace.
+    pub pod: Party,
+    /// Initiator of traced connections to the pod; replies are traced too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<Peer>,
+    /// Responder of traced connections from the pod; replies are traced too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<Peer>,
+    /// Destination port of the initiator's packets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// IP protocol.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<IpProtocol>,
+    /// Duration in seconds.
+    pub seconds: u64,
+}
+
+/// Peer: a pod, a Service, an address or a CIDR.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Peer {
+    /// Address or CIDR.
+    Block(IpNet),
+    /// Pod or Service by name.
+    Party(Party),
+}
+
+impl FromStr for Peer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(block) = block(text) {
+            return Ok(Self::Block(block.trunc()));
+        }
+        let party = text.parse().map(Self::Party);
+        party.map_err(|error| format!("{error}, nor a block of addresses"))
+    }
+}
+
+impl TryFrom<String> for Peer {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Peer> for String {
+    fn from(peer: Peer) -> Self {
+        match peer {
+            Peer::Block(block) => block.to_string(),
+            Peer::Party(party) => party.to_string(),
+        }
+    }
+}
+
+impl Request {
+    /// Returns the pod's name.
+    ///
+    /// # Errors
+    /// The pod is not given by name.
+    pub fn pod(&self) -> Result<&Key, String> {
+        match &self.pod {
+            Party::Pod(key) => Ok(key),
+            other @ (Party::Service(_) | Party::Address(_)) => {
+                Err(format!("{other} is no pod: give namespace/name"))
+            }
+        }
+    }
+}
 
 /// Line of the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

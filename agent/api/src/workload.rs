@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use netpold_core::labels::{OF_PODS, OF_RELEASES};
 use netpold_core::model::{Pod, Requirement, Selector};
 use serde::{Deserialize, Serialize};
-
-use crate::offline::{OF_PODS, OF_RELEASES};
 
 /// Labels with the name of a workload, in order of precedence.
 const NAMING: [&str; 7] = [

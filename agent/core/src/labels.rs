@@ -1,7 +1,7 @@
 //! Labels that do not identify a workload.
 
 /// Labels that controllers set differently on each revision or pod.
-pub(crate) const OF_PODS: [&str; 10] = [
+pub const OF_PODS: [&str; 10] = [
     "apps.kubernetes.io/pod-index",
     "batch.kubernetes.io/controller-uid",
     "batch.kubernetes.io/job-completion-index",
@@ -14,7 +14,7 @@ pub(crate) const OF_PODS: [&str; 10] = [
     "statefulset.kubernetes.io/pod-name",
 ];
 /// Labels that change with each release of a workload's chart.
-pub(crate) const OF_RELEASES: [&str; 5] = [
+pub const OF_RELEASES: [&str; 5] = [
     "app.kubernetes.io/managed-by",
     "app.kubernetes.io/version",
     "chart",

@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::events::{Lost, Outcome};
 
+/// Command of a request; a space and a [`Request`](crate::filter::Request) in JSON follow.
+pub const OBSERVE_REQUEST: &str = "observe";
+
 /// Line of the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]

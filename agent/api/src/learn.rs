@@ -8,7 +8,10 @@ use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use serde::{Deserialize, Serialize};
 
-use super::workload::Workload;
+use crate::workload::Workload;
+
+/// Request for an [`Answer`].
+pub const LEARN_REQUEST: &str = "learn";
 
 /// Remote side of flows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
