@@ -1,8 +1,6 @@
 //! The control socket. A client sends a line with a request and gets one JSON document; for some requests the answer is
 //! a stream of lines, until the client disconnects.
 
-pub mod client;
-
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};

@@ -1,26 +1,12 @@
-//! `netpold observe`: drops, flows that audited policies would deny, and new flows, as they happen.
-//!
-//! The agent records events in a [`Journal`](crate::events::Journal); each watcher reads the journal at its own pace
-//! via the control socket. A line is built at the time of reading: names and reasons are those of the cluster at that
-//! time. A slow watcher delays no packets.
-//!
-//! Drops come from the kernel at once; it sends at most 100 a second for each CPU and counts the others. The sweep of
-//! the flow table finds new and audited flows, so they appear up to `--readback` seconds later and cost their packets
-//! nothing.
+//! Watchers of drops and flows: each reads the journal at its own pace via the control socket. Names and reasons of an
+//! event are those of the cluster at the time of reading.
 
-mod args;
 mod attribution;
-mod client;
 mod filter;
-mod render;
 mod server;
 
-pub(crate) use args::arguments;
-pub use args::{FilterArgs, ObserveArgs};
 pub use attribution::{Attributed, Attributions};
-pub use client::{Lines, run, understood};
 pub use filter::{Names, admits, admits_names, destination_port};
-pub use render::{lost_text, peer_name, pod_name, printable_line, text, why};
 pub use server::Observer;
 
 #[cfg(test)]

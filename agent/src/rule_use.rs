@@ -9,7 +9,6 @@
 //! errors, connections older than the isolation of their pod), and traffic that needs no rule (of the own node, of a
 //! pod to itself).
 
-mod answer;
 mod flows;
 mod opened;
 mod pods;
@@ -30,7 +29,6 @@ use serde::{Deserialize, Serialize};
 use crate::events::{Dropped, Line, Seen, unix_millis};
 use crate::kept;
 use crate::learn::{self, Recorder};
-pub use answer::text;
 use flows::Known;
 pub use flows::Round;
 use opened::Opened;

@@ -1,19 +1,9 @@
-//! `netpold trace`: each step of the judgement of a pod's packets.
-//!
-//! The agent loads the traced variant of the programs over the tables in force, and attaches it at the pod's interface
-//! in place of the ordinary programs. The ordinary programs return when the time is over, when the client disconnects
-//! for any reason, and when the agent exits; after a kill, the next agent replaces any attached program. Verdicts are
-//! the same, and no packet goes unjudged: programs are replaced in one step.
+//! Traces of a pod's packets: loads the traced programs for a limited time, and reports each step of their judgements.
 
-mod args;
 mod clauses;
-mod client;
-mod render;
 mod server;
 mod steps;
 
-pub use args::TraceArgs;
 pub(crate) use clauses::clauses;
-pub use client::run;
 pub use server::{Target, Tracer, Tracing};
 pub use steps::RawPacket;

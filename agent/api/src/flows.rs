@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 /// Name of the control socket's [`Request`] for a [`Page`].
 pub const FLOWS_REQUEST: &str = "flows";
 
+/// Most flows in a page of netpold's table.
+pub const PAGE: u32 = 2048;
+
 /// Selection of flows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filter {

@@ -8,7 +8,7 @@ use netpold_dataplane::import_conntrack::Wanted;
 
 use super::Engine;
 use crate::events::unix_millis;
-use crate::flows::reader::{FlowReader, LocalPod};
+use crate::flows::{FlowReader, LocalPod};
 
 /// Returns a reader of the node's flows with a mapping of the tables of its own; `None` before the first generation.
 ///

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use netpold::diff::live::cuts;
 use netpold_api::flows::Answer;
+use netpold_cli::diff::live::cuts;
 use netpold_core::cluster::Cluster as Objects;
 use netpold_kube::manifests::read_once;
 use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT};

@@ -6,23 +6,72 @@ mod remarks;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use clap::Args;
+use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::printable::printable;
-use netpold_core::probe::Probe;
+use netpold_core::probe::{IpProtocol, Probe};
 use owo_colors::{OwoColorize, Style};
 use serde_json::{Map, Value};
 
 use nodes::Nodes;
 
-use crate::cli::{ExplainArgs, Output};
+use crate::arguments::Who;
 use crate::doctor::{self, Details};
-use crate::live;
+use crate::live::{self, ClusterArgs};
 use crate::offline;
-use crate::output::is_read;
+use crate::output::{Output, is_read};
+
+/// Flags of `netpold explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; `-` is standard input; or a cluster, see below
+    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
+    pub manifests: Option<PathBuf>,
+    /// Comma-separated CIDRs of the addresses of pods without one, such as pod templates
+    /// [default: private addresses]
+    #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]
+    pub pod_cidrs: Vec<IpNet>,
+    /// Control socket of an agent, to ask instead of manifests: the agent compares its objects, its
+    /// tables and the kernel's programs
+    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET")]
+    pub socket: Option<PathBuf>,
+    /// Sender: namespace/pod, namespace/workload, a pod or workload of the namespace of -n (also as deployment/web),
+    /// or an address
+    #[arg(long, value_name = "WHO", env = "NETPOLD_FROM", required_unless_present = "probes")]
+    pub from: Option<Who>,
+    /// Receiver: as --from, or svc/namespace/name
+    #[arg(long, value_name = "WHO", env = "NETPOLD_TO", required_unless_present = "probes")]
+    pub to: Option<Who>,
+    /// Destination port (TCP, UDP and SCTP need one)
+    #[arg(long, env = "NETPOLD_PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: Option<u16>,
+    /// TCP, UDP, SCTP, ICMP, ICMPv6 or an IP protocol number
+    #[arg(long, env = "NETPOLD_PROTOCOL", default_value = "TCP")]
+    pub protocol: IpProtocol,
+    /// Answer many probes at once: JSON lines with from, to, port and protocol in, the same lines with
+    /// verdict out; `-` is standard input
+    #[arg(long, value_name = "FILE", env = "NETPOLD_PROBES", conflicts_with_all = ["from", "to", "port"])]
+    pub probes: Option<PathBuf>,
+    /// In a cluster, also ask the agents of the pods' nodes, and compare their objects, their tables and the kernel's
+    /// programs
+    #[arg(long, env = "NETPOLD_NODES", conflicts_with_all = ["probes", "manifests", "local"])]
+    pub nodes: bool,
+    /// Cluster to ask.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Namespace of pods named without one; also the only namespace to read where RBAC forbids to list objects in all
+    /// namespaces [default: the context's; without a cluster: default]
+    #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Format of the answer
+    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
+    pub output: Output,
+}
 
 /// Exit status: allowed, or all probes answered.
 const ALLOWED: u8 = 0;

@@ -1,18 +1,44 @@
-//! Rendering of the status of a running agent as text.
+//! `netpold status`: the status of an agent, or of all agents of a cluster.
 
+mod client;
 mod cluster;
 mod render;
 
+use std::path::PathBuf;
+
 use anyhow::{Context as _, Result};
+use clap::Args;
+use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_api::status::Status;
 use serde::Deserialize;
 
-pub(crate) use cluster::text as cluster_text;
+pub use client::run;
+use cluster::text as cluster_text;
 pub use cluster::{ClusterStatus, merge};
 
+use crate::live::ClusterArgs;
+use crate::output::Output;
 use crate::printable_document::printable_json;
 
 const NOT_UNDERSTOOD: &str = "the agent's answer is not understood; is it another version?";
+
+/// Flags of `netpold status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Control socket of the agent
+    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+    /// Cluster to ask.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Format of the answer
+    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
+    pub output: Output,
+    /// Print only the reasons why the agent is not ready (as /readyz), with exit status 1 if there are
+    /// any: for a probe that must not reach another agent of the node
+    #[arg(long, env = "NETPOLD_READY", conflicts_with = "output")]
+    pub ready: bool,
+}
 
 /// Renders a status document as text. All names in it are made printable here, in one place.
 ///
@@ -29,7 +55,7 @@ pub(crate) fn text(json: &str) -> Result<String> {
 ///
 /// # Errors
 /// The document is of another version.
-pub(crate) fn understood<'j, T: Deserialize<'j>>(json: &'j str) -> Result<T> {
+pub fn understood<'j, T: Deserialize<'j>>(json: &'j str) -> Result<T> {
     serde_json::from_str(json).context(NOT_UNDERSTOOD)
 }
 

@@ -149,10 +149,13 @@ pub(super) fn with_names(command: Command, typed: &Arc<Typed>) -> Command {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::Args;
 
     use super::*;
-    use crate::cli::Cli;
+    use crate::diff::DiffArgs;
+    use crate::explain::ExplainArgs;
+    use crate::flows::FlowsArgs;
+    use crate::observe::ObserveArgs;
 
     #[test]
     fn words_say_which_cluster_is_meant() {
@@ -168,15 +171,14 @@ mod tests {
 
     #[test]
     fn names_are_completed_where_they_are_asked_for() {
-        let command = Cli::command();
-        let of = |command_name: &str, id: &str| {
-            let sub = command.find_subcommand(command_name).unwrap();
-            wanted(sub.get_arguments().find(|arg| arg.get_id() == id).unwrap())
-        };
-        assert_eq!(of("explain", "from"), Some(Wanted::Party));
-        assert_eq!(of("diff", "from"), None, "a directory");
-        assert_eq!(of("flows", "pod"), Some(Wanted::PodOfNamespace));
-        assert_eq!(of("observe", "pod"), Some(Wanted::Pod));
-        assert_eq!(of("observe", "peer"), Some(Wanted::Party));
+        fn of<A: Args>(id: &str) -> Option<Wanted> {
+            let command = A::augment_args(Command::new("netpold"));
+            wanted(command.get_arguments().find(|arg| arg.get_id() == id).unwrap())
+        }
+        assert_eq!(of::<ExplainArgs>("from"), Some(Wanted::Party));
+        assert_eq!(of::<DiffArgs>("from"), None, "a directory");
+        assert_eq!(of::<FlowsArgs>("pod"), Some(Wanted::PodOfNamespace));
+        assert_eq!(of::<ObserveArgs>("pod"), Some(Wanted::Pod));
+        assert_eq!(of::<ObserveArgs>("peer"), Some(Wanted::Party));
     }
 }

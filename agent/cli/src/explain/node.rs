@@ -10,9 +10,8 @@ use netpold_core::printable::printable;
 use owo_colors::{OwoColorize as _, Style};
 use serde_json::json;
 
-use super::{ALLOWED, CANNOT_TELL, DENIED, print_lines, probe};
-use crate::cli::{ExplainArgs, Output};
-use crate::output::is_read;
+use super::{ALLOWED, CANNOT_TELL, DENIED, ExplainArgs, print_lines, probe};
+use crate::output::{Output, is_read};
 use crate::printable_document::printable_json;
 use crate::socket;
 use crate::status::understood;

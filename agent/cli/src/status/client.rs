@@ -1,16 +1,14 @@
-//! `netpold status` and `netpold rules`: requests to the agent's control socket, or to all agents of a cluster.
+//! Requests to the agent's control socket, or to all agents of a cluster.
 
 use std::path::Path;
 
 use anyhow::Result;
-use netpold_api::rules::{self, Answer, RULES_REQUEST};
 use netpold_api::status::{READY_REQUEST, STATUS_REQUEST, Status};
 
-use crate::cli::{Output, RulesArgs, StatusArgs};
+use super::{StatusArgs, cluster_text, merge, text, understood};
 use crate::live::{self, ALL, SOME};
-use crate::output::print;
-use crate::status::{self, text, understood};
-use crate::{rule_use, socket};
+use crate::output::{Output, print};
+use crate::socket;
 
 /// Prints the status of the agent or of all agents of a cluster, as text or JSON. Returns the exit status.
 ///
@@ -46,30 +44,10 @@ fn ready(socket: &Path) -> Result<u8> {
 fn of_cluster(args: &StatusArgs) -> Result<u8> {
     let all = live::ask::<Status>(&args.cluster, &["status", "-o", "json"])?;
     let failures = all.unanswered();
-    let status = status::merge(all.answers, failures);
+    let status = merge(all.answers, failures);
     print(&match args.output {
         Output::Json => format!("{:#}\n", serde_json::to_value(&status)?),
-        Output::Text => status::cluster_text(&status)?,
+        Output::Text => cluster_text(&status)?,
     })?;
     Ok(if status.unanswered.is_empty() { ALL } else { SOME })
-}
-
-/// Prints the use of rules on this node or in a cluster, as text or JSON. Returns the exit status.
-///
-/// # Errors
-/// No agent answers, or the answer is of another version.
-pub fn rules(args: &RulesArgs) -> Result<u8> {
-    let mut answer: Answer = if args.cluster.is_meant() {
-        let all = live::ask::<Answer>(&args.cluster, &["rules", "-o", "json"])?;
-        let failures = all.unanswered();
-        rules::merge(all.answers, failures)
-    } else {
-        understood(&socket::answer(&args.socket, RULES_REQUEST)?)?
-    };
-    answer.select(args.namespace.as_deref(), args.unused);
-    print(&match args.output {
-        Output::Json => format!("{:#}\n", serde_json::to_value(&answer)?),
-        Output::Text => rule_use::text(&answer)?,
-    })?;
-    Ok(if answer.unanswered.is_empty() { ALL } else { SOME })
 }

@@ -74,11 +74,15 @@ impl Report {
 
 /// Kind of finding.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Check {
-    pub(super) name: &'static str,
-    pub(super) severity: Severity,
-    pub(super) problem: &'static str,
-    pub(super) fix: &'static str,
+pub struct Check {
+    /// Name, for programs.
+    pub name: &'static str,
+    /// Severity.
+    pub severity: Severity,
+    /// Description of the problem; `{}` stands for a name.
+    pub problem: &'static str,
+    /// Fix: a command, or a line of a manifest.
+    pub fix: &'static str,
 }
 
 /// Severity, check and problem.
@@ -86,14 +90,14 @@ type Kind = (Severity, String, String);
 
 /// Collector of a report in bounded memory.
 #[derive(Debug, Default)]
-pub(super) struct Findings {
+pub struct Findings {
     found: BTreeMap<Kind, Finding>,
     unknown: Vec<String>,
 }
 
 impl Findings {
     /// Adds a place of a check's finding.
-    pub(super) fn add(&mut self, check: &Check, place: impl Into<String>) {
+    pub fn add(&mut self, check: &Check, place: impl Into<String>) {
         self.place(check, check.problem, check.fix, place.into());
     }
 
@@ -103,7 +107,7 @@ impl Findings {
     }
 
     /// Adds a place, and inserts a name for `{}` in the check's problem.
-    pub(super) fn add_of(&mut self, check: &Check, whose: &str, place: impl Into<String>) {
+    pub fn add_of(&mut self, check: &Check, whose: &str, place: impl Into<String>) {
         self.place(check, &check.problem.replace("{}", whose), check.fix, place.into());
     }
 
@@ -145,14 +149,15 @@ impl Findings {
     }
 
     /// Adds a thing that could not be checked.
-    pub(super) fn unknown(&mut self, what: impl Into<String>) {
+    pub fn unknown(&mut self, what: impl Into<String>) {
         if self.unknown.len() < KINDS {
             self.unknown.push(netpold_core::printable::cut(what.into(), PLACE_MAX));
         }
     }
 
     /// Returns the report.
-    pub(super) fn report(self) -> Report {
+    #[must_use]
+    pub fn report(self) -> Report {
         Report { findings: self.found.into_values().collect(), unknown: self.unknown }
     }
 }

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netpold_core::cluster::Cluster;
-use netpold_core::cluster::is_unaddressed;
+use netpold_core::cluster::{Cluster, is_unaddressed};
 use netpold_core::explain::Blocks;
 use netpold_core::model::{Direction, NamedPort, Node, Pod};
 

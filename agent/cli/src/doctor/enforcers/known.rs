@@ -1,14 +1,16 @@
 //! Table of known enforcers.
 
 /// Enforcer and its signs. Chains and variables match by prefix, images by suffix, other signs as a whole.
-pub(in crate::doctor) struct Enforcer {
-    pub(in crate::doctor) name: &'static str,
+#[derive(Debug)]
+pub struct Enforcer {
+    /// Name.
+    pub name: &'static str,
     /// Prefixes of iptables and nftables chain names.
     pub(super) chains: &'static [&'static str],
     /// nftables tables.
     pub(super) tables: &'static [&'static str],
     /// Pins, relative to the BPF file system's root.
-    pub(in crate::doctor) pins: &'static [&'static str],
+    pub pins: &'static [&'static str],
     /// Device names.
     pub(super) devices: &'static [&'static str],
     /// Names of DaemonSets.
@@ -46,7 +48,7 @@ const OWN_DATAPATH: &str =
     "its own datapath judges its pods: do not run netpold beside it, or move to another CNI";
 
 /// Known enforcers. A table or device of two entries is reported for the first of them.
-pub(in crate::doctor) static ENFORCERS: [Enforcer; 17] = [
+pub static ENFORCERS: [Enforcer; 17] = [
     Enforcer {
         name: "Calico",
         chains: &["cali-FORWARD", "cali-fw-", "cali-tw-", "filter-cali-FORWARD"],

@@ -4,7 +4,7 @@ mod known;
 
 use std::collections::BTreeSet;
 
-pub(super) use known::{ENFORCERS, Enforcer};
+pub use known::{ENFORCERS, Enforcer};
 
 use super::details::{Container, Details, Running};
 use super::finding::{Check, Findings, Severity};
@@ -24,7 +24,7 @@ const IN_THE_CLUSTER: Check = Check {
 
 impl Enforcer {
     /// Reports a sign of the enforcer on this node.
-    pub(super) fn found(&self, sign: String, findings: &mut Findings) {
+    pub fn found(&self, sign: String, findings: &mut Findings) {
         let check = Check { fix: self.fix, ..ON_THE_NODE };
         findings.add_of(&check, self.name, sign);
     }
@@ -129,7 +129,7 @@ pub(super) fn examine(details: &Details, findings: &mut Findings) {
 }
 
 /// Reports the enforcers of an iptables or nftables chain.
-pub(super) fn chain(table: &str, chain: &str, findings: &mut Findings) {
+pub fn chain(table: &str, chain: &str, findings: &mut Findings) {
     for enforcer in &ENFORCERS {
         if enforcer.chains.iter().any(|begin| chain.starts_with(begin)) {
             enforcer.found(format!("chain {chain} of {table}"), findings);
@@ -138,14 +138,14 @@ pub(super) fn chain(table: &str, chain: &str, findings: &mut Findings) {
 }
 
 /// Reports the enforcer of an nftables table.
-pub(super) fn table(family: &str, table: &str, findings: &mut Findings) {
+pub fn table(family: &str, table: &str, findings: &mut Findings) {
     if let Some(enforcer) = ENFORCERS.iter().find(|enforcer| enforcer.tables.contains(&table)) {
         enforcer.found(format!("nftables table {family} {table}"), findings);
     }
 }
 
 /// Reports the enforcer of a device.
-pub(super) fn device(name: &str, findings: &mut Findings) {
+pub fn device(name: &str, findings: &mut Findings) {
     if let Some(enforcer) = ENFORCERS.iter().find(|enforcer| enforcer.devices.contains(&name)) {
         enforcer.found(format!("device {name}"), findings);
     }

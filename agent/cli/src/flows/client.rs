@@ -3,18 +3,17 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use netpold_api::flows::{
-    Answer, FLOWS_REQUEST, Filter, Page, PodFlows, Request, Translated, merge,
+    Answer, FLOWS_REQUEST, Filter, PAGE, Page, PodFlows, Request, Translated, merge,
 };
 use netpold_core::model::Key;
 use netpold_core::probe::IpProtocol;
 use serde_json::json;
 
-use super::reader::PAGE;
 use super::{FlowsArgs, text};
-use crate::events::unix_millis;
 use crate::live::{self, ALL, Answers, ClusterArgs, SOME};
 use crate::output::{Output, print};
 use crate::socket;
@@ -65,12 +64,17 @@ pub fn ask_cluster(
     live::ask(cluster, &arguments)
 }
 
+/// Returns the seconds since the epoch.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
 /// Returns the flows of a node: at most `limit`; the rest is counted.
 ///
 /// # Errors
 /// See [`run`].
 pub fn ask(path: &Path, filter: &Filter, limit: Option<u32>) -> Result<Answer> {
-    let mut answer = Answer { as_of: unix_millis() / 1000, ..Answer::default() };
+    let mut answer = Answer { as_of: now(), ..Answer::default() };
     let mut others: BTreeMap<Key, u64> = BTreeMap::new();
     let mut left = limit.unwrap_or(u32::MAX);
     let mut translated: HashMap<(IpProtocol, SocketAddr, SocketAddr), Translated> = HashMap::new();

@@ -9,8 +9,7 @@ use std::fmt::Write as _;
 use netpold_core::printable::printable;
 use owo_colors::OwoColorize;
 
-use super::{Assertion, Outcome, Probed};
-use crate::cli::TestOutput;
+use super::{Assertion, Outcome, Probed, TestOutput};
 
 /// Renders the outcomes; text for people is coloured.
 pub(super) fn render(outcomes: &[Outcome], output: TestOutput, file: &str) -> String {
