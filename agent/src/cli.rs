@@ -25,7 +25,7 @@ use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::PRIVATE_RANGES;
 use netpold_kube::cluster::Access;
 
-use crate::engine::interfaces::NodeDevices;
+use netpold_engine::engine::interfaces::NodeDevices;
 
 /// Default file of the last good state. The state must survive a reboot, so the file is not below /run.
 const DEFAULT_STATE: &str = "/var/lib/netpold/state";
@@ -145,7 +145,7 @@ pub struct RunArgs {
     /// Readiness gate, and its pod condition: a pod with the gate becomes ready once policy judges
     /// its packets
     #[arg(long, value_name = "TYPE", env = "NETPOLD_READINESS_GATE",
-        default_value = crate::publish::READINESS_GATE)]
+        default_value = netpold_engine::publish::READINESS_GATE)]
     pub readiness_gate: String,
     /// Name of this node, as in the pods' spec.nodeName
     #[arg(long, value_name = "NAME", env = "NETPOLD_NODE_NAME")]

@@ -11,6 +11,7 @@ use netpold_core::pattern::block;
 use netpold_dataplane::bpffs::TakesFrom;
 use netpold_dataplane::uplink_xdp::Wanted;
 use netpold_ebpf::xdp::uplink::Scope;
+use netpold_engine::engine::interfaces::NodeDevices;
 use netpold_kube::cluster;
 use netpold_kube::opened::Origin;
 use tracing_subscriber::EnvFilter;
@@ -18,11 +19,10 @@ use tracing_subscriber::EnvFilter;
 use crate::cli::{
     self, ClusterNetworkPolicies, LogFormat, PodEgressHook, RunArgs, UplinkDrops, WatchNodes,
 };
-use crate::engine::interfaces::NodeDevices;
 use crate::logging::{log_filter, start_log};
 
 /// Longest path of a control socket: `sun_path` without its final zero and the suffix at creation.
-const SOCKET_PATH_MAX: usize = 107 - crate::admin::NEW_SUFFIX.len();
+const SOCKET_PATH_MAX: usize = 107 - netpold_engine::admin::NEW_SUFFIX.len();
 
 /// Settings of `netpold run`.
 #[derive(Debug)]
@@ -225,7 +225,7 @@ fn check_condition(name: &str) -> Result<()> {
     ensure!(
         !name.is_empty() && name.len() <= 316 && name.chars().all(inner),
         "--readiness-gate {name:?} cannot be a condition's type; choose one like {}",
-        crate::publish::READINESS_GATE
+        netpold_engine::publish::READINESS_GATE
     );
     Ok(())
 }

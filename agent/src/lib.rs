@@ -1,26 +1,14 @@
-//! Kubernetes NetworkPolicy enforced in eBPF at every pod's veth: the agent's parts.
+//! The binary: parses the command line, dispatches, and wires the agent's parts together for `netpold run`.
 
-pub mod admin;
 pub mod cli;
 pub mod config;
 mod doctor;
-pub mod engine;
-pub mod events;
-pub mod flows;
-pub mod kept;
-pub mod learn;
 mod logging;
 mod memory;
-pub mod metrics;
-pub mod observe;
-pub mod probe;
-pub mod publish;
 pub mod requirements;
-pub mod rule_use;
 pub mod run;
 pub mod service_manager;
 pub mod standby;
-pub mod trace;
 pub mod uninstall;
 
 use std::process::ExitCode;

@@ -25,6 +25,14 @@ use netpold_dataplane::pinned_state::PinnedState;
 use netpold_dataplane::quiescence::grace_period;
 use netpold_discovery::Discovery;
 use netpold_discovery::newcomers::Guard;
+use netpold_engine::admin::Admin;
+use netpold_engine::engine::Engine;
+use netpold_engine::engine::interfaces::NodeDevices;
+use netpold_engine::events::{self, DropLog, Dropped};
+use netpold_engine::metrics::Metrics;
+use netpold_engine::publish;
+use netpold_engine::rule_use::News;
+use netpold_engine::trace::Tracing;
 use netpold_kube::cni_results::cache;
 use netpold_kube::cni_results::static_pods::StaticPods;
 use netpold_kube::inputs::{Input, Inputs};
@@ -41,15 +49,8 @@ use reports::Reports;
 use requests::requests;
 use routes::routes;
 
-use crate::admin::Admin;
 use crate::config::RunConfig;
-use crate::engine::Engine;
-use crate::engine::interfaces::NodeDevices;
-use crate::events::{self, DropLog, Dropped};
-use crate::metrics::Metrics;
-use crate::rule_use::News;
-use crate::trace::Tracing;
-use crate::{memory, publish, requirements, service_manager, standby};
+use crate::{memory, requirements, service_manager, standby};
 
 /// Number of parts in which the kernel's tables are compared per `--readback` interval.
 const SLICES: u32 = 40;

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
-use netpold::learn::{Met, Recorder};
 use netpold_api::learn::{Answer, Peer};
 use netpold_api::source::SourceProblem;
 use netpold_api::workload::Workload;
@@ -13,6 +12,7 @@ use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Explainer, PodFlow};
 use netpold_core::model::{Change, Direction, Enforcement, Key, Node, Pod, Policy, PolicyVersion};
 use netpold_core::probe::IpProtocol;
+use netpold_engine::learn::{Met, Recorder};
 use netpold_kube::manifests;
 use netpold_testkit::generate::{Choices, Packet, PacketSource};
 use netpold_testkit::objects;

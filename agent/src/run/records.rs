@@ -7,10 +7,10 @@ use netpold_core::lock::lock;
 use netpold_kube::state::SnapshotWriter;
 use tokio::task::block_in_place;
 
-use crate::engine::Engine;
-use crate::kept::{self, Keeper};
-use crate::learn;
-use crate::rule_use::{self, RuleUse};
+use netpold_engine::engine::Engine;
+use netpold_engine::kept::{self, Keeper};
+use netpold_engine::learn;
+use netpold_engine::rule_use::{self, RuleUse};
 
 /// Writers of the kept records.
 pub(super) struct Records {

@@ -14,11 +14,11 @@ use netpold_api::trace::TRACE_REQUEST;
 use netpold_core::lock::lock;
 use tokio::sync::watch;
 
-use crate::admin::Requests;
-use crate::engine::{Engine, flow_reader, name_remotes, observed};
-use crate::events::DropLog;
-use crate::observe::{Attributions, Observer};
-use crate::trace::Tracer;
+use netpold_engine::admin::Requests;
+use netpold_engine::engine::{Engine, flow_reader, name_remotes, observed};
+use netpold_engine::events::DropLog;
+use netpold_engine::observe::{Attributions, Observer};
+use netpold_engine::trace::Tracer;
 
 /// Returns the handlers of the agent on the node with this name.
 pub(super) fn requests(

@@ -9,7 +9,7 @@ use axum::response::Response;
 use axum::routing::get;
 use netpold_controller::listen::{Heartbeat, metrics_response};
 
-use crate::metrics::Metrics;
+use netpold_engine::metrics::Metrics;
 
 /// State behind the responses.
 #[derive(Clone)]

@@ -5,11 +5,11 @@ use std::fs::File;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use netpold::publish::{NODE_CONDITION, READINESS_GATE, STARTUP_TAINT};
 use netpold_api::crd::{
     NetworkPolicyStatus, NodeCounts, NodeFailure, NodePolicyStatus, NodeReport, PolicyOnNode,
     PolicyReport,
 };
+use netpold_engine::publish::{NODE_CONDITION, READINESS_GATE, STARTUP_TAINT};
 use netpold_testbed::{KillOnDrop, cluster, without_twins};
 use nix::sys::signal::Signal;
 use serde::Serialize;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
-use netpold::publish::STARTUP_TAINT;
+use netpold_engine::publish::STARTUP_TAINT;
 use netpold_kube::decode::decode;
 use netpold_kube::document;
 use netpold_testbed::Access;

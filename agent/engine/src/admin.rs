@@ -21,7 +21,7 @@ use tracing::debug;
 use netpold_api::socket::PATIENCE;
 
 /// Suffix of the socket's name until it is ready.
-pub(crate) const NEW_SUFFIX: &str = ".new";
+pub const NEW_SUFFIX: &str = ".new";
 /// Longest request, in bytes.
 const REQUEST_MAX: u64 = 2048;
 

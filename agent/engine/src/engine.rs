@@ -36,8 +36,7 @@ use netpold_dataplane::Dataplane;
 use netpold_dataplane::attach::Hook;
 use netpold_dataplane::generation::GenerationError;
 use netpold_dataplane::tables::TableError;
-use netpold_discovery::Event;
-use netpold_discovery::newcomers;
+use netpold_discovery::{Event, newcomers};
 use nix::net::if_::if_indextoname;
 
 use health::Health;
