@@ -6,24 +6,26 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
+use netpold_api::socket::{DEFAULT_BPFFS, DEFAULT_SOCKET};
+use netpold_cli::arguments::time;
+use netpold_cli::assertions::TestArgs;
+use netpold_cli::completion::CompletionArgs;
+use netpold_cli::diff::DiffArgs;
+use netpold_cli::doctor::DoctorArgs;
+use netpold_cli::explain::ExplainArgs;
+use netpold_cli::flows::FlowsArgs;
+use netpold_cli::learn::LearnArgs;
+use netpold_cli::observe::ObserveArgs;
+use netpold_cli::rules::RulesArgs;
+use netpold_cli::status::StatusArgs;
+use netpold_cli::top::TopArgs;
+use netpold_cli::trace::TraceArgs;
+use netpold_controller::WebhookSettings;
+use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::PRIVATE_RANGES;
-use netpold_core::probe::IpProtocol;
-use netpold_dataplane::bpffs::DEFAULT_BPFFS;
+use netpold_kube::cluster::Access;
 
-use crate::arguments::{Who, time};
-use crate::completion::CompletionArgs;
-use crate::diff::DiffArgs;
-use crate::doctor::DoctorArgs;
-use crate::engine::interfaces::NodeDevices;
-use crate::flows::FlowsArgs;
-use crate::learn::LearnArgs;
-use crate::listen::ListenAddress;
-use crate::live::ClusterArgs;
-use crate::observe::ObserveArgs;
-pub use crate::output::Output;
-use crate::socket::DEFAULT_SOCKET;
-use crate::top::TopArgs;
-use crate::trace::TraceArgs;
+use netpold_engine::engine::interfaces::NodeDevices;
 
 /// Default file of the last good state. The state must survive a reboot, so the file is not below /run.
 const DEFAULT_STATE: &str = "/var/lib/netpold/state";
@@ -143,7 +145,7 @@ pub struct RunArgs {
     /// Readiness gate, and its pod condition: a pod with the gate becomes ready once policy judges
     /// its packets
     #[arg(long, value_name = "TYPE", env = "NETPOLD_READINESS_GATE",
-        default_value = crate::publish::READINESS_GATE)]
+        default_value = netpold_engine::publish::READINESS_GATE)]
     pub readiness_gate: String,
     /// Name of this node, as in the pods' spec.nodeName
     #[arg(long, value_name = "NAME", env = "NETPOLD_NODE_NAME")]
@@ -238,7 +240,7 @@ pub struct RunArgs {
     /// Format of the log
     #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
-    /// Log filter: a level, or targets with levels as in `info,netpold::source=debug`
+    /// Log filter: a level, or targets with levels as in `info,netpold_kube=debug`
     #[arg(long, value_name = "FILTER", env = "NETPOLD_LOG", default_value = "info")]
     pub log: String,
 }
@@ -304,9 +306,31 @@ pub struct ControllerArgs {
     /// Format of the log
     #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
-    /// Log filter: a level, or targets with levels as in `info,netpold::source=debug`
+    /// Log filter: a level, or targets with levels as in `info,netpold_kube=debug`
     #[arg(long, value_name = "FILTER", env = "NETPOLD_LOG", default_value = "info")]
     pub log: String,
+}
+
+impl From<ControllerArgs> for netpold_controller::Settings {
+    fn from(args: ControllerArgs) -> Self {
+        Self {
+            access: Access {
+                kubeconfig: args.kubeconfig,
+                as_kubectl: false,
+                context: args.context,
+                timeout: Duration::from_secs(args.api_timeout.into()),
+            },
+            namespace: args.namespace,
+            identity: args.identity,
+            webhook: WebhookSettings {
+                address: args.webhook_listen,
+                clients: args.webhook_clients,
+                client_ca: args.webhook_client_ca,
+            },
+            certificate_lifetime: args.certificate_lifetime,
+            listen: args.listen,
+        }
+    }
 }
 
 /// Parses an address or a CIDR.
@@ -397,142 +421,6 @@ pub enum LogFormat {
     Text,
     /// One JSON object per line
     Json,
-}
-
-/// Flags of `netpold explain`.
-#[derive(Debug, Args)]
-pub struct ExplainArgs {
-    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; `-` is standard input; or a cluster, see below
-    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
-    pub manifests: Option<PathBuf>,
-    /// Comma-separated CIDRs of the addresses of pods without one, such as pod templates
-    /// [default: private addresses]
-    #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]
-    pub pod_cidrs: Vec<IpNet>,
-    /// Control socket of an agent, to ask instead of manifests: the agent compares its objects, its
-    /// tables and the kernel's programs
-    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET")]
-    pub socket: Option<PathBuf>,
-    /// Sender: namespace/pod, namespace/workload, a pod or workload of the namespace of -n (also as deployment/web),
-    /// or an address
-    #[arg(long, value_name = "WHO", env = "NETPOLD_FROM", required_unless_present = "probes")]
-    pub from: Option<Who>,
-    /// Receiver: as --from, or svc/namespace/name
-    #[arg(long, value_name = "WHO", env = "NETPOLD_TO", required_unless_present = "probes")]
-    pub to: Option<Who>,
-    /// Destination port (TCP, UDP and SCTP need one)
-    #[arg(long, env = "NETPOLD_PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    pub port: Option<u16>,
-    /// TCP, UDP, SCTP, ICMP, ICMPv6 or an IP protocol number
-    #[arg(long, env = "NETPOLD_PROTOCOL", default_value = "TCP")]
-    pub protocol: IpProtocol,
-    /// Answer many probes at once: JSON lines with from, to, port and protocol in, the same lines with
-    /// verdict out; `-` is standard input
-    #[arg(long, value_name = "FILE", env = "NETPOLD_PROBES", conflicts_with_all = ["from", "to", "port"])]
-    pub probes: Option<PathBuf>,
-    /// In a cluster, also ask the agents of the pods' nodes, and compare their objects, their tables and the kernel's
-    /// programs
-    #[arg(long, env = "NETPOLD_NODES", conflicts_with_all = ["probes", "manifests", "local"])]
-    pub nodes: bool,
-    /// Cluster to ask.
-    #[command(flatten)]
-    pub cluster: ClusterArgs,
-    /// Namespace of pods named without one; also the only namespace to read where RBAC forbids to list objects in all
-    /// namespaces [default: the context's; without a cluster: default]
-    #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
-    pub namespace: Option<String>,
-    /// Format of the answer
-    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
-    pub output: Output,
-}
-
-/// Flags of `netpold test`.
-#[derive(Debug, Args)]
-pub struct TestArgs {
-    /// Files of assertions, comma-separated or each after a -f; `-` is standard input. Kubernetes objects in
-    /// them are applied to the objects of --manifests or of the cluster
-    #[arg(
-        short,
-        long,
-        value_name = "FILE",
-        env = "NETPOLD_FILE",
-        value_delimiter = ',',
-        required = true
-    )]
-    pub file: Vec<PathBuf>,
-    /// Also open the connections from inside the cluster's pods, with the tools of their images; TCP
-    /// only
-    #[arg(long, env = "NETPOLD_PROBE", conflicts_with_all = ["manifests", "local"])]
-    pub probe: bool,
-    /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; `-` is standard input; or a cluster, see below
-    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
-    pub manifests: Option<PathBuf>,
-    /// Comma-separated CIDRs of the addresses of pods without one, such as pod templates
-    /// [default: private addresses]
-    #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]
-    pub pod_cidrs: Vec<IpNet>,
-    /// Cluster to ask.
-    #[command(flatten)]
-    pub cluster: ClusterArgs,
-    /// Namespace of pods that assertions name without one; also the only namespace to read where RBAC forbids to list
-    /// objects in all namespaces [default: the context's; without a cluster: default]
-    #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
-    pub namespace: Option<String>,
-    /// Format of the answer
-    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
-    pub output: TestOutput,
-}
-
-/// Format of the outcomes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TestOutput {
-    /// Human-readable text
-    Text,
-    /// Test Anything Protocol, version 14
-    Tap,
-    /// XML for CI servers
-    Junit,
-}
-
-/// Flags of `netpold status`.
-#[derive(Debug, Args)]
-pub struct StatusArgs {
-    /// Control socket of the agent
-    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
-    pub socket: PathBuf,
-    /// Cluster to ask.
-    #[command(flatten)]
-    pub cluster: ClusterArgs,
-    /// Format of the answer
-    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
-    pub output: Output,
-    /// Print only the reasons why the agent is not ready (as /readyz), with exit status 1 if there are
-    /// any: for a probe that must not reach another agent of the node
-    #[arg(long, env = "NETPOLD_READY", conflicts_with = "output")]
-    pub ready: bool,
-}
-
-/// Flags of `netpold rules`.
-#[derive(Debug, Args)]
-pub struct RulesArgs {
-    /// Control socket of the agent
-    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
-    pub socket: PathBuf,
-    /// Show only rules that were watched and unused for this long, as in 7d, 12h, 30m or 60s
-    #[arg(long, value_name = "TIME", env = "NETPOLD_UNUSED", value_parser = time)]
-    pub unused: Option<Duration>,
-    /// Show only rules of policies in this namespace
-    #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
-    pub namespace: Option<String>,
-    /// Show rules of policies in all namespaces; the default
-    #[arg(short = 'A', long, env = "NETPOLD_ALL_NAMESPACES", conflicts_with = "namespace")]
-    pub all_namespaces: bool,
-    /// Cluster to ask.
-    #[command(flatten)]
-    pub cluster: ClusterArgs,
-    /// Format of the answer
-    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
-    pub output: Output,
 }
 
 /// Flags of `netpold uninstall`.

@@ -1,31 +1,28 @@
 //! Settings of `netpold run`, validated.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
+use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::SecondNetworks;
 use netpold_core::options::{CheckSource, NewPods, Options, SecondInterfaces, SourceExempt};
+use netpold_core::pattern::block;
 use netpold_dataplane::bpffs::TakesFrom;
 use netpold_dataplane::uplink_xdp::Wanted;
 use netpold_ebpf::xdp::uplink::Scope;
+use netpold_engine::engine::interfaces::NodeDevices;
+use netpold_kube::cluster;
+use netpold_kube::opened::Origin;
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::field::MakeExt as _;
-use tracing_subscriber::fmt::format;
 
-use crate::arguments::block;
 use crate::cli::{
     self, ClusterNetworkPolicies, LogFormat, PodEgressHook, RunArgs, UplinkDrops, WatchNodes,
 };
-use crate::engine::interfaces::NodeDevices;
-use crate::listen::ListenAddress;
-use crate::printable::log_field;
-use crate::source::cluster;
-use crate::source::opened::Origin;
+use crate::logging::{log_filter, start_log};
 
 /// Longest path of a control socket: `sun_path` without its final zero and the suffix at creation.
-const SOCKET_PATH_MAX: usize = 107 - crate::admin::NEW_SUFFIX.len();
+const SOCKET_PATH_MAX: usize = 107 - netpold_engine::admin::NEW_SUFFIX.len();
 
 /// Settings of `netpold run`.
 #[derive(Debug)]
@@ -164,39 +161,6 @@ impl TryFrom<RunArgs> for RunConfig {
     }
 }
 
-/// Parses the filter of `--log`.
-///
-/// # Errors
-/// The text is no valid filter.
-pub(crate) fn log_filter(given: &str) -> Result<EnvFilter> {
-    let log = EnvFilter::builder()
-        .parse(given)
-        .with_context(|| format!("--log {given}: a level is error, warn, info, debug or trace"))?;
-    // kube's client and watcher log failed requests without address and cause; the source logs outages itself.
-    let quiet = |log: EnvFilter, target: &str| match format!("{target}=off").parse() {
-        Ok(directive) if !given.contains(target) => log.add_directive(directive),
-        _ => log,
-    };
-    Ok(quiet(quiet(log, "kube_client::client"), "kube_runtime::watcher"))
-}
-
-/// Starts logging to standard error; may be called once per process.
-///
-/// # Errors
-/// The process has a logger already.
-pub(crate) fn start_log(kind: LogFormat, filter: EnvFilter) -> Result<()> {
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let started = match kind {
-        LogFormat::Text => {
-            let ansi = std::io::stderr().is_terminal();
-            let fields = format::debug_fn(log_field).delimited(" ");
-            log.fmt_fields(fields).with_target(false).with_ansi(ansi).try_init()
-        }
-        LogFormat::Json => log.json().flatten_event(true).try_init(),
-    };
-    started.map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))
-}
-
 fn origin(manifests: Option<PathBuf>, cluster: cluster::Settings) -> Origin {
     manifests.map_or(Origin::Cluster(cluster), Origin::Manifests)
 }
@@ -261,7 +225,7 @@ fn check_condition(name: &str) -> Result<()> {
     ensure!(
         !name.is_empty() && name.len() <= 316 && name.chars().all(inner),
         "--readiness-gate {name:?} cannot be a condition's type; choose one like {}",
-        crate::publish::READINESS_GATE
+        netpold_engine::publish::READINESS_GATE
     );
     Ok(())
 }

@@ -1,54 +1,25 @@
-//! Kubernetes NetworkPolicy enforced in eBPF at every pod's veth: the agent's parts.
+//! The binary: parses the command line, dispatches, and wires the agent's parts together for `netpold run`.
 
-pub mod admin;
-pub mod api;
-pub mod arguments;
-pub mod assertions;
 pub mod cli;
-pub mod completion;
 pub mod config;
-pub mod controller;
-pub mod diff;
-pub mod doctor;
-pub mod endpoint;
-pub mod engine;
-pub mod events;
-pub mod explain;
-pub mod flows;
-pub mod kept;
-pub mod learn;
-pub mod listen;
-pub mod live;
+mod doctor;
+mod logging;
 mod memory;
-pub mod metrics;
-pub mod observe;
-pub mod offline;
-pub mod output;
-mod pause;
-mod printable;
-pub mod probe;
-pub mod publish;
 pub mod requirements;
-pub mod rule_use;
 pub mod run;
 pub mod service_manager;
-pub mod socket;
-pub mod source;
 pub mod standby;
-pub mod state;
-pub mod status;
-pub mod top;
-pub mod trace;
-mod turns;
 pub mod uninstall;
-mod watched;
 
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches};
+use netpold_cli::{assertions, completion, diff, explain, live, top};
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, ControllerArgs};
 use crate::config::RunConfig;
+use crate::logging::{log_filter, start_log};
 
 /// Exit status of a failed command.
 const FAILED: u8 = 1;
@@ -62,6 +33,12 @@ fn parse() -> Cli {
         command = command.bin_name("kubectl netpold");
     }
     Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+}
+
+/// Runs the controller.
+fn control(args: ControllerArgs) -> Result<()> {
+    start_log(args.log_format, log_filter(&args.log)?)?;
+    netpold_controller::run(args.into())
 }
 
 /// Runs the process, for each binary of this package.
@@ -79,17 +56,17 @@ pub fn main() -> ExitCode {
         Command::Diff(args) => (diff::run(&args), UNUSABLE),
         Command::Test(args) => (assertions::run(&args), UNUSABLE),
         Command::Completion(args) => (completion::run(&args).map(|()| 0), FAILED),
-        Command::Doctor(args) => (doctor::run(&args), UNUSABLE),
-        Command::Controller(args) => (controller::run(args).map(|()| 0), FAILED),
+        Command::Doctor(args) => (netpold_cli::doctor::run(&args, doctor::examine), UNUSABLE),
+        Command::Controller(args) => (control(args).map(|()| 0), FAILED),
         Command::Standby(args) => (standby::run(&args).map(|()| 0), FAILED),
         Command::Uninstall(args) => (uninstall::run(&args).map(|()| 0), FAILED),
-        Command::Status(args) => (admin::client::run(&args), FAILED),
-        Command::Rules(args) => (admin::client::rules(&args), FAILED),
-        Command::Flows(args) => (flows::client::run(&args), FAILED),
-        Command::Observe(args) => (observe::run(&args), FAILED),
-        Command::Trace(args) => (trace::run(&args), FAILED),
+        Command::Status(args) => (netpold_cli::status::run(&args), FAILED),
+        Command::Rules(args) => (netpold_cli::rules::run(&args), FAILED),
+        Command::Flows(args) => (netpold_cli::flows::client::run(&args), FAILED),
+        Command::Observe(args) => (netpold_cli::observe::run(&args), FAILED),
+        Command::Trace(args) => (netpold_cli::trace::run(&args), FAILED),
         Command::Top(args) => (top::run(&args).map(|()| 0), FAILED),
-        Command::Learn(args) => (learn::run(&args), UNUSABLE),
+        Command::Learn(args) => (netpold_cli::learn::run(&args), UNUSABLE),
     };
     let status = result.unwrap_or_else(|error| {
         anstream::eprintln!("netpold: {error:#}");

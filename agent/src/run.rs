@@ -5,6 +5,7 @@
 mod records;
 mod reports;
 mod requests;
+mod routes;
 mod start;
 
 use std::path::PathBuf;
@@ -12,6 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use netpold_api::source::SourceStatus;
+use netpold_api::status::READY_REQUEST;
+use netpold_controller::listen::{Heartbeat, Listener};
 use netpold_core::lock::{lock, try_lock};
 use netpold_dataplane::attach::{Attacher, Mode};
 use netpold_dataplane::bpffs::{Offer, PinRoot, TakesFrom};
@@ -19,37 +23,34 @@ use netpold_dataplane::generation;
 use netpold_dataplane::object::object;
 use netpold_dataplane::pinned_state::PinnedState;
 use netpold_dataplane::quiescence::grace_period;
+use netpold_discovery::Discovery;
+use netpold_discovery::newcomers::Guard;
+use netpold_engine::admin::Admin;
+use netpold_engine::engine::Engine;
+use netpold_engine::engine::interfaces::NodeDevices;
+use netpold_engine::events::{self, DropLog, Dropped};
+use netpold_engine::metrics::Metrics;
+use netpold_engine::publish;
+use netpold_engine::rule_use::News;
+use netpold_engine::trace::Tracing;
+use netpold_kube::cni_results::cache;
+use netpold_kube::cni_results::static_pods::StaticPods;
+use netpold_kube::inputs::{Input, Inputs};
+use netpold_kube::opened::Opened;
+use netpold_kube::pause::pause_until;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
-use crate::admin::{Admin, READY_REQUEST};
-use crate::config::RunConfig;
-use crate::endpoint::newcomers::Guard;
-use crate::endpoint::{self, Discovery};
-use crate::engine::Engine;
-use crate::engine::interfaces::NodeDevices;
-use crate::events::{self, DropLog, Dropped};
-use crate::listen::{Heartbeat, Listener};
-use crate::memory;
-use crate::metrics::Metrics;
-use crate::pause::pause_until;
-use crate::publish;
-use crate::requirements;
-use crate::rule_use::News;
-use crate::service_manager;
-use crate::source::SourceStatus;
-use crate::source::cni_results::cache;
-use crate::source::cni_results::static_pods::StaticPods;
-use crate::source::inputs::{Input, Inputs};
-use crate::source::opened::Opened;
-use crate::standby;
-use crate::trace::Tracing;
 use records::Records;
 use reports::Reports;
 use requests::requests;
+use routes::routes;
+
+use crate::config::RunConfig;
+use crate::{memory, requirements, service_manager, standby};
 
 /// Number of parts in which the kernel's tables are compared per `--readback` interval.
 const SLICES: u32 = 40;
@@ -135,7 +136,7 @@ struct Agent {
     opening: Option<JoinHandle<Result<()>>>,
     reports: Reports,
     records: Records,
-    interfaces: mpsc::Receiver<endpoint::Event>,
+    interfaces: mpsc::Receiver<netpold_discovery::Event>,
     /// Whether all interfaces of the start are known.
     interfaces_in_sync: bool,
     reading_events: bool,
@@ -184,14 +185,14 @@ impl Agent {
         let engine = Arc::new(Mutex::new(engine));
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
-        let discovery = Discovery::start(endpoint::Settings::default(), events)?;
+        let discovery = Discovery::start(netpold_discovery::Settings::default(), events)?;
         let metrics = Arc::new(metrics(&engine, &drops, inputs.status()));
         let requests = requests(&config.node, &engine, &drops, inputs.status());
         let readiness = Arc::clone(&metrics);
         let requests = requests.on(READY_REQUEST, move |_| readiness.not_ready());
         let admin = Admin::serve(&config.files.socket, requests)?;
         let heartbeat = Heartbeat::default();
-        let listen = |address| Listener::start(address, metrics, heartbeat.clone());
+        let listen = |address| Listener::serve(address, routes(metrics, heartbeat.clone()));
         let listener = config.listen.map(listen).transpose()?;
         info!(node = config.node, from = inputs.status().borrow().origin, "netpold starts");
         let publish = publish::Settings {
@@ -359,8 +360,8 @@ impl Agent {
         at
     }
 
-    fn take_interface(&mut self, event: endpoint::Event) {
-        self.interfaces_in_sync |= matches!(event, endpoint::Event::InSync);
+    fn take_interface(&mut self, event: netpold_discovery::Event) {
+        self.interfaces_in_sync |= matches!(event, netpold_discovery::Event::InSync);
         lock(&self.engine).discovered(event);
     }
 

@@ -3,7 +3,7 @@
 //! An agent holds an exclusive lock on its pin root, and the kernel releases it with the process. The standby
 //! waits for a shared lock, so it runs within microseconds of the agent's end, whatever ended it. It holds the
 //! shared lock while it closes interfaces, so no agent starts in between; the agent that comes replaces the
-//! closing program ([`crate::endpoint::newcomers`]).
+//! closing program ([`netpold_discovery::newcomers`]).
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -22,13 +22,13 @@ use netpold_dataplane::attach::Mode;
 use netpold_dataplane::bpffs::{self, PinRoot, Shared};
 use netpold_dataplane::closing::Closing;
 use netpold_dataplane::priority;
+use netpold_discovery::newcomers::{BUSY, Closers, VethChange, Veths};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::SignalFd;
 
 use crate::cli::StandbyArgs;
-use crate::config;
-use crate::endpoint::newcomers::{BUSY, Closers, VethChange, Veths};
+use crate::logging;
 use crate::memory;
 
 /// Time that an agent may take to attach programs to a new interface. An older interface without a program was left
@@ -47,7 +47,7 @@ const VACANCY: Duration = Duration::from_secs(3);
 /// # Errors
 /// Netlink, signals or threads are not available.
 pub fn run(args: &StandbyArgs) -> Result<()> {
-    config::start_log(args.log_format, config::log_filter(&args.log)?)?;
+    logging::start_log(args.log_format, logging::log_filter(&args.log)?)?;
     serve(&args.bpffs, None)
 }
 

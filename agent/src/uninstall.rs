@@ -9,11 +9,11 @@ use kube::api::{Patch, PatchParams};
 use netpold_dataplane::attach::{Attacher, Mode};
 use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::{barrier, gate, xdp};
+use netpold_engine::publish::NODE_CONDITION;
+use netpold_kube::cluster::{self, Access, ConnectError};
 use serde_json::json;
 
 use crate::cli::UninstallArgs;
-use crate::publish::NODE_CONDITION;
-use crate::source::cluster::{self, Access, ConnectError};
 
 /// Longest wait for the API server to remove the Node's condition.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use netpold::source::convert::{Manifest, manifest};
-use netpold::source::document::parse;
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Rule, Selector};
 use netpold_core::ops::TableWriter;
 use netpold_core::options::Options;
+use netpold_kube::convert::{Manifest, manifest};
+use netpold_kube::document::parse;
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::objects;
 

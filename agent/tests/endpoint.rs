@@ -14,8 +14,8 @@ use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use netpold::endpoint::{Discovery, Event, Settings};
 use netpold_core::bindings::Veth;
+use netpold_discovery::{Discovery, Event, Settings};
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, setns};
 use tokio::sync::mpsc;

@@ -12,9 +12,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use netpold::events::{Lost, Outcome};
-use netpold::observe::{Attribution, Event, Line, PolicyName, RuleName};
-use netpold::top::{Board, Choice, Terminal, draw};
+use netpold_api::events::{Lost, Outcome};
+use netpold_api::observe::{Attribution, Event, Line, PolicyName, RuleName};
+use netpold_cli::top::{Board, Choice, Terminal, draw};
 use netpold_core::cluster::Whose;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;

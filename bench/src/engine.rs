@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use netpold::engine::Engine;
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Interface};
 use netpold_core::ops::Capacity;
@@ -15,17 +14,17 @@ use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::conntrack::Buckets;
 use netpold_dataplane::quiescence::grace_period;
 use netpold_dataplane::{Dataplane, DataplaneOptions};
+use netpold_engine::engine::Engine;
 use netpold_testbed::Netns;
 use serde::Serialize;
 
 use crate::cluster::{Cluster, Local, NODE, Size};
 use crate::control::{Scale, percentile};
-use crate::effect;
 use crate::figures::say;
 use crate::filter::feed;
-use crate::host;
 use crate::packet::{load_empty, program};
 use crate::world::World;
+use crate::{effect, host};
 
 /// Results.
 #[derive(Debug, Serialize)]

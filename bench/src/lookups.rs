@@ -16,6 +16,7 @@ use netpold_ebpf::layout::{ClassId, FragmentKey, FragmentPorts, PortWord, Settin
 use netpold_ebpf::packet::protocol::{TCP_ACK, TCP_SYN};
 use netpold_ebpf::tables::Tables;
 use netpold_ebpf::tables::policy::PolicyTables;
+use netpold_engine::engine::install;
 use netpold_testkit::flows::FlowTables;
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::node::{NodeTables, Plain};
@@ -24,7 +25,6 @@ use serde::Serialize;
 use crate::cluster::{Cluster, Local, NODE, PORT, Size};
 use crate::figures::{say, table};
 use crate::frame::tcp;
-use netpold::engine::install;
 
 /// Interface on which packets to pods arrive.
 const UPLINK: u32 = 2;

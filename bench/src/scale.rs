@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use netpold::source::SourceStatus;
-use netpold::source::cluster::{Access, Settings, client, watch};
+use netpold_api::source::SourceStatus;
+use netpold_kube::cluster::{Access, Settings, client, watch};
 use netpold_testbed::apiserver::{Meter, Passed};
 use netpold_testbed::{Access as Proof, ApiServer, processor_time};
 use nix::sys::signal::Signal;

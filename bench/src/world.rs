@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use aya::Pod;
 use aya::maps::MapData;
-use netpold::engine::install;
 use netpold_core::compile::Compiler;
 use netpold_core::model::Change;
 use netpold_core::ops::Capacity;
@@ -20,6 +19,7 @@ use netpold_ebpf::flow::control::timeouts;
 use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::{Ct4Bucket, Ct6Bucket, Settings};
+use netpold_engine::engine::install;
 
 use crate::cluster::NODE;
 

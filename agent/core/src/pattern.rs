@@ -1,4 +1,8 @@
-//! Patterns of names.
+//! Patterns of names, and blocks of addresses in text.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 
 /// Returns whether a name matches a pattern, in which `*` stands for any characters.
 #[must_use]
@@ -12,6 +16,12 @@ pub fn matches(pattern: &str, name: &str) -> bool {
                 .any(|at| matches(rest, &tail[at..]))
         }),
     }
+}
+
+/// Parses a CIDR or a single address; `None` if the text is neither.
+#[must_use]
+pub fn block(text: &str) -> Option<IpNet> {
+    text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
 }
 
 #[cfg(test)]

@@ -56,8 +56,6 @@ pub enum BpffsError {
     },
 }
 
-/// Default pin root.
-pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf/netpold";
 /// Folder of tables that larger ones replaced, until their flows are migrated.
 const OUTGROWN: &str = "outgrown";
 /// Directory below the root of an agent that ends when another one wants the root: the other removes it.

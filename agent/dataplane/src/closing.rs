@@ -1,6 +1,6 @@
 //! The program that drops every packet, and the coordination of its attachment.
 //!
-//! A guard (`endpoint::newcomers` of the agent) closes the hooks of a new veth: by a barrier at once, then by the program.
+//! A guard (`netpold_discovery::newcomers`) closes the hooks of a new veth: by a barrier at once, then by the program.
 //! The engine's programs replace the closing one in one step. If the agent ends in between, the veth stays closed.
 
 use std::collections::{BTreeMap, BTreeSet};

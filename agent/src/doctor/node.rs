@@ -6,16 +6,18 @@ use std::path::Path;
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkMessage;
+use netpold_api::status::{STATUS_REQUEST, Status};
+use netpold_cli::doctor::DoctorArgs;
+use netpold_cli::doctor::enforcers::{self, ENFORCERS};
+use netpold_cli::doctor::{Check, Findings, Report, Severity};
+use netpold_cli::socket::answer;
+use netpold_cli::status::understood;
 use netpold_dataplane::attach::Mode;
 use netpold_dataplane::bpffs::is_bpffs;
 use netpold_dataplane::netlink::{Connection, Message, attributes};
 
-use super::enforcers::{self, ENFORCERS};
-use super::finding::{Check, Findings, Report, Severity};
 use super::netfilter;
 use crate::requirements;
-use crate::socket;
-use crate::status::{Status, understood};
 
 const KERNEL: Check = Check {
     name: "kernel",
@@ -88,19 +90,18 @@ const IFLA_IFNAME: u16 = 3;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 
-/// Request to the agent's socket.
-const STATUS_REQUEST: &str = "status";
 /// Mount point where other tools pin.
 const BPFFS: &str = "/sys/fs/bpf";
 
-/// Checks this node. `control` is the agent's socket, `bpffs` its pin root.
-pub(super) fn examine(control: &Path, bpffs: &Path) -> Report {
+/// Checks this node.
+pub(crate) fn examine(args: &DoctorArgs) -> Report {
+    let DoctorArgs { socket, bpffs, .. } = args;
     let mut found = Findings::default();
     kernel(&mut found);
     if !is_bpffs(bpffs.ancestors().find(|path| path.exists()).unwrap_or(bpffs)) {
         found.add(&NO_BPFFS, bpffs.display().to_string());
     }
-    let status = socket::answer(control, STATUS_REQUEST);
+    let status = answer(socket, STATUS_REQUEST);
     match status.and_then(|json| understood::<Status>(&json)) {
         Ok(status) => agent(&status, &mut found),
         Err(error) => found.add(&NO_AGENT, format!("{error:#}")),

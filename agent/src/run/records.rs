@@ -4,13 +4,13 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use netpold_core::lock::lock;
+use netpold_kube::state::SnapshotWriter;
 use tokio::task::block_in_place;
 
-use crate::engine::Engine;
-use crate::kept::{self, Keeper};
-use crate::learn;
-use crate::rule_use::{self, RuleUse};
-use crate::state::SnapshotWriter;
+use netpold_engine::engine::Engine;
+use netpold_engine::kept::{self, Keeper};
+use netpold_engine::learn;
+use netpold_engine::rule_use::{self, RuleUse};
 
 /// Writers of the kept records.
 pub(super) struct Records {

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
+use netpold_api::source::SourceStatus;
 use netpold_core::lock::lock;
+use netpold_kube::cluster::EventRecorder;
 use tokio::sync::{Notify, watch};
 
-use crate::engine::{
+use netpold_engine::engine::{
     Enforcement, Engine, denials, hindrances, to_tell_of_node, unsupported_policies,
 };
-use crate::events::Line;
-use crate::publish::{Look, Publisher, Settings};
-use crate::source::SourceStatus;
-use crate::source::cluster::EventRecorder;
+use netpold_engine::events::Line;
+use netpold_engine::publish::{Look, Publisher, Settings};
 
 /// Recorder of Events and publisher of the enforced state.
 pub(super) struct Reports {

@@ -3,19 +3,22 @@
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use netpold_api::flows::{FLOWS_REQUEST, Page};
+use netpold_api::learn::LEARN_REQUEST;
+use netpold_api::observe::OBSERVE_REQUEST;
+use netpold_api::probe::{EXPLAIN_REQUEST, NodeAnswer};
+use netpold_api::rules::RULES_REQUEST;
+use netpold_api::source::SourceStatus;
+use netpold_api::status::{STATUS_REQUEST, Status};
+use netpold_api::trace::TRACE_REQUEST;
 use netpold_core::lock::lock;
 use tokio::sync::watch;
 
-use crate::admin::{RULES_REQUEST, Requests, STATUS_REQUEST};
-use crate::engine::{Engine, flow_reader, name_remotes, observed};
-use crate::events::DropLog;
-use crate::flows::{FLOWS_REQUEST, Page};
-use crate::learn::LEARN_REQUEST;
-use crate::observe::{Attributions, OBSERVE_REQUEST, Observer};
-use crate::probe::{EXPLAIN_REQUEST, NodeAnswer};
-use crate::source::SourceStatus;
-use crate::status::Status;
-use crate::trace::{TRACE_REQUEST, Tracer};
+use netpold_engine::admin::Requests;
+use netpold_engine::engine::{Engine, flow_reader, name_remotes, observed};
+use netpold_engine::events::DropLog;
+use netpold_engine::observe::{Attributions, Observer};
+use netpold_engine::trace::Tracer;
 
 /// Returns the handlers of the agent on the node with this name.
 pub(super) fn requests(

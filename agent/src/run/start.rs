@@ -14,10 +14,10 @@ use netpold_dataplane::conntrack::Buckets;
 use netpold_dataplane::pinned_state::PinnedState;
 use netpold_dataplane::{Dataplane, DataplaneOptions};
 use netpold_ebpf::layout::Endpoint;
+use netpold_engine::engine::Engine;
+use netpold_kube::inputs::kept;
 
 use crate::config::RunConfig;
-use crate::engine::Engine;
-use crate::source::inputs::kept;
 
 /// Creates an engine that has written nothing yet; it continues the pinned state of an earlier agent.
 pub(super) fn engine(

@@ -5,11 +5,11 @@ use std::fs::File;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use netpold::api::{
+use netpold_api::crd::{
     NetworkPolicyStatus, NodeCounts, NodeFailure, NodePolicyStatus, NodeReport, PolicyOnNode,
     PolicyReport,
 };
-use netpold::publish::{NODE_CONDITION, READINESS_GATE, STARTUP_TAINT};
+use netpold_engine::publish::{NODE_CONDITION, READINESS_GATE, STARTUP_TAINT};
 use netpold_testbed::{KillOnDrop, cluster, without_twins};
 use nix::sys::signal::Signal;
 use serde::Serialize;
@@ -402,7 +402,7 @@ fn a_full_node_is_told_once() {
     assert_eq!(requests.iter().filter(|request| request.resource == "pods/status").count(), PODS);
 }
 
-/// Checks that `deploy/base/crds.yaml` has every field of `netpold::api`: a server drops unknown fields.
+/// Checks that `deploy/base/crds.yaml` has every field of `netpold_api::crd`: a server drops unknown fields.
 #[test]
 fn every_field_of_both_kinds_is_kept() {
     let Some(world) = World::new("every_field_of_both_kinds_is_kept") else { return };

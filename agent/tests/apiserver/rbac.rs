@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
-use netpold::publish::STARTUP_TAINT;
-use netpold::source::decode::decode;
-use netpold::source::document;
+use netpold_engine::publish::STARTUP_TAINT;
+use netpold_kube::decode::decode;
+use netpold_kube::document;
 use netpold_testbed::Access;
 use netpold_testbed::apiserver::Request;
 use serde_json::{Value, json};

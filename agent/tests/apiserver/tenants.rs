@@ -178,8 +178,12 @@ fn edits_of_one_of_many_policies_write_little() {
     let access = Access::TokenFile(&world.token_file());
     let kubeconfig =
         world.server.write_kubeconfig_to(&meter.url(), "metered.kubeconfig", &access).unwrap();
-    let arguments =
-        ["--kubeconfig", kubeconfig.to_str().unwrap(), "--log", "info,netpold::publish=debug"];
+    let arguments = [
+        "--kubeconfig",
+        kubeconfig.to_str().unwrap(),
+        "--log",
+        "info,netpold_engine::publish=debug",
+    ];
     world.start_agent_with(&arguments, binary().into());
 
     let generation = |world: &World, namespace: &str, name: &str| {

@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result};
-use netpold::events::Dropped;
-use netpold::rule_use::RuleUse;
 use netpold_core::model::{Change, Direction, Enforcement};
 use netpold_dataplane::conntrack::Sighting;
+use netpold_engine::events::Dropped;
+use netpold_engine::rule_use::RuleUse;
 use netpold_testkit::flows::{FlowTables, HZ};
 use netpold_testkit::oracle::{Oracle, OracleVerdict};
 

@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use netpold::source::decode::decode;
-use netpold::source::document;
 use netpold_core::probe::IpProtocol;
+use netpold_kube::decode::decode;
+use netpold_kube::document;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 

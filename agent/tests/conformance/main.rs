@@ -9,13 +9,14 @@ mod wire;
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, anyhow, bail};
-use case::{Case, Check, Side, Step};
-use netpold::source::convert::{self, Manifest};
-use netpold::source::document;
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::Change;
 use netpold_core::probe::{Party, Probe};
+use netpold_kube::convert::{self, Manifest};
+use netpold_kube::document;
 use netpold_testkit::oracle::Oracle;
+
+use case::{Case, Check, Side, Step};
 use node::CompiledNode;
 
 /// Name prefix of cases about policies that are not fully understood.

@@ -88,7 +88,7 @@ impl World {
         let child = Command::new(env!("CARGO_BIN_EXE_netpold"))
             .args(["controller", "--identity", name, "--kubeconfig"])
             .arg(kubeconfig)
-            .args(["--log", "info,netpold::controller=debug"])
+            .args(["--log", "info,netpold_controller=debug"])
             .args(if more.contains(&"--webhook-listen") {
                 &[][..]
             } else {

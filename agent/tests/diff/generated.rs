@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use netpold::diff::{Difference, Party, Ports, compare};
+use netpold_cli::diff::{Difference, Party, Ports, compare};
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Change, Key, Peer, Pod, PortMatch, Protocol, Rule};
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};

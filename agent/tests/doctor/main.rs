@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::Output;
 
-use netpold::doctor::{Finding, Report, Severity};
+use netpold_cli::doctor::{Finding, Report, Severity};
 use netpold_testbed::without_twins;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_netpold");

@@ -10,17 +10,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use netpold::engine::unsupported_policies;
-use netpold::source::convert::{Kind, read};
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Interface, Key};
 use netpold_core::ops::TableWriter;
 use netpold_core::options::Options;
+use netpold_engine::engine::unsupported_policies;
+use netpold_kube::convert::{Kind, read};
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::oracle::Oracle;
+use netpold_testkit::random::Random;
 
 use self::objects::{BAD, NAMES, flood, hostile, kind};
-use netpold_testkit::random::Random;
 
 /// Namespace of the hostile tenant.
 const HOSTILE: &str = "mallory";

@@ -5,8 +5,6 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use netpold::engine::Engine;
-use netpold::source::manifests::read_once;
 use netpold_core::compile::Compiler;
 use netpold_core::model::{
     Change, Enforcement, Interface, IpBlock, Key, Peer, Policy, PolicyVersion, PortMatch, PortRule,
@@ -18,6 +16,8 @@ use netpold_dataplane::attach::{Attacher, Mode};
 use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::conntrack::Buckets;
 use netpold_dataplane::{Dataplane, DataplaneOptions};
+use netpold_engine::engine::Engine;
+use netpold_kube::manifests::read_once;
 use netpold_testbed::cluster::{Cluster, NAMESPACE};
 use netpold_testbed::{Cni, Unmount, require_root};
 

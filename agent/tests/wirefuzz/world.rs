@@ -109,7 +109,7 @@ impl World {
         cluster.enforce();
         let flows = beside(&cluster);
         let (changes, status) =
-            netpold::source::manifests::read_once(cluster.manifests.directory()).unwrap();
+            netpold_kube::manifests::read_once(cluster.manifests.directory()).unwrap();
         assert!(status.problems.is_empty(), "{:?}", status.problems);
         let oracle = Oracle::from_iter(changes);
         let mut parties = pods(&cluster, &oracle);

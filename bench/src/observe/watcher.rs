@@ -9,7 +9,8 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use netpold::observe::{Line, understood};
+use netpold_api::observe::Line;
+use netpold_cli::observe::understood;
 use netpold_testbed::without_twins;
 
 use super::SINGLE;

@@ -70,7 +70,7 @@ async fn page(client: &Client, path: &str, accept: &str, gzip: bool) -> Result<(
     Ok((body, count))
 }
 
-/// The fields of a pod that the agent reads (`agent/src/source/convert/fields.rs`).
+/// The fields of a pod that the agent reads (`agent/kube/src/convert/fields.rs`).
 fn trimmed(pod: &Value) -> Value {
     let kept = |of: &Value, names: &[&str]| -> Value {
         let fields = names.iter().filter(|name| !of[**name].is_null());

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use netpold::source::cni_results::cache;
-use netpold::state;
 use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Interface};
 use netpold_core::options::Options;
+use netpold_kube::cni_results::cache;
+use netpold_kube::state;
 use serde_json::Value;
 
 const NODE: &str = "n1";

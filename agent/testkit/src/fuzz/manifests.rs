@@ -1,9 +1,10 @@
 //! Manifests from a fuzzer's bytes: reading never panics, is deterministic, and its result can be enforced.
 
-use crate::memory::MemoryTables;
-use netpold::source::manifests::read_text;
 use netpold_core::compile::Compiler;
 use netpold_core::options::Options;
+use netpold_kube::manifests::read_text;
+
+use crate::memory::MemoryTables;
 
 /// Runs one input.
 ///

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::generate::Choices;
-use netpold::source::manifests::read_text;
 use netpold_core::model::{Change, Labels};
+use netpold_kube::manifests::read_text;
 use serde_json::{Value, json};
+
+use crate::generate::Choices;
 
 const KEYS: [&str; 3] = ["app", "tier", "example.org/a"];
 const VALUES: [&str; 4] = ["web", "db", "", "a.b_c-d"];

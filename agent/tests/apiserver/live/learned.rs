@@ -1,6 +1,6 @@
 //! Learned policies, as the API server stores them.
 
-use netpold::source::{decode, document};
+use netpold_kube::{decode, document};
 use netpold_testbed::ApiServer;
 use serde_json::Value;
 

@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use netpold::events::Outcome;
-use netpold::observe::{Attribution, Event, Line, OBSERVE_REQUEST, PolicyName, Request, RuleName};
-use netpold::socket;
+use netpold_api::events::Outcome;
+use netpold_api::filter::Request;
+use netpold_api::observe::{Attribution, Event, Line, OBSERVE_REQUEST, PolicyName, RuleName};
+use netpold_cli::socket;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
 use netpold_core::model::Direction;

@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use netpold::source::convert::Kind;
+use netpold_kube::convert::Kind;
+use netpold_testkit::random::Random;
 
 use super::{HOSTILE, NODE, OTHER};
-use netpold_testkit::random::Random;
 
 /// Names of the hostile tenant's objects of each kind: few, so that objects are edited and created again. One has the
 /// greatest length that the API accepts.

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use netpold::diff::live::cuts;
-use netpold::flows::Answer;
-use netpold::source::manifests::read_once;
+use netpold_api::flows::Answer;
+use netpold_cli::diff::live::cuts;
 use netpold_core::cluster::Cluster as Objects;
+use netpold_kube::manifests::read_once;
 use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT};
 use netpold_testbed::{Flow, Protocol, require_root};
 use serde_json::json;

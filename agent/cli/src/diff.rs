@@ -1,0 +1,249 @@
+//! `netpold diff`: which connections a change of manifests cuts or opens.
+
+mod args;
+mod compare;
+mod ends;
+mod isolation;
+pub mod live;
+mod ports;
+mod render;
+mod render_live;
+mod rules;
+mod runs;
+mod workloads;
+
+use std::fmt;
+
+use anyhow::Result;
+use ipnet::IpNet;
+use netpold_api::flows::{Filter, merge};
+use netpold_core::cluster::Cluster;
+use netpold_core::model::Change as Object;
+use netpold_kube::convert::DEFAULT_NAMESPACE;
+
+pub use args::{DiffArgs, DiffKind, DiffOutput};
+pub use compare::compare;
+pub use isolation::{Alone, Isolation, Turned};
+pub use ports::Ports;
+pub use workloads::Workload;
+
+use crate::flows;
+use crate::offline::{self, apply, pods_of, ranges, stand_in};
+use crate::output::print;
+
+/// Exit status: no difference of the kind of `--fail-on`.
+const SAME: u8 = 0;
+/// Exit status: some difference of the kind.
+const DIFFERENT: u8 = 1;
+/// Exit status: no difference was found, but the comparison is incomplete.
+const CANNOT_TELL: u8 = 2;
+/// Most names shown per list in text.
+const SHOWN: usize = 3;
+
+/// Difference of connectivity between two clusters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Difference {
+    /// Senders and receivers.
+    pub parties: Vec<Party>,
+    /// Pairs of parties with a change, in the order of the parties.
+    pub changes: Vec<Change>,
+    /// Changes of isolation per workload, and the gaps of the comparison.
+    pub isolation: Isolation,
+}
+
+impl Difference {
+    /// Returns whether there is a change of the given kind.
+    fn has(&self, kind: DiffKind) -> bool {
+        let cut = || self.changes.iter().any(|change| !change.loses.is_empty());
+        let opened = || self.changes.iter().any(|change| !change.gains.is_empty());
+        let Isolation { open, isolated, .. } = &self.isolation;
+        match kind {
+            DiffKind::Cut => cut() || !isolated.is_empty(),
+            DiffKind::Open => opened() || !open.is_empty(),
+            DiffKind::Any => !self.changes.is_empty() || !isolated.is_empty() || !open.is_empty(),
+        }
+    }
+
+    /// Returns whether a change of the given kind may be among the objects that were not compared.
+    fn may_have(&self, kind: DiffKind) -> bool {
+        let Isolation { alone, unknown, compared, .. } = &self.isolation;
+        let regards = |it: &Alone| match kind {
+            DiffKind::Cut => !it.is_new,
+            DiffKind::Open => it.is_new,
+            DiffKind::Any => true,
+        };
+        *compared == 0 || !unknown.is_empty() || alone.iter().any(regards)
+    }
+}
+
+/// Side of connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Party {
+    /// Pods of a workload.
+    Workload(Workload),
+    /// Node of the pod on the other side.
+    OwnNode,
+    /// Nodes that no policy distinguishes.
+    Nodes {
+        /// Names of the nodes.
+        nodes: Vec<String>,
+        /// Whether there are no other nodes.
+        only: bool,
+    },
+    /// Addresses of neither pods nor nodes.
+    Outside {
+        /// Block named by policies, or all addresses of a family.
+        block: IpNet,
+        /// Blocks within `block` that are parties themselves.
+        without: Vec<IpNet>,
+        /// Whether all pods and nodes have addresses of this family only.
+        only: bool,
+    },
+}
+
+/// Change of the connections from one party to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Index of the sender among the parties.
+    pub from: usize,
+    /// Index of the receiver among the parties.
+    pub to: usize,
+    /// Ports allowed before and denied after.
+    pub loses: Ports,
+    /// Ports denied before and allowed after.
+    pub gains: Ports,
+    /// Whether some pairs of pods or addresses of the two parties change otherwise, or not at all.
+    pub some: bool,
+}
+
+/// Joins the names, or the first of them and the number of the others.
+fn few(names: &[String]) -> String {
+    if names.len() <= SHOWN + 1 {
+        return names.join(", ");
+    }
+    format!("{} and {} more", names[..SHOWN].join(", "), names.len() - SHOWN)
+}
+
+impl fmt::Display for Party {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Workload(workload) => f.write_str(&workload.name),
+            Self::OwnNode => f.write_str("own node"),
+            Self::Nodes { only: true, .. } => f.write_str("other nodes"),
+            Self::Nodes { nodes, .. } => match &nodes[..] {
+                [node] => write!(f, "node {node}"),
+                _ => write!(f, "nodes {}", few(nodes)),
+            },
+            Self::Outside { block, without, only } if block.prefix_len() == 0 => {
+                f.write_str(if without.is_empty() { "outside" } else { "anywhere else outside" })?;
+                match block {
+                    _ if *only => Ok(()),
+                    IpNet::V4(_) => f.write_str(" (IPv4)"),
+                    IpNet::V6(_) => f.write_str(" (IPv6)"),
+                }
+            }
+            Self::Outside { block, without, .. } => {
+                write!(f, "{block}")?;
+                let without: Vec<String> = without.iter().map(ToString::to_string).collect();
+                if without.is_empty() { Ok(()) } else { write!(f, " without {}", few(&without)) }
+            }
+        }
+    }
+}
+
+/// Prints the difference to standard output. Returns the exit status.
+///
+/// # Errors
+/// Manifests cannot be read.
+pub fn run(args: &DiffArgs) -> Result<u8> {
+    let [before, after] = clusters(args)?;
+    let ranges = ranges(&args.pod_cidrs, &[&before, &after]);
+    let difference = compare(&before, &after, &ranges)?;
+    let cuts = match args.live {
+        true => Some(cuts(args, &before, &after)?),
+        false => None,
+    };
+    print(&render::render(&difference, cuts.as_ref(), args.output)?)?;
+    Ok(match (difference.has(args.fail_on), difference.may_have(args.fail_on)) {
+        (true, _) => DIFFERENT,
+        (false, true) => CANNOT_TELL,
+        (false, false) => SAME,
+    })
+}
+
+/// Finds the open connections that the change cuts, on this node or in the cluster.
+fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts> {
+    let filter = Filter::default();
+    if !args.cluster.is_meant() {
+        let flows = flows::client::ask(&args.socket, &filter, None)?;
+        return Ok(live::cuts(before, after, &[flows]));
+    }
+    let all = flows::client::ask_cluster(&args.cluster, &filter, None)?;
+    let unanswered = all.unanswered().into_keys();
+    let unknown = unanswered.map(|node| format!("node {node}: its agent does not answer"));
+    let unknown: Vec<String> = unknown.collect();
+    let mut cuts = live::cuts(before, after, &merge(all.answers));
+    cuts.problems.extend(unknown);
+    Ok(cuts)
+}
+
+/// Returns the clusters before and after the change.
+fn clusters(args: &DiffArgs) -> Result<[Cluster; 2]> {
+    let [before, after] = objects(args)?.map(|objects| runs::go_on(stand_in(objects)));
+    Ok([before, after].map(|objects| objects.into_iter().collect()))
+}
+
+/// Returns the objects before and after the change, with the pods of all pod templates.
+fn objects(args: &DiffArgs) -> Result<[Vec<Object>; 2]> {
+    if let (Some(from), Some(to)) = (&args.from, &args.to) {
+        let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+        let from = offline::read_directory("--from", from, namespace)?;
+        return Ok([from, offline::read_directory("--to", to, namespace)?]);
+    }
+    let Some(file) = &args.file else {
+        anyhow::bail!("give --from and --to, or -f");
+    };
+    let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
+    let own = crate::live::namespace(manifests, &args.cluster, namespace)?;
+    let changes = offline::read("--file", file, &own)?;
+    let before = crate::live::all_objects(manifests, &args.cluster, namespace)?;
+    let changes = if args.delete { deleted(&before, &changes) } else { changes };
+    let after = apply(&before, &changes);
+    Ok([before, after])
+}
+
+/// Returns the deletions that follow from deleting these objects: a namespace's contents, a workload's pods.
+fn deleted(all: &[Object], named: &[Object]) -> Vec<Object> {
+    let mut gone: Vec<Object> = named.iter().map(Object::gone).collect();
+    for object in named {
+        gone.extend(pods_of(all, object).map(Object::gone));
+        if let Object::Namespace(namespace) = object {
+            let inside = all.iter().filter(|object| in_namespace(object, &namespace.name));
+            gone.extend(inside.map(Object::gone));
+        }
+    }
+    gone
+}
+
+fn in_namespace(object: &Object, namespace: &str) -> bool {
+    let key = match object {
+        Object::Pod(pod) => &pod.key,
+        Object::Policy(policy) => &policy.key,
+        Object::Service(service) => &service.key,
+        Object::EndpointSlice(slice) => &slice.key,
+        Object::PodGone(key)
+        | Object::PolicyGone(key)
+        | Object::ServiceGone(key)
+        | Object::EndpointSliceGone(key) => key,
+        Object::Namespace(_)
+        | Object::NamespaceGone(_)
+        | Object::Node(_)
+        | Object::NodeGone(_)
+        | Object::ClusterPolicy(_)
+        | Object::ClusterPolicyGone(_)
+        | Object::Interface(_)
+        | Object::InterfaceGone(_)
+        | Object::OwnAddresses(_) => return false,
+    };
+    key.namespace == namespace
+}

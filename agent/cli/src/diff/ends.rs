@@ -1,0 +1,385 @@
+//! Senders and receivers: pods, nodes and outside addresses, grouped in classes. One member represents its class,
+//! because no policy distinguishes the members.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netpold_core::cluster::{Cluster, is_unaddressed};
+use netpold_core::explain::Blocks;
+use netpold_core::model::{Direction, NamedPort, Node, Pod};
+
+use super::Party;
+use super::rules::{Named, Starts, Subject};
+use super::workloads::{Workload, workloads};
+
+/// Most sample addresses per pod without an address.
+const PLACES: usize = 64;
+
+/// Address in one cluster.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct End<'c> {
+    pub(super) pod: Option<&'c Pod>,
+    /// Node of the pod, or node that has the address; empty if there is none.
+    pub(super) node: &'c str,
+    pub(super) address: IpAddr,
+}
+
+/// Kind of a class's party.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Pods,
+    Nodes,
+    Outside,
+}
+
+/// Ends that policies treat alike in both clusters.
+#[derive(Debug)]
+pub(super) struct Class<'c> {
+    /// Index of the party.
+    pub(super) party: usize,
+    pub(super) kind: Kind,
+    /// Members, each before and after.
+    pub(super) members: Vec<[End<'c>; 2]>,
+    /// Whether the address is a Service's, or shared by several nodes: only the explainer resolves these.
+    pub(super) special: bool,
+    /// Whether nothing relevant to the class as a sender changed.
+    pub(super) sends_as_before: bool,
+    /// Whether nothing relevant to the class as a receiver changed.
+    pub(super) receives_as_before: bool,
+    /// Ports at which the class's egress may change.
+    pub(super) sends: Starts,
+    /// Ports at which the class's ingress, or a named port's number, may change.
+    pub(super) receives: Starts,
+}
+
+impl Class<'_> {
+    pub(super) fn is_ipv6(&self) -> bool {
+        self.members[0][0].address.is_ipv6()
+    }
+}
+
+/// Properties by which policies distinguish ends of one cluster.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Traits<'c> {
+    labels: Vec<(&'c str, &'c str)>,
+    ports: &'c [NamedPort],
+    block: IpNet,
+    special: Option<IpAddr>,
+    node: Option<&'c str>,
+}
+
+/// Parties and their classes.
+pub(super) struct Ends<'c> {
+    pub(super) parties: Vec<Party>,
+    pub(super) classes: Vec<Class<'c>>,
+    /// Ports of Services and node ports: relevant at special addresses and at nodes.
+    pub(super) translated: Starts,
+    /// Index of [`Party::OwnNode`].
+    pub(super) own_node: usize,
+    /// Number of blocks beyond [`PLACES`], at which pods without an address are not judged.
+    pub(super) left_out: usize,
+}
+
+/// Builder of [`Ends`].
+struct Census<'c> {
+    clusters: [&'c Cluster; 2],
+    named: Named,
+    blocks: Blocks,
+    /// Addresses that labels and blocks alone do not determine.
+    special: HashSet<IpAddr>,
+    /// Namespaces with changed labels.
+    relabelled: HashSet<&'c str>,
+    node_ports: bool,
+    /// Sample addresses for pods without one, one of each set that policies distinguish.
+    places: Vec<IpAddr>,
+    parties: Vec<Party>,
+    classes: Vec<Class<'c>>,
+}
+
+/// Groups the ends of two clusters; pods without an address may get any address of these ranges.
+pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c> {
+    let mut named = Named::default();
+    clusters.iter().for_each(|cluster| named.add(cluster));
+    let blocks = Blocks::new(std::mem::take(&mut named.blocks));
+    let mut translated = Starts::default();
+    let mut node_ports = false;
+    for service in clusters.iter().flat_map(|cluster| cluster.services().values()) {
+        for port in &service.ports {
+            translated.range(port.protocol, port.port, port.port);
+            if let Some(number) = port.node_port {
+                node_ports = true;
+                translated.range(port.protocol, number, number);
+            }
+        }
+    }
+    let names = clusters.iter().flat_map(|cluster| cluster.namespaces().keys());
+    let changed = |name: &&str| {
+        let [before, after] = clusters.map(|cluster| cluster.namespace_labels(name));
+        before != after
+    };
+    let relabelled = names.map(String::as_str).filter(changed).collect();
+    let special = special(clusters);
+    let (parties, classes) = (Vec::new(), Vec::new());
+    let mut places = places(clusters, &blocks, ranges);
+    let left_out = places.len().saturating_sub(PLACES);
+    places.truncate(PLACES);
+    let mut census = Census {
+        clusters,
+        named,
+        blocks,
+        special,
+        relabelled,
+        node_ports,
+        places,
+        parties,
+        classes,
+    };
+    for workload in workloads(clusters) {
+        census.workload(workload);
+    }
+    let own_node = census.parties.len();
+    census.parties.push(Party::OwnNode);
+    census.nodes();
+    census.outside();
+    Ends { parties: census.parties, classes: census.classes, translated, own_node, left_out }
+}
+
+/// Returns an unused address of each block within the ranges that policies distinguish.
+fn places(clusters: [&Cluster; 2], named: &Blocks, ranges: &[IpNet]) -> Vec<IpAddr> {
+    let mut pods = clusters.iter().flat_map(|cluster| cluster.pods().values());
+    if ranges.is_empty() || !pods.any(|pod| is_unaddressed(pod)) {
+        return Vec::new();
+    }
+    let known: HashSet<IpAddr> = clusters.iter().flat_map(|cluster| known(cluster)).collect();
+    let blocks = Blocks::new(named.iter().chain(ranges.iter().copied()));
+    let mut within: Vec<IpNet> =
+        blocks.iter().filter(|block| ranges.iter().any(|range| range.contains(block))).collect();
+    within.sort_by_key(IpNet::prefix_len);
+    let sample = |block| blocks.sample(block, |address| known.contains(&address));
+    within.into_iter().filter_map(sample).collect()
+}
+
+/// Returns every address of a cluster's objects.
+fn known(cluster: &Cluster) -> impl Iterator<Item = IpAddr> {
+    let pods = cluster.pods().values().flat_map(|pod| pod.all_addresses());
+    let nodes = cluster.nodes().values().flat_map(|node| &node.addresses);
+    let services = cluster.services().values().flat_map(|service| &service.addresses);
+    pods.chain(nodes.chain(services).copied())
+}
+
+/// Returns the addresses of Services, and those shared by a node and another node or a pod.
+fn special(clusters: [&Cluster; 2]) -> HashSet<IpAddr> {
+    let mut special = HashSet::new();
+    for cluster in clusters {
+        special.extend(cluster.services().values().flat_map(|service| &service.addresses));
+        let listed = cluster
+            .nodes()
+            .values()
+            .flat_map(|node| node.addresses.iter().map(|a| (*a, node.name.as_str())));
+        let hosts = cluster.pods().values().filter(|pod| pod.host_network && !pod.finished);
+        let hosts = hosts.flat_map(|pod| pod.addresses.iter().map(|a| (*a, pod.node.as_str())));
+        let mut whose: HashMap<IpAddr, &str> = HashMap::new();
+        for (address, node) in listed.chain(hosts) {
+            let other = whose.insert(address, node).is_some_and(|known| known != node);
+            if other || cluster.owner(address).is_some() {
+                special.insert(address);
+            }
+        }
+    }
+    special
+}
+
+impl<'c> Census<'c> {
+    /// Returns the addresses of a pod in a cluster, without those that another pod owns.
+    fn of_pod(&self, cluster: usize, pod: &'c Pod) -> Vec<End<'c>> {
+        let owns = |address: &&IpAddr| {
+            self.clusters[cluster].owner(**address).is_some_and(|owner| owner.key == pod.key)
+        };
+        let end = |address: &IpAddr| End { pod: Some(pod), node: &pod.node, address: *address };
+        pod.addresses.iter().filter(owns).map(end).collect()
+    }
+
+    /// Returns the addresses of a pod before and after. If the pod has an address on one side only, that address serves
+    /// for both sides; if on neither side, the sample addresses do.
+    fn of_pods(&self, pods: [&'c Pod; 2]) -> [Vec<End<'c>>; 2] {
+        let end = |i: usize| {
+            move |address: &IpAddr| End {
+                pod: Some(pods[i]),
+                node: &pods[i].node,
+                address: *address,
+            }
+        };
+        let ends = [0, 1].map(|i| self.of_pod(i, pods[i]));
+        let at = |i: usize, other: &[End<'c>]| -> Vec<End<'c>> {
+            other.iter().map(|of| end(i)(&of.address)).collect()
+        };
+        match pods.map(is_unaddressed) {
+            _ if self.places.is_empty() => ends,
+            [true, true] => [0, 1].map(|i| self.places.iter().map(end(i)).collect()),
+            [true, false] => [at(0, &ends[1]), ends[1].clone()],
+            [false, true] => [ends[0].clone(), at(1, &ends[0])],
+            [false, false] => ends,
+        }
+    }
+
+    fn workload(&mut self, workload: Workload) {
+        let party = self.parties.len();
+        let mut known: HashMap<(bool, [Traits<'c>; 2]), usize> = HashMap::new();
+        for (before, after) in workload.counterparts() {
+            let keys = [before, after];
+            let [Some(before), Some(after)] =
+                [0, 1].map(|i| self.clusters[i].pods().get(keys[i]).map(|pod| &**pod))
+            else {
+                continue;
+            };
+            let [before, after] = self.of_pods([before, after]);
+            for v6 in [false, true] {
+                let [before, after] = [&before, &after]
+                    .map(|ends| ends.iter().filter(move |e| e.address.is_ipv6() == v6));
+                for (before, after) in before.zip(after) {
+                    let pair = [*before, *after];
+                    let traits = pair.map(|end| self.traits(end));
+                    let class = *known.entry((v6, traits)).or_insert_with(|| {
+                        self.classes.push(self.pods(party, pair));
+                        self.classes.len() - 1
+                    });
+                    self.classes[class].members.push(pair);
+                }
+            }
+        }
+        self.parties.push(Party::Workload(workload));
+    }
+
+    fn traits(&self, end: End<'c>) -> Traits<'c> {
+        let address = end.address;
+        let labels = end.pod.into_iter().flat_map(|pod| pod.labels.iter());
+        let labels = labels.filter(|(key, _)| self.named.labels.contains(*key));
+        Traits {
+            labels: labels.map(|(key, value)| (key.as_str(), value.as_str())).collect(),
+            ports: end.pod.map_or(&[], |pod| &pod.ports),
+            block: self.blocks.around(address),
+            special: self.special.contains(&address).then_some(address),
+            // A pod's node matters towards nodes, where each is judged, and towards special addresses.
+            node: (!self.special.is_empty()).then_some(end.node),
+        }
+    }
+
+    /// Creates the class of a pod's address, without members.
+    fn pods(&self, party: usize, pair: [End<'c>; 2]) -> Class<'c> {
+        let [before, after] = pair.map(|end| self.traits(end));
+        let special = before.special.is_some() || after.special.is_some();
+        let alike = before == after
+            && !special
+            && pair[0].node == pair[1].node
+            && pair[0].pod.is_none_or(|pod| !self.relabelled.contains(pod.key.namespace.as_str()));
+        let [mut sends, mut receives] = [Starts::default(), Starts::default()];
+        let as_before = |direction, starts: &mut Starts| {
+            let [before, after] = [0, 1].map(|i| {
+                let pod = pair[i].pod?;
+                let subject = Subject::new(self.clusters[i], pod, direction);
+                subject.add_to(starts);
+                Some(subject)
+            });
+            before == after
+        };
+        let egress = as_before(Direction::Egress, &mut sends);
+        let ingress = as_before(Direction::Ingress, &mut receives);
+        for port in before.ports.iter().chain(after.ports) {
+            receives.range(port.protocol, port.port, port.port);
+        }
+        Class {
+            party,
+            kind: Kind::Pods,
+            members: Vec::new(),
+            special,
+            sends_as_before: egress && alike,
+            receives_as_before: ingress && alike,
+            sends,
+            receives,
+        }
+    }
+
+    /// Adds the nodes of both clusters, grouped by the labels that policies name.
+    fn nodes(&mut self) {
+        let mut alike: BTreeMap<_, Vec<[&'c Node; 2]>> = BTreeMap::new();
+        for (name, before) in self.clusters[0].nodes() {
+            let Some(after) = self.clusters[1].nodes().get(name) else { continue };
+            let labels = [before, after].map(|node| {
+                let labels = node.labels.iter();
+                let labels = labels.filter(|(key, _)| self.named.labels.contains(*key));
+                labels.map(|(key, value)| (key.clone(), value.clone())).collect::<Vec<_>>()
+            });
+            alike.entry(labels).or_default().push([before, after]);
+        }
+        let only = alike.len() == 1;
+        for ([before, after], nodes) in alike {
+            let party = self.parties.len();
+            let names = nodes.iter().map(|[node, _]| node.name.clone()).collect();
+            self.parties.push(Party::Nodes { nodes: names, only });
+            let mut known = HashMap::new();
+            for pair in nodes {
+                for v6 in [false, true] {
+                    let [b, a] = [0, 1].map(|i| {
+                        let cluster = self.clusters[i];
+                        let addresses = pair[i].addresses.iter().copied();
+                        let addresses = addresses
+                            .filter(move |a| a.is_ipv6() == v6 && cluster.owner(*a).is_none());
+                        let node = pair[i].name.as_str();
+                        addresses.map(move |address| End { pod: None, node, address })
+                    });
+                    for pair in b.zip(a) {
+                        let pair: [End<'c>; 2] = pair.into();
+                        let traits = pair.map(|end| self.traits(end));
+                        let special = traits.iter().any(|traits| traits.special.is_some());
+                        let moved = pair[0].address != pair[1].address;
+                        let class = *known.entry((v6, moved, traits)).or_insert_with(|| {
+                            let same = before == after && !moved && !special;
+                            self.classes.push(Class {
+                                party,
+                                kind: Kind::Nodes,
+                                members: Vec::new(),
+                                special,
+                                sends_as_before: same,
+                                receives_as_before: same && !self.node_ports,
+                                sends: Starts::default(),
+                                receives: Starts::default(),
+                            });
+                            self.classes.len() - 1
+                        });
+                        self.classes[class].members.push(pair);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds an address of each block that no object of the clusters has.
+    fn outside(&mut self) {
+        let known: HashSet<IpAddr> = self.clusters.into_iter().flat_map(known).collect();
+        let families: BTreeSet<bool> = self.classes.iter().map(Class::is_ipv6).collect();
+        for block in self.blocks.iter() {
+            let v6 = block.addr().is_ipv6();
+            let Some(address) = self
+                .blocks
+                .sample(block, |a| known.contains(&a))
+                .filter(|_| families.contains(&v6))
+            else {
+                continue;
+            };
+            let end = End { pod: None, node: "", address };
+            self.classes.push(Class {
+                party: self.parties.len(),
+                kind: Kind::Outside,
+                members: vec![[end; 2]],
+                special: false,
+                sends_as_before: true,
+                receives_as_before: true,
+                sends: Starts::default(),
+                receives: Starts::default(),
+            });
+            let (without, only) = (self.blocks.within(block), families.len() == 1);
+            self.parties.push(Party::Outside { block, without, only });
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! `netpold doctor`: misconfigurations that keep policy from working as its author expects, each with a fix.
+//!
+//! On a node, doctor asks the kernel (programs, chains, pins, devices) and the agent; these checks are the binary's. For objects, from manifests or
+//! from the API server, doctor looks for mistakes of policies that the API server accepts. Findings are grouped by
+//! kind, in bounded memory, because tenants write most of the shown text.
+
+mod blocks;
+mod complete;
+pub(crate) mod details;
+mod dns;
+pub mod enforcers;
+mod examine;
+mod finding;
+mod foreign;
+pub(crate) mod foreign_kinds;
+mod leads;
+mod live;
+mod mesh;
+mod objects;
+mod ports;
+mod render;
+mod selectors;
+mod service_ports;
+mod services;
+mod void_rules;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use netpold_api::socket::{DEFAULT_BPFFS, DEFAULT_SOCKET};
+
+pub use details::Details;
+pub use examine::examine;
+pub use finding::{Check, Finding, Findings, Report, Severity, merge};
+pub(crate) use live::details_of_policies;
+pub use render::text;
+
+use crate::live::ClusterArgs;
+use crate::output::{Output, print};
+
+/// Exit status: no finding but information.
+const HEALTHY: u8 = 0;
+/// Exit status: some error or warning.
+const FOUND: u8 = 1;
+/// Exit status: no error or warning, but some checks were not possible.
+const CANNOT_TELL: u8 = 2;
+
+/// Flags of `netpold doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Check the Kubernetes objects in this directory (*.yaml, *.yml and *.json) instead of this node; `-` is standard
+    /// input
+    #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
+    pub manifests: Option<PathBuf>,
+    /// With a cluster: the only namespace to check where RBAC forbids to list objects in all namespaces
+    #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Control socket of the agent
+    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+    /// Pin root of the agent: the directory of its pinned maps and links
+    #[arg(long, value_name = "DIR", env = "NETPOLD_BPFFS", default_value = DEFAULT_BPFFS)]
+    pub bpffs: PathBuf,
+    /// Format of the answer
+    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
+    pub output: Output,
+    /// Cluster to check instead of this node: its objects, and each node by its agent.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+/// Prints the report to standard output; `node` checks this node. Returns the exit status.
+///
+/// # Errors
+/// The manifests or the cluster's objects cannot be read.
+pub fn run(args: &DoctorArgs, node: impl FnOnce(&DoctorArgs) -> Report) -> Result<u8> {
+    let report = match &args.manifests {
+        Some(directory) => {
+            let objects = crate::live::manifests_or_objects(Some(directory), &args.cluster, None)?;
+            examine(objects, &Details::read(directory)?)
+        }
+        None if args.cluster.is_meant() => live::examine(args)?,
+        None => node(args),
+    };
+    print(&match args.output {
+        Output::Json => format!("{:#}\n", serde_json::to_value(&report)?),
+        Output::Text => text(&report),
+    })?;
+    Ok(status(&report))
+}
+
+/// Returns the exit status of a report.
+#[must_use]
+pub fn status(report: &Report) -> u8 {
+    let is_wrong = |finding: &Finding| finding.severity != Severity::Info;
+    match (report.findings.iter().any(is_wrong), report.unknown.is_empty()) {
+        (true, _) => FOUND,
+        (false, true) => HEALTHY,
+        (false, false) => CANNOT_TELL,
+    }
+}

@@ -1,0 +1,170 @@
+//! Details of objects in files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1 as api;
+use netpold_core::model::Key;
+use netpold_kube::decode::decode;
+use netpold_kube::document::{Document, Documents, Node, Value};
+
+use super::Details;
+use super::manifest::{Manifest, RawPolicy, Source};
+use super::pod::{injected, key};
+use super::shapes::{Named, Object};
+use crate::doctor::foreign_kinds::ForeignKind;
+use crate::offline;
+
+/// Suffixes of the files to read, as for `--manifests`.
+const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
+
+impl Details {
+    /// Reads the details of objects in a directory, in one file, or on standard input (`-`).
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn read(path: &Path) -> Result<Self> {
+        let mut details = Self::default();
+        if offline::is_standard_input(path) {
+            let text = offline::standard_input("--manifests")?;
+            details.add_text(offline::STANDARD_INPUT, &text);
+            return Ok(details);
+        }
+        for path in files(path)? {
+            let text = fs::read(&path).with_context(|| path.display().to_string())?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            details.add_text(&name, &text);
+        }
+        Ok(details)
+    }
+
+    /// Adds the details of objects in YAML or JSON, document by document, like the reader of policies, which reports
+    /// unreadable documents and repeated keys.
+    pub fn add_text(&mut self, file: &str, text: &[u8]) {
+        let file: Arc<str> = file.into();
+        let mut documents = Documents::new(text);
+        while let Some(document) = documents.next(&mut |_, item| Some(item)) {
+            if let Ok(Document { node, .. }) = document {
+                self.add_node_of(&file, node, None);
+            }
+        }
+    }
+
+    /// Adds a node of a document. `inherited`: version and kind of a list, for items without their own.
+    fn add_node_of(&mut self, file: &Arc<str>, node: Node, inherited: Option<(&str, &str)>) {
+        let (version, kind) = inherited.unwrap_or_default();
+        let version = node.text("apiVersion").unwrap_or(version).to_owned();
+        let kind = node.text("kind").unwrap_or(kind).to_owned();
+        if node.get("items").is_some() && kind.ends_with("List") {
+            let kind = kind.trim_end_matches("List");
+            let inherited = (!kind.is_empty()).then_some((version.as_str(), kind));
+            let Value::Map(entries) = node.value else { return };
+            let items = entries.into_iter().find(|entry| entry.key == "items");
+            let Some(Value::List(items)) = items.map(|items| items.node.value) else { return };
+            items.into_iter().for_each(|item| self.add_node_of(file, item, inherited));
+            return;
+        }
+        self.add_object(file, node, &version, &kind);
+    }
+
+    /// Adds an object; other kinds are ignored.
+    fn add_object(&mut self, file: &Arc<str>, node: Node, version: &str, kind: &str) {
+        let source = Source { file: Arc::clone(file), line: node.line };
+        let group = version.split_once('/').map_or("", |(group, _)| group);
+        if let Some(foreign) = ForeignKind::of(group, kind) {
+            let metadata = decode::<Named>(&node).unwrap_or_default().metadata;
+            self.add_foreign(foreign, &metadata, Some(source));
+            return;
+        }
+        match (version, kind) {
+            ("v1", "Service") => {
+                if let Ok(service) = decode::<api::Service>(&node) {
+                    let name = service.metadata.name.clone().unwrap_or_default();
+                    let namespace = service.metadata.namespace.clone();
+                    let key = Key::new(namespace.unwrap_or_else(|| "default".into()), name);
+                    self.sources.insert(("Service", key), source);
+                    self.add_service(service);
+                }
+            }
+            ("v1", "Endpoints") => {
+                if let Ok(endpoints) = decode::<api::Endpoints>(&node) {
+                    self.add_endpoints(endpoints);
+                }
+            }
+            ("networking.k8s.io/v1", "NetworkPolicy")
+            | ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy") => {
+                self.add_policy_node(file, node, kind);
+            }
+            _ => self.add_plain(&node, source, kind),
+        }
+    }
+
+    fn add_plain(&mut self, node: &Node, source: Source, kind: &str) {
+        let Some(kind) = PLAIN.iter().find(|it| **it == kind) else { return };
+        let Ok(object) = decode::<Object>(node) else { return };
+        self.sources.insert((kind, key(&object.metadata)), source);
+        self.add_plain_object(kind, object);
+    }
+
+    /// Adds a Pod, a workload, a Node or a Namespace.
+    pub(super) fn add_plain_object(&mut self, kind: &str, object: Object) {
+        match kind {
+            "Pod" => self.add_pod(object),
+            "Node" => self.add_node(&object),
+            "Namespace" => {
+                if let Some(mesh) = injected(&object.metadata) {
+                    self.meshed.insert(object.metadata.name, mesh);
+                }
+            }
+            kind => self.add_workload(kind, object),
+        }
+    }
+
+    fn add_policy_node(&mut self, file: &Arc<str>, node: Node, kind: &str) {
+        let spec = decode::<RawPolicy>(&node).unwrap_or_default().spec;
+        let Some(metadata) = node.get("metadata") else { return };
+        let name = metadata.text("name").unwrap_or_default().to_owned();
+        let namespace = metadata.text("namespace").filter(|it| !it.is_empty());
+        let key = Key::new(namespace.unwrap_or("default"), name);
+        let manifest = Manifest::new(spec, Some((Arc::clone(file), node)));
+        if kind == "NetworkPolicy" {
+            self.policies.insert(key, manifest);
+        } else {
+            self.cluster_policies.insert(key.name, manifest);
+        }
+    }
+}
+
+/// Kinds with the shape of [`Object`].
+const PLAIN: [&str; 9] = [
+    "Pod",
+    "Node",
+    "Namespace",
+    "DaemonSet",
+    "Deployment",
+    "StatefulSet",
+    "ReplicaSet",
+    "Job",
+    "CronJob",
+];
+
+/// Returns the sorted files of a directory, or the one file.
+fn files(path: &Path) -> Result<Vec<PathBuf>> {
+    if path.is_file() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let shown = || path.display().to_string();
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path).with_context(shown)? {
+        let path = entry.with_context(shown)?.path();
+        let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+        let ending = path.extension().and_then(|ending| ending.to_str());
+        if !hidden && ending.is_some_and(|ending| ENDINGS.contains(&ending)) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}

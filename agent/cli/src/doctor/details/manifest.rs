@@ -1,0 +1,134 @@
+//! Policies as written, with file and line.
+
+use std::sync::Arc;
+
+use netpold_core::model::Direction;
+use serde::Deserialize;
+
+use netpold_kube::document::Node;
+
+/// File and line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub(crate) file: Arc<str>,
+    pub(crate) line: u32,
+}
+
+impl std::fmt::Display for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}
+
+/// NetworkPolicy or ClusterNetworkPolicy as written.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Manifest {
+    spec: RawSpec,
+    /// File name, and the object in it.
+    text: Option<(Arc<str>, Node)>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct RawSpec {
+    policy_types: Option<Vec<String>>,
+    ingress: Option<Vec<RawRule>>,
+    egress: Option<Vec<RawRule>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct RawRule {
+    from: Option<Vec<RawPeer>>,
+    to: Option<Vec<RawPeer>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RawPeer {
+    ip_block: Option<RawBlock>,
+    /// `networks` of a ClusterNetworkPolicy's peer.
+    networks: Option<Vec<String>>,
+}
+
+/// `ipBlock` as written.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct RawBlock {
+    cidr: String,
+    except: Option<Vec<String>>,
+}
+
+/// Policy object reduced to its `spec`.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RawPolicy {
+    pub(super) spec: RawSpec,
+}
+
+impl Manifest {
+    pub(super) fn new(spec: RawSpec, text: Option<(Arc<str>, Node)>) -> Self {
+        Self { spec, text }
+    }
+
+    /// Returns file and line of a field, such as `spec.ingress[0]`; `None` for an object of the API server.
+    pub(crate) fn source(&self, path: &str) -> Option<Source> {
+        let (file, node) = self.text.as_ref()?;
+        let line = if path.is_empty() { node.line } else { node.line_of(path) };
+        Some(Source { file: Arc::clone(file), line })
+    }
+
+    /// Counts the rules of a direction that `policyTypes` lacks: zero for an empty list. `None` if there is no such
+    /// list, or if the policy isolates the direction.
+    pub(crate) fn void_rules(&self, direction: Direction) -> Option<usize> {
+        let (rules, name) = match direction {
+            Direction::Ingress => (&self.spec.ingress, "Ingress"),
+            Direction::Egress => (&self.spec.egress, "Egress"),
+        };
+        let rules = rules.as_ref()?.len();
+        let types = self.spec.policy_types.as_deref().unwrap_or_default();
+        let isolates = match types {
+            [] => direction == Direction::Ingress || rules > 0,
+            types => types.iter().any(|it| it == name || it != "Ingress" && it != "Egress"),
+        };
+        (!isolates).then_some(rules)
+    }
+
+    /// Returns every CIDR with its path.
+    pub(crate) fn cidrs(&self) -> impl Iterator<Item = (String, &str)> {
+        Direction::BOTH.into_iter().flat_map(|direction| {
+            let rules = match direction {
+                Direction::Ingress => &self.spec.ingress,
+                Direction::Egress => &self.spec.egress,
+            };
+            let rules = rules.iter().flatten().enumerate();
+            rules.flat_map(move |(number, rule)| {
+                let (side, peers) = match direction {
+                    Direction::Ingress => ("from", &rule.from),
+                    Direction::Egress => ("to", &rule.to),
+                };
+                let peers = peers.iter().flatten().enumerate();
+                peers.flat_map(move |(peer, raw)| {
+                    let path = format!("spec.{direction}[{number}].{side}[{peer}]");
+                    raw.cidrs(&path)
+                })
+            })
+        })
+    }
+}
+
+impl RawPeer {
+    fn cidrs(&self, path: &str) -> Vec<(String, &str)> {
+        let mut found = Vec::new();
+        if let Some(block) = &self.ip_block {
+            found.push((format!("{path}.ipBlock.cidr"), block.cidr.as_str()));
+            for (number, except) in block.except.iter().flatten().enumerate() {
+                found.push((format!("{path}.ipBlock.except[{number}]"), except.as_str()));
+            }
+        }
+        for (number, network) in self.networks.iter().flatten().enumerate() {
+            found.push((format!("{path}.networks[{number}]"), network.as_str()));
+        }
+        found
+    }
+}

@@ -1,0 +1,164 @@
+//! Pods, and workloads with pod templates.
+
+use std::collections::BTreeSet;
+
+use netpold_core::model::{Key, Labels, Protocol};
+use netpold_kube::convert::{DEFAULT_NAMESPACE, protocol};
+
+use super::shapes::{self, Metadata, Object, Spec};
+use super::{Details, Running, Template};
+
+/// Most words kept of a command line; those of other enforcers are shorter.
+const WORDS: usize = 40;
+
+/// Longest kept word in bytes: some words are scripts.
+const WORD_MAX: usize = 4096;
+
+/// Fields of a pod that enforcement does not read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::doctor) struct PodDetails {
+    /// Every `containerPort`; empty means unknown, since containers need not list ports.
+    pub(in crate::doctor) ports: BTreeSet<(Protocol, u16)>,
+    /// Mesh, from containers or annotations.
+    pub(in crate::doctor) mesh: Option<Mesh>,
+    /// Whether `dnsPolicy` is `Default` or `None`: the pod does not ask the cluster's name server.
+    pub(in crate::doctor) own_dns: bool,
+    /// Whether `automountServiceAccountToken` is false: the pod does not talk to the API server.
+    pub(in crate::doctor) no_token: bool,
+}
+
+/// Membership of a pod in a service mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::doctor) enum Mesh {
+    /// Istio's ambient mode, by the node's ztunnel.
+    Ambient,
+    /// Istio's sidecar that also speaks HBONE.
+    IstioHbone,
+    /// Istio's sidecar.
+    Istio,
+    /// Linkerd's proxy.
+    Linkerd,
+}
+
+/// Container, by the fields that identify its program.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::doctor) struct Container {
+    pub(in crate::doctor) name: String,
+    pub(in crate::doctor) image: String,
+    /// `command` and `args`.
+    pub(in crate::doctor) words: Vec<String>,
+    /// Names of environment variables.
+    pub(in crate::doctor) variables: Vec<String>,
+}
+
+pub(super) fn key(metadata: &Metadata) -> Key {
+    let namespace = metadata.namespace.clone().filter(|namespace| !namespace.is_empty());
+    Key::new(namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()), metadata.name.clone())
+}
+
+impl Details {
+    pub(super) fn add_pod(&mut self, object: Object) {
+        let Object { metadata, spec, status } = object;
+        let key = key(&metadata);
+        if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+            return;
+        }
+        let details = pod_details(&metadata, &spec);
+        if details != PodDetails::default() {
+            self.pods.insert(key.clone(), details);
+        }
+        if spec.host_network == Some(true) {
+            self.add_running("Pod", key, spec);
+        }
+    }
+
+    /// Adds a workload of a kind with a pod template.
+    pub(super) fn add_workload(&mut self, kind: &str, object: Object) {
+        let key = key(&object.metadata);
+        let job = object.spec.job_template.and_then(|job| job.spec.template);
+        let Some(template) = object.spec.template.or(job) else { return };
+        let mut template = *template;
+        let labels: Labels = template.metadata.labels();
+        self.templates.push(Template {
+            namespace: key.namespace.clone(),
+            details: pod_details(&template.metadata, &template.spec),
+            labels,
+            host_network: template.spec.host_network == Some(true),
+        });
+        if kind == "DaemonSet" {
+            self.add_running("DaemonSet", key, template.spec);
+        }
+    }
+
+    fn add_running(&mut self, kind: &'static str, key: Key, spec: Spec) {
+        let containers = spec.containers.into_iter().flatten().map(container).collect();
+        let alike = |it: &&mut Running| {
+            kind == "Pod"
+                && it.kind == kind
+                && it.key.namespace == key.namespace
+                && it.containers == containers
+        };
+        match self.running.iter_mut().rev().find(alike) {
+            Some(same) => same.count += 1,
+            None => self.running.push(Running { kind, key, containers, count: 1 }),
+        }
+    }
+}
+
+fn container(mut container: shapes::Container) -> Container {
+    let words = container.words().into_iter().take(WORDS);
+    let words = words.map(|word| netpold_core::printable::cut(word, WORD_MAX)).collect();
+    let variables = container.env.take().into_iter().flatten().map(|variable| variable.name);
+    Container {
+        variables: variables.take(WORDS).collect(),
+        name: container.name.unwrap_or_default(),
+        image: container.image.unwrap_or_default(),
+        words,
+    }
+}
+
+fn pod_details(metadata: &Metadata, spec: &Spec) -> PodDetails {
+    PodDetails {
+        ports: ports(spec),
+        mesh: mesh(metadata, spec),
+        own_dns: matches!(spec.dns_policy.as_deref(), Some("Default" | "None")),
+        no_token: spec.automount_service_account_token == Some(false),
+    }
+}
+
+fn ports(spec: &Spec) -> BTreeSet<(Protocol, u16)> {
+    let containers = spec.containers.iter().chain(&spec.init_containers).flatten();
+    let ports = containers.flat_map(|container| container.ports.iter().flatten());
+    let number = |port: &shapes::Port| {
+        Some((protocol(port.protocol.as_deref())?, u16::try_from(port.container_port).ok()?))
+    };
+    ports.filter_map(number).collect()
+}
+
+/// Finds the mesh by annotations of injectors and CNI plugins, and by containers. Labels are checked per group.
+fn mesh(metadata: &Metadata, spec: &Spec) -> Option<Mesh> {
+    let mut containers = spec.containers.iter().chain(&spec.init_containers).flatten();
+    let proxy = |it: &&shapes::Container| {
+        matches!(it.name.as_deref(), Some("istio-proxy" | "linkerd-proxy"))
+    };
+    if let Some(proxy) = containers.find(proxy) {
+        let hbone = proxy.env.iter().flatten().any(|variable| {
+            variable.name == "ISTIO_META_ENABLE_HBONE" && variable.value.as_deref() == Some("true")
+        });
+        return Some(match proxy.name.as_deref() {
+            Some("linkerd-proxy") => Mesh::Linkerd,
+            _ if hbone => Mesh::IstioHbone,
+            _ => Mesh::Istio,
+        });
+    }
+    if metadata.annotation("ambient.istio.io/redirection") == Some("enabled") {
+        return Some(Mesh::Ambient);
+    }
+    injected(metadata)
+}
+
+/// Reads Linkerd's annotation of pods and namespaces.
+pub(super) fn injected(metadata: &Metadata) -> Option<Mesh> {
+    let inject = metadata.annotation("linkerd.io/inject");
+    matches!(inject, Some("enabled" | "ingress")).then_some(Mesh::Linkerd)
+}

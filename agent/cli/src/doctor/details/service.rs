@@ -1,0 +1,117 @@
+//! Services and `v1` Endpoints: targets of ports.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1 as api;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use netpold_core::model::{Key, Protocol};
+use netpold_kube::convert::{DEFAULT_NAMESPACE, protocol};
+
+use super::Details;
+
+/// Labels of name server Services: kubeadm and most distributions, and OpenShift's operator.
+const DNS_LABELS: [(&str, &str); 3] = [
+    ("k8s-app", "kube-dns"),
+    ("k8s-app", "coredns"),
+    ("dns.operator.openshift.io/owning-dns", "default"),
+];
+
+/// Selector and ports of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::doctor) struct Service {
+    /// `spec.selector`; empty if the endpoints are not made from a selector.
+    pub(in crate::doctor) selector: BTreeMap<String, String>,
+    /// `spec.ports`
+    pub(in crate::doctor) ports: Vec<TargetPort>,
+    /// Whether a label marks the Service as the cluster's name server.
+    pub(in crate::doctor) is_dns: bool,
+}
+
+/// Port of a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::doctor) struct TargetPort {
+    /// `name`; empty if absent
+    pub(in crate::doctor) name: String,
+    /// `port`
+    pub(in crate::doctor) port: i32,
+    /// `protocol`; absent: TCP
+    pub(in crate::doctor) protocol: Protocol,
+    /// `targetPort`; absent: `port`
+    pub(in crate::doctor) target: Target,
+}
+
+/// Port of containers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::doctor) enum Target {
+    /// Port name.
+    Name(String),
+    /// Port number.
+    Number(u16),
+}
+
+/// Addresses and a port, of `v1` Endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::doctor) struct Backend {
+    pub(in crate::doctor) addresses: Vec<IpAddr>,
+    /// Name of the Service's port, protocol and number.
+    pub(in crate::doctor) port: (String, Protocol, u16),
+}
+
+impl Details {
+    pub(super) fn add_service(&mut self, service: api::Service) {
+        let (metadata, spec) = (service.metadata, service.spec.unwrap_or_default());
+        let Some(name) = metadata.name else { return };
+        let key =
+            Key::new(metadata.namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()), name);
+        if spec.type_.as_deref() == Some("ExternalName") {
+            // An ExternalName leads to no pod, in spite of a selector.
+            self.external_names.insert(key, spec.external_name.unwrap_or_default());
+            return;
+        }
+        let labels = metadata.labels.unwrap_or_default();
+        let is_dns =
+            DNS_LABELS.iter().any(|(key, value)| labels.get(*key).is_some_and(|it| it == value));
+        let ports = spec.ports.into_iter().flatten().filter_map(target).collect();
+        let selector = spec.selector.unwrap_or_default();
+        self.services.insert(key, Service { selector, ports, is_dns });
+    }
+
+    pub(super) fn add_endpoints(&mut self, endpoints: api::Endpoints) {
+        let metadata = endpoints.metadata;
+        let Some(name) = metadata.name else { return };
+        let key =
+            Key::new(metadata.namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()), name);
+        let mut found = Vec::new();
+        for subset in endpoints.subsets.into_iter().flatten() {
+            let addresses = subset.addresses.into_iter().flatten();
+            let addresses: Vec<IpAddr> = addresses.filter_map(|it| it.ip.parse().ok()).collect();
+            for port in subset.ports.into_iter().flatten() {
+                let number = u16::try_from(port.port).ok().filter(|port| *port > 0);
+                let (Some(protocol), Some(number)) = (protocol(port.protocol.as_deref()), number)
+                else {
+                    continue;
+                };
+                let port = (port.name.unwrap_or_default(), protocol, number);
+                found.push(Backend { addresses: addresses.clone(), port });
+            }
+        }
+        self.endpoints.insert(key, found);
+    }
+}
+
+/// Converts a Service's port; `None` if a number or the protocol is invalid.
+fn target(port: api::ServicePort) -> Option<TargetPort> {
+    let target = match port.target_port {
+        None | Some(IntOrString::Int(0)) => Target::Number(u16::try_from(port.port).ok()?),
+        Some(IntOrString::Int(number)) => Target::Number(u16::try_from(number).ok()?),
+        Some(IntOrString::String(name)) => Target::Name(name),
+    };
+    let name = port.name.unwrap_or_default();
+    Some(TargetPort {
+        name,
+        port: port.port,
+        protocol: protocol(port.protocol.as_deref())?,
+        target,
+    })
+}

@@ -1,0 +1,229 @@
+//! Signs of other enforcers of NetworkPolicy.
+
+mod known;
+
+use std::collections::BTreeSet;
+
+pub use known::{ENFORCERS, Enforcer};
+
+use super::details::{Container, Details, Running};
+use super::finding::{Check, Findings, Severity};
+
+const ON_THE_NODE: Check = Check {
+    name: "other-enforcer",
+    severity: Severity::Error,
+    problem: "{} enforces NetworkPolicy on this node, or did: a packet must be allowed by both",
+    fix: "",
+};
+const IN_THE_CLUSTER: Check = Check {
+    name: "other-enforcer-deployed",
+    severity: Severity::Warning,
+    problem: "{} is in the cluster: if it enforces NetworkPolicy, a packet must be allowed by both",
+    fix: "",
+};
+
+impl Enforcer {
+    /// Reports a sign of the enforcer on this node.
+    pub fn found(&self, sign: String, findings: &mut Findings) {
+        let check = Check { fix: self.fix, ..ON_THE_NODE };
+        findings.add_of(&check, self.name, sign);
+    }
+
+    /// Returns the image, command or other sign by which a container is the enforcer. `None` if there is no sign, or if
+    /// the container's arguments switch policy off.
+    fn is_container(&self, container: &Container) -> Option<String> {
+        let Container { name, image, words, variables } = container;
+        if words.iter().any(|word| self.off.contains(&word.as_str())) {
+            return None;
+        }
+        if self.images.iter().any(|it| is_image(image, it)) {
+            return Some(format!("image {image}"));
+        }
+        if let Some(program) = programs(words).find(|program| self.commands.contains(program)) {
+            return Some(format!("command {program}"));
+        }
+        if self.containers.contains(&name.as_str()) {
+            return Some(format!("container {name}"));
+        }
+        let variable =
+            variables.iter().find(|it| self.variables.iter().any(|begin| it.starts_with(begin)));
+        variable.map(|variable| format!("variable {variable}"))
+    }
+
+    /// Returns the sign in a DaemonSet or pod; the text is empty if only the DaemonSet's name is one.
+    fn sign(&self, running: &Running) -> Option<String> {
+        let by_container = running.containers.iter().find_map(|it| self.is_container(it));
+        let off = || {
+            let words = running.containers.iter().flat_map(|it| &it.words);
+            words.into_iter().any(|word| self.off.contains(&word.as_str()))
+        };
+        let by_name = || {
+            let name = running.key.name.as_str();
+            running.kind == "DaemonSet" && self.daemon_sets.contains(&name) && !off()
+        };
+        by_container.or_else(|| by_name().then(String::new))
+    }
+}
+
+/// Returns the programs that a command line may start: the first word, and words that are an absolute path or follow
+/// `exec`, also within scripts.
+fn programs(words: &[String]) -> impl Iterator<Item = &str> {
+    let first = words.first().into_iter().map(String::as_str);
+    let breaks =
+        |c: char| c.is_whitespace() || matches!(c, ';' | '&' | '|' | '(' | ')' | '\'' | '"');
+    let in_scripts = words.iter().flat_map(move |word| {
+        let mut before = "";
+        word.split(breaks).filter(|token| !token.is_empty()).filter(move |token| {
+            let is_program = token.starts_with('/') || before == "exec";
+            before = *token;
+            is_program
+        })
+    });
+    first.chain(in_scripts).map(|program| program.rsplit('/').next().unwrap_or_default())
+}
+
+/// Returns whether an image's repository ends in a name, without tag and digest: `calico/node` is
+/// `quay.io/calico/node:v3`, but not `calico/node-driver-registrar`.
+fn is_image(image: &str, name: &str) -> bool {
+    let repository = image.split('@').next().unwrap_or_default();
+    let repository = match repository.rsplit_once(':') {
+        // The part after a registry's port contains a path.
+        Some((repository, tag)) if !tag.contains('/') => repository,
+        _ => repository,
+    };
+    repository.strip_suffix(name).is_some_and(|front| front.is_empty() || front.ends_with('/'))
+}
+
+/// Returns the enforcers in the cluster, each with a running workload and the sign.
+pub(super) fn in_cluster(
+    details: &Details,
+) -> impl Iterator<Item = (&'static str, &'static Enforcer, &Running, String)> {
+    ENFORCERS.iter().flat_map(move |enforcer| {
+        let found: Vec<_> = details
+            .running
+            .iter()
+            .filter_map(|it| Some((enforcer.name, enforcer, it, enforcer.sign(it)?)))
+            .collect();
+        // Pods count only if their DaemonSet is not among the objects.
+        let has_set = found.iter().any(|(_, _, running, _)| running.kind == "DaemonSet");
+        found.into_iter().filter(move |(_, _, running, _)| !has_set || running.kind == "DaemonSet")
+    })
+}
+
+/// Reports DaemonSets and pods of other enforcers.
+pub(super) fn examine(details: &Details, findings: &mut Findings) {
+    // kindnetd and Flannel may contain another enforcer's container: each pair is named once.
+    let mut named = BTreeSet::new();
+    for (_, enforcer, running, sign) in in_cluster(details) {
+        let Running { kind, key, count, .. } = running;
+        let sign = if sign.is_empty() { sign } else { format!(" ({sign})") };
+        let more = if *count > 1 { format!(" and {} like it", count - 1) } else { String::new() };
+        let source = details.sources.get(&(*kind, key.clone()));
+        let source = source.map(|it| format!(" ({it})")).unwrap_or_default();
+        let place = format!("{kind} {key}{more}{sign}{source}");
+        if named.insert((enforcer.name, place.clone())) {
+            let check = Check { fix: enforcer.fix, ..IN_THE_CLUSTER };
+            findings.add_of(&check, enforcer.name, place);
+        }
+    }
+}
+
+/// Reports the enforcers of an iptables or nftables chain.
+pub fn chain(table: &str, chain: &str, findings: &mut Findings) {
+    for enforcer in &ENFORCERS {
+        if enforcer.chains.iter().any(|begin| chain.starts_with(begin)) {
+            enforcer.found(format!("chain {chain} of {table}"), findings);
+        }
+    }
+}
+
+/// Reports the enforcer of an nftables table.
+pub fn table(family: &str, table: &str, findings: &mut Findings) {
+    if let Some(enforcer) = ENFORCERS.iter().find(|enforcer| enforcer.tables.contains(&table)) {
+        enforcer.found(format!("nftables table {family} {table}"), findings);
+    }
+}
+
+/// Reports the enforcer of a device.
+pub fn device(name: &str, findings: &mut Findings) {
+    if let Some(enforcer) = ENFORCERS.iter().find(|enforcer| enforcer.devices.contains(&name)) {
+        enforcer.found(format!("device {name}"), findings);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_compared_by_their_last_names() {
+        for image in [
+            "calico/node",
+            "quay.io/calico/node:v3.32.0",
+            "registry.local:5000/mirror/calico/node:v3@sha256:abc",
+            "registry.local:5000/calico/node",
+        ] {
+            assert!(is_image(image, "calico/node"), "{image}");
+        }
+        for image in
+            ["calico/node-driver-registrar:v3", "mycalico/node:v1", "node", "", "calico/node/x"]
+        {
+            assert!(!is_image(image, "calico/node"), "{image}");
+        }
+        assert!(is_image("weave-npc", "weave-npc") && !is_image("rocket-weave-npc", "weave-npc"));
+    }
+
+    /// The signs of each entry match that entry only, and its off switch hides it.
+    #[test]
+    fn signs_are_of_one_enforcer() {
+        let running = |container: Container| Running {
+            kind: "DaemonSet",
+            key: netpold_core::model::Key::new("x", "renamed"),
+            containers: vec![container],
+            count: 1,
+        };
+        let finds = |running: &Running| -> Vec<&str> {
+            let found = ENFORCERS.iter().filter(|it| it.sign(running).is_some());
+            found.map(|it| it.name).collect()
+        };
+        for enforcer in &ENFORCERS {
+            for image in enforcer.images {
+                let image = format!("registry.local:5000/m/{image}:v1");
+                let with = running(Container { image, ..Container::default() });
+                assert_eq!(finds(&with), [enforcer.name]);
+            }
+            for command in enforcer.commands {
+                let words = vec!["/usr/bin/env".to_owned(), format!("/opt/bin/{command}")];
+                let mut with = running(Container { words, ..Container::default() });
+                assert_eq!(finds(&with), [enforcer.name]);
+                for off in enforcer.off {
+                    with.containers[0].words.push((*off).to_owned());
+                    assert_eq!(finds(&with), [""; 0], "{off}");
+                }
+            }
+            for name in enforcer.daemon_sets {
+                let mut with = running(Container::default());
+                with.key.name = (*name).to_owned();
+                assert_eq!(finds(&with), [enforcer.name]);
+            }
+        }
+        for image in [
+            "flannel/flannel:v0.26",
+            "calico/cni:v3",
+            "calico/kube-controllers:v3",
+            "calico/csi:v3",
+            "calico/node-driver-registrar:v3",
+            "cilium/cilium-envoy:v1",
+            "cilium/hubble-relay:v1",
+            "rancher/hardened-flannel:v0.26",
+            "amazon/amazon-k8s-cni:v1",
+            "weaveworks/weave-kube:2.8",
+            "registry.k8s.io/kube-proxy:v1.36.2",
+            "netpold:0.1.0",
+            "multus-cni:v4",
+        ] {
+            let with = running(Container { image: image.to_owned(), ..Container::default() });
+            assert_eq!(finds(&with), [""; 0], "{image}");
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Objects of a cluster in the form that checks use: pods in groups, and places in policies.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::explain::Explainer;
+use netpold_core::model::{
+    ClusterPolicy, Direction, Enforcement, Key, Labels, Pod, Policy, Rule, Selector,
+};
+use netpold_core::printable::cut;
+
+use super::complete::is_stand_in;
+use super::details::{Details, Manifest, PodDetails};
+use super::leads::Leads;
+
+/// Longest text before the file and line of a place, in bytes.
+const WHAT_MAX: usize = 280;
+
+/// Pods with equal labels in one namespace: policies distinguish them by their ports only.
+pub(super) struct Group<'c> {
+    pub(super) namespace: &'c str,
+    pub(super) labels: &'c Labels,
+    pub(super) namespace_labels: Cow<'c, Labels>,
+    pub(super) pods: Vec<&'c Pod>,
+}
+
+/// Cluster with its pods in groups.
+pub(super) struct Objects<'c> {
+    pub(super) cluster: &'c Cluster,
+    pub(super) explainer: Explainer<'c>,
+    pub(super) details: &'c Details,
+    pub(super) groups: Vec<Group<'c>>,
+    /// Whether there is neither a node nor a running pod: the objects are a chart's, not a cluster's.
+    pub(super) is_partial: bool,
+    /// Addresses of nodes, and of pods on the host's network.
+    pub(super) node_addresses: BTreeSet<IpAddr>,
+    pub(super) leads: Leads<'c>,
+    templates: BTreeMap<GroupKey<'c>, &'c PodDetails>,
+}
+
+/// Policy of either kind, with its name as text.
+pub(super) struct Named<'p> {
+    /// `NetworkPolicy shop/web`
+    pub(super) text: String,
+    /// Namespace; `None` for a ClusterNetworkPolicy.
+    pub(super) namespace: Option<&'p str>,
+    manifest: Option<&'p Manifest>,
+}
+
+/// Rule of a policy, with its position.
+pub(super) struct Place<'p> {
+    pub(super) policy: &'p Named<'p>,
+    pub(super) direction: Direction,
+    pub(super) number: usize,
+}
+
+/// Namespace and labels.
+type GroupKey<'c> = (&'c str, Vec<(&'c String, &'c String)>);
+
+impl<'p> Named<'p> {
+    pub(super) fn policy(policy: &'p Policy, details: &'p Details) -> Self {
+        let manifest = details.policies.get(&policy.key);
+        let namespace = Some(policy.key.namespace.as_str());
+        Self { text: format!("NetworkPolicy {}", policy.key), namespace, manifest }
+    }
+
+    pub(super) fn cluster_policy(policy: &'p ClusterPolicy, details: &'p Details) -> Self {
+        let manifest = details.cluster_policies.get(&policy.name);
+        Self { text: format!("ClusterNetworkPolicy {}", policy.name), namespace: None, manifest }
+    }
+
+    /// Returns every CIDR as written, with its path.
+    pub(super) fn cidrs(&self) -> impl Iterator<Item = (String, &'p str)> {
+        self.manifest.into_iter().flat_map(Manifest::cidrs)
+    }
+
+    /// Formats `NetworkPolicy shop/web: spec.podSelector: WHAT (FILE:LINE)`; empty parts are left out.
+    pub(super) fn at(&self, path: &str, what: &str) -> String {
+        let mut text = self.text.clone();
+        for part in [path, what].into_iter().filter(|part| !part.is_empty()) {
+            text.push_str(": ");
+            text.push_str(part);
+        }
+        self.with_source(text, path)
+    }
+
+    /// Appends file and line of a field of the policy to a text.
+    pub(super) fn with_source(&self, text: String, path: &str) -> String {
+        let text = cut(text, WHAT_MAX);
+        match self.manifest.and_then(|manifest| manifest.source(path)) {
+            Some(source) => format!("{text} ({source})"),
+            None => text,
+        }
+    }
+}
+
+impl Place<'_> {
+    /// Returns a path such as `spec.egress[0]`, followed by `below`.
+    pub(super) fn path(&self, below: &str) -> String {
+        format!("spec.{}[{}]{below}", self.direction, self.number)
+    }
+
+    /// Describes a problem of a part of the rule, such as `.ports[0]`.
+    pub(super) fn at(&self, below: &str, what: &str) -> String {
+        self.policy.at(&self.path(below), what)
+    }
+
+    /// Returns the path of a peer of the rule, such as `.to[0]`.
+    pub(super) fn peer(&self, number: usize) -> String {
+        let side = match self.direction {
+            Direction::Ingress => "from",
+            Direction::Egress => "to",
+        };
+        format!(".{side}[{number}]")
+    }
+}
+
+impl<'c> Objects<'c> {
+    pub(super) fn new(cluster: &'c Cluster, details: &'c Details) -> Self {
+        let nodes = cluster.nodes().values().flat_map(|node| &node.addresses);
+        let hosts = cluster.pods().values().filter(|pod| pod.host_network && !pod.finished);
+        let noted = details.nodes.values().flatten().map(|noted| &noted.address);
+        let hosts = hosts.flat_map(|pod| &pod.addresses);
+        let mut pods = cluster.pods().values().flat_map(|pod| &pod.addresses);
+        let is_partial = cluster.nodes().is_empty() && pods.all(|address| is_stand_in(*address));
+        let templates = details.templates.iter().map(|template| {
+            let key = (template.namespace.as_str(), template.labels.iter().collect());
+            (key, &template.details)
+        });
+        Self {
+            cluster,
+            is_partial,
+            explainer: Explainer::new(cluster),
+            details,
+            groups: groups(cluster),
+            node_addresses: nodes.chain(hosts).chain(noted).copied().collect(),
+            leads: Leads::new(cluster),
+            templates: templates.collect(),
+        }
+    }
+
+    /// Returns the groups that a selector matches.
+    pub(super) fn select(
+        &self,
+        own: Option<&str>,
+        namespaces: Option<&Selector>,
+        pods: &Selector,
+    ) -> Vec<&Group<'c>> {
+        self.groups.iter().filter(|group| group.is_in(own, namespaces, pods)).collect()
+    }
+
+    /// Returns whether a pod or node among the objects has an address.
+    pub(super) fn is_known(&self, address: IpAddr) -> bool {
+        self.cluster.owner(address).is_some() || self.node_addresses.contains(&address)
+    }
+
+    /// Appends file and line of an object to a text.
+    pub(super) fn with_source(&self, (kind, key): (&'static str, &Key), text: String) -> String {
+        match self.details.sources.get(&(kind, key.clone())) {
+            Some(source) => format!("{} ({source})", cut(text, WHAT_MAX)),
+            None => text,
+        }
+    }
+
+    /// Returns the details of a pod; for a pod that does not run yet, those of a pod template with its namespace and
+    /// labels.
+    pub(super) fn pod(&self, pod: &Pod) -> Option<&'c PodDetails> {
+        let template = || {
+            let is_planned = pod.addresses.iter().any(|address| is_stand_in(*address));
+            let key = (pod.key.namespace.as_str(), pod.labels.iter().collect());
+            is_planned.then(|| self.templates.get(&key).copied()).flatten()
+        };
+        self.details.pods.get(&pod.key).or_else(template)
+    }
+
+    /// Returns the NetworkPolicies that isolate a group in one direction, with their rules. Audited policies isolate
+    /// nothing.
+    pub(super) fn isolating<'o>(
+        &'o self,
+        group: &Group<'_>,
+        direction: Direction,
+    ) -> Vec<(&'o Policy, &'o [Rule])> {
+        let policies = self.cluster.policies_in(group.namespace);
+        let policies = policies.filter(|policy| {
+            policy.enforcement == Enforcement::Enforce && policy.pod_selector.matches(group.labels)
+        });
+        policies.filter_map(|policy| Some((&**policy, policy.rules(direction)?))).collect()
+    }
+}
+
+fn groups(cluster: &Cluster) -> Vec<Group<'_>> {
+    let mut groups: BTreeMap<GroupKey<'_>, Group<'_>> = BTreeMap::new();
+    for pod in cluster.pods().values().filter(|pod| is_subject(pod)) {
+        let namespace = pod.key.namespace.as_str();
+        let group = groups.entry((namespace, pod.labels.iter().collect()));
+        let group = group.or_insert_with(|| Group {
+            namespace,
+            labels: &pod.labels,
+            namespace_labels: cluster.namespace_labels(namespace),
+            pods: Vec::new(),
+        });
+        group.pods.push(pod);
+    }
+    groups.into_values().collect()
+}
+
+impl Group<'_> {
+    /// Returns whether a peer or a subject matches the group; `own` is the policy's namespace, `namespaces` the
+    /// namespace selector.
+    pub(super) fn is_in(
+        &self,
+        own: Option<&str>,
+        namespaces: Option<&Selector>,
+        pods: &Selector,
+    ) -> bool {
+        let namespace = match namespaces {
+            Some(selector) => selector.matches(&self.namespace_labels),
+            None => own == Some(self.namespace),
+        };
+        namespace && pods.matches(self.labels)
+    }
+}
+
+/// Describes a group by its first pod and the number of the others.
+pub(super) fn pods_text(group: &Group<'_>) -> String {
+    let first = group.pods.first().map(|pod| &pod.key);
+    match (first, group.pods.len()) {
+        (Some(Key { namespace, name }), 1) => format!("Pod {namespace}/{name}"),
+        (Some(Key { namespace, name }), count) => {
+            format!("Pod {namespace}/{name} and {} like it", count - 1)
+        }
+        (None, _) => String::new(),
+    }
+}

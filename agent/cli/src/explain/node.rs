@@ -1,0 +1,100 @@
+//! `netpold explain --socket`: verdicts of the node's objects, tables and programs.
+
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail};
+use netpold_api::probe::{EXPLAIN_REQUEST, NodeAnswer, Said};
+use netpold_api::socket::DEFAULT_SOCKET;
+use netpold_core::printable::printable;
+use owo_colors::{OwoColorize as _, Style};
+use serde_json::json;
+
+use super::{ALLOWED, CANNOT_TELL, DENIED, ExplainArgs, print_lines, probe};
+use crate::output::{Output, is_read};
+use crate::printable_document::printable_json;
+use crate::socket;
+use crate::status::understood;
+
+/// Returns the socket of the agent to ask, if neither manifests nor a cluster are selected.
+pub(super) fn socket(args: &ExplainArgs) -> Option<&Path> {
+    if args.manifests.is_some() || args.cluster.is_meant() {
+        return None;
+    }
+    let local = args.cluster.local.then(|| Path::new(DEFAULT_SOCKET));
+    args.socket.as_deref().or(local)
+}
+
+/// Asks the agent and prints its answer. Returns the exit status.
+pub(super) fn run(args: &ExplainArgs, path: &Path) -> Result<u8> {
+    if args.probes.is_some() {
+        bail!("--probes are answered from --manifests");
+    }
+    let question = serde_json::to_string(&probe(args)?)?;
+    let json =
+        socket::answer(path, &format!("{EXPLAIN_REQUEST} {question}")).context("cannot tell")?;
+    let answer: NodeAnswer = understood(&json)?;
+    match args.output {
+        Output::Text => print(&answer),
+        Output::Json => {
+            let mut document = serde_json::to_value(&answer)?;
+            document["differs"] = json!(answer.differences().next().is_some());
+            printable_json(&mut document);
+            is_read(writeln!(io::stdout(), "{document:#}"))?;
+        }
+    }
+    if let Some(reason) = &answer.reason {
+        anstream::eprintln!("netpold: cannot tell: {}", printable(reason));
+    }
+    if args.cluster.local {
+        // The caller on the other side of `exec` reads the verdict from the document.
+        return Ok(ALLOWED);
+    }
+    Ok(match answer.verdict {
+        _ if answer.differences().next().is_some() => CANNOT_TELL,
+        Said::Allow => ALLOWED,
+        Said::Deny => DENIED,
+        Said::Unknown => CANNOT_TELL,
+    })
+}
+
+fn print(answer: &NodeAnswer) {
+    print_differences(answer);
+    let style = match answer.verdict {
+        Said::Allow => Style::new().green().bold(),
+        Said::Deny => Style::new().red().bold(),
+        Said::Unknown => Style::new().yellow().bold(),
+    };
+    print_lines(&answer.lines, style);
+    if answer.ends.is_empty() {
+        let node = printable(&answer.node);
+        anstream::println!("no pod of node {node} is on the way: ask where they are");
+    }
+    print_others(answer);
+}
+
+/// Prints the ends at which two sources disagree.
+pub(super) fn print_differences(answer: &NodeAnswer) {
+    for end in answer.differences() {
+        print_difference(&end.line());
+        if !answer.in_force {
+            anstream::println!("  an update is being written: ask again");
+        }
+    }
+}
+
+pub(super) fn print_difference(line: &str) {
+    anstream::println!("{} {}", "DIFFERENT:".red().bold(), printable(line));
+}
+
+/// Prints the ends at which all sources agree.
+pub(super) fn print_others(answer: &NodeAnswer) {
+    let node = printable(&answer.node);
+    for end in answer.ends.iter().filter(|end| !end.differs()) {
+        let line = end.line();
+        anstream::println!("node {node}: {}", printable(&line));
+    }
+    if answer.left_out > 0 {
+        anstream::println!("node {node}: not asked at {} further backends", answer.left_out);
+    }
+}

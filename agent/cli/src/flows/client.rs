@@ -1,0 +1,112 @@
+//! Requests to agents for the flows of their nodes, page by page.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use netpold_api::flows::{
+    Answer, FLOWS_REQUEST, Filter, PAGE, Page, PodFlows, Request, Translated, merge,
+};
+use netpold_core::model::Key;
+use netpold_core::probe::IpProtocol;
+use serde_json::json;
+
+use super::{FlowsArgs, text};
+use crate::live::{self, ALL, Answers, ClusterArgs, SOME};
+use crate::output::{Output, print};
+use crate::socket;
+use crate::status::understood;
+
+/// Prints the flows of this node, or of a cluster's nodes, as text or JSON. Returns the exit status.
+///
+/// # Errors
+/// No agent answers, or the answer is of another version.
+pub fn run(args: &FlowsArgs) -> Result<u8> {
+    let filter = Filter { namespace: args.namespace.clone(), pod: args.pod.clone() };
+    let limit = (args.limit > 0).then_some(args.limit);
+    if args.cluster.is_meant() {
+        let all = ask_cluster(&args.cluster, &filter, limit)?;
+        let unanswered = all.unanswered();
+        let nodes = merge(all.answers);
+        print(&match args.output {
+            Output::Json => format!("{}\n", json!({ "nodes": nodes, "unanswered": unanswered })),
+            Output::Text => text(&nodes)?,
+        })?;
+        return Ok(if unanswered.is_empty() { ALL } else { SOME });
+    }
+    let answer = ask(&args.socket, &filter, limit)?;
+    print(&match args.output {
+        Output::Json => format!("{}\n", serde_json::to_string(&answer)?),
+        Output::Text => text(&[answer])?,
+    })?;
+    Ok(ALL)
+}
+
+/// Returns the flows of all nodes of a cluster: at most `limit` of each node; the rest is counted. Prints the nodes
+/// without an answer to standard error.
+///
+/// # Errors
+/// The cluster cannot be reached, or has no agents.
+pub fn ask_cluster(
+    cluster: &ClusterArgs,
+    filter: &Filter,
+    limit: Option<u32>,
+) -> Result<Answers<Answer>> {
+    let limit = limit.unwrap_or(0).to_string();
+    let mut arguments = vec!["flows", "-o", "json", "--limit", &limit];
+    for (flag, value) in [("--namespace", &filter.namespace), ("--pod", &filter.pod)] {
+        if let Some(value) = value {
+            arguments.extend([flag, value]);
+        }
+    }
+    live::ask(cluster, &arguments)
+}
+
+/// Returns the seconds since the epoch.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// Returns the flows of a node: at most `limit`; the rest is counted.
+///
+/// # Errors
+/// See [`run`].
+pub fn ask(path: &Path, filter: &Filter, limit: Option<u32>) -> Result<Answer> {
+    let mut answer = Answer { as_of: now(), ..Answer::default() };
+    let mut others: BTreeMap<Key, u64> = BTreeMap::new();
+    let mut left = limit.unwrap_or(u32::MAX);
+    let mut translated: HashMap<(IpProtocol, SocketAddr, SocketAddr), Translated> = HashMap::new();
+    let mut ask = |from, kernel| {
+        let asked = if kernel { left } else { left.min(PAGE) };
+        let wanted = Request { filter: filter.clone(), from, limit: asked, kernel };
+        let json =
+            socket::answer(path, &format!("{FLOWS_REQUEST} {}", serde_json::to_string(&wanted)?))?;
+        let page: Page = understood(&json)?;
+        left = left.saturating_sub(u32::try_from(page.flows.len()).unwrap_or(u32::MAX));
+        answer.node = page.node;
+        answer.flows.extend(page.flows);
+        answer.problems.extend(page.problem);
+        let sent_on = page.translated.into_iter();
+        translated.extend(sent_on.map(|it| ((it.protocol, it.from, it.to), it.on)));
+        for PodFlows { pod, flows } in page.left_out {
+            *others.entry(pod).or_default() += flows;
+        }
+        anyhow::Ok(page.next)
+    };
+    let mut next = Some(0);
+    while let Some(from) = next {
+        next = ask(from, false)?;
+    }
+    ask(0, true)?;
+    answer.left_out = others.into_iter().map(|(pod, flows)| PodFlows { pod, flows }).collect();
+    for flow in &mut answer.flows {
+        let Some(local) = flow.local else { continue };
+        let from = SocketAddr::new(local, flow.local_port);
+        let to = SocketAddr::new(flow.remote, flow.remote_port);
+        flow.translated = translated.get(&(flow.protocol, from, to)).copied();
+    }
+    answer.flows.sort();
+    Ok(answer)
+}

@@ -1,0 +1,144 @@
+//! Peers and ports that a policy must allow for an observed flow.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netpold_api::learn::{Observed, Peer};
+use netpold_api::workload::Workload;
+use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::explain::Explainer;
+use netpold_core::model::{IpBlock, Key, Peer as ModelPeer, Requirement, Selector};
+
+use super::generate::Options;
+use super::ports::{Ports, protocol};
+
+/// Label that selects a namespace by name.
+const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+
+/// Peer in the form that policies can name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PeerSpec {
+    /// Pods of a namespace, by labels.
+    Pods(Workload),
+    /// Block of addresses.
+    Block(IpNet),
+}
+
+impl PeerSpec {
+    /// Returns the item of `from` or `to` for a policy of a namespace.
+    #[must_use]
+    pub fn peer(&self, namespace: &str) -> ModelPeer {
+        match self {
+            Self::Pods(workload) => {
+                let named =
+                    Requirement::In(NAMESPACE_NAME.into(), vec![workload.namespace.clone()]);
+                let other = workload.namespace != namespace;
+                let namespaces = other.then(|| Selector { requirements: vec![named] });
+                ModelPeer::Pods { namespaces, pods: workload.selector() }
+            }
+            Self::Block(cidr) => ModelPeer::Block(IpBlock { cidr: *cidr, except: Vec::new() }),
+        }
+    }
+}
+
+impl fmt::Display for PeerSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pods(workload) => workload.fmt(f),
+            Self::Block(block) => block.fmt(f),
+        }
+    }
+}
+
+/// Reason why no policy is written for a flow.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unwritten {
+    /// The pods have no labels.
+    NoLabels,
+    /// The protocol has no ports.
+    NoPorts,
+    /// The port is 0, which the API does not allow.
+    PortZero,
+    /// The address is a pod's, but another pod may have had it at the time of the flow.
+    FormerPod(IpAddr),
+    /// The Service does not exist any more, or has no such port.
+    NoService(Key),
+    /// The Service has no backends now.
+    NoBackends(Key),
+}
+
+impl fmt::Display for Unwritten {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoLabels => f.write_str("the pods have no labels that a policy could select them by"),
+            Self::NoPorts => f.write_str(
+                "a policy can allow this protocol only together with every port; --other-protocols does that",
+            ),
+            Self::PortZero => f.write_str("no policy can name port 0"),
+            Self::FormerPod(address) => write!(
+                f,
+                "{address} is a pod's address, and which pod had it then is not known: no block is written for a pod"
+            ),
+            Self::NoService(key) => write!(f, "there is no such port of a Service {key} any more"),
+            Self::NoBackends(key) => write!(f, "Service {key} has no backends now"),
+        }
+    }
+}
+
+fn block(address: IpAddr, options: &Options) -> PeerSpec {
+    let length = options.block_prefix[usize::from(address.is_ipv6())];
+    let net = IpNet::new(address, length).unwrap_or_else(|_| IpNet::from(address));
+    PeerSpec::Block(net.trunc())
+}
+
+/// Returns the peers with ports that a flow needs; empty if the flow is always allowed.
+///
+/// # Errors
+/// No policy can allow the flow, or only together with much else.
+pub(super) fn grants(
+    cluster: &Cluster,
+    flow: &Observed,
+    options: &Options,
+) -> Result<Vec<(PeerSpec, Ports)>, Unwritten> {
+    if flow.workload.labels.is_empty() {
+        return Err(Unwritten::NoLabels);
+    }
+    if flow.peer == Peer::Node {
+        return Ok(Vec::new());
+    }
+    if protocol(flow.protocol).is_none() && !options.other_protocols {
+        return Err(Unwritten::NoPorts);
+    }
+    if protocol(flow.protocol).is_some() && flow.port == 0 {
+        return Err(Unwritten::PortZero);
+    }
+    let ports = |port| Ports::of(flow.protocol, port);
+    Ok(match &flow.peer {
+        Peer::Node => Vec::new(),
+        Peer::Workload(workload) => vec![(PeerSpec::Pods(workload.clone()), ports(flow.port))],
+        Peer::Address(address) if cluster.is_pod_address(*address) => {
+            return Err(Unwritten::FormerPod(*address));
+        }
+        Peer::Address(address) => vec![(block(*address, options), ports(flow.port))],
+        Peer::Service(key) => {
+            let backends = Explainer::new(cluster).backends_of(key, flow.protocol, flow.port);
+            let backends = backends.ok_or_else(|| Unwritten::NoService(key.clone()))?;
+            let grant = |(address, port)| {
+                let owner = cluster.owner(address).filter(|pod| is_subject(pod));
+                let peer = match owner.and_then(|pod| Workload::of(pod)) {
+                    Some(workload) => PeerSpec::Pods(workload),
+                    // A deleted pod, still listed in an EndpointSlice.
+                    None if cluster.is_pod_address(address) => return None,
+                    None => PeerSpec::Block(IpNet::from(address)),
+                };
+                Some((peer, ports(port)))
+            };
+            let grants: Vec<_> = backends.into_iter().filter_map(grant).collect();
+            if grants.is_empty() {
+                return Err(Unwritten::NoBackends(key.clone()));
+            }
+            grants
+        }
+    })
+}

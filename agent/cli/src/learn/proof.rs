@@ -1,0 +1,179 @@
+//! Check by the explainer that policies allow the observed flows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use netpold_api::learn::{Observed, Peer};
+use netpold_api::workload::Workload;
+use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
+use netpold_core::model::{Change, Enforcement, Key, Pod, Policy, SharedStr};
+
+use super::generate::LearnedPolicy;
+use super::grants::Unwritten;
+
+/// Most pods judged per workload: policies do not distinguish the others.
+const ASKED: usize = 4;
+
+/// Observed flow that would be denied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Denied {
+    /// Flow.
+    pub flow: Observed,
+    /// Reason of the denial.
+    pub reason: String,
+}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.flow, self.reason)
+    }
+}
+
+/// Builds the cluster with the policies in force instead of the namespace's others. An observed workload without a pod
+/// gets a stand-in for its future pods.
+pub(super) fn enforced<'f>(
+    objects: Vec<Change>,
+    flows: impl Iterator<Item = &'f Observed>,
+    policies: &[LearnedPolicy],
+    namespace: &str,
+) -> Cluster {
+    let mut wanted: BTreeSet<&Workload> = BTreeSet::new();
+    for flow in flows {
+        wanted.insert(&flow.workload);
+        if let Peer::Workload(peer) = &flow.peer {
+            wanted.insert(peer);
+        }
+    }
+    for object in &objects {
+        if let Change::Pod(pod) = object
+            && is_subject(pod)
+            && !pod.addresses.is_empty()
+            && let Some(workload) = Workload::of(pod)
+        {
+            wanted.remove(&workload);
+        }
+    }
+    let replaced = |change: &Change| matches!(change, Change::Policy(policy) if policy.key.namespace == namespace);
+    let kept = objects.into_iter().filter(|change| !replaced(change));
+    let stand_ins = (1_u32..).zip(wanted).map(|(number, of)| Change::Pod(stand_in(number, of)));
+    let enforce = |learned: &LearnedPolicy| {
+        Change::Policy(Policy { enforcement: Enforcement::Enforce, ..learned.policy.clone() })
+    };
+    kept.chain(stand_ins).chain(policies.iter().map(enforce)).collect()
+}
+
+/// Creates a pod of a workload, with addresses of unused blocks (`240.0.0.0/4`, `0100::/64`).
+fn stand_in(number: u32, workload: &Workload) -> Pod {
+    let addresses = vec![
+        Ipv4Addr::from_bits(0xf000_0000 | number).into(),
+        Ipv6Addr::from_bits(0x0100 << 112 | u128::from(number)).into(),
+    ];
+    Pod {
+        key: Key::new(&workload.namespace, format!("netpold learn {number}")),
+        uid: format!("netpold learn {number}"),
+        labels: workload.labels.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
+        node: SharedStr::default(),
+        addresses,
+        host_network: false,
+        finished: false,
+        terminating: false,
+        created: 0,
+        ports: Vec::new(),
+        foreign_sources: false,
+        second: Vec::new(),
+        workload: None,
+    }
+}
+
+/// Returns the flows that the cluster's policies deny.
+pub(super) fn denied<'f>(
+    cluster: &Cluster,
+    flows: impl Iterator<Item = &'f Observed>,
+    unwritten: &BTreeMap<&Observed, Unwritten>,
+) -> Vec<Denied> {
+    let mut pods: BTreeMap<Workload, Vec<&Pod>> = BTreeMap::new();
+    for pod in cluster.pods().values().filter(|pod| is_subject(pod)) {
+        if let Some(workload) = Workload::of(pod) {
+            let of = pods.entry(workload).or_default();
+            if of.len() < ASKED {
+                of.push(pod);
+            }
+        }
+    }
+    let explainer = Explainer::new(cluster);
+    let mut denied = Vec::new();
+    for flow in flows {
+        let remotes = remotes(cluster, &pods, flow);
+        let judged = pods.get(&flow.workload).into_iter().flatten().flat_map(|pod| {
+            let ask = |(remote, port): &(IpAddr, u16)| {
+                explainer.judge(&pod.key, flow.direction, *remote, flow.protocol, *port)
+            };
+            remotes.iter().filter_map(ask).collect::<Vec<_>>()
+        });
+        let judged: Vec<_> = judged.collect();
+        // Tiers stay unchanged: their denial of some addresses is no denial of the observed flow.
+        let by_rules = judged.iter().find(|judgement| judgement.cause == Cause::NoRule);
+        // But pods without a written policy may fall to a tier that exempts the others.
+        let left = unwritten.get(flow) == Some(&Unwritten::NoLabels);
+        let is_denied = |judgement: &&Judgement| judgement.verdict == Verdict::Deny;
+        let tiers = || {
+            judged.iter().find(is_denied).filter(|_| left || judged.iter().all(|j| is_denied(&j)))
+        };
+        let Some(refused) = by_rules.or_else(tiers) else { continue };
+        let reason = match (unwritten.get(flow), &refused.tiers.decided_by) {
+            (_, Some(rule)) if refused.cause != Cause::NoRule => {
+                format!("ClusterNetworkPolicy {} denies it", rule.policy.policy)
+            }
+            (Some(why), _) => why.to_string(),
+            (None, _) => match &flow.peer {
+                Peer::Service(key) if !has_backend(&explainer, key, flow, refused.remote) => {
+                    Unwritten::NoBackends(key.clone()).to_string()
+                }
+                Peer::Service(_) | Peer::Workload(_) | Peer::Node | Peer::Address(_) => {
+                    format!("no rule allows {}", refused.remote)
+                }
+            },
+        };
+        denied.push(Denied { flow: flow.clone(), reason });
+    }
+    denied
+}
+
+/// Returns whether a Service's address has a backend: an address of one family may have none.
+fn has_backend(explainer: &Explainer<'_>, key: &Key, flow: &Observed, address: IpAddr) -> bool {
+    let behind = explainer.backends_of(key, flow.protocol, flow.port).unwrap_or_default();
+    behind.iter().any(|(backend, _)| backend.is_ipv4() == address.is_ipv4())
+}
+
+/// Returns the possible remote addresses and ports of a flow.
+fn remotes(
+    cluster: &Cluster,
+    pods: &BTreeMap<Workload, Vec<&Pod>>,
+    flow: &Observed,
+) -> Vec<(IpAddr, u16)> {
+    match &flow.peer {
+        // Traffic of the own node is always allowed.
+        Peer::Node => Vec::new(),
+        Peer::Address(address) => vec![(*address, flow.port)],
+        Peer::Workload(workload) => {
+            let pods = pods.get(workload).into_iter().flatten();
+            let owned = pods.flat_map(|pod| {
+                let owns =
+                    |address: &IpAddr| cluster.owner(*address).is_some_and(|o| o.key == pod.key);
+                pod.all_addresses().filter(owns).map(|address| (address, flow.port))
+            });
+            owned.collect()
+        }
+        Peer::Service(key) => {
+            let addresses = cluster.services().get(key).map(|service| &service.addresses);
+            let addresses = addresses.into_iter().flatten().map(|address| (*address, flow.port));
+            let backends = Explainer::new(cluster).backends_of(key, flow.protocol, flow.port);
+            // No rule is written for a deleted pod that an EndpointSlice still lists.
+            let is_gone = |at: IpAddr| cluster.owner(at).is_none() && cluster.is_pod_address(at);
+            let backends = backends.into_iter().flatten().filter(|(at, _)| !is_gone(*at));
+            addresses.chain(backends).collect()
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Policies as manifests.
+
+use std::fmt::Write as _;
+
+use k8s_openapi::jiff::Timestamp;
+use netpold_api::learn::Answer;
+use netpold_api::workload::Workload;
+use netpold_core::model::Direction;
+use netpold_core::printable::printable;
+use serde_json::{Value, json};
+
+use super::generate::{Learned, LearnedPolicy, LearnedRule, Sightings};
+use super::grants::PeerSpec;
+use super::ports::Ports;
+
+/// Most comment lines of one kind.
+const LINES: usize = 50;
+/// Most Services named in a comment.
+const SERVICES: usize = 3;
+/// Service of the cluster DNS.
+const DNS: (&str, &str) = ("kube-system", "kube-dns");
+
+/// Returns an audited policy that selects every pod of a namespace and allows nothing, so that flows are recorded.
+#[must_use]
+pub fn prepare(namespace: &str) -> String {
+    let namespace = scalar(namespace);
+    format!(
+        "# Denies nothing: it is on trial, so that flows of the namespace's pods are recorded. Delete it once\n\
+         # policies that were learned are in force.\n\
+         apiVersion: networking.k8s.io/v1\n\
+         kind: NetworkPolicy\n\
+         metadata:\n\
+         \x20 name: learn\n\
+         \x20 namespace: {namespace}\n\
+         \x20 annotations:\n\
+         \x20   netpold.io/enforcement: audit\n\
+         spec:\n\
+         \x20 podSelector: {{}}\n\
+         \x20 policyTypes: [Ingress, Egress]\n"
+    )
+}
+
+/// Returns the policies as YAML documents, with comments about the observations.
+#[must_use]
+pub fn yaml(learned: &Learned, answer: &Answer) -> String {
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "# From flows that were recorded on {} between {} and {}.",
+        comment(&answer.node),
+        time(answer.since),
+        time(answer.as_of)
+    );
+    text.push_str("# On trial: without the annotation netpold.io/enforcement they decide.\n");
+    list(&mut text, "Would be denied, although it was seen", learned.denied.iter());
+    list(&mut text, "Allowed, although it was never seen", learned.unseen.iter());
+    let uncovered =
+        "No policy selects these pods, since they have no labels or nothing is known of them";
+    list(&mut text, uncovered, learned.unwatched.iter().chain(&learned.unlabelled));
+    for policy in &learned.policies {
+        text.push_str("---\n");
+        manifest(&mut text, policy);
+    }
+    text
+}
+
+/// Writes comment lines, up to [`LINES`].
+fn list<T: ToString>(text: &mut String, title: &str, lines: impl Iterator<Item = T>) {
+    let lines: Vec<T> = lines.collect();
+    if lines.is_empty() {
+        return;
+    }
+    let _ = writeln!(text, "# {title}:");
+    for line in lines.iter().take(LINES) {
+        let _ = writeln!(text, "#   {}", comment(&line.to_string()));
+    }
+    if lines.len() > LINES {
+        let _ = writeln!(text, "#   and {} more (-o json has all)", lines.len() - LINES);
+    }
+}
+
+fn manifest(text: &mut String, learned: &LearnedPolicy) {
+    let LearnedPolicy { workload, rules, denied, policy } = learned;
+    let _ = writeln!(text, "# {}", comment(&workload.to_string()));
+    if rules.iter().all(Vec::is_empty) {
+        text.push_str("# Nothing was seen of it: this allows nothing.\n");
+    }
+    list(text, "Was denied when it was seen, and still is", denied.iter());
+    let (name, namespace) = (scalar(&policy.key.name), scalar(&policy.key.namespace));
+    let _ = write!(
+        text,
+        "apiVersion: networking.k8s.io/v1\n\
+         kind: NetworkPolicy\n\
+         metadata:\n\
+         \x20 name: {name}\n\
+         \x20 namespace: {namespace}\n\
+         \x20 annotations:\n\
+         \x20   netpold.io/enforcement: audit\n\
+         spec:\n\
+         \x20 podSelector:\n"
+    );
+    labels(text, 4, workload);
+    text.push_str("  policyTypes: [Ingress, Egress]\n");
+    for (direction, rules) in Direction::BOTH.into_iter().zip(rules) {
+        if rules.is_empty() {
+            let _ = writeln!(text, "  {direction}: []");
+            continue;
+        }
+        let _ = writeln!(text, "  {direction}:");
+        rules.iter().for_each(|of| rule(text, direction, of, &workload.namespace));
+    }
+}
+
+fn rule(text: &mut String, direction: Direction, rule: &LearnedRule, namespace: &str) {
+    let word = if direction == Direction::Ingress { "from" } else { "to" };
+    let _ = writeln!(text, "  - {word}:");
+    for (spec, sightings) in &rule.peers {
+        let _ = writeln!(text, "    # {}", comment(&seen(sightings)));
+        match spec {
+            PeerSpec::Block(block) => {
+                let _ =
+                    writeln!(text, "    - ipBlock:\n        cidr: {}", scalar(&block.to_string()));
+            }
+            PeerSpec::Pods(workload) if workload.namespace == namespace => {
+                text.push_str("    - podSelector:\n");
+                labels(text, 8, workload);
+            }
+            PeerSpec::Pods(workload) => {
+                let _ = write!(
+                    text,
+                    "    - namespaceSelector:\n\
+                     \x20       matchLabels:\n\
+                     \x20         kubernetes.io/metadata.name: {}\n\
+                     \x20     podSelector:\n",
+                    scalar(&workload.namespace)
+                );
+                labels(text, 8, workload);
+            }
+        }
+    }
+    ports(text, &rule.ports);
+}
+
+fn ports(text: &mut String, ports: &Ports) {
+    use netpold_core::model::PortMatch;
+    let Some(rules) = ports.rules() else { return };
+    text.push_str("    ports:\n");
+    for rule in rules {
+        let _ = writeln!(text, "    - protocol: {}", rule.protocol);
+        if let PortMatch::Range(first, last) = rule.port {
+            let _ = writeln!(text, "      port: {first}");
+            if first != last {
+                let _ = writeln!(text, "      endPort: {last}");
+            }
+        }
+    }
+}
+
+/// Writes `matchLabels` below `podSelector`.
+fn labels(text: &mut String, indent: usize, workload: &Workload) {
+    let space = " ".repeat(indent);
+    if workload.labels.is_empty() {
+        // An empty selector stands on the line of its key.
+        text.pop();
+        text.push_str(" {}\n");
+        return;
+    }
+    let _ = writeln!(text, "{space}matchLabels:");
+    for (key, value) in &workload.labels {
+        let _ = writeln!(text, "{space}  {}: {}", scalar(key), scalar(value));
+    }
+}
+
+/// Describes the observations of a peer.
+fn seen(sightings: &Sightings) -> String {
+    let Sightings { services, flows, last } = sightings;
+    let mut text = match flows {
+        1 => format!("1 flow, at {}", time(*last)),
+        _ => format!("{flows} flows, the last at {}", time(*last)),
+    };
+    let dns = |service: &&netpold_core::model::Key| {
+        (service.namespace.as_str(), service.name.as_str()) == DNS
+    };
+    if services.iter().any(|service| dns(&service)) {
+        text.push_str(", DNS");
+    }
+    let names: Vec<String> = services.iter().take(SERVICES).map(ToString::to_string).collect();
+    if !names.is_empty() {
+        let more = services.len() - names.len();
+        let word = if services.len() == 1 { "Service" } else { "Services" };
+        let _ = write!(text, ", by {word} {}", names.join(", "));
+        if more > 0 {
+            let _ = write!(text, " and {more} more");
+        }
+    }
+    text
+}
+
+/// Formats a time as `2026-11-23T10:00:00Z`.
+fn time(seconds: u64) -> String {
+    let at = i64::try_from(seconds).ok().and_then(|at| Timestamp::from_second(at).ok());
+    at.map_or_else(|| "an unknown time".to_owned(), |at| at.to_string())
+}
+
+/// Makes text printable for a comment line.
+fn comment(text: &str) -> String {
+    printable(text).into_owned()
+}
+
+/// Returns a string as a YAML scalar: plain if YAML cannot read it as another type.
+fn scalar(text: &str) -> String {
+    const WORDS: [&str; 9] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n"];
+    let is_plain = text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.ends_with(|c: char| c.is_ascii_alphanumeric())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/'))
+        && !WORDS.contains(&text.to_lowercase().as_str());
+    match is_plain {
+        true => text.to_owned(),
+        false => Value::from(text).to_string(),
+    }
+}
+
+/// Returns one JSON document; `policies` is a List for `kubectl apply`.
+#[must_use]
+pub fn json(learned: &Learned) -> Value {
+    let named =
+        |workload: &Workload| json!({ "namespace": workload.namespace, "labels": workload.labels });
+    let unseen = learned.unseen.iter().map(|unseen| {
+        json!({
+            "workload": named(&unseen.workload),
+            "direction": unseen.direction,
+            "peer": unseen.peer.to_string(),
+            "ports": unseen.ports.to_string(),
+        })
+    });
+    let denied = learned.denied.iter();
+    let denied = denied.map(|denied| json!({ "flow": denied.flow, "reason": denied.reason }));
+    let items = learned.policies.iter().map(object);
+    json!({
+        "policies": { "apiVersion": "v1", "kind": "List", "items": items.collect::<Vec<_>>() },
+        "denied": denied.collect::<Vec<_>>(),
+        "unseen": unseen.collect::<Vec<_>>(),
+        "unwatched": learned.unwatched.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "unlabelled": learned.unlabelled.iter().map(ToString::to_string).collect::<Vec<_>>(),
+    })
+}
+
+fn object(learned: &LearnedPolicy) -> Value {
+    use netpold_core::model::PortMatch;
+    let LearnedPolicy { workload, rules, policy, .. } = learned;
+    let selector = |workload: &Workload| match workload.labels.is_empty() {
+        true => json!({}),
+        false => json!({ "matchLabels": workload.labels }),
+    };
+    let peer = |spec: &PeerSpec| match spec {
+        PeerSpec::Block(block) => json!({ "ipBlock": { "cidr": block.to_string() } }),
+        PeerSpec::Pods(of) if of.namespace == workload.namespace => {
+            json!({ "podSelector": selector(of) })
+        }
+        PeerSpec::Pods(of) => json!({
+            "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": of.namespace } },
+            "podSelector": selector(of),
+        }),
+    };
+    let ports = |ports: &Ports| {
+        let rules = ports.rules()?.into_iter().map(|rule| {
+            let mut port = json!({ "protocol": rule.protocol });
+            if let PortMatch::Range(first, last) = rule.port {
+                port["port"] = first.into();
+                if first != last {
+                    port["endPort"] = last.into();
+                }
+            }
+            port
+        });
+        Some(Value::from(rules.collect::<Vec<_>>()))
+    };
+    let [ingress, egress] = [("from", &rules[0]), ("to", &rules[1])].map(|(word, rules)| {
+        let rules = rules.iter().map(|rule| {
+            let peers: Vec<Value> = rule.peers.iter().map(|(spec, _)| peer(spec)).collect();
+            let mut of = json!({ word: peers });
+            if let Some(ports) = ports(&rule.ports) {
+                of["ports"] = ports;
+            }
+            of
+        });
+        Value::from(rules.collect::<Vec<_>>())
+    });
+    json!({
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {
+            "name": policy.key.name,
+            "namespace": policy.key.namespace,
+            "annotations": { "netpold.io/enforcement": "audit" },
+        },
+        "spec": {
+            "podSelector": selector(workload),
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": ingress,
+            "egress": egress,
+        },
+    })
+}

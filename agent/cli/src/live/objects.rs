@@ -1,0 +1,193 @@
+//! One-time list of a cluster's objects, as far as RBAC allows.
+
+use std::path::Path;
+
+use anyhow::{Result, anyhow, bail};
+use netpold_core::model::Change;
+use netpold_core::printable::printable;
+use netpold_kube::cluster::failure::Failure;
+use netpold_kube::cluster::{Listed, Lister, default_namespace};
+use netpold_kube::convert::{DEFAULT_NAMESPACE, Kind};
+
+use super::{ClusterArgs, SILENCE, block_on};
+use crate::offline;
+
+/// All kinds, in list order: policies come after pods, so that no policy is older than the pods it selects.
+const KINDS: [Kind; 7] = [
+    Kind::Namespace,
+    Kind::Node,
+    Kind::Service,
+    Kind::EndpointSlice,
+    Kind::Pod,
+    Kind::NetworkPolicy,
+    Kind::ClusterNetworkPolicy,
+];
+
+/// Returns the objects of a directory or of standard input, or else of the selected cluster. Pod templates stand in for
+/// pods that do not exist.
+///
+/// # Errors
+/// Neither source is given, or it cannot be read, see [`objects`] and [`offline::read_directory`].
+pub fn manifests_or_objects(
+    manifests: Option<&Path>,
+    cluster: &ClusterArgs,
+    namespace: Option<&str>,
+) -> Result<Vec<Change>> {
+    all_objects(manifests, cluster, namespace).map(offline::stand_in)
+}
+
+/// Returns these objects together with the pods of all pod templates, the input of [`offline::stand_in`].
+///
+/// # Errors
+/// As [`manifests_or_objects`].
+pub fn all_objects(
+    manifests: Option<&Path>,
+    cluster: &ClusterArgs,
+    namespace: Option<&str>,
+) -> Result<Vec<Change>> {
+    match manifests {
+        Some(directory) => offline::read_directory("--manifests", directory, DEFAULT_NAMESPACE),
+        None if cluster.is_meant() => block_on(objects(cluster, namespace)),
+        None => bail!(
+            "which objects? --manifests <DIR> names a directory of them, --kubeconfig <FILE> or --context <NAME> a \
+             cluster; `kubectl netpold` asks kubectl's"
+        ),
+    }
+}
+
+/// Returns the default namespace: the given one, else that of the cluster's context, else `default`.
+///
+/// # Errors
+/// The name is not a valid namespace name, or the kubeconfig cannot be read.
+pub fn namespace(
+    manifests: Option<&Path>,
+    cluster: &ClusterArgs,
+    given: Option<&str>,
+) -> Result<String> {
+    let name = match given {
+        Some(name) => name.to_owned(),
+        None if manifests.is_none() && cluster.is_meant() => {
+            block_on(async { Ok(default_namespace(&cluster.access(SILENCE)).await?) })?
+        }
+        None => DEFAULT_NAMESPACE.to_owned(),
+    };
+    check_namespace(&name)?;
+    Ok(name)
+}
+
+/// Returns the objects of a cluster. A kind that RBAC forbids to list in all namespaces is listed in one namespace: the
+/// given one, or the context's. Standard error gets a report of unknown objects and the effects.
+///
+/// # Errors
+/// The cluster cannot be reached, or not even the pods and NetworkPolicies of one namespace may be listed.
+pub async fn objects(args: &ClusterArgs, namespace: Option<&str>) -> Result<Vec<Change>> {
+    let lister = Lister::open(args.access(SILENCE)).await?;
+    let namespace = match namespace {
+        Some(name) => name.to_owned(),
+        None => lister.client().default_namespace().to_owned(),
+    };
+    check_namespace(&namespace)?;
+    let mut seen =
+        Seen { lister, namespace, objects: Vec::new(), partly: Vec::new(), warnings: Vec::new() };
+    for kind in KINDS {
+        seen.take(kind).await?;
+    }
+    let (objects, warnings) = seen.end();
+    for warning in warnings {
+        anstream::eprintln!("netpold: {}", printable(&warning));
+    }
+    Ok(objects)
+}
+
+/// Checks that the name is a DNS label: it becomes part of a URL path.
+fn check_namespace(name: &str) -> Result<()> {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if name.is_empty() || name.len() > 63 || !name.chars().all(inner) {
+        bail!("--namespace {name:?} cannot be a namespace's name");
+    }
+    Ok(())
+}
+
+/// Objects and warnings collected so far.
+struct Seen {
+    lister: Lister,
+    /// Namespace to list where all namespaces may not be listed.
+    namespace: String,
+    objects: Vec<Change>,
+    /// Kinds listed in this namespace only.
+    partly: Vec<String>,
+    warnings: Vec<String>,
+}
+
+impl Seen {
+    async fn take(&mut self, kind: Kind) -> Result<()> {
+        let all = self.lister.list(kind, None).await;
+        let Err(Failure::Forbidden(words)) = all else { return self.add(kind, all) };
+        let own = match kind {
+            Kind::Pod | Kind::NetworkPolicy | Kind::Service | Kind::EndpointSlice => {
+                self.lister.list(kind, Some(&self.namespace)).await
+            }
+            Kind::Namespace => self.lister.namespace(&self.namespace).await,
+            Kind::Node | Kind::ClusterNetworkPolicy => Err(Failure::Forbidden(words)),
+        };
+        if own.is_ok() {
+            self.partly.push(Lister::name(kind));
+        }
+        match (own, effect(kind)) {
+            (Err(Failure::Forbidden(words)), Some(effect)) => {
+                self.warnings.push(format!("{words}; {effect}"));
+                Ok(())
+            }
+            (Err(Failure::Forbidden(words)), None) => Err(anyhow!(
+                "{}; without them nothing can be told (deploy/access.yaml grants it; -n names another namespace)",
+                printable(&words)
+            )),
+            (own, _) => self.add(kind, own),
+        }
+    }
+
+    fn add(&mut self, kind: Kind, listed: Result<Listed, Failure>) -> Result<()> {
+        let name = Lister::name(kind);
+        let listed = listed.map_err(|failure| {
+            let text = failure.text(&format!("list {name}"), self.lister.server());
+            anyhow!(printable(&text).into_owned())
+        })?;
+        self.objects.extend(listed.objects);
+        self.warnings.extend(listed.problems);
+        if let (false, Some(effect)) = (listed.served, effect(kind))
+            && kind != Kind::ClusterNetworkPolicy
+        {
+            let server = self.lister.server();
+            self.warnings.push(format!("{server} does not serve {name} as it is read; {effect}"));
+        }
+        Ok(())
+    }
+
+    fn end(mut self) -> (Vec<Change>, Vec<String>) {
+        if !self.partly.is_empty() {
+            let (namespace, kinds) = (&self.namespace, self.partly.join(", "));
+            self.warnings.insert(
+                0,
+                format!(
+                    "of {kinds} only those of namespace {namespace} are known (the verb list of them in all namespaces \
+                     is not allowed); addresses of pods elsewhere count as outside the cluster"
+                ),
+            );
+        }
+        (self.objects, self.warnings)
+    }
+}
+
+/// Returns the effect on answers if objects of a kind cannot be read; `None` if no answer is possible.
+const fn effect(kind: Kind) -> Option<&'static str> {
+    match kind {
+        Kind::Pod | Kind::NetworkPolicy => None,
+        Kind::Namespace => Some("namespaceSelectors see no label but kubernetes.io/metadata.name"),
+        Kind::Node => Some("addresses of nodes count as outside the cluster"),
+        Kind::Service => Some("Services are not known"),
+        Kind::EndpointSlice => Some("Services count as without backends"),
+        Kind::ClusterNetworkPolicy => Some(
+            "ClusterNetworkPolicies go before NetworkPolicies, so a verdict may be another one",
+        ),
+    }
+}

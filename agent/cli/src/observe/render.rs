@@ -1,0 +1,134 @@
+//! Text of a line.
+
+use std::fmt::Write as _;
+use std::net::Ipv6Addr;
+
+use anyhow::Result;
+use netpold_api::events::{Lost, Outcome};
+use netpold_api::observe::{Attribution, Event, Line};
+use netpold_core::cluster::Whose;
+use netpold_core::model::Direction;
+use netpold_ebpf::reason::Reason;
+use owo_colors::{OwoColorize, Style};
+
+use crate::printable_document::printable_document;
+
+/// Renders a line of the stream as coloured text; the caller strips colours if necessary. All names are made printable
+/// here.
+///
+/// # Errors
+/// The line cannot be converted to JSON, which it was parsed from.
+pub fn text(line: &Line) -> Result<String> {
+    Ok(match printable_line(line)? {
+        Line::Event(event) => render(&event),
+        Line::Lost { node, lost } => format!("{node}: {}", lost_text(&lost)).yellow().to_string(),
+    })
+}
+
+/// Makes all names in a line printable.
+///
+/// # Errors
+/// See [`text`].
+pub fn printable_line(line: &Line) -> Result<Line> {
+    printable_document(line)
+}
+
+fn render(event: &Event) -> String {
+    let Event { time, node, direction, reason, .. } = event;
+    let (word, style) = match event.verdict {
+        Outcome::Deny => ("deny", Style::new().red().bold()),
+        Outcome::Audit => ("audit", Style::new().yellow().bold()),
+        Outcome::Allow => ("allow", Style::new().green().bold()),
+    };
+    let protocol = event.protocol.map_or_else(|| "not IP".to_owned(), |it| it.to_string());
+    let (local, remote) = (local(event), remote(event));
+    let arrow = match direction {
+        Direction::Ingress => "<-",
+        Direction::Egress => "->",
+    };
+    let mut text = format!(
+        "{} {node} {} {direction} {} {arrow} {remote} {protocol}",
+        time.dimmed(),
+        word.style(style),
+        local.bold(),
+    );
+    if event.verdict == Outcome::Deny || reason == Reason::Node.as_str() {
+        let _ = write!(text, " {reason}");
+    }
+    let why = why(&event.attribution);
+    if !why.is_empty() {
+        let _ = write!(text, ": {why}");
+    }
+    text
+}
+
+/// Returns the pod's name, or the interface of a deleted pod.
+#[must_use]
+pub fn pod_name(event: &Event) -> String {
+    let name = event.pod.as_ref().map(ToString::to_string).or_else(|| event.interface.clone());
+    name.unwrap_or_else(|| "unknown".to_owned())
+}
+
+/// Returns the remote side's name, or its address if no object has the address.
+#[must_use]
+pub fn peer_name(event: &Event) -> String {
+    match (&event.peer, event.remote) {
+        (Some(Whose::Outside) | None, Some(remote)) => remote.to_string(),
+        (Some(peer), _) => peer.to_string(),
+        (None, None) => "unknown".to_owned(),
+    }
+}
+
+fn local(event: &Event) -> String {
+    let name = pod_name(event);
+    if event.local_port == 0 { name } else { format!("{name}:{}", event.local_port) }
+}
+
+fn remote(event: &Event) -> String {
+    let name = peer_name(event);
+    match event.remote_port {
+        0 => name,
+        port if name.parse::<Ipv6Addr>().is_ok() => format!("[{name}]:{port}"),
+        port => format!("{name}:{port}"),
+    }
+}
+
+/// Describes policy and rule, or the nearest rule and its first lack.
+#[must_use]
+pub fn why(attribution: &Attribution) -> String {
+    let Attribution { policies, more_policies, rule, nearest, lacks, explanation } = attribution;
+    let mut names: Vec<String> = policies.iter().map(ToString::to_string).collect();
+    if *more_policies > 0 {
+        names.push(format!("{more_policies} more"));
+    }
+    let mut text = names.join(", ");
+    if let Some(rule) = rule {
+        let _ = write!(text, " rule {} ({})", rule.index + 1, rule.matches);
+    }
+    if let Some(nearest) = nearest {
+        let _ = write!(text, "; nearest is rule {} of {}", nearest.index + 1, nearest.policy);
+        if let Some(lack) = lacks.first() {
+            let _ = write!(text, ": {lack}");
+        }
+    }
+    if text.is_empty() {
+        // The first line of an explanation of a pod begins with the pod's name.
+        let first = explanation.first().map(String::as_str).unwrap_or_default();
+        return first.split_once(": ").map_or(first, |(_, summary)| summary).to_owned();
+    }
+    text
+}
+
+/// Describes the lost events.
+#[must_use]
+pub fn lost_text(lost: &Lost) -> String {
+    let Lost { kernel, flows, slow, unattributed } = *lost;
+    let parts = [
+        (kernel, "drops were counted only (the kernel tells 100 a second and CPU)"),
+        (flows, "flows were too many or too short to be told"),
+        (slow, "events came faster than they were read here"),
+        (unattributed, "events are without policy and rule (explaining them takes too long)"),
+    ];
+    let parts = parts.into_iter().filter(|(count, _)| *count > 0);
+    parts.map(|(count, what)| format!("{count} {what}")).collect::<Vec<_>>().join("; ")
+}

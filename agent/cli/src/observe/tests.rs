@@ -1,0 +1,109 @@
+use netpold_api::events::{Lost, Outcome};
+use netpold_api::observe::{Attribution, Event, Line, PolicyName, RuleName};
+use netpold_core::cluster::Whose;
+use netpold_core::model::{Direction, Key};
+use netpold_core::probe::IpProtocol;
+
+use super::{lost_text, text, understood};
+
+const NODE: &str = "n1";
+
+fn event(number: u32) -> Event {
+    Event {
+        time: "2026-11-23T10:00:00.000Z".into(),
+        node: NODE.into(),
+        verdict: Outcome::Deny,
+        reason: "policy".into(),
+        direction: Direction::Ingress,
+        pod: Some(Key::new("shop", "db")),
+        interface: None,
+        local: Some([10, 0, 0, 1].into()),
+        local_port: 5432,
+        peer: Some(Whose::Pod(Key::new("shop", "web"))),
+        remote: Some([10, 0, 0, 2].into()),
+        remote_port: 4000,
+        protocol: Some(IpProtocol::TCP),
+        port: Some(5432),
+        attribution: Attribution {
+            explanation: vec![format!("{number}")],
+            ..Attribution::default()
+        },
+    }
+}
+
+#[test]
+fn a_refusal_is_an_error() {
+    let error = understood(r#"{"error":"not understood: x"}"#).unwrap_err().to_string();
+    assert!(error.starts_with("the agent refuses: not understood: "), "{error}");
+}
+
+fn plain(line: &Line) -> String {
+    anstream::adapter::strip_str(&text(line).unwrap()).to_string()
+}
+
+#[test]
+fn lines_for_people() {
+    let web = Key::new("shop", "db");
+    let rule =
+        RuleName { policy: PolicyName::new(&web), index: 0, matches: "TCP 80 from anyone".into() };
+    let mut denied = event(0);
+    denied.attribution = Attribution {
+        policies: vec![rule.policy.clone(), PolicyName::new(&Key::new("", "all"))],
+        more_policies: 2,
+        nearest: Some(rule.clone()),
+        lacks: vec!["port 5432 is not in it".into()],
+        ..Attribution::default()
+    };
+    let line = Line::Event(Box::new(denied.clone()));
+    assert_eq!(
+        plain(&line),
+        "2026-11-23T10:00:00.000Z n1 deny ingress shop/db:5432 <- shop/web:4000 TCP policy: shop/db, \
+         ClusterNetworkPolicy all, 2 more; nearest is rule 1 of shop/db: port 5432 is not in it"
+    );
+    let read: Line = serde_json::from_str(&serde_json::to_string(&line).unwrap()).unwrap();
+    assert_eq!(read, line);
+    let allowed = Event {
+        verdict: Outcome::Allow,
+        reason: "allowed".into(),
+        direction: Direction::Egress,
+        peer: Some(Whose::Outside),
+        remote: Some("fd00::2".parse().unwrap()),
+        attribution: Attribution {
+            policies: vec![rule.policy.clone()],
+            rule: Some(rule),
+            ..Attribution::default()
+        },
+        ..event(0)
+    };
+    assert!(plain(&Line::Event(Box::new(allowed))).ends_with(
+        " n1 allow egress shop/db:5432 -> [fd00::2]:4000 TCP: shop/db rule 1 (TCP 80 from anyone)"
+    ));
+    // Control characters in a name neither break the line nor move the cursor.
+    let forged = Event { pod: Some(Key::new("x\n\u{1b}[2J", "\u{202e}y")), ..event(0) };
+    let shown = plain(&Line::Event(Box::new(forged)));
+    assert!(shown.contains(r"x\n\u{1b}[2J/\u{202e}y"), "{shown:?}");
+    let unknown = Event {
+        pod: None,
+        interface: Some("veth7".into()),
+        peer: None,
+        remote: None,
+        protocol: None,
+        local_port: 0,
+        remote_port: 0,
+        reason: "not_ip".into(),
+        attribution: Attribution::default(),
+        ..denied
+    };
+    let shown = plain(&Line::Event(Box::new(unknown)));
+    assert!(shown.ends_with(" n1 deny ingress veth7 <- unknown not IP not_ip"), "{shown}");
+}
+
+#[test]
+fn everything_lost_is_named() {
+    let lost = Lost { kernel: 4, flows: 3, slow: 2, unattributed: 1 };
+    let shown = plain(&Line::Lost { node: NODE.into(), lost });
+    for part in ["n1: 4 drops", "; 3 flows", "; 2 events", "; 1 events are without policy"] {
+        assert!(shown.contains(part), "{shown}");
+    }
+    assert_eq!(lost_text(&Lost::default()), "");
+}

@@ -1,0 +1,186 @@
+//! Pod templates in place of pods.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use netpold_core::cluster::ObjectKey;
+use netpold_core::labels::{OF_PODS, OF_RELEASES};
+use netpold_core::model::{Change, Key, Pod};
+
+use super::owner::{Owner, owner};
+
+/// Kinds in order of precedence, when templates of several workloads claim the same name.
+const KINDS: [&str; 7] = [
+    "Deployment",
+    "StatefulSet",
+    "DaemonSet",
+    "ReplicaSet",
+    "ReplicationController",
+    "CronJob",
+    "Job",
+];
+
+/// Returns whether a change is a pod template.
+#[must_use]
+pub fn is_template(change: &Change) -> bool {
+    matches!(change, Change::Pod(pod) if pod.template().is_some())
+}
+
+/// Replaces each pod template by a stand-in pod if its workload has no running pods, and drops the template otherwise.
+/// The stand-in has the workload's name, or `kind.name` if a pod or another workload has that name.
+#[must_use]
+pub fn stand_in(objects: Vec<Change>) -> Vec<Change> {
+    let (mut templates, mut objects): (Vec<Change>, Vec<Change>) =
+        objects.into_iter().partition(is_template);
+    // The latest of several runs of a CronJob comes first.
+    templates.sort_by_key(|template| Reverse(ObjectKey::of(template)));
+    let pods = || objects.iter().filter_map(as_pod);
+    let running = Running::new(pods().filter(|pod| !pod.finished));
+    let mut wanted: BTreeMap<(String, Owned), Pod> = BTreeMap::new();
+    for template in templates.iter().filter_map(as_pod).filter(|pod| !running.has(pod)) {
+        let Some(owner) = owner(template) else { continue };
+        let key = (template.key.namespace.clone(), Owned::of(owner));
+        // The Deployment's template takes precedence over its ReplicaSets', the CronJob's over its Jobs'.
+        let is_better = |known: &Pod| rank(template) < rank(known);
+        if wanted.get(&key).is_none_or(is_better) {
+            wanted.insert(key, template.clone());
+        }
+    }
+    let mut wanted: Vec<Pod> = wanted.into_values().collect();
+    wanted.sort_by_key(|pod| (rank(pod).1, pod.key.clone()));
+    let mut taken: BTreeSet<Key> = pods().map(|pod| pod.key.clone()).collect();
+    for mut template in wanted {
+        let workload = template.workload.as_ref().map(|workload| workload.name.clone());
+        let plain = Key::new(template.key.namespace.clone(), workload.unwrap_or_default());
+        if taken.insert(plain.clone()) {
+            template.key = plain;
+        }
+        template.uid = template.key.to_string();
+        objects.push(Change::Pod(template));
+    }
+    objects
+}
+
+/// Ranks templates: the workload's own before others of the same workload, then by kind.
+fn rank(template: &Pod) -> (bool, usize) {
+    let workload = template.template();
+    let own = workload.map(|it| format!("{}.{}", it.kind.to_lowercase(), it.name));
+    let kind = workload.and_then(|it| KINDS.iter().position(|kind| **kind == it.kind));
+    (own.as_ref() != Some(&template.key.name), kind.unwrap_or(KINDS.len()))
+}
+
+fn as_pod(change: &Change) -> Option<&Pod> {
+    if let Change::Pod(pod) = change { Some(pod) } else { None }
+}
+
+/// Owned copy of an [`Owner`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Owned(String, String);
+
+impl Owned {
+    fn of(owner: Owner<'_>) -> Self {
+        Self(owner.kind.to_owned(), owner.name.to_owned())
+    }
+}
+
+/// Pods of running workloads.
+struct Running<'p> {
+    owned: HashSet<(&'p str, Owner<'p>)>,
+    /// Pods without a known workload, by namespace.
+    others: HashMap<&'p str, Vec<&'p Pod>>,
+}
+
+impl<'p> Running<'p> {
+    fn new(pods: impl Iterator<Item = &'p Pod>) -> Self {
+        let (mut owned, mut others) = (HashSet::new(), HashMap::<&str, Vec<&Pod>>::new());
+        for pod in pods {
+            let namespace = pod.key.namespace.as_str();
+            if let Some(owner) = owner(pod) {
+                owned.insert((namespace, owner));
+            } else {
+                others.entry(namespace).or_default().push(pod);
+            }
+        }
+        Self { owned, others }
+    }
+
+    fn has(&self, template: &Pod) -> bool {
+        let namespace = template.key.namespace.as_str();
+        let others = self.others.get(namespace).into_iter().flatten();
+        owner(template).is_some_and(|owner| self.owned.contains(&(namespace, owner)))
+            || others.into_iter().any(|pod| is_of(pod, template))
+    }
+}
+
+/// Returns whether a pod belongs to the template's workload; a pod without a known workload matches by name and labels.
+fn is_of(pod: &Pod, template: &Pod) -> bool {
+    let Some(workload) = owner(template).filter(|_| pod.key.namespace == template.key.namespace)
+    else {
+        return false;
+    };
+    if let Some(owner) = owner(pod) {
+        return owner == workload;
+    }
+    let changes = |key: &str| OF_PODS.contains(&key) || OF_RELEASES.contains(&key);
+    let mut labels = template.labels.iter().filter(|(key, _)| !changes(key)).peekable();
+    let begins = pod.key.name.strip_prefix(workload.name);
+    begins.is_some_and(|rest| rest.starts_with('-'))
+        && labels.peek().is_some()
+        && labels.all(|(key, value)| pod.labels.get(key) == Some(value))
+}
+
+/// Returns whether a pod equals its template in all properties that policies depend on.
+fn is_as_made(pod: &Pod, template: &Pod) -> bool {
+    let labels = template.labels.iter().filter(|(key, _)| !OF_PODS.contains(&key.as_str()));
+    let mut labels = labels.map(|(key, value)| pod.labels.get(key) == Some(value));
+    labels.all(|same| same)
+        && pod.ports == template.ports
+        && pod.host_network == template.host_network
+}
+
+/// Applies changes to the objects. A changed template removes pods that differ from it, a deleted one all its pods.
+#[must_use]
+pub fn apply(before: &[Change], changes: &[Change]) -> Vec<Change> {
+    let mut after: BTreeMap<ObjectKey, Change> =
+        before.iter().map(|object| (ObjectKey::of(object), object.clone())).collect();
+    for change in changes {
+        let key = ObjectKey::of(change);
+        let former = match change.is_object() {
+            true => after.insert(key, change.clone()),
+            false => after.remove(&key),
+        };
+        let former = former.filter(is_template);
+        let Some(template) = Some(change).filter(|change| is_template(change)).or(former.as_ref())
+        else {
+            continue;
+        };
+        let Some(template) = as_pod(template) else { continue };
+        let is_same = former.as_ref() == Some(change);
+        let is_replaced = |object: &Change| {
+            as_pod(object).is_some_and(|pod| {
+                let made = change.is_object() && is_as_made(pod, template);
+                pod.template().is_none() && is_of(pod, template) && !made
+            })
+        };
+        if !is_same {
+            after.retain(|_, object| !is_replaced(object));
+        }
+    }
+    after.into_values().collect()
+}
+
+/// Returns the pods of a template's workload, which disappear if the template is deleted.
+pub fn pods_of<'c>(
+    objects: &'c [Change],
+    template: &'c Change,
+) -> impl Iterator<Item = &'c Change> {
+    let template = as_pod(template).filter(|pod| pod.template().is_some());
+    objects.iter().filter(move |object| {
+        as_pod(object).is_some_and(|pod| {
+            pod.template().is_none() && template.is_some_and(|template| is_of(pod, template))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests;

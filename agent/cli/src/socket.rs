@@ -1,0 +1,47 @@
+//! Connections to an agent's control socket.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow};
+use netpold_api::socket::PATIENCE;
+
+/// Connects and sends the line of a request.
+///
+/// # Errors
+/// No agent listens there, or this account may not connect.
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "an enum of another crate, open to further variants"
+)]
+pub fn ask(socket: &Path, request: &str) -> Result<UnixStream> {
+    let shown = socket.display();
+    let mut stream = UnixStream::connect(socket).map_err(|error| match error.kind() {
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => anyhow!(
+            "no agent is listening on {shown}: is `netpold run` running, and with this --socket?"
+        ),
+        ErrorKind::PermissionDenied => {
+            anyhow!("{shown} may not be opened: use the account that the agent runs as, as root")
+        }
+        _ => anyhow!(error).context(format!("{shown} cannot be opened")),
+    })?;
+    let mut send = || {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(format!("{request}\n").as_bytes())
+    };
+    send().with_context(|| format!("the agent on {shown} does not answer"))?;
+    Ok(stream)
+}
+
+/// Sends a request and returns the whole answer.
+///
+/// # Errors
+/// No agent listens there, this account may not connect, or the answer takes more than [`PATIENCE`].
+pub fn answer(socket: &Path, request: &str) -> Result<String> {
+    let mut stream = ask(socket, request)?;
+    let mut answer = String::new();
+    let read = stream.read_to_string(&mut answer);
+    read.with_context(|| format!("the agent on {} does not answer", socket.display()))?;
+    Ok(answer)
+}

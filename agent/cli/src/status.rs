@@ -1,0 +1,107 @@
+//! `netpold status`: the status of an agent, or of all agents of a cluster.
+
+mod client;
+mod cluster;
+mod render;
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use netpold_api::socket::DEFAULT_SOCKET;
+use netpold_api::status::Status;
+use serde::Deserialize;
+
+pub use client::run;
+use cluster::text as cluster_text;
+pub use cluster::{ClusterStatus, merge};
+
+use crate::live::ClusterArgs;
+use crate::output::Output;
+use crate::printable_document::printable_json;
+
+const NOT_UNDERSTOOD: &str = "the agent's answer is not understood; is it another version?";
+
+/// Flags of `netpold status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Control socket of the agent
+    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+    /// Cluster to ask.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Format of the answer
+    #[arg(short, long, value_name = "FORMAT", env = "NETPOLD_OUTPUT", default_value = "text")]
+    pub output: Output,
+    /// Print only the reasons why the agent is not ready (as /readyz), with exit status 1 if there are
+    /// any: for a probe that must not reach another agent of the node
+    #[arg(long, env = "NETPOLD_READY", conflicts_with = "output")]
+    pub ready: bool,
+}
+
+/// Renders a status document as text. All names in it are made printable here, in one place.
+///
+/// # Errors
+/// The document is of another version.
+pub(crate) fn text(json: &str) -> Result<String> {
+    let mut value = understood(json)?;
+    printable_json(&mut value);
+    let status: Status = serde_json::from_value(value).context(NOT_UNDERSTOOD)?;
+    Ok(render::render(&status))
+}
+
+/// Parses a status document, or a part of one.
+///
+/// # Errors
+/// The document is of another version.
+pub fn understood<'j, T: Deserialize<'j>>(json: &'j str) -> Result<T> {
+    serde_json::from_str(json).context(NOT_UNDERSTOOD)
+}
+
+#[cfg(test)]
+mod tests {
+    use netpold_api::status::{EndpointStatus, RecentDrop};
+    use netpold_core::model::{Direction, Key};
+
+    use super::*;
+
+    #[test]
+    fn names_forge_no_lines() {
+        let forged = "x\nproblems\x1b[2J\u{202e}";
+        let status = Status {
+            node: forged.to_owned(),
+            problems: vec![format!("policy {forged}: refused")],
+            waiting: vec![forged.to_owned()],
+            not_enforced: vec![forged.to_owned()],
+            devices: vec![forged.to_owned()],
+            recent_drops: vec![RecentDrop {
+                at: 0,
+                pod: forged.to_owned(),
+                direction: Direction::Ingress,
+                packet: String::new(),
+                reason: forged.to_owned(),
+                explanation: vec![forged.to_owned()],
+            }],
+            endpoints: vec![EndpointStatus {
+                pod: Key::new(forged, forged),
+                interface: Some(forged.to_owned()),
+                ifindex: Some(1),
+                addresses: Vec::new(),
+                isolated: Vec::new(),
+                hook: Some(forged.to_owned()),
+                xdp: None,
+            }],
+            ..Status::default()
+        };
+        let shown = text(&serde_json::to_string(&status).unwrap()).unwrap();
+        let shown = anstream::adapter::strip_str(&shown).to_string();
+        let plain = Status { problems: vec!["x".into()], ..status.clone() };
+        let lines = |text: &str| text.lines().count();
+        let same = text(&serde_json::to_string(&plain).unwrap()).unwrap();
+        assert_eq!(lines(&shown), lines(&same), "{shown}");
+        let named = shown.matches(r"x\nproblems\u{1b}[2J\u{202e}").count();
+        assert_eq!(named, 12, "{shown}");
+        assert!(!shown.lines().any(|line| line.starts_with("problems\x1b")), "{shown}");
+    }
+}

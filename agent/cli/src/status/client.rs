@@ -1,0 +1,53 @@
+//! Requests to the agent's control socket, or to all agents of a cluster.
+
+use std::path::Path;
+
+use anyhow::Result;
+use netpold_api::status::{READY_REQUEST, STATUS_REQUEST, Status};
+
+use super::{StatusArgs, cluster_text, merge, text, understood};
+use crate::live::{self, ALL, SOME};
+use crate::output::{Output, print};
+use crate::socket;
+
+/// Prints the status of the agent or of all agents of a cluster, as text or JSON. Returns the exit status.
+///
+/// # Errors
+/// No agent answers, or the answer is of another version.
+pub fn run(args: &StatusArgs) -> Result<u8> {
+    if args.cluster.is_meant() {
+        return of_cluster(args);
+    }
+    if args.ready {
+        return ready(&args.socket);
+    }
+    let json = socket::answer(&args.socket, STATUS_REQUEST)?;
+    let text = match args.output {
+        Output::Json => {
+            let value: serde_json::Value = understood(&json)?;
+            format!("{value:#}\n")
+        }
+        Output::Text => text(&json)?,
+    };
+    print(&text)?;
+    Ok(ALL)
+}
+
+/// Prints the reasons why the agent is not ready. Returns the exit status.
+fn ready(socket: &Path) -> Result<u8> {
+    let reasons: Vec<String> = understood(&socket::answer(socket, READY_REQUEST)?)?;
+    reasons.iter().try_for_each(|reason| print(&format!("{reason}\n")))?;
+    Ok(if reasons.is_empty() { ALL } else { SOME })
+}
+
+/// Prints the status of all agents of a cluster. Returns the exit status.
+fn of_cluster(args: &StatusArgs) -> Result<u8> {
+    let all = live::ask::<Status>(&args.cluster, &["status", "-o", "json"])?;
+    let failures = all.unanswered();
+    let status = merge(all.answers, failures);
+    print(&match args.output {
+        Output::Json => format!("{:#}\n", serde_json::to_value(&status)?),
+        Output::Text => cluster_text(&status)?,
+    })?;
+    Ok(if status.unanswered.is_empty() { ALL } else { SOME })
+}

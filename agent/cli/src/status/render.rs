@@ -1,0 +1,320 @@
+//! Rendering of a [`Status`] as text.
+
+use std::fmt::Display;
+use std::fmt::Write as _;
+use std::time::SystemTime;
+
+use comfy_table::Table;
+use comfy_table::presets::NOTHING;
+use netpold_core::model::Direction;
+use owo_colors::{OwoColorize, Style};
+
+use netpold_api::status::{EndpointStatus, Status, TableStatus, UplinkStatus};
+
+/// Renders the status as coloured text; the caller strips unwanted colour.
+pub(super) fn render(status: &Status) -> String {
+    let mut text = String::new();
+    header(&mut text, status);
+    problems(&mut text, status);
+    not_enforced(&mut text, &status.not_enforced);
+    interference(&mut text, status);
+    files(&mut text, status);
+    kinds(&mut text, status);
+    endpoints(&mut text, &status.endpoints);
+    devices(&mut text, &status.devices);
+    uplinks(&mut text, &status.uplinks);
+    tables(&mut text, status.tables.iter().chain(&status.conntrack));
+    drops(&mut text, status);
+    text
+}
+
+fn header(text: &mut String, status: &Status) {
+    let revision = status.revision;
+    let (word, style) = match (status.in_sync, revision.desired == revision.enforced) {
+        (true, true) => ("enforced", Style::new().green().bold()),
+        (true, false) => ("behind", Style::new().yellow().bold()),
+        (false, _) => ("not in sync", Style::new().yellow().bold()),
+    };
+    let (desired, enforced) = (revision.desired, revision.enforced);
+    line(text, format!("node {}, netpold {}", status.node, status.version));
+    line(text, format!("{}: revision {enforced} of {desired}", word.style(style)));
+    if !status.in_sync {
+        line(text, "not everything is known yet; what was installed before stays".dimmed());
+    }
+    line(text, format!("source: {}", status.source.origin));
+}
+
+fn problems(text: &mut String, status: &Status) {
+    let source = status.source.problems.iter().map(ToString::to_string);
+    let all: Vec<String> = status.problems.iter().cloned().chain(source).collect();
+    if all.is_empty() {
+        return;
+    }
+    heading(text, "problems");
+    for problem in all {
+        line(text, format!("  {}", problem.red()));
+    }
+}
+
+fn not_enforced(text: &mut String, interfaces: &[String]) {
+    if !interfaces.is_empty() {
+        heading(text, "further interfaces not enforced in full");
+        for interface in interfaces {
+            line(text, format!("  {}", interface.yellow()));
+        }
+    }
+}
+
+/// Renders repairs after changes by other programs, and interfaces with unknown pods.
+fn interference(text: &mut String, status: &Status) {
+    if !status.repaired.is_empty() {
+        let counts: Vec<String> =
+            status.repaired.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+        line(text, format!("put right after somebody else: {}", list(&counts)));
+    }
+    if !status.waiting.is_empty() {
+        line(text, format!("denied, their pods are not known yet: {}", list(&status.waiting)));
+    }
+}
+
+fn files(text: &mut String, status: &Status) {
+    let mut table = table(&["file", "objects", "content"]);
+    for file in &status.source.files {
+        let content = if file.current { "current" } else { "last good" };
+        table.add_row([file.name.clone(), file.objects.to_string(), content.to_owned()]);
+    }
+    show(text, "files", &table);
+}
+
+fn kinds(text: &mut String, status: &Status) {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let now = now.map_or(0, |time| time.as_secs());
+    let mut table = table(&["watched", "objects", "state", "heard of", "lists", "failures"]);
+    for kind in &status.source.kinds {
+        let state = match (&kind.error, kind.served, kind.in_sync) {
+            (_, false, true) => "not served",
+            (Some(_), _, _) => "failing",
+            (None, _, true) => "in sync",
+            (None, _, false) => "listing",
+        };
+        let heard = kind.last_event.map(|at| format!("{} s ago", now.saturating_sub(at)));
+        table.add_row([
+            kind.kind.clone(),
+            kind.objects.to_string(),
+            state.to_owned(),
+            heard.unwrap_or_else(|| "never".to_owned()),
+            kind.lists.to_string(),
+            kind.restarts.to_string(),
+        ]);
+    }
+    show(text, "watches", &table);
+}
+
+fn endpoints(text: &mut String, endpoints: &[EndpointStatus]) {
+    let mut table = table(&["pod", "interface", "addresses", "isolated", "attached"]);
+    for endpoint in endpoints {
+        let interface = match (&endpoint.interface, endpoint.ifindex) {
+            (Some(name), Some(index)) => format!("{name} ({index})"),
+            (Some(name), None) => name.clone(),
+            _ => "none yet".to_owned(),
+        };
+        table.add_row([
+            endpoint.pod.to_string(),
+            interface,
+            list(&endpoint.addresses),
+            isolated(&endpoint.isolated),
+            attached(endpoint),
+        ]);
+    }
+    show(text, "pods", &table);
+}
+
+/// Formats the attachments of programs, XDP first.
+fn attached(endpoint: &EndpointStatus) -> String {
+    let xdp = endpoint.xdp.iter().map(|mode| format!("{mode} XDP"));
+    let all: Vec<String> = xdp.chain(endpoint.hook.clone()).collect();
+    if all.is_empty() { "no".to_owned() } else { all.join(", ") }
+}
+
+fn devices(text: &mut String, devices: &[String]) {
+    if !devices.is_empty() {
+        heading(text, "node devices");
+        line(text, format!("  {}: {}", devices.len(), devices.join(", ")));
+    }
+}
+
+fn uplinks(text: &mut String, uplinks: &[UplinkStatus]) {
+    let mut table = table(&["device", "XDP"]);
+    for uplink in uplinks {
+        table.add_row([uplink.interface.clone(), uplink.mode.clone()]);
+    }
+    show(text, "uplinks", &table);
+}
+
+fn tables<'a>(text: &mut String, tables: impl Iterator<Item = &'a TableStatus>) {
+    let mut table = table(&["table", "used", "of", "fill"]);
+    for TableStatus { name, used, capacity } in tables {
+        let percent = (used * 100).checked_div(*capacity).unwrap_or(0);
+        table.add_row([
+            name.clone(),
+            used.to_string(),
+            capacity.to_string(),
+            format!("{percent}%"),
+        ]);
+    }
+    show(text, "tables", &table);
+}
+
+fn drops(text: &mut String, status: &Status) {
+    let mut table = table(&["reason", "direction", "packets"]);
+    for drop in &status.drops {
+        let packets = drop.packets.to_string();
+        table.add_row([drop.reason.clone(), drop.direction.to_string(), packets]);
+    }
+    show(text, "drops", &table);
+    if !status.recent_drops.is_empty() {
+        heading(text, "dropped last");
+    }
+    for drop in &status.recent_drops {
+        let (pod, direction, packet) = (&drop.pod, drop.direction, &drop.packet);
+        line(text, format!("  {direction} of {pod}: {packet}: {}", drop.reason));
+        for detail in &drop.explanation {
+            line(text, format!("    {}", detail.dimmed()));
+        }
+    }
+}
+
+fn isolated(directions: &[Direction]) -> String {
+    if directions.is_empty() { "no".to_owned() } else { list(directions) }
+}
+
+fn list<T: Display>(items: &[T]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_header(header.iter().map(|h| h.to_uppercase()));
+    table
+}
+
+fn show(text: &mut String, title: &str, table: &Table) {
+    if table.row_count() > 0 {
+        heading(text, title);
+        line(text, table);
+    }
+}
+
+fn heading(text: &mut String, title: &str) {
+    line(text, format!("\n{}", title.bold()));
+}
+
+fn line(text: &mut String, line: impl Display) {
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use netpold_api::source::{FileStatus, KindStatus, SourceProblem, SourceStatus};
+    use netpold_api::status::{DropCount, RecentDrop, Revision};
+    use netpold_core::model::Key;
+
+    use super::*;
+
+    fn full() -> Status {
+        let table = |name: &str| TableStatus { name: name.into(), used: 3, capacity: 12 };
+        Status {
+            version: "0.1.0".into(),
+            node: "n1".into(),
+            revision: Revision { desired: 7, enforced: 6 },
+            policies: 1,
+            in_sync: true,
+            source: SourceStatus {
+                origin: "manifests in /m".into(),
+                in_sync: true,
+                files: vec![FileStatus { name: "a.yaml".into(), objects: 5, current: false }],
+                kinds: vec![KindStatus {
+                    kind: "pods".into(),
+                    error: Some("no".into()),
+                    ..KindStatus::default()
+                }],
+                problems: vec![SourceProblem { file: "a.yaml".into(), line: 4, text: "no".into() }],
+            },
+            endpoints: vec![EndpointStatus {
+                pod: Key::new("x", "a"),
+                interface: Some("veth1".into()),
+                ifindex: Some(9),
+                addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
+                isolated: vec![Direction::Ingress, Direction::Egress],
+                hook: Some("tcx".into()),
+                xdp: Some("generic".into()),
+            }],
+            devices: vec!["eth0".into(), "vxlan1".into()],
+            uplinks: vec![UplinkStatus { interface: "eth1".into(), mode: "native".into() }],
+            tables: vec![table("rows")],
+            repairs: 3,
+            repaired: [("entries".to_owned(), 3)].into(),
+            waiting: vec!["veth9".into()],
+            not_enforced: vec!["pod x/a: net1".into()],
+            conntrack: vec![table("conntrack IPv4")],
+            drops: vec![DropCount {
+                reason: "policy".into(),
+                direction: Direction::Ingress,
+                packets: 12,
+            }],
+            recent_drops: vec![RecentDrop {
+                at: 0,
+                pod: "x/a".into(),
+                direction: Direction::Ingress,
+                packet: "TCP 10.0.0.2:4000 to 10.0.0.1:80".into(),
+                reason: "policy".into(),
+                explanation: vec!["isolated by x/p".into()],
+            }],
+            problems: vec!["two agents".into()],
+        }
+    }
+
+    #[test]
+    fn everything_is_shown() {
+        let text = anstream::adapter::strip_str(&render(&full())).to_string();
+        for part in [
+            "node n1, netpold 0.1.0",
+            "behind: revision 6 of 7",
+            "  two agents",
+            "eth1",
+            "native",
+            "  a.yaml:4: no",
+            "last good",
+            "failing",
+            "never",
+            "veth1 (9)",
+            "10.0.0.1, fd00::1",
+            "ingress, egress",
+            "generic XDP, tcx",
+            "25%",
+            "conntrack IPv4",
+            "put right after somebody else: 3 entries",
+            "not known yet: veth9",
+            "  pod x/a: net1",
+            "  ingress of x/a: TCP 10.0.0.2:4000 to 10.0.0.1:80: policy",
+            "    isolated by x/p",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_shown_of_what_is_not_there() {
+        let text = render(&Status::default());
+        assert!(!text.contains("PACKETS") && !text.contains("problems"), "{text}");
+        assert!(text.contains("not in sync"), "{text}");
+    }
+
+    #[test]
+    fn a_document_of_another_version_is_read_as_far_as_it_goes() {
+        let json = r#"{"node": "n", "in_sync": true, "news": 1}"#;
+        let status: Status = serde_json::from_str(json).unwrap();
+        assert!(status.in_sync && status.node == "n" && status.endpoints.is_empty());
+    }
+}

@@ -1,0 +1,40 @@
+//! Flags of `netpold top`.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Args;
+use netpold_api::events::Outcome;
+use netpold_api::filter::Request;
+use netpold_api::socket::DEFAULT_SOCKET;
+
+use crate::live::ClusterArgs;
+use crate::observe::FilterArgs;
+
+/// Flags of `netpold top`.
+#[derive(Clone, Debug, Args)]
+pub struct TopArgs {
+    /// Control socket of the agent
+    #[arg(long, value_name = "PATH", env = "NETPOLD_SOCKET", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+    /// Events to count; all by default.
+    #[command(flatten)]
+    pub filter: FilterArgs,
+    /// Cluster to ask instead of this node.
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+impl TopArgs {
+    /// Request for the stream: all events that the agent keeps, and new ones.
+    ///
+    /// # Errors
+    /// The filter has an unknown reason.
+    pub fn request(&self) -> Result<Request> {
+        let mut filter = self.filter.filter()?;
+        if filter.verdicts.is_empty() {
+            filter.verdicts = vec![Outcome::Deny, Outcome::Audit, Outcome::Allow];
+        }
+        Ok(Request { since: Some(u64::MAX), follow: true, filter })
+    }
+}

@@ -1,0 +1,99 @@
+//! Lines for the screen, from an agent or from all agents of a cluster.
+
+use std::path::Path;
+use std::pin::pin;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
+
+use anyhow::Result;
+use futures::StreamExt as _;
+use netpold_api::filter::Request;
+use netpold_api::observe::Line;
+use netpold_core::printable::printable;
+
+use crate::live::{self, Agents, ClusterArgs};
+use crate::observe::{Lines, arguments, printable_line, understood};
+
+/// Pause between two attempts to reach an agent that has ended.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// Line of the stream, or the reason why there is none.
+pub(super) type News = Result<Line, String>;
+
+fn news(line: &str) -> News {
+    let line = understood(line).and_then(|line| printable_line(&line));
+    line.map_err(|error| printable(&format!("{error:#}")).into_owned())
+}
+
+/// Sends lines until the receiver is gone; reconnects to an agent that has ended.
+pub(super) fn of_node(
+    mut lines: Lines,
+    socket: &Path,
+    request: &Request,
+    sender: &SyncSender<News>,
+) {
+    // Kept events were shown already.
+    let again = Request { since: None, ..request.clone() };
+    loop {
+        let problem = loop {
+            let line = match lines.read() {
+                Ok(Some(line)) => news(&line),
+                Ok(None) => break "the agent has ended the stream".to_owned(),
+                Err(error) => break format!("the agent cannot be read: {error}"),
+            };
+            if sender.send(line).is_err() {
+                return;
+            }
+        };
+        if sender.send(Err(format!("{problem}; it is asked again"))).is_err() {
+            return;
+        }
+        lines = loop {
+            std::thread::sleep(RETRY);
+            if let Ok(lines) = Lines::ask(socket, &again) {
+                break lines;
+            }
+        };
+    }
+}
+
+/// Sends lines of all agents of a cluster, on a thread of its own; returns once the agents are found.
+///
+/// # Errors
+/// The cluster cannot be reached, or it has no agents.
+pub(super) fn of_cluster(
+    cluster: ClusterArgs,
+    request: &Request,
+    sender: SyncSender<News>,
+) -> Result<()> {
+    let (begun, beginning) = sync_channel(1);
+    let arguments = arguments(request);
+    std::thread::spawn(move || {
+        let followed = live::block_on(async {
+            let agents = match Agents::find(&cluster).await {
+                Ok(agents) => agents,
+                Err(error) => {
+                    let _ = begun.send(Err(error));
+                    return Ok(());
+                }
+            };
+            let _ = begun.send(Ok(()));
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let mut lines = pin!(agents.stream(&arguments));
+            while let Some((node, line)) = lines.next().await {
+                let line = match line {
+                    Ok(line) => news(&line),
+                    Err(error) => Err(printable(&format!("node {node}: {error}")).into_owned()),
+                };
+                // Blocks while the queue is full; nothing else runs on this thread.
+                if sender.send(line).is_err() {
+                    return Ok(());
+                }
+            }
+            let _ = sender.send(Err("every agent has ended its stream".to_owned()));
+            Ok(())
+        });
+        drop(followed);
+    });
+    beginning.recv()?
+}

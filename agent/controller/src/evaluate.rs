@@ -1,0 +1,206 @@
+//! Combination of the nodes' reports about a policy into the policy's status.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use netpold_api::crd::{NodeCounts, NodeFailure, PolicyReport};
+use netpold_core::model::Key;
+
+use crate::index::{Agent, Index, KnownPolicy, Now, OnNode, clipped};
+
+/// Condition: every part of the policy is honoured.
+pub(super) const ACCEPTED: &str = "Accepted";
+/// Condition: the policy is in force on every node with a pod that it selects.
+pub(super) const ENFORCING: &str = "Enforcing";
+/// Maximum number of nodes in `notEnforced`.
+const NAMED: usize = 16;
+/// Longest message of a condition or a node, in bytes.
+const MESSAGE_MAX: usize = 1024;
+/// Substring of an agent's message about a policy that grants nothing at all.
+const CLOSED: &str = "closed: ";
+
+/// Progress of a node with a policy, worst first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Progress {
+    /// The policy exceeds the node's tables and grants nothing.
+    NotHonoured,
+    /// The agent has stopped renewing its report.
+    AgentSilent,
+    /// No report of the agent exists, [`SILENT`](super::index::SILENT) after the Node appeared.
+    NoAgent,
+    /// The agent does not enforce this generation yet.
+    Pending,
+    /// The agent's report is full and omits the policy.
+    NotLookedAt,
+    /// The node enforces this generation.
+    Enforced,
+}
+
+impl Progress {
+    fn of(on: &OnNode<'_>, generation: i64) -> Self {
+        match (on.agent, on.entry) {
+            (Agent::Silent, _) => Self::AgentSilent,
+            (Agent::Absent, _) => Self::NoAgent,
+            (Agent::Reports, Some(entry)) if entry.generation != generation => Self::Pending,
+            (Agent::Reports, Some(entry)) if entry.enforced => Self::Enforced,
+            (Agent::Reports, Some(entry)) if entry.message.contains(CLOSED) => Self::NotHonoured,
+            (Agent::Reports, None) if on.omits => Self::NotLookedAt,
+            (Agent::Reports | Agent::NotYet, _) => Self::Pending,
+        }
+    }
+
+    const fn is_failed(self) -> bool {
+        matches!(self, Self::NotHonoured | Self::AgentSilent | Self::NoAgent)
+    }
+
+    const fn reason(self) -> &'static str {
+        match self {
+            Self::NotHonoured => "NotHonoured",
+            Self::AgentSilent => "AgentSilent",
+            Self::NoAgent => "NoAgent",
+            Self::Pending => "Pending",
+            Self::NotLookedAt => "NotLookedAt",
+            Self::Enforced => "AllNodes",
+        }
+    }
+
+    const fn message(self) -> &'static str {
+        match self {
+            Self::NotHonoured => {
+                "the policy is more than the node's tables hold, so it grants nothing there"
+            }
+            Self::AgentSilent => {
+                "the agent has not renewed its report for 3 minutes; what it enforced last stays in force"
+            }
+            Self::NoAgent => "no agent has reported from the node for 3 minutes",
+            Self::Pending => "the node's agent does not enforce this generation yet",
+            Self::NotLookedAt => "the node has more policies than its agent reports on",
+            Self::Enforced => "",
+        }
+    }
+}
+
+/// Message of the condition `Enforcing` of a policy in audit mode.
+const ON_TRIAL: &str = "on trial (annotation netpold.io/enforcement: audit): it denies nothing";
+
+/// Condition without its time.
+struct Judgement {
+    status: &'static str,
+    reason: &'static str,
+    message: String,
+}
+
+/// Returns the status of a policy, or `None` if the policy does not exist. A condition with an unchanged status keeps
+/// the transition time of the former report.
+pub(super) fn evaluate(
+    index: &Index,
+    key: &Key,
+    before: Option<&PolicyReport>,
+    now: Now,
+) -> Option<PolicyReport> {
+    let policy = index.known(key)?;
+    let generation = policy.version.generation;
+    let on_nodes = index.on_nodes(key, now);
+    let progress: Vec<Progress> = on_nodes.iter().map(|on| Progress::of(on, generation)).collect();
+    let count = |test: fn(&Progress) -> bool| progress.iter().filter(|it| test(it)).count() as i32;
+    let nodes = NodeCounts {
+        desired: progress.len() as i32,
+        enforced: count(|it| *it == Progress::Enforced),
+        failed: count(|it| it.is_failed()),
+    };
+    let lagging = on_nodes.iter().zip(&progress).filter(|(_, it)| **it != Progress::Enforced);
+    let not_enforced = lagging.take(NAMED).map(|(on, it)| failure(on, *it, generation)).collect();
+    let enforcing = match policy.on_trial {
+        true => Judgement { status: "False", reason: "OnTrial", message: ON_TRIAL.to_owned() },
+        false => enforcing(&progress, &nodes),
+    };
+    let conditions = [(ACCEPTED, accepted(policy, &on_nodes)), (ENFORCING, enforcing)];
+    let conditions =
+        conditions.map(|(type_, judgement)| condition(type_, judgement, generation, before, now));
+    Some(PolicyReport {
+        observed_generation: generation,
+        nodes,
+        conditions: conditions.into(),
+        not_enforced,
+    })
+}
+
+fn failure(on: &OnNode<'_>, progress: Progress, generation: i64) -> NodeFailure {
+    let current =
+        on.entry.filter(|entry| entry.generation == generation && !entry.message.is_empty());
+    let spoken = matches!(progress, Progress::NotHonoured | Progress::Pending);
+    let message = current.filter(|_| spoken).map_or(progress.message(), |entry| &*entry.message);
+    NodeFailure {
+        node: on.node.to_owned(),
+        reason: progress.reason().to_owned(),
+        message: clipped(message, MESSAGE_MAX).to_owned(),
+    }
+}
+
+/// Returns the condition `Accepted`: every part of the policy was decoded, and the policy fits into the nodes' tables.
+fn accepted(policy: &KnownPolicy, on_nodes: &[OnNode<'_>]) -> Judgement {
+    let judgement = |status, reason, message: &str| Judgement {
+        status,
+        reason,
+        message: clipped(message, MESSAGE_MAX).to_owned(),
+    };
+    if !policy.problems.is_empty() {
+        return judgement("False", "PartNotHonoured", &policy.problems.join("; "));
+    }
+    let current = |on: &&OnNode<'_>| {
+        on.entry.is_some_and(|entry| entry.generation == policy.version.generation)
+    };
+    // A message about a policy in force names the part that grants nothing.
+    let complaint = on_nodes.iter().filter(current).find_map(|on| {
+        let entry = on.entry.filter(|it| !it.message.is_empty())?;
+        (entry.enforced || entry.message.contains(CLOSED)).then_some((on.node, &entry.message))
+    });
+    if let Some((node, message)) = complaint {
+        return judgement("False", "PartNotHonoured", &format!("node {node}: {message}"));
+    }
+    if on_nodes.is_empty() || on_nodes.iter().any(|on| current(&on)) {
+        return judgement("True", "Honoured", "every part of the policy is honoured");
+    }
+    judgement("Unknown", "NotLookedAt", "no node has looked at this generation yet")
+}
+
+fn enforcing(progress: &[Progress], nodes: &NodeCounts) -> Judgement {
+    let NodeCounts { desired, enforced, .. } = nodes;
+    let worst = progress.iter().copied().min().unwrap_or(Progress::Enforced);
+    let (status, reason) = match worst {
+        Progress::Enforced if progress.is_empty() => ("True", "NoPods"),
+        Progress::Enforced => ("True", worst.reason()),
+        Progress::NotLookedAt => ("Unknown", worst.reason()),
+        Progress::NotHonoured | Progress::AgentSilent | Progress::NoAgent | Progress::Pending => {
+            ("False", worst.reason())
+        }
+    };
+    let message = match progress.is_empty() {
+        true => "the policy selects no pod of a node".to_owned(),
+        false => format!("in force on {enforced} of {desired} nodes"),
+    };
+    Judgement { status, reason, message }
+}
+
+fn condition(
+    type_: &str,
+    judgement: Judgement,
+    generation: i64,
+    before: Option<&PolicyReport>,
+    now: Now,
+) -> Condition {
+    let former = before.and_then(|before| before.conditions.iter().find(|it| it.type_ == type_));
+    let unchanged = former.filter(|former| former.status == judgement.status);
+    let since = unchanged.map(|former| former.last_transition_time.clone());
+    Condition {
+        type_: type_.to_owned(),
+        status: judgement.status.to_owned(),
+        reason: judgement.reason.to_owned(),
+        message: judgement.message,
+        observed_generation: Some(generation),
+        last_transition_time: since.unwrap_or_else(|| time(now)),
+    }
+}
+
+/// Truncates to seconds, the resolution of `metav1.Time`.
+fn time(now: Now) -> Time {
+    Time(k8s_openapi::jiff::Timestamp::from_second(now.unix).unwrap_or_default())
+}

@@ -1,0 +1,232 @@
+//! Maintains a `NetworkPolicyStatus` for every `NetworkPolicy`. Every replica watches all objects; only the leader
+//! writes.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use kube::Client;
+use netpold_api::crd::{NetworkPolicyStatus, NodePolicyStatus};
+use netpold_core::model::Key;
+use netpold_kube::Source;
+use netpold_kube::pause::pause_until;
+use tokio::sync::{mpsc, watch};
+use tokio::time::MissedTickBehavior;
+
+use crate::counters::Counters;
+use crate::evaluate::evaluate;
+use crate::follow::{Seen, follow, key};
+use crate::index::{Index, Now, Touched};
+use crate::lease::Leading;
+use crate::listen::Heartbeat;
+use crate::pod_addresses::PodAddresses;
+use crate::queue::Queue;
+use crate::writes::{Outcome, Writes};
+
+/// Minimum time between two writes: 20 per second.
+const PACE: Duration = Duration::from_millis(50);
+/// Delay of a policy in a namespace with the maximum number of writes in flight.
+const CROWDED: Duration = Duration::from_millis(500);
+/// Interval of the check for silent agents.
+const LOOK_OVER: Duration = Duration::from_secs(2);
+/// Maximum number of evaluations in a row before the main loop handles other events.
+const IN_A_ROW: usize = 200;
+/// Capacity of the channels from the watches.
+const OBJECTS: usize = 64;
+
+/// Main loop of the controller.
+pub(super) struct Statuses {
+    client: Client,
+    source: Source,
+    leading: Leading,
+    synced: watch::Sender<bool>,
+    counters: Arc<Counters>,
+    heartbeat: Heartbeat,
+    index: Index,
+    queue: Queue,
+    writes: Writes,
+    /// Whether the initial lists are complete: policies, pods and nodes; node reports; statuses.
+    listed: [bool; 3],
+}
+
+impl Statuses {
+    pub(super) fn new(
+        client: Client,
+        source: Source,
+        leading: Leading,
+        counters: Arc<Counters>,
+        heartbeat: Heartbeat,
+    ) -> (Self, watch::Receiver<bool>) {
+        let (synced, is_synced) = watch::channel(false);
+        let statuses = Self {
+            writes: Writes::new(client.clone(), Arc::clone(&counters)),
+            client,
+            source,
+            leading,
+            synced,
+            counters,
+            heartbeat,
+            index: Index::default(),
+            queue: Queue::default(),
+            listed: [false; 3],
+        };
+        (statuses, is_synced)
+    }
+
+    /// Returns the addresses of pods, which the index updates.
+    pub(super) fn pod_addresses(&self) -> Arc<PodAddresses> {
+        Arc::clone(&self.index.addresses)
+    }
+
+    /// Runs the main loop until the source or the election ends.
+    pub(super) async fn run(mut self) -> Result<()> {
+        let (reports, mut reported) = mpsc::channel(OBJECTS);
+        let (statuses, mut stated) = mpsc::channel(OBJECTS);
+        tokio::spawn(follow::<NodePolicyStatus>(self.client.clone(), reports));
+        tokio::spawn(follow::<NetworkPolicyStatus>(self.client.clone(), statuses));
+        let mut look_over = tokio::time::interval(LOOK_OVER);
+        let mut pace = tokio::time::interval(PACE);
+        pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut may_write = true;
+        loop {
+            self.heartbeat.beat();
+            let mut touched = Touched::new();
+            let due = self.next_look().filter(|_| may_write);
+            tokio::select! {
+                batch = self.source.batches.recv() => {
+                    let Some(batch) = batch else { bail!("the source of objects ended") };
+                    let now = Now::get();
+                    for change in batch.changes {
+                        self.index.ingest(change, now, &mut touched);
+                    }
+                    self.is_listed(0, batch.in_sync);
+                }
+                Some(seen) = reported.recv() => self.take_report(seen, &mut touched),
+                Some(seen) = stated.recv() => self.take_status(seen, &mut touched),
+                Some(outcome) = self.writes.next() => self.take_outcome(outcome),
+                _ = look_over.tick() => self.index.look_over(Now::get(), &mut touched),
+                _ = pace.tick(), if !may_write => may_write = true,
+                changed = self.leading.changed() => {
+                    if changed.is_err() {
+                        bail!("leader election ended");
+                    }
+                    self.leads_or_not();
+                }
+                () = pause_until(due) => may_write = !self.write_one(),
+            }
+            let now = Instant::now();
+            for key in touched {
+                self.queue.push(key, now);
+            }
+            self.counters.waiting.set(self.queue.len() as i64);
+            self.counters.policies.set(self.index.len() as i64);
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        self.listed == [true; 3]
+    }
+
+    fn is_listed(&mut self, part: usize, listed: bool) {
+        if !listed || self.listed[part] {
+            return;
+        }
+        self.listed[part] = true;
+        if self.is_ready() {
+            self.synced.send_replace(true);
+            self.look_at_all();
+        }
+    }
+
+    fn look_at_all(&mut self) {
+        let now = Instant::now();
+        let all: Vec<Key> = self.index.policies().collect();
+        all.into_iter().for_each(|key| self.queue.push(key, now));
+    }
+
+    /// Queues all policies if this replica has become the leader; otherwise aborts the writes and clears the queue.
+    fn leads_or_not(&mut self) {
+        if self.leading.is() {
+            self.look_at_all();
+        } else {
+            self.writes.abort();
+            self.queue = Queue::default();
+        }
+    }
+
+    fn take_report(&mut self, seen: Seen<NodePolicyStatus>, touched: &mut Touched) {
+        let now = Now::get();
+        match seen {
+            Seen::Is(object) => {
+                let name = key(&object).name;
+                self.index.report(&name, object.status.as_ref(), now, touched);
+            }
+            Seen::Gone(key) => self.index.report(&key.name, None, now, touched),
+            Seen::Listed => self.is_listed(1, true),
+        }
+    }
+
+    fn take_status(&mut self, seen: Seen<NetworkPolicyStatus>, touched: &mut Touched) {
+        match seen {
+            Seen::Is(object) => {
+                let key = key(&object);
+                if self.writes.remember(object) {
+                    touched.insert(key);
+                }
+            }
+            Seen::Gone(key) => {
+                self.writes.forget(&key);
+                touched.insert(key);
+            }
+            Seen::Listed => self.is_listed(2, true),
+        }
+    }
+
+    fn take_outcome(&mut self, outcome: Outcome) {
+        let now = Instant::now();
+        match self.writes.take(outcome) {
+            Ok(key) => {
+                self.queue.written(key.clone(), now);
+                // The policy may have changed during the write.
+                self.queue.push(key, now);
+            }
+            Err((key, Some(pause))) => self.queue.push_at(key, now + pause),
+            Err((_, None)) => {}
+        }
+    }
+
+    /// Returns the time of the next evaluation; `None` while this replica cannot write.
+    fn next_look(&self) -> Option<Instant> {
+        let may = self.is_ready() && self.leading.is() && !self.writes.are_full();
+        self.queue.next(Instant::now()).filter(|_| may)
+    }
+
+    /// Evaluates due policies until one needs a write. Returns whether a write has begun.
+    fn write_one(&mut self) -> bool {
+        let now = Now::get();
+        for _ in 0..IN_A_ROW {
+            let Some(key) = self.queue.pop(now.instant) else { return false };
+            if self.writes.are_of(&key) {
+                // The end of the write queues the policy again.
+                continue;
+            }
+            if self.writes.are_full_of(&key.namespace) {
+                self.queue.push_at(key, now.instant + CROWDED);
+                continue;
+            }
+            if self.write(key, now) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Begins to write a policy's status if it differs from the written one. Returns whether it does.
+    fn write(&mut self, key: Key, now: Now) -> bool {
+        let before = self.writes.written(&key);
+        let Some(report) = evaluate(&self.index, &key, before, now) else { return false };
+        let policy = self.index.known(&key);
+        let uid = policy.map(|policy| policy.version.uid.clone()).unwrap_or_default();
+        self.writes.begin(key, uid, report)
+    }
+}

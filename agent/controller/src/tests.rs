@@ -1,0 +1,244 @@
+//! Statuses as a function of objects and reports.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use netpold_api::crd::{NodeReport, PolicyOnNode, PolicyReport};
+use netpold_core::model::{
+    Change, Enforcement, Key, Labels, Node, Pod, Policy, PolicyVersion, Requirement, Selector,
+};
+use netpold_testkit::objects;
+
+use crate::evaluate::{ACCEPTED, ENFORCING, evaluate};
+use crate::index::{Index, Now, Touched};
+
+struct World {
+    index: Index,
+    now: Now,
+}
+
+fn key() -> Key {
+    Key::new("x", "p")
+}
+
+impl World {
+    /// Creates a policy for the pods of the app `a`, and three nodes with one pod each.
+    fn new() -> Self {
+        let now = Now { instant: Instant::now(), unix: 1_000_000 };
+        let mut world = Self { index: Index::default(), now };
+        for node in ["n1", "n2", "n3"] {
+            world.say(Change::Node(Node { name: node.into(), ..Node::default() }));
+            world.pod(node, "a", node);
+        }
+        world.policy(1, &[]);
+        world
+    }
+
+    fn say(&mut self, change: Change) -> Touched {
+        let mut touched = Touched::new();
+        self.index.ingest(change, self.now, &mut touched);
+        touched
+    }
+
+    fn pod(&mut self, name: &str, app: &str, node: &str) -> Touched {
+        let labels = Labels::from_iter([("app".to_owned(), app.to_owned())]);
+        let key = Key::new("x", name);
+        self.say(Change::Pod(pod(key, labels, node)))
+    }
+
+    fn policy(&mut self, generation: i64, problems: &[&str]) -> Touched {
+        self.policy_as(Enforcement::Enforce, generation, problems)
+    }
+
+    fn policy_as(
+        &mut self,
+        enforcement: Enforcement,
+        generation: i64,
+        problems: &[&str],
+    ) -> Touched {
+        let of_app = Requirement::In("app".to_owned(), vec!["a".to_owned()]);
+        self.say(Change::Policy(Policy {
+            key: key(),
+            pod_selector: Selector { requirements: vec![of_app] },
+            ingress: Some(Vec::new()),
+            egress: None,
+            problems: problems.iter().map(|it| (*it).to_owned()).collect(),
+            version: PolicyVersion { uid: "u".into(), generation },
+            enforcement,
+        }))
+    }
+
+    fn report(&mut self, node: &str, generation: i64, enforced: bool, message: &str) -> Touched {
+        let policy = PolicyOnNode {
+            uid: "u".into(),
+            observed_generation: generation,
+            enforced,
+            message: message.into(),
+            ..PolicyOnNode::default()
+        };
+        self.reports(node, NodeReport { policies: vec![policy], ..NodeReport::default() })
+    }
+
+    fn reports(&mut self, node: &str, report: NodeReport) -> Touched {
+        let renew_time = Some(Time(Timestamp::from_second(self.now.unix).unwrap()));
+        let mut touched = Touched::new();
+        self.index.report(node, Some(&NodeReport { renew_time, ..report }), self.now, &mut touched);
+        touched
+    }
+
+    fn pass(&mut self, seconds: u64) -> Touched {
+        self.now.instant += Duration::from_secs(seconds);
+        self.now.unix += seconds as i64;
+        let mut touched = Touched::new();
+        self.index.look_over(self.now, &mut touched);
+        touched
+    }
+
+    fn status(&self) -> PolicyReport {
+        evaluate(&self.index, &key(), None, self.now).unwrap()
+    }
+
+    /// Returns the desired, enforced and failed nodes, and status and reason of both conditions.
+    fn said(&self) -> (i32, i32, i32, String, String) {
+        let status = self.status();
+        let of = |name: &str| {
+            let found = status.conditions.iter().find(|it| it.type_ == name).unwrap();
+            format!("{} {}", found.status, found.reason)
+        };
+        let nodes = &status.nodes;
+        (nodes.desired, nodes.enforced, nodes.failed, of(ACCEPTED), of(ENFORCING))
+    }
+}
+
+fn pod(key: Key, labels: Labels, node: &str) -> Pod {
+    let pod = objects::pod(&key.namespace, &key.name, &[], &[]);
+    Pod { labels, node: node.into(), ..pod }
+}
+
+#[track_caller]
+fn assert_said(world: &World, nodes: [i32; 3], accepted: &str, enforcing: &str) {
+    let [desired, enforced, failed] = nodes;
+    assert_eq!(world.said(), (desired, enforced, failed, accepted.into(), enforcing.into()));
+}
+
+#[test]
+fn nodes_report_one_by_one() {
+    let mut world = World::new();
+    assert_said(&world, [3, 0, 0], "Unknown NotLookedAt", "False Pending");
+    assert_eq!(world.report("n1", 1, true, "").len(), 1);
+    assert!(world.report("n1", 1, true, "").is_empty(), "nothing new");
+    assert_said(&world, [3, 1, 0], "True Honoured", "False Pending");
+    for node in ["n2", "n3"] {
+        world.report(node, 1, true, "");
+    }
+    assert_said(&world, [3, 3, 0], "True Honoured", "True AllNodes");
+    assert_eq!(world.policy(2, &[]).len(), 1);
+    assert_said(&world, [3, 0, 0], "Unknown NotLookedAt", "False Pending");
+    world.report("n1", 2, false, "spec.ingress: closed: too large");
+    assert_said(&world, [3, 0, 1], "False PartNotHonoured", "False NotHonoured");
+    world.report("n1", 2, true, "spec.ingress[0]: not understood");
+    assert_said(&world, [3, 1, 0], "False PartNotHonoured", "False Pending");
+}
+
+/// An annotation changes the mode but not `metadata.generation`, which counts changes of the spec.
+#[test]
+fn a_policy_on_trial_is_not_enforcing_whatever_nodes_report() {
+    let mut world = World::new();
+    for node in ["n1", "n2", "n3"] {
+        world.report(node, 1, true, "");
+    }
+    assert_eq!(world.policy_as(Enforcement::Audit, 1, &[]).len(), 1);
+    assert_said(&world, [3, 3, 0], "True Honoured", "False OnTrial");
+    world.report("n1", 1, false, "on trial");
+    world.policy(1, &[]);
+    assert_said(&world, [3, 2, 0], "True Honoured", "False Pending");
+}
+
+#[test]
+fn a_part_that_is_not_understood_is_said_without_nodes() {
+    let mut world = World::new();
+    world.policy(1, &["spec.ingress[0]: odd"]);
+    assert_said(&world, [3, 0, 0], "False PartNotHonoured", "False Pending");
+}
+
+#[test]
+fn agents_fall_silent_and_return() {
+    let mut world = World::new();
+    for node in ["n1", "n2"] {
+        world.report(node, 1, true, "");
+    }
+    assert!(world.pass(100).is_empty());
+    world.report("n1", 1, true, "");
+    assert_eq!(world.pass(100).len(), 1);
+    assert_said(&world, [3, 1, 2], "True Honoured", "False AgentSilent");
+    let failed = world.status().not_enforced;
+    let failed: Vec<_> = failed.iter().map(|it| (&*it.node, &*it.reason)).collect();
+    assert_eq!(failed, [("n2", "AgentSilent"), ("n3", "NoAgent")]);
+    for node in ["n2", "n3"] {
+        world.report(node, 1, true, "");
+    }
+    assert_said(&world, [3, 3, 0], "True Honoured", "True AllNodes");
+    world.say(Change::NodeGone("n3".into()));
+    assert_said(&world, [2, 2, 0], "True Honoured", "True AllNodes");
+}
+
+/// Renewals count even if the agent's clock is an hour slow.
+#[test]
+fn an_agent_with_a_wrong_clock_is_not_silent_for_long() {
+    let mut world = World::new();
+    let report = |world: &mut World| {
+        world.now.unix -= 3600;
+        world.report("n1", 1, true, "");
+        world.now.unix += 3600;
+    };
+    report(&mut world);
+    assert_eq!(world.said().2, 1);
+    world.pass(60);
+    report(&mut world);
+    assert_eq!((world.said().1, world.said().2), (1, 0));
+    world.pass(200);
+    assert_eq!((world.said().1, world.said().2), (0, 3));
+}
+
+#[test]
+fn nodes_that_omit_policies_leave_it_open() {
+    let mut world = World::new();
+    for node in ["n1", "n2"] {
+        world.report(node, 1, true, "");
+    }
+    let touched = world.reports("n3", NodeReport { policies_omitted: 7, ..NodeReport::default() });
+    assert_eq!(touched.len(), 1);
+    assert_said(&world, [3, 2, 0], "True Honoured", "Unknown NotLookedAt");
+}
+
+#[test]
+fn pods_that_do_not_count_do_not() {
+    let mut world = World::new();
+    for node in ["n1", "n2", "n3"] {
+        world.report(node, 1, true, "");
+    }
+    assert!(world.pod("second", "a", "n1").is_empty(), "another of the same on the node");
+    assert!(world.pod("other", "b", "n1").is_empty(), "no policy selects it");
+    assert_eq!(world.say(Change::PodGone(Key::new("x", "n2"))).len(), 1);
+    assert_said(&world, [2, 2, 0], "True Honoured", "True AllNodes");
+    let host = Pod { host_network: true, ..pod(Key::new("x", "n3"), Labels::new(), "n3") };
+    assert_eq!(world.say(Change::Pod(host)).len(), 1);
+    for gone in ["n1", "second"] {
+        world.say(Change::PodGone(Key::new("x", gone)));
+    }
+    assert_said(&world, [0, 0, 0], "True Honoured", "True NoPods");
+}
+
+#[test]
+fn times_change_with_the_status_alone() {
+    let mut world = World::new();
+    let first = world.status();
+    world.pass(5);
+    let second = evaluate(&world.index, &key(), Some(&first), world.now).unwrap();
+    assert_eq!(second, first);
+    world.policy(2, &[]);
+    let third = evaluate(&world.index, &key(), Some(&second), world.now).unwrap();
+    assert_eq!(third.conditions[1].last_transition_time, first.conditions[1].last_transition_time);
+    assert_eq!(third.conditions[1].observed_generation, Some(2));
+}

@@ -1,0 +1,258 @@
+//! Statuses on the API server, and writes in flight.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::core::Request;
+use kube::{Api, Client, Resource};
+use netpold_api::crd::{NetworkPolicyStatus, PolicyReport};
+use netpold_core::model::Key;
+use netpold_kube::cluster::failure::{code_of, is_outage, is_terminating};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use tracing::{debug, warn};
+
+use crate::counters::Counters;
+use crate::follow::key;
+
+/// Maximum number of writes in flight.
+const IN_FLIGHT: usize = 16;
+/// Maximum number of writes in flight per namespace: slow writes of one namespace leave room for others.
+const IN_NAMESPACE: usize = 4;
+/// Timeout of a write.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Delay before a failed write is tried again.
+const RETRY: Duration = Duration::from_secs(2);
+/// Number of policies in `failed` at which all failures are forgotten.
+const REMEMBERED: usize = 10_000;
+/// Minimum time between two log lines about failed writes.
+const COMPLAIN: Duration = Duration::from_secs(30);
+
+/// Status on the API server.
+#[derive(Debug)]
+struct Written {
+    version: String,
+    owner: String,
+    report: Option<PolicyReport>,
+}
+
+/// Result of a write.
+pub(super) struct Outcome {
+    key: Key,
+    result: Result<NetworkPolicyStatus, kube::Error>,
+}
+
+/// Statuses on the API server, and writes in flight.
+pub(super) struct Writes {
+    client: Client,
+    counters: Arc<Counters>,
+    written: BTreeMap<Key, Written>,
+    in_flight: BTreeSet<Key>,
+    /// Number of consecutive failures per policy.
+    failed: BTreeMap<Key, u32>,
+    tasks: JoinSet<Outcome>,
+    /// Time of the last log line about a failed write.
+    complained: Option<Instant>,
+}
+
+impl Writes {
+    /// Starts without any status or write.
+    pub(super) fn new(client: Client, counters: Arc<Counters>) -> Self {
+        Self {
+            client,
+            counters,
+            written: BTreeMap::new(),
+            in_flight: BTreeSet::new(),
+            failed: BTreeMap::new(),
+            tasks: JoinSet::new(),
+            complained: None,
+        }
+    }
+
+    /// Whether the maximum number of writes is in flight.
+    pub(super) fn are_full(&self) -> bool {
+        self.in_flight.len() >= IN_FLIGHT
+    }
+
+    /// Whether the maximum number of writes in this namespace is in flight.
+    pub(super) fn are_full_of(&self, namespace: &str) -> bool {
+        let of = self.in_flight.iter().filter(|key| key.namespace == namespace);
+        of.count() >= IN_NAMESPACE
+    }
+
+    /// Whether the policy's status is being written.
+    pub(super) fn are_of(&self, key: &Key) -> bool {
+        self.in_flight.contains(key)
+    }
+
+    /// Returns the report on the API server about a policy.
+    pub(super) fn written(&self, key: &Key) -> Option<&PolicyReport> {
+        self.written.get(key)?.report.as_ref()
+    }
+
+    /// Stores a status. Returns whether it is newer than the stored one: the response to a write precedes its watch
+    /// event.
+    pub(super) fn remember(&mut self, object: NetworkPolicyStatus) -> bool {
+        let key = key(&object);
+        let version = object.metadata.resource_version.unwrap_or_default();
+        let number = |version: &str| version.parse::<u64>().unwrap_or(u64::MAX);
+        let known = self.written.get(&key);
+        if known.is_some_and(|known| number(&known.version) >= number(&version)) {
+            return false;
+        }
+        let owner = object.metadata.owner_references.into_iter().flatten().next();
+        let owner = owner.map(|owner| owner.uid).unwrap_or_default();
+        self.written.insert(key, Written { version, owner, report: object.status });
+        true
+    }
+
+    /// Removes a deleted status.
+    pub(super) fn forget(&mut self, key: &Key) {
+        self.written.remove(key);
+        self.failed.remove(key);
+    }
+
+    /// Begins to write the status of the policy with this UID, unless the API server has the same one. Returns whether
+    /// a write has begun.
+    pub(super) fn begin(&mut self, key: Key, uid: String, report: PolicyReport) -> bool {
+        let known = self.written.get(&key);
+        let is_owned = known.is_some_and(|known| known.owner == uid);
+        if is_owned && known.and_then(|known| known.report.as_ref()) == Some(&report) {
+            return false;
+        }
+        let client = self.client.clone();
+        let version = known.map(|known| known.version.clone());
+        self.in_flight.insert(key.clone());
+        self.tasks.spawn(async move {
+            let written = write(&client, &key, &uid, version, is_owned, &report);
+            let result = match tokio::time::timeout(PATIENCE, written).await {
+                Ok(result) => result,
+                Err(late) => Err(kube::Error::Service(late.into())),
+            };
+            Outcome { key, result }
+        });
+        true
+    }
+
+    /// Waits for the end of a write; `None`: no write is in flight.
+    pub(super) async fn next(&mut self) -> Option<Outcome> {
+        loop {
+            // An aborted write has no outcome.
+            if let Ok(outcome) = self.tasks.join_next().await? {
+                return Some(outcome);
+            }
+        }
+    }
+
+    /// Handles the outcome of a write. Returns the policy's key, on failure with the delay before the next attempt. The
+    /// delay doubles with each consecutive failure; `None`: no attempt before the next change.
+    pub(super) fn take(
+        &mut self,
+        Outcome { key, result }: Outcome,
+    ) -> Result<Key, (Key, Option<Duration>)> {
+        self.in_flight.remove(&key);
+        match result {
+            Ok(object) => {
+                self.counters.writes.inc();
+                self.failed.remove(&key);
+                self.remember(object);
+                Ok(key)
+            }
+            Err(error) => {
+                if is_terminating(&error) {
+                    debug!("NetworkPolicy {key} gets no status: its namespace is being deleted");
+                    return Err((key, None));
+                }
+                self.counters.failures.inc();
+                // 409: another client wrote the status; 404: the status is gone. The watch delivers the current state
+                // in both cases.
+                let expected =
+                    matches!(&error, kube::Error::Api(status) if [404, 409].contains(&status.code));
+                if !expected && self.complained.is_none_or(|at| at.elapsed() > COMPLAIN) {
+                    self.complained = Some(Instant::now());
+                    warn!(%error, "the status of NetworkPolicy {key} cannot be written");
+                }
+                if is_outage(code_of(&error)) {
+                    return Err((key, Some(RETRY)));
+                }
+                if self.failed.len() >= REMEMBERED {
+                    self.failed.clear();
+                }
+                let failures = self.failed.entry(key.clone()).or_default();
+                let pause = RETRY.saturating_mul(1 << (*failures).min(5));
+                *failures += 1;
+                Err((key, Some(pause)))
+            }
+        }
+    }
+
+    /// Aborts all writes.
+    pub(super) fn abort(&mut self) {
+        self.tasks.abort_all();
+        self.in_flight.clear();
+        self.failed.clear();
+    }
+}
+
+/// Creates the object if it is missing, and writes its status. Fails if its resource version has changed.
+async fn write(
+    client: &Client,
+    key: &Key,
+    uid: &str,
+    version: Option<String>,
+    is_owned: bool,
+    report: &PolicyReport,
+) -> Result<NetworkPolicyStatus, kube::Error> {
+    let api = Api::<NetworkPolicyStatus>::namespaced(client.clone(), &key.namespace);
+    let version = match version {
+        Some(version) if is_owned => Some(version),
+        // The policy was deleted and created again before the garbage collector removed its status.
+        Some(version) => {
+            let owners = json!([owner(key, uid)]);
+            let metadata = json!({ "resourceVersion": version, "ownerReferences": owners });
+            let patch = Patch::Merge(json!({ "metadata": metadata }));
+            api.patch(&key.name, &PatchParams::default(), &patch).await?.metadata.resource_version
+        }
+        None => create(client, key, uid).await?.metadata.resource_version,
+    };
+    let patch = Patch::Merge(json!({
+        "metadata": { "resourceVersion": version },
+        "status": whole(report).map_err(kube::Error::SerdeError)?,
+    }));
+    api.patch_status(&key.name, &PatchParams::default(), &patch).await
+}
+
+async fn create(client: &Client, key: &Key, uid: &str) -> Result<NetworkPolicyStatus, kube::Error> {
+    let kind = NetworkPolicyStatus::kind(&());
+    let object = json!({
+        "apiVersion": NetworkPolicyStatus::api_version(&()),
+        "kind": kind,
+        "metadata": { "name": key.name, "ownerReferences": [owner(key, uid)] },
+    });
+    let path = NetworkPolicyStatus::url_path(&(), Some(&key.namespace));
+    let request =
+        Request::new(path).create(&PostParams::default(), object.to_string().into_bytes());
+    client.request(request.map_err(kube::Error::BuildRequest)?).await
+}
+
+/// Serializes a report with `null` for absent fields: a merge patch would otherwise keep their former values.
+fn whole(report: &PolicyReport) -> Result<Value, serde_json::Error> {
+    let mut value = serde_json::to_value(report)?;
+    if let Some(fields) = value.as_object_mut() {
+        fields.entry("notEnforced").or_insert(Value::Null);
+    }
+    Ok(value)
+}
+
+fn owner(key: &Key, uid: &str) -> OwnerReference {
+    OwnerReference {
+        api_version: "networking.k8s.io/v1".to_owned(),
+        kind: "NetworkPolicy".to_owned(),
+        name: key.name.clone(),
+        uid: uid.to_owned(),
+        ..OwnerReference::default()
+    }
+}

@@ -1,0 +1,53 @@
+//! Denials for Events on pods, in namespaces that ask for them.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+
+use netpold_core::compile::Compiler;
+use netpold_core::explain::Explainer;
+use netpold_core::model::Key;
+use netpold_core::turns::in_turns;
+use netpold_kube::cluster::{Denial, Denials};
+
+use super::interfaces::pod_of;
+use super::report::explain;
+use crate::events::Line;
+
+/// Label of a namespace, and its value, that asks for Events on its pods.
+const EVENTS_LABEL: (&str, &str) = ("netpold.io/events", "denied");
+/// Most denials explained at a time: each explanation walks over policies while the engine waits.
+const EXPLAINED: usize = 16;
+
+/// Returns the denials of pods in namespaces that ask for Events.
+#[must_use]
+pub fn denials(compiler: &Compiler, dropped: BTreeMap<u32, Vec<Line>>) -> Denials {
+    let cluster = compiler.cluster();
+    let (label, value) = EVENTS_LABEL;
+    let asks = |pod: &Key| {
+        let labels = cluster.namespace_labels(&pod.namespace);
+        labels.get(label).is_some_and(|given| given == value)
+    };
+    // The first denial of each pod, then the second of each.
+    let mut wanted: Vec<(usize, Key, Line)> = Vec::new();
+    for (endpoint, lines) in dropped {
+        let Some(pod) = pod_of(compiler, endpoint).filter(asks) else { continue };
+        wanted.extend(lines.into_iter().enumerate().map(|(n, line)| (n, pod.clone(), line)));
+    }
+    wanted.sort_by_key(|(number, ..)| *number);
+    // Namespaces in turns, in a new order each time: there may be more than [`EXPLAINED`] of them.
+    let order = RandomState::new();
+    let turn = |namespace: &str| (order.hash_one(namespace), namespace.to_owned());
+    let wanted = in_turns(wanted, |(_, pod, _)| turn(&pod.namespace));
+    let explainer = Explainer::new(cluster);
+    let told = wanted.into_iter().take(EXPLAINED).filter_map(|(_, pod, line)| {
+        let Line { dropped, times } = line;
+        let uid = cluster.pods().get(&pod)?.uid.clone();
+        let why = explain(&explainer, Some(&pod), &dropped);
+        let why = why.iter().map(|line| line.trim()).collect::<Vec<_>>().join("; ");
+        let times = if times == 1 { String::new() } else { format!(" ({times} times)") };
+        let direction = dropped.direction;
+        let text = format!("Denied {direction}: {dropped}{times}: {why}");
+        Some(Denial { pod, uid, key: dropped.key(), text })
+    });
+    Denials { all: told.collect(), nodes: cluster.nodes().len() }
+}

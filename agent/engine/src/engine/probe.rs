@@ -1,0 +1,211 @@
+//! Answers probes from the objects, the tables and the kernel.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use netpold_api::probe::{End, NodeAnswer, Said};
+use netpold_core::cluster::Cluster;
+use netpold_core::compile::EndpointInfo;
+use netpold_core::explain::{Explainer, Explanation};
+use netpold_core::model::{Direction, Key};
+use netpold_core::probe::{IpProtocol, Party, Probe};
+use netpold_dataplane::Shown;
+use netpold_dataplane::conntrack::FlowKey;
+use netpold_ebpf::direction::{Egress, Ingress};
+use netpold_ebpf::event;
+use netpold_ebpf::layout::{Ct4Key, Ct6Key, DropEvent};
+use netpold_ebpf::reason::Reason;
+
+use super::Engine;
+use super::reconciler::Reconciler;
+use crate::probe::packet::Packet;
+use crate::probe::tables::CompiledTables;
+
+/// Most ends examined per probe.
+const ENDS: usize = 64;
+/// Incoming interface of packets sent neither by the node nor by one of its pods: the loopback interface never belongs
+/// to a pod, and its packets need no proof.
+const ELSEWHERE: u32 = 1;
+
+/// A packet at a pod's interface.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Asked {
+    pod: Key,
+    direction: Direction,
+    local: IpAddr,
+    remote: IpAddr,
+    port: u16,
+    by_node: bool,
+}
+
+impl Engine {
+    /// Answers a probe. Calls `expect` with the drop event of each packet before a program judges that packet.
+    pub fn probe(&mut self, probe: &Probe, expect: &mut dyn FnMut(DropEvent)) -> NodeAnswer {
+        let in_force = self.is_settled();
+        let Reconciler { compiler, dataplane, .. } = &mut self.reconciler;
+        let cluster = compiler.cluster();
+        let explainer = Explainer::new(cluster);
+        let explanation = explainer.explain(probe);
+        let local: BTreeMap<Key, EndpointInfo> = compiler
+            .endpoints()
+            .filter(|endpoint| !endpoint.waiting)
+            .map(|endpoint| (endpoint.pod.clone(), endpoint))
+            .collect();
+        let all = asked(cluster, probe, &explanation);
+        let all: Vec<Asked> = all.into_iter().filter(|at| local.contains_key(&at.pod)).collect();
+        let settings = dataplane.active().settings();
+        let tables = settings.map(|settings| CompiledTables::new(compiler.desired(), settings));
+        let mut ends = Vec::new();
+        for at in all.iter().take(ENDS) {
+            let Some((endpoint, tables)) = local.get(&at.pod).zip(tables.as_ref()) else {
+                continue;
+            };
+            let packet = packet(at, probe.protocol);
+            let Some(frame) = packet.frame(endpoint.station) else { continue };
+            let came_by = match (at.direction, at.by_node) {
+                (Direction::Egress, _) => endpoint.ifindex,
+                (Direction::Ingress, true) => 0,
+                (Direction::Ingress, false) => ELSEWHERE,
+            };
+            let verdict = tables.judge(at.direction, endpoint.ifindex, came_by, &frame);
+            let reason = verdict.reason();
+            let shown = Shown {
+                direction: at.direction,
+                ifindex: endpoint.ifindex,
+                came_by,
+                frame: &frame,
+                flow: packet.may_leave_flow().then(|| flow(endpoint.id, at, &packet)),
+                reason: if reason.is_drop() { reason } else { Reason::Policy },
+            };
+            expect(expected(&shown, endpoint.id));
+            let kernel = dataplane.active_mut().show(&shown);
+            let allowed =
+                explainer.allows(&at.pod, at.direction, at.remote, probe.protocol, at.port);
+            ends.push(End {
+                pod: at.pod.clone(),
+                direction: at.direction,
+                remote: at.remote,
+                port: at.port,
+                objects: allowed.map_or(Said::Unknown, |allowed| Said::of(allowed || at.by_node)),
+                tables: Said::of(verdict.passes()),
+                tables_reason: reason.as_str().to_owned(),
+                kernel: kernel.as_ref().map_or(Said::Unknown, |passes| Said::of(*passes)),
+                problem: kernel.err(),
+            });
+        }
+        NodeAnswer {
+            node: cluster.node_name().to_owned(),
+            in_force,
+            verdict: explanation.verdict.into(),
+            lines: explanation.lines(),
+            reason: explanation.reason,
+            ends,
+            left_out: all.len().saturating_sub(ENDS),
+        }
+    }
+}
+
+/// Returns both directions at every pod on the path.
+fn asked(cluster: &Cluster, probe: &Probe, explanation: &Explanation) -> BTreeSet<Asked> {
+    let mut asked = BTreeSet::new();
+    let (from, to) = (side(cluster, &probe.from), side(cluster, &probe.to));
+    for (sender, source) in &from {
+        let same_family = |address: &IpAddr| address.is_ipv4() == source.is_ipv4();
+        // Packets from the node reach the pod always: no policy denies them.
+        let by_node = sender.is_none() && cluster.is_own_node(*source);
+        let mut receives = |pod: &Key, local: IpAddr, port| {
+            let at = Asked {
+                pod: pod.clone(),
+                direction: Direction::Ingress,
+                local,
+                remote: *source,
+                port,
+                by_node,
+            };
+            asked.insert(at)
+        };
+        for (receiver, destination) in to.iter().filter(|(_, to)| same_family(to)) {
+            if sender.is_some() && sender == receiver {
+                // A pod's packets to itself need not pass its interface.
+                continue;
+            }
+            if let Some(pod) = receiver {
+                receives(pod, *destination, probe.port);
+            }
+        }
+        for backend in explanation.backends.iter().filter(|it| same_family(&it.address)) {
+            if let Some(pod) = backend.pod.as_ref().filter(|pod| sender.as_ref() != Some(*pod)) {
+                receives(pod, backend.address, backend.port);
+            }
+        }
+        for (receiver, destination) in to.iter().filter(|(_, to)| same_family(to)) {
+            if let Some(pod) = sender.as_ref().filter(|_| sender != receiver) {
+                asked.insert(Asked {
+                    pod: pod.clone(),
+                    direction: Direction::Egress,
+                    local: *source,
+                    remote: *destination,
+                    port: probe.port,
+                    by_node: false,
+                });
+            }
+        }
+    }
+    asked
+}
+
+/// Returns the addresses of a party, with the pod of each.
+fn side(cluster: &Cluster, party: &Party) -> Vec<(Option<Key>, IpAddr)> {
+    match party {
+        Party::Address(address) => {
+            let owner = cluster.owner(*address).map(|pod| pod.key.clone());
+            vec![(owner, *address)]
+        }
+        Party::Pod(key) => {
+            let addresses = cluster.pods().get(key).map(|pod| pod.addresses.clone());
+            let addresses = addresses.unwrap_or_default().into_iter();
+            addresses.map(|address| (Some(key.clone()), address)).collect()
+        }
+        Party::Service(key) => {
+            cluster.service_addresses(key).iter().map(|address| (None, *address)).collect()
+        }
+    }
+}
+
+fn packet(at: &Asked, protocol: IpProtocol) -> Packet {
+    let (from, to) = match at.direction {
+        Direction::Ingress => (at.remote, at.local),
+        Direction::Egress => (at.local, at.remote),
+    };
+    Packet { from, to, protocol, port: at.port, by_node: at.by_node }
+}
+
+/// Returns the flow that a packet may begin.
+fn flow(endpoint: u32, at: &Asked, packet: &Packet) -> FlowKey {
+    let (source, destination) = packet.ports();
+    let (local_port, remote_port) = match at.direction {
+        Direction::Ingress => (destination, source),
+        Direction::Egress => (source, destination),
+    };
+    let protocol = u32::from(packet.number());
+    match at.remote {
+        IpAddr::V4(remote) => {
+            let remote = remote.to_bits();
+            FlowKey::V4(Ct4Key { endpoint, remote, local_port, remote_port, protocol })
+        }
+        IpAddr::V6(remote) => {
+            let (remote, reserved) = (remote.octets(), 0);
+            FlowKey::V6(Ct6Key { endpoint, local_port, remote_port, remote, protocol, reserved })
+        }
+    }
+}
+
+/// Returns the event of a packet if it is dropped.
+fn expected(shown: &Shown<'_>, endpoint: u32) -> DropEvent {
+    let mut event = DropEvent { ifindex: shown.ifindex, endpoint, ..DropEvent::default() };
+    match shown.direction {
+        Direction::Ingress => event::describe::<Ingress, _>(&shown.frame, &mut event),
+        Direction::Egress => event::describe::<Egress, _>(&shown.frame, &mut event),
+    }
+    event
+}

@@ -1,0 +1,289 @@
+//! The engine's part of `netpold status`.
+
+use std::collections::BTreeMap;
+
+use netpold_api::status::{
+    DropCount, EndpointStatus, RecentDrop, Status, TableStatus, UplinkStatus,
+};
+use netpold_core::bindings::Problem as Unbound;
+use netpold_core::cluster::is_subject;
+use netpold_core::compile::Compiler;
+use netpold_core::explain::Explainer;
+use netpold_core::model::{Direction, Key};
+use netpold_core::probe::IpProtocol;
+use netpold_dataplane::Dataplane;
+use netpold_dataplane::conntrack::{Census, Pass};
+use netpold_ebpf::reason::Reason;
+
+use super::interfaces::{NodeInterfaces, pod_of};
+use super::measure::drops_by_reason;
+use super::reconciler::Reconciler;
+use super::{Engine, second};
+use crate::events::Dropped;
+
+/// Most distinct drops explained per status: each explanation walks over policies.
+const EXPLAINED: usize = 16;
+/// First line of the explanation of a [`Reason::ServiceBackend`].
+const AFTER_TRANSLATION: &str = "judged at the packet's address and port after the node's Service \
+                                 translation; where nothing was translated, only rules for the \
+                                 address itself count";
+/// Problem after a boot without a source.
+const RESTORED: &str = "the source is not in sync yet: the last good state is enforced until it is";
+/// Most pods or devices named in a problem.
+const NAMED: usize = 5;
+
+impl Engine {
+    /// Returns the engine's part of the status.
+    #[must_use]
+    pub fn report(&self, dropped: &[Dropped]) -> Status {
+        let Reconciler { compiler, dataplane, revision, .. } = &self.reconciler;
+        let health = &self.health;
+        let endpoints = endpoints(&self.reconciler, &self.interfaces);
+        let tables = compiler.fill().into_iter().map(|fill| TableStatus {
+            name: fill.table.to_string(),
+            used: fill.used.into(),
+            capacity: fill.capacity.into(),
+        });
+        Status {
+            in_sync: health.held.is_none(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            node: compiler.cluster().node_name().to_owned(),
+            revision: *revision,
+            policies: compiler.cluster().policies().len(),
+            tables: tables.collect(),
+            conntrack: health.census.as_ref().map(flow_tables).unwrap_or_default(),
+            drops: drops(dataplane),
+            recent_drops: recent_drops(self, dropped),
+            repairs: health.repairs().values().sum(),
+            repaired: health.repairs().iter().map(|(k, n)| ((*k).to_owned(), *n)).collect(),
+            waiting: waiting(compiler, &self.interfaces),
+            devices: self.interfaces.judging_devices(dataplane),
+            uplinks: uplinks(dataplane),
+            not_enforced: second::not_enforced(self),
+            problems: problems(self, &endpoints),
+            endpoints,
+            ..Status::default()
+        }
+    }
+}
+
+/// Returns the effects of other tools or pods on packets of this node, by the reason of the Event on the Node.
+#[must_use]
+pub(super) fn wrong_with_node(engine: &Engine) -> BTreeMap<&'static str, Vec<String>> {
+    let Engine { reconciler, interfaces, interference, .. } = engine;
+    let unjudged = interference.unjudged(reconciler, interfaces).into_iter();
+    let unjudged = unjudged.map(|problem| format!("Packets are not judged: {problem}"));
+    BTreeMap::from([
+        ("PacketsNotJudged", unjudged.collect()),
+        ("PacketsWithoutProof", interference.unproven(reconciler, interfaces)),
+    ])
+}
+
+/// Returns the problems of [`wrong_with_node`] and the devices whose packets are refused, for Events on the Node.
+#[must_use]
+pub fn to_tell_of_node(engine: &Engine) -> BTreeMap<&'static str, Vec<String>> {
+    let mut all = wrong_with_node(engine);
+    let bindings = engine.bindings.problems(engine.reconciler.compiler.cluster());
+    let unnamed = bindings.iter().filter(|problem| matches!(problem, Unbound::Unnamed { .. }));
+    let unnamed = unnamed.map(|problem| format!("Unknown device: {problem}"));
+    let doors = door_problem(&engine.interfaces).into_iter();
+    let doors = doors.map(|problem| format!("Unknown device: {problem}"));
+    all.insert("UnknownDevice", doors.chain(unnamed).collect());
+    all
+}
+
+/// Returns the problem of untrusted devices that let packets of another network namespace in.
+fn door_problem(interfaces: &NodeInterfaces) -> Option<String> {
+    let mut doors: Vec<&str> = interfaces.doors().collect();
+    doors.sort_unstable();
+    let (named, more) = (doors.len().min(NAMED), doors.len().saturating_sub(NAMED));
+    let names = doors.get(..named).filter(|names| !names.is_empty())?.join(", ");
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    Some(format!(
+        "{names}{more} on top of a link of another network namespace: what comes by it reaches no pod and does not \
+         leave the node; a pod with NET_ADMIN can have made it; if it is the node's own, name it \
+         (--trusted-devices)"
+    ))
+}
+
+/// Returns the reasons why policy is not in force, or may not stay in force.
+#[must_use]
+pub fn hindrances(engine: &Engine) -> Vec<String> {
+    let of_node = wrong_with_node(engine).into_values().flatten();
+    let kept = engine.health.keeping_problems().cloned();
+    engine.health.attach_problems().chain(kept).chain(of_node).collect()
+}
+
+/// Returns the pods of this node that policy can select, one entry per interface.
+fn endpoints(reconciler: &Reconciler, interfaces: &NodeInterfaces) -> Vec<EndpointStatus> {
+    let Reconciler { compiler, dataplane, .. } = reconciler;
+    let cluster = compiler.cluster();
+    let mode = dataplane.hooks().mode().to_string();
+    let mut listed: BTreeMap<(Key, Option<u32>), EndpointStatus> = BTreeMap::new();
+    for endpoint in compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
+        let isolated = [endpoint.ingress, endpoint.egress];
+        let status = EndpointStatus {
+            interface: interfaces.veth(endpoint.ifindex).map(str::to_owned),
+            ifindex: Some(endpoint.ifindex),
+            addresses: reconciler.addresses_of(&endpoint),
+            isolated: Direction::BOTH
+                .into_iter()
+                .zip(isolated)
+                .filter_map(|(direction, isolated)| isolated.then_some(direction))
+                .collect(),
+            hook: reconciler.is_pod(endpoint.ifindex).then(|| mode.clone()),
+            xdp: dataplane.pod_xdp().mode(endpoint.ifindex).map(|mode| mode.to_string()),
+            pod: endpoint.pod.clone(),
+        };
+        listed.insert((endpoint.pod, Some(endpoint.ifindex)), status);
+    }
+    let local = cluster.pods().values();
+    for pod in local.filter(|pod| pod.node == cluster.node_name() && is_subject(pod)) {
+        if !listed.keys().any(|(key, _)| *key == pod.key) {
+            let status = EndpointStatus {
+                pod: pod.key.clone(),
+                interface: None,
+                ifindex: None,
+                addresses: pod.addresses.clone(),
+                isolated: Vec::new(),
+                hook: None,
+                xdp: None,
+            };
+            listed.insert((pod.key.clone(), None), status);
+        }
+    }
+    listed.into_values().collect()
+}
+
+/// Returns the interfaces that are denied because their pod is unknown.
+fn waiting(compiler: &Compiler, interfaces: &NodeInterfaces) -> Vec<String> {
+    let name = |index: u32| match interfaces.veth(index) {
+        Some(name) => name.to_owned(),
+        None => index.to_string(),
+    };
+    compiler.endpoints().filter(|endpoint| endpoint.waiting).map(|e| name(e.ifindex)).collect()
+}
+
+fn problems(engine: &Engine, endpoints: &[EndpointStatus]) -> Vec<String> {
+    let Engine { reconciler, bindings, interfaces, health, interference, .. } = engine;
+    let Reconciler { compiler, dataplane, pace, restored, .. } = reconciler;
+    let failure = health.failure().map(|reason| {
+        let left_out = left_out(endpoints);
+        format!("not enforced yet: {reason}; what was enforced stays, {left_out}")
+    });
+    let bindings = bindings.problems(compiler.cluster());
+    let waiting = pace.waiting().into_iter().map(|namespace| {
+        format!(
+            "namespace {namespace}: changes of large Services wait until they are compiled beside all else: \
+             soon, or later if they are frequent"
+        )
+    });
+    let held = health.held.iter().cloned();
+    held.chain(restored.then(|| RESTORED.to_owned()))
+        .chain(failure)
+        .chain(health.keeping_problems().cloned())
+        .chain(health.attach_problems())
+        .chain(dataplane.uplink_xdp().problems().iter().cloned())
+        .chain(dataplane.pod_xdp().problems())
+        .chain(interference.unjudged(reconciler, interfaces))
+        .chain(interference.unproven(reconciler, interfaces))
+        .chain(door_problem(interfaces))
+        .chain(compiler.problems().into_iter().map(|problem| problem.to_string()))
+        .chain(bindings.iter().map(ToString::to_string))
+        .chain(second::refused_claims(compiler.cluster()))
+        .chain(waiting)
+        .chain(reconciler.succession.problem())
+        .collect()
+}
+
+/// Returns recent drops, explained by the current policies.
+fn recent_drops(engine: &Engine, dropped: &[Dropped]) -> Vec<RecentDrop> {
+    let Engine { reconciler, interfaces, .. } = engine;
+    let compiler = &reconciler.compiler;
+    let mut distinct = BTreeMap::new();
+    for drop in dropped.iter().rev().filter(|drop| drop.is_denial() || drop.is_audit()) {
+        if distinct.len() < EXPLAINED && !distinct.contains_key(&drop.key()) {
+            distinct.insert(drop.key(), drop);
+        }
+    }
+    let explainer = Explainer::new(compiler.cluster());
+    let explain = |(key, drop): (_, &Dropped)| {
+        (key, explain(&explainer, pod_of(compiler, drop.endpoint).as_ref(), drop))
+    };
+    let explanations: BTreeMap<_, _> = distinct.into_iter().map(explain).collect();
+    let recent = dropped.iter().rev().map(|drop| RecentDrop {
+        at: drop.unix_millis / 1000,
+        pod: engine.pod_name(drop).unwrap_or_else(|| match interfaces.veth(drop.ifindex) {
+            Some(name) => name.to_owned(),
+            None => interfaces.label(drop.ifindex),
+        }),
+        direction: drop.direction,
+        packet: drop.to_string(),
+        reason: drop.reason.to_owned(),
+        explanation: explanations.get(&drop.key()).cloned().unwrap_or_default(),
+    });
+    recent.collect()
+}
+
+/// Returns the lines that explain why the current policies deny a packet; none if the packet or its pod is not known
+/// well enough.
+pub(super) fn explain(explainer: &Explainer<'_>, pod: Option<&Key>, drop: &Dropped) -> Vec<String> {
+    let judgement = || {
+        let (protocol, remote) = (IpProtocol(drop.protocol?), drop.remote?);
+        let port = match drop.direction {
+            Direction::Ingress => drop.local_port,
+            Direction::Egress => drop.remote_port,
+        };
+        let explainer = if drop.is_audit() { explainer.with_trials() } else { *explainer };
+        explainer.judge(pod?, drop.direction, remote, protocol, port)
+    };
+    let lines = judgement().map(|judgement| judgement.lines()).unwrap_or_default();
+    let after_translation = drop.reason == Reason::ServiceBackend.as_str();
+    let note = after_translation.then(|| AFTER_TRANSLATION.to_owned());
+    note.into_iter().chain(lines).collect()
+}
+
+fn uplinks(dataplane: &Dataplane) -> Vec<UplinkStatus> {
+    let status = dataplane.uplink_xdp().attached().map(|uplink| UplinkStatus {
+        interface: uplink.name.clone(),
+        mode: uplink.mode.to_string(),
+    });
+    status.collect()
+}
+
+/// Returns the nonzero counters of reasons that drop.
+fn drops(dataplane: &Dataplane) -> Vec<DropCount> {
+    let counted = drops_by_reason(dataplane).into_iter().filter(|(.., packets)| *packets > 0);
+    let count = |(direction, reason, packets): (Direction, Reason, u64)| DropCount {
+        reason: reason.as_str().into(),
+        direction,
+        packets,
+    };
+    counted.map(count).collect()
+}
+
+/// Names the pods without a program, while new pods get none.
+fn left_out(endpoints: &[EndpointStatus]) -> String {
+    let without = endpoints.iter().filter(|e| e.hook.is_none() && !e.addresses.is_empty());
+    let mut pods: Vec<String> = without.map(|endpoint| endpoint.pod.to_string()).collect();
+    let more = pods.len().saturating_sub(NAMED);
+    pods.truncate(NAMED);
+    match (pods.is_empty(), more) {
+        (true, _) => "new pods are NOT enforced".to_owned(),
+        (false, 0) => format!("new pods are NOT enforced: {}", pods.join(", ")),
+        (false, more) => {
+            format!("new pods are NOT enforced: {} and {more} more", pods.join(", "))
+        }
+    }
+}
+
+fn flow_tables(pass: &Pass) -> Vec<TableStatus> {
+    let used = |census: &Census| census.one_way + census.two_way + census.closed + census.busy;
+    [("IPv4 flows", &pass.v4), ("IPv6 flows", &pass.v6)]
+        .map(|(name, census)| TableStatus {
+            name: name.to_owned(),
+            used: used(census),
+            capacity: census.capacity,
+        })
+        .to_vec()
+}

@@ -1,0 +1,225 @@
+//! Recent drops and flows for observers: a bounded record that each observer reads at its own pace.
+//!
+//! Writers never wait for a reader. A reader that falls behind by more than the record's size loses the oldest events
+//! and receives their number.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard};
+
+use netpold_api::events::{Lost, Outcome};
+use netpold_core::lock::lock;
+use netpold_core::model::Direction;
+use netpold_dataplane::conntrack::FlowTuple;
+use netpold_ebpf::reason::Reason;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+
+use super::dropped::{Dropped, unix_millis};
+
+/// Most drops and audited flows kept, and most new flows kept: about a megabyte each.
+const KEPT: usize = 8192;
+
+/// An observed drop or flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Outcome of the packet or flow.
+    pub outcome: Outcome,
+    /// The dropped packet; for a flow, its addresses and ports.
+    pub packet: Dropped,
+}
+
+impl Seen {
+    /// Creates the event of a new flow. `by_node`: the node began the flow, which no policy can deny.
+    pub(crate) fn flow(tuple: &FlowTuple, direction: Direction, by_node: bool) -> Self {
+        let reason = if by_node { Reason::Node } else { Reason::Allowed };
+        let packet =
+            Dropped { reason: reason.as_str(), ..Dropped::audited(tuple, direction, None) };
+        Self { outcome: Outcome::Allow, packet }
+    }
+}
+
+/// Position up to which an observer has read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    drops: u64,
+    flows: u64,
+    unsent: u64,
+    untold: u64,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    /// Number of the oldest event kept.
+    first: u64,
+    kept: VecDeque<Seen>,
+}
+
+impl Ring {
+    fn push(&mut self, seen: Seen) {
+        if self.kept.len() == KEPT {
+            self.kept.pop_front();
+            self.first += 1;
+        }
+        self.kept.push_back(seen);
+    }
+
+    fn end(&self) -> u64 {
+        self.first + self.kept.len() as u64
+    }
+
+    fn since(&self, unix_millis: u64) -> u64 {
+        let before = self.kept.partition_point(|seen| seen.packet.unix_millis < unix_millis);
+        self.first + before as u64
+    }
+
+    /// Reads up to `most` events and moves the cursor behind them; returns the number of events missed.
+    fn read(&self, cursor: &mut u64, most: usize, into: &mut Vec<Seen>) -> u64 {
+        let from = (*cursor).max(self.first);
+        let missed = from - *cursor;
+        let skip = usize::try_from(from - self.first).unwrap_or(usize::MAX);
+        let before = into.len();
+        into.extend(self.kept.iter().skip(skip).take(most).cloned());
+        *cursor = from + (into.len() - before) as u64;
+        missed
+    }
+}
+
+#[derive(Debug, Default)]
+struct Rings {
+    /// Drops and audited flows; new flows do not displace them.
+    drops: Ring,
+    flows: Ring,
+    /// Totals of [`Lost::kernel`] and [`Lost::flows`].
+    unsent: u64,
+    untold: u64,
+}
+
+/// The record of recent events.
+#[derive(Debug, Default)]
+pub struct Journal {
+    rings: Mutex<Rings>,
+    news: Notify,
+}
+
+impl Journal {
+    fn rings(&self) -> MutexGuard<'_, Rings> {
+        lock(&self.rings)
+    }
+
+    /// Records a dropped packet or an audited flow.
+    pub(super) fn dropped(&self, packet: &Dropped) {
+        let outcome = if packet.is_audit() { Outcome::Audit } else { Outcome::Deny };
+        let mut rings = self.rings();
+        rings.drops.push(Seen { outcome, packet: packet.clone() });
+        drop(rings);
+        self.news.notify_waiters();
+    }
+
+    /// Records drops without an event of the kernel.
+    pub(super) fn unsent(&self, drops: u64) {
+        self.rings().unsent += drops;
+    }
+
+    /// Records new flows of a sweep, and the number of flows not reported one by one.
+    pub fn flows(&self, flows: Vec<Seen>, untold: u64) {
+        if flows.is_empty() && untold == 0 {
+            return;
+        }
+        // All flows get the same time, taken here, so that the record stays in the order of time.
+        let now = unix_millis();
+        let mut rings = self.rings();
+        rings.untold += untold;
+        for mut seen in flows {
+            seen.packet.unix_millis = now;
+            rings.flows.push(seen);
+        }
+        drop(rings);
+        self.news.notify_waiters();
+    }
+
+    /// Returns the position for an observer of future events, or of all kept events since a time.
+    #[must_use]
+    pub fn cursor(&self, since: Option<u64>) -> Cursor {
+        let rings = self.rings();
+        let at = |ring: &Ring| since.map_or_else(|| ring.end(), |since| ring.since(since));
+        let (drops, flows) = (at(&rings.drops), at(&rings.flows));
+        Cursor { drops, flows, unsent: rings.unsent, untold: rings.untold }
+    }
+
+    /// Returns the next events, at most `most` of each kind, in the order of time, and the losses since the last call.
+    /// Skips flows unless `with_flows`.
+    #[must_use]
+    pub fn read(&self, cursor: &mut Cursor, with_flows: bool, most: usize) -> (Vec<Seen>, Lost) {
+        let rings = self.rings();
+        let mut seen = Vec::new();
+        let mut lost = Lost { kernel: rings.unsent - cursor.unsent, ..Lost::default() };
+        cursor.unsent = rings.unsent;
+        lost.slow = rings.drops.read(&mut cursor.drops, most, &mut seen);
+        if with_flows {
+            lost.slow += rings.flows.read(&mut cursor.flows, most, &mut seen);
+            lost.flows = rings.untold - cursor.untold;
+        }
+        cursor.untold = rings.untold;
+        drop(rings);
+        seen.sort_by_key(|seen| seen.packet.unix_millis);
+        (seen, lost)
+    }
+
+    /// Returns a future that completes at the first new event after this call.
+    pub fn changed(&self) -> Notified<'_> {
+        self.news.notified()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(endpoint: u32) -> Seen {
+        let remote = [10, 0, 0, 9].into();
+        let (local_port, remote_port, protocol) = (80, 4000, 6);
+        let tuple = FlowTuple { endpoint, remote, local_port, remote_port, protocol };
+        Seen::flow(&tuple, Direction::Ingress, false)
+    }
+
+    fn endpoints(seen: &[Seen]) -> Vec<u32> {
+        seen.iter().map(|seen| seen.packet.endpoint).collect()
+    }
+
+    #[test]
+    fn a_watcher_that_is_slow_loses_the_oldest_and_is_told_how_many() {
+        let journal = Journal::default();
+        let mut cursor = journal.cursor(None);
+        let drop = |endpoint| {
+            journal.unsent(2);
+            journal.dropped(&Dropped { endpoint, ..flow(0).packet });
+        };
+        (0..3).for_each(drop);
+        let (seen, lost) = journal.read(&mut cursor, false, 2);
+        assert_eq!((endpoints(&seen), lost), (vec![0, 1], Lost { kernel: 6, ..Lost::default() }));
+        (3..KEPT as u32 + 5).for_each(drop);
+        let (seen, lost) = journal.read(&mut cursor, false, usize::MAX);
+        assert_eq!((seen.len(), seen[0].packet.endpoint), (KEPT, 5));
+        assert_eq!(lost.slow, 3);
+        assert_eq!(journal.read(&mut cursor, false, 9), (Vec::new(), Lost::default()));
+        assert_eq!(journal.rings().drops.kept.len(), KEPT);
+    }
+
+    #[test]
+    fn new_flows_displace_no_drops_and_are_for_those_who_want_them() {
+        let journal = Journal::default();
+        let mut early = journal.cursor(None);
+        journal.dropped(&flow(1).packet);
+        journal.flows((0..2 * KEPT as u32).map(flow).collect(), 7);
+        let mut all = journal.cursor(Some(0));
+        let (seen, lost) = journal.read(&mut early, false, 9);
+        assert_eq!((endpoints(&seen), lost), (vec![1], Lost::default()));
+        let (seen, _) = journal.read(&mut all, true, usize::MAX);
+        assert_eq!(seen.len(), 1 + KEPT);
+        assert!(seen.is_sorted_by_key(|seen| seen.packet.unix_millis));
+        let mut later = journal.cursor(Some(u64::MAX));
+        journal.flows(Vec::new(), 7);
+        let (seen, lost) = journal.read(&mut later, true, 9);
+        assert_eq!((seen, lost), (Vec::new(), Lost { flows: 7, ..Lost::default() }));
+    }
+}

@@ -1,0 +1,27 @@
+//! Records of observed flows, for `netpold learn`.
+
+mod recorder;
+mod shares;
+
+use netpold_api::learn::{Answer, PeerAddress};
+use serde::{Deserialize, Serialize};
+
+pub use recorder::{Met, Recorder};
+
+use crate::kept;
+
+/// File of the records.
+pub const FILE: kept::Records = kept::Records { suffix: ".flows", subject: "recorded flows" };
+
+/// Content of the file of records: one field per kind, since the file itself names its node.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Kept {
+    /// All records.
+    pub recorded: Answer,
+    /// Workloads by the addresses of recorded flows.
+    #[serde(default)]
+    pub peer_addresses: Vec<PeerAddress>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,23 @@
+//! The agent's engine: keeps the tables up to date, and answers questions about them.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`engine`] | applies changes, repairs, and answers for the status |
+//! | [`events`], [`observe`] | drops and flows as they happen, and their watchers |
+//! | [`flows`], [`probe`], [`trace`] | answers about the node's flows, a probe, and a pod's packets |
+//! | [`rule_use`], [`learn`] | traffic by rule and by workload, saved by [`kept`] |
+//! | [`metrics`], [`publish`] | metrics, and reports to the API about the policy in force |
+//! | [`admin`] | the control socket |
+
+pub mod admin;
+pub mod engine;
+pub mod events;
+pub mod flows;
+pub mod kept;
+pub mod learn;
+pub mod metrics;
+pub mod observe;
+pub mod probe;
+pub mod publish;
+pub mod rule_use;
+pub mod trace;

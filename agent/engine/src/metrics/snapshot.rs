@@ -1,0 +1,190 @@
+//! Numbers of the engine at one moment.
+
+use std::fmt;
+
+use netpold_api::status::Revision;
+use netpold_core::model::{Direction, Key};
+use netpold_dataplane::conntrack::{Census, Pass};
+use netpold_ebpf::layout::Unproven;
+use netpold_ebpf::reason::Reason;
+
+use super::writer::Writer;
+
+/// A number for each direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Direct {
+    /// Number for pod ingress.
+    pub ingress: u64,
+    /// Number for pod egress.
+    pub egress: u64,
+}
+
+/// Fill level of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// Value of the label `table`.
+    pub table: String,
+    /// Elements in use.
+    pub used: u64,
+    /// Elements in total.
+    pub capacity: u64,
+}
+
+/// Numbers of local pods' interfaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointCounts {
+    /// All interfaces.
+    pub all: u64,
+    /// Interfaces with programs.
+    pub enforced: u64,
+    /// Interfaces of pods that a policy isolates.
+    pub isolated: Direct,
+}
+
+/// Numbers of the engine at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// Numbers of policy sets.
+    pub revision: Revision,
+    /// Reasons why the agent is not ready, from the engine.
+    pub not_ready: Vec<String>,
+    /// Number of problems.
+    pub problems: u64,
+    /// Policies beyond their budget, which grant nothing.
+    pub closed_policies: u64,
+    /// Objects known, by the label `kind`.
+    pub objects: Vec<(&'static str, u64)>,
+    /// Local pods' interfaces.
+    pub endpoints: EndpointCounts,
+    /// Fill levels of the policy tables.
+    pub tables: Vec<Fill>,
+    /// Content of the flow tables as of the last sweep.
+    pub conntrack: Pass,
+    /// Flows that sweeps removed since the agent's start.
+    pub swept: Pass,
+    /// Flows evicted for new ones, by family (IPv4, IPv6) and state (half-open, established).
+    pub evicted: [[u64; 2]; 2],
+    /// Dropped packets by direction and reason.
+    pub drops: Vec<(Direction, Reason, u64)>,
+    /// Flows that audited policies would deny: by policy, and in sum for policies beyond the limit of names.
+    pub audited: (Vec<(Key, u64)>, u64),
+    /// Packets that reached isolated pods around their programs.
+    pub bypassed: u64,
+    /// Packets of pods that reached an exit without complete proof of their judgement.
+    pub unproven: Unproven,
+    /// Repairs after changes by other programs, by kind.
+    pub repairs: Vec<(&'static str, u64)>,
+}
+
+impl Snapshot {
+    pub(super) fn write(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        self.write_state(writer)?;
+        self.write_endpoints(writer)?;
+        self.write_tables(writer)?;
+        self.write_conntrack(writer)?;
+        let drops = self.drops.iter().map(|(direction, reason, packets)| {
+            ([("direction", name(*direction)), ("reason", reason.as_str())], *packets)
+        });
+        let help = "Packets dropped, by the direction that the pod sees and the reason";
+        writer.counters("dropped_packets", help, drops)?;
+        let (named, others) = &self.audited;
+        let named = named.iter().map(|(policy, flows)| {
+            ([("namespace", policy.namespace.as_str()), ("policy", policy.name.as_str())], *flows)
+        });
+        let others = [([("namespace", ""), ("policy", "")], *others)];
+        let help = "Flows that passed and that policies on trial would deny, by policy; a \
+                    ClusterNetworkPolicy has no namespace, and those beyond 500 policies have no name";
+        writer.counters("audited_flows", help, named.chain(others))
+    }
+
+    fn write_state(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        let ready = u64::from(self.not_ready.is_empty());
+        writer.gauge("enforcing", "1: the engine has nothing left to do that it can do", ready)?;
+        let revision = &self.revision;
+        writer.gauge(
+            "revision_desired",
+            "Number of the policy set to enforce",
+            revision.desired,
+        )?;
+        writer.gauge(
+            "revision_enforced",
+            "Number of the policy set in force",
+            revision.enforced,
+        )?;
+        let help = "Things that are not as they were asked for; `netpold status` names them";
+        writer.gauge("problems", help, self.problems)?;
+        let help = "Policies beyond their budget: closed, their pods isolated and granted nothing";
+        writer.gauge("policies_closed", help, self.closed_policies)?;
+        let help = "What somebody else had changed and was put right, by kind";
+        let repairs = self.repairs.iter().map(|(kind, count)| ([("kind", *kind)], *count));
+        writer.counters("repairs", help, repairs)?;
+        let objects = self.objects.iter().map(|(kind, count)| ([("kind", *kind)], *count));
+        writer.gauges("objects", "Objects known, by kind", objects)
+    }
+
+    fn write_endpoints(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        let EndpointCounts { all, enforced, isolated } = self.endpoints;
+        writer.gauge("endpoints", "Interfaces of local pods", all)?;
+        writer.gauge("endpoints_enforced", "Those of them that programs judge", enforced)?;
+        let help = "Packets that reached pods isolated for ingress past their programs, unjudged";
+        writer.counter("bypassed_packets", help, self.bypassed)?;
+        let help = "Packets of pods that left without what netpold's program had left on them, by the cause";
+        let Unproven { erased, skipped, unmarked } = self.unproven;
+        let causes = [("mark_erased", erased), ("skipped", skipped), ("tc_index_erased", unmarked)];
+        let causes = causes.map(|(cause, packets)| ([("cause", cause)], packets));
+        writer.counters("unproven_packets", help, causes)?;
+        writer.gauges(
+            "endpoints_isolated",
+            "Those of them that some policy isolates",
+            [(Direction::Ingress, isolated.ingress), (Direction::Egress, isolated.egress)]
+                .map(|(direction, count)| ([("direction", name(direction))], count)),
+        )
+    }
+
+    fn write_tables(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        let labels = |fill: &Fill| [("table", fill.table.clone())];
+        let used = self.tables.iter().map(|fill| (labels(fill), fill.used));
+        writer.gauges("table_entries", "Elements of a table in use", used)?;
+        let capacity = self.tables.iter().map(|fill| (labels(fill), fill.capacity));
+        writer.gauges("table_capacity_entries", "Elements a table has", capacity)
+    }
+
+    fn write_conntrack(&self, writer: &mut Writer<'_>) -> fmt::Result {
+        let flows = by_family(&self.conntrack).flat_map(|(family, census)| {
+            let Census { one_way, two_way, closed, .. } = *census;
+            [("one_way", one_way), ("two_way", two_way), ("closed", closed)]
+                .map(|(state, count)| ([("family", family), ("state", state)], count))
+        });
+        writer.gauges("conntrack_entries", "Flows tracked, as of the last sweep", flows)?;
+        let capacity =
+            by_family(&self.conntrack).map(|(f, census)| ([("family", f)], census.capacity));
+        writer.gauges("conntrack_capacity_entries", "Flows that can be tracked", capacity)?;
+        let full =
+            by_family(&self.conntrack).map(|(f, census)| ([("family", f)], census.full_buckets));
+        let help =
+            "Buckets without room: a new flow there pushes out a half-open one or is refused";
+        writer.gauges("conntrack_full_buckets", help, full)?;
+        let expired = by_family(&self.swept).map(|(f, census)| ([("family", f)], census.removed));
+        writer.counters("conntrack_expired", "Flows that ended by their timeout", expired)?;
+        let orphaned = by_family(&self.swept).map(|(f, census)| ([("family", f)], census.orphaned));
+        writer.counters("conntrack_orphaned", "Flows that ended with their pod", orphaned)?;
+        let help = "Flows that were pushed out to make room for new ones, by what they were";
+        let families = by_family(&self.conntrack).zip(self.evicted);
+        let evicted = families.flat_map(|((family, _), [half_open, established])| {
+            [("half_open", half_open), ("established", established)]
+                .map(|(state, count)| ([("family", family), ("state", state)], count))
+        });
+        writer.counters("conntrack_evicted", help, evicted)
+    }
+}
+
+fn by_family(pass: &Pass) -> impl Iterator<Item = (&'static str, &Census)> {
+    [("ipv4", &pass.v4), ("ipv6", &pass.v6)].into_iter()
+}
+
+fn name(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Ingress => "ingress",
+        Direction::Egress => "egress",
+    }
+}

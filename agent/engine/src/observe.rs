@@ -1,0 +1,13 @@
+//! Watchers of drops and flows: each reads the journal at its own pace via the control socket. Names and reasons of an
+//! event are those of the cluster at the time of reading.
+
+mod attribution;
+mod filter;
+mod server;
+
+pub use attribution::{Attributed, Attributions};
+pub use filter::{Names, admits, admits_names, destination_port};
+pub use server::Observer;
+
+#[cfg(test)]
+mod tests;

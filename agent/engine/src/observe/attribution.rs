@@ -1,0 +1,198 @@
+//! Attribution of events to policies and rules, within a time budget: an explanation walks over policies, and a flood
+//! needs many.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use netpold_api::events::Outcome;
+use netpold_api::observe::{Attribution, PolicyName, RuleName};
+use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
+use netpold_core::model::{Key, Pod};
+use netpold_core::printable::cut;
+use netpold_core::probe::IpProtocol;
+use netpold_ebpf::reason::Reason;
+use netpold_kube::cluster::DropKey;
+
+use super::filter::destination_port;
+use crate::events::Seen;
+
+/// Time for explanations per second, and the share of one pod's events.
+const BUDGET: Duration = Duration::from_millis(20);
+const SHARE: Duration = Duration::from_millis(10);
+/// Additional time per second for the first event of each pod without an explanation in that second: a flood does not
+/// take the reasons of other pods' events.
+const RESERVE: Duration = Duration::from_millis(10);
+/// Most cached explanations; beyond, the cache is cleared.
+const REMEMBERED: usize = 4096;
+/// Most policies named per event.
+const NAMED: usize = 8;
+/// Longest line of an explanation, in bytes.
+const LINE: usize = 512;
+/// Longest explanation, in lines.
+const LINES: usize = 24;
+/// First line if the current policies have another verdict.
+const CHANGED: &str = "policies have changed since; now:";
+
+/// Attribution of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Attributed {
+    /// Policy and rule, as far as they decided.
+    Known(Arc<Attribution>),
+    /// Not explained: the budget is used up.
+    Omitted,
+}
+
+/// Cache of explanations for all watchers.
+#[derive(Debug, Default)]
+pub struct Attributions {
+    /// Number of the cluster's state that the explanations belong to.
+    state: Option<(u64, u64)>,
+    known: HashMap<DropKey, Arc<Attribution>>,
+    budget: Budget,
+}
+
+/// Time spent on explanations in the current second.
+#[derive(Debug, Default)]
+struct Budget {
+    since: Option<Instant>,
+    spent: Duration,
+    /// Time by endpoint.
+    shares: HashMap<u32, Duration>,
+}
+
+impl Budget {
+    /// Returns whether an event of an endpoint may be explained now.
+    fn allows(&mut self, endpoint: u32, now: Instant) -> bool {
+        if self.since.is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1)) {
+            *self = Self { since: Some(now), ..Self::default() };
+        }
+        match self.shares.get(&endpoint) {
+            Some(share) => *share < SHARE && self.spent < BUDGET,
+            None => self.spent < BUDGET + RESERVE,
+        }
+    }
+
+    fn spend(&mut self, endpoint: u32, took: Duration) {
+        self.spent += took;
+        *self.shares.entry(endpoint).or_default() += took;
+    }
+}
+
+impl Attributions {
+    /// Clears the cache if the cluster's state has changed or the cache is full.
+    pub fn follow(&mut self, state: (u64, u64)) {
+        if self.state != Some(state) || self.known.len() >= REMEMBERED {
+            self.known.clear();
+            self.state = Some(state);
+        }
+    }
+
+    /// Attributes an event at a pod.
+    pub fn of(
+        &mut self,
+        explainer: &Explainer<'_>,
+        pod: Option<&Pod>,
+        seen: &Seen,
+        now: Instant,
+    ) -> Attributed {
+        let packet = &seen.packet;
+        let is_policy = match seen.outcome {
+            Outcome::Deny => packet.is_denial(),
+            Outcome::Audit => true,
+            Outcome::Allow => packet.reason != Reason::Node.as_str(),
+        };
+        let parts = (pod, packet.remote, packet.protocol);
+        let (true, (Some(pod), Some(remote), Some(protocol))) = (is_policy, parts) else {
+            return Attributed::Known(Arc::default());
+        };
+        let key = packet.key();
+        if let Some(known) = self.known.get(&key) {
+            return Attributed::Known(Arc::clone(known));
+        }
+        if !self.budget.allows(packet.endpoint, now) {
+            return Attributed::Omitted;
+        }
+        let began = Instant::now();
+        let protocol = IpProtocol(protocol);
+        let port = destination_port(seen).unwrap_or(0);
+        let (direction, on_trial) = (packet.direction, seen.outcome == Outcome::Audit);
+        let judge = if on_trial { explainer.with_trials() } else { *explainer };
+        let judgement = judge.judge(&pod.key, direction, remote, protocol, port);
+        let denying = || explainer.denied_on_trial(pod, direction, remote, protocol, port);
+        let attribution = judgement.map(|judged| attribute(&judged, seen.outcome, denying));
+        let attribution = Arc::new(attribution.unwrap_or_default());
+        self.budget.spend(packet.endpoint, began.elapsed());
+        self.known.insert(key, Arc::clone(&attribution));
+        Attributed::Known(attribution)
+    }
+}
+
+fn attribute(
+    judgement: &Judgement,
+    outcome: Outcome,
+    on_trial: impl FnOnce() -> Vec<Key>,
+) -> Attribution {
+    let denies = outcome != Outcome::Allow;
+    let mut explanation: Vec<String> = judgement.lines();
+    let is_as_it_was = denies == (judgement.verdict == Verdict::Deny);
+    if !is_as_it_was {
+        explanation.insert(0, CHANGED.to_owned());
+    }
+    explanation.truncate(LINES);
+    let explanation = explanation.into_iter().map(|line| cut(line, LINE)).collect();
+    if !is_as_it_was {
+        return Attribution { explanation, ..Attribution::default() };
+    }
+    let tier = judgement.tiers.decided_by.as_ref();
+    let rule = judgement.allowed_by.as_ref().map(Into::into).or_else(|| tier.map(Into::into));
+    let nearest = judgement.nearest.as_ref();
+    let isolated_by = || {
+        let all = judgement.isolated_by.iter().filter(|_| judgement.cause == Cause::NoRule);
+        all.map(PolicyName::new).collect()
+    };
+    let mut policies = match (outcome, &rule) {
+        (Outcome::Audit, _) => on_trial().iter().map(PolicyName::new).collect(),
+        (_, Some(rule)) => vec![RuleName::clone(rule).policy],
+        (_, None) => isolated_by(),
+    };
+    policies.sort();
+    let more_policies = policies.len().saturating_sub(NAMED);
+    policies.truncate(NAMED);
+    let lacks = nearest.map(|it| it.lacks.iter().take(NAMED).map(|lack| cut(lack.clone(), LINE)));
+    Attribution {
+        policies,
+        more_policies,
+        rule,
+        nearest: nearest.map(Into::into),
+        lacks: lacks.into_iter().flatten().collect(),
+        explanation,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pods_events_leave_time_for_those_of_others() {
+        let (mut budget, start) = (Budget::default(), Instant::now());
+        let one = Duration::from_millis(1);
+        let mut explain = |endpoint, events: u32, now| {
+            let explained = (0..events).filter(|_| {
+                let allowed = budget.allows(endpoint, now);
+                if allowed {
+                    budget.spend(endpoint, one);
+                }
+                allowed
+            });
+            explained.count()
+        };
+        assert_eq!(explain(1, 100, start), 10, "its share");
+        assert_eq!(explain(2, 100, start), 10, "what is left");
+        let others: Vec<usize> = (3..20).map(|endpoint| explain(endpoint, 2, start)).collect();
+        assert_eq!(others[..10], [1; 10], "the first event of other pods");
+        assert_eq!(others[10..], [0; 7], "not of any number of them");
+        assert_eq!(explain(1, 100, start + Duration::from_secs(1)), 10);
+    }
+}

@@ -1,0 +1,166 @@
+//! Agent side: one task per watcher, which reads the journal at the watcher's pace.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use netpold_api::events::Lost;
+use netpold_api::filter::{Filter, Request};
+use netpold_api::observe::{Event, Line};
+use netpold_core::lock::lock;
+use serde::Serialize;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::Notify;
+use tokio::task::spawn_blocking;
+
+use crate::events::{Cursor, Journal, Seen, unix_millis};
+
+/// Most concurrent watchers; a further one replaces the oldest.
+const WATCHERS: usize = 16;
+/// Most events of a kind per batch; the engine is locked during a batch.
+const BATCH: usize = 256;
+/// Pause between batches: events that occur meanwhile are sent together.
+const PAUSE: Duration = Duration::from_millis(50);
+
+type Resolve = Box<dyn FnMut(&[Seen], &Filter) -> (Vec<Event>, u64) + Send>;
+
+/// Server for watchers.
+pub struct Observer {
+    node: String,
+    journal: Arc<Journal>,
+    /// Function that builds events with names, and counts the events without attribution.
+    resolve: Mutex<Resolve>,
+    /// End signals of the watchers, in order of arrival.
+    watchers: Mutex<VecDeque<Arc<Notify>>>,
+}
+
+/// Slot of a watcher, freed on drop.
+struct Place<'o> {
+    all: &'o Mutex<VecDeque<Arc<Notify>>>,
+    end: Arc<Notify>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        lock(self.all).retain(|other| !Arc::ptr_eq(other, &self.end));
+    }
+}
+
+#[derive(Serialize)]
+struct Refusal {
+    error: String,
+}
+
+impl Observer {
+    /// Creates a server for a journal; `resolve` builds the events that a filter admits, and counts those without
+    /// attribution.
+    pub fn new(
+        node: String,
+        journal: Arc<Journal>,
+        resolve: impl FnMut(&[Seen], &Filter) -> (Vec<Event>, u64) + Send + 'static,
+    ) -> Self {
+        let resolve = Mutex::new(Box::new(resolve) as Resolve);
+        Self { node, journal, resolve, watchers: Mutex::default() }
+    }
+
+    /// Serves a watcher until the watcher disconnects, or until all requested events are sent.
+    ///
+    /// # Errors
+    /// The watcher cannot be written to, for instance because it has disconnected.
+    pub async fn serve(self: Arc<Self>, mut stream: UnixStream, request: String) -> io::Result<()> {
+        let request: Request = match serde_json::from_str(&request) {
+            Ok(request) => request,
+            Err(error) => {
+                let error = format!("not understood: {error}");
+                return stream.write_all(&line(&Refusal { error })?).await;
+            }
+        };
+        let place = self.place();
+        let end = Arc::clone(&place.end);
+        let mut nothing = [0];
+        let (mut reader, mut writer) = stream.split();
+        tokio::select! {
+            sent = self.send(&mut writer, &request) => sent,
+            // The watcher sends nothing after the request, so a read means its end.
+            read = reader.read(&mut nothing) => read.map(drop),
+            () = end.notified() => Ok(()),
+        }
+    }
+
+    fn place(&self) -> Place<'_> {
+        let end = Arc::<Notify>::default();
+        let mut watchers = lock(&self.watchers);
+        if watchers.len() >= WATCHERS
+            && let Some(first) = watchers.pop_front()
+        {
+            first.notify_one();
+        }
+        watchers.push_back(Arc::clone(&end));
+        Place { all: &self.watchers, end }
+    }
+
+    async fn send(
+        self: &Arc<Self>,
+        writer: &mut (impl AsyncWriteExt + Unpin),
+        request: &Request,
+    ) -> io::Result<()> {
+        let since = request.since.map(|millis| unix_millis().saturating_sub(millis));
+        let mut cursor = self.journal.cursor(since);
+        // The empty line marks the start: the client misses no later event.
+        writer.write_all(b"\n").await?;
+        loop {
+            let news = self.journal.changed();
+            tokio::pin!(news);
+            news.as_mut().enable();
+            let Some(lines) = self.next(&mut cursor, &request.filter).await? else {
+                if !request.follow {
+                    return writer.shutdown().await;
+                }
+                news.await;
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            };
+            writer.write_all(&lines).await?;
+            if request.follow {
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+
+    /// Returns the next lines, maybe empty after the filter; `None` if there are no new events.
+    async fn next(
+        self: &Arc<Self>,
+        cursor: &mut Cursor,
+        filter: &Filter,
+    ) -> io::Result<Option<Vec<u8>>> {
+        let (seen, lost) = self.journal.read(cursor, filter.wants_flows(), BATCH);
+        if seen.is_empty() && lost.is_none() {
+            return Ok(None);
+        }
+        let (this, filter) = (Arc::clone(self), filter.clone());
+        // The call waits for the engine's lock, which a write may hold.
+        let lines = spawn_blocking(move || this.lines(&seen, lost, &filter));
+        lines.await.map_err(io::Error::other)?.map(Some)
+    }
+
+    fn lines(&self, seen: &[Seen], lost: Lost, filter: &Filter) -> io::Result<Vec<u8>> {
+        let (events, unattributed) = lock(&self.resolve)(seen, filter);
+        let mut lines = Vec::new();
+        for event in events {
+            lines.extend(line(&Line::Event(Box::new(event)))?);
+        }
+        let lost = lost.and(Lost { unattributed, ..Lost::default() });
+        if !lost.is_none() {
+            lines.extend(line(&Line::Lost { node: self.node.clone(), lost })?);
+        }
+        Ok(lines)
+    }
+}
+
+fn line<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
+    let mut json = serde_json::to_vec(value)?;
+    json.push(b'\n');
+    Ok(json)
+}

@@ -1,0 +1,444 @@
+//! Condition of pods with the readiness gate.
+//!
+//! A pod is not ready until its condition is True, so it receives no Service traffic before policy judges its packets.
+//! The kubelet keeps conditions of other writers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::Patch;
+use kube::runtime::watcher::Event;
+use netpold_api::crd;
+use netpold_core::model::Key;
+use netpold_core::turns::in_turns;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
+use tracing::{debug, warn};
+
+use super::failing::{Failing, random_part};
+use super::follow::{Condition, Status, follow};
+use super::seen::Seen;
+use super::write::{WriteError, Writer};
+use super::{PASSING, TICK, now};
+
+/// Most concurrent writes.
+const AT_ONCE: usize = 6;
+/// Most concurrent writes for pods of one namespace: the server may take long for each of them.
+const OF_NAMESPACE: usize = 2;
+/// Time within which the watch shows a written condition; later the pod is checked again.
+const ECHO: Duration = Duration::from_secs(2);
+/// Pause before a refused condition is retried, plus a random part of as much.
+const REFUSED: Duration = Duration::from_secs(10);
+/// Pause before a condition is retried after a server error (5xx), plus a random part of as much.
+const ERROR: Duration = Duration::from_secs(1);
+/// Longest pause: both pauses double with each failure in a row.
+const PAUSE_MAX: Duration = Duration::from_mins(1);
+/// Time after a successful write during which the agent counts as permitted: a refusal concerns one pod then.
+const PERMITTED: Duration = Duration::from_mins(5);
+/// Number of failures in a row after which the log names the pod.
+const NAMED_AFTER: u32 = 3;
+
+/// The fields read of a pod.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct PodObject {
+    #[serde(deserialize_with = "crd::used_metadata")]
+    metadata: ObjectMeta,
+    spec: Spec,
+    status: Status,
+}
+
+netpold_api::resource!(PodObject, part of Pod);
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Spec {
+    host_network: Option<bool>,
+    readiness_gates: Option<Vec<Gate>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Gate {
+    condition_type: String,
+}
+
+/// A pod with the readiness gate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Gated {
+    uid: String,
+    host_network: bool,
+    /// Condition in the API.
+    condition: Option<Condition>,
+}
+
+impl Gated {
+    /// Parses a pod; `None`: it has no gate, or is terminating.
+    fn of(object: PodObject, gate: &str) -> Option<(Key, Self)> {
+        let PodObject { metadata, spec, status } = object;
+        let gates = spec.readiness_gates.unwrap_or_default();
+        if metadata.deletion_timestamp.is_some() || !gates.iter().any(|g| g.condition_type == gate)
+        {
+            return None;
+        }
+        let key = key(&metadata);
+        let conditions = status.conditions.unwrap_or_default();
+        let pod = Self {
+            uid: metadata.uid.unwrap_or_default(),
+            host_network: spec.host_network.unwrap_or_default(),
+            condition: conditions.into_iter().find(|condition| condition.kind == gate),
+        };
+        Some((key, pod))
+    }
+}
+
+impl Gated {
+    /// Returns whether the API's condition is True.
+    fn is_met(&self) -> bool {
+        self.condition.as_ref().is_some_and(|said| said.status == "True")
+    }
+}
+
+fn key(metadata: &ObjectMeta) -> Key {
+    Key {
+        namespace: metadata.namespace.clone().unwrap_or_default(),
+        name: metadata.name.clone().unwrap_or_default(),
+    }
+}
+
+/// Desired condition of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Wanted {
+    met: bool,
+    reason: &'static str,
+    message: &'static str,
+}
+
+impl Wanted {
+    /// Decides the desired condition; `None`: the agent cannot improve on the present one.
+    fn of(key: &Key, pod: &Gated, seen: &Seen) -> Option<Self> {
+        let met = |reason, message| Some(Self { met: true, reason, message });
+        let unmet = |reason, message| Some(Self { met: false, reason, message });
+        if pod.host_network {
+            return met("HostNetwork", "Policy does not apply to pods in the host's network.");
+        }
+        if !seen.begun {
+            return None;
+        }
+        let known = seen.pod(key, &pod.uid);
+        // A failed update, whatever its cause, removes no pod from its Services while the former policy judges it.
+        let stays = pod.is_met() && known.is_some_and(|it| it.is_judged);
+        if !seen.is_current() {
+            let message = "What policy says now is not in force on the node; see its \
+                           NodePolicyStatus.";
+            return if seen.is_behind() && !stays {
+                unmet("UpdateNotInForce", message)
+            } else {
+                None
+            };
+        }
+        match known.map(|pod| pod.lacks) {
+            Some(None) => met("Enforced", "Policy judges the pod's packets in both directions."),
+            Some(Some(_)) if stays => None,
+            Some(Some(lacks)) => unmet("NotJudged", lacks),
+            None => unmet("NotKnown", "the agent has not seen the pod"),
+        }
+    }
+
+    const fn status(self) -> &'static str {
+        if self.met { "True" } else { "False" }
+    }
+
+    /// Returns whether the API's condition matches; True matches with any reason and message.
+    fn is_said(self, condition: Option<&Condition>) -> bool {
+        condition.is_some_and(|said| {
+            said.status == self.status()
+                && (self.met
+                    || (said.reason.as_deref(), said.message.as_deref())
+                        == (Some(self.reason), Some(self.message)))
+        })
+    }
+
+    /// Returns a strategic merge patch, which merges lists of conditions by `type`. A recreated pod of the same name
+    /// has another uid, which cannot be changed: 409.
+    fn patch(self, gate: &str, pod: &Gated) -> Value {
+        let mut condition = json!({
+            "type": gate,
+            "status": self.status(),
+            "reason": self.reason,
+            "message": self.message,
+        });
+        if pod.condition.as_ref().is_none_or(|said| said.status != self.status()) {
+            condition["lastTransitionTime"] = json!(now());
+        }
+        json!({ "metadata": { "uid": pod.uid }, "status": { "conditions": [condition] } })
+    }
+}
+
+/// A pod and the progress of its condition.
+struct Followed {
+    pod: Gated,
+    /// Time since when the condition has been wrong.
+    wrong_since: Option<Instant>,
+    /// Time of the next attempt.
+    rests_until: Option<Instant>,
+    writing: bool,
+    /// Failed writes in a row that concern this pod alone.
+    failures: u32,
+    /// Whether the last write met an outage.
+    unanswered: bool,
+}
+
+impl Followed {
+    fn new(pod: Gated) -> Self {
+        Self {
+            pod,
+            wrong_since: None,
+            rests_until: None,
+            writing: false,
+            failures: 0,
+            unanswered: false,
+        }
+    }
+
+    /// Returns the condition to write now: True at once, False only if the cause lasts for [`PASSING`].
+    fn due(&mut self, key: &Key, seen: &Seen, now: Instant) -> Option<Wanted> {
+        let wanted = Wanted::of(key, &self.pod, seen);
+        let Some(wanted) = wanted.filter(|w| !w.is_said(self.pod.condition.as_ref())) else {
+            self.wrong_since = None;
+            return None;
+        };
+        let since = *self.wrong_since.get_or_insert(now);
+        let lasts = wanted.met || now.saturating_duration_since(since) >= PASSING;
+        (lasts && !self.writing && self.rests_until.is_none_or(|until| until <= now))
+            .then_some(wanted)
+    }
+}
+
+impl Followed {
+    /// Records a written condition.
+    fn says(&mut self, gate: &str, wanted: Wanted) {
+        self.pod.condition = Some(Condition {
+            kind: gate.to_owned(),
+            status: wanted.status().to_owned(),
+            reason: Some(wanted.reason.to_owned()),
+            message: Some(wanted.message.to_owned()),
+            last_heartbeat_time: None,
+        });
+        self.wrong_since = None;
+        self.writing = false;
+        self.failures = 0;
+        self.unanswered = false;
+        self.rests_until = Some(Instant::now() + ECHO);
+    }
+
+    /// Records a failed write that concerns this pod alone and delays no other pod.
+    fn failed(&mut self, error: &WriteError, now: Instant) {
+        let pause = if error.is_refusal() { REFUSED } else { ERROR };
+        let pause = pause.saturating_mul(1 << self.failures.min(6)).min(PAUSE_MAX);
+        self.failures += 1;
+        self.unanswered = false;
+        self.rests_until = Some(now + pause + random_part(pause));
+    }
+}
+
+/// A finished write.
+struct Written {
+    key: Key,
+    uid: String,
+    wanted: Wanted,
+    began: Instant,
+    outcome: Result<(), WriteError>,
+}
+
+/// Keeps the pods' conditions up to date.
+pub(super) struct Readiness {
+    writer: Arc<Writer>,
+    node: String,
+    gate: String,
+    seen: watch::Receiver<Arc<Seen>>,
+    pods: BTreeMap<Key, Followed>,
+    /// Pods of the list that is arriving.
+    listed: BTreeMap<Key, Followed>,
+    writes: JoinSet<Written>,
+    /// Namespace of the last written pod.
+    served: String,
+    failing: Failing,
+    /// Time of the last successful write.
+    worked_at: Option<Instant>,
+}
+
+impl Readiness {
+    pub(super) fn new(
+        writer: Arc<Writer>,
+        node: String,
+        gate: String,
+        seen: watch::Receiver<Arc<Seen>>,
+    ) -> Self {
+        Self {
+            writer,
+            node,
+            gate,
+            seen,
+            pods: BTreeMap::new(),
+            listed: BTreeMap::new(),
+            writes: JoinSet::new(),
+            served: String::new(),
+            failing: Failing::new("patch pods/status"),
+            worked_at: None,
+        }
+    }
+
+    /// Runs until the observer ends.
+    pub(super) async fn run(mut self) {
+        let fields =
+            format!("spec.nodeName={},status.phase!=Succeeded,status.phase!=Failed", self.node);
+        let mut events = follow::<PodObject>(Arc::clone(self.writer.connection()), fields);
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                changed = self.seen.changed() => if changed.is_err() { return },
+                event = events.recv() => match event {
+                    Some(event) => self.take(event),
+                    None => return,
+                },
+                Some(written) = self.writes.join_next() => {
+                    if let Ok(written) = written {
+                        self.written(written).await;
+                    }
+                }
+                _ = tick.tick() => {}
+            }
+            self.write();
+        }
+    }
+
+    fn take(&mut self, event: Event<PodObject>) {
+        match event {
+            Event::Init => self.listed.clear(),
+            Event::InitApply(object) => {
+                if let Some((key, pod)) = Gated::of(object, &self.gate) {
+                    let known = self.pods.remove(&key);
+                    let followed = updated(known, pod);
+                    self.listed.insert(key, followed);
+                }
+            }
+            Event::InitDone => self.pods = std::mem::take(&mut self.listed),
+            Event::Apply(object) => {
+                let gone = key(&object.metadata);
+                match Gated::of(object, &self.gate) {
+                    Some((key, pod)) => {
+                        let known = self.pods.remove(&key);
+                        self.pods.insert(key, updated(known, pod));
+                    }
+                    None => drop(self.pods.remove(&gone)),
+                }
+            }
+            Event::Delete(object) => drop(self.pods.remove(&key(&object.metadata))),
+        }
+    }
+
+    /// Starts the due writes, up to the limits. In an outage, tries only pods that have not met it yet, one at a time:
+    /// one pod's error may look like an outage.
+    fn write(&mut self) {
+        let seen = Arc::clone(&self.seen.borrow_and_update());
+        let now = Instant::now();
+        let is_outage = self.failing.is_pausing();
+        let mut under_way: BTreeMap<String, usize> = BTreeMap::new();
+        for (key, _) in self.pods.iter().filter(|(_, followed)| followed.writing) {
+            *under_way.entry(key.namespace.clone()).or_default() += 1;
+        }
+        let all = self.pods.iter_mut();
+        let due = all.filter_map(|(key, it)| it.due(key, &seen, now).map(|w| (key, it, w)));
+        let due = due.filter(|(_, it, _)| !is_outage || !it.unanswered).collect();
+        let room = if is_outage { 1 } else { AT_ONCE };
+        let mut room = room.saturating_sub(self.writes.len());
+        for (key, followed, wanted) in ordered(due, &self.served) {
+            let of_namespace = under_way.entry(key.namespace.clone()).or_default();
+            if room == 0 || *of_namespace >= OF_NAMESPACE {
+                continue;
+            }
+            room -= 1;
+            *of_namespace += 1;
+            self.served.clone_from(&key.namespace);
+            followed.writing = true;
+            let patch = Patch::Strategic(wanted.patch(&self.gate, &followed.pod));
+            let (key, uid) = (key.clone(), followed.pod.uid.clone());
+            let writer = Arc::clone(&self.writer);
+            self.writes.spawn(async move {
+                let of = (Some(key.namespace.as_str()), key.name.as_str());
+                let outcome = writer.patch::<Pod>(of, Some("status"), &patch).await.map(drop);
+                Written { key, uid, wanted, began: now, outcome }
+            });
+        }
+    }
+
+    async fn written(&mut self, written: Written) {
+        let Written { key, uid, wanted, began, outcome } = written;
+        let followed = self.pods.get_mut(&key).filter(|followed| followed.pod.uid == uid);
+        let error = match outcome {
+            Ok(()) => {
+                debug!(pod = %key, status = wanted.status(), reason = wanted.reason, "pod told");
+                if let Some(followed) = followed {
+                    followed.says(&self.gate, wanted);
+                }
+                self.worked_at = Some(Instant::now());
+                return self.failing.worked();
+            }
+            Err(error) => error,
+        };
+        let now = Instant::now();
+        let permitted =
+            self.worked_at.is_some_and(|at| now.saturating_duration_since(at) < PERMITTED);
+        // A condition was written since this write began, so the failure concerns this pod alone.
+        let others_work = self.worked_at.is_some_and(|at| at >= began);
+        let is_outage = error.is_outage() && !others_work;
+        if let Some(followed) = followed {
+            followed.writing = false;
+            if is_outage {
+                followed.unanswered = true;
+                followed.rests_until = Some(now);
+            } else {
+                followed.failed(&error, now);
+                // A pod that is gone or was recreated needs no warning.
+                let is_news = followed.failures == NAMED_AFTER && permitted;
+                if is_news && !(error.is_absent() || error.is_conflict()) {
+                    warn!(pod = %key, ?error, "the server does not take this pod's condition");
+                }
+            }
+        }
+        if is_outage {
+            self.failing.failed(&error, self.writer.connection()).await;
+        } else if !permitted && !error.is_of_object() {
+            self.failing.complain(&error, self.writer.connection());
+        }
+    }
+}
+
+/// Orders writes: namespaces in turns, beginning after the last served one; within each, untried pods first, then those
+/// tried longest ago.
+fn ordered<'p>(
+    mut due: Vec<(&'p Key, &'p mut Followed, Wanted)>,
+    served: &str,
+) -> Vec<(&'p Key, &'p mut Followed, Wanted)> {
+    due.sort_by_key(|(_, followed, _)| followed.rests_until);
+    in_turns(due, |(key, ..)| (key.namespace.as_str() <= served, &*key.namespace))
+}
+
+/// Updates a pod; a recreated pod of the same name starts afresh.
+fn updated(known: Option<Followed>, pod: Gated) -> Followed {
+    match known {
+        Some(known) if known.pod.uid == pod.uid => Followed { pod, ..known },
+        _ => Followed::new(pod),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! Observes the enforced state after each step of the engine, and for how long the desired state has been out of force.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use netpold_core::model::Key;
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, timeout};
+
+use super::{Look, PASSING};
+use crate::engine::PodEnforcement;
+
+/// Least time between two observations: each holds the engine's lock.
+const PACE: Duration = Duration::from_millis(200);
+/// An observation may hold that lock for one part in this many of the time. The wait for the lock does not count: it
+/// takes 15 s while a slow machine loads the programs.
+const SHARE: u32 = 20;
+/// Longest time between two observations without a notification.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// Observed state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) look: Look,
+    /// Whether the source's state has been in force since the agent started.
+    pub(super) begun: bool,
+    /// Time since when no desired revision has come into force; `None`: all are in force.
+    pub(super) behind_since: Option<Instant>,
+}
+
+impl Seen {
+    /// Returns whether all of the source's state is in force.
+    pub(super) fn is_current(&self) -> bool {
+        self.look.in_sync && self.look.enforcement.behind.is_none()
+    }
+
+    /// Returns whether the desired state has been out of force for [`PASSING`].
+    pub(super) fn is_behind(&self) -> bool {
+        self.behind_since.is_some_and(|since| since.elapsed() >= PASSING)
+    }
+
+    /// Returns why part of the source's state is not in force.
+    pub(super) fn behind(&self) -> Option<&str> {
+        let unknown = (!self.look.in_sync).then_some("not every object is known yet");
+        unknown.or(self.look.enforcement.behind.as_deref())
+    }
+
+    pub(super) fn pod(&self, key: &Key, uid: &str) -> Option<&PodEnforcement> {
+        self.look.enforcement.pods.get(key).filter(|pod| pod.uid == uid)
+    }
+
+    /// Returns the state after another observation. A newly enforced revision is progress: under endless changes, one
+    /// update is always pending.
+    fn next(&self, look: Look, now: Instant) -> Self {
+        let revision = |look: &Look| look.enforcement.revision.enforced;
+        let progress = revision(&look) != revision(&self.look);
+        let mut next = Self { look, begun: self.begun, behind_since: None };
+        if next.is_current() {
+            next.begun = true;
+        } else {
+            next.behind_since = self.behind_since.filter(|_| !progress).or(Some(now));
+        }
+        next
+    }
+}
+
+/// Observes the agent and publishes its state to the writers.
+pub(super) struct Observer<F> {
+    look: Arc<F>,
+    seen: watch::Sender<Arc<Seen>>,
+}
+
+impl<F: Fn() -> (Look, Duration) + Send + Sync + 'static> Observer<F> {
+    pub(super) fn new(look: F, seen: watch::Sender<Arc<Seen>>) -> Self {
+        Self { look: Arc::new(look), seen }
+    }
+
+    /// Observes after each notification, until all receivers are dropped.
+    pub(super) async fn run(self, ring: Arc<Notify>) {
+        while !self.seen.is_closed() {
+            let look = Arc::clone(&self.look);
+            let Ok((look, held)) = tokio::task::spawn_blocking(move || look()).await else {
+                return;
+            };
+            self.seen.send_if_modified(|seen| {
+                let next = seen.next(look, Instant::now());
+                let modified = **seen != next;
+                *seen = Arc::new(next);
+                modified
+            });
+            sleep(PACE.max(held * SHARE)).await;
+            // After a timeout it observes without a notification.
+            let _ = timeout(IDLE, ring.notified()).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use netpold_api::status::Revision;
+
+    use super::*;
+    use crate::engine::Enforcement;
+
+    fn look(in_sync: bool, behind: Option<&str>, enforced: u64) -> Look {
+        let revision = Revision { desired: enforced, enforced };
+        let behind = behind.map(str::to_owned);
+        let enforcement = Enforcement { revision, behind, ..Enforcement::default() };
+        Look { enforcement, problems: Vec::new(), in_sync }
+    }
+
+    #[test]
+    fn nothing_has_begun_before_everything_is_known_and_in_force() {
+        let now = Instant::now();
+        let seen = Seen::default().next(look(false, None, 1), now);
+        assert!(!seen.begun && !seen.is_current());
+        let seen = seen.next(look(true, Some("writing"), 1), now);
+        assert!(!seen.begun && !seen.is_current());
+        let seen = seen.next(look(true, None, 1), now).next(look(true, Some("writing"), 1), now);
+        assert!(seen.begun && !seen.is_current() && !seen.is_behind());
+    }
+
+    #[test]
+    fn an_update_after_another_is_not_behind() {
+        let Some(long_ago) = Instant::now().checked_sub(2 * PASSING) else { return };
+        let seen = Seen::default().next(look(true, Some("writing"), 1), long_ago);
+        let seen = seen.next(look(true, Some("writing"), 1), Instant::now());
+        assert!(seen.is_behind(), "nothing came into force");
+        let seen = seen.next(look(true, Some("writing"), 2), Instant::now());
+        assert!(!seen.is_behind());
+    }
+
+    #[tokio::test]
+    async fn a_look_that_waited_for_the_lock_is_followed_by_another_at_once() {
+        const WAITED: Duration = Duration::from_millis(500);
+        let looks = AtomicU64::new(0);
+        let look = move || {
+            let revision = looks.fetch_add(1, Ordering::Relaxed);
+            if revision == 0 {
+                std::thread::sleep(WAITED);
+            }
+            (look(true, None, revision), Duration::ZERO)
+        };
+        let (sender, mut seen) = watch::channel(Arc::new(Seen::default()));
+        let ring = Arc::new(Notify::new());
+        let observer = tokio::spawn(Observer::new(look, sender).run(Arc::clone(&ring)));
+        assert!(seen.wait_for(|seen| seen.begun).await.is_ok());
+        ring.notify_one();
+        let second = seen.wait_for(|seen| seen.look.enforcement.revision.enforced > 0);
+        assert!(timeout(WAITED * SHARE / 2, second).await.is_ok());
+        observer.abort();
+    }
+}

@@ -1,0 +1,291 @@
+//! Use of rules by traffic, read from the flow table at each sweep, so that packets do not pay for it.
+//!
+//! Every flow that policy allows at an isolated pod has an entry in the flow table until it has been idle for its
+//! timeout, 10 seconds at least. Each sweep visits every entry before it may remove it. A new flow counts for every
+//! rule that allows it; packets of a known flow renew the last use of these rules. A sweep compares flows with rules up
+//! to a budget; the rest waits for the next sweep.
+//!
+//! Not seen: flows displaced from the table between two sweeps (counted as missed), packets without an entry (ICMP
+//! errors, connections older than the isolation of their pod), and traffic that needs no rule (of the own node, of a
+//! pod to itself).
+
+mod flows;
+mod opened;
+mod pods;
+mod records;
+mod trials;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use netpold_api::rules::Answer;
+use netpold_core::cluster::{Cluster, Whose};
+use netpold_core::compile::Compiler;
+use netpold_core::model::{Change, Key, Pod};
+use serde::{Deserialize, Serialize};
+
+use crate::events::{Dropped, Line, Seen, unix_millis};
+use crate::kept;
+use crate::learn::{self, Recorder};
+use flows::Known;
+pub use flows::Round;
+use opened::Opened;
+use pods::Pods;
+use records::{PolicyRecord, Records};
+use trials::Trials;
+
+/// Time after which a policy change is certainly in force, and its time forgotten.
+const LATELY: Duration = Duration::from_mins(10);
+
+/// File of the saved use of rules.
+pub const FILE: kept::Records = kept::Records { suffix: ".rules", subject: "the uses of rules" };
+
+/// Saved use of rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    /// Time of the save, in milliseconds since the epoch.
+    as_of: u64,
+    missed: u64,
+    policies: Vec<PolicyRecord>,
+}
+
+/// Use of rules on this node.
+#[derive(Debug)]
+pub struct RuleUse {
+    records: Records,
+    last: Swept,
+    /// Time of an earlier agent's save, in milliseconds since the epoch.
+    counted_until: Option<u64>,
+    pods: Pods,
+    /// Times of recent policy changes, in milliseconds since the epoch.
+    changed: BTreeMap<Key, u64>,
+    /// Number of flows that ended before they could be counted.
+    missed: u64,
+    cache: flows::Cache,
+    trials: Trials,
+    opened: Opened,
+    /// Recorder of flows, one record for each kind.
+    recorder: Recorder,
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Default for RuleUse {
+    fn default() -> Self {
+        Self {
+            records: Records::default(),
+            last: Swept { wall: unix_millis(), ..Swept::default() },
+            counted_until: None,
+            pods: Pods::default(),
+            changed: BTreeMap::new(),
+            missed: 0,
+            cache: flows::Cache::default(),
+            trials: Trials::default(),
+            opened: Opened::default(),
+            recorder: Recorder::new(unix_millis()),
+        }
+    }
+}
+
+impl RuleUse {
+    /// Resumes from the save of an earlier agent.
+    pub fn resume(&mut self, saved: Saved) {
+        self.counted_until = Some(saved.as_of);
+        self.missed = saved.missed;
+        self.records.resume(saved.policies);
+    }
+
+    /// Records the time of a policy change, or the addresses of a pod that goes. Call before the cluster ingests the
+    /// change.
+    pub fn note(&mut self, change: &Change, cluster: &Cluster) {
+        match change {
+            Change::Policy(policy) => {
+                let known = cluster.policies().get(&policy.key);
+                if known.is_none_or(|known| **known != *policy) {
+                    self.changed.insert(policy.key.clone(), unix_millis());
+                }
+            }
+            Change::ClusterPolicy(policy) => {
+                let known = cluster.cluster_policy(&policy.name);
+                if known.is_none_or(|known| **known != *policy) {
+                    self.changed.insert(Key::new("", policy.name.clone()), unix_millis());
+                }
+            }
+            Change::Pod(pod) => {
+                self.pods.note(&pod.key, Some(pod), cluster, unix_millis());
+                self.recorder.named(pod, cluster, unix_millis());
+            }
+            Change::PodGone(key) => self.pods.note(key, None, cluster, unix_millis()),
+            Change::Namespace(_)
+            | Change::NamespaceGone(_)
+            | Change::Node(_)
+            | Change::NodeGone(_)
+            | Change::PolicyGone(_)
+            | Change::ClusterPolicyGone(_)
+            | Change::Service(_)
+            | Change::ServiceGone(_)
+            | Change::EndpointSlice(_)
+            | Change::EndpointSliceGone(_)
+            | Change::Interface(_)
+            | Change::InterfaceGone(_)
+            | Change::OwnAddresses(_) => {}
+        }
+    }
+
+    /// Follows the binding of endpoints to pods, after an update.
+    pub fn endpoints_are(&mut self, compiler: &Compiler) {
+        self.pods.follow(compiler);
+    }
+
+    /// Begins a sweep. `revision` is the number of the cluster's state; `restored`: the state is the last good one, not
+    /// the source's.
+    pub fn begin<'u>(
+        &'u mut self,
+        compiler: &'u Compiler,
+        revision: u64,
+        restored: bool,
+    ) -> Round<'u> {
+        let version = self.pods.read(compiler);
+        let changed = self.cache.follow((revision, version));
+        self.recorder.begin(changed, unix_millis());
+        if changed {
+            self.trials.forget();
+            let lately = unix_millis().saturating_sub(millis(LATELY));
+            self.changed.retain(|_, at| *at > lately);
+            let (cluster, pods) = (compiler.cluster(), self.pods.local());
+            self.records.follow(cluster, pods, &self.changed, (self.last.wall, restored));
+        }
+        Round::new(self, compiler.cluster())
+    }
+
+    /// Ends a sweep that has visited all flows.
+    pub fn end(&mut self, compiler: &Compiler, met: Swept) {
+        self.missed += met.missed;
+        let missed = self.last.missed + met.missed;
+        self.last = Swept { now: met.now.or(self.last.now), missed, ..met };
+        if self.pods.forget(&compiler.endpoint_numbers(), unix_millis()) {
+            // Explanations by a forgotten pod are not to be remembered.
+            self.cache.outdate();
+        }
+    }
+
+    /// Returns the pod of a drop or flow by its endpoint number, otherwise by its interface (0: none). Gone pods are
+    /// known for some minutes.
+    #[must_use]
+    pub fn pod_of(&self, endpoint: u32, ifindex: u32) -> Option<&Arc<Pod>> {
+        self.pods.named(endpoint, ifindex)
+    }
+
+    /// Returns the pod that had an address at a time (milliseconds since the epoch) and no longer has it.
+    #[must_use]
+    pub fn former(&self, cluster: &Cluster, address: IpAddr, at: u64) -> Option<&Arc<Pod>> {
+        self.pods.former(cluster, address, at)
+    }
+
+    /// Returns the owner of an address at a time, in milliseconds since the epoch. Gone pods are known for some
+    /// minutes.
+    #[must_use]
+    pub fn whose(&self, cluster: &Cluster, address: IpAddr, at: u64) -> Whose {
+        self.pods.whose(cluster, address, at)
+    }
+
+    /// Takes the new flows of the last sweep.
+    pub fn take_news(&mut self) -> News {
+        let (audited, more_audited) = self.trials.take();
+        let (opened, more_opened) = self.opened.take();
+        let missed = std::mem::take(&mut self.last.missed);
+        News { audited, opened, untold: more_audited + more_opened + missed }
+    }
+
+    /// Returns the flows that audited policies would deny: by policy (a ClusterNetworkPolicy has no namespace), and in
+    /// sum for policies without a name.
+    #[must_use]
+    pub fn audited(&self) -> (Vec<(Key, u64)>, u64) {
+        self.trials.counts()
+    }
+
+    /// Returns the state to save.
+    #[must_use]
+    pub fn saved(&self) -> Saved {
+        Saved { as_of: unix_millis(), missed: self.missed, policies: self.records.saved() }
+    }
+
+    /// Resumes an earlier agent's records of flows.
+    pub fn resume_flows(&mut self, saved: learn::Kept) {
+        self.recorder.resume(saved.recorded);
+        self.recorder.resume_addresses(saved.peer_addresses);
+    }
+
+    /// Records dropped packets, by endpoint number.
+    pub fn denied(&mut self, cluster: &Cluster, dropped: &BTreeMap<u32, Vec<Line>>) {
+        for (endpoint, lines) in dropped {
+            let Some(pod) = self.pods.named(*endpoint, 0) else { continue };
+            for Line { dropped, times } in lines {
+                if let Some(flow) = flows::dropped(pod, dropped) {
+                    let at = dropped.unix_millis;
+                    let former = |address| self.pods.former(cluster, address, at).map(|pod| &**pod);
+                    self.recorder.denied(cluster, flow, former, *times, at);
+                }
+            }
+        }
+    }
+
+    /// Returns the recorded flows in the form saved for the next agent.
+    #[must_use]
+    pub fn kept_flows(&self, node: &str) -> learn::Kept {
+        learn::Kept { recorded: self.flows(node), peer_addresses: self.recorder.peer_addresses() }
+    }
+
+    /// Returns the recorded flows.
+    #[must_use]
+    pub fn flows(&self, node: &str) -> netpold_api::learn::Answer {
+        let recorded = self.recorder.answer(node, unix_millis());
+        netpold_api::learn::Answer { missed_flows: self.missed, ..recorded }
+    }
+
+    /// Returns the use of each rule.
+    #[must_use]
+    pub fn answer(&self, node: &str) -> Answer {
+        let (rules, unwatched) = self.records.answer();
+        Answer {
+            node: node.to_owned(),
+            as_of: unix_millis() / 1000,
+            rules,
+            missed_flows: self.missed,
+            unwatched_policies: unwatched,
+            ..Answer::default()
+        }
+    }
+}
+
+/// New flows of a sweep.
+#[derive(Debug, Default)]
+pub struct News {
+    /// Flows that audited policies would deny.
+    pub audited: Vec<Dropped>,
+    /// New flows in the table.
+    pub opened: Vec<Seen>,
+    /// New flows not reported one by one: above the per-sweep limit, or closed before the sweep.
+    pub untold: u64,
+}
+
+/// Result of a sweep, for the next one.
+#[derive(Debug, Default)]
+pub struct Swept {
+    /// Flows in the order of the table.
+    known: Vec<Known>,
+    /// Number of flows that ended before they could be counted and are not reported yet.
+    missed: u64,
+    cursors: flows::Cursors,
+    /// Time of the sweep, in jiffies.
+    now: Option<u32>,
+    /// Time of the sweep by the wall clock, in milliseconds since the epoch; before the first sweep, start of counting.
+    wall: u64,
+}
+
+#[cfg(test)]
+mod tests;

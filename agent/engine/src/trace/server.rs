@@ -1,0 +1,282 @@
+//! Agent side: one trace at a time, with an end in every case.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use netpold_api::trace::{LONGEST, Line, Packet, Request};
+use netpold_core::lock::lock;
+use netpold_dataplane::shared_maps::SharedMaps;
+use netpold_dataplane::traced::TracedPrograms;
+use netpold_ebpf::trace::{CLAUSES, Clause, TraceFilter};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::steps::{Assembler, RawPacket};
+use crate::observe::Attributions;
+
+/// Reported packets per CPU and second.
+const BURST: u32 = 100;
+/// Pause between two reads of lines.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Reads between two checks that the programs are still attached.
+const LOOKS: u32 = 20;
+/// Longest time for a client to read the last lines.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Interfaces and filter of a trace.
+#[derive(Debug)]
+pub struct Target {
+    /// Name of the node.
+    pub node: String,
+    /// Host sides of the pod's veths: index and name.
+    pub interfaces: Vec<(u32, String)>,
+    /// Maps in use, to load the traced programs with.
+    pub maps: SharedMaps,
+    /// Clauses of the filter.
+    pub clauses: Vec<Clause>,
+}
+
+/// Interface of the engine for traces.
+pub trait Tracing: Send + 'static {
+    /// Resolves a request on this node.
+    ///
+    /// # Errors
+    /// There is no such pod on this node, or no such peer.
+    fn target(&self, request: &Request) -> Result<Target, String>;
+    /// Attaches the traced programs at interfaces. Returns the kernel's jiffies, and their number per second.
+    ///
+    /// # Errors
+    /// The programs cannot be attached.
+    fn begin(&mut self, ifindexes: &[u32], programs: &TracedPrograms)
+    -> Result<(u32, u32), String>;
+    /// Returns whether the traced programs are still attached.
+    fn is_traced(&mut self) -> bool;
+    /// Attaches the ordinary programs again.
+    fn end(&mut self);
+    /// Adds names and reasons to packets.
+    fn name(
+        &self,
+        request: &Request,
+        packets: Vec<RawPacket>,
+        attributions: &mut Attributions,
+    ) -> Vec<Packet>;
+}
+
+/// Server of traces.
+pub struct Tracer<T> {
+    node: Arc<Mutex<T>>,
+    turn: Arc<Semaphore>,
+}
+
+/// Running trace. Its drop attaches the ordinary programs again.
+struct Session<T: Tracing> {
+    node: Arc<Mutex<T>>,
+    name: String,
+    request: Request,
+    programs: TracedPrograms,
+    assembler: Assembler,
+    attributions: Attributions,
+    /// Numbers of packets that matched the filter before the last read, and of the lost ones among them.
+    matched: u64,
+    lost: u64,
+    /// Permit that delays the next trace until this one's end.
+    _turn: OwnedSemaphorePermit,
+}
+
+impl<T: Tracing> Drop for Session<T> {
+    fn drop(&mut self) {
+        lock(&self.node).end();
+    }
+}
+
+impl<T: Tracing> Session<T> {
+    fn begin(
+        node: Arc<Mutex<T>>,
+        request: Request,
+        turn: OwnedSemaphorePermit,
+    ) -> Result<(Self, Line), String> {
+        let pod = request.pod()?.clone();
+        let target = lock(&node).target(&request)?;
+        // Without a lock on the engine: the verifier takes a second or more.
+        let programs = TracedPrograms::load(&target.maps).map_err(|error| error.to_string())?;
+        let ifindexes: Vec<u32> = target.interfaces.iter().map(|(index, _)| *index).collect();
+        let now = lock(&node).begin(&ifindexes, &programs)?;
+        let filter = filter(&target.clauses, request.seconds, now);
+        let started = Line::Started {
+            node: target.node.clone(),
+            pod,
+            interfaces: target.interfaces.into_iter().map(|(_, name)| name).collect(),
+            seconds: request.seconds,
+        };
+        let mut session = Self {
+            node,
+            name: target.node,
+            request,
+            programs,
+            assembler: Assembler::default(),
+            attributions: Attributions::default(),
+            matched: 0,
+            lost: 0,
+            _turn: turn,
+        };
+        // From here on the session's drop ends the trace.
+        let asked = filter.and_then(|it| session.programs.ask(&it).map_err(|e| e.to_string()));
+        asked.map(|()| (session, started))
+    }
+
+    /// Attaches the ordinary programs again. Returns the lines until then.
+    fn finish(&mut self) -> io::Result<Vec<u8>> {
+        lock(&self.node).end();
+        let mut text = self.look()?;
+        text.extend(self.look()?);
+        Ok(text)
+    }
+
+    /// Returns the lines since the last read, and one about packets lost before it.
+    fn look(&mut self) -> io::Result<Vec<u8>> {
+        let matched = self.programs.matched();
+        let lines = self.programs.read();
+        let packets = self.assembler.take(&lines);
+        let packets = lock(&self.node).name(&self.request, packets, &mut self.attributions);
+        let mut text = Vec::new();
+        for packet in packets {
+            text.extend(line(&Line::Packet(Box::new(packet)))?);
+        }
+        // Every packet that matched before the last read is complete by now, or lost.
+        let lost = self.matched.saturating_sub(self.assembler.complete() + self.lost);
+        if lost > 0 {
+            self.lost += lost;
+            text.extend(line(&Line::Lost { node: self.name.clone(), packets: lost })?);
+        }
+        self.matched = matched;
+        Ok(text)
+    }
+}
+
+fn filter(
+    given: &[Clause],
+    seconds: u64,
+    (now, second): (u32, u32),
+) -> Result<TraceFilter, String> {
+    let mut clauses = [Clause::default(); CLAUSES];
+    let Some(place) = clauses.get_mut(..given.len()) else {
+        return Err(format!("more than {CLAUSES} addresses: give one of them, or a block"));
+    };
+    place.copy_from_slice(given);
+    let seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
+    let until = now.wrapping_add(second.saturating_mul(seconds).min(u32::MAX / 4));
+    let count = u32::try_from(given.len()).unwrap_or_default();
+    Ok(TraceFilter { until, second, burst: BURST, count, clauses })
+}
+
+fn line(line: &Line) -> io::Result<Vec<u8>> {
+    let mut json = serde_json::to_vec(line)?;
+    json.push(b'\n');
+    Ok(json)
+}
+
+async fn refuse(stream: &mut UnixStream, error: String) -> io::Result<()> {
+    stream.write_all(&line(&Line::Refused { error })?).await
+}
+
+impl<T: Tracing> Tracer<T> {
+    /// Creates the server for this node.
+    pub fn new(node: Arc<Mutex<T>>) -> Self {
+        Self { node, turn: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// Serves a client until its time is over, or until it disconnects.
+    ///
+    /// # Errors
+    /// The client cannot be written to, for example after it has disconnected.
+    pub async fn serve(self: Arc<Self>, mut stream: UnixStream, request: String) -> io::Result<()> {
+        let request: Request = match serde_json::from_str(&request) {
+            Ok(request) => request,
+            Err(error) => return refuse(&mut stream, format!("not understood: {error}")).await,
+        };
+        if !(1..=LONGEST).contains(&request.seconds) {
+            let error = format!("a trace takes 1 to {LONGEST} seconds");
+            return refuse(&mut stream, error).await;
+        }
+        let Ok(turn) = Arc::clone(&self.turn).try_acquire_owned() else {
+            let error = "another trace is running on this node: try again when it has ended";
+            return refuse(&mut stream, error.to_owned()).await;
+        };
+        let until = Duration::from_secs(request.seconds);
+        let (node, seconds) = (Arc::clone(&self.node), request.seconds);
+        let begun = spawn_blocking(move || Session::begin(node, request, turn)).await;
+        let (session, started) = match begun.map_err(io::Error::other)? {
+            Ok(begun) => begun,
+            Err(error) => return refuse(&mut stream, error).await,
+        };
+        let node = session.name.clone();
+        let session = Arc::new(Mutex::new(session));
+        // A client that does not read must not keep the traced programs attached.
+        let deadline = until + PATIENCE;
+        let sent = timeout(deadline, send(&mut stream, &session, &started, until)).await;
+        // On a blocking thread: the engine may be busy writing.
+        let finished = spawn_blocking(move || lock(&session).finish()).await;
+        let mut last = finished.map_err(io::Error::other)??;
+        let reason = match sent {
+            Err(_) | Ok(Ok(None)) => return Ok(()),
+            Ok(Err(error)) => return Err(error),
+            Ok(Ok(Some(End::Time))) => format!("the {seconds} s are over"),
+            Ok(Ok(Some(End::Replaced))) => {
+                "the node's programs were replaced meanwhile, as when its tables grow: trace again"
+                    .to_owned()
+            }
+        };
+        last.extend(line(&Line::Ended { node, reason })?);
+        timeout(PATIENCE, stream.write_all(&last)).await.unwrap_or(Ok(()))
+    }
+}
+
+/// Reasons for a trace to end before the client disconnects.
+enum End {
+    Time,
+    Replaced,
+}
+
+/// Sends lines until the trace ends; `None` if the client has disconnected.
+async fn send<T: Tracing>(
+    stream: &mut UnixStream,
+    session: &Arc<Mutex<Session<T>>>,
+    started: &Line,
+    time: Duration,
+) -> io::Result<Option<End>> {
+    let until = Instant::now() + time;
+    let mut nothing = [0];
+    let (mut reader, mut writer) = stream.split();
+    writer.write_all(&line(started)?).await?;
+    let mut looks = 0;
+    loop {
+        tokio::select! {
+            () = sleep(PAUSE) => {}
+            // The client sends nothing after its request, so a read returns at its end.
+            _ = reader.read(&mut nothing) => return Ok(None),
+        }
+        looks += 1;
+        let (this, check) = (Arc::clone(session), looks % LOOKS == 0);
+        let look = move || {
+            let mut session = lock(&this);
+            let text = session.look()?;
+            let stays = !check || lock(&session.node).is_traced();
+            io::Result::Ok((text, stays))
+        };
+        let (text, stays) = spawn_blocking(look).await.map_err(io::Error::other)??;
+        tokio::select! {
+            written = writer.write_all(&text) => written?,
+            _ = reader.read(&mut nothing) => return Ok(None),
+        }
+        if !stays {
+            return Ok(Some(End::Replaced));
+        }
+        if Instant::now() >= until {
+            return Ok(Some(End::Time));
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Kubernetes objects of an API server, followed as they change.
+//!
+//! ```text
+//! Follower<Pod> ──┐ Update                    ┌─► Batch    (engine)
+//! Follower<…> ────┼────────► Hub ─────────────┤
+//! Follower<…> ────┘ 1 ms                      └─► SourceStatus
+//! ```
+//!
+//! Each kind is followed independently: a kind that cannot be read does not stop the others. The same holds for each
+//! object: `split.rs` splits answers without parsing the objects, `convert` reads the fields of each object that
+//! policies need, and an object that cannot be decoded is reported and does not affect the others.
+//! Nothing is in sync before every kind was listed once; a server may lack ClusterNetworkPolicy. After that an outage
+//! of any length changes nothing: the known objects stay, and the next list reveals missed changes, including
+//! deletions. `outage.rs` lets all kinds return together.
+
+mod answer;
+mod availability;
+pub mod connection;
+mod denials;
+mod event_recorder;
+pub mod failure;
+mod follower;
+mod hub;
+mod kind;
+mod list;
+mod outage;
+mod split;
+mod store;
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use netpold_api::source::KindStatus;
+use tokio::sync::mpsc;
+
+pub use self::answer::is_quiet;
+use self::connection::Connection;
+pub use self::connection::{Access, ConnectError, client, default_namespace};
+pub use self::denials::{Denial, Denials, DropKey};
+pub use self::event_recorder::{EventRecorder, Unsupported};
+use self::follower::Follower;
+use self::hub::{Hub, Update};
+use self::kind::{ClusterNetworkPolicy, Kind};
+pub use self::list::{Listed, Lister};
+use self::outage::Outage;
+use crate::Source;
+
+/// Capacity of the channels of updates and of batches.
+const IN_FLIGHT: usize = 64;
+
+/// Objects to follow.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Access to the API server.
+    pub access: Access,
+    /// Name of the own node.
+    pub node: String,
+    /// Whether to follow all nodes instead of the own one alone.
+    pub all_nodes: bool,
+    /// Whether to follow ClusterNetworkPolicies, if the server serves them.
+    pub cluster_policies: bool,
+}
+
+/// Follows a cluster. Returns at once; the status shows whether the API server can be reached. Needs a tokio
+/// runtime.
+///
+/// # Errors
+/// No API server is configured, or the credentials are unusable.
+pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), ConnectError> {
+    let connection = Arc::new(Connection::open(settings.access).await?);
+    let (updates, received) = mpsc::channel(IN_FLIGHT);
+    let (batches, source) = mpsc::channel(IN_FLIGHT);
+    let outage = Outage::new();
+    let mut starter =
+        Starter { connection: Arc::clone(&connection), outage, updates, kinds: Vec::new() };
+    let own = (!settings.all_nodes).then(|| format!("metadata.name={}", settings.node));
+    starter.start::<Node>(own);
+    starter.start::<Namespace>(None);
+    starter.start::<NetworkPolicy>(None);
+    starter.start::<Pod>(None);
+    starter.start::<Service>(None);
+    starter.start::<EndpointSlice>(None);
+    if settings.cluster_policies {
+        starter.start::<ClusterNetworkPolicy>(None);
+    }
+    let origin = format!("API server {}", connection.server());
+    let (hub, status) = Hub::new(origin, starter.kinds, received, batches);
+    tokio::spawn(hub.run());
+    let event_recorder = EventRecorder::start(connection, settings.node);
+    Ok((Source { batches: source, status, partial: false }, event_recorder))
+}
+
+/// Follows the inputs of the status of policies: nodes, policies and pods. Otherwise like [`watch`].
+///
+/// # Errors
+/// As [`watch`].
+pub async fn watch_policies(access: Access) -> Result<Source, ConnectError> {
+    let connection = Arc::new(Connection::open(access).await?);
+    let (updates, received) = mpsc::channel(IN_FLIGHT);
+    let (batches, source) = mpsc::channel(IN_FLIGHT);
+    let origin = format!("API server {}", connection.server());
+    let outage = Outage::new();
+    let mut starter = Starter { connection, outage, updates, kinds: Vec::new() };
+    starter.start::<Node>(None);
+    starter.start::<NetworkPolicy>(None);
+    starter.start::<Pod>(None);
+    let (hub, status) = Hub::new(origin, starter.kinds, received, batches);
+    tokio::spawn(hub.run());
+    Ok(Source { batches: source, status, partial: false })
+}
+
+struct Starter {
+    connection: Arc<Connection>,
+    outage: Arc<Outage>,
+    updates: mpsc::Sender<Update>,
+    kinds: Vec<KindStatus>,
+}
+
+impl Starter {
+    fn start<K: Kind>(&mut self, fields: Option<String>) {
+        let (connection, updates) = (Arc::clone(&self.connection), self.updates.clone());
+        let member = self.outage.member();
+        let follower = Follower::<K>::new(connection, member, updates, self.kinds.len(), fields);
+        self.kinds.push(follower.status());
+        tokio::spawn(follower.run());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,198 @@
+//! One request and its streamed answer: the parts of a list, or the events of a watch.
+
+use std::error::Error;
+use std::io;
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::io::{AsyncBufRead, AsyncBufReadExt};
+use kube::Client;
+use kube::core::Status;
+use kube::core::watch::Bookmark;
+use kube::runtime::watcher;
+use tokio::time::timeout;
+
+use super::failure::Failure;
+use super::split::{Part, Raw, Splitter};
+use crate::convert::{self, Identity, Read};
+
+/// Most bytes taken in at once if they are already available.
+const AT_ONCE: usize = 1 << 20;
+/// Bookmark that ends a streaming list.
+const LIST_ENDS: &str = "k8s.io/initial-events-end";
+
+/// A streamed answer.
+pub(super) struct Answer {
+    body: Pin<Box<dyn AsyncBufRead + Send>>,
+    splitter: Splitter,
+    /// Longest time without data before the answer counts as silent.
+    pub(super) patience: Duration,
+}
+
+impl Answer {
+    /// Sends the request; returns when the answer begins.
+    pub(super) async fn to(
+        client: &Client,
+        request: hyper::Request<Vec<u8>>,
+        patience: Duration,
+    ) -> Result<Self, Failure> {
+        let body = timeout(patience, client.request_stream(request))
+            .await
+            .map_err(|_| Failure::Silent(patience))?
+            .map_err(Failure::of)?;
+        Ok(Self { body: Box::pin(body), splitter: Splitter::default(), patience })
+    }
+
+    /// Waits for the next parts, and passes them to `out` together with the ones already available. Returns false at
+    /// the end of the answer.
+    pub(super) async fn parts(&mut self, mut out: impl FnMut(Part<'_>)) -> Result<bool, Failure> {
+        let mut taken = 0;
+        while taken < AT_ONCE {
+            let chunk = if taken == 0 {
+                let chunk = timeout(self.patience, self.body.fill_buf()).await;
+                chunk.map_err(|_| Failure::Silent(self.patience))?
+            } else {
+                let Some(chunk) = self.body.fill_buf().now_or_never() else { break };
+                chunk
+            };
+            let chunk = match chunk {
+                Ok([]) => return Ok(taken > 0),
+                Ok(chunk) => chunk,
+                Err(error) => match ended(&error) {
+                    Some(Ended::Early) => return Ok(taken > 0),
+                    Some(Ended::Silent) => return Err(Failure::Silent(self.patience)),
+                    None => return Err(Failure::of_body(&error)),
+                },
+            };
+            let fed = self.splitter.feed(chunk, &mut out);
+            let length = chunk.len();
+            fed.map_err(|error| Failure::Undecodable(error.to_string()))?;
+            self.body.as_mut().consume(length);
+            taken += length;
+        }
+        Ok(true)
+    }
+
+    /// Returns whether the answer ended outside of any object.
+    pub(super) fn is_whole(&self) -> bool {
+        self.splitter.is_outside()
+    }
+}
+
+/// Kind of end that an I/O error of a body stands for.
+#[derive(Debug, PartialEq, Eq)]
+enum Ended {
+    /// Truncated body: a server or proxy that shuts down may close a watch without the end that HTTP requires.
+    Early,
+    /// Read timeout of the client.
+    Silent,
+}
+
+/// Returns whether a watch of kube was answered and then hit the client's read timeout. kube repeats the request.
+#[must_use]
+pub fn is_quiet(error: &watcher::Error) -> bool {
+    matches!(
+        error,
+        watcher::Error::WatchFailed(kube::Error::ReadEvents(error)) if ended(error) == Some(Ended::Silent)
+    )
+}
+
+/// Returns the kind of end that an error, or one of its causes, stands for.
+fn ended(error: &io::Error) -> Option<Ended> {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        let io = error.downcast_ref::<io::Error>();
+        match io.map(io::Error::kind) {
+            Some(io::ErrorKind::UnexpectedEof) => return Some(Ended::Early),
+            Some(io::ErrorKind::TimedOut) => return Some(Ended::Silent),
+            _ if error.to_string().contains("unexpected EOF during chunk") => {
+                return Some(Ended::Early);
+            }
+            _ => {}
+        }
+        // The inner error of an io::Error is not its source.
+        cause = match io.and_then(io::Error::get_ref) {
+            Some(inner) => Some(inner),
+            None => error.source(),
+        };
+    }
+    None
+}
+
+/// An event of a watch.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// The object exists in this version.
+    Object(Box<Read>),
+    /// The object was deleted.
+    Gone(Identity),
+    /// A version from which a watch can continue.
+    Mark {
+        version: String,
+        /// Whether all objects of a streaming list have arrived.
+        ends_list: bool,
+    },
+    /// The watch failed.
+    Failed(Failure),
+}
+
+/// Assembles events from their parts.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    kind: Option<Vec<u8>>,
+    /// An object that arrived before its event's type.
+    early: Option<(Vec<u8>, bool)>,
+    event: Option<Event>,
+}
+
+impl Events {
+    /// Takes a part; returns the event that it completes.
+    pub(super) fn part(&mut self, of: convert::Kind, part: Part<'_>) -> Option<Event> {
+        match (part, self.kind.as_deref()) {
+            (Part::Field(b"type", raw), _) => self.kind = Some(raw.text.to_vec()),
+            (Part::Field(b"object", raw), Some(kind)) => self.event = Some(event(of, kind, raw)),
+            (Part::Field(b"object", raw), None) => {
+                self.early = Some((raw.text.to_vec(), raw.whole));
+            }
+            (Part::End, kind) => {
+                let early = kind.zip(self.early.as_ref());
+                let early =
+                    early.map(|(kind, (text, whole))| event(of, kind, Raw { text, whole: *whole }));
+                let nothing = || {
+                    let reason = "an event has no type or no object".to_owned();
+                    Event::Failed(Failure::Undecodable(reason))
+                };
+                let complete = self.event.take().or(early).unwrap_or_else(nothing);
+                *self = Self::default();
+                return Some(complete);
+            }
+            (Part::Field(..) | Part::Item(_) | Part::Items, _) => {}
+        }
+        None
+    }
+}
+
+fn event(of: convert::Kind, kind: &[u8], object: Raw<'_>) -> Event {
+    let undecodable = |error: &dyn ToString| {
+        Event::Failed(Failure::Undecodable(format!("an event: {}", error.to_string())))
+    };
+    match kind {
+        b"\"ADDED\"" | b"\"MODIFIED\"" => {
+            Event::Object(Box::new(convert::read(of, object.text, object.whole)))
+        }
+        b"\"DELETED\"" => Event::Gone(Identity::of(object.text)),
+        b"\"BOOKMARK\"" => match serde_json::from_slice::<Bookmark>(object.text) {
+            Ok(Bookmark { metadata, .. }) => Event::Mark {
+                ends_list: metadata.annotations.contains_key(LIST_ENDS),
+                version: metadata.resource_version,
+            },
+            Err(error) => undecodable(&error),
+        },
+        b"\"ERROR\"" => match serde_json::from_slice::<Status>(object.text) {
+            Ok(status) => Event::Failed(Failure::of_status(&status)),
+            Err(error) => undecodable(&error),
+        },
+        other => undecodable(&format!("of type {}", other.escape_ascii())),
+    }
+}

@@ -1,0 +1,376 @@
+//! One kind: listed once, then watched, and listed again if the watch cannot continue.
+//!
+//! Connections and requests are kube's. The loop around them is netpold's own, because it records when a watch is alive
+//! (bookmarks count), recognises a server without streaming lists, and repeats the request of a silent watch. The
+//! decoding of answers (`answer.rs`) is its own too: kube decodes whole objects, and an object that kube cannot
+//! decode ends its watch.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use kube::api::{ListParams, WatchParams};
+use kube::core::{Request, Resource};
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::DefaultBackoff;
+use netpold_api::source::KindStatus;
+use netpold_core::model::Change;
+use tokio::sync::mpsc;
+
+use super::answer::{Answer, Event, Events};
+use super::availability::{Availability, Meaning};
+use super::connection::Connection;
+use super::failure::Failure;
+use super::hub::Update;
+use super::kind::{Absence, Kind};
+use super::list;
+use super::outage::{Following, Member};
+use super::store::Store;
+use crate::convert::Read;
+
+/// Longest wait for a streaming list to begin, and between its objects.
+const STREAM_PAUSE: Duration = Duration::from_secs(30);
+/// Longest pause after a failure.
+const LONGEST: Duration = Duration::from_mins(5);
+/// Duration of a watch, extended by a random part of the same time: the agents of all nodes must not return at the same
+/// moment. kube accepts less than 295 s.
+const WATCH_SECONDS: u32 = 145;
+/// Shortest duration of a real watch; an immediate repetition of a shorter one would be a hot loop.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// Progress of following a kind.
+enum State {
+    /// The next request is a list.
+    List,
+    /// A list is complete; the watch continues from this version.
+    Watch(String),
+}
+
+/// Follower of one kind.
+pub(super) struct Follower<K> {
+    connection: Arc<Connection>,
+    outage: Member,
+    updates: mpsc::Sender<Update>,
+    number: usize,
+    /// Additional field selector.
+    fields: Option<String>,
+    store: Store<K>,
+    state: State,
+    /// Whether the server may support streaming lists.
+    streaming: bool,
+    backoff: DefaultBackoff,
+    availability: Availability,
+    /// Silence after which the last watch was given up.
+    quiet: Option<Duration>,
+}
+
+impl<K: Kind> Follower<K> {
+    /// Creates a follower; `number` is the kind's index among all followed kinds.
+    pub(super) fn new(
+        connection: Arc<Connection>,
+        outage: Member,
+        updates: mpsc::Sender<Update>,
+        number: usize,
+        fields: Option<String>,
+    ) -> Self {
+        Self {
+            connection,
+            outage,
+            updates,
+            number,
+            fields: fields.or_else(|| K::FIELDS.map(str::to_owned)),
+            store: Store::new(),
+            state: State::List,
+            streaming: true,
+            backoff: DefaultBackoff::default(),
+            availability: Availability::new(kind_name::<K>(), K::ABSENCE),
+            quiet: None,
+        }
+    }
+
+    /// Returns the status before any answer.
+    pub(super) fn status(&self) -> KindStatus {
+        self.availability.status.clone()
+    }
+
+    /// Follows until the receiver of updates is closed.
+    pub(super) async fn run(mut self) {
+        while !self.updates.is_closed() {
+            let (verb, outcome) = match &self.state {
+                State::List if self.streaming => ("list", self.streamed_list().await),
+                State::List => ("list", self.paged_list().await),
+                State::Watch(version) => ("watch", self.watch(version.clone()).await),
+            };
+            if let Err(failure) = outcome {
+                let failure = self.confirmed(failure).await;
+                self.failed(verb, &failure).await;
+            }
+        }
+    }
+
+    /// Lists all objects in pages; the list is consistent, since later pages have the first one's version.
+    async fn paged_list(&mut self) -> Result<(), Failure> {
+        self.begin_list();
+        let mut params = list::params::<K>(self.fields.as_deref());
+        loop {
+            let (mut changes, metadata) = self.page(&params).await?;
+            let at = Instant::now();
+            self.heard();
+            params.continue_token = metadata.continue_.filter(|token| !token.is_empty());
+            if params.continue_token.is_some() {
+                self.say(changes, at).await;
+                continue;
+            }
+            let version = metadata.resource_version.unwrap_or_default();
+            changes.extend(self.complete(version));
+            self.say(changes, at).await;
+            return Ok(());
+        }
+    }
+
+    /// Reads one page; returns its changes and its metadata.
+    async fn page(&mut self, params: &ListParams) -> Result<(Vec<Change>, ListMeta), Failure> {
+        let (client, timeout) = (self.connection.client(), self.connection.timeout());
+        let mut changes = Vec::new();
+        let take = |read: &Read| changes.extend(self.store.listed(read));
+        let metadata = list::page::<K>(&client, None, params, timeout, take).await?;
+        Ok((changes, metadata))
+    }
+
+    /// Lists all objects as the first events of a watch, which then continues. Server and agent hold one object at a
+    /// time in memory.
+    async fn streamed_list(&mut self) -> Result<(), Failure> {
+        self.begin_list();
+        let params = WatchParams { send_initial_events: true, ..self.watch_params() };
+        // Without a version the list is as recent as a plain list, not as old as some cache may be.
+        let mut answer = match self.ask(Self::request().watch(&params, ""), STREAM_PAUSE).await {
+            Ok(answer) => answer,
+            Err(Failure::Silent(_)) => {
+                return self.without_streaming("no answer to a streaming list");
+            }
+            Err(Failure::NotUnderstood(reason)) => return self.without_streaming(&reason),
+            // Only a plain list shows whether the kind is served.
+            Err(Failure::NotServed) => return self.without_streaming("not found"),
+            Err(failure) => return Err(failure),
+        };
+        let (mut events, mut complete) = (Events::default(), false);
+        while !complete {
+            match self.take(&mut answer, &mut events, &mut complete).await {
+                Ok(true) => {}
+                Ok(false) => return Err(Failure::Refused("the list broke off".into())),
+                Err(Failure::Silent(_)) => {
+                    return self.without_streaming("the streaming list does not end");
+                }
+                Err(Failure::NotUnderstood(reason)) => return self.without_streaming(&reason),
+                Err(failure) => return Err(failure),
+            }
+        }
+        answer.patience = self.connection.timeout();
+        self.follow(answer, events).await
+    }
+
+    fn without_streaming(&mut self, reason: &str) -> Result<(), Failure> {
+        let kind = &self.availability.status.kind;
+        tracing::debug!(kind, reason, "no streaming lists here: paged ones");
+        self.streaming = false;
+        Ok(())
+    }
+
+    /// Watches changes from a version on, until the server ends the watch, as it does every few minutes.
+    async fn watch(&mut self, version: String) -> Result<(), Failure> {
+        let began = Instant::now();
+        let request = Self::request().watch(&self.watch_params(), &version);
+        let (quiet, patience) = (self.quiet.take(), self.connection.timeout());
+        let answer = self.ask(request, patience).await;
+        let answer = answer.map_err(|failure| match quiet {
+            Some(quiet) if failure.is_no_answer() => Failure::Silent(quiet),
+            _ => failure,
+        })?;
+        self.heard();
+        self.say(Vec::new(), began).await;
+        self.follow(answer, Events::default()).await?;
+        if began.elapsed() < SHORT {
+            tokio::time::sleep(SHORT).await;
+        }
+        Ok(())
+    }
+
+    /// Takes in events after a list, until the watch ends or is silent for too long.
+    ///
+    /// Silence alone is not a fault: objects of a kind may not change for hours, and a server sends no bookmarks if its
+    /// etcd reports no progress. A connection to a dead peer, or one that a proxy has forgotten, looks the same, and
+    /// TCP keepalive would detect only the former. The watch is therefore requested again from its last version, over
+    /// HTTP/1.1 on another connection: a live server answers at once, and only a server that does not is reported.
+    async fn follow(&mut self, mut answer: Answer, mut events: Events) -> Result<(), Failure> {
+        let mut complete = true;
+        loop {
+            match self.take(&mut answer, &mut events, &mut complete).await {
+                Ok(true) => {}
+                Ok(false) => return Ok(()),
+                Err(Failure::Silent(time)) => {
+                    let kind = &self.availability.status.kind;
+                    tracing::debug!(kind, ?time, "nothing came on the watch: asked for again");
+                    self.quiet = Some(time);
+                    return Ok(());
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// Takes in the next events; returns whether there may be more. `complete`: the events of a streaming list have all
+    /// arrived.
+    async fn take(
+        &mut self,
+        answer: &mut Answer,
+        events: &mut Events,
+        complete: &mut bool,
+    ) -> Result<bool, Failure> {
+        let (mut at, mut changes, mut outcome) = (None, Vec::new(), Ok(()));
+        let more = answer.parts(|part| {
+            at.get_or_insert_with(Instant::now);
+            if let Some(event) = events.part(K::KIND, part)
+                && outcome.is_ok()
+            {
+                outcome = self.event(event, complete).map(|change| changes.extend(change));
+            }
+        });
+        let more = more.await;
+        let outcome = outcome.and(more);
+        if let Ok(true) = outcome {
+            self.heard();
+        }
+        // Changes before a failure are sent too: the watch continues after them, and the next list sees them unchanged.
+        self.say(changes, at.unwrap_or_else(Instant::now)).await;
+        outcome
+    }
+
+    /// Takes in an event, and its version for the next watch.
+    fn event(&mut self, event: Event, complete: &mut bool) -> Result<Vec<Change>, Failure> {
+        let (change, version) = match event {
+            Event::Object(read) if *complete => (self.store.update(&read), read.identity.version),
+            Event::Object(read) => (self.store.listed(&read), None),
+            Event::Gone(identity) => (self.store.remove(&identity), identity.version),
+            Event::Mark { version, ends_list: true } if !*complete => {
+                *complete = true;
+                return Ok(self.complete(version));
+            }
+            Event::Mark { version, .. } => (None, Some(version)),
+            Event::Failed(failure) => return Err(failure),
+        };
+        if let Some(version) = version.filter(|version| *complete && !version.is_empty()) {
+            self.state = State::Watch(version);
+        }
+        Ok(change.into_iter().collect())
+    }
+
+    fn request() -> Request {
+        Request::new(K::url_path(&(), None))
+    }
+
+    async fn ask(
+        &self,
+        request: Result<hyper::Request<Vec<u8>>, kube::core::request::Error>,
+        patience: Duration,
+    ) -> Result<Answer, Failure> {
+        let request = request.map_err(|error| Failure::of(kube::Error::BuildRequest(error)))?;
+        Answer::to(&self.connection.client(), request, patience).await
+    }
+
+    fn watch_params(&self) -> WatchParams {
+        let random = RandomState::new().hash_one(self.number) % u64::from(WATCH_SECONDS);
+        WatchParams {
+            field_selector: self.fields.clone(),
+            label_selector: K::LABELS.map(str::to_owned),
+            timeout: Some(WATCH_SECONDS + u32::try_from(random).unwrap_or(0)),
+            bookmarks: true,
+            send_initial_events: false,
+        }
+    }
+
+    fn begin_list(&mut self) {
+        self.store.begin();
+        self.availability.status.lists += 1;
+    }
+
+    /// Completes the list of that version; returns the changes that were held, including removals.
+    fn complete(&mut self, version: String) -> Vec<Change> {
+        self.state = State::Watch(version);
+        self.availability.status.in_sync = true;
+        self.store.complete()
+    }
+
+    /// Records a good answer of the server.
+    fn heard(&mut self) {
+        self.availability.heard();
+        self.backoff.reset();
+        self.outage.set(Following::Works);
+    }
+
+    /// Confirms a 404 for an API group or version without any kind, which the server does not identify as its own: the
+    /// discovery documents show whether the server has the group. They are read only if the result matters, because
+    /// 5,000 agents ask for absent kinds.
+    async fn confirmed(&self, failure: Failure) -> Failure {
+        if K::ABSENCE != Absence::Usual || !matches!(failure, Failure::NoPath(_)) {
+            return failure;
+        }
+        if self.availability.is_absent() {
+            return Failure::NotServed;
+        }
+        let served = list::is_served::<K>(&self.connection).await;
+        if matches!(served, Ok(Ok(false))) { Failure::NotServed } else { failure }
+    }
+
+    async fn failed(&mut self, verb: &str, failure: &Failure) {
+        let what = format!("{verb} {}", self.availability.status.kind);
+        let text = failure.text(&what, self.connection.server());
+        let changes = match self.availability.failed(failure, text, self.store.len()) {
+            Meaning::Nothing => Vec::new(),
+            Meaning::KnownIsAll => {
+                self.store.absent();
+                Vec::new()
+            }
+            Meaning::AllGone => self.store.none(),
+        };
+        if failure.calls_for_list() {
+            self.state = State::List;
+        }
+        self.say(changes, Instant::now()).await;
+        let absent = K::ABSENCE != Absence::Wrong && matches!(failure, Failure::NotServed);
+        self.outage.set(if absent { Following::Rests } else { Following::Fails });
+        let pause =
+            if absent { self.availability.pause() } else { self.backoff.next().unwrap_or(LONGEST) };
+        tokio::select! {
+            () = self.outage.pause(pause) => {}
+            () = self.updates.closed() => {}
+        }
+        if failure.calls_for_renewal() {
+            self.connection.renew().await;
+        }
+    }
+
+    async fn say(&mut self, changes: Vec<Change>, at: Instant) {
+        let status = &mut self.availability.status;
+        status.objects = self.store.len();
+        status.undecoded = self.store.undecoded();
+        let update = Update {
+            kind: self.number,
+            changes,
+            at,
+            status: status.clone(),
+            synced: self.store.synced(),
+            problems: self.store.problems(),
+        };
+        // If the receiver is closed, the loop ends as well.
+        let _ = self.updates.send(update).await;
+    }
+}
+
+/// Returns the resource with its group, as `networkpolicies.networking.k8s.io`.
+pub(super) fn kind_name<K: Resource<DynamicType = ()>>() -> String {
+    match K::group(&()) {
+        group if group.is_empty() => K::plural(&()).into_owned(),
+        group => format!("{}.{group}", K::plural(&())),
+    }
+}

@@ -1,0 +1,333 @@
+//! Conversion of ClusterNetworkPolicy to [`ClusterPolicy`]: the meaning of absent fields, and the refused values.
+//!
+//! The kind is read field by field, since a problem with a rule concerns that rule alone. If a rule cannot be
+//! interpreted, an Accept matches nothing, and a Deny or Pass denies everything, as the API requires. If the subject,
+//! the tier or the priority cannot be interpreted, the Accept and Pass rules match nothing, so that they allow no
+//! traffic that the author did not intend.
+
+mod peers;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use netpold_core::model::{
+    Action, ClusterPolicy, ClusterRule, Direction, NamespacedPods, Peer, PolicyVersion, PortRule,
+    Rule, Selector, Tier,
+};
+
+use self::peers::Egress;
+use super::selector::selector;
+use super::{Change, Converted, Problem, Unknown, clipped, enforcement, limited};
+use crate::decode::{Mismatch, typed};
+use crate::document::{Node, Value};
+
+/// The highest `spec.priority`.
+const PRIORITY_MAX: i64 = 1000;
+
+/// Converts a policy. `unknown` are its fields beyond the API's; the parts that contain them count as not
+/// interpretable.
+///
+/// # Errors
+/// The policy has no name, or its metadata cannot be decoded.
+pub(super) fn cluster_network_policy(
+    object: &Node,
+    unknown: &[Unknown],
+) -> Result<Converted, Mismatch> {
+    let metadata: ObjectMeta = match object.get("metadata") {
+        Some(node) => typed(node).map_err(|mismatch| inside("metadata", mismatch))?,
+        None => ObjectMeta::default(),
+    };
+    let name = super::name(&metadata)?;
+    let mut reader = Reader { unknown, problems: Vec::new(), understood: true };
+    for unknown in unknown.iter().filter(|u| !in_a_part(&u.problem.path)) {
+        reader.problems.push(unknown.problem.clone());
+    }
+    let empty = Node { line: object.line, value: Value::Map(Vec::new()) };
+    let spec = reader.spec(object).unwrap_or(&empty);
+    let tier = reader.tier(spec);
+    let priority = reader.priority(spec);
+    let subject = reader.subject(spec);
+    if reader.unknown_in("spec") || reader.unknown_in("") {
+        reader.understood = false;
+    }
+    let [ingress, egress] = Direction::BOTH.map(|direction| reader.rules(direction, spec));
+    if !reader.understood {
+        reader.problem("spec", "for that, Deny rules count and no others do");
+    }
+    let enforcement = enforcement(&metadata, &mut reader.problems);
+    let problems = limited(reader.problems);
+    let version = PolicyVersion {
+        uid: metadata.uid.unwrap_or_default(),
+        generation: metadata.generation.unwrap_or_default(),
+    };
+    let texts = problems.iter().map(ToString::to_string).collect();
+    let policy = ClusterPolicy {
+        name,
+        tier,
+        priority,
+        subject,
+        ingress,
+        egress,
+        problems: texts,
+        version,
+        enforcement,
+    };
+    Ok(Converted { change: Change::ClusterPolicy(policy), problems })
+}
+
+/// Returns whether a path leads into the subject or a rule: reading that part reports the field.
+fn in_a_part(path: &str) -> bool {
+    ["spec.subject.", "spec.ingress[", "spec.egress["].iter().any(|part| path.starts_with(part))
+}
+
+/// Puts a mismatch below a path.
+fn inside(path: &str, mismatch: Mismatch) -> Mismatch {
+    let dot = if mismatch.path.is_empty() || mismatch.path.starts_with('[') { "" } else { "." };
+    Mismatch { path: format!("{path}{dot}{}", mismatch.path), ..mismatch }
+}
+
+/// Returns a field, unless it is absent or null.
+fn given<'n>(node: &'n Node, field: &str) -> Option<&'n Node> {
+    node.get(field).filter(|node| node.value != Value::Null)
+}
+
+/// Decodes a value of a Rust type; reports a mismatch with its path.
+fn value<'n, T: serde::Deserialize<'n>>(
+    node: &'n Node,
+    path: &str,
+    problems: &mut Vec<Problem>,
+) -> Option<T> {
+    typed(node).map_err(|mismatch| problems.push(inside(path, mismatch).into())).ok()
+}
+
+/// Returns the items of a list; an empty list is reported.
+fn items<'n>(node: &'n Node, path: &str, problems: &mut Vec<Problem>) -> Option<&'n [Node]> {
+    if let Value::List(items) = &node.value {
+        if items.is_empty() {
+            problems.push(Problem::new(path, "is empty; it needs at least one item"));
+        }
+        return Some(items);
+    }
+    problems.push(Problem::new(path, "is no list"));
+    None
+}
+
+/// Reads a LabelSelector.
+fn labels(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Option<Selector> {
+    let given: LabelSelector = value(node, path, problems)?;
+    selector(&given, path, problems)
+}
+
+/// Reads `pods`: an absent `namespaceSelector` selects every namespace; `podSelector` is required.
+fn namespaced_pods(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Option<NamespacedPods> {
+    if !matches!(node.value, Value::Map(_)) {
+        problems.push(Problem::new(path, "is no mapping of namespaceSelector and podSelector"));
+        return None;
+    }
+    let namespaces = match given(node, "namespaceSelector") {
+        Some(node) => labels(node, &format!("{path}.namespaceSelector"), problems),
+        None => Some(Selector::default()),
+    };
+    let Some(pods) = given(node, "podSelector") else {
+        problems.push(Problem::new(path, "needs podSelector; {} is every pod"));
+        return None;
+    };
+    let pods = labels(pods, &format!("{path}.podSelector"), problems);
+    Some(NamespacedPods { namespaces: namespaces?, pods: pods? })
+}
+
+struct Reader<'p> {
+    unknown: &'p [Unknown],
+    problems: Vec<Problem>,
+    /// Whether the subject, the tier and the priority could be interpreted.
+    understood: bool,
+}
+
+impl Reader<'_> {
+    fn problem(&mut self, path: impl Into<String>, text: impl Into<String>) {
+        self.problems.push(Problem::new(path, text));
+    }
+
+    /// Reports a problem that concerns all rules.
+    fn not_understood(&mut self, path: &str, text: impl Into<String>) {
+        self.understood = false;
+        self.problem(path, text);
+    }
+
+    /// Returns whether an unknown field is directly in the mapping at the path.
+    fn unknown_in(&self, path: &str) -> bool {
+        self.unknown.iter().any(|u| u.inside == path)
+    }
+
+    /// Returns the unknown fields in the mapping at the path, at any depth.
+    fn unknown_below(&self, path: &str) -> Vec<Problem> {
+        let below = |u: &&Unknown| {
+            u.problem.path.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.', '[']))
+        };
+        self.unknown.iter().filter(below).map(|u| u.problem.clone()).collect()
+    }
+
+    fn spec<'n>(&mut self, object: &'n Node) -> Option<&'n Node> {
+        let spec = given(object, "spec").filter(|spec| matches!(spec.value, Value::Map(_)));
+        if spec.is_none() {
+            self.not_understood("spec", "is missing or no mapping");
+        }
+        spec
+    }
+
+    fn tier(&mut self, spec: &Node) -> Tier {
+        match spec.text("tier") {
+            Some("Admin") => Tier::Admin,
+            Some("Baseline") => Tier::Baseline,
+            Some(other) => {
+                self.not_understood("spec.tier", format!("`{other}` is not Admin or Baseline"));
+                Tier::Admin
+            }
+            None => {
+                self.not_understood("spec.tier", "is missing; it is Admin or Baseline");
+                Tier::Admin
+            }
+        }
+    }
+
+    fn priority(&mut self, spec: &Node) -> u16 {
+        let path = "spec.priority";
+        let Some(node) = given(spec, "priority") else {
+            self.not_understood(path, "is missing; it is 0 to 1000");
+            return 0;
+        };
+        if let Some(number) = value::<i64>(node, path, &mut self.problems) {
+            let known = u16::try_from(number).ok().filter(|_| number <= PRIORITY_MAX);
+            if let Some(known) = known {
+                return known;
+            }
+            self.problem(path, format!("{number} is not 0 to {PRIORITY_MAX}"));
+        }
+        self.understood = false;
+        0
+    }
+
+    /// Reads the subject; a subject that cannot be interpreted is every pod.
+    fn subject(&mut self, spec: &Node) -> NamespacedPods {
+        let path = "spec.subject";
+        let mut problems = self.unknown_below(path);
+        let subject = given(spec, "subject").and_then(|node| {
+            match (given(node, "namespaces"), given(node, "pods")) {
+                (Some(namespaces), None) => {
+                    let path = format!("{path}.namespaces");
+                    let namespaces = labels(namespaces, &path, &mut problems)?;
+                    Some(NamespacedPods { namespaces, pods: Selector::default() })
+                }
+                (None, Some(pods)) => namespaced_pods(pods, &format!("{path}.pods"), &mut problems),
+                (Some(_), Some(_)) => {
+                    problems.push(Problem::new(path, "has both namespaces and pods"));
+                    None
+                }
+                (None, None) => None,
+            }
+        });
+        if subject.is_none() && problems.is_empty() {
+            problems.push(Problem::new(path, "needs namespaces or pods"));
+        }
+        if let (Some(subject), true) = (subject, problems.is_empty()) {
+            return subject;
+        }
+        self.understood = false;
+        let outcome = |p: Problem| Problem::new(p.path, format!("{}; it is every pod", p.text));
+        self.problems.extend(problems.into_iter().map(outcome));
+        NamespacedPods::default()
+    }
+
+    fn rules(&mut self, direction: Direction, spec: &Node) -> Vec<ClusterRule> {
+        let field = match direction {
+            Direction::Ingress => "ingress",
+            Direction::Egress => "egress",
+        };
+        let path = format!("spec.{field}");
+        let Some(node) = given(spec, field) else { return Vec::new() };
+        let Value::List(rules) = &node.value else {
+            self.problem(path, "is no list; everything is denied");
+            return vec![denies_everything(String::new())];
+        };
+        let rules = rules.iter().enumerate();
+        rules.map(|(n, rule)| self.rule(direction, &format!("{path}[{n}]"), rule)).collect()
+    }
+
+    fn rule(&mut self, direction: Direction, path: &str, node: &Node) -> ClusterRule {
+        let mut problems = self.unknown_below(path);
+        let name = given(node, "name")
+            .and_then(|name| value(name, &format!("{path}.name"), &mut problems))
+            .map(clipped)
+            .unwrap_or_default();
+        let action = action(node, path, &mut problems);
+        let side = match direction {
+            Direction::Ingress => "from",
+            Direction::Egress => "to",
+        };
+        let egress = match direction {
+            Direction::Ingress => Egress::No,
+            Direction::Egress => Egress::Yes,
+        };
+        let side_path = format!("{path}.{side}");
+        let found = match given(node, side) {
+            Some(node) => peers::peers(node, &side_path, egress, &mut problems),
+            None => {
+                problems.push(Problem::new(side_path, "is missing; it needs at least one peer"));
+                None
+            }
+        };
+        let ports = peers::protocols(node, path, found.as_deref(), &mut problems);
+        let rule = self.judged(name, action, found.zip(ports), !problems.is_empty());
+        if !problems.is_empty() {
+            let outcome = match rule.action {
+                Action::Deny => "the rule denies everything",
+                Action::Accept | Action::Pass => "the rule matches nothing",
+            };
+            let problems = problems.into_iter();
+            self.problems
+                .extend(problems.map(|p| Problem::new(p.path, format!("{}; {outcome}", p.text))));
+        }
+        rule
+    }
+
+    /// Returns the rule as read, or its fail-closed replacement if it could not be interpreted.
+    fn judged(
+        &self,
+        name: String,
+        action: Option<Action>,
+        understood: Option<(Vec<Peer>, Option<Vec<PortRule>>)>,
+        wrong: bool,
+    ) -> ClusterRule {
+        let understood = understood.filter(|_| !wrong);
+        match (action, understood) {
+            (Some(action @ (Action::Accept | Action::Pass)), _) if !self.understood => {
+                matches_nothing(name, action)
+            }
+            (Some(action), Some((peers, ports))) => {
+                ClusterRule { name, action, matches: Rule { peers: Some(peers), ports } }
+            }
+            (Some(Action::Accept), None) => matches_nothing(name, Action::Accept),
+            (Some(Action::Deny | Action::Pass) | None, _) => denies_everything(name),
+        }
+    }
+}
+
+fn action(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Option<Action> {
+    let path = format!("{path}.action");
+    match node.text("action") {
+        Some("Accept") => return Some(Action::Accept),
+        Some("Deny") => return Some(Action::Deny),
+        Some("Pass") => return Some(Action::Pass),
+        Some(other) => {
+            problems.push(Problem::new(path, format!("`{other}` is not Accept, Deny or Pass")));
+        }
+        None => problems.push(Problem::new(path, "is missing; it is Accept, Deny or Pass")),
+    }
+    None
+}
+
+fn matches_nothing(name: String, action: Action) -> ClusterRule {
+    ClusterRule { name, action, matches: Rule { peers: Some(Vec::new()), ports: None } }
+}
+
+fn denies_everything(name: String) -> ClusterRule {
+    ClusterRule { name, action: Action::Deny, matches: Rule { peers: None, ports: None } }
+}

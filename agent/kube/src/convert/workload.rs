@@ -1,0 +1,119 @@
+//! Workload objects in manifests: their pod templates, and the owners of pods.
+//!
+//! Workloads of an API server are not read: it has the pods themselves.
+
+use netpold_core::model::{Change, Labels, WorkloadRef};
+
+use super::{Converted, Kind, Problem, object};
+use crate::document::{Entry, Node, Value};
+
+/// Label of the pods of a Deployment's ReplicaSet; its value is the end of the ReplicaSet's name.
+const TEMPLATE_HASH: &str = "pod-template-hash";
+/// Labels of a Job's pods; their value is the Job's name.
+const JOB_NAME: [&str; 2] = ["batch.kubernetes.io/job-name", "job-name"];
+
+/// Groups of `apiVersion`, the kind, and the path of its pod template.
+const TEMPLATES: [(&[&str], &str, &[&str]); 7] = [
+    (&["apps", "extensions"], "Deployment", &["spec", "template"]),
+    (&["apps", "extensions"], "ReplicaSet", &["spec", "template"]),
+    (&["apps", "extensions"], "DaemonSet", &["spec", "template"]),
+    (&["apps"], "StatefulSet", &["spec", "template"]),
+    (&[""], "ReplicationController", &["spec", "template"]),
+    (&["batch"], "Job", &["spec", "template"]),
+    (&["batch"], "CronJob", &["spec", "jobTemplate", "spec", "template"]),
+];
+
+/// Returns the stand-in pod of a workload's pod template: a pod without address and node, named by the workload's kind
+/// and name, as `deployment.web`. The template also counts with `replicas: 0`, or suspended: the policies apply as soon
+/// as that changes. `None` for an object of another kind, for one without a name, and for one without replicas that
+/// another workload owns: the ReplicaSet of a Deployment's former revision.
+#[must_use]
+pub fn template(node: &Node) -> Option<Converted> {
+    let (version, kind) = (node.text("apiVersion")?, node.text("kind")?);
+    let group = version.split_once('/').map_or("", |(group, _)| group);
+    let is_of =
+        |(groups, name, _): &&(&[&str], &str, &[&str])| *name == kind && groups.contains(&group);
+    let (_, _, path) = TEMPLATES.iter().find(is_of)?;
+    let metadata = node.get("metadata")?;
+    let generated = || metadata.text("generateName").map(|name| name.trim_end_matches('-'));
+    let name = metadata.text("name").or_else(generated).filter(|name| !name.is_empty())?;
+    let owner = owner(node, &Labels::new()).filter(|owner| is_workload(&owner.kind));
+    let replicas = node.get("spec").and_then(|spec| spec.get("replicas"));
+    if owner.is_some() && replicas.is_some_and(|replicas| replicas.value == Value::Int(0)) {
+        return None;
+    }
+    let own = || WorkloadRef { kind: kind.to_owned(), name: name.to_owned(), is_template: true };
+    let workload = owner.map_or_else(own, |owner| WorkloadRef { is_template: true, ..owner });
+    let prefix = path.join(".");
+    let pod = path.iter().try_fold(node, |node, field| node.get(field));
+    let pod = as_pod(node, pod, format!("{}.{name}", kind.to_lowercase()));
+    let at_template = |problem: Problem| match problem.path.as_str() {
+        "" => Problem::new(prefix.clone(), problem.text),
+        path => Problem::new(format!("{prefix}.{path}"), problem.text),
+    };
+    let mut converted = match object(Kind::Pod, &Kind::Pod.shape().part_of(&pod), &[]) {
+        Ok(converted) => converted,
+        Err(mismatch) => {
+            // Without labels and ports the workload still has to be listed.
+            let bare = as_pod(node, None, format!("{}.{name}", kind.to_lowercase()));
+            let mut converted = object(Kind::Pod, &Kind::Pod.shape().part_of(&bare), &[]).ok()?;
+            let problem = Problem::from(mismatch);
+            let text = format!(
+                "{}; the template's pods are taken to have no labels and ports",
+                problem.text
+            );
+            converted.problems.push(Problem::new(problem.path, text));
+            converted
+        }
+    };
+    converted.problems = converted.problems.into_iter().map(at_template).collect();
+    if let Change::Pod(pod) = &mut converted.change {
+        pod.node = String::new().into();
+        pod.addresses.clear();
+        (pod.finished, pod.terminating) = (false, false);
+        if kind == "Job" {
+            for label in JOB_NAME {
+                pod.labels.insert(label.to_owned(), name.to_owned());
+            }
+        }
+        pod.workload = Some(Box::new(workload));
+    }
+    Some(converted)
+}
+
+fn is_workload(kind: &str) -> bool {
+    TEMPLATES.iter().any(|(_, name, _)| *name == kind)
+}
+
+/// Builds a Pod with the labels, annotations and spec of a template, in the namespace of its workload.
+fn as_pod(workload: &Node, template: Option<&Node>, name: String) -> Node {
+    let line = template.map_or(workload.line, |template| template.line);
+    let entry = |key: &str, node: Node| Entry { key: key.to_owned(), line: node.line, node };
+    let mut metadata = vec![entry("name", Node { line, value: Value::Text(name) })];
+    let namespace = workload.get("metadata").and_then(|metadata| metadata.get("namespace"));
+    metadata.extend(namespace.map(|node| entry("namespace", node.clone())));
+    for field in ["labels", "annotations"] {
+        let given = template.and_then(|template| template.get("metadata")?.get(field));
+        metadata.extend(given.map(|node| entry(field, node.clone())));
+    }
+    let mut pod = vec![entry("metadata", Node { line, value: Value::Map(metadata) })];
+    let spec = template.and_then(|template| template.get("spec"));
+    pod.extend(spec.map(|node| entry("spec", node.clone())));
+    Node { line, value: Value::Map(pod) }
+}
+
+/// Returns the workload in an object's `ownerReferences`: for a Deployment's pods the Deployment, not the ReplicaSet.
+pub(super) fn owner(object: &Node, labels: &Labels) -> Option<WorkloadRef> {
+    let Value::List(references) = &object.get("metadata")?.get("ownerReferences")?.value else {
+        return None;
+    };
+    let is_controller = |reference: &&Node| {
+        reference.get("controller").is_some_and(|it| it.value == Value::Bool(true))
+    };
+    let reference = references.iter().find(is_controller).or_else(|| references.first())?;
+    let (kind, name) = (reference.text("kind")?, reference.text("name")?);
+    let hash = labels.get(TEMPLATE_HASH).filter(|_| kind == "ReplicaSet");
+    let deployment = hash.and_then(|hash| name.strip_suffix(hash.as_str())?.strip_suffix('-'));
+    let (kind, name) = deployment.map_or((kind, name), |name| ("Deployment", name));
+    Some(WorkloadRef { kind: kind.to_owned(), name: name.to_owned(), is_template: false })
+}

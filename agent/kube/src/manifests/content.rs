@@ -1,0 +1,324 @@
+//! The objects in one file's text.
+
+use std::collections::BTreeMap;
+
+use netpold_api::source::SourceProblem;
+use netpold_core::cluster::ObjectKey;
+use tracing::debug;
+
+use super::packed::Packed;
+use crate::convert::{Converted, Manifest, Problem, Refused, manifest, refused, template};
+use crate::document::{Document, Documents, Entry, Node, ReadError, Value};
+
+/// Most problems of a file that are named; the others are counted.
+const NAMED: usize = 200;
+
+/// An object and the line where it begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Object {
+    pub(super) change: Packed,
+    pub(super) line: u32,
+    /// Whether this is the file's own version; otherwise the object could not be decoded, and this is a policy that
+    /// grants nothing.
+    pub(super) understood: bool,
+}
+
+/// Content of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Content {
+    pub(super) objects: BTreeMap<ObjectKey, Object>,
+    /// Stand-in pods of pod templates: see [`template`].
+    pub(super) templates: BTreeMap<ObjectKey, Object>,
+    /// Objects that cannot be decoded, and their lines.
+    refused: Vec<(ObjectKey, Refused, u32)>,
+    /// Documents and items that cannot be read and may isolate any pod.
+    pub(super) unread: Vec<ReadError>,
+    /// Problems with the objects.
+    problems: Vec<SourceProblem>,
+    /// Number of problems that are not named.
+    more: usize,
+}
+
+/// Reads a file's text, each document independently. Objects without a namespace get `namespace`.
+pub(super) fn read(file: &str, bytes: &[u8], namespace: &str) -> Content {
+    let mut reader = Reader { file, namespace, content: Content::default() };
+    let mut documents = Documents::new(bytes);
+    loop {
+        // Items of a list are converted one by one: the tree of all items is far larger than the objects.
+        let mut taken = Vec::new();
+        let mut take = |before: &[Entry], item| take(before, item, namespace, &mut taken);
+        match documents.next(&mut take) {
+            Some(Ok(document)) => reader.document(document, taken),
+            Some(Err(error)) => reader.content.unread.push(error),
+            None => return reader.content,
+        }
+    }
+}
+
+impl Content {
+    /// Replaces objects that cannot be decoded, given the file's former content: by the former version, else for a
+    /// policy by one that grants nothing, else by none. If a document cannot be read, all former objects stay. `known`:
+    /// every object of the file was known at some time. Returns whether a former object stays.
+    pub(super) fn settle(&mut self, file: &str, former: Option<&Self>, known: bool) -> bool {
+        let mut kept = false;
+        for (key, refused, line) in std::mem::take(&mut self.refused) {
+            kept |= self.settle_object(file, key, refused, line, former);
+        }
+        let outcome = match known {
+            true => "its last good content stays in effect",
+            false => "nothing of it is in effect",
+        };
+        for error in self.unread.clone() {
+            self.problem(file, error.line, format!("{} ({outcome})", error.reason));
+        }
+        if !self.unread.is_empty() {
+            for (key, object) in former.iter().flat_map(|former| &former.objects) {
+                self.objects.entry(key.clone()).or_insert_with(|| object.clone());
+            }
+        }
+        kept || !self.unread.is_empty()
+    }
+
+    fn settle_object(
+        &mut self,
+        file: &str,
+        key: ObjectKey,
+        refused: Refused,
+        line: u32,
+        former: Option<&Self>,
+    ) -> bool {
+        let former = former.and_then(|former| former.objects.get(&key));
+        let former = former.filter(|object| object.understood);
+        let (outcome, kept) = match (self.objects.contains_key(&key), former, refused.change) {
+            (true, _, _) => ("it is in this file again, and that counts", false),
+            (false, Some(former), _) => {
+                self.objects.insert(key.clone(), former.clone());
+                ("its last good version stays in effect", true)
+            }
+            (false, None, Some(change)) => {
+                for problem in refused.problems {
+                    self.problem(file, problem.line, format!("{key}: {}", problem.reason));
+                }
+                let change = Packed::of(&change);
+                self.objects.insert(key, Object { change, line, understood: false });
+                return false;
+            }
+            (false, None, None) => ("it counts as absent", false),
+        };
+        let ReadError { line, reason } = refused.error;
+        self.problem(file, line, format!("{key}: {reason} ({outcome})"));
+        kept
+    }
+
+    /// Returns the problems; if there are many, the first ones and the number of the others.
+    pub(super) fn problems(&self, file: &str) -> impl Iterator<Item = SourceProblem> {
+        let text = format!("{} more problems", self.more);
+        let more = SourceProblem { file: file.to_owned(), line: 0, text };
+        self.problems.iter().cloned().chain((self.more > 0).then_some(more))
+    }
+
+    fn problem(&mut self, file: &str, line: u32, text: String) {
+        if self.problems.len() < NAMED {
+            self.problems.push(SourceProblem { file: file.to_owned(), line, text });
+        } else {
+            self.more += 1;
+        }
+    }
+}
+
+/// An object that policies depend on.
+enum Found {
+    /// A decoded object, with problems of its parts by line.
+    Object(ObjectKey, Object, Vec<(u32, Problem)>),
+    /// The pod of a workload's template, after the workload's name in problems.
+    Template(String, ObjectKey, Object, Vec<(u32, Problem)>),
+    /// An object that cannot be decoded, and its line.
+    Refused(Box<Refused>, u32),
+}
+
+/// Takes an item out of a list, unless its meaning depends on later parts of the list, or it is a list itself.
+fn take(before: &[Entry], mut item: Node, namespace: &str, taken: &mut Vec<Found>) -> Option<Node> {
+    let text = |key: &str| {
+        let entry = before.iter().find(|entry| entry.key == key)?;
+        if let Value::Text(text) = &entry.node.value { Some(text.as_str()) } else { None }
+    };
+    if let Some(kind) = text("kind").and_then(|kind| kind.strip_suffix("List")) {
+        inherit(&mut item, kind, text("apiVersion"));
+    }
+    if item.text("kind").is_none() || item.text("apiVersion").is_none() || list(&item).is_some() {
+        return Some(item);
+    }
+    taken.extend(found(item, namespace));
+    None
+}
+
+/// Converts an object; `None` if policies do not depend on its kind.
+fn found(mut node: Node, namespace: &str) -> Option<Found> {
+    place(&mut node, namespace);
+    match manifest(&node) {
+        Ok(Manifest::Object(converted)) => {
+            let (key, object, problems) = packed(&node, *converted);
+            Some(Found::Object(key, object, problems))
+        }
+        Ok(Manifest::Other(version, kind)) => {
+            let Some(template) = template(&node) else {
+                debug!("line {}: {kind} of {version} is not used", node.line);
+                return None;
+            };
+            let (key, object, problems) = packed(&node, template);
+            Some(Found::Template(workload_name(&node), key, object, problems))
+        }
+        Err(error) => Some(Found::Refused(Box::new(refused(&node, error)), node.line)),
+    }
+}
+
+/// Packs a converted object; returns it with its problems by line.
+fn packed(node: &Node, converted: Converted) -> (ObjectKey, Object, Vec<(u32, Problem)>) {
+    let Converted { change, problems } = converted;
+    let problems = problems.into_iter().map(|problem| (node.line_of(&problem.path), problem));
+    let object = Object { change: Packed::of(&change), line: node.line, understood: true };
+    (ObjectKey::of(&change), object, problems.collect())
+}
+
+/// Returns the name of a workload, as `Deployment shop/web`.
+fn workload_name(node: &Node) -> String {
+    let metadata = node.get("metadata");
+    let text = |field: &str| metadata.and_then(|metadata| metadata.text(field)).unwrap_or_default();
+    let name = if text("name").is_empty() { text("generateName") } else { text("name") };
+    format!("{} {}/{name}", node.text("kind").unwrap_or_default(), text("namespace"))
+}
+
+/// Returns `kind` and `apiVersion` of the items of a `List` or a `PodList`, which the items may omit.
+fn list(node: &Node) -> Option<(&str, Option<&str>)> {
+    let kind = node.text("kind")?.strip_suffix("List")?;
+    node.get("items").map(|_| (kind, node.text("apiVersion")))
+}
+
+/// A file being read.
+struct Reader<'r> {
+    file: &'r str,
+    namespace: &'r str,
+    content: Content,
+}
+
+impl Reader<'_> {
+    /// Reads a document; `taken` are the items already taken out of it.
+    fn document(&mut self, document: Document, taken: Vec<Found>) {
+        let Document { node, doubts } = document;
+        let mut found = if list(&node).is_some() { taken } else { Vec::new() };
+        self.node(node, &mut found);
+        if !found.is_empty() {
+            for ReadError { line, reason } in doubts {
+                self.content.problem(self.file, line, reason);
+            }
+        }
+        found.into_iter().for_each(|found| self.found(found));
+    }
+
+    /// Reads an object, or the items of a list.
+    fn node(&mut self, node: Node, into: &mut Vec<Found>) {
+        let Some((kind, version)) = list(&node) else {
+            into.extend(found(node, self.namespace));
+            return;
+        };
+        let (kind, version) = (kind.to_owned(), version.map(str::to_owned));
+        let Value::Map(entries) = node.value else { return };
+        let Some(items) = entries.into_iter().find(|e| e.key == "items") else { return };
+        match items.node.value {
+            Value::List(items) => {
+                for mut item in items {
+                    inherit(&mut item, &kind, version.as_deref());
+                    self.node(item, into);
+                }
+            }
+            Value::Null => {}
+            Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Text(_) | Value::Map(_) => {
+                self.content.unread.push(ReadError::new(items.line, "items: is no list"));
+            }
+        }
+    }
+
+    fn found(&mut self, found: Found) {
+        let content = &mut self.content;
+        match found {
+            Found::Object(key, object, problems) => {
+                let (name, line) = (key.to_string(), object.line);
+                let former = content.objects.insert(key, object);
+                self.understood(&name, line, former, problems);
+            }
+            Found::Template(name, key, object, problems) => {
+                let line = object.line;
+                let former = content.templates.insert(key, object);
+                self.understood(&name, line, former, problems);
+            }
+            Found::Refused(refused, line) => {
+                let ReadError { line: at, reason } = refused.error.clone();
+                match &refused.key {
+                    Some(key) if refused.may_isolate => {
+                        content.unread.push(ReadError::new(at, format!("{key}: {reason}")));
+                    }
+                    None if refused.may_isolate => content.unread.push(refused.error),
+                    Some(key) => content.refused.push((key.clone(), *refused, line)),
+                    None => {
+                        let text = format!("{reason} (it counts as absent)");
+                        content.problem(self.file, at, text);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reports the problems of an object, and an earlier object of the same name in the file.
+    fn understood(
+        &mut self,
+        name: &str,
+        line: u32,
+        former: Option<Object>,
+        problems: Vec<(u32, Problem)>,
+    ) {
+        for (line, problem) in problems {
+            self.content.problem(self.file, line, format!("{name}: {problem}"));
+        }
+        if let Some(former) = former {
+            let text = format!("{name} is here again; the one in line {line} wins");
+            self.content.problem(self.file, former.line, text);
+        }
+    }
+}
+
+/// Sets the namespace of an object that names none. Kinds without namespaces ignore it.
+fn place(object: &mut Node, namespace: &str) {
+    let Value::Map(entries) = &mut object.value else { return };
+    let Some(metadata) = entries.iter_mut().find(|entry| entry.key == "metadata") else { return };
+    let line = metadata.line;
+    let Value::Map(fields) = &mut metadata.node.value else { return };
+    let value = Value::Text(namespace.to_owned());
+    match fields.iter_mut().find(|field| field.key == "namespace") {
+        Some(field) if field.node.value == Value::Null => field.node.value = value,
+        Some(field) if field.node.value == Value::Text(String::new()) => field.node.value = value,
+        Some(_) => {}
+        None => {
+            let node = Node { line, value };
+            fields.push(Entry { key: "namespace".to_owned(), line, node });
+        }
+    }
+}
+
+/// Adds `kind` and `apiVersion` of a typed list to an item that omits them; a plain `List` adds nothing.
+fn inherit(item: &mut Node, kind: &str, version: Option<&str>) {
+    if kind.is_empty() {
+        return;
+    }
+    for (key, text) in [("kind", Some(kind)), ("apiVersion", version)] {
+        let (line, Some(text)) = (item.line, text) else { continue };
+        if item.get(key).is_none()
+            && let Value::Map(entries) = &mut item.value
+        {
+            let node = Node { line, value: Value::Text(text.to_owned()) };
+            entries.push(Entry { key: key.to_owned(), line, node });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
