@@ -7,13 +7,15 @@
 //! - for checks of the sources, cargo-shear (unused dependencies) and typos (spelling), in the user's cache; the tests
 //!   do not need them;
 //! - for the tests alone: nft and iptables, which translate Services; zsh and fish; kubectl, kube-apiserver and etcd in
-//!   the user's cache; and tools for `deploy/` (skopeo, shellcheck, ruby, runc, promtool).
+//!   the user's cache; tools for `deploy/` (helm, lua, promtool, runc, ruby,
+//!   shellcheck, skopeo).
 //!
 //! `agent/dataplane/build.rs` searches the same places for the compiler and the linker.
 
 mod crates;
 mod cross;
 mod deploy;
+mod helm;
 mod kube_apiserver;
 mod kubectl;
 mod packages;
@@ -66,7 +68,7 @@ pub(crate) fn run() -> Result<Toolchain> {
 /// # Errors
 /// When a tool cannot be installed.
 pub(crate) fn for_deploy() -> Result<()> {
-    deploy::install()
+    deploy::install().and_then(|()| helm::install())
 }
 
 /// Installs the tools for checks of the image.

@@ -87,15 +87,22 @@ pub struct NetworkPolicyStatus {
     pub status: Option<PolicyReport>,
 }
 
+/// `metadata.generation` of each NetworkPolicyStatus. The API server raises a generation with a change outside of
+/// metadata and status, and this kind has nothing else. Tools such as kstatus compare it with `observedGeneration`.
+pub const OWN_GENERATION: i64 = 1;
+
 /// Combined report of the nodes about a policy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PolicyReport {
     /// `metadata.generation` of the reported NetworkPolicy.
+    pub policy_generation: i64,
+    /// `metadata.generation` of the NetworkPolicyStatus itself: [`OWN_GENERATION`].
     pub observed_generation: i64,
     /// Progress of the nodes.
     pub nodes: NodeCounts,
     /// `Accepted`: the whole policy is honoured. `Enforcing`: it is in force on every node with a pod that it selects.
+    /// `Ready`, `Reconciling` and `Stalled`: the same for tools that read any kind of object.
     pub conditions: Vec<Condition>,
     /// The first few nodes without the policy in force, by name.
     #[serde(skip_serializing_if = "Vec::is_empty")]

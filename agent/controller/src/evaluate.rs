@@ -1,7 +1,7 @@
 //! Combination of the nodes' reports about a policy into the policy's status.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use netpold_api::crd::{NodeCounts, NodeFailure, PolicyReport};
+use netpold_api::crd::{NodeCounts, NodeFailure, OWN_GENERATION, PolicyReport};
 use netpold_core::model::Key;
 
 use crate::index::{Agent, Index, KnownPolicy, Now, OnNode, clipped};
@@ -10,6 +10,13 @@ use crate::index::{Agent, Index, KnownPolicy, Now, OnNode, clipped};
 pub(super) const ACCEPTED: &str = "Accepted";
 /// Condition: the policy is in force on every node with a pod that it selects.
 pub(super) const ENFORCING: &str = "Enforcing";
+/// Condition: no further change is expected, and the policy is in force, or judges in audit mode, on every node. Helm,
+/// Flux and kpt read it (kstatus), as they do the next two, which are there only while they are true.
+const READY: &str = "Ready";
+/// Condition: a node is about to follow.
+const RECONCILING: &str = "Reconciling";
+/// Condition: a node will not follow without a change.
+const STALLED: &str = "Stalled";
 /// Maximum number of nodes in `notEnforced`.
 const NAMED: usize = 16;
 /// Longest message of a condition or a node, in bytes.
@@ -82,6 +89,7 @@ impl Progress {
 const ON_TRIAL: &str = "on trial (annotation netpold.io/enforcement: audit): it denies nothing";
 
 /// Condition without its time.
+#[derive(Clone)]
 struct Judgement {
     status: &'static str,
     reason: &'static str,
@@ -108,17 +116,24 @@ pub(super) fn evaluate(
     };
     let lagging = on_nodes.iter().zip(&progress).filter(|(_, it)| **it != Progress::Enforced);
     let not_enforced = lagging.take(NAMED).map(|(on, it)| failure(on, *it, generation)).collect();
+    let ready = enforcing(&progress, &nodes);
     let enforcing = match policy.on_trial {
         true => Judgement { status: "False", reason: "OnTrial", message: ON_TRIAL.to_owned() },
-        false => enforcing(&progress, &nodes),
+        false => ready.clone(),
     };
-    let conditions = [(ACCEPTED, accepted(policy, &on_nodes)), (ENFORCING, enforcing)];
+    let unready = (ready.status != "True").then(|| {
+        let type_ = if nodes.failed > 0 { STALLED } else { RECONCILING };
+        (type_, Judgement { status: "True", ..ready.clone() })
+    });
     let conditions =
-        conditions.map(|(type_, judgement)| condition(type_, judgement, generation, before, now));
+        [(ACCEPTED, accepted(policy, &on_nodes)), (ENFORCING, enforcing), (READY, ready)];
+    let conditions = conditions.into_iter().chain(unready);
+    let conditions = conditions.map(|(type_, judgement)| condition(type_, judgement, before, now));
     Some(PolicyReport {
-        observed_generation: generation,
+        policy_generation: generation,
+        observed_generation: OWN_GENERATION,
         nodes,
-        conditions: conditions.into(),
+        conditions: conditions.collect(),
         not_enforced,
     })
 }
@@ -183,7 +198,6 @@ fn enforcing(progress: &[Progress], nodes: &NodeCounts) -> Judgement {
 fn condition(
     type_: &str,
     judgement: Judgement,
-    generation: i64,
     before: Option<&PolicyReport>,
     now: Now,
 ) -> Condition {
@@ -195,7 +209,7 @@ fn condition(
         status: judgement.status.to_owned(),
         reason: judgement.reason.to_owned(),
         message: judgement.message,
-        observed_generation: Some(generation),
+        observed_generation: Some(OWN_GENERATION),
         last_transition_time: since.unwrap_or_else(|| time(now)),
     }
 }

@@ -1,5 +1,7 @@
 //! Statuses as a function of objects and reports.
 
+use std::fmt::Write as _;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -8,7 +10,10 @@ use netpold_api::crd::{NodeReport, PolicyOnNode, PolicyReport};
 use netpold_core::model::{
     Change, Enforcement, Key, Labels, Node, Pod, Policy, PolicyVersion, Requirement, Selector,
 };
+use netpold_testbed::skip;
 use netpold_testkit::objects;
+use netpold_testkit::random::Random;
+use serde_json::{Value, json};
 
 use crate::evaluate::{ACCEPTED, ENFORCING, evaluate};
 use crate::index::{Index, Now, Touched};
@@ -240,5 +245,147 @@ fn times_change_with_the_status_alone() {
     world.policy(2, &[]);
     let third = evaluate(&world.index, &key(), Some(&second), world.now).unwrap();
     assert_eq!(third.conditions[1].last_transition_time, first.conditions[1].last_transition_time);
-    assert_eq!(third.conditions[1].observed_generation, Some(2));
+    assert_eq!((first.policy_generation, third.policy_generation), (1, 2));
+}
+
+/// Verdict of kstatus, the library of Helm, Flux and kpt, on an object of any kind.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    Current,
+    InProgress,
+    Failed,
+}
+
+/// The rules of kstatus for an object that is not being deleted.
+fn kstatus(object: &Value) -> Verdict {
+    let status = &object["status"];
+    if status["observedGeneration"]
+        .as_i64()
+        .is_some_and(|it| object["metadata"]["generation"] != it)
+    {
+        return Verdict::InProgress;
+    }
+    let conditions = status["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let is = |type_: &str| conditions.iter().find(|it| it["type"] == type_).map(|it| &it["status"]);
+    if is("Stalled").is_some_and(|it| it == "True") {
+        Verdict::Failed
+    } else if is("Reconciling").is_some_and(|it| it == "True")
+        || is("Ready").is_some_and(|it| it != "True")
+    {
+        Verdict::InProgress
+    } else {
+        Verdict::Current
+    }
+}
+
+/// Statuses after each step of 200 random histories of edits, reports and pods, with the verdict that `Enforcing` implies.
+fn histories() -> Vec<(Value, Verdict)> {
+    let mut statuses = Vec::new();
+    for seed in 1..=200 {
+        let (mut random, mut world) = (Random(seed), World::new());
+        let (mut generation, mut before) = (1, None);
+        for _ in 0..20 {
+            let node = ["n1", "n2", "n3"][random.below(3)];
+            match random.below(8) {
+                0 => {
+                    generation += 1;
+                    world.policy(generation, &[]);
+                }
+                1 => drop(world.pass(random.below(120) as u64)),
+                2 => drop(world.say(Change::PodGone(Key::new("x", node)))),
+                3 => drop(world.pod(node, "a", node)),
+                4 => drop(world.report(node, generation, false, "spec.ingress: closed: too large")),
+                _ => drop(world.report(node, generation - random.below(2) as i64, true, "")),
+            }
+            let report = evaluate(&world.index, &key(), before.as_ref(), world.now).unwrap();
+            assert_eq!(report.policy_generation, generation);
+            let enforcing = report.conditions.iter().find(|it| it.type_ == ENFORCING).unwrap();
+            let verdict = match (&*enforcing.status, report.nodes.failed) {
+                ("True", _) => Verdict::Current,
+                (_, 0) => Verdict::InProgress,
+                _ => Verdict::Failed,
+            };
+            let object = json!({ "metadata": { "generation": 1 }, "status": &report });
+            statuses.push((object, verdict));
+            before = Some(report);
+        }
+    }
+    for verdict in [Verdict::Current, Verdict::InProgress, Verdict::Failed] {
+        assert!(statuses.iter().filter(|(_, it)| *it == verdict).count() > 200, "{verdict:?}");
+    }
+    statuses
+}
+
+#[test]
+fn kstatus_agrees_with_enforcing() {
+    for (object, verdict) in histories() {
+        assert_eq!(kstatus(&object), verdict, "{object}");
+    }
+    let next = json!({ "metadata": { "generation": 2 }, "status": { "observedGeneration": 1 } });
+    assert_eq!(kstatus(&next), Verdict::InProgress);
+}
+
+#[test]
+fn the_health_script_of_argo_cd_agrees_with_enforcing() {
+    let script = include_str!("../../../deploy/gitops/health.lua");
+    let config = include_str!("../../../deploy/gitops/argocd-cm.yaml");
+    let indented = script.lines().filter(|line| !line.starts_with("--"));
+    let indented = indented.map(|line| format!("    {line}\n")).collect::<String>();
+    assert!(config.ends_with(&indented), "argocd-cm.yaml holds the script");
+    let mut program = format!("local function health(obj)\n{script}\nend\n");
+    let histories = histories();
+    for (object, _) in &histories {
+        writeln!(program, "print(health({}).status)", lua(object)).unwrap();
+    }
+    // Objects that the controller has not reported on.
+    for object in
+        [json!({ "metadata": { "generation": 1 } }), json!({ "metadata": {}, "status": {} })]
+    {
+        writeln!(program, "print(health({}).status)", lua(&object)).unwrap();
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), program).unwrap();
+    let Ok(output) = Command::new("lua5.4").arg(file.path()).output() else {
+        let test = "the_health_script_of_argo_cd_agrees_with_enforcing";
+        return skip(test, "needs lua5.4 (`cargo xtask setup`)");
+    };
+    assert!(output.status.success(), "{output:?}");
+    let states = String::from_utf8(output.stdout).unwrap();
+    let expected = histories.iter().map(|(_, verdict)| match verdict {
+        Verdict::Current => "Healthy",
+        Verdict::InProgress => "Progressing",
+        Verdict::Failed => "Degraded",
+    });
+    let expected = expected.chain(["Progressing", "Progressing"]).collect::<Vec<_>>();
+    assert_eq!(states.lines().collect::<Vec<_>>(), expected);
+}
+
+/// Writes a value as a Lua constructor.
+fn lua(value: &Value) -> String {
+    match value {
+        Value::Array(items) => {
+            format!("{{{}}}", items.iter().map(lua).collect::<Vec<_>>().join(","))
+        }
+        Value::Object(fields) => {
+            let fields = fields.iter().map(|(name, value)| format!("{name}={}", lua(value)));
+            format!("{{{}}}", fields.collect::<Vec<_>>().join(","))
+        }
+        Value::Null => "nil".to_owned(),
+        _ => value.to_string(),
+    }
+}
+
+/// A policy on trial is in the state that its author wants.
+#[test]
+fn a_policy_on_trial_is_ready_once_nodes_judge_with_it() {
+    let mut world = World::new();
+    world.policy_as(Enforcement::Audit, 1, &[]);
+    let verdict = |world: &World| {
+        kstatus(&json!({ "metadata": { "generation": 1 }, "status": world.status() }))
+    };
+    assert_eq!(verdict(&world), Verdict::InProgress);
+    for node in ["n1", "n2", "n3"] {
+        world.report(node, 1, true, "");
+    }
+    assert_eq!(verdict(&world), Verdict::Current);
 }

@@ -301,7 +301,7 @@ fn a_policy_is_enforcing_when_every_node_enforces_it() {
     let says = |world: &World, generation: u64, status: &str, enforced: u64| {
         let object = of(world);
         let enforcing = condition(&object, "Enforcing");
-        enforcing["observedGeneration"] == generation
+        object["status"]["policyGeneration"] == generation
             && enforcing["status"] == status
             && object["status"]["nodes"]
                 == json!({ "desired": 3, "enforced": enforced, "failed": 0 })
@@ -449,7 +449,8 @@ fn every_field_of_both_kinds_is_kept() {
         message: "No word since 01:02:03.".into(),
     };
     let report = PolicyReport {
-        observed_generation: 7,
+        policy_generation: 7,
+        observed_generation: 1,
         nodes: NodeCounts { desired: 3, enforced: 2, failed: 1 },
         conditions: vec![serde_json::from_value(condition).unwrap()],
         not_enforced: vec![failure],

@@ -90,14 +90,15 @@ fn a_status_follows_its_policy() {
     let status = &object["status"];
     assert!(status["notEnforced"].as_array().is_none_or(Vec::is_empty), "{status}");
     assert_eq!(
-        (&status["observedGeneration"], &condition(status, "Enforcing")["observedGeneration"]),
-        (&json!(1), &json!(1))
+        (&status["policyGeneration"], &status["observedGeneration"]),
+        (&json!(1), &object["metadata"]["generation"])
     );
 
     // An edit is not in force before the nodes report it.
     world.policy("server", "server", 2);
     let object = world.becomes("server", [3, 0, 0], ["False", "Pending"]);
-    assert_eq!(object["status"]["observedGeneration"], 2);
+    assert_eq!(object["status"]["policyGeneration"], 2);
+    assert_eq!(object["status"]["observedGeneration"], object["metadata"]["generation"]);
     world.report("n1", 0, &[("server", false, "spec.ingress: closed: more than the tables hold")]);
     let object = world.becomes("server", [3, 0, 1], ["False", "NotHonoured"]);
     let accepted = condition(&object["status"], "Accepted");
@@ -137,7 +138,7 @@ fn a_status_follows_its_policy() {
         let object = world.status("server").unwrap();
         object["metadata"]["ownerReferences"][0]["uid"] == policy["metadata"]["uid"]
     });
-    assert_eq!(object["status"]["observedGeneration"], 1);
+    assert_eq!(object["status"]["policyGeneration"], 1);
 
     // A deleted status is written again.
     world.server.kubectl(&["delete", "networkpolicystatus", "server", "-n", NAMESPACE]).unwrap();

@@ -168,7 +168,7 @@ fn in_force(kubectl: &Kubectl, name: &str, policy: &Value) -> Result<()> {
             kubectl.run(&["get", "networkpolicystatus", name, "-n", NAMESPACE, "-o", "json"])?;
         let status: Value = serde_json::from_str(&status)?;
         let status = &status["status"];
-        let seen = status["observedGeneration"].to_string();
+        let seen = status["policyGeneration"].to_string();
         ensure!(seen == generation, "of generation {seen}, not {generation}");
         let enforcing = condition(status, "Enforcing").context("no condition Enforcing")?;
         ensure!(enforcing["status"] == "True", "{enforcing}");

@@ -9,8 +9,13 @@ use super::{packages, toolchain};
 use crate::step;
 
 /// Programs and their packages.
-const TOOLS: [(&str, &str); 4] =
-    [("skopeo", "skopeo"), ("shellcheck", "shellcheck"), ("ruby", "ruby"), ("runc", "runc")];
+const TOOLS: [(&str, &str); 5] = [
+    ("skopeo", "skopeo"),
+    ("shellcheck", "shellcheck"),
+    ("ruby", "ruby"),
+    ("runc", "runc"),
+    ("lua5.4", "lua5.4"),
+];
 const PROMTOOL: &str = "usr/bin/promtool";
 
 /// Installs missing tools.
