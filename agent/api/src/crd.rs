@@ -87,7 +87,7 @@ pub struct NetworkPolicyStatus {
     pub status: Option<PolicyReport>,
 }
 
-/// `metadata.generation` of each NetworkPolicyStatus. The API server raises a generation with a change outside of
+/// `metadata.generation` of each `NetworkPolicyStatus`. The API server raises a generation with a change outside of
 /// metadata and status, and this kind has nothing else. Tools such as kstatus compare it with `observedGeneration`.
 pub const OWN_GENERATION: i64 = 1;
 
@@ -97,7 +97,7 @@ pub const OWN_GENERATION: i64 = 1;
 pub struct PolicyReport {
     /// `metadata.generation` of the reported NetworkPolicy.
     pub policy_generation: i64,
-    /// `metadata.generation` of the NetworkPolicyStatus itself: [`OWN_GENERATION`].
+    /// `metadata.generation` of the `NetworkPolicyStatus` itself: [`OWN_GENERATION`].
     pub observed_generation: i64,
     /// Progress of the nodes.
     pub nodes: NodeCounts,
