@@ -110,7 +110,9 @@ async fn when_due(opened: Opened, config: &RunConfig) -> Opened {
     let end = Instant::now() + OFFER_PATIENCE;
     while !config.give_way && Instant::now() < end {
         if PinRoot::is_kept_for_another(root, from) {
-            info!("another agent keeps this node until all objects are known here");
+            info!(
+                "waiting until all objects are known: another agent enforces on this node until then"
+            );
             return opened.complete().await;
         }
         if from != TakesFrom::Predecessor || !PinRoot::is_busy(root) {
@@ -315,7 +317,7 @@ impl Agent {
             Tracing::end(&mut *engine);
         });
         self.records.finish(&self.engine).await;
-        info!("netpold ends; what is enforced stays enforced");
+        info!("netpold exits; enforcement stays in place");
         // An agent that gives way waits for no other agent.
         Ok(if taken && self.hands_over.is_some() { Ended::HandedOver } else { Ended::Told })
     }
@@ -325,7 +327,7 @@ impl Agent {
         let Some(root) = &self.hands_over else { return };
         match Offer::new(root, TakesFrom::Predecessor) {
             Ok(offer) => self.offer = Some(offer),
-            Err(error) => warn!(%error, "no other agent can take over from this one"),
+            Err(error) => warn!(%error, "cannot offer takeover to another agent"),
         }
     }
 
@@ -378,7 +380,7 @@ impl Agent {
         let pod = move |dropped: &Dropped| lock(&engine).pod_name(dropped);
         tokio::spawn(async move {
             if let Err(error) = events::read(ring, drops, pod).await {
-                warn!(%error, "drop events cannot be read; drops are still counted");
+                warn!(%error, "cannot read drop events; drops are still counted");
             }
         });
     }
@@ -401,7 +403,7 @@ fn metrics(
 /// Notifies the service manager that the agent is at work.
 fn say_ready() {
     if let Err(error) = service_manager::ready() {
-        warn!(%error, "the service manager cannot be told that the agent is ready");
+        warn!(%error, "cannot notify the service manager of readiness");
     }
 }
 

@@ -152,7 +152,7 @@ impl Listener {
     pub fn serve(address: ListenAddress, router: Router) -> Result<Self, ListenError> {
         let opened = address.bind().and_then(TcpListener::from_std);
         let listener = opened.map_err(|cause| ListenError { address, cause })?;
-        info!(%address, "serves /metrics, /livez and /readyz");
+        info!(%address, "serving /metrics, /livez and /readyz");
         let serve = move |stream| serve(stream, router.clone());
         Ok(Self { task: tokio::spawn(accept(listener, Places::new(LIMITS), serve)) })
     }
@@ -220,7 +220,7 @@ async fn serve(stream: TcpStream, router: Router) {
     match tokio::time::timeout(PATIENCE, served).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => debug!("HTTP connection: {error}"),
-        Err(_) => debug!("HTTP connection: the client takes too long"),
+        Err(_) => debug!("HTTP connection: client timed out"),
     }
 }
 

@@ -131,7 +131,7 @@ impl Veths {
                 Ok(Received::Overrun) => self.incomplete = true,
                 Ok(Received::Nothing) => break,
                 Err(error) => {
-                    tracing::warn!(%error, "reading link events failed; interfaces are listed instead");
+                    tracing::warn!(%error, "cannot read link events; listing interfaces instead");
                     self.incomplete = true;
                     break;
                 }
@@ -144,7 +144,7 @@ impl Veths {
                     before.difference(&self.known).for_each(|index| gone(*index));
                     new.extend(found);
                 }
-                Err(error) => tracing::warn!(%error, "listing interfaces failed; tried again"),
+                Err(error) => tracing::warn!(%error, "cannot list interfaces; will retry"),
             }
         }
         new
@@ -188,7 +188,7 @@ impl Guard {
     pub fn start(closing: Closing, all: bool) -> io::Result<Self> {
         // Loads the program before the first veth needs it.
         if let Err(error) = closing.program() {
-            tracing::warn!(%error, "new interfaces cannot be closed yet; tried again with each");
+            tracing::warn!(%error, "cannot close new interfaces yet; retrying with each");
         }
         let (stop, stopped) = UnixStream::pair()?;
         let mut veths = Veths::open()?;

@@ -77,7 +77,7 @@ impl Inputs {
             if self.restored.is_in_force() {
                 tracing::info!(
                     objects = changes.len(),
-                    "the last good state is enforced until the source is in sync"
+                    "enforcing the last good state until the source is in sync"
                 );
                 // Nothing else is in force, so the last good state is enforced before the source's first batch.
                 self.usable = true;

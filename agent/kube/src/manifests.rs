@@ -298,7 +298,7 @@ fn report(before: &SourceStatus, now: &SourceStatus) {
         warn!("{problem}");
     }
     for problem in before.problems.iter().filter(|p| !now.problems.contains(p)) {
-        info!("settled: {problem}");
+        info!("resolved: {problem}");
     }
 }
 

@@ -61,10 +61,10 @@ impl Bypass {
             Ok(fresh) => {
                 for (ifindex, packets) in fresh {
                     let interface = interfaces.veth(ifindex);
-                    tracing::warn!(ifindex, interface, packets, "packets went past the programs");
+                    tracing::warn!(ifindex, interface, packets, "packets bypassed the programs");
                 }
             }
-            Err(error) => tracing::debug!(%error, "interfaces' counters cannot be read"),
+            Err(error) => tracing::debug!(%error, "cannot read interface counters"),
         }
     }
 

@@ -59,7 +59,10 @@ impl Tracing for Engine {
 
     fn end(&mut self) {
         if let Err(error) = self.reconciler.dataplane.end_trace() {
-            tracing::warn!(error, "a traced program stays until the next readback");
+            tracing::warn!(
+                error,
+                "cannot detach a traced program; it stays until the next readback"
+            );
         }
     }
 

@@ -385,7 +385,7 @@ impl Readiness {
         let followed = self.pods.get_mut(&key).filter(|followed| followed.pod.uid == uid);
         let error = match outcome {
             Ok(()) => {
-                debug!(pod = %key, status = wanted.status(), reason = wanted.reason, "pod told");
+                debug!(pod = %key, status = wanted.status(), reason = wanted.reason, "wrote pod condition");
                 if let Some(followed) = followed {
                     followed.says(&self.gate, wanted);
                 }
@@ -410,7 +410,7 @@ impl Readiness {
                 // A pod that is gone or was recreated needs no warning.
                 let is_news = followed.failures == NAMED_AFTER && permitted;
                 if is_news && !(error.is_absent() || error.is_conflict()) {
-                    warn!(pod = %key, ?error, "the server does not take this pod's condition");
+                    warn!(pod = %key, ?error, "the API server rejected the condition of this pod");
                 }
             }
         }

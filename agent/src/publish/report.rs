@@ -370,7 +370,7 @@ impl Reporter {
             }
             // Another client has written the object: the next report is a full one.
             Err(error) if error.is_of_object() && self.said.take().is_some() => {
-                debug!(?error, "the report is not as it was written");
+                debug!(?error, "report changed since it was written");
                 PACE
             }
             Err(error) => {

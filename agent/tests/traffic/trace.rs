@@ -200,7 +200,7 @@ fn each_step_of_a_judgement_is_told() {
 
     assert_eq!(programs(&cluster), traced, "readback leaves them");
     let log = cluster.agents[0].log();
-    assert!(!log.contains("a program was gone"), "{log}");
+    assert!(!log.contains("restored program"), "{log}");
     // The client is killed, and does not end the trace itself.
     trace.0.process.0.kill().unwrap();
     are_back(&cluster, &ordinary, "the client was killed");

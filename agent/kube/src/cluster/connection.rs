@@ -120,7 +120,9 @@ impl Connection {
         current.1 = Instant::now();
         match made {
             Ok((client, _)) => current.0 = client,
-            Err(error) => tracing::warn!(%error, "the former configuration stays"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot reload the configuration; the former one stays");
+            }
         }
     }
 }

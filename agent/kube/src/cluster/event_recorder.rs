@@ -248,9 +248,9 @@ impl Agenda {
         self.unanswered = if error.is_outage { self.unanswered + 1 } else { 0 };
         let is_outage = self.unanswered >= OUTAGE;
         if error.is_terminating {
-            debug!(name, reason, "no Event is written: the namespace is being deleted");
+            debug!(name, reason, "no Event: the namespace is being deleted");
         } else if is_outage || it.refusals == 0 {
-            warn!(name, reason, %error, "no Event can be written");
+            warn!(name, reason, %error, "cannot write Event");
         }
         if is_outage {
             return RETRY;
