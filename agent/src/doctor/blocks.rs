@@ -21,7 +21,7 @@ const NOTHING_LEFT: Check = Check {
 const NO_ADDRESS: Check = Check {
     name: "block-without-addresses",
     severity: Severity::Warning,
-    problem: "an ipBlock contains no address that a packet has: it allows nothing",
+    problem: "an ipBlock contains no address that a packet can have: it allows nothing",
     fix: "everyone is 0.0.0.0/0 (IPv4) and ::/0 (IPv6), or a rule without from or to; one address ends in /32 or /128",
 };
 const HOST_BITS: Check = Check {

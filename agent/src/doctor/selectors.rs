@@ -15,7 +15,7 @@ const SELECTS_NOTHING: Check = Check {
 const SELECTS_HOSTS: Check = Check {
     name: "selects-host-network",
     severity: Severity::Warning,
-    problem: "all pods that a policy selects use the host's network: no NetworkPolicy is about them",
+    problem: "all pods that a policy selects use the host's network: NetworkPolicy does not apply to them",
     fix: "restrict the nodes' own ports with the nodes' firewall, or run the pods without hostNetwork",
 };
 const NO_POD_THERE: Check = Check {

@@ -166,7 +166,7 @@ pub(in crate::doctor) static ENFORCERS: [Enforcer; 17] = [
         images: &["weave-npc"],
         commands: &["weave-npc"],
         containers: &["weave-npc"],
-        fix: "take the container weave-npc out of DaemonSet kube-system/weave-net, or set EXPECT_NPC=0, then reboot \
+        fix: "remove the container weave-npc from DaemonSet kube-system/weave-net, or set EXPECT_NPC=0, then reboot \
               the nodes",
         ..NO_SIGNS
     },
