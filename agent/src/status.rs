@@ -17,7 +17,7 @@ use netpold_api::source::SourceStatus;
 
 use crate::printable_document::printable_json;
 
-const NOT_UNDERSTOOD: &str = "the agent's answer is not understood; is it another version?";
+const NOT_UNDERSTOOD: &str = "cannot parse the agent's answer; is it another version?";
 
 /// Status of a running agent: enforcement, drops and problems.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

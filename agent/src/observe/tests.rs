@@ -134,7 +134,7 @@ async fn nonsense_is_refused() {
         tokio::spawn(Arc::clone(&observer).serve(theirs, request.to_owned()));
         let answer = read(&mut BufReader::new(ours)).await.unwrap();
         let error = super::understood(&answer).unwrap_err().to_string();
-        assert!(error.starts_with("the agent refuses: not understood: "), "{error}");
+        assert!(error.starts_with("the agent refuses: invalid request: "), "{error}");
     }
     assert_eq!(serde_json::from_str::<Request>("{}").unwrap(), Request::default());
 }

@@ -217,7 +217,7 @@ fn each_step_of_a_judgement_is_told() {
         lost += line["packets"].as_u64().unwrap_or(0);
         line["type"] == "ended"
     });
-    assert_eq!(ended.unwrap()["reason"], "the 2 s are over");
+    assert_eq!(ended.unwrap()["reason"], "ended after 2 s");
     assert_eq!(told + lost, FLOOD, "each is told or counted; {lost} are counted");
     assert!(lost > FLOOD / 2, "a hundred in a second and CPU are told: {told}");
     assert!(trace.end(PATIENCE).0.success());
