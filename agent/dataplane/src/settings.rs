@@ -234,8 +234,7 @@ impl ActiveSettings {
             self.demand(words, generation);
         }
         let reason = format!(
-            "more than {BRIDGES} bridges have pods: packets that go round a pod's program are not found on \
-             this one"
+            "more than {BRIDGES} bridges have pods: packets that bypass a pod's program are not detected on this one"
         );
         left.into_iter().map(|bridge| (bridge, reason.clone())).collect()
     }
