@@ -38,15 +38,15 @@ const REQUEST_MAX: u64 = 2048;
 pub enum AdminError {
     /// Another agent answers at the path.
     #[error(
-        "--socket {}: another agent is listening there; end it, or choose another socket",
+        "--socket {}: another agent is listening there; stop it, or choose another socket",
         .0.display()
     )]
     Taken(PathBuf),
     /// The file at the path is no socket.
-    #[error("--socket {}: there is a file that is no socket; choose another path", .0.display())]
+    #[error("--socket {}: the file exists and is not a socket; choose another path", .0.display())]
     NoSocket(PathBuf),
     /// The system refuses to create the socket.
-    #[error("--socket {}: cannot be created", .0.display())]
+    #[error("--socket {}: cannot create the socket", .0.display())]
     Io(PathBuf, #[source] io::Error),
 }
 
@@ -93,7 +93,7 @@ impl Requests {
         let (name, rest) = request.split_once(' ').unwrap_or((request, ""));
         match self.answers.get(name) {
             Some(answer) => answer(rest),
-            None => serde_json::to_vec(&Refusal { error: format!("{request:?} is no request") }),
+            None => serde_json::to_vec(&Refusal { error: format!("unknown request {request:?}") }),
         }
     }
 }

@@ -250,7 +250,7 @@ impl Agent {
                 },
                 event = self.interfaces.recv() => match event {
                     Some(event) => self.take_interface(event),
-                    None => bail!("endpoint discovery ended; what was enforced stays"),
+                    None => bail!("endpoint discovery ended; enforcement stays in place"),
                 },
                 () = pause_until(retry) => {}
                 () = grace.passed() => {
@@ -343,7 +343,7 @@ impl Agent {
         if let Some(opening) = self.opening {
             opening.await??;
         }
-        bail!("the source of objects ended; what was enforced stays")
+        bail!("object source ended; enforcement stays in place")
     }
 
     /// Takes the pending inputs and events into the same update.

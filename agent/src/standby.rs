@@ -92,7 +92,7 @@ fn exec(prepare: impl FnOnce(&mut Command)) -> Result<Infallible> {
     }
     prepare(command.args(arguments));
     priority::lower();
-    Err(command.exec()).context("cannot start this binary again")
+    Err(command.exec()).context("cannot re-execute this binary")
 }
 
 fn serve(root: &Path, resume_after: Option<Duration>) -> Result<()> {

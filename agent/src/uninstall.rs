@@ -29,8 +29,8 @@ pub fn run(args: &UninstallArgs) -> Result<()> {
     attacher.retain(|_| false)?;
     let links = pins.links();
     let early = xdp::detach_all(&links).context("cannot detach XDP programs")?;
-    attacher.stop_watching().context("cannot detach what an upgrade left")?;
-    gate::open_all().context("cannot open what is closed until programs are loaded")?;
+    attacher.stop_watching().context("cannot detach programs left by an upgrade")?;
+    gate::open_all().context("cannot open interfaces that are closed until programs are loaded")?;
     for found in &attached {
         let (ifindex, direction) = (found.hook.ifindex, found.hook.direction);
         anstream::println!("detached: interface {ifindex}, {direction}");

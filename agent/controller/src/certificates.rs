@@ -270,7 +270,7 @@ impl Keeper {
             certificates.filter(|it| self.current.as_ref() != Some(&it.current))
         {
             let loaded =
-                Arc::new(certificates.current.loaded().context("the certificate cannot be used")?);
+                Arc::new(certificates.current.loaded().context("cannot use the certificate")?);
             *self.served.key.write().unwrap_or_else(PoisonError::into_inner) = Some(loaded);
             self.current = Some(certificates.current);
             info!("loaded webhook certificate");
@@ -287,7 +287,7 @@ impl Keeper {
                 issue().map(|current| Some(Certificates { current, next: None, previous: None }))
             }
         };
-        new.context("no certificate can be made")
+        new.context("cannot create a certificate")
     }
 
     /// Writes the Secret on condition of its resource version: another replica may have become the leader.

@@ -111,7 +111,6 @@ async fn serve(settings: Settings) -> Result<()> {
 }
 
 fn host_name() -> Result<String> {
-    let name =
-        nix::sys::utsname::uname().context("the host's name cannot be read; give --identity")?;
+    let name = nix::sys::utsname::uname().context("cannot read the host name; give --identity")?;
     Ok(name.nodename().to_string_lossy().into_owned())
 }

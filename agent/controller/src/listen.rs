@@ -87,7 +87,7 @@ impl ListenAddress {
 
 /// Failure to open the listener.
 #[derive(Debug, thiserror::Error)]
-#[error("--listen {address}: {cause}; choose another address, or leave the option out")]
+#[error("--listen {address}: {cause}; choose another address, or omit the option")]
 pub struct ListenError {
     address: ListenAddress,
     cause: io::Error,
@@ -118,7 +118,7 @@ impl Heartbeat {
         match self.stalled(Instant::now()) {
             None => (StatusCode::OK, "ok\n".to_owned()),
             Some(since) => {
-                let text = format!("the main loop has not turned for {} s\n", since.as_secs());
+                let text = format!("main loop stalled for {} s\n", since.as_secs());
                 (StatusCode::SERVICE_UNAVAILABLE, text)
             }
         }

@@ -150,7 +150,7 @@ fn a_policy_on_trial_is_not_enforcing_whatever_nodes_report() {
     }
     assert_eq!(world.policy_as(Enforcement::Audit, 1, &[]).len(), 1);
     assert_said(&world, [3, 3, 0], "True Honoured", "False OnTrial");
-    world.report("n1", 1, false, "on trial");
+    world.report("n1", 1, false, "audit mode");
     world.policy(1, &[]);
     assert_said(&world, [3, 2, 0], "True Honoured", "False Pending");
 }

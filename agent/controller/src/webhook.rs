@@ -149,13 +149,13 @@ async fn converse(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
 async fn mutate_pods(body: Body) -> Response {
     let excerpt = match excerpt_of(body).await {
         Ok(excerpt) => excerpt,
-        Err(status) => return (status, "no AdmissionReview that is taken").into_response(),
+        Err(status) => return (status, "AdmissionReview not accepted").into_response(),
     };
     match review(&excerpt) {
         Some(answer) => {
             ([(header::CONTENT_TYPE, "application/json")], answer.to_string()).into_response()
         }
-        None => (StatusCode::BAD_REQUEST, "no AdmissionReview").into_response(),
+        None => (StatusCode::BAD_REQUEST, "not an AdmissionReview").into_response(),
     }
 }
 

@@ -98,7 +98,7 @@ impl Health {
     /// Returns the attach problems as messages, in the order of the interfaces.
     pub(super) fn attach_problems(&self) -> impl ExactSizeIterator<Item = String> {
         self.attach_problems.iter().map(|(index, reason)| match index {
-            0 => format!("leaving interfaces that are no longer judged at: {reason}"),
+            0 => format!("detaching from interfaces no longer under policy: {reason}"),
             index => format!("interface {index}: {reason}"),
         })
     }

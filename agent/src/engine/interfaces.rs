@@ -46,8 +46,8 @@ fn pattern(text: &str) -> Result<String, String> {
     let name = text.strip_suffix('*').unwrap_or(text);
     if text.is_empty() || name.contains(['*', '/']) || name.contains(char::is_whitespace) {
         return Err(format!(
-            "{text:?} is neither a device's name nor the beginning of names with a `*` behind it; \
-             give auto, none, or several of those with commas between them"
+            "{text:?} is neither a device name nor a prefix of names followed by `*`; give auto, none, or a \
+             comma-separated list of those"
         ));
     }
     Ok(text.to_owned())

@@ -136,7 +136,7 @@ impl Succession {
     /// Returns why large policies are not compiled.
     pub(super) fn problem(&self) -> Option<String> {
         let (reason, _) = self.failure.as_ref()?;
-        Some(format!("large policies and Services cannot be compiled, tried again: {reason}"))
+        Some(format!("cannot compile large policies and Services, will retry: {reason}"))
     }
 
     fn failed(&mut self, error: &EngineError) {

@@ -31,7 +31,7 @@ impl Tracing for Engine {
                     format!("pod {pod} is on node {}: ask its agent", known.node)
                 }
                 Some(_) => format!("pod {pod} has no interface under policy on node {node}"),
-                None => format!("there is no pod {pod}"),
+                None => format!("pod {pod} not found"),
             });
         }
         let clauses = request.clauses(|party| addresses(cluster, party))?;

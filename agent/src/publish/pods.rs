@@ -135,8 +135,8 @@ impl Wanted {
         // A failed update, whatever its cause, removes no pod from its Services while the former policy judges it.
         let stays = pod.is_met() && known.is_some_and(|it| it.is_judged);
         if !seen.is_current() {
-            let message = "What policy says now is not in force on the node; see its \
-                           NodePolicyStatus.";
+            let message =
+                "The current policy is not in force on the node; see its NodePolicyStatus.";
             return if seen.is_behind() && !stays {
                 unmet("UpdateNotInForce", message)
             } else {
@@ -147,7 +147,7 @@ impl Wanted {
             Some(None) => met("Enforced", "Policy judges the pod's packets in both directions."),
             Some(Some(_)) if stays => None,
             Some(Some(lacks)) => unmet("NotJudged", lacks),
-            None => unmet("NotKnown", "the agent has not seen the pod"),
+            None => unmet("NotKnown", "the agent does not know the pod"),
         }
     }
 

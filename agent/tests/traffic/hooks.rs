@@ -275,7 +275,7 @@ fn who_insists_on_being_first_is_named() {
     let last = accept_first(&cluster, "server", BPF_TCX_EGRESS).unwrap();
     let named = |status: &Value| {
         let problems = status["problems"].to_string();
-        problems.contains("in front of netpold's again, after it was put behind 3 times")
+        problems.contains("in front of netpold's again, after 3 moves")
             && problems.contains("ingress")
     };
     let status = cluster.agents[0].wait_for("aware of it", ENFORCED, named).unwrap();

@@ -130,8 +130,8 @@ impl fmt::Display for Problem {
             ),
             Self::SourceNotExempt { pod } => write!(
                 f,
-                "pod {pod}: annotation netpold.io/check-source: off does not count in this \
-                 namespace; have it named in --source-check-exempt, or take the annotation off"
+                "pod {pod}: annotation netpold.io/check-source: off has no effect in this namespace; add the \
+                 namespace to --source-check-exempt, or remove the annotation"
             ),
             Self::NoSlot { ifindex, pod } => {
                 write!(f, "pod {pod}, interface {ifindex}: closed, since no endpoint slot is free")

@@ -33,7 +33,7 @@ impl Explanation {
         let mut lines = vec![format!("{}: {}", self.verdict, self.probe)];
         if !self.templates.is_empty() {
             let titles = self.templates.iter().map(|template| template.title.clone());
-            lines.push(format!("by pod templates, there are no pods: {}", join(titles, "", ", ")));
+            lines.push(format!("by pod template, no pods exist: {}", join(titles, "", ", ")));
         }
         lines.extend(self.reason.clone());
         lines.extend(self.note.clone());
@@ -139,7 +139,7 @@ impl Judgement {
                 _ => policy.to_string(),
             };
             let names = join(self.denied_on_trial.iter().map(name), "", ", ");
-            lines.push(format!("  would be denied by what is on trial: {names}"));
+            lines.push(format!("  would be denied by policies in audit mode: {names}"));
         }
         for problem in self.problems.iter().filter(|_| network_policies_asked) {
             let what =
@@ -178,7 +178,7 @@ impl Judgement {
             false => "",
         };
         let rest = match rule.policy.tier {
-            Tier::Admin => "; NetworkPolicy was not asked",
+            Tier::Admin => "; NetworkPolicy was not evaluated",
             Tier::Baseline => "",
         };
         format!("{verdict}, {place}{rule}{rest}")
@@ -348,7 +348,7 @@ pub(super) fn unmet(subject: &str, unmet: &Requirement, labels: &Labels) -> Stri
     | Requirement::DoesNotExist(key)) = unmet;
     let wanted = requirement(unmet);
     match labels.get(key) {
-        Some(value) => format!("{subject} has {key}={value}, wanted is {wanted}"),
-        None => format!("{subject} has no label {key}, wanted is {wanted}"),
+        Some(value) => format!("{subject} has {key}={value}, expected {wanted}"),
+        None => format!("{subject} has no label {key}, expected {wanted}"),
     }
 }

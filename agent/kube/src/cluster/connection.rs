@@ -54,7 +54,7 @@ pub enum ConnectError {
         known: Vec<String>,
     },
     /// The certificates or credentials are unusable.
-    #[error("the API server's certificate authority or our credentials cannot be used: {0}")]
+    #[error("cannot use the API server's certificate authority or the credentials: {0}")]
     Credentials(String),
 }
 

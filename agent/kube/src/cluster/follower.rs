@@ -158,9 +158,9 @@ impl<K: Kind> Follower<K> {
         while !complete {
             match self.take(&mut answer, &mut events, &mut complete).await {
                 Ok(true) => {}
-                Ok(false) => return Err(Failure::Refused("the list broke off".into())),
+                Ok(false) => return Err(Failure::Refused("the list ended early".into())),
                 Err(Failure::Silent(_)) => {
-                    return self.without_streaming("the streaming list does not end");
+                    return self.without_streaming("the streaming list did not complete");
                 }
                 Err(Failure::NotUnderstood(reason)) => return self.without_streaming(&reason),
                 Err(failure) => return Err(failure),
