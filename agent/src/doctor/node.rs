@@ -21,7 +21,7 @@ const KERNEL: Check = Check {
     name: "kernel",
     severity: Severity::Error,
     problem: "the kernel lacks a feature that netpold requires",
-    fix: "boot a later kernel: deploy/limits.md lists those that were tested",
+    fix: "boot a later kernel: deploy/limits.md lists tested versions",
 };
 const KERNEL_SLOW: Check = Check {
     name: "kernel-option",
@@ -53,7 +53,7 @@ const AGENT_PROBLEM: Check = Check {
     name: "agent-problem",
     severity: Severity::Warning,
     problem: "the agent reports a problem",
-    fix: "each says what to do; deploy/troubleshooting.md has all of them",
+    fix: "each names its remedy; deploy/troubleshooting.md lists all of them",
 };
 const NOT_ATTACHED: Check = Check {
     name: "pod-without-program",

@@ -9,8 +9,8 @@ const SELECTS_NOTHING: Check = Check {
     name: "selects-nothing",
     severity: Severity::Warning,
     problem: "a policy selects no pod",
-    fix: "compare its selector with the pods' labels: `kubectl get pods -n NAMESPACE --show-labels`; delete \
-          the policy if its pods are gone",
+    fix: "compare its selector with the pods' labels: `kubectl get pods -n NAMESPACE --show-labels`; delete the \
+          policy if its pods no longer exist",
 };
 const SELECTS_HOSTS: Check = Check {
     name: "selects-host-network",

@@ -65,8 +65,8 @@ pub(in crate::doctor) static ENFORCERS: [Enforcer; 17] = [
         containers: &["calico-node"],
         variables: &["FELIX_"],
         fix: "remove it where it only enforces policy (Canal: `kubectl -n kube-system delete ds canal`, RKE2's \
-              rke2-canal, and run Flannel alone); where it is the CNI, do not run netpold. What it leaves goes with \
-              a reboot",
+              rke2-canal, and run Flannel alone); where it is the CNI, do not run netpold. A reboot removes its \
+              leftovers",
         ..NO_SIGNS
     },
     Enforcer {
