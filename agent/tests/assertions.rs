@@ -252,8 +252,8 @@ fn what_hangs_on_the_address_of_a_template_is_an_error() {
     let assertion = "assertions: [{from: sync, to: web, port: 8080, expect: deny}]\n";
     let output = piped(&["-f", "-"], &(assertion.to_owned() + &block("10.0.0.0/16")));
     let said = String::from_utf8(output.stderr).unwrap();
-    let message = "it depends on the address that CronJob default/sync (template) gets, which no label tells: allowed in \
-        10.0.0.0/16, denied in 10.0.0.0/8";
+    let message = "it depends on the address that CronJob default/sync (template) gets, which labels do not \
+                   determine: allowed in 10.0.0.0/16, denied in 10.0.0.0/8";
     assert!(said.contains(message), "{said}");
     assert_eq!(output.status.code(), Some(2));
     for (cidr, pods, status) in [

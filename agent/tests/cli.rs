@@ -302,7 +302,7 @@ fn a_cluster_that_cannot_be_asked_is_named() {
     fs::write(&path, contexts).unwrap();
     refused(&run(&["--kubeconfig", config]), 1, "no current-context: choose one with --context");
     let other = run(&["--kubeconfig", config, "--context", "b"]);
-    refused(&other, 1, &format!("--context b: {config} has no such context, but a"));
+    refused(&other, 1, &format!("--context b: not found in {config}; known contexts: a"));
     let none = run(&["--kubeconfig", config, "--context", "a"]);
     refused(&none, 1, "failed to load the cluster of context");
     let cluster = "clusters: [{name: c, cluster: {server: 'https://[::1]:1', certificate-authority: /none}}]\n\

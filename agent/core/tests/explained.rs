@@ -235,16 +235,16 @@ fn services_are_judged_on_their_backends() {
         (
             &["10.0.0.4"],
             Verdict::Deny,
-            "Service shop/s: none of its backends is allowed; a rule allows the address itself, but \
-             what counts is where it leads",
+            "Service shop/s: none of its backends is allowed; a rule allows the address itself, but the backends \
+             behind it decide",
         ),
         (&[], Verdict::Deny, "Service shop/s has no ready backend: nothing answers"),
         (&["!10.0.0.2"], Verdict::Deny, "Service shop/s has no ready backend: nothing answers"),
         (
             &["10.0.0.4", "!10.0.0.2"],
             Verdict::Deny,
-            "Service shop/s: none of its backends is allowed; a rule allows the address itself, but \
-             what counts is where it leads",
+            "Service shop/s: none of its backends is allowed; a rule allows the address itself, but the backends \
+             behind it decide",
         ),
     ] {
         for to in ["10.96.0.1", "svc/shop/s"] {

@@ -28,7 +28,7 @@ impl Tracing for Engine {
             let node = cluster.node_name();
             return Err(match cluster.pods().get(pod) {
                 Some(known) if known.node != node => {
-                    format!("pod {pod} is on node {}: ask its agent", known.node)
+                    format!("pod {pod} is on node {}: query its agent", known.node)
                 }
                 Some(_) => format!("pod {pod} has no interface under policy on node {node}"),
                 None => format!("pod {pod} not found"),

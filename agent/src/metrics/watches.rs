@@ -38,7 +38,7 @@ pub(super) fn write(source: &SourceStatus, writer: &mut Writer<'_>) -> fmt::Resu
     let failing = of(|k| u64::from(k.error.is_some() || !(k.served || k.in_sync)));
     writer.gauges("watch_failing", help, failing)?;
     writer.gauges("watch_objects", "Objects of the kind", of(|kind| kind.objects as u64))?;
-    let help = "Objects that cannot be decoded as they are now";
+    let help = "Objects whose current version cannot be decoded";
     writer.gauges("watch_undecoded_objects", help, of(|kind| kind.undecoded as u64))?;
     let help = "Time of the API server's last event, in seconds since 1970";
     let heard = source

@@ -125,8 +125,8 @@ impl fmt::Display for Problem {
             }
             Self::TooManyAddresses { pod } => write!(
                 f,
-                "pod {pod}: more than two addresses of a family; denied everything where isolated, \
-                 and sending from any but two where not"
+                "pod {pod}: more than two addresses of a family; where isolated, all its traffic is denied; where \
+                 not, packets from all but two of them drop"
             ),
             Self::SourceNotExempt { pod } => write!(
                 f,

@@ -171,7 +171,7 @@ impl Traffic<'_> {
                 lacks.push(format!("nor is it one of the {more} other peers"));
             }
             if peers.is_empty() {
-                lacks.push("none of its peers could be understood".to_owned());
+                lacks.push("none of its peers could be decoded".to_owned());
             }
         }
         let rule = self.rule_ref(policy, index, rule, peer.flatten(), port.flatten());
@@ -236,7 +236,7 @@ impl Traffic<'_> {
 
     fn port_lack(&self, ports: &[PortRule]) -> String {
         if ports.is_empty() {
-            return "none of its ports could be understood".to_owned();
+            return "none of its ports could be decoded".to_owned();
         }
         let protocol = self.protocol;
         if !protocol.has_ports() {

@@ -101,7 +101,7 @@ pub(super) fn translated(
         backend.egress.as_ref().is_none_or(|egress| egress.verdict == Verdict::Allow)
     });
     if to_address && !to_backend {
-        note.push_str("; a rule allows the address itself, but what counts is where it leads");
+        note.push_str("; a rule allows the address itself, but the backends behind it decide");
     }
     Some(note)
 }
@@ -254,7 +254,7 @@ pub(super) fn depends_on_address(
         Verdict::Allow => format!("{from} to {to} is allowed"),
         Verdict::Deny | Verdict::Unknown => format!("{from} to {to} is not"),
     };
-    format!("it depends on the address: {}, {}; ask with addresses", side(one), side(other))
+    format!("it depends on the address: {}, {}; give addresses", side(one), side(other))
 }
 
 /// Describes the traffic that a rule allows; `namespace` is the policy's.

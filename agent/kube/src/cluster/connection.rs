@@ -42,8 +42,8 @@ pub enum ConnectError {
     },
     /// The kubeconfig has no such context.
     #[error(
-        "--context {context}: {} has no such context, but {}", .path.display(),
-        if .known.is_empty() { "none at all".to_owned() } else { .known.join(", ") }
+        "--context {context}: not found in {}; known contexts: {}", .path.display(),
+        if .known.is_empty() { "none".to_owned() } else { .known.join(", ") }
     )]
     Context {
         /// Context from the flag.
