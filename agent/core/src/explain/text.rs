@@ -269,7 +269,7 @@ pub(super) fn rule(namespace: &str, direction: Direction, rule: &Rule) -> String
     };
     let peers = match &rule.peers {
         None => "anyone".to_owned(),
-        Some(peers) => join_first(peers, |p| peer(namespace, p), "nobody", " or "),
+        Some(peers) => join_first(peers, |p| peer(namespace, p), "no peer", " or "),
     };
     format!("{ports} {preposition} {peers}")
 }

@@ -150,7 +150,7 @@ fn documents_are_separate_and_empty_ones_left_out() {
     // Content in the line of the separator, which kubectl refuses.
     assert_eq!(keys(&parse("a: 1\n--- {b: 2}\n").unwrap()[1]), ["b"]);
     // Text that kubectl silently ignores is an error.
-    assert!(error("a: 1\n...\nb: 2\n").starts_with("line 3: kubectl reads nothing behind"));
+    assert!(error("a: 1\n...\nb: 2\n").starts_with("line 3: kubectl reads nothing after"));
 }
 
 #[test]
