@@ -77,7 +77,7 @@ async fn serve(settings: Settings) -> Result<()> {
     let client = cluster::client(&settings.access).await?;
     let source = cluster::watch_policies(settings.access).await?;
     let identity = settings.identity.map_or_else(host_name, Ok)?;
-    info!(identity, "starting netpold controller");
+    info!(identity, "netpold controller starts");
     let heartbeat = Heartbeat::default();
     let counters = Arc::new(Counters::default());
     let (end, ends) = watch::channel(false);
