@@ -239,7 +239,7 @@ mod tests {
         let rules: Answer = serde_json::from_str(&ask(&path, "rules\n")).unwrap();
         assert_eq!(rules, Answer::default());
         assert_eq!(ask(&path, "echo of this\n"), "\"of this\"\n");
-        assert_eq!(ask(&path, "please\n"), "{\"error\":\"\\\"please\\\" is no request\"}\n");
+        assert_eq!(ask(&path, "please\n"), "{\"error\":\"unknown request \\\"please\\\"\"}\n");
         let error = Admin::serve(&path, requests()).unwrap_err();
         assert!(matches!(error, AdminError::Taken(_)), "{error}");
         drop(admin);

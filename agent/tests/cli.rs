@@ -269,7 +269,7 @@ fn bad_flags() {
     let named = ask(&["--from", "x/b", "--to", "x/a", "--port", "80"]);
     let of_namespace = ask(&["--from", "b", "--to", "a", "--port", "80", "-n", "x"]);
     assert_eq!(stdout(&of_namespace), stdout(&named));
-    refused(&ask(&["--probes", "/does/not/exist"]), 2, "--probes /does/not/exist cannot be read");
+    refused(&ask(&["--probes", "/does/not/exist"]), 2, "cannot read --probes /does/not/exist");
     let nowhere = ["explain", "--from", "x/b", "--to", "x/a", "--port", "1"];
     refused(&netpold(&nowhere), 2, "--manifests <DIR> for a directory");
     refused(&netpold(&["run", "--manifests", "/"]), 2, "--node-name <NAME>");

@@ -206,7 +206,7 @@ fn bad_input_is_named() {
     refused(&["--from", good, "--to", "/none"], "/none: No such file or directory");
     refused(&["--from", good], "--to <DIR>");
     refused(&["--manifests", good], "--file <FILE|DIR>");
-    refused(&["--manifests", good, "-f", "/none"], "/none cannot be read: No such file");
+    refused(&["--manifests", good, "-f", "/none"], "cannot read /none: No such file");
     refused(
         &["--manifests", good, "-f", &format!("{bad}/bad.yaml")],
         "/bad.yaml:1: unclosed bracket",
