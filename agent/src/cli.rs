@@ -78,8 +78,8 @@ pub enum Command {
     /// Find misconfigurations that keep policy from working, on this node, in manifests or in a cluster,
     /// with a fix for each
     #[command(
-        after_help = "Exit status: 0 nothing, 1 errors or warnings were found, 2 none were, but not \
-        everything could be looked at."
+        after_help = "Exit status: 0 nothing, 1 errors or warnings were found, 2 none were, but not everything could \
+                      be checked."
     )]
     Doctor(DoctorArgs),
     /// Show drops, flows that policies in audit mode would deny, and new flows, each with policy and rule

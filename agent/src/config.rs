@@ -181,7 +181,7 @@ fn second_networks(given: &[String]) -> Result<SecondNetworks> {
         return Ok(SecondNetworks(Vec::new()));
     }
     let blocks = given.iter().map(|item| {
-        let Some(block) = block(item) else { bail!("--second-networks {item:?} is no CIDR") };
+        let Some(block) = block(item) else { bail!("--second-networks {item:?} is not a CIDR") };
         let whole = block.trunc();
         ensure!(block == whole, "--second-networks {item}: did you mean {whole}?");
         Ok(block)

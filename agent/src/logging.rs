@@ -42,7 +42,7 @@ pub(crate) fn start_log(kind: LogFormat, filter: EnvFilter) -> Result<()> {
         }
         LogFormat::Json => log.json().flatten_event(true).try_init(),
     };
-    started.map_err(|error| anyhow::anyhow!("the log cannot be started: {error}"))
+    started.map_err(|error| anyhow::anyhow!("cannot start logging: {error}"))
 }
 
 /// Writes a field of a log line in the format of tracing's own formatter, but printable.

@@ -34,7 +34,7 @@ pub(crate) fn give_back_the_start() {
 fn leave_binary_to_the_cache() {
     match binary() {
         Ok(maps) => maps.iter().for_each(leave),
-        Err(error) => debug!(%error, "the pages of the binary stay"),
+        Err(error) => debug!(%error, "cannot release the pages of the binary"),
     }
 }
 

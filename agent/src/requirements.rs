@@ -19,9 +19,9 @@ const CAP_SYS_ADMIN: u32 = 21;
 const UNTRIED: Option<&str> = if cfg!(target_arch = "x86_64") {
     None
 } else if cfg!(target_arch = "aarch64") {
-    Some("on this kind of processor netpold was tested in an emulator only")
+    Some("netpold was tested on this architecture in an emulator only")
 } else {
-    Some("netpold has not enforced anything on this kind of processor yet")
+    Some("netpold is untested on this architecture")
 };
 
 /// Checks kernel and privileges, and warns about a processor architecture with few or no tests.
@@ -53,7 +53,7 @@ pub(crate) fn privileges_here() -> Result<()> {
 /// # Errors
 /// The kernel's version cannot be read.
 pub(crate) fn kernel() -> Result<Option<String>> {
-    let name = nix::sys::utsname::uname().context("cannot ask for the kernel's version")?;
+    let name = nix::sys::utsname::uname().context("cannot read the kernel's version")?;
     let lack = lacking(Features::probe(), interprets());
     Ok(lack.map(|lack| format!("this kernel ({}) {lack}", name.release().to_string_lossy())))
 }
@@ -110,8 +110,8 @@ fn lacks(mode: Mode, jit: Option<&str>) -> Vec<&'static str> {
     let mut lacks = Vec::new();
     if mode == Mode::Clsact {
         lacks.push(
-            "this kernel has no TCX (6.6): filters below a clsact qdisc take its place, which other \
-             tools may delete with the qdisc; they are put back within --readback seconds",
+            "this kernel has no TCX (6.6): using filters below a clsact qdisc, which other tools may delete with the \
+             qdisc; they are restored within --readback seconds",
         );
     }
     if jit.is_some_and(|enabled| enabled.trim() == "0") {

@@ -108,7 +108,9 @@ async fn when_due(opened: Opened, config: &RunConfig) -> Opened {
     let end = Instant::now() + OFFER_PATIENCE;
     while !config.give_way && Instant::now() < end {
         if PinRoot::is_kept_for_another(root, from) {
-            info!("another agent keeps this node until all objects are known here");
+            info!(
+                "waiting until all objects are known: another agent enforces on this node until then"
+            );
             return opened.complete().await;
         }
         if from != TakesFrom::Predecessor || !PinRoot::is_busy(root) {
@@ -246,7 +248,7 @@ impl Agent {
                 },
                 event = self.interfaces.recv() => match event {
                     Some(event) => self.take_interface(event),
-                    None => bail!("endpoint discovery ended; what was enforced stays"),
+                    None => bail!("endpoint discovery ended; enforcement stays in place"),
                 },
                 () = pause_until(retry) => {}
                 () = grace.passed() => {
@@ -313,7 +315,7 @@ impl Agent {
             Tracing::end(&mut *engine);
         });
         self.records.finish(&self.engine).await;
-        info!("netpold ends; what is enforced stays enforced");
+        info!("netpold exits; enforcement stays in place");
         // An agent that gives way waits for no other agent.
         Ok(if taken && self.hands_over.is_some() { Ended::HandedOver } else { Ended::Told })
     }
@@ -323,7 +325,7 @@ impl Agent {
         let Some(root) = &self.hands_over else { return };
         match Offer::new(root, TakesFrom::Predecessor) {
             Ok(offer) => self.offer = Some(offer),
-            Err(error) => warn!(%error, "no other agent can take over from this one"),
+            Err(error) => warn!(%error, "cannot offer takeover to another agent"),
         }
     }
 
@@ -339,7 +341,7 @@ impl Agent {
         if let Some(opening) = self.opening {
             opening.await??;
         }
-        bail!("the source of objects ended; what was enforced stays")
+        bail!("object source ended; enforcement stays in place")
     }
 
     /// Takes the pending inputs and events into the same update.
@@ -376,7 +378,7 @@ impl Agent {
         let pod = move |dropped: &Dropped| lock(&engine).pod_name(dropped);
         tokio::spawn(async move {
             if let Err(error) = events::read(ring, drops, pod).await {
-                warn!(%error, "drop events cannot be read; drops are still counted");
+                warn!(%error, "cannot read drop events; drops are still counted");
             }
         });
     }
@@ -399,7 +401,7 @@ fn metrics(
 /// Notifies the service manager that the agent is at work.
 fn say_ready() {
     if let Err(error) = service_manager::ready() {
-        warn!(%error, "the service manager cannot be told that the agent is ready");
+        warn!(%error, "cannot notify the service manager of readiness");
     }
 }
 

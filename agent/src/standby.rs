@@ -90,7 +90,7 @@ fn exec(prepare: impl FnOnce(&mut Command)) -> Result<Infallible> {
     }
     prepare(command.args(arguments));
     priority::lower();
-    Err(command.exec()).context("cannot start this binary again")
+    Err(command.exec()).context("cannot re-execute this binary")
 }
 
 fn serve(root: &Path, resume_after: Option<Duration>) -> Result<()> {
@@ -116,7 +116,7 @@ fn serve(root: &Path, resume_after: Option<Duration>) -> Result<()> {
             return Ok(());
         }
         if !terminated && resume_after.is_some_and(|after| standby.is_vacant_for(after)) {
-            tracing::warn!("no agent runs on this node: taking it back");
+            tracing::warn!("no agent runs on this node: taking over again");
             // The new image inherits the signal mask.
             signals.thread_unblock().context("cannot unblock signals")?;
             exec(|command| _ = command.env_remove(HANDED_OVER))?;

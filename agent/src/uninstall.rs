@@ -29,9 +29,9 @@ pub fn run(args: &UninstallArgs) -> Result<()> {
     attacher.retain(|_| false)?;
     let links = pins.links();
     let early = xdp::detach_all(&links).context("cannot detach XDP programs")?;
-    attacher.stop_watching().context("cannot detach what an upgrade left")?;
+    attacher.stop_watching().context("cannot detach programs left by an upgrade")?;
     barrier::remove_all().context("cannot remove the nftables table of new interfaces")?;
-    gate::open_all().context("cannot open what is closed until programs are loaded")?;
+    gate::open_all().context("cannot open interfaces that are closed until programs are loaded")?;
     for found in &attached {
         let (ifindex, direction) = (found.hook.ifindex, found.hook.direction);
         anstream::println!("detached: interface {ifindex}, {direction}");

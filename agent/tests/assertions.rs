@@ -141,11 +141,11 @@ fn what_is_about_nothing_is_an_error() {
         ),
         (
             "{from: x/z, to: x/a, port: 1, expect: deny}",
-            "a.yaml:2: x/z to x/a, TCP 1: there is no pod x/z",
+            "a.yaml:2: x/z to x/a, TCP 1: pod x/z not found",
         ),
         (
             "{from: {namespace: x, labels: {app: web}}, to: x/a, port: 1, expect: allow}",
-            "a.yaml:2: from and to select the same pod alone",
+            "a.yaml:2: from and to select only the same pod",
         ),
         (
             "{from: x/a, to: x/b, port: 1, expect: maybe}",
@@ -158,7 +158,7 @@ fn what_is_about_nothing_is_an_error() {
         assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{said}");
     }
     let none = test("  []\n", &[]);
-    assert!(String::from_utf8(none.stderr).unwrap().contains("there is no assertion in it"));
+    assert!(String::from_utf8(none.stderr).unwrap().contains("no assertion found"));
     assert_eq!(none.status.code(), Some(2));
 }
 
@@ -200,7 +200,7 @@ fn a_chart_is_judged_from_standard_input() {
     let start = "pass allow default/sync to default/web, TCP 8080\n\
         pass deny pods of default with app=sync to deployment/web, TCP 80\n\
         FAIL allow pods of every namespace to pods of default with app=web, TCP 8080: it is denied for 1 of 2 pairs";
-    let end = "2 passed, 1 failed\nby pod templates, there are no pods: CronJob default/sync (template), \
+    let end = "2 passed, 1 failed\nby pod template, no pods exist: CronJob default/sync (template), \
         Deployment default/web (template)\n";
     let both = format!("{OF_CHART}{CHART}");
     for (arguments, input) in [
@@ -217,21 +217,21 @@ fn a_chart_is_judged_from_standard_input() {
         assert_eq!(output.status.code(), Some(1));
     }
     let tap = stdout(&piped(&["-f", "a.yaml", "-f", "-", "-o", "tap"], CHART));
-    assert!(tap.ends_with("\n# by pod templates, there are no pods: CronJob default/sync (template), Deployment default/web (template)\n"), "{tap}");
+    assert!(tap.ends_with("\n# by pod template, no pods exist: CronJob default/sync (template), Deployment default/web (template)\n"), "{tap}");
     let junit = stdout(&piped(&["-f", "a.yaml", "-f", "-", "-o", "junit"], CHART));
-    assert!(junit.contains("<system-out>by pod templates, there are no pods: CronJob"), "{junit}");
+    assert!(junit.contains("<system-out>by pod template, no pods exist: CronJob"), "{junit}");
     for (arguments, input, message) in [
         (
             &["-f", "-", "--manifests", "-"][..],
             OF_CHART,
             "--manifests -: standard input is read once, and --file - reads it",
         ),
-        (&["-f", "-"], CHART, "standard input: there is no assertion in it"),
+        (&["-f", "-"], CHART, "standard input: no assertion found"),
         (&["-f", "a.yaml", "-f", "-"], "kind: [\n", "standard input:1: unclosed bracket"),
         (
             &["-f", "a.yaml", "-f", "-"],
             "{apiVersion: v1, kind: Namespace, metadata: {name: default}}\n",
-            "a.yaml:2: default/sync to default/web, TCP 8080: there is no pod default/sync",
+            "a.yaml:2: default/sync to default/web, TCP 8080: pod default/sync not found",
         ),
     ] {
         let output = piped(arguments, input);
@@ -252,8 +252,8 @@ fn what_hangs_on_the_address_of_a_template_is_an_error() {
     let assertion = "assertions: [{from: sync, to: web, port: 8080, expect: deny}]\n";
     let output = piped(&["-f", "-"], &(assertion.to_owned() + &block("10.0.0.0/16")));
     let said = String::from_utf8(output.stderr).unwrap();
-    let message = "it depends on the address that CronJob default/sync (template) gets, which no label tells: allowed in \
-        10.0.0.0/16, denied in 10.0.0.0/8";
+    let message = "it depends on the address that CronJob default/sync (template) gets, which labels do not \
+                   determine: allowed in 10.0.0.0/16, denied in 10.0.0.0/8";
     assert!(said.contains(message), "{said}");
     assert_eq!(output.status.code(), Some(2));
     for (cidr, pods, status) in [

@@ -99,9 +99,9 @@ fn explain_in_json() {
     let output =
         explain(dir.path(), &["--from", "x/b", "--to", "x/z", "--port", "1", "-o", "json"]);
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((json.get("verdict"), &json["error"]), (None, &"there is no pod x/z".into()));
+    assert_eq!((json.get("verdict"), &json["error"]), (None, &"pod x/z not found".into()));
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("cannot tell: there is no pod x/z"));
+    assert!(stderr(&output).contains("cannot tell: pod x/z not found"));
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn explain_takes_workloads() {
     }
     let output = explain(dir.path(), &["--from", "x/db", "--to", "x/a", "--port", "81"]);
     let expected = "deny: x/db to x/a, TCP 81
-by pod templates, there are no pods: StatefulSet x/db (template)
+by pod template, no pods exist: StatefulSet x/db (template)
 egress of pod x/db: allowed, no policy isolates its egress
 ingress of pod x/a: denied, no rule allows it
   isolated by x/web
@@ -147,7 +147,7 @@ ingress of pod x/a: denied, no rule allows it
     );
     let output =
         explain(dir.path(), &["--from", "daemonset/db", "--to", "x/a", "--port", "80", "-n", "x"]);
-    assert!(stderr(&output).contains("there is no pod daemonset/db"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("pod daemonset/db not found"), "{}", stderr(&output));
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn bad_probes_get_an_error_each_and_the_others_an_answer() {
         "TCP needs a port",
         "not a JSON object",
         "\"nobody\" is neither namespace/pod nor an address",
-        "there is no pod x/z",
+        "pod x/z not found",
         "70000",
     ]) {
         assert!(error.contains(part), "{part:?} is not in {error:?}");
@@ -254,20 +254,24 @@ fn bad_flags() {
     refused(&with(&[]), 2, "TCP needs a port: give --port");
     refused(&with(&["--port", "0"]), 2, "0 is not in 1..=65535");
     refused(&with(&["--port", "70000"]), 2, "70000 is not in 1..=65535");
-    refused(&with(&["--port", "1", "--protocol", "TCPX"]), 2, "\"TCPX\" is no protocol: use TCP,");
+    refused(
+        &with(&["--port", "1", "--protocol", "TCPX"]),
+        2,
+        "\"TCPX\" is not a protocol: use TCP,",
+    );
     refused(&with(&["--probes", "-"]), 2, "cannot be used with");
     refused(&ask(&["--from", "x/b"]), 2, "--to <WHO>");
     let output = ask(&["--from", "B", "--to", "x/a", "--port", "1"]);
     refused(&output, 2, "\"B\" is neither namespace/pod nor an address");
     let output = ask(&["--from", "b", "--to", "x/a", "--port", "1"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stdout(&output).contains("there is no pod default/b"), "{}", stdout(&output));
+    assert!(stdout(&output).contains("pod default/b not found"), "{}", stdout(&output));
     let named = ask(&["--from", "x/b", "--to", "x/a", "--port", "80"]);
     let of_namespace = ask(&["--from", "b", "--to", "a", "--port", "80", "-n", "x"]);
     assert_eq!(stdout(&of_namespace), stdout(&named));
-    refused(&ask(&["--probes", "/does/not/exist"]), 2, "--probes /does/not/exist cannot be read");
+    refused(&ask(&["--probes", "/does/not/exist"]), 2, "cannot read --probes /does/not/exist");
     let nowhere = ["explain", "--from", "x/b", "--to", "x/a", "--port", "1"];
-    refused(&netpold(&nowhere), 2, "--manifests <DIR> names a directory");
+    refused(&netpold(&nowhere), 2, "--manifests <DIR> for a directory");
     refused(&netpold(&["run", "--manifests", "/"]), 2, "--node-name <NAME>");
     let run = |more: &[&str]| netpold(&[&["run", "--manifests", "/none"], more].concat());
     refused(&run(&["--node-name", "Node_1"]), 2, "--node-name \"Node_1\" cannot be a node's name");
@@ -298,7 +302,7 @@ fn a_cluster_that_cannot_be_asked_is_named() {
     fs::write(&path, contexts).unwrap();
     refused(&run(&["--kubeconfig", config]), 1, "no current-context: choose one with --context");
     let other = run(&["--kubeconfig", config, "--context", "b"]);
-    refused(&other, 1, &format!("--context b: {config} has no such context, but a"));
+    refused(&other, 1, &format!("--context b: not found in {config}; known contexts: a"));
     let none = run(&["--kubeconfig", config, "--context", "a"]);
     refused(&none, 1, "failed to load the cluster of context");
     let cluster = "clusters: [{name: c, cluster: {server: 'https://[::1]:1', certificate-authority: /none}}]\n\
@@ -317,7 +321,7 @@ fn bad_manifests_are_named_and_nothing_is_answered_without_them() {
     refused(&explain(&file, &pair), 2, "name the directory, not a file in it");
     fs::write(dir.path().join("z.yaml"), "apiVersion: v1\nkind: Pod\nmetadata: [\n").unwrap();
     let output = explain(dir.path(), &pair);
-    refused(&output, 2, "not everything is known without z.yaml");
+    refused(&output, 2, "incomplete without z.yaml");
     let named = format!("netpold: {}:", dir.path().join("z.yaml").display());
     assert!(stderr(&output).contains(&named), "{}", stderr(&output));
 }
@@ -334,7 +338,7 @@ fn a_slip_in_a_policy_is_named_and_grants_nothing() {
         stderr(&output),
         format!(
             "netpold: {named}:22: NetworkPolicy x/web: spec.ingress[0].form: \
-             no such field; there are from, ports\n"
+             unknown field; known fields: from, ports\n"
         )
     );
 }
@@ -362,6 +366,6 @@ fn status_of_something_else() {
         request
     });
     let output = netpold(&["status", "--socket", path.to_str().unwrap()]);
-    refused(&output, 1, "the agent's answer is not understood; is it another version?");
+    refused(&output, 1, "cannot parse the agent's answer; is it another version?");
     assert_eq!(&server.join().unwrap(), b"status\n");
 }

@@ -77,7 +77,7 @@ fn stream() -> Vec<Line> {
         denied.attribution = Attribution {
             policies: vec![rule("").policy],
             nearest: Some(rule(allowed)),
-            lacks: vec!["pod has app=report, wanted is app=web".into()],
+            lacks: vec!["pod has app=report, expected app=web".into()],
             ..Attribution::default()
         };
         events.push(denied);
@@ -316,7 +316,7 @@ fn top_on_a_terminal_of_80_by_24() {
     top.press("p");
     top.shows(&["PAUSED"]);
     top.press("c");
-    top.shows(&["nothing of this kind so far", "0 denied"]);
+    top.shows(&["no events of this kind yet", "0 denied"]);
     top.press("q");
     assert!(top.ends().success());
     let requests = agent.requests.lock().unwrap().clone();
@@ -344,7 +344,7 @@ fn the_terminal_is_as_it_was_whatever_ends_top() {
     // The end of the agent is shown, and `top` keeps running.
     let ends = Agent::new(stream(), false);
     let mut top = OnTerminal::top(&ends);
-    top.shows(&["the agent has ended the stream"]);
+    top.shows(&["the agent closed the stream"]);
     top.press("q");
     assert!(top.ends().success());
     // No agent listens on the socket.

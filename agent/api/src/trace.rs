@@ -88,7 +88,7 @@ impl Request {
         match &self.pod {
             Party::Pod(key) => Ok(key),
             other @ (Party::Service(_) | Party::Address(_)) => {
-                Err(format!("{other} is no pod: give namespace/name"))
+                Err(format!("{other} is not a pod: give namespace/name"))
             }
         }
     }

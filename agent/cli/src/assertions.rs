@@ -270,9 +270,7 @@ fn outcome(world: &World<'_>, assertion: Assertion) -> Result<Outcome> {
         }
     }
     if asked == 0 {
-        return Err(anyhow!(
-            "from and to select the same pod alone: there is no connection to ask"
-        ));
+        return Err(anyhow!("from and to select only the same pod: no connection to evaluate"));
     }
     Ok(Outcome { assertion, asked, failures, failed, probed: None, templates })
 }

@@ -222,14 +222,14 @@ fn answer_all(asked: &Asked<'_>, file: &Path) -> Result<u8> {
         Box::new(io::stdin().lock())
     } else {
         let open = File::open(file);
-        let open = open.with_context(|| format!("--probes {} cannot be read", file.display()))?;
+        let open = open.with_context(|| format!("cannot read --probes {}", file.display()))?;
         Box::new(BufReader::new(open))
     };
     let mut output = BufWriter::new(io::stdout().lock());
     let mut status = ALLOWED;
     loop {
         let batch = read_batch(&mut lines)
-            .with_context(|| format!("--probes {} cannot be read", file.display()))?;
+            .with_context(|| format!("cannot read --probes {}", file.display()))?;
         if batch.is_empty() {
             is_read(output.flush())?;
             return Ok(status);

@@ -161,10 +161,10 @@ fn read(file: &Path) -> Result<Answer> {
     let shown = file.display();
     let bytes = match offline::is_standard_input(file) {
         true => offline::standard_input("--records")?,
-        false => std::fs::read(file).with_context(|| format!("{shown} cannot be read"))?,
+        false => std::fs::read(file).with_context(|| format!("cannot read {shown}"))?,
     };
     serde_json::from_slice(&bytes)
-        .with_context(|| format!("{shown} is no answer of `netpold learn -o json`"))
+        .with_context(|| format!("{shown} is not the output of `netpold learn -o json`"))
 }
 
 /// Prints the records or the policies. Returns the exit status.
@@ -203,15 +203,13 @@ pub fn write(
     let namespace = printable(&options.namespace).into_owned();
     let learned = generate(objects, answer, options);
     if learned.policies.is_empty() && learned.unwatched.is_empty() {
-        bail!(
-            "there are no pods in namespace {namespace}, and no flows of such pods were recorded"
-        );
+        bail!("no pods in namespace {namespace}, and no recorded flows of its pods");
     }
     if !learned.unwatched.is_empty() {
         let pods = some(learned.unwatched.iter().map(ToString::to_string));
         say(&format!(
-            "no policy selects these pods, so their flows are not recorded: {pods}; run `netpold learn \
-             --prepare -n {namespace} | kubectl apply -f -` and wait until they have done all that they do"
+            "no policy selects these pods, so their flows are not recorded: {pods}; run `netpold learn --prepare -n \
+             {namespace} | kubectl apply -f -` and wait until they have had all their usual traffic"
         ));
     }
     if !learned.unlabelled.is_empty() {
@@ -219,11 +217,11 @@ pub fn write(
         say(&format!("no policy can select these pods, which have no labels: {pods}"));
     }
     if let Some(flows) = answer.left_out.get(&options.namespace) {
-        say(&format!("{flows} flows of namespace {namespace} are not known: there was no room"));
+        say(&format!("{flows} flows of namespace {namespace} were not recorded: no room"));
     }
     if answer.missed_flows > 0 {
         let missed = answer.missed_flows;
-        say(&format!("{missed} flows on these nodes were over before they could be recorded"));
+        say(&format!("{missed} flows on these nodes ended before they were recorded"));
     }
     let denied: BTreeSet<String> = learned.denied.iter().map(ToString::to_string).collect();
     denied.iter().for_each(|denied| say(&format!("would be denied: {denied}")));

@@ -37,7 +37,7 @@ pub fn read_directory(option: &'static str, path: &Path, namespace: &str) -> Res
     let unread: Vec<&str> = unread.map(|file| file.name.as_str()).collect();
     if !unread.is_empty() {
         let (directory, unread) = (path.display(), unread.join(", "));
-        bail!("{directory}: not everything is known without {unread}: correct or remove it");
+        bail!("{directory}: incomplete without {unread}: correct or remove it");
     }
     Ok(changes)
 }
@@ -51,7 +51,7 @@ pub fn read(option: &'static str, path: &Path, namespace: &str) -> Result<Vec<Ch
         return read_directory(option, path, namespace);
     }
     let name = path.display().to_string();
-    let bytes = fs::read(path).with_context(|| format!("{name} cannot be read"))?;
+    let bytes = fs::read(path).with_context(|| format!("cannot read {name}"))?;
     read_text(&name, &bytes, namespace)
 }
 

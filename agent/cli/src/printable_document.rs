@@ -31,7 +31,7 @@ where
     T: Serialize + ?Sized,
     U: DeserializeOwned,
 {
-    let mut value = serde_json::to_value(document).context("no document can be made of it")?;
+    let mut value = serde_json::to_value(document).context("cannot convert to JSON")?;
     printable_json(&mut value);
-    serde_json::from_value(value).context("it is no such document")
+    serde_json::from_value(value).context("unexpected form of the JSON document")
 }

@@ -81,7 +81,7 @@ fn render(answer: &Answer) -> String {
             0 => format!("node {}", answer.node),
             nodes => format!("{nodes} nodes"),
         };
-        let _ = writeln!(text, "no such rule on {place}");
+        let _ = writeln!(text, "no matching rule on {place}");
     } else {
         let mut table = Table::new();
         let header = ["POLICY", "RULE", "FLOWS", "LAST USED", "ALLOWS"];
@@ -106,7 +106,7 @@ fn render(answer: &Answer) -> String {
     }
     if answer.missed_flows > 0 {
         let missed = answer.missed_flows;
-        let _ = writeln!(text, "{missed} flows were over before they could be counted");
+        let _ = writeln!(text, "{missed} flows ended before they were counted");
     }
     if answer.unwatched_policies > 0 {
         let policies = answer.unwatched_policies;

@@ -22,9 +22,11 @@ pub fn ask(socket: &Path, request: &str) -> Result<UnixStream> {
             "no agent is listening on {shown}: is `netpold run` running, and with this --socket?"
         ),
         ErrorKind::PermissionDenied => {
-            anyhow!("{shown} may not be opened: use the account that the agent runs as, as root")
+            anyhow!(
+                "permission denied on {shown}: use the account that the agent runs as, such as root"
+            )
         }
-        _ => anyhow!(error).context(format!("{shown} cannot be opened")),
+        _ => anyhow!(error).context(format!("cannot open {shown}")),
     })?;
     let mut send = || {
         stream.set_read_timeout(Some(PATIENCE))?;

@@ -20,7 +20,7 @@ use crate::live::ClusterArgs;
 use crate::output::Output;
 use crate::printable_document::printable_json;
 
-const NOT_UNDERSTOOD: &str = "the agent's answer is not understood; is it another version?";
+const NOT_UNDERSTOOD: &str = "cannot parse the agent's answer; is it another version?";
 
 /// Flags of `netpold status`.
 #[derive(Debug, Args)]

@@ -237,7 +237,7 @@ impl Keeper {
                     self.trusted = false;
                     self.served.trusted.store(false, Ordering::Relaxed);
                     if !failing {
-                        warn!("the webhook's certificates cannot be kept: {error:#}");
+                        warn!("cannot maintain the webhook's certificates: {error:#}");
                     }
                     failing = true;
                 }
@@ -270,10 +270,10 @@ impl Keeper {
             certificates.filter(|it| self.current.as_ref() != Some(&it.current))
         {
             let loaded =
-                Arc::new(certificates.current.loaded().context("the certificate cannot be used")?);
+                Arc::new(certificates.current.loaded().context("cannot use the certificate")?);
             *self.served.key.write().unwrap_or_else(PoisonError::into_inner) = Some(loaded);
             self.current = Some(certificates.current);
-            info!("the webhook serves another certificate");
+            info!("loaded webhook certificate");
         }
         Ok(())
     }
@@ -287,7 +287,7 @@ impl Keeper {
                 issue().map(|current| Some(Certificates { current, next: None, previous: None }))
             }
         };
-        new.context("no certificate can be made")
+        new.context("cannot create a certificate")
     }
 
     /// Writes the Secret on condition of its resource version: another replica may have become the leader.
@@ -330,7 +330,7 @@ impl Keeper {
         let age = created.map(|created| Now::get().unix - created.0.as_second());
         info!(
             configuration_age_seconds = age,
-            "the API server trusts the webhook's authorities: pods get the readiness gate from now on"
+            "wrote CA bundle to the webhook configuration: new pods get the readiness gate"
         );
         Ok(true)
     }
@@ -339,7 +339,7 @@ impl Keeper {
 fn read(secret: &Secret) -> Option<Certificates> {
     let data = secret.data.as_ref()?.get(FIELD)?;
     serde_json::from_slice(&data.0)
-        .inspect_err(|error| warn!(%error, "Secret {SECRET} is replaced"))
+        .inspect_err(|error| warn!(%error, "cannot parse Secret {SECRET}: replacing it"))
         .ok()
 }
 

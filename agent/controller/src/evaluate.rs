@@ -71,22 +71,20 @@ impl Progress {
 
     const fn message(self) -> &'static str {
         match self {
-            Self::NotHonoured => {
-                "the policy is more than the node's tables hold, so it grants nothing there"
-            }
+            Self::NotHonoured => "the policy exceeds the node's tables and grants nothing there",
             Self::AgentSilent => {
-                "the agent has not renewed its report for 3 minutes; what it enforced last stays in force"
+                "no renewed report from the agent for 3 minutes; the last enforced state stays in force"
             }
-            Self::NoAgent => "no agent has reported from the node for 3 minutes",
+            Self::NoAgent => "no report from the node for 3 minutes",
             Self::Pending => "the node's agent does not enforce this generation yet",
-            Self::NotLookedAt => "the node has more policies than its agent reports on",
+            Self::NotLookedAt => "the node has more policies than its agent's report holds",
             Self::Enforced => "",
         }
     }
 }
 
 /// Message of the condition `Enforcing` of a policy in audit mode.
-const ON_TRIAL: &str = "on trial (annotation netpold.io/enforcement: audit): it denies nothing";
+const ON_TRIAL: &str = "audit mode (annotation netpold.io/enforcement: audit): denies nothing";
 
 /// Condition without its time.
 #[derive(Clone)]
@@ -172,9 +170,9 @@ fn accepted(policy: &KnownPolicy, on_nodes: &[OnNode<'_>]) -> Judgement {
         return judgement("False", "PartNotHonoured", &format!("node {node}: {message}"));
     }
     if on_nodes.is_empty() || on_nodes.iter().any(|on| current(&on)) {
-        return judgement("True", "Honoured", "every part of the policy is honoured");
+        return judgement("True", "Honoured", "every part of the policy is accepted");
     }
-    judgement("Unknown", "NotLookedAt", "no node has looked at this generation yet")
+    judgement("Unknown", "NotLookedAt", "no node has reported on this generation yet")
 }
 
 fn enforcing(progress: &[Progress], nodes: &NodeCounts) -> Judgement {
@@ -189,7 +187,7 @@ fn enforcing(progress: &[Progress], nodes: &NodeCounts) -> Judgement {
         }
     };
     let message = match progress.is_empty() {
-        true => "the policy selects no pod of a node".to_owned(),
+        true => "the policy selects no pod on any node".to_owned(),
         false => format!("in force on {enforced} of {desired} nodes"),
     };
     Judgement { status, reason, message }

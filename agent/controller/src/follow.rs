@@ -46,19 +46,19 @@ where
             Ok(event) => event,
             // The watch of a kind without changes ends by timeout; kube opens another one.
             Err(error) if is_quiet(&error) => {
-                debug!("nothing came on the watch of {}: asked for again", K::plural(&()));
+                debug!("restarting watch of {}: no event before the timeout", K::plural(&()));
                 continue;
             }
             Err(error) => {
                 if !failing {
-                    warn!(%error, "{} cannot be followed; what was known stays", K::plural(&()));
+                    warn!(%error, "cannot watch {}; the last known objects stay in use", K::plural(&()));
                 }
                 failing = true;
                 continue;
             }
         };
         if failing {
-            info!("{} are followed again", K::plural(&()));
+            info!("watching {} again", K::plural(&()));
             failing = false;
         }
         let mut all = Vec::new();

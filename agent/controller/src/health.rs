@@ -42,11 +42,11 @@ async fn live(State(health): State<Health>) -> (StatusCode, String) {
 
 async fn ready(State(health): State<Health>) -> (StatusCode, &'static str) {
     if !health.served.is_there() {
-        return (StatusCode::SERVICE_UNAVAILABLE, "the webhook has no certificate yet\n");
+        return (StatusCode::SERVICE_UNAVAILABLE, "no webhook certificate yet\n");
     }
     match *health.synced.borrow() {
         true => (StatusCode::OK, "ok\n"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "not all objects are known yet\n"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "objects not in sync yet\n"),
     }
 }
 
@@ -61,12 +61,12 @@ async fn metrics(State(health): State<Health>) -> Response {
     trusted.set(health.served.is_trusted().into());
     registry.register(
         "webhook_trusted",
-        "Whether the API server has a configuration of the webhook with its authorities: pods get the readiness gate",
+        "Whether the API server has a webhook configuration with the CA bundle, so that pods get the readiness gate",
         trusted,
     );
-    registry.register("waiting", "NetworkPolicies to look at", waiting.clone());
+    registry.register("waiting", "NetworkPolicies waiting for evaluation", waiting.clone());
     registry.register("status_writes", "Statuses written", writes.clone());
-    registry.register("status_write_failures", "Writes that failed", failures.clone());
+    registry.register("status_write_failures", "Failed status writes", failures.clone());
     let mut text = String::new();
     metrics_response(encode(&mut text, &registry).map(|()| text))
 }

@@ -88,13 +88,13 @@ impl Election {
                 Ok(Err(kube::Error::Api(status))) if status.code == 409 => {}
                 Ok(Err(error)) => {
                     if !failing {
-                        warn!(%error, "the Lease {NAME} cannot be read or written");
+                        warn!(%error, "cannot renew lease {NAME}");
                     }
                     failing = true;
                 }
                 Err(_) => {
                     if !failing {
-                        warn!("the Lease {NAME} cannot be read or written: no answer");
+                        warn!("cannot renew lease {NAME}: no answer from the API server");
                     }
                     failing = true;
                 }
@@ -126,7 +126,7 @@ impl Election {
             let metadata = ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() };
             let lease = Lease { metadata, spec: Some(self.spec(None)) };
             self.api.create(&PostParams::default(), &lease).await?;
-            info!(identity = self.identity, "leads: there was no Lease");
+            info!(identity = self.identity, "acquired lease: none existed");
             return Ok(true);
         };
         let version = lease.metadata.resource_version.clone().unwrap_or_default();
@@ -148,7 +148,7 @@ impl Election {
         let renewed = Lease { spec: Some(self.spec(Some(&spec))), ..lease };
         self.api.replace(NAME, &PostParams::default(), &renewed).await?;
         if holder != self.identity {
-            info!(identity = self.identity, before = holder, "leads");
+            info!(identity = self.identity, before = holder, "acquired lease");
         }
         Ok(true)
     }
@@ -185,9 +185,11 @@ impl Election {
             self.api.replace(NAME, &PostParams::default(), &lease).await.map(drop)
         };
         match tokio::time::timeout(PATIENCE, released).await {
-            Ok(Ok(())) => info!("lets go of the Lease"),
-            Ok(Err(error)) => warn!(%error, "the Lease cannot be let go of; another leads in 15 s"),
-            Err(_) => warn!("the Lease cannot be let go of: no answer; another leads in 15 s"),
+            Ok(Ok(())) => info!("released lease"),
+            Ok(Err(error)) => {
+                warn!(%error, "cannot release lease; another replica acquires it in 15 s");
+            }
+            Err(_) => warn!("cannot release lease: no answer; another replica acquires it in 15 s"),
         }
     }
 }

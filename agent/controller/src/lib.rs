@@ -109,12 +109,11 @@ async fn serve(settings: Settings) -> Result<()> {
     statuses.abort();
     end.send_replace(true);
     let _ = election.await;
-    info!("netpold controller ends");
+    info!("netpold controller exits");
     result
 }
 
 fn host_name() -> Result<String> {
-    let name =
-        nix::sys::utsname::uname().context("the host's name cannot be read; give --identity")?;
+    let name = nix::sys::utsname::uname().context("cannot read the host name; give --identity")?;
     Ok(name.nodename().to_string_lossy().into_owned())
 }

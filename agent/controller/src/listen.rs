@@ -87,7 +87,7 @@ impl ListenAddress {
 
 /// Failure to open the listener.
 #[derive(Debug, thiserror::Error)]
-#[error("--listen {address}: {cause}; choose another address, or leave the option out")]
+#[error("--listen {address}: {cause}; choose another address, or omit the option")]
 pub struct ListenError {
     address: ListenAddress,
     cause: io::Error,
@@ -118,7 +118,7 @@ impl Heartbeat {
         match self.stalled(Instant::now()) {
             None => (StatusCode::OK, "ok\n".to_owned()),
             Some(since) => {
-                let text = format!("the main loop has not turned for {} s\n", since.as_secs());
+                let text = format!("main loop stalled for {} s\n", since.as_secs());
                 (StatusCode::SERVICE_UNAVAILABLE, text)
             }
         }
@@ -152,7 +152,7 @@ impl Listener {
     pub fn serve(address: ListenAddress, router: Router) -> Result<Self, ListenError> {
         let opened = address.bind().and_then(TcpListener::from_std);
         let listener = opened.map_err(|cause| ListenError { address, cause })?;
-        info!(%address, "serves /metrics, /livez and /readyz");
+        info!(%address, "serving /metrics, /livez and /readyz");
         let serve = move |stream| serve(stream, router.clone());
         Ok(Self { task: tokio::spawn(accept(listener, Places::new(LIMITS), serve)) })
     }
@@ -220,7 +220,7 @@ async fn serve(stream: TcpStream, router: Router) {
     match tokio::time::timeout(PATIENCE, served).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => debug!("HTTP connection: {error}"),
-        Err(_) => debug!("HTTP connection: the client takes too long"),
+        Err(_) => debug!("HTTP connection: client timed out"),
     }
 }
 

@@ -94,7 +94,7 @@ impl Statuses {
             let due = self.next_look().filter(|_| may_write);
             tokio::select! {
                 batch = self.source.batches.recv() => {
-                    let Some(batch) = batch else { bail!("the source of objects ended") };
+                    let Some(batch) = batch else { bail!("object source ended") };
                     let now = Now::get();
                     for change in batch.changes {
                         self.index.ingest(change, now, &mut touched);

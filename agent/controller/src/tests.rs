@@ -155,7 +155,7 @@ fn a_policy_on_trial_is_not_enforcing_whatever_nodes_report() {
     }
     assert_eq!(world.policy_as(Enforcement::Audit, 1, &[]).len(), 1);
     assert_said(&world, [3, 3, 0], "True Honoured", "False OnTrial");
-    world.report("n1", 1, false, "on trial");
+    world.report("n1", 1, false, "audit mode");
     world.policy(1, &[]);
     assert_said(&world, [3, 2, 0], "True Honoured", "False Pending");
 }
@@ -371,7 +371,7 @@ fn lua(value: &Value) -> String {
             format!("{{{}}}", fields.collect::<Vec<_>>().join(","))
         }
         Value::Null => "nil".to_owned(),
-        _ => value.to_string(),
+        Value::Bool(_) | Value::Number(_) | Value::String(_) => value.to_string(),
     }
 }
 

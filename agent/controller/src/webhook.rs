@@ -108,7 +108,7 @@ pub(super) fn open(
     };
     let acceptor = TlsAcceptor::from(Arc::new(builder.with_cert_resolver(served)));
     let router = Router::new().route("/mutate-pods", post(mutate_pods));
-    info!(%address, "serves the webhook");
+    info!(%address, "serving the webhook");
     let serve = move |stream| serve(stream, acceptor.clone(), router.clone());
     Ok(accept(listener, Callers::new(clients, pods), serve))
 }
@@ -123,7 +123,7 @@ fn authorities(path: &Path) -> Result<RootCertStore> {
 
 async fn serve(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
     if tokio::time::timeout(PATIENCE, converse(stream, acceptor, router)).await.is_err() {
-        debug!("webhook: the client takes too long");
+        debug!("webhook: client timed out");
     }
 }
 
@@ -131,7 +131,7 @@ async fn converse(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
     let stream = match tokio::time::timeout(HEADER_PATIENCE, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return debug!("webhook: {error}"),
-        Err(_) => return debug!("webhook: no handshake"),
+        Err(_) => return debug!("webhook: TLS handshake timed out"),
     };
     // With keep-alive, the server could close a connection just as the API server sends a request; the pod would get no
     // gate.
@@ -149,13 +149,13 @@ async fn converse(stream: TcpStream, acceptor: TlsAcceptor, router: Router) {
 async fn mutate_pods(body: Body) -> Response {
     let excerpt = match excerpt_of(body).await {
         Ok(excerpt) => excerpt,
-        Err(status) => return (status, "no AdmissionReview that is taken").into_response(),
+        Err(status) => return (status, "AdmissionReview not accepted").into_response(),
     };
     match review(&excerpt) {
         Some(answer) => {
             ([(header::CONTENT_TYPE, "application/json")], answer.to_string()).into_response()
         }
-        None => (StatusCode::BAD_REQUEST, "no AdmissionReview").into_response(),
+        None => (StatusCode::BAD_REQUEST, "not an AdmissionReview").into_response(),
     }
 }
 

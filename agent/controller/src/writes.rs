@@ -163,7 +163,9 @@ impl Writes {
             }
             Err(error) => {
                 if is_terminating(&error) {
-                    debug!("NetworkPolicy {key} gets no status: its namespace is being deleted");
+                    debug!(
+                        "no status written for NetworkPolicy {key}: its namespace is being deleted"
+                    );
                     return Err((key, None));
                 }
                 self.counters.failures.inc();
@@ -173,7 +175,7 @@ impl Writes {
                     matches!(&error, kube::Error::Api(status) if [404, 409].contains(&status.code));
                 if !expected && self.complained.is_none_or(|at| at.elapsed() > COMPLAIN) {
                     self.complained = Some(Instant::now());
-                    warn!(%error, "the status of NetworkPolicy {key} cannot be written");
+                    warn!(%error, "cannot write the status of NetworkPolicy {key}");
                 }
                 if is_outage(code_of(&error)) {
                     return Err((key, Some(RETRY)));

@@ -137,17 +137,17 @@ impl<'c> Explainer<'c> {
                 let translation = &self.cluster.translation;
                 if translation.is_unserved(key) {
                     return Err(format!(
-                        "Service {key} is left to another proxy (label \
-                         service.kubernetes.io/service-proxy-name or service.kubernetes.io/headless): \
-                         nothing is translated at its addresses; ask its pods"
+                        "Service {key} is left to another proxy (label service.kubernetes.io/service-proxy-name or \
+                         service.kubernetes.io/headless): nothing is translated at its addresses; name its pods \
+                         instead"
                     ));
                 }
                 let service = translation.services().get(key);
-                let service = service.ok_or_else(|| format!("there is no Service {key}"))?;
+                let service = service.ok_or_else(|| format!("Service {key} not found"))?;
                 if service.addresses.is_empty() {
                     return Err(format!(
-                        "Service {key} has no address: it is headless, or an ExternalName; ask its pods, or the \
-                         addresses of that name"
+                        "Service {key} has no address: it is headless, or an ExternalName; name its pods, or the \
+                         addresses of that name, instead"
                     ));
                 }
                 let addresses = service.addresses.clone();
@@ -155,7 +155,7 @@ impl<'c> Explainer<'c> {
             }
             Party::Pod(key) => key,
         };
-        let pod = self.cluster.pods().get(key).ok_or_else(|| format!("there is no pod {key}"))?;
+        let pod = self.cluster.pods().get(key).ok_or_else(|| format!("pod {key} not found"))?;
         if pod.finished {
             return Err(format!("pod {key} is finished (Succeeded or Failed): it has no traffic"));
         }

@@ -46,7 +46,7 @@ pub enum ProbeError {
     #[error("{0:?} is neither namespace/pod nor an address, nor svc/namespace/name")]
     Party(String),
     /// Not a protocol name or number.
-    #[error("{0:?} is no protocol: use TCP, UDP, SCTP, ICMP, ICMPv6 or a number from 0 to 255")]
+    #[error("{0:?} is not a protocol: use TCP, UDP, SCTP, ICMP, ICMPv6 or a number from 0 to 255")]
     Protocol(String),
     /// The port of a protocol with ports is missing.
     #[error("{0} needs a port")]

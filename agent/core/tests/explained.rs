@@ -113,9 +113,9 @@ fn what_the_nearest_rule_lacked() {
             0,
             vec!["ICMP is not in it: a rule with ports allows no other protocol"],
         ),
-        ("a/other", "TCP", 80, vec!["pod a/other has app=other, wanted is app=client"]),
-        ("shop/db", "TCP", 80, vec!["namespace shop has team=b, wanted is team=a"]),
-        ("8.8.8.8", "TCP", 80, vec!["8.8.8.8 is no pod's address"]),
+        ("a/other", "TCP", 80, vec!["pod a/other has app=other, expected app=client"]),
+        ("shop/db", "TCP", 80, vec!["namespace shop has team=b, expected team=a"]),
+        ("8.8.8.8", "TCP", 80, vec!["8.8.8.8 is not a pod's address"]),
         ("192.168.0.2", "TCP", 80, vec!["192.168.0.2 is node n2, which only an ipBlock can name"]),
         ("10.9.9.9", "TCP", 8443, vec!["10.9.9.9 is in its except 10.9.9.0/24"]),
         ("10.10.0.1", "TCP", 8443, vec!["10.10.0.1 is not in 10.9.0.0/16"]),
@@ -175,7 +175,7 @@ fn what_passes_whatever_policies_say() {
 #[test]
 fn what_cannot_be_told() {
     for (from, to, reason) in [
-        ("shop/none", "shop/web", "there is no pod shop/none"),
+        ("shop/none", "shop/web", "pod shop/none not found"),
         ("a/job", "shop/web", "pod a/job is finished (Succeeded or Failed): it has no traffic"),
         ("a/pending", "shop/web", "pod a/pending has no address (yet)"),
         ("1.1.1.1", "10.0.0.5", "neither 1.1.1.1 nor 10.0.0.5 is a pod's address"),
@@ -235,16 +235,16 @@ fn services_are_judged_on_their_backends() {
         (
             &["10.0.0.4"],
             Verdict::Deny,
-            "Service shop/s: none of its backends is allowed; a rule allows the address itself, but \
-             what counts is where it leads",
+            "Service shop/s: none of its backends is allowed; a rule allows the address itself, but the backends \
+             behind it decide",
         ),
         (&[], Verdict::Deny, "Service shop/s has no ready backend: nothing answers"),
         (&["!10.0.0.2"], Verdict::Deny, "Service shop/s has no ready backend: nothing answers"),
         (
             &["10.0.0.4", "!10.0.0.2"],
             Verdict::Deny,
-            "Service shop/s: none of its backends is allowed; a rule allows the address itself, but \
-             what counts is where it leads",
+            "Service shop/s: none of its backends is allowed; a rule allows the address itself, but the backends \
+             behind it decide",
         ),
     ] {
         for to in ["10.96.0.1", "svc/shop/s"] {

@@ -89,8 +89,8 @@ fn admin_denies_before_network_policy_is_asked() {
         answer.lines(),
         [
             "deny: shop/web to 169.254.169.254, TCP 80",
-            "egress of pod shop/web: denied, egress rule 2 (metadata) of Admin policy no-metadata, \
-             priority 10, denies everything to 169.254.169.254/32; NetworkPolicy was not asked",
+            "egress of pod shop/web: denied, egress rule 2 (metadata) of Admin policy no-metadata, priority 10, \
+             denies everything to 169.254.169.254/32; NetworkPolicy was not evaluated",
         ]
     );
 }
@@ -102,8 +102,8 @@ fn admin_accepts_what_network_policy_does_not_grant() {
     assert_eq!(
         lines,
         [
-            "ingress of pod shop/web: allowed, ingress rule 1 of Admin policy open, priority 5, accepts \
-          TCP 80 from pods of namespaces team=a; NetworkPolicy was not asked"
+            "ingress of pod shop/web: allowed, ingress rule 1 of Admin policy open, priority 5, accepts TCP 80 from \
+             pods of namespaces team=a; NetworkPolicy was not evaluated"
         ]
     );
 }
@@ -212,8 +212,8 @@ fn what_was_not_understood_fails_closed_and_is_told() {
     assert_eq!(
         ingress(vec![newer], 80),
         [
-            "ingress of pod shop/web: denied, ingress rule 1 of Admin policy newer, priority 3, denies \
-             everything from anyone; NetworkPolicy was not asked",
+            "ingress of pod shop/web: denied, ingress rule 1 of Admin policy newer, priority 3, denies everything \
+             from anyone; NetworkPolicy was not evaluated",
             "  not understood in ClusterNetworkPolicy newer: spec.ingress[0].from[0]: no known kind of \
              peer",
         ]
@@ -312,8 +312,8 @@ fn a_service_is_denied_if_a_tier_denies_every_backend() {
     assert_eq!(
         ask(&["10.0.0.0/24"], "10.96.0.1").egress.unwrap().lines(),
         [
-            "egress of pod shop/web: denied, by the backends behind the address: egress rule 1 of Admin \
-          policy out, priority 4, denies everything to 10.0.0.0/24; NetworkPolicy was not asked"
+            "egress of pod shop/web: denied, by the backends behind the address: egress rule 1 of Admin policy out, \
+             priority 4, denies everything to 10.0.0.0/24; NetworkPolicy was not evaluated"
         ]
     );
 }
@@ -373,13 +373,13 @@ fn what_is_on_trial_is_told_of_what_it_would_deny() {
             ..deny.clone()
         })
     };
-    let line = "  would be denied by what is on trial: ClusterNetworkPolicy no-a";
+    let line = "  would be denied by policies in audit mode: ClusterNetworkPolicy no-a";
     assert_eq!(ingress(vec![on_trial("no-a")], 80)[1..], [line]);
     assert_eq!(ingress(vec![on_trial("no-a")], 81).len(), 1, "it says nothing of this port");
     let Change::Policy(closed) = closed() else { panic!("a NetworkPolicy") };
     let closed = netpold_core::model::Policy { enforcement: Enforcement::Audit, ..closed };
     let name = closed.key.clone();
-    let line = format!("  would be denied by what is on trial: {name}");
+    let line = format!("  would be denied by policies in audit mode: {name}");
     assert_eq!(ingress(vec![Change::Policy(closed)], 80)[1..], [line]);
     assert_eq!(
         ingress(vec![Change::ClusterPolicy(deny.clone()), on_trial("z")], 80).len(),

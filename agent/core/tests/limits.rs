@@ -329,7 +329,10 @@ fn what_is_large_waits_for_another_compiler_and_nobody_else_does() {
     assert!(!world.egress(TENANT, &of_both, 7) && !world.egress(TENANT, "9.9.9.9", 80));
     let said = problems(&world);
     assert!(said.len() == 1 && said[0].contains("tenant/other"), "{said:?}");
-    assert!(said[0].contains("is closed") && said[0].contains("compiled beside"), "{said:?}");
+    assert!(
+        said[0].contains("is closed") && said[0].contains("compiled in the background"),
+        "{said:?}"
+    );
     // An unused policy stays in the tables, and is in force at once when it is used again.
     assert_eq!(world.compiler.lingering().into_iter().collect::<Vec<_>>(), ["tenant"]);
     world.apply([labelled("large")]);

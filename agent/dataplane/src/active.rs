@@ -131,7 +131,7 @@ impl ActiveGeneration {
         }
         match self.settings.flow_tables(self.generation()) {
             Ok(tables) => tables.iter().for_each(|(it, _)| self.growth.look(it.occupancy())),
-            Err(error) => tracing::warn!(%error, "nobody knows how full the flow tables are"),
+            Err(error) => tracing::warn!(%error, "cannot read how full the flow tables are"),
         }
     }
 

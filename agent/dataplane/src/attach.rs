@@ -78,7 +78,7 @@ impl Attacher {
         let backend = match mode {
             Mode::Tcx => {
                 fs::create_dir_all(links)
-                    .map_err(|e| failed("making the directory of links", e))?;
+                    .map_err(|e| failed("creating the directory of links", e))?;
                 Backend::Tcx { links: links.to_owned(), held: BTreeMap::new() }
             }
             Mode::Clsact => {
@@ -195,7 +195,7 @@ impl Attacher {
             Backend::Tcx { links, held } => put_first_tcx(links, held, program, hook),
             Backend::Clsact(clsact) => clsact.put_first(program, hook),
         }
-        .map_err(at("putting in front", hook))
+        .map_err(at("moving to the front", hook))
     }
 
     /// Runs `program` in front of the attached one until [`Attacher::stop_watching`], even if this process ends
@@ -368,7 +368,7 @@ fn put_first_tcx(
 
 fn pin(link: &OwnedFd, path: &Path) -> io::Result<()> {
     sys::obj_pin(link.as_fd(), path).map_err(|error| {
-        let text = format!("in force as long as the agent runs, but not pinned: {error}");
+        let text = format!("attached, but not pinned, so it ends with the agent: {error}");
         io::Error::new(error.kind(), text)
     })
 }

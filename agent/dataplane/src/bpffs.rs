@@ -38,8 +38,8 @@ pub enum BpffsError {
     },
     /// Another agent uses the same pins.
     #[error(
-        "--bpffs {}: another netpold agent is running on this pin root; nothing was changed. Stop \
-         it first, or give this one a --bpffs of its own",
+        "--bpffs {}: another netpold agent is running on this pin root; nothing was changed. Stop it first, or use \
+         another --bpffs for this one",
         path.display()
     )]
     Busy {

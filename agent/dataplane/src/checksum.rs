@@ -43,9 +43,9 @@ impl ChecksumFields {
         let found = cast.or_else(copied).unwrap_or_default();
         if found == Self::default() {
             tracing::warn!(
-                "this kernel does not show programs where a packet's checksum goes (it has no types of its own, or \
-                 is locked down for confidentiality): what pods with raw sockets have written there after the \
-                 judgement is not noticed"
+                "eBPF programs cannot read the checksum offset of packets on this kernel (no BTF, or locked down for \
+                 confidentiality): changes after the verdict through a checksum offset that a pod's raw socket has \
+                 set are not detected"
             );
         }
         found

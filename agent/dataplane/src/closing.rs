@@ -254,7 +254,7 @@ impl Closing {
             Err(error) => {
                 tracing::warn!(
                     %error, ifindex = hook.ifindex,
-                    "a new interface is closed for as long as this process runs: its link is not pinned"
+                    "new interface is closed only while this process runs: its link is not pinned"
                 );
                 Ok(Some(link))
             }

@@ -82,8 +82,8 @@ impl Clsact {
         put.map(|()| made).map_err(|error| match error.raw_os_error() {
             // A filter of another kind or protocol has this priority.
             Some(libc::EINVAL | libc::ENOSPC) => io::Error::other(format!(
-                "a filter of another tool has the priority {PRIORITY}; give it another one \
-                 (`tc filter show`): {error}"
+                "priority {PRIORITY} is taken by another tool's filter; give that filter another one (`tc filter \
+                 show`): {error}"
             )),
             _ => error,
         })
@@ -98,8 +98,8 @@ impl Clsact {
         let asked = self.request(RouteNetlinkMessage::GetQueueDiscipline(qdisc(hook.ifindex)?), 0);
         asked.map_err(|error| match error.raw_os_error() {
             Some(libc::EINVAL) => io::Error::other(
-                "a qdisc of the kind ingress is there, which has no place for filters of what goes \
-                 out; replace it by clsact, which has both",
+                "the interface has an ingress qdisc, which takes no egress filters; replace it with clsact, which \
+                 takes both",
             ),
             _ => error,
         })

@@ -21,8 +21,8 @@ pub(super) struct Offsets {
 pub(super) fn offsets(types: Option<&[u8]>) -> Option<Offsets> {
     if !may_read() {
         tracing::warn!(
-            "no program may read this kernel's memory (is it locked down for confidentiality?): what its \
-             conntrack forgets or remembers otherwise than netpold is not noticed"
+            "eBPF programs cannot read kernel memory (is the kernel locked down for confidentiality?): differences \
+             between its conntrack and netpold's flow tables are not detected"
         );
         return None;
     }

@@ -68,7 +68,7 @@ pub fn measure_hz(mut jiffies: impl FnMut() -> io::Result<u32>) -> io::Result<u3
             return Ok(hz);
         }
     }
-    Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel's clock goes at no known rate"))
+    Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel's clock has an unknown rate"))
 }
 
 /// Returns the configurable rate within 8 percent of a measured one (250 and 300 are 18 percent apart).

@@ -39,7 +39,7 @@ impl FlowMigration {
             Err(error) => {
                 tracing::warn!(
                     directory = %directory.display(), %error,
-                    "flows of an earlier agent cannot be carried over"
+                    "cannot migrate flows of an earlier agent"
                 );
                 None
             }
@@ -87,18 +87,18 @@ impl FlowMigration {
         grace_period();
         self.carry_over(settings, generation);
         if let Err(error) = generation.watch_only(false) {
-            tracing::error!(%error, "the new programs cannot be told to judge");
+            tracing::error!(%error, "cannot switch the new programs to judging");
             return;
         }
         for layout in self.layouts.iter().filter(|_| watched) {
             if let Err(error) = layout.stand_aside() {
-                tracing::warn!(%error, "flows that begin now may be lost");
+                tracing::warn!(%error, "flows that begin during the migration may be lost");
             }
         }
         for &ifindex in wanted.keys() {
             for direction in Direction::BOTH {
                 if let Err(error) = attacher.promote(Hook { ifindex, direction }) {
-                    tracing::warn!(%error, "the former program stays");
+                    tracing::warn!(%error, "cannot detach the former program; it stays");
                 }
             }
         }
@@ -117,7 +117,9 @@ impl FlowMigration {
         if self.watching && complete {
             match attacher.stop_watching() {
                 Ok(()) => self.watching = false,
-                Err(error) => tracing::warn!(%error, "what ran in front stays for now"),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot detach the programs in front; they stay for now");
+                }
             }
         }
         if self.is_pending() {
@@ -136,10 +138,10 @@ impl FlowMigration {
                 Err(_) => refused += 1,
             });
             if let Err(error) = carried {
-                tracing::warn!(%error, "flows of other tables cannot be carried over");
+                tracing::warn!(%error, "cannot migrate flows of other tables");
             }
         }
-        tracing::info!(flows, refused, "flows of other tables carried over");
+        tracing::info!(flows, refused, "migrated flows of other tables");
     }
 }
 
@@ -157,7 +159,7 @@ fn watch(wanted: &Roles, attacher: &Attacher, generation: &Generation) -> bool {
                 Ok(watched) => everywhere &= watched,
                 Err(error) if error.is_gone() => {}
                 Err(error) => {
-                    tracing::warn!(%error, "flows that begin now may be lost");
+                    tracing::warn!(%error, "flows that begin during the migration may be lost");
                     everywhere = false;
                 }
             }

@@ -26,7 +26,7 @@ impl Gate {
     pub(super) fn find() -> Self {
         let found = Clsact::open().and_then(|mut filters| filters.temporaries());
         let hooks = found.unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot look for filters of an earlier agent");
+            tracing::warn!(%error, "cannot list filters of an earlier agent");
             Vec::new()
         });
         Self { hooks: hooks.into_iter().collect(), qdiscs: BTreeSet::new() }
@@ -35,7 +35,7 @@ impl Gate {
     /// Closes hooks of isolated pods; returns the number of closed hooks.
     pub(super) fn close(&mut self, hooks: &[Hook]) -> usize {
         if let Err(error) = self.try_close(hooks) {
-            tracing::warn!(%error, "isolated pods are open until their programs are loaded");
+            tracing::warn!(%error, "cannot close isolated pods: open until their programs are loaded");
         }
         self.hooks.len()
     }
@@ -43,7 +43,7 @@ impl Gate {
     /// Opens the hooks of interfaces that are ready.
     pub(super) fn open(&mut self, ready: impl Fn(u32) -> bool) {
         if let Err(error) = self.try_open(ready) {
-            tracing::error!(%error, "pods that were closed until their programs are attached stay so");
+            tracing::error!(%error, "cannot open pods that were closed until their programs are attached");
         }
     }
 
@@ -60,7 +60,7 @@ impl Gate {
                 }
                 Err(error) => tracing::warn!(
                     %error, ifindex = hook.ifindex, direction = %hook.direction,
-                    "an isolated pod is open until its programs are loaded"
+                    "cannot close an isolated pod: open until its programs are loaded"
                 ),
             }
         }

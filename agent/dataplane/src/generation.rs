@@ -69,7 +69,7 @@ pub enum GenerationError {
         cause: Box<ProgramError>,
     },
     /// The kernel takes no XDP program for frames in several buffers.
-    #[error("this kernel's XDP does not take frames in several pieces (Linux 5.18 does)")]
+    #[error("this kernel's XDP does not support frames in several buffers (Linux 5.18 does)")]
     XdpFragments,
     /// The object has no such program.
     #[error("the eBPF object has no program {0}; agent and object are of different versions")]

@@ -82,8 +82,8 @@ use uplink_xdp::{UplinkXdp, Wanted as WantedUplinks};
 use crate::conntrack::Buckets;
 
 /// Problem of a device without a place in `Settings::devices`.
-const NO_PLACE: &str = "the node has too many devices, or several whose indexes collide: what comes by this one drops \
-                        as unknown_device where it would reach a pod or leave the node";
+const NO_PLACE: &str = "no slot for this device (too many devices on the node, or colliding indexes): packets that \
+                        arrive by it drop as unknown_device where they would reach a pod or leave the node";
 
 /// Options of a [`Dataplane`].
 #[derive(Clone, Debug)]
@@ -320,7 +320,7 @@ impl Dataplane {
     /// # Errors
     /// The obstacle, with the note that enforcement would end with this agent.
     pub fn reconcile_pins(&mut self) -> Result<u64, String> {
-        const LOST: &str = "what is enforced would not outlive this agent";
+        const LOST: &str = "enforcement would end with this agent";
         self.pins.restore().map_err(|error| format!("{error}; {LOST}"))?;
         let Some(generation) = self.active.generation() else { return Ok(0) };
         generation.pin_missing(&self.pins.maps()).map_err(|error| format!("{error}; {LOST}"))

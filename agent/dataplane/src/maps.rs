@@ -23,7 +23,7 @@ pub enum TableError {
         cause: MapError,
     },
     /// The map has no free element, although its size should suffice.
-    #[error("map {name}: no element of it is free")]
+    #[error("map {name}: no element is free")]
     Full {
         /// Name of the map.
         name: &'static str,

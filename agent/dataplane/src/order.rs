@@ -47,9 +47,8 @@ impl Order {
                 Ok(true) => moved.push(hook),
                 Ok(false) => {
                     let problem = format!(
-                        "{} in front of netpold's again, after it was put behind {MOVES} times: \
-                         what it accepts or redirects is not judged; find its tool (`bpftool net \
-                         show`) and have it attach behind",
+                        "{} in front of netpold's again, after {MOVES} moves: packets that it accepts or redirects \
+                         are not judged; find its tool (`bpftool net show`) and configure it to attach behind",
                         programs(&ahead),
                     );
                     self.problems.insert(hook, problem);

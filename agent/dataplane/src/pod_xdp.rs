@@ -163,20 +163,24 @@ impl PodXdp {
             reasons.entry(reason).or_default().push(*index);
         }
         let failed = reasons.into_iter().map(|(reason, at)| {
-            format!("--pod-egress-hook xdp at {}: {reason}; TC judges as without it", names(&at))
+            format!(
+                "--pod-egress-hook xdp at {}: {reason}; TC programs judge these packets instead",
+                names(&at)
+            )
         });
         let generic = self.attached.iter().filter(|(_, (_, mode))| *mode == Mode::Generic);
         let generic: Vec<u32> = generic.map(|(index, _)| *index).collect();
         let generic = (!generic.is_empty()).then(|| {
             format!(
-                "--pod-egress-hook xdp at {}: no native XDP; generic XDP drops after a packet was \
-                 made, which saves little",
+                "--pod-egress-hook xdp at {}: no native XDP; generic XDP drops after the packet's skb was allocated, \
+                 which saves little",
                 names(&generic)
             )
         });
         let missing = self.missing.as_ref();
-        let missing =
-            missing.map(|why| format!("--pod-egress-hook xdp: {why}; TC judges as without it"));
+        let missing = missing.map(|why| {
+            format!("--pod-egress-hook xdp: {why}; TC programs judge these packets instead")
+        });
         missing.into_iter().chain(failed).chain(generic).collect()
     }
 }

@@ -50,7 +50,7 @@ impl Probed {
         let flow = shown.flow.as_ref().zip(tables);
         let place = flow.map(|(key, tables)| tables.place(key));
         if place == Some(Place::Full) {
-            return Err("the flow table has no room there for the flow of a probe".to_owned());
+            return Err("no room in the flow table for the flow of a probe".to_owned());
         }
         let passes = answer(shown, generation)? != DROP;
         if let Some((key, tables)) = flow.filter(|_| place == Some(Place::Free)) {

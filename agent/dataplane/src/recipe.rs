@@ -40,7 +40,7 @@ impl Recipe {
         let load = |flow_tables| Generation::load_at(&self.pins, capacity, flow_tables);
         match (load(self.flow_tables), self.flow_tables) {
             (Err(error), FlowTables::Own(buckets)) => {
-                tracing::warn!(%error, buckets, "no larger flow tables: those in force stay");
+                tracing::warn!(%error, buckets, "cannot create larger flow tables: the current ones stay");
                 load(FlowTables::Kept)
             }
             (loaded, _) => loaded,

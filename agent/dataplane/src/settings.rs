@@ -84,7 +84,7 @@ impl Devices {
             match let_in(place, *wanted) {
                 Ok(()) => *now = *wanted,
                 Err(error) => {
-                    tracing::error!(%error, "the node's own devices stay as they were; tried again");
+                    tracing::error!(%error, "cannot update the node's devices; will retry");
                 }
             }
         }
@@ -162,7 +162,7 @@ impl ActiveSettings {
         grace_period();
         match generation.tables().demand_proof() {
             Ok(()) => settings.demands_proof = 1,
-            Err(error) => tracing::error!(%error, "proofs cannot be demanded; tried again"),
+            Err(error) => tracing::error!(%error, "cannot require proofs; will retry"),
         }
     }
 
@@ -208,7 +208,7 @@ impl ActiveSettings {
         match generation.tables().close_unknown(wanted) {
             Ok(()) => settings.closes_unknown = wanted,
             Err(error) => {
-                tracing::error!(%error, "unknown interfaces cannot be closed; tried again");
+                tracing::error!(%error, "cannot close unknown interfaces; will retry");
             }
         }
     }
@@ -234,8 +234,7 @@ impl ActiveSettings {
             self.demand(words, generation);
         }
         let reason = format!(
-            "more than {BRIDGES} bridges have pods: packets that go round a pod's program are not found on \
-             this one"
+            "more than {BRIDGES} bridges have pods: packets that bypass a pod's program are not detected on this one"
         );
         left.into_iter().map(|bridge| (bridge, reason.clone())).collect()
     }
@@ -249,7 +248,7 @@ impl ActiveSettings {
             }
             match generation.tables().demand_of(place, wanted) {
                 Ok(()) => *now = wanted,
-                Err(error) => tracing::error!(%error, "what is demanded of bridges stays"),
+                Err(error) => tracing::error!(%error, "cannot update a bridge's proof requirement"),
             }
         }
     }
@@ -262,7 +261,7 @@ impl ActiveSettings {
         let Some(settings) = &mut self.written else { return Ok(()) };
         let current = timeouts::current(self.hz, Path::new(timeouts::SYSCTLS));
         if current != settings.timeouts {
-            tracing::info!("the kernel's conntrack has other timeouts; flows are kept as long");
+            tracing::info!("timeouts of the kernel's conntrack changed; applying them to flows");
             generation.tables().write_timeouts(&current)?;
             settings.timeouts = current;
         }
@@ -298,7 +297,7 @@ impl ActiveSettings {
         found.unwrap_or_else(|error| {
             tracing::warn!(
                 %error,
-                "no socket at 127.0.0.1: packets that go round a pod's program on a bridge drop only if \
+                "cannot open a socket at 127.0.0.1: packets that bypass a pod's program on a bridge drop only if \
                  they have a pod's source"
             );
             0

@@ -102,7 +102,7 @@ impl TcHooks {
                 demanded
             }
             Err(error) => {
-                tracing::warn!(%error, "nothing is demanded of bridges until all programs are attached");
+                tracing::warn!(%error, "no proof required on bridges until all programs are attached");
                 [0; BRIDGES]
             }
         }
@@ -174,7 +174,7 @@ impl TcHooks {
                 wanted.contains_key(&found.hook.ifindex) || closing.is_by(found.program)
             })?;
             for (path, error) in pins.remove_other_tables() {
-                tracing::warn!(path = %path.display(), %error, "pins of tables that nothing uses stay");
+                tracing::warn!(path = %path.display(), %error, "cannot remove pins of unused tables");
             }
             self.swept = true;
         }
@@ -268,7 +268,7 @@ impl TcHooks {
         };
         put().inspect_err(|_| {
             if let Err(error) = self.end_trace(generation) {
-                tracing::warn!(error, "a traced program stays for now");
+                tracing::warn!(error, "cannot detach a traced program; it stays for now");
             }
         })
     }

@@ -151,7 +151,7 @@ fn share(bpf: &Ebpf, maps: &Maps) -> Result<(), GenerationError> {
     let known = |name: &str| name.starts_with(".rodata") || OWN.contains(&name);
     if let Some((name, _)) = bpf.maps().find(|(name, _)| !known(name) && !maps.contains_key(*name))
     {
-        return Err(traced(format!("map {name} is in the traced object alone")));
+        return Err(traced(format!("map {name} is in the traced object only")));
     }
     for (name, map) in maps {
         let data = bpf.map(name).and_then(data);

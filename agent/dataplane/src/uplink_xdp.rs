@@ -106,7 +106,8 @@ impl UplinkXdp {
 
     /// Records the reason why there is no program to attach.
     fn failed(&mut self, reason: &str) -> u64 {
-        self.problems = vec![format!("--xdp-uplink: {reason}; TC judges as always")];
+        self.problems =
+            vec![format!("--xdp-uplink: {reason}; TC programs judge these packets instead")];
         0
     }
 
@@ -133,16 +134,16 @@ impl UplinkXdp {
                     restored += u64::from(had.is_some());
                     self.attached.insert(index, Uplink { name, mode });
                 }
-                Err(error) => self
-                    .problems
-                    .push(format!("--xdp-uplink {name}: {error}; TC judges as without it")),
+                Err(error) => self.problems.push(format!(
+                    "--xdp-uplink {name}: {error}; TC programs judge these packets instead"
+                )),
             }
         }
         let generic = self.attached.values().filter(|uplink| uplink.mode == Mode::Generic);
         self.problems.extend(generic.map(|uplink| {
             format!(
-                "--xdp-uplink {}: its driver has no native XDP; generic XDP drops after a packet \
-                 was made, which saves little",
+                "--xdp-uplink {}: its driver has no native XDP; generic XDP drops after the packet's skb was \
+                 allocated, which saves little",
                 uplink.name
             )
         }));

@@ -88,7 +88,7 @@ impl Discovery {
     pub fn start(settings: Settings, events: mpsc::Sender<Event>) -> Result<Self, Error> {
         let failed = |operation| move |cause| Error { operation, cause };
         let buffer = settings.receive_buffer;
-        let (stop, stopped) = UnixStream::pair().map_err(failed("making a socket pair"))?;
+        let (stop, stopped) = UnixStream::pair().map_err(failed("creating a socket pair"))?;
         let counters = Arc::new(Counters::default());
         let links = Listener::open(&OWN_GROUPS, false, buffer)
             .map_err(failed("listening to link and route events"))?;

@@ -133,7 +133,7 @@ impl Veths {
                 Ok(Received::Overrun) => self.incomplete = true,
                 Ok(Received::Nothing) => break,
                 Err(error) => {
-                    tracing::warn!(%error, "reading link events failed; interfaces are listed instead");
+                    tracing::warn!(%error, "cannot read link events; listing interfaces instead");
                     self.incomplete = true;
                     break;
                 }
@@ -147,7 +147,7 @@ impl Veths {
                     let gone = before.difference(&self.known).copied().map(VethChange::Gone);
                     gone.chain(found.into_iter().map(VethChange::New)).for_each(each);
                 }
-                Err(error) => tracing::warn!(%error, "listing interfaces failed; tried again"),
+                Err(error) => tracing::warn!(%error, "cannot list interfaces; will retry"),
             }
         }
     }
@@ -199,7 +199,7 @@ impl Guard {
     pub fn start(closing: Closing, all: bool) -> io::Result<Self> {
         // Loads the program before the first veth needs it.
         if let Err(error) = closing.program() {
-            tracing::warn!(%error, "new interfaces cannot be closed yet; tried again with each");
+            tracing::warn!(%error, "cannot close new interfaces yet; retrying with each");
         }
         let (stop, stopped) = UnixStream::pair()?;
         let mut veths = Veths::open()?;

@@ -115,9 +115,7 @@ impl Worker {
                     synced = true;
                     self.send(Event::InSync)?;
                 } else if !synced && !std::mem::replace(&mut waiting, true) {
-                    warn!(
-                        "not all interfaces could be looked behind; nothing is changed until then"
-                    );
+                    warn!("peers of some interfaces could not be read; no changes until then");
                 }
                 let pause = if synced && scan != Scan::Failed { self.rescan } else { RETRY_SCAN };
                 next_scan = Instant::now() + pause;
@@ -146,7 +144,7 @@ impl Worker {
         }
         let lost = links.and_then(|links| addresses.map(|_| links));
         let lost = lost.unwrap_or_else(|error| {
-            warn!(%error, "reading netlink events failed");
+            warn!(%error, "cannot read netlink events");
             // The delay limits the rate of listings, which replace the events if the error persists. Never observed.
             std::thread::sleep(RETRY_SCAN);
             true
@@ -200,7 +198,7 @@ impl Worker {
                 Ok(true)
             }
             Err(error) => {
-                warn!(%error, "listing the node's own addresses failed");
+                warn!(%error, "cannot list the node's own addresses");
                 self.own_changed = true;
                 Ok(false)
             }
@@ -216,7 +214,7 @@ impl Worker {
         match known.and_then(|()| self.list_addresses()) {
             Ok(scan) => scan,
             Err(error) => {
-                warn!(%error, "listing interfaces failed");
+                warn!(%error, "cannot list interfaces");
                 self.counters.failed_scans.fetch_add(1, Ordering::Relaxed);
                 Scan::Failed
             }
@@ -250,7 +248,7 @@ impl Worker {
         if unanswered.is_empty() {
             return Ok(Scan::Complete);
         }
-        debug!(?unanswered, "nothing is known of what is behind some interfaces");
+        debug!(?unanswered, "no answer about the peers of some interfaces");
         Ok(Scan::Unanswered)
     }
 
@@ -281,7 +279,7 @@ impl Worker {
         }
         for index in self.inventory.veths.due(Instant::now()) {
             if let Err(error) = self.ask(index) {
-                warn!(index, %error, "listing the addresses behind an interface failed");
+                warn!(index, %error, "cannot list the addresses of an interface's peer");
             }
         }
     }

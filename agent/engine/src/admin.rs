@@ -30,15 +30,15 @@ const REQUEST_MAX: u64 = 2048;
 pub enum AdminError {
     /// Another agent answers at the path.
     #[error(
-        "--socket {}: another agent is listening there; end it, or choose another socket",
+        "--socket {}: another agent is listening there; stop it, or choose another socket",
         .0.display()
     )]
     Taken(PathBuf),
     /// The file at the path is no socket.
-    #[error("--socket {}: there is a file that is no socket; choose another path", .0.display())]
+    #[error("--socket {}: the file exists and is not a socket; choose another path", .0.display())]
     NoSocket(PathBuf),
     /// The system refuses to create the socket.
-    #[error("--socket {}: cannot be created", .0.display())]
+    #[error("--socket {}: cannot create the socket", .0.display())]
     Io(PathBuf, #[source] io::Error),
 }
 
@@ -85,7 +85,7 @@ impl Requests {
         let (name, rest) = request.split_once(' ').unwrap_or((request, ""));
         match self.answers.get(name) {
             Some(answer) => answer(rest),
-            None => serde_json::to_vec(&Refusal { error: format!("{request:?} is no request") }),
+            None => serde_json::to_vec(&Refusal { error: format!("unknown request {request:?}") }),
         }
     }
 }
@@ -231,7 +231,7 @@ mod tests {
         let rules: Answer = serde_json::from_str(&ask(&path, "rules\n")).unwrap();
         assert_eq!(rules, Answer::default());
         assert_eq!(ask(&path, "echo of this\n"), "\"of this\"\n");
-        assert_eq!(ask(&path, "please\n"), "{\"error\":\"\\\"please\\\" is no request\"}\n");
+        assert_eq!(ask(&path, "please\n"), "{\"error\":\"unknown request \\\"please\\\"\"}\n");
         let error = Admin::serve(&path, requests()).unwrap_err();
         assert!(matches!(error, AdminError::Taken(_)), "{error}");
         drop(admin);

@@ -226,7 +226,7 @@ impl Engine {
         }
         match swept {
             Ok(pass) => self.health.count_sweep(pass),
-            Err(error) => tracing::warn!(%error, "conntrack cannot be swept; flows expire anyway"),
+            Err(error) => tracing::warn!(%error, "cannot sweep conntrack; flows still expire"),
         }
         self.rule_use.take_news()
     }
@@ -274,7 +274,7 @@ impl Engine {
                 self.attach();
                 self.lost.extend(missing);
             }
-            Err(error) => tracing::warn!(error, "cannot look whether programs are still attached"),
+            Err(error) => tracing::warn!(error, "cannot check whether programs are attached"),
         }
         self.reopen();
         match self.reconciler.dataplane.reconcile_order() {
@@ -284,11 +284,11 @@ impl Engine {
                     let interface = self.interfaces.veth(ifindex);
                     tracing::warn!(
                         ifindex, interface, %direction,
-                        "another tool's program was put in front of netpold's: put behind it"
+                        "reordered programs: netpold's first"
                     );
                 }
             }
-            Err(error) => tracing::warn!(error, "cannot look whether programs are still the first"),
+            Err(error) => tracing::warn!(error, "cannot check the order of programs"),
         }
         self.interference.look(&self.reconciler, &self.interfaces);
         self.retry_at()
@@ -301,7 +301,7 @@ impl Engine {
         for ifindex in std::mem::take(&mut self.lost) {
             if self.interfaces.is_known(ifindex) && if_indextoname(ifindex).is_ok() {
                 self.health.repaired("programs", 1);
-                tracing::warn!(ifindex, "a program was gone from this interface: attached again");
+                tracing::warn!(ifindex, "restored program: missing from interface");
             }
         }
     }
@@ -312,10 +312,10 @@ impl Engine {
         match self.reconciler.dataplane.reopen(&self.interfaces.inner(), leads_away) {
             Ok(opened) if opened.is_empty() => {}
             Ok(opened) => {
-                tracing::info!(?opened, "closed interfaces are no pods' any more: opened");
+                tracing::info!(?opened, "opened closed interfaces: no longer of a pod");
             }
             Err(error) => {
-                tracing::warn!(error, "cannot open interfaces that are no pods' any more");
+                tracing::warn!(error, "cannot open closed interfaces that are no longer of a pod");
             }
         }
     }
@@ -325,7 +325,11 @@ impl Engine {
     /// work.
     pub fn readback(&mut self, slices: u32) -> Option<Instant> {
         for (table, entries) in self.reconciler.readback(slices) {
-            tracing::warn!(table, entries, "somebody changed a table: put right");
+            tracing::warn!(
+                table,
+                entries,
+                "repaired table: contents differed from the desired state"
+            );
             self.health.repaired("entries", entries);
         }
         self.retry_at()

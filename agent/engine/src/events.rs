@@ -56,7 +56,7 @@ pub async fn read(
                     say(&line, &pod);
                 }
                 if unnamed > 0 {
-                    info!(times = unnamed, "packets dropped that differ too much to name each");
+                    info!(times = unnamed, "packets dropped: too many different ones to log each");
                 }
             }
         }
@@ -89,7 +89,7 @@ pub fn say(line: &Line, pod: impl Fn(&Dropped) -> Option<String>) {
             verdict = AUDIT,
             flow = %dropped,
             times,
-            "flow passed that policies on trial would deny"
+            "flow allowed that policies in audit mode would deny"
         );
         return;
     }

@@ -124,8 +124,8 @@ impl FlowReader {
             };
             let count = pods.filter(of).count();
             format!(
-                "the flows of {count} pods that no policy isolates are not known: the kernel's conntrack \
-                 does not tell ({error})"
+                "the flows of {count} pods that no policy isolates are unknown: cannot read the kernel's conntrack \
+                 ({error})"
             )
         })
     }

@@ -55,13 +55,13 @@ pub fn read<T: DeserializeOwned>(state: &Path, records: Records, node: &str) -> 
         Ok(document) if document.format == FORMAT && document.node == node => Some(document.saved),
         Ok(_) => {
             let path = path.display();
-            tracing::warn!("{path}: of another node or version; {subject} begin anew");
+            tracing::warn!("{path}: written by another node or version; {subject} start empty");
             None
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
             let path = path.display();
-            tracing::warn!(%error, "{path}: cannot be read; {subject} begin anew");
+            tracing::warn!(%error, "cannot read {path}; {subject} start empty");
             None
         }
     }
@@ -132,7 +132,7 @@ impl Keeper {
 fn keep<T: Serialize>(path: &Path, records: Records, node: &str, saved: &T) {
     if let Err(error) = write(path, node, saved) {
         let (path, subject) = (path.display(), records.subject);
-        tracing::warn!(%error, "{path}: cannot be written; with the next agent {subject} begin anew");
+        tracing::warn!(%error, "cannot write {path}; {subject} of the next agent start empty");
     }
 }
 

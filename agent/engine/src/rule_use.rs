@@ -40,7 +40,7 @@ use trials::Trials;
 const LATELY: Duration = Duration::from_mins(10);
 
 /// File of the saved use of rules.
-pub const FILE: kept::Records = kept::Records { suffix: ".rules", subject: "the uses of rules" };
+pub const FILE: kept::Records = kept::Records { suffix: ".rules", subject: "counts of rule uses" };
 
 /// Saved use of rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -215,11 +215,11 @@ fn other(node: &document::Node, version: &str, kind: &str) -> Result<Manifest, R
         "Namespace" | "Node" | "Pod" | "Service" if group.is_empty() => "v1",
         "EndpointSlice" if group.is_empty() || group == "discovery.k8s.io" => "discovery.k8s.io/v1",
         _ if group == "networking.k8s.io" && !NETWORKING_KINDS.contains(&kind) => {
-            let reason = format!("kind: there is no {kind} in {version}, but NetworkPolicy");
+            let reason = format!("kind: {version} has no {kind}, but NetworkPolicy");
             return Err(ReadError::new(node.line_of("kind"), reason));
         }
         _ if group == "policy.networking.k8s.io" && !POLICY_NETWORKING_KINDS.contains(&kind) => {
-            let reason = format!("kind: there is no {kind} in {version}, but ClusterNetworkPolicy");
+            let reason = format!("kind: {version} has no {kind}, but ClusterNetworkPolicy");
             return Err(ReadError::new(node.line_of("kind"), reason));
         }
         _ => return Ok(Manifest::Other(version.to_owned(), kind.to_owned())),
@@ -299,7 +299,7 @@ fn foreign_sources(metadata: &ObjectMeta, problems: &mut Vec<Problem>) -> bool {
         Some("off") => true,
         Some(other) => {
             let path = format!("metadata.annotations.{CHECK_SOURCE}");
-            problems.push(Problem::new(path, format!("`{other}` is not off")));
+            problems.push(Problem::new(path, format!("`{other}` is not `off`")));
             false
         }
     }

@@ -14,8 +14,8 @@ use crate::state;
 use crate::{Batch, Source};
 
 /// Reason for which an agent that took over does not begin to enforce.
-const NOTHING_GIVEN: &str = "the manifests directory holds no object; what an earlier agent enforced \
-                             stays until it does (`netpold uninstall` takes it off the node)";
+const NOTHING_GIVEN: &str = "the manifests directory holds no object; an earlier agent's enforcement stays until it \
+                             does (`netpold uninstall` removes it)";
 
 /// A source, completed as the module describes.
 #[derive(Debug)]
@@ -72,12 +72,12 @@ impl Inputs {
     pub fn first(&mut self, state: &Path, node: &str) -> Input {
         let mut changes = Vec::new();
         if !self.inherited {
-            changes = kept(state, node, "begins without it");
+            changes = kept(state, node, "starting without it");
             self.restored = Restored::new(&changes);
             if self.restored.is_in_force() {
                 tracing::info!(
                     objects = changes.len(),
-                    "the last good state is enforced until the source is in sync"
+                    "enforcing the last good state until the source is in sync"
                 );
                 // Nothing else is in force, so the last good state is enforced before the source's first batch.
                 self.usable = true;

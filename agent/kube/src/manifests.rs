@@ -258,7 +258,8 @@ impl Follower {
             Ok(outcome) => outcome,
             Err(error) => {
                 self.watched.forget();
-                let text = format!("{}; what it held stays in effect", self.state.failure(error));
+                let text =
+                    format!("{}; its last good content stays in effect", self.state.failure(error));
                 self.publish(Some(&text));
                 self.failing = true;
                 return Some(false);
@@ -298,7 +299,7 @@ fn report(before: &SourceStatus, now: &SourceStatus) {
         warn!("{problem}");
     }
     for problem in before.problems.iter().filter(|p| !now.problems.contains(p)) {
-        info!("settled: {problem}");
+        info!("resolved: {problem}");
     }
 }
 

@@ -40,7 +40,7 @@ pub enum StateError {
         cause: io::Error,
     },
     /// The file is damaged or no state file.
-    #[error("--state {}: not a state of netpold's, or damaged: {cause}", path.display())]
+    #[error("--state {}: not a state file of netpold, or damaged: {cause}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -48,7 +48,7 @@ pub enum StateError {
         cause: serde_json::Error,
     },
     /// The file has another format.
-    #[error("--state {}: of format {found}, this agent knows {FORMAT}", path.display())]
+    #[error("--state {}: format {found}, but this agent reads format {FORMAT}", path.display())]
     Format {
         /// The file.
         path: PathBuf,
@@ -56,7 +56,7 @@ pub enum StateError {
         found: u32,
     },
     /// The file belongs to another node.
-    #[error("--state {}: of node {found:?}, not this one", path.display())]
+    #[error("--state {}: of node {found:?}, not of this one", path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -190,7 +190,7 @@ impl SnapshotWriter {
             self.not_before = Instant::now() + PAUSE.max(took * SHARE);
             let problem = result.err().map(|error| {
                 self.kept = 0;
-                format!("{error}; a boot without the source would begin without policy")
+                format!("{error}; a boot without the source would start without policy")
             });
             if let Some(problem) = problem.as_ref().filter(|p| self.problem.as_ref() != Some(p)) {
                 tracing::warn!("{problem}");

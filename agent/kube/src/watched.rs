@@ -78,7 +78,7 @@ impl Watched {
             Ok(watcher) => self.watcher = Some((watcher, inode)),
             Err(e) if !self.complained => {
                 self.complained = true;
-                warn!("no notifications of changes ({e}); files are looked at regularly instead");
+                warn!("no change notifications ({e}); polling files instead");
             }
             Err(_) => {}
         }

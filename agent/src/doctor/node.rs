@@ -22,13 +22,13 @@ use crate::requirements;
 const KERNEL: Check = Check {
     name: "kernel",
     severity: Severity::Error,
-    problem: "the kernel lacks what netpold cannot do without",
-    fix: "boot a later kernel: deploy/limits.md lists those that were tested",
+    problem: "the kernel lacks a feature that netpold requires",
+    fix: "boot a later kernel: deploy/limits.md lists tested versions",
 };
 const KERNEL_SLOW: Check = Check {
     name: "kernel-option",
     severity: Severity::Info,
-    problem: "the kernel lacks what netpold can do without",
+    problem: "the kernel lacks an optional feature",
     fix: "a kernel of Linux 6.6 or later has it; `sysctl -w net.core.bpf_jit_enable=1`",
 };
 const NO_BPFFS: Check = Check {
@@ -48,14 +48,14 @@ const NO_AGENT: Check = Check {
 const NOT_IN_SYNC: Check = Check {
     name: "agent-not-in-sync",
     severity: Severity::Warning,
-    problem: "the agent does not know all objects yet: what was enforced before stays",
+    problem: "the agent is not in sync: the previously enforced state stays in force",
     fix: "`netpold status` shows what is missing under watches or files",
 };
 const AGENT_PROBLEM: Check = Check {
     name: "agent-problem",
     severity: Severity::Warning,
     problem: "the agent reports a problem",
-    fix: "each says what to do; deploy/troubleshooting.md has all of them",
+    fix: "each names its remedy; deploy/troubleshooting.md lists all of them",
 };
 const NOT_ATTACHED: Check = Check {
     name: "pod-without-program",

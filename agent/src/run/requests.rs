@@ -90,7 +90,7 @@ fn flows_of(engine: &Arc<Mutex<Engine>>) -> impl Fn(&str) -> Page + use<> {
         let problem = |problem: String| Page { problem: Some(problem), ..Page::default() };
         let request = match serde_json::from_str(request) {
             Ok(request) => request,
-            Err(error) => return problem(format!("no such request: {error}")),
+            Err(error) => return problem(format!("invalid request: {error}")),
         };
         let reader = flow_reader(&lock(&engine));
         match reader {
@@ -100,7 +100,7 @@ fn flows_of(engine: &Arc<Mutex<Engine>>) -> impl Fn(&str) -> Page + use<> {
                 page
             }
             Ok(None) => problem("nothing has been written to the kernel yet".to_owned()),
-            Err(error) => problem(format!("the flow tables cannot be read: {error}")),
+            Err(error) => problem(format!("cannot read the flow tables: {error}")),
         }
     }
 }

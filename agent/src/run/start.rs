@@ -65,8 +65,7 @@ pub(super) fn bound(pinned: &PinnedState, attached: &[Attached]) -> BTreeMap<u32
 
 /// Returns this node's pods in the last good state, in case the source no longer has them.
 pub(super) fn remembered(config: &RunConfig) -> Vec<Pod> {
-    let objects =
-        kept(&config.files.state, &config.node, "pods that were deleted since are not known");
+    let objects = kept(&config.files.state, &config.node, "pods deleted since are unknown");
     let pods = objects
         .into_iter()
         .filter_map(|object| if let Change::Pod(pod) = object { Some(pod) } else { None });

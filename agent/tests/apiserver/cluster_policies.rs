@@ -68,7 +68,7 @@ fn cluster_policies_are_followed() {
     // A peer field that no version of the API has makes the policy deny everything, and the status names the field.
     apply(&world, "tenants", json!([{ "action": "Deny", "from": [{ "moons": {} }] }]));
     world.becomes("stranger", "server", false);
-    let words = "ClusterNetworkPolicy tenants: spec.ingress[0].from[0].moons: no such field";
+    let words = "ClusterNetworkPolicy tenants: spec.ingress[0].from[0].moons: unknown field";
     world.agent().wait_for("named", PATIENCE, |status| complains(status, words)).unwrap();
 
     let event = wait_event(&world, "default");
@@ -129,7 +129,7 @@ fn a_right_that_is_missing_is_reported_and_holds_nothing_back() {
     let status = world.wait("in sync", |_| true);
     let words = "cannot list clusternetworkpolicies.policy.networking.k8s.io: ";
     assert!(complains(&status, words), "{status}");
-    assert!(complains(&status, "all else is enforced without it"), "{status}");
+    assert!(complains(&status, "everything else is enforced without it"), "{status}");
     assert!(!world.reaches("stranger", "friend"), "the NetworkPolicy is in force");
     assert!(world.reaches("stranger", "server"));
     world.server.apply(&text).unwrap();

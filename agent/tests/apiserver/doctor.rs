@@ -92,5 +92,5 @@ fn a_live_cluster_is_examined() {
     let old = "cannot list /apis/batch/v1/cronjobs: ";
     let unknown = report.unknown.iter().filter(|line| !line.contains(old));
     let [unknown] = &unknown.collect::<Vec<_>>()[..] else { panic!("{report:?}") };
-    assert!(unknown.starts_with("node n2: there is no agent"), "{unknown}");
+    assert!(unknown.starts_with("node n2: no agent:"), "{unknown}");
 }

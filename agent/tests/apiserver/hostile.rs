@@ -128,6 +128,6 @@ fn follows_the_others(world: &mut World, when: &str, hostile: usize) -> Duration
     // The Service `default/kubernetes` counts too.
     let all = (hostile + policies, hostile + pods, hostile + services + 1);
     let status = world.wait("knowing all", |status| known(status, all.0, all.1, all.2));
-    assert!(!complains(&status, "not understood") && !complains(&status, "decoded"), "{status}");
+    assert!(!complains(&status, "invalid answer") && !complains(&status, "decoded"), "{status}");
     edited
 }

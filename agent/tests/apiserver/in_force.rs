@@ -171,7 +171,7 @@ fn the_startup_taint_goes_once_policy_is_in_force() {
     world.agent().wait_for("refused", PATIENCE, refused).unwrap();
     // The report has `inSync: false`.
     eventually(&world, "reported", || world.report()["status"]["inSync"] == false);
-    assert!(world.report()["status"]["problems"].to_string().contains("known"));
+    assert!(world.report()["status"]["problems"].to_string().contains("not in sync"));
     taint(&world, "example.com/meanwhile");
     let node = world.get(&["node", "n1"]);
     assert_eq!(taints(&world).len(), 3, "{node}");

@@ -156,7 +156,7 @@ fn agents_answer_through_the_api_server() {
     world.create(agent_pod("netpold-e", "n1", running()));
     kubelet.runs("netpold-system/netpold-e/netpold", container(&socket));
     let output = netpold(&world.server, &world.server.admin(), &["status", "-o", "json"]);
-    let said = "node n1 has another agent beside netpold-";
+    let said = "node n1 has several agents: querying netpold-";
     assert!(stderr(&output).contains(said), "{}", stderr(&output));
     rules_of_all_nodes(&world.server);
     connections_of_all_nodes(&world);
@@ -180,13 +180,13 @@ fn status_of_all_nodes(server: &ApiServer) {
     assert_eq!((&nodes[0]["node"], &nodes[0]["in_sync"]), (&json!("n1"), &json!(true)));
     assert_eq!(nodes[0]["policies"], 1);
     let why = |node: &str| status["unanswered"][node].as_str().unwrap_or_default().to_owned();
-    assert!(why("n2").contains("broke off"), "{status}");
+    assert!(why("n2").contains("connection ended"), "{status}");
     assert!(
         why("n3").contains("cannot ask the agent") && why("n3").contains("refused"),
         "{status}"
     );
     assert!(why("n4").contains("pod netpold-d: CrashLoopBackOff: back-off"), "{status}");
-    assert!(why("n5").contains("there is no agent"), "{status}");
+    assert!(why("n5").contains("no agent:"), "{status}");
 
     // The agent reports 4 s of silence as a failure, so a problem may show for a moment.
     let printed = || printed(server, &netpold(server, admin, &["status"]));
@@ -210,7 +210,7 @@ fn rules_of_all_nodes(server: &ApiServer) {
     assert_eq!((&rule["name"], nodes), (&json!("server"), &json!(["n1"])), "{rules}");
     assert!(rules["unanswered"]["n5"].is_string(), "{rules}");
     let output = netpold(server, admin, &["rules", "-n", "bank"]);
-    assert_eq!(stdout(&output), "no such rule on 1 nodes\n");
+    assert_eq!(stdout(&output), "no matching rule on 1 nodes\n");
 }
 
 /// Checks that an open connection is listed, and named if a change cuts it.
@@ -348,7 +348,7 @@ fn rights_decide(server: &ApiServer) {
     let nobody = user(server, "nobody", &[]);
     let output = netpold(server, &nobody, &["status"]);
     assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(1), ""));
-    let words = "the verb list of pods in namespace netpold-system is needed";
+    let words = "list on pods in namespace netpold-system is required";
     assert!(stderr(&output).contains(words), "{}", stderr(&output));
 
     let viewer = user(server, "viewer", &[(VIEW, AGENTS)]);
@@ -356,7 +356,7 @@ fn rights_decide(server: &ApiServer) {
     let said = stderr(&output);
     assert!(said.contains("nodes without an agent are not named: cannot list nodes"), "{said}");
     let words = "cannot get resource \"pods/exec\"";
-    assert!(said.contains(words) && said.contains("verbs get and create of pods/exec"), "{said}");
+    assert!(said.contains(words) && said.contains("get and create on pods/exec"), "{said}");
 
     grant(server);
     let operator = user(server, "operator", &[("netpold-user", "")]);
@@ -552,7 +552,7 @@ fn as_an_ordinary_user(server: &ApiServer, elsewhere: &[&str], change: &str) {
 
     // Once the kind is installed, the output warns that she may not read it.
     server.apply(include_str!("cluster-network-policy.yaml")).unwrap();
-    eventually_says(server, &ann, &pair, "ClusterNetworkPolicies go before NetworkPolicies");
+    eventually_says(server, &ann, &pair, "ClusterNetworkPolicies precede NetworkPolicies");
 }
 
 fn eventually_says(server: &ApiServer, user: &Path, question: &[&str], words: &str) {

@@ -68,8 +68,8 @@ fn an_outage_is_logged_once() {
     println!("after {down:?} every kind is followed {:?} after the server is ready", up.elapsed());
     let log = world.agent().log();
     let lines = |words: &str| log.lines().filter(|line| line.contains(words)).count();
-    assert_eq!(lines("what was known stays in force"), 1, "{log}");
-    assert_eq!(lines("answers again"), 1, "{log}");
+    assert_eq!(lines("the last known state stays in force"), 1, "{log}");
+    assert_eq!(lines("is reachable again"), 1, "{log}");
     assert_eq!(lines("client error"), 0, "{log}");
     as_before(&world);
 }

@@ -97,7 +97,10 @@ fn an_error_for_one_pods_status_pauses_no_other() {
     assert!(times[7] < Duration::from_secs(8), "{times:.1?}");
     let log = world.agent().log();
     // At most one line, logged before the first write.
-    assert!(log.matches("the cluster is not told").count() <= 1, "it is no outage\n{log}");
+    assert!(
+        log.matches("cannot report enforcement to the API server").count() <= 1,
+        "it is no outage\n{log}"
+    );
     // The conditions are written as soon as the webhook is gone.
     let mend = ["delete", "validatingwebhookconfiguration", &format!("broken-{TENANT}")];
     world.server.kubectl(&mend).unwrap();

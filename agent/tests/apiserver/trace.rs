@@ -46,6 +46,6 @@ pub(crate) fn a_pod_is_traced_on_its_node(world: &World, kubelet: &Kubelet) {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(
         (output.status.code(), said.as_str()),
-        (Some(1), "netpold: there is no pod shop/nobody\n")
+        (Some(1), "netpold: pod shop/nobody not found\n")
     );
 }

@@ -173,7 +173,7 @@ fn erased(cni: Cni) {
     exact(&cluster, NOBODY);
     said(&mut cluster, &["lost bit 28 of skb->mark on this node", "shop/client", "shop/good"]);
     let log = cluster.agents[0].log();
-    assert!(log.contains("packets of pods miss their proof"), "{log}");
+    assert!(log.contains("packets of pods without proof"), "{log}");
     // Without the mark, an isolated pod's answer is not recognised as one.
     cluster.policy("good", isolate("good", &["Egress"])).enforce();
     answer(cluster.pod("client"), &backend(&cluster, "good"), NOBODY);

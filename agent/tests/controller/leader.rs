@@ -61,7 +61,7 @@ fn another_takes_over_from_a_leader_that_is_gone() {
     wait("the third stands by", || controllers[leader].log().contains("every kind is in sync"));
     controllers[1 - leader].end(Signal::SIGTERM);
     wait("led by the third", || holder(&world) == "three");
-    assert!(controllers[1 - leader].log().contains("lets go of the Lease"));
+    assert!(controllers[1 - leader].log().contains("released lease"));
     world.report("n1", 0, &[("server", true, "")]);
     world.becomes("late", [1, 0, 0], ["False", "Pending"]);
 

@@ -24,7 +24,7 @@ fn a_namespace_that_is_being_deleted_gets_no_status() {
     // Garbage collection does not run here, so the namespace keeps its objects.
     world.server.kubectl(&["delete", "namespace", "going", "--wait=false"]).unwrap();
     let controller = world.start("one", &[]);
-    let told = "NetworkPolicy going/server gets no status: its namespace is being deleted";
+    let told = "no status written for NetworkPolicy going/server: its namespace is being deleted";
     wait("told so", || controller.log().contains(told));
     world.becomes("other", [0, 0, 0], ["True", "NoPods"]);
     // Twice the pause after a failure.

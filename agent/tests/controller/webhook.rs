@@ -68,7 +68,7 @@ fn a_configuration_that_comes_later_is_trusted_at_once() {
     let port = free_port();
     let address = format!("127.0.0.1:{port}");
     let controller = world.start("one", &["--webhook-listen", &address]);
-    wait("serving", || controller.log().contains("the webhook serves another certificate"));
+    wait("serving", || controller.log().contains("loaded webhook certificate"));
     std::thread::sleep(Duration::from_secs(1));
     for round in 0..3 {
         world.create(&configuration(port));
@@ -79,7 +79,7 @@ fn a_configuration_that_comes_later_is_trusted_at_once() {
         assert!(took < Duration::from_secs(5), "{took:?}\n{}", controller.log());
         world.server.kubectl(&["delete", "mutatingwebhookconfiguration", NAME]).unwrap();
     }
-    let said = controller.log().matches("pods get the readiness gate from now on").count();
+    let said = controller.log().matches("new pods get the readiness gate").count();
     assert_eq!(said, 3, "{}", controller.log());
 }
 
@@ -100,7 +100,7 @@ fn pods_get_the_gate_while_certificates_change() {
     };
     wait("asked", &mut next);
     // The controller issues another certificate after 40 s and serves it after 45 s; the first one expires at 60 s.
-    let served = || controller.log().matches("the webhook serves another certificate").count();
+    let served = || controller.log().matches("loaded webhook certificate").count();
     let (began, mut bundles) = (Instant::now(), vec![bundle(&world)]);
     while served() < 2 || began.elapsed() < Duration::from_secs(65) {
         assert!(next(), "{:?} after the first\n{}", began.elapsed(), controller.log());

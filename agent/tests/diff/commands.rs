@@ -186,7 +186,7 @@ fn manifests_are_applied_and_deleted() {
     prints(
         &["--manifests", with, "-f", text(namespace.path()), "--delete"],
         2,
-        "no connection is cut or opened of what could be compared\n\
+        "no connection is cut or opened among those compared\n\
          gone, so not compared: billing/db-0 (ingress isolated by billing/db)\n",
     );
 }
@@ -202,19 +202,19 @@ fn bad_input_is_named() {
         assert!(said.contains(message), "{message:?} is not in {said:?}");
         assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{said}");
     };
-    refused(
-        &["--from", good, "--to", bad],
-        &format!("{bad}: not everything is known without bad.yaml"),
-    );
+    refused(&["--from", good, "--to", bad], &format!("{bad}: incomplete without bad.yaml"));
     refused(&["--from", good, "--to", "/none"], "/none: No such file or directory");
     refused(&["--from", good], "--to <DIR>");
     refused(&["--manifests", good], "--file <FILE|DIR>");
-    refused(&["--manifests", good, "-f", "/none"], "/none cannot be read: No such file");
+    refused(&["--manifests", good, "-f", "/none"], "cannot read /none: No such file");
     refused(
         &["--manifests", good, "-f", &format!("{bad}/bad.yaml")],
         "/bad.yaml:1: unclosed bracket",
     );
     refused(&["--from", good, "--to", good, "--fail-on", "some"], "cut, open, any");
     refused(&[], "--file <FILE|DIR>");
-    refused(&["-f", &format!("{good}/cluster.yaml")], "which objects? --manifests <DIR>");
+    refused(
+        &["-f", &format!("{good}/cluster.yaml")],
+        "no source of objects: give --manifests <DIR>",
+    );
 }

@@ -94,7 +94,7 @@ fn templates_of_every_kind_are_compared() {
         let expected = format!(
             "shop/client -> shop/web: loses TCP 8080, gains TCP 80\n\
              cut: 1 pair, opened: 1 pair\n\
-             by pod templates, there are no pods: {}\n",
+             by pod template, no pods exist: {}\n",
             titles.join(", ")
         );
         assert_eq!((text, status), (expected, Some(1)), "{name}");
@@ -240,8 +240,9 @@ fn what_could_not_be_compared_is_an_answer() {
     let nothing = "nothing was compared: no pod and no pod template is in both\n";
     assert_eq!(compared(&guard, &guard, &[]), (nothing.to_owned(), Some(2)));
     let state = "shop/other (open: no policy isolates it)";
-    let templates = "by pod templates, there are no pods: Deployment shop/other (template), Deployment shop/web (template)\n";
-    let summary = "no connection is cut or opened of what could be compared\n";
+    let templates = "by pod template, no pods exist: Deployment shop/other (template), Deployment shop/web \
+                     (template)\n";
+    let summary = "no connection is cut or opened among those compared\n";
     let both = web.clone() + &other;
     assert_eq!(
         compared(&web, &both, &[]),
@@ -276,7 +277,7 @@ fn what_could_not_be_compared_is_an_answer() {
     // Two pods claim one address, so the verdict of neither can be computed.
     let twin = |name: &str| pod(name, &format!("app: {name}"), "", "Running", "10.0.0.1");
     let (text, status) = compared(&(twin("a") + &twin("b")), &(twin("a") + &twin("b")), &[]);
-    assert!(text.contains("\nnot compared: shop/a: its pods have no addresses"), "{text}");
+    assert!(text.contains("\nnot compared: shop/a: its pods have no unshared addresses"), "{text}");
     assert_eq!(status, Some(2));
 }
 

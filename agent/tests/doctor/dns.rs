@@ -149,7 +149,7 @@ fn a_closed_name_server_is_found() {
     let finding = closed.findings.iter().find(|it| it.check == "dns-server-closed").unwrap();
     assert_eq!(
         places(&closed)["dns-server-closed"],
-        ["Service kube-system/kube-dns: no other pod is let in by NetworkPolicy kube-system/deny"]
+        ["Service kube-system/kube-dns: no other pod is allowed by NetworkPolicy kube-system/deny"]
     );
     let rule = finding.fix.split_once(": - ").unwrap().1;
     for (ingress, is_closed) in [

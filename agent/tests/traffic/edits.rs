@@ -161,7 +161,7 @@ fn what_is_large_is_compiled_beside_others_edits() {
         cluster.nodes[0].run(|| engine.step(None)).unwrap();
         let problems = engine.report(&[]).problems;
         assert!(engine.is_settled(), "an update was refused: {problems:?}");
-        problems.into_iter().find(|problem| problem.contains("compiled beside"))
+        problems.into_iter().find(|problem| problem.contains("compiled in the background"))
     };
     let apply = |change| engine.lock().unwrap().ingest(change);
     assert_eq!(step(&cluster), None);

@@ -102,9 +102,9 @@ fn updates_that_fail_for_a_while() {
     cluster.write();
     let named = |status: &serde_json::Value| {
         let problems = status["problems"].to_string();
-        problems.contains(
-            "large policies and Services cannot be compiled, tried again: cannot create the",
-        ) && problems.contains("in force as long as the agent runs, but not pinned")
+        problems
+            .contains("cannot compile large policies and Services, will retry: cannot create the")
+            && problems.contains("attached, but not pinned, so it ends with the agent")
     };
     cluster.agents[0].wait_for("aware of the problems", ENFORCED, named).unwrap();
     // Small policies and the new pod do not wait.

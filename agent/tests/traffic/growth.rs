@@ -56,7 +56,7 @@ fn grows(mut cluster: Cluster) {
     };
     under_load(&mut cluster, &[&grow]);
     let log = cluster.agents[0].log();
-    assert!(log.contains("flows of other tables carried over"), "{log}");
+    assert!(log.contains("migrated flows of other tables"), "{log}");
     assert!(!folder_is_there(&cluster), "the former tables are gone");
     cluster.reaches("friend", "server");
     cluster.denied("stranger", "server");
@@ -86,7 +86,7 @@ fn flow_tables_grow_whatever_the_readback_is() {
     crowd(&cluster);
     let began = Instant::now();
     wait_until("the tables grow", || {
-        cluster.agents[0].log().contains("flows of other tables carried over")
+        cluster.agents[0].log().contains("migrated flows of other tables")
     });
     println!("the tables have grown {:?} after they were crowded", began.elapsed());
     assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
@@ -129,6 +129,6 @@ fn an_agent_killed_while_the_new_programs_watch_under_load() {
 fn an_agent_killed_when_the_new_programs_judge_under_load() {
     require_root!();
     killed_while_it_grows(|cluster| {
-        cluster.agents[0].log().contains("flows of other tables carried over")
+        cluster.agents[0].log().contains("migrated flows of other tables")
     });
 }

@@ -227,7 +227,7 @@ fn a_program_put_in_front_is_put_behind() {
     cluster.denied("stranger", "friend");
     cluster.reaches("friend", "server");
     let log = cluster.agents[0].log();
-    assert!(log.contains("was put in front of netpold's: put behind it"), "{log}");
+    assert!(log.contains("reordered programs: netpold's first"), "{log}");
     // A new agent keeps the order of the programs.
     cluster.restart(0);
     cluster.denied("stranger", "server");
@@ -275,7 +275,7 @@ fn who_insists_on_being_first_is_named() {
     let last = accept_first(&cluster, "server", BPF_TCX_EGRESS).unwrap();
     let named = |status: &Value| {
         let problems = status["problems"].to_string();
-        problems.contains("in front of netpold's again, after it was put behind 3 times")
+        problems.contains("in front of netpold's again, after 3 moves")
             && problems.contains("ingress")
     };
     let status = cluster.agents[0].wait_for("aware of it", ENFORCED, named).unwrap();
@@ -338,5 +338,5 @@ fn programs_of_interfaces_that_go_are_not_reported_as_gone() {
     cluster.enforce();
     std::thread::sleep(Duration::from_secs(3));
     let log = cluster.agents[0].log();
-    assert!(!log.contains("a program was gone"), "{log}");
+    assert!(!log.contains("restored program"), "{log}");
 }

@@ -205,7 +205,7 @@ fn deleted(cni: Cni) {
     let zombie = cluster.take("stranger");
     cluster.deleted.insert(zombie.name().to_owned(), zombie.host_ifindex());
     cluster.enforce();
-    says(&mut cluster, "is deleted, its interface");
+    says(&mut cluster, "was deleted, but its interface");
     let locked = |cluster: &Cluster| {
         none_pass(&zombie, cluster.pod("friend"), cluster.pod("friend").addresses());
     };
@@ -221,7 +221,7 @@ fn deleted(cni: Cni) {
     // The next agent reads the pod from the last good state.
     kept(&cluster);
     cluster.restart(0);
-    says(&mut cluster, "is deleted, its interface");
+    says(&mut cluster, "was deleted, but its interface");
     all_pass(&zombie, cluster.pod("server"), cluster.pod("server").addresses());
     locked(&cluster);
     cluster.deleted.clear();
@@ -262,7 +262,7 @@ fn a_pod_of_which_nothing_is_known_any_more_is_denied() {
     let zombie = cluster.take("locked");
     cluster.write();
     cluster.restart(0);
-    says(&mut cluster, "nothing is known of it: denied");
+    says(&mut cluster, "its present pod is unknown: denied");
     none_pass(&zombie, cluster.pod("stranger"), cluster.pod("stranger").addresses());
     none_pass(cluster.pod("stranger"), &zombie, zombie.addresses());
 }
@@ -276,7 +276,7 @@ fn a_pod_that_is_made_again_inherits_nothing_and_leaves_nothing() {
     let spec = PodSpec::new(NAMESPACE, "locked").label("app", "free");
     cluster.add_as(0, spec.addresses(old.addresses()));
     cluster.write();
-    says(&mut cluster, "is deleted, its interface");
+    says(&mut cluster, "was deleted, but its interface");
     let address = old.ip4().unwrap();
     let new = cluster.pod("locked").host_ifindex();
     let both = |status: &Value| {

@@ -127,5 +127,5 @@ fn policies_are_learned_and_put_in_force() {
     let socket = cluster.agents[0].socket().to_str().unwrap().to_owned();
     let output = learn(&["--manifests", &manifests, "--socket", &socket]);
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("# Was denied when it was seen, and still is:"), "{text}");
+    assert!(text.contains("# Denied when observed, and still denied:"), "{text}");
 }

@@ -309,7 +309,7 @@ fn it_stops_at_once_whoever_is_connected() {
     let start = Instant::now();
     cluster.agents[0].end(Signal::SIGTERM);
     println!("stopped after {:?}", start.elapsed());
-    assert!(cluster.agents[0].log().contains("netpold ends; what is enforced stays enforced"));
+    assert!(cluster.agents[0].log().contains("netpold exits; enforcement stays in place"));
     assert!(start.elapsed() < netpold_testbed::GRACE, "it was not killed");
     let _ = idle.read(&mut [0]);
     let friend = cluster.pod("friend");

@@ -70,7 +70,7 @@ fn veths_of_nobody_do_not_wait_for_results_where_pods_come_without() {
     println!("open after {:?}", began.elapsed());
     assert!(began.elapsed() < Duration::from_secs(7), "{:?}", began.elapsed());
     let log = cluster.agents[0].log();
-    assert!(log.contains("pods come without CNI results"), "{log}");
+    assert!(log.contains("pods start without CNI results"), "{log}");
 }
 
 /// Moves the other side of a veth to another namespace and back before the veth has a pod.

@@ -124,7 +124,7 @@ fn changed_entries_are_put_right() {
     tamper(&mut cluster, "entries", 1, hide_addresses);
     tamper(&mut cluster, "entries", 1, forget_flows);
     let log = cluster.agents[0].log();
-    assert!(log.contains("somebody changed a table: put right"), "{log}");
+    assert!(log.contains("repaired table: contents differed from the desired state"), "{log}");
 }
 
 /// Unmounts the file system of the pins: programs stay, pins are restored, and enforcement outlives the agent again.

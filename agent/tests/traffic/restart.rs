@@ -57,7 +57,7 @@ fn over_an_empty_directory(mut cluster: Cluster) {
     cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
     let held = |status: &serde_json::Value| {
         let problem = status["problems"][0].as_str().unwrap_or_default();
-        problem.contains("holds no object; what an earlier agent enforced stays")
+        problem.contains("holds no object; an earlier agent's enforcement stays")
             && status["in_sync"] == false
     };
     cluster.agents[0].wait_for("held", ENFORCED, held).unwrap();

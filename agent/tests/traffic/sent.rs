@@ -158,7 +158,7 @@ fn xdp_is_in_nobodys_way() {
     let problems = status["problems"].to_string();
     let veth = cluster.pod("client").host_interface();
     assert!(problems.contains(&format!("--pod-egress-hook xdp at {veth}: ")), "{problems}");
-    assert!(problems.contains("TC judges as without it"), "{problems}");
+    assert!(problems.contains("TC programs judge these packets instead"), "{problems}");
     holds(&cluster);
     cluster.policy("other", isolate("other", &["Egress"])).enforce();
     cluster.denied("other", "server");

@@ -318,7 +318,7 @@ fn a_successor_that_ends_gives_the_node_back() {
     cluster.wait();
     cluster.reaches("friend", "server");
     let log = cluster.agents[0].log();
-    assert!(log.contains("taking it back"), "{log}");
+    assert!(log.contains("taking over again"), "{log}");
 }
 
 /// Upgrades to another table layout, and back.

@@ -78,7 +78,7 @@ fn a_damaged_state_is_said_and_left_alone() {
     reboot(&mut cluster);
     cluster.agents[0].wait_for("there", ENFORCED, |_| true).unwrap();
     let log = cluster.agents[0].log();
-    assert!(log.contains("begins without it"), "{log}");
+    assert!(log.contains("starting without it"), "{log}");
     cluster.enforce();
     cluster.denied("stranger", "server");
     cluster.reaches("friend", "server");

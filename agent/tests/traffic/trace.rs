@@ -200,7 +200,7 @@ fn each_step_of_a_judgement_is_told() {
 
     assert_eq!(programs(&cluster), traced, "readback leaves them");
     let log = cluster.agents[0].log();
-    assert!(!log.contains("a program was gone"), "{log}");
+    assert!(!log.contains("restored program"), "{log}");
     // The client is killed, and does not end the trace itself.
     trace.0.process.0.kill().unwrap();
     are_back(&cluster, &ordinary, "the client was killed");
@@ -217,7 +217,7 @@ fn each_step_of_a_judgement_is_told() {
         lost += line["packets"].as_u64().unwrap_or(0);
         line["type"] == "ended"
     });
-    assert_eq!(ended.unwrap()["reason"], "the 2 s are over");
+    assert_eq!(ended.unwrap()["reason"], "ended after 2 s");
     assert_eq!(told + lost, FLOOD, "each is told or counted; {lost} are counted");
     assert!(lost > FLOOD / 2, "a hundred in a second and CPU are told: {told}");
     assert!(trace.end(PATIENCE).0.success());

@@ -59,7 +59,7 @@ fn up_and_down(mut cluster: Cluster, traffic: Traffic) {
     };
     traffic(&mut cluster, &[&up, &down, &up, &down]);
     let log = cluster.agents[0].log();
-    let carried = log.matches("flows of other tables carried over").count();
+    let carried = log.matches("migrated flows of other tables").count();
     assert!(carried >= 4, "{log}");
     cluster.reaches("friend", "server");
     cluster.denied("stranger", "server");

@@ -148,7 +148,7 @@ pub(super) async fn probe(
         let met = match ways.get(&connection.from) {
             Some(Ok(way)) => connection.open(inside, way).await,
             Some(Err(why)) => Err(why.clone()),
-            None => Err("its pod is not known".to_owned()),
+            None => Err("its pod is unknown".to_owned()),
         };
         (connection, met)
     });
@@ -173,13 +173,13 @@ fn chosen(
     let Ok((from, to)) = sides(world, assertion) else { return Vec::new() };
     let pairs: Vec<(&Party, &Party)> = pairs(world, assertion, &from, &to).collect();
     if assertion.protocol != IpProtocol::TCP {
-        not(format!("{}: only TCP is", assertion.protocol), pairs.len());
+        not(format!("{}: only TCP can be probed", assertion.protocol), pairs.len());
         return Vec::new();
     }
     let mut found = Vec::new();
     for (from, to) in pairs {
         let Some(pod) = sender(cluster, from) else {
-            not(format!("{from} is no pod"), 1);
+            not(format!("{from} is not a pod"), 1);
             continue;
         };
         let Some(sources) = cluster.pods().get(&pod).map(|pod| &pod.addresses) else { continue };
@@ -208,7 +208,7 @@ fn chosen(
     }
     let all = found.len();
     if all > CONNECTIONS {
-        not(format!("no more than {CONNECTIONS} of an assertion are"), all - CONNECTIONS);
+        not(format!("limit of {CONNECTIONS} per assertion"), all - CONNECTIONS);
         let wanted = |index: usize| index * CONNECTIONS / all != (index + 1) * CONNECTIONS / all;
         let some = found.into_iter().enumerate().filter(|(index, _)| wanted(*index));
         found = some.map(|(_, connection)| connection).collect();
@@ -275,7 +275,7 @@ impl Connection {
         };
         let met = match said {
             Ok(text) => met(&text),
-            Err(NotRun::NoProgram) => Err("the container's programs are gone".to_owned()),
+            Err(NotRun::NoProgram) => Err("the container's programs no longer exist".to_owned()),
             Err(NotRun::Otherwise(words)) => Err(words),
         };
         match met {

@@ -35,7 +35,7 @@ pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<Files> {
             true => (STANDARD_INPUT.to_owned(), offline::standard_input("--file")?),
             false => {
                 let name = file.display().to_string();
-                let read = fs::read(file).with_context(|| format!("{name} cannot be read"));
+                let read = fs::read(file).with_context(|| format!("cannot read {name}"));
                 (name, read?)
             }
         };
@@ -52,7 +52,7 @@ pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<Files> {
     }
     if all.assertions.is_empty() {
         let names = names.join(", ");
-        return Err(anyhow!("{names}: there is no assertion in it; list them under `assertions:`"));
+        return Err(anyhow!("{names}: no assertion found; list them under `assertions:`"));
     }
     Ok(all)
 }
@@ -99,7 +99,7 @@ fn read_text(file: &str, text: &str, namespace: &str) -> Result<Vec<Assertion>, 
             return Err(ReadError::new(document.line, "assertions: is missing"));
         };
         let Value::List(items) = &list.value else {
-            return Err(ReadError::new(list.line, "assertions: is no list"));
+            return Err(ReadError::new(list.line, "assertions: is not a list"));
         };
         for item in items {
             assertions.push(assertion(file, item, namespace)?);
@@ -111,7 +111,7 @@ fn read_text(file: &str, text: &str, namespace: &str) -> Result<Vec<Assertion>, 
 fn known(entries: &[Entry], fields: &[&str]) -> Result<(), ReadError> {
     match entries.iter().find(|entry| !fields.contains(&entry.key.as_str())) {
         Some(entry) => {
-            let text = format!("{}: no such field; there are {}", entry.key, fields.join(", "));
+            let text = format!("{}: unknown field; known fields: {}", entry.key, fields.join(", "));
             Err(ReadError::new(entry.line, text))
         }
         None => Ok(()),
@@ -130,7 +130,7 @@ fn assertion(file: &str, item: &Node, namespace: &str) -> Result<Assertion, Read
     };
     let (from, to) = (side("from")?, side("to")?);
     if let Selected::One(Party::Service(_)) = from {
-        let text = "from: a Service sends nothing: name its pods";
+        let text = "from: a Service sends nothing; name its pods";
         return Err(ReadError::new(item.line_of("from"), text));
     }
     let expect = text(item, "expect")?
@@ -154,7 +154,7 @@ fn text<'n>(item: &'n Node, field: &str) -> Result<Option<&'n str>, ReadError> {
     match (item.text(field), item.entry(field)) {
         (Some(text), _) => Ok(Some(text)),
         (None, None) => Ok(None),
-        (None, Some(entry)) => Err(ReadError::new(entry.line, format!("{field}: is no text"))),
+        (None, Some(entry)) => Err(ReadError::new(entry.line, format!("{field}: is not text"))),
     }
 }
 
@@ -186,7 +186,7 @@ fn port(item: &Node, protocol: IpProtocol) -> Result<u16, ReadError> {
     let number =
         if let Value::Int(number) = entry.node.value { u16::try_from(number).ok() } else { None };
     let number = number.filter(|number| *number > 0);
-    number.ok_or_else(|| ReadError::new(entry.line, "port: is no number from 1 to 65535"))
+    number.ok_or_else(|| ReadError::new(entry.line, "port: is not a number from 1 to 65535"))
 }
 
 fn selected(field: &str, node: &Node, namespace: &str) -> Result<Selected, ReadError> {
@@ -218,11 +218,11 @@ fn selected(field: &str, node: &Node, namespace: &str) -> Result<Selected, ReadE
     let mut requirements = Vec::new();
     if let Some(labels) = node.entry("labels") {
         let Value::Map(entries) = &labels.node.value else {
-            return Err(ReadError::new(labels.line, format!("{field}: labels is no mapping")));
+            return Err(ReadError::new(labels.line, format!("{field}: labels is not a mapping")));
         };
         for entry in entries {
             let Value::Text(value) = &entry.node.value else {
-                let text = format!("{field}: label {} is no text: put it in quotes", entry.key);
+                let text = format!("{field}: label {} is not text: put it in quotes", entry.key);
                 return Err(ReadError::new(entry.line, text));
             };
             requirements.push(Requirement::In(entry.key.clone(), vec![value.clone()]));
@@ -288,15 +288,18 @@ mod tests {
                 "expect: \"open\" is neither allow nor deny",
             ),
             ("from: x/a, to: x/b, expect: deny", "port: is missing: TCP has ports"),
-            ("from: x/a, to: x/b, port: 0, expect: deny", "port: is no number from 1 to 65535"),
-            ("from: x/a, to: x/b, port: http, expect: deny", "port: is no number from 1 to 65535"),
+            ("from: x/a, to: x/b, port: 0, expect: deny", "port: is not a number from 1 to 65535"),
+            (
+                "from: x/a, to: x/b, port: http, expect: deny",
+                "port: is not a number from 1 to 65535",
+            ),
             (
                 "from: x/a, to: x/b, port: 1, protocol: ICMP, expect: deny",
                 "port: ICMP has no ports: remove it",
             ),
             (
                 "from: x/a, to: x/b, port: 1, protocol: TCPX, expect: deny",
-                "protocol: \"TCPX\" is no protocol",
+                "protocol: \"TCPX\" is not a protocol",
             ),
             (
                 "from: A, to: x/b, port: 1, expect: deny",
@@ -306,13 +309,16 @@ mod tests {
             ("from: x/a, to: {labels: {a: b}}, port: 1, expect: deny", "to: namespace is missing"),
             (
                 "from: x/a, to: {namespace: x, labels: {a: 1}}, port: 1, expect: deny",
-                "to: label a is no text",
+                "to: label a is not text",
             ),
             (
                 "from: x/a, to: {namespace: x, pods: {}}, port: 1, expect: deny",
-                "pods: no such field; there are namespace, labels",
+                "pods: unknown field; known fields: namespace, labels",
             ),
-            ("form: x/a", "form: no such field; there are name, from, to, port, protocol, expect"),
+            (
+                "form: x/a",
+                "form: unknown field; known fields: name, from, to, port, protocol, expect",
+            ),
         ] {
             let error = error(fields);
             assert!(

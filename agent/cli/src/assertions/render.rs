@@ -66,7 +66,7 @@ fn reasons(outcome: &Outcome) -> Vec<String> {
 fn templates(outcomes: &[Outcome]) -> Option<String> {
     let all: BTreeSet<&String> = outcomes.iter().flat_map(|outcome| &outcome.templates).collect();
     let names: Vec<&str> = all.into_iter().map(String::as_str).collect();
-    let text = format!("by pod templates, there are no pods: {}", names.join(", "));
+    let text = format!("by pod template, no pods exist: {}", names.join(", "));
     (!names.is_empty()).then(|| printable(&text).into_owned())
 }
 

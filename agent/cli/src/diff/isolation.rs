@@ -106,8 +106,8 @@ impl Isolation {
         }
         if left_out > 0 && !templates.is_empty() {
             this.unknown.push(format!(
-                "policies name {left_out} more blocks than addresses were tried of pods that have none; --pod-cidrs \
-                 narrows them"
+                "{left_out} blocks of policies were not tried as addresses of pods that have none; narrow them with \
+                 --pod-cidrs"
             ));
         }
         this.templates = templates.into_iter().collect();
@@ -150,8 +150,8 @@ impl Isolation {
         let is_host = pairs.iter().any(|(b, a)| is_host(&sides[0], b) || is_host(&sides[1], a));
         if !is_compared && !is_host {
             let why = match pairs.is_empty() {
-                true => "no pod of before stands for one of after",
-                false => "its pods have no addresses of one family that are theirs alone",
+                true => "no pod before the change corresponds to one after it",
+                false => "its pods have no unshared addresses of one family",
             };
             self.unknown.push(format!("{}: {why}", workload.name));
         }

@@ -136,7 +136,7 @@ fn summary(difference: &Difference) -> String {
             "nothing was compared: no pod and no pod template is in both".to_owned()
         }
         (0, 0) if !alone.is_empty() || !unknown.is_empty() => {
-            "no connection is cut or opened of what could be compared".to_owned()
+            "no connection is cut or opened among those compared".to_owned()
         }
         (0, 0) => "no connection is cut or opened".to_owned(),
         (lose, gain) => format!("cut: {}, opened: {}", pairs(lose), pairs(gain)),
@@ -159,7 +159,7 @@ fn footnotes(difference: &Difference) -> Vec<String> {
         notes.push(format!("not compared: {}", few(unknown)));
     }
     if !templates.is_empty() {
-        notes.push(format!("by pod templates, there are no pods: {}", few(templates)));
+        notes.push(format!("by pod template, no pods exist: {}", few(templates)));
     }
     notes.iter().map(|note| printable(note).into_owned()).collect()
 }

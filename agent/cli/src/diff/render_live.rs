@@ -38,10 +38,12 @@ fn notes(cuts: &Cuts) -> Vec<String> {
     }
     if cuts.gone > 0 {
         let gone = cuts.gone;
-        notes.push(format!("not judged: {gone} connections of pods that are gone or new"));
+        notes.push(format!(
+            "not judged: {gone} connections of pods that were deleted or created since"
+        ));
     }
     let problems = cuts.problems.iter();
-    notes.extend(problems.map(|problem| format!("not known: {}", printable(problem))));
+    notes.extend(problems.map(|problem| format!("unknown: {}", printable(problem))));
     notes
 }
 

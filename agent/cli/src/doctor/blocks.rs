@@ -21,13 +21,15 @@ const NOTHING_LEFT: Check = Check {
 const NO_ADDRESS: Check = Check {
     name: "block-without-addresses",
     severity: Severity::Warning,
-    problem: "an ipBlock contains no address that a packet has: it allows nothing",
-    fix: "everyone is 0.0.0.0/0 (IPv4) and ::/0 (IPv6), or a rule without from or to; one address ends in /32 or /128",
+    problem: "an ipBlock contains no address that a packet can have: it allows nothing",
+    fix: "for every address, write 0.0.0.0/0 (IPv4) and ::/0 (IPv6), or a rule without from or to; for one address, \
+          /32 or /128",
 };
 const HOST_BITS: Check = Check {
     name: "block-with-host-bits",
     severity: Severity::Warning,
-    problem: "a CIDR has bits set behind its prefix length: the whole block is meant by it, and API servers warn or refuse",
+    problem: "a CIDR has bits set beyond its prefix length: it selects the whole block, and API servers warn or \
+              refuse",
     fix: "write the block as it is read, or /32 (IPv4) or /128 (IPv6) for the one address",
 };
 const LEADING_ZEROS: Check = Check {

@@ -18,7 +18,7 @@ use super::objects::{Group, Named, Objects, pods_text};
 const NO_DNS: Check = Check {
     name: "no-dns",
     severity: Severity::Warning,
-    problem: "pods may send something, but their policies do not let them resolve names (UDP 53)",
+    problem: "policies allow pods some egress, but no DNS (UDP 53)",
     fix: "add an egress rule: - {to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: \
           kube-system}}, podSelector: {matchLabels: {k8s-app: kube-dns}}}], ports: [{protocol: UDP, port: \
           53}, {protocol: TCP, port: 53}]}",
@@ -26,7 +26,7 @@ const NO_DNS: Check = Check {
 const CLOSED: Check = Check {
     name: "dns-server-closed",
     severity: Severity::Warning,
-    problem: "the cluster's name server does not let pods in: its own policies allow no questions from them",
+    problem: "the cluster's DNS server is closed to pods: its policies allow no queries from them",
     fix: "",
 };
 
@@ -158,15 +158,15 @@ fn closed(
         return;
     }
     let who = match refused.len() {
-        0 => "nobody is let in".to_owned(),
-        all if all == count => "no other pod is let in".to_owned(),
+        0 => "no pod is allowed".to_owned(),
+        all if all == count => "no other pod is allowed".to_owned(),
         several => {
             let named: Vec<String> = refused.iter().take(NAMED).map(|it| pods_text(it)).collect();
             let more = match several.saturating_sub(NAMED) {
                 0 => String::new(),
                 more => format!(" and {more} more"),
             };
-            format!("not let in: {}{more}", named.join(", "))
+            format!("not allowed: {}{more}", named.join(", "))
         }
     };
     let policies = isolating.iter().filter_map(|key| objects.cluster.policies().get(*key));

@@ -17,7 +17,7 @@ use super::{
 const NOT_UNDERSTOOD: Check = Check {
     name: "not-understood",
     severity: Severity::Error,
-    problem: "a part of a policy is not understood: what it should allow is denied",
+    problem: "part of a policy is invalid or unsupported: traffic that it should allow is denied",
     fix: "correct the field; `kubectl explain networkpolicy.spec` has its form",
 };
 const OVER_BUDGET: Check = Check {
@@ -29,8 +29,8 @@ const OVER_BUDGET: Check = Check {
 const EQUAL_PRIORITY: Check = Check {
     name: "equal-priority",
     severity: Severity::Warning,
-    problem: "ClusterNetworkPolicies of one tier have the same priority: they are asked in the order \
-              of their names",
+    problem: "ClusterNetworkPolicies of one tier have the same priority: they are evaluated in the order of their \
+              names",
     fix: "give each a priority of its own: spec.priority, 0 (first) to 1000",
 };
 const NO_AGENT: Check = Check {
@@ -40,8 +40,8 @@ const NO_AGENT: Check = Check {
     fix: "see why the DaemonSet has no pod there: `kubectl -n netpold-system describe ds netpold`; its \
           tolerations and the node's taints",
 };
-const NO_PODS: &str = "there is no Pod among the objects: policies, rules and ports cannot be held \
-                       against pods";
+const NO_PODS: &str =
+    "no Pod among the objects: policies, rules and ports cannot be checked against pods";
 
 /// Label of the agents' pods, and its value.
 const AGENT: (&str, &str) = ("app.kubernetes.io/name", "netpold");

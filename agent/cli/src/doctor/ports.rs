@@ -31,7 +31,7 @@ const UNLISTED: Check = Check {
     name: "port-not-listed",
     severity: Severity::Info,
     problem: "no container lists the port of a rule, which containers need not do",
-    fix: "nothing, if something listens there; else correct the rule, or list the port",
+    fix: "none, if a process listens there; otherwise correct the rule, or list the port",
 };
 
 /// Protocol, and the first and last number.

@@ -18,7 +18,7 @@ pub fn text(report: &Report) -> String {
         show(&mut text, finding);
     }
     if !report.unknown.is_empty() {
-        line(&mut text, format_args!("{}", "could not be looked at".bold()));
+        line(&mut text, format_args!("{}", "could not be checked".bold()));
         for what in &report.unknown {
             line(&mut text, format_args!("  {}", printable(what)));
         }
@@ -59,7 +59,7 @@ fn summary(report: &Report) -> String {
         counted(of(Severity::Error), "error", "errors"),
         counted(of(Severity::Warning), "warning", "warnings"),
         counted(of(Severity::Info), "piece of information", "pieces of information"),
-        counted(report.unknown.len(), "thing unknown", "things unknown"),
+        counted(report.unknown.len(), "item not checked", "items not checked"),
     ];
     let counts: Vec<String> = counts.into_iter().flatten().collect();
     if counts.is_empty() { "nothing found".to_owned() } else { counts.join(", ") }
@@ -88,7 +88,7 @@ mod tests {
         let shown = anstream::adapter::strip_str(&text(&report)).to_string();
         assert!(!shown.lines().any(|line| line.starts_with("error")), "{shown}");
         assert!(shown.contains("  and 30 more\n"), "{shown}");
-        assert!(shown.ends_with("\n1 piece of information, 1 thing unknown\n"), "{shown}");
+        assert!(shown.ends_with("\n1 piece of information, 1 item not checked\n"), "{shown}");
         assert_eq!(shown.lines().count(), 1 + SHOWN + 2 + 1 + 2 + 1 + 1, "{shown}");
         assert_eq!(text(&Report::default()), "nothing found\n");
     }

@@ -9,13 +9,13 @@ const SELECTS_NOTHING: Check = Check {
     name: "selects-nothing",
     severity: Severity::Warning,
     problem: "a policy selects no pod",
-    fix: "compare its selector with the pods' labels: `kubectl get pods -n NAMESPACE --show-labels`; delete \
-          the policy if its pods are gone",
+    fix: "compare its selector with the pods' labels: `kubectl get pods -n NAMESPACE --show-labels`; delete the \
+          policy if its pods no longer exist",
 };
 const SELECTS_HOSTS: Check = Check {
     name: "selects-host-network",
     severity: Severity::Warning,
-    problem: "all pods that a policy selects use the host's network: no NetworkPolicy is about them",
+    problem: "all pods that a policy selects use the host's network: NetworkPolicy does not apply to them",
     fix: "restrict the nodes' own ports with the nodes' firewall, or run the pods without hostNetwork",
 };
 const NO_POD_THERE: Check = Check {

@@ -19,7 +19,7 @@ const UNLISTED: Check = Check {
     name: "target-port-not-listed",
     severity: Severity::Info,
     problem: "no container lists the targetPort of a Service, which containers need not do",
-    fix: "nothing, if something listens there; else correct the targetPort, or list the port",
+    fix: "none, if a process listens there; otherwise correct the targetPort, or list the port",
 };
 
 /// Compares the Services' target ports with the selected pods. Pods on the host's network are left out.

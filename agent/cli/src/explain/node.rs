@@ -68,7 +68,7 @@ fn print(answer: &NodeAnswer) {
     print_lines(&answer.lines, style);
     if answer.ends.is_empty() {
         let node = printable(&answer.node);
-        anstream::println!("no pod of node {node} is on the way: ask where they are");
+        anstream::println!("neither end is a pod of node {node}: query the pods' nodes");
     }
     print_others(answer);
 }
@@ -78,7 +78,7 @@ pub(super) fn print_differences(answer: &NodeAnswer) {
     for end in answer.differences() {
         print_difference(&end.line());
         if !answer.in_force {
-            anstream::println!("  an update is being written: ask again");
+            anstream::println!("  an update is being written: try again");
         }
     }
 }
@@ -95,6 +95,6 @@ pub(super) fn print_others(answer: &NodeAnswer) {
         anstream::println!("node {node}: {}", printable(&line));
     }
     if answer.left_out > 0 {
-        anstream::println!("node {node}: not asked at {} further backends", answer.left_out);
+        anstream::println!("node {node}: {} further backends not evaluated", answer.left_out);
     }
 }

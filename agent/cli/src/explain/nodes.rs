@@ -81,7 +81,7 @@ impl Nodes {
     pub(super) fn print_differences(&self) {
         for answer in self.others() {
             node::print_difference(&format!(
-                "node {}: its agent's objects say {}, the cluster's {}",
+                "node {}: the agent's objects {}, the cluster's objects {}",
                 answer.node,
                 answer.verdict.verb(),
                 self.objects.verb()

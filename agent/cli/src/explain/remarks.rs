@@ -80,8 +80,8 @@ fn unknown(answer: &Explanation, details: &Details, reason: String) -> String {
             Party::Service(key) => {
                 if let Some(name) = details.external_names.get(key) {
                     return format!(
-                        "Service {key} is an ExternalName: it has no address and no pods; its name leads to {name} by DNS, \
-                         ask with an address of that"
+                        "Service {key} is an ExternalName: it has no address and no pods; its name resolves to \
+                         {name} by DNS; give an address of that name"
                     );
                 }
             }

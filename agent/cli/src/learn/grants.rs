@@ -71,16 +71,17 @@ pub enum Unwritten {
 impl fmt::Display for Unwritten {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoLabels => f.write_str("the pods have no labels that a policy could select them by"),
+            Self::NoLabels => f.write_str("the pods have no labels for a policy to select"),
             Self::NoPorts => f.write_str(
                 "a policy can allow this protocol only together with every port; --other-protocols does that",
             ),
             Self::PortZero => f.write_str("no policy can name port 0"),
             Self::FormerPod(address) => write!(
                 f,
-                "{address} is a pod's address, and which pod had it then is not known: no block is written for a pod"
+                "{address} is a pod's address, and the pod that had it then is unknown: no ipBlock is written for \
+                 pods"
             ),
-            Self::NoService(key) => write!(f, "there is no such port of a Service {key} any more"),
+            Self::NoService(key) => write!(f, "Service {key} no longer has such a port"),
             Self::NoBackends(key) => write!(f, "Service {key} has no backends now"),
         }
     }

@@ -22,10 +22,10 @@ pub fn text(answer: &Answer) -> Result<String> {
 fn render(answer: &Answer) -> String {
     let mut text = String::new();
     if answer.flows.is_empty() {
-        let _ = writeln!(text, "no such flow on node {}", answer.node);
+        let _ = writeln!(text, "no matching flow on node {}", answer.node);
     } else {
         let mut table = Table::new();
-        let header = ["WORKLOAD", "", "PEER", "PORT", "FLOWS", "ON TRIAL", "DENIED", "LAST"];
+        let header = ["WORKLOAD", "", "PEER", "PORT", "FLOWS", "AUDITED", "DENIED", "LAST"];
         table.load_style(NOTHING).set_header(header);
         for flow in &answer.flows {
             let Observed { workload, direction, peer, protocol, port, .. } = flow;
@@ -54,7 +54,7 @@ fn render(answer: &Answer) -> String {
     }
     if answer.missed_flows > 0 {
         let missed = answer.missed_flows;
-        let _ = writeln!(text, "{missed} flows were over before they could be recorded");
+        let _ = writeln!(text, "{missed} flows ended before they were recorded");
     }
     text
 }

@@ -25,8 +25,8 @@ const DNS: (&str, &str) = ("kube-system", "kube-dns");
 pub fn prepare(namespace: &str) -> String {
     let namespace = scalar(namespace);
     format!(
-        "# Denies nothing: it is on trial, so that flows of the namespace's pods are recorded. Delete it once\n\
-         # policies that were learned are in force.\n\
+        "# Denies nothing: in audit mode, so that flows of the namespace's pods are recorded. Delete it once\n\
+         # the learned policies are in force.\n\
          apiVersion: networking.k8s.io/v1\n\
          kind: NetworkPolicy\n\
          metadata:\n\
@@ -46,16 +46,18 @@ pub fn yaml(learned: &Learned, answer: &Answer) -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,
-        "# From flows that were recorded on {} between {} and {}.",
+        "# From flows recorded on {} between {} and {}.",
         comment(&answer.node),
         time(answer.since),
         time(answer.as_of)
     );
-    text.push_str("# On trial: without the annotation netpold.io/enforcement they decide.\n");
-    list(&mut text, "Would be denied, although it was seen", learned.denied.iter());
-    list(&mut text, "Allowed, although it was never seen", learned.unseen.iter());
+    text.push_str(
+        "# Audit mode: remove the annotation netpold.io/enforcement to enforce these policies.\n",
+    );
+    list(&mut text, "Observed, but would be denied", learned.denied.iter());
+    list(&mut text, "Allowed, but never observed", learned.unseen.iter());
     let uncovered =
-        "No policy selects these pods, since they have no labels or nothing is known of them";
+        "No policy selects these pods: they have no labels, or none of their flows was observed";
     list(&mut text, uncovered, learned.unwatched.iter().chain(&learned.unlabelled));
     for policy in &learned.policies {
         text.push_str("---\n");
@@ -83,9 +85,9 @@ fn manifest(text: &mut String, learned: &LearnedPolicy) {
     let LearnedPolicy { workload, rules, denied, policy } = learned;
     let _ = writeln!(text, "# {}", comment(&workload.to_string()));
     if rules.iter().all(Vec::is_empty) {
-        text.push_str("# Nothing was seen of it: this allows nothing.\n");
+        text.push_str("# No flows observed: this allows nothing.\n");
     }
-    list(text, "Was denied when it was seen, and still is", denied.iter());
+    list(text, "Denied when observed, and still denied", denied.iter());
     let (name, namespace) = (scalar(&policy.key.name), scalar(&policy.key.namespace));
     let _ = write!(
         text,

@@ -212,8 +212,7 @@ impl Shared {
         let failure = Failure::of(error);
         let text = if let Failure::Forbidden(words) = failure {
             format!(
-                "the agents cannot be asked: {words}; the verb list of pods in namespace {} is needed \
-                 (deploy/access.yaml)",
+                "cannot query the agents: {words}; list on pods in namespace {} is required (deploy/access.yaml)",
                 self.namespace
             )
         } else {
@@ -268,8 +267,7 @@ fn on_nodes(pods: Vec<Pod>) -> BTreeMap<String, Result<String, NodeError>> {
             && !others.is_empty()
         {
             let others = others.join(", ");
-            let text =
-                format!("node {node} has another agent beside {asked}, which is asked: {others}");
+            let text = format!("node {node} has several agents: querying {asked}, not {others}");
             anstream::eprintln!("netpold: {}", printable(&text));
         }
         let last = found.pop()?;

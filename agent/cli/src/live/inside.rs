@@ -83,7 +83,7 @@ fn not_run(error: NodeError) -> NotRun {
         }
         NodeError::Failed { text, .. } if names_no_program(&text) => NotRun::NoProgram,
         NodeError::Forbidden { words, namespace } => NotRun::Otherwise(format!(
-            "{words}; the verbs get and create of pods/exec in namespace {namespace} are needed"
+            "{words}; get and create on pods/exec in namespace {namespace} are required"
         )),
         error @ (NodeError::NoAgent { .. }
         | NodeError::NotRunning { .. }

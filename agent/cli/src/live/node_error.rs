@@ -17,7 +17,7 @@ const REASON_MAX: usize = 1024;
 pub enum NodeError {
     /// The node has no agent's pod.
     #[error(
-        "there is no agent: `kubectl -n {namespace} describe ds netpold` says why no pod is made there"
+        "no agent: `kubectl -n {namespace} describe ds netpold` shows why its pod was not created"
     )]
     NoAgent {
         /// Namespace that was searched.
@@ -31,8 +31,7 @@ pub enum NodeError {
     },
     /// RBAC forbids the exec.
     #[error(
-        "not allowed: {words}; the verbs get and create of pods/exec in namespace {namespace} are needed \
-         (deploy/access.yaml)"
+        "not allowed: {words}; get and create on pods/exec in namespace {namespace} are required (deploy/access.yaml)"
     )]
     Forbidden {
         /// Message of the API server.
@@ -53,10 +52,10 @@ pub enum NodeError {
     #[error("the answer is longer than {0} bytes")]
     TooLong(usize),
     /// More agents than the limit of followed ones.
-    #[error("no more than {0} agents are followed at once")]
+    #[error("at most {0} agents are followed at once")]
     TooMany(usize),
     /// The connection ended before the command did.
-    #[error("the connection broke off before the answer was complete")]
+    #[error("the connection ended before the answer was complete")]
     BrokenOff,
     /// The command failed.
     #[error("the command failed{}: {text}", .code.map(|code| format!(" with status {code}")).unwrap_or_default())]
@@ -67,7 +66,7 @@ pub enum NodeError {
         text: String,
     },
     /// The answer cannot be parsed.
-    #[error("its answer is not understood; is the agent of another version? {0}")]
+    #[error("cannot parse the answer; is the agent of another version? {0}")]
     NotUnderstood(String),
 }
 

@@ -49,8 +49,8 @@ pub fn all_objects(
         Some(directory) => offline::read_directory("--manifests", directory, DEFAULT_NAMESPACE),
         None if cluster.is_meant() => block_on(objects(cluster, namespace)),
         None => bail!(
-            "which objects? --manifests <DIR> names a directory of them, --kubeconfig <FILE> or --context <NAME> a \
-             cluster; `kubectl netpold` asks kubectl's"
+            "no source of objects: give --manifests <DIR> for a directory, or --kubeconfig <FILE> or --context \
+             <NAME> for a cluster; `kubectl netpold` uses kubectl's cluster"
         ),
     }
 }
@@ -139,7 +139,8 @@ impl Seen {
                 Ok(())
             }
             (Err(Failure::Forbidden(words)), None) => Err(anyhow!(
-                "{}; without them nothing can be told (deploy/access.yaml grants it; -n names another namespace)",
+                "{}; no answer is possible without them (deploy/access.yaml grants access; -n names another \
+                 namespace)",
                 printable(&words)
             )),
             (own, _) => self.add(kind, own),
@@ -158,7 +159,9 @@ impl Seen {
             && kind != Kind::ClusterNetworkPolicy
         {
             let server = self.lister.server();
-            self.warnings.push(format!("{server} does not serve {name} as it is read; {effect}"));
+            self.warnings.push(format!(
+                "{server} does not serve {name} in the version that netpold reads; {effect}"
+            ));
         }
         Ok(())
     }
@@ -169,8 +172,8 @@ impl Seen {
             self.warnings.insert(
                 0,
                 format!(
-                    "of {kinds} only those of namespace {namespace} are known (the verb list of them in all namespaces \
-                     is not allowed); addresses of pods elsewhere count as outside the cluster"
+                    "{kinds} are known in namespace {namespace} only (list in all namespaces is not allowed); \
+                     addresses of pods elsewhere count as outside the cluster"
                 ),
             );
         }
@@ -182,12 +185,14 @@ impl Seen {
 const fn effect(kind: Kind) -> Option<&'static str> {
     match kind {
         Kind::Pod | Kind::NetworkPolicy => None,
-        Kind::Namespace => Some("namespaceSelectors see no label but kubernetes.io/metadata.name"),
+        Kind::Namespace => {
+            Some("namespaceSelectors match no label but kubernetes.io/metadata.name")
+        }
         Kind::Node => Some("addresses of nodes count as outside the cluster"),
         Kind::Service => Some("Services are not known"),
         Kind::EndpointSlice => Some("Services count as without backends"),
-        Kind::ClusterNetworkPolicy => Some(
-            "ClusterNetworkPolicies go before NetworkPolicies, so a verdict may be another one",
-        ),
+        Kind::ClusterNetworkPolicy => {
+            Some("ClusterNetworkPolicies precede NetworkPolicies, so verdicts may differ")
+        }
     }
 }

@@ -21,7 +21,7 @@ pub async fn node_of(args: &ClusterArgs, pod: &Key) -> Result<String> {
         let text = Failure::of(error).text("get the pod", lister.server());
         anyhow!(printable(&text).into_owned())
     })?;
-    let Some(found) = found else { bail!("there is no pod {}", printable(&pod.to_string())) };
+    let Some(found) = found else { bail!("pod {} not found", printable(&pod.to_string())) };
     let node = found.spec.and_then(|spec| spec.node_name).filter(|node| !node.is_empty());
-    node.ok_or_else(|| anyhow!("pod {} is on no node yet", printable(&pod.to_string())))
+    node.ok_or_else(|| anyhow!("pod {} is not scheduled yet", printable(&pod.to_string())))
 }

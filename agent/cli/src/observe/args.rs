@@ -104,7 +104,7 @@ impl FilterArgs {
         let all = drops.chain([Reason::Allowed, Reason::Node]).map(Reason::as_str);
         let all: Vec<&str> = all.chain([AUDIT]).collect();
         if let Some(other) = self.reason.iter().find(|reason| !all.contains(&reason.as_str())) {
-            bail!("--reason {other:?}: there is no such reason; there are {}", all.join(", "));
+            bail!("--reason {other:?}: unknown reason; known reasons: {}", all.join(", "));
         }
         let mut verdicts = self.verdict.clone();
         if self.new_flows && verdicts.is_empty() {

@@ -40,7 +40,7 @@ pub fn run(args: &ObserveArgs) -> Result<u8> {
     }
     if request.follow && !args.cluster.local {
         let socket = args.socket.display();
-        bail!("the agent on {socket} has ended the stream: it ended, or serves too many others");
+        bail!("the agent on {socket} closed the stream: it exited, or serves too many clients");
     }
     Ok(ALL)
 }
@@ -60,7 +60,7 @@ async fn of_cluster(args: &ObserveArgs, request: &Request) -> Result<u8> {
                 }
             }
             Ok(_) if kept.len() == ORDERED => {
-                bail!("there are more than {ORDERED} lines: ask for less, as with --since or -n");
+                bail!("more than {ORDERED} lines: narrow the request, as with --since or -n");
             }
             Ok(line) => kept.push((time(&understood(&line)?), line)),
             Err(error) => {
@@ -109,9 +109,7 @@ pub fn understood(line: &str) -> Result<Line> {
     }
     serde_json::from_str(line).or_else(|error| match serde_json::from_str::<Refusal>(line) {
         Ok(refusal) => bail!("the agent refuses: {}", refusal.error),
-        Err(_) => {
-            Err(error).context("the agent's answer is not understood; is it another version?")
-        }
+        Err(_) => Err(error).context("cannot parse the agent's answer; is it another version?"),
     })
 }
 

@@ -124,9 +124,9 @@ pub fn why(attribution: &Attribution) -> String {
 pub fn lost_text(lost: &Lost) -> String {
     let Lost { kernel, flows, slow, unattributed } = *lost;
     let parts = [
-        (kernel, "drops were counted only (the kernel tells 100 a second and CPU)"),
-        (flows, "flows were too many or too short to be told"),
-        (slow, "events came faster than they were read here"),
+        (kernel, "drops were only counted (the kernel reports 100 per second and CPU)"),
+        (flows, "flows were too many or too short to be reported"),
+        (slow, "events arrived faster than this client read them"),
         (unattributed, "events are without policy and rule (explaining them takes too long)"),
     ];
     let parts = parts.into_iter().filter(|(count, _)| *count > 0);

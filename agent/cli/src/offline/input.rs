@@ -56,7 +56,7 @@ pub fn standard_input(option: &'static str) -> Result<Vec<u8>> {
     }
     let mut bytes = Vec::new();
     let read = io::stdin().lock().take(BYTES + 1).read_to_end(&mut bytes);
-    if read.with_context(|| format!("{STANDARD_INPUT} cannot be read"))? as u64 > BYTES {
+    if read.with_context(|| format!("cannot read {STANDARD_INPUT}"))? as u64 > BYTES {
         bail!("{STANDARD_INPUT} is larger than {} MiB; give a directory of files", BYTES >> 20);
     }
     *input = Some(Claim { option, bytes: Some(bytes.clone()) });

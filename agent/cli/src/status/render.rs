@@ -39,7 +39,7 @@ fn header(text: &mut String, status: &Status) {
     line(text, format!("node {}, netpold {}", status.node, status.version));
     line(text, format!("{}: revision {enforced} of {desired}", word.style(style)));
     if !status.in_sync {
-        line(text, "not everything is known yet; what was installed before stays".dimmed());
+        line(text, "objects not in sync; the previous state stays in force".dimmed());
     }
     line(text, format!("source: {}", status.source.origin));
 }
@@ -70,10 +70,10 @@ fn interference(text: &mut String, status: &Status) {
     if !status.repaired.is_empty() {
         let counts: Vec<String> =
             status.repaired.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
-        line(text, format!("put right after somebody else: {}", list(&counts)));
+        line(text, format!("repaired after changes by other programs: {}", list(&counts)));
     }
     if !status.waiting.is_empty() {
-        line(text, format!("denied, their pods are not known yet: {}", list(&status.waiting)));
+        line(text, format!("denied until their pods are known: {}", list(&status.waiting)));
     }
 }
 
@@ -89,7 +89,7 @@ fn files(text: &mut String, status: &Status) {
 fn kinds(text: &mut String, status: &Status) {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let now = now.map_or(0, |time| time.as_secs());
-    let mut table = table(&["watched", "objects", "state", "heard of", "lists", "failures"]);
+    let mut table = table(&["watched", "objects", "state", "last event", "lists", "failures"]);
     for kind in &status.source.kinds {
         let state = match (&kind.error, kind.served, kind.in_sync) {
             (_, false, true) => "not served",
@@ -173,7 +173,7 @@ fn drops(text: &mut String, status: &Status) {
     }
     show(text, "drops", &table);
     if !status.recent_drops.is_empty() {
-        heading(text, "dropped last");
+        heading(text, "recent drops");
     }
     for drop in &status.recent_drops {
         let (pod, direction, packet) = (&drop.pod, drop.direction, &drop.packet);
@@ -294,7 +294,7 @@ mod tests {
             "generic XDP, tcx",
             "25%",
             "conntrack IPv4",
-            "put right after somebody else: 3 entries",
+            "repaired after changes by other programs: 3 entries",
             "not known yet: veth9",
             "  pod x/a: net1",
             "  ingress of x/a: TCP 10.0.0.2:4000 to 10.0.0.1:80: policy",

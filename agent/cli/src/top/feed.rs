@@ -38,14 +38,14 @@ pub(super) fn of_node(
         let problem = loop {
             let line = match lines.read() {
                 Ok(Some(line)) => news(&line),
-                Ok(None) => break "the agent has ended the stream".to_owned(),
-                Err(error) => break format!("the agent cannot be read: {error}"),
+                Ok(None) => break "the agent closed the stream".to_owned(),
+                Err(error) => break format!("cannot read from the agent: {error}"),
             };
             if sender.send(line).is_err() {
                 return;
             }
         };
-        if sender.send(Err(format!("{problem}; it is asked again"))).is_err() {
+        if sender.send(Err(format!("{problem}; reconnecting"))).is_err() {
             return;
         }
         lines = loop {
@@ -90,7 +90,7 @@ pub(super) fn of_cluster(
                     return Ok(());
                 }
             }
-            let _ = sender.send(Err("every agent has ended its stream".to_owned()));
+            let _ = sender.send(Err("every agent closed its stream".to_owned()));
             Ok(())
         });
         drop(followed);

@@ -148,7 +148,7 @@ fn detail_text(choice: &Choice, rows: &[&Row]) -> Paragraph<'static> {
         (Some(problem), _) => problem.clone(),
         (None, Some(row)) if row.why.is_empty() => row.names.join(" "),
         (None, Some(row)) => format!("{}: {}", row.names.join(" "), row.why),
-        (None, None) => "nothing of this kind so far".to_owned(),
+        (None, None) => "no events of this kind yet".to_owned(),
     };
     Paragraph::new(text).wrap(Wrap { trim: true })
 }

@@ -37,7 +37,7 @@ impl Terminal {
         if !stdin().is_terminal() || !stdout().is_terminal() {
             bail!("standard input and output must be a terminal; `netpold observe` needs none");
         }
-        ratatui::try_init().map(Self).context("the terminal cannot be used")
+        ratatui::try_init().map(Self).context("cannot use the terminal")
     }
 }
 

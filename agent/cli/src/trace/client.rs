@@ -88,7 +88,7 @@ async fn of_cluster(args: &TraceArgs, request: &Request) -> Result<u8> {
 /// Parses a line of the stream.
 fn understood(line: &str) -> Result<Line> {
     let line = serde_json::from_str(line)
-        .context("the agent's answer is not understood; is it another version?")?;
+        .context("cannot parse the agent's answer; is it another version?")?;
     match line {
         Line::Refused { error } => bail!("the agent refuses: {}", printable(&error)),
         line

@@ -96,7 +96,7 @@ fn step_text(step: &Shown, packet: &Packet) -> String {
             )
         }
         Shown::Cached { reason, flow } => {
-            format!("flow table: {}; it remembers the verdict: {reason}", flow_text(*flow))
+            format!("flow table: {}; cached verdict: {reason}", flow_text(*flow))
         }
         Shown::Class { class, translated, service } => {
             let remote = packet.remote.map_or_else(|| "the address".to_owned(), name_of);
@@ -128,7 +128,7 @@ fn step_text(step: &Shown, packet: &Packet) -> String {
         Shown::Flow { flow: Some(flow), expired: false } => {
             format!("flow table: {}", flow_text(*flow))
         }
-        Shown::NewFlow => "flow table: an entry is made".to_owned(),
+        Shown::NewFlow => "flow table: new entry".to_owned(),
         Shown::Sender { reason } => format!("for its sender, after translation: {reason}"),
         Shown::Unknown { number } => format!("step {number} of another version"),
     }
@@ -140,7 +140,7 @@ fn name_of(address: IpAddr) -> String {
 
 fn flow_text(flow: Entry) -> String {
     let begun = match (flow.node, flow.ingress, flow.egress) {
-        (true, ..) => "a flow that the node began",
+        (true, ..) => "a flow that the node initiated",
         (false, true, true) => "a flow that was allowed in both directions",
         (false, true, false) => "a flow that was allowed into the pod",
         (false, false, true) => "a flow that was allowed out of the pod",

@@ -23,10 +23,10 @@ pub(super) enum Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(super) enum ExcerptError {
     /// The input is not JSON.
-    #[error("no JSON")]
+    #[error("not JSON")]
     Malformed,
     /// The fields in use exceed the maximum length.
-    #[error("more than {LENGTH_MAX} bytes in the fields that are used")]
+    #[error("the fields in use exceed {LENGTH_MAX} bytes")]
     TooLong,
 }
 

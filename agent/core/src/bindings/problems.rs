@@ -87,49 +87,49 @@ impl fmt::Display for Problem {
         match self {
             Self::Deleted { interface, pod } => write!(
                 f,
-                "pod {pod} is deleted, its interface {interface} is still there: its last policy stays on it"
+                "pod {pod} was deleted, but its interface {interface} still exists: its last policy stays on it"
             ),
             Self::Unlisted { interface, pod, labelled: true } => write!(
                 f,
-                "pod {pod} (interface {interface}): the API server has not listed it; judged by its \
-                 manifest on this node"
+                "pod {pod} (interface {interface}): not listed by the API server; judged by its manifest on this node"
             ),
             Self::Unlisted { interface, pod, labelled: false } => write!(
                 f,
-                "pod {pod} (interface {interface}): the API server has not listed it and its labels are \
-                 unknown; isolated by every policy of its namespace, granted nothing by label"
+                "pod {pod} (interface {interface}): not listed by the API server, and its labels are unknown; \
+                 isolated by every policy of its namespace, granted nothing by label"
             ),
             Self::Rival { interface, pod, bound } => write!(
                 f,
-                "interface {interface} claims to be pod {pod}, which interface {bound} is bound to: denied"
+                "interface {interface} claims pod {pod}, which is bound to interface {bound}: denied"
             ),
             Self::Lost { interface } => write!(
                 f,
-                "interface {interface} was bound to a pod that is gone, and nothing is known of it: denied"
+                "interface {interface} was bound to a deleted pod, and its present pod is unknown: denied"
             ),
             Self::Unnamed { interface, pod } => write!(
                 f,
-                "interface {interface} leads to pod {pod}, and neither a CNI result nor a route of the node names it: \
-                 denied; a pod with NET_ADMIN can have made it"
+                "interface {interface} leads to pod {pod}, and neither a CNI result nor a route of the node names \
+                 it: denied; a pod with NET_ADMIN may have created it"
             ),
             Self::Foreign { interface, pod, address, owner } => write!(
                 f,
-                "pod {pod} (interface {interface}) has address {address} of pod {owner} inside; it stays {pod}"
+                "pod {pod} (interface {interface}) has address {address} of pod {owner} in its namespace; it stays \
+                 bound to {pod}"
             ),
             Self::Station { interface, pod, now, settled } => {
                 let text = |octets: &[u8; 6]| octets.map(|octet| format!("{octet:02x}")).join(":");
                 write!(
                     f,
-                    "pod {pod} (interface {interface}) has MAC {} inside, and had {} when it was connected: \
-                     what it sends from another drops where its source is checked",
+                    "pod {pod} (interface {interface}) has MAC {} in its namespace, but had {} when it was \
+                     connected: its packets from another MAC drop where its source is checked",
                     text(now),
                     text(settled)
                 )
             }
             Self::Missing { interface, pod } => write!(
                 f,
-                "pod {pod} (interface {interface}) has none of its addresses on that interface inside; \
-                 it stays {pod}"
+                "pod {pod} (interface {interface}) has none of its addresses on that interface in its namespace; it \
+                 stays bound to {pod}"
             ),
         }
     }

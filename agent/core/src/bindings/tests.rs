@@ -385,7 +385,10 @@ fn a_hardware_address_is_settled_when_its_veth_is_bound() {
     world.veth_is(with(1, later));
     assert_eq!(world.station(1), Some(first), "the pod can write it");
     let told = world.problems().iter().map(ToString::to_string).collect::<String>();
-    assert!(told.contains("has MAC 02:00:00:00:00:02 inside, and had 02:00:00:00:00:01"), "{told}");
+    assert!(
+        told.contains("has MAC 02:00:00:00:00:02 in its namespace, but had 02:00:00:00:00:01"),
+        "{told}"
+    );
     let again = world.restarted(std::slice::from_ref(&a), &[with(1, later)], &[]);
     assert_eq!(again.station(1), Some(first), "another agent goes on with it");
     world.cni_results_are(&[CniResult { station: Some(named), ..result(&a, 1) }]);

@@ -125,13 +125,13 @@ impl fmt::Display for Problem {
             }
             Self::TooManyAddresses { pod } => write!(
                 f,
-                "pod {pod}: more than two addresses of a family; denied everything where isolated, \
-                 and sending from any but two where not"
+                "pod {pod}: more than two addresses of a family; where isolated, all its traffic is denied; where \
+                 not, packets from all but two of them drop"
             ),
             Self::SourceNotExempt { pod } => write!(
                 f,
-                "pod {pod}: annotation netpold.io/check-source: off does not count in this \
-                 namespace; have it named in --source-check-exempt, or take the annotation off"
+                "pod {pod}: annotation netpold.io/check-source: off has no effect in this namespace; add the \
+                 namespace to --source-check-exempt, or remove the annotation"
             ),
             Self::NoSlot { ifindex, pod } => {
                 write!(f, "pod {pod}, interface {ifindex}: closed, since no endpoint slot is free")

@@ -171,7 +171,7 @@ impl Traffic<'_> {
                 lacks.push(format!("nor is it one of the {more} other peers"));
             }
             if peers.is_empty() {
-                lacks.push("none of its peers could be understood".to_owned());
+                lacks.push("none of its peers could be decoded".to_owned());
             }
         }
         let rule = self.rule_ref(policy, index, rule, peer.flatten(), port.flatten());
@@ -236,7 +236,7 @@ impl Traffic<'_> {
 
     fn port_lack(&self, ports: &[PortRule]) -> String {
         if ports.is_empty() {
-            return "none of its ports could be understood".to_owned();
+            return "none of its ports could be decoded".to_owned();
         }
         let protocol = self.protocol;
         if !protocol.has_ports() {
@@ -270,7 +270,10 @@ impl Traffic<'_> {
 
     fn named_lack(&self, rule: &PortRule, name: &str) -> String {
         let Some(receiver) = self.receiver() else {
-            return format!("{} is no pod's address, so it has no port named {name}", self.remote);
+            return format!(
+                "{} is not a pod's address, so it has no port named {name}",
+                self.remote
+            );
         };
         let numbers: Vec<String> = self.named(rule, name).map(|port| port.to_string()).collect();
         let (pod, protocol) = (&receiver.key, rule.protocol);
@@ -292,10 +295,13 @@ impl Traffic<'_> {
                 });
             }
             Peer::Nodes(_) if self.remote_pod.is_some_and(is_unaddressed) => {
-                return Some("a pod is no node".to_owned());
+                return Some("a pod is not a node".to_owned());
             }
             Peer::Nodes(_) => {
-                return Some(format!("{} is of no node that it selects", self.remote));
+                return Some(format!(
+                    "{} is not an address of a node that it selects",
+                    self.remote
+                ));
             }
             Peer::Pods { namespaces, pods } => (namespaces, pods),
         };
@@ -329,7 +335,7 @@ impl Traffic<'_> {
         let remote = self.remote;
         match self.cluster.nodes.with(remote) {
             Some(node) => format!("{remote} is node {node}, which only an ipBlock can name"),
-            None => format!("{remote} is no pod's address"),
+            None => format!("{remote} is not a pod's address"),
         }
     }
 }

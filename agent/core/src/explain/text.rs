@@ -33,7 +33,7 @@ impl Explanation {
         let mut lines = vec![format!("{}: {}", self.verdict, self.probe)];
         if !self.templates.is_empty() {
             let titles = self.templates.iter().map(|template| template.title.clone());
-            lines.push(format!("by pod templates, there are no pods: {}", join(titles, "", ", ")));
+            lines.push(format!("by pod template, no pods exist: {}", join(titles, "", ", ")));
         }
         lines.extend(self.reason.clone());
         lines.extend(self.note.clone());
@@ -101,7 +101,7 @@ pub(super) fn translated(
         backend.egress.as_ref().is_none_or(|egress| egress.verdict == Verdict::Allow)
     });
     if to_address && !to_backend {
-        note.push_str("; a rule allows the address itself, but what counts is where it leads");
+        note.push_str("; a rule allows the address itself, but the backends behind it decide");
     }
     Some(note)
 }
@@ -139,7 +139,7 @@ impl Judgement {
                 _ => policy.to_string(),
             };
             let names = join(self.denied_on_trial.iter().map(name), "", ", ");
-            lines.push(format!("  would be denied by what is on trial: {names}"));
+            lines.push(format!("  would be denied by policies in audit mode: {names}"));
         }
         for problem in self.problems.iter().filter(|_| network_policies_asked) {
             let what =
@@ -178,7 +178,7 @@ impl Judgement {
             false => "",
         };
         let rest = match rule.policy.tier {
-            Tier::Admin => "; NetworkPolicy was not asked",
+            Tier::Admin => "; NetworkPolicy was not evaluated",
             Tier::Baseline => "",
         };
         format!("{verdict}, {place}{rule}{rest}")
@@ -254,7 +254,7 @@ pub(super) fn depends_on_address(
         Verdict::Allow => format!("{from} to {to} is allowed"),
         Verdict::Deny | Verdict::Unknown => format!("{from} to {to} is not"),
     };
-    format!("it depends on the address: {}, {}; ask with addresses", side(one), side(other))
+    format!("it depends on the address: {}, {}; give addresses", side(one), side(other))
 }
 
 /// Describes the traffic that a rule allows; `namespace` is the policy's.
@@ -269,7 +269,7 @@ pub(super) fn rule(namespace: &str, direction: Direction, rule: &Rule) -> String
     };
     let peers = match &rule.peers {
         None => "anyone".to_owned(),
-        Some(peers) => join_first(peers, |p| peer(namespace, p), "nobody", " or "),
+        Some(peers) => join_first(peers, |p| peer(namespace, p), "no peer", " or "),
     };
     format!("{ports} {preposition} {peers}")
 }
@@ -348,7 +348,7 @@ pub(super) fn unmet(subject: &str, unmet: &Requirement, labels: &Labels) -> Stri
     | Requirement::DoesNotExist(key)) = unmet;
     let wanted = requirement(unmet);
     match labels.get(key) {
-        Some(value) => format!("{subject} has {key}={value}, wanted is {wanted}"),
-        None => format!("{subject} has no label {key}, wanted is {wanted}"),
+        Some(value) => format!("{subject} has {key}={value}, expected {wanted}"),
+        None => format!("{subject} has no label {key}, expected {wanted}"),
     }
 }

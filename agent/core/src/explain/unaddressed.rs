@@ -99,8 +99,9 @@ pub(super) fn explain_places(
     for side in [from, to] {
         if side.places.len() > BLOCKS {
             let title = side.pod.map(Pod::title).unwrap_or_default();
-            let reason =
-                format!("{title} has no address, and more than {BLOCKS} blocks are asked for it");
+            let reason = format!(
+                "{title} has no address, and more than {BLOCKS} blocks would have to be evaluated for it"
+            );
             return Explanation::unknown(probe, reason);
         }
     }
@@ -176,12 +177,13 @@ fn depends_on(side: &Side<'_>, (allowed, denied): (Place, Place)) -> String {
     if side.places.is_empty() {
         let (allowed, denied) = (allowed.address, denied.address);
         return format!(
-            "it depends on the address: {title} is allowed at {allowed} and denied at {denied}; ask with addresses"
+            "it depends on the address: {title} is allowed at {allowed} and denied at {denied}; give addresses"
         );
     }
     let (allowed, denied) = (allowed.block, denied.block);
     format!(
-        "it depends on the address that {title} gets, which no label tells: allowed in {allowed}, denied in {denied}"
+        "it depends on the address that {title} gets, which labels do not determine: allowed in {allowed}, denied in \
+         {denied}"
     )
 }
 

@@ -202,7 +202,10 @@ fn a_filter_of_another_protocol_in_our_place_is_named() {
         run(&format!("tc filter add dev lo ingress prio 1 protocol ip bpf da object-pinned {pin}"));
         let mut attacher = Attacher::new(pins, Mode::Clsact).unwrap();
         let error = attacher.attach(classifier(DROP).as_fd(), LOOPBACK[1]).unwrap_err();
-        assert!(error.to_string().contains("another tool has the priority 1"), "{error}");
+        assert!(
+            error.to_string().contains("priority 1 is taken by another tool's filter"),
+            "{error}"
+        );
     });
 }
 
@@ -283,7 +286,7 @@ fn an_ingress_qdisc_is_no_place_for_both() {
         run("tc qdisc add dev lo ingress");
         let mut attacher = Attacher::new(pins, Mode::Clsact).unwrap();
         let error = attacher.attach(classifier(DROP).as_fd(), LOOPBACK[0]).unwrap_err();
-        assert!(error.to_string().contains("a qdisc of the kind ingress"), "{error}");
+        assert!(error.to_string().contains("the interface has an ingress qdisc"), "{error}");
         assert!(delivers());
         attacher.attach(classifier(DROP).as_fd(), LOOPBACK[1]).unwrap();
         assert!(!delivers(), "what the pod sends is judged");

@@ -171,7 +171,7 @@ fn a_full_table_refuses_and_stays_as_it_is() {
         (0..1000).take_while(|n| blocks.set(block(*n), 1 + *n as u32).is_ok()).count() as u128;
     assert!(held > 30, "{held}");
     let full = blocks.set(block(held), 9).unwrap_err();
-    assert!(full.to_string().contains("no element of it is free"), "{full}");
+    assert!(full.to_string().contains("no element is free"), "{full}");
     assert_eq!((0..held).filter(|n| read_class(&blocks, *n << 90) != 1 + *n as u32).count(), 0);
     assert_eq!(read_class(&blocks, held << 90), 0);
 }

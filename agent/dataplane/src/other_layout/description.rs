@@ -49,7 +49,7 @@ impl Place {
 
 /// Error: the description lacks a name.
 #[derive(Debug, thiserror::Error)]
-#[error("the other version does not say where it has `{0}`")]
+#[error("the other version's layout does not describe `{0}`")]
 pub(crate) struct Missing(String);
 
 /// Places of a version's tables and fields, by name.

@@ -61,10 +61,10 @@ impl Bypass {
             Ok(fresh) => {
                 for (ifindex, packets) in fresh {
                     let interface = interfaces.veth(ifindex);
-                    tracing::warn!(ifindex, interface, packets, "packets went past the programs");
+                    tracing::warn!(ifindex, interface, packets, "packets bypassed the programs");
                 }
             }
-            Err(error) => tracing::debug!(%error, "interfaces' counters cannot be read"),
+            Err(error) => tracing::debug!(%error, "cannot read interface counters"),
         }
     }
 
@@ -73,8 +73,8 @@ impl Bypass {
         let lately = |past: &Past| past.last.is_some_and(|last| last.elapsed() < SAID);
         self.pods.iter().filter(move |(_, past)| lately(past)).map(|((ifindex, _), past)| {
             format!(
-                "{}: {} packets reached the pod past its programs, unjudged: another tool redirects \
-                 them (bpf_redirect_peer); switch that off",
+                "{}: {} packets reached the pod unjudged, past its programs: another tool redirects them \
+                 (bpf_redirect_peer); disable that",
                 interfaces.label(*ifindex),
                 past.packets - past.first
             )

@@ -44,7 +44,7 @@ impl Health {
     /// Sets the reason why nothing is written; `None`: updates are written.
     pub(super) fn hold(&mut self, reason: Option<String>) {
         if let Some(reason) = reason.as_ref().filter(|_| self.held != reason) {
-            tracing::warn!(reason, "nothing is changed");
+            tracing::warn!(reason, "update withheld");
         }
         self.held = reason;
     }
@@ -64,7 +64,7 @@ impl Health {
     pub(super) fn failed(&mut self, error: &EngineError) {
         let pause = self.failure.as_ref().map_or(RETRY.0, |f| (f.pause * 2).min(RETRY.1));
         let reason = error.to_string();
-        tracing::error!(%reason, retry_in = ?pause, "update not enforced; what was enforced stays");
+        tracing::error!(%reason, retry_in = ?pause, "update not enforced; the previous state stays in force");
         self.failure = Some(Failure { reason, pause, retry_at: Instant::now() + pause });
     }
 
@@ -89,7 +89,7 @@ impl Health {
     pub(super) fn cannot_attach(&mut self, problems: BTreeMap<u32, String>) {
         for (index, problem) in &problems {
             if self.attach_problems.get(index) != Some(problem) {
-                tracing::error!(ifindex = index, problem, "an interface is not enforced");
+                tracing::error!(ifindex = index, problem, "interface not enforced");
             }
         }
         self.attach_problems = problems;
@@ -98,7 +98,7 @@ impl Health {
     /// Returns the attach problems as messages, in the order of the interfaces.
     pub(super) fn attach_problems(&self) -> impl ExactSizeIterator<Item = String> {
         self.attach_problems.iter().map(|(index, reason)| match index {
-            0 => format!("leaving interfaces that are no longer judged at: {reason}"),
+            0 => format!("detaching from interfaces no longer under policy: {reason}"),
             index => format!("interface {index}: {reason}"),
         })
     }
@@ -124,7 +124,7 @@ impl Health {
             }
             Err(reason) => {
                 if self.pin_problem.as_ref() != Some(&reason) {
-                    tracing::error!(reason, "pins cannot be kept; tried again");
+                    tracing::error!(reason, "cannot maintain pins; will retry");
                 }
                 self.pin_problem = Some(reason);
             }

@@ -46,8 +46,8 @@ fn pattern(text: &str) -> Result<String, String> {
     let name = text.strip_suffix('*').unwrap_or(text);
     if text.is_empty() || name.contains(['*', '/']) || name.contains(char::is_whitespace) {
         return Err(format!(
-            "{text:?} is neither a device's name nor the beginning of names with a `*` behind it; \
-             give auto, none, or several of those with commas between them"
+            "{text:?} is neither a device name nor a prefix of names followed by `*`; give auto, none, or a \
+             comma-separated list of those"
         ));
     }
     Ok(text.to_owned())
@@ -215,8 +215,8 @@ impl NodeInterfaces {
                 tracing::warn!(
                     ifindex = index,
                     device = device.name,
-                    "packets that leave by this device cannot be read: what pods send to Services \
-                     by it is judged at the pods only"
+                    "cannot parse packets that leave by this device: traffic of pods to Services by it is judged at \
+                     the pods only"
                 );
             }
         }
@@ -376,7 +376,7 @@ impl NodeInterfaces {
             |index: u32| self.veths.get(&index).is_some_and(|veth| veth.since + HOLD <= now);
         let mut pods = compiler.endpoints().filter(|endpoint| !endpoint.waiting);
         if self.results == Results::Expected && pods.any(|pod| is_old(pod.ifindex)) {
-            tracing::info!("pods come without CNI results: new interfaces do not wait for them");
+            tracing::info!("pods start without CNI results: new interfaces do not wait for them");
             self.results = Results::None;
         }
     }

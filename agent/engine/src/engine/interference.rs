@@ -23,7 +23,7 @@ impl Interference {
         self.bypass.look(&reconciler.compiler, interfaces);
         if self.missing.look(&reconciler.compiler, &reconciler.dataplane) {
             for problem in self.unproven(reconciler, interfaces) {
-                tracing::warn!(problem, "packets of pods miss their proof");
+                tracing::warn!(problem, "packets of pods without proof");
             }
         }
     }

@@ -128,7 +128,7 @@ impl Reconciler {
                 Ok(ops.len())
             }
             Err(error) => {
-                tracing::info!(%error, "the update needs larger tables: a new generation");
+                tracing::info!(%error, "update needs larger tables: creating a new generation");
                 self.new_generation()
             }
         }
@@ -203,10 +203,10 @@ impl Reconciler {
             own: self.compiler.cluster().own_addresses().collect(),
         };
         match self.dataplane.active().import_conntrack(&wanted) {
-            Ok(flows) => tracing::debug!(endpoints = newly.len(), flows, "flows taken over"),
+            Ok(flows) => tracing::debug!(endpoints = newly.len(), flows, "imported flows"),
             Err(error) => tracing::info!(
                 %error,
-                "the kernel's conntrack does not tell who began open connections: guessed by ports"
+                "cannot read initiators of open connections from the kernel's conntrack: guessing by ports"
             ),
         }
         // At the start no update waits, so the import is not charged.
@@ -256,7 +256,7 @@ impl Reconciler {
                 repaired
             }
             Err(error) => {
-                tracing::error!(%error, "the tables cannot be compared: a new generation");
+                tracing::error!(%error, "cannot compare tables: creating a new generation");
                 self.installed = false;
                 Repaired::new()
             }

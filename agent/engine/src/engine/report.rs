@@ -100,9 +100,9 @@ fn door_problem(interfaces: &NodeInterfaces) -> Option<String> {
     let names = doors.get(..named).filter(|names| !names.is_empty())?.join(", ");
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
     Some(format!(
-        "{names}{more} on top of a link of another network namespace: what comes by it reaches no pod and does not \
-         leave the node; a pod with NET_ADMIN can have made it; if it is the node's own, name it \
-         (--trusted-devices)"
+        "{names}{more} on top of a link of another network namespace: packets that arrive by it reach no pod and do \
+         not leave the node; a pod with NET_ADMIN may have created it; if it belongs to the node, list it in \
+         --trusted-devices"
     ))
 }
 
@@ -169,13 +169,13 @@ fn problems(engine: &Engine, endpoints: &[EndpointStatus]) -> Vec<String> {
     let Reconciler { compiler, dataplane, pace, restored, .. } = reconciler;
     let failure = health.failure().map(|reason| {
         let left_out = left_out(endpoints);
-        format!("not enforced yet: {reason}; what was enforced stays, {left_out}")
+        format!("not enforced yet: {reason}; the previous state stays in force, {left_out}")
     });
     let bindings = bindings.problems(compiler.cluster());
     let waiting = pace.waiting().into_iter().map(|namespace| {
         format!(
-            "namespace {namespace}: changes of large Services wait until they are compiled beside all else: \
-             soon, or later if they are frequent"
+            "namespace {namespace}: changes of large Services are compiled in the background: in force soon, or \
+             later if they are frequent"
         )
     });
     let held = health.held.iter().cloned();

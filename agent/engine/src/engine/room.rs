@@ -34,7 +34,7 @@ pub fn install(compiler: &mut Compiler, capacity: Capacity) -> Result<Vec<Op>, C
                 return Ok(ops);
             }
             Err(error) if compiler.leave_out(&error) => {
-                tracing::error!(%error, "the largest policies are closed to make room");
+                tracing::error!(%error, "closing the largest policies to make room");
                 capacity = compiler.capacity();
             }
             Err(error) => return Err(error),

@@ -33,7 +33,7 @@ pub(super) fn not_enforced(engine: &Engine) -> Vec<String> {
                 )),
                 Some(false) if !is_known => lines.push(format!(
                     "pod {pod}: the addresses of its further interface {name} are not known: it is under policy, but \
-                     peers by label do not match there, and what it sends from is not checked"
+                     peers by label do not match there, and its source addresses are not checked"
                 )),
                 Some(_) => {}
             }
@@ -114,7 +114,7 @@ fn no_veth(pod: &Pod, interface: &SecondInterface) -> String {
         device => format!("device-info {device}, as of SR-IOV"),
     };
     let (pod, named) = (&pod.key, named(interface));
-    format!("pod {pod}: {named} is not under policy: it is no veth of this node ({device})")
+    format!("pod {pod}: {named} is not under policy: it is not a veth of this node ({device})")
 }
 
 fn named(interface: &SecondInterface) -> String {
@@ -185,8 +185,8 @@ mod tests {
         let line = no_veth(&objects::pod("x", "a", &[], &[]), &veth);
         assert_eq!(
             line,
-            "pod x/a: interface net1 (network shop/net1) is not under policy: it is no veth of this node (macvlan, \
-             ipvlan or another device)"
+            "pod x/a: interface net1 (network shop/net1) is not under policy: it is not a veth of this node \
+             (macvlan, ipvlan or another device)"
         );
     }
 

@@ -136,12 +136,12 @@ impl Succession {
     /// Returns why large policies are not compiled.
     pub(super) fn problem(&self) -> Option<String> {
         let (reason, _) = self.failure.as_ref()?;
-        Some(format!("large policies and Services cannot be compiled, tried again: {reason}"))
+        Some(format!("cannot compile large policies and Services, will retry: {reason}"))
     }
 
     fn failed(&mut self, error: &EngineError) {
         let pause = self.failure.as_ref().map_or(RETRY.0, |(_, pause)| (*pause * 2).min(RETRY.1));
-        tracing::error!(%error, retry_in = ?pause, "large policies are not compiled");
+        tracing::error!(%error, retry_in = ?pause, "cannot compile large policies");
         self.failure = Some((error.to_string(), pause));
         self.rests_until = Some(Instant::now() + pause);
     }
@@ -306,6 +306,6 @@ fn yield_to_others() {
     // SAFETY: nice(3) takes no pointers; on Linux it affects the calling thread only.
     let nice = unsafe { libc::nice(NICE) };
     if nice == -1 {
-        tracing::debug!("the thread that compiles large policies cannot yield to others");
+        tracing::debug!("cannot lower the priority of the thread that compiles large policies");
     }
 }

@@ -31,10 +31,10 @@ impl Tracing for Engine {
             let node = cluster.node_name();
             return Err(match cluster.pods().get(pod) {
                 Some(known) if known.node != node => {
-                    format!("pod {pod} is on node {}: ask its agent", known.node)
+                    format!("pod {pod} is on node {}: query its agent", known.node)
                 }
                 Some(_) => format!("pod {pod} has no interface under policy on node {node}"),
-                None => format!("there is no pod {pod}"),
+                None => format!("pod {pod} not found"),
             });
         }
         let clauses = clauses(request, |party| addresses(cluster, party))?;
@@ -62,7 +62,10 @@ impl Tracing for Engine {
 
     fn end(&mut self) {
         if let Err(error) = self.reconciler.dataplane.end_trace() {
-            tracing::warn!(error, "a traced program stays until the next readback");
+            tracing::warn!(
+                error,
+                "cannot detach a traced program; it stays until the next readback"
+            );
         }
     }
 

@@ -90,33 +90,34 @@ impl Missing {
             problems.push(format!(
                 "{} packets of {pods} lost bit {} of skb->mark on this node after netpold had judged them: an \
                  nftables or iptables rule that sets the mark without a mask, or a tc or BPF program of another \
-                 tool, clears it; they are judged again where they leave, those that the node has translated and \
-                 answers of isolated pods drop; have it keep {proof:#x}, or give netpold another bit (--mark-bit)",
+                 tool, clears it; these packets are judged again where they leave, and drop if the node has \
+                 translated them or if they are answers of isolated pods; make it preserve {proof:#x}, or give \
+                 netpold another bit (--mark-bit)",
                 packets + others,
                 proof.trailing_zeros(),
             ));
         } else if let [pod] = &skipped[..] {
             problems.push(format!(
-                "{others} packets of {pod} left without having passed netpold's program at its interface: the \
-                 pod goes round it (an ifb in it, which takes NET_ADMIN), or another tool's program at that \
-                 interface clears skb->mark and skb->tc_index; they are judged where they leave, answers \
-                 and what the node has translated drop"
+                "{others} packets of {pod} left without having passed netpold's program at its interface: the pod \
+                 bypasses it (by an ifb in the pod, which needs NET_ADMIN), or another tool's program at that \
+                 interface clears skb->mark and skb->tc_index; these packets are judged where they leave; answers \
+                 and packets that the node has translated drop"
             ));
         } else if !skipped.is_empty() {
             problems.push(format!(
-                "{others} packets of {} left without a trace of netpold's programs at their interfaces: \
-                 something on this node clears skb->mark and skb->tc_index, or each of these pods goes round \
-                 the program (an ifb in it, which takes NET_ADMIN); they are judged where they leave, answers \
-                 and what the node has translated drop",
+                "{others} packets of {} left without a trace of netpold's programs at their interfaces: something on \
+                 this node clears skb->mark and skb->tc_index, or each of these pods bypasses the program (by an ifb \
+                 in the pod, which needs NET_ADMIN); these packets are judged where they leave; answers and packets \
+                 that the node has translated drop",
                 named(&skipped)
             ));
         }
         let (unmarked, packets) = self.at_fault(Fault::Unmarked, name);
         if !unmarked.is_empty() {
             problems.push(format!(
-                "{packets} packets of {} lost skb->tc_index on this node after netpold had judged them: a tc \
-                 filter behind netpold's that ends in TC_ACT_OK clears it; what they send to Services is not \
-                 judged behind its translation; have that filter end in TC_ACT_UNSPEC (continue)",
+                "{packets} packets of {} lost skb->tc_index on this node after netpold had judged them: a tc filter \
+                 behind netpold's that ends in TC_ACT_OK clears it; their packets to Services are not judged after \
+                 translation; make that filter return TC_ACT_UNSPEC (continue)",
                 named(&unmarked)
             ));
         }

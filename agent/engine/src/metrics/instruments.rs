@@ -68,12 +68,12 @@ impl Instruments {
     pub(super) fn register(&self, registry: &mut Registry) {
         registry.register(
             "programming_duration_seconds",
-            "From noticing a change of an object to its being enforced on this node",
+            "Time from noticing a change of an object to enforcing it on this node",
             self.programming.clone(),
         );
         registry.register(
             "compile_duration_seconds",
-            "Time to work out what an update is to write",
+            "Time to compile an update",
             self.compile.clone(),
         );
         registry.register(
@@ -81,15 +81,15 @@ impl Instruments {
             "Time to write an update to the kernel's tables",
             self.apply.clone(),
         );
-        registry.register("updates", "Updates that came into force", self.updates.clone());
+        registry.register("updates", "Updates enforced", self.updates.clone());
         registry.register(
             "update_failures",
-            "Updates that the kernel refused or that did not fit; each is tried again",
+            "Updates that the kernel refused or that did not fit; each is retried",
             self.failures.clone(),
         );
         registry.register(
             "generations",
-            "Times that everything was written into new tables: start, growth, recovery, large policies",
+            "Times that all content was written to new tables: start, growth, recovery, large policies",
             self.generations.clone(),
         );
     }

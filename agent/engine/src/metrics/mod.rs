@@ -52,7 +52,11 @@ impl Metrics {
         let mut registry = Registry::default();
         let netpold = registry.sub_registry_with_prefix("netpold");
         let build = [("version", env!("CARGO_PKG_VERSION")), ("arch", std::env::consts::ARCH)];
-        netpold.register("build", "The agent that runs", Info::new(build));
+        netpold.register(
+            "build",
+            "Version and architecture of the running agent",
+            Info::new(build),
+        );
         instruments.register(netpold);
         let snapshot = Box::new(snapshot);
         let last = Mutex::new((first, Instant::now()));
@@ -121,12 +125,12 @@ impl Observed {
         };
         writer.counter(
             "drop_events",
-            "Dropped packets that the kernel told of one by one",
+            "Dropped packets that the kernel reported one by one",
             seen,
         )?;
         writer.counter(
             "drop_events_suppressed",
-            "Dropped packets that the kernel did not tell of, to keep its limit; they are counted",
+            "Dropped packets that the kernel counted without reporting them, to keep its limit",
             suppressed,
         )
     }

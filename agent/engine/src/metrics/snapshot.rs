@@ -92,30 +92,30 @@ impl Snapshot {
             ([("namespace", policy.namespace.as_str()), ("policy", policy.name.as_str())], *flows)
         });
         let others = [([("namespace", ""), ("policy", "")], *others)];
-        let help = "Flows that passed and that policies on trial would deny, by policy; a \
-                    ClusterNetworkPolicy has no namespace, and those beyond 500 policies have no name";
+        let help = "Allowed flows that policies in audit mode would deny, by policy; a ClusterNetworkPolicy has no \
+                    namespace, and those beyond 500 policies have no name";
         writer.counters("audited_flows", help, named.chain(others))
     }
 
     fn write_state(&self, writer: &mut Writer<'_>) -> fmt::Result {
         let ready = u64::from(self.not_ready.is_empty());
-        writer.gauge("enforcing", "1: the engine has nothing left to do that it can do", ready)?;
+        writer.gauge("enforcing", "1: the engine has no pending work that it can do", ready)?;
         let revision = &self.revision;
         writer.gauge(
             "revision_desired",
-            "Number of the policy set to enforce",
+            "Revision of the policy set to enforce",
             revision.desired,
         )?;
         writer.gauge(
             "revision_enforced",
-            "Number of the policy set in force",
+            "Revision of the policy set in force",
             revision.enforced,
         )?;
-        let help = "Things that are not as they were asked for; `netpold status` names them";
+        let help = "Problems with enforcement; `netpold status` lists them";
         writer.gauge("problems", help, self.problems)?;
         let help = "Policies beyond their budget: closed, their pods isolated and granted nothing";
         writer.gauge("policies_closed", help, self.closed_policies)?;
-        let help = "What somebody else had changed and was put right, by kind";
+        let help = "Repairs of changes by other programs, by kind";
         let repairs = self.repairs.iter().map(|(kind, count)| ([("kind", *kind)], *count));
         writer.counters("repairs", help, repairs)?;
         let objects = self.objects.iter().map(|(kind, count)| ([("kind", *kind)], *count));
@@ -125,17 +125,21 @@ impl Snapshot {
     fn write_endpoints(&self, writer: &mut Writer<'_>) -> fmt::Result {
         let EndpointCounts { all, enforced, isolated } = self.endpoints;
         writer.gauge("endpoints", "Interfaces of local pods", all)?;
-        writer.gauge("endpoints_enforced", "Those of them that programs judge", enforced)?;
-        let help = "Packets that reached pods isolated for ingress past their programs, unjudged";
+        writer.gauge(
+            "endpoints_enforced",
+            "Interfaces of local pods with attached programs",
+            enforced,
+        )?;
+        let help = "Packets that reached pods isolated for ingress unjudged, past their programs";
         writer.counter("bypassed_packets", help, self.bypassed)?;
-        let help = "Packets of pods that left without what netpold's program had left on them, by the cause";
+        let help = "Packets of pods that left without the proof of netpold's program, by cause";
         let Unproven { erased, skipped, unmarked } = self.unproven;
         let causes = [("mark_erased", erased), ("skipped", skipped), ("tc_index_erased", unmarked)];
         let causes = causes.map(|(cause, packets)| ([("cause", cause)], packets));
         writer.counters("unproven_packets", help, causes)?;
         writer.gauges(
             "endpoints_isolated",
-            "Those of them that some policy isolates",
+            "Interfaces of local pods that some policy isolates",
             [(Direction::Ingress, isolated.ingress), (Direction::Egress, isolated.egress)]
                 .map(|(direction, count)| ([("direction", name(direction))], count)),
         )
@@ -146,7 +150,7 @@ impl Snapshot {
         let used = self.tables.iter().map(|fill| (labels(fill), fill.used));
         writer.gauges("table_entries", "Elements of a table in use", used)?;
         let capacity = self.tables.iter().map(|fill| (labels(fill), fill.capacity));
-        writer.gauges("table_capacity_entries", "Elements a table has", capacity)
+        writer.gauges("table_capacity_entries", "Capacity of a table in elements", capacity)
     }
 
     fn write_conntrack(&self, writer: &mut Writer<'_>) -> fmt::Result {
@@ -161,14 +165,13 @@ impl Snapshot {
         writer.gauges("conntrack_capacity_entries", "Flows that can be tracked", capacity)?;
         let full =
             by_family(&self.conntrack).map(|(f, census)| ([("family", f)], census.full_buckets));
-        let help =
-            "Buckets without room: a new flow there pushes out a half-open one or is refused";
+        let help = "Full buckets: a new flow there evicts a half-open one or is refused";
         writer.gauges("conntrack_full_buckets", help, full)?;
         let expired = by_family(&self.swept).map(|(f, census)| ([("family", f)], census.removed));
         writer.counters("conntrack_expired", "Flows that ended by their timeout", expired)?;
         let orphaned = by_family(&self.swept).map(|(f, census)| ([("family", f)], census.orphaned));
         writer.counters("conntrack_orphaned", "Flows that ended with their pod", orphaned)?;
-        let help = "Flows that were pushed out to make room for new ones, by what they were";
+        let help = "Flows evicted to make room for new ones, by state";
         let families = by_family(&self.conntrack).zip(self.evicted);
         let evicted = families.flat_map(|((family, _), [half_open, established])| {
             [("half_open", half_open), ("established", established)]

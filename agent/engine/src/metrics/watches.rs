@@ -19,15 +19,15 @@ pub(super) fn not_ready(source: &SourceStatus) -> Vec<String> {
         })
         .collect();
     if reasons.is_empty() {
-        reasons.push("the source of objects is not in sync; see `netpold status`".to_owned());
+        reasons.push("the object source is not in sync; see `netpold status`".to_owned());
     }
     reasons
 }
 
 pub(super) fn write(source: &SourceStatus, writer: &mut Writer<'_>) -> fmt::Result {
     let in_sync = u64::from(source.in_sync);
-    writer.gauge("source_in_sync", "1: every object that the source has is known", in_sync)?;
-    let help = "Things in the source that cannot be read or understood";
+    writer.gauge("source_in_sync", "1: all objects of the source are known", in_sync)?;
+    let help = "Parts of the source that cannot be read or decoded";
     writer.gauge("source_problems", help, source.problems.len() as u64)?;
     let of = |value: fn(&KindStatus) -> u64| {
         source.kinds.iter().map(move |kind| ([("kind", kind.kind.clone())], value(kind)))
@@ -38,9 +38,9 @@ pub(super) fn write(source: &SourceStatus, writer: &mut Writer<'_>) -> fmt::Resu
     let failing = of(|k| u64::from(k.error.is_some() || !(k.served || k.in_sync)));
     writer.gauges("watch_failing", help, failing)?;
     writer.gauges("watch_objects", "Objects of the kind", of(|kind| kind.objects as u64))?;
-    let help = "Objects that cannot be decoded as they are now";
+    let help = "Objects whose current version cannot be decoded";
     writer.gauges("watch_undecoded_objects", help, of(|kind| kind.undecoded as u64))?;
-    let help = "When the API server was last heard of, in seconds since 1970";
+    let help = "Time of the API server's last event, in seconds since 1970";
     let heard = source
         .kinds
         .iter()

@@ -73,7 +73,7 @@ impl Observer {
         let request: Request = match serde_json::from_str(&request) {
             Ok(request) => request,
             Err(error) => {
-                let error = format!("not understood: {error}");
+                let error = format!("invalid request: {error}");
                 return stream.write_all(&line(&Refusal { error })?).await;
             }
         };

@@ -136,7 +136,7 @@ async fn nonsense_is_refused() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         tokio::spawn(Arc::clone(&observer).serve(theirs, request.to_owned()));
         let answer = read(&mut BufReader::new(ours)).await.unwrap();
-        assert!(answer.starts_with(r#"{"error":"not understood: "#), "{answer}");
+        assert!(answer.starts_with(r#"{"error":"invalid request: "#), "{answer}");
     }
     assert_eq!(serde_json::from_str::<Request>("{}").unwrap(), Request::default());
 }

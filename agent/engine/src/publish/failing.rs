@@ -41,7 +41,7 @@ impl Failing {
         let code = error.code.unwrap_or(0);
         if self.said.replace(code) != Some(code) {
             let problem = error.failure.text(self.what, connection.server());
-            warn!(problem, "the cluster is not told what is in force; enforcement goes on");
+            warn!(problem, "cannot report enforcement to the API server; enforcement continues");
         }
     }
 
@@ -62,7 +62,7 @@ impl Failing {
     pub(super) fn worked(&mut self) {
         self.retry_at = Instant::now();
         if self.said.take().is_some() {
-            info!(to = self.what, "the cluster is told again what is in force");
+            info!(to = self.what, "reporting enforcement to the API server again");
             self.backoff.reset();
         }
     }

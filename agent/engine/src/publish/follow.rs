@@ -91,11 +91,11 @@ where
                 }
                 // A quiet watch ended without changes: kube watches again, without a pause here.
                 Some(Err(error)) if is_quiet(&error) => {
-                    debug!(fields, "nothing came on the watch: asked for again");
+                    debug!(fields, "restarting watch: no event before the timeout");
                 }
                 Some(Err(error)) => {
                     // The source watches the same kinds and reports the error.
-                    debug!(%error, fields, "cannot be followed");
+                    debug!(%error, fields, "cannot watch");
                     failures += 1;
                     sleep(backoff.next().unwrap_or(WATCH)).await;
                 }

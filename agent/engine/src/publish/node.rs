@@ -155,7 +155,7 @@ impl NodeWriter {
         let patch = Patch::Merge(patch);
         match self.writer.patch::<Node>((None, &self.name), None, &patch).await {
             Ok(_) => {
-                info!(taint = STARTUP_TAINT, "policy is in force: the startup taint is removed");
+                info!(taint = STARTUP_TAINT, "removed startup taint: policy is in force");
                 self.taint.worked();
                 let taints = node.spec.taints.iter_mut();
                 taints.for_each(|taints| taints.retain(|taint| taint["key"] != STARTUP_TAINT));
@@ -223,7 +223,7 @@ fn is_older(condition: &Condition, age: Duration, now: &Time) -> bool {
 /// Records a failed write. The watch will report a Node that was changed or deleted in the meantime.
 async fn failed(failing: &mut Failing, error: &WriteError, writer: &Writer) {
     if error.is_of_object() {
-        debug!(?error, "the Node is not as it was seen");
+        debug!(?error, "Node changed since it was read");
         return failing.not_before(ECHO + random_part(ECHO));
     }
     failing.failed(error, writer.connection()).await;

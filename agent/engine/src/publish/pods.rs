@@ -135,8 +135,8 @@ impl Wanted {
         // A failed update, whatever its cause, removes no pod from its Services while the former policy judges it.
         let stays = pod.is_met() && known.is_some_and(|it| it.is_judged);
         if !seen.is_current() {
-            let message = "What policy says now is not in force on the node; see its \
-                           NodePolicyStatus.";
+            let message =
+                "The current policy is not in force on the node; see its NodePolicyStatus.";
             return if seen.is_behind() && !stays {
                 unmet("UpdateNotInForce", message)
             } else {
@@ -147,7 +147,7 @@ impl Wanted {
             Some(None) => met("Enforced", "Policy judges the pod's packets in both directions."),
             Some(Some(_)) if stays => None,
             Some(Some(lacks)) => unmet("NotJudged", lacks),
-            None => unmet("NotKnown", "the agent has not seen the pod"),
+            None => unmet("NotKnown", "the agent does not know the pod"),
         }
     }
 
@@ -385,7 +385,7 @@ impl Readiness {
         let followed = self.pods.get_mut(&key).filter(|followed| followed.pod.uid == uid);
         let error = match outcome {
             Ok(()) => {
-                debug!(pod = %key, status = wanted.status(), reason = wanted.reason, "pod told");
+                debug!(pod = %key, status = wanted.status(), reason = wanted.reason, "wrote pod condition");
                 if let Some(followed) = followed {
                     followed.says(&self.gate, wanted);
                 }
@@ -410,7 +410,7 @@ impl Readiness {
                 // A pod that is gone or was recreated needs no warning.
                 let is_news = followed.failures == NAMED_AFTER && permitted;
                 if is_news && !(error.is_absent() || error.is_conflict()) {
-                    warn!(pod = %key, ?error, "the server does not take this pod's condition");
+                    warn!(pod = %key, ?error, "the API server rejected the condition of this pod");
                 }
             }
         }

@@ -86,12 +86,12 @@ fn revision(number: u64) -> i64 {
 }
 
 /// Reason why an audited policy is not in force.
-const ON_TRIAL: &str = "on trial (annotation netpold.io/enforcement: audit): it denies nothing; the nodes' netpold \
-                        status tells what it would deny";
+const ON_TRIAL: &str = "audit mode (annotation netpold.io/enforcement: audit): denies nothing; netpold status on the \
+                        nodes lists what it would deny";
 
 fn policy(key: &Key, it: &PolicyEnforcement) -> PolicyOnNode {
     let on_trial = it.on_trial.then(|| ON_TRIAL.to_owned());
-    let late = it.is_late.then(|| "it is being compiled; its former state is in force".to_owned());
+    let late = it.is_late.then(|| "being compiled; its former state is in force".to_owned());
     let unjudged = (it.not_judged > 0)
         .then(|| format!("the packets of {} of {} pods are not judged", it.not_judged, it.pods));
     let against: Vec<String> =
@@ -370,7 +370,7 @@ impl Reporter {
             }
             // Another client has written the object: the next report is a full one.
             Err(error) if error.is_of_object() && self.said.take().is_some() => {
-                debug!(?error, "the report is not as it was written");
+                debug!(?error, "report changed since it was written");
                 PACE
             }
             Err(error) => {

@@ -41,7 +41,7 @@ impl Seen {
 
     /// Returns why part of the source's state is not in force.
     pub(super) fn behind(&self) -> Option<&str> {
-        let unknown = (!self.look.in_sync).then_some("not every object is known yet");
+        let unknown = (!self.look.in_sync).then_some("the object source is not in sync yet");
         unknown.or(self.look.enforcement.behind.as_deref())
     }
 

@@ -196,7 +196,7 @@ impl<T: Tracing> Tracer<T> {
     pub async fn serve(self: Arc<Self>, mut stream: UnixStream, request: String) -> io::Result<()> {
         let request: Request = match serde_json::from_str(&request) {
             Ok(request) => request,
-            Err(error) => return refuse(&mut stream, format!("not understood: {error}")).await,
+            Err(error) => return refuse(&mut stream, format!("invalid request: {error}")).await,
         };
         if !(1..=LONGEST).contains(&request.seconds) {
             let error = format!("a trace takes 1 to {LONGEST} seconds");
@@ -224,7 +224,7 @@ impl<T: Tracing> Tracer<T> {
         let reason = match sent {
             Err(_) | Ok(Ok(None)) => return Ok(()),
             Ok(Err(error)) => return Err(error),
-            Ok(Ok(Some(End::Time))) => format!("the {seconds} s are over"),
+            Ok(Ok(Some(End::Time))) => format!("ended after {seconds} s"),
             Ok(Ok(Some(End::Replaced))) => {
                 "the node's programs were replaced meanwhile, as when its tables grow: trace again"
                     .to_owned()

@@ -85,7 +85,7 @@ impl Availability {
                 Meaning::AllGone
             }
             Absence::Usual if refused && self.missing >= REFUSALS => {
-                let outcome = "what of it was known stays, all else is enforced without it";
+                let outcome = "its last known objects stay, everything else is enforced without it";
                 self.status.error = Some(format!("{text}; {outcome}"));
                 Meaning::KnownIsAll
             }

@@ -42,8 +42,8 @@ pub enum ConnectError {
     },
     /// The kubeconfig has no such context.
     #[error(
-        "--context {context}: {} has no such context, but {}", .path.display(),
-        if .known.is_empty() { "none at all".to_owned() } else { .known.join(", ") }
+        "--context {context}: not found in {}; known contexts: {}", .path.display(),
+        if .known.is_empty() { "none".to_owned() } else { .known.join(", ") }
     )]
     Context {
         /// Context from the flag.
@@ -54,7 +54,7 @@ pub enum ConnectError {
         known: Vec<String>,
     },
     /// The certificates or credentials are unusable.
-    #[error("the API server's certificate authority or our credentials cannot be used: {0}")]
+    #[error("cannot use the API server's certificate authority or the credentials: {0}")]
     Credentials(String),
 }
 
@@ -120,7 +120,9 @@ impl Connection {
         current.1 = Instant::now();
         match made {
             Ok((client, _)) => current.0 = client,
-            Err(error) => tracing::warn!(%error, "the former configuration stays"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot reload the configuration; the former one stays");
+            }
         }
     }
 }

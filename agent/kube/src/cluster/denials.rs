@@ -76,7 +76,7 @@ pub(super) async fn write(
                     if error.is_terminating {
                         debug!(pod = %denial.pod, "no Event: the namespace is being deleted");
                     } else {
-                        warn!(pod = %denial.pod, %error, "no Event can be written on a pod");
+                        warn!(pod = %denial.pod, %error, "cannot write Event on a pod");
                     }
                     // A refusal concerns this pod alone.
                     if error.is_outage { RETRY } else { pace }

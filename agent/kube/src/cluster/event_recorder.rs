@@ -248,9 +248,9 @@ impl Agenda {
         self.unanswered = if error.is_outage { self.unanswered + 1 } else { 0 };
         let is_outage = self.unanswered >= OUTAGE;
         if error.is_terminating {
-            debug!(name, reason, "no Event is written: the namespace is being deleted");
+            debug!(name, reason, "no Event: the namespace is being deleted");
         } else if is_outage || it.refusals == 0 {
-            warn!(name, reason, %error, "no Event can be written");
+            warn!(name, reason, %error, "cannot write Event");
         }
         if is_outage {
             return RETRY;
@@ -358,7 +358,10 @@ fn regarding(policy: &Key, uid: &str) -> ObjectReference {
 
 fn note(node: &str, reasons: &[String]) -> String {
     let reasons = reasons.join("; ");
-    cut(format!("On node {node} a part of this policy is not as written: {reasons}"), NOTE_MAX)
+    cut(
+        format!("On node {node} part of this policy is not enforced as written: {reasons}"),
+        NOTE_MAX,
+    )
 }
 
 #[cfg(test)]
@@ -369,7 +372,7 @@ mod tests {
 
     #[test]
     fn a_note_fits() {
-        let text = "On node n a part of this policy is not as written: a; b";
+        let text = "On node n part of this policy is not enforced as written: a; b";
         assert_eq!(note("n", &["a".into(), "b".into()]), text);
         let long = note("n", &["\u{e9}".repeat(2000)]);
         assert!(long.len() <= NOTE_MAX && long.ends_with(" ..."));

@@ -125,7 +125,7 @@ impl Failure {
     #[must_use]
     pub fn text(&self, what: &str, server: &str) -> String {
         match self {
-            Self::Gone => format!("cannot {what}: too far behind, listing again"),
+            Self::Gone => format!("cannot {what}: watch too far behind, listing again"),
             Self::NotServed => format!("cannot {what}: {server} does not serve it"),
             Self::Forbidden(words) => {
                 format!("cannot {what}: {words}; grant it (deploy/base/rbac.yaml)")
@@ -135,13 +135,13 @@ impl Failure {
                  expired, or is it another cluster's?"
             ),
             Self::NotUnderstood(words) | Self::Refused(words) | Self::NoPath(words) => {
-                format!("cannot {what}: {server} says: {words}")
+                format!("cannot {what}: {server} answered: {words}")
             }
             Self::Silent(time) => {
                 format!("cannot {what}: {server} has been silent for {} s", time.as_secs())
             }
             Self::Unreachable(words) => format!("cannot {what}: {server}: {words}{}", hint(words)),
-            Self::Undecodable(words) => format!("cannot {what}: not understood: {words}"),
+            Self::Undecodable(words) => format!("cannot {what}: invalid answer: {words}"),
         }
     }
 }

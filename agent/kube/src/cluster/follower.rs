@@ -158,9 +158,9 @@ impl<K: Kind> Follower<K> {
         while !complete {
             match self.take(&mut answer, &mut events, &mut complete).await {
                 Ok(true) => {}
-                Ok(false) => return Err(Failure::Refused("the list broke off".into())),
+                Ok(false) => return Err(Failure::Refused("the list ended early".into())),
                 Err(Failure::Silent(_)) => {
-                    return self.without_streaming("the streaming list does not end");
+                    return self.without_streaming("the streaming list did not complete");
                 }
                 Err(Failure::NotUnderstood(reason)) => return self.without_streaming(&reason),
                 Err(failure) => return Err(failure),
@@ -172,7 +172,7 @@ impl<K: Kind> Follower<K> {
 
     fn without_streaming(&mut self, reason: &str) -> Result<(), Failure> {
         let kind = &self.availability.status.kind;
-        tracing::debug!(kind, reason, "no streaming lists here: paged ones");
+        tracing::debug!(kind, reason, "no streaming lists: using paged lists");
         self.streaming = false;
         Ok(())
     }
@@ -210,7 +210,7 @@ impl<K: Kind> Follower<K> {
                 Ok(false) => return Ok(()),
                 Err(Failure::Silent(time)) => {
                     let kind = &self.availability.status.kind;
-                    tracing::debug!(kind, ?time, "nothing came on the watch: asked for again");
+                    tracing::debug!(kind, ?time, "restarting watch: no event before the timeout");
                     self.quiet = Some(time);
                     return Ok(());
                 }

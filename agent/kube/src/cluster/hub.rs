@@ -161,10 +161,10 @@ fn report(before: &SourceStatus, now: &SourceStatus) {
     let missed = [before, now].map(|status| status.kinds.iter().find(|kind| kind.unreachable));
     match missed {
         [None, Some(kind)] => warn!(
-            "{}; what was known stays in force, and the server is asked again",
+            "{}; the last known state stays in force; will retry",
             kind.error.as_deref().unwrap_or_default()
         ),
-        [Some(_), None] => info!("{} answers again", now.origin),
+        [Some(_), None] => info!("{} is reachable again", now.origin),
         _ => {}
     }
     // For kinds without connection neither the current nor the former errors are logged.
@@ -184,7 +184,7 @@ fn report(before: &SourceStatus, now: &SourceStatus) {
     }
     for problem in before.problems.iter().filter(|it| !now.problems.contains(it)) {
         if !lost.contains(&problem.text) {
-            info!("settled: {problem}");
+            info!("resolved: {problem}");
         }
     }
     if now.in_sync && !before.in_sync {

@@ -199,10 +199,10 @@ pub(super) async fn page<K: Kind>(
     };
     while answer.parts(&mut part).await? {}
     if !answer.is_whole() {
-        return Err(Failure::Refused("the list broke off".into()));
+        return Err(Failure::Refused("the list ended early".into()));
     }
     let metadata = metadata.filter(|_| listed);
-    let no_list = || Failure::Undecodable("the answer is no list".into());
+    let no_list = || Failure::Undecodable("not a list".into());
     metadata.ok_or_else(no_list)
 }
 

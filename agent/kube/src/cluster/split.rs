@@ -35,7 +35,7 @@ pub(super) struct Raw<'p> {
 
 /// Error of an answer that is not a sequence of JSON objects.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("the answer is no JSON: {}", found(*.0))]
+#[error("not JSON: {}", found(*.0))]
 pub(super) struct NotJson(u8);
 
 fn found(byte: u8) -> String {
@@ -273,6 +273,6 @@ mod tests {
             assert!(parts(text.as_bytes(), 10).is_err(), "{text}");
         }
         let error = parts(b"<html>", 10).unwrap_err().to_string();
-        assert_eq!(error, "the answer is no JSON: `<` where a value, a key or an end should be");
+        assert_eq!(error, "not JSON: `<` where a value, a key or an end should be");
     }
 }

@@ -387,7 +387,7 @@ async fn cluster_policies_that_may_not_be_read_hold_nothing_back() {
     let kind = cluster_policies(&status);
     assert!(!kind.in_sync && kind.restarts >= 3, "{kind:?}");
     let problems: Vec<String> = status.problems.iter().map(ToString::to_string).collect();
-    assert!(problems[0].contains("grant it (deploy/base/rbac.yaml); what of it was known stays"));
+    assert!(problems[0].contains("grant it (deploy/base/rbac.yaml); its last known objects stay"));
     assert_eq!(problems.len(), 1, "{problems:?}");
 }
 

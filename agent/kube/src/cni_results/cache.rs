@@ -192,7 +192,7 @@ impl Follower {
     fn complain(&mut self, error: &io::Error) {
         if !self.complained {
             let directory = self.directory.display();
-            warn!("--cni-results {directory}: {error}; pods are known by their status alone");
+            warn!("--cni-results {directory}: {error}; pods are known by their status only");
         }
         self.complained = true;
     }

@@ -50,7 +50,7 @@ pub(super) fn cluster_network_policy(
     }
     let [ingress, egress] = Direction::BOTH.map(|direction| reader.rules(direction, spec));
     if !reader.understood {
-        reader.problem("spec", "for that, Deny rules count and no others do");
+        reader.problem("spec", "therefore only Deny rules take effect");
     }
     let enforcement = enforcement(&metadata, &mut reader.problems);
     let problems = limited(reader.problems);
@@ -106,7 +106,7 @@ fn items<'n>(node: &'n Node, path: &str, problems: &mut Vec<Problem>) -> Option<
         }
         return Some(items);
     }
-    problems.push(Problem::new(path, "is no list"));
+    problems.push(Problem::new(path, "is not a list"));
     None
 }
 
@@ -119,7 +119,7 @@ fn labels(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Option<Select
 /// Reads `pods`: an absent `namespaceSelector` selects every namespace; `podSelector` is required.
 fn namespaced_pods(node: &Node, path: &str, problems: &mut Vec<Problem>) -> Option<NamespacedPods> {
     if !matches!(node.value, Value::Map(_)) {
-        problems.push(Problem::new(path, "is no mapping of namespaceSelector and podSelector"));
+        problems.push(Problem::new(path, "is not a mapping of namespaceSelector and podSelector"));
         return None;
     }
     let namespaces = match given(node, "namespaceSelector") {
@@ -168,7 +168,7 @@ impl Reader<'_> {
     fn spec<'n>(&mut self, object: &'n Node) -> Option<&'n Node> {
         let spec = given(object, "spec").filter(|spec| matches!(spec.value, Value::Map(_)));
         if spec.is_none() {
-            self.not_understood("spec", "is missing or no mapping");
+            self.not_understood("spec", "is missing or not a mapping");
         }
         spec
     }
@@ -244,7 +244,7 @@ impl Reader<'_> {
         let path = format!("spec.{field}");
         let Some(node) = given(spec, field) else { return Vec::new() };
         let Value::List(rules) = &node.value else {
-            self.problem(path, "is no list; everything is denied");
+            self.problem(path, "is not a list; everything is denied");
             return vec![denies_everything(String::new())];
         };
         let rules = rules.iter().enumerate();

@@ -341,7 +341,7 @@ fn walk(node: &Node, shape: &Shape, path: &str, found: &mut Vec<Unknown>) {
 fn not_known(fields: &[(&str, &Shape)]) -> String {
     let names: Vec<&str> = fields.iter().map(|(name, _)| *name).collect();
     match names.as_slice() {
-        names if names.len() > 5 => "no such field in metadata".into(),
-        names => format!("no such field; there are {}", names.join(", ")),
+        names if names.len() > 5 => "unknown field of metadata".into(),
+        names => format!("unknown field; known fields: {}", names.join(", ")),
     }
 }

@@ -71,7 +71,7 @@ fn read(text: &str, own: &[IpAddr]) -> Result<Vec<SecondInterface>, String> {
         return Err(format!("{} bytes, {BYTES_MAX} are read", text.len()));
     }
     let entries: Vec<Entry> =
-        serde_json::from_str(text).map_err(|error| format!("no list of networks: {error}"))?;
+        serde_json::from_str(text).map_err(|error| format!("not a list of networks: {error}"))?;
     let further = entries.into_iter().filter(|entry| entry.default != Some(true));
     let interfaces: Vec<SecondInterface> = further
         .map(|entry| interface(entry, own))
@@ -231,12 +231,12 @@ mod tests {
             (format!(r#"[{{"ips": [{}]}}]"#, vec![r#""10.9.9.9""#; 3000].join(",")), ""),
             (" ".repeat(BYTES_MAX) + "[]", "bytes"),
             (r#"[{"ips": ["10.0.0"]}]"#.to_owned(), "`10.0.0` is not an address"),
-            (r#"[{"ips": [7]}]"#.to_owned(), "no list of networks"),
-            (r#"[{"ips": "10.0.0.1"}]"#.to_owned(), "no list of networks"),
-            (r#"{"name": "n"}"#.to_owned(), "no list of networks"),
+            (r#"[{"ips": [7]}]"#.to_owned(), "not a list of networks"),
+            (r#"[{"ips": "10.0.0.1"}]"#.to_owned(), "not a list of networks"),
+            (r#"{"name": "n"}"#.to_owned(), "not a list of networks"),
             (r#"[{"default": false, "default": true}]"#.to_owned(), "duplicate field"),
             (format!(r#"[{{"interface": "{long}"}}]"#), "a name of 321 bytes"),
-            ("\u{1b}[2J".to_owned(), "no list of networks"),
+            ("\u{1b}[2J".to_owned(), "not a list of networks"),
         ] {
             match parse(&text) {
                 Err(error) => assert!(error.contains(reason) && !reason.is_empty(), "{error}"),

@@ -158,7 +158,10 @@ impl Reader<'_> {
         let (pods, namespaces) = (&peer.pod_selector, &peer.namespace_selector);
         match &peer.ip_block {
             Some(_) if pods.is_some() || namespaces.is_some() => {
-                self.problem(path, "ipBlock cannot stand beside podSelector or namespaceSelector");
+                self.problem(
+                    path,
+                    "ipBlock cannot be combined with podSelector or namespaceSelector",
+                );
                 None
             }
             Some(block) => self.block(&format!("{path}.ipBlock"), block).map(Peer::Block),

@@ -196,7 +196,7 @@ fn a_peer_that_is_wrong_matches_nothing_and_leaves_the_others() {
         ("{}", "spec.ingress[0].from[0]: needs podSelector, namespaceSelector or ipBlock"),
         (
             "{ipBlock: {cidr: 10.0.0.0/8}, podSelector: {}}",
-            "spec.ingress[0].from[0]: ipBlock cannot stand beside podSelector or namespaceSelector",
+            "spec.ingress[0].from[0]: ipBlock cannot be combined with podSelector or namespaceSelector",
         ),
         (
             "{ipBlock: {cidr: 10.0.0.300/8}}",
@@ -237,7 +237,7 @@ fn a_peer_that_is_wrong_matches_nothing_and_leaves_the_others() {
         (
             "{podSelectr: {}, namespaceSelector: {}}",
             "spec.ingress[0].from[0].podSelectr: \
-             no such field; there are podSelector, namespaceSelector, ipBlock",
+             unknown field; known fields: podSelector, namespaceSelector, ipBlock",
         ),
     ] {
         let (alone, problems) = rule(&format!("{{from: [{peer}]}}"));
@@ -289,7 +289,10 @@ fn a_port_that_is_wrong_grants_nothing() {
         ("{port: 80, endPort: 70000}", ".endPort: 70000 is not a port, 1 to 65535"),
         ("{endPort: 80}", ".endPort: needs a port to begin at"),
         ("{port: http, endPort: 80}", ".endPort: needs a port that is a number, not a name"),
-        ("{port: 80, endport: 90}", ".endport: no such field; there are protocol, port, endPort"),
+        (
+            "{port: 80, endport: 90}",
+            ".endport: unknown field; known fields: protocol, port, endPort",
+        ),
     ] {
         let (rule, problems) = rule(&format!("{{ports: [{text}]}}"));
         let expected = format!("spec.ingress[0].ports[0]{problem}");
@@ -310,8 +313,8 @@ fn a_field_that_is_not_of_the_api_never_opens() {
     assert_eq!(
         policy.problems,
         [
-            "spec.podSelectors: no such field; there are podSelector, policyTypes, ingress, egress",
-            "spec.ingres: no such field; there are podSelector, policyTypes, ingress, egress",
+            "spec.podSelectors: unknown field; known fields: podSelector, policyTypes, ingress, egress",
+            "spec.ingres: unknown field; known fields: podSelector, policyTypes, ingress, egress",
         ]
     );
 }
@@ -340,7 +343,7 @@ fn nodes_have_internal_and_external_addresses() {
         problems,
         [
             "status.addresses[3].address: `nowhere` is not an address",
-            "metadata.namespce: no such field in metadata",
+            "metadata.namespce: unknown field of metadata",
         ]
     );
 }
@@ -401,7 +404,7 @@ fn a_pod_that_asks_for_something_else_is_checked() {
         "{apiVersion: v1, kind: Pod, metadata: {name: a, annotations: {netpold.io/check-source: 'no'}}}",
     );
     assert!(!pod.foreign_sources);
-    let expected = "metadata.annotations.netpold.io/check-source: `no` is not off";
+    let expected = "metadata.annotations.netpold.io/check-source: `no` is not `off`";
     assert_eq!(problems.iter().map(ToString::to_string).collect::<Vec<_>>(), [expected]);
 }
 
@@ -455,15 +458,15 @@ fn other_kinds_are_left_alone_unless_they_are_a_slip() {
         ),
         (
             "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicies",
-            "line 2: kind: there is no NetworkPolicies in networking.k8s.io/v1, but NetworkPolicy",
+            "line 2: kind: networking.k8s.io/v1 has no NetworkPolicies, but NetworkPolicy",
         ),
         (
             "apiVersion: networking.k8s.io/v1\nkind: NetwrkPolicy",
-            "line 2: kind: there is no NetwrkPolicy in networking.k8s.io/v1, but NetworkPolicy",
+            "line 2: kind: networking.k8s.io/v1 has no NetwrkPolicy, but NetworkPolicy",
         ),
         (
             "apiVersion: networking.k8s.io/v1\nkind: networkpolicy",
-            "line 2: kind: there is no networkpolicy in networking.k8s.io/v1, but NetworkPolicy",
+            "line 2: kind: networking.k8s.io/v1 has no networkpolicy, but NetworkPolicy",
         ),
         ("{apiVersion: v1, kind: Pod}", "line 1: metadata.name: the object has no name"),
         (

@@ -56,7 +56,7 @@ impl<'t> Scalar<'t> {
             ("float", Self::Int(number)) => Ok(Self::Float(number as f64)),
             _ => {
                 let text = netpold_core::printable::cut(text.into_owned(), 100);
-                Err(format!("`{text}` is tagged !!{wanted} and is none"))
+                Err(format!("`{text}` is tagged !!{wanted} but is not one"))
             }
         }
     }
@@ -72,7 +72,7 @@ impl<'t> Scalar<'t> {
             Self::Int(number) => Value::Int(number),
             Self::Large(number) => Value::Float(number as f64),
             Self::Float(number) if !number.is_finite() => {
-                return Err(format!("{number} is no number of JSON; put it in quotes"));
+                return Err(format!("{number} is not a JSON number; put it in quotes"));
             }
             // Go writes 1e3 and 80.0 as 1000 and 80.
             Self::Float(number) if number.fract() == 0.0 && number.abs() < 9e18 => {
@@ -109,7 +109,7 @@ fn is_yes(letter: &str) -> bool {
 /// Decodes `!!binary`: base64. Bytes that are not UTF-8 are replaced, as in JSON.
 fn binary(text: &str) -> Result<Scalar<'static>, String> {
     let packed: String = text.chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
-    let bytes = BASE64.decode(packed).map_err(|_| "!!binary is no base64")?;
+    let bytes = BASE64.decode(packed).map_err(|_| "!!binary is not base64")?;
     Ok(Scalar::Text(String::from_utf8_lossy(&bytes).into_owned().into()))
 }
 

@@ -90,12 +90,12 @@ fn scalars_are_typed_as_kubectl_types_them() {
         assert_eq!(one(&format!("a: {scalar}")).get("a").unwrap().value, value, "{scalar}");
     }
     for (scalar, reason) in [
-        (".inf", "inf is no number of JSON; put it in quotes"),
-        ("-.Inf", "-inf is no number of JSON; put it in quotes"),
-        (".NaN", "NaN is no number of JSON; put it in quotes"),
-        ("!!int x", "`x` is tagged !!int and is none"),
-        ("!!null x", "`x` is tagged !!null and is none"),
-        ("!!binary x", "!!binary is no base64"),
+        (".inf", "inf is not a JSON number; put it in quotes"),
+        ("-.Inf", "-inf is not a JSON number; put it in quotes"),
+        (".NaN", "NaN is not a JSON number; put it in quotes"),
+        ("!!int x", "`x` is tagged !!int but is not one"),
+        ("!!null x", "`x` is tagged !!null but is not one"),
+        ("!!binary x", "!!binary is not base64"),
     ] {
         assert_eq!(error(&format!("\na: {scalar}")), format!("line 2: {reason}"));
     }
@@ -150,7 +150,7 @@ fn documents_are_separate_and_empty_ones_left_out() {
     // Content in the line of the separator, which kubectl refuses.
     assert_eq!(keys(&parse("a: 1\n--- {b: 2}\n").unwrap()[1]), ["b"]);
     // Text that kubectl silently ignores is an error.
-    assert!(error("a: 1\n...\nb: 2\n").starts_with("line 3: kubectl reads nothing behind"));
+    assert!(error("a: 1\n...\nb: 2\n").starts_with("line 3: kubectl reads nothing after"));
 }
 
 #[test]

@@ -132,7 +132,7 @@ impl<'t> Reader<'t, '_> {
             match self.next()? {
                 (Event::StreamEnd, _) => return Ok(()),
                 (Event::DocumentStart(..), span) => {
-                    let text = "kubectl reads nothing behind the end of a document (`...`): begin it with `---`";
+                    let text = "kubectl reads nothing after the end of a document (`...`): begin it with `---`";
                     return Err(ReadError::new(self.line(span), text));
                 }
                 _ => {}

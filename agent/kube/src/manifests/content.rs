@@ -90,7 +90,7 @@ impl Content {
         let former = former.and_then(|former| former.objects.get(&key));
         let former = former.filter(|object| object.understood);
         let (outcome, kept) = match (self.objects.contains_key(&key), former, refused.change) {
-            (true, _, _) => ("it is in this file again, and that counts", false),
+            (true, _, _) => ("another definition in this file takes effect", false),
             (false, Some(former), _) => {
                 self.objects.insert(key.clone(), former.clone());
                 ("its last good version stays in effect", true)
@@ -233,7 +233,7 @@ impl Reader<'_> {
             }
             Value::Null => {}
             Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Text(_) | Value::Map(_) => {
-                self.content.unread.push(ReadError::new(items.line, "items: is no list"));
+                self.content.unread.push(ReadError::new(items.line, "items: is not a list"));
             }
         }
     }
@@ -280,7 +280,7 @@ impl Reader<'_> {
             self.content.problem(self.file, line, format!("{name}: {problem}"));
         }
         if let Some(former) = former {
-            let text = format!("{name} is here again; the one in line {line} wins");
+            let text = format!("{name} is defined twice; the one in line {line} wins");
             self.content.problem(self.file, former.line, text);
         }
     }

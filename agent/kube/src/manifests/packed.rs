@@ -29,7 +29,7 @@ impl Packed {
             Self::Whole(change) => return Some(Change::clone(change)),
         };
         serde_json::from_slice(bytes)
-            .inspect_err(|cause| error!(%cause, "an object in memory cannot be read"))
+            .inspect_err(|cause| error!(%cause, "cannot decode an object in memory"))
             .ok()
     }
 }

@@ -120,7 +120,7 @@ impl Scanner {
         let listing = self.list()?;
         let held_something = !self.seen.is_empty() || !self.failed.is_empty();
         if listing.is_empty() && held_something && identity != self.identity {
-            return Err(io::Error::other("another, empty directory has taken its place"));
+            return Err(io::Error::other("replaced by another, empty directory"));
         }
         self.identity = identity;
         let mut found = Found { updates: Vec::new(), unsettled: false };
@@ -151,7 +151,7 @@ impl Scanner {
                     // A file was removed after it was listed; a dangling symlink stays an error, since its target may
                     // have vanished with a volume.
                     if fs::symlink_metadata(&path).is_ok_and(|m| m.is_symlink()) {
-                        let error = io::Error::new(e.kind(), "a symlink that leads nowhere");
+                        let error = io::Error::new(e.kind(), "a dangling symlink");
                         listing.insert(name.to_owned(), Err(error));
                     }
                 }

@@ -122,7 +122,7 @@ impl Store {
             Update::Read(content) => Some(content),
             Update::Empty if self.objects_in(&name) == 0 => Some(Content::default()),
             Update::Empty => {
-                let reason = "is empty; delete it if its objects are to go".to_owned();
+                let reason = "is empty; delete the file to remove its objects".to_owned();
                 self.files.entry(name).or_default().error = Some(reason);
                 return;
             }

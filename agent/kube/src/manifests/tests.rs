@@ -324,7 +324,7 @@ fn an_emptied_file_keeps_its_objects_until_it_is_deleted() {
     let (mut fixture, _) = Fixture::new(&[("a.yaml", &namespace("a"))]);
     for empty in ["", "\n \n"] {
         fs::write(fixture.path("a.yaml"), empty).unwrap();
-        fixture.problem("a.yaml: is empty; delete it if its objects are to go (its last good");
+        fixture.problem("a.yaml: is empty; delete the file to remove its objects (its last good");
     }
     fixture.nothing_comes();
     fs::remove_file(fixture.path("a.yaml")).unwrap();
@@ -346,7 +346,7 @@ fn a_symlink_that_leads_nowhere_is_not_a_file_deleted() {
     symlink(&target, fixture.path("a.yaml")).unwrap();
     assert_eq!(fixture.next(), ["+a"]);
     fs::remove_file(&target).unwrap();
-    fixture.problem("a.yaml: cannot be read: a symlink that leads nowhere (its last good content");
+    fixture.problem("a.yaml: cannot be read: a dangling symlink (its last good content");
     fixture.nothing_comes();
     fs::write(&target, namespace("b")).unwrap();
     assert_eq!(fixture.next(), ["-a", "+b"]);

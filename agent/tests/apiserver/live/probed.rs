@@ -86,6 +86,6 @@ pub(super) fn connections_from_pods(world: &mut World, kubelet: &Kubelet) {
     let output = netpold(server, &reader, &[&question[..], &["-n", "shop"]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let said = stdout(&output);
-    let words = ["not probed: 2 (", "the verbs get and create of pods/exec in namespace shop"];
+    let words = ["not probed: 2 (", "get and create on pods/exec in namespace shop"];
     assert!(words.iter().all(|it| said.contains(it)), "{said}");
 }

@@ -16,8 +16,8 @@ const ANNOTATIONS: [(&str, &str); 18] = [
     ("projectcalico.org/IPv6VXLANTunnelAddr", "Calico's VXLAN tunnel, vxlan-v6.calico"),
     ("projectcalico.org/IPv4WireguardInterfaceAddr", "Calico's WireGuard device"),
     ("projectcalico.org/IPv6WireguardInterfaceAddr", "Calico's WireGuard device"),
-    ("projectcalico.org/IPv4Address", "as Calico knows the node"),
-    ("projectcalico.org/IPv6Address", "as Calico knows the node"),
+    ("projectcalico.org/IPv4Address", "the node's address in Calico"),
+    ("projectcalico.org/IPv6Address", "the node's address in Calico"),
     ("flannel.alpha.coreos.com/public-ip", "the outer address of Flannel's tunnel"),
     ("flannel.alpha.coreos.com/public-ip-overwrite", "the outer address of Flannel's tunnel"),
     ("flannel.alpha.coreos.com/public-ipv6", "the outer address of Flannel's tunnel"),
@@ -27,8 +27,8 @@ const ANNOTATIONS: [(&str, &str); 18] = [
     ("io.cilium.network.ipv6-cilium-host", "device cilium_host"),
     ("ovn.kubernetes.io/ip_address", "Kube-OVN's device ovn0"),
     ("kilo.squat.ai/wireguard-ip", "Kilo's WireGuard device"),
-    ("k3s.io/internal-ip", "as k3s knows the node"),
-    ("alpha.kubernetes.io/provided-node-ip", "as the kubelet was told"),
+    ("k3s.io/internal-ip", "the node's internal address in k3s"),
+    ("alpha.kubernetes.io/provided-node-ip", "--node-ip of the kubelet"),
 ];
 /// Annotation of OVN-Kubernetes with the node's subnets; the management device has the second host address.
 const OVN_SUBNETS: &str = "k8s.ovn.org/node-subnets";

@@ -130,7 +130,7 @@ impl Details {
 }
 
 fn each<T: DeserializeOwned>(json: &str, take: impl FnMut(T)) -> Result<Option<String>> {
-    let list: List<T> = serde_json::from_str(json).context("the list is not understood")?;
+    let list: List<T> = serde_json::from_str(json).context("cannot parse the list")?;
     list.items.into_iter().flatten().for_each(take);
     Ok(list.metadata.next)
 }
@@ -141,7 +141,7 @@ fn each<T: DeserializeOwned>(json: &str, take: impl FnMut(T)) -> Result<Option<S
 /// # Errors
 /// The text is no response of `/apis`.
 pub(crate) fn foreign_groups(json: &str) -> Result<Vec<String>> {
-    let groups: Groups = serde_json::from_str(json).context("/apis is not understood")?;
+    let groups: Groups = serde_json::from_str(json).context("cannot parse /apis")?;
     let known: BTreeSet<&str> = FOREIGN_KINDS.iter().map(|kind| kind.group).collect();
     let groups = groups.groups.into_iter().filter(|group| known.contains(group.name.as_str()));
     let versions = groups.flat_map(|group| group.versions);
@@ -154,7 +154,7 @@ pub(crate) fn foreign_groups(json: &str) -> Result<Vec<String>> {
 /// The text is no response of `/apis/GROUP/VERSION`.
 pub(crate) fn foreign_lists(path: &str, json: &str) -> Result<Vec<(&'static ForeignKind, String)>> {
     let has: Resources =
-        serde_json::from_str(json).with_context(|| format!("{path} is not understood"))?;
+        serde_json::from_str(json).with_context(|| format!("cannot parse {path}"))?;
     let group = path.trim_start_matches("/apis/").split('/').next().unwrap_or_default();
     let kinds = FOREIGN_KINDS.iter().filter(|kind| kind.group == group);
     let served = kinds.filter(|kind| has.resources.iter().any(|it| it.name == kind.plural));

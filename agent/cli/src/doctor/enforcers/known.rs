@@ -67,8 +67,8 @@ pub static ENFORCERS: [Enforcer; 17] = [
         containers: &["calico-node"],
         variables: &["FELIX_"],
         fix: "remove it where it only enforces policy (Canal: `kubectl -n kube-system delete ds canal`, RKE2's \
-              rke2-canal, and run Flannel alone); where it is the CNI, do not run netpold. What it leaves goes with \
-              a reboot",
+              rke2-canal, and run Flannel alone); where it is the CNI, do not run netpold. A reboot removes its \
+              leftovers",
         ..NO_SIGNS
     },
     Enforcer {
@@ -168,7 +168,7 @@ pub static ENFORCERS: [Enforcer; 17] = [
         images: &["weave-npc"],
         commands: &["weave-npc"],
         containers: &["weave-npc"],
-        fix: "take the container weave-npc out of DaemonSet kube-system/weave-net, or set EXPECT_NPC=0, then reboot \
+        fix: "remove the container weave-npc from DaemonSet kube-system/weave-net, or set EXPECT_NPC=0, then reboot \
               the nodes",
         ..NO_SIGNS
     },

@@ -30,8 +30,8 @@ pub(crate) struct Late {
 
 impl Late {
     /// Reason for the delay.
-    pub(crate) const REASON: &'static str = "they are large, and compiled beside all else: in force soon, or, if the namespace's large \
-         policies change often, later";
+    pub(crate) const REASON: &'static str = "large policies are compiled in the background; in force soon, or later \
+                                             if the namespace's large policies change often";
 }
 
 /// Closed combinations.
@@ -65,8 +65,8 @@ impl Limits {
     pub(crate) fn closed(&self) -> impl Iterator<Item = (&Combination, String)> {
         let over = self.over.values().flatten().map(|combination| {
             let reason = format!(
-                "with all that isolates pods of the namespace on this node it weighs more than the \
-                 limit of {NAMESPACE_UNITS}, and it is among the largest"
+                "the policies that isolate pods of the namespace on this node together exceed the limit of \
+                 {NAMESPACE_UNITS}, and this one is among the largest"
             );
             (combination, reason)
         });

@@ -214,7 +214,5 @@ async fn what_is_no_list_does_not_say_that_there_is_nothing() {
     assert!(!status.in_sync);
     let pods = status.kinds.iter().find(|kind| kind.kind == "pods").unwrap();
     assert_eq!((pods.lists, pods.restarts), (5, 3), "{pods:?}");
-    assert!(
-        texts(&status)[0].starts_with("cannot list nodes: not understood: the answer is no JSON")
-    );
+    assert!(texts(&status)[0].starts_with("cannot list nodes: invalid answer: not JSON"));
 }

@@ -33,7 +33,7 @@ fn a_newer_field_in_a_peer_grants_nothing() {
     let (policy, problems, _) = convert(json!({
         "podSelector": {}, "ingress": [{ "from": [{ "podSelector": {}, "within": "zone" }] }]
     }));
-    assert!(problems[0].starts_with("spec.ingress[0].from[0].within: no such field"));
+    assert!(problems[0].starts_with("spec.ingress[0].from[0].within: unknown field"));
     let rules = policy.ingress.unwrap();
     let peers = rules.iter().flat_map(|rule| rule.peers.as_ref().unwrap()).count();
     assert_eq!(peers, 0, "{rules:?}");

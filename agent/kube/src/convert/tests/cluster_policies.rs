@@ -92,7 +92,7 @@ fn a_rule_that_is_not_understood_fails_closed() {
             "to[0]: needs exactly one of namespaces, pods, nodes, networks, domainNames",
         ),
         ("to: []", "to: is empty; it needs at least one item"),
-        ("to: 5", "to: is no list"),
+        ("to: 5", "to: is not a list"),
         ("protocols: null", "to: is missing; it needs at least one peer"),
         ("to: [{namespaces: 5}]", "to[0].namespaces: is integer `5`, expected LabelSelector"),
         ("to: [{pods: {}}]", "to[0].pods: needs podSelector; {} is every pod"),
@@ -101,7 +101,7 @@ fn a_rule_that_is_not_understood_fails_closed() {
         ("to: [PODS], protocols: []", "protocols: is empty; it needs at least one item"),
         (
             "to: [PODS], protocols: [{icmp: {}}]",
-            "protocols[0].icmp: no such field; there are tcp, udp, sctp, destinationNamedPort",
+            "protocols[0].icmp: unknown field; known fields: tcp, udp, sctp, destinationNamedPort",
         ),
         ("to: [PODS], protocols: [{tcp: {}}]", "protocols[0].tcp: needs destinationPort"),
         (
@@ -126,7 +126,7 @@ fn a_rule_that_is_not_understood_fails_closed() {
         ),
         (
             "to: [PODS], unless: rain",
-            "unless: no such field; there are name, action, to, protocols",
+            "unless: unknown field; known fields: name, action, to, protocols",
         ),
         ("to: [PODS], name: [x]", "name: is sequence, expected a string"),
     ] {
@@ -194,16 +194,16 @@ fn without_subject_tier_or_priority_only_denials_count() {
         ),
         (
             "tier: Admin, priority: 1, subject: {namespaces: {}, services: {}}",
-            "spec.subject.services: no such field; there are namespaces, pods; it is every pod",
+            "spec.subject.services: unknown field; known fields: namespaces, pods; it is every pod",
         ),
         (
             "tier: Admin, priority: 1, subject: {namespaces: {}}, from: [1]",
-            "spec.from: no such field; there are tier, priority, subject, ingress, egress",
+            "spec.from: unknown field; known fields: tier, priority, subject, ingress, egress",
         ),
     ] {
         let policy = cluster_policy(&format!("{{{head}, {rules}}}"));
         assert_eq!(policy.problems[0], problem);
-        assert_eq!(policy.problems[1], "spec: for that, Deny rules count and no others do");
+        assert_eq!(policy.problems[1], "spec: therefore only Deny rules take effect");
         assert_eq!(policy.subject, NamespacedPods::default(), "{head}");
         assert_eq!(policy.tier, Tier::Admin);
         let [accept, pass, deny] = &policy.ingress[..] else { panic!("{policy:?}") };
@@ -217,11 +217,11 @@ fn without_subject_tier_or_priority_only_denials_count() {
 #[test]
 fn rules_that_are_no_list_deny_everything() {
     let policy = cluster_policy(&format!("{{{HEAD}, ingress: {{}}, egress: null}}"));
-    assert_eq!(policy.problems, ["spec.ingress: is no list; everything is denied"]);
+    assert_eq!(policy.problems, ["spec.ingress: is not a list; everything is denied"]);
     assert_eq!((policy.ingress[0].action, &policy.ingress[0].matches), (Action::Deny, &EVERYONE));
     assert_eq!(policy.egress, []);
     let policy = cluster_policy("5");
-    assert_eq!(policy.problems[0], "spec: is missing or no mapping");
+    assert_eq!(policy.problems[0], "spec: is missing or not a mapping");
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn other_versions_and_misspelt_kinds_are_refused() {
     );
     assert_eq!(
         error(&head("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicies")),
-        "line 2: kind: there is no ClusterNetworkPolicies in policy.networking.k8s.io/v1alpha2, but \
+        "line 2: kind: policy.networking.k8s.io/v1alpha2 has no ClusterNetworkPolicies, but \
          ClusterNetworkPolicy"
     );
     let node = &parse(&head("policy.networking.k8s.io/v1alpha1", "AdminNetworkPolicy")).unwrap()[0];

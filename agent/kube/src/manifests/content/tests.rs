@@ -80,7 +80,7 @@ spec:
     assert_eq!(
         problems(&read_settled("f", text, "default")),
         [
-            "f:8: NetworkPolicy default/p: spec.ingres: no such field; there are \
+            "f:8: NetworkPolicy default/p: spec.ingres: unknown field; known fields: \
                  podSelector, policyTypes, ingress, egress",
             "f:12: NetworkPolicy default/p: spec.egress[0].ports[0].port: \
                  0 is not a port, 1 to 65535",
@@ -98,7 +98,7 @@ fn twice_in_one_file_the_last_wins_and_is_reported() {
     let content = read_settled("f", &(pod("one") + &pod("two")), "default");
     let Change::Pod(found) = object(&content, "Pod default/a") else { panic!() };
     assert_eq!(found.labels.get("l").unwrap(), "two");
-    assert_eq!(problems(&content), ["f:2: Pod default/a is here again; the one in line 4 wins"]);
+    assert_eq!(problems(&content), ["f:2: Pod default/a is defined twice; the one in line 4 wins"]);
 }
 
 /// Typed lists, with the kind before or after the items.
