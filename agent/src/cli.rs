@@ -8,18 +8,6 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ipnet::IpNet;
 use netpold_api::socket::{DEFAULT_BPFFS, DEFAULT_SOCKET};
 use netpold_cli::arguments::time;
-use netpold_cli::assertions::TestArgs;
-use netpold_cli::completion::CompletionArgs;
-use netpold_cli::diff::DiffArgs;
-use netpold_cli::doctor::DoctorArgs;
-use netpold_cli::explain::ExplainArgs;
-use netpold_cli::flows::FlowsArgs;
-use netpold_cli::learn::LearnArgs;
-use netpold_cli::observe::ObserveArgs;
-use netpold_cli::rules::RulesArgs;
-use netpold_cli::status::StatusArgs;
-use netpold_cli::top::TopArgs;
-use netpold_cli::trace::TraceArgs;
 use netpold_controller::WebhookSettings;
 use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::PRIVATE_RANGES;
@@ -46,71 +34,23 @@ pub struct Cli {
 /// Subcommands of `netpold`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Commands that ask, of `kubectl netpold` too.
+    #[command(flatten)]
+    Ask(netpold_cli::Command),
     /// Enforce NetworkPolicy on this node's pods
     #[command(
         after_help = "Exit status: 0 ended by a signal, 1 failed, 2 the flags make no sense."
     )]
     Run(RunArgs),
-    /// Explain whether policy allows a connection, and why
-    #[command(after_help = "Exit status: 0 allowed, 1 denied, 2 cannot tell (why is on stderr).\n\
-        With --socket or --nodes: 2 also if objects, tables and kernel differ.\n\
-        With --probes: 0 every line answered, 2 some line is not.")]
-    Explain(ExplainArgs),
-    /// Show which connections a change of manifests cuts or opens
-    #[command(
-        after_help = "Exit status: 0 nothing of the kind of --fail-on, 1 something, 2 cannot tell, or not everything \
-        could be compared."
-    )]
-    Diff(DiffArgs),
-    /// Check that connections are allowed or denied as assertions in a file expect
-    #[command(after_help = "Exit status: 0 every assertion holds, 1 some does not, 2 cannot tell.")]
-    Test(TestArgs),
-    /// Show endpoints, drops and problems of a running agent, or of all agents of a cluster
-    #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
-    Status(StatusArgs),
-    /// List the rules that isolate this node's or a cluster's pods, with the time of last use and the number
-    /// of flows of each
-    #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
-    Rules(RulesArgs),
-    /// List the flows of this node's or a cluster's pods, with the latest verdict of each
-    #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
-    Flows(FlowsArgs),
-    /// Find misconfigurations that keep policy from working, on this node, in manifests or in a cluster,
-    /// with a fix for each
-    #[command(
-        after_help = "Exit status: 0 nothing, 1 errors or warnings were found, 2 none were, but not everything could \
-                      be checked."
-    )]
-    Doctor(DoctorArgs),
-    /// Show drops, flows that policies in audit mode would deny, and new flows, each with policy and rule
-    #[command(after_help = "Exit status: 0 all was shown, 1 an agent did not answer or ended.")]
-    Observe(ObserveArgs),
-    /// Show each step of the judgement of a pod's packets, for a limited time
-    #[command(
-        after_help = "Exit status: 0 the time is over, 1 the agent did not answer, refused or ended."
-    )]
-    Trace(TraceArgs),
-    /// Show the busiest drops, flows, pods and policies on a terminal
-    #[command(after_help = "Exit status: 0 ended by a key or a signal, 1 failed.")]
-    Top(TopArgs),
-    /// Write least-privilege NetworkPolicies from observed flows
-    #[command(
-        after_help = "Exit status: 0 what was seen stays allowed, 1 some of it would be denied (named on \
-            stderr), 2 cannot tell."
-    )]
-    Learn(LearnArgs),
-    /// Report which policies are in force, and add the readiness gate to new pods
-    #[command(after_help = "Exit status: 0 ended by a signal, 1 failed.")]
-    Controller(ControllerArgs),
     /// Close new pods while no agent runs on the node: for a second container in the agent's pod
     #[command(after_help = "Exit status: 0 ended by a signal, 1 failed.")]
     Standby(StandbyArgs),
+    /// Report which policies are in force, and add the readiness gate to new pods
+    #[command(after_help = "Exit status: 0 ended by a signal, 1 failed.")]
+    Controller(ControllerArgs),
     /// Remove every program and pin from this node; its pods are no longer under policy
     #[command(after_help = "Exit status: 0 done, 1 failed.")]
     Uninstall(UninstallArgs),
-    /// Write a shell completion script for commands and flags
-    #[command(after_help = "Exit status: 0 done, 1 failed.")]
-    Completion(CompletionArgs),
 }
 
 /// Flags of `netpold run`.

@@ -10,6 +10,7 @@
 
 pub mod arguments;
 pub mod assertions;
+mod commands;
 pub mod completion;
 pub mod diff;
 pub mod doctor;
@@ -26,3 +27,5 @@ pub mod socket;
 pub mod status;
 pub mod top;
 pub mod trace;
+
+pub use commands::{Command, FAILED, UNUSABLE, exit_code};

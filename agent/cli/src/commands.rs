@@ -1,0 +1,113 @@
+//! The commands, for the binary of a node and for `kubectl-netpold`.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::assertions::TestArgs;
+use crate::completion::CompletionArgs;
+use crate::diff::DiffArgs;
+use crate::doctor::{DoctorArgs, Report};
+use crate::explain::ExplainArgs;
+use crate::flows::FlowsArgs;
+use crate::learn::LearnArgs;
+use crate::observe::ObserveArgs;
+use crate::rules::RulesArgs;
+use crate::status::StatusArgs;
+use crate::top::TopArgs;
+use crate::trace::TraceArgs;
+use crate::{
+    assertions, completion, diff, doctor, explain, flows, learn, observe, rules, status, top, trace,
+};
+
+/// Exit status of a failed command.
+pub const FAILED: u8 = 1;
+/// Exit status of invalid arguments, and of a failed `explain`, `diff`, `test`, `doctor` or `learn`.
+pub const UNUSABLE: u8 = 2;
+
+/// Commands that ask, and exit.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Explain whether policy allows a connection, and why
+    #[command(after_help = "Exit status: 0 allowed, 1 denied, 2 cannot tell (why is on stderr).\n\
+        With --socket or --nodes: 2 also if objects, tables and kernel differ.\n\
+        With --probes: 0 every line answered, 2 some line is not.")]
+    Explain(ExplainArgs),
+    /// Show which connections a change of manifests cuts or opens
+    #[command(
+        after_help = "Exit status: 0 nothing of the kind of --fail-on, 1 something, 2 cannot tell, or not everything \
+        could be compared."
+    )]
+    Diff(DiffArgs),
+    /// Check that connections are allowed or denied as assertions in a file expect
+    #[command(after_help = "Exit status: 0 every assertion holds, 1 some does not, 2 cannot tell.")]
+    Test(TestArgs),
+    /// Find misconfigurations that keep policy from working, on this node, in manifests or in a cluster,
+    /// with a fix for each
+    #[command(
+        after_help = "Exit status: 0 nothing, 1 errors or warnings were found, 2 none were, but not \
+        everything could be checked."
+    )]
+    Doctor(DoctorArgs),
+    /// Show endpoints, drops and problems of a running agent, or of all agents of a cluster
+    #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
+    Status(StatusArgs),
+    /// Show drops, flows that policies in audit mode would deny, and new flows, each with policy and rule
+    #[command(after_help = "Exit status: 0 all was shown, 1 an agent did not answer or ended.")]
+    Observe(ObserveArgs),
+    /// Show the busiest drops, flows, pods and policies on a terminal
+    #[command(after_help = "Exit status: 0 ended by a key or a signal, 1 failed.")]
+    Top(TopArgs),
+    /// List the flows of this node's or a cluster's pods, with the latest verdict of each
+    #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
+    Flows(FlowsArgs),
+    /// List the rules that isolate this node's or a cluster's pods, with the time of last use and the number
+    /// of flows of each
+    #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
+    Rules(RulesArgs),
+    /// Show each step of the judgement of a pod's packets, for a limited time
+    #[command(
+        after_help = "Exit status: 0 the time is over, 1 the agent did not answer, refused or ended."
+    )]
+    Trace(TraceArgs),
+    /// Write least-privilege NetworkPolicies from observed flows
+    #[command(
+        after_help = "Exit status: 0 what was seen stays allowed, 1 some of it would be denied (named on \
+            stderr), 2 cannot tell."
+    )]
+    Learn(LearnArgs),
+    /// Write a shell completion script for commands and flags
+    #[command(after_help = "Exit status: 0 done, 1 failed.")]
+    Completion(CompletionArgs),
+}
+
+impl Command {
+    /// Runs the command; `node` are doctor's checks of this node. Returns the exit status, or that of a failure.
+    pub fn run(self, node: impl FnOnce(&DoctorArgs) -> Report) -> (Result<u8>, u8) {
+        match self {
+            Self::Explain(args) => (explain::run(&args), UNUSABLE),
+            Self::Diff(args) => (diff::run(&args), UNUSABLE),
+            Self::Test(args) => (assertions::run(&args), UNUSABLE),
+            Self::Doctor(args) => (doctor::run(&args, node), UNUSABLE),
+            Self::Learn(args) => (learn::run(&args), UNUSABLE),
+            Self::Status(args) => (status::run(&args), FAILED),
+            Self::Rules(args) => (rules::run(&args), FAILED),
+            Self::Flows(args) => (flows::client::run(&args), FAILED),
+            Self::Observe(args) => (observe::run(&args), FAILED),
+            Self::Trace(args) => (trace::run(&args), FAILED),
+            Self::Top(args) => (top::run(&args).map(|()| 0), FAILED),
+            Self::Completion(args) => (completion::run(&args).map(|()| 0), FAILED),
+        }
+    }
+}
+
+/// Prints the error of a failed command. Returns the exit code of the process.
+#[must_use]
+pub fn exit_code((result, failure): (Result<u8>, u8)) -> ExitCode {
+    let status = result.unwrap_or_else(|error| {
+        anstream::eprintln!("netpold: {error:#}");
+        failure
+    });
+    ExitCode::from(status)
+}

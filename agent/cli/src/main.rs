@@ -1,0 +1,28 @@
+//! `kubectl netpold`: the commands that ask, for people at desks. It knows nothing of eBPF, and needs no root.
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser};
+use netpold_cli::doctor::{DoctorArgs, Report};
+use netpold_cli::{Command, completion, exit_code, live};
+
+/// Explain, compare and diagnose NetworkPolicy
+#[derive(Debug, Parser)]
+#[command(name = "netpold", bin_name = "kubectl netpold", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+fn main() -> ExitCode {
+    if let Some(answered) = completion::answer(Cli::command) {
+        return exit_code((answered.map(|()| 0), 1));
+    }
+    exit_code(Cli::parse().command.run(no_node))
+}
+
+/// The report of `doctor --local`.
+fn no_node(_: &DoctorArgs) -> Report {
+    let reason = "this binary has no checks of a node: run netpold there, or leave out --local";
+    Report { unknown: vec![reason.to_owned()], ..Report::default() }
+}
