@@ -8,7 +8,7 @@
 #   KINDNET=1 …                   beside kindnet, which enforces too, not on cni.sh's network
 #   FOCUS=deny …                  the upstream tests whose names match
 #
-# Needs docker, kind, kubectl, skopeo, git and go (or e2e.test, for the conformance tests) and what
+# Needs docker, kind, kubectl, helm, skopeo, git and go (or e2e.test, for the conformance tests) and what
 # `cargo xtask setup` installs.
 set -eu
 
@@ -50,7 +50,7 @@ installed() {
     kubectl -n netpold-system rollout status deployment/netpold-controller --timeout 180s
 }
 
-need docker kind kubectl skopeo cargo cargo-nextest
+need docker kind kubectl helm skopeo cargo cargo-nextest
 command -v e2e.test > /dev/null || need git go
 docker info > /dev/null
 if kind get clusters | grep -qx "$cluster"; then
@@ -76,13 +76,13 @@ say "network"
 [ -n "${KINDNET:-}" ] || "$here/cni.sh" "$cluster"
 
 say "install"
-kubectl apply -k "$root/deploy/overlays/kind"
-kubectl apply -k "$root/deploy/overlays/quotas"
-kubectl apply -k "$root/deploy/overlays/api-protection"
+helm install netpold "$root/deploy/chart" --namespace netpold-system --create-namespace \
+    --values "$root/deploy/overlays/kind/values.yaml" --set quotas.enabled=true --set apiProtection.enabled=true
 installed
 
 say "smoke test"
 "$here/smoke.sh"
+helm test netpold --namespace netpold-system
 
 say "upstream conformance"
 "$here/conformance.sh" "${FOCUS:-}"

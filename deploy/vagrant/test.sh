@@ -19,7 +19,7 @@ for node in "${nodes[@]}"; do
     vagrant ssh "$node" -c 'sudo ctr -n k8s.io images import -' < "$work/image.tar"
 done
 # bpffs is mounted by systemd here, so the base will do, with the image that was loaded.
-kubectl kustomize "$root/deploy/base" | sed 's|image: netpold:.*|image: localhost/netpold:dev|' | kubectl apply -f -
+kubectl kustomize "$root/deploy/base" | sed 's|image: .*netpold:.*|image: localhost/netpold:dev|' | kubectl apply -f -
 kubectl -n netpold-system rollout status ds/netpold --timeout 300s
 kubectl -n netpold-system get pods -o wide
 
