@@ -1,4 +1,4 @@
-{{/* Fields of every pod of the test. With quotas.enabled only the priority classes of netpold's own pods are admitted. */}}
+{{/* Fields of every pod of the test. quotas.enabled admits only the priority classes of netpold's own pods. */}}
 {{- define "netpold.test.pod" -}}
 automountServiceAccountToken: false
 {{- include "netpold.pullSecrets" . }}
