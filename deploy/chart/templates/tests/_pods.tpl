@@ -54,9 +54,12 @@ spec:
     command: ["/bin/sh", "-c"]
     args:
     - |
-      # An answer other than silence (no server, no name) is neither "passes" nor "dropped".
+      # The address is that of the Service, by its environment variable: no DNS is needed.
+      server=$NETPOLD_TEST_SERVER_SERVICE_HOST
+      case $server in *:*) server="[$server]" ;; esac
+      # An answer other than silence, as of a closed port, is neither "passes" nor "dropped".
       for try in $(seq 60); do
-        if answer=$(/agnhost connect netpold-test-server:8080 --timeout 2s 2>&1); then
+        if answer=$(/agnhost connect "$server:8080" --timeout 2s 2>&1); then
           got=passes
         else
           case $answer in TIMEOUT*) got=dropped ;; *) got=$answer ;; esac
