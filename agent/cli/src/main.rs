@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::{CommandFactory, Parser};
 use netpold_cli::doctor::{DoctorArgs, Report};
-use netpold_cli::{Command, completion, exit_code, live};
+use netpold_cli::{Command, completion, exit_code};
 
 /// Explain, compare and diagnose NetworkPolicy
 #[derive(Debug, Parser)]

@@ -53,7 +53,10 @@ fn the_agent_has_the_flags_it_is_started_with() {
         let command =
             list(&container[probe]["exec"]["command"]).iter().map(|it| it.as_str().unwrap());
         let command = Cli::try_parse_from(command).unwrap().command;
-        assert!(matches!(command, Command::Status(status) if status.ready), "{probe}");
+        assert!(
+            matches!(command, Command::Ask(netpold_cli::Command::Status(status)) if status.ready),
+            "{probe}"
+        );
     }
 }
 
