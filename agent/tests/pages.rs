@@ -84,7 +84,7 @@ fn the_list_of_rules_is_real() {
 }
 
 /// All pages of the project.
-const PAGES: [&str; 24] = [
+const PAGES: [&str; 25] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
@@ -96,6 +96,7 @@ const PAGES: [&str; 24] = [
     "bench/README.md",
     "deploy/README.md",
     "deploy/audit.md",
+    "deploy/chart/README.md",
     "deploy/cli.md",
     "deploy/cluster-network-policy.md",
     "deploy/doctor.md",

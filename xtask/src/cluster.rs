@@ -219,7 +219,7 @@ fn up<'a>(state: &'a State, binaries: &Binaries, layout: &Layout) -> Result<Clus
     let cluster = Cluster(state);
     let result = begin(state, binaries, layout).and_then(|kubectl| {
         images::import(state, binaries, &images)?;
-        install::run(state, &kubectl, binaries.minor())
+        install::run(&kubectl, binaries.minor())
     });
     if let Err(error) = result {
         show_state(state, binaries.folder());

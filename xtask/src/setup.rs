@@ -23,6 +23,7 @@ mod release;
 mod toolchain;
 
 use std::fs::File;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::SystemTime;
 
@@ -68,7 +69,15 @@ pub(crate) fn run() -> Result<Toolchain> {
 /// # Errors
 /// When a tool cannot be installed.
 pub(crate) fn for_deploy() -> Result<()> {
-    deploy::install().and_then(|()| helm::install())
+    deploy::install().and_then(|()| helm::install().map(drop))
+}
+
+/// Returns helm; fetches it if there is none.
+///
+/// # Errors
+/// When helm cannot be fetched.
+pub(crate) fn helm() -> Result<PathBuf> {
+    helm::install()
 }
 
 /// Installs the tools for checks of the image.

@@ -215,7 +215,7 @@ fn patch(request: &Value) -> Option<Value> {
 }
 
 /// Whether no agent would write the pod's condition, or the kubelet would ignore its gate: with the gate, the pod would
-/// never be ready. `deploy/overlays/readiness-gate` excludes the same pods.
+/// never be ready. `deploy/chart/templates/options/readiness-gate-policy.yaml` excludes the same pods.
 fn is_without_agent(pod: &Value) -> bool {
     let spec = &pod["spec"];
     let is_linux = |os: &Value| os.is_null() || os == "linux";

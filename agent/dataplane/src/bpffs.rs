@@ -26,8 +26,8 @@ pub enum BpffsError {
     /// The directory is on no bpffs, and mounting one failed.
     #[error(
         "--bpffs {}: not on a BPF file system, and mounting one there failed: {errno}. Run as root \
-         with CAP_SYS_ADMIN, or mount it beforehand: mount -t bpf bpf {}; in Kubernetes apply \
-         deploy/overlays/mount-bpffs instead of deploy/base",
+         with CAP_SYS_ADMIN, or mount it beforehand: mount -t bpf bpf {}; in Kubernetes install with \
+         agent.mountBpffs=true",
         path.display(), path.display()
     )]
     Mount {

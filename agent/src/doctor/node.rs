@@ -36,7 +36,7 @@ const NO_BPFFS: Check = Check {
     severity: Severity::Warning,
     problem: "no BPF file system is mounted where the agent pins its maps and links: enforcement ends \
               with the agent",
-    fix: "`mount -t bpf bpf /sys/fs/bpf`; in Kubernetes deploy/overlays/mount-bpffs",
+    fix: "`mount -t bpf bpf /sys/fs/bpf`; in Kubernetes agent.mountBpffs=true of the chart",
 };
 const NO_AGENT: Check = Check {
     name: "agent",

@@ -10,7 +10,7 @@ use crate::world::{NAMESPACE, World, wait};
 
 const NAME: &str = "netpold-readiness-gate";
 
-/// Returns the configuration in `deploy/overlays/readiness-gate`, for a webhook at this port.
+/// Returns the configuration in `deploy/chart/templates/options/readiness-gate-webhook.yaml`, for a webhook at this port.
 pub(crate) fn configuration(port: u16) -> Value {
     let rule = json!({
         "operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "scope": "Namespaced",

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::expressions::Expressions;
-use crate::rendered::{can_render, find, render};
+use crate::rendered::{can_render, find, option};
 
-/// Admission policy of `overlays/admission`, with the limits.
+/// Admission policy of the option `admission`, with the limits.
 struct Policy {
     expressions: Expressions,
     params: Value,
@@ -13,7 +13,7 @@ struct Policy {
 
 impl Policy {
     fn named(name: &str) -> Self {
-        let objects = render("overlays/admission");
+        let objects = option("admission");
         let params = find(&objects, "ConfigMap", "network-policy-limits").clone();
         let policy = find(&objects, "ValidatingAdmissionPolicy", name);
         Self { expressions: Expressions::of(policy), params }

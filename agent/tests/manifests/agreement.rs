@@ -6,7 +6,7 @@ use clap::Parser;
 use netpold::cli::{Cli, Command};
 use serde_json::{Value, json};
 
-use crate::rendered::{KUSTOMIZATIONS, can_render, deploy, find, render};
+use crate::rendered::{can_render, deploy, everything, find, option, render};
 
 fn container() -> Value {
     find(&render("base"), "DaemonSet", "netpold")["spec"]["template"]["spec"]["containers"][0]
@@ -131,7 +131,7 @@ fn the_overlays_name_what_is_there() {
     if !can_render("the_overlays_name_what_is_there") {
         return;
     }
-    let protection = render("overlays/api-protection");
+    let protection = option("api-protection");
     let accounts = ["netpold", "netpold-controller"];
     for schema in protection.iter().filter(|o| o["kind"] == "FlowSchema") {
         let level = schema["spec"]["priorityLevelConfiguration"]["name"].as_str().unwrap();
@@ -143,7 +143,7 @@ fn the_overlays_name_what_is_there() {
         }
     }
 
-    let admission = render("overlays/admission");
+    let admission = option("admission");
     for binding in admission.iter().filter(|o| o["kind"] == "ValidatingAdmissionPolicyBinding") {
         let policy = binding["spec"]["policyName"].as_str().unwrap();
         let policy = &find(&admission, "ValidatingAdmissionPolicy", policy)["spec"];
@@ -154,8 +154,7 @@ fn the_overlays_name_what_is_there() {
             assert_eq!(parameters["namespace"], found["metadata"]["namespace"]);
         }
     }
-    for overlay in KUSTOMIZATIONS {
-        let objects = render(overlay);
+    for (overlay, objects) in everything() {
         for kind in ["ValidatingAdmissionPolicy", "MutatingAdmissionPolicy"] {
             let named = |object: &&Value| object["kind"] == format!("{kind}Binding");
             for binding in objects.iter().filter(named) {
@@ -182,8 +181,7 @@ fn one_apply_installs_each_folder() {
     if !can_render("one_apply_installs_each_folder") {
         return;
     }
-    for name in KUSTOMIZATIONS {
-        let objects = render(name);
+    for (name, objects) in everything() {
         let defined = objects.iter().filter(|o| o["kind"] == "CustomResourceDefinition");
         let defined: Vec<_> = defined.map(|o| &o["spec"]["names"]["kind"]).collect();
         assert!(objects.iter().all(|o| !defined.contains(&&o["kind"])), "{name}");
@@ -197,8 +195,8 @@ fn the_controller_is_where_others_look_for_it() {
     if !can_render("the_controller_is_where_others_look_for_it") {
         return;
     }
-    let (base, quotas) = (render("base"), render("overlays/quotas"));
-    let webhook = render("overlays/readiness-gate-webhook").remove(0);
+    let (base, quotas) = (render("base"), option("quotas"));
+    let webhook = option("readiness-gate-webhook").remove(0);
     let wanted = &webhook["webhooks"][0]["clientConfig"]["service"];
     let set = find(&base, "Deployment", "netpold-controller");
     let service = find(&base, "Service", "netpold-controller");
@@ -225,7 +223,7 @@ fn the_limits_are_those_that_are_read() {
     if !can_render("the_limits_are_those_that_are_read") {
         return;
     }
-    let objects = render("overlays/admission");
+    let objects = option("admission");
     let limits = find(&objects, "ConfigMap", "network-policy-limits")["data"].as_object().unwrap();
     let policy = find(&objects, "ValidatingAdmissionPolicy", "netpold-limits").to_string();
     let read = policy.match_indices("params.data.").map(|(at, found)| {

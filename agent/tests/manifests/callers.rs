@@ -1,11 +1,11 @@
-//! Callers that reach the controller's webhook with `overlays/webhook-callers`, by netpold's own explainer.
+//! Callers that reach the controller's webhook with the option `webhookCallers`, by netpold's own explainer.
 
 use std::process::Command;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::rendered::{can_render, find, render};
+use crate::rendered::{can_render, find, option, render};
 
 fn pod(namespace: &str, labels: &Value, address: &str) -> Value {
     json!({
@@ -24,7 +24,7 @@ fn no_pod_reaches_the_webhook_and_nodes_do() {
     let base = render("base");
     let template = &find(&base, "Deployment", "netpold-controller")["spec"]["template"];
     let mut objects = vec![
-        render("overlays/webhook-callers").remove(0),
+        option("webhook-callers").remove(0),
         json!({
             "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1" },
             "status": { "addresses": [{ "type": "InternalIP", "address": "192.0.2.1" }] },

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::expressions::Expressions;
-use crate::rendered::{can_render, find, render};
+use crate::rendered::{can_render, find, option};
 
 const GATE: &str = "netpold.io/network-ready";
 const TAINT: &str = "netpold.io/agent-not-ready";
@@ -11,7 +11,7 @@ const TAINT: &str = "netpold.io/agent-not-ready";
 /// Returns a mutating policy, after a check that its two API versions have the same expressions.
 fn policy(overlay: &str) -> Expressions {
     let of = |overlay: &str| {
-        let objects = render(&format!("overlays/{overlay}"));
+        let objects = option(overlay);
         find(&objects, "MutatingAdmissionPolicy", &format!("netpold-{}", base(overlay))).clone()
     };
     let (stable, beta) = (of(overlay), of(&format!("{overlay}-v1beta1")));
@@ -125,9 +125,9 @@ fn gates_are_given_in_namespaces_that_ask_for_them() {
     if !can_render("gates_are_given_in_namespaces_that_ask_for_them") {
         return;
     }
-    let policy = render("overlays/readiness-gate");
+    let policy = option("readiness-gate");
     let policy = &find(&policy, "MutatingAdmissionPolicy", "")["spec"];
-    let webhook = render("overlays/readiness-gate-webhook");
+    let webhook = option("readiness-gate-webhook");
     let webhook = &find(&webhook, "MutatingWebhookConfiguration", "netpold-readiness-gate");
     assert_eq!(webhook["webhooks"].as_array().unwrap().len(), 1);
     let webhook = &webhook["webhooks"][0];

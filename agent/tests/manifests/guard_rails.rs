@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use crate::expressions::Expressions;
-use crate::rendered::{can_render, find, render};
+use crate::rendered::{can_render, find, option};
 
 fn policy(name: &str) -> Expressions {
-    Expressions::of(find(&render("overlays/guard-rails"), "ValidatingAdmissionPolicy", name))
+    Expressions::of(find(&option("guard-rails"), "ValidatingAdmissionPolicy", name))
 }
 
 /// Returns the messages about an update of an object, by a user of these groups.
@@ -223,7 +223,7 @@ fn a_namespace_says_how_its_policies_are_enforced() {
     if !can_render("a_namespace_says_how_its_policies_are_enforced") {
         return;
     }
-    let objects = render("overlays/enforcement-default");
+    let objects = option("enforcement-default");
     let policy = Expressions::of(find(&objects, "MutatingAdmissionPolicy", ""));
     let namespace = json!({ "metadata": { "labels": { "netpold.io/enforcement": "audit" } } });
     let made = |metadata: Value| {

@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 
 use crate::expressions::Expressions;
-use crate::rendered::{can_render, find, render};
+use crate::rendered::{can_render, find, option, render};
 
 const AGENT: &str = "system:serviceaccount:netpold-system:netpold";
 
 fn policy(name: &str) -> Expressions {
-    Expressions::of(find(&render("overlays/least-privilege"), "ValidatingAdmissionPolicy", name))
+    Expressions::of(find(&option("least-privilege"), "ValidatingAdmissionPolicy", name))
 }
 
 /// Returns a request of an agent that runs on a node, according to its token.
@@ -317,7 +317,7 @@ fn the_policies_cover_what_agents_may_write() {
     if !can_render("the_policies_cover_what_agents_may_write") {
         return;
     }
-    let (base, overlay) = (render("base"), render("overlays/least-privilege"));
+    let (base, overlay) = (render("base"), option("least-privilege"));
     let list = |value: &Value| {
         let all = value.as_array().cloned().unwrap_or_default();
         all.into_iter().map(|it| it.as_str().unwrap().to_owned()).collect::<Vec<_>>()

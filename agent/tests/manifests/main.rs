@@ -7,6 +7,7 @@
 mod admission;
 mod agreement;
 mod callers;
+mod chart;
 mod expressions;
 mod gates;
 mod guard_rails;

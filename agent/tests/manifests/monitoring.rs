@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::rendered::{can_render, deploy, find, render};
+use crate::rendered::{can_render, deploy, find, option, render};
 use netpold_testbed::skip;
 
 /// Returns the names in `deploy/metrics.md`; `tests/traffic/metrics.rs` compares the page with the served metrics.
@@ -44,7 +44,7 @@ fn every_metric_in_rules_and_dashboard_is_one_of_ours() {
     if !can_render("every_metric_in_rules_and_dashboard_is_one_of_ours") {
         return;
     }
-    let (objects, documented) = (render("overlays/monitoring"), documented());
+    let (objects, documented) = (option("monitoring"), documented());
     let data = &find(&objects, "ConfigMap", "netpold-dashboard")["data"]["netpold.json"];
     let dashboard: Value = serde_json::from_str(data.as_str().unwrap()).unwrap();
     let mut expressions = Vec::new();
@@ -80,10 +80,10 @@ fn promtool() -> Option<PathBuf> {
 /// Runs `promtool test rules` on these groups of rules.
 fn promtool_test(promtool: &Path, groups: &Value) -> (bool, String) {
     let directory = tempfile::tempdir().unwrap();
-    let rules = directory.path().join("rules.json");
+    let rules = directory.path().join("rules.yaml");
     std::fs::write(rules, json!({ "groups": groups }).to_string()).unwrap();
     let test = directory.path().join("rules_test.yaml");
-    std::fs::copy(deploy().join("overlays/monitoring/rules_test.yaml"), &test).unwrap();
+    std::fs::copy(deploy().join("chart/files/rules_test.yaml"), &test).unwrap();
     let output = Command::new(promtool).args(["test", "rules"]).arg(test).output().unwrap();
     (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
@@ -97,7 +97,7 @@ fn alerts_are_raised_when_they_must_be() {
     let Some(promtool) = promtool() else {
         return skip(name, "needs promtool (Debian package prometheus; `cargo xtask setup`)");
     };
-    let objects = render("overlays/monitoring");
+    let objects = option("monitoring");
     let groups = &find(&objects, "PrometheusRule", "")["spec"]["groups"];
     let (passed, said) = promtool_test(&promtool, groups);
     assert!(passed, "{said}");

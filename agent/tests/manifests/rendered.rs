@@ -1,4 +1,4 @@
-//! Kustomizations, rendered by kubectl.
+//! Kustomizations, rendered by kubectl, and options of the chart, rendered by helm.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,25 +9,46 @@ use serde_json::Value;
 
 use netpold_testbed::skip;
 
-/// All rendered kustomizations, the base first.
-pub(crate) const KUSTOMIZATIONS: [&str; 17] = [
-    "base",
-    "overlays/admission",
-    "overlays/api-protection",
-    "overlays/enforcement-default",
-    "overlays/guard-rails",
-    "overlays/kind",
-    "overlays/least-privilege",
-    "overlays/monitoring",
-    "overlays/mount-bpffs",
-    "overlays/quotas",
-    "overlays/readiness-gate",
-    "overlays/readiness-gate-v1beta1",
-    "overlays/readiness-gate-webhook",
-    "overlays/startup-taint",
-    "overlays/startup-taint-v1beta1",
-    "overlays/tenant-quota",
-    "overlays/webhook-callers",
+/// All kustomizations, the base first.
+const KUSTOMIZATIONS: [&str; 3] = ["base", "overlays/full", "overlays/kind"];
+
+/// Options of the chart: name, values, and files in `templates/options`.
+const OPTIONS: [(&str, &str, &str); 15] = [
+    (
+        "admission",
+        "admission.mistakes.enabled=true,admission.hints.enabled=true,admission.limits.enabled=true",
+        "admission-*",
+    ),
+    ("api-protection", "apiProtection.enabled=true", "api-protection-*"),
+    ("enforcement-default", "enforcementDefault.enabled=true", "enforcement-default"),
+    ("guard-rails", "guardRails.enabled=true", "guard-rails-*"),
+    ("least-privilege", "leastPrivilege.enabled=true", "least-privilege-*"),
+    (
+        "monitoring",
+        "monitoring.podMonitor.enabled=true,monitoring.rules.enabled=true,monitoring.dashboard.enabled=true",
+        "monitoring-*",
+    ),
+    ("quotas", "quotas.enabled=true", "quotas"),
+    ("readiness-gate", "readinessGate.mode=auto", "readiness-gate-*"),
+    (
+        "readiness-gate-v1beta1",
+        "readinessGate.mode=policy,mutatingAdmissionPolicy.version=v1beta1",
+        "readiness-gate-*",
+    ),
+    ("readiness-gate-webhook", "readinessGate.mode=webhook", "readiness-gate-*"),
+    (
+        "readiness-gate-old",
+        "readinessGate.mode=auto,mutatingAdmissionPolicy.version=none",
+        "readiness-gate-*",
+    ),
+    ("startup-taint", "startupTaint.mode=auto", "startup-taint"),
+    (
+        "startup-taint-v1beta1",
+        "startupTaint.mode=on,mutatingAdmissionPolicy.version=v1beta1",
+        "startup-taint",
+    ),
+    ("tenant-quota", "tenantQuota.namespaces={tenant}", "tenant-quota"),
+    ("webhook-callers", "webhookCallers.enabled=true", "webhook-callers"),
 ];
 
 pub(crate) fn deploy() -> PathBuf {
@@ -41,13 +62,56 @@ fn kubectl() -> Option<&'static Kubectl> {
     FOUND.as_ref()
 }
 
-/// Returns whether a kubectl can render; otherwise skips the test.
+/// Returns a helm: on the path, or as `cargo xtask setup` caches it.
+pub(crate) fn helm() -> Option<&'static Path> {
+    static FOUND: LazyLock<Option<PathBuf>> = LazyLock::new(|| {
+        let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home)?;
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let on_path = std::env::split_paths(&path).map(|folder| folder.join("helm"));
+        on_path.chain([cache.join("netpold/helm/helm")]).find(|path| path.is_file())
+    });
+    FOUND.as_deref()
+}
+
+/// Returns whether kubectl and helm can render; otherwise skips the test.
 pub(crate) fn can_render(test: &str) -> bool {
-    let there = kubectl().is_some();
+    let there = kubectl().is_some() && helm().is_some();
     if !there {
-        skip(test, "needs a kubectl of 1.21 or later (`cargo xtask setup`)");
+        skip(test, "needs helm, and a kubectl of 1.21 or later (`cargo xtask setup`)");
     }
     there
+}
+
+/// Runs helm in the root of the sources; returns whether it succeeded, with its output.
+pub(crate) fn run_helm(arguments: &[&str]) -> (bool, String) {
+    let mut helm = Command::new(helm().unwrap());
+    let output = helm.args(arguments).current_dir(deploy().join("..")).output().unwrap();
+    let text = if output.status.success() { output.stdout } else { output.stderr };
+    (output.status.success(), String::from_utf8(text).unwrap())
+}
+
+/// Returns the objects of an option of the chart.
+pub(crate) fn option(name: &str) -> Vec<Value> {
+    let (_, values, files) = OPTIONS.iter().find(|(option, ..)| *option == name).unwrap();
+    let (rendered, text) = run_helm(&[
+        "template",
+        "netpold",
+        "deploy/chart",
+        "--namespace=netpold-system",
+        "--api-versions=admissionregistration.k8s.io/v1/MutatingAdmissionPolicy",
+        "--set",
+        values,
+        &format!("--show-only=templates/options/{files}.yaml"),
+    ]);
+    assert!(rendered, "{name}: {text}");
+    parse(&text)
+}
+
+/// Returns the objects of every kustomization and option, by name.
+pub(crate) fn everything() -> impl Iterator<Item = (&'static str, Vec<Value>)> {
+    let kustomizations = KUSTOMIZATIONS.into_iter().map(|name| (name, render(name)));
+    kustomizations.chain(OPTIONS.into_iter().map(|(name, ..)| (name, option(name))))
 }
 
 /// Returns the objects of a kustomization.

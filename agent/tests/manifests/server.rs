@@ -6,7 +6,7 @@ use std::process::Command;
 use netpold_testbed::{ApiServer, require_apiserver};
 use serde_json::{Value, json};
 
-use crate::rendered::{can_render, find, render};
+use crate::rendered::{can_render, find, option, render};
 
 const NAMESPACE: &str = "netpold-system";
 const AGENT: &str = "system:serviceaccount:netpold-system:netpold";
@@ -41,7 +41,7 @@ fn the_objects_do_what_they_are_for() {
         }
         create(&server, &object).unwrap();
     }
-    for object in render("overlays/readiness-gate-webhook") {
+    for object in option("readiness-gate-webhook") {
         create(&server, &object).unwrap();
     }
     let set = get(&server, &["daemonset", "netpold", "-n", NAMESPACE]);
@@ -79,7 +79,7 @@ fn count_quotas(server: &ApiServer, namespace: &str) {
 }
 
 fn only_agents_run_in_their_namespace(server: &ApiServer, set: &Value) {
-    for object in render("overlays/quotas") {
+    for object in option("quotas") {
         create(server, &object).unwrap();
     }
     count_quotas(server, NAMESPACE);
@@ -113,7 +113,7 @@ fn tenants_policies_are_bounded(server: &ApiServer) {
     let tenant =
         json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "tenant" } });
     create(server, &tenant).unwrap();
-    let mut quota = render("overlays/tenant-quota").remove(0);
+    let mut quota = option("tenant-quota").remove(0);
     let hard = &mut quota["spec"]["hard"]["count/networkpolicies.networking.k8s.io"];
     assert_eq!(*hard, "100");
     *hard = json!("2");
@@ -143,7 +143,7 @@ fn agents_have_a_priority_level(server: &ApiServer) {
         }
         object
     };
-    let objects = render("overlays/api-protection").into_iter().map(beta).collect::<Vec<_>>();
+    let objects = option("api-protection").into_iter().map(beta).collect::<Vec<_>>();
     for object in &objects {
         create(server, object).unwrap();
     }

@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::rendered::{KUSTOMIZATIONS, can_render, render};
+use crate::rendered::{can_render, everything};
 
 /// Kinds of the Prometheus operator, covered by `monitoring.rs`, and a kind covered by `callers.rs`.
 const OTHERS: [&str; 3] = ["ClusterNetworkPolicy", "PodMonitor", "PrometheusRule"];
@@ -24,8 +24,8 @@ fn every_field_is_one_that_kubernetes_has() {
     if !can_render("every_field_is_one_that_kubernetes_has") {
         return;
     }
-    for name in KUSTOMIZATIONS {
-        for object in render(name) {
+    for (name, objects) in everything() {
+        for object in objects {
             let lost = unknown_fields(&object);
             assert!(lost.is_empty(), "{name}: {} has no {lost:?}", object["kind"]);
         }

@@ -157,7 +157,7 @@ fn without_bpffs() {
     let output = command.output().unwrap();
     refused(&output, "not on a BPF file system, and mounting one there failed: EPERM");
     assert!(stderr(&output).contains("mount it beforehand: mount -t bpf bpf "));
-    assert!(stderr(&output).contains("apply deploy/overlays/mount-bpffs instead of deploy/base"));
+    assert!(stderr(&output).contains("install with agent.mountBpffs=true"));
 }
 
 /// The agent keeps trying, since a lack of memory may be the reason, and reports the failure at once.

