@@ -295,7 +295,7 @@ mod tests {
             "25%",
             "conntrack IPv4",
             "repaired after changes by other programs: 3 entries",
-            "not known yet: veth9",
+            "denied until their pods are known: veth9",
             "  pod x/a: net1",
             "  ingress of x/a: TCP 10.0.0.2:4000 to 10.0.0.1:80: policy",
             "    isolated by x/p",
