@@ -180,18 +180,14 @@ fn a_flow_that_is_refreshed_meanwhile_stays() {
 }
 
 #[test]
-fn a_pass_is_cheap() {
+fn a_pass_meets_every_way() {
     let sweeper = sweeper(131_072);
-    for (name, flags) in [("empty", 0), ("full", OPENING)] {
+    for flags in [0, OPENING] {
         for bucket in 0..131_072 {
             sweeper.four.write_element(bucket, &[four(flags, START); 4]).unwrap();
         }
-        let start = Instant::now();
         let pass = sweeper.pass(START, None, |_| ());
-        let time = start.elapsed();
-        println!("{name} table of {} ways: {time:?}", pass.v4.capacity);
         assert_eq!(pass.v4.one_way, if flags == 0 { 0 } else { 4 * 131_072 });
-        assert!(time < Duration::from_millis(500));
     }
 }
 
