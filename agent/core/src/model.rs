@@ -1,6 +1,6 @@
 //! The objects that policy depends on, reduced to the fields that NetworkPolicy reads.
 //!
-//! The converter (the agent's `source/convert.rs`) decides whether a field was absent or empty, so that here every
+//! The converter (`convert.rs` of netpold-kube) decides whether a field was absent or empty, so that here every
 //! value has one meaning.
 
 mod change;
