@@ -133,7 +133,7 @@ fn anothers_address(cni: Cni) {
     let friend = cluster.pod("friend").ip4().unwrap();
     let netns = std::sync::Arc::clone(cluster.pod("locked").netns());
     netns.ip(&format!("address add {friend}/32 dev eth0\n")).unwrap();
-    says(&mut cluster, "it stays shop/locked");
+    says(&mut cluster, "it stays bound to shop/locked");
     let is_not = |cluster: &Cluster| {
         let locked = cluster.pod("locked");
         // Without the check, both frames with the friend's source would arrive at the server.
