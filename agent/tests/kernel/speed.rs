@@ -19,12 +19,8 @@ const ROUNDS: u32 = 20;
 const SENDER: u32 = 77;
 
 fn fastest(world: &mut World, name: &str, packet: &[u8]) -> u32 {
-    fastest_with(world, name, packet, 0)
-}
-
-fn fastest_with(world: &mut World, name: &str, packet: &[u8], mark: u32) -> u32 {
     let fd = program(&mut world.bpf, name).fd().expect(name);
-    let repeated = Run { repeat: REPEAT, mark, ..Run::once(packet) };
+    let repeated = Run { repeat: REPEAT, ..Run::once(packet) };
     (0..ROUNDS)
         .map(|_| run(fd.as_fd(), &repeated).expect(name).nanoseconds)
         .min()
@@ -70,11 +66,6 @@ fn nanoseconds_per_packet() {
         let denied = segment(Who::Stranger, p, (4000, 80), ACK);
         let name = "denied, no SYN";
         report(family, name, fastest(&mut world, "netpold_ingress", &denied), empty);
-        let proof = world.host.flows.settings.proof;
-        for (case, mark) in [("at a bridge, with the proof", proof), ("at a bridge, without", 0)] {
-            let took = fastest_with(&mut world, "netpold_bridge", &forward, mark);
-            report(family, case, took, empty);
-        }
         // The slow path.
         let ping = icmp(family.echo_request(), 0, [0, 5, 0, 1], b"ping");
         let ping = frame(&ip(family, p, Who::Server, family.icmp(), &ping));
