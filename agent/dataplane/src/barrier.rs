@@ -15,29 +15,19 @@ use std::sync::Mutex;
 
 use netpold_core::lock::lock;
 use netpold_core::model::Direction;
-use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
+use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 
 use super::hook::Hook;
-use crate::netlink::{
-    NETFILTER_HEADER, NLA_F_NESTED, NetfilterChange, ask_netfilter, attribute, change_netfilter,
+use super::nftables::{
+    self, DELETE_CHAIN, DELETE_TABLE, NETDEV, NEW_CHAIN, NEW_TABLE, NFTA_CHAIN_NAME,
+    NFTA_CHAIN_TABLE, NFTA_TABLE_NAME,
 };
+use crate::netlink::{NLA_F_NESTED, NetfilterChange, attribute};
 
 /// The table of all barriers.
-pub const TABLE: &CStr = c"netpold-barriers";
+const TABLE: &CStr = c"netpold-barriers";
 
-/// `NFNL_SUBSYS_NFTABLES` of `linux/netfilter/nfnetlink.h`.
-const NFTABLES: u8 = 10;
-/// `NFPROTO_NETDEV` of `linux/netfilter.h`.
-const NETDEV: u8 = 5;
-/// Message types (`NFT_MSG_*`) and attributes of `linux/netfilter/nf_tables.h`.
-const NEW_TABLE: u8 = 0;
-const DELETE_TABLE: u8 = 2;
-const NEW_CHAIN: u8 = 3;
-const GET_CHAIN: u8 = 4;
-const DELETE_CHAIN: u8 = 5;
-const NFTA_TABLE_NAME: u16 = 1;
-const NFTA_CHAIN_TABLE: u16 = 1;
-const NFTA_CHAIN_NAME: u16 = 3;
+/// Further attributes of `linux/netfilter/nf_tables.h`.
 const NFTA_CHAIN_HOOK: u16 = 4;
 const NFTA_CHAIN_POLICY: u16 = 5;
 const NFTA_CHAIN_TYPE: u16 = 7;
@@ -82,7 +72,7 @@ impl Barriers {
         let device = device_name(hook.ifindex)?;
         let table = (NEW_TABLE, NLM_F_CREATE, NETDEV, name(NFTA_TABLE_NAME, TABLE));
         let chain = new_chain(hook, &device);
-        match change_netfilter(NFTABLES, &[table, chain]) {
+        match nftables::change(&[table, chain]) {
             // A barrier of another process.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             result => result?,
@@ -97,7 +87,7 @@ impl Barriers {
         if !raised.contains(&hook) {
             return;
         }
-        match change_netfilter(NFTABLES, &[(DELETE_CHAIN, 0, NETDEV, chain_name(hook))]) {
+        match nftables::change(&[(DELETE_CHAIN, 0, NETDEV, chain_name(hook))]) {
             // Kernels remove the chain of a device that is gone.
             Err(error) if error.kind() != io::ErrorKind::NotFound => tracing::warn!(
                 %error, ifindex = hook.ifindex, direction = %hook.direction,
@@ -114,7 +104,7 @@ impl Barriers {
 /// The kernel refuses.
 pub fn remove_all() -> io::Result<()> {
     let table = (DELETE_TABLE, 0, NETDEV, name(NFTA_TABLE_NAME, TABLE));
-    match change_netfilter(NFTABLES, &[table]) {
+    match nftables::change(&[table]) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         // A kernel without nftables.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
@@ -126,16 +116,9 @@ pub fn remove_all() -> io::Result<()> {
 
 fn list() -> io::Result<BTreeSet<Hook>> {
     let mut found = BTreeSet::new();
-    let kind = u16::from(NFTABLES) << 8 | u16::from(GET_CHAIN);
-    ask_netfilter(kind, NLM_F_DUMP, (NETDEV, &[]), |chain| {
-        let text = |wanted| {
-            let (_, value) =
-                chain.attributes(NETFILTER_HEADER).find(|(kind, _)| *kind == wanted)?;
-            CStr::from_bytes_until_nul(value).ok()
-        };
-        if text(NFTA_CHAIN_TABLE) == Some(TABLE) {
-            let name = text(NFTA_CHAIN_NAME).and_then(|name| name.to_str().ok());
-            found.extend(name.and_then(Hook::from_file_name));
+    nftables::chains(NETDEV, |_, table, chain| {
+        if Ok(table) == TABLE.to_str() {
+            found.extend(Hook::from_file_name(chain));
         }
     })?;
     Ok(found)

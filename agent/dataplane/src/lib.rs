@@ -39,6 +39,7 @@ mod local_endpoints;
 mod maps;
 mod namespace;
 pub mod netlink;
+pub mod nftables;
 pub mod object;
 mod order;
 mod other_layout;

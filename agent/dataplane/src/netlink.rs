@@ -164,21 +164,7 @@ pub fn ask_netfilter(
     (family, attributes): (u8, &[u8]),
     mut each: impl FnMut(Message<'_>),
 ) -> io::Result<()> {
-    let mut socket = Socket::new(NETLINK_NETFILTER)?;
-    socket.bind_auto()?;
-    let request = netfilter_message(kind, flags, (family, 0), attributes);
-    socket.send_to(&request, &SocketAddr::new(0, 0), 0)?;
-    let mut buffer = Vec::with_capacity(BUFFER);
-    loop {
-        buffer.clear();
-        socket.recv(&mut buffer, 0)?;
-        for (_, message) in messages(&buffer) {
-            match message.kind {
-                NLMSG_DONE | NLMSG_ERROR => return status(message),
-                _ => each(message),
-            }
-        }
-    }
+    exchange(&netfilter_message(kind, flags, (family, 0), attributes), 1, &mut each)
 }
 
 /// One change within a batch for netfilter: message type without subsystem, flags, address family, attributes.
@@ -198,18 +184,31 @@ pub(crate) fn change_netfilter(subsystem: u8, changes: &[NetfilterChange]) -> io
         batch.extend(netfilter_message(kind, flags | NLM_F_ACK, (*family, 0), attributes));
     }
     batch.extend(mark(NFNL_MSG_BATCH_END));
+    // Each change has one acknowledgement; a batch refused as a whole has one.
+    exchange(&batch, changes.len(), &mut |_| ())
+}
+
+/// Sends netfilter a request or a batch, and receives until its last acknowledgement or the end of its dump.
+fn exchange(
+    request: &[u8],
+    mut acknowledgements: usize,
+    each: &mut dyn FnMut(Message<'_>),
+) -> io::Result<()> {
     let mut socket = Socket::new(NETLINK_NETFILTER)?;
     socket.bind_auto()?;
-    socket.send_to(&batch, &SocketAddr::new(0, 0), 0)?;
-    // The kernel has handled the batch by now. Each change has one acknowledgement; a batch refused as a whole has one.
+    socket.send_to(request, &SocketAddr::new(0, 0), 0)?;
     let mut buffer = Vec::with_capacity(BUFFER);
-    let mut acknowledged = 0;
-    while acknowledged < changes.len() {
+    while acknowledgements > 0 {
         buffer.clear();
         socket.recv(&mut buffer, 0)?;
         for (_, message) in messages(&buffer) {
-            status(message)?;
-            acknowledged += 1;
+            match message.kind {
+                NLMSG_DONE | NLMSG_ERROR => {
+                    status(message)?;
+                    acknowledgements = acknowledgements.saturating_sub(1);
+                }
+                _ => each(message),
+            }
         }
     }
     Ok(())

@@ -226,7 +226,7 @@ impl TcHooks {
         let closed = self.attacher.attached()?.into_iter();
         let closed = closed.filter(|found| closing.is_by(found.program)).map(|found| found.hook);
         // Barriers stay where the closing program could not be attached.
-        for hook in closed.chain(closing.barred_hooks()) {
+        for hook in closed.chain(closing.barred_hooks()).collect::<BTreeSet<_>>() {
             let ifindex = hook.ifindex;
             if is_home(ifindex) && self.attacher.reopen(hook, || leads_away(ifindex))? {
                 opened.insert(ifindex);

@@ -1,4 +1,4 @@
-//! Chains of nftables and of legacy iptables, as the kernel lists them.
+//! Chains of legacy iptables, as the kernel lists them.
 //!
 //! Only existing tables are queried: a query creates a missing table.
 
@@ -7,17 +7,6 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
-use rtnetlink::packet_core::NLM_F_DUMP;
-
-use netpold_dataplane::netlink::{NETFILTER_HEADER, ask_netfilter, attributes};
-
-/// `NFNL_SUBSYS_NFTABLES` with `NFT_MSG_GETTABLE` and `NFT_MSG_GETCHAIN`.
-const GET_TABLE: u16 = 10 << 8 | 1;
-const GET_CHAIN: u16 = 10 << 8 | 4;
-/// `NFTA_TABLE_NAME` and `NFTA_CHAIN_TABLE`.
-const TABLE: u16 = 1;
-/// `NFTA_CHAIN_NAME`
-const NAME: u16 = 3;
 
 /// `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES`, the same for IPv6.
 const GET_INFO: libc::c_int = 64;
@@ -59,64 +48,10 @@ const FAMILIES: [Family; 2] = [
     },
 ];
 
-/// Calls `each` with the tables of nftables, by family and name.
-///
-/// # Errors
-/// The kernel does not list the tables: this needs `CAP_NET_ADMIN`.
-pub(super) fn nft_tables(mut each: impl FnMut(&str, &str)) -> io::Result<()> {
-    dump(GET_TABLE, |family, payload| {
-        if let Some(table) = text(payload, TABLE) {
-            each(family, table);
-        }
-    })
-}
-
-/// Calls `each` with the chains of nftables, by family, table and name. Chains of iptables-nft are included.
-///
-/// # Errors
-/// As [`nft_tables`].
-pub(super) fn nft_chains(mut each: impl FnMut(&str, &str, &str)) -> io::Result<()> {
-    dump(GET_CHAIN, |family, payload| {
-        if let (Some(table), Some(chain)) = (text(payload, TABLE), text(payload, NAME)) {
-            each(family, table, chain);
-        }
-    })
-}
-
-fn text(payload: &[u8], wanted: u16) -> Option<&str> {
-    let (_, value) = attributes(payload).find(|(kind, _)| *kind == wanted)?;
-    std::str::from_utf8(value).ok().map(|text| text.trim_end_matches('\0'))
-}
-
-fn dump(request: u16, mut each: impl FnMut(&str, &[u8])) -> io::Result<()> {
-    let listed = ask_netfilter(request, NLM_F_DUMP, (0, &[]), |answer| {
-        let family = family(answer.payload.first().copied().unwrap_or(0));
-        each(family, answer.payload.get(NETFILTER_HEADER..).unwrap_or_default());
-    });
-    match listed {
-        // A kernel without nftables has nothing to list.
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
-        listed => listed,
-    }
-}
-
-/// Returns the name that `nft` uses for an `NFPROTO_*` number.
-fn family(number: u8) -> &'static str {
-    match number {
-        1 => "inet",
-        2 => "ip",
-        3 => "arp",
-        5 => "netdev",
-        7 => "bridge",
-        10 => "ip6",
-        _ => "other",
-    }
-}
-
 /// Calls `each` with the chains of legacy iptables, by table and name.
 ///
 /// # Errors
-/// As [`nft_tables`].
+/// The kernel does not list the tables: this needs `CAP_NET_ADMIN`.
 pub(super) fn old_chains(mut each: impl FnMut(&str, &str)) -> io::Result<()> {
     for family in &FAMILIES {
         // Without the kernel module the file does not exist.

@@ -15,6 +15,7 @@ use netpold_cli::status::understood;
 use netpold_dataplane::attach::Mode;
 use netpold_dataplane::bpffs::is_bpffs;
 use netpold_dataplane::netlink::{Connection, Message, attributes};
+use netpold_dataplane::nftables;
 
 use super::netfilter;
 use crate::requirements;
@@ -149,9 +150,9 @@ fn agent(status: &Status, found: &mut Findings) {
 }
 
 fn chains(found: &mut Findings) {
-    let told = netfilter::nft_tables(|family, table| enforcers::table(family, table, found));
+    let told = nftables::tables(|family, table| enforcers::table(family, table, found));
     let told = told.and_then(|()| {
-        netfilter::nft_chains(|family, table, chain| {
+        nftables::chains(nftables::ALL, |family, table, chain| {
             enforcers::chain(&format!("nftables table {family} {table}"), chain, found);
         })
     });
