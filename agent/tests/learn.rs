@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use netpold_api::learn::{Answer, Peer};
 use netpold_api::source::SourceProblem;
@@ -269,38 +269,18 @@ fn learned_policies_allow_what_was_seen_and_what_they_say_beside_it() {
     assert!(checked[0] > 3_000 && checked[1] > 10_000, "{checked:?}");
 }
 
-fn address(number: u32) -> IpAddr {
-    Ipv4Addr::from_bits(0x0a00_0000 + number).into()
-}
-
-/// Records flows from one pod to another at some ports.
-fn reach(recorder: &mut Recorder, from: &Pod, to: &Pod, ports: std::ops::Range<u16>) {
-    let cluster: Cluster = [from, to].map(|pod| Change::Pod(pod.clone())).into_iter().collect();
-    recorder.begin(true, 0);
-    for port in ports {
-        let (remote, protocol) = (from.addresses[0], IpProtocol::TCP);
-        let flow = PodFlow { pod: to, direction: Direction::Ingress, remote, protocol, port };
-        recorder.meet(&cluster, flow, |_| None, met(u64::from(port)), &mut 0);
-    }
-}
-
-fn pod(namespace: &str, number: u32) -> Pod {
+fn pod(number: u8) -> Pod {
     let app = format!("app{number}");
-    let address = address(number).to_string();
-    objects::pod(namespace, &app, &[("app", &app)], &[&address])
+    objects::pod("shop", &app, &[("app", &app)], &[&format!("10.0.0.{number}")])
 }
 
-/// Records a flow to the server of a workload from an address.
-fn met_from(recorder: &mut Recorder, remote: IpAddr) {
-    let server = pod("shop", 1);
-    let flow = PodFlow {
-        pod: &server,
-        direction: Direction::Ingress,
-        remote,
-        protocol: IpProtocol::TCP,
-        port: 80,
-    };
-    recorder.meet(&Cluster::default(), flow, |_| None, met(1000), &mut 0);
+/// Records a flow from an address, in a cluster of these pods, to the server of a workload.
+fn record(recorder: &mut Recorder, pods: &[&Pod], remote: IpAddr, server: &Pod) {
+    let cluster: Cluster = pods.iter().map(|pod| Change::Pod((*pod).clone())).collect();
+    let protocol = IpProtocol::TCP;
+    let flow = PodFlow { pod: server, direction: Direction::Ingress, remote, protocol, port: 80 };
+    recorder.begin(true, 0);
+    recorder.meet(&cluster, flow, |_| None, met(1000), &mut 0);
 }
 
 /// Records of an agent that did not know a pod have its address as the peer.
@@ -308,14 +288,14 @@ fn met_from(recorder: &mut Recorder, remote: IpAddr) {
 fn no_block_is_written_for_what_is_a_pods_address() {
     let options =
         Options { namespace: "shop".into(), block_prefix: [32, 128], other_protocols: false };
-    let (mut recorder, server) = (Recorder::new(0), pod("shop", 1));
+    let (mut recorder, server) = (Recorder::new(0), pod(1));
     let remotes = ["10.9.0.7", "10.8.0.7", "203.0.113.7"].map(|it| it.parse::<IpAddr>().unwrap());
     for remote in remotes {
-        met_from(&mut recorder, remote);
+        record(&mut recorder, &[], remote, &server);
     }
     let range = vec!["10.9.0.0/16".parse().unwrap()];
     let node = Node { pod_ranges: range, ..objects::node("n", &[]) };
-    let late = Pod { addresses: vec![remotes[1]], ..pod("shop", 9) };
+    let late = Pod { addresses: vec![remotes[1]], ..pod(9) };
     let objects = vec![Change::Pod(server), Change::Pod(late), Change::Node(node)];
     let learned = generate(objects, &recorder.answer("n", 0), &options);
     let text = yaml(&learned, &Answer::default());
@@ -327,14 +307,15 @@ fn no_block_is_written_for_what_is_a_pods_address() {
 
 #[test]
 fn names_in_comments_stay_in_their_line() {
-    let mut web = pod("shop", 1);
+    let mut web = pod(1);
     web.labels.insert("app".to_owned(), "web\n---\nkind: \u{1b}[2J".to_owned());
     let mut recorder = Recorder::new(0);
-    reach(&mut recorder, &web, &pod("shop", 2), 80..81);
+    let server = pod(2);
+    record(&mut recorder, &[&web, &server], web.addresses[0], &server);
     let options =
         Options { namespace: "shop".into(), block_prefix: [32, 128], other_protocols: false };
     let answer = recorder.answer("n", 0);
-    let learned = generate(vec![Change::Pod(web), Change::Pod(pod("shop", 2))], &answer, &options);
+    let learned = generate(vec![Change::Pod(web), Change::Pod(server)], &answer, &options);
     let text = yaml(&learned, &answer);
     assert!(!text.contains('\u{1b}') && !text.contains("\nkind: \\"), "{text}");
     let (objects, problems) = manifests::read_text("x", text.as_bytes()).unwrap();

@@ -10,6 +10,8 @@ pub mod learn;
 pub mod observe;
 pub mod probe;
 pub mod rules;
+#[cfg(feature = "samples")]
+pub mod samples;
 pub mod socket;
 pub mod source;
 pub mod status;

@@ -1,35 +1,10 @@
 use netpold_api::events::{Lost, Outcome};
 use netpold_api::observe::{Attribution, Event, Line, PolicyName, RuleName};
+use netpold_api::samples::{NODE, event};
 use netpold_core::cluster::Whose;
 use netpold_core::model::{Direction, Key};
-use netpold_core::probe::IpProtocol;
 
 use super::{lost_text, text, understood};
-
-const NODE: &str = "n1";
-
-fn event(number: u32) -> Event {
-    Event {
-        time: "2026-11-23T10:00:00.000Z".into(),
-        node: NODE.into(),
-        verdict: Outcome::Deny,
-        reason: "policy".into(),
-        direction: Direction::Ingress,
-        pod: Some(Key::new("shop", "db")),
-        interface: None,
-        local: Some([10, 0, 0, 1].into()),
-        local_port: 5432,
-        peer: Some(Whose::Pod(Key::new("shop", "web"))),
-        remote: Some([10, 0, 0, 2].into()),
-        remote_port: 4000,
-        protocol: Some(IpProtocol::TCP),
-        port: Some(5432),
-        attribution: Attribution {
-            explanation: vec![format!("{number}")],
-            ..Attribution::default()
-        },
-    }
-}
 
 #[test]
 fn a_refusal_is_an_error() {

@@ -1,43 +1,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use netpold_api::events::Outcome;
 use netpold_api::filter::Request;
-use netpold_api::observe::{Attribution, Event, Line};
-use netpold_core::cluster::Whose;
-use netpold_core::model::{Direction, Key};
-use netpold_core::probe::IpProtocol;
+use netpold_api::observe::Line;
+use netpold_api::samples::{NODE, event};
+use netpold_core::model::Direction;
 use netpold_dataplane::conntrack::FlowTuple;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::UnixStream;
 
 use super::Observer;
 use crate::events::{Journal, Seen};
-
-const NODE: &str = "n1";
-
-fn event(number: u32) -> Event {
-    Event {
-        time: "2026-11-23T10:00:00.000Z".into(),
-        node: NODE.into(),
-        verdict: Outcome::Deny,
-        reason: "policy".into(),
-        direction: Direction::Ingress,
-        pod: Some(Key::new("shop", "db")),
-        interface: None,
-        local: Some([10, 0, 0, 1].into()),
-        local_port: 5432,
-        peer: Some(Whose::Pod(Key::new("shop", "web"))),
-        remote: Some([10, 0, 0, 2].into()),
-        remote_port: 4000,
-        protocol: Some(IpProtocol::TCP),
-        port: Some(5432),
-        attribution: Attribution {
-            explanation: vec![format!("{number}")],
-            ..Attribution::default()
-        },
-    }
-}
 
 fn observer() -> (Arc<Observer>, Arc<Journal>) {
     let journal = Arc::<Journal>::default();
