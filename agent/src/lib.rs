@@ -40,7 +40,7 @@ fn control(args: ControllerArgs) -> Result<()> {
 #[must_use]
 pub fn main() -> ExitCode {
     if let Some(answered) = completion::answer(Cli::command) {
-        return if answered.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) };
+        return answered;
     }
     exit_code(match parse().command {
         Command::Ask(command) => command.run(doctor::examine),

@@ -9,6 +9,7 @@ mod names;
 use std::env;
 use std::ffi::OsString;
 use std::io::{self, Write as _};
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
@@ -71,16 +72,18 @@ pub fn run(args: &CompletionArgs) -> Result<()> {
     Ok(())
 }
 
-/// Answers a completion request of a shell or kubectl on standard output; `None` if this process received none. A word
-/// that cannot be completed has no answers.
+/// Answers a completion request of a shell or kubectl on standard output, and returns the exit code; `None` if this process
+/// received none. A word that cannot be completed has no answers.
 #[must_use]
-pub fn answer(command: fn() -> Command) -> Option<Result<()>> {
+pub fn answer(command: fn() -> Command) -> Option<ExitCode> {
+    // An error text would stand between the words on the user's terminal.
+    let code = |answered: Result<()>| answered.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     if called(KUBECTL_HOOK) {
-        return Some(answer_kubectl(command()));
+        return Some(code(answer_kubectl(command())));
     }
     let shell = env::var(VARIABLE).ok()?;
     let shell = Shell::from_str(&shell, false).ok()?;
-    Some(answer_shell(command(), shell))
+    Some(code(answer_shell(command(), shell)))
 }
 
 fn answer_shell(command: Command, shell: Shell) -> Result<()> {

@@ -16,7 +16,7 @@ struct Cli {
 
 fn main() -> ExitCode {
     if let Some(answered) = completion::answer(Cli::command) {
-        return exit_code((answered.map(|()| 0), 1));
+        return answered;
     }
     exit_code(Cli::parse().command.run(no_node))
 }
