@@ -1,12 +1,12 @@
 //! Rules and dashboard use existing metrics only, and each alert fires in its situation.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::rendered::{can_render, deploy, find, option, render};
+use crate::rendered::{can_render, deploy, find, option, render, tool};
 use netpold_testbed::skip;
 
 /// Returns the names in `deploy/metrics.md`; `tests/traffic/metrics.rs` compares the page with the served metrics.
@@ -69,14 +69,6 @@ fn every_metric_in_rules_and_dashboard_is_one_of_ours() {
     assert_eq!(monitor["selector"]["matchLabels"], template["metadata"]["labels"]);
 }
 
-fn promtool() -> Option<PathBuf> {
-    let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home)?;
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let on_path = std::env::split_paths(&path).map(|folder| folder.join("promtool"));
-    on_path.chain([cache.join("netpold/promtool/usr/bin/promtool")]).find(|path| path.is_file())
-}
-
 /// Runs `promtool test rules` on these groups of rules.
 fn promtool_test(promtool: &Path, groups: &Value) -> (bool, String) {
     let directory = tempfile::tempdir().unwrap();
@@ -94,7 +86,7 @@ fn alerts_are_raised_when_they_must_be() {
     if !can_render(name) {
         return;
     }
-    let Some(promtool) = promtool() else {
+    let Some(promtool) = tool("promtool", "netpold/promtool/usr/bin/promtool") else {
         return skip(name, "needs promtool (Debian package prometheus; `cargo xtask setup`)");
     };
     let objects = option("monitoring");
