@@ -1,0 +1,92 @@
+//! `netpold init`: policies to begin with, each with assertions for `netpold test`.
+
+use anyhow::{Result, ensure};
+use clap::{Args, ValueEnum};
+use netpold_kube::convert::DEFAULT_NAMESPACE;
+
+use crate::output::print;
+
+/// Flags of `netpold init`.
+#[derive(Debug, Args)]
+pub struct InitArgs {
+    /// Policies to print
+    #[arg(long, value_name = "NAME", env = "NETPOLD_PRESET")]
+    pub preset: Preset,
+    /// Namespace of the policies' pods, for default-deny, sandbox and tenant
+    #[arg(
+        short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE", default_value = DEFAULT_NAMESPACE
+    )]
+    pub namespace: String,
+    /// Print policies that are enforced, instead of policies in audit mode
+    #[arg(long, env = "NETPOLD_ENFORCE", conflicts_with = "assertions")]
+    pub enforce: bool,
+    /// Print the assertions of the preset, for `netpold test`
+    #[arg(long, env = "NETPOLD_ASSERTIONS")]
+    pub assertions: bool,
+}
+
+/// Policies for a purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Preset {
+    /// NetworkPolicies: pods of a namespace reach the cluster's DNS and nothing else
+    DefaultDeny,
+    /// NetworkPolicy: pods of a namespace reach the internet, but nothing inside of the cluster except its DNS
+    Sandbox,
+    /// ClusterNetworkPolicy: no pods of other namespaces reach the pods of a namespace, and vice versa
+    Tenant,
+    /// ClusterNetworkPolicies: every pod reaches the cluster's DNS, whatever NetworkPolicies deny
+    Dns,
+    /// ClusterNetworkPolicy: no pod reaches the cloud's metadata service, labelled namespaces excepted
+    Metadata,
+}
+
+impl Preset {
+    /// Returns the preset's policies in audit mode, and its assertions; both name the namespace `NAMESPACE`.
+    fn texts(self) -> (&'static str, &'static str) {
+        macro_rules! texts {
+            ($name:literal) => {
+                (
+                    include_str!(concat!("init/", $name, ".yaml")),
+                    include_str!(concat!("init/", $name, "-assertions.yaml")),
+                )
+            };
+        }
+        match self {
+            Self::DefaultDeny => texts!("default-deny"),
+            Self::Sandbox => texts!("sandbox"),
+            Self::Tenant => texts!("tenant"),
+            Self::Dns => texts!("dns"),
+            Self::Metadata => texts!("metadata"),
+        }
+    }
+}
+
+/// Prints a preset to standard output.
+///
+/// # Errors
+/// The namespace is no name of a namespace, or standard output is closed.
+pub fn run(args: &InitArgs) -> Result<()> {
+    let name = &args.namespace;
+    let is_label = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let is_name = (1..=63).contains(&name.len()) && name.chars().all(is_label);
+    ensure!(
+        is_name && !name.starts_with('-') && !name.ends_with('-'),
+        "--namespace {name:?}: a namespace has at most 63 lower-case letters, digits and inner hyphens"
+    );
+    let (policies, assertions) = args.preset.texts();
+    let text = if args.assertions {
+        assertions.to_owned()
+    } else if args.enforce {
+        enforced(policies)
+    } else {
+        policies.to_owned()
+    };
+    print(&text.replace("NAMESPACE", name))?;
+    Ok(())
+}
+
+/// Returns policies without the annotation of the audit mode.
+fn enforced(policies: &str) -> String {
+    let kept = |line: &&str| !line.contains("netpold.io/enforcement") && *line != "  annotations:";
+    policies.lines().filter(kept).flat_map(|line| [line, "\n"]).collect()
+}
