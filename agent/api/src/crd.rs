@@ -58,13 +58,13 @@ pub struct NodeReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PolicyOnNode {
-    /// `metadata.namespace` of the NetworkPolicy.
+    /// `metadata.namespace` of the NetworkPolicy; empty for a ClusterNetworkPolicy.
     pub namespace: String,
-    /// `metadata.name` of the NetworkPolicy.
+    /// `metadata.name` of the policy.
     pub name: String,
-    /// `metadata.uid` of the NetworkPolicy.
+    /// `metadata.uid` of the policy.
     pub uid: String,
-    /// `metadata.generation` of the NetworkPolicy in this state.
+    /// `metadata.generation` of the policy in this state.
     pub observed_generation: i64,
     /// Number of the node's pods that the policy selects.
     pub pods: i32,

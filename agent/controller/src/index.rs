@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use netpold_api::crd::NodeReport;
 use netpold_core::cluster::is_subject;
 use netpold_core::model::{
-    Change, Enforcement, Key, Labels, Pod, Policy, PolicyVersion, Selector, SharedStr,
+    Change, ClusterPolicy, Enforcement, Key, Labels, NamespacedPods, Pod, Policy, PolicyVersion,
+    Selector, SharedStr,
 };
 
 use crate::pod_addresses::PodAddresses;
@@ -38,7 +39,7 @@ impl Now {
     }
 }
 
-/// Policies with a possibly different status.
+/// Policies with a possibly different status. Keys of ClusterNetworkPolicies have no namespace, here and elsewhere.
 pub(super) type Touched = BTreeSet<Key>;
 
 /// State of the cluster as far as the statuses depend on it.
@@ -47,12 +48,18 @@ pub(super) struct Index {
     /// Addresses of subject pods, shared with the webhook.
     pub(super) addresses: Arc<PodAddresses>,
     namespaces: BTreeMap<String, Namespace>,
+    /// ClusterNetworkPolicies by name.
+    cluster_policies: BTreeMap<String, KnownPolicy>,
     nodes: BTreeMap<Arc<str>, Node>,
     by_uid: BTreeMap<Box<str>, Key>,
 }
 
 #[derive(Debug, Default)]
 struct Namespace {
+    /// Whether the Namespace object exists.
+    exists: bool,
+    /// Labels of the Namespace; none while it does not exist.
+    labels: Labels,
     /// Scheduled subject pods.
     pods: BTreeMap<String, Placed>,
     /// Number of these pods per label set and node.
@@ -73,7 +80,8 @@ struct Placed {
 pub(super) struct KnownPolicy {
     /// UID and generation of the object.
     pub(super) version: PolicyVersion,
-    selector: Selector,
+    /// The selected pods; those of the own namespace for a NetworkPolicy.
+    subject: NamespacedPods,
     /// Parts of the policy that could not be decoded or are not supported.
     pub(super) problems: Vec<String>,
     /// Whether the policy is in audit mode and denies nothing.
@@ -177,7 +185,7 @@ impl Node {
 }
 
 impl Index {
-    /// Applies a change of a policy, a pod or a node; other changes have no effect.
+    /// Applies a change of a policy, a namespace, a pod or a node; other changes have no effect.
     pub(super) fn ingest(&mut self, change: Change, now: Now, touched: &mut Touched) {
         match change {
             Change::Policy(policy) => self.policy(policy, touched),
@@ -189,11 +197,13 @@ impl Index {
             }
             Change::Node(node) => self.node(&node.name, true, now, touched),
             Change::NodeGone(name) => self.node(&name, false, now, touched),
-            Change::Namespace(_)
-            | Change::NamespaceGone(_)
-            | Change::ClusterPolicy(_)
-            | Change::ClusterPolicyGone(_)
-            | Change::Service(_)
+            Change::Namespace(namespace) => {
+                self.label(&namespace.name, Some(namespace.labels), touched);
+            }
+            Change::NamespaceGone(name) => self.label(&name, None, touched),
+            Change::ClusterPolicy(policy) => self.cluster_policy(policy, touched),
+            Change::ClusterPolicyGone(name) => self.forget_cluster_policy(&name),
+            Change::Service(_)
             | Change::ServiceGone(_)
             | Change::EndpointSlice(_)
             | Change::EndpointSliceGone(_)
@@ -205,7 +215,10 @@ impl Index {
 
     /// Returns a policy.
     pub(super) fn known(&self, key: &Key) -> Option<&KnownPolicy> {
-        self.namespaces.get(&key.namespace)?.policies.get(&key.name)
+        match key.namespace.as_str() {
+            "" => self.cluster_policies.get(&key.name),
+            namespace => self.namespaces.get(namespace)?.policies.get(&key.name),
+        }
     }
 
     /// Returns the number of policies.
@@ -215,22 +228,20 @@ impl Index {
 
     /// Returns the keys of all policies.
     pub(super) fn policies(&self) -> impl Iterator<Item = Key> {
-        let all = self.namespaces.iter();
-        all.flat_map(|(namespace, of)| {
+        let namespaces = self.namespaces.iter().flat_map(|(namespace, of)| {
             of.policies.keys().map(move |name| Key::new(namespace, name))
-        })
+        });
+        namespaces.chain(self.cluster_policies.keys().map(|name| Key::new("", name)))
     }
 
     /// Returns the nodes with a pod that a policy selects, sorted by name.
     pub(super) fn on_nodes(&self, key: &Key, now: Now) -> Vec<OnNode<'_>> {
-        let Some((of, policy)) = self
-            .namespaces
-            .get(&key.namespace)
-            .and_then(|of| Some((of, of.policies.get(&key.name)?)))
-        else {
-            return Vec::new();
-        };
-        let selected = of.groups.iter().filter(|(labels, _)| policy.selector.matches(labels));
+        let Some(policy) = self.known(key) else { return Vec::new() };
+        let own = self.namespaces.get(&key.namespace).into_iter();
+        let every = self.namespaces.values().filter(|_| key.namespace.is_empty());
+        let every = every.filter(|of| policy.subject.namespaces.matches(&of.labels));
+        let groups = own.chain(every).flat_map(|of| &of.groups);
+        let selected = groups.filter(|(labels, _)| policy.subject.pods.matches(labels));
         let names: BTreeSet<&Arc<str>> = selected.flat_map(|(_, nodes)| nodes.keys()).collect();
         let nodes = names.into_iter().filter_map(|name| self.nodes.get_key_value(name));
         let there = nodes.filter(|(_, node)| node.exists.is_some());
@@ -285,6 +296,7 @@ impl Index {
             for namespace in node.pods.keys() {
                 touch_all(self.namespaces.get(namespace), namespace, touched);
             }
+            touched.extend(self.cluster_policies.keys().map(|name| Key::new("", name)));
         }
         if node.is_empty() {
             self.nodes.remove(name);
@@ -311,7 +323,8 @@ impl Index {
         let on_trial = enforcement == Enforcement::Audit;
         self.forget_policy(&key);
         self.by_uid.insert(version.uid.as_str().into(), key.clone());
-        let known = KnownPolicy { version, selector: pod_selector, problems, on_trial };
+        let subject = NamespacedPods { namespaces: Selector::default(), pods: pod_selector };
+        let known = KnownPolicy { version, subject, problems, on_trial };
         let namespace = self.namespaces.entry(key.namespace.clone()).or_default();
         namespace.policies.insert(key.name.clone(), known);
         touched.insert(key);
@@ -322,6 +335,39 @@ impl Index {
         let Some(old) = namespace.policies.remove(&key.name) else { return };
         self.by_uid.remove(old.version.uid.as_str());
         self.drop_if_empty(&key.namespace);
+    }
+
+    fn cluster_policy(&mut self, policy: ClusterPolicy, touched: &mut Touched) {
+        let ClusterPolicy { name, subject, problems, version, enforcement, .. } = policy;
+        let on_trial = enforcement == Enforcement::Audit;
+        self.forget_cluster_policy(&name);
+        let key = Key::new("", &*name);
+        self.by_uid.insert(version.uid.as_str().into(), key.clone());
+        self.cluster_policies.insert(name, KnownPolicy { version, subject, problems, on_trial });
+        touched.insert(key);
+    }
+
+    fn forget_cluster_policy(&mut self, name: &str) {
+        if let Some(old) = self.cluster_policies.remove(name) {
+            self.by_uid.remove(old.version.uid.as_str());
+        }
+    }
+
+    /// Stores the labels of a namespace; `None`: the Namespace is gone.
+    fn label(&mut self, namespace: &str, labels: Option<Labels>, touched: &mut Touched) {
+        let of = self.namespaces.entry(namespace.to_owned()).or_default();
+        of.exists = labels.is_some();
+        let new = labels.unwrap_or_default();
+        let old = std::mem::replace(&mut of.labels, new.clone());
+        if !of.groups.is_empty() && old != new {
+            let differs = |policy: &KnownPolicy| {
+                let selector = &policy.subject.namespaces;
+                selector.matches(&old) != selector.matches(&new)
+            };
+            let shifted = self.cluster_policies.iter().filter(|(_, policy)| differs(policy));
+            touched.extend(shifted.map(|(name, _)| Key::new("", name)));
+        }
+        self.drop_if_empty(namespace);
     }
 
     fn pod(&mut self, pod: Pod, touched: &mut Touched) {
@@ -396,15 +442,18 @@ impl Index {
             *known.pods.entry(key.namespace.clone()).or_default() += 1;
             of.pods.insert(key.name.clone(), Placed { labels, node, addresses });
         }
-        for (name, policy) in of.policies.iter().filter(|_| !shifted.is_empty()) {
-            if shifted.iter().any(|labels| policy.selector.matches(labels)) {
-                touched.insert(Key::new(&*key.namespace, &**name));
-            }
-        }
+        let is_shifted =
+            |policy: &KnownPolicy| shifted.iter().any(|labels| policy.subject.pods.matches(labels));
+        let own = of.policies.iter().filter(|(_, policy)| is_shifted(policy));
+        touched.extend(own.map(|(name, _)| Key::new(&*key.namespace, name)));
+        let every = self.cluster_policies.iter().filter(|(_, policy)| {
+            is_shifted(policy) && policy.subject.namespaces.matches(&of.labels)
+        });
+        touched.extend(every.map(|(name, _)| Key::new("", name)));
     }
 
     fn drop_if_empty(&mut self, namespace: &str) {
-        let is_empty = |of: &Namespace| of.pods.is_empty() && of.policies.is_empty();
+        let is_empty = |of: &Namespace| !of.exists && of.pods.is_empty() && of.policies.is_empty();
         if self.namespaces.get(namespace).is_some_and(is_empty) {
             self.namespaces.remove(namespace);
         }

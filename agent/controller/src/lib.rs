@@ -1,15 +1,16 @@
-//! `netpold controller`: combines the agents' reports into a status for each `NetworkPolicy`, and runs the webhook that
-//! adds the readiness gate to pods. A cluster needs one replica; a second one stands by.
+//! `netpold controller`: combines the agents' reports into a status for each policy, and runs the webhook that adds the
+//! readiness gate to pods. A cluster needs one replica; a second one stands by.
 //!
 //! ```text
-//! policies, pods, nodes ──┐
-//! NodePolicyStatuses ─────┼─► Index ─► Queue ─► evaluate ─► NetworkPolicyStatus    (leader)
+//! policies, pods, nodes ──┐                              ┌► NetworkPolicyStatus
+//! NodePolicyStatuses ─────┼─► Index ─► Queue ─► evaluate ┴► status of ClusterNetworkPolicy    (leader)
 //! NetworkPolicyStatuses ──┘  touched    due
 //! Lease ─► Election ─► leading
 //! Secret ─► Certificates ─► webhook (every replica) · caBundle (leader)
 //! ```
 
 mod certificates;
+mod cluster_conditions;
 mod counters;
 mod evaluate;
 mod follow;

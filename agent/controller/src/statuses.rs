@@ -1,5 +1,5 @@
-//! Maintains a `NetworkPolicyStatus` for every `NetworkPolicy`. Every replica watches all objects; only the leader
-//! writes.
+//! Maintains a `NetworkPolicyStatus` for every `NetworkPolicy`, and conditions in the status of every
+//! `ClusterNetworkPolicy`. Every replica watches all objects; only the leader writes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use kube::Client;
 use netpold_api::crd::{NetworkPolicyStatus, NodePolicyStatus};
-use netpold_core::model::Key;
+use netpold_core::model::{Change, Key};
 use netpold_kube::Source;
 use netpold_kube::pause::pause_until;
 use tokio::sync::{mpsc, watch};
@@ -27,6 +27,11 @@ use crate::writes::{Outcome, Writes};
 const PACE: Duration = Duration::from_millis(50);
 /// Delay of a policy in a namespace with the maximum number of writes in flight.
 const CROWDED: Duration = Duration::from_millis(500);
+/// Delay before the evaluation of a ClusterNetworkPolicy, which looks at all namespaces: changes of pods come by the
+/// hundred.
+const CLUSTER_GATHER: Duration = Duration::from_secs(2);
+/// Minimum time between two writes of a ClusterNetworkPolicy's status: every agent watches these objects.
+const CLUSTER_PAUSE: Duration = Duration::from_secs(10);
 /// Interval of the check for silent agents.
 const LOOK_OVER: Duration = Duration::from_secs(2);
 /// Maximum number of evaluations in a row before the main loop handles other events.
@@ -97,6 +102,9 @@ impl Statuses {
                     let Some(batch) = batch else { bail!("object source ended") };
                     let now = Now::get();
                     for change in batch.changes {
+                        if let Change::ClusterPolicyGone(name) = &change {
+                            self.writes.forget(&Key::new("", name));
+                        }
                         self.index.ingest(change, now, &mut touched);
                     }
                     self.is_listed(0, batch.in_sync);
@@ -116,7 +124,10 @@ impl Statuses {
             }
             let now = Instant::now();
             for key in touched {
-                self.queue.push(key, now);
+                match key.namespace.is_empty() {
+                    true => self.queue.push_at(key, now + CLUSTER_GATHER),
+                    false => self.queue.push(key, now),
+                }
             }
             self.counters.waiting.set(self.queue.len() as i64);
             self.counters.policies.set(self.index.len() as i64);
@@ -188,7 +199,10 @@ impl Statuses {
             Ok(key) => {
                 self.queue.written(key.clone(), now);
                 // The policy may have changed during the write.
-                self.queue.push(key, now);
+                match key.namespace.is_empty() {
+                    true => self.queue.push_at(key, now + CLUSTER_PAUSE),
+                    false => self.queue.push(key, now),
+                }
             }
             Err((key, Some(pause))) => self.queue.push_at(key, now + pause),
             Err((_, None)) => {}

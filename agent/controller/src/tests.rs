@@ -8,7 +8,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use netpold_api::crd::{NodeReport, PolicyOnNode, PolicyReport};
 use netpold_core::model::{
-    Change, Enforcement, Key, Labels, Node, Pod, Policy, PolicyVersion, Requirement, Selector,
+    Change, ClusterPolicy, Enforcement, Key, Labels, NamespacedPods, Node, Pod, Policy,
+    PolicyVersion, Requirement, Selector, Tier,
 };
 use netpold_testbed::skip;
 use netpold_testkit::objects;
@@ -144,6 +145,50 @@ fn nodes_report_one_by_one() {
     assert_said(&world, [3, 0, 1], "False PartNotHonoured", "False NotHonoured");
     world.report("n1", 2, true, "spec.ingress[0]: not understood");
     assert_said(&world, [3, 1, 0], "False PartNotHonoured", "False Pending");
+}
+
+#[test]
+fn a_cluster_policy_is_in_force_on_the_nodes_with_a_selected_pod() {
+    let mut world = World::new();
+    let label = |world: &mut World, namespace: &str, tenant: &str| {
+        world.say(Change::Namespace(objects::namespace(namespace, &[("tenant", tenant)])))
+    };
+    world.say(Change::Pod(pod(Key::new("y", "other"), Labels::new(), "n3")));
+    label(&mut world, "x", "red");
+    let namespaces = objects::select(&[("tenant", "red")]);
+    let touched = world.say(Change::ClusterPolicy(ClusterPolicy {
+        subject: NamespacedPods { namespaces, pods: Selector::default() },
+        version: PolicyVersion { uid: "c".into(), generation: 7 },
+        ..objects::cluster_policy("tenants", (Tier::Admin, 100), Vec::new(), Vec::new())
+    }));
+    let key = Key::new("", "tenants");
+    assert_eq!(touched, Touched::from([key.clone()]));
+    let nodes = |world: &World| {
+        let report = evaluate(&world.index, &key, None, world.now).unwrap();
+        assert_eq!(report.policy_generation, 7);
+        [report.nodes.desired, report.nodes.enforced]
+    };
+    assert_eq!(nodes(&world), [3, 0]);
+    let entry = PolicyOnNode {
+        uid: "c".into(),
+        observed_generation: 7,
+        enforced: true,
+        ..PolicyOnNode::default()
+    };
+    let report = NodeReport { policies: vec![entry], ..NodeReport::default() };
+    assert!(world.reports("n1", report).contains(&key));
+    assert_eq!(nodes(&world), [3, 1]);
+    assert!(label(&mut world, "y", "blue").is_empty(), "selected neither before nor now");
+    assert_eq!(label(&mut world, "x", "blue"), Touched::from([key.clone()]));
+    assert_eq!(nodes(&world), [0, 0]);
+    assert_eq!(label(&mut world, "y", "red"), Touched::from([key.clone()]));
+    assert_eq!(nodes(&world), [1, 0], "n3");
+    let placed = pod(Key::new("y", "late"), Labels::new(), "n2");
+    assert_eq!(world.say(Change::Pod(placed)), Touched::from([key.clone()]));
+    assert_eq!(nodes(&world), [2, 0]);
+    assert_eq!(world.say(Change::NamespaceGone("y".into())), Touched::from([key.clone()]));
+    world.say(Change::ClusterPolicyGone("tenants".into()));
+    assert!(evaluate(&world.index, &key, None, world.now).is_none());
 }
 
 /// An annotation changes the mode but not `metadata.generation`, which counts changes of the spec.

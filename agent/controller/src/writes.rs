@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
+use crate::cluster_conditions;
 use crate::counters::Counters;
 use crate::follow::key;
 
@@ -34,15 +35,28 @@ const COMPLAIN: Duration = Duration::from_secs(30);
 /// Status on the API server.
 #[derive(Debug)]
 struct Written {
+    /// `resourceVersion` of the `NetworkPolicyStatus`; empty for a ClusterNetworkPolicy.
     version: String,
+    /// UID of the policy.
     owner: String,
     report: Option<PolicyReport>,
+}
+
+impl From<NetworkPolicyStatus> for Written {
+    fn from(object: NetworkPolicyStatus) -> Self {
+        let owner = object.metadata.owner_references.into_iter().flatten().next();
+        Self {
+            version: object.metadata.resource_version.unwrap_or_default(),
+            owner: owner.map(|owner| owner.uid).unwrap_or_default(),
+            report: object.status,
+        }
+    }
 }
 
 /// Result of a write.
 pub(super) struct Outcome {
     key: Key,
-    result: Result<NetworkPolicyStatus, kube::Error>,
+    result: Result<Written, kube::Error>,
 }
 
 /// Statuses on the API server, and writes in flight.
@@ -96,17 +110,18 @@ impl Writes {
     /// Stores a status. Returns whether it is newer than the stored one: the response to a write precedes its watch
     /// event.
     pub(super) fn remember(&mut self, object: NetworkPolicyStatus) -> bool {
-        let key = key(&object);
-        let version = object.metadata.resource_version.unwrap_or_default();
+        self.store(key(&object), object.into())
+    }
+
+    fn store(&mut self, key: Key, new: Written) -> bool {
         let number = |version: &str| version.parse::<u64>().unwrap_or(u64::MAX);
-        let known = self.written.get(&key);
-        if known.is_some_and(|known| number(&known.version) >= number(&version)) {
-            return false;
+        let is_known = self.written.get(&key).is_some_and(|known| {
+            !new.version.is_empty() && number(&known.version) >= number(&new.version)
+        });
+        if !is_known {
+            self.written.insert(key, new);
         }
-        let owner = object.metadata.owner_references.into_iter().flatten().next();
-        let owner = owner.map(|owner| owner.uid).unwrap_or_default();
-        self.written.insert(key, Written { version, owner, report: object.status });
-        true
+        !is_known
     }
 
     /// Removes a deleted status.
@@ -127,7 +142,17 @@ impl Writes {
         let version = known.map(|known| known.version.clone());
         self.in_flight.insert(key.clone());
         self.tasks.spawn(async move {
-            let written = write(&client, &key, &uid, version, is_owned, &report);
+            let written = async {
+                if key.namespace.is_empty() {
+                    cluster_conditions::write(&client, &key.name, &report).await?;
+                    return Ok(Written {
+                        version: String::new(),
+                        owner: uid,
+                        report: Some(report),
+                    });
+                }
+                write(&client, &key, &uid, version, is_owned, &report).await.map(Written::from)
+            };
             let result = match tokio::time::timeout(PATIENCE, written).await {
                 Ok(result) => result,
                 Err(late) => Err(kube::Error::Service(late.into())),
@@ -155,10 +180,10 @@ impl Writes {
     ) -> Result<Key, (Key, Option<Duration>)> {
         self.in_flight.remove(&key);
         match result {
-            Ok(object) => {
+            Ok(written) => {
                 self.counters.writes.inc();
                 self.failed.remove(&key);
-                self.remember(object);
+                self.store(key.clone(), written);
                 Ok(key)
             }
             Err(error) => {
@@ -175,7 +200,12 @@ impl Writes {
                     matches!(&error, kube::Error::Api(status) if [404, 409].contains(&status.code));
                 if !expected && self.complained.is_none_or(|at| at.elapsed() > COMPLAIN) {
                     self.complained = Some(Instant::now());
-                    warn!(%error, "cannot write the status of NetworkPolicy {key}");
+                    match key.namespace.as_str() {
+                        "" => warn!(
+                            %error, "cannot write the status of ClusterNetworkPolicy {}", key.name
+                        ),
+                        _ => warn!(%error, "cannot write the status of NetworkPolicy {key}"),
+                    }
                 }
                 if is_outage(code_of(&error)) {
                     return Err((key, Some(RETRY)));

@@ -92,7 +92,7 @@ pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), Connec
     Ok((Source { batches: source, status, partial: false }, event_recorder))
 }
 
-/// Follows the inputs of the status of policies: nodes, policies and pods. Otherwise like [`watch`].
+/// Follows the inputs of the status of policies: nodes, namespaces, policies and pods. Otherwise like [`watch`].
 ///
 /// # Errors
 /// As [`watch`].
@@ -104,7 +104,9 @@ pub async fn watch_policies(access: Access) -> Result<Source, ConnectError> {
     let outage = Outage::new();
     let mut starter = Starter { connection, outage, updates, kinds: Vec::new() };
     starter.start::<Node>(None);
+    starter.start::<Namespace>(None);
     starter.start::<NetworkPolicy>(None);
+    starter.start::<ClusterNetworkPolicy>(None);
     starter.start::<Pod>(None);
     let (hub, status) = Hub::new(origin, starter.kinds, received, batches);
     tokio::spawn(hub.run());

@@ -276,6 +276,18 @@ fn a_report_follows_the_policies() {
     eventually(&world, "renewed", || world.report()["status"]["renewTime"] != renewed);
 }
 
+/// A ClusterNetworkPolicy without an effect on connections of the test.
+const NOTHING_DENIED: &str = "
+apiVersion: policy.networking.k8s.io/v1alpha2
+kind: ClusterNetworkPolicy
+metadata: {name: everywhere}
+spec:
+  tier: Baseline
+  priority: 500
+  subject: {namespaces: {}}
+  egress: [{action: Deny, to: [{networks: [192.0.2.1/32]}]}]
+";
+
 /// Checks the condition of a policy, the one that deployment pipelines wait for, with three real agents and a real
 /// controller.
 #[test]
@@ -312,6 +324,15 @@ fn a_policy_is_enforcing_when_every_node_enforces_it() {
     world.server.kubectl(&wait).unwrap();
     assert!(world.reaches("friend", "server"));
     assert!(others.iter().all(|other| world.reaches_pod("friend", &other.pod)));
+
+    // So is a ClusterNetworkPolicy, by its own conditions.
+    crate::cluster_policies::install(&world);
+    world.server.apply(NOTHING_DENIED).unwrap();
+    let wait_cluster =
+        ["wait", "--for=condition=Enforcing", "clusternetworkpolicy/everywhere", "--timeout=180s"];
+    world.server.kubectl(&wait_cluster).unwrap();
+    let object = world.get(&["clusternetworkpolicy", "everywhere"]);
+    assert_eq!(condition(&object, "Enforcing")["message"], "in force on 3 of 3 nodes");
 
     // A stopped agent does not enforce the edit, so the condition becomes False.
     let signal = |signal: Signal| {

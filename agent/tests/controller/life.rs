@@ -144,3 +144,60 @@ fn a_status_follows_its_policy() {
     world.server.kubectl(&["delete", "networkpolicystatus", "server", "-n", NAMESPACE]).unwrap();
     world.becomes("server", [2, 0, 0], ["False", "Pending"]);
 }
+
+#[test]
+fn a_cluster_policy_has_conditions_of_netpold_beside_those_of_others() {
+    const TEST: &str = "a_cluster_policy_has_conditions_of_netpold_beside_those_of_others";
+    let Some(world) = World::new(TEST) else { return };
+    world.server.apply(include_str!("../apiserver/cluster-network-policy.yaml")).unwrap();
+    let established = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=90s"];
+    world.server.kubectl(&established).unwrap();
+    for node in ["n1", "n2"] {
+        world.node(node);
+        world.pod(&format!("server-{node}"), "server", node);
+    }
+    let other = "2026-01-01T00:00:00Z";
+    let policy = |priority: i32| {
+        json!({
+            "apiVersion": "policy.networking.k8s.io/v1alpha2",
+            "kind": "ClusterNetworkPolicy",
+            "metadata": { "name": "tenants" },
+            "spec": {
+                "tier": "Admin", "priority": priority,
+                "subject": { "namespaces": { "matchLabels": { "tenant": "red" } } },
+            },
+        })
+    };
+    world.server.apply(&policy(100).to_string()).unwrap();
+    let foreign = json!({ "status": { "conditions": [{
+        "type": "ReadyElsewhere", "status": "True", "reason": "There", "message": "", "lastTransitionTime": other,
+    }] } });
+    let patch = ["patch", "clusternetworkpolicy", "tenants", "--subresource=status"];
+    world
+        .server
+        .kubectl(&[&patch[..], &["--type=merge", "-p", &foreign.to_string()]].concat())
+        .unwrap();
+    let controller = world.start("one", &[]);
+    let becomes = |status: &str, reason: &str, message: &str| {
+        wait(&format!("{status} {reason} {message}"), || {
+            let object = world.get(&["clusternetworkpolicy", "tenants"]);
+            let enforcing = condition(&object["status"], "Enforcing");
+            enforcing["status"] == status
+                && enforcing["reason"] == reason
+                && enforcing["message"] == message
+                && enforcing["observedGeneration"] == object["metadata"]["generation"]
+                && condition(&object["status"], "ReadyElsewhere")["lastTransitionTime"] == other
+        });
+    };
+    becomes("True", "NoPods", "the policy selects no pod on any node");
+    world.server.kubectl(&["label", "namespace", NAMESPACE, "tenant=red"]).unwrap();
+    world.report("n1", 0, &[("/tenants", true, "")]);
+    world.report("n2", 0, &[]);
+    becomes("False", "Pending", "in force on 1 of 2 nodes");
+    world.report("n2", 0, &[("/tenants", true, "")]);
+    becomes("True", "AllNodes", "in force on 2 of 2 nodes");
+    world.server.apply(&policy(101).to_string()).unwrap();
+    becomes("False", "Pending", "in force on 0 of 2 nodes");
+    let log = controller.log();
+    assert!(!log.contains("WARN"), "{log}");
+}

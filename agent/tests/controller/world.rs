@@ -141,12 +141,17 @@ impl World {
         serde_json::from_str(&said).unwrap()
     }
 
-    /// Writes the report of a node's agent, dated `minutes` ago: name, enforcement and message of each policy.
+    /// Writes the report of a node's agent, dated `minutes` ago: name, enforcement and message of each policy; the name of
+    /// a ClusterNetworkPolicy begins with a slash.
     pub(crate) fn report(&self, node: &str, minutes: i64, policies: &[(&str, bool, &str)]) {
         let entry = |(name, enforced, message): &(&str, bool, &str)| {
-            let policy = self.get(&["networkpolicy", name, "-n", NAMESPACE]);
+            let (kind, namespace, name) = match name.strip_prefix('/') {
+                Some(name) => ("clusternetworkpolicy", "", name),
+                None => ("networkpolicy", NAMESPACE, *name),
+            };
+            let policy = self.get(&[kind, name, "-n", NAMESPACE]);
             let mut entry = json!({
-                "namespace": NAMESPACE, "name": name, "pods": 1, "enforced": enforced,
+                "namespace": namespace, "name": name, "pods": 1, "enforced": enforced,
                 "uid": policy["metadata"]["uid"], "observedGeneration": policy["metadata"]["generation"],
             });
             // Agents omit an empty message.

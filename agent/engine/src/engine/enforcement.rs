@@ -11,8 +11,8 @@ use netpold_core::model::{Enforcement as Enforced, Key, Pod, PolicyVersion};
 use super::Engine;
 use super::reconciler::Reconciler;
 
-/// Most policies examined per namespace: each is matched against the namespace's local pods while the engine waits, and
-/// a namespace may have any number.
+/// Most policies examined per namespace, and most ClusterNetworkPolicies: each is matched against the local pods while the
+/// engine waits, and there may be any number.
 const OF_NAMESPACE: usize = 500;
 /// Most policies listed: 2,000 take about 400 kB of the API server's storage.
 const LISTED: usize = 2000;
@@ -26,7 +26,7 @@ pub struct Enforcement {
     pub behind: Option<String>,
     /// This node's pods that policy can select.
     pub pods: BTreeMap<Key, PodEnforcement>,
-    /// Policies that select one of these pods.
+    /// Policies that select one of these pods. Keys of ClusterNetworkPolicies have no namespace.
     pub policies: BTreeMap<Key, PolicyEnforcement>,
     /// Number of policies that may select one of these pods and were not examined or listed.
     pub omitted: usize,
@@ -133,7 +133,40 @@ fn policies<'p>(
     for pod in local {
         by_namespace.entry(&pod.key.namespace).or_default().push(pod);
     }
+    // A pod without an address sends nothing yet.
+    let is_open = |pod: &Pod| !pod.addresses.is_empty() && judged.get(&pod.key) != Some(&true);
     let (mut all, mut omitted) = (BTreeMap::new(), 0);
+    for (number, policy) in cluster.cluster_policies().enumerate() {
+        if number >= OF_NAMESPACE {
+            omitted += 1;
+            continue;
+        }
+        let subject = &policy.subject;
+        let here = by_namespace.iter();
+        let selected = here
+            .filter(|(name, _)| subject.namespaces.matches(&cluster.namespace_labels(name)))
+            .flat_map(|(_, pods)| pods.iter().copied())
+            .filter(|pod| subject.pods.matches(&pod.labels));
+        let (mut pods, mut not_judged, mut is_late) = (0, 0, false);
+        for pod in selected {
+            pods += 1;
+            not_judged += usize::from(is_open(pod));
+            is_late |= late.contains(&pod.key.namespace);
+        }
+        if pods == 0 {
+            continue;
+        }
+        let enforcement = PolicyEnforcement {
+            version: policy.version.clone(),
+            pods,
+            not_judged,
+            on_trial: policy.enforcement == Enforced::Audit,
+            is_late,
+            closed: None,
+            problems: policy.problems.clone(),
+        };
+        all.insert(Key::new("", &*policy.name), enforcement);
+    }
     for (namespace, pods_here) in by_namespace {
         for (number, policy) in cluster.policies_in(namespace).enumerate() {
             if number >= OF_NAMESPACE {
@@ -145,9 +178,6 @@ fn policies<'p>(
             if selected.is_empty() {
                 continue;
             }
-            // A pod without an address sends nothing yet.
-            let is_open =
-                |pod: &Pod| !pod.addresses.is_empty() && judged.get(&pod.key) != Some(&true);
             let excess = cluster.excess(&policy.key).map(|excess| format!("closed: {excess}"));
             let enforcement = PolicyEnforcement {
                 version: policy.version.clone(),
