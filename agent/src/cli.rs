@@ -42,7 +42,7 @@ pub enum Command {
         after_help = "Exit status: 0 ended by a signal, 1 failed, 2 the flags make no sense."
     )]
     Run(RunArgs),
-    /// Close new pods while no agent runs on the node: for a second container in the agent's pod
+    /// Close new pods while no agent runs on the node (second container of the agent's pod)
     #[command(after_help = "Exit status: 0 ended by a signal, 1 failed.")]
     Standby(StandbyArgs),
     /// Report which policies are in force, and add the readiness gate to new pods

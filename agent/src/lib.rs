@@ -15,7 +15,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches};
-use netpold_cli::{FAILED, UNUSABLE, completion, exit_code, live};
+use netpold_cli::{FAILED, UNUSABLE, completion, exit_code, grouped, live};
 
 use crate::cli::{Cli, Command, ControllerArgs};
 use crate::config::RunConfig;
@@ -23,7 +23,7 @@ use crate::logging::{log_filter, start_log};
 
 /// Parses the command line. kubectl runs a binary called `kubectl-netpold` as `kubectl netpold`.
 fn parse() -> Cli {
-    let mut command = Cli::command();
+    let mut command = grouped(Cli::command());
     if live::is_plugin() {
         command = command.bin_name("kubectl netpold");
     }

@@ -39,6 +39,18 @@ fn every_command_says_its_exit_status_as_the_page_does() {
     assert_eq!(rows, said);
 }
 
+#[test]
+fn the_help_lists_every_command_once() {
+    let output = Command::new(env!("CARGO_BIN_EXE_netpold")).arg("--help").output().unwrap();
+    let help = String::from_utf8(output.stdout).unwrap();
+    for command in Cli::command().get_subcommands() {
+        let line = format!("  {:<12}{}\n", command.get_name(), command.get_about().unwrap());
+        assert_eq!(help.matches(&line).count(), 1, "{line}{help}");
+    }
+    let groups: Vec<&str> = help.lines().filter(|line| line.ends_with(':')).collect();
+    assert_eq!(groups, ["Daily commands:", "On a node:", "Other commands:", "Options:"]);
+}
+
 fn completion(shell: &str) -> String {
     let mut netpold = Command::new(env!("CARGO_BIN_EXE_netpold"));
     let output = netpold.args(["completion", shell]).env_clear().output().unwrap();

@@ -11,6 +11,7 @@ use crate::diff::DiffArgs;
 use crate::doctor::{DoctorArgs, Report};
 use crate::explain::ExplainArgs;
 use crate::flows::FlowsArgs;
+use crate::init::InitArgs;
 use crate::learn::LearnArgs;
 use crate::observe::ObserveArgs;
 use crate::rules::RulesArgs;
@@ -18,7 +19,8 @@ use crate::status::StatusArgs;
 use crate::top::TopArgs;
 use crate::trace::TraceArgs;
 use crate::{
-    assertions, completion, diff, doctor, explain, flows, learn, observe, rules, status, top, trace,
+    assertions, completion, diff, doctor, explain, flows, init, learn, observe, rules, status, top,
+    trace,
 };
 
 /// Exit status of a failed command.
@@ -43,8 +45,7 @@ pub enum Command {
     /// Check that connections are allowed or denied as assertions in a file expect
     #[command(after_help = "Exit status: 0 every assertion holds, 1 some does not, 2 cannot tell.")]
     Test(TestArgs),
-    /// Find misconfigurations that keep policy from working, on this node, in manifests or in a cluster,
-    /// with a fix for each
+    /// Find misconfigurations of policies, nodes or a cluster, with a fix for each
     #[command(
         after_help = "Exit status: 0 nothing, 1 errors or warnings were found, 2 none were, but not \
         everything could be checked."
@@ -53,17 +54,16 @@ pub enum Command {
     /// Show endpoints, drops and problems of a running agent, or of all agents of a cluster
     #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
     Status(StatusArgs),
-    /// Show drops, flows that policies in audit mode would deny, and new flows, each with policy and rule
+    /// Show drops, denials of policies in audit mode, and new flows, with policy and rule
     #[command(after_help = "Exit status: 0 all was shown, 1 an agent did not answer or ended.")]
     Observe(ObserveArgs),
     /// Show the busiest drops, flows, pods and policies on a terminal
     #[command(after_help = "Exit status: 0 ended by a key or a signal, 1 failed.")]
     Top(TopArgs),
-    /// List the flows of this node's or a cluster's pods, with the latest verdict of each
+    /// List the flows of pods, with the latest verdict of each
     #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
     Flows(FlowsArgs),
-    /// List the rules that isolate this node's or a cluster's pods, with the time of last use and the number
-    /// of flows of each
+    /// List the rules that isolate pods, with the time of last use and the number of flows
     #[command(after_help = "Exit status: 0 every agent answered, 1 some did not.")]
     Rules(RulesArgs),
     /// Show each step of the judgement of a pod's packets, for a limited time
@@ -77,6 +77,9 @@ pub enum Command {
             stderr), 2 cannot tell."
     )]
     Learn(LearnArgs),
+    /// Write policies to begin with, in audit mode, and assertions that check them
+    #[command(after_help = "Exit status: 0 done, 1 failed.")]
+    Init(InitArgs),
     /// Write a shell completion script for commands and flags
     #[command(after_help = "Exit status: 0 done, 1 failed.")]
     Completion(CompletionArgs),
@@ -97,9 +100,44 @@ impl Command {
             Self::Observe(args) => (observe::run(&args), FAILED),
             Self::Trace(args) => (trace::run(&args), FAILED),
             Self::Top(args) => (top::run(&args).map(|()| 0), FAILED),
+            Self::Init(args) => (init::run(&args).map(|()| 0), FAILED),
             Self::Completion(args) => (completion::run(&args).map(|()| 0), FAILED),
         }
     }
+}
+
+/// Groups of commands in the help; those without a group come last.
+const GROUPS: [(&str, &[&str]); 2] = [
+    (
+        "Daily commands",
+        &["explain", "diff", "test", "doctor", "status", "observe", "learn", "init"],
+    ),
+    ("On a node", &["run", "standby", "controller", "uninstall"]),
+];
+
+/// Returns a command with its subcommands in groups in the help.
+#[must_use]
+pub fn grouped(command: clap::Command) -> clap::Command {
+    let (header, literal) =
+        (*command.get_styles().get_header(), *command.get_styles().get_literal());
+    let list = |title: &str, is_listed: &dyn Fn(&str) -> bool| {
+        let listed = command.get_subcommands().filter(|it| is_listed(it.get_name()));
+        let lines: String = listed
+            .map(|it| {
+                let about = it.get_about().cloned().unwrap_or_default();
+                format!("  {literal}{:<12}{literal:#}{about}\n", it.get_name())
+            })
+            .collect();
+        if lines.is_empty() { lines } else { format!("{header}{title}:{header:#}\n{lines}\n") }
+    };
+    let [daily, on_a_node] = GROUPS.map(|(title, names)| list(title, &|it| names.contains(&it)));
+    let is_other = |name: &str| !GROUPS.iter().any(|(_, names)| names.contains(&name));
+    let other = list("Other commands", &is_other);
+    let template = format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{daily}{on_a_node}{other}\
+         {header}Options:{header:#}\n{{options}}"
+    );
+    command.help_template(template)
 }
 
 /// Prints the error of a failed command. Returns the exit code of the process.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`explain`], [`diff`], [`assertions`] (`test`), [`doctor`], [`learn`] | by the objects of manifests or of a cluster |
 //! | [`status`], [`rules`], [`flows`], [`observe`], [`top`], [`trace`] | by the answers of agents |
+//! | [`init`] | policies to begin with |
 //! | [`completion`] | scripts for shells, and names for them |
 //!
 //! [`live`] asks a cluster and its agents, [`socket`] one agent; [`offline`] reads manifests.
@@ -16,6 +17,7 @@ pub mod diff;
 pub mod doctor;
 pub mod explain;
 pub mod flows;
+pub mod init;
 pub mod learn;
 pub mod live;
 pub mod observe;
@@ -28,4 +30,4 @@ pub mod status;
 pub mod top;
 pub mod trace;
 
-pub use commands::{Command, FAILED, UNUSABLE, exit_code};
+pub use commands::{Command, FAILED, UNUSABLE, exit_code, grouped};

@@ -2,13 +2,13 @@
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches, Parser};
 use netpold_cli::doctor::{DoctorArgs, Report};
-use netpold_cli::{Command, completion, exit_code};
+use netpold_cli::{Command, completion, exit_code, grouped};
 
-/// Explain, compare and diagnose NetworkPolicy
 #[derive(Debug, Parser)]
-#[command(name = "netpold", bin_name = "kubectl netpold", version, about, max_term_width = 100)]
+#[command(name = "netpold", bin_name = "kubectl netpold", version, max_term_width = 100)]
+#[command(about = "Explain, compare and diagnose NetworkPolicy")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -18,7 +18,9 @@ fn main() -> ExitCode {
     if let Some(answered) = completion::answer(Cli::command) {
         return answered;
     }
-    exit_code(Cli::parse().command.run(no_node))
+    let matches = grouped(Cli::command()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    exit_code(cli.command.run(no_node))
 }
 
 /// The report of `doctor --local`.
