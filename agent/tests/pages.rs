@@ -156,7 +156,7 @@ fn every_reason_of_a_drop_is_documented() {
     assert_eq!(documented, served.collect());
 }
 
-/// Checks that workflows are YAML, run the developer's checks, and pin actions by major version.
+/// Checks that workflows are YAML, run the developer's checks, and pin actions by major version or by commit.
 #[test]
 fn workflows_are_well_formed() {
     let folder = root().join(".github");
@@ -175,8 +175,10 @@ fn workflows_are_well_formed() {
         let commands = steps.iter().filter_map(|step| step["run"].as_str());
         assert!(commands.into_iter().any(|command| command.contains(runs)), "{name}");
         for action in steps.iter().filter_map(|step| step["uses"].as_str()) {
-            let (_, version) = action.split_once("@v").unwrap();
-            assert!(version.chars().all(|c| c.is_ascii_digit()), "{name}: {action}");
+            let (_, version) = action.split_once('@').unwrap();
+            let major = version.strip_prefix('v').is_some_and(|it| it.parse::<u8>().is_ok());
+            let commit = version.len() == 40 && version.chars().all(|c| c.is_ascii_hexdigit());
+            assert!(major || commit, "{name}: {action}");
         }
     }
 }
