@@ -84,7 +84,7 @@ fn the_list_of_rules_is_real() {
 }
 
 /// All pages of the project.
-const PAGES: [&str; 25] = [
+const PAGES: [&str; 27] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
@@ -105,10 +105,12 @@ const PAGES: [&str; 25] = [
     "deploy/live.md",
     "deploy/metrics.md",
     "deploy/observe.md",
+    "deploy/places.md",
     "deploy/review.md",
     "deploy/status.md",
     "deploy/trace.md",
     "deploy/troubleshooting.md",
+    "deploy/verify.md",
     "ebpf/README.md",
 ];
 
