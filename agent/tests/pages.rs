@@ -84,7 +84,7 @@ fn the_list_of_rules_is_real() {
 }
 
 /// All pages of the project.
-const PAGES: [&str; 25] = [
+const PAGES: [&str; 27] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
@@ -105,10 +105,12 @@ const PAGES: [&str; 25] = [
     "deploy/live.md",
     "deploy/metrics.md",
     "deploy/observe.md",
+    "deploy/places.md",
     "deploy/review.md",
     "deploy/status.md",
     "deploy/trace.md",
     "deploy/troubleshooting.md",
+    "deploy/verify.md",
     "ebpf/README.md",
 ];
 
@@ -156,7 +158,7 @@ fn every_reason_of_a_drop_is_documented() {
     assert_eq!(documented, served.collect());
 }
 
-/// Checks that workflows are YAML, run the developer's checks, and pin actions by major version.
+/// Checks that workflows are YAML, run the developer's checks, and pin actions by major version or by commit.
 #[test]
 fn workflows_are_well_formed() {
     let folder = root().join(".github");
@@ -175,8 +177,10 @@ fn workflows_are_well_formed() {
         let commands = steps.iter().filter_map(|step| step["run"].as_str());
         assert!(commands.into_iter().any(|command| command.contains(runs)), "{name}");
         for action in steps.iter().filter_map(|step| step["uses"].as_str()) {
-            let (_, version) = action.split_once("@v").unwrap();
-            assert!(version.chars().all(|c| c.is_ascii_digit()), "{name}: {action}");
+            let (_, version) = action.split_once('@').unwrap();
+            let major = version.strip_prefix('v').is_some_and(|it| it.parse::<u8>().is_ok());
+            let commit = version.len() == 40 && version.chars().all(|c| c.is_ascii_hexdigit());
+            assert!(major || commit, "{name}: {action}");
         }
     }
 }

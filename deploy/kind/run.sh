@@ -3,7 +3,7 @@
 #
 #   deploy/kind/run.sh            all of it; the cluster goes at the end
 #   KEEP=1 deploy/kind/run.sh     leave the cluster for a look
-#   PROXY=nftables …              kube-proxy's mode: iptables (default), ipvs, nftables
+#   PROXY=nftables …              kube-proxy's mode: iptables (default), nftables
 #   FAMILY=ipv6 …                 addresses: dual (default), ipv4, ipv6
 #   KINDNET=1 …                   beside kindnet, which enforces too, not on cni.sh's network
 #   FOCUS=deny …                  the upstream tests whose names match
