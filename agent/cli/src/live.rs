@@ -84,9 +84,9 @@ pub fn is_plugin() -> bool {
     called(PLUGIN)
 }
 
-/// Returns whether this process was started under the given file name.
+/// Returns whether this process was started under the given file name; without `.exe`.
 #[must_use]
 pub fn called(name: &str) -> bool {
     let called = std::env::args_os().next();
-    called.is_some_and(|called| Path::new(&called).file_name().is_some_and(|it| it == name))
+    called.is_some_and(|called| Path::new(&called).file_stem().is_some_and(|it| it == name))
 }

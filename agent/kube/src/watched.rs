@@ -1,7 +1,6 @@
 //! Changes in a directory: notifications, and stamps of files.
 
 use std::fs::{self, Metadata};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
 
@@ -18,12 +17,34 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
+    #[cfg(unix)]
     pub(crate) fn of(metadata: &Metadata) -> Self {
+        use std::os::unix::fs::MetadataExt as _;
+
         Self {
             file: (metadata.dev(), metadata.ino()),
             size: metadata.size(),
             modified: (metadata.mtime(), metadata.mtime_nsec()),
             changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+
+    /// Without an identity: a directory that another one replaces, and a renamed file, are not noticed as such.
+    #[cfg(not(unix))]
+    pub(crate) fn of(metadata: &Metadata) -> Self {
+        use std::io;
+        use std::time::{SystemTime, UNIX_EPOCH};
+
+        let since_epoch = |time: io::Result<SystemTime>| {
+            let since = time.ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            let since = since.unwrap_or_default();
+            (since.as_secs() as i64, i64::from(since.subsec_nanos()))
+        };
+        Self {
+            file: (0, 0),
+            size: metadata.len(),
+            modified: since_epoch(metadata.modified()),
+            changed: since_epoch(metadata.created()),
         }
     }
 }
@@ -32,7 +53,7 @@ impl Stamp {
 pub(crate) struct Watched {
     directory: PathBuf,
     sender: Sender<notify::Result<notify::Event>>,
-    watcher: Option<(RecommendedWatcher, Option<u64>)>,
+    watcher: Option<(RecommendedWatcher, Option<(u64, u64)>)>,
     complained: bool,
 }
 
@@ -62,7 +83,7 @@ impl Watched {
 
     /// Watches the current directory at the path. Without notifications the scans must find all changes.
     pub(crate) fn renew(&mut self) {
-        let inode = fs::metadata(&self.directory).ok().map(|m| m.ino());
+        let inode = fs::metadata(&self.directory).ok().map(|found| Stamp::of(&found).file);
         if inode.is_none() || self.watcher.as_ref().is_some_and(|(_, watched)| *watched == inode) {
             return;
         }

@@ -2,7 +2,6 @@
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::pin::pin;
 
@@ -116,7 +115,7 @@ pub fn understood(line: &str) -> Result<Line> {
 /// Lines of a stream.
 #[derive(Debug)]
 pub struct Lines {
-    reader: BufReader<UnixStream>,
+    reader: BufReader<socket::Stream>,
 }
 
 impl Lines {

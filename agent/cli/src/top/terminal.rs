@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use k8s_openapi::jiff::Timestamp;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal;
 
 use super::args::TopArgs;
 use super::board::{Board, View};
@@ -73,7 +73,10 @@ pub fn run(args: &TopArgs) -> Result<()> {
 }
 
 /// Sets a flag at SIGTERM, SIGINT or SIGHUP.
+#[cfg(unix)]
 fn end_with_signals(ends: &'static AtomicBool) -> Result<()> {
+    use signal::unix::{SignalKind, signal};
+
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let signals = {
         let _entered = runtime.enter();
@@ -91,6 +94,18 @@ fn end_with_signals(ends: &'static AtomicBool) -> Result<()> {
             }
         });
         ends.store(true, Ordering::Relaxed);
+    });
+    Ok(())
+}
+
+/// Sets a flag at Ctrl-C.
+#[cfg(not(unix))]
+fn end_with_signals(ends: &'static AtomicBool) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    std::thread::spawn(move || {
+        if runtime.block_on(signal::ctrl_c()).is_ok() {
+            ends.store(true, Ordering::Relaxed);
+        }
     });
     Ok(())
 }

@@ -4,13 +4,11 @@
 //! changes without one. Notifications only show whether a writer has finished.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use nix::fcntl::OFlag;
 use notify::event::{AccessKind, AccessMode, CreateKind, EventKind, ModifyKind, RenameMode};
 
 use super::content;
@@ -115,8 +113,7 @@ impl Scanner {
     /// The directory itself cannot be read, or an empty directory has replaced the one that held the files (an
     /// unmounted volume); no file counts as removed then.
     pub(super) fn scan(&mut self, now: Instant) -> io::Result<Found> {
-        let directory = fs::metadata(&self.directory)?;
-        let identity = Some((directory.dev(), directory.ino()));
+        let identity = Some(Stamp::of(&fs::metadata(&self.directory)?).file);
         let listing = self.list()?;
         let held_something = !self.seen.is_empty() || !self.failed.is_empty();
         if listing.is_empty() && held_something && identity != self.identity {
@@ -211,8 +208,7 @@ impl Scanner {
         };
         // Opening some devices has side effects.
         check(&fs::metadata(&path)?)?;
-        let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-        let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
+        let file = open(&path)?;
         let metadata = file.metadata()?;
         check(&metadata)?;
         let mut bytes = Vec::new();
@@ -243,7 +239,9 @@ impl Scanner {
         for name in missing {
             let since = *self.away.entry(name.clone()).or_insert(now);
             let former = self.seen.get(&name).map(|stamp| stamp.file);
-            let renamed = || self.seen.iter().any(|(n, s)| *n != name && Some(s.file) == former);
+            let former = former.filter(|file| *file != (0, 0));
+            let is_same = |stamp: &Stamp| former.is_some_and(|file| file == stamp.file);
+            let renamed = || self.seen.iter().any(|(n, stamp)| *n != name && is_same(stamp));
             if now.duration_since(since) < PATIENCE && !renamed() {
                 found.unsettled = true;
                 continue;
@@ -257,6 +255,21 @@ impl Scanner {
             }
         }
     }
+}
+
+#[cfg(unix)]
+fn open(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+
+    use nix::fcntl::OFlag;
+
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    File::options().read(true).custom_flags(flags.bits()).open(path)
+}
+
+#[cfg(not(unix))]
+fn open(path: &Path) -> io::Result<File> {
+    File::open(path)
 }
 
 fn too_large() -> io::Error {
