@@ -16,6 +16,7 @@ use netpold_dataplane::attach::Mode;
 use netpold_dataplane::bpffs::is_bpffs;
 use netpold_dataplane::netlink::{Connection, Message, attributes};
 use netpold_dataplane::nftables;
+use netpold_discovery::SERVICE_DEVICE;
 
 use super::netfilter;
 use crate::requirements;
@@ -83,6 +84,13 @@ const NETKIT: Check = Check {
     severity: Severity::Error,
     problem: "pods behind netkit devices are not under policy: netpold judges at veths",
     fix: "configure the CNI for veth (Cilium: `--set bpf.datapathMode=veth`)",
+};
+
+const IPVS: Check = Check {
+    name: "ipvs",
+    severity: Severity::Warning,
+    problem: "kube-proxy's IPVS mode is not supported: policy for packets to Services was not tested there",
+    fix: "set mode: nftables or mode: iptables in kube-proxy's configuration",
 };
 
 /// `struct ifinfomsg`, `IFLA_IFNAME`, `IFLA_LINKINFO` and `IFLA_INFO_KIND`.
@@ -197,6 +205,9 @@ fn devices(found: &mut Findings) -> io::Result<()> {
     let all = RouteNetlinkMessage::GetLink(LinkMessage::default());
     for (name, kind) in Connection::open()?.dump(&all, device)? {
         enforcers::device(&name, found);
+        if name == SERVICE_DEVICE {
+            found.add(&IPVS, format!("device {name}"));
+        }
         match kind.as_str() {
             "openvswitch" => found.add(&OPEN_VSWITCH, format!("device {name}")),
             "netkit" => found.add(&NETKIT, format!("device {name}")),

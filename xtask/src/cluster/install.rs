@@ -41,6 +41,9 @@ pub(super) fn run(kubectl: &Kubectl, minor: u32) -> Result<()> {
     Ok(())
 }
 
+/// Oldest minor version of Kubernetes that the chart supports.
+const OLDEST: u32 = 25;
+
 /// Renders the chart for a minor version of Kubernetes, with the image on the nodes.
 fn rendered(minor: u32) -> Result<String> {
     let mut helm = Command::new(setup::helm()?);
@@ -51,6 +54,8 @@ fn rendered(minor: u32) -> Result<String> {
         "--namespace",
         "netpold-system",
         "--skip-tests",
+        "--kube-version",
+        &format!("1.{}.0", minor.max(OLDEST)),
     ]);
     for value in values(minor) {
         helm.args(["--set", &value]);
