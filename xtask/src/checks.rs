@@ -122,7 +122,10 @@ fn tests(toolchain: &Toolchain, filter: Option<&str>) -> Result<()> {
         None if nextest => {
             // nextest runs no documentation tests.
             let documentation = run(&["test", "--workspace", "--locked", "--doc", "--quiet"]);
-            run(&["nextest", "run", "--workspace", "--locked"]).and(documentation)
+            // Tests with nodes and servers wait for half of their time.
+            let threads = std::thread::available_parallelism().map_or(2, usize::from) * 2;
+            let threads = format!("--test-threads={threads}");
+            run(&["nextest", "run", "--workspace", "--locked", &threads]).and(documentation)
         }
         None => run(&["test", "--workspace", "--locked", "--no-fail-fast"]),
     }

@@ -295,6 +295,7 @@ fn a_policy_is_enforcing_when_every_node_enforces_it() {
     let Some(mut world) = World::new("a_policy_is_enforcing_when_every_node_enforces_it") else {
         return;
     };
+    crate::cluster_policies::install(&world);
     ["server", "friend"].into_iter().for_each(|name| world.add(name));
     world.start_agent();
     let others = [world.add_node(2, "server"), world.add_node(3, "server")];
@@ -326,10 +327,9 @@ fn a_policy_is_enforcing_when_every_node_enforces_it() {
     assert!(others.iter().all(|other| world.reaches_pod("friend", &other.pod)));
 
     // So is a ClusterNetworkPolicy, by its own conditions.
-    crate::cluster_policies::install(&world);
     world.server.apply(NOTHING_DENIED).unwrap();
     let wait_cluster =
-        ["wait", "--for=condition=Enforcing", "clusternetworkpolicy/everywhere", "--timeout=180s"];
+        ["wait", "--for=condition=Enforcing", "clusternetworkpolicy/everywhere", "--timeout=90s"];
     world.server.kubectl(&wait_cluster).unwrap();
     let object = world.get(&["clusternetworkpolicy", "everywhere"]);
     assert_eq!(condition(&object, "Enforcing")["message"], "in force on 3 of 3 nodes");

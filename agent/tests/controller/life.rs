@@ -149,28 +149,15 @@ fn a_status_follows_its_policy() {
 fn a_cluster_policy_has_conditions_of_netpold_beside_those_of_others() {
     const TEST: &str = "a_cluster_policy_has_conditions_of_netpold_beside_those_of_others";
     let Some(world) = World::new(TEST) else { return };
-    world.server.apply(include_str!("../apiserver/cluster-network-policy.yaml")).unwrap();
-    let established = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=90s"];
-    world.server.kubectl(&established).unwrap();
+    world.serve_cluster_policies();
     for node in ["n1", "n2"] {
         world.node(node);
         world.pod(&format!("server-{node}"), "server", node);
     }
     let other = "2026-01-01T00:00:00Z";
-    let policy = |priority: i32| {
-        json!({
-            "apiVersion": "policy.networking.k8s.io/v1alpha2",
-            "kind": "ClusterNetworkPolicy",
-            "metadata": { "name": "tenants" },
-            "spec": {
-                "tier": "Admin", "priority": priority,
-                "subject": { "namespaces": { "matchLabels": { "tenant": "red" } } },
-            },
-        })
-    };
-    world.server.apply(&policy(100).to_string()).unwrap();
+    world.cluster_policy(100);
     let foreign = json!({ "status": { "conditions": [{
-        "type": "ReadyElsewhere", "status": "True", "reason": "There", "message": "", "lastTransitionTime": other,
+        "type": "ReadyElsewhere", "status": "True", "reason": "There", "message": "by another", "lastTransitionTime": other,
     }] } });
     let patch = ["patch", "clusternetworkpolicy", "tenants", "--subresource=status"];
     world
@@ -196,7 +183,7 @@ fn a_cluster_policy_has_conditions_of_netpold_beside_those_of_others() {
     becomes("False", "Pending", "in force on 1 of 2 nodes");
     world.report("n2", 0, &[("/tenants", true, "")]);
     becomes("True", "AllNodes", "in force on 2 of 2 nodes");
-    world.server.apply(&policy(101).to_string()).unwrap();
+    world.cluster_policy(101);
     becomes("False", "Pending", "in force on 0 of 2 nodes");
     let log = controller.log();
     assert!(!log.contains("WARN"), "{log}");

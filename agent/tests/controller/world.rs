@@ -136,6 +136,27 @@ impl World {
         self.server.apply(&policy.to_string()).unwrap();
     }
 
+    /// Installs the definition of ClusterNetworkPolicy.
+    pub(crate) fn serve_cluster_policies(&self) {
+        self.server.apply(include_str!("../apiserver/cluster-network-policy.yaml")).unwrap();
+        let established = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=90s"];
+        self.server.kubectl(&established).unwrap();
+    }
+
+    /// Applies a ClusterNetworkPolicy for the pods of namespaces with `tenant=red`.
+    pub(crate) fn cluster_policy(&self, priority: i32) {
+        let policy = json!({
+            "apiVersion": "policy.networking.k8s.io/v1alpha2",
+            "kind": "ClusterNetworkPolicy",
+            "metadata": { "name": "tenants" },
+            "spec": {
+                "tier": "Admin", "priority": priority,
+                "subject": { "namespaces": { "matchLabels": { "tenant": "red" } } },
+            },
+        });
+        self.server.apply(&policy.to_string()).unwrap();
+    }
+
     pub(crate) fn get(&self, arguments: &[&str]) -> Value {
         let said = self.server.kubectl(&[&["get", "-o", "json"], arguments].concat()).unwrap();
         serde_json::from_str(&said).unwrap()

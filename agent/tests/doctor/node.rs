@@ -42,7 +42,7 @@ fn other_enforcers_on_a_node() {
     let example =
         page.split("```\n").find(|block| block.starts_with("error: kube-router")).unwrap();
     assert!(shown.contains(example), "{shown}");
-    run("ip", &["link", "add", "kube-ipvs0", "type", "dummy"]);
+    run("ip", &["link", "add", "kube-ipvs0", "type", "veth", "peer", "name", "ipvs1"]);
     let (_, report) = doctor(&mut node.command(BINARY).unwrap(), &arguments);
     assert_eq!(places(&report)["ipvs"], ["device kube-ipvs0"]);
     assert!(!clean.contains_key("ipvs"), "{clean:?}");
