@@ -59,6 +59,7 @@ pub struct NodeReport {
 #[serde(rename_all = "camelCase", default)]
 pub struct PolicyOnNode {
     /// `metadata.namespace` of the NetworkPolicy; empty for a ClusterNetworkPolicy.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub namespace: String,
     /// `metadata.name` of the policy.
     pub name: String,

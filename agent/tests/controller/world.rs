@@ -172,10 +172,13 @@ impl World {
             };
             let policy = self.get(&[kind, name, "-n", NAMESPACE]);
             let mut entry = json!({
-                "namespace": namespace, "name": name, "pods": 1, "enforced": enforced,
+                "name": name, "pods": 1, "enforced": enforced,
                 "uid": policy["metadata"]["uid"], "observedGeneration": policy["metadata"]["generation"],
             });
-            // Agents omit an empty message.
+            // Agents omit what is empty.
+            if !namespace.is_empty() {
+                entry["namespace"] = json!(namespace);
+            }
             if !message.is_empty() {
                 entry["message"] = json!(message);
             }
