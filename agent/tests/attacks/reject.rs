@@ -165,10 +165,33 @@ fn denied_packets_from_outside_that_get_no_answer() {
         for (family, to) in victim.addresses().iter().enumerate() {
             let from = cluster.nodes[outside].addresses()[family];
             let forged = cluster.pod("other").addresses()[family];
-            volleys(&Sender::node(&cluster, outside), &wires, (from, *to, forged), &mut tally);
+            let sender = Sender::node(&cluster, outside);
+            volleys(&sender, &wires, (from, *to, forged), &mut tally);
+            if node == 0 {
+                let elsewhere = route_elsewhere(&cluster, family);
+                let ends = ((elsewhere, PORTS.0).into(), (*to, PORTS.1).into());
+                (0..EACH).for_each(|_| sender.send(&udp_packet(ends.0, ends.1, b"x")));
+                tally.note(
+                    &format!("a source that is routed elsewhere, {elsewhere}"),
+                    answers(&wires),
+                );
+            }
         }
         tally.holds();
     }
+}
+
+/// Routes an address to the pod `other` on its node, and returns the address.
+fn route_elsewhere(cluster: &Cluster, family: usize) -> IpAddr {
+    let elsewhere = ["203.0.113.77", "2001:db8:77::77"][family].parse().unwrap();
+    let other = cluster.pod("other");
+    let device = other.host_interface();
+    let station = other.mac().map(|byte| format!("{byte:02x}")).join(":");
+    let batch = format!(
+        "route add {elsewhere} dev {device}\nneigh replace {elsewhere} lladdr {station} dev {device}\n"
+    );
+    cluster.nodes[0].netns().ip(&batch).unwrap();
+    elsewhere
 }
 
 /// A pod marks its packets as answers.
