@@ -280,7 +280,8 @@ impl Exchange<'_> {
             return true;
         }
         self.heard.quoted.iter().any(|quoted| self.may_ask(quoted))
-            || self.sent.forms().any(|said| self.answers(&said))
+            // The frame may be the sender's kernel's answer to a packet that the sender forged to itself.
+            || self.sent.forms().chain([self.heard.clone()]).any(|said| self.answers(&said))
     }
 
     /// Returns whether the packet answers the receiver, or is an error about one of the receiver's packets.
