@@ -236,7 +236,6 @@ fn policy(number: u32, rule: Rule) -> Policy {
         problems: Vec::new(),
         version: PolicyVersion::default(),
         enforcement: Enforcement::Enforce,
-        denial: None,
     }
 }
 
@@ -270,7 +269,6 @@ fn cluster_policy(number: u32) -> ClusterPolicy {
         problems: Vec::new(),
         version: PolicyVersion::default(),
         enforcement: Enforcement::Enforce,
-        denial: None,
     }
 }
 
@@ -295,7 +293,7 @@ fn node() -> Node {
 }
 
 fn namespace() -> Namespace {
-    Namespace { name: "bench".into(), labels: Labels::new(), denial: None }
+    Namespace { name: "bench".into(), labels: Labels::new() }
 }
 
 fn pod(name: &str, node: &str, addresses: Vec<IpAddr>, labels: &[(&str, &str)]) -> Pod {

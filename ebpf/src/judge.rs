@@ -15,7 +15,6 @@ mod opaque;
 pub mod policy;
 pub mod post_nat;
 pub mod proof;
-pub mod reject;
 pub mod station;
 mod track;
 mod transition;

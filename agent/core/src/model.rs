@@ -5,7 +5,6 @@
 
 mod change;
 mod cluster_policy;
-mod denial;
 mod interface;
 mod object;
 mod pod;
@@ -17,7 +16,6 @@ mod traffic;
 
 pub use change::Change;
 pub use cluster_policy::{Action, ClusterPolicy, ClusterRule, NamespacedPods, Tier};
-pub use denial::Denial;
 pub use interface::{Bound, Interface, Owner, Standing};
 pub use object::{Key, Labels, Namespace, Node};
 pub(crate) use pod::uid_hash;

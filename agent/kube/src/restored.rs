@@ -55,11 +55,7 @@ mod tests {
     fn what_a_source_does_not_name_goes_once_it_is_in_sync() {
         let objects: Vec<Change> = ["a", "b", "c"]
             .map(|name| {
-                Change::Namespace(Namespace {
-                    name: name.into(),
-                    labels: Labels::default(),
-                    denial: None,
-                })
+                Change::Namespace(Namespace { name: name.into(), labels: Labels::default() })
             })
             .into();
         let mut restored = Restored::new(&objects);

@@ -31,7 +31,6 @@ pub mod objects;
 pub mod one_pod;
 pub mod oracle;
 pub mod random;
-pub mod reject;
 pub mod steps;
 pub mod transition;
 pub mod world;

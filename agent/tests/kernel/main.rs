@@ -13,7 +13,6 @@ mod early;
 mod evictions;
 mod marks;
 mod mutations;
-mod reject;
 mod speed;
 mod stack;
 mod stories;

@@ -74,7 +74,6 @@ fn edit(update: u32, number: u32) -> Change {
         problems: Vec::new(),
         version: PolicyVersion::default(),
         enforcement: Enforcement::Enforce,
-        denial: None,
     })
 }
 
@@ -142,7 +141,6 @@ fn large(from: &[IpAddr], turn: u32) -> Change {
         problems: Vec::new(),
         version: PolicyVersion::default(),
         enforcement: Enforcement::Enforce,
-        denial: None,
     })
 }
 

@@ -40,7 +40,6 @@ mod open_connections;
 mod pods;
 mod reach;
 mod readback;
-mod reject;
 mod restart;
 mod rules;
 mod seeded;

@@ -40,8 +40,7 @@ impl Compiler {
     pub fn new(options: Options) -> Self {
         Self {
             cluster: Cluster::new(options.node.clone())
-                .with_second_networks(options.second_networks.clone())
-                .with_denial(options.denial),
+                .with_second_networks(options.second_networks.clone()),
             dirty: Dirty::default(),
             compiled: Compiled::new(&options),
             settled: true,

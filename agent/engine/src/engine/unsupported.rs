@@ -152,7 +152,6 @@ mod tests {
             problems: problems.iter().map(|p| (*p).to_owned()).collect(),
             version: PolicyVersion::default(),
             enforcement: Enforcement::Enforce,
-            denial: None,
         })
     }
 
@@ -209,7 +208,6 @@ mod tests {
                 problems: problems.iter().map(|p| (*p).to_owned()).collect(),
                 version: PolicyVersion::default(),
                 enforcement: Enforcement::Enforce,
-                denial: None,
             })
         };
         let speaks = |node: &str| {

@@ -121,7 +121,6 @@ fn expected(judged: &Judgement) -> Attribution {
         rule,
         nearest: nearest.map(Into::into),
         lacks: short(nearest.map(|it| it.lacks.clone()).unwrap_or_default(), NAMED),
-        rejected: judged.rejected,
         explanation: short(judged.lines(), LINES),
     }
 }
