@@ -56,7 +56,11 @@ async fn metrics(State(health): State<Health>) -> Response {
     leader.set(health.leading.is().into());
     let mut registry = Registry::with_prefix("netpold_controller");
     registry.register("leader", "Whether this replica writes statuses", leader);
-    registry.register("policies", "NetworkPolicies known", policies.clone());
+    registry.register(
+        "policies",
+        "NetworkPolicies and ClusterNetworkPolicies known",
+        policies.clone(),
+    );
     let trusted = Gauge::<i64>::default();
     trusted.set(health.served.is_trusted().into());
     registry.register(

@@ -47,9 +47,8 @@ pub(super) type Touched = BTreeSet<Key>;
 pub(super) struct Index {
     /// Addresses of subject pods, shared with the webhook.
     pub(super) addresses: Arc<PodAddresses>,
+    /// Namespaces by name; the empty name holds the ClusterNetworkPolicies.
     namespaces: BTreeMap<String, Namespace>,
-    /// ClusterNetworkPolicies by name.
-    cluster_policies: BTreeMap<String, KnownPolicy>,
     nodes: BTreeMap<Arc<str>, Node>,
     by_uid: BTreeMap<Box<str>, Key>,
 }
@@ -86,6 +85,21 @@ pub(super) struct KnownPolicy {
     pub(super) problems: Vec<String>,
     /// Whether the policy is in audit mode and denies nothing.
     pub(super) on_trial: bool,
+}
+
+impl From<Policy> for KnownPolicy {
+    fn from(policy: Policy) -> Self {
+        let Policy { pod_selector, problems, version, enforcement, .. } = policy;
+        let subject = NamespacedPods { namespaces: Selector::default(), pods: pod_selector };
+        Self { version, subject, problems, on_trial: enforcement == Enforcement::Audit }
+    }
+}
+
+impl From<ClusterPolicy> for KnownPolicy {
+    fn from(policy: ClusterPolicy) -> Self {
+        let ClusterPolicy { subject, problems, version, enforcement, .. } = policy;
+        Self { version, subject, problems, on_trial: enforcement == Enforcement::Audit }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -188,7 +202,7 @@ impl Index {
     /// Applies a change of a policy, a namespace, a pod or a node; other changes have no effect.
     pub(super) fn ingest(&mut self, change: Change, now: Now, touched: &mut Touched) {
         match change {
-            Change::Policy(policy) => self.policy(policy, touched),
+            Change::Policy(policy) => self.policy(policy.key.clone(), policy.into(), touched),
             Change::PolicyGone(key) => self.forget_policy(&key),
             Change::Pod(pod) => self.pod(pod, touched),
             Change::PodGone(key) => {
@@ -201,8 +215,10 @@ impl Index {
                 self.label(&namespace.name, Some(namespace.labels), touched);
             }
             Change::NamespaceGone(name) => self.label(&name, None, touched),
-            Change::ClusterPolicy(policy) => self.cluster_policy(policy, touched),
-            Change::ClusterPolicyGone(name) => self.forget_cluster_policy(&name),
+            Change::ClusterPolicy(policy) => {
+                self.policy(Key::new("", &*policy.name), policy.into(), touched);
+            }
+            Change::ClusterPolicyGone(name) => self.forget_policy(&Key::new("", name)),
             Change::Service(_)
             | Change::ServiceGone(_)
             | Change::EndpointSlice(_)
@@ -215,10 +231,7 @@ impl Index {
 
     /// Returns a policy.
     pub(super) fn known(&self, key: &Key) -> Option<&KnownPolicy> {
-        match key.namespace.as_str() {
-            "" => self.cluster_policies.get(&key.name),
-            namespace => self.namespaces.get(namespace)?.policies.get(&key.name),
-        }
+        self.namespaces.get(&key.namespace)?.policies.get(&key.name)
     }
 
     /// Returns the number of policies.
@@ -228,10 +241,15 @@ impl Index {
 
     /// Returns the keys of all policies.
     pub(super) fn policies(&self) -> impl Iterator<Item = Key> {
-        let namespaces = self.namespaces.iter().flat_map(|(namespace, of)| {
+        let all = self.namespaces.iter();
+        all.flat_map(|(namespace, of)| {
             of.policies.keys().map(move |name| Key::new(namespace, name))
-        });
-        namespaces.chain(self.cluster_policies.keys().map(|name| Key::new("", name)))
+        })
+    }
+
+    /// Returns the ClusterNetworkPolicies, by name.
+    fn cluster_policies(&self) -> impl Iterator<Item = (&String, &KnownPolicy)> {
+        self.namespaces.get("").into_iter().flat_map(|of| &of.policies)
     }
 
     /// Returns the nodes with a pod that a policy selects, sorted by name.
@@ -293,10 +311,9 @@ impl Index {
         let agent = node.agent(now);
         if whole || agent != node.agent {
             node.agent = agent;
-            for namespace in node.pods.keys() {
+            for namespace in node.pods.keys().map(String::as_str).chain([""]) {
                 touch_all(self.namespaces.get(namespace), namespace, touched);
             }
-            touched.extend(self.cluster_policies.keys().map(|name| Key::new("", name)));
         }
         if node.is_empty() {
             self.nodes.remove(name);
@@ -318,13 +335,9 @@ impl Index {
         self.nodes.get_key_value(name).map_or_else(|| name.into(), |(name, _)| Arc::clone(name))
     }
 
-    fn policy(&mut self, policy: Policy, touched: &mut Touched) {
-        let Policy { key, pod_selector, problems, version, enforcement, .. } = policy;
-        let on_trial = enforcement == Enforcement::Audit;
+    fn policy(&mut self, key: Key, known: KnownPolicy, touched: &mut Touched) {
         self.forget_policy(&key);
-        self.by_uid.insert(version.uid.as_str().into(), key.clone());
-        let subject = NamespacedPods { namespaces: Selector::default(), pods: pod_selector };
-        let known = KnownPolicy { version, subject, problems, on_trial };
+        self.by_uid.insert(known.version.uid.as_str().into(), key.clone());
         let namespace = self.namespaces.entry(key.namespace.clone()).or_default();
         namespace.policies.insert(key.name.clone(), known);
         touched.insert(key);
@@ -335,22 +348,6 @@ impl Index {
         let Some(old) = namespace.policies.remove(&key.name) else { return };
         self.by_uid.remove(old.version.uid.as_str());
         self.drop_if_empty(&key.namespace);
-    }
-
-    fn cluster_policy(&mut self, policy: ClusterPolicy, touched: &mut Touched) {
-        let ClusterPolicy { name, subject, problems, version, enforcement, .. } = policy;
-        let on_trial = enforcement == Enforcement::Audit;
-        self.forget_cluster_policy(&name);
-        let key = Key::new("", &*name);
-        self.by_uid.insert(version.uid.as_str().into(), key.clone());
-        self.cluster_policies.insert(name, KnownPolicy { version, subject, problems, on_trial });
-        touched.insert(key);
-    }
-
-    fn forget_cluster_policy(&mut self, name: &str) {
-        if let Some(old) = self.cluster_policies.remove(name) {
-            self.by_uid.remove(old.version.uid.as_str());
-        }
     }
 
     /// Stores the labels of a namespace; `None`: the Namespace is gone.
@@ -364,7 +361,7 @@ impl Index {
                 let selector = &policy.subject.namespaces;
                 selector.matches(&old) != selector.matches(&new)
             };
-            let shifted = self.cluster_policies.iter().filter(|(_, policy)| differs(policy));
+            let shifted = self.cluster_policies().filter(|(_, policy)| differs(policy));
             touched.extend(shifted.map(|(name, _)| Key::new("", name)));
         }
         self.drop_if_empty(namespace);
@@ -442,11 +439,12 @@ impl Index {
             *known.pods.entry(key.namespace.clone()).or_default() += 1;
             of.pods.insert(key.name.clone(), Placed { labels, node, addresses });
         }
+        let Some(of) = self.namespaces.get(&key.namespace) else { return };
         let is_shifted =
             |policy: &KnownPolicy| shifted.iter().any(|labels| policy.subject.pods.matches(labels));
         let own = of.policies.iter().filter(|(_, policy)| is_shifted(policy));
         touched.extend(own.map(|(name, _)| Key::new(&*key.namespace, name)));
-        let every = self.cluster_policies.iter().filter(|(_, policy)| {
+        let every = self.cluster_policies().filter(|(_, policy)| {
             is_shifted(policy) && policy.subject.namespaces.matches(&of.labels)
         });
         touched.extend(every.map(|(name, _)| Key::new("", name)));

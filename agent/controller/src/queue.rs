@@ -10,6 +10,18 @@ use netpold_core::model::Key;
 const GATHER: Duration = Duration::from_millis(100);
 /// Minimum time between two writes of one policy.
 const PAUSE: Duration = Duration::from_secs(1);
+/// [`GATHER`] of ClusterNetworkPolicies: their evaluation looks at all namespaces, and changes of pods come by the hundred.
+const CLUSTER_GATHER: Duration = Duration::from_secs(2);
+/// [`PAUSE`] of ClusterNetworkPolicies: every agent watches these objects.
+const CLUSTER_PAUSE: Duration = Duration::from_secs(10);
+
+/// Returns the delay before an evaluation of a policy, and the minimum time between two writes.
+const fn delays(key: &Key) -> (Duration, Duration) {
+    match key.namespace.is_empty() {
+        true => (CLUSTER_GATHER, CLUSTER_PAUSE),
+        false => (GATHER, PAUSE),
+    }
+}
 /// Size of `written` at which expired entries are removed.
 const REMEMBERED: usize = 10_000;
 
@@ -29,10 +41,11 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Adds a policy, due after [`GATHER`] and [`PAUSE`].
+    /// Adds a policy, due after its [`delays`].
     pub(super) fn push(&mut self, key: Key, now: Instant) {
-        let paused = self.written.get(&key).map_or(now, |written| *written + PAUSE);
-        self.push_at(key, paused.max(now + GATHER));
+        let (gather, pause) = delays(&key);
+        let paused = self.written.get(&key).map_or(now, |written| *written + pause);
+        self.push_at(key, paused.max(now + gather));
     }
 
     /// Adds a policy that is due at a given time, unless it is in the queue already.
@@ -79,7 +92,7 @@ impl Queue {
     /// Records the write of a policy.
     pub(super) fn written(&mut self, key: Key, now: Instant) {
         if self.written.len() >= REMEMBERED {
-            self.written.retain(|_, at| *at + PAUSE > now);
+            self.written.retain(|key, at| *at + delays(key).1 > now);
         }
         self.written.insert(key, now);
     }

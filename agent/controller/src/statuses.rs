@@ -27,11 +27,6 @@ use crate::writes::{Outcome, Writes};
 const PACE: Duration = Duration::from_millis(50);
 /// Delay of a policy in a namespace with the maximum number of writes in flight.
 const CROWDED: Duration = Duration::from_millis(500);
-/// Delay before the evaluation of a ClusterNetworkPolicy, which looks at all namespaces: changes of pods come by the
-/// hundred.
-const CLUSTER_GATHER: Duration = Duration::from_secs(2);
-/// Minimum time between two writes of a ClusterNetworkPolicy's status: every agent watches these objects.
-const CLUSTER_PAUSE: Duration = Duration::from_secs(10);
 /// Interval of the check for silent agents.
 const LOOK_OVER: Duration = Duration::from_secs(2);
 /// Maximum number of evaluations in a row before the main loop handles other events.
@@ -124,10 +119,7 @@ impl Statuses {
             }
             let now = Instant::now();
             for key in touched {
-                match key.namespace.is_empty() {
-                    true => self.queue.push_at(key, now + CLUSTER_GATHER),
-                    false => self.queue.push(key, now),
-                }
+                self.queue.push(key, now);
             }
             self.counters.waiting.set(self.queue.len() as i64);
             self.counters.policies.set(self.index.len() as i64);
@@ -199,10 +191,7 @@ impl Statuses {
             Ok(key) => {
                 self.queue.written(key.clone(), now);
                 // The policy may have changed during the write.
-                match key.namespace.is_empty() {
-                    true => self.queue.push_at(key, now + CLUSTER_PAUSE),
-                    false => self.queue.push(key, now),
-                }
+                self.queue.push(key, now);
             }
             Err((key, Some(pause))) => self.queue.push_at(key, now + pause),
             Err((_, None)) => {}

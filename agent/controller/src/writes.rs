@@ -200,12 +200,11 @@ impl Writes {
                     matches!(&error, kube::Error::Api(status) if [404, 409].contains(&status.code));
                 if !expected && self.complained.is_none_or(|at| at.elapsed() > COMPLAIN) {
                     self.complained = Some(Instant::now());
-                    match key.namespace.as_str() {
-                        "" => warn!(
-                            %error, "cannot write the status of ClusterNetworkPolicy {}", key.name
-                        ),
-                        _ => warn!(%error, "cannot write the status of NetworkPolicy {key}"),
-                    }
+                    let policy = match key.namespace.as_str() {
+                        "" => format!("ClusterNetworkPolicy {}", key.name),
+                        _ => format!("NetworkPolicy {key}"),
+                    };
+                    warn!(%error, "cannot write the status of {policy}");
                 }
                 if is_outage(code_of(&error)) {
                     return Err((key, Some(RETRY)));
