@@ -135,6 +135,17 @@ fn policies<'p>(
     }
     // A pod without an address sends nothing yet.
     let is_open = |pod: &Pod| !pod.addresses.is_empty() && judged.get(&pod.key) != Some(&true);
+    let state = |version: &PolicyVersion, enforcement: Enforced, selected: &[&Pod]| {
+        (!selected.is_empty()).then(|| PolicyEnforcement {
+            version: version.clone(),
+            pods: selected.len(),
+            not_judged: selected.iter().filter(|pod| is_open(pod)).count(),
+            on_trial: enforcement == Enforced::Audit,
+            is_late: selected.iter().any(|pod| late.contains(&pod.key.namespace)),
+            closed: None,
+            problems: Vec::new(),
+        })
+    };
     let (mut all, mut omitted) = (BTreeMap::new(), 0);
     for (number, policy) in cluster.cluster_policies().enumerate() {
         if number >= OF_NAMESPACE {
@@ -147,25 +158,10 @@ fn policies<'p>(
             .filter(|(name, _)| subject.namespaces.matches(&cluster.namespace_labels(name)))
             .flat_map(|(_, pods)| pods.iter().copied())
             .filter(|pod| subject.pods.matches(&pod.labels));
-        let (mut pods, mut not_judged, mut is_late) = (0, 0, false);
-        for pod in selected {
-            pods += 1;
-            not_judged += usize::from(is_open(pod));
-            is_late |= late.contains(&pod.key.namespace);
-        }
-        if pods == 0 {
-            continue;
-        }
-        let enforcement = PolicyEnforcement {
-            version: policy.version.clone(),
-            pods,
-            not_judged,
-            on_trial: policy.enforcement == Enforced::Audit,
-            is_late,
-            closed: None,
-            problems: policy.problems.clone(),
-        };
-        all.insert(Key::new("", &*policy.name), enforcement);
+        let selected: Vec<&Pod> = selected.collect();
+        let Some(state) = state(&policy.version, policy.enforcement, &selected) else { continue };
+        let state = PolicyEnforcement { problems: policy.problems.clone(), ..state };
+        all.insert(Key::new("", &*policy.name), state);
     }
     for (namespace, pods_here) in by_namespace {
         for (number, policy) in cluster.policies_in(namespace).enumerate() {
@@ -173,22 +169,15 @@ fn policies<'p>(
                 omitted += 1;
                 continue;
             }
-            let selects = |pod: &&&Pod| policy.pod_selector.matches(&pod.labels);
-            let selected: Vec<_> = pods_here.iter().filter(selects).collect();
-            if selected.is_empty() {
+            let selects = |pod: &&Pod| policy.pod_selector.matches(&pod.labels);
+            let selected: Vec<&Pod> = pods_here.iter().copied().filter(selects).collect();
+            let Some(state) = state(&policy.version, policy.enforcement, &selected) else {
                 continue;
-            }
-            let excess = cluster.excess(&policy.key).map(|excess| format!("closed: {excess}"));
-            let enforcement = PolicyEnforcement {
-                version: policy.version.clone(),
-                pods: selected.len(),
-                not_judged: selected.iter().filter(|pod| is_open(pod)).count(),
-                on_trial: policy.enforcement == Enforced::Audit,
-                is_late: late.contains(namespace),
-                closed: excess.or_else(|| closed.get(&policy.key).cloned()),
-                problems: policy.problems.clone(),
             };
-            all.insert(policy.key.clone(), enforcement);
+            let excess = cluster.excess(&policy.key).map(|excess| format!("closed: {excess}"));
+            let closed = excess.or_else(|| closed.get(&policy.key).cloned());
+            let state = PolicyEnforcement { closed, problems: policy.problems.clone(), ..state };
+            all.insert(policy.key.clone(), state);
         }
     }
     omitted += leave_out(&mut all);
