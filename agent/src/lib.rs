@@ -14,8 +14,8 @@ pub mod uninstall;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{CommandFactory, FromArgMatches};
-use netpold_cli::{FAILED, UNUSABLE, completion, exit_code, grouped, live};
+use clap::CommandFactory;
+use netpold_cli::{FAILED, UNUSABLE, completion, exit_code, live};
 
 use crate::cli::{Cli, Command, ControllerArgs};
 use crate::config::RunConfig;
@@ -23,11 +23,11 @@ use crate::logging::{log_filter, start_log};
 
 /// Parses the command line. kubectl runs a binary called `kubectl-netpold` as `kubectl netpold`.
 fn parse() -> Cli {
-    let mut command = grouped(Cli::command());
+    let mut command = Cli::command();
     if live::is_plugin() {
         command = command.bin_name("kubectl netpold");
     }
-    Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit())
+    netpold_cli::parse(command)
 }
 
 /// Runs the controller.

@@ -4,6 +4,8 @@ mod who;
 
 use std::time::Duration;
 
+use anyhow::{Result, bail};
+
 pub use who::Who;
 
 /// Parses a duration with its unit.
@@ -17,4 +19,14 @@ pub fn time(text: &str) -> Result<Duration, String> {
     });
     let seconds = seconds.map(Duration::from_secs);
     seconds.ok_or_else(|| "give a number and a unit, as in 90d, 12h, 30m or 60s".to_owned())
+}
+
+/// Checks that the name is a DNS label (RFC 1123): it becomes part of a URL path, and of manifests.
+pub(crate) fn check_namespace(name: &str) -> Result<()> {
+    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let is_label = (1..=63).contains(&name.len()) && name.chars().all(inner);
+    if !is_label || name.starts_with('-') || name.ends_with('-') {
+        bail!("--namespace {name:?} cannot be a namespace's name");
+    }
+    Ok(())
 }

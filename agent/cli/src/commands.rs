@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::Subcommand;
+use clap::{FromArgMatches, Subcommand};
 
 use crate::assertions::TestArgs;
 use crate::completion::CompletionArgs;
@@ -115,9 +115,14 @@ const GROUPS: [(&str, &[&str]); 2] = [
     ("On a node", &["run", "standby", "controller", "uninstall"]),
 ];
 
-/// Returns a command with its subcommands in groups in the help.
+/// Parses the arguments of the process. The help has subcommands in groups.
 #[must_use]
-pub fn grouped(command: clap::Command) -> clap::Command {
+pub fn parse<C: FromArgMatches>(command: clap::Command) -> C {
+    let matches = grouped(command).get_matches();
+    C::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+}
+
+fn grouped(command: clap::Command) -> clap::Command {
     let (header, literal) =
         (*command.get_styles().get_header(), *command.get_styles().get_literal());
     let list = |title: &str, is_listed: &dyn Fn(&str) -> bool| {

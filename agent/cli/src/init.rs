@@ -1,9 +1,10 @@
 //! `netpold init`: policies to begin with, each with assertions for `netpold test`.
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use clap::{Args, ValueEnum};
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 
+use crate::arguments::check_namespace;
 use crate::output::print;
 
 /// Flags of `netpold init`.
@@ -67,12 +68,7 @@ impl Preset {
 /// The namespace is no name of a namespace, or standard output is closed.
 pub fn run(args: &InitArgs) -> Result<()> {
     let name = &args.namespace;
-    let is_label = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let is_name = (1..=63).contains(&name.len()) && name.chars().all(is_label);
-    ensure!(
-        is_name && !name.starts_with('-') && !name.ends_with('-'),
-        "--namespace {name:?}: a namespace has at most 63 lower-case letters, digits and inner hyphens"
-    );
+    check_namespace(name)?;
     let (policies, assertions) = args.preset.texts();
     let text = if args.assertions {
         assertions.to_owned()

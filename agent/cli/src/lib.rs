@@ -30,4 +30,4 @@ pub mod status;
 pub mod top;
 pub mod trace;
 
-pub use commands::{Command, FAILED, UNUSABLE, exit_code, grouped};
+pub use commands::{Command, FAILED, UNUSABLE, exit_code, parse};

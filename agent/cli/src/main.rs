@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::{CommandFactory, Parser};
 use netpold_cli::doctor::{DoctorArgs, Report};
-use netpold_cli::{Command, completion, exit_code, grouped};
+use netpold_cli::{Command, completion, exit_code, parse};
 
 #[derive(Debug, Parser)]
 #[command(name = "netpold", bin_name = "kubectl netpold", version, max_term_width = 100)]
@@ -18,9 +18,7 @@ fn main() -> ExitCode {
     if let Some(answered) = completion::answer(Cli::command) {
         return answered;
     }
-    let matches = grouped(Cli::command()).get_matches();
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    exit_code(cli.command.run(no_node))
+    exit_code(parse::<Cli>(Cli::command()).command.run(no_node))
 }
 
 /// The report of `doctor --local`.

@@ -10,6 +10,7 @@ use netpold_kube::cluster::{Listed, Lister, default_namespace};
 use netpold_kube::convert::{DEFAULT_NAMESPACE, Kind};
 
 use super::{ClusterArgs, SILENCE, block_on};
+use crate::arguments::check_namespace;
 use crate::offline;
 
 /// All kinds, in list order: policies come after pods, so that no policy is older than the pods it selects.
@@ -97,15 +98,6 @@ pub async fn objects(args: &ClusterArgs, namespace: Option<&str>) -> Result<Vec<
         anstream::eprintln!("netpold: {}", printable(&warning));
     }
     Ok(objects)
-}
-
-/// Checks that the name is a DNS label: it becomes part of a URL path.
-fn check_namespace(name: &str) -> Result<()> {
-    let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    if name.is_empty() || name.len() > 63 || !name.chars().all(inner) {
-        bail!("--namespace {name:?} cannot be a namespace's name");
-    }
-    Ok(())
 }
 
 /// Objects and warnings collected so far.
