@@ -10,7 +10,8 @@ use tracing::warn;
 /// Stamp of a file that changes with its content: identity, size and times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
-    pub(crate) file: (u64, u64),
+    /// Device and inode; `None` where files have no such identity.
+    pub(crate) file: Option<(u64, u64)>,
     pub(crate) size: u64,
     modified: (i64, i64),
     changed: (i64, i64),
@@ -22,7 +23,7 @@ impl Stamp {
         use std::os::unix::fs::MetadataExt as _;
 
         Self {
-            file: (metadata.dev(), metadata.ino()),
+            file: Some((metadata.dev(), metadata.ino())),
             size: metadata.size(),
             modified: (metadata.mtime(), metadata.mtime_nsec()),
             changed: (metadata.ctime(), metadata.ctime_nsec()),
@@ -41,7 +42,7 @@ impl Stamp {
             (since.as_secs() as i64, i64::from(since.subsec_nanos()))
         };
         Self {
-            file: (0, 0),
+            file: None,
             size: metadata.len(),
             modified: since_epoch(metadata.modified()),
             changed: since_epoch(metadata.created()),
@@ -83,8 +84,9 @@ impl Watched {
 
     /// Watches the current directory at the path. Without notifications the scans must find all changes.
     pub(crate) fn renew(&mut self) {
-        let inode = fs::metadata(&self.directory).ok().map(|found| Stamp::of(&found).file);
-        if inode.is_none() || self.watcher.as_ref().is_some_and(|(_, watched)| *watched == inode) {
+        let Ok(found) = fs::metadata(&self.directory) else { return };
+        let identity = Stamp::of(&found).file;
+        if self.watcher.as_ref().is_some_and(|(_, watched)| *watched == identity) {
             return;
         }
         let sender = self.sender.clone();
@@ -96,7 +98,7 @@ impl Watched {
             Ok(watcher)
         });
         match watcher {
-            Ok(watcher) => self.watcher = Some((watcher, inode)),
+            Ok(watcher) => self.watcher = Some((watcher, identity)),
             Err(e) if !self.complained => {
                 self.complained = true;
                 warn!("no change notifications ({e}); polling files instead");

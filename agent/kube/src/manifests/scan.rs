@@ -113,7 +113,7 @@ impl Scanner {
     /// The directory itself cannot be read, or an empty directory has replaced the one that held the files (an
     /// unmounted volume); no file counts as removed then.
     pub(super) fn scan(&mut self, now: Instant) -> io::Result<Found> {
-        let identity = Some(Stamp::of(&fs::metadata(&self.directory)?).file);
+        let identity = Stamp::of(&fs::metadata(&self.directory)?).file;
         let listing = self.list()?;
         let held_something = !self.seen.is_empty() || !self.failed.is_empty();
         if listing.is_empty() && held_something && identity != self.identity {
@@ -238,9 +238,8 @@ impl Scanner {
         let missing: Vec<String> = known.filter(|n| !listing.contains_key(*n)).cloned().collect();
         for name in missing {
             let since = *self.away.entry(name.clone()).or_insert(now);
-            let former = self.seen.get(&name).map(|stamp| stamp.file);
-            let former = former.filter(|file| *file != (0, 0));
-            let is_same = |stamp: &Stamp| former.is_some_and(|file| file == stamp.file);
+            let former = self.seen.get(&name).and_then(|stamp| stamp.file);
+            let is_same = |stamp: &Stamp| former.is_some() && stamp.file == former;
             let renamed = || self.seen.iter().any(|(n, stamp)| *n != name && is_same(stamp));
             if now.duration_since(since) < PATIENCE && !renamed() {
                 found.unsettled = true;
