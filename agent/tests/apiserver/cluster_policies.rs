@@ -10,10 +10,7 @@ const DEFINITION: &str = include_str!("cluster-network-policy.yaml");
 
 /// Installs the `CustomResourceDefinition` and waits until the API server serves the kind.
 pub(crate) fn install(world: &World) {
-    world.server.apply(DEFINITION).unwrap();
-    let crd = format!("crd/{KIND}");
-    let established = ["wait", &crd, "--for=condition=established", "--timeout=90s"];
-    world.server.kubectl(&established).unwrap();
+    world.server.define(DEFINITION).unwrap();
 }
 
 /// Returns an ingress rule for all pods with the label `app`, in any namespace.

@@ -49,9 +49,7 @@ impl World {
         world.server.kubectl(&["create", "namespace", "netpold-system"]).unwrap();
         world.server.kubectl(&["create", "namespace", NAMESPACE]).unwrap();
         world.server.apply(&std::fs::read_to_string(rbac_file()).unwrap()).unwrap();
-        world.server.apply(&std::fs::read_to_string(base("crds.yaml")).unwrap()).unwrap();
-        let established = ["wait", "crd", "--all", "--for=condition=established", "--timeout=90s"];
-        world.server.kubectl(&established).unwrap();
+        world.server.define(&std::fs::read_to_string(base("crds.yaml")).unwrap()).unwrap();
         world.create(world.node.manifest());
         world.rotate_token();
         Some(world)

@@ -71,12 +71,10 @@ impl World {
         let world = Self { server: ApiServer::start().unwrap() };
         world.server.kubectl(&["create", "namespace", "netpold-system"]).unwrap();
         world.server.kubectl(&["create", "namespace", NAMESPACE]).unwrap();
-        world.server.apply(&std::fs::read_to_string(base("crds.yaml")).unwrap()).unwrap();
+        world.server.define(&std::fs::read_to_string(base("crds.yaml")).unwrap()).unwrap();
         for object in manifest().iter().filter(|o| CREATED.contains(&o["kind"].as_str().unwrap())) {
             world.server.apply(&object.to_string()).unwrap();
         }
-        let established = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=90s"];
-        world.server.kubectl(&established).unwrap();
         Some(world)
     }
 
@@ -138,9 +136,7 @@ impl World {
 
     /// Installs the definition of ClusterNetworkPolicy.
     pub(crate) fn serve_cluster_policies(&self) {
-        self.server.apply(include_str!("../apiserver/cluster-network-policy.yaml")).unwrap();
-        let established = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=90s"];
-        self.server.kubectl(&established).unwrap();
+        self.server.define(include_str!("../apiserver/cluster-network-policy.yaml")).unwrap();
     }
 
     /// Applies a ClusterNetworkPolicy for the pods of namespaces with `tenant=red`.

@@ -32,6 +32,16 @@ impl ApiServer {
         self.kubectl_with(&["apply", "--validate=false", "-f", "-"], manifests)
     }
 
+    /// Installs objects of the kind `CustomResourceDefinition`, and waits until the defined kinds are served.
+    ///
+    /// # Errors
+    /// When one is refused, or a kind is not served within 90 s.
+    pub fn define(&self, definitions: &str) -> Result<()> {
+        self.apply(definitions)?;
+        let established = ["wait", "--for=condition=Established", "crd", "--all", "--timeout=90s"];
+        self.kubectl(&established).map(drop)
+    }
+
     /// kubectl with the administrator's kubeconfig, inside the server's namespace.
     ///
     /// # Errors
