@@ -220,3 +220,53 @@ fn bounced_with_a_mark_on_a_bridge_node() {
     require_root!();
     with_a_mark("bounced_with_a_mark_on_a_bridge_node", Cni::Bridge);
 }
+
+/// Sends to itself in a victim's name, then to the victim: an answer to a flow that the victim never began.
+fn answers_to_itself(test: &str, node: usize, victims: &[&str]) {
+    let mut cluster = Cluster::two();
+    cluster.add(node, "hostile");
+    cluster.add(node, "near");
+    cluster.add(1 - node, "far");
+    if !can_bounce(cluster.pod("hostile"), test) {
+        return;
+    }
+    let mut tally = Tally::default();
+    for enforced in [false, true] {
+        if enforced {
+            cluster.policy("hostile", isolate("hostile", &["Egress"])).enforce();
+        }
+        for &victim in victims {
+            let hostile = cluster.pod("hostile");
+            let [own, wire] = [hostile, cluster.pod(victim)].map(|pod| pod.wire("eth0").unwrap());
+            for (from, to) in pairs(hostile, cluster.pod(victim)) {
+                let (from, to) = (SocketAddr::new(from, 5000), SocketAddr::new(to, PORT));
+                let what = format!("to {victim} at {to}");
+                let (request, answer) = (Volley::new(), Volley::new());
+                bounced(hostile, request, (to, from), None);
+                if !enforced {
+                    request.arrives(&own, &format!("to itself as {to}"));
+                }
+                Sender::pod(hostile).datagrams(answer, from, to);
+                if enforced {
+                    tally.note(&what, answer.leaked(&wire));
+                } else {
+                    answer.arrives(&wire, &what);
+                }
+            }
+        }
+    }
+    tally.holds();
+}
+
+#[test]
+fn bounced_to_itself_in_anothers_name_on_a_ptp_node() {
+    require_root!();
+    answers_to_itself("bounced_to_itself_in_anothers_name_on_a_ptp_node", 0, &["near", "far"]);
+}
+
+#[test]
+fn bounced_to_itself_in_anothers_name_on_a_bridge_node() {
+    require_root!();
+    // A source that is routed elsewhere does not pass the bridge's reverse path filter.
+    answers_to_itself("bounced_to_itself_in_anothers_name_on_a_bridge_node", 1, &["near"]);
+}

@@ -3,7 +3,7 @@
 //! 1. A packet from an endpoint is judged at the endpoint's veth. A packet that passes there carries a proof, the bit
 //!    [`Settings::proof`] of `skb->mark`, which no pod can write. Its verdict is final, unless it depends on the
 //!    node's translation: then the packet also carries a [`mark`] that names its sender.
-//! 2. Every exit (another pod's veth, the uplink, a tunnel) demands the proof of packets that came by an endpoint's
+//! 2. Every exit (a pod's veth, the uplink, a tunnel) demands the proof of packets that came by an endpoint's
 //!    veth. A packet with the proof and a mark is judged again for the sender in the mark. A packet without the proof
 //!    bypassed the programs of its veth (`tc_skip_classify` of an `ifb`), and is judged for the endpoint that it came
 //!    by, as if it were new: its mark does not count.
@@ -165,11 +165,13 @@ impl Origin {
         if exit.anew != Anew::No && demands_proof(settings) {
             return Self::Anew(exit.anew);
         }
-        if !exit.has_come_in() || !demands_proof(settings) {
+        if exit.ingress_ifindex == 0 || !demands_proof(settings) {
             return Self::Final;
         }
         match find_endpoint(tables, exit.ingress_ifindex) {
+            // Also back to the endpoint itself: with a forged source it would begin a flow that the endpoint answers.
             Some(endpoint) => Self::Unjudged(endpoint),
+            None if !exit.has_come_in() => Self::Final,
             None => Self::by_bridge(settings, exit.ingress_ifindex),
         }
     }
@@ -248,8 +250,7 @@ pub fn is_unknown<T: Tables>(tables: &T, exit: &Exit) -> bool {
 }
 
 impl Exit {
-    /// Whether the packet came by an interface of the node other than the one that it goes out of. A pod may send
-    /// itself any packet.
+    /// Whether the packet came by an interface of the node other than the one that it goes out of.
     #[inline(always)]
     const fn has_come_in(&self) -> bool {
         self.ingress_ifindex != 0 && self.ingress_ifindex != self.ifindex

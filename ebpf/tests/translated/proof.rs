@@ -56,8 +56,15 @@ fn what_went_round_its_program_is_judged_where_it_leaves() {
             assert_eq!(leave_by(&tables, &arp, exit), Reason::NotIp);
         }
     }
-    // Without an endpoint's interface or before the proof is demanded, packets pass unjudged.
     let came_by = |ingress_ifindex| Exit { ifindex: UPLINK, ingress_ifindex, ..Exit::default() };
+    // Back to the endpoint too: it would answer a forged source.
+    let itself = |source| {
+        let exit = Exit { ifindex: POD_IFINDEX, ..came_by(POD_IFINDEX) };
+        leave_by(&tables, &tcp((source, 1), (POD, 2), SYN), exit)
+    };
+    assert_eq!(itself(POD), Reason::Policy);
+    assert_eq!(itself(DENIED), Reason::SpoofedSource);
+    // Without an endpoint's interface or before the proof is demanded, packets pass unjudged.
     let exit = |ingress_ifindex| Exit { tc_index: own, ..came_by(ingress_ifindex) };
     for ingress_ifindex in [0, UPLINK, OTHER_IFINDEX] {
         assert!(matches!(Origin::of(&tables, &exit(ingress_ifindex)), Origin::Final));
