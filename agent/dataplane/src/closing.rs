@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use netpold_core::lock::lock;
 use netpold_core::model::Direction;
@@ -21,6 +22,10 @@ use crate::bpf::sys;
 
 /// Pin name of the closing program, in the folder of the links.
 const CLOSED: &str = "closed";
+/// Time for another process to pin its link, or to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Interval of checks for that.
+const AGAIN: Duration = Duration::from_millis(1);
 
 /// The program that drops every packet. There is one per pin root: a TCX hook takes no program twice, so two guards
 /// never both close it.
@@ -106,7 +111,8 @@ impl Claims {
     /// Whether a guard may close a hook; then [`Claims::end`] must follow.
     fn begin(&self, hook: Hook) -> bool {
         let mut state = lock(&self.state);
-        !state.taken.contains(&hook) && state.closing.insert(hook)
+        let is_closed = state.unpinned.contains_key(&hook);
+        !is_closed && !state.taken.contains(&hook) && state.closing.insert(hook)
     }
 
     fn end(&self, hook: Hook, unpinned: Option<OwnedFd>) {
@@ -226,39 +232,35 @@ impl Closing {
     }
 
     /// Closes a TCX hook; returns the link if it could not be pinned.
+    ///
+    /// Another process may have closed it, but not pinned its link yet: then the hook opens if that process ends. So
+    /// only a pinned link counts, and the hook is closed again once the other link is gone.
     fn close_tcx(&self, hook: Hook) -> io::Result<Option<OwnedFd>> {
         let path = self.links.join(hook.file_name());
-        // A promotion moves the new link's pin first and detaches the former link then. Queries of links wait for its
-        // RTNL, so a detached link proves nothing until the pin leads to it again.
-        let mut former = None;
-        while let Ok(link) = sys::obj_get(&path) {
-            let found = sys::tcx_info(link.as_fd())?;
-            if hook.has(found) {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if is_closed(hook, &path)? {
                 return Ok(None);
             }
-            if former.replace(found) == Some(found) {
-                // The pin is of a former interface with this index.
-                remove_if_there(&path)?;
-                break;
+            let program = self.program()?.as_fd();
+            let failure = match sys::tcx_link_create(program, hook.ifindex, hook.tcx_type()) {
+                Err(error) => error,
+                Ok(link) => match sys::obj_pin(link.as_fd(), &path) {
+                    Ok(()) => return Ok(None),
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => error,
+                    Err(error) => {
+                        tracing::warn!(
+                            %error, ifindex = hook.ifindex,
+                            "new interface is closed only while this process runs: its link is not pinned"
+                        );
+                        return Ok(Some(link));
+                    }
+                },
+            };
+            if failure.kind() != io::ErrorKind::AlreadyExists || Instant::now() > end {
+                return Err(failure);
             }
-        }
-        let program = self.program()?.as_fd();
-        let link = match sys::tcx_link_create(program, hook.ifindex, hook.tcx_type()) {
-            // Another guard was first.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(None),
-            link => link?,
-        };
-        match sys::obj_pin(link.as_fd(), &path) {
-            // Another guard was first.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
-            Err(error) => {
-                tracing::warn!(
-                    %error, ifindex = hook.ifindex,
-                    "new interface is closed only while this process runs: its link is not pinned"
-                );
-                Ok(Some(link))
-            }
-            Ok(()) => Ok(None),
+            std::thread::sleep(AGAIN);
         }
     }
 
@@ -270,4 +272,22 @@ impl Closing {
             filters.attach(self.program()?.as_fd(), hook)
         }
     }
+}
+
+/// Whether the pinned link of a hook is attached there. Removes the pin of a former interface with this index.
+fn is_closed(hook: Hook, path: &Path) -> io::Result<bool> {
+    // A promotion moves the new link's pin first and detaches the former link then. Queries of links wait for its
+    // RTNL, so a detached link proves nothing until the pin leads to it again.
+    let mut former = None;
+    while let Ok(link) = sys::obj_get(path) {
+        let found = sys::tcx_info(link.as_fd())?;
+        if hook.has(found) {
+            return Ok(true);
+        }
+        if former.replace(found) == Some(found) {
+            remove_if_there(path)?;
+            break;
+        }
+    }
+    Ok(false)
 }

@@ -343,6 +343,27 @@ fn a_guard_closes_where_nothing_can_be_pinned() {
     });
 }
 
+/// An agent that hands over may end between its link and the pin of it.
+#[test]
+fn a_guard_closes_again_what_another_one_could_not_pin_before_its_end() {
+    isolated(|pins| {
+        let hook = LOOPBACK[1];
+        let guard = Closing::new(pins.to_owned(), Mode::Tcx);
+        let program = guard.program().unwrap();
+        let other = sys::tcx_link_create(program.as_fd(), 1, hook.tcx_type()).unwrap();
+        std::thread::scope(|scope| {
+            let closing = scope.spawn(|| guard.close(hook));
+            std::thread::sleep(Duration::from_millis(50));
+            drop(other);
+            closing.join().unwrap();
+        });
+        let programs = sys::programs(hook.ifindex, hook.tcx_type()).unwrap();
+        assert_eq!(programs, [program.id]);
+        drop(guard);
+        assert!(!delivers(), "the link is pinned");
+    });
+}
+
 #[test]
 fn a_barrier_closes_until_a_program_is_attached() {
     isolated(|pins| {
