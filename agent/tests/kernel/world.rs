@@ -132,7 +132,10 @@ impl World {
         };
         let reason = verdict.reason();
         let before = self.dropped(direction, reason);
-        let once = Run { ingress_ifindex: came_from, ..Run::once(frame) };
+        // The pod's own program has judged what comes back to the pod.
+        let is_hairpin = direction == Direction::Ingress && came_from == IFINDEX;
+        let mark = if is_hairpin { self.host.flows.settings.proof } else { 0 };
+        let once = Run { ingress_ifindex: came_from, mark, ..Run::once(frame) };
         let fd = program(&mut self.bpf, name).fd().expect(name).as_fd().try_clone_to_owned();
         let answer = run(fd.expect(name).as_fd(), &once).expect(name);
         let expected = if verdict.passes() { PASS } else { DROP };
