@@ -210,7 +210,7 @@ fn act<D: Direction>(skb: *mut __sk_buff, reason: u32, reject: Global) -> i32 {
         return NEXT;
     }
     drops::report::<D>(skb, reason);
-    if reason == Reason::Policy as u32 && reject::may_be_wanted::<D>(skb) {
+    if reason == Reason::Policy as u32 && reject::may_be_due::<D>(skb) {
         return reject(skb) as i32;
     }
     DROP

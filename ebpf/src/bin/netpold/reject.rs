@@ -50,13 +50,17 @@ fn is_answer(skb: *mut __sk_buff) -> bool {
     reject::is_answer(&Maps::new(), interfaces, mark::read_mark(skb), mark::read(skb))
 }
 
-/// Whether the interface's endpoint asks for answers, or is in another slot than nearly all endpoints are.
+/// Whether the interface's endpoint asks for answers and has some left in this second, or is in another slot than nearly
+/// all endpoints are: a flood ends here, before another function is called.
 #[inline(always)]
-pub(crate) fn may_be_wanted<D: Direction>(skb: *mut __sk_buff) -> bool {
+pub(crate) fn may_be_due<D: Direction>(skb: *mut __sk_buff) -> bool {
+    let maps = Maps::new();
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
-    match find_slot_at(&Maps::new(), ifindex, 0) {
-        Some((_, endpoint)) => reject::is_wanted::<D>(endpoint.flags()),
+    match find_slot_at(&maps, ifindex, 0) {
+        Some((slot, endpoint)) => {
+            reject::is_wanted::<D>(endpoint.flags()) && has_left(&maps, slot)
+        }
         None => true,
     }
 }
@@ -108,9 +112,6 @@ fn compose<D: Direction, F: Routed>(skb: *mut __sk_buff) -> u32 {
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
     let Some((slot, endpoint)) = find_slot(&maps, ifindex) else { return 0 };
-    if !has_left(&maps, slot) {
-        return 0;
-    }
     let Some(denied) = due::<D, F>(skb, endpoint) else { return 0 };
     if !D::EGRESS && !is_proved::<F>(skb, &maps, scratch, &denied) || !may_go(&maps, slot) {
         return 0;
@@ -205,7 +206,7 @@ fn goes_by(skb: *mut __sk_buff, route: &mut [u32; 16], by: u32) -> bool {
     (result == 0 || FOUND.contains(&result)) && route[2] == by
 }
 
-/// Whether the endpoint has answers left in this second: a flood ends here, before its packets are read.
+/// Whether the endpoint has answers left in this second.
 #[inline(always)]
 fn has_left(maps: &Maps, slot: u32) -> bool {
     let Some(settings) = maps.settings() else { return false };
