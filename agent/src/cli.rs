@@ -177,6 +177,18 @@ pub struct RunArgs {
     /// First hook that judges packets of a pod: TC at its veth, or XDP in front of TC
     #[arg(long, value_name = "HOOK", env = "NETPOLD_POD_EGRESS_HOOK", default_value = "tc")]
     pub pod_egress_hook: PodEgressHook,
+    /// Packets that policy denies, where neither the policies nor the namespace have the annotation netpold.io/deny:
+    /// they disappear, or the kernel answers them with a TCP reset or an ICMP error
+    #[arg(long, value_name = "WHAT", env = "NETPOLD_DENY", default_value = "drop")]
+    pub deny: Denial,
+    /// Most answers to denied packets in a second at each pod
+    #[arg(long, value_name = "NUMBER", env = "NETPOLD_REJECT_RATE", default_value = "100",
+        value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub reject_rate: u32,
+    /// Most answers to denied packets in a second at all pods of the node together
+    #[arg(long, value_name = "NUMBER", env = "NETPOLD_REJECT_NODE_RATE", default_value = "2000",
+        value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub reject_node_rate: u32,
     /// Format of the log
     #[arg(long, value_name = "FORMAT", env = "NETPOLD_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
@@ -316,6 +328,15 @@ pub enum NewPods {
     Allow,
     /// Only traffic with the node passes
     Deny,
+}
+
+/// Treatment of denied packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Denial {
+    /// They disappear
+    Drop,
+    /// They are answered
+    Reject,
 }
 
 /// Node objects to watch.

@@ -6,8 +6,10 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::SecondNetworks;
+use netpold_core::model::Denial;
 use netpold_core::options::{CheckSource, NewPods, Options, SecondInterfaces, SourceExempt};
 use netpold_core::pattern::block;
+use netpold_dataplane::Rejections;
 use netpold_dataplane::bpffs::TakesFrom;
 use netpold_dataplane::uplink_xdp::Wanted;
 use netpold_ebpf::xdp::uplink::Scope;
@@ -81,6 +83,8 @@ pub struct Hooks {
     pub uplinks: Option<Wanted>,
     /// Whether XDP at the pods' interfaces drops packets that the pods may not send.
     pub pod_xdp: bool,
+    /// Limits of the answers to denied packets.
+    pub rejections: Rejections,
 }
 
 impl TryFrom<RunArgs> for RunConfig {
@@ -136,6 +140,10 @@ impl TryFrom<RunArgs> for RunConfig {
                     cli::SecondInterfaces::Off => SecondInterfaces::Off,
                 },
                 second_networks: second_networks(&args.second_networks)?,
+                denial: match args.deny {
+                    cli::Denial::Drop => Denial::Drop,
+                    cli::Denial::Reject => Denial::Reject,
+                },
                 ..Options::default()
             },
             node: args.node_name,
@@ -151,6 +159,7 @@ impl TryFrom<RunArgs> for RunConfig {
                     },
                 }),
                 pod_xdp: args.pod_egress_hook == PodEgressHook::Xdp,
+                rejections: Rejections { pod: args.reject_rate, node: args.reject_node_rate },
             },
             give_way: args.give_way,
             takes_from: if args.take_over { TakesFrom::Predecessor } else { TakesFrom::GivesWay },

@@ -236,6 +236,7 @@ fn policy(number: u32, rule: Rule) -> Policy {
         problems: Vec::new(),
         version: PolicyVersion::default(),
         enforcement: Enforcement::Enforce,
+        denial: None,
     }
 }
 
@@ -269,6 +270,7 @@ fn cluster_policy(number: u32) -> ClusterPolicy {
         problems: Vec::new(),
         version: PolicyVersion::default(),
         enforcement: Enforcement::Enforce,
+        denial: None,
     }
 }
 
@@ -293,7 +295,7 @@ fn node() -> Node {
 }
 
 fn namespace() -> Namespace {
-    Namespace { name: "bench".into(), labels: Labels::new() }
+    Namespace { name: "bench".into(), labels: Labels::new(), denial: None }
 }
 
 fn pod(name: &str, node: &str, addresses: Vec<IpAddr>, labels: &[(&str, &str)]) -> Pod {

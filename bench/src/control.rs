@@ -324,6 +324,7 @@ impl Scale {
             problems: Vec::new(),
             version: PolicyVersion::default(),
             enforcement: Enforcement::Enforce,
+            denial: None,
         }
     }
 
@@ -348,7 +349,7 @@ fn namespace_name(number: u32) -> String {
 
 fn namespace(number: u32, of_team: u32) -> Namespace {
     let labels = [("team".to_owned(), team(of_team))].into_iter().collect();
-    Namespace { name: namespace_name(number), labels }
+    Namespace { name: namespace_name(number), labels, denial: None }
 }
 
 fn app(number: u32) -> String {

@@ -167,6 +167,7 @@ fn policy(size: u32, edited: bool, rule: impl Fn(u32) -> Rule) -> Change {
         problems: Vec::new(),
         version: PolicyVersion::default(),
         enforcement: Enforcement::Enforce,
+        denial: None,
     })
 }
 

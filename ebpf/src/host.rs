@@ -1,8 +1,12 @@
-//! Atomic access to conntrack words in the host's own memory: mapped BPF maps, and plain memory in tests.
+//! Atomic access to conntrack words in the host's own memory (mapped BPF maps, and plain memory in tests), and sums of
+//! answers.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::flow::memory::Memory;
+use crate::{
+    flow::memory::Memory,
+    packet::rejection::{Letter, Sums},
+};
 
 /// Atomic access to the host's memory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,5 +28,26 @@ impl Memory for HostMemory {
         let word = unsafe { AtomicU64::from_ptr(word) };
         word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
             .unwrap_or_else(|seen| seen)
+    }
+}
+
+/// Sums of bytes on the host.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostSums;
+
+impl Sums for HostSums {
+    fn add(&self, letter: &Letter, at: usize, length: u32, sum: u32) -> u32 {
+        let bytes = letter.0.iter().skip(at).take(length as usize);
+        let (mut total, mut first) = (u64::from(sum), None);
+        for byte in bytes.copied() {
+            match first.take() {
+                None => first = Some(byte),
+                Some(before) => total += u64::from(u16::from_ne_bytes([before, byte])),
+            }
+        }
+        while total >> 32 != 0 {
+            total = (total & u64::from(u32::MAX)) + (total >> 32);
+        }
+        total as u32
     }
 }

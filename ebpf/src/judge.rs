@@ -15,6 +15,7 @@ mod opaque;
 pub mod policy;
 pub mod post_nat;
 pub mod proof;
+pub mod reject;
 pub mod station;
 mod track;
 mod transition;

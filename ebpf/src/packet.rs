@@ -8,4 +8,5 @@ pub mod parse;
 pub mod parsed;
 pub mod protocol;
 pub(crate) mod quoted;
+pub mod rejection;
 pub mod tuple;

@@ -92,6 +92,9 @@ pub struct Attribution {
     /// Conditions that the nearest rule lacks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lacks: Vec<String>,
+    /// Whether the sender of the denied packet gets an answer (`netpold.io/deny: reject`).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub rejected: bool,
     /// Lines of `netpold explain` for the packet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub explanation: Vec<String>,

@@ -78,6 +78,9 @@ pub struct EndpointStatus {
     pub addresses: Vec<IpAddr>,
     /// Directions in which a policy isolates the pod.
     pub isolated: Vec<Direction>,
+    /// Directions in which denied packets are answered (`netpold.io/deny: reject`).
+    #[serde(default)]
+    pub rejects: Vec<Direction>,
     /// Attachment of the program: `tcx`, `clsact`; `None` if not attached.
     pub hook: Option<String>,
     /// Mode of the XDP program that drops packets which the pod may not send: `native`, `generic`; `None` without one.

@@ -89,6 +89,7 @@ mod tests {
                 ifindex: Some(1),
                 addresses: Vec::new(),
                 isolated: Vec::new(),
+                rejects: Vec::new(),
                 hook: Some(forged.to_owned()),
                 xdp: None,
             }],

@@ -72,6 +72,7 @@ impl World {
             problems: problems.iter().map(|it| (*it).to_owned()).collect(),
             version: PolicyVersion { uid: "u".into(), generation },
             enforcement,
+            denial: None,
         }))
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::IpNet;
 
 use crate::cluster::SecondNetworks;
-use crate::model::Pod;
+use crate::model::{Denial, Pod};
 use crate::ops::Capacity;
 
 /// Endpoints that drop packets with a foreign source address.
@@ -82,6 +82,8 @@ pub struct Options {
     pub second_interfaces: SecondInterfaces,
     /// Blocks in which addresses of further networks count.
     pub second_networks: SecondNetworks,
+    /// Treatment of packets that policies without an annotation deny.
+    pub denial: Denial,
     /// First endpoint number to assign; greater than any in the conntrack tables.
     pub first_endpoint_id: u32,
     /// Numbers of endpoints that an earlier agent installed, by interface index and `Endpoint::uid_hash`.

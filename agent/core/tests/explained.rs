@@ -3,8 +3,8 @@
 
 use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::model::{
-    Change, EndpointSlice, Key, Namespace, Peer, Pod, Policy, PortMatch, PortRule, Protocol, Rule,
-    Selector, Service,
+    Change, Denial, EndpointSlice, Key, Namespace, Peer, Pod, Policy, PortMatch, PortRule,
+    Protocol, Rule, Selector, Service,
 };
 use netpold_core::probe::Probe;
 use netpold_testkit::objects::{self, labels, named};
@@ -41,7 +41,11 @@ fn shop() -> Vec<Change> {
         ..objects::policy("shop", "deny", Selector::default(), Some(vec![]), None)
     };
     let namespace = |name: &str, team: &str| {
-        Change::Namespace(Namespace { name: name.to_owned(), labels: labels(&[("team", team)]) })
+        Change::Namespace(Namespace {
+            name: name.to_owned(),
+            labels: labels(&[("team", team)]),
+            denial: None,
+        })
     };
     let node = |name: &str, address: &str| Change::Node(objects::node(name, &[address]));
     let key = Key::new;
@@ -317,4 +321,21 @@ fn a_services_answer_in_full() {
             "    not understood in shop/deny: spec.ingress[0].from[0]: neither selector nor ipBlock",
         ],
     );
+}
+
+/// A denied probe that gets an answer has a line about it, and a field in JSON.
+#[test]
+fn what_is_rejected_is_said() {
+    let deny = objects::policy("a", "deny", Selector::default(), None, Some(vec![]));
+    let rejecting = Policy { denial: Some(Denial::Reject), ..deny.clone() };
+    let ask = objects::probe_of("TCP", "a/client", "shop/db", 80);
+    let line = "  rejected: the sender gets an error at once (netpold.io/deny: reject)";
+    for (policy, rejected) in [(deny, false), (rejecting, true)] {
+        let answer = explain([Change::Policy(policy)], &ask);
+        let egress = answer.egress.unwrap();
+        assert_eq!(egress.lines().contains(&line.to_owned()), rejected, "{egress:?}");
+        assert_eq!(egress.rejected, rejected);
+        // The other side drops.
+        assert!(!answer.ingress.unwrap().rejected);
+    }
 }

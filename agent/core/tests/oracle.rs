@@ -17,8 +17,8 @@ fn cluster(rules: Vec<Rule>) -> Oracle {
     let policy = objects::policy("x", "p", selector, Some(rules), None);
     Oracle {
         namespaces: vec![
-            Namespace { name: "x".to_owned(), labels: labels(&[("app", "x")]) },
-            Namespace { name: "y".to_owned(), labels: Labels::new() },
+            Namespace { name: "x".to_owned(), labels: labels(&[("app", "x")]), denial: None },
+            Namespace { name: "y".to_owned(), labels: Labels::new(), denial: None },
         ],
         nodes: vec![objects::node("n1", &["192.168.0.1"])],
         pods: vec![

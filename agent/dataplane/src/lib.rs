@@ -99,6 +99,23 @@ pub struct DataplaneOptions {
     pub uplinks: Option<WantedUplinks>,
     /// Whether XDP drops packets that pods may not send, in front of their hooks.
     pub pod_xdp: bool,
+    /// Limits of the answers to denied packets.
+    pub rejections: Rejections,
+}
+
+/// Most answers to denied packets in a second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rejections {
+    /// For each pod's interface.
+    pub pod: u32,
+    /// For all pods of the node together.
+    pub node: u32,
+}
+
+impl Default for Rejections {
+    fn default() -> Self {
+        Self { pod: 100, node: 2000 }
+    }
 }
 
 impl DataplaneOptions {
@@ -106,7 +123,8 @@ impl DataplaneOptions {
     #[must_use]
     pub fn new(buckets: Buckets, hash_seed: u64) -> Self {
         let proof = 1 << DEFAULT_BIT;
-        Self { buckets, hash_seed, proof, uplinks: None, pod_xdp: false }
+        let rejections = Rejections::default();
+        Self { buckets, hash_seed, proof, uplinks: None, pod_xdp: false, rejections }
     }
 }
 
@@ -126,7 +144,7 @@ impl Dataplane {
     pub fn new(pins: PinRoot, attacher: Attacher, options: DataplaneOptions) -> Self {
         Self {
             active: ActiveGeneration::new(
-                ActiveSettings::new(options.hash_seed, options.proof),
+                ActiveSettings::new(options.hash_seed, options.proof, options.rejections),
                 FlowGrowth::new(options.buckets, attacher.mode()),
             ),
             hooks: TcHooks::new(attacher),

@@ -10,8 +10,8 @@ use super::role::Program;
 use crate::bpf::test_run::{Run, run};
 use crate::conntrack::{FlowKey, Place, Sweeper};
 
-/// `TCX_DROP`, `TC_ACT_SHOT`.
-const DROP: u32 = 2;
+/// Actions on a denied packet: `TCX_DROP` (`TC_ACT_SHOT`), and `TCX_REDIRECT` (`TC_ACT_REDIRECT`) of its answer.
+const DENIED: [u32; 2] = [2, 7];
 
 /// A probe packet for a pod's program.
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ impl Probed {
         if place == Some(Place::Full) {
             return Err("no room in the flow table for the flow of a probe".to_owned());
         }
-        let passes = answer(shown, generation)? != DROP;
+        let passes = !DENIED.contains(&answer(shown, generation)?);
         if let Some((key, tables)) = flow.filter(|_| place == Some(Place::Free)) {
             tables.remove(key);
         }

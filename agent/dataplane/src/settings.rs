@@ -18,6 +18,7 @@ use super::generation::{Generation, GenerationError};
 use super::namespace;
 use super::quiescence::grace_period;
 use super::tables::TableError;
+use crate::Rejections;
 use crate::conntrack::{Sweeper, measure_hz, tick_rate, timeouts};
 
 /// Drop events per CPU and second.
@@ -29,6 +30,8 @@ pub(super) struct ActiveSettings {
     hash_seed: u64,
     /// Bit of `skb->mark` that proves a judgement.
     proof: u32,
+    /// Limits of the answers to denied packets.
+    rejections: Rejections,
     /// The kernel's ticks per second, measured once.
     hz: u32,
     /// The written settings.
@@ -93,9 +96,9 @@ impl Devices {
 
 impl ActiveSettings {
     /// Settings before the first write. `proof` is the bit of `skb->mark` that proves a judgement.
-    pub(super) fn new(hash_seed: u64, proof: u32) -> Self {
+    pub(super) fn new(hash_seed: u64, proof: u32, rejections: Rejections) -> Self {
         let devices = Devices::default();
-        Self { hash_seed, proof, hz: 0, written: None, agent: None, devices }
+        Self { hash_seed, proof, rejections, hz: 0, written: None, agent: None, devices }
     }
 
     /// Bit of `skb->mark` that proves a judgement.
@@ -137,6 +140,8 @@ impl ActiveSettings {
             agent_port: self.agent_port(),
             witness: witness(),
             devices: self.devices.words,
+            rejections: self.rejections.pod,
+            node_rejections: self.rejections.node,
             ..Settings::default()
         })
     }

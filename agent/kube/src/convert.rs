@@ -20,7 +20,7 @@ use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use netpold_core::bindings::mirrored_uid;
 use netpold_core::model::{
-    Change, Enforcement, Key, Labels, NamedPort, Namespace, Node, Pod, Protocol,
+    Change, Denial, Enforcement, Key, Labels, NamedPort, Namespace, Node, Pod, Protocol,
 };
 use netpold_core::printable::cut;
 
@@ -42,6 +42,9 @@ const CHECK_SOURCE: &str = "netpold.io/check-source";
 
 /// Annotation of a policy: enforced or on trial.
 const ENFORCEMENT: &str = "netpold.io/enforcement";
+
+/// Annotation of a policy or a namespace: denied packets disappear or are answered.
+const DENY: &str = "netpold.io/deny";
 
 /// Kinds of `networking.k8s.io` besides NetworkPolicy; any other kind is a misspelling.
 const NETWORKING_KINDS: [&str; 4] = ["Ingress", "IngressClass", "IPAddress", "ServiceCIDR"];
@@ -232,8 +235,9 @@ fn namespace(namespace: &core::Namespace) -> Result<Converted, Problem> {
     let name = name(&namespace.metadata)?;
     let mut labels = labels(&namespace.metadata);
     labels.insert(NAME_LABEL.into(), name.clone());
-    let change = Change::Namespace(Namespace { name, labels });
-    Ok(Converted { change, problems: Vec::new() })
+    let mut problems = Vec::new();
+    let denial = denial(&namespace.metadata, &mut problems);
+    Ok(Converted { change: Change::Namespace(Namespace { name, labels, denial }), problems })
 }
 
 fn node(node: &core::Node) -> Result<Converted, Problem> {
@@ -315,6 +319,18 @@ fn enforcement(metadata: &ObjectMeta, problems: &mut Vec<Problem>) -> Enforcemen
     };
     problems.push(Problem::new(format!("metadata.annotations.{ENFORCEMENT}"), text));
     Enforcement::Enforce
+}
+
+/// Returns the treatment of denied packets that an object asks for. An invalid value is reported, and they are dropped.
+fn denial(metadata: &ObjectMeta, problems: &mut Vec<Problem>) -> Option<Denial> {
+    let given = metadata.annotations.as_ref()?.get(DENY)?;
+    let text = match given.as_str() {
+        "drop" => return Some(Denial::Drop),
+        "reject" => return Some(Denial::Reject),
+        other => format!("`{other}` is not drop or reject; denied packets are dropped"),
+    };
+    problems.push(Problem::new(format!("metadata.annotations.{DENY}"), text));
+    Some(Denial::Drop)
 }
 
 /// Keeps the first problems of a policy, and adds the number of the others.

@@ -55,7 +55,11 @@ mod tests {
     fn what_a_source_does_not_name_goes_once_it_is_in_sync() {
         let objects: Vec<Change> = ["a", "b", "c"]
             .map(|name| {
-                Change::Namespace(Namespace { name: name.into(), labels: Labels::default() })
+                Change::Namespace(Namespace {
+                    name: name.into(),
+                    labels: Labels::default(),
+                    denial: None,
+                })
             })
             .into();
         let mut restored = Restored::new(&objects);

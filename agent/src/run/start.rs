@@ -41,6 +41,7 @@ pub(super) fn engine(
         proof: 1 << config.hooks.mark_bit,
         uplinks: config.hooks.uplinks.clone(),
         pod_xdp: config.hooks.pod_xdp,
+        rejections: config.hooks.rejections,
         ..DataplaneOptions::new(Buckets::for_this_node(), seed)
     };
     let dataplane = Dataplane::new(pins, attacher, dataplane);

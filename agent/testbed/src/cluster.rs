@@ -64,6 +64,8 @@ pub struct Cluster {
     pub arguments: Vec<String>,
     /// Labels of [`NAMESPACE`].
     pub labels: Vec<(&'static str, &'static str)>,
+    /// Annotations of [`NAMESPACE`].
+    pub annotations: Vec<(&'static str, &'static str)>,
     /// Final change to the agents' commands, set before the first [`Cluster::enforce`].
     pub prepare: fn(&mut Command),
     state: u32,
@@ -104,6 +106,7 @@ impl Cluster {
             deleted: BTreeMap::new(),
             arguments: Vec::new(),
             labels: Vec::new(),
+            annotations: Vec::new(),
             prepare: |_| (),
             state: 0,
         }
@@ -181,8 +184,11 @@ impl Cluster {
     /// Writes all objects, in one step.
     pub fn write(&mut self) {
         self.state += 1;
-        let mut objects =
-            vec![namespace(NAMESPACE, &self.labels), namespace("netpold-marker", &[])];
+        let mut own = namespace(NAMESPACE, &self.labels);
+        let annotations = self.annotations.iter();
+        let annotations = annotations.map(|(key, value)| ((*key).to_owned(), Value::from(*value)));
+        own["metadata"]["annotations"] = Value::Object(annotations.collect());
+        let mut objects = vec![own, namespace("netpold-marker", &[])];
         objects.extend(self.nodes.iter().map(Node::manifest));
         objects.extend(self.nodes.iter().map(|node| marker(node.name(), self.state)));
         objects.extend(self.pods.values().map(|(_, pod)| {

@@ -9,7 +9,9 @@ use crate::world::World;
 use netpold_core::explain::{Explainer, Judgement, Verdict};
 use netpold_core::model::{Direction, Key, Pod};
 use netpold_core::probe::IpProtocol;
+use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::endpoint::Rows;
+use netpold_ebpf::judge::reject::is_wanted;
 use netpold_ebpf::layout::{CLASS_TRANSLATED, Endpoint, ROW_NOT_ISOLATED};
 
 use crate::coverage::Coverage;
@@ -88,6 +90,7 @@ impl Subject {
         let found = self.world.tables.allows(ifindex, direction, remote, protocol, port);
         let agreed = self.is_marked_rightly(packet)
             && self.is_untranslated_rightly(packet, pod, ifindex)
+            && self.is_answered_rightly(packet, pod, ifindex)
             && self.hooks_agree(packet, found);
         Some((expected, found.filter(|_| agreed)))
     }
@@ -152,6 +155,16 @@ impl Subject {
         let found = self.world.tables.allows_untranslated(ifindex, remote, protocol, port);
         direction == Direction::Ingress
             || found == Some(self.oracle.judge_untranslated(pod, remote, protocol, port))
+    }
+
+    /// Whether the pod's record asks for answers to denied packets exactly if the oracle does.
+    fn is_answered_rightly(&self, packet: &Packet, pod: &Pod, ifindex: u32) -> bool {
+        let flags = self.world.tables.endpoint(ifindex).map_or(0, |endpoint| endpoint.flags);
+        let found = match packet.direction {
+            Direction::Ingress => is_wanted::<Ingress>(flags),
+            Direction::Egress => is_wanted::<Egress>(flags),
+        };
+        found == self.oracle.rejects(pod, packet.direction)
     }
 
     /// Judgement of the explainer about the packet.

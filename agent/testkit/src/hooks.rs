@@ -5,7 +5,9 @@ use std::cell::Cell;
 use std::fmt;
 use std::net::IpAddr;
 
+use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::reject::is_wanted;
 use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
 use netpold_ebpf::packet::parse;
 use netpold_ebpf::packet::protocol::{ICMP, ICMPV6, SCTP, TCP, TCP_ACK, TCP_SYN, UDP};
@@ -204,7 +206,13 @@ impl Path<'_> {
         if !matches!(protocol, TCP | UDP | SCTP) {
             return Early::default();
         }
-        let policy = (hook == Reason::Policy).then_some(hook);
+        // What gets an answer is left to the hook.
+        let flags = self.tables.endpoint(self.begun.ifindex).map_or(0, |endpoint| endpoint.flags);
+        let answered = match direction {
+            Direction::Ingress => is_wanted::<Ingress>(flags),
+            Direction::Egress => is_wanted::<Egress>(flags),
+        };
+        let policy = (hook == Reason::Policy && !answered).then_some(hook);
         let opening = packet == Packet::Opening && matches!(protocol, TCP | SCTP);
         match direction {
             Direction::Ingress => {

@@ -31,6 +31,7 @@ pub mod objects;
 pub mod one_pod;
 pub mod oracle;
 pub mod random;
+pub mod reject;
 pub mod steps;
 pub mod transition;
 pub mod world;

@@ -84,7 +84,7 @@ pub fn labels(pairs: &[(&str, &str)]) -> Labels {
 pub fn namespace(name: &str, pairs: &[(&str, &str)]) -> Namespace {
     let mut labels = labels(pairs);
     labels.insert("kubernetes.io/metadata.name".into(), name.into());
-    Namespace { name: name.into(), labels }
+    Namespace { name: name.into(), labels, denial: None }
 }
 
 /// A node.
@@ -181,6 +181,7 @@ pub fn policy(
         problems: Vec::new(),
         version: PolicyVersion::default(),
         enforcement: Enforcement::Enforce,
+        denial: None,
     }
 }
 
@@ -212,5 +213,6 @@ pub fn cluster_policy(
         problems: Vec::new(),
         version: PolicyVersion::default(),
         enforcement: Enforcement::Enforce,
+        denial: None,
     }
 }

@@ -5,6 +5,7 @@
 //! without code of the compiler, not even for matching selectors and blocks, so that one misunderstanding cannot hide
 //! in both. Never used to judge a real packet.
 
+mod denial;
 mod matching;
 mod probe;
 mod seen;

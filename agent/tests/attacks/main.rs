@@ -27,6 +27,7 @@ mod mirror;
 mod overlay;
 mod own_address;
 mod refragmented;
+mod reject;
 mod synproxy;
 mod turned;
 mod unreached;

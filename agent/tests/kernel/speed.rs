@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use netpold_dataplane::bpf::test_run::{Run, run};
-use netpold_ebpf::layout::{Endpoint, endpoint_slot, mark};
+use netpold_ebpf::layout::{EP_REJECT_INGRESS, Endpoint, endpoint_slot, mark};
 use netpold_testbed::Stain;
 
 use netpold_testkit::frames::{ACK, FAMILIES, Family, SYN, TCP, Who, frame, icmp, ip, tcp};
@@ -11,7 +11,7 @@ use netpold_testkit::frames::{ACK, FAMILIES, Family, SYN, TCP, Who, frame, icmp,
 use super::{
     early::{EARLY, Early, run as run_xdp},
     world,
-    world::{EGRESS_ROW, World, program},
+    world::{EGRESS_ROW, IFINDEX, INGRESS_ROW, World, program},
 };
 
 const REPEAT: u32 = 1_000_000;
@@ -63,6 +63,12 @@ fn nanoseconds_per_packet() {
         report(family, "reply", fastest(&mut world, "netpold_egress", &answer), empty);
         let denied = segment(Who::Stranger, p, (4000, 80), SYN);
         report(family, "denied", fastest(&mut world, "netpold_ingress", &denied), empty);
+        world.host.endpoint_mut(IFINDEX).flags |= EP_REJECT_INGRESS;
+        world.set_rows(INGRESS_ROW, EGRESS_ROW);
+        let name = "denied, answers used up";
+        report(family, name, fastest(&mut world, "netpold_ingress", &denied), empty);
+        world.host.endpoint_mut(IFINDEX).flags &= !EP_REJECT_INGRESS;
+        world.set_rows(INGRESS_ROW, EGRESS_ROW);
         let denied = segment(Who::Stranger, p, (4000, 80), ACK);
         let name = "denied, no SYN";
         report(family, name, fastest(&mut world, "netpold_ingress", &denied), empty);

@@ -74,6 +74,7 @@ fn edit(update: u32, number: u32) -> Change {
         problems: Vec::new(),
         version: PolicyVersion::default(),
         enforcement: Enforcement::Enforce,
+        denial: None,
     })
 }
 
@@ -141,6 +142,7 @@ fn large(from: &[IpAddr], turn: u32) -> Change {
         problems: Vec::new(),
         version: PolicyVersion::default(),
         enforcement: Enforcement::Enforce,
+        denial: None,
     })
 }
 

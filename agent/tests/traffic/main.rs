@@ -40,6 +40,7 @@ mod open_connections;
 mod pods;
 mod reach;
 mod readback;
+mod reject;
 mod restart;
 mod rules;
 mod seeded;

@@ -10,6 +10,10 @@ pub const EP_ADDR6_SHIFT: u32 = 4;
 /// Flag in [`Endpoint::flags`]: the pod's addresses are the listed ones and no others. Packets that it sends from
 /// another address, or claims of another, drop; packets for another address are not its traffic.
 pub const EP_CHECK_SOURCE: u64 = 1 << 8;
+/// Flag in [`Endpoint::flags`]: packets that policy denies in pod ingress get an answer, see [`crate::judge::reject`].
+pub const EP_REJECT_INGRESS: u64 = 1 << 9;
+/// The same for pod egress.
+pub const EP_REJECT_EGRESS: u64 = 1 << 10;
 /// Shift in [`Endpoint::flags`] of the hardware address of the pod's side of the veth, first octet highest; 0:
 /// unknown. With [`EP_CHECK_SOURCE`], frames with another source address drop.
 pub const EP_STATION_SHIFT: u32 = 16;

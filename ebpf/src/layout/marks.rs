@@ -38,7 +38,10 @@ pub const fn parts_of(mark: u32) -> (u32, bool) {
 /// bridges with pods, and tunnels.
 pub const STRANGER: u32 = 1;
 
-/// Range of [`Settings::witness`](crate::layout::Settings::witness): below every mark, above [`STRANGER`], and
+/// Value in place of a [`mark`] on answers to denied packets, until the program of the pod's interface has seen them.
+pub const REJECTION: u32 = 2;
+
+/// Range of [`Settings::witness`](crate::layout::Settings::witness): below every mark, above [`STRANGER`] and [`REJECTION`], and
 /// shifted past the lowest bits, which choose a queue where a device has the qdisc `gred`.
 pub const WITNESSES: core::ops::RangeInclusive<u32> =
     1..=(1 << (MARK_SLOT_BITS - WITNESS_SHIFT)) - 1;

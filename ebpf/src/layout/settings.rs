@@ -68,6 +68,10 @@ pub struct Settings {
     pub closes_unknown: u32,
     /// Not zero while policy isolates any endpoint for egress. The agent raises it before it writes the first one.
     pub isolates_egress: u32,
+    /// Most answers to denied packets in a second, for each endpoint; 0: none.
+    pub rejections: u32,
+    /// The same for all endpoints of the node together.
+    pub node_rejections: u32,
 }
 
 /// Interfaces per line of [`Settings::devices`]. Lines are needed since arrays of more than 32 elements have no
@@ -142,4 +146,4 @@ pub const TIMEOUT_IDLE: usize = 15;
 /// Number of timeouts.
 pub const TIMEOUTS: usize = 16;
 
-const _: () = assert!(size_of::<Settings>() == 240 + 4 * DEVICES as usize);
+const _: () = assert!(size_of::<Settings>() == 248 + 4 * DEVICES as usize);

@@ -10,6 +10,7 @@ use crate::{
     judge::{
         evaluator::{PacketEvaluator, Visitor},
         hook::Hook,
+        reject::is_wanted,
     },
     packet::{bytes::Bytes, parsed::ParsedPacket},
     reason::Reason,
@@ -18,8 +19,8 @@ use crate::{
     xdp::observer::Observer,
 };
 
-/// Returns the endpoint and the reason if the endpoint's hook would certainly drop a packet: no rule allows the packet
-/// and it is no reply, or its source is not the pod's. `link`: see [`crate::xdp::uplink::drops`].
+/// Returns the endpoint and the reason if the endpoint's hook would certainly drop a packet without an answer: no rule
+/// allows the packet and it is no reply, or its source is not the pod's. `link`: see [`crate::xdp::uplink::drops`].
 #[inline(always)]
 pub fn drops<B: Bytes, T: Tables>(
     bytes: &B,
@@ -32,6 +33,10 @@ pub fn drops<B: Bytes, T: Tables>(
     let hook = Hook { ifindex, ingress_ifindex: ifindex };
     let judge = PacketEvaluator::<Egress, _>::at(&observer, endpoint, hook).ok()?;
     let reason = judge.read_behind(bytes, link, &Whole).reason();
+    if matches!(reason, Reason::Policy) && is_wanted::<Egress>(endpoint.flags()) {
+        // The pod's hook answers the packet.
+        return None;
+    }
     matches!(reason, Reason::Policy | Reason::SpoofedSource).then_some((endpoint, reason))
 }
 

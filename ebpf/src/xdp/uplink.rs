@@ -14,6 +14,7 @@ use crate::{
     judge::{
         evaluator::{PacketEvaluator, Visitor},
         hook::Hook,
+        reject::is_wanted,
     },
     packet::{
         bytes::{Bytes, Window as _},
@@ -35,7 +36,7 @@ pub enum Scope {
     All,
 }
 
-/// Returns the endpoint if its hook would certainly drop a packet. `link`: the packet's type and the offset of its IP
+/// Returns the endpoint if its hook would certainly drop a packet without an answer. `link`: the packet's type and the offset of its IP
 /// header, as [`crate::packet::parse::link`] returns them.
 #[inline(always)]
 pub fn drops<B: Bytes, T: Tables + LocalEndpoints>(
@@ -55,7 +56,9 @@ pub fn drops<B: Bytes, T: Tables + LocalEndpoints>(
     let observer = Observer(tables);
     let judge = PacketEvaluator::<Ingress, _>::at(&observer, endpoint, hook).ok()?;
     let verdict = judge.read_behind(bytes, link, &Certain(scope));
-    (verdict.reason() == Reason::Policy).then_some(endpoint)
+    // A packet that gets an answer is left to the pod's hook.
+    let denied = verdict.reason() == Reason::Policy && !is_wanted::<Ingress>(endpoint.flags());
+    denied.then_some(endpoint)
 }
 
 /// Judges packets within the scope, and leaves all others to the pod's hook.

@@ -186,6 +186,7 @@ fn policy(
         problems: Vec::new(),
         version: PolicyVersion::default(),
         enforcement: Enforcement::Audit,
+        denial: None,
     };
     LearnedPolicy { workload: workload.clone(), rules, denied, policy }
 }

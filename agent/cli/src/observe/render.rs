@@ -96,7 +96,8 @@ fn remote(event: &Event) -> String {
 /// Describes policy and rule, or the nearest rule and its first lack.
 #[must_use]
 pub fn why(attribution: &Attribution) -> String {
-    let Attribution { policies, more_policies, rule, nearest, lacks, explanation } = attribution;
+    let Attribution { policies, more_policies, rule, nearest, lacks, rejected, explanation } =
+        attribution;
     let mut names: Vec<String> = policies.iter().map(ToString::to_string).collect();
     if *more_policies > 0 {
         names.push(format!("{more_policies} more"));
@@ -110,6 +111,9 @@ pub fn why(attribution: &Attribution) -> String {
         if let Some(lack) = lacks.first() {
             let _ = write!(text, ": {lack}");
         }
+    }
+    if *rejected && !text.is_empty() {
+        text.push_str("; rejected");
     }
     if text.is_empty() {
         // The first line of an explanation of a pod begins with the pod's name.

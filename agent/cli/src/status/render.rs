@@ -6,7 +6,6 @@ use std::time::SystemTime;
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use netpold_core::model::Direction;
 use owo_colors::{OwoColorize, Style};
 
 use netpold_api::status::{EndpointStatus, Status, TableStatus, UplinkStatus};
@@ -122,7 +121,7 @@ fn endpoints(text: &mut String, endpoints: &[EndpointStatus]) {
             endpoint.pod.to_string(),
             interface,
             list(&endpoint.addresses),
-            isolated(&endpoint.isolated),
+            isolated(endpoint),
             attached(endpoint),
         ]);
     }
@@ -184,8 +183,14 @@ fn drops(text: &mut String, status: &Status) {
     }
 }
 
-fn isolated(directions: &[Direction]) -> String {
-    if directions.is_empty() { "no".to_owned() } else { list(directions) }
+/// Formats the isolated directions, and whether denied packets are answered there.
+fn isolated(endpoint: &EndpointStatus) -> String {
+    let directions = endpoint.isolated.iter().map(|direction| {
+        let rejects = endpoint.rejects.contains(direction);
+        format!("{direction}{}", if rejects { " (reject)" } else { "" })
+    });
+    let directions: Vec<String> = directions.collect();
+    if directions.is_empty() { "no".to_owned() } else { list(&directions) }
 }
 
 fn list<T: Display>(items: &[T]) -> String {
@@ -218,6 +223,7 @@ fn line(text: &mut String, line: impl Display) {
 mod tests {
     use netpold_api::source::{FileStatus, KindStatus, SourceProblem, SourceStatus};
     use netpold_api::status::{DropCount, RecentDrop, Revision};
+    use netpold_core::model::Direction;
     use netpold_core::model::Key;
 
     use super::*;
@@ -247,6 +253,7 @@ mod tests {
                 ifindex: Some(9),
                 addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
                 isolated: vec![Direction::Ingress, Direction::Egress],
+                rejects: vec![Direction::Egress],
                 hook: Some("tcx".into()),
                 xdp: Some("generic".into()),
             }],

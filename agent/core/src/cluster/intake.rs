@@ -58,6 +58,10 @@ impl Intake<'_> {
     }
 
     fn namespace(&mut self, name: &str, new: Option<Namespace>) {
+        let denial = self.cluster.namespaces.denial(name);
+        if new.as_ref().and_then(|new| new.denial) != denial {
+            self.dirty.policies.insert(name.to_owned());
+        }
         if self.cluster.namespaces.set(name, new) {
             self.dirty.namespaces = true;
             let pods = self.cluster.pods_in(name);

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use crate::model::{Key, Labels, Namespace};
+use crate::model::{Denial, Key, Labels, Namespace};
 
 /// The label that the API server puts on every namespace.
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
@@ -26,6 +26,11 @@ impl Namespaces {
             || Cow::Owned(Labels::from_iter([(NAME_LABEL.to_owned(), name.to_owned())])),
             |namespace| Cow::Borrowed(&namespace.labels),
         )
+    }
+
+    /// The treatment of denied packets that a namespace asks for.
+    pub(super) fn denial(&self, name: &str) -> Option<Denial> {
+        self.0.get(name)?.denial
     }
 
     /// Sets or removes (`None`) the namespace of a name; returns whether its labels changed.
@@ -60,7 +65,7 @@ mod tests {
         let mut namespaces = Namespaces::default();
         let named = Labels::from_iter([(NAME_LABEL.to_owned(), "shop".to_owned())]);
         assert_eq!(*namespaces.labels("shop"), named);
-        let known = |labels| Some(Namespace { name: "shop".to_owned(), labels });
+        let known = |labels| Some(Namespace { name: "shop".to_owned(), labels, denial: None });
         assert!(!namespaces.set("shop", known(named.clone())), "the labels are the same");
         let mut more = named;
         more.insert("team".to_owned(), "a".to_owned());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::cluster::cluster_policies::ClusterPolicies;
 use crate::cluster::namespaces::Namespaces;
 use crate::cluster::policies::Policies;
-use crate::model::{ClusterPolicy, Direction, Enforcement, Pod, Policy};
+use crate::model::{Action, ClusterPolicy, Denial, Direction, Enforcement, Pod, Policy, Tier};
 
 /// The policies about a pod in a direction; if its labels are unknown, all policies that may select pods of its
 /// namespace.
@@ -17,6 +17,8 @@ pub struct PodPolicies<'c, 'p> {
     pub(super) pod: &'p Pod,
     pub(super) labelled: bool,
     pub(super) direction: Direction,
+    /// Treatment of packets that policies without an annotation deny, in namespaces without one.
+    pub(super) fallback: Denial,
 }
 
 impl<'c, 'p> PodPolicies<'c, 'p> {
@@ -50,6 +52,31 @@ impl<'c, 'p> PodPolicies<'c, 'p> {
         self.of_cluster().filter(|it| it.enforcement == Enforcement::Enforce).cloned().collect()
     }
 
+    /// Treatment of the pod's packets that policy denies: they are answered only if all policies that may deny one say
+    /// so: the NetworkPolicies that isolate the pod, and the ClusterNetworkPolicies with a Deny rule; those of
+    /// the Baseline tier only if no NetworkPolicy isolates the pod. `with_trials`: audited policies count too.
+    #[must_use]
+    pub fn denial(self, with_trials: bool) -> Denial {
+        let namespace = self.namespaces.denial(&self.pod.key.namespace);
+        let fallback = namespace.unwrap_or(self.fallback);
+        let counts = move |enforcement| with_trials || enforcement == Enforcement::Enforce;
+        let isolating = self.selecting().filter(|policy| counts(policy.enforcement));
+        let mut isolating = isolating.map(|policy| policy.denial).peekable();
+        let isolated = isolating.peek().is_some();
+        let tiers = self.of_cluster().filter(|policy| {
+            let mut rules = policy.rules(self.direction).iter();
+            counts(policy.enforcement)
+                && (policy.tier == Tier::Admin || !isolated)
+                && rules.any(|rule| rule.action == Action::Deny)
+        });
+        let mut all = isolating.chain(tiers.map(|policy| policy.denial)).peekable();
+        let any = all.peek().is_some();
+        match any && all.all(|denial| denial.unwrap_or(fallback) == Denial::Reject) {
+            true => Denial::Reject,
+            false => Denial::Drop,
+        }
+    }
+
     /// The audited policies of both kinds.
     pub(crate) fn on_trial(
         self,
@@ -75,8 +102,8 @@ impl<'c, 'p> PodPolicies<'c, 'p> {
 mod tests {
     use super::*;
     use crate::model::{
-        Action, ClusterRule, Key, Labels, NamespacedPods, PolicyVersion, Requirement, Rule,
-        Selector, Tier,
+        ClusterRule, Key, Labels, Namespace, NamespacedPods, PolicyVersion, Requirement, Rule,
+        Selector,
     };
 
     fn web() -> Selector {
@@ -105,7 +132,69 @@ mod tests {
             problems: Vec::new(),
             version: PolicyVersion::default(),
             enforcement,
+            denial: None,
         }
+    }
+
+    /// Sets up policies of the pod's namespace and of the cluster, with their annotations.
+    fn denial(
+        policies: &[(Enforcement, Option<Denial>)],
+        tiers: &[(Tier, Action, Option<Denial>)],
+        (namespace, fallback): (Option<Denial>, Denial),
+    ) -> Denial {
+        let (mut all, mut of_all) = (Policies::default(), ClusterPolicies::default());
+        for (number, (enforcement, denial)) in policies.iter().enumerate() {
+            let policy = policy(&number.to_string(), web(), *enforcement);
+            let key = policy.key.clone();
+            let new = all.weighed(Policy { denial: *denial, ..policy });
+            all.set(&key, new);
+        }
+        for (number, (tier, action, denial)) in tiers.iter().enumerate() {
+            let mut policy = of_cluster(&number.to_string(), Enforcement::Enforce);
+            (policy.tier, policy.denial) = (*tier, *denial);
+            policy.ingress[0].action = *action;
+            of_all.set(&policy.name.clone(), Some(Arc::new(policy)));
+        }
+        let mut namespaces = Namespaces::default();
+        let (name, labels) = ("shop".to_owned(), Labels::new());
+        namespaces.set("shop", Some(Namespace { name, labels, denial: namespace }));
+        let labels = Labels::from_iter([("app".to_owned(), "web".to_owned())]);
+        let pod = Pod { key: Key::new("shop", "pod"), labels, ..Pod::default() };
+        let about = PodPolicies {
+            policies: &all,
+            cluster_policies: &of_all,
+            namespaces: &namespaces,
+            pod: &pod,
+            labelled: true,
+            direction: Direction::Ingress,
+            fallback,
+        };
+        about.denial(false)
+    }
+
+    #[test]
+    fn answers_need_every_policys_consent() {
+        let (drop, reject) = (Denial::Drop, Denial::Reject);
+        let enforced = |denial| (Enforcement::Enforce, denial);
+        let by_default = (None, drop);
+        assert_eq!(denial(&[], &[], (Some(reject), reject)), drop, "nothing denies");
+        assert_eq!(denial(&[enforced(None)], &[], by_default), drop);
+        assert_eq!(denial(&[enforced(None)], &[], (None, reject)), reject, "the agent's default");
+        assert_eq!(denial(&[enforced(None)], &[], (Some(drop), reject)), drop, "the namespace");
+        assert_eq!(denial(&[enforced(None)], &[], (Some(reject), drop)), reject);
+        let mine = enforced(Some(reject));
+        assert_eq!(denial(&[mine, mine], &[], by_default), reject);
+        assert_eq!(denial(&[mine, enforced(None)], &[], by_default), drop);
+        assert_eq!(denial(&[mine, enforced(None)], &[], (Some(reject), drop)), reject);
+        assert_eq!(denial(&[mine, enforced(Some(drop))], &[], (Some(reject), drop)), drop);
+        assert_eq!(denial(&[mine, (Enforcement::Audit, Some(drop))], &[], by_default), reject);
+        let tier = |tier, action, denial| (tier, action, denial);
+        let (admin, baseline, deny) = (Tier::Admin, Tier::Baseline, Action::Deny);
+        assert_eq!(denial(&[], &[tier(admin, deny, Some(reject))], by_default), reject);
+        assert_eq!(denial(&[mine], &[tier(admin, deny, None)], by_default), drop);
+        assert_eq!(denial(&[mine], &[tier(admin, Action::Accept, None)], by_default), reject);
+        assert_eq!(denial(&[mine], &[tier(baseline, deny, None)], by_default), reject);
+        assert_eq!(denial(&[], &[tier(baseline, deny, None)], by_default), drop);
     }
 
     #[test]
@@ -132,8 +221,16 @@ mod tests {
         let look = |pod: &Pod, labelled: bool, direction: Direction| {
             let (policies, cluster_policies, namespaces) =
                 (&policies, &cluster_policies, &namespaces);
-            let about =
-                PodPolicies { policies, cluster_policies, namespaces, pod, labelled, direction };
+            let fallback = Denial::Drop;
+            let about = PodPolicies {
+                policies,
+                cluster_policies,
+                namespaces,
+                pod,
+                labelled,
+                direction,
+                fallback,
+            };
             let names = about.isolating().into_iter().map(|policy| policy.key.name.clone());
             let tiers = about.tiers().into_iter().map(|policy| policy.name.clone());
             (names.chain(tiers).collect::<Vec<_>>().join(" "), about.is_on_trial())

@@ -18,8 +18,8 @@ use crate::cluster::second::Refusal;
 use crate::cluster::services::Services;
 use crate::cluster::whose::Whose;
 use crate::model::{
-    ClusterPolicy, Direction, EndpointSlice, Interface, Key, Labels, Namespace, Node, Owner, Pod,
-    Policy, Service,
+    ClusterPolicy, Denial, Direction, EndpointSlice, Interface, Key, Labels, Namespace, Node,
+    Owner, Pod, Policy, Service,
 };
 
 /// All objects of the cluster, as seen from one node.
@@ -35,6 +35,8 @@ pub struct Cluster {
     pub(crate) interfaces: Interfaces,
     /// Blocks in which addresses of further networks count.
     pub(super) second_networks: SecondNetworks,
+    /// Treatment of packets that policies without an annotation deny.
+    denial: Denial,
 }
 
 impl Cluster {
@@ -48,6 +50,12 @@ impl Cluster {
     #[must_use]
     pub fn with_second_networks(self, second_networks: SecondNetworks) -> Self {
         Self { second_networks, ..self }
+    }
+
+    /// Replaces the treatment of packets that policies without an annotation deny.
+    #[must_use]
+    pub fn with_denial(self, denial: Denial) -> Self {
+        Self { denial, ..self }
     }
 
     /// Name of the own node.
@@ -145,7 +153,15 @@ impl Cluster {
         direction: Direction,
     ) -> PodPolicies<'c, 'p> {
         let Self { policies, cluster_policies, namespaces, .. } = self;
-        PodPolicies { policies, cluster_policies, namespaces, pod, labelled, direction }
+        PodPolicies {
+            policies,
+            cluster_policies,
+            namespaces,
+            pod,
+            labelled,
+            direction,
+            fallback: self.denial,
+        }
     }
 
     /// The pods of a namespace, by name.

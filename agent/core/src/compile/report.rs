@@ -32,6 +32,8 @@ pub struct EndpointInfo {
     /// Packets must have a source address of the endpoint.
     #[serde(skip)]
     pub checked: bool,
+    /// Packets that policy denies are answered, by direction.
+    pub rejects: [bool; 2],
     /// Hardware address from which frames must come; `None`: any.
     #[serde(skip)]
     pub station: Option<[u8; 6]>,
@@ -154,6 +156,7 @@ impl EndpointInfo {
             ingress: live.rules.isolated(Direction::Ingress),
             egress: live.rules.isolated(Direction::Egress),
             checked: live.check_source,
+            rejects: live.rejects,
         }
     }
 }

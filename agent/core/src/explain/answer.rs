@@ -139,6 +139,9 @@ pub struct Judgement {
     /// Parts of the isolating policies that could not be interpreted and therefore grant nothing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<Problem>,
+    /// Whether the sender of the denied traffic gets an answer, see [`crate::model::Denial::Reject`].
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub rejected: bool,
     /// Remarks from sources other than policies; empty unless the caller adds some.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub remarks: Vec<String>,

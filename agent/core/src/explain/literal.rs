@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::cluster::{Cluster, PodPolicies, is_subject};
 use crate::explain::answer::{Cause, Detail, Judgement, Problem, Tiers, Verdict};
 use crate::explain::rule::{Traffic, Way};
-use crate::model::{ClusterPolicy, Direction, Enforcement, Key, Pod, Policy, Tier};
+use crate::model::{ClusterPolicy, Denial, Direction, Enforcement, Key, Pod, Policy, Tier};
 use crate::probe::IpProtocol;
 
 /// Judges traffic by the rules of policies.
@@ -106,6 +106,10 @@ impl<'c> Literal<'c> {
     ) -> Judgement {
         let mut judgement = self.judge_once(traffic, exempt, detail);
         let pod = traffic.pod;
+        if detail == Detail::Reasons && judgement.verdict == Verdict::Deny {
+            let about = self.cluster.policies_about((pod, true), traffic.direction);
+            judgement.rejected = about.denial(self.with_trials) == Denial::Reject;
+        }
         if detail == Detail::Reasons
             && !self.with_trials
             && judgement.verdict == Verdict::Allow
@@ -159,6 +163,7 @@ impl<'c> Literal<'c> {
             nearest: None,
             denied_on_trial: Vec::new(),
             problems: Vec::new(),
+            rejected: false,
             remarks: Vec::new(),
         };
         if detail == Detail::Reasons {

@@ -10,6 +10,9 @@ use crate::model::{
     Action, Direction, Key, Labels, Peer, PortMatch, PortRule, Requirement, Rule, Selector, Tier,
 };
 
+/// Line of a denial that the sender gets an answer to.
+const REJECTED: &str = "rejected: the sender gets an error at once (netpold.io/deny: reject)";
+
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -149,6 +152,9 @@ impl Judgement {
         for problem in &self.tiers.problems {
             let (policy, what) = (&problem.policy, &problem.problem);
             lines.push(format!("  not understood in ClusterNetworkPolicy {policy}: {what}"));
+        }
+        if self.rejected {
+            lines.push(format!("  {REJECTED}"));
         }
         lines.extend(self.remarks.iter().map(|remark| format!("  {remark}")));
         lines

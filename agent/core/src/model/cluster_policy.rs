@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::denial::Denial;
 use crate::model::policy::{Enforcement, PolicyVersion, Rule};
 use crate::model::selector::Selector;
 use crate::model::traffic::Direction;
@@ -31,6 +32,9 @@ pub struct ClusterPolicy {
     /// Annotation `netpold.io/enforcement`.
     #[serde(default, skip_serializing_if = "Enforcement::is_enforce")]
     pub enforcement: Enforcement,
+    /// Annotation `netpold.io/deny`, for the Deny rules; `None` where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub denial: Option<Denial>,
 }
 
 impl ClusterPolicy {

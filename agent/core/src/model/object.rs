@@ -8,6 +8,8 @@ use ipnet::IpNet;
 use litemap::LiteMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::model::denial::Denial;
+
 /// Namespace and name of a namespaced object.
 #[cfg_attr(test, derive(Default))]
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -85,6 +87,9 @@ pub struct Namespace {
     /// `metadata.labels`; the converter adds `kubernetes.io/metadata.name` where it is missing, as
     /// the API server does.
     pub labels: Labels,
+    /// Annotation `netpold.io/deny`, for the policies without one; `None` where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub denial: Option<Denial>,
 }
 
 /// A Node.

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::model::denial::Denial;
 use crate::model::object::Key;
 use crate::model::selector::Selector;
 use crate::model::traffic::{Direction, Protocol};
@@ -31,6 +32,9 @@ pub struct Policy {
     /// Annotation `netpold.io/enforcement`.
     #[serde(default, skip_serializing_if = "Enforcement::is_enforce")]
     pub enforcement: Enforcement,
+    /// Annotation `netpold.io/deny`; `None` where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub denial: Option<Denial>,
 }
 
 /// Whether a policy is enforced or only audited.

@@ -9,7 +9,7 @@ use netpold_testkit::objects::{self, block, labels, named, select};
 use netpold_testkit::world::World;
 
 fn namespace(name: &str, pairs: &[(&str, &str)]) -> Change {
-    Change::Namespace(Namespace { name: name.to_owned(), labels: labels(pairs) })
+    Change::Namespace(Namespace { name: name.to_owned(), labels: labels(pairs), denial: None })
 }
 
 fn node(name: &str, addresses: &[&str]) -> Change {

@@ -110,6 +110,19 @@ pub unsafe fn call(attributes: &mut Attributes) -> io::Result<()> {
 /// Error of bpf(2): `EINVAL` for a frame below 14 bytes or one that does not match its Ethernet type, `ENODEV` for a
 /// missing interface, `EPERM` without `CAP_BPF` and `CAP_NET_ADMIN`.
 pub fn run(program: BorrowedFd<'_>, run: &Run<'_>) -> io::Result<Answer> {
+    run_into(program, run, &mut []).map(|(answer, _)| answer)
+}
+
+/// Runs a classifier program on one packet, and copies the packet as the program leaves it to `out`. Also returns the
+/// packet's length.
+///
+/// # Errors
+/// As [`run`], and `ENOSPC` if the packet is longer than `out`, unless that is empty.
+pub fn run_into(
+    program: BorrowedFd<'_>,
+    run: &Run<'_>,
+    out: &mut [u8],
+) -> io::Result<(Answer, usize)> {
     let context = Context {
         mark: run.mark,
         ingress_ifindex: run.ingress_ifindex,
@@ -120,6 +133,8 @@ pub fn run(program: BorrowedFd<'_>, run: &Run<'_>) -> io::Result<Answer> {
         program: program.as_raw_fd().cast_unsigned(),
         data_size_in: u32::try_from(run.packet.len()).map_err(io::Error::other)?,
         data_in: run.packet.as_ptr() as u64,
+        data_size_out: u32::try_from(out.len()).map_err(io::Error::other)?,
+        data_out: if out.is_empty() { 0 } else { out.as_mut_ptr() as u64 },
         repeat: run.repeat,
         context_size_in: size_of::<Context>() as u32,
         context_in: (&raw const context) as u64,
@@ -127,7 +142,8 @@ pub fn run(program: BorrowedFd<'_>, run: &Run<'_>) -> io::Result<Answer> {
     };
     // SAFETY: the attributes name buffers of the sizes they state, which outlive the call.
     unsafe { call(&mut attributes)? };
-    Ok(Answer { retval: attributes.retval, nanoseconds: attributes.duration })
+    let answer = Answer { retval: attributes.retval, nanoseconds: attributes.duration };
+    Ok((answer, attributes.data_size_out as usize))
 }
 
 /// Low 32 bits of the kernel's jiffies, from the program `netpold_clock`.

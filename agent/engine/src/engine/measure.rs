@@ -41,6 +41,7 @@ impl Engine {
             swept: health.swept,
             evicted: evicted(dataplane),
             drops: drops_by_reason(dataplane),
+            rejected: rejected(dataplane),
             audited: self.rule_use.audited(),
             bypassed: self.interference.bypassed(),
             unproven: self.interference.without_proof(),
@@ -94,6 +95,12 @@ fn counts(dataplane: &Dataplane) -> impl Fn(u32) -> u64 {
         let counted = counted.map_or(0, |counted| counted[index as usize]);
         counted.saturating_sub(dataplane.active().probed(index))
     }
+}
+
+fn rejected(dataplane: &Dataplane) -> Vec<(Direction, u64)> {
+    let count = counts(dataplane);
+    let count = |direction| count(reason::rejections(direction == Direction::Egress));
+    Direction::BOTH.map(|direction| (direction, count(direction))).into()
 }
 
 fn evicted(dataplane: &Dataplane) -> [[u64; 2]; 2] {

@@ -126,11 +126,8 @@ fn endpoints(reconciler: &Reconciler, interfaces: &NodeInterfaces) -> Vec<Endpoi
             interface: interfaces.veth(endpoint.ifindex).map(str::to_owned),
             ifindex: Some(endpoint.ifindex),
             addresses: reconciler.addresses_of(&endpoint),
-            isolated: Direction::BOTH
-                .into_iter()
-                .zip(isolated)
-                .filter_map(|(direction, isolated)| isolated.then_some(direction))
-                .collect(),
+            isolated: chosen(isolated),
+            rejects: chosen(endpoint.rejects),
             hook: reconciler.is_pod(endpoint.ifindex).then(|| mode.clone()),
             xdp: dataplane.pod_xdp().mode(endpoint.ifindex).map(|mode| mode.to_string()),
             pod: endpoint.pod.clone(),
@@ -146,6 +143,7 @@ fn endpoints(reconciler: &Reconciler, interfaces: &NodeInterfaces) -> Vec<Endpoi
                 ifindex: None,
                 addresses: pod.addresses.clone(),
                 isolated: Vec::new(),
+                rejects: Vec::new(),
                 hook: None,
                 xdp: None,
             };
@@ -153,6 +151,12 @@ fn endpoints(reconciler: &Reconciler, interfaces: &NodeInterfaces) -> Vec<Endpoi
         }
     }
     listed.into_values().collect()
+}
+
+/// Returns the directions of which something is true.
+fn chosen(is_true: [bool; 2]) -> Vec<Direction> {
+    let directions = Direction::BOTH.into_iter().zip(is_true);
+    directions.filter_map(|(direction, is_true)| is_true.then_some(direction)).collect()
 }
 
 /// Returns the interfaces that are denied because their pod is unknown.
@@ -237,8 +241,12 @@ pub(super) fn explain(explainer: &Explainer<'_>, pod: Option<&Key>, drop: &Dropp
         let explainer = if drop.is_audit() { explainer.with_trials() } else { *explainer };
         explainer.judge(pod?, drop.direction, remote, protocol, port)
     };
-    let lines = judgement().map(|judgement| judgement.lines()).unwrap_or_default();
     let after_translation = drop.reason == Reason::ServiceBackend.as_str();
+    let judgement = judgement().map(|mut judgement| {
+        judgement.rejected &= !after_translation;
+        judgement
+    });
+    let lines = judgement.map(|judgement| judgement.lines()).unwrap_or_default();
     let note = after_translation.then(|| AFTER_TRANSLATION.to_owned());
     note.into_iter().chain(lines).collect()
 }

@@ -152,6 +152,7 @@ mod tests {
             problems: problems.iter().map(|p| (*p).to_owned()).collect(),
             version: PolicyVersion::default(),
             enforcement: Enforcement::Enforce,
+            denial: None,
         })
     }
 
@@ -208,6 +209,7 @@ mod tests {
                 problems: problems.iter().map(|p| (*p).to_owned()).collect(),
                 version: PolicyVersion::default(),
                 enforcement: Enforcement::Enforce,
+                denial: None,
             })
         };
         let speaks = |node: &str| {

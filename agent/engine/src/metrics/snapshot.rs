@@ -66,6 +66,8 @@ pub struct Snapshot {
     pub evicted: [[u64; 2]; 2],
     /// Dropped packets by direction and reason.
     pub drops: Vec<(Direction, Reason, u64)>,
+    /// Answers to denied packets, by direction.
+    pub rejected: Vec<(Direction, u64)>,
     /// Flows that audited policies would deny: by policy, and in sum for policies beyond the limit of names.
     pub audited: (Vec<(Key, u64)>, u64),
     /// Packets that reached isolated pods around their programs.
@@ -87,6 +89,10 @@ impl Snapshot {
         });
         let help = "Packets dropped, by the direction that the pod sees and the reason";
         writer.counters("dropped_packets", help, drops)?;
+        let rejected = self.rejected.iter();
+        let rejected = rejected.map(|(direction, n)| ([("direction", name(*direction))], *n));
+        let help = "Denied packets that the kernel answered with a TCP reset or an ICMP error";
+        writer.counters("rejected_packets", help, rejected)?;
         let (named, others) = &self.audited;
         let named = named.iter().map(|(policy, flows)| {
             ([("namespace", policy.namespace.as_str()), ("policy", policy.name.as_str())], *flows)

@@ -15,7 +15,7 @@ use netpold_core::model::{
 
 use self::peers::Egress;
 use super::selector::selector;
-use super::{Change, Converted, Problem, Unknown, clipped, enforcement, limited};
+use super::{Change, Converted, Problem, Unknown, clipped, denial, enforcement, limited};
 use crate::decode::{Mismatch, typed};
 use crate::document::{Node, Value};
 
@@ -53,6 +53,7 @@ pub(super) fn cluster_network_policy(
         reader.problem("spec", "therefore only Deny rules take effect");
     }
     let enforcement = enforcement(&metadata, &mut reader.problems);
+    let denial = denial(&metadata, &mut reader.problems);
     let problems = limited(reader.problems);
     let version = PolicyVersion {
         uid: metadata.uid.unwrap_or_default(),
@@ -69,6 +70,7 @@ pub(super) fn cluster_network_policy(
         problems: texts,
         version,
         enforcement,
+        denial,
     };
     Ok(Converted { change: Change::ClusterPolicy(policy), problems })
 }

@@ -151,7 +151,19 @@ const READ_METADATA: Shape = Used(&[
     ("creationTimestamp", &Free),
     ("deletionTimestamp", &Free),
 ]);
-const READ_NAMESPACE: Shape = Used(&[("metadata", &READ_METADATA)]);
+const READ_NAMESPACE: Shape = Used(&[(
+    "metadata",
+    &Used(&[
+        ("name", &Free),
+        ("namespace", &Free),
+        ("uid", &Free),
+        ("resourceVersion", &Free),
+        ("labels", &Free),
+        ("annotations", &Used(&[(super::DENY, &Free)])),
+        ("creationTimestamp", &Free),
+        ("deletionTimestamp", &Free),
+    ]),
+)]);
 const READ_NODE: Shape = Used(&[
     ("metadata", &READ_METADATA),
     ("spec", &Used(&[("podCIDR", &Free), ("podCIDRs", &Each(&Free))])),
@@ -227,7 +239,7 @@ const READ_POLICY_METADATA: Shape = Used(&[
     ("uid", &Free),
     ("resourceVersion", &Free),
     ("generation", &Free),
-    ("annotations", &Used(&[(super::ENFORCEMENT, &Free)])),
+    ("annotations", &Used(&[(super::ENFORCEMENT, &Free), (super::DENY, &Free)])),
 ]);
 const READ_POLICY: Shape = Used(&[("metadata", &READ_POLICY_METADATA), ("spec", &SPEC)]);
 const READ_CLUSTER_POLICY: Shape =

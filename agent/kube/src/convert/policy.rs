@@ -14,7 +14,7 @@ use netpold_core::model::{
 };
 
 use super::selector::selector;
-use super::{Change, Converted, Problem, Unknown, enforcement, limited, protocol};
+use super::{Change, Converted, Problem, Unknown, denial, enforcement, limited, protocol};
 
 /// Converts a policy. `unknown` are its manifest's fields beyond the API's; the parts that contain them count as not
 /// interpretable.
@@ -35,14 +35,23 @@ pub(super) fn network_policy(
     let ingress = ingress.then(|| reader.rules(Direction::Ingress, spec));
     let egress = egress.then(|| reader.rules(Direction::Egress, spec));
     let enforcement = enforcement(&policy.metadata, &mut reader.problems);
+    let denial = denial(&policy.metadata, &mut reader.problems);
     let problems = limited(reader.problems);
     let version = PolicyVersion {
         uid: policy.metadata.uid.clone().unwrap_or_default(),
         generation: policy.metadata.generation.unwrap_or_default(),
     };
     let texts = problems.iter().map(ToString::to_string).collect();
-    let policy =
-        Policy { key, pod_selector, ingress, egress, problems: texts, version, enforcement };
+    let policy = Policy {
+        key,
+        pod_selector,
+        ingress,
+        egress,
+        problems: texts,
+        version,
+        enforcement,
+        denial,
+    };
     Ok(Converted { change: Change::Policy(policy), problems })
 }
 

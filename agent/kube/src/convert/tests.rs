@@ -323,7 +323,10 @@ fn a_field_that_is_not_of_the_api_never_opens() {
 fn namespaces_carry_their_name_as_label() {
     let text = "apiVersion: v1\nkind: Namespace\nmetadata: {name: x, labels: {a: b}}\n";
     let labels = labels_of([("a", "b"), ("kubernetes.io/metadata.name", "x")]);
-    assert_eq!(convert(text).change, Change::Namespace(Namespace { name: "x".into(), labels }));
+    assert_eq!(
+        convert(text).change,
+        Change::Namespace(Namespace { name: "x".into(), labels, denial: None })
+    );
 }
 
 #[test]

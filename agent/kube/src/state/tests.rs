@@ -26,6 +26,7 @@ fn objects() -> Vec<Change> {
         problems: vec!["spec: wrong".into()],
         version: PolicyVersion { uid: "u".into(), generation: 3 },
         enforcement: Enforcement::Enforce,
+        denial: None,
     };
     vec![
         Change::Namespace(namespace),

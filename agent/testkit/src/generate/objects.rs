@@ -6,8 +6,8 @@ use ipnet::IpNet;
 
 use super::{Choices, NODE, services, tiers};
 use netpold_core::model::{
-    Change, EndpointSlice, Enforcement, IpBlock, Key, Labels, NamedPort, Namespace, Node, Peer,
-    Pod, Policy, PortMatch, PortRule, Protocol, Requirement, Rule, SecondInterface, Selector,
+    Change, Denial, EndpointSlice, Enforcement, IpBlock, Key, Labels, NamedPort, Namespace, Node,
+    Peer, Pod, Policy, PortMatch, PortRule, Protocol, Requirement, Rule, SecondInterface, Selector,
     Service,
 };
 
@@ -108,7 +108,7 @@ fn labels(choices: &mut Choices<'_>) -> Labels {
 pub(super) fn namespace(choices: &mut Choices<'_>, name: &str) -> Namespace {
     let mut labels = if choices.chance(70) { labels(choices) } else { Labels::new() };
     labels.insert("kubernetes.io/metadata.name".to_owned(), name.to_owned());
-    Namespace { name: name.to_owned(), labels }
+    Namespace { name: name.to_owned(), denial: denial(labels.len() as u32), labels }
 }
 
 pub(super) fn node(choices: &mut Choices<'_>, name: &str) -> Node {
@@ -248,7 +248,18 @@ pub(super) fn policy(choices: &mut Choices<'_>, number: u32) -> Policy {
     Policy {
         problems,
         enforcement: enforcement(choices),
+        denial: denial(number),
         ..crate::objects::policy(namespace, &name, pod_selector, ingress, egress)
+    }
+}
+
+/// Half of the objects ask for answers to denied packets, a quarter for none. The number is the object's own, so that
+/// it costs no choice.
+pub(super) fn denial(number: u32) -> Option<Denial> {
+    match number % 4 {
+        0 => None,
+        1 => Some(Denial::Drop),
+        _ => Some(Denial::Reject),
     }
 }
 

@@ -1,7 +1,7 @@
 //! ClusterNetworkPolicies of a generated cluster.
 
 use super::Choices;
-use super::objects::{block, enforcement, port_rule, selector};
+use super::objects::{block, denial, enforcement, port_rule, selector};
 use netpold_core::model::{
     Action, ClusterPolicy, ClusterRule, Direction, IpBlock, NamespacedPods, Peer, PolicyVersion,
     PortMatch, PortRule, Protocol, Rule, Selector, Tier,
@@ -27,6 +27,7 @@ pub(super) fn cluster_policy(choices: &mut Choices<'_>, number: u32) -> ClusterP
         problems,
         version: PolicyVersion::default(),
         enforcement: enforcement(choices),
+        denial: denial(number),
     }
 }
 

@@ -121,6 +121,7 @@ fn expected(judged: &Judgement) -> Attribution {
         rule,
         nearest: nearest.map(Into::into),
         lacks: short(nearest.map(|it| it.lacks.clone()).unwrap_or_default(), NAMED),
+        rejected: judged.rejected,
         explanation: short(judged.lines(), LINES),
     }
 }

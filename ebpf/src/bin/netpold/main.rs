@@ -18,6 +18,7 @@ mod maps;
 mod mark;
 mod packet;
 mod pod_xdp;
+mod reject;
 mod tables;
 mod trace;
 mod uplink;
@@ -84,8 +85,9 @@ fn netpold_ingress(context: TcContext) -> i32 {
     if reason == Reason::Answer as u32 && !connection::is_of_allowed(skb) {
         reason = Reason::ServiceBackend as u32;
     }
+    let reason = reject::settled(skb, reason);
     trace::end(reason);
-    act::<Ingress>(skb, reason)
+    act::<Ingress>(skb, reason, reject::netpold_reject_ingress)
 }
 
 /// Pod egress: TC ingress of the host side.
@@ -106,9 +108,10 @@ fn netpold_egress(context: TcContext) -> i32 {
     } else {
         Reason::Malformed as u32
     };
+    let reason = reject::settled(skb, reason);
     trace::end(reason);
     mark::leave(skb, reason);
-    act::<Egress>(skb, reason)
+    act::<Egress>(skb, reason, reject::netpold_reject_egress)
 }
 
 /// Returns the kernel's jiffies, low 32 bits, to the agent (by BPF_PROG_TEST_RUN), for conntrack stamps.
@@ -197,9 +200,9 @@ fn recorded(skb: *mut __sk_buff, judge: Global) -> u32 {
     }
 }
 
-/// Turns the verdict of a pod's hook into an action, for both directions.
+/// Turns the verdict of a pod's hook into an action, for both directions. `reject` answers a denied packet.
 #[inline(always)]
-fn act<D: Direction>(skb: *mut __sk_buff, reason: u32) -> i32 {
+fn act<D: Direction>(skb: *mut __sk_buff, reason: u32, reject: Global) -> i32 {
     if reason < Reason::FIRST_DROP as u32 {
         return NEXT;
     }
@@ -207,6 +210,9 @@ fn act<D: Direction>(skb: *mut __sk_buff, reason: u32) -> i32 {
         return NEXT;
     }
     drops::report::<D>(skb, reason);
+    if reason == Reason::Policy as u32 && reject::may_be_due::<D>(skb) {
+        return reject(skb) as i32;
+    }
     DROP
 }
 

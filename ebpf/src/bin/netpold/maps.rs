@@ -19,6 +19,7 @@ use netpold_ebpf::{
         bytes::MAX_WINDOW,
         family::{V4, V6},
         parsed::ParsedPacket,
+        rejection::Letter,
     },
 };
 
@@ -91,6 +92,10 @@ pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(
 pub(crate) static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 pub(crate) static UNPROVEN: Array<Unproven> = Array::with_max_entries(ENDPOINT_SLOTS, SHARED);
+/// Answers to denied packets in this second by endpoint slot, and last those of the node: words of
+/// [`take`](netpold_ebpf::judge::reject::take).
+#[map]
+pub(crate) static REJECTIONS: Array<u64> = Array::with_max_entries(ENDPOINT_SLOTS + 1, 0);
 #[map]
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
 
@@ -113,6 +118,10 @@ pub(crate) struct Scratch {
     pub(crate) reading4: ParsedPacket<V4>,
     /// Parsed IPv6 packet, between the functions that parse and judge it.
     pub(crate) reading6: ParsedPacket<V6>,
+    /// Answer to a denied packet.
+    pub(crate) letter: Letter,
+    /// `struct bpf_fib_lookup` of a route.
+    pub(crate) route: [u32; 16],
 }
 
 /// Flow that the program's entry inserts, instead of the judging function: stack frames add up along a call.

@@ -239,7 +239,7 @@ fn is_proven(mark: u32) -> bool {
 
 /// Adds the proof to a packet.
 #[inline(always)]
-fn prove(skb: *mut __sk_buff) {
+pub(crate) fn prove(skb: *mut __sk_buff) {
     let proof = Maps::new().settings().map_or(0, |settings| settings.proof);
     write_mark(skb, read_mark(skb) | proof);
 }
@@ -468,19 +468,19 @@ pub(crate) fn link_header<B: Bytes>(
 }
 
 #[inline(always)]
-fn read(skb: *mut __sk_buff) -> u32 {
+pub(crate) fn read(skb: *mut __sk_buff) -> u32 {
     // SAFETY: a field of the program's context, read whole.
     unsafe { (&raw const (*skb).tc_index).read_volatile() }
 }
 
 #[inline(always)]
-fn write(skb: *mut __sk_buff, value: u32) {
+pub(crate) fn write(skb: *mut __sk_buff, value: u32) {
     // SAFETY: a field that classifiers may write.
     unsafe { (&raw mut (*skb).tc_index).write_volatile(value) };
 }
 
 #[inline(always)]
-fn read_mark(skb: *mut __sk_buff) -> u32 {
+pub(crate) fn read_mark(skb: *mut __sk_buff) -> u32 {
     // SAFETY: as `read`.
     unsafe { (&raw const (*skb).mark).read_volatile() }
 }

@@ -8,13 +8,15 @@ mod second;
 use std::collections::{BTreeMap, BTreeSet};
 
 use netpold_ebpf::endpoint::Rows;
-use netpold_ebpf::layout::{ENDPOINT_PROBES, EP_CHECK_SOURCE, Endpoint, endpoint_slot};
+use netpold_ebpf::layout::{
+    ENDPOINT_PROBES, EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, Endpoint, endpoint_slot,
+};
 
 use crate::cluster::Cluster;
 use crate::compile::rules::{Late, Rules};
 use crate::compile::sets::registry::Registry;
 use crate::compile::tables::rows::RowPair;
-use crate::model::{Direction, Interface, Key, Owner, Standing, uid_hash};
+use crate::model::{Denial, Direction, Interface, Key, Owner, Standing, uid_hash};
 use crate::ops::Op;
 use crate::options::{CheckSource, NewPods, Options};
 use addresses::Addresses;
@@ -31,6 +33,8 @@ pub(crate) struct Live {
     pub(crate) id: u32,
     pub(crate) addresses: Addresses,
     pub(crate) check_source: bool,
+    /// Whether packets that policy denies are answered, by direction.
+    pub(crate) rejects: [bool; 2],
     /// Hardware address of the veth's peer in the pod; `None` if unknown.
     pub(crate) station: Option<[u8; 6]>,
     /// The pod asks for no source check in a namespace where pods may not.
@@ -65,6 +69,9 @@ impl Live {
         self.addresses.place(installed, &mut record);
         if self.check_source {
             record.flags |= EP_CHECK_SOURCE;
+        }
+        for (rejects, flag) in self.rejects.into_iter().zip([EP_REJECT_INGRESS, EP_REJECT_EGRESS]) {
+            record.flags |= if rejects { flag } else { 0 };
         }
         record.flags |= self.station.map_or(0, Endpoint::pack_station);
         record
@@ -144,6 +151,7 @@ impl Endpoints {
             id,
             addresses: Addresses::default(),
             check_source: false,
+            rejects: [false; 2],
             station: None,
             unheard: false,
             gives_way: true,
@@ -219,12 +227,17 @@ impl Endpoints {
         let subject = (&**pod, !is(Standing::Unlabelled));
         let rules = PodRules::of(subject, before, cluster, rules, registry);
         let isolated = Direction::BOTH.map(|direction| rules.isolated(direction));
+        let rejects = Direction::BOTH.map(|direction| {
+            let about = || cluster.policies_about(subject, direction);
+            rules.isolated(direction) && about().denial(false) == Denial::Reject
+        });
         let exempt = options.source_exempt.holds(pod);
         let (id, record) = self.carried(interface.index, &identity);
         Some(Live {
             identity,
             id,
             addresses,
+            rejects,
             check_source: !exempt
                 && second.is_none_or(|second| second.is_checked(options))
                 && match options.check_source {

@@ -254,6 +254,41 @@ fn only_the_word_audit_puts_a_policy_on_trial() {
 }
 
 #[test]
+fn only_the_word_reject_asks_for_answers() {
+    let problem = "`Reject` is not drop or reject; denied packets are dropped";
+    for (value, denial, text) in [
+        ("{}", None, None),
+        ("{netpold.io/deny: drop}", Some(Denial::Drop), None),
+        ("{netpold.io/deny: reject}", Some(Denial::Reject), None),
+        ("{netpold.io/deny: Reject}", Some(Denial::Drop), Some(problem)),
+    ] {
+        let expected: Vec<String> = text
+            .map(|text| format!("metadata.annotations.netpold.io/deny: {text}"))
+            .into_iter()
+            .collect();
+        let object = |version: &str, kind: &str, spec: &str| {
+            let metadata = format!("metadata: {{name: p, annotations: {value}}}");
+            convert(&format!("apiVersion: {version}\nkind: {kind}\n{metadata}\n{spec}"))
+        };
+        let spec = format!("spec: {{{HEAD}}}");
+        let (version, kind) = ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy");
+        let Change::ClusterPolicy(policy) = object(version, kind, &spec).change else {
+            panic!("another kind")
+        };
+        assert_eq!((policy.denial, &policy.problems), (denial, &expected));
+        let (version, kind) = ("networking.k8s.io/v1", "NetworkPolicy");
+        let Change::Policy(policy) = object(version, kind, "spec: {}").change else {
+            panic!("another kind")
+        };
+        assert_eq!((policy.denial, &policy.problems), (denial, &expected));
+        let converted = object("v1", "Namespace", "");
+        let problems: Vec<String> = converted.problems.iter().map(ToString::to_string).collect();
+        let Change::Namespace(namespace) = converted.change else { panic!("another kind") };
+        assert_eq!((namespace.denial, problems), (denial, expected));
+    }
+}
+
+#[test]
 fn other_versions_and_misspelt_kinds_are_refused() {
     let head = |version: &str, kind: &str| {
         format!("apiVersion: {version}\nkind: {kind}\nmetadata: {{name: p}}")

@@ -1,0 +1,14 @@
+//! Treatment of denied packets.
+
+use serde::{Deserialize, Serialize};
+
+/// Treatment of the packets that a policy denies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Denial {
+    /// They disappear.
+    #[default]
+    Drop,
+    /// They are answered at once: with a TCP reset or an ICMP error.
+    Reject,
+}

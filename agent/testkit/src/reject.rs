@@ -1,0 +1,73 @@
+//! Answers to denied packets, by the code compiled for the host.
+
+use netpold_core::model::Direction;
+use netpold_ebpf::direction::{self, Egress, Ingress};
+use netpold_ebpf::host::HostSums;
+use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::reject::{self, Sender, Source};
+use netpold_ebpf::packet::family::{V4, V6};
+use netpold_ebpf::packet::rejection::{self, FRAME, LINK, Letter, quote_at};
+use netpold_ebpf::reason::Reason;
+use netpold_ebpf::tables::find_endpoint;
+
+use crate::node::NodeTables;
+
+/// Arrival of a packet at a pod's interface.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// Direction, as the pod sees it.
+    pub direction: Direction,
+    /// The interfaces.
+    pub hook: Hook,
+    /// `skb->mark`.
+    pub mark: u32,
+    /// `skb->tc_index`.
+    pub tc_index: u32,
+    /// Whether the node routes packets to the source out of the interface that the packet came by.
+    pub routed: bool,
+}
+
+/// The answer to a frame, apart from its limit; `None`: there is none. Judges the frame.
+#[must_use]
+pub fn answer(tables: &NodeTables, arrival: &Arrival, frame: &[u8]) -> Option<Vec<u8>> {
+    let verdict = tables.judge(arrival.direction, arrival.hook, frame);
+    if verdict.reason() != Reason::Policy {
+        return None;
+    }
+    let is_v6 = frame.get(12..14) == Some(&[0x86, 0xdd]);
+    match (arrival.direction, is_v6) {
+        (Direction::Ingress, false) => of::<Ingress, V4>(tables, arrival, frame),
+        (Direction::Ingress, true) => of::<Ingress, V6>(tables, arrival, frame),
+        (Direction::Egress, false) => of::<Egress, V4>(tables, arrival, frame),
+        (Direction::Egress, true) => of::<Egress, V6>(tables, arrival, frame),
+    }
+}
+
+fn of<D: direction::Direction, F: Sender>(
+    tables: &NodeTables,
+    arrival: &Arrival,
+    frame: &[u8],
+) -> Option<Vec<u8>> {
+    let endpoint = find_endpoint(tables, arrival.hook.ifindex)?;
+    if !reject::is_wanted::<D>(endpoint.flags()) {
+        return None;
+    }
+    let denied = reject::read::<D, F, _>(&frame, endpoint)?;
+    let Arrival { hook, mark, tc_index, routed, .. } = *arrival;
+    if !D::EGRESS {
+        let source = denied.network.source;
+        match reject::source::<F, _>(tables, hook.ingress_ifindex, (mark, tc_index), source) {
+            Source::Proved => {}
+            Source::Routed if routed => {}
+            Source::Routed | Source::Unproved => return None,
+        }
+    }
+    let mut letter = Letter([0; 576]);
+    let quote = |letter: &mut Letter, quoted: u32| {
+        let end = LINK + quoted as usize;
+        letter.0[quote_at::<F>()..][..quoted as usize].copy_from_slice(&frame[LINK..end]);
+        quoted
+    };
+    let length = rejection::compose::<F>(&mut letter, &denied, quote, &HostSums) as usize;
+    (length > 0).then(|| letter.0[FRAME..FRAME + length].to_vec())
+}

@@ -1,0 +1,228 @@
+//! Answers to denied packets (`netpold.io/deny: reject`): no packet makes netpold answer to another host than its sender,
+//! and no pod's packet passes as an answer.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use netpold_ebpf::layout::REJECTION;
+use netpold_testbed::cluster::{Cluster, isolate, network_policy};
+use netpold_testbed::packet::{
+    frame, icmp_packet, ipv4, packet, tcp_message, udp_packet, unreachable_packet,
+};
+use netpold_testbed::{Cni, Wire, require_root, skip};
+use serde_json::{Value, json};
+
+use crate::volley::{BOTH, Sender, Tally, Volley, pairs, try_both};
+
+/// Number of packets of each kind.
+const EACH: usize = 20;
+/// Time in which an answer would arrive.
+const LONG_ENOUGH: Duration = Duration::from_millis(400);
+const PORTS: (u16, u16) = (4000, 4001);
+const RST: u8 = 4;
+const UDP: u8 = 17;
+
+/// A policy that isolates an app, and rejects.
+fn rejecting(app: &str) -> Value {
+    let mut policy = network_policy(&format!("rejects-{app}"), &isolate(app, &BOTH));
+    policy["metadata"]["annotations"] = json!({ "netpold.io/deny": "reject" });
+    policy
+}
+
+/// A cluster whose agents limit no answers; `hostile` and `victim` may do nothing.
+fn cluster(mut cluster: Cluster) -> Cluster {
+    let rates = ["--reject-rate", "1000000", "--reject-node-rate", "1000000"];
+    cluster.arguments = rates.map(str::to_owned).into();
+    cluster.objects = ["hostile", "victim"].map(rejecting).into();
+    cluster.enforce();
+    cluster
+}
+
+/// Whether a frame is a TCP reset, or an ICMP error about a prohibited packet.
+fn is_answer(frame: &[u8]) -> bool {
+    let at = |place: usize| frame.get(place).copied().unwrap_or_default();
+    let (protocol, message, error) = match (at(12), at(13)) {
+        (8, 0) => (at(23), 34, [3, 13]),
+        (0x86, 0xdd) => (at(20), 54, [1, 1]),
+        _ => return false,
+    };
+    match protocol {
+        6 => at(message + 13) & RST != 0,
+        1 | 58 => [at(message), at(message + 1)] == error,
+        _ => false,
+    }
+}
+
+/// Number of answers that arrive at any of these interfaces.
+fn answers(wires: &[Wire]) -> usize {
+    let (mut count, began) = (0, Instant::now());
+    while began.elapsed() < LONG_ENOUGH {
+        for wire in wires {
+            while let Some(frame) = wire.arrived() {
+                count += usize::from(is_answer(&frame));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    count
+}
+
+/// Packets that get no answer, from one address to another; `forged`: a further address of the family.
+fn silent(from: IpAddr, to: IpAddr, forged: IpAddr) -> Vec<(&'static str, Vec<u8>)> {
+    let [source, destination] = [SocketAddr::new(from, PORTS.0), SocketAddr::new(to, PORTS.1)];
+    let datagram = udp_packet(source, destination, b"x");
+    let group: IpAddr = match to {
+        IpAddr::V4(_) => [224, 0, 0, 251].into(),
+        IpAddr::V6(_) => "ff02::fb".parse().unwrap(),
+    };
+    let reset = tcp_message(source, destination, RST, (1, 2), &[]);
+    let mut truncated = datagram.clone();
+    truncated.truncate(datagram.len() - 4);
+    let later = match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => ipv4((from, to), UDP, (7, 100), &[], &[0; 40]),
+        _ => packet(from, to, 44, &[&[UDP, 0, 3, 0x20, 0, 0, 0, 7], &[0; 40][..]].concat()),
+    };
+    let unknown = if from.is_ipv4() { (40, 0) } else { (100, 0) };
+    let nowhere = udp_packet(destination, source, b"x");
+    vec![
+        ("a forged source", udp_packet((forged, PORTS.0).into(), destination, b"x")),
+        ("a group", udp_packet(source, (group, PORTS.1).into(), b"x")),
+        ("an ICMP error", unreachable_packet(from, to, &nowhere)),
+        ("unknown ICMP", icmp_packet((from, to), unknown, [0; 4], &[])),
+        ("a reset", packet(from, to, 6, &reset)),
+        ("a truncated packet", truncated),
+        ("a later fragment", later),
+    ]
+}
+
+/// Sends each kind, and counts the answers; a plain datagram and a SYN get theirs.
+fn volleys(
+    sender: &Sender,
+    wires: &[Wire],
+    (from, to, forged): (IpAddr, IpAddr, IpAddr),
+    tally: &mut Tally,
+) {
+    let [source, destination] = [SocketAddr::new(from, PORTS.0), SocketAddr::new(to, PORTS.1)];
+    let syn = packet(from, to, 6, &tcp_message(source, destination, 2, (1, 0), &[]));
+    for plain in [udp_packet(source, destination, b"x"), syn] {
+        (0..EACH).for_each(|_| sender.send(&plain));
+        let seen = answers(wires);
+        assert!(seen >= EACH * 9 / 10, "{seen} answers from {to} to {from}");
+    }
+    for (what, packet) in silent(from, to, forged) {
+        (0..EACH).for_each(|_| sender.send(&packet));
+        tally.note(&format!("{what} from {from} to {to}"), answers(wires));
+    }
+}
+
+/// From a pod, denied at its own interface. The sender, the receiver and the owner of the forged address get nothing.
+fn from_a_pod(cni: Cni) {
+    let cluster = cluster(Cluster::one(cni).with_pods(&["hostile", "victim", "other"]));
+    let mut tally = Tally::default();
+    let wires = ["hostile", "victim", "other"].map(|name| cluster.pod(name).wire("eth0").unwrap());
+    let hostile = cluster.pod("hostile");
+    let forged = cluster.pod("other").addresses();
+    for ((from, to), forged) in pairs(hostile, cluster.pod("victim")).into_iter().zip(forged) {
+        volleys(&Sender::pod(hostile), &wires, (from, to, *forged), &mut tally);
+        let datagram = udp_packet((from, PORTS.0).into(), (to, PORTS.1).into(), b"x");
+        let all = hostile.wire("eth0").unwrap();
+        for _ in 0..EACH {
+            all.send(&frame([0xff; 6], hostile.mac(), &datagram)).unwrap();
+        }
+        tally.note(&format!("a frame to all stations, to {to}"), answers(&wires));
+    }
+    tally.holds();
+}
+
+#[test]
+fn denied_packets_of_a_ptp_nodes_pod_that_get_no_answer() {
+    require_root!();
+    from_a_pod(Cni::Ptp);
+}
+
+#[test]
+fn denied_packets_of_a_bridge_nodes_pod_that_get_no_answer() {
+    require_root!();
+    from_a_pod(Cni::Bridge);
+}
+
+/// From outside, denied at the receiver's interface. The forged sources are a pod's of the receiver's node, and an
+/// address that the node routes elsewhere.
+#[test]
+fn denied_packets_from_outside_that_get_no_answer() {
+    require_root!();
+    for (node, outside) in [(0, 1), (1, 0)] {
+        let mut two = Cluster::two();
+        ["victim", "other"].into_iter().for_each(|name| two.add(node, name));
+        two.add(outside, "far");
+        let cluster = cluster(two);
+        let mut tally = Tally::default();
+        let wires = [
+            cluster.nodes[outside].wire(&cluster.link(outside)).unwrap(),
+            cluster.pod("other").wire("eth0").unwrap(),
+        ];
+        let victim = cluster.pod("victim");
+        for (family, to) in victim.addresses().iter().enumerate() {
+            let from = cluster.nodes[outside].addresses()[family];
+            let forged = cluster.pod("other").addresses()[family];
+            let sender = Sender::node(&cluster, outside);
+            volleys(&sender, &wires, (from, *to, forged), &mut tally);
+            if node == 0 {
+                let elsewhere = route_elsewhere(&cluster, family);
+                let ends = ((elsewhere, PORTS.0).into(), (*to, PORTS.1).into());
+                (0..EACH).for_each(|_| sender.send(&udp_packet(ends.0, ends.1, b"x")));
+                tally.note(
+                    &format!("a source that is routed elsewhere, {elsewhere}"),
+                    answers(&wires),
+                );
+            }
+        }
+        tally.holds();
+    }
+}
+
+/// Routes an address to the pod `other` on its node, and returns the address.
+fn route_elsewhere(cluster: &Cluster, family: usize) -> IpAddr {
+    let elsewhere = ["203.0.113.77", "2001:db8:77::77"][family].parse().unwrap();
+    let other = cluster.pod("other");
+    let device = other.host_interface();
+    let station = other.mac().map(|byte| format!("{byte:02x}")).join(":");
+    let batch = format!(
+        "route add {elsewhere} dev {device}\nneigh replace {elsewhere} lladdr {station} dev {device}\n"
+    );
+    cluster.nodes[0].netns().ip(&batch).unwrap();
+    elsewhere
+}
+
+/// A pod marks its packets as answers.
+#[test]
+fn no_packet_of_a_pod_passes_as_an_answer() {
+    const TEST: &str = "no_packet_of_a_pod_passes_as_an_answer";
+    require_root!();
+    for cni in [Cni::Ptp, Cni::Bridge] {
+        let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim"]);
+        let wire = cluster.pod("victim").wire("eth0").unwrap();
+        let _stain = match cluster.pod("hostile").stain("eth0", REJECTION as u16) {
+            Ok(stain) => stain,
+            Err(e) => return skip(TEST, format!("no TCX here: {e:#}")),
+        };
+        let mut tally = Tally::default();
+        for app in ["hostile", "victim"] {
+            let attack = |cluster: &Cluster, volley: Volley| {
+                let (hostile, victim) = (cluster.pod("hostile"), cluster.pod("victim"));
+                for (from, to) in pairs(hostile, victim).into_iter().take(1) {
+                    let ends = ((from, PORTS.0).into(), (to, PORTS.1).into());
+                    Sender::pod(hostile).datagrams(volley, ends.0, ends.1);
+                }
+            };
+            try_both(
+                &mut cluster,
+                (&format!("{cni:?}: {app} isolated"), app),
+                &wire,
+                &mut tally,
+                attack,
+            );
+        }
+        tally.holds();
+    }
+}

@@ -1,0 +1,130 @@
+//! Answers to denied packets: the kernel writes the frame that the host's code writes.
+
+use std::os::fd::AsFd;
+
+use netpold_dataplane::bpf::test_run::{Run, run_into};
+use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::proof::DEFAULT_BIT;
+use netpold_ebpf::layout::{EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, Endpoint};
+use netpold_ebpf::reason::rejections;
+use netpold_testkit::frames::{
+    ACK, FAMILIES, Family, RST, SCTP, SYN, TCP, UDP, Who, frame, icmp, ip, sctp, tcp, udp,
+};
+use netpold_testkit::reject::{Arrival, answer};
+
+use super::{
+    World, program, world,
+    world::{DENY_ROW, DROP, Direction, IFINDEX},
+};
+
+/// `TC_ACT_REDIRECT`
+const REDIRECT: u32 = 7;
+const PROOF: u32 = 1 << DEFAULT_BIT;
+/// Interface of another pod of the node, the friend's.
+const OTHER: u32 = IFINDEX + 7;
+
+fn rejecting() -> Option<World> {
+    let mut world = world()?;
+    let settings = &mut world.host.flows.settings;
+    (settings.rejections, settings.node_rejections) = (1_000_000, 1_000_000);
+    let pod = world.host.endpoint_mut(IFINDEX);
+    pod.flags |= EP_REJECT_INGRESS | EP_REJECT_EGRESS | Endpoint::pack_station([2, 0, 0, 0, 0, 1]);
+    let mut friend = Endpoint { ifindex: OTHER, id: 9, ..Endpoint::default() };
+    friend.flags = EP_CHECK_SOURCE | 0x11;
+    friend.addr4[0] = u32::from_be_bytes(Who::Friend.v4());
+    friend.addr6[0] = Who::Friend.v6();
+    world.set_endpoint(friend);
+    world.set_rows(DENY_ROW, DENY_ROW);
+    Some(world)
+}
+
+/// The program's action, and the frame that it leaves.
+fn run(world: &mut World, arrival: &Arrival, frame: &[u8]) -> (u32, Vec<u8>) {
+    let name = match arrival.direction {
+        Direction::Ingress => "netpold_ingress",
+        Direction::Egress => "netpold_egress",
+    };
+    let Hook { ifindex, ingress_ifindex } = arrival.hook;
+    let once = Run { packet: frame, ifindex, ingress_ifindex, mark: arrival.mark, repeat: 1 };
+    let mut out = vec![0; 4096];
+    let fd = program(&mut world.bpf, name).fd().expect(name).as_fd().try_clone_to_owned();
+    let (answer, length) = run_into(fd.expect(name).as_fd(), &once, &mut out).expect(name);
+    out.truncate(length);
+    (answer.retval, out)
+}
+
+fn arrival(direction: Direction) -> Arrival {
+    let (ingress_ifindex, mark) = match direction {
+        Direction::Ingress => (OTHER, PROOF),
+        Direction::Egress => (IFINDEX, 0),
+    };
+    let hook = Hook { ifindex: IFINDEX, ingress_ifindex };
+    Arrival { direction, hook, mark, tc_index: 0, routed: false }
+}
+
+fn of(direction: Direction, family: Family, protocol: u8, data: &[u8]) -> Vec<u8> {
+    match direction {
+        Direction::Ingress => frame(&ip(family, Who::Friend, Who::Pod, protocol, data)),
+        Direction::Egress => {
+            let mut frame = frame(&ip(family, Who::Pod, Who::Stranger, protocol, data));
+            frame[..12].rotate_left(6);
+            frame
+        }
+    }
+}
+
+#[test]
+fn answers_of_kernel_and_host_are_equal() {
+    let Some(mut world) = rejecting() else { return };
+    let mut answered = 0;
+    for direction in [Direction::Ingress, Direction::Egress] {
+        for family in FAMILIES {
+            let lengths = [0, 1, 2, 3, 40, 440, 460, 461, 500, 1400, 3000];
+            let datagrams = lengths.map(|length| (UDP, udp(4000, 81, &vec![7; length])));
+            let packets = [
+                (TCP, tcp(4000, 81, SYN)),
+                (TCP, [tcp(4000, 81, SYN), vec![3; 77]].concat()),
+                (TCP, tcp(4000, 81, ACK)),
+                (TCP, tcp(4000, 81, RST)),
+                (SCTP, sctp(4000, 80, 1)),
+                (family.icmp(), icmp(family.echo_request(), 0, [1, 2, 3, 4], &[5; 56])),
+                (family.icmp(), icmp(family.echo_reply(), 0, [1, 2, 3, 4], &[5; 56])),
+                (253, vec![1; 33]),
+            ];
+            for (protocol, data) in packets.into_iter().chain(datagrams) {
+                let frame = of(direction, family, protocol, &data);
+                let arrival = arrival(direction);
+                let expected = answer(&world.host, &arrival, &frame);
+                let (action, out) = run(&mut world, &arrival, &frame);
+                match expected {
+                    Some(expected) => {
+                        assert_eq!(action, REDIRECT, "{direction:?} {family:?} {protocol}");
+                        assert_eq!(out, expected, "{direction:?} {family:?} {protocol}");
+                        answered += 1;
+                    }
+                    None => assert_eq!(action, DROP, "{direction:?} {family:?} {protocol}"),
+                }
+            }
+        }
+    }
+    let counted = [false, true].map(|egress| world.counted(rejections(egress)));
+    assert_eq!(counted.iter().sum::<u64>(), answered);
+    assert_eq!(answered, 2 * 2 * (11 + 6));
+}
+
+#[test]
+fn answers_are_limited_by_second() {
+    let Some(mut world) = rejecting() else { return };
+    let frame = of(Direction::Egress, Family::V4, UDP, &udp(4000, 81, b"x"));
+    let arrival = arrival(Direction::Egress);
+    for (pod, node, most) in [(5, 100, 5), (100, 4, 4), (0, 100, 0)] {
+        let settings = &mut world.host.flows.settings;
+        (settings.rejections, settings.node_rejections) = (pod, node);
+        settings.refresh_after = 1_000_000;
+        world.set_rows(DENY_ROW, DENY_ROW);
+        // The words of an earlier second still count: the limits only fall.
+        let answers = (0..50).filter(|_| run(&mut world, &arrival, &frame).0 == REDIRECT).count();
+        assert!(answers <= most, "{answers} of {most}");
+        assert_eq!(answers == 0, pod == 0 || node == 4, "{answers}");
+    }
+}

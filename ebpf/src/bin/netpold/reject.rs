@@ -1,0 +1,325 @@
+//! Answers to denied packets: the denied packet is rewritten in place and redirected, by the rules of
+//! [`netpold_ebpf::judge::reject`].
+
+use core::{arch::asm, ptr::null_mut};
+
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_F_INGRESS, BPF_F_RECOMPUTE_CSUM, bpf_adj_room_mode},
+    helpers::{
+        bpf_skb_load_bytes,
+        generated::{
+            bpf_csum_diff, bpf_fib_lookup, bpf_redirect, bpf_skb_adjust_room, bpf_skb_change_tail,
+            bpf_skb_store_bytes,
+        },
+    },
+};
+use netpold_ebpf::{
+    direction::{Direction, Egress, Ingress},
+    endpoint::EndpointRef,
+    judge::reject::{self, Sender, Source},
+    layout::{ENDPOINT_SLOTS, REJECTION, Settings},
+    packet::{
+        family::{V4, V6},
+        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
+        rejection::{self, Denied, FRAME, LINK, Letter, QUOTED, Sums, quote_at},
+    },
+    reason::{self, Reason},
+    tables::{Tables as _, find_slot, find_slot_at},
+};
+
+use crate::{DROP, Global, maps, maps::Scratch, mark, packet::Copied, tables::Maps};
+
+/// Address families of `struct bpf_fib_lookup`.
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+
+/// The reason of a packet's verdict: a dropped answer passes.
+#[inline(always)]
+pub(crate) fn settled(skb: *mut __sk_buff, reason: u32) -> u32 {
+    if reason >= Reason::FIRST_DROP as u32 && is_answer(skb) {
+        return Reason::Related as u32;
+    }
+    reason
+}
+
+/// Whether a packet is an answer of the program at this interface.
+#[inline(always)]
+fn is_answer(skb: *mut __sk_buff) -> bool {
+    // SAFETY: the program's context.
+    let interfaces = unsafe { [(*skb).ifindex, (*skb).ingress_ifindex] };
+    reject::is_answer(&Maps::new(), interfaces, mark::read_mark(skb), mark::read(skb))
+}
+
+/// Whether the interface's endpoint asks for answers and has some left in this second, or is in another slot than nearly
+/// all endpoints are: a flood ends here, before another function is called.
+#[inline(always)]
+pub(crate) fn may_be_due<D: Direction>(skb: *mut __sk_buff) -> bool {
+    let maps = Maps::new();
+    // SAFETY: the program's context.
+    let ifindex = unsafe { (*skb).ifindex };
+    match find_slot_at(&maps, ifindex, 0) {
+        Some((slot, endpoint)) => {
+            reject::is_wanted::<D>(endpoint.flags()) && has_left(&maps, slot)
+        }
+        None => true,
+    }
+}
+
+/// Answers a packet that policy denies in pod ingress; returns the program's action.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn netpold_reject_ingress(skb: *mut __sk_buff) -> u32 {
+    answer::<Ingress>(skb, netpold_reject_ingress4, netpold_reject_ingress6)
+}
+
+/// Answers a packet that policy denies in pod egress; returns the program's action.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn netpold_reject_egress(skb: *mut __sk_buff) -> u32 {
+    answer::<Egress>(skb, netpold_reject_egress4, netpold_reject_egress6)
+}
+
+/// Rewrites the packet, and sends it back: in egress out of the pod's interface, in ingress into it.
+#[inline(always)]
+fn answer<D: Direction>(skb: *mut __sk_buff, write4: Global, write6: Global) -> u32 {
+    // SAFETY: the program's context.
+    let (protocol, tagged, ifindex) =
+        unsafe { ((*skb).protocol as u16, (*skb).vlan_present, (*skb).ifindex) };
+    if tagged != 0 {
+        return DROP as u32;
+    }
+    let length = match u16::from_be(protocol) {
+        ETHERTYPE_IPV4 => write4(skb),
+        ETHERTYPE_IPV6 => write6(skb),
+        _ => 0,
+    };
+    if length == 0 || netpold_replace(skb, length) == 0 {
+        return DROP as u32;
+    }
+    Maps::new().count(reason::rejections(D::EGRESS));
+    mark::prove(skb);
+    mark::write(skb, REJECTION);
+    let into = if D::EGRESS { 0 } else { u64::from(BPF_F_INGRESS) };
+    // SAFETY: the helper only notes the interface.
+    unsafe { bpf_redirect(ifindex, into) as u32 }
+}
+
+/// Writes the answer to a packet into the scratch; returns the length of its frame, 0: it gets none.
+#[inline(always)]
+fn compose<D: Direction, F: Routed>(skb: *mut __sk_buff) -> u32 {
+    let maps = Maps::new();
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
+    // SAFETY: the program's context.
+    let ifindex = unsafe { (*skb).ifindex };
+    let Some((slot, endpoint)) = find_slot(&maps, ifindex) else { return 0 };
+    let Some(denied) = due::<D, F>(skb, endpoint) else { return 0 };
+    if !D::EGRESS && !is_proved::<F>(skb, &maps, scratch, &denied) || !may_go(&maps, slot) {
+        return 0;
+    }
+    // SAFETY: this CPU's own scratch.
+    let letter = unsafe { &mut (*scratch).letter };
+    let quote = |letter: &mut Letter, quoted| quote::<F>(skb, letter, quoted);
+    rejection::compose::<F>(letter, &denied, quote, &Kernel)
+}
+
+/// The denied packet, if its endpoint asks for answers and it may get one.
+#[inline(always)]
+fn due<D: Direction, F: Sender>(
+    skb: *mut __sk_buff,
+    endpoint: EndpointRef,
+) -> Option<Denied<F::Address>> {
+    if !reject::is_wanted::<D>(endpoint.flags()) {
+        return None;
+    }
+    // SAFETY: the program's context.
+    reject::read::<D, F, _>(&unsafe { Copied::new(skb) }, endpoint)
+}
+
+/// Whether the source of a packet in pod ingress is proved.
+#[inline(always)]
+fn is_proved<F: Routed>(
+    skb: *mut __sk_buff,
+    maps: &Maps,
+    scratch: *mut Scratch,
+    denied: &Denied<F::Address>,
+) -> bool {
+    // SAFETY: the program's context.
+    let by = unsafe { (*skb).ingress_ifindex };
+    let marks = (mark::read_mark(skb), mark::read(skb));
+    let (source, destination) = (denied.network.source, denied.network.destination);
+    if by == 0 {
+        return false;
+    }
+    match reject::source::<F, _>(maps, by, marks, source) {
+        Source::Proved => true,
+        Source::Unproved => false,
+        Source::Routed => {
+            // SAFETY: this CPU's own scratch.
+            let route = unsafe { &mut (*scratch).route };
+            F::write_route(route, by, destination, source);
+            goes_by(skb, route, by)
+        }
+    }
+}
+
+/// An IP version, for the search of routes.
+trait Routed: Sender {
+    /// Writes `struct bpf_fib_lookup` for a packet from one address to another, received by an interface.
+    fn write_route(route: &mut [u32; 16], by: u32, from: Self::Address, to: Self::Address);
+}
+
+impl Routed for V4 {
+    #[inline(always)]
+    fn write_route(route: &mut [u32; 16], by: u32, from: u32, to: u32) {
+        *route = [0; 16];
+        route[0] = u32::from_ne_bytes([AF_INET, 0, 0, 0]);
+        route[2] = by;
+        route[4] = from.to_be();
+        route[8] = to.to_be();
+    }
+}
+
+impl Routed for V6 {
+    #[inline(always)]
+    fn write_route(route: &mut [u32; 16], by: u32, from: [u64; 2], to: [u64; 2]) {
+        *route = [0; 16];
+        route[0] = u32::from_ne_bytes([AF_INET6, 0, 0, 0]);
+        route[2] = by;
+        for (at, words) in [(4, from), (8, to)] {
+            for (place, word) in words.into_iter().enumerate() {
+                let [a, b, c, d, e, f, g, h] = word.to_ne_bytes();
+                route[at + 2 * place] = u32::from_ne_bytes([a, b, c, d]);
+                route[at + 2 * place + 1] = u32::from_ne_bytes([e, f, g, h]);
+            }
+        }
+    }
+}
+
+/// Whether the node routes packets to the destination in `route` out of an interface.
+#[inline(always)]
+fn goes_by(skb: *mut __sk_buff, route: &mut [u32; 16], by: u32) -> bool {
+    /// `BPF_FIB_LKUP_RET_NO_NEIGH`, and of a packet that is too long: a route was found.
+    const FOUND: [i64; 2] = [7, 8];
+    let size = size_of::<[u32; 16]>() as i32;
+    // SAFETY: the program's context, and a structure of that size.
+    let result = unsafe { bpf_fib_lookup(skb.cast(), route.as_mut_ptr().cast(), size, 0) };
+    (result == 0 || FOUND.contains(&result)) && route[2] == by
+}
+
+/// Whether the endpoint has answers left in this second.
+#[inline(always)]
+fn has_left(maps: &Maps, slot: u32) -> bool {
+    let Some(settings) = maps.settings() else { return false };
+    let Some(word) = maps.element(&maps::REJECTIONS, slot) else { return false };
+    // SAFETY: a word of the map, which all writers change atomically.
+    unsafe { reject::has_left(maps, word, maps.now(), settings, settings.rejections) }
+}
+
+/// Takes an answer of the endpoint's and of the node's number in this second.
+#[inline(always)]
+fn may_go(maps: &Maps, slot: u32) -> bool {
+    let Some(settings) = maps.settings() else { return false };
+    let Settings { rejections, node_rejections, .. } = *settings;
+    take(maps, settings, slot, rejections) && take(maps, settings, ENDPOINT_SLOTS, node_rejections)
+}
+
+#[inline(always)]
+fn take(maps: &Maps, settings: &Settings, index: u32, most: u32) -> bool {
+    let Some(word) = maps.element(&maps::REJECTIONS, index) else { return false };
+    // SAFETY: a word of the map, which all writers change atomically.
+    unsafe { reject::take(maps, word, maps.now(), settings, most) }
+}
+
+/// Copies the start of a packet behind the headers of its answer; returns the number of bytes, 0 on failure.
+#[inline(always)]
+fn quote<F: Sender>(skb: *mut __sk_buff, letter: &mut Letter, quoted: u32) -> u32 {
+    let mut length = u64::from(quoted);
+    // SAFETY: a register is moved to itself. The verifier needs the bounds here, which the compiler knows already.
+    unsafe { asm!("{0} = {0}", inout(reg) length, options(pure, nomem, nostack)) };
+    length &= u64::from(QUOTED);
+    if length < F::HEADER as u64 {
+        return 0;
+    }
+    // SAFETY: the program's context; room for `QUOTED` bytes.
+    let result = unsafe {
+        let to = letter.0.as_mut_ptr().add(quote_at::<F>());
+        bpf_skb_load_bytes(skb.cast_const().cast(), LINK as u32, to.cast(), length as u32)
+    };
+    if result == 0 { length as u32 } else { 0 }
+}
+
+/// Sums by a helper of the kernel.
+struct Kernel;
+
+impl Sums for Kernel {
+    #[inline(always)]
+    fn add(&self, letter: &Letter, at: usize, length: u32, sum: u32) -> u32 {
+        let mut length = u64::from(length);
+        // SAFETY: as in `quote`.
+        unsafe { asm!("{0} = {0}", inout(reg) length, options(pure, nomem, nostack)) };
+        length &= u64::from(QUOTED);
+        // SAFETY: bytes of the letter: from the last of the offsets on there is room for `QUOTED`.
+        unsafe {
+            let from = letter.0.as_ptr().add(at).cast_mut();
+            bpf_csum_diff(null_mut(), 0, from.cast(), length as u32, sum) as u32
+        }
+    }
+}
+
+/// Number of bytes at the start of a denied packet that go with any pending checksum, see [`netpold_replace`].
+const BEGINNING: u32 = 96;
+
+/// Replaces a packet by the one in the scratch, with a frame of `length` bytes; 0 on failure.
+///
+/// The packet may leave its checksum to the card (`CHECKSUM_PARTIAL`), which would write it into the answer. The kernel
+/// gives that up if the start of the summed bytes is removed (`skb_postpull_rcsum`). So the beginning of the packet,
+/// which contains that start or else cannot be cut to this length (`__bpf_skb_min_len`), is removed, and the answer is
+/// written behind it.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_replace(skb: *mut __sk_buff, length: u32) -> u32 {
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
+    let mut size = u64::from(length);
+    if size > (size_of::<Letter>() - FRAME) as u64 {
+        return 0;
+    }
+    // SAFETY: a register is moved to itself. Older verifiers do not see both bounds in one comparison.
+    unsafe { asm!("{0} = {0}", inout(reg) size, options(pure, nomem, nostack)) };
+    if size == 0 {
+        return 0;
+    }
+    let gone = (BEGINNING as i32).wrapping_neg();
+    let mode = bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
+    // SAFETY: the program's context, and a letter with so many bytes.
+    unsafe {
+        if bpf_skb_change_tail(skb, BEGINNING, 0) != 0
+            || bpf_skb_change_tail(skb, BEGINNING + length, 0) != 0
+            || bpf_skb_adjust_room(skb, gone, mode, 0) != 0
+        {
+            return 0;
+        }
+        let from = (&raw const (*scratch).letter).cast::<u8>().add(FRAME);
+        let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
+        u32::from(bpf_skb_store_bytes(skb, 0, from.cast(), size as u32, flags) == 0)
+    }
+}
+
+/// Defines the functions that write answers of a direction.
+macro_rules! composing {
+    ($direction:ty, $four:ident, $six:ident) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $four(skb: *mut __sk_buff) -> u32 {
+            compose::<$direction, V4>(skb)
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $six(skb: *mut __sk_buff) -> u32 {
+            compose::<$direction, V6>(skb)
+        }
+    };
+}
+
+composing!(Ingress, netpold_reject_ingress4, netpold_reject_ingress6);
+composing!(Egress, netpold_reject_egress4, netpold_reject_egress6);

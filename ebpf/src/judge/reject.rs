@@ -1,0 +1,188 @@
+//! Answers to packets that policy denies, where the endpoint's policies ask for them ([`EP_REJECT_EGRESS`],
+//! [`EP_REJECT_INGRESS`]).
+//!
+//! An answer has the addresses of the denied packet, reversed. In pod egress the program sends it back to the pod. In
+//! pod ingress it comes by the pod's interface as if the pod had sent it: the node routes it, and reverses a Service's
+//! translation. The program of the same interface judges it like any packet, and lets it pass by its mark
+//! ([`REJECTION`]), which only these programs write beside the proof ([`crate::judge::proof`]).
+//!
+//! The source of the denied packet is the destination of its answer, so it must be proved:
+//! * In pod egress it is one of the pod's own addresses. The answer goes to the pod itself.
+//! * In pod ingress from a pod of the node, that pod's program has checked it ([`EP_CHECK_SOURCE`]), as the proof shows.
+//! * In pod ingress from elsewhere, it is no pod's of the node, and the node's routes to it go by the interface that
+//!   the packet came by.
+//!
+//! An answer is not longer than the denied packet and the headers in front of the quotation. Their number is limited by
+//! endpoint and by node.
+
+use crate::{
+    direction::Direction,
+    endpoint::EndpointRef,
+    flow::memory::Memory,
+    judge::proof::is_proven,
+    layout::{
+        EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, EP_STATION_SHIFT, REJECTION,
+        STRANGER, Settings,
+    },
+    packet::{
+        bytes::Bytes,
+        family::{Family, V4, V6},
+        rejection::{self, Denied, Written},
+    },
+    tables::{Tables, find_endpoint, local_endpoints::LocalEndpoints},
+};
+
+/// Whether an endpoint's flags ask for answers in a direction.
+#[must_use]
+#[inline(always)]
+pub const fn is_wanted<D: Direction>(flags: u64) -> bool {
+    flags & (if D::EGRESS { EP_REJECT_EGRESS } else { EP_REJECT_INGRESS }) != 0
+}
+
+/// Whether a packet is an answer of the program at the same interface, by fields of `struct __sk_buff`.
+#[must_use]
+#[inline(always)]
+pub fn is_answer<T: Tables>(
+    tables: &T,
+    [ifindex, ingress_ifindex]: [u32; 2],
+    mark: u32,
+    tc_index: u32,
+) -> bool {
+    tc_index == REJECTION && ingress_ifindex == ifindex && is_proven(tables, mark)
+}
+
+/// Reads a denied packet of an endpoint; `None`: it gets no answer, whatever its source.
+#[inline(always)]
+pub fn read<D: Direction, F: Written, B: Bytes>(
+    bytes: &B,
+    endpoint: EndpointRef,
+) -> Option<Denied<F::Address>> {
+    let denied = rejection::read::<F, B>(bytes)?;
+    let (local, remote) = ends::<D, F>(&denied);
+    if !F::owns(endpoint, local) || !F::is_host(remote) {
+        return None;
+    }
+    // In a frame to an unknown station, which a bridge has flooded, the answer's source would mislead the bridge.
+    let station = endpoint.flags() >> EP_STATION_SHIFT;
+    let own = denied.stations[0];
+    let is_own = station != 0 && station == octets(own);
+    (D::EGRESS || is_own).then_some(denied)
+}
+
+/// The pod's address and the other side's.
+#[inline(always)]
+fn ends<D: Direction, F: Family>(denied: &Denied<F::Address>) -> (F::Address, F::Address) {
+    let (source, destination) = (denied.network.source, denied.network.destination);
+    if D::EGRESS { (source, destination) } else { (destination, source) }
+}
+
+/// A hardware address, first octet highest.
+#[inline(always)]
+const fn octets([first, second, rest @ ..]: [u8; 6]) -> u64 {
+    (u16::from_be_bytes([first, second]) as u64) << 32 | u32::from_be_bytes(rest) as u64
+}
+
+/// Proof of the source of a denied packet in pod ingress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The source is its sender's.
+    Proved,
+    /// The source may be forged.
+    Unproved,
+    /// The node's routes decide.
+    Routed,
+}
+
+/// Proof of a packet's source at a pod's interface, by fields of `struct __sk_buff`. `ingress_ifindex` is not 0.
+#[inline(always)]
+pub fn source<F: Sender, T: Tables + LocalEndpoints>(
+    tables: &T,
+    ingress_ifindex: u32,
+    (mark, tc_index): (u32, u32),
+    address: F::Address,
+) -> Source {
+    let proven = is_proven(tables, mark) && tc_index != STRANGER;
+    let checked = |sender: EndpointRef| {
+        if proven && sender.flags() & EP_CHECK_SOURCE != 0 {
+            Source::Proved
+        } else {
+            Source::Unproved
+        }
+    };
+    if let Some(sender) = find_endpoint(tables, ingress_ifindex) {
+        return checked(sender);
+    }
+    match F::local(tables, address) {
+        // Routed off a bridge, whose ports have programs.
+        Some(slot) => tables.endpoint(slot).map_or(Source::Unproved, checked),
+        None => Source::Routed,
+    }
+}
+
+/// An IP version, to find pods by address.
+pub trait Sender: Written {
+    /// Endpoint slot of the pod with an address.
+    fn local<T: LocalEndpoints>(tables: &T, address: Self::Address) -> Option<u32>;
+}
+
+impl Sender for V4 {
+    #[inline(always)]
+    fn local<T: LocalEndpoints>(tables: &T, address: u32) -> Option<u32> {
+        tables.local4(address)
+    }
+}
+
+impl Sender for V6 {
+    #[inline(always)]
+    fn local<T: LocalEndpoints>(tables: &T, address: [u64; 2]) -> Option<u32> {
+        tables.local6(address)
+    }
+}
+
+/// Whether a word still allows an answer in this second, of `most`. The word holds the start of the second in its upper
+/// half, and the number of taken answers in its lower half.
+///
+/// # Safety
+/// As [`Memory::load`].
+#[inline(always)]
+pub unsafe fn has_left<M: Memory>(
+    memory: &M,
+    word: *const u64,
+    now: u32,
+    settings: &Settings,
+    most: u32,
+) -> bool {
+    // SAFETY: as the caller promises.
+    next(unsafe { memory.load(word) }, now, settings) as u32 <= most
+}
+
+/// Takes one of the answers that a word still allows, see [`has_left`].
+///
+/// # Safety
+/// As [`Memory::swap`].
+#[inline(always)]
+pub unsafe fn take<M: Memory>(
+    memory: &M,
+    word: *mut u64,
+    now: u32,
+    settings: &Settings,
+    most: u32,
+) -> bool {
+    // SAFETY: as the caller promises.
+    let before = unsafe { memory.load(word) };
+    let after = next(before, now, settings);
+    // A swap that fails is another processor's answer: this packet then gets none.
+    // SAFETY: as the caller promises.
+    after as u32 <= most && unsafe { memory.swap(word, before, after) == before }
+}
+
+/// The word after one more answer.
+#[inline(always)]
+const fn next(before: u64, now: u32, settings: &Settings) -> u64 {
+    let began = (before >> 32) as u32;
+    if now.wrapping_sub(began) >= settings.refresh_after {
+        (now as u64) << 32 | 1
+    } else {
+        before.wrapping_add(1)
+    }
+}

@@ -1,0 +1,332 @@
+//! Answers to denied packets: a TCP reset (RFC 9293 section 3.10.7.1), or an ICMP error that quotes the packet (RFC 792,
+//! RFC 4443 section 3.1). The answer goes from the destination of the packet to its source.
+
+use crate::packet::{
+    bytes::{Bytes, Window as _},
+    family::{Family, V4, V6},
+    icmp::{Echo, echo, is_icmp},
+    parse::{self, Network, Transport},
+    protocol::{
+        ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMP, ICMPV6, TCP, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN,
+    },
+};
+
+/// Length of the Ethernet header; packets with a tag get no answer.
+pub const LINK: usize = 14;
+/// Offset of the frame in a [`Letter`]: its IP header is aligned to four bytes.
+pub const FRAME: usize = 2;
+/// Largest number of quoted bytes, a multiple of four. So IPv4 answers are shorter than the 576 bytes that every host
+/// accepts (RFC 1812 section 4.3.2.3).
+pub const QUOTED: u32 = 508;
+/// Length of an ICMP header, and of a TCP header without options.
+const ICMP_HEADER: usize = 8;
+const TCP_HEADER: usize = 20;
+/// Hop limit of an answer.
+const HOPS: u8 = 64;
+/// Type and code of an ICMP error: communication administratively prohibited.
+const PROHIBITED4: [u8; 2] = [3, 13];
+/// The same of ICMPv6.
+const PROHIBITED6: [u8; 2] = [1, 1];
+
+/// Room for the frame of an answer.
+#[repr(C, align(4))]
+#[derive(Clone, Copy, Debug)]
+pub struct Letter(pub [u8; 576]);
+
+const _: () =
+    assert!(FRAME + LINK + V6::HEADER + ICMP_HEADER + QUOTED as usize <= size_of::<Letter>());
+
+/// Sums of bytes in the one's complement, as Internet checksums have them (RFC 1071).
+pub trait Sums {
+    /// Adds `length` bytes of a letter, from an offset on, to a sum. All three are multiples of four; the length is at
+    /// most [`QUOTED`].
+    fn add(&self, letter: &Letter, at: usize, length: u32, sum: u32) -> u32;
+}
+
+/// The denied packet, as far as the answer depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Denied<A> {
+    /// The IP header's fields.
+    pub network: Network<A>,
+    /// Destination and source hardware address.
+    pub stations: [[u8; 6]; 2],
+    /// The answer to it.
+    pub rejection: Rejection,
+}
+
+/// Answer to a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rejection {
+    /// A TCP reset: the ports of the denied packet, sequence and acknowledgement number, and flags of the reset.
+    Reset {
+        /// Source and destination port of the denied packet.
+        ports: [u16; 2],
+        /// Sequence number.
+        sequence: u32,
+        /// Acknowledgement number.
+        acknowledgement: u32,
+        /// Header flags.
+        flags: u8,
+    },
+    /// An ICMP error with a number of quoted bytes.
+    Prohibited(u32),
+}
+
+/// Reads a denied packet. `None`: it gets no answer. That is: a frame to a group of stations, a tag, IPv4 options,
+/// extension headers, a fragment other than the first, a TCP reset, a fragment of TCP, and all of ICMP but requests
+/// (RFC 1122 section 3.2.2).
+#[inline(always)]
+pub fn read<F: Written, B: Bytes>(bytes: &B) -> Option<Denied<F::Address>> {
+    let link = bytes.window::<14>(0)?;
+    let stations = [0, 6].map(|at| station(&link, at));
+    if link.be16(12) != F::ETHERTYPE || stations.iter().any(|station| station[0] & 1 != 0) {
+        return None;
+    }
+    let network = F::network(bytes, LINK as u32, false).ok()?;
+    let has_more = network.payload != network.start + F::HEADER as u32;
+    if has_more || network.fragment.is_later() || parse::is_extension(network.protocol) {
+        return None;
+    }
+    let transport = parse::transport(bytes, &network, false).ok()?;
+    let rejection = if transport.protocol == TCP {
+        reset(bytes, &network, &transport)?
+    } else {
+        let request = matches!(echo(&transport), Echo::Request) && F::ICMP == transport.protocol;
+        if is_icmp(transport.protocol) && !request {
+            return None;
+        }
+        // Whole words, so that the sum needs no padding.
+        let quoted = (network.end - network.start).min(QUOTED) & !3;
+        Rejection::Prohibited(quoted)
+    };
+    Some(Denied { network, stations, rejection })
+}
+
+#[inline(always)]
+fn station<W: super::bytes::Window>(link: &W, at: usize) -> [u8; 6] {
+    let [high, middle, low] = [0, 2, 4].map(|byte| link.be16(at + byte).to_be_bytes());
+    [high[0], high[1], middle[0], middle[1], low[0], low[1]]
+}
+
+/// The reset of a TCP packet: acceptable to its sender in every state.
+#[inline(always)]
+fn reset<B: Bytes, A>(bytes: &B, network: &Network<A>, transport: &Transport) -> Option<Rejection> {
+    let flags = transport.flags;
+    if flags & TCP_RST != 0 || network.fragment.more {
+        return None;
+    }
+    let header = bytes.window::<20>(network.payload)?;
+    let ports = [transport.source, transport.destination];
+    if flags & TCP_ACK != 0 {
+        let sequence = header.be32(8);
+        return Some(Rejection::Reset { ports, sequence, acknowledgement: 0, flags: TCP_RST });
+    }
+    let headers = u32::from(header.byte(12) >> 4) * 4;
+    let data = (network.end - network.payload).checked_sub(headers)?;
+    let controls = u32::from(flags & TCP_SYN != 0) + u32::from(flags & TCP_FIN != 0);
+    let acknowledgement = header.be32(4).wrapping_add(data).wrapping_add(controls);
+    Some(Rejection::Reset { ports, sequence: 0, acknowledgement, flags: TCP_RST | TCP_ACK })
+}
+
+/// An IP version, for writing headers.
+pub trait Written: Family {
+    /// Length of the IP header.
+    const HEADER: usize;
+    /// Ethernet type.
+    const ETHERTYPE: u16;
+    /// Protocol number of the version's ICMP.
+    const ICMP: u8;
+    /// Type and code of the error.
+    const PROHIBITED: [u8; 2];
+
+    /// Whether an address is one host's, and answers may go there: no group, no broadcast, not unspecified, not the
+    /// host's own (RFC 1122 section 3.2.2).
+    fn is_host(address: Self::Address) -> bool;
+
+    /// Writes an IP header without its checksum, from the denied packet's destination to its source. `length`: of the
+    /// payload. Returns the sum of the pseudo header for `protocol`.
+    fn write(
+        letter: &mut Letter,
+        denied: &Network<Self::Address>,
+        protocol: u8,
+        length: u32,
+        sums: &impl Sums,
+    ) -> u32;
+}
+
+/// Offset of the IP header in a letter.
+const IP: usize = FRAME + LINK;
+
+impl Written for V4 {
+    const HEADER: usize = 20;
+    const ETHERTYPE: u16 = ETHERTYPE_IPV4;
+    const ICMP: u8 = ICMP;
+    const PROHIBITED: [u8; 2] = PROHIBITED4;
+
+    #[inline(always)]
+    fn is_host(address: u32) -> bool {
+        !matches!(address >> 24, 0 | 127) && !Self::is_shared(address)
+    }
+
+    #[inline(always)]
+    fn write(
+        letter: &mut Letter,
+        denied: &Network<u32>,
+        protocol: u8,
+        length: u32,
+        sums: &impl Sums,
+    ) -> u32 {
+        let total = (length + 20) as u16;
+        put(letter, IP, [0x45, 0]);
+        put(letter, IP + 2, total.to_be_bytes());
+        // No identification, and not to be fragmented.
+        put(letter, IP + 4, [0, 0, 0x40, 0]);
+        put(letter, IP + 8, [HOPS, protocol, 0, 0]);
+        put(letter, IP + 12, denied.destination.to_be_bytes());
+        put(letter, IP + 16, denied.source.to_be_bytes());
+        let sum = sums.add(letter, IP, 20, 0);
+        put(letter, IP + 10, folded(sum));
+        // ICMP has no pseudo header.
+        if protocol == ICMP {
+            return 0;
+        }
+        let pseudo = words(u16::from(protocol), length as u16);
+        sums.add(letter, IP + 12, 8, pseudo)
+    }
+}
+
+impl Written for V6 {
+    const HEADER: usize = 40;
+    const ETHERTYPE: u16 = ETHERTYPE_IPV6;
+    const ICMP: u8 = ICMPV6;
+    const PROHIBITED: [u8; 2] = PROHIBITED6;
+
+    #[inline(always)]
+    fn is_host(address: [u64; 2]) -> bool {
+        let loopback_or_none = address[0] == 0 && u64::from_be(address[1]) <= 1;
+        !loopback_or_none && !Self::is_shared(address)
+    }
+
+    #[inline(always)]
+    fn write(
+        letter: &mut Letter,
+        denied: &Network<[u64; 2]>,
+        protocol: u8,
+        length: u32,
+        sums: &impl Sums,
+    ) -> u32 {
+        put(letter, IP, [0x60, 0, 0, 0]);
+        put(letter, IP + 4, (length as u16).to_be_bytes());
+        put(letter, IP + 6, [protocol, HOPS]);
+        put(letter, IP + 8, denied.destination[0].to_ne_bytes());
+        put(letter, IP + 16, denied.destination[1].to_ne_bytes());
+        put(letter, IP + 24, denied.source[0].to_ne_bytes());
+        put(letter, IP + 32, denied.source[1].to_ne_bytes());
+        sums.add(letter, IP + 8, 32, words(u16::from(protocol), length as u16))
+    }
+}
+
+/// Writes the answer to a packet; returns the length of its frame, which begins at [`FRAME`]. 0: none. `quote` copies
+/// so many bytes from the start of the IP packet to [`quote_at`], and returns their number, 0 on failure.
+#[inline(always)]
+pub fn compose<F: Written>(
+    letter: &mut Letter,
+    denied: &Denied<F::Address>,
+    quote: impl FnOnce(&mut Letter, u32) -> u32,
+    sums: &impl Sums,
+) -> u32 {
+    write_link::<F>(letter, denied.stations);
+    match denied.rejection {
+        Rejection::Reset { ports, sequence, acknowledgement, flags } => {
+            let numbers = [sequence, acknowledgement];
+            write_reset::<F>(letter, &denied.network, ports, numbers, flags, sums)
+        }
+        Rejection::Prohibited(quoted) => match quote(letter, quoted) {
+            0 => 0,
+            quoted => write_error::<F>(letter, &denied.network, quoted, sums),
+        },
+    }
+}
+
+/// Writes the link header: back to the station that sent the denied packet.
+#[inline(always)]
+fn write_link<F: Written>(letter: &mut Letter, [to, from]: [[u8; 6]; 2]) {
+    put(letter, FRAME, from);
+    put(letter, FRAME + 6, to);
+    put(letter, FRAME + 12, F::ETHERTYPE.to_be_bytes());
+}
+
+/// Writes a reset, the link header excepted. Returns the length of the frame.
+#[inline(always)]
+fn write_reset<F: Written>(
+    letter: &mut Letter,
+    denied: &Network<F::Address>,
+    [source, destination]: [u16; 2],
+    [sequence, acknowledgement]: [u32; 2],
+    flags: u8,
+    sums: &impl Sums,
+) -> u32 {
+    let tcp = IP + F::HEADER;
+    let pseudo = F::write(letter, denied, TCP, TCP_HEADER as u32, sums);
+    put(letter, tcp, destination.to_be_bytes());
+    put(letter, tcp + 2, source.to_be_bytes());
+    put(letter, tcp + 4, sequence.to_be_bytes());
+    put(letter, tcp + 8, acknowledgement.to_be_bytes());
+    // Five words of header; window, checksum and urgent pointer are zero.
+    put(letter, tcp + 12, [5 << 4, flags, 0, 0]);
+    put(letter, tcp + 16, [0; 4]);
+    let sum = sums.add(letter, tcp, TCP_HEADER as u32, pseudo);
+    put(letter, tcp + 16, folded(sum));
+    (LINK + F::HEADER + TCP_HEADER) as u32
+}
+
+/// Offset of the quoted packet in a letter.
+#[must_use]
+pub const fn quote_at<F: Written>() -> usize {
+    IP + F::HEADER + ICMP_HEADER
+}
+
+/// Writes an ICMP error in front of the quoted packet, which is in the letter already; the link header excepted.
+/// Returns the length of the frame.
+#[inline(always)]
+fn write_error<F: Written>(
+    letter: &mut Letter,
+    denied: &Network<F::Address>,
+    quoted: u32,
+    sums: &impl Sums,
+) -> u32 {
+    let icmp = IP + F::HEADER;
+    let length = ICMP_HEADER as u32 + quoted;
+    let pseudo = F::write(letter, denied, F::ICMP, length, sums);
+    let [kind, code] = F::PROHIBITED;
+    put(letter, icmp, [kind, code, 0, 0]);
+    put(letter, icmp + 4, [0; 4]);
+    let sum = sums.add(letter, icmp, ICMP_HEADER as u32, pseudo);
+    let sum = sums.add(letter, quote_at::<F>(), quoted, sum);
+    put(letter, icmp + 2, folded(sum));
+    (LINK + F::HEADER) as u32 + length
+}
+
+/// Writes bytes at a constant offset.
+#[inline(always)]
+fn put<const N: usize>(letter: &mut Letter, at: usize, bytes: [u8; N]) {
+    let mut byte = 0;
+    while byte < N {
+        letter.0[at + byte] = bytes[byte];
+        byte += 1;
+    }
+}
+
+/// Sum of two 16-bit fields in network byte order, as memory holds them.
+#[inline(always)]
+const fn words(first: u16, second: u16) -> u32 {
+    first.to_be() as u32 + second.to_be() as u32
+}
+
+/// The checksum of a sum, as its field holds it.
+#[inline(always)]
+const fn folded(sum: u32) -> [u8; 2] {
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    (!(sum as u16)).to_ne_bytes()
+}
