@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_need_every_policys_consent() {
+    fn answers_need_the_consent_of_all_policies() {
         let (drop, reject) = (Denial::Drop, Denial::Reject);
         let enforced = |denial| (Enforcement::Enforce, denial);
         let by_default = (None, drop);

@@ -58,9 +58,7 @@ pub(crate) fn may_be_due<D: Direction>(skb: *mut __sk_buff) -> bool {
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
     match find_slot_at(&maps, ifindex, 0) {
-        Some((slot, endpoint)) => {
-            reject::is_wanted::<D>(endpoint.flags()) && has_left(&maps, slot)
-        }
+        Some((slot, endpoint)) => reject::is_wanted::<D>(endpoint.flags()) && has_left(&maps, slot),
         None => true,
     }
 }
