@@ -96,6 +96,10 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
     if !policy.is_isolated() && !check_source {
         return Verdict::from(Ok(Reason::NotIsolated));
     }
+    // The verifier goes through the parser once instead of once for each origin.
+    let opaque = Opaque::new(tables, u64::from(policy.rows().egress()));
+    let [check_source, judged, untracked] =
+        [check_source, judged, untracked].map(|flag| opaque.flag(flag));
     let packet = Translated { tables, sender, policy, check_source, judged, untracked };
     match link {
         Ok((ETHERTYPE_IPV4, offset)) => packet.ip::<V4, B>(bytes, offset),

@@ -34,6 +34,12 @@ pub trait Bytes {
     /// `N` bytes from an offset; `None` if the packet is shorter, or with [`Bytes::PLAIN`] if they are not in directly
     /// accessible memory. `N` is at most [`MAX_WINDOW`], `offset` at most 64 if plain.
     fn window<const N: usize>(&self, offset: u32) -> Option<Self::Window>;
+    /// The same number, hidden from the kernel's verifier. Otherwise the verifier follows all later code once for each
+    /// path that led to the number.
+    #[inline(always)]
+    fn opaque(&self, number: u32) -> u32 {
+        number
+    }
 }
 
 /// Largest window in bytes.

@@ -276,11 +276,13 @@ pub fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Resul
             _ => (u32::from(header.byte(1)) + 1) * 8,
         };
         network.protocol = header.byte(0);
-        network.payload += length;
+        network.payload = bytes.opaque(network.payload + length);
         if network.payload > network.end {
             return Err(Reason::Truncated);
         }
         if network.fragment.is_later() || !is_extension(network.protocol) {
+            network.payload = bytes.opaque(network.payload);
+            network.protocol = bytes.opaque(network.protocol.into()) as u8;
             return Ok(());
         }
     }

@@ -2,6 +2,7 @@
 
 use core::{cell::UnsafeCell, mem::MaybeUninit};
 
+use crate::tables::hide;
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_skb_load_bytes};
 use netpold_ebpf::packet::bytes::{Bytes, MAX_WINDOW, Window};
 
@@ -114,6 +115,11 @@ impl Bytes for Copied {
         // SAFETY: a buffer of that size; no older window of it is read any more.
         unsafe { copy::<N>(self.skb, self.buffer.get().cast(), offset) }
     }
+
+    #[inline(always)]
+    fn opaque(&self, number: u32) -> u32 {
+        hide(number as usize, u64::from(self.length())) as u32
+    }
 }
 
 /// A packet copied to a buffer of the caller, where there is no stack for one.
@@ -148,6 +154,11 @@ impl Bytes for CopiedTo {
     fn window<const N: usize>(&self, offset: u32) -> Option<InBuffer> {
         // SAFETY: a buffer of that size; no older window of it is read any more.
         unsafe { copy::<N>(self.skb, self.buffer.cast(), offset) }
+    }
+
+    #[inline(always)]
+    fn opaque(&self, number: u32) -> u32 {
+        hide(number as usize, u64::from(self.length())) as u32
     }
 }
 

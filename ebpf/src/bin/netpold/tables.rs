@@ -251,7 +251,7 @@ fn below_1024(index: usize) -> usize {
 
 /// Hides an index from the verifier, which takes `x ^ noise ^ noise` for any number.
 #[inline(always)]
-fn hide(index: usize, noise: u64) -> usize {
+pub(crate) fn hide(index: usize, noise: u64) -> usize {
     let mut hidden = index;
     // SAFETY: arithmetic on registers.
     unsafe {
