@@ -2,9 +2,10 @@
 
 use core::{cell::UnsafeCell, mem::MaybeUninit};
 
-use crate::tables::hide;
 use aya_ebpf::{bindings::__sk_buff, helpers::bpf_skb_load_bytes};
 use netpold_ebpf::packet::bytes::{Bytes, MAX_WINDOW, Window};
+
+use crate::tables::hide;
 
 /// Linear part of a packet, read in place. [`Copied`] reads headers elsewhere, and unusual packets.
 pub(crate) struct Direct<const V4: bool> {
