@@ -1,6 +1,8 @@
 //! The control socket. A client sends a line with a request and gets one JSON document; for some requests the answer is
 //! a stream of lines, until the client disconnects.
 
+mod requests;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -19,6 +21,8 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tracing::debug;
 
 use netpold_api::socket::PATIENCE;
+
+pub use requests::requests;
 
 /// Suffix of the socket's name until it is ready.
 pub const NEW_SUFFIX: &str = ".new";

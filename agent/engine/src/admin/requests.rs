@@ -9,23 +9,26 @@ use netpold_api::observe::OBSERVE_REQUEST;
 use netpold_api::probe::{EXPLAIN_REQUEST, NodeAnswer};
 use netpold_api::rules::RULES_REQUEST;
 use netpold_api::source::SourceStatus;
-use netpold_api::status::{STATUS_REQUEST, Status};
+use netpold_api::status::{READY_REQUEST, STATUS_REQUEST, Status};
 use netpold_api::trace::TRACE_REQUEST;
 use netpold_core::lock::lock;
 use tokio::sync::watch;
 
-use netpold_engine::admin::Requests;
-use netpold_engine::engine::{Engine, flow_reader, name_remotes, observed};
-use netpold_engine::events::DropLog;
-use netpold_engine::observe::{Attributions, Observer};
-use netpold_engine::trace::Tracer;
+use super::Requests;
+use crate::engine::{Engine, flow_reader, name_remotes, observed};
+use crate::events::DropLog;
+use crate::metrics::Metrics;
+use crate::observe::{Attributions, Observer};
+use crate::trace::Tracer;
 
 /// Returns the handlers of the agent on the node with this name.
-pub(super) fn requests(
+#[must_use]
+pub fn requests(
     node: &str,
     engine: &Arc<Mutex<Engine>>,
     drops: &Arc<Mutex<DropLog>>,
     source: watch::Receiver<SourceStatus>,
+    readiness: Arc<Metrics>,
 ) -> Requests {
     let status = {
         let (engine, drops) = (Arc::clone(engine), Arc::clone(drops));
@@ -65,6 +68,7 @@ pub(super) fn requests(
         let node = node.to_owned();
         move || lock(&engine).rule_use().flows(&node)
     };
+    let requests = requests.on(READY_REQUEST, move |_| readiness.not_ready());
     requests.on(LEARN_REQUEST, move |_| recorded())
 }
 
