@@ -7,7 +7,11 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use netpold_api::learn::LEARN_REQUEST;
+use netpold_api::probe::EXPLAIN_REQUEST;
+use netpold_api::rules::RULES_REQUEST;
 use netpold_api::source::SourceStatus;
+use netpold_api::status::{READY_REQUEST, STATUS_REQUEST};
 use netpold_cli::socket;
 use netpold_core::lock::{lock, try_lock};
 use netpold_core::model::Change;
@@ -16,6 +20,8 @@ use netpold_engine::admin::{Admin, requests};
 use netpold_engine::engine::Engine;
 use netpold_engine::metrics::Metrics;
 use serde::Serialize;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::cluster::NODE;
@@ -45,15 +51,14 @@ pub(crate) struct Questioned {
 const EVENTS_PER_SECOND: u32 = 100;
 const QUESTIONS_PER_SECOND: u32 = 1000;
 const CLIENTS: u32 = 20;
-const EXPLAIN: &str = r#"explain {"from":"ns0/pod0","to":"10.0.3.233","port":80,"protocol":"TCP"}"#;
 /// Questions by their kind.
 const KINDS: [(&str, &[&str]); 6] = [
     ("none", &[]),
-    ("status", &["status"]),
-    ("rules", &["rules"]),
-    ("learn", &["learn"]),
-    ("explain", &[EXPLAIN]),
-    ("all", &["status", "rules", "learn", EXPLAIN, "ready"]),
+    ("status", &[STATUS_REQUEST]),
+    ("rules", &[RULES_REQUEST]),
+    ("learn", &[LEARN_REQUEST]),
+    ("explain", &[EXPLAIN_REQUEST]),
+    ("all", &[STATUS_REQUEST, RULES_REQUEST, LEARN_REQUEST, EXPLAIN_REQUEST, READY_REQUEST]),
 ];
 
 /// Measures each kind for this time.
@@ -114,14 +119,15 @@ fn ask(path: &Path, questions: &[&str], stop: &AtomicBool) -> Result<Vec<f64>> {
     let mut times = Vec::new();
     let pause = Duration::from_secs(1) * CLIENTS / QUESTIONS_PER_SECOND;
     let mut due = Instant::now();
-    for question in questions.iter().cycle() {
+    let probe = json!({ "from": "ns0/pod0", "to": "10.0.3.233", "port": 80, "protocol": "TCP" });
+    for request in questions.iter().cycle() {
         if stop.load(Ordering::Relaxed) {
             break;
         }
         sleep(due.saturating_duration_since(Instant::now()));
         let start = Instant::now();
-        let answer = socket::answer(path, question)?;
-        ensure!(!answer.contains("\"error\""), "{question}: {answer}");
+        let question = if *request == EXPLAIN_REQUEST { &probe } else { &Value::Null };
+        let _answer: IgnoredAny = socket::answer(path, request, question)?;
         times.push(milliseconds(start.elapsed()));
         due = (due + pause).max(Instant::now());
     }

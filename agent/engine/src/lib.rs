@@ -7,7 +7,7 @@
 //! | [`flows`], [`probe`], [`trace`] | answers about the node's flows, a probe, and a pod's packets |
 //! | [`rule_use`], [`learn`] | traffic by rule and by workload, saved by [`kept`] |
 //! | [`metrics`], [`publish`] | metrics, and reports to the API about the policy in force |
-//! | [`admin`] | the control socket |
+//! | [`admin`], [`lines`] | the control socket, and streams on it |
 
 pub mod admin;
 pub mod engine;
@@ -15,6 +15,7 @@ pub mod events;
 pub mod flows;
 pub mod kept;
 pub mod learn;
+pub mod lines;
 pub mod metrics;
 pub mod observe;
 pub mod probe;
