@@ -40,6 +40,8 @@ pub(crate) struct Questioned {
     pub(crate) answer_p50_ms: f64,
     /// Milliseconds.
     pub(crate) answer_p99_ms: f64,
+    /// Pod events per second.
+    pub(crate) events_per_second: f64,
     /// Milliseconds from a pod event to its enforcement.
     pub(crate) event_p50_ms: f64,
     /// Milliseconds.
@@ -106,6 +108,7 @@ pub(crate) fn measure(
             answers_per_second: answers.len() as f64 / time.as_secs_f64(),
             answer_p50_ms: percentile(&answers, 0.5),
             answer_p99_ms: percentile(&answers, 0.99),
+            events_per_second: times.len() as f64 / time.as_secs_f64(),
             event_p50_ms: percentile(&times, 0.5),
             event_p99_ms: percentile(&times, 0.99),
             event_max_ms: percentile(&times, 1.0),
@@ -143,9 +146,10 @@ fn write(
 ) -> Result<Vec<f64>> {
     let mut times = Vec::new();
     let begin = Instant::now();
-    for event in 0..EVENTS_PER_SECOND * time.as_secs() as u32 {
-        let due = begin + Duration::from_secs(1) * event / EVENTS_PER_SECOND;
+    let mut due = begin;
+    while begin.elapsed() < time {
         sleep(due.saturating_duration_since(Instant::now()));
+        due = (due + Duration::from_secs(1) / EVENTS_PER_SECOND).max(Instant::now());
         let pod = scale.pod(scale.pods + *events / 2);
         let change =
             if events.is_multiple_of(2) { Change::Pod(pod) } else { Change::PodGone(pod.key) };
@@ -168,19 +172,19 @@ pub(crate) fn print(kinds: &[Questioned]) {
     }
     say(&format!("\n{EVENTS_PER_SECOND} pod events and {QUESTIONS_PER_SECOND} questions a second"));
     let rows = kinds.iter().map(|it| {
-        let times =
-            [it.answer_p50_ms, it.answer_p99_ms, it.event_p50_ms, it.event_p99_ms, it.event_max_ms];
-        let times = times.map(|ms| format!("{ms:.3}"));
-        [it.kind.to_owned(), format!("{:.0}", it.answers_per_second)]
-            .into_iter()
-            .chain(times)
-            .collect()
+        let ms = |ms: f64| format!("{ms:.3}");
+        let events = [it.event_p50_ms, it.event_p99_ms, it.event_max_ms].map(ms);
+        let answers = [it.answer_p50_ms, it.answer_p99_ms].map(ms);
+        let names = [it.kind.to_owned(), format!("{:.0}", it.answers_per_second)].into_iter();
+        let rate = [format!("{:.0}", it.events_per_second)];
+        names.chain(answers).chain(rate).chain(events).collect()
     });
     let header = [
         "questions",
         "answers/s",
         "answer p50 ms",
         "answer p99 ms",
+        "events/s",
         "event p50 ms",
         "event p99 ms",
         "event max ms",

@@ -7,11 +7,12 @@ mod requests;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use std::{fs, os::unix::net::UnixStream as StdStream};
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use axum::routing::{MethodRouter, any};
@@ -29,7 +30,9 @@ use tracing::debug;
 
 use netpold_api::socket::PATIENCE;
 
+use crate::engine::Engine;
 use crate::lines::{Lines, line};
+use crate::questions::Questions;
 
 pub use requests::requests;
 
@@ -71,6 +74,33 @@ where
         let json = spawn_blocking(move || line(&answer(question)));
         let json = json.await.map_err(io::Error::other).flatten();
         json.map(|json| (JSON, json)).map_err(refused(StatusCode::INTERNAL_SERVER_ERROR))
+    })
+}
+
+/// Route to one JSON document about the engine, without a question in the request. All requests that wait for the engine
+/// share the next answer.
+pub fn shared<A: Serialize + 'static>(
+    questions: &Arc<Questions>,
+    answer: impl Fn(&Engine) -> A + Send + Sync + 'static,
+) -> MethodRouter {
+    let parts = Arc::new((Arc::clone(questions), answer));
+    let last = Arc::new(tokio::sync::Mutex::new(None));
+    any(async move || {
+        let asked = Instant::now();
+        let mut last = last.lock().await;
+        if let Some((began, json)) = &*last
+            && *began >= asked
+        {
+            return Ok((JSON, Bytes::clone(json)));
+        }
+        let next = spawn_blocking(move || {
+            let (questions, answer) = &*parts;
+            let (began, answer) = questions.ask(|engine| (Instant::now(), answer(engine)));
+            line(&answer).map(|json| (began, Bytes::from(json)))
+        });
+        let next = next.await.map_err(io::Error::other).flatten();
+        let next = next.map_err(refused(StatusCode::INTERNAL_SERVER_ERROR))?;
+        Result::<_, Refusal>::Ok((JSON, last.insert(next).1.clone()))
     })
 }
 

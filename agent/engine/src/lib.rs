@@ -7,7 +7,7 @@
 //! | [`flows`], [`probe`], [`trace`] | answers about the node's flows, a probe, and a pod's packets |
 //! | [`rule_use`], [`learn`] | traffic by rule and by workload, saved by [`kept`] |
 //! | [`metrics`], [`publish`] | metrics, and reports to the API about the policy in force |
-//! | [`admin`], [`lines`] | the control socket, and streams on it |
+//! | [`admin`], [`lines`], [`questions`] | the control socket, streams on it, and the access of its requests to the engine |
 
 pub mod admin;
 pub mod engine;
@@ -20,5 +20,6 @@ pub mod metrics;
 pub mod observe;
 pub mod probe;
 pub mod publish;
+pub mod questions;
 pub mod rule_use;
 pub mod trace;

@@ -16,11 +16,12 @@ use netpold_core::lock::lock;
 use netpold_core::probe::Probe;
 use tokio::sync::watch;
 
-use super::{answer, stream};
+use super::{answer, shared, stream};
 use crate::engine::{Engine, flow_reader, name_remotes, observed};
 use crate::events::DropLog;
 use crate::metrics::Metrics;
 use crate::observe::{Attributions, Observer};
+use crate::questions::Questions;
 use crate::trace::Tracer;
 
 /// Returns the routes of the agent on the node with this name.
@@ -44,36 +45,32 @@ pub fn requests(
     });
     let tracer = Arc::new(Tracer::new(Arc::clone(engine)));
     let trace = stream(move |request, lines| Arc::clone(&tracer).begin(request, lines));
+    let questions = Arc::new(Questions::new(Arc::clone(engine)));
     let status = {
-        let (engine, drops) = (Arc::clone(engine), Arc::clone(drops));
-        answer(move |()| {
+        let drops = Arc::clone(drops);
+        shared(&questions, move |engine| {
             let recent = lock(&drops).recent();
             let source = source.borrow().clone();
-            let report = lock(&engine).report(&recent);
+            let report = engine.report(&recent);
             Status { in_sync: source.in_sync && report.in_sync, source, ..report }
         })
     };
-    let rules = {
-        let (engine, node) = (Arc::clone(engine), node.to_owned());
-        answer(move |()| lock(&engine).rule_use().answer(&node))
-    };
-    let recorded = {
-        let (engine, node) = (Arc::clone(engine), node.to_owned());
-        answer(move |()| lock(&engine).rule_use().flows(&node))
-    };
+    let of_node = node.to_owned();
+    let rules = shared(&questions, move |engine| engine.rule_use().answer(&of_node));
+    let of_node = node.to_owned();
+    let recorded = shared(&questions, move |engine| engine.rule_use().flows(&of_node));
     let explained = {
-        let (engine, drops) = (Arc::clone(engine), Arc::clone(drops));
+        let (questions, drops) = (Arc::clone(&questions), Arc::clone(drops));
         answer(move |probe: Probe| {
             let mut expect = |event| lock(&drops).expect(event, Instant::now());
-            lock(&engine).probe(&probe, &mut expect)
+            questions.ask(|engine| engine.probe(&probe, &mut expect))
         })
     };
-    let engine = Arc::clone(engine);
     Router::new()
         .route(STATUS_REQUEST, status)
         .route(READY_REQUEST, answer(move |()| readiness.not_ready()))
         .route(RULES_REQUEST, rules)
-        .route(FLOWS_REQUEST, answer(move |request| page(&engine, &request)))
+        .route(FLOWS_REQUEST, answer(move |request| page(&questions, &request)))
         .route(EXPLAIN_REQUEST, explained)
         .route(OBSERVE_REQUEST, observe)
         .route(TRACE_REQUEST, trace)
@@ -81,13 +78,12 @@ pub fn requests(
 }
 
 /// Answers a request for flows. The engine is not locked while the table is read.
-fn page(engine: &Mutex<Engine>, request: &flows::Request) -> Page {
+fn page(questions: &Questions, request: &flows::Request) -> Page {
     let problem = |problem: String| Page { problem: Some(problem), ..Page::default() };
-    let reader = flow_reader(&lock(engine));
-    match reader {
+    match questions.ask(|engine| flow_reader(engine)) {
         Ok(Some(reader)) => {
             let mut page = reader.page(request);
-            name_remotes(&lock(engine), &mut page.flows);
+            questions.ask(|engine| name_remotes(engine, &mut page.flows));
             page
         }
         Ok(None) => problem("nothing has been written to the kernel yet".to_owned()),
