@@ -14,7 +14,7 @@ use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::conntrack::Buckets;
 use netpold_dataplane::quiescence::grace_period;
 use netpold_dataplane::{Dataplane, DataplaneOptions};
-use netpold_engine::engine::Engine;
+use netpold_engine::Engine;
 use netpold_testbed::Netns;
 use serde::Serialize;
 
