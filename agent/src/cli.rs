@@ -13,7 +13,7 @@ use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::PRIVATE_RANGES;
 use netpold_kube::cluster::Access;
 
-use netpold_engine::engine::interfaces::NodeDevices;
+use netpold_engine::interfaces::NodeDevices;
 
 /// Default file of the last good state. The state must survive a reboot, so the file is not below /run.
 const DEFAULT_STATE: &str = "/var/lib/netpold/state";

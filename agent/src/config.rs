@@ -13,7 +13,7 @@ use netpold_dataplane::Rejections;
 use netpold_dataplane::bpffs::TakesFrom;
 use netpold_dataplane::uplink_xdp::Wanted;
 use netpold_ebpf::xdp::uplink::Scope;
-use netpold_engine::engine::interfaces::NodeDevices;
+use netpold_engine::interfaces::NodeDevices;
 use netpold_kube::cluster;
 use netpold_kube::opened::Origin;
 use tracing_subscriber::EnvFilter;

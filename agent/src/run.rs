@@ -4,7 +4,6 @@
 
 mod records;
 mod reports;
-mod requests;
 mod routes;
 mod start;
 
@@ -14,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use netpold_api::source::SourceStatus;
-use netpold_api::status::READY_REQUEST;
 use netpold_controller::listen::{Heartbeat, Listener};
 use netpold_core::lock::{lock, try_lock};
 use netpold_dataplane::attach::{Attacher, Mode};
@@ -25,10 +23,10 @@ use netpold_dataplane::pinned_state::PinnedState;
 use netpold_dataplane::quiescence::grace_period;
 use netpold_discovery::Discovery;
 use netpold_discovery::newcomers::Guard;
-use netpold_engine::admin::Admin;
-use netpold_engine::engine::Engine;
-use netpold_engine::engine::interfaces::NodeDevices;
+use netpold_engine::Engine;
+use netpold_engine::admin::{Admin, requests};
 use netpold_engine::events::{self, DropLog, Dropped};
+use netpold_engine::interfaces::NodeDevices;
 use netpold_engine::metrics::Metrics;
 use netpold_engine::publish;
 use netpold_engine::rule_use::News;
@@ -46,7 +44,6 @@ use tracing::{info, warn};
 
 use records::Records;
 use reports::Reports;
-use requests::requests;
 use routes::routes;
 
 use crate::config::RunConfig;
@@ -189,9 +186,8 @@ impl Agent {
         let (events, interfaces) = mpsc::channel(EVENTS);
         let discovery = Discovery::start(netpold_discovery::Settings::default(), events)?;
         let metrics = Arc::new(metrics(&engine, &drops, inputs.status()));
-        let requests = requests(&config.node, &engine, &drops, inputs.status());
         let readiness = Arc::clone(&metrics);
-        let requests = requests.on(READY_REQUEST, move |_| readiness.not_ready());
+        let requests = requests(&config.node, &engine, &drops, inputs.status(), readiness);
         let admin = Admin::serve(&config.files.socket, requests)?;
         let heartbeat = Heartbeat::default();
         let listen = |address| Listener::serve(address, routes(metrics, heartbeat.clone()));

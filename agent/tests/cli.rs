@@ -360,12 +360,12 @@ fn status_of_something_else() {
     let listener = UnixListener::bind(&path).unwrap();
     let server = std::thread::spawn(move || {
         let (mut stream, _): (UnixStream, _) = listener.accept().unwrap();
-        let mut request = [0; 7];
-        std::io::Read::read_exact(&mut stream, &mut request).unwrap();
+        let mut request = [0; 256];
+        let length = std::io::Read::read(&mut stream, &mut request).unwrap();
         stream.write_all(b"hello").unwrap();
-        request
+        String::from_utf8_lossy(&request[..length]).into_owned()
     });
     let output = netpold(&["status", "--socket", path.to_str().unwrap()]);
     refused(&output, 1, "cannot parse the agent's answer; is it another version?");
-    assert_eq!(&server.join().unwrap(), b"status\n");
+    assert!(server.join().unwrap().starts_with("POST /status HTTP/1.0\r\n"));
 }

@@ -2,22 +2,25 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::num::NonZero;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use axum::Router;
 use netpold_api::events::{Lost, Outcome};
-use netpold_api::observe::{Attribution, Event, Line, PolicyName, RuleName};
+use netpold_api::filter::Request;
+use netpold_api::observe::{Attribution, Event, Line, OBSERVE_REQUEST, PolicyName, RuleName};
 use netpold_cli::top::{Board, Choice, Terminal, draw};
 use netpold_core::cluster::Whose;
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
+use netpold_engine::admin::{self, Admin};
+use netpold_engine::lines::{Lines, line};
 use netpold_testbed::cluster::eventually;
 use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
@@ -25,6 +28,7 @@ use nix::sys::termios::{LocalFlags, tcgetattr};
 use nix::unistd::{Pid, setsid};
 use ratatui::backend::TestBackend;
 use tempfile::TempDir;
+use tokio::runtime::Runtime;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const SIZE: (u16, u16) = (80, 24);
@@ -106,29 +110,33 @@ fn stream() -> Vec<Line> {
 /// Socket that answers each client's request with the stream, then closes or keeps the connection.
 struct Agent {
     directory: TempDir,
-    requests: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<Request>>>,
+    _admin: Admin,
+    _runtime: Runtime,
 }
 
 impl Agent {
     fn new(lines: Vec<Line>, follows: bool) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let listener = UnixListener::bind(directory.path().join("socket")).unwrap();
-        let requests = Arc::<Mutex<Vec<String>>>::default();
+        let requests = Arc::<Mutex<Vec<Request>>>::default();
         let heard = Arc::clone(&requests);
-        std::thread::spawn(move || {
-            let mut open: Vec<UnixStream> = Vec::new();
-            while let Ok((mut stream, _)) = listener.accept() {
-                let mut request = String::new();
-                BufReader::new(&stream).read_line(&mut request).unwrap();
-                heard.lock().unwrap().push(request);
-                stream.write_all(b"\n").unwrap();
-                for line in &lines {
-                    writeln!(stream, "{}", serde_json::to_string(line).unwrap()).unwrap();
+        let texts: Vec<Vec<u8>> = lines.iter().map(|it| line(it).unwrap()).collect();
+        let stream = admin::stream(move |request, lines: Lines| {
+            heard.lock().unwrap().push(request);
+            let texts = texts.concat();
+            std::future::ready(Ok(async move {
+                lines.send(texts).await?;
+                if follows {
+                    lines.closed().await;
                 }
-                open.extend(follows.then_some(stream));
-            }
+                Ok(())
+            }))
         });
-        Self { directory, requests }
+        let runtime = Runtime::new().unwrap();
+        let _inside = runtime.enter();
+        let router = Router::new().route(OBSERVE_REQUEST, stream);
+        let admin = Admin::serve(&directory.path().join("socket"), router).unwrap();
+        Self { directory, requests, _admin: admin, _runtime: runtime }
     }
 
     fn socket(&self) -> PathBuf {
@@ -168,8 +176,6 @@ fn the_sessions_on_the_page_are_real() {
         shown += 1;
     }
     assert_eq!(shown, 1, "sessions on the page");
-    let requests = agent.requests.lock().unwrap().clone();
-    assert!(requests.iter().all(|request| request.starts_with("observe {")), "{requests:?}");
     let lines = observe(&agent, &["-o", "json"]);
     let lines = lines.lines().map(|line| serde_json::from_str::<Line>(line).unwrap());
     assert_eq!(lines.collect::<Vec<_>>(), stream().split_off(11));
@@ -321,7 +327,7 @@ fn top_on_a_terminal_of_80_by_24() {
     assert!(top.ends().success());
     let requests = agent.requests.lock().unwrap().clone();
     assert!(
-        requests[0].contains(r#""follow":true"#) && requests[0].contains("allow"),
+        requests[0].follow && requests[0].filter.verdicts.contains(&Outcome::Allow),
         "{requests:?}"
     );
 }

@@ -3,12 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use axum::Router;
+use netpold_api::rules::RULES_REQUEST;
 use netpold_ebpf::reason::Reason;
+use netpold_engine::admin::{self, Admin};
 use serde_json::json;
 
 fn root() -> PathBuf {
@@ -67,18 +68,13 @@ fn the_list_of_rules_is_real() {
     let answer = json!({ "node": "n", "as_of": as_of, "rules": rules });
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
-    let listener = UnixListener::bind(&socket).unwrap();
-    let agent = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        let mut request = String::new();
-        BufReader::new(&stream).read_line(&mut request).unwrap();
-        stream.write_all(answer.to_string().as_bytes()).unwrap();
-        request
-    });
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _inside = runtime.enter();
+    let rules = admin::answer(move |()| answer.clone());
+    let _agent = Admin::serve(&socket, Router::new().route(RULES_REQUEST, rules)).unwrap();
     let arguments = command.strip_prefix("netpold ").unwrap().split(' ');
     let mut netpold = Command::new(env!("CARGO_BIN_EXE_netpold"));
     let output = netpold.args(arguments).arg("--socket").arg(&socket).env_clear().output().unwrap();
-    assert_eq!(agent.join().unwrap(), "rules\n");
     let printed = String::from_utf8(output.stdout).unwrap();
     assert_eq!(printed.trim_end(), shown.trim_end(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -14,7 +14,7 @@ use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::conntrack::Buckets;
 use netpold_dataplane::quiescence::grace_period;
 use netpold_dataplane::{Dataplane, DataplaneOptions};
-use netpold_engine::engine::Engine;
+use netpold_engine::Engine;
 use netpold_testbed::Netns;
 use serde::Serialize;
 
@@ -187,7 +187,7 @@ fn attach(veths: &Veths, local: u32, buckets: u32, pins: &Path) -> Result<Vec<At
 /// The engine with a large cluster.
 pub(crate) struct Subject {
     pub(crate) engine: Engine,
-    scale: Scale,
+    pub(crate) scale: Scale,
     /// Folder of the pinned links.
     links: PathBuf,
     /// Number of events so far.

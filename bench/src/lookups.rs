@@ -16,7 +16,7 @@ use netpold_ebpf::layout::{ClassId, FragmentKey, FragmentPorts, PortWord, Settin
 use netpold_ebpf::packet::protocol::{TCP_ACK, TCP_SYN};
 use netpold_ebpf::tables::Tables;
 use netpold_ebpf::tables::policy::PolicyTables;
-use netpold_engine::engine::install;
+use netpold_engine::install;
 use netpold_testkit::flows::FlowTables;
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::node::{NodeTables, Plain};

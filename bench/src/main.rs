@@ -20,6 +20,7 @@ mod maps;
 mod observe;
 mod packet;
 mod plots;
+mod questions;
 mod random;
 mod regression;
 mod report;
@@ -73,6 +74,8 @@ enum Part {
     Control,
     /// The part of control with edits while another tenant flaps: five minutes
     Flapping,
+    /// Pod events while clients ask on the control socket
+    Questions,
     /// Nanoseconds per packet
     Packet,
     /// Forwarding between veths
@@ -134,6 +137,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         control: Vec::new(),
         node: None,
         flapping: None,
+        questions: Vec::new(),
         hostile: Vec::new(),
         maps: Vec::new(),
         forwarding: Vec::new(),
@@ -150,6 +154,12 @@ fn run(arguments: &Arguments) -> Result<()> {
         let time = Duration::from_secs(if arguments.quick { 20 } else { 300 });
         let pins = pins.folder("flapping");
         results.flapping = Some(flapping::measure(time, BUCKETS, &pins, &tell)?);
+    }
+    if wanted(Part::Questions) {
+        let time = Duration::from_secs(if arguments.quick { 3 } else { 10 });
+        let scale = Scale { events: 0, ..scales(true)[0] };
+        results.questions =
+            questions::measure(scale, time, BUCKETS, &pins.folder("questions"), &tell)?;
     }
     if wanted(Part::Packet) {
         packets(arguments.quick, &pins, &mut results)?;

@@ -14,6 +14,7 @@ use crate::lookups::{self, CaseLookups};
 use crate::maps::{self, Maps};
 use crate::observe::{self, Observed};
 use crate::packet::{self, PacketFigure};
+use crate::questions::{self, Questioned};
 use crate::regression::{Figure, Figures};
 use crate::scale::{self, ApiLoad};
 use crate::wire::{self, Wire};
@@ -44,6 +45,8 @@ pub(crate) struct Results {
     pub(crate) node: Option<Node>,
     /// Edits while another tenant flaps.
     pub(crate) flapping: Option<Flapping>,
+    /// Pod events while clients ask on the control socket.
+    pub(crate) questions: Vec<Questioned>,
     pub(crate) hostile: Vec<Hostile>,
     pub(crate) maps: Vec<Maps>,
     pub(crate) forwarding: Vec<Forwarding>,
@@ -77,6 +80,7 @@ impl Results {
         self.control.iter().for_each(control::print);
         self.node.iter().for_each(engine::print);
         self.flapping.iter().for_each(flapping::print);
+        questions::print(&self.questions);
         maps::print(&self.maps);
         forward::print(&self.forwarding);
         flood::print(&self.flood);

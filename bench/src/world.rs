@@ -19,7 +19,7 @@ use netpold_ebpf::flow::control::timeouts;
 use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::{Ct4Bucket, Ct6Bucket, Settings};
-use netpold_engine::engine::install;
+use netpold_engine::install;
 
 use crate::cluster::NODE;
 

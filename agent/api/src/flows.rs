@@ -6,8 +6,8 @@ use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use serde::{Deserialize, Serialize};
 
-/// Name of the control socket's [`Request`] for a [`Page`].
-pub const FLOWS_REQUEST: &str = "flows";
+/// Path of a [`Request`] for a [`Page`].
+pub const FLOWS_REQUEST: &str = "/flows";
 
 /// Most flows in a page of netpold's table.
 pub const PAGE: u32 = 2048;

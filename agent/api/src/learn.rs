@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::workload::Workload;
 
-/// Request for an [`Answer`].
-pub const LEARN_REQUEST: &str = "learn";
+/// Path of the request for an [`Answer`].
+pub const LEARN_REQUEST: &str = "/learn";
 
 /// Remote side of flows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::events::{Lost, Outcome};
 
-/// Command of a request; a space and a [`Request`](crate::filter::Request) in JSON follow.
-pub const OBSERVE_REQUEST: &str = "observe";
+/// Path of a [`Request`](crate::filter::Request) for events.
+pub const OBSERVE_REQUEST: &str = "/observe";
 
 /// Line of the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

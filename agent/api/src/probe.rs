@@ -6,8 +6,8 @@ use netpold_core::explain::Verdict;
 use netpold_core::model::{Direction, Key};
 use serde::{Deserialize, Serialize};
 
-/// Name of the request for a [`NodeAnswer`] on the control socket, followed by a probe as JSON.
-pub const EXPLAIN_REQUEST: &str = "explain";
+/// Path of a probe for a [`NodeAnswer`].
+pub const EXPLAIN_REQUEST: &str = "/explain";
 
 /// Verdict of one source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

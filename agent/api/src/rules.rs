@@ -7,8 +7,8 @@ use std::time::Duration;
 use netpold_core::model::Direction;
 use serde::{Deserialize, Serialize};
 
-/// Request for an [`Answer`] about the use of rules.
-pub const RULES_REQUEST: &str = "rules";
+/// Path of the request for an [`Answer`] about the use of rules.
+pub const RULES_REQUEST: &str = "/rules";
 
 /// Use of the rules that allow traffic of a node's pods: rules of the NetworkPolicies that isolate the pods, and Accept
 /// rules of the ClusterNetworkPolicies about them.

@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::source::SourceStatus;
 
-/// Request for a [`Status`].
-pub const STATUS_REQUEST: &str = "status";
+/// Path of the request for a [`Status`].
+pub const STATUS_REQUEST: &str = "/status";
 
-/// Request for the reasons why an agent is not ready, a list of strings.
-pub const READY_REQUEST: &str = "ready";
+/// Path of the request for the reasons why an agent is not ready, a list of strings.
+pub const READY_REQUEST: &str = "/ready";
 
 /// Status of a running agent: enforcement, drops and problems.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

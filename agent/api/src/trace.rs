@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use crate::events::Outcome;
 use crate::observe::Attribution;
 
-/// Name of the request for a trace, followed by a space and a [`Request`] in JSON.
-pub const TRACE_REQUEST: &str = "trace";
+/// Path of a [`Request`] for a trace.
+pub const TRACE_REQUEST: &str = "/trace";
 
 /// Longest trace, in seconds.
 pub const LONGEST: u64 = 600;
@@ -124,11 +124,6 @@ pub enum Line {
         node: String,
         /// Reason of the end.
         reason: String,
-    },
-    /// The agent refuses the trace.
-    Refused {
-        /// Reason of the refusal.
-        error: String,
     },
 }
 

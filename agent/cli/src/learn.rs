@@ -35,8 +35,7 @@ pub use yaml::{json, prepare, yaml};
 use crate::live::{self, ClusterArgs};
 use crate::offline;
 use crate::output::{Output, print};
-use crate::socket::answer as ask;
-use crate::status::understood;
+use crate::socket;
 
 /// Exit status: the observed flows stay allowed.
 const PROVED: u8 = 0;
@@ -129,12 +128,12 @@ impl LearnArgs {
             });
             (merge(answers.collect::<Result<_>>()?), true)
         } else if self.cluster.is_meant() {
-            let mut arguments = vec![LEARN_REQUEST, "-o", "json"];
+            let mut arguments = vec!["learn", "-o", "json"];
             arguments.extend(self.namespace.iter().flat_map(|name| ["-n", name.as_str()]));
             let all = live::ask::<Answer>(&self.cluster, &arguments)?;
             (merge(all.answers), all.failures.is_empty())
         } else {
-            (understood(&ask(&self.socket, LEARN_REQUEST)?)?, true)
+            (socket::answer(&self.socket, LEARN_REQUEST, &())?, true)
         };
         self.select(&mut answer);
         Ok((answer, complete))

@@ -16,7 +16,6 @@ use crate::live::{self, ALL, ClusterArgs, SOME};
 use crate::output::{Output, print};
 use crate::printable_document::printable_document;
 use crate::socket;
-use crate::status::understood;
 
 /// Units of times: limit (exclusive) and length in seconds, and name.
 const UNITS: [(u64, u64, &str); 3] =
@@ -55,7 +54,7 @@ pub fn run(args: &RulesArgs) -> Result<u8> {
         let failures = all.unanswered();
         merge(all.answers, failures)
     } else {
-        understood(&socket::answer(&args.socket, RULES_REQUEST)?)?
+        socket::answer(&args.socket, RULES_REQUEST, &())?
     };
     answer.select(args.namespace.as_deref(), args.unused);
     print(&match args.output {

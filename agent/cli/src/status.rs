@@ -10,7 +10,6 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use netpold_api::socket::DEFAULT_SOCKET;
 use netpold_api::status::Status;
-use serde::Deserialize;
 
 pub use client::run;
 use cluster::text as cluster_text;
@@ -19,8 +18,7 @@ pub use cluster::{ClusterStatus, merge};
 use crate::live::ClusterArgs;
 use crate::output::Output;
 use crate::printable_document::printable_json;
-
-const NOT_UNDERSTOOD: &str = "cannot parse the agent's answer; is it another version?";
+use crate::socket::NOT_UNDERSTOOD;
 
 /// Flags of `netpold status`.
 #[derive(Debug, Args)]
@@ -44,19 +42,10 @@ pub struct StatusArgs {
 ///
 /// # Errors
 /// The document is of another version.
-pub(crate) fn text(json: &str) -> Result<String> {
-    let mut value = understood(json)?;
-    printable_json(&mut value);
-    let status: Status = serde_json::from_value(value).context(NOT_UNDERSTOOD)?;
+pub(crate) fn text(mut status: serde_json::Value) -> Result<String> {
+    printable_json(&mut status);
+    let status: Status = serde_json::from_value(status).context(NOT_UNDERSTOOD)?;
     Ok(render::render(&status))
-}
-
-/// Parses a status document, or a part of one.
-///
-/// # Errors
-/// The document is of another version.
-pub fn understood<'j, T: Deserialize<'j>>(json: &'j str) -> Result<T> {
-    serde_json::from_str(json).context(NOT_UNDERSTOOD)
 }
 
 #[cfg(test)]
@@ -95,11 +84,11 @@ mod tests {
             }],
             ..Status::default()
         };
-        let shown = text(&serde_json::to_string(&status).unwrap()).unwrap();
+        let shown = text(serde_json::to_value(&status).unwrap()).unwrap();
         let shown = anstream::adapter::strip_str(&shown).to_string();
         let plain = Status { problems: vec!["x".into()], ..status.clone() };
         let lines = |text: &str| text.lines().count();
-        let same = text(&serde_json::to_string(&plain).unwrap()).unwrap();
+        let same = text(serde_json::to_value(&plain).unwrap()).unwrap();
         assert_eq!(lines(&shown), lines(&same), "{shown}");
         let named = shown.matches(r"x\nproblems\u{1b}[2J\u{202e}").count();
         assert_eq!(named, 12, "{shown}");

@@ -1,29 +1,47 @@
-//! The control socket. A client sends a line with a request and gets one JSON document; for some requests the answer is
-//! a stream of lines, until the client disconnects.
+//! The control socket: HTTP/1 on a Unix socket, one request per connection. A request's body is JSON or empty; the answer
+//! is one JSON document, or a stream of JSON lines until one side ends it. A status other than 200 comes with the reason as
+//! text.
 
-use std::collections::BTreeMap;
+mod requests;
+
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, os::unix::net::UnixStream as StdStream};
 
-use futures::FutureExt as _;
-use futures::future::BoxFuture;
+use axum::Router;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::http::{StatusCode, Uri, header};
+use axum::response::IntoResponse;
+use axum::routing::{MethodRouter, any};
+use futures::stream::unfold;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use thiserror::Error;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::timeout;
 use tracing::debug;
 
 use netpold_api::socket::PATIENCE;
 
+use crate::engine::Engine;
+use crate::lines::{Lines, line};
+use crate::questions::Questions;
+
+pub use requests::requests;
+
 /// Suffix of the socket's name until it is ready.
 pub const NEW_SUFFIX: &str = ".new";
-/// Longest request, in bytes.
-const REQUEST_MAX: u64 = 2048;
+/// Longest body of a request, in bytes.
+const REQUEST_MAX: usize = 2048;
+/// Media type of the answers.
+const JSON: [(header::HeaderName, &str); 1] = [(header::CONTENT_TYPE, "application/json")];
 
 /// Failure to create the control socket.
 #[derive(Debug, Error)]
@@ -42,52 +60,86 @@ pub enum AdminError {
     Io(PathBuf, #[source] io::Error),
 }
 
-/// Handler of a request. Its argument is the rest of the line after the request's name.
-type Answer = Box<dyn Fn(&str) -> serde_json::Result<Vec<u8>> + Send + Sync>;
+/// Refusal of a request, with the reason.
+type Refusal = (StatusCode, String);
 
-/// Handler of a streaming request: serves the connection until one side ends it. Gets the rest of the line too.
-type Stream = Box<dyn Fn(UnixStream, String) -> BoxFuture<'static, io::Result<()>> + Send + Sync>;
-
-/// Handlers of a control socket's requests, by name.
-#[derive(Default)]
-pub struct Requests {
-    answers: BTreeMap<&'static str, Answer>,
-    streams: BTreeMap<&'static str, Stream>,
+/// Route to one JSON document. `answer` runs on a thread that may block, for example on the engine.
+pub fn answer<Q, A>(answer: impl Fn(Q) -> A + Clone + Send + Sync + 'static) -> MethodRouter
+where
+    Q: DeserializeOwned + Send + 'static,
+    A: Serialize + 'static,
+{
+    any(async move |body: Body| {
+        let question = read(body).await?;
+        let json = spawn_blocking(move || line(&answer(question)));
+        let json = json.await.map_err(io::Error::other).flatten();
+        json.map(|json| (JSON, json)).map_err(refused(StatusCode::INTERNAL_SERVER_ERROR))
+    })
 }
 
-impl Requests {
-    /// Adds a request of this name: `answer` returns the document of the answer. It runs on a thread that may block,
-    /// for example on the engine.
-    #[must_use]
-    pub fn on<T: Serialize>(
-        mut self,
-        name: &'static str,
-        answer: impl Fn(&str) -> T + Send + Sync + 'static,
-    ) -> Self {
-        let json = move |rest: &str| serde_json::to_vec(&answer(rest));
-        self.answers.insert(name, Box::new(json));
-        self
-    }
-
-    /// Adds a streaming request of this name: `serve` gets the connection and the rest of the line.
-    #[must_use]
-    pub fn on_stream<F: Future<Output = io::Result<()>> + Send + 'static>(
-        mut self,
-        name: &'static str,
-        serve: impl Fn(UnixStream, String) -> F + Send + Sync + 'static,
-    ) -> Self {
-        let serve = move |stream, rest| serve(stream, rest).boxed();
-        self.streams.insert(name, Box::new(serve));
-        self
-    }
-
-    fn answer(&self, request: &str) -> serde_json::Result<Vec<u8>> {
-        let (name, rest) = request.split_once(' ').unwrap_or((request, ""));
-        match self.answers.get(name) {
-            Some(answer) => answer(rest),
-            None => serde_json::to_vec(&Refusal { error: format!("unknown request {request:?}") }),
+/// Route to one JSON document about the engine, without a question in the request. All requests that wait for the engine
+/// share the next answer.
+pub fn shared<A: Serialize + 'static>(
+    questions: &Arc<Questions>,
+    answer: impl Fn(&Engine) -> A + Send + Sync + 'static,
+) -> MethodRouter {
+    let parts = Arc::new((Arc::clone(questions), answer));
+    let last = Arc::new(tokio::sync::Mutex::new(None));
+    any(async move || {
+        let asked = Instant::now();
+        let mut last = last.lock().await;
+        if let Some((began, json)) = &*last
+            && *began >= asked
+        {
+            return Ok((JSON, Bytes::clone(json)));
         }
-    }
+        let next = spawn_blocking(move || {
+            let (questions, answer) = &*parts;
+            let (began, answer) = questions.ask(|engine| (Instant::now(), answer(engine)));
+            line(&answer).map(|json| (began, Bytes::from(json)))
+        });
+        let next = next.await.map_err(io::Error::other).flatten();
+        let next = next.map_err(refused(StatusCode::INTERNAL_SERVER_ERROR))?;
+        Result::<_, Refusal>::Ok((JSON, last.insert(next).1.clone()))
+    })
+}
+
+/// Route to a stream of JSON lines. `begin` refuses, or returns the future that sends the lines.
+pub fn stream<Q, B, S>(
+    begin: impl Fn(Q, Lines) -> B + Clone + Send + Sync + 'static,
+) -> MethodRouter
+where
+    Q: DeserializeOwned + Send + 'static,
+    B: Future<Output = Result<S, String>> + Send,
+    S: Future<Output = io::Result<()>> + Send + 'static,
+{
+    any(async move |body: Body| {
+        let (lines, receiver) = Lines::new();
+        let sent = begin(read(body).await?, lines).await.map_err(refused(StatusCode::CONFLICT))?;
+        tokio::spawn(async move {
+            if let Err(error) = sent.await {
+                debug!("control stream: {error}");
+            }
+        });
+        let texts = unfold(receiver, async |mut receiver| {
+            receiver.recv().await.map(|text| (io::Result::Ok(text), receiver))
+        });
+        Result::<_, Refusal>::Ok((JSON, Body::from_stream(texts)))
+    })
+}
+
+fn refused<E: ToString>(status: StatusCode) -> impl Fn(E) -> Refusal {
+    move |error| (status, error.to_string())
+}
+
+/// Reads a request's body; an empty one is `null`.
+async fn read<Q: DeserializeOwned>(body: Body) -> Result<Q, Refusal> {
+    let body = timeout(PATIENCE, to_bytes(body, REQUEST_MAX)).await;
+    let body = body.map_err(refused(StatusCode::REQUEST_TIMEOUT))?;
+    let body = body.map_err(refused(StatusCode::PAYLOAD_TOO_LARGE))?;
+    let json = if body.is_empty() { b"null" } else { &body[..] };
+    let invalid = |error| format!("invalid request: {error}");
+    serde_json::from_slice(json).map_err(invalid).map_err(refused(StatusCode::BAD_REQUEST))
 }
 
 /// A control socket that is being served. Dropping it ends the service and removes the socket.
@@ -104,7 +156,7 @@ impl Admin {
     ///
     /// # Errors
     /// See [`AdminError`].
-    pub fn serve(path: &Path, requests: Requests) -> Result<Self, AdminError> {
+    pub fn serve(path: &Path, router: Router) -> Result<Self, AdminError> {
         if StdStream::connect(path).is_ok() {
             return Err(AdminError::Taken(path.to_owned()));
         }
@@ -113,7 +165,7 @@ impl Admin {
         }
         let (listener, inode) =
             listen(path).map_err(|error| AdminError::Io(path.to_owned(), error))?;
-        let task = tokio::spawn(accept(listener, Arc::new(requests)));
+        let task = tokio::spawn(accept(listener, router.fallback(unknown)));
         Ok(Self { path: path.to_owned(), inode, task })
     }
 }
@@ -143,17 +195,14 @@ fn listen(path: &Path) -> io::Result<(UnixListener, u64)> {
     Ok((listener, inode))
 }
 
-async fn accept(listener: UnixListener, requests: Arc<Requests>) {
+async fn unknown(uri: Uri) -> impl IntoResponse {
+    (StatusCode::NOT_FOUND, format!("unknown request {:?}", uri.path()))
+}
+
+async fn accept(listener: UnixListener, router: Router) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
-                let requests = Arc::clone(&requests);
-                tokio::spawn(async move {
-                    if let Err(error) = attend(stream, requests).await {
-                        debug!("control connection: {error}");
-                    }
-                });
-            }
+            Ok((stream, _)) => drop(tokio::spawn(serve(stream, router.clone()))),
             Err(error) => {
                 // Most likely out of file descriptors: give other connections time to end.
                 debug!("control socket: {error}");
@@ -163,76 +212,81 @@ async fn accept(listener: UnixListener, requests: Arc<Requests>) {
     }
 }
 
-async fn attend(mut stream: UnixStream, requests: Arc<Requests>) -> io::Result<()> {
-    let mut request = String::new();
-    let mut reader = BufReader::new((&mut stream).take(REQUEST_MAX));
-    tokio::time::timeout(PATIENCE, reader.read_line(&mut request)).await??;
-    let request = request.trim_end().to_owned();
-    let (name, rest) = request.split_once(' ').unwrap_or((&request, ""));
-    match requests.streams.get(name) {
-        Some(serve) => serve(stream, rest.to_owned()).await,
-        None => tokio::time::timeout(PATIENCE, answer(stream, requests, request)).await?,
+async fn serve(stream: UnixStream, router: Router) {
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(PATIENCE)
+        .keep_alive(false)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    if let Err(error) = served.await {
+        debug!("control connection: {error}");
     }
-}
-
-async fn answer(
-    mut stream: UnixStream,
-    requests: Arc<Requests>,
-    request: String,
-) -> io::Result<()> {
-    // On a blocking thread: the handler waits for the engine, which may be writing; readers of events must not wait.
-    let json = spawn_blocking(move || requests.answer(&request));
-    let mut json = json.await.map_err(io::Error::other)??;
-    json.push(b'\n');
-    stream.write_all(&json).await?;
-    stream.shutdown().await
-}
-
-#[derive(Serialize)]
-struct Refusal {
-    error: String,
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
 
-    use netpold_api::rules::{Answer, RULES_REQUEST};
     use netpold_api::status::{STATUS_REQUEST, Status};
     use tempfile::TempDir;
 
     use super::*;
 
-    fn ask(path: &Path, request: &str) -> String {
+    /// Returns the status and the body of the answer.
+    fn ask(path: &Path, request: &str, body: &str) -> (String, String) {
         let mut stream = StdStream::connect(path).unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
+        let length = body.len();
+        write!(stream, "POST {request} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}")
+            .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
-        answer
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().to_owned(), body.to_owned())
+    }
+
+    fn answered(path: &Path, request: &str, body: &str) -> String {
+        let (status, text) = ask(path, request, body);
+        assert_eq!(status, "200", "{text}");
+        text
     }
 
     fn status() -> Status {
         Status { node: "n".into(), ..Status::default() }
     }
 
-    fn requests() -> Requests {
-        let requests = Requests::default().on(STATUS_REQUEST, |_| status());
-        requests.on(RULES_REQUEST, |_| Answer::default()).on("echo", str::to_owned)
+    fn router() -> Router {
+        let lines = stream(async |number: u8, lines: Lines| match number {
+            0 => Err("none wanted".to_owned()),
+            _ => Ok(async move {
+                for number in 0..number {
+                    lines.send(line(&number)?).await?;
+                }
+                Ok(())
+            }),
+        });
+        Router::new()
+            .route(STATUS_REQUEST, answer(|()| status()))
+            .route("/echo", answer(|text: String| text))
+            .route("/lines", lines)
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn answers_and_cleans_up() {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("sub/netpold.sock");
-        let admin = Admin::serve(&path, requests()).unwrap();
+        let admin = Admin::serve(&path, router()).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        let read: Status = serde_json::from_str(&ask(&path, "status\n")).unwrap();
+        let read: Status = serde_json::from_str(&answered(&path, STATUS_REQUEST, "")).unwrap();
         assert_eq!(read, status());
-        let rules: Answer = serde_json::from_str(&ask(&path, "rules\n")).unwrap();
-        assert_eq!(rules, Answer::default());
-        assert_eq!(ask(&path, "echo of this\n"), "\"of this\"\n");
-        assert_eq!(ask(&path, "please\n"), "{\"error\":\"unknown request \\\"please\\\"\"}\n");
-        let error = Admin::serve(&path, requests()).unwrap_err();
+        assert_eq!(answered(&path, "/echo", "\"this\""), "\"this\"\n");
+        assert_eq!(answered(&path, "/lines", "3"), "0\n1\n2\n");
+        let refusals = [("/lines", "0", "409"), ("/echo", "1", "400"), ("/please", "", "404")];
+        for (request, body, status) in refusals {
+            assert_eq!(ask(&path, request, body).0, status, "{request} {body}");
+        }
+        let long = format!("\"{}\"", "a".repeat(REQUEST_MAX));
+        assert_eq!(ask(&path, "/echo", &long).0, "413");
+        let error = Admin::serve(&path, router()).unwrap_err();
         assert!(matches!(error, AdminError::Taken(_)), "{error}");
         drop(admin);
         assert!(!path.exists());
@@ -243,10 +297,10 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("netpold.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let admin = Admin::serve(&path, requests()).unwrap();
-        assert!(ask(&path, "status\n").contains("\"node\":\"n\""));
+        let admin = Admin::serve(&path, router()).unwrap();
+        assert!(answered(&path, STATUS_REQUEST, "").contains("\"node\":\"n\""));
         drop(admin);
         fs::write(&path, "precious").unwrap();
-        assert!(matches!(Admin::serve(&path, requests()), Err(AdminError::NoSocket(_))));
+        assert!(matches!(Admin::serve(&path, router()), Err(AdminError::NoSocket(_))));
     }
 }

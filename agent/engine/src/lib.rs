@@ -2,22 +2,29 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | [`engine`] | applies changes, repairs, and answers for the status |
+//! | [`Engine`], [`interfaces`] | applies changes, repairs, and answers for the status |
 //! | [`events`], [`observe`] | drops and flows as they happen, and their watchers |
 //! | [`flows`], [`probe`], [`trace`] | answers about the node's flows, a probe, and a pod's packets |
 //! | [`rule_use`], [`learn`] | traffic by rule and by workload, saved by [`kept`] |
 //! | [`metrics`], [`publish`] | metrics, and reports to the API about the policy in force |
-//! | [`admin`] | the control socket |
+//! | [`admin`], [`lines`], [`questions`] | the control socket, streams on it, and the access of its requests to the engine |
 
 pub mod admin;
-pub mod engine;
+mod engine;
 pub mod events;
 pub mod flows;
 pub mod kept;
 pub mod learn;
+pub mod lines;
 pub mod metrics;
 pub mod observe;
 pub mod probe;
 pub mod publish;
+pub mod questions;
 pub mod rule_use;
 pub mod trace;
+
+pub use engine::{
+    Enforcement, Engine, EngineError, PodEnforcement, PolicyEnforcement, denials, flow_reader,
+    hindrances, install, interfaces, name_remotes, observed, to_tell_of_node, unsupported_policies,
+};

@@ -11,7 +11,6 @@ use netpold_cli::doctor::DoctorArgs;
 use netpold_cli::doctor::enforcers::{self, ENFORCERS};
 use netpold_cli::doctor::{Check, Findings, Report, Severity};
 use netpold_cli::socket::answer;
-use netpold_cli::status::understood;
 use netpold_dataplane::attach::Mode;
 use netpold_dataplane::bpffs::is_bpffs;
 use netpold_dataplane::netlink::{Connection, Message, attributes};
@@ -110,8 +109,7 @@ pub(crate) fn examine(args: &DoctorArgs) -> Report {
     if !is_bpffs(bpffs.ancestors().find(|path| path.exists()).unwrap_or(bpffs)) {
         found.add(&NO_BPFFS, bpffs.display().to_string());
     }
-    let status = answer(socket, STATUS_REQUEST);
-    match status.and_then(|json| understood::<Status>(&json)) {
+    match answer::<Status>(socket, STATUS_REQUEST, &()) {
         Ok(status) => agent(&status, &mut found),
         Err(error) => found.add(&NO_AGENT, format!("{error:#}")),
     }

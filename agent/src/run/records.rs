@@ -7,7 +7,7 @@ use netpold_core::lock::lock;
 use netpold_kube::state::SnapshotWriter;
 use tokio::task::block_in_place;
 
-use netpold_engine::engine::Engine;
+use netpold_engine::Engine;
 use netpold_engine::kept::{self, Keeper};
 use netpold_engine::learn;
 use netpold_engine::rule_use::{self, RuleUse};

@@ -9,11 +9,11 @@ use netpold_core::lock::lock;
 use netpold_kube::cluster::EventRecorder;
 use tokio::sync::{Notify, watch};
 
-use netpold_engine::engine::{
-    Enforcement, Engine, denials, hindrances, to_tell_of_node, unsupported_policies,
-};
 use netpold_engine::events::Line;
 use netpold_engine::publish::{Look, Publisher, Settings};
+use netpold_engine::{
+    Enforcement, Engine, denials, hindrances, to_tell_of_node, unsupported_policies,
+};
 
 /// Recorder of Events and publisher of the enforced state.
 pub(super) struct Reports {

@@ -14,7 +14,7 @@ use netpold_dataplane::conntrack::Buckets;
 use netpold_dataplane::pinned_state::PinnedState;
 use netpold_dataplane::{Dataplane, DataplaneOptions};
 use netpold_ebpf::layout::Endpoint;
-use netpold_engine::engine::Engine;
+use netpold_engine::Engine;
 use netpold_kube::inputs::kept;
 
 use crate::config::RunConfig;

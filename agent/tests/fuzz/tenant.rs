@@ -14,7 +14,7 @@ use netpold_core::compile::Compiler;
 use netpold_core::model::{Change, Direction, Interface, Key};
 use netpold_core::ops::TableWriter;
 use netpold_core::options::Options;
-use netpold_engine::engine::unsupported_policies;
+use netpold_engine::unsupported_policies;
 use netpold_kube::convert::{Kind, read};
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::oracle::Oracle;

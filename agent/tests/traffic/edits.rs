@@ -16,7 +16,7 @@ use netpold_dataplane::attach::{Attacher, Mode};
 use netpold_dataplane::bpffs::PinRoot;
 use netpold_dataplane::conntrack::Buckets;
 use netpold_dataplane::{Dataplane, DataplaneOptions};
-use netpold_engine::engine::Engine;
+use netpold_engine::Engine;
 use netpold_kube::manifests::read_once;
 use netpold_testbed::cluster::{Cluster, NAMESPACE};
 use netpold_testbed::{Cni, Unmount, require_root};

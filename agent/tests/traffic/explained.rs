@@ -2,12 +2,11 @@
 //! questions leave no trace.
 
 use std::collections::BTreeSet;
-use std::io::{Read as _, Write as _};
 use std::mem::offset_of;
 use std::net::IpAddr;
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use netpold_api::probe::EXPLAIN_REQUEST;
 use netpold_dataplane::bpf::mmap::MappedArray;
 use netpold_ebpf::layout::{ENDPOINT_SLOTS, Endpoint};
 use netpold_testbed::cluster::{Cluster, MOMENT, PORT};
@@ -74,11 +73,7 @@ fn world() -> Cluster {
 }
 
 fn ask(cluster: &Cluster, question: &Value) -> Value {
-    let mut stream = UnixStream::connect(cluster.agents[0].socket()).unwrap();
-    stream.write_all(format!("explain {question}\n").as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    serde_json::from_str(&answer).unwrap()
+    netpold_cli::socket::answer(&cluster.agents[0].socket(), EXPLAIN_REQUEST, question).unwrap()
 }
 
 fn differs(end: &Value) -> bool {

@@ -14,7 +14,6 @@ use super::{ALLOWED, CANNOT_TELL, DENIED, ExplainArgs, print_lines, probe};
 use crate::output::{Output, is_read};
 use crate::printable_document::printable_json;
 use crate::socket;
-use crate::status::understood;
 
 /// Returns the socket of the agent to ask, if neither manifests nor a cluster are selected.
 pub(super) fn socket(args: &ExplainArgs) -> Option<&Path> {
@@ -30,10 +29,8 @@ pub(super) fn run(args: &ExplainArgs, path: &Path) -> Result<u8> {
     if args.probes.is_some() {
         bail!("--probes are answered from --manifests");
     }
-    let question = serde_json::to_string(&probe(args)?)?;
-    let json =
-        socket::answer(path, &format!("{EXPLAIN_REQUEST} {question}")).context("cannot tell")?;
-    let answer: NodeAnswer = understood(&json)?;
+    let answer = socket::answer(path, EXPLAIN_REQUEST, &probe(args)?);
+    let answer: NodeAnswer = answer.context("cannot tell")?;
     match args.output {
         Output::Text => print(&answer),
         Output::Json => {

@@ -17,7 +17,6 @@ use super::{FlowsArgs, text};
 use crate::live::{self, ALL, Answers, ClusterArgs, SOME};
 use crate::output::{Output, print};
 use crate::socket;
-use crate::status::understood;
 
 /// Prints the flows of this node, or of a cluster's nodes, as text or JSON. Returns the exit status.
 ///
@@ -81,9 +80,7 @@ pub fn ask(path: &Path, filter: &Filter, limit: Option<u32>) -> Result<Answer> {
     let mut ask = |from, kernel| {
         let asked = if kernel { left } else { left.min(PAGE) };
         let wanted = Request { filter: filter.clone(), from, limit: asked, kernel };
-        let json =
-            socket::answer(path, &format!("{FLOWS_REQUEST} {}", serde_json::to_string(&wanted)?))?;
-        let page: Page = understood(&json)?;
+        let page: Page = socket::answer(path, FLOWS_REQUEST, &wanted)?;
         left = left.saturating_sub(u32::try_from(page.flows.len()).unwrap_or(u32::MAX));
         answer.node = page.node;
         answer.flows.extend(page.flows);

@@ -1,21 +1,20 @@
 //! Client side: asks the agent, or all agents of a cluster, and prints the stream.
 
-use std::io::{self, BufRead, BufReader, Write};
-use std::net::Shutdown;
+use std::io::Write;
 use std::path::Path;
 use std::pin::pin;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use futures::StreamExt as _;
 use netpold_api::filter::Request;
 use netpold_api::observe::{Line, OBSERVE_REQUEST};
-use serde::Deserialize;
+use netpold_api::socket::PATIENCE;
 
 use super::args::{ObserveArgs, arguments};
 use super::render::text;
 use crate::live::{self, ALL, Agents, SOME};
 use crate::output::{Output, is_read};
-use crate::socket;
+use crate::socket::{Lines, understood};
 
 /// Most events of a cluster sorted at once.
 const ORDERED: usize = 50_000;
@@ -28,10 +27,7 @@ pub fn run(args: &ObserveArgs) -> Result<u8> {
     if args.cluster.is_meant() {
         return live::block_on(of_cluster(args, &request));
     }
-    let mut lines = Lines::ask(&args.socket, &request)?;
-    if args.cluster.local && request.follow {
-        lines.end_with_standard_input()?;
-    }
+    let mut lines = ask(&args.socket, &request, args.cluster.local && request.follow)?;
     while let Some(line) = lines.read()? {
         if !show(&line, args.output)? {
             return Ok(ALL);
@@ -97,68 +93,10 @@ fn show(line: &str, output: Output) -> Result<bool> {
     Ok(is_read(writeln!(stdout, "{shown}").and_then(|()| stdout.flush()))?)
 }
 
-/// Parses a line of the stream.
+/// Asks an agent, and waits for the start of the stream: from then on it misses no event. See [`Lines::ask`].
 ///
 /// # Errors
-/// The line has another format, as of another version's agent, or is a refusal.
-pub fn understood(line: &str) -> Result<Line> {
-    #[derive(Deserialize)]
-    struct Refusal {
-        error: String,
-    }
-    serde_json::from_str(line).or_else(|error| match serde_json::from_str::<Refusal>(line) {
-        Ok(refusal) => bail!("the agent refuses: {}", refusal.error),
-        Err(_) => Err(error).context("cannot parse the agent's answer; is it another version?"),
-    })
-}
-
-/// Lines of a stream.
-#[derive(Debug)]
-pub struct Lines {
-    reader: BufReader<socket::Stream>,
-}
-
-impl Lines {
-    /// Asks an agent, and waits for the start of the stream.
-    ///
-    /// # Errors
-    /// No agent answers.
-    pub fn ask(socket: &Path, request: &Request) -> Result<Self> {
-        let request = format!("{OBSERVE_REQUEST} {}", serde_json::to_string(request)?);
-        let stream = socket::ask(socket, &request)?;
-        let mut reader = BufReader::new(stream);
-        let mut first = String::new();
-        let read = reader.read_line(&mut first);
-        read.with_context(|| format!("the agent on {} does not answer", socket.display()))?;
-        if !first.trim().is_empty() {
-            understood(&first)?;
-        }
-        // After the first line, the agent sends only when events occur.
-        reader.get_ref().set_read_timeout(None)?;
-        Ok(Self { reader })
-    }
-
-    /// Ends the stream when standard input ends: processes in a pod receive no signal, and a lost connection only
-    /// closes their standard input.
-    ///
-    /// # Errors
-    /// The connection cannot be shared.
-    pub fn end_with_standard_input(&self) -> io::Result<()> {
-        let stream = self.reader.get_ref().try_clone()?;
-        std::thread::spawn(move || {
-            let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-            let _ = stream.shutdown(Shutdown::Both);
-        });
-        Ok(())
-    }
-
-    /// Returns the next line; `None` if the agent has ended the stream.
-    ///
-    /// # Errors
-    /// The connection failed.
-    pub fn read(&mut self) -> io::Result<Option<String>> {
-        let mut line = String::new();
-        let length = self.reader.read_line(&mut line)?;
-        Ok((length > 0).then(|| line.trim_end().to_owned()))
-    }
+/// No agent answers, or it refuses.
+pub fn ask(socket: &Path, request: &Request, ends_with_input: bool) -> Result<Lines> {
+    Lines::ask(socket, OBSERVE_REQUEST, request, PATIENCE, ends_with_input)
 }

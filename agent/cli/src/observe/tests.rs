@@ -4,13 +4,7 @@ use netpold_api::samples::{NODE, event};
 use netpold_core::cluster::Whose;
 use netpold_core::model::{Direction, Key};
 
-use super::{lost_text, text, understood};
-
-#[test]
-fn a_refusal_is_an_error() {
-    let error = understood(r#"{"error":"not understood: x"}"#).unwrap_err().to_string();
-    assert!(error.starts_with("the agent refuses: not understood: "), "{error}");
-}
+use super::{lost_text, text};
 
 fn plain(line: &Line) -> String {
     anstream::adapter::strip_str(&text(line).unwrap()).to_string()

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use netpold_api::status::{READY_REQUEST, STATUS_REQUEST, Status};
 
-use super::{StatusArgs, cluster_text, merge, text, understood};
+use super::{StatusArgs, cluster_text, merge, text};
 use crate::live::{self, ALL, SOME};
 use crate::output::{Output, print};
 use crate::socket;
@@ -21,13 +21,10 @@ pub fn run(args: &StatusArgs) -> Result<u8> {
     if args.ready {
         return ready(&args.socket);
     }
-    let json = socket::answer(&args.socket, STATUS_REQUEST)?;
+    let status: serde_json::Value = socket::answer(&args.socket, STATUS_REQUEST, &())?;
     let text = match args.output {
-        Output::Json => {
-            let value: serde_json::Value = understood(&json)?;
-            format!("{value:#}\n")
-        }
-        Output::Text => text(&json)?,
+        Output::Json => format!("{status:#}\n"),
+        Output::Text => text(status)?,
     };
     print(&text)?;
     Ok(ALL)
@@ -35,7 +32,7 @@ pub fn run(args: &StatusArgs) -> Result<u8> {
 
 /// Prints the reasons why the agent is not ready. Returns the exit status.
 fn ready(socket: &Path) -> Result<u8> {
-    let reasons: Vec<String> = understood(&socket::answer(socket, READY_REQUEST)?)?;
+    let reasons: Vec<String> = socket::answer(socket, READY_REQUEST, &())?;
     reasons.iter().try_for_each(|reason| print(&format!("{reason}\n")))?;
     Ok(if reasons.is_empty() { ALL } else { SOME })
 }

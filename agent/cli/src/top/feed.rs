@@ -12,7 +12,8 @@ use netpold_api::observe::Line;
 use netpold_core::printable::printable;
 
 use crate::live::{self, Agents, ClusterArgs};
-use crate::observe::{Lines, arguments, printable_line, understood};
+use crate::observe::{arguments, ask, printable_line};
+use crate::socket::{Lines, understood};
 
 /// Pause between two attempts to reach an agent that has ended.
 const RETRY: Duration = Duration::from_secs(2);
@@ -50,7 +51,7 @@ pub(super) fn of_node(
         }
         lines = loop {
             std::thread::sleep(RETRY);
-            if let Ok(lines) = Lines::ask(socket, &again) {
+            if let Ok(lines) = ask(socket, &again, false) {
                 break lines;
             }
         };

@@ -15,7 +15,7 @@ use super::args::TopArgs;
 use super::board::{Board, View};
 use super::feed::{self, News};
 use super::screen::{Choice, SHOWN, draw};
-use crate::observe::Lines;
+use crate::observe::ask;
 
 /// Time between two frames, and longest delay of a signal.
 const FRAME: Duration = Duration::from_millis(250);
@@ -61,7 +61,7 @@ pub fn run(args: &TopArgs) -> Result<()> {
             "cluster".to_owned()
         }
         false => {
-            let lines = Lines::ask(&args.socket, &request)?;
+            let lines = ask(&args.socket, &request, false)?;
             let socket = args.socket.clone();
             std::thread::spawn(move || feed::of_node(lines, &socket, &request, &sender));
             "this node".to_owned()

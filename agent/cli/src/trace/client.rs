@@ -1,22 +1,20 @@
 //! Client side: sends the request to the agent of the pod's node, and shows the lines of the answer.
 
 use std::collections::BTreeSet;
-use std::io::{self, BufRead as _, BufReader, Write as _};
-use std::net::Shutdown;
+use std::io::Write as _;
 use std::path::Path;
 use std::pin::pin;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use futures::StreamExt as _;
 use netpold_api::trace::{Line, Request, TRACE_REQUEST};
-use netpold_core::printable::printable;
 
 use super::args::{TraceArgs, arguments};
 use super::render::text;
 use crate::live::{self, ALL, Agents, SOME, node_of};
 use crate::output::{Output, is_read};
-use crate::socket;
+use crate::socket::{Lines, understood};
 
 /// Longest time for an agent to load programs, on a busy node.
 const LOADING: Duration = Duration::from_mins(1);
@@ -34,33 +32,15 @@ pub fn run(args: &TraceArgs) -> Result<u8> {
 }
 
 fn of_node(path: &Path, request: &Request, local: bool, output: Output) -> Result<u8> {
-    let asked = format!("{TRACE_REQUEST} {}", serde_json::to_string(request)?);
-    let stream = socket::ask(path, &asked)?;
-    stream.set_read_timeout(Some(LOADING))?;
-    if local {
-        // A process in a pod gets no signal: a lost connection only ends its standard input.
-        let stream = stream.try_clone()?;
-        std::thread::spawn(move || {
-            let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-            let _ = stream.shutdown(Shutdown::Both);
-        });
-    }
-    let mut reader = BufReader::new(stream);
-    loop {
-        let mut line = String::new();
-        let read = reader.read_line(&mut line);
-        let silent = || format!("the agent on {} does not answer", path.display());
-        if read.with_context(silent)? == 0 {
-            return Ok(if local { ALL } else { SOME });
-        }
-        // From here on the agent sends lines only for packets.
-        reader.get_ref().set_read_timeout(None)?;
-        let understood = understood(line.trim_end())?;
+    let mut lines = Lines::ask(path, TRACE_REQUEST, request, LOADING, local)?;
+    while let Some(line) = lines.read()? {
+        let understood = understood(&line)?;
         let is_end = matches!(understood, Line::Ended { .. });
-        if !show(line.trim_end(), understood, output)? || is_end {
+        if !show(&line, understood, output)? || is_end {
             return Ok(ALL);
         }
     }
+    Ok(if local { ALL } else { SOME })
 }
 
 async fn of_cluster(args: &TraceArgs, request: &Request) -> Result<u8> {
@@ -73,7 +53,7 @@ async fn of_cluster(args: &TraceArgs, request: &Request) -> Result<u8> {
     while let Some((node, line)) = lines.next().await {
         match line {
             Ok(line) => {
-                let understood = understood(&line)?;
+                let understood: Line = understood(&line)?;
                 let is_end = matches!(understood, Line::Ended { .. });
                 if !show(&line, understood, args.output)? || is_end {
                     return Ok(ALL);
@@ -83,19 +63,6 @@ async fn of_cluster(args: &TraceArgs, request: &Request) -> Result<u8> {
         }
     }
     Ok(SOME)
-}
-
-/// Parses a line of the stream.
-fn understood(line: &str) -> Result<Line> {
-    let line = serde_json::from_str(line)
-        .context("cannot parse the agent's answer; is it another version?")?;
-    match line {
-        Line::Refused { error } => bail!("the agent refuses: {}", printable(&error)),
-        line
-        @ (Line::Started { .. } | Line::Packet(_) | Line::Lost { .. } | Line::Ended { .. }) => {
-            Ok(line)
-        }
-    }
 }
 
 /// Shows a line; returns whether the reader of the output is still there.

@@ -31,7 +31,6 @@ pub(super) fn text(line: &Line) -> Result<String> {
             text.yellow().to_string()
         }
         Line::Ended { node, reason } => format!("{node}: {reason}").dimmed().to_string(),
-        Line::Refused { error } => error,
     })
 }
 

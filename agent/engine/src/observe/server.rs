@@ -9,13 +9,11 @@ use netpold_api::events::Lost;
 use netpold_api::filter::{Filter, Request};
 use netpold_api::observe::{Event, Line};
 use netpold_core::lock::lock;
-use serde::Serialize;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 
 use crate::events::{Cursor, Journal, Seen, unix_millis};
+use crate::lines::{Lines, line};
 
 /// Most concurrent watchers; a further one replaces the oldest.
 const WATCHERS: usize = 16;
@@ -33,24 +31,19 @@ pub struct Observer {
     /// Function that builds events with names, and counts the events without attribution.
     resolve: Mutex<Resolve>,
     /// End signals of the watchers, in order of arrival.
-    watchers: Mutex<VecDeque<Arc<Notify>>>,
+    watchers: Arc<Mutex<VecDeque<Arc<Notify>>>>,
 }
 
 /// Slot of a watcher, freed on drop.
-struct Place<'o> {
-    all: &'o Mutex<VecDeque<Arc<Notify>>>,
+struct Place {
+    all: Arc<Mutex<VecDeque<Arc<Notify>>>>,
     end: Arc<Notify>,
 }
 
-impl Drop for Place<'_> {
+impl Drop for Place {
     fn drop(&mut self) {
-        lock(self.all).retain(|other| !Arc::ptr_eq(other, &self.end));
+        lock(&self.all).retain(|other| !Arc::ptr_eq(other, &self.end));
     }
-}
-
-#[derive(Serialize)]
-struct Refusal {
-    error: String,
 }
 
 impl Observer {
@@ -62,34 +55,32 @@ impl Observer {
         resolve: impl FnMut(&[Seen], &Filter) -> (Vec<Event>, u64) + Send + 'static,
     ) -> Self {
         let resolve = Mutex::new(Box::new(resolve) as Resolve);
-        Self { node, journal, resolve, watchers: Mutex::default() }
+        Self { node, journal, resolve, watchers: Arc::default() }
     }
 
-    /// Serves a watcher until the watcher disconnects, or until all requested events are sent.
+    /// Serves a watcher until the watcher disconnects, or until all requested events are sent. The watcher misses no
+    /// event after the call.
     ///
     /// # Errors
-    /// The watcher cannot be written to, for instance because it has disconnected.
-    pub async fn serve(self: Arc<Self>, mut stream: UnixStream, request: String) -> io::Result<()> {
-        let request: Request = match serde_json::from_str(&request) {
-            Ok(request) => request,
-            Err(error) => {
-                let error = format!("invalid request: {error}");
-                return stream.write_all(&line(&Refusal { error })?).await;
-            }
-        };
+    /// The watcher has disconnected.
+    pub fn serve(
+        self: Arc<Self>,
+        request: Request,
+        lines: Lines,
+    ) -> impl Future<Output = io::Result<()>> {
+        let since = request.since.map(|millis| unix_millis().saturating_sub(millis));
+        let cursor = self.journal.cursor(since);
         let place = self.place();
-        let end = Arc::clone(&place.end);
-        let mut nothing = [0];
-        let (mut reader, mut writer) = stream.split();
-        tokio::select! {
-            sent = self.send(&mut writer, &request) => sent,
-            // The watcher sends nothing after the request, so a read means its end.
-            read = reader.read(&mut nothing) => read.map(drop),
-            () = end.notified() => Ok(()),
+        async move {
+            tokio::select! {
+                sent = self.send(&lines, cursor, &request) => sent,
+                () = lines.closed() => Ok(()),
+                () = place.end.notified() => Ok(()),
+            }
         }
     }
 
-    fn place(&self) -> Place<'_> {
+    fn place(&self) -> Place {
         let end = Arc::<Notify>::default();
         let mut watchers = lock(&self.watchers);
         if watchers.len() >= WATCHERS
@@ -98,31 +89,28 @@ impl Observer {
             first.notify_one();
         }
         watchers.push_back(Arc::clone(&end));
-        Place { all: &self.watchers, end }
+        Place { all: Arc::clone(&self.watchers), end }
     }
 
     async fn send(
         self: &Arc<Self>,
-        writer: &mut (impl AsyncWriteExt + Unpin),
+        lines: &Lines,
+        mut cursor: Cursor,
         request: &Request,
     ) -> io::Result<()> {
-        let since = request.since.map(|millis| unix_millis().saturating_sub(millis));
-        let mut cursor = self.journal.cursor(since);
-        // The empty line marks the start: the client misses no later event.
-        writer.write_all(b"\n").await?;
         loop {
             let news = self.journal.changed();
             tokio::pin!(news);
             news.as_mut().enable();
-            let Some(lines) = self.next(&mut cursor, &request.filter).await? else {
+            let Some(text) = self.next(&mut cursor, &request.filter).await? else {
                 if !request.follow {
-                    return writer.shutdown().await;
+                    return Ok(());
                 }
                 news.await;
                 tokio::time::sleep(PAUSE).await;
                 continue;
             };
-            writer.write_all(&lines).await?;
+            lines.send(text).await?;
             if request.follow {
                 tokio::time::sleep(PAUSE).await;
             }
@@ -157,10 +145,4 @@ impl Observer {
         }
         Ok(lines)
     }
-}
-
-fn line<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
-    let mut json = serde_json::to_vec(value)?;
-    json.push(b'\n');
-    Ok(json)
 }

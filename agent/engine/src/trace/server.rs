@@ -9,13 +9,12 @@ use netpold_core::lock::lock;
 use netpold_dataplane::shared_maps::SharedMaps;
 use netpold_dataplane::traced::TracedPrograms;
 use netpold_ebpf::trace::{CLAUSES, Clause, TraceFilter};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::steps::{Assembler, RawPacket};
+use crate::lines::{Lines, line};
 use crate::observe::Attributions;
 
 /// Reported packets per CPU and second.
@@ -173,66 +172,55 @@ fn filter(
     Ok(TraceFilter { until, second, burst: BURST, count, clauses })
 }
 
-fn line(line: &Line) -> io::Result<Vec<u8>> {
-    let mut json = serde_json::to_vec(line)?;
-    json.push(b'\n');
-    Ok(json)
-}
-
-async fn refuse(stream: &mut UnixStream, error: String) -> io::Result<()> {
-    stream.write_all(&line(&Line::Refused { error })?).await
-}
-
 impl<T: Tracing> Tracer<T> {
     /// Creates the server for this node.
     pub fn new(node: Arc<Mutex<T>>) -> Self {
         Self { node, turn: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Serves a client until its time is over, or until it disconnects.
+    /// Begins a trace. The returned future sends its lines until its time is over, or until the client disconnects.
     ///
     /// # Errors
-    /// The client cannot be written to, for example after it has disconnected.
-    pub async fn serve(self: Arc<Self>, mut stream: UnixStream, request: String) -> io::Result<()> {
-        let request: Request = match serde_json::from_str(&request) {
-            Ok(request) => request,
-            Err(error) => return refuse(&mut stream, format!("invalid request: {error}")).await,
-        };
+    /// The request is refused.
+    pub async fn begin(
+        self: Arc<Self>,
+        request: Request,
+        lines: Lines,
+    ) -> Result<impl Future<Output = io::Result<()>>, String> {
         if !(1..=LONGEST).contains(&request.seconds) {
-            let error = format!("a trace takes 1 to {LONGEST} seconds");
-            return refuse(&mut stream, error).await;
+            return Err(format!("a trace takes 1 to {LONGEST} seconds"));
         }
-        let Ok(turn) = Arc::clone(&self.turn).try_acquire_owned() else {
-            let error = "another trace is running on this node: try again when it has ended";
-            return refuse(&mut stream, error.to_owned()).await;
-        };
-        let until = Duration::from_secs(request.seconds);
-        let (node, seconds) = (Arc::clone(&self.node), request.seconds);
+        let turn = Arc::clone(&self.turn).try_acquire_owned().map_err(|_| {
+            "another trace is running on this node: try again when it has ended".to_owned()
+        })?;
+        let node = Arc::clone(&self.node);
         let begun = spawn_blocking(move || Session::begin(node, request, turn)).await;
-        let (session, started) = match begun.map_err(io::Error::other)? {
-            Ok(begun) => begun,
-            Err(error) => return refuse(&mut stream, error).await,
-        };
-        let node = session.name.clone();
-        let session = Arc::new(Mutex::new(session));
-        // A client that does not read must not keep the traced programs attached.
-        let deadline = until + PATIENCE;
-        let sent = timeout(deadline, send(&mut stream, &session, &started, until)).await;
-        // On a blocking thread: the engine may be busy writing.
-        let finished = spawn_blocking(move || lock(&session).finish()).await;
-        let mut last = finished.map_err(io::Error::other)??;
-        let reason = match sent {
-            Err(_) | Ok(Ok(None)) => return Ok(()),
-            Ok(Err(error)) => return Err(error),
-            Ok(Ok(Some(End::Time))) => format!("ended after {seconds} s"),
-            Ok(Ok(Some(End::Replaced))) => {
-                "the node's programs were replaced meanwhile, as when its tables grow: trace again"
-                    .to_owned()
-            }
-        };
-        last.extend(line(&Line::Ended { node, reason })?);
-        timeout(PATIENCE, stream.write_all(&last)).await.unwrap_or(Ok(()))
+        let (session, started) = begun.map_err(|error| error.to_string())??;
+        Ok(serve(session, started, lines))
     }
+}
+
+/// Serves a client until the trace ends.
+async fn serve<T: Tracing>(session: Session<T>, started: Line, lines: Lines) -> io::Result<()> {
+    let (node, seconds) = (session.name.clone(), session.request.seconds);
+    let session = Arc::new(Mutex::new(session));
+    // A client that does not read must not keep the traced programs attached.
+    let time = Duration::from_secs(seconds);
+    let sent = timeout(time + PATIENCE, send(&lines, &session, &started, time)).await;
+    // On a blocking thread: the engine may be busy writing.
+    let finished = spawn_blocking(move || lock(&session).finish()).await;
+    let mut last = finished.map_err(io::Error::other)??;
+    let reason = match sent {
+        Err(_) | Ok(Ok(None)) => return Ok(()),
+        Ok(Err(error)) => return Err(error),
+        Ok(Ok(Some(End::Time))) => format!("ended after {seconds} s"),
+        Ok(Ok(Some(End::Replaced))) => {
+            "the node's programs were replaced meanwhile, as when its tables grow: trace again"
+                .to_owned()
+        }
+    };
+    last.extend(line(&Line::Ended { node, reason })?);
+    timeout(PATIENCE, lines.send(last)).await.unwrap_or(Ok(()))
 }
 
 /// Reasons for a trace to end before the client disconnects.
@@ -243,21 +231,18 @@ enum End {
 
 /// Sends lines until the trace ends; `None` if the client has disconnected.
 async fn send<T: Tracing>(
-    stream: &mut UnixStream,
+    lines: &Lines,
     session: &Arc<Mutex<Session<T>>>,
     started: &Line,
     time: Duration,
 ) -> io::Result<Option<End>> {
     let until = Instant::now() + time;
-    let mut nothing = [0];
-    let (mut reader, mut writer) = stream.split();
-    writer.write_all(&line(started)?).await?;
+    lines.send(line(started)?).await?;
     let mut looks = 0;
     loop {
         tokio::select! {
             () = sleep(PAUSE) => {}
-            // The client sends nothing after its request, so a read returns at its end.
-            _ = reader.read(&mut nothing) => return Ok(None),
+            () = lines.closed() => return Ok(None),
         }
         looks += 1;
         let (this, check) = (Arc::clone(session), looks % LOOKS == 0);
@@ -268,10 +253,7 @@ async fn send<T: Tracing>(
             io::Result::Ok((text, stays))
         };
         let (text, stays) = spawn_blocking(look).await.map_err(io::Error::other)??;
-        tokio::select! {
-            written = writer.write_all(&text) => written?,
-            _ = reader.read(&mut nothing) => return Ok(None),
-        }
+        lines.send(text).await?;
         if !stays {
             return Ok(Some(End::Replaced));
         }

@@ -1,0 +1,197 @@
+use netpold_api::status::Revision;
+use netpold_testkit::random::Random;
+
+use super::*;
+use crate::engine::Enforcement;
+use crate::publish::Look;
+
+fn on_node(number: usize, message: usize) -> PolicyOnNode {
+    PolicyOnNode {
+        namespace: "n".repeat(63),
+        name: format!("{number:0253}"),
+        uid: "u".repeat(36),
+        message: "m".repeat(message),
+        ..PolicyOnNode::default()
+    }
+}
+
+#[test]
+fn a_report_fits_into_an_object() {
+    let (few, left) = bounded((0..100).map(|number| on_node(number, MESSAGE_MAX)));
+    assert_eq!((few.len(), left), (100, 0));
+    assert!(few.iter().all(|policy| policy.message.len() == MESSAGE_MAX));
+    let (many, left) = bounded((0..2000).map(|number| on_node(number, MESSAGE_MAX)));
+    assert_eq!(many.len() + left, 2000);
+    let size = serde_json::to_string(&many).unwrap().len();
+    assert!(size < 1 << 20 && many.len() > 1000, "{} policies: {size} bytes", many.len());
+}
+
+/// One namespace with long names and messages, before the other in the order of names.
+#[test]
+fn a_crowd_of_policies_leaves_others_room() {
+    let crowd = (0..2000).map(|number| on_node(number, MESSAGE_MAX));
+    let other = PolicyOnNode {
+        namespace: "z".into(),
+        name: "web".into(),
+        message: "m".repeat(MESSAGE_MAX),
+        ..PolicyOnNode::default()
+    };
+    let (taken, left) = bounded(crowd.chain([other.clone()]));
+    assert!(left > 0);
+    assert_eq!(taken.last(), Some(&other), "whole");
+    assert!(taken.is_sorted_by_key(|it| (it.namespace.clone(), it.name.clone())));
+}
+
+/// Returns the list that a server makes of these operations.
+fn applied(mut list: Vec<Value>, operations: &[Value]) -> Vec<Value> {
+    for operation in operations {
+        let place = operation["path"].as_str().unwrap().rsplit_once('/').unwrap().1;
+        let place: usize = place.parse().unwrap();
+        match operation["op"].as_str().unwrap() {
+            "add" => list.insert(place, operation["value"].clone()),
+            "remove" => drop(list.remove(place)),
+            _ => list[place] = operation["value"].clone(),
+        }
+    }
+    list
+}
+
+#[test]
+fn operations_make_one_list_of_the_other() {
+    let mut random = Random(5);
+    let list = |random: &mut Random| {
+        let mut all = BTreeMap::new();
+        for _ in 0..random.below(30) {
+            let key = [random.below(4), random.below(9)].map(|number| number.to_string());
+            let [namespace, name] = key.clone();
+            let value = json!({ "namespace": namespace, "name": name, "pods": random.below(3) });
+            all.insert(key, value);
+        }
+        all.into_values().collect::<Vec<Value>>()
+    };
+    for _ in 0..5000 {
+        let (before, after) = (list(&mut random), list(&mut random));
+        let (operations, namespaces) = operations(&before, &after);
+        let of = |all: &[Value], namespace: &str| -> Vec<Value> {
+            all.iter().filter(|it| it["namespace"] == namespace).cloned().collect()
+        };
+        for namespace in ["0", "1", "2", "3"] {
+            let differs = of(&before, namespace) != of(&after, namespace);
+            assert_eq!(namespaces.contains(namespace), differs);
+        }
+        assert_eq!(applied(before, &operations), after);
+    }
+}
+
+fn with_policies(generations: &BTreeMap<Key, i64>) -> Seen {
+    let policies = generations.iter().map(|(key, generation)| {
+        let version = netpold_core::model::PolicyVersion {
+            uid: "0ca9fe4d-0000-4000-8000-000000000000".into(),
+            generation: *generation,
+        };
+        let enforcement = PolicyEnforcement {
+            version,
+            pods: 3,
+            not_judged: 0,
+            on_trial: false,
+            is_late: false,
+            closed: None,
+            problems: Vec::new(),
+        };
+        (key.clone(), enforcement)
+    });
+    let enforcement = Enforcement { policies: policies.collect(), ..Enforcement::default() };
+    let look = Look { enforcement, problems: Vec::new(), in_sync: true };
+    Seen { look, begun: true, behind_since: None }
+}
+
+/// Five hundred policies of one tenant, one of them edited every two seconds, and one policy of another tenant,
+/// edited every two minutes. With the whole list of policies in each report, 1.0 MB a minute would be sent.
+#[test]
+fn edits_without_end_cost_little_and_delay_nobody_elses() {
+    let crowd = (0..500).map(|number| Key::new("crowd", format!("policy-{number:03}")));
+    let shop = Key::new("shop", "web");
+    let mut generations: BTreeMap<Key, i64> =
+        crowd.chain([shop.clone()]).map(|key| (key, 1)).collect();
+    let mut now = std::time::Instant::now();
+    let (mut budget, mut said) = (Budget::new(now), None::<Said>);
+    let (mut sent, mut stored, mut reports) = (0, 0, 0);
+    let (mut renewal, mut late) = (now, Duration::ZERO);
+    let mut edited_at = None;
+    for step in 0..600 / PACE.as_secs() {
+        if step % 24 == 7 {
+            *generations.get_mut(&shop).unwrap() += 1;
+            edited_at = Some(now);
+        }
+        for edit in 0..3 {
+            let key = Key::new("crowd", format!("policy-{:03}", (step * 3 + edit) % 500));
+            *generations.get_mut(&key).unwrap() += 1;
+        }
+        let seen = with_policies(&generations);
+        let when = (&budget, renewal <= now);
+        if let Some(draft) = Draft::new(said.as_ref(), &seen, when, now) {
+            let patch = draft.patch(said.as_ref());
+            let body = patch.map_or_else(|| json!({ "status": draft.fields }), Value::Array);
+            let last = said.get_or_insert_default();
+            let is_first = last.fields.is_empty();
+            last.fields.extend(draft.fields);
+            (last.pods, last.version) = (draft.pods, Some("1".into()));
+            let bytes = serde_json::to_vec(&last.fields).unwrap().len();
+            budget.charge(&draft.because_of, bytes, now);
+            renewal = now + RENEWAL.0;
+            if let Some(at) = edited_at.take() {
+                late = late.max(now - at);
+            }
+            if !is_first {
+                (sent, stored, reports) =
+                    (sent + body.to_string().len(), stored + bytes, reports + 1);
+            }
+        }
+        now += PACE;
+    }
+    let minute = |bytes: usize| bytes / 10;
+    println!("{reports} reports; a minute {} bytes sent, {} stored", minute(sent), minute(stored));
+    assert!(minute(sent) < 20_000, "{} bytes sent a minute", minute(sent));
+    assert!(minute(stored) < 600_000, "{} bytes stored a minute", minute(stored));
+    assert!(late <= PACE, "the other tenant's edit is reported after {late:?}");
+}
+
+#[test]
+fn only_what_differs_is_written() {
+    let revision = Revision { desired: 2, enforced: 2 };
+    let enforcement = Enforcement { revision, ..Enforcement::default() };
+    let look = Look { enforcement, problems: Vec::new(), in_sync: true };
+    let mut seen = Seen { look, begun: true, behind_since: None };
+    let all = changed(None, &seen);
+    assert!(all.contains_key("policies") && !all.contains_key("renewTime"));
+    assert_eq!(changed(Some(&all), &seen), Map::new());
+    seen.look.enforcement.revision.desired = 3;
+    seen.look.enforcement.behind = Some("an update is being written".into());
+    let update = changed(Some(&all), &seen);
+    assert_eq!(update.keys().collect::<Vec<_>>(), ["desiredRevision"], "the rest passes");
+}
+
+#[test]
+fn a_policy_says_why_it_is_not_enforced() {
+    let key = Key { namespace: "shop".into(), name: "web".into() };
+    let mut it = PolicyEnforcement {
+        version: netpold_core::model::PolicyVersion { uid: "u".into(), generation: 4 },
+        pods: 3,
+        not_judged: 0,
+        on_trial: false,
+        is_late: false,
+        closed: None,
+        problems: vec!["spec.ingress[0]: grants nothing".into()],
+    };
+    let said = policy(&key, &it);
+    assert!(said.enforced && said.message.starts_with("spec.ingress[0]"), "{said:?}");
+    it.not_judged = 1;
+    let said = policy(&key, &it);
+    assert_eq!(
+        (said.enforced, said.message.as_str(), said.observed_generation),
+        (false, "the packets of 1 of 3 pods are not judged", 4)
+    );
+    (it.not_judged, it.on_trial) = (0, true);
+    let said = policy(&key, &it);
+    assert!(!said.enforced && said.message == ON_TRIAL, "{said:?}");
+}
