@@ -182,17 +182,8 @@ impl Control {
         if age < settings.refresh_after {
             return false;
         }
-        let (apart, protocol) = self.apart(memory, protocol);
-        let timeout = memory.opaque(apart.timeout(protocol), self.0) & (TIMEOUTS - 1);
+        let timeout = memory.opaque(self.timeout(protocol), self.0) & (TIMEOUTS - 1);
         age >= settings.timeouts[timeout]
-    }
-
-    /// Copies of the word and of a protocol number whose comparisons leave the originals as unknown to the verifier as
-    /// they are.
-    #[inline(always)]
-    fn apart<M: Memory>(self, memory: &M, protocol: u8) -> (Self, u8) {
-        let word = memory.opaque(self.0 as usize, u64::from(protocol));
-        (Self(word as u64), memory.opaque(protocol.into(), self.0) as u8)
     }
 }
 
@@ -218,9 +209,8 @@ impl Control {
         if flags & CT_REPLIED == 0 {
             return HALF_OPEN + age;
         }
-        let (apart, _) = self.apart(memory, protocol);
         let (protection, rank) =
-            if apart.is_closing() { (apart.closing_protection(), OVER) } else { (TIMEOUT_IDLE, 0) };
+            if self.is_closing() { (self.closing_protection(), OVER) } else { (TIMEOUT_IDLE, 0) };
         let protection = memory.opaque(protection, self.0) & (TIMEOUTS - 1);
         if age <= settings.timeouts[protection].into() { PROTECTED } else { rank + age }
     }
