@@ -13,6 +13,7 @@ mod address;
 mod endpoint;
 mod flow;
 mod marks;
+mod names;
 mod row;
 mod settings;
 
@@ -20,6 +21,7 @@ pub use address::*;
 pub use endpoint::*;
 pub use flow::*;
 pub use marks::*;
+pub use names::*;
 pub use row::*;
 pub use settings::*;
 
@@ -27,7 +29,7 @@ use crate::reason::COUNTERS;
 
 /// Version of this module's layouts; part of the pin path. The feature `other-layout` builds the second agent of the
 /// upgrade test, with different layouts of endpoints, flows and flow flags.
-pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1011 } else { 11 };
+pub const LAYOUT_VERSION: u32 = if cfg!(feature = "other-layout") { 1012 } else { 12 };
 
 /// Event of a dropped packet in the ring buffer, rate limited per CPU.
 #[repr(C)]
