@@ -1,6 +1,7 @@
 //! Options of a compiler.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 
@@ -82,6 +83,8 @@ pub struct Options {
     pub second_interfaces: SecondInterfaces,
     /// Blocks in which addresses of further networks count.
     pub second_networks: SecondNetworks,
+    /// Trusted resolvers besides the cluster's DNS Service.
+    pub resolvers: BTreeSet<IpAddr>,
     /// First endpoint number to assign; greater than any in the conntrack tables.
     pub first_endpoint_id: u32,
     /// Numbers of endpoints that an earlier agent installed, by interface index and `Endpoint::uid_hash`.

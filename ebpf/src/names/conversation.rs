@@ -162,9 +162,11 @@ pub fn question<T: NameTables>(tables: &T, work: Work, list: u32) -> bool {
     work.matched() != 0
 }
 
-/// Results of [`record`]: the answer ends; it goes on; an address of the wanted name is to be recorded with [`learn`].
+/// Result of [`record`]: the answer ends.
 pub const END: u32 = 0;
+/// Result of [`record`]: the answer goes on.
 pub const GOES_ON: u32 = 1;
+/// Result of [`record`]: the record has an address of the wanted name, which [`learn`] records.
 pub const ADDRESS: u32 = 2;
 
 /// Reads the next record. Records that belong to other names than the wanted one count for nothing.

@@ -176,7 +176,9 @@ fn step(work: Work) -> u32 {
 #[inline(always)]
 pub fn hash<T: NameTables>(tables: &T, work: Work, list: u32) {
     work.set_sums(Sums::EMPTY);
-    work.set_matched(0);
+    if list != 0 {
+        work.set_matched(0);
+    }
     work.set_unhashed(work.name_length());
     for _ in 0..HASH_CALLS {
         if !tables.hash_some(work, list) {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use crate::model::domain_name::DomainName;
 use crate::model::object::Key;
 use crate::model::selector::Selector;
 use crate::model::traffic::{Direction, Protocol};
@@ -94,6 +95,9 @@ pub enum Peer {
     Block(IpBlock),
     /// `nodes` of a ClusterNetworkPolicy: the `status.addresses` of the matching Nodes.
     Nodes(Selector),
+    /// Each item of a ClusterNetworkPolicy's `domainNames`, in Accept rules of the Admin tier only: the addresses that a
+    /// pod resolved the name to.
+    Domain(DomainName),
 }
 
 /// `ipBlock`
