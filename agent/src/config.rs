@@ -136,6 +136,7 @@ impl TryFrom<RunArgs> for RunConfig {
                     cli::SecondInterfaces::Off => SecondInterfaces::Off,
                 },
                 second_networks: second_networks(&args.second_networks)?,
+                resolvers: args.dns_servers.into_iter().collect(),
                 ..Options::default()
             },
             node: args.node_name,
