@@ -11,7 +11,8 @@ use netpold_ebpf::judge::hook::Hook;
 use netpold_ebpf::layout::{NAME_GROUPS, NAME_MATCHES, NameKey};
 use netpold_ebpf::names::choice;
 use netpold_ebpf::names::conversation::{self, ADDRESS, Datagram, END, RECORDS, datagram};
-use netpold_ebpf::names::name::Points;
+use netpold_ebpf::names::name::{self, Points};
+use netpold_ebpf::names::store;
 use netpold_ebpf::names::tables::{NameTables, Store};
 use netpold_ebpf::names::work::Work;
 use netpold_ebpf::packet::parsed::ParsedPacket;
@@ -70,6 +71,22 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P
 
     fn row_of(&self, row: u32, group: u32) -> u32 {
         self.policy.borrow().rows[row].names.rows[group as usize]
+    }
+
+    fn read_name(&self, work: Work, at: u32) -> u32 {
+        name::read(self, work, at)
+    }
+
+    fn read_some(&self, work: Work) -> u32 {
+        name::read_some(work)
+    }
+
+    fn hash_some(&self, work: Work, list: u32) -> bool {
+        name::hash_some(self, work, list)
+    }
+
+    fn try_way(&self, work: Work, store: Store, index: u32) -> u32 {
+        store::try_way(self, work, store, index)
     }
 }
 

@@ -4,6 +4,7 @@ use crate::{
     direction::Direction,
     layout::{NameEntry, Settings},
     names::{
+        name,
         store::{self, ATTEMPTS},
         tables::{NameTables, Store},
         work::{MESSAGE, Work},
@@ -115,7 +116,7 @@ pub fn ask<T: NameTables>(tables: &T, work: Work) {
     {
         return;
     }
-    tables.hash_name(work, 0);
+    name::hash(tables, work, 0);
     name_asked(work);
     let until = in_seconds(tables, settings, ANSWER_WITHIN);
     work.set_entry(NameEntry { until, ..work.entry() });
@@ -147,7 +148,7 @@ pub fn question<T: NameTables>(tables: &T, work: Work, list: u32) -> bool {
     if end == 0 || end + 4 > work.length() {
         return false;
     }
-    tables.hash_name(work, list);
+    name::hash(tables, work, list);
     name_asked(work);
     let until = store::take(tables, work, Store::Asked);
     // The response code: no error.
@@ -184,7 +185,7 @@ pub fn record<T: NameTables>(tables: &T, work: Work) -> u32 {
         (at + 2, true)
     } else {
         let end = tables.read_name(work, at);
-        tables.hash_name(work, 0);
+        name::hash(tables, work, 0);
         (end, work.hash() == work.wanted())
     };
     if end == 0 || end + 10 > length {
@@ -207,7 +208,7 @@ pub fn record<T: NameTables>(tables: &T, work: Work) -> u32 {
             if tables.read_name(work, data) != data + size {
                 return END;
             }
-            tables.hash_name(work, 0);
+            name::hash(tables, work, 0);
             work.set_wanted(work.hash());
             work.set_wanted_at(data);
             work.set_alias_ttl(ttl.min(work.alias_ttl()));

@@ -9,7 +9,7 @@ use crate::{
     layout::{HASH_KEYS, NAME_WILDCARD, Settings},
     names::{
         tables::NameTables,
-        work::{NAME, Work},
+        work::{Cursor, NAME, Sums, Work},
     },
 };
 
@@ -60,10 +60,6 @@ impl Points {
 const fn wildcard(hash: [u32; 3]) -> [u32; 3] {
     [hash[0], hash[1], hash[2] | NAME_WILDCARD]
 }
-
-/// Polynomials of the bytes so far.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sums([u64; 3]);
 
 impl Sums {
     pub(crate) const EMPTY: Self = Self([1; 3]);
@@ -119,20 +115,6 @@ pub fn read_some(work: Work) -> u32 {
         }
     }
     GOES_ON
-}
-
-/// Place in a name that is being read. It is kept in memory, of which the verifier knows nothing: otherwise it would
-/// follow each step once for each value.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Cursor {
-    /// Offset of the next byte.
-    pub(crate) at: u32,
-    /// Pointers lead to places before this one, so that they end.
-    pub(crate) before: u32,
-    /// Offset behind the name, once a pointer was followed; else 0.
-    pub(crate) end: u32,
-    /// Bytes left of the label.
-    pub(crate) left: u32,
 }
 
 /// Result of [`step`] within the name.

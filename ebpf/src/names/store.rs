@@ -12,7 +12,7 @@ use crate::{
     },
     names::{
         tables::{NameTables, Store},
-        work::Work,
+        work::{Victim, Work},
     },
 };
 
@@ -149,15 +149,6 @@ pub fn put<T: NameTables>(tables: &T, work: Work, store: Store) -> bool {
     }
     way.write(tables, &entry);
     true
-}
-
-/// The way that a new entry replaces.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Victim {
-    pub(crate) rank: u64,
-    /// Its [`NameEntry::until`].
-    pub(crate) until: u64,
-    pub(crate) index: u64,
 }
 
 /// Results of [`try_way`]: another way is to be tried; the entry was prolonged; another writer was faster.

@@ -1,10 +1,6 @@
 //! Tables of domain names: [`NameTables`].
 
-use crate::{
-    layout::NameKey,
-    names::{name, store, work::Work},
-    tables::Tables,
-};
+use crate::{layout::NameKey, names::work::Work, tables::Tables};
 
 /// A table of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,8 +11,8 @@ pub enum Store {
     Asked,
 }
 
-/// The tables of domain names: BPF maps in the kernel, plain memory in tests. Functions with a body are functions of
-/// their own in the kernel, which the verifier checks once.
+/// The tables of domain names: BPF maps in the kernel, plain memory in tests. The last functions are the steps of others:
+/// functions of their own in the kernel, which the verifier checks once.
 pub trait NameTables: Tables {
     /// Working memory.
     fn work(&self) -> Option<Work>;
@@ -33,33 +29,12 @@ pub trait NameTables: Tables {
     /// Row of a group of an egress row's rules.
     fn row_of(&self, row: u32, group: u32) -> u32;
 
-    /// [`name::read`]
-    #[inline(always)]
-    fn read_name(&self, work: Work, at: u32) -> u32 {
-        name::read(self, work, at)
-    }
-
-    /// [`name::read_some`]
-    #[inline(always)]
-    fn read_some(&self, work: Work) -> u32 {
-        name::read_some(work)
-    }
-
-    /// [`name::hash`]
-    #[inline(always)]
-    fn hash_name(&self, work: Work, list: u32) {
-        name::hash(self, work, list);
-    }
-
-    /// [`name::hash_some`]
-    #[inline(always)]
-    fn hash_some(&self, work: Work, list: u32) -> bool {
-        name::hash_some(self, work, list)
-    }
-
-    /// [`store::try_way`]
-    #[inline(always)]
-    fn try_way(&self, work: Work, store: Store, index: u32) -> u32 {
-        store::try_way(self, work, store, index)
-    }
+    /// [`read`](crate::names::name::read)
+    fn read_name(&self, work: Work, at: u32) -> u32;
+    /// [`read_some`](crate::names::name::read_some)
+    fn read_some(&self, work: Work) -> u32;
+    /// [`hash_some`](crate::names::name::hash_some)
+    fn hash_some(&self, work: Work, list: u32) -> bool;
+    /// [`try_way`](crate::names::store::try_way)
+    fn try_way(&self, work: Work, store: Store, index: u32) -> u32;
 }

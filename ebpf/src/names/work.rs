@@ -1,12 +1,6 @@
 //! Working memory for one DNS message: it does not fit on a program's stack, and the steps are functions of their own.
 
-use crate::{
-    layout::{NAME_MATCHES, NameEntry, NameKey},
-    names::{
-        name::{Cursor, Sums},
-        store::Victim,
-    },
-};
+use crate::layout::{NAME_MATCHES, NameEntry, NameKey};
 
 /// Longest DNS message that is read, in bytes.
 pub const MESSAGE: usize = 4096;
@@ -75,7 +69,7 @@ impl NameWork {
         length: 0,
         name_length: 0,
         victim: Victim { rank: 0, until: 0, index: 0 },
-        sums: Sums::EMPTY,
+        sums: Sums([0; 3]),
         unhashed: 0,
         cursor: Cursor { at: 0, before: 0, end: 0, left: 0 },
         at: 0,
@@ -83,6 +77,33 @@ impl NameWork {
         alias_ttl: 0,
     };
 }
+
+/// Place in a name that is being read. It is kept in memory, of which the verifier knows nothing: otherwise it would
+/// follow each step once for each value.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cursor {
+    /// Offset of the next byte.
+    pub(crate) at: u32,
+    /// Pointers lead to places before this one, so that they end.
+    pub(crate) before: u32,
+    /// Offset behind the name, once a pointer was followed; else 0.
+    pub(crate) end: u32,
+    /// Bytes left of the label.
+    pub(crate) left: u32,
+}
+
+/// The way that a new entry replaces.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Victim {
+    pub(crate) rank: u64,
+    /// Its [`NameEntry::until`].
+    pub(crate) until: u64,
+    pub(crate) index: u64,
+}
+
+/// Polynomials of the bytes so far, see [`crate::names::name`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sums(pub(crate) [u64; 3]);
 
 /// Access to the working memory, which called functions change too: nothing is held across a call.
 #[derive(Clone, Copy, Debug)]

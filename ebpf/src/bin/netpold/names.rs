@@ -261,17 +261,6 @@ extern "C" fn netpold_name_read_some() -> u32 {
     Maps::new().work().map_or(0, name::read_some)
 }
 
-/// [`name::hash`]
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn netpold_name_hash(list: u32) -> u32 {
-    let maps = Maps::new();
-    if let Some(work) = maps.work() {
-        name::hash(&maps, work, list);
-    }
-    0
-}
-
 /// [`name::hash_some`]
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -368,11 +357,6 @@ impl NameTables for Maps {
     #[inline(always)]
     fn read_some(&self, _work: Work) -> u32 {
         netpold_name_read_some()
-    }
-
-    #[inline(always)]
-    fn hash_name(&self, _work: Work, list: u32) {
-        netpold_name_hash(list);
     }
 
     #[inline(always)]
