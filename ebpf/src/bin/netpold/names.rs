@@ -192,11 +192,8 @@ fn load<D: Direction>(skb: *mut __sk_buff) -> bool {
     // SAFETY: this CPU's own memory.
     let work = unsafe { Work::new(memory) };
     work.begin(length, resolver, endpoint.id(), port);
-    // The verifier knows the bounds of the masked length only.
-    let size = unknown(length);
-    if size == 0 || size > MESSAGE as u32 {
-        return false;
-    }
+    // The length is 1 to `MESSAGE`. Computed so that verifiers before 6.8 know it too.
+    let size = (unknown(length.wrapping_sub(1)) & (MESSAGE as u32 - 1)) + 1;
     // SAFETY: the program's context, and a buffer of that size.
     let copied = unsafe {
         let message = (&raw mut (*memory).message).cast();
