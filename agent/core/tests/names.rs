@@ -462,7 +462,7 @@ fn conversations_agree_with_the_oracle() {
         let changes = |rules| cluster().into_iter().chain([only(rules)]);
         let rules = random_rules(random);
         let mut net = Net::new(rules.clone());
-        let mut oracle = Oracle::from_iter(changes(rules.clone()));
+        let mut oracle: Oracle = changes(rules.clone()).collect();
         let mut rules = rules;
         for step in 0..25 {
             let ifindex = 1 + random.below(2) as u32;

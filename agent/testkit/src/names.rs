@@ -34,9 +34,8 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P
         self.flows.borrow().now.load(Ordering::Acquire).into()
     }
 
-    fn is_resolver(&self, address: *const [u64; 2]) -> bool {
-        // SAFETY: in the working memory.
-        let [first, second] = unsafe { address.read() }.map(u64::to_ne_bytes);
+    fn is_resolver(&self, address: &[u64; 2]) -> bool {
+        let [first, second] = address.map(u64::to_ne_bytes);
         let mut octets = [0; 16];
         octets[..8].copy_from_slice(&first);
         octets[8..].copy_from_slice(&second);
@@ -44,9 +43,8 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P
         self.policy.borrow().resolvers.contains(&address)
     }
 
-    fn groups(&self, key: *const NameKey) -> u32 {
-        // SAFETY: in the working memory.
-        let NameKey { list, hash } = unsafe { key.read() };
+    fn groups(&self, key: &NameKey) -> u32 {
+        let NameKey { list, hash } = *key;
         let points = Points::of(&self.flows.borrow().settings);
         let names = self.policy.borrow().names.iter();
         let of_list = names.filter(|((of, _), _)| *of == list);
@@ -123,8 +121,8 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
         // SAFETY: the memory is as long as the longest message, and nobody else uses it now.
         unsafe {
             (&mut (*self.flows.borrow().name_work()).message)[..message.len()]
-                .copy_from_slice(message)
-        };
+                .copy_from_slice(message);
+        }
         work.begin(length, resolver, endpoint.id(), port);
         if D::EGRESS {
             conversation::ask(self, work);

@@ -106,6 +106,7 @@ pub fn read<T: NameTables>(tables: &T, work: Work, at: u32) -> u32 {
 }
 
 /// Reads some bytes of a name. Returns [`GOES_ON`], the offset behind the name, or 0.
+#[must_use]
 #[inline(always)]
 pub fn read_some(work: Work) -> u32 {
     for _ in 0..STEPS {

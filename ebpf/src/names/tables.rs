@@ -19,9 +19,9 @@ pub trait NameTables: Tables {
     /// Jiffies, all 64 bits.
     fn jiffies(&self) -> u64;
     /// Whether an address is a trusted resolver's.
-    fn is_resolver(&self, address: *const [u64; 2]) -> bool;
+    fn is_resolver(&self, address: &[u64; 2]) -> bool;
     /// Groups of a list's name, a bit for each; 0 if the list does not have it.
-    fn groups(&self, key: *const NameKey) -> u32;
+    fn groups(&self, key: &NameKey) -> u32;
     /// First word of a bucket.
     fn name_bucket(&self, store: Store, index: u32) -> Option<*mut u64>;
     /// Number of the list of names of an egress row.

@@ -153,23 +153,23 @@ impl Work {
     field!(alias_ttl, set_alias_ttl: u32);
     field!(entry, set_entry: NameEntry);
 
-    /// Pointer to the key of a lookup, after writing it.
+    /// The key of a lookup, after writing it.
     #[inline(always)]
-    pub(crate) fn key(self, list: u32, hash: [u32; 3]) -> *const NameKey {
-        // SAFETY: writable, by `new`.
+    pub(crate) fn key(&self, list: u32, hash: [u32; 3]) -> &NameKey {
+        // SAFETY: writable, by `new`; no lookup writes it.
         unsafe {
             let key = &raw mut (*self.0).key;
             key.write_volatile(NameKey { list, hash });
-            key
+            &*key
         }
     }
 
-    /// Pointer to the address of the entry.
+    /// Address of the entry.
     #[must_use]
     #[inline(always)]
-    pub fn address(self) -> *const [u64; 2] {
-        // SAFETY: readable, by `new`.
-        unsafe { &raw const (*self.0).entry.address }
+    pub fn address(&self) -> &[u64; 2] {
+        // SAFETY: readable, by `new`; no lookup writes it.
+        unsafe { &(*self.0).entry.address }
     }
 
     /// Begins a message of a conversation with a resolver.

@@ -102,7 +102,7 @@ mod tests {
         ] {
             assert_eq!(read(text), Err(NotDomainName), "{text}");
         }
-        assert_eq!([read(&long), read(&longer)], [Err(NotDomainName); 2], "{}", longer.len());
+        assert!(read(&long).is_err() && read(&longer).is_err(), "{}", longer.len());
     }
 
     #[test]

@@ -304,15 +304,14 @@ impl NameTables for Maps {
     }
 
     #[inline(always)]
-    fn is_resolver(&self, address: *const [u64; 2]) -> bool {
-        // SAFETY: map memory.
-        unsafe { maps::RESOLVERS.get_ptr(&*address) }.is_some()
+    fn is_resolver(&self, address: &[u64; 2]) -> bool {
+        maps::RESOLVERS.get_ptr(address).is_some()
     }
 
     #[inline(always)]
-    fn groups(&self, key: *const NameKey) -> u32 {
-        // SAFETY: map memory; the value is a word, read once.
-        unsafe { maps::NAMES.get_ptr(&*key).map_or(0, |groups| groups.read_volatile()) }
+    fn groups(&self, key: &NameKey) -> u32 {
+        // SAFETY: the value is a word, read once.
+        maps::NAMES.get_ptr(key).map_or(0, |groups| unsafe { groups.read_volatile() })
     }
 
     #[inline(always)]

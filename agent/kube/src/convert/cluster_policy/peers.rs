@@ -94,7 +94,7 @@ fn domain_names(node: &Node, path: &str, peers: &mut Vec<Peer>, problems: &mut V
         match DomainName::try_from(text.clone()) {
             Ok(name) => peers.push(Peer::Domain(name)),
             Err(reason) => {
-                problems.push(Problem::new(path, format!("`{}` {reason}", clipped(text))))
+                problems.push(Problem::new(path, format!("`{}` {reason}", clipped(text))));
             }
         }
     }
