@@ -49,6 +49,11 @@ where
                 debug!("restarting watch of {}: no event before the timeout", K::plural(&()));
                 continue;
             }
+            // The server's history begins later than the list, as with a new kind or a quiet one; kube lists again.
+            Err(watcher::Error::WatchError(status)) if status.code == 410 => {
+                debug!("listing {} again: the list was too old to continue", K::plural(&()));
+                continue;
+            }
             Err(error) => {
                 if !failing {
                     warn!(%error, "cannot watch {}; the last known objects stay in use", K::plural(&()));

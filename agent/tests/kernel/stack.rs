@@ -185,7 +185,7 @@ fn no_chain_takes_more(bytes: &[u8], budget: u32, of: impl Fn(&str) -> bool) {
             over.push((&function.name, bytes, text));
         }
     }
-    assert!(calls > 1, "no calls were found");
+    assert!(calls > 0, "no calls were found");
     assert!(over.is_empty(), "more than {budget} bytes of stack: {over:?}");
 }
 
