@@ -13,7 +13,6 @@ mod address;
 mod endpoint;
 mod flow;
 mod marks;
-mod names;
 mod row;
 mod settings;
 
@@ -21,7 +20,6 @@ pub use address::*;
 pub use endpoint::*;
 pub use flow::*;
 pub use marks::*;
-pub use names::*;
 pub use row::*;
 pub use settings::*;
 

@@ -32,7 +32,6 @@ mod link;
 mod load;
 mod marks;
 mod metrics;
-mod names;
 mod netkit;
 mod networks;
 mod newpods;

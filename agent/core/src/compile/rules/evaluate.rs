@@ -17,8 +17,6 @@ pub(crate) struct Evaluator<'a> {
     pub(crate) groups: &'a BlockGroups,
     pub(crate) targets: &'a ServiceTargets,
     pub(crate) tries: &'a mut Tries,
-    /// Mark of a rule that all addresses match, besides the others.
-    pub(crate) mark: AllowedPorts,
     /// Number of peer sets read so far.
     pub(crate) work: &'a mut u64,
 }
@@ -39,7 +37,7 @@ impl Evaluator<'_> {
         id: Option<PolicyId>,
         membership: &[SetId],
     ) -> Decided {
-        let mut all = direction_policy.everyone.union(self.mark, self.tries);
+        let mut all = direction_policy.everyone;
         for peer_set in membership {
             let grant = if is_group(*peer_set) {
                 direction_policy.blocks.value(self.groups.value(
