@@ -14,6 +14,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const CLUSTER_GATHER: Duration = Duration::from_secs(2);
 /// [`PAUSE`] of ClusterNetworkPolicies: every agent watches these objects.
 const CLUSTER_PAUSE: Duration = Duration::from_secs(10);
+/// Size of `written` at which expired entries are removed.
+const REMEMBERED: usize = 10_000;
 
 /// Returns the delay before an evaluation of a policy, and the minimum time between two writes.
 const fn delays(key: &Key) -> (Duration, Duration) {
@@ -22,8 +24,6 @@ const fn delays(key: &Key) -> (Duration, Duration) {
         false => (GATHER, PAUSE),
     }
 }
-/// Size of `written` at which expired entries are removed.
-const REMEMBERED: usize = 10_000;
 
 /// Queue of policies for evaluation.
 #[derive(Debug, Default)]

@@ -276,12 +276,12 @@ pub fn extensions<B: Bytes>(bytes: &B, network: &mut Network<[u64; 2]>) -> Resul
             _ => (u32::from(header.byte(1)) + 1) * 8,
         };
         network.protocol = header.byte(0);
-        network.payload = bytes.opaque(network.payload + length);
-        if network.payload > network.end {
+        let payload = network.payload + length;
+        if payload > network.end {
             return Err(Reason::Truncated);
         }
+        network.payload = bytes.opaque(payload);
         if network.fragment.is_later() || !is_extension(network.protocol) {
-            network.payload = bytes.opaque(network.payload);
             network.protocol = bytes.opaque(network.protocol.into()) as u8;
             return Ok(());
         }

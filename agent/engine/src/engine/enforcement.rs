@@ -135,7 +135,7 @@ fn policies<'p>(
     }
     // A pod without an address sends nothing yet.
     let is_open = |pod: &Pod| !pod.addresses.is_empty() && judged.get(&pod.key) != Some(&true);
-    let state = |version: &PolicyVersion, enforcement: Enforced, selected: &[&Pod]| {
+    let state = |version: &PolicyVersion, enforcement, problems: &[String], selected: &[&Pod]| {
         (!selected.is_empty()).then(|| PolicyEnforcement {
             version: version.clone(),
             pods: selected.len(),
@@ -143,7 +143,7 @@ fn policies<'p>(
             on_trial: enforcement == Enforced::Audit,
             is_late: selected.iter().any(|pod| late.contains(&pod.key.namespace)),
             closed: None,
-            problems: Vec::new(),
+            problems: problems.to_vec(),
         })
     };
     let (mut all, mut omitted) = (BTreeMap::new(), 0);
@@ -159,9 +159,8 @@ fn policies<'p>(
             .flat_map(|(_, pods)| pods.iter().copied())
             .filter(|pod| subject.pods.matches(&pod.labels));
         let selected: Vec<&Pod> = selected.collect();
-        let Some(state) = state(&policy.version, policy.enforcement, &selected) else { continue };
-        let state = PolicyEnforcement { problems: policy.problems.clone(), ..state };
-        all.insert(Key::new("", &*policy.name), state);
+        let state = state(&policy.version, policy.enforcement, &policy.problems, &selected);
+        all.extend(state.map(|state| (Key::new("", &*policy.name), state)));
     }
     for (namespace, pods_here) in by_namespace {
         for (number, policy) in cluster.policies_in(namespace).enumerate() {
@@ -171,13 +170,11 @@ fn policies<'p>(
             }
             let selects = |pod: &&Pod| policy.pod_selector.matches(&pod.labels);
             let selected: Vec<&Pod> = pods_here.iter().copied().filter(selects).collect();
-            let Some(state) = state(&policy.version, policy.enforcement, &selected) else {
-                continue;
-            };
+            let state = state(&policy.version, policy.enforcement, &policy.problems, &selected);
+            let Some(state) = state else { continue };
             let excess = cluster.excess(&policy.key).map(|excess| format!("closed: {excess}"));
             let closed = excess.or_else(|| closed.get(&policy.key).cloned());
-            let state = PolicyEnforcement { closed, problems: policy.problems.clone(), ..state };
-            all.insert(policy.key.clone(), state);
+            all.insert(policy.key.clone(), PolicyEnforcement { closed, ..state });
         }
     }
     omitted += leave_out(&mut all);
