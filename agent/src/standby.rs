@@ -178,20 +178,20 @@ struct Standby {
     veths: Veths,
     /// Time when each veth was first seen; `None`: the veth and an agent existed when this process began.
     seen: BTreeMap<u32, Option<Instant>>,
+    /// Time of the start, unless an agent ran then.
+    started_alone: Option<Instant>,
     /// Time since when no agent is known to run.
     vacant: Option<Instant>,
 }
 
 impl Standby {
     fn new(root: &Path, vacancies: Vacancies) -> Result<Self> {
-        let mut veths = Veths::open().context("cannot listen to link events")?;
-        let there = veths.list().context("cannot list interfaces")?;
-        let is_agent_there = PinRoot::is_busy(root);
-        let first = (!is_agent_there).then(Instant::now);
-        let seen = there.into_iter().map(|index| (index, first)).collect();
+        let veths = Veths::open().context("cannot listen to link events")?;
+        let started_alone = (!PinRoot::is_busy(root)).then(Instant::now);
         let closing = Closing::new(bpffs::links(root), Mode::probe());
         let closers = Closers::start(closing.clone()).context("cannot start a thread")?;
-        Ok(Self { root: root.to_owned(), closing, closers, vacancies, veths, seen, vacant: None })
+        let (root, seen) = (root.to_owned(), BTreeMap::new());
+        Ok(Self { root, closing, closers, vacancies, veths, seen, started_alone, vacant: None })
     }
 
     /// Waits for an event.
@@ -208,9 +208,13 @@ impl Standby {
     }
 
     fn take_events(&mut self) {
-        let Self { closing, seen, .. } = self;
+        let Self { closing, seen, started_alone, .. } = self;
         let mut new = Vec::new();
         self.veths.changes(|change| match change {
+            VethChange::Existing(index) => {
+                seen.insert(index, *started_alone);
+                new.extend(started_alone.map(|_| index));
+            }
             VethChange::New(index) => {
                 seen.insert(index, Some(Instant::now()));
                 new.push(index);

@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use netpold_core::bindings::Veth;
+use netpold_discovery::newcomers::{VethChange, Veths};
 use netpold_discovery::{Discovery, Event, Settings};
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, setns};
@@ -270,6 +271,35 @@ fn a_veth_whose_peer_is_moved_out_later_is_seen_at_once() {
     pod.ip("addr add 10.1.0.1/24 dev eth0");
     pod.ip("link set eth0 up");
     observer.until("pod1", &["10.1.0.1"]);
+}
+
+#[test]
+fn the_guard_needs_no_listing_to_see_a_peer_that_moves() {
+    sweep();
+    let (node, pod) = (Namespace::new("g-n"), Namespace::new("g-1"));
+    node.ip("link add existing type veth peer name inner");
+    node.inside(|| {
+        let mut veths = Veths::open().unwrap();
+        let index = |name| if_nametoindex(name).unwrap();
+        let mut changes = |expected: &[VethChange]| {
+            let (mut found, end) = (Vec::new(), Instant::now() + PATIENCE);
+            while !expected.iter().all(|change| found.contains(change)) {
+                veths.changes(|change| found.push(change));
+                assert!(Instant::now() < end, "{expected:?}: {found:?}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        let existing = index("existing");
+        // The first listing corrects what existed at the start.
+        changes(&[VethChange::Gone(existing)]);
+        for _ in 0..2 {
+            let inner = index("inner");
+            node.ip(&format!("link set inner netns {}", pod.0));
+            changes(&[VethChange::Gone(inner), VethChange::New(existing)]);
+            pod.ip(&format!("link set inner netns {}", node.0));
+            changes(&[VethChange::Gone(existing)]);
+        }
+    });
 }
 
 #[test]

@@ -137,8 +137,10 @@ pub(super) fn link_event(message: Message<'_>) -> Option<LinkEvent> {
 pub(super) enum OutsideVeth {
     /// Such a veth, by interface index, is present.
     There(u32),
-    /// A link of any kind left the namespace; `moved`: to another one, instead of being deleted.
-    Gone { index: u32, moved: bool },
+    /// One end of a veth left for another namespace; the peer with this index is in ours.
+    Left { index: u32, peer: u32 },
+    /// Another link of any kind left the namespace.
+    Gone(u32),
     /// Both ends of a veth are in our namespace: the peer with this index leads here too. No event reports this for the
     /// peer itself.
     Home(u32),
@@ -156,12 +158,20 @@ pub(super) fn outside_veth(message: Message<'_>) -> Option<OutsideVeth> {
     match link_event(message)? {
         LinkEvent::Now(veth) if veth.namespace.is_some() => Some(OutsideVeth::There(veth.index)),
         LinkEvent::Now(veth) => (!veth.leads_away).then_some(OutsideVeth::Home(veth.peer)),
-        LinkEvent::Gone(index) => {
-            let moved = message.attributes(LINK_HEADER).any(|(kind, _)| kind == IFLA_NEW_NETNSID);
-            Some(OutsideVeth::Gone { index, moved })
-        }
+        // The kernel composes the message before the link moves.
+        LinkEvent::Gone(index) => Some(match link(message, index) {
+            Some(LinkEvent::Now(veth)) if !veth.leads_away && veth.peer != 0 && moves(message) => {
+                OutsideVeth::Left { index, peer: veth.peer }
+            }
+            _ => OutsideVeth::Gone(index),
+        }),
         LinkEvent::Other(..) => None,
     }
+}
+
+/// Whether a link that left the namespace moved to another one, instead of being deleted.
+fn moves(message: Message<'_>) -> bool {
+    message.attributes(LINK_HEADER).any(|(kind, _)| kind == IFLA_NEW_NETNSID)
 }
 
 /// Returns the bridge of a link that is a port; `None`: no port, or a port of a kind in [`PASSED_ON`].

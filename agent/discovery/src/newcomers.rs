@@ -6,12 +6,13 @@
 //!
 //! The same code runs in the agent from its start, and in `netpold standby` while no agent runs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
 use netpold_core::lock::lock;
 use netpold_core::model::Direction;
@@ -29,6 +30,8 @@ const LINKS: [u32; 1] = [1];
 const RECEIVE_BUFFER: usize = 2 << 20;
 /// Delay before a failed listing is tried again, in milliseconds.
 const AGAIN: u16 = 50;
+/// Interval of checks whether a listing has ended, in milliseconds.
+const LISTING: u16 = 2;
 /// Effect of the missing right to run first: a pod may get packets for as long as these threads wait for a processor.
 pub const BUSY: &str = "new veths are closed later";
 /// Number of threads that attach. Each call waits for the kernel's RTNL lock and, with TCX, for a grace period while
@@ -76,57 +79,58 @@ impl<T: Clone + Send + 'static> Closers<T> {
     }
 }
 
+/// Change of the veths of this network namespace with a peer in another one, by interface index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VethChange {
+    /// A veth existed before [`Veths::open`].
+    Existing(u32),
+    /// A veth appeared, or its peer moved to another namespace.
+    New(u32),
+    /// An interface of any kind left the namespace, or the peer of a veth moved into it.
+    Gone(u32),
+}
+
 /// Veths of this network namespace with a peer in another one, updated by link events.
+///
+/// Events arrive at once. A listing waits for the kernel's RTNL lock, up to seconds, so a thread of its own lists the
+/// veths: at the start, and after missed events.
 #[derive(Debug)]
 pub struct Veths {
     listener: Listener,
-    requests: Connection,
-    known: BTreeSet<u32>,
-    /// Whether events may have been missed, so that the veths have to be listed.
+    known: Known,
+    /// Whether events may be missing, so that the veths have to be listed.
     incomplete: bool,
+    listing: Option<JoinHandle<io::Result<BTreeSet<u32>>>>,
 }
 
 impl Veths {
-    /// Opens the sockets. The set is empty until [`Veths::list`].
+    /// Opens the listener: [`Veths::changes`] reports every veth that appears from now on.
     ///
     /// # Errors
-    /// A netlink socket cannot be opened.
+    /// A netlink socket cannot be opened, or the interfaces cannot be read.
     pub fn open() -> io::Result<Self> {
+        // The first listing finds the interfaces that appear between these two.
+        let existing = interfaces()?;
         let listener = Listener::open(&LINKS, false, RECEIVE_BUFFER)?;
-        let (requests, known) = (Connection::open()?, BTreeSet::new());
-        Ok(Self { listener, requests, known, incomplete: false })
+        let known = Known { known: existing.clone(), existing, since: BTreeMap::new() };
+        Ok(Self { listener, known, incomplete: true, listing: None })
     }
 
-    /// Lists all veths and returns the new ones.
-    ///
-    /// # Errors
-    /// The netlink request fails.
-    pub fn list(&mut self) -> io::Result<Vec<u32>> {
-        let found = self.requests.dump(&links_request(None), outside_veth)?;
-        let there: BTreeSet<u32> = found.into_iter().filter_map(OutsideVeth::index).collect();
-        let new = there.difference(&self.known).copied().collect();
-        self.known = there;
-        self.incomplete = false;
-        Ok(new)
+    /// The interfaces of any kind that existed before the listener, until they are listed.
+    #[must_use]
+    pub fn existing(&self) -> &BTreeSet<u32> {
+        &self.known.existing
     }
 
-    /// Handles the pending events. Failed operations are repeated by the next call.
+    /// Handles the pending events and the result of a listing. A later call repeats what failed.
     pub fn changes(&mut self, mut each: impl FnMut(VethChange)) {
+        // The result lacks events that came later, so they are handled first.
+        let finished = self.listing.take_if(|listing| listing.is_finished());
         loop {
-            let Self { listener, known, incomplete, .. } = self;
-            let received = listener.receive(|_, message| match outside_veth(message) {
-                Some(OutsideVeth::There(index)) if known.insert(index) => {
-                    each(VethChange::New(index));
-                }
-                Some(OutsideVeth::Gone { index, moved }) => {
-                    known.remove(&index);
-                    each(VethChange::Gone(index));
-                    // Its peer, which stays, leads to another namespace now. No event reports that.
-                    *incomplete |= moved;
-                }
-                // The pod's end moved to this namespace. If it leaves again, the veth counts as new.
-                Some(OutsideVeth::Home(index)) => *incomplete |= known.contains(&index),
-                Some(OutsideVeth::There(_)) | None => {}
+            let Self { listener, known, .. } = self;
+            let received = listener.receive(|_, message| {
+                let event = outside_veth(message).map(|event| known.event(event));
+                event.into_iter().flatten().for_each(&mut each);
             });
             match received {
                 Ok(Received::Messages) => {}
@@ -139,23 +143,31 @@ impl Veths {
                 }
             }
         }
-        // Waits for the RTNL lock, which may take seconds.
-        if self.incomplete {
-            let before = self.known.clone();
-            match self.list() {
-                Ok(found) => {
-                    let gone = before.difference(&self.known).copied().map(VethChange::Gone);
-                    gone.chain(found.into_iter().map(VethChange::New)).for_each(each);
-                }
+        match finished.map(JoinHandle::join) {
+            Some(Ok(Ok(listed))) => self.known.listed(&listed).into_iter().for_each(each),
+            Some(failed) => {
+                tracing::warn!(?failed, "cannot list interfaces; will retry");
+                self.incomplete = true;
+            }
+            None => {}
+        }
+        if self.incomplete && self.listing.is_none() {
+            self.known.since.clear();
+            match std::thread::Builder::new().name("listing".into()).spawn(outside) {
+                Ok(listing) => (self.listing, self.incomplete) = (Some(listing), false),
                 Err(error) => tracing::warn!(%error, "cannot list interfaces; will retry"),
             }
         }
     }
 
-    /// Returns the poll timeout: short if an operation has to be repeated, else none.
+    /// Returns the poll timeout: short while a listing runs or has to be repeated, else none.
     #[must_use]
     pub fn patience(&self) -> PollTimeout {
-        if self.incomplete { PollTimeout::from(AGAIN) } else { PollTimeout::NONE }
+        match self.listing {
+            Some(_) => PollTimeout::from(LISTING),
+            None if self.incomplete => PollTimeout::from(AGAIN),
+            None => PollTimeout::NONE,
+        }
     }
 }
 
@@ -165,16 +177,74 @@ impl AsFd for Veths {
     }
 }
 
-/// Change of the veths of this network namespace with a peer in another one, by interface index.
-#[derive(Clone, Copy, Debug)]
-pub enum VethChange {
-    /// A veth appeared, or its peer moved to another namespace.
-    New(u32),
-    /// An interface of any kind left the namespace, or the peer of a veth moved into it.
-    Gone(u32),
+/// Interface indexes by what was last reported of them.
+#[derive(Debug, Default)]
+struct Known {
+    /// Interfaces of any kind that existed before the listener, until the first listing.
+    existing: BTreeSet<u32>,
+    /// Interfaces whose next event is no appearance.
+    known: BTreeSet<u32>,
+    /// Veths that appeared (`true`) or went since the last listing was requested.
+    since: BTreeMap<u32, bool>,
 }
 
-/// Returns the interface indexes of the veths of this network namespace with a peer in another one.
+impl Known {
+    fn event(&mut self, event: OutsideVeth) -> Vec<VethChange> {
+        match event {
+            OutsideVeth::There(index) if !self.known.contains(&index) => vec![self.appeared(index)],
+            OutsideVeth::Left { index, peer } => vec![self.gone(index), self.appeared(peer)],
+            OutsideVeth::Gone(index) => vec![self.gone(index)],
+            OutsideVeth::Home(peer) if self.known.contains(&peer) => vec![self.gone(peer)],
+            OutsideVeth::There(_) | OutsideVeth::Home(_) => Vec::new(),
+        }
+    }
+
+    /// Merges a listing of all veths.
+    fn listed(&mut self, listed: &BTreeSet<u32>) -> Vec<VethChange> {
+        let Self { existing, known, since } = self;
+        let mut changes = Vec::new();
+        for index in listed.iter().filter(|index| since.get(index) != Some(&false)) {
+            if known.insert(*index) {
+                changes.push(VethChange::New(*index));
+            } else if existing.contains(index) {
+                changes.push(VethChange::Existing(*index));
+            }
+        }
+        known.retain(|index| {
+            let is_there = listed.contains(index) || since.get(index) == Some(&true);
+            if !is_there {
+                changes.push(VethChange::Gone(*index));
+            }
+            is_there
+        });
+        existing.clear();
+        changes
+    }
+
+    fn appeared(&mut self, index: u32) -> VethChange {
+        self.existing.remove(&index);
+        self.known.insert(index);
+        self.since.insert(index, true);
+        VethChange::New(index)
+    }
+
+    fn gone(&mut self, index: u32) -> VethChange {
+        self.existing.remove(&index);
+        self.known.remove(&index);
+        self.since.insert(index, false);
+        VethChange::Gone(index)
+    }
+}
+
+/// Returns the interfaces of any kind in the calling thread's network namespace, without the RTNL lock.
+fn interfaces() -> io::Result<BTreeSet<u32>> {
+    let table = std::fs::read_to_string("/proc/thread-self/net/dev")?;
+    let names = table.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name.trim());
+    Ok(names.filter_map(|name| nix::net::if_::if_nametoindex(name).ok()).collect())
+}
+
+/// Returns the interface indexes of the veths of this network namespace with a peer in another one; waits for the RTNL
+/// lock.
 ///
 /// # Errors
 /// A netlink socket cannot be opened, or the request fails.
@@ -195,29 +265,33 @@ impl Guard {
     /// veths without a program of netpold.
     ///
     /// # Errors
-    /// A netlink socket or a thread cannot be created, or the veths cannot be listed.
+    /// A netlink socket or a thread cannot be created, or the interfaces cannot be read.
     pub fn start(closing: Closing, all: bool) -> io::Result<Self> {
-        // Loads the program before the first veth needs it.
+        let mut veths = Veths::open()?;
+        // Loads the program before the first veth needs it, and pins it once no new veth is missed.
         if let Err(error) = closing.program() {
             tracing::warn!(%error, "cannot close new interfaces yet; retrying with each");
         }
         let (stop, stopped) = UnixStream::pair()?;
-        let mut veths = Veths::open()?;
         let closers = Closers::start(closing.clone())?;
-        let there: BTreeSet<u32> = veths.list()?.into_iter().collect();
         let barred: BTreeSet<u32> =
             closing.barred_hooks().iter().map(|hook| hook.ifindex).collect();
-        barred.difference(&there).for_each(|ifindex| closing.forget(*ifindex));
-        let open = there.iter().filter(|ifindex| all || barred.contains(ifindex));
-        open.for_each(|ifindex| closers.close(*ifindex, &()));
+        barred.difference(veths.existing()).for_each(|ifindex| closing.forget(*ifindex));
         let thread = std::thread::Builder::new().name("newcomers".into());
         thread.spawn(move || {
             priority::raise(BUSY);
-            while wait(&veths, &stopped) {
+            loop {
                 veths.changes(|change| match change {
                     VethChange::New(ifindex) => closers.close(ifindex, &()),
+                    VethChange::Existing(ifindex) if all || barred.contains(&ifindex) => {
+                        closers.close(ifindex, &());
+                    }
+                    VethChange::Existing(_) => {}
                     VethChange::Gone(ifindex) => closing.forget(ifindex),
                 });
+                if !wait(&veths, &stopped) {
+                    break;
+                }
             }
         })?;
         Ok(Self { _stop: stop })
@@ -233,4 +307,47 @@ fn wait(veths: &Veths, stopped: &UnixStream) -> bool {
     // Errors such as EINTR: the caller reads the events again.
     let _ = poll(&mut ready, veths.patience());
     ready[0].revents().is_none_or(|events| events.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::VethChange::{Existing, Gone, New};
+    use super::*;
+
+    fn set<const N: usize>(indexes: [u32; N]) -> BTreeSet<u32> {
+        indexes.into()
+    }
+
+    fn known<const N: usize>(existing: [u32; N]) -> Known {
+        Known { existing: set(existing), known: set(existing), ..Known::default() }
+    }
+
+    #[test]
+    fn events_do_not_wait_for_the_first_listing() {
+        let mut known = known([1, 2, 3]);
+        assert_eq!(known.event(OutsideVeth::There(2)), [], "an event of an existing veth");
+        assert_eq!(known.event(OutsideVeth::There(4)), [New(4)]);
+        assert_eq!(known.event(OutsideVeth::Gone(3)), [Gone(3)]);
+        // The listing began before the two events. Interface 1 is no veth, 5 appeared before the listener.
+        assert_eq!(known.listed(&set([2, 3, 5])), [Existing(2), New(5), Gone(1)]);
+        assert_eq!(known.event(OutsideVeth::There(3)), [New(3)], "another veth with this index");
+        assert_eq!(known.event(OutsideVeth::There(4)), []);
+    }
+
+    #[test]
+    fn a_veth_is_new_once_its_peer_has_left() {
+        let mut known = known([1, 2]);
+        assert_eq!(known.event(OutsideVeth::Left { index: 2, peer: 1 }), [Gone(2), New(1)]);
+        assert_eq!(known.listed(&set([1])), [], "it is no existing one");
+        assert_eq!(known.event(OutsideVeth::Home(1)), [Gone(1)]);
+        assert_eq!(known.event(OutsideVeth::Left { index: 3, peer: 1 }), [Gone(3), New(1)]);
+    }
+
+    #[test]
+    fn a_listing_corrects_missed_events() {
+        let mut known = known([]);
+        assert_eq!(known.event(OutsideVeth::There(1)), [New(1)]);
+        known.since.clear();
+        assert_eq!(known.listed(&set([2])), [New(2), Gone(1)]);
+    }
 }
