@@ -131,6 +131,10 @@ pub struct RunArgs {
     #[arg(long, value_name = "CIDR", env = "NETPOLD_SECOND_NETWORKS", value_delimiter = ',',
         default_values_t = PRIVATE_RANGES.map(|range| range.to_string()))]
     pub second_networks: Vec<String>,
+    /// Addresses of resolvers whose answers to pods count for domainNames, besides the Service kube-system/kube-dns
+    /// and its backends, such as NodeLocal DNS [default: none]
+    #[arg(long, value_name = "ADDRESS", env = "NETPOLD_DNS_SERVERS", value_delimiter = ',')]
+    pub dns_servers: Vec<IpAddr>,
     /// Directory of the container runtime's cached CNI results: they list a pod's addresses before the
     /// pod's status does. It need not exist
     #[arg(long, value_name = "DIR", env = "NETPOLD_CNI_RESULTS",

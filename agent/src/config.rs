@@ -144,6 +144,7 @@ impl TryFrom<RunArgs> for RunConfig {
                     cli::Denial::Drop => Denial::Drop,
                     cli::Denial::Reject => Denial::Reject,
                 },
+                resolvers: args.dns_servers.into_iter().collect(),
                 ..Options::default()
             },
             node: args.node_name,

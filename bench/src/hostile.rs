@@ -110,6 +110,7 @@ fn one(shape: &'static str, objects: Shape, size: u32) -> Result<Hostile> {
         trie_blocks: 1 << 18,
         hosts6: 1 << 17,
         cidrs6: 1 << 16,
+        names: 1 << 14,
     };
     let options = Options { node: NODE.into(), capacity, ..Options::default() };
     let mut world = World { compiler: Compiler::new(options), tables: MemoryTables::new() };

@@ -2,7 +2,7 @@
 
 use crate::{
     direction::Direction,
-    layout::{ENDPOINT_ADDRS, EP_STATION_SHIFT, Endpoint, ROW_NOT_ISOLATED},
+    layout::{ENDPOINT_ADDRS, EP_STATION_SHIFT, Endpoint, ROW_NAMES, ROW_NOT_ISOLATED},
     order,
 };
 
@@ -22,7 +22,21 @@ impl Rows {
     #[must_use]
     #[inline(always)]
     pub const fn egress(self) -> u32 {
-        (self.0 >> 32) as u32
+        (self.0 >> 32) as u32 & !ROW_NAMES
+    }
+
+    /// Whether rules of pod egress have domain names.
+    #[must_use]
+    #[inline(always)]
+    pub const fn has_names(self) -> bool {
+        (self.0 >> 32) as u32 & ROW_NAMES != 0
+    }
+
+    /// The same rows, with another one of pod egress, which has no names.
+    #[must_use]
+    #[inline(always)]
+    pub const fn with_egress(self, row: u32) -> Self {
+        Self(self.0 as u32 as u64 | (row as u64) << 32)
     }
 
     /// Row of a direction.

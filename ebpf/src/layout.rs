@@ -13,6 +13,7 @@ mod address;
 mod endpoint;
 mod flow;
 mod marks;
+mod names;
 mod row;
 mod settings;
 
@@ -20,6 +21,7 @@ pub use address::*;
 pub use endpoint::*;
 pub use flow::*;
 pub use marks::*;
+pub use names::*;
 pub use row::*;
 pub use settings::*;
 

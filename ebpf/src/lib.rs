@@ -9,6 +9,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`xdp`] | the judgement before the stack, at uplinks and pods' interfaces |
+//! | [`names`] | domain names: questions, answers, and the rows that resolved addresses select |
 //! | [`judge`] | the judgement at the pods' hooks, and behind the node's translation |
 //! | [`tables`] | the tables that a judgement reads: policy, endpoints, flows |
 //! | [`flow`] | the flow table: keys, control words, insertion, eviction |
@@ -31,6 +32,7 @@ pub mod flow;
 pub mod host;
 pub mod judge;
 pub mod layout;
+pub mod names;
 pub mod order;
 pub mod packet;
 pub mod reason;

@@ -99,7 +99,7 @@ fn may_exceed_port_sets(policy: &Policy, direction: Direction) -> bool {
     let blocks = |rule: &Rule| -> usize {
         let blocks = rule.peers.iter().flatten().map(|peer| match peer {
             Peer::Block(block) => 1 + block.except.len(),
-            Peer::Pods { .. } | Peer::Nodes(_) => 0,
+            Peer::Pods { .. } | Peer::Nodes(_) | Peer::Domain(_) => 0,
         });
         blocks.sum()
     };
@@ -130,7 +130,7 @@ fn units_of(policy: &Policy, direction: Direction) -> u32 {
         .flat_map(|rule| rule.peers.iter().flatten())
         .filter_map(|peer| match peer {
             Peer::Pods { namespaces, pods } => Some((namespaces.as_ref(), pods)),
-            Peer::Block(_) | Peer::Nodes(_) => None,
+            Peer::Block(_) | Peer::Nodes(_) | Peer::Domain(_) => None,
         })
         .collect();
     let crowded = u64::from(CROWDED_UNITS) * crowded(&selectors);
@@ -138,6 +138,7 @@ fn units_of(policy: &Policy, direction: Direction) -> u32 {
         Peer::Block(block) => 1 + block.except.len(),
         Peer::Pods { namespaces, pods } => 1 + values(pods) + namespaces.as_ref().map_or(0, values),
         Peer::Nodes(nodes) => 1 + values(nodes),
+        Peer::Domain(_) => 1,
     };
     let rules = rules.iter().map(|rule| {
         let peers: usize = rule.peers.iter().flatten().map(peer).sum();

@@ -6,6 +6,7 @@
 mod change;
 mod cluster_policy;
 mod denial;
+mod domain_name;
 mod interface;
 mod object;
 mod pod;
@@ -18,6 +19,7 @@ mod traffic;
 pub use change::Change;
 pub use cluster_policy::{Action, ClusterPolicy, ClusterRule, NamespacedPods, Tier};
 pub use denial::Denial;
+pub use domain_name::{DomainName, NotDomainName};
 pub use interface::{Bound, Interface, Owner, Standing};
 pub use object::{Key, Labels, Namespace, Node};
 pub(crate) use pod::uid_hash;

@@ -4,13 +4,15 @@
 //! element) from the old value to the new. Applying a list in order, with packets at any moment in between, never
 //! exposes a mixture of both states.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::Ipv6Net;
 use netpold_ebpf::layout::{
     ClassId, Endpoint, MAX_CLASSES, PortBitmap, PortWord, Row, RowBlock, TrieBlock,
 };
 use serde::Serialize;
+
+use crate::model::DomainName;
 
 /// One operation. Indexes are element numbers of the map concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +43,14 @@ pub enum Op {
     Cidr6(Ipv6Net, ClassId),
     /// Remove an IPv6 prefix.
     Cidr6Gone(Ipv6Net),
+    /// Add a domain name to a list that no row in use has: list, name, a bit for each group of rules.
+    Name(u32, Box<DomainName>, u32),
+    /// Remove a domain name from a list that no packet reads any more.
+    NameGone(u32, Box<DomainName>),
+    /// Trust a resolver.
+    Resolver(IpAddr),
+    /// Trust a resolver no longer.
+    ResolverGone(IpAddr),
     /// Fill a free endpoint slot; `ifindex` is written last.
     Endpoint(u32, Box<Endpoint>),
     /// Flip the rows word of an endpoint slot.
@@ -83,6 +93,8 @@ pub struct Capacity {
     pub hosts6: u32,
     /// IPv6 prefixes.
     pub cidrs6: u32,
+    /// Domain names.
+    pub names: u32,
 }
 
 /// Sizes for most nodes of a cluster of 100,000 pods.
@@ -95,6 +107,7 @@ impl Default for Capacity {
             trie_blocks: 16_384,
             hosts6: 131_072,
             cidrs6: 16_384,
+            names: 16_384,
         }
     }
 }
@@ -108,6 +121,7 @@ impl Capacity {
         trie_blocks: 1024,
         hosts6: 8192,
         cidrs6: 512,
+        names: 1024,
     };
 
     /// The larger one of each size.
@@ -120,6 +134,7 @@ impl Capacity {
             trie_blocks: self.trie_blocks.max(other.trie_blocks),
             hosts6: self.hosts6.max(other.hosts6),
             cidrs6: self.cidrs6.max(other.cidrs6),
+            names: self.names.max(other.names),
         }
     }
 
@@ -134,6 +149,7 @@ impl Capacity {
             Table::TrieBlocks => self.trie_blocks,
             Table::Hosts6 => self.hosts6,
             Table::Cidrs6 => self.cidrs6,
+            Table::Names => self.names,
         }
     }
 }
@@ -167,6 +183,8 @@ pub enum Table {
     Hosts6,
     /// `Capacity::cidrs6`
     Cidrs6,
+    /// `Capacity::names`
+    Names,
 }
 
 impl std::fmt::Display for Table {
@@ -179,13 +197,14 @@ impl std::fmt::Display for Table {
             Self::TrieBlocks => "IPv4 trie blocks",
             Self::Hosts6 => "IPv6 addresses",
             Self::Cidrs6 => "IPv6 prefixes",
+            Self::Names => "domain names",
         })
     }
 }
 
 impl Table {
     /// All tables, in the order in which they are reported.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Classes,
         Self::Bitmaps,
         Self::RowBlocks,
@@ -193,5 +212,6 @@ impl Table {
         Self::TrieBlocks,
         Self::Hosts6,
         Self::Cidrs6,
+        Self::Names,
     ];
 }

@@ -1,6 +1,7 @@
 //! Options of a compiler.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 
@@ -84,6 +85,8 @@ pub struct Options {
     pub second_networks: SecondNetworks,
     /// Treatment of packets that policies without an annotation deny.
     pub denial: Denial,
+    /// Trusted resolvers besides the cluster's DNS Service.
+    pub resolvers: BTreeSet<IpAddr>,
     /// First endpoint number to assign; greater than any in the conntrack tables.
     pub first_endpoint_id: u32,
     /// Numbers of endpoints that an earlier agent installed, by interface index and `Endpoint::uid_hash`.

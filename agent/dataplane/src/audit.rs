@@ -43,6 +43,7 @@ fn table(desired: &DesiredElement<'_>) -> &'static str {
         DesiredElement::Endpoint(..) => "endpoints",
         DesiredElement::Host6(..) => "IPv6 addresses",
         DesiredElement::Cidr6(..) => "IPv6 prefixes",
+        DesiredElement::Name(..) => "domain names",
     }
 }
 
@@ -93,6 +94,12 @@ impl Tables {
                 let blocks = offset_of!(Row, blocks) as u32 / 4;
                 wide_words(&self.rows, *id, &wanted.first)
                     .and_then(|wrong| Ok(wrong + words(&self.rows, *id, blocks, &wanted.blocks)?))
+                    .and_then(|wrong| {
+                        let (list, rows) = (&[wanted.names.list], &wanted.names.rows);
+                        let names = offset_of!(Row, names) as u32 / 4;
+                        let wrong = wrong + words(&self.rows, *id, names, list)?;
+                        Ok(wrong + words(&self.rows, *id, names + 1, rows)?)
+                    })
                     .map_err(at("ROWS"))
             }
             DesiredElement::RowBlock(id, wanted) => {
@@ -118,6 +125,7 @@ impl Tables {
                 let found = self.ipv6_blocks.get(*net);
                 self.check_v6(found, *class, Op::Cidr6(*net, *class))
             }
+            DesiredElement::Name(list, name, groups) => self.check_name(*list, name, *groups),
         }
     }
 

@@ -114,7 +114,8 @@ const CLOCK: &str = "netpold_clock";
 /// The flow tables.
 const FLOWS: [&str; 2] = ["CT4", "CT6"];
 /// Maps that outlive their generation, by pin name.
-const SHARED: [&str; 5] = [FLOWS[0], FLOWS[1], "FRAGMENTS", "COUNTERS", "EVENTS"];
+const SHARED: [&str; 7] =
+    [FLOWS[0], FLOWS[1], "FRAGMENTS", "COUNTERS", "EVENTS", "LEARNED", "ASKED"];
 
 /// Maps of the generation in force, by pin name, for a later agent.
 const PUBLISHED: [Section; 2] = [global_sections::ENDPOINTS, global_sections::SETTINGS];
@@ -494,7 +495,7 @@ fn load_programs(bpf: &mut Ebpf) -> Result<(), GenerationError> {
     loaded.and(missing.first().map_or(Ok(()), |name| Err(GenerationError::NoProgram(name))))
 }
 
-fn sizes(capacity: &Capacity) -> [(&'static str, u32); 7] {
+fn sizes(capacity: &Capacity) -> [(&'static str, u32); 8] {
     let hosts = buckets_for(capacity.hosts6);
     [
         ("PORT_BITMAPS", capacity.bitmaps),
@@ -504,5 +505,6 @@ fn sizes(capacity: &Capacity) -> [(&'static str, u32); 7] {
         ("HOSTS6", hosts),
         ("HOSTS6_FILTER", filter_for(hosts)),
         ("BLOCKS6", nodes_for(capacity.cidrs6 + overflow_for(capacity.hosts6))),
+        ("NAMES", capacity.names),
     ]
 }

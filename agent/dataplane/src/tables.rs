@@ -6,6 +6,7 @@ use std::net::Ipv6Addr;
 
 use aya::Ebpf;
 use ipnet::Ipv6Net;
+use netpold_core::model::DomainName;
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{
@@ -19,6 +20,7 @@ use super::ipv6_hosts::Ipv6Hosts;
 use super::local_endpoints::LocalEndpoints;
 pub use super::maps::TableError;
 use super::maps::{at, mapped, section};
+use super::names::Names;
 use super::quiescence::wait_for_programs;
 use crate::bpf::mmap::{MappedArray, MmapError};
 
@@ -42,6 +44,7 @@ pub struct Tables {
     /// The settings as first written, with the hash keys that place IPv6 addresses.
     hashing: Settings,
     local_endpoints: LocalEndpoints,
+    names: Names,
     unproven: MappedArray<Unproven>,
 }
 
@@ -66,6 +69,7 @@ impl Tables {
             isolating: BTreeSet::new(),
             hashing: Settings::default(),
             local_endpoints: LocalEndpoints::open(bpf)?,
+            names: Names::open(bpf)?,
             unproven: mapped(bpf, "UNPROVEN")?,
         })
     }
@@ -205,6 +209,9 @@ impl TableWriter for Tables {
                 self.apply_endpoint(op).map_err(at("ENDPOINTS"))?;
                 self.local_endpoints.apply(op)
             }
+            Op::Name(..) | Op::NameGone(..) | Op::Resolver(_) | Op::ResolverGone(_) => {
+                self.names.apply(op, &self.hashing)
+            }
             Op::Grace => {
                 wait_for_programs();
                 Ok(())
@@ -259,6 +266,19 @@ impl Tables {
     pub(super) fn write_root(&self) -> Result<(), TableError> {
         let offset = offset_of!(Settings, ipv6_blocks_root);
         self.settings.store_u32(0, offset, self.ipv6_blocks.root()).map_err(at("SETTINGS"))
+    }
+
+    /// Compares a name with its groups in the table, and repairs it; returns 1 if it was wrong.
+    pub(super) fn check_name(
+        &mut self,
+        list: u32,
+        name: &DomainName,
+        groups: u32,
+    ) -> Result<u64, TableError> {
+        if self.names.groups(&self.hashing, list, name) == Some(groups) {
+            return Ok(0);
+        }
+        self.write(&Op::Name(list, Box::new(name.clone()), groups)).map(|()| 1)
     }
 
     /// The settings as programs read them.

@@ -153,6 +153,8 @@ const PEER_KINDS: [&str; 6] = [
     "block with except",
 ];
 const NODES: &str = "nodes";
+/// Domain names, which generated clusters do not have.
+const DOMAINS: &str = "domain names";
 const PORT_KINDS: [&str; 5] = ["no ports", "whole protocol", "one port", "range", "named port"];
 
 /// All kinds of rules that a tier can have.
@@ -187,6 +189,7 @@ fn peer_kind(rule: &Rule, index: Option<usize>) -> &'static str {
         Some(Peer::Block(block)) if block.except.is_empty() => PEER_KINDS[4],
         Some(Peer::Block(_)) => PEER_KINDS[5],
         Some(Peer::Nodes(_)) => NODES,
+        Some(Peer::Domain(_)) => DOMAINS,
     }
 }
 

@@ -1,13 +1,18 @@
 //! The flow tables in memory: conntrack, fragments, settings and the clock.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use netpold_ebpf::flow::control::{Control, timeouts};
 use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
-use netpold_ebpf::layout::{CT_WAYS, Ct4Way, Ct6Way, FragmentKey, FragmentPorts, Settings};
+use netpold_ebpf::layout::{
+    CT_WAYS, Ct4Way, Ct6Way, FragmentKey, FragmentPorts, LEARNED_BUCKETS, NAME_WAYS, NAME_WORDS,
+    QUESTION_BUCKETS, Settings,
+};
+use netpold_ebpf::names::tables::Store;
+use netpold_ebpf::names::work::NameWork;
 
 /// Words of an IPv4 and of an IPv6 conntrack bucket.
 const WORDS4: usize = CT_WAYS * size_of::<Ct4Way>() / 8;
@@ -29,6 +34,15 @@ pub struct FlowTables {
     ct4: Vec<AtomicU64>,
     ct6: Vec<AtomicU64>,
     fragments: Mutex<HashMap<[u8; 48], FragmentPorts>>,
+    names: OnceLock<NameStores>,
+}
+
+/// Resolved addresses, questions, and the memory to read a message: made on first use, since most tests have no names.
+#[derive(Debug)]
+struct NameStores {
+    learned: Vec<AtomicU64>,
+    asked: Vec<AtomicU64>,
+    work: AtomicPtr<NameWork>,
 }
 
 impl FlowTables {
@@ -56,6 +70,7 @@ impl FlowTables {
             ct4: words(WORDS4),
             ct6: words(WORDS6),
             fragments: Mutex::new(HashMap::new()),
+            names: OnceLock::new(),
         }
     }
 
@@ -94,6 +109,35 @@ impl FlowTables {
         self.ct6.get(index as usize * WORDS6..(index as usize + 1) * WORDS6).map(first_word)
     }
 
+    fn names(&self) -> &NameStores {
+        self.names.get_or_init(|| {
+            let words = |buckets: u32| {
+                let words = buckets as usize * NAME_WAYS * NAME_WORDS;
+                std::iter::repeat_with(AtomicU64::default).take(words).collect()
+            };
+            NameStores {
+                learned: words(LEARNED_BUCKETS),
+                asked: words(QUESTION_BUCKETS),
+                work: AtomicPtr::new(Box::into_raw(Box::new(NameWork::EMPTY))),
+            }
+        })
+    }
+
+    pub(crate) fn name_bucket(&self, store: Store, index: u32) -> Option<*mut u64> {
+        let words = match store {
+            Store::Learned => &self.names().learned,
+            Store::Asked => &self.names().asked,
+        };
+        let first = index as usize * NAME_WAYS * NAME_WORDS;
+        words.get(first..first + NAME_WAYS * NAME_WORDS).map(first_word)
+    }
+
+    /// Memory to read a DNS message; for one thread at a time.
+    #[must_use]
+    pub fn name_work(&self) -> *mut NameWork {
+        self.names().work.load(Ordering::Acquire)
+    }
+
     pub(crate) fn fragment(&self, key: &FragmentKey) -> Option<FragmentPorts> {
         self.fragments.lock().ok()?.get(&fragment_key(key)).copied()
     }
@@ -102,6 +146,13 @@ impl FlowTables {
         if let Ok(mut fragments) = self.fragments.lock() {
             fragments.insert(fragment_key(key), *ports);
         }
+    }
+}
+
+impl Drop for NameStores {
+    fn drop(&mut self) {
+        // SAFETY: made by `Box::into_raw`, and freed only here.
+        drop(unsafe { Box::from_raw(*self.work.get_mut()) });
     }
 }
 

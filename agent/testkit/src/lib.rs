@@ -26,6 +26,7 @@ pub mod generate;
 pub mod harness;
 pub mod hooks;
 pub mod memory;
+pub mod names;
 pub mod node;
 pub mod objects;
 pub mod one_pod;

@@ -1,12 +1,12 @@
 //! The kernel's policy tables in memory: the single implementation with which tests, fuzz targets and benchmarks judge
 //! packets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::{Index, IndexMut};
 
 use ipnet::Ipv6Net;
-use netpold_core::model::Direction;
+use netpold_core::model::{Direction, DomainName};
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{
@@ -122,6 +122,10 @@ pub struct MemoryTables {
     pub bitmaps: Elements<PortBitmap>,
     /// The endpoints by slot.
     pub endpoints: BTreeMap<u32, Endpoint>,
+    /// Groups of rules by list and domain name.
+    pub names: BTreeMap<(u32, DomainName), u32>,
+    /// Trusted resolvers.
+    pub resolvers: BTreeSet<IpAddr>,
 }
 
 impl Default for MemoryTables {
@@ -143,6 +147,8 @@ impl MemoryTables {
             row_blocks: Elements::new("row block"),
             bitmaps: Elements::new("bitmap"),
             endpoints: BTreeMap::new(),
+            names: BTreeMap::new(),
+            resolvers: BTreeSet::new(),
         }
     }
 
@@ -278,6 +284,18 @@ impl TableWriter for MemoryTables {
             Op::EndpointRows(slot, rows) => self.slot_mut(*slot)?.rows = *rows,
             Op::EndpointAddrs(slot, endpoint) => *self.slot_mut(*slot)? = **endpoint,
             Op::EndpointGone(slot) => drop(self.endpoints.remove(slot)),
+            Op::Name(list, name, groups) => {
+                self.names.insert((*list, (**name).clone()), *groups);
+            }
+            Op::NameGone(list, name) => {
+                self.names.remove(&(*list, (**name).clone()));
+            }
+            Op::Resolver(address) => {
+                self.resolvers.insert(*address);
+            }
+            Op::ResolverGone(address) => {
+                self.resolvers.remove(address);
+            }
             // No packet is judged while an operation is applied here.
             Op::Grace => {}
         }

@@ -18,7 +18,7 @@ use std::net::IpAddr;
 
 use matching::selects;
 use netpold_core::model::{
-    Change, ClusterPolicy, Direction, EndpointSlice, Labels, Namespace, Node, Pod, Policy,
+    Change, ClusterPolicy, Direction, EndpointSlice, Key, Labels, Namespace, Node, Pod, Policy,
     Selector, Service,
 };
 use netpold_core::probe::Probe;
@@ -42,6 +42,8 @@ pub struct Oracle {
     pub services: Vec<Service>,
     /// Every EndpointSlice.
     pub slices: Vec<EndpointSlice>,
+    /// Names that pods resolved, with the pod and the address, as long as they last.
+    pub resolved: Vec<(Key, String, IpAddr)>,
 }
 
 /// Adds an object in place of the one it replaces.

@@ -32,6 +32,7 @@ mod link;
 mod load;
 mod marks;
 mod metrics;
+mod names;
 mod netkit;
 mod networks;
 mod newpods;

@@ -5,7 +5,7 @@
 
 use crate::{
     direction::Direction,
-    endpoint::EndpointRef,
+    endpoint::{EndpointRef, Rows},
     judge::{
         context::EndpointContext,
         fast_path, fragment,
@@ -46,6 +46,26 @@ pub trait Visitor {
     ) -> Self::Output;
 }
 
+/// Rows of a judgement.
+#[derive(Clone, Copy, Debug)]
+pub struct Under {
+    /// [`Tables::revision`], read before the rows and all other parts of policy, see
+    /// [`crate::flow::cached_verdict`].
+    pub revision: u32,
+    /// The rows of both directions.
+    pub rows: Rows,
+}
+
+impl Under {
+    /// The rows in force at an endpoint.
+    #[must_use]
+    #[inline(always)]
+    pub fn of<T: Tables>(tables: &T, endpoint: EndpointRef) -> Self {
+        let revision = tables.revision();
+        Self { revision, rows: endpoint.after_load(revision).rows() }
+    }
+}
+
 /// Judgement of one packet at one endpoint.
 #[derive(Debug)]
 pub struct PacketEvaluator<'a, D, T> {
@@ -71,7 +91,22 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     /// As [`PacketEvaluator::new`].
     #[inline(always)]
     pub fn at(tables: &'a T, endpoint: EndpointRef, hook: Hook) -> Result<Self, Verdict> {
-        let judge = Self::unnoted(tables, endpoint, hook)?;
+        let under = Under::of(tables, endpoint);
+        Self::under(tables, endpoint, hook, under)
+    }
+
+    /// Begins a judgement at an endpoint by rows that were read before.
+    ///
+    /// # Errors
+    /// As [`PacketEvaluator::new`].
+    #[inline(always)]
+    pub fn under(
+        tables: &'a T,
+        endpoint: EndpointRef,
+        hook: Hook,
+        under: Under,
+    ) -> Result<Self, Verdict> {
+        let judge = Self::unnoted(tables, endpoint, hook, under)?;
         if T::TRACED {
             let context = &judge.context;
             let endpoint = u64::from(context.id) | u64::from(context.revision) << 32;
@@ -87,15 +122,17 @@ impl<'a, D: Direction, T: Tables> PacketEvaluator<'a, D, T> {
     #[inline(always)]
     pub fn to_read(tables: &'a T, hook: Hook) -> Result<Self, Verdict> {
         let endpoint = find_endpoint(tables, hook.ifindex).ok_or(Verdict(Reason::NotEndpoint))?;
-        Self::unnoted(tables, endpoint, hook)
+        Self::unnoted(tables, endpoint, hook, Under::of(tables, endpoint))
     }
 
     #[inline(always)]
-    fn unnoted(tables: &'a T, endpoint: EndpointRef, hook: Hook) -> Result<Self, Verdict> {
-        // Read before all parts of policy, see [`crate::flow::cached_verdict`].
-        let revision = tables.revision();
+    fn unnoted(
+        tables: &'a T,
+        endpoint: EndpointRef,
+        hook: Hook,
+        Under { revision, rows }: Under,
+    ) -> Result<Self, Verdict> {
         let endpoint = endpoint.after_load(revision);
-        let rows = endpoint.rows();
         let checks_source = D::EGRESS && endpoint.flags() & EP_CHECK_SOURCE != 0;
         if rows.isolates_none() && !checks_source {
             return Err(Verdict(Reason::NotIsolated));

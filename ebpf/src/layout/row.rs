@@ -1,5 +1,7 @@
 //! Rows and port sets: the ports that a policy allows each class.
 
+use crate::layout::names::{NAME_GROUPS, RowNames};
+
 /// Allowed ports of one distinct policy, by class. Most clusters have less than 256 classes, so the words of the
 /// first 256 are inline; [`RowBlock`]s hold the others.
 #[repr(C)]
@@ -10,17 +12,25 @@ pub struct Row {
     /// Index of the [`RowBlock`] of classes from 256 on, at `class >> 8`. Word 0 is not used. Block 0 is always
     /// empty: it allows no port.
     pub blocks: [u32; 256],
+    /// Domain names of the rules; never changes while the row is in use.
+    pub names: RowNames,
 }
 
 impl Row {
     /// Row without any allowed port.
-    pub const EMPTY: Self = Self { first: [0; 256], blocks: [0; 256] };
+    pub const EMPTY: Self = Self {
+        first: [0; 256],
+        blocks: [0; 256],
+        names: RowNames { list: 0, rows: [0; NAME_GROUPS] },
+    };
 }
 
 /// [`PortWord`]s of 256 classes, at `class & 255`.
 pub type RowBlock = [PortWord; 256];
 /// Row number of a direction that is not isolated.
 pub const ROW_NOT_ISOLATED: u32 = 0;
+/// Flag in the egress half of [`Endpoint::rows`](crate::layout::Endpoint::rows): the row has [`Row::names`].
+pub const ROW_NAMES: u32 = 1 << 31;
 
 /// A [`PortSet`] in one word, see [`PortSet::word`]. 0 allows no protocol.
 pub type PortWord = u64;
@@ -81,7 +91,7 @@ pub const fn ports_of(word: PortWord, protocol: u8) -> u32 {
 pub type PortBitmap = [u64; 1024];
 
 const _: () = {
-    assert!(size_of::<Row>() == 3072 && size_of::<RowBlock>() == 2048);
+    assert!(size_of::<Row>() == 3136 && size_of::<RowBlock>() == 2048);
     assert!(3 * PORT_BITS + 1 == PortWord::BITS && PORTS_ONE << 1 == 1 << PORT_BITS);
     assert!(size_of::<PortBitmap>() == 8192);
 };

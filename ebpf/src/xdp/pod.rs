@@ -32,6 +32,10 @@ pub fn drops<B: Bytes, T: Tables>(
     let observer = Observer(tables);
     let hook = Hook { ifindex, ingress_ifindex: ifindex };
     let judge = PacketEvaluator::<Egress, _>::at(&observer, endpoint, hook).ok()?;
+    // Its hook may judge the packet once more, by the names that the pod resolved.
+    if judge.context().policy.rows().has_names() {
+        return None;
+    }
     let reason = judge.read_behind(bytes, link, &Whole).reason();
     if matches!(reason, Reason::Policy) && is_wanted::<Egress>(endpoint.flags()) {
         // The pod's hook answers the packet.

@@ -74,10 +74,13 @@ impl Visitor for Certain {
         reading: &ParsedPacket<F>,
     ) -> Verdict {
         // The slot may have passed to another pod since the lookup of the address.
+        let policy = &judge.context().policy;
+        // A reply may be of a flow to an address that the pod resolved, which its hook knows.
+        let all = self.0 == Scope::All && !policy.rows().has_names();
         let told = judge.context().receives(reading)
-            && judge.context().policy.is_isolated()
+            && policy.is_isolated()
             && reading.is_whole()
-            && (self.0 == Scope::All || reading.is_opening());
+            && (all || reading.is_opening());
         if told { judge.judge(reading) } else { Verdict::from(Err(Reason::Deferred)) }
     }
 }

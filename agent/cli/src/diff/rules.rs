@@ -111,6 +111,8 @@ impl Named {
             match peer {
                 Peer::Pods { pods, .. } => self.selector(pods),
                 Peer::Nodes(nodes) => self.selector(nodes),
+                // What pods resolve is in no manifest.
+                Peer::Domain(_) => {}
                 Peer::Block(block) => {
                     self.blocks.insert(block.cidr);
                     self.blocks.extend(&block.except);

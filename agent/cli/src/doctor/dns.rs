@@ -107,7 +107,7 @@ fn is_for_unknown(objects: &Objects<'_>, group: &Group<'_>, rule: &Rule) -> bool
             Peer::Pods { namespaces, pods } => {
                 objects.select(own, namespaces.as_ref(), pods).is_empty()
             }
-            Peer::Block(_) | Peer::Nodes(_) => false,
+            Peer::Block(_) | Peer::Nodes(_) | Peer::Domain(_) => false,
         })
 }
 

@@ -74,7 +74,7 @@ fn lacks(
             Peer::Pods { namespaces, pods } => {
                 members.iter().any(|member| member.is_in(own, namespaces.as_ref(), pods))
             }
-            Peer::Block(_) | Peer::Nodes(_) => false,
+            Peer::Block(_) | Peer::Nodes(_) | Peer::Domain(_) => false,
         }),
     };
     for (policy, rules) in isolating {

@@ -86,7 +86,7 @@ pub(super) fn receivers<'o>(
             Peer::Pods { namespaces, pods } => {
                 groups.extend(objects.select(place.policy.namespace, namespaces.as_ref(), pods));
             }
-            Peer::Block(_) | Peer::Nodes(_) => return None,
+            Peer::Block(_) | Peer::Nodes(_) | Peer::Domain(_) => return None,
         }
     }
     Some(groups)
@@ -167,7 +167,7 @@ fn named_pods<'o>(
                 let pods = objects.groups.iter().flat_map(|group| &group.pods).copied();
                 found.extend(pods.filter(|pod| pod.addresses.iter().any(|it| block.contains(*it))));
             }
-            Peer::Nodes(_) => {}
+            Peer::Nodes(_) | Peer::Domain(_) => {}
         }
     }
     found

@@ -154,7 +154,7 @@ pub(super) fn peers(objects: &Objects<'_>, place: &Place<'_>, rule: &Rule, found
                     found.add(&NO_NODE, at(&labels(selector)));
                 }
             }
-            Peer::Block(_) => {}
+            Peer::Block(_) | Peer::Domain(_) => {}
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::compile::snapshot::StateSnapshot;
 use crate::compile::tables::DesiredTables;
 use crate::compile::tables::endpoints::Given;
 use crate::model::{Change, Direction, Key, Pod};
-use crate::ops::{Capacity, Fill, Op};
+use crate::ops::{Capacity, Fill, Op, Table};
 use crate::options::Options;
 
 /// State that one compiler passes to another, see [`Compiler::follow`].
@@ -225,6 +225,10 @@ impl Compiler {
     /// are none to close: then only [`Compiler::reinstall`] with a greater capacity helps.
     pub fn leave_out(&mut self, error: &CompileError) -> bool {
         let CompileError::Full { table, needed, capacity } = error;
+        // No NetworkPolicy has names.
+        if *table == Table::Names {
+            return false;
+        }
         self.compiled.rules.leave_out(*table, needed.saturating_sub(*capacity))
     }
 

@@ -9,7 +9,7 @@ use crate::compile::rules::direction_policy::DirectionPolicy;
 use crate::compile::sets::Sets;
 use crate::compile::sets::set::PeerSet;
 use crate::compile::tables::endpoints::Live;
-use crate::model::{Direction, Key, Protocol};
+use crate::model::{Direction, DomainName, Key, Protocol};
 use crate::ports::tries::{NAME, Tries};
 use crate::ports::{AllowedPorts, Ports};
 
@@ -43,6 +43,8 @@ pub struct Allowed {
     pub peers: BTreeMap<PeerSet, Granted>,
     /// Ports granted by ipBlocks, in addition; by longest prefix.
     pub blocks: BTreeMap<IpNet, Granted>,
+    /// Domain names of each group of rules.
+    pub domains: Vec<BTreeSet<DomainName>>,
 }
 
 /// Ports granted to a set of addresses.
@@ -104,7 +106,9 @@ fn allowed(direction_policy: &DirectionPolicy, sets: &Sets, tries: &Tries) -> Al
             .collect(),
     };
     let changes = direction_policy.blocks.changes.0.iter();
+    let groups = direction_policy.domains.iter().flat_map(|groups| groups.iter());
     Allowed {
+        domains: groups.map(|group| group.names.clone()).collect(),
         blocks: changes
             .map(|(prefix, value)| {
                 (prefix.to_net(), granted(&direction_policy.blocks.value(*value)))

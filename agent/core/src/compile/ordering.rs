@@ -45,10 +45,15 @@ fn marked(rows: RowPair, class: ClassId) -> bool {
 }
 
 impl OrderingCheck<'_> {
-    /// Columns of ingress, of egress, and of egress for untranslated packets.
-    fn columns(&self, word: RowPair, class: ClassId) -> [u32; 3] {
+    /// Columns of ingress, of egress, and of egress for untranslated packets; then the list of domain names, and the
+    /// columns of its groups.
+    fn columns(&self, word: RowPair, class: ClassId) -> Vec<u32> {
         let column = |row, class| self.rows.column(row, class);
-        [column(word.0, class), column(word.1, class), column(word.1, untranslated(class))]
+        let (egress, names) = (word.1, self.rows.names(word.1));
+        let own =
+            [column(word.0, class), column(egress, class), column(egress, untranslated(class))];
+        let groups = names.rows.into_iter().take_while(|row| *row != 0);
+        own.into_iter().chain([names.list]).chain(groups.map(|row| column(row, class))).collect()
     }
 
     /// Whether every changing endpoint sees its state before or after while one half of the change is applied. A

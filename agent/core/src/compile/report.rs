@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use netpold_ebpf::layout::NAME_GROUPS;
 use serde::Serialize;
 
 use crate::cluster::Cluster;
@@ -86,6 +87,11 @@ pub enum Problem {
         /// The pod.
         pod: Key,
     },
+    /// A local pod has too many groups of rules with domain names; those of the last ones allow nothing.
+    TooManyNames {
+        /// The pod.
+        pod: Key,
+    },
     /// No slot is free for the endpoint of an interface, so it has no record.
     NoSlot {
         /// The interface.
@@ -134,6 +140,11 @@ impl fmt::Display for Problem {
                 f,
                 "pod {pod}: annotation netpold.io/check-source: off has no effect in this namespace; add the \
                  namespace to --source-check-exempt, or remove the annotation"
+            ),
+            Self::TooManyNames { pod } => write!(
+                f,
+                "pod {pod}: rules with domain names form more than {NAME_GROUPS} groups; the names of the last groups \
+                 allow nothing; give neighbouring rules with domain names the same protocols, so that they form one group"
             ),
             Self::NoSlot { ifindex, pod } => {
                 write!(f, "pod {pod}, interface {ifindex}: closed, since no endpoint slot is free")
@@ -196,6 +207,10 @@ pub(super) fn problems(cluster: &Cluster, rules: &Rules, endpoints: &Endpoints) 
         let pod = live.identity.pod.clone();
         if live.addresses.crowded {
             problems.push(Problem::TooManyAddresses { pod: pod.clone() });
+        }
+        let domains = live.rules.policies.iter().flatten().filter_map(|it| it.domains.as_ref());
+        if domains.into_iter().any(|groups| groups.len() > NAME_GROUPS) {
+            problems.push(Problem::TooManyNames { pod: pod.clone() });
         }
         if live.unheard {
             problems.push(Problem::SourceNotExempt { pod: pod.clone() });

@@ -73,12 +73,13 @@ impl Rules {
     }
 
     /// An evaluator of direction policies for the addresses in `sets`.
-    pub(crate) fn evaluator<'a>(&'a mut self, sets: &'a Sets) -> Evaluator<'a> {
+    pub(crate) fn evaluator<'a>(&'a mut self, sets: &'a Sets, mark: AllowedPorts) -> Evaluator<'a> {
         Evaluator {
             registry: &sets.peers.registry,
             groups: &sets.groups,
             targets: &sets.targets,
             tries: &mut self.tries,
+            mark,
             work: &mut self.evaluated,
         }
     }

@@ -8,6 +8,7 @@ pub(crate) mod element;
 pub(crate) mod endpoints;
 mod ipv4_trie;
 mod lookup;
+pub(crate) mod names;
 pub(crate) mod port_sets;
 pub(crate) mod rows;
 
@@ -25,6 +26,7 @@ use crate::prefix::{Family, Prefix};
 use addresses::AddressTables;
 use element::{Cursor, DesiredElement};
 use endpoints::Endpoints;
+use names::Names;
 use port_sets::PortSetTable;
 use rows::Rows;
 
@@ -35,6 +37,7 @@ pub(crate) struct Tables {
     pub(crate) port_sets: PortSetTable,
     pub(crate) rows: Rows,
     pub(crate) endpoints: Endpoints,
+    pub(crate) names: Names,
 }
 
 impl Tables {
@@ -45,6 +48,7 @@ impl Tables {
             port_sets: PortSetTable::new(),
             rows: Rows::new(),
             endpoints: Endpoints::new(options),
+            names: Names::new(),
         }
     }
 
@@ -54,6 +58,7 @@ impl Tables {
         self.port_sets = PortSetTable::new();
         self.rows = Rows::new();
         self.endpoints.forget();
+        self.names = Names::new();
     }
 
     /// Frees retired elements: no packet reads them any more.
@@ -62,6 +67,7 @@ impl Tables {
         self.port_sets.bitmap_slots.grace_passed();
         self.rows.slots.grace_passed();
         self.rows.block_slots.grace_passed();
+        self.names.slots.grace_passed();
         self.addresses.ipv4_trie.slots.grace_passed();
         self.endpoints.grace_passed();
     }
@@ -87,6 +93,7 @@ impl Tables {
             Table::TrieBlocks => of(&self.addresses.ipv4_trie.slots),
             Table::Hosts6 => (count.0, peak.0),
             Table::Cidrs6 => (count.1, peak.1),
+            Table::Names => (self.names.count(), self.names.count()),
         }
     }
 }
@@ -107,7 +114,7 @@ type Count = fn(&DesiredTables<'_>) -> u32;
 type Tell = fn(&DesiredTables<'_>, std::ops::Range<u32>, &mut dyn FnMut(DesiredElement<'_>));
 
 /// Sections of a pass, in order.
-const SECTIONS: [(Count, Tell); 6] = [
+const SECTIONS: [(Count, Tell); 7] = [
     (|_| 65_536 / ROOT_CHUNK, |all, range, tell| all.tell_root(range, tell)),
     (
         |all| all.tables.addresses.ipv4_trie.slots.needed(),
@@ -120,6 +127,7 @@ const SECTIONS: [(Count, Tell); 6] = [
     ),
     (|_| ENDPOINT_SLOTS, |all, range, tell| all.tell_endpoints(range, tell)),
     (|all| all.ipv6_count(), |all, range, tell| all.tell_v6(range, tell)),
+    (|all| all.tables.names.count(), |all, range, tell| all.tables.names.tell(range, tell)),
 ];
 
 impl DesiredTables<'_> {

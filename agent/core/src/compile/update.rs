@@ -1,9 +1,10 @@
 //! One update: from dirty state to ordered operations.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use netpold_ebpf::layout::{ClassId, ROW_NOT_ISOLATED, untranslated};
+use netpold_ebpf::layout::{ClassId, ROW_NOT_ISOLATED, RowNames, untranslated};
 
 use crate::cluster::{Cluster, Dirty};
 use crate::compile::ordering::Plan;
@@ -14,8 +15,10 @@ use crate::compile::sets::{Sets, Usage};
 use crate::compile::tables::Tables;
 use crate::compile::tables::endpoints::Live;
 use crate::compile::tables::rows::RowPair;
+use crate::model::Key;
 use crate::ops::Op;
 use crate::options::Options;
+use crate::ports::AllowedPorts;
 
 /// The endpoints that an update concerns.
 #[derive(Debug, Default)]
@@ -43,6 +46,7 @@ impl Update<'_> {
         let mut ops = Vec::new();
         self.rules.limits.begin();
         self.tables.rows.begin(&mut ops);
+        self.tables.names.begin(&mut ops);
         self.tables.endpoints.begin(self.cluster);
         if dirty.namespaces {
             self.sets.peers.namespaces_changed();
@@ -63,6 +67,7 @@ impl Update<'_> {
             self.fill_temporary(&via_temporary, &mut ops);
         }
         self.tables.rows.write(&self.tables.port_sets, &mut ops);
+        self.tables.names.trust(resolvers(self.cluster, self.options), &mut ops);
 
         for slot in &changes.gone {
             self.tables.endpoints.vanish(*slot, &mut ops);
@@ -189,9 +194,9 @@ impl Update<'_> {
         let new = self.sets.classes.take_new();
         let rows = self.tables.rows.iter().filter(|_| !new.is_empty());
         let rows: Vec<_> =
-            rows.map(|(id, direction_policy)| (id, direction_policy.clone())).collect();
-        for (row, direction_policy) in &rows {
-            self.fill_row(*row, direction_policy, &new, ops);
+            rows.map(|(id, direction_policy, mark)| (id, direction_policy.clone(), mark)).collect();
+        for (row, direction_policy, mark) in &rows {
+            self.fill_row(*row, (direction_policy, *mark), &new, ops);
         }
         let mut missing: Vec<Arc<DirectionPolicy>> = Vec::new();
         for live in changes.concerned.iter().filter_map(|i| self.tables.endpoints.live.get(i)) {
@@ -208,25 +213,33 @@ impl Update<'_> {
         }
     }
 
-    /// Creates a row with the columns of all classes.
+    /// Creates a row with the columns of all classes, and a row for each group of rules with domain names.
     fn create_row(&mut self, direction_policy: &Arc<DirectionPolicy>, ops: &mut Vec<Op>) {
         let row = self.tables.rows.create(direction_policy);
         let all = self.sets.classes.iter().map(|(class, membership)| (class, membership.clone()));
         let all: Vec<_> = all.collect();
-        self.fill_row(row, direction_policy, &all, ops);
+        self.fill_row(row, (direction_policy, AllowedPorts::default()), &all, ops);
+        let Some(groups) = &direction_policy.domains else { return };
+        let list = self.tables.names.acquire(groups, ops);
+        let mut names = RowNames { list, ..RowNames::default() };
+        for (place, group) in names.rows.iter_mut().zip(&**groups) {
+            *place = self.tables.rows.create_for(direction_policy, group.mark);
+            self.fill_row(*place, (direction_policy, group.mark), &all, ops);
+        }
+        self.tables.rows.set_names(row, names);
     }
 
     /// Fills columns of a direction policy's row.
     fn fill_row(
         &mut self,
         row: u32,
-        direction_policy: &Arc<DirectionPolicy>,
+        (direction_policy, mark): (&Arc<DirectionPolicy>, AllowedPorts),
         classes: &[(ClassId, Membership)],
         ops: &mut Vec<Op>,
     ) {
         let id = self.rules.direction_policies.id(direction_policy);
         let (rows, sets) = (&mut self.tables.rows, &mut self.tables.port_sets);
-        let mut evaluator = self.rules.evaluator(self.sets);
+        let mut evaluator = self.rules.evaluator(self.sets, mark);
         let mut columns = Vec::with_capacity(classes.len());
         for (class, membership) in classes {
             let allowed = evaluator.allowed(direction_policy, id, membership);
@@ -297,7 +310,7 @@ impl Update<'_> {
     /// Fills the columns of temporary classes: with the old class's ports in present rows, with the new class's ports
     /// in new rows.
     fn fill_temporary(&mut self, via_temporary: &[(ClassId, ClassId, ClassId)], ops: &mut Vec<Op>) {
-        let rows: Vec<_> = self.tables.rows.iter().map(|(id, _)| id).collect();
+        let rows: Vec<_> = self.tables.rows.iter().map(|(id, ..)| id).collect();
         for row in rows {
             let is_new = self.tables.rows.is_new(row);
             let columns = via_temporary.iter().flat_map(|(from, to, temporary)| {
@@ -326,15 +339,29 @@ impl Update<'_> {
             let lingering = lingering.filter_map(|it| self.tables.rows.of_policy(it));
             let used = pairs.flat_map(|(ingress, egress)| [ingress, egress]).chain(lingering);
             let used = used.collect();
-            self.tables.rows.retire_unused(&used, &mut self.tables.port_sets);
+            for list in self.tables.rows.retire_unused(&used, &mut self.tables.port_sets) {
+                self.tables.names.release(list);
+            }
         }
         let ended = self.sets.classes.sweep();
         self.tables.rows.classes_ended(&ended, &mut self.tables.port_sets);
         self.tables.port_sets.sweep();
         self.sets.sweep();
-        let rows = self.tables.rows.iter().map(|(_, direction_policy)| direction_policy);
+        let rows = self.tables.rows.iter().map(|(_, direction_policy, _)| direction_policy);
         self.rules.sweep(rows, self.tables.port_sets.tries());
     }
+}
+
+/// The Service whose address pods get as their resolver, unless their DNS is configured otherwise.
+const CLUSTER_DNS: (&str, &str) = ("kube-system", "kube-dns");
+
+/// Trusted resolvers: the cluster's DNS Service, its backends, and those of the options.
+fn resolvers<'a>(cluster: &'a Cluster, options: &'a Options) -> impl Iterator<Item = IpAddr> + 'a {
+    let key = Key::new(CLUSTER_DNS.0, CLUSTER_DNS.1);
+    let service = cluster.services().get(&key).map(|service| service.cluster.clone());
+    let slices = cluster.translation.slices_of(&key);
+    let backends = slices.iter().flat_map(|slice| slice.addresses.iter().copied());
+    service.into_iter().flatten().chain(backends).chain(options.resolvers.iter().copied())
 }
 
 impl EndpointChanges {

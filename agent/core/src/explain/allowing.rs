@@ -206,7 +206,7 @@ impl Peers {
 fn selectors(peer: &Peer) -> [Option<&Selector>; 2] {
     match peer {
         Peer::Pods { namespaces, pods } => [Some(pods), namespaces.as_ref()],
-        Peer::Block(_) | Peer::Nodes(_) => [None, None],
+        Peer::Block(_) | Peer::Nodes(_) | Peer::Domain(_) => [None, None],
     }
 }
 

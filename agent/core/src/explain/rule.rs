@@ -190,6 +190,8 @@ impl Traffic<'_> {
             Peer::Nodes(nodes) => {
                 self.remote_is_node && self.cluster.nodes.is_selected(nodes, self.remote)
             }
+            // What the pod resolved is known to its node's kernel only.
+            Peer::Domain(_) => false,
             Peer::Pods { namespaces, pods } => self.remote_pod.is_some_and(|remote| {
                 self.namespace_matches(namespace, namespaces.as_ref(), remote)
                     && pods.matches(&remote.labels)
@@ -300,6 +302,12 @@ impl Traffic<'_> {
             Peer::Nodes(_) => {
                 return Some(format!(
                     "{} is not an address of a node that it selects",
+                    self.remote
+                ));
+            }
+            Peer::Domain(name) => {
+                return Some(format!(
+                    "it is not known here whether the pod resolved {name} to {}",
                     self.remote
                 ));
             }

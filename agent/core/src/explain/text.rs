@@ -316,6 +316,7 @@ fn peer(namespace: &str, peer: &Peer) -> String {
         }
         Peer::Nodes(nodes) if nodes.requirements.is_empty() => "nodes".to_owned(),
         Peer::Nodes(nodes) => format!("nodes {}", selector(nodes)),
+        Peer::Domain(name) => format!("addresses of {name}"),
         Peer::Pods { namespaces, pods } => {
             let pods = match pods.requirements.is_empty() {
                 true => "pods".to_owned(),

@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::model::denial::Denial;
+use crate::model::domain_name::DomainName;
 use crate::model::object::Key;
 use crate::model::selector::Selector;
 use crate::model::traffic::{Direction, Protocol};
@@ -98,6 +99,9 @@ pub enum Peer {
     Block(IpBlock),
     /// `nodes` of a ClusterNetworkPolicy: the `status.addresses` of the matching Nodes.
     Nodes(Selector),
+    /// Each item of a ClusterNetworkPolicy's `domainNames`, in Accept rules of the Admin tier only: the addresses that a
+    /// pod resolved the name to.
+    Domain(DomainName),
 }
 
 /// `ipBlock`

@@ -248,7 +248,7 @@ pub(crate) fn exceeds_port_sets(policy: &Policy, direction: Direction, most: usi
         let Some(peers) = &rule.peers else { continue };
         let blocks = peers.iter().filter_map(|peer| match peer {
             Peer::Block(block) => Some(block),
-            Peer::Pods { .. } | Peer::Nodes(_) => None,
+            Peer::Pods { .. } | Peer::Nodes(_) | Peer::Domain(_) => None,
         });
         let grant = literal(rule, &mut names, &mut tries);
         granted.extend(blocks.map(|block| (block, grant)));

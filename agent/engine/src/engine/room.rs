@@ -18,6 +18,7 @@ const LARGEST: Capacity = Capacity {
     trie_blocks: 262_144,
     hosts6: 1 << 20,
     cidrs6: 262_144,
+    names: 262_144,
 };
 
 /// Compiles everything for new tables with spare room, and closes the largest policies if no permitted size suffices.
@@ -58,6 +59,7 @@ fn enlarged(mut capacity: Capacity, table: Table, size: u32, least: u32) -> Opti
         Table::TrieBlocks => (&mut capacity.trie_blocks, LARGEST.trie_blocks),
         Table::Hosts6 => (&mut capacity.hosts6, LARGEST.hosts6),
         Table::Cidrs6 => (&mut capacity.cidrs6, LARGEST.cidrs6),
+        Table::Names => (&mut capacity.names, LARGEST.names),
     };
     // The configured size may be larger.
     let size = size.min(largest.max(*field));

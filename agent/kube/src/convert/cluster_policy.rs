@@ -48,7 +48,7 @@ pub(super) fn cluster_network_policy(
     if reader.unknown_in("spec") || reader.unknown_in("") {
         reader.understood = false;
     }
-    let [ingress, egress] = Direction::BOTH.map(|direction| reader.rules(direction, spec));
+    let [ingress, egress] = Direction::BOTH.map(|direction| reader.rules(direction, tier, spec));
     if !reader.understood {
         reader.problem("spec", "therefore only Deny rules take effect");
     }
@@ -238,7 +238,7 @@ impl Reader<'_> {
         NamespacedPods::default()
     }
 
-    fn rules(&mut self, direction: Direction, spec: &Node) -> Vec<ClusterRule> {
+    fn rules(&mut self, direction: Direction, tier: Tier, spec: &Node) -> Vec<ClusterRule> {
         let field = match direction {
             Direction::Ingress => "ingress",
             Direction::Egress => "egress",
@@ -250,10 +250,15 @@ impl Reader<'_> {
             return vec![denies_everything(String::new())];
         };
         let rules = rules.iter().enumerate();
-        rules.map(|(n, rule)| self.rule(direction, &format!("{path}[{n}]"), rule)).collect()
+        rules.map(|(n, rule)| self.rule((direction, tier), &format!("{path}[{n}]"), rule)).collect()
     }
 
-    fn rule(&mut self, direction: Direction, path: &str, node: &Node) -> ClusterRule {
+    fn rule(
+        &mut self,
+        (direction, tier): (Direction, Tier),
+        path: &str,
+        node: &Node,
+    ) -> ClusterRule {
         let mut problems = self.unknown_below(path);
         let name = given(node, "name")
             .and_then(|name| value(name, &format!("{path}.name"), &mut problems))
@@ -272,10 +277,11 @@ impl Reader<'_> {
         let found = match given(node, side) {
             Some(node) => peers::peers(node, &side_path, egress, &mut problems),
             None => {
-                problems.push(Problem::new(side_path, "is missing; it needs at least one peer"));
+                problems.push(Problem::new(&*side_path, "is missing; it needs at least one peer"));
                 None
             }
         };
+        peers::check_domain_names(found.as_deref(), &side_path, (tier, action), &mut problems);
         let ports = peers::protocols(node, path, found.as_deref(), &mut problems);
         let rule = self.judged(name, action, found.zip(ports), !problems.is_empty());
         if !problems.is_empty() {

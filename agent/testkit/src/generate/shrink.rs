@@ -255,6 +255,7 @@ fn simpler_peers(peer: &Peer) -> Vec<Peer> {
             .map(|except| Peer::Block(IpBlock { except, ..block.clone() }))
             .collect(),
         Peer::Nodes(nodes) => smaller_selectors(nodes).map(Peer::Nodes).collect(),
+        Peer::Domain(_) => Vec::new(),
         Peer::Pods { namespaces, pods } => {
             let mut all: Vec<Peer> = smaller_selectors(pods)
                 .map(|pods| Peer::Pods { namespaces: namespaces.clone(), pods })

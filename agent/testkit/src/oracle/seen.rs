@@ -185,6 +185,21 @@ impl<'a> Seen<'a> {
                     node.addresses.contains(&self.remote) && selects(nodes, &node.labels)
                 })
             }
+            // "`*` matches one or more entire labels", "may only be specified as a prefix"; names of Services match
+            // nothing.
+            Peer::Domain(name) => {
+                let pattern = name.to_string();
+                let matches = |asked: &str| {
+                    let asked = asked.to_ascii_lowercase();
+                    match pattern.strip_prefix('*') {
+                        Some(suffix) => asked.len() > suffix.len() && asked.ends_with(suffix),
+                        None => asked == pattern,
+                    }
+                };
+                self.oracle.resolved.iter().any(|(pod, asked, address)| {
+                    *pod == self.pod.key && *address == self.remote && matches(asked)
+                })
+            }
             Peer::Pods { namespaces, pods } => match self.owner() {
                 None => false,
                 Some(pod) => {

@@ -16,6 +16,7 @@ mod connection;
 mod drops;
 mod maps;
 mod mark;
+mod names;
 mod packet;
 mod pod_xdp;
 mod reject;
@@ -33,9 +34,10 @@ use aya_ebpf::{
 };
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
+    endpoint::Rows,
     judge::{
         decide::decide,
-        evaluator::{PacketEvaluator, Visitor},
+        evaluator::{PacketEvaluator, Under, Visitor},
         hook::Hook,
         proof::UNKNOWN_INTERFACE,
     },
@@ -45,7 +47,7 @@ use netpold_ebpf::{
         protocol::ETHERTYPE_IPV6,
     },
     reason::Reason,
-    tables::{TableFamily, Tables},
+    tables::{TableFamily, Tables, find_endpoint},
     trace::Step,
     verdict::Verdict,
 };
@@ -74,6 +76,8 @@ fn netpold_ingress(context: TcContext) -> i32 {
         link: netpold_ingress_link,
         judge4: netpold_ingress4,
         judge6: netpold_ingress6,
+        groups4: names::netpold_ingress_groups4,
+        groups6: names::netpold_ingress_groups6,
     };
     let skb = context.as_ptr().cast();
     trace::begin::<Ingress>(skb);
@@ -87,6 +91,7 @@ fn netpold_ingress(context: TcContext) -> i32 {
     }
     let reason = reject::settled(skb, reason);
     trace::end(reason);
+    names::listen::<Ingress>(skb, reason);
     act::<Ingress>(skb, reason, reject::netpold_reject_ingress)
 }
 
@@ -100,6 +105,8 @@ fn netpold_egress(context: TcContext) -> i32 {
         link: netpold_egress_link,
         judge4: netpold_egress4,
         judge6: netpold_egress6,
+        groups4: names::netpold_egress_groups4,
+        groups6: names::netpold_egress_groups6,
     };
     let skb = context.as_ptr().cast();
     trace::begin::<Egress>(skb);
@@ -111,6 +118,7 @@ fn netpold_egress(context: TcContext) -> i32 {
     let reason = reject::settled(skb, reason);
     trace::end(reason);
     mark::leave(skb, reason);
+    names::listen::<Egress>(skb, reason);
     act::<Egress>(skb, reason, reject::netpold_reject_egress)
 }
 
@@ -140,6 +148,8 @@ struct SlowPath {
     link: Global,
     judge4: Global,
     judge6: Global,
+    groups4: Global,
+    groups6: Global,
 }
 
 /// Results of [`SlowPath::read`], besides the numbers of [`Reason`].
@@ -176,6 +186,9 @@ fn judge<D: Direction>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
             },
             settled => settled,
         };
+    }
+    if reason == Reason::Policy as u32 && names::matter(skb) {
+        reason = names::judge(skb, slow_path);
     }
     reason
 }
@@ -245,7 +258,10 @@ fn hook(skb: *mut __sk_buff) -> Hook {
 extern "C" fn netpold_leave_hook(skb: *mut __sk_buff) -> u32 {
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
     // SAFETY: this CPU's own scratch.
-    unsafe { (&raw mut (*scratch).ingress_ifindex).write(hook(skb).ingress_ifindex.into()) };
+    unsafe {
+        (&raw mut (*scratch).ingress_ifindex).write(hook(skb).ingress_ifindex.into());
+        (&raw mut (*scratch).rows).write(0);
+    }
     0
 }
 
@@ -368,7 +384,17 @@ fn judge_read<D: Direction, F: TableFamily>(
     let maps = Maps::<true, false>::deferring();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return Reason::NoTable as u32 };
     // SAFETY: the program's context; this CPU's own scratch.
-    match PacketEvaluator::<D, _>::new(&maps, unsafe { left_hook(skb, scratch) }) {
+    let hook = unsafe { left_hook(skb, scratch) };
+    let Some(endpoint) = find_endpoint(&maps, hook.ifindex) else {
+        return Reason::NotEndpoint as u32;
+    };
+    let mut under = Under::of(&maps, endpoint);
+    // SAFETY: this CPU's own scratch.
+    let (rows, revision) = unsafe { ((*scratch).rows, (*scratch).revision) };
+    if rows != 0 {
+        under = Under { revision: revision as u32, rows: Rows(rows) };
+    }
+    match PacketEvaluator::<D, _>::under(&maps, endpoint, hook, under) {
         // SAFETY: this CPU's own scratch, written just before.
         Ok(judge) => maps.answer(judge.judge(unsafe { &*reading(scratch) })),
         Err(verdict) => verdict.number(),

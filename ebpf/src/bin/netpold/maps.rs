@@ -12,9 +12,10 @@ use netpold_ebpf::{
     judge::connection::Tuple,
     layout::{
         Blocks6Node, Counters, Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey,
-        FragmentPorts, Hosts6Bucket, PortBitmap, Row, RowBlock, Settings, TrieBlock, TrieRoot,
-        Unproven,
+        FragmentPorts, Hosts6Bucket, LEARNED_BUCKETS, NameBucket, NameKey, PortBitmap,
+        QUESTION_BUCKETS, RESOLVER_SLOTS, Row, RowBlock, Settings, TrieBlock, TrieRoot, Unproven,
     },
+    names::work::NameWork,
     packet::{
         bytes::MAX_WINDOW,
         family::{V4, V6},
@@ -85,6 +86,22 @@ pub(crate) static CT6: Array<Ct6Bucket> = Array::with_max_entries(65_536, SHARED
 #[map]
 pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts> =
     LruHashMap::with_max_entries(8_192, 0);
+/// Names of policy: a bit for each group of rules.
+#[map]
+pub(crate) static NAMES: HashMap<NameKey, u32> =
+    HashMap::with_max_entries(16_384, BPF_F_NO_PREALLOC);
+/// Trusted resolvers, IPv4 as `::ffff:0:0/96`.
+#[map]
+pub(crate) static RESOLVERS: HashMap<[u64; 2], u32> =
+    HashMap::with_max_entries(RESOLVER_SLOTS, BPF_F_NO_PREALLOC);
+/// Addresses that pods resolved.
+#[map]
+pub(crate) static LEARNED: Array<NameBucket> = Array::with_max_entries(LEARNED_BUCKETS, SHARED);
+/// Questions that pods asked.
+#[map]
+pub(crate) static ASKED: Array<NameBucket> = Array::with_max_entries(QUESTION_BUCKETS, SHARED);
+#[map]
+pub(crate) static NAME_WORK: PerCpuArray<NameWork> = PerCpuArray::with_max_entries(1, 0);
 /// Data that would overflow the stack.
 #[map]
 pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
@@ -114,6 +131,12 @@ pub(crate) struct Scratch {
     pub(crate) window: [u64; MAX_WINDOW / 8],
     /// [`Hook::ingress_ifindex`](netpold_ebpf::judge::hook::Hook) of the packet.
     pub(crate) ingress_ifindex: u64,
+    /// Rows to judge by; 0: those in force.
+    pub(crate) rows: u64,
+    /// [`Under::revision`](netpold_ebpf::judge::evaluator::Under) of `rows`.
+    pub(crate) revision: u64,
+    /// The egress row whose names matter.
+    pub(crate) names_row: u64,
     /// Parsed IPv4 packet, between the functions that parse and judge it.
     pub(crate) reading4: ParsedPacket<V4>,
     /// Parsed IPv6 packet, between the functions that parse and judge it.

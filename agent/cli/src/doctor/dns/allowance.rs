@@ -43,7 +43,7 @@ pub(super) fn may_need_names(rule: &Rule) -> bool {
             let single = block.cidr.prefix_len() + 2 >= block.cidr.max_prefix_len();
             !single && !has_no_address(block.cidr, Direction::Egress)
         }
-        Peer::Pods { .. } | Peer::Nodes(_) => true,
+        Peer::Pods { .. } | Peer::Nodes(_) | Peer::Domain(_) => true,
     };
     rule.peers.as_ref().is_none_or(|peers| peers.iter().any(has_name))
 }

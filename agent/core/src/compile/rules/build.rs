@@ -1,16 +1,17 @@
 //! Compiles rules of policies into a [`DirectionPolicy`].
 
+use std::collections::BTreeSet;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use hashbrown::DefaultHashBuilder;
 
-use crate::compile::rules::direction_policy::{DirectionPolicy, TierRule, Tiers};
+use crate::compile::rules::direction_policy::{DirectionPolicy, NameGroup, TierRule, Tiers};
 use crate::compile::sets::registry::Registry;
 use crate::compile::sets::set::{HairpinService, PeerSet};
 use crate::model::{
-    Action, ClusterPolicy, Direction, IpBlock, NamedPort, Peer, Policy, PortMatch, PortRule,
-    Protocol, Rule, Tier,
+    Action, ClusterPolicy, ClusterRule, Direction, DomainName, IpBlock, NamedPort, Peer, Policy,
+    PortMatch, PortRule, Protocol, Rule, Tier,
 };
 use crate::ports::AllowedPorts;
 use crate::ports::blocks::BlockMap;
@@ -116,6 +117,7 @@ impl Builder<'_> {
             &direction_policy.tiers,
             &direction_policy.served,
             &direction_policy.refused,
+            &direction_policy.domains,
         ));
         Arc::new(direction_policy)
     }
@@ -124,7 +126,9 @@ impl Builder<'_> {
     /// order.
     fn add_tiers(&mut self, draft: &mut Draft<'_>) -> Vec<TierRule> {
         let Source { direction, isolated, tiers, labelled, .. } = *draft.source;
-        let mut rules = Vec::new();
+        let (mut rules, mut groups) = (Vec::<TierRule>::new(), Vec::new());
+        // Index behind the last rule of the last group.
+        let mut grouped = 0;
         for policy in tiers.iter().filter(|it| !(isolated && it.tier == Tier::Baseline)) {
             let selects = labelled || policy.subject.pods.requirements.is_empty();
             for rule in policy.rules(direction) {
@@ -134,10 +138,26 @@ impl Builder<'_> {
                 }
                 let ports = self.ports_of(&rule.matches, draft);
                 let mark = AllowedPorts::mark(rules.len() as u32, self.tries);
+                let names: BTreeSet<DomainName> = domain_names(rule);
+                if !names.is_empty() && rule.action == Action::Accept && policy.tier == Tier::Admin
+                {
+                    // Rules without another in between, and with the same ports, decide alike.
+                    let last = rules.last().is_some_and(|last| last.ports == ports);
+                    match groups.last_mut() {
+                        Some(NameGroup { names: known, .. }) if last && grouped == rules.len() => {
+                            known.extend(names);
+                        }
+                        _ => groups.push(NameGroup { mark, names }),
+                    }
+                    grouped = rules.len() + 1;
+                }
                 rules.push(TierRule { tier: policy.tier, action: rule.action, ports });
                 // Pod peers of ClusterNetworkPolicies always have a namespace selector, so the namespace is not used.
                 self.add(&rule.matches, mark, "", draft);
             }
+        }
+        if !groups.is_empty() {
+            draft.direction_policy.domains = Some(Arc::new(groups));
         }
         rules
     }
@@ -171,6 +191,8 @@ impl Builder<'_> {
                 Peer::Nodes(nodes) => {
                     self.add_set(PeerSet::Nodes(nodes.clone()), grant, draft);
                 }
+                // Its addresses are known to the packet path only.
+                Peer::Domain(_) => {}
                 Peer::Pods { namespaces, pods } => {
                     let peer_set = PeerSet::of_pods(namespaces.as_ref(), pods, namespace);
                     self.add_set(peer_set, grant, draft);
@@ -205,4 +227,14 @@ impl Builder<'_> {
             }
         }
     }
+}
+
+/// Domain names among the peers of a rule.
+fn domain_names(rule: &ClusterRule) -> BTreeSet<DomainName> {
+    let peers = rule.matches.peers.iter().flatten();
+    let names = peers.filter_map(|peer| match peer {
+        Peer::Domain(name) => Some(name.clone()),
+        Peer::Pods { .. } | Peer::Block(_) | Peer::Nodes(_) => None,
+    });
+    names.collect()
 }

@@ -9,7 +9,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::compile::sets::set::{NameId, SetId};
-use crate::model::{Action, Tier};
+use crate::model::{Action, DomainName, Tier};
 use crate::ports::AllowedPorts;
 use crate::ports::blocks::BlockMap;
 
@@ -26,6 +26,8 @@ pub(crate) struct DirectionPolicy {
     pub(crate) names: BTreeSet<NameId>,
     /// Rules of ClusterNetworkPolicies; `None` if there are none.
     pub(crate) tiers: Option<Arc<Tiers>>,
+    /// Accept rules with domain names, in groups; `None` if there are none. The rules themselves match no address.
+    pub(crate) domains: Option<Arc<Vec<NameGroup>>>,
     /// Ports by [`crate::compile::sets::set::PeerSet::HairpinService`] through which the pod may reach itself. The
     /// backend, which is the pod itself, decides; tiers about the Service's address do not matter.
     pub(crate) served: BTreeMap<SetId, AllowedPorts>,
@@ -42,6 +44,14 @@ pub(crate) struct Tiers {
     pub(crate) rules: Vec<TierRule>,
     /// A NetworkPolicy isolates the pod, so everything without a grant is denied.
     pub(crate) isolated: bool,
+}
+
+/// Rules with domain names that decide alike: an address that one of the names resolved to matches one of them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct NameGroup {
+    /// Mark of the first of the rules.
+    pub(crate) mark: AllowedPorts,
+    pub(crate) names: BTreeSet<DomainName>,
 }
 
 /// Action of a rule.
@@ -69,6 +79,8 @@ impl DirectionPolicy {
     pub(crate) fn grants(&self) -> impl Iterator<Item = &AllowedPorts> {
         let rules = self.tiers.iter().flat_map(|tiers| &tiers.rules).map(|rule| &rule.ports);
         let own = self.served.values().chain(self.refused.values());
+        let groups = self.domains.iter().flat_map(|groups| groups.iter());
+        let own = own.chain(groups.map(|group| &group.mark));
         let peers = self.peers.values().chain([&self.everyone]);
         peers.chain(self.blocks.values()).chain(rules).chain(own)
     }

@@ -17,6 +17,8 @@ pub(crate) struct Evaluator<'a> {
     pub(crate) groups: &'a BlockGroups,
     pub(crate) targets: &'a ServiceTargets,
     pub(crate) tries: &'a mut Tries,
+    /// Mark of a rule that all addresses match, besides the others.
+    pub(crate) mark: AllowedPorts,
     /// Number of peer sets read so far.
     pub(crate) work: &'a mut u64,
 }
@@ -37,7 +39,7 @@ impl Evaluator<'_> {
         id: Option<PolicyId>,
         membership: &[SetId],
     ) -> Decided {
-        let mut all = direction_policy.everyone;
+        let mut all = direction_policy.everyone.union(self.mark, self.tries);
         for peer_set in membership {
             let grant = if is_group(*peer_set) {
                 direction_policy.blocks.value(self.groups.value(

@@ -65,6 +65,8 @@ impl<'a> OwnTraffic<'a> {
         let peer = |peer: &Peer| match peer {
             Peer::Block(block) => block.contains(address),
             Peer::Nodes(nodes) => self.cluster.nodes.is_selected(nodes, address),
+            // What a pod resolved gives it no way to itself.
+            Peer::Domain(_) => false,
             Peer::Pods { namespaces, pods } => {
                 let namespace = self.cluster.namespace_labels(&self.pod.key.namespace);
                 let is_in = |selector: &Selector| selector.matches(&namespace);

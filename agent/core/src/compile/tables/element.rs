@@ -2,6 +2,7 @@
 
 use std::net::Ipv6Addr;
 
+use crate::model::DomainName;
 use ipnet::Ipv6Net;
 use netpold_ebpf::layout::{ClassId, Endpoint, PortBitmap, PortWord, Row, RowBlock, TrieBlock};
 
@@ -25,6 +26,8 @@ pub enum DesiredElement<'a> {
     Host6(Ipv6Addr, ClassId),
     /// A prefix of the IPv6 prefix table.
     Cidr6(Ipv6Net, ClassId),
+    /// A name of a list, with a bit for each group of rules.
+    Name(u32, &'a DomainName, u32),
 }
 
 impl DesiredElement<'_> {

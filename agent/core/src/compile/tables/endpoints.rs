@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{
-    ENDPOINT_PROBES, EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, Endpoint, endpoint_slot,
+    ENDPOINT_PROBES, EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, Endpoint, ROW_NAMES,
+    endpoint_slot,
 };
 
 use crate::cluster::Cluster;
@@ -63,7 +64,10 @@ impl Live {
 
     /// Desired record, given the installed one.
     fn desired(&self, ifindex: u32, rows: RowPair, installed: Option<&Endpoint>) -> Endpoint {
-        let rows = Endpoint::pack_rows(rows.0, rows.1);
+        let [_, egress] = &self.rules.policies;
+        let has_names = egress.as_ref().is_some_and(|egress| egress.domains.is_some());
+        let flag = if has_names { ROW_NAMES } else { 0 };
+        let rows = Endpoint::pack_rows(rows.0, rows.1 | flag);
         let (id, uid_hash) = (self.id, self.identity.uid_hash);
         let mut record = Endpoint { ifindex, id, rows, uid_hash, ..Endpoint::default() };
         self.addresses.place(installed, &mut record);

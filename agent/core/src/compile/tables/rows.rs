@@ -5,13 +5,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use netpold_ebpf::layout::{ClassId, ROW_NOT_ISOLATED, Row as RowImage, RowBlock};
+use netpold_ebpf::layout::{ClassId, ROW_NOT_ISOLATED, Row as RowImage, RowBlock, RowNames};
 
 use crate::compile::rules::direction_policy::DirectionPolicy;
 use crate::compile::slots::SlotAllocator;
 use crate::compile::tables::element::DesiredElement;
 use crate::compile::tables::port_sets::{PORT_SET_ALL, PORT_SET_NONE, PortSetTable};
 use crate::ops::Op;
+use crate::ports::AllowedPorts;
 
 /// Block index of classes below 256.
 const FIRST: u8 = 0;
@@ -30,6 +31,10 @@ type Columns = [u32; 256];
 #[derive(Debug)]
 struct Row {
     direction_policy: Arc<DirectionPolicy>,
+    /// Mark of the group of rules with domain names whose row this is; empty for other rows.
+    mark: AllowedPorts,
+    /// The list of the rules' domain names, and the rows of their groups, which end with this row.
+    names: RowNames,
     words: Box<[u32; 256]>,
     blocks: BTreeMap<u8, Box<Columns>>,
 }
@@ -76,21 +81,45 @@ impl Rows {
 
     /// Creates an empty row, which becomes the direction policy's row, also if it had another.
     pub(crate) fn create(&mut self, direction_policy: &Arc<DirectionPolicy>) -> u32 {
+        let id = self.create_for(direction_policy, AllowedPorts::default());
+        self.by_policy.insert(direction_policy.clone(), id);
+        id
+    }
+
+    /// Creates an empty row for a group of a direction policy's rules, by the group's mark.
+    pub(crate) fn create_for(
+        &mut self,
+        direction_policy: &Arc<DirectionPolicy>,
+        mark: AllowedPorts,
+    ) -> u32 {
         let id = self.slots.take();
         let row = Row {
             direction_policy: direction_policy.clone(),
+            mark,
+            names: RowNames::default(),
             words: Box::new([0; 256]),
             blocks: BTreeMap::from([(FIRST, Box::new([PORT_SET_NONE; 256]))]),
         };
         self.rows.insert(id, row);
         self.unwritten.insert(id);
-        self.by_policy.insert(direction_policy.clone(), id);
         id
     }
 
-    /// All rows and their direction policies.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Arc<DirectionPolicy>)> {
-        self.rows.iter().map(|(id, row)| (*id, &row.direction_policy))
+    /// Sets the names of a new row.
+    pub(crate) fn set_names(&mut self, id: u32, names: RowNames) {
+        if let Some(row) = self.rows.get_mut(&id) {
+            row.names = names;
+        }
+    }
+
+    /// The names of a row.
+    pub(crate) fn names(&self, id: u32) -> RowNames {
+        self.rows.get(&id).map(|row| row.names).unwrap_or_default()
+    }
+
+    /// All rows, their direction policies and marks.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Arc<DirectionPolicy>, AllowedPorts)> {
+        self.rows.iter().map(|(id, row)| (*id, &row.direction_policy, row.mark))
     }
 
     /// Port set of a row for a class. A direction that is not isolated allows everything.
@@ -153,7 +182,8 @@ impl Rows {
     pub(crate) fn write(&mut self, sets: &PortSetTable, ops: &mut Vec<Op>) {
         for id in std::mem::take(&mut self.unwritten) {
             let Some(row) = self.rows.get(&id) else { continue };
-            let mut image = Box::new(RowImage { blocks: *row.words, ..RowImage::EMPTY });
+            let (blocks, names) = (*row.words, row.names);
+            let mut image = Box::new(RowImage { blocks, names, ..RowImage::EMPTY });
             for (high, block) in &row.blocks {
                 let block = block_image(block, sets);
                 match *high {
@@ -182,7 +212,8 @@ impl Rows {
             )
         };
         for (id, row) in self.rows.range(range) {
-            let mut whole = Box::new(RowImage { blocks: *row.words, ..RowImage::EMPTY });
+            let (blocks, names) = (*row.words, row.names);
+            let mut whole = Box::new(RowImage { blocks, names, ..RowImage::EMPTY });
             for (high, block) in &row.blocks {
                 match *high {
                     FIRST => whole.first = *image(block),
@@ -196,12 +227,22 @@ impl Rows {
         }
     }
 
-    /// At the end of an update of endpoints: retires the rows that are not in `used`.
-    pub(crate) fn retire_unused(&mut self, used: &BTreeSet<u32>, sets: &mut PortSetTable) {
-        let unused: Vec<u32> = self.rows.keys().filter(|id| !used.contains(id)).copied().collect();
+    /// At the end of an update of endpoints: retires the rows that are neither in `used` nor of their groups. Returns the
+    /// lists of names that they had.
+    pub(crate) fn retire_unused(
+        &mut self,
+        used: &BTreeSet<u32>,
+        sets: &mut PortSetTable,
+    ) -> Vec<u32> {
+        let groups: BTreeSet<u32> = used.iter().flat_map(|id| self.names(*id).rows).collect();
+        let is_used = |id: &u32| used.contains(id) || groups.contains(id);
+        let unused: Vec<u32> = self.rows.keys().filter(|id| !is_used(id)).copied().collect();
+        let lists = unused.iter().map(|id| self.names(*id).list).filter(|list| *list != 0);
+        let lists = lists.collect();
         for id in unused {
             self.retire(id, sets);
         }
+        lists
     }
 
     /// At the end of an update: releases the columns of these classes, which no longer exist.

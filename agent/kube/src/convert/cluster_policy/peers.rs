@@ -1,10 +1,12 @@
 //! Peers and protocols of a ClusterNetworkPolicy's rule.
 
-use netpold_core::model::{IpBlock, Peer, PortMatch, PortRule, Protocol, Selector};
+use netpold_core::model::{
+    Action, DomainName, IpBlock, Peer, PortMatch, PortRule, Protocol, Selector, Tier,
+};
 
 use super::{given, items, labels, namespaced_pods, value};
-use crate::convert::Problem;
 use crate::convert::policy::{cidr, is_port_name};
+use crate::convert::{Problem, clipped};
 use crate::document::Node;
 
 /// Protocols that a named port may have.
@@ -70,7 +72,7 @@ fn peer(
         ),
         "nodes" => peers.extend(labels(node, &path, problems).map(Peer::Nodes)),
         "networks" => networks(node, &path, peers, problems),
-        _ => problems.push(Problem::new(path, "domain names are not supported")),
+        _ => domain_names(node, &path, peers, problems),
     }
 }
 
@@ -82,6 +84,35 @@ fn networks(node: &Node, path: &str, peers: &mut Vec<Peer>, problems: &mut Vec<P
             Ok(cidr) => peers.push(Peer::Block(IpBlock { cidr, except: Vec::new() })),
             Err(reason) => problems.push(Problem::new(path, reason)),
         }
+    }
+}
+
+fn domain_names(node: &Node, path: &str, peers: &mut Vec<Peer>, problems: &mut Vec<Problem>) {
+    for (index, node) in items(node, path, problems).unwrap_or_default().iter().enumerate() {
+        let path = format!("{path}[{index}]");
+        let Some(text) = value::<String>(node, &path, problems) else { continue };
+        match DomainName::try_from(text.clone()) {
+            Ok(name) => peers.push(Peer::Domain(name)),
+            Err(reason) => {
+                problems.push(Problem::new(path, format!("`{}` {reason}", clipped(text))));
+            }
+        }
+    }
+}
+
+/// Reports domain names in a rule that cannot have them.
+pub(super) fn check_domain_names(
+    peers: Option<&[Peer]>,
+    path: &str,
+    (tier, action): (Tier, Option<Action>),
+    problems: &mut Vec<Problem>,
+) {
+    let has = |peers: &[Peer]| peers.iter().any(|peer| matches!(peer, Peer::Domain(_)));
+    if (tier, action) != (Tier::Admin, Some(Action::Accept)) && peers.is_some_and(has) {
+        problems.push(Problem::new(
+            path,
+            "has domainNames, which only Accept rules of the Admin tier have",
+        ));
     }
 }
 
@@ -130,9 +161,9 @@ fn named(
         problems.push(Problem::new(path, format!("`{name}` is not a port name")));
         return;
     }
-    let no_pods = |peer: &Peer| matches!(peer, Peer::Block(_) | Peer::Nodes(_));
+    let no_pods = |peer: &Peer| matches!(peer, Peer::Block(_) | Peer::Nodes(_) | Peer::Domain(_));
     if peers.is_some_and(|peers| peers.iter().any(no_pods)) {
-        problems.push(Problem::new(path, "networks and nodes have no named ports"));
+        problems.push(Problem::new(path, "networks, nodes and domain names have no named ports"));
         return;
     }
     let of = |(_, protocol)| PortRule { protocol, port: PortMatch::Named(name.clone()) };

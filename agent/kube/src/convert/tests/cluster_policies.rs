@@ -85,7 +85,12 @@ fn protocols_and_ports() {
 fn a_rule_that_is_not_understood_fails_closed() {
     let pods = "{namespaces: {}}";
     for (parts, problem) in [
-        ("to: [{domainNames: [a.example]}]", "to[0].domainNames: domain names are not supported"),
+        (
+            "to: [{domainNames: ['a.*.example']}]",
+            "to[0].domainNames[0]: `a.*.example` is not a domain name such as api.example.com or *.example.com, of at \
+             least two labels of letters, digits, - and _",
+        ),
+        ("to: [{domainNames: []}]", "to[0].domainNames: is empty; it needs at least one item"),
         ("to: [{}]", "to[0]: needs exactly one of namespaces, pods, nodes, networks, domainNames"),
         (
             "to: [{namespaces: {}, nodes: {}}]",
@@ -118,7 +123,7 @@ fn a_rule_that_is_not_understood_fails_closed() {
         ),
         (
             "to: [{nodes: {}}], protocols: [{destinationNamedPort: dns}]",
-            "protocols[0].destinationNamedPort: networks and nodes have no named ports",
+            "protocols[0].destinationNamedPort: networks, nodes and domain names have no named ports",
         ),
         (
             "to: [PODS], protocols: [{destinationNamedPort: '53'}]",

@@ -1,0 +1,534 @@
+//! Domain names: what pods may reach after which conversations with resolvers, by the packet path over compiled
+//! tables, and by the oracle.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::net::IpAddr;
+
+use netpold_core::model::{
+    Action, Change, ClusterRule, Direction, DomainName, Key, Peer, PortRule, Selector, Tier,
+};
+use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_SYN, UDP};
+use netpold_ebpf::reason::Reason;
+use netpold_testkit::flows::{FlowTables, HZ};
+use netpold_testkit::frames::{frame, ipv4_between, ipv6_between, tcp as tcp_header, udp};
+use netpold_testkit::names::{Record, answer, message, query, wire};
+use netpold_testkit::node::NodeTables;
+use netpold_testkit::objects::{
+    self, NODE, block, cluster_policy, cluster_rule, interface, ip, namespace, node, pod, tcp,
+};
+use netpold_testkit::oracle::Oracle;
+use netpold_testkit::random::Random;
+use netpold_testkit::world::World;
+
+const DNS: &str = "10.96.0.10";
+const DNS6: &str = "fd96::10";
+const BACKEND: &str = "10.0.5.5";
+const API: &str = "api.example.com";
+const FOUND: &str = "192.0.2.7";
+const UPLINK: u32 = 9;
+
+fn domain(name: &str) -> Peer {
+    Peer::Domain(DomainName::try_from(name.to_owned()).unwrap())
+}
+
+/// Rules that allow the resolvers, then `rules`, and nothing else.
+fn only(rules: Vec<ClusterRule>) -> Change {
+    let resolvers = [DNS, DNS6, BACKEND].map(|at| block(&format!("{at}/{}", width(at)), &[]));
+    let everything = vec![block("0.0.0.0/0", &[]), block("::/0", &[])];
+    let mut egress = vec![cluster_rule(Action::Accept, resolvers.to_vec(), None)];
+    egress.extend(rules);
+    egress.push(cluster_rule(Action::Deny, everything, None));
+    Change::ClusterPolicy(cluster_policy("names", (Tier::Admin, 10), vec![], egress))
+}
+
+fn width(address: &str) -> u8 {
+    if address.contains(':') { 128 } else { 32 }
+}
+
+fn accept(peers: Vec<Peer>, ports: Option<Vec<PortRule>>) -> ClusterRule {
+    cluster_rule(Action::Accept, peers, ports)
+}
+
+/// Pods a/p and a/q on interfaces 1 and 2; a/p also admits nobody. The cluster's DNS Service with one backend.
+fn cluster() -> Vec<Change> {
+    let dns = ("kube-system", "kube-dns");
+    vec![
+        Change::Node(node(NODE, &["192.168.0.1"])),
+        Change::Namespace(namespace("a", &[])),
+        Change::Namespace(namespace("kube-system", &[])),
+        Change::Pod(pod("a", "p", &[("app", "p")], &["10.0.0.1", "fd00::1"])),
+        Change::Pod(pod("a", "q", &[("app", "q")], &["10.0.0.2", "fd00::2"])),
+        Change::Interface(interface(1, &["10.0.0.1", "fd00::1"])),
+        Change::Interface(interface(2, &["10.0.0.2", "fd00::2"])),
+        Change::Service(objects::service(dns, &[DNS, DNS6], &[("", 53, None)])),
+        Change::EndpointSlice(objects::slice(
+            ("kube-system", "dns-1"),
+            "kube-dns",
+            &[BACKEND],
+            &[("", 53)],
+        )),
+        Change::Policy(objects::policy("a", "in", Selector::default(), Some(vec![]), None)),
+    ]
+}
+
+/// A node with these rules of the only ClusterNetworkPolicy.
+struct Net {
+    world: World,
+    flows: FlowTables,
+}
+
+impl Net {
+    fn new(rules: Vec<ClusterRule>) -> Self {
+        let world = World::new(cluster().into_iter().chain([only(rules)]));
+        Self { world, flows: FlowTables::new(64) }
+    }
+
+    fn of_api() -> Self {
+        Self::new(vec![accept(vec![domain(API)], Some(vec![tcp(443)]))])
+    }
+
+    fn packet(
+        &self,
+        ifindex: u32,
+        direction: Direction,
+        remote: &str,
+        protocol: u8,
+        data: &[u8],
+    ) -> Reason {
+        let own = match (remote.contains(':'), ifindex) {
+            (false, n) => ip(&format!("10.0.0.{n}")),
+            (true, n) => ip(&format!("fd00::{n}")),
+        };
+        let ends = match direction {
+            Direction::Egress => (own, ip(remote)),
+            Direction::Ingress => (ip(remote), own),
+        };
+        let packet = match ends {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                ipv4_between([from.octets(), to.octets()], protocol, &[], 0, data)
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                ipv6_between([from.octets(), to.octets()], protocol, 64, data)
+            }
+            _ => unreachable!("one family"),
+        };
+        let came_from = if direction == Direction::Egress { ifindex } else { UPLINK };
+        let hook = Hook { ifindex, ingress_ifindex: came_from };
+        let tables = NodeTables { policy: &self.world.tables, flows: &self.flows };
+        tables.judge_by_names(direction, hook, &frame(&packet))
+    }
+
+    /// Sends a DNS message to a resolver.
+    fn send(&self, ifindex: u32, resolver: &str, port: u16, message: &[u8]) -> Reason {
+        self.packet(ifindex, Direction::Egress, resolver, UDP, &udp(port, 53, message))
+    }
+
+    /// Delivers a DNS message from a resolver.
+    fn deliver(&self, ifindex: u32, resolver: &str, port: u16, message: &[u8]) -> Reason {
+        self.packet(ifindex, Direction::Ingress, resolver, UDP, &udp(53, port, message))
+    }
+
+    /// A conversation of pod a/p about a name.
+    fn resolve(&self, name: &str, records: &[Record]) {
+        assert!(!self.send(1, DNS, 5000, &query(7, &wire(name))).is_drop());
+        assert!(!self.deliver(1, DNS, 5000, &answer(7, &wire(name), records)).is_drop());
+    }
+
+    /// Whether a SYN passes.
+    fn reaches(&self, ifindex: u32, remote: &str, port: u16) -> bool {
+        let syn = tcp_header(40_000, port, TCP_SYN);
+        let reason = self.packet(ifindex, Direction::Egress, remote, TCP, &syn);
+        self.flows.forget_flows();
+        !reason.is_drop()
+    }
+}
+
+fn found(name: &str, ttl: u32) -> Vec<Record> {
+    vec![Record::address(wire(name), ip(FOUND), ttl)]
+}
+
+/// Pointer to the question's name.
+fn pointer() -> Vec<u8> {
+    vec![0xc0, 12]
+}
+
+#[test]
+fn who_resolved_a_name_reaches_its_address_at_the_port_of_the_rule() {
+    let net = Net::of_api();
+    assert!(!net.reaches(1, FOUND, 443), "not resolved yet");
+    net.resolve("API.Example.COM", &found("api.example.com", 5));
+    assert!(net.reaches(1, FOUND, 443));
+    assert!(!net.reaches(1, FOUND, 80), "another port");
+    assert!(!net.reaches(1, "192.0.2.8", 443), "another address");
+    assert!(!net.reaches(2, FOUND, 443), "another pod");
+    net.flows.later(60 * HZ);
+    assert!(net.reaches(1, FOUND, 443), "at least 60 seconds");
+    net.flows.later(HZ);
+    assert!(!net.reaches(1, FOUND, 443), "and then no longer");
+}
+
+#[test]
+fn aliases_are_followed_within_one_answer() {
+    let net = Net::of_api();
+    let (edge, cdn) = (wire("edge.example.net"), wire("x.cdn.example"));
+    net.resolve(
+        API,
+        &[
+            Record::alias(pointer(), edge.clone()),
+            Record::address(wire("other.example"), ip("192.0.2.99"), 300),
+            Record::alias(edge, cdn.clone()),
+            Record::address(cdn.clone(), ip(FOUND), 300),
+            Record::address(cdn, ip("2001:db8::7"), 300),
+        ],
+    );
+    assert!(net.reaches(1, FOUND, 443) && net.reaches(1, "2001:db8::7", 443));
+    assert!(!net.reaches(1, "192.0.2.99", 443), "a record of another name");
+}
+
+#[test]
+fn wildcards_are_one_or_more_labels() {
+    let net = Net::new(vec![accept(vec![domain("*.wild.example")], None)]);
+    for (name, matches) in [
+        ("a.wild.example", true),
+        ("a.b.WILD.example", true),
+        ("wild.example", false),
+        ("awild.example", false),
+        ("a.wild.example.org", false),
+    ] {
+        net.resolve(name, &[Record::address(pointer(), ip(FOUND), 300)]);
+        assert_eq!(net.reaches(1, FOUND, 443), matches, "{name}");
+        net.flows.later(301 * HZ);
+    }
+}
+
+#[test]
+fn sixty_four_records_are_read() {
+    let net = Net::of_api();
+    let at = |n: u32| IpAddr::from([198, 18, 0, n as u8]);
+    let records: Vec<_> = (1..=70).map(|n| Record::address(pointer(), at(n), 300)).collect();
+    net.resolve(API, &records);
+    let reached = (1..=70).filter(|n| net.reaches(1, &at(*n).to_string(), 443));
+    assert_eq!(reached.count(), 64);
+}
+
+/// Answers that open nothing, each with the reason.
+#[test]
+fn forged_and_malformed_answers_open_nothing() {
+    type Attack = fn(&Net, &[u8], &[u8]);
+    let attacks: [(&str, Attack); 12] = [
+        ("unasked", |net, _, good| _ = net.deliver(1, DNS, 5000, good)),
+        ("from elsewhere", |net, asked, good| {
+            net.send(1, DNS, 5000, asked);
+            net.deliver(1, "10.96.0.11", 5000, good);
+        }),
+        ("from the other resolver", |net, asked, good| {
+            net.send(1, DNS, 5000, asked);
+            net.deliver(1, BACKEND, 5000, good);
+        }),
+        ("asked of no resolver", |net, asked, good| {
+            net.send(1, "192.0.2.53", 5000, asked);
+            net.deliver(1, "192.0.2.53", 5000, good);
+        }),
+        ("asked by another pod", |net, asked, good| {
+            net.send(2, DNS, 5000, asked);
+            net.deliver(1, DNS, 5000, good);
+        }),
+        ("another port", |net, asked, good| {
+            net.send(1, DNS, 5000, asked);
+            net.deliver(1, DNS, 5001, good);
+        }),
+        ("another identifier", |net, asked, good| {
+            net.send(1, DNS, 5000, asked);
+            let mut other = good.to_vec();
+            other[1] ^= 1;
+            net.deliver(1, DNS, 5000, &other);
+        }),
+        ("another name was asked", |net, _, good| {
+            net.send(1, DNS, 5000, &query(7, &wire("mine.example")));
+            net.deliver(1, DNS, 5000, good);
+        }),
+        ("too late", |net, asked, good| {
+            net.send(1, DNS, 5000, asked);
+            net.flows.later(10 * HZ + 1);
+            net.deliver(1, DNS, 5000, good);
+        }),
+        ("a question as answer", |net, asked, good| {
+            net.send(1, DNS, 5000, asked);
+            let mut other = good.to_vec();
+            other[2] &= 0x7f;
+            net.deliver(1, DNS, 5000, &other);
+        }),
+        ("an error", |net, asked, good| {
+            net.send(1, DNS, 5000, asked);
+            let mut other = good.to_vec();
+            other[3] |= 3;
+            net.deliver(1, DNS, 5000, &other);
+        }),
+        ("cut off", |net, asked, good| {
+            net.send(1, DNS, 5000, asked);
+            net.deliver(1, DNS, 5000, &good[..good.len() - 1]);
+        }),
+    ];
+    let (asked, good) = (query(7, &wire(API)), answer(7, &wire(API), &found(API, 300)));
+    for (what, attack) in attacks {
+        let net = Net::of_api();
+        attack(&net, &asked, &good);
+        assert!(!net.reaches(1, FOUND, 443), "{what}");
+        net.send(1, DNS, 5000, &asked);
+        net.deliver(1, DNS, 5000, &good);
+        assert!(net.reaches(1, FOUND, 443), "{what}: the pod's own lookup works afterwards");
+    }
+}
+
+#[test]
+fn names_that_are_no_names_open_nothing() {
+    let long = vec!["abcdefg"; 32].join(".");
+    // The record begins at 33. Whether the same bytes are a name behind an alias there.
+    let owners: [(Vec<u8>, bool); 6] = [
+        (vec![0xc0, 40], true),
+        (vec![0xc0, 33], true),
+        ([&b"\x03api"[..], &[0xc0, 33]].concat(), true),
+        (vec![0xff, 0xff], false),
+        ([&[0x40][..], &[b'a'; 64], &[0]].concat(), false),
+        ([wire(&long), wire(API)].concat(), false),
+    ];
+    for (owner, is_name) in owners {
+        let net = Net::of_api();
+        net.resolve(API, &[Record::address(owner.clone(), ip(FOUND), 300)]);
+        assert!(!net.reaches(1, FOUND, 443), "{owner:?}");
+        let alias = Record::alias(pointer(), owner.clone());
+        net.resolve(API, &[alias, Record::address(owner.clone(), ip(FOUND), 300)]);
+        assert_eq!(net.reaches(1, FOUND, 443), is_name, "{owner:?}");
+    }
+    let net = Net::of_api();
+    let loops = [&[0xc0, 12][..]].concat();
+    net.send(1, DNS, 5000, &message(7, 0x0100, &loops, &[]));
+    net.deliver(1, DNS, 5000, &message(7, 0x8180, &loops, &found(API, 300)));
+    assert!(!net.reaches(1, FOUND, 443), "a question that is a pointer to itself");
+}
+
+#[test]
+fn a_question_is_answered_once() {
+    let net = Net::of_api();
+    net.resolve(API, &[]);
+    net.deliver(1, DNS, 5000, &answer(7, &wire(API), &found(API, 300)));
+    assert!(!net.reaches(1, FOUND, 443));
+}
+
+#[test]
+fn an_earlier_deny_and_a_pass_win_over_a_name() {
+    let outside = |action| cluster_rule(action, vec![block("192.0.2.0/24", &[])], None);
+    let names = || accept(vec![domain(API)], Some(vec![tcp(443)]));
+    for (rules, reached) in [
+        (vec![outside(Action::Deny), names()], false),
+        (vec![names(), outside(Action::Deny)], true),
+        // After a Pass nothing isolates the pods for egress, so the address is allowed, whatever its name.
+        (vec![outside(Action::Pass), names()], true),
+    ] {
+        let net = Net::new(rules.clone());
+        net.resolve(API, &found(API, 300));
+        assert_eq!(net.reaches(1, FOUND, 443), reached, "{rules:?}");
+    }
+}
+
+#[test]
+fn each_rule_has_its_own_ports() {
+    let net = Net::new(vec![
+        accept(vec![domain(API)], Some(vec![tcp(443)])),
+        accept(vec![domain("*.example.com")], Some(vec![tcp(80)])),
+        accept(vec![domain("db.example.com")], Some(vec![tcp(80)])),
+    ]);
+    net.resolve(API, &found(API, 300));
+    assert!(net.reaches(1, FOUND, 443) && net.reaches(1, FOUND, 80), "both match");
+    let other = "192.0.2.8";
+    net.resolve("db.example.com", &[Record::address(pointer(), ip(other), 300)]);
+    assert!(!net.reaches(1, other, 443) && net.reaches(1, other, 80));
+}
+
+#[test]
+fn an_address_of_a_service_belongs_to_no_name() {
+    let mut net = Net::of_api();
+    let service = objects::service(("a", "web"), &["10.96.0.80"], &[("", 443, None)]);
+    let slice = objects::slice(("a", "web-1"), "web", &["10.0.0.2"], &[("", 443)]);
+    net.world.apply([Change::Service(service), Change::EndpointSlice(slice)]);
+    net.resolve(API, &[Record::address(pointer(), ip("10.96.0.80"), 300)]);
+    assert!(!net.reaches(1, "10.96.0.80", 443));
+}
+
+#[test]
+fn an_open_flow_outlives_its_name_and_ends_with_its_rule() {
+    let mut net = Net::of_api();
+    net.resolve(API, &found(API, 60));
+    let sends = |net: &Net, flags| {
+        let data = tcp_header(40_000, 443, flags);
+        !net.packet(1, Direction::Egress, FOUND, TCP, &data).is_drop()
+    };
+    let gets = |net: &Net, flags| {
+        let data = tcp_header(443, 40_000, flags);
+        !net.packet(1, Direction::Ingress, FOUND, TCP, &data).is_drop()
+    };
+    assert!(!gets(&net, TCP_SYN | TCP_ACK), "nothing was sent");
+    assert!(sends(&net, TCP_SYN) && gets(&net, TCP_SYN | TCP_ACK) && sends(&net, TCP_ACK));
+    for _ in 0..10 {
+        net.flows.later(100 * HZ);
+        assert!(sends(&net, TCP_ACK) && gets(&net, TCP_ACK));
+    }
+    net.flows.later(61 * HZ);
+    let another = tcp_header(40_001, 443, TCP_SYN);
+    assert!(net.packet(1, Direction::Egress, FOUND, TCP, &another).is_drop(), "a new flow");
+    let stray = tcp_header(40_002, 443, TCP_ACK);
+    assert!(net.packet(1, Direction::Egress, FOUND, TCP, &stray).is_drop(), "no flow");
+    assert!(sends(&net, TCP_ACK));
+    net.world.apply([only(vec![accept(vec![domain("else.example.com")], None)])]);
+    net.flows.settings.revision += 1;
+    assert!(!sends(&net, TCP_ACK) && !gets(&net, TCP_ACK), "the rule is gone");
+}
+
+#[test]
+fn names_known_before_stay_after_an_edit() {
+    let mut net = Net::of_api();
+    net.resolve(API, &found(API, 300));
+    net.world.apply([only(vec![
+        accept(vec![domain("first.example.com")], None),
+        accept(vec![domain(API)], Some(vec![tcp(8443)])),
+    ])]);
+    assert!(net.reaches(1, FOUND, 8443), "the rule's new port");
+    assert!(!net.reaches(1, FOUND, 443));
+    net.world.apply([Change::ClusterPolicyGone("names".into())]);
+    net.world.apply([only(vec![])]);
+    assert!(net.world.tables.names.is_empty() && net.world.tables.resolvers.is_empty());
+}
+
+#[test]
+fn a_flood_of_names_displaces_only_the_own_ones() {
+    let net = Net::new(vec![accept(vec![domain("*.example.com")], Some(vec![tcp(443)]))]);
+    net.resolve(API, &found(API, 300));
+    let name = wire("x.example.com");
+    for n in 0..4096_u32 {
+        let records: Vec<_> = (0..64)
+            .map(|m| {
+                Record::address(
+                    pointer(),
+                    IpAddr::from((0xc612_0000 + n * 64 + m).to_be_bytes()),
+                    300,
+                )
+            })
+            .collect();
+        net.send(2, DNS, 6000, &query(n as u16, &name));
+        net.deliver(2, DNS, 6000, &answer(n as u16, &name, &records));
+    }
+    assert!(net.reaches(1, FOUND, 443), "131,072 entries for 262,144 addresses of another pod");
+    net.resolve(API, &[Record::address(pointer(), ip("192.0.2.8"), 300)]);
+    assert!(net.reaches(1, "192.0.2.8", 443), "and there is room for further ones");
+}
+
+const NAMES: [&str; 6] =
+    ["a.example", "b.example", "x.a.example", "y.x.a.example", "c.test", "x.c.test"];
+const PATTERNS: [&str; 7] =
+    ["a.example", "*.a.example", "b.example", "*.x.a.example", "c.test", "*.c.test", "none.test"];
+const ADDRESSES: [&str; 6] =
+    ["192.0.2.1", "192.0.2.2", "198.51.100.1", "10.0.0.2", "2001:db8::1", "2001:db8:1::1"];
+const BLOCKS: [&str; 5] =
+    ["192.0.2.0/24", "198.51.100.0/24", "10.0.0.0/8", "2001:db8::/48", "192.0.2.2/32"];
+
+/// Rules of all actions about names and blocks.
+fn random_rules(random: &mut Random) -> Vec<ClusterRule> {
+    let ports = [None, Some(vec![tcp(443)]), Some(vec![tcp(80), tcp(443)])];
+    // An answer counts for the names that rules have when it arrives, so these have them all.
+    let all = accept(PATTERNS.map(domain).to_vec(), Some(vec![tcp(1)]));
+    let rules = (0..random.below(7)).map(|_| {
+        let ports = ports[random.below(3)].clone();
+        let peer = block(BLOCKS[random.below(5)], &[]);
+        match random.below(5) {
+            0 => cluster_rule(Action::Deny, vec![peer], ports),
+            1 => cluster_rule(Action::Pass, vec![peer], ports),
+            2 => accept(vec![peer, domain(PATTERNS[random.below(7)])], ports),
+            _ => {
+                let names = (0..=random.below(2)).map(|_| domain(PATTERNS[random.below(7)]));
+                accept(names.collect(), ports)
+            }
+        }
+    });
+    rules.chain([all]).collect()
+}
+
+/// Generated rules and conversations, with edits in between: the packet path agrees with the oracle, which sees who
+/// resolved what.
+#[test]
+fn conversations_agree_with_the_oracle() {
+    for seed in 1..=400_u64 {
+        let random = &mut Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let changes = |rules| cluster().into_iter().chain([only(rules)]);
+        let rules = random_rules(random);
+        let mut net = Net::new(rules.clone());
+        let mut oracle: Oracle = changes(rules.clone()).collect();
+        let mut rules = rules;
+        for step in 0..25 {
+            let ifindex = 1 + random.below(2) as u32;
+            let key = Key::new("a", if ifindex == 1 { "p" } else { "q" });
+            let name = NAMES[random.below(6)];
+            let id = random.below(3) as u16;
+            let (asks, honest) = (random.below(10) > 1, random.below(10) > 1);
+            let mixed: String = name
+                .chars()
+                .map(|c| if random.below(2) == 0 { c.to_ascii_uppercase() } else { c })
+                .collect();
+            if asks {
+                net.send(ifindex, DNS, 5000, &query(id, &wire(&mixed)));
+            }
+            let mut records = Vec::new();
+            let (mut owner, mut resolved) = (wire(name), Vec::new());
+            for _ in 0..random.below(4) {
+                let address = ip(ADDRESSES[random.below(6)]);
+                match random.below(5) {
+                    0 => {
+                        let target = wire(NAMES[random.below(6)]);
+                        records.push(Record::alias(owner, target.clone()));
+                        owner = target;
+                    }
+                    1 => records.push(Record::address(wire("other.test"), address, 600)),
+                    _ => {
+                        records.push(Record::address(owner.clone(), address, 600));
+                        resolved.push(address);
+                    }
+                }
+            }
+            let id = if honest { id } else { id + 100 };
+            net.deliver(ifindex, DNS, 5000, &answer(id, &wire(name), &records));
+            if asks && honest {
+                oracle
+                    .resolved
+                    .extend(resolved.into_iter().map(|at| (key.clone(), name.into(), at)));
+            }
+            if random.below(8) == 0 {
+                rules = random_rules(random);
+                net.world.apply([only(rules.clone())]);
+                oracle.ingest(only(rules.clone()));
+            }
+            for address in ADDRESSES {
+                for port in [80, 443, 22] {
+                    let pod = oracle.pods.iter().find(|pod| pod.key == key).unwrap();
+                    if pod.addresses.contains(&ip(address)) {
+                        continue;
+                    }
+                    let expected = oracle.judge(pod, Direction::Egress, ip(address), 6, port);
+                    assert_eq!(
+                        net.reaches(ifindex, address, port),
+                        expected,
+                        "seed {seed}, step {step}: {key} to {address}:{port}, {:?}\n{rules:#?}",
+                        oracle.resolved
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rule_without_ports_is_for_every_protocol() {
+    let net = Net::new(vec![accept(vec![domain(API)], None)]);
+    net.resolve(API, &found(API, 300));
+    let datagram = udp(40_000, 9, b"x");
+    assert!(!net.packet(1, Direction::Egress, FOUND, UDP, &datagram).is_drop());
+}

@@ -1,0 +1,246 @@
+//! Domain names over tables in memory: the pods' hooks as the programs compose them, and DNS messages.
+
+use std::borrow::Borrow;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::Ordering;
+
+use netpold_core::model::Direction;
+use netpold_ebpf::direction::{self, Egress, Ingress};
+use netpold_ebpf::judge::evaluator::{PacketEvaluator, Under, Visitor};
+use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::layout::{NAME_GROUPS, NAME_MATCHES, NameKey};
+use netpold_ebpf::names::choice;
+use netpold_ebpf::names::conversation::{self, ADDRESS, Datagram, END, RECORDS, datagram};
+use netpold_ebpf::names::name::{self, Points};
+use netpold_ebpf::names::store;
+use netpold_ebpf::names::tables::{NameTables, Store};
+use netpold_ebpf::names::work::Work;
+use netpold_ebpf::packet::parsed::ParsedPacket;
+use netpold_ebpf::reason::Reason;
+use netpold_ebpf::tables::{TableFamily, Tables, find_endpoint};
+use netpold_ebpf::verdict::Verdict;
+
+use crate::flows::FlowTables;
+use crate::memory::MemoryTables;
+use crate::node::NodeTables;
+
+impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P, F> {
+    fn work(&self) -> Option<Work> {
+        // SAFETY: tests use the tables in one thread, and the memory lives as long as these.
+        Some(unsafe { Work::new(self.flows.borrow().name_work()) })
+    }
+
+    fn jiffies(&self) -> u64 {
+        self.flows.borrow().now.load(Ordering::Acquire).into()
+    }
+
+    fn is_resolver(&self, address: &[u64; 2]) -> bool {
+        let [first, second] = address.map(u64::to_ne_bytes);
+        let mut octets = [0; 16];
+        octets[..8].copy_from_slice(&first);
+        octets[8..].copy_from_slice(&second);
+        let address = Ipv6Addr::from(octets).to_canonical();
+        self.policy.borrow().resolvers.contains(&address)
+    }
+
+    fn groups(&self, key: &NameKey) -> u32 {
+        let NameKey { list, hash } = *key;
+        let points = Points::of(&self.flows.borrow().settings);
+        let names = self.policy.borrow().names.iter();
+        let of_list = names.filter(|((of, _), _)| *of == list);
+        let mut hashed = of_list.map(|((_, name), groups)| {
+            let canonical = name.canonical();
+            let hash = match name.is_wildcard() {
+                true => points.hash_below(&canonical),
+                false => points.hash(&canonical),
+            };
+            (hash, *groups)
+        });
+        hashed.find(|(known, _)| *known == hash).map_or(0, |(_, groups)| groups)
+    }
+
+    fn name_bucket(&self, store: Store, index: u32) -> Option<*mut u64> {
+        self.flows.borrow().name_bucket(store, index)
+    }
+
+    fn names_of(&self, row: u32) -> u32 {
+        self.policy.borrow().rows[row].names.list
+    }
+
+    fn row_of(&self, row: u32, group: u32) -> u32 {
+        self.policy.borrow().rows[row].names.rows[group as usize]
+    }
+
+    fn read_name(&self, work: Work, at: u32) -> u32 {
+        name::read(self, work, at)
+    }
+
+    fn read_some(&self, work: Work) -> u32 {
+        name::read_some(work)
+    }
+
+    fn hash_some(&self, work: Work, list: u32) -> bool {
+        name::hash_some(self, work, list)
+    }
+
+    fn try_way(&self, work: Work, store: Store, index: u32) -> u32 {
+        store::try_way(self, work, store, index)
+    }
+}
+
+impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
+    /// Reason of a verdict by a pod's hook, with the rows of domain names, and with what the hook records of questions
+    /// and answers.
+    pub fn judge_by_names(&self, direction: Direction, hook: Hook, frame: &[u8]) -> Reason {
+        match direction {
+            Direction::Ingress => self.hook::<Ingress>(hook, frame),
+            Direction::Egress => self.hook::<Egress>(hook, frame),
+        }
+    }
+
+    fn hook<D: direction::Direction>(&self, hook: Hook, frame: &[u8]) -> Reason {
+        let Some(endpoint) = find_endpoint(self, hook.ifindex) else { return Reason::NotEndpoint };
+        let under = Under::of(self, endpoint);
+        let verdict = match PacketEvaluator::<D, _>::under(self, endpoint, hook, under) {
+            Ok(judge) => judge.read(&frame, &ByNames { tables: self, hook, under }),
+            Err(verdict) => verdict,
+        };
+        if verdict.passes() && under.rows.has_names() {
+            self.listen::<D>(hook.ifindex, frame);
+        }
+        verdict.reason()
+    }
+
+    /// Reads a DNS message as the programs do.
+    fn listen<D: direction::Direction>(&self, ifindex: u32, frame: &[u8]) {
+        let Some(Datagram { offset, length, resolver, port }) = datagram::<D, _>(&frame) else {
+            return;
+        };
+        let Some((work, endpoint)) = self.work().zip(find_endpoint(self, ifindex)) else { return };
+        let message = &frame[offset as usize..][..length as usize];
+        // SAFETY: the memory is as long as the longest message, and nobody else uses it now.
+        unsafe {
+            (&mut (*self.flows.borrow().name_work()).message)[..message.len()]
+                .copy_from_slice(message);
+        }
+        work.begin(length, resolver, endpoint.id(), port);
+        if D::EGRESS {
+            conversation::ask(self, work);
+        } else if conversation::question(self, work, self.names_of(endpoint.rows().egress())) {
+            for _ in 0..RECORDS {
+                match conversation::record(self, work) {
+                    END => break,
+                    ADDRESS => (0..NAME_MATCHES as u32)
+                        .for_each(|index| conversation::learn(self, work, index)),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// Judges a packet by its endpoint's rows, then by those of groups with a name.
+struct ByNames<'a, N> {
+    tables: &'a N,
+    hook: Hook,
+    under: Under,
+}
+
+impl<N: NameTables> Visitor for ByNames<'_, N> {
+    type Output = Verdict;
+
+    fn visit<F: TableFamily, D: direction::Direction, T: Tables>(
+        &self,
+        judge: &PacketEvaluator<'_, D, T>,
+        reading: &ParsedPacket<F>,
+    ) -> Verdict {
+        let verdict = judge.judge(reading);
+        let Under { revision, rows } = self.under;
+        if verdict.reason() != Reason::Policy || !rows.has_names() {
+            return verdict;
+        }
+        let Some(endpoint) = find_endpoint(self.tables, self.hook.ifindex) else { return verdict };
+        let list = self.tables.names_of(rows.egress());
+        let groups = choice::groups::<F, D, _>(self.tables, endpoint, list, reading);
+        let chosen = (0..NAME_GROUPS as u32).filter(|group| groups >> group & 1 != 0);
+        let rows = chosen.map(|group| rows.with_egress(self.tables.row_of(rows.egress(), group)));
+        let mut verdicts = rows.filter_map(|rows| {
+            let under = Under { revision, rows };
+            PacketEvaluator::<D, _>::under(self.tables, endpoint, self.hook, under)
+                .ok()
+                .map(|judge| judge.judge(reading))
+        });
+        verdicts.find(|verdict| verdict.reason() != Reason::Policy).unwrap_or(verdict)
+    }
+}
+
+/// A record of an answer.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// Name of the owner, as on the wire.
+    pub owner: Vec<u8>,
+    /// Type.
+    pub kind: u16,
+    /// Seconds to live.
+    pub ttl: u32,
+    /// Data.
+    pub data: Vec<u8>,
+}
+
+impl Record {
+    /// An A or AAAA record.
+    #[must_use]
+    pub fn address(owner: Vec<u8>, address: IpAddr, ttl: u32) -> Self {
+        let (kind, data) = match address {
+            IpAddr::V4(address) => (1, address.octets().to_vec()),
+            IpAddr::V6(address) => (28, address.octets().to_vec()),
+        };
+        Self { owner, kind, ttl, data }
+    }
+
+    /// A CNAME record.
+    #[must_use]
+    pub fn alias(owner: Vec<u8>, target: Vec<u8>) -> Self {
+        Self { owner, kind: 5, ttl: 300, data: target }
+    }
+}
+
+/// A name on the wire, uncompressed.
+#[must_use]
+pub fn wire(name: &str) -> Vec<u8> {
+    let labels = name.split('.').filter(|label| !label.is_empty());
+    let label = |label: &str| [&[label.len() as u8], label.as_bytes()].concat();
+    labels.flat_map(label).chain([0]).collect()
+}
+
+/// A query for addresses of a name on the wire.
+#[must_use]
+pub fn query(id: u16, name: &[u8]) -> Vec<u8> {
+    message(id, 0x0100, name, &[])
+}
+
+/// An answer to a [`query`].
+#[must_use]
+pub fn answer(id: u16, name: &[u8], records: &[Record]) -> Vec<u8> {
+    message(id, 0x8180, name, records)
+}
+
+/// A DNS message with one question.
+#[must_use]
+pub fn message(id: u16, flags: u16, name: &[u8], records: &[Record]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for word in [id, flags, 1, records.len() as u16, 0, 0] {
+        bytes.extend(word.to_be_bytes());
+    }
+    bytes.extend(name);
+    bytes.extend([0, 1, 0, 1]);
+    for Record { owner, kind, ttl, data } in records {
+        bytes.extend(owner);
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend([0, 1]);
+        bytes.extend(ttl.to_be_bytes());
+        bytes.extend((data.len() as u16).to_be_bytes());
+        bytes.extend(data);
+    }
+    bytes
+}

@@ -1,0 +1,268 @@
+//! Domain names: what pods reach after which lookups, with a resolver in a pod that answers as a test wants.
+
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT, isolate};
+use netpold_testbed::{Cni, Host, Pod, ProbeResult, Protocol, require_root};
+use netpold_testkit::names::{Record, answer, query, wire};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+const DNS: u16 = 53;
+
+/// Names and their addresses.
+type Zone = Arc<Mutex<HashMap<String, Vec<IpAddr>>>>;
+
+/// Answers queries at every address of a pod until the test ends: with an alias, then the addresses behind it, or with
+/// no record. Names that begin with `silent` get no answer.
+fn resolver(pod: &Pod) -> Zone {
+    let zone = Zone::default();
+    for address in pod.addresses() {
+        let socket = pod.run(|| UdpSocket::bind((*address, DNS)).unwrap()).unwrap();
+        let zone = zone.clone();
+        std::thread::spawn(move || {
+            let mut buffer = [0; 1500];
+            while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+                let message = &buffer[..length];
+                let id = u16::from_be_bytes([message[0], message[1]]);
+                let name = &message[12..length - 4];
+                let text = text(name).to_ascii_lowercase();
+                if text.starts_with("silent") {
+                    continue;
+                }
+                let alias = wire("edge.cdn.example");
+                let found = zone.lock().unwrap().get(&text).cloned();
+                let found = found.into_iter().flatten();
+                let mut records = vec![Record::alias(vec![0xc0, 12], alias.clone())];
+                records.extend(found.map(|at| Record::address(alias.clone(), at, 30)));
+                socket.send_to(&answer(id, name, &records), from).unwrap();
+            }
+        });
+    }
+    zone
+}
+
+/// Text of a name on the wire.
+fn text(mut name: &[u8]) -> String {
+    let mut labels = Vec::new();
+    while let Some((length, rest)) = name.split_first().filter(|(length, _)| **length != 0) {
+        let (label, behind) = rest.split_at((*length).into());
+        labels.push(String::from_utf8_lossy(label).into_owned());
+        name = behind;
+    }
+    labels.join(".")
+}
+
+/// Looks a name up; whether an answer came.
+fn look_up(host: &Host, resolver: IpAddr, id: u16, name: &str) -> bool {
+    host.run(|| asks(&socket_to(resolver), id, name)).unwrap()
+}
+
+fn socket_to(resolver: IpAddr) -> UdpSocket {
+    let any = if resolver.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(any).unwrap();
+    socket.connect((resolver, DNS)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket
+}
+
+fn asks(socket: &UdpSocket, id: u16, name: &str) -> bool {
+    socket.send(&query(id, &wire(name))).unwrap();
+    let mut buffer = [0; 1500];
+    match socket.recv(&mut buffer) {
+        Ok(_) => buffer[..2] == id.to_be_bytes(),
+        Err(error) => {
+            assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}");
+            false
+        }
+    }
+}
+
+fn width(address: &IpAddr) -> String {
+    format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
+}
+
+/// A ClusterNetworkPolicy for pods with this `app`: the resolver, names at TCP and UDP port 80, and nothing else.
+fn names(app: &str, resolver: &[IpAddr], names: &[&str]) -> Value {
+    let resolver: Vec<String> = resolver.iter().map(width).collect();
+    let port = |protocol: &str, number: u16| json!({ protocol: { "destinationPort": { "number": number } } });
+    json!({
+        "apiVersion": "policy.networking.k8s.io/v1alpha2",
+        "kind": "ClusterNetworkPolicy",
+        "metadata": { "name": format!("names-{app}") },
+        "spec": {
+            "tier": "Admin",
+            "priority": 10,
+            "subject": { "pods": { "podSelector": { "matchLabels": { "app": app } } } },
+            "egress": [
+                { "action": "Accept", "to": [{ "networks": resolver }], "protocols": [port("udp", DNS)] },
+                {
+                    "action": "Accept",
+                    "to": [{ "domainNames": names }],
+                    "protocols": [port("tcp", PORT), port("udp", PORT)],
+                },
+                { "action": "Deny", "to": [{ "networks": ["0.0.0.0/0", "::/0"] }] },
+            ],
+        },
+    })
+}
+
+/// Pods client, other, server and dns on one node. The client admits nobody; it and the other reach names only.
+fn cluster(cni: Cni, patterns: &[&str], arguments: &[&str]) -> (Cluster, Zone) {
+    let mut cluster = Cluster::one(cni).with_pods(&["client", "other", "server", "dns"]);
+    let zone = resolver(cluster.pod("dns"));
+    let at = cluster.pod("dns").addresses().to_vec();
+    let servers: Vec<String> = at.iter().map(ToString::to_string).collect();
+    cluster.arguments = vec!["--dns-servers".into(), servers.join(",")];
+    cluster.arguments.extend(arguments.iter().map(ToString::to_string));
+    cluster.objects.extend(["client", "other"].map(|app| names(app, &at, patterns)));
+    cluster.policy("closed", isolate("client", &["Ingress"])).enforce();
+    (cluster, zone)
+}
+
+fn passes(
+    cluster: &Cluster,
+    from: &str,
+    protocol: Protocol,
+    to: IpAddr,
+    patience: Duration,
+) -> bool {
+    let expected = cluster.pod("server").name();
+    matches!(
+        cluster.pod(from).probe(protocol, to, PORT, patience),
+        ProbeResult::Connected(name) if name == expected
+    )
+}
+
+fn opens(cni: Cni) {
+    let (cluster, zone) = cluster(cni, &["api.example.com"], &[]);
+    let (server, dns) = (cluster.pod("server").addresses(), cluster.pod("dns").addresses());
+    zone.lock().unwrap().insert("api.example.com".into(), server.to_vec());
+    let both = [Protocol::Tcp, Protocol::Udp];
+    let all = |from: &str, expected: bool, why: &str| {
+        let patience = if expected { PATIENCE } else { MOMENT };
+        for (protocol, to) in both.into_iter().flat_map(|p| server.iter().map(move |to| (p, *to))) {
+            assert_eq!(
+                passes(&cluster, from, protocol, to, patience),
+                expected,
+                "{why}: {from} by {protocol} to {to}"
+            );
+        }
+    };
+    all("client", false, "nothing was looked up");
+    for (id, (resolver, name)) in dns.iter().zip(["API.example.com", "api.EXAMPLE.com"]).enumerate()
+    {
+        assert!(look_up(cluster.pod("client"), *resolver, id as u16, name));
+        all("client", true, "the name was looked up");
+        all("other", false, "by another pod only");
+    }
+    assert!(look_up(cluster.pod("other"), dns[0], 1, "unknown.example.com"));
+    all("other", false, "another name");
+}
+
+#[test]
+fn names_open_addresses_on_a_ptp_node() {
+    require_root!();
+    opens(Cni::Ptp);
+}
+
+#[test]
+fn names_open_addresses_on_a_bridge_node() {
+    require_root!();
+    opens(Cni::Bridge);
+}
+
+/// The connection begins as soon as the answer is read: nobody has to be told of the address first.
+#[test]
+fn no_connection_is_faster_than_its_name() {
+    require_root!();
+    const PAIRS: u16 = 1_000;
+    let (cluster, zone) = cluster(Cni::Ptp, &["*.race.example"], &["--check-source", "isolated"]);
+    // Addresses of an outside service, at the server.
+    let server = cluster.pod("server");
+    let at = |n: u16| Ipv4Addr::from(0xc612_0000 + u32::from(n));
+    server.netns().ip("route add local 198.18.0.0/16 dev lo\n").unwrap();
+    let gateway = server.ip4().unwrap();
+    cluster.nodes[0].netns().ip(&format!("route add 198.18.0.0/16 via {gateway}\n")).unwrap();
+    let name = |n: u16| format!("n{n}.race.example");
+    for n in 0..PAIRS {
+        zone.lock().unwrap().insert(name(n), vec![at(n).into()]);
+    }
+    let dns = cluster.pod("dns").addresses()[0];
+    let dropped = || {
+        let socket = socket_to(dns);
+        let mut dropped = 0;
+        for n in 0..PAIRS {
+            assert!(asks(&socket, n, &name(n)), "pair {n}: no answer");
+            let begun = Instant::now();
+            let to = SocketAddr::from((at(n), PORT));
+            let opened = TcpStream::connect_timeout(&to, Duration::from_secs(10)).is_ok();
+            // A dropped SYN is sent again after a second.
+            dropped += u32::from(!opened || begun.elapsed() > Duration::from_millis(900));
+        }
+        dropped
+    };
+    assert_eq!(cluster.pod("client").run(dropped).unwrap(), 0, "of {PAIRS} pairs");
+}
+
+#[test]
+fn names_need_no_agent_and_outlive_it() {
+    require_root!();
+    let (mut cluster, zone) = cluster(Cni::Ptp, &["*.example.com"], &[]);
+    let (server, dns) =
+        (cluster.pod("server").addresses().to_vec(), cluster.pod("dns").addresses().to_vec());
+    for (name, at) in [("early.example.com", server[0]), ("late.example.com", server[1])] {
+        zone.lock().unwrap().insert(name.into(), vec![at]);
+    }
+    assert!(look_up(cluster.pod("client"), dns[0], 1, "early.example.com"));
+    let mut flow = cluster.flow("client", Protocol::Tcp, server[0]);
+    cluster.agents[0].end(Signal::SIGKILL);
+    assert!(passes(&cluster, "client", Protocol::Tcp, server[0], PATIENCE), "known before");
+    assert!(look_up(cluster.pod("client"), dns[0], 2, "late.example.com"));
+    assert!(passes(&cluster, "client", Protocol::Tcp, server[1], PATIENCE), "looked up meanwhile");
+    cluster.restart(0);
+    for to in &server {
+        assert!(
+            passes(&cluster, "client", Protocol::Tcp, *to, PATIENCE),
+            "known to the next agent"
+        );
+    }
+    assert!(flow.ping(PATIENCE), "the connection goes on");
+    cluster.objects.clear();
+    let only = names("client", &dns, &["other.example.org"]);
+    cluster.objects.push(only);
+    cluster.enforce();
+    assert!(!flow.ping(MOMENT), "the rule is gone");
+    assert!(!passes(&cluster, "client", Protocol::Tcp, server[1], MOMENT));
+}
+
+/// Answers by pods that are no resolvers, with the right port, identifier and name.
+#[test]
+fn forged_answers_open_nothing() {
+    require_root!();
+    let (mut cluster, _zone) = cluster(Cni::Bridge, &["silent.example.com"], &[]);
+    cluster.add(0, "evil");
+    cluster.without_policy("closed").enforce();
+    let (server, dns) = (cluster.pod("server").addresses()[0], cluster.pod("dns").addresses()[0]);
+    let name = wire("silent.example.com");
+    let forged = answer(9, &name, &[Record::address(name.clone(), server, 300)]);
+    let client = cluster.pod("client").ip4().unwrap();
+    let socket = cluster.pod("client").run(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let port = socket.local_addr().unwrap().port();
+    socket.send_to(&query(9, &name), (dns, DNS)).unwrap();
+    let send = || UdpSocket::bind("0.0.0.0:53").unwrap().send_to(&forged, (client, port)).unwrap();
+    cluster.pod("evil").run(send).unwrap();
+    let mut buffer = [0; 1500];
+    let (_, from) = socket.recv_from(&mut buffer).unwrap();
+    assert_eq!(from.ip(), cluster.pod("evil").ip4().unwrap(), "the forged answer arrives");
+    assert!(!passes(&cluster, "client", Protocol::Tcp, server, MOMENT));
+    // From the client itself.
+    let own = || UdpSocket::bind("0.0.0.0:53").unwrap().send_to(&forged, (client, port)).unwrap();
+    cluster.pod("client").run(own).unwrap();
+    assert!(!passes(&cluster, "client", Protocol::Tcp, server, MOMENT));
+}

@@ -1,0 +1,367 @@
+//! Domain names at the pods' hooks, see [`netpold_ebpf::names`].
+//!
+//! Each step is a function of its own, which the verifier checks once, for any state of this CPU's [`maps::NAME_WORK`].
+
+use aya_ebpf::{
+    bindings::__sk_buff,
+    helpers::{bpf_jiffies64, generated::bpf_skb_load_bytes},
+};
+use netpold_ebpf::{
+    direction::{Direction, Egress, Ingress},
+    endpoint::Rows,
+    judge::evaluator::Under,
+    layout::{NAME_GROUPS, NAME_MATCHES, NameKey, Row, RowNames},
+    names::{
+        choice,
+        conversation::{self, Datagram, RECORDS},
+        name, store,
+        tables::{NameTables, Store},
+        work::{MESSAGE, Work},
+    },
+    packet::{
+        bytes::{Bytes as _, Window as _},
+        family::{V4, V6},
+        parsed::ParsedPacket,
+        protocol::UDP,
+    },
+    reason::Reason,
+    tables::{TableFamily, find_endpoint},
+};
+
+use crate::{
+    Global, READ_IPV4, READ_IPV6, READ_LINK, READ_OPTIONS, SlowPath,
+    maps::{self, Scratch},
+    netpold_leave_hook, netpold_options,
+    packet::{Copied, Direct},
+    recorded,
+    tables::Maps,
+};
+
+/// Whether rules of the packet's endpoint have domain names.
+#[inline(always)]
+pub(crate) fn matter(skb: *mut __sk_buff) -> bool {
+    // SAFETY: the program's context.
+    let endpoint = find_endpoint(&Maps::new(), unsafe { (*skb).ifindex });
+    endpoint.is_some_and(|endpoint| endpoint.rows().has_names())
+}
+
+/// Judges a packet that the endpoint's row denies by the rows of the groups of rules whose names matter to it; returns
+/// the number of the reason.
+#[inline(always)]
+pub(crate) fn judge(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
+    netpold_leave_hook(skb);
+    let kind = (slow_path.read)(skb);
+    if kind == READ_OPTIONS {
+        netpold_options(skb);
+    }
+    match kind {
+        READ_IPV4 | READ_OPTIONS => by_groups(skb, (slow_path.groups4)(skb), slow_path.judge4),
+        READ_IPV6 | READ_LINK => by_groups(skb, (slow_path.groups6)(skb), slow_path.judge6),
+        _ => Reason::Policy as u32,
+    }
+}
+
+/// Judges the parsed packet in the scratch by the row of each group, until one allows it.
+#[inline(always)]
+fn by_groups(skb: *mut __sk_buff, groups: u32, judge: Global) -> u32 {
+    for group in 0..NAME_GROUPS as u32 {
+        if groups >> group & 1 == 0 || netpold_choose_row(group) == 0 {
+            continue;
+        }
+        let reason = recorded(skb, judge);
+        if reason != Reason::Policy as u32 {
+            return reason;
+        }
+    }
+    Reason::Policy as u32
+}
+
+/// Groups of rules whose names matter to the parsed packet in the scratch. Leaves the rows in force there.
+#[inline(always)]
+fn groups<D: Direction, F: TableFamily>(
+    skb: *mut __sk_buff,
+    reading: impl FnOnce(*mut Scratch) -> *const ParsedPacket<F>,
+) -> u32 {
+    let maps = Maps::new();
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
+    // SAFETY: the program's context.
+    let Some(endpoint) = find_endpoint(&maps, unsafe { (*skb).ifindex }) else { return 0 };
+    let Under { revision, rows } = Under::of(&maps, endpoint);
+    // SAFETY: this CPU's own scratch.
+    unsafe {
+        (&raw mut (*scratch).rows).write(rows.0);
+        (&raw mut (*scratch).names_row).write(rows.egress().into());
+        (&raw mut (*scratch).revision).write(revision.into());
+    }
+    let list = if rows.has_names() { maps.names_of(rows.egress()) } else { 0 };
+    if list == 0 {
+        return 0;
+    }
+    // SAFETY: this CPU's own scratch, written just before.
+    choice::groups::<F, D, _>(&maps, endpoint, list, unsafe { &*reading(scratch) })
+}
+
+macro_rules! groups {
+    ($name:ident, $direction:ty, $family:ty, $reading:ident) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        pub(crate) extern "C" fn $name(skb: *mut __sk_buff) -> u32 {
+            // SAFETY: a field of the scratch.
+            groups::<$direction, $family>(skb, |it| unsafe { &raw const (*it).$reading })
+        }
+    };
+}
+
+groups!(netpold_ingress_groups4, Ingress, V4, reading4);
+groups!(netpold_ingress_groups6, Ingress, V6, reading6);
+groups!(netpold_egress_groups4, Egress, V4, reading4);
+groups!(netpold_egress_groups6, Egress, V6, reading6);
+
+/// Chooses the row of a group for the next judgement, in place of the egress row in the scratch; 0: there is none.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_choose_row(group: u32) -> u32 {
+    let maps = Maps::new();
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
+    // SAFETY: this CPU's own scratch.
+    let (rows, base) = unsafe { (Rows((*scratch).rows), (*scratch).names_row as u32) };
+    let row = maps.row_of(base, group);
+    // SAFETY: this CPU's own scratch.
+    unsafe { (&raw mut (*scratch).rows).write(rows.with_egress(row).0) };
+    row
+}
+
+/// Records the question or the answer in a passing packet, if it is one of a pod whose rules have names.
+#[inline(always)]
+pub(crate) fn listen<D: Direction>(skb: *mut __sk_buff, reason: u32) {
+    if reason >= Reason::FIRST_DROP as u32 || !matter(skb) || !may_be_udp(skb) {
+        return;
+    }
+    if D::EGRESS {
+        if netpold_asks(skb) != 0 {
+            netpold_ask();
+        }
+    } else if netpold_answers(skb) != 0 && netpold_answer(skb) != 0 {
+        for _ in 0..RECORDS {
+            let result = netpold_name_record();
+            if result == conversation::END {
+                break;
+            }
+            if result == conversation::ADDRESS {
+                for index in 0..NAME_MATCHES as u32 {
+                    netpold_name_learn(index);
+                }
+            }
+        }
+    }
+}
+
+/// Whether a packet may be UDP: by the protocol in its header, if that can be read in place.
+#[inline(always)]
+fn may_be_udp(skb: *mut __sk_buff) -> bool {
+    // SAFETY: the program's context.
+    let bytes = unsafe { Direct::<true>::new(skb) };
+    let at = if crate::may_be_ipv6(skb) { 6 } else { 9 };
+    bytes.window::<34>(0).is_none_or(|header| header.byte(14 + at) == UDP)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_asks(skb: *mut __sk_buff) -> u32 {
+    load::<Egress>(skb).into()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_answers(skb: *mut __sk_buff) -> u32 {
+    load::<Ingress>(skb).into()
+}
+
+/// Copies the DNS message of a packet to the working memory; false if it has none.
+#[inline(always)]
+fn load<D: Direction>(skb: *mut __sk_buff) -> bool {
+    let maps = Maps::new();
+    // SAFETY: the program's context.
+    let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };
+    let Some(Datagram { offset, length, resolver, port }) = conversation::datagram::<D, _>(&bytes)
+    else {
+        return false;
+    };
+    let Some(endpoint) = find_endpoint(&maps, ifindex) else { return false };
+    let Some(memory) = maps::NAME_WORK.get_ptr_mut(0) else { return false };
+    // SAFETY: this CPU's own memory.
+    let work = unsafe { Work::new(memory) };
+    work.begin(length, resolver, endpoint.id(), port);
+    // The length is 1 to `MESSAGE`. Computed so that verifiers before 6.8 know it too.
+    let size = (unknown(length.wrapping_sub(1)) & (MESSAGE as u32 - 1)) + 1;
+    // SAFETY: the program's context, and a buffer of that size.
+    let copied = unsafe {
+        let message = (&raw mut (*memory).message).cast();
+        bpf_skb_load_bytes(skb.cast(), offset, message, size)
+    };
+    copied == 0
+}
+
+/// The same number, of which the compiler knows nothing.
+#[inline(always)]
+fn unknown(number: u32) -> u32 {
+    let mut hidden = number;
+    // SAFETY: a register is moved to itself.
+    unsafe {
+        core::arch::asm!("{0} = {0}", inout(reg) hidden, options(pure, nomem, nostack));
+    };
+    hidden
+}
+
+/// [`conversation::ask`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_ask() -> u32 {
+    let maps = Maps::new();
+    if let Some(work) = maps.work() {
+        conversation::ask(&maps, work);
+    }
+    0
+}
+
+/// [`conversation::question`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_answer(skb: *mut __sk_buff) -> u32 {
+    let maps = Maps::new();
+    // SAFETY: the program's context.
+    let endpoint = find_endpoint(&maps, unsafe { (*skb).ifindex });
+    let Some((endpoint, work)) = endpoint.zip(maps.work()) else { return 0 };
+    conversation::question(&maps, work, maps.names_of(endpoint.rows().egress())).into()
+}
+
+/// [`conversation::record`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_name_record() -> u32 {
+    let maps = Maps::new();
+    maps.work().map_or(conversation::END, |work| conversation::record(&maps, work))
+}
+
+/// [`name::read`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_name_read(at: u32) -> u32 {
+    let maps = Maps::new();
+    maps.work().map_or(0, |work| name::read(&maps, work, at))
+}
+
+/// [`name::read_some`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_name_read_some() -> u32 {
+    Maps::new().work().map_or(0, name::read_some)
+}
+
+/// [`name::hash_some`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_name_hash_some(list: u32) -> u32 {
+    let maps = Maps::new();
+    maps.work().is_some_and(|work| name::hash_some(&maps, work, list)).into()
+}
+
+/// [`conversation::learn`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_name_learn(index: u32) -> u32 {
+    let maps = Maps::new();
+    if let Some(work) = maps.work() {
+        conversation::learn(&maps, work, index);
+    }
+    0
+}
+
+/// [`store::try_way`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_name_way(learned: u32, index: u32) -> u32 {
+    let maps = Maps::new();
+    maps.work().map_or(0, |work| store::try_way(&maps, work, store_of(learned), index))
+}
+
+#[inline(always)]
+const fn store_of(learned: u32) -> Store {
+    if learned != 0 { Store::Learned } else { Store::Asked }
+}
+
+impl NameTables for Maps {
+    #[inline(always)]
+    fn work(&self) -> Option<Work> {
+        // SAFETY: this CPU's own memory.
+        maps::NAME_WORK.get_ptr_mut(0).map(|work| unsafe { Work::new(work) })
+    }
+
+    #[inline(always)]
+    fn jiffies(&self) -> u64 {
+        // SAFETY: the helper has no preconditions.
+        unsafe { bpf_jiffies64() }
+    }
+
+    #[inline(always)]
+    fn is_resolver(&self, address: &[u64; 2]) -> bool {
+        maps::RESOLVERS.get_ptr(address).is_some()
+    }
+
+    #[inline(always)]
+    fn groups(&self, key: &NameKey) -> u32 {
+        // SAFETY: the value is a word, read once.
+        maps::NAMES.get_ptr(key).map_or(0, |groups| unsafe { groups.read_volatile() })
+    }
+
+    #[inline(always)]
+    fn name_bucket(&self, store: Store, index: u32) -> Option<*mut u64> {
+        let map = match store {
+            Store::Learned => &maps::LEARNED,
+            Store::Asked => &maps::ASKED,
+        };
+        self.element(map, index).map(|bucket| bucket.cast())
+    }
+
+    #[inline(always)]
+    fn names_of(&self, row: u32) -> u32 {
+        const LIST: usize =
+            core::mem::offset_of!(Row, names) + core::mem::offset_of!(RowNames, list);
+        // SAFETY: a word of the element, read once.
+        self.element(&maps::ROWS, row)
+            .map_or(0, |row| unsafe { row.cast::<u32>().add(LIST / 4).read_volatile() })
+    }
+
+    #[inline(always)]
+    fn row_of(&self, row: u32, group: u32) -> u32 {
+        const ROWS: usize =
+            core::mem::offset_of!(Row, names) + core::mem::offset_of!(RowNames, rows);
+        if group >= NAME_GROUPS as u32 {
+            return 0;
+        }
+        // SAFETY: the group was compared with the number of words.
+        self.element(&maps::ROWS, row).map_or(0, |row| unsafe {
+            row.cast::<u32>().add(ROWS / 4 + group as usize).read_volatile()
+        })
+    }
+
+    #[inline(always)]
+    fn read_name(&self, _work: Work, at: u32) -> u32 {
+        netpold_name_read(at)
+    }
+
+    #[inline(always)]
+    fn read_some(&self, _work: Work) -> u32 {
+        netpold_name_read_some()
+    }
+
+    #[inline(always)]
+    fn hash_some(&self, _work: Work, list: u32) -> bool {
+        netpold_name_hash_some(list) != 0
+    }
+
+    #[inline(always)]
+    fn try_way(&self, _work: Work, store: Store, index: u32) -> u32 {
+        netpold_name_way((store == Store::Learned).into(), index)
+    }
+}

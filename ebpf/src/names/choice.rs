@@ -1,0 +1,89 @@
+//! Groups of rules with domain names that apply to a packet, by the addresses that its pod resolved.
+
+use crate::{
+    direction::Direction,
+    endpoint::EndpointRef,
+    flow::control::Control,
+    judge::{lookup, opaque::Opaque},
+    layout::{CLASS_SERVICE, CLASS_TRANSLATED, CT_EGRESS, NAME_BUSY, NAME_WAYS, NameEntry},
+    names::{
+        conversation::{LEAST, in_seconds, mapped},
+        store::{Way, bucket},
+        tables::{NameTables, Store},
+    },
+    packet::{icmp, parsed::ParsedPacket, quoted::Quote, tuple::FlowTuple},
+    tables::{TableFamily, Tables},
+};
+
+/// Groups of rules that apply to a packet of an endpoint, a bit for each: those with a name that its remote address was
+/// resolved from. An address past its time applies to the packets of a flow that the pod began, and these prolong it.
+/// An address that the node may translate, as a Service's, belongs to no group.
+#[inline(always)]
+pub fn groups<F: TableFamily, D: Direction, T: NameTables>(
+    tables: &T,
+    endpoint: EndpointRef,
+    list: u32,
+    packet: &ParsedPacket<F>,
+) -> u32 {
+    let Some(flow) = flow::<F, D>(packet) else { return 0 };
+    if F::class(tables, flow.remote) & (CLASS_TRANSLATED | CLASS_SERVICE) != 0 {
+        return 0;
+    }
+    let Some((settings, work)) = tables.settings().zip(tables.work()) else { return 0 };
+    let (id, now) = (u64::from(endpoint.id()), tables.jiffies());
+    let address = mapped::<F>(flow.remote);
+    let entry = NameEntry { address, name: [0, id << 32], asked: 0, until: 0 };
+    let Some(bucket) = bucket(tables, &entry, Store::Learned) else { return 0 };
+    let goes_on = !packet.is_opening() && is_open(tables, endpoint.id(), &flow);
+    let prolonged = in_seconds(tables, settings, LEAST.into());
+    let mut groups = 0;
+    for index in 0..NAME_WAYS {
+        // SAFETY: a whole bucket.
+        let way = unsafe { Way::new(bucket, index) };
+        let until = way.until(tables);
+        let holder = way.word(tables, 3);
+        let differs = (way.word(tables, 0) ^ address[0])
+            | (way.word(tables, 1) ^ address[1])
+            | ((holder >> 32) ^ id);
+        if until == 0 || until == NAME_BUSY || differs != 0 || !(goes_on || until >= now) {
+            continue;
+        }
+        let first = way.word(tables, 2);
+        if way.until(tables) != until {
+            continue;
+        }
+        let hash = [first as u32, (first >> 32) as u32, holder as u32];
+        let of_name = tables.groups(work.key(list, hash));
+        groups |= of_name;
+        if goes_on && of_name != 0 && until < prolonged {
+            way.set_until(tables, until, prolonged);
+        }
+    }
+    groups
+}
+
+/// Flow of a packet; of an ICMP error, the flow that it quotes.
+#[inline(always)]
+fn flow<F: TableFamily, D: Direction>(packet: &ParsedPacket<F>) -> Option<FlowTuple<F>> {
+    if icmp::is_error(&packet.transport) {
+        return (packet.quoted.quote == Quote::Flow).then_some(packet.quoted.flow);
+    }
+    let network = &packet.network;
+    let remote = if D::EGRESS { network.destination } else { network.source };
+    Some(FlowTuple::new(remote, &packet.transport, D::EGRESS))
+}
+
+/// Whether the pod has begun a flow, which is not over.
+#[inline(always)]
+fn is_open<F: TableFamily, T: Tables>(tables: &T, endpoint: u32, flow: &FlowTuple<F>) -> bool {
+    let Some(settings) = tables.settings() else { return false };
+    let opaque = Opaque::new(tables, u64::from(endpoint));
+    let key = lookup::key::<F>(endpoint, flow);
+    let hint = lookup::LookupHint::none(&opaque);
+    let hash = hint.hash::<F>(settings, &key);
+    let Ok(hit) = hint.find::<F, T>(tables, settings, &key, hash) else { return false };
+    let control: Control = hit.control;
+    control.is_valid()
+        && control.flags() & CT_EGRESS != 0
+        && !control.is_expired(tables, flow.protocol, settings, tables.now())
+}

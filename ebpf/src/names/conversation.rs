@@ -1,0 +1,243 @@
+//! Questions and answers: DNS over UDP (RFC 1035), at the hooks of a pod that has rules with domain names.
+
+use crate::{
+    direction::Direction,
+    layout::{NameEntry, Settings},
+    names::{
+        name,
+        store::{self, ATTEMPTS},
+        tables::{NameTables, Store},
+        work::{MESSAGE, Work},
+    },
+    packet::{
+        bytes::{Bytes, Window as _},
+        family::{Family, V4, V6},
+        parse,
+        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, UDP},
+    },
+};
+
+/// Port of resolvers.
+const DNS: u16 = 53;
+/// Length of a message's header.
+const HEADER: u32 = 12;
+/// Records of an answer that are read; further ones are not recorded.
+pub const RECORDS: u32 = 64;
+/// Seconds within which an answer must follow its question.
+const ANSWER_WITHIN: u64 = 10;
+/// Seconds that an address is recorded for at least.
+pub(crate) const LEAST: u32 = 60;
+/// Seconds that an address is recorded for at most: a week, which no resolver exceeds.
+const MOST: u32 = 7 * 24 * 3600;
+
+/// Types and class of records.
+const A: u16 = 1;
+const CNAME: u16 = 5;
+const AAAA: u16 = 28;
+const IN: u16 = 1;
+
+/// A DNS message in a packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagram {
+    /// Offset of the message in the frame.
+    pub offset: u32,
+    /// Length of the message, at most [`MESSAGE`].
+    pub length: u32,
+    /// Address of the resolver, as [`NameEntry::address`].
+    pub resolver: [u64; 2],
+    /// The pod's port.
+    pub port: u16,
+}
+
+/// The DNS message to a resolver's port, or from there to the pod; `None` for all other packets, and for fragments.
+#[inline(always)]
+pub fn datagram<D: Direction, B: Bytes>(bytes: &B) -> Option<Datagram> {
+    match parse::link(bytes).ok()? {
+        (ETHERTYPE_IPV4, offset) => read::<D, V4, B>(bytes, offset),
+        (ETHERTYPE_IPV6, offset) => read::<D, V6, B>(bytes, offset),
+        _ => None,
+    }
+}
+
+#[inline(always)]
+fn read<D: Direction, F: Family, B: Bytes>(bytes: &B, offset: u32) -> Option<Datagram> {
+    let network = F::network(bytes, offset, false).ok()?;
+    if network.protocol != UDP || network.fragment.more || network.fragment.is_later() {
+        return None;
+    }
+    let header = bytes.window::<8>(network.payload)?;
+    let (source, destination) = (header.be16(0), header.be16(2));
+    let (resolver, port, peer) = if D::EGRESS {
+        (network.destination, source, destination)
+    } else {
+        (network.source, destination, source)
+    };
+    let stated = u32::from(header.be16(4));
+    let offset = network.payload + 8;
+    let length = stated.wrapping_sub(8);
+    let fits = stated > 8 && length <= MESSAGE as u32 && offset + length <= network.end;
+    (peer == DNS && fits).then(|| Datagram {
+        offset,
+        length,
+        resolver: mapped::<F>(resolver),
+        port,
+    })
+}
+
+/// An address as [`NameEntry::address`].
+#[inline(always)]
+pub(crate) fn mapped<F: Family>(address: F::Address) -> [u64; 2] {
+    let octets = F::octets(address);
+    let words = V6::words(&octets);
+    if F::IS_V6 { words } else { [0, 0xffff_0000 | words[0] << 32] }
+}
+
+/// Whether a message has flags, and one question.
+#[inline(always)]
+fn has_flags(work: Work, mask: u16, flags: u16) -> bool {
+    work.length() > HEADER && work.be16(2) & mask == flags && work.be16(4) == 1
+}
+
+/// Jiffies of a number of seconds from now.
+#[inline(always)]
+pub(crate) fn in_seconds<T: NameTables>(tables: &T, settings: &Settings, seconds: u64) -> u64 {
+    // A refresh is due after one second.
+    tables.jiffies() + seconds * u64::from(settings.refresh_after)
+}
+
+/// Records the question in the working memory, which begins with [`Work::begin`].
+#[inline(always)]
+pub fn ask<T: NameTables>(tables: &T, work: Work) {
+    let Some(settings) = tables.settings() else { return };
+    // A query (QR 0) of the standard kind (opcode 0).
+    if !has_flags(work, 0xf800, 0)
+        || !tables.is_resolver(work.address())
+        || tables.read_name(work, HEADER) == 0
+    {
+        return;
+    }
+    name::hash(tables, work, 0);
+    name_asked(work);
+    let until = in_seconds(tables, settings, ANSWER_WITHIN);
+    work.set_entry(NameEntry { until, ..work.entry() });
+    for _ in 0..ATTEMPTS {
+        if store::put(tables, work, Store::Asked) {
+            break;
+        }
+    }
+}
+
+/// Completes the key of a question by its name and identifier.
+#[inline(always)]
+fn name_asked(work: Work) {
+    let (entry, [first, second, third]) = (work.entry(), work.hash());
+    let name = [u64::from(first) | u64::from(second) << 32, u64::from(third) | entry.name[1]];
+    let asked = entry.asked | u64::from(work.be16(0)) << 16;
+    work.set_entry(NameEntry { name, asked, ..entry });
+}
+
+/// Reads the answer in the working memory up to its first record. False unless the pod asked this question,
+/// and the list has a matching name.
+#[inline(always)]
+pub fn question<T: NameTables>(tables: &T, work: Work, list: u32) -> bool {
+    // A response (QR 1) to a standard query.
+    if !has_flags(work, 0xf800, 0x8000) || !tables.is_resolver(work.address()) {
+        return false;
+    }
+    let end = tables.read_name(work, HEADER);
+    if end == 0 || end + 4 > work.length() {
+        return false;
+    }
+    name::hash(tables, work, list);
+    name_asked(work);
+    let until = store::take(tables, work, Store::Asked);
+    // The response code: no error.
+    if until < tables.jiffies() || work.be16(2) & 0xf != 0 {
+        return false;
+    }
+    work.set_wanted(work.hash());
+    work.set_wanted_at(HEADER);
+    work.set_alias_ttl(MOST);
+    work.set_at(end + 4);
+    work.set_records(u32::from(work.be16(6)));
+    work.matched() != 0
+}
+
+/// Result of [`record`]: the answer ends.
+pub const END: u32 = 0;
+/// Result of [`record`]: the answer goes on.
+pub const GOES_ON: u32 = 1;
+/// Result of [`record`]: the record has an address of the wanted name, which [`learn`] records.
+pub const ADDRESS: u32 = 2;
+
+/// Reads the next record. Records that belong to other names than the wanted one count for nothing.
+#[inline(always)]
+pub fn record<T: NameTables>(tables: &T, work: Work) -> u32 {
+    let (at, length) = (work.at(), work.length());
+    let Some(settings) = tables.settings() else { return END };
+    let records = work.records();
+    if records == 0 || at + 2 > length {
+        return END;
+    }
+    work.set_records(records - 1);
+    // Nearly all owners are a pointer to the wanted name.
+    let (end, is_wanted) = if u32::from(work.be16(at)) == 0xc000 | work.wanted_at() {
+        (at + 2, true)
+    } else {
+        let end = tables.read_name(work, at);
+        name::hash(tables, work, 0);
+        (end, work.hash() == work.wanted())
+    };
+    if end == 0 || end + 10 > length {
+        return END;
+    }
+    let (kind, class) = (work.be16(end), work.be16(end + 2));
+    let (ttl, size) = (work.be32(end + 4), u32::from(work.be16(end + 8)));
+    let data = end + 10;
+    if data + size > length {
+        return END;
+    }
+    work.set_at(data + size);
+    if !is_wanted || class != IN {
+        return GOES_ON;
+    }
+    // A time with its highest bit set counts as 0 (RFC 2181 section 8).
+    let ttl = if ttl >> 31 == 0 { ttl } else { 0 };
+    let address = match (kind, size) {
+        (CNAME, _) => {
+            if tables.read_name(work, data) != data + size {
+                return END;
+            }
+            name::hash(tables, work, 0);
+            work.set_wanted(work.hash());
+            work.set_wanted_at(data);
+            work.set_alias_ttl(ttl.min(work.alias_ttl()));
+            return GOES_ON;
+        }
+        (A, 4) => [0, 0xffff_0000 | work.word(data) << 32],
+        (AAAA, 16) => [work.word(data), work.word(data + 8)],
+        _ => return GOES_ON,
+    };
+    let seconds = ttl.min(work.alias_ttl()).max(LEAST);
+    let until = in_seconds(tables, settings, seconds.into());
+    let endpoint = work.entry().name[1] >> 32 << 32;
+    work.set_entry(NameEntry { address, name: [0, endpoint], asked: 0, until });
+    ADDRESS
+}
+
+/// Records the address in the working memory for a matching name, if there is one at the index.
+#[inline(always)]
+pub fn learn<T: NameTables>(tables: &T, work: Work, index: u32) {
+    if index >= work.matched() {
+        return;
+    }
+    let (entry, [first, second, third]) = (work.entry(), work.matching(index));
+    let endpoint = entry.name[1] >> 32 << 32;
+    let name = [u64::from(first) | u64::from(second) << 32, u64::from(third) | endpoint];
+    work.set_entry(NameEntry { name, ..entry });
+    for _ in 0..ATTEMPTS {
+        if store::put(tables, work, Store::Learned) {
+            break;
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Tables of domain names: [`NameTables`].
+
+use crate::{layout::NameKey, names::work::Work, tables::Tables};
+
+/// A table of entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// Addresses that pods resolved.
+    Learned,
+    /// Questions that pods asked.
+    Asked,
+}
+
+/// The tables of domain names: BPF maps in the kernel, plain memory in tests. The last functions are the steps of others:
+/// functions of their own in the kernel, which the verifier checks once.
+pub trait NameTables: Tables {
+    /// Working memory.
+    fn work(&self) -> Option<Work>;
+    /// Jiffies, all 64 bits.
+    fn jiffies(&self) -> u64;
+    /// Whether an address is a trusted resolver's.
+    fn is_resolver(&self, address: &[u64; 2]) -> bool;
+    /// Groups of a list's name, a bit for each; 0 if the list does not have it.
+    fn groups(&self, key: &NameKey) -> u32;
+    /// First word of a bucket.
+    fn name_bucket(&self, store: Store, index: u32) -> Option<*mut u64>;
+    /// Number of the list of names of an egress row.
+    fn names_of(&self, row: u32) -> u32;
+    /// Row of a group of an egress row's rules.
+    fn row_of(&self, row: u32, group: u32) -> u32;
+
+    /// [`read`](crate::names::name::read)
+    fn read_name(&self, work: Work, at: u32) -> u32;
+    /// [`read_some`](crate::names::name::read_some)
+    fn read_some(&self, work: Work) -> u32;
+    /// [`hash_some`](crate::names::name::hash_some)
+    fn hash_some(&self, work: Work, list: u32) -> bool;
+    /// [`try_way`](crate::names::store::try_way)
+    fn try_way(&self, work: Work, store: Store, index: u32) -> u32;
+}

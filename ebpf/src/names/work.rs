@@ -1,0 +1,259 @@
+//! Working memory for one DNS message: it does not fit on a program's stack, and the steps are functions of their own.
+
+use crate::layout::{NAME_MATCHES, NameEntry, NameKey};
+
+/// Longest DNS message that is read, in bytes.
+pub const MESSAGE: usize = 4096;
+/// Bytes behind the message, so that a word at any offset can be read.
+const SLACK: usize = 64;
+/// Longest name in bytes, without the root's empty label.
+pub const NAME: usize = 254;
+
+/// Working memory of this CPU.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct NameWork {
+    /// The DNS message.
+    pub message: [u8; MESSAGE + SLACK],
+    /// The last name that was read: labels in lower case, each behind its length.
+    pub name: [u8; 256],
+    /// 1 where a label of `name` begins.
+    pub begins: [u8; 256],
+    /// Key of the last lookup.
+    pub key: NameKey,
+    /// Entry to find or to write.
+    pub entry: NameEntry,
+    /// Hashes of the matching names.
+    pub matches: [[u32; 3]; NAME_MATCHES],
+    /// Hash of `name`.
+    pub hash: [u32; 3],
+    /// Hash of the name whose records count: the question's, or the target of its last alias.
+    pub wanted: [u32; 3],
+    /// Number of `matches`.
+    pub matched: u32,
+    /// Offset of the wanted name in the message.
+    pub wanted_at: u32,
+    /// Length of the message.
+    pub length: u32,
+    /// Length of `name`.
+    pub name_length: u32,
+    /// The way that the entry replaces.
+    pub(crate) victim: Victim,
+    /// Hash of the bytes of `name` so far, from its end.
+    pub(crate) sums: Sums,
+    /// Bytes of `name` that are not hashed yet.
+    pub(crate) unhashed: u32,
+    /// Place in the name that is being read.
+    pub(crate) cursor: Cursor,
+    /// Offset of the next record.
+    pub at: u32,
+    /// Number of records to read.
+    pub records: u32,
+    /// Least time to live of the aliases so far, in seconds.
+    pub alias_ttl: u32,
+}
+
+impl NameWork {
+    /// Empty working memory.
+    pub const EMPTY: Self = Self {
+        message: [0; MESSAGE + SLACK],
+        name: [0; 256],
+        begins: [0; 256],
+        key: NameKey { list: 0, hash: [0; 3] },
+        entry: NameEntry { address: [0; 2], name: [0; 2], asked: 0, until: 0 },
+        matches: [[0; 3]; NAME_MATCHES],
+        hash: [0; 3],
+        wanted: [0; 3],
+        matched: 0,
+        wanted_at: 0,
+        length: 0,
+        name_length: 0,
+        victim: Victim { rank: 0, until: 0, index: 0 },
+        sums: Sums([0; 3]),
+        unhashed: 0,
+        cursor: Cursor { at: 0, before: 0, end: 0, left: 0 },
+        at: 0,
+        records: 0,
+        alias_ttl: 0,
+    };
+}
+
+/// Place in a name that is being read. It is kept in memory, of which the verifier knows nothing: otherwise it would
+/// follow each step once for each value.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cursor {
+    /// Offset of the next byte.
+    pub(crate) at: u32,
+    /// Pointers lead to places before this one, so that they end.
+    pub(crate) before: u32,
+    /// Offset behind the name, once a pointer was followed; else 0.
+    pub(crate) end: u32,
+    /// Bytes left of the label.
+    pub(crate) left: u32,
+}
+
+/// The way that a new entry replaces.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Victim {
+    pub(crate) rank: u64,
+    /// Its [`NameEntry::until`].
+    pub(crate) until: u64,
+    pub(crate) index: u64,
+}
+
+/// Polynomials of the bytes so far, see [`crate::names::name`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sums(pub(crate) [u64; 3]);
+
+/// Access to the working memory, which called functions change too: nothing is held across a call.
+#[derive(Clone, Copy, Debug)]
+pub struct Work(*mut NameWork);
+
+macro_rules! field {
+    ($name:ident, $set:ident: $type:ty) => {
+        #[inline(always)]
+        pub(crate) fn $name(self) -> $type {
+            // SAFETY: readable, by `new`.
+            unsafe { (&raw const (*self.0).$name).read_volatile() }
+        }
+
+        #[inline(always)]
+        pub(crate) fn $set(self, value: $type) {
+            // SAFETY: writable, by `new`.
+            unsafe { (&raw mut (*self.0).$name).write_volatile(value) };
+        }
+    };
+}
+
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "where a value is, and reading it, is one step"
+)]
+impl Work {
+    /// # Safety
+    /// The pointer is writable for as long as the value is used, and nobody else uses the memory meanwhile.
+    #[must_use]
+    #[inline(always)]
+    pub const unsafe fn new(work: *mut NameWork) -> Self {
+        Self(work)
+    }
+
+    field!(hash, set_hash: [u32; 3]);
+    field!(wanted, set_wanted: [u32; 3]);
+    field!(matched, set_matched: u32);
+    field!(wanted_at, set_wanted_at: u32);
+    field!(length, set_length: u32);
+    field!(name_length, set_name_length: u32);
+    field!(victim, set_victim: Victim);
+    field!(sums, set_sums: Sums);
+    field!(unhashed, set_unhashed: u32);
+    field!(cursor, set_cursor: Cursor);
+    field!(at, set_at: u32);
+    field!(records, set_records: u32);
+    field!(alias_ttl, set_alias_ttl: u32);
+    field!(entry, set_entry: NameEntry);
+
+    /// The key of a lookup, after writing it.
+    #[inline(always)]
+    pub(crate) fn key(&self, list: u32, hash: [u32; 3]) -> &NameKey {
+        // SAFETY: writable, by `new`; no lookup writes it.
+        unsafe {
+            let key = &raw mut (*self.0).key;
+            key.write_volatile(NameKey { list, hash });
+            &*key
+        }
+    }
+
+    /// Address of the entry.
+    #[must_use]
+    #[inline(always)]
+    pub fn address(&self) -> &[u64; 2] {
+        // SAFETY: readable, by `new`; no lookup writes it.
+        unsafe { &(*self.0).entry.address }
+    }
+
+    /// Begins a message of a conversation with a resolver.
+    #[inline(always)]
+    pub fn begin(self, length: u32, address: [u64; 2], endpoint: u32, port: u16) {
+        self.set_length(length);
+        let name = [0, u64::from(endpoint) << 32];
+        self.set_entry(NameEntry { address, name, asked: port.into(), until: 0 });
+    }
+
+    /// A byte of the message; beyond its end the value has no meaning.
+    #[inline(always)]
+    pub(crate) fn byte(self, at: u32) -> u8 {
+        // SAFETY: the offset is below the array's length.
+        unsafe {
+            let message = (&raw const (*self.0).message).cast::<u8>();
+            message.add(at as usize & (MESSAGE - 1)).read_volatile()
+        }
+    }
+
+    /// Big-endian 16 bits of the message.
+    #[inline(always)]
+    pub(crate) fn be16(self, at: u32) -> u16 {
+        u16::from(self.byte(at)) << 8 | u16::from(self.byte(at.wrapping_add(1)))
+    }
+
+    /// Big-endian 32 bits of the message.
+    #[inline(always)]
+    pub(crate) fn be32(self, at: u32) -> u32 {
+        u32::from(self.be16(at)) << 16 | u32::from(self.be16(at.wrapping_add(2)))
+    }
+
+    /// Eight bytes of the message, as a word in memory order.
+    #[inline(always)]
+    pub(crate) fn word(self, at: u32) -> u64 {
+        let (first, second) = (self.be32(at), self.be32(at.wrapping_add(4)));
+        u64::from(first.swap_bytes()) | u64::from(second.swap_bytes()) << 32
+    }
+
+    /// Sets a byte of the name, and whether a label begins there.
+    #[inline(always)]
+    pub(crate) fn put(self, at: u32, byte: u8, begins: bool) {
+        let at = at as usize & 255;
+        // SAFETY: the offset is below the arrays' length.
+        unsafe {
+            (&raw mut (*self.0).name).cast::<u8>().add(at).write_volatile(byte);
+            (&raw mut (*self.0).begins).cast::<u8>().add(at).write_volatile(begins.into());
+        }
+    }
+
+    /// A byte of the name, and whether a label begins there.
+    #[inline(always)]
+    pub(crate) fn get(self, at: u32) -> (u8, bool) {
+        let at = at as usize & 255;
+        // SAFETY: the offset is below the arrays' length.
+        unsafe {
+            let byte = (&raw const (*self.0).name).cast::<u8>().add(at).read_volatile();
+            let begins = (&raw const (*self.0).begins).cast::<u8>().add(at).read_volatile();
+            (byte, begins != 0)
+        }
+    }
+
+    /// Adds a matching name, if there is room.
+    #[inline(always)]
+    pub(crate) fn add_match(self, hash: [u32; 3]) {
+        let count = self.matched();
+        if count >= NAME_MATCHES as u32 {
+            return;
+        }
+        // SAFETY: the index is below the array's length.
+        unsafe {
+            let place = (&raw mut (*self.0).matches).cast::<[u32; 3]>();
+            place.add(count as usize & (NAME_MATCHES - 1)).write_volatile(hash);
+        }
+        self.set_matched(count + 1);
+    }
+
+    /// A matching name.
+    #[inline(always)]
+    pub(crate) fn matching(self, index: u32) -> [u32; 3] {
+        // SAFETY: the index is below the array's length.
+        unsafe {
+            let place = (&raw const (*self.0).matches).cast::<[u32; 3]>();
+            place.add(index as usize & (NAME_MATCHES - 1)).read_volatile()
+        }
+    }
+}
