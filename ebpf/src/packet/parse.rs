@@ -48,10 +48,21 @@ pub fn link<B: Bytes>(bytes: &B) -> Result<(u16, u32), Reason> {
         if !B::TAGS {
             return Err(Reason::Deferred);
         }
-        ethertype = bytes.window::<4>(offset).ok_or(short::<B>())?.be16(2);
+        // A type in any case: otherwise the compiler keeps one that is not initialized where the packet ends.
+        let Some(tag) = bytes.window::<4>(offset) else {
+            offset = 0;
+            break;
+        };
+        ethertype = tag.be16(2);
         offset += 4;
     }
-    if is_tag(ethertype) { Err(Reason::TooManyHeaders) } else { Ok((ethertype, offset)) }
+    if offset == 0 {
+        Err(short::<B>())
+    } else if is_tag(ethertype) {
+        Err(Reason::TooManyHeaders)
+    } else {
+        Ok((ethertype, offset))
+    }
 }
 
 /// Source hardware address of a frame, first octet highest.
