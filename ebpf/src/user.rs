@@ -2,7 +2,7 @@
 
 use crate::layout::{
     Blocks6Node, Counters, Ct4Key, Ct4Way, Ct6Key, Ct6Way, DropEvent, Endpoint, FragmentKey,
-    FragmentPorts, Hosts6Bucket, Hosts6Entry, NameKey, Row, Settings, Unproven,
+    FragmentPorts, Hosts6Bucket, Hosts6Entry, NameEntry, NameKey, Row, Settings, Unproven,
 };
 use crate::trace::{TraceFilter, TraceRecord};
 
@@ -15,6 +15,6 @@ macro_rules! pod {
     };
 }
 
-pod!(TraceFilter, TraceRecord, NameKey);
+pod!(TraceFilter, TraceRecord, NameKey, NameEntry);
 pod!(Settings, Counters, Endpoint, Row, Blocks6Node, Hosts6Bucket, Hosts6Entry);
 pod!(Ct4Key, Ct4Way, Ct6Key, Ct6Way, FragmentKey, FragmentPorts, DropEvent, Unproven);

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
-use netpold_core::explain::{Explainer, Explanation, Verdict};
+use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::printable::printable;
 use netpold_core::probe::{IpProtocol, Probe};
 use owo_colors::{OwoColorize, Style};
@@ -131,10 +131,16 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
         false => None,
     };
     let differs = nodes.as_ref().is_some_and(Nodes::differ);
+    let sender = answer.egress.as_ref().map(|egress| &egress.pod);
+    let deciding = nodes.as_ref().and_then(|nodes| nodes.deciding(sender));
+    let lines = deciding.map_or_else(|| answer.lines(), |(_, answer)| answer.lines.clone());
+    if let Some((verdict, _)) = deciding {
+        (answer.verdict, answer.reason) = (verdict, None);
+    }
     match args.output {
         Output::Text => {
             nodes.iter().for_each(Nodes::print_differences);
-            print(&answer);
+            print(answer.verdict, &lines);
             if let Some(text) = remarks::foreign_text(&foreign) {
                 anstream::println!("{}", printable(&text));
             }
@@ -178,13 +184,13 @@ fn probe(args: &ExplainArgs) -> Result<Probe> {
         .map_err(|error| anyhow::anyhow!("{error}: give --port"))
 }
 
-fn print(answer: &Explanation) {
-    let style = match answer.verdict {
+fn print(verdict: Verdict, lines: &[String]) {
+    let style = match verdict {
         Verdict::Allow => Style::new().green().bold(),
         Verdict::Deny => Style::new().red().bold(),
         Verdict::Unknown => Style::new().yellow().bold(),
     };
-    print_lines(&answer.lines(), style);
+    print_lines(lines, style);
 }
 
 /// Prints an answer; the first line contains the verdict.

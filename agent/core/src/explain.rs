@@ -9,6 +9,7 @@ mod allowing;
 mod answer;
 mod blocks;
 mod literal;
+mod resolved;
 mod rule;
 mod services;
 mod text;
@@ -21,6 +22,7 @@ pub use answer::{
     TierProblem, TierRule, Verdict,
 };
 pub use blocks::Blocks;
+pub use resolved::Resolved;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -51,17 +53,20 @@ impl<'c> Explainer<'c> {
     /// Returns an explainer of this cluster.
     #[must_use]
     pub fn new(cluster: &'c Cluster) -> Self {
-        Self {
-            cluster,
-            translated: Translated { literal: Literal { cluster, with_trials: false } },
-            ranges: &[],
-        }
+        Self { cluster, translated: Translated { literal: Literal::new(cluster) }, ranges: &[] }
     }
 
     /// Also judges pods without an address: by their labels and ports, and as if they had any address of these ranges.
     #[must_use]
     pub fn with_ranges(mut self, ranges: &'c [IpNet]) -> Self {
         self.ranges = ranges;
+        self
+    }
+
+    /// Matches domain names by what pods resolved. Without it, a name matches no address.
+    #[must_use]
+    pub fn with_resolved(mut self, resolved: &'c Resolved) -> Self {
+        self.translated.literal.resolved = Some(resolved);
         self
     }
 

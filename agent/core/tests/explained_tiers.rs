@@ -1,11 +1,14 @@
 //! What explanations say of ClusterNetworkPolicies, word for word.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-use netpold_core::explain::{Cause, Explainer, Explanation, Verdict};
+use std::time::Duration;
+
+use netpold_core::explain::{Cause, Explainer, Explanation, Resolved, Verdict};
 use netpold_core::model::{
-    Action, Change, ClusterPolicy, ClusterRule, Enforcement, NamespacedPods, Node, Peer, Pod,
-    PortMatch, PortRule, Protocol, Rule, Selector, Tier,
+    Action, Change, ClusterPolicy, ClusterRule, Direction, DomainName, Enforcement, Key,
+    NamespacedPods, Node, Peer, Pod, PortMatch, PortRule, Protocol, Rule, Selector, Tier,
 };
+use netpold_core::probe::IpProtocol;
 use netpold_testkit::objects::{
     self, block, ip, labels, namespace, pod, policy, rule, select, tcp,
 };
@@ -418,4 +421,34 @@ fn json_names_the_rule() {
         ])
     );
     assert!(ingress.get("passed_by").is_none() && ingress.get("tier_problems").is_none());
+}
+
+/// A name matches the addresses that the pod itself resolved it to.
+#[test]
+fn names_match_what_the_pod_resolved() {
+    let name = |text: &str| DomainName::try_from(text.to_owned()).unwrap();
+    let peers = ["*.example.com", "other.example.org"].map(|text| Peer::Domain(name(text)));
+    let rules =
+        vec![about(Action::Accept, Some(peers.to_vec()), &[443]), about(Action::Deny, None, &[])];
+    let names = tier((Tier::Admin, "names", 10), vec![], rules);
+    let cluster = cluster().into_iter().chain([names]).collect();
+    let mut resolved = Resolved::default();
+    let web = Key::new("shop", "web");
+    let (left, found) = (Duration::from_secs(48), ip("192.0.2.7"));
+    resolved.insert(&web, &name("*.example.com"), found, left);
+    resolved.insert(&Key::new("shop", "db"), &name("other.example.org"), found, left);
+    let judge = |explainer: Explainer<'_>, pod: &str, to: &str| {
+        let (pod, to) = (Key::new("shop", pod), ip(to));
+        let kind = (IpProtocol::TCP, 443);
+        let judged = explainer.judge(&pod, Direction::Egress, to, kind.0, kind.1).unwrap();
+        (judged.verdict, judged.lines().join("\n"))
+    };
+    let explainer = Explainer::new(&cluster).with_resolved(&resolved);
+    let (verdict, lines) = judge(explainer, "web", "192.0.2.7");
+    assert_eq!(verdict, Verdict::Allow, "{lines}");
+    let said = "the pod resolved *.example.com to 192.0.2.7, which counts for another 48 s";
+    assert!(lines.contains(said), "{lines}");
+    assert_eq!(judge(explainer, "web", "192.0.2.8").0, Verdict::Deny, "another address");
+    assert_eq!(judge(explainer, "db", "192.0.2.7").0, Verdict::Allow, "another name");
+    assert_eq!(judge(Explainer::new(&cluster), "web", "192.0.2.7").0, Verdict::Deny, "unknown");
 }

@@ -22,7 +22,8 @@ use super::checksum::ChecksumFields;
 use super::global_sections::{self, Offered, Section};
 use super::ipv6_blocks::nodes_for;
 use super::ipv6_hosts::{buckets_for, filter_for, overflow_for};
-use super::maps::{TableError, array, descriptor};
+use super::maps::{TableError, array, at, descriptor};
+use super::names::{self, LEARNED, Resolution};
 use super::namespace;
 use super::other_layout;
 use super::role::Program;
@@ -351,6 +352,16 @@ impl Generation {
         let program = self.bpf.program(CLOCK).and_then(|p| p.fd().ok());
         let program = program.ok_or_else(|| io::Error::other("the clock program is not loaded"))?;
         test_run::jiffies(program.as_fd())
+    }
+
+    /// Addresses that endpoints resolved.
+    ///
+    /// # Errors
+    /// The table cannot be mapped, or the clock cannot be read.
+    pub fn resolutions(&self, settings: &Settings) -> Result<Vec<Resolution>, GenerationError> {
+        let learned = array(&self.bpf, LEARNED)?;
+        let now = self.jiffies().map_err(GenerationError::Clock)?;
+        Ok(names::resolutions(learned, settings, now).map_err(at(LEARNED))?)
     }
 
     /// The conntrack tables, IPv4 and IPv6.

@@ -37,7 +37,7 @@ pub mod ipv6_hosts;
 mod kernel_types;
 mod local_endpoints;
 mod maps;
-mod names;
+pub mod names;
 mod namespace;
 pub mod netlink;
 pub mod nftables;

@@ -1,18 +1,22 @@
 //! Domain names of policy, and trusted resolvers: the maps from which programs know whose answers count and for what.
 
-use std::net::IpAddr;
+use std::mem::offset_of;
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::Duration;
 
 use aya::maps::{HashMap, MapData, MapError};
 use aya::{Ebpf, Pod};
 use netpold_core::model::DomainName;
 use netpold_core::ops::Op;
-use netpold_ebpf::layout::{NameKey, Settings};
+use netpold_ebpf::layout::{NAME_BUSY, NameEntry, NameKey, Settings};
 use netpold_ebpf::names::name::Points;
 
 use super::maps::TableError;
+use crate::bpf::mmap::{MappedArray, MmapError};
 
 const NAMES: &str = "NAMES";
 const RESOLVERS: &str = "RESOLVERS";
+pub(super) const LEARNED: &str = "LEARNED";
 
 /// Names by list, and resolvers by address.
 #[derive(Debug)]
@@ -62,10 +66,55 @@ fn gone<K: Pod>(map: &mut HashMap<MapData, K, u32>, key: K) -> Result<(), MapErr
 }
 
 fn key(settings: &Settings, list: u32, name: &DomainName) -> NameKey {
+    NameKey { list, hash: hash(settings, name) }
+}
+
+/// Keyed hash of a name, see [`NameKey::hash`].
+#[must_use]
+pub fn hash(settings: &Settings, name: &DomainName) -> [u32; 3] {
     let (points, canonical) = (Points::of(settings), name.canonical());
-    let hash =
-        if name.is_wildcard() { points.hash_below(&canonical) } else { points.hash(&canonical) };
-    NameKey { list, hash }
+    if name.is_wildcard() { points.hash_below(&canonical) } else { points.hash(&canonical) }
+}
+
+/// An address that an endpoint resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resolution {
+    /// `Endpoint::id`
+    pub endpoint: u32,
+    /// [`hash`] of the name of its rules.
+    pub name: [u32; 3],
+    /// The address.
+    pub address: IpAddr,
+    /// Time for which it counts.
+    pub left: Duration,
+}
+
+/// Reads the addresses that count at `now` (jiffies).
+pub(super) fn resolutions(
+    learned: &MapData,
+    settings: &Settings,
+    now: u32,
+) -> Result<Vec<Resolution>, MmapError> {
+    let entries = MappedArray::<NameEntry>::flat(learned)?;
+    let until = |index| entries.load_u64(index, offset_of!(NameEntry, until)).ok();
+    let read = |index| {
+        let before = until(index).filter(|until| ![0, NAME_BUSY].contains(until))?;
+        let NameEntry { address, name, .. } = entries.read(index).ok()?;
+        // A program may have replaced the entry meanwhile.
+        until(index).filter(|after| *after == before)?;
+        let left = u32::try_from((before as u32).wrapping_sub(now).cast_signed()).ok()?;
+        let mut octets = [0; 16];
+        let words = address.map(u64::to_ne_bytes);
+        octets.iter_mut().zip(words.as_flattened()).for_each(|(octet, byte)| *octet = *byte);
+        Some(Resolution {
+            endpoint: (name[1] >> 32) as u32,
+            name: [name[0] as u32, (name[0] >> 32) as u32, name[1] as u32],
+            address: Ipv6Addr::from(octets).to_canonical(),
+            // A refresh is due after one second.
+            left: Duration::from_secs_f64(f64::from(left) / f64::from(settings.refresh_after)),
+        })
+    };
+    Ok((0..entries.elements()).filter_map(read).collect())
 }
 
 /// An address as in an IPv6 header, IPv4 as `::ffff:0:0/96`.

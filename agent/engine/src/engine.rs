@@ -17,6 +17,7 @@ mod pace;
 mod probe;
 mod reconciler;
 mod report;
+mod resolved;
 mod room;
 mod second;
 mod successor;
@@ -214,6 +215,7 @@ impl Engine {
     /// Returns new flows, and denials of audited policies.
     pub fn sweep(&mut self) -> News {
         let endpoints = self.is_settled().then(|| self.reconciler.compiler.endpoint_numbers());
+        self.rule_use.names_are(self.reconciler.resolved_or_none());
         let Reconciler { compiler, dataplane, revision, restored, .. } = &mut self.reconciler;
         // A policy that is not in force explains no flow.
         let mut round =

@@ -23,6 +23,7 @@ use std::time::Duration;
 use netpold_api::rules::Answer;
 use netpold_core::cluster::{Cluster, Whose};
 use netpold_core::compile::Compiler;
+use netpold_core::explain::Resolved;
 use netpold_core::model::{Change, Key, Pod};
 use serde::{Deserialize, Serialize};
 
@@ -64,6 +65,8 @@ pub struct RuleUse {
     /// Number of flows that ended before they could be counted.
     missed: u64,
     cache: flows::Cache,
+    /// What pods resolved at the last sweep.
+    resolved: Resolved,
     trials: Trials,
     opened: Opened,
     /// Recorder of flows, one record for each kind.
@@ -84,6 +87,7 @@ impl Default for RuleUse {
             changed: BTreeMap::new(),
             missed: 0,
             cache: flows::Cache::default(),
+            resolved: Resolved::default(),
             trials: Trials::default(),
             opened: Opened::default(),
             recorder: Recorder::new(unix_millis()),
@@ -139,6 +143,11 @@ impl RuleUse {
     /// Follows the binding of endpoints to pods, after an update.
     pub fn endpoints_are(&mut self, compiler: &Compiler) {
         self.pods.follow(compiler);
+    }
+
+    /// Sets what pods resolved, by which rules with domain names allow flows.
+    pub fn names_are(&mut self, resolved: Resolved) {
+        self.resolved = resolved;
     }
 
     /// Begins a sweep. `revision` is the number of the cluster's state; `restored`: the state is the last good one, not

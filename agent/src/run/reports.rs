@@ -40,7 +40,7 @@ impl Reports {
         if let Some(event_recorder) = self.event_recorder.get() {
             event_recorder.tell(unsupported_policies(engine.compiler()));
             event_recorder.tell_of_node(to_tell_of_node(engine));
-            event_recorder.tell_of_denials(denials(engine.compiler(), denied));
+            event_recorder.tell_of_denials(denials(engine, denied));
         }
     }
 

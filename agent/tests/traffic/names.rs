@@ -6,7 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT, isolate};
+use netpold_api::probe::EXPLAIN_REQUEST;
+use netpold_testbed::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE, PORT, isolate};
 use netpold_testbed::{Cni, Host, Pod, ProbeResult, Protocol, require_root};
 use netpold_testkit::names::{Record, answer, query, wire};
 use nix::sys::signal::Signal;
@@ -162,6 +163,29 @@ fn opens(cni: Cni) {
     }
     assert!(look_up(cluster.pod("other"), dns[0], 1, "unknown.example.com"));
     all("other", false, "another name");
+    for to in server {
+        let answer = explained(&cluster, "client", *to);
+        let said = format!("the pod resolved api.example.com to {to}, which counts for another ");
+        let lines = answer["lines"].as_array().unwrap();
+        assert!(lines.iter().any(|line| line.as_str().unwrap().contains(&said)), "{answer:#}");
+        assert_eq!(verdicts(&answer), json!(["allow", "allow", "unknown", "allow"]), "{answer:#}");
+        let answer = explained(&cluster, "other", *to);
+        assert_eq!(verdicts(&answer), json!(["deny", "deny", "unknown", "deny"]), "{answer:#}");
+    }
+}
+
+/// Answer of the node's agent on TCP from a pod to an address.
+fn explained(cluster: &Cluster, from: &str, to: IpAddr) -> Value {
+    let from = format!("{NAMESPACE}/{}", cluster.pod(from).name());
+    let question = json!({ "from": from, "to": to, "protocol": "TCP", "port": PORT });
+    netpold_cli::socket::answer(&cluster.agents[0].socket(), EXPLAIN_REQUEST, &question).unwrap()
+}
+
+/// Verdict on the path, and of the objects, the tables and the kernel at the sender.
+fn verdicts(answer: &Value) -> Value {
+    let ends = answer["ends"].as_array().unwrap();
+    let egress = ends.iter().find(|end| end["direction"] == "egress").unwrap();
+    json!([answer["verdict"], egress["objects"], egress["tables"], egress["kernel"]])
 }
 
 #[test]

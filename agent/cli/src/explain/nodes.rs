@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use anyhow::Result;
-use netpold_api::probe::{NodeAnswer, Said};
+use netpold_api::probe::{End, NodeAnswer, Said};
 use netpold_core::cluster::Cluster;
-use netpold_core::explain::Explanation;
-use netpold_core::model::{Key, Pod};
+use netpold_core::explain::{Explanation, Verdict};
+use netpold_core::model::{Direction, Key, Pod};
 use netpold_core::probe::{Party, Probe};
 use serde_json::{Map, Value, json};
 
@@ -76,6 +76,21 @@ impl Nodes {
     pub(super) fn differ(&self) -> bool {
         self.others().next().is_some()
             || self.answers().any(|answer| answer.differences().next().is_some())
+    }
+
+    /// Returns the answer of the sender's node, if the cluster's objects do not decide and that node does.
+    pub(super) fn deciding(&self, sender: Option<&Key>) -> Option<(Verdict, &NodeAnswer)> {
+        let sends = |answer: &&NodeAnswer| {
+            let egress = |end: &End| end.direction == Direction::Egress && Some(&end.pod) == sender;
+            answer.ends.iter().any(egress)
+        };
+        let answer = self.answers().filter(|_| self.objects == Said::Unknown).find(sends)?;
+        let verdict = match answer.verdict {
+            Said::Allow => Verdict::Allow,
+            Said::Deny => Verdict::Deny,
+            Said::Unknown => return None,
+        };
+        Some((verdict, answer))
     }
 
     pub(super) fn print_differences(&self) {

@@ -23,10 +23,22 @@ pub(super) fn add(answer: &mut Explanation, cluster: &Cluster, details: &Details
         tunnel(judgement, cluster, details);
         namespaces.insert(judgement.pod.namespace.clone());
     }
-    if answer.verdict == Verdict::Unknown {
+    if answer.verdict == Verdict::Deny
+        && let Some(rule) = unresolved(answer)
+    {
+        answer.reason = Some(format!("{rule}; --nodes asks the agent of its node"));
+        answer.verdict = Verdict::Unknown;
+    } else if answer.verdict == Verdict::Unknown {
         answer.reason = answer.reason.take().map(|reason| unknown(answer, details, reason));
     }
     foreign(details, |namespace| namespaces.contains(namespace))
+}
+
+/// Returns the first rule that would allow a denied egress if the pod has resolved a domain name to the address.
+fn unresolved(answer: &Explanation) -> Option<&String> {
+    let admits = answer.ingress.as_ref().is_none_or(|it| it.verdict == Verdict::Allow);
+    let egress = answer.egress.as_ref().filter(|it| admits && it.verdict == Verdict::Deny)?;
+    egress.tiers.unresolved.first()
 }
 
 /// Adds the rules of policies that select the pod, in a direction that their `policyTypes` lack.

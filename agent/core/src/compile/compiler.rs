@@ -10,7 +10,7 @@ use crate::compile::report::{self, EndpointInfo, Problem};
 use crate::compile::snapshot::StateSnapshot;
 use crate::compile::tables::DesiredTables;
 use crate::compile::tables::endpoints::Given;
-use crate::model::{Change, Direction, Key, Pod};
+use crate::model::{Change, Direction, DomainName, Key, Pod};
 use crate::ops::{Capacity, Fill, Op, Table};
 use crate::options::Options;
 
@@ -260,6 +260,12 @@ impl Compiler {
     #[must_use]
     pub fn endpoints_version(&self) -> u64 {
         self.compiled.tables.endpoints.version
+    }
+
+    /// Domain names of the rules for this node's pods.
+    #[must_use]
+    pub fn domain_names(&self) -> BTreeSet<&DomainName> {
+        self.compiled.tables.names.all()
     }
 
     /// Desired contents of the tables as of the last update.

@@ -14,6 +14,7 @@ use ipnet::IpNet;
 use crate::cluster::{Cluster, is_subject};
 use crate::explain::answer::{Cause, Detail, Verdict};
 use crate::explain::literal::Literal;
+use crate::explain::resolved::Resolved;
 use crate::explain::rule::Traffic;
 use crate::explain::services::{backends, frontends};
 use crate::explain::text;
@@ -222,13 +223,21 @@ fn asked(selector: &Selector) -> impl Iterator<Item = (&str, &[String])> {
 #[derive(Clone, Copy, Debug)]
 pub struct Allowing<'c> {
     cluster: &'c Cluster,
+    resolved: Option<&'c Resolved>,
 }
 
 impl<'c> Allowing<'c> {
     /// Returns a finder for this cluster.
     #[must_use]
     pub fn new(cluster: &'c Cluster) -> Self {
-        Self { cluster }
+        Self { cluster, resolved: None }
+    }
+
+    /// Matches domain names by what pods resolved.
+    #[must_use]
+    pub fn with_resolved(mut self, resolved: &'c Resolved) -> Self {
+        self.resolved = Some(resolved);
+        self
     }
 
     /// Returns the policies that isolate a pod in a direction and are within their budget: the only policies with rules
@@ -263,7 +272,7 @@ impl<'c> Allowing<'c> {
         'c: 'a,
     {
         let cluster = self.cluster;
-        let literal = Literal { cluster, with_trials: false };
+        let literal = Literal { resolved: self.resolved, ..Literal::new(cluster) };
         let (mut allowed, mut found) = (Allowed::default(), Vec::new());
         let mut look = |flow: PodFlow<'a>, out_of_sight: bool| {
             allowed.compared += 1;

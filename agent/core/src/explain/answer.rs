@@ -186,6 +186,10 @@ pub struct Tiers {
     /// The deciding Accept or Deny rule.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decided_by: Option<TierRule>,
+    /// Rules before the deciding one that would match if the pod has resolved a domain name to the address, where that
+    /// is not known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unresolved: Vec<String>,
     /// Parts of the evaluated ClusterNetworkPolicies that could not be interpreted: their rules fail closed.
     #[serde(rename = "tier_problems", skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<TierProblem>,
@@ -226,6 +230,9 @@ pub struct TierRule {
     pub port: Option<usize>,
     /// Matched traffic, as `TCP 80-90 from pods app=web of namespaces team=shop`.
     pub matches: String,
+    /// The pod's DNS answer by which a domain name of the rule matches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resolution: Option<String>,
 }
 
 /// A rule of a NetworkPolicy.

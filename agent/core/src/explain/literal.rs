@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use crate::cluster::{Cluster, PodPolicies, is_subject};
 use crate::explain::answer::{Cause, Detail, Judgement, Problem, Tiers, Verdict};
+use crate::explain::resolved::Resolved;
 use crate::explain::rule::{Traffic, Way};
 use crate::model::{ClusterPolicy, Denial, Direction, Enforcement, Key, Pod, Policy, Tier};
 use crate::probe::IpProtocol;
@@ -14,6 +15,8 @@ pub(super) struct Literal<'c> {
     pub(super) cluster: &'c Cluster,
     /// Whether policies on trial count as enforced.
     pub(super) with_trials: bool,
+    /// What pods resolved, if that is known.
+    pub(super) resolved: Option<&'c Resolved>,
 }
 
 /// Policies that are not evaluated, with the cause.
@@ -26,6 +29,10 @@ pub(super) enum Exempt {
 }
 
 impl<'c> Literal<'c> {
+    pub(super) fn new(cluster: &'c Cluster) -> Self {
+        Self { cluster, with_trials: false, resolved: None }
+    }
+
     /// Returns the pod that has an address.
     pub(super) fn owner(&self, address: IpAddr) -> Option<&'c Pod> {
         self.cluster.owner(address).map(|pod| &**pod)
@@ -92,6 +99,7 @@ impl<'c> Literal<'c> {
             port,
             way: Way::Direct,
             asked: None,
+            resolved: self.resolved,
         };
         traffic.of_remote(self.owner(remote));
         traffic

@@ -2,12 +2,15 @@
 
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use crate::cluster::{Cluster, is_unaddressed};
 use crate::explain::answer::{Cause, Detail, Judgement, Nearest, RuleRef, Verdict};
+use crate::explain::resolved::Resolved;
 use crate::explain::text;
 use crate::model::{
-    Direction, IpBlock, Labels, Peer, Pod, Policy, PortMatch, PortRule, Requirement, Rule, Selector,
+    Direction, DomainName, IpBlock, Labels, Peer, Pod, Policy, PortMatch, PortRule, Requirement,
+    Rule, Selector,
 };
 use crate::probe::IpProtocol;
 
@@ -27,6 +30,8 @@ pub(super) struct Traffic<'a> {
     pub(super) way: Way,
     /// Address and port of the Service or node port that the packet was sent to, if it was translated.
     pub(super) asked: Option<(IpAddr, u16)>,
+    /// What pods resolved, if that is known.
+    pub(super) resolved: Option<&'a Resolved>,
 }
 
 /// Rank of a rule that does not allow the traffic. A rule for the address before translation ranks highest, as its
@@ -190,13 +195,55 @@ impl Traffic<'_> {
             Peer::Nodes(nodes) => {
                 self.remote_is_node && self.cluster.nodes.is_selected(nodes, self.remote)
             }
-            // What the pod resolved is known to its node's kernel only.
-            Peer::Domain(_) => false,
+            Peer::Domain(name) => self.resolution(name).is_some(),
             Peer::Pods { namespaces, pods } => self.remote_pod.is_some_and(|remote| {
                 self.namespace_matches(namespace, namespaces.as_ref(), remote)
                     && pods.matches(&remote.labels)
             }),
         }
+    }
+
+    /// Time for which the remote address belongs to a name, because the pod resolved the name to it. Addresses that the
+    /// node may translate belong to no name.
+    pub(super) fn resolution(&self, name: &DomainName) -> Option<Duration> {
+        if self.is_translated() {
+            return None;
+        }
+        self.resolved?.left(&self.pod.key, name, self.remote)
+    }
+
+    /// Whether it is not known if the pod resolved a name to the remote address, one outside the cluster.
+    pub(super) fn may_be_resolved(&self) -> bool {
+        self.resolved.is_none()
+            && self.remote_pod.is_none()
+            && !self.remote_is_node
+            && !self.is_translated()
+    }
+
+    fn is_translated(&self) -> bool {
+        self.way != Way::Direct
+            || self.asked.is_some()
+            || self.cluster.service_at(self.remote).is_some()
+            || self.cluster.is_own_node(self.remote)
+    }
+
+    fn name_lack(&self, name: &DomainName) -> String {
+        let remote = self.remote;
+        let Some(resolved) = self.resolved else {
+            return format!("it is not known here whether the pod resolved {name} to {remote}");
+        };
+        if self.is_translated() {
+            return format!("{remote} may be translated, so it belongs to no name such as {name}");
+        }
+        let all: Vec<String> =
+            resolved.addresses(&self.pod.key, name).map(|at| at.to_string()).collect();
+        if all.is_empty() {
+            return format!("the pod has not resolved {name}, or its answers are past their time");
+        }
+        let (told, more) = (all.len().min(text::TOLD), all.len().saturating_sub(text::TOLD));
+        let told = all.get(..told).unwrap_or_default().join(", ");
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        format!("the pod resolved {name} to {told}{more}, not to {remote}")
     }
 
     fn namespace_matches(&self, namespace: &str, wanted: Option<&Selector>, remote: &Pod) -> bool {
@@ -305,12 +352,7 @@ impl Traffic<'_> {
                     self.remote
                 ));
             }
-            Peer::Domain(name) => {
-                return Some(format!(
-                    "it is not known here whether the pod resolved {name} to {}",
-                    self.remote
-                ));
-            }
+            Peer::Domain(name) => return Some(self.name_lack(name)),
             Peer::Pods { namespaces, pods } => (namespaces, pods),
         };
         let Some(remote) = self.remote_pod else {

@@ -248,7 +248,8 @@ impl fmt::Display for TierRule {
             Action::Pass => "passes",
         };
         let (policy, priority, matches) = (&self.policy, self.policy.priority, &self.matches);
-        write!(f, " of {policy}, priority {priority}, {verb} {matches}")
+        write!(f, " of {policy}, priority {priority}, {verb} {matches}")?;
+        self.resolution.iter().try_for_each(|resolution| write!(f, "; {resolution}"))
     }
 }
 

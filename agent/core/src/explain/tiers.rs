@@ -5,7 +5,7 @@ use crate::explain::answer::{
 };
 use crate::explain::rule::Traffic;
 use crate::explain::text;
-use crate::model::{Action, ClusterPolicy, ClusterRule, Tier};
+use crate::model::{Action, ClusterPolicy, ClusterRule, Peer, Rule, Tier};
 
 /// A matching rule, with the index of its peer and port.
 struct Match<'p> {
@@ -31,7 +31,12 @@ impl Traffic<'_> {
                 judgement.tiers.asked.push(tier_policy(policy));
                 judgement.tiers.problems.extend(problems(policy));
             }
-            let Some(found) = self.first_match(policy) else { continue };
+            let found = self.first_match(policy);
+            if detail == Detail::Reasons && self.may_be_resolved() {
+                let before = found.as_ref().map_or(usize::MAX, |found| found.index);
+                judgement.tiers.unresolved.extend(self.unresolved(policy, before));
+            }
+            let Some(found) = found else { continue };
             let told = (detail == Detail::Reasons).then(|| self.tier_rule(&found));
             judgement.verdict = match found.rule.action {
                 Action::Accept => Verdict::Allow,
@@ -57,6 +62,33 @@ impl Traffic<'_> {
         })
     }
 
+    /// Describes the rules with domain names and the right port, of those before an index.
+    fn unresolved(&self, policy: &ClusterPolicy, before: usize) -> impl Iterator<Item = String> {
+        let rules = policy.rules(self.direction).iter().enumerate().take(before);
+        rules.filter_map(move |(index, rule)| {
+            self.port_hit(&rule.matches)?;
+            let names = rule.matches.peers.iter().flatten().filter_map(|peer| match peer {
+                Peer::Domain(name) => Some(name.to_string()),
+                Peer::Block(_) | Peer::Nodes(_) | Peer::Pods { .. } => None,
+            });
+            let names: Vec<String> = names.take(text::TOLD).collect();
+            let (number, name, names) = (index + 1, &policy.name, names.join(" or "));
+            (!names.is_empty()).then(|| {
+                format!("egress rule {number} of {name} accepts it if the pod has resolved {names} to {}", self.remote)
+            })
+        })
+    }
+
+    /// The resolution by which a domain name of a rule matches, if its peer is one.
+    fn matching_name(&self, rule: &Rule, peer: Option<usize>) -> Option<String> {
+        let Peer::Domain(name) = rule.peers.as_ref()?.get(peer?)? else { return None };
+        let left = self.resolution(name)?.as_secs();
+        Some(format!(
+            "the pod resolved {name} to {}, which counts for another {left} s",
+            self.remote
+        ))
+    }
+
     fn tier_rule(&self, found: &Match<'_>) -> TierRule {
         let Match { policy, index, rule, peer, port } = *found;
         TierRule {
@@ -68,6 +100,7 @@ impl Traffic<'_> {
             peer,
             port,
             matches: text::rule("", self.direction, &rule.matches),
+            resolution: self.matching_name(&rule.matches, peer),
         }
     }
 }

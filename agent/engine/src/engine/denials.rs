@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 
-use netpold_core::compile::Compiler;
 use netpold_core::explain::Explainer;
 use netpold_core::model::Key;
 use netpold_core::turns::in_turns;
 use netpold_kube::cluster::{Denial, Denials};
 
+use super::Engine;
 use super::interfaces::pod_of;
 use super::report::explain;
 use crate::events::Line;
@@ -20,7 +20,8 @@ const EXPLAINED: usize = 16;
 
 /// Returns the denials of pods in namespaces that ask for Events.
 #[must_use]
-pub fn denials(compiler: &Compiler, dropped: BTreeMap<u32, Vec<Line>>) -> Denials {
+pub fn denials(engine: &Engine, dropped: BTreeMap<u32, Vec<Line>>) -> Denials {
+    let compiler = &engine.reconciler.compiler;
     let cluster = compiler.cluster();
     let (label, value) = EVENTS_LABEL;
     let asks = |pod: &Key| {
@@ -38,7 +39,8 @@ pub fn denials(compiler: &Compiler, dropped: BTreeMap<u32, Vec<Line>>) -> Denial
     let order = RandomState::new();
     let turn = |namespace: &str| (order.hash_one(namespace), namespace.to_owned());
     let wanted = in_turns(wanted, |(_, pod, _)| turn(&pod.namespace));
-    let explainer = Explainer::new(cluster);
+    let resolved = engine.reconciler.resolved_or_none();
+    let explainer = Explainer::new(cluster).with_resolved(&resolved);
     let told = wanted.into_iter().take(EXPLAINED).filter_map(|(_, pod, line)| {
         let Line { dropped, times } = line;
         let uid = cluster.pods().get(&pod)?.uid.clone();

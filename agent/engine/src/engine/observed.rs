@@ -29,8 +29,9 @@ pub fn observed(
     let Engine { reconciler, interfaces, rule_use, .. } = engine;
     let compiler = &reconciler.compiler;
     let (cluster, revision) = (compiler.cluster(), reconciler.revision.desired);
-    attributions.follow((revision, compiler.endpoints_version()));
-    let explainer = Explainer::new(cluster);
+    let state = (revision, compiler.endpoints_version());
+    let resolved = attributions.follow(state, || reconciler.resolved_or_none());
+    let explainer = Explainer::new(cluster).with_resolved(&resolved);
     let (mut events, mut unattributed) = (Vec::new(), 0);
     for seen in seen.iter().filter(|seen| admits(filter, seen)) {
         let packet = &seen.packet;

@@ -42,9 +42,10 @@ impl Engine {
     /// Answers a probe. Calls `expect` with the drop event of each packet before a program judges that packet.
     pub fn probe(&mut self, probe: &Probe, expect: &mut dyn FnMut(DropEvent)) -> NodeAnswer {
         let in_force = self.is_settled();
+        let resolved = self.reconciler.resolved_or_none();
         let Reconciler { compiler, dataplane, .. } = &mut self.reconciler;
         let cluster = compiler.cluster();
-        let explainer = Explainer::new(cluster);
+        let explainer = Explainer::new(cluster).with_resolved(&resolved);
         let explanation = explainer.explain(probe);
         let local: BTreeMap<Key, EndpointInfo> = compiler
             .endpoints()
@@ -69,6 +70,9 @@ impl Engine {
             };
             let verdict = tables.judge(at.direction, endpoint.ifindex, came_by, &frame);
             let reason = verdict.reason();
+            // The compiled tables lack the programs' own ones.
+            let may_be_named =
+                reason == Reason::Policy && tables.has_names(at.direction, endpoint.slot);
             let shown = Shown {
                 direction: at.direction,
                 ifindex: endpoint.ifindex,
@@ -87,7 +91,7 @@ impl Engine {
                 remote: at.remote,
                 port: at.port,
                 objects: allowed.map_or(Said::Unknown, |allowed| Said::of(allowed || at.by_node)),
-                tables: Said::of(verdict.passes()),
+                tables: if may_be_named { Said::Unknown } else { Said::of(verdict.passes()) },
                 tables_reason: reason.as_str().to_owned(),
                 kernel: kernel.as_ref().map_or(Said::Unknown, |passes| Said::of(*passes)),
                 problem: kernel.err(),

@@ -210,7 +210,8 @@ fn recent_drops(engine: &Engine, dropped: &[Dropped]) -> Vec<RecentDrop> {
             distinct.insert(drop.key(), drop);
         }
     }
-    let explainer = Explainer::new(compiler.cluster());
+    let resolved = engine.reconciler.resolved_or_none();
+    let explainer = Explainer::new(compiler.cluster()).with_resolved(&resolved);
     let explain = |(key, drop): (_, &Dropped)| {
         (key, explain(&explainer, pod_of(compiler, drop.endpoint).as_ref(), drop))
     };

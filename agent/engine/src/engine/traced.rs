@@ -78,8 +78,9 @@ impl Tracing for Engine {
         let Ok(pod) = request.pod() else { return Vec::new() };
         let compiler = &self.reconciler.compiler;
         let cluster = compiler.cluster();
-        let explainer = Explainer::new(cluster);
-        attributions.follow((self.reconciler.revision.desired, compiler.endpoints_version()));
+        let state = (self.reconciler.revision.desired, compiler.endpoints_version());
+        let resolved = attributions.follow(state, || self.reconciler.resolved_or_none());
+        let explainer = Explainer::new(cluster).with_resolved(&resolved);
         let name = |packet| named(cluster, pod, packet, &explainer, attributions);
         packets.into_iter().map(name).collect()
     }

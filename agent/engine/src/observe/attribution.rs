@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use netpold_api::events::Outcome;
 use netpold_api::observe::{Attribution, PolicyName, RuleName};
-use netpold_core::explain::{Cause, Explainer, Judgement, Verdict};
+use netpold_core::explain::{Cause, Explainer, Judgement, Resolved, Verdict};
 use netpold_core::model::{Key, Pod};
 use netpold_core::printable::cut;
 use netpold_core::probe::IpProtocol;
@@ -23,6 +23,8 @@ const SHARE: Duration = Duration::from_millis(10);
 /// Additional time per second for the first event of each pod without an explanation in that second: a flood does not
 /// take the reasons of other pods' events.
 const RESERVE: Duration = Duration::from_millis(10);
+/// Time for which a reading of what pods resolved is used.
+const RESOLVED_FOR: Duration = Duration::from_millis(100);
 /// Most cached explanations; beyond, the cache is cleared.
 const REMEMBERED: usize = 4096;
 /// Most policies named per event.
@@ -49,6 +51,9 @@ pub struct Attributions {
     /// Number of the cluster's state that the explanations belong to.
     state: Option<(u64, u64)>,
     known: HashMap<DropKey, Arc<Attribution>>,
+    /// What pods resolved, and when it was read.
+    resolved: Arc<Resolved>,
+    resolved_at: Option<Instant>,
     budget: Budget,
 }
 
@@ -80,12 +85,29 @@ impl Budget {
 }
 
 impl Attributions {
-    /// Clears the cache if the cluster's state has changed or the cache is full.
-    pub fn follow(&mut self, state: (u64, u64)) {
-        if self.state != Some(state) || self.known.len() >= REMEMBERED {
+    /// Clears the cache if the cluster's state or what pods resolved has changed, or the cache is full. Returns what
+    /// pods resolved, which `resolve` reads.
+    pub fn follow(
+        &mut self,
+        state: (u64, u64),
+        resolve: impl FnOnce() -> Resolved,
+    ) -> Arc<Resolved> {
+        let mut changed = self.state != Some(state) || self.known.len() >= REMEMBERED;
+        let now = Instant::now();
+        if self.resolved_at.is_none_or(|at| now.duration_since(at) >= RESOLVED_FOR) {
+            self.resolved_at = Some(now);
+            let resolved = resolve();
+            // Else no rule has a name.
+            if !resolved.is_empty() || !self.resolved.is_empty() {
+                changed = true;
+                self.resolved = Arc::new(resolved);
+            }
+        }
+        if changed {
             self.known.clear();
             self.state = Some(state);
         }
+        Arc::clone(&self.resolved)
     }
 
     /// Attributes an event at a pod.

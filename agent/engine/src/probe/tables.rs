@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use netpold_core::compile::DesiredTables;
 use netpold_core::model::Direction;
 use netpold_ebpf::direction::{Egress, Ingress};
-use netpold_ebpf::endpoint::EndpointRef;
+use netpold_ebpf::endpoint::{EndpointRef, Rows};
 use netpold_ebpf::flow::memory::Memory;
 use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::judge::decide::decide;
@@ -53,6 +53,14 @@ impl<'a> CompiledTables<'a> {
             Direction::Ingress => decide::<Ingress, _, _>(&frame, self, hook),
             Direction::Egress => decide::<Egress, _, _>(&frame, self, hook),
         }
+    }
+
+    /// Whether rules for the egress of an endpoint have domain names. The programs alone know what pods resolved.
+    #[must_use]
+    pub fn has_names(&self, direction: Direction, slot: Option<u32>) -> bool {
+        let endpoint = slot.and_then(|slot| self.policy.endpoint(slot));
+        direction == Direction::Egress
+            && endpoint.is_some_and(|endpoint| Rows(endpoint.rows).has_names())
     }
 
     fn bucket(&self, index: u32) -> Option<*mut u64> {

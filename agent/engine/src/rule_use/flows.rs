@@ -320,9 +320,9 @@ impl<'u> Round<'u> {
         if let Some(group) = self.of.cache.by_flow.get(&kind) {
             return *group;
         }
-        let RuleUse { records, pods, cache, .. } = &mut *self.of;
+        let RuleUse { records, pods, cache, resolved, .. } = &mut *self.of;
         let Some(pod) = pods.of(tuple.endpoint) else { return 0 };
-        let allowing = Allowing::new(self.cluster);
+        let allowing = Allowing::new(self.cluster).with_resolved(resolved);
         let watched = records.granting(allowing, (tuple.endpoint, pod), direction);
         let indexes: Vec<_> = watched.iter().map(|(index, _)| *index).collect();
         let flow = pod_flow(pod, tuple, direction);

@@ -85,6 +85,11 @@ impl Names {
         self.resolvers = wanted;
     }
 
+    /// The names of all lists.
+    pub(crate) fn all(&self) -> BTreeSet<&DomainName> {
+        self.lists.values().flat_map(|(list, _)| list.keys()).collect()
+    }
+
     /// Passes the entries with indexes in a range to `tell`.
     pub(super) fn tell(&self, range: Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
         let all = self.lists.iter().flat_map(|(id, (list, _))| {

@@ -1,0 +1,46 @@
+//! Addresses that the node's pods resolved domain names of policy to.
+
+use std::collections::HashMap;
+
+use netpold_core::explain::Resolved;
+use netpold_core::model::{DomainName, Key};
+use netpold_dataplane::generation::GenerationError;
+use netpold_dataplane::names;
+
+use super::reconciler::Reconciler;
+
+impl Reconciler {
+    /// Reads the addresses from the programs' table, one millisecond in all; nothing where no rule has a name.
+    ///
+    /// # Errors
+    /// The table or the clock cannot be read.
+    pub(super) fn resolved(&self) -> Result<Resolved, GenerationError> {
+        let mut resolved = Resolved::default();
+        let active = self.dataplane.active();
+        let (Some(generation), Some(settings)) = (active.generation(), active.settings()) else {
+            return Ok(resolved);
+        };
+        let names = self.compiler.domain_names().into_iter();
+        let names: HashMap<[u32; 3], &DomainName> =
+            names.map(|name| (names::hash(&settings, name), name)).collect();
+        if names.is_empty() {
+            return Ok(resolved);
+        }
+        let endpoints = self.compiler.endpoints().filter(|endpoint| !endpoint.waiting);
+        let pods: HashMap<u32, Key> = endpoints.map(|it| (it.id, it.pod)).collect();
+        for found in generation.resolutions(&settings)? {
+            if let (Some(pod), Some(name)) = (pods.get(&found.endpoint), names.get(&found.name)) {
+                resolved.insert(pod, name, found.address, found.left);
+            }
+        }
+        Ok(resolved)
+    }
+
+    /// The addresses of [`Reconciler::resolved`]; none if they cannot be read, with a warning.
+    pub(super) fn resolved_or_none(&self) -> Resolved {
+        self.resolved().unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot read the addresses that pods resolved");
+            Resolved::default()
+        })
+    }
+}
