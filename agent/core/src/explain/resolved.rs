@@ -23,6 +23,12 @@ impl Resolved {
         self.0.is_empty()
     }
 
+    /// Number of addresses, of all pods and names.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.values().flat_map(BTreeMap::values).map(BTreeMap::len).sum()
+    }
+
     /// Time for which an address belongs to a name, for a pod; `None` if it does not.
     pub(super) fn left(&self, pod: &Key, name: &DomainName, address: IpAddr) -> Option<Duration> {
         self.0.get(pod)?.get(name)?.get(&address).copied()

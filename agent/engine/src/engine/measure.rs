@@ -1,5 +1,6 @@
 //! The engine in numbers, for metrics and readiness; cheap enough for every scrape.
 
+use netpold_api::status::TableStatus;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::Direction;
 use netpold_dataplane::Dataplane;
@@ -8,7 +9,7 @@ use netpold_ebpf::reason::{self, Reason};
 
 use super::health::Health;
 use super::reconciler::Reconciler;
-use super::report::wrong_with_node;
+use super::report::{tables, wrong_with_node};
 use super::{Engine, unsupported};
 use crate::metrics::{EndpointCounts, Fill, Instruments, Snapshot};
 
@@ -24,6 +25,7 @@ impl Engine {
 
     /// Returns the numbers of this moment.
     pub fn snapshot(&mut self) -> Snapshot {
+        let resolved = self.reconciler.resolved_or_none();
         let Reconciler { compiler, dataplane, revision, .. } = &self.reconciler;
         let health = &self.health;
         let refused = compiler.problems().len() + health.attach_problems().len();
@@ -36,7 +38,7 @@ impl Engine {
             closed_policies: unsupported::closed(compiler),
             objects: objects(compiler.cluster()),
             endpoints: endpoint_counts(&self.reconciler),
-            tables: compiler.fill().iter().map(fill).collect(),
+            tables: tables(compiler, &resolved).into_iter().map(fill).collect(),
             conntrack: health.census.unwrap_or_default(),
             swept: health.swept,
             evicted: evicted(dataplane),
@@ -121,10 +123,6 @@ fn objects(cluster: &Cluster) -> Vec<(&'static str, u64)> {
     counts.map(|(kind, count)| (kind, count as u64)).to_vec()
 }
 
-fn fill(fill: &netpold_core::ops::Fill) -> Fill {
-    Fill {
-        table: fill.table.to_string().to_lowercase().replace(' ', "_"),
-        used: fill.used.into(),
-        capacity: fill.capacity.into(),
-    }
+fn fill(TableStatus { name, used, capacity }: TableStatus) -> Fill {
+    Fill { table: name.to_lowercase().replace(' ', "_"), used, capacity }
 }

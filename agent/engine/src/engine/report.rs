@@ -8,11 +8,12 @@ use netpold_api::status::{
 use netpold_core::bindings::Problem as Unbound;
 use netpold_core::cluster::is_subject;
 use netpold_core::compile::Compiler;
-use netpold_core::explain::Explainer;
+use netpold_core::explain::{Explainer, Resolved};
 use netpold_core::model::{Direction, Key};
 use netpold_core::probe::IpProtocol;
 use netpold_dataplane::Dataplane;
 use netpold_dataplane::conntrack::{Census, Pass};
+use netpold_ebpf::layout::{LEARNED_BUCKETS, NAME_WAYS};
 use netpold_ebpf::reason::Reason;
 
 use super::interfaces::{NodeInterfaces, pod_of};
@@ -39,21 +40,17 @@ impl Engine {
         let Reconciler { compiler, dataplane, revision, .. } = &self.reconciler;
         let health = &self.health;
         let endpoints = endpoints(&self.reconciler, &self.interfaces);
-        let tables = compiler.fill().into_iter().map(|fill| TableStatus {
-            name: fill.table.to_string(),
-            used: fill.used.into(),
-            capacity: fill.capacity.into(),
-        });
+        let resolved = self.reconciler.resolved_or_none();
         Status {
             in_sync: health.held.is_none(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             node: compiler.cluster().node_name().to_owned(),
             revision: *revision,
             policies: compiler.cluster().policies().len(),
-            tables: tables.collect(),
+            tables: tables(compiler, &resolved),
             conntrack: health.census.as_ref().map(flow_tables).unwrap_or_default(),
             drops: drops(dataplane),
-            recent_drops: recent_drops(self, dropped),
+            recent_drops: recent_drops(self, dropped, &resolved),
             repairs: health.repairs().values().sum(),
             repaired: health.repairs().iter().map(|(k, n)| ((*k).to_owned(), *n)).collect(),
             waiting: waiting(compiler, &self.interfaces),
@@ -200,8 +197,23 @@ fn problems(engine: &Engine, endpoints: &[EndpointStatus]) -> Vec<String> {
         .collect()
 }
 
+/// Returns the fill levels of the policy tables, and of the programs' table of resolved addresses.
+pub(super) fn tables(compiler: &Compiler, resolved: &Resolved) -> Vec<TableStatus> {
+    let policy = compiler.fill().into_iter().map(|fill| TableStatus {
+        name: fill.table.to_string(),
+        used: fill.used.into(),
+        capacity: fill.capacity.into(),
+    });
+    let resolved = TableStatus {
+        name: "resolved addresses".to_owned(),
+        used: resolved.len() as u64,
+        capacity: u64::from(LEARNED_BUCKETS) * NAME_WAYS as u64,
+    };
+    policy.chain([resolved]).collect()
+}
+
 /// Returns recent drops, explained by the current policies.
-fn recent_drops(engine: &Engine, dropped: &[Dropped]) -> Vec<RecentDrop> {
+fn recent_drops(engine: &Engine, dropped: &[Dropped], resolved: &Resolved) -> Vec<RecentDrop> {
     let Engine { reconciler, interfaces, .. } = engine;
     let compiler = &reconciler.compiler;
     let mut distinct = BTreeMap::new();
@@ -210,8 +222,7 @@ fn recent_drops(engine: &Engine, dropped: &[Dropped]) -> Vec<RecentDrop> {
             distinct.insert(drop.key(), drop);
         }
     }
-    let resolved = engine.reconciler.resolved_or_none();
-    let explainer = Explainer::new(compiler.cluster()).with_resolved(&resolved);
+    let explainer = Explainer::new(compiler.cluster()).with_resolved(resolved);
     let explain = |(key, drop): (_, &Dropped)| {
         (key, explain(&explainer, pod_of(compiler, drop.endpoint).as_ref(), drop))
     };
