@@ -14,12 +14,15 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 const DNS: u16 = 53;
+/// Types of records.
+const A: u16 = 1;
+const AAAA: u16 = 28;
 
 /// Names and their addresses.
 type Zone = Arc<Mutex<HashMap<String, Vec<IpAddr>>>>;
 
-/// Answers queries at every address of a pod until the test ends: with an alias, then the addresses behind it, or with
-/// no record. Names that begin with `silent` get no answer.
+/// Answers queries for A and AAAA at every address of a pod until the test ends: with an alias, then the addresses
+/// behind it, or with no record. Names that begin with `silent` get no answer.
 fn resolver(pod: &Pod) -> Zone {
     let zone = Zone::default();
     for address in pod.addresses() {
@@ -30,8 +33,10 @@ fn resolver(pod: &Pod) -> Zone {
             while let Ok((length, from)) = socket.recv_from(&mut buffer) {
                 let message = &buffer[..length];
                 let id = u16::from_be_bytes([message[0], message[1]]);
-                let name = &message[12..length - 4];
-                let text = text(name).to_ascii_lowercase();
+                let text = text(&message[12..]).to_ascii_lowercase();
+                // An EDNS0 record may follow the question.
+                let (name, rest) = message[12..].split_at(wire(&text).len());
+                let kind = &rest[..2];
                 if text.starts_with("silent") {
                     continue;
                 }
@@ -39,8 +44,14 @@ fn resolver(pod: &Pod) -> Zone {
                 let found = zone.lock().unwrap().get(&text).cloned();
                 let found = found.into_iter().flatten();
                 let mut records = vec![Record::alias(vec![0xc0, 12], alias.clone())];
-                records.extend(found.map(|at| Record::address(alias.clone(), at, 30)));
-                socket.send_to(&answer(id, name, &records), from).unwrap();
+                records.extend(
+                    found
+                        .map(|at| Record::address(alias.clone(), at, 30))
+                        .filter(|record| record.kind.to_be_bytes() == *kind),
+                );
+                let mut answer = answer(id, name, &records);
+                answer[12 + name.len()..][..2].copy_from_slice(kind);
+                socket.send_to(&answer, from).unwrap();
             }
         });
     }
@@ -58,9 +69,11 @@ fn text(mut name: &[u8]) -> String {
     labels.join(".")
 }
 
-/// Looks a name up; whether an answer came.
+/// Looks up A and AAAA of a name; whether both answers came.
 fn look_up(host: &Host, resolver: IpAddr, id: u16, name: &str) -> bool {
-    host.run(|| asks(&socket_to(resolver), id, name)).unwrap()
+    let kinds = [A, AAAA].into_iter();
+    host.run(|| kinds.zip(id..).all(|(kind, id)| asks(&socket_to(resolver), id, name, kind)))
+        .unwrap()
 }
 
 fn socket_to(resolver: IpAddr) -> UdpSocket {
@@ -71,8 +84,11 @@ fn socket_to(resolver: IpAddr) -> UdpSocket {
     socket
 }
 
-fn asks(socket: &UdpSocket, id: u16, name: &str) -> bool {
-    socket.send(&query(id, &wire(name))).unwrap();
+fn asks(socket: &UdpSocket, id: u16, name: &str, kind: u16) -> bool {
+    let mut query = query(id, &wire(name));
+    let at = query.len() - 4;
+    query[at..][..2].copy_from_slice(&kind.to_be_bytes());
+    socket.send(&query).unwrap();
     let mut buffer = [0; 1500];
     match socket.recv(&mut buffer) {
         Ok(_) => buffer[..2] == id.to_be_bytes(),
@@ -200,6 +216,29 @@ fn names_open_addresses_on_a_bridge_node() {
     opens(Cni::Bridge);
 }
 
+/// The C library asks for A and AAAA at once from one port, with its search list, and with EDNS0 on request.
+#[test]
+fn lookups_of_the_c_library_open_both_families() {
+    require_root!();
+    let (cluster, zone) = cluster(Cni::Ptp, &["api.example.com"], &[]);
+    let (server, client) = (cluster.pod("server"), cluster.pod("client"));
+    zone.lock().unwrap().insert("api.example.com".into(), server.addresses().to_vec());
+    let configuration = cluster.directory.path().join("resolv.conf");
+    for (resolver, options) in cluster.pod("dns").addresses().iter().zip(["timeout:5", "edns0"]) {
+        let text = format!("nameserver {resolver}\nsearch example.com\noptions {options}\n");
+        std::fs::write(&configuration, text).unwrap();
+        let script = "mount --bind \"$0\" /etc/resolv.conf && exec getent ahosts \"$1\"";
+        let mut getent = client.command("unshare").unwrap();
+        getent.args(["--mount", "sh", "-c", script]).arg(&configuration).arg("api");
+        let output = getent.output().unwrap();
+        let found = String::from_utf8_lossy(&output.stdout);
+        for to in server.addresses() {
+            assert!(found.contains(&to.to_string()), "{output:?}");
+            assert!(passes(&cluster, "client", Protocol::Tcp, *to, PATIENCE), "{options}: {to}");
+        }
+    }
+}
+
 /// The connection begins as soon as the answer is read: nobody has to be told of the address first.
 #[test]
 fn no_connection_is_faster_than_its_name() {
@@ -221,7 +260,7 @@ fn no_connection_is_faster_than_its_name() {
         let socket = socket_to(dns);
         let mut dropped = 0;
         for n in 0..PAIRS {
-            assert!(asks(&socket, n, &name(n)), "pair {n}: no answer");
+            assert!(asks(&socket, n, &name(n), A), "pair {n}: no answer");
             let begun = Instant::now();
             let to = SocketAddr::from((at(n), PORT));
             let opened = TcpStream::connect_timeout(&to, Duration::from_secs(10)).is_ok();
