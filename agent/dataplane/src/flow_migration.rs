@@ -140,6 +140,9 @@ impl FlowMigration {
             if let Err(error) = carried {
                 tracing::warn!(%error, "cannot migrate flows of other tables");
             }
+            if let Err(error) = generation.adopt_resolutions(layout.resolved()) {
+                tracing::warn!(%error, "pods have to resolve their domain names again");
+            }
         }
         tracing::info!(flows, refused, "migrated flows of other tables");
     }

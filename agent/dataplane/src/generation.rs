@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use aya::maps::{MapData, PerCpuArray, RingBuf};
@@ -362,6 +363,14 @@ impl Generation {
         let learned = array(&self.bpf, LEARNED)?;
         let now = self.jiffies().map_err(GenerationError::Clock)?;
         Ok(names::resolutions(learned, settings, now).map_err(at(LEARNED))?)
+    }
+
+    /// Copies addresses that endpoints resolved from the words of another version's table.
+    ///
+    /// # Errors
+    /// The table cannot be mapped.
+    pub fn adopt_resolutions(&self, former: &[AtomicU64]) -> Result<(), TableError> {
+        names::adopt(array(&self.bpf, LEARNED)?, former).map_err(at(LEARNED))
     }
 
     /// The conntrack tables, IPv4 and IPv6.

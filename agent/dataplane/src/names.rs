@@ -2,13 +2,14 @@
 
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use aya::maps::{HashMap, MapData, MapError};
 use aya::{Ebpf, Pod};
 use netpold_core::model::DomainName;
 use netpold_core::ops::Op;
-use netpold_ebpf::layout::{NAME_BUSY, NameEntry, NameKey, Settings};
+use netpold_ebpf::layout::{NAME_BUSY, NAME_WORDS, NameEntry, NameKey, Settings};
 use netpold_ebpf::names::name::Points;
 
 use super::maps::TableError;
@@ -87,6 +88,28 @@ pub struct Resolution {
     pub address: IpAddr,
     /// Time for which it counts.
     pub left: Duration,
+}
+
+/// Copies the addresses of another version's table, in the same form, to free places.
+pub(super) fn adopt(learned: &MapData, former: &[AtomicU64]) -> Result<(), MmapError> {
+    const UNTIL: usize = offset_of!(NameEntry, until) / 8;
+    let own = MappedArray::<NameEntry>::flat(learned)?;
+    let own = own.words().filter(|own| own.len() == former.len()).unwrap_or_default();
+    for (to, from) in own.chunks_exact(NAME_WORDS).zip(former.chunks_exact(NAME_WORDS)) {
+        let until = from[UNTIL].load(Ordering::Acquire);
+        let (free, busy) = (Ordering::AcqRel, Ordering::Relaxed);
+        if [0, NAME_BUSY].contains(&until)
+            || to[UNTIL].compare_exchange(0, NAME_BUSY, free, busy).is_err()
+        {
+            continue;
+        }
+        let words = to.iter().zip(from).enumerate().filter(|(index, _)| *index != UNTIL);
+        words.for_each(|(_, (to, from))| to.store(from.load(Ordering::Acquire), Ordering::Release));
+        // A program may have replaced the entry meanwhile.
+        let is_whole = from[UNTIL].load(Ordering::Acquire) == until;
+        to[UNTIL].store(if is_whole { until } else { 0 }, Ordering::Release);
+    }
+    Ok(())
 }
 
 /// Reads the addresses that count at `now` (jiffies).

@@ -17,6 +17,7 @@ use description::{FLAGS, Missing, Place, VALID_FLAGS};
 use crate::bpf::mmap::{MappedArray, MmapError};
 use crate::bpf::sys;
 use crate::conntrack::{FlowKey, Tracked};
+use crate::names::LEARNED;
 
 /// Pin name of the description.
 pub(super) const DESCRIPTION: &str = "LAYOUT";
@@ -52,6 +53,10 @@ pub(super) struct OtherLayout {
     endpoints: Words,
     four: Words,
     six: Words,
+    /// Resolved addresses, if they have this version's form.
+    resolved: Option<Words>,
+    /// The settings, if they are described.
+    settings: Option<Words>,
 }
 
 /// An array map as 64-bit words.
@@ -66,10 +71,13 @@ impl OtherLayout {
         let records = (0..records.elements()).filter_map(|index| records.read(index).ok());
         let description = Description::from_records(records);
         let words = |name| Words::open(directory, name);
+        let described = |name| description.find(name).is_some();
         Ok(Self {
             endpoints: words("ENDPOINTS")?,
             four: words("CT4")?,
             six: words("CT6")?,
+            settings: described("settings.hash_seed").then(|| words("SETTINGS")).transpose()?,
+            resolved: description.has_own_resolved().then(|| words(LEARNED)).transpose()?,
             description,
         })
     }
@@ -104,6 +112,18 @@ impl OtherLayout {
             }
         }
         Ok(())
+    }
+
+    /// Seed of the hashes of names in [`OtherLayout::resolved`].
+    pub(super) fn hash_seed(&self) -> Option<u64> {
+        self.resolved.as_ref()?;
+        let place = self.description.find("settings.hash_seed")?;
+        Some(number(self.settings.as_ref()?.all(), 0, place))
+    }
+
+    /// Words of the table of resolved addresses; none if they have another form.
+    pub(super) fn resolved(&self) -> &[AtomicU64] {
+        self.resolved.as_ref().map(Words::all).unwrap_or_default()
     }
 
     /// Calls `each` with every flow. A flow that is being written may be left out.

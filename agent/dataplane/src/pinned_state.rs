@@ -14,7 +14,7 @@ use crate::bpf::mmap::MappedArray;
 /// Pinned state of the agent before this one.
 #[derive(Debug, Default)]
 pub struct PinnedState {
-    /// Seed of the conntrack hash in the shared tables.
+    /// Seed of the hashes in the shared tables, or in those of another version with resolved addresses to carry over.
     pub hash_seed: Option<u64>,
     /// Bit of `skb->mark` that its programs leave as proof, once all of them do.
     pub proof: Option<u32>,
@@ -25,7 +25,7 @@ pub struct PinnedState {
 }
 
 impl PinnedState {
-    /// Reads the pins of this layout version, and the endpoints of others. Missing pins mean a first start.
+    /// Reads the pins of this layout version, and the endpoints and the seed of others. Missing pins mean a first start.
     ///
     /// # Errors
     /// A pin exists but cannot be read.
@@ -45,7 +45,9 @@ impl PinnedState {
         let mut state = Self { hash_seed, proof, bridges, endpoints };
         for directory in pins.other_tables() {
             // The migration of flows reports unreadable tables.
-            if let Ok(others) = OtherLayout::open(&directory).and_then(|other| other.endpoints()) {
+            let Ok(other) = OtherLayout::open(&directory) else { continue };
+            state.hash_seed = state.hash_seed.or(other.hash_seed());
+            if let Ok(others) = other.endpoints() {
                 state.add(others);
             }
         }

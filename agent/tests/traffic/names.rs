@@ -303,6 +303,26 @@ fn names_need_no_agent_and_outlive_it() {
     assert!(!passes(&cluster, "client", Protocol::Tcp, server[1], MOMENT));
 }
 
+/// Resolved addresses move to the tables of another layout, and back.
+#[test]
+fn names_outlive_an_upgrade_of_layouts() {
+    require_root!();
+    let (mut cluster, zone) = cluster(Cni::Ptp, &["api.example.com"], &[]);
+    let (server, dns) =
+        (cluster.pod("server").addresses().to_vec(), cluster.pod("dns").addresses()[0]);
+    zone.lock().unwrap().insert("api.example.com".into(), server.clone());
+    assert!(look_up(cluster.pod("client"), dns, 1, "api.example.com"));
+    for binary in [crate::upgrade::other(), netpold_testbed::cluster::binary()] {
+        cluster.agents[0].end(Signal::SIGTERM);
+        cluster.agents[0].set_binary(binary);
+        cluster.restart(0);
+        for to in &server {
+            assert!(passes(&cluster, "client", Protocol::Tcp, *to, PATIENCE), "{to}");
+            assert!(!passes(&cluster, "other", Protocol::Tcp, *to, MOMENT), "{to}");
+        }
+    }
+}
+
 /// Answers by pods that are no resolvers, with the right port, identifier and name.
 #[test]
 fn forged_answers_open_nothing() {

@@ -8,7 +8,8 @@ use std::mem::offset_of;
 
 use netpold_ebpf::layout::{
     CT_BUSY, CT_EGRESS, CT_FIN_EGRESS, CT_FIN_INGRESS, CT_INGRESS, CT_NODE, CT_REPLIED, CT_RST,
-    CT_RST_SENT, CT_STREAM, CT_SYN, CT_SYN_ACK, CT_VALID, Ct4Way, Ct6Way, Endpoint,
+    CT_RST_SENT, CT_STREAM, CT_SYN, CT_SYN_ACK, CT_VALID, Ct4Way, Ct6Way, Endpoint, NameEntry,
+    Settings,
 };
 
 /// A pinned record: a name of 24 bytes, padded with zeros, then place and width.
@@ -32,6 +33,16 @@ pub(super) const FLAGS: [(&str, u16); 11] = [
 ];
 /// Flags that mark a valid flow.
 pub(super) const VALID_FLAGS: [&str; 2] = ["flag.valid", "flag.busy"];
+
+/// Fields of a resolved address: name, place and width.
+const RESOLVED: [(&str, usize, usize); 5] = [
+    ("resolved", 0, size_of::<NameEntry>()),
+    ("resolved.address", offset_of!(NameEntry, address), 16),
+    // Endpoint and keyed hash of the name.
+    ("resolved.name", offset_of!(NameEntry, name), 16),
+    ("resolved.asked", offset_of!(NameEntry, asked), 8),
+    ("resolved.until", offset_of!(NameEntry, until), 8),
+];
 
 /// Place of a field: in bytes from its record's start, or in bits of a control word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,11 +91,13 @@ impl Description {
             ("way6.remote_port", offset_of!(Ct6Way, key.remote_port), 2),
             ("way6.protocol", offset_of!(Ct6Way, key.protocol), 4),
             ("control.seen", 32, 32),
+            ("settings.hash_seed", offset_of!(Settings, hash_seed), 8),
         ];
+        let fields = fields.into_iter().chain(RESOLVED);
         let [valid, busy] = VALID_FLAGS;
         let flags = FLAGS.into_iter().chain([(valid, CT_VALID), (busy, CT_BUSY)]);
         let flags = flags.map(|(name, flag)| (name, flag.trailing_zeros() as usize, 1));
-        let all = fields.into_iter().chain(flags);
+        let all = fields.chain(flags);
         Self(all.map(|(name, at, width)| (name.to_owned(), Place { at, width })).collect())
     }
 
@@ -96,6 +109,14 @@ impl Description {
     /// Place of a name that some versions lack.
     pub(super) fn find(&self, name: &str) -> Option<Place> {
         self.0.get(name).copied()
+    }
+
+    /// Whether resolved addresses have the form that they have in this version.
+    pub(super) fn has_own_resolved(&self) -> bool {
+        let same = |(name, at, width): &(&str, usize, usize)| {
+            self.find(name) == Some(Place { at: *at, width: *width })
+        };
+        RESOLVED.iter().all(same)
     }
 
     /// Records to pin.
