@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use netpold_api::probe::EXPLAIN_REQUEST;
-use netpold_testbed::cluster::{Cluster, MOMENT, NAMESPACE, PATIENCE, PORT, isolate};
+use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT, isolate};
 use netpold_testbed::{Cni, Host, Pod, ProbeResult, Protocol, require_root};
 use netpold_testkit::names::{Record, answer, query, wire};
 use nix::sys::signal::Signal;
@@ -192,7 +192,7 @@ fn opens(cni: Cni) {
 
 /// Answer of the node's agent on TCP from a pod to an address.
 fn explained(cluster: &Cluster, from: &str, to: IpAddr) -> Value {
-    let from = format!("{NAMESPACE}/{}", cluster.pod(from).name());
+    let from = cluster.pod(from).name();
     let question = json!({ "from": from, "to": to, "protocol": "TCP", "port": PORT });
     netpold_cli::socket::answer(&cluster.agents[0].socket(), EXPLAIN_REQUEST, &question).unwrap()
 }
