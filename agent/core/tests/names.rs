@@ -5,9 +5,11 @@
 use std::net::IpAddr;
 
 use netpold_core::model::{
-    Action, Change, ClusterRule, Direction, DomainName, Key, Peer, PortRule, Selector, Tier,
+    Action, Change, ClusterRule, Direction, DomainName, Key, Peer, PortRule, Selector, Service,
+    Tier,
 };
 use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::layout::RESOLVER_SLOTS;
 use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_SYN, UDP};
 use netpold_ebpf::reason::Reason;
 use netpold_testkit::flows::{FlowTables, HZ};
@@ -383,6 +385,63 @@ fn an_open_flow_outlives_its_name_and_ends_with_its_rule() {
     net.world.apply([only(vec![accept(vec![domain("else.example.com")], None)])]);
     net.flows.settings.revision += 1;
     assert!(!sends(&net, TCP_ACK) && !gets(&net, TCP_ACK), "the rule is gone");
+}
+
+/// Two names led to one address; one of them leads elsewhere now.
+#[test]
+fn a_flow_prolongs_the_address_for_the_names_that_allow_it() {
+    let rules = [("a.example", 443), ("b.example", 80)];
+    let rules = rules.map(|(name, port)| accept(vec![domain(name)], Some(vec![tcp(port)])));
+    let net = Net::new(rules.to_vec());
+    for name in ["a.example", "b.example"] {
+        net.resolve(name, &[Record::address(pointer(), ip(FOUND), 60)]);
+    }
+    let sends = |port, flags| {
+        let data = tcp_header(40_000, port, flags);
+        !net.packet(1, Direction::Egress, FOUND, TCP, &data).is_drop()
+    };
+    assert!(sends(443, TCP_SYN) && sends(80, TCP_SYN), "both are open");
+    net.flows.forget_flows();
+    assert!(sends(443, TCP_SYN));
+    let data = tcp_header(443, 40_000, TCP_SYN | TCP_ACK);
+    assert!(!net.packet(1, Direction::Ingress, FOUND, TCP, &data).is_drop());
+    for _ in 0..3 {
+        net.flows.later(50 * HZ);
+        assert!(sends(443, TCP_ACK));
+    }
+    assert!(sends(443, TCP_SYN), "prolonged by its flow");
+    assert!(!sends(80, TCP_SYN), "another name's flow prolongs nothing");
+}
+
+/// Packets to an external address of a Service may be answered by anybody's server.
+#[test]
+fn an_external_address_of_a_service_is_no_resolver() {
+    let mut net = Net::of_api();
+    let claimed = Service {
+        addresses: vec![ip(BACKEND), ip("10.96.0.99")],
+        ..objects::service(("a", "mine"), &["10.96.0.99"], &[("", 53, None)])
+    };
+    let converse = |net: &Net, id| {
+        net.send(1, BACKEND, 5000, &query(id, &wire(API)));
+        net.deliver(1, BACKEND, 5000, &answer(id, &wire(API), &found(API, 300)));
+        net.reaches(1, FOUND, 443)
+    };
+    net.world.apply([Change::Service(claimed)]);
+    assert!(!converse(&net, 1));
+    net.world.apply([Change::ServiceGone(Key::new("a", "mine"))]);
+    assert!(converse(&net, 2));
+}
+
+#[test]
+fn a_node_has_a_thousand_resolvers_at_most() {
+    let mut net = Net::of_api();
+    let many: Vec<String> =
+        (0..2_000_u32).map(|n| format!("10.1.{}.{}", n / 250, n % 250)).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let slice = objects::slice(("kube-system", "dns-2"), "kube-dns", &many, &[("", 53)]);
+    net.world.apply([Change::EndpointSlice(slice)]);
+    assert_eq!(net.world.tables.resolvers.len(), RESOLVER_SLOTS as usize);
+    assert!(net.world.tables.resolvers.contains(&ip(DNS)), "the Service comes first");
 }
 
 #[test]

@@ -373,6 +373,14 @@ impl Generation {
         names::adopt(array(&self.bpf, LEARNED)?, former).map_err(at(LEARNED))
     }
 
+    /// Removes the resolved addresses of endpoints other than these.
+    ///
+    /// # Errors
+    /// The table cannot be mapped.
+    pub fn sweep_resolutions(&self, endpoints: &BTreeSet<u32>) -> Result<(), TableError> {
+        names::sweep(array(&self.bpf, LEARNED)?, endpoints).map_err(at(LEARNED))
+    }
+
     /// The conntrack tables, IPv4 and IPv6.
     ///
     /// # Errors

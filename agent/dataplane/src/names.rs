@@ -1,5 +1,6 @@
 //! Domain names of policy, and trusted resolvers: the maps from which programs know whose answers count and for what.
 
+use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +10,8 @@ use aya::maps::{HashMap, MapData, MapError};
 use aya::{Ebpf, Pod};
 use netpold_core::model::DomainName;
 use netpold_core::ops::Op;
-use netpold_ebpf::layout::{NAME_BUSY, NAME_WORDS, NameEntry, NameKey, Settings};
+use netpold_ebpf::layout::{NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, NameKey, Settings};
+use netpold_ebpf::names::conversation::MOST;
 use netpold_ebpf::names::name::Points;
 
 use super::maps::TableError;
@@ -90,24 +92,55 @@ pub struct Resolution {
     pub left: Duration,
 }
 
-/// Copies the addresses of another version's table, in the same form, to free places.
+/// Copies the addresses of another version's table, in the same form, to free ways of their buckets.
 pub(super) fn adopt(learned: &MapData, former: &[AtomicU64]) -> Result<(), MmapError> {
     const UNTIL: usize = offset_of!(NameEntry, until) / 8;
     let own = MappedArray::<NameEntry>::flat(learned)?;
     let own = own.words().filter(|own| own.len() == former.len()).unwrap_or_default();
-    for (to, from) in own.chunks_exact(NAME_WORDS).zip(former.chunks_exact(NAME_WORDS)) {
+    const BUCKET: usize = NAME_WAYS * NAME_WORDS;
+    let ways = former.chunks_exact(NAME_WORDS).enumerate();
+    for (index, from) in ways {
         let until = from[UNTIL].load(Ordering::Acquire);
-        let (free, busy) = (Ordering::AcqRel, Ordering::Relaxed);
-        if [0, NAME_BUSY].contains(&until)
-            || to[UNTIL].compare_exchange(0, NAME_BUSY, free, busy).is_err()
-        {
+        if [0, NAME_BUSY].contains(&until) {
             continue;
         }
+        let bucket = index / NAME_WAYS * BUCKET;
+        let claim = |to: &&[AtomicU64]| {
+            let (free, busy) = (Ordering::AcqRel, Ordering::Relaxed);
+            to[UNTIL].compare_exchange(0, NAME_BUSY, free, busy).is_ok()
+        };
+        let known = |to: &[AtomicU64]| {
+            (0..UNTIL)
+                .all(|word| to[word].load(Ordering::Acquire) == from[word].load(Ordering::Acquire))
+        };
+        let mut free = own[bucket..bucket + BUCKET].chunks_exact(NAME_WORDS);
+        if free.clone().any(known) {
+            continue;
+        }
+        let Some(to) = free.find(claim) else { continue };
         let words = to.iter().zip(from).enumerate().filter(|(index, _)| *index != UNTIL);
         words.for_each(|(_, (to, from))| to.store(from.load(Ordering::Acquire), Ordering::Release));
         // A program may have replaced the entry meanwhile.
         let is_whole = from[UNTIL].load(Ordering::Acquire) == until;
         to[UNTIL].store(if is_whole { until } else { 0 }, Ordering::Release);
+    }
+    Ok(())
+}
+
+/// Removes the addresses of endpoints that are gone.
+pub(super) fn sweep(learned: &MapData, endpoints: &BTreeSet<u32>) -> Result<(), MmapError> {
+    let entries = MappedArray::<NameEntry>::flat(learned)?;
+    let at = offset_of!(NameEntry, until);
+    for index in 0..entries.elements() {
+        let until = entries.load_u64(index, at)?;
+        if [0, NAME_BUSY].contains(&until) {
+            continue;
+        }
+        let endpoint = (entries.load_u64(index, offset_of!(NameEntry, name) + 8)? >> 32) as u32;
+        if !endpoints.contains(&endpoint) {
+            // If a program was faster, the next sweep removes what is left.
+            entries.swap_u64(index, at, until, 0)?;
+        }
     }
     Ok(())
 }
@@ -126,6 +159,12 @@ pub(super) fn resolutions(
         // A program may have replaced the entry meanwhile.
         until(index).filter(|after| *after == before)?;
         let left = u32::try_from((before as u32).wrapping_sub(now).cast_signed()).ok()?;
+        // A refresh is due after one second.
+        let left = Duration::from_secs_f64(f64::from(left) / f64::from(settings.refresh_after));
+        // Longer: past its time for so long that the number has wrapped.
+        if left > Duration::from_secs(MOST.into()) {
+            return None;
+        }
         let mut octets = [0; 16];
         let words = address.map(u64::to_ne_bytes);
         octets.iter_mut().zip(words.as_flattened()).for_each(|(octet, byte)| *octet = *byte);
@@ -133,8 +172,7 @@ pub(super) fn resolutions(
             endpoint: (name[1] >> 32) as u32,
             name: [name[0] as u32, (name[0] >> 32) as u32, name[1] as u32],
             address: Ipv6Addr::from(octets).to_canonical(),
-            // A refresh is due after one second.
-            left: Duration::from_secs_f64(f64::from(left) / f64::from(settings.refresh_after)),
+            left,
         })
     };
     Ok((0..entries.elements()).filter_map(read).collect())

@@ -123,6 +123,11 @@ impl Engine {
         self.reconciler.in_force.seeds = false;
     }
 
+    /// Sets the interfaces that existed before the guard, on a node without programs of netpold: any other veth is new.
+    pub fn begin_with(&mut self, existing: BTreeSet<u32>) {
+        self.interfaces.inherit(existing);
+    }
+
     /// Ingests an event of discovery; the next [`Engine::step`] binds interfaces to pods.
     pub fn discovered(&mut self, event: Event) {
         match event {
@@ -215,6 +220,9 @@ impl Engine {
     /// Returns new flows, and denials of audited policies.
     pub fn sweep(&mut self) -> News {
         let endpoints = self.is_settled().then(|| self.reconciler.compiler.endpoint_numbers());
+        if let Some(endpoints) = &endpoints {
+            self.reconciler.sweep_resolved(endpoints);
+        }
         self.rule_use.names_are(self.reconciler.resolved_or_none());
         let Reconciler { compiler, dataplane, revision, restored, .. } = &mut self.reconciler;
         // A policy that is not in force explains no flow.

@@ -161,16 +161,24 @@ impl<N: NameTables> Visitor for ByNames<'_, N> {
         }
         let Some(endpoint) = find_endpoint(self.tables, self.hook.ifindex) else { return verdict };
         let list = self.tables.names_of(rows.egress());
-        let groups = choice::groups::<F, D, _>(self.tables, endpoint, list, reading);
+        let groups_of =
+            |allowed| choice::groups::<F, D, _>(self.tables, endpoint, list, reading, allowed);
+        let groups = groups_of(0);
         let chosen = (0..NAME_GROUPS as u32).filter(|group| groups >> group & 1 != 0);
-        let rows = chosen.map(|group| rows.with_egress(self.tables.row_of(rows.egress(), group)));
-        let mut verdicts = rows.filter_map(|rows| {
+        let mut verdicts = chosen.filter_map(|group| {
+            let rows = rows.with_egress(self.tables.row_of(rows.egress(), group));
             let under = Under { revision, rows };
-            PacketEvaluator::<D, _>::under(self.tables, endpoint, self.hook, under)
-                .ok()
-                .map(|judge| judge.judge(reading))
+            let judge = PacketEvaluator::<D, _>::under(self.tables, endpoint, self.hook, under);
+            Some((group, judge.ok()?.judge(reading)))
         });
-        verdicts.find(|verdict| verdict.reason() != Reason::Policy).unwrap_or(verdict)
+        let Some((group, found)) = verdicts.find(|(_, it)| it.reason() != Reason::Policy) else {
+            return verdict;
+        };
+        if !D::EGRESS || !found.passes() {
+            return found;
+        }
+        groups_of(1 << group);
+        if found.reason() == Reason::Translated { Ok(Reason::Allowed).into() } else { found }
     }
 }
 

@@ -13,6 +13,7 @@ mod early;
 mod evictions;
 mod marks;
 mod mutations;
+mod names;
 mod reject;
 mod speed;
 mod stack;

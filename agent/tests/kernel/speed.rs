@@ -86,6 +86,18 @@ fn nanoseconds_per_packet() {
         world.set_endpoint(sender);
         let empty = fastest_marked(&mut world, "netpold_empty", &to);
         report(family, "marked", fastest_marked(&mut world, "netpold_node", &to), empty);
+        // From a bridge with pods to the node itself.
+        for (case, mark) in [("bridge, with the proof", true), ("bridge, without", false)] {
+            let mark = if mark { world.host.flows.settings.proof } else { 0 };
+            let [empty, took] = ["netpold_empty", "netpold_bridge"].map(|name| {
+                let fd = program(&mut world.bpf, name).fd().expect(name);
+                let repeated = Run { repeat: REPEAT, mark, ..Run::once(&forward) };
+                let rounds =
+                    (0..ROUNDS).map(|_| run(fd.as_fd(), &repeated).expect(name).nanoseconds);
+                rounds.min().unwrap_or_default()
+            });
+            report(family, case, took, empty);
+        }
     }
 }
 

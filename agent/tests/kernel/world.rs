@@ -1,10 +1,11 @@
 //! One pod's tables, in the kernel and in plain memory; both judge every packet.
 
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 
 use aya::{
     Ebpf, EbpfLoader, Pod,
-    maps::{Array, Map, MapData, PerCpuArray},
+    maps::{Array, HashMap, Map, MapData, PerCpuArray},
     programs::SchedClassifier,
 };
 use netpold_dataplane::bpf::test_run::{self, Run, run};
@@ -12,15 +13,17 @@ use netpold_dataplane::{
     global_sections::{self, Section},
     ipv6_blocks::Ipv6Blocks,
     ipv6_hosts::Ipv6Hosts,
+    names,
 };
 use netpold_ebpf::{
-    layout::{Counters, ENDPOINT_SLOTS, Endpoint, Row},
+    judge::hook::Hook,
+    layout::{Counters, ENDPOINT_SLOTS, Endpoint, NameKey, Row},
     reason::{Reason, counter},
 };
 use netpold_testkit::node::NodeTables;
 
 pub(crate) use netpold_testkit::one_pod::{
-    DENY_ROW, Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, judge as judge_on_host, tables,
+    DENY_ROW, Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, tables,
 };
 
 use super::early;
@@ -31,11 +34,12 @@ pub(crate) const PASS: u32 = u32::MAX;
 pub(crate) const DROP: u32 = 2;
 
 /// All programs of the object.
-pub(crate) const PROGRAMS: [&str; 8] = [
+pub(crate) const PROGRAMS: [&str; 9] = [
     "netpold_ingress",
     "netpold_egress",
     "netpold_node",
     "netpold_node_ip",
+    "netpold_bridge",
     "netpold_unmark",
     "netpold_tunnel",
     "netpold_clock",
@@ -51,11 +55,21 @@ impl World {
     /// Creates a pod that admits the client to TCP 80 and UDP 53, and the friend to everything; it may reach the
     /// server on TCP 443, UDP 53 and by other protocols. `buckets` is the size of the flow tables.
     pub(crate) fn new(buckets: u32) -> Self {
-        Self::of(netpold_dataplane::object::object().expect("the eBPF object"), &PROGRAMS, buckets)
+        Self::with(tables(buckets), buckets)
     }
 
-    /// Creates the same pod with the given programs of an object.
+    /// Creates a world with tables of the pod behind [`IFINDEX`]; `buckets` is the size of its flow tables.
+    pub(crate) fn with(host: NodeTables, buckets: u32) -> Self {
+        let object = netpold_dataplane::object::object().expect("the eBPF object");
+        Self::load(object, &PROGRAMS, host, buckets)
+    }
+
+    /// Creates the pod of [`World::new`] with the given programs of an object.
     pub(crate) fn of(object: &[u8], programs: &[&str], buckets: u32) -> Self {
+        Self::load(object, programs, tables(buckets), buckets)
+    }
+
+    fn load(object: &[u8], programs: &[&str], host: NodeTables, buckets: u32) -> Self {
         let mut bpf = EbpfLoader::new()
             .map_max_entries("CT4", buckets)
             .map_max_entries("CT6", buckets)
@@ -64,7 +78,7 @@ impl World {
         for name in programs {
             program(&mut bpf, name).load().unwrap_or_else(|error| panic!("{name}: {error:?}"));
         }
-        let mut world = Self { host: tables(buckets), bpf };
+        let mut world = Self { host, bpf };
         world.prepare_early();
         world.write();
         world
@@ -89,6 +103,17 @@ impl World {
             blocks.set(net, class).expect("BLOCKS6");
         }
         host.flows.settings.ipv6_blocks_root = blocks.root();
+        for ((list, name), groups) in &host.policy.names {
+            let key = NameKey { list: *list, hash: names::hash(&host.flows.settings, name) };
+            hash_map::<NameKey>(bpf, "NAMES").insert(key, groups, 0).expect("NAMES");
+        }
+        for resolver in &host.policy.resolvers {
+            let octets = match resolver {
+                IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+                IpAddr::V6(address) => address.octets(),
+            };
+            hash_map::<[u8; 16]>(bpf, "RESOLVERS").insert(octets, 1_u32, 0).expect("RESOLVERS");
+        }
         self.write_endpoint();
     }
 
@@ -125,12 +150,12 @@ impl World {
     /// Judges a frame by the host's code and by the kernel's program, and asserts equal verdicts.
     pub(crate) fn judge(&mut self, direction: Direction, came_from: u32, frame: &[u8]) -> Reason {
         let early = self.show_early(direction, came_from, frame);
-        let verdict = judge_on_host(&self.host, direction, came_from, frame);
+        let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
+        let reason = self.host.judge_by_names(direction, hook, frame);
         let name = match direction {
             Direction::Ingress => "netpold_ingress",
             Direction::Egress => "netpold_egress",
         };
-        let reason = verdict.reason();
         let before = self.dropped(direction, reason);
         // The pod's own program has judged what comes back to the pod.
         let is_hairpin = direction == Direction::Ingress && came_from == IFINDEX;
@@ -138,9 +163,9 @@ impl World {
         let once = Run { ingress_ifindex: came_from, mark, ..Run::once(frame) };
         let fd = program(&mut self.bpf, name).fd().expect(name).as_fd().try_clone_to_owned();
         let answer = run(fd.expect(name).as_fd(), &once).expect(name);
-        let expected = if verdict.passes() { PASS } else { DROP };
+        let expected = if reason.is_drop() { DROP } else { PASS };
         assert_eq!(answer.retval, expected, "{name}: the host says {reason:?} of {frame:02x?}");
-        if !verdict.passes() {
+        if reason.is_drop() {
             assert_eq!(self.dropped(direction, reason), before + 1, "{name}: {reason:?} counted");
         }
         early.iter().for_each(|said| said.hold_against(reason, frame));
@@ -183,6 +208,10 @@ fn set_section<T: Pod>(bpf: &mut Ebpf, section: Section, content: &[T]) {
     // SAFETY: the attributes of BPF_MAP_UPDATE_ELEM; index and content have the sizes of the map.
     let result = unsafe { test_run::bpf(MAP_UPDATE_ELEM, &mut attributes) };
     assert_eq!(result.expect(section.name), 0);
+}
+
+fn hash_map<'b, K: Pod>(bpf: &'b mut Ebpf, name: &str) -> HashMap<&'b mut MapData, K, u32> {
+    HashMap::try_from(bpf.map_mut(name).expect(name)).expect(name)
 }
 
 fn set<T: Pod>(bpf: &mut Ebpf, map: &str, index: u32, value: T) {

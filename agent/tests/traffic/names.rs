@@ -311,8 +311,10 @@ fn names_outlive_an_upgrade_of_layouts() {
     let (server, dns) =
         (cluster.pod("server").addresses().to_vec(), cluster.pod("dns").addresses()[0]);
     zone.lock().unwrap().insert("api.example.com".into(), server.clone());
+    // Its build may take longer than a name lasts.
+    let other = crate::upgrade::other();
     assert!(look_up(cluster.pod("client"), dns, 1, "api.example.com"));
-    for binary in [crate::upgrade::other(), netpold_testbed::cluster::binary()] {
+    for binary in [other, netpold_testbed::cluster::binary()] {
         cluster.agents[0].end(Signal::SIGTERM);
         cluster.agents[0].set_binary(binary);
         cluster.restart(0);

@@ -16,7 +16,8 @@ use crate::{
 };
 
 /// Groups of rules that apply to a packet of an endpoint, a bit for each: those with a name that its remote address was
-/// resolved from. An address past its time applies to the packets of a flow that the pod began, and these prolong it.
+/// resolved from. An address past its time applies to the packets of a flow that the pod began. A packet of the pod that a group's
+/// row has allowed prolongs the address for the names of that group (`allowed`: its bit, or 0 before the judgement).
 /// An address that the node may translate, as a Service's, belongs to no group.
 #[inline(always)]
 pub fn groups<F: TableFamily, D: Direction, T: NameTables>(
@@ -24,6 +25,7 @@ pub fn groups<F: TableFamily, D: Direction, T: NameTables>(
     endpoint: EndpointRef,
     list: u32,
     packet: &ParsedPacket<F>,
+    allowed: u32,
 ) -> u32 {
     let Some(flow) = flow::<F, D>(packet) else { return 0 };
     if F::class(tables, flow.remote) & (CLASS_TRANSLATED | CLASS_SERVICE) != 0 {
@@ -55,7 +57,7 @@ pub fn groups<F: TableFamily, D: Direction, T: NameTables>(
         let hash = [first as u32, (first >> 32) as u32, holder as u32];
         let of_name = tables.groups(work.key(list, hash));
         groups |= of_name;
-        if goes_on && of_name != 0 && until < prolonged {
+        if goes_on && of_name & allowed != 0 && until < prolonged {
             way.set_until(tables, until, prolonged);
         }
     }

@@ -28,7 +28,7 @@ const ANSWER_WITHIN: u64 = 10;
 /// Seconds that an address is recorded for at least.
 pub(crate) const LEAST: u32 = 60;
 /// Seconds that an address is recorded for at most: a week, which no resolver exceeds.
-const MOST: u32 = 7 * 24 * 3600;
+pub const MOST: u32 = 7 * 24 * 3600;
 
 /// Types and class of records.
 const A: u16 = 1;
@@ -141,7 +141,7 @@ fn name_asked(work: Work) {
 #[inline(always)]
 pub fn question<T: NameTables>(tables: &T, work: Work, list: u32) -> bool {
     // A response (QR 1) to a standard query.
-    if !has_flags(work, 0xf800, 0x8000) || !tables.is_resolver(work.address()) {
+    if list == 0 || !has_flags(work, 0xf800, 0x8000) || !tables.is_resolver(work.address()) {
         return false;
     }
     let end = tables.read_name(work, HEADER);

@@ -1,9 +1,10 @@
 //! Entries of resolved addresses and of questions: buckets that all pods share.
 //!
 //! A writer claims an entry by compare-and-swap of [`NameEntry::until`] to [`NAME_BUSY`], writes the other words, then
-//! the time. A reader compares the words between two reads of the time, so it never matches a half-written entry. An
-//! entry past its time gives way first. In a full bucket a new entry replaces one of the pod that has most of them,
-//! counting the new one, so a pod never displaces the last entries of another.
+//! the time. A reader compares the words between two reads of the time, so it does not match a half-written entry on
+//! x86; on processors with weaker order it may for nanoseconds. An entry that is an hour past its time gives way first: an
+//! open connection may still need a younger one. In a full bucket a new entry replaces one of the pod that has most of
+//! them, counting the new one. So a pod displaces the last entry of another only in a bucket with entries of eight pods.
 
 use crate::{
     flow::{key::hash_words, memory::Memory},
@@ -11,6 +12,7 @@ use crate::{
         LEARNED_BUCKETS, NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, QUESTION_BUCKETS, Settings,
     },
     names::{
+        conversation::LEAST,
         tables::{NameTables, Store},
         work::{Victim, Work},
     },
@@ -18,6 +20,9 @@ use crate::{
 
 /// Attempts to claim an entry that other writers change too.
 pub(crate) const ATTEMPTS: u32 = 4;
+
+/// Seconds after which an address past its time gives way to others, though an open connection may still need it.
+const QUIET: u64 = 3600;
 
 /// Index of the word [`NameEntry::until`].
 const UNTIL: usize = NAME_WORDS - 1;
@@ -171,29 +176,36 @@ pub fn try_way<T: NameTables>(tables: &T, work: Work, store: Store, index: u32) 
         let done = until >= entry.until || way.set_until(tables, until, entry.until);
         return if done { DONE } else { LOST };
     }
-    let rank = rank(tables, bucket, (way, until), entry.name[1] >> 32, tables.jiffies());
+    let Some(settings) = tables.settings() else { return DONE };
+    // A refresh is due after one second.
+    let second = u64::from(settings.refresh_after);
+    let quiet = if matches!(store, Store::Learned) { QUIET * second } else { 0 };
+    let times = [tables.jiffies(), quiet, u64::from(LEAST) * second];
+    let rank = rank(tables, bucket, (way, until), entry.name[1] >> 32, times);
     if rank > work.victim().rank {
         work.set_victim(Victim { rank, until, index: index.into() });
     }
     NEXT
 }
 
-/// Rank of a way to be replaced: a free one first, then the longest past its time, then the one of the pod with most
-/// ways that ends first.
+/// Rank of a way to be replaced: a free one first, then the longest past its time by more than `quiet`, then one of the
+/// pod with most ways: the one that ends first within a minute, else any.
 #[inline(always)]
 fn rank<T: NameTables>(
     tables: &T,
     bucket: *mut u64,
     (way, until): (Way, u64),
     own: u64,
-    now: u64,
+    [now, quiet, minute]: [u64; 3],
 ) -> u64 {
     const PAST: u64 = 1 << 62;
     const SHARE: u64 = 1 << 56;
+    /// Jiffies within which a way is chosen at random, lest each new entry displaces the one before.
+    const RANDOM: u64 = 0xff;
     if until == 0 {
         return u64::MAX;
     }
-    if until < now {
+    if until + quiet < now {
         return PAST + (now - until);
     }
     let holder = way.word(tables, 3) >> 32;
@@ -203,8 +215,9 @@ fn rank<T: NameTables>(
         let other = unsafe { Way::new(bucket, index) };
         share += same(tables, holder, other.word(tables, 3) >> 32);
     }
-    // The time left is far below a share.
-    (share * SHARE).wrapping_sub(until - now)
+    // Both are far below a share.
+    let random = (now ^ way.word(tables, 2)) & RANDOM;
+    (share * SHARE).wrapping_sub(until.saturating_sub(now).min(minute)) + random
 }
 
 /// 1 if two numbers of endpoints are equal, else 0: without a branch, which the verifier would follow on both sides.

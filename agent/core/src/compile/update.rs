@@ -15,7 +15,7 @@ use crate::compile::sets::{Sets, Usage};
 use crate::compile::tables::Tables;
 use crate::compile::tables::endpoints::Live;
 use crate::compile::tables::rows::RowPair;
-use crate::model::Key;
+use crate::model::{Key, Service};
 use crate::ops::Op;
 use crate::options::Options;
 use crate::ports::AllowedPorts;
@@ -355,13 +355,20 @@ impl Update<'_> {
 /// The Service whose address pods get as their resolver, unless their DNS is configured otherwise.
 const CLUSTER_DNS: (&str, &str) = ("kube-system", "kube-dns");
 
-/// Trusted resolvers: the cluster's DNS Service, its backends, and those of the options.
+/// Trusted resolvers: those of the options, the cluster's DNS Service, and its backends. An address that another Service
+/// has as an external one is none: whoever may write a Service could have its packets translated to a server of his.
 fn resolvers<'a>(cluster: &'a Cluster, options: &'a Options) -> impl Iterator<Item = IpAddr> + 'a {
     let key = Key::new(CLUSTER_DNS.0, CLUSTER_DNS.1);
     let service = cluster.services().get(&key).map(|service| service.cluster.clone());
     let slices = cluster.translation.slices_of(&key);
     let backends = slices.iter().flat_map(|slice| slice.addresses.iter().copied());
-    service.into_iter().flatten().chain(backends).chain(options.resolvers.iter().copied())
+    let all = options.resolvers.iter().copied().chain(service.into_iter().flatten());
+    let is_external = move |address: IpAddr, service: &Service| {
+        service.key != key && !service.cluster.contains(&address)
+    };
+    all.chain(backends).filter(move |address| {
+        !cluster.translation.at(*address).iter().any(|service| is_external(*address, service))
+    })
 }
 
 impl EndpointChanges {

@@ -212,12 +212,9 @@ impl Traffic<'_> {
         self.resolved?.left(&self.pod.key, name, self.remote)
     }
 
-    /// Whether it is not known if the pod resolved a name to the remote address, one outside the cluster.
+    /// Whether it is not known if the pod resolved a name to the remote address.
     pub(super) fn may_be_resolved(&self) -> bool {
-        self.resolved.is_none()
-            && self.remote_pod.is_none()
-            && !self.remote_is_node
-            && !self.is_translated()
+        self.resolved.is_none() && !self.is_translated()
     }
 
     fn is_translated(&self) -> bool {
@@ -225,6 +222,8 @@ impl Traffic<'_> {
             || self.asked.is_some()
             || self.cluster.service_at(self.remote).is_some()
             || self.cluster.is_own_node(self.remote)
+            // Any node may have the node ports.
+            || self.remote_is_node && self.cluster.translation.with_node_ports().next().is_some()
     }
 
     fn name_lack(&self, name: &DomainName) -> String {

@@ -151,7 +151,7 @@ impl NodeInterfaces {
         }
     }
 
-    /// Sets the interfaces judged by an earlier agent's programs: any other veth is new.
+    /// Sets the interfaces that are not new: those judged by an earlier agent's programs, or those before the guard.
     pub(super) fn inherit(&mut self, judged: BTreeSet<u32>) {
         self.familiar = Familiar::Only(judged);
     }

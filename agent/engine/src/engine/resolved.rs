@@ -1,6 +1,6 @@
 //! Addresses that the node's pods resolved domain names of policy to.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use netpold_core::explain::Resolved;
 use netpold_core::model::{DomainName, Key};
@@ -34,6 +34,18 @@ impl Reconciler {
             }
         }
         Ok(resolved)
+    }
+
+    /// Removes the addresses of endpoints other than these, where rules have names.
+    pub(super) fn sweep_resolved(&self, endpoints: &BTreeSet<u32>) {
+        let generation = self.dataplane.active().generation();
+        let Some(generation) = generation.filter(|_| !self.compiler.domain_names().is_empty())
+        else {
+            return;
+        };
+        if let Err(error) = generation.sweep_resolutions(endpoints) {
+            tracing::warn!(%error, "cannot remove the addresses that former pods resolved");
+        }
     }
 
     /// The addresses of [`Reconciler::resolved`]; none if they cannot be read, with a warning.

@@ -188,7 +188,7 @@ fn judge<D: Direction>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
         };
     }
     if reason == Reason::Policy as u32 && names::matter(skb) {
-        reason = names::judge(skb, slow_path);
+        reason = names::judge::<D>(skb, slow_path);
     }
     reason
 }
@@ -261,6 +261,7 @@ extern "C" fn netpold_leave_hook(skb: *mut __sk_buff) -> u32 {
     unsafe {
         (&raw mut (*scratch).ingress_ifindex).write(hook(skb).ingress_ifindex.into());
         (&raw mut (*scratch).rows).write(0);
+        (&raw mut (*scratch).names_group).write(0);
     }
     0
 }

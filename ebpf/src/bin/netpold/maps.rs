@@ -137,6 +137,8 @@ pub(crate) struct Scratch {
     pub(crate) revision: u64,
     /// The egress row whose names matter.
     pub(crate) names_row: u64,
+    /// Bit of the group that has allowed the packet, see [`netpold_ebpf::names::choice::groups`].
+    pub(crate) names_group: u64,
     /// Parsed IPv4 packet, between the functions that parse and judge it.
     pub(crate) reading4: ParsedPacket<V4>,
     /// Parsed IPv6 packet, between the functions that parse and judge it.

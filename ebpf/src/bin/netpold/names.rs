@@ -48,30 +48,38 @@ pub(crate) fn matter(skb: *mut __sk_buff) -> bool {
 /// Judges a packet that the endpoint's row denies by the rows of the groups of rules whose names matter to it; returns
 /// the number of the reason.
 #[inline(always)]
-pub(crate) fn judge(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
+pub(crate) fn judge<D: Direction>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
     netpold_leave_hook(skb);
     let kind = (slow_path.read)(skb);
     if kind == READ_OPTIONS {
         netpold_options(skb);
     }
     match kind {
-        READ_IPV4 | READ_OPTIONS => by_groups(skb, (slow_path.groups4)(skb), slow_path.judge4),
-        READ_IPV6 | READ_LINK => by_groups(skb, (slow_path.groups6)(skb), slow_path.judge6),
+        READ_IPV4 | READ_OPTIONS => by_groups::<D>(skb, slow_path.groups4, slow_path.judge4),
+        READ_IPV6 | READ_LINK => by_groups::<D>(skb, slow_path.groups6, slow_path.judge6),
         _ => Reason::Policy as u32,
     }
 }
 
 /// Judges the parsed packet in the scratch by the row of each group, until one allows it.
 #[inline(always)]
-fn by_groups(skb: *mut __sk_buff, groups: u32, judge: Global) -> u32 {
+fn by_groups<D: Direction>(skb: *mut __sk_buff, groups_of: Global, judge: Global) -> u32 {
+    let groups = groups_of(skb);
     for group in 0..NAME_GROUPS as u32 {
         if groups >> group & 1 == 0 || netpold_choose_row(group) == 0 {
             continue;
         }
         let reason = recorded(skb, judge);
-        if reason != Reason::Policy as u32 {
+        if reason == Reason::Policy as u32 {
+            continue;
+        }
+        if !D::EGRESS || reason >= Reason::FIRST_DROP as u32 {
             return reason;
         }
+        // Prolongs the address.
+        groups_of(skb);
+        // No exit judges a translation: the node translates no packets to this address.
+        return if reason == Reason::Translated as u32 { Reason::Allowed as u32 } else { reason };
     }
     Reason::Policy as u32
 }
@@ -97,8 +105,9 @@ fn groups<D: Direction, F: TableFamily>(
     if list == 0 {
         return 0;
     }
-    // SAFETY: this CPU's own scratch, written just before.
-    choice::groups::<F, D, _>(&maps, endpoint, list, unsafe { &*reading(scratch) })
+    // SAFETY: this CPU's own scratch, written before.
+    let (packet, allowed) = unsafe { (&*reading(scratch), (*scratch).names_group as u32) };
+    choice::groups::<F, D, _>(&maps, endpoint, list, packet, allowed)
 }
 
 macro_rules! groups {
@@ -127,7 +136,10 @@ extern "C" fn netpold_choose_row(group: u32) -> u32 {
     let (rows, base) = unsafe { (Rows((*scratch).rows), (*scratch).names_row as u32) };
     let row = maps.row_of(base, group);
     // SAFETY: this CPU's own scratch.
-    unsafe { (&raw mut (*scratch).rows).write(rows.with_egress(row).0) };
+    unsafe {
+        (&raw mut (*scratch).rows).write(rows.with_egress(row).0);
+        (&raw mut (*scratch).names_group).write(1 << (group & 31));
+    }
     row
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::Range;
 
-use netpold_ebpf::layout::NAME_GROUPS;
+use netpold_ebpf::layout::{NAME_GROUPS, RESOLVER_SLOTS};
 
 use crate::compile::rules::direction_policy::NameGroup;
 use crate::compile::slots::SlotAllocator;
@@ -77,9 +77,14 @@ impl Names {
         }
     }
 
-    /// Trusts these resolvers, and no others; none while no row has names.
+    /// Trusts these resolvers, the first [`RESOLVER_SLOTS`], and no others; none while no row has names.
     pub(crate) fn trust(&mut self, resolvers: impl Iterator<Item = IpAddr>, ops: &mut Vec<Op>) {
-        let wanted: BTreeSet<IpAddr> = resolvers.filter(|_| !self.lists.is_empty()).collect();
+        let mut wanted = BTreeSet::new();
+        for resolver in resolvers.filter(|_| !self.lists.is_empty()) {
+            if wanted.len() < RESOLVER_SLOTS as usize {
+                wanted.insert(resolver);
+            }
+        }
         ops.extend(self.resolvers.difference(&wanted).map(|gone| Op::ResolverGone(*gone)));
         ops.extend(wanted.difference(&self.resolvers).map(|new| Op::Resolver(*new)));
         self.resolvers = wanted;

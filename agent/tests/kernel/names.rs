@@ -1,0 +1,234 @@
+//! Domain names: conversations with resolvers, and connections to resolved addresses, in the kernel and on the host.
+
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+
+use netpold_core::model::{
+    Action, Change, ClusterRule, Direction, DomainName, Peer, Selector, Tier,
+};
+use netpold_dataplane::bpf::test_run::{Run, run};
+use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_SYN, UDP};
+use netpold_ebpf::reason::Reason;
+use netpold_testkit::flows::FlowTables;
+use netpold_testkit::frames::{frame, ipv4_between, ipv6_between, tcp as tcp_header, udp};
+use netpold_testkit::names::{Record, answer, query, wire};
+use netpold_testkit::node::NodeTables;
+use netpold_testkit::objects::{
+    self, NODE, block, cluster_policy, cluster_rule, interface, ip, namespace, node, pod, tcp,
+};
+use netpold_testkit::random::Random;
+use netpold_testkit::world::World as Compiled;
+
+use super::world::{IFINDEX, UPLINK, World, program};
+
+const BUCKETS: u32 = 1024;
+/// The resolver of each family, in the order of [`OWN`].
+const DNS: [&str; 2] = ["10.96.0.10", "fd96::10"];
+const STRANGER: &str = "192.0.2.53";
+const OWN: [&str; 2] = ["10.0.0.1", "fd00::1"];
+const NAMES: [&str; 6] =
+    ["a.example", "b.example", "x.a.example", "y.x.a.example", "c.test", "x.c.test"];
+const PATTERNS: [&str; 7] =
+    ["a.example", "*.a.example", "b.example", "*.x.a.example", "c.test", "*.c.test", "none.test"];
+const ADDRESSES: [&str; 5] =
+    ["192.0.2.1", "192.0.2.2", "198.51.100.1", "2001:db8::1", "2001:db8:1::1"];
+const BLOCKS: [&str; 3] = ["192.0.2.0/24", "2001:db8::/48", "192.0.2.2/32"];
+
+fn domain(name: &str) -> Peer {
+    Peer::Domain(DomainName::try_from(name.to_owned()).expect("a name"))
+}
+
+/// Rules that allow the resolvers, then `rules`, and nothing else.
+fn only(rules: Vec<ClusterRule>) -> Vec<ClusterRule> {
+    let resolvers = [block("10.96.0.10/32", &[]), block("fd96::10/128", &[])];
+    let resolvers = cluster_rule(Action::Accept, resolvers.to_vec(), None);
+    let everything = vec![block("0.0.0.0/0", &[]), block("::/0", &[])];
+    let last = cluster_rule(Action::Deny, everything, None);
+    [resolvers].into_iter().chain(rules).chain([last]).collect()
+}
+
+fn random_rules(random: &mut Random) -> Vec<ClusterRule> {
+    let ports = [None, Some(vec![tcp(443)]), Some(vec![tcp(80), tcp(443)])];
+    let rules = (0..=random.below(6)).map(|_| {
+        let ports = ports[random.below(3)].clone();
+        let peer = block(BLOCKS[random.below(3)], &[]);
+        match random.below(6) {
+            0 => cluster_rule(Action::Deny, vec![peer], ports),
+            1 => cluster_rule(Action::Pass, vec![peer], ports),
+            _ => {
+                let names = (0..=random.below(2)).map(|_| domain(PATTERNS[random.below(7)]));
+                cluster_rule(Action::Accept, names.collect(), ports)
+            }
+        }
+    });
+    only(rules.collect())
+}
+
+/// Creates a pod that admits nobody and has these rules for egress.
+fn world(rules: Vec<ClusterRule>) -> World {
+    let dns = ("kube-system", "kube-dns");
+    let compiled = Compiled::new([
+        Change::Node(node(NODE, &["192.168.0.1"])),
+        Change::Namespace(namespace("a", &[])),
+        Change::Namespace(namespace("kube-system", &[])),
+        Change::Pod(pod("a", "p", &[], &OWN)),
+        Change::Interface(interface(IFINDEX, &OWN)),
+        Change::Service(objects::service(dns, &DNS, &[("", 53, None)])),
+        Change::Policy(objects::policy("a", "in", Selector::default(), Some(vec![]), None)),
+        Change::ClusterPolicy(cluster_policy("names", (Tier::Admin, 10), vec![], rules)),
+    ]);
+    let host = NodeTables { policy: compiled.tables, flows: FlowTables::new(BUCKETS) };
+    World::with(host, BUCKETS)
+}
+
+fn judge(world: &mut World, direction: Direction, remote: &str, kind: u8, data: &[u8]) -> Reason {
+    let came_from = if direction == Direction::Egress { IFINDEX } else { UPLINK };
+    world.judge(direction, came_from, &packet(direction, remote, kind, data))
+}
+
+/// A frame between the pod and a remote address.
+fn packet(direction: Direction, remote: &str, kind: u8, data: &[u8]) -> Vec<u8> {
+    let own = ip(OWN[usize::from(remote.contains(':'))]);
+    let ends = match direction {
+        Direction::Egress => (own, ip(remote)),
+        Direction::Ingress => (ip(remote), own),
+    };
+    let packet = match ends {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            ipv4_between([from.octets(), to.octets()], kind, &[], 0, data)
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            ipv6_between([from.octets(), to.octets()], kind, 64, data)
+        }
+        _ => unreachable!("one family"),
+    };
+    frame(&packet)
+}
+
+/// Sends one question, or none, and delivers one answer, of which one in five is wrong in some way.
+fn converse(world: &mut World, random: &mut Random) {
+    let (name, resolver) = (NAMES[random.below(6)], DNS[random.below(2)]);
+    let (id, port) = (random.below(1 << 16) as u16, 5000 + random.below(3) as u16);
+    let letter = |c: char, up| if up { c.to_ascii_uppercase() } else { c };
+    let mixed: String = name.chars().map(|c| letter(c, random.below(2) == 0)).collect();
+    if random.below(10) > 0 {
+        let _ = judge(
+            world,
+            Direction::Egress,
+            resolver,
+            UDP,
+            &udp(port, 53, &query(id, &wire(&mixed))),
+        );
+    }
+    let (mut records, mut owner) = (Vec::new(), wire(name));
+    for _ in 0..random.below(5) {
+        let address = ip(ADDRESSES[random.below(5)]);
+        match random.below(6) {
+            0 => {
+                let target = wire(NAMES[random.below(6)]);
+                records.push(Record::alias(owner, target.clone()));
+                owner = target;
+            }
+            1 => records.push(Record::address(wire("other.test"), address, 600)),
+            2 if owner == wire(name) => {
+                records.push(Record::address(vec![0xc0, 12], address, 600));
+            }
+            _ => records.push(Record::address(owner.clone(), address, 600)),
+        }
+    }
+    let (mut from, mut said) = (resolver, answer(id, &wire(name), &records));
+    match random.below(20) {
+        0 => said[0] ^= 1,
+        1 if resolver == DNS[0] => from = STRANGER,
+        2 => said.truncate(random.below(said.len())),
+        3 => {
+            let at = random.below(said.len());
+            said[at] = random.below(256) as u8;
+        }
+        _ => {}
+    }
+    let _ = judge(world, Direction::Ingress, from, UDP, &udp(53, port, &said));
+}
+
+/// The kernel's programs read the same conversations as the host's code, and then open the same addresses.
+#[test]
+fn conversations_open_the_same_as_on_the_host() {
+    let (mut opened, mut closed) = (0, 0);
+    if !netpold_testbed::require_root("a test of the programs") {
+        return;
+    }
+    for seed in 1..=6_u64 {
+        let random = &mut Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut world = world(random_rules(random));
+        let mut source = 40_000;
+        for _ in 0..80 {
+            converse(&mut world, random);
+            for address in ADDRESSES {
+                let port = [80, 443, 22][random.below(3)];
+                source += 1;
+                let syn = tcp_header(source, port, TCP_SYN);
+                let reason = judge(&mut world, Direction::Egress, address, TCP, &syn);
+                *(if reason.is_drop() { &mut closed } else { &mut opened }) += 1;
+            }
+        }
+    }
+    println!("{opened} connections passed, {closed} did not");
+    assert!(opened > 200 && closed > 200, "{opened} passed, {closed} did not");
+}
+
+/// Shortest time of a program for one packet, with `before` judged before each run.
+fn fastest(world: &mut World, direction: Direction, frame: &[u8], before: Option<&[u8]>) -> u32 {
+    let name = match direction {
+        Direction::Egress => "netpold_egress",
+        Direction::Ingress => "netpold_ingress",
+    };
+    let rounds = if before.is_some() { 20_000 } else { 20 };
+    let repeat = if before.is_some() { 1 } else { 1_000_000 };
+    let mut took = (0..rounds).map(|_| {
+        if let Some(before) = before {
+            let asks = program(&mut world.bpf, "netpold_egress").fd().expect("netpold_egress");
+            run(asks.as_fd(), &Run::once(before)).expect("netpold_egress");
+        }
+        let ingress_ifindex = if direction == Direction::Egress { IFINDEX } else { UPLINK };
+        let fd = program(&mut world.bpf, name).fd().expect(name);
+        let run_of = Run { repeat, ingress_ifindex, ..Run::once(frame) };
+        run(fd.as_fd(), &run_of).expect(name).nanoseconds
+    });
+    took.by_ref().min().unwrap_or_default()
+}
+
+#[test]
+#[ignore = "a measurement, not a test"]
+fn nanoseconds_per_packet_with_names() {
+    if !netpold_testbed::require_root("a measurement of the programs") {
+        return;
+    }
+    let found = "192.0.2.1";
+    let blocks = only(vec![cluster_rule(Action::Accept, vec![block("192.0.2.1/32", &[])], None)]);
+    let names = only(vec![cluster_rule(Action::Accept, vec![domain("a.example")], None)]);
+    for (case, rules) in [("without names", blocks), ("with names", names)] {
+        let mut world = world(rules);
+        let question = query(7, &wire("a.example"));
+        let question = packet(Direction::Egress, DNS[0], UDP, &udp(5000, 53, &question));
+        let answers = [1, 16].map(|records| {
+            let record = Record::address(vec![0xc0, 12], ip(found), 600);
+            let said = answer(7, &wire("a.example"), &vec![record; records]);
+            (records, packet(Direction::Ingress, DNS[0], UDP, &udp(53, 5000, &said)))
+        });
+        let _ = world.egress(&question);
+        let _ = world.ingress(&answers[0].1);
+        for (what, to) in [("to the resolver", DNS[0]), ("to the address", found)] {
+            let syn = tcp_header(41_000, 443, TCP_SYN);
+            assert!(!judge(&mut world, Direction::Egress, to, TCP, &syn).is_drop(), "{to}");
+            let ack = packet(Direction::Egress, to, TCP, &tcp_header(41_000, 443, TCP_ACK));
+            let took = fastest(&mut world, Direction::Egress, &ack, None);
+            println!("{case}, an open connection {what}: {took} ns");
+        }
+        let took = fastest(&mut world, Direction::Egress, &question, None);
+        println!("{case}, a question: {took} ns");
+        for (records, said) in &answers {
+            let took = fastest(&mut world, Direction::Ingress, said, Some(&question));
+            println!("{case}, an answer of {records} records: {took} ns");
+        }
+    }
+}
