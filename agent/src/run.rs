@@ -22,7 +22,7 @@ use netpold_dataplane::object::object;
 use netpold_dataplane::pinned_state::PinnedState;
 use netpold_dataplane::quiescence::grace_period;
 use netpold_discovery::Discovery;
-use netpold_discovery::newcomers::Guard;
+use netpold_discovery::newcomers::{Guard, Veths};
 use netpold_engine::Engine;
 use netpold_engine::admin::{Admin, requests};
 use netpold_engine::events::{self, DropLog, Dropped};
@@ -151,15 +151,20 @@ struct Agent {
 impl Agent {
     fn start(config: &RunConfig, opened: Opened) -> Result<Self> {
         let Opened { source, event_recorder, opening } = opened;
+        // First, so that no veth appears unseen while another agent ends.
+        let veths = Veths::open().context("cannot watch for new interfaces")?;
+        let existing = veths.existing().clone();
         let pins = PinRoot::take(&config.files.bpffs, config.takes_from)?;
         let offer = config.give_way.then(|| Offer::new(&config.files.bpffs, TakesFrom::GivesWay));
         let offer = offer.transpose()?;
         let mode = Mode::probe();
         requirements::warn_of_lacks(mode);
         let mut attacher = Attacher::new(&pins.links(), mode)?;
-        // Where all veths were judged before, one without a program belongs to a pod that started since.
-        let all = pins.has_tables() && config.hooks.node_devices == NodeDevices::Auto;
-        let guard = Guard::start(attacher.closing().clone(), all);
+        // Where all veths were judged before, one without a program belongs to a pod that started since. So it does where
+        // an agent has begun to load its programs for a kept state since the boot.
+        let began = attacher.closing().was_pinned() && !start::remembered(config).is_empty();
+        let all = (pins.has_tables() || began) && config.hooks.node_devices == NodeDevices::Auto;
+        let guard = Guard::start(attacher.closing().clone(), veths, all);
         let guard = guard.context("cannot watch for new interfaces")?;
         let pinned = PinnedState::read(&pins)?;
         // Tables of another version are not read, but its programs judge packets.
@@ -174,6 +179,8 @@ impl Agent {
         if inherited {
             let judged = attached.iter().map(|found| found.hook.ifindex).collect();
             engine.inherit(judged, start::bound(&pinned, &attached), start::remembered(config));
+        } else {
+            engine.begin_with(existing);
         }
         if config.files.cni_results.is_dir() {
             engine.expect_cni_results();

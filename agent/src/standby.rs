@@ -213,11 +213,11 @@ impl Standby {
         self.veths.changes(|change| match change {
             VethChange::Existing(index) => {
                 seen.insert(index, *started_alone);
-                new.extend(started_alone.map(|_| index));
+                new.extend(started_alone.map(|_| (index, false)));
             }
             VethChange::New(index) => {
                 seen.insert(index, Some(Instant::now()));
-                new.push(index);
+                new.push((index, true));
             }
             VethChange::Gone(index) => {
                 seen.remove(&index);
@@ -230,20 +230,22 @@ impl Standby {
             self.vacant = Some(now);
             let young = |first: &Option<Instant>| first.is_some_and(|first| first + SETTLING > now);
             let young = self.seen.iter().filter(|(_, first)| young(first));
-            let young = young.map(|(index, _)| *index).collect::<Vec<_>>();
+            let young = young.map(|(index, _)| (*index, false)).collect::<Vec<_>>();
             self.close(&young);
         } else if self.vacant.is_some() && !new.is_empty() {
             self.close(&new);
         }
     }
 
-    /// Closes veths without any netpold program, unless an agent runs. No agent starts before they are closed.
-    fn close(&mut self, veths: &[u32]) {
+    /// Closes veths, new or not, without any netpold program, unless an agent runs. No agent starts before they are closed.
+    fn close(&mut self, veths: &[(u32, bool)]) {
         match Shared::lock(&self.root) {
             // Without tables, nothing was ever enforced here, or netpold was uninstalled.
             Ok(Some(free)) if bpffs::has_tables(&self.root) => {
                 let free = Arc::new(free);
-                veths.iter().for_each(|ifindex| self.closers.close(*ifindex, &free));
+                for (ifindex, is_new) in veths {
+                    self.closers.close(*ifindex, *is_new, &free);
+                }
             }
             Ok(Some(_)) => {}
             Ok(None) => self.occupied(),

@@ -110,8 +110,9 @@ impl Attacher {
                 .is_some_and(|info| self.is_closed(info.program)),
             Backend::Clsact(_) => false,
         };
-        let left = if is_closed { Ok(()) } else { self.detach(hook) };
-        self.closing.claims.release(hook);
+        // A barrier there is of a new interface: the guard lowers it.
+        let left = if is_closed { Ok(()) } else { self.remove(hook) };
+        self.closing.release(hook);
         left
     }
 
@@ -151,10 +152,10 @@ impl Attacher {
         // No guard closes it meanwhile.
         self.take(hook);
         let opened = if leads_away() { Ok(false) } else { self.detach(hook).map(|()| true) };
-        self.closing.claims.release(hook);
+        self.closing.release(hook);
         // It may have left since, when no guard could close it.
         if matches!(opened, Ok(true)) && leads_away() {
-            self.closing.close(hook);
+            self.closing.close(hook, false);
             return Ok(false);
         }
         opened
@@ -176,13 +177,23 @@ impl Attacher {
     /// The kernel refuses; the former program stays. [`AttachError::is_gone`]: no such interface.
     pub fn attach(&mut self, program: BorrowedFd<'_>, hook: Hook) -> Result<(), AttachError> {
         self.take(hook);
-        match &mut self.backend {
+        let attached = match &mut self.backend {
             Backend::Tcx { links, held } => attach_tcx(links, held, program, hook),
             Backend::Clsact(clsact) => clsact.attach(program, hook),
+        };
+        // Without a pin it judges, too.
+        let is_held =
+            matches!(&self.backend, Backend::Tcx { held, .. } if held.contains_key(&hook));
+        if attached.is_ok() || is_held {
+            self.closing.claims.is_attached(hook);
+            self.closing.barriers.lower(hook);
         }
-        .map_err(at("attaching", hook))?;
-        self.closing.barriers.lower(hook);
-        Ok(())
+        let attached = attached.map_err(at("attaching", hook));
+        // The next interface with this index is the guard's.
+        if attached.as_ref().is_err_and(AttachError::is_gone) {
+            self.closing.release(hook);
+        }
+        attached
     }
 
     /// Moves `program`, which is attached there, in front of all others. A relay to it in front judges packets
@@ -263,6 +274,13 @@ impl Attacher {
     /// The kernel refuses.
     pub fn detach(&mut self, hook: Hook) -> Result<(), AttachError> {
         self.take(hook);
+        self.remove(hook)?;
+        self.closing.barriers.lower(hook);
+        Ok(())
+    }
+
+    /// Removes our program from a hook that is taken; a barrier stays.
+    fn remove(&mut self, hook: Hook) -> Result<(), AttachError> {
         match &mut self.backend {
             Backend::Tcx { links, held } => {
                 detach_tcx(&links.join(hook.file_name())).and_then(|()| {
@@ -271,9 +289,7 @@ impl Attacher {
             }
             Backend::Clsact(clsact) => clsact.detach(hook),
         }
-        .map_err(at("detaching", hook))?;
-        self.closing.barriers.lower(hook);
-        Ok(())
+        .map_err(at("detaching", hook))
     }
 
     /// All attachments, sorted; removes pins of interfaces that are gone.
@@ -307,6 +323,7 @@ impl Attacher {
             if let Err(error) = self.detach(hook) {
                 result = result.and(Err(error));
             }
+            self.closing.release(hook);
         }
         result
     }

@@ -81,6 +81,8 @@ struct State {
     closing: BTreeSet<Hook>,
     /// Hooks that the engine has attached to, or detached from: guards leave them alone.
     taken: BTreeSet<Hook>,
+    /// Taken hooks of new interfaces that a guard was to close: it closes them once the engine releases them.
+    wanted: BTreeSet<Hook>,
     /// Links that could not be pinned.
     unpinned: BTreeMap<Hook, OwnedFd>,
 }
@@ -97,9 +99,16 @@ impl Claims {
         state.unpinned.remove(&hook)
     }
 
-    /// Releases a hook: a guard may close it.
-    pub(super) fn release(&self, hook: Hook) {
-        lock(&self.state).taken.remove(&hook);
+    /// Releases a hook: a guard may close it. Returns whether one was to close it meanwhile.
+    fn release(&self, hook: Hook) -> bool {
+        let mut state = lock(&self.state);
+        state.taken.remove(&hook);
+        state.wanted.remove(&hook)
+    }
+
+    /// Records that the engine's program is attached, so that no guard needs to close the hook.
+    pub(super) fn is_attached(&self, hook: Hook) {
+        lock(&self.state).wanted.remove(&hook);
     }
 
     /// Calls `act` unless the engine has taken the hook; the engine waits meanwhile.
@@ -108,11 +117,17 @@ impl Claims {
         if state.taken.contains(&hook) { Ok(()) } else { act() }
     }
 
-    /// Whether a guard may close a hook; then [`Claims::end`] must follow.
-    fn begin(&self, hook: Hook) -> bool {
+    /// Whether a guard may close a hook; then [`Claims::end`] must follow. `is_new`: the engine took the hook of
+    /// another interface with this index.
+    fn begin(&self, hook: Hook, is_new: bool) -> bool {
         let mut state = lock(&self.state);
-        let is_closed = state.unpinned.contains_key(&hook);
-        !is_closed && !state.taken.contains(&hook) && state.closing.insert(hook)
+        if state.taken.contains(&hook) {
+            if is_new {
+                state.wanted.insert(hook);
+            }
+            return false;
+        }
+        !state.unpinned.contains_key(&hook) && state.closing.insert(hook)
     }
 
     fn end(&self, hook: Hook, unpinned: Option<OwnedFd>) {
@@ -128,6 +143,7 @@ impl Claims {
         for direction in Direction::BOTH {
             let hook = Hook { ifindex, direction };
             state.taken.remove(&hook);
+            state.wanted.remove(&hook);
             state.unpinned.remove(&hook);
         }
     }
@@ -168,6 +184,12 @@ impl Closing {
         self.program.get().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
+    /// Whether an earlier process has pinned the program; before the first call of [`Closing::program`].
+    #[must_use]
+    pub fn was_pinned(&self) -> bool {
+        self.links.join(CLOSED).exists()
+    }
+
     /// Whether a program is the closing one, by its identifier.
     #[must_use]
     pub fn is_by(&self, program: u32) -> bool {
@@ -190,7 +212,9 @@ impl Closing {
 
     /// Drops every packet at an interface's hooks without a program at once, until they have one. [`Closing::close`] must
     /// follow. Below clsact, where it does not wait for a grace period, nothing else is needed.
-    pub fn bar(&self, ifindex: u32) {
+    ///
+    /// `is_new`: the interface has just appeared, so that a pinned link is of a former one with this index.
+    pub fn bar(&self, ifindex: u32, is_new: bool) {
         if self.mode == Mode::Clsact {
             return;
         }
@@ -198,7 +222,7 @@ impl Closing {
         for direction in [Direction::Ingress, Direction::Egress] {
             let hook = Hook { ifindex, direction };
             // A query of the pinned link would wait for the RTNL lock.
-            let is_judged = || self.links.join(hook.file_name()).exists();
+            let is_judged = || !is_new && self.links.join(hook.file_name()).exists();
             let raise = || if is_judged() { Ok(()) } else { self.barriers.raise(hook) };
             if let Err(error) = self.claims.unless_taken(hook, raise) {
                 tracing::debug!(%error, ifindex, "no barrier: the interface is closed by TC alone");
@@ -206,9 +230,18 @@ impl Closing {
         }
     }
 
-    /// Attaches the closing program at a hook without a program of netpold.
-    pub fn close(&self, hook: Hook) {
-        if !self.claims.begin(hook) {
+    /// Releases a hook of the engine. Closes it if it is of a new interface by now.
+    pub(super) fn release(&self, hook: Hook) {
+        if self.claims.release(hook) {
+            self.bar(hook.ifindex, true);
+            self.close(hook, true);
+        }
+    }
+
+    /// Attaches the closing program at a hook without a program of netpold. `is_new`: if the engine has taken the hook of
+    /// a former interface with this index, the hook is closed later, by [`Closing::release`].
+    pub fn close(&self, hook: Hook, is_new: bool) {
+        if !self.claims.begin(hook, is_new) {
             return;
         }
         let closed = match self.mode {

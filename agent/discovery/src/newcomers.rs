@@ -39,11 +39,14 @@ pub const BUSY: &str = "new veths are closed later";
 /// request it repeatedly.
 const THREADS: usize = 8;
 
+/// A hook to close: of a new interface or not, with a value that is dropped afterwards.
+type Job<T> = (Hook, bool, T);
+
 /// Threads that close veths. Each closing comes with a value that is dropped after it.
 #[derive(Debug)]
 pub struct Closers<T> {
     closing: Closing,
-    hooks: Sender<(Hook, T)>,
+    hooks: Sender<Job<T>>,
 }
 
 impl<T: Clone + Send + 'static> Closers<T> {
@@ -60,21 +63,22 @@ impl<T: Clone + Send + 'static> Closers<T> {
             thread.spawn(move || {
                 priority::raise(BUSY);
                 // One thread waits for the next hook, the others for the lock.
-                let next = |received: &Mutex<Receiver<(Hook, T)>>| lock(received).recv();
-                while let Ok((hook, _until_closed)) = next(&received) {
-                    closing.close(hook);
+                let next = |received: &Mutex<Receiver<Job<T>>>| lock(received).recv();
+                while let Ok((hook, is_new, _until_closed)) = next(&received) {
+                    closing.close(hook, is_new);
                 }
             })?;
         }
         Ok(Self { closing, hooks })
     }
 
-    /// Bars a veth at once, and queues both its hooks for closing.
-    pub fn close(&self, ifindex: u32, until_closed: &T) {
-        self.closing.bar(ifindex);
+    /// Bars a veth at once, and queues both its hooks for closing. `is_new`: it has just appeared, so no program judges
+    /// it yet.
+    pub fn close(&self, ifindex: u32, is_new: bool, until_closed: &T) {
+        self.closing.bar(ifindex, is_new);
         for direction in Direction::BOTH {
             // Cannot fail: the threads end after the sender only.
-            let _ = self.hooks.send((Hook { ifindex, direction }, until_closed.clone()));
+            let _ = self.hooks.send((Hook { ifindex, direction }, is_new, until_closed.clone()));
         }
     }
 }
@@ -192,6 +196,10 @@ impl Known {
     fn event(&mut self, event: OutsideVeth) -> Vec<VethChange> {
         match event {
             OutsideVeth::There(index) if !self.known.contains(&index) => vec![self.appeared(index)],
+            // Its listing may take long.
+            OutsideVeth::There(index) if self.existing.remove(&index) => {
+                vec![VethChange::Existing(index)]
+            }
             OutsideVeth::Left { index, peer } => vec![self.gone(index), self.appeared(peer)],
             OutsideVeth::Gone(index) => vec![self.gone(index)],
             OutsideVeth::Home(peer) if self.known.contains(&peer) => vec![self.gone(peer)],
@@ -261,13 +269,12 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Closes each veth that appears in the network namespace of the calling thread from now on. `all`: also existing
-    /// veths without a program of netpold.
+    /// Closes each veth that has appeared since [`Veths::open`], in the network namespace of the calling thread. `all`:
+    /// also existing veths without a program of netpold.
     ///
     /// # Errors
-    /// A netlink socket or a thread cannot be created, or the interfaces cannot be read.
-    pub fn start(closing: Closing, all: bool) -> io::Result<Self> {
-        let mut veths = Veths::open()?;
+    /// A thread cannot be created.
+    pub fn start(closing: Closing, mut veths: Veths, all: bool) -> io::Result<Self> {
         // Loads the program before the first veth needs it, and pins it once no new veth is missed.
         if let Err(error) = closing.program() {
             tracing::warn!(%error, "cannot close new interfaces yet; retrying with each");
@@ -280,15 +287,18 @@ impl Guard {
         let thread = std::thread::Builder::new().name("newcomers".into());
         thread.spawn(move || {
             priority::raise(BUSY);
+            // An agent before this one may have attached to veths of the first events.
+            let mut is_first = true;
             loop {
                 veths.changes(|change| match change {
-                    VethChange::New(ifindex) => closers.close(ifindex, &()),
+                    VethChange::New(ifindex) => closers.close(ifindex, !is_first, &()),
                     VethChange::Existing(ifindex) if all || barred.contains(&ifindex) => {
-                        closers.close(ifindex, &());
+                        closers.close(ifindex, false, &());
                     }
                     VethChange::Existing(_) => {}
                     VethChange::Gone(ifindex) => closing.forget(ifindex),
                 });
+                is_first = false;
                 if !wait(&veths, &stopped) {
                     break;
                 }
@@ -325,11 +335,12 @@ mod tests {
     #[test]
     fn events_do_not_wait_for_the_first_listing() {
         let mut known = known([1, 2, 3]);
-        assert_eq!(known.event(OutsideVeth::There(2)), [], "an event of an existing veth");
+        assert_eq!(known.event(OutsideVeth::There(2)), [Existing(2)]);
+        assert_eq!(known.event(OutsideVeth::There(2)), [], "a change");
         assert_eq!(known.event(OutsideVeth::There(4)), [New(4)]);
         assert_eq!(known.event(OutsideVeth::Gone(3)), [Gone(3)]);
         // The listing began before the two events. Interface 1 is no veth, 5 appeared before the listener.
-        assert_eq!(known.listed(&set([2, 3, 5])), [Existing(2), New(5), Gone(1)]);
+        assert_eq!(known.listed(&set([2, 3, 5])), [New(5), Gone(1)]);
         assert_eq!(known.event(OutsideVeth::There(3)), [New(3)], "another veth with this index");
         assert_eq!(known.event(OutsideVeth::There(4)), []);
     }

@@ -315,7 +315,7 @@ fn a_guard_finds_a_program_throughout_a_promotion() {
             scope.spawn(|| {
                 let guard = Closing::new(pins.to_owned(), Mode::Tcx);
                 while !is_done.load(Ordering::Relaxed) {
-                    guard.close(hook);
+                    guard.close(hook, false);
                 }
             });
             for _ in 0..20 {
@@ -337,7 +337,7 @@ fn a_guard_closes_where_nothing_can_be_pinned() {
         mount(none, pins, none, read_only, none).unwrap();
         let hook = LOOPBACK[1];
         let guard = Closing::new(pins.to_owned(), Mode::Tcx);
-        guard.close(hook);
+        guard.close(hook, false);
         let programs = sys::programs(hook.ifindex, hook.tcx_type()).unwrap();
         assert_eq!(programs, [guard.program().unwrap().id]);
     });
@@ -352,7 +352,7 @@ fn a_guard_closes_again_what_another_one_could_not_pin_before_its_end() {
         let program = guard.program().unwrap();
         let other = sys::tcx_link_create(program.as_fd(), 1, hook.tcx_type()).unwrap();
         std::thread::scope(|scope| {
-            let closing = scope.spawn(|| guard.close(hook));
+            let closing = scope.spawn(|| guard.close(hook, false));
             std::thread::sleep(Duration::from_millis(50));
             drop(other);
             closing.join().unwrap();
@@ -364,15 +364,35 @@ fn a_guard_closes_again_what_another_one_could_not_pin_before_its_end() {
     });
 }
 
+/// The engine leaves the hooks of a former interface while a new one with its index appears.
+#[test]
+fn a_new_interface_is_closed_once_the_engine_leaves_the_former_one() {
+    isolated(|pins| {
+        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        let guard = attacher.closing().clone();
+        let leave = |attacher: &mut Attacher, is_new: Option<bool>| {
+            for hook in LOOPBACK {
+                attacher.attach(classifier(NEXT).as_fd(), hook).unwrap();
+                is_new.iter().for_each(|is_new| guard.close(hook, *is_new));
+                attacher.leave(hook).unwrap();
+            }
+            delivers()
+        };
+        assert!(leave(&mut attacher, None), "unwanted");
+        assert!(leave(&mut attacher, Some(false)), "it existed before");
+        assert!(!leave(&mut attacher, Some(true)), "closed");
+    });
+}
+
 #[test]
 fn a_barrier_closes_until_a_program_is_attached() {
     isolated(|pins| {
         let guard = Closing::new(pins.to_owned(), Mode::Tcx);
         let found = || Closing::new(pins.to_owned(), Mode::Tcx).barred_hooks();
-        guard.bar(1);
+        guard.bar(1, false);
         assert!(!delivers(), "barred");
         assert_eq!((guard.barred_hooks(), found()), (LOOPBACK.into(), LOOPBACK.into()));
-        LOOPBACK.into_iter().for_each(|hook| guard.close(hook));
+        LOOPBACK.into_iter().for_each(|hook| guard.close(hook, false));
         assert!(!delivers(), "closed by the program");
         assert_eq!((guard.barred_hooks(), found()), ([].into(), [].into()));
     });
@@ -381,7 +401,7 @@ fn a_barrier_closes_until_a_program_is_attached() {
 #[test]
 fn the_barrier_of_a_guard_that_ended_goes_with_the_engines_program() {
     isolated(|pins| {
-        Closing::new(pins.to_owned(), Mode::Tcx).bar(1);
+        Closing::new(pins.to_owned(), Mode::Tcx).bar(1, false);
         let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
         assert_eq!(attacher.closing().barred_hooks(), LOOPBACK.into());
         for hook in LOOPBACK {
@@ -391,7 +411,7 @@ fn the_barrier_of_a_guard_that_ended_goes_with_the_engines_program() {
         assert!(delivers());
         // The veths of a node whose programs are in force when a guard starts.
         for guard in [attacher.closing(), &Closing::new(pins.to_owned(), Mode::Tcx)] {
-            guard.bar(1);
+            guard.bar(1, false);
             assert_eq!(guard.barred_hooks(), [].into());
             assert!(delivers(), "a hook with a program is not barred");
         }
@@ -402,10 +422,10 @@ fn the_barrier_of_a_guard_that_ended_goes_with_the_engines_program() {
 fn barriers_of_gone_interfaces_and_of_uninstalled_agents_are_removed() {
     isolated(|pins| {
         let guard = Closing::new(pins.to_owned(), Mode::Tcx);
-        guard.bar(1);
+        guard.bar(1, false);
         run("ip link add gone type veth peer name end");
         let gone = nix::net::if_::if_nametoindex("gone").unwrap();
-        guard.bar(gone);
+        guard.bar(gone, false);
         assert_eq!(guard.barred_hooks().len(), 4);
         run("ip link delete gone");
         guard.forget(gone);
