@@ -7,8 +7,8 @@ use crate::{
     judge::{lookup, opaque::Opaque},
     layout::{CLASS_SERVICE, CLASS_TRANSLATED, CT_EGRESS, NAME_BUSY, NAME_WAYS, NameEntry},
     names::{
-        conversation::{LEAST, in_seconds, mapped},
-        store::{Way, bucket},
+        conversation::{in_seconds, mapped},
+        store::{LEAST, Way, bucket},
         tables::{NameTables, Store},
     },
     packet::{icmp, parsed::ParsedPacket, quoted::Quote, tuple::FlowTuple},

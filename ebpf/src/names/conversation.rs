@@ -5,7 +5,7 @@ use crate::{
     layout::{NameEntry, Settings},
     names::{
         name,
-        store::{self, ATTEMPTS},
+        store::{self, ATTEMPTS, LEAST},
         tables::{NameTables, Store},
         work::{MESSAGE, Work},
     },
@@ -25,8 +25,6 @@ const HEADER: u32 = 12;
 pub const RECORDS: u32 = 64;
 /// Seconds within which an answer must follow its question.
 const ANSWER_WITHIN: u64 = 10;
-/// Seconds that an address is recorded for at least.
-pub(crate) const LEAST: u32 = 60;
 /// Seconds that an address is recorded for at most: a week, which no resolver exceeds.
 pub const MOST: u32 = 7 * 24 * 3600;
 

@@ -12,7 +12,6 @@ use crate::{
         LEARNED_BUCKETS, NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, QUESTION_BUCKETS, Settings,
     },
     names::{
-        conversation::LEAST,
         tables::{NameTables, Store},
         work::{Victim, Work},
     },
@@ -21,6 +20,8 @@ use crate::{
 /// Attempts to claim an entry that other writers change too.
 pub(crate) const ATTEMPTS: u32 = 4;
 
+/// Seconds that an address is recorded for at least.
+pub(crate) const LEAST: u32 = 60;
 /// Seconds after which an address past its time gives way to others, though an open connection may still need it.
 const QUIET: u64 = 3600;
 
