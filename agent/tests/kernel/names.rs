@@ -220,6 +220,8 @@ fn nanoseconds_per_packet_with_names() {
         for (what, to) in [("to the resolver", DNS[0]), ("to the address", found)] {
             let syn = tcp_header(41_000, 443, TCP_SYN);
             assert!(!judge(&mut world, Direction::Egress, to, TCP, &syn).is_drop(), "{to}");
+            let syn_ack = tcp_header(443, 41_000, TCP_SYN | TCP_ACK);
+            assert!(!judge(&mut world, Direction::Ingress, to, TCP, &syn_ack).is_drop(), "{to}");
             let ack = packet(Direction::Egress, to, TCP, &tcp_header(41_000, 443, TCP_ACK));
             let took = fastest(&mut world, Direction::Egress, &ack, None);
             println!("{case}, an open connection {what}: {took} ns");
