@@ -162,8 +162,8 @@ impl Agent {
         let mut attacher = Attacher::new(&pins.links(), mode)?;
         // Where all veths were judged before, one without a program belongs to a pod that started since. So it does where
         // an agent has begun to load its programs for a kept state since the boot.
-        let began = attacher.closing().was_pinned() && !start::remembered(config).is_empty();
-        let all = (pins.has_tables() || began) && config.hooks.node_devices == NodeDevices::Auto;
+        let began = || attacher.closing().was_pinned() && !start::remembered(config).is_empty();
+        let all = config.hooks.node_devices == NodeDevices::Auto && (pins.has_tables() || began());
         let guard = Guard::start(attacher.closing().clone(), veths, all);
         let guard = guard.context("cannot watch for new interfaces")?;
         let pinned = PinnedState::read(&pins)?;

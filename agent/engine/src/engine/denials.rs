@@ -34,6 +34,9 @@ pub fn denials(engine: &Engine, dropped: BTreeMap<u32, Vec<Line>>) -> Denials {
         let Some(pod) = pod_of(compiler, endpoint).filter(asks) else { continue };
         wanted.extend(lines.into_iter().enumerate().map(|(n, line)| (n, pod.clone(), line)));
     }
+    if wanted.is_empty() {
+        return Denials { all: Vec::new(), nodes: cluster.nodes().len() };
+    }
     wanted.sort_by_key(|(number, ..)| *number);
     // Namespaces in turns, in a new order each time: there may be more than [`EXPLAINED`] of them.
     let order = RandomState::new();

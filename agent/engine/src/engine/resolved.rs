@@ -14,7 +14,7 @@ impl Reconciler {
     ///
     /// # Errors
     /// The table or the clock cannot be read.
-    pub(super) fn resolved(&self) -> Result<Resolved, GenerationError> {
+    fn resolved(&self) -> Result<Resolved, GenerationError> {
         let mut resolved = Resolved::default();
         let active = self.dataplane.active();
         let (Some(generation), Some(settings)) = (active.generation(), active.settings()) else {
