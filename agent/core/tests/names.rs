@@ -13,7 +13,7 @@ use netpold_ebpf::layout::RESOLVER_SLOTS;
 use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_SYN, UDP};
 use netpold_ebpf::reason::Reason;
 use netpold_testkit::flows::{FlowTables, HZ};
-use netpold_testkit::frames::{frame, ipv4_between, ipv6_between, tcp as tcp_header, udp};
+use netpold_testkit::frames::{frame, ip_between, tcp as tcp_header, udp};
 use netpold_testkit::names::{Record, answer, message, query, wire};
 use netpold_testkit::node::NodeTables;
 use netpold_testkit::objects::{
@@ -102,19 +102,11 @@ impl Net {
             (false, n) => ip(&format!("10.0.0.{n}")),
             (true, n) => ip(&format!("fd00::{n}")),
         };
-        let ends = match direction {
+        let (from, to) = match direction {
             Direction::Egress => (own, ip(remote)),
             Direction::Ingress => (ip(remote), own),
         };
-        let packet = match ends {
-            (IpAddr::V4(from), IpAddr::V4(to)) => {
-                ipv4_between([from.octets(), to.octets()], protocol, &[], 0, data)
-            }
-            (IpAddr::V6(from), IpAddr::V6(to)) => {
-                ipv6_between([from.octets(), to.octets()], protocol, 64, data)
-            }
-            _ => unreachable!("one family"),
-        };
+        let packet = ip_between(from, to, protocol, data);
         let came_from = if direction == Direction::Egress { ifindex } else { UPLINK };
         let hook = Hook { ifindex, ingress_ifindex: came_from };
         let tables = NodeTables { policy: &self.world.tables, flows: &self.flows };

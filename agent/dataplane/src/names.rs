@@ -179,7 +179,8 @@ pub(super) fn resolutions(
 }
 
 /// An address as in an IPv6 header, IPv4 as `::ffff:0:0/96`.
-fn mapped(address: IpAddr) -> [u8; 16] {
+#[must_use]
+pub fn mapped(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
         IpAddr::V6(address) => address.octets(),

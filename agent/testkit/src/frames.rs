@@ -1,5 +1,7 @@
 //! Frames, byte by byte.
 
+use std::net::IpAddr;
+
 use bytes::BufMut;
 
 /// An address family, with the addresses of the test pod, a client and a server.
@@ -141,6 +143,23 @@ pub fn ip(family: Family, from: Who, to: Who, protocol: u8, data: &[u8]) -> Vec<
     match family {
         Family::V4 => ipv4(from, to, protocol, &[], 0, data),
         Family::V6 => ipv6(from, to, protocol, 64, data),
+    }
+}
+
+/// A plain IP packet between addresses of one family, without Ethernet header.
+///
+/// # Panics
+/// The addresses are of two families.
+#[must_use]
+pub fn ip_between(from: IpAddr, to: IpAddr, protocol: u8, data: &[u8]) -> Vec<u8> {
+    match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            ipv4_between([from.octets(), to.octets()], protocol, &[], 0, data)
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            ipv6_between([from.octets(), to.octets()], protocol, 64, data)
+        }
+        _ => panic!("{from} and {to} are of two families"),
     }
 }
 

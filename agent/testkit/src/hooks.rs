@@ -16,7 +16,7 @@ use netpold_ebpf::xdp::uplink::Scope;
 use netpold_ebpf::xdp::{pod, uplink};
 
 use crate::flows::FlowTables;
-use crate::frames::{self, Family, ipv4_between, ipv6_between, vlan};
+use crate::frames::{self, Family, ip_between, vlan};
 use crate::memory::MemoryTables;
 use crate::node::{NodeTables, Plain};
 use netpold_core::model::Direction;
@@ -240,15 +240,7 @@ impl Path<'_> {
             Direction::Egress => (self.local, self.begun.remote),
         };
         let protocol = self.begun.protocol;
-        let packet = match (from, to) {
-            (IpAddr::V4(from), IpAddr::V4(to)) => {
-                ipv4_between([from.octets(), to.octets()], protocol, &[], 0, &data)
-            }
-            (IpAddr::V6(from), IpAddr::V6(to)) => {
-                ipv6_between([from.octets(), to.octets()], protocol, 64, &data)
-            }
-            _ => panic!("a flow has one family"),
-        };
+        let packet = ip_between(from, to, protocol, &data);
         let tags: &[u16] = if self.begun.port & 1 != 0 { &[0x8100] } else { &[] };
         vlan(tags, &frames::frame(&packet))
     }

@@ -1,6 +1,5 @@
 //! Domain names: conversations with resolvers, and connections to resolved addresses, in the kernel and on the host.
 
-use std::net::IpAddr;
 use std::os::fd::AsFd;
 
 use netpold_core::model::{
@@ -10,7 +9,7 @@ use netpold_dataplane::bpf::test_run::{Run, run};
 use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_SYN, UDP};
 use netpold_ebpf::reason::Reason;
 use netpold_testkit::flows::FlowTables;
-use netpold_testkit::frames::{frame, ipv4_between, ipv6_between, tcp as tcp_header, udp};
+use netpold_testkit::frames::{frame, ip_between, tcp as tcp_header, udp};
 use netpold_testkit::names::{Record, answer, query, wire};
 use netpold_testkit::node::NodeTables;
 use netpold_testkit::objects::{
@@ -89,20 +88,11 @@ fn judge(world: &mut World, direction: Direction, remote: &str, kind: u8, data: 
 /// A frame between the pod and a remote address.
 fn packet(direction: Direction, remote: &str, kind: u8, data: &[u8]) -> Vec<u8> {
     let own = ip(OWN[usize::from(remote.contains(':'))]);
-    let ends = match direction {
+    let (from, to) = match direction {
         Direction::Egress => (own, ip(remote)),
         Direction::Ingress => (ip(remote), own),
     };
-    let packet = match ends {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            ipv4_between([from.octets(), to.octets()], kind, &[], 0, data)
-        }
-        (IpAddr::V6(from), IpAddr::V6(to)) => {
-            ipv6_between([from.octets(), to.octets()], kind, 64, data)
-        }
-        _ => unreachable!("one family"),
-    };
-    frame(&packet)
+    frame(&ip_between(from, to, kind, data))
 }
 
 /// Sends one question, or none, and delivers one answer, of which one in five is wrong in some way.

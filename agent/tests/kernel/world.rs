@@ -1,6 +1,5 @@
 //! One pod's tables, in the kernel and in plain memory; both judge every packet.
 
-use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 
 use aya::{
@@ -108,11 +107,8 @@ impl World {
             hash_map::<NameKey>(bpf, "NAMES").insert(key, groups, 0).expect("NAMES");
         }
         for resolver in &host.policy.resolvers {
-            let octets = match resolver {
-                IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-                IpAddr::V6(address) => address.octets(),
-            };
-            hash_map::<[u8; 16]>(bpf, "RESOLVERS").insert(octets, 1_u32, 0).expect("RESOLVERS");
+            let mut resolvers = hash_map::<[u8; 16]>(bpf, "RESOLVERS");
+            resolvers.insert(names::mapped(*resolver), 1_u32, 0).expect("RESOLVERS");
         }
         self.write_endpoint();
     }
