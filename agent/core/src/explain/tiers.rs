@@ -67,10 +67,7 @@ impl Traffic<'_> {
         let rules = policy.rules(self.direction).iter().enumerate().take(before);
         rules.filter_map(move |(index, rule)| {
             self.port_hit(&rule.matches)?;
-            let names = rule.matches.peers.iter().flatten().filter_map(|peer| match peer {
-                Peer::Domain(name) => Some(name.to_string()),
-                Peer::Block(_) | Peer::Nodes(_) | Peer::Pods { .. } => None,
-            });
+            let names = rule.matches.domain_names().map(ToString::to_string);
             let names: Vec<String> = names.take(text::TOLD).collect();
             let (number, name, names) = (index + 1, &policy.name, names.join(" or "));
             (!names.is_empty()).then(|| {

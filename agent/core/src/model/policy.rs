@@ -85,6 +85,16 @@ pub struct Rule {
     pub ports: Option<Vec<PortRule>>,
 }
 
+impl Rule {
+    /// Domain names among the peers.
+    pub fn domain_names(&self) -> impl Iterator<Item = &DomainName> {
+        self.peers.iter().flatten().filter_map(|peer| match peer {
+            Peer::Domain(name) => Some(name),
+            Peer::Pods { .. } | Peer::Block(_) | Peer::Nodes(_) => None,
+        })
+    }
+}
+
 /// One item of `from` or `to`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Peer {

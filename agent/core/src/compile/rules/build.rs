@@ -10,8 +10,8 @@ use crate::compile::rules::direction_policy::{DirectionPolicy, NameGroup, TierRu
 use crate::compile::sets::registry::Registry;
 use crate::compile::sets::set::{HairpinService, PeerSet};
 use crate::model::{
-    Action, ClusterPolicy, ClusterRule, Direction, DomainName, IpBlock, NamedPort, Peer, Policy,
-    PortMatch, PortRule, Protocol, Rule, Tier,
+    Action, ClusterPolicy, Direction, DomainName, IpBlock, NamedPort, Peer, Policy, PortMatch,
+    PortRule, Protocol, Rule, Tier,
 };
 use crate::ports::AllowedPorts;
 use crate::ports::blocks::BlockMap;
@@ -138,7 +138,7 @@ impl Builder<'_> {
                 }
                 let ports = self.ports_of(&rule.matches, draft);
                 let mark = AllowedPorts::mark(rules.len() as u32, self.tries);
-                let names: BTreeSet<DomainName> = domain_names(rule);
+                let names: BTreeSet<DomainName> = rule.matches.domain_names().cloned().collect();
                 if !names.is_empty() && rule.action == Action::Accept && policy.tier == Tier::Admin
                 {
                     // Rules without another in between, and with the same ports, decide alike.
@@ -227,14 +227,4 @@ impl Builder<'_> {
             }
         }
     }
-}
-
-/// Domain names among the peers of a rule.
-fn domain_names(rule: &ClusterRule) -> BTreeSet<DomainName> {
-    let peers = rule.matches.peers.iter().flatten();
-    let names = peers.filter_map(|peer| match peer {
-        Peer::Domain(name) => Some(name.clone()),
-        Peer::Pods { .. } | Peer::Block(_) | Peer::Nodes(_) => None,
-    });
-    names.collect()
 }
