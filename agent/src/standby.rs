@@ -219,6 +219,7 @@ impl Standby {
                 seen.insert(index, Some(Instant::now()));
                 new.push((index, true));
             }
+            VethChange::Changed(index) => closing.renamed(index),
             VethChange::Gone(index) => {
                 seen.remove(&index);
                 closing.forget(index);

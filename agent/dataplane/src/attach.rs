@@ -15,6 +15,7 @@ use std::fs;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::bpffs::remove_if_there;
@@ -202,9 +203,13 @@ impl Attacher {
     /// # Errors
     /// The kernel refuses; [`AttachError::is_gone`]: no such interface.
     pub fn put_first(&mut self, program: BorrowedFd<'_>, hook: Hook) -> Result<(), AttachError> {
-        match &mut self.backend {
-            Backend::Tcx { links, held } => put_first_tcx(links, held, program, hook),
-            Backend::Clsact(clsact) => clsact.put_first(program, hook),
+        let watcher = self.watcher(hook);
+        match (&mut self.backend, watcher) {
+            (Backend::Tcx { links, held }, Some(watcher)) => {
+                put_first_tcx(links, &watcher, held, program, hook)
+            }
+            (Backend::Clsact(clsact), _) => clsact.put_first(program, hook),
+            (Backend::Tcx { .. }, None) => Ok(()),
         }
         .map_err(at("moving to the front", hook))
     }
@@ -237,14 +242,7 @@ impl Attacher {
             return Ok(());
         };
         let path = links.join(hook.file_name());
-        let mut promote = || {
-            let Some(link) = open(&watcher)? else { return Ok(()) };
-            let former = open(&path)?;
-            fs::rename(&watcher, &path)?;
-            held.insert(hook, link);
-            former.map_or(Ok(()), |former| sys::link_detach(former.as_fd()))
-        };
-        promote().map_err(at("promoting", hook))
+        promote_tcx(&path, &watcher, held, hook).map_err(at("promoting", hook))
     }
 
     /// Where a link is pinned that this process runs in front of another; `None` below clsact.
@@ -297,8 +295,9 @@ impl Attacher {
     /// # Errors
     /// The pins or the filters cannot be listed.
     pub fn attached(&mut self) -> Result<Vec<Attached>, AttachError> {
+        self.closing.barriers.lower_overdue();
         let mut attached = match &mut self.backend {
-            Backend::Tcx { links, held } => list_tcx(links, held),
+            Backend::Tcx { links, held } => list_tcx(links, held, &self.closing),
             Backend::Clsact(clsact) => clsact.attached(),
         }
         .map_err(|cause| AttachError {
@@ -368,19 +367,34 @@ fn attach_tcx(
     result
 }
 
-/// The kernel cannot move a link, and takes no program twice at a hook.
+/// The kernel cannot move a link, and takes no program twice at a hook: a relay's link in front takes the place of the
+/// former link, and then the program.
 fn put_first_tcx(
     links: &Path,
+    watcher: &Path,
     held: &mut BTreeMap<Hook, OwnedFd>,
     program: BorrowedFd<'_>,
     hook: Hook,
 ) -> io::Result<()> {
     let relay = Relay::to(program)?;
     let front = sys::tcx_link_create(relay.as_fd(), hook.ifindex, hook.tcx_type())?;
-    detach_tcx(&links.join(hook.file_name()))?;
-    held.remove(&hook).map_or(Ok(()), |link| sys::link_detach(link.as_fd()))?;
-    attach_tcx(links, held, program, hook)?;
-    sys::link_detach(front.as_fd())
+    sys::obj_pin(front.as_fd(), watcher)?;
+    promote_tcx(&links.join(hook.file_name()), watcher, held, hook)?;
+    sys::link_update(front.as_fd(), program)
+}
+
+/// Moves the pin of the link in front to that of the hook's link, then detaches the former link.
+fn promote_tcx(
+    path: &Path,
+    watcher: &Path,
+    held: &mut BTreeMap<Hook, OwnedFd>,
+    hook: Hook,
+) -> io::Result<()> {
+    let Some(link) = open(watcher)? else { return Ok(()) };
+    let pinned = open(path)?;
+    fs::rename(watcher, path)?;
+    let former = [pinned, held.insert(hook, link)];
+    former.iter().flatten().try_for_each(|former| sys::link_detach(former.as_fd()))
 }
 
 fn pin(link: &OwnedFd, path: &Path) -> io::Result<()> {
@@ -397,14 +411,20 @@ fn detach_tcx(path: &Path) -> io::Result<()> {
     remove_if_there(path)
 }
 
-fn list_tcx(links: &Path, held: &mut BTreeMap<Hook, OwnedFd>) -> io::Result<Vec<Attached>> {
+fn list_tcx(
+    links: &Path,
+    held: &mut BTreeMap<Hook, OwnedFd>,
+    closing: &Closing,
+) -> io::Result<Vec<Attached>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(links)? {
         let entry = entry?;
         let Some(hook) = entry.file_name().to_str().and_then(Hook::from_file_name) else {
             continue;
         };
-        let Some(link) = open(&entry.path())? else { continue };
+        let path = entry.path();
+        let Ok(pin) = fs::metadata(&path) else { continue };
+        let Some(link) = open(&path)? else { continue };
         let info = sys::tcx_info(link.as_fd())?;
         if hook.has(info) {
             let programs = match sys::programs(hook.ifindex, hook.tcx_type()) {
@@ -416,7 +436,7 @@ fn list_tcx(links: &Path, held: &mut BTreeMap<Hook, OwnedFd>) -> io::Result<Vec<
             found.push(Attached { hook, program: info.program, ahead });
         } else {
             held.remove(&hook);
-            detach_tcx(&entry.path())?;
+            closing.remove_pin(hook, &path, pin.ino())?;
         }
     }
     Ok(found)

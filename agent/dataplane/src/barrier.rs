@@ -8,8 +8,8 @@
 //! A barrier is a base chain of family netdev with the policy drop, at the ingress or egress (kernel 5.16,
 //! `CONFIG_NETFILTER_EGRESS`) of one device, in a table of netpold. It outlives the process.
 
-use std::collections::BTreeSet;
-use std::ffi::CStr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, CString};
 use std::io;
 use std::sync::Mutex;
 
@@ -42,7 +42,15 @@ const PRIORITY: i32 = i32::MIN + 1;
 /// The barriers of this network namespace.
 #[derive(Debug)]
 pub(super) struct Barriers {
-    raised: Mutex<BTreeSet<Hook>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Hooks with a barrier, each with the name of its device; `None`: another process has raised it.
+    raised: BTreeMap<Hook, Option<CString>>,
+    /// Hooks whose barrier could not be removed.
+    overdue: BTreeSet<Hook>,
 }
 
 impl Barriers {
@@ -52,12 +60,13 @@ impl Barriers {
             tracing::debug!(%error, "no nftables: new veths are closed by TC alone");
             BTreeSet::new()
         });
-        Self { raised: Mutex::new(found) }
+        let raised = found.into_iter().map(|hook| (hook, None)).collect();
+        Self { state: Mutex::new(State { raised, ..State::default() }) }
     }
 
     /// The hooks with a barrier.
     pub(super) fn hooks(&self) -> BTreeSet<Hook> {
-        lock(&self.raised).clone()
+        lock(&self.state).raised.keys().copied().collect()
     }
 
     /// Drops every packet at a hook until [`Barriers::lower`].
@@ -65,35 +74,69 @@ impl Barriers {
     /// # Errors
     /// The kernel has no such chains, or the interface is gone.
     pub(super) fn raise(&self, hook: Hook) -> io::Result<()> {
-        let mut raised = lock(&self.raised);
-        if raised.contains(&hook) {
+        let mut state = lock(&self.state);
+        if state.raised.contains_key(&hook) && !state.overdue.contains(&hook) {
             return Ok(());
         }
+        state.raise(hook, device_name(hook.ifindex)?)
+    }
+
+    /// Raises the barrier of a hook again if its device has another name.
+    ///
+    /// # Errors
+    /// As [`Barriers::raise`].
+    pub(super) fn rename(&self, hook: Hook) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        let Some(former) = state.raised.get(&hook) else { return Ok(()) };
         let device = device_name(hook.ifindex)?;
-        let table = (NEW_TABLE, NLM_F_CREATE, NETDEV, name(NFTA_TABLE_NAME, TABLE));
-        let chain = new_chain(hook, &device);
-        match nftables::change(&[table, chain]) {
-            // A barrier of another process.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            result => result?,
-        }
-        raised.insert(hook);
-        Ok(())
+        if former.as_ref() == Some(&device) { Ok(()) } else { state.raise(hook, device) }
     }
 
     /// Removes the barrier of a hook, if there is one.
     pub(super) fn lower(&self, hook: Hook) {
-        let mut raised = lock(&self.raised);
-        if !raised.contains(&hook) {
+        lock(&self.state).lower(hook);
+    }
+
+    /// Removes the barriers whose removal failed before.
+    pub(super) fn lower_overdue(&self) {
+        let mut state = lock(&self.state);
+        std::mem::take(&mut state.overdue).into_iter().for_each(|hook| state.lower(hook));
+    }
+}
+
+impl State {
+    fn raise(&mut self, hook: Hook, device: CString) -> io::Result<()> {
+        let table = (NEW_TABLE, NLM_F_CREATE, NETDEV, name(NFTA_TABLE_NAME, TABLE));
+        let chain = || new_chain(hook, &device);
+        match nftables::change(&[table.clone(), chain()]) {
+            // A barrier of another process, or of the device's former name.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                nftables::change(&[table, delete_chain(hook), chain()])?;
+            }
+            result => result?,
+        }
+        self.overdue.remove(&hook);
+        self.raised.insert(hook, Some(device));
+        Ok(())
+    }
+
+    fn lower(&mut self, hook: Hook) {
+        if !self.raised.contains_key(&hook) {
             return;
         }
-        match nftables::change(&[(DELETE_CHAIN, 0, NETDEV, chain_name(hook))]) {
+        match nftables::change(&[delete_chain(hook)]) {
             // Kernels remove the chain of a device that is gone.
-            Err(error) if error.kind() != io::ErrorKind::NotFound => tracing::warn!(
-                %error, ifindex = hook.ifindex, direction = %hook.direction,
-                "an interface stays closed: its nftables chain cannot be removed; tried again"
-            ),
-            _ => _ = raised.remove(&hook),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(
+                    %error, ifindex = hook.ifindex, direction = %hook.direction,
+                    "an interface stays closed: its nftables chain cannot be removed; tried again"
+                );
+                self.overdue.insert(hook);
+            }
+            _ => {
+                self.raised.remove(&hook);
+                self.overdue.remove(&hook);
+            }
         }
     }
 }
@@ -144,6 +187,10 @@ fn new_chain(hook: Hook, device: &CStr) -> NetfilterChange {
     (NEW_CHAIN, NLM_F_CREATE | NLM_F_EXCL, NETDEV, parts.concat())
 }
 
+fn delete_chain(hook: Hook) -> NetfilterChange {
+    (DELETE_CHAIN, 0, NETDEV, chain_name(hook))
+}
+
 fn chain_name(hook: Hook) -> Vec<u8> {
     let mut chain = hook.file_name().into_bytes();
     chain.push(0);
@@ -155,6 +202,6 @@ fn name(kind: u16, value: &CStr) -> Vec<u8> {
 }
 
 /// Returns the name of an interface; needs no RTNL lock.
-fn device_name(ifindex: u32) -> io::Result<std::ffi::CString> {
+fn device_name(ifindex: u32) -> io::Result<CString> {
     nix::net::if_::if_indextoname(ifindex).map_err(Into::into)
 }

@@ -4,8 +4,10 @@
 //! The engine's programs replace the closing one in one step. If the agent ends in between, the veth stays closed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -117,6 +119,12 @@ impl Claims {
         if state.taken.contains(&hook) { Ok(()) } else { act() }
     }
 
+    /// Calls `act` unless a guard is closing the hook; guards wait meanwhile.
+    fn unless_closing(&self, hook: Hook, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let state = lock(&self.state);
+        if state.closing.contains(&hook) { Ok(()) } else { act() }
+    }
+
     /// Whether a guard may close a hook; then [`Claims::end`] must follow. `is_new`: the engine took the hook of
     /// another interface with this index.
     fn begin(&self, hook: Hook, is_new: bool) -> bool {
@@ -210,12 +218,23 @@ impl Closing {
         self.barriers.hooks()
     }
 
+    /// Removes the pin of a link that is attached nowhere, by the number of its inode. A guard may have replaced it by
+    /// the pin of a new interface's link.
+    pub(super) fn remove_pin(&self, hook: Hook, path: &Path, inode: u64) -> io::Result<()> {
+        self.claims.unless_closing(hook, || match fs::metadata(path) {
+            Ok(found) if found.ino() == inode => remove_if_there(path),
+            _ => Ok(()),
+        })
+    }
+
     /// Drops every packet at an interface's hooks without a program at once, until they have one. [`Closing::close`] must
-    /// follow. Below clsact, where it does not wait for a grace period, nothing else is needed.
+    /// follow.
     ///
-    /// `is_new`: the interface has just appeared, so that a pinned link is of a former one with this index.
+    /// `is_new`: the interface has just appeared, so that a pinned link is of a former one with this index. Below clsact
+    /// only such interfaces are barred: whether another one has a filter is found by a query, which waits for the RTNL
+    /// lock as the closing does.
     pub fn bar(&self, ifindex: u32, is_new: bool) {
-        if self.mode == Mode::Clsact {
+        if self.mode == Mode::Clsact && !is_new {
             return;
         }
         // Packets to the pod come before those that it sends.
@@ -225,6 +244,16 @@ impl Closing {
             let is_judged = || !is_new && self.links.join(hook.file_name()).exists();
             let raise = || if is_judged() { Ok(()) } else { self.barriers.raise(hook) };
             if let Err(error) = self.claims.unless_taken(hook, raise) {
+                tracing::debug!(%error, ifindex, "no barrier: the interface is closed by TC alone");
+            }
+        }
+    }
+
+    /// Keeps the barriers of an interface whose name may have changed, which ends them from kernel 6.16 on.
+    pub fn renamed(&self, ifindex: u32) {
+        for direction in Direction::BOTH {
+            let hook = Hook { ifindex, direction };
+            if let Err(error) = self.barriers.rename(hook) {
                 tracing::debug!(%error, ifindex, "no barrier: the interface is closed by TC alone");
             }
         }

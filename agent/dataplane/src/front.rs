@@ -5,8 +5,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use crate::bpf::sys::{self, instruction};
 
-/// `TCX_NEXT`, `TC_ACT_UNSPEC`
-const NEXT: i32 = -1;
 /// `TCX_DROP`, `TC_ACT_SHOT`
 const DROP: i32 = 2;
 
@@ -24,10 +22,12 @@ pub(super) fn closed() -> io::Result<OwnedFd> {
 }
 
 /// A program with the effect of another one, since a TCX hook takes no program twice.
+///
+/// The kernel empties the map of the tail call once no process and no pin has it. The relay drops every packet then.
 #[derive(Debug)]
 pub(super) struct Relay {
     program: OwnedFd,
-    /// Map of the tail call, kept so that the kernel does not empty it.
+    /// Map of the tail call.
     _target: OwnedFd,
 }
 
@@ -40,7 +40,7 @@ impl Relay {
             0,
             instruction(RESULT, 3, 0, 0, 0),
             instruction(CALL, 0, 0, 0, TAIL_CALL),
-            instruction(RESULT, 0, 0, 0, NEXT),
+            instruction(RESULT, 0, 0, 0, DROP),
             instruction(EXIT, 0, 0, 0, 0),
         ];
         Ok(Self { program: sys::classifier(&code)?, _target: target })

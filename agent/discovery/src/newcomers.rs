@@ -90,6 +90,8 @@ pub enum VethChange {
     Existing(u32),
     /// A veth appeared, or its peer moved to another namespace.
     New(u32),
+    /// An attribute of a veth changed, such as its name.
+    Changed(u32),
     /// An interface of any kind left the namespace, or the peer of a veth moved into it.
     Gone(u32),
 }
@@ -203,7 +205,8 @@ impl Known {
             OutsideVeth::Left { index, peer } => vec![self.gone(index), self.appeared(peer)],
             OutsideVeth::Gone(index) => vec![self.gone(index)],
             OutsideVeth::Home(peer) if self.known.contains(&peer) => vec![self.gone(peer)],
-            OutsideVeth::There(_) | OutsideVeth::Home(_) => Vec::new(),
+            OutsideVeth::There(index) => vec![VethChange::Changed(index)],
+            OutsideVeth::Home(_) => Vec::new(),
         }
     }
 
@@ -296,6 +299,7 @@ impl Guard {
                         closers.close(ifindex, false, &());
                     }
                     VethChange::Existing(_) => {}
+                    VethChange::Changed(ifindex) => closing.renamed(ifindex),
                     VethChange::Gone(ifindex) => closing.forget(ifindex),
                 });
                 is_first = false;
@@ -321,7 +325,7 @@ fn wait(veths: &Veths, stopped: &UnixStream) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::VethChange::{Existing, Gone, New};
+    use super::VethChange::{Changed, Existing, Gone, New};
     use super::*;
 
     fn set<const N: usize>(indexes: [u32; N]) -> BTreeSet<u32> {
@@ -336,13 +340,13 @@ mod tests {
     fn events_do_not_wait_for_the_first_listing() {
         let mut known = known([1, 2, 3]);
         assert_eq!(known.event(OutsideVeth::There(2)), [Existing(2)]);
-        assert_eq!(known.event(OutsideVeth::There(2)), [], "a change");
+        assert_eq!(known.event(OutsideVeth::There(2)), [Changed(2)]);
         assert_eq!(known.event(OutsideVeth::There(4)), [New(4)]);
         assert_eq!(known.event(OutsideVeth::Gone(3)), [Gone(3)]);
         // The listing began before the two events. Interface 1 is no veth, 5 appeared before the listener.
         assert_eq!(known.listed(&set([2, 3, 5])), [New(5), Gone(1)]);
         assert_eq!(known.event(OutsideVeth::There(3)), [New(3)], "another veth with this index");
-        assert_eq!(known.event(OutsideVeth::There(4)), []);
+        assert_eq!(known.event(OutsideVeth::There(4)), [Changed(4)]);
     }
 
     #[test]

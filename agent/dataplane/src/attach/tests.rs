@@ -386,15 +386,74 @@ fn a_new_interface_is_closed_once_the_engine_leaves_the_former_one() {
 
 #[test]
 fn a_barrier_closes_until_a_program_is_attached() {
+    for mode in MODES {
+        isolated(|pins| {
+            let guard = Closing::new(pins.to_owned(), mode);
+            let found = || Closing::new(pins.to_owned(), mode).barred_hooks();
+            guard.bar(1, true);
+            assert!(!delivers(), "{mode}: barred");
+            assert_eq!((guard.barred_hooks(), found()), (LOOPBACK.into(), LOOPBACK.into()));
+            LOOPBACK.into_iter().for_each(|hook| guard.close(hook, true));
+            assert!(!delivers(), "{mode}: closed by the program");
+            assert_eq!((guard.barred_hooks(), found()), ([].into(), [].into()));
+        });
+    }
+}
+
+#[test]
+fn a_barrier_stays_when_its_interface_gets_another_name() {
     isolated(|pins| {
         let guard = Closing::new(pins.to_owned(), Mode::Tcx);
-        let found = || Closing::new(pins.to_owned(), Mode::Tcx).barred_hooks();
+        guard.renamed(1);
+        assert_eq!(guard.barred_hooks(), [].into(), "no barrier to keep");
         guard.bar(1, false);
-        assert!(!delivers(), "barred");
-        assert_eq!((guard.barred_hooks(), found()), (LOOPBACK.into(), LOOPBACK.into()));
-        LOOPBACK.into_iter().for_each(|hook| guard.close(hook, false));
-        assert!(!delivers(), "closed by the program");
-        assert_eq!((guard.barred_hooks(), found()), ([].into(), [].into()));
+        run("ip link set lo down");
+        run("ip link set lo name other");
+        run("ip link set other up");
+        guard.renamed(1);
+        assert!(!delivers());
+        assert_eq!(guard.barred_hooks(), LOOPBACK.into());
+        guard.forget(1);
+        assert!(delivers());
+    });
+}
+
+#[test]
+fn a_barrier_that_cannot_be_removed_is_removed_later() {
+    isolated(|pins| {
+        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        attacher.closing().bar(1, false);
+        without_rights(|| attacher.closing().forget(1));
+        assert_eq!(attacher.closing().barred_hooks(), LOOPBACK.into());
+        attacher.attached().unwrap();
+        assert_eq!(attacher.closing().barred_hooks(), [].into());
+        assert!(delivers());
+    });
+}
+
+/// Calls `act` without the effective capabilities of root, in this thread only.
+fn without_rights(act: impl FnOnce()) {
+    let become_user = |user: libc::uid_t| {
+        // SAFETY: the system call takes three numbers; the C library's function would change all threads.
+        let result = unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) };
+        assert_eq!(result, 0);
+    };
+    become_user(65534);
+    act();
+    become_user(0);
+}
+
+/// As after the end of an agent while it puts its program first.
+#[test]
+fn a_relay_without_its_target_drops() {
+    isolated(|_| {
+        let target = classifier(NEXT);
+        let relay = Relay::to(target.as_fd()).unwrap();
+        let _link = sys::tcx_link_create(relay.as_fd(), 1, LOOPBACK[1].tcx_type()).unwrap();
+        assert!(delivers());
+        drop(relay);
+        // The kernel empties the map from a queue of work.
+        while delivers() {}
     });
 }
 
