@@ -189,7 +189,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "NUMBER", env = "NETPOLD_REJECT_RATE", default_value = "100",
         value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub reject_rate: u32,
-    /// Most answers to denied packets in a second at all pods of the node together
+    /// Most answers to denied packets in a second at all pods of the node together, without the first five at each pod
     #[arg(long, value_name = "NUMBER", env = "NETPOLD_REJECT_NODE_RATE", default_value = "2000",
         value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub reject_node_rate: u32,

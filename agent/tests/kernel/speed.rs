@@ -67,6 +67,8 @@ fn nanoseconds_per_packet() {
         world.set_rows(INGRESS_ROW, EGRESS_ROW);
         let name = "denied, answers used up";
         report(family, name, fastest(&mut world, "netpold_ingress", &denied), empty);
+        let name = "forward, where denied packets are answered";
+        report(family, name, fastest(&mut world, "netpold_ingress", &forward), empty);
         world.host.endpoint_mut(IFINDEX).flags &= !EP_REJECT_INGRESS;
         world.set_rows(INGRESS_ROW, EGRESS_ROW);
         let denied = segment(Who::Stranger, p, (4000, 80), ACK);

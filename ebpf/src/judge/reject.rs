@@ -13,7 +13,8 @@
 //!   the packet came by.
 //!
 //! An answer is not longer than the denied packet and the headers in front of the quotation. Their number is limited by
-//! endpoint and by node.
+//! endpoint and by node. The first of each endpoint in a second ([`OWN`]) do not count for the node, so that no tenant's
+//! pods take all answers.
 
 use crate::{
     direction::Direction,
@@ -139,6 +140,9 @@ impl Sender for V6 {
     }
 }
 
+/// Number of an endpoint's answers in a second that do not count for the node.
+pub const OWN: u32 = 5;
+
 /// Whether a word still allows an answer in this second, of `most`. The word holds the start of the second in its upper
 /// half, and the number of taken answers in its lower half.
 ///
@@ -156,7 +160,7 @@ pub unsafe fn has_left<M: Memory>(
     next(unsafe { memory.load(word) }, now, settings) as u32 <= most
 }
 
-/// Takes one of the answers that a word still allows, see [`has_left`].
+/// Takes one of the answers that a word still allows, see [`has_left`]; returns its number in this second, from 1 on.
 ///
 /// # Safety
 /// As [`Memory::swap`].
@@ -167,13 +171,15 @@ pub unsafe fn take<M: Memory>(
     now: u32,
     settings: &Settings,
     most: u32,
-) -> bool {
+) -> Option<u32> {
     // SAFETY: as the caller promises.
     let before = unsafe { memory.load(word) };
     let after = next(before, now, settings);
+    let number = after as u32;
     // A swap that fails is another processor's answer: this packet then gets none.
     // SAFETY: as the caller promises.
-    after as u32 <= most && unsafe { memory.swap(word, before, after) == before }
+    let taken = number <= most && unsafe { memory.swap(word, before, after) == before };
+    taken.then_some(number)
 }
 
 /// The word after one more answer.

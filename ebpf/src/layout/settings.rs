@@ -70,7 +70,7 @@ pub struct Settings {
     pub isolates_egress: u32,
     /// Most answers to denied packets in a second, for each endpoint; 0: none.
     pub rejections: u32,
-    /// The same for all endpoints of the node together.
+    /// The same for all endpoints of the node together, without the first of each ([`OWN`](crate::judge::reject::OWN)).
     pub node_rejections: u32,
 }
 

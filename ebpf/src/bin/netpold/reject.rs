@@ -16,7 +16,7 @@ use aya_ebpf::{
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     endpoint::EndpointRef,
-    judge::reject::{self, Sender, Source},
+    judge::reject::{self, OWN, Sender, Source},
     layout::{ENDPOINT_SLOTS, REJECTION, Settings},
     packet::{
         family::{V4, V6},
@@ -213,17 +213,21 @@ fn has_left(maps: &Maps, slot: u32) -> bool {
     unsafe { reject::has_left(maps, word, maps.now(), settings, settings.rejections) }
 }
 
-/// Takes an answer of the endpoint's and of the node's number in this second.
+/// Takes an answer of the endpoint's number in this second, and of the node's unless it is one of the first.
 #[inline(always)]
 fn may_go(maps: &Maps, slot: u32) -> bool {
     let Some(settings) = maps.settings() else { return false };
     let Settings { rejections, node_rejections, .. } = *settings;
-    take(maps, settings, slot, rejections) && take(maps, settings, ENDPOINT_SLOTS, node_rejections)
+    match take(maps, settings, slot, rejections) {
+        None => false,
+        Some(number) if number <= OWN => node_rejections != 0,
+        Some(_) => take(maps, settings, ENDPOINT_SLOTS, node_rejections).is_some(),
+    }
 }
 
 #[inline(always)]
-fn take(maps: &Maps, settings: &Settings, index: u32, most: u32) -> bool {
-    let Some(word) = maps.element(&maps::REJECTIONS, index) else { return false };
+fn take(maps: &Maps, settings: &Settings, index: u32, most: u32) -> Option<u32> {
+    let word = maps.element(&maps::REJECTIONS, index)?;
     // SAFETY: a word of the map, which all writers change atomically.
     unsafe { reject::take(maps, word, maps.now(), settings, most) }
 }
