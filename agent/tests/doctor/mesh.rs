@@ -124,3 +124,66 @@ fn pods_that_are_in_no_mesh() {
     let sidecars = World { container: "{name: istio-proxy}, ", ..none };
     assert_eq!(sidecars.finds(&rules), [""; 0]);
 }
+
+/// A control plane with these labels, in a namespace `control`.
+fn control_plane(labels: &[&str]) -> String {
+    let mut objects =
+        "---\n{apiVersion: v1, kind: Namespace, metadata: {name: control}}\n".to_owned();
+    for (number, labels) in labels.iter().enumerate() {
+        objects.push_str(&format!(
+            "---\n{{apiVersion: v1, kind: Pod, metadata: {{name: c{number}, namespace: control, labels: {{{labels}}}}}, \
+             spec: {{nodeName: n1, containers: [{{name: c}}]}}, status: {{podIP: 10.0.1.{}}}}}\n",
+            number + 1
+        ));
+    }
+    objects + "---\n"
+}
+
+#[test]
+fn proxies_reach_their_control_plane() {
+    let istio = World { namespace: "", container: "{name: istio-proxy}, ", ..AMBIENT };
+    let istiod = &["app: istiod"][..];
+    let linkerd = &[
+        "linkerd.io/control-plane-component: identity",
+        "linkerd.io/control-plane-component: destination",
+    ][..];
+    let to = "to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: control}}}]";
+    let dns = "{ports: [{port: 53, protocol: UDP}]}";
+    let finds = |world: &World, control: &[&str], rules: &str| {
+        let spec = format!("podSelector: {{}}, policyTypes: [Egress], egress: [{rules}]");
+        let objects =
+            format!("{}{}{}", world.objects(), control_plane(control), policy("p", &spec));
+        let (_, report) = examine(&objects);
+        let found = places(&report);
+        found
+            .get("mesh-control-plane")
+            .map_or(Vec::new(), |it| it.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    for (world, control, ports) in
+        [(&istio, istiod, &[15012][..]), (&LINKERD, linkerd, &[8080, 8086, 8090])]
+    {
+        let lacks = |port| [format!("Pod x/p: no TCP {port} (NetworkPolicy x/p)")];
+        assert_eq!(finds(world, control, dns), lacks(ports[0]));
+        assert_eq!(finds(world, control, ""), lacks(ports[0]));
+        // Each of the ports is needed.
+        for missing in ports {
+            let others: String = ports
+                .iter()
+                .filter(|port| *port != missing)
+                .map(|port| format!(", {{{to}, ports: [{{port: {port}}}]}}"))
+                .collect();
+            assert_eq!(finds(world, control, &format!("{dns}{others}")), lacks(*missing));
+        }
+        for rules in [
+            "{}".to_owned(),
+            format!("{dns}, {{{to}}}"),
+            format!("{dns}, {{ports: [{{port: 1, endPort: 65535}}]}}"),
+            format!("{dns}, {{to: [{{ipBlock: {{cidr: 10.0.1.0/24}}}}]}}"),
+        ] {
+            assert_eq!(finds(world, control, &rules), [""; 0], "{rules}");
+        }
+        assert_eq!(finds(world, &[], dns), [""; 0], "the control plane is elsewhere");
+    }
+    assert_eq!(finds(&AMBIENT, istiod, dns), [""; 0]);
+    assert_eq!(finds(&istio, linkerd, dns), [""; 0]);
+}

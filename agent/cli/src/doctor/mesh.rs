@@ -1,7 +1,9 @@
-//! Check for pods of a service mesh with policies that lack the mesh's port.
+//! Checks for pods of a service mesh: policies without the mesh's port, or without a way to its control plane.
 //!
 //! Between members, the proxies send to a port of the mesh instead of the application's port: 15008 (HBONE) in Istio's
 //! ambient mode, 4143 in Linkerd. A rule for the application's port alone allows none of these packets.
+
+mod control_plane;
 
 use netpold_core::model::{Direction, Labels, Peer, PortMatch, PortRule, Protocol, Rule};
 
@@ -31,6 +33,7 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     if meshes.iter().all(Option::is_none) {
         return;
     }
+    control_plane::examine(objects, &meshes, found);
     // Sidecars use HBONE only towards members of ambient mode.
     let has_ambient = meshes.contains(&Some(Mesh::Ambient));
     let port = |mesh: Option<Mesh>| match mesh? {

@@ -1,0 +1,96 @@
+//! Check for pods with a mesh's proxy whose policies keep it from the mesh's control plane.
+//!
+//! A proxy gets its certificate and configuration from the control plane. Without them, the pod does not become ready.
+
+use netpold_core::explain::Verdict;
+use netpold_core::model::{Direction, Pod};
+use netpold_core::probe::IpProtocol;
+
+use super::super::details::Mesh;
+use super::super::finding::{Check, Findings, Severity};
+use super::super::objects::{Group, Named, Objects, pods_text};
+
+const MESH_CONTROL_PLANE: Check = Check {
+    name: "mesh-control-plane",
+    severity: Severity::Warning,
+    problem: "pods have a proxy of {}, and their policies do not allow it to reach the mesh's control plane: it gets no \
+              certificate, and the pods do not become ready",
+    fix: "add an egress rule to the control plane: Istio {to: [{namespaceSelector: {}, podSelector: {matchLabels: {app: \
+          istiod}}}], ports: [{port: 15012}]}, Linkerd {to: [{namespaceSelector: {}, podSelector: {matchExpressions: \
+          [{key: linkerd.io/control-plane-component, operator: Exists}]}}], ports: [{port: 8080}, {port: 8086}, {port: \
+          8090}]}",
+};
+
+const TCP: IpProtocol = IpProtocol(6);
+
+/// Component of a control plane that every proxy of the mesh connects to.
+struct Component {
+    mesh: &'static str,
+    /// Label of its pods.
+    label: [&'static str; 2],
+    /// TCP ports of its pods.
+    ports: &'static [u16],
+}
+
+const COMPONENTS: [Component; 3] = [
+    Component { mesh: "Istio", label: ["app", "istiod"], ports: &[15012] },
+    Component {
+        mesh: "Linkerd",
+        label: ["linkerd.io/control-plane-component", "identity"],
+        ports: &[8080],
+    },
+    Component {
+        mesh: "Linkerd",
+        label: ["linkerd.io/control-plane-component", "destination"],
+        ports: &[8086, 8090],
+    },
+];
+
+impl Component {
+    fn is(&self, group: &Group<'_>) -> bool {
+        let [key, value] = self.label;
+        group.labels.get(key).is_some_and(|found| found.as_str() == value)
+    }
+}
+
+/// Checks the groups with a proxy, by the mesh of each group. In Istio's ambient mode the node's proxy connects.
+pub(super) fn examine(objects: &Objects<'_>, meshes: &[Option<Mesh>], found: &mut Findings) {
+    for (group, mesh) in objects.groups.iter().zip(meshes) {
+        let mesh = match mesh {
+            Some(Mesh::Istio | Mesh::IstioHbone) => "Istio",
+            Some(Mesh::Linkerd) => "Linkerd",
+            Some(Mesh::Ambient) | None => continue,
+        };
+        let is_server = COMPONENTS.iter().any(|component| component.is(group));
+        let isolating = objects.isolating(group, Direction::Egress);
+        let Some(pod) = group.pods.first().filter(|_| !is_server && !isolating.is_empty()) else {
+            continue;
+        };
+        let of_mesh = COMPONENTS.iter().filter(|component| component.mesh == mesh);
+        let Some(port) = of_mesh.flat_map(|it| unreached(objects, pod, it)).next() else {
+            continue;
+        };
+        let policies: Vec<Named<'_>> =
+            isolating.iter().map(|(policy, _)| Named::policy(policy, objects.details)).collect();
+        let names: Vec<&str> = policies.iter().map(|named| named.text.as_str()).collect();
+        let place = format!("{}: no TCP {port} ({})", pods_text(group), names.join(", "));
+        let place =
+            policies.first().map_or_else(String::new, |it| it.with_source(place, "spec.egress"));
+        found.add_of(&MESH_CONTROL_PLANE, mesh, place);
+    }
+}
+
+/// Returns the ports of a component that a pod reaches at none of its pods. A component without a pod address is unknown.
+fn unreached(objects: &Objects<'_>, pod: &Pod, component: &Component) -> Vec<u16> {
+    let servers = objects.groups.iter().filter(|group| component.is(group));
+    let addresses: Vec<_> =
+        servers.flat_map(|group| &group.pods).flat_map(|pod| pod.all_addresses()).collect();
+    let allows = |port| {
+        addresses.iter().any(|address| {
+            let judged = objects.explainer.judge(&pod.key, Direction::Egress, *address, TCP, port);
+            judged.is_none_or(|judged| judged.verdict == Verdict::Allow)
+        })
+    };
+    let ports = component.ports.iter().copied();
+    ports.filter(|port| !addresses.is_empty() && !allows(*port)).collect()
+}
