@@ -262,10 +262,10 @@ impl Starts<'_> {
         Addresses::of(1 - node).first(self.layout.family)
     }
 
-    /// Returns the addresses of the pods of some kinds.
+    /// Returns the first addresses of the pods of some kinds.
     fn addresses(&self, kinds: &str) -> Result<BTreeSet<IpAddr>> {
         let selector = format!("kind in ({kinds})");
-        let addresses = "jsonpath={.items[*].status.podIPs[*].ip}";
+        let addresses = "jsonpath={.items[*].status.podIP}";
         let get = ["get", "pods", "-n", NAMESPACE, "-l", &selector, "-o", addresses];
         let told = wait("the API server", PATIENCE, || self.kubectl.run(&get))?;
         told.split_whitespace().map(|address| address.parse().context("an address")).collect()

@@ -34,6 +34,8 @@ pub struct Request {
     pub uri: String,
     /// HTTP status.
     pub code: u64,
+    /// Message of a refusal; empty if the request was granted.
+    pub message: String,
 }
 
 impl ApiServer {
@@ -77,5 +79,6 @@ fn request(event: &Value) -> Request {
         namespace: text(&object["namespace"]),
         uri: text(&event["requestURI"]),
         code: event["responseStatus"]["code"].as_u64().unwrap_or_default(),
+        message: text(&event["responseStatus"]["message"]),
     }
 }
