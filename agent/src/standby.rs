@@ -208,6 +208,7 @@ impl Standby {
     }
 
     fn take_events(&mut self) {
+        self.closing.lower_overdue();
         let Self { closing, seen, started_alone, .. } = self;
         let mut new = Vec::new();
         self.veths.changes(|change| match change {

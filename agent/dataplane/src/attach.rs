@@ -27,6 +27,8 @@ use crate::bpf::sys;
 
 /// Part of the pin name of a link that runs in front of another; without a dot, which bpffs refuses.
 const WATCHING: &str = "-before-";
+/// End of the pin name of a link on its way to the front, see [`Attacher::put_first`].
+const FIRST: &str = "-first";
 
 /// Failure to make, change or remove an attachment.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +82,8 @@ impl Attacher {
             Mode::Tcx => {
                 fs::create_dir_all(links)
                     .map_err(|e| failed("creating the directory of links", e))?;
+                detach_all(links, |name| name.ends_with(FIRST))
+                    .map_err(|e| failed("detaching links of an agent that ended", e))?;
                 Backend::Tcx { links: links.to_owned(), held: BTreeMap::new() }
             }
             Mode::Clsact => {
@@ -203,13 +207,10 @@ impl Attacher {
     /// # Errors
     /// The kernel refuses; [`AttachError::is_gone`]: no such interface.
     pub fn put_first(&mut self, program: BorrowedFd<'_>, hook: Hook) -> Result<(), AttachError> {
-        let watcher = self.watcher(hook);
-        match (&mut self.backend, watcher) {
-            (Backend::Tcx { links, held }, Some(watcher)) => {
-                put_first_tcx(links, &watcher, held, program, hook)
-            }
-            (Backend::Clsact(clsact), _) => clsact.put_first(program, hook),
-            (Backend::Tcx { .. }, None) => Ok(()),
+        self.take(hook);
+        match &mut self.backend {
+            Backend::Tcx { links, held } => put_first_tcx(links, held, program, hook),
+            Backend::Clsact(clsact) => clsact.put_first(program, hook),
         }
         .map_err(at("moving to the front", hook))
     }
@@ -242,7 +243,11 @@ impl Attacher {
             return Ok(());
         };
         let path = links.join(hook.file_name());
-        promote_tcx(&path, &watcher, held, hook).map_err(at("promoting", hook))
+        let mut promote = || match open(&watcher)? {
+            Some(link) => promote_tcx(&path, &watcher, held, link, hook),
+            None => Ok(()),
+        };
+        promote().map_err(at("promoting", hook))
     }
 
     /// Where a link is pinned that this process runs in front of another; `None` below clsact.
@@ -257,13 +262,7 @@ impl Attacher {
     /// The pins cannot be listed or removed.
     pub fn stop_watching(&self) -> io::Result<()> {
         let Backend::Tcx { links, .. } = &self.backend else { return Ok(()) };
-        for entry in fs::read_dir(links)? {
-            let entry = entry?;
-            if entry.file_name().to_string_lossy().contains(WATCHING) {
-                detach_tcx(&entry.path())?;
-            }
-        }
-        Ok(())
+        detach_all(links, |name| name.contains(WATCHING))
     }
 
     /// Removes our program from a hook. A missing program or interface is no error.
@@ -295,7 +294,7 @@ impl Attacher {
     /// # Errors
     /// The pins or the filters cannot be listed.
     pub fn attached(&mut self) -> Result<Vec<Attached>, AttachError> {
-        self.closing.barriers.lower_overdue();
+        self.closing.lower_overdue();
         let mut attached = match &mut self.backend {
             Backend::Tcx { links, held } => list_tcx(links, held, &self.closing),
             Backend::Clsact(clsact) => clsact.attached(),
@@ -358,6 +357,7 @@ fn attach_tcx(
             }
         }
         // The pin is of a former interface with this index.
+        held.remove(&hook);
         detach_tcx(&path)?;
     }
     let link = sys::tcx_link_create(program, hook.ifindex, hook.tcx_type())?;
@@ -369,30 +369,38 @@ fn attach_tcx(
 
 /// The kernel cannot move a link, and takes no program twice at a hook: a relay's link in front takes the place of the
 /// former link, and then the program.
+///
+/// If the agent ends before the second step, the relay drops all packets. The next agent detaches it or replaces its
+/// program.
 fn put_first_tcx(
     links: &Path,
-    watcher: &Path,
     held: &mut BTreeMap<Hook, OwnedFd>,
     program: BorrowedFd<'_>,
     hook: Hook,
 ) -> io::Result<()> {
+    let path = links.join(hook.file_name());
+    let first = links.join(format!("{}{FIRST}", hook.file_name()));
     let relay = Relay::to(program)?;
     let front = sys::tcx_link_create(relay.as_fd(), hook.ifindex, hook.tcx_type())?;
-    sys::obj_pin(front.as_fd(), watcher)?;
-    promote_tcx(&links.join(hook.file_name()), watcher, held, hook)?;
+    sys::obj_pin(front.as_fd(), &first)?;
+    let promoted = front.try_clone().and_then(|link| promote_tcx(&path, &first, held, link, hook));
+    if promoted.is_err() {
+        detach_tcx(&first)?;
+        return promoted;
+    }
     sys::link_update(front.as_fd(), program)
 }
 
-/// Moves the pin of the link in front to that of the hook's link, then detaches the former link.
+/// Moves the pin of a link in front to that of the hook's link, then detaches the former link.
 fn promote_tcx(
     path: &Path,
-    watcher: &Path,
+    front: &Path,
     held: &mut BTreeMap<Hook, OwnedFd>,
+    link: OwnedFd,
     hook: Hook,
 ) -> io::Result<()> {
-    let Some(link) = open(watcher)? else { return Ok(()) };
     let pinned = open(path)?;
-    fs::rename(watcher, path)?;
+    fs::rename(front, path)?;
     let former = [pinned, held.insert(hook, link)];
     former.iter().flatten().try_for_each(|former| sys::link_detach(former.as_fd()))
 }
@@ -409,6 +417,17 @@ fn detach_tcx(path: &Path) -> io::Result<()> {
     // Removing the pin detaches too, but with a delay.
     sys::link_detach(link.as_fd())?;
     remove_if_there(path)
+}
+
+/// Detaches the links with such pin names.
+fn detach_all(links: &Path, is_one: impl Fn(&str) -> bool) -> io::Result<()> {
+    for entry in fs::read_dir(links)? {
+        let entry = entry?;
+        if is_one(&entry.file_name().to_string_lossy()) {
+            detach_tcx(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 fn list_tcx(

@@ -42,15 +42,16 @@ const PRIORITY: i32 = i32::MIN + 1;
 /// The barriers of this network namespace.
 #[derive(Debug)]
 pub(super) struct Barriers {
-    state: Mutex<State>,
+    raised: Mutex<BTreeMap<Hook, Barrier>>,
 }
 
+/// A barrier as this process knows it. Another process may have removed it.
 #[derive(Debug, Default)]
-struct State {
-    /// Hooks with a barrier, each with the name of its device; `None`: another process has raised it.
-    raised: BTreeMap<Hook, Option<CString>>,
-    /// Hooks whose barrier could not be removed.
-    overdue: BTreeSet<Hook>,
+struct Barrier {
+    /// Name of the device; `None`: an earlier process has raised the barrier.
+    device: Option<CString>,
+    /// Whether its removal has failed.
+    overdue: bool,
 }
 
 impl Barriers {
@@ -60,13 +61,13 @@ impl Barriers {
             tracing::debug!(%error, "no nftables: new veths are closed by TC alone");
             BTreeSet::new()
         });
-        let raised = found.into_iter().map(|hook| (hook, None)).collect();
-        Self { state: Mutex::new(State { raised, ..State::default() }) }
+        let raised = found.into_iter().map(|hook| (hook, Barrier::default())).collect();
+        Self { raised: Mutex::new(raised) }
     }
 
     /// The hooks with a barrier.
     pub(super) fn hooks(&self) -> BTreeSet<Hook> {
-        lock(&self.state).raised.keys().copied().collect()
+        lock(&self.raised).keys().copied().collect()
     }
 
     /// Drops every packet at a hook until [`Barriers::lower`].
@@ -74,70 +75,74 @@ impl Barriers {
     /// # Errors
     /// The kernel has no such chains, or the interface is gone.
     pub(super) fn raise(&self, hook: Hook) -> io::Result<()> {
-        let mut state = lock(&self.state);
-        if state.raised.contains_key(&hook) && !state.overdue.contains(&hook) {
-            return Ok(());
+        let mut raised = lock(&self.raised);
+        let device = device_name(hook.ifindex)?;
+        let (new, renewed) = (creation(hook, &device), renewal(hook, &device));
+        // Another process may have removed or raised it.
+        let (first, second, expected) = if raised.contains_key(&hook) {
+            (renewed, new, io::ErrorKind::NotFound)
+        } else {
+            (new, renewed, io::ErrorKind::AlreadyExists)
+        };
+        match nftables::change(&first) {
+            Err(error) if error.kind() == expected => nftables::change(&second)?,
+            result => result?,
         }
-        state.raise(hook, device_name(hook.ifindex)?)
+        raised.insert(hook, Barrier { device: Some(device), overdue: false });
+        Ok(())
     }
 
-    /// Raises the barrier of a hook again if its device has another name.
+    /// Raises the barrier of a hook again if its device has another name. A barrier that another process has removed
+    /// stays removed.
     ///
     /// # Errors
     /// As [`Barriers::raise`].
     pub(super) fn rename(&self, hook: Hook) -> io::Result<()> {
-        let mut state = lock(&self.state);
-        let Some(former) = state.raised.get(&hook) else { return Ok(()) };
+        let mut raised = lock(&self.raised);
+        let Some(barrier) = raised.get_mut(&hook).filter(|barrier| !barrier.overdue) else {
+            return Ok(());
+        };
         let device = device_name(hook.ifindex)?;
-        if former.as_ref() == Some(&device) { Ok(()) } else { state.raise(hook, device) }
+        if barrier.device.as_ref() == Some(&device) {
+            return Ok(());
+        }
+        match nftables::change(&renewal(hook, &device)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => _ = raised.remove(&hook),
+            result => {
+                result?;
+                barrier.device = Some(device);
+            }
+        }
+        Ok(())
     }
 
     /// Removes the barrier of a hook, if there is one.
     pub(super) fn lower(&self, hook: Hook) {
-        lock(&self.state).lower(hook);
+        lower(&mut lock(&self.raised), hook);
     }
 
     /// Removes the barriers whose removal failed before.
     pub(super) fn lower_overdue(&self) {
-        let mut state = lock(&self.state);
-        std::mem::take(&mut state.overdue).into_iter().for_each(|hook| state.lower(hook));
+        let mut raised = lock(&self.raised);
+        let overdue = raised.iter().filter(|(_, barrier)| barrier.overdue);
+        let overdue: Vec<Hook> = overdue.map(|(hook, _)| *hook).collect();
+        overdue.into_iter().for_each(|hook| lower(&mut raised, hook));
     }
 }
 
-impl State {
-    fn raise(&mut self, hook: Hook, device: CString) -> io::Result<()> {
-        let table = (NEW_TABLE, NLM_F_CREATE, NETDEV, name(NFTA_TABLE_NAME, TABLE));
-        let chain = || new_chain(hook, &device);
-        match nftables::change(&[table.clone(), chain()]) {
-            // A barrier of another process, or of the device's former name.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                nftables::change(&[table, delete_chain(hook), chain()])?;
-            }
-            result => result?,
-        }
-        self.overdue.remove(&hook);
-        self.raised.insert(hook, Some(device));
-        Ok(())
-    }
-
-    fn lower(&mut self, hook: Hook) {
-        if !self.raised.contains_key(&hook) {
-            return;
-        }
-        match nftables::change(&[delete_chain(hook)]) {
-            // Kernels remove the chain of a device that is gone.
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+fn lower(raised: &mut BTreeMap<Hook, Barrier>, hook: Hook) {
+    let Some(barrier) = raised.get_mut(&hook) else { return };
+    match nftables::change(&[delete_chain(hook)]) {
+        // Another process has removed it. Up to kernel 6.13 a chain goes with its device, later ones stay.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            if !std::mem::replace(&mut barrier.overdue, true) {
                 tracing::warn!(
                     %error, ifindex = hook.ifindex, direction = %hook.direction,
                     "an interface stays closed: its nftables chain cannot be removed; tried again"
                 );
-                self.overdue.insert(hook);
-            }
-            _ => {
-                self.raised.remove(&hook);
-                self.overdue.remove(&hook);
             }
         }
+        _ => _ = raised.remove(&hook),
     }
 }
 
@@ -185,6 +190,17 @@ fn new_chain(hook: Hook, device: &CStr) -> NetfilterChange {
         name(NFTA_CHAIN_TYPE, c"filter"),
     ];
     (NEW_CHAIN, NLM_F_CREATE | NLM_F_EXCL, NETDEV, parts.concat())
+}
+
+/// A new chain, in the table that it may be the first of.
+fn creation(hook: Hook, device: &CStr) -> [NetfilterChange; 2] {
+    let table = (NEW_TABLE, NLM_F_CREATE, NETDEV, name(NFTA_TABLE_NAME, TABLE));
+    [table, new_chain(hook, device)]
+}
+
+/// A chain in the place of an existing one, which drops packets until the new one does.
+fn renewal(hook: Hook, device: &CStr) -> [NetfilterChange; 2] {
+    [delete_chain(hook), new_chain(hook, device)]
 }
 
 fn delete_chain(hook: Hook) -> NetfilterChange {

@@ -83,6 +83,8 @@ struct State {
     closing: BTreeSet<Hook>,
     /// Hooks that the engine has attached to, or detached from: guards leave them alone.
     taken: BTreeSet<Hook>,
+    /// Taken hooks with a program of the engine's.
+    judged: BTreeSet<Hook>,
     /// Taken hooks of new interfaces that a guard was to close: it closes them once the engine releases them.
     wanted: BTreeSet<Hook>,
     /// Links that could not be pinned.
@@ -105,12 +107,15 @@ impl Claims {
     fn release(&self, hook: Hook) -> bool {
         let mut state = lock(&self.state);
         state.taken.remove(&hook);
+        state.judged.remove(&hook);
         state.wanted.remove(&hook)
     }
 
     /// Records that the engine's program is attached, so that no guard needs to close the hook.
     pub(super) fn is_attached(&self, hook: Hook) {
-        lock(&self.state).wanted.remove(&hook);
+        let mut state = lock(&self.state);
+        state.judged.insert(hook);
+        state.wanted.remove(&hook);
     }
 
     /// Calls `act` unless the engine has taken the hook; the engine waits meanwhile.
@@ -130,7 +135,7 @@ impl Claims {
     fn begin(&self, hook: Hook, is_new: bool) -> bool {
         let mut state = lock(&self.state);
         if state.taken.contains(&hook) {
-            if is_new {
+            if is_new && !state.judged.contains(&hook) {
                 state.wanted.insert(hook);
             }
             return false;
@@ -151,6 +156,7 @@ impl Claims {
         for direction in Direction::BOTH {
             let hook = Hook { ifindex, direction };
             state.taken.remove(&hook);
+            state.judged.remove(&hook);
             state.wanted.remove(&hook);
             state.unpinned.remove(&hook);
         }
@@ -247,6 +253,11 @@ impl Closing {
                 tracing::debug!(%error, ifindex, "no barrier: the interface is closed by TC alone");
             }
         }
+    }
+
+    /// Removes the barriers that could not be removed before.
+    pub fn lower_overdue(&self) {
+        self.barriers.lower_overdue();
     }
 
     /// Keeps the barriers of an interface whose name may have changed, which ends them from kernel 6.16 on.

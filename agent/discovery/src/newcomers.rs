@@ -219,6 +219,8 @@ impl Known {
                 changes.push(VethChange::New(*index));
             } else if existing.contains(index) {
                 changes.push(VethChange::Existing(*index));
+            } else {
+                changes.push(VethChange::Changed(*index));
             }
         }
         known.retain(|index| {
@@ -344,7 +346,7 @@ mod tests {
         assert_eq!(known.event(OutsideVeth::There(4)), [New(4)]);
         assert_eq!(known.event(OutsideVeth::Gone(3)), [Gone(3)]);
         // The listing began before the two events. Interface 1 is no veth, 5 appeared before the listener.
-        assert_eq!(known.listed(&set([2, 3, 5])), [New(5), Gone(1)]);
+        assert_eq!(known.listed(&set([2, 3, 5])), [Changed(2), New(5), Gone(1)]);
         assert_eq!(known.event(OutsideVeth::There(3)), [New(3)], "another veth with this index");
         assert_eq!(known.event(OutsideVeth::There(4)), [Changed(4)]);
     }
@@ -353,7 +355,7 @@ mod tests {
     fn a_veth_is_new_once_its_peer_has_left() {
         let mut known = known([1, 2]);
         assert_eq!(known.event(OutsideVeth::Left { index: 2, peer: 1 }), [Gone(2), New(1)]);
-        assert_eq!(known.listed(&set([1])), [], "it is no existing one");
+        assert_eq!(known.listed(&set([1])), [Changed(1)], "it is no existing one");
         assert_eq!(known.event(OutsideVeth::Home(1)), [Gone(1)]);
         assert_eq!(known.event(OutsideVeth::Left { index: 3, peer: 1 }), [Gone(3), New(1)]);
     }

@@ -13,8 +13,8 @@
 //!   the packet came by.
 //!
 //! An answer is not longer than the denied packet and the headers in front of the quotation. Their number is limited by
-//! endpoint and by node. The first of each endpoint in a second ([`OWN`]) do not count for the node, so that no tenant's
-//! pods take all answers.
+//! endpoint and by node. The first of each endpoint in a second ([`OWN`]) do not count for the node, so other endpoints
+//! cannot take them.
 
 use crate::{
     direction::Direction,

@@ -373,6 +373,8 @@ fn a_new_interface_is_closed_once_the_engine_leaves_the_former_one() {
         let leave = |attacher: &mut Attacher, is_new: Option<bool>| {
             for hook in LOOPBACK {
                 attacher.attach(classifier(NEXT).as_fd(), hook).unwrap();
+                guard.forget(hook.ifindex);
+                attacher.take(hook);
                 is_new.iter().for_each(|is_new| guard.close(hook, *is_new));
                 attacher.leave(hook).unwrap();
             }
@@ -381,6 +383,11 @@ fn a_new_interface_is_closed_once_the_engine_leaves_the_former_one() {
         assert!(leave(&mut attacher, None), "unwanted");
         assert!(leave(&mut attacher, Some(false)), "it existed before");
         assert!(!leave(&mut attacher, Some(true)), "closed");
+        // A guard that is late.
+        attacher.attach(classifier(NEXT).as_fd(), LOOPBACK[0]).unwrap();
+        guard.close(LOOPBACK[0], true);
+        attacher.leave(LOOPBACK[0]).unwrap();
+        assert_eq!(attacher.attached().unwrap().len(), 1, "it closes no interface that was judged");
     });
 }
 
@@ -415,6 +422,45 @@ fn a_barrier_stays_when_its_interface_gets_another_name() {
         assert_eq!(guard.barred_hooks(), LOOPBACK.into());
         guard.forget(1);
         assert!(delivers());
+    });
+}
+
+/// As of an agent that attaches its programs while a standby starts.
+#[test]
+fn a_barrier_that_another_process_has_removed_stays_removed() {
+    isolated(|pins| {
+        let agent = Closing::new(pins.to_owned(), Mode::Tcx);
+        agent.bar(1, false);
+        let standby = Closing::new(pins.to_owned(), Mode::Tcx);
+        standby.renamed(1);
+        assert!(!delivers(), "it drops while it is renewed");
+        agent.forget(1);
+        assert!(delivers());
+        standby.renamed(1);
+        let other = Closing::new(pins.to_owned(), Mode::Tcx);
+        assert!(delivers());
+        assert_eq!(other.barred_hooks(), [].into());
+        // The index and the name of a new interface.
+        standby.bar(1, false);
+        assert!(!delivers());
+    });
+}
+
+/// As of an agent that ends while it moves its program to the front.
+#[test]
+fn a_link_on_its_way_to_the_front_ends_with_the_next_agent() {
+    isolated(|pins| {
+        let hook = LOOPBACK[1];
+        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        attacher.attach(classifier(NEXT).as_fd(), hook).unwrap();
+        drop(attacher);
+        let front = sys::tcx_link_create(classifier(DROP).as_fd(), 1, hook.tcx_type()).unwrap();
+        sys::obj_pin(front.as_fd(), &pins.join(format!("{}{FIRST}", hook.file_name()))).unwrap();
+        drop(front);
+        assert!(!delivers());
+        let mut attacher = Attacher::new(pins, Mode::Tcx).unwrap();
+        assert!(delivers());
+        assert_eq!(attacher.attached().unwrap().len(), 1);
     });
 }
 
@@ -453,7 +499,11 @@ fn a_relay_without_its_target_drops() {
         assert!(delivers());
         drop(relay);
         // The kernel empties the map from a queue of work.
-        while delivers() {}
+        let empties = || std::thread::sleep(Duration::from_millis(10));
+        assert!((0..500).any(|_| !delivers() || {
+            empties();
+            false
+        }));
     });
 }
 
