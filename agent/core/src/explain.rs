@@ -8,6 +8,7 @@
 mod allowing;
 mod answer;
 mod blocks;
+mod by_name;
 mod literal;
 mod resolved;
 mod rule;
@@ -22,6 +23,7 @@ pub use answer::{
     TierProblem, TierRule, Verdict,
 };
 pub use blocks::Blocks;
+pub use by_name::{NameAnswer, NamePart, Within};
 pub use resolved::Resolved;
 
 use std::collections::BTreeSet;

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::cluster::{Cluster, PodPolicies, is_subject};
 use crate::explain::answer::{Cause, Detail, Judgement, Problem, Tiers, Verdict};
 use crate::explain::resolved::Resolved;
-use crate::explain::rule::{Traffic, Way};
+use crate::explain::rule::{Names, Traffic, Way};
 use crate::model::{ClusterPolicy, Denial, Direction, Enforcement, Key, Pod, Policy, Tier};
 use crate::probe::IpProtocol;
 
@@ -99,7 +99,7 @@ impl<'c> Literal<'c> {
             port,
             way: Way::Direct,
             asked: None,
-            resolved: self.resolved,
+            names: self.resolved.map_or(Names::Unknown, Names::Resolved),
         };
         traffic.of_remote(self.owner(remote));
         traffic

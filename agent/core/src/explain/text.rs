@@ -132,6 +132,7 @@ impl Judgement {
             let policies = join_first(&without_match, ToString::to_string, "", ", ");
             lines.push(format!("  no rule matches in {policies}"));
         }
+        lines.extend(self.tiers.names_beyond_limit.iter().map(|rule| format!("  {rule}")));
         if let Some(nearest) = &self.nearest {
             lines.push(format!("  nearest: {}", nearest.rule));
             lines.extend(nearest.lacks.iter().map(|lack| format!("    {lack}")));
