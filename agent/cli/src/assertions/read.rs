@@ -260,7 +260,9 @@ fn named(field: &str, node: &Node) -> Result<Selected, ReadError> {
         ReadError::new(at.line, text)
     };
     let items = match &at.node.value {
-        Value::Text(text) if text == "public" => return Ok(Selected::Name { name, at: At::Public }),
+        Value::Text(text) if text == "public" => {
+            return Ok(Selected::Name { name, at: At::Public });
+        }
         Value::Text(_) => std::slice::from_ref(&at.node),
         Value::List(items) if !items.is_empty() => &items[..],
         Value::Null
@@ -357,9 +359,15 @@ mod tests {
                 "from: \"A\" is neither namespace/pod nor an address",
             ),
             ("from: svc/x/a, to: x/b, port: 1, expect: deny", "from: a Service sends nothing"),
-            ("from: {name: a.b}, to: x/b, port: 1, expect: deny", "from: a domain name sends nothing"),
+            (
+                "from: {name: a.b}, to: x/b, port: 1, expect: deny",
+                "from: a domain name sends nothing",
+            ),
             ("from: x/a, to: {at: public}, port: 1, expect: deny", "to: name is missing"),
-            ("from: x/a, to: {name: com}, port: 1, expect: deny", "to: name: \"com\" is not a domain"),
+            (
+                "from: x/a, to: {name: com}, port: 1, expect: deny",
+                "to: name: \"com\" is not a domain",
+            ),
             (
                 "from: x/a, to: {name: a.b, at: private}, port: 1, expect: deny",
                 "to: at is neither public nor an address",
