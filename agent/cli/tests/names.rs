@@ -157,3 +157,77 @@ fn an_answer_that_depends_on_the_address_is_one_of_its_own() {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(error.contains("a.yaml:2: from: 10.9.9.9 is not a pod's address"), "{error}");
 }
+
+/// Compares the rules of pods with `app: web` before and after; returns the output in text.
+fn diff(before: &[&str], after: &[&str], status: i32, more: &[&str]) -> String {
+    let [before, after] = [before, after].map(|rules| directory(&[policy("web", rules)]));
+    let [from, to] = [&before, &after].map(|directory| directory.path().to_str().unwrap());
+    let output = run(before.path(), &[&["diff", "--from", from, "--to", to], more].concat());
+    assert_eq!(output.status.code(), Some(status), "{}", stdout(&output));
+    stdout(&output)
+}
+
+#[test]
+fn an_edit_of_names_is_a_change() {
+    let api = names("api.example.com", &[443]);
+    let both = names("api.example.com, '*.example.net'", &[443]);
+    let gains = "shop/web -> *.example.net: gains TCP 443\ncut: 0 pairs, opened: 1 pair\n";
+    assert_eq!(diff(&[&api, NOTHING_ELSE], &[&both, NOTHING_ELSE], 1, &[]), gains);
+    let loses = "shop/web -> *.example.net: loses TCP 443\ncut: 1 pair, opened: 0 pairs\n";
+    assert_eq!(diff(&[&both, NOTHING_ELSE], &[&api, NOTHING_ELSE], 1, &[]), loses);
+    let only_open = ["--fail-on", "open"];
+    assert_eq!(diff(&[&both, NOTHING_ELSE], &[&api, NOTHING_ELSE], 0, &only_open), loses);
+    // The ports of a name.
+    let ports = names("api.example.com", &[443, 8443]);
+    assert_eq!(
+        diff(&[&api, NOTHING_ELSE], &[&ports, NOTHING_ELSE], 1, &[]),
+        "shop/web -> api.example.com: gains TCP 8443\ncut: 0 pairs, opened: 1 pair\n"
+    );
+    // The order, and another spelling.
+    let same = names("'*.Example.net.', API.example.com", &[443]);
+    let nothing = "no connection is cut or opened\n";
+    assert_eq!(diff(&[&both, NOTHING_ELSE], &[&same, NOTHING_ELSE], 0, &[]), nothing);
+    // A name below a wildcard.
+    let below = names("'*.example.net'", &[443]);
+    let one = names("api.example.net", &[443]);
+    assert_eq!(
+        diff(&[&below, NOTHING_ELSE], &[&one, NOTHING_ELSE], 1, &[]),
+        "shop/web -> *.example.net: loses TCP 443\ncut: 1 pair, opened: 0 pairs\n"
+    );
+    let document = diff(&[&both, NOTHING_ELSE], &[&api, NOTHING_ELSE], 1, &["-o", "json"]);
+    let document: Value = serde_json::from_str(&document).unwrap();
+    let to = &document["changes"][0]["to"];
+    assert_eq!((&to["kind"], &to["name"]), (&"name".into(), &"*.example.net".into()));
+    assert_eq!((&document["cut"], &document["changes"][0]["some"]), (&1.into(), &false.into()));
+}
+
+/// A name changes only where it decides: not where another rule allows or denies the address.
+#[test]
+fn a_name_is_compared_where_it_decides() {
+    let api = names("api.example.com", &[443]);
+    // Blocks open what the name had opened; they are a change of their own.
+    let open = "{action: Accept, to: [{networks: [0.0.0.0/0]}], protocols: [{tcp: {destinationPort: {number: 443}}}]}";
+    assert_eq!(
+        diff(&[&api, NOTHING_ELSE], &[open, NOTHING_ELSE], 1, &[]),
+        "shop/web -> shop/cart, outside: gains TCP 443\ncut: 0 pairs, opened: 2 pairs\n"
+    );
+    // Names after a rule that denies everything, or beside one that allows everything, decide nothing.
+    let nothing = "no connection is cut or opened\n";
+    assert_eq!(diff(&[NOTHING_ELSE], &[NOTHING_ELSE, &api], 0, &[]), nothing);
+    assert_eq!(diff(&[], &[&api], 0, &[]), nothing);
+    // A Deny before the name, for some addresses and for all.
+    let lost = diff(&[&api, NOTHING_ELSE], &[INTERNAL, &api, NOTHING_ELSE], 1, &[]);
+    let expected = "shop/web -> api.example.com: loses TCP 443 (some pods or addresses)\n";
+    assert!(lost.starts_with(expected), "{lost}");
+    let lost = diff(&[INTERNAL, &api, NOTHING_ELSE], &[INTERNAL, NOTHING_ELSE], 1, &[]);
+    assert!(lost.starts_with("shop/web -> api.example.com: loses TCP 443\n"), "{lost}");
+    // Groups beyond the limit.
+    let many = |last: &str| -> Vec<String> {
+        let rules = (0..15).map(|n| names(&format!("n{n}.example.org"), &[1000 + n]));
+        rules.chain([names(last, &[443]), NOTHING_ELSE.to_owned()]).collect()
+    };
+    let [before, after] = ["a.example.com", "b.example.com"].map(many);
+    let [before, after] =
+        [&before, &after].map(|rules| rules.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(diff(&before, &after, 0, &[]), nothing);
+}

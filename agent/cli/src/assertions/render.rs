@@ -144,7 +144,7 @@ fn tap(outcomes: &[Outcome]) -> String {
         let word = if holds { "ok" } else { "not ok" };
         let _ = writeln!(text, "{word} {} - {title}", index + 1);
         if !holds {
-            let at = serde_json::Value::from(outcome.assertion.place.as_str());
+            let at = Value::from(outcome.assertion.place.as_str());
             let _ =
                 writeln!(text, "  ---\n  at: {at}\n  message: \"{}\"\n  data: |", extent(outcome));
             for line in reasons(outcome) {
