@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 
 use netpold_ebpf::layout::NAME_GROUPS;
 
-use crate::model::{Action, ClusterPolicy, PortMatch, Protocol, Rule, Tier};
+use crate::cluster::state::Cluster;
+use crate::model::{
+    Action, ClusterPolicy, Direction, Enforcement, Pod, PortMatch, Protocol, Rule, Tier,
+};
 
 /// Set of ports and protocols, independent of the order and the division of its ranges.
 #[derive(PartialEq, Eq)]
@@ -71,4 +74,15 @@ pub(crate) fn beyond_limit<'p>(policies: &[&'p ClusterPolicy]) -> Vec<(&'p Clust
         }
     }
     beyond
+}
+
+impl Cluster {
+    /// Returns the enforced egress rules, each with its policy and index, whose domain names match nothing for a pod:
+    /// the tables hold those of [`NAME_GROUPS`] groups of rules.
+    #[must_use]
+    pub fn names_beyond_limit(&self, pod: &Pod) -> Vec<(&ClusterPolicy, usize)> {
+        let policies = self.policies_about((pod, true), Direction::Egress).of_cluster();
+        let enforced = policies.filter(|policy| policy.enforcement == Enforcement::Enforce);
+        beyond_limit(&enforced.map(|policy| &**policy).collect::<Vec<_>>())
+    }
 }

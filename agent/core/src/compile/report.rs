@@ -6,7 +6,7 @@ use std::fmt;
 use netpold_ebpf::layout::NAME_GROUPS;
 use serde::Serialize;
 
-use crate::cluster::{Cluster, beyond_limit};
+use crate::cluster::Cluster;
 use crate::compile::rules::{Late, Rules};
 use crate::compile::tables::endpoints::{Endpoints, Live};
 use crate::model::{Direction, Key};
@@ -219,7 +219,9 @@ pub(super) fn problems(cluster: &Cluster, rules: &Rules, endpoints: &Endpoints) 
         }
         let domains = live.rules.policies.iter().flatten().filter_map(|it| it.domains.as_ref());
         if domains.into_iter().any(|groups| groups.len() > NAME_GROUPS) {
-            let policies = beyond_limit_of(cluster, &pod);
+            let policies = cluster.pods().get(&pod).map(|pod| cluster.names_beyond_limit(pod));
+            let policies = policies.into_iter().flatten().map(|(policy, _)| policy.name.clone());
+            let policies = policies.collect::<BTreeSet<_>>().into_iter().collect();
             problems.push(Problem::TooManyNames { pod: pod.clone(), policies });
         }
         if live.unheard {
@@ -230,15 +232,4 @@ pub(super) fn problems(cluster: &Cluster, rules: &Rules, endpoints: &Endpoints) 
         }
     }
     problems
-}
-
-/// Names of the ClusterNetworkPolicies with domain names beyond the limit of a pod; none if its labels are unknown.
-fn beyond_limit_of(cluster: &Cluster, pod: &Key) -> Vec<String> {
-    let Some(pod) = cluster.pods().get(pod) else { return Vec::new() };
-    let tiers = cluster.policies_about((pod, true), Direction::Egress).tiers();
-    let tiers: Vec<_> = tiers.iter().map(|policy| &**policy).collect();
-    let mut names: Vec<String> =
-        beyond_limit(&tiers).into_iter().map(|(policy, _)| policy.name.clone()).collect();
-    names.dedup();
-    names
 }

@@ -7,9 +7,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use crate::explain::Explainer;
 use crate::explain::answer::{Detail, Judgement, Verdict};
 use crate::explain::blocks::Blocks;
+use crate::explain::literal::Literal;
 use crate::explain::rule::Names;
 use crate::explain::unaddressed::named;
 use crate::model::{Direction, DomainName, Key, Pod};
@@ -77,6 +77,25 @@ pub struct NamePart {
 }
 
 impl NameAnswer {
+    /// Builds the answer from all parts; `None` without any.
+    fn new(parts: &[NamePart]) -> Option<Self> {
+        let differs = |part: &&NamePart| {
+            let is_outer =
+                |it: &&NamePart| it.block != part.block && it.block.contains(&part.block);
+            let outer = parts.iter().filter(is_outer).max_by_key(|it| it.block.prefix_len());
+            outer.is_none_or(|it| it.is_allowed != part.is_allowed)
+        };
+        let mut kept: Vec<NamePart> = parts.iter().filter(differs).cloned().collect();
+        kept.sort_by_key(|part| (part.block.addr().is_ipv6(), part.block.prefix_len(), part.block));
+        let first = kept.first()?.is_allowed;
+        let verdict = match (kept.iter().all(|part| part.is_allowed == first), first) {
+            (true, true) => Verdict::Allow,
+            (true, false) => Verdict::Deny,
+            (false, _) => Verdict::Unknown,
+        };
+        Some(Self { verdict, parts: kept })
+    }
+
     /// The blocks with a verdict.
     pub fn blocks(&self, is_allowed: bool) -> impl Iterator<Item = IpNet> {
         let parts = self.parts.iter().filter(move |part| part.is_allowed == is_allowed);
@@ -97,18 +116,14 @@ impl NameAnswer {
     }
 }
 
-impl Explainer<'_> {
-    /// Judges connections of a pod to the addresses that it resolved a name to; a wildcard stands for the names below it
-    /// that no other name of the pod's rules matches.
-    ///
-    /// # Errors
-    /// The pod does not exist or has no traffic, no address can be judged, or there are too many blocks; as text.
-    pub fn by_name(
+impl Literal<'_> {
+    /// See [`crate::explain::Explainer::by_name`].
+    pub(super) fn by_name(
         &self,
         pod: &Key,
         name: &DomainName,
         within: &Within,
-        (protocol, port): (IpProtocol, u16),
+        kind: (IpProtocol, u16),
     ) -> Result<NameAnswer, String> {
         let pod = self.cluster.pods().get(pod).ok_or_else(|| format!("pod {pod} not found"))?;
         if pod.finished {
@@ -128,31 +143,14 @@ impl Explainer<'_> {
             let key = &pod.key;
             return Err(format!("policies of pod {key} name more than {PARTS} blocks"));
         }
-        let mut parts: Vec<NamePart> = Vec::new();
-        for block in all {
-            let Some(address) = self.sample(&blocks, block) else { continue };
-            let is_allowed = self.allows_named(pod, Some(name), address, (protocol, port));
-            parts.push(NamePart { block, address, is_allowed });
-        }
-        if parts.is_empty() {
-            return Err("no address of the pod's families to judge".to_owned());
-        }
-        let outer = |part: &NamePart| {
-            let around =
-                parts.iter().filter(|it| it.block != part.block && it.block.contains(&part.block));
-            around.max_by_key(|it| it.block.prefix_len())
+        let part = |block: IpNet| {
+            let address = self.sample(&blocks, block)?;
+            let judged = self.judge_named(pod, Some(name), address, kind, Detail::Verdict);
+            Some(NamePart { block, address, is_allowed: judged.verdict == Verdict::Allow })
         };
-        let differs =
-            |part: &&NamePart| outer(part).is_none_or(|it| it.is_allowed != part.is_allowed);
-        let mut kept: Vec<NamePart> = parts.iter().filter(differs).cloned().collect();
-        kept.sort_by_key(|part| (part.block.addr().is_ipv6(), part.block.prefix_len(), part.block));
-        let verdict =
-            match (kept.iter().any(|it| it.is_allowed), kept.iter().all(|it| it.is_allowed)) {
-                (_, true) => Verdict::Allow,
-                (false, false) => Verdict::Deny,
-                (true, false) => Verdict::Unknown,
-            };
-        Ok(NameAnswer { verdict, parts: kept })
+        let parts: Vec<NamePart> = all.into_iter().filter_map(part).collect();
+        NameAnswer::new(&parts)
+            .ok_or_else(|| "no address of the pod's families to judge".to_owned())
     }
 
     /// Returns an address of a block, outside of longer ones, that no object has; of a single address, itself.
@@ -167,32 +165,9 @@ impl Explainer<'_> {
         })
     }
 
-    /// Returns whether policy allows a pod's connection to an address that it resolved a name to; without a name, as if
-    /// it had resolved none.
-    #[must_use]
-    pub fn allows_named(
-        &self,
-        pod: &Pod,
-        name: Option<&DomainName>,
-        remote: IpAddr,
-        kind: (IpProtocol, u16),
-    ) -> bool {
-        self.judge_named(pod, name, remote, kind, Detail::Verdict).verdict == Verdict::Allow
-    }
-
-    /// Explains the verdict of [`Explainer::allows_named`].
-    #[must_use]
-    pub fn explain_named(
-        &self,
-        pod: &Pod,
-        name: &DomainName,
-        remote: IpAddr,
-        kind: (IpProtocol, u16),
-    ) -> Judgement {
-        self.judge_named(pod, Some(name), remote, kind, Detail::Reasons)
-    }
-
-    fn judge_named(
+    /// Judges a pod's connection to an address that it resolved a name to, or without a name to an address that it
+    /// resolved none to.
+    pub(super) fn judge_named(
         &self,
         pod: &Pod,
         name: Option<&DomainName>,
@@ -200,9 +175,8 @@ impl Explainer<'_> {
         (protocol, port): (IpProtocol, u16),
         detail: Detail,
     ) -> Judgement {
-        let literal = &self.translated.literal;
-        let mut traffic = literal.traffic(pod, Direction::Egress, remote, protocol, port);
+        let mut traffic = self.traffic(pod, Direction::Egress, remote, protocol, port);
         traffic.names = name.map_or(Names::Unknown, Names::Assumed);
-        literal.judge_traffic(&traffic, None, detail)
+        self.judge_traffic(&traffic, None, detail)
     }
 }

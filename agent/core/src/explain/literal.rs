@@ -126,6 +126,7 @@ impl<'c> Literal<'c> {
             let enforced = Self { with_trials: true, ..*self }.judge_once(traffic, exempt, detail);
             if enforced.verdict == Verdict::Deny {
                 judgement.denied_on_trial = self.denying_on_trial(pod, &enforced);
+                judgement.tiers.names_on_trial = enforced.tiers.names_on_trial;
             }
         }
         judgement

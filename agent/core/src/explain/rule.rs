@@ -257,7 +257,7 @@ impl Traffic<'_> {
         matches!(self.names, Names::Unknown) && !self.is_translated()
     }
 
-    fn is_translated(&self) -> bool {
+    pub(super) fn is_translated(&self) -> bool {
         self.way != Way::Direct
             || self.asked.is_some()
             || self.cluster.service_at(self.remote).is_some()

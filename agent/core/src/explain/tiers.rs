@@ -11,7 +11,9 @@ use crate::explain::answer::{
 };
 use crate::explain::rule::{Names, Traffic};
 use crate::explain::text;
-use crate::model::{Action, ClusterPolicy, ClusterRule, Direction, DomainName, Peer, Rule, Tier};
+use crate::model::{
+    Action, ClusterPolicy, ClusterRule, Direction, DomainName, Enforcement, Peer, Rule, Tier,
+};
 
 /// A matching rule, with the index of its peer and port.
 struct Match<'p> {
@@ -83,6 +85,7 @@ impl Traffic<'_> {
                 let judged = &mut judgement.tiers;
                 judged.unresolved.extend(self.unresolved(policy, before, &limits));
                 judged.names_beyond_limit.extend(self.names_beyond(policy, before, &limits));
+                judged.names_on_trial.extend(self.names_on_trial(policy, before, policies));
             }
             let Some(found) = found else { continue };
             let told = (detail == Detail::Reasons).then(|| self.tier_rule(&found));
@@ -164,6 +167,34 @@ impl Traffic<'_> {
         rules.filter(|(index, _)| limits.is_beyond(policy, *index)).map(|(index, _)| {
             let (number, name) = (index + 1, &policy.name);
             format!("egress rule {number} of {name}: its domain names match nothing, since they are beyond the pod's first {NAME_GROUPS} groups")
+        })
+    }
+
+    /// Describes the rules on trial before an index that would match if the pod has resolved a name that no enforced rule
+    /// has: the programs do not record it.
+    fn names_on_trial(
+        &self,
+        policy: &ClusterPolicy,
+        before: usize,
+        policies: &[&ClusterPolicy],
+    ) -> impl Iterator<Item = String> {
+        let is_on_trial = policy.enforcement == Enforcement::Audit;
+        let may_match = is_on_trial && !matches!(self.names, Names::Assumed(_));
+        let rules = self.with_names(policy, before).filter(move |_| may_match);
+        rules.filter_map(move |(index, rule)| {
+            let enforced = policies.iter().filter(|it| it.enforcement == Enforcement::Enforce);
+            let recorded: BTreeSet<&DomainName> =
+                enforced.flat_map(|it| &it.egress).flat_map(|it| it.matches.domain_names()).collect();
+            let names = rule.matches.domain_names().filter(|name| !recorded.contains(name));
+            let names: Vec<String> = names.take(text::TOLD).map(ToString::to_string).collect();
+            let (number, name, joined) = (index + 1, &policy.name, names.join(" or "));
+            (!names.is_empty() && !self.is_translated()).then(|| {
+                format!(
+                    "egress rule {number} of {name} would accept it if the pod has resolved {joined} to {}: names of \
+                     policies in audit mode are not recorded",
+                    self.remote
+                )
+            })
         })
     }
 
