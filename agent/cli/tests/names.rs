@@ -231,3 +231,187 @@ fn a_name_is_compared_where_it_decides() {
         [&before, &after].map(|rules| rules.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(diff(&before, &after, 0, &[]), nothing);
 }
+
+const SERVERS: &str = "
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Namespace, metadata: {name: kube-system}}
+- {apiVersion: v1, kind: Node, metadata: {name: n1}, status: {addresses: [{type: InternalIP, address: 192.168.0.1}]}}
+- {apiVersion: v1, kind: Pod, metadata: {name: dns, namespace: kube-system, labels: {k8s-app: kube-dns}}, spec: {nodeName: n1}, status: {podIP: 10.0.9.1}}
+- apiVersion: v1
+  kind: Service
+  metadata: {name: kube-dns, namespace: kube-system}
+  spec: {clusterIP: 10.96.0.10, selector: {k8s-app: kube-dns}, ports: [{name: dns, port: 53, protocol: UDP}]}
+- apiVersion: discovery.k8s.io/v1
+  kind: EndpointSlice
+  metadata: {name: kube-dns-1, namespace: kube-system, labels: {kubernetes.io/service-name: kube-dns}}
+  addressType: IPv4
+  ports: [{name: dns, port: 53, protocol: UDP}]
+  endpoints: [{addresses: [10.0.9.1], targetRef: {kind: Pod, namespace: kube-system, name: dns}}]
+- {apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, spec: {clusterIP: 10.96.0.11, ports: [{port: 80}]}}
+- {apiVersion: v1, kind: Service, metadata: {name: db, namespace: data}, spec: {clusterIP: None, ports: [{port: 80}]}}
+- {apiVersion: v1, kind: Service, metadata: {name: old, namespace: data}, spec: {clusterIP: 10.96.0.12, ports: [{port: 80}]}}
+";
+
+/// Findings of doctor about names: check and place, without files.
+fn doctor(objects: &[&str], rules: &[&str]) -> Vec<(String, String)> {
+    let policies = [policy("web", rules), objects.join("\n---\n")];
+    let directory = directory(&policies);
+    let manifests = directory.path().to_str().unwrap();
+    let output = run(directory.path(), &["doctor", "-o", "json", "--manifests", manifests]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let findings = report["findings"].as_array().unwrap().iter();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let places = findings.flat_map(|finding| {
+        let check = text(&finding["check"]);
+        let places = finding["places"].as_array().unwrap().iter();
+        places.map(move |place| (check.clone(), text(place).split(" (").next().unwrap().to_owned()))
+    });
+    places.filter(|(check, _)| check.contains("name") && check != "name-server").collect()
+}
+
+fn found(check: &str, place: &str) -> (String, String) {
+    (check.to_owned(), format!("ClusterNetworkPolicy names: spec.egress{place}"))
+}
+
+#[test]
+fn names_need_a_resolver() {
+    let api = names("api.example.com", &[443]);
+    let finding = [found("names-without-dns", ": Pod shop/web")];
+    assert_eq!(doctor(&[SERVERS], &[&api, NOTHING_ELSE]), finding);
+    let udp = "protocols: [{udp: {destinationPort: {number: 53}}}]";
+    let tcp = "protocols: [{tcp: {destinationPort: {number: 53}}}]";
+    let pods = "pods: {namespaceSelector: {}, podSelector: {matchLabels: {k8s-app: kube-dns}}}";
+    let rule = |to: &str, ports: &str| format!("{{action: Accept, to: [{{{to}}}], {ports}}}");
+    assert_eq!(doctor(&[SERVERS], &[&rule(pods, udp), &api, NOTHING_ELSE]), []);
+    assert_eq!(doctor(&[SERVERS], &[&rule(pods, tcp), &api, NOTHING_ELSE]), finding);
+    // Another resolver, which an option of the agents may trust.
+    let other = "networks: [169.254.20.10/32]";
+    assert_eq!(doctor(&[SERVERS], &[&rule(other, udp), &api, NOTHING_ELSE]), []);
+    assert_eq!(doctor(&[SERVERS], &[&api]), [], "nothing is denied");
+    assert_eq!(doctor(&[], &[&api, NOTHING_ELSE]), [], "the objects have no DNS");
+    // A NetworkPolicy that isolates the pods.
+    let closed = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: closed, namespace: shop}, \
+                  spec: {podSelector: {}, policyTypes: [Egress]}}";
+    assert_eq!(doctor(&[SERVERS, closed], &[&api]), finding);
+}
+
+#[test]
+fn names_of_services_allow_nothing() {
+    let of = |name: &str| doctor(&[SERVERS], &[&names(name, &[443])]);
+    let finding = |name: &str| [found("name-of-service", &format!("[0]: {name}"))];
+    for name in ["web.shop.svc.cluster.local", "*.shop.svc.cluster.local"] {
+        assert_eq!(of(&format!("'{name}'")), finding(name));
+    }
+    for name in [
+        // Headless, and beside a headless one.
+        "db.data.svc.cluster.local",
+        "*.data.svc.cluster.local",
+        "*.svc.cluster.local",
+        "none.shop.svc.cluster.local",
+        "a.web.shop.svc.cluster.local",
+        "web.shop.svc.example.com",
+        "svc.cluster.local",
+    ] {
+        assert_eq!(of(&format!("'{name}'")), [], "{name}");
+    }
+}
+
+#[test]
+fn names_beyond_the_limit_are_an_error() {
+    let rules: Vec<String> =
+        (0..16).map(|n| names(&format!("n{n}.example.org"), &[1000 + n])).collect();
+    let rules: Vec<&str> = rules.iter().map(String::as_str).collect();
+    assert_eq!(doctor(&[], &rules), [found("names-beyond-limit", "[15]: Pod shop/web")]);
+    assert_eq!(doctor(&[], &rules[1..]), []);
+}
+
+/// A flow by name becomes a rule of a ClusterNetworkPolicy, and no block.
+#[test]
+fn flows_by_name_are_learned_as_names() {
+    let directory = directory(&[]);
+    let flow = |peer: &str, port: u16, names: &str| {
+        format!(
+            "{{\"workload\": {{\"namespace\": \"shop\", \"labels\": {{\"app\": \"web\"}}}}, \"direction\": \"egress\", \
+             \"peer\": {{\"address\": \"{peer}\"}}, \"protocol\": \"TCP\", \"port\": {port}, \"flows\": 2, \"on_trial\": 0, \
+             \"denied\": 0, \"first\": 1, \"last\": 2{names}}}"
+        )
+    };
+    let flows = [
+        flow("192.0.2.7", 443, ", \"names\": [\"*.example.com\", \"api.example.com\"]"),
+        flow("192.0.2.8", 443, ", \"names\": [\"*.example.com\"]"),
+        flow("192.0.2.9", 8443, ", \"names\": [\"api.example.com\"]"),
+        flow("192.0.2.10", 443, ""),
+    ];
+    let records = format!(
+        "{{\"node\": \"oak\", \"as_of\": 3, \"since\": 1, \"flows\": [{}]}}",
+        flows.join(", ")
+    );
+    fs::write(directory.path().join("records.json"), records).unwrap();
+    fs::remove_file(directory.path().join("policies.yaml")).unwrap();
+    let cluster =
+        ["learn", "-n", "shop", "--manifests", "cluster.yaml", "--records", "records.json"];
+    fs::create_dir(directory.path().join("in")).unwrap();
+    fs::rename(directory.path().join("cluster.yaml"), directory.path().join("in/cluster.yaml"))
+        .unwrap();
+    let cluster = cluster.map(|arg| if arg == "cluster.yaml" { "in" } else { arg });
+    let output = run(directory.path(), &cluster);
+    let text = String::from_utf8(output.stdout.clone()).unwrap();
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "{text}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let expected = "\
+---
+# Domain names of shop app=web. In force at once: it denies nothing, and names in audit mode match no address.
+# api.example.com, TCP 443,8443: 4 flows, the last at 1970-01-01T00:00:02Z
+# *.example.com, TCP 443: 2 flows, the last at 1970-01-01T00:00:02Z
+apiVersion: policy.networking.k8s.io/v1alpha2
+kind: ClusterNetworkPolicy
+metadata:
+  name: learned-web.shop
+spec:
+  tier: Admin
+  priority: 900
+  subject:
+    pods:
+      namespaceSelector:
+        matchLabels:
+          kubernetes.io/metadata.name: shop
+      podSelector:
+        matchLabels:
+          app: web
+  egress:
+";
+    assert!(text.contains(expected), "{text}");
+    let rule = "  - action: Accept\n    to:\n    - domainNames: [\"*.example.com\"]\n    protocols:\n    - {tcp: \
+                {destinationPort: {number: 443}}}\n";
+    assert!(text.contains(rule), "{text}");
+    assert!(text.contains("192.0.2.10/32") && !text.contains("192.0.2.7"), "{text}");
+
+    // The written policy is one that netpold reads, and it accepts the names.
+    let written = directory.path().join("written");
+    fs::create_dir(&written).unwrap();
+    fs::write(written.join("learned.yaml"), &text).unwrap();
+    fs::copy(directory.path().join("in/cluster.yaml"), written.join("cluster.yaml")).unwrap();
+    let enforced = text.replace("netpold.io/enforcement: audit", "netpold.io/enforcement: enforce");
+    fs::write(written.join("learned.yaml"), enforced).unwrap();
+    let assertions = "assertions:
+- {from: shop/web, to: {name: api.example.com, at: public}, port: 8443, expect: allow}
+- {from: shop/web, to: {name: x.example.com, at: 203.0.113.0/24}, port: 443, expect: allow}
+- {from: shop/web, to: {name: x.example.com, at: public}, port: 8443, expect: deny}
+- {from: shop/web, to: {name: example.com, at: 203.0.113.0/24}, port: 443, expect: deny}
+";
+    fs::write(directory.path().join("a.yaml"), assertions).unwrap();
+    let output = run(directory.path(), &["test", "-f", "a.yaml", "--manifests", "written"]);
+    assert!(stdout(&output).ends_with("4 passed, 0 failed\n"), "{}", stdout(&output));
+
+    let json = run(directory.path(), &[&cluster[..], &["-o", "json"]].concat());
+    let json: Value = serde_json::from_slice(&json.stdout).unwrap();
+    let items = json["policies"]["items"].as_array().unwrap();
+    let of_names = items.iter().find(|item| item["kind"] == "ClusterNetworkPolicy").unwrap();
+    assert_eq!(of_names["spec"]["egress"][0]["action"], "Accept");
+}
