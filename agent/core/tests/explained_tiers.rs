@@ -474,7 +474,7 @@ fn names_on_trial_are_not_recorded() {
     let trial = on_trial(rules(&["*.example.com", "known.example.org"]));
     let cluster = cluster().into_iter().chain([enforced, trial]).collect();
     let (web, mut resolved) = (Key::new("shop", "web"), Resolved::default());
-    resolved.insert(&web, &name("known.example.org"), ip("192.0.2.8"), Duration::from_secs(60));
+    resolved.insert(&web, &name("known.example.org"), ip("192.0.2.8"), Duration::from_mins(1));
     let explainer = Explainer::new(&cluster).with_resolved(&resolved);
     let lines = |to: &str, port| {
         let judged = explainer.judge(&web, Direction::Egress, ip(to), IpProtocol::TCP, port);

@@ -91,10 +91,9 @@ impl World {
             Party::Outside { block, .. } => {
                 let blocks = self.difference.parties.iter().filter_map(|party| match party {
                     Party::Outside { block, .. } => Some(*block),
-                    Party::Workload(_)
-                    | Party::OwnNode
-                    | Party::Nodes { .. }
-                    | Party::Name(_) => None,
+                    Party::Workload(_) | Party::OwnNode | Party::Nodes { .. } | Party::Name(_) => {
+                        None
+                    }
                 });
                 let blocks: Vec<_> = blocks.collect();
                 let longest = |address: &&IpAddr| {

@@ -12,8 +12,8 @@ use netpold_core::probe::IpProtocol;
 
 pub(super) use self::allowance::is_explicit;
 use self::allowance::{is_resolver, may_be_dns, may_need_names};
-use self::server::Server;
-pub(super) use self::server::{is_node_local, servers};
+
+pub(super) use self::server::{Server, is_node_local, servers};
 use super::finding::{Check, Findings, Severity};
 use super::objects::{Group, Named, Objects, pods_text};
 

@@ -1,4 +1,4 @@
-//! Checks for domain names that match no address: without a resolver, of ClusterIP Services, beyond the limit.
+//! Checks for domain names that match no address: without a resolver, of Services with a cluster address, beyond the limit.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use netpold_core::model::{
 };
 use netpold_core::probe::IpProtocol;
 
-use super::dns::{asks_others, is_explicit, is_node_local, servers};
+use super::dns::{Server, asks_others, is_explicit, is_node_local, servers};
 use super::finding::{Check, Findings, Severity};
 use super::objects::{Group, Named, Objects, pods_text};
 
@@ -118,7 +118,7 @@ fn without_resolver(objects: &Objects<'_>, policies: &[&ClusterPolicy], found: &
             group.is_in(None, Some(&subject.namespaces), &subject.pods)
         };
         let Some(policy) = policies.iter().find(is_subject) else { continue };
-        let reaches = servers.iter().flat_map(|server| server.questions()).any(|(_, at, port)| {
+        let reaches = servers.iter().flat_map(Server::questions).any(|(_, at, port)| {
             let (direction, udp) = (Direction::Egress, IpProtocol::UDP);
             let judged = objects.explainer.judge(&pod.key, direction, *at, udp, *port);
             judged.is_none_or(|judged| judged.verdict == Verdict::Allow)
