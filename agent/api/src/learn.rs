@@ -1,10 +1,10 @@
 //! Recorded flows: workload, peer and port.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
-use netpold_core::model::{Direction, Key};
+use netpold_core::model::{Direction, DomainName, Key};
 use netpold_core::probe::IpProtocol;
 use serde::{Deserialize, Serialize};
 
@@ -73,6 +73,9 @@ pub struct Observed {
     pub first: u64,
     /// Time of the last packet, in seconds since the epoch.
     pub last: u64,
+    /// Domain names of policy that the pods resolved to the peer's address; of rules that the pods had at the time.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub names: BTreeSet<DomainName>,
 }
 
 /// Address with its workload.
@@ -152,6 +155,7 @@ pub fn merge(answers: Vec<(String, Answer)>) -> Answer {
                     known.denied = known.denied.saturating_add(flow.denied);
                     known.first = known.first.min(flow.first);
                     known.last = known.last.max(flow.last);
+                    known.names.extend(flow.names);
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! `netpold test`: assertions about connections, checked against manifests or a cluster's objects.
 
+mod by_name;
 mod probe;
 mod read;
 mod render;
@@ -12,7 +13,7 @@ use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Explainer, Verdict};
-use netpold_core::model::{Pod, Selector};
+use netpold_core::model::{DomainName, Pod, Selector};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
 use self::probe::Probed;
@@ -66,12 +67,16 @@ pub enum TestOutput {
     Tap,
     /// XML for CI servers
     Junit,
+    /// JSON for programs
+    Json,
 }
 
 /// Exit status: every assertion holds.
 const PASSED: u8 = 0;
 /// Exit status: some assertion fails.
 const FAILED: u8 = 1;
+/// Exit status: no assertion fails, but the answer to one depends on the address.
+const DEPENDS: u8 = 2;
 /// Most failures shown per assertion.
 const TOLD: usize = 5;
 
@@ -97,6 +102,19 @@ enum Selected {
     One(Party),
     /// Pods by namespace and labels, except hostNetwork and finished pods.
     Pods { namespaces: Namespaces, labels: Selector },
+    /// Addresses that the sender resolved a domain name to; a receiver only.
+    Name { name: DomainName, at: At },
+}
+
+/// Addresses to which a domain name is assumed to resolve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum At {
+    /// Every address.
+    Any,
+    /// Addresses of the internet.
+    Public,
+    /// These blocks.
+    Blocks(Vec<IpNet>),
 }
 
 /// Namespaces of selected pods.
@@ -115,15 +133,35 @@ struct Outcome {
     failures: Vec<String>,
     /// Number of connections with an unexpected verdict.
     failed: usize,
+    /// Answers for the first connections whose verdict depends on the address of a domain name.
+    depends: Vec<String>,
+    /// Number of these connections.
+    depending: usize,
     /// Results of opened connections, with `--probe`.
     probed: Option<Probed>,
     /// Pod templates among the assertion's sides, as `Deployment shop/web (template)`.
     templates: BTreeSet<String>,
 }
 
+/// Result of an assertion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verified {
+    /// Every connection is as expected.
+    Pass,
+    /// Some connection is not.
+    Fail,
+    /// No connection is known to be otherwise; for some the answer depends on the address of a domain name.
+    Depends,
+}
+
 impl Outcome {
-    fn holds(&self) -> bool {
-        self.failed == 0 && self.probed.as_ref().is_none_or(|probed| probed.wrong == 0)
+    fn result(&self) -> Verified {
+        let fails = self.failed > 0 || self.probed.as_ref().is_some_and(|probed| probed.wrong > 0);
+        match (fails, self.depending) {
+            (true, _) => Verified::Fail,
+            (false, 0) => Verified::Pass,
+            (false, _) => Verified::Depends,
+        }
     }
 }
 
@@ -145,6 +183,7 @@ impl std::fmt::Display for Selected {
         let (namespaces, labels) = match self {
             Self::One(party) => return party.fmt(f),
             Self::Pods { namespaces, labels } => (namespaces, labels),
+            Self::Name { name, at } => return write!(f, "{name}{at}"),
         };
         match namespaces {
             Namespaces::Named(name) => write!(f, "pods of {name}")?,
@@ -155,6 +194,19 @@ impl std::fmt::Display for Selected {
             write!(f, "{word}{}", read::label(requirement))?;
         }
         Ok(())
+    }
+}
+
+impl std::fmt::Display for At {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Any => Ok(()),
+            Self::Public => f.write_str(" at public addresses"),
+            Self::Blocks(blocks) => {
+                let blocks: Vec<String> = blocks.iter().map(ToString::to_string).collect();
+                write!(f, " at {}", blocks.join(" and "))
+            }
+        }
     }
 }
 
@@ -182,8 +234,13 @@ pub fn run(args: &TestArgs) -> Result<u8> {
         live::block_on(probe::probe(&args.cluster, &world, &mut outcomes))?;
     }
     let names: Vec<String> = args.file.iter().map(|file| file.display().to_string()).collect();
-    print(&render::render(&outcomes, args.output, &names.join(",")))?;
-    Ok(if outcomes.iter().all(Outcome::holds) { PASSED } else { FAILED })
+    print(&render::render(&outcomes, args.output, &names.join(","))?)?;
+    let any = |result| outcomes.iter().any(|outcome| outcome.result() == result);
+    Ok(match (any(Verified::Fail), any(Verified::Depends)) {
+        (true, _) => FAILED,
+        (false, true) => DEPENDS,
+        (false, false) => PASSED,
+    })
 }
 
 /// Context of assertions.
@@ -246,6 +303,11 @@ fn template(cluster: &Cluster, party: &Party) -> Option<String> {
 }
 
 fn outcome(world: &World<'_>, assertion: Assertion) -> Result<Outcome> {
+    if let Selected::Name { name, at } = &assertion.to {
+        let within = by_name::within(at);
+        let name = name.clone();
+        return by_name::outcome(world, assertion, &name, &within);
+    }
     let (from, to) = sides(world, &assertion)?;
     let explainer = &world.explainer;
     let templates = from.iter().chain(&to).filter_map(|party| template(world.cluster, party));
@@ -272,7 +334,8 @@ fn outcome(world: &World<'_>, assertion: Assertion) -> Result<Outcome> {
     if asked == 0 {
         return Err(anyhow!("from and to select only the same pod: no connection to evaluate"));
     }
-    Ok(Outcome { assertion, asked, failures, failed, probed: None, templates })
+    let (depends, depending, probed) = (Vec::new(), 0, None);
+    Ok(Outcome { assertion, asked, failures, failed, depends, depending, probed, templates })
 }
 
 impl World<'_> {
@@ -282,6 +345,7 @@ impl World<'_> {
         let (namespaces, labels) = match selected {
             Selected::One(party) => return self.named(party),
             Selected::Pods { namespaces, labels } => (namespaces, labels),
+            Selected::Name { .. } => return Vec::new(),
         };
         let matches = |pod: &&std::sync::Arc<Pod>| {
             let namespace = match namespaces {

@@ -18,7 +18,7 @@ use anyhow::Result;
 use ipnet::IpNet;
 use netpold_api::flows::{Filter, merge};
 use netpold_core::cluster::Cluster;
-use netpold_core::model::Change as Object;
+use netpold_core::model::{Change as Object, DomainName};
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 
 pub use args::{DiffArgs, DiffKind, DiffOutput};
@@ -99,6 +99,9 @@ pub enum Party {
         /// Whether all pods and nodes have addresses of this family only.
         only: bool,
     },
+    /// Addresses that the sender resolved a domain name to; of a wildcard, those of the names below it that no other name
+    /// of its rules matches.
+    Name(DomainName),
 }
 
 /// Change of the connections from one party to another.
@@ -129,6 +132,7 @@ impl fmt::Display for Party {
         match self {
             Self::Workload(workload) => f.write_str(&workload.name),
             Self::OwnNode => f.write_str("own node"),
+            Self::Name(name) => name.fmt(f),
             Self::Nodes { only: true, .. } => f.write_str("other nodes"),
             Self::Nodes { nodes, .. } => match &nodes[..] {
                 [node] => write!(f, "node {node}"),

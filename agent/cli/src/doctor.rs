@@ -16,6 +16,7 @@ pub(crate) mod foreign_kinds;
 mod leads;
 mod live;
 mod mesh;
+mod names;
 mod objects;
 mod ports;
 mod render;

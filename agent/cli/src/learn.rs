@@ -6,6 +6,7 @@
 
 mod generate;
 mod grants;
+mod names;
 mod ports;
 mod proof;
 mod text;

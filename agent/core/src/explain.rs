@@ -8,6 +8,7 @@
 mod allowing;
 mod answer;
 mod blocks;
+mod by_name;
 mod literal;
 mod resolved;
 mod rule;
@@ -22,6 +23,7 @@ pub use answer::{
     TierProblem, TierRule, Verdict,
 };
 pub use blocks::Blocks;
+pub use by_name::{NameAnswer, NamePart, Within};
 pub use resolved::Resolved;
 
 use std::collections::BTreeSet;
@@ -30,7 +32,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use crate::cluster::Cluster;
-use crate::model::{Direction, Key, Pod};
+use crate::model::{Direction, DomainName, Key, Pod};
 use crate::probe::{IpProtocol, Party, Probe};
 use answer::Detail;
 use literal::Literal;
@@ -237,6 +239,47 @@ impl<'c> Explainer<'c> {
         let (egress, ingress) = literal.judge_pair(from, to, (kind, None), detail);
         let verdict = Verdict::of([&egress, &ingress]);
         Explanation::judged(probe, verdict, None, egress, ingress)
+    }
+
+    /// Judges connections of a pod to the addresses that it resolved a name to; a wildcard stands for the names below it
+    /// that no other name of the pod's rules matches.
+    ///
+    /// # Errors
+    /// The pod does not exist or has no traffic, no address can be judged, or there are too many blocks; as text.
+    pub fn by_name(
+        &self,
+        pod: &Key,
+        name: &DomainName,
+        within: &Within,
+        kind: (IpProtocol, u16),
+    ) -> Result<NameAnswer, String> {
+        self.translated.literal.by_name(pod, name, within, kind)
+    }
+
+    /// Returns whether policy allows a pod's connection to an address that it resolved a name to; without a name, as if
+    /// it had resolved none.
+    #[must_use]
+    pub fn allows_named(
+        &self,
+        pod: &Pod,
+        name: Option<&DomainName>,
+        remote: IpAddr,
+        kind: (IpProtocol, u16),
+    ) -> bool {
+        let literal = &self.translated.literal;
+        literal.judge_named(pod, name, remote, kind, Detail::Verdict).verdict == Verdict::Allow
+    }
+
+    /// Explains the verdict of [`Explainer::allows_named`].
+    #[must_use]
+    pub fn explain_named(
+        &self,
+        pod: &Pod,
+        name: &DomainName,
+        remote: IpAddr,
+        kind: (IpProtocol, u16),
+    ) -> Judgement {
+        self.translated.literal.judge_named(pod, Some(name), remote, kind, Detail::Reasons)
     }
 
     /// Returns the policies on trial that would deny a flow at one pod, as in [`Judgement::denied_on_trial`]; empty

@@ -452,3 +452,48 @@ fn names_match_what_the_pod_resolved() {
     assert_eq!(judge(explainer, "db", "192.0.2.7").0, Verdict::Allow, "another name");
     assert_eq!(judge(Explainer::new(&cluster), "web", "192.0.2.7").0, Verdict::Deny, "unknown");
 }
+
+/// The programs do not record the names of a policy on trial, so a report of what it would deny says where a name
+/// matters.
+#[test]
+fn names_on_trial_are_not_recorded() {
+    let name = |text: &str| DomainName::try_from(text.to_owned()).unwrap();
+    let rules = |names: &[&str]| {
+        let peers = names.iter().map(|text| Peer::Domain(name(text))).collect();
+        vec![about(Action::Accept, Some(peers), &[443]), about(Action::Deny, None, &[])]
+    };
+    let on_trial = |rules| {
+        let Change::ClusterPolicy(policy) = tier((Tier::Admin, "names", 10), vec![], rules) else {
+            panic!("a tier");
+        };
+        Change::ClusterPolicy(ClusterPolicy { enforcement: Enforcement::Audit, ..policy })
+    };
+    let accept =
+        vec![about(Action::Accept, Some(vec![Peer::Domain(name("known.example.org"))]), &[443])];
+    let enforced = tier((Tier::Admin, "first", 5), vec![], accept);
+    let trial = on_trial(rules(&["*.example.com", "known.example.org"]));
+    let cluster = cluster().into_iter().chain([enforced, trial]).collect();
+    let (web, mut resolved) = (Key::new("shop", "web"), Resolved::default());
+    resolved.insert(&web, &name("known.example.org"), ip("192.0.2.8"), Duration::from_mins(1));
+    let explainer = Explainer::new(&cluster).with_resolved(&resolved);
+    let lines = |to: &str, port| {
+        let judged = explainer.judge(&web, Direction::Egress, ip(to), IpProtocol::TCP, port);
+        let judged = judged.unwrap();
+        assert_eq!(judged.verdict, Verdict::Allow);
+        judged.lines()[1..].join("\n")
+    };
+    let denied = "would be denied by policies in audit mode: ClusterNetworkPolicy names";
+    let unless = "  egress rule 1 of names would accept it if the pod has resolved *.example.com to 192.0.2.7: names of \
+                  policies in audit mode are not recorded";
+    let text = lines("192.0.2.7", 443);
+    assert!(text.contains(denied) && text.contains(unless), "{text}");
+    let text = lines("192.0.2.7", 80);
+    assert!(text.contains(denied) && !text.contains("*.example.com"), "the port differs: {text}");
+    let text = lines("192.0.2.8", 443);
+    assert!(!text.contains(denied), "an enforced rule records the name: {text}");
+    let pod = cluster.pods().get(&web).unwrap();
+    let on_trial = |to: &str| {
+        explainer.denied_on_trial(pod, Direction::Egress, ip(to), IpProtocol::TCP, 443).len()
+    };
+    assert_eq!((on_trial("192.0.2.7"), on_trial("192.0.2.8")), (1, 0));
+}

@@ -3,13 +3,17 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::net::IpAddr;
+use std::time::Duration;
 
+use netpold_core::cluster::Cluster;
+use netpold_core::explain::{Explainer, Resolved, Verdict, Within};
 use netpold_core::model::{
     Action, Change, ClusterRule, Direction, DomainName, Key, Peer, PortRule, Selector, Service,
     Tier,
 };
+use netpold_core::probe::IpProtocol;
 use netpold_ebpf::judge::hook::Hook;
-use netpold_ebpf::layout::RESOLVER_SLOTS;
+use netpold_ebpf::layout::{NAME_GROUPS, RESOLVER_SLOTS};
 use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_SYN, UDP};
 use netpold_ebpf::reason::Reason;
 use netpold_testkit::flows::{FlowTables, HZ};
@@ -582,4 +586,152 @@ fn a_rule_without_ports_is_for_every_protocol() {
     net.resolve(API, &found(API, 300));
     let datagram = udp(40_000, 9, b"x");
     assert!(!net.packet(1, Direction::Egress, FOUND, UDP, &datagram).is_drop());
+}
+
+fn read(name: &str) -> DomainName {
+    DomainName::try_from(name.to_owned()).unwrap()
+}
+
+/// Pod a/p in a cluster with these rules of the only ClusterNetworkPolicy.
+fn explained(rules: Vec<ClusterRule>) -> (Cluster, Key) {
+    (cluster().into_iter().chain([only(rules)]).collect(), Key::new("a", "p"))
+}
+
+/// The answer for a name, and its blocks: `allow`, `deny`, or both with their blocks.
+fn by_name(rules: Vec<ClusterRule>, name: &str, within: &Within, port: u16) -> String {
+    let (cluster, pod) = explained(rules);
+    let kind = (IpProtocol::TCP, port);
+    let answer = Explainer::new(&cluster).by_name(&pod, &read(name), within, kind).unwrap();
+    match answer.verdict {
+        Verdict::Unknown => answer.depends_on(),
+        verdict @ (Verdict::Allow | Verdict::Deny) => verdict.to_string(),
+    }
+}
+
+/// Groups beyond the limit allow nothing, in the tables as in explanations, and the policy is named.
+#[test]
+fn groups_beyond_the_limit_match_nothing() {
+    let rules: Vec<ClusterRule> = (0..NAME_GROUPS as u16 + 2)
+        .map(|n| accept(vec![domain(&format!("n{n}.example.com"))], Some(vec![tcp(1000 + n)])))
+        .collect();
+    let net = Net::new(rules.clone());
+    let (cluster, pod) = explained(rules.clone());
+    let mut resolved = Resolved::default();
+    for n in 0..rules.len() as u16 {
+        let name = format!("n{n}.example.com");
+        let at = ip(&format!("192.0.2.{n}"));
+        net.resolve(&name, &[Record::address(wire(&name), at, 300)]);
+        resolved.insert(&pod, &read(&name), at, Duration::from_mins(5));
+    }
+    let explainer = Explainer::new(&cluster).with_resolved(&resolved);
+    for n in 0..rules.len() as u16 {
+        let (name, port) = (format!("n{n}.example.com"), 1000 + n);
+        let at = format!("192.0.2.{n}");
+        let counts = usize::from(n) < NAME_GROUPS;
+        assert_eq!(net.reaches(1, &at, port), counts, "{name}");
+        let judged =
+            explainer.judge(&pod, Direction::Egress, ip(&at), IpProtocol::TCP, port).unwrap();
+        assert_eq!(judged.verdict == Verdict::Allow, counts, "{name}");
+        let verdict = if counts { "allow" } else { "deny" };
+        assert_eq!(by_name(rules.clone(), &name, &Within::public(), port), verdict, "{name}");
+        let line = format!(
+            "  egress rule {} of names: its domain names match nothing, since they are beyond the pod's first 15 groups",
+            n + 2
+        );
+        assert_eq!(judged.lines().contains(&line), !counts, "{:?}", judged.lines());
+        let unknown = Explainer::new(&cluster);
+        let unknown =
+            unknown.judge(&pod, Direction::Egress, ip(&at), IpProtocol::TCP, port).unwrap();
+        assert_eq!(unknown.tiers.unresolved.is_empty(), !counts, "{:?}", unknown.tiers);
+    }
+    let problems: Vec<String> =
+        net.world.compiler.problems().iter().map(ToString::to_string).collect();
+    let named = "the names of the last groups (of ClusterNetworkPolicy names) allow nothing";
+    assert!(problems.iter().any(|problem| problem.contains(named)), "{problems:?}");
+}
+
+#[test]
+fn a_name_is_judged_without_its_addresses() {
+    let https = || Some(vec![tcp(443)]);
+    let names = || accept(vec![domain("*.example.com"), domain("API.other.test.")], https());
+    let any = Within::default();
+    for (name, port, verdict) in [
+        ("a.example.com", 443, "allow"),
+        ("b.A.Example.com.", 443, "allow"),
+        ("*.a.example.com", 443, "allow"),
+        ("example.com", 443, "deny"),
+        ("api.other.test", 443, "allow"),
+        ("*.other.test", 443, "deny"),
+        ("a.example.com", 80, "deny"),
+    ] {
+        let except = ["10.0.0.0/8", "fd96::/16"].map(|block| block.parse().unwrap());
+        let resolvers_aside = Within { except: except.to_vec(), ..any.clone() };
+        assert_eq!(by_name(vec![names()], name, &resolvers_aside, port), verdict, "{name}");
+    }
+    // The rule for the resolvers decides at their addresses.
+    let depends = by_name(vec![names()], "example.com", &any, 443);
+    assert_eq!(
+        depends,
+        "depends on the address: allowed in 10.0.5.5/32, 10.96.0.10/32, fd96::10/128; denied in 0.0.0.0/0, ::/0"
+    );
+    let internal = || cluster_rule(Action::Deny, vec![block("10.0.0.0/8", &[])], None);
+    let depends = by_name(vec![internal(), names()], "a.example.com", &any, 443);
+    assert!(depends.ends_with("; denied in 10.0.0.0/8"), "{depends}");
+    let denied_later = by_name(vec![names(), internal()], "a.example.com", &any, 443);
+    assert_eq!(denied_later, "allow");
+    let public = Within::public();
+    assert_eq!(by_name(vec![internal(), names()], "a.example.com", &public, 443), "allow");
+    // A Deny for the port only.
+    let deny_80 = cluster_rule(Action::Deny, vec![block("0.0.0.0/0", &[])], Some(vec![tcp(80)]));
+    assert_eq!(by_name(vec![deny_80, names()], "a.example.com", &public, 443), "allow");
+}
+
+/// A question counts for the four shortest names that match it.
+#[test]
+fn a_question_counts_for_four_names() {
+    let name = "a.b.c.d.example.com";
+    let patterns = ["*.example.com", "*.d.example.com", "*.c.d.example.com", "*.b.c.d.example.com"];
+    let mut rules: Vec<ClusterRule> = (0..4)
+        .map(|n| accept(vec![domain(patterns[usize::from(n)])], Some(vec![tcp(1000 + n)])))
+        .collect();
+    rules.push(accept(vec![domain(name)], Some(vec![tcp(443)])));
+    let net = Net::new(rules.clone());
+    net.resolve(name, &found(name, 300));
+    for (port, allowed) in [(1000, true), (1003, true), (443, false)] {
+        assert_eq!(net.reaches(1, FOUND, port), allowed, "{port}");
+        let verdict = if allowed { "allow" } else { "deny" };
+        assert_eq!(by_name(rules.clone(), name, &Within::public(), port), verdict, "{port}");
+    }
+}
+
+/// Generated rules: the answer for a name holds at each address that a pod resolves the name to.
+#[test]
+fn answers_for_names_agree_with_the_packet_path() {
+    let mut depends = 0;
+    for seed in 1..=30_u64 {
+        let random = &mut Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let rules = random_rules(random);
+        let (cluster, pod) = explained(rules.clone());
+        for name in NAMES {
+            let explainer = Explainer::new(&cluster);
+            for address in ADDRESSES.into_iter().filter(|at| *at != "10.0.0.2") {
+                let net = Net::new(rules.clone());
+                net.resolve(name, &[Record::address(wire(name), ip(address), 600)]);
+                for port in [80, 443, 22] {
+                    let kind = (IpProtocol::TCP, port);
+                    let answer =
+                        explainer.by_name(&pod, &read(name), &Within::default(), kind).unwrap();
+                    depends += usize::from(answer.verdict == Verdict::Unknown);
+                    let around = answer.parts.iter().filter(|it| it.block.contains(&ip(address)));
+                    let part = around.max_by_key(|it| it.block.prefix_len()).unwrap();
+                    assert_eq!(
+                        part.is_allowed,
+                        net.reaches(1, address, port),
+                        "seed {seed}: {name} at {address}, {port}: {answer:?}\n{rules:#?}"
+                    );
+                }
+            }
+        }
+    }
+    assert!(depends > 10, "{depends}");
 }

@@ -85,13 +85,15 @@ impl World {
                 let pairs = workload.counterparts();
                 pairs.into_iter().flat_map(|(b, a)| self.pod([b.clone(), a.clone()])).collect()
             }
-            // `meetings` pairs a pod with its own node.
-            Party::OwnNode => Vec::new(),
+            // `meetings` pairs a pod with its own node; generated policies have no names.
+            Party::OwnNode | Party::Name(_) => Vec::new(),
             Party::Nodes { nodes, .. } => nodes.iter().flat_map(|name| self.node(name)).collect(),
             Party::Outside { block, .. } => {
                 let blocks = self.difference.parties.iter().filter_map(|party| match party {
                     Party::Outside { block, .. } => Some(*block),
-                    Party::Workload(_) | Party::OwnNode | Party::Nodes { .. } => None,
+                    Party::Workload(_) | Party::OwnNode | Party::Nodes { .. } | Party::Name(_) => {
+                        None
+                    }
                 });
                 let blocks: Vec<_> = blocks.collect();
                 let longest = |address: &&IpAddr| {

@@ -17,7 +17,7 @@ use netpold_core::model::Key;
 use netpold_core::printable::cut;
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
-use super::{Assertion, Outcome, TOLD, World, pairs, sides};
+use super::{Assertion, Outcome, Selected, TOLD, World, pairs, sides};
 use crate::live::{ClusterArgs, Inside, NotRun};
 
 /// Timeout of a connection in seconds.
@@ -170,6 +170,10 @@ fn chosen(
 ) -> Vec<Connection> {
     let mut not = |why: String, count| *probed.not.entry(why).or_default() += count;
     let cluster = world.cluster;
+    if let Selected::Name { .. } = assertion.to {
+        not("a domain name: only pods, Services and addresses can be probed".to_owned(), 1);
+        return Vec::new();
+    }
     let Ok((from, to)) = sides(world, assertion) else { return Vec::new() };
     let pairs: Vec<(&Party, &Party)> = pairs(world, assertion, &from, &to).collect();
     if assertion.protocol != IpProtocol::TCP {

@@ -1,14 +1,16 @@
 //! Parser of assertions in YAML or JSON, with the line of each error.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow};
-use netpold_core::model::{Change, Requirement, Selector};
+use ipnet::IpNet;
+use netpold_core::model::{Change, DomainName, Requirement, Selector};
 use netpold_core::probe::{IpProtocol, Party};
 use netpold_kube::document::{Entry, Node, ReadError, Value, parse};
 
-use super::{Assertion, Namespaces, Selected};
+use super::{Assertion, At, Namespaces, Selected};
 use crate::arguments::Who;
 use crate::offline::{self, STANDARD_INPUT};
 
@@ -129,8 +131,12 @@ fn assertion(file: &str, item: &Node, namespace: &str) -> Result<Assertion, Read
         selected(field, node, namespace)
     };
     let (from, to) = (side("from")?, side("to")?);
-    if let Selected::One(Party::Service(_)) = from {
-        let text = "from: a Service sends nothing; name its pods";
+    let text_of = match from {
+        Selected::One(Party::Service(_)) => Some("from: a Service sends nothing; name its pods"),
+        Selected::Name { .. } => Some("from: a domain name sends nothing; name pods"),
+        Selected::One(_) | Selected::Pods { .. } => None,
+    };
+    if let Some(text) = text_of {
         return Err(ReadError::new(item.line_of("from"), text));
     }
     let expect = text(item, "expect")?
@@ -201,11 +207,15 @@ fn selected(field: &str, node: &Node, namespace: &str) -> Result<Selected, ReadE
         Value::Null | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::List(_) => {
             let text = format!(
                 "{field}: is neither namespace/pod, svc/namespace/name nor an address, nor has it \
-                 fields namespace and labels"
+                 fields namespace and labels, or name"
             );
             return Err(ReadError::new(node.line, text));
         }
     };
+    if node.entry("name").is_some() || node.entry("at").is_some() {
+        known(entries, &["name", "at"])?;
+        return named(field, node);
+    }
     known(entries, &["namespace", "labels"])?;
     let namespaces = match text(node, "namespace")? {
         Some("*") => Namespaces::All,
@@ -232,6 +242,45 @@ fn selected(field: &str, node: &Node, namespace: &str) -> Result<Selected, ReadE
     Ok(Selected::Pods { namespaces, labels: Selector { requirements } })
 }
 
+/// Reads a domain name and the addresses to which it is assumed to resolve.
+fn named(field: &str, node: &Node) -> Result<Selected, ReadError> {
+    let Some(name) = text(node, "name")? else {
+        return Err(ReadError::new(node.line, format!("{field}: name is missing")));
+    };
+    let name = DomainName::try_from(name.to_owned()).map_err(|error| {
+        ReadError::new(node.line_of("name"), format!("{field}: name: {name:?} {error}"))
+    })?;
+    let Some(at) = node.entry("at") else {
+        return Ok(Selected::Name { name, at: At::Any });
+    };
+    let invalid = || {
+        let text = format!(
+            "{field}: at is neither public nor an address, a block such as 203.0.113.0/24, or a list of these"
+        );
+        ReadError::new(at.line, text)
+    };
+    let items = match &at.node.value {
+        Value::Text(text) if text == "public" => {
+            return Ok(Selected::Name { name, at: At::Public });
+        }
+        Value::Text(_) => std::slice::from_ref(&at.node),
+        Value::List(items) if !items.is_empty() => &items[..],
+        Value::Null
+        | Value::Bool(_)
+        | Value::Int(_)
+        | Value::Float(_)
+        | Value::List(_)
+        | Value::Map(_) => return Err(invalid()),
+    };
+    let block = |item: &Node| {
+        let Value::Text(text) = &item.value else { return None };
+        let address = text.parse::<IpAddr>().map(IpNet::from).ok();
+        address.or_else(|| text.parse::<IpNet>().ok()).map(|block| block.trunc())
+    };
+    let blocks: Option<Vec<IpNet>> = items.iter().map(block).collect();
+    Ok(Selected::Name { name, at: At::Blocks(blocks.ok_or_else(invalid)?) })
+}
+
 /// Formats a required label of an assertion.
 pub(super) fn label(requirement: &Requirement) -> String {
     match requirement {
@@ -256,13 +305,17 @@ mod tests {
         let text = "assertions:\n\
             - {name: n, from: a, to: 10.0.0.1, port: 80, expect: allow}\n\
             - from: {namespace: x, labels: {app: web, tier: \"1\"}}\n  to: svc/x/s\n  protocol: udp\n  port: 53\n  expect: deny\n\
-            - {from: {namespace: \"*\"}, to: x/a, protocol: ICMP, expect: deny}\n";
+            - {from: {namespace: \"*\"}, to: x/a, protocol: ICMP, expect: deny}\n\
+            - {from: a, to: {name: \"*.A.example.\", at: public}, port: 1, expect: deny}\n\
+            - {from: a, to: {name: b.example, at: [192.0.2.1, 2001:db8::1/32]}, port: 1, expect: deny}\n";
         let all = read_text("a.yaml", text, "x").unwrap();
         let titles: Vec<_> = all.iter().map(|a| (a.place.as_str(), a.title())).collect();
         let expected = [
             ("a.yaml:2", "n"),
             ("a.yaml:3", "deny pods of x with app=web, tier=1 to svc/x/s, UDP 53"),
             ("a.yaml:8", "deny pods of every namespace to x/a, ICMP"),
+            ("a.yaml:9", "deny x/a to *.a.example at public addresses, TCP 1"),
+            ("a.yaml:10", "deny x/a to b.example at 192.0.2.1/32 and 2001:db8::/32, TCP 1"),
         ];
         assert_eq!(all[0].from.to_string(), "x/a");
         assert_eq!(titles, expected.map(|(place, title)| (place, title.to_owned())));
@@ -306,6 +359,23 @@ mod tests {
                 "from: \"A\" is neither namespace/pod nor an address",
             ),
             ("from: svc/x/a, to: x/b, port: 1, expect: deny", "from: a Service sends nothing"),
+            (
+                "from: {name: a.b}, to: x/b, port: 1, expect: deny",
+                "from: a domain name sends nothing",
+            ),
+            ("from: x/a, to: {at: public}, port: 1, expect: deny", "to: name is missing"),
+            (
+                "from: x/a, to: {name: com}, port: 1, expect: deny",
+                "to: name: \"com\" is not a domain",
+            ),
+            (
+                "from: x/a, to: {name: a.b, at: private}, port: 1, expect: deny",
+                "to: at is neither public nor an address",
+            ),
+            (
+                "from: x/a, to: {name: a.b, labels: {}}, port: 1, expect: deny",
+                "labels: unknown field; known fields: name, at",
+            ),
             ("from: x/a, to: {labels: {a: b}}, port: 1, expect: deny", "to: namespace is missing"),
             (
                 "from: x/a, to: {namespace: x, labels: {a: 1}}, port: 1, expect: deny",

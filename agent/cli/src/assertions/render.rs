@@ -1,4 +1,4 @@
-//! Outcomes as text, as TAP, and as `JUnit` XML.
+//! Outcomes as text, as TAP, as `JUnit` XML and as JSON.
 //!
 //! TAP is version 14, with a YAML block for each failure. The XML is the part of `JUnit` that CI servers read: a suite,
 //! its cases, and a failure with text.
@@ -6,22 +6,31 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use anyhow::Result;
 use netpold_core::printable::printable;
 use owo_colors::OwoColorize;
+use serde_json::{Value, json};
 
-use super::{Assertion, Outcome, Probed, TestOutput};
+use super::{Assertion, Outcome, Probed, TestOutput, Verified};
+use crate::printable_document::printable_json;
 
 /// Renders the outcomes; text for people is coloured.
-pub(super) fn render(outcomes: &[Outcome], output: TestOutput, file: &str) -> String {
-    match output {
+pub(super) fn render(outcomes: &[Outcome], output: TestOutput, file: &str) -> Result<String> {
+    Ok(match output {
         TestOutput::Text => text(outcomes),
         TestOutput::Tap => tap(outcomes),
         TestOutput::Junit => junit(outcomes, file),
-    }
+        TestOutput::Json => {
+            let mut document = document(outcomes);
+            printable_json(&mut document);
+            format!("{}\n", serde_json::to_string_pretty(&document)?)
+        }
+    })
 }
 
-fn failed(outcomes: &[Outcome]) -> usize {
-    outcomes.iter().filter(|outcome| !outcome.holds()).count()
+/// Counts the outcomes with a result.
+fn count(outcomes: &[Outcome], result: Verified) -> usize {
+    outcomes.iter().filter(|outcome| outcome.result() == result).count()
 }
 
 /// Describes the part of an assertion that fails.
@@ -36,7 +45,12 @@ fn extent(outcome: &Outcome) -> String {
     let probed = outcome.probed.as_ref().filter(|probed| probed.wrong > 0).map(|probed| {
         format!("{} of {} probed connections {reached}", probed.wrong, probed.count())
     });
-    judged.into_iter().chain(probed).collect::<Vec<_>>().join(", ")
+    let depends = match (outcome.depending, outcome.asked) {
+        (0, _) => None,
+        (_, 1) => Some("it depends on the address".to_owned()),
+        (some, asked) => Some(format!("it depends on the address for {some} of {asked} pairs")),
+    };
+    judged.into_iter().chain(depends).chain(probed).collect::<Vec<_>>().join(", ")
 }
 
 /// Describes the results of opened connections.
@@ -51,6 +65,11 @@ fn reasons(outcome: &Outcome) -> Vec<String> {
     let more = outcome.failed - outcome.failures.len();
     if more > 0 {
         lines.push(format!("and {more} more"));
+    }
+    lines.extend(outcome.depends.iter().map(|line| printable(line).into_owned()));
+    match outcome.depending - outcome.depends.len() {
+        0 => {}
+        more => lines.push(format!("and {more} more depend on the address")),
     }
     if let Some(probed) = &outcome.probed {
         lines.extend(probed.failures.iter().map(|failure| printable(failure).into_owned()));
@@ -78,22 +97,31 @@ fn text(outcomes: &[Outcome]) -> String {
     let mut text = String::new();
     for outcome in outcomes {
         let title = title(&outcome.assertion);
-        if outcome.holds() {
-            let _ = writeln!(text, "{} {title}", "pass".green());
-        } else {
+        let word = match outcome.result() {
+            Verified::Pass => None,
+            Verified::Fail => Some("FAIL".red().bold().to_string()),
+            Verified::Depends => Some("DEPENDS".yellow().bold().to_string()),
+        };
+        if let Some(word) = word {
             let (place, extent) = (&outcome.assertion.place, extent(outcome));
-            let _ =
-                writeln!(text, "{} {title}: {extent} ({})", "FAIL".red().bold(), printable(place));
+            let _ = writeln!(text, "{word} {title}: {extent} ({})", printable(place));
             for line in reasons(outcome) {
                 let _ = writeln!(text, "     {line}");
             }
+        } else {
+            let _ = writeln!(text, "{} {title}", "pass".green());
         }
         if let Some(probed) = probed(outcome) {
             let _ = writeln!(text, "     {probed}");
         }
     }
-    let failed = failed(outcomes);
-    let _ = write!(text, "{} passed, {failed} failed", outcomes.len() - failed);
+    let [passed, failed, depending] =
+        [Verified::Pass, Verified::Fail, Verified::Depends].map(|result| count(outcomes, result));
+    let _ = write!(text, "{passed} passed, {failed} failed");
+    if depending > 0 {
+        let verb = if depending == 1 { "depends" } else { "depend" };
+        let _ = write!(text, ", {depending} {verb} on the address");
+    }
     let all: Vec<&Probed> = outcomes.iter().filter_map(|it| it.probed.as_ref()).collect();
     if !all.is_empty() {
         let tried: usize = all.iter().map(|probed| probed.count()).sum();
@@ -112,10 +140,11 @@ fn tap(outcomes: &[Outcome]) -> String {
     for (index, outcome) in outcomes.iter().enumerate() {
         // TAP reads a `#` as the start of a directive.
         let title = title(&outcome.assertion).replace('\\', "\\\\").replace('#', "\\#");
-        let word = if outcome.holds() { "ok" } else { "not ok" };
+        let holds = outcome.result() == Verified::Pass;
+        let word = if holds { "ok" } else { "not ok" };
         let _ = writeln!(text, "{word} {} - {title}", index + 1);
-        if !outcome.holds() {
-            let at = serde_json::Value::from(outcome.assertion.place.as_str());
+        if !holds {
+            let at = Value::from(outcome.assertion.place.as_str());
             let _ =
                 writeln!(text, "  ---\n  at: {at}\n  message: \"{}\"\n  data: |", extent(outcome));
             for line in reasons(outcome) {
@@ -151,9 +180,11 @@ fn xml(text: &str) -> String {
 }
 
 fn junit(outcomes: &[Outcome], file: &str) -> String {
-    let (tests, failures) = (outcomes.len(), failed(outcomes));
+    let [failures, errors] =
+        [Verified::Fail, Verified::Depends].map(|result| count(outcomes, result));
+    let tests = outcomes.len();
     let file = xml(&printable(file));
-    let counts = format!("tests=\"{tests}\" failures=\"{failures}\" errors=\"0\"");
+    let counts = format!("tests=\"{tests}\" failures=\"{failures}\" errors=\"{errors}\"");
     let mut text = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites {counts}>\n  <testsuite name=\"{file}\" {counts}>\n"
     );
@@ -162,14 +193,20 @@ fn junit(outcomes: &[Outcome], file: &str) -> String {
         let case =
             format!("    <testcase classname=\"{}\" name=\"{name}\"", xml(&printable(place)));
         let probed = probed(outcome);
-        if outcome.holds() && probed.is_none() {
+        let element = match outcome.result() {
+            Verified::Pass => None,
+            Verified::Fail => Some("failure"),
+            // No result: the policies do not determine one.
+            Verified::Depends => Some("error"),
+        };
+        if element.is_none() && probed.is_none() {
             let _ = writeln!(text, "{case}/>");
             continue;
         }
         let _ = writeln!(text, "{case}>");
-        if !outcome.holds() {
+        if let Some(element) = element {
             let (extent, reasons) = (xml(&extent(outcome)), xml(&reasons(outcome).join("\n")));
-            let _ = writeln!(text, "      <failure message=\"{extent}\">{reasons}</failure>");
+            let _ = writeln!(text, "      <{element} message=\"{extent}\">{reasons}</{element}>");
         }
         if let Some(probed) = probed {
             let _ = writeln!(text, "      <system-out>{}</system-out>", xml(&probed));
@@ -181,4 +218,47 @@ fn junit(outcomes: &[Outcome], file: &str) -> String {
     }
     text.push_str("  </testsuite>\n</testsuites>\n");
     text
+}
+
+fn document(outcomes: &[Outcome]) -> Value {
+    let result = |outcome: &Outcome| match outcome.result() {
+        Verified::Pass => "pass",
+        Verified::Fail => "fail",
+        Verified::Depends => "depends",
+    };
+    let assertions: Vec<Value> = outcomes
+        .iter()
+        .map(|outcome| {
+            let Assertion { place, from, to, protocol, port, allow, .. } = &outcome.assertion;
+            let mut item = json!({
+                "name": outcome.assertion.title(),
+                "place": place,
+                "from": from.to_string(),
+                "to": to.to_string(),
+                "protocol": protocol,
+                "expect": if *allow { "allow" } else { "deny" },
+                "result": result(outcome),
+                "pairs": outcome.asked,
+                "failed": outcome.failed,
+                "failures": outcome.failures,
+                "depending": outcome.depending,
+                "depends": outcome.depends,
+                "templates": outcome.templates,
+            });
+            if protocol.has_ports() {
+                item["port"] = json!(port);
+            }
+            if let Some(probed) = &outcome.probed {
+                item["probed"] = json!({
+                    "count": probed.count(),
+                    "wrong": probed.wrong,
+                    "failures": probed.failures,
+                });
+            }
+            item
+        })
+        .collect();
+    let [passed, failed, depending] =
+        [Verified::Pass, Verified::Fail, Verified::Depends].map(|result| count(outcomes, result));
+    json!({ "passed": passed, "failed": failed, "depending": depending, "assertions": assertions })
 }

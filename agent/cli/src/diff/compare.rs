@@ -4,12 +4,13 @@
 //! ports between which no rule's range begins or ends.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use anyhow::{Result, anyhow};
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Verdict};
-use netpold_core::model::Protocol;
+use netpold_core::model::{DomainName, Pod, Protocol};
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 
 use super::ends::{Class, End, Ends, Kind, ends};
@@ -34,7 +35,10 @@ pub fn compare(before: &Cluster, after: &Cluster, ranges: &[IpNet]) -> Result<Di
     let work = || {
         let mut pairs = Pairs::new();
         while let Some(part) = parts.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
-            part.iter().try_for_each(|from| asking.from(from, &mut pairs))?;
+            for from in *part {
+                asking.from(from, &mut pairs)?;
+                asking.by_names(from, &mut pairs);
+            }
         }
         Ok(pairs)
     };
@@ -192,6 +196,67 @@ impl<'c> Asking<'_, 'c> {
         lost.other = before && !after;
         gained.other = after && !before;
         Ok([lost, gained])
+    }
+}
+
+impl<'c> Asking<'_, 'c> {
+    /// Compares what a class may reach by domain names.
+    fn by_names(&self, from: &Class<'c>, pairs: &mut Pairs) {
+        let [Some(before), Some(after)] = from.members[0].map(|end| end.pod) else { return };
+        for (name, party) in &self.ends.names {
+            let key = (from.party, *party);
+            if from.sends_as_before || !from.names.contains(name) {
+                pairs.entry(key).or_default().same = true;
+                continue;
+            }
+            for address in &from.resolved {
+                match self.by_name([before, after], name, *address, &from.sends) {
+                    Some(change) if !change.iter().all(Ports::is_empty) => {
+                        pairs.entry(key).or_default().changes.push(change);
+                    }
+                    Some(_) => pairs.entry(key).or_default().same = true,
+                    None => {}
+                }
+            }
+        }
+    }
+
+    /// Returns the lost and the gained ports of an address that a name resolved to, as far as the name opens it; `None`
+    /// if other rules decide about all of its ports.
+    fn by_name(
+        &self,
+        pods: [&Pod; 2],
+        name: &DomainName,
+        address: IpAddr,
+        starts: &Starts,
+    ) -> Option<[Ports; 2]> {
+        let [mut lost, mut gained] = [const { Ports::NONE }; 2];
+        let mut matters = false;
+        // Whether the address is allowed, and whether only the name allows it, before and after.
+        let mut both = |protocol, port| {
+            [0, 1].map(|i| {
+                let allowed = |name| {
+                    self.explainers[i].allows_named(pods[i], name, address, (protocol, port))
+                };
+                let by_name = allowed(Some(name));
+                let only_by_name = by_name && !allowed(None);
+                matters |= only_by_name;
+                (by_name, only_by_name)
+            })
+        };
+        for protocol in PROTOCOLS {
+            for region in starts.regions(protocol) {
+                match both(number(protocol), region.0) {
+                    [(_, true), (false, _)] => lost.push(protocol, region),
+                    [(false, _), (_, true)] => gained.push(protocol, region),
+                    _ => {}
+                }
+            }
+        }
+        let [before, after] = both(IpProtocol::ICMP, 0);
+        lost.other = before.1 && !after.0;
+        gained.other = after.1 && !before.0;
+        matters.then_some([lost, gained])
     }
 }
 

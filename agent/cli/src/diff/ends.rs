@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use netpold_core::cluster::{Cluster, is_unaddressed};
 use netpold_core::explain::Blocks;
-use netpold_core::model::{Direction, NamedPort, Node, Pod};
+use netpold_core::model::{Direction, DomainName, NamedPort, Node, Pod};
 
 use super::Party;
 use super::rules::{Named, Starts, Subject};
@@ -51,6 +51,10 @@ pub(super) struct Class<'c> {
     pub(super) sends: Starts,
     /// Ports at which the class's ingress, or a named port's number, may change.
     pub(super) receives: Starts,
+    /// Domain names in the rules of the class's egress, before or after.
+    pub(super) names: BTreeSet<DomainName>,
+    /// Addresses of no object to which the names are assumed to resolve, one of each set that these rules distinguish.
+    pub(super) resolved: Vec<IpAddr>,
 }
 
 impl Class<'_> {
@@ -77,6 +81,8 @@ pub(super) struct Ends<'c> {
     pub(super) translated: Starts,
     /// Index of [`Party::OwnNode`].
     pub(super) own_node: usize,
+    /// Index of the party of each domain name.
+    pub(super) names: BTreeMap<DomainName, usize>,
     /// Number of blocks beyond [`PLACES`], at which pods without an address are not judged.
     pub(super) left_out: usize,
 }
@@ -88,6 +94,8 @@ struct Census<'c> {
     blocks: Blocks,
     /// Addresses that labels and blocks alone do not determine.
     special: HashSet<IpAddr>,
+    /// Every address of the objects.
+    known: HashSet<IpAddr>,
     /// Namespaces with changed labels.
     relabelled: HashSet<&'c str>,
     node_ports: bool,
@@ -120,6 +128,7 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c>
     };
     let relabelled = names.map(String::as_str).filter(changed).collect();
     let special = special(clusters);
+    let known: HashSet<IpAddr> = clusters.into_iter().flat_map(known).collect();
     let (parties, classes) = (Vec::new(), Vec::new());
     let mut places = places(clusters, &blocks, ranges);
     let left_out = places.len().saturating_sub(PLACES);
@@ -129,6 +138,7 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c>
         named,
         blocks,
         special,
+        known,
         relabelled,
         node_ports,
         places,
@@ -142,7 +152,12 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c>
     census.parties.push(Party::OwnNode);
     census.nodes();
     census.outside();
-    Ends { parties: census.parties, classes: census.classes, translated, own_node, left_out }
+    let names = std::mem::take(&mut census.named.names);
+    let names: BTreeMap<DomainName, usize> =
+        names.into_iter().zip(census.parties.len()..).collect();
+    census.parties.extend(names.keys().cloned().map(Party::Name));
+    let Census { parties, classes, .. } = census;
+    Ends { parties, classes, translated, own_node, names, left_out }
 }
 
 /// Returns an unused address of each block within the ranges that policies distinguish.
@@ -274,17 +289,25 @@ impl<'c> Census<'c> {
             && pair[0].node == pair[1].node
             && pair[0].pod.is_none_or(|pod| !self.relabelled.contains(pod.key.namespace.as_str()));
         let [mut sends, mut receives] = [Starts::default(), Starts::default()];
-        let as_before = |direction, starts: &mut Starts| {
+        let (mut names, mut blocks) = (BTreeSet::new(), BTreeSet::new());
+        let mut as_before = |direction, starts: &mut Starts| {
             let [before, after] = [0, 1].map(|i| {
                 let pod = pair[i].pod?;
                 let subject = Subject::new(self.clusters[i], pod, direction);
                 subject.add_to(starts);
+                if !self.named.names.is_empty() && direction == Direction::Egress {
+                    subject.add_names(&mut names, &mut blocks);
+                }
                 Some(subject)
             });
             before == after
         };
         let egress = as_before(Direction::Egress, &mut sends);
         let ingress = as_before(Direction::Ingress, &mut receives);
+        let resolved = match names.is_empty() {
+            true => Vec::new(),
+            false => self.unused(&Blocks::new(blocks), pair[0].address.is_ipv6()),
+        };
         for port in before.ports.iter().chain(after.ports) {
             receives.range(port.protocol, port.port, port.port);
         }
@@ -297,7 +320,15 @@ impl<'c> Census<'c> {
             receives_as_before: ingress && alike,
             sends,
             receives,
+            names,
+            resolved,
         }
+    }
+
+    /// Returns an address of no object in each block of a family.
+    fn unused(&self, blocks: &Blocks, v6: bool) -> Vec<IpAddr> {
+        let of_family = blocks.iter().filter(|block| block.addr().is_ipv6() == v6);
+        of_family.filter_map(|it| blocks.sample(it, |at| self.known.contains(&at))).collect()
     }
 
     /// Adds the nodes of both clusters, grouped by the labels that policies name.
@@ -344,6 +375,8 @@ impl<'c> Census<'c> {
                                 receives_as_before: same && !self.node_ports,
                                 sends: Starts::default(),
                                 receives: Starts::default(),
+                                names: BTreeSet::new(),
+                                resolved: Vec::new(),
                             });
                             self.classes.len() - 1
                         });
@@ -356,13 +389,12 @@ impl<'c> Census<'c> {
 
     /// Adds an address of each block that no object of the clusters has.
     fn outside(&mut self) {
-        let known: HashSet<IpAddr> = self.clusters.into_iter().flat_map(known).collect();
         let families: BTreeSet<bool> = self.classes.iter().map(Class::is_ipv6).collect();
         for block in self.blocks.iter() {
             let v6 = block.addr().is_ipv6();
             let Some(address) = self
                 .blocks
-                .sample(block, |a| known.contains(&a))
+                .sample(block, |a| self.known.contains(&a))
                 .filter(|_| families.contains(&v6))
             else {
                 continue;
@@ -377,6 +409,8 @@ impl<'c> Census<'c> {
                 receives_as_before: true,
                 sends: Starts::default(),
                 receives: Starts::default(),
+                names: BTreeSet::new(),
+                resolved: Vec::new(),
             });
             let (without, only) = (self.blocks.within(block), families.len() == 1);
             self.parties.push(Party::Outside { block, without, only });

@@ -194,6 +194,7 @@ fn table(difference: &Difference) -> String {
 fn party(party: &Party) -> Value {
     match party {
         Party::Workload(workload) => json!({ "kind": "workload", "name": workload.name }),
+        Party::Name(name) => json!({ "kind": "name", "name": name }),
         Party::OwnNode => json!({ "kind": "own-node" }),
         Party::Nodes { nodes, .. } => json!({ "kind": "nodes", "nodes": nodes }),
         Party::Outside { block, without, .. } => {

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{
-    ClusterRule, Direction, Enforcement, Peer, Pod, PortMatch, Protocol, Requirement, Rule,
-    Selector, Tier,
+    ClusterRule, Direction, DomainName, Enforcement, Peer, Pod, PortMatch, Protocol, Requirement,
+    Rule, Selector, Tier,
 };
 
 use super::ports::FIRST_PORT;
@@ -80,6 +80,21 @@ impl<'c> Subject<'c> {
         let of_tiers = self.tiers.iter().flat_map(|(_, rules, _)| *rules);
         of_policies.chain(of_tiers.map(|rule| &rule.matches)).for_each(|rule| starts.rule(rule));
     }
+
+    /// Adds the domain names, and the blocks that decide before or after them.
+    pub(super) fn add_names(&self, names: &mut BTreeSet<DomainName>, blocks: &mut BTreeSet<IpNet>) {
+        let of_policies = self.policies.iter().flat_map(|(rules, ..)| *rules);
+        let of_tiers = self.tiers.iter().flat_map(|(_, rules, _)| *rules);
+        for rule in of_policies.chain(of_tiers.map(|rule| &rule.matches)) {
+            names.extend(rule.domain_names().cloned());
+            for peer in rule.peers.iter().flatten() {
+                if let Peer::Block(block) = peer {
+                    blocks.insert(block.cidr);
+                    blocks.extend(&block.except);
+                }
+            }
+        }
+    }
 }
 
 /// Criteria by which policies distinguish pods and addresses.
@@ -89,6 +104,8 @@ pub(super) struct Named {
     pub(super) labels: BTreeSet<String>,
     /// Address blocks.
     pub(super) blocks: BTreeSet<IpNet>,
+    /// Domain names.
+    pub(super) names: BTreeSet<DomainName>,
 }
 
 impl Named {
@@ -111,8 +128,9 @@ impl Named {
             match peer {
                 Peer::Pods { pods, .. } => self.selector(pods),
                 Peer::Nodes(nodes) => self.selector(nodes),
-                // What pods resolve is in no manifest.
-                Peer::Domain(_) => {}
+                Peer::Domain(name) => {
+                    self.names.insert(name.clone());
+                }
                 Peer::Block(block) => {
                     self.blocks.insert(block.cidr);
                     self.blocks.extend(&block.except);

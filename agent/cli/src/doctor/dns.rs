@@ -10,8 +10,10 @@ use netpold_core::explain::Verdict;
 use netpold_core::model::{Direction, Peer, Rule};
 use netpold_core::probe::IpProtocol;
 
+pub(super) use self::allowance::is_explicit;
 use self::allowance::{is_resolver, may_be_dns, may_need_names};
-use self::server::{Server, servers};
+
+pub(super) use self::server::{Server, is_node_local, servers};
 use super::finding::{Check, Findings, Severity};
 use super::objects::{Group, Named, Objects, pods_text};
 
@@ -37,7 +39,7 @@ const ASKED: usize = 8;
 /// Checks the pods that some policy isolates, and the name servers.
 pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     let servers = servers(objects);
-    let local = server::is_node_local(objects);
+    let local = is_node_local(objects);
     for group in &objects.groups {
         let is_server = servers.iter().any(|server| server.is(group));
         if !is_server && !local && !asks_others(objects, group) {
@@ -50,7 +52,7 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
 }
 
 /// Returns whether all pods of the group have a `dnsPolicy` without the cluster's name server.
-fn asks_others(objects: &Objects<'_>, group: &Group<'_>) -> bool {
+pub(super) fn asks_others(objects: &Objects<'_>, group: &Group<'_>) -> bool {
     group.pods.iter().all(|pod| objects.pod(pod).is_some_and(|details| details.own_dns))
 }
 

@@ -10,8 +10,8 @@ use super::details::Details;
 use super::finding::{Check, Findings, Report, Severity};
 use super::objects::{Group, Named, Objects, Place};
 use super::{
-    blocks, complete, dns, enforcers, foreign, mesh, ports, selectors, service_ports, services,
-    void_rules,
+    blocks, complete, dns, enforcers, foreign, mesh, names, ports, selectors, service_ports,
+    services, void_rules,
 };
 
 const NOT_UNDERSTOOD: Check = Check {
@@ -65,6 +65,7 @@ pub fn examine(changes: Vec<Change>, details: &Details) -> Report {
         }
     } else {
         dns::examine(&objects, &mut found);
+        names::examine(&objects, &mut found);
         mesh::examine(&objects, &mut found);
         services::examine(&objects, &mut found);
     }

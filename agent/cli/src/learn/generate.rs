@@ -6,9 +6,13 @@ use netpold_api::learn::{Answer, Observed, Peer};
 use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::Allowing;
-use netpold_core::model::{Change, Direction, Enforcement, Key, Pod, Policy, PolicyVersion, Rule};
+use netpold_core::model::{
+    Change, ClusterPolicy, Direction, DomainName, Enforcement, Key, Pod, Policy, PolicyVersion,
+    Rule,
+};
 
 use super::grants::{PeerSpec, Unwritten, grants};
+use super::names;
 use super::ports::Ports;
 use super::proof::{self, Denied};
 use super::unseen::{self, Unseen};
@@ -51,6 +55,10 @@ pub struct LearnedPolicy {
     pub workload: Workload,
     /// Rules by direction: ingress, egress.
     pub rules: [Vec<LearnedRule>; 2],
+    /// Domain names with the observations and ports of their addresses.
+    pub names: Vec<(DomainName, Ports, Sightings)>,
+    /// Policy that accepts the names, if there are any.
+    pub of_names: Option<ClusterPolicy>,
     /// Flows with denied packets; the denials yield no rule.
     pub denied: Vec<Observed>,
     /// Policy in audit mode.
@@ -74,6 +82,9 @@ pub struct Learned {
 
 /// Observed peers and ports of each workload, by direction.
 pub(super) type Seen = BTreeMap<Workload, [BTreeMap<PeerSpec, (Ports, Sightings)>; 2]>;
+
+/// Domain names of each workload.
+type Named = BTreeMap<Workload, BTreeMap<DomainName, (Ports, Sightings)>>;
 
 /// Returns the workloads of a namespace with their pods.
 fn workloads<'c>(cluster: &'c Cluster, namespace: &str) -> BTreeMap<Workload, Vec<&'c Pod>> {
@@ -103,7 +114,19 @@ pub fn generate(objects: Vec<Change>, answer: &Answer, options: &Options) -> Lea
     let passed = || flows.iter().copied().filter(|flow| flow.flows > 0);
     let mut seen = Seen::new();
     let mut unwritten: BTreeMap<&Observed, Unwritten> = BTreeMap::new();
+    let mut named = Named::new();
     for flow in passed() {
+        if let Some(names) = names::of(flow) {
+            let of = named.entry(flow.workload.clone()).or_default();
+            for name in names {
+                let (ports, sightings) = of.entry(name.clone()).or_default();
+                ports.add(&Ports::of(flow.protocol, flow.port));
+                sightings.flows = sightings.flows.saturating_add(flow.flows);
+                sightings.last = sightings.last.max(flow.last);
+            }
+            seen.entry(flow.workload.clone()).or_default();
+            continue;
+        }
         let of = seen.entry(flow.workload.clone()).or_default();
         match grants(&cluster, flow, options) {
             Ok(grants) => {
@@ -138,13 +161,16 @@ pub fn generate(objects: Vec<Change>, answer: &Answer, options: &Options) -> Lea
         }
     }
     seen.retain(|workload, _| !workload.labels.is_empty());
-    let mut names = Names::of(seen.keys());
+    let mut unique = Names::of(seen.keys());
     let policies: Vec<LearnedPolicy> = seen
         .iter()
-        .map(|(workload, of)| {
+        .enumerate()
+        .map(|(number, (workload, of))| {
             let refused = |flow: &&&Observed| flow.workload == *workload && flow.denied > 0;
             let denied = flows.iter().filter(refused).map(|flow| (*flow).clone()).collect();
-            policy(names.next(workload), workload, of, denied)
+            let policy = policy(unique.next(workload), workload, of, denied);
+            let named = named.remove(workload).unwrap_or_default();
+            names::add(policy, named, number)
         })
         .collect();
     let enforced = proof::enforced(objects, passed(), &policies, &options.namespace);
@@ -188,7 +214,8 @@ fn policy(
         enforcement: Enforcement::Audit,
         denial: None,
     };
-    LearnedPolicy { workload: workload.clone(), rules, denied, policy }
+    let (names, of_names) = (Vec::new(), None);
+    LearnedPolicy { workload: workload.clone(), rules, names, of_names, denied, policy }
 }
 
 /// Unique names for policies.

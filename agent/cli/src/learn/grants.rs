@@ -14,7 +14,7 @@ use super::generate::Options;
 use super::ports::{Ports, protocol};
 
 /// Label that selects a namespace by name.
-const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+pub(super) const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// Peer in the form that policies can name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

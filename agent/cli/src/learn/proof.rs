@@ -12,6 +12,7 @@ use netpold_core::model::{Change, Enforcement, Key, Pod, Policy, SharedStr};
 
 use super::generate::LearnedPolicy;
 use super::grants::Unwritten;
+use super::names;
 
 /// Most pods judged per workload: policies do not distinguish the others.
 const ASKED: usize = 4;
@@ -61,7 +62,9 @@ pub(super) fn enforced<'f>(
     let enforce = |learned: &LearnedPolicy| {
         Change::Policy(Policy { enforcement: Enforcement::Enforce, ..learned.policy.clone() })
     };
-    kept.chain(stand_ins).chain(policies.iter().map(enforce)).collect()
+    let of_names = policies.iter().filter_map(|learned| learned.of_names.clone());
+    let policies = policies.iter().map(enforce).chain(of_names.map(Change::ClusterPolicy));
+    kept.chain(stand_ins).chain(policies).collect()
 }
 
 /// Creates a pod of a workload, with addresses of unused blocks (`240.0.0.0/4`, `0100::/64`).
@@ -107,8 +110,12 @@ pub(super) fn denied<'f>(
     for flow in flows {
         let remotes = remotes(cluster, &pods, flow);
         let judged = pods.get(&flow.workload).into_iter().flatten().flat_map(|pod| {
-            let ask = |(remote, port): &(IpAddr, u16)| {
-                explainer.judge(&pod.key, flow.direction, *remote, flow.protocol, *port)
+            let name = names::of(flow).and_then(|names| names.first().copied());
+            let ask = move |(remote, port): &(IpAddr, u16)| match name {
+                Some(name) => {
+                    Some(explainer.explain_named(pod, name, *remote, (flow.protocol, *port)))
+                }
+                None => explainer.judge(&pod.key, flow.direction, *remote, flow.protocol, *port),
             };
             remotes.iter().filter_map(ask).collect::<Vec<_>>()
         });

@@ -37,7 +37,14 @@ fn render(answer: &Answer) -> String {
             table.add_row([
                 workload.to_string(),
                 word.to_owned(),
-                peer.to_string(),
+                match flow.names.is_empty() {
+                    true => peer.to_string(),
+                    false => {
+                        let names: Vec<String> =
+                            flow.names.iter().map(ToString::to_string).collect();
+                        format!("{peer} ({})", names.join(", "))
+                    }
+                },
                 port,
                 flow.flows.to_string(),
                 flow.on_trial.to_string(),

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::generate::{Learned, LearnedPolicy, LearnedRule, Sightings};
 use super::grants::PeerSpec;
+use super::names;
 use super::ports::Ports;
 
 /// Most comment lines of one kind.
@@ -62,6 +63,7 @@ pub fn yaml(learned: &Learned, answer: &Answer) -> String {
     for policy in &learned.policies {
         text.push_str("---\n");
         manifest(&mut text, policy);
+        text.push_str(&of_names(policy));
     }
     text
 }
@@ -82,10 +84,13 @@ fn list<T: ToString>(text: &mut String, title: &str, lines: impl Iterator<Item =
 }
 
 fn manifest(text: &mut String, learned: &LearnedPolicy) {
-    let LearnedPolicy { workload, rules, denied, policy } = learned;
+    let LearnedPolicy { workload, rules, denied, policy, .. } = learned;
     let _ = writeln!(text, "# {}", comment(&workload.to_string()));
     if rules.iter().all(Vec::is_empty) {
-        text.push_str("# No flows observed: this allows nothing.\n");
+        text.push_str(match learned.names.is_empty() {
+            true => "# No flows observed: this allows nothing.\n",
+            false => "# No flows observed but those by domain name, below: this allows nothing.\n",
+        });
     }
     list(text, "Denied when observed, and still denied", denied.iter());
     let (name, namespace) = (scalar(&policy.key.name), scalar(&policy.key.namespace));
@@ -111,6 +116,55 @@ fn manifest(text: &mut String, learned: &LearnedPolicy) {
         let _ = writeln!(text, "  {direction}:");
         rules.iter().for_each(|of| rule(text, direction, of, &workload.namespace));
     }
+}
+
+/// Returns the document of the policy that accepts the domain names; empty without any.
+fn of_names(learned: &LearnedPolicy) -> String {
+    let Some(policy) = &learned.of_names else { return String::new() };
+    let LearnedPolicy { workload, names, .. } = learned;
+    let mut text = format!("---\n# Domain names of {}", comment(&workload.to_string()));
+    text.push_str(
+        ". In force at once: it denies nothing, and names in audit mode match no address.\n",
+    );
+    for (name, ports, sightings) in names {
+        let _ = writeln!(text, "# {}, {}: {}", comment(&name.to_string()), ports, seen(sightings));
+    }
+    let _ = write!(
+        text,
+        "apiVersion: policy.networking.k8s.io/v1alpha2\n\
+         kind: ClusterNetworkPolicy\n\
+         metadata:\n\
+         \x20 name: {}\n\
+         spec:\n\
+         \x20 tier: Admin\n\
+         \x20 priority: {}\n\
+         \x20 subject:\n\
+         \x20   pods:\n\
+         \x20     namespaceSelector:\n\
+         \x20       matchLabels:\n\
+         \x20         kubernetes.io/metadata.name: {}\n\
+         \x20     podSelector:\n",
+        scalar(&policy.name),
+        policy.priority,
+        scalar(&workload.namespace)
+    );
+    labels(&mut text, 8, workload);
+    text.push_str("  egress:\n");
+    let rules = names::object(learned).map(|object| object["spec"]["egress"].clone());
+    for rule in rules.as_ref().and_then(Value::as_array).into_iter().flatten() {
+        let _ = writeln!(
+            text,
+            "  - action: Accept\n    to:\n    - domainNames: {}",
+            rule["to"][0]["domainNames"]
+        );
+        text.push_str("    protocols:\n");
+        for item in rule["protocols"].as_array().into_iter().flatten() {
+            // Words and numbers only, so that they need no quotes.
+            let item = item.to_string().replace('"', "").replace(':', ": ").replace(',', ", ");
+            let _ = writeln!(text, "    - {item}");
+        }
+    }
+    text
 }
 
 fn rule(text: &mut String, direction: Direction, rule: &LearnedRule, namespace: &str) {
@@ -237,7 +291,8 @@ pub fn json(learned: &Learned) -> Value {
     });
     let denied = learned.denied.iter();
     let denied = denied.map(|denied| json!({ "flow": denied.flow, "reason": denied.reason }));
-    let items = learned.policies.iter().map(object);
+    let items = learned.policies.iter();
+    let items = items.flat_map(|policy| [Some(object(policy)), names::object(policy)]).flatten();
     json!({
         "policies": { "apiVersion": "v1", "kind": "List", "items": items.collect::<Vec<_>>() },
         "denied": denied.collect::<Vec<_>>(),

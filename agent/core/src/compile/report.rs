@@ -91,6 +91,8 @@ pub enum Problem {
     TooManyNames {
         /// The pod.
         pod: Key,
+        /// The ClusterNetworkPolicies with rules beyond the limit.
+        policies: Vec<String>,
     },
     /// No slot is free for the endpoint of an interface, so it has no record.
     NoSlot {
@@ -141,11 +143,18 @@ impl fmt::Display for Problem {
                 "pod {pod}: annotation netpold.io/check-source: off has no effect in this namespace; add the \
                  namespace to --source-check-exempt, or remove the annotation"
             ),
-            Self::TooManyNames { pod } => write!(
-                f,
-                "pod {pod}: rules with domain names form more than {NAME_GROUPS} groups; the names of the last groups \
-                 allow nothing; give neighbouring rules with domain names the same protocols, so that they form one group"
-            ),
+            Self::TooManyNames { pod, policies } => {
+                let policies = match &policies[..] {
+                    [] => String::new(),
+                    names => format!(" (of ClusterNetworkPolicy {})", names.join(", ")),
+                };
+                write!(
+                    f,
+                    "pod {pod}: rules with domain names form more than {NAME_GROUPS} groups; the names of the last \
+                     groups{policies} allow nothing; give neighbouring rules with domain names the same protocols, so \
+                     that they form one group"
+                )
+            }
             Self::NoSlot { ifindex, pod } => {
                 write!(f, "pod {pod}, interface {ifindex}: closed, since no endpoint slot is free")
             }
@@ -210,7 +219,10 @@ pub(super) fn problems(cluster: &Cluster, rules: &Rules, endpoints: &Endpoints) 
         }
         let domains = live.rules.policies.iter().flatten().filter_map(|it| it.domains.as_ref());
         if domains.into_iter().any(|groups| groups.len() > NAME_GROUPS) {
-            problems.push(Problem::TooManyNames { pod: pod.clone() });
+            let policies = cluster.pods().get(&pod).map(|pod| cluster.names_beyond_limit(pod));
+            let policies = policies.into_iter().flatten().map(|(policy, _)| policy.name.clone());
+            let policies = policies.collect::<BTreeSet<_>>().into_iter().collect();
+            problems.push(Problem::TooManyNames { pod: pod.clone(), policies });
         }
         if live.unheard {
             problems.push(Problem::SourceNotExempt { pod: pod.clone() });

@@ -190,6 +190,13 @@ pub struct Tiers {
     /// is not known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unresolved: Vec<String>,
+    /// Rules before the deciding one that do not match because their domain names are beyond the limit of the tables.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub names_beyond_limit: Vec<String>,
+    /// Rules of policies in audit mode that would accept the traffic if the pod has resolved a name of theirs, which is
+    /// not recorded.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub names_on_trial: Vec<String>,
     /// Parts of the evaluated ClusterNetworkPolicies that could not be interpreted: their rules fail closed.
     #[serde(rename = "tier_problems", skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<TierProblem>,

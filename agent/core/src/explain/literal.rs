@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::cluster::{Cluster, PodPolicies, is_subject};
 use crate::explain::answer::{Cause, Detail, Judgement, Problem, Tiers, Verdict};
 use crate::explain::resolved::Resolved;
-use crate::explain::rule::{Traffic, Way};
+use crate::explain::rule::{Names, Traffic, Way};
 use crate::model::{ClusterPolicy, Denial, Direction, Enforcement, Key, Pod, Policy, Tier};
 use crate::probe::IpProtocol;
 
@@ -99,7 +99,7 @@ impl<'c> Literal<'c> {
             port,
             way: Way::Direct,
             asked: None,
-            resolved: self.resolved,
+            names: self.resolved.map_or(Names::Unknown, Names::Resolved),
         };
         traffic.of_remote(self.owner(remote));
         traffic
@@ -126,6 +126,7 @@ impl<'c> Literal<'c> {
             let enforced = Self { with_trials: true, ..*self }.judge_once(traffic, exempt, detail);
             if enforced.verdict == Verdict::Deny {
                 judgement.denied_on_trial = self.denying_on_trial(pod, &enforced);
+                judgement.tiers.names_on_trial = enforced.tiers.names_on_trial;
             }
         }
         judgement

@@ -29,6 +29,12 @@ impl Resolved {
         self.0.values().flat_map(BTreeMap::values).map(BTreeMap::len).sum()
     }
 
+    /// Names that a pod resolved to an address.
+    pub fn names(&self, pod: &Key, address: IpAddr) -> impl Iterator<Item = &DomainName> {
+        let names = self.0.get(pod).into_iter().flatten();
+        names.filter(move |(_, found)| found.contains_key(&address)).map(|(name, _)| name)
+    }
+
     /// Time for which an address belongs to a name, for a pod; `None` if it does not.
     pub(super) fn left(&self, pod: &Key, name: &DomainName, address: IpAddr) -> Option<Duration> {
         self.0.get(pod)?.get(name)?.get(&address).copied()

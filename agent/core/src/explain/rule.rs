@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::time::Duration;
 
 use crate::cluster::{Cluster, is_unaddressed};
 use crate::explain::answer::{Cause, Detail, Judgement, Nearest, RuleRef, Verdict};
@@ -30,8 +29,18 @@ pub(super) struct Traffic<'a> {
     pub(super) way: Way,
     /// Address and port of the Service or node port that the packet was sent to, if it was translated.
     pub(super) asked: Option<(IpAddr, u16)>,
-    /// What pods resolved, if that is known.
-    pub(super) resolved: Option<&'a Resolved>,
+    pub(super) names: Names<'a>,
+}
+
+/// What is known of the domain names to which the remote address belongs.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Names<'a> {
+    /// Nothing; a name matches no address.
+    Unknown,
+    /// What pods resolved.
+    Resolved(&'a Resolved),
+    /// The pod resolved this name, or any name below this wildcard, to the address.
+    Assumed(&'a DomainName),
 }
 
 /// Rank of a rule that does not allow the traffic. A rule for the address before translation ranks highest, as its
@@ -185,8 +194,22 @@ impl Traffic<'_> {
 
     /// Finds the matching peer of a rule. `namespace` is the policy's, empty for a cluster-wide policy.
     pub(super) fn peer_hit(&self, namespace: &str, rule: &Rule) -> Hit {
+        self.peer_hit_if(namespace, rule, |_| true)
+    }
+
+    /// Finds the matching peer of a rule, without the domain names that `counts` refuses.
+    pub(super) fn peer_hit_if(
+        &self,
+        namespace: &str,
+        rule: &Rule,
+        counts: impl Fn(&DomainName) -> bool,
+    ) -> Hit {
         let Some(peers) = &rule.peers else { return Some(None) };
-        peers.iter().position(|peer| self.peer_matches(namespace, peer)).map(Some)
+        let matches = |peer: &Peer| {
+            let counts = || if let Peer::Domain(name) = peer { counts(name) } else { true };
+            self.peer_matches(namespace, peer) && counts()
+        };
+        peers.iter().position(matches).map(Some)
     }
 
     pub(super) fn peer_matches(&self, namespace: &str, peer: &Peer) -> bool {
@@ -195,7 +218,7 @@ impl Traffic<'_> {
             Peer::Nodes(nodes) => {
                 self.remote_is_node && self.cluster.nodes.is_selected(nodes, self.remote)
             }
-            Peer::Domain(name) => self.resolution(name).is_some(),
+            Peer::Domain(name) => self.belongs_to(name),
             Peer::Pods { namespaces, pods } => self.remote_pod.is_some_and(|remote| {
                 self.namespace_matches(namespace, namespaces.as_ref(), remote)
                     && pods.matches(&remote.labels)
@@ -203,21 +226,38 @@ impl Traffic<'_> {
         }
     }
 
-    /// Time for which the remote address belongs to a name, because the pod resolved the name to it. Addresses that the
-    /// node may translate belong to no name.
-    pub(super) fn resolution(&self, name: &DomainName) -> Option<Duration> {
-        if self.is_translated() {
-            return None;
+    /// Whether the remote address belongs to a name. Addresses that the node may translate belong to none.
+    pub(super) fn belongs_to(&self, name: &DomainName) -> bool {
+        let belongs = match self.names {
+            Names::Unknown => false,
+            Names::Resolved(resolved) => resolved.left(&self.pod.key, name, self.remote).is_some(),
+            Names::Assumed(asked) => name.covers(asked),
+        };
+        belongs && !self.is_translated()
+    }
+
+    /// The pod's answer by which the remote address belongs to a name, as text; `None` if it does not.
+    pub(super) fn resolution(&self, name: &DomainName) -> Option<String> {
+        match self.names {
+            _ if !self.belongs_to(name) => None,
+            Names::Unknown => None,
+            Names::Resolved(resolved) => {
+                let (remote, left) = (self.remote, resolved.left(&self.pod.key, name, self.remote));
+                let left = left?.as_secs();
+                Some(format!(
+                    "the pod resolved {name} to {remote}, which counts for another {left} s"
+                ))
+            }
+            Names::Assumed(asked) => Some(format!("{name} matches {asked}")),
         }
-        self.resolved?.left(&self.pod.key, name, self.remote)
     }
 
     /// Whether it is not known if the pod resolved a name to the remote address.
     pub(super) fn may_be_resolved(&self) -> bool {
-        self.resolved.is_none() && !self.is_translated()
+        matches!(self.names, Names::Unknown) && !self.is_translated()
     }
 
-    fn is_translated(&self) -> bool {
+    pub(super) fn is_translated(&self) -> bool {
         self.way != Way::Direct
             || self.asked.is_some()
             || self.cluster.service_at(self.remote).is_some()
@@ -228,8 +268,12 @@ impl Traffic<'_> {
 
     fn name_lack(&self, name: &DomainName) -> String {
         let remote = self.remote;
-        let Some(resolved) = self.resolved else {
-            return format!("it is not known here whether the pod resolved {name} to {remote}");
+        let resolved = match self.names {
+            Names::Resolved(resolved) => resolved,
+            Names::Unknown => {
+                return format!("it is not known here whether the pod resolved {name} to {remote}");
+            }
+            Names::Assumed(asked) => return format!("{name} does not match {asked}"),
         };
         if self.is_translated() {
             return format!("{remote} may be translated, so it belongs to no name such as {name}");

@@ -132,6 +132,7 @@ impl Judgement {
             let policies = join_first(&without_match, ToString::to_string, "", ", ");
             lines.push(format!("  no rule matches in {policies}"));
         }
+        lines.extend(self.tiers.names_beyond_limit.iter().map(|rule| format!("  {rule}")));
         if let Some(nearest) = &self.nearest {
             lines.push(format!("  nearest: {}", nearest.rule));
             lines.extend(nearest.lacks.iter().map(|lack| format!("    {lack}")));
@@ -144,6 +145,7 @@ impl Judgement {
             let names = join(self.denied_on_trial.iter().map(name), "", ", ");
             lines.push(format!("  would be denied by policies in audit mode: {names}"));
         }
+        lines.extend(self.tiers.names_on_trial.iter().map(|rule| format!("  {rule}")));
         for problem in self.problems.iter().filter(|_| network_policies_asked) {
             let what =
                 if problem.over_budget { "closed, grants nothing:" } else { "not understood in" };

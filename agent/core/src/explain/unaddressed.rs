@@ -188,7 +188,7 @@ fn depends_on(side: &Side<'_>, (allowed, denied): (Place, Place)) -> String {
 }
 
 /// Returns the blocks of a pod's policies, which distinguish addresses of the other side.
-fn named(cluster: &Cluster, pod: &Pod, direction: Direction) -> BTreeSet<IpNet> {
+pub(super) fn named(cluster: &Cluster, pod: &Pod, direction: Direction) -> BTreeSet<IpNet> {
     let about = cluster.policies_about((pod, true), direction);
     let policies = about.selecting().filter_map(|policy| policy.rules(direction)).flatten();
     let tiers = about.of_cluster().flat_map(|policy| policy.rules(direction));

@@ -23,6 +23,27 @@ impl DomainName {
         self.wildcard
     }
 
+    /// Number of labels, without `*`.
+    #[must_use]
+    pub fn labels(&self) -> usize {
+        self.name.split('.').count()
+    }
+
+    /// Whether this name matches every question that `other` stands for: one name, or all names below a wildcard that
+    /// no longer name matches.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        let is_below = || {
+            let before = other.name.strip_suffix(self.name.as_str());
+            before.is_some_and(|before| before.ends_with('.'))
+        };
+        match (self.wildcard, other.wildcard) {
+            (false, wildcard) => !wildcard && self.name == other.name,
+            (true, false) => is_below(),
+            (true, true) => self.name == other.name || is_below(),
+        }
+    }
+
     /// The name as in a DNS message, without the root's empty label: each label behind its length.
     #[must_use]
     pub fn canonical(&self) -> Vec<u8> {
@@ -103,6 +124,27 @@ mod tests {
             assert_eq!(read(text), Err(NotDomainName), "{text}");
         }
         assert!(read(&long).is_err() && read(&longer).is_err(), "{}", longer.len());
+    }
+
+    #[test]
+    fn a_wildcard_covers_one_or_more_labels() {
+        for (one, covered, others) in [
+            ("api.example.com", &["API.example.com."][..], &["example.com", "*.example.com"][..]),
+            (
+                "*.example.com",
+                &["a.example.com", "b.a.example.com", "*.example.com", "*.a.example.com"],
+                &["example.com", "badexample.com", "*.badexample.com", "*.com.example"],
+            ),
+        ] {
+            let one = read(one).unwrap();
+            for other in covered {
+                assert!(one.covers(&read(other).unwrap()), "{one} {other}");
+            }
+            for other in others {
+                assert!(!one.covers(&read(other).unwrap()), "{one} {other}");
+            }
+        }
+        assert_eq!(read("*.example.com").unwrap().labels(), 2);
     }
 
     #[test]

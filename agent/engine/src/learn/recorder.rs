@@ -9,7 +9,7 @@
 //! address becomes known after its first flows, the records get the workload's name ([`Recorder::named`]), and an
 //! address that no object has any more keeps its recorded workload.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use netpold_api::learn::{Answer, Observed, Peer, PeerAddress};
 use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, Whose, is_subject};
 use netpold_core::explain::{Explainer, PodFlow};
-use netpold_core::model::{Direction, Pod};
+use netpold_core::model::{Direction, DomainName, Pod};
 use netpold_core::probe::IpProtocol;
 
 use super::shares::{Refused, Shares};
@@ -26,6 +26,8 @@ use super::shares::{Refused, Shares};
 const PORTS_MAX: u16 = 64;
 /// Most records displaced per sweep: each search walks all records.
 const DISPLACED_MAX: usize = 64;
+/// Most domain names of a record.
+const NAMES_MAX: usize = 8;
 /// Most lookups cached for one state of the cluster.
 const REMEMBERED: usize = 65_536;
 /// Cost of an uncached lookup in a sweep's budget.
@@ -86,6 +88,8 @@ pub struct Recorder {
     last_id: u32,
     ids: BTreeMap<Subject, u32>,
     records: HashMap<u32, Counts>,
+    /// Domain names of policy that pods resolved to the address of a record.
+    names: HashMap<u32, BTreeSet<DomainName>>,
     /// Number of recorded ports per workload, direction and peer.
     ports: HashMap<Pair, u16>,
     shares: Shares,
@@ -121,6 +125,7 @@ impl Recorder {
             let [first, last] = [flow.first, flow.last].map(|at| at.saturating_mul(1000));
             if let Some(id) = self.id(subject, true) {
                 self.records.insert(id, Counts { flows, on_trial, denied, first, last });
+                self.resolved_to(id, flow.names.iter());
             }
         }
     }
@@ -254,6 +259,20 @@ impl Recorder {
         id
     }
 
+    /// Adds domain names to a record of flows to an address outside.
+    pub fn resolved_to<'n>(&mut self, id: u32, names: impl Iterator<Item = &'n DomainName>) {
+        let mut names = names.peekable();
+        if names.peek().is_none() || !self.records.contains_key(&id) {
+            return;
+        }
+        let known = self.names.entry(id).or_default();
+        for name in names {
+            if known.len() < NAMES_MAX {
+                known.insert(name.clone());
+            }
+        }
+    }
+
     /// Records a packet of a flow that has a record.
     pub fn again(&mut self, id: u32, at: u64) {
         if let Some(counts) = self.records.get_mut(&id) {
@@ -287,7 +306,10 @@ impl Recorder {
         let flows = self.ids.iter().filter_map(|(subject, id)| {
             let Subject { workload, direction, peer, protocol, port } = subject;
             let Counts { flows, on_trial, denied, first, last } = *self.records.get(id)?;
+            let is_outside = matches!(peer, Peer::Address(_));
+            let names = self.names.get(id).filter(|_| is_outside).cloned().unwrap_or_default();
             Some(Observed {
+                names,
                 workload: plain(workload),
                 direction: *direction,
                 peer: peer.clone().map(|workload| plain(&workload)),
@@ -435,6 +457,7 @@ impl Recorder {
     fn remove(&mut self, subject: &Subject) {
         let Some(id) = self.ids.remove(subject) else { return };
         self.records.remove(&id);
+        self.names.remove(&id);
         self.shares.remove(&subject.workload.namespace, source(&subject.peer));
         if let Peer::Address(address) = subject.peer
             && let Some(records) = self.outside.get_mut(&address)

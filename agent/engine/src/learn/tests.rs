@@ -4,7 +4,7 @@ use netpold_api::learn::{Answer, Observed, Peer, merge};
 use netpold_api::workload::Workload;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::PodFlow;
-use netpold_core::model::{Change, Direction, Key, Pod};
+use netpold_core::model::{Change, Direction, DomainName, Key, Pod};
 use netpold_core::probe::IpProtocol;
 use netpold_testkit::objects;
 
@@ -191,4 +191,34 @@ fn a_flow_is_of_the_pod_that_had_the_address_then() {
     let mut seen: Vec<String> = peers(&recorder).into_iter().map(|(peer, _)| peer).collect();
     seen.sort();
     assert_eq!(seen, expected);
+}
+
+#[test]
+fn a_record_keeps_the_names_of_its_address() {
+    let (mut recorder, web) = (Recorder::new(0), pod("shop", 1));
+    let cluster: Cluster = [Change::Pod(web.clone())].into_iter().collect();
+    let (protocol, port) = (IpProtocol::TCP, 443);
+    let name = |text: &str| DomainName::try_from(text.to_owned()).unwrap();
+    let remote = "192.0.2.7".parse::<IpAddr>().unwrap();
+    let flow = PodFlow { pod: &web, direction: Direction::Egress, remote, protocol, port };
+    let id = recorder.meet(&cluster, flow, |_| None, met(1000), &mut 0);
+    let names: Vec<DomainName> = (0..20)
+        .map(|n| name(&format!("n{n:02}.example.com")))
+        .chain([name("*.example.com")])
+        .collect();
+    recorder.resolved_to(id, names[20..].iter());
+    recorder.resolved_to(id, names[..20].iter());
+    recorder.resolved_to(0, names.iter());
+    let answer = recorder.answer("n", 2000);
+    let kept = &answer.flows[0].names;
+    assert!(kept.len() == 8 && kept.contains(&names[20]), "{kept:?}");
+    let mut next = Recorder::new(0);
+    next.resume(answer.clone());
+    assert_eq!(next.answer("n", 2000).flows, answer.flows);
+    let other = Answer {
+        flows: vec![Observed { names: [name("x.example.org")].into(), ..answer.flows[0].clone() }],
+        ..answer.clone()
+    };
+    let all = merge(vec![("a".into(), answer), ("b".into(), other)]);
+    assert_eq!(all.flows[0].names.len(), 9);
 }

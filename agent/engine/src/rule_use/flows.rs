@@ -294,7 +294,7 @@ impl<'u> Round<'u> {
         met: Met,
         cost: &mut usize,
     ) -> u32 {
-        let RuleUse { pods, recorder, .. } = &mut *self.of;
+        let RuleUse { pods, recorder, resolved, .. } = &mut *self.of;
         let Some(pod) = pods.of(tuple.endpoint) else { return 0 };
         // For TCP the table knows the initiator. Requests of the own node need no rule.
         let is_answer = tuple.protocol == UDP && answers(tuple, direction);
@@ -304,15 +304,19 @@ impl<'u> Round<'u> {
         };
         let cluster = self.cluster;
         let former = |address| pods.former(cluster, address, met.at).map(|pod| &**pod);
-        recorder.meet(cluster, pod_flow(pod, tuple, direction), former, met, cost)
+        let id = recorder.meet(cluster, pod_flow(pod, tuple, direction), former, met, cost);
+        if direction == Direction::Egress {
+            recorder.resolved_to(id, resolved.names(&pod.key, tuple.remote));
+        }
+        id
     }
 
     /// Returns whether audited policies would deny a flow.
     fn audit(&mut self, tuple: &FlowTuple, direction: Direction, cost: &mut usize) -> bool {
-        let RuleUse { pods, trials, .. } = &mut *self.of;
+        let RuleUse { pods, trials, resolved, .. } = &mut *self.of;
         let Some(pod) = pods.of(tuple.endpoint) else { return false };
         let flow = pod_flow(pod, tuple, direction);
-        trials.meet(self.cluster, tuple, flow, kind(tuple, direction), cost)
+        trials.meet((self.cluster, resolved), tuple, flow, kind(tuple, direction), cost)
     }
 
     fn group(&mut self, tuple: &FlowTuple, direction: Direction, cost: &mut usize) -> u32 {

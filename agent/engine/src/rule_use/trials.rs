@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use netpold_core::cluster::Cluster;
-use netpold_core::explain::{Explainer, PodFlow};
+use netpold_core::explain::{Explainer, PodFlow, Resolved};
 use netpold_core::model::{Direction, Key};
 use netpold_dataplane::conntrack::FlowTuple;
 
@@ -62,10 +62,11 @@ impl Trials {
         (counts.collect(), self.others)
     }
 
-    /// Evaluates a flow that is not counted yet; returns whether it would be denied. Adds the effort to `cost`.
+    /// Evaluates a flow that is not counted yet; returns whether it would be denied. `resolved`: what pods resolved, for
+    /// the names of enforced rules. Adds the effort to `cost`.
     pub(super) fn meet(
         &mut self,
-        cluster: &Cluster,
+        (cluster, resolved): (&Cluster, &Resolved),
         tuple: &FlowTuple,
         flow: PodFlow<'_>,
         kind: Kind,
@@ -82,7 +83,7 @@ impl Trials {
         let denied_by = self.cache.denied_by.entry(kind).or_insert_with(|| {
             *cost += LOOK;
             let PodFlow { pod, direction, remote, protocol, port } = flow;
-            let explainer = Explainer::new(cluster);
+            let explainer = Explainer::new(cluster).with_resolved(resolved);
             explainer.denied_on_trial(pod, direction, remote, protocol, port).into()
         });
         if denied_by.is_empty() {

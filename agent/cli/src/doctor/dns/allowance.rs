@@ -58,7 +58,7 @@ pub(super) fn may_be_dns(rule: &Rule) -> bool {
 }
 
 /// Returns whether the rule's port is explicit and may be a name server's.
-pub(super) fn is_explicit(port: &PortRule) -> bool {
+pub(in crate::doctor) fn is_explicit(port: &PortRule) -> bool {
     is_udp(port)
         && match &port.port {
             PortMatch::Any => false,

@@ -23,15 +23,15 @@ const NODE_LOCAL: (&str, &str) = ("k8s-app", "node-local-dns");
 const NODE_LOCAL_NAME: &str = "node-local-dns";
 
 /// Name server, or several behind one Service.
-pub(super) struct Server<'o> {
+pub(in crate::doctor) struct Server<'o> {
     /// Service; `None` for pods without a known Service.
     service: Option<&'o Key>,
     /// Whether pods ask this server by default.
-    pub(super) is_of_cluster: bool,
+    pub(in crate::doctor) is_of_cluster: bool,
     /// Protocol, address and port of each backend.
-    pub(super) backends: BTreeSet<(Protocol, IpAddr, u16)>,
+    pub(in crate::doctor) backends: BTreeSet<(Protocol, IpAddr, u16)>,
     /// Whether the server is only assumed to be the cluster's, because there is no other.
-    pub(super) is_guess: bool,
+    pub(in crate::doctor) is_guess: bool,
     pods: Vec<&'o Pod>,
     keys: BTreeSet<&'o Key>,
 }
@@ -54,14 +54,14 @@ impl<'o> Server<'o> {
     }
 
     /// Returns the backends to ask: those by UDP, if there are any.
-    pub(super) fn questions(&self) -> impl Iterator<Item = &(Protocol, IpAddr, u16)> {
+    pub(in crate::doctor) fn questions(&self) -> impl Iterator<Item = &(Protocol, IpAddr, u16)> {
         let is_udp = |it: &&(Protocol, IpAddr, u16)| it.0 == Protocol::Udp;
         let has_udp = self.backends.iter().any(|it| is_udp(&it));
         self.backends.iter().filter(move |it| !has_udp || is_udp(it))
     }
 
     /// Returns whether a group of pods contains the server.
-    pub(super) fn is(&self, group: &Group<'_>) -> bool {
+    pub(in crate::doctor) fn is(&self, group: &Group<'_>) -> bool {
         group.pods.iter().any(|pod| self.keys.contains(&pod.key))
     }
 
@@ -131,7 +131,7 @@ impl<'o> Server<'o> {
 }
 
 /// Returns the name servers with a pod or node among the objects; those that pods ask by default come first.
-pub(super) fn servers<'o>(objects: &Objects<'o>) -> Vec<Server<'o>> {
+pub(in crate::doctor) fn servers<'o>(objects: &Objects<'o>) -> Vec<Server<'o>> {
     let mut by_service: BTreeMap<&Key, BTreeSet<(Protocol, IpAddr, u16)>> = BTreeMap::new();
     for led in objects.leads.all() {
         let (key, port) = (&led.service.key, led.port);
@@ -170,7 +170,7 @@ fn without_service(objects: &Objects<'_>) -> BTreeSet<(Protocol, IpAddr, u16)> {
 
 /// Returns whether pods ask a cache on their own node, which policy always lets them reach. If the cache has the
 /// Service's own address, the Service decides.
-pub(super) fn is_node_local(objects: &Objects<'_>) -> bool {
+pub(in crate::doctor) fn is_node_local(objects: &Objects<'_>) -> bool {
     let caches = objects.details.running.iter().filter(|running| {
         let words = running.containers.iter().flat_map(|it| &it.words);
         running.key.name.starts_with(NODE_LOCAL_NAME)
