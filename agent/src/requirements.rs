@@ -5,6 +5,7 @@ use tracing::warn;
 
 use netpold_dataplane::attach::Mode;
 use netpold_dataplane::features::Features;
+use netpold_dataplane::quiescence::preempts_programs;
 
 /// Required capabilities with their numbers in `linux/capability.h` and their purposes.
 const CAPABILITIES: [(u32, &str, &str); 4] = [
@@ -103,10 +104,10 @@ pub fn warn_of_lacks(mode: Mode) {
 /// Returns warnings about optional features that this kernel lacks.
 pub(crate) fn lacks_here(mode: Mode) -> Vec<&'static str> {
     let jit = std::fs::read_to_string(JIT);
-    lacks(mode, jit.ok().as_deref())
+    lacks(mode, jit.ok().as_deref(), preempts_programs() == Some(true))
 }
 
-fn lacks(mode: Mode, jit: Option<&str>) -> Vec<&'static str> {
+fn lacks(mode: Mode, jit: Option<&str>, real_time: bool) -> Vec<&'static str> {
     let mut lacks = Vec::new();
     if mode == Mode::Clsact {
         lacks.push(
@@ -118,6 +119,12 @@ fn lacks(mode: Mode, jit: Option<&str>) -> Vec<&'static str> {
         lacks.push(
             "net.core.bpf_jit_enable is 0: eBPF programs are interpreted, which takes many times \
              longer for each packet; set it to 1",
+        );
+    }
+    if real_time {
+        lacks.push(
+            "this kernel is a real-time one (PREEMPT_RT), on which netpold is untested: from 6.18 on, one packet's program \
+             may preempt another's and overwrite its data; use another kernel",
         );
     }
     lacks
@@ -174,11 +181,12 @@ mod tests {
 
     #[test]
     fn lacks_are_told() {
-        assert!(lacks(Mode::Tcx, Some("1\n")).is_empty());
+        assert!(lacks(Mode::Tcx, Some("1\n"), false).is_empty());
         // Network namespaces other than the initial one have no such file.
-        assert!(lacks(Mode::Tcx, None).is_empty());
-        let both = lacks(Mode::Clsact, Some("0\n"));
+        assert!(lacks(Mode::Tcx, None, false).is_empty());
+        let both = lacks(Mode::Clsact, Some("0\n"), true);
         assert!(both[0].contains("no TCX") && both[1].contains("interpreted"), "{both:?}");
+        assert!(both[2].contains("PREEMPT_RT"), "{both:?}");
     }
 
     #[test]

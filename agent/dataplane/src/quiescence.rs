@@ -96,12 +96,17 @@ fn visit(processors: &[usize], deadline: Instant) -> bool {
 fn proves_something() -> bool {
     static PROVES: OnceLock<bool> = OnceLock::new();
     *PROVES.get_or_init(|| {
-        let kernel = nix::sys::utsname::uname();
-        let version = kernel.as_ref().map(|it| it.version().to_string_lossy());
         let reserved = ["isolated", "nohz_full"].map(read);
-        version.is_ok_and(|version| !is_real_time(&version))
+        preempts_programs() == Some(false)
             && reserved.iter().flatten().all(|list| parse(list).is_none_or(|all| all.is_empty()))
     })
+}
+
+/// Whether this kernel preempts programs; `None`: unknown.
+#[must_use]
+pub fn preempts_programs() -> Option<bool> {
+    let kernel = nix::sys::utsname::uname().ok()?;
+    Some(is_real_time(&kernel.version().to_string_lossy()))
 }
 
 /// Whether the kernel's build description names a real-time kernel, which preempts programs.
