@@ -250,14 +250,14 @@ pub(crate) fn exceeds_port_sets(policy: &Policy, direction: Direction, most: usi
             Peer::Block(block) => Some(block),
             Peer::Pods { .. } | Peer::Nodes(_) | Peer::Domain(_) => None,
         });
-        let grant = literal(rule, &mut names, &mut tries);
+        let grant = grant(rule, &mut names, &mut tries);
         granted.extend(blocks.map(|block| (block, grant)));
     }
     BlockMap::exceeds(&granted, &tries, most)
 }
 
-/// Grant of a rule, with local numbers for port names.
-fn literal<'a>(
+/// Grant of a rule, with the caller's numbers for port names.
+pub(crate) fn grant<'a>(
     rule: &'a Rule,
     names: &mut BTreeMap<(Protocol, &'a str), u32>,
     tries: &mut Tries,
