@@ -148,7 +148,7 @@ impl RuleUse {
     /// Sets what pods resolved, by which rules with domain names allow flows.
     pub fn names_are(&mut self, resolved: Resolved) {
         // An evaluation without a name does not hold once a pod has resolved it.
-        if !(resolved.is_empty() && self.resolved.is_empty()) {
+        if !resolved.is_alike(&self.resolved) {
             self.trials.forget();
         }
         self.resolved = resolved;

@@ -26,7 +26,19 @@ impl Resolved {
     /// Number of addresses, of all pods and names.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.values().flat_map(BTreeMap::values).map(BTreeMap::len).sum()
+        self.entries().count()
+    }
+
+    /// Whether pods resolved the same names to the same addresses, whatever the time left.
+    #[must_use]
+    pub fn is_alike(&self, other: &Self) -> bool {
+        self.entries().eq(other.entries())
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (&Key, &DomainName, &IpAddr)> {
+        self.0.iter().flat_map(|(pod, names)| {
+            names.iter().flat_map(move |(name, found)| found.keys().map(move |at| (pod, name, at)))
+        })
     }
 
     /// Names that a pod resolved to an address.
@@ -44,5 +56,32 @@ impl Resolved {
     pub(super) fn addresses(&self, pod: &Key, name: &DomainName) -> impl Iterator<Item = IpAddr> {
         let names = self.0.get(pod).and_then(|names| names.get(name));
         names.into_iter().flat_map(BTreeMap::keys).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_left_is_no_difference() {
+        let name = |text: &str| DomainName::try_from(text.to_owned()).unwrap();
+        let resolved = |pod: &str, of: &str, address: [u8; 4], seconds| {
+            let mut resolved = Resolved::default();
+            let left = Duration::from_secs(seconds);
+            resolved.insert(&Key::new("shop", pod), &name(of), IpAddr::from(address), left);
+            resolved
+        };
+        let one = resolved("web", "a.example.com", [192, 0, 2, 1], 60);
+        assert!(one.is_alike(&resolved("web", "a.example.com", [192, 0, 2, 1], 50)));
+        for other in [
+            resolved("db", "a.example.com", [192, 0, 2, 1], 60),
+            resolved("web", "b.example.com", [192, 0, 2, 1], 60),
+            resolved("web", "a.example.com", [192, 0, 2, 2], 60),
+            Resolved::default(),
+        ] {
+            assert!(!one.is_alike(&other) && !other.is_alike(&one), "{other:?}");
+        }
+        assert_eq!((one.len(), Resolved::default().len()), (1, 0));
     }
 }
