@@ -82,13 +82,20 @@ struct State {
     /// Hooks that a guard is closing at the moment.
     closing: BTreeSet<Hook>,
     /// Hooks that the engine has attached to, or detached from: guards leave them alone.
-    taken: BTreeSet<Hook>,
-    /// Taken hooks with a program of the engine's.
-    judged: BTreeSet<Hook>,
-    /// Taken hooks of new interfaces that a guard was to close: it closes them once the engine releases them.
-    wanted: BTreeSet<Hook>,
+    taken: BTreeMap<Hook, Taken>,
     /// Links that could not be pinned.
     unpinned: BTreeMap<Hook, OwnedFd>,
+}
+
+/// State of a hook of the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    /// The engine attaches or detaches.
+    Held,
+    /// It has a program of the engine's.
+    Judged,
+    /// It is of a new interface that a guard was to close: a guard closes it once the engine releases it.
+    Wanted,
 }
 
 impl Claims {
@@ -99,29 +106,24 @@ impl Claims {
         let is_closing = |state: &mut State| state.closing.contains(&hook);
         let waited = self.changed.wait_while(state, is_closing);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-        state.taken.insert(hook);
+        state.taken.entry(hook).or_insert(Taken::Held);
         state.unpinned.remove(&hook)
     }
 
     /// Releases a hook: a guard may close it. Returns whether one was to close it meanwhile.
     fn release(&self, hook: Hook) -> bool {
-        let mut state = lock(&self.state);
-        state.taken.remove(&hook);
-        state.judged.remove(&hook);
-        state.wanted.remove(&hook)
+        lock(&self.state).taken.remove(&hook) == Some(Taken::Wanted)
     }
 
     /// Records that the engine's program is attached, so that no guard needs to close the hook.
     pub(super) fn is_attached(&self, hook: Hook) {
-        let mut state = lock(&self.state);
-        state.judged.insert(hook);
-        state.wanted.remove(&hook);
+        lock(&self.state).taken.insert(hook, Taken::Judged);
     }
 
     /// Calls `act` unless the engine has taken the hook; the engine waits meanwhile.
     fn unless_taken(&self, hook: Hook, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let state = lock(&self.state);
-        if state.taken.contains(&hook) { Ok(()) } else { act() }
+        if state.taken.contains_key(&hook) { Ok(()) } else { act() }
     }
 
     /// Calls `act` unless a guard is closing the hook; guards wait meanwhile.
@@ -134,9 +136,9 @@ impl Claims {
     /// another interface with this index.
     fn begin(&self, hook: Hook, is_new: bool) -> bool {
         let mut state = lock(&self.state);
-        if state.taken.contains(&hook) {
-            if is_new && !state.judged.contains(&hook) {
-                state.wanted.insert(hook);
+        if let Some(taken) = state.taken.get_mut(&hook) {
+            if is_new && *taken == Taken::Held {
+                *taken = Taken::Wanted;
             }
             return false;
         }
@@ -156,8 +158,6 @@ impl Claims {
         for direction in Direction::BOTH {
             let hook = Hook { ifindex, direction };
             state.taken.remove(&hook);
-            state.judged.remove(&hook);
-            state.wanted.remove(&hook);
             state.unpinned.remove(&hook);
         }
     }
