@@ -266,16 +266,17 @@ fn judge(world: &World<'_>, assertions: Vec<Assertion>) -> Result<Vec<Outcome>> 
 /// # Errors
 /// One side matches no pod.
 fn sides(world: &World<'_>, assertion: &Assertion) -> Result<(Vec<Party>, Vec<Party>)> {
-    let [from, to] = [("from", &assertion.from), ("to", &assertion.to)].map(|(side, selected)| {
-        let parties = world.parties(selected);
-        if parties.is_empty() {
-            return Err(anyhow!(
-                "{side}: no pod with an address and no pod template matches: {selected}"
-            ));
-        }
-        Ok(parties)
-    });
-    Ok((from?, to?))
+    Ok((side(world, "from", &assertion.from)?, side(world, "to", &assertion.to)?))
+}
+
+fn side(world: &World<'_>, side: &str, selected: &Selected) -> Result<Vec<Party>> {
+    let parties = world.parties(selected);
+    if parties.is_empty() {
+        return Err(anyhow!(
+            "{side}: no pod with an address and no pod template matches: {selected}"
+        ));
+    }
+    Ok(parties)
 }
 
 /// Pairs senders and receivers. Overlapping selections do not pair a pod with itself, except a template: it stands for

@@ -7,7 +7,7 @@ use netpold_core::explain::{Verdict, Within};
 use netpold_core::model::{DomainName, Key};
 use netpold_core::probe::Party;
 
-use super::{Assertion, At, Outcome, TOLD, World, template};
+use super::{Assertion, At, Outcome, TOLD, World, side, template};
 
 /// Returns the addresses to which a name is assumed to resolve.
 pub(super) fn within(at: &At) -> Within {
@@ -28,13 +28,7 @@ pub(super) fn outcome(
     name: &DomainName,
     within: &Within,
 ) -> Result<Outcome> {
-    let from = world.parties(&assertion.from);
-    if from.is_empty() {
-        let selected = &assertion.from;
-        return Err(anyhow!(
-            "from: no pod with an address and no pod template matches: {selected}"
-        ));
-    }
+    let from = side(world, "from", &assertion.from)?;
     let templates: BTreeSet<String> =
         from.iter().filter_map(|party| template(world.cluster, party)).collect();
     let kind = (assertion.protocol, assertion.port);

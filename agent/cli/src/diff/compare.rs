@@ -197,9 +197,7 @@ impl<'c> Asking<'_, 'c> {
         gained.other = after && !before;
         Ok([lost, gained])
     }
-}
 
-impl<'c> Asking<'_, 'c> {
     /// Compares what a class may reach by domain names.
     fn by_names(&self, from: &Class<'c>, pairs: &mut Pairs) {
         let [Some(before), Some(after)] = from.members[0].map(|end| end.pod) else { return };

@@ -15,7 +15,7 @@ use self::allowance::{is_resolver, may_be_dns, may_need_names};
 
 pub(super) use self::server::{Server, is_node_local, servers};
 use super::finding::{Check, Findings, Severity};
-use super::objects::{Group, Named, Objects, pods_text};
+use super::objects::{Group, Objects, pods_text};
 
 const NO_DNS: Check = Check {
     name: "no-dns",
@@ -86,12 +86,8 @@ fn senders(objects: &Objects<'_>, group: &Group<'_>, servers: &[Server<'_>], fou
     if servers.iter().any(reaches) || rules.iter().any(is_dns) {
         return;
     }
-    let policies: Vec<Named<'_>> =
-        isolating.iter().map(|(policy, _)| Named::policy(policy, objects.details)).collect();
-    let names: Vec<&str> = policies.iter().map(|named| named.text.as_str()).collect();
-    let place = format!("{}: {}", pods_text(group), names.join(", "));
-    let place =
-        policies.first().map_or_else(String::new, |it| it.with_source(place, "spec.egress"));
+    let text = |names: &str| format!("{}: {names}", pods_text(group));
+    let place = objects.place_of(isolating.iter().map(|(policy, _)| *policy), "spec.egress", text);
     match servers.iter().find(|server| server.is_of_cluster) {
         Some(server) => {
             let rule = server.egress_rule(objects);
@@ -172,13 +168,10 @@ fn closed(
         }
     };
     let policies = isolating.iter().filter_map(|key| objects.cluster.policies().get(*key));
-    let policies: Vec<Named<'_>> =
-        policies.map(|policy| Named::policy(policy, objects.details)).collect();
-    let names: Vec<&str> = policies.iter().map(|named| named.text.as_str()).collect();
-    let by = if names.is_empty() { String::new() } else { format!(" by {}", names.join(", ")) };
-    let place = format!("{}: {who}{by}", server.text());
-    let place =
-        policies.first().map_or_else(|| place.clone(), |it| it.with_source(place.clone(), ""));
+    let place = objects.place_of(policies.map(|policy| &**policy), "", |names| {
+        let by = if names.is_empty() { String::new() } else { format!(" by {names}") };
+        format!("{}: {who}{by}", server.text())
+    });
     let fix = format!("add an ingress rule for the name server's pods: {}", server.ingress_rule());
     found.add_with_fix(&CLOSED, &fix, place);
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use netpold_core::explain::Verdict;
 use netpold_core::model::{
     Action, ClusterPolicy, Direction, DomainName, Enforcement, Key, Peer, Service,
 };
@@ -113,32 +112,31 @@ fn without_resolver(objects: &Objects<'_>, policies: &[&ClusterPolicy], found: &
             continue;
         }
         let Some(pod) = group.pods.first() else { continue };
-        let is_subject = |policy: &&&ClusterPolicy| {
-            let subject = &policy.subject;
-            group.is_in(None, Some(&subject.namespaces), &subject.pods)
+        let Some(policy) = policies.iter().find(|policy| is_subject(group, policy)) else {
+            continue;
         };
-        let Some(policy) = policies.iter().find(is_subject) else { continue };
-        let reaches = servers.iter().flat_map(Server::questions).any(|(_, at, port)| {
-            let (direction, udp) = (Direction::Egress, IpProtocol::UDP);
-            let judged = objects.explainer.judge(&pod.key, direction, *at, udp, *port);
-            judged.is_none_or(|judged| judged.verdict == Verdict::Allow)
-        });
-        if !reaches {
+        let mut questions = servers.iter().flat_map(Server::questions);
+        if !questions.any(|(_, at, port)| objects.may_send(pod, *at, IpProtocol::UDP, *port)) {
             let named = Named::cluster_policy(policy, objects.details);
             found.add(&NO_RESOLVER, named.at("spec.egress", &pods_text(group)));
         }
     }
 }
 
+/// Returns whether a policy is about a group of pods.
+fn is_subject(group: &Group<'_>, policy: &ClusterPolicy) -> bool {
+    let subject = &policy.subject;
+    group.is_in(None, Some(&subject.namespaces), &subject.pods)
+}
+
 /// Returns whether a rule names the port of DNS at some block: it may be a resolver that the agents trust.
 fn names_a_resolver(objects: &Objects<'_>, group: &Group<'_>) -> bool {
     let isolating = objects.isolating(group, Direction::Egress);
     let rules = isolating.iter().flat_map(|(_, rules)| rules.iter());
-    let tiers = objects.cluster.cluster_policies().filter(|policy| {
-        let subject = &policy.subject;
-        policy.enforcement == Enforcement::Enforce
-            && group.is_in(None, Some(&subject.namespaces), &subject.pods)
-    });
+    let tiers = objects
+        .cluster
+        .cluster_policies()
+        .filter(|policy| policy.enforcement == Enforcement::Enforce && is_subject(group, policy));
     let tiers = tiers.flat_map(|policy| &policy.egress);
     let tiers = tiers.filter(|rule| rule.action != Action::Deny).map(|rule| &rule.matches);
     rules.chain(tiers).any(|rule| {

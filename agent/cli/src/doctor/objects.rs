@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use netpold_core::cluster::{Cluster, is_subject};
-use netpold_core::explain::Explainer;
+use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::{
     ClusterPolicy, Direction, Enforcement, Key, Labels, Pod, Policy, Rule, Selector,
 };
 use netpold_core::printable::cut;
+use netpold_core::probe::IpProtocol;
 
 use super::complete::is_stand_in;
 use super::details::{Details, Manifest, PodDetails};
@@ -173,6 +174,30 @@ impl<'c> Objects<'c> {
             is_planned.then(|| self.templates.get(&key).copied()).flatten()
         };
         self.details.pods.get(&pod.key).or_else(template)
+    }
+
+    /// Returns whether policies allow a pod to send to an address and port; true for a pod that is not known.
+    pub(super) fn may_send(&self, pod: &Pod, to: IpAddr, protocol: IpProtocol, port: u16) -> bool {
+        let judged = self.explainer.judge(&pod.key, Direction::Egress, to, protocol, port);
+        judged.is_none_or(|judged| judged.verdict == Verdict::Allow)
+    }
+
+    /// Returns the place of policies that together cause a problem: a text of their names, with file and line of a field
+    /// of the first.
+    pub(super) fn place_of<'p>(
+        &'p self,
+        policies: impl Iterator<Item = &'p Policy>,
+        path: &str,
+        text: impl FnOnce(&str) -> String,
+    ) -> String {
+        let named: Vec<Named<'_>> =
+            policies.map(|policy| Named::policy(policy, self.details)).collect();
+        let names: Vec<&str> = named.iter().map(|named| named.text.as_str()).collect();
+        let place = text(&names.join(", "));
+        match named.first() {
+            Some(first) => first.with_source(place, path),
+            None => place,
+        }
     }
 
     /// Returns the NetworkPolicies that isolate a group in one direction, with their rules. Audited policies isolate

@@ -9,7 +9,7 @@ use netpold_api::learn::{Observed, Peer};
 use netpold_api::workload::Workload;
 use netpold_core::model::{
     Action, ClusterPolicy, ClusterRule, Direction, DomainName, Enforcement, NamespacedPods,
-    Peer as ModelPeer, PolicyVersion, Requirement, Rule, Selector, Tier,
+    Peer as ModelPeer, PolicyVersion, PortMatch, Requirement, Rule, Selector, Tier,
 };
 use serde_json::{Value, json};
 
@@ -94,13 +94,13 @@ pub(super) fn object(learned: &LearnedPolicy) -> Option<Value> {
     let rules = by_ports(&learned.names).into_iter().map(|(ports, names)| {
         let ranges = ports.rules().into_iter().flatten().filter_map(|rule| {
             let number = match rule.port {
-                netpold_core::model::PortMatch::Range(first, last) if first == last => {
+                PortMatch::Range(first, last) if first == last => {
                     json!({ "number": first })
                 }
-                netpold_core::model::PortMatch::Range(first, last) => {
+                PortMatch::Range(first, last) => {
                     json!({ "range": { "start": first, "end": last } })
                 }
-                netpold_core::model::PortMatch::Any | netpold_core::model::PortMatch::Named(_) => {
+                PortMatch::Any | PortMatch::Named(_) => {
                     return None;
                 }
             };

@@ -2,13 +2,12 @@
 //!
 //! A proxy gets its certificate and configuration from the control plane. Without them, the pod does not become ready.
 
-use netpold_core::explain::Verdict;
 use netpold_core::model::{Direction, Pod};
 use netpold_core::probe::IpProtocol;
 
 use super::super::details::Mesh;
 use super::super::finding::{Check, Findings, Severity};
-use super::super::objects::{Group, Named, Objects, pods_text};
+use super::super::objects::{Group, Objects, pods_text};
 
 const MESH_CONTROL_PLANE: Check = Check {
     name: "mesh-control-plane",
@@ -20,8 +19,6 @@ const MESH_CONTROL_PLANE: Check = Check {
           [{key: linkerd.io/control-plane-component, operator: Exists}]}}], ports: [{port: 8080}, {port: 8086}, {port: \
           8090}]}",
 };
-
-const TCP: IpProtocol = IpProtocol(6);
 
 /// Component of a control plane that every proxy of the mesh connects to.
 struct Component {
@@ -66,31 +63,23 @@ pub(super) fn examine(objects: &Objects<'_>, meshes: &[Option<Mesh>], found: &mu
         let Some(pod) = group.pods.first().filter(|_| !is_server && !isolating.is_empty()) else {
             continue;
         };
-        let of_mesh = COMPONENTS.iter().filter(|component| component.mesh == mesh);
-        let Some(port) = of_mesh.flat_map(|it| unreached(objects, pod, it)).next() else {
-            continue;
-        };
-        let policies: Vec<Named<'_>> =
-            isolating.iter().map(|(policy, _)| Named::policy(policy, objects.details)).collect();
-        let names: Vec<&str> = policies.iter().map(|named| named.text.as_str()).collect();
-        let place = format!("{}: no TCP {port} ({})", pods_text(group), names.join(", "));
+        let mut of_mesh = COMPONENTS.iter().filter(|component| component.mesh == mesh);
+        let Some(port) = of_mesh.find_map(|it| unreached(objects, pod, it)) else { continue };
+        let text = |names: &str| format!("{}: no TCP {port} ({names})", pods_text(group));
         let place =
-            policies.first().map_or_else(String::new, |it| it.with_source(place, "spec.egress"));
+            objects.place_of(isolating.iter().map(|(policy, _)| *policy), "spec.egress", text);
         found.add_of(&MESH_CONTROL_PLANE, mesh, place);
     }
 }
 
-/// Returns the ports of a component that a pod reaches at none of its pods. A component without a pod address is unknown.
-fn unreached(objects: &Objects<'_>, pod: &Pod, component: &Component) -> Vec<u16> {
+/// Returns the first port of a component that a pod reaches at none of its pods. A component without a pod address is
+/// unknown.
+fn unreached(objects: &Objects<'_>, pod: &Pod, component: &Component) -> Option<u16> {
     let servers = objects.groups.iter().filter(|group| component.is(group));
     let addresses: Vec<_> =
         servers.flat_map(|group| &group.pods).flat_map(|pod| pod.all_addresses()).collect();
-    let allows = |port| {
-        addresses.iter().any(|address| {
-            let judged = objects.explainer.judge(&pod.key, Direction::Egress, *address, TCP, port);
-            judged.is_none_or(|judged| judged.verdict == Verdict::Allow)
-        })
-    };
-    let ports = component.ports.iter().copied();
-    ports.filter(|port| !addresses.is_empty() && !allows(*port)).collect()
+    let allows =
+        |port| addresses.iter().any(|at| objects.may_send(pod, *at, IpProtocol::TCP, port));
+    let mut ports = component.ports.iter().copied();
+    ports.find(|port| !addresses.is_empty() && !allows(*port))
 }
