@@ -47,6 +47,8 @@ pub(super) fn install<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
         step::quiet(
             Command::new("apt-get")
                 .args(["install", "-q", "-y", "--no-install-recommends"])
+                // On a fresh machine, unattended upgrades hold dpkg's lock for minutes.
+                .args(["-o", "DPkg::Lock::Timeout=300"])
                 .args(known)
                 .env("DEBIAN_FRONTEND", "noninteractive"),
         )?;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::io::{AsyncBufRead, AsyncBufReadExt};
+use hyper::header::{ACCEPT, HeaderValue};
 use kube::Client;
 use kube::core::Status;
 use kube::core::watch::Bookmark;
@@ -19,24 +20,27 @@ use crate::convert::{self, Identity, Read};
 
 /// Most bytes taken in at once if they are already available.
 const AT_ONCE: usize = 1 << 20;
-/// Bookmark that ends a streaming list.
-const LIST_ENDS: &str = "k8s.io/initial-events-end";
+/// Media type of answers. Servers since Kubernetes 1.38 omit `metadata.managedFields` (KEP-5958), a third to a half of
+/// an object; older servers ignore the parameter.
+const MEDIA_TYPE: HeaderValue =
+    HeaderValue::from_static("application/json;drop=metadata.managedFields");
 
 /// A streamed answer.
 pub(super) struct Answer {
     body: Pin<Box<dyn AsyncBufRead + Send>>,
     splitter: Splitter,
     /// Longest time without data before the answer counts as silent.
-    pub(super) patience: Duration,
+    patience: Duration,
 }
 
 impl Answer {
     /// Sends the request; returns when the answer begins.
     pub(super) async fn to(
         client: &Client,
-        request: hyper::Request<Vec<u8>>,
+        mut request: hyper::Request<Vec<u8>>,
         patience: Duration,
     ) -> Result<Self, Failure> {
+        request.headers_mut().insert(ACCEPT, MEDIA_TYPE);
         let body = timeout(patience, client.request_stream(request))
             .await
             .map_err(|_| Failure::Silent(patience))?
@@ -128,11 +132,7 @@ pub(super) enum Event {
     /// The object was deleted.
     Gone(Identity),
     /// A version from which a watch can continue.
-    Mark {
-        version: String,
-        /// Whether all objects of a streaming list have arrived.
-        ends_list: bool,
-    },
+    Bookmark(String),
     /// The watch failed.
     Failed(Failure),
 }
@@ -183,10 +183,7 @@ fn event(of: convert::Kind, kind: &[u8], object: Raw<'_>) -> Event {
         }
         b"\"DELETED\"" => Event::Gone(Identity::of(object.text)),
         b"\"BOOKMARK\"" => match serde_json::from_slice::<Bookmark>(object.text) {
-            Ok(Bookmark { metadata, .. }) => Event::Mark {
-                ends_list: metadata.annotations.contains_key(LIST_ENDS),
-                version: metadata.resource_version,
-            },
+            Ok(Bookmark { metadata, .. }) => Event::Bookmark(metadata.resource_version),
             Err(error) => undecodable(&error),
         },
         b"\"ERROR\"" => match serde_json::from_slice::<Status>(object.text) {

@@ -1,9 +1,11 @@
 //! One kind: listed once, then watched, and listed again if the watch cannot continue.
 //!
 //! Connections and requests are kube's. The loop around them is netpold's own, because it records when a watch is alive
-//! (bookmarks count), recognises a server without streaming lists, and repeats the request of a silent watch. The
-//! decoding of answers (`answer.rs`) is its own too: kube decodes whole objects, and an object that kube cannot
-//! decode ends its watch.
+//! (bookmarks count), and repeats the request of a silent watch. The decoding of answers (`answer.rs`) is its own too:
+//! kube decodes whole objects, and an object that kube cannot decode ends its watch.
+//!
+//! Lists are paged and never streamed (`sendInitialEvents`): a server compresses pages, but no watch, and a compressed
+//! list has a tenth of the bytes. A page of 500 objects bounds the memory of server and agent alike.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -29,8 +31,6 @@ use super::outage::{Following, Member};
 use super::store::Store;
 use crate::convert::Read;
 
-/// Longest wait for a streaming list to begin, and between its objects.
-const STREAM_PAUSE: Duration = Duration::from_secs(30);
 /// Longest pause after a failure.
 const LONGEST: Duration = Duration::from_mins(5);
 /// Duration of a watch, extended by a random part of the same time: the agents of all nodes must not return at the same
@@ -57,8 +57,6 @@ pub(super) struct Follower<K> {
     fields: Option<String>,
     store: Store<K>,
     state: State,
-    /// Whether the server may support streaming lists.
-    streaming: bool,
     backoff: DefaultBackoff,
     availability: Availability,
     /// Silence after which the last watch was given up.
@@ -82,7 +80,6 @@ impl<K: Kind> Follower<K> {
             fields: fields.or_else(|| K::FIELDS.map(str::to_owned)),
             store: Store::new(),
             state: State::List,
-            streaming: true,
             backoff: DefaultBackoff::default(),
             availability: Availability::new(kind_name::<K>(), K::ABSENCE),
             quiet: None,
@@ -98,8 +95,7 @@ impl<K: Kind> Follower<K> {
     pub(super) async fn run(mut self) {
         while !self.updates.is_closed() {
             let (verb, outcome) = match &self.state {
-                State::List if self.streaming => ("list", self.streamed_list().await),
-                State::List => ("list", self.paged_list().await),
+                State::List => ("list", self.list().await),
                 State::Watch(version) => ("watch", self.watch(version.clone()).await),
             };
             if let Err(failure) = outcome {
@@ -110,7 +106,7 @@ impl<K: Kind> Follower<K> {
     }
 
     /// Lists all objects in pages; the list is consistent, since later pages have the first one's version.
-    async fn paged_list(&mut self) -> Result<(), Failure> {
+    async fn list(&mut self) -> Result<(), Failure> {
         self.begin_list();
         let mut params = list::params::<K>(self.fields.as_deref());
         loop {
@@ -138,58 +134,20 @@ impl<K: Kind> Follower<K> {
         Ok((changes, metadata))
     }
 
-    /// Lists all objects as the first events of a watch, which then continues. Server and agent hold one object at a
-    /// time in memory.
-    async fn streamed_list(&mut self) -> Result<(), Failure> {
-        self.begin_list();
-        let params = WatchParams { send_initial_events: true, ..self.watch_params() };
-        // Without a version the list is as recent as a plain list, not as old as some cache may be.
-        let mut answer = match self.ask(Self::request().watch(&params, ""), STREAM_PAUSE).await {
-            Ok(answer) => answer,
-            Err(Failure::Silent(_)) => {
-                return self.without_streaming("no answer to a streaming list");
-            }
-            Err(Failure::NotUnderstood(reason)) => return self.without_streaming(&reason),
-            // Only a plain list shows whether the kind is served.
-            Err(Failure::NotServed) => return self.without_streaming("not found"),
-            Err(failure) => return Err(failure),
-        };
-        let (mut events, mut complete) = (Events::default(), false);
-        while !complete {
-            match self.take(&mut answer, &mut events, &mut complete).await {
-                Ok(true) => {}
-                Ok(false) => return Err(Failure::Refused("the list ended early".into())),
-                Err(Failure::Silent(_)) => {
-                    return self.without_streaming("the streaming list did not complete");
-                }
-                Err(Failure::NotUnderstood(reason)) => return self.without_streaming(&reason),
-                Err(failure) => return Err(failure),
-            }
-        }
-        answer.patience = self.connection.timeout();
-        self.follow(answer, events).await
-    }
-
-    fn without_streaming(&mut self, reason: &str) -> Result<(), Failure> {
-        let kind = &self.availability.status.kind;
-        tracing::debug!(kind, reason, "no streaming lists: using paged lists");
-        self.streaming = false;
-        Ok(())
-    }
-
     /// Watches changes from a version on, until the server ends the watch, as it does every few minutes.
     async fn watch(&mut self, version: String) -> Result<(), Failure> {
         let began = Instant::now();
-        let request = Self::request().watch(&self.watch_params(), &version);
+        let request = Request::new(K::url_path(&(), None)).watch(&self.watch_params(), &version);
+        let request = request.map_err(|error| Failure::of(kube::Error::BuildRequest(error)))?;
         let (quiet, patience) = (self.quiet.take(), self.connection.timeout());
-        let answer = self.ask(request, patience).await;
+        let answer = Answer::to(&self.connection.client(), request, patience).await;
         let answer = answer.map_err(|failure| match quiet {
             Some(quiet) if failure.is_no_answer() => Failure::Silent(quiet),
             _ => failure,
         })?;
         self.heard();
         self.say(Vec::new(), began).await;
-        self.follow(answer, Events::default()).await?;
+        self.follow(answer).await?;
         if began.elapsed() < SHORT {
             tokio::time::sleep(SHORT).await;
         }
@@ -202,10 +160,10 @@ impl<K: Kind> Follower<K> {
     /// etcd reports no progress. A connection to a dead peer, or one that a proxy has forgotten, looks the same, and
     /// TCP keepalive would detect only the former. The watch is therefore requested again from its last version, over
     /// HTTP/1.1 on another connection: a live server answers at once, and only a server that does not is reported.
-    async fn follow(&mut self, mut answer: Answer, mut events: Events) -> Result<(), Failure> {
-        let mut complete = true;
+    async fn follow(&mut self, mut answer: Answer) -> Result<(), Failure> {
+        let mut events = Events::default();
         loop {
-            match self.take(&mut answer, &mut events, &mut complete).await {
+            match self.take(&mut answer, &mut events).await {
                 Ok(true) => {}
                 Ok(false) => return Ok(()),
                 Err(Failure::Silent(time)) => {
@@ -219,21 +177,15 @@ impl<K: Kind> Follower<K> {
         }
     }
 
-    /// Takes in the next events; returns whether there may be more. `complete`: the events of a streaming list have all
-    /// arrived.
-    async fn take(
-        &mut self,
-        answer: &mut Answer,
-        events: &mut Events,
-        complete: &mut bool,
-    ) -> Result<bool, Failure> {
+    /// Takes in the next events; returns whether there may be more.
+    async fn take(&mut self, answer: &mut Answer, events: &mut Events) -> Result<bool, Failure> {
         let (mut at, mut changes, mut outcome) = (None, Vec::new(), Ok(()));
         let more = answer.parts(|part| {
             at.get_or_insert_with(Instant::now);
             if let Some(event) = events.part(K::KIND, part)
                 && outcome.is_ok()
             {
-                outcome = self.event(event, complete).map(|change| changes.extend(change));
+                outcome = self.event(event).map(|change| changes.extend(change));
             }
         });
         let more = more.await;
@@ -247,35 +199,17 @@ impl<K: Kind> Follower<K> {
     }
 
     /// Takes in an event, and its version for the next watch.
-    fn event(&mut self, event: Event, complete: &mut bool) -> Result<Vec<Change>, Failure> {
+    fn event(&mut self, event: Event) -> Result<Option<Change>, Failure> {
         let (change, version) = match event {
-            Event::Object(read) if *complete => (self.store.update(&read), read.identity.version),
-            Event::Object(read) => (self.store.listed(&read), None),
+            Event::Object(read) => (self.store.update(&read), read.identity.version),
             Event::Gone(identity) => (self.store.remove(&identity), identity.version),
-            Event::Mark { version, ends_list: true } if !*complete => {
-                *complete = true;
-                return Ok(self.complete(version));
-            }
-            Event::Mark { version, .. } => (None, Some(version)),
+            Event::Bookmark(version) => (None, Some(version)),
             Event::Failed(failure) => return Err(failure),
         };
-        if let Some(version) = version.filter(|version| *complete && !version.is_empty()) {
+        if let Some(version) = version.filter(|version| !version.is_empty()) {
             self.state = State::Watch(version);
         }
-        Ok(change.into_iter().collect())
-    }
-
-    fn request() -> Request {
-        Request::new(K::url_path(&(), None))
-    }
-
-    async fn ask(
-        &self,
-        request: Result<hyper::Request<Vec<u8>>, kube::core::request::Error>,
-        patience: Duration,
-    ) -> Result<Answer, Failure> {
-        let request = request.map_err(|error| Failure::of(kube::Error::BuildRequest(error)))?;
-        Answer::to(&self.connection.client(), request, patience).await
+        Ok(change)
     }
 
     fn watch_params(&self) -> WatchParams {
