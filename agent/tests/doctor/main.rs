@@ -130,6 +130,11 @@ fn found(check: &str, place: &str) -> Vec<(String, String)> {
 fn what_cannot_be_told() {
     let (status, report) = examine(&policy("p", "podSelector: {matchLabels: {app: web}}"));
     assert_eq!((status, report.findings.len(), report.unknown.len()), (2, 0, 1), "{report:?}");
+    let empty = tempfile::tempdir().unwrap();
+    let manifests = empty.path().to_str().unwrap();
+    let (status, report) =
+        doctor(&mut std::process::Command::new(BINARY), &["--manifests", manifests]);
+    assert_eq!((status, report.findings.len(), report.unknown.len()), (2, 0, 1), "{report:?}");
     let output = std::process::Command::new(BINARY)
         .args(["doctor", "--manifests", "/none"])
         .env_clear()

@@ -151,3 +151,95 @@ fn pods_that_resolve_no_names() {
         assert_eq!(places(&report).contains_key("no-dns"), finds, "{report:?}");
     }
 }
+
+/// A misspelt annotation leaves a policy enforced that was meant to be on trial.
+#[test]
+fn annotations_of_policies() {
+    let with = |metadata: &str| {
+        let web = policy("p", "podSelector: {matchLabels: {app: web}}");
+        of(&[web.replace("namespace: x", &format!("namespace: x, {metadata}"))])
+    };
+    let annotated = |entry: &str| with(&format!("annotations: {{netpold.io/{entry}}}"));
+    assert_eq!(annotated("enforcement: audit"), []);
+    assert_eq!(annotated("deny: reject"), []);
+    let at = "NetworkPolicy x/p: metadata.annotations.netpold.io/";
+    assert_eq!(
+        annotated("enforcement: Audit"),
+        found(
+            "annotation-not-understood",
+            &format!("{at}enforcement: `Audit` is not enforce or audit; the policy is enforced")
+        )
+    );
+    assert_eq!(
+        annotated("enforcment: audit"),
+        found("annotation-unknown", &format!("{at}enforcment"))
+    );
+    assert_eq!(
+        with("labels: {netpold.io/enforcement: audit}"),
+        found("annotation-unknown", "NetworkPolicy x/p: metadata.labels.netpold.io/enforcement")
+    );
+}
+
+/// Selectors of operators' objects match no pod template of a chart.
+#[test]
+fn a_policy_of_a_chart_without_pods() {
+    let chart = "{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: x}, spec: {template: {metadata: \
+                 {labels: {app: web}}, spec: {containers: [{name: c}]}}}}\n---\n";
+    let (status, report) =
+        examine(&format!("{chart}{}", policy("p", "podSelector: {matchLabels: {app: operated}}")));
+    let [finding] = &report.findings[..] else { panic!("{report:?}") };
+    assert_eq!((status, &*finding.check), (0, "selects-nothing"));
+    assert!(!finding.fix.contains("delete"), "{finding:?}");
+}
+
+/// Returns a ClusterNetworkPolicy of the Admin tier for a namespace.
+fn admin(name: &str, namespace: &str, rules: &str) -> String {
+    format!(
+        "{{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {{name: {name}}}, spec: \
+         {{tier: Admin, priority: 10, subject: {{namespaces: {{matchLabels: {{kubernetes.io/metadata.name: \
+         {namespace}}}}}}}, {rules}}}}}\n---\n"
+    )
+}
+
+/// The API leaves the order open only of policies that both apply to some traffic.
+#[test]
+fn equal_priorities_of_the_same_pods() {
+    let deny = "[{action: Deny, to: [{networks: [203.0.113.0/24]}]}]";
+    let egress = format!("egress: {deny}");
+    let ingress = "ingress: [{action: Deny, from: [{namespaces: {}}]}]";
+    let two = |first: &str, second: &str, rules: &str| {
+        of(&[admin("a", first, &egress), admin("b", second, rules)])
+    };
+    assert_eq!(two("x", "x", &egress), found("equal-priority", "Admin 10: a, b"));
+    assert_eq!(two("x", "y", &egress), [], "each tenant has its own");
+    assert_eq!(two("x", "x", ingress), [], "of different directions");
+}
+
+/// Packets never have the Service's address where policy sees them: a Deny of the address denies nothing.
+#[test]
+fn a_deny_of_a_service_denies_nothing() {
+    let rules = "egress: [{action: Deny, to: [{networks: [10.96.0.1/32]}]}]";
+    let (status, report) = examine(&format!("{CLUSTER}{}", admin("p", "y", rules)));
+    let [finding] = &report.findings[..] else { panic!("{report:?}") };
+    assert_eq!((status, &*finding.check), (1, "block-of-a-service"));
+    assert!(finding.problem.ends_with("it denies nothing"), "{finding:?}");
+}
+
+/// A NetworkPolicy cannot open DNS that a ClusterNetworkPolicy of the Admin tier denies.
+#[test]
+fn dns_that_a_tier_denies() {
+    let to = "to: [{namespaces: {matchLabels: {kubernetes.io/metadata.name: kube-system}}}]";
+    let deny = admin("p", "y", &format!("egress: [{{action: Deny, {to}}}]"));
+    let (_, report) = examine(&format!("{CLUSTER}{deny}"));
+    let [finding] = &report.findings[..] else { panic!("{report:?}") };
+    assert_eq!((&*finding.check, finding.places.len()), ("no-dns", 1), "{finding:?}");
+    assert!(finding.fix.contains("action Accept"), "{finding:?}");
+    let all = "egress: [{action: Deny, to: [{networks: [0.0.0.0/0, '::/0']}]}]";
+    assert_eq!(of(&[admin("p", "y", all)]), [], "pods that reach nothing need no names");
+    let from = admin("p", "kube-system", "ingress: [{action: Deny, from: [{namespaces: {}}]}]");
+    let (_, report) = examine(&format!("{CLUSTER}{from}"));
+    let closed = report.findings.iter().find(|finding| finding.check == "dns-server-closed");
+    let closed = closed.unwrap();
+    assert!(closed.places[0].contains("ClusterNetworkPolicy p: spec.ingress"), "{closed:?}");
+    assert!(closed.fix.contains("action Accept"), "{closed:?}");
+}

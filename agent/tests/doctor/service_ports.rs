@@ -104,6 +104,28 @@ fn where_the_ports_are_the_same_or_nobody_asks() {
     assert!(!places(&report).contains_key("port-of-the-service"), "{report:#?}");
 }
 
+/// A twin on the API server's own node reaches it in any case; the others do not.
+#[test]
+fn a_pod_on_the_api_servers_node_hides_no_other() {
+    let pod = |name: &str, node: &str, address: &str| {
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: x, labels: {{app: twin}}}}, spec: {{nodeName: \
+             {node}, containers: [{{name: c}}]}}, status: {{podIP: {address}}}}}\n---\n"
+        )
+    };
+    let egress = policy(
+        "p",
+        "podSelector: {matchLabels: {app: twin}}, policyTypes: [Egress], egress: [{ports: [{port: 443}]}, {ports: \
+         [{port: 53, protocol: UDP}]}]",
+    );
+    let near = pod("a", "n2", "10.0.0.21");
+    let far = pod("b", "n1", "10.0.0.22");
+    for (pods, finds) in [(near.clone(), false), (near + &far, true), (far, true)] {
+        let (_, report) = examine(&format!("{}{pods}{egress}", cluster(6443, &slice(6443))));
+        assert_eq!(places(&report).contains_key("port-of-the-service"), finds, "{report:#?}");
+    }
+}
+
 /// Examines a chart without addresses and endpoints: selectors and named ports lead from Services to pods.
 #[test]
 fn services_of_a_chart() {

@@ -94,5 +94,7 @@ fn peers_outside_of_a_chart() {
         (0, vec!["peer-without-pods"])
     );
     let node = "{apiVersion: v1, kind: Node, metadata: {name: n1}}\n---\n";
+    assert_eq!(examine(&format!("{chart}{node}{from}")).0, 0, "labels of namespaces are unknown");
+    let node = format!("{node}{{apiVersion: v1, kind: Namespace, metadata: {{name: x}}}}\n---\n");
     assert_eq!(examine(&format!("{chart}{node}{from}")).0, 1, "of a cluster everything is known");
 }

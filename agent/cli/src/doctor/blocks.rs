@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use netpold_core::explain::Explainer;
-use netpold_core::model::{Direction, IpBlock, Key, Peer, PortMatch, PortRule, Rule};
+use netpold_core::model::{Action, Direction, IpBlock, Key, Peer, Pod, PortMatch, PortRule, Rule};
 use netpold_core::probe::IpProtocol;
 
 use super::finding::{Check, Findings, Severity};
@@ -21,7 +21,7 @@ const NOTHING_LEFT: Check = Check {
 const NO_ADDRESS: Check = Check {
     name: "block-without-addresses",
     severity: Severity::Warning,
-    problem: "an ipBlock contains no address that a packet can have: it allows nothing",
+    problem: "an ipBlock contains no address that a packet can have: it {} nothing",
     fix: "for every address, write 0.0.0.0/0 (IPv4) and ::/0 (IPv6), or a rule without from or to; for one address, \
           /32 or /128",
 };
@@ -42,7 +42,7 @@ const LEADING_ZEROS: Check = Check {
 const SERVICE_ADDRESS: Check = Check {
     name: "block-of-a-service",
     severity: Severity::Warning,
-    problem: "an ipBlock is the address of Services, but policy sees packets after translation, at the backends: it allows \
+    problem: "an ipBlock is the address of Services, but policy sees packets after translation, at the backends: it {} \
               nothing",
     fix: "select the Service's pods by labels, with the targetPort; where it has no selector, write an ipBlock of its \
           endpoints (`kubectl get endpointslices`)",
@@ -51,8 +51,6 @@ const SERVICE_ADDRESS: Check = Check {
 /// Shortest prefixes, IPv4 and IPv6, that Kubernetes takes for a Service CIDR. The blocks of [`PRIVATE`] hold more than
 /// Services.
 const SERVICE_PREFIX: [u8; 2] = [12, 64];
-/// Shortest prefixes, IPv4 and IPv6, of a block meant for the addresses of one load balancer.
-const BALANCER_PREFIX: [u8; 2] = [28, 124];
 const PRIVATE: [&str; 3] = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"];
 
 /// Checks the blocks of a rule.
@@ -69,9 +67,9 @@ pub(super) fn examine(
         if is_empty(block) {
             found.add(&NOTHING_LEFT, at(&block.cidr.to_string()));
         } else if has_no_address(block.cidr, place.direction) {
-            found.add(&NO_ADDRESS, at(&block.cidr.to_string()));
-        } else if let Some(what) = services(objects, place.direction, (rule, block), subject) {
-            found.add(&SERVICE_ADDRESS, at(&what));
+            found.add_of(&NO_ADDRESS, place.effect(), at(&block.cidr.to_string()));
+        } else if let Some(what) = services(objects, place, (rule, block), subject) {
+            found.add_of(&SERVICE_ADDRESS, place.effect(), at(&what));
         }
     }
 }
@@ -115,7 +113,7 @@ pub(super) fn has_no_address(block: IpNet, direction: Direction) -> bool {
 /// Names the Services with addresses in a block, if the block holds nothing else and grants none of their backends.
 fn services(
     objects: &Objects<'_>,
-    direction: Direction,
+    place: &Place<'_>,
     (rule, block): (&Rule, &IpBlock),
     subject: &[&Group<'_>],
 ) -> Option<String> {
@@ -125,7 +123,8 @@ fn services(
     if length < SERVICE_PREFIX[family] || is_private {
         return None;
     }
-    let is_narrow = direction == Direction::Egress && length >= BALANCER_PREFIX[family];
+    // Other hosts may have the other addresses of a wider block.
+    let is_narrow = place.direction == Direction::Egress && length == block.cidr.max_prefix_len();
     let within = objects.leads.within(block.cidr).filter(|(address, led)| {
         let is_cluster = led.service.cluster.contains(address);
         block.contains(*address) && !objects.is_known(*address) && (is_cluster || is_narrow)
@@ -136,7 +135,8 @@ fn services(
         return None;
     }
     let is_reached = |led: &&Led<'_>| is_reached(objects, led, rule.ports.as_deref(), subject);
-    if direction == Direction::Egress && meant.iter().any(is_reached) {
+    let may_be_allowed = place.action == Action::Accept && place.direction == Direction::Egress;
+    if may_be_allowed && meant.iter().any(is_reached) {
         return None;
     }
     let keys: BTreeSet<&Key> = meant.iter().map(|led| &led.service.key).collect();
@@ -155,7 +155,7 @@ fn holds_others(objects: &Objects<'_>, block: &IpBlock) -> bool {
     all.any(|address| block.contains(*address))
 }
 
-/// Returns whether some subject of the rule reaches some backend, at the rule's ports, by other rules.
+/// Returns whether a group of the rule's subject reaches some backend from each node, at the rule's ports, by other rules.
 fn is_reached(
     objects: &Objects<'_>,
     led: &Led<'_>,
@@ -174,12 +174,11 @@ fn is_reached(
         })
     });
     let protocol = IpProtocol(port.protocol.number());
-    let mut pods = subject.iter().filter_map(|group| group.pods.first());
-    is_here
-        && pods.any(|pod| {
-            let mut others = led.backends.iter().filter(|(it, _)| !pod.addresses.contains(it));
-            others.any(|at| is_allowed(&objects.explainer, &pod.key, protocol, *at))
-        })
+    let reaches = |pod: &&Pod| {
+        let mut others = led.backends.iter().filter(|(it, _)| !pod.addresses.contains(it));
+        others.any(|at| is_allowed(&objects.explainer, &pod.key, protocol, *at))
+    };
+    is_here && subject.iter().any(|group| group.by_node.iter().all(reaches))
 }
 
 /// Returns whether policy allows a pod to send to an address and port.

@@ -4,10 +4,10 @@ mod allowance;
 mod server;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use netpold_core::explain::Verdict;
-use netpold_core::model::{Direction, Peer, Rule};
+use netpold_core::model::{ClusterPolicy, Direction, Key, Peer, Pod, Rule};
 use netpold_core::probe::IpProtocol;
 
 pub(super) use self::allowance::is_explicit;
@@ -15,7 +15,7 @@ use self::allowance::{is_resolver, may_be_dns, may_need_names};
 
 pub(super) use self::server::{Server, is_node_local, servers};
 use super::finding::{Check, Findings, Severity};
-use super::objects::{Group, Objects, pods_text};
+use super::objects::{Group, Named, Objects, pods_text};
 
 const NO_DNS: Check = Check {
     name: "no-dns",
@@ -31,6 +31,11 @@ const CLOSED: Check = Check {
     problem: "the cluster's DNS server is closed to pods: its policies allow no queries from them",
     fix: "",
 };
+
+/// Fix where a ClusterNetworkPolicy denies DNS: rules of NetworkPolicies are not evaluated then.
+const ACCEPT_FIRST: &str = "put a rule with action Accept for UDP and TCP 53 before the rule that denies it, by its place or its policy's priority";
+/// Address outside of every cluster (TEST-NET-1, RFC 5737), and a port: pods that may not even send there need no names.
+const OUTSIDE: (IpAddr, u16) = (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 443);
 
 /// Most groups of pods named at one place, and most backends of a name server judged.
 const NAMED: usize = 3;
@@ -59,13 +64,16 @@ pub(super) fn asks_others(objects: &Objects<'_>, group: &Group<'_>) -> bool {
 /// Checks the egress of a group of pods.
 fn senders(objects: &Objects<'_>, group: &Group<'_>, servers: &[Server<'_>], found: &mut Findings) {
     let isolating = objects.isolating(group, Direction::Egress);
+    if isolating.is_empty() {
+        denied_by_tier(objects, group, servers, found);
+        return;
+    }
     let rules: Vec<&Rule> = isolating.iter().flat_map(|(_, rules)| rules.iter()).collect();
     // Pods that may send nothing, or only to addresses, need no names.
     if !rules.iter().any(|rule| may_need_names(rule)) {
         return;
     }
-    let Some(pod) = group.pods.first() else { return };
-    let reaches = |server: &Server<'_>| {
+    let reaches = |pod: &Pod, server: &Server<'_>| {
         server.questions().take(ASKED).any(|(protocol, address, port)| {
             let protocol = IpProtocol(protocol.number());
             let explainer = &objects.explainer;
@@ -83,7 +91,8 @@ fn senders(objects: &Objects<'_>, group: &Group<'_>, servers: &[Server<'_>], fou
         (true, false) => is_resolver(rule),
         (true, true) => is_resolver(rule) || is_for_unknown(objects, group, rule),
     };
-    if servers.iter().any(reaches) || rules.iter().any(is_dns) {
+    let asks = |pod: &&Pod| servers.iter().any(|server| reaches(pod, server));
+    if group.by_node.iter().all(asks) || rules.iter().any(is_dns) {
         return;
     }
     let text = |names: &str| format!("{}: {names}", pods_text(group));
@@ -95,6 +104,48 @@ fn senders(objects: &Objects<'_>, group: &Group<'_>, servers: &[Server<'_>], fou
         }
         None => found.add(&NO_DNS, place),
     }
+}
+
+/// Checks pods that no NetworkPolicy isolates: a ClusterNetworkPolicy may deny them DNS, and allow them the Internet.
+fn denied_by_tier(
+    objects: &Objects<'_>,
+    group: &Group<'_>,
+    servers: &[Server<'_>],
+    found: &mut Findings,
+) {
+    let (outside, port) = OUTSIDE;
+    let sends = |pod: &&&Pod| objects.may_send(pod, outside, IpProtocol::TCP, port);
+    let mut questions = servers.iter().filter(|it| it.is_of_cluster).flat_map(Server::questions);
+    let Some(first) = questions.next() else { return };
+    let questions: Vec<_> = std::iter::once(first).chain(questions).take(ASKED).collect();
+    for pod in group.by_node.iter().filter(sends) {
+        let policies = questions.iter().map(|(protocol, address, port)| {
+            let at = (IpProtocol(protocol.number()), *port);
+            denying(objects, &pod.key, Direction::Egress, *address, at)
+        });
+        if let Some(policies) = policies.collect::<Option<Vec<_>>>()
+            && let Some(policy) = policies.first()
+        {
+            let named = Named::cluster_policy(policy, objects.details);
+            let place = named.at("spec.egress", &pods_text(group));
+            found.add_with_fix(&NO_DNS, ACCEPT_FIRST, place);
+            return;
+        }
+    }
+}
+
+/// Returns the ClusterNetworkPolicy with the rule that denies this traffic at a pod, if there is one.
+fn denying<'o>(
+    objects: &'o Objects<'_>,
+    pod: &Key,
+    direction: Direction,
+    remote: IpAddr,
+    (protocol, port): (IpProtocol, u16),
+) -> Option<&'o ClusterPolicy> {
+    let judged = objects.explainer.judge(pod, direction, remote, protocol, port)?;
+    let rule = judged.tiers.decided_by.filter(|_| judged.verdict == Verdict::Deny)?;
+    let mut policies = objects.cluster.cluster_policies();
+    policies.find(|policy| policy.name == rule.policy.policy).map(|policy| &**policy)
 }
 
 /// Returns whether a rule may allow DNS to pods that are not among the objects.
@@ -167,6 +218,12 @@ fn closed(
             format!("not allowed: {}{more}", named.join(", "))
         }
     };
+    if let Some(policy) = refused.first().and_then(|group| refusing(objects, server, group)) {
+        let named = Named::cluster_policy(policy, objects.details);
+        let place = named.at("spec.ingress", &format!("{}: {who}", server.text()));
+        found.add_with_fix(&CLOSED, ACCEPT_FIRST, place);
+        return;
+    }
     let policies = isolating.iter().filter_map(|key| objects.cluster.policies().get(*key));
     let place = objects.place_of(policies.map(|policy| &**policy), "", |names| {
         let by = if names.is_empty() { String::new() } else { format!(" by {names}") };
@@ -176,16 +233,39 @@ fn closed(
     found.add_with_fix(&CLOSED, &fix, place);
 }
 
-/// Returns whether some pod of the name server admits a group.
-fn admits(objects: &Objects<'_>, server: &Server<'_>, group: &Group<'_>) -> bool {
-    let Some(asker) = group.pods.iter().find(|pod| !pod.addresses.is_empty()) else { return true };
-    let mut of_pods = server.questions().filter_map(|(protocol, address, port)| {
+/// Question at a pod of the name server: the pod, the asker's address, protocol and port.
+type Question<'o> = (&'o Key, IpAddr, (IpProtocol, u16));
+
+/// Returns the questions of a group at the pods of the name server.
+fn questions_of<'o>(
+    objects: &'o Objects<'_>,
+    server: &'o Server<'_>,
+    group: &'o Group<'_>,
+) -> impl Iterator<Item = Question<'o>> {
+    let asker = group.pods.iter().find(|pod| !pod.addresses.is_empty());
+    server.questions().filter_map(move |(protocol, address, port)| {
         let pod = objects.cluster.owner(*address)?;
         let same = |it: &&IpAddr| it.is_ipv4() == address.is_ipv4();
-        let from = asker.addresses.iter().find(same)?;
-        let protocol = IpProtocol(protocol.number());
-        let explainer = &objects.explainer;
-        explainer.allows(&pod.key, Direction::Ingress, *from, protocol, *port)
+        let from = asker?.addresses.iter().find(same)?;
+        Some((&pod.key, *from, (IpProtocol(protocol.number()), *port)))
+    })
+}
+
+/// Returns the ClusterNetworkPolicy that closes the name server to a group, if there is one.
+fn refusing<'o>(
+    objects: &'o Objects<'_>,
+    server: &Server<'_>,
+    group: &Group<'_>,
+) -> Option<&'o ClusterPolicy> {
+    let mut questions = questions_of(objects, server, group);
+    questions.find_map(|(pod, from, at)| denying(objects, pod, Direction::Ingress, from, at))
+}
+
+/// Returns whether some pod of the name server admits a group.
+fn admits(objects: &Objects<'_>, server: &Server<'_>, group: &Group<'_>) -> bool {
+    let mut of_pods = questions_of(objects, server, group).filter_map(|(pod, from, at)| {
+        let (protocol, port) = at;
+        objects.explainer.allows(pod, Direction::Ingress, from, protocol, port)
     });
     // Servers on the host's network, or of another address family, are not judged.
     of_pods.next().is_none_or(|first| first || of_pods.take(ASKED).any(|admitted| admitted))

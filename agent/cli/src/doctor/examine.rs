@@ -1,9 +1,8 @@
 //! Checks of a cluster's objects that the API server accepts although they may be wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use netpold_core::cluster::Cluster;
-use netpold_core::model::{Change, ClusterPolicy, Direction, Key, Pod, Policy, Rule, Tier};
+use netpold_core::model::{Action, Change, ClusterPolicy, Direction, Key, Pod, Policy, Rule, Tier};
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 
 use super::details::Details;
@@ -19,6 +18,20 @@ const NOT_UNDERSTOOD: Check = Check {
     severity: Severity::Error,
     problem: "part of a policy is invalid or unsupported: traffic that it should allow is denied",
     fix: "correct the field; `kubectl explain networkpolicy.spec` has its form",
+};
+const CLUSTER_NOT_UNDERSTOOD: &str =
+    "correct the field; `kubectl explain clusternetworkpolicy.spec` has its form";
+const ANNOTATION: Check = Check {
+    name: "annotation-not-understood",
+    severity: Severity::Error,
+    problem: "an annotation of a policy has an unknown value, so that the default holds",
+    fix: "write one of the values that the message names",
+};
+const UNKNOWN_KEY: Check = Check {
+    name: "annotation-unknown",
+    severity: Severity::Warning,
+    problem: "a policy has an annotation or a label of netpold.io that means nothing: the policy is enforced as if without",
+    fix: "write the annotation netpold.io/enforcement (audit, enforce) or netpold.io/deny (drop, reject)",
 };
 const OVER_BUDGET: Check = Check {
     name: "over-budget",
@@ -40,6 +53,7 @@ const NO_AGENT: Check = Check {
     fix: "see why the DaemonSet has no pod there: `kubectl -n netpold-system describe ds netpold`; its \
           tolerations and the node's taints",
 };
+const NO_OBJECTS: &str = "no Kubernetes object was read: nothing was checked";
 const NO_PODS: &str =
     "no Pod among the objects: policies, rules and ports cannot be checked against pods";
 
@@ -49,16 +63,19 @@ const AGENT: (&str, &str) = ("app.kubernetes.io/name", "netpold");
 /// Checks a cluster's objects.
 #[must_use]
 pub fn examine(changes: Vec<Change>, details: &Details) -> Report {
+    let mut found = Findings::default();
+    if changes.is_empty() {
+        found.unknown(NO_OBJECTS);
+    }
     let cluster = complete::cluster(changes, details);
     let objects = Objects::new(&cluster, details);
-    let mut found = Findings::default();
     for policy in cluster.policies().values() {
         self::policy(&objects, policy, &mut found);
     }
     for policy in cluster.cluster_policies() {
         cluster_policy(&objects, policy, &mut found);
     }
-    equal_priorities(&cluster, &mut found);
+    equal_priorities(&objects, &mut found);
     if objects.groups.is_empty() {
         if !cluster.policies().is_empty() || cluster.cluster_policies().next().is_some() {
             found.unknown(NO_PODS);
@@ -90,7 +107,7 @@ fn policy(objects: &Objects<'_>, policy: &Policy, found: &mut Findings) {
     for direction in Direction::BOTH {
         let rules = policy.rules(direction).unwrap_or_default();
         for (number, rule) in rules.iter().enumerate() {
-            let place = Place { policy: &named, direction, number };
+            let place = Place { policy: &named, direction, number, action: Action::Accept };
             self::rule(objects, &place, rule, &subject, found);
         }
     }
@@ -107,7 +124,7 @@ fn cluster_policy(objects: &Objects<'_>, policy: &ClusterPolicy, found: &mut Fin
     }
     for direction in Direction::BOTH {
         for (number, rule) in policy.rules(direction).iter().enumerate() {
-            let place = Place { policy: &named, direction, number };
+            let place = Place { policy: &named, direction, number, action: rule.action };
             self::rule(objects, &place, &rule.matches, &subject, found);
         }
     }
@@ -131,21 +148,43 @@ fn rule(
 }
 
 fn understood(policy: &Named<'_>, problems: &[String], found: &mut Findings) {
+    for path in policy.unknown_keys() {
+        found.add(&UNKNOWN_KEY, policy.at(&path, ""));
+    }
     for problem in problems {
         let path = problem.split(": ").next().unwrap_or_default();
-        let text = format!("{}: {problem}", policy.text);
-        found.add(&NOT_UNDERSTOOD, policy.with_source(text, path));
+        let text = policy.with_source(format!("{}: {problem}", policy.text), path);
+        match policy.namespace {
+            _ if path.starts_with("metadata.annotations.") => found.add(&ANNOTATION, text),
+            Some(_) => found.add(&NOT_UNDERSTOOD, text),
+            None => found.add_with_fix(&NOT_UNDERSTOOD, CLUSTER_NOT_UNDERSTOOD, text),
+        }
     }
 }
 
-fn equal_priorities(cluster: &Cluster, found: &mut Findings) {
-    let mut equal: BTreeMap<(Tier, u16), Vec<&str>> = BTreeMap::new();
-    for policy in cluster.cluster_policies() {
-        equal.entry((policy.tier, policy.priority)).or_default().push(&policy.name);
+/// Reports policies of one tier and priority. The API leaves their order open only where some pod is the subject of
+/// both, and both have rules of one direction.
+fn equal_priorities(objects: &Objects<'_>, found: &mut Findings) {
+    let mut equal: BTreeMap<(Tier, u16), Vec<&ClusterPolicy>> = BTreeMap::new();
+    for policy in objects.cluster.cluster_policies() {
+        equal.entry((policy.tier, policy.priority)).or_default().push(policy);
     }
-    for ((tier, priority), mut names) in equal.into_iter().filter(|(_, names)| names.len() > 1) {
-        names.sort_unstable();
-        found.add(&EQUAL_PRIORITY, format!("{tier} {priority}: {}", names.join(", ")));
+    for ((tier, priority), policies) in equal.into_iter().filter(|(_, all)| all.len() > 1) {
+        let mut names = BTreeSet::new();
+        for direction in Direction::BOTH {
+            let with_rules = policies.iter().filter(|policy| !policy.rules(direction).is_empty());
+            let with_rules: Vec<&ClusterPolicy> = with_rules.copied().collect();
+            let of_one_pod = |group: &Group<'_>| -> Vec<&str> {
+                let subjects = with_rules.iter().filter(|policy| group.is_subject(policy));
+                subjects.map(|policy| &*policy.name).collect()
+            };
+            let several = objects.groups.iter().map(of_one_pod).filter(|names| names.len() > 1);
+            names.extend(several.flatten());
+        }
+        if !names.is_empty() {
+            let names: Vec<&str> = names.into_iter().collect();
+            found.add(&EQUAL_PRIORITY, format!("{tier} {priority}: {}", names.join(", ")));
+        }
     }
 }
 
@@ -157,7 +196,7 @@ fn agents(objects: &Objects<'_>, found: &mut Findings) {
         !pod.finished && !pod.node.is_empty() && pod.labels.get(label).is_some_and(|it| it == value)
     };
     let pods = cluster.pods().values().map(|pod| &**pod).filter(is_agent);
-    let agents: std::collections::BTreeSet<&str> = pods.map(|pod| pod.node.as_str()).collect();
+    let agents: BTreeSet<&str> = pods.map(|pod| pod.node.as_str()).collect();
     if agents.is_empty() {
         return;
     }

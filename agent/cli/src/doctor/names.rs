@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use netpold_core::model::{
-    Action, ClusterPolicy, Direction, DomainName, Enforcement, Key, Peer, Service,
+    Action, ClusterPolicy, Direction, DomainName, Enforcement, Key, Peer, Pod, Service,
 };
 use netpold_core::probe::IpProtocol;
 
@@ -111,22 +111,18 @@ fn without_resolver(objects: &Objects<'_>, policies: &[&ClusterPolicy], found: &
         if is_server || asks_others(objects, group) || names_a_resolver(objects, group) {
             continue;
         }
-        let Some(pod) = group.pods.first() else { continue };
-        let Some(policy) = policies.iter().find(|policy| is_subject(group, policy)) else {
+        let Some(policy) = policies.iter().find(|policy| group.is_subject(policy)) else {
             continue;
         };
-        let mut questions = servers.iter().flat_map(Server::questions);
-        if !questions.any(|(_, at, port)| objects.may_send(pod, *at, IpProtocol::UDP, *port)) {
+        let asks = |pod: &&Pod| {
+            let mut questions = servers.iter().flat_map(Server::questions);
+            questions.any(|(_, at, port)| objects.may_send(pod, *at, IpProtocol::UDP, *port))
+        };
+        if !group.by_node.iter().all(asks) {
             let named = Named::cluster_policy(policy, objects.details);
             found.add(&NO_RESOLVER, named.at("spec.egress", &pods_text(group)));
         }
     }
-}
-
-/// Returns whether a policy is about a group of pods.
-fn is_subject(group: &Group<'_>, policy: &ClusterPolicy) -> bool {
-    let subject = &policy.subject;
-    group.is_in(None, Some(&subject.namespaces), &subject.pods)
 }
 
 /// Returns whether a rule names the port of DNS at some block: it may be a resolver that the agents trust.
@@ -136,7 +132,7 @@ fn names_a_resolver(objects: &Objects<'_>, group: &Group<'_>) -> bool {
     let tiers = objects
         .cluster
         .cluster_policies()
-        .filter(|policy| policy.enforcement == Enforcement::Enforce && is_subject(group, policy));
+        .filter(|policy| policy.enforcement == Enforcement::Enforce && group.is_subject(policy));
     let tiers = tiers.flat_map(|policy| &policy.egress);
     let tiers = tiers.filter(|rule| rule.action != Action::Deny).map(|rule| &rule.matches);
     rules.chain(tiers).any(|rule| {

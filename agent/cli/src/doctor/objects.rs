@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::{
-    ClusterPolicy, Direction, Enforcement, Key, Labels, Pod, Policy, Rule, Selector,
+    Action, ClusterPolicy, Direction, Enforcement, Key, Labels, Pod, Policy, Rule, Selector,
 };
 use netpold_core::printable::cut;
 use netpold_core::probe::IpProtocol;
@@ -18,6 +18,8 @@ use super::leads::Leads;
 
 /// Longest text before the file and line of a place, in bytes.
 const WHAT_MAX: usize = 280;
+/// Most nodes per group whose pods are judged.
+const NODES_MAX: usize = 16;
 
 /// Pods with equal labels in one namespace: policies distinguish them by their ports only.
 pub(super) struct Group<'c> {
@@ -25,6 +27,8 @@ pub(super) struct Group<'c> {
     pub(super) labels: &'c Labels,
     pub(super) namespace_labels: Cow<'c, Labels>,
     pub(super) pods: Vec<&'c Pod>,
+    /// One pod of each node, for checks of reach: a pod and its own node always reach each other.
+    pub(super) by_node: Vec<&'c Pod>,
 }
 
 /// Cluster with its pods in groups.
@@ -55,6 +59,8 @@ pub(super) struct Place<'p> {
     pub(super) policy: &'p Named<'p>,
     pub(super) direction: Direction,
     pub(super) number: usize,
+    /// Action of the rule: Accept for a NetworkPolicy.
+    pub(super) action: Action,
 }
 
 /// Namespace and labels.
@@ -70,6 +76,11 @@ impl<'p> Named<'p> {
     pub(super) fn cluster_policy(policy: &'p ClusterPolicy, details: &'p Details) -> Self {
         let manifest = details.cluster_policies.get(&policy.name);
         Self { text: format!("ClusterNetworkPolicy {}", policy.name), namespace: None, manifest }
+    }
+
+    /// Returns the paths of netpold's annotations and labels that a policy cannot have.
+    pub(super) fn unknown_keys(&self) -> impl Iterator<Item = String> {
+        self.manifest.into_iter().flat_map(Manifest::unknown_keys)
     }
 
     /// Returns every CIDR as written, with its path.
@@ -101,6 +112,21 @@ impl Place<'_> {
     /// Returns a path such as `spec.egress[0]`, followed by `below`.
     pub(super) fn path(&self, below: &str) -> String {
         format!("spec.{}[{}]{below}", self.direction, self.number)
+    }
+
+    /// Returns the effect of the rule on matching traffic, as a verb.
+    pub(super) const fn effect(&self) -> &'static str {
+        match self.action {
+            Action::Accept => "allows",
+            Action::Deny => "denies",
+            Action::Pass => "passes",
+        }
+    }
+
+    /// Returns the path of a port of the rule: `.ports[0]`, in a ClusterNetworkPolicy `.protocols[0]`.
+    pub(super) fn port(&self, number: usize) -> String {
+        let field = if self.policy.namespace.is_some() { "ports" } else { "protocols" };
+        format!(".{field}[{number}]")
     }
 
     /// Describes a problem of a part of the rule, such as `.ports[0]`.
@@ -225,10 +251,17 @@ fn groups(cluster: &Cluster) -> Vec<Group<'_>> {
             labels: &pod.labels,
             namespace_labels: cluster.namespace_labels(namespace),
             pods: Vec::new(),
+            by_node: Vec::new(),
         });
         group.pods.push(pod);
     }
-    groups.into_values().collect()
+    let mut groups: Vec<Group<'_>> = groups.into_values().collect();
+    for group in &mut groups {
+        let mut nodes = BTreeSet::new();
+        let pods = group.pods.iter().copied();
+        group.by_node = pods.filter(|pod| nodes.insert(&*pod.node)).take(NODES_MAX).collect();
+    }
+    groups
 }
 
 impl Group<'_> {
@@ -245,6 +278,11 @@ impl Group<'_> {
             None => own == Some(self.namespace),
         };
         namespace && pods.matches(self.labels)
+    }
+
+    /// Returns whether the group is the subject of a ClusterNetworkPolicy.
+    pub(super) fn is_subject(&self, policy: &ClusterPolicy) -> bool {
+        self.is_in(None, Some(&policy.subject.namespaces), &policy.subject.pods)
     }
 }
 

@@ -11,13 +11,13 @@ use super::objects::{Group, Objects, Place, pods_text};
 const NO_SUCH_NAME: Check = Check {
     name: "port-name-absent",
     severity: Severity::Warning,
-    problem: "no container has the named port of a rule: it allows nothing",
+    problem: "no container has the named port of a rule: it {} nothing",
     fix: "name the port in the pod's spec.containers[].ports[].name, or write its number in the rule",
 };
 const OTHER_PROTOCOL: Check = Check {
     name: "port-name-of-other-protocol",
     severity: Severity::Warning,
-    problem: "the named port of a rule has another protocol in the containers: the rule allows nothing",
+    problem: "the named port of a rule has another protocol in the containers: the rule {} nothing",
     fix: "write the container's protocol beside the port: `protocol: UDP`",
 };
 const NAME_OUTSIDE: Check = Check {
@@ -63,7 +63,7 @@ pub(super) fn examine(
             {
                 let whose = receivers.first().map_or_else(String::new, |group| pods_text(group));
                 let what = format!("{} ({whose})", range_text(ports));
-                found.add(&UNLISTED, place.at(&format!(".ports[{number}]"), &what));
+                found.add(&UNLISTED, place.at(&place.port(number), &what));
             }
         }
     }
@@ -114,7 +114,7 @@ fn names(
         let PortMatch::Named(name) = &port.port else { continue };
         let at = |what: &str| {
             let what = format!("{name} ({}){what}", port.protocol);
-            place.at(&format!(".ports[{number}]"), &what)
+            place.at(&place.port(number), &what)
         };
         if pods.is_empty() {
             found.add(&NAME_OUTSIDE, at(""));
@@ -124,9 +124,10 @@ fn names(
             pods.iter().flat_map(|pod| &pod.ports).filter(|it| it.name == *name).peekable();
         let other = same.peek().map(|port| port.protocol);
         match other {
-            None => found.add(&NO_SUCH_NAME, at("")),
+            None => found.add_of(&NO_SUCH_NAME, place.effect(), at("")),
             Some(other) if !same.any(|it| it.protocol == port.protocol) => {
-                found.add(&OTHER_PROTOCOL, at(&format!(", in the containers {other}")));
+                let what = format!(", in the containers {other}");
+                found.add_of(&OTHER_PROTOCOL, place.effect(), at(&what));
             }
             Some(_) => {}
         }

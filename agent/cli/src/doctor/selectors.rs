@@ -12,6 +12,9 @@ const SELECTS_NOTHING: Check = Check {
     fix: "compare its selector with the pods' labels: `kubectl get pods -n NAMESPACE --show-labels`; delete the \
           policy if its pods no longer exist",
 };
+/// Fix of [`SELECTS_NOTHING`] for a chart.
+const OF_OTHER_CHARTS: &str = "none, if another chart or an operator creates its pods; otherwise compare its selector with the labels of the pod \
+     templates";
 const SELECTS_HOSTS: Check = Check {
     name: "selects-host-network",
     severity: Severity::Warning,
@@ -28,7 +31,7 @@ const NO_POD_THERE: Check = Check {
 const PEER_WITHOUT_PODS: Check = Check {
     name: "peer-without-pods",
     severity: Severity::Warning,
-    problem: "no pod is the peer of a rule: it allows nothing",
+    problem: "no pod is the peer of a rule: it {} nothing",
     fix: "compare the selectors with the labels: `kubectl get pods -A --show-labels`, `kubectl get ns \
           --show-labels`; pods of other namespaces need a namespaceSelector beside the podSelector",
 };
@@ -49,6 +52,8 @@ const NO_NODE: Check = Check {
 
 /// Most addresses named at one place.
 const NAMED: usize = 3;
+/// Label of every namespace, with its name.
+const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
 /// Pods that match a selector but are in no group: on the host's network, finished, or of a workload without pods now.
 enum Elsewhere<'o> {
@@ -82,7 +87,12 @@ pub(super) fn subject(
                 return;
             }
             let place = format!("{}: {}", policy.text, text(pods));
-            found.add(&SELECTS_NOTHING, policy.with_source(place, "spec.podSelector"));
+            let place = policy.with_source(place, "spec.podSelector");
+            if objects.is_partial {
+                found.add_with_fix(&here(objects, &SELECTS_NOTHING), OF_OTHER_CHARTS, place);
+            } else {
+                found.add(&SELECTS_NOTHING, place);
+            }
         }
     }
 }
@@ -145,7 +155,13 @@ pub(super) fn peers(objects: &Objects<'_>, place: &Place<'_>, rule: &Rule, found
                         let what = format!("{who}{}", hosts_text(&hosts));
                         found.add(&PEER_ON_HOSTS, at(&what));
                     }
-                    Elsewhere::Nowhere => found.add(&here(objects, &PEER_WITHOUT_PODS), at(&who)),
+                    Elsewhere::Nowhere => {
+                        let mut check = here(objects, &PEER_WITHOUT_PODS);
+                        if may_have_pods(objects, own, namespaces) {
+                            check.severity = Severity::Info;
+                        }
+                        found.add_of(&check, place.effect(), at(&who));
+                    }
                 }
             }
             Peer::Nodes(selector) => {
@@ -156,6 +172,32 @@ pub(super) fn peers(objects: &Objects<'_>, place: &Place<'_>, rule: &Rule, found
             }
             Peer::Block(_) | Peer::Domain(_) => {}
         }
+    }
+}
+
+/// Returns whether pods of a peer may exist later or elsewhere: a namespace that the selector matches has no pods at
+/// present, or the labels of a namespace that it may match are not among the objects.
+fn may_have_pods(objects: &Objects<'_>, own: Option<&str>, namespaces: Option<&Selector>) -> bool {
+    let cluster = objects.cluster;
+    let has_pods = |name: &str| objects.groups.iter().any(|group| group.namespace == name);
+    let Some(selector) = namespaces else {
+        return own.is_some_and(|own| !has_pods(own));
+    };
+    if cluster.namespaces().is_empty() {
+        return selector.requirements.iter().any(|requirement| key(requirement) != NAME_LABEL);
+    }
+    cluster
+        .namespaces()
+        .keys()
+        .any(|name| !has_pods(name) && selector.matches(&cluster.namespace_labels(name)))
+}
+
+fn key(requirement: &Requirement) -> &str {
+    match requirement {
+        Requirement::In(key, _)
+        | Requirement::NotIn(key, _)
+        | Requirement::Exists(key)
+        | Requirement::DoesNotExist(key) => key,
     }
 }
 

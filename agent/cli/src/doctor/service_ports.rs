@@ -46,7 +46,7 @@ pub(super) fn examine(
         };
         if let Some((service, target)) = what {
             let what = format!("{}, Service {service}, whose {target}", range_text(numbers));
-            found.add(&SERVICE_PORT, place.at(&format!(".ports[{number}]"), &what));
+            found.add(&SERVICE_PORT, place.at(&place.port(number), &what));
         }
     }
 }
@@ -185,11 +185,10 @@ fn unknown_api_server(
         .then(|| (key.clone(), format!("endpoints get it at {target}")))
 }
 
-/// Returns whether some pod of each of the policy's groups reaches a backend.
+/// Returns whether the pods of each of the policy's groups reach a backend, one pod of each node.
 fn reaches(objects: &Objects<'_>, led: &Led<'_>, subject: &[&Group<'_>]) -> bool {
     let protocol = IpProtocol(led.port.protocol.number());
-    let pods = subject.iter().filter_map(|group| group.pods.first());
-    let mut pods = pods.peekable();
+    let mut pods = subject.iter().flat_map(|group| &group.by_node).peekable();
     pods.peek().is_some()
         && pods.all(|pod| {
             let others = led.backends.iter().filter(|(it, _)| !pod.addresses.contains(it));

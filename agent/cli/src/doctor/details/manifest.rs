@@ -5,7 +5,11 @@ use std::sync::Arc;
 use netpold_core::model::Direction;
 use serde::Deserialize;
 
-use netpold_kube::document::Node;
+use netpold_kube::document::{Node, Value};
+
+/// Prefix of netpold's annotations, and the annotations of policies.
+const PREFIX: &str = "netpold.io/";
+const ANNOTATIONS: [&str; 2] = ["deny", "enforcement"];
 
 /// File and line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +80,23 @@ impl Manifest {
         let (file, node) = self.text.as_ref()?;
         let line = if path.is_empty() { node.line } else { node.line_of(path) };
         Some(Source { file: Arc::clone(file), line })
+    }
+
+    /// Returns the paths of netpold's annotations and labels that a policy cannot have.
+    pub(crate) fn unknown_keys(&self) -> impl Iterator<Item = String> {
+        let metadata = self.text.as_ref().and_then(|(_, node)| node.get("metadata"));
+        ["annotations", "labels"].into_iter().flat_map(move |field| {
+            let entries =
+                match metadata.and_then(|metadata| metadata.get(field)).map(|it| &it.value) {
+                    Some(Value::Map(entries)) => &entries[..],
+                    _ => &[],
+                };
+            let own = entries.iter().filter(|entry| entry.key.starts_with(PREFIX));
+            let unknown = own.filter(move |entry| {
+                field != "annotations" || !ANNOTATIONS.contains(&&entry.key[PREFIX.len()..])
+            });
+            unknown.map(move |entry| format!("metadata.{field}.{}", entry.key))
+        })
     }
 
     /// Counts the rules of a direction that `policyTypes` lacks: zero for an empty list. `None` if there is no such
