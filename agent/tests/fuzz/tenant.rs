@@ -2,7 +2,7 @@
 //! another tenant's policies keep their meaning, and its edits take effect.
 //!
 //! Objects are JSON and pass the conversion of the API server's source on their way to the compiler.
-//! `NETPOLD_TENANT_SECONDS`: duration; default 300 if `CI=true`, else 10. `NETPOLD_TENANT_SEED`: first seed.
+//! `NETPOLD_TENANT_SECONDS`: duration; default 120 if `CI=true`, else 10. `NETPOLD_TENANT_SEED`: first seed.
 
 mod objects;
 
@@ -31,7 +31,7 @@ const EDIT: Duration = Duration::from_secs(10);
 /// Bound of the test's peak memory, below the DaemonSet's limit.
 const MEMORY_KIB: u64 = 1 << 20;
 /// Duration in seconds, under CI and without.
-const LONG: u64 = 300;
+const LONG: u64 = 120;
 const SHORT: u64 = 10;
 /// Number of rounds from one seed.
 const ROUNDS: usize = 30;

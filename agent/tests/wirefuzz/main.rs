@@ -10,7 +10,7 @@
 //! be an error about) a flow that the oracle allows: [`judge`]. Connections between allowed pods run beside the
 //! fuzzing.
 //!
-//! `NETPOLD_WIREFUZZ_SECONDS`: duration of all worlds together; default 300 if `CI=true`, else 60.
+//! `NETPOLD_WIREFUZZ_SECONDS`: duration of all worlds together; default 120 if `CI=true`, else 60.
 //! `NETPOLD_WIREFUZZ_SEED`: seed of the random numbers; default 1, or the clock if only the duration is set.
 
 #![expect(

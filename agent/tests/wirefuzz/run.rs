@@ -29,7 +29,7 @@ const ATTEMPTS: usize = 60;
 /// Number of worlds that share the time.
 const WORLDS: u32 = 3;
 /// Seconds for all worlds together, under CI and without.
-const LONG: u64 = 300;
+const LONG: u64 = 120;
 const SHORT: u64 = 60;
 
 /// Frame that arrived although it must not.
