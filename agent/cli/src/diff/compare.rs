@@ -61,8 +61,9 @@ pub fn compare(before: &Cluster, after: &Cluster, ranges: &[IpNet]) -> Result<Di
         pairs.into_iter().filter_map(|((from, to), pair)| pair.change(from, to)).collect();
     let compared = ends.classes.iter().filter(|class| class.kind == Kind::Pods);
     let compared: BTreeSet<usize> = compared.map(|class| class.party).collect();
-    let isolation = Isolation::new([before, after], &ends.parties, &compared, ends.left_out);
-    Ok(Difference { parties: ends.parties, changes, isolation })
+    let mut isolation = Isolation::new([before, after], &ends.parties, &compared, ends.left_out);
+    isolation.unknown.extend(ends.not_compared);
+    Ok(Difference { parties: ends.parties, changes, isolation, notes: Vec::new() })
 }
 
 /// Indexes of sender and receiver among the parties, and an address of each, before and after.
@@ -122,6 +123,31 @@ impl<'c> Asking<'_, 'c> {
                 }
             }
         }
+        self.own_nodes(from, pairs)
+    }
+
+    /// Compares connections of pods to their own nodes, and from there.
+    fn own_nodes(&self, pods: &Class<'c>, pairs: &mut Pairs) -> Result<()> {
+        let (pod, node) = (pods.party, self.ends.own_node);
+        let [mut sends, mut receives] = [&pods.sends, &pods.receives].map(Clone::clone);
+        sends.add(&self.ends.translated);
+        if pods.special {
+            receives.add(&self.ends.translated);
+        }
+        for own in &pods.own_nodes {
+            let same = pods.sends_as_before && own.receives_as_before;
+            let sent = ((pod, node), [own.pod, own.node], &sends, same);
+            let same = pods.receives_as_before && own.is_as_before;
+            let received = ((node, pod), [own.node, own.pod], &receives, same);
+            for (key, sides, starts, same) in [sent, received] {
+                let change = if same { None } else { Some(self.ask(sides, starts)?) };
+                let pair = pairs.entry(key).or_default();
+                match change.filter(|change| !change.iter().all(Ports::is_empty)) {
+                    Some(change) => pair.changes.push(change),
+                    None => pair.same = true,
+                }
+            }
+        }
         Ok(())
     }
 
@@ -146,23 +172,15 @@ impl<'c> Asking<'_, 'c> {
         if [from.kind, to.kind].contains(&Kind::Outside) {
             return vec![((from.party, to.party), [from.members[0], to.members[0]])];
         }
-        // A pod and a node: the pod's own node is a case of its own.
+        // A pod and a node that is the pod's own neither before nor after, see `own_nodes`.
         let mut found = BTreeMap::new();
         for (a, b) in pairs {
-            let own = [0, 1].map(|i| a[i].node == b[i].node);
-            let node = (from.special || to.special).then_some([a[0].node, b[0].node]);
-            found.entry((own, node)).or_insert([*a, *b]);
+            if [0, 1].into_iter().all(|i| a[i].node != b[i].node) {
+                let node = (from.special || to.special).then_some([a[0].node, b[0].node]);
+                found.entry(node).or_insert([*a, *b]);
+            }
         }
-        let party = |own: bool, class: &Class<'c>| {
-            if own && class.kind == Kind::Nodes { self.ends.own_node } else { class.party }
-        };
-        found
-            .into_iter()
-            .map(|((own, _), sides)| {
-                let own = own == [true; 2];
-                ((party(own, from), party(own, to)), sides)
-            })
-            .collect()
+        found.into_values().map(|sides| ((from.party, to.party), sides)).collect()
     }
 
     /// Returns the lost and the gained ports.

@@ -55,6 +55,19 @@ pub(super) struct Class<'c> {
     pub(super) names: BTreeSet<DomainName>,
     /// Addresses of no object to which the names are assumed to resolve, one of each set that these rules distinguish.
     pub(super) resolved: Vec<IpAddr>,
+    /// Addresses of the members' own nodes, one of each set that policies distinguish.
+    pub(super) own_nodes: Vec<OwnNode<'c>>,
+}
+
+/// A pod and an address of its own node, each before and after; a pod that moves has another node after.
+#[derive(Debug)]
+pub(super) struct OwnNode<'c> {
+    pub(super) pod: [End<'c>; 2],
+    pub(super) node: [End<'c>; 2],
+    /// Whether nothing relevant to the node changed.
+    pub(super) is_as_before: bool,
+    /// Whether, moreover, no Service has node ports.
+    pub(super) receives_as_before: bool,
 }
 
 impl Class<'_> {
@@ -85,6 +98,8 @@ pub(super) struct Ends<'c> {
     pub(super) names: BTreeMap<DomainName, usize>,
     /// Number of blocks beyond [`PLACES`], at which pods without an address are not judged.
     pub(super) left_out: usize,
+    /// Workloads compared in part or not at all, each with the reason.
+    pub(super) not_compared: Vec<String>,
 }
 
 /// Builder of [`Ends`].
@@ -103,6 +118,7 @@ struct Census<'c> {
     places: Vec<IpAddr>,
     parties: Vec<Party>,
     classes: Vec<Class<'c>>,
+    not_compared: Vec<String>,
 }
 
 /// Groups the ends of two clusters; pods without an address may get any address of these ranges.
@@ -144,6 +160,7 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c>
         places,
         parties,
         classes,
+        not_compared: Vec::new(),
     };
     for workload in workloads(clusters) {
         census.workload(workload);
@@ -156,8 +173,8 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c>
     let names: BTreeMap<DomainName, usize> =
         names.into_iter().zip(census.parties.len()..).collect();
     census.parties.extend(names.keys().cloned().map(Party::Name));
-    let Census { parties, classes, .. } = census;
-    Ends { parties, classes, translated, own_node, names, left_out }
+    let Census { parties, classes, not_compared, .. } = census;
+    Ends { parties, classes, translated, own_node, names, left_out, not_compared }
 }
 
 /// Returns an unused address of each block within the ranges that policies distinguish.
@@ -205,6 +222,30 @@ fn special(clusters: [&Cluster; 2]) -> HashSet<IpAddr> {
     special
 }
 
+/// Returns the reason for which a pod before and after are not compared, or not at all of their addresses.
+fn gap([before, after]: [&Pod; 2]) -> Option<&'static str> {
+    match [before.host_network, after.host_network] {
+        [false, true] => Some("it uses the host's network now"),
+        [true, false] => Some("it used the host's network before"),
+        [true, true] => None,
+        [false, false] => {
+            if before.addresses.is_empty() || after.addresses.is_empty() {
+                return None;
+            }
+            let has = |family: fn(&IpAddr) -> bool| {
+                [before, after].map(|pod| pod.addresses.iter().any(family))
+            };
+            match [has(IpAddr::is_ipv4), has(IpAddr::is_ipv6)] {
+                [_, [false, true]] => Some("its pods have IPv6 addresses only now"),
+                [_, [true, false]] => Some("its pods had IPv6 addresses only before"),
+                [[false, true], _] => Some("its pods have IPv4 addresses only now"),
+                [[true, false], _] => Some("its pods had IPv4 addresses only before"),
+                _ => None,
+            }
+        }
+    }
+}
+
 impl<'c> Census<'c> {
     /// Returns the addresses of a pod in a cluster, without those that another pod owns.
     fn of_pod(&self, cluster: usize, pod: &'c Pod) -> Vec<End<'c>> {
@@ -240,7 +281,9 @@ impl<'c> Census<'c> {
 
     fn workload(&mut self, workload: Workload) {
         let party = self.parties.len();
-        let mut known: HashMap<(bool, [Traits<'c>; 2]), usize> = HashMap::new();
+        let mut known: HashMap<(bool, bool, [Traits<'c>; 2]), usize> = HashMap::new();
+        let mut own: HashSet<(usize, bool, [Traits<'c>; 2])> = HashSet::new();
+        let mut gaps = BTreeSet::new();
         for (before, after) in workload.counterparts() {
             let keys = [before, after];
             let [Some(before), Some(after)] =
@@ -248,6 +291,7 @@ impl<'c> Census<'c> {
             else {
                 continue;
             };
+            gaps.extend(gap([before, after]));
             let [before, after] = self.of_pods([before, after]);
             for v6 in [false, true] {
                 let [before, after] = [&before, &after]
@@ -255,15 +299,63 @@ impl<'c> Census<'c> {
                 for (before, after) in before.zip(after) {
                     let pair = [*before, *after];
                     let traits = pair.map(|end| self.traits(end));
-                    let class = *known.entry((v6, traits)).or_insert_with(|| {
+                    let moved = pair[0].node != pair[1].node;
+                    let class = *known.entry((v6, moved, traits)).or_insert_with(|| {
                         self.classes.push(self.pods(party, pair));
                         self.classes.len() - 1
                     });
                     self.classes[class].members.push(pair);
+                    for node in self.own_node(pair) {
+                        let traits = node.node.map(|end| self.traits(end));
+                        if own.insert((class, node.is_as_before, traits)) {
+                            self.classes[class].own_nodes.push(node);
+                        }
+                    }
                 }
             }
         }
+        let gaps = gaps.into_iter().map(|gap| format!("{}: {gap}", workload.name));
+        self.not_compared.extend(gaps);
         self.parties.push(Party::Workload(workload));
+    }
+
+    /// Returns the addresses of a node in a cluster, without those that a pod owns.
+    fn of_node(
+        &self,
+        cluster: usize,
+        node: &'c Node,
+        v6: bool,
+    ) -> impl Iterator<Item = End<'c>> + use<'c> {
+        let cluster = self.clusters[cluster];
+        let addresses = node.addresses.iter().copied();
+        let addresses = addresses.filter(move |a| a.is_ipv6() == v6 && cluster.owner(*a).is_none());
+        addresses.map(|address| End { pod: None, node: node.name.as_str(), address })
+    }
+
+    /// Pairs a pod's address with the addresses of its own node, of the same family.
+    fn own_node(&self, pod: [End<'c>; 2]) -> Vec<OwnNode<'c>> {
+        let nodes = [0, 1].map(|i| self.clusters[i].nodes().get(pod[i].node));
+        let [Some(before), Some(after)] = nodes else { return Vec::new() };
+        let v6 = pod[0].address.is_ipv6();
+        let pairs = self.of_node(0, before, v6).zip(self.of_node(1, after, v6));
+        let pairs = pairs.map(|(before, after)| {
+            let node = [before, after];
+            let [before, after] = node.map(|end| self.traits(end));
+            let is_as_before = before == after
+                && before.special.is_none()
+                && node[0].address == node[1].address
+                && self.labels_of_node(nodes[0]) == self.labels_of_node(nodes[1]);
+            let receives_as_before = is_as_before && !self.node_ports;
+            OwnNode { pod, node, is_as_before, receives_as_before }
+        });
+        pairs.collect()
+    }
+
+    /// Returns the labels of a node that policies name.
+    fn labels_of_node(&self, node: Option<&'c Node>) -> Vec<(&'c str, &'c str)> {
+        let labels = node.into_iter().flat_map(|node| node.labels.iter());
+        let labels = labels.filter(|(key, _)| self.named.labels.contains(*key));
+        labels.map(|(key, value)| (key.as_str(), value.as_str())).collect()
     }
 
     fn traits(&self, end: End<'c>) -> Traits<'c> {
@@ -322,6 +414,7 @@ impl<'c> Census<'c> {
             receives,
             names,
             resolved,
+            own_nodes: Vec::new(),
         }
     }
 
@@ -336,11 +429,7 @@ impl<'c> Census<'c> {
         let mut alike: BTreeMap<_, Vec<[&'c Node; 2]>> = BTreeMap::new();
         for (name, before) in self.clusters[0].nodes() {
             let Some(after) = self.clusters[1].nodes().get(name) else { continue };
-            let labels = [before, after].map(|node| {
-                let labels = node.labels.iter();
-                let labels = labels.filter(|(key, _)| self.named.labels.contains(*key));
-                labels.map(|(key, value)| (key.clone(), value.clone())).collect::<Vec<_>>()
-            });
+            let labels = [before, after].map(|node| self.labels_of_node(Some(node)));
             alike.entry(labels).or_default().push([before, after]);
         }
         let only = alike.len() == 1;
@@ -351,14 +440,7 @@ impl<'c> Census<'c> {
             let mut known = HashMap::new();
             for pair in nodes {
                 for v6 in [false, true] {
-                    let [b, a] = [0, 1].map(|i| {
-                        let cluster = self.clusters[i];
-                        let addresses = pair[i].addresses.iter().copied();
-                        let addresses = addresses
-                            .filter(move |a| a.is_ipv6() == v6 && cluster.owner(*a).is_none());
-                        let node = pair[i].name.as_str();
-                        addresses.map(move |address| End { pod: None, node, address })
-                    });
+                    let [b, a] = [0, 1].map(|i| self.of_node(i, pair[i], v6));
                     for pair in b.zip(a) {
                         let pair: [End<'c>; 2] = pair.into();
                         let traits = pair.map(|end| self.traits(end));
@@ -377,6 +459,7 @@ impl<'c> Census<'c> {
                                 receives: Starts::default(),
                                 names: BTreeSet::new(),
                                 resolved: Vec::new(),
+                                own_nodes: Vec::new(),
                             });
                             self.classes.len() - 1
                         });
@@ -411,6 +494,7 @@ impl<'c> Census<'c> {
                 receives: Starts::default(),
                 names: BTreeSet::new(),
                 resolved: Vec::new(),
+                own_nodes: Vec::new(),
             });
             let (without, only) = (self.blocks.within(block), families.len() == 1);
             self.parties.push(Party::Outside { block, without, only });

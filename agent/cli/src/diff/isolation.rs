@@ -147,8 +147,9 @@ impl Isolation {
         }
         let is_host =
             |side: &Side<'_>, key: &Key| side.pod(key).is_some_and(|pod| pod.host_network);
-        let is_host = pairs.iter().any(|(b, a)| is_host(&sides[0], b) || is_host(&sides[1], a));
-        if !is_compared && !is_host {
+        // A pod on the host's network is the node on one side at least.
+        let is_host = |(b, a): &(&Key, &Key)| is_host(&sides[0], b) || is_host(&sides[1], a);
+        if !is_compared && (pairs.is_empty() || !pairs.iter().all(is_host)) {
             let why = match pairs.is_empty() {
                 true => "no pod before the change corresponds to one after it",
                 false => "its pods have no unshared addresses of one family",
