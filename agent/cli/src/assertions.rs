@@ -5,21 +5,23 @@ mod probe;
 mod read;
 mod render;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
-use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::cluster::{Cluster, is_subject, is_unaddressed};
 use netpold_core::explain::{Explainer, Verdict};
-use netpold_core::model::{DomainName, Pod, Selector};
+use netpold_core::model::{DomainName, Key, Pod, Selector};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
 use self::probe::Probed;
 use crate::live::{self, ClusterArgs};
 use crate::offline;
 use crate::output::print;
+use crate::unenforced;
 
 /// Flags of `netpold test`.
 #[derive(Debug, Args)]
@@ -75,10 +77,14 @@ pub enum TestOutput {
 const PASSED: u8 = 0;
 /// Exit status: some assertion fails.
 const FAILED: u8 = 1;
-/// Exit status: no assertion fails, but the answer to one depends on the address.
-const DEPENDS: u8 = 2;
+/// Exit status: no assertion fails, but one has no answer, or its answer depends on the address; or none applies.
+const CANNOT_TELL: u8 = 2;
 /// Most failures shown per assertion.
 const TOLD: usize = 5;
+/// Most pods that an error names.
+const NAMED: usize = 5;
+/// Reason for which a selection leaves out a pod on the host's network.
+const ON_HOST: &str = "on the host's network";
 
 /// Expected verdict for each connection from one side to the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,8 +135,8 @@ struct Outcome {
     assertion: Assertion,
     /// Number of judged connections.
     asked: usize,
-    /// Explanations of the first connections with an unexpected verdict.
-    failures: Vec<String>,
+    /// Explanations of the first connections with an unexpected verdict, by line.
+    failures: Vec<Vec<String>>,
     /// Number of connections with an unexpected verdict.
     failed: usize,
     /// Answers for the first connections whose verdict depends on the address of a domain name.
@@ -141,6 +147,12 @@ struct Outcome {
     probed: Option<Probed>,
     /// Pod templates among the assertion's sides, as `Deployment shop/web (template)`.
     templates: BTreeSet<String>,
+    /// Pods that match a selection of the assertion but have no part in it, by reason.
+    left_out: BTreeMap<&'static str, BTreeSet<String>>,
+    /// Reason for which there is no answer, or none for some connection.
+    unknown: Option<String>,
+    /// Reason for which the assertion does not apply to the cluster.
+    skipped: Option<String>,
 }
 
 /// Result of an assertion.
@@ -152,15 +164,45 @@ enum Verified {
     Fail,
     /// No connection is known to be otherwise; for some the answer depends on the address of a domain name.
     Depends,
+    /// No connection is known to be otherwise; for some there is no answer.
+    Unknown,
+    /// The cluster can have no such connection.
+    Skipped,
 }
 
 impl Outcome {
+    const fn new(assertion: Assertion) -> Self {
+        Self {
+            assertion,
+            asked: 0,
+            failures: Vec::new(),
+            failed: 0,
+            depends: Vec::new(),
+            depending: 0,
+            probed: None,
+            templates: BTreeSet::new(),
+            left_out: BTreeMap::new(),
+            unknown: None,
+            skipped: None,
+        }
+    }
+
     fn result(&self) -> Verified {
         let fails = self.failed > 0 || self.probed.as_ref().is_some_and(|probed| probed.wrong > 0);
-        match (fails, self.depending) {
-            (true, _) => Verified::Fail,
-            (false, 0) => Verified::Pass,
-            (false, _) => Verified::Depends,
+        match (&self.unknown, &self.skipped) {
+            _ if fails => Verified::Fail,
+            (Some(_), _) => Verified::Unknown,
+            _ if self.depending > 0 => Verified::Depends,
+            (None, Some(_)) => Verified::Skipped,
+            (None, None) => Verified::Pass,
+        }
+    }
+
+    /// Notes pods that match a selection but are left out.
+    fn leave_out(&mut self, reason: &'static str, pods: impl IntoIterator<Item = String>) {
+        let mut pods = pods.into_iter().peekable();
+        if pods.peek().is_some() {
+            self.left_out.entry(reason).or_default().extend(pods);
         }
     }
 }
@@ -213,8 +255,7 @@ impl std::fmt::Display for At {
 /// Prints the outcomes to standard output. Returns the exit status.
 ///
 /// # Errors
-/// The assertions, the manifests or the cluster cannot be read, or an assertion matches no connection or gets
-/// no verdict.
+/// The assertions, the manifests or the cluster cannot be read.
 pub fn run(args: &TestArgs) -> Result<u8> {
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     let own = live::namespace(manifests, &args.cluster, namespace)?;
@@ -228,18 +269,27 @@ pub fn run(args: &TestArgs) -> Result<u8> {
     let cluster: Cluster = objects.into_iter().collect();
     let ranges = offline::ranges(&args.pod_cidrs, &[&cluster]);
     let explainer = Explainer::new(&cluster).with_ranges(&ranges);
-    let world = World { cluster: &cluster, explainer, own, is_of_cluster };
-    let mut outcomes = judge(&world, files.assertions)?;
+    let world = World { cluster: &cluster, explainer, ranges: &ranges, own, is_of_cluster };
+    let mut outcomes: Vec<Outcome> =
+        files.assertions.into_iter().map(|assertion| judge(&world, assertion)).collect();
     if args.probe {
         live::block_on(probe::probe(&args.cluster, &world, &mut outcomes))?;
     }
     let names: Vec<String> = args.file.iter().map(|file| file.display().to_string()).collect();
-    print(&render::render(&outcomes, args.output, &names.join(","))?)?;
+    let mut foreign = match manifests {
+        Some(directory) => unenforced::read("--manifests", directory)?,
+        None => BTreeSet::new(),
+    };
+    for file in &args.file {
+        foreign.extend(unenforced::read("--file", file)?);
+    }
+    let note = unenforced::note(&foreign);
+    print(&render::render(&outcomes, note.as_deref(), args.output, &names.join(","))?)?;
     let any = |result| outcomes.iter().any(|outcome| outcome.result() == result);
-    Ok(match (any(Verified::Fail), any(Verified::Depends)) {
-        (true, _) => FAILED,
-        (false, true) => DEPENDS,
-        (false, false) => PASSED,
+    Ok(match (any(Verified::Unknown) || any(Verified::Depends), any(Verified::Pass)) {
+        _ if any(Verified::Fail) => FAILED,
+        (true, _) | (false, false) => CANNOT_TELL,
+        (false, true) => PASSED,
     })
 }
 
@@ -247,18 +297,20 @@ pub fn run(args: &TestArgs) -> Result<u8> {
 struct World<'c> {
     cluster: &'c Cluster,
     explainer: Explainer<'c>,
+    /// Blocks of the addresses of pods without one.
+    ranges: &'c [IpNet],
     /// Namespace of workloads named without one.
     own: String,
     /// Whether the objects are a live cluster's: pods without an address get one soon and are left out.
     is_of_cluster: bool,
 }
 
-fn judge(world: &World<'_>, assertions: Vec<Assertion>) -> Result<Vec<Outcome>> {
-    let outcomes = assertions.into_iter().map(|assertion| {
-        let place = assertion.place.clone();
-        outcome(world, assertion).map_err(|error| anyhow!("{place}: {error}"))
-    });
-    outcomes.collect()
+fn judge(world: &World<'_>, assertion: Assertion) -> Outcome {
+    let mut outcome = Outcome::new(assertion);
+    if let Err(error) = answer(world, &mut outcome) {
+        outcome.unknown = Some(error.to_string());
+    }
+    outcome
 }
 
 /// Returns senders and receivers.
@@ -272,6 +324,14 @@ fn sides(world: &World<'_>, assertion: &Assertion) -> Result<(Vec<Party>, Vec<Pa
 fn side(world: &World<'_>, side: &str, selected: &Selected) -> Result<Vec<Party>> {
     let parties = world.parties(selected);
     if parties.is_empty() {
+        let hosts: Vec<String> = world.on_hosts(selected).collect();
+        if let Some(named) = hosts.get(..hosts.len().min(NAMED)).filter(|named| !named.is_empty()) {
+            let (named, more) = (named.join(", "), hosts.len() - named.len());
+            let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+            return Err(anyhow!(
+                "{side}: only pods on the host's network match ({named}{more}), which no selection contains: name them"
+            ));
+        }
         return Err(anyhow!(
             "{side}: no pod with an address and no pod template matches: {selected}"
         ));
@@ -303,62 +363,151 @@ fn template(cluster: &Cluster, party: &Party) -> Option<String> {
     pod.template().map(|_| pod.title())
 }
 
-fn outcome(world: &World<'_>, assertion: Assertion) -> Result<Outcome> {
+/// Judges the connections of an assertion.
+///
+/// # Errors
+/// The assertion is about no connection.
+fn answer(world: &World<'_>, outcome: &mut Outcome) -> Result<()> {
+    let assertion = outcome.assertion.clone();
+    outcome.leave_out(ON_HOST, world.on_hosts(&assertion.from));
+    outcome.leave_out(ON_HOST, world.on_hosts(&assertion.to));
     if let Selected::Name { name, at } = &assertion.to {
-        let within = by_name::within(at);
-        let name = name.clone();
-        return by_name::outcome(world, assertion, &name, &within);
+        return by_name::answer(world, outcome, name, &by_name::within(at));
+    }
+    if let Some(address) = loopback(&assertion) {
+        return Err(anyhow!(
+            "{address} is a loopback address: no packet to it leaves its pod or node"
+        ));
     }
     let (from, to) = sides(world, &assertion)?;
+    let from = of_family(world, outcome, (&assertion.from, from), &assertion.to)?;
+    let to = of_family(world, outcome, (&assertion.to, to), &assertion.from)?;
+    if outcome.skipped.is_some() {
+        return Ok(());
+    }
     let explainer = &world.explainer;
     let templates = from.iter().chain(&to).filter_map(|party| template(world.cluster, party));
-    let templates: BTreeSet<String> = templates.collect();
-    let (mut asked, mut failed, mut failures) = (0, 0, Vec::new());
+    outcome.templates = templates.collect();
     for (from, to) in pairs(world, &assertion, &from, &to) {
-        asked += 1;
+        outcome.asked += 1;
         let (protocol, port) = (assertion.protocol, assertion.port);
         let probe = Probe { from: from.clone(), to: to.clone(), protocol, port };
         let allowed = match explainer.verdict(&probe) {
             (Verdict::Allow, _) => true,
             (Verdict::Deny, _) => false,
             (Verdict::Unknown, reason) => {
-                return Err(anyhow!("{probe}: {}", reason.unwrap_or_default()));
+                let hint = service_hint(&probe);
+                let text = || format!("{probe}: {}{hint}", reason.unwrap_or_default());
+                outcome.unknown.get_or_insert_with(text);
+                continue;
             }
         };
         if allowed != assertion.allow {
-            failed += 1;
-            if failures.len() < TOLD {
-                failures.push(explainer.explain(&probe).lines().join("\n"));
+            outcome.failed += 1;
+            if outcome.failures.len() < TOLD {
+                outcome.failures.push(explainer.explain(&probe).lines());
             }
         }
     }
-    if asked == 0 {
+    if outcome.asked == 0 {
         return Err(anyhow!("from and to select only the same pod: no connection to evaluate"));
     }
-    let (depends, depending, probed) = (Vec::new(), 0, None);
-    Ok(Outcome { assertion, asked, failures, failed, depends, depending, probed, templates })
+    Ok(())
 }
 
-impl World<'_> {
+/// Returns a hint for a receiver that is probably meant as a Service: `svc/web` is the pod `web` of namespace `svc`.
+fn service_hint(probe: &Probe) -> &'static str {
+    let is_meant = |key: &Key| matches!(&key.namespace[..], "svc" | "service" | "services");
+    match &probe.to {
+        Party::Pod(key) if is_meant(key) => "; a Service is svc/namespace/name",
+        Party::Pod(_) | Party::Service(_) | Party::Address(_) => "",
+    }
+}
+
+/// Returns the first loopback address among the sides of an assertion.
+fn loopback(assertion: &Assertion) -> Option<IpAddr> {
+    [&assertion.from, &assertion.to].into_iter().find_map(|side| match side {
+        Selected::One(Party::Address(address)) if address.is_loopback() => Some(*address),
+        Selected::One(_) | Selected::Pods { .. } | Selected::Name { .. } => None,
+    })
+}
+
+/// Leaves out the selected pods without an address of the family of the other side, if that is an address. The assertion
+/// does not apply to a cluster where no pod has one.
+///
+/// # Errors
+/// Pods of the cluster have an address of the family, but none of the selected ones.
+fn of_family(
+    world: &World<'_>,
+    outcome: &mut Outcome,
+    (selected, parties): (&Selected, Vec<Party>),
+    other: &Selected,
+) -> Result<Vec<Party>> {
+    let (Selected::Pods { .. }, Selected::One(Party::Address(address))) = (selected, other) else {
+        return Ok(parties);
+    };
+    let v6 = address.is_ipv6();
+    let (family, reason) = match v6 {
+        true => ("IPv6", "without an IPv6 address"),
+        false => ("IPv4", "without an IPv4 address"),
+    };
+    let has = |party: &Party| {
+        let Party::Pod(key) = party else { return true };
+        world.cluster.pods().get(key).is_none_or(|pod| world.has_family(pod, v6))
+    };
+    let (with, without): (Vec<Party>, Vec<Party>) = parties.into_iter().partition(has);
+    if with.is_empty() {
+        let mut pods = world.cluster.pods().values().filter(|pod| is_subject(pod));
+        if pods.any(|pod| world.has_family(pod, v6)) {
+            return Err(anyhow!("no selected pod has an {family} address: {selected}"));
+        }
+        outcome.skipped = Some(format!("no pod of the cluster has an {family} address"));
+    } else {
+        outcome.leave_out(reason, without.iter().map(ToString::to_string));
+    }
+    Ok(with)
+}
+
+impl<'c> World<'c> {
     /// Returns the selected parties.
     fn parties(&self, selected: &Selected) -> Vec<Party> {
-        let cluster = self.cluster;
-        let (namespaces, labels) = match selected {
-            Selected::One(party) => return self.named(party),
-            Selected::Pods { namespaces, labels } => (namespaces, labels),
-            Selected::Name { .. } => return Vec::new(),
+        if let Selected::One(party) = selected {
+            return self.named(party);
+        }
+        let is_chosen = |pod: &&Pod| {
+            let is_placed =
+                !pod.addresses.is_empty() || !self.is_of_cluster || pod.template().is_some();
+            is_placed && is_subject(pod)
         };
-        let matches = |pod: &&std::sync::Arc<Pod>| {
+        let pods = self.matching(selected).filter(is_chosen);
+        pods.map(|pod| Party::Pod(pod.key.clone())).collect()
+    }
+
+    /// Returns the pods that match a selection by namespace and labels.
+    fn matching<'s>(&self, selected: &'s Selected) -> impl Iterator<Item = &'c Pod> + use<'c, 's> {
+        let pods = self.cluster.pods().values().map(|pod| &**pod);
+        pods.filter(move |pod| {
+            let Selected::Pods { namespaces, labels } = selected else { return false };
             let namespace = match namespaces {
                 Namespaces::Named(name) => pod.key.namespace == *name,
                 Namespaces::All => true,
             };
-            let is_placed =
-                !pod.addresses.is_empty() || !self.is_of_cluster || pod.template().is_some();
-            namespace && is_placed && is_subject(pod) && labels.matches(&pod.labels)
-        };
-        let pods = cluster.pods().values().filter(matches);
-        pods.map(|pod| Party::Pod(pod.key.clone())).collect()
+            namespace && labels.matches(&pod.labels)
+        })
+    }
+
+    /// Returns the pods on the host's network that match a selection, which leaves them out.
+    fn on_hosts(&self, selected: &Selected) -> impl Iterator<Item = String> + use<'c> {
+        let hosts = self.matching(selected).filter(|pod| pod.host_network && !pod.finished);
+        hosts.map(Pod::title).collect::<Vec<_>>().into_iter()
+    }
+
+    /// Returns whether a pod has an address of a family, or may get one.
+    fn has_family(&self, pod: &Pod, v6: bool) -> bool {
+        match is_unaddressed(pod) {
+            true => self.ranges.iter().any(|range| range.addr().is_ipv6() == v6),
+            false => pod.addresses.iter().any(|address: &IpAddr| address.is_ipv6() == v6),
+        }
     }
 
     /// Resolves a named party: a workload stands for all of its pods.
