@@ -276,10 +276,7 @@ pub fn run(args: &TestArgs) -> Result<u8> {
         live::block_on(probe::probe(&args.cluster, &world, &mut outcomes))?;
     }
     let names: Vec<String> = args.file.iter().map(|file| file.display().to_string()).collect();
-    let mut foreign = match manifests {
-        Some(directory) => unenforced::read("--manifests", directory)?,
-        None => BTreeSet::new(),
-    };
+    let mut foreign = unenforced::present(manifests, &args.cluster)?;
     for file in &args.file {
         foreign.extend(unenforced::read("--file", file)?);
     }

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::doctor::Details;
+use crate::doctor::{self, Details};
+use crate::live::ClusterArgs;
 use crate::offline;
 
 /// Most policies that a note names.
@@ -16,18 +17,32 @@ const NAMED: usize = 5;
 /// # Errors
 /// A file cannot be read.
 pub(crate) fn read(option: &'static str, path: &Path) -> Result<BTreeSet<String>> {
-    let details = match offline::is_standard_input(path) {
-        true => {
-            let mut details = Details::default();
-            details.add_text(offline::STANDARD_INPUT, &offline::standard_input(option)?);
-            details
-        }
-        false => Details::read(path)?,
-    };
+    if !offline::is_standard_input(path) {
+        return Ok(names(&Details::read(path)?));
+    }
+    let mut details = Details::default();
+    details.add_text(offline::STANDARD_INPUT, &offline::standard_input(option)?);
+    Ok(names(&details))
+}
+
+/// Returns the policies of other APIs among the present objects: of a directory or of standard input, or else of the
+/// selected cluster, as far as the user may read them.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn present(manifests: Option<&Path>, cluster: &ClusterArgs) -> Result<BTreeSet<String>> {
+    match manifests {
+        Some(directory) => read("--manifests", directory),
+        None if cluster.is_meant() => Ok(names(&doctor::details_of_policies(cluster)?)),
+        None => Ok(BTreeSet::new()),
+    }
+}
+
+fn names(details: &Details) -> BTreeSet<String> {
     let all = details.foreign.iter().flat_map(|(kind, policies)| {
         policies.objects.iter().map(move |policy| format!("{} {policy}", kind.name()))
     });
-    Ok(all.collect())
+    all.collect()
 }
 
 /// Returns a note on these policies; `None` without any.

@@ -192,7 +192,8 @@ impl World {
                 }
                 // A pod and its own node, before or after, are below.
                 let is_pair = a.pods.is_some() != b.pods.is_some();
-                if is_pair && [0, 1].iter().any(|i| a.nodes[*i] == b.nodes[*i]) {
+                let is_own = |i: usize| !a.nodes[i].is_empty() && a.nodes[i] == b.nodes[i];
+                if is_pair && (is_own(0) || is_own(1)) {
                     continue;
                 }
                 meetings.push((from, to, a, b));

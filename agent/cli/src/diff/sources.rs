@@ -80,13 +80,11 @@ fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
     if !args.delete {
         sources.note(changes.iter(), &after);
     }
-    let mut foreign = unenforced::read("--file", file)?;
+    let foreign = unenforced::read("--file", file)?;
     sources.gaps.extend(unenforced::note(&foreign));
-    if let Some(directory) = manifests {
-        let present = unenforced::read("--manifests", directory)?;
-        foreign = present.difference(&foreign).cloned().collect();
-        sources.notes.extend(unenforced::note(&foreign));
-    }
+    let present = unenforced::present(manifests, &args.cluster)?;
+    let others = present.difference(&foreign).cloned().collect();
+    sources.notes.extend(unenforced::note(&others));
     sources.objects = [before, after];
     Ok(sources)
 }
