@@ -1,23 +1,25 @@
 //! `netpold test`: assertions about connections, checked against manifests or a cluster's objects.
 
 mod by_name;
+mod outcome;
 mod probe;
 mod read;
 mod render;
+mod world;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
-use netpold_core::cluster::{Cluster, is_subject, is_unaddressed};
+use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Verdict};
-use netpold_core::model::{DomainName, Key, Pod, Selector};
+use netpold_core::model::{DomainName, Key, Selector};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
-use self::probe::Probed;
+use self::outcome::{Outcome, Verified};
+use self::world::{World, of_family};
 use crate::live::{self, ClusterArgs};
 use crate::offline;
 use crate::output::print;
@@ -130,83 +132,6 @@ enum Namespaces {
     All,
 }
 
-/// Outcome of an assertion.
-struct Outcome {
-    assertion: Assertion,
-    /// Number of judged connections.
-    asked: usize,
-    /// Explanations of the first connections with an unexpected verdict, by line.
-    failures: Vec<Vec<String>>,
-    /// Number of connections with an unexpected verdict.
-    failed: usize,
-    /// Answers for the first connections whose verdict depends on the address of a domain name.
-    depends: Vec<String>,
-    /// Number of these connections.
-    depending: usize,
-    /// Results of opened connections, with `--probe`.
-    probed: Option<Probed>,
-    /// Pod templates among the assertion's sides, as `Deployment shop/web (template)`.
-    templates: BTreeSet<String>,
-    /// Pods that match a selection of the assertion but have no part in it, by reason.
-    left_out: BTreeMap<&'static str, BTreeSet<String>>,
-    /// Reason for which there is no answer, or none for some connection.
-    unknown: Option<String>,
-    /// Reason for which the assertion does not apply to the cluster.
-    skipped: Option<String>,
-}
-
-/// Result of an assertion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verified {
-    /// Every connection is as expected.
-    Pass,
-    /// Some connection is not.
-    Fail,
-    /// No connection is known to be otherwise; for some the answer depends on the address of a domain name.
-    Depends,
-    /// No connection is known to be otherwise; for some there is no answer.
-    Unknown,
-    /// The cluster can have no such connection.
-    Skipped,
-}
-
-impl Outcome {
-    const fn new(assertion: Assertion) -> Self {
-        Self {
-            assertion,
-            asked: 0,
-            failures: Vec::new(),
-            failed: 0,
-            depends: Vec::new(),
-            depending: 0,
-            probed: None,
-            templates: BTreeSet::new(),
-            left_out: BTreeMap::new(),
-            unknown: None,
-            skipped: None,
-        }
-    }
-
-    fn result(&self) -> Verified {
-        let fails = self.failed > 0 || self.probed.as_ref().is_some_and(|probed| probed.wrong > 0);
-        match (&self.unknown, &self.skipped) {
-            _ if fails => Verified::Fail,
-            (Some(_), _) => Verified::Unknown,
-            _ if self.depending > 0 => Verified::Depends,
-            (None, Some(_)) => Verified::Skipped,
-            (None, None) => Verified::Pass,
-        }
-    }
-
-    /// Notes pods that match a selection but are left out.
-    fn leave_out(&mut self, reason: &'static str, pods: impl IntoIterator<Item = String>) {
-        let mut pods = pods.into_iter().peekable();
-        if pods.peek().is_some() {
-            self.left_out.entry(reason).or_default().extend(pods);
-        }
-    }
-}
-
 impl Assertion {
     /// Returns the assertion's name, or else a description.
     fn title(&self) -> String {
@@ -288,18 +213,6 @@ pub fn run(args: &TestArgs) -> Result<u8> {
         (true, _) | (false, false) => CANNOT_TELL,
         (false, true) => PASSED,
     })
-}
-
-/// Context of assertions.
-struct World<'c> {
-    cluster: &'c Cluster,
-    explainer: Explainer<'c>,
-    /// Blocks of the addresses of pods without one.
-    ranges: &'c [IpNet],
-    /// Namespace of workloads named without one.
-    own: String,
-    /// Whether the objects are a live cluster's: pods without an address get one soon and are left out.
-    is_of_cluster: bool,
 }
 
 fn judge(world: &World<'_>, assertion: Assertion) -> Outcome {
@@ -427,97 +340,4 @@ fn loopback(assertion: &Assertion) -> Option<IpAddr> {
         Selected::One(Party::Address(address)) if address.is_loopback() => Some(*address),
         Selected::One(_) | Selected::Pods { .. } | Selected::Name { .. } => None,
     })
-}
-
-/// Leaves out the selected pods without an address of the family of the other side, if that is an address. The assertion
-/// does not apply to a cluster where no pod has one.
-///
-/// # Errors
-/// Pods of the cluster have an address of the family, but none of the selected ones.
-fn of_family(
-    world: &World<'_>,
-    outcome: &mut Outcome,
-    (selected, parties): (&Selected, Vec<Party>),
-    other: &Selected,
-) -> Result<Vec<Party>> {
-    let (Selected::Pods { .. }, Selected::One(Party::Address(address))) = (selected, other) else {
-        return Ok(parties);
-    };
-    let v6 = address.is_ipv6();
-    let (family, reason) = match v6 {
-        true => ("IPv6", "without an IPv6 address"),
-        false => ("IPv4", "without an IPv4 address"),
-    };
-    let has = |party: &Party| {
-        let Party::Pod(key) = party else { return true };
-        world.cluster.pods().get(key).is_none_or(|pod| world.has_family(pod, v6))
-    };
-    let (with, without): (Vec<Party>, Vec<Party>) = parties.into_iter().partition(has);
-    if with.is_empty() {
-        let mut pods = world.cluster.pods().values().filter(|pod| is_subject(pod));
-        if pods.any(|pod| world.has_family(pod, v6)) {
-            return Err(anyhow!("no selected pod has an {family} address: {selected}"));
-        }
-        outcome.skipped = Some(format!("no pod of the cluster has an {family} address"));
-    } else {
-        outcome.leave_out(reason, without.iter().map(ToString::to_string));
-    }
-    Ok(with)
-}
-
-impl<'c> World<'c> {
-    /// Returns the selected parties.
-    fn parties(&self, selected: &Selected) -> Vec<Party> {
-        if let Selected::One(party) = selected {
-            return self.named(party);
-        }
-        let is_chosen = |pod: &&Pod| {
-            let is_placed =
-                !pod.addresses.is_empty() || !self.is_of_cluster || pod.template().is_some();
-            is_placed && is_subject(pod)
-        };
-        let pods = self.matching(selected).filter(is_chosen);
-        pods.map(|pod| Party::Pod(pod.key.clone())).collect()
-    }
-
-    /// Returns the pods that match a selection by namespace and labels.
-    fn matching<'s>(&self, selected: &'s Selected) -> impl Iterator<Item = &'c Pod> + use<'c, 's> {
-        let pods = self.cluster.pods().values().map(|pod| &**pod);
-        pods.filter(move |pod| {
-            let Selected::Pods { namespaces, labels } = selected else { return false };
-            let namespace = match namespaces {
-                Namespaces::Named(name) => pod.key.namespace == *name,
-                Namespaces::All => true,
-            };
-            namespace && labels.matches(&pod.labels)
-        })
-    }
-
-    /// Returns the pods on the host's network that match a selection, which leaves them out.
-    fn on_hosts(&self, selected: &Selected) -> impl Iterator<Item = String> + use<'c> {
-        let hosts = self.matching(selected).filter(|pod| pod.host_network && !pod.finished);
-        hosts.map(Pod::title).collect::<Vec<_>>().into_iter()
-    }
-
-    /// Returns whether a pod has an address of a family, or may get one.
-    fn has_family(&self, pod: &Pod, v6: bool) -> bool {
-        match is_unaddressed(pod) {
-            true => self.ranges.iter().any(|range| range.addr().is_ipv6() == v6),
-            false => pod.addresses.iter().any(|address: &IpAddr| address.is_ipv6() == v6),
-        }
-    }
-
-    /// Resolves a named party: a workload stands for all of its pods.
-    fn named(&self, party: &Party) -> Vec<Party> {
-        let pods = match party {
-            Party::Pod(key) if self.cluster.pods().get(key).is_none() => {
-                offline::pods_named(self.cluster, key, &self.own)
-            }
-            Party::Pod(_) | Party::Service(_) | Party::Address(_) => Vec::new(),
-        };
-        match pods[..] {
-            [] => vec![party.clone()],
-            _ => pods.iter().map(|pod| Party::Pod(pod.key.clone())).collect(),
-        }
-    }
 }

@@ -5,6 +5,7 @@ mod compare;
 mod ends;
 mod isolation;
 pub mod live;
+mod nodes;
 mod places;
 mod ports;
 mod render;

@@ -11,7 +11,9 @@ use netpold_core::printable::printable;
 use owo_colors::OwoColorize;
 use serde_json::{Value, json};
 
-use super::{Assertion, NAMED, Outcome, Probed, TestOutput, Verified};
+use super::outcome::{Outcome, Verified};
+use super::probe::Probed;
+use super::{Assertion, NAMED, TestOutput};
 use crate::printable_document::printable_json;
 
 /// Renders the outcomes; text for people is coloured.

@@ -113,7 +113,7 @@ impl<'c> Asking<'_, 'c> {
             if to.special || to.kind == Kind::Nodes {
                 starts.add(&self.ends.translated);
             }
-            for (key, sides) in self.meetings(from, to) {
+            for (key, sides) in meetings(from, to) {
                 let change = self.ask(sides, &starts)?;
                 let pair = pairs.entry(key).or_default();
                 if change.iter().all(Ports::is_empty) {
@@ -149,38 +149,6 @@ impl<'c> Asking<'_, 'c> {
             }
         }
         Ok(())
-    }
-
-    /// Picks representatives of all pairs of members: sender and receiver, before and after.
-    fn meetings(&self, from: &Class<'c>, to: &Class<'c>) -> Vec<Meeting<'c>> {
-        let pairs = from.members.iter().flat_map(|a| to.members.iter().map(move |b| (a, b)));
-        if from.kind == Kind::Pods && to.kind == Kind::Pods {
-            // A pod and itself are no pair.
-            let key = |end: &End<'c>| end.pod.map(|pod| &pod.key);
-            let is_template = |end: &End<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
-            let apart = |(a, b): &(&[End<'c>; 2], &[End<'c>; 2])| {
-                // A template stands for any number of pods, so also for two different ones.
-                [0, 1].into_iter().all(|i| key(&a[i]) != key(&b[i]) || is_template(&a[i]))
-            };
-            let mut pairs = pairs;
-            return pairs
-                .find(apart)
-                .map(|(a, b)| ((from.party, to.party), [*a, *b]))
-                .into_iter()
-                .collect();
-        }
-        if [from.kind, to.kind].contains(&Kind::Outside) {
-            return vec![((from.party, to.party), [from.members[0], to.members[0]])];
-        }
-        // A pod and a node that is the pod's own neither before nor after, see `own_nodes`.
-        let mut found = BTreeMap::new();
-        for (a, b) in pairs {
-            if [0, 1].into_iter().all(|i| a[i].node != b[i].node) {
-                let node = (from.special || to.special).then_some([a[0].node, b[0].node]);
-                found.entry(node).or_insert([*a, *b]);
-            }
-        }
-        found.into_values().map(|sides| ((from.party, to.party), sides)).collect()
     }
 
     /// Returns the lost and the gained ports.
@@ -274,6 +242,38 @@ impl<'c> Asking<'_, 'c> {
         gained.other = after.1 && !before.0;
         matters.then_some([lost, gained])
     }
+}
+
+/// Picks representatives of all pairs of members: sender and receiver, before and after.
+fn meetings<'c>(from: &Class<'c>, to: &Class<'c>) -> Vec<Meeting<'c>> {
+    let pairs = from.members.iter().flat_map(|a| to.members.iter().map(move |b| (a, b)));
+    if from.kind == Kind::Pods && to.kind == Kind::Pods {
+        // A pod and itself are no pair.
+        let key = |end: &End<'c>| end.pod.map(|pod| &pod.key);
+        let is_template = |end: &End<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
+        let apart = |(a, b): &(&[End<'c>; 2], &[End<'c>; 2])| {
+            // A template stands for any number of pods, so also for two different ones.
+            [0, 1].into_iter().all(|i| key(&a[i]) != key(&b[i]) || is_template(&a[i]))
+        };
+        let mut pairs = pairs;
+        return pairs
+            .find(apart)
+            .map(|(a, b)| ((from.party, to.party), [*a, *b]))
+            .into_iter()
+            .collect();
+    }
+    if [from.kind, to.kind].contains(&Kind::Outside) {
+        return vec![((from.party, to.party), [from.members[0], to.members[0]])];
+    }
+    // A pod and a node that is the pod's own neither before nor after, see `own_nodes`.
+    let mut found = BTreeMap::new();
+    for (a, b) in pairs {
+        if [0, 1].into_iter().all(|i| a[i].node != b[i].node) {
+            let node = (from.special || to.special).then_some([a[0].node, b[0].node]);
+            found.entry(node).or_insert([*a, *b]);
+        }
+    }
+    found.into_values().map(|sides| ((from.party, to.party), sides)).collect()
 }
 
 fn number(protocol: Protocol) -> IpProtocol {

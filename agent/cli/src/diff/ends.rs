@@ -7,9 +7,11 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use netpold_core::cluster::{Cluster, is_unaddressed};
 use netpold_core::explain::Blocks;
-use netpold_core::model::{Direction, DomainName, NamedPort, Node, Pod};
+use netpold_core::model::{Direction, DomainName, NamedPort, Pod};
 
 use super::Party;
+use super::isolation::gap;
+use super::nodes::OwnNode;
 use super::rules::{Named, Starts, Subject};
 use super::workloads::{Workload, workloads};
 
@@ -59,17 +61,6 @@ pub(super) struct Class<'c> {
     pub(super) own_nodes: Vec<OwnNode<'c>>,
 }
 
-/// A pod and an address of its own node, each before and after; a pod that moves has another node after.
-#[derive(Debug)]
-pub(super) struct OwnNode<'c> {
-    pub(super) pod: [End<'c>; 2],
-    pub(super) node: [End<'c>; 2],
-    /// Whether nothing relevant to the node changed.
-    pub(super) is_as_before: bool,
-    /// Whether, moreover, no Service has node ports.
-    pub(super) receives_as_before: bool,
-}
-
 impl Class<'_> {
     pub(super) fn is_ipv6(&self) -> bool {
         self.members[0][0].address.is_ipv6()
@@ -78,11 +69,11 @@ impl Class<'_> {
 
 /// Properties by which policies distinguish ends of one cluster.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Traits<'c> {
+pub(super) struct Traits<'c> {
     labels: Vec<(&'c str, &'c str)>,
     ports: &'c [NamedPort],
     block: IpNet,
-    special: Option<IpAddr>,
+    pub(super) special: Option<IpAddr>,
     node: Option<&'c str>,
 }
 
@@ -103,9 +94,9 @@ pub(super) struct Ends<'c> {
 }
 
 /// Builder of [`Ends`].
-struct Census<'c> {
-    clusters: [&'c Cluster; 2],
-    named: Named,
+pub(super) struct Census<'c> {
+    pub(super) clusters: [&'c Cluster; 2],
+    pub(super) named: Named,
     blocks: Blocks,
     /// Addresses that labels and blocks alone do not determine.
     special: HashSet<IpAddr>,
@@ -113,11 +104,11 @@ struct Census<'c> {
     known: HashSet<IpAddr>,
     /// Namespaces with changed labels.
     relabelled: HashSet<&'c str>,
-    node_ports: bool,
+    pub(super) node_ports: bool,
     /// Sample addresses for pods without one, one of each set that policies distinguish.
     places: Vec<IpAddr>,
-    parties: Vec<Party>,
-    classes: Vec<Class<'c>>,
+    pub(super) parties: Vec<Party>,
+    pub(super) classes: Vec<Class<'c>>,
     not_compared: Vec<String>,
 }
 
@@ -222,30 +213,6 @@ fn special(clusters: [&Cluster; 2]) -> HashSet<IpAddr> {
     special
 }
 
-/// Returns the reason for which a pod before and after are not compared, or not at all of their addresses.
-fn gap([before, after]: [&Pod; 2]) -> Option<&'static str> {
-    match [before.host_network, after.host_network] {
-        [false, true] => Some("it uses the host's network now"),
-        [true, false] => Some("it used the host's network before"),
-        [true, true] => None,
-        [false, false] => {
-            if before.addresses.is_empty() || after.addresses.is_empty() {
-                return None;
-            }
-            let has = |family: fn(&IpAddr) -> bool| {
-                [before, after].map(|pod| pod.addresses.iter().any(family))
-            };
-            match [has(IpAddr::is_ipv4), has(IpAddr::is_ipv6)] {
-                [_, [false, true]] => Some("its pods have IPv6 addresses only now"),
-                [_, [true, false]] => Some("its pods had IPv6 addresses only before"),
-                [[false, true], _] => Some("its pods have IPv4 addresses only now"),
-                [[true, false], _] => Some("its pods had IPv4 addresses only before"),
-                _ => None,
-            }
-        }
-    }
-}
-
 impl<'c> Census<'c> {
     /// Returns the addresses of a pod in a cluster, without those that another pod owns.
     fn of_pod(&self, cluster: usize, pod: &'c Pod) -> Vec<End<'c>> {
@@ -319,46 +286,7 @@ impl<'c> Census<'c> {
         self.parties.push(Party::Workload(workload));
     }
 
-    /// Returns the addresses of a node in a cluster, without those that a pod owns.
-    fn of_node(
-        &self,
-        cluster: usize,
-        node: &'c Node,
-        v6: bool,
-    ) -> impl Iterator<Item = End<'c>> + use<'c> {
-        let cluster = self.clusters[cluster];
-        let addresses = node.addresses.iter().copied();
-        let addresses = addresses.filter(move |a| a.is_ipv6() == v6 && cluster.owner(*a).is_none());
-        addresses.map(|address| End { pod: None, node: node.name.as_str(), address })
-    }
-
-    /// Pairs a pod's address with the addresses of its own node, of the same family.
-    fn own_node(&self, pod: [End<'c>; 2]) -> Vec<OwnNode<'c>> {
-        let nodes = [0, 1].map(|i| self.clusters[i].nodes().get(pod[i].node));
-        let [Some(before), Some(after)] = nodes else { return Vec::new() };
-        let v6 = pod[0].address.is_ipv6();
-        let pairs = self.of_node(0, before, v6).zip(self.of_node(1, after, v6));
-        let pairs = pairs.map(|(before, after)| {
-            let node = [before, after];
-            let [before, after] = node.map(|end| self.traits(end));
-            let is_as_before = before == after
-                && before.special.is_none()
-                && node[0].address == node[1].address
-                && self.labels_of_node(nodes[0]) == self.labels_of_node(nodes[1]);
-            let receives_as_before = is_as_before && !self.node_ports;
-            OwnNode { pod, node, is_as_before, receives_as_before }
-        });
-        pairs.collect()
-    }
-
-    /// Returns the labels of a node that policies name.
-    fn labels_of_node(&self, node: Option<&'c Node>) -> Vec<(&'c str, &'c str)> {
-        let labels = node.into_iter().flat_map(|node| node.labels.iter());
-        let labels = labels.filter(|(key, _)| self.named.labels.contains(*key));
-        labels.map(|(key, value)| (key.as_str(), value.as_str())).collect()
-    }
-
-    fn traits(&self, end: End<'c>) -> Traits<'c> {
+    pub(super) fn traits(&self, end: End<'c>) -> Traits<'c> {
         let address = end.address;
         let labels = end.pod.into_iter().flat_map(|pod| pod.labels.iter());
         let labels = labels.filter(|(key, _)| self.named.labels.contains(*key));
@@ -422,52 +350,6 @@ impl<'c> Census<'c> {
     fn unused(&self, blocks: &Blocks, v6: bool) -> Vec<IpAddr> {
         let of_family = blocks.iter().filter(|block| block.addr().is_ipv6() == v6);
         of_family.filter_map(|it| blocks.sample(it, |at| self.known.contains(&at))).collect()
-    }
-
-    /// Adds the nodes of both clusters, grouped by the labels that policies name.
-    fn nodes(&mut self) {
-        let mut alike: BTreeMap<_, Vec<[&'c Node; 2]>> = BTreeMap::new();
-        for (name, before) in self.clusters[0].nodes() {
-            let Some(after) = self.clusters[1].nodes().get(name) else { continue };
-            let labels = [before, after].map(|node| self.labels_of_node(Some(node)));
-            alike.entry(labels).or_default().push([before, after]);
-        }
-        let only = alike.len() == 1;
-        for ([before, after], nodes) in alike {
-            let party = self.parties.len();
-            let names = nodes.iter().map(|[node, _]| node.name.clone()).collect();
-            self.parties.push(Party::Nodes { nodes: names, only });
-            let mut known = HashMap::new();
-            for pair in nodes {
-                for v6 in [false, true] {
-                    let [b, a] = [0, 1].map(|i| self.of_node(i, pair[i], v6));
-                    for pair in b.zip(a) {
-                        let pair: [End<'c>; 2] = pair.into();
-                        let traits = pair.map(|end| self.traits(end));
-                        let special = traits.iter().any(|traits| traits.special.is_some());
-                        let moved = pair[0].address != pair[1].address;
-                        let class = *known.entry((v6, moved, traits)).or_insert_with(|| {
-                            let same = before == after && !moved && !special;
-                            self.classes.push(Class {
-                                party,
-                                kind: Kind::Nodes,
-                                members: Vec::new(),
-                                special,
-                                sends_as_before: same,
-                                receives_as_before: same && !self.node_ports,
-                                sends: Starts::default(),
-                                receives: Starts::default(),
-                                names: BTreeSet::new(),
-                                resolved: Vec::new(),
-                                own_nodes: Vec::new(),
-                            });
-                            self.classes.len() - 1
-                        });
-                        self.classes[class].members.push(pair);
-                    }
-                }
-            }
-        }
     }
 
     /// Adds an address of each block that no object of the clusters has.

@@ -1,6 +1,7 @@
 //! Workloads that policies isolate in one of two clusters only, and gaps of the comparison.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Direction, Enforcement, Key, Pod};
@@ -76,6 +77,30 @@ impl<'c> Side<'c> {
             isolating.map(|policy| &policy.key).collect()
         };
         self.known.entry((&pod.key, direction)).or_insert_with(isolate).clone()
+    }
+}
+
+/// Returns the reason for which a pod before and after are not compared, or not at all of their addresses.
+pub(super) fn gap([before, after]: [&Pod; 2]) -> Option<&'static str> {
+    match [before.host_network, after.host_network] {
+        [false, true] => Some("it uses the host's network now"),
+        [true, false] => Some("it used the host's network before"),
+        [true, true] => None,
+        [false, false] => {
+            if before.addresses.is_empty() || after.addresses.is_empty() {
+                return None;
+            }
+            let has = |family: fn(&IpAddr) -> bool| {
+                [before, after].map(|pod| pod.addresses.iter().any(family))
+            };
+            match [has(IpAddr::is_ipv4), has(IpAddr::is_ipv6)] {
+                [_, [false, true]] => Some("its pods have IPv6 addresses only now"),
+                [_, [true, false]] => Some("its pods had IPv6 addresses only before"),
+                [[false, true], _] => Some("its pods have IPv4 addresses only now"),
+                [[true, false], _] => Some("its pods had IPv4 addresses only before"),
+                _ => None,
+            }
+        }
     }
 }
 

@@ -114,18 +114,24 @@ impl Sources {
     fn note<'c>(&mut self, changed: impl Iterator<Item = &'c Change>, all: &[Change]) {
         let known: BTreeSet<&str> = all
             .iter()
-            .filter_map(|object| match object {
-                Change::Namespace(namespace) => Some(namespace.name.as_str()),
-                Change::Pod(pod) => Some(pod.key.namespace.as_str()),
-                _ => None,
+            .filter_map(|object| {
+                if let Change::Namespace(namespace) = object {
+                    Some(namespace.name.as_str())
+                } else if let Change::Pod(pod) = object {
+                    Some(pod.key.namespace.as_str())
+                } else {
+                    None
+                }
             })
             .collect();
         let (mut on_trial, mut lost) = (Vec::new(), Vec::new());
         for object in changed {
-            let enforcement = match object {
-                Change::Policy(policy) => policy.enforcement,
-                Change::ClusterPolicy(policy) => policy.enforcement,
-                _ => continue,
+            let enforcement = if let Change::Policy(policy) = object {
+                policy.enforcement
+            } else if let Change::ClusterPolicy(policy) = object {
+                policy.enforcement
+            } else {
+                continue;
             };
             let place = namespace_of(object);
             if place.is_some_and(|namespace| !known.contains(namespace.as_str())) {
@@ -169,18 +175,19 @@ fn namespace_of(object: &Change) -> Option<&String> {
 
 /// Returns kind and name of an object.
 fn name(object: &Change) -> String {
-    match object {
-        Change::Pod(pod) if pod.template().is_some() => pod.title(),
-        _ => ObjectKey::of(object).to_string(),
+    if let Change::Pod(pod) = object
+        && pod.template().is_some()
+    {
+        return pod.title();
     }
+    ObjectKey::of(object).to_string()
 }
 
 /// Refuses a directory whose files `kubectl kustomize` changes before they are applied.
 fn refuse_kustomization(option: &str, path: &Path) -> Result<()> {
-    let path = match offline::is_standard_input(path) {
-        true => return Ok(()),
-        false => path,
-    };
+    if offline::is_standard_input(path) {
+        return Ok(());
+    }
     if let Some(name) = KUSTOMIZATIONS.iter().find(|name| path.join(name).is_file()) {
         let path = path.display();
         bail!(
@@ -202,7 +209,8 @@ fn nothing(path: &Path) -> Result<String> {
             let ending = file.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
             if name.starts_with('.') {
                 continue;
-            } else if file.is_dir() {
+            }
+            if file.is_dir() {
                 directories += 1;
             } else if ENDINGS.contains(&ending) {
                 count_kinds(&fs::read(&file).with_context(|| name)?, &mut kinds);
