@@ -168,6 +168,23 @@ fn what_is_about_nothing_is_an_error() {
     let said = String::from_utf8(wrong.stderr).unwrap();
     assert!(said.contains("a.yaml:2: expect: \"maybe\" is neither allow nor deny"), "{said}");
     assert_eq!(wrong.status.code(), Some(2));
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("kustomization.yaml"), "kind: Kustomization\n").unwrap();
+    let directory = folder.path().to_str().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_netpold"));
+    let refused = command
+        .args(["test", "-f", "a.yaml", "--manifests", directory])
+        .env_clear()
+        .output()
+        .unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        said.ends_with(&format!(
+            "kubectl kustomize {directory} | netpold test ... --manifests -\n"
+        )),
+        "{said}"
+    );
+    assert_eq!(refused.status.code(), Some(2));
     let none = test("  []\n", &[]);
     assert!(String::from_utf8(none.stderr).unwrap().contains("no assertion found"));
     assert_eq!(none.status.code(), Some(2));

@@ -184,6 +184,9 @@ impl std::fmt::Display for At {
 pub fn run(args: &TestArgs) -> Result<u8> {
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     let own = live::namespace(manifests, &args.cluster, namespace)?;
+    if let Some(directory) = manifests {
+        offline::refuse_kustomization("test", "--manifests", directory)?;
+    }
     let files = read::read(&args.file, &own)?;
     let is_of_cluster = manifests.is_none() && args.cluster.is_meant();
     let objects = match files.objects.is_empty() || manifests.is_some() || is_of_cluster {

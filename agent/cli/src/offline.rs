@@ -19,6 +19,9 @@ pub use owner::{Owner, is_generated, is_run, owner, pods_named, resolve};
 pub use ranges::ranges;
 pub use templates::{apply, is_template, pods_of, stand_in};
 
+/// Files that `kubectl kustomize` renders a directory by.
+const KUSTOMIZATIONS: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "Kustomization"];
+
 /// Objects of a text or a directory, with stand-ins for pod templates.
 #[derive(Debug, Default)]
 pub struct Reviewed {
@@ -109,6 +112,19 @@ fn review_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Reviewed> {
     })?;
     let problems: Vec<_> = problems.into_iter().map(|it| (it.to_string(), it)).collect();
     Ok(Reviewed::new(changes, &problems))
+}
+
+/// Refuses a directory whose files `kubectl kustomize` changes before they are applied.
+///
+/// # Errors
+/// The directory contains a kustomization.
+pub fn refuse_kustomization(command: &str, option: &str, path: &Path) -> Result<()> {
+    let name = KUSTOMIZATIONS.iter().find(|name| path.join(name).is_file());
+    let Some(name) = name.filter(|_| !is_standard_input(path)) else { return Ok(()) };
+    let path = path.display();
+    bail!(
+        "{option} {path}: {name} is not rendered: kubectl kustomize {path} | netpold {command} ... {option} -"
+    )
 }
 
 /// Returns a hint for the error of a text that is a template of a chart.

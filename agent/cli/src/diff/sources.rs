@@ -14,8 +14,6 @@ use super::{DiffArgs, few};
 use crate::offline::{self, Reviewed, apply, pods_of};
 use crate::unenforced;
 
-/// Files that `kubectl kustomize` renders a directory by.
-const KUSTOMIZATIONS: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "Kustomization"];
 /// Suffixes of the files to read, as for `--manifests`.
 const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
 
@@ -37,7 +35,7 @@ pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
     if let (Some(from), Some(to)) = (&args.from, &args.to) {
         let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
         let [from, to] = [("--from", from), ("--to", to)].map(|(option, path)| {
-            refuse_kustomization(option, path)?;
+            offline::refuse_kustomization("diff", option, path)?;
             let reviewed = offline::review_directory(option, path, namespace)?;
             Ok::<_, anyhow::Error>((reviewed, unenforced::read(option, path)?))
         });
@@ -63,14 +61,14 @@ pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
 fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     let own = crate::live::namespace(manifests, &args.cluster, namespace)?;
-    refuse_kustomization("-f", file)?;
+    offline::refuse_kustomization("diff", "-f", file)?;
     let Reviewed { objects: changes, absent } = offline::review("--file", file, &own)?;
     if changes.is_empty() && absent.is_empty() {
         bail!("-f {}: {}", file.display(), nothing(file)?);
     }
     let mut sources = Sources { gaps: absent, ..Sources::default() };
     if let Some(directory) = manifests {
-        refuse_kustomization("--manifests", directory)?;
+        offline::refuse_kustomization("diff", "--manifests", directory)?;
     }
     let before = crate::live::all_objects(manifests, &args.cluster, namespace)?;
     let after = match args.delete {
@@ -181,20 +179,6 @@ fn name(object: &Change) -> String {
         return pod.title();
     }
     ObjectKey::of(object).to_string()
-}
-
-/// Refuses a directory whose files `kubectl kustomize` changes before they are applied.
-fn refuse_kustomization(option: &str, path: &Path) -> Result<()> {
-    if offline::is_standard_input(path) {
-        return Ok(());
-    }
-    if let Some(name) = KUSTOMIZATIONS.iter().find(|name| path.join(name).is_file()) {
-        let path = path.display();
-        bail!(
-            "{option} {path}: {name} is not rendered: kubectl kustomize {path} | netpold diff ... {option} -"
-        );
-    }
-    Ok(())
 }
 
 /// Describes a source without objects that policies depend on: the kinds of its other objects, and the subdirectories.
