@@ -70,7 +70,8 @@ fn what_holds_passes() {
 - {from: {namespace: '*'}, to: {namespace: x, labels: {app: client}}, protocol: ICMP, expect: allow}
 ";
     let expected = "pass clients\npass deny 203.0.113.1 to x/a, TCP 80\npass allow x/b to svc/x/s, TCP 8000\n\
-                    pass allow pods of every namespace to pods of x with app=client, ICMP\n4 passed, 0 failed\n";
+                    pass allow pods of every namespace to pods of x with app=client, ICMP\n4 passed, 0 failed\n\
+                    left out of selections, on the host's network: x/h\n";
     prints(&test(assertions, &[]), 0, expected);
 }
 
@@ -93,7 +94,8 @@ fn what_does_not_hold_fails_with_the_reason() {
     ] {
         assert!(text.contains(line), "{line:?} is not in {text}");
     }
-    assert!(text.ends_with("\n1 passed, 2 failed\n"), "{text}");
+    let end = "\n1 passed, 2 failed\nleft out of selections, on the host's network: x/h\n";
+    assert!(text.ends_with(end), "{text}");
 }
 
 #[test]
@@ -132,34 +134,123 @@ fn what_is_about_nothing_is_an_error() {
     for (assertion, message) in [
         (
             "{from: {namespace: x, labels: {app: absent}}, to: x/a, port: 1, expect: deny}",
-            "a.yaml:2: from: no pod with an address and no pod template matches: pods of x with app=absent",
+            "from: no pod with an address and no pod template matches: pods of x with app=absent (a.yaml:2)",
         ),
         // A pod on the host network has its node's address.
         (
             "{from: x/a, to: {namespace: x, labels: {app: host}}, port: 1, expect: deny}",
-            "a.yaml:2: to: no pod with an address and no pod template matches",
+            "to: only pods on the host's network match (x/h), which no selection contains: name them (a.yaml:2)",
         ),
         (
             "{from: x/z, to: x/a, port: 1, expect: deny}",
-            "a.yaml:2: x/z to x/a, TCP 1: pod x/z not found",
+            "x/z to x/a, TCP 1: pod x/z not found (a.yaml:2)",
         ),
         (
             "{from: {namespace: x, labels: {app: web}}, to: x/a, port: 1, expect: allow}",
-            "a.yaml:2: from and to select only the same pod",
+            "from and to select only the same pod: no connection to evaluate (a.yaml:2)",
         ),
         (
-            "{from: x/a, to: x/b, port: 1, expect: maybe}",
-            "a.yaml:2: expect: \"maybe\" is neither allow nor deny",
+            "{from: x/a, to: svc/web, port: 1, expect: allow}",
+            "pod svc/web not found; a Service is svc/namespace/name (a.yaml:2)",
+        ),
+        (
+            "{from: x/a, to: 127.0.0.1, port: 1, expect: allow}",
+            "127.0.0.1 is a loopback address: no packet to it leaves its pod or node (a.yaml:2)",
         ),
     ] {
         let output = test(&format!("- {assertion}\n"), &[]);
-        let said = String::from_utf8(output.stderr.clone()).unwrap();
-        assert!(said.contains(message), "{message:?} is not in {said:?}");
-        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{said}");
+        let said = stdout(&output);
+        assert!(said.starts_with("UNKNOWN ") && said.contains(message), "{message:?}: {said:?}");
+        assert!(said.contains("\n0 passed, 0 failed, 1 unknown\n"), "{said}");
+        assert_eq!(output.status.code(), Some(2), "{said}");
     }
+    let wrong = test("- {from: x/a, to: x/b, port: 1, expect: maybe}\n", &[]);
+    let said = String::from_utf8(wrong.stderr).unwrap();
+    assert!(said.contains("a.yaml:2: expect: \"maybe\" is neither allow nor deny"), "{said}");
+    assert_eq!(wrong.status.code(), Some(2));
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("kustomization.yaml"), "kind: Kustomization\n").unwrap();
+    let directory = folder.path().to_str().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_netpold"));
+    let refused = command
+        .args(["test", "-f", "a.yaml", "--manifests", directory])
+        .env_clear()
+        .output()
+        .unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        said.ends_with(&format!(
+            "kubectl kustomize {directory} | netpold test ... --manifests -\n"
+        )),
+        "{said}"
+    );
+    assert_eq!(refused.status.code(), Some(2));
     let none = test("  []\n", &[]);
     assert!(String::from_utf8(none.stderr).unwrap().contains("no assertion found"));
     assert_eq!(none.status.code(), Some(2));
+}
+
+#[test]
+fn an_assertion_without_an_answer_hides_no_other() {
+    let mixed = "
+- {from: x/b, to: x/a, port: 80, expect: allow}
+- {name: absent, from: x/z, to: x/a, port: 80, expect: allow}
+- {from: x/b, to: x/a, port: 80, expect: deny}
+";
+    let output = test(mixed, &[]);
+    let text = stdout(&output);
+    let start = "pass allow x/b to x/a, TCP 80\nUNKNOWN absent: x/z to x/a, TCP 80: pod x/z not found (a.yaml:4)\n\
+                 FAIL deny x/b to x/a, TCP 80: it is allowed (a.yaml:5)\n";
+    assert!(text.starts_with(start), "{text}");
+    assert!(text.ends_with("\n1 passed, 1 failed, 1 unknown\n"), "{text}");
+    assert_eq!(output.status.code(), Some(1));
+    let junit = stdout(&test(mixed, &["-o", "junit"]));
+    assert!(junit.contains("tests=\"3\" failures=\"1\" errors=\"1\""), "{junit}");
+    assert!(junit.contains("<error message=\"x/z to x/a, TCP 80: pod x/z not found\">"), "{junit}");
+    let tap = stdout(&test(mixed, &["-o", "tap"]));
+    let block = "not ok 2 - absent\n  ---\n  at: \"a.yaml:4\"\n  message: \"x/z to x/a, TCP 80: pod x/z not found\"\n  ...\n";
+    assert!(tap.contains(block), "{tap}");
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&test(mixed, &["-o", "json"]))).unwrap();
+    assert_eq!(
+        (&json["unknown"], &json["assertions"][1]["result"]),
+        (&1.into(), &"unknown".into())
+    );
+}
+
+#[test]
+fn an_address_family_that_no_pod_has_is_skipped() {
+    let six = "- {from: {namespace: '*'}, to: 'fd00::1', port: 80, expect: deny}\n";
+    let four = "- {from: {namespace: '*'}, to: 203.0.113.1, port: 80, expect: allow}\n";
+    let both = test(&format!("{six}{four}"), &[]);
+    let skipped = "skip deny pods of every namespace to fd00::1, TCP 80: no pod of the cluster has an IPv6 address (a.yaml:2)\n\
+                   pass allow pods of every namespace to 203.0.113.1, TCP 80\n1 passed, 0 failed, 1 skipped\n\
+                   left out of selections, on the host's network: x/h\n";
+    prints(&both, 0, skipped);
+    let tap = stdout(&test(&format!("{six}{four}"), &["-o", "tap"]));
+    assert!(
+        tap.contains("\nok 1 - deny pods of every namespace to fd00::1, TCP 80 # SKIP no pod of"),
+        "{tap}"
+    );
+    // Nothing is verified.
+    assert_eq!(test(six, &[]).status.code(), Some(2));
+}
+
+#[test]
+fn names_with_line_ends_forge_no_line() {
+    let name = r#"- {"name": "a\n1 passed", "from": {namespace: x, labels: {app: web}}, to: x/b, port: 1, expect: deny}"#;
+    let absent = r#"- {from: {namespace: x, labels: {app: "\e[2J\nok 9 - forged"}}, to: x/b, port: 1, expect: deny}"#;
+    for output in ["text", "tap", "junit"] {
+        let text = stdout(&test(&format!("{name}\n{absent}\n"), &["-o", output]));
+        assert!(!text.contains('\u{1b}'), "{text}");
+        assert!(
+            !text.lines().any(|line| line.starts_with("1 passed") || line.starts_with("ok 9")),
+            "{text}"
+        );
+    }
+    let broken = test("- {\"\\e[2J\\n5 passed, 0 failed\": x}\n", &[]);
+    let said = String::from_utf8(broken.stderr).unwrap();
+    assert_eq!((said.lines().count(), said.contains('\u{1b}')), (1, false), "{said:?}");
 }
 
 const CHART: &str = "---
@@ -228,17 +319,18 @@ fn a_chart_is_judged_from_standard_input() {
         ),
         (&["-f", "-"], CHART, "standard input: no assertion found"),
         (&["-f", "a.yaml", "-f", "-"], "kind: [\n", "standard input:1: unclosed bracket"),
-        (
-            &["-f", "a.yaml", "-f", "-"],
-            "{apiVersion: v1, kind: Namespace, metadata: {name: default}}\n",
-            "a.yaml:2: default/sync to default/web, TCP 8080: pod default/sync not found",
-        ),
     ] {
         let output = piped(arguments, input);
         let said = String::from_utf8(output.stderr.clone()).unwrap();
         assert!(said.contains(message), "{message:?} is not in {said:?}");
         assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{said}");
     }
+    let namespace = "{apiVersion: v1, kind: Namespace, metadata: {name: default}}\n";
+    let absent = piped(&["-f", "a.yaml", "-f", "-"], namespace);
+    let message = "UNKNOWN allow default/sync to default/web, TCP 8080: default/sync to default/web, TCP 8080: pod \
+                   default/sync not found (a.yaml:2)\n";
+    assert!(stdout(&absent).starts_with(message), "{}", stdout(&absent));
+    assert_eq!(absent.status.code(), Some(2));
 }
 
 #[test]
@@ -251,7 +343,7 @@ fn what_hangs_on_the_address_of_a_template_is_an_error() {
     };
     let assertion = "assertions: [{from: sync, to: web, port: 8080, expect: deny}]\n";
     let output = piped(&["-f", "-"], &(assertion.to_owned() + &block("10.0.0.0/16")));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let said = stdout(&output);
     let message = "it depends on the address that CronJob default/sync (template) gets, which labels do not \
                    determine: allowed in 10.0.0.0/16, denied in 10.0.0.0/8";
     assert!(said.contains(message), "{said}");

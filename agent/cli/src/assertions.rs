@@ -1,25 +1,29 @@
 //! `netpold test`: assertions about connections, checked against manifests or a cluster's objects.
 
 mod by_name;
+mod outcome;
 mod probe;
 mod read;
 mod render;
+mod world;
 
-use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
-use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Verdict};
-use netpold_core::model::{DomainName, Pod, Selector};
+use netpold_core::model::{DomainName, Key, Selector};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
-use self::probe::Probed;
+use self::outcome::{Outcome, Verified};
+use self::world::{World, of_family};
 use crate::live::{self, ClusterArgs};
 use crate::offline;
 use crate::output::print;
+use crate::unenforced;
 
 /// Flags of `netpold test`.
 #[derive(Debug, Args)]
@@ -75,10 +79,14 @@ pub enum TestOutput {
 const PASSED: u8 = 0;
 /// Exit status: some assertion fails.
 const FAILED: u8 = 1;
-/// Exit status: no assertion fails, but the answer to one depends on the address.
-const DEPENDS: u8 = 2;
+/// Exit status: no assertion fails, but one has no answer, or its answer depends on the address; or none applies.
+const CANNOT_TELL: u8 = 2;
 /// Most failures shown per assertion.
 const TOLD: usize = 5;
+/// Most pods that an error names.
+const NAMED: usize = 5;
+/// Reason for which a selection leaves out a pod on the host's network.
+const ON_HOST: &str = "on the host's network";
 
 /// Expected verdict for each connection from one side to the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,47 +130,6 @@ enum At {
 enum Namespaces {
     Named(String),
     All,
-}
-
-/// Outcome of an assertion.
-struct Outcome {
-    assertion: Assertion,
-    /// Number of judged connections.
-    asked: usize,
-    /// Explanations of the first connections with an unexpected verdict.
-    failures: Vec<String>,
-    /// Number of connections with an unexpected verdict.
-    failed: usize,
-    /// Answers for the first connections whose verdict depends on the address of a domain name.
-    depends: Vec<String>,
-    /// Number of these connections.
-    depending: usize,
-    /// Results of opened connections, with `--probe`.
-    probed: Option<Probed>,
-    /// Pod templates among the assertion's sides, as `Deployment shop/web (template)`.
-    templates: BTreeSet<String>,
-}
-
-/// Result of an assertion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verified {
-    /// Every connection is as expected.
-    Pass,
-    /// Some connection is not.
-    Fail,
-    /// No connection is known to be otherwise; for some the answer depends on the address of a domain name.
-    Depends,
-}
-
-impl Outcome {
-    fn result(&self) -> Verified {
-        let fails = self.failed > 0 || self.probed.as_ref().is_some_and(|probed| probed.wrong > 0);
-        match (fails, self.depending) {
-            (true, _) => Verified::Fail,
-            (false, 0) => Verified::Pass,
-            (false, _) => Verified::Depends,
-        }
-    }
 }
 
 impl Assertion {
@@ -213,11 +180,13 @@ impl std::fmt::Display for At {
 /// Prints the outcomes to standard output. Returns the exit status.
 ///
 /// # Errors
-/// The assertions, the manifests or the cluster cannot be read, or an assertion matches no connection or gets
-/// no verdict.
+/// The assertions, the manifests or the cluster cannot be read.
 pub fn run(args: &TestArgs) -> Result<u8> {
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     let own = live::namespace(manifests, &args.cluster, namespace)?;
+    if let Some(directory) = manifests {
+        offline::refuse_kustomization("test", "--manifests", directory)?;
+    }
     let files = read::read(&args.file, &own)?;
     let is_of_cluster = manifests.is_none() && args.cluster.is_meant();
     let objects = match files.objects.is_empty() || manifests.is_some() || is_of_cluster {
@@ -228,37 +197,33 @@ pub fn run(args: &TestArgs) -> Result<u8> {
     let cluster: Cluster = objects.into_iter().collect();
     let ranges = offline::ranges(&args.pod_cidrs, &[&cluster]);
     let explainer = Explainer::new(&cluster).with_ranges(&ranges);
-    let world = World { cluster: &cluster, explainer, own, is_of_cluster };
-    let mut outcomes = judge(&world, files.assertions)?;
+    let world = World { cluster: &cluster, explainer, ranges: &ranges, own, is_of_cluster };
+    let mut outcomes: Vec<Outcome> =
+        files.assertions.into_iter().map(|assertion| judge(&world, assertion)).collect();
     if args.probe {
         live::block_on(probe::probe(&args.cluster, &world, &mut outcomes))?;
     }
     let names: Vec<String> = args.file.iter().map(|file| file.display().to_string()).collect();
-    print(&render::render(&outcomes, args.output, &names.join(","))?)?;
+    let mut foreign = unenforced::present(manifests, &args.cluster)?;
+    for file in &args.file {
+        foreign.extend(unenforced::read("--file", file)?);
+    }
+    let note = unenforced::note(&foreign);
+    print(&render::render(&outcomes, note.as_deref(), args.output, &names.join(","))?)?;
     let any = |result| outcomes.iter().any(|outcome| outcome.result() == result);
-    Ok(match (any(Verified::Fail), any(Verified::Depends)) {
-        (true, _) => FAILED,
-        (false, true) => DEPENDS,
-        (false, false) => PASSED,
+    Ok(match (any(Verified::Unknown) || any(Verified::Depends), any(Verified::Pass)) {
+        _ if any(Verified::Fail) => FAILED,
+        (true, _) | (false, false) => CANNOT_TELL,
+        (false, true) => PASSED,
     })
 }
 
-/// Context of assertions.
-struct World<'c> {
-    cluster: &'c Cluster,
-    explainer: Explainer<'c>,
-    /// Namespace of workloads named without one.
-    own: String,
-    /// Whether the objects are a live cluster's: pods without an address get one soon and are left out.
-    is_of_cluster: bool,
-}
-
-fn judge(world: &World<'_>, assertions: Vec<Assertion>) -> Result<Vec<Outcome>> {
-    let outcomes = assertions.into_iter().map(|assertion| {
-        let place = assertion.place.clone();
-        outcome(world, assertion).map_err(|error| anyhow!("{place}: {error}"))
-    });
-    outcomes.collect()
+fn judge(world: &World<'_>, assertion: Assertion) -> Outcome {
+    let mut outcome = Outcome::new(assertion);
+    if let Err(error) = answer(world, &mut outcome) {
+        outcome.unknown = Some(error.to_string());
+    }
+    outcome
 }
 
 /// Returns senders and receivers.
@@ -272,6 +237,14 @@ fn sides(world: &World<'_>, assertion: &Assertion) -> Result<(Vec<Party>, Vec<Pa
 fn side(world: &World<'_>, side: &str, selected: &Selected) -> Result<Vec<Party>> {
     let parties = world.parties(selected);
     if parties.is_empty() {
+        let hosts: Vec<String> = world.on_hosts(selected).collect();
+        if let Some(named) = hosts.get(..hosts.len().min(NAMED)).filter(|named| !named.is_empty()) {
+            let (named, more) = (named.join(", "), hosts.len() - named.len());
+            let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+            return Err(anyhow!(
+                "{side}: only pods on the host's network match ({named}{more}), which no selection contains: name them"
+            ));
+        }
         return Err(anyhow!(
             "{side}: no pod with an address and no pod template matches: {selected}"
         ));
@@ -303,75 +276,71 @@ fn template(cluster: &Cluster, party: &Party) -> Option<String> {
     pod.template().map(|_| pod.title())
 }
 
-fn outcome(world: &World<'_>, assertion: Assertion) -> Result<Outcome> {
+/// Judges the connections of an assertion.
+///
+/// # Errors
+/// The assertion is about no connection.
+fn answer(world: &World<'_>, outcome: &mut Outcome) -> Result<()> {
+    let assertion = outcome.assertion.clone();
+    outcome.leave_out(ON_HOST, world.on_hosts(&assertion.from));
+    outcome.leave_out(ON_HOST, world.on_hosts(&assertion.to));
     if let Selected::Name { name, at } = &assertion.to {
-        let within = by_name::within(at);
-        let name = name.clone();
-        return by_name::outcome(world, assertion, &name, &within);
+        return by_name::answer(world, outcome, name, &by_name::within(at));
+    }
+    if let Some(address) = loopback(&assertion) {
+        return Err(anyhow!(
+            "{address} is a loopback address: no packet to it leaves its pod or node"
+        ));
     }
     let (from, to) = sides(world, &assertion)?;
+    let from = of_family(world, outcome, (&assertion.from, from), &assertion.to)?;
+    let to = of_family(world, outcome, (&assertion.to, to), &assertion.from)?;
+    if outcome.skipped.is_some() {
+        return Ok(());
+    }
     let explainer = &world.explainer;
     let templates = from.iter().chain(&to).filter_map(|party| template(world.cluster, party));
-    let templates: BTreeSet<String> = templates.collect();
-    let (mut asked, mut failed, mut failures) = (0, 0, Vec::new());
+    outcome.templates = templates.collect();
     for (from, to) in pairs(world, &assertion, &from, &to) {
-        asked += 1;
+        outcome.asked += 1;
         let (protocol, port) = (assertion.protocol, assertion.port);
         let probe = Probe { from: from.clone(), to: to.clone(), protocol, port };
         let allowed = match explainer.verdict(&probe) {
             (Verdict::Allow, _) => true,
             (Verdict::Deny, _) => false,
             (Verdict::Unknown, reason) => {
-                return Err(anyhow!("{probe}: {}", reason.unwrap_or_default()));
+                let hint = service_hint(&probe);
+                let text = || format!("{probe}: {}{hint}", reason.unwrap_or_default());
+                outcome.unknown.get_or_insert_with(text);
+                continue;
             }
         };
         if allowed != assertion.allow {
-            failed += 1;
-            if failures.len() < TOLD {
-                failures.push(explainer.explain(&probe).lines().join("\n"));
+            outcome.failed += 1;
+            if outcome.failures.len() < TOLD {
+                outcome.failures.push(explainer.explain(&probe).lines());
             }
         }
     }
-    if asked == 0 {
+    if outcome.asked == 0 {
         return Err(anyhow!("from and to select only the same pod: no connection to evaluate"));
     }
-    let (depends, depending, probed) = (Vec::new(), 0, None);
-    Ok(Outcome { assertion, asked, failures, failed, depends, depending, probed, templates })
+    Ok(())
 }
 
-impl World<'_> {
-    /// Returns the selected parties.
-    fn parties(&self, selected: &Selected) -> Vec<Party> {
-        let cluster = self.cluster;
-        let (namespaces, labels) = match selected {
-            Selected::One(party) => return self.named(party),
-            Selected::Pods { namespaces, labels } => (namespaces, labels),
-            Selected::Name { .. } => return Vec::new(),
-        };
-        let matches = |pod: &&std::sync::Arc<Pod>| {
-            let namespace = match namespaces {
-                Namespaces::Named(name) => pod.key.namespace == *name,
-                Namespaces::All => true,
-            };
-            let is_placed =
-                !pod.addresses.is_empty() || !self.is_of_cluster || pod.template().is_some();
-            namespace && is_placed && is_subject(pod) && labels.matches(&pod.labels)
-        };
-        let pods = cluster.pods().values().filter(matches);
-        pods.map(|pod| Party::Pod(pod.key.clone())).collect()
+/// Returns a hint for a receiver that is probably meant as a Service: `svc/web` is the pod `web` of namespace `svc`.
+fn service_hint(probe: &Probe) -> &'static str {
+    let is_meant = |key: &Key| matches!(&key.namespace[..], "svc" | "service" | "services");
+    match &probe.to {
+        Party::Pod(key) if is_meant(key) => "; a Service is svc/namespace/name",
+        Party::Pod(_) | Party::Service(_) | Party::Address(_) => "",
     }
+}
 
-    /// Resolves a named party: a workload stands for all of its pods.
-    fn named(&self, party: &Party) -> Vec<Party> {
-        let pods = match party {
-            Party::Pod(key) if self.cluster.pods().get(key).is_none() => {
-                offline::pods_named(self.cluster, key, &self.own)
-            }
-            Party::Pod(_) | Party::Service(_) | Party::Address(_) => Vec::new(),
-        };
-        match pods[..] {
-            [] => vec![party.clone()],
-            _ => pods.iter().map(|pod| Party::Pod(pod.key.clone())).collect(),
-        }
-    }
+/// Returns the first loopback address among the sides of an assertion.
+fn loopback(assertion: &Assertion) -> Option<IpAddr> {
+    [&assertion.from, &assertion.to].into_iter().find_map(|side| match side {
+        Selected::One(Party::Address(address)) if address.is_loopback() => Some(*address),
+        Selected::One(_) | Selected::Pods { .. } | Selected::Name { .. } => None,
+    })
 }

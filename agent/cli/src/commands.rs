@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{FromArgMatches, Subcommand};
+use netpold_core::printable::printable;
 
 use crate::assertions::TestArgs;
 use crate::completion::CompletionArgs;
@@ -145,11 +146,12 @@ fn grouped(command: clap::Command) -> clap::Command {
     command.help_template(template)
 }
 
-/// Prints the error of a failed command. Returns the exit code of the process.
+/// Prints the error of a failed command in one line: names of files and fields in it may be anyone's. Returns the exit
+/// code of the process.
 #[must_use]
 pub fn exit_code((result, failure): (Result<u8>, u8)) -> ExitCode {
     let status = result.unwrap_or_else(|error| {
-        anstream::eprintln!("netpold: {error:#}");
+        anstream::eprintln!("netpold: {}", printable(&format!("{error:#}")));
         failure
     });
     ExitCode::from(status)

@@ -5,11 +5,14 @@ mod compare;
 mod ends;
 mod isolation;
 pub mod live;
+mod nodes;
+mod places;
 mod ports;
 mod render;
 mod render_live;
 mod rules;
 mod runs;
+mod sources;
 mod workloads;
 
 use std::fmt;
@@ -19,7 +22,6 @@ use ipnet::IpNet;
 use netpold_api::flows::{Filter, merge};
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Change as Object, DomainName};
-use netpold_kube::convert::DEFAULT_NAMESPACE;
 
 pub use args::{DiffArgs, DiffKind, DiffOutput};
 pub use compare::compare;
@@ -27,8 +29,9 @@ pub use isolation::{Alone, Isolation, Turned};
 pub use ports::Ports;
 pub use workloads::Workload;
 
+use self::sources::Sources;
 use crate::flows;
-use crate::offline::{self, apply, pods_of, ranges, stand_in};
+use crate::offline::{ranges, stand_in};
 use crate::output::print;
 
 /// Exit status: no difference of the kind of `--fail-on`.
@@ -49,6 +52,8 @@ pub struct Difference {
     pub changes: Vec<Change>,
     /// Changes of isolation per workload, and the gaps of the comparison.
     pub isolation: Isolation,
+    /// Further facts about the change, a sentence each.
+    pub notes: Vec<String>,
 }
 
 impl Difference {
@@ -160,9 +165,12 @@ impl fmt::Display for Party {
 /// # Errors
 /// Manifests cannot be read.
 pub fn run(args: &DiffArgs) -> Result<u8> {
-    let [before, after] = clusters(args)?;
+    let Sources { objects, gaps, notes } = sources::read(args)?;
+    let [before, after] = clusters(objects);
     let ranges = ranges(&args.pod_cidrs, &[&before, &after]);
-    let difference = compare(&before, &after, &ranges)?;
+    let mut difference = compare(&before, &after, &ranges)?;
+    difference.isolation.unknown.splice(0..0, gaps);
+    difference.notes = notes;
     let cuts = match args.live {
         true => Some(cuts(args, &before, &after)?),
         false => None,
@@ -191,63 +199,8 @@ fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts
     Ok(cuts)
 }
 
-/// Returns the clusters before and after the change.
-fn clusters(args: &DiffArgs) -> Result<[Cluster; 2]> {
-    let [before, after] = objects(args)?.map(|objects| runs::go_on(stand_in(objects)));
-    Ok([before, after].map(|objects| objects.into_iter().collect()))
-}
-
-/// Returns the objects before and after the change, with the pods of all pod templates.
-fn objects(args: &DiffArgs) -> Result<[Vec<Object>; 2]> {
-    if let (Some(from), Some(to)) = (&args.from, &args.to) {
-        let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
-        let from = offline::read_directory("--from", from, namespace)?;
-        return Ok([from, offline::read_directory("--to", to, namespace)?]);
-    }
-    let Some(file) = &args.file else {
-        anyhow::bail!("give --from and --to, or -f");
-    };
-    let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
-    let own = crate::live::namespace(manifests, &args.cluster, namespace)?;
-    let changes = offline::read("--file", file, &own)?;
-    let before = crate::live::all_objects(manifests, &args.cluster, namespace)?;
-    let changes = if args.delete { deleted(&before, &changes) } else { changes };
-    let after = apply(&before, &changes);
-    Ok([before, after])
-}
-
-/// Returns the deletions that follow from deleting these objects: a namespace's contents, a workload's pods.
-fn deleted(all: &[Object], named: &[Object]) -> Vec<Object> {
-    let mut gone: Vec<Object> = named.iter().map(Object::gone).collect();
-    for object in named {
-        gone.extend(pods_of(all, object).map(Object::gone));
-        if let Object::Namespace(namespace) = object {
-            let inside = all.iter().filter(|object| in_namespace(object, &namespace.name));
-            gone.extend(inside.map(Object::gone));
-        }
-    }
-    gone
-}
-
-fn in_namespace(object: &Object, namespace: &str) -> bool {
-    let key = match object {
-        Object::Pod(pod) => &pod.key,
-        Object::Policy(policy) => &policy.key,
-        Object::Service(service) => &service.key,
-        Object::EndpointSlice(slice) => &slice.key,
-        Object::PodGone(key)
-        | Object::PolicyGone(key)
-        | Object::ServiceGone(key)
-        | Object::EndpointSliceGone(key) => key,
-        Object::Namespace(_)
-        | Object::NamespaceGone(_)
-        | Object::Node(_)
-        | Object::NodeGone(_)
-        | Object::ClusterPolicy(_)
-        | Object::ClusterPolicyGone(_)
-        | Object::Interface(_)
-        | Object::InterfaceGone(_)
-        | Object::OwnAddresses(_) => return false,
-    };
-    key.namespace == namespace
+/// Returns the clusters of the objects before and after the change.
+fn clusters(objects: [Vec<Object>; 2]) -> [Cluster; 2] {
+    let objects = objects.map(|objects| runs::go_on(stand_in(objects)));
+    places::place(objects).map(|objects| objects.into_iter().collect())
 }

@@ -1,11 +1,14 @@
 //! `netpold init`: policies to begin with, each with assertions for `netpold test`.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 
 use crate::arguments::check_namespace;
 use crate::output::print;
+
+/// Namespace of the cluster's DNS.
+const DNS_NAMESPACE: &str = "kube-system";
 
 /// Flags of `netpold init`.
 #[derive(Debug, Args)]
@@ -42,6 +45,11 @@ pub enum Preset {
 }
 
 impl Preset {
+    /// Returns whether the preset's policies isolate the ingress of the pods of a namespace.
+    const fn closes_namespace(self) -> bool {
+        matches!(self, Self::DefaultDeny | Self::Sandbox | Self::Tenant)
+    }
+
     /// Returns the preset's policies in audit mode, and its assertions; both name the namespace `NAMESPACE`.
     fn texts(self) -> (&'static str, &'static str) {
         macro_rules! texts {
@@ -65,10 +73,18 @@ impl Preset {
 /// Prints a preset to standard output.
 ///
 /// # Errors
-/// The namespace is no name of a namespace, or standard output is closed.
+/// The namespace is no name of a namespace, the enforced policies would close the cluster's DNS, or standard output is
+/// closed.
 pub fn run(args: &InitArgs) -> Result<()> {
     let name = &args.namespace;
     check_namespace(name)?;
+    if name == DNS_NAMESPACE && args.preset.closes_namespace() && !args.assertions {
+        let text = "the cluster's DNS is in kube-system: this preset, enforced there, denies it to every other pod";
+        if args.enforce {
+            bail!("{text}; choose another namespace");
+        }
+        anstream::eprintln!("netpold: {text}");
+    }
     let (policies, assertions) = args.preset.texts();
     let text = if args.assertions {
         assertions.to_owned()

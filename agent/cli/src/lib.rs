@@ -29,5 +29,6 @@ pub mod socket;
 pub mod status;
 pub mod top;
 pub mod trace;
+mod unenforced;
 
 pub use commands::{Command, FAILED, UNUSABLE, exit_code, parse};

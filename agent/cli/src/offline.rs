@@ -9,14 +9,39 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
+use netpold_api::source::SourceProblem;
 use netpold_core::model::Change;
 use netpold_core::printable::printable;
 use netpold_kube::manifests;
 
 pub use input::{STANDARD_INPUT, claim_standard_input, is_standard_input, standard_input};
-pub use owner::{Owner, owner, pods_named, resolve};
+pub use owner::{Owner, is_generated, is_run, owner, pods_named, resolve};
 pub use ranges::ranges;
 pub use templates::{apply, is_template, pods_of, stand_in};
+
+/// Files that `kubectl kustomize` renders a directory by.
+const KUSTOMIZATIONS: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "Kustomization"];
+
+/// Objects of a text or a directory, with stand-ins for pod templates.
+#[derive(Debug, Default)]
+pub struct Reviewed {
+    /// Objects that policies depend on.
+    pub objects: Vec<Change>,
+    /// Problems of objects that count as absent, because they cannot be decoded.
+    pub absent: Vec<String>,
+}
+
+impl Reviewed {
+    /// Reports problems on standard error.
+    fn new(objects: Vec<Change>, problems: &[(String, SourceProblem)]) -> Self {
+        for (text, _) in problems {
+            anstream::eprintln!("netpold: {}", printable(text));
+        }
+        let absent = problems.iter().filter(|(_, problem)| manifests::is_absence(problem));
+        let absent = absent.map(|(text, _)| text.clone()).collect();
+        Self { objects, absent }
+    }
+}
 
 /// Reads the objects of a directory, or of standard input (`-`), with stand-ins for pod templates: see [`stand_in`].
 /// Objects without a namespace get `namespace`; `option` names the path in errors. Parts of objects that cannot be
@@ -25,21 +50,30 @@ pub use templates::{apply, is_template, pods_of, stand_in};
 /// # Errors
 /// The directory, or a file in it, cannot be read: the objects would be incomplete.
 pub fn read_directory(option: &'static str, path: &Path, namespace: &str) -> Result<Vec<Change>> {
+    review_directory(option, path, namespace).map(|reviewed| reviewed.objects)
+}
+
+/// Reads the objects of a directory, like [`read_directory`].
+///
+/// # Errors
+/// As [`read_directory`].
+pub fn review_directory(option: &'static str, path: &Path, namespace: &str) -> Result<Reviewed> {
     if is_standard_input(path) {
-        return read_text(STANDARD_INPUT, &standard_input(option)?, namespace);
+        return review_text(STANDARD_INPUT, &standard_input(option)?, namespace);
     }
     let (changes, status) = manifests::review_once(path, namespace)?;
-    for problem in &status.problems {
-        let text = path.join(problem.to_string());
-        anstream::eprintln!("netpold: {}", printable(&text.to_string_lossy()));
-    }
+    let text = |problem: SourceProblem| {
+        (path.join(problem.to_string()).to_string_lossy().into_owned(), problem)
+    };
+    let problems: Vec<_> = status.problems.into_iter().map(text).collect();
+    let reviewed = Reviewed::new(changes, &problems);
     let unread = status.files.iter().filter(|file| !file.current);
     let unread: Vec<&str> = unread.map(|file| file.name.as_str()).collect();
     if !unread.is_empty() {
         let (directory, unread) = (path.display(), unread.join(", "));
         bail!("{directory}: incomplete without {unread}: correct or remove it");
     }
-    Ok(changes)
+    Ok(reviewed)
 }
 
 /// Reads the objects of a directory, of one file or of standard input, like [`read_directory`].
@@ -47,12 +81,20 @@ pub fn read_directory(option: &'static str, path: &Path, namespace: &str) -> Res
 /// # Errors
 /// As [`read_directory`].
 pub fn read(option: &'static str, path: &Path, namespace: &str) -> Result<Vec<Change>> {
+    review(option, path, namespace).map(|reviewed| reviewed.objects)
+}
+
+/// Reads the objects of a directory, of one file or of standard input, like [`read_directory`].
+///
+/// # Errors
+/// As [`read_directory`].
+pub fn review(option: &'static str, path: &Path, namespace: &str) -> Result<Reviewed> {
     if is_standard_input(path) || path.is_dir() {
-        return read_directory(option, path, namespace);
+        return review_directory(option, path, namespace);
     }
     let name = path.display().to_string();
     let bytes = fs::read(path).with_context(|| format!("cannot read {name}"))?;
-    read_text(&name, &bytes, namespace)
+    review_text(&name, &bytes, namespace)
 }
 
 /// Reads the objects of a text, like [`read_directory`].
@@ -60,11 +102,36 @@ pub fn read(option: &'static str, path: &Path, namespace: &str) -> Result<Vec<Ch
 /// # Errors
 /// The text is not YAML or JSON of Kubernetes objects.
 pub fn read_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Vec<Change>> {
+    review_text(name, bytes, namespace).map(|reviewed| reviewed.objects)
+}
+
+fn review_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Reviewed> {
     let read = manifests::review_text(name, bytes, namespace);
-    let (changes, problems) =
-        read.map_err(|error| anyhow!("{name}:{}: {}", error.line, error.reason))?;
-    for problem in &problems {
-        anstream::eprintln!("netpold: {}", printable(&problem.to_string()));
+    let (changes, problems) = read.map_err(|error| {
+        anyhow!("{name}:{}: {}{}", error.line, error.reason, template_hint(bytes))
+    })?;
+    let problems: Vec<_> = problems.into_iter().map(|it| (it.to_string(), it)).collect();
+    Ok(Reviewed::new(changes, &problems))
+}
+
+/// Refuses a directory whose files `kubectl kustomize` changes before they are applied.
+///
+/// # Errors
+/// The directory contains a kustomization.
+pub fn refuse_kustomization(command: &str, option: &str, path: &Path) -> Result<()> {
+    let name = KUSTOMIZATIONS.iter().find(|name| path.join(name).is_file());
+    let Some(name) = name.filter(|_| !is_standard_input(path)) else { return Ok(()) };
+    let path = path.display();
+    bail!(
+        "{option} {path}: {name} is not rendered: kubectl kustomize {path} | netpold {command} ... {option} -"
+    )
+}
+
+/// Returns a hint for the error of a text that is a template of a chart.
+#[must_use]
+pub fn template_hint(text: &[u8]) -> &'static str {
+    match text.windows(2).any(|pair| pair == b"{{") {
+        true => "; it looks like a template: helm template renders it",
+        false => "",
     }
-    Ok(changes)
 }

@@ -154,8 +154,9 @@ fn an_answer_that_depends_on_the_address_is_one_of_its_own() {
     assert_eq!(output.status.code(), Some(1));
     let nowhere = "- {from: 10.9.9.9, to: {name: api.example.com}, port: 443, expect: allow}\n";
     let output = test(&rules, nowhere, &[]);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(error.contains("a.yaml:2: from: 10.9.9.9 is not a pod's address"), "{error}");
+    let text = stdout(&output);
+    assert!(text.contains(": from: 10.9.9.9 is not a pod's address (a.yaml:2)\n"), "{text}");
+    assert_eq!(output.status.code(), Some(2));
 }
 
 /// Compares the rules of pods with `app: web` before and after; returns the output in text.

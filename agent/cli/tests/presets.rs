@@ -161,6 +161,38 @@ fn doctor_finds_nothing_wrong_with_presets() {
 }
 
 #[test]
+fn the_namespace_of_the_dns_is_not_closed() {
+    for preset in ["default-deny", "sandbox", "tenant"] {
+        let arguments = ["init", "--preset", preset, "-n", "kube-system"];
+        let (status, shown) = netpold(&[&arguments[..], &["--enforce"]].concat());
+        assert!(status == 1 && !shown.contains("apiVersion"), "{shown}");
+        let (status, shown) = netpold(&arguments);
+        assert_eq!(status, 0, "{shown}");
+        let warning = "netpold: the cluster's DNS is in kube-system: ";
+        assert!(shown.contains(warning) && shown.contains("apiVersion"), "{shown}");
+        let (status, shown) = netpold(&[&arguments[..], &["--assertions"]].concat());
+        assert!(status == 0 && !shown.contains(warning), "{shown}");
+    }
+}
+
+#[test]
+fn assertions_of_presets_hold_in_clusters_of_one_family() {
+    let six = |number: u8| format!(", {{ip: \"fd00:244::{number}\"}}");
+    let four = (2..=5).fold(CLUSTER.to_owned(), |text, number| text.replace(&six(number), ""));
+    assert!(!four.contains("fd00"), "{four}");
+    let (folder, manifests) = cluster(&[&four]);
+    for preset in PRESETS {
+        let assertions =
+            written(folder.path(), "assertions.yaml", &init(preset, &["--assertions"]));
+        let enforced = written(folder.path(), "enforced.yaml", &init(preset, &["--enforce"]));
+        let files = format!("{assertions},{enforced}");
+        let (status, shown) = netpold(&["test", "-f", &files, "--manifests", &manifests]);
+        assert_eq!(status, 0, "{preset}: {shown}");
+        assert_eq!(shown.contains(" 1 skipped\n"), preset == "metadata", "{shown}");
+    }
+}
+
+#[test]
 fn names_that_no_namespace_has_are_refused() {
     for name in ["", "Shop", "a\nb", "-a", "a/b", &"a".repeat(64)] {
         let (status, shown) = netpold(&["init", "--preset", "sandbox", "-n", name]);

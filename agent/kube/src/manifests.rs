@@ -22,6 +22,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
+pub use self::content::is_absence;
 use self::scan::Scanner;
 use self::store::Store;
 use crate::convert::DEFAULT_NAMESPACE;

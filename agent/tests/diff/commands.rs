@@ -105,7 +105,8 @@ fn two_directories() {
         "flowchart LR\n  n0[\"billing/db-0\"]\n  n1[\"shop/web\"]\n  \
          n5[\"172.16.0.0/12 without 172.16.0.0/13\"]\n  \
          n1 -.->|\"loses TCP 5432\"| n0\n  n1 -->|\"gains TCP 6432\"| n0\n  \
-         n5 -.->|\"loses everything\"| n0\n",
+         n5 -.->|\"loses everything\"| n0\n  \
+         %% cut: 2 pairs, opened: 1 pair\n",
     );
     let output = diff(&with(&["-o", "json"]));
     let document: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -120,6 +121,7 @@ fn two_directories() {
         "compared": 2,
         "not_compared": [],
         "templates": [],
+        "notes": [],
         "changes": [
             {
                 "from": { "kind": "workload", "name": "shop/web" },
@@ -191,6 +193,149 @@ fn manifests_are_applied_and_deleted() {
     );
 }
 
+const FOREIGN: &str =
+    "{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy, metadata: {name: c, namespace: shop}}\n";
+
+#[test]
+fn a_change_without_objects_is_no_answer() {
+    let cluster = directory(&[("cluster.yaml", CLUSTER)]);
+    let nested = directory(&[(".hidden.yaml", "kind: X"), ("notes.txt", "kind: Y")]);
+    fs::create_dir(nested.path().join("inner")).unwrap();
+    let kustomized =
+        directory(&[("kustomization.yaml", "kind: Kustomization"), ("a.yaml", CLUSTER)]);
+    let empty = directory(&[]);
+    let files = directory(&[
+        ("empty.yaml", ""),
+        ("comments.yaml", "# nothing\n---\n# more\n"),
+        ("foreign.yaml", &format!("{FOREIGN}---\n{{apiVersion: v1, kind: ConfigMap}}\n")),
+        ("chart.yaml", "metadata: {name: {{ .Release.Name }}\n"),
+    ]);
+    let [nested, kustomized, empty, files] =
+        [&nested, &kustomized, &empty, &files].map(|directory| text(directory.path()));
+    let nothing = "no object that policies depend on";
+    for (path, message) in [
+        (format!("{files}/empty.yaml"), format!("empty.yaml: {nothing}\n")),
+        (format!("{files}/comments.yaml"), format!("comments.yaml: {nothing}\n")),
+        (
+            format!("{files}/foreign.yaml"),
+            format!("{nothing} (2 of other kinds: CiliumNetworkPolicy, ConfigMap)\n"),
+        ),
+        (empty.to_owned(), format!("-f {empty}: {nothing}\n")),
+        (nested.to_owned(), format!("{nothing} (1 subdirectory, not read)\n")),
+        (
+            kustomized.to_owned(),
+            format!(
+                "kustomization.yaml is not rendered: kubectl kustomize {kustomized} | netpold diff ... -f -\n"
+            ),
+        ),
+        (
+            format!("{files}/chart.yaml"),
+            "; it looks like a template: helm template renders it\n".to_owned(),
+        ),
+    ] {
+        let output = diff(&["--manifests", text(cluster.path()), "-f", &path]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.ends_with(&message), "{message:?} is not in {said:?}");
+        assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{said}");
+    }
+}
+
+#[test]
+fn parts_of_a_change_without_effect_are_named() {
+    let policy = policy("sql", "172.16.0.0/12");
+    let elsewhere = policy.replace("namespace: billing", "namespace: biling");
+    let on_trial = policy.replace(
+        "namespace: billing}",
+        "namespace: billing, annotations: {netpold.io/enforcement: audit}}",
+    );
+    let cluster = directory(&[("cluster.yaml", CLUSTER)]);
+    let none = "no connection is cut or opened\n";
+    let part = "no connection is cut or opened among those compared\n";
+    for (change, further, status, expected) in [
+        (
+            &elsewhere,
+            None,
+            0,
+            format!(
+                "{none}in a namespace without an object and without pods, so without effect: NetworkPolicy biling/db\n"
+            ),
+        ),
+        (
+            &on_trial,
+            None,
+            0,
+            format!("{none}on trial, so without effect on connections: NetworkPolicy billing/db\n"),
+        ),
+        (
+            &policy,
+            Some("--delete"),
+            2,
+            format!(
+                "{part}not compared: NetworkPolicy billing/db: it is not among the objects, so not deleted\n"
+            ),
+        ),
+        (
+            &format!("{on_trial}---\n{FOREIGN}"),
+            None,
+            2,
+            format!(
+                "{part}not compared: not enforced by netpold, and not part of this answer: CiliumNetworkPolicy shop/c\n\
+                 on trial, so without effect on connections: NetworkPolicy billing/db\n"
+            ),
+        ),
+    ] {
+        let change = directory(&[("change.yaml", change)]);
+        let arguments = ["--manifests", text(cluster.path()), "-f", text(change.path())];
+        let further: Vec<&str> = further.into_iter().collect();
+        prints(&[&arguments[..], &further].concat(), status, &expected);
+    }
+    // An object that cannot be decoded is not applied.
+    let wrong = CLUSTER.replace("labels: {app: db}", "labels: {app: 5}");
+    let change = directory(&[("change.yaml", &wrong)]);
+    let output = diff(&["--manifests", text(cluster.path()), "-f", text(change.path())]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("Pod billing/db-0: metadata.labels.app: is integer `5`"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+    let foreign = directory(&[("cluster.yaml", CLUSTER), ("foreign.yaml", FOREIGN)]);
+    let both = ["--from", text(foreign.path()), "--to", text(foreign.path())];
+    prints(
+        &both,
+        0,
+        &format!(
+            "{none}not enforced by netpold, and not part of this answer: CiliumNetworkPolicy shop/c\n"
+        ),
+    );
+}
+
+#[test]
+fn errors_are_one_line_without_escapes() {
+    let good = directory(&[("cluster.yaml", CLUSTER)]);
+    let name = format!("{}/\u{1b}[2J\nno connection is cut or opened", text(good.path()));
+    let output = diff(&["--manifests", text(good.path()), "-f", &name]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((said.lines().count(), said.contains('\u{1b}')), (1, false), "{said:?}");
+}
+
+#[test]
+fn addresses_outside_are_never_only_counted() {
+    let pods = ["a", "b", "c", "d", "e", "f"].map(|name| {
+        format!(
+            "---\n{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: shop, labels: {{app: {name}}}}}, \
+             status: {{podIP: 10.0.0.{}}}}}\n",
+            name.as_bytes()[0]
+        )
+    });
+    let cluster = CLUSTER.to_owned() + &pods.concat();
+    let closed = "---\n{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: closed, namespace: \
+                  billing}, spec: {podSelector: {}}}\n";
+    let before = directory(&[("all.yaml", &(cluster.clone() + closed))]);
+    let after = directory(&[("all.yaml", &cluster)]);
+    let output = diff(&["--from", text(before.path()), "--to", text(after.path())]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    let few = said.lines().find(|line| line.contains(" more -> ")).unwrap();
+    assert!(few.starts_with("outside, "), "{said}");
+}
+
 #[test]
 fn bad_input_is_named() {
     let good = directory(&[("cluster.yaml", CLUSTER)]);
@@ -212,6 +357,8 @@ fn bad_input_is_named() {
         "/bad.yaml:1: unclosed bracket",
     );
     refused(&["--from", good, "--to", good, "--fail-on", "some"], "cut, open, any");
+    let both = ["--from", good, "--to", good, "-f", good];
+    refused(&both, "the argument '--from <DIR>' cannot be used with '--file <FILE|DIR>'");
     refused(&[], "--file <FILE|DIR>");
     refused(
         &["-f", &format!("{good}/cluster.yaml")],

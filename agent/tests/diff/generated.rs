@@ -29,6 +29,8 @@ struct World {
     difference: Difference,
     /// Members of each party.
     members: Vec<Vec<Member>>,
+    /// Every node before with every node after: a pod may move.
+    own_nodes: Vec<Member>,
     ports: Vec<u16>,
 }
 
@@ -72,10 +74,17 @@ impl World {
             }
         }
         let outside = outside(&oracles, all().flat_map(rules));
-        let mut world =
-            Self { oracles, difference, members: Vec::new(), ports: ports.into_iter().collect() };
+        let (members, own_nodes) = (Vec::new(), Vec::new());
+        let ports = ports.into_iter().collect();
+        let mut world = Self { oracles, difference, members, own_nodes, ports };
         let parties = &world.difference.parties;
         world.members = parties.iter().map(|p| world.members_of(p, &outside)).collect();
+        let names = world
+            .oracles
+            .each_ref()
+            .map(|oracle| oracle.nodes.iter().map(|node| node.name.clone()).collect::<Vec<_>>());
+        let moves = names[0].iter().flat_map(|before| names[1].iter().map(move |a| [before, a]));
+        world.own_nodes = moves.flat_map(|names| world.node(names)).collect();
         world
     }
 
@@ -85,9 +94,11 @@ impl World {
                 let pairs = workload.counterparts();
                 pairs.into_iter().flat_map(|(b, a)| self.pod([b.clone(), a.clone()])).collect()
             }
-            // `meetings` pairs a pod with its own node; generated policies have no names.
+            // `meetings` pairs a pod with its own node, see `own_nodes`; generated policies have no names.
             Party::OwnNode | Party::Name(_) => Vec::new(),
-            Party::Nodes { nodes, .. } => nodes.iter().flat_map(|name| self.node(name)).collect(),
+            Party::Nodes { nodes, .. } => {
+                nodes.iter().flat_map(|name| self.node([name; 2])).collect()
+            }
             Party::Outside { block, .. } => {
                 let blocks = self.difference.parties.iter().filter_map(|party| match party {
                     Party::Outside { block, .. } => Some(*block),
@@ -133,13 +144,14 @@ impl World {
         Self::paired(owned).into_iter().map(member).collect()
     }
 
-    fn node(&self, name: &str) -> Vec<Member> {
-        let addresses = self.oracles.each_ref().map(|oracle| {
-            let node = oracle.nodes.iter().find(|node| node.name == name).unwrap();
+    fn node(&self, names: [&String; 2]) -> Vec<Member> {
+        let addresses = [0, 1].map(|i| {
+            let oracle = &self.oracles[i];
+            let node = oracle.nodes.iter().find(|node| node.name == *names[i]).unwrap();
             let free = |a: &IpAddr| oracle.pod_at(*a).is_none();
             node.addresses.iter().copied().filter(free).collect()
         });
-        let nodes = [name.to_owned(), name.to_owned()];
+        let nodes = names.map(Clone::clone);
         let member = |addresses| Member { pods: None, nodes: nodes.clone(), addresses };
         Self::paired(addresses).into_iter().map(member).collect()
     }
@@ -178,10 +190,22 @@ impl World {
                 if itself || !same_family {
                     continue;
                 }
-                let own = a.nodes == b.nodes && !a.nodes[0].is_empty();
-                let is_node = |m: &Member| m.pods.is_none() && !m.nodes[0].is_empty();
-                let shown = |party, m| if own && is_node(m) { own_node } else { party };
-                meetings.push((shown(from, a), shown(to, b), a, b));
+                // A pod and its own node, before or after, are below.
+                let is_pair = a.pods.is_some() != b.pods.is_some();
+                let is_own = |i: usize| !a.nodes[i].is_empty() && a.nodes[i] == b.nodes[i];
+                if is_pair && (is_own(0) || is_own(1)) {
+                    continue;
+                }
+                meetings.push((from, to, a, b));
+            }
+        }
+        for (party, pod) in all().filter(|(_, member)| member.pods.is_some()) {
+            for node in &self.own_nodes {
+                let same_family = node.addresses[0].is_ipv6() == pod.addresses[0].is_ipv6();
+                if same_family && node.nodes == pod.nodes {
+                    meetings.push((party, own_node, pod, node));
+                    meetings.push((own_node, party, node, pod));
+                }
             }
         }
         meetings

@@ -221,7 +221,7 @@ fn revisions_and_runs_are_matched_by_their_workload() {
                 (Some(0), &none, &2.into()),
                 "{what}: {same}"
             );
-            if what.contains("names alone") || what.contains("bare") {
+            if ["names alone", "bare", "a Job's"].iter().any(|it| what.contains(it)) {
                 // Only the labels relate these pods: with another version they may be another workload.
                 continue;
             }
@@ -314,6 +314,90 @@ fn a_pod_on_the_nodes_network_is_open() {
     let (text, status) = compared(&before, &after, &[]);
     assert!(text.starts_with("OPEN: shop/web: "), "{text}");
     assert_eq!(status, Some(1));
+}
+
+#[test]
+fn a_pod_that_begins_or_ends_to_use_the_nodes_network_is_not_compared() {
+    let web = workload(KINDS[2], "web", "app: web");
+    let host = web.replace("containers: [", "hostNetwork: true, containers: [");
+    for (before, after, why) in [
+        (&web, &host, "it uses the host's network now"),
+        (&host, &web, "it used the host's network before"),
+    ] {
+        let (text, status) = compared(&(client() + before), &(client() + after), &[]);
+        let lines = format!("among those compared\nnot compared: shop/web: {why}\n");
+        assert!(text.contains(&lines), "{text}");
+        assert_eq!(status, Some(2));
+    }
+}
+
+/// Nodes, and a policy that isolates the ingress of every pod.
+const NODES: &str = "---
+{apiVersion: v1, kind: Node, metadata: {name: n1}, status: {addresses: [{type: InternalIP, address: 192.168.0.1}]}}
+---
+{apiVersion: v1, kind: Node, metadata: {name: n2}, status: {addresses: [{type: InternalIP, address: 192.168.0.2}]}}
+---
+{apiVersion: v1, kind: Node, metadata: {name: n3}, status: {addresses: [{type: InternalIP, address: 192.168.0.3}]}}
+---
+{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: quiet, namespace: shop}, spec: {podSelector: {}}}
+";
+
+#[test]
+fn a_pod_that_moves_keeps_the_connections_with_its_own_node() {
+    let labels = "app: web, pod-template-hash: 5f6";
+    let on = |node: &str| {
+        let pod = pod("web-5f6-abcde", labels, "", "Running", "10.0.0.1");
+        NODES.to_owned() + &pod.replace("nodeName: n1", &format!("nodeName: {node}"))
+    };
+    let template = NODES.to_owned() + &workload(KINDS[0], "web", "app: web");
+    let none = "no connection is cut or opened\n";
+    for (before, after) in [
+        (on("n1"), on("n2")),
+        (on("n1"), on("n1").replace("spec: {nodeName: n1}", "spec: {}")),
+        (on("n1"), template.clone()),
+        (template, on("n2")),
+    ] {
+        let (text, status) = compared(&before, &after, &[]);
+        assert!(text.starts_with(none), "{text}");
+        assert_eq!(status, Some(0));
+    }
+    // Nodes that are the pod's own neither before nor after.
+    let denied = on("n2").replace("podSelector: {}", "podSelector: {}, policyTypes: [Egress]");
+    let (text, status) = compared(&on("n1"), &denied, &["--fail-on", "cut"]);
+    assert!(text.contains("shop/web -> other nodes, outside: loses everything\n"), "{text}");
+    assert_eq!(status, Some(1));
+}
+
+#[test]
+fn an_address_family_of_one_side_is_not_compared() {
+    let one = pod("web", "app: web", "", "Running", "10.0.0.1");
+    let both = one.replace("podIP: 10.0.0.1", "podIPs: [{ip: 10.0.0.1}, {ip: 'fd00::1'}]");
+    for (before, after, why) in [
+        (&one, &both, "its pods have IPv6 addresses only now"),
+        (&both, &one, "its pods had IPv6 addresses only before"),
+    ] {
+        let (text, status) = compared(before, after, &[]);
+        assert!(text.contains(&format!("\nnot compared: shop/web: {why}\n")), "{text}");
+        assert_eq!(status, Some(2));
+    }
+}
+
+#[test]
+fn jobs_with_numbers_in_their_names_are_workloads_of_their_own() {
+    let job = |name: &str, app: &str| workload(KINDS[5], name, &format!("app: {app}"));
+    for [first, second] in [["report-2024", "report-2025"], ["sync-29380000", "sync-29380060"]] {
+        let jobs = client() + &job(first, "old") + &job(second, "new");
+        let guard = |app: &str| {
+            policy(
+                "app: client",
+                &format!("{{from: [{{podSelector: {{matchLabels: {{app: {app}}}}}}}]}}"),
+            )
+        };
+        let before = jobs.clone() + &guard("old");
+        let (text, status) = compared(&before, &(jobs + &guard("nobody")), &[]);
+        assert!(text.contains(" -> shop/client: loses everything\n"), "{text}");
+        assert_eq!(status, Some(1));
+    }
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! Assertions about domain names, answered from the policies alone.
 
-use std::collections::BTreeSet;
-
 use anyhow::{Result, anyhow};
 use netpold_core::explain::{Verdict, Within};
 use netpold_core::model::{DomainName, Key};
@@ -22,41 +20,42 @@ pub(super) fn within(at: &At) -> Within {
 ///
 /// # Errors
 /// No pod sends, or a sender gets no answer.
-pub(super) fn outcome(
+pub(super) fn answer(
     world: &World<'_>,
-    assertion: Assertion,
+    outcome: &mut Outcome,
     name: &DomainName,
     within: &Within,
-) -> Result<Outcome> {
-    let from = side(world, "from", &assertion.from)?;
-    let templates: BTreeSet<String> =
-        from.iter().filter_map(|party| template(world.cluster, party)).collect();
-    let kind = (assertion.protocol, assertion.port);
-    let port = if kind.0.has_ports() { format!(" {}", kind.1) } else { String::new() };
-    let (mut failures, mut failed, mut depends, mut depending) = (Vec::new(), 0, Vec::new(), 0);
+) -> Result<()> {
+    let Assertion { protocol, port, allow, .. } = outcome.assertion;
+    let from = side(world, "from", &outcome.assertion.from)?;
+    outcome.templates = from.iter().filter_map(|party| template(world.cluster, party)).collect();
+    let kind = (protocol, port);
+    let port = if protocol.has_ports() { format!(" {port}") } else { String::new() };
     for party in &from {
         let pod = sender(world, party)?;
-        let question = format!("{pod} to {name}, {}{port}", kind.0);
+        let question = format!("{pod} to {name}, {protocol}{port}");
         let answer = world.explainer.by_name(&pod, name, within, kind);
         let answer = answer.map_err(|error| anyhow!("{question}: {error}"))?;
+        outcome.asked += 1;
         if answer.verdict == Verdict::Unknown {
-            depending += 1;
-            if depends.len() < TOLD {
-                depends.push(format!("{question}: {}", answer.depends_on()));
+            outcome.depending += 1;
+            if outcome.depends.len() < TOLD {
+                outcome.depends.push(format!("{question}: {}", answer.depends_on()));
             }
-        } else if (answer.verdict == Verdict::Allow) != assertion.allow {
-            failed += 1;
-            if let (Some(pod), Some(part), true) =
-                (world.cluster.pods().get(&pod), answer.parts.first(), failures.len() < TOLD)
-            {
+        } else if (answer.verdict == Verdict::Allow) != allow {
+            outcome.failed += 1;
+            if let (Some(pod), Some(part), true) = (
+                world.cluster.pods().get(&pod),
+                answer.parts.first(),
+                outcome.failures.len() < TOLD,
+            ) {
                 let why = world.explainer.explain_named(pod, name, part.address, kind);
                 let head = format!("{}: {question}", answer.verdict);
-                failures.push([vec![head], why.lines()].concat().join("\n"));
+                outcome.failures.push([vec![head], why.lines()].concat());
             }
         }
     }
-    let (asked, probed) = (from.len(), None);
-    Ok(Outcome { assertion, asked, failures, failed, depends, depending, probed, templates })
+    Ok(())
 }
 
 /// Returns the pod that sends.

@@ -44,8 +44,10 @@ pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<Files> {
         let text = String::from_utf8(bytes).map_err(|_| anyhow!("{name}: not UTF-8 text"))?;
         let [assertions, objects] = parts(&text);
         let assertions = read_text(&name, &assertions, namespace);
-        let assertions =
-            assertions.map_err(|error| anyhow!("{name}:{}: {}", error.line, error.reason))?;
+        let assertions = assertions.map_err(|error| {
+            let hint = offline::template_hint(text.as_bytes());
+            anyhow!("{name}:{}: {}{hint}", error.line, error.reason)
+        })?;
         all.assertions.extend(assertions);
         if !objects.trim().is_empty() {
             all.objects.extend(offline::read_text(&name, objects.as_bytes(), namespace)?);

@@ -3,7 +3,7 @@
 //! TAP is version 14, with a YAML block for each failure. The XML is the part of `JUnit` that CI servers read: a suite,
 //! its cases, and a failure with text.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use anyhow::Result;
@@ -11,26 +11,41 @@ use netpold_core::printable::printable;
 use owo_colors::OwoColorize;
 use serde_json::{Value, json};
 
-use super::{Assertion, Outcome, Probed, TestOutput, Verified};
+use super::outcome::{Outcome, Verified};
+use super::probe::Probed;
+use super::{Assertion, NAMED, TestOutput};
 use crate::printable_document::printable_json;
 
 /// Renders the outcomes; text for people is coloured.
-pub(super) fn render(outcomes: &[Outcome], output: TestOutput, file: &str) -> Result<String> {
+/// `note` is one on the whole answer, `file` the name of the suite.
+pub(super) fn render(
+    outcomes: &[Outcome],
+    note: Option<&str>,
+    output: TestOutput,
+    file: &str,
+) -> Result<String> {
+    let notes: Vec<String> = templates(outcomes)
+        .into_iter()
+        .chain(left_out(outcomes))
+        .chain(note.map(|note| printable(note).into_owned()))
+        .collect();
     Ok(match output {
-        TestOutput::Text => text(outcomes),
-        TestOutput::Tap => tap(outcomes),
-        TestOutput::Junit => junit(outcomes, file),
+        TestOutput::Text => text(outcomes, &notes),
+        TestOutput::Tap => tap(outcomes, &notes),
+        TestOutput::Junit => junit(outcomes, &notes, file),
         TestOutput::Json => {
             let mut document = document(outcomes);
+            document["not_enforced"] = json!(note);
             printable_json(&mut document);
             format!("{}\n", serde_json::to_string_pretty(&document)?)
         }
     })
 }
 
-/// Counts the outcomes with a result.
-fn count(outcomes: &[Outcome], result: Verified) -> usize {
-    outcomes.iter().filter(|outcome| outcome.result() == result).count()
+/// Counts the outcomes by result: passed, failed, depending on the address, unknown, skipped.
+fn counts(outcomes: &[Outcome]) -> [usize; 5] {
+    [Verified::Pass, Verified::Fail, Verified::Depends, Verified::Unknown, Verified::Skipped]
+        .map(|result| outcomes.iter().filter(|outcome| outcome.result() == result).count())
 }
 
 /// Describes the part of an assertion that fails.
@@ -50,7 +65,13 @@ fn extent(outcome: &Outcome) -> String {
         (_, 1) => Some("it depends on the address".to_owned()),
         (some, asked) => Some(format!("it depends on the address for {some} of {asked} pairs")),
     };
-    judged.into_iter().chain(depends).chain(probed).collect::<Vec<_>>().join(", ")
+    let unknown = match outcome.result() {
+        Verified::Unknown => outcome.unknown.clone(),
+        Verified::Skipped => outcome.skipped.clone(),
+        Verified::Pass | Verified::Fail | Verified::Depends => None,
+    };
+    let all = judged.into_iter().chain(depends).chain(probed).chain(unknown);
+    printable(&all.collect::<Vec<_>>().join(", ")).into_owned()
 }
 
 /// Describes the results of opened connections.
@@ -60,7 +81,7 @@ fn probed(outcome: &Outcome) -> Option<String> {
 
 /// Returns the shown failures, one line each, and the number of the others.
 fn reasons(outcome: &Outcome) -> Vec<String> {
-    let told = outcome.failures.iter().flat_map(|failure| failure.lines());
+    let told = outcome.failures.iter().flatten();
     let mut lines: Vec<String> = told.map(|line| printable(line).into_owned()).collect();
     let more = outcome.failed - outcome.failures.len();
     if more > 0 {
@@ -78,7 +99,28 @@ fn reasons(outcome: &Outcome) -> Vec<String> {
             more => lines.push(format!("and {more} more connections")),
         }
     }
+    if let (Verified::Fail, Some(unknown)) = (outcome.result(), &outcome.unknown) {
+        lines.push(format!("unknown: {}", printable(unknown)));
+    }
     lines
+}
+
+/// Describes the pods that selections leave out, by reason.
+fn left_out(outcomes: &[Outcome]) -> Vec<String> {
+    let mut all: BTreeMap<&str, BTreeSet<&String>> = BTreeMap::new();
+    for (reason, pods) in outcomes.iter().flat_map(|outcome| &outcome.left_out) {
+        all.entry(reason).or_default().extend(pods);
+    }
+    let line = |(reason, pods): (&str, BTreeSet<&String>)| {
+        let named: Vec<&str> = pods.iter().take(NAMED).map(|pod| pod.as_str()).collect();
+        let more = match pods.len() - named.len() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let text = format!("left out of selections, {reason}: {}{more}", named.join(", "));
+        printable(&text).into_owned()
+    };
+    all.into_iter().map(line).collect()
 }
 
 /// Describes the judged pod templates.
@@ -93,7 +135,7 @@ fn title(assertion: &Assertion) -> String {
     printable(&assertion.title()).into_owned()
 }
 
-fn text(outcomes: &[Outcome]) -> String {
+fn text(outcomes: &[Outcome], notes: &[String]) -> String {
     let mut text = String::new();
     for outcome in outcomes {
         let title = title(&outcome.assertion);
@@ -101,6 +143,8 @@ fn text(outcomes: &[Outcome]) -> String {
             Verified::Pass => None,
             Verified::Fail => Some("FAIL".red().bold().to_string()),
             Verified::Depends => Some("DEPENDS".yellow().bold().to_string()),
+            Verified::Unknown => Some("UNKNOWN".yellow().bold().to_string()),
+            Verified::Skipped => Some("skip".yellow().to_string()),
         };
         if let Some(word) = word {
             let (place, extent) = (&outcome.assertion.place, extent(outcome));
@@ -115,12 +159,17 @@ fn text(outcomes: &[Outcome]) -> String {
             let _ = writeln!(text, "     {probed}");
         }
     }
-    let [passed, failed, depending] =
-        [Verified::Pass, Verified::Fail, Verified::Depends].map(|result| count(outcomes, result));
+    let [passed, failed, depending, unknown, skipped] = counts(outcomes);
     let _ = write!(text, "{passed} passed, {failed} failed");
     if depending > 0 {
         let verb = if depending == 1 { "depends" } else { "depend" };
         let _ = write!(text, ", {depending} {verb} on the address");
+    }
+    if unknown > 0 {
+        let _ = write!(text, ", {unknown} unknown");
+    }
+    if skipped > 0 {
+        let _ = write!(text, ", {skipped} skipped");
     }
     let all: Vec<&Probed> = outcomes.iter().filter_map(|it| it.probed.as_ref()).collect();
     if !all.is_empty() {
@@ -129,25 +178,35 @@ fn text(outcomes: &[Outcome]) -> String {
         let _ = write!(text, "; connections: {tried} probed, {left_out} not");
     }
     text.push('\n');
-    if let Some(templates) = templates(outcomes) {
-        let _ = writeln!(text, "{templates}");
+    for note in notes {
+        let _ = writeln!(text, "{note}");
     }
     text
 }
 
-fn tap(outcomes: &[Outcome]) -> String {
+fn tap(outcomes: &[Outcome], notes: &[String]) -> String {
     let mut text = format!("TAP version 14\n1..{}\n", outcomes.len());
     for (index, outcome) in outcomes.iter().enumerate() {
         // TAP reads a `#` as the start of a directive.
         let title = title(&outcome.assertion).replace('\\', "\\\\").replace('#', "\\#");
-        let holds = outcome.result() == Verified::Pass;
+        let skip = match outcome.result() {
+            Verified::Skipped => format!(" # SKIP {}", extent(outcome)),
+            Verified::Pass | Verified::Fail | Verified::Depends | Verified::Unknown => {
+                String::new()
+            }
+        };
+        let holds = matches!(outcome.result(), Verified::Pass | Verified::Skipped);
         let word = if holds { "ok" } else { "not ok" };
-        let _ = writeln!(text, "{word} {} - {title}", index + 1);
+        let _ = writeln!(text, "{word} {} - {title}{skip}", index + 1);
         if !holds {
-            let at = Value::from(outcome.assertion.place.as_str());
-            let _ =
-                writeln!(text, "  ---\n  at: {at}\n  message: \"{}\"\n  data: |", extent(outcome));
-            for line in reasons(outcome) {
+            let [at, message] = [&outcome.assertion.place, &extent(outcome)]
+                .map(|text| Value::from(printable(text).as_ref()));
+            let reasons = reasons(outcome);
+            let _ = writeln!(text, "  ---\n  at: {at}\n  message: {message}");
+            if !reasons.is_empty() {
+                text.push_str("  data: |\n");
+            }
+            for line in reasons {
                 let _ = writeln!(text, "    {line}");
             }
             text.push_str("  ...\n");
@@ -156,8 +215,8 @@ fn tap(outcomes: &[Outcome]) -> String {
             let _ = writeln!(text, "# {probed}");
         }
     }
-    if let Some(templates) = templates(outcomes) {
-        let _ = writeln!(text, "# {templates}");
+    for note in notes {
+        let _ = writeln!(text, "# {note}");
     }
     text
 }
@@ -179,12 +238,14 @@ fn xml(text: &str) -> String {
     escaped
 }
 
-fn junit(outcomes: &[Outcome], file: &str) -> String {
-    let [failures, errors] =
-        [Verified::Fail, Verified::Depends].map(|result| count(outcomes, result));
-    let tests = outcomes.len();
+fn junit(outcomes: &[Outcome], notes: &[String], file: &str) -> String {
+    let [_, failures, depending, unknown, skipped] = counts(outcomes);
+    let (tests, errors) = (outcomes.len(), depending + unknown);
     let file = xml(&printable(file));
-    let counts = format!("tests=\"{tests}\" failures=\"{failures}\" errors=\"{errors}\"");
+    let mut counts = format!("tests=\"{tests}\" failures=\"{failures}\" errors=\"{errors}\"");
+    if skipped > 0 {
+        let _ = write!(counts, " skipped=\"{skipped}\"");
+    }
     let mut text = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites {counts}>\n  <testsuite name=\"{file}\" {counts}>\n"
     );
@@ -197,7 +258,8 @@ fn junit(outcomes: &[Outcome], file: &str) -> String {
             Verified::Pass => None,
             Verified::Fail => Some("failure"),
             // No result: the policies do not determine one.
-            Verified::Depends => Some("error"),
+            Verified::Depends | Verified::Unknown => Some("error"),
+            Verified::Skipped => Some("skipped"),
         };
         if element.is_none() && probed.is_none() {
             let _ = writeln!(text, "{case}/>");
@@ -213,8 +275,8 @@ fn junit(outcomes: &[Outcome], file: &str) -> String {
         }
         text.push_str("    </testcase>\n");
     }
-    if let Some(templates) = templates(outcomes) {
-        let _ = writeln!(text, "    <system-out>{}</system-out>", xml(&templates));
+    if !notes.is_empty() {
+        let _ = writeln!(text, "    <system-out>{}</system-out>", xml(&notes.join("\n")));
     }
     text.push_str("  </testsuite>\n</testsuites>\n");
     text
@@ -225,6 +287,8 @@ fn document(outcomes: &[Outcome]) -> Value {
         Verified::Pass => "pass",
         Verified::Fail => "fail",
         Verified::Depends => "depends",
+        Verified::Unknown => "unknown",
+        Verified::Skipped => "skipped",
     };
     let assertions: Vec<Value> = outcomes
         .iter()
@@ -240,11 +304,15 @@ fn document(outcomes: &[Outcome]) -> Value {
                 "result": result(outcome),
                 "pairs": outcome.asked,
                 "failed": outcome.failed,
-                "failures": outcome.failures,
+                "failures": outcome.failures.iter().map(|lines| lines.join("\n")).collect::<Vec<_>>(),
                 "depending": outcome.depending,
                 "depends": outcome.depends,
                 "templates": outcome.templates,
+                "left_out": outcome.left_out,
             });
+            if let Some(reason) = outcome.unknown.as_ref().or(outcome.skipped.as_ref()) {
+                item["reason"] = json!(reason);
+            }
             if protocol.has_ports() {
                 item["port"] = json!(port);
             }
@@ -258,7 +326,13 @@ fn document(outcomes: &[Outcome]) -> Value {
             item
         })
         .collect();
-    let [passed, failed, depending] =
-        [Verified::Pass, Verified::Fail, Verified::Depends].map(|result| count(outcomes, result));
-    json!({ "passed": passed, "failed": failed, "depending": depending, "assertions": assertions })
+    let [passed, failed, depending, unknown, skipped] = counts(outcomes);
+    json!({
+        "passed": passed,
+        "failed": failed,
+        "depending": depending,
+        "unknown": unknown,
+        "skipped": skipped,
+        "assertions": assertions,
+    })
 }

@@ -12,7 +12,13 @@ use crate::live::ClusterArgs;
 #[derive(Debug, Args)]
 pub struct DiffArgs {
     /// Directory of Kubernetes objects before the change: *.yaml, *.yml and *.json; `-` is standard input
-    #[arg(long, value_name = "DIR", env = "NETPOLD_FROM", requires = "to")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "NETPOLD_FROM",
+        requires = "to",
+        conflicts_with = "file"
+    )]
     pub from: Option<PathBuf>,
     /// Directory of Kubernetes objects after the change; or `-`
     #[arg(long, value_name = "DIR", env = "NETPOLD_TO", requires = "from")]

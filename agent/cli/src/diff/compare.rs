@@ -61,8 +61,9 @@ pub fn compare(before: &Cluster, after: &Cluster, ranges: &[IpNet]) -> Result<Di
         pairs.into_iter().filter_map(|((from, to), pair)| pair.change(from, to)).collect();
     let compared = ends.classes.iter().filter(|class| class.kind == Kind::Pods);
     let compared: BTreeSet<usize> = compared.map(|class| class.party).collect();
-    let isolation = Isolation::new([before, after], &ends.parties, &compared, ends.left_out);
-    Ok(Difference { parties: ends.parties, changes, isolation })
+    let mut isolation = Isolation::new([before, after], &ends.parties, &compared, ends.left_out);
+    isolation.unknown.extend(ends.not_compared);
+    Ok(Difference { parties: ends.parties, changes, isolation, notes: Vec::new() })
 }
 
 /// Indexes of sender and receiver among the parties, and an address of each, before and after.
@@ -112,7 +113,7 @@ impl<'c> Asking<'_, 'c> {
             if to.special || to.kind == Kind::Nodes {
                 starts.add(&self.ends.translated);
             }
-            for (key, sides) in self.meetings(from, to) {
+            for (key, sides) in meetings(from, to) {
                 let change = self.ask(sides, &starts)?;
                 let pair = pairs.entry(key).or_default();
                 if change.iter().all(Ports::is_empty) {
@@ -122,47 +123,32 @@ impl<'c> Asking<'_, 'c> {
                 }
             }
         }
-        Ok(())
+        self.own_nodes(from, pairs)
     }
 
-    /// Picks representatives of all pairs of members: sender and receiver, before and after.
-    fn meetings(&self, from: &Class<'c>, to: &Class<'c>) -> Vec<Meeting<'c>> {
-        let pairs = from.members.iter().flat_map(|a| to.members.iter().map(move |b| (a, b)));
-        if from.kind == Kind::Pods && to.kind == Kind::Pods {
-            // A pod and itself are no pair.
-            let key = |end: &End<'c>| end.pod.map(|pod| &pod.key);
-            let is_template = |end: &End<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
-            let apart = |(a, b): &(&[End<'c>; 2], &[End<'c>; 2])| {
-                // A template stands for any number of pods, so also for two different ones.
-                [0, 1].into_iter().all(|i| key(&a[i]) != key(&b[i]) || is_template(&a[i]))
-            };
-            let mut pairs = pairs;
-            return pairs
-                .find(apart)
-                .map(|(a, b)| ((from.party, to.party), [*a, *b]))
-                .into_iter()
-                .collect();
+    /// Compares connections of pods to their own nodes, and from there.
+    fn own_nodes(&self, pods: &Class<'c>, pairs: &mut Pairs) -> Result<()> {
+        let (pod, node) = (pods.party, self.ends.own_node);
+        let [mut sends, mut receives] = [&pods.sends, &pods.receives].map(Clone::clone);
+        sends.add(&self.ends.translated);
+        if pods.special {
+            receives.add(&self.ends.translated);
         }
-        if [from.kind, to.kind].contains(&Kind::Outside) {
-            return vec![((from.party, to.party), [from.members[0], to.members[0]])];
+        for own in &pods.own_nodes {
+            let same = pods.sends_as_before && own.receives_as_before;
+            let sent = ((pod, node), [own.pod, own.node], &sends, same);
+            let same = pods.receives_as_before && own.is_as_before;
+            let received = ((node, pod), [own.node, own.pod], &receives, same);
+            for (key, sides, starts, same) in [sent, received] {
+                let change = if same { None } else { Some(self.ask(sides, starts)?) };
+                let pair = pairs.entry(key).or_default();
+                match change.filter(|change| !change.iter().all(Ports::is_empty)) {
+                    Some(change) => pair.changes.push(change),
+                    None => pair.same = true,
+                }
+            }
         }
-        // A pod and a node: the pod's own node is a case of its own.
-        let mut found = BTreeMap::new();
-        for (a, b) in pairs {
-            let own = [0, 1].map(|i| a[i].node == b[i].node);
-            let node = (from.special || to.special).then_some([a[0].node, b[0].node]);
-            found.entry((own, node)).or_insert([*a, *b]);
-        }
-        let party = |own: bool, class: &Class<'c>| {
-            if own && class.kind == Kind::Nodes { self.ends.own_node } else { class.party }
-        };
-        found
-            .into_iter()
-            .map(|((own, _), sides)| {
-                let own = own == [true; 2];
-                ((party(own, from), party(own, to)), sides)
-            })
-            .collect()
+        Ok(())
     }
 
     /// Returns the lost and the gained ports.
@@ -256,6 +242,38 @@ impl<'c> Asking<'_, 'c> {
         gained.other = after.1 && !before.0;
         matters.then_some([lost, gained])
     }
+}
+
+/// Picks representatives of all pairs of members: sender and receiver, before and after.
+fn meetings<'c>(from: &Class<'c>, to: &Class<'c>) -> Vec<Meeting<'c>> {
+    let pairs = from.members.iter().flat_map(|a| to.members.iter().map(move |b| (a, b)));
+    if from.kind == Kind::Pods && to.kind == Kind::Pods {
+        // A pod and itself are no pair.
+        let key = |end: &End<'c>| end.pod.map(|pod| &pod.key);
+        let is_template = |end: &End<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
+        let apart = |(a, b): &(&[End<'c>; 2], &[End<'c>; 2])| {
+            // A template stands for any number of pods, so also for two different ones.
+            [0, 1].into_iter().all(|i| key(&a[i]) != key(&b[i]) || is_template(&a[i]))
+        };
+        let mut pairs = pairs;
+        return pairs
+            .find(apart)
+            .map(|(a, b)| ((from.party, to.party), [*a, *b]))
+            .into_iter()
+            .collect();
+    }
+    if [from.kind, to.kind].contains(&Kind::Outside) {
+        return vec![((from.party, to.party), [from.members[0], to.members[0]])];
+    }
+    // A pod and a node that is the pod's own neither before nor after, see `own_nodes`.
+    let mut found = BTreeMap::new();
+    for (a, b) in pairs {
+        if [0, 1].into_iter().all(|i| a[i].node != b[i].node) {
+            let node = (from.special || to.special).then_some([a[0].node, b[0].node]);
+            found.entry(node).or_insert([*a, *b]);
+        }
+    }
+    found.into_values().map(|sides| ((from.party, to.party), sides)).collect()
 }
 
 fn number(protocol: Protocol) -> IpProtocol {

@@ -7,9 +7,11 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use netpold_core::cluster::{Cluster, is_unaddressed};
 use netpold_core::explain::Blocks;
-use netpold_core::model::{Direction, DomainName, NamedPort, Node, Pod};
+use netpold_core::model::{Direction, DomainName, NamedPort, Pod};
 
 use super::Party;
+use super::isolation::gap;
+use super::nodes::OwnNode;
 use super::rules::{Named, Starts, Subject};
 use super::workloads::{Workload, workloads};
 
@@ -55,6 +57,8 @@ pub(super) struct Class<'c> {
     pub(super) names: BTreeSet<DomainName>,
     /// Addresses of no object to which the names are assumed to resolve, one of each set that these rules distinguish.
     pub(super) resolved: Vec<IpAddr>,
+    /// Addresses of the members' own nodes, one of each set that policies distinguish.
+    pub(super) own_nodes: Vec<OwnNode<'c>>,
 }
 
 impl Class<'_> {
@@ -65,11 +69,11 @@ impl Class<'_> {
 
 /// Properties by which policies distinguish ends of one cluster.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Traits<'c> {
+pub(super) struct Traits<'c> {
     labels: Vec<(&'c str, &'c str)>,
     ports: &'c [NamedPort],
     block: IpNet,
-    special: Option<IpAddr>,
+    pub(super) special: Option<IpAddr>,
     node: Option<&'c str>,
 }
 
@@ -85,12 +89,14 @@ pub(super) struct Ends<'c> {
     pub(super) names: BTreeMap<DomainName, usize>,
     /// Number of blocks beyond [`PLACES`], at which pods without an address are not judged.
     pub(super) left_out: usize,
+    /// Workloads compared in part or not at all, each with the reason.
+    pub(super) not_compared: Vec<String>,
 }
 
 /// Builder of [`Ends`].
-struct Census<'c> {
-    clusters: [&'c Cluster; 2],
-    named: Named,
+pub(super) struct Census<'c> {
+    pub(super) clusters: [&'c Cluster; 2],
+    pub(super) named: Named,
     blocks: Blocks,
     /// Addresses that labels and blocks alone do not determine.
     special: HashSet<IpAddr>,
@@ -98,11 +104,12 @@ struct Census<'c> {
     known: HashSet<IpAddr>,
     /// Namespaces with changed labels.
     relabelled: HashSet<&'c str>,
-    node_ports: bool,
+    pub(super) node_ports: bool,
     /// Sample addresses for pods without one, one of each set that policies distinguish.
     places: Vec<IpAddr>,
-    parties: Vec<Party>,
-    classes: Vec<Class<'c>>,
+    pub(super) parties: Vec<Party>,
+    pub(super) classes: Vec<Class<'c>>,
+    not_compared: Vec<String>,
 }
 
 /// Groups the ends of two clusters; pods without an address may get any address of these ranges.
@@ -144,6 +151,7 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c>
         places,
         parties,
         classes,
+        not_compared: Vec::new(),
     };
     for workload in workloads(clusters) {
         census.workload(workload);
@@ -156,8 +164,8 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c>
     let names: BTreeMap<DomainName, usize> =
         names.into_iter().zip(census.parties.len()..).collect();
     census.parties.extend(names.keys().cloned().map(Party::Name));
-    let Census { parties, classes, .. } = census;
-    Ends { parties, classes, translated, own_node, names, left_out }
+    let Census { parties, classes, not_compared, .. } = census;
+    Ends { parties, classes, translated, own_node, names, left_out, not_compared }
 }
 
 /// Returns an unused address of each block within the ranges that policies distinguish.
@@ -240,7 +248,9 @@ impl<'c> Census<'c> {
 
     fn workload(&mut self, workload: Workload) {
         let party = self.parties.len();
-        let mut known: HashMap<(bool, [Traits<'c>; 2]), usize> = HashMap::new();
+        let mut known: HashMap<(bool, bool, [Traits<'c>; 2]), usize> = HashMap::new();
+        let mut own: HashSet<(usize, bool, [Traits<'c>; 2])> = HashSet::new();
+        let mut gaps = BTreeSet::new();
         for (before, after) in workload.counterparts() {
             let keys = [before, after];
             let [Some(before), Some(after)] =
@@ -248,6 +258,7 @@ impl<'c> Census<'c> {
             else {
                 continue;
             };
+            gaps.extend(gap([before, after]));
             let [before, after] = self.of_pods([before, after]);
             for v6 in [false, true] {
                 let [before, after] = [&before, &after]
@@ -255,18 +266,27 @@ impl<'c> Census<'c> {
                 for (before, after) in before.zip(after) {
                     let pair = [*before, *after];
                     let traits = pair.map(|end| self.traits(end));
-                    let class = *known.entry((v6, traits)).or_insert_with(|| {
+                    let moved = pair[0].node != pair[1].node;
+                    let class = *known.entry((v6, moved, traits)).or_insert_with(|| {
                         self.classes.push(self.pods(party, pair));
                         self.classes.len() - 1
                     });
                     self.classes[class].members.push(pair);
+                    for node in self.own_node(pair) {
+                        let traits = node.node.map(|end| self.traits(end));
+                        if own.insert((class, node.is_as_before, traits)) {
+                            self.classes[class].own_nodes.push(node);
+                        }
+                    }
                 }
             }
         }
+        let gaps = gaps.into_iter().map(|gap| format!("{}: {gap}", workload.name));
+        self.not_compared.extend(gaps);
         self.parties.push(Party::Workload(workload));
     }
 
-    fn traits(&self, end: End<'c>) -> Traits<'c> {
+    pub(super) fn traits(&self, end: End<'c>) -> Traits<'c> {
         let address = end.address;
         let labels = end.pod.into_iter().flat_map(|pod| pod.labels.iter());
         let labels = labels.filter(|(key, _)| self.named.labels.contains(*key));
@@ -322,6 +342,7 @@ impl<'c> Census<'c> {
             receives,
             names,
             resolved,
+            own_nodes: Vec::new(),
         }
     }
 
@@ -329,62 +350,6 @@ impl<'c> Census<'c> {
     fn unused(&self, blocks: &Blocks, v6: bool) -> Vec<IpAddr> {
         let of_family = blocks.iter().filter(|block| block.addr().is_ipv6() == v6);
         of_family.filter_map(|it| blocks.sample(it, |at| self.known.contains(&at))).collect()
-    }
-
-    /// Adds the nodes of both clusters, grouped by the labels that policies name.
-    fn nodes(&mut self) {
-        let mut alike: BTreeMap<_, Vec<[&'c Node; 2]>> = BTreeMap::new();
-        for (name, before) in self.clusters[0].nodes() {
-            let Some(after) = self.clusters[1].nodes().get(name) else { continue };
-            let labels = [before, after].map(|node| {
-                let labels = node.labels.iter();
-                let labels = labels.filter(|(key, _)| self.named.labels.contains(*key));
-                labels.map(|(key, value)| (key.clone(), value.clone())).collect::<Vec<_>>()
-            });
-            alike.entry(labels).or_default().push([before, after]);
-        }
-        let only = alike.len() == 1;
-        for ([before, after], nodes) in alike {
-            let party = self.parties.len();
-            let names = nodes.iter().map(|[node, _]| node.name.clone()).collect();
-            self.parties.push(Party::Nodes { nodes: names, only });
-            let mut known = HashMap::new();
-            for pair in nodes {
-                for v6 in [false, true] {
-                    let [b, a] = [0, 1].map(|i| {
-                        let cluster = self.clusters[i];
-                        let addresses = pair[i].addresses.iter().copied();
-                        let addresses = addresses
-                            .filter(move |a| a.is_ipv6() == v6 && cluster.owner(*a).is_none());
-                        let node = pair[i].name.as_str();
-                        addresses.map(move |address| End { pod: None, node, address })
-                    });
-                    for pair in b.zip(a) {
-                        let pair: [End<'c>; 2] = pair.into();
-                        let traits = pair.map(|end| self.traits(end));
-                        let special = traits.iter().any(|traits| traits.special.is_some());
-                        let moved = pair[0].address != pair[1].address;
-                        let class = *known.entry((v6, moved, traits)).or_insert_with(|| {
-                            let same = before == after && !moved && !special;
-                            self.classes.push(Class {
-                                party,
-                                kind: Kind::Nodes,
-                                members: Vec::new(),
-                                special,
-                                sends_as_before: same,
-                                receives_as_before: same && !self.node_ports,
-                                sends: Starts::default(),
-                                receives: Starts::default(),
-                                names: BTreeSet::new(),
-                                resolved: Vec::new(),
-                            });
-                            self.classes.len() - 1
-                        });
-                        self.classes[class].members.push(pair);
-                    }
-                }
-            }
-        }
     }
 
     /// Adds an address of each block that no object of the clusters has.
@@ -411,6 +376,7 @@ impl<'c> Census<'c> {
                 receives: Starts::default(),
                 names: BTreeSet::new(),
                 resolved: Vec::new(),
+                own_nodes: Vec::new(),
             });
             let (without, only) = (self.blocks.within(block), families.len() == 1);
             self.parties.push(Party::Outside { block, without, only });

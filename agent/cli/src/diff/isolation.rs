@@ -1,6 +1,7 @@
 //! Workloads that policies isolate in one of two clusters only, and gaps of the comparison.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Direction, Enforcement, Key, Pod};
@@ -79,6 +80,30 @@ impl<'c> Side<'c> {
     }
 }
 
+/// Returns the reason for which a pod before and after are not compared, or not at all of their addresses.
+pub(super) fn gap([before, after]: [&Pod; 2]) -> Option<&'static str> {
+    match [before.host_network, after.host_network] {
+        [false, true] => Some("it uses the host's network now"),
+        [true, false] => Some("it used the host's network before"),
+        [true, true] => None,
+        [false, false] => {
+            if before.addresses.is_empty() || after.addresses.is_empty() {
+                return None;
+            }
+            let has = |family: fn(&IpAddr) -> bool| {
+                [before, after].map(|pod| pod.addresses.iter().any(family))
+            };
+            match [has(IpAddr::is_ipv4), has(IpAddr::is_ipv6)] {
+                [_, [false, true]] => Some("its pods have IPv6 addresses only now"),
+                [_, [true, false]] => Some("its pods had IPv6 addresses only before"),
+                [[false, true], _] => Some("its pods have IPv4 addresses only now"),
+                [[true, false], _] => Some("its pods had IPv4 addresses only before"),
+                _ => None,
+            }
+        }
+    }
+}
+
 impl Isolation {
     /// Compares the isolation of two clusters' workloads. `compared` holds indexes of compared workloads; `left_out`
     /// counts blocks at which pods without an address were not judged.
@@ -147,8 +172,9 @@ impl Isolation {
         }
         let is_host =
             |side: &Side<'_>, key: &Key| side.pod(key).is_some_and(|pod| pod.host_network);
-        let is_host = pairs.iter().any(|(b, a)| is_host(&sides[0], b) || is_host(&sides[1], a));
-        if !is_compared && !is_host {
+        // A pod on the host's network is the node on one side at least.
+        let is_host = |(b, a): &(&Key, &Key)| is_host(&sides[0], b) || is_host(&sides[1], a);
+        if !is_compared && (pairs.is_empty() || !pairs.iter().all(is_host)) {
             let why = match pairs.is_empty() {
                 true => "no pod before the change corresponds to one after it",
                 false => "its pods have no unshared addresses of one family",

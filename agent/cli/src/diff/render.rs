@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::live::Cuts;
 use super::{
-    Alone, Change, DiffOutput, Difference, Isolation, Party, Ports, Turned, few, render_live,
+    Alone, Change, DiffOutput, Difference, Isolation, Party, Ports, SHOWN, Turned, few, render_live,
 };
 use crate::printable_document::printable_json;
 
@@ -75,8 +75,16 @@ fn lines(difference: &Difference) -> Vec<Line<'_>> {
 }
 
 fn names(difference: &Difference, indexes: &[usize]) -> String {
-    let names: Vec<String> = indexes.iter().map(|i| difference.parties[*i].to_string()).collect();
-    printable(&few(&names)).into_owned()
+    let parties = indexes.iter().map(|index| &difference.parties[*index]);
+    // Addresses outside of the cluster come first, and all of them, where names are cut off.
+    let (outside, others): (Vec<&Party>, Vec<&Party>) = match indexes.len() > SHOWN + 1 {
+        true => parties.partition(|party| matches!(party, Party::Outside { .. })),
+        false => (Vec::new(), parties.collect()),
+    };
+    let others: Vec<String> = others.into_iter().map(ToString::to_string).collect();
+    let mut names: Vec<String> = outside.into_iter().map(ToString::to_string).collect();
+    names.extend((!others.is_empty()).then(|| few(&others)));
+    printable(&names.join(", ")).into_owned()
 }
 
 /// `ingress and egress`
@@ -132,6 +140,7 @@ fn summary(difference: &Difference) -> String {
     let pairs = |count| if count == 1 { "1 pair".to_owned() } else { format!("{count} pairs") };
     let Isolation { compared, alone, unknown, .. } = &difference.isolation;
     match counts(difference) {
+        (0, 0) if *compared == 0 && !unknown.is_empty() => "nothing was compared".to_owned(),
         (0, 0) if *compared == 0 => {
             "nothing was compared: no pod and no pod template is in both".to_owned()
         }
@@ -161,6 +170,7 @@ fn footnotes(difference: &Difference) -> Vec<String> {
     if !templates.is_empty() {
         notes.push(format!("by pod template, no pods exist: {}", few(templates)));
     }
+    notes.extend(difference.notes.iter().cloned());
     notes.iter().map(|note| printable(note).into_owned()).collect()
 }
 
@@ -241,6 +251,7 @@ fn document(difference: &Difference) -> Value {
         "compared": compared,
         "not_compared": alone.chain(unknown).collect::<Vec<_>>(),
         "templates": templates,
+        "notes": difference.notes,
     })
 }
 
@@ -303,6 +314,7 @@ fn mermaid(difference: &Difference) -> String {
     for (word, line) in turned(difference) {
         let _ = writeln!(text, "  %% {word}: {line}");
     }
+    let _ = writeln!(text, "  %% {}", summary(difference));
     for note in footnotes(difference) {
         let _ = writeln!(text, "  %% {note}");
     }

@@ -10,10 +10,7 @@ use netpold_core::cluster::Cluster;
 use netpold_core::labels::{OF_PODS, OF_RELEASES};
 use netpold_core::model::{Key, Pod};
 
-use crate::offline::owner;
-
-/// Least and greatest length of a generated name suffix.
-const MADE_UP: (usize, usize) = (5, 10);
+use crate::offline::{is_generated, is_run, owner};
 
 /// Pods of a namespace that form a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +40,9 @@ pub(super) type Labels<'c> = Vec<(&'c str, &'c str)>;
 pub(super) enum Group<'c> {
     /// Kind and name.
     Owner(&'c str, &'c str),
+    /// Name of a Job without the number of its run, and the labels of the pods: nothing else shows that two Jobs are runs
+    /// of one workload.
+    Run(&'c str, Labels<'c>),
     Labels(Labels<'c>),
 }
 
@@ -57,6 +57,7 @@ fn labels<'p>(pod: &'p Pod, dropped: &[&[&str]]) -> Labels<'p> {
 /// Returns namespace and workload of a pod; a pod without owner and labels is a workload of its own.
 pub(super) fn group(pod: &Pod) -> (&str, Group<'_>) {
     let group = match owner(pod) {
+        Some(owner) if is_run(pod) => Group::Run(owner.name, labels(pod, &[&OF_PODS])),
         Some(owner) => Group::Owner(owner.kind, owner.name),
         None => {
             let mut labels = labels(pod, &[&OF_PODS]);
@@ -69,18 +70,12 @@ pub(super) fn group(pod: &Pod) -> (&str, Group<'_>) {
     (&pod.key.namespace, group)
 }
 
-/// Strips up to two generated or numeric suffixes from a name.
+/// Strips up to two generated or numeric suffixes from a pod's name.
 fn base(name: &str) -> &str {
-    let is_made_up = |end: &str| {
-        let length = MADE_UP.0..=MADE_UP.1;
-        let plain = end.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-        let number = !end.is_empty() && end.bytes().all(|b| b.is_ascii_digit());
-        number || length.contains(&end.len()) && plain && (end.len() == MADE_UP.0 || has_digit(end))
-    };
     let mut base = name;
     for _ in 0..2 {
         if let Some((before, end)) = base.rsplit_once('-')
-            && is_made_up(end)
+            && is_generated(end)
         {
             base = before;
         }
@@ -88,16 +83,13 @@ fn base(name: &str) -> &str {
     base
 }
 
-fn has_digit(text: &str) -> bool {
-    text.bytes().any(|byte| byte.is_ascii_digit())
-}
-
 /// Properties by which a workload before and one after may be the same, most reliable first.
 const KIN: [for<'p> fn(&Group<'p>, &'p Pod) -> Labels<'p>; 3] = [
     |_, pod| labels(pod, &[&OF_PODS]),
     |_, pod| labels(pod, &[&OF_PODS, &OF_RELEASES]),
     |group, pod| match group {
-        Group::Owner(_, name) => vec![("", base(name))],
+        // Users choose the names of workloads: no part of one is generated.
+        Group::Owner(_, name) | Group::Run(name, _) => vec![("", name)],
         Group::Labels(_) => vec![("", base(&pod.key.name))],
     },
 ];
@@ -148,8 +140,12 @@ fn pairs([before, after]: &Pods<'_>) -> Vec<(usize, usize)> {
 
 /// Returns the workloads of two clusters, by name. A pod with changed labels belongs to its workload after the change.
 pub(super) fn workloads(clusters: [&Cluster; 2]) -> Vec<Workload> {
-    let [before, after] = clusters
-        .map(|cluster| cluster.pods().values().map(|pod| &**pod).filter(|pod| !pod.finished));
+    workloads_of(clusters.map(|cluster| cluster.pods().values().map(|pod| &**pod).collect()))
+}
+
+/// Returns the workloads of the pods before and after a change, like [`workloads`].
+pub(super) fn workloads_of(pods: [Vec<&Pod>; 2]) -> Vec<Workload> {
+    let [before, after] = pods.map(|pods| pods.into_iter().filter(|pod| !pod.finished));
     let now: HashMap<&Key, (&str, Group<'_>)> =
         after.clone().map(|pod| (&pod.key, group(pod))).collect();
     let mut groups: BTreeMap<(&str, Group<'_>), Pods<'_>> = BTreeMap::new();
@@ -170,6 +166,7 @@ pub(super) fn workloads(clusters: [&Cluster; 2]) -> Vec<Workload> {
                 let kind = kind.to_lowercase();
                 (format!("{namespace}/{name}"), format!("{namespace}/{kind}.{name}"))
             }
+            Group::Run(name, _) => (format!("{namespace}/{name}"), full),
             Group::Labels(_) => (full.clone(), full),
         }
     };
@@ -274,15 +271,48 @@ mod tests {
                 "x/load-2",
             ),
             (
-                ("web-5f6d7c8b9-abcde", &[("tag", "1")]),
-                ("web-77c9d5b4f-fghij", &[("tag", "2")]),
-                "x/web-77c9d5b4f-fghij",
+                ("web-5f6d7c8b9-bcdfg", &[("tag", "1")]),
+                ("web-77c9d5b4f-fghjk", &[("tag", "2")]),
+                "x/web-77c9d5b4f-fghjk",
             ),
         ];
         for (before, after, name) in cases {
             let [before, after] = [before, after].map(|pod| cluster(&[pod]));
             assert_eq!(names(&before, &after), [(name.to_owned(), 1)]);
         }
+    }
+
+    #[test]
+    fn words_at_the_end_of_names_are_not_generated() {
+        type Labels = &'static [(&'static str, &'static str)];
+        let of_deployment: Labels = &[("tag", "1"), ("pod-template-hash", "5f6")];
+        for (before, after) in [
+            (("web-front", &[("tag", "1")] as Labels), ("web-admin", &[("tag", "2")] as Labels)),
+            (
+                ("web-front-5f6-bcdfg", of_deployment),
+                ("web-admin-5f6-bcdfg", &[("tag", "2"), ("pod-template-hash", "5f6")]),
+            ),
+            (
+                ("import-2024-x", &[("tag", "1"), ("job-name", "import-2024")]),
+                ("import-2025-x", &[("tag", "2"), ("job-name", "import-2025")]),
+            ),
+        ] {
+            let [one, other] = [before, after].map(|pod| cluster(&[pod]));
+            assert_eq!(names(&one, &other).len(), 2, "{before:?} {after:?}");
+        }
+    }
+
+    #[test]
+    fn jobs_with_equal_labels_only_are_runs_of_one_workload() {
+        let run =
+            |number: &'static str, app: &'static str| vec![("job-name", number), ("app", app)];
+        let both = cluster(&[
+            ("sync-28000001-x", &run("sync-28000001", "a")),
+            ("sync-28000061-x", &run("sync-28000061", "a")),
+            ("sync-28000121-x", &run("sync-28000121", "b")),
+        ]);
+        let expected = [("x/sync-28000001-x", 2), ("x/sync-28000121-x", 1)];
+        assert_eq!(names(&both, &both), expected.map(|(name, pairs)| (name.to_owned(), pairs)));
     }
 
     #[test]

@@ -1,13 +1,20 @@
 //! The workload of a pod, derived from the pod object alone.
 
+use std::ops::RangeInclusive;
+
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Key, Pod};
 use netpold_core::probe::Party;
 
 use netpold_core::labels::OF_PODS;
 
-/// Fewest digits at the end of a Job's name that count as the number of its run.
-const RUN_DIGITS: usize = 4;
+/// Numbers at the end of a Job's name that count as the time of its run, from 2015 to 2045: minutes since the epoch in a
+/// CronJob's Jobs, seconds before Kubernetes 1.21.
+const RUNS: [RangeInclusive<u64>; 2] = [23_700_000..=39_500_000, 1_420_000_000..=2_370_000_000];
+/// Characters of generated names: `k8s.io/apimachinery/pkg/util/rand`.
+const GENERATED: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+/// Least and greatest length of a generated part of a name: a suffix, and the hash of a pod template.
+const GENERATED_LENGTH: (usize, usize) = (5, 10);
 /// Most pods that an error names.
 const NAMED: usize = 5;
 /// Short names of the kinds, as in kubectl.
@@ -70,10 +77,42 @@ pub fn owner(pod: &Pod) -> Option<Owner<'_>> {
     Some(Owner::new(kind, set))
 }
 
-/// Strips the number of the run, set by a CronJob or by a restarted Job, from a Job's name.
+/// Strips the time of the run from the name of a CronJob's Job.
 pub(super) fn without_run(job: &str) -> &str {
-    let is_run = |end: &str| end.len() >= RUN_DIGITS && end.bytes().all(|b| b.is_ascii_digit());
+    let is_run = |end: &str| {
+        let number = Some(end).filter(|end| end.bytes().all(|b| b.is_ascii_digit()));
+        let number = number.and_then(|digits| digits.parse::<u64>().ok());
+        number.is_some_and(|number| RUNS.iter().any(|times| times.contains(&number)))
+    };
     job.rsplit_once('-').filter(|(_, end)| is_run(end)).map_or(job, |(name, _)| name)
+}
+
+/// Returns whether a pod is of a Job with the time of its run in its name, and no object shows the CronJob that owns it:
+/// its [`owner`] is a guess.
+#[must_use]
+pub fn is_run(pod: &Pod) -> bool {
+    job(pod).is_some_and(|job| without_run(job) != job)
+}
+
+/// Returns the name of a pod's Job, with the time of its run.
+pub(super) fn job(pod: &Pod) -> Option<&str> {
+    let label = |key: &str| pod.labels.get(key).map(String::as_str);
+    match &pod.workload {
+        Some(workload) if workload.kind != "Job" => None,
+        Some(workload) => Some(workload.name.as_str()),
+        None => label("batch.kubernetes.io/job-name").or_else(|| label("job-name")),
+    }
+}
+
+/// Returns whether Kubernetes may have generated a part of a name between hyphens, or it is a number.
+#[must_use]
+pub fn is_generated(part: &str) -> bool {
+    let (least, most) = GENERATED_LENGTH;
+    let has_digit = part.bytes().any(|b| b.is_ascii_digit());
+    let is_number = !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    is_number
+        || part.bytes().all(|b| GENERATED.contains(&b))
+            && (part.len() == least || has_digit && (least..=most).contains(&part.len()))
 }
 
 /// Returns the kind for a word that kubectl accepts: `deployment`, `deploy` or `deployments`.
@@ -141,13 +180,16 @@ mod tests {
     fn labels_of_controllers_and_owner_references_tell_the_workload() {
         type Labels = &'static [(&'static str, &'static str)];
         type Workload = Option<(&'static str, &'static str)>;
-        let labelled: [(&str, Labels, Workload); 9] = [
+        let labelled: [(&str, Labels, Workload); 12] = [
             ("web-5f6-abcde", &[("pod-template-hash", "5f6")], Some(("Deployment", "web"))),
             ("renamed", &[("pod-template-hash", "5f6")], None),
             ("db-0", &[("controller-revision-hash", "db-77")], Some(("StatefulSet", "db"))),
             ("db-1", &[("apps.kubernetes.io/pod-index", "1")], Some(("StatefulSet", "db"))),
             ("log-x7k2p", &[("controller-revision-hash", "77")], Some(("DaemonSet", "log"))),
-            ("sync-29380-x", &[("job-name", "sync-29380")], Some(("Job", "sync"))),
+            ("sync-29380000-x", &[("job-name", "sync-29380000")], Some(("Job", "sync"))),
+            ("sync-2024-x", &[("job-name", "sync-2024")], Some(("Job", "sync-2024"))),
+            ("sync-20240131-x", &[("job-name", "sync-20240131")], Some(("Job", "sync-20240131"))),
+            ("old-1600000000-x", &[("job-name", "old-1600000000")], Some(("Job", "old"))),
             (
                 "import-1-x",
                 &[("batch.kubernetes.io/job-name", "import-1")],
@@ -164,7 +206,7 @@ mod tests {
             ("Deployment", "web", ("Deployment", "web")),
             ("ReplicaSet", "web-1", ("ReplicaSet", "web-1")),
             ("CronJob", "sync", ("Job", "sync")),
-            ("Job", "sync-29380", ("Job", "sync")),
+            ("Job", "sync-29380000", ("Job", "sync")),
             ("Rollout", "web", ("Rollout", "web")),
         ] {
             let mut pod = objects::pod("x", "p", &[], &[]);

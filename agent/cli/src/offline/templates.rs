@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use netpold_core::cluster::ObjectKey;
 use netpold_core::labels::{OF_PODS, OF_RELEASES};
-use netpold_core::model::{Change, Key, Pod};
+use netpold_core::model::{Change, Key, Labels, NamedPort, Pod};
 
-use super::owner::{Owner, owner};
+use super::owner::{Owner, is_generated, is_run, job, owner};
 
 /// Kinds in order of precedence, when templates of several workloads claim the same name.
 const KINDS: [&str; 7] = [
@@ -36,10 +36,21 @@ pub fn stand_in(objects: Vec<Change>) -> Vec<Change> {
     templates.sort_by_key(|template| Reverse(ObjectKey::of(template)));
     let pods = || objects.iter().filter_map(as_pod);
     let running = Running::new(pods().filter(|pod| !pod.finished));
-    let mut wanted: BTreeMap<(String, Owned), Pod> = BTreeMap::new();
+    let mut wanted: BTreeMap<(String, Owned, Option<Traits>), Pod> = BTreeMap::new();
+    // The Jobs of a CronJob among the templates are its runs, whatever their labels.
+    let schedules: HashSet<(&str, &str)> = templates
+        .iter()
+        .filter_map(as_pod)
+        .filter_map(|pod| Some((pod.key.namespace.as_str(), pod.template()?)))
+        .filter(|(_, workload)| workload.kind == "CronJob")
+        .map(|(namespace, workload)| (namespace, workload.name.as_str()))
+        .collect();
     for template in templates.iter().filter_map(as_pod).filter(|pod| !running.has(pod)) {
         let Some(owner) = owner(template) else { continue };
-        let key = (template.key.namespace.clone(), Owned::of(owner));
+        let is_guessed =
+            is_run(template) && !schedules.contains(&(template.key.namespace.as_str(), owner.name));
+        let traits = is_guessed.then(|| Traits::of(template));
+        let key = (template.key.namespace.clone(), Owned::of(owner), traits);
         // The Deployment's template takes precedence over its ReplicaSets', the CronJob's over its Jobs'.
         let is_better = |known: &Pod| rank(template) < rank(known);
         if wanted.get(&key).is_none_or(is_better) {
@@ -83,9 +94,23 @@ impl Owned {
     }
 }
 
+/// Properties of a template's pods that policies depend on: labels, ports and whether the pods use the host's network.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Traits(Labels, Vec<NamedPort>, bool);
+
+impl Traits {
+    fn of(template: &Pod) -> Self {
+        let labels = template.labels.iter().filter(|(key, _)| !OF_PODS.contains(&key.as_str()));
+        let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
+        Self(labels, template.ports.clone(), template.host_network)
+    }
+}
+
 /// Pods of running workloads.
 struct Running<'p> {
     owned: HashSet<(&'p str, Owner<'p>)>,
+    /// Pods of Jobs that may be runs of one workload.
+    runs: Vec<&'p Pod>,
     /// Pods without a known workload, by namespace.
     others: HashMap<&'p str, Vec<&'p Pod>>,
 }
@@ -93,7 +118,9 @@ struct Running<'p> {
 impl<'p> Running<'p> {
     fn new(pods: impl Iterator<Item = &'p Pod>) -> Self {
         let (mut owned, mut others) = (HashSet::new(), HashMap::<&str, Vec<&Pod>>::new());
+        let mut runs = Vec::new();
         for pod in pods {
+            runs.extend(is_run(pod).then_some(pod));
             let namespace = pod.key.namespace.as_str();
             if let Some(owner) = owner(pod) {
                 owned.insert((namespace, owner));
@@ -101,12 +128,18 @@ impl<'p> Running<'p> {
                 others.entry(namespace).or_default().push(pod);
             }
         }
-        Self { owned, others }
+        Self { owned, runs, others }
     }
 
     fn has(&self, template: &Pod) -> bool {
         let namespace = template.key.namespace.as_str();
         let others = self.others.get(namespace).into_iter().flatten();
+        if is_run(template) {
+            let is_alike = |pod: &&Pod| is_as_made(pod, template) || job(pod) == job(template);
+            let mut alike = self.runs.iter().filter(|pod| is_alike(pod));
+            return alike
+                .any(|pod| pod.key.namespace == namespace && owner(pod) == owner(template));
+        }
         owner(template).is_some_and(|owner| self.owned.contains(&(namespace, owner)))
             || others.into_iter().any(|pod| is_of(pod, template))
     }
@@ -119,12 +152,14 @@ fn is_of(pod: &Pod, template: &Pod) -> bool {
         return false;
     };
     if let Some(owner) = owner(pod) {
-        return owner == workload;
+        // Each run is a Job of its own.
+        return owner == workload && (!is_run(template) || job(pod) == job(template));
     }
     let changes = |key: &str| OF_PODS.contains(&key) || OF_RELEASES.contains(&key);
     let mut labels = template.labels.iter().filter(|(key, _)| !changes(key)).peekable();
-    let begins = pod.key.name.strip_prefix(workload.name);
-    begins.is_some_and(|rest| rest.starts_with('-'))
+    let rest = pod.key.name.strip_prefix(workload.name).and_then(|rest| rest.strip_prefix('-'));
+    // A Deployment's pods have the hash of their template and a suffix.
+    rest.is_some_and(|rest| rest.split('-').count() <= 2 && rest.split('-').all(is_generated))
         && labels.peek().is_some()
         && labels.all(|(key, value)| pod.labels.get(key) == Some(value))
 }

@@ -12,6 +12,14 @@ use crate::document::{Document, Documents, Entry, Node, ReadError, Value};
 
 /// Most problems of a file that are named; the others are counted.
 const NAMED: usize = 200;
+/// Outcome of an object that cannot be decoded, and has no former version.
+const ABSENT: &str = "it counts as absent";
+
+/// Returns whether a problem is one of an object that counts as absent, because it cannot be decoded.
+#[must_use]
+pub fn is_absence(problem: &SourceProblem) -> bool {
+    problem.text.strip_suffix(')').is_some_and(|text| text.ends_with(ABSENT))
+}
 
 /// An object and the line where it begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +111,7 @@ impl Content {
                 self.objects.insert(key, Object { change, line, understood: false });
                 return false;
             }
-            (false, None, None) => ("it counts as absent", false),
+            (false, None, None) => (ABSENT, false),
         };
         let ReadError { line, reason } = refused.error;
         self.problem(file, line, format!("{key}: {reason} ({outcome})"));
@@ -260,7 +268,7 @@ impl Reader<'_> {
                     None if refused.may_isolate => content.unread.push(refused.error),
                     Some(key) => content.refused.push((key.clone(), *refused, line)),
                     None => {
-                        let text = format!("{reason} (it counts as absent)");
+                        let text = format!("{reason} ({ABSENT})");
                         content.problem(self.file, at, text);
                     }
                 }

@@ -103,7 +103,7 @@ fn a_template_stands_in_where_no_pod_of_its_workload_runs() {
     };
     for (kind, metadata, name) in [
         ("Deployment", "labels: {app: web, pod-template-hash: 5f6}".to_owned(), "web-5f6-abcde"),
-        ("Deployment", "labels: {app: web}".to_owned(), "web-5f6-abcde"),
+        ("Deployment", "labels: {app: web}".to_owned(), "web-5f6d7c8b9-bcdfg"),
         ("StatefulSet", owned("StatefulSet", "web"), "any"),
         ("DaemonSet", "labels: {app: web, controller-revision-hash: 5f6}".to_owned(), "web-abcde"),
         ("ReplicaSet", owned("ReplicaSet", "web"), "web-abcde"),

@@ -1,0 +1,237 @@
+//! Objects before and after a change, and the parts of the change that are not compared.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use netpold_core::cluster::ObjectKey;
+use netpold_core::model::{Change, Enforcement, Key};
+use netpold_kube::convert::DEFAULT_NAMESPACE;
+use netpold_kube::document::{Documents, Node, Value};
+
+use super::{DiffArgs, few};
+use crate::offline::{self, Reviewed, apply, pods_of};
+use crate::unenforced;
+
+/// Suffixes of the files to read, as for `--manifests`.
+const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
+
+/// Objects before and after a change, with the pods of all pod templates.
+#[derive(Debug, Default)]
+pub(super) struct Sources {
+    pub(super) objects: [Vec<Change>; 2],
+    /// Parts of the change that are not compared.
+    pub(super) gaps: Vec<String>,
+    /// Facts about the change, a sentence each.
+    pub(super) notes: Vec<String>,
+}
+
+/// Reads the objects.
+///
+/// # Errors
+/// A source cannot be read, needs rendering, or contains nothing to apply.
+pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
+    if let (Some(from), Some(to)) = (&args.from, &args.to) {
+        let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+        let [from, to] = [("--from", from), ("--to", to)].map(|(option, path)| {
+            offline::refuse_kustomization("diff", option, path)?;
+            let reviewed = offline::review_directory(option, path, namespace)?;
+            Ok::<_, anyhow::Error>((reviewed, unenforced::read(option, path)?))
+        });
+        let ((from, mut foreign), (to, other)) = (from?, to?);
+        foreign.extend(other);
+        let mut sources = Sources::default();
+        sources.gaps.extend([from.absent, to.absent].concat());
+        let former: BTreeMap<ObjectKey, &Change> =
+            from.objects.iter().map(|object| (ObjectKey::of(object), object)).collect();
+        let is_new = |object: &&Change| former.get(&ObjectKey::of(object)) != Some(object);
+        sources.note(to.objects.iter().filter(is_new), &to.objects);
+        sources.notes.extend(unenforced::note(&foreign));
+        sources.objects = [from.objects, to.objects];
+        return Ok(sources);
+    }
+    let Some(file) = &args.file else {
+        bail!("give --from and --to, or -f");
+    };
+    applied(args, file)
+}
+
+/// Reads the objects of `-f`, and applies them to the present ones.
+fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
+    let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
+    let own = crate::live::namespace(manifests, &args.cluster, namespace)?;
+    offline::refuse_kustomization("diff", "-f", file)?;
+    let Reviewed { objects: changes, absent } = offline::review("--file", file, &own)?;
+    if changes.is_empty() && absent.is_empty() {
+        bail!("-f {}: {}", file.display(), nothing(file)?);
+    }
+    let mut sources = Sources { gaps: absent, ..Sources::default() };
+    if let Some(directory) = manifests {
+        offline::refuse_kustomization("diff", "--manifests", directory)?;
+    }
+    let before = crate::live::all_objects(manifests, &args.cluster, namespace)?;
+    let after = match args.delete {
+        true => apply(&before, &sources.deleted(&before, &changes)),
+        false => apply(&before, &changes),
+    };
+    if !args.delete {
+        sources.note(changes.iter(), &after);
+    }
+    let foreign = unenforced::read("--file", file)?;
+    sources.gaps.extend(unenforced::note(&foreign));
+    let present = unenforced::present(manifests, &args.cluster)?;
+    let others = present.difference(&foreign).cloned().collect();
+    sources.notes.extend(unenforced::note(&others));
+    sources.objects = [before, after];
+    Ok(sources)
+}
+
+impl Sources {
+    /// Returns the deletions that follow from deleting these objects: a namespace's contents, a workload's pods.
+    fn deleted(&mut self, all: &[Change], named: &[Change]) -> Vec<Change> {
+        let present: BTreeSet<ObjectKey> = all.iter().map(ObjectKey::of).collect();
+        let mut gone: Vec<Change> = named.iter().map(Change::gone).collect();
+        for object in named {
+            let before = gone.len();
+            gone.extend(pods_of(all, object).map(Change::gone));
+            if let Change::Namespace(namespace) = object {
+                let inside =
+                    all.iter().filter(|object| namespace_of(object) == Some(&namespace.name));
+                gone.extend(inside.map(Change::gone));
+            }
+            if gone.len() == before && !present.contains(&ObjectKey::of(object)) {
+                let name = name(object);
+                self.gaps.push(format!("{name}: it is not among the objects, so not deleted"));
+            }
+        }
+        gone
+    }
+
+    /// Adds notes on new policies: on trial, or in a namespace that does not exist.
+    fn note<'c>(&mut self, changed: impl Iterator<Item = &'c Change>, all: &[Change]) {
+        let known: BTreeSet<&str> = all
+            .iter()
+            .filter_map(|object| {
+                if let Change::Namespace(namespace) = object {
+                    Some(namespace.name.as_str())
+                } else if let Change::Pod(pod) = object {
+                    Some(pod.key.namespace.as_str())
+                } else {
+                    None
+                }
+            })
+            .collect();
+        let (mut on_trial, mut lost) = (Vec::new(), Vec::new());
+        for object in changed {
+            let enforcement = if let Change::Policy(policy) = object {
+                policy.enforcement
+            } else if let Change::ClusterPolicy(policy) = object {
+                policy.enforcement
+            } else {
+                continue;
+            };
+            let place = namespace_of(object);
+            if place.is_some_and(|namespace| !known.contains(namespace.as_str())) {
+                lost.push(name(object));
+            } else if enforcement == Enforcement::Audit {
+                on_trial.push(name(object));
+            }
+        }
+        let notes = [
+            ("on trial, so without effect on connections", on_trial),
+            ("in a namespace without an object and without pods, so without effect", lost),
+        ];
+        let notes = notes.into_iter().filter(|(_, names)| !names.is_empty());
+        self.notes.extend(notes.map(|(text, names)| format!("{text}: {}", few(&names))));
+    }
+}
+
+/// Returns the namespace of a namespaced object.
+fn namespace_of(object: &Change) -> Option<&String> {
+    let key: &Key = match object {
+        Change::Pod(pod) => &pod.key,
+        Change::Policy(policy) => &policy.key,
+        Change::Service(service) => &service.key,
+        Change::EndpointSlice(slice) => &slice.key,
+        Change::PodGone(key)
+        | Change::PolicyGone(key)
+        | Change::ServiceGone(key)
+        | Change::EndpointSliceGone(key) => key,
+        Change::Namespace(_)
+        | Change::NamespaceGone(_)
+        | Change::Node(_)
+        | Change::NodeGone(_)
+        | Change::ClusterPolicy(_)
+        | Change::ClusterPolicyGone(_)
+        | Change::Interface(_)
+        | Change::InterfaceGone(_)
+        | Change::OwnAddresses(_) => return None,
+    };
+    Some(&key.namespace)
+}
+
+/// Returns kind and name of an object.
+fn name(object: &Change) -> String {
+    if let Change::Pod(pod) = object
+        && pod.template().is_some()
+    {
+        return pod.title();
+    }
+    ObjectKey::of(object).to_string()
+}
+
+/// Describes a source without objects that policies depend on: the kinds of its other objects, and the subdirectories.
+fn nothing(path: &Path) -> Result<String> {
+    let (mut kinds, mut directories) = (BTreeMap::new(), 0);
+    if offline::is_standard_input(path) {
+        count_kinds(&offline::standard_input("--file")?, &mut kinds);
+    } else if path.is_dir() {
+        for entry in fs::read_dir(path).with_context(|| path.display().to_string())? {
+            let file: PathBuf = entry?.path();
+            let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let ending = file.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+            if name.starts_with('.') {
+                continue;
+            }
+            if file.is_dir() {
+                directories += 1;
+            } else if ENDINGS.contains(&ending) {
+                count_kinds(&fs::read(&file).with_context(|| name)?, &mut kinds);
+            }
+        }
+    } else {
+        count_kinds(&fs::read(path).with_context(|| path.display().to_string())?, &mut kinds);
+    }
+    let mut parts = Vec::new();
+    let others: usize = kinds.values().sum();
+    if others > 0 {
+        let names: Vec<String> = kinds.into_keys().collect();
+        parts.push(format!("{others} of other kinds: {}", few(&names)));
+    }
+    match directories {
+        0 => {}
+        1 => parts.push("1 subdirectory, not read".to_owned()),
+        some => parts.push(format!("{some} subdirectories, not read")),
+    }
+    let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join("; ")) };
+    Ok(format!("no object that policies depend on{parts}"))
+}
+
+/// Counts the objects of a text by kind.
+fn count_kinds(text: &[u8], kinds: &mut BTreeMap<String, usize>) {
+    fn count(node: &Node, kinds: &mut BTreeMap<String, usize>) {
+        let items = node.get("items").map(|items| &items.value);
+        match (items, node.text("kind")) {
+            (Some(Value::List(items)), _) => items.iter().for_each(|item| count(item, kinds)),
+            (_, Some(kind)) => *kinds.entry(kind.to_owned()).or_default() += 1,
+            (_, None) => {}
+        }
+    }
+    let mut documents = Documents::new(text);
+    while let Some(document) = documents.next(&mut |_, item| Some(item)) {
+        if let Ok(document) = document {
+            count(&document.node, kinds);
+        }
+    }
+}

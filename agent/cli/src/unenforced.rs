@@ -1,0 +1,58 @@
+//! Policies of other APIs among the objects of `diff` and `test`.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::doctor::{self, Details};
+use crate::live::ClusterArgs;
+use crate::offline;
+
+/// Most policies that a note names.
+const NAMED: usize = 5;
+
+/// Returns the policies of other APIs in a directory, in one file, or on standard input (`-`), which `option` reads.
+///
+/// # Errors
+/// A file cannot be read.
+pub(crate) fn read(option: &'static str, path: &Path) -> Result<BTreeSet<String>> {
+    if !offline::is_standard_input(path) {
+        return Ok(names(&Details::read(path)?));
+    }
+    let mut details = Details::default();
+    details.add_text(offline::STANDARD_INPUT, &offline::standard_input(option)?);
+    Ok(names(&details))
+}
+
+/// Returns the policies of other APIs among the present objects: of a directory or of standard input, or else of the
+/// selected cluster, as far as the user may read them.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn present(manifests: Option<&Path>, cluster: &ClusterArgs) -> Result<BTreeSet<String>> {
+    match manifests {
+        Some(directory) => read("--manifests", directory),
+        None if cluster.is_meant() => Ok(names(&doctor::details_of_policies(cluster)?)),
+        None => Ok(BTreeSet::new()),
+    }
+}
+
+fn names(details: &Details) -> BTreeSet<String> {
+    let all = details.foreign.iter().flat_map(|(kind, policies)| {
+        policies.objects.iter().map(move |policy| format!("{} {policy}", kind.name()))
+    });
+    all.collect()
+}
+
+/// Returns a note on these policies; `None` without any.
+pub(crate) fn note(policies: &BTreeSet<String>) -> Option<String> {
+    let named: Vec<&str> = policies.iter().take(NAMED).map(String::as_str).collect();
+    let more = match policies.len() - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let text =
+        format!("not enforced by netpold, and not part of this answer: {}{more}", named.join(", "));
+    (!named.is_empty()).then_some(text)
+}
