@@ -18,6 +18,7 @@ pub mod doctor;
 pub mod explain;
 pub mod flows;
 pub mod init;
+mod judge;
 pub mod learn;
 pub mod live;
 pub mod observe;
