@@ -130,7 +130,9 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     };
     let differs = nodes.as_ref().is_some_and(Nodes::differ);
     let sender = answer.egress.as_ref().map(|egress| &egress.pod);
-    let deciding = nodes.as_ref().and_then(|nodes| nodes.deciding(sender));
+    // The sender's node knows names and addresses that the objects lack, but not the backend that it will choose.
+    let deciding = nodes.as_ref().filter(|_| answer.services.is_empty());
+    let deciding = deciding.and_then(|nodes| nodes.deciding(sender));
     let lines = deciding.map_or_else(|| answer.lines(), |(_, answer)| answer.lines.clone());
     if let Some((verdict, _)) = deciding {
         (answer.verdict, answer.reason) = (verdict, None);

@@ -9,6 +9,7 @@ mod masquerade;
 mod own_node;
 mod services;
 
+use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
 use ipnet::IpNet;
@@ -28,8 +29,9 @@ pub(crate) struct Judge {
     ranges: Vec<IpNet>,
     details: Details,
     services: Services,
-    /// The same objects, for changes by hypotheses.
+    /// The same objects, for changes by hypotheses; built when the first one matters.
     scratch: Mutex<Option<Cluster>>,
+    /// Objects of the scratch; empty if no hypothesis is possible.
     objects: Vec<Change>,
 }
 
@@ -57,9 +59,12 @@ impl Judge {
             let made = doctor::slices(&objects, &details);
             objects.extend(made.into_iter().map(Change::EndpointSlice));
         }
-        let cluster = cluster(&objects, &details);
+        let are_possible = hypotheses::are_possible(&objects);
+        let copied = if are_possible { objects.clone() } else { Vec::new() };
+        let cluster = cluster(objects, &details);
         let ranges = offline::ranges(pod_cidrs, &[&cluster]);
-        Self { cluster, ranges, details, services, scratch: Mutex::new(None), objects }
+        let scratch = Mutex::new(None);
+        Self { cluster, ranges, details, services, scratch, objects: copied }
     }
 
     /// The objects.
@@ -126,7 +131,7 @@ impl Judge {
             return (Explanation { verdict: Verdict::Unknown, reason, ..answer }, true);
         }
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let scratch = scratch.get_or_insert_with(|| cluster(&self.objects, &self.details));
+        let scratch = scratch.get_or_insert_with(|| cluster(self.objects.clone(), &self.details));
         let mut answers: Vec<(Explanation, bool)> = Vec::new();
         for changes in hypotheses.worlds(&self.cluster) {
             scratch.extend(changes);
@@ -163,14 +168,14 @@ impl Judge {
 }
 
 /// Builds the cluster of objects, with the addresses of nodes in their details.
-fn cluster(objects: &[Change], details: &Details) -> Cluster {
-    let mut cluster: Cluster = objects.iter().cloned().collect();
+fn cluster(objects: Vec<Change>, details: &Details) -> Cluster {
+    let mut cluster: Cluster = objects.into_iter().collect();
     for (node, addresses) in &details.nodes {
         let addresses = addresses.iter().map(|it| it.address);
-        let is_free = |address: &std::net::IpAddr| {
+        let is_free = |address: &IpAddr| {
             cluster.owner(*address).is_none() && cluster.service_at(*address).is_none()
         };
-        let addresses: Vec<std::net::IpAddr> = addresses.filter(is_free).collect();
+        let addresses: Vec<IpAddr> = addresses.filter(is_free).collect();
         cluster.add_node_addresses(node, &addresses);
     }
     cluster

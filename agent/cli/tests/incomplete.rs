@@ -256,7 +256,11 @@ fn backends_that_differ_leave_the_answer_open() {
     explained(&objects, ask, CANNOT_TELL, &[reason, "10.0.0.2 port 8081, pod shop/web-2: deny"]);
     let assertions = TempDir::new().unwrap();
     let file = assertions.path().join("a.yaml");
-    fs::write(&file, "allow:\n- {from: shop/api, to: svc/shop/web, port: 80}\n").unwrap();
+    fs::write(
+        &file,
+        "assertions:\n- {from: shop/api, to: svc/shop/web, port: 80, expect: allow}\n",
+    )
+    .unwrap();
     let (status, text) = netpold("test", &objects, &["-f", file.to_str().unwrap()]);
     assert_eq!(status, CANNOT_TELL, "{text}");
     assert!(text.contains("DEPENDS") && text.contains(reason), "{text}");

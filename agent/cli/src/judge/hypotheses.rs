@@ -51,6 +51,18 @@ struct End<'c> {
 #[derive(Default)]
 struct Named(BTreeMap<(Subject, String), BTreeSet<String>>);
 
+/// Returns whether some object may lack a label: a pod of a template, or one of a Namespace that is not among them.
+pub(super) fn are_possible(objects: &[Change]) -> bool {
+    let namespaces = objects.iter().filter_map(|object| {
+        if let Change::Namespace(namespace) = object { Some(namespace.name.as_str()) } else { None }
+    });
+    let namespaces: BTreeSet<&str> = namespaces.collect();
+    objects.iter().any(|object| {
+        matches!(object, Change::Pod(pod)
+            if pod.template().is_some() || !namespaces.contains(pod.key.namespace.as_str()))
+    })
+}
+
 impl Hypotheses {
     /// Collects the unknown labels of the pods of an answer.
     pub(super) fn of(cluster: &Cluster, details: &Details, answer: &Explanation) -> Self {

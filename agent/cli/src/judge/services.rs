@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Backend, Explainer, Explanation, Verdict};
-use netpold_core::model::{Change, EndpointSlice, Key, Pod, ServicePort};
+use netpold_core::model::{self, Change, EndpointSlice, Key, Pod, ServicePort};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
 use crate::doctor::details::Service;
@@ -44,55 +44,80 @@ impl Services {
         let service = cluster.services().get(key)?;
         let written = details.services.get(key);
         let is_headless = written.is_some_and(|it| it.is_headless) && service.addresses.is_empty();
-        let asked = (probe.protocol, probe.port);
         if !is_headless
-            && probe.protocol.has_ports()
-            && !service.ports.iter().any(|port| is_asked(port, asked))
+            && !details.external_names.contains_key(key)
+            && let Some(reason) = absent_port(service, probe)
         {
-            let reason = format!(
-                "Service {key} has no port {} {}{}",
-                probe.protocol,
-                probe.port,
-                ports(&service.ports, probe.protocol)
-            );
             return Some(Explanation::unknown(probe, reason));
         }
-        let written = written.filter(|_| !details.external_names.contains_key(key))?;
-        let targets = match self.with_slices.contains(key) {
-            true if service.addresses.is_empty() => {
-                of_slices(cluster, key, &service.ports, asked, is_headless)
-            }
-            true => return None,
-            false if !self.is_partial => return None,
-            false => {
-                let has_endpoints = details.endpoints.contains_key(key);
-                if written.selector.is_empty() && !has_endpoints {
-                    return Some(Explanation::unknown(
-                        probe,
-                        format!(
-                            "Service {key} has no selector, and its EndpointSlices are not among the objects: its \
-                             backends are not known"
-                        ),
-                    ));
-                }
-                let pods = selected(cluster, key, written);
-                let lacks = pods.iter().any(|pod| pod.addresses.is_empty());
-                if !service.addresses.is_empty() && !(lacks && !has_endpoints) {
-                    return None;
-                }
-                match has_endpoints {
-                    true => of_slices(cluster, key, &service.ports, asked, is_headless),
-                    false => of_pods(&pods, written, asked, is_headless),
-                }
-            }
-        };
-        let note = match (is_headless, service.addresses.is_empty()) {
+        let asked =
+            Asked { service, written: written?, kind: (probe.protocol, probe.port), is_headless };
+        Some(match self.targets(cluster, details, &asked)? {
+            Ok(targets) => explain_targets(cluster, explainer, probe, &asked, &targets),
+            Err(reason) => Explanation::unknown(probe, reason),
+        })
+    }
+
+    /// Returns the backends to judge in place of a Service, `None` if the explainer finds them, or the reason for which
+    /// they are not known.
+    fn targets(
+        &self,
+        cluster: &Cluster,
+        details: &Details,
+        asked: &Asked<'_>,
+    ) -> Option<Result<BTreeSet<Target>, String>> {
+        let key = &asked.service.key;
+        let has_address = !asked.service.addresses.is_empty();
+        if self.with_slices.contains(key) {
+            return (!has_address).then(|| Ok(of_slices(cluster, asked)));
+        }
+        if !self.is_partial {
+            return None;
+        }
+        if details.endpoints.contains_key(key) {
+            return (!has_address).then(|| Ok(of_slices(cluster, asked)));
+        }
+        if asked.written.selector.is_empty() {
+            let headless = if asked.is_headless { "is headless and " } else { "" };
+            return Some(Err(format!(
+                "Service {key} {headless}has no selector, and its EndpointSlices are not among the objects: its \
+                 backends are not known"
+            )));
+        }
+        let pods = selected(cluster, key, asked.written);
+        let is_known = has_address && pods.iter().all(|pod| !pod.addresses.is_empty());
+        (!is_known).then(|| Ok(of_pods(&pods, asked)))
+    }
+}
+
+/// A question about a port of a Service.
+struct Asked<'a> {
+    service: &'a model::Service,
+    written: &'a Service,
+    kind: (IpProtocol, u16),
+    /// Clients connect to the pods, at this port.
+    is_headless: bool,
+}
+
+impl Asked<'_> {
+    /// Describes the reason for which the backends are judged in place of the Service.
+    fn note(&self) -> &'static str {
+        match (self.is_headless, self.service.addresses.is_empty()) {
             (true, _) => "is headless: clients connect to its pods, and nothing translates ports",
             (false, true) => "has no address yet: judged by its backends",
             (false, false) => "has no EndpointSlice yet: judged by the pods that it selects",
-        };
-        Some(explain_targets(cluster, explainer, probe, (key, note), &targets))
+        }
     }
+}
+
+/// Returns the reason for which nothing is at a port of a Service.
+fn absent_port(service: &model::Service, probe: &Probe) -> Option<String> {
+    let (protocol, number) = (probe.protocol, probe.port);
+    let is_present = service.ports.iter().any(|port| is_asked(port, (protocol, number)));
+    (protocol.has_ports() && !is_present).then(|| {
+        let key = &service.key;
+        format!("Service {key} has no port {protocol} {number}{}", ports(&service.ports, protocol))
+    })
 }
 
 fn is_asked(port: &ServicePort, (protocol, number): (IpProtocol, u16)) -> bool {
@@ -119,46 +144,38 @@ fn selected<'c>(cluster: &'c Cluster, key: &Key, service: &Service) -> Vec<&'c P
     cluster.pods_in(&key.namespace).map(|pod| &**pod).filter(is_selected).collect()
 }
 
-fn of_pods(
-    pods: &[&Pod],
-    service: &Service,
-    (protocol, number): (IpProtocol, u16),
-    is_headless: bool,
-) -> BTreeSet<Target> {
+fn of_pods(pods: &[&Pod], asked: &Asked<'_>) -> BTreeSet<Target> {
+    let (protocol, number) = asked.kind;
     let of_pod = |pod: &&Pod| -> Vec<Target> {
         let target = |port| (Party::Pod(pod.key.clone()), port);
-        if is_headless {
+        if asked.is_headless {
             return vec![target(number)];
         }
-        let asked = service
-            .ports
-            .iter()
-            .filter(|port| port.protocol.number() == protocol.0 && port.port == i32::from(number));
-        let ports = asked.flat_map(|port| numbers(&port.target, port.protocol, pod));
+        let ports =
+            asked.written.ports.iter().filter(|port| {
+                port.protocol.number() == protocol.0 && port.port == i32::from(number)
+            });
+        let ports = ports.flat_map(|port| numbers(&port.target, port.protocol, pod));
         ports.map(target).collect()
     };
     pods.iter().flat_map(of_pod).collect()
 }
 
-fn of_slices(
-    cluster: &Cluster,
-    key: &Key,
-    ports: &[ServicePort],
-    asked: (IpProtocol, u16),
-    is_headless: bool,
-) -> BTreeSet<Target> {
+fn of_slices(cluster: &Cluster, asked: &Asked<'_>) -> BTreeSet<Target> {
+    let key = &asked.service.key;
     let slices = cluster.slices().values();
     let slices = slices.filter(|it| it.service == key.name && it.key.namespace == key.namespace);
     let mut targets = BTreeSet::new();
     for slice in slices {
         let ports = slice.ports.iter().filter(|of_slice| {
-            let is_same = |port: &&ServicePort| {
-                port.name == of_slice.name && port.protocol == of_slice.protocol
-            };
-            ports.iter().filter(is_same).any(|port| is_asked(port, asked))
+            let mut ports =
+                asked.service.ports.iter().filter(|port| {
+                    port.name == of_slice.name && port.protocol == of_slice.protocol
+                });
+            ports.any(|port| is_asked(port, asked.kind))
         });
-        let numbers: BTreeSet<u16> = match is_headless {
-            true => [asked.1].into(),
+        let numbers: BTreeSet<u16> = match asked.is_headless {
+            true => [asked.kind.1].into(),
             false => ports.map(|port| port.port).collect(),
         };
         for address in slice.addresses.iter().filter(|it| !slice.not_ready.contains(it)) {
@@ -173,9 +190,10 @@ fn explain_targets(
     cluster: &Cluster,
     explainer: Explainer<'_>,
     probe: &Probe,
-    (key, note): (&Key, &str),
+    asked: &Asked<'_>,
     targets: &BTreeSet<Target>,
 ) -> Explanation {
+    let (key, note) = (&asked.service.key, asked.note());
     let mut answer = Explanation::unknown(probe, String::new());
     answer.services = vec![key.clone()];
     let mut unknown = None;

@@ -251,6 +251,7 @@ impl Translated<'_> {
             && backends.iter().any(|backend| receives(backend) == Verdict::Allow);
         let mut note = text::translated(&services, &backends, egress.as_ref(), out_of_sight);
         if detail == Detail::Reasons
+            && !at_node
             && let Some(rule) = from.and_then(|pod| self.denying_address(pod, destination, probe))
             && egress.as_ref().is_some_and(|egress| egress.verdict == Verdict::Allow)
             && let Some(note) = &mut note
