@@ -190,14 +190,14 @@ fn a_service_without_slices_has_the_backends_that_controllers_find() {
     let service_of = |spec: &str| service(&format!("{spec}, {PORTS}"));
     let ask = ("shop/api", "svc/shop/web", "80");
     let pods = || vec![pod("web", "web", "n1", "10.0.0.1"), pod("api", "api", "n2", "10.0.0.2")];
-    let with = |more: &[String]| [pods(), vec![allow.clone()], more.to_vec()].concat();
+    let with = |more: Vec<String>| [pods(), vec![allow.clone()], more].concat();
     let assigned = service_of("clusterIP: 10.96.0.9, clusterIPs: [10.96.0.9]");
     let backend = "backend 10.0.0.1 port 8080, pod shop/web: allow";
-    explained(&with(&[assigned.clone()]), ask, ALLOWED, &[backend]);
-    explained(&with(&[assigned.clone()]), ("shop/api", "10.96.0.9", "80"), ALLOWED, &[backend]);
+    explained(&with(vec![assigned.clone()]), ask, ALLOWED, &[backend]);
+    explained(&with(vec![assigned.clone()]), ("shop/api", "10.96.0.9", "80"), ALLOWED, &[backend]);
     let waiting = slice("web-1", 8080, "10.0.0.1", false);
     let none = "has no ready backend";
-    explained(&with(&[assigned.clone(), waiting]), ask, DENIED, &[none]);
+    explained(&with(vec![assigned.clone(), waiting]), ask, DENIED, &[none]);
     // A chart has neither addresses nor slices.
     let chart = |service: &str| {
         let web = ["web", "api"].map(|name| workload("Deployment", name));
@@ -213,11 +213,21 @@ fn a_service_without_slices_has_the_backends_that_controllers_find() {
     explained(&chart(&assigned), ask, ALLOWED, &["has no EndpointSlice yet", backend]);
     let unselected =
         "clusterIP: 10.96.0.9, clusterIPs: [10.96.0.9], ports: [{name: http, port: 80}]";
-    explained(&with(&[service(unselected)]), ask, CANNOT_TELL, &["has no selector"]);
+    explained(&with(vec![service(unselected)]), ask, CANNOT_TELL, &["has no selector"]);
+    // The objects beside assertions count, too.
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("a.yaml");
+    let assertion = "assertions: [{from: shop/api, to: svc/shop/web, port: 80, expect: allow}]";
+    fs::write(&file, [assertion, &service_of("type: ClusterIP")].join("\n---\n")).unwrap();
+    let pods = ["web", "api"].map(|name| workload("Deployment", name));
+    let (status, text) = netpold("test", &pods, &["-f", file.to_str().unwrap()]);
+    assert_eq!(status, ALLOWED, "{text}");
     // Clients of a headless Service connect to its pods, at any port.
     let headless = service_of("clusterIP: None");
     let ready = slice("web-1", 8080, "10.0.0.1", true);
-    for objects in [with(&[headless.clone(), ready]), with(&[headless.clone()]), chart(&headless)] {
+    for objects in
+        [with(vec![headless.clone(), ready]), with(vec![headless.clone()]), chart(&headless)]
+    {
         explained(&objects, ask, DENIED, &["is headless", "port 80 is not in it"]);
         explained(&objects, ("shop/api", "svc/shop/web", "8080"), ALLOWED, &["is headless"]);
     }
