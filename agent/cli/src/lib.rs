@@ -7,7 +7,8 @@
 //! | [`init`] | policies to begin with |
 //! | [`completion`] | scripts for shells, and names for them |
 //!
-//! [`live`] asks a cluster and its agents, [`socket`] one agent; [`offline`] reads manifests.
+//! [`live`] asks a cluster and its agents, [`socket`] one agent; [`offline`] reads manifests, and `judge` answers about
+//! objects that may be incomplete.
 
 pub mod arguments;
 pub mod assertions;
