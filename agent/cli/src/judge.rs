@@ -72,6 +72,11 @@ impl Judge {
         &self.cluster
     }
 
+    /// Ranges of addresses of pods without one.
+    pub(crate) fn ranges(&self) -> &[IpNet] {
+        &self.ranges
+    }
+
     /// Fields that enforcement does not read.
     pub(crate) fn details(&self) -> &Details {
         &self.details
