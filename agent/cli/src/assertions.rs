@@ -8,18 +8,19 @@ mod render;
 mod world;
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
-use netpold_core::explain::{Explainer, Verdict};
 use netpold_core::model::{DomainName, Key, Selector};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
 use self::outcome::{Outcome, Verified};
 use self::world::{World, of_family};
+use crate::doctor::{self, Details};
+use crate::judge::{Answer, Judge};
 use crate::live::{self, ClusterArgs};
 use crate::offline;
 use crate::output::print;
@@ -194,10 +195,13 @@ pub fn run(args: &TestArgs) -> Result<u8> {
         false => Vec::new(),
     };
     let objects = offline::stand_in(offline::apply(&objects, &files.objects));
-    let cluster: Cluster = objects.into_iter().collect();
-    let ranges = offline::ranges(&args.pod_cidrs, &[&cluster]);
-    let explainer = Explainer::new(&cluster).with_ranges(&ranges);
-    let world = World { cluster: &cluster, explainer, ranges: &ranges, own, is_of_cluster };
+    let details = match is_of_cluster {
+        true => doctor::details_of_policies(&args.cluster)?,
+        false => details(manifests, &args.file)?,
+    };
+    let of_all = Judge::new(objects, details, &args.pod_cidrs, !is_of_cluster);
+    let (cluster, explainer, ranges) = (of_all.cluster(), of_all.explainer(), of_all.ranges());
+    let world = World { cluster, explainer, judge: &of_all, ranges, own, is_of_cluster };
     let mut outcomes: Vec<Outcome> =
         files.assertions.into_iter().map(|assertion| judge(&world, assertion)).collect();
     if args.probe {
@@ -216,6 +220,24 @@ pub fn run(args: &TestArgs) -> Result<u8> {
         (true, _) | (false, false) => CANNOT_TELL,
         (false, true) => PASSED,
     })
+}
+
+/// Reads the fields of manifests, and of the objects among the assertions, that enforcement does not read.
+fn details(manifests: Option<&Path>, files: &[PathBuf]) -> Result<Details> {
+    let mut details = match manifests {
+        Some(manifests) => Details::read(manifests)?,
+        None => Details::default(),
+    };
+    for file in files {
+        match offline::is_standard_input(file) {
+            true => {
+                let text = offline::standard_input("--file")?;
+                details.add_text(offline::STANDARD_INPUT, &text);
+            }
+            false => details.add_files(file)?,
+        }
+    }
+    Ok(details)
 }
 
 fn judge(world: &World<'_>, assertion: Assertion) -> Outcome {
@@ -298,19 +320,25 @@ fn answer(world: &World<'_>, outcome: &mut Outcome) -> Result<()> {
     if outcome.skipped.is_some() {
         return Ok(());
     }
-    let explainer = &world.explainer;
+    let judge = world.judge;
     let templates = from.iter().chain(&to).filter_map(|party| template(world.cluster, party));
     outcome.templates = templates.collect();
     for (from, to) in pairs(world, &assertion, &from, &to) {
         outcome.asked += 1;
         let (protocol, port) = (assertion.protocol, assertion.port);
         let probe = Probe { from: from.clone(), to: to.clone(), protocol, port };
-        let allowed = match explainer.verdict(&probe) {
-            (Verdict::Allow, _) => true,
-            (Verdict::Deny, _) => false,
-            (Verdict::Unknown, reason) => {
+        let allowed = match judge.verdict(&probe) {
+            Answer::Known(allowed) => allowed,
+            Answer::Depends(reason) => {
+                outcome.depending += 1;
+                if outcome.depends.len() < TOLD {
+                    outcome.depends.push(format!("{probe}: {reason}"));
+                }
+                continue;
+            }
+            Answer::Unknown(reason) => {
                 let hint = service_hint(&probe);
-                let text = || format!("{probe}: {}{hint}", reason.unwrap_or_default());
+                let text = || format!("{probe}: {reason}{hint}");
                 outcome.unknown.get_or_insert_with(text);
                 continue;
             }
@@ -318,7 +346,7 @@ fn answer(world: &World<'_>, outcome: &mut Outcome) -> Result<()> {
         if allowed != assertion.allow {
             outcome.failed += 1;
             if outcome.failures.len() < TOLD {
-                outcome.failures.push(explainer.explain(&probe).lines());
+                outcome.failures.push(judge.explain(&probe).lines());
             }
         }
     }

@@ -31,6 +31,7 @@ use anyhow::Result;
 use clap::Args;
 use netpold_api::socket::{DEFAULT_BPFFS, DEFAULT_SOCKET};
 
+pub(crate) use complete::{numbers, slices};
 pub use details::Details;
 pub use examine::examine;
 pub use finding::{Check, Finding, Findings, Report, Severity, merge};

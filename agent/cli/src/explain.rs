@@ -11,8 +11,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use ipnet::IpNet;
-use netpold_core::cluster::Cluster;
-use netpold_core::explain::{Explainer, Verdict};
+use netpold_core::explain::Verdict;
 use netpold_core::printable::printable;
 use netpold_core::probe::{IpProtocol, Probe};
 use owo_colors::{OwoColorize, Style};
@@ -22,6 +21,7 @@ use nodes::Nodes;
 
 use crate::arguments::Who;
 use crate::doctor::{self, Details};
+use crate::judge::{Answer, Judge};
 use crate::live::{self, ClusterArgs};
 use crate::offline;
 use crate::output::{Output, is_read};
@@ -82,18 +82,17 @@ const CANNOT_TELL: u8 = 2;
 /// Lines per batch, answered in parallel on all processors.
 const BATCH: usize = 8192;
 
-/// Context of questions: the cluster, its explainer and the default namespace.
-struct Asked<'c> {
-    cluster: &'c Cluster,
-    explainer: Explainer<'c>,
+/// Context of questions: the objects, and the default namespace.
+struct Asked {
+    judge: Judge,
     /// Namespace of workloads named without one.
     own: String,
 }
 
-impl Asked<'_> {
+impl Asked {
     /// Replaces workloads in a probe by pods.
     fn resolved(&self, probe: Probe) -> Result<Probe, String> {
-        let resolve = |party| offline::resolve(self.cluster, party, &self.own);
+        let resolve = |party| offline::resolve(self.judge.cluster(), party, &self.own);
         Ok(Probe { from: resolve(probe.from)?, to: resolve(probe.to)?, ..probe })
     }
 }
@@ -109,30 +108,31 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     let objects = live::manifests_or_objects(manifests, &args.cluster, namespace);
     let objects = objects.context("cannot tell")?;
-    let cluster: Cluster = objects.into_iter().collect();
     let details = match manifests {
         Some(path) => Details::read(path).context("cannot tell")?,
         None => doctor::details_of_policies(&args.cluster)?,
     };
-    let ranges = offline::ranges(&args.pod_cidrs, &[&cluster]);
-    let explainer = Explainer::new(&cluster).with_ranges(&ranges);
     let own = live::namespace(manifests, &args.cluster, namespace)?;
-    let asked = Asked { cluster: &cluster, explainer, own };
+    let judge = Judge::new(objects, details, &args.pod_cidrs, manifests.is_some());
+    let asked = Asked { judge, own };
+    let (cluster, details) = (asked.judge.cluster(), asked.judge.details());
     if let Some(file) = &args.probes {
-        let foreign = remarks::foreign_text(&remarks::foreign(&details, |_| true));
+        let foreign = remarks::foreign_text(&remarks::foreign(details, |_| true));
         foreign.iter().for_each(|text| anstream::eprintln!("netpold: {}", printable(text)));
         return answer_all(&asked, file);
     }
     let probe = asked.resolved(probe(args)?).map_err(|reason| anyhow::anyhow!("{reason}"))?;
-    let mut answer = asked.explainer.explain(&probe);
-    let foreign = remarks::add(&mut answer, &cluster, &details);
+    let mut answer = asked.judge.explain(&probe);
+    let foreign = remarks::add(&mut answer, cluster, details);
     let nodes = match args.nodes {
-        true => Some(nodes::ask(&args.cluster, &cluster, &probe, &answer)?),
+        true => Some(nodes::ask(&args.cluster, cluster, &probe, &answer)?),
         false => None,
     };
     let differs = nodes.as_ref().is_some_and(Nodes::differ);
     let sender = answer.egress.as_ref().map(|egress| &egress.pod);
-    let deciding = nodes.as_ref().and_then(|nodes| nodes.deciding(sender));
+    // The sender's node knows names and addresses that the objects lack, but not the backend that it will choose.
+    let deciding = nodes.as_ref().filter(|_| answer.services.is_empty());
+    let deciding = deciding.and_then(|nodes| nodes.deciding(sender));
     let lines = deciding.map_or_else(|| answer.lines(), |(_, answer)| answer.lines.clone());
     if let Some((verdict, _)) = deciding {
         (answer.verdict, answer.reason) = (verdict, None);
@@ -222,7 +222,7 @@ fn give_verdict(fields: &mut Map<String, Value>, verdict: Verdict, reason: Optio
 }
 
 /// Answers JSON lines in their order.
-fn answer_all(asked: &Asked<'_>, file: &Path) -> Result<u8> {
+fn answer_all(asked: &Asked, file: &Path) -> Result<u8> {
     let mut lines: Box<dyn BufRead> = if offline::is_standard_input(file) {
         offline::claim_standard_input("--probes")?;
         Box::new(io::stdin().lock())
@@ -265,7 +265,7 @@ fn read_batch(lines: &mut dyn BufRead) -> io::Result<Vec<Vec<u8>>> {
     Ok(batch)
 }
 
-fn answer_batch(asked: &Asked<'_>, batch: &[Vec<u8>]) -> Vec<(Value, bool)> {
+fn answer_batch(asked: &Asked, batch: &[Vec<u8>]) -> Vec<(Value, bool)> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let part = batch.len().div_ceil(threads).max(1);
     let work = |lines: &[Vec<u8>]| lines.iter().map(|l| answer_line(asked, l)).collect();
@@ -279,7 +279,7 @@ fn answer_batch(asked: &Asked<'_>, batch: &[Vec<u8>]) -> Vec<(Value, bool)> {
 }
 
 /// Returns the line with its `verdict`, or with `error`, and whether there is a verdict.
-fn answer_line(asked: &Asked<'_>, line: &[u8]) -> (Value, bool) {
+fn answer_line(asked: &Asked, line: &[u8]) -> (Value, bool) {
     let mut fields = match serde_json::from_slice::<Map<String, Value>>(line) {
         Ok(fields) => fields,
         Err(error) => return (failed(Map::new(), &format!("not a JSON object: {error}")), false),
@@ -288,8 +288,10 @@ fn answer_line(asked: &Asked<'_>, line: &[u8]) -> (Value, bool) {
         Ok(probe) => probe,
         Err(error) => return (failed(fields, &error.to_string()), false),
     };
-    let (verdict, reason) = match asked.resolved(probe) {
-        Ok(probe) => asked.explainer.verdict(&probe),
+    let (verdict, reason) = match asked.resolved(probe).map(|probe| asked.judge.verdict(&probe)) {
+        Ok(Answer::Known(true)) => (Verdict::Allow, None),
+        Ok(Answer::Known(false)) => (Verdict::Deny, None),
+        Ok(Answer::Depends(reason) | Answer::Unknown(reason)) => (Verdict::Unknown, Some(reason)),
         Err(reason) => return (failed(fields, &reason), false),
     };
     give_verdict(&mut fields, verdict, reason.as_deref());

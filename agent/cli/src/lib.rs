@@ -7,7 +7,8 @@
 //! | [`init`] | policies to begin with |
 //! | [`completion`] | scripts for shells, and names for them |
 //!
-//! [`live`] asks a cluster and its agents, [`socket`] one agent; [`offline`] reads manifests.
+//! [`live`] asks a cluster and its agents, [`socket`] one agent; [`offline`] reads manifests, and `judge` answers about
+//! objects that may be incomplete.
 
 pub mod arguments;
 pub mod assertions;
@@ -18,6 +19,7 @@ pub mod doctor;
 pub mod explain;
 pub mod flows;
 pub mod init;
+mod judge;
 pub mod learn;
 pub mod live;
 pub mod observe;

@@ -21,3 +21,48 @@ pub const OF_RELEASES: [&str; 5] = [
     "helm.sh/chart",
     "heritage",
 ];
+
+/// Labels that controllers set on the pods of every template of a kind, with a value that the template does not show.
+const OF_KINDS: [(&str, &[&str]); 5] = [
+    ("Deployment", &["pod-template-hash"]),
+    (
+        "StatefulSet",
+        &[
+            "apps.kubernetes.io/pod-index",
+            "controller-revision-hash",
+            "statefulset.kubernetes.io/pod-name",
+        ],
+    ),
+    ("DaemonSet", &["controller-revision-hash", "pod-template-generation"]),
+    ("Job", &["batch.kubernetes.io/controller-uid", "controller-uid"]),
+    (
+        "CronJob",
+        &[
+            "batch.kubernetes.io/controller-uid",
+            "batch.kubernetes.io/job-name",
+            "controller-uid",
+            "job-name",
+        ],
+    ),
+];
+
+/// The labels that every pod of a workload of this kind has, though its template lacks them; their values differ by pod
+/// or revision. Empty for a kind without such labels.
+#[must_use]
+pub fn set_by_controller(kind: &str) -> &'static [&'static str] {
+    OF_KINDS.iter().find(|(of, _)| *of == kind).map_or(&[], |(_, labels)| labels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_of_kinds_are_labels_of_pods() {
+        for label in OF_KINDS.iter().flat_map(|(_, labels)| *labels) {
+            assert!(OF_PODS.contains(label), "{label}");
+        }
+        assert_eq!(set_by_controller("Deployment"), ["pod-template-hash"]);
+        assert!(set_by_controller("ReplicationController").is_empty());
+    }
+}

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::outcome::{Outcome, Verified};
 use super::probe::Probed;
-use super::{Assertion, NAMED, TestOutput};
+use super::{Assertion, NAMED, Selected, TestOutput};
 use crate::printable_document::printable_json;
 
 /// Renders the outcomes; text for people is coloured.
@@ -60,10 +60,11 @@ fn extent(outcome: &Outcome) -> String {
     let probed = outcome.probed.as_ref().filter(|probed| probed.wrong > 0).map(|probed| {
         format!("{} of {} probed connections {reached}", probed.wrong, probed.count())
     });
+    let depends = if is_by_name(outcome) { "it depends on the address" } else { "cannot tell" };
     let depends = match (outcome.depending, outcome.asked) {
         (0, _) => None,
-        (_, 1) => Some("it depends on the address".to_owned()),
-        (some, asked) => Some(format!("it depends on the address for {some} of {asked} pairs")),
+        (_, 1) => Some(depends.to_owned()),
+        (some, asked) => Some(format!("{depends} for {some} of {asked} pairs")),
     };
     let unknown = match outcome.result() {
         Verified::Unknown => outcome.unknown.clone(),
@@ -72,6 +73,11 @@ fn extent(outcome: &Outcome) -> String {
     };
     let all = judged.into_iter().chain(depends).chain(probed).chain(unknown);
     printable(&all.collect::<Vec<_>>().join(", ")).into_owned()
+}
+
+/// Returns whether the receivers are the addresses of a domain name.
+fn is_by_name(outcome: &Outcome) -> bool {
+    matches!(outcome.assertion.to, Selected::Name { .. })
 }
 
 /// Describes the results of opened connections.
@@ -90,7 +96,8 @@ fn reasons(outcome: &Outcome) -> Vec<String> {
     lines.extend(outcome.depends.iter().map(|line| printable(line).into_owned()));
     match outcome.depending - outcome.depends.len() {
         0 => {}
-        more => lines.push(format!("and {more} more depend on the address")),
+        more if is_by_name(outcome) => lines.push(format!("and {more} more depend on the address")),
+        more => lines.push(format!("and {more} more")),
     }
     if let Some(probed) = &outcome.probed {
         lines.extend(probed.failures.iter().map(|failure| printable(failure).into_owned()));
@@ -163,7 +170,9 @@ fn text(outcomes: &[Outcome], notes: &[String]) -> String {
     let _ = write!(text, "{passed} passed, {failed} failed");
     if depending > 0 {
         let verb = if depending == 1 { "depends" } else { "depend" };
-        let _ = write!(text, ", {depending} {verb} on the address");
+        let mut all = outcomes.iter().filter(|it| it.result() == Verified::Depends);
+        let rest = if all.all(is_by_name) { " on the address" } else { "" };
+        let _ = write!(text, ", {depending} {verb}{rest}");
     }
     if unknown > 0 {
         let _ = write!(text, ", {unknown} unknown");

@@ -11,12 +11,15 @@ use netpold_core::probe::Party;
 
 use super::outcome::Outcome;
 use super::{Namespaces, Selected};
+use crate::judge::Judge;
 use crate::offline;
 
 /// Context of assertions.
 pub(super) struct World<'c> {
     pub(super) cluster: &'c Cluster,
+    /// Judge of domain names, and of connections to open.
     pub(super) explainer: Explainer<'c>,
+    pub(super) judge: &'c Judge,
     /// Blocks of the addresses of pods without one.
     pub(super) ranges: &'c [IpNet],
     /// Namespace of workloads named without one.

@@ -39,7 +39,7 @@ pub(super) fn cluster(mut changes: Vec<Change>, details: &Details) -> Cluster {
 }
 
 /// Returns slices of the Services without any.
-fn slices(changes: &[Change], details: &Details) -> Vec<EndpointSlice> {
+pub(crate) fn slices(changes: &[Change], details: &Details) -> Vec<EndpointSlice> {
     let served: BTreeSet<(&str, &str)> = changes
         .iter()
         .filter_map(|change| {
@@ -106,7 +106,7 @@ fn of_pods<'p>(
 }
 
 /// Returns the port numbers of a `targetPort` at a pod.
-pub(super) fn numbers(target: &Target, protocol: Protocol, pod: &Pod) -> Vec<u16> {
+pub(crate) fn numbers(target: &Target, protocol: Protocol, pod: &Pod) -> Vec<u16> {
     match target {
         Target::Number(number) => vec![*number],
         Target::Name(name) => {

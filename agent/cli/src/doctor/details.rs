@@ -17,7 +17,7 @@ pub(crate) use manifest::{Manifest, Source};
 pub(crate) use node::NodeAddress;
 pub(crate) use pages::{PAGES, foreign_groups, foreign_lists};
 pub(super) use pod::{Container, Mesh, PodDetails};
-pub(super) use service::{Backend, Service, Target, TargetPort};
+pub(crate) use service::{Backend, Service, Target, TargetPort};
 
 use super::foreign_kinds::{ForeignKind, ForeignPolicies};
 
@@ -31,11 +31,11 @@ pub struct Details {
     /// Pod templates of workloads.
     pub(super) templates: Vec<Template>,
     /// Services with a selector, or with hand-written endpoints.
-    pub(super) services: BTreeMap<Key, Service>,
+    pub(crate) services: BTreeMap<Key, Service>,
     /// `spec.externalName` of Services of that type.
     pub(crate) external_names: BTreeMap<Key, String>,
     /// `v1` Endpoints, by name of the Service.
-    pub(super) endpoints: BTreeMap<Key, Vec<Backend>>,
+    pub(crate) endpoints: BTreeMap<Key, Vec<Backend>>,
     /// NetworkPolicies as written.
     pub(crate) policies: BTreeMap<Key, Manifest>,
     /// ClusterNetworkPolicies as written, by name.
@@ -44,7 +44,7 @@ pub struct Details {
     pub(super) sources: BTreeMap<(&'static str, Key), Source>,
     /// Namespaces with annotations that put their pods into a mesh.
     pub(super) meshed: BTreeMap<String, Mesh>,
-    /// Addresses of nodes beyond their `status.addresses`, by node.
+    /// Addresses of nodes beyond their `status.addresses`, also from the status of pods, by node.
     pub(crate) nodes: BTreeMap<String, Vec<NodeAddress>>,
     /// Policies of other APIs.
     pub(crate) foreign: BTreeMap<&'static ForeignKind, ForeignPolicies>,

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use netpold_core::cluster::Cluster;
-use netpold_core::explain::{Explanation, Judgement, Verdict};
+use netpold_core::explain::{Cause, Explanation, Judgement, Verdict};
 use netpold_core::probe::Party;
 
 use crate::doctor::Details;
@@ -76,7 +76,10 @@ fn tunnel(judgement: &mut Judgement, cluster: &Cluster, details: &Details) {
     if judgement.remote_pod.is_some() || is_listed() {
         return;
     }
-    if let Some((node, what)) = details.node_of(remote) {
+    let Some((node, what)) = details.node_of(remote) else { return };
+    if judgement.cause == Cause::OwnNode {
+        judgement.remarks.push(format!("{remote} is an address of node {node} ({what})"));
+    } else {
         judgement.remarks.push(format!(
             "{remote} is an address of node {node} ({what}), which only an ipBlock can name: packets of its hostNetwork \
              pods, or that it masquerades, come from there"

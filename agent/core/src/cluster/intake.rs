@@ -17,10 +17,17 @@ impl FromIterator<Change> for Cluster {
     /// A cluster as seen from no node. Each change sets one object; the last change of an object counts.
     fn from_iter<I: IntoIterator<Item = Change>>(changes: I) -> Self {
         let mut cluster = Self::default();
-        let mut dirty = Dirty::default();
-        let mut intake = Intake { cluster: &mut cluster, dirty: &mut dirty };
-        changes.into_iter().for_each(|change| intake.ingest(change));
+        cluster.extend(changes);
         cluster
+    }
+}
+
+impl Extend<Change> for Cluster {
+    /// Applies changes to a cluster that no compiler follows.
+    fn extend<I: IntoIterator<Item = Change>>(&mut self, changes: I) {
+        let mut dirty = Dirty::default();
+        let mut intake = Intake { cluster: self, dirty: &mut dirty };
+        changes.into_iter().for_each(|change| intake.ingest(change));
     }
 }
 

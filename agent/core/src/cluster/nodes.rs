@@ -66,6 +66,11 @@ impl Nodes {
         self.others.get(name).is_some_and(|addresses| addresses.contains_key(&address))
     }
 
+    /// Whether an object reports an address of the node of this name.
+    pub(super) fn has_addresses_of(&self, name: &str) -> bool {
+        if name == self.name { !self.own.is_empty() } else { self.others.contains_key(name) }
+    }
+
     /// Whether an address is a node's: reported by an object, or on an interface of the own node.
     pub(super) fn is_any(&self, address: IpAddr) -> bool {
         self.all.contains_key(&address) || self.found.contains(&address)

@@ -304,6 +304,17 @@ impl Cluster {
             }
     }
 
+    /// Adds addresses of a node beyond those of its Node object, such as its bridge's.
+    pub fn add_node_addresses(&mut self, node: &str, addresses: &[IpAddr]) {
+        self.nodes.change(node, &[], addresses);
+    }
+
+    /// Whether any address of a node is known.
+    #[must_use]
+    pub fn has_addresses_of_node(&self, node: &str) -> bool {
+        self.nodes.has_addresses_of(node)
+    }
+
     /// Whether an address is a pod's, or in a node's range for its pods, where a former pod may have had it.
     #[must_use]
     pub fn is_pod_address(&self, address: IpAddr) -> bool {

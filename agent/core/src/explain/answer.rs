@@ -80,7 +80,8 @@ impl Template {
 /// A backend of a Service, as the sender's traffic reaches it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Backend {
-    /// Address of the backend.
+    /// Address of the backend; unspecified if the backend is a pod without an address.
+    #[serde(skip_serializing_if = "IpAddr::is_unspecified")]
     pub address: IpAddr,
     /// Port of the backend: the target of the Service's port.
     pub port: u16,
@@ -299,7 +300,9 @@ impl Judgement {
 }
 
 impl Explanation {
-    pub(super) fn unknown(probe: &Probe, reason: String) -> Self {
+    /// Builds an answer without a verdict.
+    #[must_use]
+    pub fn unknown(probe: &Probe, reason: String) -> Self {
         let (verdict, reason) = (Verdict::Unknown, Some(reason));
         Self::judged(probe, verdict, reason, None, None)
     }

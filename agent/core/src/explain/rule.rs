@@ -408,7 +408,11 @@ impl Traffic<'_> {
             };
             let labels = self.remote_namespace.as_ref()?;
             let unmet = unmet(selector, labels)?;
-            return Some(text::unmet(&format!("namespace {name}"), unmet, labels));
+            let lack = text::unmet(&format!("namespace {name}"), unmet, labels);
+            return Some(match self.cluster.namespaces().contains_key(name) {
+                true => lack,
+                false => format!("{lack}; the Namespace is not among the objects"),
+            });
         }
         let unmet = unmet(pods, &remote.labels)?;
         Some(text::unmet(&format!("pod {}", remote.key), unmet, &remote.labels))

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use crate::cluster::Cluster;
-use crate::explain::answer::{Backend, Cause, Detail, Explanation, Judgement, Tiers, Verdict};
+use crate::explain::answer::{
+    Backend, Cause, Detail, Explanation, Judgement, TierRule, Tiers, Verdict,
+};
 use crate::explain::literal::Literal;
 use crate::explain::rule::{Traffic, Way};
 use crate::explain::text;
@@ -203,6 +205,14 @@ impl Translated<'_> {
         Judgement { verdict, cause, tiers, allowed_by, nearest, ..so_far }
     }
 
+    /// Returns the rule of a ClusterNetworkPolicy that denies a pod's packets to an address, without translation.
+    fn denying_address(&self, pod: &Pod, address: IpAddr, probe: &Probe) -> Option<TierRule> {
+        let (protocol, port) = (probe.protocol, probe.port);
+        let traffic = self.literal.traffic(pod, Direction::Egress, address, protocol, port);
+        let judged = self.literal.judge_traffic(&traffic, None, Detail::Reasons);
+        judged.tiers.decided_by.filter(|_| judged.verdict == Verdict::Deny)
+    }
+
     /// Answers a probe to a Service's address or a node port by the backends; `None` if nothing is translated there.
     pub(super) fn explain(
         &self,
@@ -239,7 +249,16 @@ impl Translated<'_> {
         };
         let allowed = Verdict::of([&egress, &None]) == Verdict::Allow
             && backends.iter().any(|backend| receives(backend) == Verdict::Allow);
-        let note = text::translated(&services, &backends, egress.as_ref(), out_of_sight);
+        let mut note = text::translated(&services, &backends, egress.as_ref(), out_of_sight);
+        if detail == Detail::Reasons
+            && !at_node
+            && let Some(rule) = from.and_then(|pod| self.denying_address(pod, destination, probe))
+            && egress.as_ref().is_some_and(|egress| egress.verdict == Verdict::Allow)
+            && let Some(note) = &mut note
+        {
+            note.push_str("; ");
+            note.push_str(&text::ineffective_denial(&rule));
+        }
         Some(Explanation {
             probe: probe.clone(),
             verdict: if allowed { Verdict::Allow } else { Verdict::Deny },

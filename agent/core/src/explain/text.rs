@@ -45,6 +45,17 @@ impl Explanation {
                 lines.extend(judgement.lines());
             }
         }
+        // At another node's node port a rule for that address suffices, whatever the sender's rules for the backends.
+        let is_by_address = |egress: &&Judgement| {
+            self.verdict == Verdict::Allow
+                && egress.verdict == Verdict::Allow
+                && self.backends.iter().all(|backend| backend.verdict == Verdict::Deny)
+        };
+        if !self.services.is_empty()
+            && let Some(egress) = self.egress.as_ref().filter(is_by_address)
+        {
+            lines.extend(egress.lines());
+        }
         for backend in &self.backends {
             lines.extend(backend.lines());
         }
@@ -55,8 +66,12 @@ impl Explanation {
 impl Backend {
     fn lines(&self) -> Vec<String> {
         let (verdict, port) = (self.verdict, self.port);
-        let name = self.pod.as_ref().map_or_else(String::new, |pod| format!(", pod {pod}"));
-        let mut lines = vec![format!("backend {} port {port}{name}: {verdict}", self.address)];
+        let place = match (&self.pod, self.address) {
+            (Some(pod), address) if address.is_unspecified() => format!("pod {pod} port {port}"),
+            (Some(pod), address) => format!("{address} port {port}, pod {pod}"),
+            (None, address) => format!("{address} port {port}"),
+        };
+        let mut lines = vec![format!("backend {place}: {verdict}")];
         for judgement in [&self.egress, &self.ingress].into_iter().flatten() {
             lines.extend(judgement.lines().iter().map(|line| format!("  {line}")));
         }
@@ -348,6 +363,14 @@ fn requirement(requirement: &Requirement) -> String {
         Requirement::Exists(key) => key.clone(),
         Requirement::DoesNotExist(key) => format!("!{key}"),
     }
+}
+
+/// Notes a rule of a ClusterNetworkPolicy that denies the address of a Service, without effect on its backends.
+pub(super) fn ineffective_denial(rule: &TierRule) -> String {
+    format!(
+        "{rule}; that is the Service's address, which is translated before policy is evaluated, so this rule denies \
+         nothing here"
+    )
 }
 
 /// Describes an unmet requirement: the required label, and the object's own value.

@@ -30,14 +30,23 @@ impl Details {
         if offline::is_standard_input(path) {
             let text = offline::standard_input("--manifests")?;
             details.add_text(offline::STANDARD_INPUT, &text);
-            return Ok(details);
+        } else {
+            details.add_files(path)?;
         }
+        Ok(details)
+    }
+
+    /// Adds the details of objects in a directory or in one file.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(crate) fn add_files(&mut self, path: &Path) -> Result<()> {
         for path in files(path)? {
             let text = fs::read(&path).with_context(|| path.display().to_string())?;
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            details.add_text(&name, &text);
+            self.add_text(&name, &text);
         }
-        Ok(details)
+        Ok(())
     }
 
     /// Adds the details of objects in YAML or JSON, document by document, like the reader of policies, which reports

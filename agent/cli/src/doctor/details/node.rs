@@ -50,12 +50,8 @@ enum Subnets {
 
 impl Details {
     pub(super) fn add_node(&mut self, object: &Object) {
-        let mut found: Vec<NodeAddress> = Vec::new();
-        let mut add = |address: IpAddr, use_: String| {
-            if !found.iter().any(|known| known.address == address) {
-                found.push(NodeAddress { address, use_ });
-            }
-        };
+        let node = &object.metadata.name;
+        let mut add = |address: IpAddr, use_: String| self.add_node_address(node, address, use_);
         for (name, use_) in ANNOTATIONS {
             let value = object.metadata.annotation(name).unwrap_or_default();
             for address in value.split(',').filter_map(address) {
@@ -78,8 +74,13 @@ impl Details {
                 add(first, format!("the gateway or bridge of its podCIDR {cidr}"));
             }
         }
-        if !found.is_empty() {
-            self.nodes.insert(object.metadata.name.clone(), found);
+    }
+
+    /// Adds an address of a node, unless it is known.
+    pub(super) fn add_node_address(&mut self, node: &str, address: IpAddr, use_: String) {
+        let found = self.nodes.entry(node.to_owned()).or_default();
+        if !found.iter().any(|known| known.address == address) {
+            found.push(NodeAddress { address, use_ });
         }
     }
 

@@ -63,6 +63,11 @@ impl Details {
         if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
             return;
         }
+        if let Some(node) = spec.node_name.as_deref().filter(|node| !node.is_empty()) {
+            for address in status.host_addresses() {
+                self.add_node_address(node, address, "hostIP of its pods".to_owned());
+            }
+        }
         let details = pod_details(&metadata, &spec);
         if details != PodDetails::default() {
             self.pods.insert(key.clone(), details);

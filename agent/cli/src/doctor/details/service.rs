@@ -19,31 +19,38 @@ const DNS_LABELS: [(&str, &str); 3] = [
 
 /// Selector and ports of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::doctor) struct Service {
+pub(crate) struct Service {
     /// `spec.selector`; empty if the endpoints are not made from a selector.
-    pub(in crate::doctor) selector: BTreeMap<String, String>,
+    pub(crate) selector: BTreeMap<String, String>,
     /// `spec.ports`
-    pub(in crate::doctor) ports: Vec<TargetPort>,
+    pub(crate) ports: Vec<TargetPort>,
     /// Whether a label marks the Service as the cluster's name server.
-    pub(in crate::doctor) is_dns: bool,
+    pub(crate) is_dns: bool,
+    /// Whether `spec.clusterIP` is `None`: clients connect to the endpoints themselves.
+    pub(crate) is_headless: bool,
+    /// Whether clients outside of the cluster reach the Service: `spec.type` is `NodePort` or `LoadBalancer`, or there
+    /// are `spec.externalIPs`.
+    pub(crate) is_external: bool,
+    /// Whether `spec.externalTrafficPolicy` is `Local`: nodes keep the addresses of those clients.
+    pub(crate) keeps_client: bool,
 }
 
 /// Port of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::doctor) struct TargetPort {
+pub(crate) struct TargetPort {
     /// `name`; empty if absent
-    pub(in crate::doctor) name: String,
+    pub(crate) name: String,
     /// `port`
-    pub(in crate::doctor) port: i32,
+    pub(crate) port: i32,
     /// `protocol`; absent: TCP
-    pub(in crate::doctor) protocol: Protocol,
+    pub(crate) protocol: Protocol,
     /// `targetPort`; absent: `port`
-    pub(in crate::doctor) target: Target,
+    pub(crate) target: Target,
 }
 
 /// Port of containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::doctor) enum Target {
+pub(crate) enum Target {
     /// Port name.
     Name(String),
     /// Port number.
@@ -52,10 +59,10 @@ pub(in crate::doctor) enum Target {
 
 /// Addresses and a port, of `v1` Endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::doctor) struct Backend {
-    pub(in crate::doctor) addresses: Vec<IpAddr>,
+pub(crate) struct Backend {
+    pub(crate) addresses: Vec<IpAddr>,
     /// Name of the Service's port, protocol and number.
-    pub(in crate::doctor) port: (String, Protocol, u16),
+    pub(crate) port: (String, Protocol, u16),
 }
 
 impl Details {
@@ -74,7 +81,13 @@ impl Details {
             DNS_LABELS.iter().any(|(key, value)| labels.get(*key).is_some_and(|it| it == value));
         let ports = spec.ports.into_iter().flatten().filter_map(target).collect();
         let selector = spec.selector.unwrap_or_default();
-        self.services.insert(key, Service { selector, ports, is_dns });
+        let is_headless = spec.cluster_ip.as_deref() == Some("None");
+        let has_external = spec.external_ips.is_some_and(|addresses| !addresses.is_empty());
+        let is_external =
+            has_external || matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
+        let keeps_client = spec.external_traffic_policy.as_deref() == Some("Local");
+        let service = Service { selector, ports, is_dns, is_headless, is_external, keeps_client };
+        self.services.insert(key, service);
     }
 
     pub(super) fn add_endpoints(&mut self, endpoints: api::Endpoints) {

@@ -1,6 +1,7 @@
 //! Deserialized fields of all kinds. Absent or invalid values of other fields do not fail the parse.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -56,9 +57,28 @@ pub(super) struct Object {
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+#[serde(default)]
 pub(super) struct Status {
     pub(super) phase: Option<String>,
+    #[serde(rename = "hostIP")]
+    host_ip: Option<Text>,
+    #[serde(rename = "hostIPs")]
+    host_ips: Option<Vec<HostIp>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct HostIp {
+    ip: String,
+}
+
+impl Status {
+    /// Returns the addresses of a pod's node: `hostIP` and `hostIPs`.
+    pub(super) fn host_addresses(self) -> impl Iterator<Item = IpAddr> {
+        let one = self.host_ip.and_then(Text::into_string);
+        let all = self.host_ips.into_iter().flatten().map(|host| host.ip);
+        one.into_iter().chain(all).filter_map(|ip| ip.parse().ok())
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -91,6 +111,7 @@ pub(super) struct Spec {
     pub(super) containers: Option<Vec<Container>>,
     pub(super) init_containers: Option<Vec<Container>>,
     pub(super) host_network: Option<bool>,
+    pub(super) node_name: Option<String>,
     pub(super) dns_policy: Option<String>,
     pub(super) automount_service_account_token: Option<bool>,
     /// Pod template of a workload.

@@ -1,0 +1,187 @@
+//! Answers about objects that may be incomplete, as those of charts and of exports are.
+//!
+//! The explainer of the agent takes its objects as complete and fails closed. Here an answer that depends on a missing
+//! property is "cannot tell", with the property: labels of an absent Namespace, labels that controllers set on pods,
+//! addresses of nodes, the chosen backend of a Service, and the address with which a client's packets arrive.
+
+mod hypotheses;
+mod masquerade;
+mod own_node;
+mod services;
+
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+
+use ipnet::IpNet;
+use netpold_core::cluster::Cluster;
+use netpold_core::explain::{Explainer, Explanation, Verdict};
+use netpold_core::model::{Change, Key};
+use netpold_core::probe::{Party, Probe};
+
+use self::hypotheses::Hypotheses;
+use self::services::Services;
+use crate::doctor::{self, Details};
+use crate::offline;
+
+/// Objects, and the properties of them that enforcement does not read.
+pub(crate) struct Judge {
+    cluster: Cluster,
+    ranges: Vec<IpNet>,
+    details: Details,
+    services: Services,
+    /// The same objects, for changes by hypotheses; built when the first one matters.
+    scratch: Mutex<Option<Cluster>>,
+    /// Objects of the scratch; empty if no hypothesis is possible.
+    objects: Vec<Change>,
+}
+
+/// Verdict of a probe.
+pub(crate) enum Answer {
+    /// Whether the traffic is allowed.
+    Known(bool),
+    /// The verdict depends on a property that the objects lack, given as text.
+    Depends(String),
+    /// Nothing can be judged, for the reason given as text.
+    Unknown(String),
+}
+
+impl Judge {
+    /// Takes the objects and their details. `is_partial`: the objects are those of files; a cluster's are complete, and
+    /// have the EndpointSlices of each Service. `pod_cidrs`: see [`offline::ranges`].
+    pub(crate) fn new(
+        mut objects: Vec<Change>,
+        details: Details,
+        pod_cidrs: &[IpNet],
+        is_partial: bool,
+    ) -> Self {
+        let services = Services::new(&objects, is_partial);
+        if is_partial {
+            let made = doctor::slices(&objects, &details);
+            objects.extend(made.into_iter().map(Change::EndpointSlice));
+        }
+        let are_possible = hypotheses::are_possible(&objects);
+        let copied = if are_possible { objects.clone() } else { Vec::new() };
+        let cluster = cluster(objects, &details);
+        let ranges = offline::ranges(pod_cidrs, &[&cluster]);
+        let scratch = Mutex::new(None);
+        Self { cluster, ranges, details, services, scratch, objects: copied }
+    }
+
+    /// The objects.
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// Ranges of addresses of pods without one.
+    pub(crate) fn ranges(&self) -> &[IpNet] {
+        &self.ranges
+    }
+
+    /// Fields that enforcement does not read.
+    pub(crate) fn details(&self) -> &Details {
+        &self.details
+    }
+
+    /// The explainer that takes the objects as complete.
+    pub(crate) fn explainer(&self) -> Explainer<'_> {
+        Explainer::new(&self.cluster).with_ranges(&self.ranges)
+    }
+
+    /// Answers a probe with reasons.
+    pub(crate) fn explain(&self, probe: &Probe) -> Explanation {
+        self.judge(probe).0
+    }
+
+    /// Answers a probe.
+    pub(crate) fn verdict(&self, probe: &Probe) -> Answer {
+        let (verdict, reason, depends) = match self.verdict_of_pods(probe) {
+            Some((verdict, reason)) => (verdict, reason, false),
+            None => {
+                let (answer, depends) = self.judge(probe);
+                (answer.verdict, answer.reason, depends)
+            }
+        };
+        let reason = reason.unwrap_or_default();
+        match verdict {
+            Verdict::Allow => Answer::Known(true),
+            Verdict::Deny => Answer::Known(false),
+            Verdict::Unknown if depends => Answer::Depends(reason),
+            Verdict::Unknown => Answer::Unknown(reason),
+        }
+    }
+
+    /// Judges pods of which all is known, quickly; `None` for other parties.
+    fn verdict_of_pods(&self, probe: &Probe) -> Option<(Verdict, Option<String>)> {
+        let (Party::Pod(from), Party::Pod(to)) = (&probe.from, &probe.to) else { return None };
+        let is_known = [from, to].into_iter().all(|key: &Key| {
+            let pod = self.cluster.pods().get(key);
+            self.cluster.namespaces().contains_key(&key.namespace)
+                && pod.is_some_and(|pod| pod.template().is_none())
+        });
+        is_known.then(|| self.explainer().verdict(probe))
+    }
+
+    /// Answers a probe, and returns whether an unknown verdict is one of objects that lack a property.
+    fn judge(&self, probe: &Probe) -> (Explanation, bool) {
+        let (answer, depends) = self.judge_within(&self.cluster, probe);
+        if answer.verdict == Verdict::Unknown && !depends {
+            return (answer, false);
+        }
+        let hypotheses = Hypotheses::of(&self.cluster, &self.details, &answer);
+        if hypotheses.is_empty() {
+            return (answer, depends);
+        }
+        if hypotheses.are_too_many() {
+            let reason = Some(hypotheses.excess());
+            return (Explanation { verdict: Verdict::Unknown, reason, ..answer }, true);
+        }
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let scratch = scratch.get_or_insert_with(|| cluster(self.objects.clone(), &self.details));
+        let mut answers: Vec<(Explanation, bool)> = Vec::new();
+        for changes in hypotheses.worlds(&self.cluster) {
+            scratch.extend(changes);
+            answers.push(self.judge_within(scratch, probe));
+        }
+        scratch.extend(hypotheses.undone(&self.cluster));
+        let verdicts: Vec<Verdict> = answers.iter().map(|(answer, _)| answer.verdict).collect();
+        if let Some(reason) = hypotheses.deciding(&self.cluster, &verdicts) {
+            let reason = Some(reason);
+            return (Explanation { verdict: Verdict::Unknown, reason, ..answer }, true);
+        }
+        match answers.into_iter().next() {
+            Some(first) if hypotheses.have_pods() => first,
+            Some(_) | None => (answer, depends),
+        }
+    }
+
+    /// Answers a probe with all labels taken as known.
+    fn judge_within(&self, cluster: &Cluster, probe: &Probe) -> (Explanation, bool) {
+        let explainer = Explainer::new(cluster).with_ranges(&self.ranges);
+        let by_backends = self.services.explain(cluster, explainer, &self.details, probe);
+        let answer = by_backends.unwrap_or_else(|| explainer.explain(probe));
+        let reason = services::depends(cluster, &answer)
+            .or_else(|| masquerade::depends(cluster, explainer, &self.details, &answer))
+            .or_else(|| own_node::depends(cluster, &answer));
+        match reason {
+            Some(reason) => {
+                let reason = Some(reason);
+                (Explanation { verdict: Verdict::Unknown, reason, ..answer }, true)
+            }
+            None => (answer, false),
+        }
+    }
+}
+
+/// Builds the cluster of objects, with the addresses of nodes in their details.
+fn cluster(objects: Vec<Change>, details: &Details) -> Cluster {
+    let mut cluster: Cluster = objects.into_iter().collect();
+    for (node, addresses) in &details.nodes {
+        let addresses = addresses.iter().map(|it| it.address);
+        let is_free = |address: &IpAddr| {
+            cluster.owner(*address).is_none() && cluster.service_at(*address).is_none()
+        };
+        let addresses: Vec<IpAddr> = addresses.filter(is_free).collect();
+        cluster.add_node_addresses(node, &addresses);
+    }
+    cluster
+}

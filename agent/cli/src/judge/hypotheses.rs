@@ -1,0 +1,331 @@
+//! Labels that the objects lack: those of a Namespace that is not among them, and those that controllers set on pods.
+//!
+//! Policies compare such a label with the values that they name. So a probe is judged once for each combination of
+//! these values, of another value, and for Namespaces of no value.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use netpold_core::cluster::Cluster;
+use netpold_core::explain::{Explanation, Verdict};
+use netpold_core::labels::{OF_PODS, set_by_controller};
+use netpold_core::model::{
+    Change, Direction, Key, Labels, Namespace, Peer, Pod, Requirement, Rule, Selector,
+};
+use netpold_core::probe::Party;
+
+use crate::doctor::Details;
+
+/// The label that the API server puts on every Namespace.
+const NAME_LABEL: &str = "kubernetes.io/metadata.name";
+/// Value that no policy can name: it is not a valid label.
+const OTHER: &str = "?";
+/// Most combinations that are judged.
+const WORLDS: usize = 256;
+
+/// Object without some of its labels.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Subject {
+    Namespace(String),
+    /// Pod of a template.
+    Pod(Key),
+}
+
+/// Label of a subject, with its possible values; `None`: absent.
+struct Unknown {
+    subject: Subject,
+    label: String,
+    values: Vec<Option<String>>,
+}
+
+/// Unknown labels on which the policies about a probe depend.
+pub(super) struct Hypotheses(Vec<Unknown>);
+
+/// Pods of one side of a probe.
+struct End<'c> {
+    pods: Vec<&'c Pod>,
+    /// Direction in which the policies of the other side judge it as a peer.
+    direction: Direction,
+}
+
+/// Values that selectors name, by subject and label.
+#[derive(Default)]
+struct Named(BTreeMap<(Subject, String), BTreeSet<String>>);
+
+/// Returns whether some object may lack a label: a pod of a template, or one of a Namespace that is not among them.
+pub(super) fn are_possible(objects: &[Change]) -> bool {
+    let namespaces = objects.iter().filter_map(|object| {
+        if let Change::Namespace(namespace) = object { Some(namespace.name.as_str()) } else { None }
+    });
+    let namespaces: BTreeSet<&str> = namespaces.collect();
+    objects.iter().any(|object| {
+        matches!(object, Change::Pod(pod)
+            if pod.template().is_some() || !namespaces.contains(pod.key.namespace.as_str()))
+    })
+}
+
+impl Hypotheses {
+    /// Collects the unknown labels of the pods of an answer.
+    pub(super) fn of(cluster: &Cluster, details: &Details, answer: &Explanation) -> Self {
+        let party = |party: &Party| match party {
+            Party::Pod(key) => cluster.pods().get(key).map(|pod| &**pod),
+            Party::Address(address) => cluster.owner(*address).map(|pod| &**pod),
+            Party::Service(_) => None,
+        };
+        let backends = answer.backends.iter().filter_map(|backend| backend.pod.as_ref());
+        let backends = backends.filter_map(|key| cluster.pods().get(key).map(|pod| &**pod));
+        let mut to: Vec<&Pod> = party(&answer.probe.to).into_iter().chain(backends).collect();
+        let mut named = Named::default();
+        if let Party::Service(key) = &answer.probe.to {
+            to.extend(named.selected(cluster, details, key));
+        }
+        let from = party(&answer.probe.from).into_iter().collect();
+        let ends = [
+            End { pods: from, direction: Direction::Ingress },
+            End { pods: to, direction: Direction::Egress },
+        ];
+        let [from, to] = &ends;
+        for (end, other) in [(from, to), (to, from)] {
+            for pod in &end.pods {
+                named.add_subject(cluster, pod);
+                let others: BTreeSet<&str> =
+                    other.pods.iter().map(|pod| pod.key.namespace.as_str()).collect();
+                for namespace in others {
+                    named.add_peer(cluster, pod, namespace, end.direction);
+                }
+            }
+        }
+        Self(named.into_unknown(cluster))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn have_pods(&self) -> bool {
+        self.0.iter().any(|it| matches!(it.subject, Subject::Pod(_)))
+    }
+
+    fn count(&self) -> usize {
+        self.0.iter().fold(1, |count, it| count.saturating_mul(it.values.len()))
+    }
+
+    pub(super) fn are_too_many(&self) -> bool {
+        self.count() > WORLDS
+    }
+
+    /// Describes labels of which too many combinations are possible.
+    pub(super) fn excess(&self) -> String {
+        let labels: BTreeSet<&str> = self.0.iter().map(|it| it.label.as_str()).collect();
+        let labels: Vec<&str> = labels.into_iter().collect();
+        format!(
+            "the objects lack labels with more than {WORLDS} combinations of values: {}",
+            labels.join(", ")
+        )
+    }
+
+    /// Returns the values of the labels in one world.
+    fn values(&self, world: usize) -> impl Iterator<Item = (&Unknown, Option<&String>)> {
+        let mut rest = world;
+        self.0.iter().map(move |it| {
+            let value = it.values.get(rest % it.values.len()).and_then(Option::as_ref);
+            rest /= it.values.len();
+            (it, value)
+        })
+    }
+
+    /// Returns the changes that lead to each world from any other one.
+    pub(super) fn worlds(&self, cluster: &Cluster) -> impl Iterator<Item = Vec<Change>> {
+        (0..self.count()).map(|world| {
+            let mut labels: BTreeMap<&Subject, Labels> = BTreeMap::new();
+            for (it, value) in self.values(world) {
+                let of_subject = labels.entry(&it.subject).or_default();
+                if let Some(value) = value {
+                    of_subject.insert(it.label.clone(), value.clone());
+                }
+            }
+            let change = |(subject, labels)| subject_with(cluster, subject, labels);
+            labels.into_iter().filter_map(change).collect()
+        })
+    }
+
+    /// Returns the changes that lead from any world to the given objects.
+    pub(super) fn undone(&self, cluster: &Cluster) -> Vec<Change> {
+        let subjects: BTreeSet<&Subject> = self.0.iter().map(|it| &it.subject).collect();
+        let change = |subject: &Subject| match subject {
+            Subject::Namespace(name) => Some(Change::NamespaceGone(name.clone())),
+            Subject::Pod(key) => Some(Change::Pod((**cluster.pods().get(key)?).clone())),
+        };
+        subjects.into_iter().filter_map(change).collect()
+    }
+
+    /// Describes the labels on which the verdicts of the worlds depend; `None` if they are equal.
+    pub(super) fn deciding(&self, cluster: &Cluster, verdicts: &[Verdict]) -> Option<String> {
+        let first = verdicts.first()?;
+        if verdicts.iter().all(|verdict| verdict == first) {
+            return None;
+        }
+        let mut labels: BTreeMap<&Subject, Vec<&str>> = BTreeMap::new();
+        let mut step = 1;
+        for it in &self.0 {
+            let decides = (0..verdicts.len()).any(|world| {
+                let is_first = (world / step) % it.values.len() == 0;
+                is_first
+                    && (1..it.values.len())
+                        .any(|value| verdicts.get(world) != verdicts.get(world + value * step))
+            });
+            step *= it.values.len();
+            if decides {
+                labels.entry(&it.subject).or_default().push(&it.label);
+            }
+        }
+        let text = |(subject, labels): (&Subject, Vec<&str>)| {
+            let labels = labels.join(" and ");
+            match subject {
+                Subject::Namespace(name) => format!(
+                    "Namespace {name} is not among the objects: the answer depends on its label {labels}"
+                ),
+                Subject::Pod(key) => {
+                    let title = cluster.pods().get(key).map(|pod| pod.title());
+                    let title = title.unwrap_or_else(|| key.to_string());
+                    format!(
+                        "the answer depends on label {labels}, which a controller sets on the pods of {title}"
+                    )
+                }
+            }
+        };
+        Some(labels.into_iter().map(text).collect::<Vec<_>>().join("; "))
+    }
+}
+
+/// Returns a subject with its unknown labels set.
+fn subject_with(cluster: &Cluster, subject: &Subject, mut labels: Labels) -> Option<Change> {
+    Some(match subject {
+        Subject::Namespace(name) => {
+            labels.insert(NAME_LABEL.to_owned(), name.clone());
+            Change::Namespace(Namespace { name: name.clone(), labels, denial: None })
+        }
+        Subject::Pod(key) => {
+            let mut pod = (**cluster.pods().get(key)?).clone();
+            let known = pod.labels.iter().chain(labels.iter());
+            pod.labels = known.map(|(label, value)| (label.clone(), value.clone())).collect();
+            Change::Pod(pod)
+        }
+    })
+}
+
+impl Named {
+    /// Adds the selector of a Service. Returns the pods that it selects, apart from labels that controllers set.
+    fn selected<'c>(&mut self, cluster: &'c Cluster, details: &Details, key: &Key) -> Vec<&'c Pod> {
+        let Some(service) = details.services.get(key) else { return Vec::new() };
+        let (unknown, known): (Vec<_>, Vec<_>) =
+            service.selector.iter().partition(|(label, _)| OF_PODS.contains(&label.as_str()));
+        if unknown.is_empty() {
+            return Vec::new();
+        }
+        let is_selected = |pod: &&Pod| {
+            let mut known = known.iter();
+            pod.template().is_some()
+                && known.all(|(label, value)| pod.labels.get(*label) == Some(*value))
+        };
+        let pods = cluster.pods_in(&key.namespace).map(|pod| &**pod);
+        let pods: Vec<&Pod> = pods.filter(is_selected).collect();
+        for pod in &pods {
+            for (label, value) in &unknown {
+                self.add(Subject::Pod(pod.key.clone()), label, std::slice::from_ref(*value));
+            }
+        }
+        pods
+    }
+
+    /// Adds the selectors of policies that may select a pod.
+    fn add_subject(&mut self, cluster: &Cluster, pod: &Pod) {
+        for policy in cluster.policies_in(&pod.key.namespace) {
+            self.add_pod(&policy.pod_selector, pod);
+        }
+        for policy in cluster.cluster_policies() {
+            self.add_namespace(&policy.subject.namespaces, pod);
+            self.add_pod(&policy.subject.pods, pod);
+        }
+    }
+
+    /// Adds the selectors of the policies of a namespace, and of the cluster, that may match a pod as a peer.
+    fn add_peer(&mut self, cluster: &Cluster, pod: &Pod, namespace: &str, direction: Direction) {
+        let policies = cluster.policies_in(namespace);
+        let rules = policies.filter_map(|policy| policy.rules(direction)).flatten();
+        let of_cluster = cluster.cluster_policies().flat_map(|policy| policy.rules(direction));
+        let rules = rules.chain(of_cluster.map(|rule| &rule.matches));
+        for peer in rules.flat_map(|rule: &Rule| rule.peers.iter().flatten()) {
+            if let Peer::Pods { namespaces, pods } = peer {
+                self.add_pod(pods, pod);
+                if let Some(namespaces) = namespaces {
+                    self.add_namespace(namespaces, pod);
+                }
+            }
+        }
+    }
+
+    fn add_namespace(&mut self, selector: &Selector, pod: &Pod) {
+        let subject = Subject::Namespace(pod.key.namespace.clone());
+        for (label, values) in selector.requirements.iter().map(parts) {
+            self.add(subject.clone(), label, values);
+        }
+    }
+
+    fn add_pod(&mut self, selector: &Selector, pod: &Pod) {
+        let subject = Subject::Pod(pod.key.clone());
+        for (label, values) in selector.requirements.iter().map(parts) {
+            if OF_PODS.contains(&label) {
+                self.add(subject.clone(), label, values);
+            }
+        }
+    }
+
+    fn add(&mut self, subject: Subject, label: &str, values: &[String]) {
+        let named = self.0.entry((subject, label.to_owned())).or_default();
+        named.extend(values.iter().cloned());
+    }
+
+    /// Returns the unknown labels among the named ones.
+    fn into_unknown(self, cluster: &Cluster) -> Vec<Unknown> {
+        let named = self.0.into_iter();
+        let unknown = named.filter_map(|((subject, label), named)| {
+            let other = Some(OTHER.to_owned());
+            let values: Vec<Option<String>> = match &subject {
+                Subject::Namespace(name) => {
+                    let is_known = label == NAME_LABEL || cluster.namespaces().contains_key(name);
+                    let values = [None, other].into_iter().chain(named.into_iter().map(Some));
+                    if is_known { Vec::new() } else { values.collect() }
+                }
+                Subject::Pod(key) => {
+                    let pod = cluster.pods().get(key)?;
+                    let named = named.into_iter().filter(|value| may_have(pod, &label, value));
+                    let values = [other].into_iter().chain(named.map(Some));
+                    if is_set_later(pod, &label) { values.collect() } else { Vec::new() }
+                }
+            };
+            (!values.is_empty()).then_some(Unknown { subject, label, values })
+        });
+        unknown.collect()
+    }
+}
+
+/// Returns the label of a requirement, and the values that it names.
+fn parts(requirement: &Requirement) -> (&str, &[String]) {
+    match requirement {
+        Requirement::In(label, values) | Requirement::NotIn(label, values) => (label, values),
+        Requirement::Exists(label) | Requirement::DoesNotExist(label) => (label, &[]),
+    }
+}
+
+/// Returns whether a controller sets this label on the pods of a template.
+fn is_set_later(pod: &Pod, label: &str) -> bool {
+    let of_kind = pod.template().map_or(&[][..], |workload| set_by_controller(&workload.kind));
+    of_kind.contains(&label) && !pod.labels.contains_key(label)
+}
+
+/// Returns whether a controller may give a label this value: names of pods and Jobs begin with the workload's name.
+fn may_have(pod: &Pod, label: &str, value: &str) -> bool {
+    let is_name = label.ends_with("/pod-name") || label.ends_with("job-name");
+    let begins = |name: &str| value.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'));
+    !is_name || pod.template().is_some_and(|workload| begins(&workload.name))
+}

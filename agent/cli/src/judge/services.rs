@@ -1,0 +1,270 @@
+//! Services: their ports, their backends without addresses, and backends that differ.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr};
+
+use netpold_core::cluster::Cluster;
+use netpold_core::explain::{Backend, Explainer, Explanation, Verdict};
+use netpold_core::model::{self, Change, EndpointSlice, Key, Pod, ServicePort};
+use netpold_core::probe::{IpProtocol, Party, Probe};
+
+use crate::doctor::details::Service;
+use crate::doctor::{Details, numbers};
+
+/// The Services with given EndpointSlices.
+pub(super) struct Services {
+    with_slices: BTreeSet<Key>,
+    is_partial: bool,
+}
+
+/// One backend of a Service, and the port at which it gets the traffic.
+type Target = (Party, u16);
+
+impl Services {
+    /// `is_partial`: missing EndpointSlices are those that controllers make.
+    pub(super) fn new(objects: &[Change], is_partial: bool) -> Self {
+        let key =
+            |slice: &EndpointSlice| Key::new(slice.key.namespace.clone(), slice.service.clone());
+        let slices = objects.iter().filter_map(|object| {
+            if let Change::EndpointSlice(slice) = object { Some(key(slice)) } else { None }
+        });
+        Self { with_slices: slices.collect(), is_partial }
+    }
+
+    /// Answers a probe to a Service that the explainer cannot answer: a Service without the port, or without an address,
+    /// or with pods that have none. `None` for other probes.
+    pub(super) fn explain(
+        &self,
+        cluster: &Cluster,
+        explainer: Explainer<'_>,
+        details: &Details,
+        probe: &Probe,
+    ) -> Option<Explanation> {
+        let Party::Service(key) = &probe.to else { return None };
+        let service = cluster.services().get(key)?;
+        let written = details.services.get(key);
+        let is_headless = written.is_some_and(|it| it.is_headless) && service.addresses.is_empty();
+        if !is_headless
+            && !details.external_names.contains_key(key)
+            && let Some(reason) = absent_port(service, probe)
+        {
+            return Some(Explanation::unknown(probe, reason));
+        }
+        let asked =
+            Asked { service, written: written?, kind: (probe.protocol, probe.port), is_headless };
+        Some(match self.targets(cluster, details, &asked)? {
+            Ok(targets) => explain_targets(cluster, explainer, probe, &asked, &targets),
+            Err(reason) => Explanation::unknown(probe, reason),
+        })
+    }
+
+    /// Returns the backends to judge in place of a Service, `None` if the explainer finds them, or the reason for which
+    /// they are not known.
+    fn targets(
+        &self,
+        cluster: &Cluster,
+        details: &Details,
+        asked: &Asked<'_>,
+    ) -> Option<Result<BTreeSet<Target>, String>> {
+        let key = &asked.service.key;
+        let has_address = !asked.service.addresses.is_empty();
+        if self.with_slices.contains(key) {
+            return (!has_address).then(|| Ok(of_slices(cluster, asked)));
+        }
+        if !self.is_partial {
+            return None;
+        }
+        if details.endpoints.contains_key(key) {
+            return (!has_address).then(|| Ok(of_slices(cluster, asked)));
+        }
+        if asked.written.selector.is_empty() {
+            let headless = if asked.is_headless { "is headless and " } else { "" };
+            return Some(Err(format!(
+                "Service {key} {headless}has no selector, and its EndpointSlices are not among the objects: its \
+                 backends are not known"
+            )));
+        }
+        let pods = selected(cluster, key, asked.written);
+        let is_known = has_address && pods.iter().all(|pod| !pod.addresses.is_empty());
+        (!is_known).then(|| Ok(of_pods(&pods, asked)))
+    }
+}
+
+/// A question about a port of a Service.
+struct Asked<'a> {
+    service: &'a model::Service,
+    written: &'a Service,
+    kind: (IpProtocol, u16),
+    /// Clients connect to the pods, at this port.
+    is_headless: bool,
+}
+
+impl Asked<'_> {
+    /// Describes the reason for which the backends are judged in place of the Service.
+    fn note(&self) -> &'static str {
+        match (self.is_headless, self.service.addresses.is_empty()) {
+            (true, _) => "is headless: clients connect to its pods, and nothing translates ports",
+            (false, true) => "has no address yet: judged by its backends",
+            (false, false) => "has no EndpointSlice yet: judged by the pods that it selects",
+        }
+    }
+}
+
+/// Returns the reason for which nothing is at a port of a Service.
+fn absent_port(service: &model::Service, probe: &Probe) -> Option<String> {
+    let (protocol, number) = (probe.protocol, probe.port);
+    let is_present = service.ports.iter().any(|port| is_asked(port, (protocol, number)));
+    (protocol.has_ports() && !is_present).then(|| {
+        let key = &service.key;
+        format!("Service {key} has no port {protocol} {number}{}", ports(&service.ports, protocol))
+    })
+}
+
+fn is_asked(port: &ServicePort, (protocol, number): (IpProtocol, u16)) -> bool {
+    port.protocol.number() == protocol.0 && port.port == number
+}
+
+/// Lists the ports of a Service, those of the protocol as numbers.
+fn ports(ports: &[ServicePort], protocol: IpProtocol) -> String {
+    let text = |port: &ServicePort| match port.protocol.number() == protocol.0 {
+        true => port.port.to_string(),
+        false => format!("{} {}", port.protocol, port.port),
+    };
+    let all: Vec<String> = ports.iter().map(text).collect();
+    if all.is_empty() { String::new() } else { format!(" (it has {})", all.join(", ")) }
+}
+
+/// Returns the pods that a Service selects.
+fn selected<'c>(cluster: &'c Cluster, key: &Key, service: &Service) -> Vec<&'c Pod> {
+    let is_selected = |pod: &&Pod| {
+        !service.selector.is_empty()
+            && !pod.finished
+            && service.selector.iter().all(|(key, value)| pod.labels.get(key) == Some(value))
+    };
+    cluster.pods_in(&key.namespace).map(|pod| &**pod).filter(is_selected).collect()
+}
+
+fn of_pods(pods: &[&Pod], asked: &Asked<'_>) -> BTreeSet<Target> {
+    let (protocol, number) = asked.kind;
+    let of_pod = |pod: &&Pod| -> Vec<Target> {
+        let target = |port| (Party::Pod(pod.key.clone()), port);
+        if asked.is_headless {
+            return vec![target(number)];
+        }
+        let ports =
+            asked.written.ports.iter().filter(|port| {
+                port.protocol.number() == protocol.0 && port.port == i32::from(number)
+            });
+        let ports = ports.flat_map(|port| numbers(&port.target, port.protocol, pod));
+        ports.map(target).collect()
+    };
+    pods.iter().flat_map(of_pod).collect()
+}
+
+fn of_slices(cluster: &Cluster, asked: &Asked<'_>) -> BTreeSet<Target> {
+    let key = &asked.service.key;
+    let slices = cluster.slices().values();
+    let slices = slices.filter(|it| it.service == key.name && it.key.namespace == key.namespace);
+    let mut targets = BTreeSet::new();
+    for slice in slices {
+        let ports = slice.ports.iter().filter(|of_slice| {
+            let mut ports =
+                asked.service.ports.iter().filter(|port| {
+                    port.name == of_slice.name && port.protocol == of_slice.protocol
+                });
+            ports.any(|port| is_asked(port, asked.kind))
+        });
+        let numbers: BTreeSet<u16> = match asked.is_headless {
+            true => [asked.kind.1].into(),
+            false => ports.map(|port| port.port).collect(),
+        };
+        for address in slice.addresses.iter().filter(|it| !slice.not_ready.contains(it)) {
+            targets.extend(numbers.iter().map(|port| (Party::Address(*address), *port)));
+        }
+    }
+    targets
+}
+
+/// Judges a Service by its backends.
+fn explain_targets(
+    cluster: &Cluster,
+    explainer: Explainer<'_>,
+    probe: &Probe,
+    asked: &Asked<'_>,
+    targets: &BTreeSet<Target>,
+) -> Explanation {
+    let (key, note) = (&asked.service.key, asked.note());
+    let mut answer = Explanation::unknown(probe, String::new());
+    answer.services = vec![key.clone()];
+    let mut unknown = None;
+    for (party, port) in targets {
+        let of_backend = Probe { to: party.clone(), port: *port, ..probe.clone() };
+        let judged = explainer.explain(&of_backend);
+        for template in judged.templates {
+            if !answer.templates.contains(&template) {
+                answer.templates.push(template);
+            }
+        }
+        if judged.verdict == Verdict::Unknown {
+            unknown = unknown.or(judged.reason.map(|reason| format!("backend {party}: {reason}")));
+        }
+        let (address, pod) = match party {
+            Party::Pod(key) => {
+                let pod = cluster.pods().get(key);
+                (pod.and_then(|pod| pod.addresses.first().copied()), Some(key.clone()))
+            }
+            Party::Address(address) => {
+                (Some(*address), cluster.owner(*address).map(|pod| pod.key.clone()))
+            }
+            Party::Service(_) => (None, None),
+        };
+        answer.backends.push(Backend {
+            address: address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+            port: *port,
+            pod,
+            verdict: judged.verdict,
+            egress: judged.egress,
+            ingress: judged.ingress,
+        });
+    }
+    let all = answer.backends.len();
+    let allowed = answer.backends.iter().filter(|it| it.verdict == Verdict::Allow).count();
+    (answer.verdict, answer.reason) = match unknown {
+        Some(reason) => (Verdict::Unknown, Some(reason)),
+        None if allowed > 0 => (Verdict::Allow, None),
+        None => (Verdict::Deny, None),
+    };
+    let count = match (allowed, all) {
+        (_, 0) => "it has no ready backend: nothing answers".to_owned(),
+        (0, _) => "none of its backends is allowed".to_owned(),
+        (n, all) if n == all => "every backend is allowed".to_owned(),
+        (n, all) => format!("its backends differ, {n} of {all} are allowed"),
+    };
+    answer.note = Some(format!("Service {key} {note}; {count}"));
+    answer
+}
+
+/// Returns the reason for which an allowed probe to a Service depends on the chosen backend.
+pub(super) fn depends(cluster: &Cluster, answer: &Explanation) -> Option<String> {
+    if answer.verdict != Verdict::Allow || answer.services.is_empty() {
+        return None;
+    }
+    let is_elsewhere = is_at_other_node(cluster, answer);
+    let is_closed = |backend: &&Backend| match is_elsewhere {
+        // A rule for the address of that node suffices for the sender.
+        true => backend.ingress.as_ref().is_some_and(|it| it.verdict == Verdict::Deny),
+        false => backend.verdict == Verdict::Deny,
+    };
+    let (all, closed) = (answer.backends.len(), answer.backends.iter().filter(is_closed).count());
+    let open = all - closed;
+    let verb = if open == 1 { "is" } else { "are" };
+    (closed > 0).then(|| format!("it depends on the backend: {open} of {all} {verb} allowed"))
+}
+
+/// Returns whether a pod asks for the node port of another node.
+fn is_at_other_node(cluster: &Cluster, answer: &Explanation) -> bool {
+    let Party::Address(address) = &answer.probe.to else { return false };
+    let sender = answer.egress.as_ref().and_then(|egress| cluster.pods().get(&egress.pod));
+    cluster.service_at(*address).is_none()
+        && sender.is_some_and(|pod| !cluster.is_node_of(pod, *address))
+}

@@ -1,0 +1,338 @@
+//! `explain` and `test` of objects that lack a property on which the answer depends: those of charts, of exports without
+//! every kind, and Services before controllers have completed them.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
+
+use std::fs;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+const ALLOWED: i32 = 0;
+const DENIED: i32 = 1;
+const CANNOT_TELL: i32 = 2;
+
+/// Runs a command about objects. Returns its exit status and its output.
+fn netpold(command: &str, objects: &[String], arguments: &[&str]) -> (i32, String) {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("all.yaml"), objects.join("\n---\n")).unwrap();
+    let mut process = Command::new(env!("CARGO_BIN_EXE_kubectl-netpold"));
+    process.arg(command).arg("--manifests").arg(folder.path()).args(arguments).env_clear();
+    let output = process.output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+}
+
+/// Asks for a TCP connection, and compares the exit status and parts of the text.
+#[track_caller]
+fn explained(
+    objects: &[String],
+    (from, to, port): (&str, &str, &str),
+    status: i32,
+    parts: &[&str],
+) -> String {
+    let asked = ["--from", from, "--to", to, "--port", port];
+    let (found, text) = netpold("explain", objects, &asked);
+    assert_eq!(found, status, "{text}");
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+    text
+}
+
+fn workload(kind: &str, name: &str) -> String {
+    let template = format!(
+        "{{metadata: {{labels: {{app: {name}}}}}, spec: {{containers: [{{name: c, ports: [{{name: http, \
+         containerPort: 8080}}]}}]}}}}"
+    );
+    let (version, spec) = match kind {
+        "CronJob" => ("batch/v1", format!("{{jobTemplate: {{spec: {{template: {template}}}}}}}")),
+        _ => ("apps/v1", format!("{{template: {template}}}")),
+    };
+    format!(
+        "{{apiVersion: {version}, kind: {kind}, metadata: {{namespace: shop, name: {name}}}, spec: {spec}}}"
+    )
+}
+
+fn pod(name: &str, app: &str, node: &str, address: &str) -> String {
+    format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{namespace: shop, name: {name}, labels: {{app: {app}}}}}, spec: \
+         {{nodeName: {node}, containers: [{{name: c, ports: [{{name: http, containerPort: 8080}}]}}]}}, status: {{phase: \
+         Running, podIP: {address}, podIPs: [{{ip: {address}}}]}}}}"
+    )
+}
+
+fn node(name: &str, number: u8) -> String {
+    format!(
+        "{{apiVersion: v1, kind: Node, metadata: {{name: {name}}}, spec: {{podCIDR: 10.244.{number}.0/24}}, status: \
+         {{addresses: [{{type: InternalIP, address: 192.168.5.{number}}}]}}}}"
+    )
+}
+
+fn namespace(name: &str, labels: &str) -> String {
+    format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, labels: {{{labels}}}}}}}")
+}
+
+/// A policy about the pods of an app.
+fn policy(app: &str, spec: &str) -> String {
+    format!(
+        "{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{namespace: shop, name: {app}}}, spec: \
+         {{podSelector: {{matchLabels: {{app: {app}}}}}, {spec}}}}}"
+    )
+}
+
+fn service(spec: &str) -> String {
+    format!(
+        "{{apiVersion: v1, kind: Service, metadata: {{namespace: shop, name: web}}, spec: {{{spec}}}}}"
+    )
+}
+
+fn slice(name: &str, port: u16, address: &str, ready: bool) -> String {
+    format!(
+        "{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{namespace: shop, name: {name}, labels: \
+         {{kubernetes.io/service-name: web}}}}, addressType: IPv4, ports: [{{name: http, port: {port}}}], endpoints: \
+         [{{addresses: [{address}], conditions: {{ready: {ready}}}}}]}}"
+    )
+}
+
+/// Ingress from the pods of namespaces with these labels.
+fn from_namespaces(selector: &str) -> String {
+    policy("web", &format!("ingress: [{{from: [{{namespaceSelector: {{{selector}}}}}]}}]"))
+}
+
+const ASK: (&str, &str, &str) = ("shop/api", "shop/web", "8080");
+const PORTS: &str = "ports: [{name: http, port: 80, targetPort: http}], selector: {app: web}";
+
+#[test]
+fn labels_of_an_absent_namespace_are_not_known() {
+    let [web, api] = ["web", "api"].map(|name| workload("Deployment", name));
+    let with = |policy: String, more: &[String]| {
+        [vec![web.clone(), api.clone(), policy], more.to_vec()].concat()
+    };
+    let reason = "cannot tell: Namespace shop is not among the objects: the answer depends on its label team";
+    for selector in [
+        "matchLabels: {team: a}",
+        "matchExpressions: [{key: team, operator: DoesNotExist}]",
+        "matchExpressions: [{key: team, operator: NotIn, values: [a]}]",
+        "matchExpressions: [{key: team, operator: Exists}]",
+    ] {
+        explained(&with(from_namespaces(selector), &[]), ASK, CANNOT_TELL, &[reason]);
+    }
+    // The one known label, and labels on which the answer does not depend.
+    let own = from_namespaces("matchLabels: {kubernetes.io/metadata.name: shop}");
+    explained(&with(own, &[]), ASK, ALLOWED, &[]);
+    let other = from_namespaces("matchLabels: {kubernetes.io/metadata.name: mon, team: a}");
+    explained(&with(other, &[]), ASK, DENIED, &["the Namespace is not among the objects"]);
+    let any = policy("web", "ingress: [{from: [{namespaceSelector: {matchLabels: {a: b}}}]}, {}]");
+    explained(&with(any, &[]), ASK, ALLOWED, &[]);
+    let absent = from_namespaces("matchExpressions: [{key: team, operator: DoesNotExist}]");
+    let known = |labels| [namespace("shop", labels)];
+    explained(&with(absent.clone(), &known("")), ASK, ALLOWED, &[]);
+    explained(&with(absent, &known("team: a")), ASK, DENIED, &[]);
+    let cluster_policy = "{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {name: p}, \
+                          spec: {tier: Admin, priority: 1, subject: {namespaces: {matchLabels: {team: a}}}, ingress: \
+                          [{action: Deny, from: [{namespaces: {}}]}]}}";
+    explained(&with(cluster_policy.to_owned(), &[]), ASK, CANNOT_TELL, &[reason]);
+}
+
+#[test]
+fn labels_that_controllers_set_are_present_with_an_unknown_value() {
+    let subject = |kind, selector: &str| {
+        let policy = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {namespace: shop, name: p}, spec: \
+                      {podSelector: {SELECTOR}, policyTypes: [Ingress]}}";
+        let policy = policy.replace("SELECTOR", selector);
+        [workload(kind, "web"), workload("Deployment", "api"), policy]
+    };
+    let exists = "matchExpressions: [{key: pod-template-hash, operator: Exists}]";
+    explained(&subject("Deployment", exists), ASK, DENIED, &["isolated by shop/p"]);
+    explained(&subject("StatefulSet", exists), ASK, ALLOWED, &[]);
+    let index = "matchLabels: {apps.kubernetes.io/pod-index: \"0\"}";
+    let reason = "the answer depends on label apps.kubernetes.io/pod-index, which a controller sets on the pods of \
+                  StatefulSet shop/web (template)";
+    explained(&subject("StatefulSet", index), ASK, CANNOT_TELL, &[reason]);
+    let name = |name| format!("matchLabels: {{statefulset.kubernetes.io/pod-name: {name}}}");
+    explained(&subject("StatefulSet", &name("web-0")), ASK, CANNOT_TELL, &["pod-name"]);
+    explained(&subject("StatefulSet", &name("db-0")), ASK, ALLOWED, &[]);
+    let peer = "ingress: [{from: [{podSelector: {matchExpressions: [{key: job-name, operator: Exists}]}}]}]";
+    let jobs = [workload("Deployment", "web"), workload("CronJob", "api"), policy("web", peer)];
+    explained(&jobs, ASK, ALLOWED, &[]);
+}
+
+#[test]
+fn a_pod_and_its_own_node_reach_each_other_at_every_address() {
+    let web = pod("web", "web", "n2", "10.244.2.5");
+    let closed = policy("web", "policyTypes: [Ingress, Egress]");
+    let objects = [node("n1", 1), node("n2", 2), web.clone(), closed.clone()];
+    let ask = |from| (from, "shop/web", "8080");
+    let bridge = "10.244.2.1 is an address of node n2 (the gateway or bridge";
+    explained(&objects, ask("10.244.2.1"), ALLOWED, &["its own node", bridge]);
+    explained(&objects, ask("10.244.1.1"), DENIED, &["only an ipBlock can name"]);
+    for address in ["169.254.7.127", "169.254.20.10"] {
+        explained(&objects, ask(address), CANNOT_TELL, &["is a link-local address"]);
+        explained(&objects, ("shop/web", address, "53"), CANNOT_TELL, &["own node"]);
+    }
+    explained(&objects, ("shop/web", "169.254.169.254", "80"), DENIED, &[]);
+    // Without a Node object the address may be that of the pod's node, unless a pod's status names the node's.
+    let unknown = [web.clone(), closed.clone()];
+    explained(&unknown, ask("192.168.5.2"), CANNOT_TELL, &["Node n2 is not among the objects"]);
+    explained(&unknown, ask("203.0.113.9"), DENIED, &[]);
+    let with_host = web.replace("phase: Running", "phase: Running, hostIP: 192.168.5.2");
+    let known = [with_host, closed];
+    explained(&known, ask("192.168.5.2"), ALLOWED, &["its own node"]);
+    explained(&known, ask("192.168.5.3"), DENIED, &[]);
+}
+
+#[test]
+fn a_service_without_slices_has_the_backends_that_controllers_find() {
+    let allow = policy(
+        "web",
+        "ingress: [{from: [{podSelector: {matchLabels: {app: api}}}], ports: [{port: http}]}]",
+    );
+    let service_of = |spec: &str| service(&format!("{spec}, {PORTS}"));
+    let ask = ("shop/api", "svc/shop/web", "80");
+    let pods = || vec![pod("web", "web", "n1", "10.0.0.1"), pod("api", "api", "n2", "10.0.0.2")];
+    let with = |more: Vec<String>| [pods(), vec![allow.clone()], more].concat();
+    let assigned = service_of("clusterIP: 10.96.0.9, clusterIPs: [10.96.0.9]");
+    let backend = "backend 10.0.0.1 port 8080, pod shop/web: allow";
+    explained(&with(vec![assigned.clone()]), ask, ALLOWED, &[backend]);
+    explained(&with(vec![assigned.clone()]), ("shop/api", "10.96.0.9", "80"), ALLOWED, &[backend]);
+    let waiting = slice("web-1", 8080, "10.0.0.1", false);
+    let none = "has no ready backend";
+    explained(&with(vec![assigned.clone(), waiting]), ask, DENIED, &[none]);
+    // A chart has neither addresses nor slices.
+    let chart = |service: &str| {
+        let web = ["web", "api"].map(|name| workload("Deployment", name));
+        [web.to_vec(), vec![allow.clone(), service.to_owned()]].concat()
+    };
+    let backend = "backend pod shop/web port 8080: allow";
+    explained(
+        &chart(&service_of("type: ClusterIP")),
+        ask,
+        ALLOWED,
+        &["has no address yet", backend],
+    );
+    explained(&chart(&assigned), ask, ALLOWED, &["has no EndpointSlice yet", backend]);
+    let unselected =
+        "clusterIP: 10.96.0.9, clusterIPs: [10.96.0.9], ports: [{name: http, port: 80}]";
+    explained(&with(vec![service(unselected)]), ask, CANNOT_TELL, &["has no selector"]);
+    // The objects beside assertions count, too.
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("a.yaml");
+    let assertion = "assertions: [{from: shop/api, to: svc/shop/web, port: 80, expect: allow}]";
+    fs::write(&file, [assertion, &service_of("type: ClusterIP")].join("\n---\n")).unwrap();
+    let pods = ["web", "api"].map(|name| workload("Deployment", name));
+    let (status, text) = netpold("test", &pods, &["-f", file.to_str().unwrap()]);
+    assert_eq!(status, ALLOWED, "{text}");
+    // Clients of a headless Service connect to its pods, at any port.
+    let headless = service_of("clusterIP: None");
+    let ready = slice("web-1", 8080, "10.0.0.1", true);
+    for objects in
+        [with(vec![headless.clone(), ready]), with(vec![headless.clone()]), chart(&headless)]
+    {
+        explained(&objects, ask, DENIED, &["is headless", "port 80 is not in it"]);
+        explained(&objects, ("shop/api", "svc/shop/web", "8080"), ALLOWED, &["is headless"]);
+    }
+}
+
+#[test]
+fn an_absent_port_of_a_service_is_named() {
+    let spec = "clusterIP: 10.96.0.9, clusterIPs: [10.96.0.9], selector: {app: web}, ports: [{name: a, port: 80}, {name: b, \
+                port: 8080}]";
+    let objects =
+        [pod("web", "web", "n1", "10.0.0.1"), pod("api", "api", "n2", "10.0.0.2"), service(spec)];
+    let ask = |port| ("shop/api", "svc/shop/web", port);
+    explained(&objects, ask("80"), ALLOWED, &[]);
+    let reason = "cannot tell: Service shop/web has no port TCP 9000 (it has 80, 8080)";
+    explained(&objects, ask("9000"), CANNOT_TELL, &[reason]);
+    let udp = ["--from", "shop/api", "--to", "svc/shop/web", "--port", "80", "--protocol", "UDP"];
+    let (status, text) = netpold("explain", &objects, &udp);
+    assert_eq!(status, CANNOT_TELL, "{text}");
+    assert!(text.contains("has no port UDP 80 (it has TCP 80, TCP 8080)"), "{text}");
+}
+
+#[test]
+fn backends_that_differ_leave_the_answer_open() {
+    let spec = format!("clusterIP: 10.96.0.9, clusterIPs: [10.96.0.9], {PORTS}");
+    let objects = [
+        pod("web-1", "web", "n1", "10.0.0.1"),
+        pod("web-2", "web", "n1", "10.0.0.2"),
+        pod("api", "api", "n2", "10.0.0.3"),
+        service(&spec),
+        slice("web-a", 8080, "10.0.0.1", true),
+        slice("web-b", 8081, "10.0.0.2", true),
+        policy("web", "ingress: [{ports: [{port: 8080}]}]"),
+    ];
+    let ask = ("shop/api", "svc/shop/web", "80");
+    let reason = "it depends on the backend: 1 of 2 is allowed";
+    explained(&objects, ask, CANNOT_TELL, &[reason, "10.0.0.2 port 8081, pod shop/web-2: deny"]);
+    let assertions = TempDir::new().unwrap();
+    let file = assertions.path().join("a.yaml");
+    fs::write(
+        &file,
+        "assertions:\n- {from: shop/api, to: svc/shop/web, port: 80, expect: allow}\n",
+    )
+    .unwrap();
+    let (status, text) = netpold("test", &objects, &["-f", file.to_str().unwrap()]);
+    assert_eq!(status, CANNOT_TELL, "{text}");
+    assert!(text.contains("DEPENDS") && text.contains(reason), "{text}");
+}
+
+#[test]
+fn a_node_may_replace_the_address_of_an_outside_client() {
+    let client = "203.0.113.9";
+    let objects = |service_policy: &str, block: &str| {
+        let spec = format!(
+            "type: NodePort, externalTrafficPolicy: {service_policy}, clusterIP: 10.96.0.9, clusterIPs: [10.96.0.9], \
+             selector: {{app: web}}, ports: [{{name: http, port: 80, targetPort: 8080, nodePort: 30080}}]"
+        );
+        let rule = format!("ingress: [{{from: [{{ipBlock: {{cidr: {block}}}}}]}}]");
+        let web = pod("web", "web", "n2", "10.244.2.5");
+        let slice = slice("web-1", 8080, "10.244.2.5", true);
+        [node("n1", 1), node("n2", 2), web, service(&spec), slice, policy("web", &rule)]
+    };
+    let reason = "externalTrafficPolicy of Service shop/web is Cluster";
+    let block = "203.0.113.0/24";
+    for to in ["192.168.5.1", "svc/shop/web"] {
+        let port = if to.starts_with("svc") { "80" } else { "30080" };
+        let ask = (client, to, port);
+        explained(
+            &objects("Cluster", block),
+            ask,
+            CANNOT_TELL,
+            &[reason, "node n1 would get deny"],
+        );
+        explained(&objects("Local", block), ask, ALLOWED, &[]);
+        explained(&objects("Cluster", "0.0.0.0/0"), ask, ALLOWED, &[]);
+    }
+    // The node of the backend always reaches it.
+    explained(&objects("Cluster", block), (client, "192.168.5.2", "30080"), ALLOWED, &[]);
+}
+
+#[test]
+fn the_deciding_judgement_on_a_translated_address_is_shown() {
+    let spec = "type: NodePort, clusterIP: 10.96.0.9, clusterIPs: [10.96.0.9], selector: {app: web}, ports: [{name: http, port: \
+                80, targetPort: 8080, nodePort: 30080}]";
+    let objects = |policy: String| {
+        let pods =
+            [pod("web", "web", "n1", "10.244.1.5"), pod("api", "api", "n2", "10.244.2.5")].to_vec();
+        let rest = [node("n1", 1), node("n2", 2), service(spec), policy];
+        [pods, rest.to_vec()].concat()
+    };
+    let egress =
+        policy("api", "policyTypes: [Egress], egress: [{to: [{ipBlock: {cidr: 192.168.5.1/32}}]}]");
+    let line = "egress of pod shop/api: allowed, egress rule 1 of shop/api allows everything to 192.168.5.1/32";
+    explained(&objects(egress), ("shop/api", "192.168.5.1", "30080"), ALLOWED, &[line]);
+    let denial = "{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {name: p}, spec: \
+                  {tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [{action: Deny, to: [{networks: \
+                  [10.96.0.9/32]}]}]}}";
+    let note = "that is the Service's address, which is translated before policy is evaluated, so this rule denies nothing";
+    let ask = ("shop/api", "svc/shop/web", "80");
+    explained(
+        &objects(denial.to_owned()),
+        ask,
+        ALLOWED,
+        &["egress rule 1 of Admin policy p", note],
+    );
+    let text =
+        explained(&objects(denial.replace("10.96.0.9/32", "10.244.1.5/32")), ask, DENIED, &[]);
+    assert!(!text.contains(note), "{text}");
+}
