@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use netpold_testbed::cluster::{Cluster, NAMESPACE, PATIENCE, PORT, eventually, isolate};
-use netpold_testbed::manifests::namespace;
-use netpold_testbed::{Cni, PodSpec, Protocol, require_root};
+use netpold_testbed::{Cni, PodSpec, Protocol, namespace, require_root};
 use serde_json::Value;
 
 use crate::observe::{events, kind};
