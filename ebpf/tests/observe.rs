@@ -106,7 +106,7 @@ fn flows_of_every_protocol_are_recorded() {
         let error = icmp(family.unreachable(), 0, [0; 4], &[0; 28]);
         send(&tables, &to(family.icmp(), &error));
         assert_eq!(flags(&tables).len(), 3, "{family:?}");
-        let tagged = vlan(&[7], &to(UDP, &udp(40_001, 53, b"?")));
+        let tagged = vlan(&[0x8100], &to(UDP, &udp(40_001, 53, b"?")));
         send(&tables, &tagged);
         assert_eq!(flags(&tables).len(), 4, "{family:?}: with a tag");
     }

@@ -66,7 +66,7 @@ fn the_programs_record_flows_of_every_form() {
             to(SCTP, &sctp(5000, 5001, 1)),
             to(family.icmp(), &echo),
             query.clone(),
-            vlan(&[7], &to(UDP, &udp(40_001, 53, b"?"))),
+            vlan(&[0x8100], &to(UDP, &udp(40_001, 53, b"?"))),
         ] {
             assert_eq!(world.egress(&packet), Reason::NotIsolated, "{family:?}");
         }
