@@ -7,6 +7,7 @@ use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     flow::key::Key,
+    layout::ANY_OBSERVED,
     observe::{self, RecordFamily, Records, Sight, Unrecorded},
     packet::{
         bytes::Bytes,
@@ -50,7 +51,7 @@ impl<const DEFERS: bool, const CLAIMS: bool> Records for Maps<DEFERS, CLAIMS> {
 /// Records the flow of a packet that passed, if its endpoint is observed and no policy selects it.
 #[inline(always)]
 pub(crate) fn record<D: Direction>(skb: *mut __sk_buff, reason: u32) {
-    if reason != Reason::NotIsolated as u32 {
+    if reason != Reason::NotIsolated as u32 || !is_any_observed() {
         return;
     }
     // SAFETY: the program's context.
@@ -62,6 +63,14 @@ pub(crate) fn record<D: Direction>(skb: *mut __sk_buff, reason: u32) {
             netpold_record_ingress(skb);
         }
     }
+}
+
+/// Whether the flows of some endpoint are to be recorded: otherwise a packet costs one read of the settings.
+#[inline(always)]
+fn is_any_observed() -> bool {
+    // SAFETY: map memory; the agent changes this field while the program runs.
+    let any = unsafe { (&raw const (*maps::SETTINGS.get()).any_endpoint).read_volatile() };
+    any & ANY_OBSERVED != 0
 }
 
 /// Records a flow by the functions for plain IPv4, plain IPv6 and any other packets.
