@@ -127,6 +127,9 @@ pub struct RunArgs {
         default_value = "enforce"
     )]
     pub second_interfaces: SecondInterfaces,
+    /// Pods with records of their flows while no policy selects them, for `netpold observe --new-flows`
+    #[arg(long, value_name = "WHICH", env = "NETPOLD_OBSERVE_FLOWS", default_value = "labelled")]
+    pub observe_flows: ObserveFlows,
     /// CIDRs in which pods' addresses of secondary networks (from annotations) count; or none
     #[arg(long, value_name = "CIDR", env = "NETPOLD_SECOND_NETWORKS", value_delimiter = ',',
         default_values_t = PRIVATE_RANGES.map(|range| range.to_string()))]
@@ -323,6 +326,17 @@ pub enum SecondInterfaces {
     Strict,
     /// None
     Off,
+}
+
+/// Pods with records of their flows while no policy selects them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ObserveFlows {
+    /// None
+    None,
+    /// Pods of namespaces with the label netpold.io/observe: flows
+    Labelled,
+    /// Every pod
+    All,
 }
 
 /// Treatment of an interface until its pod is identified.

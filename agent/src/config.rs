@@ -7,7 +7,9 @@ use anyhow::{Result, bail, ensure};
 use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::SecondNetworks;
 use netpold_core::model::Denial;
-use netpold_core::options::{CheckSource, NewPods, Options, SecondInterfaces, SourceExempt};
+use netpold_core::options::{
+    CheckSource, NewPods, ObserveFlows, Options, SecondInterfaces, SourceExempt,
+};
 use netpold_core::pattern::block;
 use netpold_dataplane::Rejections;
 use netpold_dataplane::bpffs::TakesFrom;
@@ -138,6 +140,11 @@ impl TryFrom<RunArgs> for RunConfig {
                     cli::SecondInterfaces::Enforce => SecondInterfaces::Enforce,
                     cli::SecondInterfaces::Strict => SecondInterfaces::Strict,
                     cli::SecondInterfaces::Off => SecondInterfaces::Off,
+                },
+                observe_flows: match args.observe_flows {
+                    cli::ObserveFlows::None => ObserveFlows::None,
+                    cli::ObserveFlows::Labelled => ObserveFlows::Labelled,
+                    cli::ObserveFlows::All => ObserveFlows::All,
                 },
                 second_networks: second_networks(&args.second_networks)?,
                 denial: match args.deny {

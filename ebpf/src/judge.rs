@@ -18,4 +18,4 @@ pub mod proof;
 pub mod reject;
 pub mod station;
 mod track;
-mod transition;
+pub(crate) mod transition;

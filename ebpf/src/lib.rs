@@ -10,6 +10,7 @@
 //! |---|---|
 //! | [`xdp`] | the judgement before the stack, at uplinks and pods' interfaces |
 //! | [`names`] | domain names: questions, answers, and the rows that resolved addresses select |
+//! | [`observe`] | records of the flows of pods that no policy selects |
 //! | [`judge`] | the judgement at the pods' hooks, and behind the node's translation |
 //! | [`tables`] | the tables that a judgement reads: policy, endpoints, flows |
 //! | [`flow`] | the flow table: keys, control words, insertion, eviction |
@@ -33,6 +34,7 @@ pub mod host;
 pub mod judge;
 pub mod layout;
 pub mod names;
+pub mod observe;
 pub mod order;
 pub mod packet;
 pub mod reason;

@@ -144,7 +144,7 @@ impl Reason {
 }
 
 /// Number of per-CPU counters: [`COUNTERS_PER_DIRECTION`] for drops in pod ingress, as many for pod egress, see
-/// [`counter`]; the last ones of each half are those of [`rejections`] and of [`evictions`].
+/// [`counter`]; the last ones of each half are those of [`rejections`] and [`unrecorded`], and of [`evictions`].
 pub const COUNTERS: u32 = 2 * COUNTERS_PER_DIRECTION;
 /// Counters of one direction: the reasons, with room to append.
 pub const COUNTERS_PER_DIRECTION: u32 = 32;
@@ -171,6 +171,14 @@ pub const fn counter_of(egress: bool, number: u32) -> u32 {
 #[inline(always)]
 pub const fn rejections(egress: bool) -> u32 {
     COUNTERS_PER_DIRECTION - EVICTIONS + egress as u32
+}
+
+/// Index of the counter of flows that got no record, since their pod had added too many in that second, see
+/// [`crate::observe`].
+#[must_use]
+#[inline(always)]
+pub const fn unrecorded() -> u32 {
+    rejections(true) + 1
 }
 
 /// Index of the counter of half-open, or established, flows evicted from a family's flow table.

@@ -81,6 +81,9 @@ pub struct EndpointStatus {
     /// Directions in which denied packets are answered (`netpold.io/deny: reject`).
     #[serde(default)]
     pub rejects: Vec<Direction>,
+    /// No policy isolates the pod, and its flows are recorded for observers (`netpold.io/observe: flows`).
+    #[serde(default)]
+    pub observed: bool,
     /// Attachment of the program: `tcx`, `clsact`; `None` if not attached.
     pub hook: Option<String>,
     /// Mode of the XDP program that drops packets which the pod may not send: `native`, `generic`; `None` without one.

@@ -79,6 +79,7 @@ mod tests {
                 addresses: Vec::new(),
                 isolated: Vec::new(),
                 rejects: Vec::new(),
+                observed: false,
                 hook: Some(forged.to_owned()),
                 xdp: None,
             }],

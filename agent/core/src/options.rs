@@ -56,6 +56,21 @@ pub enum SecondInterfaces {
 /// Label of a namespace, with its value, that exempts further interfaces without known addresses from policy there.
 pub const SECOND_OPEN: (&str, &str) = ("netpold.io/second-interfaces", "open");
 
+/// Pods with records of their flows while no policy selects them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ObserveFlows {
+    /// No pods.
+    None,
+    /// Pods of namespaces with [`OBSERVE`].
+    #[default]
+    Labelled,
+    /// All pods.
+    All,
+}
+
+/// Label of a namespace, with its value, that asks for records of its pods' flows.
+pub const OBSERVE: (&str, &str) = ("netpold.io/observe", "flows");
+
 /// Treatment of a new interface while its pod is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NewPods {
@@ -79,6 +94,8 @@ pub struct Options {
     pub source_exempt: SourceExempt,
     /// Treatment of interfaces with an unknown pod.
     pub new_pods: NewPods,
+    /// Records of the flows of pods that no policy selects.
+    pub observe_flows: ObserveFlows,
     /// Further interfaces of pods.
     pub second_interfaces: SecondInterfaces,
     /// Blocks in which addresses of further networks count.

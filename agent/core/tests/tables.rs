@@ -7,8 +7,8 @@ use netpold_core::compile::{CompileError, Compiler, Problem};
 use netpold_core::model::{Bound, Change, Interface, Key, Owner, Pod, Policy, Selector, Standing};
 use netpold_core::ops::Table;
 use netpold_core::ops::{Capacity, Op};
-use netpold_core::options::{CheckSource, Options, SourceExempt};
-use netpold_ebpf::layout::{EP_CHECK_SOURCE, ROW_NOT_ISOLATED};
+use netpold_core::options::{CheckSource, ObserveFlows, Options, SourceExempt};
+use netpold_ebpf::layout::{EP_CHECK_SOURCE, EP_OBSERVE, ROW_NOT_ISOLATED};
 use netpold_testkit::memory::MemoryTables;
 use netpold_testkit::objects::{
     NODE, interface, ip, namespace, pod, pods, policy, rule, select, tcp,
@@ -301,6 +301,55 @@ fn source_check_by_option() {
         ]);
         let checks = |ifindex| world.tables.endpoint(ifindex).unwrap().flags & EP_CHECK_SOURCE != 0;
         assert_eq!((checks(1), checks(2)), (isolated, free), "{check:?}");
+    }
+}
+
+/// The label asks for records of a namespace's pods, also if it comes or goes while they run; the option overrides it.
+#[test]
+fn flows_are_observed_by_label_or_option() {
+    let deny = policy("a", "deny", select(&[("app", "db")]), Some(vec![]), None);
+    let label = [("netpold.io/observe", "flows")];
+    for (observe_flows, labelled, other) in [
+        (ObserveFlows::None, false, false),
+        (ObserveFlows::Labelled, true, false),
+        (ObserveFlows::All, true, true),
+    ] {
+        let options = Options { node: NODE.into(), observe_flows, ..Options::default() };
+        let mut world = World { compiler: Compiler::new(options), tables: MemoryTables::new() };
+        world.apply([
+            Change::Namespace(namespace("a", &label)),
+            Change::Namespace(namespace("b", &[("netpold.io/observe", "drops")])),
+            Change::Pod(pod("a", "db", &[("app", "db")], &["10.0.0.1"])),
+            Change::Pod(pod("a", "web", &[], &["10.0.0.2"])),
+            Change::Pod(pod("b", "web", &[], &["10.0.0.3"])),
+            Change::Interface(interface(1, &["10.0.0.1"])),
+            Change::Interface(interface(2, &["10.0.0.2"])),
+            Change::Interface(interface(3, &["10.0.0.3"])),
+            Change::Policy(deny.clone()),
+        ]);
+        let flags = |world: &World| {
+            [1, 2, 3].map(|i| world.tables.endpoint(i).unwrap().flags & EP_OBSERVE != 0)
+        };
+        let observed = |world: &World| {
+            let infos = world.compiler.endpoints().filter(|info| info.observed);
+            infos.map(|info| info.ifindex).collect::<Vec<_>>()
+        };
+        assert_eq!(flags(&world), [labelled, labelled, other], "{observe_flows:?}");
+        let rows = |world: &World| [1, 2, 3].map(|i| world.tables.endpoint(i).unwrap().rows);
+        let before = rows(&world);
+        assert!(before[0] != 0 && before[1..] == [0; 2], "one pod is isolated");
+        let of_free: Vec<u32> = [(2, labelled), (3, other)]
+            .into_iter()
+            .filter_map(|(ifindex, is)| is.then_some(ifindex))
+            .collect();
+        assert_eq!(observed(&world), of_free, "{observe_flows:?}: only pods without policy");
+        // The label moves to the other namespace.
+        world.apply([
+            Change::Namespace(namespace("a", &[])),
+            Change::Namespace(namespace("b", &label)),
+        ]);
+        assert_eq!(flags(&world), [other, other, labelled], "{observe_flows:?}: relabelled");
+        assert_eq!(rows(&world), before, "enforcement is the same");
     }
 }
 

@@ -111,6 +111,19 @@ impl ActiveGeneration {
         Ok(tables.map(|(tables, now)| tables.pass(now, endpoints, meet)))
     }
 
+    /// Removes expired records of observed flows, and counts the others; `None` before the first generation.
+    ///
+    /// # Errors
+    /// The tables cannot be mapped or the clock cannot be read.
+    pub fn sweep_observed(
+        &self,
+        endpoints: Option<&BTreeSet<u32>>,
+        meet: impl FnMut(&Sighting<'_>),
+    ) -> Result<Option<Pass>, GenerationError> {
+        let tables = self.settings.observed_flows(self.generation())?;
+        Ok(tables.map(|(tables, now)| tables.pass(now, endpoints, meet)))
+    }
+
     /// The flow tables, the kernel's jiffies, and the revision of valid cached verdicts; `None` before the first
     /// generation.
     ///

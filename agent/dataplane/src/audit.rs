@@ -161,12 +161,12 @@ impl Tables {
     fn check_settings(&self, wanted: &Settings) -> Result<u64, TableError> {
         let found = self.settings.read(0).map_err(at("SETTINGS"))?;
         let (revision, endpoint_probes) = (found.revision, self.endpoint_probes);
-        let (ipv6_blocks_root, isolates_egress) = (self.ipv6_blocks.root(), self.isolates_egress());
+        let (ipv6_blocks_root, any_endpoint) = (self.ipv6_blocks.root(), self.any_endpoint());
         let wanted = Settings {
             ipv6_blocks_root,
             revision,
             endpoint_probes,
-            isolates_egress,
+            any_endpoint,
             watch_only: 0,
             ..*wanted
         };

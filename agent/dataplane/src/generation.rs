@@ -116,8 +116,19 @@ const CLOCK: &str = "netpold_clock";
 /// The flow tables.
 const FLOWS: [&str; 2] = ["CT4", "CT6"];
 /// Maps that outlive their generation, by pin name.
-const SHARED: [&str; 7] =
-    [FLOWS[0], FLOWS[1], "FRAGMENTS", "COUNTERS", "EVENTS", "LEARNED", "ASKED"];
+const SHARED: [&str; 9] = [
+    FLOWS[0],
+    FLOWS[1],
+    "FRAGMENTS",
+    "COUNTERS",
+    "EVENTS",
+    "LEARNED",
+    "ASKED",
+    OBSERVED[0],
+    OBSERVED[1],
+];
+/// The tables of observed flows.
+const OBSERVED: [&str; 2] = ["OBSERVED4", "OBSERVED6"];
 
 /// Maps of the generation in force, by pin name, for a later agent.
 const PUBLISHED: [Section; 2] = [global_sections::ENDPOINTS, global_sections::SETTINGS];
@@ -387,6 +398,14 @@ impl Generation {
     /// The object has no such maps.
     pub fn conntrack(&self) -> Result<(&MapData, &MapData), TableError> {
         Ok((array(&self.bpf, "CT4")?, array(&self.bpf, "CT6")?))
+    }
+
+    /// The tables of observed flows, IPv4 and IPv6.
+    ///
+    /// # Errors
+    /// The object has no such maps.
+    pub fn observed(&self) -> Result<(&MapData, &MapData), TableError> {
+        Ok((array(&self.bpf, OBSERVED[0])?, array(&self.bpf, OBSERVED[1])?))
     }
 
     /// The ring buffer of drop events, shared by generations; returned once per generation.

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::layout::{
-    BRIDGES, DEVICE_LINE, DEVICE_LINES, DEVICE_PROBES, Settings, WITNESS_SHIFT, WITNESSES,
-    device_place,
+    BRIDGES, DEVICE_LINE, DEVICE_LINES, DEVICE_PROBES, OBSERVED4_BUCKETS, OBSERVED6_BUCKETS,
+    Settings, WITNESS_SHIFT, WITNESSES, device_place,
 };
 
 use super::attach::Mode;
@@ -284,6 +284,22 @@ impl ActiveSettings {
         let (four, six) = generation.conntrack()?;
         let tables = Sweeper::new(four, six, settings, self.hz)
             .map_err(|cause| TableError::Mapped { name: "CT4", cause })?;
+        Ok(Some((tables, generation.jiffies().map_err(GenerationError::Clock)?)))
+    }
+
+    /// The tables of observed flows, and the kernel's jiffies; `None` before the first generation.
+    pub(super) fn observed_flows(
+        &self,
+        generation: Option<&Generation>,
+    ) -> Result<Option<(Sweeper, u32)>, GenerationError> {
+        let (Some(settings), Some(generation)) = (self.written, generation) else {
+            return Ok(None);
+        };
+        let masks = (OBSERVED4_BUCKETS - 1, OBSERVED6_BUCKETS - 1);
+        let settings = Settings { ct4_mask: masks.0, ct6_mask: masks.1, ..settings };
+        let (four, six) = generation.observed()?;
+        let tables = Sweeper::new(four, six, settings, self.hz)
+            .map_err(|cause| TableError::Mapped { name: "OBSERVED4", cause })?;
         Ok(Some((tables, generation.jiffies().map_err(GenerationError::Clock)?)))
     }
 

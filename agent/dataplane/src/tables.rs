@@ -10,8 +10,8 @@ use netpold_core::model::DomainName;
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{
-    ENDPOINT_SLOTS, Endpoint, PortBitmap, PortWord, Row, RowBlock, Settings, TIMEOUTS, TrieBlock,
-    TrieRoot, Unproven, endpoint_slot,
+    ANY_ISOLATES_EGRESS, ANY_OBSERVED, ENDPOINT_SLOTS, EP_OBSERVE, Endpoint, PortBitmap, PortWord,
+    Row, RowBlock, Settings, TIMEOUTS, TrieBlock, TrieRoot, Unproven, endpoint_slot,
 };
 
 use super::global_sections;
@@ -39,8 +39,9 @@ pub struct Tables {
     pub(super) overflow: BTreeSet<Ipv6Addr>,
     /// [`Settings::endpoint_probes`]
     pub(super) endpoint_probes: u32,
-    /// Slots of endpoints that policy isolates for egress, see [`Settings::isolates_egress`].
+    /// Slots of endpoints that policy isolates for egress, and of observed ones, see [`Settings::any_endpoint`].
     isolating: BTreeSet<u32>,
+    observed: BTreeSet<u32>,
     /// The settings as first written, with the hash keys that place IPv6 addresses.
     hashing: Settings,
     local_endpoints: LocalEndpoints,
@@ -67,6 +68,7 @@ impl Tables {
             overflow: BTreeSet::new(),
             endpoint_probes: 1,
             isolating: BTreeSet::new(),
+            observed: BTreeSet::new(),
             hashing: Settings::default(),
             local_endpoints: LocalEndpoints::open(bpf)?,
             names: Names::open(bpf)?,
@@ -82,12 +84,12 @@ impl Tables {
     pub fn write_settings(&mut self, settings: Settings) -> Result<Settings, TableError> {
         let (ipv6_hosts_mask, ipv6_blocks_root) = (self.ipv6_hosts.mask(), self.ipv6_blocks.root());
         let endpoint_probes = self.endpoint_probes;
-        let isolates_egress = self.isolates_egress();
+        let any_endpoint = self.any_endpoint();
         let settings = Settings {
             ipv6_hosts_mask,
             ipv6_blocks_root,
             endpoint_probes,
-            isolates_egress,
+            any_endpoint,
             ..settings
         };
         self.settings.write_element(0, &settings).map_err(at("SETTINGS"))?;
@@ -296,24 +298,39 @@ impl Tables {
         self.settings.store_u32(0, offset_of!(Settings, endpoint_probes), self.endpoint_probes)
     }
 
-    /// [`Settings::isolates_egress`]
-    pub(super) fn isolates_egress(&self) -> u32 {
-        u32::from(!self.isolating.is_empty())
+    /// [`Settings::any_endpoint`]
+    pub(super) fn any_endpoint(&self) -> u32 {
+        let flag = |slots: &BTreeSet<u32>, flag| if slots.is_empty() { 0 } else { flag };
+        flag(&self.isolating, ANY_ISOLATES_EGRESS) | flag(&self.observed, ANY_OBSERVED)
     }
 
-    /// Records whether `slot` is isolated for egress, and updates [`Settings::isolates_egress`].
+    /// Records the rows of the endpoint in `slot`, and updates [`Settings::any_endpoint`].
     fn rows_are(&mut self, slot: u32, rows: u64) -> Result<(), MmapError> {
-        let before = self.isolates_egress();
-        if Rows(rows).isolates_egress() {
-            self.isolating.insert(slot);
+        self.endpoint_is(slot, Rows(rows).isolates_egress(), |tables| &mut tables.isolating)
+    }
+
+    /// Records the flags of the endpoint in `slot`, and updates [`Settings::any_endpoint`].
+    fn flags_are(&mut self, slot: u32, flags: u64) -> Result<(), MmapError> {
+        self.endpoint_is(slot, flags & EP_OBSERVE != 0, |tables| &mut tables.observed)
+    }
+
+    fn endpoint_is(
+        &mut self,
+        slot: u32,
+        has: bool,
+        slots: fn(&mut Self) -> &mut BTreeSet<u32>,
+    ) -> Result<(), MmapError> {
+        let before = self.any_endpoint();
+        if has {
+            slots(self).insert(slot);
         } else {
-            self.isolating.remove(&slot);
+            slots(self).remove(&slot);
         }
-        if self.isolates_egress() == before {
+        if self.any_endpoint() == before {
             return Ok(());
         }
-        let offset = offset_of!(Settings, isolates_egress);
-        self.settings.store_u32(0, offset, self.isolates_egress())
+        let offset = offset_of!(Settings, any_endpoint);
+        self.settings.store_u32(0, offset, self.any_endpoint())
     }
 
     /// Stores in the order that `layout::Endpoint` guarantees: the interface index last when a slot is filled, first
@@ -326,6 +343,7 @@ impl Tables {
             Op::Endpoint(slot, endpoint) => {
                 self.look_as_far_as(*slot, endpoint.ifindex)?;
                 self.rows_are(*slot, endpoint.rows)?;
+                self.flags_are(*slot, endpoint.flags)?;
                 self.endpoints.write_element(*slot, &Endpoint { ifindex: 0, ..**endpoint })?;
                 self.endpoints.store_u32(*slot, IFINDEX, endpoint.ifindex)
             }
@@ -334,6 +352,7 @@ impl Tables {
                 self.endpoints.store_u64(*slot, offset_of!(Endpoint, rows), *rows)
             }
             Op::EndpointAddrs(slot, endpoint) => {
+                self.flags_are(*slot, endpoint.flags)?;
                 let now = self.endpoints.read(*slot)?;
                 self.endpoints
                     .write_element(*slot, &Endpoint { flags: now.flags, ..**endpoint })?;
@@ -342,6 +361,7 @@ impl Tables {
             Op::EndpointGone(slot) => {
                 self.endpoints.store_u32(*slot, IFINDEX, 0)?;
                 self.rows_are(*slot, 0)?;
+                self.flags_are(*slot, 0)?;
                 self.endpoints.write_element(*slot, &Endpoint::default())
             }
             _ => Ok(()),

@@ -238,6 +238,12 @@ impl Engine {
             Ok(pass) => self.health.count_sweep(pass),
             Err(error) => tracing::warn!(%error, "cannot sweep conntrack; flows still expire"),
         }
+        let unrecorded = measure::unrecorded(dataplane);
+        let mut round = self.rule_use.sweep_observed(unrecorded);
+        match dataplane.active().sweep_observed(endpoints.as_ref(), |flow| round.meet(flow)) {
+            Ok(pass) => self.health.observed = pass,
+            Err(error) => tracing::warn!(%error, "cannot sweep the records of observed flows"),
+        }
         self.rule_use.take_news()
     }
 

@@ -10,6 +10,7 @@
 //! pod to itself).
 
 mod flows;
+mod observed;
 mod opened;
 mod pods;
 mod records;
@@ -32,6 +33,8 @@ use crate::kept;
 use crate::learn::{self, Recorder};
 use flows::Known;
 pub use flows::Round;
+use observed::Observed;
+pub use observed::ObservedRound;
 use opened::Opened;
 use pods::Pods;
 use records::{PolicyRecord, Records};
@@ -69,6 +72,7 @@ pub struct RuleUse {
     resolved: Resolved,
     trials: Trials,
     opened: Opened,
+    observed: Observed,
     /// Recorder of flows, one record for each kind.
     recorder: Recorder,
 }
@@ -90,6 +94,7 @@ impl Default for RuleUse {
             resolved: Resolved::default(),
             trials: Trials::default(),
             opened: Opened::default(),
+            observed: Observed::default(),
             recorder: Recorder::new(unix_millis()),
         }
     }
@@ -206,11 +211,17 @@ impl RuleUse {
         self.pods.whose(cluster, address, at)
     }
 
+    /// Begins a sweep of the records of observed flows. `unrecorded`: number of flows without a record, so far.
+    pub fn sweep_observed(&mut self, unrecorded: u64) -> ObservedRound<'_> {
+        self.observed.begin(&mut self.opened, self.counted_until, unrecorded)
+    }
+
     /// Takes the new flows of the last sweep.
     pub fn take_news(&mut self) -> News {
         let (audited, more_audited) = self.trials.take();
         let (opened, more_opened) = self.opened.take();
         let missed = std::mem::take(&mut self.last.missed);
+        let missed = missed + self.observed.take_missed();
         News { audited, opened, untold: more_audited + more_opened + missed }
     }
 

@@ -8,8 +8,8 @@ use netpold_ebpf::flow::control::{Control, timeouts};
 use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::{
-    CT_WAYS, Ct4Way, Ct6Way, FragmentKey, FragmentPorts, LEARNED_BUCKETS, NAME_WAYS, NAME_WORDS,
-    QUESTION_BUCKETS, Settings,
+    CT_WAYS, Ct4Way, Ct6Way, ENDPOINT_SLOTS, FragmentKey, FragmentPorts, LEARNED_BUCKETS,
+    NAME_WAYS, NAME_WORDS, OBSERVED4_BUCKETS, OBSERVED6_BUCKETS, QUESTION_BUCKETS, Settings,
 };
 use netpold_ebpf::names::tables::Store;
 use netpold_ebpf::names::work::NameWork;
@@ -35,6 +35,16 @@ pub struct FlowTables {
     ct6: Vec<AtomicU64>,
     fragments: Mutex<HashMap<[u8; 48], FragmentPorts>>,
     names: OnceLock<NameStores>,
+    records: OnceLock<RecordStores>,
+}
+
+/// Records of observed flows: made on first use.
+#[derive(Debug)]
+struct RecordStores {
+    four: Vec<AtomicU64>,
+    six: Vec<AtomicU64>,
+    added: Vec<AtomicU64>,
+    unrecorded: AtomicU64,
 }
 
 /// Resolved addresses, questions, and the memory to read a message: made on first use, since most tests have no names.
@@ -71,6 +81,7 @@ impl FlowTables {
             ct6: words(WORDS6),
             fragments: Mutex::new(HashMap::new()),
             names: OnceLock::new(),
+            records: OnceLock::new(),
         }
     }
 
@@ -91,22 +102,54 @@ impl FlowTables {
 
     /// Calls `meet` for every flow: number of its way through both tables, its state, and the words of the way.
     pub fn for_each(&self, mut meet: impl FnMut(u32, Control, &[AtomicU64])) {
-        let four = self.ct4.chunks_exact(WORDS4 / CT_WAYS);
-        let ways = four.chain(self.ct6.chunks_exact(WORDS6 / CT_WAYS));
-        for (way, words) in (0..).zip(ways) {
-            let control = Control(words[0].load(Ordering::Acquire));
-            if control.is_valid() {
-                meet(way, control, words);
+        for_each(&self.ct4, &self.ct6, &mut meet);
+    }
+
+    /// Calls `meet` for every record of an observed flow, see [`FlowTables::for_each`].
+    pub fn for_each_record(&self, mut meet: impl FnMut(u32, Control, &[AtomicU64])) {
+        for_each(&self.records().four, &self.records().six, &mut meet);
+    }
+
+    /// Number of flows that got no record, since their pod had added too many in a second.
+    #[must_use]
+    pub fn unrecorded(&self) -> u64 {
+        self.records().unrecorded.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn count_unrecorded(&self) {
+        self.records().unrecorded.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn records(&self) -> &RecordStores {
+        self.records.get_or_init(|| {
+            let words = |number| std::iter::repeat_with(AtomicU64::default).take(number).collect();
+            RecordStores {
+                four: words(OBSERVED4_BUCKETS as usize * WORDS4),
+                six: words(OBSERVED6_BUCKETS as usize * WORDS6),
+                added: words(ENDPOINT_SLOTS as usize),
+                unrecorded: AtomicU64::new(0),
             }
-        }
+        })
+    }
+
+    pub(crate) fn record_bucket4(&self, index: u32) -> Option<*mut u64> {
+        bucket(&self.records().four, index, WORDS4)
+    }
+
+    pub(crate) fn record_bucket6(&self, index: u32) -> Option<*mut u64> {
+        bucket(&self.records().six, index, WORDS6)
+    }
+
+    pub(crate) fn added(&self, slot: u32) -> Option<*mut u64> {
+        bucket(&self.records().added, slot, 1)
     }
 
     pub(crate) fn bucket4(&self, index: u32) -> Option<*mut u64> {
-        self.ct4.get(index as usize * WORDS4..(index as usize + 1) * WORDS4).map(first_word)
+        bucket(&self.ct4, index, WORDS4)
     }
 
     pub(crate) fn bucket6(&self, index: u32) -> Option<*mut u64> {
-        self.ct6.get(index as usize * WORDS6..(index as usize + 1) * WORDS6).map(first_word)
+        bucket(&self.ct6, index, WORDS6)
     }
 
     fn names(&self) -> &NameStores {
@@ -128,8 +171,7 @@ impl FlowTables {
             Store::Learned => &self.names().learned,
             Store::Asked => &self.names().asked,
         };
-        let first = index as usize * NAME_WAYS * NAME_WORDS;
-        words.get(first..first + NAME_WAYS * NAME_WORDS).map(first_word)
+        bucket(words, index, NAME_WAYS * NAME_WORDS)
     }
 
     /// Memory to read a DNS message; for one thread at a time.
@@ -167,7 +209,24 @@ fn fragment_key(key: &FragmentKey) -> [u8; 48] {
     bytes
 }
 
-/// Pointer to a run of words, valid for all of them.
-fn first_word(words: &[AtomicU64]) -> *mut u64 {
-    words.as_ptr().cast_mut().cast()
+/// Pointer to a bucket of `size` words, valid for all of them.
+fn bucket(table: &[AtomicU64], index: u32, size: usize) -> Option<*mut u64> {
+    let words = table.get(index as usize * size..(index as usize + 1) * size)?;
+    Some(words.as_ptr().cast_mut().cast())
+}
+
+/// Calls `meet` for every valid way of two tables.
+fn for_each(
+    four: &[AtomicU64],
+    six: &[AtomicU64],
+    meet: &mut impl FnMut(u32, Control, &[AtomicU64]),
+) {
+    let four = four.chunks_exact(WORDS4 / CT_WAYS);
+    let ways = four.chain(six.chunks_exact(WORDS6 / CT_WAYS));
+    for (way, words) in (0..).zip(ways) {
+        let control = Control(words[0].load(Ordering::Acquire));
+        if control.is_valid() {
+            meet(way, control, words);
+        }
+    }
 }

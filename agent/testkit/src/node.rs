@@ -15,11 +15,13 @@ use netpold_ebpf::layout::{
     ClassId, ENDPOINT_ADDRS, ENDPOINT_SLOTS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint, FragmentKey,
     FragmentPorts, PortWord, Settings, endpoint_slot,
 };
+use netpold_ebpf::observe::{self, Records, Sight, Unrecorded};
 use netpold_ebpf::packet::bytes::Bytes;
-use netpold_ebpf::packet::family::{Family as _, V6};
-use netpold_ebpf::tables::Tables;
+use netpold_ebpf::packet::family::{Family as _, V4, V6};
+use netpold_ebpf::reason::Reason;
 use netpold_ebpf::tables::local_endpoints::LocalEndpoints;
 use netpold_ebpf::tables::policy::PolicyTables;
+use netpold_ebpf::tables::{Tables, find_slot};
 use netpold_ebpf::verdict::Verdict;
 
 use crate::flows::FlowTables;
@@ -74,6 +76,40 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
         match direction {
             Direction::Ingress => decide::<Ingress, _, _>(&frame, self, hook),
             Direction::Egress => decide::<Egress, _, _>(&frame, self, hook),
+        }
+    }
+
+    /// Verdict of a pod's hook about a frame, which is recorded as the kernel's programs do.
+    pub fn judge_and_record(&self, direction: Direction, hook: Hook, frame: &[u8]) -> Verdict {
+        let verdict = self.judge(direction, hook, frame);
+        let endpoint = find_slot(self, hook.ifindex);
+        if verdict.reason() == Reason::NotIsolated
+            && endpoint.is_some_and(|(_, endpoint)| observe::is_due(endpoint))
+        {
+            match direction {
+                Direction::Ingress => self.record::<Ingress>(hook, frame),
+                Direction::Egress => self.record::<Egress>(hook, frame),
+            }
+        }
+        verdict
+    }
+
+    fn record<D: netpold_ebpf::direction::Direction>(&self, hook: Hook, frame: &[u8]) {
+        let Some((slot, endpoint)) = find_slot(self, hook.ifindex) else { return };
+        let origin = |flags| observe::with_origin(flags, hook, self.settings());
+        let added = match observe::look::<D, _, _>(&frame, self, endpoint) {
+            Sight::Done | Sight::Deferred => true,
+            Sight::New4(new) => {
+                let new = Unrecorded { flags: origin(new.flags), ..new };
+                observe::add::<V4, _, _>(self, (slot, endpoint), new)
+            }
+            Sight::New6(new) => {
+                let new = Unrecorded { flags: origin(new.flags), ..new };
+                observe::add::<V6, _, _>(self, (slot, endpoint), new)
+            }
+        };
+        if !added {
+            self.flows().count_unrecorded();
         }
     }
 
@@ -192,6 +228,20 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> Tables for NodeTables<P, F>
 
     fn remember_fragment(&self, key: &FragmentKey, ports: &FragmentPorts) {
         self.flows().remember_fragment(key, ports);
+    }
+}
+
+impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> Records for NodeTables<P, F> {
+    fn record_bucket4(&self, index: u32) -> Option<*mut u64> {
+        self.flows().record_bucket4(index)
+    }
+
+    fn record_bucket6(&self, index: u32) -> Option<*mut u64> {
+        self.flows().record_bucket6(index)
+    }
+
+    fn added(&self, slot: u32) -> Option<*mut u64> {
+        self.flows().added(slot)
     }
 }
 

@@ -14,6 +14,7 @@ mod evictions;
 mod marks;
 mod mutations;
 mod names;
+mod observe;
 mod reject;
 mod speed;
 mod stack;

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use netpold_dataplane::bpf::test_run::{Run, run};
-use netpold_ebpf::layout::{EP_REJECT_INGRESS, Endpoint, endpoint_slot, mark};
+use netpold_ebpf::layout::{EP_OBSERVE, EP_REJECT_INGRESS, Endpoint, endpoint_slot, mark};
 use netpold_testbed::Stain;
 
 use netpold_testkit::frames::{ACK, FAMILIES, Family, SYN, TCP, Who, frame, icmp, ip, tcp};
@@ -38,6 +38,66 @@ fn fastest_marked(world: &mut World, name: &str, packet: &[u8]) -> u32 {
         .map(|_| run(stain.as_fd(), &repeated).expect(name).nanoseconds)
         .min()
         .unwrap_or_default()
+}
+
+/// A packet of a pod that no policy selects, with and without a record of its flow, and packets that begin flows.
+#[test]
+#[ignore = "a measurement, not a test"]
+fn nanoseconds_per_observed_packet() {
+    let Some(mut world) = world() else { return };
+    for family in FAMILIES {
+        let segment = |from, to, ports: (u16, u16), flags| {
+            frame(&ip(family, from, to, TCP, &tcp(ports.0, ports.1, flags)))
+        };
+        let (c, p) = (Who::Client, Who::Pod);
+        world.next_pod();
+        world.set_rows(0, 0);
+        let (forward, sent) = (segment(c, p, (4000, 80), ACK), segment(p, c, (80, 4000), ACK));
+        let empty = fastest(&mut world, "netpold_empty", &forward);
+        for observed in [false, true] {
+            world.host.endpoint_mut(IFINDEX).flags |= if observed { EP_OBSERVE } else { 0 };
+            world.set_rows(0, 0);
+            let _ = world.ingress(&segment(c, p, (4000, 80), SYN));
+            let _ = world.egress(&sent);
+            let _ = world.ingress(&forward);
+            for (case, name, packet) in
+                [("to", "netpold_ingress", &forward), ("from", "netpold_egress", &sent)]
+            {
+                let case = format!("{case} a pod without policy, observed: {observed}");
+                report(family, &case, fastest(&mut world, name, packet), empty);
+            }
+        }
+        world.host.endpoint_mut(IFINDEX).flags &= !EP_OBSERVE;
+    }
+    new_flows(&mut world);
+}
+
+/// Times packets that each begin a flow: runs of one packet have the cost of a system call, so the difference between
+/// observed and unobserved runs counts.
+fn new_flows(world: &mut World) {
+    for family in FAMILIES {
+        let mut took = [u64::MAX; 2];
+        for round in 0..ROUNDS {
+            for (observed, least) in took.iter_mut().enumerate() {
+                world.next_pod();
+                let flags = &mut world.host.endpoint_mut(IFINDEX).flags;
+                *flags = *flags & !EP_OBSERVE | if observed == 1 { EP_OBSERVE } else { 0 };
+                world.set_rows(0, 0);
+                let fd = program(&mut world.bpf, "netpold_egress").fd().expect("netpold_egress");
+                let sum: u64 = (1..=900_u16)
+                    .map(|port| {
+                        let port = port + 1000 * (round as u16 % 50);
+                        let segment = tcp(port, 443, SYN);
+                        let packet = frame(&ip(family, Who::Pod, Who::Server, TCP, &segment));
+                        let once = Run::once(&packet);
+                        u64::from(run(fd.as_fd(), &once).expect("netpold_egress").nanoseconds)
+                    })
+                    .sum();
+                *least = (*least).min(sum / 900);
+            }
+        }
+        println!("{family:?} new flow: {} ns unobserved, {} observed", took[0], took[1]);
+    }
 }
 
 #[test]

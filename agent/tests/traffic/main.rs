@@ -37,6 +37,7 @@ mod netkit;
 mod networks;
 mod newpods;
 mod observe;
+mod observed;
 mod open_connections;
 mod pods;
 mod reach;

@@ -26,7 +26,7 @@ fn output(mut command: Command) -> String {
 }
 
 /// Returns the events that the agent keeps.
-fn events(cluster: &Cluster, arguments: &[&str]) -> Vec<Value> {
+pub(crate) fn events(cluster: &Cluster, arguments: &[&str]) -> Vec<Value> {
     let all = output(command(cluster, &[&["-o", "json"], arguments].concat()));
     let all = all.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     all.filter(|line| line["type"] == "event").collect()
@@ -61,7 +61,7 @@ fn text<'v>(value: &'v Value, field: &str) -> &'v str {
 }
 
 /// Returns verdict, pod, direction, peer and protocol of an event.
-fn kind(event: &Value) -> (String, String, String, String, String) {
+pub(crate) fn kind(event: &Value) -> (String, String, String, String, String) {
     let own = |field: &str| text(event, field).to_owned();
     let (pod, peer) = (text(&event["pod"], "name"), text(&event["peer"], "name"));
     (own("verdict"), pod.to_owned(), own("direction"), peer.to_owned(), own("protocol"))

@@ -9,7 +9,7 @@
 
 use crate::{
     flow::{
-        control::{Control, PROTECTED},
+        control::{Control, FREE, PROTECTED},
         key::Key,
         memory::Memory,
         table::{PLACES, stored_protocol, way},
@@ -114,6 +114,60 @@ pub unsafe fn make_room<K: Key, M: Memory>(
     }
     // SAFETY: as the caller promises.
     best_age != 0 && unsafe { free(memory, way::<K>(buckets, best), best_control) }
+}
+
+/// Way to take for a new flow of an endpoint in a table that protects none: a way without a live flow, otherwise that of
+/// the endpoint with most of the flow's ways (its own, with the new flow, if others have as many). Of these ways closed
+/// flows go first, then half-open ones, then the longest idle one. `None` if other writers hold all ways.
+///
+/// # Safety
+/// As [`crate::flow::table::Flow::find`].
+#[inline(always)]
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
+pub unsafe fn take_share<K: Key, M: Memory>(
+    memory: &M,
+    buckets: [*mut u64; 2],
+    (endpoint, hash): (u32, u64),
+    settings: &Settings,
+    now: u32,
+) -> Option<(*mut u64, Control)> {
+    /// Above every rank that [`Control::rank`] returns for a live flow.
+    const SHARE: u64 = 1 << 35;
+    let (mut best, mut best_score, mut best_control) = (0, 0, Control(0));
+    // As in the loop of `Flow::victim`.
+    let mut place = 0;
+    while place < PLACES {
+        // SAFETY: as the caller promises.
+        let (control, protocol, other, ways) = unsafe {
+            let way = way::<K>(buckets, place);
+            let control = Control(memory.load(way));
+            let way = order::after_load(way, control.0);
+            let other = K::endpoint(memory.load(way.add(1)));
+            let ways = ways_of::<K, M>(memory, buckets, other, hash);
+            (control, stored_protocol::<K, M>(memory, way), other, ways)
+        };
+        let rank = control.rank(memory, protocol, settings, now);
+        let share = ways as u64 + u64::from(other == endpoint);
+        let score = match rank {
+            FREE => FREE * PLACES as u64 * 2,
+            _ if !control.is_valid() => 0,
+            rank => SHARE * share + rank.max(u64::from(control.age(now)) + 1),
+        };
+        if score > best_score {
+            best = memory.opaque(place, hash);
+            best_score = memory.opaque(score as usize, hash) as u64;
+            best_control = control;
+        }
+        if rank == FREE {
+            break;
+        }
+        place = core::hint::black_box(place + 1);
+    }
+    // SAFETY: as the caller promises.
+    (best_score != 0).then(|| unsafe { (way::<K>(buckets, best), best_control) })
 }
 
 /// Frees a way, as the sweeper does. A flow that has a packet at this moment stays.

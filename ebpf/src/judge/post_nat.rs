@@ -23,7 +23,7 @@ use crate::{
         policy::EndpointPolicy,
         proof::{Anew, Origin},
     },
-    layout::{CLASS_TRANSLATED, EP_CHECK_SOURCE, Settings, untranslated},
+    layout::{ANY_ISOLATES_EGRESS, CLASS_TRANSLATED, EP_CHECK_SOURCE, Settings, untranslated},
     packet::{
         bytes::{Bytes, Window as _, short},
         family::{Family as _, V4, V6},
@@ -131,11 +131,12 @@ fn made_anew<B: Bytes, T: Tables + LocalEndpoints>(
     }
 }
 
-/// [`Settings::isolates_egress`], which the agent changes while programs run.
+/// Whether policy isolates an endpoint for egress; the agent changes the flag while programs run.
 #[inline(always)]
 fn isolates_egress(settings: &Settings) -> bool {
     // SAFETY: a reference is readable.
-    unsafe { (&raw const settings.isolates_egress).read_volatile() != 0 }
+    let any_endpoint = unsafe { (&raw const settings.any_endpoint).read_volatile() };
+    any_endpoint & ANY_ISOLATES_EGRESS != 0
 }
 
 /// Judges a packet without the proof that a bridge hands to the node, see [`crate::judge::proof`]. A claim of an

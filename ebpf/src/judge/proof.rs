@@ -32,7 +32,7 @@
 //!    ([`Anew`]). Packets rebuilt from a pod's packet with the proof have the proof. So without it:
 //!    * A fragment with an endpoint's source is from a pod that bypassed its program, and drops.
 //!    * Any other fragment may be from outside, or forged: it drops while policy isolates any endpoint for egress
-//!      ([`Settings::isolates_egress`]).
+//!      ([`ANY_ISOLATES_EGRESS`](crate::layout::ANY_ISOLATES_EGRESS)).
 //!    * An opening of a connection (SYNPROXY) is judged for the endpoint with its source address, as if it were new.
 //!
 //! 4. Packets that a bridge hands to the node itself pass no exit. A program at the bridge demands their proof too,

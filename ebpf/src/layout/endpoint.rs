@@ -14,6 +14,8 @@ pub const EP_CHECK_SOURCE: u64 = 1 << 8;
 pub const EP_REJECT_INGRESS: u64 = 1 << 9;
 /// The same for pod egress.
 pub const EP_REJECT_EGRESS: u64 = 1 << 10;
+/// Flag in [`Endpoint::flags`]: flows of the pod are recorded while no policy selects it, see [`crate::observe`].
+pub const EP_OBSERVE: u64 = 1 << 11;
 /// Shift in [`Endpoint::flags`] of the hardware address of the pod's side of the veth, first octet highest; 0:
 /// unknown. With [`EP_CHECK_SOURCE`], frames with another source address drop.
 pub const EP_STATION_SHIFT: u32 = 16;

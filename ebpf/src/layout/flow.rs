@@ -76,6 +76,13 @@ pub type Ct4Bucket = [Ct4Way; CT_WAYS];
 /// A bucket of the IPv6 conntrack table: four cache lines.
 pub type Ct6Bucket = [Ct6Way; CT_WAYS];
 
+/// Buckets of the table of observed IPv4 flows: 32,768 records in a megabyte.
+pub const OBSERVED4_BUCKETS: u32 = 8_192;
+/// Buckets of the table of observed IPv6 flows: 16,384 records in a megabyte.
+pub const OBSERVED6_BUCKETS: u32 = 4_096;
+/// Most records that an interface may add in a second.
+pub const OBSERVED_PER_SECOND: u32 = 1_000;
+
 /// Conntrack flag: the key may be compared.
 pub const CT_VALID: u16 = 1 << 0;
 /// Conntrack flag: claimed by a writer, the key is being written.
@@ -151,5 +158,6 @@ const _: () = {
     assert!(size_of::<Ct4Bucket>() == size_of::<Ct4Way>() * CT_WAYS);
     assert!(size_of::<Ct6Key>() == 32 && size_of::<Ct6Way>() == 64);
     assert!(size_of::<Ct6Bucket>() == 256);
+    assert!(OBSERVED4_BUCKETS.is_power_of_two() && OBSERVED6_BUCKETS.is_power_of_two());
     assert!(size_of::<FragmentKey>() == 48 && size_of::<FragmentPorts>() == 12);
 };

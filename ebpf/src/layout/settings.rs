@@ -66,13 +66,19 @@ pub struct Settings {
     /// Not zero once [`Settings::devices`] is filled and all programs are attached: packets without the proof from an
     /// interface in none of the tables drop where they leave.
     pub closes_unknown: u32,
-    /// Not zero while policy isolates any endpoint for egress. The agent raises it before it writes the first one.
-    pub isolates_egress: u32,
+    /// Flags of what holds for any endpoint: [`ANY_ISOLATES_EGRESS`], [`ANY_OBSERVED`]. The agent sets a flag before it
+    /// writes the first such endpoint.
+    pub any_endpoint: u32,
     /// Most answers to denied packets in a second, for each endpoint; 0: none.
     pub rejections: u32,
     /// The same for all endpoints of the node together, without the first of each ([`OWN`](crate::judge::reject::OWN)).
     pub node_rejections: u32,
 }
+
+/// Flag in [`Settings::any_endpoint`]: policy isolates an endpoint for egress.
+pub const ANY_ISOLATES_EGRESS: u32 = 1 << 0;
+/// Flag in [`Settings::any_endpoint`]: an endpoint has the flag [`EP_OBSERVE`](crate::layout::EP_OBSERVE).
+pub const ANY_OBSERVED: u32 = 1 << 1;
 
 /// Interfaces per line of [`Settings::devices`]. Lines are needed since arrays of more than 32 elements have no
 /// `Default`.

@@ -289,7 +289,7 @@ fn what_the_kernel_made_anew_is_from_nobody_it_says() {
     let [_, arp] = claims(Who::Pod.v6(), POD);
     assert_eq!(kind(&arp), Anew::No);
     for isolates in [0, 1] {
-        tables.flows.settings.isolates_egress = isolates;
+        tables.flows.settings.any_endpoint = isolates;
         for mark in [0, !tables.flows.settings.proof] {
             let by = |frame: &[u8]| {
                 let anew = kind(frame);

@@ -183,14 +183,19 @@ fn drops(text: &mut String, status: &Status) {
     }
 }
 
-/// Formats the isolated directions, and whether denied packets are answered there.
+/// Formats the isolated directions, and whether denied packets are answered there; without any, whether flows are
+/// recorded.
 fn isolated(endpoint: &EndpointStatus) -> String {
     let directions = endpoint.isolated.iter().map(|direction| {
         let rejects = endpoint.rejects.contains(direction);
         format!("{direction}{}", if rejects { " (reject)" } else { "" })
     });
     let directions: Vec<String> = directions.collect();
-    if directions.is_empty() { "no".to_owned() } else { list(&directions) }
+    match (directions.is_empty(), endpoint.observed) {
+        (false, _) => list(&directions),
+        (true, true) => "no (observed)".to_owned(),
+        (true, false) => "no".to_owned(),
+    }
 }
 
 fn list<T: Display>(items: &[T]) -> String {
@@ -254,6 +259,7 @@ mod tests {
                 addresses: vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()],
                 isolated: vec![Direction::Ingress, Direction::Egress],
                 rejects: vec![Direction::Egress],
+                observed: false,
                 hook: Some("tcx".into()),
                 xdp: Some("generic".into()),
             }],
@@ -309,6 +315,16 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn an_observed_pod_is_marked() {
+        let mut status = full();
+        let pod =
+            EndpointStatus { isolated: Vec::new(), observed: true, ..status.endpoints.remove(0) };
+        status.endpoints = vec![pod];
+        let text = anstream::adapter::strip_str(&render(&status)).to_string();
+        assert!(text.contains("no (observed)"), "{text}");
     }
 
     #[test]

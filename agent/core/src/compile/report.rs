@@ -35,6 +35,8 @@ pub struct EndpointInfo {
     pub checked: bool,
     /// Packets that policy denies are answered, by direction.
     pub rejects: [bool; 2],
+    /// No policy selects the endpoint, and its flows are recorded.
+    pub observed: bool,
     /// Hardware address from which frames must come; `None`: any.
     #[serde(skip)]
     pub station: Option<[u8; 6]>,
@@ -177,6 +179,7 @@ impl EndpointInfo {
             egress: live.rules.isolated(Direction::Egress),
             checked: live.check_source,
             rejects: live.rejects,
+            observed: live.is_observed(),
         }
     }
 }

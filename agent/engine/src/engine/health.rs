@@ -27,6 +27,8 @@ pub(super) struct Health {
     repaired: BTreeMap<&'static str, u64>,
     /// Flows at the last sweep.
     pub(super) census: Option<Pass>,
+    /// Records of observed flows at the last sweep.
+    pub(super) observed: Option<Pass>,
     /// Flows removed by all sweeps.
     pub(super) swept: Pass,
     /// Time when the oldest change that is not enforced yet was seen.

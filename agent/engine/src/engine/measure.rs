@@ -99,6 +99,11 @@ fn counts(dataplane: &Dataplane) -> impl Fn(u32) -> u64 {
     }
 }
 
+/// Returns the number of flows of observed pods without a record, see [`reason::unrecorded`].
+pub(super) fn unrecorded(dataplane: &Dataplane) -> u64 {
+    counts(dataplane)(reason::unrecorded())
+}
+
 fn rejected(dataplane: &Dataplane) -> Vec<(Direction, u64)> {
     let count = counts(dataplane);
     let count = |direction| count(reason::rejections(direction == Direction::Egress));

@@ -48,7 +48,7 @@ impl Engine {
             revision: *revision,
             policies: compiler.cluster().policies().len(),
             tables: tables(compiler, &resolved),
-            conntrack: health.census.as_ref().map(flow_tables).unwrap_or_default(),
+            conntrack: flow_tables(health.census.as_ref(), health.observed.as_ref()),
             drops: drops(dataplane),
             recent_drops: recent_drops(self, dropped, &resolved),
             repairs: health.repairs().values().sum(),
@@ -125,6 +125,7 @@ fn endpoints(reconciler: &Reconciler, interfaces: &NodeInterfaces) -> Vec<Endpoi
             addresses: reconciler.addresses_of(&endpoint),
             isolated: chosen(isolated),
             rejects: chosen(endpoint.rejects),
+            observed: endpoint.observed,
             hook: reconciler.is_pod(endpoint.ifindex).then(|| mode.clone()),
             xdp: dataplane.pod_xdp().mode(endpoint.ifindex).map(|mode| mode.to_string()),
             pod: endpoint.pod.clone(),
@@ -141,6 +142,7 @@ fn endpoints(reconciler: &Reconciler, interfaces: &NodeInterfaces) -> Vec<Endpoi
                 addresses: pod.addresses.clone(),
                 isolated: Vec::new(),
                 rejects: Vec::new(),
+                observed: false,
                 hook: None,
                 xdp: None,
             };
@@ -297,13 +299,18 @@ fn left_out(endpoints: &[EndpointStatus]) -> String {
     }
 }
 
-fn flow_tables(pass: &Pass) -> Vec<TableStatus> {
+/// Returns the fill of the flow tables, and that of the tables of observed flows unless these are empty.
+fn flow_tables(tracked: Option<&Pass>, observed: Option<&Pass>) -> Vec<TableStatus> {
     let used = |census: &Census| census.one_way + census.two_way + census.closed + census.busy;
-    [("IPv4 flows", &pass.v4), ("IPv6 flows", &pass.v6)]
-        .map(|(name, census)| TableStatus {
-            name: name.to_owned(),
-            used: used(census),
-            capacity: census.capacity,
-        })
-        .to_vec()
+    let status = |name: &str, census: &Census| TableStatus {
+        name: name.to_owned(),
+        used: used(census),
+        capacity: census.capacity,
+    };
+    let of =
+        |names: [&str; 2], pass: &Pass| [status(names[0], &pass.v4), status(names[1], &pass.v6)];
+    let tracked = tracked.map(|pass| of(["IPv4 flows", "IPv6 flows"], pass));
+    let observed = observed.filter(|pass| used(&pass.v4) + used(&pass.v6) > 0);
+    let observed = observed.map(|pass| of(["observed IPv4 flows", "observed IPv6 flows"], pass));
+    tracked.into_iter().chain(observed).flatten().collect()
 }

@@ -29,9 +29,8 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Creates the event of a new flow. `by_node`: the node began the flow, which no policy can deny.
-    pub(crate) fn flow(tuple: &FlowTuple, direction: Direction, by_node: bool) -> Self {
-        let reason = if by_node { Reason::Node } else { Reason::Allowed };
+    /// Creates the event of a new flow, which passed for a reason.
+    pub(crate) fn flow(tuple: &FlowTuple, direction: Direction, reason: Reason) -> Self {
         let packet =
             Dropped { reason: reason.as_str(), ..Dropped::audited(tuple, direction, None) };
         Self { outcome: Outcome::Allow, packet }
@@ -179,7 +178,7 @@ mod tests {
         let remote = [10, 0, 0, 9].into();
         let (local_port, remote_port, protocol) = (80, 4000, 6);
         let tuple = FlowTuple { endpoint, remote, local_port, remote_port, protocol };
-        Seen::flow(&tuple, Direction::Ingress, false)
+        Seen::flow(&tuple, Direction::Ingress, Reason::Allowed)
     }
 
     fn endpoints(seen: &[Seen]) -> Vec<u32> {

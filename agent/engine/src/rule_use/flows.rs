@@ -10,6 +10,7 @@ use netpold_core::probe::IpProtocol;
 use netpold_dataplane::conntrack::{FlowTuple, Sighting};
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
 use netpold_ebpf::packet::protocol::{TCP, UDP, is_to_server};
+use netpold_ebpf::reason::Reason;
 
 use super::{RuleUse, Swept, millis};
 use crate::events::{Dropped, unix_millis};
@@ -250,7 +251,7 @@ impl<'u> Round<'u> {
             let mut cost = FLOW;
             groups = [0; 2];
             if is_new {
-                self.of.opened.met(&tuple, flags);
+                self.of.opened.met(&tuple, flags, Reason::Allowed);
             }
             // Packets of the node itself need no rule.
             let ingress = flags & (CT_INGRESS | CT_NODE) == CT_INGRESS;

@@ -9,6 +9,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use netpold_core::model::Direction;
 use netpold_dataplane::conntrack::FlowTuple;
 use netpold_ebpf::layout::{CT_EGRESS, CT_INGRESS, CT_NODE};
+use netpold_ebpf::reason::Reason;
 
 use crate::events::Seen;
 
@@ -37,12 +38,14 @@ impl Default for Opened {
 }
 
 impl Opened {
-    /// Adds a flow; its flags in the table show the initiator.
-    pub(super) fn met(&mut self, tuple: &FlowTuple, flags: u16) {
+    /// Adds a flow; its flags in the table show the initiator. `reason`: why it passed, unless the node began it, which
+    /// no policy can deny.
+    pub(super) fn met(&mut self, tuple: &FlowTuple, flags: u16, reason: Reason) {
         let began = [(Direction::Ingress, CT_INGRESS), (Direction::Egress, CT_EGRESS)];
         for (direction, _) in began.into_iter().filter(|(_, flag)| flags & flag != 0) {
             let by_node = direction == Direction::Ingress && flags & CT_NODE != 0;
-            self.take_in(tuple.endpoint, || Seen::flow(tuple, direction, by_node));
+            let reason = if by_node { Reason::Node } else { reason };
+            self.take_in(tuple.endpoint, || Seen::flow(tuple, direction, reason));
         }
     }
 
@@ -100,7 +103,7 @@ mod tests {
             let remote = Ipv4Addr::from(number).into();
             let (local_port, remote_port, protocol) = (80, 4000, 6);
             let tuple = FlowTuple { endpoint, remote, local_port, remote_port, protocol };
-            opened.met(&tuple, CT_INGRESS);
+            opened.met(&tuple, CT_INGRESS, Reason::Allowed);
         }
     }
 

@@ -17,6 +17,7 @@ mod drops;
 mod maps;
 mod mark;
 mod names;
+mod observe;
 mod packet;
 mod pod_xdp;
 mod reject;
@@ -91,6 +92,7 @@ fn netpold_ingress(context: TcContext) -> i32 {
     }
     let reason = reject::settled(skb, reason);
     trace::end(reason);
+    observe::record::<Ingress>(skb, reason);
     names::listen::<Ingress>(skb, reason);
     act::<Ingress>(skb, reason, reject::netpold_reject_ingress)
 }
@@ -118,6 +120,7 @@ fn netpold_egress(context: TcContext) -> i32 {
     let reason = reject::settled(skb, reason);
     trace::end(reason);
     mark::leave(skb, reason);
+    observe::record::<Egress>(skb, reason);
     names::listen::<Egress>(skb, reason);
     act::<Egress>(skb, reason, reject::netpold_reject_egress)
 }

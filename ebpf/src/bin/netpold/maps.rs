@@ -12,8 +12,9 @@ use netpold_ebpf::{
     judge::connection::Tuple,
     layout::{
         Blocks6Node, Counters, Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey,
-        FragmentPorts, Hosts6Bucket, LEARNED_BUCKETS, NameBucket, NameKey, PortBitmap,
-        QUESTION_BUCKETS, RESOLVER_SLOTS, Row, RowBlock, Settings, TrieBlock, TrieRoot, Unproven,
+        FragmentPorts, Hosts6Bucket, LEARNED_BUCKETS, NameBucket, NameKey, OBSERVED4_BUCKETS,
+        OBSERVED6_BUCKETS, PortBitmap, QUESTION_BUCKETS, RESOLVER_SLOTS, Row, RowBlock, Settings,
+        TrieBlock, TrieRoot, Unproven,
     },
     names::work::NameWork,
     packet::{
@@ -113,6 +114,14 @@ pub(crate) static UNPROVEN: Array<Unproven> = Array::with_max_entries(ENDPOINT_S
 /// [`take`](netpold_ebpf::judge::reject::take).
 #[map]
 pub(crate) static REJECTIONS: Array<u64> = Array::with_max_entries(ENDPOINT_SLOTS + 1, 0);
+/// Records of the flows of pods that no policy selects, see [`netpold_ebpf::observe`].
+#[map]
+pub(crate) static OBSERVED4: Array<Ct4Bucket> = Array::with_max_entries(OBSERVED4_BUCKETS, SHARED);
+#[map]
+pub(crate) static OBSERVED6: Array<Ct6Bucket> = Array::with_max_entries(OBSERVED6_BUCKETS, SHARED);
+/// Records added in this second by endpoint slot.
+#[map]
+pub(crate) static OBSERVED_ADDED: Array<u64> = Array::with_max_entries(ENDPOINT_SLOTS, 0);
 #[map]
 pub(crate) static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
 

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{
-    ENDPOINT_PROBES, EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, Endpoint, ROW_NAMES,
-    endpoint_slot,
+    ENDPOINT_PROBES, EP_CHECK_SOURCE, EP_OBSERVE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, Endpoint,
+    ROW_NAMES, ROW_NOT_ISOLATED, endpoint_slot,
 };
 
 use crate::cluster::Cluster;
@@ -19,7 +19,7 @@ use crate::compile::sets::registry::Registry;
 use crate::compile::tables::rows::RowPair;
 use crate::model::{Denial, Direction, Interface, Key, Owner, Standing, uid_hash};
 use crate::ops::Op;
-use crate::options::{CheckSource, NewPods, Options};
+use crate::options::{CheckSource, NewPods, OBSERVE, ObserveFlows, Options};
 use addresses::Addresses;
 pub(crate) use numbers::Identity;
 use numbers::Numbers;
@@ -36,6 +36,8 @@ pub(crate) struct Live {
     pub(crate) check_source: bool,
     /// Whether packets that policy denies are answered, by direction.
     pub(crate) rejects: [bool; 2],
+    /// Whether flows are recorded while no policy selects the pod.
+    pub(crate) observes: bool,
     /// Hardware address of the veth's peer in the pod; `None` if unknown.
     pub(crate) station: Option<[u8; 6]>,
     /// The pod asks for no source check in a namespace where pods may not.
@@ -62,6 +64,11 @@ impl Live {
             .map(|(_, record)| (Rows(record.rows).ingress(), Rows(record.rows).egress()))
     }
 
+    /// Whether flows of the pod are recorded: no policy selects it in the installed record.
+    pub(crate) fn is_observed(&self) -> bool {
+        self.observes && self.installed_rows() == Some((ROW_NOT_ISOLATED, ROW_NOT_ISOLATED))
+    }
+
     /// Desired record, given the installed one.
     fn desired(&self, ifindex: u32, rows: RowPair, installed: Option<&Endpoint>) -> Endpoint {
         let [_, egress] = &self.rules.policies;
@@ -76,6 +83,9 @@ impl Live {
         }
         for (rejects, flag) in self.rejects.into_iter().zip([EP_REJECT_INGRESS, EP_REJECT_EGRESS]) {
             record.flags |= if rejects { flag } else { 0 };
+        }
+        if self.observes {
+            record.flags |= EP_OBSERVE;
         }
         record.flags |= self.station.map_or(0, Endpoint::pack_station);
         record
@@ -156,6 +166,7 @@ impl Endpoints {
             addresses: Addresses::default(),
             check_source: false,
             rejects: [false; 2],
+            observes: false,
             station: None,
             unheard: false,
             gives_way: true,
@@ -242,6 +253,14 @@ impl Endpoints {
             id,
             addresses,
             rejects,
+            observes: match options.observe_flows {
+                ObserveFlows::None => false,
+                ObserveFlows::Labelled => {
+                    let labels = cluster.namespace_labels(&pod.key.namespace);
+                    labels.get(OBSERVE.0).is_some_and(|value| value == OBSERVE.1)
+                }
+                ObserveFlows::All => true,
+            },
             check_source: !exempt
                 && second.is_none_or(|second| second.is_checked(options))
                 && match options.check_source {

@@ -327,7 +327,7 @@ extern "C" fn netpold_make_room(is_v6: u32, endpoint: u32, hash: u64) -> u32 {
 
 /// A key in the scratch: each word is read where it is needed, to save stack.
 #[derive(Clone, Copy)]
-struct Key6(*const [u64; 4]);
+pub(crate) struct Key6(pub(crate) *const [u64; 4]);
 
 impl Key for Key6 {
     const WORDS: usize = <[u64; 4]>::WORDS;
