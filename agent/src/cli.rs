@@ -99,6 +99,10 @@ pub struct RunArgs {
     /// Address to serve /metrics, /livez and /readyz on; :PORT for every address [default: none]
     #[arg(long, value_name = "ADDRESS:PORT", env = "NETPOLD_LISTEN")]
     pub listen: Option<ListenAddress>,
+    /// Most series of the metrics of denied traffic by workload; 0: none
+    #[arg(long, value_name = "N", env = "NETPOLD_DENIED_SERIES", default_value_t = 500,
+        value_parser = clap::value_parser!(u16).range(..=10_000))]
+    pub denied_series: u16,
     /// Drop packets of a pod with a source address that is not the pod's, ARP and ND included
     #[arg(long, value_name = "WHICH", env = "NETPOLD_CHECK_SOURCE", default_value = "all")]
     pub check_source: CheckSource,

@@ -39,6 +39,8 @@ pub struct RunConfig {
     pub files: Files,
     /// Address of metrics and health, if any.
     pub listen: Option<ListenAddress>,
+    /// Most series of denied traffic by workload; 0: none.
+    pub denied_series: u16,
     /// Options of the compiler, without those that depend on pinned state.
     pub options: Options,
     /// Devices and hooks at which to judge packets.
@@ -122,6 +124,7 @@ impl TryFrom<RunArgs> for RunConfig {
                 static_pods: args.static_pods,
             },
             listen: args.listen,
+            denied_series: args.denied_series,
             options: Options {
                 node: args.node_name.clone(),
                 check_source: match args.check_source {

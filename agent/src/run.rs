@@ -23,11 +23,13 @@ use netpold_dataplane::pinned_state::PinnedState;
 use netpold_dataplane::quiescence::grace_period;
 use netpold_discovery::Discovery;
 use netpold_discovery::newcomers::{Guard, Veths};
-use netpold_engine::Engine;
+use netpold_engine::{Engine, observed};
 use netpold_engine::admin::{Admin, requests};
+use netpold_engine::denied::Denied;
 use netpold_engine::events::{self, DropLog, Dropped};
 use netpold_engine::interfaces::NodeDevices;
 use netpold_engine::metrics::Metrics;
+use netpold_engine::observe::{Attributions, Feed, Observer};
 use netpold_engine::publish;
 use netpold_engine::rule_use::News;
 use netpold_engine::trace::Tracing;
@@ -131,6 +133,9 @@ enum Ended {
 struct Agent {
     engine: Arc<Mutex<Engine>>,
     drops: Arc<Mutex<DropLog>>,
+    observer: Arc<Observer>,
+    /// Counters of denied traffic by workload, if they are served.
+    denied: Option<Arc<Mutex<Denied>>>,
     inputs: Inputs,
     opening: Option<JoinHandle<Result<()>>>,
     reports: Reports,
@@ -192,9 +197,13 @@ impl Agent {
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
         let discovery = Discovery::start(netpold_discovery::Settings::default(), events)?;
-        let metrics = Arc::new(metrics(&engine, &drops, inputs.status()));
+        let denied = denied(config);
+        let metrics = Arc::new(metrics(&engine, &drops, denied.clone(), inputs.status()));
         let readiness = Arc::clone(&metrics);
-        let requests = requests(&config.node, &engine, &drops, inputs.status(), readiness);
+        let observer = observer(&config.node, &engine, &drops);
+        let of_requests = Arc::clone(&observer);
+        let requests =
+            requests(&config.node, &engine, &drops, of_requests, inputs.status(), readiness);
         let admin = Admin::serve(&config.files.socket, requests)?;
         let heartbeat = Heartbeat::default();
         let listen = |address| Listener::serve(address, routes(metrics, heartbeat.clone()));
@@ -209,6 +218,8 @@ impl Agent {
         Ok(Self {
             engine,
             drops,
+            observer,
+            denied,
             inputs,
             opening,
             reports: Reports::new(event_recorder, publish),
@@ -377,6 +388,7 @@ impl Agent {
         }
         let Some(ring) = lock(&self.engine).events() else { return };
         self.reading_events = true;
+        self.feed();
         let (engine, drops) = (Arc::clone(&self.engine), Arc::clone(&self.drops));
         let pod = move |dropped: &Dropped| lock(&engine).pod_name(dropped);
         tokio::spawn(async move {
@@ -385,12 +397,48 @@ impl Agent {
             }
         });
     }
+
+    /// Starts to count denied traffic by workload, before the first event is read.
+    fn feed(&self) {
+        let Some(denied) = self.denied.clone() else { return };
+        let engine = Arc::clone(&self.engine);
+        let dropped = Box::new(move || lock(&engine).dropped_packets());
+        let sink = Box::new(|_, _| {});
+        let feed = Feed::new(Arc::clone(&self.observer), dropped, denied, sink, false);
+        tokio::spawn(async move {
+            if let Err(error) = feed.follow().await {
+                warn!(%error, "cannot count denied traffic by workload");
+            }
+        });
+    }
+}
+
+/// Creates the counters of denied traffic by workload; `None` if nothing serves them.
+fn denied(config: &RunConfig) -> Option<Arc<Mutex<Denied>>> {
+    let most = usize::from(config.denied_series);
+    let serves = config.listen.is_some() && most > 0;
+    serves.then(|| Arc::new(Mutex::new(Denied::new(most))))
+}
+
+/// Creates the server of events to watchers and metrics.
+fn observer(
+    node: &str,
+    engine: &Arc<Mutex<Engine>>,
+    drops: &Mutex<DropLog>,
+) -> Arc<Observer> {
+    let engine = Arc::clone(engine);
+    let mut attributions = Attributions::default();
+    let resolve = move |seen: &[_], filter: &_| {
+        observed(&lock(&engine), seen, filter, &mut attributions)
+    };
+    Arc::new(Observer::new(node.to_owned(), lock(drops).journal(), resolve))
 }
 
 /// Creates the metrics, which also answer readiness.
 fn metrics(
     engine: &Arc<Mutex<Engine>>,
     drops: &Arc<Mutex<DropLog>>,
+    denied: Option<Arc<Mutex<Denied>>>,
     source: watch::Receiver<SourceStatus>,
 ) -> Metrics {
     let at_work = Arc::clone(engine);
@@ -398,7 +446,7 @@ fn metrics(
     let mut now = lock(engine);
     let (instruments, first) = (now.instruments().clone(), now.snapshot());
     drop(now);
-    Metrics::new(&instruments, first, snapshot, Arc::clone(drops), source)
+    Metrics::new(&instruments, first, snapshot, Arc::clone(drops), denied, source)
 }
 
 /// Notifies the service manager that the agent is at work.

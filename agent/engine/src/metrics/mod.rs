@@ -2,9 +2,11 @@
 //!
 //! Three sources: [`Instruments`] that the engine updates, a [`Snapshot`] of the engine at the scrape, and the process
 //! itself. A scrape never waits for the engine: while the engine writes, the last snapshot is served. No label names a
-//! pod or an address. Only audited policies have labels, 500 of them at most, so the number of series is bounded for
-//! every cluster. deploy/metrics.md lists all metrics.
+//! pod or an address. Labels name audited policies, 500 of them at most, and workloads with denied traffic in a bounded
+//! number of series ([`Denied`]). So the number of series is bounded for every cluster. deploy/metrics.md lists all
+//! metrics.
 
+mod denied;
 mod instruments;
 mod process;
 mod snapshot;
@@ -29,6 +31,7 @@ use process::Process;
 pub use snapshot::{Direct, EndpointCounts, Fill, Snapshot};
 use writer::Writer;
 
+use crate::denied::Denied;
 use crate::events::DropLog;
 
 /// All metrics of an agent.
@@ -40,13 +43,14 @@ pub struct Metrics {
 
 impl Metrics {
     /// Creates the metrics of these parts of an agent. `first` is served until `snapshot` returns another one;
-    /// `snapshot` returns `None` while the engine is busy.
+    /// `snapshot` returns `None` while the engine is busy. `denied`: counters by workload, if there are any.
     #[must_use]
     pub fn new(
         instruments: &Instruments,
         first: Snapshot,
         snapshot: impl Fn() -> Option<Snapshot> + Send + Sync + 'static,
         drops: Arc<Mutex<DropLog>>,
+        denied: Option<Arc<Mutex<Denied>>>,
         source: watch::Receiver<SourceStatus>,
     ) -> Self {
         let mut registry = Registry::default();
@@ -60,7 +64,7 @@ impl Metrics {
         instruments.register(netpold);
         let snapshot = Box::new(snapshot);
         let last = Mutex::new((first, Instant::now()));
-        let observed = Arc::new(Observed { snapshot, drops, source, last });
+        let observed = Arc::new(Observed { snapshot, drops, denied, source, last });
         netpold.register_collector(Box::new(Arc::clone(&observed)));
         registry.register_collector(Box::new(Process::default()));
         Self { registry, observed }
@@ -90,6 +94,7 @@ impl Metrics {
 struct Observed {
     snapshot: Box<dyn Fn() -> Option<Snapshot> + Send + Sync>,
     drops: Arc<Mutex<DropLog>>,
+    denied: Option<Arc<Mutex<Denied>>>,
     source: watch::Receiver<SourceStatus>,
     /// The last snapshot, and the earliest time of the next one.
     last: Mutex<(Snapshot, Instant)>,
@@ -141,6 +146,9 @@ impl Collector for Observed {
         let mut writer = Writer::new(encoder);
         watches::write(&self.source.borrow(), &mut writer)?;
         self.write_events(&mut writer)?;
+        if let Some(denied) = &self.denied {
+            denied::write(&lock(denied), &mut writer)?;
+        }
         self.snapshot().write(&mut writer)
     }
 }
@@ -167,6 +175,7 @@ mod tests {
         let observed = Observed {
             snapshot: Box::new(snapshot),
             drops: Arc::default(),
+            denied: None,
             source: watch::channel(SourceStatus::default()).1,
             last: Mutex::new((Snapshot::default(), Instant::now())),
         };
