@@ -406,9 +406,8 @@ impl Agent {
         let sink = Box::new(|_, _| {});
         let feed = Feed::new(Arc::clone(&self.observer), dropped, denied, sink, false);
         tokio::spawn(async move {
-            if let Err(error) = feed.follow().await {
-                warn!(%error, "cannot count denied traffic by workload");
-            }
+            let Err(error) = feed.follow().await;
+            warn!(%error, "cannot count denied traffic by workload");
         });
     }
 }

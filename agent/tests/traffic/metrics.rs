@@ -145,7 +145,7 @@ fn every_denied_packet_is_counted_by_workload(cluster: &Cluster) {
     let server = (cluster.pod("server").ip4().unwrap(), PORT);
     let send = || {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-        (0..PACKETS).for_each(|_| drop(socket.send_to(&[0; 8], server).unwrap()));
+        (0..PACKETS).for_each(|_| assert_eq!(socket.send_to(&[0; 8], server).unwrap(), 8));
     };
     cluster.pod("stranger").run(send).unwrap();
     let ingress = |scrape: &Scrape, workload: &str| -> f64 {
