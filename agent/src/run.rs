@@ -6,15 +6,15 @@ mod records;
 mod reports;
 mod routes;
 mod start;
+mod telemetry;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use netpold_api::source::SourceStatus;
 use netpold_controller::listen::{Heartbeat, Listener};
-use netpold_core::lock::{lock, try_lock};
+use netpold_core::lock::lock;
 use netpold_dataplane::attach::{Attacher, Mode};
 use netpold_dataplane::bpffs::{Offer, PinRoot, TakesFrom};
 use netpold_dataplane::generation;
@@ -23,13 +23,11 @@ use netpold_dataplane::pinned_state::PinnedState;
 use netpold_dataplane::quiescence::grace_period;
 use netpold_discovery::Discovery;
 use netpold_discovery::newcomers::{Guard, Veths};
-use netpold_engine::{Engine, observed};
+use netpold_engine::Engine;
 use netpold_engine::admin::{Admin, requests};
-use netpold_engine::denied::Denied;
 use netpold_engine::events::{self, DropLog, Dropped};
 use netpold_engine::interfaces::NodeDevices;
-use netpold_engine::metrics::Metrics;
-use netpold_engine::observe::{Attributions, Feed, Observer};
+use netpold_engine::observe::Observer;
 use netpold_engine::publish;
 use netpold_engine::rule_use::News;
 use netpold_engine::trace::Tracing;
@@ -39,7 +37,7 @@ use netpold_kube::inputs::{Input, Inputs};
 use netpold_kube::opened::Opened;
 use netpold_kube::pause::pause_until;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
@@ -47,6 +45,7 @@ use tracing::{info, warn};
 use records::Records;
 use reports::Reports;
 use routes::routes;
+use telemetry::Telemetry;
 
 use crate::config::RunConfig;
 use crate::{memory, requirements, service_manager, standby};
@@ -134,8 +133,7 @@ struct Agent {
     engine: Arc<Mutex<Engine>>,
     drops: Arc<Mutex<DropLog>>,
     observer: Arc<Observer>,
-    /// Counters of denied traffic by workload, if they are served.
-    denied: Option<Arc<Mutex<Denied>>>,
+    telemetry: Telemetry,
     inputs: Inputs,
     opening: Option<JoinHandle<Result<()>>>,
     reports: Reports,
@@ -197,10 +195,11 @@ impl Agent {
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
         let discovery = Discovery::start(netpold_discovery::Settings::default(), events)?;
-        let denied = denied(config);
-        let metrics = Arc::new(metrics(&engine, &drops, denied.clone(), inputs.status()));
+        let telemetry = Telemetry::new(config);
+        let metrics = Arc::new(telemetry.metrics(&engine, &drops, inputs.status()));
+        telemetry.export(&metrics);
         let readiness = Arc::clone(&metrics);
-        let observer = observer(&config.node, &engine, &drops);
+        let observer = telemetry::observer(&config.node, &engine, &drops);
         let of_requests = Arc::clone(&observer);
         let requests =
             requests(&config.node, &engine, &drops, of_requests, inputs.status(), readiness);
@@ -219,7 +218,7 @@ impl Agent {
             engine,
             drops,
             observer,
-            denied,
+            telemetry,
             inputs,
             opening,
             reports: Reports::new(event_recorder, publish),
@@ -329,6 +328,7 @@ impl Agent {
             Tracing::end(&mut *engine);
         });
         self.records.finish(&self.engine).await;
+        self.telemetry.finish().await;
         info!("netpold exits; enforcement stays in place");
         // An agent that gives way waits for no other agent.
         Ok(if taken && self.hands_over.is_some() { Ended::HandedOver } else { Ended::Told })
@@ -388,7 +388,8 @@ impl Agent {
         }
         let Some(ring) = lock(&self.engine).events() else { return };
         self.reading_events = true;
-        self.feed();
+        let engine = &self.engine;
+        self.telemetry.feed(engine, &self.observer);
         let (engine, drops) = (Arc::clone(&self.engine), Arc::clone(&self.drops));
         let pod = move |dropped: &Dropped| lock(&engine).pod_name(dropped);
         tokio::spawn(async move {
@@ -397,55 +398,6 @@ impl Agent {
             }
         });
     }
-
-    /// Starts to count denied traffic by workload, before the first event is read.
-    fn feed(&self) {
-        let Some(denied) = self.denied.clone() else { return };
-        let engine = Arc::clone(&self.engine);
-        let dropped = Box::new(move || lock(&engine).dropped_packets());
-        let sink = Box::new(|_, _| {});
-        let feed = Feed::new(Arc::clone(&self.observer), dropped, denied, sink, false);
-        tokio::spawn(async move {
-            let Err(error) = feed.follow().await;
-            warn!(%error, "cannot count denied traffic by workload");
-        });
-    }
-}
-
-/// Creates the counters of denied traffic by workload; `None` if nothing serves them.
-fn denied(config: &RunConfig) -> Option<Arc<Mutex<Denied>>> {
-    let most = usize::from(config.denied_series);
-    let serves = config.listen.is_some() && most > 0;
-    serves.then(|| Arc::new(Mutex::new(Denied::new(most))))
-}
-
-/// Creates the server of events to watchers and metrics.
-fn observer(
-    node: &str,
-    engine: &Arc<Mutex<Engine>>,
-    drops: &Mutex<DropLog>,
-) -> Arc<Observer> {
-    let engine = Arc::clone(engine);
-    let mut attributions = Attributions::default();
-    let resolve = move |seen: &[_], filter: &_| {
-        observed(&lock(&engine), seen, filter, &mut attributions)
-    };
-    Arc::new(Observer::new(node.to_owned(), lock(drops).journal(), resolve))
-}
-
-/// Creates the metrics, which also answer readiness.
-fn metrics(
-    engine: &Arc<Mutex<Engine>>,
-    drops: &Arc<Mutex<DropLog>>,
-    denied: Option<Arc<Mutex<Denied>>>,
-    source: watch::Receiver<SourceStatus>,
-) -> Metrics {
-    let at_work = Arc::clone(engine);
-    let snapshot = move || try_lock(&at_work).map(|mut engine| engine.snapshot());
-    let mut now = lock(engine);
-    let (instruments, first) = (now.instruments().clone(), now.snapshot());
-    drop(now);
-    Metrics::new(&instruments, first, snapshot, Arc::clone(drops), denied, source)
 }
 
 /// Notifies the service manager that the agent is at work.

@@ -14,7 +14,7 @@ use tokio::net::TcpSocket;
 
 const LISTEN: u16 = 9417;
 
-fn cluster() -> Cluster {
+pub(crate) fn cluster() -> Cluster {
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.arguments = ["--listen", &format!(":{LISTEN}")].map(str::to_owned).to_vec();
     cluster.policy("from", allow_from("server", "friend"));
@@ -52,13 +52,13 @@ fn local(family: u8) -> SocketAddr {
 }
 
 /// Samples by name and labels, and types by metric name.
-struct Scrape {
+pub(crate) struct Scrape {
     samples: BTreeMap<String, f64>,
     types: BTreeMap<String, String>,
 }
 
 impl Scrape {
-    fn of(cluster: &Cluster) -> Self {
+    pub(crate) fn of(cluster: &Cluster) -> Self {
         let (status, text) = get(&cluster.nodes[0], local(4), "/metrics");
         assert_eq!(status, 200, "{text}");
         assert!(text.ends_with("# EOF\n"), "complete");
@@ -82,14 +82,15 @@ impl Scrape {
     }
 
     #[track_caller]
-    fn value(&self, series: &str) -> f64 {
+    pub(crate) fn value(&self, series: &str) -> f64 {
         let value = self.samples.get(series);
         assert!(value.is_some(), "{series} in {:#?}", self.samples);
         *value.unwrap()
     }
 }
 
-const DENIED: &str = "netpold_dropped_packets_total{direction=\"ingress\",reason=\"policy\"}";
+pub(crate) const DENIED: &str =
+    "netpold_dropped_packets_total{direction=\"ingress\",reason=\"policy\"}";
 
 #[test]
 fn numbers_tell_what_happens() {

@@ -40,9 +40,8 @@ pub(super) fn write(denied: &Denied, writer: &mut Writer<'_>) -> fmt::Result {
             (own, kind.reason.as_str(), count)
         }))
     };
-    let packets = of(Outcome::Deny).map(|([a, b, c, d, e, f], reason, count)| {
-        ([a, b, c, d, e, f, ("reason", reason)], count)
-    });
+    let packets = of(Outcome::Deny)
+        .map(|([a, b, c, d, e, f], reason, count)| ([a, b, c, d, e, f, ("reason", reason)], count));
     writer.counters("denied_packets", PACKETS, packets)?;
     let flows = of(Outcome::Audit).map(|(labels, _, count)| (labels, count));
     writer.counters("audit_denied_flows", FLOWS, flows)

@@ -7,6 +7,7 @@
 //! metrics.
 
 mod denied;
+mod exported;
 mod instruments;
 mod process;
 mod snapshot;
@@ -26,6 +27,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
+pub use exported::Exported;
 pub use instruments::Instruments;
 use process::Process;
 pub use snapshot::{Direct, EndpointCounts, Fill, Snapshot};
@@ -44,6 +46,7 @@ pub struct Metrics {
 impl Metrics {
     /// Creates the metrics of these parts of an agent. `first` is served until `snapshot` returns another one;
     /// `snapshot` returns `None` while the engine is busy. `denied`: counters by workload, if there are any.
+    /// `exported` returns the numbers of the export.
     #[must_use]
     pub fn new(
         instruments: &Instruments,
@@ -51,6 +54,7 @@ impl Metrics {
         snapshot: impl Fn() -> Option<Snapshot> + Send + Sync + 'static,
         drops: Arc<Mutex<DropLog>>,
         denied: Option<Arc<Mutex<Denied>>>,
+        exported: impl Fn() -> Exported + Send + Sync + 'static,
         source: watch::Receiver<SourceStatus>,
     ) -> Self {
         let mut registry = Registry::default();
@@ -64,7 +68,14 @@ impl Metrics {
         instruments.register(netpold);
         let snapshot = Box::new(snapshot);
         let last = Mutex::new((first, Instant::now()));
-        let observed = Arc::new(Observed { snapshot, drops, denied, source, last });
+        let observed = Arc::new(Observed {
+            snapshot,
+            drops,
+            denied,
+            exported: Box::new(exported),
+            source,
+            last,
+        });
         netpold.register_collector(Box::new(Arc::clone(&observed)));
         registry.register_collector(Box::new(Process::default()));
         Self { registry, observed }
@@ -95,6 +106,7 @@ struct Observed {
     snapshot: Box<dyn Fn() -> Option<Snapshot> + Send + Sync>,
     drops: Arc<Mutex<DropLog>>,
     denied: Option<Arc<Mutex<Denied>>>,
+    exported: Box<dyn Fn() -> Exported + Send + Sync>,
     source: watch::Receiver<SourceStatus>,
     /// The last snapshot, and the earliest time of the next one.
     last: Mutex<(Snapshot, Instant)>,
@@ -149,6 +161,7 @@ impl Collector for Observed {
         if let Some(denied) = &self.denied {
             denied::write(&lock(denied), &mut writer)?;
         }
+        (self.exported)().write(&mut writer)?;
         self.snapshot().write(&mut writer)
     }
 }
@@ -176,6 +189,7 @@ mod tests {
             snapshot: Box::new(snapshot),
             drops: Arc::default(),
             denied: None,
+            exported: Box::new(Exported::default),
             source: watch::channel(SourceStatus::default()).1,
             last: Mutex::new((Snapshot::default(), Instant::now())),
         };
