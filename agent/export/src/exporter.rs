@@ -57,7 +57,6 @@ struct Counters {
     sent: AtomicU64,
     lost: AtomicU64,
     failures: AtomicU64,
-    in_hand: AtomicU64,
     is_failing: AtomicBool,
 }
 
@@ -116,7 +115,7 @@ impl Exporter {
             sent: read(&counters.sent),
             lost: read(&counters.lost),
             failures: read(&counters.failures),
-            waiting: self.queue.len() as u64 + read(&counters.in_hand),
+            waiting: self.queue.len() as u64,
         }
     }
 
@@ -138,9 +137,8 @@ impl Exporter {
                 if records.is_empty() && lost == 0 {
                     break;
                 }
-                self.counters.in_hand.store(records.len() as u64, Ordering::Relaxed);
                 self.send_batch(&mut client, records, lost).await;
-                self.counters.in_hand.store(0, Ordering::Relaxed);
+                self.queue.done();
             }
         }
     }

@@ -16,6 +16,8 @@ const OVERHEAD: usize = 64;
 struct Waiting {
     records: VecDeque<Bytes>,
     bytes: usize,
+    /// Records that [`Queue::take`] returned and that are not [done](Queue::done).
+    in_hand: usize,
     /// Records lost since the last [`Queue::take`].
     lost: u64,
 }
@@ -51,12 +53,14 @@ impl Queue {
         lock(&self.waiting).lost += records;
     }
 
-    /// Takes the oldest records, at most `records` of them, and the number of records lost since the last call.
+    /// Takes the oldest records, at most `records` of them, and the number of records lost since the last call. They wait
+    /// until [`Queue::done`].
     pub(crate) fn take(&self, records: usize) -> (Vec<Bytes>, u64) {
         let mut waiting = lock(&self.waiting);
         let number = records.min(waiting.records.len());
         let taken: Vec<Bytes> = waiting.records.drain(..number).collect();
         waiting.bytes -= taken.iter().map(|record| record.len() + OVERHEAD).sum::<usize>();
+        waiting.in_hand = number;
         if waiting.records.is_empty() {
             // A queue that was full once gives its memory back.
             waiting.records = VecDeque::new();
@@ -64,9 +68,15 @@ impl Queue {
         (taken, std::mem::take(&mut waiting.lost))
     }
 
+    /// Notes that the records taken last were sent or lost.
+    pub(crate) fn done(&self) {
+        lock(&self.waiting).in_hand = 0;
+    }
+
     /// Returns the number of records that wait.
     pub(crate) fn len(&self) -> usize {
-        lock(&self.waiting).records.len()
+        let waiting = lock(&self.waiting);
+        waiting.records.len() + waiting.in_hand
     }
 
     /// Waits until records were added.
@@ -87,10 +97,13 @@ mod tests {
         let kept = BYTES_MAX / (1000 + OVERHEAD);
         assert_eq!((lost, queue.len()), (RECORDS - kept as u64, kept));
         let (taken, told) = queue.take(500);
-        assert_eq!((taken.len(), told), (500, lost));
+        assert_eq!((taken.len(), told, queue.len()), (500, lost, kept));
+        queue.done();
+        assert_eq!(queue.len(), kept - 500);
         assert_eq!(queue.push([vec![0; 1000]]), 0, "there is room again");
         let (taken, told) = queue.take(usize::MAX);
         assert_eq!((taken.len(), told), (kept - 499, 0));
-        assert_eq!((lock(&queue.waiting).bytes, lock(&queue.waiting).records.capacity()), (0, 0));
+        let waiting = lock(&queue.waiting);
+        assert_eq!((waiting.bytes, waiting.records.capacity()), (0, 0));
     }
 }
