@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 /// The layers, top to bottom; a module belongs to the entry with the longest matching prefix.
-const LAYERS: [&str; 27] = [
+const LAYERS: [&str; 28] = [
     "compile",
     "compile::compiler",
     "compile::compiled",
@@ -27,6 +27,7 @@ const LAYERS: [&str; 27] = [
     "cluster",
     "budget",
     "ports",
+    "owner",
     "probe",
     "prefix",
     "model",
