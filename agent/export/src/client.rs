@@ -69,17 +69,25 @@ impl FromStr for Endpoint {
     }
 }
 
+/// Whether a failed request may succeed later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retry {
+    /// The collector refuses the request.
+    Never,
+    /// After the pause that the collector asks for, if it does.
+    After(Option<Duration>),
+}
+
 /// A request that failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) reason: String,
-    /// Whether the same request may succeed later, and the pause that the collector asks for.
-    pub(crate) retry: Option<Option<Duration>>,
+    pub(crate) retry: Retry,
 }
 
 impl Failure {
     fn retried(reason: impl fmt::Display) -> Self {
-        Self { reason: reason.to_string(), retry: Some(None) }
+        Self { reason: reason.to_string(), retry: Retry::After(None) }
     }
 }
 
@@ -144,7 +152,9 @@ impl Client {
             StatusCode::SERVICE_UNAVAILABLE,
             StatusCode::GATEWAY_TIMEOUT,
         ];
-        Err(Failure { reason: status.to_string(), retry: again.contains(&status).then_some(pause) })
+        let may = again.contains(&status);
+        let retry = if may { Retry::After(pause) } else { Retry::Never };
+        Err(Failure { reason: status.to_string(), retry })
     }
 }
 

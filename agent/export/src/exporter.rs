@@ -11,7 +11,7 @@ use prost::Message as _;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
-use crate::client::{Client, Endpoint, Failure};
+use crate::client::{Client, Endpoint, Failure, Retry};
 use crate::logs::{self, Unreported};
 use crate::metrics;
 use crate::queue::Queue;
@@ -168,7 +168,9 @@ impl Exporter {
                 }
                 Err(failure) => {
                     self.failed(&failure);
-                    let Some(asked) = failure.retry else { return self.refused(number, lost) };
+                    let Retry::After(asked) = failure.retry else {
+                        return self.refused(number, lost);
+                    };
                     sleep(asked.unwrap_or_else(|| jittered(pause))).await;
                     pause = (pause * 2).min(PAUSES[1]);
                 }
@@ -206,7 +208,7 @@ impl Exporter {
         self.counters.failures.fetch_add(1, Ordering::Relaxed);
         if !self.counters.is_failing.swap(true, Ordering::Relaxed) {
             let Failure { reason, retry } = failure;
-            warn!(reason, retried = retry.is_some(), "cannot export to the collector");
+            warn!(reason, retried = *retry != Retry::Never, "cannot export to the collector");
         }
     }
 
