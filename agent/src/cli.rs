@@ -42,7 +42,7 @@ pub enum Command {
     #[command(
         after_help = "Exit status: 0 ended by a signal, 1 failed, 2 the flags make no sense."
     )]
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Close new pods while no agent runs on the node (second container of the agent's pod)
     #[command(after_help = "Exit status: 0 ended by a signal, 1 failed.")]
     Standby(StandbyArgs),
@@ -300,7 +300,7 @@ impl From<ControllerArgs> for netpold_controller::Settings {
 /// Arguments of the export to an OpenTelemetry collector.
 #[derive(Debug, Args)]
 pub struct OtlpArgs {
-    /// URL of an OpenTelemetry collector, as http://collector:4318, which gets logs and metrics by OTLP over HTTP with
+    /// URL of an OpenTelemetry collector, as `http://collector:4318`, which gets logs and metrics by OTLP over HTTP with
     /// protobuf; /v1/logs and /v1/metrics are appended [default: none]
     #[arg(long, value_name = "URL", env = "NETPOLD_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<Endpoint>,
