@@ -2,7 +2,8 @@
 
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{Key, Pod};
-pub use netpold_core::owner::{Owner, is_run, job, owner, without_run};
+pub(super) use netpold_core::owner::job;
+pub use netpold_core::owner::{Owner, is_run, owner};
 use netpold_core::probe::Party;
 
 use netpold_core::labels::OF_PODS;
