@@ -11,6 +11,7 @@ use netpold_cli::arguments::time;
 use netpold_controller::WebhookSettings;
 use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::PRIVATE_RANGES;
+use netpold_export::Endpoint;
 use netpold_kube::cluster::Access;
 
 use netpold_engine::interfaces::NodeDevices;
@@ -41,7 +42,7 @@ pub enum Command {
     #[command(
         after_help = "Exit status: 0 ended by a signal, 1 failed, 2 the flags make no sense."
     )]
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Close new pods while no agent runs on the node (second container of the agent's pod)
     #[command(after_help = "Exit status: 0 ended by a signal, 1 failed.")]
     Standby(StandbyArgs),
@@ -99,6 +100,13 @@ pub struct RunArgs {
     /// Address to serve /metrics, /livez and /readyz on; :PORT for every address [default: none]
     #[arg(long, value_name = "ADDRESS:PORT", env = "NETPOLD_LISTEN")]
     pub listen: Option<ListenAddress>,
+    /// Most series of the metrics of denied traffic by workload; 0: none
+    #[arg(long, value_name = "N", env = "NETPOLD_DENIED_SERIES", default_value_t = 500,
+        value_parser = clap::value_parser!(u16).range(..=10_000))]
+    pub denied_series: u16,
+    /// Arguments of the export.
+    #[command(flatten)]
+    pub otlp: OtlpArgs,
     /// Drop packets of a pod with a source address that is not the pod's, ARP and ND included
     #[arg(long, value_name = "WHICH", env = "NETPOLD_CHECK_SOURCE", default_value = "all")]
     pub check_source: CheckSource,
@@ -290,6 +298,52 @@ impl From<ControllerArgs> for netpold_controller::Settings {
             listen: args.listen,
         }
     }
+}
+
+/// Arguments of the export to an OpenTelemetry collector.
+#[derive(Debug, Args)]
+pub struct OtlpArgs {
+    /// URL of an OpenTelemetry collector, as `http://collector:4318`, which gets logs and metrics by OTLP over HTTP with
+    /// protobuf; /v1/logs and /v1/metrics are appended [default: none]
+    #[arg(long, value_name = "URL", env = "NETPOLD_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<Endpoint>,
+    /// File with headers for the collector, one `name: value` a line; read for each request [default: none]
+    #[arg(long, value_name = "FILE", env = "NETPOLD_OTLP_HEADERS_FILE")]
+    pub otlp_headers_file: Option<PathBuf>,
+    /// PEM file with the certificate authorities of the collector [default: those of the system]
+    #[arg(long, value_name = "FILE", env = "NETPOLD_OTLP_CA_FILE")]
+    pub otlp_ca_file: Option<PathBuf>,
+    /// Events to export as logs: denied packets (deny), flows that policies on trial would deny (audit), new flows
+    /// (allow), or none
+    #[arg(
+        long,
+        value_name = "VERDICT,…",
+        env = "NETPOLD_OTLP_LOGS",
+        default_value = "deny,audit",
+        value_delimiter = ','
+    )]
+    pub otlp_logs: Vec<ExportedLogs>,
+    /// Seconds between exports of the metrics; 0: none
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        env = "NETPOLD_OTLP_METRICS_INTERVAL",
+        default_value_t = 60
+    )]
+    pub otlp_metrics_interval: u16,
+}
+
+/// Events to export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExportedLogs {
+    /// Denied packets.
+    Deny,
+    /// Flows that policies on trial would deny.
+    Audit,
+    /// New flows.
+    Allow,
+    /// No events.
+    None,
 }
 
 /// Parses an address or a CIDR.

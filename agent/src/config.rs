@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
+use netpold_api::events::Outcome;
 use netpold_controller::listen::ListenAddress;
 use netpold_core::cluster::SecondNetworks;
 use netpold_core::model::Denial;
@@ -21,7 +22,8 @@ use netpold_kube::opened::Origin;
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{
-    self, ClusterNetworkPolicies, LogFormat, PodEgressHook, RunArgs, UplinkDrops, WatchNodes,
+    self, ClusterNetworkPolicies, ExportedLogs, LogFormat, OtlpArgs, PodEgressHook, RunArgs,
+    UplinkDrops, WatchNodes,
 };
 use crate::logging::{log_filter, start_log};
 
@@ -41,6 +43,10 @@ pub struct RunConfig {
     pub files: Files,
     /// Address of metrics and health, if any.
     pub listen: Option<ListenAddress>,
+    /// Most series of denied traffic by workload; 0: none.
+    pub denied_series: u16,
+    /// Export to an OpenTelemetry collector, if any.
+    pub export: Option<netpold_export::Settings>,
     /// Options of the compiler, without those that depend on pinned state.
     pub options: Options,
     /// Devices and hooks at which to judge packets.
@@ -113,6 +119,7 @@ impl TryFrom<RunArgs> for RunConfig {
             cluster_policies: args.cluster_network_policies == ClusterNetworkPolicies::Auto,
         };
         let log = log_filter(&args.log)?;
+        let export = export(args.otlp, &args.node_name)?;
         Ok(Self {
             origin: origin(args.manifests, settings),
             readiness_gate: args.readiness_gate,
@@ -124,6 +131,8 @@ impl TryFrom<RunArgs> for RunConfig {
                 static_pods: args.static_pods,
             },
             listen: args.listen,
+            denied_series: args.denied_series,
+            export,
             options: Options {
                 node: args.node_name.clone(),
                 check_source: match args.check_source {
@@ -176,6 +185,25 @@ impl TryFrom<RunArgs> for RunConfig {
             log,
         })
     }
+}
+
+/// Returns the settings of the export; `None` without an endpoint, and if nothing is to be exported.
+fn export(args: OtlpArgs, node: &str) -> Result<Option<netpold_export::Settings>> {
+    let Some(mut endpoint) = args.otlp_endpoint else { return Ok(None) };
+    endpoint.headers = args.otlp_headers_file;
+    endpoint.authorities = args.otlp_ca_file;
+    let is_none = args.otlp_logs.contains(&ExportedLogs::None);
+    ensure!(!is_none || args.otlp_logs.len() == 1, "--otlp-logs: none stands alone");
+    let verdict = |logs: &ExportedLogs| match logs {
+        ExportedLogs::Deny => Some(Outcome::Deny),
+        ExportedLogs::Audit => Some(Outcome::Audit),
+        ExportedLogs::Allow => Some(Outcome::Allow),
+        ExportedLogs::None => None,
+    };
+    let verdicts = args.otlp_logs.iter().filter_map(verdict).collect();
+    let seconds = args.otlp_metrics_interval;
+    let metrics = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+    Ok(Some(netpold_export::Settings { endpoint, node: node.to_owned(), verdicts, metrics }))
 }
 
 fn origin(manifests: Option<PathBuf>, cluster: cluster::Settings) -> Origin {

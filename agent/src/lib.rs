@@ -44,7 +44,7 @@ pub fn main() -> ExitCode {
     }
     exit_code(match parse().command {
         Command::Ask(command) => command.run(doctor::examine),
-        Command::Run(args) => match RunConfig::try_from(args) {
+        Command::Run(args) => match RunConfig::try_from(*args) {
             Ok(config) => (run::run(config).map(|()| 0), FAILED),
             Err(error) => (Err(error), UNUSABLE),
         },

@@ -6,15 +6,15 @@ mod records;
 mod reports;
 mod routes;
 mod start;
+mod telemetry;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use netpold_api::source::SourceStatus;
 use netpold_controller::listen::{Heartbeat, Listener};
-use netpold_core::lock::{lock, try_lock};
+use netpold_core::lock::lock;
 use netpold_dataplane::attach::{Attacher, Mode};
 use netpold_dataplane::bpffs::{Offer, PinRoot, TakesFrom};
 use netpold_dataplane::generation;
@@ -27,7 +27,7 @@ use netpold_engine::Engine;
 use netpold_engine::admin::{Admin, requests};
 use netpold_engine::events::{self, DropLog, Dropped};
 use netpold_engine::interfaces::NodeDevices;
-use netpold_engine::metrics::Metrics;
+use netpold_engine::observe::Observer;
 use netpold_engine::publish;
 use netpold_engine::rule_use::News;
 use netpold_engine::trace::Tracing;
@@ -37,7 +37,7 @@ use netpold_kube::inputs::{Input, Inputs};
 use netpold_kube::opened::Opened;
 use netpold_kube::pause::pause_until;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, block_in_place};
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
@@ -45,6 +45,7 @@ use tracing::{info, warn};
 use records::Records;
 use reports::Reports;
 use routes::routes;
+use telemetry::Telemetry;
 
 use crate::config::RunConfig;
 use crate::{memory, requirements, service_manager, standby};
@@ -131,6 +132,8 @@ enum Ended {
 struct Agent {
     engine: Arc<Mutex<Engine>>,
     drops: Arc<Mutex<DropLog>>,
+    observer: Arc<Observer>,
+    telemetry: Telemetry,
     inputs: Inputs,
     opening: Option<JoinHandle<Result<()>>>,
     reports: Reports,
@@ -192,9 +195,14 @@ impl Agent {
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
         let discovery = Discovery::start(netpold_discovery::Settings::default(), events)?;
-        let metrics = Arc::new(metrics(&engine, &drops, inputs.status()));
+        let telemetry = Telemetry::new(config);
+        let metrics = Arc::new(telemetry.metrics(&engine, &drops, inputs.status()));
+        telemetry.export(&metrics);
         let readiness = Arc::clone(&metrics);
-        let requests = requests(&config.node, &engine, &drops, inputs.status(), readiness);
+        let observer = telemetry::observer(&config.node, &engine, &drops);
+        let of_requests = Arc::clone(&observer);
+        let requests =
+            requests(&config.node, &engine, &drops, of_requests, inputs.status(), readiness);
         let admin = Admin::serve(&config.files.socket, requests)?;
         let heartbeat = Heartbeat::default();
         let listen = |address| Listener::serve(address, routes(metrics, heartbeat.clone()));
@@ -209,6 +217,8 @@ impl Agent {
         Ok(Self {
             engine,
             drops,
+            observer,
+            telemetry,
             inputs,
             opening,
             reports: Reports::new(event_recorder, publish),
@@ -318,6 +328,7 @@ impl Agent {
             Tracing::end(&mut *engine);
         });
         self.records.finish(&self.engine).await;
+        self.telemetry.finish().await;
         info!("netpold exits; enforcement stays in place");
         // An agent that gives way waits for no other agent.
         Ok(if taken && self.hands_over.is_some() { Ended::HandedOver } else { Ended::Told })
@@ -377,6 +388,8 @@ impl Agent {
         }
         let Some(ring) = lock(&self.engine).events() else { return };
         self.reading_events = true;
+        let engine = &self.engine;
+        self.telemetry.feed(engine, &self.observer);
         let (engine, drops) = (Arc::clone(&self.engine), Arc::clone(&self.drops));
         let pod = move |dropped: &Dropped| lock(&engine).pod_name(dropped);
         tokio::spawn(async move {
@@ -385,20 +398,6 @@ impl Agent {
             }
         });
     }
-}
-
-/// Creates the metrics, which also answer readiness.
-fn metrics(
-    engine: &Arc<Mutex<Engine>>,
-    drops: &Arc<Mutex<DropLog>>,
-    source: watch::Receiver<SourceStatus>,
-) -> Metrics {
-    let at_work = Arc::clone(engine);
-    let snapshot = move || try_lock(&at_work).map(|mut engine| engine.snapshot());
-    let mut now = lock(engine);
-    let (instruments, first) = (now.instruments().clone(), now.snapshot());
-    drop(now);
-    Metrics::new(&instruments, first, snapshot, Arc::clone(drops), source)
 }
 
 /// Notifies the service manager that the agent is at work.

@@ -80,7 +80,7 @@ fn the_list_of_rules_is_real() {
 }
 
 /// All pages of the project.
-const PAGES: [&str; 27] = [
+const PAGES: [&str; 28] = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "README.md",
@@ -96,6 +96,7 @@ const PAGES: [&str; 27] = [
     "deploy/cli.md",
     "deploy/cluster-network-policy.md",
     "deploy/doctor.md",
+    "deploy/export.md",
     "deploy/learn.md",
     "deploy/limits.md",
     "deploy/live.md",

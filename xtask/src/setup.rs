@@ -7,7 +7,7 @@
 //! - for checks of the sources, cargo-shear (unused dependencies) and typos (spelling), in the user's cache; the tests
 //!   do not need them;
 //! - for the tests alone: nft and iptables, which translate Services; zsh and fish; kubectl, kube-apiserver and etcd in
-//!   the user's cache; tools for `deploy/` (helm, lua, promtool, runc, ruby,
+//!   the user's cache; Python's opentelemetry-proto there; tools for `deploy/` (helm, lua, promtool, runc, ruby,
 //!   shellcheck, skopeo).
 //!
 //! `agent/dataplane/build.rs` searches the same places for the compiler and the linker.
@@ -18,6 +18,7 @@ mod deploy;
 mod helm;
 mod kube_apiserver;
 mod kubectl;
+mod otlp;
 mod packages;
 mod release;
 mod toolchain;
@@ -64,12 +65,12 @@ pub(crate) fn run() -> Result<Toolchain> {
     Toolchain::find()
 }
 
-/// Installs the tools for checks of `deploy/` and the image.
+/// Installs the tools for checks of `deploy/`, the image and the export.
 ///
 /// # Errors
 /// When a tool cannot be installed.
 pub(crate) fn for_deploy() -> Result<()> {
-    deploy::install().and_then(|()| helm::install().map(drop))
+    deploy::install().and_then(|()| helm::install()).and_then(|_| otlp::install())
 }
 
 /// Returns helm; fetches it if there is none.

@@ -10,6 +10,7 @@ use netpold_core::probe::IpProtocol;
 use serde::{Deserialize, Serialize};
 
 use crate::events::{Lost, Outcome};
+use crate::workload::WorkloadName;
 
 /// Path of a [`Request`](crate::filter::Request) for events.
 pub const OBSERVE_REQUEST: &str = "/observe";
@@ -46,6 +47,9 @@ pub struct Event {
     /// Pod; absent if it is deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<Key>,
+    /// Workload of the pod; absent if the pod has neither controller nor labels.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workload: Option<WorkloadName>,
     /// Host side of the pod's veth, for a drop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
@@ -57,6 +61,9 @@ pub struct Event {
     /// Owner of the remote address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<Whose>,
+    /// Workload of the remote address, if the address belongs to a pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_workload: Option<WorkloadName>,
     /// Remote address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<IpAddr>,

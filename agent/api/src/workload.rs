@@ -5,6 +5,7 @@ use std::fmt;
 
 use netpold_core::labels::{OF_PODS, OF_RELEASES};
 use netpold_core::model::{Pod, Requirement, Selector};
+use netpold_core::owner::owner;
 use serde::{Deserialize, Serialize};
 
 /// Labels with the name of a workload, in order of precedence.
@@ -19,6 +20,32 @@ const NAMING: [&str; 7] = [
 ];
 /// Longest labels of a workload, in bytes; flows of longer ones are not recorded.
 const BYTES_MAX: usize = 2048;
+
+/// Longest name of a workload, in characters.
+const NAME_MAX: usize = 63;
+
+/// Name of a pod's workload, in the namespace of the pod: its controller as far as the pod's labels and name show it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct WorkloadName {
+    /// `Deployment`, `StatefulSet`, `DaemonSet` or `Job`; empty for a name from [`Workload::name`].
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub kind: String,
+    /// Name of the controller, at most 63 characters.
+    pub name: String,
+}
+
+impl WorkloadName {
+    /// Returns the name of a pod's workload; `None` for a pod without controller and labels.
+    #[must_use]
+    pub fn of(pod: &Pod) -> Option<Self> {
+        let cut = |name: &str| name.chars().take(NAME_MAX).collect();
+        if let Some(owner) = owner(pod) {
+            return Some(Self { kind: owner.kind.to_owned(), name: cut(owner.name) });
+        }
+        let workload = Workload::of(pod).filter(|workload| !workload.labels.is_empty())?;
+        Some(Self { kind: String::new(), name: cut(&workload.name()) })
+    }
+}
 
 /// Pods of a namespace with equal labels, apart from labels that change per revision, release or pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -121,6 +148,20 @@ mod tests {
         assert_eq!(of(&part).name(), "shop-api-db");
         assert_eq!(of(&[("app", "-\n-")]).name(), "workload");
         assert_eq!(of(&[]).name(), "workload");
+    }
+
+    #[test]
+    fn a_workload_has_the_name_of_its_controller_or_of_its_labels() {
+        let name = |pod: &str, labels: &[(&str, &str)]| {
+            let name = WorkloadName::of(&objects::pod("x", pod, labels, &[]))?;
+            Some(format!("{}/{}", name.kind, name.name))
+        };
+        let hash = [("pod-template-hash", "5f6"), ("app", "shop")];
+        assert_eq!(name("web-5f6-abcde", &hash).unwrap(), "Deployment/web");
+        assert_eq!(name("web", &[("app", "shop")]).unwrap(), "/shop");
+        assert_eq!(name("web", &[]), None);
+        let long = "j".repeat(200);
+        assert_eq!(name("web", &[("job-name", &long)]).unwrap().len(), "Job/".len() + NAME_MAX);
     }
 
     #[test]

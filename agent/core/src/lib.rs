@@ -90,6 +90,7 @@ pub mod lock;
 pub mod model;
 pub mod ops;
 pub mod options;
+pub mod owner;
 pub mod pattern;
 pub mod ports;
 mod prefix;

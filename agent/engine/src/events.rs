@@ -21,7 +21,7 @@ use tracing::info;
 
 pub(crate) use dropped::unix_millis;
 pub use dropped::{Dropped, Line};
-pub use journal::{Cursor, Journal, Seen};
+pub use journal::{Cursor, Journal, Seen, Untold};
 pub use log::{DropLog, QUIET};
 
 /// Reads the events of one generation until it is dropped or the ring fails. `pod` returns the name of a drop's pod.

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | [`Engine`], [`interfaces`] | applies changes, repairs, and answers for the status |
 //! | [`events`], [`observe`] | drops and flows as they happen, and their watchers |
+//! | [`denied`] | denied packets counted by workload |
 //! | [`flows`], [`probe`], [`trace`] | answers about the node's flows, a probe, and a pod's packets |
 //! | [`rule_use`], [`learn`] | traffic by rule and by workload, saved by [`kept`] |
 //! | [`metrics`], [`publish`] | metrics, and reports to the API about the policy in force |
 //! | [`admin`], [`lines`], [`questions`] | the control socket, streams on it, and the access of its requests to the engine |
 
 pub mod admin;
+pub mod denied;
 mod engine;
 pub mod events;
 pub mod flows;

@@ -2,10 +2,12 @@
 //! event are those of the cluster at the time of reading.
 
 mod attribution;
+mod feed;
 mod filter;
 mod server;
 
 pub use attribution::{Attributed, Attributions};
+pub use feed::{DroppedPackets, Feed, Sink};
 pub use filter::{Names, admits, admits_names, destination_port};
 pub use server::Observer;
 

@@ -28,7 +28,7 @@ use netpold_core::explain::Resolved;
 use netpold_core::model::{Change, Key, Pod};
 use serde::{Deserialize, Serialize};
 
-use crate::events::{Dropped, Line, Seen, unix_millis};
+use crate::events::{Dropped, Line, Seen, Untold, unix_millis};
 use crate::kept;
 use crate::learn::{self, Recorder};
 use flows::Known;
@@ -222,7 +222,8 @@ impl RuleUse {
         let (opened, more_opened) = self.opened.take();
         let missed = std::mem::take(&mut self.last.missed);
         let missed = missed + self.observed.take_missed();
-        News { audited, opened, untold: more_audited + more_opened + missed }
+        let untold = Untold { audited: more_audited, opened: more_opened + missed };
+        News { audited, opened, untold }
     }
 
     /// Returns the flows that audited policies would deny: by policy (a ClusterNetworkPolicy has no namespace), and in
@@ -293,8 +294,8 @@ pub struct News {
     pub audited: Vec<Dropped>,
     /// New flows in the table.
     pub opened: Vec<Seen>,
-    /// New flows not reported one by one: above the per-sweep limit, or closed before the sweep.
-    pub untold: u64,
+    /// Flows not reported one by one.
+    pub untold: Untold,
 }
 
 /// Result of a sweep, for the next one.

@@ -45,6 +45,7 @@ mod manifests;
 mod message;
 mod netns;
 mod node;
+pub mod otlp;
 pub mod packet;
 mod pod;
 mod probe;

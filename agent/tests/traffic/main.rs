@@ -18,6 +18,7 @@ mod ends;
 mod errors;
 mod established;
 mod explained;
+mod export;
 mod failures;
 mod flood;
 mod fragments;

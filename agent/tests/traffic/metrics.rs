@@ -2,7 +2,7 @@
 #![expect(clippy::float_cmp, reason = "counts, which floats hold exactly")]
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{Read, Write};
-use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, TcpStream};
+use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6, TcpStream, UdpSocket};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use tokio::net::TcpSocket;
 
 const LISTEN: u16 = 9417;
 
-fn cluster() -> Cluster {
+pub(crate) fn cluster() -> Cluster {
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend", "stranger"]);
     cluster.arguments = ["--listen", &format!(":{LISTEN}")].map(str::to_owned).to_vec();
     cluster.policy("from", allow_from("server", "friend"));
@@ -52,13 +52,13 @@ fn local(family: u8) -> SocketAddr {
 }
 
 /// Samples by name and labels, and types by metric name.
-struct Scrape {
+pub(crate) struct Scrape {
     samples: BTreeMap<String, f64>,
     types: BTreeMap<String, String>,
 }
 
 impl Scrape {
-    fn of(cluster: &Cluster) -> Self {
+    pub(crate) fn of(cluster: &Cluster) -> Self {
         let (status, text) = get(&cluster.nodes[0], local(4), "/metrics");
         assert_eq!(status, 200, "{text}");
         assert!(text.ends_with("# EOF\n"), "complete");
@@ -82,14 +82,15 @@ impl Scrape {
     }
 
     #[track_caller]
-    fn value(&self, series: &str) -> f64 {
+    pub(crate) fn value(&self, series: &str) -> f64 {
         let value = self.samples.get(series);
         assert!(value.is_some(), "{series} in {:#?}", self.samples);
         *value.unwrap()
     }
 }
 
-const DENIED: &str = "netpold_dropped_packets_total{direction=\"ingress\",reason=\"policy\"}";
+pub(crate) const DENIED: &str =
+    "netpold_dropped_packets_total{direction=\"ingress\",reason=\"policy\"}";
 
 #[test]
 fn numbers_tell_what_happens() {
@@ -118,6 +119,7 @@ fn numbers_tell_what_happens() {
     let after = Scrape::of(&cluster);
     assert!(after.value(DENIED) >= 8.0, "four protocols, two families");
     assert!(after.value("netpold_drop_events_total") >= 1.0);
+    every_denied_packet_is_counted_by_workload(&cluster);
 
     let programmed = "netpold_programming_duration_seconds_count";
     let count = after.value(programmed);
@@ -135,13 +137,54 @@ fn numbers_tell_what_happens() {
     nothing_is_named(&cluster, &edited);
 }
 
-/// Asserts that labels contain no names or addresses of pods.
+/// Metrics with names of workloads.
+const NAMED: [&str; 2] = ["netpold_denied_packets_total", "netpold_audit_denied_flows_total"];
+
+/// Sends more packets than the kernel reports one by one, and waits until the series add up to the kernel's number.
+fn every_denied_packet_is_counted_by_workload(cluster: &Cluster) {
+    const PACKETS: usize = 5000;
+    let server = (cluster.pod("server").ip4().unwrap(), PORT);
+    let send = || {
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        (0..PACKETS).for_each(|_| assert_eq!(socket.send_to(&[0; 8], server).unwrap(), 8));
+    };
+    cluster.pod("stranger").run(send).unwrap();
+    let ingress = |scrape: &Scrape, workload: &str| -> f64 {
+        let labels = ["direction=\"ingress\"", "reason=\"policy\"", workload];
+        let of = |series: &str| {
+            series.starts_with(NAMED[0]) && labels.iter().all(|label| series.contains(label))
+        };
+        scrape.samples.iter().filter(|(series, _)| of(series)).map(|(_, value)| value).sum()
+    };
+    let deadline = Instant::now() + ENFORCED;
+    loop {
+        let scrape = Scrape::of(cluster);
+        let (all, kernel) = (ingress(&scrape, ""), scrape.value(DENIED));
+        if all == kernel && kernel > PACKETS as f64 {
+            let own = format!(
+                "{}{{namespace=\"{NAMESPACE}\",workload=\"server\",direction=\"ingress\",\
+                 peer_namespace=\"{NAMESPACE}\",peer_workload=\"stranger\",\
+                 policy=\"{NAMESPACE}/from\",reason=\"policy\"}}",
+                NAMED[0]
+            );
+            assert!(scrape.value(&own) > 8.0, "{:#?}", scrape.samples);
+            let rest = ingress(&scrape, ",workload=\"\"");
+            assert!(rest > 0.0, "the kernel reports 50 a second of a pod and CPU");
+            return;
+        }
+        assert!(Instant::now() < deadline, "{all} of {kernel}");
+    }
+}
+
+/// Asserts that labels contain no addresses of pods, and names of workloads only in metrics of denied traffic.
 fn nothing_is_named(cluster: &Cluster, scrape: &Scrape) {
     let addresses = ["server", "friend", "stranger"].map(|name| cluster.pod(name).ip4().unwrap());
-    let names = ["server", "friend", "stranger", NAMESPACE].map(str::to_owned);
-    let forbidden = addresses.map(|a| a.to_string()).into_iter().chain(names);
-    for name in forbidden {
-        assert!(!scrape.samples.keys().any(|series| series.contains(&name)), "{name} is a label");
+    for address in addresses.map(|address| address.to_string()) {
+        assert!(!scrape.samples.keys().any(|series| series.contains(&address)), "{address}");
+    }
+    let others = || scrape.samples.keys().filter(|s| !NAMED.iter().any(|it| s.starts_with(it)));
+    for name in ["server", "friend", "stranger", NAMESPACE] {
+        assert!(!others().any(|series| series.contains(name)), "{name} is a label");
     }
 }
 

@@ -17,10 +17,10 @@ use netpold_core::probe::Probe;
 use tokio::sync::watch;
 
 use super::{answer, shared, stream};
-use crate::engine::{Engine, flow_reader, name_remotes, observed};
+use crate::engine::{Engine, flow_reader, name_remotes};
 use crate::events::DropLog;
 use crate::metrics::Metrics;
-use crate::observe::{Attributions, Observer};
+use crate::observe::Observer;
 use crate::questions::Questions;
 use crate::trace::Tracer;
 
@@ -29,17 +29,10 @@ pub fn requests(
     node: &str,
     engine: &Arc<Mutex<Engine>>,
     drops: &Arc<Mutex<DropLog>>,
+    observer: Arc<Observer>,
     source: watch::Receiver<SourceStatus>,
     readiness: Arc<Metrics>,
 ) -> Router {
-    let observer = {
-        let engine = Arc::clone(engine);
-        let mut attributions = Attributions::default();
-        Observer::new(node.to_owned(), lock(drops).journal(), move |seen, filter| {
-            observed(&lock(&engine), seen, filter, &mut attributions)
-        })
-    };
-    let observer = Arc::new(observer);
     let observe = stream(move |request, lines| {
         std::future::ready(Ok(Arc::clone(&observer).serve(request, lines)))
     });

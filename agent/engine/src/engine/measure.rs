@@ -17,6 +17,12 @@ use crate::metrics::{EndpointCounts, Fill, Instruments, Snapshot};
 const REPAIRS: [&str; 4] = ["entries", "order", "pins", "programs"];
 
 impl Engine {
+    /// Returns the dropped packets by direction and reason, for every reason that drops.
+    #[must_use]
+    pub fn dropped_packets(&self) -> Vec<(Direction, Reason, u64)> {
+        drops_by_reason(&self.reconciler.dataplane)
+    }
+
     /// Returns the counters and timers.
     #[must_use]
     pub fn instruments(&self) -> &Instruments {

@@ -7,7 +7,8 @@ use std::time::Instant;
 use netpold_api::events::Outcome;
 use netpold_api::filter::Filter;
 use netpold_api::observe::{Attribution, Event};
-use netpold_core::cluster::Cluster;
+use netpold_api::workload::WorkloadName;
+use netpold_core::cluster::{Cluster, Whose};
 use netpold_core::explain::Explainer;
 use netpold_core::model::Pod;
 use netpold_core::probe::IpProtocol;
@@ -53,8 +54,18 @@ pub fn observed(
         let explained = explained.map(|pod| &**pod);
         let attributed = attributions.of(&explainer, explained, seen, Instant::now());
         unattributed += u64::from(attributed == Attributed::Omitted);
+        let peer_pod = packet.remote.and_then(|address| {
+            let named = || match &names.peer {
+                Some(Whose::Pod(key)) => cluster.pods().get(key),
+                _ => None,
+            };
+            rule_use.former(cluster, address, at).or_else(named)
+        });
+        let workloads = [pod, peer_pod].map(|pod| pod.and_then(|pod| WorkloadName::of(pod)));
         let own = pod.map(|pod| &pod.addresses[..]);
-        events.push(event(cluster, interfaces, (seen, own), names, &attributed));
+        let event = event(cluster, interfaces, (seen, own), names, &attributed);
+        let [workload, peer_workload] = workloads;
+        events.push(Event { workload, peer_workload, ..event });
     }
     (events, unattributed)
 }
@@ -83,6 +94,8 @@ fn event(
         local: packet.local.or_else(own),
         local_port,
         peer,
+        workload: None,
+        peer_workload: None,
         remote: packet.remote,
         remote_port,
         protocol: packet.protocol.map(IpProtocol),

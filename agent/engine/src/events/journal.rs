@@ -83,6 +83,15 @@ impl Ring {
     }
 }
 
+/// Numbers of flows of a sweep that are not reported one by one: above the per-sweep limit, or closed before the sweep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Untold {
+    /// Flows that audited policies would deny.
+    pub audited: u64,
+    /// New flows.
+    pub opened: u64,
+}
+
 #[derive(Debug, Default)]
 struct Rings {
     /// Drops and audited flows; new flows do not displace them.
@@ -91,6 +100,8 @@ struct Rings {
     /// Totals of [`Lost::kernel`] and [`Lost::flows`].
     unsent: u64,
     untold: u64,
+    /// Flows since the start, reported or not.
+    totals: Untold,
 }
 
 /// The record of recent events.
@@ -109,6 +120,7 @@ impl Journal {
     pub(super) fn dropped(&self, packet: &Dropped) {
         let outcome = if packet.is_audit() { Outcome::Audit } else { Outcome::Deny };
         let mut rings = self.rings();
+        rings.totals.audited += u64::from(packet.is_audit());
         rings.drops.push(Seen { outcome, packet: packet.clone() });
         drop(rings);
         self.news.notify_waiters();
@@ -119,15 +131,23 @@ impl Journal {
         self.rings().unsent += drops;
     }
 
-    /// Records new flows of a sweep, and the number of flows not reported one by one.
-    pub fn flows(&self, flows: Vec<Seen>, untold: u64) {
-        if flows.is_empty() && untold == 0 {
+    /// Returns the numbers of all flows since the start, reported or not.
+    #[must_use]
+    pub fn totals(&self) -> Untold {
+        self.rings().totals
+    }
+
+    /// Records new flows of a sweep, and the numbers of flows not reported one by one.
+    pub fn flows(&self, flows: Vec<Seen>, untold: Untold) {
+        if flows.is_empty() && untold == Untold::default() {
             return;
         }
         // All flows get the same time, taken here, so that the record stays in the order of time.
         let now = unix_millis();
         let mut rings = self.rings();
-        rings.untold += untold;
+        rings.untold += untold.audited + untold.opened;
+        rings.totals.audited += untold.audited;
+        rings.totals.opened += untold.opened + flows.len() as u64;
         for mut seen in flows {
             seen.packet.unix_millis = now;
             rings.flows.push(seen);
@@ -204,12 +224,14 @@ mod tests {
         assert_eq!(journal.rings().drops.kept.len(), KEPT);
     }
 
+    const UNTOLD: Untold = Untold { audited: 3, opened: 4 };
+
     #[test]
     fn new_flows_displace_no_drops_and_are_for_those_who_want_them() {
         let journal = Journal::default();
         let mut early = journal.cursor(None);
         journal.dropped(&flow(1).packet);
-        journal.flows((0..2 * KEPT as u32).map(flow).collect(), 7);
+        journal.flows((0..2 * KEPT as u32).map(flow).collect(), UNTOLD);
         let mut all = journal.cursor(Some(0));
         let (seen, lost) = journal.read(&mut early, false, 9);
         assert_eq!((endpoints(&seen), lost), (vec![1], Lost::default()));
@@ -217,7 +239,9 @@ mod tests {
         assert_eq!(seen.len(), 1 + KEPT);
         assert!(seen.is_sorted_by_key(|seen| seen.packet.unix_millis));
         let mut later = journal.cursor(Some(u64::MAX));
-        journal.flows(Vec::new(), 7);
+        journal.flows(Vec::new(), UNTOLD);
+        let totals = Untold { audited: 6, opened: 8 + 2 * KEPT as u64 };
+        assert_eq!(journal.totals(), totals);
         let (seen, lost) = journal.read(&mut later, true, 9);
         assert_eq!((seen, lost), (Vec::new(), Lost { flows: 7, ..Lost::default() }));
     }

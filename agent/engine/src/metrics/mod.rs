@@ -2,9 +2,12 @@
 //!
 //! Three sources: [`Instruments`] that the engine updates, a [`Snapshot`] of the engine at the scrape, and the process
 //! itself. A scrape never waits for the engine: while the engine writes, the last snapshot is served. No label names a
-//! pod or an address. Only audited policies have labels, 500 of them at most, so the number of series is bounded for
-//! every cluster. deploy/metrics.md lists all metrics.
+//! pod or an address. Labels name audited policies, 500 of them at most, and workloads with denied traffic in a bounded
+//! number of series ([`Denied`]). So the number of series is bounded for every cluster. deploy/metrics.md lists all
+//! metrics.
 
+mod denied;
+mod exported;
 mod instruments;
 mod process;
 mod snapshot;
@@ -24,11 +27,13 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
+pub use exported::Exported;
 pub use instruments::Instruments;
 use process::Process;
 pub use snapshot::{Direct, EndpointCounts, Fill, Snapshot};
 use writer::Writer;
 
+use crate::denied::Denied;
 use crate::events::DropLog;
 
 /// All metrics of an agent.
@@ -40,13 +45,16 @@ pub struct Metrics {
 
 impl Metrics {
     /// Creates the metrics of these parts of an agent. `first` is served until `snapshot` returns another one;
-    /// `snapshot` returns `None` while the engine is busy.
+    /// `snapshot` returns `None` while the engine is busy. `denied`: counters by workload, if there are any.
+    /// `exported` returns the numbers of the export.
     #[must_use]
     pub fn new(
         instruments: &Instruments,
         first: Snapshot,
         snapshot: impl Fn() -> Option<Snapshot> + Send + Sync + 'static,
         drops: Arc<Mutex<DropLog>>,
+        denied: Option<Arc<Mutex<Denied>>>,
+        exported: impl Fn() -> Exported + Send + Sync + 'static,
         source: watch::Receiver<SourceStatus>,
     ) -> Self {
         let mut registry = Registry::default();
@@ -60,7 +68,14 @@ impl Metrics {
         instruments.register(netpold);
         let snapshot = Box::new(snapshot);
         let last = Mutex::new((first, Instant::now()));
-        let observed = Arc::new(Observed { snapshot, drops, source, last });
+        let observed = Arc::new(Observed {
+            snapshot,
+            drops,
+            denied,
+            exported: Box::new(exported),
+            source,
+            last,
+        });
         netpold.register_collector(Box::new(Arc::clone(&observed)));
         registry.register_collector(Box::new(Process::default()));
         Self { registry, observed }
@@ -90,6 +105,8 @@ impl Metrics {
 struct Observed {
     snapshot: Box<dyn Fn() -> Option<Snapshot> + Send + Sync>,
     drops: Arc<Mutex<DropLog>>,
+    denied: Option<Arc<Mutex<Denied>>>,
+    exported: Box<dyn Fn() -> Exported + Send + Sync>,
     source: watch::Receiver<SourceStatus>,
     /// The last snapshot, and the earliest time of the next one.
     last: Mutex<(Snapshot, Instant)>,
@@ -141,6 +158,10 @@ impl Collector for Observed {
         let mut writer = Writer::new(encoder);
         watches::write(&self.source.borrow(), &mut writer)?;
         self.write_events(&mut writer)?;
+        if let Some(denied) = &self.denied {
+            denied::write(&lock(denied), &mut writer)?;
+        }
+        (self.exported)().write(&mut writer)?;
         self.snapshot().write(&mut writer)
     }
 }
@@ -167,6 +188,8 @@ mod tests {
         let observed = Observed {
             snapshot: Box::new(snapshot),
             drops: Arc::default(),
+            denied: None,
+            exported: Box::new(Exported::default),
             source: watch::channel(SourceStatus::default()).1,
             last: Mutex::new((Snapshot::default(), Instant::now())),
         };

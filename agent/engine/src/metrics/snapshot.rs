@@ -191,7 +191,7 @@ fn by_family(pass: &Pass) -> impl Iterator<Item = (&'static str, &Census)> {
     [("ipv4", &pass.v4), ("ipv6", &pass.v6)].into_iter()
 }
 
-fn name(direction: Direction) -> &'static str {
+pub(super) fn name(direction: Direction) -> &'static str {
     match direction {
         Direction::Ingress => "ingress",
         Direction::Egress => "egress",

@@ -12,7 +12,7 @@ use netpold_core::lock::lock;
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 
-use crate::events::{Cursor, Journal, Seen, unix_millis};
+use crate::events::{Cursor, Journal, Seen, Untold, unix_millis};
 use crate::lines::{Lines, line};
 
 /// Most concurrent watchers; a further one replaces the oldest.
@@ -123,26 +123,55 @@ impl Observer {
         cursor: &mut Cursor,
         filter: &Filter,
     ) -> io::Result<Option<Vec<u8>>> {
+        let node = self.node.clone();
+        let lines = move |events, lost| lines(node, events, lost);
+        self.read(cursor, filter, lines).await?.transpose()
+    }
+
+    /// Returns the position for a reader of future events.
+    pub(super) fn cursor(&self) -> Cursor {
+        self.journal.cursor(None)
+    }
+
+    /// Waits for new events.
+    pub(super) async fn changed(&self) {
+        self.journal.changed().await;
+    }
+
+    /// Returns the numbers of all flows, reported or not.
+    pub(super) fn flow_totals(&self) -> Untold {
+        self.journal.totals()
+    }
+
+    /// Reads the next events that a filter admits, and passes them on another thread to `with`. Returns its result;
+    /// `None` if there are no new events.
+    pub(super) async fn read<T: Send + 'static>(
+        self: &Arc<Self>,
+        cursor: &mut Cursor,
+        filter: &Filter,
+        with: impl FnOnce(Vec<Event>, Lost) -> T + Send + 'static,
+    ) -> io::Result<Option<T>> {
         let (seen, lost) = self.journal.read(cursor, filter.wants_flows(), BATCH);
         if seen.is_empty() && lost.is_none() {
             return Ok(None);
         }
         let (this, filter) = (Arc::clone(self), filter.clone());
         // The call waits for the engine's lock, which a write may hold.
-        let lines = spawn_blocking(move || this.lines(&seen, lost, &filter));
-        lines.await.map_err(io::Error::other)?.map(Some)
+        let result = spawn_blocking(move || {
+            let (events, unattributed) = lock(&this.resolve)(&seen, &filter);
+            with(events, lost.and(Lost { unattributed, ..Lost::default() }))
+        });
+        result.await.map_err(io::Error::other).map(Some)
     }
+}
 
-    fn lines(&self, seen: &[Seen], lost: Lost, filter: &Filter) -> io::Result<Vec<u8>> {
-        let (events, unattributed) = lock(&self.resolve)(seen, filter);
-        let mut lines = Vec::new();
-        for event in events {
-            lines.extend(line(&Line::Event(Box::new(event)))?);
-        }
-        let lost = lost.and(Lost { unattributed, ..Lost::default() });
-        if !lost.is_none() {
-            lines.extend(line(&Line::Lost { node: self.node.clone(), lost })?);
-        }
-        Ok(lines)
+fn lines(node: String, events: Vec<Event>, lost: Lost) -> io::Result<Vec<u8>> {
+    let mut lines = Vec::new();
+    for event in events {
+        lines.extend(line(&Line::Event(Box::new(event)))?);
     }
+    if !lost.is_none() {
+        lines.extend(line(&Line::Lost { node, lost })?);
+    }
+    Ok(lines)
 }

@@ -10,7 +10,7 @@ use netpold_dataplane::conntrack::FlowTuple;
 use tokio::sync::mpsc::Receiver;
 
 use super::Observer;
-use crate::events::{Journal, Seen};
+use crate::events::{Journal, Seen, Untold};
 use crate::lines::Lines;
 
 fn observer() -> (Arc<Observer>, Arc<Journal>) {
@@ -55,7 +55,7 @@ async fn a_watcher_that_does_not_read_holds_nobody_up_and_is_told_what_it_missed
     let began = std::time::Instant::now();
     let mut seen = 0;
     for number in 0..FLOWS {
-        journal.flows(vec![flow(number)], 0);
+        journal.flows(vec![flow(number)], Untold::default());
         if number % 256 == 255 {
             // The quick watcher keeps up.
             while seen < number {
@@ -87,7 +87,7 @@ async fn a_further_watcher_takes_the_place_of_the_first() {
     let (observer, journal) = observer();
     let mut watchers: Vec<Watcher> = (0..17).map(|_| watch(&observer)).collect();
     assert_eq!(read(&mut watchers[0]).await, None, "it is ended");
-    journal.flows(vec![flow(1)], 0);
+    journal.flows(vec![flow(1)], Untold::default());
     for watcher in &mut watchers[1..] {
         assert!(read(watcher).await.unwrap().contains("event"));
     }
@@ -95,7 +95,7 @@ async fn a_further_watcher_takes_the_place_of_the_first() {
     drop(watchers.remove(1));
     tokio::time::sleep(Duration::from_millis(100)).await;
     let mut other = watch(&observer);
-    journal.flows(vec![flow(2)], 0);
+    journal.flows(vec![flow(2)], Untold::default());
     for watcher in watchers[1..].iter_mut().chain([&mut other]) {
         assert!(read(watcher).await.unwrap().contains("event"));
     }

@@ -1,0 +1,225 @@
+//! Denied packets, and flows that audited policies would deny, counted by workload.
+//!
+//! The kernel counts every dropped packet by direction and reason, and reports some of them one by one. A reported packet
+//! counts in the series of its workload; the others count in one series per direction and reason without workload. So the
+//! sum over the series of a direction and reason is the kernel's number, and no packet counts for a workload that was not
+//! seen to be its own. The same holds for audited flows, which the sweep of the flow table counts.
+
+mod series;
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use netpold_api::events::{AUDIT, Outcome};
+use netpold_api::observe::Event;
+use netpold_core::model::Direction;
+use netpold_ebpf::reason::Reason;
+
+pub use series::Labels;
+use series::Series;
+
+use crate::events::Untold;
+
+/// Events with one common total.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Kind {
+    /// Outcome.
+    pub outcome: Outcome,
+    /// Direction of a drop; flows have a common total of both directions.
+    pub direction: Option<Direction>,
+    /// Reason, as in [`Event::reason`].
+    pub reason: String,
+}
+
+/// Numbers of all packets or flows by kind, reported or not.
+pub type Totals = BTreeMap<Kind, u64>;
+
+impl Kind {
+    fn of(event: &Event) -> Self {
+        match event.verdict {
+            Outcome::Deny => Self {
+                outcome: Outcome::Deny,
+                direction: Some(event.direction),
+                reason: event.reason.clone(),
+            },
+            Outcome::Audit => Self::audited(),
+            Outcome::Allow => Self::allowed(),
+        }
+    }
+
+    fn audited() -> Self {
+        Self { outcome: Outcome::Audit, direction: None, reason: AUDIT.to_owned() }
+    }
+
+    fn allowed() -> Self {
+        let reason = Reason::Allowed.as_str().to_owned();
+        Self { outcome: Outcome::Allow, direction: None, reason }
+    }
+}
+
+/// Returns the totals of the kernel's packet counters and of the sweeps' flows. Packets that a bridge floods are no
+/// denials, and have no events.
+#[must_use]
+pub fn totals(dropped: &[(Direction, Reason, u64)], flows: Untold) -> Totals {
+    let dropped = dropped.iter().filter(|(_, reason, _)| *reason != Reason::Flooded);
+    let dropped = dropped.map(|(direction, reason, packets)| {
+        let (direction, reason) = (Some(*direction), reason.as_str().to_owned());
+        (Kind { outcome: Outcome::Deny, direction, reason }, *packets)
+    });
+    dropped.chain([(Kind::audited(), flows.audited), (Kind::allowed(), flows.opened)]).collect()
+}
+
+/// Numbers of one kind.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    /// Total at the start.
+    base: u64,
+    /// Total when it was last read.
+    total: u64,
+    /// Events received.
+    reported: u64,
+    /// Packets or flows that were certainly not reported.
+    unreported: u64,
+    /// Events received that no series counts.
+    unnamed: u64,
+}
+
+/// Numbers since the agent's start.
+#[derive(Debug)]
+pub struct Denied {
+    series: Series,
+    tallies: BTreeMap<Kind, Tally>,
+}
+
+impl Denied {
+    /// Creates counters with at most `most` series.
+    #[must_use]
+    pub fn new(most: usize) -> Self {
+        Self { series: Series::new(most), tallies: BTreeMap::new() }
+    }
+
+    /// Begins to count, before the first event is read.
+    pub fn begin(&mut self, totals: Totals) {
+        let tally = |total| Tally { base: total, total, ..Tally::default() };
+        self.tallies = totals.into_iter().map(|(kind, total)| (kind, tally(total))).collect();
+    }
+
+    /// Counts events.
+    pub fn count(&mut self, events: &[Event], now: Instant) {
+        for event in events {
+            let tally = self.tallies.entry(Kind::of(event)).or_default();
+            tally.reported += 1;
+            if event.verdict == Outcome::Allow {
+                continue;
+            }
+            let Some(labels) = Labels::of(event) else {
+                tally.unnamed += 1;
+                continue;
+            };
+            if let Some((displaced, value)) = self.series.count(labels, now) {
+                let direction = Some(displaced.direction);
+                let kind = match displaced.outcome {
+                    Outcome::Deny => {
+                        Kind { outcome: Outcome::Deny, direction, reason: displaced.reason }
+                    }
+                    Outcome::Audit | Outcome::Allow => Kind::audited(),
+                };
+                self.tallies.entry(kind).or_default().unnamed += value;
+            }
+        }
+    }
+
+    /// Takes new totals. Returns the packets and flows that were not reported, by kind, as of the call before: their
+    /// events have arrived since then, if there are any. Call after all events that were there at the call before.
+    pub fn settle(&mut self, totals: Totals) -> Vec<(Kind, u64)> {
+        let mut news = Vec::new();
+        for (kind, total) in totals {
+            let tally = self.tallies.entry(kind.clone()).or_default();
+            let counted = tally.total.saturating_sub(tally.base);
+            let unreported = counted.saturating_sub(tally.reported);
+            if unreported > tally.unreported {
+                news.push((kind, unreported - tally.unreported));
+                tally.unreported = unreported;
+            }
+            tally.total = total;
+        }
+        news
+    }
+
+    /// Returns the series with a workload.
+    pub fn named(&self) -> impl Iterator<Item = (&Labels, u64)> {
+        self.series.iter()
+    }
+
+    /// Returns the numbers of denied packets and audited flows without a series of their own, by kind.
+    pub fn others(&self) -> impl Iterator<Item = (&Kind, u64)> {
+        let denied = self.tallies.iter().filter(|(kind, _)| kind.outcome != Outcome::Allow);
+        denied.map(|(kind, tally)| (kind, tally.unreported + tally.unnamed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netpold_api::samples::event;
+    use netpold_api::workload::WorkloadName;
+
+    use super::*;
+
+    fn event_of(workload: &str) -> Event {
+        let workload = Some(WorkloadName { kind: "Deployment".into(), name: workload.into() });
+        Event { workload, ..event(0) }
+    }
+
+    fn packets(policy: u64) -> Totals {
+        let dropped = [
+            (Direction::Ingress, Reason::Policy, policy),
+            (Direction::Ingress, Reason::Flooded, 1000),
+        ];
+        totals(&dropped, Untold { audited: policy / 10, opened: 0 })
+    }
+
+    fn sum(denied: &Denied, outcome: Outcome) -> u64 {
+        let named = denied.named().filter(|(labels, _)| labels.outcome == outcome);
+        let others = denied.others().filter(|(kind, _)| kind.outcome == outcome);
+        named.map(|(_, n)| n).sum::<u64>() + others.map(|(_, n)| n).sum::<u64>()
+    }
+
+    #[test]
+    fn the_sum_is_the_kernels_number_and_never_falls() {
+        let (mut denied, now) = (Denied::new(2), Instant::now());
+        denied.begin(packets(100));
+        let mut last = 0;
+        let mut reach = |denied: &Denied, at_least| {
+            let sum = sum(denied, Outcome::Deny);
+            assert!(sum >= last.max(at_least), "{sum}");
+            last = sum;
+        };
+        // Of 50 packets, 20 are reported, some only after the totals were read.
+        assert_eq!(denied.settle(packets(150)), []);
+        denied.count(&vec![event_of("web"); 20], now);
+        reach(&denied, 20);
+        let news = denied.settle(packets(150));
+        let kinds: Vec<_> = news.iter().map(|(kind, n)| (kind.reason.as_str(), *n)).collect();
+        assert_eq!(kinds, [("policy", 30), ("audit", 5)]);
+        reach(&denied, 50);
+        // More series than places, and a pod without a name.
+        denied.count(&["a", "b", "c"].map(event_of), now);
+        denied.count(&[Event { pod: None, ..event_of("web") }], now);
+        reach(&denied, 54);
+        denied.settle(packets(154));
+        assert_eq!(denied.settle(packets(154)), []);
+        assert_eq!((sum(&denied, Outcome::Deny), denied.named().count()), (54, 2));
+        assert_eq!(sum(&denied, Outcome::Audit), 5);
+    }
+
+    #[test]
+    fn audited_flows_have_series_of_their_own() {
+        let mut denied = Denied::new(10);
+        denied.begin(packets(0));
+        let audited = Event { verdict: Outcome::Audit, reason: AUDIT.into(), ..event_of("web") };
+        let allowed = Event { verdict: Outcome::Allow, ..event_of("web") };
+        denied.count(&[audited, event_of("web"), allowed], Instant::now());
+        let outcomes: Vec<_> = denied.named().map(|(labels, n)| (labels.outcome, n)).collect();
+        assert_eq!(outcomes, [(Outcome::Deny, 1), (Outcome::Audit, 1)]);
+    }
+}

@@ -1,0 +1,109 @@
+//! The agent's own reader of all events: counts them by workload and passes them on.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use netpold_api::events::Outcome;
+use netpold_api::filter::Filter;
+use netpold_api::observe::Event;
+use netpold_core::lock::lock;
+use netpold_core::model::Direction;
+use netpold_ebpf::reason::Reason;
+use tokio::task::spawn_blocking;
+use tokio::time::MissedTickBehavior;
+
+use super::server::Observer;
+use crate::denied::{Denied, Kind, Totals, totals};
+use crate::events::Cursor;
+
+/// Interval of reading the totals. An event is read within it, or counts as unreported.
+const SETTLED: Duration = Duration::from_secs(1);
+/// Pause between reads: events that occur meanwhile are read together.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Most batches read without a pause, as many events as are kept.
+const BATCHES: u32 = 32;
+
+/// Receiver of events, and of the numbers of packets and flows that were not reported one by one.
+pub type Sink = Box<dyn Fn(Vec<Event>, Vec<(Kind, u64)>) + Send + Sync>;
+/// Reader of the kernel's packet counters; waits for the engine.
+pub type DroppedPackets = Box<dyn Fn() -> Vec<(Direction, Reason, u64)> + Send + Sync>;
+
+/// Reader of all events.
+pub struct Feed {
+    observer: Arc<Observer>,
+    dropped: Arc<DroppedPackets>,
+    denied: Arc<Mutex<Denied>>,
+    sink: Arc<Sink>,
+    filter: Filter,
+    cursor: Cursor,
+}
+
+impl Feed {
+    /// Creates the reader of events from now on, before the ring of drop events is read. `with_flows`: new flows, too.
+    #[must_use]
+    pub fn new(
+        observer: Arc<Observer>,
+        dropped: DroppedPackets,
+        denied: Arc<Mutex<Denied>>,
+        sink: Sink,
+        with_flows: bool,
+    ) -> Self {
+        let verdicts = Outcome::ALL.into_iter().filter(|it| with_flows || *it != Outcome::Allow);
+        let filter = Filter { verdicts: verdicts.collect(), ..Filter::default() };
+        let cursor = observer.cursor();
+        lock(&denied).begin(totals(&dropped(), observer.flow_totals()));
+        Self { observer, dropped: Arc::new(dropped), denied, sink: Arc::new(sink), filter, cursor }
+    }
+
+    /// Reads events until the agent ends.
+    ///
+    /// # Errors
+    /// The runtime ends.
+    pub async fn follow(mut self) -> io::Result<Infallible> {
+        let mut settle = tokio::time::interval(SETTLED);
+        settle.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut drained = false;
+        loop {
+            let observer = Arc::clone(&self.observer);
+            tokio::select! {
+                _ = settle.tick() => {
+                    if drained {
+                        self.settle().await?;
+                    }
+                }
+                () = observer.changed() => {}
+            }
+            drained = self.drain().await?;
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Reads the events that are there; returns whether none is left.
+    async fn drain(&mut self) -> io::Result<bool> {
+        for _ in 0..BATCHES {
+            let (denied, sink) = (Arc::clone(&self.denied), Arc::clone(&self.sink));
+            let with = move |events: Vec<Event>, _| {
+                lock(&denied).count(&events, Instant::now());
+                sink(events, Vec::new());
+            };
+            if self.observer.read(&mut self.cursor, &self.filter, with).await?.is_none() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn settle(&self) -> io::Result<()> {
+        let (dropped, flows) = (Arc::clone(&self.dropped), self.observer.flow_totals());
+        let packets = spawn_blocking(move || dropped()).await.map_err(io::Error::other)?;
+        let mut totals: Totals = totals(&packets, flows);
+        totals.retain(|kind, _| self.filter.verdicts.contains(&kind.outcome));
+        let unreported = lock(&self.denied).settle(totals);
+        if !unreported.is_empty() {
+            (self.sink)(Vec::new(), unreported);
+        }
+        Ok(())
+    }
+}

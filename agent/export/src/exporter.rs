@@ -1,0 +1,226 @@
+//! The tasks that send, and their handle. Whoever hands records over never waits for a collector.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use netpold_api::events::Outcome;
+use netpold_api::observe::Event;
+use prost::Message as _;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tracing::{info, warn};
+
+use crate::client::{Client, Endpoint, Failure, Retry};
+use crate::logs::{self, Unreported};
+use crate::metrics;
+use crate::queue::Queue;
+use crate::wire::{LogsRequest, ResourceLogs, ScopeLogs, resource, scope};
+
+/// Most records per request.
+const BATCH: usize = 512;
+/// Time in which records are gathered for a request.
+const GATHERED: Duration = Duration::from_millis(500);
+/// Shortest and longest pause after a failure.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+/// Longest wait at the agent's end for records that are not sent yet.
+const FINISH: Duration = Duration::from_secs(2);
+
+/// Settings of the export.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Collector.
+    pub endpoint: Endpoint,
+    /// Name of the node.
+    pub node: String,
+    /// Verdicts of the exported events; empty: no events.
+    pub verdicts: Vec<Outcome>,
+    /// Interval of the metrics, if they are exported.
+    pub metrics: Option<Duration>,
+}
+
+/// Numbers since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Numbers {
+    /// Log records that a collector accepted.
+    pub sent: u64,
+    /// Log records lost: the queue was full, or the collector refused them.
+    pub lost: u64,
+    /// Failed requests.
+    pub failures: u64,
+    /// Log records that wait.
+    pub waiting: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    sent: AtomicU64,
+    lost: AtomicU64,
+    failures: AtomicU64,
+    is_failing: AtomicBool,
+}
+
+/// Handle of the export. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Exporter {
+    settings: Arc<Settings>,
+    queue: Arc<Queue>,
+    counters: Arc<Counters>,
+}
+
+impl Exporter {
+    /// Creates the handle; nothing is sent before [`Exporter::start`].
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        Self { settings: Arc::new(settings), queue: Arc::default(), counters: Arc::default() }
+    }
+
+    /// Starts the tasks. `text` returns the metrics in `OpenMetrics` text. Call in a runtime.
+    pub fn start(&self, text: impl Fn() -> Option<String> + Send + 'static) {
+        if !self.settings.verdicts.is_empty() {
+            tokio::spawn(self.clone().send_logs());
+        }
+        if let Some(every) = self.settings.metrics {
+            tokio::spawn(self.clone().send_metrics(every, text));
+        }
+    }
+
+    /// Returns whether new flows are exported.
+    #[must_use]
+    pub fn wants_flows(&self) -> bool {
+        self.settings.verdicts.contains(&Outcome::Allow)
+    }
+
+    /// Hands over events, and numbers of packets and flows without an event. Never waits; what finds no room is counted.
+    pub fn send(&self, events: &[Event], unreported: &[Unreported]) {
+        let now = logs::now();
+        let wants = |outcome| self.settings.verdicts.contains(&outcome);
+        let events = events.iter().filter(|event| wants(event.verdict));
+        let events = events.map(|event| logs::record(event, now));
+        let unreported = unreported.iter().filter(|of| wants(of.outcome));
+        let unreported = unreported.map(|of| logs::unreported(of, now));
+        let records: Vec<_> = events.chain(unreported).map(|it| it.encode_to_vec()).collect();
+        if !records.is_empty() {
+            let lost = self.queue.push(records);
+            self.counters.lost.fetch_add(lost, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the numbers since the start.
+    #[must_use]
+    pub fn numbers(&self) -> Numbers {
+        let counters = &*self.counters;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Numbers {
+            sent: read(&counters.sent),
+            lost: read(&counters.lost),
+            failures: read(&counters.failures),
+            waiting: self.queue.len() as u64,
+        }
+    }
+
+    /// Waits until all records are sent, for two seconds at most.
+    pub async fn finish(&self) {
+        let end = Instant::now() + FINISH;
+        while self.numbers().waiting > 0 && Instant::now() < end {
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn send_logs(self) {
+        let mut client = Client::new(self.settings.endpoint.clone());
+        loop {
+            self.queue.filled().await;
+            sleep(GATHERED).await;
+            loop {
+                let (records, lost) = self.queue.take(BATCH);
+                if records.is_empty() && lost == 0 {
+                    break;
+                }
+                self.send_batch(&mut client, records, lost).await;
+                self.queue.done();
+            }
+        }
+    }
+
+    /// Sends records until the collector has taken or refused them.
+    async fn send_batch(&self, client: &mut Client, records: Vec<Bytes>, lost: u64) {
+        let number = records.len() as u64;
+        let mut log_records = records;
+        if lost > 0 {
+            log_records.push(logs::lost(lost, logs::now()).encode_to_vec().into());
+        }
+        let scope_logs = vec![ScopeLogs { scope: Some(scope()), log_records }];
+        let resource = Some(resource(&self.settings.node));
+        let request = LogsRequest { resource_logs: vec![ResourceLogs { resource, scope_logs }] };
+        let mut pause = PAUSES[0];
+        loop {
+            match client.send("/v1/logs", &request).await {
+                Ok((rejected, reason)) => {
+                    self.succeeded();
+                    let rejected = rejected.min(number);
+                    self.counters.sent.fetch_add(number - rejected, Ordering::Relaxed);
+                    if rejected > 0 {
+                        warn!(rejected, reason, "the collector rejects log records");
+                        self.refused(rejected, 0);
+                    }
+                    return;
+                }
+                Err(failure) => {
+                    self.failed(&failure);
+                    let Retry::After(asked) = failure.retry else {
+                        return self.refused(number, lost);
+                    };
+                    sleep(asked.unwrap_or_else(|| jittered(pause))).await;
+                    pause = (pause * 2).min(PAUSES[1]);
+                }
+            }
+        }
+    }
+
+    /// Counts records that are not sent again. `unsent`: losses that the batch would have reported.
+    fn refused(&self, records: u64, unsent: u64) {
+        self.counters.lost.fetch_add(records, Ordering::Relaxed);
+        self.queue.refused(records + unsent);
+    }
+
+    async fn send_metrics(self, every: Duration, text: impl Fn() -> Option<String>) {
+        let mut client = Client::new(self.settings.endpoint.clone());
+        let start = logs::now();
+        let mut due = interval(every);
+        due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            due.tick().await;
+            let Some(text) = text() else { continue };
+            let request = metrics::request(&self.settings.node, &text, start, logs::now());
+            match client.send("/v1/metrics", &request).await {
+                Ok((0, _)) => self.succeeded(),
+                Ok((rejected, reason)) => {
+                    warn!(rejected, reason, "the collector rejects data points");
+                }
+                // The next export has the sums of this one.
+                Err(failure) => self.failed(&failure),
+            }
+        }
+    }
+
+    fn failed(&self, failure: &Failure) {
+        self.counters.failures.fetch_add(1, Ordering::Relaxed);
+        if !self.counters.is_failing.swap(true, Ordering::Relaxed) {
+            let Failure { reason, retry } = failure;
+            warn!(reason, retried = *retry != Retry::Never, "cannot export to the collector");
+        }
+    }
+
+    fn succeeded(&self) {
+        if self.counters.is_failing.swap(false, Ordering::Relaxed) {
+            info!("exports to the collector again");
+        }
+    }
+}
+
+/// Returns a pause of one half to the whole, so that agents do not send at once after an outage.
+fn jittered(pause: Duration) -> Duration {
+    let random = u32::try_from(logs::now() / 1000 % 1000).unwrap_or(0);
+    pause / 2 + pause / 2 * random / 1000
+}

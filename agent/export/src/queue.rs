@@ -1,0 +1,109 @@
+//! Encoded log records until they are sent, bounded in bytes. What finds no room is counted.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+use bytes::Bytes;
+use netpold_core::lock::lock;
+use tokio::sync::Notify;
+
+/// Most bytes of records that wait, with [`OVERHEAD`] for each.
+const BYTES_MAX: usize = 8 << 20;
+/// Bytes that the queue itself needs for a record.
+const OVERHEAD: usize = 64;
+
+#[derive(Debug, Default)]
+struct Waiting {
+    records: VecDeque<Bytes>,
+    bytes: usize,
+    /// Records that [`Queue::take`] returned and that are not [done](Queue::done).
+    in_hand: usize,
+    /// Records lost since the last [`Queue::take`].
+    lost: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    waiting: Mutex<Waiting>,
+    filled: Notify,
+}
+
+impl Queue {
+    /// Adds records as far as there is room; returns the number of the others. Never waits.
+    pub(crate) fn push(&self, records: impl IntoIterator<Item = Vec<u8>>) -> u64 {
+        let mut lost = 0;
+        let mut waiting = lock(&self.waiting);
+        for record in records {
+            let bytes = record.len() + OVERHEAD;
+            if waiting.bytes + bytes > BYTES_MAX {
+                lost += 1;
+                continue;
+            }
+            waiting.bytes += bytes;
+            waiting.records.push_back(record.into());
+        }
+        waiting.lost += lost;
+        drop(waiting);
+        self.filled.notify_one();
+        lost
+    }
+
+    /// Counts records that the collector refused.
+    pub(crate) fn refused(&self, records: u64) {
+        lock(&self.waiting).lost += records;
+    }
+
+    /// Takes the oldest records, at most `records` of them, and the number of records lost since the last call. They wait
+    /// until [`Queue::done`].
+    pub(crate) fn take(&self, records: usize) -> (Vec<Bytes>, u64) {
+        let mut waiting = lock(&self.waiting);
+        let number = records.min(waiting.records.len());
+        let taken: Vec<Bytes> = waiting.records.drain(..number).collect();
+        waiting.bytes -= taken.iter().map(|record| record.len() + OVERHEAD).sum::<usize>();
+        waiting.in_hand = number;
+        if waiting.records.is_empty() {
+            // A queue that was full once gives its memory back.
+            waiting.records = VecDeque::new();
+        }
+        (taken, std::mem::take(&mut waiting.lost))
+    }
+
+    /// Notes that the records taken last were sent or lost.
+    pub(crate) fn done(&self) {
+        lock(&self.waiting).in_hand = 0;
+    }
+
+    /// Returns the number of records that wait.
+    pub(crate) fn len(&self) -> usize {
+        let waiting = lock(&self.waiting);
+        waiting.records.len() + waiting.in_hand
+    }
+
+    /// Waits until records were added.
+    pub(crate) async fn filled(&self) {
+        self.filled.notified().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_bounded_and_loss_is_counted() {
+        let queue = Queue::default();
+        const RECORDS: u64 = 100_000;
+        let lost = queue.push((0..RECORDS).map(|_| vec![0; 1000]));
+        let kept = BYTES_MAX / (1000 + OVERHEAD);
+        assert_eq!((lost, queue.len()), (RECORDS - kept as u64, kept));
+        let (taken, told) = queue.take(500);
+        assert_eq!((taken.len(), told, queue.len()), (500, lost, kept));
+        queue.done();
+        assert_eq!(queue.len(), kept - 500);
+        assert_eq!(queue.push([vec![0; 1000]]), 0, "there is room again");
+        let (taken, told) = queue.take(usize::MAX);
+        assert_eq!((taken.len(), told), (kept - 499, 0));
+        let waiting = lock(&queue.waiting);
+        assert_eq!((waiting.bytes, waiting.records.capacity()), (0, 0));
+    }
+}
