@@ -49,7 +49,7 @@ pub struct EndpointError;
 
 impl fmt::Display for EndpointError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("give a URL, as http://collector:4318")
+        f.write_str("give a URL without credentials, as http://collector:4318")
     }
 }
 
@@ -62,7 +62,9 @@ impl FromStr for Endpoint {
     fn from_str(url: &str) -> Result<Self, EndpointError> {
         let uri: Uri = url.parse().map_err(|_| EndpointError)?;
         let is_known = matches!(uri.scheme_str(), Some("http" | "https"));
-        if !is_known || uri.authority().is_none() || uri.query().is_some() {
+        // Credentials belong in the file of headers; a fragment is never sent.
+        let is_plain = uri.query().is_none() && !url.contains(['#', '@']);
+        if !is_known || uri.authority().is_none() || !is_plain {
             return Err(EndpointError);
         }
         Ok(Self { base: url.trim_end_matches('/').to_owned(), headers: None, authorities: None })
@@ -108,12 +110,10 @@ impl Client {
         message: &impl Message,
     ) -> Result<(u64, String), Failure> {
         let sent = tokio::time::timeout(TIMEOUT, self.request(path, message)).await;
-        let result = sent.unwrap_or_else(|_| Err(Failure::retried("no answer in 10 s")));
-        if result.is_err() {
-            // The next connection reads the authorities again.
+        sent.unwrap_or_else(|_| {
             self.http = None;
-        }
-        result
+            Err(Failure::retried("no answer in 10 s"))
+        })
     }
 
     async fn request(
@@ -133,14 +133,20 @@ impl Client {
         if let Some(file) = &self.endpoint.headers {
             request.headers_mut().extend(headers(file).map_err(Failure::retried)?);
         }
-        let answer = http.request(request).await.map_err(|error| {
-            let cause = std::error::Error::source(&error).map(ToString::to_string);
-            Failure::retried(cause.unwrap_or_else(|| error.to_string()))
-        })?;
+        let answer = match http.request(request).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                // The next connection reads the authorities again.
+                self.http = None;
+                let cause = std::error::Error::source(&error).map(ToString::to_string);
+                return Err(Failure::retried(cause.unwrap_or_else(|| error.to_string())));
+            }
+        };
         let (status, pause) = (answer.status(), pause(answer.headers().get(RETRY_AFTER)));
         let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await;
-        let body = body.map_err(Failure::retried)?.to_bytes();
         if status.is_success() {
+            // The records are delivered, whether or not the answer can be read.
+            let body = body.map(|body| body.to_bytes()).unwrap_or_default();
             let partial = ExportResponse::decode(body).ok().and_then(|it| it.partial_success);
             let partial = partial.unwrap_or_default();
             return Ok((u64::try_from(partial.rejected).unwrap_or(0), partial.error_message));
@@ -235,7 +241,16 @@ mod tests {
         for url in ["http://c:4318", "https://c/otlp/", "http://[fd00::1]:4318"] {
             assert!(url.parse::<Endpoint>().is_ok(), "{url}");
         }
-        for url in ["", "c:4318", "/v1", "ftp://c", "grpc://c:4317", "http://c/?a=b"] {
+        for url in [
+            "",
+            "c:4318",
+            "/v1",
+            "ftp://c",
+            "grpc://c:4317",
+            "http://c/?a=b",
+            "http://a:b@c",
+            "http://c/#d",
+        ] {
             assert_eq!(url.parse::<Endpoint>().unwrap_err(), EndpointError, "{url}");
         }
     }

@@ -1,5 +1,6 @@
 //! The tasks that send, and their handle. Whoever hands records over never waits for a collector.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use bytes::Bytes;
 use netpold_api::events::Outcome;
 use netpold_api::observe::Event;
 use prost::Message as _;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{MissedTickBehavior, interval_at, sleep};
 use tracing::{info, warn};
 
 use crate::client::{Client, Endpoint, Failure, Retry};
@@ -129,6 +130,7 @@ impl Exporter {
 
     async fn send_logs(self) {
         let mut client = Client::new(self.settings.endpoint.clone());
+        let mut pause = PAUSES[0];
         loop {
             self.queue.filled().await;
             sleep(GATHERED).await;
@@ -137,14 +139,22 @@ impl Exporter {
                 if records.is_empty() && lost == 0 {
                     break;
                 }
-                self.send_batch(&mut client, records, lost).await;
+                self.send_batch(&mut client, &mut pause, records, lost).await;
                 self.queue.done();
             }
         }
     }
 
-    /// Sends records until the collector has taken or refused them.
-    async fn send_batch(&self, client: &mut Client, records: Vec<Bytes>, lost: u64) {
+    /// Sends records until the collector has taken or refused them. Every failure is followed by a pause, which doubles
+    /// until a request succeeds: also a refusal, since every batch may be refused, and so may the number of lost
+    /// records.
+    async fn send_batch(
+        &self,
+        client: &mut Client,
+        pause: &mut Duration,
+        records: Vec<Bytes>,
+        lost: u64,
+    ) {
         let number = records.len() as u64;
         let mut log_records = records;
         if lost > 0 {
@@ -153,11 +163,11 @@ impl Exporter {
         let scope_logs = vec![ScopeLogs { scope: Some(scope()), log_records }];
         let resource = Some(resource(&self.settings.node));
         let request = LogsRequest { resource_logs: vec![ResourceLogs { resource, scope_logs }] };
-        let mut pause = PAUSES[0];
         loop {
             match client.send("/v1/logs", &request).await {
                 Ok((rejected, reason)) => {
                     self.succeeded();
+                    *pause = PAUSES[0];
                     let rejected = rejected.min(number);
                     self.counters.sent.fetch_add(number - rejected, Ordering::Relaxed);
                     if rejected > 0 {
@@ -168,11 +178,16 @@ impl Exporter {
                 }
                 Err(failure) => {
                     self.failed(&failure);
-                    let Retry::After(asked) = failure.retry else {
-                        return self.refused(number, lost);
+                    let asked = match failure.retry {
+                        Retry::Never => None,
+                        Retry::After(asked) => asked,
                     };
-                    sleep(asked.unwrap_or_else(|| jittered(pause))).await;
-                    pause = (pause * 2).min(PAUSES[1]);
+                    sleep(asked.unwrap_or_default().max(*pause).mul_f64(1.0 + random() / 2.0))
+                        .await;
+                    *pause = (*pause * 2).min(PAUSES[1]);
+                    if failure.retry == Retry::Never {
+                        return self.refused(number, lost);
+                    }
                 }
             }
         }
@@ -187,7 +202,8 @@ impl Exporter {
     async fn send_metrics(self, every: Duration, text: impl Fn() -> Option<String>) {
         let mut client = Client::new(self.settings.endpoint.clone());
         let start = logs::now();
-        let mut due = interval(every);
+        // Agents that start together, as in a rollout, do not send together.
+        let mut due = interval_at(tokio::time::Instant::now() + every.mul_f64(random()), every);
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             due.tick().await;
@@ -219,8 +235,7 @@ impl Exporter {
     }
 }
 
-/// Returns a pause of one half to the whole, so that agents do not send at once after an outage.
-fn jittered(pause: Duration) -> Duration {
-    let random = u32::try_from(logs::now() / 1000 % 1000).unwrap_or(0);
-    pause / 2 + pause / 2 * random / 1000
+/// Returns a random number from 0 to 1, by which the requests of different agents differ in time.
+fn random() -> f64 {
+    f64::from(RandomState::new().hash_one(0) as u32) / f64::from(u32::MAX)
 }
