@@ -18,7 +18,9 @@ use netpold_core::model::Change;
 use netpold_dataplane::quiescence::grace_period;
 use netpold_engine::Engine;
 use netpold_engine::admin::{Admin, requests};
+use netpold_engine::events::DropLog;
 use netpold_engine::metrics::Metrics;
+use netpold_engine::observe::Observer;
 use serde::Serialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -78,15 +80,26 @@ pub(crate) fn measure(
     engine.sweep();
     let (instruments, first) = (engine.instruments().clone(), engine.snapshot());
     let engine = Arc::new(Mutex::new(engine));
-    let (drops, source) = (Arc::default(), watch::channel(SourceStatus::default()).1);
+    let drops = Arc::<Mutex<DropLog>>::default();
+    let source = watch::channel(SourceStatus::default()).1;
     let at_work = Arc::clone(&engine);
     let snapshot = move || try_lock(&at_work).map(|mut engine| engine.snapshot());
-    let metrics = Metrics::new(&instruments, first, snapshot, Arc::clone(&drops), source.clone());
+    let metrics = Metrics::new(
+        &instruments,
+        first,
+        snapshot,
+        Arc::clone(&drops),
+        None,
+        Default::default,
+        source.clone(),
+    );
+    let resolve = |_: &[_], _: &_| (Vec::new(), 0);
+    let observer = Arc::new(Observer::new(NODE.to_owned(), lock(&drops).journal(), resolve));
     let runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = { runtime }.worker_threads(2).enable_all().build()?;
     let _inside = runtime.enter();
     let path = std::env::temp_dir().join(format!("netpold-bench-{}.sock", std::process::id()));
-    let requests = requests(NODE, &engine, &drops, source, Arc::new(metrics));
+    let requests = requests(NODE, &engine, &drops, observer, source, Arc::new(metrics));
     let _admin = Admin::serve(&path, requests)?;
     let mut events = 0;
     let kinds = KINDS.into_iter().map(|(kind, questions)| {

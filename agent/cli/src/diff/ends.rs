@@ -249,7 +249,7 @@ impl<'c> Census<'c> {
     fn workload(&mut self, workload: Workload) {
         let party = self.parties.len();
         let mut known: HashMap<(bool, bool, [Traits<'c>; 2]), usize> = HashMap::new();
-        let mut own: HashSet<(usize, bool, [Traits<'c>; 2])> = HashSet::new();
+        let mut own = HashSet::new();
         let mut gaps = BTreeSet::new();
         for (before, after) in workload.counterparts() {
             let keys = [before, after];
@@ -274,7 +274,11 @@ impl<'c> Census<'c> {
                     self.classes[class].members.push(pair);
                     for node in self.own_node(pair) {
                         let traits = node.node.map(|end| self.traits(end));
-                        if own.insert((class, node.is_as_before, traits)) {
+                        // Rules of tiers may name nodes by their labels.
+                        let labels = [0, 1].map(|side| {
+                            self.labels_of_node(self.clusters[side].nodes().get(pair[side].node))
+                        });
+                        if own.insert((class, node.is_as_before, traits, labels)) {
                             self.classes[class].own_nodes.push(node);
                         }
                     }

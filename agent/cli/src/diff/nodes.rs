@@ -53,7 +53,7 @@ impl<'c> Census<'c> {
     }
 
     /// Returns the labels of a node that policies name.
-    fn labels_of_node(&self, node: Option<&'c Node>) -> Vec<(&'c str, &'c str)> {
+    pub(super) fn labels_of_node(&self, node: Option<&'c Node>) -> Vec<(&'c str, &'c str)> {
         let labels = node.into_iter().flat_map(|node| node.labels.iter());
         let labels = labels.filter(|(key, _)| self.named.labels.contains(*key));
         labels.map(|(key, value)| (key.as_str(), value.as_str())).collect()
