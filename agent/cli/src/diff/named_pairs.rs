@@ -1,0 +1,355 @@
+//! Pairs of parties that rules of policies name, with the ports that are allowed between them.
+//!
+//! A cluster of 1,000 workloads has a million pairs, and most of them have no rule of their own: both sides are open, or
+//! an isolated side has no rule about the other. Only pairs that some rule names are evaluated, by the explainer, at
+//! every port. A rule about everyone names no pair; the party is marked instead.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netpold_core::cluster::{Cluster, is_subject};
+use netpold_core::explain::{Explainer, Verdict};
+use netpold_core::model::{Direction, Enforcement, Peer, Pod, Rule};
+use netpold_core::probe::{IpProtocol, Party as Side, Probe};
+use serde::Serialize;
+
+use super::Party;
+use super::ends::{Class, End, Ends, Kind, ends};
+use super::peers::{Peers, Remote, is_everyone};
+use super::ports::{FIRST_PORT, PROTOCOLS, Ports};
+use super::rules::Starts;
+
+/// Most pairs of classes that are counted.
+const COUNTED: usize = 1_000_000;
+/// Most representatives of a party.
+const REPRESENTATIVES: usize = 2;
+
+/// Pairs that rules name.
+#[derive(Debug, Default)]
+pub struct NamedPairs {
+    /// Workloads, nodes, blocks of outside addresses and domain names.
+    pub parties: Vec<Party>,
+    /// Isolation of each party.
+    pub sides: Vec<Sides>,
+    /// Pods or addresses that stand for each party; none for a domain name.
+    pub representatives: Vec<Vec<Side>>,
+    /// Evaluated pairs, in the order of the parties.
+    pub pairs: Vec<NamedPair>,
+    /// Number of pairs that were not evaluated, because rules name too many.
+    pub left_out: usize,
+}
+
+/// A pair that some rule names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedPair {
+    /// Index of the sender among the parties.
+    pub from: usize,
+    /// Index of the receiver among the parties.
+    pub to: usize,
+    /// Ports that are allowed; empty if all are denied.
+    pub allowed: Ports,
+    /// Allowed ports that policies on trial would deny.
+    pub on_trial: Ports,
+    /// A port that the rules distinguish, for an explanation.
+    pub asked: (IpProtocol, u16),
+    /// Whether some pairs of pods or addresses of the two parties are treated otherwise.
+    pub some: bool,
+}
+
+/// Isolation of a party in one direction by NetworkPolicies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// No NetworkPolicy selects the pods, or the party has no pods.
+    #[default]
+    Open,
+    /// Only policies on trial select the pods.
+    Trial,
+    /// Some pods are isolated.
+    Some,
+    /// Policies isolate all pods.
+    Isolated,
+}
+
+/// Isolation of a party.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Sides {
+    /// Isolation of ingress.
+    pub ingress: State,
+    /// Isolation of egress.
+    pub egress: State,
+    /// Whether a rule allows ingress from everyone.
+    pub from_everyone: bool,
+    /// Whether a rule allows egress to everyone.
+    pub to_everyone: bool,
+    /// Whether rules of ClusterNetworkPolicies apply to the pods.
+    pub tiers: bool,
+}
+
+/// Classes of a pair: sender and receiver. A domain name is a receiver only.
+type Classes = (usize, Remote);
+
+/// Finds the pairs of a cluster that rules name, and evaluates at most `most` pairs of classes: those of the most
+/// specific rules first. `ranges`: see [`super::compare`].
+#[must_use]
+pub fn named_pairs(cluster: &Cluster, ranges: &[IpNet], most: usize) -> NamedPairs {
+    let ends = ends([cluster, cluster], ranges);
+    let mut sides = vec![Sides::default(); ends.parties.len()];
+    let mut named = named_classes(cluster, &ends, &mut sides);
+    let left_out = named.len().saturating_sub(most);
+    named.truncate(most);
+    let judge = Judge::new(cluster, &ends);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let part = named.len().div_ceil(threads).max(1);
+    let judged: Vec<Judged> = std::thread::scope(|scope| {
+        let work = |part: &[Classes]| part.iter().filter_map(|it| judge.pair(*it)).collect();
+        let parts: Vec<_> =
+            named.chunks(part).map(|part| scope.spawn(move || -> Vec<Judged> { work(part) })).collect();
+        let join = |part: std::thread::ScopedJoinHandle<'_, Vec<Judged>>| {
+            part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        parts.into_iter().flat_map(join).collect()
+    });
+    let mut pairs: BTreeMap<(usize, usize), NamedPair> = BTreeMap::new();
+    for Judged { from, to, allowed, on_trial, asked } in judged {
+        let some = false;
+        let new = NamedPair { from, to, allowed, on_trial, asked, some };
+        match pairs.entry((from, to)) {
+            std::collections::btree_map::Entry::Vacant(place) => _ = place.insert(new),
+            std::collections::btree_map::Entry::Occupied(mut known) => known.get_mut().add(&new),
+        }
+    }
+    let representatives = representatives(&ends);
+    let pairs = pairs.into_values().collect();
+    NamedPairs { parties: ends.parties, sides, representatives, pairs, left_out }
+}
+
+impl NamedPair {
+    fn add(&mut self, other: &Self) {
+        self.some |= self.allowed != other.allowed || self.on_trial != other.on_trial;
+        self.allowed.add(&other.allowed);
+        self.on_trial.add(&other.on_trial);
+    }
+}
+
+/// Returns pods or addresses that stand for the parties.
+fn representatives(ends: &Ends<'_>) -> Vec<Vec<Side>> {
+    let mut all = vec![Vec::new(); ends.parties.len()];
+    for class in &ends.classes {
+        let of: &mut Vec<Side> = &mut all[class.party];
+        for [end, _] in class.members.iter().take(REPRESENTATIVES) {
+            let side = match end.pod {
+                Some(pod) => Side::Pod(pod.key.clone()),
+                None => Side::Address(end.address),
+            };
+            if of.len() < REPRESENTATIVES && !of.contains(&side) {
+                of.push(side);
+            }
+        }
+    }
+    all
+}
+
+/// Returns the distinct pairs that rules name, those of rules with few peers first, and notes the isolation of parties.
+fn named_classes<'c>(cluster: &'c Cluster, ends: &Ends<'c>, sides: &mut [Sides]) -> Vec<Classes> {
+    let mut peers = Peers::new(cluster, ends);
+    let mut by_size: BTreeMap<usize, Vec<Classes>> = BTreeMap::new();
+    let mut seen: HashMap<usize, [bool; 2]> = HashMap::new();
+    for (index, class) in ends.classes.iter().enumerate() {
+        let Some(pod) = class.members[0][0].pod.filter(|pod| is_subject(pod)) else { continue };
+        for (number, direction) in [Direction::Ingress, Direction::Egress].into_iter().enumerate() {
+            let about = About::new(cluster, pod, direction);
+            let side = &mut sides[class.party];
+            let is_first = !std::mem::replace(&mut seen.entry(class.party).or_default()[number], true);
+            side.add(direction, &about, is_first);
+            for (namespace, rule) in about.rules {
+                for peer in rule.peers.iter().flatten() {
+                    let found = peers.matching(namespace, peer);
+                    let pairs = found.iter().filter_map(|remote| match (direction, *remote) {
+                        (Direction::Egress, remote) => Some((index, remote)),
+                        (Direction::Ingress, Remote::Class(from)) => Some((from, Remote::Class(index))),
+                        (Direction::Ingress, Remote::Name(_)) => None,
+                    });
+                    by_size.entry(found.len()).or_default().extend(pairs);
+                }
+            }
+        }
+    }
+    let (mut named, mut known) = (Vec::new(), HashSet::new());
+    for pair in by_size.into_values().flatten() {
+        if known.len() < COUNTED && known.insert(pair) {
+            named.push(pair);
+        }
+    }
+    named
+}
+
+/// Policies about a pod in a direction.
+struct About<'c> {
+    state: State,
+    everyone: bool,
+    tiers: bool,
+    /// Rules, with the namespace of their policy.
+    rules: Vec<(&'c str, &'c Rule)>,
+}
+
+impl<'c> About<'c> {
+    fn new(cluster: &'c Cluster, pod: &Pod, direction: Direction) -> Self {
+        let mut about = Self { state: State::Open, everyone: false, tiers: false, rules: Vec::new() };
+        for policy in cluster.policies_in(&pod.key.namespace) {
+            let Some(rules) = policy.rules(direction) else { continue };
+            if !policy.pod_selector.matches(&pod.labels) {
+                continue;
+            }
+            let enforced = policy.enforcement == Enforcement::Enforce;
+            about.state = about.state.max(if enforced { State::Isolated } else { State::Trial });
+            about.everyone |= enforced && rules.iter().any(|rule| admits_everyone(rule));
+            about.rules.extend(rules.iter().map(|rule| (policy.key.namespace.as_str(), rule)));
+        }
+        let namespace = cluster.namespace_labels(&pod.key.namespace);
+        for policy in cluster.cluster_policies() {
+            let subject = &policy.subject;
+            let applies = subject.namespaces.matches(&namespace) && subject.pods.matches(&pod.labels);
+            if applies && !policy.rules(direction).is_empty() {
+                about.tiers = true;
+                about.rules.extend(policy.rules(direction).iter().map(|rule| ("", &rule.matches)));
+            }
+        }
+        about
+    }
+}
+
+fn admits_everyone(rule: &Rule) -> bool {
+    rule.peers.as_ref().is_none_or(|peers: &Vec<Peer>| peers.iter().any(is_everyone))
+}
+
+impl Sides {
+    /// Adds what holds for one class of the party.
+    fn add(&mut self, direction: Direction, about: &About<'_>, is_first: bool) {
+        let (state, everyone) = match direction {
+            Direction::Ingress => (&mut self.ingress, &mut self.from_everyone),
+            Direction::Egress => (&mut self.egress, &mut self.to_everyone),
+        };
+        *state = match *state {
+            _ if is_first => about.state,
+            same if same == about.state => same,
+            State::Open | State::Trial | State::Some | State::Isolated => State::Some,
+        };
+        *everyone |= about.everyone;
+        self.tiers |= about.tiers;
+    }
+}
+
+/// Result of a pair of classes.
+struct Judged {
+    from: usize,
+    to: usize,
+    allowed: Ports,
+    on_trial: Ports,
+    asked: (IpProtocol, u16),
+}
+
+/// Evaluates pairs of classes.
+struct Judge<'a, 'c> {
+    ends: &'a Ends<'c>,
+    explainer: Explainer<'c>,
+    with_trials: Option<Explainer<'c>>,
+}
+
+impl<'a, 'c> Judge<'a, 'c> {
+    fn new(cluster: &'c Cluster, ends: &'a Ends<'c>) -> Self {
+        let explainer = Explainer::new(cluster);
+        let mut all = cluster.policies().values().map(|policy| policy.enforcement);
+        let mut tiers = cluster.cluster_policies().map(|policy| policy.enforcement);
+        let is_trial = |enforcement| enforcement == Enforcement::Audit;
+        let any = all.any(is_trial) || tiers.any(is_trial);
+        Self { ends, explainer, with_trials: any.then(|| explainer.with_trials()) }
+    }
+
+    fn pair(&self, (from, to): Classes) -> Option<Judged> {
+        let from = &self.ends.classes[from];
+        match to {
+            Remote::Class(to) => self.classes(from, &self.ends.classes[to]),
+            Remote::Name(party) => self.name(from, party),
+        }
+    }
+
+    fn classes(&self, from: &Class<'c>, to: &Class<'c>) -> Option<Judged> {
+        if from.is_ipv6() != to.is_ipv6() || ![from.kind, to.kind].contains(&Kind::Pods) {
+            return None;
+        }
+        let [one, other] = meeting(from, to)?;
+        let mut starts = from.sends.clone();
+        starts.add(&to.receives);
+        if to.special || to.kind == Kind::Nodes {
+            starts.add(&self.ends.translated);
+        }
+        let verdict = |explainer: &Explainer<'c>, protocol, port| {
+            let (from, to) = (Side::Address(one.address), Side::Address(other.address));
+            let probe = Probe { from, to, protocol, port };
+            let ends = [&one, &other].map(|end| (end.pod, end.address));
+            explainer.verdict_at(&probe, ends).0 == Verdict::Allow
+        };
+        Some(self.at_ports((from.party, to.party), &starts, verdict))
+    }
+
+    fn name(&self, from: &Class<'c>, party: usize) -> Option<Judged> {
+        let Party::Name(name) = &self.ends.parties[party] else { return None };
+        let pod = from.members[0][0].pod?;
+        let address: IpAddr = *from.resolved.first()?;
+        let verdict = |explainer: &Explainer<'c>, protocol, port| {
+            explainer.allows_named(pod, Some(name), address, (protocol, port))
+        };
+        Some(self.at_ports((from.party, party), &from.sends, verdict))
+    }
+
+    fn at_ports(
+        &self,
+        (from, to): (usize, usize),
+        starts: &Starts,
+        verdict: impl Fn(&Explainer<'c>, IpProtocol, u16) -> bool,
+    ) -> Judged {
+        let [mut allowed, mut on_trial] = [const { Ports::NONE }; 2];
+        let (mut asked, mut distinct) = (None, None);
+        // Whether the port is allowed, and whether it still is if trials are enforced.
+        let both = |protocol, port| {
+            let now = verdict(&self.explainer, protocol, port);
+            (now, self.with_trials.as_ref().is_none_or(|it| !now || verdict(it, protocol, port)))
+        };
+        for protocol in PROTOCOLS {
+            let number = IpProtocol(protocol.number());
+            for region in starts.regions(protocol) {
+                let (now, then) = both(number, region.0);
+                if now {
+                    allowed.push(protocol, region);
+                    asked = asked.or(Some((number, region.0)));
+                }
+                if now && !then {
+                    on_trial.push(protocol, region);
+                }
+                if region.0 > FIRST_PORT {
+                    distinct = distinct.or(Some((number, region.0)));
+                }
+            }
+        }
+        let (now, then) = both(IpProtocol::ICMP, 0);
+        (allowed.other, on_trial.other) = (now, now && !then);
+        let asked = asked.or(distinct).unwrap_or((IpProtocol::TCP, FIRST_PORT));
+        Judged { from, to, allowed, on_trial, asked }
+    }
+}
+
+/// Returns members of two classes that are two ends: not one pod twice, and if possible not a pod and its own node.
+fn meeting<'c>(from: &Class<'c>, to: &Class<'c>) -> Option<[End<'c>; 2]> {
+    let key = |end: &End<'c>| end.pod.map(|pod| &pod.key);
+    let is_template = |end: &End<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
+    let apart = |[a, b]: &[End<'c>; 2]| key(a) != key(b) || is_template(a);
+    let all = || {
+        let all = from.members.iter().flat_map(|a| to.members.iter().map(move |b| [a[0], b[0]]));
+        all.filter(apart)
+    };
+    let nodes = [from.kind, to.kind].contains(&Kind::Nodes);
+    let elsewhere = if nodes { all().find(|[a, b]| a.node != b.node) } else { None };
+    elsewhere.or_else(|| all().next())
+}

@@ -1,0 +1,65 @@
+//! What if these objects were applied, or deleted: the connections that they cut and open.
+
+use anyhow::{Result, anyhow};
+use netpold_api::flows::{Filter, merge};
+use netpold_kube::manifests::review_text;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::world::{Source, World};
+use crate::diff::{self, compare, live as cuts};
+use crate::{flows, offline};
+
+/// Name of the text in its problems.
+const NAME: &str = "text";
+/// Most changes in an answer; the others are counted.
+const CHANGES: usize = 500;
+
+/// A change to judge.
+#[derive(Deserialize)]
+pub(super) struct WhatIf {
+    /// Objects, as YAML or JSON.
+    yaml: String,
+    /// Whether the objects are deleted instead of applied.
+    #[serde(default)]
+    delete: bool,
+    /// Whether the agents are asked for open connections.
+    #[serde(default)]
+    live: bool,
+}
+
+/// Compares the cluster before and after a change. Blocks.
+///
+/// # Errors
+/// The text is not YAML or JSON of Kubernetes objects, or the agents do not answer.
+pub(super) fn answer(source: &Source, world: &World, change: &WhatIf) -> Result<Value> {
+    let read = review_text(NAME, change.yaml.as_bytes(), &world.namespace);
+    let (named, problems) =
+        read.map_err(|error| anyhow!("line {}: {}", error.line, error.reason))?;
+    let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    let objects = named.len();
+    let after = diff::cluster(diff::changed(&world.objects, named, change.delete));
+    let ranges = offline::ranges(&source.pod_cidrs, &[&world.cluster, &after]);
+    let mut difference = compare(&world.cluster, &after, &ranges)?;
+    let (cut, opened) = diff::counts(&difference);
+    let lines = diff::line_documents(&difference, CHANGES);
+    let left_out = difference.changes.len().saturating_sub(CHANGES);
+    difference.changes.truncate(CHANGES);
+    let mut document = diff::document(&difference);
+    document["cut"] = cut.into();
+    document["opened"] = opened.into();
+    document["lines"] = lines.into();
+    document["left_out"] = left_out.into();
+    document["objects"] = objects.into();
+    document["problems"] = problems.into();
+    if change.live && source.is_live() {
+        let all = flows::client::ask_cluster(&source.cluster, &Filter::default(), None)?;
+        let unanswered = all.unanswered();
+        let mut cuts = cuts::cuts(&world.cluster, &after, &merge(all.answers));
+        let silent = unanswered.into_keys().map(|node| format!("node {node}: its agent does not answer"));
+        cuts.problems.extend(silent);
+        document["live"] = serde_json::to_value(cuts)?;
+    }
+    document["revision"] = json!(world.revision);
+    Ok(document)
+}
