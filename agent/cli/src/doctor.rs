@@ -82,7 +82,9 @@ pub fn run(args: &DoctorArgs, node: impl FnOnce(&DoctorArgs) -> Report) -> Resul
             let objects = crate::live::manifests_or_objects(Some(directory), &args.cluster, None)?;
             examine(objects, &Details::read(directory)?)
         }
-        None if args.cluster.is_meant() => examine_cluster(&args.cluster, args.namespace.as_deref())?,
+        None if args.cluster.is_meant() => {
+            examine_cluster(&args.cluster, args.namespace.as_deref())?
+        }
         None => node(args),
     };
     print(&match args.output {

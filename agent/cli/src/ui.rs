@@ -64,7 +64,8 @@ pub fn run(args: &UiArgs) -> Result<()> {
     let world = source.read(1)?;
     live::block_on(async {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, args.port)).await;
-        let listener = listener.with_context(|| format!("cannot listen on 127.0.0.1:{}", args.port))?;
+        let listener =
+            listener.with_context(|| format!("cannot listen on 127.0.0.1:{}", args.port))?;
         let port = listener.local_addr()?.port();
         let access = Access::new(port)?;
         let title = printable(&world.title).into_owned();

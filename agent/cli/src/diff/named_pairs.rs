@@ -4,7 +4,8 @@
 //! an isolated side has no rule about the other. Only pairs that some rule names are evaluated, by the explainer, at
 //! every port. A rule about everyone names no pair; the party is marked instead.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -22,6 +23,8 @@ use super::rules::Starts;
 
 /// Most pairs of classes that are counted.
 const COUNTED: usize = 1_000_000;
+/// Most pairs of classes evaluated of one pair of parties beyond those that rules name.
+const PAIR_CLASSES: usize = 16;
 /// Most representatives of a party.
 const REPRESENTATIVES: usize = 2;
 
@@ -99,13 +102,16 @@ pub fn named_pairs(cluster: &Cluster, ranges: &[IpNet], most: usize) -> NamedPai
     let mut named = named_classes(cluster, &ends, &mut sides);
     let left_out = named.len().saturating_sub(most);
     named.truncate(most);
+    let (named, partly) = whole_pairs(&ends, named);
     let judge = Judge::new(cluster, &ends);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let part = named.len().div_ceil(threads).max(1);
     let judged: Vec<Judged> = std::thread::scope(|scope| {
         let work = |part: &[Classes]| part.iter().filter_map(|it| judge.pair(*it)).collect();
-        let parts: Vec<_> =
-            named.chunks(part).map(|part| scope.spawn(move || -> Vec<Judged> { work(part) })).collect();
+        let parts: Vec<_> = named
+            .chunks(part)
+            .map(|part| scope.spawn(move || -> Vec<Judged> { work(part) }))
+            .collect();
         let join = |part: std::thread::ScopedJoinHandle<'_, Vec<Judged>>| {
             part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
@@ -113,11 +119,11 @@ pub fn named_pairs(cluster: &Cluster, ranges: &[IpNet], most: usize) -> NamedPai
     });
     let mut pairs: BTreeMap<(usize, usize), NamedPair> = BTreeMap::new();
     for Judged { from, to, allowed, on_trial, asked } in judged {
-        let some = false;
+        let some = partly.contains(&(from, to));
         let new = NamedPair { from, to, allowed, on_trial, asked, some };
         match pairs.entry((from, to)) {
-            std::collections::btree_map::Entry::Vacant(place) => _ = place.insert(new),
-            std::collections::btree_map::Entry::Occupied(mut known) => known.get_mut().add(&new),
+            Entry::Vacant(place) => _ = place.insert(new),
+            Entry::Occupied(mut known) => known.get_mut().add(&new),
         }
     }
     let representatives = representatives(&ends);
@@ -131,6 +137,40 @@ impl NamedPair {
         self.allowed.add(&other.allowed);
         self.on_trial.add(&other.on_trial);
     }
+}
+
+/// Extends pairs of classes to all classes of their parties: rules may name some pods of a workload only. Returns also the
+/// pairs of parties with too many classes for that.
+fn whole_pairs(ends: &Ends<'_>, named: Vec<Classes>) -> (Vec<Classes>, BTreeSet<(usize, usize)>) {
+    let mut of_parties = vec![Vec::new(); ends.parties.len()];
+    for (index, class) in ends.classes.iter().enumerate() {
+        of_parties[class.party].push(index);
+    }
+    let mut by_parties: BTreeMap<(usize, usize), Vec<Classes>> = BTreeMap::new();
+    for (from, to) in named {
+        let receiver = match to {
+            Remote::Class(to) => ends.classes[to].party,
+            Remote::Name(party) => party,
+        };
+        by_parties.entry((ends.classes[from].party, receiver)).or_default().push((from, to));
+    }
+    let (mut all, mut partly) = (Vec::new(), BTreeSet::new());
+    for ((sender, receiver), named) in by_parties {
+        let receivers: Vec<Remote> = match named[0].1 {
+            Remote::Class(_) => of_parties[receiver].iter().copied().map(Remote::Class).collect(),
+            name @ Remote::Name(_) => vec![name],
+        };
+        let senders = &of_parties[sender];
+        if senders.len() * receivers.len() > PAIR_CLASSES {
+            partly.insert((sender, receiver));
+            all.extend(named);
+        } else {
+            all.extend(
+                senders.iter().flat_map(|from| receivers.iter().map(move |to| (*from, *to))),
+            );
+        }
+    }
+    (all, partly)
 }
 
 /// Returns pods or addresses that stand for the parties.
@@ -161,14 +201,17 @@ fn named_classes<'c>(cluster: &'c Cluster, ends: &Ends<'c>, sides: &mut [Sides])
         for (number, direction) in [Direction::Ingress, Direction::Egress].into_iter().enumerate() {
             let about = About::new(cluster, pod, direction);
             let side = &mut sides[class.party];
-            let is_first = !std::mem::replace(&mut seen.entry(class.party).or_default()[number], true);
+            let is_first =
+                !std::mem::replace(&mut seen.entry(class.party).or_default()[number], true);
             side.add(direction, &about, is_first);
             for (namespace, rule) in about.rules {
                 for peer in rule.peers.iter().flatten() {
                     let found = peers.matching(namespace, peer);
                     let pairs = found.iter().filter_map(|remote| match (direction, *remote) {
                         (Direction::Egress, remote) => Some((index, remote)),
-                        (Direction::Ingress, Remote::Class(from)) => Some((from, Remote::Class(index))),
+                        (Direction::Ingress, Remote::Class(from)) => {
+                            Some((from, Remote::Class(index)))
+                        }
                         (Direction::Ingress, Remote::Name(_)) => None,
                     });
                     by_size.entry(found.len()).or_default().extend(pairs);
@@ -196,7 +239,8 @@ struct About<'c> {
 
 impl<'c> About<'c> {
     fn new(cluster: &'c Cluster, pod: &Pod, direction: Direction) -> Self {
-        let mut about = Self { state: State::Open, everyone: false, tiers: false, rules: Vec::new() };
+        let mut about =
+            Self { state: State::Open, everyone: false, tiers: false, rules: Vec::new() };
         for policy in cluster.policies_in(&pod.key.namespace) {
             let Some(rules) = policy.rules(direction) else { continue };
             if !policy.pod_selector.matches(&pod.labels) {
@@ -210,7 +254,8 @@ impl<'c> About<'c> {
         let namespace = cluster.namespace_labels(&pod.key.namespace);
         for policy in cluster.cluster_policies() {
             let subject = &policy.subject;
-            let applies = subject.namespaces.matches(&namespace) && subject.pods.matches(&pod.labels);
+            let applies =
+                subject.namespaces.matches(&namespace) && subject.pods.matches(&pod.labels);
             if applies && !policy.rules(direction).is_empty() {
                 about.tiers = true;
                 about.rules.extend(policy.rules(direction).iter().map(|rule| ("", &rule.matches)));

@@ -93,7 +93,8 @@ impl<'a, 'c> Peers<'a, 'c> {
         // Of the labels that the selector requires, the rarest one has the fewest candidates.
         let required = pods.requirements.iter().filter_map(|it| self.with_label(it));
         let candidates = required.min_by_key(Vec::len);
-        let candidates = candidates.unwrap_or_else(|| here.values().copied().flatten().copied().collect());
+        let candidates =
+            candidates.unwrap_or_else(|| here.values().copied().flatten().copied().collect());
         let matches = |index: &usize| {
             pod_of(&self.ends.classes[*index]).is_some_and(|pod| {
                 here.contains_key(pod.key.namespace.as_str()) && pods.matches(&pod.labels)
@@ -110,12 +111,12 @@ impl<'a, 'c> Peers<'a, 'c> {
         let Requirement::In(key, values) = requirement else { return None };
         let mut classes = Vec::new();
         for value in values {
-            classes.extend(self.by_label.get(&(key.as_str(), value.as_str())).into_iter().flatten());
+            classes
+                .extend(self.by_label.get(&(key.as_str(), value.as_str())).into_iter().flatten());
         }
         Some(classes)
     }
 }
-
 
 /// Returns a pod of a class that policies can name by labels.
 fn pod_of<'c>(class: &Class<'c>) -> Option<&'c Pod> {

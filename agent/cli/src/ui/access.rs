@@ -87,9 +87,8 @@ impl Access {
             return Err(Refusal::Origin);
         }
         // `none`: the user has typed the address, or followed a link of another program.
-        let is_site = |site: &axum::http::HeaderValue| {
-            matches!(site.as_bytes(), b"same-origin" | b"none")
-        };
+        let is_site =
+            |site: &axum::http::HeaderValue| matches!(site.as_bytes(), b"same-origin" | b"none");
         match headers.get_all(FETCH_SITE).iter().all(is_site) {
             true => Ok(()),
             false => Err(Refusal::Origin),
@@ -137,7 +136,9 @@ mod tests {
     fn a_rebound_name_is_refused() {
         assert_eq!(sender("/", &[("host", "127.0.0.1:4000")]), Ok(()));
         assert_eq!(sender("/", &[("host", "localhost:4000")]), Ok(()));
-        for host in ["evil.example:4000", "127.0.0.1", "127.0.0.1:4001", "127.0.0.1:4000.evil.example", ""] {
+        for host in
+            ["evil.example:4000", "127.0.0.1", "127.0.0.1:4001", "127.0.0.1:4000.evil.example", ""]
+        {
             assert_eq!(sender("/", &[("host", host)]), Err(Refusal::Host), "{host}");
         }
         assert_eq!(sender("/", &[]), Err(Refusal::Host));
@@ -151,7 +152,13 @@ mod tests {
     fn a_page_of_another_site_is_refused() {
         let host = ("host", "127.0.0.1:4000");
         assert_eq!(sender("/", &[host, ("origin", "http://127.0.0.1:4000")]), Ok(()));
-        for origin in ["http://evil.example", "null", "http://127.0.0.1:4001", "https://127.0.0.1:4000", "http://localhost:4000"] {
+        for origin in [
+            "http://evil.example",
+            "null",
+            "http://127.0.0.1:4001",
+            "https://127.0.0.1:4000",
+            "http://localhost:4000",
+        ] {
             assert_eq!(sender("/", &[host, ("origin", origin)]), Err(Refusal::Origin), "{origin}");
         }
         for site in ["cross-site", "same-site"] {

@@ -75,8 +75,10 @@ fn by_name(
     let answer = explainer.by_name(pod, name, &Within::public(), kind);
     let answer = answer.map_err(|error| anyhow!("{pod} to {name}: {error}"))?;
     let pod = world.cluster.pods().get(pod).ok_or_else(|| anyhow!("pod {pod} not found"))?;
-    let judged = answer.parts.first().map(|it| explainer.explain_named(pod, name, it.address, kind));
-    let mut lines = vec![format!("{}: {} to {name}, {} {}", answer.verdict, pod.key, kind.0, kind.1)];
+    let judged =
+        answer.parts.first().map(|it| explainer.explain_named(pod, name, it.address, kind));
+    let mut lines =
+        vec![format!("{}: {} to {name}, {} {}", answer.verdict, pod.key, kind.0, kind.1)];
     lines.extend(judged.iter().flat_map(netpold_core::explain::Judgement::lines));
     let verdict = answer.verdict.to_string();
     Ok(json!({ "verdict": verdict, "egress": judged, "lines": lines }))
@@ -114,9 +116,7 @@ fn about(world: &World, pod: &Pod, direction: Direction) -> Vec<Value> {
         return Vec::new();
     }
     let cluster = &world.cluster;
-    let entry = |kind: &str, name: String, enforcement: Enforcement, rules: usize| {
-        json!({ "kind": kind, "policy": name, "enforcement": enforcement, "rules": rules })
-    };
+    let entry = |kind: &str, name: String, enforcement: Enforcement, rules: usize| json!({ "kind": kind, "policy": name, "enforcement": enforcement, "rules": rules });
     let labels = cluster.namespace_labels(&pod.key.namespace);
     let tiers = cluster.cluster_policies().filter(|policy| {
         policy.subject.namespaces.matches(&labels)

@@ -144,7 +144,13 @@ mod tests {
 
     #[test]
     fn words_are_those_of_observe() {
-        let words = [("verdict", "deny,audit"), ("namespace", "shop"), ("port", "80,443"), ("since", "10m"), ("pod", "")];
+        let words = [
+            ("verdict", "deny,audit"),
+            ("namespace", "shop"),
+            ("port", "80,443"),
+            ("since", "10m"),
+            ("pod", ""),
+        ];
         let request = request(&words).unwrap();
         assert_eq!((request.since, request.follow), (Some(600_000), true));
         assert_eq!(request.filter.namespace.as_deref(), Some("shop"));
@@ -154,7 +160,12 @@ mod tests {
 
     #[test]
     fn no_word_becomes_another_flag() {
-        for (word, value) in [("kubeconfig", "/etc/shadow"), ("direction", "up"), ("verdict", "--help"), ("reason", "none")] {
+        for (word, value) in [
+            ("kubeconfig", "/etc/shadow"),
+            ("direction", "up"),
+            ("verdict", "--help"),
+            ("reason", "none"),
+        ] {
             assert!(request(&[(word, value)]).is_err(), "{word}");
         }
         let pod = request(&[("namespace", "--output=json")]).unwrap();

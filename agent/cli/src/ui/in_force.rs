@@ -65,7 +65,9 @@ pub(super) fn document(source: &Source, world: &World) -> Result<Value> {
             policy
         })
         .collect();
-    Ok(json!({ "policies": policies, "left_out": left_out, "agents": agents, "problems": problems }))
+    Ok(
+        json!({ "policies": policies, "left_out": left_out, "agents": agents, "problems": problems }),
+    )
 }
 
 fn read_reports(source: &Source) -> Result<Reports> {
@@ -93,7 +95,11 @@ fn read_reports(source: &Source) -> Result<Reports> {
 /// Returns the policies by namespace and name; a ClusterNetworkPolicy has no namespace.
 fn policies(world: &World) -> Vec<((String, String), Value)> {
     let cluster = &world.cluster;
-    let policy = |kind, enforcement: Enforcement, generation, directions: Vec<Direction>, pods: usize| {
+    let policy = |kind,
+                  enforcement: Enforcement,
+                  generation,
+                  directions: Vec<Direction>,
+                  pods: usize| {
         json!({
             "kind": kind, "enforcement": enforcement, "generation": generation, "directions": directions, "pods": pods,
         })
@@ -121,7 +127,8 @@ fn policies(world: &World) -> Vec<((String, String), Value)> {
         let key = &it.key;
         let pods = selected(world, &key.namespace, &it.pod_selector);
         let directions = Direction::BOTH.into_iter().filter(|d| it.rules(*d).is_some()).collect();
-        let mut value = policy("NetworkPolicy", it.enforcement, it.version.generation, directions, pods);
+        let mut value =
+            policy("NetworkPolicy", it.enforcement, it.version.generation, directions, pods);
         value["namespace"] = key.namespace.clone().into();
         value["name"] = key.name.clone().into();
         value["problems"] = cluster.problems_of(it).collect::<Vec<_>>().into();

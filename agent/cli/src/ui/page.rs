@@ -57,8 +57,16 @@ mod tests {
         assert!(scripts().map(|file| file.text.len()).sum::<usize>() <= SCRIPT_MAX);
         for file in scripts() {
             for sink in [
-                "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function",
-                "DOMParser", "createContextualFragment", "setAttribute(\"on", "srcdoc",
+                "innerHTML",
+                "outerHTML",
+                "insertAdjacentHTML",
+                "document.write",
+                "eval(",
+                "new Function",
+                "DOMParser",
+                "createContextualFragment",
+                "setAttribute(\"on",
+                "srcdoc",
             ] {
                 assert!(!file.text.contains(sink), "{}: {sink}", file.path);
             }

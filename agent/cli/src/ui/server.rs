@@ -126,7 +126,9 @@ impl Server {
         let world = self.world();
         match world.revision == revision {
             true => Ok(world),
-            false => Err((StatusCode::CONFLICT, "the objects were read anew: reload the map".into())),
+            false => {
+                Err((StatusCode::CONFLICT, "the objects were read anew: reload the map".into()))
+            }
         }
     }
 
@@ -245,7 +247,8 @@ struct MapQuestion {
 
 async fn answer_map(State(server): State<Shared>, request: Request) -> Response {
     work(server, request, |server, question: MapQuestion| {
-        let world = if question.fresh { server.read_again().map_err(failed)? } else { server.world() };
+        let world =
+            if question.fresh { server.read_again().map_err(failed)? } else { server.world() };
         Ok(map::document(&world, server.source.is_live()))
     })
     .await
@@ -260,7 +263,8 @@ async fn answer_flows(State(server): State<Shared>, request: Request) -> Respons
     work(server, request, |server, question: Reading| {
         needs_agents(server)?;
         let world = server.world_of(question.revision)?;
-        let all = flows::client::ask_cluster(&server.source.cluster, &Filter::default(), Some(FLOWS));
+        let all =
+            flows::client::ask_cluster(&server.source.cluster, &Filter::default(), Some(FLOWS));
         let all = all.map_err(failed)?;
         let unanswered = all.unanswered();
         let mut document = map::flows(&world, &merge(all.answers));

@@ -56,7 +56,8 @@ pub(super) fn answer(source: &Source, world: &World, change: &WhatIf) -> Result<
         let all = flows::client::ask_cluster(&source.cluster, &Filter::default(), None)?;
         let unanswered = all.unanswered();
         let mut cuts = cuts::cuts(&world.cluster, &after, &merge(all.answers));
-        let silent = unanswered.into_keys().map(|node| format!("node {node}: its agent does not answer"));
+        let silent =
+            unanswered.into_keys().map(|node| format!("node {node}: its agent does not answer"));
         cuts.problems.extend(silent);
         document["live"] = serde_json::to_value(cuts)?;
     }

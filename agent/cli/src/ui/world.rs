@@ -60,7 +60,9 @@ impl Source {
             None => doctor::details_of_policies(&self.cluster)?,
         };
         let title = match (manifests, &self.cluster.context) {
-            (Some(path), _) if offline::is_standard_input(path) => offline::STANDARD_INPUT.to_owned(),
+            (Some(path), _) if offline::is_standard_input(path) => {
+                offline::STANDARD_INPUT.to_owned()
+            }
             (Some(path), _) => path.display().to_string(),
             (None, Some(context)) => format!("cluster {context}"),
             (None, None) => "cluster".to_owned(),

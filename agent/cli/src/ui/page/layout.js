@@ -5,6 +5,8 @@ const PAD = 14;
 const HEAD = 26;
 const BETWEEN = 56;
 const FOLDED = { width: 188, height: 60 };
+// Width of a usual stage by its height.
+const SCREEN = 1.6;
 // Groups of parties that are no workloads come last.
 const LAST = ["nodes", "outside", "names"];
 
@@ -21,15 +23,7 @@ export function place(nodes, folded, used) {
   const rank = (group) => (group.kind === "workload" ? -1 : LAST.indexOf(group.name));
   const sorted = [...groups.values()].sort((a, b) => rank(a) - rank(b) || (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
   for (const group of sorted) measure(group, folded.has(group.key));
-  const area = sorted.reduce((sum, it) => sum + (it.width + BETWEEN) * (it.height + BETWEEN), 0);
-  const limit = Math.max(...sorted.map((it) => it.width), Math.sqrt(area * 1.7), 1);
-  let [x, y, row] = [0, 0, 0];
-  for (const group of sorted) {
-    if (x > 0 && x + group.width > limit) [x, y, row] = [0, y + row + BETWEEN, 0];
-    [group.x, group.y] = [x, y];
-    x += group.width + BETWEEN;
-    row = Math.max(row, group.height);
-  }
+  const size = fillRows(sorted);
   const cells = new Array(nodes.length);
   for (const group of sorted) {
     group.members.forEach((index, number) => {
@@ -42,8 +36,32 @@ export function place(nodes, folded, used) {
         };
     });
   }
-  const width = Math.max(...sorted.map((it) => it.x + it.width), 1);
-  return { groups: sorted, cells, width, height: Math.max(y + row, 1) };
+  return { groups: sorted, cells, ...size };
+}
+
+/** Puts groups into rows, of the width with the largest picture on a usual screen. */
+function fillRows(groups) {
+  const area = groups.reduce((sum, it) => sum + (it.width + BETWEEN) * (it.height + BETWEEN), 0);
+  const widest = groups.reduce((most, it) => Math.max(most, it.width), 1);
+  let best = null;
+  for (let factor = 0.8; factor < 3; factor += 0.1) {
+    const size = rows(groups, Math.max(widest, Math.sqrt(area) * factor));
+    const scale = Math.min(SCREEN / size.width, 1 / size.height);
+    if (!best || scale > best.scale) best = { scale, limit: size.limit };
+  }
+  return rows(groups, best.limit);
+}
+
+function rows(groups, limit) {
+  let [x, y, row, width] = [0, 0, 0, 1];
+  for (const group of groups) {
+    if (x > 0 && x + group.width > limit) [x, y, row] = [0, y + row + BETWEEN, 0];
+    [group.x, group.y] = [x, y];
+    x += group.width + BETWEEN;
+    row = Math.max(row, group.height);
+    width = Math.max(width, group.x + group.width);
+  }
+  return { width, height: Math.max(y + row, 1), limit };
 }
 
 function measure(group, folded) {
