@@ -47,10 +47,14 @@ impl World {
             .collect()
     }
 
-    /// Returns whether two pods list the same address: each of them reaches it as its own, whoever has it.
+    /// Returns whether an address is listed twice: a pod reaches its own address whoever has it, and a Service's is
+    /// translated.
     fn has_claimed_addresses(&self) -> bool {
         let pods = self.cluster.pods().values().filter(|pod| !pod.host_network);
-        let mut listed: Vec<IpAddr> = pods.flat_map(|pod| pod.addresses.clone()).collect();
+        let services = self.cluster.services().values().flat_map(|it| it.addresses.clone());
+        let nodes = self.cluster.nodes().values().flat_map(|node| node.addresses.clone());
+        let pods = pods.flat_map(|pod| pod.addresses.clone());
+        let mut listed: Vec<IpAddr> = pods.chain(services).chain(nodes).collect();
         let all = listed.len();
         listed.sort_unstable();
         listed.dedup();
