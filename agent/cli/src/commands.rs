@@ -83,7 +83,7 @@ pub enum Command {
     #[command(after_help = "Exit status: 0 done, 1 failed.")]
     Init(InitArgs),
     /// Serve a page with map, live denials, what-if and policies in force to a browser on this machine
-    #[command(after_help = "Exit status: 0 ended by a signal, 1 failed.")]
+    #[command(after_help = "Exit status: 0 ended by Ctrl-C, 1 failed.")]
     Ui(UiArgs),
     /// Write a shell completion script for commands and flags
     #[command(after_help = "Exit status: 0 done, 1 failed.")]

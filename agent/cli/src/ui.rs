@@ -14,6 +14,7 @@ mod server;
 mod what_if;
 mod world;
 
+use std::future::IntoFuture as _;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
@@ -50,7 +51,7 @@ pub struct UiArgs {
     pub namespace: Option<String>,
 }
 
-/// Serves the page until a signal ends the process.
+/// Serves the page until Ctrl-C.
 ///
 /// # Errors
 /// The objects cannot be read, or the port is taken.
@@ -70,7 +71,11 @@ pub fn run(args: &UiArgs) -> Result<()> {
         let access = Access::new(port)?;
         let title = printable(&world.title).into_owned();
         print(&format!("{title}: {}\nEnd with Ctrl-C.\n", access.address()))?;
-        axum::serve(listener, Server::new(source, world).router(access)).await?;
+        let served = axum::serve(listener, Server::new(source, world).router(access));
+        tokio::select! {
+            ended = served.into_future() => ended?,
+            interrupted = tokio::signal::ctrl_c() => interrupted?,
+        }
         Ok(())
     })
 }

@@ -57,6 +57,14 @@ pub fn compare(before: &Cluster, after: &Cluster, ranges: &[IpNet]) -> Result<Di
             known.changes.extend(pair.changes);
         }
     }
+    let mut of_parties = vec![Vec::new(); ends.parties.len()];
+    ends.classes.iter().for_each(|class| of_parties[class.party].push(class));
+    // A cluster has a million pairs that nothing changes: they are not counted, but looked up for the changed ones.
+    for ((from, to), pair) in pairs.iter_mut().filter(|(_, pair)| !pair.changes.is_empty()) {
+        let mut members =
+            of_parties[*from].iter().flat_map(|a| of_parties[*to].iter().map(move |b| (a, b)));
+        pair.same |= members.any(|(a, b)| do_meet(a, b) && is_unchanged(a, b));
+    }
     let changes =
         pairs.into_iter().filter_map(|((from, to), pair)| pair.change(from, to)).collect();
     let compared = ends.classes.iter().filter(|class| class.kind == Kind::Pods);
@@ -93,6 +101,16 @@ impl Pair {
     }
 }
 
+/// Returns whether members of two classes are compared: one side is a pod, and both have addresses of one family.
+fn do_meet(from: &Class<'_>, to: &Class<'_>) -> bool {
+    from.is_ipv6() == to.is_ipv6() && [from.kind, to.kind].contains(&Kind::Pods)
+}
+
+/// Returns whether nothing that matters between two classes has changed.
+fn is_unchanged(from: &Class<'_>, to: &Class<'_>) -> bool {
+    from.sends_as_before && to.receives_as_before
+}
+
 struct Asking<'a, 'c> {
     ends: &'a Ends<'c>,
     explainers: [Explainer<'c>; 2],
@@ -101,11 +119,10 @@ struct Asking<'a, 'c> {
 impl<'c> Asking<'_, 'c> {
     fn from(&self, from: &Class<'c>, pairs: &mut Pairs) -> Result<()> {
         for to in &self.ends.classes {
-            if from.is_ipv6() != to.is_ipv6() || ![from.kind, to.kind].contains(&Kind::Pods) {
+            if !do_meet(from, to) {
                 continue;
             }
-            if from.sends_as_before && to.receives_as_before {
-                pairs.entry((from.party, to.party)).or_default().same = true;
+            if is_unchanged(from, to) {
                 continue;
             }
             let mut starts = from.sends.clone();

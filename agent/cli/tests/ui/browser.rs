@@ -1,6 +1,7 @@
 //! A browser without a window, driven by chromedriver (WebDriver, W3C).
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -130,6 +131,11 @@ impl Browser {
         self.call("POST", "/actions", &json!({ "actions": [source] }));
     }
 
+    /// Sets the size of the window.
+    pub(crate) fn resize(&self, width: u32, height: u32) {
+        self.call("POST", "/window/rect", &json!({ "width": width, "height": height }));
+    }
+
     /// Returns the picture of the page, as PNG in base64.
     pub(crate) fn picture(&self) -> String {
         self.call("GET", "/screenshot", &Value::Null).as_str().unwrap().to_owned()
@@ -159,12 +165,19 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        if !self.session.is_empty() && !std::thread::panicking() {
-            self.call("DELETE", "", &json!({}));
+        // The end of the session ends the browser, also after a failure; the driver's own end would not.
+        if !self.session.is_empty()
+            && let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port))
+        {
+            let (session, port) = (&self.session, self.port);
+            let request = format!(
+                "DELETE /session/{session} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n"
+            );
+            let _ = stream.set_read_timeout(Some(PATIENCE));
+            let _ = stream.write_all(request.as_bytes());
+            let _ = stream.read(&mut [0; 64]);
         }
-        // The driver ends its browser, too.
-        let id = self.driver.id();
-        let _ = Command::new("kill").arg(id.to_string()).status();
+        let _ = self.driver.kill();
         let _ = self.driver.wait();
     }
 }

@@ -73,6 +73,13 @@ impl Ui {
         ]
     }
 
+    /// Ends the server as Ctrl-C does. Returns its exit status.
+    pub(crate) fn interrupt(&mut self) -> Option<i32> {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+        self.child.wait().unwrap().code()
+    }
+
     /// Asks as the page does.
     pub(crate) fn ask(&self, path: &str, question: &Value) -> Reply {
         self.send(&format!("POST /api/{path}"), &self.headers(), &question.to_string())

@@ -1,6 +1,5 @@
 //! Manifests for the page.
 
-use std::fmt::Write as _;
 use std::fs;
 
 use serde_json::{Value, json};
@@ -187,15 +186,30 @@ pub(crate) fn pictured() -> Vec<Value> {
     items
 }
 
-/// Returns a change of the pictured cluster.
-pub(crate) fn change() -> String {
-    let mut text = String::from(
-        "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata:\n  name: orders\n  namespace: shop\nspec:\n",
-    );
-    let _ = write!(
-        text,
-        "  podSelector:\n    matchLabels: {{app: orders}}\n  policyTypes: [Ingress]\n  ingress:\n  - from:\n    \
-         - podSelector:\n        matchLabels: {{app: checkout}}\n    ports:\n    - port: 9090\n"
-    );
-    text
-}
+/// A change of the pictured cluster.
+pub(crate) const CHANGE: &str = "\
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: orders
+  namespace: shop
+spec:
+  podSelector:
+    matchLabels: {app: orders}
+  policyTypes: [Ingress]
+  ingress:
+  - from:
+    - podSelector:
+        matchLabels: {app: checkout}
+    ports:
+    - port: 9090
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: default-deny
+  namespace: monitoring
+spec:
+  podSelector: {}
+  policyTypes: [Ingress]
+";

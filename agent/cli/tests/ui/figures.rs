@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::browser::Browser;
 use crate::client::Ui;
-use crate::clusters::{change, directory, generated, pictured};
+use crate::clusters::{CHANGE, directory, generated, pictured};
 
 const READY: &str =
     "document.documentElement.dataset.ready && document.documentElement.dataset.drawn";
@@ -22,6 +22,7 @@ fn figures_pictures_of_the_page() {
         let Some(browser) = Browser::start("figures_pictures_of_the_page", is_dark) else { return };
         let manifests = directory(&pictured());
         let ui = Ui::start(manifests.path());
+        browser.resize(1120, 740);
         browser.open(&ui.address);
         browser.wait(READY);
         if is_dark {
@@ -29,7 +30,7 @@ fn figures_pictures_of_the_page() {
                 "document.getElementById('source').textContent = document.getElementById('source').textContent.replace(/^\\S+/, 'manifests');
                  document.getElementById('tab-what-if').click(); const yaml = document.getElementById('yaml');
                  yaml.value = arguments[0]; yaml.dispatchEvent(new Event('input'))",
-                &json!(change()),
+                &json!(CHANGE),
             );
             browser.wait("document.querySelector('.sum')");
         } else {

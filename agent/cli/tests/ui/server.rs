@@ -214,3 +214,10 @@ fn newer_changes_replace_waiting_ones() {
     assert!(statuses.iter().all(|status| [200, 409].contains(status)), "{statuses:?}");
     assert!(statuses.contains(&200), "{statuses:?}");
 }
+
+#[test]
+fn ctrl_c_ends_the_server() {
+    let manifests = directory(&shop());
+    let mut ui = Ui::start(manifests.path());
+    assert_eq!(ui.interrupt(), Some(0));
+}

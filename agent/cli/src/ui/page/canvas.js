@@ -308,10 +308,11 @@ export class MapCanvas {
 
   paintFolded(group, near) {
     const { context: c, colors } = this;
-    c.globalAlpha = !near || [...near].some((cell) => cell.group === group) ? 1 : 0.35;
     this.box(group, 10);
+    c.globalAlpha = 1;
     c.fillStyle = colors.raised;
     c.fill();
+    c.globalAlpha = !near || [...near].some((cell) => cell.group === group) ? 1 : 0.4;
     c.lineWidth = 1.2;
     c.strokeStyle = this.selected?.group === group || this.hover?.group === group ? colors.accent : colors.line;
     c.stroke();
@@ -330,10 +331,11 @@ export class MapCanvas {
     const left = cell.x * scale + this.x;
     const top = cell.y * scale + this.y;
     if (left > this.width || top > this.height || left + cell.width * scale < 0 || top + cell.height * scale < 0) return;
-    c.globalAlpha = !near || near.has(cell) ? 1 : 0.35;
     this.box(cell, 6);
-    c.fillStyle = colors.raised;
+    c.globalAlpha = 1;
+    c.fillStyle = !near || near.has(cell) ? colors.raised : colors.group;
     c.fill();
+    c.globalAlpha = !near || near.has(cell) ? 1 : 0.45;
     const chosen = this.selected?.node === index || this.hover?.node === index;
     c.lineWidth = chosen ? 2 : 1;
     c.strokeStyle = chosen ? colors.accent : colors.line;
