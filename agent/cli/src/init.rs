@@ -10,8 +10,7 @@ use crate::output::print;
 /// Namespace of the cluster's DNS.
 const DNS_NAMESPACE: &str = "kube-system";
 /// Effect of a preset that isolates the ingress of the cluster's DNS.
-const CLOSES_DNS: &str =
-    "the cluster's DNS is in kube-system: this preset, enforced there, denies it to every other pod";
+const CLOSES_DNS: &str = "the cluster's DNS is in kube-system: this preset, enforced there, denies it to every other pod";
 
 /// Flags of `netpold init`.
 #[derive(Debug, Args)]

@@ -63,7 +63,7 @@ pub fn run(args: &UiArgs) -> Result<()> {
         pod_cidrs: args.pod_cidrs.clone(),
     };
     let world = source.read(1)?;
-    live::block_on(async {
+    live::block_on_and_leave(async {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, args.port)).await;
         let listener =
             listener.with_context(|| format!("cannot listen on 127.0.0.1:{}", args.port))?;

@@ -102,7 +102,7 @@ fn named_pairs_have_the_oracles_ports_and_others_follow_from_isolation() {
                     continue;
                 }
                 let [sender, receiver] = [a, b].map(|index| world.named.sides[index]);
-                if sender.tiers || receiver.tiers {
+                if sender.egress_tiers || receiver.ingress_tiers {
                     continue;
                 }
                 let closed = sender.egress == State::Isolated && !sender.to_everyone

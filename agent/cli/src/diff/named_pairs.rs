@@ -39,7 +39,8 @@ pub struct NamedPairs {
     pub representatives: Vec<Vec<Side>>,
     /// Evaluated pairs, in the order of the parties.
     pub pairs: Vec<NamedPair>,
-    /// Number of pairs that were not evaluated, because rules name too many.
+    /// Number of pairs that were not evaluated, because rules name too many. Beyond a million pairs, one that several
+    /// rules name counts for each of them.
     pub left_out: usize,
 }
 
@@ -58,6 +59,8 @@ pub struct NamedPair {
     pub asked: (IpProtocol, u16),
     /// Whether some pairs of pods or addresses of the two parties are treated otherwise.
     pub some: bool,
+    /// Whether all ports are denied to some pairs of pods or addresses of the two parties.
+    pub some_denied: bool,
 }
 
 /// Isolation of a party in one direction by NetworkPolicies.
@@ -86,8 +89,10 @@ pub struct Sides {
     pub from_everyone: bool,
     /// Whether a rule allows egress to everyone.
     pub to_everyone: bool,
-    /// Whether rules of ClusterNetworkPolicies apply to the pods.
-    pub tiers: bool,
+    /// Whether enforced rules of ClusterNetworkPolicies about ingress apply to some pods: they may decide instead.
+    pub ingress_tiers: bool,
+    /// Whether enforced rules of ClusterNetworkPolicies about egress apply to some pods.
+    pub egress_tiers: bool,
 }
 
 /// Classes of a pair: sender and receiver. A domain name is a receiver only.
@@ -99,8 +104,8 @@ type Classes = (usize, Remote);
 pub fn named_pairs(cluster: &Cluster, ranges: &[IpNet], most: usize) -> NamedPairs {
     let ends = ends([cluster, cluster], ranges);
     let mut sides = vec![Sides::default(); ends.parties.len()];
-    let mut named = named_classes(cluster, &ends, &mut sides);
-    let left_out = named.len().saturating_sub(most);
+    let (mut named, uncounted) = named_classes(cluster, &ends, &mut sides);
+    let left_out = named.len().saturating_sub(most) + uncounted;
     named.truncate(most);
     let (named, partly) = whole_pairs(&ends, named);
     let judge = Judge::new(cluster, &ends);
@@ -120,7 +125,8 @@ pub fn named_pairs(cluster: &Cluster, ranges: &[IpNet], most: usize) -> NamedPai
     let mut pairs: BTreeMap<(usize, usize), NamedPair> = BTreeMap::new();
     for Judged { from, to, allowed, on_trial, asked } in judged {
         let some = partly.contains(&(from, to));
-        let new = NamedPair { from, to, allowed, on_trial, asked, some };
+        let some_denied = allowed.is_empty();
+        let new = NamedPair { from, to, allowed, on_trial, asked, some, some_denied };
         match pairs.entry((from, to)) {
             Entry::Vacant(place) => _ = place.insert(new),
             Entry::Occupied(mut known) => known.get_mut().add(&new),
@@ -134,6 +140,7 @@ pub fn named_pairs(cluster: &Cluster, ranges: &[IpNet], most: usize) -> NamedPai
 impl NamedPair {
     fn add(&mut self, other: &Self) {
         self.some |= self.allowed != other.allowed || self.on_trial != other.on_trial;
+        self.some_denied |= other.some_denied;
         self.allowed.add(&other.allowed);
         self.on_trial.add(&other.on_trial);
     }
@@ -191,10 +198,18 @@ fn representatives(ends: &Ends<'_>) -> Vec<Vec<Side>> {
     all
 }
 
-/// Returns the distinct pairs that rules name, those of rules with few peers first, and notes the isolation of parties.
-fn named_classes<'c>(cluster: &'c Cluster, ends: &Ends<'c>, sides: &mut [Sides]) -> Vec<Classes> {
+/// Returns the distinct pairs that rules name, those of peers with few classes first, and at most [`COUNTED`]; and the
+/// number of the others. Notes the isolation of parties.
+///
+/// A tenant can write many peers that match nearly all pods, so the pairs of a peer are listed only as long as there is
+/// place for them.
+fn named_classes<'c>(
+    cluster: &'c Cluster,
+    ends: &Ends<'c>,
+    sides: &mut [Sides],
+) -> (Vec<Classes>, usize) {
     let mut peers = Peers::new(cluster, ends);
-    let mut by_size: BTreeMap<usize, Vec<Classes>> = BTreeMap::new();
+    let mut mentions = Mentions::default();
     let mut seen: HashMap<usize, [bool; 2]> = HashMap::new();
     for (index, class) in ends.classes.iter().enumerate() {
         let Some(pod) = class.members[0][0].pod.filter(|pod| is_subject(pod)) else { continue };
@@ -206,26 +221,69 @@ fn named_classes<'c>(cluster: &'c Cluster, ends: &Ends<'c>, sides: &mut [Sides])
             side.add(direction, &about, is_first);
             for (namespace, rule) in about.rules {
                 for peer in rule.peers.iter().flatten() {
-                    let found = peers.matching(namespace, peer);
-                    let pairs = found.iter().filter_map(|remote| match (direction, *remote) {
-                        (Direction::Egress, remote) => Some((index, remote)),
-                        (Direction::Ingress, Remote::Class(from)) => {
-                            Some((from, Remote::Class(index)))
-                        }
-                        (Direction::Ingress, Remote::Name(_)) => None,
-                    });
-                    by_size.entry(found.len()).or_default().extend(pairs);
+                    mentions.add(peers.number(namespace, peer), (index, direction));
                 }
             }
         }
     }
     let (mut named, mut known) = (Vec::new(), HashSet::new());
-    for pair in by_size.into_values().flatten() {
-        if known.len() < COUNTED && known.insert(pair) {
-            named.push(pair);
+    for ((size, peer), subjects) in mentions.by_peer {
+        if known.len() == COUNTED {
+            mentions.left_out += size * subjects.len();
+            continue;
+        }
+        let found = peers.matching(peer);
+        for (index, direction) in subjects {
+            let pairs = found.iter().filter_map(|remote| match (direction, *remote) {
+                (Direction::Egress, remote) => Some((index, remote)),
+                (Direction::Ingress, Remote::Class(from)) => Some((from, Remote::Class(index))),
+                (Direction::Ingress, Remote::Name(_)) => None,
+            });
+            for pair in pairs {
+                if known.len() == COUNTED {
+                    mentions.left_out += usize::from(!known.contains(&pair));
+                } else if known.insert(pair) {
+                    named.push(pair);
+                }
+            }
         }
     }
-    named
+    (named, mentions.left_out)
+}
+
+/// Classes whose rules mention a peer, with the direction of the rule; at most [`COUNTED`].
+#[derive(Default)]
+struct Mentions {
+    /// By number of the peer's classes, and the peer.
+    by_peer: BTreeMap<(usize, usize), Vec<(usize, Direction)>>,
+    count: usize,
+    /// Number of the pairs of mentions that had no place.
+    left_out: usize,
+}
+
+impl Mentions {
+    /// Adds a mention of a peer; beyond the limit, the peer with the most classes loses one.
+    fn add(&mut self, peer: (usize, usize), subject: (usize, Direction)) {
+        if peer.0 == 0 {
+            return;
+        }
+        let subjects = self.by_peer.entry(peer).or_default();
+        if subjects.last() == Some(&subject) {
+            return;
+        }
+        subjects.push(subject);
+        self.count += 1;
+        if self.count > COUNTED
+            && let Some(mut largest) = self.by_peer.last_entry()
+        {
+            self.left_out += largest.key().0;
+            self.count -= 1;
+            largest.get_mut().pop();
+            if largest.get().is_empty() {
+                largest.remove();
+            }
+        }
+    }
 }
 
 /// Policies about a pod in a direction.
@@ -257,7 +315,7 @@ impl<'c> About<'c> {
             let applies =
                 subject.namespaces.matches(&namespace) && subject.pods.matches(&pod.labels);
             if applies && !policy.rules(direction).is_empty() {
-                about.tiers = true;
+                about.tiers |= policy.enforcement == Enforcement::Enforce;
                 about.rules.extend(policy.rules(direction).iter().map(|rule| ("", &rule.matches)));
             }
         }
@@ -272,9 +330,11 @@ fn admits_everyone(rule: &Rule) -> bool {
 impl Sides {
     /// Adds what holds for one class of the party.
     fn add(&mut self, direction: Direction, about: &About<'_>, is_first: bool) {
-        let (state, everyone) = match direction {
-            Direction::Ingress => (&mut self.ingress, &mut self.from_everyone),
-            Direction::Egress => (&mut self.egress, &mut self.to_everyone),
+        let (state, everyone, tiers) = match direction {
+            Direction::Ingress => {
+                (&mut self.ingress, &mut self.from_everyone, &mut self.ingress_tiers)
+            }
+            Direction::Egress => (&mut self.egress, &mut self.to_everyone, &mut self.egress_tiers),
         };
         *state = match *state {
             _ if is_first => about.state,
@@ -282,7 +342,7 @@ impl Sides {
             State::Open | State::Trial | State::Some | State::Isolated => State::Some,
         };
         *everyone |= about.everyone;
-        self.tiers |= about.tiers;
+        *tiers |= about.tiers;
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{DomainName, Peer, Pod, Requirement, Selector};
 
+use super::Party;
 use super::ends::{Class, Ends, Kind};
 
 /// Other side of a rule: index of a class, or of the party of a domain name.
@@ -14,13 +15,17 @@ pub(super) enum Remote {
     Name(usize),
 }
 
-/// Index of the classes by the properties that peers name. Each distinct peer is evaluated once.
+/// Index of the classes by the properties that peers name. Of each distinct peer, the number of its classes is kept, not
+/// the classes: a tenant can write thousands of peers that match nearly all pods.
 pub(super) struct Peers<'a, 'c> {
     cluster: &'c Cluster,
     ends: &'a Ends<'c>,
     by_label: HashMap<(&'c str, &'c str), Vec<usize>>,
     by_namespace: HashMap<&'c str, Vec<usize>>,
-    known: HashMap<(&'c str, &'c Peer), Vec<Remote>>,
+    /// Number of each peer, by the namespace of its policy.
+    known: HashMap<(&'c str, &'c Peer), usize>,
+    /// Peers by their number, with the number of their classes.
+    all: Vec<(&'c str, &'c Peer, usize)>,
 }
 
 /// Returns whether a peer names nobody in particular: every pod, or every address.
@@ -46,26 +51,42 @@ impl<'a, 'c> Peers<'a, 'c> {
                 by_label.entry((key.as_str(), value.as_str())).or_default().push(index);
             }
         }
-        Self { cluster, ends, by_label, by_namespace, known: HashMap::new() }
+        Self { cluster, ends, by_label, by_namespace, known: HashMap::new(), all: Vec::new() }
     }
 
-    /// Returns the sides that match a peer of a policy of this namespace; a ClusterNetworkPolicy has none.
-    pub(super) fn matching(&mut self, namespace: &'c str, peer: &'c Peer) -> &[Remote] {
-        if !self.known.contains_key(&(namespace, peer)) {
-            let found = self.find(namespace, peer);
-            self.known.insert((namespace, peer), found);
-        }
-        self.known.get(&(namespace, peer)).map_or(&[], Vec::as_slice)
+    /// Returns the number of classes that match a peer of a policy of this namespace, and the peer's own number. A
+    /// ClusterNetworkPolicy has no namespace.
+    pub(super) fn number(&mut self, namespace: &'c str, peer: &'c Peer) -> (usize, usize) {
+        let number = match self.known.get(&(namespace, peer)) {
+            Some(number) => *number,
+            None => {
+                let size = self.find(namespace, peer).len();
+                self.all.push((namespace, peer, size));
+                self.known.insert((namespace, peer), self.all.len() - 1);
+                self.all.len() - 1
+            }
+        };
+        (self.all[number].2, number)
+    }
+
+    /// Returns the sides that match the peer with this number.
+    pub(super) fn matching(&self, number: usize) -> Vec<Remote> {
+        self.all
+            .get(number)
+            .map_or_else(Vec::new, |(namespace, peer, _)| self.find(namespace, peer))
     }
 
     fn find(&self, namespace: &str, peer: &Peer) -> Vec<Remote> {
         match peer {
-            Peer::Pods { namespaces, pods } => self.pods(namespace, namespaces.as_ref(), pods),
-            Peer::Block(block) => self.classes(|class| {
-                // A block of all addresses names no pod.
-                let named = class.kind == Kind::Outside || !is_everyone(peer);
-                named && block.contains(class.members[0][0].address)
+            // A peer of all addresses names the outside as a whole, and no pod and no block.
+            Peer::Block(block) if is_everyone(peer) => self.classes(|class| {
+                let party = &self.ends.parties[class.party];
+                matches!(party, Party::Outside { block, .. } if block.prefix_len() == 0)
+                    && block.contains(class.members[0][0].address)
             }),
+            Peer::Pods { .. } if is_everyone(peer) => Vec::new(),
+            Peer::Pods { namespaces, pods } => self.pods(namespace, namespaces.as_ref(), pods),
+            Peer::Block(block) => self.classes(|class| block.contains(class.members[0][0].address)),
             Peer::Nodes(nodes) => self.classes(|class| {
                 let node = self.cluster.nodes().get(class.members[0][0].node);
                 class.kind == Kind::Nodes && node.is_some_and(|node| nodes.matches(&node.labels))

@@ -17,8 +17,10 @@ use subtle::ConstantTimeEq;
 /// Random bytes of the token.
 const TOKEN_BYTES: usize = 32;
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// Names of this machine in an address; both lead to the loopback interface alone (RFC 6761, 6.3).
-const NAMES: [&str; 2] = ["127.0.0.1", "localhost"];
+/// Address of the server in `Host`. `localhost` may be ::1, too, where another user may listen on the same port.
+const ADDRESS: &str = "127.0.0.1";
+/// Port that addresses of HTTP leave out (RFC 9110, 4.2.1).
+const USUAL_PORT: u16 = 80;
 
 /// Checks of a request.
 #[derive(Clone)]
@@ -42,7 +44,7 @@ impl Refusal {
     /// Returns the reason as text.
     pub(super) const fn text(self) -> &'static str {
         match self {
-            Self::Host => "this server answers to 127.0.0.1 and localhost only",
+            Self::Host => "this server answers to 127.0.0.1 only",
             Self::Origin => "this server answers to its own page only",
             Self::Token => "open the address that `netpold ui` printed: its token is missing here",
         }
@@ -76,7 +78,8 @@ impl Access {
     pub(super) fn check_sender(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
         let mut hosts = headers.get_all(HOST).iter();
         let host = hosts.next().and_then(|host| host.to_str().ok()).ok_or(Refusal::Host)?;
-        let is_own = NAMES.iter().any(|name| host == format!("{name}:{}", self.port));
+        let is_own = host == format!("{ADDRESS}:{}", self.port)
+            || (self.port == USUAL_PORT && host == ADDRESS);
         let is_authority = uri.authority().is_none_or(|authority| authority.as_str() == host);
         if !is_own || !is_authority || hosts.next().is_some() {
             return Err(Refusal::Host);
@@ -135,10 +138,15 @@ mod tests {
     #[test]
     fn a_rebound_name_is_refused() {
         assert_eq!(sender("/", &[("host", "127.0.0.1:4000")]), Ok(()));
-        assert_eq!(sender("/", &[("host", "localhost:4000")]), Ok(()));
-        for host in
-            ["evil.example:4000", "127.0.0.1", "127.0.0.1:4001", "127.0.0.1:4000.evil.example", ""]
-        {
+        for host in [
+            "localhost:4000",
+            "[::1]:4000",
+            "evil.example:4000",
+            "127.0.0.1",
+            "127.0.0.1:4001",
+            "127.0.0.1:4000.evil.example",
+            "",
+        ] {
             assert_eq!(sender("/", &[("host", host)]), Err(Refusal::Host), "{host}");
         }
         assert_eq!(sender("/", &[]), Err(Refusal::Host));
@@ -146,6 +154,16 @@ mod tests {
         assert_eq!(sender("/", &two), Err(Refusal::Host));
         let absolute = sender("http://evil.example/", &[("host", "127.0.0.1:4000")]);
         assert_eq!(absolute, Err(Refusal::Host), "the name in the request line counts, too");
+    }
+
+    #[test]
+    fn port_80_is_left_out() {
+        let access = Access { port: 80, ..access() };
+        for host in ["127.0.0.1", "127.0.0.1:80"] {
+            let origin = format!("http://{host}");
+            let headers = headers(&[("host", host), ("origin", &origin)]);
+            assert_eq!(access.check_sender(&Uri::from_static("/"), &headers), Ok(()));
+        }
     }
 
     #[test]

@@ -91,7 +91,7 @@ pub(super) async fn send(
     let arguments = arguments(&request);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let mut lines = pin!(agents.stream(&arguments));
-    let places = Places::new(&world);
+    let places = Places::new(&world.cluster, &world.named.parties);
     let send = async |event: &Value| sender.send(format!("data: {event}\n\n")).await.is_ok();
     if !send(&json!({ "revision": world.revision })).await {
         return Ok(());
@@ -123,7 +123,8 @@ fn event(places: &Places<'_>, line: &str) -> Result<Value> {
     let (mut from, mut to, mut words) = (None, None, String::new());
     if let Line::Event(event) = &line {
         let pod = event.pod.as_ref().and_then(|pod| places.of_pod(pod));
-        let peer = event.peer.as_ref().and_then(|peer| places.of_peer(peer));
+        let ends = event.pod.as_ref().zip(event.peer.as_ref());
+        let peer = ends.and_then(|(pod, peer)| places.of_peer(pod, peer, event.remote));
         (from, to) = match event.direction {
             Direction::Egress => (pod, peer),
             Direction::Ingress => (peer, pod),

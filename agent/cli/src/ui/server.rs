@@ -1,7 +1,7 @@
 //! HTTP server of the page: its files, and one route for each question.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -42,6 +42,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 4;
 /// Most streams of events.
 const STREAMS: usize = 4;
+/// Longest name of a page, in bytes.
+const NAME: usize = 64;
+/// Most pages whose newest changes are known.
+const PAGES: usize = 64;
 /// Capacity of a stream, in events.
 const EVENTS: usize = 256;
 /// Most flows of each node on the map.
@@ -67,16 +71,43 @@ const HEADERS: [(HeaderName, &str); 7] = [
 pub(super) struct Server {
     source: Source,
     world: Mutex<Arc<World>>,
+    /// Held while the objects are read: a revision belongs to one reading.
+    reading: Arc<tokio::sync::Mutex<()>>,
     work: Arc<Semaphore>,
     streams: Arc<Semaphore>,
     changes: Changes,
 }
 
-/// Changes to judge: one at a time, and of those that wait only the newest.
+/// Changes to judge: one at a time, and of those of a page that wait only the newest.
 #[derive(Default)]
 struct Changes {
-    last: AtomicU64,
+    newest: Mutex<Newest>,
     turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// Number of the newest change of each page.
+#[derive(Default)]
+struct Newest {
+    last: u64,
+    of_pages: BTreeMap<String, u64>,
+}
+
+impl Newest {
+    /// Adds a change of a page; beyond [`PAGES`], the page with the oldest change is forgotten.
+    fn add(&mut self, page: String) -> u64 {
+        self.last += 1;
+        self.of_pages.insert(page, self.last);
+        if self.of_pages.len() > PAGES {
+            let oldest = self.of_pages.iter().min_by_key(|(_, number)| **number);
+            let oldest = oldest.map(|(page, _)| page.clone());
+            oldest.and_then(|page| self.of_pages.remove(&page));
+        }
+        self.last
+    }
+
+    fn is_newest(&self, page: &str, number: u64) -> bool {
+        self.of_pages.get(page).is_none_or(|newest| *newest == number)
+    }
 }
 
 type Shared = Arc<Server>;
@@ -88,6 +119,7 @@ impl Server {
         Arc::new(Self {
             source,
             world: Mutex::new(Arc::new(world)),
+            reading: Arc::default(),
             work: Arc::new(Semaphore::new(AT_ONCE)),
             streams: Arc::new(Semaphore::new(STREAMS)),
             changes: Changes::default(),
@@ -132,13 +164,15 @@ impl Server {
         }
     }
 
-    /// Reads the objects again.
-    fn read_again(&self) -> Result<Arc<World>> {
-        let next = Arc::new(self.source.read(self.world().revision + 1)?);
-        let mut world = self.world.lock().unwrap_or_else(PoisonError::into_inner);
-        if next.revision > world.revision {
-            *world = Arc::clone(&next);
+    /// Reads the objects again, unless a reading began after the question at revision `asked`: a reading that was under
+    /// way then had the next revision. One reading at a time, see `reading`.
+    fn read_again(&self, asked: u64) -> Result<Arc<World>> {
+        let present = self.world();
+        if present.revision >= asked + 2 {
+            return Ok(present);
         }
+        let next = Arc::new(self.source.read(present.revision + 1)?);
+        *self.world.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&next);
         Ok(next)
     }
 }
@@ -188,10 +222,17 @@ async fn work<Q: DeserializeOwned + Send + 'static>(
     request: Request,
     answer: impl FnOnce(&Server, Q) -> Answer + Send + 'static,
 ) -> Response {
-    let question = match read(request).await {
-        Ok(question) => question,
-        Err((status, reason)) => return refuse(status, &reason),
-    };
+    match read(request).await {
+        Ok(question) => work_on(server, question, answer).await,
+        Err((status, reason)) => refuse(status, &reason),
+    }
+}
+
+async fn work_on<Q: Send + 'static>(
+    server: Shared,
+    question: Q,
+    answer: impl FnOnce(&Server, Q) -> Answer + Send + 'static,
+) -> Response {
     let Ok(permit) = Arc::clone(&server.work).acquire_owned().await else {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, "the server ends");
     };
@@ -246,9 +287,22 @@ struct MapQuestion {
 }
 
 async fn answer_map(State(server): State<Shared>, request: Request) -> Response {
-    work(server, request, |server, question: MapQuestion| {
-        let world =
-            if question.fresh { server.read_again().map_err(failed)? } else { server.world() };
+    let fresh = match read(request).await {
+        Ok(MapQuestion { fresh }) => fresh,
+        Err((status, reason)) => return refuse(status, &reason),
+    };
+    let asked = server.world().revision;
+    // The turn is taken before a thread: readings that wait keep no other question from its thread.
+    let turn = match fresh {
+        true => Some(Arc::clone(&server.reading).lock_owned().await),
+        false => None,
+    };
+    work_on(server, turn, move |server, turn| {
+        let world = match &turn {
+            Some(_) => server.read_again(asked).map_err(failed)?,
+            None => server.world(),
+        };
+        drop(turn);
         Ok(map::document(&world, server.source.is_live()))
     })
     .await
@@ -322,10 +376,13 @@ async fn answer_what_if(State(server): State<Shared>, request: Request) -> Respo
         Ok(change) => change,
         Err((status, reason)) => return refuse(status, &reason),
     };
-    let changes = &server.changes;
-    let number = changes.last.fetch_add(1, Ordering::Relaxed) + 1;
-    let turn = Arc::clone(&changes.turn).lock_owned().await;
-    if changes.last.load(Ordering::Relaxed) != number {
+    if change.page.len() > NAME {
+        return refuse(StatusCode::BAD_REQUEST, "the name of the page is too long");
+    }
+    let newest = || server.changes.newest.lock().unwrap_or_else(PoisonError::into_inner);
+    let number = newest().add(change.page.clone());
+    let turn = Arc::clone(&server.changes.turn).lock_owned().await;
+    if !newest().is_newest(&change.page, number) {
         return refuse(StatusCode::CONFLICT, "a newer change was sent");
     }
     blocking(move || {
@@ -348,7 +405,7 @@ async fn answer_preset(State(server): State<Shared>, request: Request) -> Respon
         let preset = Preset::from_str(&question.preset, false);
         let preset = preset.map_err(|error| (StatusCode::BAD_REQUEST, error))?;
         let text = init::policies(preset, &question.namespace, question.enforce).map_err(failed)?;
-        Ok(json!({ YAML: text }))
+        Ok(json!({ YAML: text, "warning": preset.warning(&question.namespace) }))
     })
     .await
 }
@@ -411,4 +468,22 @@ async fn answer_follow(State(server): State<Shared>, request: Request) -> Respon
         receiver.recv().await.map(|event| (Ok::<_, Infallible>(event), receiver))
     });
     ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(events)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_replaces_older_ones_of_its_page_only() {
+        let mut newest = Newest::default();
+        let [first, other, second] = ["a", "b", "a"].map(|page| newest.add(page.to_owned()));
+        assert!(!newest.is_newest("a", first));
+        assert!(newest.is_newest("a", second) && newest.is_newest("b", other));
+        for page in 0..2 * PAGES {
+            newest.add(format!("page-{page}"));
+        }
+        assert_eq!(newest.of_pages.len(), PAGES);
+        assert!(newest.is_newest("b", other), "a forgotten page's change is judged");
+    }
 }

@@ -2,13 +2,14 @@
 
 use anyhow::{Result, anyhow};
 use netpold_api::flows::{Filter, merge};
-use netpold_kube::manifests::review_text;
+use netpold_kube::manifests::{is_absence, review_text};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::world::{Source, World};
-use crate::diff::{self, compare, live as cuts};
-use crate::{flows, offline};
+use crate::diff::{self, Sources, compare_objects, live as cuts};
+use crate::doctor::Details;
+use crate::{flows, unenforced};
 
 /// Name of the text in its problems.
 const NAME: &str = "text";
@@ -26,6 +27,9 @@ pub(super) struct WhatIf {
     /// Whether the agents are asked for open connections.
     #[serde(default)]
     live: bool,
+    /// Page that asks: its newer changes replace its older ones.
+    #[serde(default)]
+    pub(super) page: String,
 }
 
 /// Compares the cluster before and after a change. Blocks.
@@ -36,11 +40,18 @@ pub(super) fn answer(source: &Source, world: &World, change: &WhatIf) -> Result<
     let read = review_text(NAME, change.yaml.as_bytes(), &world.namespace);
     let (named, problems) =
         read.map_err(|error| anyhow!("line {}: {}", error.line, error.reason))?;
+    let absent = problems.iter().filter(|problem| is_absence(problem));
+    let absent: Vec<String> = absent.map(ToString::to_string).collect();
     let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
     let objects = named.len();
-    let after = diff::cluster(diff::changed(&world.objects, named, change.delete));
-    let ranges = offline::ranges(&source.pod_cidrs, &[&world.cluster, &after]);
-    let mut difference = compare(&world.cluster, &after, &ranges)?;
+    let mut sources = Sources::of_change(world.objects.clone(), &named, change.delete);
+    sources.gaps.splice(0..0, absent);
+    let mut details = Details::default();
+    details.add_text(NAME, change.yaml.as_bytes());
+    let (foreign, present) = (unenforced::names(&details), unenforced::names(&world.details));
+    sources.gaps.extend(unenforced::note(&foreign));
+    sources.notes.extend(unenforced::note(&present.difference(&foreign).cloned().collect()));
+    let ([before, after], mut difference) = compare_objects(sources, &source.pod_cidrs)?;
     let (cut, opened) = diff::counts(&difference);
     let lines = diff::line_documents(&difference, CHANGES);
     let left_out = difference.changes.len().saturating_sub(CHANGES);
@@ -55,7 +66,7 @@ pub(super) fn answer(source: &Source, world: &World, change: &WhatIf) -> Result<
     if change.live && source.is_live() {
         let all = flows::client::ask_cluster(&source.cluster, &Filter::default(), None)?;
         let unanswered = all.unanswered();
-        let mut cuts = cuts::cuts(&world.cluster, &after, &merge(all.answers));
+        let mut cuts = cuts::cuts(&before, &after, &merge(all.answers));
         let silent =
             unanswered.into_keys().map(|node| format!("node {node}: its agent does not answer"));
         cuts.problems.extend(silent);

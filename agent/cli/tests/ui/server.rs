@@ -45,7 +45,7 @@ fn names_that_were_rebound_to_loopback_get_nothing() {
         }
     }
     let localhost = vec![format!("Host: localhost:{}", ui.port)];
-    assert_eq!(ui.send("GET /", &localhost, "").status, 200);
+    assert_eq!(ui.send("GET /", &localhost, "").status, 403);
 }
 
 #[test]
