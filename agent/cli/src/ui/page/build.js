@@ -37,6 +37,16 @@ export function fill(element, ...children) {
   return add(element, ...children);
 }
 
+/** Replaces the children of an element. If one of them has the focus, the heading or the element itself gets it. */
+export function refill(element, ...children) {
+  const held = element !== document.activeElement && element.contains(document.activeElement);
+  fill(element, ...children);
+  if (!held) return;
+  const place = element.querySelector("h2") ?? element;
+  place.tabIndex = -1;
+  place.focus({ preventScroll: true });
+}
+
 /** Makes a table of at most `most` rows, with a button for more. A row is a list of cells. */
 export function table(caption, head, rows, { most = 200, cell = undefined } = {}) {
   const body = make("tbody");
@@ -65,7 +75,7 @@ export function field(label, input) {
   return make("label", { class: "field" }, make("span", {}, label), input);
 }
 
-const WORDS = { allow: "allowed", deny: "denied", audit: "on trial" };
+export const WORDS = { allow: "allowed", mixed: "denied in part", deny: "denied", audit: "on trial" };
 
 /** Makes the word of a verdict: colour and text. */
 export function verdict(word) {

@@ -2,8 +2,10 @@
 
 import { CELL, at, curve, place } from "./layout.js";
 
-const VERDICTS = ["allow", "audit", "deny"];
-const DASHES = { allow: [], audit: [3, 4], deny: [8, 5] };
+const VERDICTS = ["allow", "audit", "mixed", "deny"];
+const WORDS = { allow: "allowed", audit: "on trial", mixed: "denied in part", deny: "denied" };
+const DASHES = { allow: [], audit: [3, 4], mixed: [10, 3, 2, 3], deny: [8, 5] };
+const COLOURS = { allow: "allow", audit: "audit", mixed: "deny", deny: "deny" };
 // Above this number of curves, moving shows the last picture until it rests.
 const HEAVY = 1500;
 const REST = 90;
@@ -11,7 +13,7 @@ const NEAR = 6;
 const FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif";
 
 export class MapCanvas {
-  /** `pick` is called with `{ node }`, `{ group }`, `{ edge }` or null. */
+  /** `pick` is called with `{ node }`, `{ group }`, `{ edges }` or null; edges have the same ends. */
   constructor(canvas, tip, pick) {
     Object.assign(this, { canvas, tip, pick, scale: 1, x: 0, y: 0, selected: null, hover: null, frame: 0 });
     this.context = canvas.getContext("2d");
@@ -40,21 +42,27 @@ export class MapCanvas {
     else this.fit();
   }
 
-  /** Joins the edges of folded groups. */
+  /** Joins the edges of folded groups; those inside one are counted by verdict. */
   merge(edges) {
     const { cells } = this.layout;
+    for (const group of this.layout.groups) group.inside = {};
     const groups = new Map(this.layout.groups.map((group, index) => [group, index]));
     const end = (index) => (cells[index].group.folded ? -1 - groups.get(cells[index].group) : index);
     const merged = new Map();
     for (const edge of edges) {
       const [from, to] = [end(edge.from), end(edge.to)];
-      if (from === to && from < 0) continue;
-      const key = `${from} ${to} ${edge.verdict}`;
+      if (from === to && from < 0) {
+        const { inside } = cells[edge.from].group;
+        inside[edge.verdict] = (inside[edge.verdict] ?? 0) + 1;
+        continue;
+      }
+      const ends = `${from} ${to}`;
+      const key = `${ends} ${edge.verdict}`;
       const known = merged.get(key);
       if (known) known.members.push(edge);
       else {
         const [a, b] = [cells[edge.from], cells[edge.to]];
-        merged.set(key, { verdict: edge.verdict, members: [edge], a, b, line: edge.from === edge.to ? loop(a) : curve(a, b) });
+        merged.set(key, { ends, verdict: edge.verdict, members: [edge], a, b, line: edge.from === edge.to ? loop(a) : curve(a, b) });
       }
     }
     return [...merged.values()];
@@ -162,7 +170,7 @@ export class MapCanvas {
 
   point(where) {
     const found = where && this.layout ? this.find(where) : null;
-    const key = JSON.stringify(found && [found.node, found.group?.key, found.edge && this.edges.indexOf(found.edge)]);
+    const key = JSON.stringify(found && [found.node, found.group?.key, found.edges?.[0].ends]);
     if (key !== this.hoverKey) {
       this.hoverKey = key;
       this.hover = found;
@@ -176,16 +184,22 @@ export class MapCanvas {
     this.tip.style.top = `${where[1] + 16}px`;
   }
 
-  title({ node, group, edge }) {
-    const end = (cell, index) => (cell.group.folded ? cell.group.name : this.nodes[index].title);
+  title({ node, group, edges }) {
+    // A name of another direction of writing does not reorder the text around it.
+    const apart = (text) => `\u2068${text}\u2069`;
+    const end = (cell, index) => apart(cell.group.folded ? cell.group.name : this.nodes[index].title);
     if (node !== undefined) return this.nodes[node].title;
-    if (group) return `${group.name}: ${group.members.length}`;
-    const { members } = edge;
-    const label = members.length === 1 ? members[0].label : `${members.length} pairs`;
-    return `${end(edge.a, members[0].from)} → ${end(edge.b, members[0].to)}: ${label}`;
+    if (group) {
+      const inside = group.folded ? VERDICTS.filter((word) => group.inside[word]).map((word) => `${group.inside[word]} ${WORDS[word]}`) : [];
+      return `${apart(group.name)}: ${group.members.length}${inside.length ? `; pairs inside: ${inside.join(", ")}` : ""}`;
+    }
+    const labels = edges.map(({ verdict, members }) => (members.length === 1
+      ? `${WORDS[verdict]}, ${members[0].label}` : `${members.length} pairs ${WORDS[verdict]}`));
+    const { a, b, members } = edges[0];
+    return `${end(a, members[0].from)} → ${end(b, members[0].to)}: ${labels.join("; ")}`;
   }
 
-  /** Returns what is at a point of the canvas: a node, a group, an edge or null. */
+  /** Returns what is at a point of the canvas: a node, a group, the edges of two ends or null. */
   find([px, py]) {
     if (!this.layout) return null;
     const [x, y] = [(px - this.x) / this.scale, (py - this.y) / this.scale];
@@ -206,7 +220,11 @@ export class MapCanvas {
         if (distance < best) [best, edge] = [distance, candidate];
       }
     }
-    if (edge) return { edge };
+    if (edge) {
+      // Edges of other verdicts have the same curve.
+      const edges = this.edges.filter((it) => it.ends === edge.ends && this.isVisible(it));
+      return { edges, pairs: this.pairs(edges.flatMap((it) => it.members)) };
+    }
     return group ? { group } : null;
   }
 
@@ -215,10 +233,19 @@ export class MapCanvas {
     return !this.selected || this.touches(edge, this.selected);
   }
 
-  touches(edge, { node, group, edge: own }) {
-    if (own) return edge === own || edge.members.some((it) => own.members.includes(it));
+  touches(edge, { node, group, pairs }) {
+    if (pairs) return edge.members.some((it) => pairs.has(this.pair(it)));
     if (group) return edge.a.group === group || edge.b.group === group;
     return edge.members.some((it) => it.from === node || it.to === node);
+  }
+
+  /** Returns a number for a pair of nodes. */
+  pair({ from, to }) {
+    return from * this.nodes.length + to;
+  }
+
+  pairs(members) {
+    return new Set(members.map((it) => this.pair(it)));
   }
 
   select(selected) {
@@ -226,9 +253,11 @@ export class MapCanvas {
     this.draw();
   }
 
-  /** Returns the joined edge of a pair. */
-  edgeOf(from, to) {
-    return this.edges.find((edge) => edge.members.some((it) => it.from === from && it.to === to));
+  /** Selects pairs, each with `from` and `to`. */
+  selectPairs(members) {
+    const pairs = this.pairs(members);
+    const isThere = this.edges.some((edge) => this.touches(edge, { pairs }));
+    this.select(isThere ? { pairs } : null);
   }
 
   moving() {
@@ -264,6 +293,7 @@ export class MapCanvas {
   paint() {
     const { context: c, ratio, scale, colors } = this;
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
+    c.direction = "ltr";
     c.clearRect(0, 0, this.width, this.height);
     c.setTransform(ratio * scale, 0, 0, ratio * scale, ratio * this.x, ratio * this.y);
     for (const group of this.layout.groups) if (!group.folded) this.paintGroup(group);
@@ -323,6 +353,21 @@ export class MapCanvas {
     c.fillStyle = colors.quiet;
     c.font = `12px ${FONT}`;
     c.fillText(`${group.members.length} ${group.kind === "workload" ? "workloads" : group.kind}`, group.x + 14, group.y + 45);
+    this.paintInside(group);
+  }
+
+  /** Numbers of the pairs inside a folded group, by verdict. */
+  paintInside(group) {
+    const { context: c, colors } = this;
+    let x = group.x + 14;
+    for (const word of VERDICTS.filter((it) => group.inside[it])) {
+      const text = `${group.inside[word]} ${WORDS[word]}`;
+      const width = c.measureText(text).width;
+      if (x + width > group.x + group.width - 8) break;
+      c.fillStyle = colors[COLOURS[word]];
+      c.fillText(text, x, group.y + 63);
+      x += width + 9;
+    }
   }
 
   paintCell(index, near) {
@@ -342,8 +387,8 @@ export class MapCanvas {
     c.stroke();
     if (scale < 0.3) return;
     if (node.kind === "workload") {
-      this.paintState(cell.x + 9, cell.y + 8, node.ingress);
-      this.paintState(cell.x + 9, cell.y + 18, node.egress);
+      this.paintState(cell.x + 9, cell.y + 8, node.states.ingress);
+      this.paintState(cell.x + 9, cell.y + 18, node.states.egress);
     }
     c.fillStyle = colors.ink;
     c.font = `12.5px ${FONT}`;
@@ -353,12 +398,14 @@ export class MapCanvas {
     c.fillText(node.clipped, cell.x + indent, cell.y + cell.height / 2 + 0.5);
   }
 
-  /** Isolation: a full square is isolated, a frame open, half of it isolated in part, amber on trial. */
+  /** Isolation: a full square is isolated, a frame open, half of it isolated in part, amber on trial, a dot inside if
+   * ClusterNetworkPolicies decide. */
   paintState(x, y, state) {
     const { context: c, colors } = this;
     c.lineWidth = 1;
     c.strokeStyle = c.fillStyle = state === "trial" ? colors.audit : colors.quiet;
     c.strokeRect(x + 0.5, y + 0.5, 6, 6);
+    if (state === "tiers") c.fillRect(x + 2, y + 2, 3, 3);
     if (state === "isolated") c.fillRect(x, y, 7, 7);
     if (state === "some" || state === "trial") c.fillRect(x, y + 3.5, 7, 3.5);
   }
@@ -379,7 +426,7 @@ export class MapCanvas {
         if (arrows) head(heads, middle, end, Math.min(7 / Math.min(scale, 1), 16));
       }
       if (!any) continue;
-      c.strokeStyle = c.fillStyle = colors[verdict];
+      c.strokeStyle = c.fillStyle = colors[COLOURS[verdict]];
       c.lineWidth = (lit ? 1.8 : 1.1) / Math.min(scale, 1);
       c.setLineDash(DASHES[verdict].map((length) => length / Math.min(scale, 1)));
       c.stroke(lines);

@@ -23,17 +23,19 @@ export class InForceTab {
     const { map } = this.shared;
     if (!map || this.loaded === map.revision) return;
     this.loaded = map.revision;
-    const failed = (place) => (error) => fill(place, make("p", { class: "bad" }, error.message));
-    ask("in-force").then((answer) => this.showPolicies(answer, map.live)).catch(failed(this.policies));
-    ask("doctor").then((answer) => this.showFindings(answer)).catch(failed(this.doctor));
+    // An answer of an earlier reading is not shown beside the present one.
+    const ifPresent = (show) => (answer) => map === this.shared.map && show(answer);
+    const failed = (place) => ifPresent((error) => fill(place, make("p", { class: "bad" }, error.message)));
+    ask("in-force").then(ifPresent((answer) => this.showPolicies(answer, map.live))).catch(failed(this.policies));
+    ask("doctor").then(ifPresent((answer) => this.showFindings(answer))).catch(failed(this.doctor));
   }
 
   showPolicies({ policies, left_out, agents, problems }, live) {
     const rows = policies.map((it) => {
-      const current = it.nodes.filter((node) => node.enforced && node.generation === it.generation);
-      const behind = it.nodes.filter((node) => !current.includes(node));
-      const force = live && [`${current.length} of ${count(it.nodes.length, "node")}`, behind.length > 0 && make("span", { class: "bad" },
-        ` not on ${behind.slice(0, 3).map((node) => `${node.node} (generation ${node.generation}${node.message ? `: ${node.message}` : ""})`).join(", ")}`)];
+      const behind = it.nodes.filter((node) => !node.in_force);
+      const more = behind.length > 3 ? ` and ${behind.length - 3} more` : "";
+      const force = live && [`${it.nodes.length - behind.length} of ${count(it.nodes.length, "node")}`, behind.length > 0 && make("span", { class: "bad" },
+        ` not known on ${behind.slice(0, 3).map((node) => `${node.node} (${node.reason})`).join(", ")}${more}`)];
       return [
         it.namespace ? `${it.namespace}/${it.name}` : make("span", {}, it.name, make("span", { class: "quiet" }, ` ${it.tier} tier`)),
         it.directions.join(", "), it.enforcement === "audit" ? make("span", { class: "verdict audit" }, "on trial") : "enforced",
@@ -43,7 +45,7 @@ export class InForceTab {
     const head = ["Policy", "Directions", "Mode", "Selects", ...(live ? ["Generation", "In force on"] : []), "Problems"];
     fill(this.policies,
       problems.map((text) => make("p", { class: "note" }, text)),
-      rows.length ? table(count(rows.length, "policy", "policies"), head, rows) : make("p", { class: "empty" }, "No policies: every pod is open."),
+      rows.length ? table(count(rows.length, "policy", "policies"), head, rows) : make("p", { class: "empty" }, "No policies: nothing is denied."),
       left_out > 0 && make("p", { class: "note" }, `${count(left_out, "further policy", "further policies")} not listed.`),
       !live && make("p", { class: "quiet" }, "Manifests have no nodes to report generations."),
       agents && this.agents(agents));

@@ -4,7 +4,7 @@ export const CELL = { width: 148, height: 32, gap: 10 };
 const PAD = 14;
 const HEAD = 26;
 const BETWEEN = 56;
-const FOLDED = { width: 188, height: 60 };
+const FOLDED = { width: 188, height: 76 };
 // Width of a usual stage by its height.
 const SCREEN = 1.6;
 // Groups of parties that are no workloads come last.

@@ -4,6 +4,7 @@ import { follow } from "./ask.js";
 import { add, count, field, fill, make, report, verdict } from "./build.js";
 
 const KEPT = 500;
+const PROBLEMS = 50;
 
 export class LiveTab {
   constructor(place, shared) {
@@ -71,7 +72,8 @@ export class LiveTab {
       this.revision = event.revision;
       fill(this.state, "Following.");
     } else if (event.problem) {
-      if (this.problems.children.length < 50) add(this.problems, make("li", {}, event.problem));
+      const listed = this.problems.children.length;
+      if (listed <= PROBLEMS) add(this.problems, make("li", {}, listed < PROBLEMS ? event.problem : "Further problems are not listed."));
     } else if (event.line.type === "lost") {
       const { kernel, flows, slow, unattributed } = event.line;
       this.lost += (kernel ?? 0) + (flows ?? 0) + (slow ?? 0) + (unattributed ?? 0);

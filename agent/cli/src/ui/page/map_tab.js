@@ -1,16 +1,23 @@
 // Map: workloads, pairs that rules name, open flows and live denials; the same as a table.
 
 import { ask } from "./ask.js";
-import { add, ago, count, field, fill, make, report, table, verdict } from "./build.js";
+import { WORDS, add, ago, count, field, fill, make, refill, report, table, verdict } from "./build.js";
 import { MapCanvas } from "./canvas.js";
 
 const FOLD_ABOVE = 200;
 const LISTED = 30;
-const STATES = { open: "open", isolated: "isolated", some: "some pods isolated", trial: "on trial only" };
+const OBSERVED = 5000;
+const STATES = { open: "open", isolated: "isolated", some: "some pods isolated", trial: "on trial only", tiers: "ClusterNetworkPolicies decide" };
+
+/** The toggles under which a verdict is shown. */
+const TOGGLES = { allow: ["allow"], audit: ["audit"], mixed: ["allow", "deny"], deny: ["deny"] };
+
+/** Returns the state of a workload in a direction: rules of ClusterNetworkPolicies come before its isolation, or after. */
+const stateOf = (node, direction) => (node[`${direction}_tiers`] ? "tiers" : node[direction]);
 
 export class MapTab {
   constructor(place, shared) {
-    Object.assign(this, { shared, observed: new Map(), flows: new Map(), folded: new Set(), rules: null });
+    Object.assign(this, { shared, observed: new Map(), flows: new Map(), folded: new Set(), rules: null, notes: {}, asked: 0, every: [], shownEdges: [] });
     this.filters = { allow: true, audit: true, deny: true };
     const toggle = (word, text) => make("label", { class: `toggle ${word}` },
       make("input", { type: "checkbox", checked: true, onChange: (event) => {
@@ -28,7 +35,7 @@ export class MapTab {
     this.details = make("aside", { "aria-live": "polite", "aria-label": "Details" });
     const legend = make("p", { class: "legend", "aria-hidden": "true" },
       make("span", { class: "square full" }), "isolated ", make("span", { class: "square" }), "open ",
-      make("span", { class: "square half" }), "in part ", make("span", { class: "square trial" }), "on trial; above: ingress, below: egress");
+      make("span", { class: "square half" }), "in part ", make("span", { class: "square tiers" }), "ClusterNetworkPolicies decide ", make("span", { class: "square trial" }), "on trial; above: ingress, below: egress");
     add(place,
       make("div", { class: "bar" }, field("Find", this.search), toggle("allow", "allowed"), toggle("deny", "denied"),
         toggle("audit", "on trial"), this.flowButton, this.foldButton,
@@ -42,6 +49,7 @@ export class MapTab {
     const begun = performance.now();
     this.map = map;
     this.nodes = map.nodes;
+    for (const node of this.nodes) node.states = { ingress: stateOf(node, "ingress"), egress: stateOf(node, "egress") };
     this.flows.clear();
     this.observed.clear();
     this.rules = null;
@@ -55,14 +63,29 @@ export class MapTab {
     };
     this.view.select(null);
     this.update(false);
-    const left = map.left_out;
-    fill(this.left, left ? `${count(left, "pair")} that broad rules name are not on the map.` : "");
-    this.left.hidden = !left;
+    this.notes = {};
+    this.note("map", map.left_out && `up to ${count(map.left_out, "pair")} that broad rules name are not on the map`);
     this.overview();
   }
 
   show() {
     this.view.resize();
+  }
+
+  /** Shows a note of a source beside those of the others; without a text, removes it. */
+  note(source, text) {
+    this.notes[source] = text;
+    const texts = Object.values(this.notes).filter(Boolean);
+    fill(this.left, texts.join("; "));
+    this.left.hidden = !texts.length;
+  }
+
+  /** Begins a question about the map; returns whether its answer is still wanted. */
+  begin() {
+    const { map } = this;
+    this.asked += 1;
+    const number = this.asked;
+    return () => map === this.map && number === this.asked;
   }
 
   /** Returns the edges: pairs of rules, then flows and events that no rule names. */
@@ -82,17 +105,18 @@ export class MapTab {
       const [from, to, word] = key.split(" ");
       edges.push({ from: Number(from), to: Number(to), verdict: word, label: `${count(seen, "event")} seen`, seen });
     }
-    return edges.filter((edge) => this.filters[edge.verdict]);
+    return edges;
   }
 
   update(keep = true) {
     if (!this.map) return;
-    this.shownEdges = this.edges();
+    this.every = this.edges();
+    this.shownEdges = this.every.filter((edge) => TOGGLES[edge.verdict].some((word) => this.filters[word]));
     this.view.show(this.nodes, this.shownEdges, this.folded, { keep });
-    const words = { allow: 0, audit: 0, deny: 0 };
+    const words = { allow: 0, audit: 0, mixed: 0, deny: 0 };
     for (const edge of this.shownEdges) words[edge.verdict] += 1;
     this.canvas.setAttribute("aria-label", `Map of ${count(this.nodes.length, "party", "parties")} and ` +
-      `${count(this.shownEdges.length, "pair")}: ${words.allow} allowed, ${words.deny} denied, ${words.audit} on trial. ` +
+      `${count(this.shownEdges.length, "pair")}: ${words.allow} allowed, ${words.deny} denied, ${words.mixed} denied in part, ${words.audit} on trial. ` +
       "Arrow keys move it, plus and minus zoom. The button As a table shows the same as a table.");
     this.foldButton.textContent = this.folded.size ? "Unfold all" : "Fold namespaces";
     if (!this.list.hidden) this.fillTable();
@@ -118,11 +142,13 @@ export class MapTab {
       this.link(edge.from), this.link(edge.to), verdict(edge.verdict),
       make("button", { class: "link", onClick: () => this.pickPair(edge.from, edge.to) }, edge.label),
     ]);
+    const hidden = this.every.length - this.shownEdges.length;
     const nodes = this.nodes.map((node, index) => [node, index]).filter(([, index]) => !wanted || has(index));
-    fill(this.list,
-      table(`${count(rows.length, "pair")} that rules or flows name`, ["From", "To", "Verdict", "Ports"], rows),
+    const state = (node, direction) => (node.kind === "workload" ? STATES[node.states[direction]] : "");
+    refill(this.list,
+      table(`${count(rows.length, "pair")} that rules or flows name${hidden ? `; the toggles hide ${count(hidden, "pair")}` : ""}`, ["From", "To", "Verdict", "Ports"], rows),
       table(count(nodes.length, "party", "parties"), ["Name", "Pods", "Ingress", "Egress"], nodes.map(([node, index]) => [
-        this.link(index), node.pods || "", node.kind === "workload" ? STATES[node.ingress] : "", node.kind === "workload" ? STATES[node.egress] : "",
+        this.link(index), node.pods || "", state(node, "ingress"), state(node, "egress"),
       ])));
   }
 
@@ -149,8 +175,8 @@ export class MapTab {
         this.overview();
       }
     } else if (found.node !== undefined) this.pickNode(found.node, false);
-    else if (found.edge.members.length === 1) this.pickPair(found.edge.members[0].from, found.edge.members[0].to);
-    else this.pickMany(found.edge);
+    else if (found.pairs.size === 1) this.pickPair(found.edges[0].members[0].from, found.edges[0].members[0].to);
+    else this.pickMany(found.edges);
   }
 
   unfold(key, fold = false) {
@@ -161,17 +187,20 @@ export class MapTab {
   }
 
   overview() {
-    const of = (word) => this.shownEdges.filter((edge) => edge.verdict === word).length;
-    const workloads = this.nodes.filter((node) => node.kind === "workload");
-    const open = workloads.filter((node) => node.ingress === "open" || node.egress === "open");
-    fill(this.details, make("h2", {}, "Overview"),
+    this.asked += 1;
+    const of = (word) => this.every.filter((edge) => edge.verdict === word).length;
+    const workloads = this.nodes.map((node, index) => ({ node, index })).filter(({ node }) => node.kind === "workload");
+    const having = (state) => workloads.filter(({ node: { states } }) => states.ingress === state || states.egress === state);
+    const [open, tiers] = [having("open"), having("tiers")];
+    const row = (state) => ({ node: { states }, index }) => [this.link(index), make("span", { class: "quiet" },
+      states.ingress === state && states.egress === state ? " both ways" : states.ingress === state ? " ingress" : " egress")];
+    refill(this.details, make("h2", {}, "Overview"),
       make("dl", {},
-        ["allow", "deny", "audit"].map((word) => [make("dt", {}, verdict(word)), make("dd", {}, count(of(word), "pair"))])),
+        Object.keys(WORDS).filter((word) => word !== "mixed" || of(word)).map((word) => [make("dt", {}, verdict(word)), make("dd", {}, count(of(word), "pair"))])),
       make("p", { class: "quiet" }, "Drawn are the pairs that some rule names. A rule about everyone names no pair; details of a workload list it."),
-      this.section(`Open in a direction (${open.length})`, open.length
-        ? open.map((node) => [this.link(this.nodes.indexOf(node)), make("span", { class: "quiet" },
-          node.ingress === "open" && node.egress === "open" ? " both ways" : node.ingress === "open" ? " ingress" : " egress")])
-        : [["None: policies select every workload both ways."]]));
+      this.section(`Open in a direction (${open.length})`, open.length ? open.map(row("open"))
+        : [["None: policies select every workload both ways."]]),
+      tiers.length > 0 && this.section(`ClusterNetworkPolicies decide (${tiers.length})`, tiers.map(row("tiers"))));
   }
 
   section(title, rows) {
@@ -189,14 +218,15 @@ export class MapTab {
     return [make("h3", {}, title), list, more];
   }
 
-  pickMany(edge) {
-    this.view.select({ edge });
-    const title = (cell, index) => (cell.group.folded ? cell.group.name : this.nodes[index].title);
-    const { members } = edge;
-    fill(this.details, make("h2", {}, `${title(edge.a, members[0].from)} → ${title(edge.b, members[0].to)}`), verdict(edge.verdict),
-      this.section(count(members.length, "pair"), members.map((it) => [
+  pickMany(edges) {
+    this.asked += 1;
+    this.view.selectPairs(edges.flatMap((edge) => edge.members));
+    const title = (cell, index) => make("bdi", {}, cell.group.folded ? cell.group.name : this.nodes[index].title);
+    const { a, b, members: [first] } = edges[0];
+    refill(this.details, make("h2", {}, title(a, first.from), " → ", title(b, first.to)),
+      edges.map((edge) => this.section(`${count(edge.members.length, "pair")} ${WORDS[edge.verdict]}`, edge.members.map((it) => [
         this.link(it.from), " → ", this.link(it.to), " ",
-        make("button", { class: "link", onClick: () => this.pickPair(it.from, it.to) }, it.label)])));
+        make("button", { class: "link", onClick: () => this.pickPair(it.from, it.to) }, it.label)]))));
   }
 
   async pickNode(index, reveal = true) {
@@ -205,29 +235,32 @@ export class MapTab {
     if (group?.folded) this.unfold(group.key);
     this.view.select({ node: index });
     if (reveal) this.view.reveal(index);
+    const isWanted = this.begin();
     let answer = null;
     try {
       answer = await ask("workload", { revision: this.map.revision, id: index });
     } catch (error) {
-      report(error);
+      if (isWanted()) report(error);
       return;
     }
+    if (!isWanted()) return;
     const policies = (list) => (list.length
       ? make("ul", { class: "rows" }, list.map((it) => make("li", {}, it.policy, " ",
         make("span", { class: "quiet" }, `${count(it.rules, "rule")}${it.enforcement === "audit" ? ", on trial" : ""}`))))
       : make("p", { class: "quiet" }, "No policy."));
-    const side = (word, state, everyone, list) => [
+    const side = (word, state, alone, everyone, list) => [
       make("h3", {}, word, " ", make("span", { class: `state ${state}` }, STATES[state])), policies(list),
+      state === "tiers" && make("p", { class: "quiet" }, `By NetworkPolicies alone: ${STATES[alone]}. Explain a pair for the verdict.`),
       everyone && make("p", {}, word === "Ingress" ? "A rule allows it from everyone." : "A rule allows it to everyone.")];
-    const pairs = (own, other) => this.shownEdges.filter((edge) => edge[own] === index).sort((a, b) => (a.verdict < b.verdict ? -1 : a.verdict > b.verdict ? 1 : 0)).map((edge) => [
+    const pairs = (own, other) => this.every.filter((edge) => edge[own] === index).sort((a, b) => (a.verdict < b.verdict ? -1 : a.verdict > b.verdict ? 1 : 0)).map((edge) => [
       verdict(edge.verdict), " ", this.link(edge[other]), " ",
       make("button", { class: "link quiet", onClick: () => this.pickPair(edge.from, edge.to) }, edge.label)]);
     const [reach, reached] = [pairs("to", "from"), pairs("from", "to")];
-    fill(this.details, make("h2", {}, answer.title),
+    refill(this.details, make("h2", {}, answer.title),
       node.kind === "workload" && [
         answer.host_network && make("p", {}, "On its node's network: no policy selects it."),
-        side("Ingress", node.ingress, node.from_everyone, answer.ingress),
-        side("Egress", node.egress, node.to_everyone, answer.egress)],
+        side("Ingress", node.states.ingress, node.ingress, node.from_everyone, answer.ingress),
+        side("Egress", node.states.egress, node.egress, node.to_everyone, answer.egress)],
       reach.length > 0 && this.section(`Senders that rules name (${reach.length})`, reach),
       reached.length > 0 && this.section(`Receivers that rules name (${reached.length})`, reached),
       node.kind === "workload" && this.section(count(answer.count, "pod"), answer.pods.map((pod) => [pod.pod, make("span", { class: "quiet" },
@@ -239,15 +272,16 @@ export class MapTab {
       const group = this.view.layout.cells[index]?.group;
       if (group?.folded) this.unfold(group.key);
     }
-    const edge = this.view.edgeOf(from, to);
-    if (edge) this.view.select({ edge });
+    this.view.selectPairs([{ from, to }]);
+    const isWanted = this.begin();
     let answer;
     try {
       answer = await ask("edge", { revision: this.map.revision, from, to, ...kind });
     } catch (error) {
-      fill(this.details, make("h2", {}, `${this.nodes[from].title} → ${this.nodes[to].title}`), make("p", {}, error.message));
+      if (isWanted()) refill(this.details, make("h2", {}, this.link(from), " → ", this.link(to)), make("p", {}, error.message));
       return;
     }
+    if (!isWanted()) return;
     const { explanation } = answer;
     const port = make("input", { type: "number", min: 1, max: 65535, value: answer.port || "", required: true });
     const protocol = make("select", {}, ["TCP", "UDP", "SCTP", "ICMP"].map((name) => make("option", { selected: name === answer.protocol }, name)));
@@ -257,7 +291,7 @@ export class MapTab {
     };
     const flows = this.flows.get(`${from} ${to}`);
     const usage = make("div");
-    fill(this.details,
+    refill(this.details,
       make("h2", {}, this.link(from), " → ", this.link(to)),
       make("p", {}, verdict(explanation.verdict ?? "unknown"), ` at ${answer.protocol} ${answer.port || ""}`),
       make("form", { class: "ask", onSubmit: again }, field("Protocol", protocol), field("Port", port), make("button", {}, "Explain")),
@@ -292,18 +326,19 @@ export class MapTab {
 
   async loadFlows() {
     report(null);
+    const { map } = this;
     try {
-      const answer = await ask("flows", { revision: this.map.revision });
+      const answer = await ask("flows", { revision: map.revision });
+      if (map !== this.map || answer.revision !== map.revision) return;
       this.flows = new Map(answer.flows.map(([from, to, flows]) => [`${from} ${to}`, flows]));
       const silent = Object.keys(answer.unanswered);
       const notes = [answer.unplaced && `${count(answer.unplaced, "flow")} have no place on the map`,
         answer.left_out && `${count(answer.left_out, "flow")} were only counted`,
         silent.length && `no answer from ${silent.join(", ")}`].filter(Boolean);
-      fill(this.left, notes.join("; "));
-      this.left.hidden = !notes.length;
+      this.note("flows", notes.join("; "));
       this.update();
     } catch (error) {
-      report(error);
+      if (map === this.map) report(error);
     }
   }
 
@@ -312,7 +347,10 @@ export class MapTab {
     if (!this.map || revision !== this.map.revision || from === null || to === null || word === "allow") return;
     const key = `${from} ${to} ${word}`;
     const isNew = !this.observed.has(key);
-    if (isNew && this.observed.size >= 5000) return;
+    if (isNew && this.observed.size >= OBSERVED) {
+      this.note("events", "events of further pairs are not on the map");
+      return;
+    }
     this.observed.set(key, (this.observed.get(key) ?? 0) + 1);
     if (isNew) {
       clearTimeout(this.soon);

@@ -4,11 +4,16 @@ import { ask } from "./ask.js";
 import { add, count, field, fill, make, report, table } from "./build.js";
 
 const PAUSE = 250;
+const MISSING = 200;
 const PRESETS = ["default-deny", "sandbox", "tenant", "dns", "metadata"];
+
+const few = (names) => (names.length > 4 ? `${names.slice(0, 3).join(", ")} and ${names.length - 3} more` : names.join(", "));
 
 export class WhatIfTab {
   constructor(place, shared) {
-    Object.assign(this, { shared, number: 0 });
+    // The server judges the newest text of each page.
+    const page = Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(16)).join("-");
+    Object.assign(this, { shared, page });
     this.text = make("textarea", {
       id: "yaml", spellcheck: false, autocapitalize: "off", "aria-describedby": "what-if-hint",
       placeholder: "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n…",
@@ -70,8 +75,9 @@ export class WhatIfTab {
   async begin() {
     report(null);
     try {
-      const { yaml } = await ask("preset", { preset: this.preset.value, namespace: this.namespace.value.trim(), enforce: this.enforce.checked });
+      const { yaml, warning } = await ask("preset", { preset: this.preset.value, namespace: this.namespace.value.trim(), enforce: this.enforce.checked });
       this.set(yaml);
+      report(warning);
     } catch (error) {
       report(error);
     }
@@ -83,7 +89,14 @@ export class WhatIfTab {
     try {
       const answer = await ask("learn", { namespace: this.namespace.value.trim() });
       this.set(answer.yaml);
-      if (answer.unwatched.length) report(`Flows of ${count(answer.unwatched.length, "pod")} are not recorded, because no policy selects them.`);
+      const silent = Object.keys(answer.unanswered);
+      const { unwatched, denied } = answer;
+      const missing = [
+        silent.length && `No answer from ${silent.join(", ")}: flows of their pods are missing.`,
+        unwatched.length && `Flows of ${count(unwatched.length, "pod")} are not recorded, because no policy selects them.`,
+        denied.length && `Denied so far, and allowed by no rule of the proposal: ${few(denied)}.`,
+      ].filter(Boolean);
+      if (missing.length) report(missing.join(" "));
     } catch (error) {
       fill(this.state, "");
       report(error);
@@ -101,37 +114,52 @@ export class WhatIfTab {
   }
 
   later() {
+    this.outdate();
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.judge(), PAUSE);
+  }
+
+  /** Marks the shown answer as one to an earlier text. */
+  outdate() {
+    const has = this.result.childElementCount > 0;
+    fill(this.state, has ? "Judging… The answer below is of an earlier text." : "Judging…");
+    this.result.classList.toggle("stale", has);
+    this.result.setAttribute("aria-busy", "true");
+  }
+
+  /** Shows the answer to the present text. */
+  finish(state, ...children) {
+    fill(this.state, state);
+    this.result.classList.remove("stale");
+    this.result.removeAttribute("aria-busy");
+    fill(this.result, ...children);
   }
 
   async judge() {
     clearTimeout(this.timer);
     this.abort?.abort();
-    if (!this.text.value.trim()) {
-      fill(this.state, "Write, open or paste objects: the answer follows.");
-      fill(this.result);
-      return;
-    }
     const abort = new AbortController();
     this.abort = abort;
+    if (!this.text.value.trim()) {
+      this.finish("Write, open or paste objects: the answer follows.");
+      return;
+    }
+    this.outdate();
     const begun = performance.now();
     try {
-      const question = { yaml: this.text.value, delete: this.remove.checked, live: this.live.checked };
+      const question = { yaml: this.text.value, delete: this.remove.checked, live: this.live.checked, page: this.page };
       const answer = await ask("what-if", question, abort.signal);
       if (this.abort !== abort) return;
       this.showAnswer(answer, performance.now() - begun);
     } catch (error) {
-      // 409: a newer question replaces this one.
-      if (this.abort !== abort || error.name === "AbortError" || error.status === 409) return;
-      fill(this.state, "");
-      fill(this.result, make("p", { class: "bad" }, error.message));
+      if (this.abort !== abort || error.name === "AbortError") return;
+      // 409: a newer question replaced this one; it was of an earlier text, and this one is still the present text.
+      if (error.status === 409) this.later();
+      else this.finish("", make("p", { class: "bad" }, error.message));
     }
   }
 
   showAnswer(answer, time) {
-    const few = (names) => (names.length > 4 ? `${names.slice(0, 3).join(", ")} and ${names.length - 3} more` : names.join(", "));
-    fill(this.state, `${count(answer.objects, "object")} judged in ${Math.round(time)} ms`);
     const turned = (list, text) => list.map((it) => make("li", { class: text === "open" ? "bad" : "" },
       make("strong", {}, it.workload), text === "open" ? `: no policy isolates its ${it.directions.join(" and ")} any more` : `: ${it.policies.join(", ")} isolates its ${it.directions.join(" and ")}`,
       it.some && " (some pods)"));
@@ -144,7 +172,7 @@ export class WhatIfTab {
     const groups = (list, word) => list.length > 0 && table(`Open connections ${word}`, ["From", "To", "Port", "Connections"],
       list.map((it) => [it.from, it.to, `${it.protocol} ${it.port || ""}`, it.connections.length]));
     const nothing = !answer.cut && !answer.opened && !answer.open.length && !answer.isolated.length;
-    fill(this.result,
+    this.finish(`${count(answer.objects, "object")} judged in ${Math.round(time)} ms`,
       make("p", { class: "sum" },
         make("span", { class: `big ${answer.cut ? "deny" : ""}` }, answer.cut.toLocaleString("en")), answer.cut === 1 ? " pair cut" : " pairs cut",
         make("span", { class: `big ${answer.opened ? "allow" : ""}` }, answer.opened.toLocaleString("en")), answer.opened === 1 ? " pair opened" : " pairs opened"),
@@ -159,6 +187,8 @@ export class WhatIfTab {
         make("p", {}, `${count(answer.live.open, "connection")} judged, ${count(answer.live.cut.reduce((sum, it) => sum + it.connections.length, 0), "connection")} cut.`),
         groups(answer.live.cut, "that are cut"), groups(answer.live.unsure, "that depend on a backend"),
         answer.live.problems.length > 0 && make("ul", { class: "rows problems" }, answer.live.problems.map((it) => make("li", {}, it)))],
-      missing.length > 0 && [make("h3", {}, "Not compared"), make("ul", { class: "rows" }, missing.slice(0, 50))]);
+      answer.notes.length > 0 && [make("h3", {}, "Notes"), make("ul", { class: "rows" }, answer.notes.map((it) => make("li", {}, it)))],
+      missing.length > 0 && [make("h3", {}, `Not compared (${missing.length.toLocaleString("en")})`), make("ul", { class: "rows" }, missing.slice(0, MISSING),
+        missing.length > MISSING && make("li", { class: "note" }, `${(missing.length - MISSING).toLocaleString("en")} more are not listed.`))]);
   }
 }
