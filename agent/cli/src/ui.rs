@@ -17,6 +17,8 @@ mod world;
 use std::future::IntoFuture as _;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::pin::pin;
+use std::task::Poll;
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -70,11 +72,16 @@ pub fn run(args: &UiArgs) -> Result<()> {
         let port = listener.local_addr()?.port();
         let access = Access::new(port)?;
         let title = printable(&world.title).into_owned();
+        // The first poll begins to listen to signals: Ctrl-C counts from the printed address on.
+        let mut interrupted = pin!(tokio::signal::ctrl_c());
+        if let Poll::Ready(ended) = futures::poll!(interrupted.as_mut()) {
+            return Ok(ended?);
+        }
         print(&format!("{title}: {}\nEnd with Ctrl-C.\n", access.address()))?;
         let served = axum::serve(listener, Server::new(source, world).router(access));
         tokio::select! {
             ended = served.into_future() => ended?,
-            interrupted = tokio::signal::ctrl_c() => interrupted?,
+            ended = interrupted => ended?,
         }
         Ok(())
     })

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use netpold_cli::diff::{NamedPair, NamedPairs, Party, State, named_pairs};
+use netpold_cli::offline::read_text;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::model::{Change, Key, Pod, Protocol};
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
@@ -128,4 +129,112 @@ fn named_pairs_have_the_oracles_ports_and_others_follow_from_isolation() {
         }
     }
     assert!(named > 1000 && cut > 1000 && open > 1000, "{named} named, {cut} cut, {open} open");
+}
+
+/// Returns the pairs of a cluster by manifests.
+fn named(objects: &str, most: usize) -> NamedPairs {
+    let objects = read_text("objects", objects.as_bytes(), "shop").unwrap();
+    named_pairs(&objects.into_iter().collect(), &[], most)
+}
+
+fn index(named: &NamedPairs, title: &str) -> usize {
+    named.parties.iter().position(|party| party.to_string() == title).unwrap()
+}
+
+fn pod(name: &str, labels: &str, address: &str) -> String {
+    format!(
+        "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: shop, labels: {labels}}}, \
+         spec: {{nodeName: n1, containers: []}}, status: {{phase: Running, podIP: {address}}}}}\n---\n"
+    )
+}
+
+fn policy(name: &str, selector: &str, peers: &str) -> String {
+    format!(
+        "{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: {name}, namespace: shop}}, \
+         spec: {{podSelector: {selector}, ingress: [{{from: {peers}}}]}}}}\n---\n"
+    )
+}
+
+#[test]
+fn peers_that_match_nearly_all_pods_are_bounded_and_come_last() {
+    const PODS: usize = 1010;
+    let mut text = String::new();
+    for number in 0..PODS {
+        let address = format!("10.0.{}.{}", number / 250, number % 250 + 1);
+        text += &pod(&format!("pod-{number:04}"), &format!("{{app: a{number}}}"), &address);
+    }
+    for number in 0..3 {
+        let peer = format!(
+            "[{{namespaceSelector: {{}}, podSelector: {{matchExpressions: [{{key: app, operator: NotIn, values: \
+             [none{number}]}}]}}}}]"
+        );
+        text += &policy(&format!("broad-{number}"), "{}", &peer);
+    }
+    text +=
+        &policy("narrow", "{matchLabels: {app: a7}}", "[{podSelector: {matchLabels: {app: a5}}}]");
+    text += &policy("everyone", "{}", "[{namespaceSelector: {}}]");
+    let named = named(&text, 1);
+    let [from, to] = ["shop/pod-0005", "shop/pod-0007"].map(|title| index(&named, title));
+    let pairs: Vec<_> = named.pairs.iter().map(|pair| (pair.from, pair.to)).collect();
+    assert_eq!(pairs, [(from, to)], "the narrow rule's pair is the first");
+    // Three policies name each pair of a pod; more than a million are not told apart.
+    assert!((PODS * PODS - 1..3 * PODS * PODS).contains(&named.left_out), "{}", named.left_out);
+}
+
+#[test]
+fn a_peer_of_all_pods_names_no_pair() {
+    let text = pod("web", "{app: web}", "10.0.0.1")
+        + &pod("db", "{app: db}", "10.0.0.2")
+        + &policy("db", "{matchLabels: {app: db}}", "[{namespaceSelector: {}}]");
+    let named = named(&text, 100);
+    assert_eq!(named.pairs, []);
+    assert!(named.sides[index(&named, "shop/db")].from_everyone);
+}
+
+#[test]
+fn pods_of_a_workload_that_are_denied_alone_are_noted() {
+    let text =
+        pod("web-6d9f7c-aaaaa", "{app: web, pod-template-hash: 6d9f7c, role: a}", "10.0.0.1")
+            + &pod(
+                "web-6d9f7c-bbbbb",
+                "{app: web, pod-template-hash: 6d9f7c, role: b}",
+                "10.0.0.2",
+            )
+            + &pod("db", "{app: db}", "10.0.0.3")
+            + &policy(
+                "db",
+                "{matchLabels: {app: db}}",
+                "[{podSelector: {matchLabels: {role: a}}}]",
+            );
+    let named = named(&text, 100);
+    let [from, to] = ["shop/web", "shop/db"].map(|title| index(&named, title));
+    let pair = named.pairs.iter().find(|pair| (pair.from, pair.to) == (from, to)).unwrap();
+    assert!(!pair.allowed.is_empty() && pair.some && pair.some_denied, "{pair:?}");
+}
+
+#[test]
+fn cluster_policies_are_noted_by_direction_and_only_if_enforced() {
+    let cluster_policy = |name: &str, tier: &str, annotations: &str, rules: &str| {
+        format!(
+            "{{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {{name: {name}, \
+             annotations: {annotations}}}, spec: {{tier: {tier}, priority: 1, subject: {{namespaces: {{}}}}, {rules}}}}}\n---\n"
+        )
+    };
+    let text = pod("web", "{app: web}", "10.0.0.1")
+        + &cluster_policy(
+            "deny",
+            "Baseline",
+            "{}",
+            "ingress: [{action: Deny, from: [{namespaces: {}}]}]",
+        )
+        + &cluster_policy(
+            "trial",
+            "Admin",
+            "{netpold.io/enforcement: audit}",
+            "egress: [{action: Deny, to: [{namespaces: {}}]}]",
+        );
+    let named = named(&text, 100);
+    let sides = named.sides[index(&named, "shop/web")];
+    assert_eq!((sides.ingress, sides.egress), (State::Open, State::Open));
+    assert_eq!((sides.ingress_tiers, sides.egress_tiers), (true, false));
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::browser::Browser;
 use crate::client::Ui;
-use crate::clusters::{directory, namespace, shop};
+use crate::clusters::{admits, directory, namespace, pod, shop};
 
 const READY: &str =
     "document.documentElement.dataset.ready && document.documentElement.dataset.drawn";
@@ -122,12 +122,148 @@ fn a_change_shows_its_cuts_while_it_is_typed() {
 }
 
 #[test]
+fn an_answer_to_an_earlier_text_is_marked() {
+    let Some(browser) = Browser::start("an_answer_to_an_earlier_text_is_marked", false) else {
+        return;
+    };
+    let manifests = directory(&shop());
+    let ui = Ui::start(manifests.path());
+    browser.open(&ui.address);
+    browser.wait(READY);
+    let set = "const yaml = document.getElementById('yaml'); yaml.value = arguments[0]; yaml.dispatchEvent(new Event('input'));
+        const result = document.querySelector('.result');
+        return [result.classList.contains('stale'), result.getAttribute('aria-busy'), result.previousElementSibling.textContent]";
+    let policy = |app: &str| {
+        json!(format!(
+            "{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: {app}, namespace: shop}}, \
+             spec: {{podSelector: {{}}}}}}"
+        ))
+    };
+    let first = browser.run(set, &policy("cart"));
+    assert_eq!(first, json!([false, "true", "Judging…"]));
+    browser.wait("document.querySelector('.sum')");
+    let second = browser.run(set, &policy("web"));
+    assert_eq!(second, json!([true, "true", "Judging… The answer below is of an earlier text."]));
+    browser.wait("document.querySelector('.result:not(.stale) .sum')");
+    browser.wait("document.querySelector('.effect').textContent.includes('1 object judged')");
+}
+
+#[test]
+fn a_late_answer_is_not_shown_beside_a_later_map() {
+    let Some(browser) = Browser::start("a_late_answer_is_not_shown_beside_a_later_map", false)
+    else {
+        return;
+    };
+    let manifests = directory(&shop());
+    let ui = Ui::start(manifests.path());
+    browser.open(&ui.address);
+    browser.wait(READY);
+    // The answer about a workload waits until the page lets it go.
+    browser.run(
+        "const ask = window.fetch; window.answered = 0;
+         const held = new Promise((resolve) => { window.letGo = resolve; });
+         window.fetch = async (path, options) => {
+             const answer = await ask(path, options);
+             if (path === '/api/workload') { await held; setTimeout(() => { window.answered += 1; }); }
+             if (path === '/api/map') window.reloaded = true;
+             return answer;
+         };
+         const search = document.querySelector('input[type=search]'); search.value = 'shop/web';
+         search.dispatchEvent(new Event('input'));
+         document.getElementById('reload').click()",
+        &Value::Null,
+    );
+    browser.wait("window.reloaded && !document.getElementById('reload').disabled");
+    browser.run("window.letGo()", &Value::Null);
+    browser.wait("window.answered === 1");
+    assert_eq!(texts(&browser, "aside h2"), ["Overview"]);
+}
+
+#[test]
+fn tiers_parts_and_folded_pairs_are_named() {
+    let Some(browser) = Browser::start("tiers_parts_and_folded_pairs_are_named", false) else {
+        return;
+    };
+    let mut items = shop();
+    let mut other = pod("shop", "web", 2, "10.0.0.4");
+    other["metadata"]["labels"]["canary"] = json!("true");
+    let mut closed = admits("shop", "cart", &[], 1);
+    closed["metadata"]["name"] = json!("canary");
+    closed["spec"] = json!({
+        "podSelector": { "matchLabels": { "app": "db" } }, "policyTypes": ["Ingress"],
+        "ingress": [{ "from": [{ "podSelector": { "matchLabels": { "canary": "true" } } }] }],
+    });
+    let tier = json!({
+        "apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy",
+        "metadata": { "name": "closed" },
+        "spec": {
+            "tier": "Baseline", "priority": 1, "subject": { "namespaces": {} },
+            "egress": [{ "action": "Deny", "to": [{ "namespaces": {} }] }],
+        },
+    });
+    items.extend([other, closed, tier]);
+    let manifests = directory(&items);
+    let ui = Ui::start(manifests.path());
+    browser.open(&ui.address);
+    browser.wait(READY);
+    let overview = texts(&browser, "aside")[0].clone();
+    // Egress of every workload: web's own policy isolates it, and the tier comes after that.
+    assert!(overview.contains("ClusterNetworkPolicies decide (3)"), "{overview}");
+    assert!(overview.contains("Open in a direction (0)"), "{overview}");
+    assert!(overview.contains("denied in part1 pair"), "{overview}");
+    let press = "[...document.querySelectorAll('#map button')].find((it) => it.textContent === arguments[0]).click()";
+    browser.run(press, &json!("As a table"));
+    let rows = texts(&browser, ".table-view tbody:first-of-type tr");
+    let part = rows.iter().find(|row| row.starts_with("shop/webshop/db"));
+    assert!(part.is_some_and(|row| row.contains("denied in part")), "{rows:?}");
+    // The two toggles under which a pair in part is shown.
+    let toggle = "document.querySelector(`.toggle.${arguments[0]} input`).click()";
+    browser.run(toggle, &json!("deny"));
+    let shown = |browser: &Browser| texts(browser, ".table-view tbody:first-of-type tr").concat();
+    assert!(shown(&browser).contains("denied in part"));
+    browser.run(toggle, &json!("allow"));
+    assert!(!shown(&browser).contains("denied in part"));
+    assert!(texts(&browser, ".table-view caption")[0].contains("the toggles hide"));
+    browser.run("for (const word of ['deny', 'allow']) document.querySelector(`.toggle.${word} input`).click()", &Value::Null);
+    browser.run(press, &json!("As a table"));
+    browser.run(press, &json!("Fold namespaces"));
+    browser.run(
+        "const canvas = document.querySelector('canvas');
+         canvas.dispatchEvent(new PointerEvent('pointermove', { clientX: canvas.getBoundingClientRect().x + canvas.clientWidth / 2,
+             clientY: canvas.getBoundingClientRect().y + canvas.clientHeight / 2, bubbles: true }))",
+        &Value::Null,
+    );
+    browser.wait("document.querySelector('.tip').textContent.includes('pairs inside')");
+    let tip = texts(&browser, ".tip")[0].clone();
+    assert!(tip.contains("1 allowed") && tip.contains("1 denied in part"), "{tip}");
+}
+
+#[test]
+fn focus_stays_in_the_details() {
+    let Some(browser) = Browser::start("focus_stays_in_the_details", false) else { return };
+    let manifests = directory(&shop());
+    let ui = Ui::start(manifests.path());
+    browser.open(&ui.address);
+    browser.wait(READY);
+    browser.run(
+        "const search = document.querySelector('input[type=search]'); search.value = 'shop/web';
+         search.dispatchEvent(new Event('input'))",
+        &Value::Null,
+    );
+    browser.wait("document.querySelector('aside h2').textContent === 'shop/web'");
+    browser.run("[...document.querySelectorAll('aside button.link')].find((it) => it.textContent === 'shop/cart').focus()", &Value::Null);
+    browser.press(&["\u{e007}"]);
+    browser.wait("document.querySelector('aside h2').textContent === 'shop/cart'");
+    assert_eq!(browser.value("document.activeElement.tagName"), "H2");
+}
+
+#[test]
 fn hostile_names_are_shown_as_text() {
     let Some(browser) = Browser::start("hostile_names_are_shown_as_text", false) else { return };
     let markup = "<img src=x onerror=alert(1)><script>document.title='pwned'</script>\"'`";
     let turned = "\u{202e}txt.evil\u{2066}\u{200b}";
     let long = "a".repeat(5000);
-    let pod = |name: &str, labels: &[(&str, &str)], address: &str| {
+    let named = |name: &str, labels: &[(&str, &str)], address: &str| {
         let labels: serde_json::Map<String, Value> =
             labels.iter().map(|(key, value)| ((*key).to_owned(), json!(value))).collect();
         json!({
@@ -146,9 +282,9 @@ fn hostile_names_are_shown_as_text() {
     });
     let manifests = directory(&[
         namespace("shop"),
-        pod(markup, &[("app", markup)], "10.0.0.1"),
-        pod(turned, &[("app", turned)], "10.0.0.2"),
-        pod(&long, &[("app", "long")], "10.0.0.3"),
+        named(markup, &[("app", markup)], "10.0.0.1"),
+        named(turned, &[("app", turned)], "10.0.0.2"),
+        named(&long, &[("app", "long")], "10.0.0.3"),
         policy,
     ]);
     let ui = Ui::start(manifests.path());

@@ -1,9 +1,12 @@
 //! The server: access, limits and answers.
 
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use serde_json::json;
 
 use crate::client::{Ui, exchange};
-use crate::clusters::{directory, generated, shop};
+use crate::clusters::{directory, generated, pod, shop};
 
 const QUESTIONS: [&str; 11] = [
     "map", "flows", "edge", "workload", "rules", "what-if", "preset", "learn", "in-force",
@@ -199,6 +202,49 @@ fn answers_are_those_of_the_commands() {
     assert_eq!(ui.ask("workload", &json!({ "revision": 1, "id": web })).status, 409);
 }
 
+/// Readings at the same time are one after another: a revision belongs to one reading, while the objects change.
+#[test]
+fn a_revision_is_of_one_reading() {
+    let manifests = directory(&shop());
+    let ui = Ui::start(manifests.path());
+    let file = manifests.path().join("all.json");
+    let done = AtomicBool::new(false);
+    let ask = || {
+        let reply = ui.ask("map", &json!({ "fresh": true }));
+        // A file that is replaced while it is read is refused.
+        (reply.status == 200).then(|| {
+            let map = reply.json();
+            (map["revision"].as_u64().unwrap(), map["nodes"].to_string())
+        })
+    };
+    let answers: Vec<(u64, String)> = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 2.. {
+                if done.load(Ordering::Relaxed) {
+                    return;
+                }
+                let mut items = shop();
+                items.push(pod("shop", &format!("new-{number}"), 1, "10.0.0.9"));
+                let list = json!({ "apiVersion": "v1", "kind": "List", "items": items });
+                let next = file.with_extension("next");
+                std::fs::write(&next, list.to_string()).unwrap();
+                std::fs::rename(&next, &file).unwrap();
+            }
+        });
+        let asked: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| (0..6).filter_map(|_| ask()).collect::<Vec<_>>()))
+            .collect();
+        let answers = asked.into_iter().flat_map(|it| it.join().unwrap()).collect();
+        done.store(true, Ordering::Relaxed);
+        answers
+    });
+    let mut known: HashMap<u64, &String> = HashMap::new();
+    for (revision, nodes) in &answers {
+        assert_eq!(*known.entry(*revision).or_insert(nodes), nodes, "revision {revision}");
+    }
+    assert!(known.len() > 1, "{known:?}");
+}
+
 /// Of several changes at once, each is answered or replaced by a newer one, and some one is answered.
 #[test]
 fn newer_changes_replace_waiting_ones() {
@@ -213,6 +259,49 @@ fn newer_changes_replace_waiting_ones() {
     });
     assert!(statuses.iter().all(|status| [200, 409].contains(status)), "{statuses:?}");
     assert!(statuses.contains(&200), "{statuses:?}");
+    // Another page's change is not replaced.
+    let statuses: Vec<u16> = std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..4)
+            .map(|number| {
+                let mut question = question.clone();
+                question["page"] = json!(format!("page-{number}"));
+                let ui = &ui;
+                scope.spawn(move || ui.ask("what-if", &question).status)
+            })
+            .collect();
+        asked.into_iter().map(|it| it.join().unwrap()).collect()
+    });
+    assert_eq!(statuses, [200; 4]);
+    let long = json!({ "yaml": "", "page": "x".repeat(65) });
+    assert_eq!(ui.ask("what-if", &long).status, 400);
+}
+
+#[test]
+fn what_if_has_the_gaps_and_notes_of_diff() {
+    let manifests = directory(&shop());
+    let ui = Ui::start(manifests.path());
+    let ask = |yaml: &str, delete: bool| {
+        ui.ask("what-if", &json!({ "yaml": yaml, "delete": delete })).json()
+    };
+    let policy = |namespace: &str, annotations: &str| {
+        format!(
+            "{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{name: x, namespace: {namespace}, \
+             annotations: {annotations}}}, spec: {{podSelector: {{}}}}}}"
+        )
+    };
+    let notes = |answer: &serde_json::Value| answer["notes"].to_string();
+    let trial = ask(&policy("shop", "{netpold.io/enforcement: audit}"), false);
+    assert!(notes(&trial).contains("on trial"), "{trial}");
+    let lost = ask(&policy("nowhere", "{}"), false);
+    assert!(notes(&lost).contains("in a namespace without an object"), "{lost}");
+    let absent = ask(&policy("shop", "{}"), true);
+    let gaps = absent["not_compared"].to_string();
+    assert!(gaps.contains("not among the objects, so not deleted"), "{absent}");
+    let foreign = ask(
+        "{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy, metadata: {name: x, namespace: shop}, spec: {}}",
+        false,
+    );
+    assert!(foreign["not_compared"].to_string().contains("not enforced by netpold"), "{foreign}");
 }
 
 #[test]
