@@ -4,6 +4,7 @@ mod args;
 mod compare;
 mod ends;
 mod isolation;
+mod judge;
 pub mod live;
 mod named_pairs;
 mod nodes;
@@ -18,6 +19,7 @@ mod sources;
 mod workloads;
 
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 use ipnet::IpNet;
@@ -27,6 +29,7 @@ use netpold_core::model::{Change as Object, DomainName};
 
 pub use args::{DiffArgs, DiffKind, DiffOutput};
 pub use compare::compare;
+use compare::compare_until;
 pub use isolation::{Alone, Isolation, Turned};
 pub use named_pairs::{NamedPair, NamedPairs, Sides, State, named_pairs};
 pub use ports::Ports;
@@ -169,7 +172,8 @@ impl fmt::Display for Party {
 /// # Errors
 /// Manifests cannot be read.
 pub fn run(args: &DiffArgs) -> Result<u8> {
-    let ([before, after], difference) = compare_objects(sources::read(args)?, &args.pod_cidrs)?;
+    let ([before, after], difference) =
+        compare_objects(sources::read(args)?, &args.pod_cidrs, &AtomicBool::new(false))?;
     let cuts = match args.live {
         true => Some(cuts(args, &before, &after)?),
         false => None,
@@ -185,15 +189,16 @@ pub fn run(args: &DiffArgs) -> Result<u8> {
 /// Compares objects before and after a change, and returns their clusters, too. `pod_cidrs`: see [`ranges`].
 ///
 /// # Errors
-/// As [`compare`].
+/// As [`compare`], or `ended` was set because nobody waits for the answer.
 pub(crate) fn compare_objects(
     sources: Sources,
     pod_cidrs: &[IpNet],
+    ended: &AtomicBool,
 ) -> Result<([Cluster; 2], Difference)> {
     let Sources { objects, gaps, notes } = sources;
     let [before, after] = clusters(objects);
     let ranges = ranges(pod_cidrs, &[&before, &after]);
-    let mut difference = compare(&before, &after, &ranges)?;
+    let mut difference = compare_until(&before, &after, &ranges, ended)?;
     difference.isolation.unknown.splice(0..0, gaps);
     difference.notes = notes;
     Ok(([before, after], difference))

@@ -10,6 +10,7 @@ mod follow;
 mod in_force;
 mod map;
 mod page;
+mod queue;
 mod server;
 mod what_if;
 mod world;

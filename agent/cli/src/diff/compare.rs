@@ -5,8 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Verdict};
@@ -25,17 +26,33 @@ use super::{Change, Difference};
 /// # Errors
 /// The explainer gives no verdict although the objects determine one.
 pub fn compare(before: &Cluster, after: &Cluster, ranges: &[IpNet]) -> Result<Difference> {
+    compare_until(before, after, ranges, &AtomicBool::new(false))
+}
+
+/// Compares two clusters, like [`compare`], until nobody wants the answer.
+///
+/// # Errors
+/// As [`compare`], or `ended` was set.
+pub(crate) fn compare_until(
+    before: &Cluster,
+    after: &Cluster,
+    ranges: &[IpNet],
+    ended: &AtomicBool,
+) -> Result<Difference> {
     let ends = ends([before, after], ranges);
     let asking =
         Asking { ends: &ends, explainers: [Explainer::new(before), Explainer::new(after)] };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let part = ends.classes.len().div_ceil(threads * 8).max(1);
     let parts: Vec<&[Class<'_>]> = ends.classes.chunks(part).collect();
-    let next = std::sync::atomic::AtomicUsize::new(0);
+    let next = AtomicUsize::new(0);
     let work = || {
         let mut pairs = Pairs::new();
-        while let Some(part) = parts.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+        while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
             for from in *part {
+                if ended.load(Ordering::Relaxed) {
+                    bail!("nobody waits for the comparison");
+                }
                 asking.from(from, &mut pairs)?;
                 asking.by_names(from, &mut pairs);
             }

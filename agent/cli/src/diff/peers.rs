@@ -15,6 +15,9 @@ pub(super) enum Remote {
     Name(usize),
 }
 
+/// Classes of a pair: sender and receiver. A domain name is a receiver only.
+pub(super) type Classes = (usize, Remote);
+
 /// Index of the classes by the properties that peers name. Of each distinct peer, the number of its classes is kept, not
 /// the classes: a tenant can write thousands of peers that match nearly all pods.
 pub(super) struct Peers<'a, 'c> {

@@ -17,7 +17,7 @@ use subtle::ConstantTimeEq;
 /// Random bytes of the token.
 const TOKEN_BYTES: usize = 32;
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// Address of the server in `Host`. `localhost` may be ::1, too, where another user may listen on the same port.
+/// Address of the server in `Host`. `localhost` may be `::1`, too, where another user may listen on the same port.
 const ADDRESS: &str = "127.0.0.1";
 /// Port that addresses of HTTP leave out (RFC 9110, 4.2.1).
 const USUAL_PORT: u16 = 80;

@@ -107,7 +107,7 @@ impl<'w> Places<'w> {
                     of_nodes.extend(nodes.iter().map(|node| (node.as_str(), index)));
                 }
                 Party::Outside { block, without, .. } => {
-                    outside.push((*block, &without[..], index))
+                    outside.push((*block, &without[..], index));
                 }
                 Party::Name(_) => {}
             }

@@ -1,7 +1,7 @@
 //! HTTP server of the page: its files, and one route for each question.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -27,6 +27,7 @@ use tokio::time::timeout;
 
 use super::access::Access;
 use super::follow::{self, Follow};
+use super::queue::{self, Changes, EndsOnDrop};
 use super::what_if::{self, WhatIf};
 use super::world::{Source, World};
 use super::{answers, in_force, map, page};
@@ -42,10 +43,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 4;
 /// Most streams of events.
 const STREAMS: usize = 4;
-/// Longest name of a page, in bytes.
-const NAME: usize = 64;
-/// Most pages whose newest changes are known.
-const PAGES: usize = 64;
 /// Capacity of a stream, in events.
 const EVENTS: usize = 256;
 /// Most flows of each node on the map.
@@ -76,38 +73,6 @@ pub(super) struct Server {
     work: Arc<Semaphore>,
     streams: Arc<Semaphore>,
     changes: Changes,
-}
-
-/// Changes to judge: one at a time, and of those of a page that wait only the newest.
-#[derive(Default)]
-struct Changes {
-    newest: Mutex<Newest>,
-    turn: Arc<tokio::sync::Mutex<()>>,
-}
-
-/// Number of the newest change of each page.
-#[derive(Default)]
-struct Newest {
-    last: u64,
-    of_pages: BTreeMap<String, u64>,
-}
-
-impl Newest {
-    /// Adds a change of a page; beyond [`PAGES`], the page with the oldest change is forgotten.
-    fn add(&mut self, page: String) -> u64 {
-        self.last += 1;
-        self.of_pages.insert(page, self.last);
-        if self.of_pages.len() > PAGES {
-            let oldest = self.of_pages.iter().min_by_key(|(_, number)| **number);
-            let oldest = oldest.map(|(page, _)| page.clone());
-            oldest.and_then(|page| self.of_pages.remove(&page));
-        }
-        self.last
-    }
-
-    fn is_newest(&self, page: &str, number: u64) -> bool {
-        self.of_pages.get(page).is_none_or(|newest| *newest == number)
-    }
 }
 
 type Shared = Arc<Server>;
@@ -376,18 +341,17 @@ async fn answer_what_if(State(server): State<Shared>, request: Request) -> Respo
         Ok(change) => change,
         Err((status, reason)) => return refuse(status, &reason),
     };
-    if change.page.len() > NAME {
+    if change.page.len() > queue::NAME {
         return refuse(StatusCode::BAD_REQUEST, "the name of the page is too long");
     }
-    let newest = || server.changes.newest.lock().unwrap_or_else(PoisonError::into_inner);
-    let number = newest().add(change.page.clone());
-    let turn = Arc::clone(&server.changes.turn).lock_owned().await;
-    if !newest().is_newest(&change.page, number) {
+    let Some(turn) = server.changes.turn(&change.page).await else {
         return refuse(StatusCode::CONFLICT, "a newer change was sent");
-    }
+    };
+    let ended = Arc::new(AtomicBool::new(false));
+    let _ends = EndsOnDrop(Arc::clone(&ended));
     blocking(move || {
         let _turn = turn;
-        what_if::answer(&server.source, &server.world(), &change).map_err(failed)
+        what_if::answer(&server.source, &server.world(), &change, &ended).map_err(failed)
     })
     .await
 }
@@ -468,22 +432,4 @@ async fn answer_follow(State(server): State<Shared>, request: Request) -> Respon
         receiver.recv().await.map(|event| (Ok::<_, Infallible>(event), receiver))
     });
     ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(events)).into_response()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_change_replaces_older_ones_of_its_page_only() {
-        let mut newest = Newest::default();
-        let [first, other, second] = ["a", "b", "a"].map(|page| newest.add(page.to_owned()));
-        assert!(!newest.is_newest("a", first));
-        assert!(newest.is_newest("a", second) && newest.is_newest("b", other));
-        for page in 0..2 * PAGES {
-            newest.add(format!("page-{page}"));
-        }
-        assert_eq!(newest.of_pages.len(), PAGES);
-        assert!(newest.is_newest("b", other), "a forgotten page's change is judged");
-    }
 }

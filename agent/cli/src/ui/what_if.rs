@@ -1,5 +1,7 @@
 //! What if these objects were applied, or deleted: the connections that they cut and open.
 
+use std::sync::atomic::AtomicBool;
+
 use anyhow::{Result, anyhow};
 use netpold_api::flows::{Filter, merge};
 use netpold_kube::manifests::{is_absence, review_text};
@@ -32,11 +34,16 @@ pub(super) struct WhatIf {
     pub(super) page: String,
 }
 
-/// Compares the cluster before and after a change. Blocks.
+/// Compares the cluster before and after a change. Blocks, until the answer or until `ended` is set.
 ///
 /// # Errors
-/// The text is not YAML or JSON of Kubernetes objects, or the agents do not answer.
-pub(super) fn answer(source: &Source, world: &World, change: &WhatIf) -> Result<Value> {
+/// The text is not YAML or JSON of Kubernetes objects, the agents do not answer, or `ended` was set.
+pub(super) fn answer(
+    source: &Source,
+    world: &World,
+    change: &WhatIf,
+    ended: &AtomicBool,
+) -> Result<Value> {
     let read = review_text(NAME, change.yaml.as_bytes(), &world.namespace);
     let (named, problems) =
         read.map_err(|error| anyhow!("line {}: {}", error.line, error.reason))?;
@@ -51,7 +58,7 @@ pub(super) fn answer(source: &Source, world: &World, change: &WhatIf) -> Result<
     let (foreign, present) = (unenforced::names(&details), unenforced::names(&world.details));
     sources.gaps.extend(unenforced::note(&foreign));
     sources.notes.extend(unenforced::note(&present.difference(&foreign).cloned().collect()));
-    let ([before, after], mut difference) = compare_objects(sources, &source.pod_cidrs)?;
+    let ([before, after], mut difference) = compare_objects(sources, &source.pod_cidrs, ended)?;
     let (cut, opened) = diff::counts(&difference);
     let lines = diff::line_documents(&difference, CHANGES);
     let left_out = difference.changes.len().saturating_sub(CHANGES);
@@ -74,4 +81,23 @@ pub(super) fn answer(source: &Source, world: &World, change: &WhatIf) -> Result<
     }
     document["revision"] = json!(world.revision);
     Ok(document)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::offline::read_text;
+
+    #[test]
+    fn a_comparison_ends_when_nobody_waits() {
+        let text = "{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: shop}, spec: {containers: []}, \
+                    status: {phase: Running, podIP: 10.0.0.1}}";
+        let objects = read_text(NAME, text.as_bytes(), "shop").unwrap();
+        let compare = |ended| {
+            let sources = Sources::of_change(objects.clone(), &[], false);
+            compare_objects(sources, &[], &AtomicBool::new(ended))
+        };
+        assert!(compare(false).is_ok());
+        assert!(compare(true).unwrap_err().to_string().contains("nobody waits"));
+    }
 }

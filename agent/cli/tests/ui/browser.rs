@@ -1,4 +1,4 @@
-//! A browser without a window, driven by chromedriver (WebDriver, W3C).
+//! A browser without a window, driven by chromedriver (`WebDriver`, W3C).
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::client::exchange;
 
 /// Time for a condition on the page; a failure takes this long.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// Names of the browser's program, in the order of preference.
 const PROGRAMS: [&str; 3] = ["chromium", "google-chrome", "chromium-browser"];
 /// The browser shall ask nobody but the page.
@@ -42,7 +42,7 @@ impl Browser {
     pub(crate) fn start(test: &str, is_dark: bool) -> Option<Self> {
         let runs = |name: &&str| Command::new(name).arg("--version").output().is_ok();
         let (Some(program), true) =
-            (PROGRAMS.into_iter().find(|it| runs(&it)), runs(&"chromedriver"))
+            (PROGRAMS.into_iter().find(|it| runs(it)), runs(&"chromedriver"))
         else {
             skip(test, "no chromium or chromedriver: `cargo xtask setup` installs them");
             return None;

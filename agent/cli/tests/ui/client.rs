@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 /// Time for an answer; a failure takes this long.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A running server; it ends with this value.
 pub(crate) struct Ui {

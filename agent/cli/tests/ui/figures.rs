@@ -54,7 +54,6 @@ fn figures_pictures_of_the_page() {
 /// Prints the times of a large map and of a change of a large cluster.
 #[test]
 #[ignore = "figures for the page, of a release build"]
-#[expect(clippy::print_stderr, reason = "prints figures")]
 fn figures_of_large_clusters() {
     let Some(browser) = Browser::start("figures_of_large_clusters", false) else { return };
     let manifests = directory(&generated(1000, 2, 20));

@@ -1,5 +1,5 @@
 //! `netpold ui`: the server asked by a client on loopback, and the page in a browser.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod browser;
 mod client;

@@ -164,9 +164,12 @@ fn a_late_answer_is_not_shown_beside_a_later_map() {
          const held = new Promise((resolve) => { window.letGo = resolve; });
          window.fetch = async (path, options) => {
              const answer = await ask(path, options);
-             if (path === '/api/workload') { await held; setTimeout(() => { window.answered += 1; }); }
              if (path === '/api/map') window.reloaded = true;
-             return answer;
+             if (path !== '/api/workload') return answer;
+             const body = await answer.json();
+             await held;
+             setTimeout(() => { window.answered += 1; });
+             return { ok: answer.ok, status: answer.status, json: async () => body };
          };
          const search = document.querySelector('input[type=search]'); search.value = 'shop/web';
          search.dispatchEvent(new Event('input'));
