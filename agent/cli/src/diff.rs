@@ -220,17 +220,12 @@ fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts
     Ok(cuts)
 }
 
-/// Returns the cluster of these objects, with the pods of all pod templates.
-pub(crate) fn cluster(objects: Vec<Object>) -> Cluster {
-    lasting(objects).into_iter().collect()
-}
-
 /// Returns the clusters of the objects before and after the change.
 fn clusters(objects: [Vec<Object>; 2]) -> [Cluster; 2] {
     places::place(objects.map(lasting)).map(|objects| objects.into_iter().collect())
 }
 
 /// Adds the pods of pod templates without pods, and lets the pods of runs go on.
-fn lasting(objects: Vec<Object>) -> Vec<Object> {
+pub(crate) fn lasting(objects: Vec<Object>) -> Vec<Object> {
     runs::go_on(stand_in(objects))
 }

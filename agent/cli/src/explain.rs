@@ -173,14 +173,9 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
 ///
 /// # Errors
 /// The answer cannot be converted to JSON.
-pub(crate) fn document(
-    explainer: &Explainer<'_>,
-    cluster: &Cluster,
-    details: &Details,
-    probe: &Probe,
-) -> Result<Value> {
-    let mut answer = explainer.explain(probe);
-    let foreign = remarks::add(&mut answer, cluster, details);
+pub(crate) fn document(judge: &Judge, probe: &Probe) -> Result<Value> {
+    let mut answer = judge.explain(probe);
+    let foreign = remarks::add(&mut answer, judge.cluster(), judge.details());
     let mut lines = answer.lines();
     lines.extend(remarks::foreign_text(&foreign));
     let mut json = serde_json::to_value(&answer)?;

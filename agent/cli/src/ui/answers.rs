@@ -36,7 +36,7 @@ pub(super) fn edge(
         Party::Workload(_) | Party::OwnNode | Party::Nodes { .. } | Party::Outside { .. } => {
             let receiver = side(world, to, usize::from(from == to))?;
             let probe = Probe::new(sender, receiver, kind.0, Some(kind.1))?;
-            explain::document(&world.explainer(), &world.cluster, &world.details, &probe)?
+            explain::document(&world.judge, &probe)?
         }
     };
     let ports = |of: fn(&NamedPair) -> String| pair.map(of);
@@ -71,10 +71,10 @@ fn by_name(
     kind: (IpProtocol, u16),
 ) -> Result<Value> {
     let Side::Pod(pod) = sender else { return Err(anyhow!("{sender} is not a pod")) };
-    let explainer = world.explainer();
+    let explainer = world.judge.explainer();
     let answer = explainer.by_name(pod, name, &Within::public(), kind);
     let answer = answer.map_err(|error| anyhow!("{pod} to {name}: {error}"))?;
-    let pod = world.cluster.pods().get(pod).ok_or_else(|| anyhow!("pod {pod} not found"))?;
+    let pod = world.cluster().pods().get(pod).ok_or_else(|| anyhow!("pod {pod} not found"))?;
     let judged =
         answer.parts.first().map(|it| explainer.explain_named(pod, name, it.address, kind));
     let mut lines =
@@ -91,7 +91,7 @@ fn by_name(
 pub(super) fn workload(world: &World, index: usize) -> Result<Value> {
     let party = party(world, index)?;
     let keys: &[Key] = if let Party::Workload(workload) = party { &workload.pods[1] } else { &[] };
-    let pods = keys.iter().filter_map(|key| world.cluster.pods().get(key));
+    let pods = keys.iter().filter_map(|key| world.cluster().pods().get(key));
     let named = pods.clone().take(PODS).map(|pod| {
         let template = pod.template().is_some();
         json!({ "pod": pod.key.to_string(), "node": &*pod.node, "addresses": pod.addresses, "template": template })
@@ -115,7 +115,7 @@ fn about(world: &World, pod: &Pod, direction: Direction) -> Vec<Value> {
     if !is_subject(pod) {
         return Vec::new();
     }
-    let cluster = &world.cluster;
+    let cluster = world.cluster();
     let entry = |kind: &str, name: String, enforcement: Enforcement, rules: usize| json!({ "kind": kind, "policy": name, "enforcement": enforcement, "rules": rules });
     let labels = cluster.namespace_labels(&pod.key.namespace);
     let tiers = cluster.cluster_policies().filter(|policy| {
@@ -170,7 +170,7 @@ pub(super) fn report(source: &Source, world: &World) -> Result<Value> {
         true => doctor::examine_cluster(&source.cluster, source.namespace.as_deref())?,
         false => {
             let objects = crate::offline::stand_in(world.objects.clone());
-            doctor::examine(objects, &world.details)
+            doctor::examine(objects, world.judge.details())
         }
     };
     Ok(serde_json::to_value(&report)?)

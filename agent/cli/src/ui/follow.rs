@@ -91,7 +91,7 @@ pub(super) async fn send(
     let arguments = arguments(&request);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let mut lines = pin!(agents.stream(&arguments));
-    let places = Places::new(&world.cluster, &world.named.parties);
+    let places = Places::new(world.cluster(), &world.named.parties);
     let send = async |event: &Value| sender.send(format!("data: {event}\n\n")).await.is_ok();
     if !send(&json!({ "revision": world.revision })).await {
         return Ok(());

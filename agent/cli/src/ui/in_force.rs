@@ -185,7 +185,7 @@ struct Listed<'w> {
 
 /// Returns the policies, ClusterNetworkPolicies first.
 fn policies(world: &World) -> Vec<Listed<'_>> {
-    let cluster = &world.cluster;
+    let cluster = world.cluster();
     let policy = |kind: &str,
                   enforcement: Enforcement,
                   generation: i64,
@@ -238,7 +238,7 @@ fn nodes_of<'w>(pods: &[&'w Pod]) -> BTreeSet<&'w str> {
 }
 
 fn selected<'w>(world: &'w World, namespace: &str, selector: &Selector) -> Vec<&'w Pod> {
-    let pods = world.cluster.pods_in(namespace).map(|pod| &**pod);
+    let pods = world.cluster().pods_in(namespace).map(|pod| &**pod);
     pods.filter(|pod| is_subject(pod) && selector.matches(&pod.labels)).collect()
 }
 

@@ -60,8 +60,8 @@ pub(super) fn document(world: &World, is_live: bool) -> Value {
         "source": world.title,
         "live": is_live,
         "namespace": world.namespace,
-        "pods": world.cluster.pods().len(),
-        "policies": world.cluster.policies().len() + world.cluster.cluster_policies().count(),
+        "pods": world.cluster().pods().len(),
+        "policies": world.cluster().policies().len() + world.cluster().cluster_policies().count(),
         "nodes": nodes,
         "texts": texts,
         "edges": edges,
@@ -165,7 +165,7 @@ impl<'w> Places<'w> {
 
 /// Returns the open flows of nodes by pair of parties: sender, receiver and number of flows.
 pub(super) fn flows(world: &World, answers: &[Answer]) -> Value {
-    let places = Places::new(&world.cluster, &world.named.parties);
+    let places = Places::new(world.cluster(), &world.named.parties);
     let mut pairs: BTreeMap<(usize, usize), u64> = BTreeMap::new();
     let (mut unplaced, mut left_out) = (0_u64, 0_u64);
     for answer in answers {

@@ -55,7 +55,8 @@ pub(super) fn answer(
     sources.gaps.splice(0..0, absent);
     let mut details = Details::default();
     details.add_text(NAME, change.yaml.as_bytes());
-    let (foreign, present) = (unenforced::names(&details), unenforced::names(&world.details));
+    let (foreign, present) =
+        (unenforced::names(&details), unenforced::names(world.judge.details()));
     sources.gaps.extend(unenforced::note(&foreign));
     sources.notes.extend(unenforced::note(&present.difference(&foreign).cloned().collect()));
     let ([before, after], mut difference) = compare_objects(sources, &source.pod_cidrs, ended)?;

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use anyhow::Result;
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
-use netpold_core::explain::Explainer;
 use netpold_core::model::Change;
 
 use crate::diff::{self, NamedPairs, named_pairs};
 use crate::doctor::{self, Details};
+use crate::judge::Judge;
 use crate::live::{self, ClusterArgs};
 use crate::offline;
 
@@ -33,11 +33,9 @@ pub(super) struct World {
     pub(super) title: String,
     /// Namespace of objects that are written without one.
     pub(super) namespace: String,
-    /// Objects, with the pods of all pod templates.
+    /// Objects as they were read.
     pub(super) objects: Vec<Change>,
-    pub(super) cluster: Cluster,
-    pub(super) details: Details,
-    pub(super) ranges: Vec<IpNet>,
+    pub(super) judge: Judge,
     pub(super) named: NamedPairs,
 }
 
@@ -67,16 +65,16 @@ impl Source {
             (None, Some(context)) => format!("cluster {context}"),
             (None, None) => "cluster".to_owned(),
         };
-        let cluster = diff::cluster(objects.clone());
-        let ranges = offline::ranges(&self.pod_cidrs, &[&cluster]);
-        let named = named_pairs(&cluster, &ranges, PAIRS);
-        Ok(World { revision, title, namespace, objects, cluster, details, ranges, named })
+        let all = diff::lasting(objects.clone());
+        let judge = Judge::new(all, details, &self.pod_cidrs, manifests.is_some());
+        let named = named_pairs(judge.cluster(), judge.ranges(), PAIRS);
+        Ok(World { revision, title, namespace, objects, judge, named })
     }
 }
 
 impl World {
-    /// Returns an explainer of the objects.
-    pub(super) fn explainer(&self) -> Explainer<'_> {
-        Explainer::new(&self.cluster).with_ranges(&self.ranges)
+    /// Returns the cluster of the objects, with the pods of all pod templates.
+    pub(super) fn cluster(&self) -> &Cluster {
+        self.judge.cluster()
     }
 }
