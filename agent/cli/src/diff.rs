@@ -189,7 +189,7 @@ pub fn run(args: &DiffArgs) -> Result<u8> {
 /// Compares objects before and after a change, and returns their clusters, too. `pod_cidrs`: see [`ranges`].
 ///
 /// # Errors
-/// As [`compare`], or `ended` was set because nobody waits for the answer.
+/// As [`compare()`], or `ended` was set because nobody waits for the answer.
 pub(crate) fn compare_objects(
     sources: Sources,
     pod_cidrs: &[IpNet],
