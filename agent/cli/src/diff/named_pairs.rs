@@ -94,7 +94,7 @@ pub struct Sides {
 }
 
 /// Finds the pairs of a cluster that rules name, and evaluates at most `most` pairs of classes: those of the most
-/// specific rules first. `ranges`: see [`super::compare`].
+/// specific rules first. `ranges`: see [`super::compare()`].
 #[must_use]
 pub fn named_pairs(cluster: &Cluster, ranges: &[IpNet], most: usize) -> NamedPairs {
     let ends = ends([cluster, cluster], ranges);
