@@ -2,7 +2,7 @@
 //!
 //! The server listens on 127.0.0.1 alone and answers with the documents of the other commands; the page draws them.
 //! Nothing is installed in the cluster, and nothing is applied from the page. Each request needs the token of the printed
-//! address, see [`access`](self::access). With `--manifests` the page needs no cluster.
+//! address, see [`access`]. With `--manifests` the page needs no cluster.
 
 mod access;
 mod answers;
