@@ -24,6 +24,9 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     if let Err(error) = setup::for_completion() {
         step::warning(&format!("completion in zsh and fish will be SKIPPED: {error:#}"));
     }
+    if let Err(error) = setup::for_page() {
+        step::warning(&format!("the tests of the page in a browser will be SKIPPED: {error:#}"));
+    }
     if let Err(error) = setup::for_tests() {
         step::warning(&format!("the tests against an API server will be SKIPPED: {error:#}"));
     }

@@ -71,6 +71,7 @@ fn main() -> ExitCode {
         Task::Setup => setup::run()
             .and_then(|_| setup::for_traffic())
             .and_then(|()| setup::for_completion())
+            .and_then(|()| setup::for_page())
             .and_then(|()| setup::for_deploy())
             .and_then(|()| setup::for_tests())
             .and_then(|()| setup::for_sources()),

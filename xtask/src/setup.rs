@@ -6,9 +6,9 @@
 //! - bpf-linker, installed only into the user's cache;
 //! - for checks of the sources, cargo-shear (unused dependencies) and typos (spelling), in the user's cache; the tests
 //!   do not need them;
-//! - for the tests alone: nft and iptables, which translate Services; zsh and fish; kubectl, kube-apiserver and etcd in
-//!   the user's cache; Python's opentelemetry-proto there; tools for `deploy/` (helm, lua, promtool, runc, ruby,
-//!   shellcheck, skopeo).
+//! - for the tests alone: nft and iptables, which translate Services; zsh and fish; chromium and its driver; kubectl,
+//!   kube-apiserver and etcd in the user's cache; Python's opentelemetry-proto there; tools for `deploy/` (helm, lua,
+//!   promtool, runc, ruby, shellcheck, skopeo).
 //!
 //! `agent/dataplane/build.rs` searches the same places for the compiler and the linker.
 
@@ -121,6 +121,21 @@ const SHELLS: [(&str, &str); 2] = [("zsh", "zsh"), ("fish", "fish")];
 /// When a shell cannot be installed.
 pub(crate) fn for_completion() -> Result<()> {
     packages::install_programs(&SHELLS)
+}
+
+/// A browser and its driver, for the page of `netpold ui`, and their packages.
+const BROWSER: [(&str, &str); 2] = [("chromium", "chromium"), ("chromedriver", "chromium-driver")];
+
+/// Installs the browser for tests of the page; another Chromium with its driver serves, too.
+///
+/// # Errors
+/// When it cannot be installed.
+pub(crate) fn for_page() -> Result<()> {
+    let others = ["google-chrome", "chromium-browser"];
+    if others.iter().any(|name| on_path(name).is_some()) && on_path("chromedriver").is_some() {
+        return Ok(());
+    }
+    packages::install_programs(&BROWSER)
 }
 
 /// Installs the tools for checks of the sources.

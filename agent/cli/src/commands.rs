@@ -19,9 +19,10 @@ use crate::rules::RulesArgs;
 use crate::status::StatusArgs;
 use crate::top::TopArgs;
 use crate::trace::TraceArgs;
+use crate::ui::UiArgs;
 use crate::{
     assertions, completion, diff, doctor, explain, flows, init, learn, observe, rules, status, top,
-    trace,
+    trace, ui,
 };
 
 /// Exit status of a failed command.
@@ -81,6 +82,9 @@ pub enum Command {
     /// Write policies to begin with, in audit mode, and assertions that check them
     #[command(after_help = "Exit status: 0 done, 1 failed.")]
     Init(InitArgs),
+    /// Serve a page with map, live denials, what-if and policies in force to a browser on this machine
+    #[command(after_help = "Exit status: 0 ended by Ctrl-C, 1 failed.")]
+    Ui(UiArgs),
     /// Write a shell completion script for commands and flags
     #[command(after_help = "Exit status: 0 done, 1 failed.")]
     Completion(CompletionArgs),
@@ -102,6 +106,7 @@ impl Command {
             Self::Trace(args) => (trace::run(&args), FAILED),
             Self::Top(args) => (top::run(&args).map(|()| 0), FAILED),
             Self::Init(args) => (init::run(&args).map(|()| 0), FAILED),
+            Self::Ui(args) => (ui::run(&args).map(|()| 0), FAILED),
             Self::Completion(args) => (completion::run(&args).map(|()| 0), FAILED),
         }
     }
@@ -111,7 +116,7 @@ impl Command {
 const GROUPS: [(&str, &[&str]); 2] = [
     (
         "Daily commands",
-        &["explain", "diff", "test", "doctor", "status", "observe", "learn", "init"],
+        &["explain", "diff", "test", "doctor", "status", "observe", "ui", "learn", "init"],
     ),
     ("On a node", &["run", "standby", "controller", "uninstall"]),
 ];

@@ -4,8 +4,11 @@ mod args;
 mod compare;
 mod ends;
 mod isolation;
+mod judge;
 pub mod live;
+mod named_pairs;
 mod nodes;
+mod peers;
 mod places;
 mod ports;
 mod render;
@@ -16,6 +19,7 @@ mod sources;
 mod workloads;
 
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 use ipnet::IpNet;
@@ -25,11 +29,14 @@ use netpold_core::model::{Change as Object, DomainName};
 
 pub use args::{DiffArgs, DiffKind, DiffOutput};
 pub use compare::compare;
+use compare::compare_until;
 pub use isolation::{Alone, Isolation, Turned};
+pub use named_pairs::{NamedPair, NamedPairs, Sides, State, named_pairs};
 pub use ports::Ports;
+pub(crate) use render::{counts, document, line_documents};
+pub(crate) use sources::Sources;
 pub use workloads::Workload;
 
-use self::sources::Sources;
 use crate::flows;
 use crate::offline::{ranges, stand_in};
 use crate::output::print;
@@ -165,12 +172,8 @@ impl fmt::Display for Party {
 /// # Errors
 /// Manifests cannot be read.
 pub fn run(args: &DiffArgs) -> Result<u8> {
-    let Sources { objects, gaps, notes } = sources::read(args)?;
-    let [before, after] = clusters(objects);
-    let ranges = ranges(&args.pod_cidrs, &[&before, &after]);
-    let mut difference = compare(&before, &after, &ranges)?;
-    difference.isolation.unknown.splice(0..0, gaps);
-    difference.notes = notes;
+    let ([before, after], difference) =
+        compare_objects(sources::read(args)?, &args.pod_cidrs, &AtomicBool::new(false))?;
     let cuts = match args.live {
         true => Some(cuts(args, &before, &after)?),
         false => None,
@@ -181,6 +184,24 @@ pub fn run(args: &DiffArgs) -> Result<u8> {
         (false, true) => CANNOT_TELL,
         (false, false) => SAME,
     })
+}
+
+/// Compares objects before and after a change, and returns their clusters, too. `pod_cidrs`: see [`ranges`].
+///
+/// # Errors
+/// As [`compare()`], or `ended` was set because nobody waits for the answer.
+pub(crate) fn compare_objects(
+    sources: Sources,
+    pod_cidrs: &[IpNet],
+    ended: &AtomicBool,
+) -> Result<([Cluster; 2], Difference)> {
+    let Sources { objects, gaps, notes } = sources;
+    let [before, after] = clusters(objects);
+    let ranges = ranges(pod_cidrs, &[&before, &after]);
+    let mut difference = compare_until(&before, &after, &ranges, ended)?;
+    difference.isolation.unknown.splice(0..0, gaps);
+    difference.notes = notes;
+    Ok(([before, after], difference))
 }
 
 /// Finds the open connections that the change cuts, on this node or in the cluster.
@@ -201,6 +222,10 @@ fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts
 
 /// Returns the clusters of the objects before and after the change.
 fn clusters(objects: [Vec<Object>; 2]) -> [Cluster; 2] {
-    let objects = objects.map(|objects| runs::go_on(stand_in(objects)));
-    places::place(objects).map(|objects| objects.into_iter().collect())
+    places::place(objects.map(lasting)).map(|objects| objects.into_iter().collect())
+}
+
+/// Adds the pods of pod templates without pods, and lets the pods of runs go on.
+pub(crate) fn lasting(objects: Vec<Object>) -> Vec<Object> {
+    runs::go_on(stand_in(objects))
 }

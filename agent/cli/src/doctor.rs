@@ -35,7 +35,7 @@ pub(crate) use complete::{numbers, slices};
 pub use details::Details;
 pub use examine::examine;
 pub use finding::{Check, Finding, Findings, Report, Severity, merge};
-pub(crate) use live::details_of_policies;
+pub(crate) use live::{details_of_policies, examine_cluster};
 pub use render::text;
 
 use crate::live::ClusterArgs;
@@ -82,7 +82,9 @@ pub fn run(args: &DoctorArgs, node: impl FnOnce(&DoctorArgs) -> Report) -> Resul
             let objects = crate::live::manifests_or_objects(Some(directory), &args.cluster, None)?;
             examine(objects, &Details::read(directory)?)
         }
-        None if args.cluster.is_meant() => live::examine(args)?,
+        None if args.cluster.is_meant() => {
+            examine_cluster(&args.cluster, args.namespace.as_deref())?
+        }
         None => node(args),
     };
     print(&match args.output {

@@ -169,6 +169,23 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     })
 }
 
+/// Returns the answer to a probe as `explain -o json` prints it, with the lines of the text as `lines`.
+///
+/// # Errors
+/// The answer cannot be converted to JSON.
+pub(crate) fn document(judge: &Judge, probe: &Probe) -> Result<Value> {
+    let mut answer = judge.explain(probe);
+    let foreign = remarks::add(&mut answer, judge.cluster(), judge.details());
+    let mut lines = answer.lines();
+    lines.extend(remarks::foreign_text(&foreign));
+    let mut json = serde_json::to_value(&answer)?;
+    if let Some(fields) = json.as_object_mut() {
+        give_verdict(fields, answer.verdict, answer.reason.as_deref());
+        fields.insert("lines".into(), lines.into());
+    }
+    Ok(json)
+}
+
 /// Builds the probe of the flags.
 fn probe(args: &ExplainArgs) -> Result<Probe> {
     let (Some(from), Some(to)) = (args.from.clone(), args.to.clone()) else {

@@ -9,6 +9,8 @@ use crate::output::print;
 
 /// Namespace of the cluster's DNS.
 const DNS_NAMESPACE: &str = "kube-system";
+/// Effect of a preset that isolates the ingress of the cluster's DNS.
+const CLOSES_DNS: &str = "the cluster's DNS is in kube-system: this preset, enforced there, denies it to every other pod";
 
 /// Flags of `netpold init`.
 #[derive(Debug, Args)]
@@ -45,9 +47,11 @@ pub enum Preset {
 }
 
 impl Preset {
-    /// Returns whether the preset's policies isolate the ingress of the pods of a namespace.
-    const fn closes_namespace(self) -> bool {
-        matches!(self, Self::DefaultDeny | Self::Sandbox | Self::Tenant)
+    /// Returns a warning if the preset's policies, enforced in a namespace, close the cluster's DNS.
+    #[must_use]
+    pub fn warning(self, namespace: &str) -> Option<&'static str> {
+        let closes = matches!(self, Self::DefaultDeny | Self::Sandbox | Self::Tenant);
+        (closes && namespace == DNS_NAMESPACE).then_some(CLOSES_DNS)
     }
 
     /// Returns the preset's policies in audit mode, and its assertions; both name the namespace `NAMESPACE`.
@@ -76,25 +80,35 @@ impl Preset {
 /// The namespace is no name of a namespace, the enforced policies would close the cluster's DNS, or standard output is
 /// closed.
 pub fn run(args: &InitArgs) -> Result<()> {
-    let name = &args.namespace;
-    check_namespace(name)?;
-    if name == DNS_NAMESPACE && args.preset.closes_namespace() && !args.assertions {
-        let text = "the cluster's DNS is in kube-system: this preset, enforced there, denies it to every other pod";
-        if args.enforce {
-            bail!("{text}; choose another namespace");
+    let text = match args.assertions {
+        true => {
+            check_namespace(&args.namespace)?;
+            args.preset.texts().1.replace("NAMESPACE", &args.namespace)
         }
-        anstream::eprintln!("netpold: {text}");
-    }
-    let (policies, assertions) = args.preset.texts();
-    let text = if args.assertions {
-        assertions.to_owned()
-    } else if args.enforce {
-        enforced(policies)
-    } else {
-        policies.to_owned()
+        false => {
+            let text = policies(args.preset, &args.namespace, args.enforce)?;
+            if let Some(warning) = args.preset.warning(&args.namespace) {
+                anstream::eprintln!("netpold: {warning}");
+            }
+            text
+        }
     };
-    print(&text.replace("NAMESPACE", name))?;
+    print(&text)?;
     Ok(())
+}
+
+/// Returns the policies of a preset for a namespace: enforced, or in audit mode.
+///
+/// # Errors
+/// The namespace is no name of a namespace, or the enforced policies would close the cluster's DNS.
+pub fn policies(preset: Preset, namespace: &str, enforce: bool) -> Result<String> {
+    check_namespace(namespace)?;
+    if let Some(warning) = preset.warning(namespace).filter(|_| enforce) {
+        bail!("{warning}; choose another namespace");
+    }
+    let (policies, _) = preset.texts();
+    let text = if enforce { enforced(policies) } else { policies.to_owned() };
+    Ok(text.replace("NAMESPACE", namespace))
 }
 
 /// Returns policies without the annotation of the audit mode.

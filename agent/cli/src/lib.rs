@@ -5,6 +5,7 @@
 //! | [`explain`], [`diff`], [`assertions`] (`test`), [`doctor`], [`learn`] | by the objects of manifests or of a cluster |
 //! | [`status`], [`rules`], [`flows`], [`observe`], [`top`], [`trace`] | by the answers of agents |
 //! | [`init`] | policies to begin with |
+//! | [`ui`] | a page for a browser on this machine, by the answers of the others |
 //! | [`completion`] | scripts for shells, and names for them |
 //!
 //! [`live`] asks a cluster and its agents, [`socket`] one agent; [`offline`] reads manifests, and `judge` answers about
@@ -31,6 +32,7 @@ pub mod socket;
 pub mod status;
 pub mod top;
 pub mod trace;
+pub mod ui;
 mod unenforced;
 
 pub use commands::{Command, FAILED, UNUSABLE, exit_code, parse};

@@ -26,7 +26,7 @@ pub use node_error::{NodeError, report};
 pub use objects::{all_objects, manifests_or_objects, namespace, objects};
 pub use pages::pages;
 pub use pod_node::node_of;
-pub use runtime::{block_on, standard_input_ends};
+pub use runtime::{block_on, block_on_and_leave, standard_input_ends};
 
 /// Exit status of commands that ask agents: every agent answered.
 pub(crate) const ALL: u8 = 0;

@@ -38,7 +38,8 @@ pub(crate) fn present(manifests: Option<&Path>, cluster: &ClusterArgs) -> Result
     }
 }
 
-fn names(details: &Details) -> BTreeSet<String> {
+/// Returns the policies of other APIs among these details.
+pub(crate) fn names(details: &Details) -> BTreeSet<String> {
     let all = details.foreign.iter().flat_map(|(kind, policies)| {
         policies.objects.iter().map(move |policy| format!("{} {policy}", kind.name()))
     });

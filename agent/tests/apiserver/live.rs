@@ -7,6 +7,7 @@ mod completed;
 mod learned;
 mod probed;
 mod two_nodes;
+mod ui;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -162,6 +163,7 @@ fn agents_answer_through_the_api_server() {
     connections_of_all_nodes(&world);
     verdicts_of_the_nodes(&world);
     flows_that_were_seen(&world.server);
+    ui::the_page_is_fed_by_agents(&world);
     learned::policies_are_what_the_api_server_keeps(&world.server);
     lines_come_while_a_command_runs(&world.server, &kubelet);
     trace::a_pod_is_traced_on_its_node(&world, &kubelet);

@@ -5,8 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Verdict};
@@ -25,17 +26,33 @@ use super::{Change, Difference};
 /// # Errors
 /// The explainer gives no verdict although the objects determine one.
 pub fn compare(before: &Cluster, after: &Cluster, ranges: &[IpNet]) -> Result<Difference> {
+    compare_until(before, after, ranges, &AtomicBool::new(false))
+}
+
+/// Compares two clusters, like [`compare`], until nobody wants the answer.
+///
+/// # Errors
+/// As [`compare`], or `ended` was set.
+pub(crate) fn compare_until(
+    before: &Cluster,
+    after: &Cluster,
+    ranges: &[IpNet],
+    ended: &AtomicBool,
+) -> Result<Difference> {
     let ends = ends([before, after], ranges);
     let asking =
         Asking { ends: &ends, explainers: [Explainer::new(before), Explainer::new(after)] };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let part = ends.classes.len().div_ceil(threads * 8).max(1);
     let parts: Vec<&[Class<'_>]> = ends.classes.chunks(part).collect();
-    let next = std::sync::atomic::AtomicUsize::new(0);
+    let next = AtomicUsize::new(0);
     let work = || {
         let mut pairs = Pairs::new();
-        while let Some(part) = parts.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+        while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
             for from in *part {
+                if ended.load(Ordering::Relaxed) {
+                    bail!("nobody waits for the comparison");
+                }
                 asking.from(from, &mut pairs)?;
                 asking.by_names(from, &mut pairs);
             }
@@ -56,6 +73,14 @@ pub fn compare(before: &Cluster, after: &Cluster, ranges: &[IpNet]) -> Result<Di
             known.same |= pair.same;
             known.changes.extend(pair.changes);
         }
+    }
+    let mut of_parties = vec![Vec::new(); ends.parties.len()];
+    ends.classes.iter().for_each(|class| of_parties[class.party].push(class));
+    // A cluster has a million pairs that nothing changes: they are not counted, but looked up for the changed ones.
+    for ((from, to), pair) in pairs.iter_mut().filter(|(_, pair)| !pair.changes.is_empty()) {
+        let mut members =
+            of_parties[*from].iter().flat_map(|a| of_parties[*to].iter().map(move |b| (a, b)));
+        pair.same |= members.any(|(a, b)| do_meet(a, b) && is_unchanged(a, b));
     }
     let changes =
         pairs.into_iter().filter_map(|((from, to), pair)| pair.change(from, to)).collect();
@@ -93,6 +118,16 @@ impl Pair {
     }
 }
 
+/// Returns whether members of two classes are compared: one side is a pod, and both have addresses of one family.
+fn do_meet(from: &Class<'_>, to: &Class<'_>) -> bool {
+    from.is_ipv6() == to.is_ipv6() && [from.kind, to.kind].contains(&Kind::Pods)
+}
+
+/// Returns whether nothing that matters between two classes has changed.
+fn is_unchanged(from: &Class<'_>, to: &Class<'_>) -> bool {
+    from.sends_as_before && to.receives_as_before
+}
+
 struct Asking<'a, 'c> {
     ends: &'a Ends<'c>,
     explainers: [Explainer<'c>; 2],
@@ -101,11 +136,10 @@ struct Asking<'a, 'c> {
 impl<'c> Asking<'_, 'c> {
     fn from(&self, from: &Class<'c>, pairs: &mut Pairs) -> Result<()> {
         for to in &self.ends.classes {
-            if from.is_ipv6() != to.is_ipv6() || ![from.kind, to.kind].contains(&Kind::Pods) {
+            if !do_meet(from, to) {
                 continue;
             }
-            if from.sends_as_before && to.receives_as_before {
-                pairs.entry((from.party, to.party)).or_default().same = true;
+            if is_unchanged(from, to) {
                 continue;
             }
             let mut starts = from.sends.clone();

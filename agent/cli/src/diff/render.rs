@@ -129,7 +129,7 @@ fn state(alone: &Alone) -> String {
 }
 
 /// Counts pairs that lose ports, and pairs that gain ports.
-fn counts(difference: &Difference) -> (usize, usize) {
+pub(crate) fn counts(difference: &Difference) -> (usize, usize) {
     let count = |ports: fn(&Change) -> &Ports| {
         difference.changes.iter().filter(|change| !ports(change).is_empty()).count()
     };
@@ -150,6 +150,19 @@ fn summary(difference: &Difference) -> String {
         (0, 0) => "no connection is cut or opened".to_owned(),
         (lose, gain) => format!("cut: {}, opened: {}", pairs(lose), pairs(gain)),
     }
+}
+
+/// Returns the lines of the text output as JSON, at most `most`: names of the parties, lost and gained ports.
+pub(crate) fn line_documents(difference: &Difference, most: usize) -> Vec<Value> {
+    let names = |indexes: &[usize]| -> Vec<String> {
+        indexes.iter().map(|index| difference.parties[*index].to_string()).collect()
+    };
+    let document = |Line { from, to, change: (loses, gains, some) }| {
+        let [loses, gains] =
+            [loses, gains].map(|ports| (!ports.is_empty()).then(|| ports.to_string()));
+        json!({ "from": names(&from), "to": names(&to), "loses": loses, "gains": gains, "some": some })
+    };
+    lines(difference).into_iter().take(most).map(document).collect()
 }
 
 fn footnotes(difference: &Difference) -> Vec<String> {
@@ -213,7 +226,8 @@ fn party(party: &Party) -> Value {
     }
 }
 
-fn document(difference: &Difference) -> Value {
+/// Returns the difference as `diff -o json` prints it.
+pub(crate) fn document(difference: &Difference) -> Value {
     let changes: Vec<Value> = difference
         .changes
         .iter()

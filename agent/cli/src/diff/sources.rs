@@ -19,12 +19,12 @@ const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
 
 /// Objects before and after a change, with the pods of all pod templates.
 #[derive(Debug, Default)]
-pub(super) struct Sources {
+pub(crate) struct Sources {
     pub(super) objects: [Vec<Change>; 2],
     /// Parts of the change that are not compared.
-    pub(super) gaps: Vec<String>,
+    pub(crate) gaps: Vec<String>,
     /// Facts about the change, a sentence each.
-    pub(super) notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
 }
 
 /// Reads the objects.
@@ -66,28 +66,35 @@ fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
     if changes.is_empty() && absent.is_empty() {
         bail!("-f {}: {}", file.display(), nothing(file)?);
     }
-    let mut sources = Sources { gaps: absent, ..Sources::default() };
     if let Some(directory) = manifests {
         offline::refuse_kustomization("diff", "--manifests", directory)?;
     }
     let before = crate::live::all_objects(manifests, &args.cluster, namespace)?;
-    let after = match args.delete {
-        true => apply(&before, &sources.deleted(&before, &changes)),
-        false => apply(&before, &changes),
-    };
-    if !args.delete {
-        sources.note(changes.iter(), &after);
-    }
+    let mut sources = Sources::of_change(before, &changes, args.delete);
+    sources.gaps.splice(0..0, absent);
     let foreign = unenforced::read("--file", file)?;
     sources.gaps.extend(unenforced::note(&foreign));
     let present = unenforced::present(manifests, &args.cluster)?;
     let others = present.difference(&foreign).cloned().collect();
     sources.notes.extend(unenforced::note(&others));
-    sources.objects = [before, after];
     Ok(sources)
 }
 
 impl Sources {
+    /// Returns the objects before and after these ones are applied, or deleted.
+    pub(crate) fn of_change(before: Vec<Change>, named: &[Change], delete: bool) -> Self {
+        let mut sources = Self::default();
+        let after = match delete {
+            true => apply(&before, &sources.deleted(&before, named)),
+            false => apply(&before, named),
+        };
+        if !delete {
+            sources.note(named.iter(), &after);
+        }
+        sources.objects = [before, after];
+        sources
+    }
+
     /// Returns the deletions that follow from deleting these objects: a namespace's contents, a workload's pods.
     fn deleted(&mut self, all: &[Change], named: &[Change]) -> Vec<Change> {
         let present: BTreeSet<ObjectKey> = all.iter().map(ObjectKey::of).collect();

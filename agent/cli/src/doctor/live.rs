@@ -4,16 +4,17 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 
-use super::DoctorArgs;
 use super::details::{Details, PAGES, foreign_groups, foreign_lists};
 use super::finding::{Report, merge};
 use crate::live::{self, Agents, ClusterArgs};
 
 /// Checks the objects of a cluster, and merges the reports of all agents.
-pub(super) fn examine(args: &DoctorArgs) -> Result<Report> {
-    let cluster = &args.cluster;
+///
+/// # Errors
+/// The objects cannot be read.
+pub(crate) fn examine_cluster(cluster: &ClusterArgs, namespace: Option<&str>) -> Result<Report> {
     live::block_on(async {
-        let objects = live::objects(cluster, args.namespace.as_deref()).await?;
+        let objects = live::objects(cluster, namespace).await?;
         let (mut details, mut unread) = (Details::default(), Vec::new());
         for page in PAGES {
             let read = live::pages(cluster, page.path, |json| details.add_page(page, json)).await;

@@ -11,11 +11,23 @@ use tokio::sync::oneshot;
 /// # Errors
 /// The future's error, or the process has no more file descriptors or threads.
 pub fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the runtime")?;
-    runtime.block_on(future)
+    runtime()?.block_on(future)
+}
+
+/// Runs a future to completion, and does not wait for work that it left to threads: the process ends.
+///
+/// # Errors
+/// As [`block_on`].
+pub fn block_on_and_leave<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = runtime()?;
+    let result = runtime.block_on(future);
+    runtime.shutdown_background();
+    result
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().context("cannot start the runtime")
 }
 
 /// Waits for the end of standard input. A long-running command with `--local` must exit then: processes in an agent's

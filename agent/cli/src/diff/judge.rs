@@ -1,0 +1,127 @@
+//! Verdicts on pairs of classes at every port.
+
+use std::net::IpAddr;
+
+use netpold_core::cluster::Cluster;
+use netpold_core::explain::{Explainer, Verdict};
+use netpold_core::model::Enforcement;
+use netpold_core::probe::{IpProtocol, Party as Side, Probe};
+
+use super::Party;
+use super::ends::{Class, End, Ends, Kind};
+use super::peers::{Classes, Remote};
+use super::ports::{FIRST_PORT, PROTOCOLS, Ports};
+use super::rules::Starts;
+
+/// Result of a pair of classes.
+pub(super) struct Judged {
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) allowed: Ports,
+    pub(super) on_trial: Ports,
+    pub(super) asked: (IpProtocol, u16),
+}
+
+/// Evaluates pairs of classes.
+pub(super) struct Judge<'a, 'c> {
+    ends: &'a Ends<'c>,
+    explainer: Explainer<'c>,
+    with_trials: Option<Explainer<'c>>,
+}
+
+impl<'a, 'c> Judge<'a, 'c> {
+    pub(super) fn new(cluster: &'c Cluster, ends: &'a Ends<'c>) -> Self {
+        let explainer = Explainer::new(cluster);
+        let mut all = cluster.policies().values().map(|policy| policy.enforcement);
+        let mut tiers = cluster.cluster_policies().map(|policy| policy.enforcement);
+        let is_trial = |enforcement| enforcement == Enforcement::Audit;
+        let any = all.any(is_trial) || tiers.any(is_trial);
+        Self { ends, explainer, with_trials: any.then(|| explainer.with_trials()) }
+    }
+
+    pub(super) fn pair(&self, (from, to): Classes) -> Option<Judged> {
+        let from = &self.ends.classes[from];
+        match to {
+            Remote::Class(to) => self.classes(from, &self.ends.classes[to]),
+            Remote::Name(party) => self.name(from, party),
+        }
+    }
+
+    fn classes(&self, from: &Class<'c>, to: &Class<'c>) -> Option<Judged> {
+        if from.is_ipv6() != to.is_ipv6() || ![from.kind, to.kind].contains(&Kind::Pods) {
+            return None;
+        }
+        let [one, other] = meeting(from, to)?;
+        let mut starts = from.sends.clone();
+        starts.add(&to.receives);
+        if to.special || to.kind == Kind::Nodes {
+            starts.add(&self.ends.translated);
+        }
+        let verdict = |explainer: &Explainer<'c>, protocol, port| {
+            let (from, to) = (Side::Address(one.address), Side::Address(other.address));
+            let probe = Probe { from, to, protocol, port };
+            let ends = [&one, &other].map(|end| (end.pod, end.address));
+            explainer.verdict_at(&probe, ends).0 == Verdict::Allow
+        };
+        Some(self.at_ports((from.party, to.party), &starts, verdict))
+    }
+
+    fn name(&self, from: &Class<'c>, party: usize) -> Option<Judged> {
+        let Party::Name(name) = &self.ends.parties[party] else { return None };
+        let pod = from.members[0][0].pod?;
+        let address: IpAddr = *from.resolved.first()?;
+        let verdict = |explainer: &Explainer<'c>, protocol, port| {
+            explainer.allows_named(pod, Some(name), address, (protocol, port))
+        };
+        Some(self.at_ports((from.party, party), &from.sends, verdict))
+    }
+
+    fn at_ports(
+        &self,
+        (from, to): (usize, usize),
+        starts: &Starts,
+        verdict: impl Fn(&Explainer<'c>, IpProtocol, u16) -> bool,
+    ) -> Judged {
+        let [mut allowed, mut on_trial] = [const { Ports::NONE }; 2];
+        let (mut asked, mut distinct) = (None, None);
+        // Whether the port is allowed, and whether it still is if trials are enforced.
+        let both = |protocol, port| {
+            let now = verdict(&self.explainer, protocol, port);
+            (now, self.with_trials.as_ref().is_none_or(|it| !now || verdict(it, protocol, port)))
+        };
+        for protocol in PROTOCOLS {
+            let number = IpProtocol(protocol.number());
+            for region in starts.regions(protocol) {
+                let (now, then) = both(number, region.0);
+                if now {
+                    allowed.push(protocol, region);
+                    asked = asked.or(Some((number, region.0)));
+                }
+                if now && !then {
+                    on_trial.push(protocol, region);
+                }
+                if region.0 > FIRST_PORT {
+                    distinct = distinct.or(Some((number, region.0)));
+                }
+            }
+        }
+        let (now, then) = both(IpProtocol::ICMP, 0);
+        (allowed.other, on_trial.other) = (now, now && !then);
+        let asked = asked.or(distinct).unwrap_or((IpProtocol::TCP, FIRST_PORT));
+        Judged { from, to, allowed, on_trial, asked }
+    }
+}
+
+/// Returns members of two classes that are two ends: not one pod twice, and if possible not a pod and its own node.
+fn meeting<'c>(from: &Class<'c>, to: &Class<'c>) -> Option<[End<'c>; 2]> {
+    let key = |end: &End<'c>| end.pod.map(|pod| &pod.key);
+    let is_template = |end: &End<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
+    let apart = |[a, b]: &[End<'c>; 2]| key(a) != key(b) || is_template(a);
+    let all = || {
+        let all = from.members.iter().flat_map(|a| to.members.iter().map(move |b| [a[0], b[0]]));
+        all.filter(apart)
+    };
+    let nodes = [from.kind, to.kind].contains(&Kind::Nodes);
+    let elsewhere = if nodes { all().find(|[a, b]| a.node != b.node) } else { None };
+    elsewhere.or_else(|| all().next())
+}

@@ -1,0 +1,148 @@
+//! Classes that match a peer of a rule.
+
+use std::collections::HashMap;
+
+use netpold_core::cluster::Cluster;
+use netpold_core::model::{DomainName, Peer, Pod, Requirement, Selector};
+
+use super::Party;
+use super::ends::{Class, Ends, Kind};
+
+/// Other side of a rule: index of a class, or of the party of a domain name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Remote {
+    Class(usize),
+    Name(usize),
+}
+
+/// Classes of a pair: sender and receiver. A domain name is a receiver only.
+pub(super) type Classes = (usize, Remote);
+
+/// Index of the classes by the properties that peers name. Of each distinct peer, the number of its classes is kept, not
+/// the classes: a tenant can write thousands of peers that match nearly all pods.
+pub(super) struct Peers<'a, 'c> {
+    cluster: &'c Cluster,
+    ends: &'a Ends<'c>,
+    by_label: HashMap<(&'c str, &'c str), Vec<usize>>,
+    by_namespace: HashMap<&'c str, Vec<usize>>,
+    /// Number of each peer, by the namespace of its policy.
+    known: HashMap<(&'c str, &'c Peer), usize>,
+    /// Peers by their number, with the number of their classes.
+    all: Vec<(&'c str, &'c Peer, usize)>,
+}
+
+/// Returns whether a peer names nobody in particular: every pod, or every address.
+pub(super) fn is_everyone(peer: &Peer) -> bool {
+    match peer {
+        Peer::Pods { namespaces: Some(namespaces), pods } => {
+            namespaces.requirements.is_empty() && pods.requirements.is_empty()
+        }
+        Peer::Block(block) => block.cidr.prefix_len() == 0,
+        Peer::Pods { namespaces: None, .. } | Peer::Nodes(_) | Peer::Domain(_) => false,
+    }
+}
+
+impl<'a, 'c> Peers<'a, 'c> {
+    pub(super) fn new(cluster: &'c Cluster, ends: &'a Ends<'c>) -> Self {
+        let (mut by_label, mut by_namespace) = (HashMap::<_, Vec<_>>::new(), HashMap::new());
+        for (index, class) in ends.classes.iter().enumerate() {
+            let Some(pod) = pod_of(class) else { continue };
+            let namespace: &mut Vec<usize> =
+                by_namespace.entry(pod.key.namespace.as_str()).or_default();
+            namespace.push(index);
+            for (key, value) in pod.labels.iter() {
+                by_label.entry((key.as_str(), value.as_str())).or_default().push(index);
+            }
+        }
+        Self { cluster, ends, by_label, by_namespace, known: HashMap::new(), all: Vec::new() }
+    }
+
+    /// Returns the number of classes that match a peer of a policy of this namespace, and the peer's own number. A
+    /// ClusterNetworkPolicy has no namespace.
+    pub(super) fn number(&mut self, namespace: &'c str, peer: &'c Peer) -> (usize, usize) {
+        let number = match self.known.get(&(namespace, peer)) {
+            Some(number) => *number,
+            None => {
+                let size = self.find(namespace, peer).len();
+                self.all.push((namespace, peer, size));
+                self.known.insert((namespace, peer), self.all.len() - 1);
+                self.all.len() - 1
+            }
+        };
+        (self.all[number].2, number)
+    }
+
+    /// Returns the sides that match the peer with this number.
+    pub(super) fn matching(&self, number: usize) -> Vec<Remote> {
+        self.all
+            .get(number)
+            .map_or_else(Vec::new, |(namespace, peer, _)| self.find(namespace, peer))
+    }
+
+    fn find(&self, namespace: &str, peer: &Peer) -> Vec<Remote> {
+        match peer {
+            // A peer of all addresses names the outside as a whole, and no pod and no block.
+            Peer::Block(block) if is_everyone(peer) => self.classes(|class| {
+                let party = &self.ends.parties[class.party];
+                matches!(party, Party::Outside { block, .. } if block.prefix_len() == 0)
+                    && block.contains(class.members[0][0].address)
+            }),
+            Peer::Pods { .. } if is_everyone(peer) => Vec::new(),
+            Peer::Pods { namespaces, pods } => self.pods(namespace, namespaces.as_ref(), pods),
+            Peer::Block(block) => self.classes(|class| block.contains(class.members[0][0].address)),
+            Peer::Nodes(nodes) => self.classes(|class| {
+                let node = self.cluster.nodes().get(class.members[0][0].node);
+                class.kind == Kind::Nodes && node.is_some_and(|node| nodes.matches(&node.labels))
+            }),
+            Peer::Domain(name) => self.name(name).into_iter().collect(),
+        }
+    }
+
+    fn name(&self, name: &DomainName) -> Option<Remote> {
+        self.ends.names.get(name).map(|party| Remote::Name(*party))
+    }
+
+    fn classes(&self, is_meant: impl Fn(&Class<'c>) -> bool) -> Vec<Remote> {
+        let all = self.ends.classes.iter().enumerate();
+        all.filter(|(_, class)| is_meant(class)).map(|(index, _)| Remote::Class(index)).collect()
+    }
+
+    fn pods(&self, own: &str, namespaces: Option<&Selector>, pods: &Selector) -> Vec<Remote> {
+        let in_namespace = |name: &str| match namespaces {
+            Some(selector) => selector.matches(&self.cluster.namespace_labels(name)),
+            None => name == own,
+        };
+        let by_namespace = self.by_namespace.iter().filter(|(name, _)| in_namespace(name));
+        let here: HashMap<&str, &Vec<usize>> = by_namespace.map(|(name, of)| (*name, of)).collect();
+        // Of the labels that the selector requires, the rarest one has the fewest candidates.
+        let required = pods.requirements.iter().filter_map(|it| self.with_label(it));
+        let candidates = required.min_by_key(Vec::len);
+        let candidates =
+            candidates.unwrap_or_else(|| here.values().copied().flatten().copied().collect());
+        let matches = |index: &usize| {
+            pod_of(&self.ends.classes[*index]).is_some_and(|pod| {
+                here.contains_key(pod.key.namespace.as_str()) && pods.matches(&pod.labels)
+            })
+        };
+        let mut found: Vec<Remote> =
+            candidates.into_iter().filter(matches).map(Remote::Class).collect();
+        found.sort_unstable();
+        found
+    }
+
+    /// Returns the classes with a label that a requirement needs; `None` if the requirement needs none.
+    fn with_label(&self, requirement: &Requirement) -> Option<Vec<usize>> {
+        let Requirement::In(key, values) = requirement else { return None };
+        let mut classes = Vec::new();
+        for value in values {
+            classes
+                .extend(self.by_label.get(&(key.as_str(), value.as_str())).into_iter().flatten());
+        }
+        Some(classes)
+    }
+}
+
+/// Returns a pod of a class that policies can name by labels.
+fn pod_of<'c>(class: &Class<'c>) -> Option<&'c Pod> {
+    class.members.first()?[0].pod.filter(|pod| !pod.host_network)
+}

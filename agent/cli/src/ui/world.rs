@@ -1,0 +1,80 @@
+//! Objects behind the page: read once, and again when the page asks for it.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use ipnet::IpNet;
+use netpold_core::cluster::Cluster;
+use netpold_core::model::Change;
+
+use crate::diff::{self, NamedPairs, named_pairs};
+use crate::doctor::{self, Details};
+use crate::judge::Judge;
+use crate::live::{self, ClusterArgs};
+use crate::offline;
+
+/// Most pairs of classes on the map.
+const PAIRS: usize = 60_000;
+
+/// Source of the objects.
+#[derive(Clone, Debug)]
+pub(super) struct Source {
+    pub(super) manifests: Option<PathBuf>,
+    pub(super) cluster: ClusterArgs,
+    pub(super) namespace: Option<String>,
+    pub(super) pod_cidrs: Vec<IpNet>,
+}
+
+/// Objects at one time, and what rules name among them.
+pub(super) struct World {
+    /// Number of the reading, from 1: indexes of parties hold for one reading.
+    pub(super) revision: u64,
+    /// Name of the source.
+    pub(super) title: String,
+    /// Namespace of objects that are written without one.
+    pub(super) namespace: String,
+    /// Objects as they were read.
+    pub(super) objects: Vec<Change>,
+    pub(super) judge: Judge,
+    pub(super) named: NamedPairs,
+}
+
+impl Source {
+    /// Returns whether agents can be asked.
+    pub(super) fn is_live(&self) -> bool {
+        self.manifests.is_none()
+    }
+
+    /// Reads the objects. Blocks.
+    ///
+    /// # Errors
+    /// The directory or the cluster cannot be read.
+    pub(super) fn read(&self, revision: u64) -> Result<World> {
+        let (manifests, given) = (self.manifests.as_deref(), self.namespace.as_deref());
+        let namespace = live::namespace(manifests, &self.cluster, given)?;
+        let objects = live::all_objects(manifests, &self.cluster, given)?;
+        let details = match manifests {
+            Some(path) => Details::read(path)?,
+            None => doctor::details_of_policies(&self.cluster)?,
+        };
+        let title = match (manifests, &self.cluster.context) {
+            (Some(path), _) if offline::is_standard_input(path) => {
+                offline::STANDARD_INPUT.to_owned()
+            }
+            (Some(path), _) => path.display().to_string(),
+            (None, Some(context)) => format!("cluster {context}"),
+            (None, None) => "cluster".to_owned(),
+        };
+        let all = diff::lasting(objects.clone());
+        let judge = Judge::new(all, details, &self.pod_cidrs, manifests.is_some());
+        let named = named_pairs(judge.cluster(), judge.ranges(), PAIRS);
+        Ok(World { revision, title, namespace, objects, judge, named })
+    }
+}
+
+impl World {
+    /// Returns the cluster of the objects, with the pods of all pod templates.
+    pub(super) fn cluster(&self) -> &Cluster {
+        self.judge.cluster()
+    }
+}
