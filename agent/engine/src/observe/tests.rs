@@ -7,6 +7,7 @@ use netpold_api::observe::Line;
 use netpold_api::samples::{NODE, event};
 use netpold_core::model::Direction;
 use netpold_dataplane::conntrack::FlowTuple;
+use netpold_ebpf::reason::Reason;
 use tokio::sync::mpsc::Receiver;
 
 use super::Observer;
@@ -24,7 +25,7 @@ fn flow(endpoint: u32) -> Seen {
     let remote = [10, 0, 0, 2].into();
     let (local_port, remote_port, protocol) = (5432, 4000, 6);
     let tuple = FlowTuple { endpoint, remote, local_port, remote_port, protocol };
-    Seen::flow(&tuple, Direction::Ingress, false)
+    Seen::flow(&tuple, Direction::Ingress, Reason::Allowed)
 }
 
 /// Watcher, with the lines that it has not read yet.
