@@ -171,8 +171,8 @@ fn annotations_of_policies() {
         )
     );
     assert_eq!(
-        annotated("enforcment: audit"),
-        found("annotation-unknown", &format!("{at}enforcment"))
+        annotated("enforce: audit"),
+        found("annotation-unknown", &format!("{at}enforce"))
     );
     assert_eq!(
         with("labels: {netpold.io/enforcement: audit}"),
