@@ -10,6 +10,7 @@ use netpold_ebpf::{
         CT_VALID, EP_OBSERVE, Endpoint, OBSERVED_PER_SECOND,
     },
     reason::Reason,
+    verdict::Verdict,
 };
 use netpold_testkit::{
     flows::HZ,
@@ -129,7 +130,8 @@ fn packets_of_the_node_are_known() {
     let tables = observed();
     let probe = frame(&ip(Family::V4, Who::Server, Who::Pod, TCP, &tcp(50_000, 8080, SYN)));
     let hook = Hook { ifindex: IFINDEX, ingress_ifindex: 0 };
-    tables.judge_and_record(Direction::Ingress, hook, &probe);
+    let verdict = tables.judge_and_record(Direction::Ingress, hook, &probe);
+    assert_eq!(verdict.reason(), Reason::NotIsolated);
     assert_eq!(flags(&tables), [CT_INGRESS | CT_NODE | CT_SYN]);
 }
 
@@ -206,7 +208,7 @@ fn no_verdict_depends_on_records() {
             };
             let verdicts =
                 [&with, &without].map(|tables| tables.judge_and_record(direction, hook, &frame));
-            let [one, other] = verdicts.map(|verdict| verdict.reason());
+            let [one, other] = verdicts.map(Verdict::reason);
             assert_eq!(one, other, "{rows:?} {direction:?} {frame:02x?}");
         }
         let tracked = [&with, &without].map(|tables| {

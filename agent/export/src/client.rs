@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Collected, Full, Limited};
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::{Request, StatusCode, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -146,7 +146,7 @@ impl Client {
         let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await;
         if status.is_success() {
             // The records are delivered, whether or not the answer can be read.
-            let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+            let body = body.map(Collected::to_bytes).unwrap_or_default();
             let partial = ExportResponse::decode(body).ok().and_then(|it| it.partial_success);
             let partial = partial.unwrap_or_default();
             return Ok((u64::try_from(partial.rejected).unwrap_or(0), partial.error_message));

@@ -14,7 +14,7 @@ use netpold_testbed::skip;
 use serde_json::Value;
 
 /// Longest wait for a condition.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 const TEXT: &str = "# HELP netpold_dropped_packets Packets.\n\
     # TYPE netpold_dropped_packets counter\n\

@@ -170,10 +170,7 @@ fn annotations_of_policies() {
             &format!("{at}enforcement: `Audit` is not enforce or audit; the policy is enforced")
         )
     );
-    assert_eq!(
-        annotated("enforce: audit"),
-        found("annotation-unknown", &format!("{at}enforce"))
-    );
+    assert_eq!(annotated("enforce: audit"), found("annotation-unknown", &format!("{at}enforce")));
     assert_eq!(
         with("labels: {netpold.io/enforcement: audit}"),
         found("annotation-unknown", "NetworkPolicy x/p: metadata.labels.netpold.io/enforcement")

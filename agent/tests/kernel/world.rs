@@ -16,7 +16,7 @@ use netpold_dataplane::{
 };
 use netpold_ebpf::{
     judge::hook::Hook,
-    layout::{Counters, ENDPOINT_SLOTS, Endpoint, NameKey, Row},
+    layout::{ANY_OBSERVED, Counters, ENDPOINT_SLOTS, EP_OBSERVE, Endpoint, NameKey, Row},
     reason::{Reason, counter},
 };
 use netpold_testkit::node::NodeTables;
@@ -120,6 +120,8 @@ impl World {
             endpoints[*slot as usize] = *endpoint;
         }
         endpoints[slot] = twin;
+        let is_observed = endpoints.iter().any(|endpoint| endpoint.flags & EP_OBSERVE != 0);
+        self.host.flows.settings.any_endpoint = if is_observed { ANY_OBSERVED } else { 0 };
         set_section(&mut self.bpf, global_sections::ENDPOINTS, &endpoints);
         set_section(&mut self.bpf, global_sections::SETTINGS, &[self.host.flows.settings]);
     }

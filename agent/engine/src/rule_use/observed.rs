@@ -98,7 +98,8 @@ mod tests {
         let mut round = observed.begin(&mut opened, None, unrecorded);
         for (way, incarnation) in records {
             let control = Control::new(1_000, *incarnation, CT_VALID | CT_EGRESS);
-            let words = [control.0, 7 | 9 << 32, 80 | 4000 << 16 | 6 << 32, 0].map(AtomicU64::new);
+            let words =
+                [control.0, 7 | 9 << 32, 0x50 | 0xfa0 << 16 | 6 << 32, 0].map(AtomicU64::new);
             round.meet(&Sighting::new(*way, control, (2_000, 1_000), &words));
         }
         let (told, untold) = opened.take();

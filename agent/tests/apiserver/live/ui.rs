@@ -67,7 +67,7 @@ pub(super) fn the_page_is_fed_by_agents(world: &World) {
     assert_eq!(map["live"], true);
     let index = |title: &str| {
         let nodes = map["nodes"].as_array().unwrap();
-        nodes.iter().position(|node| node["title"] == title).unwrap_or_else(|| panic!("{map}"))
+        nodes.iter().position(|node| node["title"] == title).unwrap()
     };
     let (client, server) = (index("shop/client"), index("shop/server"));
 
