@@ -116,8 +116,17 @@ const CLOCK: &str = "netpold_clock";
 /// The flow tables.
 const FLOWS: [&str; 2] = ["CT4", "CT6"];
 /// Maps that outlive their generation, by pin name.
-const SHARED: [&str; 7] =
-    [FLOWS[0], FLOWS[1], "FRAGMENTS", "COUNTERS", "EVENTS", "LEARNED", "ASKED"];
+const SHARED: [&str; 9] = [
+    FLOWS[0],
+    FLOWS[1],
+    "FRAGMENTS",
+    "COUNTERS",
+    "EVENTS",
+    "LEARNED",
+    "ASKED",
+    "STREAMS",
+    "STREAM_BYTES",
+];
 
 /// Maps of the generation in force, by pin name, for a later agent.
 const PUBLISHED: [Section; 2] = [global_sections::ENDPOINTS, global_sections::SETTINGS];

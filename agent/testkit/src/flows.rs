@@ -9,7 +9,7 @@ use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::{
     CT_WAYS, Ct4Way, Ct6Way, FragmentKey, FragmentPorts, LEARNED_BUCKETS, NAME_WAYS, NAME_WORDS,
-    QUESTION_BUCKETS, Settings,
+    QUESTION_BUCKETS, STREAM_BUCKETS, STREAM_BYTES_WORDS, STREAM_WAYS, STREAM_WORDS, Settings,
 };
 use netpold_ebpf::names::tables::Store;
 use netpold_ebpf::names::work::NameWork;
@@ -37,11 +37,13 @@ pub struct FlowTables {
     names: OnceLock<NameStores>,
 }
 
-/// Resolved addresses, questions, and the memory to read a message: made on first use, since most tests have no names.
+/// Resolved addresses, questions, connections to resolvers, and the memory to read a message: made on first use, since most tests have no names.
 #[derive(Debug)]
 struct NameStores {
     learned: Vec<AtomicU64>,
     asked: Vec<AtomicU64>,
+    streams: Vec<AtomicU64>,
+    stream_bytes: Vec<AtomicU64>,
     work: AtomicPtr<NameWork>,
 }
 
@@ -111,13 +113,15 @@ impl FlowTables {
 
     fn names(&self) -> &NameStores {
         self.names.get_or_init(|| {
-            let words = |buckets: u32| {
-                let words = buckets as usize * NAME_WAYS * NAME_WORDS;
-                std::iter::repeat_with(AtomicU64::default).take(words).collect()
-            };
+            let words =
+                |count: usize| std::iter::repeat_with(AtomicU64::default).take(count).collect();
+            let entries = |buckets: u32| words(buckets as usize * NAME_WAYS * NAME_WORDS);
+            let streams = STREAM_BUCKETS as usize * STREAM_WAYS;
             NameStores {
-                learned: words(LEARNED_BUCKETS),
-                asked: words(QUESTION_BUCKETS),
+                learned: entries(LEARNED_BUCKETS),
+                asked: entries(QUESTION_BUCKETS),
+                streams: words(streams * STREAM_WORDS),
+                stream_bytes: words(streams * STREAM_BYTES_WORDS),
                 work: AtomicPtr::new(Box::into_raw(Box::new(NameWork::EMPTY))),
             }
         })
@@ -130,6 +134,18 @@ impl FlowTables {
         };
         let first = index as usize * NAME_WAYS * NAME_WORDS;
         words.get(first..first + NAME_WAYS * NAME_WORDS).map(first_word)
+    }
+
+    /// Words of a bucket of connections to resolvers.
+    #[must_use]
+    pub fn stream_bucket(&self, index: u32) -> Option<&[AtomicU64]> {
+        const WORDS: usize = STREAM_WAYS * STREAM_WORDS;
+        self.names().streams.get(index as usize * WORDS..(index as usize + 1) * WORDS)
+    }
+
+    pub(crate) fn stream_bytes(&self, slot: u32) -> Option<*mut u64> {
+        let first = slot as usize * STREAM_BYTES_WORDS;
+        self.names().stream_bytes.get(first..first + STREAM_BYTES_WORDS).map(first_word)
     }
 
     /// Memory to read a DNS message; for one thread at a time.
@@ -168,6 +184,6 @@ fn fragment_key(key: &FragmentKey) -> [u8; 48] {
 }
 
 /// Pointer to a run of words, valid for all of them.
-fn first_word(words: &[AtomicU64]) -> *mut u64 {
+pub(crate) fn first_word(words: &[AtomicU64]) -> *mut u64 {
     words.as_ptr().cast_mut().cast()
 }

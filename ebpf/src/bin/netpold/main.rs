@@ -20,6 +20,7 @@ mod names;
 mod packet;
 mod pod_xdp;
 mod reject;
+mod streams;
 mod tables;
 mod trace;
 mod uplink;
@@ -91,7 +92,9 @@ fn netpold_ingress(context: TcContext) -> i32 {
     }
     let reason = reject::settled(skb, reason);
     trace::end(reason);
-    names::listen::<Ingress>(skb, reason);
+    if !names::listen::<Ingress>(skb, reason) {
+        return DROP;
+    }
     act::<Ingress>(skb, reason, reject::netpold_reject_ingress)
 }
 
@@ -118,7 +121,9 @@ fn netpold_egress(context: TcContext) -> i32 {
     let reason = reject::settled(skb, reason);
     trace::end(reason);
     mark::leave(skb, reason);
-    names::listen::<Egress>(skb, reason);
+    if !names::listen::<Egress>(skb, reason) {
+        return DROP;
+    }
     act::<Egress>(skb, reason, reject::netpold_reject_egress)
 }
 

@@ -13,7 +13,7 @@ use netpold_ebpf::{
     layout::{NAME_GROUPS, NAME_MATCHES, NameKey, Row, RowNames},
     names::{
         choice,
-        conversation::{self, Datagram, RECORDS},
+        conversation::{self, DNS, Datagram, RECORDS},
         name, store,
         tables::{NameTables, Store},
         work::{MESSAGE, Work},
@@ -21,8 +21,9 @@ use netpold_ebpf::{
     packet::{
         bytes::{Bytes as _, Window as _},
         family::{V4, V6},
+        parse::is_extension,
         parsed::ParsedPacket,
-        protocol::UDP,
+        protocol::{TCP, TCP_SYN, UDP},
     },
     reason::Reason,
     tables::{TableFamily, find_endpoint},
@@ -33,8 +34,9 @@ use crate::{
     maps::{self, Scratch},
     netpold_leave_hook, netpold_options,
     packet::{Copied, Direct},
-    recorded,
+    recorded, streams,
     tables::Maps,
+    watches_only,
 };
 
 /// Whether rules of the packet's endpoint have domain names.
@@ -143,11 +145,26 @@ extern "C" fn netpold_choose_row(group: u32) -> u32 {
     row
 }
 
-/// Records the question or the answer in a passing packet, if it is one of a pod whose rules have names.
+/// Records the questions or the answers in a packet that is allowed to pass, if it is one of a pod whose rules have
+/// names. False if the packet is to be dropped, since TCP sends it again.
 #[inline(always)]
-pub(crate) fn listen<D: Direction>(skb: *mut __sk_buff, reason: u32) {
-    if reason >= Reason::FIRST_DROP as u32 || !matter(skb) || !may_be_udp(skb) {
-        return;
+pub(crate) fn listen<D: Direction>(skb: *mut __sk_buff, reason: u32) -> bool {
+    if reason >= Reason::FIRST_DROP as u32 || !matter(skb) {
+        return true;
+    }
+    let kind = kind::<D>(skb);
+    if kind == Kind::Other {
+        return true;
+    }
+    if kind != Kind::Datagram {
+        let result = if D::EGRESS {
+            streams::netpold_stream_out(skb)
+        } else {
+            streams::netpold_stream_in(skb)
+        };
+        if kind == Kind::Segment || result == 0 {
+            return result != 0 || watches_only();
+        }
     }
     if D::EGRESS {
         if netpold_asks(skb) != 0 {
@@ -166,15 +183,47 @@ pub(crate) fn listen<D: Direction>(skb: *mut __sk_buff, reason: u32) {
             }
         }
     }
+    true
 }
 
-/// Whether a packet may be UDP: by the protocol in its header, if that can be read in place.
+/// Part of a packet that may matter to names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Other,
+    /// A UDP datagram.
+    Datagram,
+    /// A TCP segment.
+    Segment,
+    /// Either: its headers cannot be read in place.
+    Unread,
+}
+
+/// Kind of a packet: by its headers, if they can be read in place. No pod may hide a segment to a resolver, so behind
+/// options and extension headers any protocol counts as TCP.
 #[inline(always)]
-fn may_be_udp(skb: *mut __sk_buff) -> bool {
+fn kind<D: Direction>(skb: *mut __sk_buff) -> Kind {
     // SAFETY: the program's context.
     let bytes = unsafe { Direct::<true>::new(skb) };
-    let at = if crate::may_be_ipv6(skb) { 6 } else { 9 };
-    bytes.window::<34>(0).is_none_or(|header| header.byte(14 + at) == UDP)
+    let is_v6 = crate::may_be_ipv6(skb);
+    let (at, length) = if is_v6 { (6, 40) } else { (9, 20) };
+    let Some(header) = bytes.window::<34>(0) else { return Kind::Unread };
+    let protocol = header.byte(14 + at);
+    if protocol == UDP {
+        return Kind::Datagram;
+    }
+    if protocol != TCP {
+        return if is_v6 && is_extension(protocol) { Kind::Segment } else { Kind::Other };
+    }
+    if !is_v6 && header.byte(14) != 0x45 {
+        return Kind::Segment;
+    }
+    let Some(header) = bytes.window::<14>(14 + length) else { return Kind::Segment };
+    let may_matter = if D::EGRESS {
+        header.be16(2) == DNS
+    } else {
+        header.be16(0) == DNS || header.byte(13) & TCP_SYN != 0
+    };
+    if may_matter { Kind::Segment } else { Kind::Other }
 }
 
 #[unsafe(no_mangle)]
@@ -216,7 +265,7 @@ fn load<D: Direction>(skb: *mut __sk_buff) -> bool {
 
 /// The same number, of which the compiler knows nothing.
 #[inline(always)]
-fn unknown(number: u32) -> u32 {
+pub(crate) fn unknown(number: u32) -> u32 {
     let mut hidden = number;
     // SAFETY: a register is moved to itself.
     unsafe {
@@ -228,7 +277,7 @@ fn unknown(number: u32) -> u32 {
 /// [`conversation::ask`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_ask() -> u32 {
+pub(crate) extern "C" fn netpold_ask() -> u32 {
     let maps = Maps::new();
     if let Some(work) = maps.work() {
         conversation::ask(&maps, work);
@@ -239,7 +288,7 @@ extern "C" fn netpold_ask() -> u32 {
 /// [`conversation::question`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_answer(skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn netpold_answer(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let endpoint = find_endpoint(&maps, unsafe { (*skb).ifindex });
@@ -250,7 +299,7 @@ extern "C" fn netpold_answer(skb: *mut __sk_buff) -> u32 {
 /// [`conversation::record`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_name_record() -> u32 {
+pub(crate) extern "C" fn netpold_name_record() -> u32 {
     let maps = Maps::new();
     maps.work().map_or(conversation::END, |work| conversation::record(&maps, work))
 }
@@ -281,7 +330,7 @@ extern "C" fn netpold_name_hash_some(list: u32) -> u32 {
 /// [`conversation::learn`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_name_learn(index: u32) -> u32 {
+pub(crate) extern "C" fn netpold_name_learn(index: u32) -> u32 {
     let maps = Maps::new();
     if let Some(work) = maps.work() {
         conversation::learn(&maps, work, index);
@@ -333,6 +382,16 @@ impl NameTables for Maps {
             Store::Asked => &maps::ASKED,
         };
         self.element(map, index).map(|bucket| bucket.cast())
+    }
+
+    #[inline(always)]
+    fn stream_bucket(&self, index: u32) -> Option<*mut u64> {
+        self.element(&maps::STREAMS, index).map(|bucket| bucket.cast())
+    }
+
+    #[inline(always)]
+    fn stream_bytes(&self, slot: u32) -> Option<*mut u64> {
+        self.element(&maps::STREAM_BYTES, slot).map(|bytes| bytes.cast())
     }
 
     #[inline(always)]

@@ -1,0 +1,7 @@
+//! Domain names: what pods may reach after which conversations with resolvers, by the packet path over compiled
+//! tables, and by the oracle.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod lookups;
+mod net;
+mod streams;

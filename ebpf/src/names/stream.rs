@@ -1,0 +1,347 @@
+//! Answers over TCP (RFC 7766): the bytes of a connection from a resolver to a pod.
+//!
+//! A name may lead to an address only by what the resolver has written as an answer, never by bytes inside of one, which
+//! whoever owns some other name may choose. So the bytes are read from the stream's first one on, by the length before
+//! each message, and the pod, which may forge any packet of its own, must not be able to move that first byte or to have
+//! bytes skipped:
+//!
+//! * The stream begins behind the SYN-ACK that acknowledges the pod's SYN. With SYN cookies a resolver has several valid
+//!   SYN-ACKs, and the pod chooses one by its ACK. So another SYN-ACK than the first ends the reading, as does a segment
+//!   that begins before the first byte.
+//! * Each byte is read once. Of a segment that was sent again, only the bytes behind the last one count.
+//! * A segment behind a gap cannot be read, and the resolver would not send it again once the pod has it. So it is
+//!   dropped, and TCP sends it again behind the missing one; after [`MOST_GAPS`] in succession, the reading ends, so
+//!   that a connection never depends on it.
+//! * The pod's RST ends the reading, also in a fragment or behind extension headers: with SYN cookies, the pod's next ACK
+//!   may open another connection with the same sequence numbers, and no SYN.
+//! * A stream is read up to [`WINDOW`] bytes, and a segment further away from its place ends the reading: sequence
+//!   numbers repeat after 2^32 bytes.
+//!
+//! Where the reading ends, the entry is freed. Later segments pass unread until the pod opens another connection. The
+//! checksum of a segment is not verified here. A damaged one is read, and the pod's kernel rejects it; the bytes are not
+//! read a second time.
+
+use crate::{
+    direction::{Egress, Ingress},
+    endpoint::EndpointRef,
+    layout::{NAME_BUSY, STREAM_BYTES_WORDS, STREAM_GAP, STREAM_OPEN, StreamEntry},
+    names::{
+        conversation::{ANSWER_WITHIN, DNS, END, GOES_ON, HEADER, in_seconds},
+        segment::{Segment, segment},
+        stream_table::{Held, StreamKey, StreamWay, hold, open},
+        tables::NameTables,
+        work::{MESSAGE, Work},
+    },
+    packet::{
+        bytes::{Bytes, Window as _},
+        protocol::{TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN},
+    },
+};
+
+/// Bytes of a stream that are read at most, and the farthest place of a segment.
+pub const WINDOW: u32 = 1 << 24;
+/// Segments behind a gap that are dropped in succession.
+pub const MOST_GAPS: u64 = 16;
+/// Seconds without an answer after which a connection is no longer read.
+pub const QUIET: u64 = 120;
+/// Words that a call copies.
+const STEP: u32 = 64;
+/// Calls that copy a message.
+pub(crate) const COPIES: u32 = STREAM_BYTES_WORDS as u32 / STEP;
+
+/// The packet passes.
+pub const PASSES: u32 = 0;
+/// The packet is dropped: its sender's TCP sends it again.
+pub const DROPS: u32 = 1;
+/// The segment is to be read.
+pub const READS: u32 = 2;
+/// Result of [`take`] and [`take_question`]: a message is complete.
+pub const MESSAGE_ENDS: u32 = 3;
+
+/// A packet to read messages from.
+pub trait Source: Bytes {
+    /// Copies bytes from an offset of the frame to a place below [`MESSAGE`] of the message; at most [`MESSAGE`] bytes,
+    /// at least one. False if they are not there.
+    fn load(&self, work: Work, place: u32, offset: u32, length: u32) -> bool;
+}
+
+/// A packet on the host.
+impl Source for &[u8] {
+    fn load(&self, work: Work, place: u32, offset: u32, length: u32) -> bool {
+        let Some(bytes) = self.get(offset as usize..offset as usize + length as usize) else {
+            return false;
+        };
+        work.fill(place, bytes);
+        true
+    }
+}
+
+/// Takes a packet from a resolver, and holds its connection's entry if the result is [`READS`].
+#[inline(always)]
+pub fn arrive<B: Bytes, T: NameTables>(
+    tables: &T,
+    bytes: &B,
+    work: Work,
+    endpoint: EndpointRef,
+) -> u32 {
+    let Some(segment) = segment::<Ingress, B>(bytes) else { return PASSES };
+    let Segment { own, remote, port, remote_port, flags, length, is_whole, .. } = segment;
+    // A SYN or SYN-ACK counts from any port: the pod may have two connections at its port, and the node may translate
+    // one of them.
+    let has_content = length != 0 || flags & (TCP_FIN | TCP_RST) != 0;
+    if flags & TCP_SYN == 0 && (remote_port != DNS || !has_content) {
+        return PASSES;
+    }
+    let asker = u64::from(endpoint.id()) << 32 | u64::from(port);
+    let (way, until) = match hold(tables, &StreamKey { own, asker }, false) {
+        (Held::Absent, _) => return PASSES,
+        (Held::Busy, _) => return DROPS,
+        (Held::Entry(way), until) => (way, until),
+    };
+    let is_resolvers = remote_port == DNS && way.is_of(tables, &remote);
+    if !is_resolvers && flags & TCP_SYN == 0 {
+        way.release(tables, until);
+        return PASSES;
+    }
+    if !is_resolvers || flags & TCP_RST != 0 || !is_whole {
+        way.release(tables, 0);
+        return PASSES;
+    }
+    if flags & TCP_SYN != 0 {
+        let until = opened(tables, way, &segment, until);
+        way.release(tables, until);
+        return PASSES;
+    }
+    work.set_resolver(remote);
+    work.set_asker(asker);
+    let (result, until) = follow(tables, work, way, &segment, until);
+    if result != READS {
+        way.release(tables, until);
+    }
+    result
+}
+
+/// Reads a SYN or SYN-ACK of the resolver; returns until when the entry is valid then.
+#[inline(always)]
+fn opened<T: NameTables>(tables: &T, way: StreamWay, segment: &Segment, until: u64) -> u64 {
+    let Segment { sequence, acknowledged, flags, length, .. } = *segment;
+    let opened = way.opened(tables);
+    let answers = flags & (TCP_ACK | TCP_FIN) == TCP_ACK
+        && acknowledged == (opened as u32).wrapping_add(1)
+        && length == 0;
+    let (first, _) = way.places(tables);
+    let place = sequence.wrapping_add(1);
+    if !answers || opened & STREAM_OPEN != 0 && first != place {
+        return 0;
+    }
+    if opened & STREAM_OPEN != 0 {
+        return until;
+    }
+    way.set_places(tables, place, place);
+    way.set_opened(tables, opened | STREAM_OPEN);
+    tables.settings().map_or(0, |settings| in_seconds(tables, settings, QUIET))
+}
+
+/// Finds the bytes of a segment that were not read yet. Returns until when the entry is valid, too.
+#[inline(always)]
+fn follow<T: NameTables>(
+    tables: &T,
+    work: Work,
+    way: StreamWay,
+    segment: &Segment,
+    until: u64,
+) -> (u32, u64) {
+    let Segment { sequence, flags, offset, length, .. } = *segment;
+    let opened = way.opened(tables);
+    let (first, next) = way.places(tables);
+    let ahead = sequence.wrapping_sub(next) as i32;
+    let is_far = ahead > WINDOW as i32 || ahead < -(WINDOW as i32);
+    // The segment's place in the stream, which is read up to WINDOW bytes.
+    let place = sequence.wrapping_sub(first) as i32;
+    if opened & STREAM_OPEN == 0 || is_far || place < 0 || length > WINDOW {
+        return (PASSES, 0);
+    }
+    if ahead > 0 {
+        if opened / STREAM_GAP >= MOST_GAPS {
+            return (PASSES, 0);
+        }
+        way.set_opened(tables, opened + STREAM_GAP);
+        return (DROPS, until);
+    }
+    let known = ahead.unsigned_abs();
+    let ends = u32::from(flags & TCP_FIN);
+    if known > length || known == length && ends == 0 {
+        return (PASSES, until);
+    }
+    let next = sequence.wrapping_add(length);
+    if next.wrapping_sub(first) > WINDOW {
+        return (PASSES, 0);
+    }
+    way.set_places(tables, first, next);
+    way.set_opened(tables, opened & (STREAM_GAP - 1));
+    let message = way.message(tables);
+    work.set_segment_at(offset + known);
+    work.set_segment_end(offset + length);
+    work.set_slot(way.slot());
+    work.set_ends(ends);
+    work.set_stated(message as u32 & 0xffff);
+    work.set_taken((message as u32) >> 16);
+    work.set_stated_bytes((message >> 32) as u32 & 3);
+    work.set_copied(0);
+    (READS, until)
+}
+
+/// Reads the next byte of a length, or the bytes of the message that the segment has: [`MESSAGE_ENDS`] with its last one.
+#[inline(always)]
+pub fn take<S: Source>(source: &S, work: Work) -> u32 {
+    let (at, end) = (work.segment_at(), work.segment_end());
+    if at >= end {
+        return END;
+    }
+    let (stated, known) = (work.stated(), work.stated_bytes());
+    if known < 2 {
+        let Some(byte) = source.window::<1>(at) else { return END };
+        let stated = stated << 8 | u32::from(byte.byte(0));
+        // Neither is read: a message without bytes, and a longer one than the memory has room for.
+        if known == 1 && (stated == 0 || stated > MESSAGE as u32) {
+            return END;
+        }
+        work.set_stated(stated);
+        work.set_stated_bytes(known + 1);
+        work.set_segment_at(at + 1);
+        return GOES_ON;
+    }
+    let taken = work.taken();
+    let missing = stated.wrapping_sub(taken);
+    let length = if missing < end - at { missing } else { end - at };
+    if !source.load(work, taken, at, length) {
+        return END;
+    }
+    work.set_segment_at(at + length);
+    if length != missing {
+        work.set_taken(taken + length);
+        return END;
+    }
+    work.set_stated(0);
+    work.set_stated_bytes(0);
+    work.set_taken(0);
+    work.begin_in_stream(stated);
+    MESSAGE_ENDS
+}
+
+/// Copies some words of the message that has begun between the working memory and the connection's own, there if `keeps`.
+/// False behind the last one.
+#[inline(always)]
+pub fn copy_some<T: NameTables>(tables: &T, work: Work, keeps: bool) -> bool {
+    let (begin, taken) = (work.copied(), work.taken());
+    let Some(bytes) = tables.stream_bytes(work.slot()) else { return false };
+    for step in 0..STEP {
+        let index = begin + step;
+        if index * 8 >= taken {
+            return false;
+        }
+        // SAFETY: the index is below the number of words.
+        let kept = unsafe { bytes.add(index as usize & (STREAM_BYTES_WORDS - 1)) };
+        let word = work.message_word(index);
+        let (from, to) = if keeps { (word, kept) } else { (kept, word) };
+        // SAFETY: both are words of tables that nobody else uses while the entry is held.
+        unsafe { to.write_volatile(from.read_volatile()) };
+    }
+    work.set_copied(begin + STEP);
+    true
+}
+
+/// Whether the message that has begun is to be copied to the connection's own memory.
+#[inline(always)]
+pub fn keeps(work: Work) -> bool {
+    work.set_copied(0);
+    work.taken() != 0
+}
+
+/// Lets go of the entry behind the last step. A segment with unread bytes ends the reading.
+#[inline(always)]
+pub fn finish<T: NameTables>(tables: &T, work: Work) {
+    let Some((way, settings)) = StreamWay::at(tables, work.slot()).zip(tables.settings()) else {
+        return;
+    };
+    if work.segment_at() != work.segment_end() || work.ends() != 0 {
+        way.release(tables, 0);
+        return;
+    }
+    let message = u64::from(work.stated() & 0xffff)
+        | u64::from(work.taken()) << 16
+        | u64::from(work.stated_bytes()) << 32;
+    way.set_message(tables, message);
+    way.release(tables, in_seconds(tables, settings, QUIET));
+}
+
+/// Takes a packet of a pod to a resolver: its SYN opens an entry, its RST or fragment frees it. [`READS`] if it may have questions.
+#[inline(always)]
+pub fn leave<B: Bytes, T: NameTables>(
+    tables: &T,
+    bytes: &B,
+    work: Work,
+    endpoint: EndpointRef,
+) -> u32 {
+    let Some(segment) = segment::<Egress, B>(bytes) else { return PASSES };
+    let Segment {
+        own, remote, port, remote_port, sequence, flags, offset, length, is_whole, ..
+    } = segment;
+    let opens = is_whole && flags & (TCP_SYN | TCP_ACK | TCP_RST) == TCP_SYN;
+    let asker = u64::from(endpoint.id()) << 32 | u64::from(port);
+    work.set_resolver(remote);
+    work.set_asker(asker);
+    work.begin_in_stream(0);
+    if remote_port != DNS || !tables.is_resolver(work.address()) {
+        return PASSES;
+    }
+    let Some(settings) = tables.settings() else { return PASSES };
+    if opens {
+        let until = in_seconds(tables, settings, ANSWER_WITHIN);
+        let opened = sequence.into();
+        let entry =
+            StreamEntry { own, asker, resolver: remote, opened, places: 0, message: 0, until };
+        if !open(tables, work, &entry) {
+            return DROPS;
+        }
+    } else if flags & (TCP_SYN | TCP_RST) != 0 || !is_whole {
+        return match hold(tables, &StreamKey { own, asker }, false) {
+            (Held::Entry(way), until) => {
+                way.release(tables, if way.is_of(tables, &remote) { 0 } else { until });
+                PASSES
+            }
+            (Held::Absent, _) => PASSES,
+            (Held::Busy, _) => DROPS,
+        };
+    }
+    if length == 0 {
+        return PASSES;
+    }
+    work.set_segment_at(offset);
+    work.set_segment_end(offset + length);
+    READS
+}
+
+/// Reads the next question of a segment that has it as a whole, with its length or without it: some clients send that in
+/// a segment of its own. A question in parts is not recorded. The pod may ask any question by UDP too, so it gains
+/// nothing by one that is none.
+#[inline(always)]
+pub fn take_question<S: Source>(source: &S, work: Work) -> u32 {
+    let (at, end) = (work.segment_at(), work.segment_end());
+    if at + HEADER > end {
+        return END;
+    }
+    let Some(prefix) = source.window::<8>(at) else { return END };
+    let (stated, rest) = (u32::from(prefix.be16(0)), end - at);
+    // Behind its length, a message of one question has that number at this place.
+    let is_framed = stated != 0 && stated + 2 <= rest && prefix.be16(6) == 1;
+    let (begin, length) = if is_framed { (at + 2, stated) } else { (at, rest) };
+    if length > MESSAGE as u32 || !source.load(work, 0, begin, length) {
+        return END;
+    }
+    work.set_segment_at(begin + length);
+    work.begin_in_stream(length);
+    MESSAGE_ENDS
+}
+
+const _: () = assert!(NAME_BUSY > MOST_GAPS * STREAM_GAP);
