@@ -145,6 +145,16 @@ impl World {
 
     /// Judges a frame by the host's code and by the kernel's program, and asserts equal verdicts.
     pub(crate) fn judge(&mut self, direction: Direction, came_from: u32, frame: &[u8]) -> Reason {
+        self.judge_and_read(direction, came_from, frame).0
+    }
+
+    /// [`World::judge`]; also whether the packet passes, see [`NodeTables::judge_by_names`].
+    pub(crate) fn judge_and_read(
+        &mut self,
+        direction: Direction,
+        came_from: u32,
+        frame: &[u8],
+    ) -> (Reason, bool) {
         let early = self.show_early(direction, came_from, frame);
         let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
         let (reason, passes) = self.host.judge_by_names(direction, hook, frame);
@@ -165,7 +175,7 @@ impl World {
             assert_eq!(self.dropped(direction, reason), before + 1, "{name}: {reason:?} counted");
         }
         early.iter().for_each(|said| said.hold_against(reason, frame));
-        reason
+        (reason, passes)
     }
 
     pub(crate) fn ingress(&mut self, frame: &[u8]) -> Reason {

@@ -190,6 +190,13 @@ fn matches<T: NameTables>(tables: &T, bucket: u32, key: &StreamKey) -> u64 {
     found
 }
 
+/// Place of the lowest bit: without a table, which `trailing_zeros` takes in a program.
+#[inline(always)]
+fn lowest(found: u64) -> u32 {
+    let bit = found & found.wrapping_neg();
+    (0..STREAM_WAYS as u32).fold(0, |sum, index| sum + (bit >> index & 1) as u32 * index)
+}
+
 /// Takes the entry of a connection, also one past its time if `any_age`; returns until when it was valid, too.
 #[inline(always)]
 pub(crate) fn hold<T: NameTables>(tables: &T, key: &StreamKey, any_age: bool) -> (Held, u64) {
@@ -198,9 +205,7 @@ pub(crate) fn hold<T: NameTables>(tables: &T, key: &StreamKey, any_age: bool) ->
     if found == 0 {
         return (Held::Absent, 0);
     }
-    let of = |found: u64| {
-        StreamWay::at(tables, bucket + (found.trailing_zeros() & (STREAM_WAYS as u32 - 1)))
-    };
+    let of = |found: u64| StreamWay::at(tables, bucket + lowest(found));
     let Some(way) = of(found) else { return (Held::Absent, 0) };
     let others = found & (found - 1);
     if others != 0 {
