@@ -12,7 +12,7 @@
 //! * A segment behind a gap cannot be read, and the resolver would not send it again once the pod has it. So it is
 //!   dropped, and TCP sends it again behind the missing one; after [`MOST_GAPS`] in succession, the reading ends, so
 //!   that a connection never depends on it.
-//! * The pod's RST ends the reading, also in a fragment or behind extension headers: with SYN cookies, the pod's next ACK
+//! * The pod's RST ends the reading, to any address, in a fragment and behind extension headers, too: with SYN cookies, the pod's next ACK
 //!   may open another connection with the same sequence numbers, and no SYN.
 //! * A stream is read up to [`WINDOW`] bytes, and a segment further away from its place ends the reading: sequence
 //!   numbers repeat after 2^32 bytes.
@@ -42,8 +42,9 @@ use crate::{
 pub const WINDOW: u32 = 1 << 24;
 /// Segments behind a gap that are dropped in succession.
 pub const MOST_GAPS: u64 = 16;
-/// Seconds without an answer after which a connection is no longer read.
-pub const QUIET: u64 = 120;
+/// Seconds without an answer after which a connection is no longer read: less than a resolver takes to give up a
+/// connection whose end is lost on the way (100 s, `net.ipv4.tcp_orphan_retries`).
+pub const QUIET: u64 = 60;
 /// Words that a call copies.
 const STEP: u32 = 64;
 /// Calls that copy a message.
@@ -275,7 +276,8 @@ pub fn finish<T: NameTables>(tables: &T, work: Work) {
     way.release(tables, in_seconds(tables, settings, QUIET));
 }
 
-/// Takes a packet of a pod to a resolver: its SYN opens an entry, its RST or fragment frees it. [`READS`] if it may have questions.
+/// Takes a packet of a pod: a SYN to a resolver opens an entry, an RST and a fragment free it. [`READS`] if it may have
+/// questions.
 #[inline(always)]
 pub fn leave<B: Bytes, T: NameTables>(
     tables: &T,
@@ -287,16 +289,26 @@ pub fn leave<B: Bytes, T: NameTables>(
     let Segment {
         own, remote, port, remote_port, sequence, flags, offset, length, is_whole, ..
     } = segment;
-    let opens = is_whole && flags & (TCP_SYN | TCP_ACK | TCP_RST) == TCP_SYN;
     let asker = u64::from(endpoint.id()) << 32 | u64::from(port);
+    // To whomever: the resolver may take a reset to its own address for one of the Service's connection.
+    if flags & TCP_RST != 0 || !is_whole {
+        return match hold(tables, &StreamKey { own, asker }, true) {
+            (Held::Entry(way), _) => {
+                way.release(tables, 0);
+                PASSES
+            }
+            (Held::Absent, _) => PASSES,
+            (Held::Busy, _) => DROPS,
+        };
+    }
     work.set_resolver(remote);
     work.set_asker(asker);
     work.begin_in_stream(0);
     if remote_port != DNS || !tables.is_resolver(work.address()) {
         return PASSES;
     }
-    let Some(settings) = tables.settings() else { return PASSES };
-    if opens {
+    if flags & (TCP_SYN | TCP_ACK) == TCP_SYN {
+        let Some(settings) = tables.settings() else { return PASSES };
         let until = in_seconds(tables, settings, ANSWER_WITHIN);
         let opened = sequence.into();
         let entry =
@@ -304,15 +316,6 @@ pub fn leave<B: Bytes, T: NameTables>(
         if !open(tables, work, &entry) {
             return DROPS;
         }
-    } else if flags & (TCP_SYN | TCP_RST) != 0 || !is_whole {
-        return match hold(tables, &StreamKey { own, asker }, false) {
-            (Held::Entry(way), until) => {
-                way.release(tables, if way.is_of(tables, &remote) { 0 } else { until });
-                PASSES
-            }
-            (Held::Absent, _) => PASSES,
-            (Held::Busy, _) => DROPS,
-        };
     }
     if length == 0 {
         return PASSES;

@@ -237,7 +237,7 @@ fn forged_and_malformed_streams_open_nothing() {
             assert!(net.passes(&it.received(TCP_RST, 1, &[])));
         }),
         ("the end", |net, it| assert!(net.passes(&it.fin(0)))),
-        ("two minutes without an answer", |net, _| {
+        ("a minute without an answer", |net, _| {
             net.flows.later((QUIET as u32 + 1) * HZ);
         }),
     ];
@@ -281,8 +281,11 @@ fn no_second_connection_goes_on_in_the_first_ones_place() {
     let v4 = Connection { server: 1, ..connection() };
     let v6 = Connection { own: ip("fd00::1"), resolver: ip(DNS6), ..v4 };
     let addresses6 = ["fd00::1", DNS6].map(|at| at.parse::<std::net::Ipv6Addr>().unwrap().octets());
-    let hidden: [(&str, Connection, Packet); 4] = [
+    let to_backend = |remote_port| Connection { resolver: ip(BACKEND), remote_port, ..v4 };
+    let hidden: [(&str, Connection, Packet); 6] = [
         ("a reset", v4, v4.reset()),
+        ("a reset to the backend", v4, to_backend(53).reset()),
+        ("a reset to the backend's port", v4, to_backend(5353).reset()),
         (
             "a reset in a fragment",
             v4,
@@ -431,7 +434,7 @@ fn a_handshake_that_is_sent_again_resets_nothing() {
     assert_eq!(net.streams(), 1);
 }
 
-/// Each answer keeps a connection for two more minutes.
+/// Each answer keeps a connection for another minute.
 #[test]
 fn an_answer_prolongs_its_connection() {
     let net = Net::of_api();

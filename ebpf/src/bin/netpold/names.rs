@@ -23,7 +23,7 @@ use netpold_ebpf::{
         family::{V4, V6},
         parse::is_extension,
         parsed::ParsedPacket,
-        protocol::{TCP, TCP_SYN, UDP},
+        protocol::{TCP, TCP_RST, TCP_SYN, UDP},
     },
     reason::Reason,
     tables::{TableFamily, find_endpoint},
@@ -214,12 +214,13 @@ fn kind<D: Direction>(skb: *mut __sk_buff) -> Kind {
     if protocol != TCP {
         return if is_v6 && is_extension(protocol) { Kind::Segment } else { Kind::Other };
     }
-    if !is_v6 && header.byte(14) != 0x45 {
+    const MORE_FRAGMENTS: u16 = 0x2000;
+    if !is_v6 && (header.byte(14) != 0x45 || header.be16(20) & MORE_FRAGMENTS != 0) {
         return Kind::Segment;
     }
     let Some(header) = bytes.window::<14>(14 + length) else { return Kind::Segment };
     let may_matter = if D::EGRESS {
-        header.be16(2) == DNS
+        header.be16(2) == DNS || header.byte(13) & TCP_RST != 0
     } else {
         header.be16(0) == DNS || header.byte(13) & TCP_SYN != 0
     };
