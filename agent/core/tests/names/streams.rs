@@ -532,7 +532,7 @@ fn a_port_that_is_no_resolvers_has_no_entry() {
 #[test]
 fn generated_streams_open_what_their_answers_have() {
     let (mut opened, mut dropped) = (0, 0);
-    for seed in 1..=150_u64 {
+    for seed in 1..=50_u64 {
         let random = &mut Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let net = Net::of_api();
         let server = (random.below(1 << 32)) as u32;
@@ -570,5 +570,5 @@ fn generated_streams_open_what_their_answers_have() {
         opened += true_ones.len();
     }
     println!("{opened} answers, {dropped} segments sent again");
-    assert!(opened > 400 && dropped > 100, "{opened} {dropped}");
+    assert!(opened > 100 && dropped > 30, "{opened} {dropped}");
 }

@@ -5,7 +5,7 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::{Arc, Mutex};
 
-use netpold_testbed::{Host, Pod};
+use netpold_testbed::Pod;
 use netpold_testkit::names::{Record, answer, wire};
 use netpold_testkit::streams::framed;
 
