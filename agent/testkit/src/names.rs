@@ -13,6 +13,7 @@ use netpold_ebpf::layout::{NAME_GROUPS, NAME_MATCHES, NameKey};
 use netpold_ebpf::names::choice;
 use netpold_ebpf::names::conversation::{self, ADDRESS, Datagram, END, RECORDS, datagram};
 use netpold_ebpf::names::name::{self, Points};
+use netpold_ebpf::names::segment::segment;
 use netpold_ebpf::names::steps::{self, Steps};
 use netpold_ebpf::names::tables::{NameTables, Store};
 use netpold_ebpf::names::work::Work;
@@ -163,8 +164,12 @@ struct HostSteps<'a, N> {
 }
 
 impl<N: NameTables> Steps for HostSteps<'_, N> {
+    fn segment<D: direction::Direction>(&self) -> bool {
+        segment::<D, _>(&self.frame, self.work, self.endpoint)
+    }
+
     fn arrive(&self) -> u32 {
-        stream::arrive(self.tables, &self.frame, self.work, self.endpoint)
+        stream::arrive(self.tables, self.work)
     }
 
     fn take(&self) -> u32 {
@@ -197,7 +202,7 @@ impl<N: NameTables> Steps for HostSteps<'_, N> {
     }
 
     fn leave(&self) -> u32 {
-        stream::leave(self.tables, &self.frame, self.work, self.endpoint)
+        stream::leave(self.tables, self.work)
     }
 
     fn take_question(&self) -> u32 {

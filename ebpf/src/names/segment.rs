@@ -2,7 +2,8 @@
 
 use crate::{
     direction::Direction,
-    names::conversation::mapped,
+    endpoint::EndpointRef,
+    names::{conversation::mapped, work::Work},
     packet::{
         bytes::{Bytes, Window as _},
         family::{Family, V4, V6},
@@ -11,68 +12,44 @@ use crate::{
     },
 };
 
-/// A TCP segment, or the first fragment of one (RFC 9293 section 3.1).
-#[derive(Clone, Copy, Debug)]
-pub struct Segment {
-    /// The pod's address, as [`NameEntry::address`](crate::layout::NameEntry::address).
-    pub own: [u64; 2],
-    /// The other side's address, likewise.
-    pub remote: [u64; 2],
-    /// The pod's port.
-    pub port: u16,
-    /// The other side's port.
-    pub remote_port: u16,
-    /// Sequence number of the first byte, or of the SYN.
-    pub sequence: u32,
-    /// Acknowledged sequence number.
-    pub acknowledged: u32,
-    /// Header flags.
-    pub flags: u8,
-    /// Offset of the data in the frame.
-    pub offset: u32,
-    /// Length of the data.
-    pub length: u32,
-    /// Whether the packet is no fragment.
-    pub is_whole: bool,
-}
-
-/// The TCP segment in a packet; `None` for all other packets, and for later fragments.
+/// Reads the TCP segment in a packet, or the first fragment of one, to the working memory (RFC 9293 section 3.1); false for
+/// all other packets, and for later fragments.
 #[inline(always)]
-pub fn segment<D: Direction, B: Bytes>(bytes: &B) -> Option<Segment> {
-    match parse::link(bytes).ok()? {
-        (ETHERTYPE_IPV4, offset) => read::<D, V4, B>(bytes, offset),
-        (ETHERTYPE_IPV6, offset) => read::<D, V6, B>(bytes, offset),
-        _ => None,
+pub fn segment<D: Direction, B: Bytes>(bytes: &B, work: Work, endpoint: EndpointRef) -> bool {
+    work.set_asker(u64::from(endpoint.id()) << 32);
+    match parse::link(bytes) {
+        Ok((ETHERTYPE_IPV4, offset)) => read::<D, V4, B>(bytes, work, offset).is_some(),
+        Ok((ETHERTYPE_IPV6, offset)) => read::<D, V6, B>(bytes, work, offset).is_some(),
+        _ => false,
     }
 }
 
 #[inline(always)]
-fn read<D: Direction, F: Family, B: Bytes>(bytes: &B, offset: u32) -> Option<Segment> {
+fn read<D: Direction, F: Family, B: Bytes>(bytes: &B, work: Work, offset: u32) -> Option<()> {
     let mut network = F::network(bytes, offset, false).ok()?;
     F::extensions(bytes, &mut network).ok()?;
     if network.protocol != TCP || network.fragment.is_later() {
         return None;
     }
+    let (own, remote) = if D::EGRESS {
+        (network.source, network.destination)
+    } else {
+        (network.destination, network.source)
+    };
+    work.set_own(mapped::<F>(own));
+    work.set_resolver(mapped::<F>(remote));
+    work.set_is_whole((!network.fragment.more).into());
     let header = bytes.window::<20>(network.payload)?;
     let (source, destination) = (header.be16(0), header.be16(2));
-    let (own, port, remote, remote_port) = if D::EGRESS {
-        (network.source, source, network.destination, destination)
-    } else {
-        (network.destination, destination, network.source, source)
-    };
-    let (sequence, acknowledged) = (header.be32(4), header.be32(8));
-    let (size, flags) = (u32::from(header.byte(12) >> 4) * 4, header.byte(13));
+    let (port, remote_port) = if D::EGRESS { (source, destination) } else { (destination, source) };
+    work.set_asker(work.asker() | u64::from(port));
+    work.set_remote_port(remote_port.into());
+    work.set_sequence(header.be32(4));
+    work.set_acknowledged(header.be32(8));
+    work.set_flags(header.byte(13).into());
+    let size = u32::from(header.byte(12) >> 4) * 4;
     let offset = network.payload + size;
-    (size >= 20 && offset <= network.end).then(|| Segment {
-        own: mapped::<F>(own),
-        remote: mapped::<F>(remote),
-        port,
-        remote_port,
-        sequence,
-        acknowledged,
-        flags,
-        offset,
-        length: network.end - offset,
-        is_whole: !network.fragment.more,
-    })
+    work.set_segment_at(offset);
+    work.set_segment_end(network.end);
+    (size >= 20 && offset <= network.end).then_some(())
 }

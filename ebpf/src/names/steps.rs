@@ -2,6 +2,7 @@
 //! is a function of its own in the kernel, which the verifier checks once.
 
 use crate::{
+    direction::{Direction, Egress, Ingress},
     layout::NAME_MATCHES,
     names::{
         conversation::{ADDRESS, END, RECORDS},
@@ -17,6 +18,8 @@ pub const QUESTIONS: u32 = 4;
 
 /// The steps, for one packet.
 pub trait Steps {
+    /// [`segment`](crate::names::segment::segment)
+    fn segment<D: Direction>(&self) -> bool;
     /// [`arrive`](crate::names::stream::arrive)
     fn arrive(&self) -> u32;
     /// [`take`](crate::names::stream::take)
@@ -45,6 +48,9 @@ pub trait Steps {
 #[must_use]
 #[inline(always)]
 pub fn answers<S: Steps>(steps: &S) -> bool {
+    if !steps.segment::<Ingress>() {
+        return true;
+    }
     let result = steps.arrive();
     if result != READS {
         return result != DROPS;
@@ -86,6 +92,9 @@ fn copy<S: Steps>(steps: &S, keeps: bool) {
 #[must_use]
 #[inline(always)]
 pub fn asks<S: Steps>(steps: &S) -> bool {
+    if !steps.segment::<Egress>() {
+        return true;
+    }
     let result = steps.leave();
     if result != READS {
         return result != DROPS;

@@ -22,13 +22,10 @@
 //! read a second time.
 
 use crate::{
-    direction::{Egress, Ingress},
-    endpoint::EndpointRef,
-    layout::{NAME_BUSY, STREAM_BYTES_WORDS, STREAM_GAP, STREAM_OPEN, StreamEntry},
+    layout::{NAME_BUSY, STREAM_BYTES_WORDS, STREAM_GAP, STREAM_OPEN},
     names::{
         conversation::{ANSWER_WITHIN, DNS, END, GOES_ON, HEADER, in_seconds},
-        segment::{Segment, segment},
-        stream_table::{Held, StreamKey, StreamWay, hold, open},
+        stream_table::{Held, StreamWay, hold, open},
         tables::NameTables,
         work::{MESSAGE, Work},
     },
@@ -77,45 +74,35 @@ impl Source for &[u8] {
     }
 }
 
-/// Takes a packet from a resolver, and holds its connection's entry if the result is [`READS`].
+/// Takes a segment from a resolver, and holds its connection's entry if the result is [`READS`].
 #[inline(always)]
-pub fn arrive<B: Bytes, T: NameTables>(
-    tables: &T,
-    bytes: &B,
-    work: Work,
-    endpoint: EndpointRef,
-) -> u32 {
-    let Some(segment) = segment::<Ingress, B>(bytes) else { return PASSES };
-    let Segment { own, remote, port, remote_port, flags, length, is_whole, .. } = segment;
+pub fn arrive<T: NameTables>(tables: &T, work: Work) -> u32 {
+    let (flags, remote_port) = (work.flags() as u8, work.remote_port());
     // A SYN or SYN-ACK counts from any port: the pod may have two connections at its port, and the node may translate
     // one of them.
-    let has_content = length != 0 || flags & (TCP_FIN | TCP_RST) != 0;
-    if flags & TCP_SYN == 0 && (remote_port != DNS || !has_content) {
+    let has_content = work.segment_at() != work.segment_end() || flags & (TCP_FIN | TCP_RST) != 0;
+    if flags & TCP_SYN == 0 && (remote_port != u32::from(DNS) || !has_content) {
         return PASSES;
     }
-    let asker = u64::from(endpoint.id()) << 32 | u64::from(port);
-    let (way, until) = match hold(tables, &StreamKey { own, asker }, false) {
+    let (way, until) = match hold(tables, work, false) {
         (Held::Absent, _) => return PASSES,
         (Held::Busy, _) => return DROPS,
         (Held::Entry(way), until) => (way, until),
     };
-    let is_resolvers = remote_port == DNS && way.is_of(tables, &remote);
+    let is_resolvers = remote_port == u32::from(DNS) && way.is_of(tables, work);
     if !is_resolvers && flags & TCP_SYN == 0 {
         way.release(tables, until);
         return PASSES;
     }
-    if !is_resolvers || flags & TCP_RST != 0 || !is_whole {
+    if !is_resolvers || flags & TCP_RST != 0 || work.is_whole() == 0 {
         way.release(tables, 0);
         return PASSES;
     }
-    if flags & TCP_SYN != 0 {
-        let until = opened(tables, way, &segment, until);
-        way.release(tables, until);
-        return PASSES;
-    }
-    work.set_resolver(remote);
-    work.set_asker(asker);
-    let (result, until) = follow(tables, work, way, &segment, until);
+    let (result, until) = if flags & TCP_SYN != 0 {
+        (PASSES, opened(tables, work, way, until))
+    } else {
+        follow(tables, work, way, until)
+    };
     if result != READS {
         way.release(tables, until);
     }
@@ -124,14 +111,13 @@ pub fn arrive<B: Bytes, T: NameTables>(
 
 /// Reads a SYN or SYN-ACK of the resolver; returns until when the entry is valid then.
 #[inline(always)]
-fn opened<T: NameTables>(tables: &T, way: StreamWay, segment: &Segment, until: u64) -> u64 {
-    let Segment { sequence, acknowledged, flags, length, .. } = *segment;
+fn opened<T: NameTables>(tables: &T, work: Work, way: StreamWay, until: u64) -> u64 {
     let opened = way.opened(tables);
-    let answers = flags & (TCP_ACK | TCP_FIN) == TCP_ACK
-        && acknowledged == (opened as u32).wrapping_add(1)
-        && length == 0;
+    let answers = work.flags() as u8 & (TCP_ACK | TCP_FIN) == TCP_ACK
+        && work.acknowledged() == (opened as u32).wrapping_add(1)
+        && work.segment_at() == work.segment_end();
     let (first, _) = way.places(tables);
-    let place = sequence.wrapping_add(1);
+    let place = work.sequence().wrapping_add(1);
     if !answers || opened & STREAM_OPEN != 0 && first != place {
         return 0;
     }
@@ -145,14 +131,9 @@ fn opened<T: NameTables>(tables: &T, way: StreamWay, segment: &Segment, until: u
 
 /// Finds the bytes of a segment that were not read yet. Returns until when the entry is valid, too.
 #[inline(always)]
-fn follow<T: NameTables>(
-    tables: &T,
-    work: Work,
-    way: StreamWay,
-    segment: &Segment,
-    until: u64,
-) -> (u32, u64) {
-    let Segment { sequence, flags, offset, length, .. } = *segment;
+fn follow<T: NameTables>(tables: &T, work: Work, way: StreamWay, until: u64) -> (u32, u64) {
+    let (sequence, offset) = (work.sequence(), work.segment_at());
+    let length = work.segment_end() - offset;
     let opened = way.opened(tables);
     let (first, next) = way.places(tables);
     let ahead = sequence.wrapping_sub(next) as i32;
@@ -170,7 +151,7 @@ fn follow<T: NameTables>(
         return (DROPS, until);
     }
     let known = ahead.unsigned_abs();
-    let ends = u32::from(flags & TCP_FIN);
+    let ends = work.flags() & u32::from(TCP_FIN);
     if known > length || known == length && ends == 0 {
         return (PASSES, until);
     }
@@ -182,7 +163,6 @@ fn follow<T: NameTables>(
     way.set_opened(tables, opened & (STREAM_GAP - 1));
     let message = way.message(tables);
     work.set_segment_at(offset + known);
-    work.set_segment_end(offset + length);
     work.set_slot(way.slot());
     work.set_ends(ends);
     work.set_stated(message as u32 & 0xffff);
@@ -245,8 +225,10 @@ pub fn copy_some<T: NameTables>(tables: &T, work: Work, keeps: bool) -> bool {
         let kept = unsafe { bytes.add(index as usize & (STREAM_BYTES_WORDS - 1)) };
         let word = work.message_word(index);
         let (from, to) = if keeps { (word, kept) } else { (kept, word) };
-        // SAFETY: both are words of tables that nobody else uses while the entry is held.
-        unsafe { to.write_volatile(from.read_volatile()) };
+        // SAFETY: a word of a table that nobody else uses while the entry is held.
+        let value = unsafe { from.read_volatile() };
+        // SAFETY: likewise.
+        unsafe { to.write_volatile(value) };
     }
     work.set_copied(begin + STEP);
     true
@@ -276,23 +258,14 @@ pub fn finish<T: NameTables>(tables: &T, work: Work) {
     way.release(tables, in_seconds(tables, settings, QUIET));
 }
 
-/// Takes a packet of a pod: a SYN to a resolver opens an entry, an RST and a fragment free it. [`READS`] if it may have
+/// Takes a segment of a pod: a SYN to a resolver opens an entry, an RST and a fragment free it. [`READS`] if it may have
 /// questions.
 #[inline(always)]
-pub fn leave<B: Bytes, T: NameTables>(
-    tables: &T,
-    bytes: &B,
-    work: Work,
-    endpoint: EndpointRef,
-) -> u32 {
-    let Some(segment) = segment::<Egress, B>(bytes) else { return PASSES };
-    let Segment {
-        own, remote, port, remote_port, sequence, flags, offset, length, is_whole, ..
-    } = segment;
-    let asker = u64::from(endpoint.id()) << 32 | u64::from(port);
+pub fn leave<T: NameTables>(tables: &T, work: Work) -> u32 {
+    let flags = work.flags() as u8;
     // To whomever: the resolver may take a reset to its own address for one of the Service's connection.
-    if flags & TCP_RST != 0 || !is_whole {
-        return match hold(tables, &StreamKey { own, asker }, true) {
+    if flags & TCP_RST != 0 || work.is_whole() == 0 {
+        return match hold(tables, work, true) {
             (Held::Entry(way), _) => {
                 way.release(tables, 0);
                 PASSES
@@ -301,28 +274,17 @@ pub fn leave<B: Bytes, T: NameTables>(
             (Held::Busy, _) => DROPS,
         };
     }
-    work.set_resolver(remote);
-    work.set_asker(asker);
     work.begin_in_stream(0);
-    if remote_port != DNS || !tables.is_resolver(work.address()) {
+    if work.remote_port() != u32::from(DNS) || !tables.is_resolver(work.address()) {
         return PASSES;
     }
     if flags & (TCP_SYN | TCP_ACK) == TCP_SYN {
         let Some(settings) = tables.settings() else { return PASSES };
-        let until = in_seconds(tables, settings, ANSWER_WITHIN);
-        let opened = sequence.into();
-        let entry =
-            StreamEntry { own, asker, resolver: remote, opened, places: 0, message: 0, until };
-        if !open(tables, work, &entry) {
+        if !open(tables, work, in_seconds(tables, settings, ANSWER_WITHIN)) {
             return DROPS;
         }
     }
-    if length == 0 {
-        return PASSES;
-    }
-    work.set_segment_at(offset);
-    work.set_segment_end(offset + length);
-    READS
+    if work.segment_at() == work.segment_end() { PASSES } else { READS }
 }
 
 /// Reads the next question of a segment that has it as a whole, with its length or without it: some clients send that in

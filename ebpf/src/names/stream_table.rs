@@ -1,6 +1,6 @@
 //! Entries of connections to resolvers: buckets that all pods share, as those of [`store`](crate::names::store).
 //!
-//! Who reads a packet holds the entry of its connection: [`StreamEntry::until`] is [`NAME_BUSY`] meanwhile. Two packets
+//! Who reads a packet holds the entry of its connection: [`StreamEntry::until`](crate::layout::StreamEntry::until) is [`NAME_BUSY`] meanwhile. Two packets
 //! of a connection may be judged at once. The second one cannot be read then, and passed unread it would leave a place in
 //! the stream that is not the true one, so it is dropped: TCP sends it again.
 //!
@@ -9,7 +9,7 @@
 
 use crate::{
     flow::{key::hash_words, memory::Memory},
-    layout::{NAME_BUSY, STREAM_BUCKETS, STREAM_WAYS, STREAM_WORDS, StreamEntry},
+    layout::{NAME_BUSY, STREAM_BUCKETS, STREAM_WAYS, STREAM_WORDS},
     names::{
         store::ATTEMPTS,
         tables::NameTables,
@@ -24,14 +24,6 @@ const OPENED: usize = 5;
 const PLACES: usize = 6;
 const MESSAGE: usize = 7;
 const UNTIL: usize = STREAM_WORDS - 1;
-
-/// Pod's end of a connection. The other end is no part of the key: a Service's address and a backend's may be two keys of
-/// one connection, depending on where the node translates.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StreamKey {
-    pub(crate) own: [u64; 2],
-    pub(crate) asker: u64,
-}
 
 /// Result of [`hold`].
 #[derive(Clone, Copy)]
@@ -88,17 +80,20 @@ impl StreamWay {
         unsafe { memory.swap(self.first.add(UNTIL), old, new) == old }
     }
 
-    /// 0 if the key is equal.
+    /// 0 if the entry is of the segment's connection. The other end is no part of the key: a Service's address and a
+    /// backend's may be two keys of one connection, depending on where the node translates.
     #[inline(always)]
-    fn difference<M: Memory>(self, memory: &M, key: &StreamKey) -> u64 {
-        (self.word(memory, 0) ^ key.own[0])
-            | (self.word(memory, 1) ^ key.own[1])
-            | (self.word(memory, ASKER) ^ key.asker)
+    fn difference<M: Memory>(self, memory: &M, work: Work) -> u64 {
+        let own = work.own();
+        (self.word(memory, 0) ^ own[0])
+            | (self.word(memory, 1) ^ own[1])
+            | (self.word(memory, ASKER) ^ work.asker())
     }
 
-    /// Whether the resolver has this address.
+    /// Whether the segment's other end is the resolver.
     #[inline(always)]
-    pub(crate) fn is_of<M: Memory>(self, memory: &M, resolver: &[u64; 2]) -> bool {
+    pub(crate) fn is_of<M: Memory>(self, memory: &M, work: Work) -> bool {
+        let resolver = work.resolver();
         let first = self.word(memory, RESOLVER) ^ resolver[0];
         first | (self.word(memory, RESOLVER + 1) ^ resolver[1]) == 0
     }
@@ -150,24 +145,33 @@ impl StreamWay {
         }
     }
 
-    /// Writes a held entry of a connection that its pod opens.
+    /// Writes a held entry of the connection that the segment opens.
     #[inline(always)]
-    fn write<M: Memory>(self, memory: &M, entry: &StreamEntry) {
-        let StreamEntry { own, asker, resolver, opened, places, message, until } = *entry;
-        let words = [own[0], own[1], asker, resolver[0], resolver[1], opened, places, message];
-        for (index, word) in words.into_iter().enumerate() {
-            self.set(memory, index, word);
-        }
+    fn write<M: Memory>(self, memory: &M, work: Work, until: u64) {
+        let (own, resolver) = (work.own(), work.resolver());
+        self.set(memory, 0, own[0]);
+        self.set(memory, 1, own[1]);
+        self.set(memory, ASKER, work.asker());
+        self.set(memory, RESOLVER, resolver[0]);
+        self.set(memory, RESOLVER + 1, resolver[1]);
+        self.set(memory, OPENED, work.sequence().into());
+        self.set(memory, PLACES, 0);
+        self.set(memory, MESSAGE, 0);
         self.release(memory, until);
     }
 }
 
-/// Place of a key's bucket.
+/// Place of the bucket of the segment's connection.
 #[inline(always)]
-fn bucket<T: NameTables>(tables: &T, key: &StreamKey) -> Option<u32> {
+fn bucket<T: NameTables>(tables: &T, work: Work) -> Option<u32> {
     let settings = tables.settings()?;
-    let words = [key.own[0], key.own[1], key.asker, 0];
-    let hash = hash_words::<[u64; 4]>(settings, |index| words[index]);
+    let word = |index| match index {
+        0 => work.own()[0],
+        1 => work.own()[1],
+        2 => work.asker(),
+        _ => 0,
+    };
+    let hash = hash_words::<[u64; 4]>(settings, word);
     Some((hash as u32 & (STREAM_BUCKETS - 1)) * STREAM_WAYS as u32)
 }
 
@@ -178,14 +182,14 @@ fn is_zero<M: Memory>(memory: &M, word: u64) -> u64 {
     (memory.opaque(folded as usize, word) as u64).wrapping_sub(1) >> 63
 }
 
-/// Ways of a bucket with a key, a bit for each.
+/// Ways of a bucket with the segment's connection, a bit for each.
 #[inline(always)]
-fn matches<T: NameTables>(tables: &T, bucket: u32, key: &StreamKey) -> u64 {
+fn matches<T: NameTables>(tables: &T, bucket: u32, work: Work) -> u64 {
     let mut found = 0;
     for index in 0..STREAM_WAYS as u32 {
         let Some(way) = StreamWay::at(tables, bucket + index) else { return 0 };
         let is_used = is_zero(tables, way.word(tables, UNTIL)) ^ 1;
-        found |= (is_zero(tables, way.difference(tables, key)) & is_used) << index;
+        found |= (is_zero(tables, way.difference(tables, work)) & is_used) << index;
     }
     found
 }
@@ -197,11 +201,11 @@ fn lowest(found: u64) -> u32 {
     (0..STREAM_WAYS as u32).fold(0, |sum, index| sum + (bit >> index & 1) as u32 * index)
 }
 
-/// Takes the entry of a connection, also one past its time if `any_age`; returns until when it was valid, too.
+/// Takes the entry of the segment's connection, also one past its time if `any_age`; returns until when it was valid, too.
 #[inline(always)]
-pub(crate) fn hold<T: NameTables>(tables: &T, key: &StreamKey, any_age: bool) -> (Held, u64) {
-    let Some(bucket) = bucket(tables, key) else { return (Held::Absent, 0) };
-    let found = matches(tables, bucket, key);
+pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (Held, u64) {
+    let Some(bucket) = bucket(tables, work) else { return (Held::Absent, 0) };
+    let found = matches(tables, bucket, work);
     if found == 0 {
         return (Held::Absent, 0);
     }
@@ -223,7 +227,7 @@ pub(crate) fn hold<T: NameTables>(tables: &T, key: &StreamKey, any_age: bool) ->
         return (Held::Busy, 0);
     }
     // Another pod's connection may have taken the place since.
-    if way.difference(tables, key) != 0 {
+    if way.difference(tables, work) != 0 {
         way.release(tables, until);
         return (Held::Busy, 0);
     }
@@ -234,40 +238,39 @@ pub(crate) fn hold<T: NameTables>(tables: &T, key: &StreamKey, any_age: bool) ->
     (Held::Entry(way), until)
 }
 
-/// Writes the entry of a connection that its pod opens. `false`: another packet's reader has the entry.
+/// Writes the entry of the connection that the segment opens. `false`: another packet's reader has the entry.
 /// A connection beyond the room of the table has no entry, and its answers are not read.
 #[inline(always)]
-pub(crate) fn open<T: NameTables>(tables: &T, work: Work, entry: &StreamEntry) -> bool {
-    let key = StreamKey { own: entry.own, asker: entry.asker };
-    match hold(tables, &key, true) {
+pub(crate) fn open<T: NameTables>(tables: &T, work: Work, until: u64) -> bool {
+    match hold(tables, work, true) {
         (Held::Busy, _) => return false,
-        (Held::Entry(way), until) => {
+        (Held::Entry(way), before) => {
             let (first, next) = way.places(tables);
-            let same = way.is_of(tables, &entry.resolver)
-                && way.opened(tables) as u32 == entry.opened as u32
-                && until >= tables.jiffies();
+            let same = way.is_of(tables, work)
+                && way.opened(tables) as u32 == work.sequence()
+                && before >= tables.jiffies();
             // The SYN was sent again. Nobody sends one again behind the resolver's first byte: with SYN cookies, it may
             // open another connection with the same sequence numbers.
             if same && first == next {
-                way.release(tables, until.max(entry.until));
+                way.release(tables, before.max(until));
             } else {
-                way.write(tables, entry);
+                way.write(tables, work, until);
             }
             return true;
         }
         (Held::Absent, _) => {}
     }
-    let Some(bucket) = bucket(tables, &key) else { return true };
+    let Some(bucket) = bucket(tables, work) else { return true };
     for _ in 0..ATTEMPTS {
         work.set_victim(Victim { rank: 0, until: NAME_BUSY, index: 0 });
         for index in 0..STREAM_WAYS as u32 {
-            rank(tables, work, bucket, index, entry.asker >> 32);
+            rank(tables, work, bucket, index);
         }
         let victim = work.victim();
         let index = victim.index as u32 & (STREAM_WAYS as u32 - 1);
         let Some(way) = StreamWay::at(tables, bucket + index) else { return true };
         if victim.until != NAME_BUSY && way.set_until(tables, victim.until, NAME_BUSY) {
-            way.write(tables, entry);
+            way.write(tables, work, until);
             break;
         }
     }
@@ -277,7 +280,7 @@ pub(crate) fn open<T: NameTables>(tables: &T, work: Work, entry: &StreamEntry) -
 /// Makes a way the one to be replaced if it ranks higher: a free one, then one past its time, then one of the pod with
 /// most ways, counting the new one; among these the one that ends first.
 #[inline(always)]
-fn rank<T: NameTables>(tables: &T, work: Work, bucket: u32, index: u32, own: u64) {
+fn rank<T: NameTables>(tables: &T, work: Work, bucket: u32, index: u32) {
     const PAST: u64 = 1 << 62;
     const SHARE: u64 = 1 << 56;
     let Some(way) = StreamWay::at(tables, bucket + index) else { return };
@@ -285,7 +288,7 @@ fn rank<T: NameTables>(tables: &T, work: Work, bucket: u32, index: u32, own: u64
     if until == NAME_BUSY {
         return;
     }
-    let mut share = is_zero(tables, holder ^ own);
+    let mut share = is_zero(tables, holder ^ (work.asker() >> 32));
     for other in 0..STREAM_WAYS as u32 {
         let Some(other) = StreamWay::at(tables, bucket + other) else { return };
         share += is_zero(tables, holder ^ (other.word(tables, ASKER) >> 32));

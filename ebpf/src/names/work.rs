@@ -78,8 +78,14 @@ impl NameWork {
         records: 0,
         alias_ttl: 0,
         stream: StreamWork {
+            own: [0; 2],
             resolver: [0; 2],
             asker: 0,
+            remote_port: 0,
+            sequence: 0,
+            acknowledged: 0,
+            flags: 0,
+            is_whole: 0,
             at: 0,
             end: 0,
             slot: 0,
@@ -96,10 +102,22 @@ impl NameWork {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamWork {
-    /// Address of the resolver.
+    /// The pod's address.
+    pub(crate) own: [u64; 2],
+    /// Address of the other side: the resolver, or nobody known.
     pub(crate) resolver: [u64; 2],
     /// [`StreamEntry::asker`](crate::layout::StreamEntry::asker).
     pub(crate) asker: u64,
+    /// The other side's port.
+    pub(crate) remote_port: u32,
+    /// Sequence number of the first byte, or of the SYN.
+    pub(crate) sequence: u32,
+    /// Acknowledged sequence number.
+    pub(crate) acknowledged: u32,
+    /// Header flags.
+    pub(crate) flags: u32,
+    /// 1 unless the packet is a fragment.
+    pub(crate) is_whole: u32,
     /// Offset in the frame of the next byte to read.
     pub(crate) at: u32,
     /// Offset in the frame behind the segment's data.
@@ -210,6 +228,12 @@ impl Work {
     field!(entry, set_entry: NameEntry);
     field!(stream resolver, resolver, set_resolver: [u64; 2]);
     field!(stream asker, asker, set_asker: u64);
+    field!(stream own, own, set_own: [u64; 2]);
+    field!(stream remote_port, remote_port, set_remote_port: u32);
+    field!(stream sequence, sequence, set_sequence: u32);
+    field!(stream acknowledged, acknowledged, set_acknowledged: u32);
+    field!(stream flags, flags, set_flags: u32);
+    field!(stream is_whole, is_whole, set_is_whole: u32);
     field!(stream at, segment_at, set_segment_at: u32);
     field!(stream end, segment_end, set_segment_end: u32);
     field!(stream slot, slot, set_slot: u32);

@@ -13,7 +13,7 @@ use netpold_ebpf::{
     layout::{NAME_GROUPS, NAME_MATCHES, NameKey, Row, RowNames},
     names::{
         choice,
-        conversation::{self, DNS, Datagram, RECORDS},
+        conversation::{self, Datagram, RECORDS},
         name, store,
         tables::{NameTables, Store},
         work::{MESSAGE, Work},
@@ -152,17 +152,14 @@ pub(crate) fn listen<D: Direction>(skb: *mut __sk_buff, reason: u32) -> bool {
     if reason >= Reason::FIRST_DROP as u32 || !matter(skb) {
         return true;
     }
-    let kind = kind::<D>(skb);
-    if kind == Kind::Other {
-        return true;
-    }
-    if kind != Kind::Datagram {
+    let protocol = protocol(skb);
+    if protocol != Some(UDP) {
         let result = if D::EGRESS {
             streams::netpold_stream_out(skb)
         } else {
             streams::netpold_stream_in(skb)
         };
-        if kind == Kind::Segment || result == 0 {
+        if protocol.is_some() || result == 0 {
             return result != 0 || watches_only();
         }
     }
@@ -186,45 +183,13 @@ pub(crate) fn listen<D: Direction>(skb: *mut __sk_buff, reason: u32) -> bool {
     true
 }
 
-/// Part of a packet that may matter to names.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Other,
-    /// A UDP datagram.
-    Datagram,
-    /// A TCP segment.
-    Segment,
-    /// Either: its headers cannot be read in place.
-    Unread,
-}
-
-/// Kind of a packet: by its headers, if they can be read in place. No pod may hide a segment to a resolver, so behind
-/// options and extension headers any protocol counts as TCP.
+/// Protocol in a packet's header, if that can be read in place.
 #[inline(always)]
-fn kind<D: Direction>(skb: *mut __sk_buff) -> Kind {
+fn protocol(skb: *mut __sk_buff) -> Option<u8> {
     // SAFETY: the program's context.
     let bytes = unsafe { Direct::<true>::new(skb) };
-    let is_v6 = crate::may_be_ipv6(skb);
-    let (at, length) = if is_v6 { (6, 40) } else { (9, 20) };
-    let Some(header) = bytes.window::<34>(0) else { return Kind::Unread };
-    let protocol = header.byte(14 + at);
-    if protocol == UDP {
-        return Kind::Datagram;
-    }
-    if protocol != TCP {
-        return if is_v6 && is_extension(protocol) { Kind::Segment } else { Kind::Other };
-    }
-    const MORE_FRAGMENTS: u16 = 0x2000;
-    if !is_v6 && (header.byte(14) != 0x45 || header.be16(20) & MORE_FRAGMENTS != 0) {
-        return Kind::Segment;
-    }
-    let Some(header) = bytes.window::<14>(14 + length) else { return Kind::Segment };
-    let may_matter = if D::EGRESS {
-        header.be16(2) == DNS || header.byte(13) & TCP_RST != 0
-    } else {
-        header.be16(0) == DNS || header.byte(13) & TCP_SYN != 0
-    };
-    if may_matter { Kind::Segment } else { Kind::Other }
+    let at = if crate::may_be_ipv6(skb) { 6 } else { 9 };
+    bytes.window::<34>(0).map(|header| header.byte(14 + at))
 }
 
 #[unsafe(no_mangle)]

@@ -2,21 +2,27 @@
 
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 use netpold_ebpf::{
+    direction::{Direction, Egress, Ingress},
     names::{
-        conversation,
+        conversation::{self, DNS},
+        segment::segment,
         steps::{Steps, answers, asks},
         stream::{self, Source},
         tables::NameTables as _,
         work::{MESSAGE, Work},
     },
-    packet::bytes::Bytes,
+    packet::{
+        bytes::{Bytes, Window as _},
+        parse::is_extension,
+        protocol::{TCP, TCP_RST, TCP_SYN},
+    },
     tables::find_endpoint,
 };
 
 use crate::{
     maps,
     names::{netpold_answer, netpold_ask, netpold_name_learn, netpold_name_record, unknown},
-    packet::{Copied, InBuffer},
+    packet::{Copied, Direct, InBuffer},
     tables::Maps,
 };
 
@@ -24,14 +30,39 @@ use crate::{
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn netpold_stream_in(skb: *mut __sk_buff) -> u32 {
-    answers(&Called(skb)).into()
+    (!may_matter::<Ingress>(skb) || answers(&Called(skb))).into()
 }
 
 /// Reads a packet of a pod with names; 0 if it is to be dropped.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn netpold_stream_out(skb: *mut __sk_buff) -> u32 {
-    asks(&Called(skb)).into()
+    (!may_matter::<Egress>(skb) || asks(&Called(skb))).into()
+}
+
+/// Whether a packet may matter to a connection to a resolver: by its headers, if they can be read in place. No pod may hide
+/// a segment to a resolver, so behind options and extension headers, any protocol counts as TCP.
+#[inline(always)]
+fn may_matter<D: Direction>(skb: *mut __sk_buff) -> bool {
+    const MORE_FRAGMENTS: u16 = 0x2000;
+    // SAFETY: the program's context.
+    let bytes = unsafe { Direct::<true>::new(skb) };
+    let is_v6 = crate::may_be_ipv6(skb);
+    let (at, length) = if is_v6 { (6, 40) } else { (9, 20) };
+    let Some(header) = bytes.window::<34>(0) else { return true };
+    let protocol = header.byte(14 + at);
+    if protocol != TCP {
+        return is_v6 && is_extension(protocol);
+    }
+    if !is_v6 && (header.byte(14) != 0x45 || header.be16(20) & MORE_FRAGMENTS != 0) {
+        return true;
+    }
+    let Some(header) = bytes.window::<14>(14 + length) else { return true };
+    if D::EGRESS {
+        header.be16(2) == DNS || header.byte(13) & TCP_RST != 0
+    } else {
+        header.be16(0) == DNS || header.byte(13) & TCP_SYN != 0
+    }
 }
 
 /// The steps, each by a call of its function.
@@ -39,8 +70,15 @@ struct Called(*mut __sk_buff);
 
 impl Steps for Called {
     #[inline(always)]
+    fn segment<D: Direction>(&self) -> bool {
+        let result =
+            if D::EGRESS { netpold_segment_out(self.0) } else { netpold_segment_in(self.0) };
+        result != 0
+    }
+
+    #[inline(always)]
     fn arrive(&self) -> u32 {
-        netpold_stream_arrive(self.0)
+        netpold_stream_arrive()
     }
 
     #[inline(always)]
@@ -80,7 +118,7 @@ impl Steps for Called {
 
     #[inline(always)]
     fn leave(&self) -> u32 {
-        netpold_stream_leave(self.0)
+        netpold_stream_leave()
     }
 
     #[inline(always)]
@@ -127,30 +165,44 @@ impl Source for Loaded {
     }
 }
 
-/// [`stream::arrive`]
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn netpold_stream_arrive(skb: *mut __sk_buff) -> u32 {
+/// [`segment`]
+#[inline(always)]
+fn read<D: Direction>(skb: *mut __sk_buff) -> bool {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };
-    match find_endpoint(&maps, ifindex).zip(maps.work()) {
-        Some((endpoint, work)) => stream::arrive(&maps, &bytes, work, endpoint),
-        None => stream::PASSES,
-    }
+    let Some((endpoint, work)) = find_endpoint(&maps, ifindex).zip(maps.work()) else {
+        return false;
+    };
+    segment::<D, _>(&bytes, work, endpoint)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_segment_in(skb: *mut __sk_buff) -> u32 {
+    read::<Ingress>(skb).into()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_segment_out(skb: *mut __sk_buff) -> u32 {
+    read::<Egress>(skb).into()
+}
+
+/// [`stream::arrive`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_stream_arrive() -> u32 {
+    let maps = Maps::new();
+    maps.work().map_or(stream::PASSES, |work| stream::arrive(&maps, work))
 }
 
 /// [`stream::leave`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_stream_leave(skb: *mut __sk_buff) -> u32 {
+extern "C" fn netpold_stream_leave() -> u32 {
     let maps = Maps::new();
-    // SAFETY: the program's context.
-    let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };
-    match find_endpoint(&maps, ifindex).zip(maps.work()) {
-        Some((endpoint, work)) => stream::leave(&maps, &bytes, work, endpoint),
-        None => stream::PASSES,
-    }
+    maps.work().map_or(stream::PASSES, |work| stream::leave(&maps, work))
 }
 
 /// [`stream::take`]
