@@ -218,8 +218,7 @@ pub fn record<T: NameTables>(tables: &T, work: Work) -> u32 {
     };
     let seconds = ttl.min(work.alias_ttl()).max(LEAST);
     let until = in_seconds(tables, settings, seconds.into());
-    let endpoint = work.entry().name[1] >> 32 << 32;
-    work.set_entry(NameEntry { address, name: [0, endpoint], asked: 0, until });
+    work.set_found(address, until);
     ADDRESS
 }
 

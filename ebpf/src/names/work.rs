@@ -270,6 +270,22 @@ impl Work {
         self.set_entry(NameEntry { address, name, asked: port.into(), until: 0 });
     }
 
+    /// Replaces the entry by an address that the same endpoint resolved. Word by word: stacks are full.
+    #[inline(always)]
+    pub(crate) fn set_found(self, address: [u64; 2], until: u64) {
+        // SAFETY: writable, by `new`.
+        unsafe {
+            let entry = &raw mut (*self.0).entry;
+            let name = &raw mut (*entry).name[1];
+            name.write_volatile(name.read_volatile() >> 32 << 32);
+            (&raw mut (*entry).name[0]).write_volatile(0);
+            (&raw mut (*entry).address[0]).write_volatile(address[0]);
+            (&raw mut (*entry).address[1]).write_volatile(address[1]);
+            (&raw mut (*entry).asked).write_volatile(0);
+            (&raw mut (*entry).until).write_volatile(until);
+        }
+    }
+
     /// Begins a message in a TCP connection.
     #[inline(always)]
     pub(crate) fn begin_in_stream(self, length: u32) {
