@@ -125,10 +125,9 @@ pub fn transmit(
             _ => arrived,
         };
         let end = (begin + length).min(bytes.len());
-        if begin < end && passes(&connection.answers(begin, &bytes[begin..end])) {
-            if begin <= arrived {
-                arrived = arrived.max(end);
-            }
+        let passed = begin < end && passes(&connection.answers(begin, &bytes[begin..end]));
+        if passed && begin <= arrived {
+            arrived = arrived.max(end);
         }
         early = if begin > arrived { early + 1 } else { 0 };
     }

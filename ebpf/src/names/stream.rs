@@ -235,6 +235,7 @@ pub fn copy_some<T: NameTables>(tables: &T, work: Work, keeps: bool) -> bool {
 }
 
 /// Whether the message that has begun is to be copied to the connection's own memory.
+#[must_use]
 #[inline(always)]
 pub fn keeps(work: Work) -> bool {
     work.set_copied(0);

@@ -299,10 +299,7 @@ impl Work {
     #[inline(always)]
     pub(crate) fn message_word(self, index: u32) -> *mut u64 {
         // SAFETY: the index is below the array's length, and the message is the memory's beginning, which is aligned.
-        unsafe {
-            let message = (&raw mut (*self.0).message).cast::<u64>();
-            message.add(index as usize & (STREAM_BYTES_WORDS - 1))
-        }
+        unsafe { self.0.cast::<u64>().add(index as usize & (STREAM_BYTES_WORDS - 1)) }
     }
 
     /// Writes bytes to a place of the message, at most [`MESSAGE`] each.
@@ -392,3 +389,5 @@ impl Work {
         }
     }
 }
+
+const _: () = assert!(core::mem::offset_of!(NameWork, message) == 0);
