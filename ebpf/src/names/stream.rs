@@ -12,8 +12,8 @@
 //! * A segment behind a gap cannot be read, and the resolver would not send it again once the pod has it. So it is
 //!   dropped, and TCP sends it again behind the missing one; after [`MOST_GAPS`] in succession, the reading ends, so
 //!   that a connection never depends on it.
-//! * The pod's RST ends the reading, to any address, in a fragment and behind extension headers, too: with SYN cookies, the pod's next ACK
-//!   may open another connection with the same sequence numbers, and no SYN.
+//! * The pod's RST ends the reading, to any address, in a fragment and behind extension headers, too: with SYN cookies,
+//!   the pod's next ACK may open another connection with the same sequence numbers, and no SYN.
 //! * A stream is read up to [`WINDOW`] bytes, and a segment further away from its place ends the reading: sequence
 //!   numbers repeat after 2^32 bytes.
 //!
