@@ -118,6 +118,11 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
             Ok(judge) => judge.read(&frame, &ByNames { tables: self, hook, under }),
             Err(verdict) => verdict,
         };
+        if under.rows.has_names() && !verdict.passes() && !D::EGRESS {
+            if let Some(work) = self.work() {
+                steps::refused(&HostSteps { tables: self, work, endpoint, frame });
+            }
+        }
         let passes =
             verdict.passes() && (!under.rows.has_names() || self.listen::<D>(hook.ifindex, frame));
         (verdict.reason(), passes)
@@ -170,6 +175,14 @@ impl<N: NameTables> Steps for HostSteps<'_, N> {
 
     fn arrive(&self) -> u32 {
         stream::arrive(self.tables, self.work)
+    }
+
+    fn end(&self) -> bool {
+        stream::end(self.tables, self.work)
+    }
+
+    fn is_refused(&self) -> bool {
+        stream::is_refused(self.tables, self.work)
     }
 
     fn take(&self) -> u32 {

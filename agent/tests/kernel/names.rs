@@ -246,6 +246,55 @@ fn streams_open_the_same_as_on_the_host() {
     assert!(opened > 100 && closed > 20 && dropped > 50, "{opened} {closed} {dropped}");
 }
 
+/// Ends of a connection end its reading in the kernel as on the host, behind tags, too.
+#[test]
+fn ends_of_streams_count_as_on_the_host() {
+    if !netpold_testbed::require_root("a test of the programs") {
+        return;
+    }
+    let rules = only(vec![cluster_rule(Action::Accept, vec![domain("a.example")], None)]);
+    let mut world = world(rules);
+    let record = |at: &str| Record::address(vec![0xc0, 12], ip(at), 600);
+    let tagged = |packet: &Packet, tags: usize| {
+        let plain = frame(&packet.1);
+        [&plain[..12], &[0x81, 0, 0, 0].repeat(tags), &plain[12..]].concat()
+    };
+    for case in 0..12_u16 {
+        let family = usize::from(case % 2);
+        let it = Connection::new(ip(OWN[family]), ip(DNS[family]), 42_000 + case, (7, 1 << 31));
+        let found = format!("198.18.7.{case}");
+        let bytes = framed(&answer(case, &wire("a.example"), &[record(&found)]));
+        let question = framed(&query(case, &wire("a.example")));
+        for packet in it.handshake().into_iter().chain([it.asks(0, &question)]) {
+            assert!(world.judge_and_read(packet.0, came(packet.0), &frame(&packet.1)).1);
+        }
+        let first = it.answers(0, &bytes[..20]);
+        assert!(world.judge_and_read(first.0, UPLINK, &frame(&first.1)).1);
+        let (packet, tags) = match case / 2 {
+            0 => (it.reset(), 1),
+            1 => (it.reset(), 2),
+            2 => (Connection { client: 8, ..it }.syn(), 1),
+            3 => (it.fin(bytes.len()), 0),
+            4 => (it.sent(TCP_ACK | 1, 1, &[]), 0),
+            _ => (it.answers(0, &bytes[..20]), 0),
+        };
+        let ends = case / 2 != 5;
+        let _ = world.judge_and_read(packet.0, came(packet.0), &tagged(&packet, tags));
+        let rest = it.answers(20, &bytes[20..]);
+        let _ = world.judge_and_read(rest.0, UPLINK, &frame(&rest.1));
+        let syn = tcp_header(42_000 + case, 443, TCP_SYN);
+        let reason = judge(&mut world, Direction::Egress, &found, TCP, &syn);
+        assert_eq!(reason.is_drop(), ends, "case {case}");
+    }
+}
+
+const fn came(direction: Direction) -> u32 {
+    match direction {
+        Direction::Egress => IFINDEX,
+        Direction::Ingress => UPLINK,
+    }
+}
+
 /// Shortest time of a program for one packet, with `before` judged before each run.
 fn fastest(world: &mut World, direction: Direction, frame: &[u8], before: Option<&[u8]>) -> u32 {
     let name = match direction {

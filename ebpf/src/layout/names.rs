@@ -78,10 +78,13 @@ pub struct StreamEntry {
     /// The message that has begun: its length, as far as it is known (bits 0 to 15), how many bytes of it are in
     /// [`StreamBytes`] (16 to 31), and how many of the two bytes of its length were read (32 and 33).
     pub message: u64,
-    /// Jiffies until which the entry is valid. 0: free; [`NAME_BUSY`]: held by the reader of a packet.
+    /// Jiffies until which the entry is valid. 0: free; [`NAME_BUSY`]: held by the reader of a packet;
+    /// [`STREAM_ENDED`]: held, and freed behind that.
     pub until: u64,
 }
 
+/// Value of [`StreamEntry::until`] while the reader of a packet holds an entry of which the connection has ended.
+pub const STREAM_ENDED: u64 = NAME_BUSY - 1;
 /// Flag in [`StreamEntry::opened`]: the resolver's SYN-ACK was read.
 pub const STREAM_OPEN: u64 = 1 << 32;
 /// One segment out of order in [`StreamEntry::opened`].

@@ -84,7 +84,7 @@ fn read<D: Direction, F: Family, B: Bytes>(bytes: &B, offset: u32) -> Option<Dat
 
 /// An address as [`NameEntry::address`].
 #[inline(always)]
-pub(crate) fn mapped<F: Family>(address: F::Address) -> [u64; 2] {
+pub fn mapped<F: Family>(address: F::Address) -> [u64; 2] {
     let octets = F::octets(address);
     let words = V6::words(&octets);
     if F::IS_V6 { words } else { [0, 0xffff_0000 | words[0] << 32] }

@@ -12,8 +12,8 @@ use crate::{
     },
 };
 
-/// Reads the TCP segment in a packet, or the first fragment of one, to the working memory (RFC 9293 section 3.1); false for
-/// all other packets, and for later fragments.
+/// Reads the TCP segment in a packet to the working memory (RFC 9293 section 3.1); false for all other packets. Of a
+/// fragment, only its addresses are certain, and of the first one its ports and flags.
 #[inline(always)]
 pub fn segment<D: Direction, B: Bytes>(bytes: &B, work: Work, endpoint: EndpointRef) -> bool {
     work.set_asker(u64::from(endpoint.id()) << 32);
@@ -28,7 +28,7 @@ pub fn segment<D: Direction, B: Bytes>(bytes: &B, work: Work, endpoint: Endpoint
 fn read<D: Direction, F: Family, B: Bytes>(bytes: &B, work: Work, offset: u32) -> Option<()> {
     let mut network = F::network(bytes, offset, false).ok()?;
     F::extensions(bytes, &mut network).ok()?;
-    if network.protocol != TCP || network.fragment.is_later() {
+    if network.protocol != TCP {
         return None;
     }
     let (own, remote) = if D::EGRESS {
@@ -38,7 +38,12 @@ fn read<D: Direction, F: Family, B: Bytes>(bytes: &B, work: Work, offset: u32) -
     };
     work.set_own(mapped::<F>(own));
     work.set_resolver(mapped::<F>(remote));
-    work.set_is_whole((!network.fragment.more).into());
+    let is_whole = !network.fragment.more && !network.fragment.is_later();
+    work.set_is_whole(is_whole.into());
+    if network.fragment.is_later() {
+        work.set_flags(0);
+        return Some(());
+    }
     let header = bytes.window::<20>(network.payload)?;
     let (source, destination) = (header.be16(0), header.be16(2));
     let (port, remote_port) = if D::EGRESS { (source, destination) } else { (destination, source) };
@@ -51,5 +56,6 @@ fn read<D: Direction, F: Family, B: Bytes>(bytes: &B, work: Work, offset: u32) -
     let offset = network.payload + size;
     work.set_segment_at(offset);
     work.set_segment_end(network.end);
-    (size >= 20 && offset <= network.end).then_some(())
+    // The header of a fragment may go on in the next one.
+    (!is_whole || size >= 20 && offset <= network.end).then_some(())
 }

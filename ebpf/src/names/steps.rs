@@ -6,7 +6,7 @@ use crate::{
     layout::NAME_MATCHES,
     names::{
         conversation::{ADDRESS, END, RECORDS},
-        stream::{COPIES, DROPS, MESSAGE_ENDS, READS},
+        stream::{COPIES, DROPS, ENDS, MESSAGE_ENDS, READS},
     },
 };
 
@@ -22,6 +22,10 @@ pub trait Steps {
     fn segment<D: Direction>(&self) -> bool;
     /// [`arrive`](crate::names::stream::arrive)
     fn arrive(&self) -> u32;
+    /// [`end`](crate::names::stream::end)
+    fn end(&self) -> bool;
+    /// [`is_refused`](crate::names::stream::is_refused)
+    fn is_refused(&self) -> bool;
     /// [`take`](crate::names::stream::take)
     fn take(&self) -> u32;
     /// [`question`](crate::names::conversation::question)
@@ -53,7 +57,7 @@ pub fn answers<S: Steps>(steps: &S) -> bool {
     }
     let result = steps.arrive();
     if result != READS {
-        return result != DROPS;
+        return passes(steps, result);
     }
     copy(steps, false);
     let mut is_answer = false;
@@ -80,6 +84,19 @@ pub fn answers<S: Steps>(steps: &S) -> bool {
 }
 
 #[inline(always)]
+fn passes<S: Steps>(steps: &S, result: u32) -> bool {
+    if result == ENDS { steps.end() } else { result != DROPS }
+}
+
+/// Reads a TCP packet to a pod that policy drops: the pod's end of a connection may go on without it.
+#[inline(always)]
+pub fn refused<S: Steps>(steps: &S) {
+    if steps.segment::<Ingress>() && steps.is_refused() {
+        let _ = steps.end();
+    }
+}
+
+#[inline(always)]
 fn copy<S: Steps>(steps: &S, keeps: bool) {
     for _ in 0..COPIES {
         if !steps.copy_some(keeps) {
@@ -97,7 +114,7 @@ pub fn asks<S: Steps>(steps: &S) -> bool {
     }
     let result = steps.leave();
     if result != READS {
-        return result != DROPS;
+        return passes(steps, result);
     }
     for _ in 0..QUESTIONS {
         if steps.take_question() != MESSAGE_ENDS {

@@ -12,8 +12,13 @@
 //! * A segment behind a gap cannot be read, and the resolver would not send it again once the pod has it. So it is
 //!   dropped, and TCP sends it again behind the missing one; after [`MOST_GAPS`] in succession, the reading ends, so
 //!   that a connection never depends on it.
-//! * The pod's RST ends the reading, to any address, in a fragment and behind extension headers, too: with SYN cookies,
-//!   the pod's next ACK may open another connection with the same sequence numbers, and no SYN.
+//! * With SYN cookies, the pod's next ACK may open another connection with the same sequence numbers, and no SYN, once
+//!   the resolver's is gone. So each end of the connection ends the reading: a FIN or RST either way, by whatever address
+//!   and port, also one that policy drops or that another CPU meets in the middle of a reading. The pod may acknowledge
+//!   an end that was lost on the way: so does an ACK of bytes that were not read.
+//! * The bytes of another connection need another question: the pod's bytes end the reading behind the first answer's
+//!   first byte.
+//! * A TCP fragment of the pod is dropped: what it ends would be known before the entry, or never. Linux sends none.
 //! * A stream is read up to [`WINDOW`] bytes, and a segment further away from its place ends the reading: sequence
 //!   numbers repeat after 2^32 bytes.
 //!
@@ -22,10 +27,10 @@
 //! read a second time.
 
 use crate::{
-    layout::{NAME_BUSY, STREAM_BYTES_WORDS, STREAM_GAP, STREAM_OPEN},
+    layout::{STREAM_BYTES_WORDS, STREAM_ENDED, STREAM_GAP, STREAM_OPEN},
     names::{
         conversation::{ANSWER_WITHIN, DNS, END, GOES_ON, HEADER, in_seconds},
-        stream_table::{Held, StreamWay, hold, open},
+        stream_table::{self, Held, StreamWay, find, hold, open},
         tables::NameTables,
         work::{MESSAGE, Work},
     },
@@ -40,8 +45,9 @@ pub const WINDOW: u32 = 1 << 24;
 /// Segments behind a gap that are dropped in succession.
 pub const MOST_GAPS: u64 = 16;
 /// Seconds without an answer after which a connection is no longer read: less than a resolver takes to give up a
-/// connection whose end is lost on the way (100 s, `net.ipv4.tcp_orphan_retries`).
-pub const QUIET: u64 = 60;
+/// connection whose end is lost on the way (100 s, `net.ipv4.tcp_orphan_retries`), and than the node's conntrack keeps
+/// the translation of one that ends (30 s, `nf_conntrack_tcp_timeout_last_ack`).
+pub const QUIET: u64 = 20;
 /// Words that a call copies.
 const STEP: u32 = 64;
 /// Calls that copy a message.
@@ -53,8 +59,13 @@ pub const PASSES: u32 = 0;
 pub const DROPS: u32 = 1;
 /// The segment is to be read.
 pub const READS: u32 = 2;
+/// The packet passes, and ends the reading of its connection: [`end`].
+pub const ENDS: u32 = 4;
 /// Result of [`take`] and [`take_question`]: a message is complete.
 pub const MESSAGE_ENDS: u32 = 3;
+
+/// Flags of segments that open or end a connection.
+pub const BOUNDS: u8 = TCP_SYN | TCP_FIN | TCP_RST;
 
 /// A packet to read messages from.
 pub trait Source: Bytes {
@@ -74,27 +85,30 @@ impl Source for &[u8] {
     }
 }
 
-/// Takes a segment from a resolver, and holds its connection's entry if the result is [`READS`].
+/// Takes a segment to the pod, and holds its connection's entry if the result is [`READS`].
 #[inline(always)]
 pub fn arrive<T: NameTables>(tables: &T, work: Work) -> u32 {
-    let (flags, remote_port) = (work.flags() as u8, work.remote_port());
-    // A SYN or SYN-ACK counts from any port: the pod may have two connections at its port, and the node may translate
-    // one of them.
-    let has_content = work.segment_at() != work.segment_end() || flags & (TCP_FIN | TCP_RST) != 0;
-    if flags & TCP_SYN == 0 && (remote_port != u32::from(DNS) || !has_content) {
+    let flags = work.flags() as u8;
+    let is_bound = flags & BOUNDS != 0;
+    if !tables.is_resolver(work.remote()) {
+        return if is_bound && is_near(tables, work) { ENDS } else { PASSES };
+    }
+    if flags & TCP_RST != 0 || work.is_whole() == 0 {
+        return ENDS;
+    }
+    // The node may translate one connection of the pod's port, and not the other.
+    if work.remote_port() != u32::from(DNS) {
+        return if is_bound { ENDS } else { PASSES };
+    }
+    if !is_bound && work.segment_at() == work.segment_end() {
         return PASSES;
     }
     let (way, until) = match hold(tables, work, false) {
         (Held::Absent, _) => return PASSES,
-        (Held::Busy, _) => return DROPS,
+        (Held::Busy, _) => return if is_bound { ENDS } else { DROPS },
         (Held::Entry(way), until) => (way, until),
     };
-    let is_resolvers = remote_port == u32::from(DNS) && way.is_of(tables, work);
-    if !is_resolvers && flags & TCP_SYN == 0 {
-        way.release(tables, until);
-        return PASSES;
-    }
-    if !is_resolvers || flags & TCP_RST != 0 || work.is_whole() == 0 {
+    if !way.is_of(tables, work) {
         way.release(tables, 0);
         return PASSES;
     }
@@ -107,6 +121,29 @@ pub fn arrive<T: NameTables>(tables: &T, work: Work) -> u32 {
         way.release(tables, until);
     }
     result
+}
+
+/// Whether a segment of anybody to the pod may be of the connection that is read: a Service of which netpold does not know
+/// that it leads to the resolver may bring it. Strangers would have to guess the number.
+#[inline(always)]
+fn is_near<T: NameTables>(tables: &T, work: Work) -> bool {
+    find(tables, work).is_some_and(|way| {
+        let ahead = work.sequence().wrapping_sub(way.places(tables).1);
+        ahead.wrapping_add(WINDOW) <= 2 * WINDOW
+    })
+}
+
+/// Whether a segment to the pod that policy drops is to end the reading.
+#[inline(always)]
+pub fn is_refused<T: NameTables>(tables: &T, work: Work) -> bool {
+    work.flags() as u8 & (TCP_FIN | TCP_RST) != 0
+        && (tables.is_resolver(work.remote()) || is_near(tables, work))
+}
+
+/// Ends the reading of the segment's connection; whether the packet may pass.
+#[inline(always)]
+pub fn end<T: NameTables>(tables: &T, work: Work) -> bool {
+    stream_table::end(tables, work)
 }
 
 /// Reads a SYN or SYN-ACK of the resolver; returns until when the entry is valid then.
@@ -144,7 +181,8 @@ fn follow<T: NameTables>(tables: &T, work: Work, way: StreamWay, until: u64) -> 
         return (PASSES, 0);
     }
     if ahead > 0 {
-        if opened / STREAM_GAP >= MOST_GAPS {
+        // The pod may acknowledge an end that it does not have, and nobody sends it again then.
+        if opened / STREAM_GAP >= MOST_GAPS || work.flags() as u8 & TCP_FIN != 0 {
             return (PASSES, 0);
         }
         way.set_opened(tables, opened + STREAM_GAP);
@@ -259,33 +297,47 @@ pub fn finish<T: NameTables>(tables: &T, work: Work) {
     way.release(tables, in_seconds(tables, settings, QUIET));
 }
 
-/// Takes a segment of a pod: a SYN to a resolver opens an entry, an RST and a fragment free it. [`READS`] if it may have
-/// questions.
+/// Takes a segment of a pod: a SYN to a resolver opens an entry. [`READS`] if it may have questions.
 #[inline(always)]
 pub fn leave<T: NameTables>(tables: &T, work: Work) -> u32 {
     let flags = work.flags() as u8;
-    // To whomever: the resolver may take a reset to its own address for one of the Service's connection.
-    if flags & TCP_RST != 0 || work.is_whole() == 0 {
-        return match hold(tables, work, true) {
-            (Held::Entry(way), _) => {
-                way.release(tables, 0);
-                PASSES
-            }
-            (Held::Absent, _) => PASSES,
-            (Held::Busy, _) => DROPS,
-        };
+    if work.is_whole() == 0 {
+        return DROPS;
     }
-    work.begin_in_stream(0);
-    if work.remote_port() != u32::from(DNS) || !tables.is_resolver(work.address()) {
+    let opens = flags & (BOUNDS | TCP_ACK) == TCP_SYN;
+    let is_resolver = tables.is_resolver(work.remote());
+    let is_dns = is_resolver && work.remote_port() == u32::from(DNS);
+    // To whomever: the resolver may take an end at its own address for one of the Service's connection.
+    if flags & BOUNDS != 0 && !(opens && is_dns) || is_resolver && !is_dns {
+        return ENDS;
+    }
+    if !is_dns {
         return PASSES;
     }
-    if flags & (TCP_SYN | TCP_ACK) == TCP_SYN {
+    work.begin_in_stream(0);
+    if opens {
         let Some(settings) = tables.settings() else { return PASSES };
         if !open(tables, work, in_seconds(tables, settings, ANSWER_WITHIN)) {
             return DROPS;
         }
+    } else if casts_doubt(tables, work) {
+        return ENDS;
     }
     if work.segment_at() == work.segment_end() { PASSES } else { READS }
+}
+
+/// Whether a segment of the pod to a resolver's port shows another connection than the one that is read, or an end of it:
+/// to another resolver, before the SYN-ACK, of bytes that were not read, or with bytes behind the first answer's begin.
+#[inline(always)]
+fn casts_doubt<T: NameTables>(tables: &T, work: Work) -> bool {
+    let Some(way) = find(tables, work) else { return false };
+    let (first, next) = way.places(tables);
+    let has_bytes = work.segment_at() != work.segment_end();
+    !way.is_of(tables, work)
+        || way.opened(tables) & STREAM_OPEN == 0
+        || work.flags() as u8 & TCP_ACK == 0
+        || work.acknowledged().wrapping_sub(next) as i32 > 0
+        || has_bytes && first != next
 }
 
 /// Reads the next question of a segment that has it as a whole, with its length or without it: some clients send that in
@@ -310,4 +362,4 @@ pub fn take_question<S: Source>(source: &S, work: Work) -> u32 {
     MESSAGE_ENDS
 }
 
-const _: () = assert!(NAME_BUSY > MOST_GAPS * STREAM_GAP);
+const _: () = assert!(STREAM_ENDED > MOST_GAPS * STREAM_GAP);

@@ -1,15 +1,17 @@
 //! Entries of connections to resolvers: buckets that all pods share, as those of [`store`](crate::names::store).
 //!
-//! Who reads a packet holds the entry of its connection: [`StreamEntry::until`](crate::layout::StreamEntry::until) is [`NAME_BUSY`] meanwhile. Two packets
-//! of a connection may be judged at once. The second one cannot be read then, and passed unread it would leave a place in
-//! the stream that is not the true one, so it is dropped: TCP sends it again.
+//! Who reads a packet holds the entry of its connection: [`StreamEntry::until`](crate::layout::StreamEntry::until) is
+//! [`NAME_BUSY`] meanwhile. Two packets of a connection may be judged at once. The second one cannot be read then, and
+//! passed unread it would leave a place in the stream that is not the true one, so it is dropped: TCP sends it again.
+//!
+//! A packet that ends the reading needs no hold: it frees the entry, or makes it [`STREAM_ENDED`], which the holder frees.
 //!
 //! The same pod may open one connection twice at once, on two CPUs, and make two entries of it. Whoever meets both frees
 //! both.
 
 use crate::{
     flow::{key::hash_words, memory::Memory},
-    layout::{NAME_BUSY, STREAM_BUCKETS, STREAM_WAYS, STREAM_WORDS},
+    layout::{NAME_BUSY, STREAM_BUCKETS, STREAM_ENDED, STREAM_OPEN, STREAM_WAYS, STREAM_WORDS},
     names::{
         store::ATTEMPTS,
         tables::NameTables,
@@ -130,19 +132,21 @@ impl StreamWay {
         self.set(memory, MESSAGE, message);
     }
 
-    /// Lets go of a held entry, which is valid until a time, or free by 0.
+    /// Lets go of a held entry, which is valid until a time, or free by 0, or if the connection has ended meanwhile. All
+    /// that was written before is visible before that.
     #[inline(always)]
     pub(crate) fn release<M: Memory>(self, memory: &M, until: u64) {
-        self.set(memory, UNTIL, until);
+        if !self.set_until(memory, NAME_BUSY, until) {
+            self.set_until(memory, STREAM_ENDED, 0);
+        }
     }
 
-    /// Frees an entry that nobody holds.
+    /// Frees the entry, or leaves that to its holder; false if another CPU changed it meanwhile.
     #[inline(always)]
-    fn free<M: Memory>(self, memory: &M) {
+    fn end<M: Memory>(self, memory: &M) -> bool {
         let until = self.word(memory, UNTIL);
-        if until != NAME_BUSY {
-            self.set_until(memory, until, 0);
-        }
+        let ended = if until >= STREAM_ENDED { STREAM_ENDED } else { 0 };
+        until == ended || self.set_until(memory, until, ended)
     }
 
     /// Writes a held entry of the connection that the segment opens.
@@ -213,9 +217,9 @@ pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (Hel
     let Some(way) = of(found) else { return (Held::Absent, 0) };
     let others = found & (found - 1);
     if others != 0 {
-        way.free(tables);
+        way.end(tables);
         if let Some(other) = of(others) {
-            other.free(tables);
+            other.end(tables);
         }
         return (Held::Busy, 0);
     }
@@ -223,7 +227,7 @@ pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (Hel
     if until == 0 {
         return (Held::Absent, 0);
     }
-    if until == NAME_BUSY || !way.set_until(tables, until, NAME_BUSY) {
+    if until >= STREAM_ENDED || !way.set_until(tables, until, NAME_BUSY) {
         return (Held::Busy, 0);
     }
     // Another pod's connection may have taken the place since.
@@ -236,6 +240,31 @@ pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (Hel
         return (Held::Absent, 0);
     }
     (Held::Entry(way), until)
+}
+
+/// The entry of the segment's connection, whoever holds it.
+#[inline(always)]
+pub(crate) fn find<T: NameTables>(tables: &T, work: Work) -> Option<StreamWay> {
+    let bucket = bucket(tables, work)?;
+    let found = matches(tables, bucket, work);
+    if found == 0 { None } else { StreamWay::at(tables, bucket + lowest(found)) }
+}
+
+/// Ends the reading of the segment's connection: frees all entries of it. False if other CPUs change them again and again.
+#[inline(always)]
+pub(crate) fn end<T: NameTables>(tables: &T, work: Work) -> bool {
+    let Some(bucket) = bucket(tables, work) else { return true };
+    let mut done = 0;
+    for _ in 0..ATTEMPTS {
+        let found = matches(tables, bucket, work) & !done;
+        if found == 0 {
+            return true;
+        }
+        let index = lowest(found);
+        let Some(way) = StreamWay::at(tables, bucket + index) else { return true };
+        done |= u64::from(way.end(tables)) << index;
+    }
+    false
 }
 
 /// Writes the entry of the connection that the segment opens. `false`: another packet's reader has the entry.
@@ -252,7 +281,9 @@ pub(crate) fn open<T: NameTables>(tables: &T, work: Work, until: u64) -> bool {
             // The SYN was sent again. Nobody sends one again behind the resolver's first byte: with SYN cookies, it may
             // open another connection with the same sequence numbers.
             if same && first == next {
-                way.release(tables, before.max(until));
+                // Nor does it keep an entry that is read longer.
+                let is_open = way.opened(tables) & STREAM_OPEN != 0;
+                way.release(tables, if is_open { before } else { before.max(until) });
             } else {
                 way.write(tables, work, until);
             }
@@ -285,7 +316,7 @@ fn rank<T: NameTables>(tables: &T, work: Work, bucket: u32, index: u32) {
     const SHARE: u64 = 1 << 56;
     let Some(way) = StreamWay::at(tables, bucket + index) else { return };
     let (until, holder) = (way.word(tables, UNTIL), way.word(tables, ASKER) >> 32);
-    if until == NAME_BUSY {
+    if until >= STREAM_ENDED {
         return;
     }
     let mut share = is_zero(tables, holder ^ (work.asker() >> 32));

@@ -262,6 +262,20 @@ impl Work {
         unsafe { &(*self.0).entry.address }
     }
 
+    /// Address of the segment's other side.
+    #[must_use]
+    #[inline(always)]
+    pub fn remote(&self) -> &[u64; 2] {
+        // SAFETY: readable, by `new`; no lookup writes it.
+        unsafe { &(*self.0).stream.resolver }
+    }
+
+    /// Writes the address of the other side, for a lookup.
+    #[inline(always)]
+    pub fn look_up(self, address: [u64; 2]) {
+        self.set_resolver(address);
+    }
+
     /// Begins a message of a conversation with a resolver.
     #[inline(always)]
     pub fn begin(self, length: u32, address: [u64; 2], endpoint: u32, port: u16) {

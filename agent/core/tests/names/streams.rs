@@ -4,10 +4,10 @@
 use std::sync::atomic::Ordering;
 
 use netpold_core::model::Direction;
-use netpold_ebpf::layout::{NAME_BUSY, STREAM_BUCKETS, STREAM_WORDS};
+use netpold_ebpf::layout::{NAME_BUSY, STREAM_BUCKETS, STREAM_ENDED, STREAM_WORDS};
 use netpold_ebpf::names::conversation::RECORDS;
 use netpold_ebpf::names::stream::{MOST_GAPS, QUIET, WINDOW};
-use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_RST, TCP_SYN};
+use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN};
 use netpold_testkit::flows::HZ;
 use netpold_testkit::frames::{ipv4_between, ipv6_between, segment, tcp as tcp_header};
 use netpold_testkit::names::{Record, answer, query, wire};
@@ -140,13 +140,19 @@ fn a_segment_has_several_answers() {
     net.open(&connection);
     let questions = [framed(&query(8, &wire("other.example"))), framed(&question())].concat();
     assert!(net.passes(&connection.asks(0, &questions)), "as the C library asks for A and AAAA");
-    let bytes = [around(b"text"), good(), good()].concat();
+    let second = framed(&query(6, &wire(API)));
+    assert!(net.passes(&connection.asks(questions.len(), &second)), "before the first answer");
+    let at = Record::address(pointer(), ip("192.0.2.8"), 300);
+    let last = framed(&answer(6, &wire(API), &[at]));
+    let bytes = [around(b"text"), good(), last].concat();
     assert!(net.passes(&connection.answers(0, &bytes[..bytes.len() - 9])));
-    assert!(net.connects(FOUND));
-    // The next answer begins in the segment of the one before.
-    assert!(net.passes(&connection.asks(questions.len(), &framed(&question()))));
+    assert!(net.connects(FOUND) && !net.connects("192.0.2.8"));
+    // The last answer begins in the segment of the one before.
     assert!(net.passes(&connection.answers(bytes.len() - 9, &bytes[bytes.len() - 9..])));
+    assert!(net.connects("192.0.2.8"));
     assert_eq!(net.streams(), 1, "and goes on");
+    assert!(net.passes(&connection.asks(questions.len() + second.len(), &framed(&question()))));
+    assert_eq!(net.streams(), 0, "up to a question behind the first answer");
 }
 
 /// Some clients send the length in a segment of its own. A question in other parts is not recorded.
@@ -237,17 +243,18 @@ fn forged_and_malformed_streams_open_nothing() {
             assert!(net.passes(&it.received(TCP_RST, 1, &[])));
         }),
         ("the end", |net, it| assert!(net.passes(&it.fin(0)))),
-        ("a minute without an answer", |net, _| {
+        ("too long without an answer", |net, it| {
             net.flows.later((QUIET as u32 + 1) * HZ);
+            assert!(net.passes(&it.asks(0, &framed(&question()))));
         }),
     ];
     for (what, attack) in attacks {
         let net = Net::of_api();
         let connection = connection();
         net.open(&connection);
+        assert!(net.passes(&connection.asks(0, &framed(&question()))));
         attack(&net, &connection);
         // Whatever was read before, a whole message ends at each of these places.
-        assert!(net.passes(&connection.asks(0, &framed(&question()))));
         for at in [0, 1, 2] {
             assert!(net.passes(&connection.answers(at, &good())), "{what}");
         }
@@ -281,19 +288,25 @@ fn no_second_connection_goes_on_in_the_first_ones_place() {
     let v4 = Connection { server: 1, ..connection() };
     let v6 = Connection { own: ip("fd00::1"), resolver: ip(DNS6), ..v4 };
     let addresses6 = ["fd00::1", DNS6].map(|at| at.parse::<std::net::Ipv6Addr>().unwrap().octets());
-    let to_backend = |remote_port| Connection { resolver: ip(BACKEND), remote_port, ..v4 };
-    let hidden: [(&str, Connection, Packet); 6] = [
+    let to = |remote: &str, remote_port| Connection { resolver: ip(remote), remote_port, ..v4 };
+    let hidden: [(&str, Connection, Packet); 15] = [
         ("a reset", v4, v4.reset()),
-        ("a reset to the backend", v4, to_backend(53).reset()),
-        ("a reset to the backend's port", v4, to_backend(5353).reset()),
+        ("a reset to the backend", v4, to(BACKEND, 53).reset()),
+        ("a reset to the backend's port", v4, to(BACKEND, 5353).reset()),
+        ("an end of the pod", v4, v4.sent(TCP_FIN | TCP_ACK, 1, &[])),
+        ("an end to the backend's port", v4, to(BACKEND, 5353).sent(TCP_FIN | TCP_ACK, 1, &[])),
+        ("bytes to the backend", v4, to(BACKEND, 53).asks(0, &[0])),
+        ("an acknowledgement to the backend's port", v4, to(BACKEND, 5353).sent(TCP_ACK, 1, &[])),
         (
-            "a reset in a fragment",
+            "an acknowledgement of an end that was lost",
             v4,
-            (
-                Direction::Egress,
-                ipv4_between([[10, 0, 0, 1], [10, 96, 0, 10]], TCP, &[], 0x2000, &reset(&v4)[..24]),
-            ),
+            Connection { server: v4.server + first.len() as u32 + 1, ..v4 }.sent(TCP_ACK, 1, &[]),
         ),
+        ("another question", v4, v4.asks(0, &[0])),
+        ("an end behind a gap", v4, v4.fin(first.len() + 9)),
+        ("a reset of the resolver", v4, v4.received(TCP_RST, 9, &[])),
+        ("an end of the backend", v4, to(BACKEND, 5353).fin(first.len())),
+        ("bytes of the backend", v4, to(BACKEND, 53).answers(first.len(), &[0])),
         (
             "a reset behind options",
             v4,
@@ -319,8 +332,8 @@ fn no_second_connection_goes_on_in_the_first_ones_place() {
     for (what, connection, packet) in hidden {
         let net = Net::of_api();
         net.open(&connection);
-        assert!(net.passes(&connection.answers(0, &first)) && net.passes(&packet));
         assert!(net.passes(&connection.asks(0, &framed(&question()))));
+        assert!(net.passes(&connection.answers(0, &first)) && net.passes(&packet), "{what}");
         let mut at = 0;
         for bytes in segments {
             assert!(net.passes(&connection.answers(at, bytes)), "{what}");
@@ -354,7 +367,6 @@ fn a_segment_behind_a_gap_is_sent_again() {
     let (net, bytes) = (Net::of_api(), good());
     let connection = net.asked();
     assert!(!net.passes(&connection.answers(10, &bytes[10..])), "ten bytes are missing");
-    assert!(!net.passes(&connection.fin(bytes.len())), "the end, too");
     assert!(net.passes(&connection.answers(0, &bytes[..10])) && !net.connects(FOUND));
     assert!(net.passes(&connection.answers(10, &bytes[10..])) && net.connects(FOUND));
     assert!(net.passes(&connection.fin(bytes.len())));
@@ -374,14 +386,7 @@ fn a_packet_that_meets_a_held_entry_is_sent_again() {
     let (net, bytes) = (Net::of_api(), good());
     let connection = net.asked();
     let until = net.set_until(NAME_BUSY);
-    for packet in [
-        connection.syn(),
-        connection.syn_ack(),
-        connection.answers(0, &bytes),
-        connection.fin(0),
-        connection.reset(),
-        connection.received(TCP_RST, 1, &[]),
-    ] {
+    for packet in [connection.syn(), connection.answers(0, &bytes)] {
         assert!(!net.passes(&packet), "{packet:02x?}");
     }
     assert!(net.passes(&connection.asks(0, &framed(&question()))), "a question needs no entry");
@@ -390,6 +395,78 @@ fn a_packet_that_meets_a_held_entry_is_sent_again() {
     );
     assert_eq!(net.set_until(until), NAME_BUSY);
     assert!(net.passes(&connection.answers(0, &bytes)) && net.connects(FOUND));
+}
+
+/// TCP does not send an end again that the pod acknowledges unseen. Who holds the entry frees it then.
+#[test]
+fn an_end_that_meets_a_held_entry_frees_it() {
+    let it = connection();
+    for packet in [
+        it.fin(0),
+        it.received(TCP_RST, 1, &[]),
+        it.syn_ack(),
+        it.reset(),
+        it.sent(TCP_FIN | TCP_ACK, 1, &[]),
+        Connection { server: it.server.wrapping_add(1), ..it }.sent(TCP_ACK, 1, &[]),
+    ] {
+        let net = Net::of_api();
+        let _ = net.asked();
+        let until = net.set_until(NAME_BUSY);
+        assert!(net.passes(&packet), "{packet:02x?}");
+        assert_eq!(net.set_until(until), STREAM_ENDED, "{packet:02x?}");
+        net.set_until(STREAM_ENDED);
+        assert!(!net.passes(&it.answers(0, &good())), "{packet:02x?}");
+    }
+}
+
+/// Nobody could know whether a fragment ends a connection.
+#[test]
+fn no_fragment_of_a_pods_segments_passes() {
+    let net = Net::of_api();
+    let it = connection();
+    let addresses = [[10, 0, 0, 1], [10, 96, 0, 10]];
+    // With a header that goes on in the next fragment, before any entry.
+    let mut reset =
+        segment((PORT, 53), TCP_RST | TCP_ACK, (it.client + 1, it.server + 1), &[0; 40]);
+    reset[12] = 0xf0;
+    let first = ipv4_between(addresses, TCP, &[], 0x2000, &reset[..24]);
+    assert!(!net.passes(&(Direction::Egress, first)));
+    let to_other = segment((PORT, 443), TCP_ACK, (1, 1), &[0; 40]);
+    let first = ipv4_between(addresses, TCP, &[], 0x2000, &to_other[..24]);
+    assert!(!net.passes(&(Direction::Egress, first)), "whatever its port");
+}
+
+/// Policy may drop an end, as an answer of a flow that is forgotten, and the pod acknowledges it unseen.
+#[test]
+fn an_end_that_policy_drops_ends_the_reading() {
+    // Another Service may lead to the resolver, too.
+    for (flags, from) in [(TCP_FIN | TCP_ACK, DNS), (TCP_RST, DNS), (TCP_RST, "10.96.0.99")] {
+        let net = Net::of_api();
+        let connection = net.asked();
+        assert!(net.passes(&connection.answers(0, &good()[..9])));
+        net.flows.forget_flows();
+        let sender = Connection { resolver: ip(from), ..connection };
+        let (direction, packet) = sender.received(flags, 10, &[]);
+        let (reason, _) = net.judge(1, direction, &packet);
+        assert!(reason.is_drop(), "{reason:?}");
+        assert_eq!(net.streams(), 0);
+    }
+}
+
+/// Strangers end nothing: they do not know the numbers.
+#[test]
+fn a_strangers_packets_end_nothing() {
+    let net = Net::of_api();
+    let connection = net.asked();
+    for (server, remote_port) in [(1 << 30, 53), (connection.server.wrapping_add(WINDOW * 2), 443)]
+    {
+        let stranger = Connection { resolver: ip("192.0.2.9"), server, remote_port, ..connection };
+        for flags in [TCP_SYN, TCP_SYN | TCP_ACK, TCP_FIN | TCP_ACK, TCP_RST, TCP_ACK] {
+            let (direction, packet) = stranger.received(flags, 1, &[0]);
+            net.judge(1, direction, &packet);
+        }
+    }
+    assert!(net.passes(&connection.answers(0, &good())) && net.connects(FOUND));
 }
 
 /// Two CPUs may write an entry each when the pod sends two SYNs at once.
@@ -432,9 +509,17 @@ fn a_handshake_that_is_sent_again_resets_nothing() {
     assert!(net.passes(&connection.answers(0, &bytes[..10])) && net.passes(&connection.syn_ack()));
     assert!(net.passes(&connection.answers(10, &bytes[10..])) && net.connects(FOUND));
     assert_eq!(net.streams(), 1);
+    // It keeps no entry, either.
+    let net = Net::of_api();
+    net.open(&connection);
+    net.flows.later((QUIET as u32 - 5) * HZ);
+    assert!(net.passes(&connection.syn()));
+    net.flows.later(6 * HZ);
+    assert!(net.passes(&connection.answers(0, &bytes[..10])));
+    assert_eq!(net.streams(), 0);
 }
 
-/// Each answer keeps a connection for another minute.
+/// Each answer keeps a connection for as long again.
 #[test]
 fn an_answer_prolongs_its_connection() {
     let net = Net::of_api();
@@ -445,8 +530,8 @@ fn an_answer_prolongs_its_connection() {
         assert!(net.passes(&connection.answers(at, &around(b""))));
         at += around(b"").len();
     }
-    assert!(net.passes(&connection.asks(0, &framed(&question()))));
-    assert!(net.passes(&connection.answers(at, &good())) && net.connects(FOUND));
+    assert_eq!(net.streams(), 1);
+    assert!(net.passes(&connection.answers(at, &good())));
     // A segment sent again does not.
     net.flows.later((QUIET as u32 - 10) * HZ);
     assert!(net.passes(&connection.answers(0, &around(b""))));

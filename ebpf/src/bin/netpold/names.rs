@@ -149,7 +149,12 @@ extern "C" fn netpold_choose_row(group: u32) -> u32 {
 /// names. False if the packet is to be dropped, since TCP sends it again.
 #[inline(always)]
 pub(crate) fn listen<D: Direction>(skb: *mut __sk_buff, reason: u32) -> bool {
-    if reason >= Reason::FIRST_DROP as u32 || !matter(skb) {
+    let drops = reason >= Reason::FIRST_DROP as u32;
+    if drops && D::EGRESS || !matter(skb) {
+        return true;
+    }
+    if drops {
+        streams::netpold_stream_refused(skb);
         return true;
     }
     let protocol = protocol(skb);
@@ -188,8 +193,9 @@ pub(crate) fn listen<D: Direction>(skb: *mut __sk_buff, reason: u32) -> bool {
 fn protocol(skb: *mut __sk_buff) -> Option<u8> {
     // SAFETY: the program's context.
     let bytes = unsafe { Direct::<true>::new(skb) };
-    let at = if crate::may_be_ipv6(skb) { 6 } else { 9 };
-    bytes.window::<34>(0).map(|header| header.byte(14 + at))
+    let is_v6 = crate::may_be_ipv6(skb);
+    let header = bytes.window::<34>(0)?;
+    streams::is_plain(&header, is_v6).then(|| header.byte(14 + if is_v6 { 6 } else { 9 }))
 }
 
 #[unsafe(no_mangle)]

@@ -4,17 +4,18 @@ use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     names::{
-        conversation::{self, DNS},
+        conversation::{self, DNS, mapped},
         segment::segment,
-        steps::{Steps, answers, asks},
-        stream::{self, Source},
+        steps::{self, Steps, answers, asks},
+        stream::{self, BOUNDS, Source},
         tables::NameTables as _,
         work::{MESSAGE, Work},
     },
     packet::{
         bytes::{Bytes, Window as _},
+        family::{V4, V6},
         parse::is_extension,
-        protocol::{TCP, TCP_RST, TCP_SYN},
+        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, TCP_FIN, TCP_RST},
     },
     tables::find_endpoint,
 };
@@ -30,39 +31,74 @@ use crate::{
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn netpold_stream_in(skb: *mut __sk_buff) -> u32 {
-    (!may_matter::<Ingress>(skb) || answers(&Called(skb))).into()
+    (!may_matter::<Ingress>(skb, BOUNDS, true) || answers(&Called(skb))).into()
 }
 
 /// Reads a packet of a pod with names; 0 if it is to be dropped.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn netpold_stream_out(skb: *mut __sk_buff) -> u32 {
-    (!may_matter::<Egress>(skb) || asks(&Called(skb))).into()
+    (!may_matter::<Egress>(skb, BOUNDS, true) || asks(&Called(skb))).into()
 }
 
-/// Whether a packet may matter to a connection to a resolver: by its headers, if they can be read in place. No pod may hide
-/// a segment to a resolver, so behind options and extension headers, any protocol counts as TCP.
+/// Reads a packet to a pod with names that policy drops.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn netpold_stream_refused(skb: *mut __sk_buff) -> u32 {
+    if may_matter::<Ingress>(skb, TCP_FIN | TCP_RST, false) {
+        steps::refused(&Called(skb));
+    }
+    0
+}
+
+/// Whether a frame is plain IP, without tags: its header is behind the link header's 14 bytes.
 #[inline(always)]
-fn may_matter<D: Direction>(skb: *mut __sk_buff) -> bool {
-    const MORE_FRAGMENTS: u16 = 0x2000;
+pub(crate) fn is_plain(header: &impl Window, is_v6: bool) -> bool {
+    header.be16(12) == if is_v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 }
+}
+
+/// Whether a packet may matter to a connection to a resolver: by its headers, if they can be read in place. A segment does
+/// by one of the flags, or by its port if `data`. No pod may hide a segment to a resolver, so behind tags, options and
+/// extension headers, any protocol counts as TCP.
+#[inline(always)]
+fn may_matter<D: Direction>(skb: *mut __sk_buff, flags: u8, data: bool) -> bool {
+    const FRAGMENT: u16 = 0x3fff;
     // SAFETY: the program's context.
     let bytes = unsafe { Direct::<true>::new(skb) };
     let is_v6 = crate::may_be_ipv6(skb);
     let (at, length) = if is_v6 { (6, 40) } else { (9, 20) };
     let Some(header) = bytes.window::<34>(0) else { return true };
+    if !is_plain(&header, is_v6) {
+        return true;
+    }
     let protocol = header.byte(14 + at);
     if protocol != TCP {
         return is_v6 && is_extension(protocol);
     }
-    if !is_v6 && (header.byte(14) != 0x45 || header.be16(20) & MORE_FRAGMENTS != 0) {
+    if !is_v6 && (header.byte(14) != 0x45 || header.be16(20) & FRAGMENT != 0) {
         return true;
     }
-    let Some(header) = bytes.window::<14>(14 + length) else { return true };
-    if D::EGRESS {
-        header.be16(2) == DNS || header.byte(13) & TCP_RST != 0
+    let Some(segment) = bytes.window::<14>(14 + length) else { return true };
+    let port = segment.be16(if D::EGRESS { 2 } else { 0 });
+    segment.byte(13) & flags != 0 || data && (port == DNS || D::EGRESS && is_to_resolver(skb))
+}
+
+/// Whether a plain packet goes to a resolver's address: a segment to any port of it may be of a connection to port 53, if
+/// the node translates that.
+#[inline(always)]
+fn is_to_resolver(skb: *mut __sk_buff) -> bool {
+    let maps = Maps::new();
+    // SAFETY: the program's context.
+    let bytes = unsafe { Direct::<true>::new(skb) };
+    let Some(work) = maps.work() else { return true };
+    let address = if crate::may_be_ipv6(skb) {
+        bytes.window::<54>(0).map(|header| mapped::<V6>(header.words(38)))
     } else {
-        header.be16(0) == DNS || header.byte(13) & TCP_SYN != 0
-    }
+        bytes.window::<34>(0).map(|header| mapped::<V4>(header.be32(30)))
+    };
+    let Some(address) = address else { return true };
+    work.look_up(address);
+    maps.is_resolver(work.remote())
 }
 
 /// The steps, each by a call of its function.
@@ -79,6 +115,16 @@ impl Steps for Called {
     #[inline(always)]
     fn arrive(&self) -> u32 {
         netpold_stream_arrive()
+    }
+
+    #[inline(always)]
+    fn end(&self) -> bool {
+        netpold_stream_end() != 0
+    }
+
+    #[inline(always)]
+    fn is_refused(&self) -> bool {
+        netpold_stream_is_refused() != 0
     }
 
     #[inline(always)]
@@ -203,6 +249,22 @@ extern "C" fn netpold_stream_arrive() -> u32 {
 extern "C" fn netpold_stream_leave() -> u32 {
     let maps = Maps::new();
     maps.work().map_or(stream::PASSES, |work| stream::leave(&maps, work))
+}
+
+/// [`stream::end`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_stream_end() -> u32 {
+    let maps = Maps::new();
+    maps.work().is_none_or(|work| stream::end(&maps, work)).into()
+}
+
+/// [`stream::is_refused`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_stream_is_refused() -> u32 {
+    let maps = Maps::new();
+    maps.work().is_some_and(|work| stream::is_refused(&maps, work)).into()
 }
 
 /// [`stream::take`]
