@@ -21,9 +21,8 @@ use netpold_ebpf::{
     packet::{
         bytes::{Bytes as _, Window as _},
         family::{V4, V6},
-        parse::is_extension,
         parsed::ParsedPacket,
-        protocol::{TCP, TCP_RST, TCP_SYN, UDP},
+        protocol::UDP,
     },
     reason::Reason,
     tables::{TableFamily, find_endpoint},

@@ -12,7 +12,7 @@ use netpold_ebpf::{
         work::{MESSAGE, Work},
     },
     packet::{
-        bytes::{Bytes, Window as _},
+        bytes::{Bytes, Window},
         family::{V4, V6},
         parse::is_extension,
         protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, TCP_FIN, TCP_RST},
