@@ -118,10 +118,12 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
             Ok(judge) => judge.read(&frame, &ByNames { tables: self, hook, under }),
             Err(verdict) => verdict,
         };
-        if under.rows.has_names() && !verdict.passes() && !D::EGRESS {
-            if let Some(work) = self.work() {
-                steps::refused(&HostSteps { tables: self, work, endpoint, frame });
-            }
+        if under.rows.has_names()
+            && !verdict.passes()
+            && !D::EGRESS
+            && let Some(work) = self.work()
+        {
+            steps::refused(&HostSteps { tables: self, work, endpoint, frame });
         }
         let passes =
             verdict.passes() && (!under.rows.has_names() || self.listen::<D>(hook.ifindex, frame));
