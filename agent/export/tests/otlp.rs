@@ -76,7 +76,7 @@ async fn none_of_ten_thousand_denials_is_missing() {
     wait("all records", || exporter.numbers().sent + exporter.numbers().lost > u64::from(EVENTS))
         .await;
     assert_eq!((exporter.numbers().lost, exporter.numbers().failures), (0, 0));
-    wait("all lines of the receiver", || logs().len() > usize::from(EVENTS)).await;
+    wait("all lines of the receiver", || receiver.count("/v1/logs") > usize::from(EVENTS)).await;
     let records = logs();
     assert_eq!(records.len(), usize::from(EVENTS) + 1, "no flow that passed");
     let denied = of(&records, "netpold.packet.denied");
@@ -124,8 +124,8 @@ async fn what_is_lost_while_the_collector_is_away_is_counted() {
     assert_eq!((arrived, exporter.numbers().lost), (EVENTS - away.lost, away.lost));
     // And the loss, in one record or several: records may be lost while the first batch is on its way.
     let lost = || sum(&receiver.items("/v1/logs"), "netpold.lost");
-    wait("all lines", || receiver.items("/v1/logs").len() as u64 > arrived && lost() == away.lost)
-        .await;
+    wait("all lines", || receiver.count("/v1/logs") as u64 > arrived).await;
+    wait("the loss", || lost() == away.lost).await;
 }
 
 /// The collector needs a header, and has a certificate by an authority of its own.
@@ -166,6 +166,6 @@ async fn files_have_the_authority_and_the_headers() {
     fs::write(path("headers"), "Authorization: Bearer token\n").unwrap();
     exporter.send(&[event(0)], &[]);
     wait("the next record", || exporter.numbers().sent == 1).await;
-    wait("both lines", || receiver.items("/v1/logs").len() == 2).await;
+    wait("both lines", || receiver.count("/v1/logs") == 2).await;
     assert_eq!(sum(&receiver.items("/v1/logs"), "netpold.lost"), 1);
 }

@@ -71,6 +71,14 @@ impl Receiver {
         self.port
     }
 
+    /// Counts the [`Receiver::items`] of a path without a copy.
+    #[must_use]
+    pub fn count(&self, path: &str) -> usize {
+        let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_path = requests.iter().filter(|request| request["path"] == path);
+        of_path.map(|it| it["items"].as_array().map_or(0, Vec::len)).sum()
+    }
+
     /// Returns the log records (`/v1/logs`) or data points (`/v1/metrics`) received so far.
     #[must_use]
     pub fn items(&self, path: &str) -> Vec<Value> {
