@@ -199,6 +199,12 @@ pub fn run(args: &TestArgs) -> Result<u8> {
         true => doctor::details_of_policies(&args.cluster)?,
         false => details(manifests, &args.file)?,
     };
+    let mut foreign = unenforced::names(&details);
+    if is_of_cluster {
+        for file in &args.file {
+            foreign.extend(unenforced::read("--file", file)?);
+        }
+    }
     let of_all = Judge::new(objects, details, &args.pod_cidrs, !is_of_cluster);
     let (cluster, explainer, ranges) = (of_all.cluster(), of_all.explainer(), of_all.ranges());
     let world = World { cluster, explainer, judge: &of_all, ranges, own, is_of_cluster };
@@ -208,10 +214,6 @@ pub fn run(args: &TestArgs) -> Result<u8> {
         live::block_on(probe::probe(&args.cluster, &world, &mut outcomes))?;
     }
     let names: Vec<String> = args.file.iter().map(|file| file.display().to_string()).collect();
-    let mut foreign = unenforced::present(manifests, &args.cluster)?;
-    for file in &args.file {
-        foreign.extend(unenforced::read("--file", file)?);
-    }
     let note = unenforced::note(&foreign);
     print(&render::render(&outcomes, note.as_deref(), args.output, &names.join(","))?)?;
     let any = |result| outcomes.iter().any(|outcome| outcome.result() == result);
@@ -228,15 +230,7 @@ fn details(manifests: Option<&Path>, files: &[PathBuf]) -> Result<Details> {
         Some(manifests) => Details::read(manifests)?,
         None => Details::default(),
     };
-    for file in files {
-        match offline::is_standard_input(file) {
-            true => {
-                let text = offline::standard_input("--file")?;
-                details.add_text(offline::STANDARD_INPUT, &text);
-            }
-            false => details.add_files(file)?,
-        }
-    }
+    files.iter().try_for_each(|file| details.add("--file", file))?;
     Ok(details)
 }
 

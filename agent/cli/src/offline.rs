@@ -6,7 +6,7 @@ mod ranges;
 mod templates;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use netpold_api::source::SourceProblem;
@@ -134,4 +134,24 @@ pub fn template_hint(text: &[u8]) -> &'static str {
         true => "; it looks like a template: helm template renders it",
         false => "",
     }
+}
+
+/// Returns the sorted manifests of a directory, or the one file.
+///
+/// # Errors
+/// The directory cannot be read.
+pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>> {
+    if path.is_file() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let shown = || path.display().to_string();
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path).with_context(shown)? {
+        let path = entry.with_context(shown)?.path();
+        if path.file_name().is_some_and(|name| manifests::is_manifest(&name.to_string_lossy())) {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
 }

@@ -7,7 +7,6 @@ use anyhow::Result;
 
 use crate::doctor::{self, Details};
 use crate::live::ClusterArgs;
-use crate::offline;
 
 /// Most policies that a note names.
 const NAMED: usize = 5;
@@ -17,11 +16,8 @@ const NAMED: usize = 5;
 /// # Errors
 /// A file cannot be read.
 pub(crate) fn read(option: &'static str, path: &Path) -> Result<BTreeSet<String>> {
-    if !offline::is_standard_input(path) {
-        return Ok(names(&Details::read(path)?));
-    }
     let mut details = Details::default();
-    details.add_text(offline::STANDARD_INPUT, &offline::standard_input(option)?);
+    details.add(option, path)?;
     Ok(names(&details))
 }
 

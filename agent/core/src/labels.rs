@@ -1,5 +1,7 @@
-//! Labels that do not identify a workload.
+//! Labels with a meaning of their own.
 
+/// The label that the API server puts on every Namespace, with its name.
+pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 /// Labels that controllers set differently on each revision or pod.
 pub const OF_PODS: [&str; 10] = [
     "apps.kubernetes.io/pod-index",

@@ -78,12 +78,18 @@ impl Exporter {
 
     /// Starts the tasks. `text` returns the metrics in `OpenMetrics` text. Call in a runtime.
     pub fn start(&self, text: impl Fn() -> Option<String> + Send + 'static) {
-        if !self.settings.verdicts.is_empty() {
+        if self.wants_events() {
             tokio::spawn(self.clone().send_logs());
         }
         if let Some(every) = self.settings.metrics {
             tokio::spawn(self.clone().send_metrics(every, text));
         }
+    }
+
+    /// Returns whether any events are exported.
+    #[must_use]
+    pub fn wants_events(&self) -> bool {
+        !self.settings.verdicts.is_empty()
     }
 
     /// Returns whether new flows are exported.

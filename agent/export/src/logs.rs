@@ -10,9 +10,6 @@ use netpold_core::model::Direction;
 
 use crate::wire::{AnyValue, INFO, KeyValue, LogRecord, WARN};
 
-/// Most policies named per record; the attributes of an event have the same limit.
-const POLICIES: usize = 8;
-
 /// Packets or flows without records of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreported {
@@ -170,7 +167,7 @@ fn policy(event: &Event) -> Vec<KeyValue> {
     let attribution = &event.attribution;
     let mut all = Vec::new();
     if !attribution.policies.is_empty() {
-        let names = attribution.policies.iter().take(POLICIES).map(ToString::to_string);
+        let names = attribution.policies.iter().map(ToString::to_string);
         all.push(KeyValue::texts("netpold.policies", names));
     }
     for (key, rule) in [("rule", &attribution.rule), ("nearest_rule", &attribution.nearest)] {

@@ -19,6 +19,7 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use netpold_core::bindings::mirrored_uid;
+use netpold_core::labels::NAMESPACE_NAME;
 use netpold_core::model::{
     Change, Denial, Enforcement, Key, Labels, NamedPort, Namespace, Node, Pod, Protocol,
 };
@@ -32,9 +33,6 @@ use self::service::{endpoint_slice, service};
 pub use self::workload::template;
 use crate::decode::{Mismatch, typed};
 use crate::document::{self, ReadError};
-
-/// Label of every namespace with its own name (set by the API server since 1.21).
-const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
 /// Annotation of a pod (a gateway or a virtual machine) that may send from other addresses than its own, if the value
 /// is `off`.
@@ -234,7 +232,7 @@ fn other(node: &document::Node, version: &str, kind: &str) -> Result<Manifest, R
 fn namespace(namespace: &core::Namespace) -> Result<Converted, Problem> {
     let name = name(&namespace.metadata)?;
     let mut labels = labels(&namespace.metadata);
-    labels.insert(NAME_LABEL.into(), name.clone());
+    labels.insert(NAMESPACE_NAME.into(), name.clone());
     let mut problems = Vec::new();
     let denial = denial(&namespace.metadata, &mut problems);
     Ok(Converted { change: Change::Namespace(Namespace { name, labels, denial }), problems })

@@ -24,6 +24,7 @@ use tracing::{info, warn};
 
 pub use self::content::is_absence;
 use self::scan::Scanner;
+pub use self::scan::is_manifest;
 use self::store::Store;
 use crate::convert::DEFAULT_NAMESPACE;
 use crate::document::ReadError;

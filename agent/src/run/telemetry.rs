@@ -67,7 +67,7 @@ impl Telemetry {
 
     /// Starts to count denied traffic by workload and to export events, before the first event is read.
     pub(super) fn feed(&self, engine: &Arc<Mutex<Engine>>, observer: &Arc<Observer>) {
-        if self.denied.is_none() && self.exporter.is_none() {
+        if self.denied.is_none() && !self.exporter.as_ref().is_some_and(Exporter::wants_events) {
             return;
         }
         let denied = self.denied.clone().unwrap_or_else(|| Arc::new(Mutex::new(Denied::new(0))));

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{
-    ClusterRule, Direction, DomainName, Enforcement, Peer, Pod, PortMatch, Protocol, Requirement,
-    Rule, Selector, Tier,
+    ClusterRule, Direction, DomainName, Enforcement, Peer, Pod, PortMatch, Protocol, Rule,
+    Selector, Tier,
 };
 
 use super::ports::FIRST_PORT;
@@ -141,15 +141,9 @@ impl Named {
 
     fn selector(&mut self, selector: &Selector) {
         for requirement in &selector.requirements {
-            match requirement {
-                Requirement::In(key, _)
-                | Requirement::NotIn(key, _)
-                | Requirement::Exists(key)
-                | Requirement::DoesNotExist(key) => {
-                    if !self.labels.contains(key) {
-                        self.labels.insert(key.clone());
-                    }
-                }
+            let key = requirement.key();
+            if !self.labels.contains(key) {
+                self.labels.insert(key.to_owned());
             }
         }
     }

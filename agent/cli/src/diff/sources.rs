@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use netpold_core::cluster::ObjectKey;
@@ -13,9 +13,6 @@ use netpold_kube::document::{Documents, Node, Value};
 use super::{DiffArgs, few};
 use crate::offline::{self, Reviewed, apply, pods_of};
 use crate::unenforced;
-
-/// Suffixes of the files to read, as for `--manifests`.
-const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
 
 /// Objects before and after a change, with the pods of all pod templates.
 #[derive(Debug, Default)]
@@ -193,22 +190,12 @@ fn nothing(path: &Path) -> Result<String> {
     let (mut kinds, mut directories) = (BTreeMap::new(), 0);
     if offline::is_standard_input(path) {
         count_kinds(&offline::standard_input("--file")?, &mut kinds);
-    } else if path.is_dir() {
-        for entry in fs::read_dir(path).with_context(|| path.display().to_string())? {
-            let file: PathBuf = entry?.path();
-            let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let ending = file.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-            if name.starts_with('.') {
-                continue;
-            }
-            if file.is_dir() {
-                directories += 1;
-            } else if ENDINGS.contains(&ending) {
-                count_kinds(&fs::read(&file).with_context(|| name)?, &mut kinds);
-            }
-        }
     } else {
-        count_kinds(&fs::read(path).with_context(|| path.display().to_string())?, &mut kinds);
+        for file in offline::files(path)?.iter().filter(|file| !file.is_dir()) {
+            let text = fs::read(file).with_context(|| file.display().to_string())?;
+            count_kinds(&text, &mut kinds);
+        }
+        directories = subdirectories(path)?;
     }
     let mut parts = Vec::new();
     let others: usize = kinds.values().sum();
@@ -223,6 +210,19 @@ fn nothing(path: &Path) -> Result<String> {
     }
     let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join("; ")) };
     Ok(format!("no object that policies depend on{parts}"))
+}
+
+/// Counts the subdirectories that are not hidden; a file has none.
+fn subdirectories(path: &Path) -> Result<usize> {
+    let mut count = 0;
+    if path.is_dir() {
+        for entry in fs::read_dir(path).with_context(|| path.display().to_string())? {
+            let entry = entry?;
+            let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+            count += usize::from(!is_hidden && entry.path().is_dir());
+        }
+    }
+    Ok(count)
 }
 
 /// Counts the objects of a text by kind.

@@ -1,5 +1,6 @@
 //! Checks for policies that select no pod, and for peers that match none.
 
+use netpold_core::labels::NAMESPACE_NAME;
 use netpold_core::model::{Labels, Peer, Pod, Requirement, Rule, Selector};
 
 use super::finding::{Check, Findings, Severity};
@@ -52,8 +53,6 @@ const NO_NODE: Check = Check {
 
 /// Most addresses named at one place.
 const NAMED: usize = 3;
-/// Label of every namespace, with its name.
-const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
 /// Pods that match a selector but are in no group: on the host's network, finished, or of a workload without pods now.
 enum Elsewhere<'o> {
@@ -184,21 +183,12 @@ fn may_have_pods(objects: &Objects<'_>, own: Option<&str>, namespaces: Option<&S
         return own.is_some_and(|own| !has_pods(own));
     };
     if cluster.namespaces().is_empty() {
-        return selector.requirements.iter().any(|requirement| key(requirement) != NAME_LABEL);
+        return selector.requirements.iter().any(|it| it.key() != NAMESPACE_NAME);
     }
     cluster
         .namespaces()
         .keys()
-        .any(|name| !has_pods(name) && selector.matches(&cluster.namespace_labels(name)))
-}
-
-fn key(requirement: &Requirement) -> &str {
-    match requirement {
-        Requirement::In(key, _)
-        | Requirement::NotIn(key, _)
-        | Requirement::Exists(key)
-        | Requirement::DoesNotExist(key) => key,
-    }
+        .any(|name| selector.matches(&cluster.namespace_labels(name)) && !has_pods(name))
 }
 
 /// Formats `; Pod edge/a and 2 more at 192.168.0.1/32, 192.168.0.2/32`.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explanation, Verdict};
-use netpold_core::labels::{OF_PODS, set_by_controller};
+use netpold_core::labels::{NAMESPACE_NAME, OF_PODS, set_by_controller};
 use netpold_core::model::{
     Change, Direction, Key, Labels, Namespace, Peer, Pod, Requirement, Rule, Selector,
 };
@@ -15,8 +15,6 @@ use netpold_core::probe::Party;
 
 use crate::doctor::Details;
 
-/// The label that the API server puts on every Namespace.
-const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 /// Value that no policy can name: it is not a valid label.
 const OTHER: &str = "?";
 /// Most combinations that are judged.
@@ -201,7 +199,7 @@ impl Hypotheses {
 fn subject_with(cluster: &Cluster, subject: &Subject, mut labels: Labels) -> Option<Change> {
     Some(match subject {
         Subject::Namespace(name) => {
-            labels.insert(NAME_LABEL.to_owned(), name.clone());
+            labels.insert(NAMESPACE_NAME.to_owned(), name.clone());
             Change::Namespace(Namespace { name: name.clone(), labels, denial: None })
         }
         Subject::Pod(key) => {
@@ -292,7 +290,8 @@ impl Named {
             let other = Some(OTHER.to_owned());
             let values: Vec<Option<String>> = match &subject {
                 Subject::Namespace(name) => {
-                    let is_known = label == NAME_LABEL || cluster.namespaces().contains_key(name);
+                    let is_known =
+                        label == NAMESPACE_NAME || cluster.namespaces().contains_key(name);
                     let values = [None, other].into_iter().chain(named.into_iter().map(Some));
                     if is_known { Vec::new() } else { values.collect() }
                 }
@@ -311,10 +310,11 @@ impl Named {
 
 /// Returns the label of a requirement, and the values that it names.
 fn parts(requirement: &Requirement) -> (&str, &[String]) {
-    match requirement {
-        Requirement::In(label, values) | Requirement::NotIn(label, values) => (label, values),
-        Requirement::Exists(label) | Requirement::DoesNotExist(label) => (label, &[]),
-    }
+    let values = match requirement {
+        Requirement::In(_, values) | Requirement::NotIn(_, values) => &values[..],
+        Requirement::Exists(_) | Requirement::DoesNotExist(_) => &[],
+    };
+    (requirement.key(), values)
 }
 
 /// Returns whether a controller sets this label on the pods of a template.

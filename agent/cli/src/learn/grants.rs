@@ -8,13 +8,11 @@ use netpold_api::learn::{Observed, Peer};
 use netpold_api::workload::Workload;
 use netpold_core::cluster::{Cluster, is_subject};
 use netpold_core::explain::Explainer;
+use netpold_core::labels::NAMESPACE_NAME;
 use netpold_core::model::{IpBlock, Key, Peer as ModelPeer, Requirement, Selector};
 
 use super::generate::Options;
 use super::ports::{Ports, protocol};
-
-/// Label that selects a namespace by name.
-pub(super) const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// Peer in the form that policies can name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use netpold_api::learn::{Observed, Peer};
 use netpold_api::workload::Workload;
+use netpold_core::labels::NAMESPACE_NAME;
 use netpold_core::model::{
     Action, ClusterPolicy, ClusterRule, Direction, DomainName, Enforcement, NamespacedPods,
     Peer as ModelPeer, PolicyVersion, PortMatch, Requirement, Rule, Selector, Tier,
@@ -14,7 +15,6 @@ use netpold_core::model::{
 use serde_json::{Value, json};
 
 use super::generate::{LearnedPolicy, Sightings};
-use super::grants::NAMESPACE_NAME;
 use super::ports::{Ports, protocol};
 
 /// Priority of the first policy; the next ones follow, since policies of one tier need different ones.

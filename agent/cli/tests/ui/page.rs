@@ -1,6 +1,7 @@
 //! The page in a browser.
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use crate::browser::Browser;
 use crate::client::Ui;
@@ -29,17 +30,23 @@ fn texts(browser: &Browser, selector: &str) -> Vec<String> {
     found.as_array().unwrap().iter().map(|it| it.as_str().unwrap().to_owned()).collect()
 }
 
-#[test]
-fn the_map_is_drawn_and_has_a_table_and_keys_reach_every_view() {
-    let Some(browser) =
-        Browser::start("the_map_is_drawn_and_has_a_table_and_keys_reach_every_view", false)
-    else {
-        return;
-    };
+/// Starts a browser with the page of a shop; `None` without a browser. The directory holds the manifests.
+fn opened(test: &str, is_dark: bool) -> Option<(Browser, Ui, TempDir)> {
+    let browser = Browser::start(test, is_dark)?;
     let manifests = directory(&shop());
     let ui = Ui::start(manifests.path());
     browser.open(&ui.address);
     browser.wait(READY);
+    Some((browser, ui, manifests))
+}
+
+#[test]
+fn the_map_is_drawn_and_has_a_table_and_keys_reach_every_view() {
+    let Some((browser, ui, _manifests)) =
+        opened("the_map_is_drawn_and_has_a_table_and_keys_reach_every_view", false)
+    else {
+        return;
+    };
     assert_eq!(
         browser.value("location.href"),
         json!(format!("http://127.0.0.1:{}/", ui.port)),
@@ -94,13 +101,11 @@ fn the_map_is_drawn_and_has_a_table_and_keys_reach_every_view() {
 
 #[test]
 fn a_change_shows_its_cuts_while_it_is_typed() {
-    let Some(browser) = Browser::start("a_change_shows_its_cuts_while_it_is_typed", false) else {
+    let Some((browser, _ui, _manifests)) =
+        opened("a_change_shows_its_cuts_while_it_is_typed", false)
+    else {
         return;
     };
-    let manifests = directory(&shop());
-    let ui = Ui::start(manifests.path());
-    browser.open(&ui.address);
-    browser.wait(READY);
     browser.run(
         "document.getElementById('tab-what-if').click(); document.getElementById('yaml').focus()",
         &Value::Null,
@@ -123,13 +128,10 @@ fn a_change_shows_its_cuts_while_it_is_typed() {
 
 #[test]
 fn an_answer_to_an_earlier_text_is_marked() {
-    let Some(browser) = Browser::start("an_answer_to_an_earlier_text_is_marked", false) else {
+    let Some((browser, _ui, _manifests)) = opened("an_answer_to_an_earlier_text_is_marked", false)
+    else {
         return;
     };
-    let manifests = directory(&shop());
-    let ui = Ui::start(manifests.path());
-    browser.open(&ui.address);
-    browser.wait(READY);
     let set = "const yaml = document.getElementById('yaml'); yaml.value = arguments[0]; yaml.dispatchEvent(new Event('input'));
         const result = document.querySelector('.result');
         return [result.classList.contains('stale'), result.getAttribute('aria-busy'), result.previousElementSibling.textContent]";
@@ -150,14 +152,11 @@ fn an_answer_to_an_earlier_text_is_marked() {
 
 #[test]
 fn a_late_answer_is_not_shown_beside_a_later_map() {
-    let Some(browser) = Browser::start("a_late_answer_is_not_shown_beside_a_later_map", false)
+    let Some((browser, _ui, _manifests)) =
+        opened("a_late_answer_is_not_shown_beside_a_later_map", false)
     else {
         return;
     };
-    let manifests = directory(&shop());
-    let ui = Ui::start(manifests.path());
-    browser.open(&ui.address);
-    browser.wait(READY);
     // The answer about a workload waits until the page lets it go.
     browser.run(
         "const ask = window.fetch; window.answered = 0;
@@ -243,11 +242,9 @@ fn tiers_parts_and_folded_pairs_are_named() {
 
 #[test]
 fn focus_stays_in_the_details() {
-    let Some(browser) = Browser::start("focus_stays_in_the_details", false) else { return };
-    let manifests = directory(&shop());
-    let ui = Ui::start(manifests.path());
-    browser.open(&ui.address);
-    browser.wait(READY);
+    let Some((browser, _ui, _manifests)) = opened("focus_stays_in_the_details", false) else {
+        return;
+    };
     browser.run(
         "const search = document.querySelector('input[type=search]'); search.value = 'shop/web';
          search.dispatchEvent(new Event('input'))",
@@ -333,14 +330,11 @@ fn hostile_names_are_shown_as_text() {
 #[test]
 fn controls_have_names_and_text_has_contrast() {
     for is_dark in [false, true] {
-        let Some(browser) = Browser::start("controls_have_names_and_text_has_contrast", is_dark)
+        let Some((browser, _ui, _manifests)) =
+            opened("controls_have_names_and_text_has_contrast", is_dark)
         else {
             return;
         };
-        let manifests = directory(&shop());
-        let ui = Ui::start(manifests.path());
-        browser.open(&ui.address);
-        browser.wait(READY);
         assert_eq!(browser.value("matchMedia('(prefers-color-scheme: dark)').matches"), is_dark);
         browser.run(
             "[...document.querySelectorAll('#map button')].find((it) => it.textContent === 'As a table').click();

@@ -3,10 +3,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use crate::labels::NAMESPACE_NAME;
 use crate::model::{Denial, Key, Labels, Namespace};
-
-/// The label that the API server puts on every namespace.
-const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
 /// Every namespace.
 #[derive(Debug, Default)]
@@ -23,7 +21,7 @@ impl Namespaces {
     /// label does not match, which grants nothing.
     pub(super) fn labels(&self, name: &str) -> Cow<'_, Labels> {
         self.0.get(name).map_or_else(
-            || Cow::Owned(Labels::from_iter([(NAME_LABEL.to_owned(), name.to_owned())])),
+            || Cow::Owned(Labels::from_iter([(NAMESPACE_NAME.to_owned(), name.to_owned())])),
             |namespace| Cow::Borrowed(&namespace.labels),
         )
     }
@@ -63,7 +61,7 @@ mod tests {
     #[test]
     fn an_unknown_namespace_has_its_name_as_label() {
         let mut namespaces = Namespaces::default();
-        let named = Labels::from_iter([(NAME_LABEL.to_owned(), "shop".to_owned())]);
+        let named = Labels::from_iter([(NAMESPACE_NAME.to_owned(), "shop".to_owned())]);
         assert_eq!(*namespaces.labels("shop"), named);
         let known = |labels| Some(Namespace { name: "shop".to_owned(), labels, denial: None });
         assert!(!namespaces.set("shop", known(named.clone())), "the labels are the same");

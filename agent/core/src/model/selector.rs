@@ -34,6 +34,17 @@ impl Selector {
 }
 
 impl Requirement {
+    /// Label key.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        match self {
+            Self::In(key, _)
+            | Self::NotIn(key, _)
+            | Self::Exists(key)
+            | Self::DoesNotExist(key) => key,
+        }
+    }
+
     /// Whether the requirement holds. `NotIn` and `DoesNotExist` hold for an absent key.
     #[must_use]
     pub fn matches(&self, labels: &Labels) -> bool {

@@ -276,7 +276,8 @@ fn too_large() -> io::Error {
 }
 
 /// Returns whether a name is `*.yaml`, `*.yml` or `*.json`, and not hidden.
-fn is_manifest(name: &str) -> bool {
+#[must_use]
+pub fn is_manifest(name: &str) -> bool {
     let extension = Path::new(name).extension().and_then(|e| e.to_str());
     !name.starts_with('.') && matches!(extension, Some("yaml" | "yml" | "json"))
 }

@@ -1,7 +1,7 @@
 //! Details of objects in files.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
@@ -17,31 +17,27 @@ use super::shapes::{Named, Object};
 use crate::doctor::foreign_kinds::ForeignKind;
 use crate::offline;
 
-/// Suffixes of the files to read, as for `--manifests`.
-const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
-
 impl Details {
-    /// Reads the details of objects in a directory, in one file, or on standard input (`-`).
+    /// Reads the details of the objects of `--manifests`: see [`Details::add`].
     ///
     /// # Errors
     /// A file cannot be read.
     pub fn read(path: &Path) -> Result<Self> {
         let mut details = Self::default();
-        if offline::is_standard_input(path) {
-            let text = offline::standard_input("--manifests")?;
-            details.add_text(offline::STANDARD_INPUT, &text);
-        } else {
-            details.add_files(path)?;
-        }
+        details.add("--manifests", path)?;
         Ok(details)
     }
 
-    /// Adds the details of objects in a directory or in one file.
+    /// Adds the details of objects in a directory, in one file, or on standard input (`-`), which `option` reads.
     ///
     /// # Errors
     /// A file cannot be read.
-    pub(crate) fn add_files(&mut self, path: &Path) -> Result<()> {
-        for path in files(path)? {
+    pub(crate) fn add(&mut self, option: &'static str, path: &Path) -> Result<()> {
+        if offline::is_standard_input(path) {
+            self.add_text(offline::STANDARD_INPUT, &offline::standard_input(option)?);
+            return Ok(());
+        }
+        for path in offline::files(path)? {
             let text = fs::read(&path).with_context(|| path.display().to_string())?;
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             self.add_text(&name, &text);
@@ -158,22 +154,3 @@ const PLAIN: [&str; 9] = [
     "Job",
     "CronJob",
 ];
-
-/// Returns the sorted files of a directory, or the one file.
-fn files(path: &Path) -> Result<Vec<PathBuf>> {
-    if path.is_file() {
-        return Ok(vec![path.to_owned()]);
-    }
-    let shown = || path.display().to_string();
-    let mut files = Vec::new();
-    for entry in fs::read_dir(path).with_context(shown)? {
-        let path = entry.with_context(shown)?.path();
-        let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
-        let ending = path.extension().and_then(|ending| ending.to_str());
-        if !hidden && ending.is_some_and(|ending| ENDINGS.contains(&ending)) {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
-}
