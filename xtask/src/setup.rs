@@ -45,6 +45,11 @@ const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 const NIGHTLY: [&str; 7] =
     ["toolchain", "install", "nightly", "--profile", "minimal", "--component", "rust-src"];
 
+/// Whether [`run`] has tools to install.
+pub(crate) fn is_due() -> bool {
+    !Needs::look().nothing()
+}
+
 /// Installs missing tools and returns the eBPF toolchain.
 ///
 /// # Errors
@@ -214,11 +219,11 @@ fn install_packages(missing: &[&str]) -> Result<()> {
     bail!("apt knows no package {}{linker}", rest.join(", "))
 }
 
-/// Compiles for about a minute.
+/// Compiles for about half a minute: without optimization, since the linker's time is that of LLVM.
 fn install_linker() -> Result<()> {
     let folder = toolchain::linker_folder().context("neither XDG_CACHE_HOME nor HOME is set")?;
     let feature = format!("llvm-{LLVM_MAJOR}");
-    let features = ["--no-default-features", "--features", &feature];
+    let features = ["--debug", "--no-default-features", "--features", &feature];
     let prefix = [("LLVM_PREFIX", LLVM_PREFIX)];
     crates::install("bpf-linker", LINKER_VERSION, &folder, &features, &prefix)
 }

@@ -1,11 +1,14 @@
 //! Output for the user about steps: their begin, duration and end.
 
 use std::io::{IsTerminal, Read, Seek};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use owo_colors::OwoColorize;
 
 /// Interval of signs of life without a terminal.
@@ -63,6 +66,27 @@ pub(crate) fn quiet(command: &mut Command) -> Result<()> {
         anstream::eprintln!("{}", String::from_utf8_lossy(&said).trim_end());
     }
     ended(status, command)
+}
+
+/// A command that runs beside other steps, without output. Dropping it ends the command and its children: the command's
+/// result is not needed.
+pub(crate) struct Beside(Option<Child>);
+
+impl Beside {
+    /// Starts the command in a process group of its own.
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let silent = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Self(silent.process_group(0).spawn().ok())
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        let Some(mut child) = self.0.take() else { return };
+        // A command that has ended and was not waited for keeps its number.
+        let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGTERM);
+        let _ = child.wait();
+    }
 }
 
 fn wait(mut child: Child) -> Result<ExitStatus> {

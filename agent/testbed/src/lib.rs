@@ -40,6 +40,7 @@ mod flow;
 mod frame;
 mod host;
 mod icmp;
+#[cfg(feature = "kubelet")]
 mod kubelet;
 mod manifests;
 mod message;
@@ -66,6 +67,7 @@ pub use child::KillOnDrop;
 pub use flow::Flow;
 pub use frame::ethernet;
 pub use host::Host;
+#[cfg(feature = "kubelet")]
 pub use kubelet::{Container, Kubelet};
 pub use manifests::{Manifests, marker, namespace};
 pub use netns::Netns;

@@ -17,11 +17,23 @@ const START: Duration = Duration::from_secs(20);
 /// An agent promises to notice a changed file within 200 ms; twice that for a busy machine.
 const PICKED_UP: Duration = Duration::from_millis(400);
 
-/// Builds the agent, eBPF object included.
+/// Arguments of cargo for the agent. The compiler of policies is optimized for the tests' sake alone.
+const BUILD: [&str; 7] = [
+    "build",
+    "--package",
+    "netpold",
+    "--bin",
+    "netpold",
+    "--config",
+    "profile.dev.package.netpold-core.opt-level=0",
+];
+
+/// Builds the agent, eBPF object included. While the toolchain is set up, the crates that need none are compiled.
 pub(crate) fn build() -> Result<PathBuf> {
+    let early = setup::is_due().then(|| step::Beside::start(cargo(&BUILD).arg("--quiet")));
     let toolchain = setup::run()?;
-    let arguments = ["build", "--package", "netpold", "--bin", "netpold"];
-    step::show(toolchain.apply(&mut cargo(&arguments)))?;
+    drop(early);
+    step::show(toolchain.apply(&mut cargo(&BUILD)))?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let target = target.unwrap_or_else(|| crate::root().join("target"));
     Ok(crate::root().join(target).join("debug/netpold"))
