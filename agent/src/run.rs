@@ -31,6 +31,7 @@ use netpold_engine::observe::Observer;
 use netpold_engine::publish;
 use netpold_engine::rule_use::News;
 use netpold_engine::trace::Tracing;
+use netpold_export::Exporter;
 use netpold_kube::cni_results::cache;
 use netpold_kube::cni_results::static_pods::StaticPods;
 use netpold_kube::inputs::{Input, Inputs};
@@ -60,6 +61,8 @@ const OFFER_PATIENCE: Duration = Duration::from_mins(1);
 /// begin within that second and this interval than three quarters of a table hold (20,000 a second in the smallest),
 /// the rest finds no room.
 const ROOM: Duration = Duration::from_secs(1);
+/// Longest wait for tasks that still run at the end.
+const LAST_TASKS: Duration = Duration::from_millis(500);
 /// Capacity of the channel of interface events.
 const EVENTS: usize = 4096;
 
@@ -81,6 +84,7 @@ pub fn run(mut config: RunConfig) -> Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
+    let exporter = config.export.clone().map(Exporter::new);
     let result = runtime.block_on(async {
         let opened = if config.files.state.exists() {
             // The kept state is enforced with or without a source.
@@ -89,11 +93,14 @@ pub fn run(mut config: RunConfig) -> Result<()> {
             // Opened first, because a failure here changes nothing.
             Opened::now(&config.origin).await?
         };
-        Agent::start(&config, when_due(opened, &config).await)?.serve(config.readback).await
+        let opened = when_due(opened, &config).await;
+        Agent::start(&config, opened, exporter.clone())?.serve(config.readback).await
     });
-    // A credential plugin may still run.
-    runtime.shutdown_background();
-    match result? {
+    // The next agent waits for the pin root, which the last task lets go. A credential plugin may still run.
+    runtime.shutdown_timeout(LAST_TASKS);
+    let ended = result?;
+    exporter.iter().for_each(Exporter::finish);
+    match ended {
         Ended::Told => Ok(()),
         Ended::HandedOver => standby::hand_over().map(|never| match never {}),
     }
@@ -152,7 +159,7 @@ struct Agent {
 }
 
 impl Agent {
-    fn start(config: &RunConfig, opened: Opened) -> Result<Self> {
+    fn start(config: &RunConfig, opened: Opened, exporter: Option<Exporter>) -> Result<Self> {
         let Opened { source, event_recorder, opening } = opened;
         // First, so that no veth appears unseen while another agent ends.
         let veths = Veths::open().context("cannot watch for new interfaces")?;
@@ -195,7 +202,7 @@ impl Agent {
         let drops = Arc::new(Mutex::new(DropLog::default()));
         let (events, interfaces) = mpsc::channel(EVENTS);
         let discovery = Discovery::start(netpold_discovery::Settings::default(), events)?;
-        let telemetry = Telemetry::new(config);
+        let telemetry = Telemetry::new(config, exporter);
         let metrics = Arc::new(telemetry.metrics(&engine, &drops, inputs.status()));
         telemetry.export(&metrics);
         let readiness = Arc::clone(&metrics);
@@ -327,8 +334,8 @@ impl Agent {
             tell_of_flows(&engine, &self.drops, news);
             Tracing::end(&mut *engine);
         });
-        self.records.finish(&self.engine).await;
         self.telemetry.finish().await;
+        self.records.finish(&self.engine).await;
         info!("netpold exits; enforcement stays in place");
         // An agent that gives way waits for no other agent.
         Ok(if taken && self.hands_over.is_some() { Ended::HandedOver } else { Ended::Told })
@@ -386,12 +393,14 @@ impl Agent {
         if self.reading_events {
             return;
         }
-        let Some(ring) = lock(&self.engine).events() else { return };
+        let Some(mut ring) = lock(&self.engine).events() else { return };
         self.reading_events = true;
-        let engine = &self.engine;
-        self.telemetry.feed(engine, &self.observer);
         let (engine, drops) = (Arc::clone(&self.engine), Arc::clone(&self.drops));
         let pod = move |dropped: &Dropped| lock(&engine).pod_name(dropped);
+        self.telemetry.feed(&self.engine, &self.observer, || {
+            let lines = events::take(&mut ring, &drops);
+            lines.iter().for_each(|line| events::say(line, &pod));
+        });
         tokio::spawn(async move {
             if let Err(error) = events::read(ring, drops, pod).await {
                 warn!(%error, "cannot read drop events; drops are still counted");

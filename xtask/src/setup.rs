@@ -6,12 +6,13 @@
 //! - bpf-linker, installed only into the user's cache;
 //! - for checks of the sources, cargo-shear (unused dependencies) and typos (spelling), in the user's cache; the tests
 //!   do not need them;
-//! - for the tests alone: nft and iptables, which translate Services; zsh and fish; chromium and its driver; kubectl,
-//!   kube-apiserver and etcd in the user's cache; Python's opentelemetry-proto there; tools for `deploy/` (helm, lua,
-//!   promtool, runc, ruby, shellcheck, skopeo).
+//! - for the tests alone: nft and iptables, which translate Services; zsh and fish; chromium and its driver; in the
+//!   user's cache kubectl, kube-apiserver, etcd, axe-core and Python's opentelemetry-proto; tools for `deploy/` (helm,
+//!   lua, promtool, runc, ruby, shellcheck, skopeo).
 //!
 //! `agent/dataplane/build.rs` searches the same places for the compiler and the linker.
 
+mod axe;
 mod crates;
 mod cross;
 mod deploy;
@@ -131,16 +132,16 @@ pub(crate) fn for_completion() -> Result<()> {
 /// A browser and its driver, for the page of `netpold ui`, and their packages.
 const BROWSER: [(&str, &str); 2] = [("chromium", "chromium"), ("chromedriver", "chromium-driver")];
 
-/// Installs the browser for tests of the page; another Chromium with its driver serves, too.
+/// Installs the browser for tests of the page; another Chromium with its driver serves, too. And axe-core.
 ///
 /// # Errors
 /// When it cannot be installed.
 pub(crate) fn for_page() -> Result<()> {
     let others = ["google-chrome", "chromium-browser"];
-    if others.iter().any(|name| on_path(name).is_some()) && on_path("chromedriver").is_some() {
-        return Ok(());
+    if others.iter().all(|name| on_path(name).is_none()) || on_path("chromedriver").is_none() {
+        packages::install_programs(&BROWSER)?;
     }
-    packages::install_programs(&BROWSER)
+    axe::install()
 }
 
 /// Installs the tools for checks of the sources.

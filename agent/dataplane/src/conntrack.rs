@@ -115,6 +115,22 @@ pub struct Pass {
     pub v6: Census,
 }
 
+impl Census {
+    /// Returns the number of ways that are not free.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.one_way + self.two_way + self.closed + self.busy
+    }
+}
+
+impl Pass {
+    /// Returns whether the tables have no flow.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.v4.used() + self.v6.used() == 0
+    }
+}
+
 /// The mapped flow tables. Generations share them until larger ones are needed.
 #[derive(Debug)]
 pub struct Sweeper {

@@ -35,6 +35,7 @@ use netpold_core::model::{Change, Pod};
 use netpold_core::ops::Capacity;
 use netpold_dataplane::Dataplane;
 use netpold_dataplane::attach::Hook;
+use netpold_dataplane::conntrack::Pass;
 use netpold_dataplane::generation::GenerationError;
 use netpold_dataplane::tables::TableError;
 use netpold_discovery::{Event, newcomers};
@@ -240,6 +241,10 @@ impl Engine {
         }
         let unrecorded = measure::unrecorded(dataplane);
         let mut round = self.rule_use.sweep_observed(unrecorded);
+        let is_empty = self.health.observed.as_ref().is_some_and(Pass::is_empty);
+        if is_empty && !compiler.endpoints().any(|endpoint| endpoint.observed) {
+            return self.rule_use.take_news();
+        }
         match dataplane.active().sweep_observed(endpoints.as_ref(), |flow| round.meet(flow)) {
             Ok(pass) => self.health.observed = pass,
             Err(error) => tracing::warn!(%error, "cannot sweep the records of observed flows"),

@@ -38,8 +38,17 @@ pub async fn read(
     let mut ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) }?;
     let mut flush = tokio::time::interval(QUIET);
     flush.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let journal = lock(&log).journal();
+    let mut requests = journal.requests();
     loop {
         tokio::select! {
+            // The sender is the journal's, which is held here.
+            Ok(()) = requests.changed() => {
+                let request = *requests.borrow_and_update();
+                let lines = take(ring.get_mut(), &log);
+                journal.was_read(request);
+                lines.iter().for_each(|line| say(line, &pod));
+            }
             guard = ring.readable_mut() => {
                 let mut guard = guard?;
                 for line in take(guard.get_inner_mut(), &log) {
@@ -63,7 +72,8 @@ pub async fn read(
     }
 }
 
-fn take(ring: &mut RingBuf<MapData>, log: &Mutex<DropLog>) -> Vec<Line> {
+/// Records the events that are in the ring; returns the lines to log.
+pub fn take(ring: &mut RingBuf<MapData>, log: &Mutex<DropLog>) -> Vec<Line> {
     let (mut log, now) = (lock(log), Instant::now());
     let mut lines = Vec::new();
     while let Some(item) = ring.next() {

@@ -3,18 +3,19 @@
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use netpold_api::events::Outcome;
 use netpold_api::observe::Event;
 use prost::Message as _;
-use tokio::time::{MissedTickBehavior, interval_at, sleep};
+use tokio::runtime::Builder;
+use tokio::time::{MissedTickBehavior, interval_at, sleep, timeout};
 use tracing::{info, warn};
 
 use crate::client::{Client, Endpoint, Failure, Retry};
 use crate::logs::{self, Unreported};
-use crate::metrics;
+use crate::metrics::{self, Starts};
 use crate::queue::Queue;
 use crate::wire::{LogsRequest, ResourceLogs, ScopeLogs, resource, scope};
 
@@ -126,28 +127,41 @@ impl Exporter {
         }
     }
 
-    /// Waits until all records are sent, for two seconds at most.
-    pub async fn finish(&self) {
-        let end = Instant::now() + FINISH;
-        while self.numbers().waiting > 0 && Instant::now() < end {
-            sleep(Duration::from_millis(20)).await;
+    /// Sends the records that wait, once the runtime of [`Exporter::start`] has ended; for two seconds at most. Blocks.
+    pub fn finish(&self) {
+        self.queue.put_back();
+        if self.queue.len() == 0 {
+            return;
         }
+        let Ok(runtime) = Builder::new_current_thread().enable_all().build() else { return };
+        let _ = runtime
+            .block_on(async { timeout(FINISH, self.send_waiting(&mut self.sender())).await });
+        // A name may still be looked up.
+        runtime.shutdown_background();
+    }
+
+    fn sender(&self) -> (Client, Duration) {
+        (Client::new(self.settings.endpoint.clone()), PAUSES[0])
     }
 
     async fn send_logs(self) {
-        let mut client = Client::new(self.settings.endpoint.clone());
-        let mut pause = PAUSES[0];
+        let mut sender = self.sender();
         loop {
             self.queue.filled().await;
             sleep(GATHERED).await;
-            loop {
-                let (records, lost) = self.queue.take(BATCH);
-                if records.is_empty() && lost == 0 {
-                    break;
-                }
-                self.send_batch(&mut client, &mut pause, records, lost).await;
-                self.queue.done();
+            self.send_waiting(&mut sender).await;
+        }
+    }
+
+    /// Sends all records that wait; with the pause after the next failure.
+    async fn send_waiting(&self, (client, pause): &mut (Client, Duration)) {
+        loop {
+            let (records, lost) = self.queue.take(BATCH);
+            if records.is_empty() && lost == 0 {
+                break;
             }
+            self.send_batch(client, pause, records, lost).await;
+            self.queue.done();
         }
     }
 
@@ -207,14 +221,14 @@ impl Exporter {
 
     async fn send_metrics(self, every: Duration, text: impl Fn() -> Option<String>) {
         let mut client = Client::new(self.settings.endpoint.clone());
-        let start = logs::now();
+        let mut starts = Starts::new(logs::now());
         // Agents that start together, as in a rollout, do not send together.
         let mut due = interval_at(tokio::time::Instant::now() + every.mul_f64(random()), every);
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             due.tick().await;
             let Some(text) = text() else { continue };
-            let request = metrics::request(&self.settings.node, &text, start, logs::now());
+            let request = metrics::request(&self.settings.node, &text, &mut starts, logs::now());
             match client.send("/v1/metrics", &request).await {
                 Ok((0, _)) => self.succeeded(),
                 Ok((rejected, reason)) => {

@@ -170,6 +170,9 @@ fn policy(event: &Event) -> Vec<KeyValue> {
         let names = attribution.policies.iter().map(ToString::to_string);
         all.push(KeyValue::texts("netpold.policies", names));
     }
+    if attribution.more_policies > 0 {
+        all.push(KeyValue::int("netpold.more_policies", attribution.more_policies as u64));
+    }
     for (key, rule) in [("rule", &attribution.rule), ("nearest_rule", &attribution.nearest)] {
         let Some(rule) = rule else { continue };
         let text = format!("{} rule {}: {}", rule.policy, rule.index + 1, rule.matches);
@@ -224,6 +227,14 @@ mod tests {
         ] {
             assert!(all.contains(&(key.into(), value.into())), "{key}={value} in {all:?}");
         }
+    }
+
+    #[test]
+    fn policies_beyond_the_named_ones_are_counted() {
+        let mut event = event(0);
+        event.attribution.more_policies = 3;
+        let all = texts(&record(&event, 7));
+        assert!(all.contains(&("netpold.more_policies".into(), "3".into())), "{all:?}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The text of the metrics as data points, so that `/metrics` and the export have one list of metrics.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
 
 use crate::wire::{
     CUMULATIVE, Data, Gauge, Histogram, HistogramDataPoint, KeyValue, Metric, MetricsRequest,
@@ -19,11 +20,75 @@ struct Family<'t> {
     samples: Vec<(&'t str, Sample)>,
 }
 
-/// Returns the request with all metrics of an `OpenMetrics` text. `start`, `now`: begin of the counters and time of the
-/// values, in nanoseconds since 1970.
-pub(crate) fn request(node: &str, text: &str, start: u64, now: u64) -> MetricsRequest {
+/// Start times of cumulative series, in nanoseconds since 1970. A series that was displaced and returns begins anew: its
+/// start time changes with it (OpenTelemetry's data model, "Resets and Gaps").
+#[derive(Debug)]
+pub(crate) struct Starts {
+    /// Time of the last request; before the first one, the begin of the counters.
+    last: u64,
+    /// Start time and value of each series in the last request, by hash of name and labels.
+    known: BTreeMap<u64, (u64, f64)>,
+    hasher: RandomState,
+}
+
+impl Starts {
+    /// Begins at the start of the agent.
+    pub(crate) fn new(start: u64) -> Self {
+        let (known, hasher) = (BTreeMap::new(), RandomState::new());
+        Self { last: start, known, hasher }
+    }
+
+    /// Sets the start times of a request.
+    fn set(&mut self, metrics: &mut [Metric], now: u64) {
+        let mut met = BTreeMap::new();
+        for metric in metrics {
+            match &mut metric.data {
+                Some(Data::Sum(sum)) => {
+                    for point in &mut sum.data_points {
+                        let value = point.as_double.unwrap_or_default();
+                        let start = self.start(&metric.name, &point.attributes, value, &mut met);
+                        point.start_time_unix_nano = start;
+                    }
+                }
+                Some(Data::Histogram(histogram)) => {
+                    for point in &mut histogram.data_points {
+                        let value = point.count as f64;
+                        let start = self.start(&metric.name, &point.attributes, value, &mut met);
+                        point.start_time_unix_nano = start;
+                    }
+                }
+                Some(Data::Gauge(_)) | None => {}
+            }
+        }
+        (self.known, self.last) = (met, now);
+    }
+
+    /// Returns the start time of a series: that of the last request if its value has not fallen since, else the time of
+    /// the last request, when a new series had counted nothing.
+    fn start(
+        &self,
+        name: &str,
+        labels: &[KeyValue],
+        value: f64,
+        met: &mut BTreeMap<u64, (u64, f64)>,
+    ) -> u64 {
+        let labels = labels.iter().map(|pair| (pair.key.as_str(), pair.as_text()));
+        let series = self.hasher.hash_one((name, labels.collect::<Vec<_>>()));
+        let start = match self.known.get(&series) {
+            Some((start, before)) if value >= *before => *start,
+            Some(_) | None => self.last,
+        };
+        met.insert(series, (start, value));
+        start
+    }
+}
+
+/// Returns the request with all metrics of an `OpenMetrics` text. `now`: time of the values, in nanoseconds since 1970.
+pub(crate) fn request(node: &str, text: &str, starts: &mut Starts, now: u64) -> MetricsRequest {
     let metrics = families(text).into_iter();
-    let metrics = metrics.filter_map(|(name, family)| metric(name, &family, start, now)).collect();
+    let mut metrics: Vec<Metric> =
+        metrics.filter_map(|(name, family)| metric(name, &family, now)).collect();
+    starts.set(&mut metrics, now);
     let scope_metrics = vec![ScopeMetrics { scope: Some(scope()), metrics }];
     let resource_metrics = vec![ResourceMetrics { resource: Some(resource(node)), scope_metrics }];
     MetricsRequest { resource_metrics }
@@ -88,11 +153,11 @@ fn quoted(text: &str) -> Option<(String, &str)> {
     None
 }
 
-fn metric(name: &str, family: &Family<'_>, start: u64, now: u64) -> Option<Metric> {
-    let points = |start: u64, suffix: &str| -> Vec<NumberDataPoint> {
+fn metric(name: &str, family: &Family<'_>, now: u64) -> Option<Metric> {
+    let points = |suffix: &str| -> Vec<NumberDataPoint> {
         let samples = family.samples.iter().filter(|(of, _)| *of == suffix);
         let point = |(_, (labels, value)): &(_, Sample)| NumberDataPoint {
-            start_time_unix_nano: start,
+            start_time_unix_nano: 0,
             time_unix_nano: now,
             as_double: Some(*value),
             attributes: labels.clone(),
@@ -102,16 +167,16 @@ fn metric(name: &str, family: &Family<'_>, start: u64, now: u64) -> Option<Metri
     let (name, data) = match family.kind {
         "counter" => {
             let sum = Sum {
-                data_points: points(start, "_total"),
+                data_points: points("_total"),
                 aggregation_temporality: CUMULATIVE,
                 is_monotonic: true,
             };
             (name.to_owned(), Data::Sum(sum))
         }
-        "gauge" => (name.to_owned(), Data::Gauge(Gauge { data_points: points(0, "") })),
-        "info" => (format!("{name}_info"), Data::Gauge(Gauge { data_points: points(0, "_info") })),
+        "gauge" => (name.to_owned(), Data::Gauge(Gauge { data_points: points("") })),
+        "info" => (format!("{name}_info"), Data::Gauge(Gauge { data_points: points("_info") })),
         "histogram" => {
-            let data_points = histograms(family, start, now);
+            let data_points = histograms(family, now);
             let histogram = Histogram { data_points, aggregation_temporality: CUMULATIVE };
             (name.to_owned(), Data::Histogram(histogram))
         }
@@ -120,7 +185,7 @@ fn metric(name: &str, family: &Family<'_>, start: u64, now: u64) -> Option<Metri
     Some(Metric { name, description: family.help.to_owned(), data: Some(data) })
 }
 
-fn histograms(family: &Family<'_>, start: u64, now: u64) -> Vec<HistogramDataPoint> {
+fn histograms(family: &Family<'_>, now: u64) -> Vec<HistogramDataPoint> {
     let is_bound = |pair: &KeyValue| pair.key == "le";
     let mut points: Vec<HistogramDataPoint> = Vec::new();
     for (suffix, (labels, value)) in &family.samples {
@@ -128,7 +193,6 @@ fn histograms(family: &Family<'_>, start: u64, now: u64) -> Vec<HistogramDataPoi
         let index = points.iter().position(|point| point.attributes == attributes);
         let index = index.unwrap_or_else(|| {
             points.push(HistogramDataPoint {
-                start_time_unix_nano: start,
                 time_unix_nano: now,
                 attributes,
                 ..HistogramDataPoint::default()
@@ -182,7 +246,7 @@ process_threads 12
 
     #[test]
     fn every_kind_of_metric_is_translated() {
-        let request = request("n1", TEXT, 5, 9);
+        let request = request("n1", TEXT, &mut Starts::new(5), 9);
         let metrics = &request.resource_metrics[0].scope_metrics[0].metrics;
         let names: Vec<&str> = metrics.iter().map(|metric| metric.name.as_str()).collect();
         let expected =
@@ -204,5 +268,23 @@ process_threads 12
             (gauge.data_points[0].as_double, gauge.data_points[0].time_unix_nano),
             (Some(12.0), 9)
         );
+    }
+
+    #[test]
+    fn a_series_that_begins_anew_has_a_new_start_time() {
+        let mut starts = Starts::new(5);
+        let mut begun = |now, samples: &str| -> Vec<u64> {
+            let text = format!("# TYPE netpold_a counter\n{samples}# EOF\n");
+            let request = request("n1", &text, &mut starts, now);
+            let metric = &request.resource_metrics[0].scope_metrics[0].metrics[0];
+            let Some(Data::Sum(sum)) = &metric.data else { panic!() };
+            sum.data_points.iter().map(|point| point.start_time_unix_nano).collect()
+        };
+        let (a, b) = ("netpold_a_total{x=\"a\"}", "netpold_a_total{x=\"b\"}");
+        assert_eq!(begun(10, &format!("{a} 3\n{b} 7\n")), [5, 5]);
+        assert_eq!(begun(20, &format!("{a} 4\n{b} 7\n")), [5, 5]);
+        assert_eq!(begun(30, &format!("{b} 8\n")), [5], "a is displaced");
+        assert_eq!(begun(40, &format!("{a} 5\n{b} 2\n")), [30, 30], "a returns, b fell");
+        assert_eq!(begun(50, &format!("{a} 5\n{b} 3\n")), [30, 30]);
     }
 }

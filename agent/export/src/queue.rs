@@ -16,8 +16,8 @@ const OVERHEAD: usize = 64;
 struct Waiting {
     records: VecDeque<Bytes>,
     bytes: usize,
-    /// Records that [`Queue::take`] returned and that are not [done](Queue::done).
-    in_hand: usize,
+    /// Result of the last [`Queue::take`], until it is [done](Queue::done).
+    in_hand: (Vec<Bytes>, u64),
     /// Records lost since the last [`Queue::take`].
     lost: u64,
 }
@@ -60,23 +60,35 @@ impl Queue {
         let number = records.min(waiting.records.len());
         let taken: Vec<Bytes> = waiting.records.drain(..number).collect();
         waiting.bytes -= taken.iter().map(|record| record.len() + OVERHEAD).sum::<usize>();
-        waiting.in_hand = number;
         if waiting.records.is_empty() {
             // A queue that was full once gives its memory back.
             waiting.records = VecDeque::new();
         }
-        (taken, std::mem::take(&mut waiting.lost))
+        let lost = std::mem::take(&mut waiting.lost);
+        waiting.in_hand = (taken.clone(), lost);
+        (taken, lost)
+    }
+
+    /// Puts back what was taken last and is not done, because its sender has ended.
+    pub(crate) fn put_back(&self) {
+        let mut waiting = lock(&self.waiting);
+        let (records, lost) = std::mem::take(&mut waiting.in_hand);
+        waiting.lost += lost;
+        waiting.bytes += records.iter().map(|record| record.len() + OVERHEAD).sum::<usize>();
+        for record in records.into_iter().rev() {
+            waiting.records.push_front(record);
+        }
     }
 
     /// Notes that the records taken last were sent or lost.
     pub(crate) fn done(&self) {
-        lock(&self.waiting).in_hand = 0;
+        lock(&self.waiting).in_hand = Default::default();
     }
 
     /// Returns the number of records that wait.
     pub(crate) fn len(&self) -> usize {
         let waiting = lock(&self.waiting);
-        waiting.records.len() + waiting.in_hand
+        waiting.records.len() + waiting.in_hand.0.len()
     }
 
     /// Waits until records were added.
@@ -98,6 +110,9 @@ mod tests {
         assert_eq!((lost, queue.len()), (RECORDS - kept as u64, kept));
         let (taken, told) = queue.take(500);
         assert_eq!((taken.len(), told, queue.len()), (500, lost, kept));
+        queue.put_back();
+        let (again, told) = queue.take(500);
+        assert_eq!((again, told, queue.len()), (taken, lost, kept), "its sender has ended");
         queue.done();
         assert_eq!(queue.len(), kept - 500);
         assert_eq!(queue.push([vec![0; 1000]]), 0, "there is room again");

@@ -11,28 +11,31 @@ use netpold_engine::metrics::{Exported, Metrics};
 use netpold_engine::observe::{Attributions, Feed, Observer};
 use netpold_engine::{Engine, observed};
 use netpold_export::{Exporter, Numbers, Unreported};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tracing::warn;
 
 use crate::config::RunConfig;
 
-/// Wait at the end for the last sweep's events, which are read in intervals.
-const LAST_EVENTS: Duration = Duration::from_millis(200);
+/// Longest wait at the end for the last events.
+const LAST_EVENTS: Duration = Duration::from_secs(1);
 
 /// Receivers of events beside watchers and the log.
 pub(super) struct Telemetry {
     /// Counters of denied traffic by workload, if they are served.
     denied: Option<Arc<Mutex<Denied>>>,
     exporter: Option<Exporter>,
+    /// End of the reader of events, and its task.
+    feed: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
 impl Telemetry {
-    pub(super) fn new(config: &RunConfig) -> Self {
-        let exporter = config.export.clone().map(Exporter::new);
+    pub(super) fn new(config: &RunConfig, exporter: Option<Exporter>) -> Self {
         let most = usize::from(config.denied_series);
         let serves = (config.listen.is_some() || exporter.is_some()) && most > 0;
         let denied = serves.then(|| Arc::new(Mutex::new(Denied::new(most))));
-        Self { denied, exporter }
+        Self { denied, exporter, feed: None }
     }
 
     /// Creates the metrics, which also answer readiness.
@@ -65,10 +68,16 @@ impl Telemetry {
         }
     }
 
-    /// Starts to count denied traffic by workload and to export events, before the first event is read.
-    pub(super) fn feed(&self, engine: &Arc<Mutex<Engine>>, observer: &Arc<Observer>) {
+    /// Starts to count denied traffic by workload and to export events. `take_left` reads the events that a former agent
+    /// left: they are recorded, but neither counted nor exported.
+    pub(super) fn feed(
+        &mut self,
+        engine: &Arc<Mutex<Engine>>,
+        observer: &Arc<Observer>,
+        take_left: impl FnOnce(),
+    ) {
         if self.denied.is_none() && !self.exporter.as_ref().is_some_and(Exporter::wants_events) {
-            return;
+            return take_left();
         }
         let denied = self.denied.clone().unwrap_or_else(|| Arc::new(Mutex::new(Denied::new(0))));
         let engine = Arc::clone(engine);
@@ -83,19 +92,28 @@ impl Telemetry {
             });
             exporter.send(&events, &unreported.collect::<Vec<_>>());
         };
-        let feed = Feed::new(Arc::clone(observer), dropped, denied, Box::new(sink), with_flows);
-        tokio::spawn(async move {
-            let Err(error) = feed.follow().await;
-            warn!(%error, "denied traffic is no longer counted by workload, and no longer exported");
+        let mut feed = Feed::new(Arc::clone(observer), dropped, denied, Box::new(sink), with_flows);
+        // A packet that comes meanwhile counts as one without an event.
+        take_left();
+        feed.skip();
+        let (end, ended) = oneshot::channel();
+        let ended = async {
+            // The end of the sender is the signal.
+            let _ = ended.await;
+        };
+        let task = tokio::spawn(async move {
+            if let Err(error) = feed.follow(ended).await {
+                warn!(%error, "denied traffic is no longer counted by workload, and no longer exported");
+            }
         });
+        self.feed = Some((end, task));
     }
 
-    /// Waits a moment for the last records.
-    pub(super) async fn finish(&self) {
-        if let Some(exporter) = &self.exporter {
-            tokio::time::sleep(LAST_EVENTS).await;
-            exporter.finish().await;
-        }
+    /// Hands the last events to the exporter, which sends them after the agent's end.
+    pub(super) async fn finish(&mut self) {
+        let Some((end, task)) = self.feed.take() else { return };
+        drop(end);
+        let _ = timeout(LAST_EVENTS, task).await;
     }
 }
 

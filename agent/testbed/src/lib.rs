@@ -33,6 +33,7 @@
 
 mod agent;
 pub mod apiserver;
+pub mod axe;
 mod child;
 pub mod cluster;
 mod conntrack;

@@ -147,7 +147,7 @@ impl<'c> Asking<'_, 'c> {
             if to.special || to.kind == Kind::Nodes {
                 starts.add(&self.ends.translated);
             }
-            for (key, sides) in meetings(from, to) {
+            for (key, sides) in meetings(from, to, self.ends.node_ports) {
                 let change = self.ask(sides, &starts)?;
                 let pair = pairs.entry(key).or_default();
                 if change.iter().all(Ports::is_empty) {
@@ -279,35 +279,28 @@ impl<'c> Asking<'_, 'c> {
 }
 
 /// Picks representatives of all pairs of members: sender and receiver, before and after.
-fn meetings<'c>(from: &Class<'c>, to: &Class<'c>) -> Vec<Meeting<'c>> {
-    let pairs = from.members.iter().flat_map(|a| to.members.iter().map(move |b| (a, b)));
-    if from.kind == Kind::Pods && to.kind == Kind::Pods {
-        // A pod and itself are no pair.
-        let key = |end: &End<'c>| end.pod.map(|pod| &pod.key);
-        let is_template = |end: &End<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
-        let apart = |(a, b): &(&[End<'c>; 2], &[End<'c>; 2])| {
-            // A template stands for any number of pods, so also for two different ones.
-            [0, 1].into_iter().all(|i| key(&a[i]) != key(&b[i]) || is_template(&a[i]))
-        };
-        let mut pairs = pairs;
-        return pairs
-            .find(apart)
-            .map(|(a, b)| ((from.party, to.party), [*a, *b]))
-            .into_iter()
-            .collect();
+fn meetings<'c>(from: &Class<'c>, to: &Class<'c>, node_ports: bool) -> Vec<Meeting<'c>> {
+    let meeting = |sides| ((from.party, to.party), sides);
+    let mut pairs = from.members.iter().flat_map(|a| to.members.iter().map(move |b| [*a, *b]));
+    let key = |end: &End<'c>| end.pod.map(|pod| &pod.key);
+    let is_template = |end: &End<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
+    let is_between_pods = from.kind == Kind::Pods && to.kind == Kind::Pods;
+    let do_meet = |[a, b]: &[[End<'c>; 2]; 2]| {
+        [0, 1].into_iter().all(|i| match is_between_pods {
+            // A pod and itself are no pair. A template stands for any number of pods, so also for two different ones.
+            true => key(&a[i]) != key(&b[i]) || is_template(&a[i]),
+            // A pod and a node that is the pod's own neither before nor after, see `own_nodes`; or the outside.
+            false => a[i].node != b[i].node || [from.kind, to.kind].contains(&Kind::Outside),
+        })
+    };
+    if !from.is_by_node(to, node_ports) {
+        return pairs.find(do_meet).map(meeting).into_iter().collect();
     }
-    if [from.kind, to.kind].contains(&Kind::Outside) {
-        return vec![((from.party, to.party), [from.members[0], to.members[0]])];
-    }
-    // A pod and a node that is the pod's own neither before nor after, see `own_nodes`.
     let mut found = BTreeMap::new();
-    for (a, b) in pairs {
-        if [0, 1].into_iter().all(|i| a[i].node != b[i].node) {
-            let node = (from.special || to.special).then_some([a[0].node, b[0].node]);
-            found.entry(node).or_insert([*a, *b]);
-        }
+    for sides in pairs.filter(do_meet) {
+        found.entry(sides.map(|side| side.map(|end| end.node))).or_insert(sides);
     }
-    found.into_values().map(|sides| ((from.party, to.party), sides)).collect()
+    found.into_values().map(meeting).collect()
 }
 
 fn number(protocol: Protocol) -> IpProtocol {

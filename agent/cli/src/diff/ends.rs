@@ -65,6 +65,12 @@ impl Class<'_> {
     pub(super) fn is_ipv6(&self) -> bool {
         self.members[0][0].address.is_ipv6()
     }
+
+    /// Returns whether the verdict on connections to another class may depend on the nodes of pods: if Services translate
+    /// them, perhaps to a pod's own node.
+    pub(super) fn is_by_node(&self, to: &Self, node_ports: bool) -> bool {
+        self.special || to.special || node_ports && [self.kind, to.kind].contains(&Kind::Nodes)
+    }
 }
 
 /// Properties by which policies distinguish ends of one cluster.
@@ -74,6 +80,7 @@ pub(super) struct Traits<'c> {
     ports: &'c [NamedPort],
     block: IpNet,
     pub(super) special: Option<IpAddr>,
+    /// Node that has the address. The nodes of pods are no trait: [`Class::is_by_node`] judges by nodes where they matter.
     node: Option<&'c str>,
 }
 
@@ -83,6 +90,8 @@ pub(super) struct Ends<'c> {
     pub(super) classes: Vec<Class<'c>>,
     /// Ports of Services and node ports: relevant at special addresses and at nodes.
     pub(super) translated: Starts,
+    /// Whether a Service has node ports.
+    pub(super) node_ports: bool,
     /// Index of [`Party::OwnNode`].
     pub(super) own_node: usize,
     /// Index of the party of each domain name.
@@ -165,7 +174,7 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c>
         names.into_iter().zip(census.parties.len()..).collect();
     census.parties.extend(names.keys().cloned().map(Party::Name));
     let Census { parties, classes, not_compared, .. } = census;
-    Ends { parties, classes, translated, own_node, names, left_out, not_compared }
+    Ends { parties, classes, translated, node_ports, own_node, names, left_out, not_compared }
 }
 
 /// Returns an unused address of each block within the ranges that policies distinguish.
@@ -299,8 +308,7 @@ impl<'c> Census<'c> {
             ports: end.pod.map_or(&[], |pod| &pod.ports),
             block: self.blocks.around(address),
             special: self.special.contains(&address).then_some(address),
-            // A pod's node matters towards nodes, where each is judged, and towards special addresses.
-            node: (!self.special.is_empty()).then_some(end.node),
+            node: (end.pod.is_none() && !self.special.is_empty()).then_some(end.node),
         }
     }
 

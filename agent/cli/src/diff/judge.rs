@@ -1,5 +1,6 @@
 //! Verdicts on pairs of classes at every port.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use netpold_core::cluster::Cluster;
@@ -39,31 +40,34 @@ impl<'a, 'c> Judge<'a, 'c> {
         Self { ends, explainer, with_trials: any.then(|| explainer.with_trials()) }
     }
 
-    pub(super) fn pair(&self, (from, to): Classes) -> Option<Judged> {
+    /// Evaluates a pair; with several results if these may depend on the nodes of pods.
+    pub(super) fn pair(&self, (from, to): Classes) -> Vec<Judged> {
         let from = &self.ends.classes[from];
         match to {
             Remote::Class(to) => self.classes(from, &self.ends.classes[to]),
-            Remote::Name(party) => self.name(from, party),
+            Remote::Name(party) => self.name(from, party).into_iter().collect(),
         }
     }
 
-    fn classes(&self, from: &Class<'c>, to: &Class<'c>) -> Option<Judged> {
+    fn classes(&self, from: &Class<'c>, to: &Class<'c>) -> Vec<Judged> {
         if from.is_ipv6() != to.is_ipv6() || ![from.kind, to.kind].contains(&Kind::Pods) {
-            return None;
+            return Vec::new();
         }
-        let [one, other] = meeting(from, to)?;
         let mut starts = from.sends.clone();
         starts.add(&to.receives);
         if to.special || to.kind == Kind::Nodes {
             starts.add(&self.ends.translated);
         }
-        let verdict = |explainer: &Explainer<'c>, protocol, port| {
-            let (from, to) = (Side::Address(one.address), Side::Address(other.address));
-            let probe = Probe { from, to, protocol, port };
-            let ends = [&one, &other].map(|end| (end.pod, end.address));
-            explainer.verdict_at(&probe, ends).0 == Verdict::Allow
-        };
-        Some(self.at_ports((from.party, to.party), &starts, verdict))
+        let judged = meetings(from, to, self.ends.node_ports).into_iter().map(|sides| {
+            let verdict = |explainer: &Explainer<'c>, protocol, port| {
+                let [from, to] = sides.map(|end| Side::Address(end.address));
+                let probe = Probe { from, to, protocol, port };
+                let ends = sides.map(|end| (end.pod, end.address));
+                explainer.verdict_at(&probe, ends).0 == Verdict::Allow
+            };
+            self.at_ports((from.party, to.party), &starts, verdict)
+        });
+        judged.collect()
     }
 
     fn name(&self, from: &Class<'c>, party: usize) -> Option<Judged> {
@@ -112,8 +116,9 @@ impl<'a, 'c> Judge<'a, 'c> {
     }
 }
 
-/// Returns members of two classes that are two ends: not one pod twice, and if possible not a pod and its own node.
-fn meeting<'c>(from: &Class<'c>, to: &Class<'c>) -> Option<[End<'c>; 2]> {
+/// Returns members of two classes that are two ends: not one pod twice, and if possible not a pod and its own node. One
+/// pair, or one of each pair of nodes if these may matter.
+fn meetings<'c>(from: &Class<'c>, to: &Class<'c>, node_ports: bool) -> Vec<[End<'c>; 2]> {
     let key = |end: &End<'c>| end.pod.map(|pod| &pod.key);
     let is_template = |end: &End<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
     let apart = |[a, b]: &[End<'c>; 2]| key(a) != key(b) || is_template(a);
@@ -121,7 +126,18 @@ fn meeting<'c>(from: &Class<'c>, to: &Class<'c>) -> Option<[End<'c>; 2]> {
         let all = from.members.iter().flat_map(|a| to.members.iter().map(move |b| [a[0], b[0]]));
         all.filter(apart)
     };
-    let nodes = [from.kind, to.kind].contains(&Kind::Nodes);
-    let elsewhere = if nodes { all().find(|[a, b]| a.node != b.node) } else { None };
-    elsewhere.or_else(|| all().next())
+    let with_nodes = [from.kind, to.kind].contains(&Kind::Nodes);
+    let is_elsewhere = |[a, b]: &[End<'c>; 2]| !with_nodes || a.node != b.node;
+    let mut found = BTreeMap::new();
+    if from.is_by_node(to, node_ports) {
+        for sides in all().filter(is_elsewhere) {
+            found.entry(sides.map(|end| end.node)).or_insert(sides);
+        }
+    } else if let Some(sides) = all().find(is_elsewhere) {
+        found.insert(["", ""], sides);
+    }
+    if found.is_empty() {
+        return all().next().into_iter().collect();
+    }
+    found.into_values().collect()
 }

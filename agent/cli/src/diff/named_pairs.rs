@@ -107,7 +107,7 @@ pub fn named_pairs(cluster: &Cluster, ranges: &[IpNet], most: usize) -> NamedPai
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let part = named.len().div_ceil(threads).max(1);
     let judged: Vec<Judged> = std::thread::scope(|scope| {
-        let work = |part: &[Classes]| part.iter().filter_map(|it| judge.pair(*it)).collect();
+        let work = |part: &[Classes]| part.iter().flat_map(|it| judge.pair(*it)).collect();
         let parts: Vec<_> = named
             .chunks(part)
             .map(|part| scope.spawn(move || -> Vec<Judged> { work(part) }))

@@ -301,16 +301,15 @@ fn left_out(endpoints: &[EndpointStatus]) -> String {
 
 /// Returns the fill of the flow tables, and that of the tables of observed flows unless these are empty.
 fn flow_tables(tracked: Option<&Pass>, observed: Option<&Pass>) -> Vec<TableStatus> {
-    let used = |census: &Census| census.one_way + census.two_way + census.closed + census.busy;
     let status = |name: &str, census: &Census| TableStatus {
         name: name.to_owned(),
-        used: used(census),
+        used: census.used(),
         capacity: census.capacity,
     };
     let of =
         |names: [&str; 2], pass: &Pass| [status(names[0], &pass.v4), status(names[1], &pass.v6)];
     let tracked = tracked.map(|pass| of(["IPv4 flows", "IPv6 flows"], pass));
-    let observed = observed.filter(|pass| used(&pass.v4) + used(&pass.v6) > 0);
+    let observed = observed.filter(|pass| !pass.is_empty());
     let observed = observed.map(|pass| of(["observed IPv4 flows", "observed IPv6 flows"], pass));
     tracked.into_iter().chain(observed).flatten().collect()
 }

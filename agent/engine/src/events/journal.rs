@@ -11,8 +11,8 @@ use netpold_core::lock::lock;
 use netpold_core::model::Direction;
 use netpold_dataplane::conntrack::FlowTuple;
 use netpold_ebpf::reason::Reason;
-use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, watch};
 
 use super::dropped::{Dropped, unix_millis};
 
@@ -109,6 +109,10 @@ struct Rings {
 pub struct Journal {
     rings: Mutex<Rings>,
     news: Notify,
+    /// Number of requests to read the kernel's ring up.
+    asked: watch::Sender<u64>,
+    /// Number of the last such request that was met.
+    met: watch::Sender<u64>,
 }
 
 impl Journal {
@@ -117,7 +121,7 @@ impl Journal {
     }
 
     /// Records a dropped packet or an audited flow.
-    pub(super) fn dropped(&self, packet: &Dropped) {
+    pub(crate) fn dropped(&self, packet: &Dropped) {
         let outcome = if packet.is_audit() { Outcome::Audit } else { Outcome::Deny };
         let mut rings = self.rings();
         rings.totals.audited += u64::from(packet.is_audit());
@@ -182,6 +186,29 @@ impl Journal {
         drop(rings);
         seen.sort_by_key(|seen| seen.packet.unix_millis);
         (seen, lost)
+    }
+
+    /// Waits until the kernel's ring was read up after this call: its events until then are recorded.
+    pub async fn read_up(&self) {
+        let mut number = 0;
+        self.asked.send_modify(|asked| {
+            *asked += 1;
+            number = *asked;
+        });
+        // The sender is this value's own.
+        let _ = self.met.subscribe().wait_for(|met| *met >= number).await;
+    }
+
+    /// Returns the requests of [`Journal::read_up`], for the reader of the ring.
+    pub(crate) fn requests(&self) -> watch::Receiver<u64> {
+        let mut requests = self.asked.subscribe();
+        requests.mark_changed();
+        requests
+    }
+
+    /// Notes that the ring was read up after this request.
+    pub(crate) fn was_read(&self, request: u64) {
+        self.met.send_replace(request);
     }
 
     /// Returns a future that completes at the first new event after this call.

@@ -1,6 +1,5 @@
 //! The agent's own reader of all events: counts them by workload and passes them on.
 
-use std::convert::Infallible;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,14 +11,16 @@ use netpold_core::lock::lock;
 use netpold_core::model::Direction;
 use netpold_ebpf::reason::Reason;
 use tokio::task::spawn_blocking;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{MissedTickBehavior, timeout};
 
 use super::server::Observer;
 use crate::denied::{Denied, Kind, Totals, totals};
 use crate::events::Cursor;
 
-/// Interval of reading the totals. An event is read within it, or counts as unreported.
+/// Interval of reading the totals.
 const SETTLED: Duration = Duration::from_secs(1);
+/// Longest wait for the reader of the ring, which logs lines and so may wait for the engine.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Pause between reads: events that occur meanwhile are read together.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Most batches read without a pause, as many events as are kept.
@@ -57,25 +58,33 @@ impl Feed {
         Self { observer, dropped: Arc::new(dropped), denied, sink: Arc::new(sink), filter, cursor }
     }
 
-    /// Reads events until the agent ends.
+    /// Skips the events so far. The kernel's totals of [`Feed::new`] contain events that a former agent left in the ring,
+    /// so they are no part of the increase.
+    pub fn skip(&mut self) {
+        self.cursor = self.observer.cursor();
+    }
+
+    /// Reads events until `end`, and then those until now.
     ///
     /// # Errors
     /// The runtime ends.
-    pub async fn follow(mut self) -> io::Result<Infallible> {
+    pub async fn follow(mut self, end: impl Future<Output = ()>) -> io::Result<()> {
         let mut settle = tokio::time::interval(SETTLED);
         settle.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut drained = false;
+        tokio::pin!(end);
         loop {
             let observer = Arc::clone(&self.observer);
             tokio::select! {
-                _ = settle.tick() => {
-                    if drained {
-                        self.settle().await?;
-                    }
+                () = &mut end => {
+                    // The second time takes the totals of the first one into account.
+                    self.settle().await?;
+                    return self.settle().await;
                 }
-                () = observer.changed() => {}
+                _ = settle.tick() => self.settle().await?,
+                () = observer.changed() => {
+                    self.drain().await?;
+                }
             }
-            drained = self.drain().await?;
             tokio::time::sleep(PAUSE).await;
         }
     }
@@ -95,11 +104,15 @@ impl Feed {
         Ok(false)
     }
 
-    async fn settle(&self) -> io::Result<()> {
+    /// Reads the totals, then every event until now, however late this task runs: no packet is both an event and unreported.
+    async fn settle(&mut self) -> io::Result<()> {
         let (dropped, flows) = (Arc::clone(&self.dropped), self.observer.flow_totals());
         let packets = spawn_blocking(move || dropped()).await.map_err(io::Error::other)?;
         let mut totals: Totals = totals(&packets, flows);
         totals.retain(|kind, _| self.filter.verdicts.contains(&kind.outcome));
+        // Without an answer the ring is not read any more, and its packets remain without events.
+        let _ = timeout(PATIENCE, self.observer.read_up()).await;
+        while !self.drain().await? {}
         let unreported = lock(&self.denied).settle(totals);
         if !unreported.is_empty() {
             (self.sink)(Vec::new(), unreported);

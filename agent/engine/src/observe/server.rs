@@ -138,6 +138,11 @@ impl Observer {
         self.journal.changed().await;
     }
 
+    /// Waits until the events of the kernel until now are recorded.
+    pub(super) async fn read_up(&self) {
+        self.journal.read_up().await;
+    }
+
     /// Returns the numbers of all flows, reported or not.
     pub(super) fn flow_totals(&self) -> Untold {
         self.journal.totals()

@@ -1,16 +1,19 @@
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use netpold_api::filter::Request;
-use netpold_api::observe::Line;
+use netpold_api::observe::{Event, Line};
 use netpold_api::samples::{NODE, event};
+use netpold_core::lock::lock;
 use netpold_core::model::Direction;
 use netpold_dataplane::conntrack::FlowTuple;
 use netpold_ebpf::reason::Reason;
 use tokio::sync::mpsc::Receiver;
 
-use super::Observer;
+use super::{Feed, Observer};
+use crate::denied::{Denied, Kind};
 use crate::events::{Journal, Seen, Untold};
 use crate::lines::Lines;
 
@@ -108,4 +111,38 @@ fn nonsense_is_refused() {
         assert!(serde_json::from_str::<Request>(request).is_err(), "{request}");
     }
     assert_eq!(serde_json::from_str::<Request>("{}").unwrap(), Request::default());
+}
+
+/// The kernel has counted a packet whose event is read late: it is no packet without an event.
+#[tokio::test]
+async fn a_late_event_is_not_counted_as_unreported() {
+    let (observer, journal) = observer();
+    let packets = Arc::<AtomicU64>::default();
+    let counted = Arc::clone(&packets);
+    let dropped =
+        move || vec![(Direction::Ingress, Reason::Policy, counted.load(Ordering::Relaxed))];
+    let met = Arc::<Mutex<(usize, u64)>>::default();
+    let sums = Arc::clone(&met);
+    let sink = move |events: Vec<Event>, unreported: Vec<(Kind, u64)>| {
+        let mut met = lock(&sums);
+        met.0 += events.len();
+        met.1 += unreported.iter().map(|(_, count)| count).sum::<u64>();
+    };
+    let denied = Arc::new(Mutex::new(Denied::new(0)));
+    let feed = Feed::new(observer, Box::new(dropped), denied, Box::new(sink), false);
+    packets.store(2, Ordering::Relaxed);
+    // Of two packets, one has an event, which its reader records when it must.
+    let mut requests = journal.requests();
+    tokio::spawn(async move {
+        let mut events = vec![flow(1).packet];
+        while requests.changed().await.is_ok() {
+            let request = *requests.borrow_and_update();
+            if request > 0 {
+                events.drain(..).for_each(|packet| journal.dropped(&packet));
+            }
+            journal.was_read(request);
+        }
+    });
+    feed.follow(std::future::ready(())).await.unwrap();
+    assert_eq!(*lock(&met), (1, 1));
 }

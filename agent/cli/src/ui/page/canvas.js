@@ -7,7 +7,7 @@ const WORDS = { allow: "allowed", audit: "on trial", mixed: "denied in part", de
 const DASHES = { allow: [], audit: [3, 4], mixed: [10, 3, 2, 3], deny: [8, 5] };
 const COLOURS = { allow: "allow", audit: "audit", mixed: "deny", deny: "deny" };
 // Above this number of curves, moving shows the last picture until it rests.
-const HEAVY = 1500;
+const HEAVY = 200;
 const REST = 90;
 const NEAR = 6;
 const FONT = "system-ui, -apple-system, 'Segoe UI', sans-serif";

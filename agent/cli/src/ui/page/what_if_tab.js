@@ -180,7 +180,7 @@ export class WhatIfTab {
       nothing && make("p", {}, answer.compared ? "No connection is cut or opened." : "Nothing was compared: no pod and no pod template is in both."),
       (answer.open.length > 0 || answer.isolated.length > 0) && [make("h3", {}, "Isolation"),
         make("ul", { class: "rows" }, turned(answer.open, "open"), turned(answer.isolated, "isolated"))],
-      rows.length > 0 && table("Connections", ["From", "To", "Loses", "Gains", ""], rows),
+      rows.length > 0 && table("Connections", ["From", "To", "Loses", "Gains", "Extent"], rows),
       answer.left_out > 0 && make("p", { class: "note" }, `${count(answer.left_out, "further change")} ${answer.left_out === 1 ? "is" : "are"} not listed.`),
       answer.live && [
         make("h3", {}, "Open connections"),
