@@ -5,6 +5,7 @@
 //! kind, in bounded memory, because tenants write most of the shown text.
 
 mod blocks;
+mod callers;
 mod complete;
 pub(crate) mod details;
 mod dns;
@@ -17,8 +18,10 @@ mod leads;
 mod live;
 mod mesh;
 mod names;
+mod node_ports;
 mod objects;
 mod ports;
+mod reading;
 mod render;
 mod selectors;
 mod service_ports;
@@ -30,6 +33,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::Args;
 use netpold_api::socket::{DEFAULT_BPFFS, DEFAULT_SOCKET};
+use netpold_kube::convert::DEFAULT_NAMESPACE;
 
 pub(crate) use complete::{numbers, slices};
 pub use details::Details;
@@ -39,6 +43,7 @@ pub(crate) use live::{details_of_policies, examine_cluster};
 pub use render::text;
 
 use crate::live::ClusterArgs;
+use crate::offline;
 use crate::output::{Output, print};
 
 /// Exit status: no finding but information.
@@ -79,8 +84,11 @@ pub struct DoctorArgs {
 pub fn run(args: &DoctorArgs, node: impl FnOnce(&DoctorArgs) -> Report) -> Result<u8> {
     let report = match &args.manifests {
         Some(directory) => {
-            let objects = crate::live::manifests_or_objects(Some(directory), &args.cluster, None)?;
-            examine(objects, &Details::read(directory)?)
+            offline::refuse_kustomization("doctor", "--manifests", directory)?;
+            let reviewed =
+                offline::review_directory("--manifests", directory, DEFAULT_NAMESPACE)?;
+            let report = examine(offline::stand_in(reviewed.objects), &Details::read(directory)?);
+            reading::add(report, &reviewed.problems, reviewed.subdirectories)
         }
         None if args.cluster.is_meant() => {
             examine_cluster(&args.cluster, args.namespace.as_deref())?

@@ -145,6 +145,7 @@ impl LearnArgs {
         match (&self.manifests, &self.namespace) {
             _ if self.recorded => Ok(None),
             (Some(directory), _) => {
+                offline::refuse_kustomization("learn", "--manifests", directory)?;
                 let objects = offline::read("--manifests", directory, DEFAULT_NAMESPACE)?;
                 // A workload without pods sends nothing.
                 Ok(Some(objects.into_iter().filter(|it| !offline::is_template(it)).collect()))

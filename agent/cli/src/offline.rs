@@ -3,6 +3,7 @@
 mod input;
 mod owner;
 mod ranges;
+mod subdirectories;
 mod templates;
 
 use std::fs;
@@ -27,33 +28,47 @@ const KUSTOMIZATIONS: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "K
 pub struct Reviewed {
     /// Objects that policies depend on.
     pub objects: Vec<Change>,
-    /// Problems of objects that count as absent, because they cannot be decoded.
-    pub absent: Vec<String>,
+    /// Parts of objects that cannot be interpreted, with the path of the file.
+    pub problems: Vec<SourceProblem>,
+    /// Subdirectories with manifests, which are not read, as a text; absent without any.
+    pub subdirectories: Option<String>,
 }
 
 impl Reviewed {
-    /// Reports problems on standard error.
-    fn new(objects: Vec<Change>, problems: &[(String, SourceProblem)]) -> Self {
-        for (text, _) in problems {
-            anstream::eprintln!("netpold: {}", printable(text));
+    /// Reports the problems on standard error.
+    #[must_use]
+    pub fn reported(self) -> Self {
+        for problem in &self.problems {
+            anstream::eprintln!("netpold: {}", printable(&problem.to_string()));
         }
-        let absent = problems.iter().filter(|(_, problem)| manifests::is_absence(problem));
-        let absent = absent.map(|(text, _)| text.clone()).collect();
-        Self { objects, absent }
+        self
+    }
+
+    /// Returns the parts that an answer about these objects lacks: objects that count as absent, because they cannot be
+    /// decoded, and the subdirectories.
+    #[must_use]
+    pub fn gaps(&self) -> Vec<String> {
+        let absent = self.problems.iter().filter(|problem| manifests::is_absence(problem));
+        absent.map(ToString::to_string).chain(self.subdirectories.clone()).collect()
     }
 }
 
 /// Reads the objects of a directory, or of standard input (`-`), with stand-ins for pod templates: see [`stand_in`].
-/// Objects without a namespace get `namespace`; `option` names the path in errors. Parts of objects that cannot be
-/// interpreted are reported on standard error, with file and line.
+/// Objects without a namespace get `namespace`; `option` names the path in errors. Standard error gets the parts of
+/// objects that cannot be interpreted, with file and line, and the subdirectories, which are not read.
 ///
 /// # Errors
 /// The directory, or a file in it, cannot be read: the objects would be incomplete.
 pub fn read_directory(option: &'static str, path: &Path, namespace: &str) -> Result<Vec<Change>> {
-    review_directory(option, path, namespace).map(|reviewed| reviewed.objects)
+    let Reviewed { objects, subdirectories, .. } =
+        review_directory(option, path, namespace)?.reported();
+    if let Some(text) = subdirectories {
+        anstream::eprintln!("netpold: {}", printable(&text));
+    }
+    Ok(objects)
 }
 
-/// Reads the objects of a directory, like [`read_directory`].
+/// Reads the objects of a directory, like [`read_directory`], without reports.
 ///
 /// # Errors
 /// As [`read_directory`].
@@ -61,15 +76,17 @@ pub fn review_directory(option: &'static str, path: &Path, namespace: &str) -> R
     if is_standard_input(path) {
         return review_text(STANDARD_INPUT, &standard_input(option)?, namespace);
     }
-    let (changes, status) = manifests::review_once(path, namespace)?;
-    let text = |problem: SourceProblem| {
-        (path.join(problem.to_string()).to_string_lossy().into_owned(), problem)
-    };
-    let problems: Vec<_> = status.problems.into_iter().map(text).collect();
-    let reviewed = Reviewed::new(changes, &problems);
+    let (objects, status) = manifests::review_once(path, namespace)?;
     let unread = status.files.iter().filter(|file| !file.current);
     let unread: Vec<&str> = unread.map(|file| file.name.as_str()).collect();
+    let in_directory = |problem: SourceProblem| {
+        let file = path.join(&problem.file).to_string_lossy().into_owned();
+        SourceProblem { file, ..problem }
+    };
+    let problems = status.problems.into_iter().map(in_directory).collect();
+    let reviewed = Reviewed { objects, problems, subdirectories: subdirectories::text(path)? };
     if !unread.is_empty() {
+        let _ = reviewed.reported();
         let (directory, unread) = (path.display(), unread.join(", "));
         bail!("{directory}: incomplete without {unread}: correct or remove it");
     }
@@ -81,10 +98,13 @@ pub fn review_directory(option: &'static str, path: &Path, namespace: &str) -> R
 /// # Errors
 /// As [`read_directory`].
 pub fn read(option: &'static str, path: &Path, namespace: &str) -> Result<Vec<Change>> {
-    review(option, path, namespace).map(|reviewed| reviewed.objects)
+    if is_standard_input(path) || path.is_dir() {
+        return read_directory(option, path, namespace);
+    }
+    review(option, path, namespace).map(|reviewed| reviewed.reported().objects)
 }
 
-/// Reads the objects of a directory, of one file or of standard input, like [`read_directory`].
+/// Reads the objects of a directory, of one file or of standard input, like [`review_directory`].
 ///
 /// # Errors
 /// As [`read_directory`].
@@ -102,16 +122,15 @@ pub fn review(option: &'static str, path: &Path, namespace: &str) -> Result<Revi
 /// # Errors
 /// The text is not YAML or JSON of Kubernetes objects.
 pub fn read_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Vec<Change>> {
-    review_text(name, bytes, namespace).map(|reviewed| reviewed.objects)
+    review_text(name, bytes, namespace).map(|reviewed| reviewed.reported().objects)
 }
 
 fn review_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Reviewed> {
     let read = manifests::review_text(name, bytes, namespace);
-    let (changes, problems) = read.map_err(|error| {
+    let (objects, problems) = read.map_err(|error| {
         anyhow!("{name}:{}: {}{}", error.line, error.reason, template_hint(bytes))
     })?;
-    let problems: Vec<_> = problems.into_iter().map(|it| (it.to_string(), it)).collect();
-    Ok(Reviewed::new(changes, &problems))
+    Ok(Reviewed { objects, problems, subdirectories: None })
 }
 
 /// Refuses a directory whose files `kubectl kustomize` changes before they are applied.
@@ -148,7 +167,9 @@ pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(path).with_context(shown)? {
         let path = entry.with_context(shown)?.path();
-        if path.file_name().is_some_and(|name| manifests::is_manifest(&name.to_string_lossy())) {
+        let is_named =
+            path.file_name().is_some_and(|name| manifests::is_manifest(&name.to_string_lossy()));
+        if is_named && !path.is_dir() {
             files.push(path);
         }
     }

@@ -22,7 +22,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
-pub use self::content::is_absence;
+pub use self::content::{is_absence, is_repetition};
 use self::scan::Scanner;
 pub use self::scan::is_manifest;
 use self::store::Store;

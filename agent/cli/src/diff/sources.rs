@@ -9,6 +9,7 @@ use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Enforcement, Key};
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 use netpold_kube::document::{Documents, Node, Value};
+use netpold_kube::manifests;
 
 use super::{DiffArgs, few};
 use crate::offline::{self, Reviewed, apply, pods_of};
@@ -33,13 +34,13 @@ pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
         let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
         let [from, to] = [("--from", from), ("--to", to)].map(|(option, path)| {
             offline::refuse_kustomization("diff", option, path)?;
-            let reviewed = offline::review_directory(option, path, namespace)?;
+            let reviewed = offline::review_directory(option, path, namespace)?.reported();
             Ok::<_, anyhow::Error>((reviewed, unenforced::read(option, path)?))
         });
         let ((from, mut foreign), (to, other)) = (from?, to?);
         foreign.extend(other);
         let mut sources = Sources::default();
-        sources.gaps.extend([from.absent, to.absent].concat());
+        sources.gaps.extend([from.gaps(), to.gaps()].concat());
         let former: BTreeMap<ObjectKey, &Change> =
             from.objects.iter().map(|object| (ObjectKey::of(object), object)).collect();
         let is_new = |object: &&Change| former.get(&ObjectKey::of(object)) != Some(object);
@@ -59,16 +60,18 @@ fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     let own = crate::live::namespace(manifests, &args.cluster, namespace)?;
     offline::refuse_kustomization("diff", "-f", file)?;
-    let Reviewed { objects: changes, absent } = offline::review("--file", file, &own)?;
-    if changes.is_empty() && absent.is_empty() {
-        bail!("-f {}: {}", file.display(), nothing(file)?);
+    let reviewed = offline::review("--file", file, &own)?.reported();
+    let gaps = reviewed.gaps();
+    let Reviewed { objects: changes, problems, subdirectories } = reviewed;
+    if changes.is_empty() && !problems.iter().any(manifests::is_absence) {
+        bail!("-f {}: {}", file.display(), nothing(file, subdirectories)?);
     }
     if let Some(directory) = manifests {
         offline::refuse_kustomization("diff", "--manifests", directory)?;
     }
     let before = crate::live::all_objects(manifests, &args.cluster, namespace)?;
     let mut sources = Sources::of_change(before, &changes, args.delete);
-    sources.gaps.splice(0..0, absent);
+    sources.gaps.splice(0..0, gaps);
     let foreign = unenforced::read("--file", file)?;
     sources.gaps.extend(unenforced::note(&foreign));
     let present = unenforced::present(manifests, &args.cluster)?;
@@ -186,16 +189,15 @@ fn name(object: &Change) -> String {
 }
 
 /// Describes a source without objects that policies depend on: the kinds of its other objects, and the subdirectories.
-fn nothing(path: &Path) -> Result<String> {
-    let (mut kinds, mut directories) = (BTreeMap::new(), 0);
+fn nothing(path: &Path, subdirectories: Option<String>) -> Result<String> {
+    let mut kinds = BTreeMap::new();
     if offline::is_standard_input(path) {
         count_kinds(&offline::standard_input("--file")?, &mut kinds);
     } else {
-        for file in offline::files(path)?.iter().filter(|file| !file.is_dir()) {
-            let text = fs::read(file).with_context(|| file.display().to_string())?;
+        for file in offline::files(path)? {
+            let text = fs::read(&file).with_context(|| file.display().to_string())?;
             count_kinds(&text, &mut kinds);
         }
-        directories = subdirectories(path)?;
     }
     let mut parts = Vec::new();
     let others: usize = kinds.values().sum();
@@ -203,26 +205,9 @@ fn nothing(path: &Path) -> Result<String> {
         let names: Vec<String> = kinds.into_keys().collect();
         parts.push(format!("{others} of other kinds: {}", few(&names)));
     }
-    match directories {
-        0 => {}
-        1 => parts.push("1 subdirectory, not read".to_owned()),
-        some => parts.push(format!("{some} subdirectories, not read")),
-    }
+    parts.extend(subdirectories);
     let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join("; ")) };
     Ok(format!("no object that policies depend on{parts}"))
-}
-
-/// Counts the subdirectories that are not hidden; a file has none.
-fn subdirectories(path: &Path) -> Result<usize> {
-    let mut count = 0;
-    if path.is_dir() {
-        for entry in fs::read_dir(path).with_context(|| path.display().to_string())? {
-            let entry = entry?;
-            let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-            count += usize::from(!is_hidden && entry.path().is_dir());
-        }
-    }
-    Ok(count)
 }
 
 /// Counts the objects of a text by kind.

@@ -46,8 +46,19 @@ pub struct Details {
     pub(super) meshed: BTreeMap<String, Mesh>,
     /// Addresses of nodes beyond their `status.addresses`, also from the status of pods, by node.
     pub(crate) nodes: BTreeMap<String, Vec<NodeAddress>>,
+    /// Services that the API server calls, with their ports, and the objects by which it calls them: webhook
+    /// configurations, APIServices and CustomResourceDefinitions.
+    pub(super) called: BTreeMap<(Key, u16), Called>,
     /// Policies of other APIs.
     pub(crate) foreign: BTreeMap<&'static ForeignKind, ForeignPolicies>,
+}
+
+/// Object by which the API server calls a Service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Called {
+    /// Kind and name.
+    pub(super) by: String,
+    pub(super) source: Option<Source>,
 }
 
 /// Containers with the same images and commands, of one DaemonSet or of pods of one namespace.

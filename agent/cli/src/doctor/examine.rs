@@ -9,8 +9,8 @@ use super::details::Details;
 use super::finding::{Check, Findings, Report, Severity};
 use super::objects::{Group, Named, Objects, Place};
 use super::{
-    blocks, complete, dns, enforcers, foreign, mesh, names, ports, selectors, service_ports,
-    services, void_rules,
+    blocks, callers, complete, dns, enforcers, foreign, mesh, names, node_ports, ports, selectors,
+    service_ports, services, void_rules,
 };
 
 const NOT_UNDERSTOOD: Check = Check {
@@ -85,6 +85,7 @@ pub fn examine(changes: Vec<Change>, details: &Details) -> Report {
         names::examine(&objects, &mut found);
         mesh::examine(&objects, &mut found);
         services::examine(&objects, &mut found);
+        callers::examine(&objects, &mut found);
     }
     agents(&objects, &mut found);
     enforcers::examine(details, &mut found);
@@ -145,6 +146,7 @@ fn rule(
     selectors::peers(objects, place, rule, found);
     ports::examine(objects, place, rule, subject, found);
     service_ports::examine(objects, place, rule, subject, found);
+    node_ports::examine(objects, place, rule, subject, found);
 }
 
 fn understood(policy: &Named<'_>, problems: &[String], found: &mut Findings) {

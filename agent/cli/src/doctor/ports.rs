@@ -27,6 +27,12 @@ const NAME_OUTSIDE: Check = Check {
               matches",
     fix: "write the port's number",
 };
+const NAME_OF_SOME: Check = Check {
+    name: "port-name-of-some",
+    severity: Severity::Info,
+    problem: "only some of the pods of a rule have its named port: the rule {} nothing at the others",
+    fix: "none, if the others do not listen there; otherwise name the port in their spec.containers[].ports[].name",
+};
 const UNLISTED: Check = Check {
     name: "port-not-listed",
     severity: Severity::Info,
@@ -60,6 +66,7 @@ pub(super) fn examine(
             let ports = (port.protocol, *first, *last);
             if is_unlisted(objects, ports, &receivers)
                 && !super::service_ports::is_of_a_service(objects, ports, rules, &receivers)
+                && super::node_ports::of_a_node(objects, ports, rules, &receivers).is_none()
             {
                 let whose = receivers.first().map_or_else(String::new, |group| pods_text(group));
                 let what = format!("{} ({whose})", range_text(ports));
@@ -129,9 +136,42 @@ fn names(
                 let what = format!(", in the containers {other}");
                 found.add_of(&OTHER_PROTOCOL, place.effect(), at(&what));
             }
-            Some(_) => {}
+            Some(_) => {
+                if let Some(without) = without(objects, rule, &pods, (name, port.protocol)) {
+                    found.add_of(&NAME_OF_SOME, place.effect(), at(&format!(", not {without}")));
+                }
+            }
         }
     }
+}
+
+/// Names the first of the pods without a named port, and counts the others; `None` if all have it, or if the rule is for
+/// every pod of a namespace or for blocks, and so for those with the port.
+fn without(
+    objects: &Objects<'_>,
+    rule: &Rule,
+    pods: &[&Pod],
+    (name, protocol): (&str, Protocol),
+) -> Option<String> {
+    let has = |pod: &Pod| pod.ports.iter().any(|it| it.name == name && it.protocol == protocol);
+    let mut lacking = pods.iter().filter(|pod| !has(pod));
+    let first = lacking.next()?;
+    let is_block = |peer: &Peer| !matches!(peer, Peer::Pods { .. });
+    if rule.peers.iter().flatten().any(is_block) || is_every_pod(objects, pods) {
+        return None;
+    }
+    Some(match lacking.count() {
+        0 => format!("Pod {}", first.key),
+        more => format!("Pod {} and {more} more", first.key),
+    })
+}
+
+/// Returns whether these are all pods of a namespace with pods of several kinds.
+fn is_every_pod(objects: &Objects<'_>, pods: &[&Pod]) -> bool {
+    let namespaces: BTreeSet<&str> = pods.iter().map(|pod| pod.key.namespace.as_str()).collect();
+    let groups = objects.groups.iter().filter(|group| namespaces.contains(group.namespace));
+    let counts: Vec<usize> = groups.map(|group| group.pods.len()).collect();
+    counts.len() > 1 && counts.iter().sum::<usize>() == pods.len()
 }
 
 /// Returns whether some pod's real address is known, so that blocks can be compared.

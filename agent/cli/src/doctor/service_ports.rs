@@ -113,11 +113,12 @@ fn outside(
     subject: &[&Group<'_>],
 ) -> Option<(Key, String)> {
     let (_, first, last) = numbers;
+    let has_account = subject.iter().any(|group| has_account(objects, group));
     objects.leads.with_port(numbers).find_map(|led| {
         let key = &led.service.key;
         let is_api_server = (key.namespace.as_str(), key.name.as_str()) == API_SERVER;
         let is_led = |(address, _): &(IpAddr, u16)| {
-            is_meant(place, (rule, numbers), is_api_server, (key, *address))
+            is_meant(place, (rule, numbers), is_api_server, (key, *address), has_account)
         };
         if led.backends.is_empty() {
             return unknown_api_server(objects, (rule, numbers), led, subject)
@@ -136,13 +137,15 @@ fn outside(
 }
 
 /// Returns whether a rule is meant for a backend of a Service: one port, and the backend in a narrow block. A rule
-/// without peers, or with a wide block, is meant for the API server; without peers, also for a Service of its namespace
+/// without peers, or with a wide block, is meant for the API server; with a block of all addresses, only if some pod has a
+/// service account of its own (`has_account`). A rule without peers may also be meant for a Service of its namespace
 /// (except at ports 80 and 443).
 fn is_meant(
     place: &Place<'_>,
     (rule, (_, first, last)): (&Rule, Numbers),
     is_api_server: bool,
     (service, address): (&Key, IpAddr),
+    has_account: bool,
 ) -> bool {
     let Some(peers) = &rule.peers else {
         let is_beside = place.policy.namespace == Some(service.namespace.as_str());
@@ -151,7 +154,9 @@ fn is_meant(
     let is_about = |peer: &Peer| {
         let Peer::Block(block) = peer else { return false };
         let narrow = NARROW[usize::from(address.is_ipv6())];
-        block.contains(address) && (is_api_server || block.cidr.prefix_len() >= narrow)
+        let length = block.cidr.prefix_len();
+        let is_wide = is_api_server && (length > 0 || has_account);
+        block.contains(address) && (is_wide || length >= narrow)
     };
     first == last && peers.iter().any(is_about)
 }
@@ -203,7 +208,13 @@ fn has_no_token(objects: &Objects<'_>, group: &Group<'_>) -> bool {
     group.pods.iter().all(|pod| objects.pod(pod).is_some_and(|details| details.no_token))
 }
 
-fn covers(rule: &PortRule, protocol: Protocol, port: u16) -> bool {
+/// Returns whether some pod of a group has another service account than `default`.
+fn has_account(objects: &Objects<'_>, group: &Group<'_>) -> bool {
+    group.pods.iter().any(|pod| objects.pod(pod).is_some_and(|details| details.own_account))
+}
+
+/// Returns whether a rule's port may be this one.
+pub(super) fn covers(rule: &PortRule, protocol: Protocol, port: u16) -> bool {
     rule.protocol == protocol
         && match &rule.port {
             // A named port counts as any number.

@@ -30,11 +30,8 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     }
     for (key, service) in &objects.details.services {
         let Some(groups) = groups.get(key.namespace.as_str()) else { continue };
-        if service.selector.is_empty() {
-            continue;
-        }
-        let is_selected = |group: &&&Group<'_>| has(group.labels, &service.selector);
-        let selected: Vec<&Group<'_>> = groups.iter().filter(is_selected).copied().collect();
+        let is_one = |group: &&&Group<'_>| is_selected(group.labels, &service.selector);
+        let selected: Vec<&Group<'_>> = groups.iter().filter(is_one).copied().collect();
         if let Some(first) = selected.first() {
             for port in &service.ports {
                 one(objects, (key, port), &selected, first, found);
@@ -43,9 +40,9 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     }
 }
 
-/// Returns whether labels match a Service's selector.
-fn has(labels: &Labels, selector: &BTreeMap<String, String>) -> bool {
-    selector.iter().all(|(key, value)| labels.get(key).is_some_and(|it| it == value))
+/// Returns whether labels match a Service's selector; an empty one matches nothing.
+pub(super) fn is_selected(labels: &Labels, selector: &BTreeMap<String, String>) -> bool {
+    !selector.is_empty() && selector.iter().all(|(key, value)| labels.get(key).is_some_and(|it| it == value))
 }
 
 fn one(

@@ -15,10 +15,21 @@ const NAMED: usize = 200;
 /// Outcome of an object that cannot be decoded, and has no former version.
 const ABSENT: &str = "it counts as absent";
 
+/// Problem of an object with a later definition in the same file.
+const TWICE: &str = " is defined twice; the one in line ";
+/// End of the problem of an object with a definition in another file.
+pub(super) const LATER: &str = ", whose name sorts later and wins";
+
 /// Returns whether a problem is one of an object that counts as absent, because it cannot be decoded.
 #[must_use]
 pub fn is_absence(problem: &SourceProblem) -> bool {
     problem.text.strip_suffix(')').is_some_and(|text| text.ends_with(ABSENT))
+}
+
+/// Returns whether a problem is one of an object that is defined twice.
+#[must_use]
+pub fn is_repetition(problem: &SourceProblem) -> bool {
+    problem.text.contains(TWICE) || problem.text.ends_with(LATER)
 }
 
 /// An object and the line where it begins.
@@ -288,7 +299,7 @@ impl Reader<'_> {
             self.content.problem(self.file, line, format!("{name}: {problem}"));
         }
         if let Some(former) = former {
-            let text = format!("{name} is defined twice; the one in line {line} wins");
+            let text = format!("{name}{TWICE}{line} wins");
             self.content.problem(self.file, former.line, text);
         }
     }

@@ -8,7 +8,7 @@ use netpold_api::source::{FileStatus, SourceProblem};
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 
-use super::content::{Content, Object};
+use super::content::{Content, LATER, Object};
 use super::packed::Packed;
 
 /// Update of a file.
@@ -209,7 +209,7 @@ impl Store {
                 let Some(winner) = self.owner(key).filter(|winner| *winner != name) else {
                     continue;
                 };
-                let text = format!("{key} is also in {winner}, whose name sorts later and wins");
+                let text = format!("{key} is also in {winner}{LATER}");
                 problems.push(SourceProblem { file: name.to_string(), line: object.line, text });
             }
         }

@@ -10,10 +10,10 @@ use netpold_core::model::Key;
 use netpold_kube::decode::decode;
 use netpold_kube::document::{Document, Documents, Node, Value};
 
-use super::Details;
+use super::{Called, Details};
 use super::manifest::{Manifest, RawPolicy, Source};
 use super::pod::{injected, key};
-use super::shapes::{Named, Object};
+use super::shapes::{Caller, Named, Object};
 use crate::doctor::foreign_kinds::ForeignKind;
 use crate::offline;
 
@@ -102,7 +102,22 @@ impl Details {
             | ("policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy") => {
                 self.add_policy_node(file, node, kind);
             }
+            _ if CALLERS.contains(&(group, kind)) => {
+                if let Ok(caller) = decode::<Caller>(&node) {
+                    self.add_caller(kind, caller, Some(source));
+                }
+            }
             _ => self.add_plain(&node, source, kind),
+        }
+    }
+
+    /// Adds the Services that the API server calls because of an object.
+    fn add_caller(&mut self, kind: &str, caller: Caller, source: Option<Source>) {
+        let by = format!("{kind} {}", caller.metadata.name);
+        for service in caller.services() {
+            let key = Key::new(service.namespace, service.name);
+            let called = Called { by: by.clone(), source: source.clone() };
+            self.called.entry((key, service.port.unwrap_or(443))).or_insert(called);
         }
     }
 
@@ -141,6 +156,14 @@ impl Details {
         }
     }
 }
+
+/// Kinds with the shape of [`Caller`], by group.
+const CALLERS: [(&str, &str); 4] = [
+    ("admissionregistration.k8s.io", "ValidatingWebhookConfiguration"),
+    ("admissionregistration.k8s.io", "MutatingWebhookConfiguration"),
+    ("apiregistration.k8s.io", "APIService"),
+    ("apiextensions.k8s.io", "CustomResourceDefinition"),
+];
 
 /// Kinds with the shape of [`Object`].
 const PLAIN: [&str; 9] = [

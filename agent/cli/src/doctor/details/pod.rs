@@ -1,6 +1,6 @@
 //! Pods, and workloads with pod templates.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use netpold_core::model::{Key, Labels, Protocol};
 use netpold_kube::convert::{DEFAULT_NAMESPACE, protocol};
@@ -25,6 +25,10 @@ pub(in crate::doctor) struct PodDetails {
     pub(in crate::doctor) own_dns: bool,
     /// Whether `automountServiceAccountToken` is false: the pod does not talk to the API server.
     pub(in crate::doctor) no_token: bool,
+    /// Whether `serviceAccountName` is another than `default`.
+    pub(in crate::doctor) own_account: bool,
+    /// Every `hostPort`, with its `containerPort`.
+    pub(in crate::doctor) host_ports: BTreeMap<(Protocol, u16), u16>,
 }
 
 /// Membership of a pod in a service mesh.
@@ -128,7 +132,24 @@ fn pod_details(metadata: &Metadata, spec: &Spec) -> PodDetails {
         mesh: mesh(metadata, spec),
         own_dns: matches!(spec.dns_policy.as_deref(), Some("Default" | "None")),
         no_token: spec.automount_service_account_token == Some(false),
+        own_account: spec
+            .service_account_name
+            .as_ref()
+            .and_then(shapes::Text::as_str)
+            .is_some_and(|name| !["", "default"].contains(&name)),
+        host_ports: host_ports(spec),
     }
+}
+
+fn host_ports(spec: &Spec) -> BTreeMap<(Protocol, u16), u16> {
+    let containers = spec.containers.iter().chain(&spec.init_containers).flatten();
+    let ports = containers.flat_map(|container| container.ports.iter().flatten());
+    let number = |port: &shapes::Port| {
+        let host = u16::try_from(port.host_port?).ok().filter(|port| *port > 0)?;
+        let own = u16::try_from(port.container_port).ok()?;
+        Some(((protocol(port.protocol.as_deref())?, host), own))
+    };
+    ports.filter_map(number).collect()
 }
 
 fn ports(spec: &Spec) -> BTreeSet<(Protocol, u16)> {

@@ -46,6 +46,8 @@ pub(crate) struct TargetPort {
     pub(crate) protocol: Protocol,
     /// `targetPort`; absent: `port`
     pub(crate) target: Target,
+    /// `nodePort`; absent if the API server has not chosen one
+    pub(crate) node_port: Option<u16>,
 }
 
 /// Port of containers.
@@ -121,8 +123,10 @@ fn target(port: api::ServicePort) -> Option<TargetPort> {
         Some(IntOrString::String(name)) => Target::Name(name),
     };
     let name = port.name.unwrap_or_default();
+    let node_port = port.node_port.and_then(|port| u16::try_from(port).ok()).filter(|it| *it > 0);
     Some(TargetPort {
         name,
+        node_port,
         port: port.port,
         protocol: protocol(port.protocol.as_deref())?,
         target,

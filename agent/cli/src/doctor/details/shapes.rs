@@ -17,6 +17,13 @@ pub(super) enum Text {
 }
 
 impl Text {
+    pub(super) fn as_str(&self) -> Option<&str> {
+        match self {
+            Self::Is(text) => Some(text),
+            Self::Other(_) => None,
+        }
+    }
+
     fn into_string(self) -> Option<String> {
         match self {
             Self::Is(text) => Some(text),
@@ -97,10 +104,7 @@ impl Metadata {
     }
 
     pub(super) fn annotation(&self, name: &str) -> Option<&str> {
-        match self.annotations.as_ref()?.get(name)? {
-            Text::Is(text) => Some(text),
-            Text::Other(_) => None,
-        }
+        self.annotations.as_ref()?.get(name)?.as_str()
     }
 }
 
@@ -114,6 +118,7 @@ pub(super) struct Spec {
     pub(super) node_name: Option<String>,
     pub(super) dns_policy: Option<String>,
     pub(super) automount_service_account_token: Option<bool>,
+    pub(super) service_account_name: Option<Text>,
     /// Pod template of a workload.
     pub(super) template: Option<Box<Template>>,
     /// Job template of a CronJob.
@@ -164,4 +169,58 @@ pub(super) struct Variable {
 pub(super) struct Port {
     pub(super) protocol: Option<String>,
     pub(super) container_port: i64,
+    pub(super) host_port: Option<i64>,
+}
+
+/// Webhook configuration, APIService or CustomResourceDefinition.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Caller {
+    pub(super) metadata: Metadata,
+    webhooks: Option<Vec<Webhook>>,
+    spec: CallerSpec,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct CallerSpec {
+    service: Option<ServiceReference>,
+    conversion: Conversion,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Conversion {
+    webhook: Option<Webhook>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Webhook {
+    client_config: ClientConfig,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ClientConfig {
+    service: Option<ServiceReference>,
+}
+
+/// Service that the API server calls.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(default)]
+pub(super) struct ServiceReference {
+    pub(super) namespace: String,
+    pub(super) name: String,
+    /// Absent: 443.
+    pub(super) port: Option<u16>,
+}
+
+impl Caller {
+    /// Returns the called Services.
+    pub(super) fn services(self) -> impl Iterator<Item = ServiceReference> {
+        let webhooks = self.webhooks.into_iter().flatten().chain(self.spec.conversion.webhook);
+        let services = webhooks.filter_map(|webhook| webhook.client_config.service);
+        services.chain(self.spec.service)
+    }
 }

@@ -1,0 +1,139 @@
+//! Check for pods that the API server calls, by webhooks or as an aggregated API, and that policies close to it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use netpold_core::model::{Direction, Peer, Pod, Protocol, Rule};
+use netpold_core::probe::IpProtocol;
+
+use super::complete::numbers;
+use super::details::TargetPort;
+use super::finding::{Check, Findings, Severity};
+use super::objects::{Group, Objects, pods_text};
+use super::service_ports::covers;
+use super::services::is_selected;
+
+const CLOSED: Check = Check {
+    name: "api-server-cannot-call",
+    severity: Severity::Warning,
+    problem: "policies close pods that the API server calls: its calls come from the address of a node, which no \
+              podSelector and no namespaceSelector matches",
+    fix: "add an ingress rule with the container's port and without `from`, or with an ipBlock of the API server's nodes",
+};
+
+/// Service of the API server, which every cluster has.
+const API_SERVER: (&str, &str) = ("default", "kubernetes");
+/// Label of nodes that run the API server.
+const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
+/// Label of pods through which the API server calls others, where it has no route to them.
+const PROXY: (&str, &str) = ("k8s-app", "konnectivity-agent");
+
+/// Checks the Services that the API server calls.
+pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
+    let is_proxy = |group: &Group<'_>| group.labels.get(PROXY.0).is_some_and(|it| it == PROXY.1);
+    if objects.details.called.is_empty() || objects.groups.iter().any(is_proxy) {
+        return;
+    }
+    let servers = servers(objects);
+    for ((key, number), called) in &objects.details.called {
+        let Some(service) = objects.details.services.get(key) else { continue };
+        let is_called = |port: &&TargetPort| {
+            port.port == i32::from(*number) && port.protocol == Protocol::Tcp
+        };
+        let Some(port) = service.ports.iter().find(is_called) else { continue };
+        let groups = objects.groups.iter().filter(|group| {
+            group.namespace == key.namespace && is_selected(group.labels, &service.selector)
+        });
+        for group in groups {
+            if let Some(target) = closed(objects, group, port, &servers) {
+                let isolating = objects.isolating(group, Direction::Ingress);
+                let policies = isolating.iter().map(|(policy, _)| *policy);
+                let text = |names: &str| {
+                    let (pods, by) = (pods_text(group), &called.by);
+                    let by_policies = if names.is_empty() { "" } else { ": " };
+                    format!("{names}{by_policies}{pods}: TCP {target}, {by} by Service {key}")
+                };
+                found.add(&CLOSED, objects.place_of(policies, "spec.ingress", text));
+            }
+        }
+    }
+}
+
+/// Returns the addresses of the API server, or those of every node if none is known as its node.
+fn servers(objects: &Objects<'_>) -> BTreeSet<IpAddr> {
+    let is_own = |key: &netpold_core::model::Key| {
+        (key.namespace.as_str(), key.name.as_str()) == API_SERVER
+    };
+    let own = objects.leads.all().iter().filter(|led| is_own(&led.service.key));
+    let backends: BTreeSet<IpAddr> =
+        own.flat_map(|led| &led.backends).map(|(address, _)| *address).collect();
+    if !backends.is_empty() {
+        return backends;
+    }
+    let nodes = objects.cluster.nodes().values();
+    let nodes = nodes.filter(|node| node.labels.contains_key(CONTROL_PLANE));
+    let nodes: BTreeSet<IpAddr> = nodes.flat_map(|node| &node.addresses).copied().collect();
+    if nodes.is_empty() { objects.node_addresses.clone() } else { nodes }
+}
+
+/// Returns the port at which a group is closed to the API server.
+fn closed(
+    objects: &Objects<'_>,
+    group: &Group<'_>,
+    port: &TargetPort,
+    servers: &BTreeSet<IpAddr>,
+) -> Option<u16> {
+    let isolating = objects.isolating(group, Direction::Ingress);
+    let rules: Vec<&Rule> = isolating.iter().flat_map(|(_, rules)| rules.iter()).collect();
+    group.by_node.iter().find_map(|pod| {
+        let targets = numbers(&port.target, Protocol::Tcp, pod);
+        let target = *targets.first()?;
+        let is_open = rules.iter().any(|rule| {
+            let mut ports = rule.ports.iter().flatten();
+            let has_port =
+                rule.ports.is_none() || ports.any(|it| covers(it, Protocol::Tcp, target));
+            has_port && may_be_node(objects, rule, servers)
+        });
+        let is_closed = !is_open
+            && match is_denied(objects, pod, target, servers) {
+                Some(is_denied) => is_denied,
+                None => {
+                    !isolating.is_empty() && objects.cluster.cluster_policies().next().is_none()
+                }
+            };
+        is_closed.then_some(target)
+    })
+}
+
+/// Returns whether a rule may admit a node: without peers, or by a block with some address that nodes or their tunnels
+/// may have.
+fn may_be_node(objects: &Objects<'_>, rule: &Rule, servers: &BTreeSet<IpAddr>) -> bool {
+    let Some(peers) = &rule.peers else { return true };
+    peers.iter().any(|peer| match peer {
+        Peer::Block(block) => {
+            let mut known = servers.iter().chain(&objects.node_addresses);
+            let mut ranges = objects.cluster.nodes().values().flat_map(|node| &node.pod_ranges);
+            servers.is_empty()
+                || known.any(|address| block.contains(*address))
+                || ranges.any(|it| block.cidr.contains(it) || it.contains(&block.cidr))
+        }
+        Peer::Nodes(_) => true,
+        Peer::Pods { .. } | Peer::Domain(_) => false,
+    })
+}
+
+/// Returns whether a pod is closed to some address of the API server; `None` if none is known. Its own node always reaches
+/// it.
+fn is_denied(
+    objects: &Objects<'_>,
+    pod: &Pod,
+    port: u16,
+    servers: &BTreeSet<IpAddr>,
+) -> Option<bool> {
+    let mut verdicts = servers.iter().filter_map(|address| {
+        let explainer = &objects.explainer;
+        explainer.allows(&pod.key, Direction::Ingress, *address, IpProtocol::TCP, port)
+    });
+    let first = verdicts.next()?;
+    Some(!first || verdicts.any(|is_allowed| !is_allowed))
+}

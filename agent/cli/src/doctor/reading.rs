@@ -1,0 +1,62 @@
+//! Findings of the reader of manifests: objects that count as absent, objects defined twice, and fields without effect.
+
+use netpold_api::source::SourceProblem;
+use netpold_kube::manifests::{is_absence, is_repetition};
+
+use super::finding::{Check, Findings, Report, Severity};
+
+const ABSENT: Check = Check {
+    name: "object-not-read",
+    severity: Severity::Error,
+    problem: "an object cannot be decoded: it counts as absent, and API servers refuse it",
+    fix: "correct the field that the message names",
+};
+const TWICE: Check = Check {
+    name: "defined-twice",
+    severity: Severity::Warning,
+    problem: "an object is defined twice: the later definition replaces the earlier one",
+    fix: "delete one, or give it another name or namespace",
+};
+const PART: Check = Check {
+    name: "field-not-understood",
+    severity: Severity::Warning,
+    problem: "a field of an object is unknown or has an invalid value: it has no effect",
+    fix: "correct the field; `kubectl explain KIND` lists the fields of a kind",
+};
+
+/// Adds the reader's problems to a report, except those of policies that the report contains, and the subdirectories that
+/// were not read.
+pub(super) fn add(
+    report: Report,
+    problems: &[SourceProblem],
+    subdirectories: Option<String>,
+) -> Report {
+    let mut found = Findings::default();
+    for problem in problems {
+        let is_reported = |place: &String| place.starts_with(&problem.text);
+        if report.findings.iter().any(|finding| finding.places.iter().any(is_reported)) {
+            continue;
+        }
+        let check = match problem {
+            _ if is_absence(problem) => &ABSENT,
+            _ if is_repetition(problem) => &TWICE,
+            _ => &PART,
+        };
+        found.add(check, place(problem));
+    }
+    if let Some(text) = subdirectories {
+        found.unknown(text);
+    }
+    report.and(found.report())
+}
+
+/// Formats `TEXT (FILE:LINE)`, as the places of other checks.
+fn place(problem: &SourceProblem) -> String {
+    let SourceProblem { file, line, text } = problem;
+    let file = file.rsplit('/').next().unwrap_or_default();
+    match (file, line) {
+        ("", _) => text.clone(),
+        (file, 0) => format!("{text} ({file})"),
+        (file, line) => format!("{text} ({file}:{line})"),
+    }
+}
