@@ -17,6 +17,7 @@ mod rules;
 mod runs;
 mod sources;
 mod workloads;
+mod worlds;
 
 use std::fmt;
 use std::sync::atomic::AtomicBool;
@@ -38,6 +39,7 @@ pub(crate) use sources::Sources;
 pub use workloads::Workload;
 
 use crate::flows;
+use crate::judge::are_possible;
 use crate::offline::{ranges, stand_in};
 use crate::output::print;
 
@@ -196,10 +198,17 @@ pub(crate) fn compare_objects(
     ended: &AtomicBool,
 ) -> Result<([Cluster; 2], Difference)> {
     let Sources { objects, gaps, notes } = sources;
-    let [before, after] = clusters(objects);
+    let objects = places::place(objects.map(lasting));
+    let may_depend = objects.iter().any(|objects| are_possible(objects));
+    let copied = if may_depend { Some(objects.clone()) } else { None };
+    let [before, after] = objects.map(|objects| objects.into_iter().collect());
     let ranges = ranges(pod_cidrs, &[&before, &after]);
     let mut difference = compare_until(&before, &after, &ranges, ended)?;
     difference.isolation.unknown.splice(0..0, gaps);
+    if let Some(objects) = copied {
+        let depending = worlds::depending([&before, &after], objects, &ranges, ended)?;
+        difference.isolation.unknown.extend(depending);
+    }
     difference.notes = notes;
     Ok(([before, after], difference))
 }
@@ -218,11 +227,6 @@ fn cuts(args: &DiffArgs, before: &Cluster, after: &Cluster) -> Result<live::Cuts
     let mut cuts = live::cuts(before, after, &merge(all.answers));
     cuts.problems.extend(unknown);
     Ok(cuts)
-}
-
-/// Returns the clusters of the objects before and after the change.
-fn clusters(objects: [Vec<Object>; 2]) -> [Cluster; 2] {
-    places::place(objects.map(lasting)).map(|objects| objects.into_iter().collect())
 }
 
 /// Adds the pods of pod templates without pods, and lets the pods of runs go on.

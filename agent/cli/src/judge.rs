@@ -18,7 +18,7 @@ use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::model::{Change, Key};
 use netpold_core::probe::{Party, Probe};
 
-use self::hypotheses::Hypotheses;
+pub(crate) use self::hypotheses::{Hypotheses, are_possible};
 use self::services::Services;
 use crate::doctor::{self, Details};
 use crate::offline;
@@ -59,7 +59,7 @@ impl Judge {
             let made = doctor::slices(&objects, &details);
             objects.extend(made.into_iter().map(Change::EndpointSlice));
         }
-        let are_possible = hypotheses::are_possible(&objects);
+        let are_possible = are_possible(&objects);
         let copied = if are_possible { objects.clone() } else { Vec::new() };
         let cluster = cluster(objects, &details);
         let ranges = offline::ranges(pod_cidrs, &[&cluster]);

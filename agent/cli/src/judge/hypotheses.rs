@@ -36,7 +36,7 @@ struct Unknown {
 }
 
 /// Unknown labels on which the policies about a probe depend.
-pub(super) struct Hypotheses(Vec<Unknown>);
+pub(crate) struct Hypotheses(Vec<Unknown>);
 
 /// Pods of one side of a probe.
 struct End<'c> {
@@ -50,7 +50,7 @@ struct End<'c> {
 struct Named(BTreeMap<(Subject, String), BTreeSet<String>>);
 
 /// Returns whether some object may lack a label: a pod of a template, or one of a Namespace that is not among them.
-pub(super) fn are_possible(objects: &[Change]) -> bool {
+pub(crate) fn are_possible(objects: &[Change]) -> bool {
     let namespaces = objects.iter().filter_map(|object| {
         if let Change::Namespace(namespace) = object { Some(namespace.name.as_str()) } else { None }
     });
@@ -92,7 +92,35 @@ impl Hypotheses {
                 }
             }
         }
-        Self(named.into_unknown(cluster))
+        Self(named.into_unknown(&[cluster]))
+    }
+
+    /// Collects the unknown labels of all pods of two clusters, those of each Namespace and pod apart.
+    pub(crate) fn of_clusters(clusters: [&Cluster; 2]) -> Vec<Self> {
+        let mut named = Named::default();
+        for cluster in clusters {
+            let policies = cluster.policies().keys().map(|key| key.namespace.as_str());
+            let mut namespaces: BTreeSet<&str> = policies.collect();
+            // Rules of ClusterNetworkPolicies are added with those of any namespace.
+            namespaces.insert("");
+            let lacks = |pod: &&Pod| {
+                pod.template().is_some()
+                    || clusters.iter().all(|it| !it.namespaces().contains_key(&pod.key.namespace))
+            };
+            for pod in cluster.pods().values().map(|pod| &**pod).filter(lacks) {
+                named.add_subject(cluster, pod);
+                for namespace in &namespaces {
+                    for direction in Direction::BOTH {
+                        named.add_peer(cluster, pod, namespace, direction);
+                    }
+                }
+            }
+        }
+        let mut all: BTreeMap<Subject, Vec<Unknown>> = BTreeMap::new();
+        for unknown in named.into_unknown(&clusters) {
+            all.entry(unknown.subject.clone()).or_default().push(unknown);
+        }
+        all.into_values().map(Self).collect()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -103,7 +131,7 @@ impl Hypotheses {
         self.0.iter().any(|it| matches!(it.subject, Subject::Pod(_)))
     }
 
-    fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.0.iter().fold(1, |count, it| count.saturating_mul(it.values.len()))
     }
 
@@ -132,7 +160,7 @@ impl Hypotheses {
     }
 
     /// Returns the changes that lead to each world from any other one.
-    pub(super) fn worlds(&self, cluster: &Cluster) -> impl Iterator<Item = Vec<Change>> {
+    pub(crate) fn worlds(&self, cluster: &Cluster) -> impl Iterator<Item = Vec<Change>> {
         (0..self.count()).map(|world| {
             let mut labels: BTreeMap<&Subject, Labels> = BTreeMap::new();
             for (it, value) in self.values(world) {
@@ -147,7 +175,7 @@ impl Hypotheses {
     }
 
     /// Returns the changes that lead from any world to the given objects.
-    pub(super) fn undone(&self, cluster: &Cluster) -> Vec<Change> {
+    pub(crate) fn undone(&self, cluster: &Cluster) -> Vec<Change> {
         let subjects: BTreeSet<&Subject> = self.0.iter().map(|it| &it.subject).collect();
         let change = |subject: &Subject| match subject {
             Subject::Namespace(name) => Some(Change::NamespaceGone(name.clone())),
@@ -158,41 +186,66 @@ impl Hypotheses {
 
     /// Describes the labels on which the verdicts of the worlds depend; `None` if they are equal.
     pub(super) fn deciding(&self, cluster: &Cluster, verdicts: &[Verdict]) -> Option<String> {
-        let first = verdicts.first()?;
-        if verdicts.iter().all(|verdict| verdict == first) {
-            return None;
-        }
-        let mut labels: BTreeMap<&Subject, Vec<&str>> = BTreeMap::new();
-        let mut step = 1;
-        for it in &self.0 {
-            let decides = (0..verdicts.len()).any(|world| {
-                let is_first = (world / step) % it.values.len() == 0;
-                is_first
-                    && (1..it.values.len())
-                        .any(|value| verdicts.get(world) != verdicts.get(world + value * step))
-            });
-            step *= it.values.len();
-            if decides {
-                labels.entry(&it.subject).or_default().push(&it.label);
-            }
-        }
+        let labels = self.deciding_labels(verdicts);
         let text = |(subject, labels): (&Subject, Vec<&str>)| {
             let labels = labels.join(" and ");
             match subject {
                 Subject::Namespace(name) => format!(
                     "Namespace {name} is not among the objects: the answer depends on its label {labels}"
                 ),
-                Subject::Pod(key) => {
-                    let title = cluster.pods().get(key).map(|pod| pod.title());
-                    let title = title.unwrap_or_else(|| key.to_string());
-                    format!(
-                        "the answer depends on label {labels}, which a controller sets on the pods of {title}"
-                    )
-                }
+                Subject::Pod(key) => format!(
+                    "the answer depends on label {labels}, which a controller sets on the pods of {}",
+                    title(cluster, key)
+                ),
             }
         };
-        Some(labels.into_iter().map(text).collect::<Vec<_>>().join("; "))
+        let text: Vec<String> = labels.into_iter().map(text).collect();
+        (!text.is_empty()).then(|| text.join("; "))
     }
+
+    /// Describes the connections that depend on labels, given the comparisons of the worlds; `None` if these are equal.
+    pub(crate) fn depending<T: PartialEq>(&self, cluster: &Cluster, worlds: &[T]) -> Option<String> {
+        let labels = self.deciding_labels(worlds);
+        let text = |(subject, labels): (&Subject, Vec<&str>)| {
+            let labels = labels.join(" and ");
+            match subject {
+                Subject::Namespace(name) => format!(
+                    "connections that depend on label {labels} of Namespace {name}, which is not among the objects"
+                ),
+                Subject::Pod(key) => format!(
+                    "connections that depend on label {labels}, which a controller sets on the pods of {}",
+                    title(cluster, key)
+                ),
+            }
+        };
+        let text: Vec<String> = labels.into_iter().map(text).collect();
+        (!text.is_empty()).then(|| text.join("; "))
+    }
+
+    /// Returns the labels on which the results of the worlds depend.
+    fn deciding_labels<T: PartialEq>(&self, results: &[T]) -> BTreeMap<&Subject, Vec<&str>> {
+        let mut labels: BTreeMap<&Subject, Vec<&str>> = BTreeMap::new();
+        let mut step = 1;
+        for it in &self.0 {
+            let decides = (0..results.len()).any(|world| {
+                let is_first = (world / step) % it.values.len() == 0;
+                is_first
+                    && (1..it.values.len())
+                        .any(|value| results.get(world) != results.get(world + value * step))
+            });
+            step *= it.values.len();
+            if decides {
+                labels.entry(&it.subject).or_default().push(&it.label);
+            }
+        }
+        labels
+    }
+}
+
+/// Returns the name of a pod, or of the workload of a template.
+fn title(cluster: &Cluster, key: &Key) -> String {
+    let title = cluster.pods().get(key).map(|pod| pod.title());
+    title.unwrap_or_else(|| key.to_string())
 }
 
 /// Returns a subject with its unknown labels set.
@@ -284,19 +337,19 @@ impl Named {
     }
 
     /// Returns the unknown labels among the named ones.
-    fn into_unknown(self, cluster: &Cluster) -> Vec<Unknown> {
+    fn into_unknown(self, clusters: &[&Cluster]) -> Vec<Unknown> {
         let named = self.0.into_iter();
         let unknown = named.filter_map(|((subject, label), named)| {
             let other = Some(OTHER.to_owned());
             let values: Vec<Option<String>> = match &subject {
                 Subject::Namespace(name) => {
-                    let is_known =
-                        label == NAMESPACE_NAME || cluster.namespaces().contains_key(name);
+                    let is_known = label == NAMESPACE_NAME
+                        || clusters.iter().any(|it| it.namespaces().contains_key(name));
                     let values = [None, other].into_iter().chain(named.into_iter().map(Some));
                     if is_known { Vec::new() } else { values.collect() }
                 }
                 Subject::Pod(key) => {
-                    let pod = cluster.pods().get(key)?;
+                    let pod = clusters.iter().find_map(|cluster| cluster.pods().get(key))?;
                     let named = named.into_iter().filter(|value| may_have(pod, &label, value));
                     let values = [other].into_iter().chain(named.map(Some));
                     if is_set_later(pod, &label) { values.collect() } else { Vec::new() }
