@@ -85,8 +85,7 @@ pub fn run(args: &DoctorArgs, node: impl FnOnce(&DoctorArgs) -> Report) -> Resul
     let report = match &args.manifests {
         Some(directory) => {
             offline::refuse_kustomization("doctor", "--manifests", directory)?;
-            let reviewed =
-                offline::review_directory("--manifests", directory, DEFAULT_NAMESPACE)?;
+            let reviewed = offline::review_directory("--manifests", directory, DEFAULT_NAMESPACE)?;
             let report = examine(offline::stand_in(reviewed.objects), &Details::read(directory)?);
             reading::add(report, &reviewed.problems, reviewed.subdirectories)
         }

@@ -107,7 +107,8 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     }
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     if let Some(directory) = manifests {
-        offline::refuse_kustomization("explain", "--manifests", directory).context("cannot tell")?;
+        offline::refuse_kustomization("explain", "--manifests", directory)
+            .context("cannot tell")?;
     }
     let objects = live::manifests_or_objects(manifests, &args.cluster, namespace);
     let objects = objects.context("cannot tell")?;

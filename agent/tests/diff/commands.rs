@@ -201,6 +201,7 @@ fn a_change_without_objects_is_no_answer() {
     let cluster = directory(&[("cluster.yaml", CLUSTER)]);
     let nested = directory(&[(".hidden.yaml", "kind: X"), ("notes.txt", "kind: Y")]);
     fs::create_dir(nested.path().join("inner")).unwrap();
+    fs::write(nested.path().join("inner/a.yaml"), CLUSTER).unwrap();
     let kustomized =
         directory(&[("kustomization.yaml", "kind: Kustomization"), ("a.yaml", CLUSTER)]);
     let empty = directory(&[]);
@@ -221,7 +222,12 @@ fn a_change_without_objects_is_no_answer() {
             format!("{nothing} (2 of other kinds: CiliumNetworkPolicy, ConfigMap)\n"),
         ),
         (empty.to_owned(), format!("-f {empty}: {nothing}\n")),
-        (nested.to_owned(), format!("{nothing} (1 subdirectory, not read)\n")),
+        (
+            nested.to_owned(),
+            format!(
+                "{nothing} ({nested}: subdirectory not read: inner (1 file); give all files on standard input)\n"
+            ),
+        ),
         (
             kustomized.to_owned(),
             format!(

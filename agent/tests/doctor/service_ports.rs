@@ -73,11 +73,18 @@ fn the_api_server_is_behind_another_port() {
             assert_eq!(finds(rules), none, "{kind}: {rules}");
         }
         if kind != "none" {
-            for block in ["192.168.5.12/32", "192.168.5.0/24", "0.0.0.0/0"] {
-                let rules =
-                    format!("{{to: [{{ipBlock: {{cidr: {block}}}}}], ports: [{{port: 443}}]}}");
-                assert_eq!(finds(&rules), [found.as_str()], "{kind}: {block}");
+            let to = |block: &str| {
+                format!("{{to: [{{ipBlock: {{cidr: {block}}}}}], ports: [{{port: 443}}]}}")
+            };
+            for block in ["192.168.5.12/32", "192.168.5.0/24", "192.168.0.0/16"] {
+                assert_eq!(finds(&to(block)), [found.as_str()], "{kind}: {block}");
             }
+            // Pods with the default service account mean the Internet.
+            assert_eq!(finds(&to("0.0.0.0/0")), none, "{kind}");
+            let own = "spec: {nodeName: n1, serviceAccountName: agent,";
+            let cluster = cluster(6443, &objects).replace("spec: {nodeName: n1,", own);
+            let (_, report) = examine(&format!("{cluster}{}", egress(&to("0.0.0.0/0"))));
+            assert!(places(&report).contains_key("port-of-the-service"), "{kind}: {report:#?}");
         }
     }
 }

@@ -37,9 +37,8 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
     let servers = servers(objects);
     for ((key, number), called) in &objects.details.called {
         let Some(service) = objects.details.services.get(key) else { continue };
-        let is_called = |port: &&TargetPort| {
-            port.port == i32::from(*number) && port.protocol == Protocol::Tcp
-        };
+        let is_called =
+            |port: &&TargetPort| port.port == i32::from(*number) && port.protocol == Protocol::Tcp;
         let Some(port) = service.ports.iter().find(is_called) else { continue };
         let groups = objects.groups.iter().filter(|group| {
             group.namespace == key.namespace && is_selected(group.labels, &service.selector)
@@ -61,9 +60,8 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
 
 /// Returns the addresses of the API server, or those of every node if none is known as its node.
 fn servers(objects: &Objects<'_>) -> BTreeSet<IpAddr> {
-    let is_own = |key: &netpold_core::model::Key| {
-        (key.namespace.as_str(), key.name.as_str()) == API_SERVER
-    };
+    let is_own =
+        |key: &netpold_core::model::Key| (key.namespace.as_str(), key.name.as_str()) == API_SERVER;
     let own = objects.leads.all().iter().filter(|led| is_own(&led.service.key));
     let backends: BTreeSet<IpAddr> =
         own.flat_map(|led| &led.backends).map(|(address, _)| *address).collect();
@@ -131,8 +129,9 @@ fn is_denied(
     servers: &BTreeSet<IpAddr>,
 ) -> Option<bool> {
     let mut verdicts = servers.iter().filter_map(|address| {
-        let explainer = &objects.explainer;
-        explainer.allows(&pod.key, Direction::Ingress, *address, IpProtocol::TCP, port)
+        let (explainer, direction) = (&objects.explainer, Direction::Ingress);
+        let allows = explainer.allows(&pod.key, direction, *address, IpProtocol::TCP, port)?;
+        Some(allows || objects.cluster.is_node_of(pod, *address))
     });
     let first = verdicts.next()?;
     Some(!first || verdicts.any(|is_allowed| !is_allowed))

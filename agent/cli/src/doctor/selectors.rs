@@ -1,6 +1,6 @@
 //! Checks for policies that select no pod, and for peers that match none.
 
-use netpold_core::labels::NAMESPACE_NAME;
+use netpold_core::labels::{NAMESPACE_NAME, set_by_controller};
 use netpold_core::model::{Labels, Peer, Pod, Requirement, Rule, Selector};
 
 use super::finding::{Check, Findings, Severity};
@@ -123,7 +123,8 @@ fn elsewhere<'o>(
     let templates = objects.details.templates.iter();
     let mut templates = templates.filter(|it| matches(&it.namespace, &it.labels)).peekable();
     let on_hosts = templates.peek().is_some();
-    let between = others.iter().any(|pod| !pod.host_network)
+    let between = objects.groups.iter().any(|group| may_match(group, (own, namespaces, pods)))
+        || others.iter().any(|pod| !pod.host_network)
         || templates.any(|template| !template.host_network);
     let hosts: Vec<&Pod> = others.into_iter().filter(|pod| pod.host_network).collect();
     match (between, hosts.is_empty() && !on_hosts) {
@@ -131,6 +132,22 @@ fn elsewhere<'o>(
         (false, false) => Elsewhere::Hosts(hosts),
         (false, true) => Elsewhere::Nowhere,
     }
+}
+
+/// Returns whether a selector may match the pods of a template, by labels that their controller sets.
+fn may_match(
+    group: &Group<'_>,
+    (own, namespaces, pods): (Option<&str>, Option<&Selector>, &Selector),
+) -> bool {
+    let set_later = |requirement: &Requirement| {
+        let of_template = group.pods.iter().filter_map(|pod| pod.template());
+        let mut labels = of_template.flat_map(|workload| set_by_controller(&workload.kind));
+        let key = requirement.key();
+        labels.any(|label| *label == key) && !group.labels.contains_key(key)
+    };
+    let (later, known): (Vec<_>, Vec<_>) =
+        pods.requirements.iter().cloned().partition(|requirement| set_later(requirement));
+    !later.is_empty() && group.is_in(own, namespaces, &Selector { requirements: known })
 }
 
 /// Reports the peers of a rule that match nothing.

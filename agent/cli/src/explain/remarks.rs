@@ -1,13 +1,14 @@
-//! Remarks of an explanation beyond policies: rules without effect, owners of node addresses, and policies of other
-//! APIs.
+//! Remarks of an explanation beyond policies: rules without effect, blocks with host bits, ports of Services, owners of
+//! node addresses, and policies of other APIs.
 
 use std::collections::BTreeSet;
 
+use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Cause, Explanation, Judgement, Verdict};
-use netpold_core::probe::Party;
+use netpold_core::probe::{IpProtocol, Party};
 
-use crate::doctor::Details;
+use crate::doctor::{self, Details};
 
 /// Most policies named per judgement, or of other APIs.
 const NAMED: usize = 5;
@@ -20,9 +21,11 @@ pub(super) fn add(answer: &mut Explanation, cluster: &Cluster, details: &Details
     let mut namespaces = BTreeSet::new();
     for judgement in all.flatten() {
         void_rules(judgement, cluster, details);
+        host_bits(judgement, details);
         tunnel(judgement, cluster, details);
         namespaces.insert(judgement.pod.namespace.clone());
     }
+    service_port(answer, cluster, details);
     if answer.verdict == Verdict::Deny
         && let Some(rule) = unresolved(answer)
     {
@@ -64,6 +67,54 @@ fn void_rules(judgement: &mut Judgement, cluster: &Cluster, details: &Details) {
         Some(format!("{what}: its policyTypes lacks {name}{source}"))
     });
     judgement.remarks.extend(void.take(NAMED));
+}
+
+/// Adds the CIDRs of the isolating policies that are read as a wider block than the address that they name.
+fn host_bits(judgement: &mut Judgement, details: &Details) {
+    let direction = judgement.direction;
+    let manifests =
+        judgement.isolated_by.iter().filter_map(|key| Some((key, details.policies.get(key)?)));
+    let wider = manifests.flat_map(|(key, manifest)| {
+        manifest.cidrs().filter_map(move |(path, text)| {
+            let net = text.parse::<IpNet>().ok().filter(|net| net.addr() != net.network())?;
+            path.starts_with(&format!("spec.{direction}["))
+                .then(|| format!("{text} in {key} is read as {}", net.trunc()))
+        })
+    });
+    let wider: Vec<String> = wider.take(NAMED).collect();
+    judgement.remarks.extend(wider);
+}
+
+/// Adds the Service whose port is asked for at one of its pods, if the pods receive it at another port.
+fn service_port(answer: &mut Explanation, cluster: &Cluster, details: &Details) {
+    let pod = match &answer.probe.to {
+        Party::Pod(key) => cluster.pods().get(key),
+        Party::Address(address) => cluster.owner(*address),
+        Party::Service(_) => None,
+    };
+    let Some(pod) = pod.filter(|_| answer.verdict == Verdict::Deny && answer.services.is_empty())
+    else {
+        return;
+    };
+    let IpProtocol(protocol) = answer.probe.protocol;
+    let asked = i32::from(answer.probe.port);
+    let remark = details.services.iter().find_map(|(key, service)| {
+        let is_selected = key.namespace == pod.key.namespace
+            && !service.selector.is_empty()
+            && service.selector.iter().all(|(label, value)| pod.labels.get(label) == Some(value));
+        let mut ports = service.ports.iter().filter(|it| it.protocol.number() == protocol);
+        let port = ports.find(|port| is_selected && port.port == asked)?;
+        let targets = doctor::numbers(&port.target, port.protocol, pod);
+        let target = targets.first().filter(|_| !targets.iter().any(|it| i32::from(*it) == asked))?;
+        Some(format!(
+            "{asked} is the port of Service {key}, which leads to port {target} of its pods; --to svc/{key} asks for that"
+        ))
+    });
+    let judgements = [&mut answer.ingress, &mut answer.egress].into_iter().flatten();
+    let mut denying = judgements.filter(|it| it.verdict == Verdict::Deny);
+    if let (Some(remark), Some(judgement)) = (remark, denying.next()) {
+        judgement.remarks.push(remark);
+    }
 }
 
 /// Adds the node with a tunnel or bridge at the remote address.

@@ -204,7 +204,11 @@ impl Hypotheses {
     }
 
     /// Describes the connections that depend on labels, given the comparisons of the worlds; `None` if these are equal.
-    pub(crate) fn depending<T: PartialEq>(&self, cluster: &Cluster, worlds: &[T]) -> Option<String> {
+    pub(crate) fn depending<T: PartialEq>(
+        &self,
+        cluster: &Cluster,
+        worlds: &[T],
+    ) -> Option<String> {
         let labels = self.deciding_labels(worlds);
         let text = |(subject, labels): (&Subject, Vec<&str>)| {
             let labels = labels.join(" and ");

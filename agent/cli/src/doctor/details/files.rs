@@ -10,10 +10,10 @@ use netpold_core::model::Key;
 use netpold_kube::decode::decode;
 use netpold_kube::document::{Document, Documents, Node, Value};
 
-use super::{Called, Details};
 use super::manifest::{Manifest, RawPolicy, Source};
 use super::pod::{injected, key};
 use super::shapes::{Caller, Named, Object};
+use super::{Called, Details};
 use crate::doctor::foreign_kinds::ForeignKind;
 use crate::offline;
 
