@@ -521,3 +521,40 @@ fn standard_input_is_any_one_of_the_files() {
         String::from_utf8(output.stderr).unwrap().contains("standard input:1: unclosed bracket")
     );
 }
+
+/// A label that the objects lack decides whether connections change.
+#[test]
+fn labels_that_the_objects_lack() {
+    let client = client().replace("namespace: shop", "namespace: team");
+    let base = workload(KINDS[0], "web", "app: web") + &client;
+    let from = |label: &str| {
+        policy(
+            "app: web",
+            &format!("{{from: [{{namespaceSelector: {{matchLabels: {{{label}}}}}}}]}}"),
+        )
+    };
+    let compare = |objects: &str, before: &str, after: &str| {
+        let [before, after] = [before, after]
+            .map(|policy| directory(&[("a.yaml", &format!("{base}{objects}{policy}"))]));
+        let output = diff(&["--from", text(before.path()), "--to", text(after.path())]);
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (blue, red) = (from("color: blue"), from("color: red"));
+    let (status, said) = compare("", &blue, &red);
+    let named =
+        "connections that depend on label color of Namespace team, which is not among the objects";
+    assert!(status == 2 && said.contains(named), "{status}: {said}");
+    assert_eq!(compare("", &blue, &blue).0, 0);
+    let namespaces = ["team", "shop"].map(|name| {
+        format!("---\n{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, labels: {{color: blue}}}}}}\n")
+    });
+    let (status, said) = compare(&namespaces.concat(), &blue, &red);
+    assert!(status == 1 && !said.contains("depend"), "{status}: {said}");
+    let name = |name: &str| from(&format!("kubernetes.io/metadata.name: {name}"));
+    let (status, said) = compare("", &name("team"), &name("other"));
+    assert!(status == 1 && !said.contains("depend"), "{status}: {said}");
+    let hash = |value: &str| policy(&format!("app: web, pod-template-hash: {value}"), "");
+    let (_, said) = compare("", &hash("a"), &hash("b"));
+    let named = "connections that depend on label pod-template-hash, which a controller sets on the pods of Deployment shop/web";
+    assert!(said.contains(named), "{said}");
+}

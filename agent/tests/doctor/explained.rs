@@ -154,3 +154,49 @@ fn the_nearest_rule_is_the_one_that_was_meant() {
         "{text}"
     );
 }
+
+#[test]
+fn loopback_addresses_stay_in_a_pod() {
+    let deny = policy("p", "podSelector: {}, policyTypes: [Ingress, Egress]");
+    let objects = format!("{CLUSTER}{deny}");
+    for address in ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"] {
+        let (text, json) = explain(&objects, &["--from", "x/web", "--to", address, "--port", "80"]);
+        assert!(
+            text.starts_with("allow:")
+                && text.contains("loopback address: these packets stay in pod x/web"),
+            "{text}"
+        );
+        assert_eq!(json["verdict"], "allow");
+        let (text, json) = explain(&objects, &["--from", address, "--to", "x/web", "--port", "80"]);
+        assert!(
+            text.starts_with("cannot tell:")
+                && text.contains("loopback address: its packets never leave"),
+            "{text}"
+        );
+        assert_eq!(json.get("verdict"), None);
+    }
+    let (text, _) = explain(&objects, &["--from", "x/web", "--to", "128.0.0.1", "--port", "80"]);
+    assert!(text.starts_with("deny:") && !text.contains("loopback"), "{text}");
+}
+
+#[test]
+fn slips_are_named() {
+    let rule = |rule: &str| {
+        policy("p", &format!("podSelector: {{matchLabels: {{app: web}}}}, ingress: [{rule}]"))
+    };
+    let block = rule("{from: [{ipBlock: {cidr: 10.9.2.3/16}}, {ipBlock: {cidr: 10.8.0.0/16}}]}");
+    let (text, json) = explain(
+        &format!("{CLUSTER}{block}"),
+        &["--from", "10.9.7.7", "--to", "x/web", "--port", "80"],
+    );
+    assert!(text.contains("10.9.2.3/16 in x/p is read as 10.9.0.0/16"), "{text}");
+    assert_eq!(json["ingress"]["remarks"].as_array().unwrap().len(), 1, "{json:#}");
+    let service = "{apiVersion: v1, kind: Service, metadata: {name: front, namespace: x}, spec: {clusterIP: 10.96.0.7, selector: \
+                   {app: web}, ports: [{port: 80, targetPort: http}]}}\n---\n";
+    let objects = format!("{CLUSTER}{service}{}", rule("{ports: [{port: 8080}]}"));
+    let ask =
+        |port: &str| explain(&objects, &["--from", "y/client", "--to", "x/web", "--port", port]).0;
+    let hint = "80 is the port of Service x/front, which leads to port 8080 of its pods; --to svc/x/front asks for that";
+    assert!(ask("80").starts_with("deny:") && ask("80").contains(hint), "{}", ask("80"));
+    assert!(!ask("81").contains("x/front") && !ask("8080").contains("x/front"));
+}

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod blocks;
+mod callers;
 mod dns;
 mod enforcers;
 mod explained;
@@ -10,6 +11,7 @@ mod mesh;
 mod node;
 mod page;
 mod policies;
+mod reading;
 mod service_ports;
 mod workloads;
 

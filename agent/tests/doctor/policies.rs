@@ -240,3 +240,27 @@ fn dns_that_a_tier_denies() {
     assert!(closed.places[0].contains("ClusterNetworkPolicy p: spec.ingress"), "{closed:?}");
     assert!(closed.fix.contains("action Accept"), "{closed:?}");
 }
+
+#[test]
+fn named_ports_of_some_pods() {
+    let twin = "{apiVersion: v1, kind: Pod, metadata: {name: twin, namespace: x, labels: {app: web, v: '2'}}, spec: {nodeName: n2, \
+                containers: [{name: c, ports: [{containerPort: 8080}]}]}, status: {podIP: 10.0.0.8}}\n---\n";
+    let finds = |selector: &str| {
+        let spec = format!("podSelector: {selector}, ingress: [{{ports: [{{port: http}}]}}]");
+        let (_, report) = examine(&format!("{CLUSTER}{twin}{}", policy("p", &spec)));
+        let found = places(&report);
+        found
+            .get("port-name-of-some")
+            .map(|it| it.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    let place = "NetworkPolicy x/p: spec.ingress[0].ports[0]: http (TCP), not Pod x/twin";
+    assert_eq!(finds("{matchLabels: {app: web}}"), Some(vec![place.to_owned()]));
+    // A rule for every pod is for those with the port.
+    assert_eq!(finds("{}"), None);
+    assert_eq!(
+        finds(
+            "{matchExpressions: [{key: v, operator: DoesNotExist}, {key: app, operator: In, values: [web]}]}"
+        ),
+        None
+    );
+}

@@ -173,3 +173,47 @@ fn services_of_a_chart() {
         examine(&format!("{web}{}{}", service("8080"), egress("{ports: [{port: 80}]}")));
     assert!(!places(&report).contains_key("port-of-the-service"), "{report:#?}");
 }
+
+/// A rule has the port of a node, by which clients reach the pods, instead of the container's.
+#[test]
+fn ports_of_nodes() {
+    let pod = |ports: &str| {
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: web, namespace: x, labels: {{app: web}}}}, spec: {{nodeName: n1, \
+             containers: [{{name: c, ports: [{ports}]}}]}}, status: {{podIP: 10.0.0.7}}}}\n---\n"
+        )
+    };
+    let service = "{apiVersion: v1, kind: Service, metadata: {name: web, namespace: x}, spec: {type: NodePort, clusterIP: \
+                   10.96.0.7, selector: {app: web}, ports: [{port: 80, targetPort: 8080, nodePort: 30080}]}}\n---\n";
+    let finds = |ports: &str, rule: &str| {
+        let spec =
+            format!("podSelector: {{matchLabels: {{app: web}}}}, ingress: [{{ports: [{rule}]}}]");
+        let (_, report) = examine(&format!("{}{service}{}", pod(ports), policy("p", &spec)));
+        let found = places(&report);
+        assert!(
+            !found.contains_key("port-not-listed") || !found.contains_key("port-of-the-node"),
+            "{report:#?}"
+        );
+        found
+            .get("port-of-the-node")
+            .map(|it| it.iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    let at = "NetworkPolicy x/p: spec.ingress[0].ports[0]:";
+    let plain = "{containerPort: 8080}";
+    let of_service =
+        format!("{at} TCP 30080, nodePort of Service x/web, whose pods get it at 8080");
+    assert_eq!(finds(plain, "{port: 30080}"), Some(vec![of_service]));
+    let host = "{containerPort: 8080, hostPort: 18080}";
+    let of_host = format!("{at} TCP 18080, hostPort of Pod x/web, whose containerPort is 8080");
+    assert_eq!(finds(host, "{port: 18080}"), Some(vec![of_host]));
+    for (ports, rule) in [
+        (plain, "{port: 30080}, {port: 8080}"),
+        (plain, "{port: 30080, protocol: UDP}"),
+        (plain, "{port: 30000, endPort: 32767}"),
+        (plain, "{port: 18080}"),
+        (host, "{port: 18080}, {port: 8000, endPort: 9000}"),
+        ("{containerPort: 18080, hostPort: 18080}", "{port: 18080}"),
+    ] {
+        assert_eq!(finds(ports, rule), None, "{ports}: {rule}");
+    }
+}

@@ -98,3 +98,19 @@ fn peers_outside_of_a_chart() {
     let node = format!("{node}{{apiVersion: v1, kind: Namespace, metadata: {{name: x}}}}\n---\n");
     assert_eq!(examine(&format!("{chart}{node}{from}")).0, 1, "of a cluster everything is known");
 }
+
+/// The controller sets labels on the pods of a template, which the template lacks.
+#[test]
+fn labels_of_controllers() {
+    let finds = |kind: &str, label: &str| {
+        let objects = template("apps/v1", kind, "");
+        let selected =
+            policy("p", &format!("podSelector: {{matchLabels: {{app: backup, {label}}}}}"));
+        let (_, report) = examine(&format!("{CLUSTER}{objects}{selected}"));
+        places(&report).contains_key("selects-nothing")
+    };
+    assert!(!finds("StatefulSet", "statefulset.kubernetes.io/pod-name: backup-0"));
+    assert!(!finds("Deployment", "pod-template-hash: 5f6"));
+    assert!(finds("Deployment", "statefulset.kubernetes.io/pod-name: backup-0"));
+    assert!(finds("StatefulSet", "statefulset.kubernetes.io/pod-name: backup-0, tier: db"));
+}
