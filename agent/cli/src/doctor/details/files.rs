@@ -112,7 +112,7 @@ impl Details {
     }
 
     /// Adds the Services that the API server calls because of an object.
-    fn add_caller(&mut self, kind: &str, caller: Caller, source: Option<Source>) {
+    pub(super) fn add_caller(&mut self, kind: &str, caller: Caller, source: Option<Source>) {
         let by = format!("{kind} {}", caller.metadata.name);
         for service in caller.services() {
             let key = Key::new(service.namespace, service.name);

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::manifest::{Manifest, RawSpec};
 use super::pod::key;
-use super::shapes::{List, Metadata, Named, Object};
+use super::shapes::{Caller, List, Metadata, Named, Object};
 use super::{Details, Source};
 use crate::doctor::foreign_kinds::{FOREIGN_KINDS, ForeignKind};
 
@@ -35,7 +35,7 @@ const fn page(
 }
 
 /// Lists to read. Jobs and other workloads come last: a user may lack rights on them.
-pub(crate) const PAGES: [Page; 10] = [
+pub(crate) const PAGES: [Page; 13] = [
     page("/api/v1/pods", "containers", "Pod", false),
     page("/api/v1/services", "targetPorts", "Service", true),
     page("/api/v1/nodes", "addresses of tunnels", "Node", true),
@@ -51,7 +51,21 @@ pub(crate) const PAGES: [Page; 10] = [
     page("/apis/apps/v1/statefulsets", WORKLOADS, "StatefulSet", false),
     page("/apis/batch/v1/jobs", WORKLOADS, "Job", false),
     page("/apis/batch/v1/cronjobs", WORKLOADS, "CronJob", false),
+    page(
+        "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+        CALLED,
+        "ValidatingWebhookConfiguration",
+        false,
+    ),
+    page(
+        "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+        CALLED,
+        "MutatingWebhookConfiguration",
+        false,
+    ),
+    page("/apis/apiregistration.k8s.io/v1/apiservices", CALLED, "APIService", false),
 ];
+const CALLED: &str = "Services that the API server calls";
 const WORKLOADS: &str = "workloads without pods";
 
 #[derive(Default, Deserialize)]
@@ -102,6 +116,9 @@ impl Details {
                 let manifest = Manifest::new(policy.spec, None);
                 self.policies.insert(key(&policy.metadata), manifest);
             }),
+            "ValidatingWebhookConfiguration" | "MutatingWebhookConfiguration" | "APIService" => {
+                each(json, |caller: Caller| self.add_caller(page.kind, caller, None))
+            }
             kind => each(json, |object: Object| self.add_plain_object(kind, object)),
         }
     }

@@ -170,12 +170,25 @@ fn pages_of_the_api_server() {
     assert!(details.pods[&Key::new("x", "a")].ports.contains(&(Protocol::Tcp, 80)));
     assert_eq!(details.add_page(PAGES[0], &page("", "null")).unwrap().as_deref(), Some(""));
     details.add_page(PAGES[0], "[]").unwrap_err();
-    let services = PAGES.into_iter().find(|page| page.path.ends_with("services")).unwrap();
+    let services = PAGES.into_iter().find(|page| page.path.ends_with("/services")).unwrap();
     let list = r#"{"kind":"ServiceList","metadata":{},"items":[{"metadata":{"name":"b","namespace":"x"},
         "spec":{"selector":{"app":"b"},"ports":[{"port":443,"targetPort":"https"}]}}]}"#;
     details.add_page(services, list).unwrap();
     let target = Target::Name("https".to_owned());
     assert_eq!(details.services[&Key::new("x", "b")].ports[0].target, target);
+    let webhooks = PAGES.into_iter().find(|page| page.path.contains("/validating")).unwrap();
+    let list = r#"{"metadata":{},"items":[{"metadata":{"name":"h"},"webhooks":[{"clientConfig":{"url":"https://x"}},
+        {"clientConfig":{"service":{"namespace":"x","name":"b","port":8443}}}]}]}"#;
+    details.add_page(webhooks, list).unwrap();
+    let apis = PAGES.into_iter().find(|page| page.path.ends_with("/apiservices")).unwrap();
+    let list = r#"{"metadata":{},"items":[{"metadata":{"name":"v1.apps"},"spec":{"service":null}},
+        {"metadata":{"name":"v1.m"},"spec":{"service":{"namespace":"x","name":"b"}}}]}"#;
+    details.add_page(apis, list).unwrap();
+    let called = details.called.iter().map(|((key, port), called)| (key, *port, &*called.by));
+    let key = Key::new("x", "b");
+    let expected =
+        [(&key, 443, "APIService v1.m"), (&key, 8443, "ValidatingWebhookConfiguration h")];
+    assert_eq!(called.collect::<Vec<_>>(), expected);
 }
 
 /// Discovery finds the versions of known groups, and their lists.
