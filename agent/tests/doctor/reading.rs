@@ -52,7 +52,7 @@ fn subdirectories_and_kustomizations_are_named() {
     ];
     fs::write(
         directory.path().join("assertions"),
-        "- {from: x/web, to: y/client, port: 80, expect: allow}\n",
+        "assertions:\n- {from: x/web, to: y/client, port: 80, expect: allow}\n",
     )
     .unwrap();
     let run = |arguments: &[&str]| {
