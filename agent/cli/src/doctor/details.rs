@@ -47,7 +47,7 @@ pub struct Details {
     /// Addresses of nodes beyond their `status.addresses`, also from the status of pods, by node.
     pub(crate) nodes: BTreeMap<String, Vec<NodeAddress>>,
     /// Services that the API server calls, with their ports, and the objects by which it calls them: webhook
-    /// configurations, APIServices and CustomResourceDefinitions.
+    /// configurations, `APIService` and `CustomResourceDefinition` objects.
     pub(super) called: BTreeMap<(Key, u16), Called>,
     /// Policies of other APIs.
     pub(crate) foreign: BTreeMap<&'static ForeignKind, ForeignPolicies>,

@@ -172,7 +172,7 @@ pub(super) struct Port {
     pub(super) host_port: Option<i64>,
 }
 
-/// Webhook configuration, APIService or CustomResourceDefinition.
+/// Webhook configuration, `APIService` or `CustomResourceDefinition`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Caller {
