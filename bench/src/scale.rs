@@ -160,8 +160,7 @@ fn start(
     let changes = Arc::new(AtomicU64::new(0));
     let status = (0..agents).map(|number| -> Result<_> {
         let access = access(&kubeconfig);
-        let settings =
-            Settings { access, node: node_name(number), nodes, cluster_policies: true };
+        let settings = Settings { access, node: node_name(number), nodes, cluster_policies: true };
         let (mut source, _events) = runtime.block_on(watch(settings))?;
         let (status, changes) = (source.status.clone(), Arc::clone(&changes));
         runtime.spawn(async move {

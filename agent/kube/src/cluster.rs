@@ -135,11 +135,7 @@ struct Starter {
 
 impl Starter {
     /// Returns how the scope of the next kind, the nodes, is decided, and its selector until then.
-    fn node_scope(
-        &self,
-        nodes: FollowedNodes,
-        own: &str,
-    ) -> (Option<NodeScope>, Option<Narrow>) {
+    fn node_scope(&self, nodes: FollowedNodes, own: &str) -> (Option<NodeScope>, Option<Narrow>) {
         if nodes == FollowedNodes::All {
             return (None, None);
         }

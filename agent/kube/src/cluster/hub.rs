@@ -86,7 +86,12 @@ impl Hub {
     ) -> (Self, watch::Receiver<SourceStatus>) {
         let kinds = kinds
             .into_iter()
-            .map(|status| Known { status, synced: false, is_whole: false, problems: Problems::default() })
+            .map(|status| Known {
+                status,
+                synced: false,
+                is_whole: false,
+                problems: Problems::default(),
+            })
             .collect();
         let (status, seen) = watch::channel(SourceStatus::default());
         let held = Gathered::default();

@@ -119,6 +119,8 @@ fn set(objects: &mut NamesByNamespace, key: &Key, is_in: bool) {
 
 #[cfg(test)]
 mod tests {
+    use netpold_testkit::generate::{Choices, Cluster, NODE, Packet, PacketSource};
+    use netpold_testkit::oracle::Oracle;
     use serde_json::{Value, json};
 
     use super::*;
@@ -137,7 +139,8 @@ mod tests {
 
     fn service(name: &str, node_port: Option<u16>) -> Change {
         let port = json!({ "port": 80, "protocol": "TCP", "nodePort": node_port });
-        let spec = json!({ "clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"], "ports": [port] });
+        let spec =
+            json!({ "clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"], "ports": [port] });
         change(Kind::Service, name, json!({ "spec": spec }))
     }
 
@@ -199,5 +202,42 @@ mod tests {
         }
         of_node.take(&cluster_policy(json!([])).gone());
         assert!(!of_node.needs_all());
+    }
+
+    /// Generated clusters, judged with all nodes and with the own one: nothing differs without a need, and nothing
+    /// passes too much before all nodes are known, unless an object is held.
+    #[test]
+    fn other_nodes_change_no_verdict_without_a_need_and_open_nothing_with_one() {
+        let (mut equal, mut stricter) = (0, 0);
+        for seed in 0..600 {
+            let cluster = Cluster::from_seed(seed);
+            let mut of_node = NodeUse::of_node(NODE.into());
+            cluster.objects.iter().for_each(|change| of_node.take(change));
+            let is_other = |change: &&Change| matches!(change, Change::Node(n) if n.name != NODE);
+            let own = cluster.objects.iter().filter(|change| !is_other(change)).cloned();
+            let [all, own]: [Oracle; 2] =
+                [cluster.objects.iter().cloned().collect(), own.collect()];
+            let pods = cluster.pods().filter(|pod| *pod.node == *NODE && is_subject(pod));
+            let pods: Vec<Key> = pods.map(|pod| pod.key.clone()).collect();
+            let held = cluster.objects.iter().any(depends_on_nodes);
+            let (source, mut choices) = (PacketSource::new(&cluster), Choices::from_seed(seed));
+            for _ in 0..if pods.is_empty() { 0 } else { 200 } {
+                let packet = source.packet(&mut choices, &pods);
+                let Packet { pod, direction, remote, protocol, port } = &packet;
+                let verdict = |oracle: &Oracle| {
+                    let pod = oracle.pods.iter().find(|it| it.key == *pod).unwrap();
+                    oracle.judge(pod, *direction, *remote, *protocol, *port)
+                };
+                let verdicts = (verdict(&all), verdict(&own));
+                if !of_node.needs_all() {
+                    assert_eq!(verdicts.0, verdicts.1, "seed {seed}: {packet:?}");
+                    equal += 1;
+                } else if !held {
+                    assert_ne!(verdicts, (false, true), "seed {seed}: {packet:?}");
+                    stricter += usize::from(verdicts == (true, false));
+                }
+            }
+        }
+        assert!(equal > 1_000 && stricter > 0, "{equal} without a need, {stricter} stricter");
     }
 }
