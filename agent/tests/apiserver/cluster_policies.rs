@@ -5,7 +5,7 @@ use netpold_testbed::cluster::{MOMENT, eventually};
 use serde_json::{Value, json};
 
 use crate::rbac::wait_event;
-use crate::world::{PATIENCE, USER, World, complains, kind, rbac_file};
+use crate::world::{PATIENCE, PORT, USER, World, complains, kind, rbac_file};
 
 const KIND: &str = "clusternetworkpolicies.policy.networking.k8s.io";
 const DEFINITION: &str = include_str!("cluster-network-policy.yaml");
@@ -94,13 +94,14 @@ fn other_nodes_are_followed_once_policy_depends_on_them() {
     };
     install(&world);
     world.create(world.control.manifest());
+    world.control.serve(Protocol::Tcp, PORT).unwrap();
     world.start_agent();
     let nodes = |status: &Value| kind(status, "nodes")["objects"].clone();
     let status = world.wait("in sync", |_| true);
     assert_eq!(nodes(&status), 1, "{status}");
     let reaches = |world: &World| {
-        let (address, port) = (world.control.addresses()[0], world.server.port());
-        world.pod("stranger").probe(Protocol::Tcp, address, port, MOMENT).connected()
+        let address = world.control.addresses()[0];
+        world.pod("stranger").probe(Protocol::Tcp, address, PORT, MOMENT).connected()
     };
     assert!(reaches(&world), "no policy yet");
 
