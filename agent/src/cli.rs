@@ -68,8 +68,9 @@ pub struct RunArgs {
     /// Context of the kubeconfig, instead of its current one
     #[arg(long, value_name = "NAME", env = "NETPOLD_CONTEXT", requires = "kubeconfig")]
     pub context: Option<String>,
-    /// Node objects to watch; node ports of other nodes need their Node objects
-    #[arg(long, value_name = "WHICH", env = "NETPOLD_WATCH_NODES", default_value = "all")]
+    /// Node objects to watch. `auto`: this node's, and all from the moment on at which policy needs the addresses of
+    /// others
+    #[arg(long, value_name = "WHICH", env = "NETPOLD_WATCH_NODES", default_value = "auto")]
     pub watch_nodes: WatchNodes,
     /// Whether to follow ClusterNetworkPolicies on the API server; manifests always include them
     #[arg(
@@ -414,9 +415,12 @@ pub enum Denial {
 /// Node objects to watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum WatchNodes {
+    /// This node, and all nodes once policy on this node depends on their addresses
+    Auto,
     /// All nodes
     All,
-    /// This node only
+    /// This node only: node ports of other nodes are denied where a policy restricts egress, and ClusterNetworkPolicies
+    /// do not know other nodes
     Own,
 }
 

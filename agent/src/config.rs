@@ -17,7 +17,7 @@ use netpold_dataplane::bpffs::TakesFrom;
 use netpold_dataplane::uplink_xdp::Wanted;
 use netpold_ebpf::xdp::uplink::Scope;
 use netpold_engine::interfaces::NodeDevices;
-use netpold_kube::cluster;
+use netpold_kube::cluster::{self, FollowedNodes};
 use netpold_kube::opened::Origin;
 use tracing_subscriber::EnvFilter;
 
@@ -115,7 +115,11 @@ impl TryFrom<RunArgs> for RunConfig {
                 timeout: Duration::from_secs(args.api_timeout.into()),
             },
             node: args.node_name.clone(),
-            all_nodes: args.watch_nodes == WatchNodes::All,
+            nodes: match args.watch_nodes {
+                WatchNodes::Auto => FollowedNodes::Needed,
+                WatchNodes::All => FollowedNodes::All,
+                WatchNodes::Own => FollowedNodes::Own,
+            },
             cluster_policies: args.cluster_network_policies == ClusterNetworkPolicies::Auto,
         };
         let log = log_filter(&args.log)?;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use netpold_api::source::SourceStatus;
-use netpold_kube::cluster::{Access, Settings, client, watch};
+use netpold_kube::cluster::{Access, FollowedNodes, Settings, client, watch};
 use netpold_testbed::apiserver::{Meter, Passed};
 use netpold_testbed::{Access as Proof, ApiServer, processor_time};
 use nix::sys::signal::Signal;
@@ -89,8 +89,8 @@ pub(crate) fn measure(nodes: u32, agents: u32, progress: &dyn Fn(&str)) -> Resul
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     tell("the agents start");
     let token = agents_token(&server)?;
-    let group = |all_nodes| start(&runtime, &server, &token, agents, all_nodes);
-    let groups = [group(true)?, group(false)?];
+    let group = |nodes| start(&runtime, &server, &token, agents, nodes);
+    let groups = [group(FollowedNodes::All)?, group(FollowedNodes::Needed)?];
     let mut world = World { cluster, agents, runtime, groups, server, reports: 0 };
     let mut stages = Vec::new();
     // The agents have just started, with all counters at zero.
@@ -152,16 +152,15 @@ fn start(
     server: &ApiServer,
     token: &str,
     agents: u32,
-    all_nodes: bool,
+    nodes: FollowedNodes,
 ) -> Result<Group> {
     let meter = server.meter()?;
-    let name = if all_nodes { "all.kubeconfig" } else { "own.kubeconfig" };
+    let name = if nodes == FollowedNodes::All { "all.kubeconfig" } else { "own.kubeconfig" };
     let kubeconfig = server.write_kubeconfig_to(&meter.url(), name, &Proof::Token(token))?;
     let changes = Arc::new(AtomicU64::new(0));
     let status = (0..agents).map(|number| -> Result<_> {
         let access = access(&kubeconfig);
-        let settings =
-            Settings { access, node: node_name(number), all_nodes, cluster_policies: true };
+        let settings = Settings { access, node: node_name(number), nodes, cluster_policies: true };
         let (mut source, _events) = runtime.block_on(watch(settings))?;
         let (status, changes) = (source.status.clone(), Arc::clone(&changes));
         runtime.spawn(async move {

@@ -23,6 +23,7 @@ mod follower;
 mod hub;
 mod kind;
 mod list;
+mod node_use;
 mod outage;
 mod split;
 mod store;
@@ -33,22 +34,34 @@ use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use netpold_api::source::KindStatus;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch as watch_channel};
 
 pub use self::answer::is_quiet;
 use self::connection::Connection;
 pub use self::connection::{Access, ConnectError, client, default_namespace};
 pub use self::denials::{Denial, Denials, DropKey};
 pub use self::event_recorder::{EventRecorder, Unsupported};
-use self::follower::Follower;
-use self::hub::{Hub, Update};
+use self::follower::{Follower, Narrow};
+use self::hub::{Hub, NodeScope, Update};
 use self::kind::{ClusterNetworkPolicy, Kind};
 pub use self::list::{Listed, Lister};
+use self::node_use::NodeUse;
 use self::outage::Outage;
 use crate::Source;
 
 /// Capacity of the channels of updates and of batches.
 const IN_FLIGHT: usize = 64;
+
+/// Nodes to follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FollowedNodes {
+    /// All of them.
+    All,
+    /// The own node.
+    Own,
+    /// The own node; all of them from the moment on at which policy on the own node depends on others.
+    Needed,
+}
 
 /// Objects to follow.
 #[derive(Clone, Debug)]
@@ -57,8 +70,8 @@ pub struct Settings {
     pub access: Access,
     /// Name of the own node.
     pub node: String,
-    /// Whether to follow all nodes instead of the own one alone.
-    pub all_nodes: bool,
+    /// Nodes to follow.
+    pub nodes: FollowedNodes,
     /// Whether to follow ClusterNetworkPolicies, if the server serves them.
     pub cluster_policies: bool,
 }
@@ -75,8 +88,8 @@ pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), Connec
     let outage = Outage::new();
     let mut starter =
         Starter { connection: Arc::clone(&connection), outage, updates, kinds: Vec::new() };
-    let own = (!settings.all_nodes).then(|| format!("metadata.name={}", settings.node));
-    starter.start::<Node>(own);
+    let (scope, narrow) = starter.node_scope(settings.nodes, &settings.node);
+    starter.start::<Node>(narrow);
     starter.start::<Namespace>(None);
     starter.start::<NetworkPolicy>(None);
     starter.start::<Pod>(None);
@@ -86,7 +99,7 @@ pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), Connec
         starter.start::<ClusterNetworkPolicy>(None);
     }
     let origin = format!("API server {}", connection.server());
-    let (hub, status) = Hub::new(origin, starter.kinds, received, batches);
+    let (hub, status) = Hub::new(origin, starter.kinds, scope, received, batches);
     tokio::spawn(hub.run());
     let event_recorder = EventRecorder::start(connection, settings.node);
     Ok((Source { batches: source, status, partial: false }, event_recorder))
@@ -108,7 +121,7 @@ pub async fn watch_policies(access: Access) -> Result<Source, ConnectError> {
     starter.start::<NetworkPolicy>(None);
     starter.start::<ClusterNetworkPolicy>(None);
     starter.start::<Pod>(None);
-    let (hub, status) = Hub::new(origin, starter.kinds, received, batches);
+    let (hub, status) = Hub::new(origin, starter.kinds, None, received, batches);
     tokio::spawn(hub.run());
     Ok(Source { batches: source, status, partial: false })
 }
@@ -121,10 +134,22 @@ struct Starter {
 }
 
 impl Starter {
-    fn start<K: Kind>(&mut self, fields: Option<String>) {
+    /// Returns how the scope of the next kind, the nodes, is decided, and its selector until then.
+    fn node_scope(&self, nodes: FollowedNodes, own: &str) -> (Option<NodeScope>, Option<Narrow>) {
+        if nodes == FollowedNodes::All {
+            return (None, None);
+        }
+        let (widen, widened) = watch_channel::channel(false);
+        let fields = format!("metadata.name={own}");
+        let node_use = NodeUse::of_node(own.to_owned());
+        let scope = NodeScope { kind: self.kinds.len(), node_use, widen };
+        ((nodes == FollowedNodes::Needed).then_some(scope), Some(Narrow { fields, widened }))
+    }
+
+    fn start<K: Kind>(&mut self, narrow: Option<Narrow>) {
         let (connection, updates) = (Arc::clone(&self.connection), self.updates.clone());
         let member = self.outage.member();
-        let follower = Follower::<K>::new(connection, member, updates, self.kinds.len(), fields);
+        let follower = Follower::<K>::new(connection, member, updates, self.kinds.len(), narrow);
         self.kinds.push(follower.status());
         tokio::spawn(follower.run());
     }

@@ -1,9 +1,11 @@
 //! Creation, edits and removal of ClusterNetworkPolicies, and of their `CustomResourceDefinition`, while an agent runs.
 
+use netpold_testbed::Protocol;
+use netpold_testbed::cluster::{MOMENT, eventually};
 use serde_json::{Value, json};
 
 use crate::rbac::wait_event;
-use crate::world::{PATIENCE, USER, World, complains, kind, rbac_file};
+use crate::world::{PATIENCE, PORT, USER, World, complains, kind, rbac_file};
 
 const KIND: &str = "clusternetworkpolicies.policy.networking.k8s.io";
 const DEFINITION: &str = include_str!("cluster-network-policy.yaml");
@@ -23,14 +25,20 @@ fn from(action: &str, app: &str) -> Value {
 
 /// `kubectl apply` of a policy in the Admin tier for the pods with `app: server`.
 fn apply(world: &World, name: &str, ingress: Value) {
-    let selector = json!({ "matchLabels": { "app": "server" } });
+    apply_rules(world, name, "server", &json!({ "ingress": ingress }));
+}
+
+/// `kubectl apply` of a policy in the Admin tier for the pods with this `app`.
+fn apply_rules(world: &World, name: &str, app: &str, rules: &Value) {
+    let selector = json!({ "matchLabels": { "app": app } });
     let pods = json!({ "namespaceSelector": {}, "podSelector": selector });
-    let policy = json!({
+    let mut policy = json!({
         "apiVersion": "policy.networking.k8s.io/v1alpha2",
         "kind": "ClusterNetworkPolicy",
         "metadata": { "name": name },
-        "spec": { "tier": "Admin", "priority": 10, "subject": { "pods": pods }, "ingress": ingress },
+        "spec": { "tier": "Admin", "priority": 10, "subject": { "pods": pods } },
     });
+    policy["spec"].as_object_mut().unwrap().extend(rules.as_object().unwrap().clone());
     world.server.apply(&policy.to_string()).unwrap();
 }
 
@@ -76,6 +84,44 @@ fn cluster_policies_are_followed() {
     world.server.kubectl(&["delete", "clusternetworkpolicy", "tenants"]).unwrap();
     world.becomes("friend", "server", true);
     world.becomes("stranger", "server", true);
+}
+
+/// The control plane's node is unknown until a policy denies traffic to nodes; later it stays known.
+#[test]
+fn other_nodes_are_followed_once_policy_depends_on_them() {
+    let Some(mut world) = world("other_nodes_are_followed_once_policy_depends_on_them") else {
+        return;
+    };
+    install(&world);
+    world.create(world.control.manifest());
+    world.control.serve(Protocol::Tcp, PORT).unwrap();
+    world.start_agent();
+    let nodes = |status: &Value| kind(status, "nodes")["objects"].clone();
+    let status = world.wait("in sync", |_| true);
+    assert_eq!(nodes(&status), 1, "{status}");
+    let reaches = |world: &World| {
+        let address = world.control.addresses()[0];
+        world.pod("stranger").probe(Protocol::Tcp, address, PORT, MOMENT).connected()
+    };
+    assert!(reaches(&world), "no policy yet");
+
+    apply(&world, "nodes", json!([from("Deny", "stranger")]));
+    world.becomes("stranger", "server", false);
+    let status = world.wait("the same node", |_| true);
+    assert_eq!(nodes(&status), 1, "ingress does not depend on nodes: {status}");
+
+    let to = |action: &str| json!({ "egress": [{ "action": action, "to": [{ "nodes": {} }] }] });
+    apply_rules(&world, "nodes", "stranger", &to("Deny"));
+    let log = || "the control plane's node stays reachable".to_owned();
+    eventually(PATIENCE, || !reaches(&world), log);
+    let status = world.wait("both nodes", |status| nodes(status) == 2);
+    assert!(!complains(&status, "waits for the first list of all nodes"), "{status}");
+
+    apply_rules(&world, "nodes", "stranger", &to("Accept"));
+    eventually(PATIENCE, || reaches(&world), || "the node stays unreachable".to_owned());
+    world.server.kubectl(&["delete", "clusternetworkpolicy", "nodes"]).unwrap();
+    let status = world.wait("in force", |_| true);
+    assert_eq!(nodes(&status), 2, "{status}");
 }
 
 /// Installs and removes the `CustomResourceDefinition` while the agent runs.

@@ -46,6 +46,11 @@ impl Nodes {
         &self.by_name
     }
 
+    /// Number of nodes of which an object is known: the Node, or a hostNetwork pod with an address.
+    pub(super) fn count(&self) -> usize {
+        self.by_name.len().max(self.others.len() + 1)
+    }
+
     /// Addresses of the own node that objects report.
     pub(super) fn own(&self) -> impl Iterator<Item = IpAddr> {
         self.own.keys().copied()

@@ -88,6 +88,12 @@ impl Cluster {
         self.nodes.by_name()
     }
 
+    /// Number of nodes of which an object is known: the Node, or a hostNetwork pod.
+    #[must_use]
+    pub fn node_count(&self) -> usize {
+        self.nodes.count()
+    }
+
     /// Services by key.
     #[must_use]
     pub fn services(&self) -> &BTreeMap<Key, Arc<Service>> {

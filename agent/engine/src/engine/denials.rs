@@ -35,7 +35,7 @@ pub fn denials(engine: &Engine, dropped: BTreeMap<u32, Vec<Line>>) -> Denials {
         wanted.extend(lines.into_iter().enumerate().map(|(n, line)| (n, pod.clone(), line)));
     }
     if wanted.is_empty() {
-        return Denials { all: Vec::new(), nodes: cluster.nodes().len() };
+        return Denials { all: Vec::new(), nodes: cluster.node_count() };
     }
     wanted.sort_by_key(|(number, ..)| *number);
     // Namespaces in turns, in a new order each time: there may be more than [`EXPLAINED`] of them.
@@ -54,5 +54,5 @@ pub fn denials(engine: &Engine, dropped: BTreeMap<u32, Vec<Line>>) -> Denials {
         let text = format!("Denied {direction}: {dropped}{times}: {why}");
         Some(Denial { pod, uid, key: dropped.key(), text })
     });
-    Denials { all: told.collect(), nodes: cluster.nodes().len() }
+    Denials { all: told.collect(), nodes: cluster.node_count() }
 }

@@ -18,7 +18,7 @@ use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::DefaultBackoff;
 use netpold_api::source::KindStatus;
 use netpold_core::model::Change;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::answer::{Answer, Event, Events};
 use super::availability::{Availability, Meaning};
@@ -47,14 +47,41 @@ enum State {
     Watch(String),
 }
 
+/// Field selector of a part of a kind's objects.
+pub(super) struct Narrow {
+    /// The selector, as `metadata.name=n1`.
+    pub(super) fields: String,
+    /// Whether all objects are needed; then they are listed, and followed from there on.
+    pub(super) widened: watch::Receiver<bool>,
+}
+
+impl Narrow {
+    fn is_widened(&self) -> bool {
+        *self.widened.borrow()
+    }
+}
+
+/// Waits until all objects are needed.
+async fn until_widened(widened: Option<watch::Receiver<bool>>) {
+    let is_widened = match widened {
+        Some(mut widened) => widened.wait_for(|widened| *widened).await.is_ok(),
+        None => false,
+    };
+    if !is_widened {
+        std::future::pending::<()>().await;
+    }
+}
+
 /// Follower of one kind.
 pub(super) struct Follower<K> {
     connection: Arc<Connection>,
     outage: Member,
     updates: mpsc::Sender<Update>,
     number: usize,
-    /// Additional field selector.
-    fields: Option<String>,
+    /// Narrower field selector, until all objects are needed.
+    narrow: Option<Narrow>,
+    /// Whether the last complete list had no narrower selector.
+    is_whole: bool,
     store: Store<K>,
     state: State,
     backoff: DefaultBackoff,
@@ -70,14 +97,15 @@ impl<K: Kind> Follower<K> {
         outage: Member,
         updates: mpsc::Sender<Update>,
         number: usize,
-        fields: Option<String>,
+        narrow: Option<Narrow>,
     ) -> Self {
         Self {
             connection,
             outage,
             updates,
             number,
-            fields: fields.or_else(|| K::FIELDS.map(str::to_owned)),
+            narrow,
+            is_whole: false,
             store: Store::new(),
             state: State::List,
             backoff: DefaultBackoff::default(),
@@ -94,6 +122,7 @@ impl<K: Kind> Follower<K> {
     /// Follows until the receiver of updates is closed.
     pub(super) async fn run(mut self) {
         while !self.updates.is_closed() {
+            self.widen();
             let (verb, outcome) = match &self.state {
                 State::List => ("list", self.list().await),
                 State::Watch(version) => ("watch", self.watch(version.clone()).await),
@@ -105,10 +134,26 @@ impl<K: Kind> Follower<K> {
         }
     }
 
+    /// Requests all objects from now on if they are needed, beginning with a list.
+    fn widen(&mut self) {
+        if self.is_widened() {
+            self.narrow = None;
+            self.state = State::List;
+        }
+    }
+
+    fn is_widened(&self) -> bool {
+        self.narrow.as_ref().is_some_and(Narrow::is_widened)
+    }
+
+    fn fields(&self) -> Option<&str> {
+        self.narrow.as_ref().map_or(K::FIELDS, |narrow| Some(&narrow.fields))
+    }
+
     /// Lists all objects in pages; the list is consistent, since later pages have the first one's version.
     async fn list(&mut self) -> Result<(), Failure> {
         self.begin_list();
-        let mut params = list::params::<K>(self.fields.as_deref());
+        let mut params = list::params::<K>(self.fields());
         loop {
             let (mut changes, metadata) = self.page(&params).await?;
             let at = Instant::now();
@@ -148,7 +193,7 @@ impl<K: Kind> Follower<K> {
         self.heard();
         self.say(Vec::new(), began).await;
         self.follow(answer).await?;
-        if began.elapsed() < SHORT {
+        if began.elapsed() < SHORT && !self.is_widened() {
             tokio::time::sleep(SHORT).await;
         }
         Ok(())
@@ -179,6 +224,7 @@ impl<K: Kind> Follower<K> {
 
     /// Takes in the next events; returns whether there may be more.
     async fn take(&mut self, answer: &mut Answer, events: &mut Events) -> Result<bool, Failure> {
+        let widened = until_widened(self.narrow.as_ref().map(|narrow| narrow.widened.clone()));
         let (mut at, mut changes, mut outcome) = (None, Vec::new(), Ok(()));
         let more = answer.parts(|part| {
             at.get_or_insert_with(Instant::now);
@@ -188,7 +234,11 @@ impl<K: Kind> Follower<K> {
                 outcome = self.event(event).map(|change| changes.extend(change));
             }
         });
-        let more = more.await;
+        let more = tokio::select! {
+            biased;
+            more = more => more,
+            () = widened => Ok(false),
+        };
         let outcome = outcome.and(more);
         if let Ok(true) = outcome {
             self.heard();
@@ -215,7 +265,7 @@ impl<K: Kind> Follower<K> {
     fn watch_params(&self) -> WatchParams {
         let random = RandomState::new().hash_one(self.number) % u64::from(WATCH_SECONDS);
         WatchParams {
-            field_selector: self.fields.clone(),
+            field_selector: self.fields().map(str::to_owned),
             label_selector: K::LABELS.map(str::to_owned),
             timeout: Some(WATCH_SECONDS + u32::try_from(random).unwrap_or(0)),
             bookmarks: true,
@@ -231,6 +281,7 @@ impl<K: Kind> Follower<K> {
     /// Completes the list of that version; returns the changes that were held, including removals.
     fn complete(&mut self, version: String) -> Vec<Change> {
         self.state = State::Watch(version);
+        self.is_whole = self.narrow.is_none();
         self.availability.status.in_sync = true;
         self.store.complete()
     }
@@ -294,6 +345,7 @@ impl<K: Kind> Follower<K> {
             at,
             status: status.clone(),
             synced: self.store.synced(),
+            is_whole: self.is_whole,
             problems: self.store.problems(),
         };
         // If the receiver is closed, the loop ends as well.

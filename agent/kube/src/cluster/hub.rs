@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use netpold_api::source::{KindStatus, SourceProblem, SourceStatus};
 use netpold_core::cluster::ObjectKey;
-use netpold_core::model::Change;
+use netpold_core::model::{Change, ClusterPolicy, Pod};
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
+use super::node_use::{NodeUse, depends_on_nodes, without_claims};
 use crate::Batch;
 
 /// Time after a batch in which changes are gathered for the next batch: in a burst, objects that belong together arrive
@@ -28,6 +29,8 @@ pub(super) struct Update {
     pub(super) status: KindStatus,
     /// Whether the kind was fully listed at some time.
     pub(super) synced: bool,
+    /// Whether the last full list had all objects, not only a part that a narrower selector matches.
+    pub(super) is_whole: bool,
     /// Problems with objects, if they changed.
     pub(super) problems: Option<Problems>,
 }
@@ -49,12 +52,27 @@ pub(super) struct Hub {
     origin: String,
     kinds: Vec<Known>,
     in_sync: bool,
+    /// Decides whether all nodes are followed; absent if that is settled.
+    nodes: Option<NodeScope>,
+    /// Objects that could allow too much before all nodes are known.
+    held: Gathered,
+}
+
+/// Nodes that are followed: the own one, until policy on this node depends on others.
+pub(super) struct NodeScope {
+    /// Index of the kind of nodes.
+    pub(super) kind: usize,
+    /// Objects that make other nodes matter.
+    pub(super) node_use: NodeUse,
+    /// Set to true once all nodes are needed; it stays so.
+    pub(super) widen: watch::Sender<bool>,
 }
 
 /// Last reported state of a kind.
 struct Known {
     status: KindStatus,
     synced: bool,
+    is_whole: bool,
     problems: Problems,
 }
 
@@ -62,15 +80,22 @@ impl Hub {
     pub(super) fn new(
         origin: String,
         kinds: Vec<KindStatus>,
+        nodes: Option<NodeScope>,
         updates: mpsc::Receiver<Update>,
         batches: mpsc::Sender<Batch>,
     ) -> (Self, watch::Receiver<SourceStatus>) {
         let kinds = kinds
             .into_iter()
-            .map(|status| Known { status, synced: false, problems: Problems::default() })
+            .map(|status| Known {
+                status,
+                synced: false,
+                is_whole: false,
+                problems: Problems::default(),
+            })
             .collect();
         let (status, seen) = watch::channel(SourceStatus::default());
-        let hub = Self { updates, batches, status, origin, kinds, in_sync: false };
+        let held = Gathered::default();
+        let hub = Self { updates, batches, status, origin, kinds, in_sync: false, nodes, held };
         hub.status.send_replace(hub.current());
         (hub, seen)
     }
@@ -107,10 +132,14 @@ impl Hub {
     }
 
     fn take(&mut self, update: Update, gathered: &mut Gathered) {
+        if let Some(nodes) = &mut self.nodes {
+            update.changes.iter().for_each(|change| nodes.node_use.take(change));
+        }
         gathered.add(update.changes);
         let Some(known) = self.kinds.get_mut(update.kind) else { return };
         known.status = update.status;
         known.synced = update.synced;
+        known.is_whole = update.is_whole;
         if let Some(problems) = update.problems {
             known.problems = problems;
         }
@@ -119,7 +148,9 @@ impl Hub {
     /// Sends the gathered changes; `None` if the receiver is closed.
     async fn publish(&mut self, gathered: Gathered, at: Instant) -> Option<()> {
         let before = self.in_sync;
-        self.in_sync |= self.kinds.iter().all(|known| known.synced);
+        let lacks_nodes = self.lacks_nodes();
+        self.in_sync |= !lacks_nodes && self.kinds.iter().all(|known| known.synced);
+        let changes = self.release(gathered, before && lacks_nodes);
         let status = self.current();
         self.status.send_if_modified(|current| {
             let modified = *current != status;
@@ -129,18 +160,56 @@ impl Hub {
             }
             modified
         });
-        let changes = gathered.changes();
         if changes.is_empty() && self.in_sync == before {
             return Some(());
         }
         self.batches.send(Batch { changes, in_sync: self.in_sync, at }).await.ok()
     }
 
+    /// Returns whether policy depends on nodes that are not known yet; requests them.
+    fn lacks_nodes(&mut self) -> bool {
+        let Some(nodes) = &self.nodes else { return false };
+        if !*nodes.widen.borrow() {
+            if !nodes.node_use.needs_all() {
+                return false;
+            }
+            info!("policy depends on the addresses of other nodes; following all of them");
+            nodes.widen.send_replace(true);
+        }
+        let lacks = !self.kinds.get(nodes.kind).is_some_and(|known| known.is_whole);
+        if !lacks {
+            self.nodes = None;
+        }
+        lacks
+    }
+
+    /// Returns the changes, with those that were held before. While nodes are missing, objects that could allow too
+    /// much without them are held, and their last state stays in force; a pod loses its claims.
+    fn release(&mut self, gathered: Gathered, lacks_nodes: bool) -> Vec<Change> {
+        if !lacks_nodes {
+            let mut all = std::mem::take(&mut self.held);
+            all.0.extend(gathered.0);
+            return all.changes();
+        }
+        let mut ready = Gathered::default();
+        for (key, change) in gathered.0 {
+            self.held.0.remove(&key);
+            if depends_on_nodes(&change) {
+                ready.add(without_claims(&change).into_iter().collect());
+                self.held.0.insert(key, change);
+            } else {
+                ready.0.insert(key, change);
+            }
+        }
+        ready.changes()
+    }
+
     fn current(&self) -> SourceStatus {
         let problem = |text: String| SourceProblem { file: String::new(), line: 0, text };
         let errors = self.kinds.iter().filter_map(|known| known.status.error.clone());
         let objects = self.kinds.iter().flat_map(|known| &known.problems.texts).cloned();
-        let mut problems: Vec<SourceProblem> = errors.chain(objects).map(problem).collect();
+        let all = errors.chain(objects).chain(self.held.0.values().filter_map(waits_for_nodes));
+        let mut problems: Vec<SourceProblem> = all.map(problem).collect();
         let more: usize = self.kinds.iter().map(|known| known.problems.more).sum();
         if more > 0 {
             problems.push(problem(format!("{more} more problems in objects")));
@@ -153,6 +222,17 @@ impl Hub {
             ..SourceStatus::default()
         }
     }
+}
+
+/// Returns the problem of an object that is held.
+fn waits_for_nodes(change: &Change) -> Option<String> {
+    let list = "the first list of all nodes";
+    if let Change::ClusterPolicy(ClusterPolicy { name, .. }) = change {
+        let state = "its last state stays in force";
+        return Some(format!("ClusterNetworkPolicy {name} waits for {list}; {state}"));
+    }
+    let Change::Pod(Pod { key, .. }) = change else { return None };
+    Some(format!("Pod {key}: its addresses on further networks wait for {list}"))
 }
 
 /// Logs new problems and problems that are settled. A server without connection is one problem, regardless of the kinds

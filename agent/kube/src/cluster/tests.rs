@@ -2,6 +2,7 @@
 //! admits. A scripted server sends them.
 
 mod hostile;
+mod nodes;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -54,6 +55,15 @@ impl Server {
     }
 
     async fn watched_for(&self, cluster_policies: bool, timeout: Duration) -> (Source, TempDir) {
+        self.watched_of(FollowedNodes::All, cluster_policies, timeout).await
+    }
+
+    async fn watched_of(
+        &self,
+        nodes: FollowedNodes,
+        cluster_policies: bool,
+        timeout: Duration,
+    ) -> (Source, TempDir) {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("kubeconfig");
         let config = json!({
@@ -64,7 +74,7 @@ impl Server {
         });
         std::fs::write(&path, config.to_string()).unwrap();
         let access = Access { kubeconfig: Some(path), as_kubectl: false, context: None, timeout };
-        let settings = Settings { access, node: "n".into(), all_nodes: true, cluster_policies };
+        let settings = Settings { access, node: "n".into(), nodes, cluster_policies };
         let (source, _) = watch(settings).await.unwrap();
         (source, directory)
     }
