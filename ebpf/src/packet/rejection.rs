@@ -85,8 +85,9 @@ pub fn read<F: Written, B: Bytes>(bytes: &B) -> Option<Denied<F::Address>> {
         return None;
     }
     let network = F::network(bytes, LINK as u32, false).ok()?;
-    let has_more = network.payload != network.start + F::HEADER as u32;
-    if has_more || network.fragment.is_later() || parse::is_extension(network.protocol) {
+    let has_options = network.payload != network.start + F::HEADER as u32;
+    let has_extension = F::IS_V6 && parse::is_extension(network.protocol);
+    if has_options || has_extension || network.fragment.is_later() {
         return None;
     }
     let transport = parse::transport(bytes, &network, false).ok()?;
@@ -122,12 +123,12 @@ fn reset<B: Bytes, A>(bytes: &B, network: &Network<A>, transport: &Transport) ->
     }
     let header = bytes.window::<20>(network.payload)?;
     let ports = [transport.source, transport.destination];
+    let headers = u32::from(header.byte(12) >> 4) * 4;
+    let data = (network.end - network.payload).checked_sub(headers)?;
     if flags & TCP_ACK != 0 {
         let sequence = header.be32(8);
         return Some(Rejection::Reset { ports, sequence, acknowledgement: 0, flags: TCP_RST });
     }
-    let headers = u32::from(header.byte(12) >> 4) * 4;
-    let data = (network.end - network.payload).checked_sub(headers)?;
     let controls = u32::from(flags & TCP_SYN != 0) + u32::from(flags & TCP_FIN != 0);
     let acknowledgement = header.be32(4).wrapping_add(data).wrapping_add(controls);
     Some(Rejection::Reset { ports, sequence: 0, acknowledgement, flags: TCP_RST | TCP_ACK })
