@@ -8,16 +8,23 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, PATIENCE, PORT, isolate};
+use netpold_testbed::cluster::{Cluster, PATIENCE, PORT, isolate, network_policy};
 use netpold_testbed::services::{Service, provide};
 use netpold_testbed::{Cni, Host, Proxy, require_root};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{annotated, rejecting};
 use crate::kernel;
 
 /// Port of the server's end.
 const LISTENING: u16 = 8099;
+
+/// A policy that allows everything, so that the flow tables know the connections.
+fn open() -> Value {
+    let both = ["Ingress", "Egress"];
+    let spec = json!({ "podSelector": {}, "policyTypes": both, "ingress": [{}], "egress": [{}] });
+    network_policy("open", &spec)
+}
 
 /// A connection between two pods; the server's end, too.
 fn connection(cluster: &Cluster, to: IpAddr) -> [TcpStream; 2] {
@@ -49,7 +56,7 @@ fn error(mut end: &TcpStream, began: Instant) -> (Option<i32>, Duration) {
 /// Opens a connection, cuts it by policies, lets one end send, and expects a reset at both.
 fn cut(cluster: &mut Cluster, policies: &[Value], first: usize) {
     for family in 0..2 {
-        cluster.objects.clear();
+        cluster.objects = vec![open()];
         cluster.enforce();
         let ends = connection(cluster, cluster.pod("server").addresses()[family]);
         cluster.objects = policies.to_vec();
@@ -120,7 +127,7 @@ fn an_end_that_is_not_reset_by_a_keepalive_is_reset_at_its_next_segment() {
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     for (silent, policy) in [(0, ("client", "Egress")), (1, ("server", "Ingress"))] {
         for family in 0..2 {
-            cluster.objects.clear();
+            cluster.objects = vec![open()];
             cluster.enforce();
             let ends = connection(&cluster, cluster.pod("server").addresses()[family]);
             cluster.objects = vec![rejecting(policy.0, policy.1)];
@@ -188,11 +195,13 @@ fn behind(proxy: Proxy) {
         for (app, direction) in [("client", "Egress"), ("server", "Ingress")] {
             for address in service.cluster_ips() {
                 cluster.objects.clone_from(&others);
+                cluster.objects.push(open());
                 cluster.enforce();
                 wait_for(cluster.pod("server"), 0);
                 let at: SocketAddr = (address, service.port).into();
                 let client = cluster.pod("client").run(|| TcpStream::connect(at)).unwrap().unwrap();
                 wait_for(cluster.pod("server"), 1);
+                cluster.objects.pop();
                 cluster.objects.push(rejecting(app, direction));
                 cluster.enforce();
                 (&client).write_all(b"question\n").unwrap();
