@@ -6,8 +6,8 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
 use netpold_engine::publish::STARTUP_TAINT;
 use netpold_kube::decode::decode;
 use netpold_kube::document;
-use netpold_testbed::{Access, cluster};
 use netpold_testbed::apiserver::Request;
+use netpold_testbed::{Access, cluster};
 use serde_json::{Value, json};
 
 use crate::in_force::gate;
