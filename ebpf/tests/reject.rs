@@ -487,9 +487,9 @@ fn what_does_not_go_on() {
     }
 }
 
-/// A connection that policy allows again goes on as if nothing had been.
+/// A connection that policy allows again goes on as if nothing had been, and has no further resets.
 #[test]
-fn a_connection_that_is_allowed_again_can_be_cut_again() {
+fn resets_go_on_once_for_each_connection() {
     let mut tables = connected(Family::V4, 3);
     let data = segment(Family::V4, Direction::Ingress, ACK, b"x");
     let arrival = arrival(Direction::Ingress);
@@ -497,7 +497,55 @@ fn a_connection_that_is_allowed_again_can_be_cut_again() {
     set_rows(&mut tables, INGRESS_ROW, EGRESS_ROW);
     assert!(!tables.judge(Direction::Ingress, arrival.hook, &data).reason().is_drop());
     set_rows(&mut tables, DENY_ROW, DENY_ROW);
-    assert!(answers(&tables, &arrival, &data).onward.is_some());
+    let again = answers(&tables, &arrival, &data);
+    assert!(again.back.is_some() && again.onward.is_none());
+}
+
+/// A client with a low port and a server with a high one: the ports alone would take the server for the client.
+#[test]
+fn denied_packets_turn_no_connection_around() {
+    let arrive = |way: Direction, server: Direction, flags: u8, data: &[u8]| {
+        let is_clients = way == server;
+        let (from, to) = if is_clients { (1024, 50_051) } else { (50_051, 1024) };
+        let of = [tcp(from, to, flags), data.to_vec()].concat();
+        match way {
+            Direction::Ingress => frame(&ip(Family::V4, Who::Friend, Who::Pod, TCP, &of)),
+            Direction::Egress => sent(&ip(Family::V4, Who::Pod, Who::Friend, TCP, &of)),
+        }
+    };
+    // The pod as the server, and as the client: the direction of the client's packets is denied.
+    for (of_client, of_server, rows) in [
+        (Direction::Ingress, Direction::Egress, (DENY_ROW, 0)),
+        (Direction::Egress, Direction::Ingress, (INGRESS_ROW, DENY_ROW)),
+    ] {
+        for denied in [[RST, ACK], [RST, RST], [ACK, RST], [ACK, ACK]] {
+            let mut tables = rejecting(with_rows(INGRESS_ROW, 0));
+            let passes = |tables: &NodeTables, way, flags, data: &[u8]| {
+                let frame = arrive(way, of_client, flags, data);
+                !tables.judge(way, arrival(way).hook, &frame).reason().is_drop()
+            };
+            for (way, flags) in [(of_client, SYN), (of_server, SYN | ACK), (of_client, ACK)] {
+                assert!(passes(&tables, way, flags, &[]));
+            }
+            set_rows(&mut tables, rows.0, rows.1);
+            let mut onward = 0;
+            for round in 0..3 {
+                for flags in denied {
+                    let frame = arrive(of_client, of_client, flags, b"x");
+                    let sent = answers(&tables, &arrival(of_client), &frame);
+                    onward += usize::from(sent.onward.is_some());
+                }
+                // A challenge ACK, data, and a FIN of the server.
+                for flags in [ACK, ACK | 8, ACK | FIN] {
+                    assert!(passes(&tables, of_server, flags, b"y"), "{round}");
+                    assert!(!passes(&tables, of_client, ACK, b"z"), "{of_client:?} {denied:?}");
+                }
+                tables.flows.later(60_000);
+            }
+            let kinds = 1 + usize::from(denied[0] != denied[1]);
+            assert!(onward <= kinds && onward > 0, "{onward} of {denied:?}");
+        }
+    }
 }
 
 /// Of randomly changed packets, exactly those get an answer that the page lists. So an answer is always to a packet that

@@ -6,8 +6,15 @@
 //! is a repetition or a keepalive.
 //!
 //! Then one of the ends still is there, and its next segment is answered by a reset of the other end's host. That reset
-//! goes on too, and the flow's entry ends. So a flow that policy has cut carries at most two more segments, of 64 bits
-//! each besides its ports, and no forged segment resets anything that it could not have reset before.
+//! goes on too. So a flow carries at most two more segments after policy has cut it, of 64 bits each besides its ports
+//! and flags, and no forged segment resets anything that it could not have reset before.
+//!
+//! The two are flags of the flow's entry that last as long as the entry. A denied packet changes nothing else there: an
+//! entry that it ended or shortened would be begun anew by the next packet of the other side, with that side as the
+//! initiator, and the cut connection would go on as replies.
+//!
+//! A segment to an address that the node translates does not go on. The reset would be translated by the node's conntrack,
+//! perhaps to a backend that policy never allowed.
 
 use crate::{
     direction::Direction,
@@ -18,7 +25,7 @@ use crate::{
         opaque::Opaque,
         reject::ends,
     },
-    layout::{CT_REPLIED, CT_RST, CT_RST_SENT},
+    layout::{CLASS_TRANSLATED, CT_CUT, CT_CUT_RESET, CT_REPLIED},
     packet::{
         bytes::Bytes,
         protocol::TCP,
@@ -42,11 +49,14 @@ pub fn reset<D: Direction, F: TableFamily + Written, B: Bytes, T: Tables>(
     let (_, remote) = ends::<D, F>(denied);
     let [local_port, remote_port] = if D::EGRESS { [from, to] } else { [to, from] };
     let flow = FlowTuple::<F> { remote, protocol: TCP, local_port, remote_port };
+    if D::EGRESS && F::class(tables, remote) & CLASS_TRANSLATED != 0 {
+        return None;
+    }
     let is_reset = matches!(denied.rejection, Rejection::Nothing);
     may_go_on(tables, endpoint, &flow, is_reset).then_some(onward)
 }
 
-/// Whether a segment of a flow may go on as a reset; changes the flow's entry if so. Another writer's change at the same
+/// Whether a segment of a flow may go on as a reset; sets the flag in the flow's entry if so. Another writer's change at the same
 /// moment is another segment's.
 #[inline(always)]
 fn may_go_on<F: TableFamily, T: Tables>(
@@ -60,22 +70,20 @@ fn may_go_on<F: TableFamily, T: Tables>(
     let hint = LookupHint::none(&Opaque::new(tables, u64::from(endpoint.id())));
     let hash = hint.hash::<F>(settings, &key);
     let Ok(hit) = hint.find::<F, T>(tables, settings, &key, hash) else { return false };
-    let (control, now) = (hit.control, tables.now());
+    let control = hit.control;
     let flags = control.flags();
     if !control.is_valid()
         || flags & CT_REPLIED == 0
-        || control.is_expired(tables, TCP, settings, now)
+        || control.is_closed()
+        || control.is_expired(tables, TCP, settings, tables.now())
     {
         return false;
     }
-    let after = if is_reset {
-        control.freed()
-    } else if flags & (CT_RST | CT_RST_SENT) != 0 {
+    let gone_on = if is_reset { CT_CUT_RESET } else { CT_CUT };
+    if flags & gone_on != 0 {
         return false;
-    } else {
-        // Lives for two more hours, so that it still is there at the next keepalive.
-        Control::new(now, control.incarnation(), flags | CT_RST)
-    };
+    }
+    let after = Control::new(control.seen(), control.incarnation(), flags | gone_on);
     // SAFETY: found in the table just now.
     unsafe { tables.swap(hit.way, control.0, after.0) == control.0 }
 }

@@ -123,6 +123,8 @@ fn answer<D: Direction>(skb: *mut __sk_buff, four: [Global; 2], six: [Global; 2]
         return unsafe { bpf_redirect(ifindex, into) as u32 };
     }
     if length != NO_ANSWER {
+        // In egress the clone runs `netpold_ingress` at once, with this CPU's scratch: it passes as a related error or
+        // reset, and leaves `onward` as it is.
         // SAFETY: the program's context. Without the clone the sender has no answer.
         unsafe { bpf_clone_redirect(skb, ifindex, into) };
     }
@@ -151,11 +153,14 @@ fn compose<D: Direction, F: Routed>(skb: *mut __sk_buff) -> u32 {
     let ifindex = unsafe { (*skb).ifindex };
     let Some((slot, endpoint)) = find_slot(&maps, ifindex) else { return 0 };
     let Some(denied) = due::<D, F>(skb, endpoint) else { return 0 };
-    if !D::EGRESS && !is_proved::<F>(skb, &maps, scratch, &denied) || !may_go(&maps, slot) {
+    if !D::EGRESS && !is_proved::<F>(skb, &maps, scratch, &denied) {
         return 0;
     }
     if matches!(denied.rejection, Rejection::Nothing) {
         return NO_ANSWER;
+    }
+    if !may_go(&maps, slot) {
+        return 0;
     }
     // SAFETY: this CPU's own scratch.
     let letter = unsafe { &mut (*scratch).letter };
@@ -171,11 +176,15 @@ fn go_on<D: Direction, F: Routed + TableFamily>(skb: *mut __sk_buff) -> u32 {
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
-    let Some((_, endpoint)) = find_slot(&maps, ifindex) else { return 0 };
+    let Some((slot, endpoint)) = find_slot(&maps, ifindex) else { return 0 };
     let Some(denied) = due::<D, F>(skb, endpoint) else { return 0 };
     // SAFETY: the program's context.
     let bytes = unsafe { Copied::new(skb) };
     let Some(reset) = cut::reset::<D, F, _, _>(&bytes, &maps, endpoint, &denied) else { return 0 };
+    // Only a reset that goes on counts for the limit; a segment's answer has counted.
+    if matches!(denied.rejection, Rejection::Nothing) && !may_go(&maps, slot) {
+        return 0;
+    }
     // SAFETY: this CPU's own scratch.
     let letter = unsafe { &mut (*scratch).onward };
     rejection::compose::<F>(letter, &reset, |_, _| 0, &Kernel)
