@@ -4,6 +4,7 @@
 pub mod checksum;
 pub mod connection;
 pub mod context;
+pub mod cut;
 pub mod decide;
 pub mod evaluator;
 mod fast_path;

@@ -11,6 +11,7 @@ mod probe;
 mod seen;
 mod services;
 
+pub use denial::Denied;
 pub use probe::OracleVerdict;
 pub use seen::{Decision, Seen};
 

@@ -3,12 +3,13 @@
 use netpold_core::model::Direction;
 use netpold_ebpf::direction::{self, Egress, Ingress};
 use netpold_ebpf::host::HostSums;
+use netpold_ebpf::judge::cut;
 use netpold_ebpf::judge::hook::Hook;
 use netpold_ebpf::judge::reject::{self, Sender, Source};
 use netpold_ebpf::packet::family::{V4, V6};
-use netpold_ebpf::packet::rejection::{self, FRAME, LINK, Letter, quote_at};
+use netpold_ebpf::packet::rejection::{self, Denied, FRAME, LINK, Letter, Written, quote_at};
 use netpold_ebpf::reason::Reason;
-use netpold_ebpf::tables::find_endpoint;
+use netpold_ebpf::tables::{TableFamily, find_endpoint};
 
 use crate::node::NodeTables;
 
@@ -27,12 +28,27 @@ pub struct Arrival {
     pub routed: bool,
 }
 
+/// Packets in place of a denied one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Frame that goes back to the sender.
+    pub back: Option<Vec<u8>>,
+    /// Frame that goes on to the receiver.
+    pub onward: Option<Vec<u8>>,
+}
+
 /// The answer to a frame, apart from its limit; `None`: there is none. Judges the frame.
 #[must_use]
 pub fn answer(tables: &NodeTables, arrival: &Arrival, frame: &[u8]) -> Option<Vec<u8>> {
+    sent(tables, arrival, frame).back
+}
+
+/// The packets in place of a frame, apart from their limit. Judges the frame.
+#[must_use]
+pub fn sent(tables: &NodeTables, arrival: &Arrival, frame: &[u8]) -> Sent {
     let verdict = tables.judge(arrival.direction, arrival.hook, frame);
     if verdict.reason() != Reason::Policy {
-        return None;
+        return Sent::default();
     }
     let is_v6 = frame.get(12..14) == Some(&[0x86, 0xdd]);
     match (arrival.direction, is_v6) {
@@ -43,31 +59,37 @@ pub fn answer(tables: &NodeTables, arrival: &Arrival, frame: &[u8]) -> Option<Ve
     }
 }
 
-fn of<D: direction::Direction, F: Sender>(
+fn of<D: direction::Direction, F: Sender + TableFamily>(
     tables: &NodeTables,
     arrival: &Arrival,
     frame: &[u8],
-) -> Option<Vec<u8>> {
-    let endpoint = find_endpoint(tables, arrival.hook.ifindex)?;
-    if !reject::is_wanted::<D>(endpoint.flags()) {
-        return None;
-    }
-    let denied = reject::read::<D, F, _>(&frame, endpoint)?;
+) -> Sent {
+    let endpoint = find_endpoint(tables, arrival.hook.ifindex);
+    let endpoint = endpoint.filter(|endpoint| reject::is_wanted::<D>(endpoint.flags()));
+    let Some(endpoint) = endpoint else { return Sent::default() };
+    let Some(denied) = reject::read::<D, F, _>(&frame, endpoint) else { return Sent::default() };
     let Arrival { hook, mark, tc_index, routed, .. } = *arrival;
     if !D::EGRESS {
         let source = denied.network.source;
         match reject::source::<F, _>(tables, hook.ingress_ifindex, (mark, tc_index), source) {
             Source::Proved => {}
             Source::Routed if routed => {}
-            Source::Routed | Source::Unproved => return None,
+            Source::Routed | Source::Unproved => return Sent::default(),
         }
     }
+    let onward = cut::reset::<D, F, _, _>(&frame, tables, endpoint, &denied);
+    let onward = onward.and_then(|reset| composed::<F>(&reset, frame));
+    Sent { back: composed::<F>(&denied, frame), onward }
+}
+
+/// The frame of a packet in place of another.
+fn composed<F: Written>(denied: &Denied<F::Address>, frame: &[u8]) -> Option<Vec<u8>> {
     let mut letter = Letter([0; 576]);
     let quote = |letter: &mut Letter, quoted: u32| {
         let end = LINK + quoted as usize;
         letter.0[quote_at::<F>()..][..quoted as usize].copy_from_slice(&frame[LINK..end]);
         quoted
     };
-    let length = rejection::compose::<F>(&mut letter, &denied, quote, &HostSums) as usize;
+    let length = rejection::compose::<F>(&mut letter, denied, quote, &HostSums) as usize;
     (length > 0).then(|| letter.0[FRAME..FRAME + length].to_vec())
 }

@@ -82,6 +82,12 @@ fn silent(from: IpAddr, to: IpAddr, forged: IpAddr) -> Vec<(&'static str, Vec<u8
         (IpAddr::V4(from), IpAddr::V4(to)) => ipv4((from, to), UDP, (7, 100), &[], &[0; 40]),
         _ => packet(from, to, 44, &[&[UDP, 0, 3, 0x20, 0, 0, 0, 7], &[0; 40][..]].concat()),
     };
+    let with_options = match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            ipv4((from, to), UDP, (0, 0), &[1; 4], &datagram[20..])
+        }
+        _ => packet(from, to, 60, &[&[UDP, 0, 1, 4, 0, 0, 0, 0], &datagram[40..]].concat()),
+    };
     let unknown = if from.is_ipv4() { (40, 0) } else { (100, 0) };
     let nowhere = udp_packet(destination, source, b"x");
     vec![
@@ -92,6 +98,7 @@ fn silent(from: IpAddr, to: IpAddr, forged: IpAddr) -> Vec<(&'static str, Vec<u8
         ("a reset", packet(from, to, 6, &reset)),
         ("a truncated packet", truncated),
         ("a later fragment", later),
+        ("IPv4 options, or an extension header", with_options),
     ]
 }
 
@@ -130,6 +137,10 @@ fn from_a_pod(cni: Cni) {
             all.send(&frame([0xff; 6], hostile.mac(), &datagram)).unwrap();
         }
         tally.note(&format!("a frame to all stations, to {to}"), answers(&wires));
+        let plain = frame(hostile.gateway_mac(), hostile.mac(), &datagram);
+        let tagged = [&plain[..12], &[0x81, 0, 0, 0], &plain[12..]].concat();
+        (0..EACH).for_each(|_| all.send(&tagged).unwrap());
+        tally.note(&format!("a frame with a tag, to {to}"), answers(&wires));
     }
     tally.holds();
 }

@@ -8,13 +8,13 @@ use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::{EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, Endpoint};
 use netpold_ebpf::reason::rejections;
 use netpold_testkit::frames::{
-    ACK, FAMILIES, Family, RST, SCTP, SYN, TCP, UDP, Who, frame, icmp, ip, sctp, tcp, udp,
+    ACK, FAMILIES, FIN, Family, RST, SCTP, SYN, TCP, UDP, Who, frame, icmp, ip, sctp, tcp, udp,
 };
-use netpold_testkit::reject::{Arrival, answer};
+use netpold_testkit::reject::{Arrival, Sent, answer, sent};
 
 use super::{
     World, program, world,
-    world::{DENY_ROW, DROP, Direction, IFINDEX},
+    world::{DENY_ROW, DROP, Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, PASS},
 };
 
 /// `TC_ACT_REDIRECT`
@@ -126,5 +126,64 @@ fn answers_are_limited_by_second() {
         // The words of an earlier second still count: the limits only fall.
         let answers = (0..50).filter(|_| run(&mut world, &arrival, &frame).0 == REDIRECT).count();
         assert_eq!(answers, count, "{pod} of {node}");
+    }
+}
+
+/// A segment of the friend's connection with the pod.
+fn segment(direction: Direction, family: Family, flags: u8, data: &[u8]) -> Vec<u8> {
+    let of = |source, destination| [tcp(source, destination, flags), data.to_vec()].concat();
+    match direction {
+        Direction::Ingress => frame(&ip(family, Who::Friend, Who::Pod, TCP, &of(4000, 80))),
+        Direction::Egress => {
+            let mut frame = frame(&ip(family, Who::Pod, Who::Friend, TCP, &of(80, 4000)));
+            frame[..12].rotate_left(6);
+            frame
+        }
+    }
+}
+
+/// The first denied segment of a cut connection passes as a reset, and so does one reset after it.
+#[test]
+fn resets_of_cut_connections_by_kernel_and_host_are_equal() {
+    let Some(mut world) = rejecting() else { return };
+    let other = |direction| {
+        if direction == Direction::Egress { Direction::Ingress } else { Direction::Egress }
+    };
+    for direction in [Direction::Ingress, Direction::Egress] {
+        for family in FAMILIES {
+            for (flags, data) in [(ACK, &[7; 1000][..]), (ACK, &[]), (FIN | ACK, b"x")] {
+                world.host.endpoint_mut(IFINDEX).id += 1;
+                world.set_rows(INGRESS_ROW, EGRESS_ROW);
+                for (way, flags) in [
+                    (Direction::Ingress, SYN),
+                    (Direction::Egress, SYN | ACK),
+                    (Direction::Ingress, ACK),
+                ] {
+                    let frame = segment(way, family, flags, &[]);
+                    let hook = arrival(way).hook;
+                    assert!(!world.host.judge(way, hook, &frame).reason().is_drop());
+                    assert_eq!(run(&mut world, &arrival(way), &frame).0, PASS);
+                }
+                world.set_rows(DENY_ROW, DENY_ROW);
+                let denied = segment(direction, family, flags, data);
+                let arrival = arrival(direction);
+                let expected = sent(&world.host, &arrival, &denied).onward.expect("a reset");
+                let before = world.counted(rejections(direction == Direction::Egress));
+                assert_eq!(run(&mut world, &arrival, &denied), (PASS, expected));
+                let after = world.counted(rejections(direction == Direction::Egress));
+                assert_eq!(after, before + 1);
+                let again = sent(&world.host, &arrival, &denied);
+                let back = again.back.expect("an answer");
+                assert_eq!(run(&mut world, &arrival, &denied), (REDIRECT, back));
+                // The reset of the other side, and nothing more.
+                let opposite = self::arrival(other(direction));
+                let reset = segment(other(direction), family, RST, b"data");
+                let expected = sent(&world.host, &opposite, &reset);
+                let onward = expected.onward.clone().expect("a reset");
+                assert_eq!(expected, Sent { back: None, onward: Some(onward.clone()) });
+                assert_eq!(run(&mut world, &opposite, &reset), (PASS, onward));
+                assert_eq!(run(&mut world, &opposite, &reset).0, DROP);
+            }
+        }
     }
 }

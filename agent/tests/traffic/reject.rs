@@ -2,9 +2,10 @@
 
 mod behind;
 mod chosen;
+mod cut;
 mod limited;
 
-use std::io::{Error, Read as _};
+use std::io::Error;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
@@ -159,28 +160,6 @@ fn every_protocol_has_an_error() {
             let result = cluster.pod("client").probe(protocol, *to, PORT, MOMENT);
             assert_ne!(result, ProbeResult::Timeout, "{protocol} to {to}");
             assert!(!result.connected(), "{protocol} to {to}: {result}");
-        }
-    }
-}
-
-/// A connection that policy cuts ends at once at the side that sends next.
-#[test]
-fn a_connection_that_is_cut_is_reset() {
-    require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
-    cluster.enforce();
-    for (app, direction) in [("client", "Egress"), ("server", "Ingress")] {
-        for to in sockets(cluster.pod("server").addresses()) {
-            cluster.objects.clear();
-            cluster.enforce();
-            let client = cluster.pod("client");
-            let mut stream = client.run(|| TcpStream::connect(to)).unwrap().unwrap();
-            cluster.objects = vec![rejecting(app, direction)];
-            cluster.enforce();
-            stream.set_read_timeout(Some(MOMENT * 10)).unwrap();
-            std::io::Write::write_all(&mut stream, b"question\n").unwrap();
-            let error = stream.read(&mut [0; 64]).err().and_then(|error| error.raw_os_error());
-            assert_eq!(error, Some(libc::ECONNRESET), "{direction} of {app}, {to}");
         }
     }
 }

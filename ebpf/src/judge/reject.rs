@@ -72,7 +72,9 @@ pub fn read<D: Direction, F: Written, B: Bytes>(
 
 /// The pod's address and the other side's.
 #[inline(always)]
-fn ends<D: Direction, F: Family>(denied: &Denied<F::Address>) -> (F::Address, F::Address) {
+pub(crate) fn ends<D: Direction, F: Family>(
+    denied: &Denied<F::Address>,
+) -> (F::Address, F::Address) {
     let (source, destination) = (denied.network.source, denied.network.destination);
     if D::EGRESS { (source, destination) } else { (destination, source) }
 }

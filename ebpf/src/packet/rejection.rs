@@ -70,11 +70,13 @@ pub enum Rejection {
     },
     /// An ICMP error with a number of quoted bytes.
     Prohibited(u32),
+    /// None: the packet is a TCP reset.
+    Nothing,
 }
 
 /// Reads a denied packet. `None`: it gets no answer. That is: a frame to a group of stations, a tag, IPv4 options,
-/// extension headers, a fragment other than the first, a TCP reset, a fragment of TCP, and all of ICMP but requests
-/// (RFC 1122 section 3.2.2).
+/// extension headers, a fragment other than the first, a fragment of TCP, and all of ICMP but requests (RFC 1122
+/// section 3.2.2).
 #[inline(always)]
 pub fn read<F: Written, B: Bytes>(bytes: &B) -> Option<Denied<F::Address>> {
     let link = bytes.window::<14>(0)?;
@@ -83,8 +85,9 @@ pub fn read<F: Written, B: Bytes>(bytes: &B) -> Option<Denied<F::Address>> {
         return None;
     }
     let network = F::network(bytes, LINK as u32, false).ok()?;
-    let has_more = network.payload != network.start + F::HEADER as u32;
-    if has_more || network.fragment.is_later() || parse::is_extension(network.protocol) {
+    let has_options = network.payload != network.start + F::HEADER as u32;
+    let has_extension = F::IS_V6 && parse::is_extension(network.protocol);
+    if has_options || has_extension || network.fragment.is_later() {
         return None;
     }
     let transport = parse::transport(bytes, &network, false).ok()?;
@@ -112,20 +115,48 @@ fn station<W: super::bytes::Window>(link: &W, at: usize) -> [u8; 6] {
 #[inline(always)]
 fn reset<B: Bytes, A>(bytes: &B, network: &Network<A>, transport: &Transport) -> Option<Rejection> {
     let flags = transport.flags;
-    if flags & TCP_RST != 0 || network.fragment.more {
+    if network.fragment.more {
         return None;
+    }
+    if flags & TCP_RST != 0 {
+        return Some(Rejection::Nothing);
     }
     let header = bytes.window::<20>(network.payload)?;
     let ports = [transport.source, transport.destination];
+    let headers = u32::from(header.byte(12) >> 4) * 4;
+    let data = (network.end - network.payload).checked_sub(headers)?;
     if flags & TCP_ACK != 0 {
         let sequence = header.be32(8);
         return Some(Rejection::Reset { ports, sequence, acknowledgement: 0, flags: TCP_RST });
     }
-    let headers = u32::from(header.byte(12) >> 4) * 4;
-    let data = (network.end - network.payload).checked_sub(headers)?;
     let controls = u32::from(flags & TCP_SYN != 0) + u32::from(flags & TCP_FIN != 0);
     let acknowledgement = header.be32(4).wrapping_add(data).wrapping_add(controls);
     Some(Rejection::Reset { ports, sequence: 0, acknowledgement, flags: TCP_RST | TCP_ACK })
+}
+
+/// The reset that goes on to the receiver in place of a denied TCP segment of a connection: with the segment's sequence
+/// and acknowledgement number, and nothing else of it. `None`: no TCP, or a segment that opens a connection.
+#[inline(always)]
+pub fn onward<B: Bytes, A: Copy>(bytes: &B, denied: &Denied<A>) -> Option<Denied<A>> {
+    let Network { source, destination, payload, protocol, .. } = denied.network;
+    if protocol != TCP {
+        return None;
+    }
+    let header = bytes.window::<20>(payload)?;
+    let flags = header.byte(13);
+    if flags & TCP_SYN != 0 || flags & (TCP_ACK | TCP_RST) == 0 {
+        return None;
+    }
+    let acknowledgement = if flags & TCP_ACK != 0 { header.be32(8) } else { 0 };
+    let rejection = Rejection::Reset {
+        ports: [header.be16(2), header.be16(0)],
+        sequence: header.be32(4),
+        acknowledgement,
+        flags: TCP_RST | flags & TCP_ACK,
+    };
+    let network = Network { source: destination, destination: source, ..denied.network };
+    let [to, from] = denied.stations;
+    Some(Denied { network, stations: [from, to], rejection })
 }
 
 /// An IP version, for writing headers.
@@ -241,6 +272,7 @@ pub fn compose<F: Written>(
             let numbers = [sequence, acknowledgement];
             write_reset::<F>(letter, &denied.network, ports, numbers, flags, sums)
         }
+        Rejection::Nothing => 0,
         Rejection::Prohibited(quoted) => match quote(letter, quoted) {
             0 => 0,
             quoted => write_error::<F>(letter, &denied.network, quoted, sums),

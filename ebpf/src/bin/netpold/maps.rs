@@ -154,6 +154,8 @@ pub(crate) struct Scratch {
     pub(crate) reading6: ParsedPacket<V6>,
     /// Answer to a denied packet.
     pub(crate) letter: Letter,
+    /// Reset that goes on in place of a denied segment.
+    pub(crate) onward: Letter,
     /// `struct bpf_fib_lookup` of a route.
     pub(crate) route: [u32; 16],
 }

@@ -8,26 +8,29 @@ use aya_ebpf::{
     helpers::{
         bpf_skb_load_bytes,
         generated::{
-            bpf_csum_diff, bpf_fib_lookup, bpf_redirect, bpf_skb_adjust_room, bpf_skb_change_tail,
-            bpf_skb_store_bytes,
+            bpf_clone_redirect, bpf_csum_diff, bpf_fib_lookup, bpf_redirect, bpf_skb_adjust_room,
+            bpf_skb_change_tail, bpf_skb_store_bytes,
         },
     },
 };
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     endpoint::EndpointRef,
-    judge::reject::{self, OWN, Sender, Source},
+    judge::{
+        cut,
+        reject::{self, OWN, Sender, Source},
+    },
     layout::{ENDPOINT_SLOTS, REJECTION, Settings},
     packet::{
         family::{V4, V6},
         protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
-        rejection::{self, Denied, FRAME, LINK, Letter, QUOTED, Sums, quote_at},
+        rejection::{self, Denied, FRAME, LINK, Letter, QUOTED, Rejection, Sums, quote_at},
     },
     reason::{self, Reason},
-    tables::{Tables as _, find_slot, find_slot_at},
+    tables::{TableFamily, Tables as _, find_slot, find_slot_at},
 };
 
-use crate::{DROP, Global, maps, maps::Scratch, mark, packet::Copied, tables::Maps};
+use crate::{DROP, Global, NEXT, maps, maps::Scratch, mark, packet::Copied, tables::Maps};
 
 /// Address families of `struct bpf_fib_lookup`.
 const AF_INET: u8 = 2;
@@ -67,39 +70,78 @@ pub(crate) fn may_be_due<D: Direction>(skb: *mut __sk_buff) -> bool {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn netpold_reject_ingress(skb: *mut __sk_buff) -> u32 {
-    answer::<Ingress>(skb, netpold_reject_ingress4, netpold_reject_ingress6)
+    answer::<Ingress>(
+        skb,
+        [netpold_reject_ingress4, netpold_cut_ingress4],
+        [netpold_reject_ingress6, netpold_cut_ingress6],
+    )
 }
 
 /// Answers a packet that policy denies in pod egress; returns the program's action.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn netpold_reject_egress(skb: *mut __sk_buff) -> u32 {
-    answer::<Egress>(skb, netpold_reject_egress4, netpold_reject_egress6)
+    answer::<Egress>(
+        skb,
+        [netpold_reject_egress4, netpold_cut_egress4],
+        [netpold_reject_egress6, netpold_cut_egress6],
+    )
 }
 
-/// Rewrites the packet, and sends it back: in egress out of the pod's interface, in ingress into it.
+/// Length of the answer to a TCP reset, which gets none: no frame is that short.
+const NO_ANSWER: u32 = 1;
+
+/// Rewrites the packet, and sends it back: in egress out of the pod's interface, in ingress into it. If a reset goes on
+/// in its place, a clone goes back.
 #[inline(always)]
-fn answer<D: Direction>(skb: *mut __sk_buff, write4: Global, write6: Global) -> u32 {
+fn answer<D: Direction>(skb: *mut __sk_buff, four: [Global; 2], six: [Global; 2]) -> u32 {
     // SAFETY: the program's context.
     let (protocol, tagged, ifindex) =
         unsafe { ((*skb).protocol as u16, (*skb).vlan_present, (*skb).ifindex) };
     if tagged != 0 {
         return DROP as u32;
     }
-    let length = match u16::from_be(protocol) {
-        ETHERTYPE_IPV4 => write4(skb),
-        ETHERTYPE_IPV6 => write6(skb),
-        _ => 0,
+    let (length, onward) = match u16::from_be(protocol) {
+        ETHERTYPE_IPV4 => written(skb, four),
+        ETHERTYPE_IPV6 => written(skb, six),
+        _ => (0, 0),
     };
-    if length == 0 || netpold_replace(skb, length) == 0 {
+    if length == 0 || onward == 0 && length == NO_ANSWER {
         return DROP as u32;
     }
+    if length != NO_ANSWER {
+        if netpold_replace(skb, length, 0) == 0 {
+            return DROP as u32;
+        }
+        mark::prove(skb);
+        mark::write(skb, REJECTION);
+    }
     Maps::new().count(reason::rejections(D::EGRESS));
-    mark::prove(skb);
-    mark::write(skb, REJECTION);
     let into = if D::EGRESS { 0 } else { u64::from(BPF_F_INGRESS) };
-    // SAFETY: the helper only notes the interface.
-    unsafe { bpf_redirect(ifindex, into) as u32 }
+    if onward == 0 {
+        // SAFETY: the helper only notes the interface.
+        return unsafe { bpf_redirect(ifindex, into) as u32 };
+    }
+    if length != NO_ANSWER {
+        // In egress the clone runs `netpold_ingress` at once, with this CPU's scratch: it passes as a related error or
+        // reset, and leaves `onward` as it is.
+        // SAFETY: the program's context. Without the clone the sender has no answer.
+        unsafe { bpf_clone_redirect(skb, ifindex, into) };
+    }
+    if netpold_replace(skb, onward, 1) == 0 {
+        return DROP as u32;
+    }
+    mark::leave(skb, Reason::Policy as u32);
+    NEXT as u32
+}
+
+/// Lengths of the answer in the scratch, and of the reset that goes on.
+#[inline(always)]
+fn written(skb: *mut __sk_buff, [answer, cut]: [Global; 2]) -> (u32, u32) {
+    match answer(skb) {
+        0 => (0, 0),
+        length => (length, cut(skb)),
+    }
 }
 
 /// Writes the answer to a packet into the scratch; returns the length of its frame, 0: it gets none.
@@ -111,13 +153,41 @@ fn compose<D: Direction, F: Routed>(skb: *mut __sk_buff) -> u32 {
     let ifindex = unsafe { (*skb).ifindex };
     let Some((slot, endpoint)) = find_slot(&maps, ifindex) else { return 0 };
     let Some(denied) = due::<D, F>(skb, endpoint) else { return 0 };
-    if !D::EGRESS && !is_proved::<F>(skb, &maps, scratch, &denied) || !may_go(&maps, slot) {
+    if !D::EGRESS && !is_proved::<F>(skb, &maps, scratch, &denied) {
+        return 0;
+    }
+    if matches!(denied.rejection, Rejection::Nothing) {
+        return NO_ANSWER;
+    }
+    if !may_go(&maps, slot) {
         return 0;
     }
     // SAFETY: this CPU's own scratch.
     let letter = unsafe { &mut (*scratch).letter };
     let quote = |letter: &mut Letter, quoted| quote::<F>(skb, letter, quoted);
     rejection::compose::<F>(letter, &denied, quote, &Kernel)
+}
+
+/// Writes the reset that goes on in place of a packet whose answer was composed; returns the length of its frame, 0:
+/// none.
+#[inline(always)]
+fn go_on<D: Direction, F: Routed + TableFamily>(skb: *mut __sk_buff) -> u32 {
+    let maps = Maps::new();
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
+    // SAFETY: the program's context.
+    let ifindex = unsafe { (*skb).ifindex };
+    let Some((slot, endpoint)) = find_slot(&maps, ifindex) else { return 0 };
+    let Some(denied) = due::<D, F>(skb, endpoint) else { return 0 };
+    // SAFETY: the program's context.
+    let bytes = unsafe { Copied::new(skb) };
+    let Some(reset) = cut::reset::<D, F, _, _>(&bytes, &maps, endpoint, &denied) else { return 0 };
+    // Only a reset that goes on counts for the limit; a segment's answer has counted.
+    if matches!(denied.rejection, Rejection::Nothing) && !may_go(&maps, slot) {
+        return 0;
+    }
+    // SAFETY: this CPU's own scratch.
+    let letter = unsafe { &mut (*scratch).onward };
+    rejection::compose::<F>(letter, &reset, |_, _| 0, &Kernel)
 }
 
 /// The denied packet, if its endpoint asks for answers and it may get one.
@@ -271,7 +341,8 @@ impl Sums for Kernel {
 /// Number of bytes at the start of a denied packet that go with any pending checksum, see [`netpold_replace`].
 const BEGINNING: u32 = 96;
 
-/// Replaces a packet by the one in the scratch, with a frame of `length` bytes; 0 on failure.
+/// Replaces a packet by the answer in the scratch, or with `onward` by the reset that goes on, with a frame of `length`
+/// bytes; 0 on failure.
 ///
 /// The packet may leave its checksum to the card (`CHECKSUM_PARTIAL`), which would write it into the answer. The kernel
 /// gives that up if the start of the summed bytes is removed (`skb_postpull_rcsum`). So the beginning of the packet,
@@ -279,7 +350,7 @@ const BEGINNING: u32 = 96;
 /// written behind it.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_replace(skb: *mut __sk_buff, length: u32) -> u32 {
+extern "C" fn netpold_replace(skb: *mut __sk_buff, length: u32, onward: u32) -> u32 {
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
     let mut size = u64::from(length);
     if size > (size_of::<Letter>() - FRAME) as u64 {
@@ -300,15 +371,29 @@ extern "C" fn netpold_replace(skb: *mut __sk_buff, length: u32) -> u32 {
         {
             return 0;
         }
-        let from = (&raw const (*scratch).letter).cast::<u8>().add(FRAME);
+        let letter =
+            if onward == 0 { &raw const (*scratch).letter } else { &raw const (*scratch).onward };
+        let from = letter.cast::<u8>().add(FRAME);
         let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
         u32::from(bpf_skb_store_bytes(skb, 0, from.cast(), size as u32, flags) == 0)
     }
 }
 
-/// Defines the functions that write answers of a direction.
+/// Defines the functions that write answers of a direction, and the resets that go on.
 macro_rules! composing {
-    ($direction:ty, $four:ident, $six:ident) => {
+    ($direction:ty, $four:ident, $six:ident, $cut4:ident, $cut6:ident) => {
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $cut4(skb: *mut __sk_buff) -> u32 {
+            go_on::<$direction, V4>(skb)
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $cut6(skb: *mut __sk_buff) -> u32 {
+            go_on::<$direction, V6>(skb)
+        }
+
         #[unsafe(no_mangle)]
         #[inline(never)]
         extern "C" fn $four(skb: *mut __sk_buff) -> u32 {
@@ -323,5 +408,17 @@ macro_rules! composing {
     };
 }
 
-composing!(Ingress, netpold_reject_ingress4, netpold_reject_ingress6);
-composing!(Egress, netpold_reject_egress4, netpold_reject_egress6);
+composing!(
+    Ingress,
+    netpold_reject_ingress4,
+    netpold_reject_ingress6,
+    netpold_cut_ingress4,
+    netpold_cut_ingress6
+);
+composing!(
+    Egress,
+    netpold_reject_egress4,
+    netpold_reject_egress6,
+    netpold_cut_egress4,
+    netpold_cut_egress6
+);

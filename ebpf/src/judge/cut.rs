@@ -1,0 +1,89 @@
+//! Connections that a change of policy cuts: both ends have a reset at once.
+//!
+//! A denied TCP segment of an established flow of the table shows that policy has changed. Its sender has the answer of
+//! [`crate::judge::reject`]. The segment itself goes on as a reset without data ([`onward`]), by the translation and the
+//! way of its flow: its sequence number is the one that the receiver expects, unless segments were lost or the segment
+//! is a repetition or a keepalive.
+//!
+//! Then one of the ends still is there, and its next segment is answered by a reset of the other end's host. That reset
+//! goes on too. So a flow carries at most two more segments after policy has cut it, of 64 bits each besides its ports
+//! and flags, and no forged segment resets anything that it could not have reset before.
+//!
+//! The two are flags of the flow's entry that last as long as the entry. A denied packet changes nothing else there: an
+//! entry that it ended or shortened would be begun anew by the next packet of the other side, with that side as the
+//! initiator, and the cut connection would go on as replies.
+//!
+//! A segment to an address that the node translates does not go on. The reset would be translated by the node's conntrack,
+//! perhaps to a backend that policy never allowed.
+
+use crate::{
+    direction::Direction,
+    endpoint::EndpointRef,
+    flow::control::Control,
+    judge::{
+        lookup::{self, LookupHint},
+        opaque::Opaque,
+        reject::ends,
+    },
+    layout::{CLASS_TRANSLATED, CT_CUT, CT_CUT_RESET, CT_REPLIED},
+    packet::{
+        bytes::Bytes,
+        protocol::TCP,
+        rejection::{Denied, Rejection, Written, onward},
+        tuple::FlowTuple,
+    },
+    tables::{TableFamily, Tables},
+};
+
+/// The reset that goes on in place of a denied packet with a proved source, and the change of its flow's entry; `None`:
+/// the packet is of no established TCP flow, or the flow has had its resets.
+#[inline(always)]
+pub fn reset<D: Direction, F: TableFamily + Written, B: Bytes, T: Tables>(
+    bytes: &B,
+    tables: &T,
+    endpoint: EndpointRef,
+    denied: &Denied<F::Address>,
+) -> Option<Denied<F::Address>> {
+    let onward = onward(bytes, denied)?;
+    let Rejection::Reset { ports: [to, from], .. } = onward.rejection else { return None };
+    let (_, remote) = ends::<D, F>(denied);
+    let [local_port, remote_port] = if D::EGRESS { [from, to] } else { [to, from] };
+    let flow = FlowTuple::<F> { remote, protocol: TCP, local_port, remote_port };
+    if D::EGRESS && F::class(tables, remote) & CLASS_TRANSLATED != 0 {
+        return None;
+    }
+    let is_reset = matches!(denied.rejection, Rejection::Nothing);
+    may_go_on(tables, endpoint, &flow, is_reset).then_some(onward)
+}
+
+/// Whether a segment of a flow may go on as a reset; sets the flag in the flow's entry if so. Another writer's change at the same
+/// moment is another segment's.
+#[inline(always)]
+fn may_go_on<F: TableFamily, T: Tables>(
+    tables: &T,
+    endpoint: EndpointRef,
+    flow: &FlowTuple<F>,
+    is_reset: bool,
+) -> bool {
+    let Some(settings) = tables.settings() else { return false };
+    let key = lookup::key(endpoint.id(), flow);
+    let hint = LookupHint::none(&Opaque::new(tables, u64::from(endpoint.id())));
+    let hash = hint.hash::<F>(settings, &key);
+    let Ok(hit) = hint.find::<F, T>(tables, settings, &key, hash) else { return false };
+    let control = hit.control;
+    let flags = control.flags();
+    if !control.is_valid()
+        || flags & CT_REPLIED == 0
+        || control.is_closed()
+        || control.is_expired(tables, TCP, settings, tables.now())
+    {
+        return false;
+    }
+    let gone_on = if is_reset { CT_CUT_RESET } else { CT_CUT };
+    if flags & gone_on != 0 {
+        return false;
+    }
+    let after = Control::new(control.seen(), control.incarnation(), flags | gone_on);
+    // SAFETY: found in the table just now.
+    unsafe { tables.swap(hit.way, control.0, after.0) == control.0 }
+}
