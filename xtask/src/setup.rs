@@ -21,6 +21,7 @@ mod kube_apiserver;
 mod kubectl;
 mod otlp;
 mod packages;
+mod python;
 mod release;
 mod toolchain;
 

@@ -345,7 +345,7 @@ fn controls_have_names_and_text_has_contrast() {
 fn axe_finds_no_violation_in_any_view() {
     let test = "axe_finds_no_violation_in_any_view";
     let Some(axe) = axe::script() else {
-        return skip(test, "no axe-core: `cargo xtask setup` fetches it where there is npm");
+        return skip(test, "no axe-core: `cargo xtask setup` fetches it");
     };
     let axe = std::fs::read_to_string(axe).unwrap();
     for_each_view(test, |browser, view| {
