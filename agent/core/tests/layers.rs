@@ -211,7 +211,7 @@ fn other_crates_have_no_circles() {
 }
 
 /// Crates of the product, with the crates of this workspace that each depends on, tests aside.
-const ARROWS: [(&str, &[&str]); 11] = [
+const ARROWS: [(&str, &[&str]); 12] = [
     (
         "agent",
         &[
@@ -235,6 +235,7 @@ const ARROWS: [(&str, &[&str]); 11] = [
     ("agent/discovery", &["core", "dataplane"]),
     ("agent/dataplane", &["core", "ebpf"]),
     ("agent/api", &["core"]),
+    ("agent/slices", &["core"]),
     ("agent/core", &["ebpf"]),
     ("ebpf", &[]),
 ];
