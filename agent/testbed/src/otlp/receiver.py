@@ -7,6 +7,7 @@ import gzip
 import json
 import ssl
 import sys
+import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
@@ -69,6 +70,9 @@ KINDS = {
 }
 
 
+PRINTING = threading.Lock()
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -86,8 +90,9 @@ class Handler(BaseHTTPRequestHandler):
                 status = 400
             else:
                 line = json.dumps({"path": self.path, "items": list(read(request))})
-                sys.stdout.write(line + "\n")
-                sys.stdout.flush()
+                # Text files of Python are not safe for threads: lines of two requests would mix.
+                with PRINTING:
+                    print(line, flush=True)
         content = answer().SerializeToString()
         self.send_response(status)
         self.send_header("Content-Type", "application/x-protobuf")
