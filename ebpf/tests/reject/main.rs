@@ -1,5 +1,8 @@
 //! Answers to denied packets: their form, and the packets that get none.
 
+mod cut;
+mod oracle;
+
 use netpold_ebpf::{
     host::HostMemory,
     judge::{hook::Hook, proof::DEFAULT_BIT, reject},
@@ -7,19 +10,14 @@ use netpold_ebpf::{
         EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, Endpoint, REJECTION, STRANGER,
         Settings,
     },
-    reason::Reason,
 };
 use netpold_testkit::frames::{
     ACK, FAMILIES, FIN, Family, RST, SCTP, SYN, TCP, UDP, Who, ether, frame, icmp, ip, ipv4, ipv6,
     sctp, tcp, udp, vlan,
 };
 use netpold_testkit::node::NodeTables;
-use netpold_testkit::one_pod::{
-    DENY_ROW, Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, UPLINK, set_rows, with_rows,
-};
-use netpold_testkit::oracle::Denied;
-use netpold_testkit::random::Random;
-use netpold_testkit::reject::{Arrival, Sent, answer, sent as answers};
+use netpold_testkit::one_pod::{DENY_ROW, Direction, IFINDEX, UPLINK, with_rows};
+use netpold_testkit::reject::{Arrival, answer};
 
 const PROOF: u32 = 1 << DEFAULT_BIT;
 /// Destination address of the test kit's frames.
@@ -36,6 +34,18 @@ fn rejecting(mut tables: NodeTables) -> NodeTables {
     let pod = tables.endpoint_mut(IFINDEX);
     pod.flags |= EP_REJECT_INGRESS | EP_REJECT_EGRESS | Endpoint::pack_station(STATION);
     tables
+}
+
+/// The friend's pod, of the same node.
+fn friend() -> Endpoint {
+    Endpoint {
+        ifindex: OTHER,
+        id: 8,
+        addr4: [u32::from_be_bytes(Who::Friend.v4()), 0, 0, 0],
+        addr6: [Who::Friend.v6(), [0; 16], [0; 16], [0; 16]],
+        flags: EP_CHECK_SOURCE | 0x11,
+        ..Endpoint::default()
+    }
 }
 
 fn arrival(direction: Direction) -> Arrival {
@@ -264,14 +274,7 @@ fn groups_and_special_addresses_get_no_answer() {
 #[test]
 fn sources_without_proof_get_no_answer() {
     let mut tables = tables();
-    let friend = Endpoint {
-        ifindex: OTHER,
-        id: 8,
-        addr4: [u32::from_be_bytes(Who::Friend.v4()), 0, 0, 0],
-        flags: EP_CHECK_SOURCE | 1,
-        ..Endpoint::default()
-    };
-    tables.set_endpoint(friend);
+    tables.set_endpoint(friend());
     let packet = |from| frame(&ip(Family::V4, from, Who::Pod, UDP, &udp(1, 2, &[])));
     let (pods, outside) = (packet(Who::Friend), packet(Who::Stranger));
     let base = arrival(Direction::Ingress);
@@ -365,279 +368,4 @@ fn a_second_has_a_number_of_answers() {
     // The clock overflows.
     assert!(take(u32::MAX, 1) && !take(u32::MAX.wrapping_add(900), 1));
     assert!(take(u32::MAX.wrapping_add(1000), 1));
-}
-
-/// A segment of the client's connection with the pod.
-fn segment(family: Family, direction: Direction, flags: u8, data: &[u8]) -> Vec<u8> {
-    let of = |source, destination| [tcp(source, destination, flags), data.to_vec()].concat();
-    match direction {
-        Direction::Ingress => frame(&ip(family, Who::Client, Who::Pod, TCP, &of(4000, 80))),
-        Direction::Egress => sent(&ip(family, Who::Pod, Who::Client, TCP, &of(80, 4000))),
-    }
-}
-
-/// A pod with an open connection of the client, before a change of policy cuts it.
-fn connected(family: Family, shakes: usize) -> NodeTables {
-    let mut tables = rejecting(with_rows(INGRESS_ROW, EGRESS_ROW));
-    let handshake =
-        [(Direction::Ingress, SYN), (Direction::Egress, SYN | ACK), (Direction::Ingress, ACK)];
-    for (direction, flags) in handshake.into_iter().take(shakes) {
-        let frame = segment(family, direction, flags, &[]);
-        let hook = arrival(direction).hook;
-        assert!(!tables.judge(direction, hook, &frame).reason().is_drop());
-    }
-    set_rows(&mut tables, DENY_ROW, DENY_ROW);
-    tables
-}
-
-/// The first denied segment of a cut connection resets both ends; later ones their sender only.
-#[test]
-fn a_cut_connection_is_reset_at_both_ends_once() {
-    for family in FAMILIES {
-        let at = if family == Family::V4 { 34 } else { 54 };
-        for direction in [Direction::Ingress, Direction::Egress] {
-            for (flags, data) in [(ACK, &b"question"[..]), (ACK, b""), (FIN | ACK, b"")] {
-                let tables = connected(family, 3);
-                let frame = segment(family, direction, flags, data);
-                let Sent { back, onward } = answers(&tables, &arrival(direction), &frame);
-                let (back, onward) = (back.expect("an answer"), onward.expect("a reset"));
-                // Sequence number 1, acknowledgement number 2.
-                assert_eq!(back[at + 4..at + 14], [0, 0, 0, 2, 0, 0, 0, 0, 0x50, RST]);
-                assert_eq!(onward[at + 4..at + 14], [0, 0, 0, 1, 0, 0, 0, 2, 0x50, RST | ACK]);
-                // Link header, addresses and ports of the segment; nothing of its data.
-                assert_eq!(
-                    (&onward[..14], &onward[at..at + 4]),
-                    (&frame[..14], &frame[at..at + 4])
-                );
-                let addresses = if family == Family::V4 { 26..34 } else { 22..54 };
-                assert_eq!(onward[addresses.clone()], frame[addresses]);
-                assert_eq!((onward.len(), sum(&onward, family)), (at + 20, 0xffff));
-                let again = answers(&tables, &arrival(direction), &frame);
-                assert!(again.back.is_some() && again.onward.is_none(), "{again:?}");
-            }
-        }
-    }
-}
-
-/// After that, the reset that the end without a connection sends goes on, once.
-#[test]
-fn a_reset_of_a_cut_connection_goes_on_once() {
-    for family in FAMILIES {
-        let at = if family == Family::V4 { 34 } else { 54 };
-        for (direction, other) in
-            [(Direction::Ingress, Direction::Egress), (Direction::Egress, Direction::Ingress)]
-        {
-            for flags in [RST, RST | ACK] {
-                let tables = connected(family, 3);
-                let silent = Sent::default();
-                let cut = answers(&tables, &arrival(other), &segment(family, other, ACK, &[]));
-                assert!(cut.onward.is_some());
-                let frame = segment(family, direction, flags, b"data of a hostile pod");
-                let Sent { back, onward } = answers(&tables, &arrival(direction), &frame);
-                let onward = onward.expect("a reset");
-                assert_eq!((back, onward.len()), (None, at + 20), "without its data");
-                assert_eq!(onward[at + 13], flags);
-                assert_eq!(answers(&tables, &arrival(direction), &frame), silent);
-                let later = segment(family, direction, ACK, &[]);
-                assert_eq!(answers(&tables, &arrival(direction), &later).onward, None);
-            }
-        }
-    }
-}
-
-/// Only segments of connections that the table knows as established go on.
-#[test]
-fn what_does_not_go_on() {
-    for family in FAMILIES {
-        for direction in [Direction::Ingress, Direction::Egress] {
-            let onward = |tables: &NodeTables, frame: &[u8]| {
-                answers(tables, &arrival(direction), frame).onward
-            };
-            let data = segment(family, direction, ACK, b"x");
-            let reset = segment(family, direction, RST, &[]);
-            for shakes in 0..3 {
-                let tables = connected(family, shakes);
-                assert_eq!(onward(&tables, &data), None, "{shakes} of three packets");
-                assert_eq!(onward(&tables, &reset), None, "{shakes} of three packets");
-            }
-            let tables = connected(family, 3);
-            for flags in [SYN, SYN | ACK, 0, FIN] {
-                assert_eq!(onward(&tables, &segment(family, direction, flags, &[])), None);
-            }
-            let of = |protocol, data: &[u8]| denied(direction, family, protocol, data);
-            assert_eq!(onward(&tables, &of(TCP, &tcp(4000, 80, ACK))), None, "another's");
-            let mut other_port = data.clone();
-            let at = if family == Family::V4 { 34 } else { 54 };
-            other_port[at + 1] ^= 1;
-            assert_eq!(onward(&tables, &other_port), None, "another connection's");
-            // A forged source, where it is not proved.
-            if direction == Direction::Ingress {
-                let unrouted = Arrival { routed: false, ..arrival(direction) };
-                assert_eq!(answers(&tables, &unrouted, &data), Sent::default());
-                assert_eq!(answers(&tables, &unrouted, &reset), Sent::default());
-            }
-            let mut dropping = connected(family, 3);
-            dropping.endpoint_mut(IFINDEX).flags &= !(EP_REJECT_INGRESS | EP_REJECT_EGRESS);
-            assert_eq!(answers(&dropping, &arrival(direction), &data), Sent::default());
-            assert_eq!(answers(&dropping, &arrival(direction), &reset), Sent::default());
-            tables.flows.later(10 * 24 * 3600 * 1000);
-            assert_eq!(onward(&tables, &data), None, "an expired entry");
-            assert!(onward(&connected(family, 3), &data).is_some());
-        }
-    }
-}
-
-/// A connection that policy allows again goes on as if nothing had been, and has no further resets.
-#[test]
-fn resets_go_on_once_for_each_connection() {
-    let mut tables = connected(Family::V4, 3);
-    let data = segment(Family::V4, Direction::Ingress, ACK, b"x");
-    let arrival = arrival(Direction::Ingress);
-    assert!(answers(&tables, &arrival, &data).onward.is_some());
-    set_rows(&mut tables, INGRESS_ROW, EGRESS_ROW);
-    assert!(!tables.judge(Direction::Ingress, arrival.hook, &data).reason().is_drop());
-    set_rows(&mut tables, DENY_ROW, DENY_ROW);
-    let again = answers(&tables, &arrival, &data);
-    assert!(again.back.is_some() && again.onward.is_none());
-}
-
-/// A client with a low port and a server with a high one: the ports alone would take the server for the client.
-#[test]
-fn denied_packets_turn_no_connection_around() {
-    let arrive = |way: Direction, server: Direction, flags: u8, data: &[u8]| {
-        let is_clients = way == server;
-        let (from, to) = if is_clients { (1024, 50_051) } else { (50_051, 1024) };
-        let of = [tcp(from, to, flags), data.to_vec()].concat();
-        match way {
-            Direction::Ingress => frame(&ip(Family::V4, Who::Friend, Who::Pod, TCP, &of)),
-            Direction::Egress => sent(&ip(Family::V4, Who::Pod, Who::Friend, TCP, &of)),
-        }
-    };
-    // The pod as the server, and as the client: the direction of the client's packets is denied.
-    for (of_client, of_server, rows) in [
-        (Direction::Ingress, Direction::Egress, (DENY_ROW, 0)),
-        (Direction::Egress, Direction::Ingress, (INGRESS_ROW, DENY_ROW)),
-    ] {
-        for denied in [[RST, ACK], [RST, RST], [ACK, RST], [ACK, ACK]] {
-            let mut tables = rejecting(with_rows(INGRESS_ROW, 0));
-            let passes = |tables: &NodeTables, way, flags, data: &[u8]| {
-                let frame = arrive(way, of_client, flags, data);
-                !tables.judge(way, arrival(way).hook, &frame).reason().is_drop()
-            };
-            for (way, flags) in [(of_client, SYN), (of_server, SYN | ACK), (of_client, ACK)] {
-                assert!(passes(&tables, way, flags, &[]));
-            }
-            set_rows(&mut tables, rows.0, rows.1);
-            let mut onward = 0;
-            for round in 0..3 {
-                for flags in denied {
-                    let frame = arrive(of_client, of_client, flags, b"x");
-                    let sent = answers(&tables, &arrival(of_client), &frame);
-                    onward += usize::from(sent.onward.is_some());
-                }
-                // A challenge ACK, data, and a FIN of the server.
-                for flags in [ACK, ACK | 8, ACK | FIN] {
-                    assert!(passes(&tables, of_server, flags, b"y"), "{round}");
-                    assert!(!passes(&tables, of_client, ACK, b"z"), "{of_client:?} {denied:?}");
-                }
-                tables.flows.later(60_000);
-            }
-            let kinds = 1 + usize::from(denied[0] != denied[1]);
-            assert!(onward <= kinds && onward > 0, "{onward} of {denied:?}");
-        }
-    }
-}
-
-/// Of randomly changed packets, exactly those get an answer that the page lists. So an answer is always to a packet that
-/// the pod itself sent, or that reached it with a proved source.
-#[test]
-fn answers_are_to_packets_with_a_proved_source_as_the_oracle_reads_the_page() {
-    let mut tables = tables();
-    let friend = Endpoint {
-        ifindex: OTHER,
-        id: 8,
-        addr4: [u32::from_be_bytes(Who::Friend.v4()), 0, 0, 0],
-        addr6: [Who::Friend.v6(), [0; 16], [0; 16], [0; 16]],
-        flags: EP_CHECK_SOURCE | 0x11,
-        ..Endpoint::default()
-    };
-    tables.set_endpoint(friend);
-    let pod = [Who::Pod.v4().into(), Who::Pod.v6().into()];
-    let friends: [std::net::IpAddr; 2] = [Who::Friend.v4().into(), Who::Friend.v6().into()];
-    let mut seeds = Vec::new();
-    for family in FAMILIES {
-        for who in [Who::Stranger, Who::Friend] {
-            for (protocol, data) in [
-                (UDP, udp(4000, 53, b"question")),
-                (TCP, tcp(4000, 81, SYN)),
-                (TCP, tcp(4000, 81, ACK)),
-                (SCTP, sctp(4000, 80, 1)),
-                (family.icmp(), icmp(family.echo_request(), 0, [0; 4], b"echo")),
-                (253, vec![1; 30]),
-            ] {
-                let received = frame(&ip(family, who, Who::Pod, protocol, &data));
-                let sent = sent(&ip(family, Who::Pod, who, protocol, &data));
-                seeds.extend([(Direction::Ingress, received), (Direction::Egress, sent)]);
-            }
-        }
-    }
-    let (mut random, mut counts) = (Random(0xdea1), [0_usize; 2]);
-    for _ in 0..60_000 {
-        let (direction, mut frame) = seeds[random.below(seeds.len())].clone();
-        for _ in 0..random.below(3) {
-            // Mostly the headers' fields that matter.
-            let at = random.below(frame.len().min(58));
-            frame[at] = [0, 1, 4, 6, 17, 44, 58, 0x46, 0xe0, 0xff, random.below(256) as u8]
-                [random.below(11)];
-        }
-        let by = [UPLINK, OTHER, IFINDEX, 0][random.below(4)];
-        let (mark, tc_index) = ([0, PROOF][random.below(2)], [0, 16, STRANGER][random.below(3)]);
-        let routed = random.below(2) == 0;
-        let own = arrival(direction);
-        let hook = if direction == Direction::Egress {
-            own.hook
-        } else {
-            Hook { ingress_ifindex: by, ..own.hook }
-        };
-        let arrival = Arrival { hook, mark, tc_index, routed, ..own };
-        if tables.judge(direction, hook, &frame).reason() != Reason::Policy || by == 0 {
-            continue;
-        }
-        let is_of_friend = source(&frame).is_some_and(|it| friends.contains(&it));
-        let is_of_pod = source(&frame).is_some_and(|it| pod.contains(&it));
-        let passed = mark == PROOF && tc_index != STRANGER;
-        let is_local = by != UPLINK || is_of_friend || is_of_pod;
-        let proved = if is_local { passed } else { routed };
-        let oracle = Denied { frame: &frame, direction, pod: &pod, station: STATION, proved };
-        let expected = oracle.is_answered();
-        let Sent { back, onward } = answers(&tables, &arrival, &frame);
-        assert_eq!(back.is_some(), expected, "{direction:?} {arrival:?} {frame:02x?}");
-        assert_eq!(onward, None, "no connection is known");
-        counts[usize::from(expected)] += 1;
-        let Some(back) = back else { continue };
-        assert_eq!(destination(&back), source(&frame));
-        assert!(back.len() <= frame.len() + 48, "no amplifier");
-        if direction == Direction::Egress {
-            assert!(is_of_pod);
-        }
-    }
-    assert!(counts.iter().all(|&count| count > 5000), "the packets show little: {counts:?}");
-}
-
-/// Source address of a frame.
-fn source(frame: &[u8]) -> Option<std::net::IpAddr> {
-    address(frame, [26, 22])
-}
-
-/// Destination address of a frame.
-fn destination(frame: &[u8]) -> Option<std::net::IpAddr> {
-    address(frame, [30, 38])
-}
-
-fn address(frame: &[u8], [four, six]: [usize; 2]) -> Option<std::net::IpAddr> {
-    match frame[12..14] {
-        [0x08, 0x00] => Some(<[u8; 4]>::try_from(frame.get(four..four + 4)?).ok()?.into()),
-        [0x86, 0xdd] => Some(<[u8; 16]>::try_from(frame.get(six..six + 16)?).ok()?.into()),
-        _ => None,
-    }
 }
