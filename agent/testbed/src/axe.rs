@@ -1,6 +1,8 @@
 //! axe-core (MPL-2.0), by whose rules tests judge the accessibility of pages, in the user's cache. No part of a release.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use crate::cached;
 
 /// SHA-256 of the script, of axe-core 4.12.1.
 pub const HASH: &str = "84494fec757e4710dc751c8d7a636e457f4532f08f85c86dc9070133fbff53bc";
@@ -12,7 +14,5 @@ pub const SCRIPT: &str = "axe_playwright_python/axe.min.js";
 /// Returns the script's file, if it is there.
 #[must_use]
 pub fn script() -> Option<PathBuf> {
-    let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home)?;
-    Some(cache.join(CACHED).join(SCRIPT)).filter(|file| file.is_file())
+    Some(cached(CACHED)?.join(SCRIPT)).filter(|file| file.is_file())
 }

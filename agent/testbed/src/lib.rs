@@ -62,6 +62,8 @@ mod translation;
 mod unmount;
 mod wire;
 
+use std::path::{Path, PathBuf};
+
 pub use agent::{Agent, AgentOptions, GRACE, SLOWNESS, slowness, without_twins};
 pub use apiserver::{Access, ApiServer, ask_kubectl, require_apiserver};
 pub use child::KillOnDrop;
@@ -172,6 +174,14 @@ pub fn skip_before(since: (u32, u32), test: &str, why: impl std::fmt::Display) {
     let is_older = kernel_version().is_some_and(|version| version < since);
     assert!(is_older, "{skipped}, which Linux {major}.{minor} has");
     eprintln!("{skipped}");
+}
+
+/// Path of a file or folder in the user's cache; `None` if neither `XDG_CACHE_HOME` nor `HOME` is set.
+#[must_use]
+pub fn cached(path: &str) -> Option<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").filter(|folder| !folder.is_empty());
+    let home = || Some(Path::new(&std::env::var_os("HOME")?).join(".cache"));
+    Some(cache.map(PathBuf::from).or_else(home)?.join(path))
 }
 
 /// Major and minor version of the running kernel, `None` if unreadable.

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
+use crate::cached;
+
 /// Folder of the Python packages in the user's cache, where `cargo xtask setup` puts them.
 pub const CACHED: &str = "netpold/otlp";
 
@@ -34,9 +36,7 @@ impl Receiver {
     /// Returns the folder of the Python packages, if they are there.
     #[must_use]
     pub fn packages() -> Option<PathBuf> {
-        let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home)?;
-        Some(cache.join(CACHED)).filter(|folder| folder.join("opentelemetry").is_dir())
+        cached(CACHED).filter(|folder| folder.join("opentelemetry").is_dir())
     }
 
     /// Starts a receiver in the calling thread's network namespace. `port`: 0 for any.

@@ -64,11 +64,9 @@ fn kubectl() -> Option<&'static Kubectl> {
 
 /// Returns a tool: on the path, or as `cargo xtask setup` caches it at `cached`.
 pub(crate) fn tool(name: &str, cached: &str) -> Option<PathBuf> {
-    let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or(home)?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     let on_path = std::env::split_paths(&path).map(|folder| folder.join(name));
-    on_path.chain([cache.join(cached)]).find(|path| path.is_file())
+    on_path.chain(netpold_testbed::cached(cached)).find(|path| path.is_file())
 }
 
 fn helm() -> Option<&'static Path> {

@@ -6,6 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use crate::cached;
+
 /// The version that `cargo xtask setup` builds.
 pub const VERSION: &str = "1.20.2";
 /// Folder of those binaries, below the user's cache folder.
@@ -98,12 +100,6 @@ fn folders() -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let chosen = named.chain(env::split_paths(&path));
     chosen.chain(cached(CACHED)).chain(cached(KUBECTL_CACHED)).collect()
-}
-
-fn cached(folder: &str) -> Option<PathBuf> {
-    let cache = env::var_os("XDG_CACHE_HOME").filter(|folder| !folder.is_empty());
-    let home = || Some(Path::new(&env::var_os("HOME")?).join(".cache"));
-    Some(cache.map(PathBuf::from).or_else(home)?.join(folder))
 }
 
 /// Whether a test against a real API server may run: true if its binaries exist. Otherwise the test is skipped, see
