@@ -41,6 +41,7 @@ pub use examine::examine;
 pub use finding::{Check, Finding, Findings, Report, Severity, merge};
 pub(crate) use live::{details_of_policies, examine_cluster};
 pub use render::text;
+pub(crate) use services::is_selected;
 
 use crate::live::ClusterArgs;
 use crate::offline;

@@ -10,7 +10,7 @@ use super::complete::numbers;
 use super::details::TargetPort;
 use super::finding::{Check, Findings, Severity};
 use super::objects::{Group, Objects, pods_text};
-use super::service_ports::covers;
+use super::service_ports::{covers, is_of_api_server};
 use super::services::is_selected;
 
 const CLOSED: Check = Check {
@@ -21,8 +21,6 @@ const CLOSED: Check = Check {
     fix: "add an ingress rule with the container's port and without `from`, or with an ipBlock of the API server's nodes",
 };
 
-/// Service of the API server, which every cluster has.
-const API_SERVER: (&str, &str) = ("default", "kubernetes");
 /// Label of nodes that run the API server.
 const CONTROL_PLANE: &str = "node-role.kubernetes.io/control-plane";
 /// Label of pods through which the API server calls others, where it has no route to them.
@@ -60,9 +58,7 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
 
 /// Returns the addresses of the API server, or those of every node if none is known as its node.
 fn servers(objects: &Objects<'_>) -> BTreeSet<IpAddr> {
-    let is_own =
-        |key: &netpold_core::model::Key| (key.namespace.as_str(), key.name.as_str()) == API_SERVER;
-    let own = objects.leads.all().iter().filter(|led| is_own(&led.service.key));
+    let own = objects.leads.all().iter().filter(|led| is_of_api_server(&led.service.key));
     let backends: BTreeSet<IpAddr> =
         own.flat_map(|led| &led.backends).map(|(address, _)| *address).collect();
     if !backends.is_empty() {

@@ -1,11 +1,11 @@
 //! Check for rules with the port of a node, a `hostPort` or a `nodePort`, instead of the container's port.
 
-use netpold_core::model::{Pod, PortMatch, PortRule, Rule};
+use netpold_core::model::{Pod, PortRule, Rule};
 
 use super::complete::numbers;
 use super::finding::{Check, Findings, Severity};
 use super::objects::{Group, Objects, Place, pods_text};
-use super::ports::{Numbers, range_text, receivers};
+use super::ports::{Numbers, range_text, ranges, receivers};
 use super::service_ports::{covers, is_of_a_service};
 use super::services::is_selected;
 
@@ -26,9 +26,7 @@ pub(super) fn examine(
 ) {
     let Some(rules) = &rule.ports else { return };
     let Some(pods) = receivers(objects, place, rule, subject) else { return };
-    for (number, port) in rules.iter().enumerate() {
-        let PortMatch::Range(first, last) = port.port else { continue };
-        let numbers = (port.protocol, first, last);
+    for (number, numbers) in ranges(rules) {
         if is_of_a_service(objects, numbers, rules, &pods) {
             continue;
         }

@@ -61,19 +61,24 @@ pub(super) fn examine(
     if receivers.is_empty() {
         return;
     }
-    for (number, port) in rules.iter().enumerate() {
-        if let PortMatch::Range(first, last) = &port.port {
-            let ports = (port.protocol, *first, *last);
-            if is_unlisted(objects, ports, &receivers)
-                && !super::service_ports::is_of_a_service(objects, ports, rules, &receivers)
-                && super::node_ports::of_a_node(objects, ports, rules, &receivers).is_none()
-            {
-                let whose = receivers.first().map_or_else(String::new, |group| pods_text(group));
-                let what = format!("{} ({whose})", range_text(ports));
-                found.add(&UNLISTED, place.at(&place.port(number), &what));
-            }
+    for (number, ports) in ranges(rules) {
+        if is_unlisted(objects, ports, &receivers)
+            && !super::service_ports::is_of_a_service(objects, ports, rules, &receivers)
+            && super::node_ports::of_a_node(objects, ports, rules, &receivers).is_none()
+        {
+            let whose = receivers.first().map_or_else(String::new, |group| pods_text(group));
+            let what = format!("{} ({whose})", range_text(ports));
+            found.add(&UNLISTED, place.at(&place.port(number), &what));
         }
     }
+}
+
+/// Returns the port numbers of a rule, with their index in the rule.
+pub(super) fn ranges(rules: &[PortRule]) -> impl Iterator<Item = (usize, Numbers)> {
+    rules.iter().enumerate().filter_map(|(number, port)| {
+        let PortMatch::Range(first, last) = port.port else { return None };
+        Some((number, (port.protocol, first, last)))
+    })
 }
 
 /// Returns the pods that a rule allows traffic to, if it is for pods alone: the subject, or the peers if all are

@@ -11,7 +11,7 @@ use super::details::Target;
 use super::finding::{Check, Findings, Severity};
 use super::leads::Led;
 use super::objects::{Group, Objects, Place};
-use super::ports::{Numbers, range_text, receivers};
+use super::ports::{Numbers, range_text, ranges, receivers};
 
 const SERVICE_PORT: Check = Check {
     name: "port-of-the-service",
@@ -37,11 +37,10 @@ pub(super) fn examine(
     found: &mut Findings,
 ) {
     let Some(rules) = &rule.ports else { return };
-    for (number, port) in rules.iter().enumerate() {
-        let PortMatch::Range(first, last) = port.port else { continue };
-        let numbers = (port.protocol, first, last);
-        let what = match receivers(objects, place, rule, subject) {
-            Some(pods) => at_pods(objects, (place.direction, subject), numbers, rules, &pods),
+    let receivers = receivers(objects, place, rule, subject);
+    for (number, numbers) in ranges(rules) {
+        let what = match &receivers {
+            Some(pods) => at_pods(objects, (place.direction, subject), numbers, rules, pods),
             None => outside(objects, place, (rule, numbers), subject),
         };
         if let Some((service, target)) = what {
@@ -116,7 +115,7 @@ fn outside(
     let has_account = subject.iter().any(|group| has_account(objects, group));
     objects.leads.with_port(numbers).find_map(|led| {
         let key = &led.service.key;
-        let is_api_server = (key.namespace.as_str(), key.name.as_str()) == API_SERVER;
+        let is_api_server = is_of_api_server(key);
         let is_led = |(address, _): &(IpAddr, u16)| {
             is_meant(place, (rule, numbers), is_api_server, (key, *address), has_account)
         };
@@ -211,6 +210,11 @@ fn has_no_token(objects: &Objects<'_>, group: &Group<'_>) -> bool {
 /// Returns whether some pod of a group has another service account than `default`.
 fn has_account(objects: &Objects<'_>, group: &Group<'_>) -> bool {
     group.pods.iter().any(|pod| objects.pod(pod).is_some_and(|details| details.own_account))
+}
+
+/// Returns whether a Service is that of the API server.
+pub(super) fn is_of_api_server(service: &Key) -> bool {
+    (service.namespace.as_str(), service.name.as_str()) == API_SERVER
 }
 
 /// Returns whether a rule's port may be this one.

@@ -41,7 +41,7 @@ pub(super) fn examine(objects: &Objects<'_>, found: &mut Findings) {
 }
 
 /// Returns whether labels match a Service's selector; an empty one matches nothing.
-pub(super) fn is_selected(labels: &Labels, selector: &BTreeMap<String, String>) -> bool {
+pub(crate) fn is_selected(labels: &Labels, selector: &BTreeMap<String, String>) -> bool {
     !selector.is_empty()
         && selector.iter().all(|(key, value)| labels.get(key).is_some_and(|it| it == value))
 }

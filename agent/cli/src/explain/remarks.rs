@@ -100,8 +100,7 @@ fn service_port(answer: &mut Explanation, cluster: &Cluster, details: &Details) 
     let asked = i32::from(answer.probe.port);
     let remark = details.services.iter().find_map(|(key, service)| {
         let is_selected = key.namespace == pod.key.namespace
-            && !service.selector.is_empty()
-            && service.selector.iter().all(|(label, value)| pod.labels.get(label) == Some(value));
+            && doctor::is_selected(&pod.labels, &service.selector);
         let mut ports = service.ports.iter().filter(|it| it.protocol.number() == protocol);
         let port = ports.find(|port| is_selected && port.port == asked)?;
         let targets = doctor::numbers(&port.target, port.protocol, pod);

@@ -186,21 +186,15 @@ impl Hypotheses {
 
     /// Describes the labels on which the verdicts of the worlds depend; `None` if they are equal.
     pub(super) fn deciding(&self, cluster: &Cluster, verdicts: &[Verdict]) -> Option<String> {
-        let labels = self.deciding_labels(verdicts);
-        let text = |(subject, labels): (&Subject, Vec<&str>)| {
-            let labels = labels.join(" and ");
-            match subject {
-                Subject::Namespace(name) => format!(
-                    "Namespace {name} is not among the objects: the answer depends on its label {labels}"
-                ),
-                Subject::Pod(key) => format!(
-                    "the answer depends on label {labels}, which a controller sets on the pods of {}",
-                    title(cluster, key)
-                ),
-            }
-        };
-        let text: Vec<String> = labels.into_iter().map(text).collect();
-        (!text.is_empty()).then(|| text.join("; "))
+        self.describe(verdicts, |subject, labels| match subject {
+            Subject::Namespace(name) => format!(
+                "Namespace {name} is not among the objects: the answer depends on its label {labels}"
+            ),
+            Subject::Pod(key) => format!(
+                "the answer depends on label {labels}, which a controller sets on the pods of {}",
+                title(cluster, key)
+            ),
+        })
     }
 
     /// Describes the connections that depend on labels, given the comparisons of the worlds; `None` if these are equal.
@@ -209,20 +203,27 @@ impl Hypotheses {
         cluster: &Cluster,
         worlds: &[T],
     ) -> Option<String> {
-        let labels = self.deciding_labels(worlds);
-        let text = |(subject, labels): (&Subject, Vec<&str>)| {
-            let labels = labels.join(" and ");
-            match subject {
-                Subject::Namespace(name) => format!(
-                    "connections that depend on label {labels} of Namespace {name}, which is not among the objects"
-                ),
-                Subject::Pod(key) => format!(
-                    "connections that depend on label {labels}, which a controller sets on the pods of {}",
-                    title(cluster, key)
-                ),
-            }
-        };
-        let text: Vec<String> = labels.into_iter().map(text).collect();
+        self.describe(worlds, |subject, labels| match subject {
+            Subject::Namespace(name) => format!(
+                "connections that depend on label {labels} of Namespace {name}, which is not among the objects"
+            ),
+            Subject::Pod(key) => format!(
+                "connections that depend on label {labels}, which a controller sets on the pods of {}",
+                title(cluster, key)
+            ),
+        })
+    }
+
+    /// Joins the texts about each subject and the labels on which the results of the worlds depend; `None` if no label
+    /// decides.
+    fn describe<T: PartialEq>(
+        &self,
+        results: &[T],
+        text: impl Fn(&Subject, &str) -> String,
+    ) -> Option<String> {
+        let labels = self.deciding_labels(results).into_iter();
+        let text: Vec<String> =
+            labels.map(|(subject, labels)| text(subject, &labels.join(" and "))).collect();
         (!text.is_empty()).then(|| text.join("; "))
     }
 

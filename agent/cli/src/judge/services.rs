@@ -9,7 +9,7 @@ use netpold_core::model::{self, Change, EndpointSlice, Key, Pod, ServicePort};
 use netpold_core::probe::{IpProtocol, Party, Probe};
 
 use crate::doctor::details::Service;
-use crate::doctor::{Details, numbers};
+use crate::doctor::{Details, is_selected, numbers};
 
 /// The Services with given EndpointSlices.
 pub(super) struct Services {
@@ -136,12 +136,8 @@ fn ports(ports: &[ServicePort], protocol: IpProtocol) -> String {
 
 /// Returns the pods that a Service selects.
 fn selected<'c>(cluster: &'c Cluster, key: &Key, service: &Service) -> Vec<&'c Pod> {
-    let is_selected = |pod: &&Pod| {
-        !service.selector.is_empty()
-            && !pod.finished
-            && service.selector.iter().all(|(key, value)| pod.labels.get(key) == Some(value))
-    };
-    cluster.pods_in(&key.namespace).map(|pod| &**pod).filter(is_selected).collect()
+    let is_one = |pod: &&Pod| !pod.finished && is_selected(&pod.labels, &service.selector);
+    cluster.pods_in(&key.namespace).map(|pod| &**pod).filter(is_one).collect()
 }
 
 fn of_pods(pods: &[&Pod], asked: &Asked<'_>) -> BTreeSet<Target> {
