@@ -78,7 +78,7 @@ pub use node::{Cni, Node, link_nodes};
 pub use packet::udp_frame;
 pub use pod::{Pod, PodSpec};
 pub use probe::{Probe, ProbeResult, probe_all};
-pub use processor::processor_time;
+pub use processor::{backlog_drops, processor_time};
 pub use signals::{catch_interrupts, interrupted};
 pub use stain::Stain;
 pub use sweep::sweep;

@@ -1,4 +1,4 @@
-//! Processor time of a process.
+//! Processor time of a process, and packets that the processors lost.
 
 use std::fs;
 use std::time::Duration;
@@ -19,4 +19,22 @@ pub fn processor_time(pid: u32) -> Result<Duration> {
     let times = fields.get(11..13).with_context(|| format!("{path} has too few fields"))?;
     let ticks = times.iter().map(|field| field.parse::<u64>()).sum::<Result<u64, _>>()?;
     Ok(Duration::from_millis(ticks * 10))
+}
+
+/// Packets that the kernel dropped since boot because the backlog of a processor (`net.core.netdev_max_backlog`) was full,
+/// from `/proc/net/softnet_stat`.
+///
+/// All namespaces share the backlogs, so a flood in one test can drop packets of another test.
+///
+/// # Errors
+/// When the file is missing or has another format.
+pub fn backlog_drops() -> Result<u64> {
+    let path = "/proc/net/softnet_stat";
+    let stat = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+    let dropped = stat.lines().map(|processor| {
+        let column = processor.split_whitespace().nth(1).unwrap_or_default();
+        u64::from_str_radix(column, 16)
+            .with_context(|| format!("{path}: no count in {processor:?}"))
+    });
+    dropped.sum()
 }

@@ -21,8 +21,8 @@ fn crowd(cluster: &Cluster) {
     let [from, to] = [friend, cluster.pod("server")].map(|pod| pod.addresses()[0]);
     for port in FLOWS {
         let socket = udp::socket(friend, from, port);
-        socket.send_to(b"new\n", (to, PORT)).unwrap();
-        assert!(udp::receive(&socket).is_some(), "no answer is lost");
+        socket.connect((to, PORT)).unwrap();
+        assert!(udp::exchange(&socket, b"new\n").is_some(), "no answer is lost");
     }
 }
 

@@ -32,7 +32,7 @@ type Ways = Vec<(IpAddr, IpAddr)>;
 /// Traffic during a disturbance, over sockets opened before.
 struct Load {
     connections: Vec<Flow>,
-    /// Sockets of the friend, which never sends a packet twice.
+    /// Sockets of the friend, on which no packet of its own and no answer may be lost.
     datagrams: Vec<UdpSocket>,
     /// Sockets from the stranger to the secret port.
     intruders: Vec<UdpSocket>,
@@ -86,8 +86,8 @@ impl Load {
             assert!(connections.iter_mut().all(|flow| flow.ping(PATIENCE)), "a connection broke");
             for socket in &self.datagrams {
                 let question = format!("{round}\n");
-                socket.send(question.as_bytes()).unwrap();
-                let answer = udp::receive(socket).expect("no datagram is lost").0;
+                let answer =
+                    udp::exchange(socket, question.as_bytes()).expect("no datagram is lost");
                 assert!(answer.ends_with(question.as_bytes()), "no datagram is lost");
             }
             self.begin_anew();
@@ -103,10 +103,9 @@ impl Load {
             let socket = netns.run(|| UdpSocket::bind((*from, 0)).unwrap()).unwrap();
             socket.set_read_timeout(Some(PATIENCE)).unwrap();
             socket.connect((*to, PORT)).unwrap();
-            socket.send(b"new\n").unwrap();
-            let mut answer = [0; 64];
-            let length = socket.recv(&mut answer).expect("the answer to a new flow is not lost");
-            assert!(answer[..length].ends_with(b"new\n"), "the answer to a new flow is not lost");
+            let answer = udp::exchange(&socket, b"new\n");
+            let answer = answer.expect("the answer to a new flow is not lost");
+            assert!(answer.ends_with(b"new\n"), "the answer to a new flow is not lost");
         }
     }
 
