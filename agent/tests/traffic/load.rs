@@ -15,6 +15,8 @@ const BOTH: [&str; 2] = ["Ingress", "Egress"];
 const SECRET: u16 = 4000;
 /// Pause between rounds, which leaves CPU time to the agent.
 const PACE: Duration = Duration::from_micros(100);
+/// Rounds from one new flow to the next, so that an agent on a busy machine grows its tables before they fill.
+const NEW_FLOWS: u64 = 2;
 /// Rounds of traffic before, between and after the disturbances.
 const SOME: u64 = 50;
 
@@ -90,7 +92,9 @@ impl Load {
                     udp::exchange(socket, question.as_bytes()).expect("no datagram is lost");
                 assert!(answer.ends_with(question.as_bytes()), "no datagram is lost");
             }
-            self.begin_anew();
+            if round % NEW_FLOWS == 0 {
+                self.begin_anew();
+            }
             self.rounds[0].fetch_add(1, Ordering::Relaxed);
             std::thread::sleep(PACE);
         }
