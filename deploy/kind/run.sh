@@ -7,6 +7,7 @@
 #   FAMILY=ipv6 …                 addresses: dual (default), ipv4, ipv6
 #   KINDNET=1 …                   beside kindnet, which enforces too, not on cni.sh's network
 #   FOCUS=deny …                  the upstream tests whose names match
+#   BINARY=netpold …              this static binary in the image, not a release build
 #
 # Needs docker, kind, kubectl, helm, skopeo, git and go (or e2e.test, for the conformance tests) and what
 # `cargo xtask setup` installs.
@@ -62,7 +63,7 @@ export KUBECONFIG="$work/kubeconfig"
 trap clean EXIT INT TERM
 
 say "image"
-(cd "$root" && cargo xtask image --tag dev --output "$work/image")
+(cd "$root" && cargo xtask image --tag dev --output "$work/image" ${BINARY:+--binary "$BINARY"})
 skopeo copy "oci:$work/image:dev" "docker-archive:$work/image.tar:localhost/netpold:dev"
 
 say "cluster, $family, kube-proxy in $proxy mode"

@@ -129,7 +129,9 @@ impl Node {
                 "podCIDR": self.inner.cidr4.to_string(),
                 "podCIDRs": [self.inner.cidr4.to_string(), self.inner.cidr6.to_string()],
             },
-            "status": { "addresses": addresses },
+            // Since Kubernetes 1.36 the API server passes WebSockets on to nodes that declare this; to others it speaks
+            // SPDY, which the tests' kubelet does not.
+            "status": { "addresses": addresses, "declaredFeatures": ["ExtendWebSocketsToKubelet"] },
         })
     }
 }

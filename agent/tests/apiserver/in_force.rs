@@ -10,6 +10,7 @@ use netpold_api::crd::{
     PolicyReport,
 };
 use netpold_engine::publish::{NODE_CONDITION, READINESS_GATE, STARTUP_TAINT};
+use netpold_testbed::cluster::network_policy;
 use netpold_testbed::{KillOnDrop, cluster, without_twins};
 use nix::sys::signal::Signal;
 use serde::Serialize;
@@ -258,11 +259,11 @@ fn a_report_follows_the_policies() {
     eventually(&world, "reported again", || in_force(&world));
     assert!(!world.reaches("server", "friend"), "it is in force");
 
-    // The API accepts an IPv4-mapped CIDR, but no packet carries an IPv4-mapped address: the policy is in force and
-    // grants nothing.
+    // No packet carries an IPv4-mapped address: the policy is in force and grants nothing.
     let mapped = json!({ "ipBlock": { "cidr": "::ffff:10.0.0.0/104" } });
     let server = json!({ "matchLabels": { "app": "server" } });
-    world.policy("server", json!({ "podSelector": server, "ingress": [{ "from": [mapped] }] }));
+    let spec = json!({ "podSelector": server, "ingress": [{ "from": [mapped] }] });
+    world.store(&[network_policy("server", &spec)]);
     eventually(&world, "reported with a message", || {
         in_force(&world) && world.reported("server")["message"].to_string().contains("IPv4-mapped")
     });

@@ -7,6 +7,7 @@ use netpold_engine::publish::STARTUP_TAINT;
 use netpold_kube::decode::decode;
 use netpold_kube::document;
 use netpold_testbed::apiserver::Request;
+use netpold_testbed::cluster::network_policy;
 use netpold_testbed::{Access, cluster};
 use serde_json::{Value, json};
 
@@ -56,17 +57,15 @@ fn every_right_is_used_and_none_is_missing() {
     crate::cluster_policies::install(&world);
     let taint = format!("{STARTUP_TAINT}=:NoSchedule");
     world.server.kubectl(&["taint", "node", "n1", &taint]).unwrap();
-    // The API accepts an IPv4-mapped CIDR, but no packet on the wire has an IPv4-mapped address.
+    // No packet on the wire has an IPv4-mapped address.
     let mapped = json!({ "ipBlock": { "cidr": "::ffff:10.0.0.0/104" } });
     let selector = json!({ "matchLabels": { "app": "server" } });
     let spec = json!({ "podSelector": selector, "ingress": [{ "from": [mapped] }] });
-    world.policy("mapped", spec.clone());
+    let mapped = network_policy("mapped", &spec);
     // This policy selects no pod of the cluster, so the agent writes no Event for it.
-    world.policy("nobody", {
-        let mut spec = spec;
-        spec["podSelector"] = json!({ "matchLabels": { "app": "nobody" } });
-        spec
-    });
+    let mut nobody = network_policy("nobody", &spec);
+    nobody["spec"]["podSelector"] = json!({ "matchLabels": { "app": "nobody" } });
+    world.store(&[mapped, nobody]);
     world.start_agent();
     let status = world.wait("isolating the server", |status| isolated(status, "server"));
     assert!(complains(&status, "NetworkPolicy shop/mapped: spec.ingress[0]"), "{status}");

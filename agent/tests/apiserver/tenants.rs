@@ -125,7 +125,7 @@ fn long_names_crowds_and_refusals_hide_no_policy_from_its_owner() {
     ];
     for (namespace, names) in all {
         world.server.kubectl(&["create", "namespace", namespace]).unwrap();
-        // The API accepts an IPv4-mapped CIDR, but no packet on the wire has an IPv4-mapped address.
+        // No packet on the wire has an IPv4-mapped address.
         let mapped = json!({ "ipBlock": { "cidr": "::ffff:10.0.0.0/104" } });
         let policy = |name: &String| {
             json!({
@@ -135,8 +135,8 @@ fn long_names_crowds_and_refusals_hide_no_policy_from_its_owner() {
                 "spec": { "podSelector": {}, "ingress": [{ "from": [mapped] }] },
             })
         };
-        let policies = names.iter().map(policy).chain([pod(namespace, "web", false)]);
-        create_all(&world, &policies.collect::<Vec<_>>());
+        world.store(&names.iter().map(policy).collect::<Vec<_>>());
+        create_all(&world, &[pod(namespace, "web", false)]);
     }
     break_writes(&world, "b-refused", ("events.k8s.io", "events"), "CREATE");
     let began = Instant::now();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use netpold_testbed::cluster::{MOMENT, eventually};
@@ -115,6 +116,23 @@ impl World {
     /// Applies a policy for the pods with the label `app=<name>`.
     pub(crate) fn policy(&self, name: &str, spec: Value) {
         self.server.apply(&network_policy(name, &spec).to_string()).unwrap();
+    }
+
+    /// Stores policies as an API server of Kubernetes 1.20 does, past the one that runs: since 1.36 it refuses some CIDRs
+    /// (IPv4-mapped ones) in new policies, and keeps those of earlier ones.
+    pub(crate) fn store(&mut self, policies: &[Value]) {
+        let object = |policy: &Value| {
+            static STORED: AtomicU32 = AtomicU32::new(0);
+            let (mut policy, number) = (policy.clone(), STORED.fetch_add(1, Ordering::Relaxed));
+            policy["metadata"]["uid"] = json!(format!("00000000-0000-4000-8000-{number:012}"));
+            policy["metadata"]["generation"] = json!(1);
+            policy["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+            policy["spec"]["policyTypes"] = json!(["Ingress"]);
+            let text = |field: &str| policy["metadata"][field].as_str().unwrap().to_owned();
+            let key = format!("/registry/networkpolicies/{}/{}", text("namespace"), text("name"));
+            (key, Some(policy.to_string()))
+        };
+        self.server.etcd().write(&policies.iter().map(object).collect::<Vec<_>>()).unwrap();
     }
 
     pub(crate) fn without_policy(&self, name: &str) {
