@@ -1,5 +1,5 @@
-//! Objects on a real API server, and their effects there. The server is version 1.20: the tests convert kinds that it
-//! serves only as betas, and do not create admission policies, which are newer.
+//! Objects on a real API server, and their effects there. Where the server is version 1.20, the tests convert kinds that
+//! it serves only as betas. They do not create admission policies, which are newer.
 
 use std::process::Command;
 
@@ -23,6 +23,11 @@ fn get(server: &ApiServer, arguments: &[&str]) -> Value {
     serde_json::from_str(&said).unwrap()
 }
 
+/// Returns whether the server is older than the API versions in `deploy/`: `policy/v1` came with Kubernetes 1.21.
+fn is_old(server: &ApiServer) -> bool {
+    server.kubectl(&["get", "--raw", "/apis/policy/v1"]).is_err()
+}
+
 /// Runs all checks on one server, since a start takes seconds.
 #[test]
 fn the_objects_do_what_they_are_for() {
@@ -31,12 +36,13 @@ fn the_objects_do_what_they_are_for() {
         return;
     }
     let server = ApiServer::start().unwrap();
+    let old = is_old(&server);
     for mut object in render("base") {
-        if object["kind"] == "PodDisruptionBudget" {
+        if old && object["kind"] == "PodDisruptionBudget" {
             object["apiVersion"] = json!("policy/v1beta1");
         }
-        if object["kind"] == "DaemonSet" {
-            // This API server lacks maxSurge (added in 1.25), without which maxUnavailable must not be 0.
+        if old && object["kind"] == "DaemonSet" {
+            // Version 1.20 lacks maxSurge (added in 1.25), without which maxUnavailable must not be 0.
             object["spec"]["updateStrategy"]["rollingUpdate"] = json!({ "maxUnavailable": "10%" });
         }
         create(&server, &object).unwrap();
@@ -48,8 +54,10 @@ fn the_objects_do_what_they_are_for() {
     let security =
         |set: &Value| set["spec"]["template"]["spec"]["containers"][0]["securityContext"].clone();
     let mut wanted = security(find(&render("base"), "DaemonSet", "netpold"));
-    // This API server lacks the field (added in 1.30).
-    wanted.as_object_mut().unwrap().remove("appArmorProfile").unwrap();
+    if old {
+        // Added in 1.30.
+        wanted.as_object_mut().unwrap().remove("appArmorProfile").unwrap();
+    }
     assert_eq!(security(&set), wanted);
     only_agents_run_in_their_namespace(&server, &set);
     tenants_policies_are_bounded(&server);
@@ -135,7 +143,7 @@ fn tenants_policies_are_bounded(server: &ApiServer) {
     assert!(error.contains("exceeded quota: network-policies"), "{error}");
 }
 
-/// Creates the kinds as v1beta1, the version of this server, in which the shares have another name.
+/// Creates the kinds, on an old server as its version v1beta1, in which the shares have another name.
 fn agents_have_a_priority_level(server: &ApiServer) {
     let beta = |mut object: Value| {
         object["apiVersion"] = json!("flowcontrol.apiserver.k8s.io/v1beta1");
@@ -146,9 +154,9 @@ fn agents_have_a_priority_level(server: &ApiServer) {
         }
         object
     };
-    let objects = option("api-protection").into_iter().map(beta).collect::<Vec<_>>();
-    for object in &objects {
-        create(server, object).unwrap();
+    let old = is_old(server);
+    for object in option("api-protection") {
+        create(server, &if old { beta(object) } else { object }).unwrap();
     }
     let uid = |kind: &str, name: &str| {
         get(server, &[kind, name])["metadata"]["uid"].as_str().unwrap().to_owned()
