@@ -1,6 +1,7 @@
 //! `netpold diff`: which connections a change of manifests cuts or opens.
 
 mod args;
+mod clients;
 mod compare;
 mod ends;
 mod isolation;
@@ -15,6 +16,7 @@ mod render;
 mod render_live;
 mod rules;
 mod runs;
+mod services;
 mod sources;
 mod workloads;
 mod worlds;
@@ -26,12 +28,12 @@ use anyhow::Result;
 use ipnet::IpNet;
 use netpold_api::flows::{Filter, merge};
 use netpold_core::cluster::Cluster;
-use netpold_core::model::{Change as Object, DomainName};
+use netpold_core::model::{Change as Object, DomainName, Key};
 
 pub use args::{DiffArgs, DiffKind, DiffOutput};
 pub use compare::compare;
 use compare::compare_until;
-pub use isolation::{Alone, Isolation, Turned};
+pub use isolation::{Alone, Isolation, Moved, Turned};
 pub use named_pairs::{NamedPair, NamedPairs, Sides, State, named_pairs};
 pub use ports::Ports;
 pub(crate) use render::{counts, document, line_documents};
@@ -39,7 +41,7 @@ pub(crate) use sources::Sources;
 pub use workloads::Workload;
 
 use crate::flows;
-use crate::judge::are_possible;
+use crate::judge::{Judge, are_possible};
 use crate::offline::{ranges, stand_in};
 use crate::output::print;
 
@@ -116,6 +118,8 @@ pub enum Party {
     /// Addresses that the sender resolved a domain name to; of a wildcard, those of the names below it that no other name
     /// of its rules matches.
     Name(DomainName),
+    /// Service with ports, a selector or endpoints that change; a receiver only.
+    Service(Key),
 }
 
 /// Change of the connections from one party to another.
@@ -147,6 +151,7 @@ impl fmt::Display for Party {
             Self::Workload(workload) => f.write_str(&workload.name),
             Self::OwnNode => f.write_str("own node"),
             Self::Name(name) => name.fmt(f),
+            Self::Service(key) => write!(f, "svc/{key}"),
             Self::Nodes { only: true, .. } => f.write_str("other nodes"),
             Self::Nodes { nodes, .. } => match &nodes[..] {
                 [node] => write!(f, "node {node}"),
@@ -197,8 +202,15 @@ pub(crate) fn compare_objects(
     pod_cidrs: &[IpNet],
     ended: &AtomicBool,
 ) -> Result<([Cluster; 2], Difference)> {
-    let Sources { objects, gaps, notes } = sources;
+    let Sources { objects, details, is_partial, gaps, notes } = sources;
     let objects = places::place(objects.map(lasting));
+    let services = services::differing(&objects, &details);
+    let judges = (!services.is_empty()).then(|| {
+        let [before, after] = objects.clone();
+        let [of_before, of_after] = details.clone();
+        [(before, of_before), (after, of_after)]
+            .map(|(objects, details)| Judge::new(objects, details, pod_cidrs, is_partial))
+    });
     let may_depend = objects.iter().any(|objects| are_possible(objects));
     let copied = if may_depend { Some(objects.clone()) } else { None };
     let [before, after] = objects.map(|objects| objects.into_iter().collect());
@@ -209,7 +221,11 @@ pub(crate) fn compare_objects(
         let depending = worlds::depending([&before, &after], objects, &ranges, ended)?;
         difference.isolation.unknown.extend(depending);
     }
-    difference.notes = notes;
+    if let Some([before, after]) = &judges {
+        services::compare([before, after], &services, &mut difference);
+    }
+    difference.notes.extend(notes);
+    difference.notes.extend(clients::notes(&details[1], &after, &difference));
     Ok(([before, after], difference))
 }
 

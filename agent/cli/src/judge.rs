@@ -20,6 +20,7 @@ use netpold_core::model::{Change, Key};
 use netpold_core::probe::{Party, Probe};
 
 pub(crate) use self::hypotheses::{Hypotheses, are_possible};
+pub(crate) use self::own_node::{is_link_local, lacks_own_node};
 use self::services::Services;
 use crate::doctor::{self, Details};
 use crate::offline;

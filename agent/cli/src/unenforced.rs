@@ -5,8 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use crate::doctor::{self, Details};
-use crate::live::ClusterArgs;
+use crate::doctor::Details;
 
 /// Most policies that a note names.
 const NAMED: usize = 5;
@@ -19,19 +18,6 @@ pub(crate) fn read(option: &'static str, path: &Path) -> Result<BTreeSet<String>
     let mut details = Details::default();
     details.add(option, path)?;
     Ok(names(&details))
-}
-
-/// Returns the policies of other APIs among the present objects: of a directory or of standard input, or else of the
-/// selected cluster, as far as the user may read them.
-///
-/// # Errors
-/// As [`read`].
-pub(crate) fn present(manifests: Option<&Path>, cluster: &ClusterArgs) -> Result<BTreeSet<String>> {
-    match manifests {
-        Some(directory) => read("--manifests", directory),
-        None if cluster.is_meant() => Ok(names(&doctor::details_of_policies(cluster)?)),
-        None => Ok(BTreeSet::new()),
-    }
 }
 
 /// Returns the policies of other APIs among these details.

@@ -15,6 +15,8 @@ pub struct Isolation {
     pub open: Vec<Turned>,
     /// Workloads that policies isolate newly.
     pub isolated: Vec<Turned>,
+    /// Workloads that begin or cease to use the host's network.
+    pub moved: Vec<Moved>,
     /// Workloads that exist in one cluster only.
     pub alone: Vec<Alone>,
     /// Workloads not compared, or compared in part, each with the reason.
@@ -34,6 +36,19 @@ pub struct Turned {
     pub directions: Vec<Direction>,
     /// Policies that isolated the workload before, or isolate it now.
     pub policies: Vec<Key>,
+    /// Whether only some of the workload's pods are concerned.
+    pub some: bool,
+    /// Whether isolation begins or ends because pods leave or join the host's network, where no policy applies.
+    pub by_network: bool,
+}
+
+/// Workload with pods that begin or cease to use the host's network (`spec.hostNetwork`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Name of the workload.
+    pub workload: String,
+    /// Whether the pods use the host's network now.
+    pub is_on_host: bool,
     /// Whether only some of the workload's pods are concerned.
     pub some: bool,
 }
@@ -104,6 +119,13 @@ pub(super) fn gap([before, after]: [&Pod; 2]) -> Option<&'static str> {
     }
 }
 
+/// Returns whether the second of two corresponding pods uses the host's network, if only one of them does.
+fn moves(sides: &[Side<'_>; 2], (before, after): &(&Key, &Key)) -> Option<bool> {
+    let is_on_host = |side: &Side<'_>, key| side.pod(key).map(|pod| pod.host_network);
+    let (before, after) = (is_on_host(&sides[0], before)?, is_on_host(&sides[1], after)?);
+    (before != after).then_some(after)
+}
+
 impl Isolation {
     /// Compares the isolation of two clusters' workloads. `compared` holds indexes of compared workloads; `left_out`
     /// counts blocks at which pods without an address were not judged.
@@ -141,11 +163,13 @@ impl Isolation {
 
     fn both(&mut self, workload: &Workload, sides: &mut [Side<'_>; 2], is_compared: bool) {
         let pairs = workload.counterparts();
+        self.moves(workload, &pairs, sides);
         for opens in [true, false] {
             let (mut directions, mut policies) = (Vec::new(), BTreeSet::new());
-            let mut some = false;
+            let (mut some, mut by_network) = (false, true);
             for direction in Direction::BOTH {
-                let turned = pairs.iter().filter(|(before, after)| {
+                let turned = pairs.iter().filter(|pair| {
+                    let (before, after) = pair;
                     let [before, after] = [
                         sides[0].isolating(before, direction),
                         sides[1].isolating(after, direction),
@@ -154,6 +178,7 @@ impl Isolation {
                     let turns = !from.is_empty() && to.is_empty();
                     if turns {
                         policies.extend(from.into_iter().cloned());
+                        by_network &= moves(sides, pair).is_some();
                     }
                     turns
                 });
@@ -167,7 +192,7 @@ impl Isolation {
                 let workload = workload.name.clone();
                 let policies = policies.into_iter().collect();
                 let list = if opens { &mut self.open } else { &mut self.isolated };
-                list.push(Turned { workload, directions, policies, some });
+                list.push(Turned { workload, directions, policies, some, by_network });
             }
         }
         let is_host =
@@ -180,6 +205,17 @@ impl Isolation {
                 false => "its pods have no unshared addresses of one family",
             };
             self.unknown.push(format!("{}: {why}", workload.name));
+        }
+    }
+
+    /// Notes that pods of a workload begin or cease to use the host's network.
+    fn moves(&mut self, workload: &Workload, pairs: &[(&Key, &Key)], sides: &[Side<'_>; 2]) {
+        for is_on_host in [true, false] {
+            let count = pairs.iter().filter(|pair| moves(sides, pair) == Some(is_on_host)).count();
+            if count > 0 {
+                let (workload, some) = (workload.name.clone(), count < pairs.len());
+                self.moved.push(Moved { workload, is_on_host, some });
+            }
         }
     }
 

@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use super::live::Cuts;
 use super::{
-    Alone, Change, DiffOutput, Difference, Isolation, Party, Ports, SHOWN, Turned, few, render_live,
+    Alone, Change, DiffOutput, Difference, Isolation, Moved, Party, Ports, SHOWN, Turned, few,
+    render_live,
 };
 use crate::printable_document::printable_json;
 
@@ -103,17 +104,43 @@ fn turned(difference: &Difference) -> Vec<(&'static str, String)> {
         let (workload, directions) = (&it.workload, in_words(&it.directions));
         let by = policies(&it.policies);
         let some = if it.some { " (some pods)" } else { "" };
-        let text = match isolates {
-            true => format!("{workload}: {by} isolates its {directions}{some}"),
-            false => {
+        let text = match (isolates, it.by_network) {
+            (true, false) => format!("{workload}: {by} isolates its {directions}{some}"),
+            (true, true) => format!(
+                "{workload}: it leaves the host's network, so {by} isolates its {directions}{some}"
+            ),
+            (false, false) => {
                 format!("{workload}: no policy isolates its {directions} any more, {by} did{some}")
             }
+            (false, true) => format!(
+                "{workload}: it uses the host's network now, so no policy isolates its {directions} any more, {by} \
+                 did{some}"
+            ),
         };
         printable(&text).into_owned()
     };
-    let Isolation { open, isolated, .. } = &difference.isolation;
+    let Isolation { open, isolated, moved, .. } = &difference.isolation;
+    let is_named = |it: &&Moved| {
+        open.iter().chain(isolated).any(|of| of.by_network && of.workload == it.workload)
+    };
+    let moved = moved.iter().filter(|it| !is_named(it)).map(moved_line);
     let open = open.iter().map(|it| ("open", line(it, false)));
-    open.chain(isolated.iter().map(|it| ("isolated", line(it, true)))).collect()
+    let isolated = isolated.iter().map(|it| ("isolated", line(it, true)));
+    open.chain(isolated).chain(moved.map(|line| ("host network", line))).collect()
+}
+
+/// Describes a workload that begins or ceases to use the host's network, and that no policy isolates.
+fn moved_line(Moved { workload, is_on_host, some }: &Moved) -> String {
+    let some = if *some { " (some pods)" } else { "" };
+    let text = match is_on_host {
+        true => format!(
+            "{workload}: it uses the host's network now: no policy applies to it any more{some}"
+        ),
+        false => {
+            format!("{workload}: it leaves the host's network: policies apply to it now{some}")
+        }
+    };
+    printable(&text).into_owned()
 }
 
 /// Describes a workload of one cluster and the policies that isolate it.
@@ -219,6 +246,7 @@ fn party(party: &Party) -> Value {
         Party::Workload(workload) => json!({ "kind": "workload", "name": workload.name }),
         Party::Name(name) => json!({ "kind": "name", "name": name }),
         Party::OwnNode => json!({ "kind": "own-node" }),
+        Party::Service(key) => json!({ "kind": "service", "name": key.to_string() }),
         Party::Nodes { nodes, .. } => json!({ "kind": "nodes", "nodes": nodes }),
         Party::Outside { block, without, .. } => {
             json!({ "kind": "outside", "block": block, "without": without })
@@ -237,13 +265,14 @@ pub(crate) fn document(difference: &Difference) -> Value {
         })
         .collect();
     let (cut, opened) = counts(difference);
-    let Isolation { open, isolated, alone, unknown, templates, compared } = &difference.isolation;
+    let Isolation { open, isolated, moved, alone, unknown, templates, compared } =
+        &difference.isolation;
     let named = |is_new: bool| {
         let names = alone.iter().filter(|it| it.is_new == is_new).map(|it| it.workload.clone());
         names.collect::<Vec<_>>()
     };
     let turned = |it: &Turned| {
-        let Turned { workload, directions, policies, some } = it;
+        let Turned { workload, directions, policies, some, by_network: _ } = it;
         let policies: Vec<String> = policies.iter().map(ToString::to_string).collect();
         json!({ "workload": workload, "directions": directions, "policies": policies, "some": some })
     };
@@ -253,10 +282,15 @@ pub(crate) fn document(difference: &Difference) -> Value {
         let reason = if *is_new { "new" } else { "gone" };
         json!({ "workload": workload, "reason": reason, "isolated": directions, "policies": policies })
     });
+    let moved = moved.iter().map(|it| {
+        let Moved { workload, is_on_host, some } = it;
+        json!({ "workload": workload, "on_host": is_on_host, "some": some })
+    });
     let unknown = unknown.iter().map(|reason| json!({ "reason": reason }));
     json!({
         "open": open.iter().map(turned).collect::<Vec<_>>(),
         "isolated": isolated.iter().map(turned).collect::<Vec<_>>(),
+        "host_network": moved.collect::<Vec<_>>(),
         "cut": cut,
         "opened": opened,
         "changes": changes,

@@ -12,6 +12,8 @@ use netpold_kube::document::{Documents, Node, Value};
 use netpold_kube::manifests;
 
 use super::{DiffArgs, few};
+use crate::doctor::{self, Details};
+use crate::live::ClusterArgs;
 use crate::offline::{self, Reviewed, apply, pods_of};
 use crate::unenforced;
 
@@ -19,6 +21,10 @@ use crate::unenforced;
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
     pub(super) objects: [Vec<Change>; 2],
+    /// Fields of them that enforcement does not read.
+    pub(super) details: [Details; 2],
+    /// Whether the objects are those of files, see [`crate::judge::Judge::new`].
+    pub(super) is_partial: bool,
     /// Parts of the change that are not compared.
     pub(crate) gaps: Vec<String>,
     /// Facts about the change, a sentence each.
@@ -35,11 +41,14 @@ pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
         let [from, to] = [("--from", from), ("--to", to)].map(|(option, path)| {
             offline::refuse_kustomization("diff", option, path)?;
             let reviewed = offline::review_directory(option, path, namespace)?.reported();
-            Ok::<_, anyhow::Error>((reviewed, unenforced::read(option, path)?))
+            let mut details = Details::default();
+            details.add(option, path)?;
+            Ok::<_, anyhow::Error>((reviewed, details))
         });
-        let ((from, mut foreign), (to, other)) = (from?, to?);
-        foreign.extend(other);
-        let mut sources = Sources::default();
+        let ((from, details), (to, other)) = (from?, to?);
+        let details = [details, other];
+        let foreign = details.iter().flat_map(unenforced::names).collect();
+        let mut sources = Sources { details, is_partial: true, ..Sources::default() };
         sources.gaps.extend([from.gaps(), to.gaps()].concat());
         let former: BTreeMap<ObjectKey, &Change> =
             from.objects.iter().map(|object| (ObjectKey::of(object), object)).collect();
@@ -72,12 +81,31 @@ fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
     let before = crate::live::all_objects(manifests, &args.cluster, namespace)?;
     let mut sources = Sources::of_change(before, &changes, args.delete);
     sources.gaps.splice(0..0, gaps);
+    sources.is_partial = manifests.is_some();
+    let present = present(manifests, &args.cluster)?;
+    sources.details = [present.clone(), present];
+    let [present, after] = &mut sources.details;
+    if !args.delete {
+        after.add("--file", file)?;
+    }
     let foreign = unenforced::read("--file", file)?;
     sources.gaps.extend(unenforced::note(&foreign));
-    let present = unenforced::present(manifests, &args.cluster)?;
-    let others = present.difference(&foreign).cloned().collect();
+    let others = unenforced::names(present).difference(&foreign).cloned().collect();
     sources.notes.extend(unenforced::note(&others));
     Ok(sources)
+}
+
+/// Returns the details of the present objects: of a directory or of standard input, or else of the selected cluster, as
+/// far as the user may read them.
+///
+/// # Errors
+/// A file cannot be read.
+fn present(manifests: Option<&Path>, cluster: &ClusterArgs) -> Result<Details> {
+    match manifests {
+        Some(directory) => Details::read(directory),
+        None if cluster.is_meant() => doctor::details_of_policies(cluster),
+        None => Ok(Details::default()),
+    }
 }
 
 impl Sources {

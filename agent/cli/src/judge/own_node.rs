@@ -44,7 +44,13 @@ fn reason(cluster: &Cluster, judgement: &Judgement) -> Option<String> {
     })
 }
 
-fn is_link_local(address: IpAddr) -> bool {
+/// Returns whether no object gives the addresses of the node that a pod is on.
+pub(crate) fn lacks_own_node(cluster: &Cluster, pod: &Pod) -> bool {
+    !pod.node.is_empty() && !cluster.has_addresses_of_node(&pod.node)
+}
+
+/// Returns whether an address is link-local, as those of node-local services are; the metadata service of clouds is not.
+pub(crate) fn is_link_local(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.is_link_local() && address != METADATA,
         IpAddr::V6(address) => address.is_unicast_link_local(),
@@ -52,8 +58,7 @@ fn is_link_local(address: IpAddr) -> bool {
 }
 
 fn is_of_unknown_node(cluster: &Cluster, pod: &Pod, address: IpAddr) -> bool {
-    !pod.node.is_empty()
-        && !cluster.has_addresses_of_node(&pod.node)
+    lacks_own_node(cluster, pod)
         && !cluster.is_pod_address(address)
         && PRIVATE_RANGES.iter().any(|range| range.contains(&address))
 }

@@ -33,7 +33,11 @@ pub(super) fn edge(
     let sender = side(world, from, 0)?;
     let explanation = match party(world, to)? {
         Party::Name(name) => by_name(world, &sender, name, kind)?,
-        Party::Workload(_) | Party::OwnNode | Party::Nodes { .. } | Party::Outside { .. } => {
+        Party::Workload(_)
+        | Party::OwnNode
+        | Party::Nodes { .. }
+        | Party::Outside { .. }
+        | Party::Service(_) => {
             let receiver = side(world, to, usize::from(from == to))?;
             let probe = Probe::new(sender, receiver, kind.0, Some(kind.1))?;
             explain::document(&world.judge, &probe)?

@@ -79,6 +79,7 @@ fn node(party: &Party, sides: Sides) -> MapNode {
         Party::OwnNode | Party::Nodes { .. } => ("nodes", "nodes".to_owned(), title.clone(), 0),
         Party::Outside { .. } => ("outside", "outside".to_owned(), title.clone(), 0),
         Party::Name(_) => ("name", "names".to_owned(), title.clone(), 0),
+        Party::Service(_) => ("service", "services".to_owned(), title.clone(), 0),
     };
     MapNode { kind, group, name, title, pods, sides }
 }
@@ -109,7 +110,7 @@ impl<'w> Places<'w> {
                 Party::Outside { block, without, .. } => {
                     outside.push((*block, &without[..], index));
                 }
-                Party::Name(_) => {}
+                Party::Name(_) | Party::Service(_) => {}
             }
         }
         outside.sort_by_key(|(block, _, _)| std::cmp::Reverse(block.prefix_len()));

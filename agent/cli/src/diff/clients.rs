@@ -1,0 +1,113 @@
+//! Addresses that objects alone do not give to one side: those of a pod's own node, and those with which clients outside
+//! of the cluster arrive.
+
+use std::collections::BTreeSet;
+
+use ipnet::IpNet;
+use netpold_core::cluster::{Cluster, PRIVATE_RANGES};
+use netpold_core::model::Pod;
+
+use super::{Change, Difference, Party, Ports, Workload, few};
+use crate::doctor::{Details, is_selected};
+use crate::judge::{is_link_local, lacks_own_node};
+
+/// Returns notes on changes that hold for some of the named addresses only, or for more. `details` and `cluster` are of
+/// the objects after the change.
+pub(super) fn notes(details: &Details, cluster: &Cluster, difference: &Difference) -> Vec<String> {
+    own_nodes(cluster, difference)
+        .into_iter()
+        .chain(masqueraded(details, cluster, difference))
+        .collect()
+}
+
+/// Returns the workload and the other party of a change, if one side is a workload.
+fn sides<'d>(difference: &'d Difference, change: &Change) -> Vec<(&'d Workload, &'d Party)> {
+    let (from, to) = (&difference.parties[change.from], &difference.parties[change.to]);
+    let of = |one: &'d Party, other: &'d Party| as_workload(one).map(|it| (it, other));
+    [of(from, to), of(to, from)].into_iter().flatten().collect()
+}
+
+fn pods<'c>(cluster: &'c Cluster, workload: &Workload) -> Vec<&'c Pod> {
+    workload.pods[1].iter().filter_map(|key| cluster.pods().get(key).map(|pod| &**pod)).collect()
+}
+
+/// Returns notes on changes at blocks that may contain the address of a pod's own node, which always passes.
+fn own_nodes(cluster: &Cluster, difference: &Difference) -> Vec<String> {
+    let (mut nodes, mut blocks) = (BTreeSet::new(), BTreeSet::new());
+    for change in &difference.changes {
+        for (workload, other) in sides(difference, change) {
+            let Party::Outside { block, .. } = other else { continue };
+            if PRIVATE_RANGES.iter().any(|range| overlap(range, block)) {
+                let unknown = pods(cluster, workload).into_iter();
+                nodes.extend(
+                    unknown.filter(|pod| lacks_own_node(cluster, pod)).map(|pod| &pod.node),
+                );
+            }
+            if is_link_local(block.addr()) {
+                blocks.insert(block.to_string());
+            }
+        }
+    }
+    let nodes: Vec<String> = nodes.into_iter().map(ToString::to_string).collect();
+    let blocks: Vec<String> = blocks.into_iter().collect();
+    let be = |names: &[String]| if names.len() == 1 { "is" } else { "are" };
+    let always = "a pod and its own node always reach each other";
+    let nodes = (!nodes.is_empty()).then(|| {
+        let (named, verb) = (few(&nodes), be(&nodes));
+        format!("Node {named} {verb} not among the objects: {always}, also where connections to blocks change")
+    });
+    let blocks = (!blocks.is_empty())
+        .then(|| format!("{} {} link-local, maybe of nodes: {always}", few(&blocks), be(&blocks)));
+    nodes.into_iter().chain(blocks).collect()
+}
+
+fn overlap(one: &IpNet, other: &IpNet) -> bool {
+    one.contains(other) || other.contains(one)
+}
+
+/// Returns a note on Services through which clients outside of the cluster may arrive with the address of a node, if that
+/// makes a difference.
+fn masqueraded(details: &Details, cluster: &Cluster, difference: &Difference) -> Option<String> {
+    let mut services = BTreeSet::new();
+    for workload in difference.parties.iter().filter_map(as_workload) {
+        if !depends_on_client(workload, difference) {
+            continue;
+        }
+        let pods = pods(cluster, workload);
+        let found = details.services.iter().filter(|(key, service)| {
+            service.is_external
+                && !service.keeps_client
+                && pods.iter().any(|pod| {
+                    pod.key.namespace == key.namespace
+                        && is_selected(&pod.labels, &service.selector)
+                })
+        });
+        services.extend(found.map(|(key, _)| key.to_string()));
+    }
+    let services: Vec<String> = services.into_iter().collect();
+    let verb = if services.len() == 1 { "is" } else { "are" };
+    (!services.is_empty()).then(|| {
+        format!(
+            "externalTrafficPolicy of Service {} {verb} Cluster: a node may replace the address of a client by its own, so \
+             changes from nodes may be the client's",
+            few(&services)
+        )
+    })
+}
+
+fn as_workload(party: &Party) -> Option<&Workload> {
+    if let Party::Workload(workload) = party { Some(workload) } else { None }
+}
+
+/// Returns whether connections of nodes or from outside to a workload change, and not those of all of these addresses alike.
+fn depends_on_client(workload: &Workload, difference: &Difference) -> bool {
+    let is_client = |party: &Party| matches!(party, Party::Outside { .. } | Party::Nodes { .. });
+    let to_workload = difference.changes.iter().filter(|change| {
+        as_workload(&difference.parties[change.to]).is_some_and(|it| it.name == workload.name)
+            && is_client(&difference.parties[change.from])
+    });
+    let kinds: Vec<(&Ports, &Ports, bool)> =
+        to_workload.map(|it| (&it.loses, &it.gains, it.some)).collect();
+    let clients = difference.parties.iter().filter(|party| is_client(party)).count();
+    !kinds.is_empty() && (kinds.len() < clients || kinds.iter().any(|kind| *kind != kinds[0]))
+}
