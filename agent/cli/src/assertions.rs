@@ -22,7 +22,7 @@ use self::world::{World, of_family};
 use crate::doctor::{self, Details};
 use crate::judge::{Answer, Judge};
 use crate::live::{self, ClusterArgs};
-use crate::offline;
+use crate::offline::{self, Recursive};
 use crate::output::print;
 use crate::unenforced;
 
@@ -47,6 +47,9 @@ pub struct TestArgs {
     /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; `-` is standard input; or a cluster, see below
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
+    /// Subdirectories of --manifests.
+    #[command(flatten)]
+    pub depth: Recursive,
     /// Comma-separated CIDRs of the addresses of pods without one, such as pod templates
     /// [default: private addresses]
     #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]
@@ -186,23 +189,23 @@ pub fn run(args: &TestArgs) -> Result<u8> {
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     let own = live::namespace(manifests, &args.cluster, namespace)?;
     if let Some(directory) = manifests {
-        offline::refuse_kustomization("test", "--manifests", directory)?;
+        offline::refuse_kustomization("test", "--manifests", directory, args.depth)?;
     }
     let files = read::read(&args.file, &own)?;
     let is_of_cluster = manifests.is_none() && args.cluster.is_meant();
     let objects = match files.objects.is_empty() || manifests.is_some() || is_of_cluster {
-        true => live::all_objects(manifests, &args.cluster, namespace)?,
+        true => live::all_objects(manifests, args.depth, &args.cluster, namespace)?,
         false => Vec::new(),
     };
     let objects = offline::stand_in(offline::apply(&objects, &files.objects));
     let details = match is_of_cluster {
         true => doctor::details_of_policies(&args.cluster)?,
-        false => details(manifests, &args.file)?,
+        false => details(manifests, args.depth, &args.file)?,
     };
     let mut foreign = unenforced::names(&details);
     if is_of_cluster {
         for file in &args.file {
-            foreign.extend(unenforced::read("--file", file)?);
+            foreign.extend(unenforced::read("--file", file, Recursive::default())?);
         }
     }
     let of_all = Judge::new(objects, details, &args.pod_cidrs, !is_of_cluster);
@@ -225,12 +228,12 @@ pub fn run(args: &TestArgs) -> Result<u8> {
 }
 
 /// Reads the fields of manifests, and of the objects among the assertions, that enforcement does not read.
-fn details(manifests: Option<&Path>, files: &[PathBuf]) -> Result<Details> {
+fn details(manifests: Option<&Path>, depth: Recursive, files: &[PathBuf]) -> Result<Details> {
     let mut details = match manifests {
-        Some(manifests) => Details::read(manifests)?,
+        Some(manifests) => Details::read(manifests, depth)?,
         None => Details::default(),
     };
-    files.iter().try_for_each(|file| details.add("--file", file))?;
+    files.iter().try_for_each(|file| details.add("--file", file, Recursive::default()))?;
     Ok(details)
 }
 

@@ -44,7 +44,7 @@ pub use render::text;
 pub(crate) use services::is_selected;
 
 use crate::live::ClusterArgs;
-use crate::offline;
+use crate::offline::{self, Recursive};
 use crate::output::{Output, print};
 
 /// Exit status: no finding but information.
@@ -61,6 +61,9 @@ pub struct DoctorArgs {
     /// input
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
+    /// Subdirectories of --manifests.
+    #[command(flatten)]
+    pub depth: Recursive,
     /// With a cluster: the only namespace to check where RBAC forbids to list objects in all namespaces
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
@@ -85,10 +88,13 @@ pub struct DoctorArgs {
 pub fn run(args: &DoctorArgs, node: impl FnOnce(&DoctorArgs) -> Report) -> Result<u8> {
     let report = match &args.manifests {
         Some(directory) => {
-            offline::refuse_kustomization("doctor", "--manifests", directory)?;
-            let reviewed = offline::review_directory("--manifests", directory, DEFAULT_NAMESPACE)?;
-            let report = examine(offline::stand_in(reviewed.objects), &Details::read(directory)?);
-            reading::add(report, &reviewed.problems, reviewed.subdirectories)
+            let depth = args.depth;
+            offline::refuse_kustomization("doctor", "--manifests", directory, depth)?;
+            let reviewed =
+                offline::review_directory("--manifests", directory, DEFAULT_NAMESPACE, depth)?;
+            let details = Details::read(directory, depth)?;
+            let report = examine(offline::stand_in(reviewed.objects), &details);
+            reading::add(report, directory, &reviewed.problems, reviewed.subdirectories)
         }
         None if args.cluster.is_meant() => {
             examine_cluster(&args.cluster, args.namespace.as_deref())?

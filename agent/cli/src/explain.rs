@@ -23,7 +23,7 @@ use crate::arguments::Who;
 use crate::doctor::{self, Details};
 use crate::judge::{Answer, Judge};
 use crate::live::{self, ClusterArgs};
-use crate::offline;
+use crate::offline::{self, Recursive};
 use crate::output::{Output, is_read};
 
 /// Flags of `netpold explain`.
@@ -32,6 +32,9 @@ pub struct ExplainArgs {
     /// Directory of Kubernetes objects: *.yaml, *.yml and *.json; `-` is standard input; or a cluster, see below
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
+    /// Subdirectories of --manifests.
+    #[command(flatten)]
+    pub depth: Recursive,
     /// Comma-separated CIDRs of the addresses of pods without one, such as pod templates
     /// [default: private addresses]
     #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]
@@ -107,13 +110,13 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
     }
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     if let Some(directory) = manifests {
-        offline::refuse_kustomization("explain", "--manifests", directory)
+        offline::refuse_kustomization("explain", "--manifests", directory, args.depth)
             .context("cannot tell")?;
     }
-    let objects = live::manifests_or_objects(manifests, &args.cluster, namespace);
+    let objects = live::manifests_or_objects(manifests, args.depth, &args.cluster, namespace);
     let objects = objects.context("cannot tell")?;
     let details = match manifests {
-        Some(path) => Details::read(path).context("cannot tell")?,
+        Some(path) => Details::read(path, args.depth).context("cannot tell")?,
         None => doctor::details_of_policies(&args.cluster)?,
     };
     let own = live::namespace(manifests, &args.cluster, namespace)?;

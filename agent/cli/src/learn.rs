@@ -34,7 +34,7 @@ pub use unseen::{Other, Unseen};
 pub use yaml::{json, prepare, yaml};
 
 use crate::live::{self, ClusterArgs};
-use crate::offline;
+use crate::offline::{self, Recursive};
 use crate::output::{Output, print};
 use crate::socket;
 
@@ -64,6 +64,9 @@ pub struct LearnArgs {
     /// Directory of the cluster's objects, needed for policies, or `-`; or a cluster, see below
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS", requires = "namespace")]
     pub manifests: Option<PathBuf>,
+    /// Subdirectories of --manifests.
+    #[command(flatten)]
+    pub depth: Recursive,
     /// Files with answers of several nodes' agents (`netpold learn -o json`), instead of --socket; `-` is standard
     /// input
     #[arg(long, value_name = "FILE", env = "NETPOLD_RECORDS", value_delimiter = ',')]
@@ -145,8 +148,9 @@ impl LearnArgs {
         match (&self.manifests, &self.namespace) {
             _ if self.recorded => Ok(None),
             (Some(directory), _) => {
-                offline::refuse_kustomization("learn", "--manifests", directory)?;
-                let objects = offline::read("--manifests", directory, DEFAULT_NAMESPACE)?;
+                offline::refuse_kustomization("learn", "--manifests", directory, self.depth)?;
+                let objects =
+                    offline::read("--manifests", directory, DEFAULT_NAMESPACE, self.depth)?;
                 // A workload without pods sends nothing.
                 Ok(Some(objects.into_iter().filter(|it| !offline::is_template(it)).collect()))
             }

@@ -10,6 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
 use netpold_api::source::SourceProblem;
 use netpold_core::model::Change;
 use netpold_core::printable::printable;
@@ -22,6 +23,14 @@ pub use templates::{apply, is_template, pods_of, stand_in};
 
 /// Files that `kubectl kustomize` renders a directory by.
 const KUSTOMIZATIONS: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "Kustomization"];
+
+/// Flag of commands that read directories.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct Recursive {
+    /// Read the files of subdirectories, too
+    #[arg(short = 'R', long, env = "NETPOLD_RECURSIVE")]
+    pub recursive: bool,
+}
 
 /// Objects of a text or a directory, with stand-ins for pod templates.
 #[derive(Debug, Default)]
@@ -55,13 +64,18 @@ impl Reviewed {
 
 /// Reads the objects of a directory, or of standard input (`-`), with stand-ins for pod templates: see [`stand_in`].
 /// Objects without a namespace get `namespace`; `option` names the path in errors. Standard error gets the parts of
-/// objects that cannot be interpreted, with file and line, and the subdirectories, which are not read.
+/// objects that cannot be interpreted, with file and line, and the subdirectories that are not read.
 ///
 /// # Errors
 /// The directory, or a file in it, cannot be read: the objects would be incomplete.
-pub fn read_directory(option: &'static str, path: &Path, namespace: &str) -> Result<Vec<Change>> {
+pub fn read_directory(
+    option: &'static str,
+    path: &Path,
+    namespace: &str,
+    depth: Recursive,
+) -> Result<Vec<Change>> {
     let Reviewed { objects, subdirectories, .. } =
-        review_directory(option, path, namespace)?.reported();
+        review_directory(option, path, namespace, depth)?.reported();
     if let Some(text) = subdirectories {
         anstream::eprintln!("netpold: {}", printable(&text));
     }
@@ -72,11 +86,16 @@ pub fn read_directory(option: &'static str, path: &Path, namespace: &str) -> Res
 ///
 /// # Errors
 /// As [`read_directory`].
-pub fn review_directory(option: &'static str, path: &Path, namespace: &str) -> Result<Reviewed> {
+pub fn review_directory(
+    option: &'static str,
+    path: &Path,
+    namespace: &str,
+    depth: Recursive,
+) -> Result<Reviewed> {
     if is_standard_input(path) {
         return review_text(STANDARD_INPUT, &standard_input(option)?, namespace);
     }
-    let (objects, status) = manifests::review_once(path, namespace)?;
+    let (objects, status) = manifests::review_once(path, namespace, depth.recursive)?;
     let unread = status.files.iter().filter(|file| !file.current);
     let unread: Vec<&str> = unread.map(|file| file.name.as_str()).collect();
     let in_directory = |problem: SourceProblem| {
@@ -84,7 +103,8 @@ pub fn review_directory(option: &'static str, path: &Path, namespace: &str) -> R
         SourceProblem { file, ..problem }
     };
     let problems = status.problems.into_iter().map(in_directory).collect();
-    let reviewed = Reviewed { objects, problems, subdirectories: subdirectories::text(path)? };
+    let reviewed =
+        Reviewed { objects, problems, subdirectories: subdirectories::text(path, depth)? };
     if !unread.is_empty() {
         let _ = reviewed.reported();
         let (directory, unread) = (path.display(), unread.join(", "));
@@ -97,20 +117,30 @@ pub fn review_directory(option: &'static str, path: &Path, namespace: &str) -> R
 ///
 /// # Errors
 /// As [`read_directory`].
-pub fn read(option: &'static str, path: &Path, namespace: &str) -> Result<Vec<Change>> {
+pub fn read(
+    option: &'static str,
+    path: &Path,
+    namespace: &str,
+    depth: Recursive,
+) -> Result<Vec<Change>> {
     if is_standard_input(path) || path.is_dir() {
-        return read_directory(option, path, namespace);
+        return read_directory(option, path, namespace, depth);
     }
-    review(option, path, namespace).map(|reviewed| reviewed.reported().objects)
+    review(option, path, namespace, depth).map(|reviewed| reviewed.reported().objects)
 }
 
 /// Reads the objects of a directory, of one file or of standard input, like [`review_directory`].
 ///
 /// # Errors
 /// As [`read_directory`].
-pub fn review(option: &'static str, path: &Path, namespace: &str) -> Result<Reviewed> {
+pub fn review(
+    option: &'static str,
+    path: &Path,
+    namespace: &str,
+    depth: Recursive,
+) -> Result<Reviewed> {
     if is_standard_input(path) || path.is_dir() {
-        return review_directory(option, path, namespace);
+        return review_directory(option, path, namespace, depth);
     }
     let name = path.display().to_string();
     let bytes = fs::read(path).with_context(|| format!("cannot read {name}"))?;
@@ -133,13 +163,31 @@ fn review_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Reviewed> {
     Ok(Reviewed { objects, problems, subdirectories: None })
 }
 
-/// Refuses a directory whose files `kubectl kustomize` changes before they are applied.
+/// Refuses a directory with files that `kubectl kustomize` changes before they are applied.
 ///
 /// # Errors
-/// The directory contains a kustomization.
-pub fn refuse_kustomization(command: &str, option: &str, path: &Path) -> Result<()> {
-    let name = KUSTOMIZATIONS.iter().find(|name| path.join(name).is_file());
-    let Some(name) = name.filter(|_| !is_standard_input(path)) else { return Ok(()) };
+/// The directory, or a subdirectory that is read, contains a kustomization.
+pub fn refuse_kustomization(
+    command: &str,
+    option: &str,
+    path: &Path,
+    depth: Recursive,
+) -> Result<()> {
+    if is_standard_input(path) {
+        return Ok(());
+    }
+    let mut directories = vec![path.to_owned()];
+    // A directory that cannot be read fails when its objects are read.
+    if depth.recursive
+        && let Ok(tree) = manifests::tree(path, true)
+    {
+        directories.extend(tree.directories.iter().map(|directory| path.join(directory)));
+    }
+    let rendered = directories.iter().find_map(|directory| {
+        let name = KUSTOMIZATIONS.iter().find(|name| directory.join(name).is_file())?;
+        Some((directory, name))
+    });
+    let Some((path, name)) = rendered else { return Ok(()) };
     let path = path.display();
     bail!(
         "{option} {path}: {name} is not rendered: kubectl kustomize {path} | netpold {command} ... {option} -"
@@ -159,20 +207,18 @@ pub fn template_hint(text: &[u8]) -> &'static str {
 ///
 /// # Errors
 /// The directory cannot be read.
-pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn files(path: &Path, depth: Recursive) -> Result<Vec<PathBuf>> {
     if path.is_file() {
         return Ok(vec![path.to_owned()]);
     }
-    let shown = || path.display().to_string();
-    let mut files = Vec::new();
-    for entry in fs::read_dir(path).with_context(shown)? {
-        let path = entry.with_context(shown)?.path();
-        let is_named =
-            path.file_name().is_some_and(|name| manifests::is_manifest(&name.to_string_lossy()));
-        if is_named && !path.is_dir() {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
+    let tree = manifests::tree(path, depth.recursive)
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(tree.files.iter().map(|file| path.join(file)).collect())
+}
+
+/// Returns the name of a file in a directory: its path from there, else the last part of its path.
+pub(crate) fn name_within(directory: &Path, file: &Path) -> String {
+    let within = file.strip_prefix(directory).ok().filter(|name| !name.as_os_str().is_empty());
+    let last = || file.file_name().map(Path::new);
+    within.or_else(last).unwrap_or(file).to_string_lossy().into_owned()
 }

@@ -27,6 +27,7 @@ use ipnet::IpNet;
 use netpold_core::printable::printable;
 
 use crate::live::{self, ClusterArgs};
+use crate::offline::Recursive;
 use crate::output::print;
 use access::Access;
 use server::Server;
@@ -38,6 +39,9 @@ pub struct UiArgs {
     /// Directory of Kubernetes objects instead of a cluster: *.yaml, *.yml and *.json; `-` is standard input
     #[arg(long, value_name = "DIR", env = "NETPOLD_MANIFESTS")]
     pub manifests: Option<PathBuf>,
+    /// Subdirectories of --manifests.
+    #[command(flatten)]
+    pub depth: Recursive,
     /// Comma-separated CIDRs of the addresses of pods without one, such as pod templates
     /// [default: private addresses]
     #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]
@@ -61,6 +65,7 @@ pub struct UiArgs {
 pub fn run(args: &UiArgs) -> Result<()> {
     let source = Source {
         manifests: args.manifests.clone(),
+        depth: args.depth,
         cluster: args.cluster.clone(),
         namespace: args.namespace.clone(),
         pod_cidrs: args.pod_cidrs.clone(),

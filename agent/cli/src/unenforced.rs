@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use crate::doctor::Details;
+use crate::offline::Recursive;
 
 /// Most policies that a note names.
 const NAMED: usize = 5;
@@ -14,9 +15,13 @@ const NAMED: usize = 5;
 ///
 /// # Errors
 /// A file cannot be read.
-pub(crate) fn read(option: &'static str, path: &Path) -> Result<BTreeSet<String>> {
+pub(crate) fn read(
+    option: &'static str,
+    path: &Path,
+    depth: Recursive,
+) -> Result<BTreeSet<String>> {
     let mut details = Details::default();
-    details.add(option, path)?;
+    details.add(option, path, depth)?;
     Ok(names(&details))
 }
 

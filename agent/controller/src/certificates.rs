@@ -29,7 +29,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -46,6 +46,9 @@ const SECRET: &str = "netpold-controller-tls";
 const FIELD: &str = "certificates.json";
 /// Name of the webhook's configuration.
 const CONFIGURATION: &str = "netpold-readiness-gate";
+/// Annotation of the configuration: since when the API server trusts the webhook (RFC 3339). Pods created before have no
+/// gate.
+const TRUSTED_SINCE: &str = "netpold.io/trusted-since";
 /// Seconds between `notBefore` and the time of issue, for clients with a clock that is slow.
 const BACKDATED: u64 = 300;
 /// Delay after a change of the webhook's configuration, so that consecutive changes cause one turn.
@@ -260,7 +263,7 @@ impl Keeper {
             certificates = Some(new);
         }
         if let Some(certificates) = &certificates {
-            let trusts = self.trust(&certificates.bundle(), leads).await;
+            let trusts = self.trust(certificates, leads).await;
             let trusts =
                 trusts.with_context(|| format!("MutatingWebhookConfiguration {CONFIGURATION}"))?;
             self.served.trusted.store(trusts, Ordering::Relaxed);
@@ -309,31 +312,64 @@ impl Keeper {
         Ok(())
     }
 
-    /// Compares the `caBundle` of the webhook's configuration with `bundle`, and patches it if this replica leads.
-    /// Returns whether they match afterwards; `false` if there is no configuration.
-    async fn trust(&self, bundle: &str, leads: bool) -> Result<bool> {
+    /// Compares the `caBundle` of the webhook's configuration with the certificates, and patches it if this replica
+    /// leads. Returns whether they match afterwards; `false` if there is no configuration.
+    async fn trust(&self, certificates: &Certificates, leads: bool) -> Result<bool> {
         let Some(configuration) = self.configurations.get_opt(CONFIGURATION).await? else {
             return Ok(false);
         };
-        let bundle = ByteString(bundle.as_bytes().to_vec());
-        let created = configuration.metadata.creation_timestamp;
-        let webhooks = configuration.webhooks.into_iter().flatten();
-        let webhooks: Vec<_> = webhooks
-            .filter(|webhook| webhook.client_config.ca_bundle.as_ref() != Some(&bundle))
-            .map(|webhook| json!({ "name": webhook.name, "clientConfig": { "caBundle": bundle } }))
-            .collect();
-        if webhooks.is_empty() || !leads {
-            return Ok(webhooks.is_empty());
+        let now = k8s_openapi::jiff::Timestamp::from_second(Now::get().unix)?;
+        let Some(patch) = trust_patch(&configuration, certificates, now) else { return Ok(true) };
+        let is_trusted = patch.get("webhooks").is_none();
+        if !leads {
+            return Ok(is_trusted);
         }
-        let patch = Patch::Strategic(json!({ "webhooks": webhooks }));
-        self.configurations.patch(CONFIGURATION, &PatchParams::default(), &patch).await?;
-        let age = created.map(|created| Now::get().unix - created.0.as_second());
-        info!(
-            configuration_age_seconds = age,
-            "wrote CA bundle to the webhook configuration: new pods get the readiness gate"
-        );
+        self.configurations
+            .patch(CONFIGURATION, &PatchParams::default(), &Patch::Strategic(patch))
+            .await?;
+        if !is_trusted {
+            let created = configuration.metadata.creation_timestamp;
+            let age = created.map(|created| now.as_second() - created.0.as_second());
+            info!(
+                configuration_age_seconds = age,
+                "wrote CA bundle to the webhook configuration: new pods get the readiness gate"
+            );
+        }
         Ok(true)
     }
+}
+
+/// Returns the patch of a configuration without the current `caBundle` or without [`TRUSTED_SINCE`]; `None` if nothing
+/// changes. A rotation, where the API server trusts the present certificate all along, keeps the annotation.
+fn trust_patch(
+    configuration: &MutatingWebhookConfiguration,
+    certificates: &Certificates,
+    now: k8s_openapi::jiff::Timestamp,
+) -> Option<Value> {
+    let bundle = ByteString(certificates.bundle().into_bytes());
+    let bundles = || {
+        let webhooks = configuration.webhooks.iter().flatten();
+        webhooks.map(|webhook| (webhook, webhook.client_config.ca_bundle.as_ref()))
+    };
+    let differing = bundles().filter(|(_, present)| *present != Some(&bundle));
+    let webhooks: Vec<Value> = differing
+        .map(|(webhook, _)| json!({ "name": webhook.name, "clientConfig": { "caBundle": bundle } }))
+        .collect();
+    let authority = certificates.current.authority.as_bytes();
+    let contains =
+        |present: &ByteString| present.0.windows(authority.len()).any(|part| part == authority);
+    let is_trusted = bundles().all(|(_, present)| present.is_some_and(contains));
+    let annotations = configuration.metadata.annotations.as_ref();
+    let is_annotated = annotations.is_some_and(|all| all.contains_key(TRUSTED_SINCE));
+    let mut patch = serde_json::Map::new();
+    if !webhooks.is_empty() {
+        patch.insert("webhooks".into(), webhooks.into());
+    }
+    if !is_trusted || !is_annotated {
+        let annotations = json!({ "annotations": { TRUSTED_SINCE: now.to_string() } });
+        patch.insert("metadata".into(), annotations);
+    }
+    (!patch.is_empty()).then(|| patch.into())
 }
 
 fn read(secret: &Secret) -> Option<Certificates> {
@@ -346,6 +382,41 @@ fn read(secret: &Secret) -> Option<Certificates> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_configuration_tells_since_when_its_webhook_is_trusted() {
+        let at = |second| k8s_openapi::jiff::Timestamp::from_second(second).unwrap();
+        let issue = |now| Issued::new(&["localhost".to_owned()], now, Duration::from_mins(20));
+        let first = Certificates { current: issue(0).unwrap(), next: None, previous: None };
+        let mut known = json!({ "metadata": {}, "webhooks": [{
+            "name": "gate.netpold.io", "clientConfig": {}, "sideEffects": "None", "admissionReviewVersions": ["v1"],
+        }]});
+        let patch = |known: &Value, certificates, now| {
+            let configuration = serde_json::from_value(known.clone()).unwrap();
+            trust_patch(&configuration, certificates, at(now))
+        };
+        let new = patch(&known, &first, 60).unwrap();
+        assert_eq!(new["metadata"]["annotations"][TRUSTED_SINCE], "1970-01-01T00:01:00Z");
+        known["metadata"] = new["metadata"].clone();
+        known["webhooks"][0]["clientConfig"] = new["webhooks"][0]["clientConfig"].clone();
+        assert_eq!(patch(&known, &first, 70), None);
+        // A rotation adds an authority: the server trusts the present certificate meanwhile.
+        let both = Certificates { next: Some(issue(1).unwrap()), ..first.clone() };
+        let rotated = patch(&known, &both, 80).unwrap();
+        assert!(
+            rotated.get("metadata").is_none()
+                && rotated["webhooks"][0]["clientConfig"]["caBundle"].is_string()
+        );
+        // An upgrade of the manifests empties the bundle: pods have no gate until it is back.
+        known["webhooks"][0]["clientConfig"] = json!({});
+        let again = patch(&known, &first, 90).unwrap();
+        assert_eq!(again["metadata"]["annotations"][TRUSTED_SINCE], "1970-01-01T00:01:30Z");
+        // A configuration of a former version has the bundle, but no annotation.
+        known["metadata"] = json!({});
+        known["webhooks"][0]["clientConfig"] = again["webhooks"][0]["clientConfig"].clone();
+        let annotated = patch(&known, &first, 100).unwrap();
+        assert!(annotated.get("webhooks").is_none() && annotated.get("metadata").is_some());
+    }
 
     #[test]
     fn an_authority_is_known_before_its_certificate_is_served_and_after() {

@@ -10,6 +10,7 @@ mod content;
 mod packed;
 mod scan;
 mod store;
+mod tree;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,8 +25,8 @@ use tracing::{info, warn};
 
 pub use self::content::{is_absence, is_repetition};
 use self::scan::Scanner;
-pub use self::scan::is_manifest;
 use self::store::Store;
+pub use self::tree::{Tree, is_manifest, tree};
 use crate::convert::DEFAULT_NAMESPACE;
 use crate::document::ReadError;
 use crate::watched::Watched;
@@ -75,15 +76,18 @@ pub fn read_once(directory: &Path) -> Result<(Vec<Change>, SourceStatus), Manife
     Ok((changes, status))
 }
 
-/// Reads a directory once for a review, with the pods of pod templates. Objects without a namespace get `namespace`.
+/// Reads a directory once for a review, with the pods of pod templates, and if `is_deep` with its subdirectories. Objects
+/// without a namespace get `namespace`.
 ///
 /// # Errors
-/// As [`read_once`].
+/// As [`read_once`], or a subdirectory cannot be read.
 pub fn review_once(
     directory: &Path,
     namespace: &str,
+    is_deep: bool,
 ) -> Result<(Vec<Change>, SourceStatus), ManifestsError> {
     let mut state = State::new(directory, namespace);
+    state.scanner.is_deep = is_deep;
     let mut changes = state.scan().map_err(|error| state.failure(error))?.changes;
     changes.extend(state.store.templates());
     let status = state.status(None);

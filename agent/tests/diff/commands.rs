@@ -225,7 +225,7 @@ fn a_change_without_objects_is_no_answer() {
         (
             nested.to_owned(),
             format!(
-                "{nothing} ({nested}: subdirectory not read: inner (1 file); give all files on standard input)\n"
+                "{nothing} ({nested}: subdirectory not read: inner (1 file); -R reads them, too)\n"
             ),
         ),
         (

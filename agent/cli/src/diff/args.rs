@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use netpold_api::socket::DEFAULT_SOCKET;
 
 use crate::live::ClusterArgs;
+use crate::offline::Recursive;
 
 /// Flags of `netpold diff`.
 #[derive(Debug, Args)]
@@ -36,6 +37,9 @@ pub struct DiffArgs {
         required_unless_present = "from"
     )]
     pub file: Option<PathBuf>,
+    /// Subdirectories of the directories.
+    #[command(flatten)]
+    pub depth: Recursive,
     /// Comma-separated CIDRs of the addresses of pods without one, such as pod templates
     /// [default: private addresses]
     #[arg(long, value_name = "CIDR", env = "NETPOLD_POD_CIDRS", value_delimiter = ',')]

@@ -14,7 +14,7 @@ use netpold_kube::manifests;
 use super::{DiffArgs, few};
 use crate::doctor::{self, Details};
 use crate::live::ClusterArgs;
-use crate::offline::{self, Reviewed, apply, pods_of};
+use crate::offline::{self, Recursive, Reviewed, apply, pods_of};
 use crate::unenforced;
 
 /// Objects before and after a change, with the pods of all pod templates.
@@ -36,13 +36,14 @@ pub(crate) struct Sources {
 /// # Errors
 /// A source cannot be read, needs rendering, or contains nothing to apply.
 pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
+    let depth = args.depth;
     if let (Some(from), Some(to)) = (&args.from, &args.to) {
         let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
         let [from, to] = [("--from", from), ("--to", to)].map(|(option, path)| {
-            offline::refuse_kustomization("diff", option, path)?;
-            let reviewed = offline::review_directory(option, path, namespace)?.reported();
+            offline::refuse_kustomization("diff", option, path, depth)?;
+            let reviewed = offline::review_directory(option, path, namespace, depth)?.reported();
             let mut details = Details::default();
-            details.add(option, path)?;
+            details.add(option, path, depth)?;
             Ok::<_, anyhow::Error>((reviewed, details))
         });
         let ((from, details), (to, other)) = (from?, to?);
@@ -67,28 +68,29 @@ pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
 /// Reads the objects of `-f`, and applies them to the present ones.
 fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
+    let depth = args.depth;
     let own = crate::live::namespace(manifests, &args.cluster, namespace)?;
-    offline::refuse_kustomization("diff", "-f", file)?;
-    let reviewed = offline::review("--file", file, &own)?.reported();
+    offline::refuse_kustomization("diff", "-f", file, depth)?;
+    let reviewed = offline::review("--file", file, &own, depth)?.reported();
     let gaps = reviewed.gaps();
     let Reviewed { objects: changes, problems, subdirectories } = reviewed;
     if changes.is_empty() && !problems.iter().any(manifests::is_absence) {
-        bail!("-f {}: {}", file.display(), nothing(file, subdirectories)?);
+        bail!("-f {}: {}", file.display(), nothing(file, depth, subdirectories)?);
     }
     if let Some(directory) = manifests {
-        offline::refuse_kustomization("diff", "--manifests", directory)?;
+        offline::refuse_kustomization("diff", "--manifests", directory, depth)?;
     }
-    let before = crate::live::all_objects(manifests, &args.cluster, namespace)?;
+    let before = crate::live::all_objects(manifests, depth, &args.cluster, namespace)?;
     let mut sources = Sources::of_change(before, &changes, args.delete);
     sources.gaps.splice(0..0, gaps);
     sources.is_partial = manifests.is_some();
-    let present = present(manifests, &args.cluster)?;
+    let present = present(manifests, depth, &args.cluster)?;
     sources.details = [present.clone(), present];
     let [present, after] = &mut sources.details;
     if !args.delete {
-        after.add("--file", file)?;
+        after.add("--file", file, depth)?;
     }
-    let foreign = unenforced::read("--file", file)?;
+    let foreign = unenforced::read("--file", file, depth)?;
     sources.gaps.extend(unenforced::note(&foreign));
     let others = unenforced::names(present).difference(&foreign).cloned().collect();
     sources.notes.extend(unenforced::note(&others));
@@ -100,9 +102,9 @@ fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
 ///
 /// # Errors
 /// A file cannot be read.
-fn present(manifests: Option<&Path>, cluster: &ClusterArgs) -> Result<Details> {
+fn present(manifests: Option<&Path>, depth: Recursive, cluster: &ClusterArgs) -> Result<Details> {
     match manifests {
-        Some(directory) => Details::read(directory),
+        Some(directory) => Details::read(directory, depth),
         None if cluster.is_meant() => doctor::details_of_policies(cluster),
         None => Ok(Details::default()),
     }
@@ -217,12 +219,12 @@ fn name(object: &Change) -> String {
 }
 
 /// Describes a source without objects that policies depend on: the kinds of its other objects, and the subdirectories.
-fn nothing(path: &Path, subdirectories: Option<String>) -> Result<String> {
+fn nothing(path: &Path, depth: Recursive, subdirectories: Option<String>) -> Result<String> {
     let mut kinds = BTreeMap::new();
     if offline::is_standard_input(path) {
         count_kinds(&offline::standard_input("--file")?, &mut kinds);
     } else {
-        for file in offline::files(path)? {
+        for file in offline::files(path, depth)? {
             let text = fs::read(&file).with_context(|| file.display().to_string())?;
             count_kinds(&text, &mut kinds);
         }

@@ -1,9 +1,12 @@
 //! Findings of the reader of manifests: objects that count as absent, objects defined twice, and fields without effect.
 
+use std::path::Path;
+
 use netpold_api::source::SourceProblem;
 use netpold_kube::manifests::{is_absence, is_repetition};
 
 use super::finding::{Check, Findings, Report, Severity};
+use crate::offline;
 
 const ABSENT: Check = Check {
     name: "object-not-read",
@@ -28,6 +31,7 @@ const PART: Check = Check {
 /// were not read.
 pub(super) fn add(
     report: Report,
+    directory: &Path,
     problems: &[SourceProblem],
     subdirectories: Option<String>,
 ) -> Report {
@@ -42,7 +46,7 @@ pub(super) fn add(
             _ if is_repetition(problem) => &TWICE,
             _ => &PART,
         };
-        found.add(check, place(problem));
+        found.add(check, place(directory, problem));
     }
     if let Some(text) = subdirectories {
         found.unknown(text);
@@ -51,10 +55,10 @@ pub(super) fn add(
 }
 
 /// Formats `TEXT (FILE:LINE)`, as the places of other checks.
-fn place(problem: &SourceProblem) -> String {
+fn place(directory: &Path, problem: &SourceProblem) -> String {
     let SourceProblem { file, line, text } = problem;
-    let file = file.rsplit('/').next().unwrap_or_default();
-    match (file, line) {
+    let file = offline::name_within(directory, Path::new(file));
+    match (&*file, line) {
         ("", _) => text.clone(),
         (file, 0) => format!("{text} ({file})"),
         (file, line) => format!("{text} ({file}:{line})"),

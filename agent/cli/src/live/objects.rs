@@ -11,7 +11,7 @@ use netpold_kube::convert::{DEFAULT_NAMESPACE, Kind};
 
 use super::{ClusterArgs, SILENCE, block_on};
 use crate::arguments::check_namespace;
-use crate::offline;
+use crate::offline::{self, Recursive};
 
 /// All kinds, in list order: policies come after pods, so that no policy is older than the pods it selects.
 const KINDS: [Kind; 7] = [
@@ -31,10 +31,11 @@ const KINDS: [Kind; 7] = [
 /// Neither source is given, or it cannot be read, see [`objects`] and [`offline::read_directory`].
 pub fn manifests_or_objects(
     manifests: Option<&Path>,
+    depth: Recursive,
     cluster: &ClusterArgs,
     namespace: Option<&str>,
 ) -> Result<Vec<Change>> {
-    all_objects(manifests, cluster, namespace).map(offline::stand_in)
+    all_objects(manifests, depth, cluster, namespace).map(offline::stand_in)
 }
 
 /// Returns these objects together with the pods of all pod templates, the input of [`offline::stand_in`].
@@ -43,11 +44,14 @@ pub fn manifests_or_objects(
 /// As [`manifests_or_objects`].
 pub fn all_objects(
     manifests: Option<&Path>,
+    depth: Recursive,
     cluster: &ClusterArgs,
     namespace: Option<&str>,
 ) -> Result<Vec<Change>> {
     match manifests {
-        Some(directory) => offline::read_directory("--manifests", directory, DEFAULT_NAMESPACE),
+        Some(directory) => {
+            offline::read_directory("--manifests", directory, DEFAULT_NAMESPACE, depth)
+        }
         None if cluster.is_meant() => block_on(objects(cluster, namespace)),
         None => bail!(
             "no source of objects: give --manifests <DIR> for a directory, or --kubeconfig <FILE> or --context \

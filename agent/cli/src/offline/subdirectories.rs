@@ -1,33 +1,48 @@
-//! Subdirectories of a directory of manifests, which are not read.
+//! Subdirectories of a directory of manifests that are not read.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use netpold_kube::manifests::is_manifest;
+use netpold_kube::manifests::{is_manifest, tree};
+
+use super::Recursive;
 
 /// Most subdirectories that are named.
 const NAMED: usize = 5;
 /// Deepest level of subdirectories that are searched for manifests.
 const DEPTH: usize = 16;
+/// Most entries of subdirectories that are searched: a link may lead anywhere.
+const ENTRIES: usize = 10_000;
 
-/// Describes the subdirectories with manifests; `None` without any. Hidden ones, and links, are left out.
+/// Describes the directories with manifests that are not read: subdirectories unless `depth` includes them, and links to
+/// directories elsewhere. `None` without any. Hidden ones are left out.
 ///
 /// # Errors
 /// The directory cannot be read.
-pub(super) fn text(directory: &Path) -> Result<Option<String>> {
-    let mut found = Vec::new();
-    let shown = || directory.display().to_string();
-    for entry in fs::read_dir(directory).with_context(shown)? {
-        let entry = entry.with_context(shown)?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if !name.starts_with('.') && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            let files = count(&entry.path(), DEPTH);
-            if files > 0 {
-                found.push((name, files));
-            }
-        }
-    }
+pub(super) fn text(directory: &Path, depth: Recursive) -> Result<Option<String>> {
+    let tree = tree(directory, depth.recursive)
+        .with_context(|| format!("cannot read {}", directory.display()))?;
+    let root = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
+    // A link to a directory that is read, or that contains the one that is read, adds nothing or is a loop.
+    let is_elsewhere = |link: &&PathBuf| {
+        fs::canonicalize(directory.join(link)).is_ok_and(|target| {
+            !(root.starts_with(&target) || depth.recursive && target.starts_with(&root))
+        })
+    };
+    let (unread, word, hint) = match depth.recursive {
+        true => (Vec::new(), ["link", "links"], "links to directories are not followed"),
+        false => (tree.directories, ["subdirectory", "subdirectories"], "-R reads them, too"),
+    };
+    let unread = unread.iter().chain(tree.links.iter().filter(is_elsewhere));
+    let mut found: Vec<(String, usize)> = unread
+        .map(|name| {
+            let mut left = ENTRIES;
+            let files = count(&directory.join(name), DEPTH, &mut left);
+            (name.display().to_string(), files)
+        })
+        .filter(|(_, files)| *files > 0)
+        .collect();
     found.sort();
     let text = |(name, files): &(String, usize)| match files {
         1 => format!("{name} (1 file)"),
@@ -38,24 +53,26 @@ pub(super) fn text(directory: &Path) -> Result<Option<String>> {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
-    let word = if found.len() == 1 { "subdirectory" } else { "subdirectories" };
+    let word = word[usize::from(found.len() != 1)];
     let text = || {
         let (directory, named) = (directory.display(), named.join(", "));
-        format!("{directory}: {word} not read: {named}{more}; give all files on standard input")
+        format!("{directory}: {word} not read: {named}{more}; {hint}")
     };
     Ok((!found.is_empty()).then(text))
 }
 
-/// Counts the manifests below a directory; a directory that cannot be read counts as one file.
-fn count(directory: &Path, depth: usize) -> usize {
+/// Counts the manifests below a directory; a directory that cannot be read counts as one file. Links are not followed.
+fn count(directory: &Path, depth: usize, left: &mut usize) -> usize {
     let Ok(entries) = fs::read_dir(directory) else { return 1 };
     let mut files = 0;
     for entry in entries.flatten() {
+        let Some(rest) = left.checked_sub(1) else { return files };
+        *left = rest;
         let name = entry.file_name();
         let Ok(kind) = entry.file_type() else { continue };
         if kind.is_dir() {
             if depth > 1 && !name.as_encoded_bytes().starts_with(b".") {
-                files += count(&entry.path(), depth - 1);
+                files += count(&entry.path(), depth - 1, left);
             }
         } else if is_manifest(&name.to_string_lossy()) {
             files += 1;

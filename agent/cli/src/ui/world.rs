@@ -11,7 +11,7 @@ use crate::diff::{self, NamedPairs, named_pairs};
 use crate::doctor::{self, Details};
 use crate::judge::Judge;
 use crate::live::{self, ClusterArgs};
-use crate::offline;
+use crate::offline::{self, Recursive};
 
 /// Most pairs of classes on the map.
 const PAIRS: usize = 60_000;
@@ -20,6 +20,7 @@ const PAIRS: usize = 60_000;
 #[derive(Clone, Debug)]
 pub(super) struct Source {
     pub(super) manifests: Option<PathBuf>,
+    pub(super) depth: Recursive,
     pub(super) cluster: ClusterArgs,
     pub(super) namespace: Option<String>,
     pub(super) pod_cidrs: Vec<IpNet>,
@@ -52,9 +53,9 @@ impl Source {
     pub(super) fn read(&self, revision: u64) -> Result<World> {
         let (manifests, given) = (self.manifests.as_deref(), self.namespace.as_deref());
         let namespace = live::namespace(manifests, &self.cluster, given)?;
-        let objects = live::all_objects(manifests, &self.cluster, given)?;
+        let objects = live::all_objects(manifests, self.depth, &self.cluster, given)?;
         let details = match manifests {
-            Some(path) => Details::read(path)?,
+            Some(path) => Details::read(path, self.depth)?,
             None => doctor::details_of_policies(&self.cluster)?,
         };
         let title = match (manifests, &self.cluster.context) {

@@ -13,6 +13,7 @@ use notify::event::{AccessKind, AccessMode, CreateKind, EventKind, ModifyKind, R
 
 use super::content;
 use super::store::Update;
+use super::tree::{is_manifest, tree};
 use crate::watched::Stamp;
 
 /// Time during which a new file may be incomplete, and a missing one may be in the process of replacement by an editor.
@@ -57,6 +58,8 @@ pub(super) struct Found {
 /// State of the directory at the last scan.
 pub(super) struct Scanner {
     directory: PathBuf,
+    /// Whether subdirectories belong to the directory; files in them are not watched.
+    pub(super) is_deep: bool,
     /// Namespace of objects that name none.
     namespace: String,
     /// Device and inode of the directory that was read last.
@@ -73,6 +76,7 @@ impl Scanner {
     pub(super) fn new(directory: &Path, namespace: &str) -> Self {
         Self {
             directory: directory.to_owned(),
+            is_deep: false,
             namespace: namespace.to_owned(),
             identity: None,
             seen: BTreeMap::new(),
@@ -133,15 +137,12 @@ impl Scanner {
         Ok(found)
     }
 
-    /// Lists manifests by name, symlinks followed.
+    /// Lists manifests by name, in subdirectories by path; symlinks to files are followed.
     fn list(&self) -> io::Result<BTreeMap<String, io::Result<Metadata>>> {
         let mut listing = BTreeMap::new();
-        for entry in fs::read_dir(&self.directory)? {
-            let path = entry?.path();
-            let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-            if !is_manifest(name) {
-                continue;
-            }
+        for name in tree(&self.directory, self.is_deep)?.files {
+            let path = self.directory.join(&name);
+            let Some(name) = name.to_str() else { continue };
             match fs::metadata(&path) {
                 Ok(metadata) if metadata.is_dir() => {}
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -273,13 +274,6 @@ fn open(path: &Path) -> io::Result<File> {
 
 fn too_large() -> io::Error {
     io::Error::other(format!("larger than {} MiB; split it into several files", MAX_SIZE >> 20))
-}
-
-/// Returns whether a name is `*.yaml`, `*.yml` or `*.json`, and not hidden.
-#[must_use]
-pub fn is_manifest(name: &str) -> bool {
-    let extension = Path::new(name).extension().and_then(|e| e.to_str());
-    !name.starts_with('.') && matches!(extension, Some("yaml" | "yml" | "json"))
 }
 
 /// Returns the time since a file was modified; the maximum if the clock yields none.

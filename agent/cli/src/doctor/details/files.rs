@@ -15,16 +15,16 @@ use super::pod::{injected, key};
 use super::shapes::{Caller, Named, Object};
 use super::{Called, Details};
 use crate::doctor::foreign_kinds::ForeignKind;
-use crate::offline;
+use crate::offline::{self, Recursive};
 
 impl Details {
     /// Reads the details of the objects of `--manifests`: see [`Details::add`].
     ///
     /// # Errors
     /// A file cannot be read.
-    pub fn read(path: &Path) -> Result<Self> {
+    pub fn read(path: &Path, depth: Recursive) -> Result<Self> {
         let mut details = Self::default();
-        details.add("--manifests", path)?;
+        details.add("--manifests", path, depth)?;
         Ok(details)
     }
 
@@ -32,15 +32,19 @@ impl Details {
     ///
     /// # Errors
     /// A file cannot be read.
-    pub(crate) fn add(&mut self, option: &'static str, path: &Path) -> Result<()> {
+    pub(crate) fn add(
+        &mut self,
+        option: &'static str,
+        path: &Path,
+        depth: Recursive,
+    ) -> Result<()> {
         if offline::is_standard_input(path) {
             self.add_text(offline::STANDARD_INPUT, &offline::standard_input(option)?);
             return Ok(());
         }
-        for path in offline::files(path)? {
-            let text = fs::read(&path).with_context(|| path.display().to_string())?;
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            self.add_text(&name, &text);
+        for file in offline::files(path, depth)? {
+            let text = fs::read(&file).with_context(|| file.display().to_string())?;
+            self.add_text(&offline::name_within(path, &file), &text);
         }
         Ok(())
     }
