@@ -187,14 +187,15 @@ impl std::fmt::Display for At {
 /// The assertions, the manifests or the cluster cannot be read.
 pub fn run(args: &TestArgs) -> Result<u8> {
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
-    let own = live::namespace(manifests, &args.cluster, namespace)?;
+    let cluster_args = if args.probe { args.cluster.clone() } else { args.cluster.if_configured() };
+    let own = live::namespace(manifests, &cluster_args, namespace)?;
     if let Some(directory) = manifests {
         offline::refuse_kustomization("test", "--manifests", directory, args.depth)?;
     }
     let files = read::read(&args.file, &own)?;
-    let is_of_cluster = manifests.is_none() && args.cluster.is_meant();
+    let is_of_cluster = manifests.is_none() && cluster_args.is_meant();
     let objects = match files.objects.is_empty() || manifests.is_some() || is_of_cluster {
-        true => live::all_objects(manifests, args.depth, &args.cluster, namespace)?,
+        true => live::all_objects(manifests, args.depth, &cluster_args, namespace)?,
         false => Vec::new(),
     };
     let objects = offline::stand_in(offline::apply(&objects, &files.objects));

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use netpold_kube::cluster::Access;
+use netpold_kube::cluster::{Access, is_configured};
 
 pub use agents::{Agents, Answers, ask};
 pub use inside::{Inside, NotRun};
@@ -66,6 +66,12 @@ impl ClusterArgs {
     #[must_use]
     pub fn is_meant(&self) -> bool {
         !self.local && (self.kubeconfig.is_some() || self.context.is_some() || is_plugin())
+    }
+
+    /// Returns these flags without a cluster if they select kubectl's one and none is configured, as in most CI jobs.
+    pub(crate) fn if_configured(&self) -> Self {
+        let local = self.local || !is_configured(&self.access(SILENCE));
+        Self { local, ..self.clone() }
     }
 
     fn access(&self, timeout: Duration) -> Access {

@@ -3,7 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::fs;
-use std::process::Command;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
@@ -335,4 +336,34 @@ fn the_deciding_judgement_on_a_translated_address_is_shown() {
     let text =
         explained(&objects(denial.replace("10.96.0.9/32", "10.244.1.5/32")), ask, DENIED, &[]);
     assert!(!text.contains(note), "{text}");
+}
+
+/// `helm template | kubectl netpold test -f -` in a CI job: no cluster is configured, and the objects suffice.
+#[test]
+fn objects_of_standard_input_suffice_where_no_cluster_is_configured() {
+    let test = |input: &str| {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_kubectl-netpold"));
+        process.args(["test", "-f", "-"]).env_clear();
+        process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = process.spawn().unwrap();
+        process.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let output = process.wait_with_output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+    };
+    let assertions = "assertions: [{from: {namespace: shop, labels: {app: cart}}, to: shop/web, port: 80, expect: deny}]";
+    let objects = [
+        namespace("shop", ""),
+        workload("Deployment", "cart"),
+        workload("Deployment", "web"),
+        policy("web", "policyTypes: [Ingress]"),
+    ];
+    let all = [&objects[..], &[assertions.to_owned()]].concat().join("\n---\n");
+    let (status, text) = test(&all);
+    assert!(status == 0 && text.contains("1 passed"), "{text}");
+    let (status, text) = test(&all.replace("expect: deny", "expect: allow"));
+    assert_eq!(status, 1, "{text}");
+    // Assertions alone have no objects.
+    let (status, text) = test(assertions);
+    assert!(status == 2 && text.contains("no source of objects"), "{text}");
 }

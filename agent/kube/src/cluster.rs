@@ -38,7 +38,7 @@ use tokio::sync::{mpsc, watch as watch_channel};
 
 pub use self::answer::is_quiet;
 use self::connection::Connection;
-pub use self::connection::{Access, ConnectError, client, default_namespace};
+pub use self::connection::{Access, ConnectError, client, default_namespace, is_configured};
 pub use self::denials::{Denial, Denials, DropKey};
 pub use self::event_recorder::{EventRecorder, Unsupported};
 use self::follower::{Follower, Narrow};

@@ -143,6 +143,15 @@ pub async fn default_namespace(access: &Access) -> Result<String, ConnectError> 
     Ok(configuration(access).await?.default_namespace)
 }
 
+/// Returns whether an API server is configured: by a kubeconfig, also one that cannot be read, or by a pod's environment.
+#[must_use]
+pub fn is_configured(access: &Access) -> bool {
+    let has_file = access.kubeconfig.is_some()
+        || access.context.is_some()
+        || access.as_kubectl && !matches!(users_kubeconfig(), Ok(None));
+    has_file || std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
+}
+
 async fn configuration(access: &Access) -> Result<Config, ConnectError> {
     let found = match &access.kubeconfig {
         Some(path) => Some((path.clone(), read(path)?)),
