@@ -95,16 +95,18 @@ impl World {
                 pairs.into_iter().flat_map(|(b, a)| self.pod([b.clone(), a.clone()])).collect()
             }
             // `meetings` pairs a pod with its own node, see `own_nodes`; generated policies have no names.
-            Party::OwnNode | Party::Name(_) => Vec::new(),
+            Party::OwnNode | Party::Name(_) | Party::Service(_) => Vec::new(),
             Party::Nodes { nodes, .. } => {
                 nodes.iter().flat_map(|name| self.node([name; 2])).collect()
             }
             Party::Outside { block, .. } => {
                 let blocks = self.difference.parties.iter().filter_map(|party| match party {
                     Party::Outside { block, .. } => Some(*block),
-                    Party::Workload(_) | Party::OwnNode | Party::Nodes { .. } | Party::Name(_) => {
-                        None
-                    }
+                    Party::Workload(_)
+                    | Party::OwnNode
+                    | Party::Nodes { .. }
+                    | Party::Name(_)
+                    | Party::Service(_) => None,
                 });
                 let blocks: Vec<_> = blocks.collect();
                 let longest = |address: &&IpAddr| {
