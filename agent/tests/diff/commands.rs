@@ -116,6 +116,7 @@ fn two_directories() {
         "opened": 1,
         "open": [],
         "isolated": [],
+        "host_network": [],
         "gone": [],
         "new": [],
         "compared": 2,
