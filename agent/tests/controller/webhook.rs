@@ -77,7 +77,8 @@ fn a_configuration_that_comes_later_is_trusted_at_once() {
         let took = began.elapsed();
         println!("round {round}: trusted after {took:?}");
         let since = r"jsonpath={.metadata.annotations.netpold\.io/trusted-since}";
-        let since = world.server.kubectl(&["get", "mutatingwebhookconfiguration", NAME, "-o", since]);
+        let since =
+            world.server.kubectl(&["get", "mutatingwebhookconfiguration", NAME, "-o", since]);
         assert!(since.as_ref().is_ok_and(|since| since.ends_with('Z')), "{since:?}");
         assert!(took < Duration::from_secs(5), "{took:?}\n{}", controller.log());
         world.server.kubectl(&["delete", "mutatingwebhookconfiguration", NAME]).unwrap();
