@@ -10,7 +10,7 @@ use netpold_core::model::DomainName;
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{
-    ANY_ISOLATES_EGRESS, ANY_OBSERVED, ENDPOINT_SLOTS, EP_OBSERVE, Endpoint, PortBitmap, PortWord,
+    ANY_ISOLATES_EGRESS, ANY_OBSERVED, ANY_UNCHECKED, ENDPOINT_SLOTS, EP_CHECK_SOURCE, EP_OBSERVE, Endpoint, PortBitmap, PortWord,
     Row, RowBlock, Settings, TIMEOUTS, TrieBlock, TrieRoot, Unproven, endpoint_slot,
 };
 
@@ -39,9 +39,11 @@ pub struct Tables {
     pub(super) overflow: BTreeSet<Ipv6Addr>,
     /// [`Settings::endpoint_probes`]
     pub(super) endpoint_probes: u32,
-    /// Slots of endpoints that policy isolates for egress, and of observed ones, see [`Settings::any_endpoint`].
+    /// Slots of endpoints that policy isolates for egress, of observed ones, and of those without a check of the source,
+    /// see [`Settings::any_endpoint`].
     isolating: BTreeSet<u32>,
     observed: BTreeSet<u32>,
+    unchecked: BTreeSet<u32>,
     /// The settings as first written, with the hash keys that place IPv6 addresses.
     hashing: Settings,
     local_endpoints: LocalEndpoints,
@@ -69,6 +71,7 @@ impl Tables {
             endpoint_probes: 1,
             isolating: BTreeSet::new(),
             observed: BTreeSet::new(),
+            unchecked: BTreeSet::new(),
             hashing: Settings::default(),
             local_endpoints: LocalEndpoints::open(bpf)?,
             names: Names::open(bpf)?,
@@ -301,7 +304,9 @@ impl Tables {
     /// [`Settings::any_endpoint`]
     pub(super) fn any_endpoint(&self) -> u32 {
         let flag = |slots: &BTreeSet<u32>, flag| if slots.is_empty() { 0 } else { flag };
-        flag(&self.isolating, ANY_ISOLATES_EGRESS) | flag(&self.observed, ANY_OBSERVED)
+        flag(&self.isolating, ANY_ISOLATES_EGRESS)
+            | flag(&self.observed, ANY_OBSERVED)
+            | flag(&self.unchecked, ANY_UNCHECKED)
     }
 
     /// Records the rows of the endpoint in `slot`, and updates [`Settings::any_endpoint`].
@@ -311,7 +316,8 @@ impl Tables {
 
     /// Records the flags of the endpoint in `slot`, and updates [`Settings::any_endpoint`].
     fn flags_are(&mut self, slot: u32, flags: u64) -> Result<(), MmapError> {
-        self.endpoint_is(slot, flags & EP_OBSERVE != 0, |tables| &mut tables.observed)
+        self.endpoint_is(slot, flags & EP_OBSERVE != 0, |tables| &mut tables.observed)?;
+        self.endpoint_is(slot, flags & EP_CHECK_SOURCE == 0, |tables| &mut tables.unchecked)
     }
 
     fn endpoint_is(
@@ -361,7 +367,7 @@ impl Tables {
             Op::EndpointGone(slot) => {
                 self.endpoints.store_u32(*slot, IFINDEX, 0)?;
                 self.rows_are(*slot, 0)?;
-                self.flags_are(*slot, 0)?;
+                self.flags_are(*slot, EP_CHECK_SOURCE)?;
                 self.endpoints.write_element(*slot, &Endpoint::default())
             }
             _ => Ok(()),

@@ -10,8 +10,9 @@ use crate::{
     judge::opaque::Opaque,
     layout::{ROW_NOT_ISOLATED, untranslated},
     packet::{
-        family::{V4, V6},
-        protocol::{SCTP, TCP, UDP},
+        family::{Family, V4, V6},
+        protocol::has_ports,
+        rejection::Ends,
     },
     tables::{TableFamily as _, Tables, policy::row_allows},
 };
@@ -43,6 +44,32 @@ const _: () = assert!(size_of::<Tuple>() == 56);
 
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
+
+/// An IP version, for reading tuples.
+pub trait Tracked: Family {
+    /// [`Tuple::family`]
+    const NUMBER: u16;
+    /// An address of a tuple.
+    fn address(words: [u32; 4]) -> Self::Address;
+}
+
+impl Tracked for V4 {
+    const NUMBER: u16 = AF_INET;
+
+    #[inline(always)]
+    fn address([address, ..]: [u32; 4]) -> u32 {
+        u32::from_be(address)
+    }
+}
+
+impl Tracked for V6 {
+    const NUMBER: u16 = AF_INET6;
+
+    #[inline(always)]
+    fn address([a, b, c, d]: [u32; 4]) -> [u64; 2] {
+        [u64::from(a) | u64::from(b) << 32, u64::from(c) | u64::from(d) << 32]
+    }
+}
 /// `IP_CT_IS_REPLY`: from here on values of `enum ip_conntrack_info` are of the reply direction.
 const IS_REPLY: u32 = 3;
 /// `IP_CT_NUMBER`: from here on values are of packets without a connection.
@@ -108,6 +135,40 @@ impl Course {
         self.is_known() && (self.0 & Self::REPLY != 0 || self.0 & Self::DESTINATION == 0)
     }
 
+    /// Ends of a packet before the node translated it. `None`: it is in the reply direction, or `tuples` are not those
+    /// of its connection. `ends`: the packet's own.
+    #[inline(always)]
+    pub fn before<F: Tracked>(
+        self,
+        tuples: &[Tuple; 2],
+        protocol: u8,
+        ends: &Ends<F::Address>,
+    ) -> Option<Ends<F::Address>> {
+        let [original, reply] = tuples;
+        let ports = |tuple: &Tuple| {
+            let ports = [tuple.source_port, tuple.destination_port].map(u16::from_be);
+            if has_ports(protocol) { ports } else { [0; 2] }
+        };
+        let [to, from] = ports(reply);
+        let is_of_packet = self.is_known()
+            && self.0 & Self::REPLY == 0
+            && original.protocol == protocol
+            && reply.protocol == protocol
+            && reply.family == F::NUMBER
+            && F::same(F::address(reply.destination), ends.addresses[0])
+            && F::same(F::address(reply.source), ends.addresses[1])
+            && [from, to] == ends.ports;
+        let addresses = [original.source, original.destination].map(F::address);
+        is_of_packet.then(|| Ends { addresses, ports: ports(original) })
+    }
+
+    /// Whether the node has translated the packet's source.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_masqueraded(self) -> bool {
+        self.0 & Self::SOURCE != 0
+    }
+
     /// Whether a reply to an endpoint comes from a host that the endpoint may send to. `tuples`: those of its
     /// connection.
     ///
@@ -136,25 +197,19 @@ impl Course {
         }
         let Tuple { source, source_port, family, protocol, .. } = tuples[usize::from(reply)];
         let class = if family == AF_INET6 {
-            let words = |at: usize| u64::from(source[at]) | u64::from(source[at + 1]) << 32;
-            V6::class(tables, [words(0), words(2)])
+            V6::class(tables, V6::address(source))
         } else {
-            V4::class(tables, u32::from_be(source[0]))
+            V4::class(tables, V4::address(source))
         };
         let class = Opaque::new(tables, row.into()).class(untranslated(class));
         row_allows(tables, row, class, protocol, u16::from_be(source_port))
     }
 }
 
-/// Whether the tuples of a protocol have ports; with other protocols the two sides hold different fields there.
-#[inline(always)]
-const fn has_ports(protocol: u8) -> bool {
-    matches!(protocol, TCP | UDP | SCTP)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packet::protocol::UDP;
 
     fn tuple(source: (u32, u16), destination: (u32, u16), direction: u8) -> Tuple {
         let address = |address: u32| [address.to_be(), 0, 0, 0];
@@ -193,6 +248,40 @@ mod tests {
                 assert_eq!((course.answers(), course.0 & Course::SOURCE != 0), back, "{tuples:?}");
             }
             assert_eq!(Course::of(&tuples, 7), Course::UNKNOWN);
+        }
+    }
+
+    /// The ends that the sender asked, for a packet as its connection translates it, and for no other packet.
+    #[test]
+    fn ends_before_the_translation_are_those_of_the_packets_own_connection() {
+        let (pod, service, backend, node) = ((1, 5000), (2, 80), (3, 8080), (4, 6000));
+        let ends = |from: (u32, u16), to: (u32, u16)| Ends {
+            addresses: [from.0, to.0],
+            ports: [from.1, to.1],
+        };
+        let led = [tuple(pod, service, 0), tuple(backend, pod, 1)];
+        let masqueraded = [tuple(pod, service, 0), tuple(backend, node, 1)];
+        for (tuples, now) in [(led, ends(pod, backend)), (masqueraded, ends(node, backend))] {
+            let before = |tuples: &[Tuple; 2], info, protocol, now: &Ends<u32>| {
+                Course::of(tuples, info).before::<V4>(tuples, protocol, now)
+            };
+            for info in 0..IS_REPLY {
+                assert_eq!(before(&tuples, info, UDP, &now), Some(ends(pod, service)));
+                assert_eq!(before(&tuples, info, 6, &now), None, "another protocol's");
+            }
+            for info in IS_REPLY..8 {
+                assert_eq!(before(&tuples, info, UDP, &now), None, "a reply, or no connection");
+            }
+            for place in 0..2 {
+                let (mut address, mut port) = (now, now);
+                address.addresses[place] += 1;
+                port.ports[place] += 1;
+                assert_eq!(before(&tuples, 0, UDP, &address), None);
+                assert_eq!(before(&tuples, 0, UDP, &port), None);
+            }
+            let six = tuples.map(|tuple| Tuple { family: AF_INET6, ..tuple });
+            assert_eq!(before(&six, 0, UDP, &now), None);
+            assert_eq!(before(&[tuples[1], tuples[0]], 0, UDP, &now), None);
         }
     }
 

@@ -274,7 +274,7 @@ fn is_known(settings: &Settings, ifindex: u32) -> bool {
 
 /// The endpoint in a mark, if it still exists.
 #[inline(always)]
-fn sender<T: Tables>(tables: &T, tc_index: u32) -> Option<EndpointRef> {
+pub fn sender<T: Tables>(tables: &T, tc_index: u32) -> Option<EndpointRef> {
     let slot = marked_slot(tc_index);
     let sender = tables.endpoint(slot)?;
     let ifindex = sender.ifindex();

@@ -12,9 +12,16 @@
 //! * In pod ingress from elsewhere, it is no pod's of the node, and the node's routes to it go by the interface that
 //!   the packet came by.
 //!
+//! In pod ingress the source of a packet that the node has masqueraded is the one from before. The answer takes the way
+//! back through the same connection of the node's conntrack.
+//!
+//! A packet that policy denies behind a Service's translation is answered at the exit that denies it, by the interface of
+//! the endpoint in its mark. The answer comes from the address that the endpoint asked, by the node's conntrack, and goes
+//! to the endpoint's own address ([`as_sent`]). So nobody else gets it, whatever the exit and its routes.
+//!
 //! An answer is not longer than the denied packet and the headers in front of the quotation. Their number is limited by
-//! endpoint and by node. The first of each endpoint in a second ([`OWN`]) do not count for the node, so other endpoints
-//! cannot take them.
+//! endpoint and direction, and by node. The first of each endpoint and direction in a second ([`OWN`]) do not count for the
+//! node, so other endpoints cannot take them.
 
 use crate::{
     direction::Direction,
@@ -22,13 +29,13 @@ use crate::{
     flow::memory::Memory,
     judge::proof::is_proven,
     layout::{
-        EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, EP_STATION_SHIFT, REJECTION,
-        STRANGER, Settings,
+        ANY_UNCHECKED, ENDPOINT_SLOTS, EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS,
+        EP_STATION_SHIFT, REJECTION, STRANGER, Settings,
     },
     packet::{
         bytes::Bytes,
         family::{Family, V4, V6},
-        rejection::{self, Denied, Written},
+        rejection::{self, Denied, Ends, Written},
     },
     tables::{Tables, find_endpoint, local_endpoints::LocalEndpoints},
 };
@@ -40,16 +47,12 @@ pub const fn is_wanted<D: Direction>(flags: u64) -> bool {
     flags & (if D::EGRESS { EP_REJECT_EGRESS } else { EP_REJECT_INGRESS }) != 0
 }
 
-/// Whether a packet is an answer of the program at the same interface, by fields of `struct __sk_buff`.
+/// Whether a packet is an answer of these programs to the interface's endpoint or from it, by fields of
+/// `struct __sk_buff`: every program overwrites the second field of any other packet that it gives the proof.
 #[must_use]
 #[inline(always)]
-pub fn is_answer<T: Tables>(
-    tables: &T,
-    [ifindex, ingress_ifindex]: [u32; 2],
-    mark: u32,
-    tc_index: u32,
-) -> bool {
-    tc_index == REJECTION && ingress_ifindex == ifindex && is_proven(tables, mark)
+pub fn is_answer<T: Tables>(tables: &T, mark: u32, tc_index: u32) -> bool {
+    tc_index == REJECTION && is_proven(tables, mark)
 }
 
 /// Reads a denied packet of an endpoint; `None`: it gets no answer, whatever its source.
@@ -79,6 +82,24 @@ pub(crate) fn ends<D: Direction, F: Family>(
     if D::EGRESS { (source, destination) } else { (destination, source) }
 }
 
+/// A packet that is denied behind its translation, as its sender sent it; the answer to it goes to the sender's own station.
+/// `None`: it gets no answer. `before`: its ends before the translation.
+#[inline(always)]
+pub fn as_sent<F: Written>(
+    sender: EndpointRef,
+    denied: Denied<F::Address>,
+    before: &Ends<F::Address>,
+) -> Option<Denied<F::Address>> {
+    let [source, destination] = before.addresses;
+    let station = sender.flags() >> EP_STATION_SHIFT;
+    if station == 0 || !F::owns(sender, source) || !F::is_host(destination) {
+        return None;
+    }
+    let [_, _, own @ ..] = station.to_be_bytes();
+    let [_, by] = denied.stations;
+    Some(denied.with_ends(before, [by, own]))
+}
+
 /// A hardware address, first octet highest.
 #[inline(always)]
 const fn octets([first, second, rest @ ..]: [u8; 6]) -> u64 {
@@ -96,7 +117,8 @@ pub enum Source {
     Routed,
 }
 
-/// Proof of a packet's source at a pod's interface, by fields of `struct __sk_buff`. `ingress_ifindex` is not 0.
+/// Proof of a packet's source at a pod's interface, by fields of `struct __sk_buff`. `ingress_ifindex` is not 0. `address`:
+/// the source before the node masqueraded the packet.
 #[inline(always)]
 pub fn source<F: Sender, T: Tables + LocalEndpoints>(
     tables: &T,
@@ -116,10 +138,23 @@ pub fn source<F: Sender, T: Tables + LocalEndpoints>(
         return checked(sender);
     }
     match F::local(tables, address) {
-        // Routed off a bridge, whose ports have programs.
-        Some(slot) => tables.endpoint(slot).map_or(Source::Unproved, checked),
+        // Routed off a bridge, whose ports have programs: by any of its pods.
+        Some(slot) if checks_all(tables) => {
+            tables.endpoint(slot).map_or(Source::Unproved, checked)
+        }
+        Some(_) => Source::Unproved,
         None => Source::Routed,
     }
+}
+
+/// Whether all endpoints have the flag [`EP_CHECK_SOURCE`]; the agent changes the setting while programs run.
+#[inline(always)]
+fn checks_all<T: Tables>(tables: &T) -> bool {
+    tables.settings().is_some_and(|settings| {
+        // SAFETY: a reference is readable.
+        let any_endpoint = unsafe { (&raw const settings.any_endpoint).read_volatile() };
+        any_endpoint & ANY_UNCHECKED == 0
+    })
 }
 
 /// An IP version, to find pods by address.
@@ -142,8 +177,20 @@ impl Sender for V6 {
     }
 }
 
-/// Number of an endpoint's answers in a second that do not count for the node.
+/// Number of an endpoint's answers in a direction and second that do not count for the node.
 pub const OWN: u32 = 5;
+
+/// Number of words for [`take`]: by direction and endpoint slot, and last the node's.
+pub const WORDS: u32 = NODE + 1;
+/// The node's word.
+pub const NODE: u32 = 2 * ENDPOINT_SLOTS;
+
+/// The word of an endpoint slot.
+#[must_use]
+#[inline(always)]
+pub const fn word_of<D: Direction>(slot: u32) -> u32 {
+    if D::EGRESS { ENDPOINT_SLOTS + slot } else { slot }
+}
 
 /// Whether a word still allows an answer in this second, of `most`. The word holds the start of the second in its upper
 /// half, and the number of taken answers in its lower half.

@@ -66,10 +66,10 @@ pub struct Settings {
     /// Not zero once [`Settings::devices`] is filled and all programs are attached: packets without the proof from an
     /// interface in none of the tables drop where they leave.
     pub closes_unknown: u32,
-    /// Flags of what holds for any endpoint: [`ANY_ISOLATES_EGRESS`], [`ANY_OBSERVED`]. The agent sets a flag before it
-    /// writes the first such endpoint.
+    /// Flags of what holds for any endpoint: [`ANY_ISOLATES_EGRESS`], [`ANY_OBSERVED`], [`ANY_UNCHECKED`]. The agent sets a
+    /// flag before it writes the first such endpoint.
     pub any_endpoint: u32,
-    /// Most answers to denied packets in a second, for each endpoint; 0: none.
+    /// Most answers to denied packets in a second, for each endpoint and direction; 0: none.
     pub rejections: u32,
     /// The same for all endpoints of the node together, without the first of each ([`OWN`](crate::judge::reject::OWN)).
     pub node_rejections: u32,
@@ -79,6 +79,8 @@ pub struct Settings {
 pub const ANY_ISOLATES_EGRESS: u32 = 1 << 0;
 /// Flag in [`Settings::any_endpoint`]: an endpoint has the flag [`EP_OBSERVE`](crate::layout::EP_OBSERVE).
 pub const ANY_OBSERVED: u32 = 1 << 1;
+/// Flag in [`Settings::any_endpoint`]: an endpoint lacks the flag [`EP_CHECK_SOURCE`](crate::layout::EP_CHECK_SOURCE).
+pub const ANY_UNCHECKED: u32 = 1 << 2;
 
 /// Interfaces per line of [`Settings::devices`]. Lines are needed since arrays of more than 32 elements have no
 /// `Default`.

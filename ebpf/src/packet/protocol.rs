@@ -26,6 +26,13 @@ pub const TCP_RST: u8 = 0x04;
 pub const TCP_PSH: u8 = 0x08;
 /// TCP header flag ACK.
 pub const TCP_ACK: u8 = 0x10;
+/// Whether a protocol's header begins with a source and a destination port.
+#[must_use]
+#[inline(always)]
+pub const fn has_ports(protocol: u8) -> bool {
+    matches!(protocol, TCP | UDP | SCTP)
+}
+
 /// First port of the range for clients: the start of Linux's `net.ipv4.ip_local_port_range`, which includes the range
 /// of RFC 6335 section 6 (49152 and up).
 pub const CLIENT_PORTS: u16 = 32_768;

@@ -8,6 +8,7 @@ use crate::packet::{
     parse::{self, Network, Transport},
     protocol::{
         ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMP, ICMPV6, TCP, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN,
+        has_ports,
     },
 };
 
@@ -72,6 +73,42 @@ pub enum Rejection {
     Prohibited(u32),
     /// None: the packet is a TCP reset.
     Nothing,
+}
+
+/// Source and destination of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends<A> {
+    /// The addresses.
+    pub addresses: [A; 2],
+    /// The ports; 0 of a protocol without ports.
+    pub ports: [u16; 2],
+}
+
+impl<A: Copy> Denied<A> {
+    /// Source and destination of the packet; `None`: it ends before its ports.
+    #[inline(always)]
+    pub fn ends<B: Bytes>(&self, bytes: &B) -> Option<Ends<A>> {
+        let Network { source, destination, payload, protocol, .. } = self.network;
+        let ports = if has_ports(protocol) {
+            let header = bytes.window::<4>(payload)?;
+            [header.be16(0), header.be16(2)]
+        } else {
+            [0; 2]
+        };
+        Some(Ends { addresses: [source, destination], ports })
+    }
+
+    /// The packet with other ends, and in a frame between other stations.
+    #[must_use]
+    #[inline(always)]
+    pub fn with_ends(mut self, ends: &Ends<A>, stations: [[u8; 6]; 2]) -> Self {
+        [self.network.source, self.network.destination] = ends.addresses;
+        self.stations = stations;
+        if let Rejection::Reset { ports, .. } = &mut self.rejection {
+            *ports = ends.ports;
+        }
+        self
+    }
 }
 
 /// Reads a denied packet. `None`: it gets no answer. That is: a frame to a group of stations, a tag, IPv4 options,
@@ -183,6 +220,9 @@ pub trait Written: Family {
         length: u32,
         sums: &impl Sums,
     ) -> u32;
+
+    /// Writes addresses into the header of a quoted packet.
+    fn readdress(letter: &mut Letter, addresses: [Self::Address; 2], sums: &impl Sums);
 }
 
 /// Offset of the IP header in a letter.
@@ -224,6 +264,16 @@ impl Written for V4 {
         let pseudo = words(u16::from(protocol), length as u16);
         sums.add(letter, IP + 12, 8, pseudo)
     }
+
+    #[inline(always)]
+    fn readdress(letter: &mut Letter, [source, destination]: [u32; 2], sums: &impl Sums) {
+        let quote = quote_at::<Self>();
+        put(letter, quote + 10, [0; 2]);
+        put(letter, quote + 12, source.to_be_bytes());
+        put(letter, quote + 16, destination.to_be_bytes());
+        let sum = sums.add(letter, quote, 20, 0);
+        put(letter, quote + 10, folded(sum));
+    }
 }
 
 impl Written for V6 {
@@ -254,6 +304,15 @@ impl Written for V6 {
         put(letter, IP + 24, denied.source[0].to_ne_bytes());
         put(letter, IP + 32, denied.source[1].to_ne_bytes());
         sums.add(letter, IP + 8, 32, words(u16::from(protocol), length as u16))
+    }
+
+    #[inline(always)]
+    fn readdress(letter: &mut Letter, [source, destination]: [[u64; 2]; 2], _sums: &impl Sums) {
+        let quote = quote_at::<Self>();
+        put(letter, quote + 8, source[0].to_ne_bytes());
+        put(letter, quote + 16, source[1].to_ne_bytes());
+        put(letter, quote + 24, destination[0].to_ne_bytes());
+        put(letter, quote + 32, destination[1].to_ne_bytes());
     }
 }
 
@@ -316,6 +375,23 @@ fn write_reset<F: Written>(
 #[must_use]
 pub const fn quote_at<F: Written>() -> usize {
     IP + F::HEADER + ICMP_HEADER
+}
+
+/// Writes the ends of a packet before its translation into a quotation of it, which is longer than its ports. The checksum
+/// of the transport stays that of the translated packet; no host verifies that of a quotation, which is not whole.
+#[inline(always)]
+pub fn restore<F: Written>(
+    letter: &mut Letter,
+    ends: &Ends<F::Address>,
+    protocol: u8,
+    sums: &impl Sums,
+) {
+    F::readdress(letter, ends.addresses, sums);
+    if has_ports(protocol) {
+        let transport = quote_at::<F>() + F::HEADER;
+        put(letter, transport, ends.ports[0].to_be_bytes());
+        put(letter, transport + 2, ends.ports[1].to_be_bytes());
+    }
 }
 
 /// Writes an ICMP error in front of the quoted packet, which is in the letter already; the link header excepted.

@@ -9,7 +9,7 @@ use aya_ebpf::{
     maps::{Array, HashMap, LruHashMap, PerCpuArray, RingBuf},
 };
 use netpold_ebpf::{
-    judge::connection::Tuple,
+    judge::{connection::Tuple, reject::WORDS},
     layout::{
         Blocks6Node, Counters, Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey,
         FragmentPorts, Hosts6Bucket, LEARNED_BUCKETS, NameBucket, NameKey, OBSERVED4_BUCKETS,
@@ -110,10 +110,9 @@ pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(
 pub(crate) static COUNTERS: PerCpuArray<Counters> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 pub(crate) static UNPROVEN: Array<Unproven> = Array::with_max_entries(ENDPOINT_SLOTS, SHARED);
-/// Answers to denied packets in this second by endpoint slot, and last those of the node: words of
-/// [`take`](netpold_ebpf::judge::reject::take).
+/// Answers to denied packets in this second: words of [`take`](netpold_ebpf::judge::reject::take).
 #[map]
-pub(crate) static REJECTIONS: Array<u64> = Array::with_max_entries(ENDPOINT_SLOTS + 1, 0);
+pub(crate) static REJECTIONS: Array<u64> = Array::with_max_entries(WORDS, 0);
 /// Records of the flows of pods that no policy selects, see [`netpold_ebpf::observe`].
 #[map]
 pub(crate) static OBSERVED4: Array<Ct4Bucket> = Array::with_max_entries(OBSERVED4_BUCKETS, SHARED);

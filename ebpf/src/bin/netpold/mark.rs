@@ -31,6 +31,7 @@ use netpold_ebpf::{
 use crate::{
     DROP, NEXT, checksum, connection, drops, has_foreign_socket, maps,
     packet::{Copied, Direct as Headers},
+    reject::netpold_reject_backend,
     tables::{Maps, add_one},
     trace,
 };
@@ -97,8 +98,8 @@ fn node(skb: *mut __sk_buff, link: u32) -> i32 {
         return NEXT;
     }
     match translated(skb, link) {
-        Some(_) => NEXT,
-        None => DROP,
+        Ok(_) => NEXT,
+        Err(action) => action,
     }
 }
 
@@ -151,9 +152,12 @@ fn is_final(skb: *mut __sk_buff, exit: &Exit) -> bool {
 }
 
 /// Judges a packet for its sender. A passing one loses its mark, since a packet that encapsulates it is not the pod's
-/// any more, and the number of its reason is returned; `None`: it drops.
+/// any more, and the number of its reason is returned.
+///
+/// # Errors
+/// The action on any other packet: it drops, or its answer is redirected.
 #[inline(always)]
-fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
+fn translated(skb: *mut __sk_buff, link: u32) -> Result<u32, i32> {
     let course = if is_answer(skb) { connection::netpold_course(skb) } else { 0 };
     let unfit = if is_proven(read_mark(skb)) { 0 } else { netpold_unfit(skb, link) };
     let mut reason = if unfit == 0 {
@@ -169,13 +173,14 @@ fn translated(skb: *mut __sk_buff, link: u32) -> Option<u32> {
     }
     if reason < Reason::FIRST_DROP as u32 {
         write(skb, witness());
-        return Some(reason);
+        return Ok(reason);
     }
     // Called here and not in the judging function: stack frames add up along a call.
     if reason & TELL != 0 {
         netpold_emit_translated(skb, link, reason & !TELL);
     }
-    None
+    let is_denied = reason & !TELL == Reason::ServiceBackend as u32;
+    Err(if is_denied { netpold_reject_backend(skb, link) as i32 } else { DROP })
 }
 
 /// Judges a packet to a pod for its sender, unless that is done. `None`: the pod's own judgement is next.
@@ -199,8 +204,8 @@ pub(crate) fn arrived(skb: *mut __sk_buff) -> Option<i32> {
         return None;
     }
     match translated(skb, ETHERNET) {
-        Some(reason) => (reason == Reason::Loopback as u32).then_some(NEXT),
-        None => Some(DROP),
+        Ok(reason) => (reason == Reason::Loopback as u32).then_some(NEXT),
+        Err(action) => Some(action),
     }
 }
 

@@ -9,7 +9,7 @@ use aya_ebpf::{
         bpf_skb_load_bytes,
         generated::{
             bpf_clone_redirect, bpf_csum_diff, bpf_fib_lookup, bpf_redirect, bpf_skb_adjust_room,
-            bpf_skb_change_tail, bpf_skb_store_bytes,
+            bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_store_bytes,
         },
     },
 };
@@ -17,20 +17,26 @@ use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     endpoint::EndpointRef,
     judge::{
-        cut,
-        reject::{self, OWN, Sender, Source},
+        connection::{Course, Tracked},
+        cut, proof,
+        reject::{self, NODE, OWN, Sender, Source, word_of},
     },
-    layout::{ENDPOINT_SLOTS, REJECTION, Settings},
+    layout::{REJECTION, Settings, marked_slot},
     packet::{
         family::{V4, V6},
         protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6},
-        rejection::{self, Denied, FRAME, LINK, Letter, QUOTED, Rejection, Sums, quote_at},
+        rejection::{
+            self, Denied, Ends, FRAME, LINK, Letter, QUOTED, Rejection, Sums, Written, quote_at,
+        },
     },
     reason::{self, Reason},
     tables::{TableFamily, Tables as _, find_slot, find_slot_at},
 };
 
-use crate::{DROP, Global, NEXT, maps, maps::Scratch, mark, packet::Copied, tables::Maps};
+use crate::{
+    DROP, Global, NEXT, connection::netpold_course, maps, maps::Scratch, mark, packet::Copied,
+    tables::Maps,
+};
 
 /// Address families of `struct bpf_fib_lookup`.
 const AF_INET: u8 = 2;
@@ -45,12 +51,10 @@ pub(crate) fn settled(skb: *mut __sk_buff, reason: u32) -> u32 {
     reason
 }
 
-/// Whether a packet is an answer of the program at this interface.
+/// Whether a packet is an answer of these programs.
 #[inline(always)]
 fn is_answer(skb: *mut __sk_buff) -> bool {
-    // SAFETY: the program's context.
-    let interfaces = unsafe { [(*skb).ifindex, (*skb).ingress_ifindex] };
-    reject::is_answer(&Maps::new(), interfaces, mark::read_mark(skb), mark::read(skb))
+    reject::is_answer(&Maps::new(), mark::read_mark(skb), mark::read(skb))
 }
 
 /// Whether the interface's endpoint asks for answers and has some left in this second, or is in another slot than nearly
@@ -61,7 +65,9 @@ pub(crate) fn may_be_due<D: Direction>(skb: *mut __sk_buff) -> bool {
     // SAFETY: the program's context.
     let ifindex = unsafe { (*skb).ifindex };
     match find_slot_at(&maps, ifindex, 0) {
-        Some((slot, endpoint)) => reject::is_wanted::<D>(endpoint.flags()) && has_left(&maps, slot),
+        Some((slot, endpoint)) => {
+            reject::is_wanted::<D>(endpoint.flags()) && has_left::<D>(&maps, slot)
+        }
         None => true,
     }
 }
@@ -159,13 +165,104 @@ fn compose<D: Direction, F: Routed>(skb: *mut __sk_buff) -> u32 {
     if matches!(denied.rejection, Rejection::Nothing) {
         return NO_ANSWER;
     }
-    if !may_go(&maps, slot) {
+    if !may_go::<D>(&maps, slot) {
         return 0;
     }
     // SAFETY: this CPU's own scratch.
     let letter = unsafe { &mut (*scratch).letter };
     let quote = |letter: &mut Letter, quoted| quote::<F>(skb, letter, quoted);
     rejection::compose::<F>(letter, &denied, quote, &Kernel)
+}
+
+/// Answers a packet that policy denies behind its translation, by its sender's interface; returns the program's action.
+/// `link` as in [`mark::link_header`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn netpold_reject_backend(skb: *mut __sk_buff, link: u32) -> u32 {
+    // SAFETY: the program's context.
+    let (protocol, tagged) = unsafe { ((*skb).protocol as u16, (*skb).vlan_present) };
+    let maps = Maps::new();
+    let Some((slot, sender)) = asking(skb, &maps) else { return DROP as u32 };
+    if tagged != 0 || !has_left::<Egress>(&maps, slot) || !begin(skb, link, protocol) {
+        return DROP as u32;
+    }
+    let length = match u16::from_be(protocol) {
+        ETHERTYPE_IPV4 => netpold_reject_backend4(skb),
+        ETHERTYPE_IPV6 => netpold_reject_backend6(skb),
+        _ => 0,
+    };
+    if length == 0 || netpold_replace(skb, length, 0) == 0 {
+        return DROP as u32;
+    }
+    mark::write(skb, REJECTION);
+    maps.count(reason::rejections(true));
+    // SAFETY: the helper only notes the interface.
+    unsafe { bpf_redirect(sender.ifindex(), 0) as u32 }
+}
+
+/// The endpoint in a packet's mark, and its slot, if it asks for answers.
+#[inline(always)]
+fn asking(skb: *mut __sk_buff, maps: &Maps) -> Option<(u32, EndpointRef)> {
+    let tc_index = mark::read(skb);
+    if !proof::is_proven(maps, mark::read_mark(skb)) {
+        return None;
+    }
+    let sender = proof::sender(maps, tc_index)?;
+    reject::is_wanted::<Egress>(sender.flags()).then_some((marked_slot(tc_index), sender))
+}
+
+/// Puts a link header in front of a packet without one, as all packets to an endpoint have it.
+#[inline(always)]
+fn begin(skb: *mut __sk_buff, link: u32, protocol: u16) -> bool {
+    if link == mark::ETHERNET {
+        return true;
+    }
+    // SAFETY: the program's context, and two bytes.
+    unsafe {
+        bpf_skb_change_head(skb, LINK as u32, 0) == 0
+            && bpf_skb_store_bytes(skb, LINK as u32 - 2, (&raw const protocol).cast(), 2, 0) == 0
+    }
+}
+
+/// Writes the answer to a packet that policy denies behind its translation; returns the length of its frame, 0: it gets
+/// none.
+#[inline(always)]
+fn compose_backend<F: Written + Tracked>(skb: *mut __sk_buff) -> u32 {
+    let maps = Maps::new();
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
+    let Some((slot, sender)) = asking(skb, &maps) else { return 0 };
+    // SAFETY: the program's context.
+    let bytes = unsafe { Copied::new(skb) };
+    let Some(denied) = rejection::read::<F, _>(&bytes) else { return 0 };
+    let Some(before) = before::<F>(skb, scratch, &bytes, &denied) else { return 0 };
+    let protocol = denied.network.protocol;
+    let Some(denied) = reject::as_sent::<F>(sender, denied, &before) else { return 0 };
+    if matches!(denied.rejection, Rejection::Nothing) || !may_go::<Egress>(&maps, slot) {
+        return 0;
+    }
+    // SAFETY: this CPU's own scratch.
+    let letter = unsafe { &mut (*scratch).letter };
+    let quote = |letter: &mut Letter, quoted| {
+        let quoted = quote::<F>(skb, letter, quoted);
+        rejection::restore::<F>(letter, &before, protocol, &Kernel);
+        quoted
+    };
+    rejection::compose::<F>(letter, &denied, quote, &Kernel)
+}
+
+/// Ends of a packet before the node translated it; `None`: unknown.
+#[inline(always)]
+fn before<F: Written + Tracked>(
+    skb: *mut __sk_buff,
+    scratch: *mut Scratch,
+    bytes: &Copied,
+    denied: &Denied<F::Address>,
+) -> Option<Ends<F::Address>> {
+    let ends = denied.ends(bytes)?;
+    let course = Course(netpold_course(skb));
+    // SAFETY: this CPU's own scratch, written just before.
+    let tuples = unsafe { &(*scratch).connection };
+    course.before::<F>(tuples, denied.network.protocol, &ends)
 }
 
 /// Writes the reset that goes on in place of a packet whose answer was composed; returns the length of its frame, 0:
@@ -182,7 +279,7 @@ fn go_on<D: Direction, F: Routed + TableFamily>(skb: *mut __sk_buff) -> u32 {
     let bytes = unsafe { Copied::new(skb) };
     let Some(reset) = cut::reset::<D, F, _, _>(&bytes, &maps, endpoint, &denied) else { return 0 };
     // Only a reset that goes on counts for the limit; a segment's answer has counted.
-    if matches!(denied.rejection, Rejection::Nothing) && !may_go(&maps, slot) {
+    if matches!(denied.rejection, Rejection::Nothing) && !may_go::<D>(&maps, slot) {
         return 0;
     }
     // SAFETY: this CPU's own scratch.
@@ -214,10 +311,13 @@ fn is_proved<F: Routed>(
     // SAFETY: the program's context.
     let by = unsafe { (*skb).ingress_ifindex };
     let marks = (mark::read_mark(skb), mark::read(skb));
-    let (source, destination) = (denied.network.source, denied.network.destination);
+    let destination = denied.network.destination;
     if by == 0 {
         return false;
     }
+    // SAFETY: the program's context.
+    let before = before::<F>(skb, scratch, &unsafe { Copied::new(skb) }, denied);
+    let source = before.map_or(denied.network.source, |before| before.addresses[0]);
     match reject::source::<F, _>(maps, by, marks, source) {
         Source::Proved => true,
         Source::Unproved => false,
@@ -231,7 +331,7 @@ fn is_proved<F: Routed>(
 }
 
 /// An IP version, for the search of routes.
-trait Routed: Sender {
+trait Routed: Sender + Tracked {
     /// Writes `struct bpf_fib_lookup` for a packet from one address to another, received by an interface.
     fn write_route(route: &mut [u32; 16], by: u32, from: Self::Address, to: Self::Address);
 }
@@ -274,24 +374,24 @@ fn goes_by(skb: *mut __sk_buff, route: &mut [u32; 16], by: u32) -> bool {
     (result == 0 || FOUND.contains(&result)) && route[2] == by
 }
 
-/// Whether the endpoint has answers left in this second.
+/// Whether the endpoint has answers of a direction left in this second.
 #[inline(always)]
-fn has_left(maps: &Maps, slot: u32) -> bool {
+fn has_left<D: Direction>(maps: &Maps, slot: u32) -> bool {
     let Some(settings) = maps.settings() else { return false };
-    let Some(word) = maps.element(&maps::REJECTIONS, slot) else { return false };
+    let Some(word) = maps.element(&maps::REJECTIONS, word_of::<D>(slot)) else { return false };
     // SAFETY: a word of the map, which all writers change atomically.
     unsafe { reject::has_left(maps, word, maps.now(), settings, settings.rejections) }
 }
 
-/// Takes an answer of the endpoint's number in this second, and of the node's unless it is one of the first.
+/// Takes an answer of the endpoint's number in this direction and second, and of the node's unless it is one of the first.
 #[inline(always)]
-fn may_go(maps: &Maps, slot: u32) -> bool {
+fn may_go<D: Direction>(maps: &Maps, slot: u32) -> bool {
     let Some(settings) = maps.settings() else { return false };
     let Settings { rejections, node_rejections, .. } = *settings;
-    match take(maps, settings, slot, rejections) {
+    match take(maps, settings, word_of::<D>(slot), rejections) {
         None => false,
         Some(number) if number <= OWN => node_rejections != 0,
-        Some(_) => take(maps, settings, ENDPOINT_SLOTS, node_rejections).is_some(),
+        Some(_) => take(maps, settings, NODE, node_rejections).is_some(),
     }
 }
 
@@ -406,6 +506,18 @@ macro_rules! composing {
             compose::<$direction, V6>(skb)
         }
     };
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_reject_backend4(skb: *mut __sk_buff) -> u32 {
+    compose_backend::<V4>(skb)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_reject_backend6(skb: *mut __sk_buff) -> u32 {
+    compose_backend::<V6>(skb)
 }
 
 composing!(
