@@ -256,11 +256,7 @@ pub(super) fn explain(explainer: &Explainer<'_>, pod: Option<&Key>, drop: &Dropp
         explainer.judge(pod?, drop.direction, remote, protocol, port)
     };
     let after_translation = drop.reason == Reason::ServiceBackend.as_str();
-    let judgement = judgement().map(|mut judgement| {
-        judgement.rejected &= !after_translation;
-        judgement
-    });
-    let lines = judgement.map(|judgement| judgement.lines()).unwrap_or_default();
+    let lines = judgement().map(|judgement| judgement.lines()).unwrap_or_default();
     let note = after_translation.then(|| AFTER_TRANSLATION.to_owned());
     note.into_iter().chain(lines).collect()
 }

@@ -140,10 +140,7 @@ impl Attributions {
         let port = destination_port(seen).unwrap_or(0);
         let (direction, on_trial) = (packet.direction, seen.outcome == Outcome::Audit);
         let judge = if on_trial { explainer.with_trials() } else { *explainer };
-        let mut judgement = judge.judge(&pod.key, direction, remote, protocol, port);
-        // A packet that is denied behind a translation has no answer.
-        let answered = packet.reason != Reason::ServiceBackend.as_str();
-        judgement.iter_mut().for_each(|judged| judged.rejected &= answered);
+        let judgement = judge.judge(&pod.key, direction, remote, protocol, port);
         let denying = || explainer.denied_on_trial(pod, direction, remote, protocol, port);
         let attribution = judgement.map(|judged| attribute(&judged, seen.outcome, denying));
         let attribution = Arc::new(attribution.unwrap_or_default());

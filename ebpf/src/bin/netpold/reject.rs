@@ -404,7 +404,7 @@ fn take(maps: &Maps, settings: &Settings, index: u32, most: u32) -> Option<u32> 
 
 /// Copies the start of a packet behind the headers of its answer; returns the number of bytes, 0 on failure.
 #[inline(always)]
-fn quote<F: Sender>(skb: *mut __sk_buff, letter: &mut Letter, quoted: u32) -> u32 {
+fn quote<F: Written>(skb: *mut __sk_buff, letter: &mut Letter, quoted: u32) -> u32 {
     let mut length = u64::from(quoted);
     // SAFETY: a register is moved to itself. The verifier needs the bounds here, which the compiler knows already.
     unsafe { asm!("{0} = {0}", inout(reg) length, options(pure, nomem, nostack)) };
