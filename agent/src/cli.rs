@@ -197,11 +197,12 @@ pub struct RunArgs {
     /// they disappear, or the kernel answers them with a TCP reset or an ICMP error
     #[arg(long, value_name = "WHAT", env = "NETPOLD_DENY", default_value = "drop")]
     pub deny: Denial,
-    /// Most answers to denied packets in a second at each pod
+    /// Most answers to denied packets in a second at each pod, in each direction
     #[arg(long, value_name = "NUMBER", env = "NETPOLD_REJECT_RATE", default_value = "100",
         value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub reject_rate: u32,
-    /// Most answers to denied packets in a second at all pods of the node together, without the first five at each pod
+    /// Most answers to denied packets in a second at all pods of the node together, without the first five at each pod in
+    /// each direction
     #[arg(long, value_name = "NUMBER", env = "NETPOLD_REJECT_NODE_RATE", default_value = "2000",
         value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub reject_node_rate: u32,

@@ -107,7 +107,7 @@ pub struct DataplaneOptions {
 /// Most answers to denied packets in a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rejections {
-    /// For each pod's interface.
+    /// For each pod's interface and direction.
     pub pod: u32,
     /// For all pods of the node together.
     pub node: u32,

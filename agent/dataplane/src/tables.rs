@@ -10,8 +10,9 @@ use netpold_core::model::DomainName;
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{
-    ANY_ISOLATES_EGRESS, ANY_OBSERVED, ANY_UNCHECKED, ENDPOINT_SLOTS, EP_CHECK_SOURCE, EP_OBSERVE, Endpoint, PortBitmap, PortWord,
-    Row, RowBlock, Settings, TIMEOUTS, TrieBlock, TrieRoot, Unproven, endpoint_slot,
+    ANY_ISOLATES_EGRESS, ANY_OBSERVED, ANY_UNCHECKED, ENDPOINT_SLOTS, EP_CHECK_SOURCE, EP_OBSERVE,
+    Endpoint, PortBitmap, PortWord, Row, RowBlock, Settings, TIMEOUTS, TrieBlock, TrieRoot,
+    Unproven, endpoint_slot,
 };
 
 use super::global_sections;

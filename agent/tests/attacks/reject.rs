@@ -5,11 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use netpold_ebpf::layout::REJECTION;
-use netpold_testbed::cluster::{Cluster, isolate, network_policy};
+use netpold_testbed::cluster::{Cluster, NAMESPACE, isolate, network_policy};
 use netpold_testbed::packet::{
     frame, icmp_packet, ipv4, packet, tcp_message, udp_packet, unreachable_packet,
 };
-use netpold_testbed::{Cni, Wire, require_root, skip};
+use netpold_testbed::{Cni, PodSpec, Wire, require_root, skip};
 use serde_json::{Value, json};
 
 use crate::volley::{BOTH, Sender, Tally, Volley, pairs, try_both};
@@ -203,6 +203,35 @@ fn route_elsewhere(cluster: &Cluster, family: usize) -> IpAddr {
     );
     cluster.nodes[0].netns().ip(&batch).unwrap();
     elsewhere
+}
+
+/// A pod without a check of its source, on a bridge, sends from another pod's address by way of the node: there only the
+/// address shows a sender, so nothing is answered while a pod of the node has no check.
+#[test]
+fn no_answer_goes_to_a_pod_that_an_exempt_one_claims_to_be() {
+    require_root!();
+    for exempt in [false, true] {
+        let mut one = Cluster::one(Cni::Bridge).with_pods(&["victim", "other"]);
+        let spec = PodSpec::new(NAMESPACE, "exempt");
+        let off = spec.clone().annotation("netpold.io/check-source", "off");
+        one.add_as(0, if exempt { off } else { spec });
+        one.arguments = ["--source-check-exempt", NAMESPACE].map(str::to_owned).to_vec();
+        one.objects = vec![rejecting("victim")];
+        one.enforce();
+        let wires = ["exempt", "other"].map(|name| one.pod(name).wire("eth0").unwrap());
+        let mut tally = Tally::default();
+        for (family, to) in one.pod("victim").addresses().iter().enumerate() {
+            let [own, forged] = ["exempt", "other"].map(|name| one.pod(name).addresses()[family]);
+            let sender = Sender::pod(one.pod("exempt"));
+            let packet = |from| udp_packet((from, PORTS.0).into(), (*to, PORTS.1).into(), b"x");
+            (0..EACH).for_each(|_| sender.send(&packet(own)));
+            let seen = answers(&wires[..1]);
+            assert!((seen > 0) != exempt, "{seen} answers to {own}, exempt: {exempt}");
+            (0..EACH).for_each(|_| sender.send(&packet(forged)));
+            tally.note(&format!("from {forged} to {to}"), answers(&wires));
+        }
+        tally.holds();
+    }
 }
 
 /// A pod marks its packets as answers.

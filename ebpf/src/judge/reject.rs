@@ -139,9 +139,7 @@ pub fn source<F: Sender, T: Tables + LocalEndpoints>(
     }
     match F::local(tables, address) {
         // Routed off a bridge, whose ports have programs: by any of its pods.
-        Some(slot) if checks_all(tables) => {
-            tables.endpoint(slot).map_or(Source::Unproved, checked)
-        }
+        Some(slot) if checks_all(tables) => tables.endpoint(slot).map_or(Source::Unproved, checked),
         Some(_) => Source::Unproved,
         None => Source::Routed,
     }

@@ -1,5 +1,6 @@
 //! Answers to denied packets: their form, and the packets that get none.
 
+mod behind;
 mod cut;
 mod oracle;
 

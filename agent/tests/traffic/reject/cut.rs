@@ -5,12 +5,13 @@ use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 use std::process::Command;
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use netpold_testbed::cluster::{Cluster, PATIENCE, PORT, isolate, network_policy};
 use netpold_testbed::services::{Service, provide};
-use netpold_testbed::{Cni, Host, Proxy, require_root};
+use netpold_testbed::{Cni, Host, Netns, Proxy, require_root};
 use serde_json::{Value, json};
 
 use super::{annotated, rejecting};
@@ -146,6 +147,83 @@ fn an_end_that_is_not_reset_by_a_keepalive_is_reset_at_its_next_segment() {
                 Some(libc::ECONNRESET),
                 "{policy:?} {family}"
             );
+        }
+    }
+}
+
+/// Loses segments at a hook of a network namespace, until it is dropped.
+struct Loss(Arc<Netns>);
+
+impl Loss {
+    fn of(host: &Host, hook: &str, port: &str) -> Self {
+        let rules = format!(
+            "add table inet loss; \
+             add chain inet loss all {{ type filter hook {hook} priority 0; }}; \
+             add rule inet loss all tcp {port} {LISTENING} drop"
+        );
+        assert!(host.command("nft").unwrap().arg(rules).status().unwrap().success());
+        Self(Arc::clone(host.netns()))
+    }
+}
+
+impl Drop for Loss {
+    fn drop(&mut self) {
+        let removed = self.0.command("nft").unwrap().arg("delete table inet loss").status();
+        assert!(removed.unwrap().success());
+    }
+}
+
+/// A lost segment in front of the first denied one, so that the reset in its place does not have the expected number; the
+/// reset is lost; the answer to the sender is lost. Both ends are reset by later segments.
+#[test]
+fn ends_are_reset_although_segments_are_lost_around_the_cut() {
+    require_root!();
+    let mut cluster = Cluster::two();
+    cluster.add(0, "client");
+    cluster.add(1, "server");
+    for (app, direction, lost) in [
+        ("client", "Egress", "before"),
+        ("server", "Ingress", "before"),
+        ("client", "Egress", "dport"),
+        ("server", "Ingress", "sport"),
+    ] {
+        for family in 0..2 {
+            cluster.objects = vec![open()];
+            cluster.enforce();
+            let ends = connection(&cluster, cluster.pod("server").addresses()[family]);
+            cluster.objects = vec![rejecting(app, direction)];
+            cluster.enforce();
+            let loss = match lost {
+                "before" => Loss::of(cluster.pod("client"), "postrouting", "dport"),
+                port => Loss::of(&cluster.nodes[0], "forward", port),
+            };
+            let [client, server] = &ends;
+            (&ends[0]).write_all(b"question").unwrap();
+            let reset = |end| {
+                let (error, time) = error(end, Instant::now());
+                assert_eq!(error, Some(libc::ECONNRESET), "{app} {direction} {lost} {family}");
+                time
+            };
+            match lost {
+                "before" => {
+                    drop(loss);
+                    (&ends[0]).write_all(b"behind it").unwrap();
+                    println!("{app}, a segment before: {:?}", [client, server].map(reset));
+                }
+                // The client has its error, and the server at its next segment.
+                "dport" => {
+                    reset(client);
+                    drop(loss);
+                    (&ends[1]).write_all(b"news").unwrap();
+                    println!("{app}, the reset: {:?}", reset(server));
+                }
+                // The server has its error, and the client as soon as it repeats its segment.
+                _ => {
+                    reset(server);
+                    drop(loss);
+                    println!("{app}, the answer: {:?}", reset(client));
+                }
+            }
         }
     }
 }

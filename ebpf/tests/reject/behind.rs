@@ -1,0 +1,117 @@
+//! Answers to packets that policy denies behind a Service's translation.
+
+use netpold_ebpf::{
+    endpoint::EndpointRef,
+    host::HostSums,
+    judge::reject,
+    layout::EP_STATION_SHIFT,
+    packet::{
+        family::{V4, V6},
+        rejection::{self, Denied, Ends, FRAME, LINK, Letter, Rejection, Written, quote_at},
+    },
+    tables::find_endpoint,
+};
+use netpold_testkit::frames::{FAMILIES, Family, SYN, TCP, UDP, Who, frame, ip, tcp, udp};
+use netpold_testkit::one_pod::IFINDEX;
+
+use super::{STATION, add, sum, tables};
+
+/// The Service's port, and the client's.
+const ASKED: u16 = 443;
+const OWN: u16 = 4000;
+
+/// The answer to a frame at an exit, whose packet had other ends before.
+fn answer<F: Written>(
+    sender: EndpointRef,
+    frame: &[u8],
+    before: &Ends<F::Address>,
+) -> Option<Vec<u8>> {
+    let denied: Denied<F::Address> = rejection::read::<F, _>(&frame)?;
+    let protocol = denied.network.protocol;
+    let denied = reject::as_sent::<F>(sender, denied, before)?;
+    let mut letter = Letter([0; 576]);
+    let quote = |letter: &mut Letter, quoted: u32| {
+        let to = quote_at::<F>();
+        letter.0[to..to + quoted as usize].copy_from_slice(&frame[LINK..][..quoted as usize]);
+        rejection::restore::<F>(letter, before, protocol, &HostSums);
+        quoted
+    };
+    let length = rejection::compose::<F>(&mut letter, &denied, quote, &HostSums) as usize;
+    (length > 0).then(|| letter.0[FRAME..FRAME + length].to_vec())
+}
+
+/// The answer from a Service's address, to a source before the translation.
+fn of(
+    sender: EndpointRef,
+    family: Family,
+    from: Who,
+    service: Who,
+    frame: &[u8],
+) -> Option<Vec<u8>> {
+    let ports = [OWN, ASKED];
+    match family {
+        Family::V4 => {
+            let addresses = [from, service].map(|who| u32::from_be_bytes(who.v4()));
+            answer::<V4>(sender, frame, &Ends { addresses, ports })
+        }
+        Family::V6 => {
+            let words = |who: Who| {
+                let [first, second] = [0, 8].map(|at| who.v6()[at..at + 8].try_into().unwrap());
+                [u64::from_ne_bytes(first), u64::from_ne_bytes(second)]
+            };
+            answer::<V6>(sender, frame, &Ends { addresses: [from, service].map(words), ports })
+        }
+    }
+}
+
+/// Masqueraded by the node or not, a packet to a backend is answered from the Service to the sender's own address and
+/// station, and quoted as it was sent. One of another connection is not answered at all.
+#[test]
+fn answers_behind_a_translation_go_to_their_sender_alone() {
+    let mut tables = tables();
+    let sender = find_endpoint(&tables, IFINDEX).expect("the pod");
+    for family in FAMILIES {
+        let (at, addresses) = if family == Family::V4 { (34, 26..34) } else { (54, 22..54) };
+        let bytes =
+            |who: Who| if family == Family::V4 { who.v4().to_vec() } else { who.v6().to_vec() };
+        let back = [bytes(Who::Client), bytes(Who::Pod)].concat();
+        for now in [Who::Pod, Who::Friend] {
+            let to_backend =
+                |protocol, data: &[u8]| frame(&ip(family, now, Who::Stranger, protocol, data));
+            let syn = to_backend(TCP, &tcp(61_000, 8443, SYN));
+            let reset = of(sender, family, Who::Pod, Who::Client, &syn).expect("a reset");
+            assert_eq!((&reset[..6], &reset[6..12]), (&STATION[..], &syn[6..12]));
+            assert_eq!(reset[addresses.clone()], back);
+            assert_eq!(reset[at..at + 4], [ASKED.to_be_bytes(), OWN.to_be_bytes()].concat());
+            assert_eq!(sum(&reset, family), 0xffff);
+            let datagram = to_backend(UDP, &udp(61_000, 8443, b"question"));
+            let error = of(sender, family, Who::Pod, Who::Client, &datagram).expect("an error");
+            assert_eq!((&error[..6], &error[addresses.clone()]), (&STATION[..], &back[..]));
+            assert_eq!(sum(&error, family), 0xffff);
+            let quoted = &error[at + 8..];
+            let header = at - LINK;
+            let sent = [bytes(Who::Pod), bytes(Who::Client)].concat();
+            assert_eq!(quoted[addresses.start - LINK..addresses.end - LINK], sent);
+            assert_eq!(
+                quoted[header..header + 4],
+                [OWN.to_be_bytes(), ASKED.to_be_bytes()].concat()
+            );
+            assert_eq!(quoted[header + 4..][..4], datagram[at + 4..][..4]);
+            if family == Family::V4 {
+                assert_eq!(add(&quoted[..20]), 0xffff, "the quoted header's checksum");
+            }
+            assert_eq!(of(sender, family, Who::Stranger, Who::Client, &syn), None, "another's");
+            let mut group = syn.clone();
+            group[0] |= 1;
+            assert_eq!(of(sender, family, Who::Pod, Who::Client, &group), None);
+        }
+    }
+    let reset = rejection::read::<V4, _>(
+        &&frame(&ip(Family::V4, Who::Pod, Who::Stranger, TCP, &tcp(1, 2, 4)))[..],
+    );
+    assert_eq!(reset.expect("a denied reset").rejection, Rejection::Nothing);
+    tables.endpoint_mut(IFINDEX).flags &= (1 << EP_STATION_SHIFT) - 1;
+    let sender = find_endpoint(&tables, IFINDEX).expect("the pod");
+    let syn = frame(&ip(Family::V4, Who::Pod, Who::Stranger, TCP, &tcp(OWN, 80, SYN)));
+    assert_eq!(of(sender, Family::V4, Who::Pod, Who::Client, &syn), None, "an unknown station");
+}
