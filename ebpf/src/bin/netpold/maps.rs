@@ -21,7 +21,7 @@ use netpold_ebpf::{
         bytes::MAX_WINDOW,
         family::{V4, V6},
         parsed::ParsedPacket,
-        rejection::Letter,
+        rejection::{Ends, Letter},
     },
 };
 
@@ -155,6 +155,10 @@ pub(crate) struct Scratch {
     pub(crate) letter: Letter,
     /// Reset that goes on in place of a denied segment.
     pub(crate) onward: Letter,
+    /// Ends of a denied packet before its translation, if `translated` is not 0.
+    pub(crate) before4: Ends<u32>,
+    pub(crate) before6: Ends<[u64; 2]>,
+    pub(crate) translated: u64,
     /// `struct bpf_fib_lookup` of a route.
     pub(crate) route: [u32; 16],
 }

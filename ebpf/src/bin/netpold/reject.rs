@@ -76,6 +76,7 @@ pub(crate) fn may_be_due<D: Direction>(skb: *mut __sk_buff) -> bool {
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn netpold_reject_ingress(skb: *mut __sk_buff) -> u32 {
+    netpold_before(skb);
     answer::<Ingress>(
         skb,
         [netpold_reject_ingress4, netpold_cut_ingress4],
@@ -180,13 +181,13 @@ fn compose<D: Direction, F: Routed>(skb: *mut __sk_buff) -> u32 {
 #[inline(never)]
 pub(crate) extern "C" fn netpold_reject_backend(skb: *mut __sk_buff, link: u32) -> u32 {
     // SAFETY: the program's context.
-    let (protocol, tagged) = unsafe { ((*skb).protocol as u16, (*skb).vlan_present) };
-    let maps = Maps::new();
-    let Some((slot, sender)) = asking(skb, &maps) else { return DROP as u32 };
-    if tagged != 0 || !has_left::<Egress>(&maps, slot) || !begin(skb, link, protocol) {
+    let protocol = u16::from_be(unsafe { (*skb).protocol } as u16);
+    let ifindex = netpold_asking(skb);
+    if ifindex == 0 || link != mark::ETHERNET && netpold_begin(skb) == 0 || netpold_before(skb) == 0
+    {
         return DROP as u32;
     }
-    let length = match u16::from_be(protocol) {
+    let length = match protocol {
         ETHERTYPE_IPV4 => netpold_reject_backend4(skb),
         ETHERTYPE_IPV6 => netpold_reject_backend6(skb),
         _ => 0,
@@ -195,9 +196,22 @@ pub(crate) extern "C" fn netpold_reject_backend(skb: *mut __sk_buff, link: u32) 
         return DROP as u32;
     }
     mark::write(skb, REJECTION);
-    maps.count(reason::rejections(true));
+    Maps::new().count(reason::rejections(true));
     // SAFETY: the helper only notes the interface.
-    unsafe { bpf_redirect(sender.ifindex(), 0) as u32 }
+    unsafe { bpf_redirect(ifindex, 0) as u32 }
+}
+
+/// Interface of the endpoint in a packet's mark, if it asks for answers and has some left; else 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_asking(skb: *mut __sk_buff) -> u32 {
+    let maps = Maps::new();
+    // SAFETY: the program's context.
+    let tagged = unsafe { (*skb).vlan_present };
+    match asking(skb, &maps) {
+        Some((slot, sender)) if tagged == 0 && has_left::<Egress>(&maps, slot) => sender.ifindex(),
+        _ => 0,
+    }
 }
 
 /// The endpoint in a packet's mark, and its slot, if it asks for answers.
@@ -211,32 +225,63 @@ fn asking(skb: *mut __sk_buff, maps: &Maps) -> Option<(u32, EndpointRef)> {
     reject::is_wanted::<Egress>(sender.flags()).then_some((marked_slot(tc_index), sender))
 }
 
-/// Puts a link header in front of a packet without one, as all packets to an endpoint have it.
-#[inline(always)]
-fn begin(skb: *mut __sk_buff, link: u32, protocol: u16) -> bool {
-    if link == mark::ETHERNET {
-        return true;
-    }
+/// Puts a link header in front of a packet without one, as all packets to an endpoint have it; 0 on failure.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_begin(skb: *mut __sk_buff) -> u32 {
     // SAFETY: the program's context, and two bytes.
     unsafe {
-        bpf_skb_change_head(skb, LINK as u32, 0) == 0
-            && bpf_skb_store_bytes(skb, LINK as u32 - 2, (&raw const protocol).cast(), 2, 0) == 0
+        let protocol = (*skb).protocol as u16;
+        let begun = bpf_skb_change_head(skb, LINK as u32, 0) == 0
+            && bpf_skb_store_bytes(skb, LINK as u32 - 2, (&raw const protocol).cast(), 2, 0) == 0;
+        begun.into()
     }
+}
+
+/// Leaves a packet's ends before its translation in the scratch; returns whether the node's conntrack shows them, 1 or 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_before(skb: *mut __sk_buff) -> u32 {
+    let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
+    // SAFETY: the program's context.
+    let protocol = u16::from_be(unsafe { (*skb).protocol } as u16);
+    let known = match protocol {
+        ETHERTYPE_IPV4 => leave_before::<V4>(skb, scratch),
+        ETHERTYPE_IPV6 => leave_before::<V6>(skb, scratch),
+        _ => None,
+    };
+    // SAFETY: this CPU's own scratch.
+    unsafe { (*scratch).translated = known.is_some().into() };
+    known.is_some().into()
+}
+
+#[inline(always)]
+fn leave_before<F: Routed>(skb: *mut __sk_buff, scratch: *mut Scratch) -> Option<()> {
+    // SAFETY: the program's context.
+    let bytes = unsafe { Copied::new(skb) };
+    let denied = rejection::read::<F, _>(&bytes)?;
+    let ends = denied.ends(&bytes)?;
+    let course = Course(netpold_course(skb));
+    // SAFETY: this CPU's own scratch, written just before.
+    let tuples = unsafe { &(*scratch).connection };
+    let before = course.before::<F>(tuples, denied.network.protocol, &ends)?;
+    // SAFETY: this CPU's own scratch.
+    unsafe { F::before(scratch).write(before) };
+    Some(())
 }
 
 /// Writes the answer to a packet that policy denies behind its translation; returns the length of its frame, 0: it gets
 /// none.
 #[inline(always)]
-fn compose_backend<F: Written + Tracked>(skb: *mut __sk_buff) -> u32 {
+fn compose_backend<F: Routed>(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return 0 };
     let Some((slot, sender)) = asking(skb, &maps) else { return 0 };
-    // SAFETY: the program's context.
-    let bytes = unsafe { Copied::new(skb) };
+    // SAFETY: the program's context; this CPU's own scratch.
+    let (bytes, before) = unsafe { (Copied::new(skb), &*F::before(scratch)) };
     let Some(denied) = rejection::read::<F, _>(&bytes) else { return 0 };
-    let Some(before) = before::<F>(skb, scratch, &bytes, &denied) else { return 0 };
     let protocol = denied.network.protocol;
-    let Some(denied) = reject::as_sent::<F>(sender, denied, &before) else { return 0 };
+    let Some(denied) = reject::as_sent::<F>(sender, denied, before) else { return 0 };
     if matches!(denied.rejection, Rejection::Nothing) || !may_go::<Egress>(&maps, slot) {
         return 0;
     }
@@ -244,25 +289,10 @@ fn compose_backend<F: Written + Tracked>(skb: *mut __sk_buff) -> u32 {
     let letter = unsafe { &mut (*scratch).letter };
     let quote = |letter: &mut Letter, quoted| {
         let quoted = quote::<F>(skb, letter, quoted);
-        rejection::restore::<F>(letter, &before, protocol, &Kernel);
+        rejection::restore::<F>(letter, before, protocol, &Kernel);
         quoted
     };
     rejection::compose::<F>(letter, &denied, quote, &Kernel)
-}
-
-/// Ends of a packet before the node translated it; `None`: unknown.
-#[inline(always)]
-fn before<F: Written + Tracked>(
-    skb: *mut __sk_buff,
-    scratch: *mut Scratch,
-    bytes: &Copied,
-    denied: &Denied<F::Address>,
-) -> Option<Ends<F::Address>> {
-    let ends = denied.ends(bytes)?;
-    let course = Course(netpold_course(skb));
-    // SAFETY: this CPU's own scratch, written just before.
-    let tuples = unsafe { &(*scratch).connection };
-    course.before::<F>(tuples, denied.network.protocol, &ends)
 }
 
 /// Writes the reset that goes on in place of a packet whose answer was composed; returns the length of its frame, 0:
@@ -315,9 +345,9 @@ fn is_proved<F: Routed>(
     if by == 0 {
         return false;
     }
-    // SAFETY: the program's context.
-    let before = before::<F>(skb, scratch, &unsafe { Copied::new(skb) }, denied);
-    let source = before.map_or(denied.network.source, |before| before.addresses[0]);
+    // SAFETY: this CPU's own scratch.
+    let (before, known) = unsafe { (&*F::before(scratch), (*scratch).translated != 0) };
+    let source = if known { before.addresses[0] } else { denied.network.source };
     match reject::source::<F, _>(maps, by, marks, source) {
         Source::Proved => true,
         Source::Unproved => false,
@@ -332,11 +362,19 @@ fn is_proved<F: Routed>(
 
 /// An IP version, for the search of routes.
 trait Routed: Sender + Tracked {
+    /// Place of a packet's ends before its translation.
+    fn before(scratch: *mut Scratch) -> *mut Ends<Self::Address>;
     /// Writes `struct bpf_fib_lookup` for a packet from one address to another, received by an interface.
     fn write_route(route: &mut [u32; 16], by: u32, from: Self::Address, to: Self::Address);
 }
 
 impl Routed for V4 {
+    #[inline(always)]
+    fn before(scratch: *mut Scratch) -> *mut Ends<u32> {
+        // SAFETY: a field of the scratch.
+        unsafe { &raw mut (*scratch).before4 }
+    }
+
     #[inline(always)]
     fn write_route(route: &mut [u32; 16], by: u32, from: u32, to: u32) {
         *route = [0; 16];
@@ -348,6 +386,12 @@ impl Routed for V4 {
 }
 
 impl Routed for V6 {
+    #[inline(always)]
+    fn before(scratch: *mut Scratch) -> *mut Ends<[u64; 2]> {
+        // SAFETY: a field of the scratch.
+        unsafe { &raw mut (*scratch).before6 }
+    }
+
     #[inline(always)]
     fn write_route(route: &mut [u32; 16], by: u32, from: [u64; 2], to: [u64; 2]) {
         *route = [0; 16];
