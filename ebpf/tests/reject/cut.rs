@@ -1,6 +1,5 @@
 //! Resets that go on to the receiver of a connection that policy has cut.
 
-use netpold_ebpf::judge::hook::Hook;
 use netpold_ebpf::layout::{EP_REJECT_EGRESS, EP_REJECT_INGRESS};
 use netpold_testkit::frames::{ACK, FAMILIES, FIN, Family, RST, SYN, TCP, Who, frame, ip, tcp};
 use netpold_testkit::node::NodeTables;
@@ -178,13 +177,8 @@ fn denied_packets_turn_no_connection_around() {
                     let frame = arrive(of_client, of_client, flags, b"x");
                     let sent = answers(&tables, &arrival(of_client), &frame);
                     onward += usize::from(sent.onward.is_some());
-                    // The answer passes the other hook of the interface.
-                    let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
-                    sent.back.iter().for_each(|back| {
-                        tables.judge(of_server, hook, back);
-                    });
                 }
-                // An answer ends no entry, however long the server is silent.
+                // Answers are not judged, so none ends an entry, however long the server is silent.
                 if round == 1 {
                     tables.flows.later(60_000);
                 }

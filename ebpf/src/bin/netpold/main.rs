@@ -86,11 +86,14 @@ fn netpold_ingress(context: TcContext) -> i32 {
         trace::end_for_sender(settled);
         return settled;
     }
-    let mut reason = judge::<Ingress>(skb, &slow_path);
+    let mut reason = if reject::is_answer(skb) {
+        Reason::Related as u32
+    } else {
+        judge::<Ingress>(skb, &slow_path)
+    };
     if reason == Reason::Answer as u32 && !connection::is_of_allowed(skb) {
         reason = Reason::ServiceBackend as u32;
     }
-    let reason = reject::settled(skb, reason);
     trace::end(reason);
     observe::record::<Ingress>(skb, reason);
     names::listen::<Ingress>(skb, reason);
@@ -112,12 +115,13 @@ fn netpold_egress(context: TcContext) -> i32 {
     };
     let skb = context.as_ptr().cast();
     trace::begin::<Egress>(skb);
-    let reason = if checksum::is_settled(skb, mark::ETHERNET) {
+    let reason = if reject::is_answer(skb) {
+        Reason::Related as u32
+    } else if checksum::is_settled(skb, mark::ETHERNET) {
         judge::<Egress>(skb, &slow_path)
     } else {
         Reason::Malformed as u32
     };
-    let reason = reject::settled(skb, reason);
     trace::end(reason);
     mark::leave(skb, reason);
     observe::record::<Egress>(skb, reason);

@@ -42,18 +42,10 @@ use crate::{
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
-/// The reason of a packet's verdict: a dropped answer passes.
+/// Whether a packet is an answer of these programs. It passes without a judgement: a reset would end its flow's entry, which
+/// the next packet of the other side would begin anew, as the initiator.
 #[inline(always)]
-pub(crate) fn settled(skb: *mut __sk_buff, reason: u32) -> u32 {
-    if reason >= Reason::FIRST_DROP as u32 && is_answer(skb) {
-        return Reason::Related as u32;
-    }
-    reason
-}
-
-/// Whether a packet is an answer of these programs.
-#[inline(always)]
-fn is_answer(skb: *mut __sk_buff) -> bool {
+pub(crate) fn is_answer(skb: *mut __sk_buff) -> bool {
     reject::is_answer(&Maps::new(), mark::read_mark(skb), mark::read(skb))
 }
 
