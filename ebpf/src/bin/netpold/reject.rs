@@ -46,7 +46,14 @@ const AF_INET6: u8 = 10;
 /// the next packet of the other side would begin anew, as the initiator.
 #[inline(always)]
 pub(crate) fn is_answer(skb: *mut __sk_buff) -> bool {
-    reject::is_answer(&Maps::new(), mark::read_mark(skb), mark::read(skb))
+    mark::read(skb) == REJECTION && netpold_is_answer(skb) != 0
+}
+
+/// [`reject::is_answer`], 1 or 0. A global function, to spare the programs' stack.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_is_answer(skb: *mut __sk_buff) -> u32 {
+    reject::is_answer(&Maps::new(), mark::read_mark(skb), mark::read(skb)).into()
 }
 
 /// Whether the interface's endpoint asks for answers and has some left in this second, or is in another slot than nearly
