@@ -137,8 +137,8 @@ impl Load {
     }
 }
 
-/// Stops all threads when one fails.
-struct StopOnDrop<'a>(&'a AtomicBool);
+/// Stops all threads at the end of a test, and when one fails.
+pub(crate) struct StopOnDrop<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {

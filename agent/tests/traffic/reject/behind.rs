@@ -112,7 +112,8 @@ fn backends_that_clients_may_not_reach_through_a_device_without_link_header() {
     cluster.nodes[0].netns().ip(device).unwrap();
     let service = Service::new(1, "s").pods(&cluster, &["server2"]);
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&service));
-    describe(&mut cluster, &[service.clone().pods(&cluster, &["friend1"])]);
+    let one = service.clone().pods(&cluster, &["friend1"]);
+    describe(&mut cluster, &[one]);
     cluster.objects.push(annotated("client", &may_reach("client", &["friend"]), "reject"));
     cluster.enforce();
     let to = service.cluster_ips().map(|address| (address, service.port).into());

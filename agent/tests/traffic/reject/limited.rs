@@ -9,6 +9,7 @@ use netpold_testbed::packet::{frame, udp_packet};
 use netpold_testbed::{Cni, Wire, require_root};
 
 use super::{annotated, refused, rejecting, sockets};
+use crate::load::StopOnDrop;
 
 /// Number of denied packets of a burst.
 const BURST: usize = 2000;
@@ -97,10 +98,11 @@ fn a_flood_to_a_pod_takes_no_answer_from_it() {
     let packet = udp_packet(ends[0], ends[1], b"flood");
     let frame = frame(flooding.gateway_mac(), flooding.mac(), &packet);
     let wire = flooding.wire("eth0").unwrap();
-    let goes_on = AtomicBool::new(true);
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _stop = StopOnDrop(&stop);
         scope.spawn(|| {
-            while goes_on.load(Ordering::Relaxed) {
+            while !stop.load(Ordering::Relaxed) {
                 (0..100).for_each(|_| wire.send(&frame).unwrap());
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -109,7 +111,6 @@ fn a_flood_to_a_pod_takes_no_answer_from_it() {
             refused(flooded, &sockets(cluster.pod("server").addresses()));
             std::thread::sleep(Duration::from_millis(300));
         }
-        goes_on.store(false, Ordering::Relaxed);
     });
     let answered = errors(&wire);
     assert!(answered >= 50, "the flood used up its own answers: {answered}");
