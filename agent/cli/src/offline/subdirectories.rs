@@ -24,11 +24,13 @@ pub(super) fn text(directory: &Path, depth: Recursive) -> Result<Option<String>>
     let tree = tree(directory, depth.recursive)
         .with_context(|| format!("cannot read {}", directory.display()))?;
     let root = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
-    // A link to a directory that is read, or that contains the one that is read, adds nothing or is a loop.
+    // A link to a directory that is read adds nothing. Hidden directories are not read.
+    let is_read = |target: &Path| {
+        let below = target.strip_prefix(&root);
+        target == root || depth.recursive && below.is_ok_and(|below| !is_hidden(below))
+    };
     let is_elsewhere = |link: &&PathBuf| {
-        fs::canonicalize(directory.join(link)).is_ok_and(|target| {
-            !(root.starts_with(&target) || depth.recursive && target.starts_with(&root))
-        })
+        fs::canonicalize(directory.join(link)).is_ok_and(|target| !is_read(&target))
     };
     let (unread, word, hint) = match depth.recursive {
         true => (Vec::new(), ["link", "links"], "links to directories are not followed"),
@@ -79,4 +81,9 @@ fn count(directory: &Path, depth: usize, left: &mut usize) -> usize {
         }
     }
     files
+}
+
+/// Whether a part of a path begins with a dot.
+fn is_hidden(path: &Path) -> bool {
+    path.components().any(|part| part.as_os_str().as_encoded_bytes().starts_with(b"."))
 }
