@@ -158,8 +158,8 @@ impl Loss {
     fn of(host: &Host, hook: &str, port: &str) -> Self {
         let rules = format!(
             "add table inet loss; \
-             add chain inet loss all {{ type filter hook {hook} priority 0; }}; \
-             add rule inet loss all tcp {port} {LISTENING} drop"
+             add chain inet loss segments {{ type filter hook {hook} priority 0; }}; \
+             add rule inet loss segments tcp {port} {LISTENING} drop"
         );
         assert!(host.command("nft").unwrap().arg(rules).status().unwrap().success());
         Self(Arc::clone(host.netns()))

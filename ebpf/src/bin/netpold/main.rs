@@ -81,16 +81,15 @@ fn netpold_ingress(context: TcContext) -> i32 {
         groups6: names::netpold_ingress_groups6,
     };
     let skb = context.as_ptr().cast();
+    if reject::is_answer(skb) {
+        return NEXT;
+    }
     trace::begin::<Ingress>(skb);
     if let Some(settled) = mark::arrived(skb) {
         trace::end_for_sender(settled);
         return settled;
     }
-    let mut reason = if reject::is_answer(skb) {
-        Reason::Related as u32
-    } else {
-        judge::<Ingress>(skb, &slow_path)
-    };
+    let mut reason = judge::<Ingress>(skb, &slow_path);
     if reason == Reason::Answer as u32 && !connection::is_of_allowed(skb) {
         reason = Reason::ServiceBackend as u32;
     }
@@ -114,10 +113,12 @@ fn netpold_egress(context: TcContext) -> i32 {
         groups6: names::netpold_egress_groups6,
     };
     let skb = context.as_ptr().cast();
+    if reject::is_answer(skb) {
+        mark::leave(skb, Reason::Related as u32);
+        return NEXT;
+    }
     trace::begin::<Egress>(skb);
-    let reason = if reject::is_answer(skb) {
-        Reason::Related as u32
-    } else if checksum::is_settled(skb, mark::ETHERNET) {
+    let reason = if checksum::is_settled(skb, mark::ETHERNET) {
         judge::<Egress>(skb, &slow_path)
     } else {
         Reason::Malformed as u32
