@@ -179,7 +179,7 @@ fn denied_packets_turn_no_connection_around() {
                     onward += usize::from(sent.onward.is_some());
                 }
                 // Answers are not judged, so none ends an entry, however long the server is silent.
-                if round == 1 {
+                if round == 0 {
                     tables.flows.later(60_000);
                 }
                 // A challenge ACK, data, and a FIN of the server.
