@@ -46,8 +46,8 @@ const SECRET: &str = "netpold-controller-tls";
 const FIELD: &str = "certificates.json";
 /// Name of the webhook's configuration.
 const CONFIGURATION: &str = "netpold-readiness-gate";
-/// Annotation of the configuration: since when the API server trusts the webhook (RFC 3339). Pods created before have no
-/// gate.
+/// Annotation of the configuration: earliest time known at which the API server trusted the webhook (RFC 3339). Pods
+/// created before may have no gate.
 const TRUSTED_SINCE: &str = "netpold.io/trusted-since";
 /// Seconds between `notBefore` and the time of issue, for clients with a clock that is slow.
 const BACKDATED: u64 = 300;
@@ -384,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_configuration_tells_since_when_its_webhook_is_trusted() {
+    fn trusted_since_is_the_time_of_the_first_trusted_bundle() {
         let at = |second| k8s_openapi::jiff::Timestamp::from_second(second).unwrap();
         let issue = |now| Issued::new(&["localhost".to_owned()], now, Duration::from_mins(20));
         let first = Certificates { current: issue(0).unwrap(), next: None, previous: None };
