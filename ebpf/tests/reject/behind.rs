@@ -55,10 +55,7 @@ fn of(
             answer::<V4>(sender, frame, &Ends { addresses, ports })
         }
         Family::V6 => {
-            let words = |who: Who| {
-                let [first, second] = [0, 8].map(|at| who.v6()[at..at + 8].try_into().unwrap());
-                [u64::from_ne_bytes(first), u64::from_ne_bytes(second)]
-            };
+            let words = |who: Who| V6::words(&who.v6());
             answer::<V6>(sender, frame, &Ends { addresses: [from, service].map(words), ports })
         }
     }

@@ -102,7 +102,7 @@ fn backends_that_clients_may_not_reach_through_a_tunnel() {
     denied_after_the_translation(&mut cluster, Proxy::Nftables);
 }
 
-/// Packets out of a device without a link header (WireGuard, IPIP) get one with their answer.
+/// Packets out of a device without a link header (a tunnel of IP packets) get one with their answer.
 #[test]
 fn backends_that_clients_may_not_reach_through_a_device_without_link_header() {
     require_root!();
