@@ -24,7 +24,7 @@ pub(crate) struct Sources {
     /// Fields of them that enforcement does not read.
     pub(super) details: [Details; 2],
     /// Whether the objects are those of files, see [`crate::judge::Judge::new`].
-    pub(super) is_partial: bool,
+    pub(crate) is_partial: bool,
     /// Parts of the change that are not compared.
     pub(crate) gaps: Vec<String>,
     /// Facts about the change, a sentence each.
@@ -42,7 +42,7 @@ pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
         let [from, to] = [("--from", from), ("--to", to)].map(|(option, path)| {
             offline::refuse_kustomization("diff", option, path, depth)?;
             let reviewed = offline::review_directory(option, path, namespace, depth)?.reported();
-            let mut details = Details::default();
+            let mut details = Details::within(namespace);
             details.add(option, path, depth)?;
             Ok::<_, anyhow::Error>((reviewed, details))
         });
@@ -84,12 +84,10 @@ fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
     let mut sources = Sources::of_change(before, &changes, args.delete);
     sources.gaps.splice(0..0, gaps);
     sources.is_partial = manifests.is_some();
-    let present = present(manifests, depth, &args.cluster)?;
-    sources.details = [present.clone(), present];
-    let [present, after] = &mut sources.details;
-    if !args.delete {
-        after.add("--file", file, depth)?;
-    }
+    let present = present(manifests, depth, &args.cluster, own)?;
+    let add = |details: &mut Details| details.add("--file", file, depth);
+    sources.set_details(present, &changes, args.delete, add)?;
+    let present = &sources.details[0];
     let foreign = unenforced::read("--file", file, depth)?;
     sources.gaps.extend(unenforced::note(&foreign));
     let others = unenforced::names(present).difference(&foreign).cloned().collect();
@@ -98,16 +96,24 @@ fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
 }
 
 /// Returns the details of the present objects: of a directory or of standard input, or else of the selected cluster, as
-/// far as the user may read them.
+/// far as the user may read them. Those without a namespace belong to `own`.
 ///
 /// # Errors
 /// A file cannot be read.
-fn present(manifests: Option<&Path>, depth: Recursive, cluster: &ClusterArgs) -> Result<Details> {
-    match manifests {
-        Some(directory) => Details::read(directory, depth),
-        None if cluster.is_meant() => doctor::details_of_policies(cluster),
-        None => Ok(Details::default()),
+fn present(
+    manifests: Option<&Path>,
+    depth: Recursive,
+    cluster: &ClusterArgs,
+    own: String,
+) -> Result<Details> {
+    let mut details = Details::within(&own);
+    if let Some(directory) = manifests {
+        details.add("--manifests", directory, depth)?;
+    } else if cluster.is_meant() {
+        details = doctor::details_of_policies(cluster)?;
+        details.namespace = Some(own);
     }
+    Ok(details)
 }
 
 impl Sources {
@@ -123,6 +129,34 @@ impl Sources {
         }
         sources.objects = [before, after];
         sources
+    }
+
+    /// Sets the details of both sides. `add` adds those of the objects to apply, or to delete.
+    ///
+    /// # Errors
+    /// As `add`.
+    pub(crate) fn set_details(
+        &mut self,
+        present: Details,
+        named: &[Change],
+        delete: bool,
+        add: impl FnOnce(&mut Details) -> Result<()>,
+    ) -> Result<()> {
+        let mut after = present.clone();
+        if delete {
+            let mut gone = Details::default();
+            gone.namespace.clone_from(&present.namespace);
+            add(&mut gone)?;
+            let namespaces = named.iter().filter_map(|object| match object {
+                Change::Namespace(namespace) => Some(namespace.name.as_str()),
+                _ => None,
+            });
+            after.remove(&gone, &namespaces.collect());
+        } else {
+            add(&mut after)?;
+        }
+        self.details = [present, after];
+        Ok(())
     }
 
     /// Returns the deletions that follow from deleting these objects: a namespace's contents, a workload's pods.

@@ -1,6 +1,6 @@
 //! Services and `v1` Endpoints: targets of ports.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1 as api;
@@ -71,8 +71,9 @@ impl Details {
     pub(super) fn add_service(&mut self, service: api::Service) {
         let (metadata, spec) = (service.metadata, service.spec.unwrap_or_default());
         let Some(name) = metadata.name else { return };
-        let key =
-            Key::new(metadata.namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()), name);
+        let key = self.key(metadata.namespace, name);
+        self.services.remove(&key);
+        self.external_names.remove(&key);
         if spec.type_.as_deref() == Some("ExternalName") {
             // An ExternalName leads to no pod, in spite of a selector.
             self.external_names.insert(key, spec.external_name.unwrap_or_default());
@@ -95,8 +96,7 @@ impl Details {
     pub(super) fn add_endpoints(&mut self, endpoints: api::Endpoints) {
         let metadata = endpoints.metadata;
         let Some(name) = metadata.name else { return };
-        let key =
-            Key::new(metadata.namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()), name);
+        let key = self.key(metadata.namespace, name);
         let mut found = Vec::new();
         for subset in endpoints.subsets.into_iter().flatten() {
             let addresses = subset.addresses.into_iter().flatten();
@@ -112,6 +112,26 @@ impl Details {
             }
         }
         self.endpoints.insert(key, found);
+    }
+
+    /// Returns no details; Services and Endpoints without a namespace will belong to this one.
+    pub(crate) fn within(namespace: &str) -> Self {
+        Self { namespace: Some(namespace.to_owned()), ..Self::default() }
+    }
+
+    fn key(&self, namespace: Option<String>, name: String) -> Key {
+        let namespace = namespace.filter(|it| !it.is_empty()).or_else(|| self.namespace.clone());
+        Key::new(namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()), name)
+    }
+
+    /// Removes the Services and Endpoints that other details contain, and those of these namespaces.
+    pub(crate) fn remove(&mut self, named: &Self, namespaces: &BTreeSet<&str>) {
+        let stays = |key: &Key| !namespaces.contains(key.namespace.as_str());
+        let is_service =
+            |key: &Key| named.services.contains_key(key) || named.external_names.contains_key(key);
+        self.services.retain(|key, _| stays(key) && !is_service(key));
+        self.external_names.retain(|key, _| stays(key) && !is_service(key));
+        self.endpoints.retain(|key, _| stays(key) && !named.endpoints.contains_key(key));
     }
 }
 
