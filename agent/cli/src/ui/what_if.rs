@@ -53,10 +53,17 @@ pub(super) fn answer(
     let objects = named.len();
     let mut sources = Sources::of_change(world.objects.clone(), &named, change.delete);
     sources.gaps.splice(0..0, absent);
+    let add = |details: &mut Details| details.add_text(NAME, change.yaml.as_bytes());
     let mut details = Details::default();
-    details.add_text(NAME, change.yaml.as_bytes());
+    add(&mut details);
     let (foreign, present) =
         (unenforced::names(&details), unenforced::names(world.judge.details()));
+    sources.is_partial = !source.is_live();
+    let known = world.judge.details().clone();
+    sources.set_details(known, &named, change.delete, |details| {
+        add(details);
+        Ok(())
+    })?;
     sources.gaps.extend(unenforced::note(&foreign));
     sources.notes.extend(unenforced::note(&present.difference(&foreign).cloned().collect()));
     let ([before, after], mut difference) = compare_objects(sources, &source.pod_cidrs, ended)?;

@@ -54,10 +54,13 @@ impl Source {
         let (manifests, given) = (self.manifests.as_deref(), self.namespace.as_deref());
         let namespace = live::namespace(manifests, &self.cluster, given)?;
         let objects = live::all_objects(manifests, self.depth, &self.cluster, given)?;
-        let details = match manifests {
-            Some(path) => Details::read(path, self.depth)?,
-            None => doctor::details_of_policies(&self.cluster)?,
-        };
+        let mut details = Details::within(&namespace);
+        if let Some(path) = manifests {
+            details.add("--manifests", path, self.depth)?;
+        } else {
+            details = doctor::details_of_policies(&self.cluster)?;
+            details.namespace = Some(namespace.clone());
+        }
         let title = match (manifests, &self.cluster.context) {
             (Some(path), _) if offline::is_standard_input(path) => {
                 offline::STANDARD_INPUT.to_owned()

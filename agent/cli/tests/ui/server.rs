@@ -305,6 +305,35 @@ fn what_if_has_the_gaps_and_notes_of_diff() {
 }
 
 #[test]
+fn what_if_compares_services() {
+    let service = |target: u16| {
+        format!(
+            "{{apiVersion: v1, kind: Service, metadata: {{namespace: shop, name: front}}, spec: {{selector: {{app: web}}, \
+             ports: [{{port: 80, targetPort: {target}}}]}}}}"
+        )
+    };
+    let pods = ["web", "cart"].map(|name| {
+        format!(
+            "{{apiVersion: apps/v1, kind: Deployment, metadata: {{namespace: shop, name: {name}}}, spec: {{template: \
+             {{metadata: {{labels: {{app: {name}}}}}, spec: {{containers: [{{name: c}}]}}}}}}}}"
+        )
+    });
+    let rule = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {namespace: shop, name: web}, spec: \
+                {podSelector: {matchLabels: {app: web}}, ingress: [{ports: [{port: 8080}]}]}}";
+    let namespace = "{apiVersion: v1, kind: Namespace, metadata: {name: shop}}";
+    let all = [&pods[0], &pods[1], rule, namespace, &service(8080)].join("\n---\n");
+    let manifests = directory(&[]);
+    std::fs::write(manifests.path().join("shop.yaml"), all).unwrap();
+    let ui = Ui::start(manifests.path());
+    let cut = ui.ask("what-if", &json!({ "yaml": service(9090) })).json();
+    let line = json!({ "from": ["shop/cart", "shop/web"], "to": ["svc/shop/front"], "loses": "TCP 80", "gains": null, "some": false });
+    assert_eq!(cut["lines"], json!([line]), "{cut}");
+    let gone = ui.ask("what-if", &json!({ "yaml": service(8080), "delete": true })).json();
+    let gaps = gone["not_compared"].to_string();
+    assert!(gaps.contains("connections to Service shop/front: it is gone"), "{gone}");
+}
+
+#[test]
 fn ctrl_c_ends_the_server() {
     let manifests = directory(&shop());
     let mut ui = Ui::start(manifests.path());
