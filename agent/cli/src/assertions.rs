@@ -194,6 +194,10 @@ pub fn run(args: &TestArgs) -> Result<u8> {
     }
     let files = read::read(&args.file, &own)?;
     let is_of_cluster = manifests.is_none() && cluster_args.is_meant();
+    if manifests.is_none() && args.cluster.is_meant() && !is_of_cluster && !files.objects.is_empty()
+    {
+        anstream::eprintln!("netpold: no cluster is configured: judged by the objects of -f alone");
+    }
     let objects = match files.objects.is_empty() || manifests.is_some() || is_of_cluster {
         true => live::all_objects(manifests, args.depth, &cluster_args, namespace)?,
         false => Vec::new(),
