@@ -68,7 +68,7 @@ impl ClusterArgs {
         !self.local && (self.kubeconfig.is_some() || self.context.is_some() || is_plugin())
     }
 
-    /// Returns these flags without a cluster if they select kubectl's one and none is configured, as in most CI jobs.
+    /// Without kubectl's cluster if none is configured (most CI jobs).
     pub(crate) fn if_configured(&self) -> Self {
         let local = self.local || !is_configured(&self.access(SILENCE));
         Self { local, ..self.clone() }

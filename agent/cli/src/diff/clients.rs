@@ -1,5 +1,4 @@
-//! Addresses that objects alone do not give to one side: those of a pod's own node, and those with which clients outside
-//! of the cluster arrive.
+//! Addresses that the objects do not assign: a pod's own node, and clients behind a masquerade.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +10,7 @@ use super::{Change, Difference, Party, Ports, Workload, few};
 use crate::doctor::{Details, is_selected};
 use crate::judge::{is_link_local, lacks_own_node};
 
-/// Returns notes on changes that hold for some of the named addresses only, or for more. `details` and `cluster` are of
+/// Notes on changes that include or omit addresses of nodes. `details` and `cluster` are of
 /// the objects after the change.
 pub(super) fn notes(details: &Details, cluster: &Cluster, difference: &Difference) -> Vec<String> {
     own_nodes(cluster, difference)
@@ -99,7 +98,7 @@ fn as_workload(party: &Party) -> Option<&Workload> {
     if let Party::Workload(workload) = party { Some(workload) } else { None }
 }
 
-/// Returns whether connections of nodes or from outside to a workload change, and not those of all of these addresses alike.
+/// Whether connections to the workload change for some client addresses only.
 fn depends_on_client(workload: &Workload, difference: &Difference) -> bool {
     let is_client = |party: &Party| matches!(party, Party::Outside { .. } | Party::Nodes { .. });
     let to_workload = difference.changes.iter().filter(|change| {
