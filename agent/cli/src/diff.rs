@@ -42,7 +42,7 @@ pub(crate) use sources::Sources;
 pub use workloads::Workload;
 
 use crate::flows;
-use crate::judge::{Judge, are_possible};
+use crate::judge::are_possible;
 use crate::offline::{ranges, stand_in};
 use crate::output::print;
 
@@ -206,12 +206,8 @@ pub(crate) fn compare_objects(
     let Sources { objects, details, is_partial, gaps, notes } = sources;
     let objects = places::place(objects.map(lasting));
     let services = services::differing(&objects, &details);
-    let judges = (!services.is_empty()).then(|| {
-        let [before, after] = objects.clone();
-        let [of_before, of_after] = details.clone();
-        [(before, of_before), (after, of_after)]
-            .map(|(objects, details)| Judge::new(objects, details, pod_cidrs, is_partial))
-    });
+    let judges = (!services.is_empty())
+        .then(|| services::judges(objects.clone(), details.clone(), pod_cidrs, is_partial));
     let may_depend = objects.iter().any(|objects| are_possible(objects));
     let copied = if may_depend { Some(objects.clone()) } else { None };
     let [before, after] = objects.map(|objects| objects.into_iter().collect());
@@ -223,7 +219,7 @@ pub(crate) fn compare_objects(
         difference.isolation.unknown.extend(depending);
     }
     if let Some([before, after]) = &judges {
-        services::compare([before, after], &services, &mut difference);
+        services::compare([before, after], &services, &mut difference, ended)?;
     }
     difference.notes.extend(notes);
     difference.notes.extend(clients::notes(&details[1], &after, &difference));

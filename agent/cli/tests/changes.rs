@@ -220,3 +220,193 @@ fn clients_that_may_arrive_with_a_nodes_address_are_named() {
     );
     assert!(!text.contains("externalTrafficPolicy"), "{text}");
 }
+
+/// Slice of Service `web`: pod `web`, at the port of its container.
+fn slice(address: &str, port: u16) -> String {
+    format!(
+        "{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{namespace: shop, name: web-1, labels: \
+         {{kubernetes.io/service-name: web}}}}, addressType: IPv4, ports: [{{name: '', port: {port}, protocol: TCP}}], \
+         endpoints: [{{addresses: [{address}], conditions: {{ready: true}}}}]}}"
+    )
+}
+
+/// Slices in the objects after a change are often those of before it.
+#[test]
+fn slices_of_before_the_change_do_not_hide_it() {
+    let (cart, web) = (pod("cart", "n1", "10.0.0.8"), pod("web", "n2", "10.0.0.7"));
+    let old = pod("old", "n2", "10.0.0.6");
+    let rule = policy("web", "ingress: [{from: [{podSelector: {}}], ports: [{port: 8080}]}]");
+    let closed = policy("old", "policyTypes: [Ingress]");
+    let to = |selector: &str, target: u16| {
+        service(&format!(
+            "clusterIP: 10.96.0.1, selector: {{{selector}}}, ports: [{{port: 80, targetPort: {target}}}]"
+        ))
+    };
+    let slice = slice("10.0.0.7", 8080);
+    let endpoints = "{apiVersion: v1, kind: Endpoints, metadata: {namespace: shop, name: web}, subsets: [{addresses: \
+                     [{ip: 10.0.0.7}], ports: [{port: 8080, protocol: TCP}]}]}";
+    let good = to("app: web", 8080);
+    for made in [&*slice, endpoints] {
+        let with = |service: &str, web: &str| {
+            [NAMESPACE, &cart, &old, &rule, &closed, made, service, web].map(str::to_owned)
+        };
+        let side = |it: &[String; 8]| -> Vec<&'static str> {
+            it.iter().map(|text| &*text.clone().leak()).collect()
+        };
+        let before = side(&with(&good, &web));
+        let cuts = "shop/cart, shop/old -> svc/shop/web: loses TCP 80";
+        let after = side(&with(&to("app: web", 9090), &web));
+        expect(&before, &after, DIFFERENT, &[cuts]);
+        let after = side(&with(&to("app: old", 8080), &web));
+        expect(&before, &after, DIFFERENT, &["shop/cart", "-> svc/shop/web: loses TCP 80"]);
+        let out = web.replace("app: web", "app: out");
+        let nobody = "connections to Service shop/web at TCP 80: no pod is behind it any more";
+        let text = expect(&before, &side(&with(&good, &out)), DIFFERENT, &[nobody]);
+        assert!(text.contains("OPEN: shop/web"), "{text}");
+        // Endpoints of a Service without a selector are not a controller's.
+        let [own, other] = ["8080", "9090"].map(|target| {
+            service(&format!("clusterIP: 10.96.0.1, ports: [{{port: 80, targetPort: {target}}}]"))
+        });
+        if made == slice {
+            expect(&side(&with(&own, &web)), &side(&with(&other, &web)), SAME, &[]);
+        }
+    }
+}
+
+/// Before and after, one of two backends is open, each time another one.
+#[test]
+fn equal_reasons_are_no_equal_verdicts() {
+    let front = |name: &str| deployment(name, "").replace("labels: {", "labels: {tier: front, ");
+    let plain = |name: &str| deployment(name, "");
+    let (closed, cart) = (policy("b", "policyTypes: [Ingress]"), plain("cart"));
+    let service = service("selector: {tier: front}, ports: [{port: 8080}]");
+    expect(
+        &[NAMESPACE, &cart, &service, &closed, &front("a"), &front("b"), &plain("c")],
+        &[NAMESPACE, &cart, &service, &closed, &plain("a"), &front("b"), &front("c")],
+        CANNOT_TELL,
+        &[
+            "connections to Service shop/web at TCP 8080: it depends on the backend: 1 of 2 is allowed",
+        ],
+    );
+}
+
+#[test]
+fn clients_outside_of_the_cluster_are_no_compared_senders_to_a_service() {
+    let (web, cart) = (deployment("web", ""), deployment("cart", ""));
+    let rule = policy(
+        "web",
+        "ingress: [{from: [{ipBlock: {cidr: 203.0.113.0/24}}], ports: [{port: 8080}]}, {from: [{podSelector: {}}]}]",
+    );
+    let outside = "connections to Service shop/web from outside of the cluster and at node ports";
+    for kind in ["type: LoadBalancer", "type: NodePort", "externalIPs: [198.51.100.7]"] {
+        let to = |target: u16| {
+            service(&format!(
+                "{kind}, selector: {{app: web}}, ports: [{{port: 80, targetPort: {target}}}]"
+            ))
+        };
+        let (good, bad) = (to(8080), to(9090));
+        expect(
+            &[NAMESPACE, &web, &cart, &rule, &good],
+            &[NAMESPACE, &web, &cart, &rule, &bad],
+            CANNOT_TELL,
+            &[outside],
+        );
+        let same = [NAMESPACE, &web, &cart, &rule, &good];
+        expect(&same, &same, SAME, &[]);
+    }
+}
+
+/// The number behind the port's name changes, the Service does not.
+#[test]
+fn a_named_target_port_with_another_number_cuts_its_clients() {
+    let (cart, web) = (deployment("cart", ""), deployment("web", ""));
+    let moved = web.replace("8080", "9090");
+    let rule = policy("web", "ingress: [{from: [{podSelector: {}}], ports: [{port: 8080}]}]");
+    let front = service("selector: {app: web}, ports: [{port: 80, targetPort: http}]");
+    expect(
+        &[NAMESPACE, &cart, &rule, &front, &web],
+        &[NAMESPACE, &cart, &rule, &front, &moved],
+        DIFFERENT,
+        &["shop/cart, shop/web -> svc/shop/web: loses TCP 80"],
+    );
+}
+
+/// Two replicas with equal labels on one node: a policy names the address of the second one.
+#[test]
+fn replicas_are_senders_by_their_addresses() {
+    let replica = |number: u8| {
+        pod("cart", "n1", &format!("10.0.0.{number}"))
+            .replace("name: cart, labels", &format!("name: cart-{number}, labels"))
+    };
+    let (one, two, web) = (replica(7), replica(8), pod("web", "n2", "10.0.1.1"));
+    let rule =
+        policy("web", "ingress: [{from: [{ipBlock: {cidr: 10.0.0.8/32}}], ports: [{port: 8080}]}]");
+    let to = |target: u16| {
+        service(&format!(
+            "clusterIP: 10.96.0.1, selector: {{app: web}}, ports: [{{port: 80, targetPort: {target}}}]"
+        ))
+    };
+    let (good, bad) = (to(8080), to(9090));
+    expect(
+        &[NAMESPACE, &one, &two, &web, &rule, &good],
+        &[NAMESPACE, &one, &two, &web, &rule, &bad],
+        DIFFERENT,
+        &["shop/cart-7 -> svc/shop/web: loses TCP 80 (some pods or addresses)"],
+    );
+}
+
+/// Runs `diff --manifests`, with the objects of `-f`.
+fn applied(present: &[&str], change: &str, arguments: &[&str]) -> (i32, String) {
+    let folder = TempDir::new().unwrap();
+    let (all, file) = (folder.path().join("all"), folder.path().join("change.yaml"));
+    fs::create_dir(&all).unwrap();
+    fs::write(all.join("all.yaml"), present.join("\n---\n")).unwrap();
+    fs::write(&file, change).unwrap();
+    let mut process = Command::new(env!("CARGO_BIN_EXE_kubectl-netpold"));
+    process.arg("diff").arg("--manifests").arg(all).arg("-f").arg(file).args(arguments);
+    let output = process.env_clear().output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code().unwrap(), String::from_utf8(text).unwrap())
+}
+
+#[test]
+fn an_applied_service_replaces_the_former_one_in_the_namespace_of_n_too() {
+    let (cart, web) = (deployment("cart", ""), deployment("web", ""));
+    let rule = policy("web", "ingress: [{from: [{podSelector: {}}], ports: [{port: 8080}]}]");
+    let front = service("selector: {app: web}, ports: [{port: 80, targetPort: 8080}]");
+    let named = service("type: ExternalName, externalName: web.example.com, ports: [{port: 80}]");
+    let wrong = front.replace("targetPort: 8080", "targetPort: 9090");
+    let with = |service| [NAMESPACE, &cart, &web, &rule, service];
+    for text in [wrong.clone(), wrong.replace("namespace: shop, ", "")] {
+        let (status, text) = applied(&with(&front), &text, &["-n", "shop"]);
+        assert_eq!(status, DIFFERENT, "{text}");
+        assert!(text.contains("shop/cart, shop/web -> svc/shop/web: loses TCP 80"), "{text}");
+    }
+    let (status, text) = applied(&with(&front), &named, &[]);
+    assert_eq!(status, CANNOT_TELL, "{text}");
+    assert!(text.contains("connections to Service shop/web"), "{text}");
+    // Nobody had connections of the name to lose.
+    let (status, text) = applied(&with(&named), &front, &[]);
+    assert_eq!(status, SAME, "{text}");
+    let (status, text) = applied(&with(&front), &front, &["--delete"]);
+    assert_eq!(status, CANNOT_TELL, "{text}");
+    assert!(text.contains("connections to Service shop/web: it is gone"), "{text}");
+}
+
+/// Outside of CI, a cluster is often meant.
+#[test]
+fn a_test_without_a_configured_cluster_is_reported() {
+    let (cart, web) = (deployment("cart", ""), deployment("web", ""));
+    let folder = TempDir::new().unwrap();
+    let [assertions, objects] =
+        ["assertions.yaml", "objects.yaml"].map(|name| folder.path().join(name));
+    let assertion = "assertions:\n- {from: shop/cart, to: shop/web, port: 8080, expect: allow}\n";
+    fs::write(&assertions, assertion).unwrap();
+    fs::write(&objects, [NAMESPACE, &cart, &web].join("\n---\n")).unwrap();
+    let mut process = Command::new(env!("CARGO_BIN_EXE_kubectl-netpold"));
+    process.arg("test").arg("-f").arg(assertions).arg("-f").arg(objects);
+    let output = process.env_clear().output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(SAME), "{text}");
+    assert_eq!(text, "netpold: no cluster is configured: judged by the objects of -f alone\n");
+}

@@ -97,6 +97,17 @@ impl Pair {
     }
 }
 
+/// Returns whether somebody waits for the comparison.
+///
+/// # Errors
+/// `ended` was set.
+pub(super) fn go_on(ended: &AtomicBool) -> Result<()> {
+    if ended.load(Ordering::Relaxed) {
+        bail!("nobody waits for the comparison");
+    }
+    Ok(())
+}
+
 fn changed(change: LostGained) -> Option<Arc<LostGained>> {
     (!change.iter().all(Ports::is_empty)).then(|| Arc::new(change))
 }
@@ -131,9 +142,7 @@ impl<'c> Asking<'_, 'c> {
         let work = || {
             let (mut changes, mut known) = (Vec::new(), KnownChanges::new());
             while let Some(from) = parties.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if ended.load(Ordering::Relaxed) {
-                    bail!("nobody waits for the comparison");
-                }
+                go_on(ended)?;
                 self.from(from.clone(), &parties, &mut known, &mut changes)?;
             }
             Ok(changes)

@@ -2,12 +2,20 @@
 //! behind a Service.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::AtomicBool;
 
-use netpold_core::explain::Verdict;
-use netpold_core::model::{Change as Object, EndpointSlice, Key, Pod, Protocol, Service};
+use anyhow::Result;
+use ipnet::IpNet;
+use netpold_core::cluster::Cluster;
+use netpold_core::explain::{Blocks, Verdict};
+use netpold_core::model::{
+    Change as Object, EndpointSlice, Key, Labels, NamedPort, Pod, Protocol, Service,
+};
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 
+use super::compare::go_on;
 use super::ports::PROTOCOLS;
+use super::rules::Named;
 use super::{Change, Difference, Party, Ports};
 use crate::doctor::details::{Backend, Service as Written};
 use crate::doctor::{Details, is_selected};
@@ -23,15 +31,35 @@ struct Definition<'a> {
     written: Option<&'a Written>,
     slices: Vec<&'a EndpointSlice>,
     endpoints: Option<&'a Vec<Backend>>,
-    /// Names of the selected pods.
-    pods: BTreeSet<&'a str>,
+    /// Names of the selected pods, with their named ports.
+    pods: BTreeMap<&'a str, &'a [NamedPort]>,
+    /// Clients connect to the pods themselves, or to no pod: headless, or with an external name.
+    is_direct: bool,
+}
+
+impl Definition<'_> {
+    /// Returns the properties from which controllers make the endpoints; `None` if they make none.
+    fn made_from(&self) -> Option<impl PartialEq> {
+        let written = self.written.filter(|it| !it.selector.is_empty())?;
+        Some((&written.selector, &written.ports, &self.pods))
+    }
+
+    fn is_external(&self) -> bool {
+        self.written.is_some_and(|it| it.is_external)
+    }
 }
 
 /// Definitions on both sides.
 type Sides<'a> = [Option<Definition<'a>>; 2];
 
+/// Service that differs.
+pub(super) struct Differing {
+    key: Key,
+    /// Whether clients outside of the cluster reach it, before or after the change.
+    is_external: bool,
+}
+
 /// Answer about a port of a Service.
-#[derive(Clone, Debug, PartialEq, Eq)]
 enum Found {
     Judged(bool),
     /// No backend is ready.
@@ -39,17 +67,75 @@ enum Found {
     Unknown(String),
 }
 
-/// Returns the Services that differ; headless ones, and those with an external name, are left out: their clients connect
-/// to the pods themselves, or to no pod.
-pub(super) fn differing(objects: &[Vec<Object>; 2], details: &[Details; 2]) -> Vec<Key> {
+/// Returns the Services that differ, apart from those without clients of their own before the change: headless ones, and
+/// those with an external name.
+pub(super) fn differing(objects: &[Vec<Object>; 2], details: &[Details; 2]) -> Vec<Differing> {
+    let differ = |(key, [before, after]): (&Key, Sides<'_>)| {
+        let is_one = before.as_ref().is_some_and(|it| !it.is_direct) && before != after;
+        let is_external = [before, after].iter().flatten().any(Definition::is_external);
+        is_one.then(|| Differing { key: key.clone(), is_external })
+    };
+    sides(objects, details).into_iter().filter_map(differ).collect()
+}
+
+/// Returns the judges of Services before and after the change. Endpoints of before the change that no longer follow from
+/// the Service and its pods are replaced by those that controllers make.
+pub(super) fn judges(
+    mut objects: [Vec<Object>; 2],
+    mut details: [Details; 2],
+    ranges: &[IpNet],
+    is_partial: bool,
+) -> [Judge; 2] {
+    let [slices, endpoints] = outdated(&objects, &details);
+    let is_outdated = !slices.is_empty() || !endpoints.is_empty();
+    objects[1].retain(|object| {
+        let Object::EndpointSlice(slice) = object else { return true };
+        !slices.contains(&of_slice(slice))
+    });
+    details[1].endpoints.retain(|key, _| !endpoints.contains(key));
+    let ([before, after], [of_before, of_after]) = (objects, details);
+    [
+        Judge::new(before, of_before, ranges, is_partial),
+        Judge::new(after, of_after, ranges, is_partial || is_outdated),
+    ]
+}
+
+/// Returns the Services with EndpointSlices, and with Endpoints, after the change that are those of before it, although a
+/// controller makes others.
+fn outdated(objects: &[Vec<Object>; 2], details: &[Details; 2]) -> [BTreeSet<Key>; 2] {
+    let mut outdated = [BTreeSet::new(), BTreeSet::new()];
+    for (key, definitions) in sides(objects, details) {
+        let [Some(before), Some(after)] = definitions else { continue };
+        let made_from = after.made_from();
+        if made_from.is_none() || made_from == before.made_from() {
+            continue;
+        }
+        if before.slices == after.slices && !after.slices.is_empty() {
+            outdated[0].insert(key.clone());
+        }
+        if before.endpoints == after.endpoints && after.endpoints.is_some() {
+            outdated[1].insert(key.clone());
+        }
+    }
+    outdated
+}
+
+fn sides<'a>(
+    objects: &'a [Vec<Object>; 2],
+    details: &'a [Details; 2],
+) -> BTreeMap<&'a Key, Sides<'a>> {
     let mut all: BTreeMap<&Key, Sides<'_>> = BTreeMap::new();
     for (side, (objects, details)) in objects.iter().zip(details).enumerate() {
         for (key, definition) in definitions(objects, details) {
             all.entry(key).or_insert_with(|| [None, None])[side] = Some(definition);
         }
     }
-    let differ = |(_, [before, after]): &(&Key, Sides<'_>)| before.is_some() && before != after;
-    all.into_iter().filter(differ).map(|(key, _)| key.clone()).collect()
+    all
+}
+
+/// Returns the key of a slice's Service.
+fn of_slice(slice: &EndpointSlice) -> Key {
+    Key::new(slice.key.namespace.clone(), slice.service.clone())
 }
 
 fn definitions<'a>(
@@ -60,23 +146,22 @@ fn definitions<'a>(
     for object in objects {
         let Object::Service(service) = object else { continue };
         let written = details.services.get(&service.key);
-        if written.is_some_and(|it| it.is_headless)
-            || details.external_names.contains_key(&service.key)
-        {
-            continue;
-        }
+        let is_direct = written.is_some_and(|it| it.is_headless)
+            || details.external_names.contains_key(&service.key);
         let (endpoints, slices) = (details.endpoints.get(&service.key), Vec::new());
-        let pods = BTreeSet::new();
-        all.insert(&service.key, Definition { service, written, slices, endpoints, pods });
+        let pods = BTreeMap::new();
+        let definition = Definition { service, written, slices, endpoints, pods, is_direct };
+        all.insert(&service.key, definition);
     }
     let mut by_namespace: BTreeMap<&str, Vec<&Pod>> = BTreeMap::new();
     for object in objects {
         if let Object::EndpointSlice(slice) = object {
-            let key = Key::new(slice.key.namespace.clone(), slice.service.clone());
-            if let Some(definition) = all.get_mut(&key) {
+            if let Some(definition) = all.get_mut(&of_slice(slice)) {
                 definition.slices.push(slice);
             }
-        } else if let Object::Pod(pod) = object {
+        } else if let Object::Pod(pod) = object
+            && !pod.finished
+        {
             by_namespace.entry(&pod.key.namespace).or_default().push(pod);
         }
     }
@@ -85,18 +170,32 @@ fn definitions<'a>(
         let Some(written) = definition.written else { continue };
         let pods = by_namespace.get(key.namespace.as_str()).into_iter().flatten();
         let pods = pods.filter(|pod| is_selected(&pod.labels, &written.selector));
-        definition.pods = pods.map(|pod| pod.key.name.as_str()).collect();
+        definition.pods = pods.map(|pod| (pod.key.name.as_str(), &pod.ports[..])).collect();
     }
     all
 }
 
 /// Compares the connections of all workloads to these Services, and adds the changes to the difference.
-pub(super) fn compare(judges: [&Judge; 2], services: &[Key], difference: &mut Difference) {
-    let senders = senders(judges, &difference.parties);
+///
+/// # Errors
+/// `ended` was set.
+pub(super) fn compare(
+    judges: [&Judge; 2],
+    services: &[Differing],
+    difference: &mut Difference,
+    ended: &AtomicBool,
+) -> Result<()> {
+    let senders = senders(judges.map(Judge::cluster), &difference.parties);
+    let pairs: usize = senders.iter().map(|(_, pairs)| pairs.len()).sum();
     let mut parties = Vec::new();
     let (mut left, mut untried) = (QUESTIONS, 0);
     let mut unknown = BTreeSet::new();
-    for key in services {
+    for Differing { key, is_external } in services {
+        if *is_external {
+            unknown.insert(format!(
+                "connections to Service {key} from outside of the cluster and at node ports"
+            ));
+        }
         let [before, after] = judges.map(|judge| judge.cluster().services().get(key));
         let (Some(before), after) = (before, after) else { continue };
         let Some(after) = after else {
@@ -112,13 +211,14 @@ pub(super) fn compare(judges: [&Judge; 2], services: &[Key], difference: &mut Di
         }));
         let both = before.ports.iter().map(|port| (port.protocol, port.port));
         let both: Vec<(Protocol, u16)> = both.filter(|port| has(after, *port)).collect();
-        let Some(rest) = left.checked_sub(2 * both.len() * senders.len()) else {
+        let Some(rest) = left.checked_sub(2 * both.len() * pairs) else {
             untried += 1;
             continue;
         };
         left = rest;
         let mut to = None;
         for (from, pairs) in &senders {
+            go_on(ended)?;
             let change = of_pairs(judges, pairs, (key, &both), &mut unknown);
             let Some((loses, gains, some)) = change else { continue };
             let to = *to.get_or_insert_with(|| {
@@ -136,27 +236,39 @@ pub(super) fn compare(judges: [&Judge; 2], services: &[Key], difference: &mut Di
     }
     difference.parties.extend(parties);
     difference.isolation.unknown.extend(unknown);
+    Ok(())
 }
 
 fn has(service: &Service, (protocol, number): (Protocol, u16)) -> bool {
     service.ports.iter().any(|port| (port.protocol, port.port) == (protocol, number))
 }
 
-/// Returns the workloads, each with one pair of pods before and after of those with equal labels and nodes.
-fn senders<'d>(judges: [&Judge; 2], parties: &'d [Party]) -> Vec<(usize, Vec<[&'d Key; 2]>)> {
+/// Labels, node, and the blocks of policies around the addresses.
+type Traits<'c> = (&'c Labels, &'c str, Vec<IpNet>);
+
+fn traits<'c>(pod: &'c Pod, blocks: &Blocks) -> Traits<'c> {
+    let around = pod.addresses.iter().map(|address| blocks.around(*address));
+    (&pod.labels, &pod.node, around.collect())
+}
+
+/// Returns the workloads, each with one pair of pods before and after of those that neither policies nor Services
+/// distinguish as senders.
+fn senders<'d>(clusters: [&Cluster; 2], parties: &'d [Party]) -> Vec<(usize, Vec<[&'d Key; 2]>)> {
+    let mut named = Named::default();
+    clusters.iter().for_each(|cluster| named.add(cluster));
+    let blocks = Blocks::new(named.blocks);
     let of_workload = |(index, party): (usize, &'d Party)| {
         let Party::Workload(workload) = party else { return None };
         let mut known = BTreeMap::new();
         for (before, after) in workload.counterparts() {
             let keys = [before, after];
             let [Some(before), Some(after)] =
-                [0, 1].map(|i| judges[i].cluster().pods().get(keys[i]).map(|pod| &**pod))
+                [0, 1].map(|i| clusters[i].pods().get(keys[i]).map(|pod| &**pod))
             else {
                 continue;
             };
             if !before.host_network && !after.host_network {
-                let traits = [before, after].map(|pod| (&pod.labels, &pod.node));
-                known.entry(format!("{traits:?}")).or_insert(keys);
+                known.entry([before, after].map(|pod| traits(pod, &blocks))).or_insert(keys);
             }
         }
         (!known.is_empty()).then(|| (index, known.into_values().collect()))
@@ -182,17 +294,17 @@ fn of_pairs(
             let answers = [0, 1].map(|i| answer(judges[i], (pair[i], service), (protocol, port)));
             let at = || format!("connections to Service {service} at {protocol} {port}");
             match answers {
-                [before, after] if before == after => {}
+                // Nothing else was reached before.
+                [Found::Nobody, _] => {}
+                // Equal reasons do not show equal verdicts.
+                [_, Found::Unknown(reason)] | [Found::Unknown(reason), Found::Judged(_)] => {
+                    unknown.insert(format!("{}: {reason}", at()));
+                }
                 [Found::Judged(true), Found::Judged(false)] => loses.push(protocol, (port, port)),
                 [Found::Judged(false), Found::Judged(true)] => gains.push(protocol, (port, port)),
-                [Found::Nobody, _]
-                | [Found::Judged(false), Found::Nobody]
-                | [Found::Judged(_), Found::Judged(_)] => {}
-                [_, Found::Nobody] => {
+                [Found::Judged(_), Found::Judged(_)] | [Found::Judged(false), Found::Nobody] => {}
+                [Found::Judged(true) | Found::Unknown(_), Found::Nobody] => {
                     unknown.insert(format!("{}: no pod is behind it any more", at()));
-                }
-                [_, Found::Unknown(reason)] | [Found::Unknown(reason), _] => {
-                    unknown.insert(format!("{}: {reason}", at()));
                 }
             }
         }
