@@ -147,9 +147,9 @@ impl Sources {
             let mut gone = Details::default();
             gone.namespace.clone_from(&present.namespace);
             add(&mut gone)?;
-            let namespaces = named.iter().filter_map(|object| match object {
-                Change::Namespace(namespace) => Some(namespace.name.as_str()),
-                _ => None,
+            let namespaces = named.iter().filter_map(|object| {
+                let Change::Namespace(namespace) = object else { return None };
+                Some(namespace.name.as_str())
             });
             after.remove(&gone, &namespaces.collect());
         } else {
