@@ -169,8 +169,7 @@ fn a_pods_own_node_that_is_not_among_the_objects_is_named_where_blocks_change() 
         )
     };
     let note = "Node n1 is not among the objects: a pod and its own node always reach each other";
-    let [one, other, public] =
-        ["192.168.0.0/24", "192.168.1.0/24", "203.0.113.0/24"].map(|block| to(block));
+    let [one, other, public] = ["192.168.0.0/24", "192.168.1.0/24", "203.0.113.0/24"].map(&to);
     expect(&[NAMESPACE, &web, &cart, &one], &[NAMESPACE, &web, &cart, &other], DIFFERENT, &[note]);
     let node = "{apiVersion: v1, kind: Node, metadata: {name: n1}, status: {addresses: [{type: InternalIP, address: \
                 192.168.0.9}]}}";
@@ -193,7 +192,7 @@ fn clients_that_may_arrive_with_a_nodes_address_are_named() {
     let from = |block: &str| {
         policy("web", &format!("ingress: [{{from: [{{ipBlock: {{cidr: {block}}}}}]}}]"))
     };
-    let [open, customers] = ["0.0.0.0/0", "203.0.113.0/24"].map(|block| from(block));
+    let [open, customers] = ["0.0.0.0/0", "203.0.113.0/24"].map(from);
     let of = |rest: &str| {
         service(&format!(
             "type: LoadBalancer, selector: {{app: web}}, ports: [{{port: 80, targetPort: http}}]{rest}"
