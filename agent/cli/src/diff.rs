@@ -8,6 +8,7 @@ mod judge;
 pub mod live;
 mod named_pairs;
 mod nodes;
+mod one_way;
 mod peers;
 mod places;
 mod ports;

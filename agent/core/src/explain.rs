@@ -104,6 +104,24 @@ impl<'c> Explainer<'c> {
         (answer.verdict, answer.reason)
     }
 
+    /// Returns whether one direction of traffic between two different ends is allowed: egress at the sender, or ingress at
+    /// the receiver. Traffic that nothing translates is allowed if both directions are.
+    #[must_use]
+    pub fn allows_one_way(
+        &self,
+        direction: Direction,
+        [from, to]: [PodAt<'c>; 2],
+        kind: (IpProtocol, u16),
+    ) -> bool {
+        let literal = &self.translated.literal;
+        let (egress, ingress) = literal.judge_pair(from, to, (kind, None), Detail::Verdict);
+        let judgement = match direction {
+            Direction::Egress => egress,
+            Direction::Ingress => ingress,
+        };
+        judgement.is_none_or(|it| it.verdict == Verdict::Allow)
+    }
+
     fn answer(&self, probe: &Probe, detail: Detail) -> Explanation {
         match self.sides(probe) {
             Ok((from, to)) => {

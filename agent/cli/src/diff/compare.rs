@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyhow::{Result, anyhow, bail};
@@ -16,6 +18,7 @@ use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 
 use super::ends::{Class, End, Ends, Kind, ends};
 use super::isolation::Isolation;
+use super::one_way::{KnownChanges, MatchedPeers, OneWays, PortSets};
 use super::ports::{PROTOCOLS, Ports};
 use super::rules::Starts;
 use super::{Change, Difference};
@@ -40,50 +43,14 @@ pub(crate) fn compare_until(
     ended: &AtomicBool,
 ) -> Result<Difference> {
     let ends = ends([before, after], ranges);
-    let asking =
-        Asking { ends: &ends, explainers: [Explainer::new(before), Explainer::new(after)] };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let part = ends.classes.len().div_ceil(threads * 8).max(1);
-    let parts: Vec<&[Class<'_>]> = ends.classes.chunks(part).collect();
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut pairs = Pairs::new();
-        while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
-            for from in *part {
-                if ended.load(Ordering::Relaxed) {
-                    bail!("nobody waits for the comparison");
-                }
-                asking.from(from, &mut pairs)?;
-                asking.by_names(from, &mut pairs);
-            }
-        }
-        Ok(pairs)
+    let port_sets = PortSets::default();
+    let peers = [(before, 0), (after, 1)].map(|(it, side)| MatchedPeers::new(it, &ends, side));
+    let asking = Asking {
+        ends: &ends,
+        explainers: [Explainer::new(before), Explainer::new(after)],
+        one_way: Some(OneWays::new([before, after], &peers, &port_sets)),
     };
-    let done: Vec<Result<Pairs>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
-            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        workers.into_iter().map(join).collect()
-    });
-    let mut pairs = Pairs::new();
-    for part in done {
-        for (key, pair) in part? {
-            let known: &mut Pair = pairs.entry(key).or_default();
-            known.same |= pair.same;
-            known.changes.extend(pair.changes);
-        }
-    }
-    let mut of_parties = vec![Vec::new(); ends.parties.len()];
-    ends.classes.iter().for_each(|class| of_parties[class.party].push(class));
-    // A cluster has a million pairs that nothing changes: they are not counted, but looked up for the changed ones.
-    for ((from, to), pair) in pairs.iter_mut().filter(|(_, pair)| !pair.changes.is_empty()) {
-        let mut members =
-            of_parties[*from].iter().flat_map(|a| of_parties[*to].iter().map(move |b| (a, b)));
-        pair.same |= members.any(|(a, b)| do_meet(a, b) && is_unchanged(a, b));
-    }
-    let changes =
-        pairs.into_iter().filter_map(|((from, to), pair)| pair.change(from, to)).collect();
+    let changes = asking.changes(ended)?;
     let compared = ends.classes.iter().filter(|class| class.kind == Kind::Pods);
     let compared: BTreeSet<usize> = compared.map(|class| class.party).collect();
     let mut isolation = Isolation::new([before, after], &ends.parties, &compared, ends.left_out);
@@ -91,8 +58,10 @@ pub(crate) fn compare_until(
     Ok(Difference { parties: ends.parties, changes, isolation, notes: Vec::new() })
 }
 
-/// Indexes of sender and receiver among the parties, and an address of each, before and after.
-type Meeting<'c> = ((usize, usize), [[End<'c>; 2]; 2]);
+/// A member of a sender and one of a receiver, each before and after.
+type Meeting<'c> = [[End<'c>; 2]; 2];
+/// Lost and gained ports.
+type LostGained = [Ports; 2];
 /// Results by pair of parties.
 type Pairs = BTreeMap<(usize, usize), Pair>;
 
@@ -101,21 +70,35 @@ type Pairs = BTreeMap<(usize, usize), Pair>;
 struct Pair {
     /// Whether some pair of members is unchanged.
     same: bool,
-    /// Lost and gained ports of each changed pair of members.
-    changes: Vec<[Ports; 2]>,
+    /// Distinct changes of pairs of members.
+    changes: Vec<Arc<LostGained>>,
 }
 
 impl Pair {
-    fn change(self, from: usize, to: usize) -> Option<Change> {
-        let first = self.changes.first()?;
-        let some = self.same || self.changes.iter().any(|change| change != first);
-        let [mut loses, mut gains] = first.clone();
-        for [lost, gained] in &self.changes[1..] {
+    /// Adds the change of a pair of members; `None` if it is unchanged.
+    fn add(&mut self, change: Option<Arc<LostGained>>) {
+        match change {
+            Some(change) if self.changes.contains(&change) => {}
+            Some(change) => self.changes.push(change),
+            None => self.same = true,
+        }
+    }
+
+    fn change(self, (from, to): (usize, usize)) -> Option<Change> {
+        let (first, more) = self.changes.split_first()?;
+        let some = self.same || !more.is_empty();
+        let [mut loses, mut gains] = (**first).clone();
+        for change in more {
+            let [lost, gained] = &**change;
             loses.add(lost);
             gains.add(gained);
         }
         Some(Change { from, to, loses, gains, some })
     }
+}
+
+fn changed(change: LostGained) -> Option<Arc<LostGained>> {
+    (!change.iter().all(Ports::is_empty)).then(|| Arc::new(change))
 }
 
 /// Returns whether members of two classes are compared: one side is a pod, and both have addresses of one family.
@@ -131,33 +114,99 @@ fn is_unchanged(from: &Class<'_>, to: &Class<'_>) -> bool {
 struct Asking<'a, 'c> {
     ends: &'a Ends<'c>,
     explainers: [Explainer<'c>; 2],
+    /// Answers by direction; without them, each pair of classes is judged by itself.
+    one_way: Option<OneWays<'a, 'c>>,
 }
 
 impl<'c> Asking<'_, 'c> {
-    fn from(&self, from: &Class<'c>, pairs: &mut Pairs) -> Result<()> {
-        for to in &self.ends.classes {
-            if !do_meet(from, to) {
-                continue;
+    /// Returns the changed pairs of parties, in the order of the parties.
+    fn changes(&self, ended: &AtomicBool) -> Result<Vec<Change>> {
+        let mut first = 0;
+        let parties = self.ends.classes.chunk_by(|a, b| a.party == b.party).map(|classes| {
+            first += classes.len();
+            first - classes.len()..first
+        });
+        let parties: Vec<Range<usize>> = parties.collect();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let (mut changes, mut known) = (Vec::new(), KnownChanges::new());
+            while let Some(from) = parties.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if ended.load(Ordering::Relaxed) {
+                    bail!("nobody waits for the comparison");
+                }
+                self.from(from.clone(), &parties, &mut known, &mut changes)?;
             }
-            if is_unchanged(from, to) {
-                continue;
-            }
-            let mut starts = from.sends.clone();
-            starts.add(&to.receives);
-            if to.special || to.kind == Kind::Nodes {
-                starts.add(&self.ends.translated);
-            }
-            for (key, sides) in meetings(from, to, self.ends.node_ports) {
-                let change = self.ask(sides, &starts)?;
-                let pair = pairs.entry(key).or_default();
-                if change.iter().all(Ports::is_empty) {
-                    pair.same = true;
-                } else {
-                    pair.changes.push(change);
+            Ok(changes)
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let done: Vec<Result<Vec<Change>>> = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            let join = |worker: std::thread::ScopedJoinHandle<'_, _>| {
+                worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            workers.into_iter().map(join).collect()
+        });
+        let mut changes = done.into_iter().collect::<Result<Vec<_>>>()?.concat();
+        changes.sort_unstable_by_key(|change| (change.from, change.to));
+        Ok(changes)
+    }
+
+    /// Compares what the classes of a party may reach.
+    fn from(
+        &self,
+        senders: Range<usize>,
+        parties: &[Range<usize>],
+        known: &mut KnownChanges,
+        changes: &mut Vec<Change>,
+    ) -> Result<()> {
+        let classes = &self.ends.classes;
+        for receivers in parties {
+            let mut pair = Pair::default();
+            for from in senders.clone() {
+                for to in receivers.clone() {
+                    self.classes([from, to], known, &mut pair)?;
                 }
             }
+            changes.extend(
+                pair.change((classes[senders.start].party, classes[receivers.start].party)),
+            );
         }
-        self.own_nodes(from, pairs)
+        let mut pairs = Pairs::new();
+        for from in &classes[senders] {
+            self.own_nodes(from, &mut pairs)?;
+            self.by_names(from, &mut pairs);
+        }
+        changes.extend(pairs.into_iter().filter_map(|(key, pair)| pair.change(key)));
+        Ok(())
+    }
+
+    /// Compares connections from one class to another.
+    fn classes(&self, of: [usize; 2], known: &mut KnownChanges, pair: &mut Pair) -> Result<()> {
+        let [from, to] = of.map(|class| &self.ends.classes[class]);
+        if !do_meet(from, to) {
+            return Ok(());
+        }
+        if is_unchanged(from, to) {
+            pair.same = true;
+            return Ok(());
+        }
+        if let Some(one_way) = &self.one_way
+            && !self.ends.may_translate(from, to)
+        {
+            if let Some(sides) = members_that_meet(from, to).next() {
+                pair.add(one_way.change(of, sides, known));
+            }
+            return Ok(());
+        }
+        let mut starts = from.sends.clone();
+        starts.add(&to.receives);
+        if to.special || to.kind == Kind::Nodes {
+            starts.add(&self.ends.translated);
+        }
+        for sides in meetings(from, to, self.ends.node_ports) {
+            pair.add(changed(self.ask(sides, &starts)?));
+        }
+        Ok(())
     }
 
     /// Compares connections of pods to their own nodes, and from there.
@@ -174,19 +223,15 @@ impl<'c> Asking<'_, 'c> {
             let same = pods.receives_as_before && own.is_as_before;
             let received = ((node, pod), [own.node, own.pod], &receives, same);
             for (key, sides, starts, same) in [sent, received] {
-                let change = if same { None } else { Some(self.ask(sides, starts)?) };
-                let pair = pairs.entry(key).or_default();
-                match change.filter(|change| !change.iter().all(Ports::is_empty)) {
-                    Some(change) => pair.changes.push(change),
-                    None => pair.same = true,
-                }
+                let change = if same { None } else { changed(self.ask(sides, starts)?) };
+                pairs.entry(key).or_default().add(change);
             }
         }
         Ok(())
     }
 
     /// Returns the lost and the gained ports.
-    fn ask(&self, [from, to]: [[End<'c>; 2]; 2], starts: &Starts) -> Result<[Ports; 2]> {
+    fn ask(&self, [from, to]: Meeting<'c>, starts: &Starts) -> Result<LostGained> {
         let [mut lost, mut gained] = [const { Ports::NONE }; 2];
         let both = |protocol, port| -> Result<[bool; 2]> {
             let allowed = |i: usize| {
@@ -228,12 +273,8 @@ impl<'c> Asking<'_, 'c> {
                 continue;
             }
             for address in &from.resolved {
-                match self.by_name([before, after], name, *address, &from.sends) {
-                    Some(change) if !change.iter().all(Ports::is_empty) => {
-                        pairs.entry(key).or_default().changes.push(change);
-                    }
-                    Some(_) => pairs.entry(key).or_default().same = true,
-                    None => {}
+                if let Some(it) = self.by_name([before, after], name, *address, &from.sends) {
+                    pairs.entry(key).or_default().add(changed(it));
                 }
             }
         }
@@ -247,7 +288,7 @@ impl<'c> Asking<'_, 'c> {
         name: &DomainName,
         address: IpAddr,
         starts: &Starts,
-    ) -> Option<[Ports; 2]> {
+    ) -> Option<LostGained> {
         let [mut lost, mut gained] = [const { Ports::NONE }; 2];
         let mut matters = false;
         // Whether the address is allowed, and whether only the name allows it, before and after.
@@ -278,31 +319,43 @@ impl<'c> Asking<'_, 'c> {
     }
 }
 
-/// Picks representatives of all pairs of members: sender and receiver, before and after.
-fn meetings<'c>(from: &Class<'c>, to: &Class<'c>, node_ports: bool) -> Vec<Meeting<'c>> {
-    let meeting = |sides| ((from.party, to.party), sides);
-    let mut pairs = from.members.iter().flat_map(|a| to.members.iter().map(move |b| [*a, *b]));
+/// Returns the pairs of members of two classes that are compared: two different pods, or a pod and an end that is not its
+/// own node.
+fn members_that_meet<'a, 'c>(
+    from: &'a Class<'c>,
+    to: &'a Class<'c>,
+) -> impl Iterator<Item = Meeting<'c>> + use<'a, 'c> {
+    let pairs = from.members.iter().flat_map(|a| to.members.iter().map(move |b| [*a, *b]));
     let key = |end: &End<'c>| end.pod.map(|pod| &pod.key);
     let is_template = |end: &End<'c>| end.pod.is_some_and(|pod| pod.template().is_some());
     let is_between_pods = from.kind == Kind::Pods && to.kind == Kind::Pods;
-    let do_meet = |[a, b]: &[[End<'c>; 2]; 2]| {
+    let with_outside = [from.kind, to.kind].contains(&Kind::Outside);
+    pairs.filter(move |[a, b]| {
         [0, 1].into_iter().all(|i| match is_between_pods {
             // A pod and itself are no pair. A template stands for any number of pods, so also for two different ones.
             true => key(&a[i]) != key(&b[i]) || is_template(&a[i]),
             // A pod and a node that is the pod's own neither before nor after, see `own_nodes`; or the outside.
-            false => a[i].node != b[i].node || [from.kind, to.kind].contains(&Kind::Outside),
+            false => a[i].node != b[i].node || with_outside,
         })
-    };
+    })
+}
+
+/// Picks representatives of all pairs of members: sender and receiver, before and after.
+fn meetings<'c>(from: &Class<'c>, to: &Class<'c>, node_ports: bool) -> Vec<Meeting<'c>> {
+    let mut pairs = members_that_meet(from, to);
     if !from.is_by_node(to, node_ports) {
-        return pairs.find(do_meet).map(meeting).into_iter().collect();
+        return pairs.next().into_iter().collect();
     }
     let mut found = BTreeMap::new();
-    for sides in pairs.filter(do_meet) {
+    for sides in pairs {
         found.entry(sides.map(|side| side.map(|end| end.node))).or_insert(sides);
     }
-    found.into_values().map(meeting).collect()
+    found.into_values().collect()
 }
 
 fn number(protocol: Protocol) -> IpProtocol {
     IpProtocol(protocol.number())
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use netpold_core::cluster::{Cluster, is_unaddressed};
+use netpold_core::cluster::{Cluster, is_subject, is_unaddressed};
 use netpold_core::explain::Blocks;
 use netpold_core::model::{Direction, DomainName, NamedPort, Pod};
 
@@ -45,6 +45,8 @@ pub(super) struct Class<'c> {
     pub(super) members: Vec<[End<'c>; 2]>,
     /// Whether the address is a Service's, or shared by several nodes: only the explainer resolves these.
     pub(super) special: bool,
+    /// Whether another object has an address of some member's pod: traffic to that object may count as the pod's own.
+    pub(super) is_contested: bool,
     /// Whether nothing relevant to the class as a sender changed.
     pub(super) sends_as_before: bool,
     /// Whether nothing relevant to the class as a receiver changed.
@@ -102,6 +104,15 @@ pub(super) struct Ends<'c> {
     pub(super) not_compared: Vec<String>,
 }
 
+impl<'c> Ends<'c> {
+    /// Returns whether more than policies and addresses may decide about connections from one class to another: a Service
+    /// that translates them, or an address of several owners.
+    pub(super) fn may_translate(&self, from: &Class<'c>, to: &Class<'c>) -> bool {
+        let special = from.special || to.special || from.is_contested || to.is_contested;
+        special || self.node_ports && to.kind == Kind::Nodes
+    }
+}
+
 /// Builder of [`Ends`].
 pub(super) struct Census<'c> {
     pub(super) clusters: [&'c Cluster; 2],
@@ -111,6 +122,8 @@ pub(super) struct Census<'c> {
     special: HashSet<IpAddr>,
     /// Every address of the objects.
     known: HashSet<IpAddr>,
+    /// Addresses of nodes, before and after.
+    of_nodes: [HashSet<IpAddr>; 2],
     /// Namespaces with changed labels.
     relabelled: HashSet<&'c str>,
     pub(super) node_ports: bool,
@@ -155,6 +168,7 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c>
         blocks,
         special,
         known,
+        of_nodes: clusters.map(|it| of_nodes(it).map(|(address, _)| address).collect()),
         relabelled,
         node_ports,
         places,
@@ -200,19 +214,21 @@ fn known(cluster: &Cluster) -> impl Iterator<Item = IpAddr> {
     pods.chain(nodes.chain(services).copied())
 }
 
+/// Returns the addresses of nodes, each with a node that has it: those of Node objects and of pods on the node's network.
+fn of_nodes(cluster: &Cluster) -> impl Iterator<Item = (IpAddr, &str)> {
+    let nodes = cluster.nodes().values();
+    let listed = nodes.flat_map(|node| node.addresses.iter().map(|a| (*a, node.name.as_str())));
+    let hosts = cluster.pods().values().filter(|pod| pod.host_network && !pod.finished);
+    listed.chain(hosts.flat_map(|pod| pod.addresses.iter().map(|a| (*a, pod.node.as_str()))))
+}
+
 /// Returns the addresses of Services, and those shared by a node and another node or a pod.
 fn special(clusters: [&Cluster; 2]) -> HashSet<IpAddr> {
     let mut special = HashSet::new();
     for cluster in clusters {
         special.extend(cluster.services().values().flat_map(|service| &service.addresses));
-        let listed = cluster
-            .nodes()
-            .values()
-            .flat_map(|node| node.addresses.iter().map(|a| (*a, node.name.as_str())));
-        let hosts = cluster.pods().values().filter(|pod| pod.host_network && !pod.finished);
-        let hosts = hosts.flat_map(|pod| pod.addresses.iter().map(|a| (*a, pod.node.as_str())));
         let mut whose: HashMap<IpAddr, &str> = HashMap::new();
-        for (address, node) in listed.chain(hosts) {
+        for (address, node) in of_nodes(cluster) {
             let other = whose.insert(address, node).is_some_and(|known| known != node);
             if other || cluster.owner(address).is_some() {
                 special.insert(address);
@@ -255,6 +271,13 @@ impl<'c> Census<'c> {
         }
     }
 
+    /// Returns whether another object has the address at which a pod is judged.
+    fn is_taken(&self, cluster: usize, end: End<'c>) -> bool {
+        let owner = self.clusters[cluster].owner(end.address);
+        let is_other = owner.is_some_and(|owner| end.pod.is_none_or(|pod| pod.key != owner.key));
+        is_other || self.of_nodes[cluster].contains(&end.address)
+    }
+
     fn workload(&mut self, workload: Workload) {
         let party = self.parties.len();
         let mut known: HashMap<(bool, bool, [Traits<'c>; 2]), usize> = HashMap::new();
@@ -268,6 +291,9 @@ impl<'c> Census<'c> {
                 continue;
             };
             gaps.extend(gap([before, after]));
+            let lacks =
+                |i: usize, pod| is_subject(pod) && self.of_pod(i, pod).len() < pod.addresses.len();
+            let lacks_address = lacks(0, before) || lacks(1, after);
             let [before, after] = self.of_pods([before, after]);
             for v6 in [false, true] {
                 let [before, after] = [&before, &after]
@@ -281,6 +307,9 @@ impl<'c> Census<'c> {
                         self.classes.len() - 1
                     });
                     self.classes[class].members.push(pair);
+                    let is_contested =
+                        lacks_address || self.is_taken(0, pair[0]) || self.is_taken(1, pair[1]);
+                    self.classes[class].is_contested |= is_contested;
                     for node in self.own_node(pair) {
                         let traits = node.node.map(|end| self.traits(end));
                         // Rules of tiers may name nodes by their labels.
@@ -348,6 +377,7 @@ impl<'c> Census<'c> {
             kind: Kind::Pods,
             members: Vec::new(),
             special,
+            is_contested: false,
             sends_as_before: egress && alike,
             receives_as_before: ingress && alike,
             sends,
@@ -382,6 +412,7 @@ impl<'c> Census<'c> {
                 kind: Kind::Outside,
                 members: vec![[end; 2]],
                 special: false,
+                is_contested: false,
                 sends_as_before: true,
                 receives_as_before: true,
                 sends: Starts::default(),

@@ -203,7 +203,7 @@ fn named_classes<'c>(
     ends: &Ends<'c>,
     sides: &mut [Sides],
 ) -> (Vec<Classes>, usize) {
-    let mut peers = Peers::new(cluster, ends);
+    let mut peers = Peers::new(cluster, ends, 0);
     let mut mentions = Mentions::default();
     let mut seen: HashMap<usize, [bool; 2]> = HashMap::new();
     for (index, class) in ends.classes.iter().enumerate() {

@@ -88,6 +88,7 @@ impl<'c> Census<'c> {
                                 kind: Kind::Nodes,
                                 members: Vec::new(),
                                 special,
+                                is_contested: false,
                                 sends_as_before: same,
                                 receives_as_before: same && !self.node_ports,
                                 sends: Starts::default(),

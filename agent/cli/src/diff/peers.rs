@@ -1,6 +1,7 @@
 //! Classes that match a peer of a rule.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 
 use netpold_core::cluster::Cluster;
 use netpold_core::model::{DomainName, Peer, Pod, Requirement, Selector};
@@ -23,6 +24,8 @@ pub(super) type Classes = (usize, Remote);
 pub(super) struct Peers<'a, 'c> {
     cluster: &'c Cluster,
     ends: &'a Ends<'c>,
+    /// Index of the cluster: 0 before, 1 after.
+    side: usize,
     by_label: HashMap<(&'c str, &'c str), Vec<usize>>,
     by_namespace: HashMap<&'c str, Vec<usize>>,
     /// Number of each peer, by the namespace of its policy.
@@ -43,10 +46,11 @@ pub(super) fn is_everyone(peer: &Peer) -> bool {
 }
 
 impl<'a, 'c> Peers<'a, 'c> {
-    pub(super) fn new(cluster: &'c Cluster, ends: &'a Ends<'c>) -> Self {
+    /// Indexes the classes by their members in this cluster; `side` is 0 before the change and 1 after it.
+    pub(super) fn new(cluster: &'c Cluster, ends: &'a Ends<'c>, side: usize) -> Self {
         let (mut by_label, mut by_namespace) = (HashMap::<_, Vec<_>>::new(), HashMap::new());
         for (index, class) in ends.classes.iter().enumerate() {
-            let Some(pod) = pod_of(class) else { continue };
+            let Some(pod) = pod_of(class, side) else { continue };
             let namespace: &mut Vec<usize> =
                 by_namespace.entry(pod.key.namespace.as_str()).or_default();
             namespace.push(index);
@@ -54,7 +58,8 @@ impl<'a, 'c> Peers<'a, 'c> {
                 by_label.entry((key.as_str(), value.as_str())).or_default().push(index);
             }
         }
-        Self { cluster, ends, by_label, by_namespace, known: HashMap::new(), all: Vec::new() }
+        let (known, all) = (HashMap::new(), Vec::new());
+        Self { cluster, ends, side, by_label, by_namespace, known, all }
     }
 
     /// Returns the number of classes that match a peer of a policy of this namespace, and the peer's own number. A
@@ -80,34 +85,50 @@ impl<'a, 'c> Peers<'a, 'c> {
     }
 
     fn find(&self, namespace: &str, peer: &Peer) -> Vec<Remote> {
-        match peer {
+        let classes = match peer {
             // A peer of all addresses names the outside as a whole, and no pod and no block.
             Peer::Block(block) if is_everyone(peer) => self.classes(|class| {
                 let party = &self.ends.parties[class.party];
                 matches!(party, Party::Outside { block, .. } if block.prefix_len() == 0)
-                    && block.contains(class.members[0][0].address)
+                    && block.contains(self.address(class))
             }),
             Peer::Pods { .. } if is_everyone(peer) => Vec::new(),
+            Peer::Domain(name) => return self.name(name).into_iter().collect(),
+            Peer::Pods { .. } | Peer::Block(_) | Peer::Nodes(_) => {
+                self.matching_classes(namespace, peer)
+            }
+        };
+        classes.into_iter().map(Remote::Class).collect()
+    }
+
+    /// Returns the indexes of all classes that match a peer, sorted; none for a domain name, to which classes do not
+    /// belong.
+    pub(super) fn matching_classes(&self, namespace: &str, peer: &Peer) -> Vec<usize> {
+        match peer {
             Peer::Pods { namespaces, pods } => self.pods(namespace, namespaces.as_ref(), pods),
-            Peer::Block(block) => self.classes(|class| block.contains(class.members[0][0].address)),
+            Peer::Block(block) => self.classes(|class| block.contains(self.address(class))),
             Peer::Nodes(nodes) => self.classes(|class| {
-                let node = self.cluster.nodes().get(class.members[0][0].node);
+                let node = self.cluster.nodes().get(class.members[0][self.side].node);
                 class.kind == Kind::Nodes && node.is_some_and(|node| nodes.matches(&node.labels))
             }),
-            Peer::Domain(name) => self.name(name).into_iter().collect(),
+            Peer::Domain(_) => Vec::new(),
         }
+    }
+
+    fn address(&self, class: &Class<'c>) -> IpAddr {
+        class.members[0][self.side].address
     }
 
     fn name(&self, name: &DomainName) -> Option<Remote> {
         self.ends.names.get(name).map(|party| Remote::Name(*party))
     }
 
-    fn classes(&self, is_meant: impl Fn(&Class<'c>) -> bool) -> Vec<Remote> {
+    fn classes(&self, is_meant: impl Fn(&Class<'c>) -> bool) -> Vec<usize> {
         let all = self.ends.classes.iter().enumerate();
-        all.filter(|(_, class)| is_meant(class)).map(|(index, _)| Remote::Class(index)).collect()
+        all.filter(|(_, class)| is_meant(class)).map(|(index, _)| index).collect()
     }
 
-    fn pods(&self, own: &str, namespaces: Option<&Selector>, pods: &Selector) -> Vec<Remote> {
+    fn pods(&self, own: &str, namespaces: Option<&Selector>, pods: &Selector) -> Vec<usize> {
         let in_namespace = |name: &str| match namespaces {
             Some(selector) => selector.matches(&self.cluster.namespace_labels(name)),
             None => name == own,
@@ -120,12 +141,11 @@ impl<'a, 'c> Peers<'a, 'c> {
         let candidates =
             candidates.unwrap_or_else(|| here.values().copied().flatten().copied().collect());
         let matches = |index: &usize| {
-            pod_of(&self.ends.classes[*index]).is_some_and(|pod| {
+            pod_of(&self.ends.classes[*index], self.side).is_some_and(|pod| {
                 here.contains_key(pod.key.namespace.as_str()) && pods.matches(&pod.labels)
             })
         };
-        let mut found: Vec<Remote> =
-            candidates.into_iter().filter(matches).map(Remote::Class).collect();
+        let mut found: Vec<usize> = candidates.into_iter().filter(matches).collect();
         found.sort_unstable();
         found
     }
@@ -143,6 +163,6 @@ impl<'a, 'c> Peers<'a, 'c> {
 }
 
 /// Returns a pod of a class that policies can name by labels.
-fn pod_of<'c>(class: &Class<'c>) -> Option<&'c Pod> {
-    class.members.first()?[0].pod.filter(|pod| !pod.host_network)
+fn pod_of<'c>(class: &Class<'c>, side: usize) -> Option<&'c Pod> {
+    class.members.first()?[side].pod.filter(|pod| !pod.host_network)
 }

@@ -80,6 +80,44 @@ impl Ports {
         }
     }
 
+    /// Every port and protocol.
+    pub(super) fn everything() -> Self {
+        Self { ranges: [const { (FIRST_PORT, u16::MAX) }; 3].map(|all| vec![all]), other: true }
+    }
+
+    /// Returns the ports that are in both sets.
+    pub(super) fn intersection(&self, with: &Self) -> Self {
+        let mut both = Self { other: self.other && with.other, ..Self::NONE };
+        for protocol in PROTOCOLS {
+            for (first, last) in self.of(protocol) {
+                let overlapping =
+                    with.of(protocol).iter().filter(|(other, end)| other <= last && end >= first);
+                for (other, end) in overlapping {
+                    both.push(protocol, (*first.max(other), *last.min(end)));
+                }
+            }
+        }
+        both
+    }
+
+    /// Returns the ports that are not in another set.
+    pub(super) fn without(&self, other: &Self) -> Self {
+        let mut outside = Self { other: !other.other, ..Self::NONE };
+        for protocol in PROTOCOLS {
+            let mut next = u32::from(FIRST_PORT);
+            for (first, last) in other.of(protocol) {
+                if u32::from(*first) > next {
+                    outside.push(protocol, (next as u16, first - 1));
+                }
+                next = u32::from(*last) + 1;
+            }
+            if next <= u32::from(u16::MAX) {
+                outside.push(protocol, (next as u16, u16::MAX));
+            }
+        }
+        self.intersection(&outside)
+    }
+
     fn is_everything(&self) -> bool {
         self.other && PROTOCOLS.iter().all(|protocol| is_whole(self.of(*protocol)))
     }
@@ -152,6 +190,22 @@ mod tests {
         all.add(&ports(Protocol::Udp, &[(53, 53)]));
         assert_eq!(all.to_string(), "TCP 1-443,60000-65535, UDP 53");
         assert!(all.contains(Protocol::Udp, 53) && !all.contains(Protocol::Udp, 54));
+    }
+
+    #[test]
+    fn sets_intersect_and_lack_each_other() {
+        let some = ports(Protocol::Tcp, &[(1, 80), (443, 500), (u16::MAX, u16::MAX)]);
+        let more = ports(Protocol::Tcp, &[(80, 443), (450, 450)]);
+        let text = |ports: Ports| ports.to_string();
+        assert_eq!(text(some.intersection(&more)), "TCP 80,443,450");
+        assert_eq!(text(some.without(&more)), "TCP 1-79,444-449,451-500,65535");
+        assert_eq!(text(more.without(&some)), "TCP 81-442");
+        let everything = Ports::everything();
+        assert_eq!(everything.to_string(), "everything");
+        assert_eq!(some.intersection(&everything), some);
+        assert_eq!(some.without(&Ports::NONE), some);
+        assert!(some.without(&everything).is_empty() && some.without(&some).is_empty());
+        assert_eq!(everything.without(&everything.without(&some)), some);
     }
 
     #[test]
