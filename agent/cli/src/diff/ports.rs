@@ -111,8 +111,8 @@ impl Ports {
                 }
                 next = u32::from(*last) + 1;
             }
-            if next <= u32::from(u16::MAX) {
-                outside.push(protocol, (next as u16, u16::MAX));
+            if let Ok(next) = u16::try_from(next) {
+                outside.push(protocol, (next, u16::MAX));
             }
         }
         self.intersection(&outside)
