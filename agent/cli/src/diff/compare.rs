@@ -151,7 +151,7 @@ impl<'c> Asking<'_, 'c> {
         Ok(changes)
     }
 
-    /// Compares what the classes of a party may reach.
+    /// Compares the connections from the classes of a party.
     fn from(
         &self,
         senders: Range<usize>,

@@ -1,10 +1,9 @@
 //! Ports allowed in one direction between classes of one cluster.
 //!
 //! Traffic that nothing translates is allowed if the sender's egress and the receiver's ingress are. The ingress of a
-//! class depends on the policies that select it, and of a sender only on the rules whose peers match it. So the receivers
-//! with the same policies, and the senders that the same of their rules match, share an answer: 1,000 workloads with a
-//! policy each have a few thousand answers instead of a million. Egress likewise, where a rule's named ports are those of
-//! the receiver.
+//! class depends on its policies, and on the sender by the rules that have a matching peer. So the receivers with equal
+//! policies share an answer for all senders with equal matching rules: 1,000 workloads with a policy each have a few
+//! thousand answers instead of a million. The same holds for egress, where named ports are the receiver's.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -50,7 +49,7 @@ struct Subject<'c> {
     answers: OnceLock<Answers>,
 }
 
-/// Answers of a subject, by the set of rules whose peers match the other side.
+/// Answers of a subject, by the set of rules that have a peer for the other side.
 struct Answers {
     /// Most frequent set.
     usual: u32,

@@ -85,9 +85,11 @@ fn figures_of_large_clusters() {
     let began = Instant::now();
     let ui = Ui::start(manifests.path());
     eprintln!("20,000 pods: read and evaluated in {:?}", began.elapsed());
-    let change = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: service-0007, namespace: team-00}, \
+    let of_one = "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: service-0007, namespace: team-00}, \
                   spec: {podSelector: {matchLabels: {app: service-0007}}, ingress: [{from: [{podSelector: {}}]}]}}";
-    for _ in 0..3 {
+    let of_all = "{apiVersion: policy.networking.k8s.io/v1alpha2, kind: ClusterNetworkPolicy, metadata: {name: all}, spec: \
+                  {tier: Admin, priority: 1, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{namespaces: {}}]}]}}";
+    for change in [of_one, of_all].into_iter().flat_map(|change| [change; 3]) {
         let began = Instant::now();
         let answer = ui.ask("what-if", &json!({ "yaml": change })).json();
         eprintln!(
