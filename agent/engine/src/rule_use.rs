@@ -33,8 +33,8 @@ use crate::kept;
 use crate::learn::{self, Recorder};
 use flows::Known;
 pub use flows::Round;
-use observed::Observed;
 pub use observed::ObservedRound;
+use observed::{Observed, Reported};
 use opened::Opened;
 use pods::Pods;
 use records::{PolicyRecord, Records};
@@ -53,6 +53,8 @@ pub struct Saved {
     as_of: u64,
     missed: u64,
     policies: Vec<PolicyRecord>,
+    #[serde(default)]
+    observed: Reported,
 }
 
 /// Use of rules on this node.
@@ -106,6 +108,7 @@ impl RuleUse {
         self.counted_until = Some(saved.as_of);
         self.missed = saved.missed;
         self.records.resume(saved.policies);
+        self.observed.resume(saved.observed);
     }
 
     /// Records the time of a policy change, or the addresses of a pod that goes. Call before the cluster ingests the
@@ -213,7 +216,7 @@ impl RuleUse {
 
     /// Begins a sweep of the records of observed flows. `unrecorded`: number of flows without a record, so far.
     pub fn sweep_observed(&mut self, unrecorded: u64) -> ObservedRound<'_> {
-        self.observed.begin(&mut self.opened, self.counted_until, unrecorded)
+        self.observed.begin(&mut self.opened, unrecorded)
     }
 
     /// Takes the new flows of the last sweep.
@@ -236,7 +239,12 @@ impl RuleUse {
     /// Returns the state to save.
     #[must_use]
     pub fn saved(&self) -> Saved {
-        Saved { as_of: unix_millis(), missed: self.missed, policies: self.records.saved() }
+        Saved {
+            as_of: unix_millis(),
+            missed: self.missed,
+            policies: self.records.saved(),
+            observed: self.observed.reported(),
+        }
     }
 
     /// Resumes an earlier agent's records of flows.
