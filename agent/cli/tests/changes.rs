@@ -1,10 +1,14 @@
 //! `diff` of moves into and out of the host's network, of Services, and of addresses that the objects do not give.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+mod objects;
+
 use std::fs;
 use std::process::Command;
 
 use tempfile::TempDir;
+
+use objects::{policy, service};
 
 const SAME: i32 = 0;
 const DIFFERENT: i32 = 1;
@@ -42,19 +46,6 @@ fn deployment(name: &str, spec: &str) -> String {
         "{{apiVersion: apps/v1, kind: Deployment, metadata: {{namespace: shop, name: {name}}}, spec: {{template: \
          {{metadata: {{labels: {{app: {name}}}}}, spec: {{{spec} containers: [{{name: c, ports: [{{name: http, \
          containerPort: 8080}}]}}]}}}}}}}}"
-    )
-}
-
-fn policy(app: &str, spec: &str) -> String {
-    format!(
-        "{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{namespace: shop, name: {app}}}, spec: \
-         {{podSelector: {{matchLabels: {{app: {app}}}}}, {spec}}}}}"
-    )
-}
-
-fn service(spec: &str) -> String {
-    format!(
-        "{{apiVersion: v1, kind: Service, metadata: {{namespace: shop, name: web}}, spec: {{{spec}}}}}"
     )
 }
 

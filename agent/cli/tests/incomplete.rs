@@ -2,11 +2,15 @@
 //! every kind, and Services before controllers have completed them.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+mod objects;
+
 use std::fs;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
+
+use objects::{policy, service};
 
 const ALLOWED: i32 = 0;
 const DENIED: i32 = 1;
@@ -71,20 +75,6 @@ fn node(name: &str, number: u8) -> String {
 
 fn namespace(name: &str, labels: &str) -> String {
     format!("{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, labels: {{{labels}}}}}}}")
-}
-
-/// A policy about the pods of an app.
-fn policy(app: &str, spec: &str) -> String {
-    format!(
-        "{{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {{namespace: shop, name: {app}}}, spec: \
-         {{podSelector: {{matchLabels: {{app: {app}}}}}, {spec}}}}}"
-    )
-}
-
-fn service(spec: &str) -> String {
-    format!(
-        "{{apiVersion: v1, kind: Service, metadata: {{namespace: shop, name: web}}, spec: {{{spec}}}}}"
-    )
 }
 
 fn slice(name: &str, port: u16, address: &str, ready: bool) -> String {
