@@ -61,13 +61,13 @@ pub(crate) fn compare_until(
 /// A member of a sender and one of a receiver, each before and after.
 type Meeting<'c> = [[End<'c>; 2]; 2];
 /// Lost and gained ports.
-type LostGained = [Ports; 2];
+pub(super) type LostGained = [Ports; 2];
 /// Results by pair of parties.
 type Pairs = BTreeMap<(usize, usize), Pair>;
 
 /// Changes from members of one party to members of another.
 #[derive(Default)]
-struct Pair {
+pub(super) struct Pair {
     /// Whether some pair of members is unchanged.
     same: bool,
     /// Distinct changes of pairs of members.
@@ -76,7 +76,7 @@ struct Pair {
 
 impl Pair {
     /// Adds the change of a pair of members; `None` if it is unchanged.
-    fn add(&mut self, change: Option<Arc<LostGained>>) {
+    pub(super) fn add(&mut self, change: Option<Arc<LostGained>>) {
         match change {
             Some(change) if self.changes.contains(&change) => {}
             Some(change) => self.changes.push(change),
@@ -84,7 +84,7 @@ impl Pair {
         }
     }
 
-    fn change(self, (from, to): (usize, usize)) -> Option<Change> {
+    pub(super) fn change(self, (from, to): (usize, usize)) -> Option<Change> {
         let (first, more) = self.changes.split_first()?;
         let some = self.same || !more.is_empty();
         let [mut loses, mut gains] = (**first).clone();
@@ -108,7 +108,8 @@ pub(super) fn go_on(ended: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-fn changed(change: LostGained) -> Option<Arc<LostGained>> {
+/// Returns the lost and gained ports unless there are none.
+pub(super) fn changed(change: LostGained) -> Option<Arc<LostGained>> {
     (!change.iter().all(Ports::is_empty)).then(|| Arc::new(change))
 }
 

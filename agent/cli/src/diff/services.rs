@@ -13,10 +13,10 @@ use netpold_core::model::{
 };
 use netpold_core::probe::{IpProtocol, Party as Side, Probe};
 
-use super::compare::go_on;
+use super::compare::{Pair, changed, go_on};
 use super::ports::PROTOCOLS;
 use super::rules::Named;
-use super::{Change, Difference, Party, Ports};
+use super::{Difference, Party, Ports};
 use crate::doctor::details::{Backend, Service as Written};
 use crate::doctor::{Details, is_selected};
 use crate::judge::Judge;
@@ -210,22 +210,23 @@ pub(super) fn compare(
             )
         }));
         let both = before.ports.iter().map(|port| (port.protocol, port.port));
-        let both: Vec<(Protocol, u16)> = both.filter(|port| has(after, *port)).collect();
+        let mut both: Vec<(Protocol, u16)> = both.filter(|port| has(after, *port)).collect();
+        both.sort_by_key(|(protocol, port)| {
+            (PROTOCOLS.iter().position(|it| it == protocol), *port)
+        });
         let Some(rest) = left.checked_sub(2 * both.len() * pairs) else {
             untried += 1;
             continue;
         };
         left = rest;
-        let mut to = None;
+        let (to, before) = (difference.parties.len() + parties.len(), difference.changes.len());
         for (from, pairs) in &senders {
             go_on(ended)?;
-            let change = of_pairs(judges, pairs, (key, &both), &mut unknown);
-            let Some((loses, gains, some)) = change else { continue };
-            let to = *to.get_or_insert_with(|| {
-                parties.push(Party::Service(key.clone()));
-                difference.parties.len() + parties.len() - 1
-            });
-            difference.changes.push(Change { from: *from, to, loses, gains, some });
+            let pair = of_pairs(judges, pairs, (key, &both), &mut unknown);
+            difference.changes.extend(pair.change((*from, to)));
+        }
+        if difference.changes.len() > before {
+            parties.push(Party::Service(key.clone()));
         }
     }
     if untried > 0 {
@@ -276,21 +277,17 @@ fn senders<'d>(clusters: [&Cluster; 2], parties: &'d [Party]) -> Vec<(usize, Vec
     parties.iter().enumerate().filter_map(of_workload).collect()
 }
 
-/// Returns the lost and the gained ports of a Service, and whether only some pods are concerned; `None` without any.
+/// Compares the connections of pairs of pods to the ports of a Service.
 fn of_pairs(
     judges: [&Judge; 2],
     pairs: &[[&Key; 2]],
     (service, ports): (&Key, &[(Protocol, u16)]),
     unknown: &mut BTreeSet<String>,
-) -> Option<(Ports, Ports, bool)> {
-    let mut all: Vec<[Ports; 2]> = Vec::new();
+) -> Pair {
+    let mut all = Pair::default();
     for pair in pairs {
         let [mut loses, mut gains] = [const { Ports::NONE }; 2];
-        let mut sorted = ports.to_vec();
-        sorted.sort_by_key(|(protocol, port)| {
-            (PROTOCOLS.iter().position(|it| it == protocol), *port)
-        });
-        for (protocol, port) in sorted {
+        for &(protocol, port) in ports {
             let answers = [0, 1].map(|i| answer(judges[i], (pair[i], service), (protocol, port)));
             let at = || format!("connections to Service {service} at {protocol} {port}");
             match answers {
@@ -308,15 +305,9 @@ fn of_pairs(
                 }
             }
         }
-        all.push([loses, gains]);
+        all.add(changed([loses, gains]));
     }
-    let some = all.iter().any(|change| Some(change) != all.first());
-    let [mut loses, mut gains] = [const { Ports::NONE }; 2];
-    for [lost, gained] in &all {
-        loses.add(lost);
-        gains.add(gained);
-    }
-    (!loses.is_empty() || !gains.is_empty()).then_some((loses, gains, some))
+    all
 }
 
 fn answer(judge: &Judge, (from, to): (&Key, &Key), (protocol, port): (Protocol, u16)) -> Found {
