@@ -24,6 +24,7 @@ pub use answer::{
 };
 pub use blocks::Blocks;
 pub use by_name::{NameAnswer, NamePart, Within};
+pub use literal::PodAt;
 pub use resolved::Resolved;
 
 use std::collections::BTreeSet;
@@ -47,9 +48,6 @@ pub struct Explainer<'c> {
     /// Address ranges of pods that have no address.
     ranges: &'c [IpNet],
 }
-
-/// A pod, if there is one, at an address. A pod without addresses counts as having this one.
-pub type PodAt<'c> = (Option<&'c Pod>, IpAddr);
 
 impl<'c> Explainer<'c> {
     /// Returns an explainer of this cluster.
@@ -110,15 +108,11 @@ impl<'c> Explainer<'c> {
     pub fn allows_one_way(
         &self,
         direction: Direction,
-        [from, to]: [PodAt<'c>; 2],
+        ends: [PodAt<'c>; 2],
         kind: (IpProtocol, u16),
     ) -> bool {
         let literal = &self.translated.literal;
-        let (egress, ingress) = literal.judge_pair(from, to, (kind, None), Detail::Verdict);
-        let judgement = match direction {
-            Direction::Egress => egress,
-            Direction::Ingress => ingress,
-        };
+        let judgement = literal.judge_one_way(direction, ends, (kind, None), Detail::Verdict);
         judgement.is_none_or(|it| it.verdict == Verdict::Allow)
     }
 

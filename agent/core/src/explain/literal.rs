@@ -9,6 +9,9 @@ use crate::explain::rule::{Names, Traffic, Way};
 use crate::model::{ClusterPolicy, Denial, Direction, Enforcement, Key, Pod, Policy, Tier};
 use crate::probe::IpProtocol;
 
+/// A pod, if there is one, at an address. A pod without addresses counts as having this one.
+pub type PodAt<'c> = (Option<&'c Pod>, IpAddr);
+
 /// Judges traffic by the rules of policies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Literal<'c> {
@@ -45,34 +48,43 @@ impl<'c> Literal<'c> {
 
     /// Judges egress of the sender and ingress of the receiver, for each side that is a pod. `asked`: address and port
     /// before the translation, if there was one.
-    pub(super) fn judge_pair<'a>(
+    pub(super) fn judge_pair(
         &self,
-        (from, source): (Option<&'a Pod>, IpAddr),
-        (to, destination): (Option<&'a Pod>, IpAddr),
+        from: PodAt<'_>,
+        to: PodAt<'_>,
+        kind: ((IpProtocol, u16), Option<(IpAddr, u16)>),
+        detail: Detail,
+    ) -> (Option<Judgement>, Option<Judgement>) {
+        let judge = |direction| self.judge_one_way(direction, [from, to], kind, detail);
+        (judge(Direction::Egress), judge(Direction::Ingress))
+    }
+
+    /// Judges one direction: egress of the sender, or ingress of the receiver; `None` if that side is no pod. `asked` as in
+    /// [`Literal::judge_pair`].
+    pub(super) fn judge_one_way(
+        &self,
+        direction: Direction,
+        [(from, source), (to, destination)]: [PodAt<'_>; 2],
         ((protocol, port), asked): ((IpProtocol, u16), Option<(IpAddr, u16)>),
         detail: Detail,
-    ) -> (Option<Judgement>, Option<Judgement>)
-    where
-        'c: 'a,
-    {
+    ) -> Option<Judgement> {
         let is_itself = from.map(|pod| &pod.key) == to.map(|pod| &pod.key)
             && from.is_none_or(|pod| pod.template().is_none());
         let itself = is_itself.then_some(Exempt::FromAll(Cause::Itself));
-        let from_host = from.is_none_or(|pod| pod.host_network);
-        let egress = from.map(|pod| {
-            let mut traffic = self.traffic(pod, Direction::Egress, destination, protocol, port);
-            traffic.of_unaddressed(to);
-            self.judge_traffic(&Traffic { asked, ..traffic }, itself, detail)
-        });
-        let ingress = to.map(|pod| {
-            let from_node = from_host && self.cluster.is_node_of(pod, source);
-            let from_node = from_node.then_some(Exempt::FromAll(Cause::OwnNode));
-            let mut traffic = self.traffic(pod, Direction::Ingress, source, protocol, port);
-            traffic.of_unaddressed(from);
-            let asked = asked.map(|(_, asked)| (source, asked));
-            self.judge_traffic(&Traffic { asked, ..traffic }, itself.or(from_node), detail)
-        });
-        (egress, ingress)
+        let (pod, (remote, address), asked, exempt) = match direction {
+            Direction::Egress => (from?, (to, destination), asked, itself),
+            Direction::Ingress => {
+                let pod = to?;
+                let from_host = from.is_none_or(|pod| pod.host_network);
+                let from_node = from_host && self.cluster.is_node_of(pod, source);
+                let from_node = from_node.then_some(Exempt::FromAll(Cause::OwnNode));
+                let asked = asked.map(|(_, asked)| (source, asked));
+                (pod, (from, source), asked, itself.or(from_node))
+            }
+        };
+        let mut traffic = self.traffic(pod, direction, address, protocol, port);
+        traffic.of_unaddressed(remote);
+        Some(self.judge_traffic(&Traffic { asked, ..traffic }, exempt, detail))
     }
 
     /// Builds the traffic of a packet that was sent to the address at which it is judged.
