@@ -13,7 +13,7 @@ use crate::{
         family::Family,
         parse::has_handshake,
         parsed::Packet,
-        protocol::{SCTP, TCP, TCP_FIN, TCP_RST, TCP_SYN, UDP},
+        protocol::{TCP_FIN, TCP_RST, TCP_SYN, has_ports},
         tuple::FlowTuple,
     },
     reason::Reason,
@@ -105,7 +105,7 @@ fn is_usual<F: Family, D: Direction, T: Tables>(
     packet: &Packet<'_, F>,
 ) -> bool {
     let (transport, fragment) = (&packet.transport, &packet.network.fragment);
-    matches!(transport.protocol, TCP | UDP | SCTP)
+    has_ports(transport.protocol)
         && transport.flags & (TCP_SYN | TCP_FIN | TCP_RST) == 0
         && !fragment.more
         && !fragment.is_later()

@@ -7,7 +7,7 @@
 use crate::{
     packet::{
         bytes::{Bytes, Window as _, short},
-        protocol::{ICMP, ICMPV6, SCTP, TCP, TCP_ACK, TCP_RST, TCP_SYN, UDP},
+        protocol::{ICMP, ICMPV6, SCTP, TCP, TCP_ACK, TCP_RST, TCP_SYN, UDP, has_ports},
     },
     reason::Reason,
 };
@@ -332,7 +332,7 @@ pub fn transport<B: Bytes, A>(
     }
     match network.protocol {
         SCTP if !B::SCTP => return Err(Reason::Deferred),
-        protocol if B::PLAIN && !matches!(protocol, TCP | UDP | SCTP) => {
+        protocol if B::PLAIN && !has_ports(protocol) => {
             return Err(Reason::Deferred);
         }
         TCP if !quoted => {

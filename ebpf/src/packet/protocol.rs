@@ -26,6 +26,7 @@ pub const TCP_RST: u8 = 0x04;
 pub const TCP_PSH: u8 = 0x08;
 /// TCP header flag ACK.
 pub const TCP_ACK: u8 = 0x10;
+
 /// Whether a protocol's header begins with a source and a destination port.
 #[must_use]
 #[inline(always)]
