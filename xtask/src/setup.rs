@@ -226,8 +226,8 @@ fn install_linker() -> Result<()> {
     let folder = toolchain::linker_folder().context("neither XDG_CACHE_HOME nor HOME is set")?;
     let feature = format!("llvm-{LLVM_MAJOR}");
     let features = ["--debug", "--no-default-features", "--features", &feature];
-    let prefix = [("LLVM_PREFIX", LLVM_PREFIX)];
-    crates::install("bpf-linker", LINKER_VERSION, &folder, &features, &prefix)
+    let variables = [("LLVM_PREFIX", LLVM_PREFIX), ("CARGO_PROFILE_DEV_DEBUG", "false")];
+    crates::install("bpf-linker", LINKER_VERSION, &folder, &features, &variables)
 }
 
 /// The dataplane's build script cannot watch for a compiler that does not exist yet: its new modification time makes it run

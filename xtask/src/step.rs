@@ -73,11 +73,20 @@ pub(crate) fn quiet(command: &mut Command) -> Result<()> {
 pub(crate) struct Beside(Option<Child>);
 
 impl Beside {
-    /// Starts the command in a process group of its own.
+    /// Starts the command in a process group of its own, which yields to the other steps.
     pub(crate) fn start(command: &mut Command) -> Self {
-        let silent = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        Self(silent.process_group(0).spawn().ok())
+        let child = silent(command).process_group(0).spawn().ok();
+        if let Some(child) = &child {
+            // Without the tool it only competes with them.
+            let group = child.id().to_string();
+            let _ = silent(Command::new("renice").args(["-n", "10", "-g", &group])).status();
+        }
+        Self(child)
     }
+}
+
+fn silent(command: &mut Command) -> &mut Command {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())
 }
 
 impl Drop for Beside {

@@ -17,15 +17,23 @@ const START: Duration = Duration::from_secs(20);
 /// An agent promises to notice a changed file within 200 ms; twice that for a busy machine.
 const PICKED_UP: Duration = Duration::from_millis(400);
 
-/// Arguments of cargo for the agent. The compiler of policies is optimized for the tests' sake alone.
-const BUILD: [&str; 7] = [
+/// Arguments of cargo for the agent, without debugging information and what is optimized for the tests' sake alone.
+const BUILD: [&str; 15] = [
     "build",
     "--package",
     "netpold",
     "--bin",
     "netpold",
     "--config",
+    "profile.dev.debug=false",
+    "--config",
     "profile.dev.package.netpold-core.opt-level=0",
+    "--config",
+    "profile.dev.package.granit-parser.opt-level=0",
+    "--config",
+    "profile.dev.package.rustls.opt-level=0",
+    "--config",
+    "profile.dev.package.serde_json.opt-level=0",
 ];
 
 /// Builds the agent, eBPF object included. While the toolchain is set up, the crates that need none are compiled.
