@@ -9,7 +9,7 @@ use std::{
     env,
     error::Error,
     ffi::OsString,
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
@@ -41,8 +41,13 @@ fn embed() -> Result<(), Box<dyn Error>> {
     let objects = objects.map(|(feature, name)| (feature, out.join(name)));
     let missing = match find_toolchain() {
         Ok((compiler, linker)) => {
+            let directory = target_directory(&out);
+            fs::create_dir_all(&directory)?;
+            // Held until the last object is copied: another run would replace it.
+            let lock = File::create(directory.join("lock"))?;
+            lock.lock()?;
             for (feature, object) in &objects {
-                let built = build(&compiler, &linker, root, &out, feature)?;
+                let built = build(&compiler, &linker, root, &directory, feature)?;
                 fs::copy(built, object)?;
                 strip(&compiler, object);
             }
@@ -59,6 +64,16 @@ fn embed() -> Result<(), Box<dyn Error>> {
     println!("cargo:rustc-env=NETPOLD_BPF_TRACED_OBJECT={}", traced.display());
     println!("cargo:rustc-env=NETPOLD_BPF_MISSING={missing}");
     Ok(())
+}
+
+/// Directory of the inner cargo. Clippy, rustdoc and builds with other features run this script too, each with an
+/// `OUT_DIR` of its own; a directory for all of one profile lets the inner cargo find that nothing has changed.
+fn target_directory(out: &Path) -> PathBuf {
+    let mut above = out.ancestors().skip(2);
+    match (above.next(), above.next()) {
+        (Some(build), Some(profile)) if build.ends_with("build") => profile.join("ebpf"),
+        _ => out.join("target"),
+    }
 }
 
 /// Declares the inputs of the object, and the paths at which a toolchain may appear.
@@ -203,10 +218,9 @@ fn build(
     compiler: &Compiler,
     linker: &Path,
     root: &Path,
-    out: &Path,
+    directory: &Path,
     feature: &'static str,
 ) -> Result<PathBuf, Box<dyn Error>> {
-    let target_directory = out.join("target");
     let mut flags = OsString::from("-Clinker=");
     flags.push(linker);
     // Zeroing and copying by stores in place: a call of `memset` would cost a stack frame, and is no faster.
@@ -216,7 +230,7 @@ fn build(
         flags.push("\u{1f}");
         flags.push(flag);
     }
-    for (path, name) in places(compiler, root, out) {
+    for (path, name) in places(compiler, root, directory) {
         flags.push("\u{1f}--remap-path-prefix=");
         flags.push(path);
         flags.push(format!("={name}"));
@@ -236,7 +250,7 @@ fn build(
         .args(["--no-default-features", "--features", &features.join(",")])
         .args(["--target", TARGET, "-Zbuild-std=core"])
         .arg("--target-dir")
-        .arg(&target_directory)
+        .arg(directory)
         .env("CARGO_ENCODED_RUSTFLAGS", flags)
         // One codegen unit, so that functions are inlined before linking.
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1")
@@ -249,7 +263,7 @@ fn build(
         )
         .into());
     }
-    Ok(target_directory.join(TARGET).join("release").join(PROGRAM))
+    Ok(directory.join(TARGET).join("release").join(PROGRAM))
 }
 
 /// Removes the DWARF, four fifths of the object: the kernel reads only the BTF that was made from it. If no tool for
@@ -272,13 +286,13 @@ fn strip(compiler: &Compiler, object: &Path) {
 
 /// Names for the directories of the sources in the object's debugging information and BTF: the paths of this machine
 /// would make another object from the same sources. If several directories hold a path, the last counts.
-fn places(compiler: &Compiler, root: &Path, out: &Path) -> Vec<(PathBuf, &'static str)> {
+fn places(compiler: &Compiler, root: &Path, directory: &Path) -> Vec<(PathBuf, &'static str)> {
     let home = env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".cargo")));
     let known = [(compiler.sysroot(), "rust"), (home, "cargo")];
     let known = known.into_iter().filter_map(|(path, name)| Some((path?, name)));
-    known.chain([(root.to_owned(), "netpold"), (out.to_owned(), "out")]).collect()
+    known.chain([(root.to_owned(), "netpold"), (directory.to_owned(), "out")]).collect()
 }
 
 /// Removes variables that the outer cargo set for this package, its target and its compiler wrappers (clippy's among
