@@ -9,6 +9,7 @@ use netpold_core::ops::TableWriter as _;
 use netpold_core::options::Options;
 use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::endpoint::EndpointRef;
+use netpold_ebpf::flow::control::Timeouts;
 use netpold_ebpf::flow::memory::Memory;
 use netpold_ebpf::judge::decide::decide;
 use netpold_ebpf::judge::hook::Hook;
@@ -197,6 +198,8 @@ impl PolicyTables for Counting<'_> {
         self.node.bitmap(bitmap, word)
     }
 }
+
+impl Timeouts for Counting<'_> {}
 
 impl Memory for Counting<'_> {
     unsafe fn load(&self, word: *const u64) -> u64 {

@@ -4,13 +4,15 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
-    flow::memory::Memory,
+    flow::{control::Timeouts, memory::Memory},
     packet::rejection::{Letter, Sums},
 };
 
 /// Atomic access to the host's memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostMemory;
+
+impl Timeouts for HostMemory {}
 
 impl Memory for HostMemory {
     unsafe fn load(&self, word: *const u64) -> u64 {

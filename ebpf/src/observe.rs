@@ -185,7 +185,7 @@ fn record<F: RecordFamily, D: Direction, T: Records>(
     let opening = is_opening(transport);
     let syn = if opening { CT_SYN } else { 0 };
     let new = Unrecorded { key, hash, flags: D::SEEN | syn };
-    if !control.is_valid() || control.is_expired(tables, transport.protocol, settings, now) {
+    if !control.is_valid() || tables.is_expired(control, transport.protocol, settings, now) {
         return may_begin(transport, false).then_some(new);
     }
     let begun = flags & D::SEEN != 0;

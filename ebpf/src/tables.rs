@@ -8,9 +8,9 @@ pub mod policy;
 use crate::{
     endpoint::EndpointRef,
     flow::{
+        control::Timeouts,
         evict,
         key::{self, Key, words4, words6},
-        memory::Memory,
         relocate::{self, Shift},
         table::{self, Flow, Full, Gave},
     },
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The tables of one node: BPF maps in the kernel, plain memory in tests.
-pub trait Tables: PolicyTables + Memory + Sized {
+pub trait Tables: PolicyTables + Timeouts + Sized {
     /// The settings.
     fn settings(&self) -> Option<&Settings>;
     /// Endpoint record of a slot.

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use netpold_core::model::Direction;
 use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::endpoint::EndpointRef;
+use netpold_ebpf::flow::control::Timeouts;
 use netpold_ebpf::flow::memory::Memory;
 use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::judge::decide::decide;
@@ -177,6 +178,8 @@ impl<P: Borrow<MemoryTables>, F> PolicyTables for NodeTables<P, F> {
         self.policy.borrow().bitmap(bitmap, word)
     }
 }
+
+impl<P, F> Timeouts for NodeTables<P, F> {}
 
 impl<P, F> Memory for NodeTables<P, F> {
     unsafe fn load(&self, word: *const u64) -> u64 {

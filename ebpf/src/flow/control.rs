@@ -21,7 +21,7 @@ const CT_RSTS: u16 = CT_RST | CT_RST_SENT;
 const FUTURE: u32 = 0xffff_0000;
 
 /// Rank of a way that is never evicted. Established flows that have been idle for long rank above it, by their age.
-pub(crate) const PROTECTED: u64 = 0;
+pub const PROTECTED: u64 = 0;
 /// Rank of the youngest half-open flow; its age is added.
 pub(crate) const HALF_OPEN: u64 = 1 << 33;
 /// Rank of a closed or closing flow; its age is added.
@@ -187,17 +187,27 @@ impl Control {
     }
 }
 
+/// Memory with flows that expire. The programs have these as functions of their own, which the kernel verifies once and
+/// not wherever a flow is found.
+pub trait Timeouts: Memory + Sized {
+    /// [`Control::is_expired`].
+    #[inline(always)]
+    fn is_expired(&self, control: Control, protocol: u8, settings: &Settings, now: u32) -> bool {
+        control.is_expired(self, protocol, settings, now)
+    }
+    /// [`Control::rank`].
+    #[inline(always)]
+    fn rank(&self, control: Control, protocol: u8, settings: &Settings, now: u32) -> u64 {
+        control.rank(self, protocol, settings, now)
+    }
+}
+
 impl Control {
     /// Eviction order of a way, highest first: [`FREE`], then [`OVER`], [`HALF_OPEN`], then established flows that
     /// have been idle for long; within each the oldest. [`PROTECTED`] ways are never evicted.
+    #[must_use]
     #[inline(always)]
-    pub(crate) fn rank<M: Memory>(
-        self,
-        memory: &M,
-        protocol: u8,
-        settings: &Settings,
-        now: u32,
-    ) -> u64 {
+    pub fn rank<M: Memory>(self, memory: &M, protocol: u8, settings: &Settings, now: u32) -> u64 {
         let flags = self.flags();
         if flags & CT_BUSY != 0 {
             return PROTECTED;

@@ -9,7 +9,7 @@
 
 use crate::{
     flow::{
-        control::{Control, FREE, PROTECTED},
+        control::{Control, FREE, PROTECTED, Timeouts},
         key::Key,
         memory::Memory,
         table::{PLACES, stored_protocol, way},
@@ -75,7 +75,7 @@ pub unsafe fn free_stale<K: Key, M: Memory>(
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-pub unsafe fn make_room<K: Key, M: Memory>(
+pub unsafe fn make_room<K: Key, M: Timeouts>(
     memory: &M,
     buckets: [*mut u64; 2],
     (endpoint, hash): (u32, u64),
@@ -100,7 +100,7 @@ pub unsafe fn make_room<K: Key, M: Memory>(
             let ways = ways_of::<K, M>(memory, buckets, other, hash);
             (control, stored_protocol::<K, M>(memory, way), ways)
         };
-        if control.rank(memory, protocol, settings, now) != PROTECTED {
+        if memory.rank(control, protocol, settings, now) != PROTECTED {
             // The table is not full: the flow lost a race for this way.
             return false;
         }
@@ -127,7 +127,7 @@ pub unsafe fn make_room<K: Key, M: Memory>(
     clippy::multiple_unsafe_ops_per_block,
     reason = "a way's words are read and written under one promise"
 )]
-pub unsafe fn take_share<K: Key, M: Memory>(
+pub unsafe fn take_share<K: Key, M: Timeouts>(
     memory: &M,
     buckets: [*mut u64; 2],
     (endpoint, hash): (u32, u64),
@@ -149,7 +149,7 @@ pub unsafe fn take_share<K: Key, M: Memory>(
             let ways = ways_of::<K, M>(memory, buckets, other, hash);
             (control, stored_protocol::<K, M>(memory, way), other, ways)
         };
-        let rank = control.rank(memory, protocol, settings, now);
+        let rank = memory.rank(control, protocol, settings, now);
         let share = ways as u64 + u64::from(other == endpoint);
         let score = match rank {
             FREE => FREE * PLACES as u64 * 2,

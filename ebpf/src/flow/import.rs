@@ -2,9 +2,8 @@
 
 use crate::{
     flow::{
-        control::Control,
+        control::{Control, Timeouts},
         key::Key,
-        memory::Memory,
         table::{Flow, Full},
     },
     layout::{CT_VALID, Settings},
@@ -23,7 +22,7 @@ impl<K: Key> Flow<K> {
         clippy::multiple_unsafe_ops_per_block,
         reason = "a way's words are read and written under one promise"
     )]
-    pub unsafe fn adopt<M: Memory>(
+    pub unsafe fn adopt<M: Timeouts>(
         &self,
         memory: &M,
         flags: u16,

@@ -11,7 +11,7 @@
 
 use crate::{
     flow::{
-        control::{Control, FREE, HALF_OPEN, OVER, PROTECTED},
+        control::{Control, FREE, HALF_OPEN, OVER, PROTECTED, Timeouts},
         key::{Key, hash_words},
         memory::Memory,
     },
@@ -229,7 +229,7 @@ impl<K: Key> Flow<K> {
     /// # Safety
     /// As [`Flow::find`].
     #[inline(always)]
-    pub unsafe fn insert<M: Memory>(
+    pub unsafe fn insert<M: Timeouts>(
         &self,
         memory: &M,
         flags: u16,
@@ -251,7 +251,7 @@ impl<K: Key> Flow<K> {
 
     /// Way to overwrite, with its control word and its rank ([`Control`]'s `rank`).
     #[inline(always)]
-    pub(crate) unsafe fn victim<M: Memory>(
+    pub(crate) unsafe fn victim<M: Timeouts>(
         &self,
         memory: &M,
         settings: &Settings,
@@ -267,7 +267,7 @@ impl<K: Key> Flow<K> {
                 let way = way::<K>(self.buckets, place);
                 (Control(memory.load(way)), stored_protocol::<K, M>(memory, way))
             };
-            let rank = control.rank(memory, protocol, settings, now);
+            let rank = memory.rank(control, protocol, settings, now);
             if rank > best_rank {
                 // Not the hash: it would occupy a stack slot until here, and the stack is full.
                 best = memory.opaque(place, self.key.word(0));

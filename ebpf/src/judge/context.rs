@@ -42,7 +42,11 @@ impl<'a, D: Direction, T: Tables> EndpointContext<'a, D, T> {
         hook: Hook,
     ) -> Self {
         let id = endpoint.id();
-        Self { tables, endpoint, id, policy, revision, arrival: Arrival::of(hook) }
+        let arrival = Arrival::of(hook);
+        // Nothing depends on it in egress.
+        let arrival =
+            if D::EGRESS { arrival } else { arrival.hidden(&Opaque::new(tables, id.into())) };
+        Self { tables, endpoint, id, policy, revision, arrival }
     }
 
     /// Hides values from the verifier.

@@ -1,6 +1,8 @@
 //! Hook and ingress interface of a packet.
 
-use crate::{layout::Settings, packet::parse::Fragment};
+use crate::{
+    flow::memory::Memory, judge::opaque::Opaque, layout::Settings, packet::parse::Fragment,
+};
 
 /// Hook at which a packet is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +30,12 @@ impl Arrival {
             same if same == hook.ifindex => Self::BY_ITS_OWN,
             _ => Self::BY_ANOTHER,
         }
+    }
+
+    /// Hides the kind from the verifier, which follows all of a judgement for each of them otherwise.
+    #[inline(always)]
+    pub(crate) fn hidden<M: Memory>(self, opaque: &Opaque<'_, M>) -> Self {
+        Self(opaque.number(self.0 as u16).into())
     }
 
     /// Whether a packet in pod ingress came by the pod's own interface: the pod sent it.

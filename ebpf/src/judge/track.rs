@@ -104,7 +104,7 @@ impl<F: TableFamily, D: Direction, T: Tables> FlowTracker<'_, F, D, T> {
         let (tables, policy) = (context.tables, &context.policy);
         let protocol = self.flow.protocol;
         let now = tables.now();
-        let live = hit.filter(|hit| !hit.control.is_expired(tables, protocol, settings, now));
+        let live = hit.filter(|hit| !tables.is_expired(hit.control, protocol, settings, now));
         if T::TRACED {
             let found = u64::from(hit.is_some()) + u64::from(live.is_some());
             tables.note(Step::Flow, found, hit.map_or(0, |hit| hit.control.0));

@@ -87,5 +87,5 @@ fn is_open<F: TableFamily, T: Tables>(tables: &T, endpoint: u32, flow: &FlowTupl
     let control: Control = hit.control;
     control.is_valid()
         && control.flags() & CT_EGRESS != 0
-        && !control.is_expired(tables, flow.protocol, settings, tables.now())
+        && !tables.is_expired(control, flow.protocol, settings, tables.now())
 }

@@ -213,7 +213,7 @@ fn end_of<B: Bytes>(
 ) -> Result<u32, Reason> {
     let length = bytes.length();
     if quoted || (zero && length > MAX_STATED_LENGTH) {
-        return Ok(length);
+        return Ok(bytes.opaque(length));
     }
     if stated < header {
         return Err(Reason::Malformed);
@@ -221,7 +221,7 @@ fn end_of<B: Bytes>(
     if offset + stated > length {
         return Err(Reason::Truncated);
     }
-    Ok(offset + stated)
+    Ok(bytes.opaque(offset + stated))
 }
 
 /// Whether IPv4 options between two offsets name a source route (RFC 791), by which the packet goes on from its

@@ -2,7 +2,7 @@
 
 use crate::{
     endpoint::EndpointRef,
-    flow::{memory::Memory, table::Full},
+    flow::{control::Timeouts, memory::Memory, table::Full},
     layout::{ClassId, FragmentKey, FragmentPorts, PortWord, Settings},
     tables::{Tables, policy::PolicyTables},
 };
@@ -10,6 +10,8 @@ use crate::{
 /// Read-only view of tables: writes have no effect and report success.
 #[derive(Debug)]
 pub(crate) struct Observer<'a, T>(pub(crate) &'a T);
+
+impl<T: Memory> Timeouts for Observer<'_, T> {}
 
 impl<T: Memory> Memory for Observer<'_, T> {
     #[inline(always)]

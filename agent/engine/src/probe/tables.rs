@@ -7,6 +7,7 @@ use netpold_core::compile::DesiredTables;
 use netpold_core::model::Direction;
 use netpold_ebpf::direction::{Egress, Ingress};
 use netpold_ebpf::endpoint::{EndpointRef, Rows};
+use netpold_ebpf::flow::control::Timeouts;
 use netpold_ebpf::flow::memory::Memory;
 use netpold_ebpf::host::HostMemory;
 use netpold_ebpf::judge::decide::decide;
@@ -101,6 +102,8 @@ impl PolicyTables for CompiledTables<'_> {
         self.policy.bitmap(bitmap, word)
     }
 }
+
+impl Timeouts for CompiledTables<'_> {}
 
 impl Memory for CompiledTables<'_> {
     unsafe fn load(&self, word: *const u64) -> u64 {

@@ -12,8 +12,11 @@ use aya_ebpf::{
     maps::{Array, PerCpuArray},
 };
 use netpold_ebpf::{
-    flow::memory::Memory,
-    layout::{ClassId, Counters, PortWord, Row},
+    flow::{
+        control::{Control, PROTECTED, Timeouts},
+        memory::Memory,
+    },
+    layout::{ClassId, Counters, PortWord, Row, Settings},
     order,
     packet::family::V6,
     tables::{
@@ -183,6 +186,38 @@ impl<const DEFERS: bool, const CLAIMS: bool> PolicyTables for Maps<DEFERS, CLAIM
     }
 
     const TRACED: bool = trace::TRACED;
+}
+
+impl<const DEFERS: bool, const CLAIMS: bool> Timeouts for Maps<DEFERS, CLAIMS> {
+    #[inline(always)]
+    fn is_expired(&self, control: Control, protocol: u8, settings: &Settings, now: u32) -> bool {
+        // Nearly all packets find a younger entry, and need no call.
+        control.age(now) >= settings.refresh_after
+            && netpold_is_expired(control.0, protocol.into(), now) != 0
+    }
+
+    #[inline(always)]
+    fn rank(&self, control: Control, protocol: u8, _settings: &Settings, now: u32) -> u64 {
+        netpold_rank(control.0, protocol.into(), now)
+    }
+}
+
+/// [`Control::is_expired`] as a function of its own.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_is_expired(control: u64, protocol: u32, now: u32) -> u32 {
+    let maps = Maps::new();
+    let expired = |settings| Control(control).is_expired(&maps, protocol as u8, settings, now);
+    maps.settings().is_some_and(expired).into()
+}
+
+/// [`Control::rank`] as a function of its own.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_rank(control: u64, protocol: u32, now: u32) -> u64 {
+    let maps = Maps::new();
+    let rank = |settings| Control(control).rank(&maps, protocol as u8, settings, now);
+    maps.settings().map_or(PROTECTED, rank)
 }
 
 impl<const DEFERS: bool, const CLAIMS: bool> Memory for Maps<DEFERS, CLAIMS> {

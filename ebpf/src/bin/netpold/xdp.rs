@@ -11,7 +11,7 @@ use netpold_ebpf::{
     reason::Reason,
 };
 
-use crate::{drops, packet::InPlace, watches_only};
+use crate::{drops, packet::InPlace, tables::hide, watches_only};
 
 /// Type of the payload behind the link header, and its offset.
 pub(crate) type Link = Result<(u16, u32), Reason>;
@@ -69,10 +69,12 @@ impl Frame {
     }
 
     /// Moves the start of the frame so that its IP header is at the same offset as without tags: the verifier checks
-    /// only constant offsets against the end.
+    /// only constant offsets against the end. Their length is hidden, so that the verifier follows the judgement once
+    /// and not for each number of tags.
     #[inline(always)]
     fn without_tags(self, offset: u32) -> Self {
-        let mut data = self.data + (offset - ETHERNET) as usize;
+        let tags = self.opaque(offset - ETHERNET) & (4 | 8);
+        let mut data = self.data + tags as usize;
         // SAFETY: no operation; it keeps the compiler from merging both additions.
         unsafe { asm!("{data} += 0", data = inout(reg) data, options(pure, nomem, nostack)) };
         Self { data, end: self.end }
@@ -93,5 +95,10 @@ impl Bytes for Frame {
     #[inline(always)]
     fn window<const N: usize>(&self, offset: u32) -> Option<InPlace> {
         InPlace::new::<N>(self.data + offset as usize, self.end)
+    }
+
+    #[inline(always)]
+    fn opaque(&self, number: u32) -> u32 {
+        hide(number as usize, u64::from(self.length())) as u32
     }
 }
