@@ -8,7 +8,7 @@ mod render;
 mod world;
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
@@ -19,10 +19,10 @@ use netpold_core::probe::{IpProtocol, Party, Probe};
 
 use self::outcome::{Outcome, Verified};
 use self::world::{World, of_family};
-use crate::doctor::{self, Details};
+use crate::doctor;
 use crate::judge::{Answer, Judge};
 use crate::live::{self, ClusterArgs};
-use crate::offline::{self, Recursive};
+use crate::offline::{self, Recursive, Reviewed};
 use crate::output::print;
 use crate::unenforced;
 
@@ -57,7 +57,7 @@ pub struct TestArgs {
     /// Cluster to ask.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Namespace of pods that assertions name without one; also the only namespace to read where RBAC forbids to list
+    /// Namespace of pods that assertions name without one, and of manifests without one; also the only namespace to read where RBAC forbids to list
     /// objects in all namespaces [default: the context's; without a cluster: default]
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
@@ -200,20 +200,19 @@ pub fn run(args: &TestArgs) -> Result<u8> {
     }
     let objects = match files.objects.is_empty() || manifests.is_some() || is_of_cluster {
         true => live::all_objects(manifests, args.depth, &cluster_args, namespace)?,
-        false => Vec::new(),
+        false => Reviewed::default(),
     };
+    let Reviewed { objects, mut undecoded, .. } = objects;
+    offline::replace(&mut undecoded, &files.objects);
+    undecoded.extend(files.undecoded);
     let objects = offline::stand_in(offline::apply(&objects, &files.objects));
-    let details = match is_of_cluster {
-        true => doctor::details_of_policies(&args.cluster)?,
-        false => details(manifests, args.depth, &args.file)?,
-    };
-    let mut foreign = unenforced::names(&details);
-    if is_of_cluster {
-        for file in &args.file {
-            foreign.extend(unenforced::read("--file", file, Recursive::default())?);
-        }
+    let mut details = doctor::read_details(manifests, args.depth, &cluster_args, &own)?;
+    for file in &args.file {
+        details.add("--file", file, Recursive::default())?;
     }
+    let foreign = unenforced::names(&details);
     let of_all = Judge::new(objects, details, &args.pod_cidrs, !is_of_cluster);
+    let of_all = of_all.without(undecoded);
     let (cluster, explainer, ranges) = (of_all.cluster(), of_all.explainer(), of_all.ranges());
     let world = World { cluster, explainer, judge: &of_all, ranges, own, is_of_cluster };
     let mut outcomes: Vec<Outcome> =
@@ -230,16 +229,6 @@ pub fn run(args: &TestArgs) -> Result<u8> {
         (true, _) | (false, false) => CANNOT_TELL,
         (false, true) => PASSED,
     })
-}
-
-/// Reads the fields of manifests, and of the objects among the assertions, that enforcement does not read.
-fn details(manifests: Option<&Path>, depth: Recursive, files: &[PathBuf]) -> Result<Details> {
-    let mut details = match manifests {
-        Some(manifests) => Details::read(manifests, depth)?,
-        None => Details::default(),
-    };
-    files.iter().try_for_each(|file| details.add("--file", file, Recursive::default()))?;
-    Ok(details)
 }
 
 fn judge(world: &World<'_>, assertion: Assertion) -> Outcome {

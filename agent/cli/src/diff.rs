@@ -1,6 +1,7 @@
 //! `netpold diff`: which connections a change of manifests cuts or opens.
 
 mod args;
+mod class_numbers;
 mod clients;
 mod compare;
 mod ends;
@@ -8,6 +9,7 @@ mod isolation;
 mod judge;
 pub mod live;
 mod named_pairs;
+mod new_services;
 mod nodes;
 mod one_way;
 mod peers;
@@ -220,6 +222,8 @@ pub(crate) fn compare_objects(
     }
     if let Some([before, after]) = &judges {
         services::compare([before, after], &services, &mut difference, ended)?;
+        let new = new_services::notes([before, after], &services, &difference, ended)?;
+        difference.notes.extend(new);
     }
     difference.notes.extend(notes);
     difference.notes.extend(clients::notes(&details[1], &after, &difference));

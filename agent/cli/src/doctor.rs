@@ -39,10 +39,11 @@ pub(crate) use complete::{numbers, slices};
 pub use details::Details;
 pub use examine::examine;
 pub use finding::{Check, Finding, Findings, Report, Severity, merge};
-pub(crate) use live::{details_of_policies, examine_cluster};
+pub(crate) use live::{examine_cluster, read_details};
 pub use render::text;
 pub(crate) use services::is_selected;
 
+use crate::arguments::check_namespace;
 use crate::live::ClusterArgs;
 use crate::offline::{self, Recursive};
 use crate::output::{Output, print};
@@ -64,7 +65,8 @@ pub struct DoctorArgs {
     /// Subdirectories of --manifests.
     #[command(flatten)]
     pub depth: Recursive,
-    /// With a cluster: the only namespace to check where RBAC forbids to list objects in all namespaces
+    /// Namespace of objects of --manifests without one [default: default]; with a cluster, the only namespace to check
+    /// where RBAC forbids to list objects in all namespaces
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
     /// Control socket of the agent
@@ -90,11 +92,14 @@ pub fn run(args: &DoctorArgs, node: impl FnOnce(&DoctorArgs) -> Report) -> Resul
         Some(directory) => {
             let depth = args.depth;
             offline::refuse_kustomization("doctor", "--manifests", directory, depth)?;
-            let reviewed =
-                offline::review_directory("--manifests", directory, DEFAULT_NAMESPACE, depth)?;
-            let details = Details::read(directory, depth)?;
-            let report = examine(offline::stand_in(reviewed.objects), &details);
-            reading::add(report, directory, &reviewed.problems, reviewed.subdirectories)
+            let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+            check_namespace(namespace)?;
+            let mut reviewed =
+                offline::review_directory("--manifests", directory, namespace, depth)?;
+            let details = Details::read(directory, namespace, depth)?;
+            let objects = std::mem::take(&mut reviewed.objects);
+            let report = examine(offline::stand_in(objects), &details);
+            reading::add(report, directory, reviewed)
         }
         None if args.cluster.is_meant() => {
             examine_cluster(&args.cluster, args.namespace.as_deref())?

@@ -20,10 +20,10 @@ use serde_json::{Map, Value};
 use nodes::Nodes;
 
 use crate::arguments::Who;
-use crate::doctor::{self, Details};
+use crate::doctor;
 use crate::judge::{Answer, Judge};
 use crate::live::{self, ClusterArgs};
-use crate::offline::{self, Recursive};
+use crate::offline::{self, Recursive, Reviewed};
 use crate::output::{Output, is_read};
 
 /// Flags of `netpold explain`.
@@ -67,7 +67,7 @@ pub struct ExplainArgs {
     /// Cluster to ask.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Namespace of pods named without one; also the only namespace to read where RBAC forbids to list objects in all
+    /// Namespace of pods named without one, and of manifests without one; also the only namespace to read where RBAC forbids to list objects in all
     /// namespaces [default: the context's; without a cluster: default]
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,
@@ -113,14 +113,14 @@ pub fn run(args: &ExplainArgs) -> Result<u8> {
         offline::refuse_kustomization("explain", "--manifests", directory, args.depth)
             .context("cannot tell")?;
     }
-    let objects = live::manifests_or_objects(manifests, args.depth, &args.cluster, namespace);
-    let objects = objects.context("cannot tell")?;
-    let details = match manifests {
-        Some(path) => Details::read(path, args.depth).context("cannot tell")?,
-        None => doctor::details_of_policies(&args.cluster)?,
-    };
     let own = live::namespace(manifests, &args.cluster, namespace)?;
+    let reviewed = live::all_objects(manifests, args.depth, &args.cluster, namespace);
+    let Reviewed { objects, undecoded, .. } = reviewed.context("cannot tell")?;
+    let details = doctor::read_details(manifests, args.depth, &args.cluster, &own);
+    let details = details.context("cannot tell")?;
+    let objects = offline::stand_in(objects);
     let judge = Judge::new(objects, details, &args.pod_cidrs, manifests.is_some());
+    let judge = judge.without(undecoded);
     let asked = Asked { judge, own };
     let (cluster, details) = (asked.judge.cluster(), asked.judge.details());
     if let Some(file) = &args.probes {

@@ -1,14 +1,16 @@
 //! Answers about objects that may be incomplete, as those of charts and of exports are.
 //!
 //! The explainer of the agent takes its objects as complete and fails closed. Here an answer that depends on a missing
-//! property is "cannot tell", with the property: labels of an absent Namespace, labels that controllers set on pods,
-//! addresses of nodes, the chosen backend of a Service, and the address with which a client's packets arrive.
+//! property is "cannot tell", with the property: an object that cannot be decoded, labels of an absent Namespace, labels
+//! that controllers set on pods, addresses of nodes, the chosen backend of a Service, and the address with which a
+//! client's packets arrive.
 
 mod hypotheses;
 mod loopback;
 mod masquerade;
 mod own_node;
 mod services;
+mod undecoded;
 
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
@@ -18,6 +20,7 @@ use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Explanation, Verdict};
 use netpold_core::model::{Change, Key};
 use netpold_core::probe::{Party, Probe};
+use netpold_kube::manifests::Undecoded;
 
 pub(crate) use self::hypotheses::{Hypotheses, are_possible};
 pub(crate) use self::own_node::{is_link_local, lacks_own_node};
@@ -31,6 +34,8 @@ pub(crate) struct Judge {
     ranges: Vec<IpNet>,
     details: Details,
     services: Services,
+    /// Objects that cannot be decoded.
+    undecoded: Vec<Undecoded>,
     /// The same objects, for changes by hypotheses; built when the first one matters.
     scratch: Mutex<Option<Cluster>>,
     /// Objects of the scratch; empty if no hypothesis is possible.
@@ -66,7 +71,13 @@ impl Judge {
         let cluster = cluster(objects, &details);
         let ranges = offline::ranges(pod_cidrs, &[&cluster]);
         let scratch = Mutex::new(None);
-        Self { cluster, ranges, details, services, scratch, objects: copied }
+        let undecoded = Vec::new();
+        Self { cluster, ranges, details, services, undecoded, scratch, objects: copied }
+    }
+
+    /// Takes the objects that cannot be decoded, too: an answer that may depend on one of them is "cannot tell".
+    pub(crate) fn without(self, undecoded: Vec<Undecoded>) -> Self {
+        Self { undecoded, ..self }
     }
 
     /// The objects.
@@ -127,6 +138,9 @@ impl Judge {
     fn judge(&self, probe: &Probe) -> (Explanation, bool) {
         if let Some(answer) = loopback::answer(probe) {
             return (answer, false);
+        }
+        if let Some(reason) = undecoded::depends(&self.cluster, &self.undecoded, probe) {
+            return (Explanation::unknown(probe, reason), true);
         }
         let (answer, depends) = self.judge_within(&self.cluster, probe);
         if answer.verdict == Verdict::Unknown && !depends {

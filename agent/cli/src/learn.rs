@@ -147,12 +147,13 @@ impl LearnArgs {
     fn objects(&self) -> Result<Option<Vec<Change>>> {
         match (&self.manifests, &self.namespace) {
             _ if self.recorded => Ok(None),
-            (Some(directory), _) => {
+            (Some(directory), namespace) => {
                 offline::refuse_kustomization("learn", "--manifests", directory, self.depth)?;
-                let objects =
-                    offline::read("--manifests", directory, DEFAULT_NAMESPACE, self.depth)?;
+                let namespace = namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+                let reviewed = offline::review("--manifests", directory, namespace, self.depth)?;
+                let objects = reviewed.reported_with_subdirectories().objects.into_iter();
                 // A workload without pods sends nothing.
-                Ok(Some(objects.into_iter().filter(|it| !offline::is_template(it)).collect()))
+                Ok(Some(objects.filter(|it| !offline::is_template(it)).collect()))
             }
             (None, Some(namespace)) if self.cluster.is_meant() => {
                 live::block_on(live::objects(&self.cluster, Some(namespace))).map(Some)

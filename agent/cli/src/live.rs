@@ -23,7 +23,7 @@ pub use agents::{Agents, Answers, ask};
 pub use inside::{Inside, NotRun};
 pub use names::{Kind, Names};
 pub use node_error::{NodeError, report};
-pub use objects::{all_objects, manifests_or_objects, namespace, objects};
+pub use objects::{all_objects, namespace, objects};
 pub use pages::pages;
 pub use pod_node::node_of;
 pub use runtime::{block_on, block_on_and_leave, standard_input_ends};

@@ -6,17 +6,18 @@ mod ranges;
 mod subdirectories;
 mod templates;
 
-use std::fs;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use netpold_api::source::SourceProblem;
+use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 use netpold_core::printable::printable;
-use netpold_kube::manifests;
+use netpold_kube::manifests::{self, Review, Undecoded};
 
-pub use input::{STANDARD_INPUT, claim_standard_input, is_standard_input, standard_input};
+pub use input::{STANDARD_INPUT, claim_standard_input, content, is_standard_input, standard_input};
 pub use owner::{Owner, is_generated, is_run, owner, pods_named, resolve};
 pub use ranges::ranges;
 pub use templates::{apply, is_template, pods_of, stand_in};
@@ -33,12 +34,14 @@ pub struct Recursive {
 }
 
 /// Objects of a text or a directory, with stand-ins for pod templates.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Reviewed {
     /// Objects that policies depend on.
     pub objects: Vec<Change>,
     /// Parts of objects that cannot be interpreted, with the path of the file.
     pub problems: Vec<SourceProblem>,
+    /// Objects among the problems that count as absent, and pod templates without their labels and ports.
+    pub undecoded: Vec<Undecoded>,
     /// Subdirectories with manifests, which are not read, as a text; absent without any.
     pub subdirectories: Option<String>,
 }
@@ -53,39 +56,30 @@ impl Reviewed {
         self
     }
 
-    /// Returns the parts that an answer about these objects lacks: objects that count as absent, because they cannot be
-    /// decoded, and the subdirectories.
+    /// Reports the problems and the subdirectories that are not read on standard error.
+    #[must_use]
+    pub fn reported_with_subdirectories(self) -> Self {
+        let reviewed = self.reported();
+        if let Some(text) = &reviewed.subdirectories {
+            anstream::eprintln!("netpold: {}", printable(text));
+        }
+        reviewed
+    }
+
+    /// Returns the parts that an answer about these objects lacks: objects that cannot be decoded, and the
+    /// subdirectories.
     #[must_use]
     pub fn gaps(&self) -> Vec<String> {
-        let absent = self.problems.iter().filter(|problem| manifests::is_absence(problem));
-        absent.map(ToString::to_string).chain(self.subdirectories.clone()).collect()
+        let undecoded = self.undecoded.iter().map(|it| it.problem.to_string());
+        undecoded.chain(self.subdirectories.clone()).collect()
     }
 }
 
 /// Reads the objects of a directory, or of standard input (`-`), with stand-ins for pod templates: see [`stand_in`].
-/// Objects without a namespace get `namespace`; `option` names the path in errors. Standard error gets the parts of
-/// objects that cannot be interpreted, with file and line, and the subdirectories that are not read.
+/// Objects without a namespace get `namespace`; `option` names the path in errors.
 ///
 /// # Errors
 /// The directory, or a file in it, cannot be read: the objects would be incomplete.
-pub fn read_directory(
-    option: &'static str,
-    path: &Path,
-    namespace: &str,
-    depth: Recursive,
-) -> Result<Vec<Change>> {
-    let Reviewed { objects, subdirectories, .. } =
-        review_directory(option, path, namespace, depth)?.reported();
-    if let Some(text) = subdirectories {
-        anstream::eprintln!("netpold: {}", printable(&text));
-    }
-    Ok(objects)
-}
-
-/// Reads the objects of a directory, like [`read_directory`], without reports.
-///
-/// # Errors
-/// As [`read_directory`].
 pub fn review_directory(
     option: &'static str,
     path: &Path,
@@ -95,16 +89,14 @@ pub fn review_directory(
     if is_standard_input(path) {
         return review_text(STANDARD_INPUT, &standard_input(option)?, namespace);
     }
-    let (objects, status) = manifests::review_once(path, namespace, depth.recursive)?;
-    let unread = status.files.iter().filter(|file| !file.current);
-    let unread: Vec<&str> = unread.map(|file| file.name.as_str()).collect();
-    let in_directory = |problem: SourceProblem| {
-        let file = path.join(&problem.file).to_string_lossy().into_owned();
-        SourceProblem { file, ..problem }
-    };
-    let problems = status.problems.into_iter().map(in_directory).collect();
-    let reviewed =
-        Reviewed { objects, problems, subdirectories: subdirectories::text(path, depth)? };
+    let review = manifests::review_once(path, namespace, depth.recursive)?;
+    let Review { objects, mut problems, mut undecoded, unread } = review;
+    let of_undecoded = undecoded.iter_mut().map(|it| &mut it.problem);
+    for SourceProblem { file, .. } in problems.iter_mut().chain(of_undecoded) {
+        *file = path.join(&*file).to_string_lossy().into_owned();
+    }
+    let subdirectories = subdirectories::text(path, depth)?;
+    let reviewed = Reviewed { objects, problems, undecoded, subdirectories };
     if !unread.is_empty() {
         let _ = reviewed.reported();
         let (directory, unread) = (path.display(), unread.join(", "));
@@ -113,26 +105,10 @@ pub fn review_directory(
     Ok(reviewed)
 }
 
-/// Reads the objects of a directory, of one file or of standard input, like [`read_directory`].
-///
-/// # Errors
-/// As [`read_directory`].
-pub fn read(
-    option: &'static str,
-    path: &Path,
-    namespace: &str,
-    depth: Recursive,
-) -> Result<Vec<Change>> {
-    if is_standard_input(path) || path.is_dir() {
-        return read_directory(option, path, namespace, depth);
-    }
-    review(option, path, namespace, depth).map(|reviewed| reviewed.reported().objects)
-}
-
 /// Reads the objects of a directory, of one file or of standard input, like [`review_directory`].
 ///
 /// # Errors
-/// As [`read_directory`].
+/// As [`review_directory`].
 pub fn review(
     option: &'static str,
     path: &Path,
@@ -142,25 +118,33 @@ pub fn review(
     if is_standard_input(path) || path.is_dir() {
         return review_directory(option, path, namespace, depth);
     }
-    let name = path.display().to_string();
-    let bytes = fs::read(path).with_context(|| format!("cannot read {name}"))?;
-    review_text(&name, &bytes, namespace)
+    review_text(&path.display().to_string(), &content(path)?, namespace)
 }
 
-/// Reads the objects of a text, like [`read_directory`].
+/// Reads the objects of a text, and reports its problems on standard error.
 ///
 /// # Errors
-/// The text is not YAML or JSON of Kubernetes objects.
+/// As [`review_text`].
 pub fn read_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Vec<Change>> {
     review_text(name, bytes, namespace).map(|reviewed| reviewed.reported().objects)
 }
 
-fn review_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Reviewed> {
+/// Reads the objects of a text, like [`review_directory`].
+///
+/// # Errors
+/// The text is not YAML or JSON of Kubernetes objects.
+pub fn review_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Reviewed> {
     let read = manifests::review_text(name, bytes, namespace);
-    let (objects, problems) = read.map_err(|error| {
+    let Review { objects, problems, undecoded, .. } = read.map_err(|error| {
         anyhow!("{name}:{}: {}{}", error.line, error.reason, template_hint(bytes))
     })?;
-    Ok(Reviewed { objects, problems, subdirectories: None })
+    Ok(Reviewed { objects, problems, undecoded, subdirectories: None })
+}
+
+/// Removes the objects that others replace.
+pub fn replace(undecoded: &mut Vec<Undecoded>, others: &[Change]) {
+    let others: BTreeSet<ObjectKey> = others.iter().map(ObjectKey::of).collect();
+    undecoded.retain(|it| !it.key.as_ref().is_some_and(|key| others.contains(key)));
 }
 
 /// Refuses a directory with files that `kubectl kustomize` changes before they are applied.
@@ -208,7 +192,7 @@ pub fn template_hint(text: &[u8]) -> &'static str {
 /// # Errors
 /// The directory cannot be read.
 pub(crate) fn files(path: &Path, depth: Recursive) -> Result<Vec<PathBuf>> {
-    if path.is_file() {
+    if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
     let tree = manifests::tree(path, depth.recursive)

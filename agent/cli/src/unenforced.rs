@@ -1,29 +1,11 @@
 //! Policies of other APIs among the objects of `diff` and `test`.
 
 use std::collections::BTreeSet;
-use std::path::Path;
-
-use anyhow::Result;
 
 use crate::doctor::Details;
-use crate::offline::Recursive;
 
 /// Most policies that a note names.
 const NAMED: usize = 5;
-
-/// Returns the policies of other APIs in a directory, in one file, or on standard input (`-`), which `option` reads.
-///
-/// # Errors
-/// A file cannot be read.
-pub(crate) fn read(
-    option: &'static str,
-    path: &Path,
-    depth: Recursive,
-) -> Result<BTreeSet<String>> {
-    let mut details = Details::default();
-    details.add(option, path, depth)?;
-    Ok(names(&details))
-}
 
 /// Returns the policies of other APIs among these details.
 pub(crate) fn names(details: &Details) -> BTreeSet<String> {

@@ -30,7 +30,8 @@ pub use self::json::{Identity, Read, read};
 use self::policy::network_policy;
 pub use self::refused::{Refused, refused};
 use self::service::{endpoint_slice, service};
-pub use self::workload::template;
+pub(crate) use self::workload::is_workload;
+pub use self::workload::{Template, template};
 use crate::decode::{Mismatch, typed};
 use crate::document::{self, ReadError};
 

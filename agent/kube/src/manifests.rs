@@ -6,6 +6,7 @@
 //! object counts as absent. While a document or a file cannot be read, every object that it may have held stays. A
 //! document that was never readable keeps the source from being in sync, because it may isolate any pod.
 
+mod complete;
 mod content;
 mod packed;
 mod scan;
@@ -23,7 +24,8 @@ use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
-pub use self::content::{is_absence, is_repetition};
+pub use self::complete::complete;
+pub use self::content::{Undecoded, is_repetition};
 use self::scan::Scanner;
 use self::store::Store;
 pub use self::tree::{Tree, is_manifest, tree};
@@ -76,8 +78,21 @@ pub fn read_once(directory: &Path) -> Result<(Vec<Change>, SourceStatus), Manife
     Ok((changes, status))
 }
 
-/// Reads a directory once for a review, with the pods of pod templates, and if `is_deep` with its subdirectories. Objects
-/// without a namespace get `namespace`.
+/// Objects for a review, with the pods of pod templates.
+#[derive(Debug, Default)]
+pub struct Review {
+    /// The objects.
+    pub objects: Vec<Change>,
+    /// Problems with objects, and with parts of them.
+    pub problems: Vec<SourceProblem>,
+    /// Objects among the problems that count as absent, and pod templates without their labels and ports.
+    pub undecoded: Vec<Undecoded>,
+    /// Names of the files of which not all is known.
+    pub unread: Vec<String>,
+}
+
+/// Reads a directory once for a review, and if `is_deep` with its subdirectories. Objects without a namespace get
+/// `namespace`.
 ///
 /// # Errors
 /// As [`read_once`], or a subdirectory cannot be read.
@@ -85,13 +100,14 @@ pub fn review_once(
     directory: &Path,
     namespace: &str,
     is_deep: bool,
-) -> Result<(Vec<Change>, SourceStatus), ManifestsError> {
+) -> Result<Review, ManifestsError> {
     let mut state = State::new(directory, namespace);
     state.scanner.is_deep = is_deep;
-    let mut changes = state.scan().map_err(|error| state.failure(error))?.changes;
-    changes.extend(state.store.templates());
-    let status = state.status(None);
-    Ok((changes, status))
+    let mut objects = state.scan().map_err(|error| state.failure(error))?.changes;
+    objects.extend(state.store.templates());
+    let SourceStatus { files, problems, .. } = state.status(None);
+    let unread = files.into_iter().filter(|file| !file.current).map(|file| file.name).collect();
+    Ok(Review { objects, problems, undecoded: state.store.undecoded(), unread })
 }
 
 /// Reads one file's text, for tests and fuzzing; returns its objects, and the problems with its parts.
@@ -104,18 +120,15 @@ pub fn read_text(name: &str, bytes: &[u8]) -> Result<(Vec<Change>, Vec<SourcePro
     Ok((objects.collect(), problems))
 }
 
-/// Reads one file's text for a review, with the pods of pod templates. Objects without a namespace get `namespace`.
+/// Reads one file's text for a review. Objects without a namespace get `namespace`.
 ///
 /// # Errors
 /// As [`read_text`].
-pub fn review_text(
-    name: &str,
-    bytes: &[u8],
-    namespace: &str,
-) -> Result<(Vec<Change>, Vec<SourceProblem>), ReadError> {
+pub fn review_text(name: &str, bytes: &[u8], namespace: &str) -> Result<Review, ReadError> {
     let (content, problems) = read_settled(name, bytes, namespace)?;
     let objects = content.objects.into_values().chain(content.templates.into_values());
-    Ok((objects.filter_map(|object| object.change.unpacked()).collect(), problems))
+    let objects = objects.filter_map(|object| object.change.unpacked()).collect();
+    Ok(Review { objects, problems, undecoded: content.undecoded, unread: Vec::new() })
 }
 
 fn read_settled(

@@ -25,7 +25,42 @@ fn get(server: &ApiServer, arguments: &[&str]) -> Value {
 
 /// Returns whether the server is older than the API versions in `deploy/`: `policy/v1` came with Kubernetes 1.21.
 fn is_old(server: &ApiServer) -> bool {
-    server.kubectl(&["get", "--raw", "/apis/policy/v1"]).is_err()
+    let answer = server.kubectl(&["get", "--raw", "/apis/policy/v1"]);
+    match is_not_served(&answer.map_err(|error| format!("{error:#}"))) {
+        Ok(is_old) => is_old,
+        Err(error) => panic!("the server's age is not known: {error}"),
+    }
+}
+
+/// Returns whether the server answered that it does not serve a path (404).
+///
+/// # Errors
+/// The server refused the request, or did not answer.
+fn is_not_served(answer: &Result<String, String>) -> Result<bool, &str> {
+    match answer {
+        Ok(_) => Ok(false),
+        Err(error) if error.contains("Error from server (NotFound)") => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Only the server's own answer shows its age: not a refused request, and no lost connection. The texts are kubectl's.
+#[test]
+fn an_error_of_kubectl_is_not_an_old_server() {
+    let is_old = |error: &str| is_not_served(&Err(error.to_owned())).map_err(str::to_owned);
+    assert_eq!(is_not_served(&Ok("{}".to_owned())), Ok(false));
+    let absent = "Error from server (NotFound): the server could not find the requested resource";
+    assert_eq!(is_old(absent), Ok(true));
+    for other in [
+        "Error from server (Forbidden): forbidden: User \"x\" cannot get path \"/apis/policy/v1\"",
+        "error: You must be logged in to the server (Unauthorized)",
+        "The connection to the server 127.0.0.1:6443 was refused - did you specify the right host or port?",
+        "Unable to connect to the server: dial tcp 192.0.2.1:6443: i/o timeout",
+        "Error from server (ServiceUnavailable): the server is currently unable to handle the request",
+        "No such file or directory (os error 2)",
+    ] {
+        assert_eq!(is_old(other), Err(other.to_owned()));
+    }
 }
 
 /// Runs all checks on one server, since a start takes seconds.

@@ -1,14 +1,14 @@
 //! Parser of assertions in YAML or JSON, with the line of each error.
 
-use std::fs;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use ipnet::IpNet;
 use netpold_core::model::{Change, DomainName, Requirement, Selector};
 use netpold_core::probe::{IpProtocol, Party};
 use netpold_kube::document::{Entry, Node, ReadError, Value, parse};
+use netpold_kube::manifests::Undecoded;
 
 use super::{Assertion, At, Namespaces, Selected};
 use crate::arguments::Who;
@@ -23,6 +23,8 @@ pub(super) struct Files {
     pub(super) assertions: Vec<Assertion>,
     /// Kubernetes objects beside the assertions, with the pods of pod templates.
     pub(super) objects: Vec<Change>,
+    /// Those of them that cannot be decoded.
+    pub(super) undecoded: Vec<Undecoded>,
 }
 
 /// Reads files, or standard input. `namespace` is the default for pods named without one and for objects without one.
@@ -35,11 +37,7 @@ pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<Files> {
     for file in files {
         let (name, bytes) = match offline::is_standard_input(file) {
             true => (STANDARD_INPUT.to_owned(), offline::standard_input("--file")?),
-            false => {
-                let name = file.display().to_string();
-                let read = fs::read(file).with_context(|| format!("cannot read {name}"));
-                (name, read?)
-            }
+            false => (file.display().to_string(), offline::content(file)?.to_vec()),
         };
         let text = String::from_utf8(bytes).map_err(|_| anyhow!("{name}: not UTF-8 text"))?;
         let [assertions, objects] = parts(&text);
@@ -50,7 +48,9 @@ pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<Files> {
         })?;
         all.assertions.extend(assertions);
         if !objects.trim().is_empty() {
-            all.objects.extend(offline::read_text(&name, objects.as_bytes(), namespace)?);
+            let reviewed = offline::review_text(&name, objects.as_bytes(), namespace)?.reported();
+            all.objects.extend(reviewed.objects);
+            all.undecoded.extend(reviewed.undecoded);
         }
         names.push(name);
     }

@@ -50,7 +50,7 @@ pub struct DiffArgs {
     /// Cluster to ask.
     #[command(flatten)]
     pub cluster: ClusterArgs,
-    /// Namespace of objects of -f without one; also the only namespace to read where RBAC forbids to list objects in
+    /// Namespace of manifests without one; also the only namespace to read where RBAC forbids to list objects in
     /// all namespaces [default: the context's; without a cluster: default]
     #[arg(short, long, value_name = "NAME", env = "NETPOLD_NAMESPACE")]
     pub namespace: Option<String>,

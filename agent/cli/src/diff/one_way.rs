@@ -13,6 +13,7 @@ use netpold_core::explain::Explainer;
 use netpold_core::model::{Direction, Enforcement, Key, NamedPort, Peer, Pod, PortMatch, Rule};
 use netpold_core::probe::IpProtocol;
 
+use super::class_numbers::ClassNumbers;
 use super::ends::{Class, End, Ends};
 use super::peers::Peers;
 use super::ports::{PROTOCOLS, Ports};
@@ -51,10 +52,8 @@ struct Subject<'c> {
 
 /// Answers of a subject, by the set of rules that have a peer for the other side.
 struct Answers {
-    /// Most frequent set.
-    usual: u32,
-    /// Set of the classes with another one, sorted by class.
-    others: Vec<(u32, u32)>,
+    /// Set of each class.
+    sets: ClassNumbers,
     /// Number of the allowed ports of each set, once some pair of classes has needed it.
     ports: Vec<OnceLock<u32>>,
 }
@@ -124,10 +123,7 @@ impl<'a, 'c> OneWay<'a, 'c> {
             return self.everything;
         };
         let answers = subject.answers.get_or_init(|| self.answers(subject));
-        let set = match answers.others.binary_search_by_key(&(remote as u32), |(class, _)| *class) {
-            Ok(found) => answers.others[found].1,
-            Err(_) => answers.usual,
-        };
+        let set = answers.sets.get(remote);
         let [from, to] = [from, to].map(|class| &self.ends.classes[class]);
         *answers.ports[set as usize].get_or_init(|| self.judge(from, to, ends))
     }
@@ -143,26 +139,29 @@ impl<'a, 'c> OneWay<'a, 'c> {
         let mut count = set_of.iter().max().map_or(0, |last| last + 1);
         for (namespace, rule) in &subject.rules {
             let Some(peers) = &rule.peers else { continue };
-            let matching = peers.iter().flat_map(|peer| self.peers.matching(namespace, peer));
-            let mut matching: Vec<u32> = matching.copied().collect();
+            let matching = peers.iter().filter_map(|peer| self.peers.matching(namespace, peer));
+            let mut matching: Vec<usize> = matching.flat_map(ClassNumbers::members).collect();
             if peers.len() > 1 {
                 matching.sort_unstable();
                 matching.dedup();
             }
             let mut with_rule: HashMap<u32, u32> = HashMap::new();
             for class in matching {
-                let set = &mut set_of[class as usize];
+                let set = &mut set_of[class];
                 *set = *with_rule.entry(*set).or_insert_with(|| {
                     count += 1;
                     count - 1
                 });
             }
         }
-        let mut sizes = vec![0_u32; count as usize];
-        set_of.iter().for_each(|set| sizes[*set as usize] += 1);
-        let usual = (0..count).max_by_key(|set| sizes[*set as usize]).unwrap_or(0);
-        let others = (0..).zip(set_of).filter(|(_, set)| *set != usual).collect();
-        Answers { usual, others, ports: (0..count.max(1)).map(|_| OnceLock::new()).collect() }
+        // Sets that a later rule has divided, no class has any more.
+        let mut numbers: HashMap<u32, u32> = HashMap::new();
+        for set in &mut set_of {
+            let next = numbers.len() as u32;
+            *set = *numbers.entry(*set).or_insert(next);
+        }
+        let ports = (0..numbers.len().max(1)).map(|_| OnceLock::new()).collect();
+        Answers { sets: ClassNumbers::new(&set_of), ports }
     }
 
     fn judge(&self, from: &Class<'c>, to: &Class<'c>, ends: [End<'c>; 2]) -> u32 {
@@ -226,7 +225,7 @@ pub(super) struct MatchedPeers<'a, 'c> {
     side: usize,
     peers: Peers<'a, 'c>,
     /// By namespace of the policy, if it matters, and peer.
-    matching: HashMap<(&'c str, &'c Peer), OnceLock<Vec<u32>>>,
+    matching: HashMap<(&'c str, &'c Peer), OnceLock<ClassNumbers>>,
 }
 
 impl<'a, 'c> MatchedPeers<'a, 'c> {
@@ -246,13 +245,13 @@ impl<'a, 'c> MatchedPeers<'a, 'c> {
         Self { ends, side, peers: Peers::new(cluster, ends, side), matching: peers.collect() }
     }
 
-    fn matching(&self, namespace: &'c str, peer: &'c Peer) -> &[u32] {
+    fn matching(&self, namespace: &'c str, peer: &'c Peer) -> Option<&ClassNumbers> {
         let find = || {
-            let classes = self.peers.matching_classes(namespace, peer).into_iter();
-            classes.map(|class| class as u32).collect()
+            let classes = self.peers.matching_classes(namespace, peer);
+            ClassNumbers::of_members(&classes, self.ends.classes.len())
         };
         let found = self.matching.get(&key(namespace, peer));
-        found.map_or(&[], |classes| classes.get_or_init(find))
+        found.map(|classes| classes.get_or_init(find))
     }
 }
 

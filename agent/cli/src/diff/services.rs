@@ -1,5 +1,5 @@
 //! Connections to Services with ports, a selector or endpoints that change. A change of policies alone shows at the pods
-//! behind a Service.
+//! behind a Service; ports that lead to no pod before the change are those of `new_services`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicBool;
@@ -54,24 +54,25 @@ type Sides<'a> = [Option<Definition<'a>>; 2];
 
 /// Service that differs.
 pub(super) struct Differing {
-    key: Key,
+    pub(super) key: Key,
     /// Whether clients outside of the cluster reach it, before or after the change.
-    is_external: bool,
+    pub(super) is_external: bool,
 }
 
 /// Answer about a port of a Service.
-enum Found {
+pub(super) enum Found {
     Judged(bool),
     /// No backend is ready.
     Nobody,
     Unknown(String),
 }
 
-/// Returns the Services that differ, apart from those without clients of their own before the change: headless ones, and
-/// those with an external name.
+/// Returns the Services that differ or are new, apart from those without clients of their own: headless ones, and those
+/// with an external name.
 pub(super) fn differing(objects: &[Vec<Object>; 2], details: &[Details; 2]) -> Vec<Differing> {
     let differ = |(key, [before, after]): (&Key, Sides<'_>)| {
-        let is_one = before.as_ref().is_some_and(|it| !it.is_direct) && before != after;
+        let first = before.as_ref().or(after.as_ref());
+        let is_one = first.is_some_and(|it| !it.is_direct) && before != after;
         let is_external = [before, after].iter().flatten().any(Definition::is_external);
         is_one.then(|| Differing { key: key.clone(), is_external })
     };
@@ -87,7 +88,9 @@ pub(super) fn judges(
     is_partial: bool,
 ) -> [Judge; 2] {
     let [slices, endpoints] = outdated(&objects, &details);
-    let is_outdated = !slices.is_empty() || !endpoints.is_empty();
+    let has_new = sides(&objects, &details).values().any(|[before, _]| before.is_none());
+    // Controllers have not made the endpoints of these Services yet.
+    let is_outdated = has_new || !slices.is_empty() || !endpoints.is_empty();
     objects[1].retain(|object| {
         let Object::EndpointSlice(slice) = object else { return true };
         !slices.contains(&of_slice(slice))
@@ -191,13 +194,13 @@ pub(super) fn compare(
     let (mut left, mut untried) = (QUESTIONS, 0);
     let mut unknown = BTreeSet::new();
     for Differing { key, is_external } in services {
+        let [before, after] = judges.map(|judge| judge.cluster().services().get(key));
+        let Some(before) = before else { continue };
         if *is_external {
             unknown.insert(format!(
                 "connections to Service {key} from outside of the cluster and at node ports"
             ));
         }
-        let [before, after] = judges.map(|judge| judge.cluster().services().get(key));
-        let (Some(before), after) = (before, after) else { continue };
         let Some(after) = after else {
             unknown.insert(format!("connections to Service {key}: it is gone"));
             continue;
@@ -209,11 +212,8 @@ pub(super) fn compare(
                 port.protocol, port.port
             )
         }));
-        let both = before.ports.iter().map(|port| (port.protocol, port.port));
-        let mut both: Vec<(Protocol, u16)> = both.filter(|port| has(after, *port)).collect();
-        both.sort_by_key(|(protocol, port)| {
-            (PROTOCOLS.iter().position(|it| it == protocol), *port)
-        });
+        let mut both = ports(before);
+        both.retain(|port| has(after, *port));
         let Some(rest) = left.checked_sub(2 * both.len() * pairs) else {
             untried += 1;
             continue;
@@ -240,7 +240,15 @@ pub(super) fn compare(
     Ok(())
 }
 
-fn has(service: &Service, (protocol, number): (Protocol, u16)) -> bool {
+/// Returns the ports of a Service, in order.
+pub(super) fn ports(service: &Service) -> Vec<(Protocol, u16)> {
+    let ports = service.ports.iter().map(|port| (port.protocol, port.port));
+    let mut ports: Vec<(Protocol, u16)> = ports.collect();
+    ports.sort_by_key(|(protocol, port)| (PROTOCOLS.iter().position(|it| it == protocol), *port));
+    ports
+}
+
+pub(super) fn has(service: &Service, (protocol, number): (Protocol, u16)) -> bool {
     service.ports.iter().any(|port| (port.protocol, port.port) == (protocol, number))
 }
 
@@ -254,7 +262,10 @@ fn traits<'c>(pod: &'c Pod, blocks: &Blocks) -> Traits<'c> {
 
 /// Returns the workloads, each with one pair of pods before and after of those that neither policies nor Services
 /// distinguish as senders.
-fn senders<'d>(clusters: [&Cluster; 2], parties: &'d [Party]) -> Vec<(usize, Vec<[&'d Key; 2]>)> {
+pub(super) fn senders<'d>(
+    clusters: [&Cluster; 2],
+    parties: &'d [Party],
+) -> Vec<(usize, Vec<[&'d Key; 2]>)> {
     let mut named = Named::default();
     clusters.iter().for_each(|cluster| named.add(cluster));
     let blocks = Blocks::new(named.blocks);
@@ -310,7 +321,11 @@ fn of_pairs(
     all
 }
 
-fn answer(judge: &Judge, (from, to): (&Key, &Key), (protocol, port): (Protocol, u16)) -> Found {
+pub(super) fn answer(
+    judge: &Judge,
+    (from, to): (&Key, &Key),
+    (protocol, port): (Protocol, u16),
+) -> Found {
     let (from, to) = (Side::Pod(from.clone()), Side::Service(to.clone()));
     let probe = Probe { from, to, protocol: IpProtocol(protocol.number()), port };
     let answer = judge.explain(&probe);

@@ -1,19 +1,17 @@
 //! Objects before and after a change, and the parts of the change that are not compared.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Enforcement, Key};
 use netpold_kube::convert::DEFAULT_NAMESPACE;
 use netpold_kube::document::{Documents, Node, Value};
-use netpold_kube::manifests;
 
 use super::{DiffArgs, few};
 use crate::doctor::{self, Details};
-use crate::live::ClusterArgs;
+use crate::live;
 use crate::offline::{self, Recursive, Reviewed, apply, pods_of};
 use crate::unenforced;
 
@@ -69,57 +67,34 @@ pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
 fn applied(args: &DiffArgs, file: &Path) -> Result<Sources> {
     let (manifests, namespace) = (args.manifests.as_deref(), args.namespace.as_deref());
     let depth = args.depth;
-    let own = crate::live::namespace(manifests, &args.cluster, namespace)?;
+    let own = live::namespace(manifests, &args.cluster, namespace)?;
     offline::refuse_kustomization("diff", "-f", file, depth)?;
     let reviewed = offline::review("--file", file, &own, depth)?.reported();
     let gaps = reviewed.gaps();
-    let Reviewed { objects: changes, problems, subdirectories } = reviewed;
-    if changes.is_empty() && !problems.iter().any(manifests::is_absence) {
+    let Reviewed { objects: changes, undecoded, subdirectories, .. } = reviewed;
+    if changes.is_empty() && undecoded.is_empty() {
         bail!("-f {}: {}", file.display(), nothing(file, depth, subdirectories)?);
     }
     if let Some(directory) = manifests {
         offline::refuse_kustomization("diff", "--manifests", directory, depth)?;
     }
-    let before = crate::live::all_objects(manifests, depth, &args.cluster, namespace)?;
+    let before = live::all_objects(manifests, depth, &args.cluster, namespace)?;
     let mut sources = Sources::of_change(before, &changes, args.delete);
     sources.gaps.splice(0..0, gaps);
     sources.is_partial = manifests.is_some();
-    let present = present(manifests, depth, &args.cluster, own)?;
+    let present = doctor::read_details(manifests, depth, &args.cluster, &own)?;
     let add = |details: &mut Details| details.add("--file", file, depth);
     sources.set_details(present, &changes, args.delete, add)?;
-    let present = &sources.details[0];
-    let foreign = unenforced::read("--file", file, depth)?;
-    sources.gaps.extend(unenforced::note(&foreign));
-    let others = unenforced::names(present).difference(&foreign).cloned().collect();
-    sources.notes.extend(unenforced::note(&others));
     Ok(sources)
-}
-
-/// Returns the details of the present objects: of a directory or of standard input, or else of the selected cluster, as
-/// far as the user may read them. Those without a namespace belong to `own`.
-///
-/// # Errors
-/// A file cannot be read.
-fn present(
-    manifests: Option<&Path>,
-    depth: Recursive,
-    cluster: &ClusterArgs,
-    own: String,
-) -> Result<Details> {
-    let mut details = Details::within(&own);
-    if let Some(directory) = manifests {
-        details.add("--manifests", directory, depth)?;
-    } else if cluster.is_meant() {
-        details = doctor::details_of_policies(cluster)?;
-        details.namespace = Some(own);
-    }
-    Ok(details)
 }
 
 impl Sources {
     /// Returns the objects before and after these ones are applied, or deleted.
-    pub(crate) fn of_change(before: Vec<Change>, named: &[Change], delete: bool) -> Self {
-        let mut sources = Self::default();
+    pub(crate) fn of_change(before: Reviewed, named: &[Change], delete: bool) -> Self {
+        let Reviewed { objects: before, mut undecoded, .. } = before;
+        offline::replace(&mut undecoded, named);
+        let gaps = undecoded.iter().map(|it| it.problem.to_string()).collect();
+        let mut sources = Self { gaps, ..Self::default() };
         let after = match delete {
             true => apply(&before, &sources.deleted(&before, named)),
             false => apply(&before, named),
@@ -131,7 +106,8 @@ impl Sources {
         sources
     }
 
-    /// Sets the details of both sides. `add` adds those of the objects to apply, or to delete.
+    /// Sets the details of both sides. `add` adds those of the objects to apply, or to delete. Policies of other APIs among
+    /// these are not compared, and those among the present objects are noted.
     ///
     /// # Errors
     /// As `add`.
@@ -143,18 +119,25 @@ impl Sources {
         add: impl FnOnce(&mut Details) -> Result<()>,
     ) -> Result<()> {
         let mut after = present.clone();
+        let foreign;
         if delete {
             let mut gone = Details::default();
             gone.namespace.clone_from(&present.namespace);
             add(&mut gone)?;
+            foreign = unenforced::names(&gone);
             let namespaces = named.iter().filter_map(|object| {
                 let Change::Namespace(namespace) = object else { return None };
                 Some(namespace.name.as_str())
             });
             after.remove(&gone, &namespaces.collect());
         } else {
+            after.foreign.clear();
             add(&mut after)?;
+            foreign = unenforced::names(&after);
         }
+        let others = unenforced::names(&present).difference(&foreign).cloned().collect();
+        self.gaps.extend(unenforced::note(&foreign));
+        self.notes.extend(unenforced::note(&others));
         self.details = [present, after];
         Ok(())
     }
@@ -259,8 +242,7 @@ fn nothing(path: &Path, depth: Recursive, subdirectories: Option<String>) -> Res
         count_kinds(&offline::standard_input("--file")?, &mut kinds);
     } else {
         for file in offline::files(path, depth)? {
-            let text = fs::read(&file).with_context(|| file.display().to_string())?;
-            count_kinds(&text, &mut kinds);
+            count_kinds(&offline::content(&file)?, &mut kinds);
         }
     }
     let mut parts = Vec::new();

@@ -24,7 +24,7 @@ use super::foreign_kinds::{ForeignKind, ForeignPolicies};
 /// Object fields that enforcement does not read.
 #[derive(Clone, Debug, Default)]
 pub struct Details {
-    /// Namespace of Services and Endpoints that are written without one; `None`: `default`.
+    /// Namespace of objects of files that are written without one; `None`: `default`.
     pub(crate) namespace: Option<String>,
     /// Pods with any relevant field.
     pub(super) pods: BTreeMap<Key, PodDetails>,

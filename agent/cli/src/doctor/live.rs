@@ -1,12 +1,14 @@
 //! `netpold doctor` of a cluster: its objects, and the report of every node's agent.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use anyhow::Result;
 
 use super::details::{Details, PAGES, foreign_groups, foreign_lists};
 use super::finding::{Report, merge};
 use crate::live::{self, Agents, ClusterArgs};
+use crate::offline::Recursive;
 
 /// Checks the objects of a cluster, and merges the reports of all agents.
 ///
@@ -71,12 +73,33 @@ pub(crate) async fn foreign_policies(cluster: &ClusterArgs, details: &mut Detail
     unread
 }
 
+/// Reads the details of the objects of a directory or of standard input, or else of the selected cluster. Objects without
+/// a namespace belong to `namespace`, also those that are added later.
+///
+/// # Errors
+/// A file cannot be read, or the runtime cannot be started.
+pub(crate) fn read_details(
+    manifests: Option<&Path>,
+    depth: Recursive,
+    cluster: &ClusterArgs,
+    namespace: &str,
+) -> Result<Details> {
+    match manifests {
+        Some(path) => Details::read(path, namespace, depth),
+        None if cluster.is_meant() => {
+            let namespace = Some(namespace.to_owned());
+            Ok(Details { namespace, ..details_of_policies(cluster)? })
+        }
+        None => Ok(Details::within(namespace)),
+    }
+}
+
 /// Reads the details of a cluster that explanations use: policies, nodes, Services and policies of other APIs. Objects
 /// that the user may not read are left out.
 ///
 /// # Errors
 /// The runtime cannot be started.
-pub(crate) fn details_of_policies(cluster: &ClusterArgs) -> Result<Details> {
+fn details_of_policies(cluster: &ClusterArgs) -> Result<Details> {
     live::block_on(async {
         let mut details = Details::default();
         for page in PAGES.into_iter().filter(|page| page.is_for_explain) {

@@ -1,17 +1,19 @@
 //! Findings of the reader of manifests: objects that count as absent, objects defined twice, and fields without effect.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use netpold_api::source::SourceProblem;
-use netpold_kube::manifests::{is_absence, is_repetition};
+use netpold_kube::manifests::is_repetition;
 
 use super::finding::{Check, Findings, Report, Severity};
-use crate::offline;
+use crate::offline::{self, Reviewed};
 
 const ABSENT: Check = Check {
     name: "object-not-read",
     severity: Severity::Error,
-    problem: "an object cannot be decoded: it counts as absent, and API servers refuse it",
+    problem: "an object cannot be decoded: it counts as absent, a pod template as without labels and ports; API servers \
+              refuse it",
     fix: "correct the field that the message names",
 };
 const TWICE: Check = Check {
@@ -29,20 +31,17 @@ const PART: Check = Check {
 
 /// Adds the reader's problems to a report, except those of policies that the report contains, and the subdirectories that
 /// were not read.
-pub(super) fn add(
-    report: Report,
-    directory: &Path,
-    problems: &[SourceProblem],
-    subdirectories: Option<String>,
-) -> Report {
+pub(super) fn add(report: Report, directory: &Path, reviewed: Reviewed) -> Report {
+    let Reviewed { problems, undecoded, subdirectories, .. } = reviewed;
+    let undecoded: BTreeSet<&SourceProblem> = undecoded.iter().map(|it| &it.problem).collect();
     let mut found = Findings::default();
-    for problem in problems {
+    for problem in &problems {
         let is_reported = |place: &String| place.starts_with(&problem.text);
         if report.findings.iter().any(|finding| finding.places.iter().any(is_reported)) {
             continue;
         }
         let check = match problem {
-            _ if is_absence(problem) => &ABSENT,
+            _ if undecoded.contains(problem) => &ABSENT,
             _ if is_repetition(problem) => &TWICE,
             _ => &PART,
         };

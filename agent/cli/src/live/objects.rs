@@ -11,7 +11,7 @@ use netpold_kube::convert::{DEFAULT_NAMESPACE, Kind};
 
 use super::{ClusterArgs, SILENCE, block_on};
 use crate::arguments::check_namespace;
-use crate::offline::{self, Recursive};
+use crate::offline::{self, Recursive, Reviewed};
 
 /// All kinds, in list order: policies come after pods, so that no policy is older than the pods it selects.
 const KINDS: [Kind; 7] = [
@@ -24,35 +24,28 @@ const KINDS: [Kind; 7] = [
     Kind::ClusterNetworkPolicy,
 ];
 
-/// Returns the objects of a directory or of standard input, or else of the selected cluster. Pod templates stand in for
-/// pods that do not exist.
+/// Returns the objects of a directory or of standard input, or else of the selected cluster, together with the pods of
+/// all pod templates: the input of [`offline::stand_in`]. Manifests without a namespace belong to `namespace`, else to
+/// `default`. Standard error gets the problems.
 ///
 /// # Errors
-/// Neither source is given, or it cannot be read, see [`objects`] and [`offline::read_directory`].
-pub fn manifests_or_objects(
-    manifests: Option<&Path>,
-    depth: Recursive,
-    cluster: &ClusterArgs,
-    namespace: Option<&str>,
-) -> Result<Vec<Change>> {
-    all_objects(manifests, depth, cluster, namespace).map(offline::stand_in)
-}
-
-/// Returns these objects together with the pods of all pod templates, the input of [`offline::stand_in`].
-///
-/// # Errors
-/// As [`manifests_or_objects`].
+/// Neither source is given, or it cannot be read, see [`objects`] and [`offline::review_directory`].
 pub fn all_objects(
     manifests: Option<&Path>,
     depth: Recursive,
     cluster: &ClusterArgs,
     namespace: Option<&str>,
-) -> Result<Vec<Change>> {
+) -> Result<Reviewed> {
     match manifests {
         Some(directory) => {
-            offline::read_directory("--manifests", directory, DEFAULT_NAMESPACE, depth)
+            let namespace = namespace.unwrap_or(DEFAULT_NAMESPACE);
+            let reviewed = offline::review_directory("--manifests", directory, namespace, depth)?;
+            Ok(reviewed.reported_with_subdirectories())
         }
-        None if cluster.is_meant() => block_on(objects(cluster, namespace)),
+        None if cluster.is_meant() => {
+            let objects = block_on(objects(cluster, namespace))?;
+            Ok(Reviewed { objects, ..Reviewed::default() })
+        }
         None => bail!(
             "no source of objects: give --manifests <DIR> for a directory, or --kubeconfig <FILE> or --context \
              <NAME> for a cluster; `kubectl netpold` uses kubectl's cluster"

@@ -1,14 +1,16 @@
-//! Standard input in place of a file, for one option of a command.
+//! Files; standard input in place of a file, for one option of a command; pipes, as of a shell's `<(command)`.
 
+use std::collections::BTreeMap;
+use std::fs::{self, File};
 use std::io::{self, Read};
-use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
 /// Name of standard input in problems and answers.
 pub const STANDARD_INPUT: &str = "standard input";
-/// Most bytes read from standard input; equal to the limit of a file in a directory.
+/// Most bytes read from standard input or a pipe; equal to the limit of a file in a directory.
 const BYTES: u64 = 64 << 20;
 
 /// The option that reads standard input.
@@ -19,6 +21,8 @@ struct Claim {
 }
 
 static INPUT: Mutex<Option<Claim>> = Mutex::new(None);
+/// Contents of pipes, which can be read once.
+static PIPES: Mutex<BTreeMap<PathBuf, Arc<[u8]>>> = Mutex::new(BTreeMap::new());
 
 /// Returns whether a path stands for standard input.
 #[must_use]
@@ -54,11 +58,36 @@ pub fn standard_input(option: &'static str) -> Result<Vec<u8>> {
     if let Some(Claim { bytes: Some(bytes), .. }) = &*input {
         return Ok(bytes.clone());
     }
-    let mut bytes = Vec::new();
-    let read = io::stdin().lock().take(BYTES + 1).read_to_end(&mut bytes);
-    if read.with_context(|| format!("cannot read {STANDARD_INPUT}"))? as u64 > BYTES {
-        bail!("{STANDARD_INPUT} is larger than {} MiB; give a directory of files", BYTES >> 20);
-    }
+    let bytes = read_bounded(STANDARD_INPUT, io::stdin().lock())?;
     *input = Some(Claim { option, bytes: Some(bytes.clone()) });
+    Ok(bytes)
+}
+
+/// Reads a file. A pipe is read to its end by the first call, and later calls return the same bytes.
+///
+/// # Errors
+/// The file cannot be read, or a pipe has too many bytes.
+pub fn content(path: &Path) -> Result<Arc<[u8]>> {
+    let name = || path.display().to_string();
+    let cannot_read = || format!("cannot read {}", name());
+    if fs::metadata(path).with_context(cannot_read)?.is_file() {
+        return Ok(fs::read(path).with_context(cannot_read)?.into());
+    }
+    let mut pipes = PIPES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(bytes) = pipes.get(path) {
+        return Ok(Arc::clone(bytes));
+    }
+    let pipe = File::open(path).with_context(cannot_read)?;
+    let bytes: Arc<[u8]> = read_bounded(&name(), pipe)?.into();
+    pipes.insert(path.to_owned(), Arc::clone(&bytes));
+    Ok(bytes)
+}
+
+fn read_bounded(name: &str, input: impl Read) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let read = input.take(BYTES + 1).read_to_end(&mut bytes);
+    if read.with_context(|| format!("cannot read {name}"))? as u64 > BYTES {
+        bail!("{name} is larger than {} MiB; give a directory of files", BYTES >> 20);
+    }
     Ok(bytes)
 }

@@ -173,7 +173,7 @@ pub(super) fn report(source: &Source, world: &World) -> Result<Value> {
     let report = match source.is_live() {
         true => doctor::examine_cluster(&source.cluster, source.namespace.as_deref())?,
         false => {
-            let objects = crate::offline::stand_in(world.objects.clone());
+            let objects = crate::offline::stand_in(world.objects.objects.clone());
             doctor::examine(objects, world.judge.details())
         }
     };

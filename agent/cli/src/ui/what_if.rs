@@ -4,14 +4,13 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Result, anyhow};
 use netpold_api::flows::{Filter, merge};
-use netpold_kube::manifests::{is_absence, review_text};
+use netpold_kube::manifests::{Review, review_text};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::world::{Source, World};
 use crate::diff::{self, Sources, compare_objects, live as cuts};
-use crate::doctor::Details;
-use crate::{flows, unenforced};
+use crate::flows;
 
 /// Name of the text in its problems.
 const NAME: &str = "text";
@@ -45,27 +44,19 @@ pub(super) fn answer(
     ended: &AtomicBool,
 ) -> Result<Value> {
     let read = review_text(NAME, change.yaml.as_bytes(), &world.namespace);
-    let (named, problems) =
+    let Review { objects: named, problems, undecoded, .. } =
         read.map_err(|error| anyhow!("line {}: {}", error.line, error.reason))?;
-    let absent = problems.iter().filter(|problem| is_absence(problem));
-    let absent: Vec<String> = absent.map(ToString::to_string).collect();
+    let undecoded = undecoded.iter().map(|it| it.problem.to_string());
     let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
     let objects = named.len();
     let mut sources = Sources::of_change(world.objects.clone(), &named, change.delete);
-    sources.gaps.splice(0..0, absent);
-    let add = |details: &mut Details| details.add_text(NAME, change.yaml.as_bytes());
-    let mut details = Details::default();
-    add(&mut details);
-    let (foreign, present) =
-        (unenforced::names(&details), unenforced::names(world.judge.details()));
+    sources.gaps.splice(0..0, undecoded);
     sources.is_partial = !source.is_live();
     let known = world.judge.details().clone();
     sources.set_details(known, &named, change.delete, |details| {
-        add(details);
+        details.add_text(NAME, change.yaml.as_bytes());
         Ok(())
     })?;
-    sources.gaps.extend(unenforced::note(&foreign));
-    sources.notes.extend(unenforced::note(&present.difference(&foreign).cloned().collect()));
     let ([before, after], mut difference) = compare_objects(sources, &source.pod_cidrs, ended)?;
     let (cut, opened) = diff::counts(&difference);
     let lines = diff::line_documents(&difference, CHANGES);
@@ -94,13 +85,12 @@ pub(super) fn answer(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::offline::read_text;
 
     #[test]
     fn a_comparison_ends_when_nobody_waits() {
         let text = "{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: shop}, spec: {containers: []}, \
                     status: {phase: Running, podIP: 10.0.0.1}}";
-        let objects = read_text(NAME, text.as_bytes(), "shop").unwrap();
+        let objects = crate::offline::review_text(NAME, text.as_bytes(), "shop").unwrap();
         let compare = |ended| {
             let sources = Sources::of_change(objects.clone(), &[], false);
             compare_objects(sources, &[], &AtomicBool::new(ended))

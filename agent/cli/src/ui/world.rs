@@ -5,13 +5,12 @@ use std::path::PathBuf;
 use anyhow::Result;
 use ipnet::IpNet;
 use netpold_core::cluster::Cluster;
-use netpold_core::model::Change;
 
 use crate::diff::{self, NamedPairs, named_pairs};
-use crate::doctor::{self, Details};
+use crate::doctor;
 use crate::judge::Judge;
 use crate::live::{self, ClusterArgs};
-use crate::offline::{self, Recursive};
+use crate::offline::{self, Recursive, Reviewed};
 
 /// Most pairs of classes on the map.
 const PAIRS: usize = 60_000;
@@ -35,7 +34,7 @@ pub(super) struct World {
     /// Namespace of objects that are written without one.
     pub(super) namespace: String,
     /// Objects as they were read.
-    pub(super) objects: Vec<Change>,
+    pub(super) objects: Reviewed,
     pub(super) judge: Judge,
     pub(super) named: NamedPairs,
 }
@@ -54,13 +53,7 @@ impl Source {
         let (manifests, given) = (self.manifests.as_deref(), self.namespace.as_deref());
         let namespace = live::namespace(manifests, &self.cluster, given)?;
         let objects = live::all_objects(manifests, self.depth, &self.cluster, given)?;
-        let mut details = Details::within(&namespace);
-        if let Some(path) = manifests {
-            details.add("--manifests", path, self.depth)?;
-        } else {
-            details = doctor::details_of_policies(&self.cluster)?;
-            details.namespace = Some(namespace.clone());
-        }
+        let details = doctor::read_details(manifests, self.depth, &self.cluster, &namespace)?;
         let title = match (manifests, &self.cluster.context) {
             (Some(path), _) if offline::is_standard_input(path) => {
                 offline::STANDARD_INPUT.to_owned()
@@ -69,8 +62,9 @@ impl Source {
             (None, Some(context)) => format!("cluster {context}"),
             (None, None) => "cluster".to_owned(),
         };
-        let all = diff::lasting(objects.clone());
+        let all = diff::lasting(objects.objects.clone());
         let judge = Judge::new(all, details, &self.pod_cidrs, manifests.is_some());
+        let judge = judge.without(objects.undecoded.clone());
         let named = named_pairs(judge.cluster(), judge.ranges(), PAIRS);
         Ok(World { revision, title, namespace, objects, judge, named })
     }

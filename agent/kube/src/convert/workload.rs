@@ -23,12 +23,21 @@ const TEMPLATES: [(&[&str], &str, &[&str]); 7] = [
     (&["batch"], "CronJob", &["spec", "jobTemplate", "spec", "template"]),
 ];
 
+/// Pod template of a workload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template {
+    /// The stand-in pod.
+    pub converted: Converted,
+    /// Whether the template could be decoded; otherwise the pod has no labels and ports.
+    pub understood: bool,
+}
+
 /// Returns the stand-in pod of a workload's pod template: a pod without address and node, named by the workload's kind
 /// and name, as `deployment.web`. The template also counts with `replicas: 0`, or suspended: the policies apply as soon
 /// as that changes. `None` for an object of another kind, for one without a name, and for one without replicas that
 /// another workload owns: the ReplicaSet of a Deployment's former revision.
 #[must_use]
-pub fn template(node: &Node) -> Option<Converted> {
+pub fn template(node: &Node) -> Option<Template> {
     let (version, kind) = (node.text("apiVersion")?, node.text("kind")?);
     let group = version.split_once('/').map_or("", |(group, _)| group);
     let is_of =
@@ -51,7 +60,9 @@ pub fn template(node: &Node) -> Option<Converted> {
         "" => Problem::new(prefix.clone(), problem.text),
         path => Problem::new(format!("{prefix}.{path}"), problem.text),
     };
-    let mut converted = match object(Kind::Pod, &Kind::Pod.shape().part_of(&pod), &[]) {
+    let decoded = object(Kind::Pod, &Kind::Pod.shape().part_of(&pod), &[]);
+    let understood = decoded.is_ok();
+    let mut converted = match decoded {
         Ok(converted) => converted,
         Err(mismatch) => {
             // Without labels and ports the workload still has to be listed.
@@ -78,10 +89,11 @@ pub fn template(node: &Node) -> Option<Converted> {
         }
         pod.workload = Some(Box::new(workload));
     }
-    Some(converted)
+    Some(Template { converted, understood })
 }
 
-fn is_workload(kind: &str) -> bool {
+/// Returns whether a kind has a pod template.
+pub(crate) fn is_workload(kind: &str) -> bool {
     TEMPLATES.iter().any(|(_, name, _)| *name == kind)
 }
 

@@ -6,8 +6,11 @@ use netpold_api::source::SourceProblem;
 use netpold_core::cluster::ObjectKey;
 use tracing::debug;
 
+use super::complete::complete;
 use super::packed::Packed;
-use crate::convert::{Converted, Manifest, Problem, Refused, manifest, refused, template};
+use crate::convert::{
+    Converted, Manifest, Problem, Refused, Template, manifest, refused, template,
+};
 use crate::document::{Document, Documents, Entry, Node, ReadError, Value};
 
 /// Most problems of a file that are named; the others are counted.
@@ -20,16 +23,28 @@ const TWICE: &str = " is defined twice; the one in line ";
 /// End of the problem of an object with a definition in another file.
 pub(super) const LATER: &str = ", whose name sorts later and wins";
 
-/// Returns whether a problem is one of an object that counts as absent, because it cannot be decoded.
-#[must_use]
-pub fn is_absence(problem: &SourceProblem) -> bool {
-    problem.text.strip_suffix(')').is_some_and(|text| text.ends_with(ABSENT))
-}
-
 /// Returns whether a problem is one of an object that is defined twice.
 #[must_use]
 pub fn is_repetition(problem: &SourceProblem) -> bool {
     problem.text.contains(TWICE) || problem.text.ends_with(LATER)
+}
+
+/// Object that counts as absent because it cannot be decoded, or a pod template without its labels and ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Undecoded {
+    /// Key of the object; of a template that of its stand-in pod, as `deployment.web`. `None` if it cannot be read.
+    pub key: Option<ObjectKey>,
+    /// Whether the object is a workload with a pod template.
+    pub is_template: bool,
+    /// The error.
+    pub problem: SourceProblem,
+}
+
+impl Undecoded {
+    fn new((file, line): (&str, u32), text: &str, key: Option<ObjectKey>) -> Self {
+        let problem = SourceProblem { file: file.to_owned(), line, text: text.to_owned() };
+        Self { key, is_template: false, problem }
+    }
 }
 
 /// An object and the line where it begins.
@@ -38,7 +53,7 @@ pub(super) struct Object {
     pub(super) change: Packed,
     pub(super) line: u32,
     /// Whether this is the file's own version; otherwise the object could not be decoded, and this is a policy that
-    /// grants nothing.
+    /// grants nothing, or a template without labels and ports.
     pub(super) understood: bool,
 }
 
@@ -52,6 +67,8 @@ pub(super) struct Content {
     refused: Vec<(ObjectKey, Refused, u32)>,
     /// Documents and items that cannot be read and may isolate any pod.
     pub(super) unread: Vec<ReadError>,
+    /// Objects that count as absent, and templates that cannot be decoded.
+    pub(super) undecoded: Vec<Undecoded>,
     /// Problems with the objects.
     problems: Vec<SourceProblem>,
     /// Number of problems that are not named.
@@ -125,7 +142,11 @@ impl Content {
             (false, None, None) => (ABSENT, false),
         };
         let ReadError { line, reason } = refused.error;
-        self.problem(file, line, format!("{key}: {reason} ({outcome})"));
+        let text = format!("{key}: {reason} ({outcome})");
+        if outcome == ABSENT {
+            self.undecoded.push(Undecoded::new((file, line), &text, Some(key)));
+        }
+        self.problem(file, line, text);
         kept
     }
 
@@ -173,7 +194,7 @@ fn take(before: &[Entry], mut item: Node, namespace: &str, taken: &mut Vec<Found
 
 /// Converts an object; `None` if policies do not depend on its kind.
 fn found(mut node: Node, namespace: &str) -> Option<Found> {
-    place(&mut node, namespace);
+    complete(&mut node, namespace);
     match manifest(&node) {
         Ok(Manifest::Object(converted)) => {
             let (key, object, problems) = packed(&node, *converted);
@@ -184,7 +205,9 @@ fn found(mut node: Node, namespace: &str) -> Option<Found> {
                 debug!("line {}: {kind} of {version} is not used", node.line);
                 return None;
             };
-            let (key, object, problems) = packed(&node, template);
+            let Template { converted, understood } = template;
+            let (key, object, problems) = packed(&node, converted);
+            let object = Object { understood, ..object };
             Some(Found::Template(workload_name(&node), key, object, problems))
         }
         Err(error) => Some(Found::Refused(Box::new(refused(&node, error)), node.line)),
@@ -266,8 +289,15 @@ impl Reader<'_> {
                 self.understood(&name, line, former, problems);
             }
             Found::Template(name, key, object, problems) => {
-                let line = object.line;
-                let former = content.templates.insert(key, object);
+                let (line, understood) = (object.line, object.understood);
+                let former = content.templates.insert(key.clone(), object);
+                // A later definition of the same template counts.
+                content.undecoded.retain(|it| it.key.as_ref() != Some(&key));
+                if !understood && let Some((line, problem)) = problems.last() {
+                    let text = format!("{name}: {problem}");
+                    let undecoded = Undecoded::new((self.file, *line), &text, Some(key));
+                    content.undecoded.push(Undecoded { is_template: true, ..undecoded });
+                }
                 self.understood(&name, line, former, problems);
             }
             Found::Refused(refused, line) => {
@@ -280,6 +310,7 @@ impl Reader<'_> {
                     Some(key) => content.refused.push((key.clone(), *refused, line)),
                     None => {
                         let text = format!("{reason} ({ABSENT})");
+                        content.undecoded.push(Undecoded::new((self.file, at), &text, None));
                         content.problem(self.file, at, text);
                     }
                 }
@@ -301,24 +332,6 @@ impl Reader<'_> {
         if let Some(former) = former {
             let text = format!("{name}{TWICE}{line} wins");
             self.content.problem(self.file, former.line, text);
-        }
-    }
-}
-
-/// Sets the namespace of an object that names none. Kinds without namespaces ignore it.
-fn place(object: &mut Node, namespace: &str) {
-    let Value::Map(entries) = &mut object.value else { return };
-    let Some(metadata) = entries.iter_mut().find(|entry| entry.key == "metadata") else { return };
-    let line = metadata.line;
-    let Value::Map(fields) = &mut metadata.node.value else { return };
-    let value = Value::Text(namespace.to_owned());
-    match fields.iter_mut().find(|field| field.key == "namespace") {
-        Some(field) if field.node.value == Value::Null => field.node.value = value,
-        Some(field) if field.node.value == Value::Text(String::new()) => field.node.value = value,
-        Some(_) => {}
-        None => {
-            let node = Node { line, value };
-            fields.push(Entry { key: "namespace".to_owned(), line, node });
         }
     }
 }

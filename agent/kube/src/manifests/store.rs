@@ -8,7 +8,7 @@ use netpold_api::source::{FileStatus, SourceProblem};
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::Change;
 
-use super::content::{Content, LATER, Object};
+use super::content::{Content, LATER, Object, Undecoded};
 use super::packed::Packed;
 
 /// Update of a file.
@@ -86,6 +86,18 @@ impl Store {
         let templates = contents.flat_map(|content| &content.templates);
         let last: BTreeMap<&ObjectKey, &Object> = templates.collect();
         last.into_values().filter_map(|object| object.change.unpacked()).collect()
+    }
+
+    /// Returns the objects that cannot be decoded, apart from those that another file defines.
+    pub(super) fn undecoded(&self) -> Vec<Undecoded> {
+        let contents = self.files.values().filter_map(|file| file.content.as_ref());
+        let templates = contents.clone().flat_map(|content| &content.templates);
+        let templates: BTreeMap<&ObjectKey, &Object> = templates.collect();
+        let is_known = |key: &ObjectKey| {
+            self.in_effect(key).or(templates.get(key).copied()).is_some_and(|it| it.understood)
+        };
+        let all = contents.flat_map(|content| &content.undecoded);
+        all.filter(|it| !it.key.as_ref().is_some_and(is_known)).cloned().collect()
     }
 
     /// Returns whether every file, and so every object, has been known at some time.

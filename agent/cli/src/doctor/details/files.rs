@@ -1,29 +1,32 @@
 //! Details of objects in files.
 
-use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use k8s_openapi::api::core::v1 as api;
 use netpold_core::model::Key;
+use netpold_kube::convert::DEFAULT_NAMESPACE;
 use netpold_kube::decode::decode;
 use netpold_kube::document::{Document, Documents, Node, Value};
+use netpold_kube::manifests::complete;
 
 use super::manifest::{Manifest, RawPolicy, Source};
 use super::pod::{injected, key};
+use super::service::of_api;
 use super::shapes::{Caller, Named, Object};
 use super::{Called, Details};
 use crate::doctor::foreign_kinds::ForeignKind;
 use crate::offline::{self, Recursive};
 
 impl Details {
-    /// Reads the details of the objects of `--manifests`: see [`Details::add`].
+    /// Reads the details of the objects of `--manifests`, see [`Details::add`]. Objects without a namespace belong to
+    /// `namespace`.
     ///
     /// # Errors
     /// A file cannot be read.
-    pub fn read(path: &Path, depth: Recursive) -> Result<Self> {
-        let mut details = Self::default();
+    pub fn read(path: &Path, namespace: &str, depth: Recursive) -> Result<Self> {
+        let mut details = Self::within(namespace);
         details.add("--manifests", path, depth)?;
         Ok(details)
     }
@@ -43,8 +46,7 @@ impl Details {
             return Ok(());
         }
         for file in offline::files(path, depth)? {
-            let text = fs::read(&file).with_context(|| file.display().to_string())?;
-            self.add_text(&offline::name_within(path, &file), &text);
+            self.add_text(&offline::name_within(path, &file), &offline::content(&file)?);
         }
         Ok(())
     }
@@ -79,7 +81,8 @@ impl Details {
     }
 
     /// Adds an object; other kinds are ignored.
-    fn add_object(&mut self, file: &Arc<str>, node: Node, version: &str, kind: &str) {
+    fn add_object(&mut self, file: &Arc<str>, mut node: Node, version: &str, kind: &str) {
+        complete(&mut node, self.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE));
         let source = Source { file: Arc::clone(file), line: node.line };
         let group = version.split_once('/').map_or("", |(group, _)| group);
         if let Some(foreign) = ForeignKind::of(group, kind) {
@@ -90,9 +93,7 @@ impl Details {
         match (version, kind) {
             ("v1", "Service") => {
                 if let Ok(service) = decode::<api::Service>(&node) {
-                    let name = service.metadata.name.clone().unwrap_or_default();
-                    let namespace = service.metadata.namespace.clone();
-                    let key = Key::new(namespace.unwrap_or_else(|| "default".into()), name);
+                    let key = of_api(&service.metadata);
                     self.sources.insert(("Service", key), source);
                     self.add_service(service);
                 }
@@ -149,9 +150,8 @@ impl Details {
     fn add_policy_node(&mut self, file: &Arc<str>, node: Node, kind: &str) {
         let spec = decode::<RawPolicy>(&node).unwrap_or_default().spec;
         let Some(metadata) = node.get("metadata") else { return };
-        let name = metadata.text("name").unwrap_or_default().to_owned();
-        let namespace = metadata.text("namespace").filter(|it| !it.is_empty());
-        let key = Key::new(namespace.unwrap_or("default"), name);
+        let field = |field: &str| metadata.text(field).unwrap_or_default();
+        let key = Key::new(field("namespace"), field("name"));
         let manifest = Manifest::new(spec, Some((Arc::clone(file), node)));
         if kind == "NetworkPolicy" {
             self.policies.insert(key, manifest);

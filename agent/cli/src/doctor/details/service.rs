@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1 as api;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use netpold_core::model::{Key, Protocol};
 use netpold_kube::convert::{DEFAULT_NAMESPACE, protocol};
@@ -70,8 +71,7 @@ pub(crate) struct Backend {
 impl Details {
     pub(super) fn add_service(&mut self, service: api::Service) {
         let (metadata, spec) = (service.metadata, service.spec.unwrap_or_default());
-        let Some(name) = metadata.name else { return };
-        let key = self.key(metadata.namespace, name);
+        let key = of_api(&metadata);
         self.services.remove(&key);
         self.external_names.remove(&key);
         if spec.type_.as_deref() == Some("ExternalName") {
@@ -94,9 +94,7 @@ impl Details {
     }
 
     pub(super) fn add_endpoints(&mut self, endpoints: api::Endpoints) {
-        let metadata = endpoints.metadata;
-        let Some(name) = metadata.name else { return };
-        let key = self.key(metadata.namespace, name);
+        let key = of_api(&endpoints.metadata);
         let mut found = Vec::new();
         for subset in endpoints.subsets.into_iter().flatten() {
             let addresses = subset.addresses.into_iter().flatten();
@@ -114,14 +112,9 @@ impl Details {
         self.endpoints.insert(key, found);
     }
 
-    /// Returns no details; Services and Endpoints without a namespace will belong to this one.
+    /// Returns no details; objects of files without a namespace will belong to this one.
     pub(crate) fn within(namespace: &str) -> Self {
         Self { namespace: Some(namespace.to_owned()), ..Self::default() }
-    }
-
-    fn key(&self, namespace: Option<String>, name: String) -> Key {
-        let namespace = namespace.filter(|it| !it.is_empty()).or_else(|| self.namespace.clone());
-        Key::new(namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()), name)
     }
 
     /// Removes the Services and Endpoints that other details contain, and those of these namespaces.
@@ -133,6 +126,13 @@ impl Details {
         self.external_names.retain(|key, _| stays(key) && !is_service(key));
         self.endpoints.retain(|key, _| stays(key) && !named.endpoints.contains_key(key));
     }
+}
+
+/// Returns the key of an object of a Kubernetes type.
+pub(super) fn of_api(metadata: &ObjectMeta) -> Key {
+    let namespace = metadata.namespace.clone().filter(|namespace| !namespace.is_empty());
+    let name = metadata.name.clone().unwrap_or_default();
+    Key::new(namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned()), name)
 }
 
 /// Converts a Service's port; `None` if a number or the protocol is invalid.

@@ -1,7 +1,7 @@
 use netpold_core::model::WorkloadRef;
 
 use super::*;
-use crate::offline::read_text;
+use crate::offline::{read_text, review_text};
 
 /// Kinds, the API versions that served them, and the field that holds the template.
 const WORKLOADS: [(&str, &[&str], &str); 7] = [
@@ -162,10 +162,10 @@ fn a_template_that_cannot_be_read_is_named_and_voids_nothing() {
     let text = workload("Deployment", "apps/v1", "template", "name: web")
         .replace("{app: web}", "{app: 1}");
     let more = workload("Job", "batch/v1", "template", "name: fine");
-    let (objects, problems) =
-        netpold_kube::manifests::review_text("t.yaml", (text + &more).as_bytes(), "shop").unwrap();
-    assert_eq!(pods(stand_in(objects)).len(), 2);
-    let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    let reviewed = review_text("t.yaml", (text + &more).as_bytes(), "shop").unwrap();
+    assert_eq!(reviewed.gaps().len(), 1);
+    assert_eq!(pods(stand_in(reviewed.objects)).len(), 2);
+    let problems: Vec<String> = reviewed.problems.iter().map(ToString::to_string).collect();
     let [problem] = &problems[..] else { panic!("{problems:?}") };
     assert!(problem.starts_with("t.yaml:2: Deployment shop/web: spec.template."), "{problem}");
     assert!(problem.contains("labels"), "{problem}");

@@ -195,12 +195,36 @@ fn a_policy_that_is_not_understood_isolates() {
     }
 }
 
+/// Policies that the API server will name are in force, each one, and void nothing else of the file.
+#[test]
+fn objects_with_a_generated_name_are_in_force() {
+    let named = |prefix: &str, app: &str| {
+        let policy = POLICY.replace("name: p,", &format!("generateName: {prefix},"));
+        policy.replace("many", "[]").replace("app: a", &format!("app: {app}"))
+    };
+    let pod = "{apiVersion: v1, kind: Pod, metadata: {generateName: x-}}\n".to_owned();
+    let text = [named("web-", "a"), named("web-", "b"), named("web-", "a"), pod].join("---\n");
+    let content = read_settled("f", &text, "x");
+    let keys: Vec<String> = content.objects.keys().map(ToString::to_string).collect();
+    let [pod, first, second] = &keys[..] else { panic!("{keys:?}") };
+    assert!(pod.starts_with("Pod x/x-*"), "{pod}");
+    for key in [first, second] {
+        assert!(key.starts_with("NetworkPolicy x/web-*"), "{key}");
+        let Change::Policy(policy) = object(&content, key) else { panic!() };
+        assert_eq!(policy.ingress, Some(Vec::new()));
+    }
+    // One that cannot be decoded closes its pods, as any other.
+    let content = read_settled("f", &named("web-", "a").replace("[]", "many"), "x");
+    assert_eq!(content.unread, []);
+    assert!(content.objects.values().all(|object| !object.understood));
+}
+
 /// A document that may isolate any pod keeps the file from being known.
 #[test]
 fn what_is_no_object_is_unread() {
     let text =
         "{apiVersion: v1, kind: Namespace, metadata: {name: x}}\n---\nkind: Pod\n---\na: [\n---\n\
-            {apiVersion: v1, kind: Pod, metadata: {generateName: x-}}\n---\n"
+            {apiVersion: v1, kind: Pod, metadata: {labels: {}}}\n---\n"
             .to_owned()
             + &POLICY.replace("name: p,", "");
     let content = read_settled("f", &text, "default");

@@ -1,0 +1,165 @@
+//! Connections to ports of Services that lead to no pod before the change: those of new Services, new ports, and ports of
+//! Services that had no pod.
+//!
+//! They are notes, not opened connections: policy allowed as much to the pods behind them before, at their own addresses.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Result;
+use netpold_core::model::{Key, Protocol, Service};
+
+use super::compare::go_on;
+use super::services::{Differing, Found, answer, has, ports, senders};
+use super::{Difference, few};
+use crate::judge::Judge;
+
+/// Most questions about these ports.
+const QUESTIONS: usize = 20_000;
+/// Most Services that notes name.
+const NAMED: usize = 20;
+
+/// Workloads by the answer that their pods get at a port.
+#[derive(Default, PartialEq)]
+struct Senders {
+    allowed: Vec<String>,
+    denied: Vec<String>,
+    /// No pod is behind the port.
+    is_empty: bool,
+    unknown: BTreeSet<String>,
+}
+
+/// Ports with equal answers.
+struct Group {
+    /// Property of the Service that is new, for example `is new`.
+    news: &'static str,
+    ports: Vec<(Protocol, u16)>,
+    senders: Senders,
+}
+
+/// Returns a note on each Service with such ports.
+///
+/// # Errors
+/// `ended` was set.
+pub(super) fn notes(
+    judges: [&Judge; 2],
+    services: &[Differing],
+    difference: &Difference,
+    ended: &AtomicBool,
+) -> Result<Vec<String>> {
+    let senders = senders(judges.map(Judge::cluster), &difference.parties);
+    let senders: Vec<(String, Vec<[&Key; 2]>)> = senders
+        .into_iter()
+        .map(|(party, pairs)| (difference.parties[party].to_string(), pairs))
+        .collect();
+    let pairs: usize = senders.iter().map(|(_, pairs)| pairs.len()).sum();
+    let (mut notes, mut left, mut more) = (Vec::new(), QUESTIONS, 0);
+    for Differing { key, is_external } in services {
+        go_on(ended)?;
+        let [before, after] =
+            judges.map(|judge| judge.cluster().services().get(key).map(|service| &**service));
+        let Some(after) = after.filter(|_| pairs > 0) else { continue };
+        let is_new = |port: &(Protocol, u16)| news(judges[0], before, key, *port, &senders);
+        let new = ports(after).into_iter().filter_map(|port| Some((is_new(&port)?, port)));
+        let new: Vec<(&'static str, (Protocol, u16))> = new.collect();
+        if new.is_empty() {
+            continue;
+        }
+        let rest = left.checked_sub(new.len() * pairs).filter(|_| notes.len() < NAMED);
+        let Some(rest) = rest else {
+            more += 1;
+            continue;
+        };
+        left = rest;
+        let mut groups: Vec<Group> = Vec::new();
+        for (news, port) in new {
+            let senders = of_port(judges[1], &senders, key, port);
+            let alike = |it: &&mut Group| it.news == news && it.senders == senders;
+            match groups.iter_mut().find(alike) {
+                Some(group) => group.ports.push(port),
+                None => groups.push(Group { news, ports: vec![port], senders }),
+            }
+        }
+        notes.extend(groups.iter().map(|group| group.text(key, before.is_none() && *is_external)));
+    }
+    if more > 0 {
+        let word = if more == 1 { "Service" } else { "Services" };
+        notes.push(format!("{more} more {word} with ports that led to no pod"));
+    }
+    Ok(notes)
+}
+
+/// Returns the property of a Service because of which a port led to no pod before the change; `None` if it led to one, or
+/// if that is not known.
+fn news(
+    judge: &Judge,
+    before: Option<&Service>,
+    key: &Key,
+    port: (Protocol, u16),
+    senders: &[(String, Vec<[&Key; 2]>)],
+) -> Option<&'static str> {
+    let Some(before) = before else { return Some("is new") };
+    if !has(before, port) {
+        return Some("has a new port");
+    }
+    let [sender, _] = senders.first()?.1.first()?;
+    matches!(answer(judge, (sender, key), port), Found::Nobody).then_some("has its first pods")
+}
+
+fn of_port(
+    judge: &Judge,
+    senders: &[(String, Vec<[&Key; 2]>)],
+    service: &Key,
+    port: (Protocol, u16),
+) -> Senders {
+    let mut all = Senders::default();
+    for (name, pairs) in senders {
+        let [mut allowed, mut denied] = [false; 2];
+        for [_, sender] in pairs {
+            match answer(judge, (sender, service), port) {
+                Found::Judged(true) => allowed = true,
+                Found::Judged(false) => denied = true,
+                Found::Nobody => all.is_empty = true,
+                Found::Unknown(reason) => {
+                    all.unknown.insert(reason);
+                }
+            }
+        }
+        let some = if allowed && denied { " (some pods)" } else { "" };
+        for (is_so, names) in [(allowed, &mut all.allowed), (denied, &mut all.denied)] {
+            names.extend(is_so.then(|| format!("{name}{some}")));
+        }
+    }
+    all
+}
+
+impl Group {
+    fn text(&self, service: &Key, has_outside: bool) -> String {
+        let Senders { allowed, denied, is_empty, unknown } = &self.senders;
+        let ports: Vec<String> =
+            self.ports.iter().map(|(protocol, port)| format!("{protocol} {port}")).collect();
+        let mut parts = Vec::new();
+        if !allowed.is_empty() {
+            parts.push(format!("allowed from {}", few(allowed)));
+        }
+        if !denied.is_empty() {
+            parts.push(format!("denied from {}", few(denied)));
+        }
+        if *is_empty {
+            parts.push("no pod is behind it".to_owned());
+        }
+        parts.extend(unknown.iter().map(|reason| format!("not known: {reason}")));
+        let outside = match has_outside {
+            true => {
+                "; clients outside of the cluster reach it as far as policy allows them at its pods"
+            }
+            false => "",
+        };
+        format!(
+            "Service {service} {}: at {}, {}{outside}",
+            self.news,
+            few(&ports),
+            parts.join(", ")
+        )
+    }
+}

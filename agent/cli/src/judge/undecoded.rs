@@ -1,0 +1,97 @@
+//! Objects that cannot be decoded, on which an answer may depend: corrected, they may have any labels, ports and
+//! addresses.
+//!
+//! Not among them are policies, which are replaced by ones that grant nothing, and Namespaces, which hypotheses about
+//! their labels replace.
+
+use netpold_core::cluster::{Cluster, ObjectKey, Whose};
+use netpold_core::model::{Direction, Key, Peer, Pod, PortMatch, Rule, Selector};
+use netpold_core::probe::{Party, Probe};
+use netpold_kube::manifests::Undecoded;
+
+/// Returns the reason for which the answer to a probe may depend on one of these objects.
+pub(super) fn depends(cluster: &Cluster, all: &[Undecoded], probe: &Probe) -> Option<String> {
+    let sides = [&probe.from, &probe.to];
+    let found = all.iter().find(|it| {
+        sides.into_iter().any(|side| match side {
+            Party::Pod(key) => is_pod(cluster, it, key) && are_distinguished(cluster, sides),
+            Party::Service(key) => is_behind(it, key),
+            Party::Address(address) => match cluster.whose(*address) {
+                Whose::Service(key) => is_behind(it, &key),
+                Whose::Outside => may_have_address(it),
+                Whose::Pod(_) | Whose::Node { .. } => false,
+            },
+        })
+    })?;
+    let problem = &found.problem;
+    Some(format!("the answer may depend on an object that cannot be decoded: {problem}"))
+}
+
+/// Returns whether an object is a pod of a probe. The stand-in of a template is `deployment.web` in manifests.
+fn is_pod(cluster: &Cluster, undecoded: &Undecoded, named: &Key) -> bool {
+    let Some(ObjectKey::Pod(key)) = &undecoded.key else { return false };
+    let workload = cluster.pods().get(named).and_then(|pod| pod.template());
+    match workload.filter(|_| undecoded.is_template) {
+        Some(workload) => {
+            let name = format!("{}.{}", workload.kind.to_lowercase(), workload.name);
+            key.name == name && key.namespace == named.namespace
+        }
+        None => !undecoded.is_template && key == named,
+    }
+}
+
+/// Returns whether an object may be a Service, or one of its backends.
+fn is_behind(undecoded: &Undecoded, service: &Key) -> bool {
+    match &undecoded.key {
+        Some(ObjectKey::Service(key)) => key == service,
+        Some(ObjectKey::Pod(key) | ObjectKey::EndpointSlice(key)) => {
+            key.namespace == service.namespace
+        }
+        Some(_) => false,
+        // An object without a name may be of any kind.
+        None => true,
+    }
+}
+
+/// Returns whether an object may have an address that no other object has.
+fn may_have_address(undecoded: &Undecoded) -> bool {
+    let Undecoded { key, is_template, .. } = undecoded;
+    let is_of_kind = |key: &ObjectKey| {
+        matches!(key, ObjectKey::Pod(_) | ObjectKey::Service(_) | ObjectKey::Node(_))
+    };
+    !is_template && key.as_ref().is_none_or(is_of_kind)
+}
+
+/// Returns whether policies about some side of a probe distinguish pods by labels or by named ports. An absent pod always
+/// counts as distinguished.
+fn are_distinguished(cluster: &Cluster, sides: [&Party; 2]) -> bool {
+    let pods: Vec<Option<&Pod>> = sides
+        .into_iter()
+        .filter_map(|side| if let Party::Pod(key) = side { Some(key) } else { None })
+        .map(|key| cluster.pods().get(key).map(|pod| &**pod))
+        .collect();
+    let names = |selector: &Selector| !selector.requirements.is_empty();
+    let mut rules: Vec<&Rule> = Vec::new();
+    for pod in pods {
+        let Some(pod) = pod else { return true };
+        for policy in cluster.policies_in(&pod.key.namespace) {
+            if names(&policy.pod_selector) {
+                return true;
+            }
+            rules.extend(Direction::BOTH.into_iter().filter_map(|it| policy.rules(it)).flatten());
+        }
+    }
+    for policy in cluster.cluster_policies() {
+        if names(&policy.subject.pods) {
+            return true;
+        }
+        let all = Direction::BOTH.into_iter().flat_map(|it| policy.rules(it));
+        rules.extend(all.map(|rule| &rule.matches));
+    }
+    rules.into_iter().any(|rule| {
+        let mut ports = rule.ports.iter().flatten();
+        let mut peers = rule.peers.iter().flatten();
+        ports.any(|port| matches!(port.port, PortMatch::Named(_)))
+            || peers.any(|peer| matches!(peer, Peer::Pods { pods, .. } if names(pods)))
+    })
+}
