@@ -128,8 +128,54 @@ fn a_service_that_loses_its_pods_its_port_or_itself_is_not_compared() {
     expect(&before, &[NAMESPACE, &cart, &web, &other], CANNOT_TELL, &[port]);
     let gone = "connections to Service shop/web: it is gone";
     expect(&before, &[NAMESPACE, &cart, &web], CANNOT_TELL, &[gone]);
-    // Its clients reach nobody before the change.
-    expect(&[NAMESPACE, &cart, &web, &lost], &before, SAME, &[]);
+}
+
+/// Policy allowed as much to the pods before, so nothing opens; a note names who reaches the Service.
+#[test]
+fn ports_of_services_that_begin_to_lead_to_pods_are_noted() {
+    let (cart, web, api) = (deployment("cart", ""), deployment("web", ""), deployment("api", ""));
+    let rule =
+        "ingress: [{from: [{podSelector: {matchLabels: {app: cart}}}], ports: [{port: http}]}]";
+    let rule = policy("web", rule);
+    let of =
+        |app: &str, ports: &str| service(&format!("selector: {{app: {app}}}, ports: [{ports}]"));
+    let (http, other) =
+        ("{name: a, port: 80, targetPort: http}", "{name: b, port: 81, targetPort: 9}");
+    let one = of("web", http);
+    let side = |more: &[&str]| -> Vec<String> {
+        let all = [NAMESPACE, &cart, &web, &api, &rule].into_iter().chain(more.iter().copied());
+        all.map(str::to_owned).collect()
+    };
+    #[track_caller]
+    fn same(before: &[String], after: &[String], parts: &[&str]) {
+        let [before, after] = [before, after].map(|all| all.iter().map(String::as_str).collect());
+        let [before, after]: [Vec<&str>; 2] = [before, after];
+        let parts = [&["no connection is cut or opened\n"], parts].concat();
+        expect(&before, &after, SAME, &parts);
+    }
+    let reached = "at TCP 80, allowed from shop/cart, denied from shop/api, shop/web\n";
+    let new = format!("Service shop/web is new: {reached}");
+    same(&side(&[]), &side(&[&one]), &[&new]);
+    let first = format!("Service shop/web has its first pods: {reached}");
+    same(&side(&[&of("wbe", http)]), &side(&[&one]), &[&first]);
+    let both = of("web", &format!("{http}, {other}"));
+    let port =
+        "Service shop/web has a new port: at TCP 81, denied from shop/api, shop/cart, shop/web\n";
+    same(&side(&[&one]), &side(&[&both]), &[port]);
+    same(&side(&[]), &side(&[&both]), &[&new, "Service shop/web is new: at TCP 81, denied from"]);
+    let nobody = "Service shop/web is new: at TCP 80, no pod is behind it\n";
+    same(&side(&[]), &side(&[&of("wbe", http)]), &[nobody]);
+    let balancer = one.replace("spec: {", "spec: {type: LoadBalancer, ");
+    let outside =
+        "clients outside of the cluster reach it as far as policy allows them at its pods";
+    same(&side(&[]), &side(&[&balancer]), &[outside]);
+    // Clients of a headless Service connect to its pods.
+    let headless = one.replace("spec: {", "spec: {clusterIP: None, ");
+    let (before, after) = (side(&[]), side(&[&headless]));
+    let [before, after] = [&before, &after].map(|all| all.iter().map(String::as_str).collect());
+    let [before, after]: [Vec<&str>; 2] = [before, after];
+    let text = expect(&before, &after, SAME, &[]);
+    assert!(!text.contains("Service"), "{text}");
 }
 
 /// One of two workloads behind a changed Service is closed: the answer depends on the backend.

@@ -167,9 +167,30 @@ fn a_pod_and_its_own_node_reach_each_other_at_every_address() {
     explained(&unknown, ask("192.168.5.2"), CANNOT_TELL, &["Node n2 is not among the objects"]);
     explained(&unknown, ask("203.0.113.9"), DENIED, &[]);
     let with_host = web.replace("phase: Running", "phase: Running, hostIP: 192.168.5.2");
-    let known = [with_host, closed];
+    let known = [with_host, closed.clone()];
     explained(&known, ask("192.168.5.2"), ALLOWED, &["its own node"]);
     explained(&known, ask("192.168.5.3"), DENIED, &[]);
+    // A template's pods may run on any node.
+    let closed_set = [node("n1", 1), workload("StatefulSet", "web"), closed];
+    let reason = "StatefulSet shop/web (template) may run on node n1";
+    explained(&closed_set, ask("192.168.5.1"), CANNOT_TELL, &[reason]);
+    explained(&closed_set, ("shop/web", "192.168.5.1", "80"), CANNOT_TELL, &[reason]);
+    explained(&closed_set, ask("192.168.5.2"), DENIED, &[]);
+}
+
+#[test]
+fn a_pod_of_a_stateful_set_has_its_stand_in() {
+    let objects = [
+        workload("StatefulSet", "web"),
+        workload("Deployment", "api"),
+        policy("web", "ingress: [{from: [{podSelector: {matchLabels: {app: api}}}]}]"),
+    ];
+    let named = "StatefulSet shop/web (template)";
+    explained(&objects, ("shop/api", "shop/web-0", "80"), ALLOWED, &[named]);
+    explained(&objects, ("shop/web-1", "shop/web-12", "80"), DENIED, &[named]);
+    for other in ["shop/web-x", "shop/web-", "shop/api-0"] {
+        explained(&objects, ("shop/api", other, "80"), CANNOT_TELL, &["not found"]);
+    }
 }
 
 #[test]

@@ -173,10 +173,14 @@ pub(super) fn peers(objects: &Objects<'_>, place: &Place<'_>, rule: &Rule, found
                     }
                     Elsewhere::Nowhere => {
                         let mut check = here(objects, &PEER_WITHOUT_PODS);
-                        if may_have_pods(objects, own, namespaces) {
+                        let unlabelled = namespaces.and_then(|it| unlabelled(objects, it));
+                        if unlabelled.is_some() {
+                            check.severity = PEER_WITHOUT_PODS.severity;
+                        } else if may_have_pods(objects, own, namespaces) {
                             check.severity = Severity::Info;
                         }
-                        found.add_of(&check, place.effect(), at(&who));
+                        let lead = unlabelled.unwrap_or_default();
+                        found.add_of(&check, place.effect(), at(&format!("{who}{lead}")));
                     }
                 }
             }
@@ -189,6 +193,20 @@ pub(super) fn peers(objects: &Objects<'_>, place: &Place<'_>, rule: &Rule, found
             Peer::Block(_) | Peer::Domain(_) => {}
         }
     }
+}
+
+/// Describes a Namespace that a selector gives as the value of a label, which the Namespace lacks, as in `name: shop`.
+fn unlabelled(objects: &Objects<'_>, selector: &Selector) -> Option<String> {
+    let cluster = objects.cluster;
+    selector.requirements.iter().find_map(|requirement| {
+        let Requirement::In(key, values) = requirement else { return None };
+        let lacks = |name: &&String| {
+            cluster.namespaces().contains_key(*name)
+                && !cluster.namespace_labels(name).contains_key(key)
+        };
+        let name = values.iter().find(lacks)?;
+        Some(format!("; Namespace {name} has no label {key}, but {NAMESPACE_NAME}={name}"))
+    })
 }
 
 /// Returns whether pods of a peer may exist later or elsewhere: a namespace that the selector matches has no pods at

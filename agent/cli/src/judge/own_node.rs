@@ -25,11 +25,17 @@ fn reason(cluster: &Cluster, judgement: &Judgement) -> Option<String> {
     // Tiers are evaluated for packets to the own node, and none for packets from there.
     let is_exempt = judgement.direction == Direction::Ingress || judgement.cause == Cause::NoRule;
     let remote = judgement.remote;
-    if !is_exempt || judgement.remote_pod.is_some() || cluster.whose(remote) != Whose::Outside {
+    let pod = cluster.pods().get(&judgement.pod).filter(|_| is_exempt)?;
+    let always = "a pod and its own node always reach each other";
+    let whose = cluster.whose(remote);
+    if let Whose::Node { name } = &whose
+        && pod.node.is_empty()
+    {
+        return Some(format!("{} may run on node {name}, and {always}", pod.title()));
+    }
+    if judgement.remote_pod.is_some() || whose != Whose::Outside {
         return None;
     }
-    let pod = cluster.pods().get(&judgement.pod)?;
-    let always = "a pod and its own node always reach each other";
     if is_link_local(remote) {
         return Some(format!(
             "{remote} is a link-local address, maybe of the node of pod {}: {always}",

@@ -64,7 +64,19 @@ pub fn pods_named<'c>(cluster: &'c Cluster, key: &Key, own: &str) -> Vec<&'c Pod
     }
 }
 
-/// Resolves one side of a question to a pod: the pod of that name, else one of the workload's, see [`pods_named`].
+/// Returns the stand-in for a StatefulSet's pod of that name, as `shop/db-0`.
+fn replica<'c>(cluster: &'c Cluster, key: &Key) -> Option<&'c Pod> {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
+    let mut pods = cluster.pods_in(&key.namespace).map(|pod| &**pod);
+    pods.find(|pod| {
+        let workload = pod.template().filter(|workload| workload.kind == "StatefulSet");
+        let rest = workload.and_then(|workload| key.name.strip_prefix(workload.name.as_str()));
+        rest.and_then(|rest| rest.strip_prefix('-')).is_some_and(is_number)
+    })
+}
+
+/// Resolves one side of a question to a pod: the pod of that name, else one of the workload's, see [`pods_named`], else
+/// the stand-in of a StatefulSet for its pod of that name.
 ///
 /// # Errors
 /// The workload's pods differ in properties that policies depend on.
@@ -74,7 +86,10 @@ pub fn resolve(cluster: &Cluster, party: Party, own: &str) -> Result<Party, Stri
         return Ok(party);
     }
     let pods = pods_named(cluster, key, own);
-    let [first, others @ ..] = &pods[..] else { return Ok(party) };
+    let [first, others @ ..] = &pods[..] else {
+        let stand_in = replica(cluster, key).map(|pod| Party::Pod(pod.key.clone()));
+        return Ok(stand_in.unwrap_or(party));
+    };
     let traits = |pod: &Pod| {
         let labels = pod.labels.iter().filter(|(key, _)| !OF_PODS.contains(&key.as_str()));
         let labels: Vec<_> = labels.map(|(key, value)| (key.clone(), value.clone())).collect();

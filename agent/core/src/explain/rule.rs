@@ -381,7 +381,7 @@ impl Traffic<'_> {
             Peer::Block(block) => {
                 return Some(match self.remote_pod.filter(|pod| is_unaddressed(pod)) {
                     Some(pod) => {
-                        format!("pod {} has no address that could be in {}", pod.key, block.cidr)
+                        format!("pod {} is judged at an address outside of {}", pod.key, block.cidr)
                     }
                     None => self.block_lack(block),
                 });

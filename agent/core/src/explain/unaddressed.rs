@@ -183,7 +183,7 @@ fn depends_on(side: &Side<'_>, (allowed, denied): (Place, Place)) -> String {
     let (allowed, denied) = (allowed.block, denied.block);
     format!(
         "it depends on the address that {title} gets, which labels do not determine: allowed in {allowed}, denied in \
-         {denied}"
+         {denied}; narrower blocks of pods' addresses may decide"
     )
 }
 
