@@ -127,10 +127,22 @@ fn an_object_that_cannot_be_decoded_leaves_answers_open() {
     let named = "Deployment shop/web: spec.template.metadata.labels.app: is integer `1`";
     let objects = [NAMESPACE, &labels, &api, &other, &deny, SERVICE];
     expect("explain", &objects, &ASK, (CANNOT_TELL, &[reason, named]));
+    let patch =
+        "{apiVersion: apps/v1, kind: Deployment, metadata: {name: web}, spec: {replicas: 3}}";
+    let missing = "Deployment shop/web: spec.template: is missing";
+    expect("explain", &[NAMESPACE, patch, &api, &deny], &ASK, (CANNOT_TELL, &[reason, missing]));
     let ask = |to| ["--from", "api", "--to", to, "--port", "80"];
     expect("explain", &objects, &ask("svc/shop/web"), (CANNOT_TELL, &[reason, named]));
     expect("explain", &objects, &ask("other"), (ALLOWED, &[]));
     expect("explain", &objects, &ask("192.0.2.1"), (ALLOWED, &[]));
+    // As a sender to a Service, too.
+    let from = ["--from", "web", "--to", "svc/shop/api", "--port", "80"];
+    let service = SERVICE.replace("web", "api");
+    let peer = "podSelector: {matchLabels: {app: api}}, ingress: [{from: [{podSelector: {matchLabels: {app: web}}}]}]";
+    let by_label =
+        deny.replace("podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]", peer);
+    let sent = [NAMESPACE, &labels, &api, &by_label, &service];
+    expect("explain", &sent, &from, (CANNOT_TELL, &[reason, named]));
     // No policy distinguishes its pods from others.
     let all = deny.replace("{matchLabels: {app: web}}", "{}");
     expect("explain", &[NAMESPACE, &labels, &api, &all], &ASK, (DENIED, &[]));

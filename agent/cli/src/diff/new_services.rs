@@ -16,7 +16,7 @@ use crate::judge::Judge;
 
 /// Most questions about these ports.
 const QUESTIONS: usize = 20_000;
-/// Most Services that notes name.
+/// Most Services that notes name, and most notes on one.
 const NAMED: usize = 20;
 
 /// Workloads by the answer that their pods get at a port.
@@ -80,7 +80,8 @@ pub(super) fn notes(
                 None => groups.push(Group { news, ports: vec![port], senders }),
             }
         }
-        notes.extend(groups.iter().map(|group| group.text(key, before.is_none() && *is_external)));
+        let has_outside = before.is_none() && *is_external;
+        notes.extend(groups.iter().take(NAMED).map(|group| group.text(key, has_outside)));
     }
     if more > 0 {
         let word = if more == 1 { "Service" } else { "Services" };

@@ -4,6 +4,8 @@
 //! Not among them are policies, which are replaced by ones that grant nothing, and Namespaces, which hypotheses about
 //! their labels replace.
 
+use std::collections::BTreeSet;
+
 use netpold_core::cluster::{Cluster, ObjectKey, Whose};
 use netpold_core::model::{Direction, Key, Peer, Pod, PortMatch, Rule, Selector};
 use netpold_core::probe::{Party, Probe};
@@ -15,9 +17,9 @@ pub(super) fn depends(cluster: &Cluster, all: &[Undecoded], probe: &Probe) -> Op
     let found = all.iter().find(|it| {
         sides.into_iter().any(|side| match side {
             Party::Pod(key) => is_pod(cluster, it, key) && are_distinguished(cluster, sides),
-            Party::Service(key) => is_behind(it, key),
+            Party::Service(key) => is_behind(cluster, it, key),
             Party::Address(address) => match cluster.whose(*address) {
-                Whose::Service(key) => is_behind(it, &key),
+                Whose::Service(key) => is_behind(cluster, it, &key),
                 Whose::Outside => may_have_address(it),
                 Whose::Pod(_) | Whose::Node { .. } => false,
             },
@@ -27,30 +29,33 @@ pub(super) fn depends(cluster: &Cluster, all: &[Undecoded], probe: &Probe) -> Op
     Some(format!("the answer may depend on an object that cannot be decoded: {problem}"))
 }
 
-/// Returns whether an object is a pod of a probe. The stand-in of a template is `deployment.web` in manifests.
+/// Returns whether an object is a pod of a probe.
 fn is_pod(cluster: &Cluster, undecoded: &Undecoded, named: &Key) -> bool {
     let Some(ObjectKey::Pod(key)) = &undecoded.key else { return false };
-    let workload = cluster.pods().get(named).and_then(|pod| pod.template());
-    match workload.filter(|_| undecoded.is_template) {
-        Some(workload) => {
-            let name = format!("{}.{}", workload.kind.to_lowercase(), workload.name);
-            key.name == name && key.namespace == named.namespace
-        }
-        None => !undecoded.is_template && key == named,
+    match undecoded.is_template {
+        true => cluster.pods().get(named).is_some_and(|pod| is_stand_in(pod, key)),
+        false => key == named,
     }
 }
 
+/// Returns whether a pod is the stand-in of a template, which is `deployment.web` in manifests.
+fn is_stand_in(pod: &Pod, written: &Key) -> bool {
+    pod.template().is_some_and(|workload| {
+        let name = format!("{}.{}", workload.kind.to_lowercase(), workload.name);
+        written.name == name && written.namespace == pod.key.namespace
+    })
+}
+
 /// Returns whether an object may be a Service, or one of its backends.
-fn is_behind(undecoded: &Undecoded, service: &Key) -> bool {
-    match &undecoded.key {
-        Some(ObjectKey::Service(key)) => key == service,
-        Some(ObjectKey::Pod(key) | ObjectKey::EndpointSlice(key)) => {
-            key.namespace == service.namespace
-        }
-        Some(_) => false,
-        // An object without a name may be of any kind.
-        None => true,
+fn is_behind(cluster: &Cluster, undecoded: &Undecoded, service: &Key) -> bool {
+    // An object without a name may be of any kind.
+    let Some(key) = &undecoded.key else { return true };
+    if let ObjectKey::Pod(key) | ObjectKey::EndpointSlice(key) = key {
+        let mut pods = cluster.pods_in(&key.namespace);
+        return key.namespace == service.namespace
+            && (!undecoded.is_template || pods.any(|pod| is_stand_in(pod, key)));
     }
+    matches!(key, ObjectKey::Service(key) if key == service)
 }
 
 /// Returns whether an object may have an address that no other object has.
@@ -62,24 +67,31 @@ fn may_have_address(undecoded: &Undecoded) -> bool {
     !is_template && key.as_ref().is_none_or(is_of_kind)
 }
 
-/// Returns whether policies about some side of a probe distinguish pods by labels or by named ports. An absent pod always
-/// counts as distinguished.
+/// Returns whether policies in the namespaces of a probe's sides, or of the cluster, distinguish pods by labels or by named
+/// ports. An absent pod always counts as distinguished.
 fn are_distinguished(cluster: &Cluster, sides: [&Party; 2]) -> bool {
-    let pods: Vec<Option<&Pod>> = sides
+    let is_absent =
+        |side: &Party| matches!(side, Party::Pod(key) if cluster.pods().get(key).is_none());
+    if sides.into_iter().any(is_absent) {
+        return true;
+    }
+    let namespaces: BTreeSet<String> = sides
         .into_iter()
-        .filter_map(|side| if let Party::Pod(key) = side { Some(key) } else { None })
-        .map(|key| cluster.pods().get(key).map(|pod| &**pod))
+        .filter_map(|side| match side {
+            Party::Pod(key) | Party::Service(key) => Some(key.namespace.clone()),
+            Party::Address(address) => match cluster.whose(*address) {
+                Whose::Pod(key) | Whose::Service(key) => Some(key.namespace),
+                Whose::Node { .. } | Whose::Outside => None,
+            },
+        })
         .collect();
     let names = |selector: &Selector| !selector.requirements.is_empty();
     let mut rules: Vec<&Rule> = Vec::new();
-    for pod in pods {
-        let Some(pod) = pod else { return true };
-        for policy in cluster.policies_in(&pod.key.namespace) {
-            if names(&policy.pod_selector) {
-                return true;
-            }
-            rules.extend(Direction::BOTH.into_iter().filter_map(|it| policy.rules(it)).flatten());
+    for policy in namespaces.iter().flat_map(|namespace| cluster.policies_in(namespace)) {
+        if names(&policy.pod_selector) {
+            return true;
         }
+        rules.extend(Direction::BOTH.into_iter().filter_map(|it| policy.rules(it)).flatten());
     }
     for policy in cluster.cluster_policies() {
         if names(&policy.subject.pods) {

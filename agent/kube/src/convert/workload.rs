@@ -55,28 +55,30 @@ pub fn template(node: &Node) -> Option<Template> {
     let workload = owner.map_or_else(own, |owner| WorkloadRef { is_template: true, ..owner });
     let prefix = path.join(".");
     let pod = path.iter().try_fold(node, |node, field| node.get(field));
+    let is_missing = pod.is_none_or(|pod| pod.value == Value::Null);
     let pod = as_pod(node, pod, format!("{}.{name}", kind.to_lowercase()));
     let at_template = |problem: Problem| match problem.path.as_str() {
         "" => Problem::new(prefix.clone(), problem.text),
         path => Problem::new(format!("{prefix}.{path}"), problem.text),
     };
     let decoded = object(Kind::Pod, &Kind::Pod.shape().part_of(&pod), &[]);
-    let understood = decoded.is_ok();
+    let understood = decoded.is_ok() && !is_missing;
     let mut converted = match decoded {
         Ok(converted) => converted,
         Err(mismatch) => {
             // Without labels and ports the workload still has to be listed.
             let bare = as_pod(node, None, format!("{}.{name}", kind.to_lowercase()));
             let mut converted = object(Kind::Pod, &Kind::Pod.shape().part_of(&bare), &[]).ok()?;
-            let problem = Problem::from(mismatch);
-            let text = format!(
-                "{}; the template's pods are taken to have no labels and ports",
-                problem.text
-            );
-            converted.problems.push(Problem::new(problem.path, text));
+            converted.problems.push(mismatch.into());
             converted
         }
     };
+    if is_missing {
+        converted.problems.push(Problem::new("", "is missing"));
+    }
+    if let Some(problem) = converted.problems.last_mut().filter(|_| !understood) {
+        problem.text.push_str("; the template's pods are taken to have no labels and ports");
+    }
     converted.problems = converted.problems.into_iter().map(at_template).collect();
     if let Change::Pod(pod) = &mut converted.change {
         pod.node = String::new().into();
