@@ -178,6 +178,36 @@ fn ports_of_services_that_begin_to_lead_to_pods_are_noted() {
     assert!(!text.contains("Service"), "{text}");
 }
 
+/// `10.0.0.5/32` is a database outside, not the address that some template's pod may get.
+#[test]
+fn a_single_address_is_no_pod_of_a_template() {
+    let (cart, web) = (deployment("cart", ""), deployment("web", ""));
+    let side = |block: &str, port: u16| {
+        let rule = format!(
+            "egress: [{{to: [{{ipBlock: {{cidr: {block}}}}}], ports: [{{port: {port}}}]}}]"
+        );
+        let policy = policy("web", &format!("policyTypes: [Egress], {rule}"));
+        [NAMESPACE.to_owned(), cart.clone(), web.clone(), policy]
+    };
+    let compare = |block: &str, arguments: &[&str]| {
+        let (before, after) = (side(block, 1), side(block, 2));
+        let [before, after] = [&before, &after].map(|all| all.each_ref().map(String::as_str));
+        compared(&before, &after, arguments)
+    };
+    let (status, text) = compare("10.0.0.5/32", &[]);
+    assert_eq!(status, DIFFERENT, "{text}");
+    let outside =
+        "shop/web -> 10.0.0.5/32: loses TCP 1, gains TCP 2\ncut: 1 pair, opened: 1 pair\n";
+    let note =
+        "pods that have no address yet are taken to be at other addresses than 10.0.0.5/32\n";
+    assert!(text.starts_with(outside) && text.contains(note), "{text}");
+    let pods = "shop/web -> shop/cart, shop/web: loses TCP 1, gains TCP 2";
+    assert!(compare("10.0.0.5/32", &["--pod-cidrs", "10.0.0.5/32"]).1.contains(pods));
+    assert!(compare("10.0.0.4/30", &[]).1.contains(pods));
+    let (_, text) = compare("203.0.113.5/32", &[]);
+    assert!(text.contains("cut: 1 pair") && !text.contains("no address yet"), "{text}");
+}
+
 /// One of two workloads behind a changed Service is closed: the answer depends on the backend.
 #[test]
 fn a_service_with_backends_that_differ_depends_on_the_backend() {

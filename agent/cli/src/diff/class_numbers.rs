@@ -101,8 +101,9 @@ mod tests {
     fn numbers_are_kept() {
         for greatest in [0, 1, 2, 3, 5, 255, 256, 70_000] {
             for every in [1, 2, 7, 300] {
-                let number =
-                    |class: u32| if class % every == 0 { class % (greatest + 1) } else { 0 };
+                let number = |class: u32| {
+                    if class.is_multiple_of(every) { class % (greatest + 1) } else { 0 }
+                };
                 let numbers: Vec<u32> = (0..1000).map(number).collect();
                 let packed = ClassNumbers::new(&numbers);
                 let found: Vec<u32> = (0..1000).map(|class| packed.get(class)).collect();
@@ -122,7 +123,8 @@ mod tests {
         let classes = 20_000;
         for every in [1, 2, 3, 10, 63, 64, 1000] {
             let some: Vec<usize> = (0..classes).step_by(every).collect();
-            let others: Vec<usize> = (0..classes).filter(|class| class % every != 0).collect();
+            let others: Vec<usize> =
+                (0..classes).filter(|class| !class.is_multiple_of(every)).collect();
             for members in [some, others] {
                 let set = ClassNumbers::of_members(&members, classes);
                 assert!(

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
-use netpold_core::cluster::{Cluster, PRIVATE_RANGES};
+use netpold_core::cluster::{Cluster, PRIVATE_RANGES, is_unaddressed};
 use netpold_core::model::Pod;
 
 use super::{Change, Difference, Party, Ports, Workload, few};
@@ -16,7 +16,28 @@ pub(super) fn notes(details: &Details, cluster: &Cluster, difference: &Differenc
     own_nodes(cluster, difference)
         .into_iter()
         .chain(masqueraded(details, cluster, difference))
+        .chain(single_addresses(cluster, difference))
         .collect()
+}
+
+/// Returns a note on changes at single addresses that pods without an address may get.
+fn single_addresses(cluster: &Cluster, difference: &Difference) -> Option<String> {
+    let parties = difference.changes.iter().flat_map(|change| [change.from, change.to]);
+    let singles = parties.filter_map(|party| {
+        let Party::Outside { block, .. } = &difference.parties[party] else { return None };
+        let is_single = block.prefix_len() == block.max_prefix_len();
+        let is_private = PRIVATE_RANGES.iter().any(|range| range.contains(block));
+        (is_single && is_private).then(|| block.to_string())
+    });
+    let singles: BTreeSet<String> = singles.collect();
+    let singles: Vec<String> = singles.into_iter().collect();
+    let is_possible = cluster.pods().values().any(|pod| is_unaddressed(pod));
+    (is_possible && !singles.is_empty()).then(|| {
+        format!(
+            "pods that have no address yet are taken to be at other addresses than {}",
+            few(&singles)
+        )
+    })
 }
 
 /// Returns the workload and the other party of a change, if one side is a workload.

@@ -191,7 +191,8 @@ pub(super) fn ends<'c>(clusters: [&'c Cluster; 2], ranges: &[IpNet]) -> Ends<'c>
     Ends { parties, classes, translated, node_ports, own_node, names, left_out, not_compared }
 }
 
-/// Returns an unused address of each block within the ranges that policies distinguish.
+/// Returns an unused address of each block within the ranges that policies distinguish. A single address is that of a
+/// certain host, and no sample of a pod without an address, unless it is a range itself.
 fn places(clusters: [&Cluster; 2], named: &Blocks, ranges: &[IpNet]) -> Vec<IpAddr> {
     let mut pods = clusters.iter().flat_map(|cluster| cluster.pods().values());
     if ranges.is_empty() || !pods.any(|pod| is_unaddressed(pod)) {
@@ -199,8 +200,11 @@ fn places(clusters: [&Cluster; 2], named: &Blocks, ranges: &[IpNet]) -> Vec<IpAd
     }
     let known: HashSet<IpAddr> = clusters.iter().flat_map(|cluster| known(cluster)).collect();
     let blocks = Blocks::new(named.iter().chain(ranges.iter().copied()));
-    let mut within: Vec<IpNet> =
-        blocks.iter().filter(|block| ranges.iter().any(|range| range.contains(block))).collect();
+    let is_within = |block: &IpNet| {
+        let is_single = block.prefix_len() == block.max_prefix_len();
+        ranges.iter().any(|range| if is_single { range == block } else { range.contains(block) })
+    };
+    let mut within: Vec<IpNet> = blocks.iter().filter(is_within).collect();
     within.sort_by_key(IpNet::prefix_len);
     let sample = |block| blocks.sample(block, |address| known.contains(&address));
     within.into_iter().filter_map(sample).collect()

@@ -64,7 +64,7 @@ pub fn pods_named<'c>(cluster: &'c Cluster, key: &Key, own: &str) -> Vec<&'c Pod
     }
 }
 
-/// Returns the stand-in for a StatefulSet's pod of that name, as `shop/db-0`.
+/// Returns the stand-in for a `StatefulSet`'s pod of that name, as `shop/db-0`.
 fn replica<'c>(cluster: &'c Cluster, key: &Key) -> Option<&'c Pod> {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
     let mut pods = cluster.pods_in(&key.namespace).map(|pod| &**pod);
@@ -76,7 +76,7 @@ fn replica<'c>(cluster: &'c Cluster, key: &Key) -> Option<&'c Pod> {
 }
 
 /// Resolves one side of a question to a pod: the pod of that name, else one of the workload's, see [`pods_named`], else
-/// the stand-in of a StatefulSet for its pod of that name.
+/// the stand-in of a `StatefulSet` for its pod of that name.
 ///
 /// # Errors
 /// The workload's pods differ in properties that policies depend on.
