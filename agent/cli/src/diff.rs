@@ -226,7 +226,7 @@ pub(crate) fn compare_objects(
         difference.notes.extend(new);
     }
     difference.notes.extend(notes);
-    difference.notes.extend(clients::notes(&details[1], &after, &difference));
+    difference.notes.extend(clients::notes(&details[1], &after, &ranges, &difference));
     Ok(([before, after], difference))
 }
 

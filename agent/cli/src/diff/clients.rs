@@ -10,29 +10,38 @@ use super::{Change, Difference, Party, Ports, Workload, few};
 use crate::doctor::{Details, is_selected};
 use crate::judge::{is_link_local, lacks_own_node};
 
-/// Notes on changes that include or omit addresses of nodes. `details` and `cluster` are of
-/// the objects after the change.
-pub(super) fn notes(details: &Details, cluster: &Cluster, difference: &Difference) -> Vec<String> {
+/// Notes on changes that include or omit addresses of nodes, or of pods that have none yet and get one of `ranges`.
+/// `details` and `cluster` are of the objects after the change.
+pub(super) fn notes(
+    details: &Details,
+    cluster: &Cluster,
+    ranges: &[IpNet],
+    difference: &Difference,
+) -> Vec<String> {
     own_nodes(cluster, difference)
         .into_iter()
         .chain(masqueraded(details, cluster, difference))
-        .chain(single_addresses(cluster, difference))
+        .chain(single_addresses(cluster, ranges, difference))
         .collect()
 }
 
 /// Returns a note on changes at single addresses that pods without an address may get.
-fn single_addresses(cluster: &Cluster, difference: &Difference) -> Option<String> {
+fn single_addresses(
+    cluster: &Cluster,
+    ranges: &[IpNet],
+    difference: &Difference,
+) -> Option<String> {
     let parties = difference.changes.iter().flat_map(|change| [change.from, change.to]);
     let singles = parties.filter_map(|party| {
         let Party::Outside { block, .. } = &difference.parties[party] else { return None };
         let is_single = block.prefix_len() == block.max_prefix_len();
-        let is_private = PRIVATE_RANGES.iter().any(|range| range.contains(block));
-        (is_single && is_private).then(|| block.to_string())
+        let is_possible = ranges.iter().any(|range| range.contains(block) && range != block);
+        (is_single && is_possible).then(|| block.to_string())
     });
     let singles: BTreeSet<String> = singles.collect();
     let singles: Vec<String> = singles.into_iter().collect();
-    let is_possible = cluster.pods().values().any(|pod| is_unaddressed(pod));
-    (is_possible && !singles.is_empty()).then(|| {
+    let lack_one = cluster.pods().values().any(|pod| is_unaddressed(pod));
+    (lack_one && !singles.is_empty()).then(|| {
         format!(
             "pods that have no address yet are taken to be at other addresses than {}",
             few(&singles)
