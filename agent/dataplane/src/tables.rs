@@ -310,6 +310,18 @@ impl Tables {
             | flag(&self.unchecked, ANY_UNCHECKED)
     }
 
+    /// Adds an endpoint to [`Settings::any_endpoint`], before programs find its new rows and flags. What it leaves there is
+    /// removed behind that ([`Self::rows_are`], [`Self::flags_are`]), so the word covers all endpoints at every moment.
+    fn will_be(&mut self, slot: u32, rows: u64, flags: u64) -> Result<(), MmapError> {
+        if Rows(rows).isolates_egress() {
+            self.rows_are(slot, rows)?;
+        }
+        let (observed, unchecked) = (self.observed.contains(&slot), self.unchecked.contains(&slot));
+        let observe = if observed { EP_OBSERVE } else { 0 };
+        let check = if unchecked { !EP_CHECK_SOURCE } else { u64::MAX };
+        self.flags_are(slot, (flags | observe) & check)
+    }
+
     /// Records the rows of the endpoint in `slot`, and updates [`Settings::any_endpoint`].
     fn rows_are(&mut self, slot: u32, rows: u64) -> Result<(), MmapError> {
         self.endpoint_is(slot, Rows(rows).isolates_egress(), |tables| &mut tables.isolating)
@@ -349,21 +361,24 @@ impl Tables {
         match op {
             Op::Endpoint(slot, endpoint) => {
                 self.look_as_far_as(*slot, endpoint.ifindex)?;
-                self.rows_are(*slot, endpoint.rows)?;
-                self.flags_are(*slot, endpoint.flags)?;
+                self.will_be(*slot, endpoint.rows, endpoint.flags)?;
                 self.endpoints.write_element(*slot, &Endpoint { ifindex: 0, ..**endpoint })?;
-                self.endpoints.store_u32(*slot, IFINDEX, endpoint.ifindex)
+                self.endpoints.store_u32(*slot, IFINDEX, endpoint.ifindex)?;
+                self.rows_are(*slot, endpoint.rows)?;
+                self.flags_are(*slot, endpoint.flags)
             }
             Op::EndpointRows(slot, rows) => {
-                self.rows_are(*slot, *rows)?;
-                self.endpoints.store_u64(*slot, offset_of!(Endpoint, rows), *rows)
+                self.will_be(*slot, *rows, EP_CHECK_SOURCE)?;
+                self.endpoints.store_u64(*slot, offset_of!(Endpoint, rows), *rows)?;
+                self.rows_are(*slot, *rows)
             }
             Op::EndpointAddrs(slot, endpoint) => {
-                self.flags_are(*slot, endpoint.flags)?;
+                self.will_be(*slot, 0, endpoint.flags)?;
                 let now = self.endpoints.read(*slot)?;
                 self.endpoints
                     .write_element(*slot, &Endpoint { flags: now.flags, ..**endpoint })?;
-                self.endpoints.store_u64(*slot, FLAGS, endpoint.flags)
+                self.endpoints.store_u64(*slot, FLAGS, endpoint.flags)?;
+                self.flags_are(*slot, endpoint.flags)
             }
             Op::EndpointGone(slot) => {
                 self.endpoints.store_u32(*slot, IFINDEX, 0)?;

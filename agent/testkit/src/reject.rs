@@ -46,16 +46,22 @@ pub fn answer(tables: &NodeTables, arrival: &Arrival, frame: &[u8]) -> Option<Ve
 /// The packets in place of a frame, apart from their limit. Judges the frame.
 #[must_use]
 pub fn sent(tables: &NodeTables, arrival: &Arrival, frame: &[u8]) -> Sent {
+    sent_within(tables, arrival, frame, true)
+}
+
+/// The packets in place of a frame, where the limit of answers allows resets to go on or does not. Judges the frame.
+#[must_use]
+pub fn sent_within(tables: &NodeTables, arrival: &Arrival, frame: &[u8], has_left: bool) -> Sent {
     let verdict = tables.judge(arrival.direction, arrival.hook, frame);
     if verdict.reason() != Reason::Policy {
         return Sent::default();
     }
     let is_v6 = frame.get(12..14) == Some(&[0x86, 0xdd]);
     match (arrival.direction, is_v6) {
-        (Direction::Ingress, false) => of::<Ingress, V4>(tables, arrival, frame),
-        (Direction::Ingress, true) => of::<Ingress, V6>(tables, arrival, frame),
-        (Direction::Egress, false) => of::<Egress, V4>(tables, arrival, frame),
-        (Direction::Egress, true) => of::<Egress, V6>(tables, arrival, frame),
+        (Direction::Ingress, false) => of::<Ingress, V4>(tables, arrival, frame, has_left),
+        (Direction::Ingress, true) => of::<Ingress, V6>(tables, arrival, frame, has_left),
+        (Direction::Egress, false) => of::<Egress, V4>(tables, arrival, frame, has_left),
+        (Direction::Egress, true) => of::<Egress, V6>(tables, arrival, frame, has_left),
     }
 }
 
@@ -63,6 +69,7 @@ fn of<D: direction::Direction, F: Sender + TableFamily>(
     tables: &NodeTables,
     arrival: &Arrival,
     frame: &[u8],
+    has_left: bool,
 ) -> Sent {
     let endpoint = find_endpoint(tables, arrival.hook.ifindex);
     let endpoint = endpoint.filter(|endpoint| reject::is_wanted::<D>(endpoint.flags()));
@@ -77,7 +84,7 @@ fn of<D: direction::Direction, F: Sender + TableFamily>(
             Source::Routed | Source::Unproved => return Sent::default(),
         }
     }
-    let onward = cut::reset::<D, F, _, _>(&frame, tables, endpoint, &denied);
+    let onward = cut::reset::<D, F, _, _>(&frame, tables, endpoint, &denied, || has_left);
     let onward = onward.and_then(|reset| composed::<F>(&reset, frame));
     Sent { back: composed::<F>(&denied, frame), onward }
 }

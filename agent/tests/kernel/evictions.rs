@@ -23,6 +23,14 @@ fn controls<T: Pod>(world: &World, table: &str, controls: fn(&T) -> Vec<u64>) ->
     (0..map.len()).flat_map(|index| controls(&map.get(&index, 0).expect(table))).collect()
 }
 
+/// Returns the control words of a family's flow table.
+pub(crate) fn controls_of(world: &World, family: Family) -> Vec<u64> {
+    match family {
+        Family::V4 => controls(world, "CT4", |b: &Ct4Bucket| b.map(|way| way.control).into()),
+        Family::V6 => controls(world, "CT6", |b: &Ct6Bucket| b.map(|way| way.control).into()),
+    }
+}
+
 #[test]
 fn every_flow_is_in_the_table_or_counted_as_evicted() {
     let Some(mut world) = world() else { return };
@@ -33,10 +41,7 @@ fn every_flow_is_in_the_table_or_counted_as_evicted() {
             let opening = frame(&ip(family, Who::Client, Who::Pod, TCP, &segment));
             assert_eq!(world.ingress(&opening), Reason::Allowed, "{family:?} {port}");
         }
-        let controls = match family {
-            Family::V4 => controls(&world, "CT4", |b: &Ct4Bucket| b.map(|way| way.control).into()),
-            Family::V6 => controls(&world, "CT6", |b: &Ct6Bucket| b.map(|way| way.control).into()),
-        };
+        let controls = controls_of(&world, family);
         let there = controls.iter().filter(|control| Control(**control).is_valid()).count() as u64;
         let evicted = world.counted(evictions(family == Family::V6, false));
         assert!(evicted > 0 && evicted < FLOWS / 2, "{family:?}: {evicted}");

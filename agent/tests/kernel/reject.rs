@@ -5,15 +5,20 @@ use std::os::fd::AsFd;
 use netpold_dataplane::bpf::test_run::{Run, run_into};
 use netpold_ebpf::judge::hook::Hook;
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
-use netpold_ebpf::layout::{EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, Endpoint};
-use netpold_ebpf::reason::rejections;
+use netpold_ebpf::layout::{
+    EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, Endpoint, REJECTION,
+};
+use netpold_ebpf::reason::{Reason, rejections};
+use netpold_testbed::Stain;
 use netpold_testkit::frames::{
     ACK, FAMILIES, FIN, Family, RST, SCTP, SYN, TCP, UDP, Who, frame, icmp, ip, sctp, tcp, udp,
 };
 use netpold_testkit::reject::{Arrival, Sent, answer, sent};
 
 use super::{
-    World, program, world,
+    World,
+    evictions::controls_of,
+    program, world,
     world::{DENY_ROW, DROP, Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, PASS},
 };
 
@@ -30,7 +35,7 @@ fn rejecting() -> Option<World> {
     let pod = world.host.endpoint_mut(IFINDEX);
     pod.flags |= EP_REJECT_INGRESS | EP_REJECT_EGRESS | Endpoint::pack_station([2, 0, 0, 0, 0, 1]);
     let mut friend = Endpoint { ifindex: OTHER, id: 9, ..Endpoint::default() };
-    friend.flags = EP_CHECK_SOURCE | 0x11;
+    friend.flags = EP_CHECK_SOURCE | 0x11 | Endpoint::pack_station([2, 0, 0, 0, 0, 2]);
     friend.addr4[0] = u32::from_be_bytes(Who::Friend.v4());
     friend.addr6[0] = Who::Friend.v6();
     world.set_endpoint(friend);
@@ -152,18 +157,7 @@ fn resets_of_cut_connections_by_kernel_and_host_are_equal() {
     for direction in [Direction::Ingress, Direction::Egress] {
         for family in FAMILIES {
             for (flags, data) in [(ACK, &[7; 1000][..]), (ACK, &[]), (FIN | ACK, b"x")] {
-                world.host.endpoint_mut(IFINDEX).id += 1;
-                world.set_rows(INGRESS_ROW, EGRESS_ROW);
-                for (way, flags) in [
-                    (Direction::Ingress, SYN),
-                    (Direction::Egress, SYN | ACK),
-                    (Direction::Ingress, ACK),
-                ] {
-                    let frame = segment(way, family, flags, &[]);
-                    let hook = arrival(way).hook;
-                    assert!(!world.host.judge(way, hook, &frame).reason().is_drop());
-                    assert_eq!(run(&mut world, &arrival(way), &frame).0, PASS);
-                }
+                open_connection(&mut world, family);
                 world.set_rows(DENY_ROW, DENY_ROW);
                 let denied = segment(direction, family, flags, data);
                 let arrival = arrival(direction);
@@ -183,6 +177,80 @@ fn resets_of_cut_connections_by_kernel_and_host_are_equal() {
                 assert_eq!(expected, Sent { back: None, onward: Some(onward.clone()) });
                 assert_eq!(run(&mut world, &opposite, &reset), (PASS, onward));
                 assert_eq!(run(&mut world, &opposite, &reset).0, DROP);
+            }
+        }
+    }
+}
+
+/// Opens the friend's connection with the pod, under policy that allows it.
+fn open_connection(world: &mut World, family: Family) {
+    world.host.endpoint_mut(IFINDEX).id += 1;
+    world.set_rows(INGRESS_ROW, EGRESS_ROW);
+    for (way, flags) in
+        [(Direction::Ingress, SYN), (Direction::Egress, SYN | ACK), (Direction::Ingress, ACK)]
+    {
+        let frame = segment(way, family, flags, &[]);
+        assert!(!world.host.judge(way, arrival(way).hook, &frame).reason().is_drop());
+        assert_eq!(run(world, &arrival(way), &frame).0, PASS);
+    }
+}
+
+/// A reset goes on only within the limit of the node, and one beyond takes nothing from a later one.
+#[test]
+fn resets_that_go_on_count_for_the_limit() {
+    let Some(mut world) = rejecting() else { return };
+    for direction in [Direction::Ingress, Direction::Egress] {
+        for family in FAMILIES {
+            open_connection(&mut world, family);
+            let reset = segment(direction, family, RST, &[]);
+            for (limit, action) in [(0, DROP), (1_000_000, PASS), (1_000_000, DROP)] {
+                world.host.flows.settings.node_rejections = limit;
+                world.set_rows(DENY_ROW, DENY_ROW);
+                let arrival = arrival(direction);
+                assert_eq!(
+                    run(&mut world, &arrival, &reset).0,
+                    action,
+                    "{direction:?} {family:?} {limit}"
+                );
+            }
+        }
+    }
+}
+
+/// An answer of the program at one hook passes the other one as it is, whatever policy denies, and leaves its flow's entry
+/// as it is. Without one of its two marks it is judged.
+#[test]
+fn an_answer_passes_the_other_hook_unjudged() {
+    let Some(mut world) = rejecting() else { return };
+    for direction in [Direction::Ingress, Direction::Egress] {
+        for family in FAMILIES {
+            open_connection(&mut world, family);
+            world.set_rows(DENY_ROW, DENY_ROW);
+            let entries = controls_of(&world, family);
+            let name = match direction {
+                Direction::Ingress => "netpold_ingress",
+                Direction::Egress => "netpold_egress",
+            };
+            let target = program(&mut world.bpf, name).fd().expect(name).as_fd();
+            let target = target.try_clone_to_owned().expect(name);
+            let reset = segment(direction, family, RST, &[]);
+            for (mark, tc_index, passes) in [
+                (PROOF, REJECTION, true),
+                (0, REJECTION, false),
+                (PROOF, world.host.flows.settings.witness, false),
+            ] {
+                let stain = Stain::before(target.as_fd(), tc_index as u16).expect("a program");
+                let once = Run { mark, ..Run::once(&reset) };
+                let mut out = vec![0; 4096];
+                let dropped = world.dropped(direction, Reason::Policy);
+                let (answer, length) = run_into(stain.as_fd(), &once, &mut out).expect(name);
+                let what = format!("{name}, {family:?}, {mark:x}, {tc_index:x}");
+                if passes {
+                    assert_eq!((answer.retval, &out[..length]), (PASS, &reset[..]), "{what}");
+                    assert!(entries == controls_of(&world, family), "{what}: no entry changes");
+                }
+                let judged = world.dropped(direction, Reason::Policy) - dropped;
+                assert_eq!(judged, u64::from(!passes), "{what}");
             }
         }
     }

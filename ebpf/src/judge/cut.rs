@@ -36,13 +36,15 @@ use crate::{
 };
 
 /// The reset that goes on in place of a denied packet with a proved source, and the change of its flow's entry; `None`:
-/// the packet is of no established TCP flow, or the flow has had its resets.
+/// the packet is of no established TCP flow, or the flow has had its resets, or the limit of answers is used up.
+/// `take_answer`: takes the reset that answers another one from that limit; a segment's own answer has taken one.
 #[inline(always)]
 pub fn reset<D: Direction, F: TableFamily + Written, B: Bytes, T: Tables>(
     bytes: &B,
     tables: &T,
     endpoint: EndpointRef,
     denied: &Denied<F::Address>,
+    take_answer: impl FnOnce() -> bool,
 ) -> Option<Denied<F::Address>> {
     let onward = onward(bytes, denied)?;
     let Rejection::Reset { ports: [to, from], .. } = onward.rejection else { return None };
@@ -53,7 +55,7 @@ pub fn reset<D: Direction, F: TableFamily + Written, B: Bytes, T: Tables>(
         return None;
     }
     let is_reset = matches!(denied.rejection, Rejection::Nothing);
-    may_go_on(tables, endpoint, &flow, is_reset).then_some(onward)
+    may_go_on(tables, endpoint, &flow, is_reset, take_answer).then_some(onward)
 }
 
 /// Whether a segment of a flow may go on as a reset; sets the flag in the flow's entry if so. Another writer's change at the same
@@ -64,6 +66,7 @@ fn may_go_on<F: TableFamily, T: Tables>(
     endpoint: EndpointRef,
     flow: &FlowTuple<F>,
     is_reset: bool,
+    take_answer: impl FnOnce() -> bool,
 ) -> bool {
     let Some(settings) = tables.settings() else { return false };
     let key = lookup::key(endpoint.id(), flow);
@@ -80,7 +83,8 @@ fn may_go_on<F: TableFamily, T: Tables>(
         return false;
     }
     let gone_on = if is_reset { CT_CUT_RESET } else { CT_CUT };
-    if flags & gone_on != 0 {
+    // Before the flag: a reset beyond the limit leaves the flow's place to a later one.
+    if flags & gone_on != 0 || is_reset && !take_answer() {
         return false;
     }
     let after = Control::new(control.seen(), control.incarnation(), flags | gone_on);

@@ -8,7 +8,8 @@
 //!
 //! The source of the denied packet is the destination of its answer, so it must be proved:
 //! * In pod egress it is one of the pod's own addresses. The answer goes to the pod itself.
-//! * In pod ingress from a pod of the node, that pod's program has checked it ([`EP_CHECK_SOURCE`]), as the proof shows.
+//! * In pod ingress from a pod of the node, that pod's program has checked it and its station ([`EP_CHECK_SOURCE`]), as the
+//!   proof shows.
 //! * In pod ingress from elsewhere, it is no pod's of the node, and the node's routes to it go by the interface that
 //!   the packet came by.
 //!
@@ -127,8 +128,9 @@ pub fn source<F: Sender, T: Tables + LocalEndpoints>(
     address: F::Address,
 ) -> Source {
     let proven = is_proven(tables, mark) && tc_index != STRANGER;
+    // Without its station known, the pod may send frames in another's name.
     let checked = |sender: EndpointRef| {
-        if proven && sender.flags() & EP_CHECK_SOURCE != 0 {
+        if proven && sender.flags() & EP_CHECK_SOURCE != 0 && sender.station() != 0 {
             Source::Proved
         } else {
             Source::Unproved
@@ -141,6 +143,8 @@ pub fn source<F: Sender, T: Tables + LocalEndpoints>(
         // Routed off a bridge, whose ports have programs: by any of its pods.
         Some(slot) if checks_all(tables) => tables.endpoint(slot).map_or(Source::Unproved, checked),
         Some(_) => Source::Unproved,
+        // A pod of the node sent it, with a source that is no pod's.
+        None if proven => Source::Unproved,
         None => Source::Routed,
     }
 }

@@ -67,7 +67,7 @@ pub struct Settings {
     /// interface in none of the tables drop where they leave.
     pub closes_unknown: u32,
     /// Flags of what holds for any endpoint: [`ANY_ISOLATES_EGRESS`], [`ANY_OBSERVED`], [`ANY_UNCHECKED`]. The agent sets a
-    /// flag before it writes the first such endpoint.
+    /// flag before it writes the first such endpoint, and clears it behind the last.
     pub any_endpoint: u32,
     /// Most answers to denied packets in a second, for each endpoint and direction; 0: none.
     pub rejections: u32,

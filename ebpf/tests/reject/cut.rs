@@ -6,7 +6,7 @@ use netpold_testkit::node::NodeTables;
 use netpold_testkit::one_pod::{
     DENY_ROW, Direction, EGRESS_ROW, IFINDEX, INGRESS_ROW, set_rows, with_rows,
 };
-use netpold_testkit::reject::{Arrival, Sent, sent as answers};
+use netpold_testkit::reject::{Arrival, Sent, sent as answers, sent_within};
 
 use super::{arrival, denied, rejecting, sent, sum};
 
@@ -83,6 +83,22 @@ fn a_reset_of_a_cut_connection_goes_on_once() {
                 assert_eq!(answers(&tables, &arrival(direction), &frame), silent);
                 let later = segment(family, direction, ACK, &[]);
                 assert_eq!(answers(&tables, &arrival(direction), &later).onward, None);
+            }
+        }
+    }
+}
+
+/// A reset that comes while the limit of answers is used up takes nothing from a later one.
+#[test]
+fn a_reset_beyond_the_limit_leaves_its_place_to_a_later_one() {
+    for family in FAMILIES {
+        for direction in [Direction::Ingress, Direction::Egress] {
+            let tables = connected(family, 3);
+            let frame = segment(family, direction, RST, &[]);
+            for (has_left, goes_on) in [(false, false), (true, true), (true, false)] {
+                let Sent { onward, .. } =
+                    sent_within(&tables, &arrival(direction), &frame, has_left);
+                assert_eq!(onward.is_some(), goes_on, "{family:?} {direction:?} {has_left}");
             }
         }
     }

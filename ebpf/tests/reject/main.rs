@@ -8,8 +8,8 @@ use netpold_ebpf::{
     host::HostMemory,
     judge::{hook::Hook, proof::DEFAULT_BIT, reject},
     layout::{
-        ANY_UNCHECKED, EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, Endpoint, REJECTION,
-        STRANGER, Settings,
+        ANY_UNCHECKED, EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, EP_STATION_SHIFT,
+        Endpoint, REJECTION, STRANGER, Settings,
     },
 };
 use netpold_testkit::frames::{
@@ -44,7 +44,7 @@ fn friend() -> Endpoint {
         id: 8,
         addr4: [u32::from_be_bytes(Who::Friend.v4()), 0, 0, 0],
         addr6: [Who::Friend.v6(), [0; 16], [0; 16], [0; 16]],
-        flags: EP_CHECK_SOURCE | 0x11,
+        flags: EP_CHECK_SOURCE | 0x11 | Endpoint::pack_station([2, 0, 0, 0, 0, 2]),
         ..Endpoint::default()
     }
 }
@@ -294,6 +294,8 @@ fn sources_without_proof_get_no_answer() {
         (by(UPLINK, 0, 0, true), &outside, true),
         (by(UPLINK, 0, 0, false), &outside, false),
         (by(UPLINK, PROOF, STRANGER, true), &outside, true),
+        // By a bridge, of a pod of the node that may use any address.
+        (by(UPLINK, PROOF, witness, true), &outside, false),
     ] {
         assert_eq!(answer(&tables, &arrival, frame).is_some(), answered, "{arrival:?}");
     }
@@ -301,8 +303,12 @@ fn sources_without_proof_get_no_answer() {
     let slot = netpold_ebpf::layout::endpoint_slot(OTHER, 0);
     tables.endpoint_mut(slot).flags &= !EP_CHECK_SOURCE;
     assert_eq!(answer(&tables, &by(OTHER, PROOF, witness, true), &pods), None);
+    // One that may use any station.
+    let flags = tables.endpoint_mut(slot).flags | EP_CHECK_SOURCE;
+    tables.endpoint_mut(slot).flags = flags & !(u64::MAX << EP_STATION_SHIFT);
+    assert_eq!(answer(&tables, &by(OTHER, PROOF, witness, true), &pods), None);
     // And then no pod that only the address of a packet off a bridge shows.
-    tables.endpoint_mut(slot).flags |= EP_CHECK_SOURCE;
+    tables.endpoint_mut(slot).flags = flags;
     tables.flows.settings.any_endpoint = ANY_UNCHECKED;
     assert!(answer(&tables, &by(OTHER, PROOF, witness, false), &pods).is_some());
     assert_eq!(answer(&tables, &by(UPLINK, PROOF, witness, true), &pods), None);

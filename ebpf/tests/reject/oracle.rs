@@ -64,7 +64,8 @@ fn answers_are_to_packets_with_a_proved_source_as_the_oracle_reads_the_page() {
         let is_of_pod = source(&frame).is_some_and(|it| pod.contains(&it));
         let passed = mark == PROOF && tc_index != STRANGER;
         let is_local = by != UPLINK || is_of_friend || is_of_pod;
-        let proved = if is_local { passed } else { routed };
+        // With the proof, an address of none of the pods is one that a pod of the node forged.
+        let proved = if is_local { passed } else { routed && !passed };
         let oracle = Denied { frame: &frame, direction, pod: &pod, station: STATION, proved };
         let expected = oracle.is_answered();
         let Sent { back, onward } = answers(&tables, &arrival, &frame);

@@ -114,7 +114,10 @@ fn netpold_egress(context: TcContext) -> i32 {
     };
     let skb = context.as_ptr().cast();
     if reject::is_answer(skb) {
-        mark::leave(skb, Reason::Related as u32);
+        // While the programs of another layout judge behind these, the answer may be theirs.
+        if !watches_only() {
+            mark::leave(skb, Reason::Related as u32);
+        }
         return NEXT;
     }
     trace::begin::<Egress>(skb);

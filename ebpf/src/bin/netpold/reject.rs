@@ -306,11 +306,9 @@ fn go_on<D: Direction, F: Routed + TableFamily>(skb: *mut __sk_buff) -> u32 {
     let Some(denied) = due::<D, F>(skb, endpoint) else { return 0 };
     // SAFETY: the program's context.
     let bytes = unsafe { Copied::new(skb) };
-    let Some(reset) = cut::reset::<D, F, _, _>(&bytes, &maps, endpoint, &denied) else { return 0 };
-    // Only a reset that goes on counts for the limit; a segment's answer has counted.
-    if matches!(denied.rejection, Rejection::Nothing) && !may_go::<D>(&maps, slot) {
-        return 0;
-    }
+    let take_answer = || may_go::<D>(&maps, slot);
+    let reset = cut::reset::<D, F, _, _>(&bytes, &maps, endpoint, &denied, take_answer);
+    let Some(reset) = reset else { return 0 };
     // SAFETY: this CPU's own scratch.
     let letter = unsafe { &mut (*scratch).onward };
     rejection::compose::<F>(letter, &reset, |_, _| 0, &Kernel)
