@@ -19,6 +19,7 @@ const PACKET_VNET_HDR: i32 = 15;
 /// `linux/sockios.h`, `linux/ethtool.h`
 const SIOCETHTOOL: libc::c_ulong = 0x8946;
 const ETHTOOL_STXCSUM: u32 = 0x17;
+const ETHTOOL_SGRO: u32 = 0x2c;
 
 /// Work on a frame that is left to the card (`struct virtio_net_hdr`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,7 +66,15 @@ impl Host {
     /// # Errors
     /// When there is no such interface.
     pub fn complete_checksums(&self, interface: &str) -> Result<()> {
-        self.run(|| complete_checksums(interface))?
+        self.run(|| turn_off(interface, ETHTOOL_STXCSUM))?
+    }
+
+    /// Makes the kernel leave an interface's arriving packets as they are, in as many pieces and pages.
+    ///
+    /// # Errors
+    /// When there is no such interface.
+    pub fn without_receive_offload(&self, interface: &str) -> Result<()> {
+        self.run(|| turn_off(interface, ETHTOOL_SGRO))?
     }
 
     /// Hardware address of an interface.
@@ -177,14 +186,14 @@ fn set(socket: &OwnedFd, level: i32, name: i32, value: libc::c_int) -> Result<()
     Ok(())
 }
 
-fn complete_checksums(interface: &str) -> Result<()> {
+fn turn_off(interface: &str, feature: u32) -> Result<()> {
     // SAFETY: a plain system call without pointers.
     let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     let socket = Errno::result(socket).context("socket(AF_INET)")?;
     // SAFETY: the descriptor is new and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     // struct ethtool_value: command and value.
-    let value = [ETHTOOL_STXCSUM, 0];
+    let value = [feature, 0];
     // SAFETY: all zeroes is a valid ifreq.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, byte) in request.ifr_name.iter_mut().zip(interface.bytes()) {
@@ -193,6 +202,6 @@ fn complete_checksums(interface: &str) -> Result<()> {
     request.ifr_ifru.ifru_data = value.as_ptr().cast_mut().cast();
     // SAFETY: the request and the target of its pointer live through the call.
     let done = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw const request) };
-    Errno::result(done).with_context(|| format!("cannot change checksums of {interface}"))?;
+    Errno::result(done).with_context(|| format!("cannot turn off a feature of {interface}"))?;
     Ok(())
 }

@@ -28,6 +28,7 @@ mod overlay;
 mod own_address;
 mod refragmented;
 mod reject;
+mod spliced;
 mod synproxy;
 mod turned;
 mod unreached;

@@ -39,8 +39,9 @@ const SCTP_SHUTDOWN_COMPLETE: u8 = 14;
 /// [`Reason::Truncated`], or [`Reason::Deferred`].
 #[inline(always)]
 pub fn link<B: Bytes>(bytes: &B) -> Result<(u16, u32), Reason> {
-    let mut ethertype = bytes.window::<14>(0).ok_or(short::<B>())?.be16(12);
-    let mut offset = 14;
+    // A type in any case: otherwise the compiler keeps one that is not initialized where the packet ends.
+    let header = bytes.window::<14>(0);
+    let (mut ethertype, mut offset) = header.map_or((0, 0), |header| (header.be16(12), 14));
     for _ in 0..MAX_TAGS {
         if !is_tag(ethertype) {
             break;
@@ -48,7 +49,6 @@ pub fn link<B: Bytes>(bytes: &B) -> Result<(u16, u32), Reason> {
         if !B::TAGS {
             return Err(Reason::Deferred);
         }
-        // A type in any case: otherwise the compiler keeps one that is not initialized where the packet ends.
         let Some(tag) = bytes.window::<4>(offset) else {
             offset = 0;
             break;

@@ -332,7 +332,7 @@ fn read<D: Direction>(skb: *mut __sk_buff) -> u32 {
         Err(verdict) => return verdict.number(),
     };
     // SAFETY: the program's context.
-    let bytes = unsafe { CopiedTo::new(skb, &raw mut (*scratch).window) };
+    let bytes = unsafe { CopiedTo::new(skb, scratch) };
     judge.read(&bytes, &Later(scratch)).0
 }
 

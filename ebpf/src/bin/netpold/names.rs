@@ -189,7 +189,8 @@ extern "C" fn netpold_answers(skb: *mut __sk_buff) -> u32 {
     load::<Ingress>(skb).into()
 }
 
-/// Copies the DNS message of a packet to the working memory; false if it has none.
+/// Copies the DNS message of a packet to the working memory; false if it has none. The message may lie in pages of its
+/// sender. It is read from the copy alone, and a trusted resolver may give any answer.
 #[inline(always)]
 fn load<D: Direction>(skb: *mut __sk_buff) -> bool {
     let maps = Maps::new();

@@ -162,7 +162,7 @@ macro_rules! observers {
         extern "C" fn $any(skb: *mut __sk_buff) -> u32 {
             let Some(scratch) = maps::SCRATCH.get_ptr_mut(0) else { return DONE };
             // SAFETY: the program's context; this CPU's own scratch.
-            let bytes = unsafe { CopiedTo::new(skb, &raw mut (*scratch).window) };
+            let bytes = unsafe { CopiedTo::new(skb, scratch) };
             look::<$direction, _>(skb, &bytes)
         }
 

@@ -1,11 +1,22 @@
 //! Packet bytes in the kernel: read in place for plain packets, copied for all others.
+//!
+//! **Invariant: all judged bytes are in the packet's linear part.** That part is memory of the kernel alone. The rest of
+//! a packet may be pages that a pod still writes: a page that was spliced into a socket stays the pod's, and by a tunnel
+//! inside the pod its bytes become a packet's headers. Such headers are moved to the linear part before they are read, so
+//! the node's later readers (routes, conntrack, the receiver) see the bytes that were judged.
 
 use core::{cell::UnsafeCell, mem::MaybeUninit};
 
-use aya_ebpf::{bindings::__sk_buff, helpers::bpf_skb_load_bytes};
+use aya_ebpf::{
+    bindings::__sk_buff,
+    helpers::{bpf_skb_load_bytes, generated::bpf_skb_pull_data},
+};
 use netpold_ebpf::packet::bytes::{Bytes, MAX_WINDOW, Window};
 
-use crate::tables::hide;
+use crate::{
+    maps::{SCRATCH, Scratch},
+    tables::hide,
+};
 
 /// Linear part of a packet, read in place. [`Copied`] reads headers elsewhere, and unusual packets.
 pub(crate) struct Direct<const V4: bool> {
@@ -86,7 +97,7 @@ impl Window for InPlace {
     }
 }
 
-/// A packet read by a copying helper, wherever its bytes lie. All windows share one buffer, to save stack.
+/// A packet read by a copying helper, wherever its bytes lie: those in pages move to the linear part first. All windows share one buffer, to save stack.
 pub(crate) struct Copied {
     skb: *mut __sk_buff,
     buffer: UnsafeCell<MaybeUninit<[u64; MAX_WINDOW / 8]>>,
@@ -123,21 +134,18 @@ impl Bytes for Copied {
     }
 }
 
-/// A packet copied to a buffer of the caller, where there is no stack for one.
+/// A packet copied to the scratch, by functions that have no stack for a buffer.
 pub(crate) struct CopiedTo {
     skb: *mut __sk_buff,
-    buffer: *mut [u64; MAX_WINDOW / 8],
+    scratch: *mut Scratch,
 }
 
 impl CopiedTo {
     /// # Safety
-    /// `skb` is the program's context, and the buffer has no other user meanwhile.
+    /// `skb` is the program's context, and the scratch is this CPU's own.
     #[inline(always)]
-    pub(crate) const unsafe fn new(
-        skb: *mut __sk_buff,
-        buffer: *mut [u64; MAX_WINDOW / 8],
-    ) -> Self {
-        Self { skb, buffer }
+    pub(crate) const unsafe fn new(skb: *mut __sk_buff, scratch: *mut Scratch) -> Self {
+        Self { skb, scratch }
     }
 }
 
@@ -153,8 +161,11 @@ impl Bytes for CopiedTo {
 
     #[inline(always)]
     fn window<const N: usize>(&self, offset: u32) -> Option<InBuffer> {
-        // SAFETY: a buffer of that size; no older window of it is read any more.
-        unsafe { copy::<N>(self.skb, self.buffer.cast(), offset) }
+        const { assert!(N <= MAX_WINDOW) };
+        let is_copied = netpold_copy(self.skb, offset, N as u32) != 0;
+        // SAFETY: a field of the scratch; no older window of it is read any more.
+        let buffer = unsafe { (&raw const (*self.scratch).window).cast() };
+        is_copied.then_some(InBuffer(buffer))
     }
 
     #[inline(always)]
@@ -163,7 +174,10 @@ impl Bytes for CopiedTo {
     }
 }
 
-/// Copies `N` bytes of a packet.
+/// Copies `N` bytes of a packet, from its linear part. `None` if the packet is shorter, or if the kernel has no memory to
+/// move the bytes there.
+///
+/// Pointers into the packet ([`Direct`]) are invalid afterwards.
 ///
 /// # Safety
 /// `skb` is the program's context, and the buffer has room for [`MAX_WINDOW`] bytes.
@@ -175,9 +189,46 @@ unsafe fn copy<const N: usize>(
 ) -> Option<InBuffer> {
     const { assert!(N <= MAX_WINDOW) };
     // SAFETY: as the caller promises.
-    let result =
-        unsafe { bpf_skb_load_bytes(skb.cast_const().cast(), offset, buffer.cast(), N as u32) };
-    (result == 0).then_some(InBuffer(buffer))
+    let is_copied = unsafe { load(skb, offset, buffer, N as u32) };
+    is_copied.then_some(InBuffer(buffer))
+}
+
+/// Copies bytes of a packet to the window in the scratch; 0 on failure, as [`copy`]. `size`: 1 to [`MAX_WINDOW`]. A global
+/// function: verified once, not for each window.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_copy(skb: *mut __sk_buff, offset: u32, size: u32) -> u32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(0) else { return 0 };
+    // Bounds that verifiers before 6.8 know too.
+    let size = (size.wrapping_sub(1) & 63) + 1;
+    // SAFETY: the program's context; this CPU's own scratch, which is longer.
+    unsafe { load(skb, offset, (&raw mut (*scratch).window).cast(), size).into() }
+}
+
+/// Copies bytes of a packet after a move to its linear part, if they are not there; false on failure.
+///
+/// # Safety
+/// `skb` is the program's context, and the buffer has room for `size` bytes.
+#[inline(always)]
+unsafe fn load(skb: *mut __sk_buff, offset: u32, buffer: *mut u8, size: u32) -> bool {
+    let end = offset.wrapping_add(size);
+    // SAFETY: as the caller promises.
+    unsafe {
+        let moved = if end > linear(skb) { bpf_skb_pull_data(skb, end) } else { 0 };
+        let loaded = bpf_skb_load_bytes(skb.cast_const().cast(), offset, buffer.cast(), size);
+        // One branch for both: the verifier follows each.
+        moved | loaded == 0
+    }
+}
+
+/// Length of a packet's linear part, in bytes.
+///
+/// # Safety
+/// `skb` is the program's context.
+#[inline(always)]
+unsafe fn linear(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: the caller's context.
+    unsafe { (*skb).data_end.wrapping_sub((*skb).data) }
 }
 
 /// A copied window; its fields are aligned, since a copy begins with a header.
