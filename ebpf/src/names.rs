@@ -6,11 +6,18 @@
 //! once more by the row of each group of rules with a name that its remote address was resolved from
 //! ([`choice::groups`]).
 //!
+//! Over TCP, both are read from the segments of the connection ([`steps`]): the questions from whole segments, the
+//! answers from the bytes that follow the resolver's SYN-ACK, each byte once and in order ([`stream`]).
+//!
 //! Whatever is not understood is not recorded, and so it stays denied.
 
 pub mod choice;
 pub mod conversation;
 pub mod name;
+pub mod segment;
+pub mod steps;
 pub mod store;
+pub mod stream;
+pub mod stream_table;
 pub mod tables;
 pub mod work;

@@ -2,7 +2,8 @@
 
 use crate::layout::{
     Blocks6Node, Counters, Ct4Key, Ct4Way, Ct6Key, Ct6Way, DropEvent, Endpoint, FragmentKey,
-    FragmentPorts, Hosts6Bucket, Hosts6Entry, NameEntry, NameKey, Row, Settings, Unproven,
+    FragmentPorts, Hosts6Bucket, Hosts6Entry, NameEntry, NameKey, Row, Settings, StreamEntry,
+    Unproven,
 };
 use crate::trace::{TraceFilter, TraceRecord};
 
@@ -15,6 +16,6 @@ macro_rules! pod {
     };
 }
 
-pod!(TraceFilter, TraceRecord, NameKey, NameEntry);
+pod!(TraceFilter, TraceRecord, NameKey, NameEntry, StreamEntry);
 pod!(Settings, Counters, Endpoint, Row, Blocks6Node, Hosts6Bucket, Hosts6Entry);
 pod!(Ct4Key, Ct4Way, Ct6Key, Ct6Way, FragmentKey, FragmentPorts, DropEvent, Unproven);

@@ -116,7 +116,7 @@ const CLOCK: &str = "netpold_clock";
 /// The flow tables.
 const FLOWS: [&str; 2] = ["CT4", "CT6"];
 /// Maps that outlive their generation, by pin name.
-const SHARED: [&str; 9] = [
+const SHARED: [&str; 12] = [
     FLOWS[0],
     FLOWS[1],
     "FRAGMENTS",
@@ -124,6 +124,9 @@ const SHARED: [&str; 9] = [
     "EVENTS",
     "LEARNED",
     "ASKED",
+    "STREAMS",
+    "STREAM_BYTES",
+    "WATCHED",
     OBSERVED[0],
     OBSERVED[1],
 ];

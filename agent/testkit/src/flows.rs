@@ -9,7 +9,8 @@ use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::{
     CT_WAYS, Ct4Way, Ct6Way, ENDPOINT_SLOTS, FragmentKey, FragmentPorts, LEARNED_BUCKETS,
-    NAME_WAYS, NAME_WORDS, OBSERVED4_BUCKETS, OBSERVED6_BUCKETS, QUESTION_BUCKETS, Settings,
+    NAME_WAYS, NAME_WORDS, OBSERVED4_BUCKETS, OBSERVED6_BUCKETS, QUESTION_BUCKETS, STREAM_BUCKETS,
+    STREAM_BYTES_WORDS, STREAM_WAYS, STREAM_WORDS, Settings,
 };
 use netpold_ebpf::names::tables::Store;
 use netpold_ebpf::names::work::NameWork;
@@ -47,11 +48,14 @@ struct RecordStores {
     unrecorded: AtomicU64,
 }
 
-/// Resolved addresses, questions, and the memory to read a message: made on first use, since most tests have no names.
+/// Resolved addresses, questions, connections to resolvers, and the memory to read a message: made on first use, since most tests have no names.
 #[derive(Debug)]
 struct NameStores {
     learned: Vec<AtomicU64>,
     asked: Vec<AtomicU64>,
+    streams: Vec<AtomicU64>,
+    stream_bytes: Vec<AtomicU64>,
+    watched: Vec<AtomicU64>,
     work: AtomicPtr<NameWork>,
 }
 
@@ -154,13 +158,16 @@ impl FlowTables {
 
     fn names(&self) -> &NameStores {
         self.names.get_or_init(|| {
-            let words = |buckets: u32| {
-                let words = buckets as usize * NAME_WAYS * NAME_WORDS;
-                std::iter::repeat_with(AtomicU64::default).take(words).collect()
-            };
+            let words =
+                |count: usize| std::iter::repeat_with(AtomicU64::default).take(count).collect();
+            let entries = |buckets: u32| words(buckets as usize * NAME_WAYS * NAME_WORDS);
+            let streams = STREAM_BUCKETS as usize * STREAM_WAYS;
             NameStores {
-                learned: words(LEARNED_BUCKETS),
-                asked: words(QUESTION_BUCKETS),
+                learned: entries(LEARNED_BUCKETS),
+                asked: entries(QUESTION_BUCKETS),
+                streams: words(streams * STREAM_WORDS),
+                stream_bytes: words(streams * STREAM_BYTES_WORDS),
+                watched: words(ENDPOINT_SLOTS as usize),
                 work: AtomicPtr::new(Box::into_raw(Box::new(NameWork::EMPTY))),
             }
         })
@@ -172,6 +179,23 @@ impl FlowTables {
             Store::Asked => &self.names().asked,
         };
         bucket(words, index, NAME_WAYS * NAME_WORDS)
+    }
+
+    /// Words of a bucket of connections to resolvers.
+    #[must_use]
+    pub fn stream_bucket(&self, index: u32) -> Option<&[AtomicU64]> {
+        const WORDS: usize = STREAM_WAYS * STREAM_WORDS;
+        self.names().streams.get(index as usize * WORDS..(index as usize + 1) * WORDS)
+    }
+
+    pub(crate) fn stream_bytes(&self, slot: u32) -> Option<*mut u64> {
+        let first = slot as usize * STREAM_BYTES_WORDS;
+        self.names().stream_bytes.get(first..first + STREAM_BYTES_WORDS).map(first_word)
+    }
+
+    pub(crate) fn watched(&self, endpoint: u32) -> Option<*mut u64> {
+        let place = (endpoint & (ENDPOINT_SLOTS - 1)) as usize;
+        self.names().watched.get(place..=place).map(first_word)
     }
 
     /// Memory to read a DNS message; for one thread at a time.
@@ -211,8 +235,12 @@ fn fragment_key(key: &FragmentKey) -> [u8; 48] {
 
 /// Pointer to a bucket of `size` words, valid for all of them.
 fn bucket(table: &[AtomicU64], index: u32, size: usize) -> Option<*mut u64> {
-    let words = table.get(index as usize * size..(index as usize + 1) * size)?;
-    Some(words.as_ptr().cast_mut().cast())
+    table.get(index as usize * size..(index as usize + 1) * size).map(first_word)
+}
+
+/// Pointer to a run of words, valid for all of them.
+pub(crate) fn first_word(words: &[AtomicU64]) -> *mut u64 {
+    words.as_ptr().cast_mut().cast()
 }
 
 /// Calls `meet` for every valid way of two tables.

@@ -195,6 +195,16 @@ pub fn tcp(source: u16, destination: u16, flags: u8) -> Vec<u8> {
     header
 }
 
+/// A TCP segment with a sequence number and an acknowledged one.
+#[must_use]
+pub fn segment(ports: (u16, u16), flags: u8, numbers: (u32, u32), data: &[u8]) -> Vec<u8> {
+    let mut segment = tcp(ports.0, ports.1, flags);
+    segment[4..8].copy_from_slice(&numbers.0.to_be_bytes());
+    segment[8..12].copy_from_slice(&numbers.1.to_be_bytes());
+    segment.put_slice(data);
+    segment
+}
+
 /// A UDP datagram.
 #[must_use]
 pub fn udp(source: u16, destination: u16, data: &[u8]) -> Vec<u8> {

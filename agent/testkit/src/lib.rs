@@ -8,6 +8,7 @@
 //! | [`memory`], [`flows`], [`node`] | the kernel's tables in memory |
 //! | [`hooks`] | the programs at a pod's hooks and at an uplink, over these tables |
 //! | [`harness`], [`coverage`] | compiler and tables compared with the oracle |
+//! | [`names`], [`streams`] | the hooks with domain names, DNS messages, and connections to resolvers |
 //! | [`transition`] | verdicts of packets while one state becomes another |
 //! | [`one_pod`], [`frames`], [`steps`] | one pod's tables, frames, and the inputs of the fuzz target `packets` |
 //! | [`fuzz`] | bodies of the fuzz targets, which are also tests of the agent |
@@ -34,5 +35,6 @@ pub mod oracle;
 pub mod random;
 pub mod reject;
 pub mod steps;
+pub mod streams;
 pub mod transition;
 pub mod world;

@@ -6,21 +6,24 @@ use std::sync::atomic::Ordering;
 
 use netpold_core::model::Direction;
 use netpold_ebpf::direction::{self, Egress, Ingress};
+use netpold_ebpf::endpoint::EndpointRef;
 use netpold_ebpf::judge::evaluator::{PacketEvaluator, Under, Visitor};
 use netpold_ebpf::judge::hook::Hook;
 use netpold_ebpf::layout::{NAME_GROUPS, NAME_MATCHES, NameKey};
 use netpold_ebpf::names::choice;
 use netpold_ebpf::names::conversation::{self, ADDRESS, Datagram, END, RECORDS, datagram};
 use netpold_ebpf::names::name::{self, Points};
-use netpold_ebpf::names::store;
+use netpold_ebpf::names::segment::segment;
+use netpold_ebpf::names::steps::{self, Steps};
 use netpold_ebpf::names::tables::{NameTables, Store};
 use netpold_ebpf::names::work::Work;
+use netpold_ebpf::names::{store, stream};
 use netpold_ebpf::packet::parsed::ParsedPacket;
 use netpold_ebpf::reason::Reason;
 use netpold_ebpf::tables::{TableFamily, Tables, find_endpoint};
 use netpold_ebpf::verdict::Verdict;
 
-use crate::flows::FlowTables;
+use crate::flows::{FlowTables, first_word};
 use crate::memory::MemoryTables;
 use crate::node::NodeTables;
 
@@ -63,6 +66,18 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P
         self.flows.borrow().name_bucket(store, index)
     }
 
+    fn stream_bucket(&self, index: u32) -> Option<*mut u64> {
+        self.flows.borrow().stream_bucket(index).map(first_word)
+    }
+
+    fn stream_bytes(&self, slot: u32) -> Option<*mut u64> {
+        self.flows.borrow().stream_bytes(slot)
+    }
+
+    fn watched(&self, endpoint: u32) -> Option<*mut u64> {
+        self.flows.borrow().watched(endpoint)
+    }
+
     fn names_of(&self, row: u32) -> u32 {
         self.policy.borrow().rows[row].names.list
     }
@@ -90,33 +105,44 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P
 
 impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
     /// Reason of a verdict by a pod's hook, with the rows of domain names, and with what the hook records of questions
-    /// and answers.
-    pub fn judge_by_names(&self, direction: Direction, hook: Hook, frame: &[u8]) -> Reason {
+    /// and answers. Also whether the packet passes: TCP sends a segment again that is allowed, but cannot be read.
+    pub fn judge_by_names(&self, direction: Direction, hook: Hook, frame: &[u8]) -> (Reason, bool) {
         match direction {
             Direction::Ingress => self.hook::<Ingress>(hook, frame),
             Direction::Egress => self.hook::<Egress>(hook, frame),
         }
     }
 
-    fn hook<D: direction::Direction>(&self, hook: Hook, frame: &[u8]) -> Reason {
-        let Some(endpoint) = find_endpoint(self, hook.ifindex) else { return Reason::NotEndpoint };
+    fn hook<D: direction::Direction>(&self, hook: Hook, frame: &[u8]) -> (Reason, bool) {
+        let Some(endpoint) = find_endpoint(self, hook.ifindex) else {
+            return (Reason::NotEndpoint, true);
+        };
         let under = Under::of(self, endpoint);
         let verdict = match PacketEvaluator::<D, _>::under(self, endpoint, hook, under) {
             Ok(judge) => judge.read(&frame, &ByNames { tables: self, hook, under }),
             Err(verdict) => verdict,
         };
-        if verdict.passes() && under.rows.has_names() {
-            self.listen::<D>(hook.ifindex, frame);
+        if under.rows.has_names()
+            && !verdict.passes()
+            && !D::EGRESS
+            && let Some(work) = self.work()
+        {
+            steps::refused(&HostSteps { tables: self, work, endpoint, frame });
         }
-        verdict.reason()
+        let passes =
+            verdict.passes() && (!under.rows.has_names() || self.listen::<D>(hook.ifindex, frame));
+        (verdict.reason(), passes)
     }
 
-    /// Reads a DNS message as the programs do.
-    fn listen<D: direction::Direction>(&self, ifindex: u32, frame: &[u8]) {
-        let Some(Datagram { offset, length, resolver, port }) = datagram::<D, _>(&frame) else {
-            return;
+    /// Reads a DNS message, or a segment with such, as the programs do; whether the packet passes.
+    fn listen<D: direction::Direction>(&self, ifindex: u32, frame: &[u8]) -> bool {
+        let Some((work, endpoint)) = self.work().zip(find_endpoint(self, ifindex)) else {
+            return true;
         };
-        let Some((work, endpoint)) = self.work().zip(find_endpoint(self, ifindex)) else { return };
+        let Some(Datagram { offset, length, resolver, port }) = datagram::<D, _>(&frame) else {
+            let steps = HostSteps { tables: self, work, endpoint, frame };
+            return if D::EGRESS { steps::asks(&steps) } else { steps::answers(&steps) };
+        };
         let message = &frame[offset as usize..][..length as usize];
         // SAFETY: the memory is as long as the longest message, and nobody else uses it now.
         unsafe {
@@ -136,6 +162,74 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
                 }
             }
         }
+        true
+    }
+}
+
+/// Steps of reading a TCP segment.
+struct HostSteps<'a, N> {
+    tables: &'a N,
+    work: Work,
+    endpoint: EndpointRef,
+    frame: &'a [u8],
+}
+
+impl<N: NameTables> Steps for HostSteps<'_, N> {
+    fn segment<D: direction::Direction>(&self) -> bool {
+        segment::<D, _>(&self.frame, self.work, self.endpoint)
+    }
+
+    fn arrive(&self) -> u32 {
+        stream::arrive(self.tables, self.work)
+    }
+
+    fn end(&self) -> bool {
+        stream::end(self.tables, self.work)
+    }
+
+    fn is_refused(&self) -> bool {
+        stream::is_refused(self.tables, self.work)
+    }
+
+    fn take(&self) -> u32 {
+        stream::take(&self.frame, self.work)
+    }
+
+    fn question(&self) -> bool {
+        let list = self.tables.names_of(self.endpoint.rows().egress());
+        conversation::question(self.tables, self.work, list)
+    }
+
+    fn record(&self) -> u32 {
+        conversation::record(self.tables, self.work)
+    }
+
+    fn learn(&self, index: u32) {
+        conversation::learn(self.tables, self.work, index);
+    }
+
+    fn copy_some(&self, keeps: bool) -> bool {
+        stream::copy_some(self.tables, self.work, keeps)
+    }
+
+    fn keeps(&self) -> bool {
+        stream::keeps(self.work)
+    }
+
+    fn finish(&self) {
+        stream::finish(self.tables, self.work);
+    }
+
+    fn leave(&self) -> u32 {
+        stream::leave(self.tables, self.work)
+    }
+
+    fn take_question(&self) -> u32 {
+        stream::take_question(&self.frame, self.work)
+    }
+
+    fn ask(&self) {
+        conversation::ask(self.tables, self.work);
     }
 }
 

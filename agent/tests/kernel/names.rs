@@ -16,6 +16,7 @@ use netpold_testkit::objects::{
     self, NODE, block, cluster_policy, cluster_rule, interface, ip, namespace, node, pod, tcp,
 };
 use netpold_testkit::random::Random;
+use netpold_testkit::streams::{Connection, Packet, framed, transmit};
 use netpold_testkit::world::World as Compiled;
 
 use super::world::{IFINDEX, UPLINK, World, program};
@@ -164,6 +165,135 @@ fn conversations_open_the_same_as_on_the_host() {
     }
     println!("{opened} connections passed, {closed} did not");
     assert!(opened > 200 && closed > 200, "{opened} passed, {closed} did not");
+}
+
+/// A packet of a connection that somebody may forge, or the network may repeat.
+fn forged(random: &mut Random, connection: &Connection, bytes: &[u8]) -> Packet {
+    let at = random.below(bytes.len().min(1_000));
+    let other = Connection { server: connection.server.wrapping_add(3), ..*connection };
+    match random.below(12) {
+        0 => connection.syn(),
+        1 => connection.syn_ack(),
+        2 => other.syn_ack(),
+        3 => connection.answers(0, &[]),
+        4 => connection.received(TCP_ACK, 0, &bytes[..at]),
+        5 => connection.fin(at),
+        6 => connection.reset(),
+        7 => connection.answers(1 << (20 + random.below(12)), &bytes[..at]),
+        8 => Connection { client: 7, ..*connection }.syn(),
+        9 => connection.asks(at, &bytes[..at]),
+        _ => connection.answers(at, &bytes[at..(at + 100).min(bytes.len())]),
+    }
+}
+
+/// The kernel's programs read the same connections to resolvers as the host's code, cut and disturbed in any way.
+#[test]
+fn streams_open_the_same_as_on_the_host() {
+    if !netpold_testbed::require_root("a test of the programs") {
+        return;
+    }
+    let names = NAMES.map(domain).to_vec();
+    let mut world = world(only(vec![cluster_rule(Action::Accept, names, None)]));
+    let (mut opened, mut closed, mut dropped) = (0, 0, 0);
+    let mut judge_one = |world: &mut World, (direction, packet): &Packet| {
+        let came_from = if *direction == Direction::Egress { IFINDEX } else { UPLINK };
+        let (reason, passes) = world.judge_and_read(*direction, came_from, &frame(packet));
+        dropped += u32::from(!passes && !reason.is_drop());
+        passes
+    };
+    for seed in 1..=60_u64 {
+        let random = &mut Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let family = random.below(2);
+        let numbers = (random.below(1 << 32) as u32, random.below(1 << 32) as u32);
+        let port = 41_000 + seed as u16;
+        let connection = Connection::new(ip(OWN[family]), ip(DNS[family]), port, numbers);
+        for packet in connection.handshake() {
+            judge_one(&mut world, &packet);
+        }
+        let (mut bytes, mut asked, mut addresses) = (Vec::new(), 0, Vec::new());
+        for n in 0..=random.below(8) {
+            let name = NAMES[random.below(6)];
+            let at = format!("198.18.{seed}.{n}");
+            let question = framed(&query(n as u16, &wire(name)));
+            judge_one(&mut world, &connection.asks(asked, &question));
+            asked += question.len();
+            let padding =
+                Record { owner: wire(name), kind: 16, ttl: 9, data: vec![1; random.below(1_500)] };
+            let record = Record::address(vec![0xc0, 12], ip(&at), 600);
+            bytes.extend(framed(&answer(
+                n as u16,
+                &wire(name),
+                &[padding.clone(), record, padding],
+            )));
+            addresses.push(at);
+        }
+        let disturbed = random.below(3) == 0;
+        let mut chance = Random(seed);
+        let _ = transmit(&connection, random, &bytes, |packet| {
+            if disturbed && chance.below(20) == 0 {
+                let packet = forged(&mut chance, &connection, &bytes);
+                judge_one(&mut world, &packet);
+            }
+            judge_one(&mut world, packet)
+        });
+        for at in &addresses {
+            let syn = tcp_header(40_000 + seed as u16, 443, TCP_SYN);
+            let reason = judge(&mut world, Direction::Egress, at, TCP, &syn);
+            *(if reason.is_drop() { &mut closed } else { &mut opened }) += 1;
+        }
+    }
+    println!("{opened} answers read, {closed} not; {dropped} segments sent again");
+    assert!(opened > 100 && closed > 20 && dropped > 50, "{opened} {closed} {dropped}");
+}
+
+/// Ends of a connection end its reading in the kernel as on the host, behind tags, too.
+#[test]
+fn ends_of_streams_count_as_on_the_host() {
+    if !netpold_testbed::require_root("a test of the programs") {
+        return;
+    }
+    let rules = only(vec![cluster_rule(Action::Accept, vec![domain("a.example")], None)]);
+    let mut world = world(rules);
+    let record = |at: &str| Record::address(vec![0xc0, 12], ip(at), 600);
+    let tagged = |packet: &Packet, tags: usize| {
+        let plain = frame(&packet.1);
+        [&plain[..12], &[0x81, 0, 0, 0].repeat(tags), &plain[12..]].concat()
+    };
+    for case in 0..14_u16 {
+        let family = usize::from(case % 2);
+        let it = Connection::new(ip(OWN[family]), ip(DNS[family]), 42_000 + case, (7, 1 << 31));
+        let found = format!("198.18.7.{case}");
+        let bytes = framed(&answer(case, &wire("a.example"), &[record(&found)]));
+        let question = framed(&query(case, &wire("a.example")));
+        for packet in it.handshake().into_iter().chain([it.asks(0, &question)]) {
+            assert!(world.judge_and_read(packet.0, came(packet.0), &frame(&packet.1)).1);
+        }
+        let first = it.answers(0, &bytes[..20]);
+        assert!(world.judge_and_read(first.0, UPLINK, &frame(&first.1)).1);
+        let (packet, tags) = match case / 2 {
+            0 => (it.reset(), 1),
+            1 => (it.reset(), 2),
+            2 => (Connection { client: 8, ..it }.syn(), 1),
+            3 => (it.fin(bytes.len()), 0),
+            4 => (it.sent(TCP_ACK | 1, 1, &[]), 0),
+            6 => (Connection { remote_port: 5353, ..it }.sent(TCP_ACK, 1, &[]), 0),
+            _ => (it.answers(0, &bytes[..20]), 0),
+        };
+        let ends = case / 2 != 5;
+        let _ = world.judge_and_read(packet.0, came(packet.0), &tagged(&packet, tags));
+        let rest = it.answers(20, &bytes[20..]);
+        let _ = world.judge_and_read(rest.0, UPLINK, &frame(&rest.1));
+        let syn = tcp_header(42_000 + case, 443, TCP_SYN);
+        let reason = judge(&mut world, Direction::Egress, &found, TCP, &syn);
+        assert_eq!(reason.is_drop(), ends, "case {case}");
+    }
+}
+
+const fn came(direction: Direction) -> u32 {
+    match direction {
+        Direction::Egress => IFINDEX,
+        Direction::Ingress => UPLINK,
+    }
 }
 
 /// Shortest time of a program for one packet, with `before` judged before each run.

@@ -147,9 +147,19 @@ impl World {
 
     /// Judges a frame by the host's code and by the kernel's program, and asserts equal verdicts.
     pub(crate) fn judge(&mut self, direction: Direction, came_from: u32, frame: &[u8]) -> Reason {
+        self.judge_and_read(direction, came_from, frame).0
+    }
+
+    /// [`World::judge`]; also whether the packet passes, see [`NodeTables::judge_by_names`].
+    pub(crate) fn judge_and_read(
+        &mut self,
+        direction: Direction,
+        came_from: u32,
+        frame: &[u8],
+    ) -> (Reason, bool) {
         let early = self.show_early(direction, came_from, frame);
         let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
-        let reason = self.host.judge_by_names(direction, hook, frame);
+        let (reason, passes) = self.host.judge_by_names(direction, hook, frame);
         let name = match direction {
             Direction::Ingress => "netpold_ingress",
             Direction::Egress => "netpold_egress",
@@ -161,13 +171,13 @@ impl World {
         let once = Run { ingress_ifindex: came_from, mark, ..Run::once(frame) };
         let fd = program(&mut self.bpf, name).fd().expect(name).as_fd().try_clone_to_owned();
         let answer = run(fd.expect(name).as_fd(), &once).expect(name);
-        let expected = if reason.is_drop() { DROP } else { PASS };
+        let expected = if passes { PASS } else { DROP };
         assert_eq!(answer.retval, expected, "{name}: the host says {reason:?} of {frame:02x?}");
         if reason.is_drop() {
             assert_eq!(self.dropped(direction, reason), before + 1, "{name}: {reason:?} counted");
         }
         early.iter().for_each(|said| said.hold_against(reason, frame));
-        reason
+        (reason, passes)
     }
 
     pub(crate) fn ingress(&mut self, frame: &[u8]) -> Reason {

@@ -60,7 +60,50 @@ pub const LEARNED_BUCKETS: u32 = 16_384;
 /// Buckets of questions.
 pub const QUESTION_BUCKETS: u32 = 1_024;
 
+/// A connection of a pod to a resolver, by TCP: the place up to which its answers were read. Words in memory order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamEntry {
+    /// The pod's address, as [`NameEntry::address`].
+    pub own: [u64; 2],
+    /// The pod's port; in the upper half the endpoint's number.
+    pub asker: u64,
+    /// The resolver's address, as [`NameEntry::address`].
+    pub resolver: [u64; 2],
+    /// Sequence number of the pod's SYN, [`STREAM_OPEN`] and the segments in succession that came out of order
+    /// ([`STREAM_GAP`] each).
+    pub opened: u64,
+    /// Sequence numbers of the resolver's first byte (lower half) and of the next byte to read.
+    pub places: u64,
+    /// The message that has begun: its length, as far as it is known (bits 0 to 15), how many bytes of it are in
+    /// [`StreamBytes`] (16 to 31), and how many of the two bytes of its length were read (32 and 33).
+    pub message: u64,
+    /// Jiffies until which the entry is valid. 0: free; [`NAME_BUSY`]: held by the reader of a packet;
+    /// [`STREAM_ENDED`]: held, and freed behind that.
+    pub until: u64,
+}
+
+/// Value of [`StreamEntry::until`] while the reader of a packet holds an entry of which the connection has ended.
+pub const STREAM_ENDED: u64 = NAME_BUSY - 1;
+/// Flag in [`StreamEntry::opened`]: the resolver's SYN-ACK was read.
+pub const STREAM_OPEN: u64 = 1 << 32;
+/// One segment out of order in [`StreamEntry::opened`].
+pub const STREAM_GAP: u64 = 1 << 40;
+/// Words of a [`StreamEntry`].
+pub const STREAM_WORDS: usize = size_of::<StreamEntry>() / 8;
+/// Entries of a [`StreamBucket`].
+pub const STREAM_WAYS: usize = 8;
+/// A bucket of connections.
+pub type StreamBucket = [StreamEntry; STREAM_WAYS];
+/// Words of the longest message.
+pub const STREAM_BYTES_WORDS: usize = 512;
+/// Beginning of a connection's message that has not ended yet.
+pub type StreamBytes = [u64; STREAM_BYTES_WORDS];
+/// Buckets of connections to resolvers.
+pub const STREAM_BUCKETS: u32 = 64;
+
 const _: () = {
+    assert!(size_of::<StreamEntry>() == 72 && STREAM_BUCKETS.is_power_of_two());
     assert!(size_of::<RowNames>() == 64 && size_of::<NameKey>() == 16);
     assert!(size_of::<NameEntry>() == 48);
     assert!(LEARNED_BUCKETS.is_power_of_two() && QUESTION_BUCKETS.is_power_of_two());

@@ -1,4 +1,4 @@
-//! Questions and answers: DNS over UDP (RFC 1035), at the hooks of a pod that has rules with domain names.
+//! Questions and answers: DNS (RFC 1035), at the hooks of a pod that has rules with domain names.
 
 use crate::{
     direction::Direction,
@@ -18,13 +18,13 @@ use crate::{
 };
 
 /// Port of resolvers.
-const DNS: u16 = 53;
+pub const DNS: u16 = 53;
 /// Length of a message's header.
-const HEADER: u32 = 12;
+pub(crate) const HEADER: u32 = 12;
 /// Records of an answer that are read; further ones are not recorded.
 pub const RECORDS: u32 = 64;
 /// Seconds within which an answer must follow its question.
-const ANSWER_WITHIN: u64 = 10;
+pub(crate) const ANSWER_WITHIN: u64 = 10;
 /// Seconds that an address is recorded for at most: a week, which no resolver exceeds.
 pub const MOST: u32 = 7 * 24 * 3600;
 
@@ -84,7 +84,7 @@ fn read<D: Direction, F: Family, B: Bytes>(bytes: &B, offset: u32) -> Option<Dat
 
 /// An address as [`NameEntry::address`].
 #[inline(always)]
-pub(crate) fn mapped<F: Family>(address: F::Address) -> [u64; 2] {
+pub fn mapped<F: Family>(address: F::Address) -> [u64; 2] {
     let octets = F::octets(address);
     let words = V6::words(&octets);
     if F::IS_V6 { words } else { [0, 0xffff_0000 | words[0] << 32] }
@@ -157,11 +157,11 @@ pub fn question<T: NameTables>(tables: &T, work: Work, list: u32) -> bool {
     work.set_wanted_at(HEADER);
     work.set_alias_ttl(MOST);
     work.set_at(end + 4);
-    work.set_records(u32::from(work.be16(6)));
+    work.set_records(u32::from(work.be16(6)).min(RECORDS));
     work.matched() != 0
 }
 
-/// Result of [`record`]: the answer ends.
+/// Result of [`record`], and of the steps of a stream: the answer ends, or the segment.
 pub const END: u32 = 0;
 /// Result of [`record`]: the answer goes on.
 pub const GOES_ON: u32 = 1;
@@ -218,8 +218,7 @@ pub fn record<T: NameTables>(tables: &T, work: Work) -> u32 {
     };
     let seconds = ttl.min(work.alias_ttl()).max(LEAST);
     let until = in_seconds(tables, settings, seconds.into());
-    let endpoint = work.entry().name[1] >> 32 << 32;
-    work.set_entry(NameEntry { address, name: [0, endpoint], asked: 0, until });
+    work.set_found(address, until);
     ADDRESS
 }
 

@@ -1,11 +1,11 @@
 //! Working memory for one DNS message: it does not fit on a program's stack, and the steps are functions of their own.
 
-use crate::layout::{NAME_MATCHES, NameEntry, NameKey};
+use crate::layout::{NAME_MATCHES, NameEntry, NameKey, STREAM_BYTES_WORDS};
 
 /// Longest DNS message that is read, in bytes.
 pub const MESSAGE: usize = 4096;
-/// Bytes behind the message, so that a word at any offset can be read.
-const SLACK: usize = 64;
+/// Bytes of memory for a message: those that a packet adds begin below [`MESSAGE`], and are at most as many.
+const ROOM: usize = 2 * MESSAGE;
 /// Longest name in bytes, without the root's empty label.
 pub const NAME: usize = 254;
 
@@ -14,7 +14,7 @@ pub const NAME: usize = 254;
 #[derive(Clone, Copy, Debug)]
 pub struct NameWork {
     /// The DNS message.
-    pub message: [u8; MESSAGE + SLACK],
+    pub message: [u8; ROOM],
     /// The last name that was read: labels in lower case, each behind its length.
     pub name: [u8; 256],
     /// 1 where a label of `name` begins.
@@ -51,12 +51,14 @@ pub struct NameWork {
     pub records: u32,
     /// Least time to live of the aliases so far, in seconds.
     pub alias_ttl: u32,
+    /// The TCP segment that is being read.
+    pub(crate) stream: StreamWork,
 }
 
 impl NameWork {
     /// Empty working memory.
     pub const EMPTY: Self = Self {
-        message: [0; MESSAGE + SLACK],
+        message: [0; ROOM],
         name: [0; 256],
         begins: [0; 256],
         key: NameKey { list: 0, hash: [0; 3] },
@@ -75,7 +77,63 @@ impl NameWork {
         at: 0,
         records: 0,
         alias_ttl: 0,
+        stream: StreamWork {
+            own: [0; 2],
+            resolver: [0; 2],
+            asker: 0,
+            remote_port: 0,
+            sequence: 0,
+            acknowledged: 0,
+            flags: 0,
+            is_whole: 0,
+            at: 0,
+            end: 0,
+            slot: 0,
+            ends: 0,
+            stated: 0,
+            stated_bytes: 0,
+            taken: 0,
+            copied: 0,
+        },
     };
+}
+
+/// A TCP segment that is being read, and the message in it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamWork {
+    /// The pod's address.
+    pub(crate) own: [u64; 2],
+    /// Address of the other side: the resolver, or nobody known.
+    pub(crate) resolver: [u64; 2],
+    /// [`StreamEntry::asker`](crate::layout::StreamEntry::asker).
+    pub(crate) asker: u64,
+    /// The other side's port.
+    pub(crate) remote_port: u32,
+    /// Sequence number of the first byte, or of the SYN.
+    pub(crate) sequence: u32,
+    /// Acknowledged sequence number.
+    pub(crate) acknowledged: u32,
+    /// Header flags.
+    pub(crate) flags: u32,
+    /// 1 unless the packet is a fragment.
+    pub(crate) is_whole: u32,
+    /// Offset in the frame of the next byte to read.
+    pub(crate) at: u32,
+    /// Offset in the frame behind the segment's data.
+    pub(crate) end: u32,
+    /// Place of the held entry.
+    pub(crate) slot: u32,
+    /// Whether the stream ends with this segment.
+    pub(crate) ends: u32,
+    /// Length of the message.
+    pub(crate) stated: u32,
+    /// Bytes of this length that were read: 0 to 2.
+    pub(crate) stated_bytes: u32,
+    /// Bytes of the message that were read.
+    pub(crate) taken: u32,
+    /// Words of the message that were copied.
+    pub(crate) copied: u32,
 }
 
 /// Place in a name that is being read. It is kept in memory, of which the verifier knows nothing: otherwise it would
@@ -109,6 +167,9 @@ pub(crate) struct Sums(pub(crate) [u64; 3]);
 #[derive(Clone, Copy, Debug)]
 pub struct Work(*mut NameWork);
 
+/// Flag in [`NameEntry::asked`]: over TCP.
+pub(crate) const BY_TCP: u64 = 1 << 32;
+
 macro_rules! field {
     ($name:ident, $set:ident: $type:ty) => {
         #[inline(always)]
@@ -121,6 +182,19 @@ macro_rules! field {
         pub(crate) fn $set(self, value: $type) {
             // SAFETY: writable, by `new`.
             unsafe { (&raw mut (*self.0).$name).write_volatile(value) };
+        }
+    };
+    (stream $field:ident, $name:ident, $set:ident: $type:ty) => {
+        #[inline(always)]
+        pub(crate) fn $name(self) -> $type {
+            // SAFETY: readable, by `new`.
+            unsafe { (&raw const (*self.0).stream.$field).read_volatile() }
+        }
+
+        #[inline(always)]
+        pub(crate) fn $set(self, value: $type) {
+            // SAFETY: writable, by `new`.
+            unsafe { (&raw mut (*self.0).stream.$field).write_volatile(value) };
         }
     };
 }
@@ -152,6 +226,22 @@ impl Work {
     field!(records, set_records: u32);
     field!(alias_ttl, set_alias_ttl: u32);
     field!(entry, set_entry: NameEntry);
+    field!(stream resolver, resolver, set_resolver: [u64; 2]);
+    field!(stream asker, asker, set_asker: u64);
+    field!(stream own, own, set_own: [u64; 2]);
+    field!(stream remote_port, remote_port, set_remote_port: u32);
+    field!(stream sequence, sequence, set_sequence: u32);
+    field!(stream acknowledged, acknowledged, set_acknowledged: u32);
+    field!(stream flags, flags, set_flags: u32);
+    field!(stream is_whole, is_whole, set_is_whole: u32);
+    field!(stream at, segment_at, set_segment_at: u32);
+    field!(stream end, segment_end, set_segment_end: u32);
+    field!(stream slot, slot, set_slot: u32);
+    field!(stream ends, ends, set_ends: u32);
+    field!(stream stated, stated, set_stated: u32);
+    field!(stream stated_bytes, stated_bytes, set_stated_bytes: u32);
+    field!(stream taken, taken, set_taken: u32);
+    field!(stream copied, copied, set_copied: u32);
 
     /// The key of a lookup, after writing it.
     #[inline(always)]
@@ -172,12 +262,68 @@ impl Work {
         unsafe { &(*self.0).entry.address }
     }
 
+    /// Address of the segment's other side.
+    #[must_use]
+    #[inline(always)]
+    pub fn remote(&self) -> &[u64; 2] {
+        // SAFETY: readable, by `new`; no lookup writes it.
+        unsafe { &(*self.0).stream.resolver }
+    }
+
+    /// Writes the address of the other side, for a lookup.
+    #[inline(always)]
+    pub fn look_up(self, address: [u64; 2]) {
+        self.set_resolver(address);
+    }
+
     /// Begins a message of a conversation with a resolver.
     #[inline(always)]
     pub fn begin(self, length: u32, address: [u64; 2], endpoint: u32, port: u16) {
         self.set_length(length);
         let name = [0, u64::from(endpoint) << 32];
         self.set_entry(NameEntry { address, name, asked: port.into(), until: 0 });
+    }
+
+    /// Replaces the entry by an address that the same endpoint resolved. Word by word: stacks are full.
+    #[inline(always)]
+    pub(crate) fn set_found(self, address: [u64; 2], until: u64) {
+        // SAFETY: writable, by `new`.
+        unsafe {
+            let entry = &raw mut (*self.0).entry;
+            let name = &raw mut (*entry).name[1];
+            name.write_volatile(name.read_volatile() >> 32 << 32);
+            (&raw mut (*entry).name[0]).write_volatile(0);
+            (&raw mut (*entry).address[0]).write_volatile(address[0]);
+            (&raw mut (*entry).address[1]).write_volatile(address[1]);
+            (&raw mut (*entry).asked).write_volatile(0);
+            (&raw mut (*entry).until).write_volatile(until);
+        }
+    }
+
+    /// Begins a message in a TCP connection.
+    #[inline(always)]
+    pub(crate) fn begin_in_stream(self, length: u32) {
+        let asker = self.asker();
+        self.begin(length, self.resolver(), (asker >> 32) as u32, asker as u16);
+        let entry = self.entry();
+        self.set_entry(NameEntry { asked: entry.asked | BY_TCP, ..entry });
+    }
+
+    /// Words of the message, in memory order.
+    #[inline(always)]
+    pub(crate) fn message_word(self, index: u32) -> *mut u64 {
+        // SAFETY: the index is below the array's length, and the message is the memory's beginning, which is aligned.
+        unsafe { self.0.cast::<u64>().add(index as usize & (STREAM_BYTES_WORDS - 1)) }
+    }
+
+    /// Writes bytes to a place of the message, at most [`MESSAGE`] each.
+    pub(crate) fn fill(self, place: u32, bytes: &[u8]) {
+        let (place, length) = (place as usize & (MESSAGE - 1), bytes.len().min(MESSAGE));
+        // SAFETY: the place and the length are within the array.
+        unsafe {
+            let message = (&raw mut (*self.0).message).cast::<u8>();
+            message.add(place).copy_from_nonoverlapping(bytes.as_ptr(), length);
+        }
     }
 
     /// A byte of the message; beyond its end the value has no meaning.
@@ -257,3 +403,5 @@ impl Work {
         }
     }
 }
+
+const _: () = assert!(core::mem::offset_of!(NameWork, message) == 0);

@@ -249,8 +249,9 @@ pub fn has_route<B: Bytes>(bytes: &B, mut at: u32, end: u32) -> bool {
 }
 
 /// Whether a next header number is an extension header that the parser follows.
+#[must_use]
 #[inline(always)]
-pub(crate) const fn is_extension(protocol: u8) -> bool {
+pub const fn is_extension(protocol: u8) -> bool {
     matches!(protocol, 0 | 43 | 44 | 51 | 60)
 }
 

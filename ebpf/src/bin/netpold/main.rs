@@ -21,6 +21,7 @@ mod observe;
 mod packet;
 mod pod_xdp;
 mod reject;
+mod streams;
 mod tables;
 mod trace;
 mod uplink;
@@ -95,7 +96,9 @@ fn netpold_ingress(context: TcContext) -> i32 {
     }
     trace::end(reason);
     observe::record::<Ingress>(skb, reason);
-    names::listen::<Ingress>(skb, reason);
+    if !names::listen::<Ingress>(skb, reason) {
+        return DROP;
+    }
     act::<Ingress>(skb, reason, reject::netpold_reject_ingress)
 }
 
@@ -129,7 +132,9 @@ fn netpold_egress(context: TcContext) -> i32 {
     trace::end(reason);
     mark::leave(skb, reason);
     observe::record::<Egress>(skb, reason);
-    names::listen::<Egress>(skb, reason);
+    if !names::listen::<Egress>(skb, reason) {
+        return DROP;
+    }
     act::<Egress>(skb, reason, reject::netpold_reject_egress)
 }
 
@@ -198,7 +203,7 @@ fn judge<D: Direction>(skb: *mut __sk_buff, slow_path: &SlowPath) -> u32 {
             settled => settled,
         };
     }
-    if reason == Reason::Policy as u32 && names::matter(skb) {
+    if reason == Reason::Policy as u32 && names::named(skb).is_some() {
         reason = names::judge::<D>(skb, slow_path);
     }
     reason

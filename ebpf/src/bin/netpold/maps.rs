@@ -13,8 +13,9 @@ use netpold_ebpf::{
     layout::{
         Blocks6Node, Counters, Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey,
         FragmentPorts, Hosts6Bucket, LEARNED_BUCKETS, NameBucket, NameKey, OBSERVED4_BUCKETS,
-        OBSERVED6_BUCKETS, PortBitmap, QUESTION_BUCKETS, RESOLVER_SLOTS, Row, RowBlock, Settings,
-        TrieBlock, TrieRoot, Unproven,
+        OBSERVED6_BUCKETS, PortBitmap, QUESTION_BUCKETS, RESOLVER_SLOTS, Row, RowBlock,
+        STREAM_BUCKETS, STREAM_WAYS, Settings, StreamBucket, StreamBytes, TrieBlock, TrieRoot,
+        Unproven,
     },
     names::work::NameWork,
     packet::{
@@ -101,6 +102,16 @@ pub(crate) static LEARNED: Array<NameBucket> = Array::with_max_entries(LEARNED_B
 /// Questions that pods asked.
 #[map]
 pub(crate) static ASKED: Array<NameBucket> = Array::with_max_entries(QUESTION_BUCKETS, SHARED);
+/// Connections of pods to resolvers.
+#[map]
+pub(crate) static STREAMS: Array<StreamBucket> = Array::with_max_entries(STREAM_BUCKETS, SHARED);
+/// Jiffies until which pods may have such connections, by endpoint number.
+#[map]
+pub(crate) static WATCHED: Array<u64> = Array::with_max_entries(ENDPOINT_SLOTS, 0);
+/// Beginning of the message that has not ended yet, of each connection.
+#[map]
+pub(crate) static STREAM_BYTES: Array<StreamBytes> =
+    Array::with_max_entries(STREAM_BUCKETS * STREAM_WAYS as u32, 0);
 #[map]
 pub(crate) static NAME_WORK: PerCpuArray<NameWork> = PerCpuArray::with_max_entries(1, 0);
 /// Data that would overflow the stack.

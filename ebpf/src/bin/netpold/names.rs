@@ -10,7 +10,7 @@ use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     endpoint::Rows,
     judge::evaluator::Under,
-    layout::{NAME_GROUPS, NAME_MATCHES, NameKey, Row, RowNames},
+    layout::{ENDPOINT_SLOTS, NAME_GROUPS, NAME_MATCHES, NameKey, Row, RowNames},
     names::{
         choice,
         conversation::{self, Datagram, RECORDS},
@@ -33,16 +33,17 @@ use crate::{
     maps::{self, Scratch},
     netpold_leave_hook, netpold_options,
     packet::{Copied, Direct},
-    recorded,
+    recorded, streams,
     tables::Maps,
+    watches_only,
 };
 
-/// Whether rules of the packet's endpoint have domain names.
+/// Number of the packet's endpoint, if its rules have domain names.
 #[inline(always)]
-pub(crate) fn matter(skb: *mut __sk_buff) -> bool {
+pub(crate) fn named(skb: *mut __sk_buff) -> Option<u32> {
     // SAFETY: the program's context.
-    let endpoint = find_endpoint(&Maps::new(), unsafe { (*skb).ifindex });
-    endpoint.is_some_and(|endpoint| endpoint.rows().has_names())
+    let endpoint = find_endpoint(&Maps::new(), unsafe { (*skb).ifindex })?;
+    endpoint.rows().has_names().then(|| endpoint.id())
 }
 
 /// Judges a packet that the endpoint's row denies by the rows of the groups of rules whose names matter to it; returns
@@ -143,11 +144,29 @@ extern "C" fn netpold_choose_row(group: u32) -> u32 {
     row
 }
 
-/// Records the question or the answer in a passing packet, if it is one of a pod whose rules have names.
+/// Records the questions or the answers in a packet that is allowed to pass, if it is one of a pod whose rules have
+/// names. False if the packet is to be dropped, since TCP sends it again.
 #[inline(always)]
-pub(crate) fn listen<D: Direction>(skb: *mut __sk_buff, reason: u32) {
-    if reason >= Reason::FIRST_DROP as u32 || !matter(skb) || !may_be_udp(skb) {
-        return;
+pub(crate) fn listen<D: Direction>(skb: *mut __sk_buff, reason: u32) -> bool {
+    let drops = reason >= Reason::FIRST_DROP as u32;
+    if drops && D::EGRESS {
+        return true;
+    }
+    let Some(endpoint) = named(skb) else { return true };
+    if drops {
+        streams::netpold_stream_refused(skb);
+        return true;
+    }
+    let protocol = protocol(skb);
+    if protocol != Some(UDP) {
+        let result = if D::EGRESS {
+            streams::netpold_stream_out(skb, endpoint)
+        } else {
+            streams::netpold_stream_in(skb)
+        };
+        if protocol.is_some() || result == 0 {
+            return result != 0 || watches_only();
+        }
     }
     if D::EGRESS {
         if netpold_asks(skb) != 0 {
@@ -166,15 +185,17 @@ pub(crate) fn listen<D: Direction>(skb: *mut __sk_buff, reason: u32) {
             }
         }
     }
+    true
 }
 
-/// Whether a packet may be UDP: by the protocol in its header, if that can be read in place.
+/// Protocol in a packet's header, if that can be read in place.
 #[inline(always)]
-fn may_be_udp(skb: *mut __sk_buff) -> bool {
+fn protocol(skb: *mut __sk_buff) -> Option<u8> {
     // SAFETY: the program's context.
     let bytes = unsafe { Direct::<true>::new(skb) };
-    let at = if crate::may_be_ipv6(skb) { 6 } else { 9 };
-    bytes.window::<34>(0).is_none_or(|header| header.byte(14 + at) == UDP)
+    let is_v6 = crate::may_be_ipv6(skb);
+    let header = bytes.window::<34>(0)?;
+    streams::is_plain(&header, is_v6).then(|| header.byte(14 + if is_v6 { 6 } else { 9 }))
 }
 
 #[unsafe(no_mangle)]
@@ -217,7 +238,7 @@ fn load<D: Direction>(skb: *mut __sk_buff) -> bool {
 
 /// The same number, of which the compiler knows nothing.
 #[inline(always)]
-fn unknown(number: u32) -> u32 {
+pub(crate) fn unknown(number: u32) -> u32 {
     let mut hidden = number;
     // SAFETY: a register is moved to itself.
     unsafe {
@@ -229,7 +250,7 @@ fn unknown(number: u32) -> u32 {
 /// [`conversation::ask`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_ask() -> u32 {
+pub(crate) extern "C" fn netpold_ask() -> u32 {
     let maps = Maps::new();
     if let Some(work) = maps.work() {
         conversation::ask(&maps, work);
@@ -240,7 +261,7 @@ extern "C" fn netpold_ask() -> u32 {
 /// [`conversation::question`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_answer(skb: *mut __sk_buff) -> u32 {
+pub(crate) extern "C" fn netpold_answer(skb: *mut __sk_buff) -> u32 {
     let maps = Maps::new();
     // SAFETY: the program's context.
     let endpoint = find_endpoint(&maps, unsafe { (*skb).ifindex });
@@ -251,7 +272,7 @@ extern "C" fn netpold_answer(skb: *mut __sk_buff) -> u32 {
 /// [`conversation::record`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_name_record() -> u32 {
+pub(crate) extern "C" fn netpold_name_record() -> u32 {
     let maps = Maps::new();
     maps.work().map_or(conversation::END, |work| conversation::record(&maps, work))
 }
@@ -282,7 +303,7 @@ extern "C" fn netpold_name_hash_some(list: u32) -> u32 {
 /// [`conversation::learn`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_name_learn(index: u32) -> u32 {
+pub(crate) extern "C" fn netpold_name_learn(index: u32) -> u32 {
     let maps = Maps::new();
     if let Some(work) = maps.work() {
         conversation::learn(&maps, work, index);
@@ -334,6 +355,21 @@ impl NameTables for Maps {
             Store::Asked => &maps::ASKED,
         };
         self.element(map, index).map(|bucket| bucket.cast())
+    }
+
+    #[inline(always)]
+    fn stream_bucket(&self, index: u32) -> Option<*mut u64> {
+        self.element(&maps::STREAMS, index).map(|bucket| bucket.cast())
+    }
+
+    #[inline(always)]
+    fn stream_bytes(&self, slot: u32) -> Option<*mut u64> {
+        self.element(&maps::STREAM_BYTES, slot).map(|bytes| bytes.cast())
+    }
+
+    #[inline(always)]
+    fn watched(&self, endpoint: u32) -> Option<*mut u64> {
+        self.element(&maps::WATCHED, endpoint & (ENDPOINT_SLOTS - 1))
     }
 
     #[inline(always)]

@@ -110,6 +110,12 @@ impl Copied {
     pub(crate) const unsafe fn new(skb: *mut __sk_buff) -> Self {
         Self { skb, buffer: UnsafeCell::new(MaybeUninit::uninit()) }
     }
+
+    /// The program's context.
+    #[inline(always)]
+    pub(crate) const fn context(&self) -> *mut __sk_buff {
+        self.skb
+    }
 }
 
 impl Bytes for Copied {

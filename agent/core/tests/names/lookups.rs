@@ -1,155 +1,22 @@
-//! Domain names: what pods may reach after which conversations with resolvers, by the packet path over compiled
-//! tables, and by the oracle.
-#![expect(clippy::unwrap_used, reason = "tests")]
+//! Conversations over UDP, and connections to the addresses in the answers.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use netpold_core::cluster::Cluster;
 use netpold_core::explain::{Explainer, Resolved, Verdict, Within};
-use netpold_core::model::{
-    Action, Change, ClusterRule, Direction, DomainName, Key, Peer, PortRule, Selector, Service,
-    Tier,
-};
+use netpold_core::model::{Action, Change, ClusterRule, Direction, DomainName, Key, Service};
 use netpold_core::probe::IpProtocol;
-use netpold_ebpf::judge::hook::Hook;
 use netpold_ebpf::layout::{NAME_GROUPS, RESOLVER_SLOTS};
 use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_SYN, UDP};
-use netpold_ebpf::reason::Reason;
-use netpold_testkit::flows::{FlowTables, HZ};
-use netpold_testkit::frames::{frame, ip_between, tcp as tcp_header, udp};
+use netpold_testkit::flows::HZ;
+use netpold_testkit::frames::{tcp as tcp_header, udp};
 use netpold_testkit::names::{Record, answer, message, query, wire};
-use netpold_testkit::node::NodeTables;
-use netpold_testkit::objects::{
-    self, NODE, block, cluster_policy, cluster_rule, interface, ip, namespace, node, pod, tcp,
-};
+use netpold_testkit::objects::{self, block, cluster_rule, ip, tcp};
 use netpold_testkit::oracle::Oracle;
 use netpold_testkit::random::Random;
-use netpold_testkit::world::World;
 
-const DNS: &str = "10.96.0.10";
-const DNS6: &str = "fd96::10";
-const BACKEND: &str = "10.0.5.5";
-const API: &str = "api.example.com";
-const FOUND: &str = "192.0.2.7";
-const UPLINK: u32 = 9;
-
-fn domain(name: &str) -> Peer {
-    Peer::Domain(DomainName::try_from(name.to_owned()).unwrap())
-}
-
-/// Rules that allow the resolvers, then `rules`, and nothing else.
-fn only(rules: Vec<ClusterRule>) -> Change {
-    let resolvers = [DNS, DNS6, BACKEND].map(|at| block(&format!("{at}/{}", width(at)), &[]));
-    let everything = vec![block("0.0.0.0/0", &[]), block("::/0", &[])];
-    let mut egress = vec![cluster_rule(Action::Accept, resolvers.to_vec(), None)];
-    egress.extend(rules);
-    egress.push(cluster_rule(Action::Deny, everything, None));
-    Change::ClusterPolicy(cluster_policy("names", (Tier::Admin, 10), vec![], egress))
-}
-
-fn width(address: &str) -> u8 {
-    if address.contains(':') { 128 } else { 32 }
-}
-
-fn accept(peers: Vec<Peer>, ports: Option<Vec<PortRule>>) -> ClusterRule {
-    cluster_rule(Action::Accept, peers, ports)
-}
-
-/// Pods a/p and a/q on interfaces 1 and 2; a/p also admits nobody. The cluster's DNS Service with one backend.
-fn cluster() -> Vec<Change> {
-    let dns = ("kube-system", "kube-dns");
-    vec![
-        Change::Node(node(NODE, &["192.168.0.1"])),
-        Change::Namespace(namespace("a", &[])),
-        Change::Namespace(namespace("kube-system", &[])),
-        Change::Pod(pod("a", "p", &[("app", "p")], &["10.0.0.1", "fd00::1"])),
-        Change::Pod(pod("a", "q", &[("app", "q")], &["10.0.0.2", "fd00::2"])),
-        Change::Interface(interface(1, &["10.0.0.1", "fd00::1"])),
-        Change::Interface(interface(2, &["10.0.0.2", "fd00::2"])),
-        Change::Service(objects::service(dns, &[DNS, DNS6], &[("", 53, None)])),
-        Change::EndpointSlice(objects::slice(
-            ("kube-system", "dns-1"),
-            "kube-dns",
-            &[BACKEND],
-            &[("", 53)],
-        )),
-        Change::Policy(objects::policy("a", "in", Selector::default(), Some(vec![]), None)),
-    ]
-}
-
-/// A node with these rules of the only ClusterNetworkPolicy.
-struct Net {
-    world: World,
-    flows: FlowTables,
-}
-
-impl Net {
-    fn new(rules: Vec<ClusterRule>) -> Self {
-        let world = World::new(cluster().into_iter().chain([only(rules)]));
-        Self { world, flows: FlowTables::new(64) }
-    }
-
-    fn of_api() -> Self {
-        Self::new(vec![accept(vec![domain(API)], Some(vec![tcp(443)]))])
-    }
-
-    fn packet(
-        &self,
-        ifindex: u32,
-        direction: Direction,
-        remote: &str,
-        protocol: u8,
-        data: &[u8],
-    ) -> Reason {
-        let own = match (remote.contains(':'), ifindex) {
-            (false, n) => ip(&format!("10.0.0.{n}")),
-            (true, n) => ip(&format!("fd00::{n}")),
-        };
-        let (from, to) = match direction {
-            Direction::Egress => (own, ip(remote)),
-            Direction::Ingress => (ip(remote), own),
-        };
-        let packet = ip_between(from, to, protocol, data);
-        let came_from = if direction == Direction::Egress { ifindex } else { UPLINK };
-        let hook = Hook { ifindex, ingress_ifindex: came_from };
-        let tables = NodeTables { policy: &self.world.tables, flows: &self.flows };
-        tables.judge_by_names(direction, hook, &frame(&packet))
-    }
-
-    /// Sends a DNS message to a resolver.
-    fn send(&self, ifindex: u32, resolver: &str, port: u16, message: &[u8]) -> Reason {
-        self.packet(ifindex, Direction::Egress, resolver, UDP, &udp(port, 53, message))
-    }
-
-    /// Delivers a DNS message from a resolver.
-    fn deliver(&self, ifindex: u32, resolver: &str, port: u16, message: &[u8]) -> Reason {
-        self.packet(ifindex, Direction::Ingress, resolver, UDP, &udp(53, port, message))
-    }
-
-    /// A conversation of pod a/p about a name.
-    fn resolve(&self, name: &str, records: &[Record]) {
-        assert!(!self.send(1, DNS, 5000, &query(7, &wire(name))).is_drop());
-        assert!(!self.deliver(1, DNS, 5000, &answer(7, &wire(name), records)).is_drop());
-    }
-
-    /// Whether a SYN passes.
-    fn reaches(&self, ifindex: u32, remote: &str, port: u16) -> bool {
-        let syn = tcp_header(40_000, port, TCP_SYN);
-        let reason = self.packet(ifindex, Direction::Egress, remote, TCP, &syn);
-        self.flows.forget_flows();
-        !reason.is_drop()
-    }
-}
-
-fn found(name: &str, ttl: u32) -> Vec<Record> {
-    vec![Record::address(wire(name), ip(FOUND), ttl)]
-}
-
-/// Pointer to the question's name.
-fn pointer() -> Vec<u8> {
-    vec![0xc0, 12]
-}
+use super::net::{API, BACKEND, DNS, FOUND, Net, accept, cluster, domain, found, only, pointer};
 
 #[test]
 fn who_resolved_a_name_reaches_its_address_at_the_port_of_the_rule() {

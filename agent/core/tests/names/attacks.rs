@@ -1,0 +1,391 @@
+//! Answers over TCP: packets that a pod, another pod or a stranger forges, hides, repeats or reorders.
+
+use std::sync::atomic::Ordering;
+
+use netpold_core::model::Direction;
+use netpold_ebpf::layout::{NAME_BUSY, STREAM_BUCKETS, STREAM_ENDED, STREAM_WORDS};
+use netpold_ebpf::names::stream::{QUIET, WINDOW};
+use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN};
+use netpold_testkit::flows::HZ;
+use netpold_testkit::frames::{ipv4_between, ipv6_between, segment};
+use netpold_testkit::names::{Record, answer, wire};
+use netpold_testkit::objects::{block, ip, tcp};
+use netpold_testkit::streams::{Connection, Packet, framed};
+
+use super::connections::{EVIL, PORT, around, connection, evil, good, question};
+use super::net::{API, BACKEND, DNS, DNS6, FOUND, Net, accept, domain, pointer};
+
+/// Packets before an answer, and whether the answer counts behind them.
+#[test]
+fn forged_and_malformed_streams_open_nothing() {
+    type Attack = fn(&Net, &Connection);
+    let attacks: [(&str, Attack); 17] = [
+        ("a segment from before the first byte", |net, it| {
+            assert!(
+                net.passes(&it.answers(0, &[0])) && net.passes(&it.received(TCP_ACK, 0, &[0; 3]))
+            );
+        }),
+        ("data without a SYN-ACK", |net, it| {
+            assert!(net.passes(&it.reset()) && net.passes(&it.syn()));
+            assert!(net.passes(&it.answers(0, &[])) && net.passes(&it.answers(0, &[0])));
+            assert!(net.passes(&it.syn_ack()));
+        }),
+        ("a SYN-ACK with another number, as of another SYN cookie", |net, it| {
+            let other = Connection { server: it.server.wrapping_add(1), ..*it };
+            assert!(net.passes(&other.syn_ack()));
+        }),
+        ("a SYN-ACK of another SYN", |net, it| {
+            let other = Connection { client: it.client.wrapping_add(1), ..*it };
+            assert!(net.passes(&other.syn_ack()));
+        }),
+        ("a SYN-ACK with data", |net, it| {
+            assert!(net.passes(&it.received(TCP_SYN | TCP_ACK, 0, &[1])));
+        }),
+        ("a SYN-ACK of the backend", |net, it| {
+            let backend = Connection { resolver: ip(BACKEND), ..*it };
+            assert!(net.passes(&backend.syn()) && net.passes(&it.syn_ack()));
+        }),
+        ("a SYN-ACK from another port", |net, it| {
+            let other = Connection { remote_port: 5353, ..*it };
+            assert!(net.passes(&other.syn()) && net.passes(&other.syn_ack()));
+        }),
+        ("a SYN to the backend", |net, it| {
+            assert!(net.passes(&Connection { resolver: ip(BACKEND), ..*it }.syn()));
+        }),
+        ("another SYN", |net, it| {
+            assert!(net.passes(&Connection { client: 9, ..*it }.syn()));
+        }),
+        ("the same SYN behind the first byte", |net, it| {
+            assert!(net.passes(&it.answers(0, &[0])) && net.passes(&it.syn()));
+        }),
+        ("a segment too far ahead", |net, it| {
+            assert!(net.passes(&it.received(TCP_ACK, 2 + WINDOW, &[0])));
+        }),
+        ("a message without bytes", |net, it| assert!(net.passes(&it.answers(0, &[0, 0])))),
+        ("a message too long", |net, it| assert!(net.passes(&it.answers(0, &[0x10, 1])))),
+        ("a reset of the pod", |net, it| assert!(net.passes(&it.reset()))),
+        ("a reset of the resolver", |net, it| {
+            assert!(net.passes(&it.received(TCP_RST, 1, &[])));
+        }),
+        ("the end", |net, it| assert!(net.passes(&it.fin(0)))),
+        ("too long without an answer", |net, it| {
+            net.flows.later((QUIET as u32 + 1) * HZ);
+            assert!(net.passes(&it.asks(0, &framed(&question()))));
+        }),
+    ];
+    for (what, attack) in attacks {
+        let net = Net::of_api();
+        let connection = connection();
+        net.open(&connection);
+        assert!(net.passes(&connection.asks(0, &framed(&question()))));
+        attack(&net, &connection);
+        // Whatever was read before, a whole message ends at each of these places.
+        for at in [0, 1, 2] {
+            assert!(net.passes(&connection.answers(at, &good())), "{what}");
+        }
+        assert!(!net.connects(FOUND), "{what}");
+        let next = Connection { client: 77, server: 88, ..connection };
+        net.open(&next);
+        assert!(
+            net.passes(&next.asks(0, &framed(&question())))
+                && net.passes(&next.answers(0, &good()))
+        );
+        assert!(net.connects(FOUND), "{what}: the next connection is read");
+    }
+}
+
+/// With SYN cookies, the resolver keeps nothing of a SYN. Once its connection is gone, an ACK of the pod opens another one
+/// with the same numbers, and its answers begin where those before began.
+#[test]
+fn no_second_connection_goes_on_in_the_first_ones_place() {
+    let first = around(b"");
+    // A message of the second connection, which has a forged answer at the place that was reached in the first one.
+    let mut filler = vec![b'.'; 200];
+    let at = first.len() - (around(&filler).len() - filler.len());
+    filler[at..][..evil().len()].copy_from_slice(&evil());
+    let second = around(&filler);
+    assert_eq!(second[first.len()..][..evil().len()], evil());
+    let segments = [&second[..first.len()], &second[first.len()..]];
+    // The pod hides its reset in the first fragment, and behind a header.
+    let reset = |it: &Connection| {
+        segment((PORT, 53), TCP_RST | TCP_ACK, (it.client + 1, it.server + 1), &[0; 8])
+    };
+    let v4 = Connection { server: 1, ..connection() };
+    let v6 = Connection { own: ip("fd00::1"), resolver: ip(DNS6), ..v4 };
+    let addresses6 = ["fd00::1", DNS6].map(|at| at.parse::<std::net::Ipv6Addr>().unwrap().octets());
+    let to = |remote: &str, remote_port| Connection { resolver: ip(remote), remote_port, ..v4 };
+    let hidden: [(&str, Connection, Packet); 15] = [
+        ("a reset", v4, v4.reset()),
+        ("a reset to the backend", v4, to(BACKEND, 53).reset()),
+        ("a reset to the backend's port", v4, to(BACKEND, 5353).reset()),
+        ("an end of the pod", v4, v4.sent(TCP_FIN | TCP_ACK, 1, &[])),
+        ("an end to the backend's port", v4, to(BACKEND, 5353).sent(TCP_FIN | TCP_ACK, 1, &[])),
+        ("bytes to the backend", v4, to(BACKEND, 53).asks(0, &[0])),
+        ("an acknowledgement to the backend's port", v4, to(BACKEND, 5353).sent(TCP_ACK, 1, &[])),
+        (
+            "an acknowledgement of an end that was lost",
+            v4,
+            Connection { server: v4.server + first.len() as u32 + 1, ..v4 }.sent(TCP_ACK, 1, &[]),
+        ),
+        ("another question", v4, v4.asks(0, &[0])),
+        ("an end behind a gap", v4, v4.fin(first.len() + 9)),
+        ("a reset of the resolver", v4, v4.received(TCP_RST, 9, &[])),
+        ("an end of the backend", v4, to(BACKEND, 5353).fin(first.len())),
+        ("bytes of the backend", v4, to(BACKEND, 53).answers(first.len(), &[0])),
+        (
+            "a reset behind options",
+            v4,
+            (
+                Direction::Egress,
+                ipv4_between([[10, 0, 0, 1], [10, 96, 0, 10]], TCP, &[1; 4], 0, &reset(&v4)),
+            ),
+        ),
+        (
+            "a reset behind a header",
+            v6,
+            (
+                Direction::Egress,
+                ipv6_between(
+                    addresses6,
+                    60,
+                    64,
+                    &[&[TCP, 0, 1, 4, 0, 0, 0, 0][..], &reset(&v6)].concat(),
+                ),
+            ),
+        ),
+    ];
+    for (what, connection, packet) in hidden {
+        let net = Net::of_api();
+        // Flows, by which the backend's packets pass.
+        for port in [53, 5353] {
+            assert!(net.passes(&to(BACKEND, port).syn()));
+        }
+        net.open(&connection);
+        assert!(net.passes(&connection.asks(0, &framed(&question()))));
+        assert!(net.passes(&connection.answers(0, &first)) && net.passes(&packet), "{what}");
+        let mut at = 0;
+        for bytes in segments {
+            assert!(net.passes(&connection.answers(at, bytes)), "{what}");
+            at += bytes.len();
+        }
+        assert!(!net.connects(EVIL), "{what}");
+        assert_eq!(net.streams(), 0, "{what}");
+    }
+}
+
+/// TCP does not send an end again that the pod acknowledges unseen. Who holds the entry frees it then.
+#[test]
+fn an_end_that_meets_a_held_entry_frees_it() {
+    let it = connection();
+    for packet in [
+        it.fin(0),
+        it.received(TCP_RST, 1, &[]),
+        it.syn_ack(),
+        it.reset(),
+        it.sent(TCP_FIN | TCP_ACK, 1, &[]),
+        Connection { server: it.server.wrapping_add(1), ..it }.sent(TCP_ACK, 1, &[]),
+    ] {
+        let net = Net::of_api();
+        let _ = net.asked();
+        let until = net.set_until(NAME_BUSY);
+        assert!(net.passes(&packet), "{packet:02x?}");
+        assert_eq!(net.set_until(until), STREAM_ENDED, "{packet:02x?}");
+        net.set_until(STREAM_ENDED);
+        assert!(!net.passes(&it.answers(0, &good())), "{packet:02x?}");
+    }
+}
+
+/// Nobody could know whether a fragment ends a connection.
+#[test]
+fn no_fragment_of_a_pods_segments_passes() {
+    let net = Net::of_api();
+    let it = connection();
+    let addresses = [[10, 0, 0, 1], [10, 96, 0, 10]];
+    // With a header that goes on in the next fragment, before any entry.
+    let mut reset =
+        segment((PORT, 53), TCP_RST | TCP_ACK, (it.client + 1, it.server + 1), &[0; 40]);
+    reset[12] = 0xf0;
+    let first = ipv4_between(addresses, TCP, &[], 0x2000, &reset[..24]);
+    assert!(!net.passes(&(Direction::Egress, first)));
+    let to_other = segment((PORT, 443), TCP_ACK, (1, 1), &[0; 40]);
+    let first = ipv4_between(addresses, TCP, &[], 0x2000, &to_other[..24]);
+    assert!(!net.passes(&(Direction::Egress, first)), "whatever its port");
+}
+
+/// Policy may drop an end, as an answer of a flow that is forgotten, and the pod acknowledges it unseen.
+#[test]
+fn an_end_that_policy_drops_ends_the_reading() {
+    // Another Service may lead to the resolver, too.
+    for (flags, from) in [(TCP_FIN | TCP_ACK, DNS), (TCP_RST, DNS), (TCP_RST, "10.96.0.99")] {
+        let net = Net::of_api();
+        let connection = net.asked();
+        assert!(net.passes(&connection.answers(0, &good()[..9])));
+        net.flows.forget_flows();
+        let sender = Connection { resolver: ip(from), ..connection };
+        let (direction, packet) = sender.received(flags, 10, &[]);
+        let (reason, _) = net.judge(1, direction, &packet);
+        assert!(reason.is_drop(), "{reason:?}");
+        assert_eq!(net.streams(), 0);
+    }
+}
+
+/// Strangers end nothing: they do not know the numbers.
+#[test]
+fn a_strangers_packets_end_nothing() {
+    let net = Net::of_api();
+    let connection = net.asked();
+    for (server, remote_port) in [(1 << 30, 53), (connection.server.wrapping_add(WINDOW * 2), 443)]
+    {
+        let stranger = Connection { resolver: ip("192.0.2.9"), server, remote_port, ..connection };
+        for flags in [TCP_SYN, TCP_SYN | TCP_ACK, TCP_FIN | TCP_ACK, TCP_RST, TCP_ACK] {
+            let (direction, packet) = stranger.received(flags, 1, &[0]);
+            net.judge(1, direction, &packet);
+        }
+    }
+    assert!(net.passes(&connection.answers(0, &good())) && net.connects(FOUND));
+}
+
+/// Two CPUs may write an entry each when the pod sends two SYNs at once.
+#[test]
+fn two_entries_of_one_connection_are_freed() {
+    for packet in [Connection::syn, |it: &Connection| it.answers(0, &good())] {
+        let net = Net::of_api();
+        let connection = net.asked();
+        let buckets = || (0..STREAM_BUCKETS).map(|at| net.flows.stream_bucket(at).unwrap());
+        let ways = || {
+            buckets().flat_map(|bucket| bucket.chunks(STREAM_WORDS).map(move |way| (bucket, way)))
+        };
+        let used = |way: &[std::sync::atomic::AtomicU64]| {
+            way[STREAM_WORDS - 1].load(Ordering::Acquire) != 0
+        };
+        let (bucket, entry) = ways().find(|(_, way)| used(way)).unwrap();
+        let twin = bucket.chunks(STREAM_WORDS).find(|way| !used(way)).unwrap();
+        for (to, from) in twin.iter().zip(entry) {
+            to.store(from.load(Ordering::Acquire), Ordering::Release);
+        }
+        assert_eq!(net.streams(), 2);
+        assert!(!net.passes(&packet(&connection)));
+        assert_eq!(net.streams(), 0);
+        assert!(net.passes(&connection.answers(0, &good())) && !net.connects(FOUND));
+    }
+}
+
+#[test]
+fn a_flood_of_connections_displaces_only_the_own_ones() {
+    let net = Net::of_api();
+    let connection = net.asked();
+    for port in 1024..9_000_u16 {
+        let numbers = (port.into(), 7);
+        let other = Connection::new(ip("10.0.0.2"), ip(DNS), port, numbers);
+        assert!(net.at(2, other.syn()));
+    }
+    assert!(net.streams() > 500, "{}", net.streams());
+    assert!(net.passes(&connection.answers(0, &good())) && net.connects(FOUND));
+    let next = Connection { port: PORT + 1, ..connection };
+    net.open(&next);
+    assert!(net.passes(&next.asks(0, &framed(&question()))));
+    assert!(net.passes(&next.answers(0, &evil())) && net.connects(EVIL), "there is room for it");
+}
+
+#[test]
+fn a_port_that_is_no_resolvers_has_no_entry() {
+    let net = Net::new(vec![accept(vec![domain(API)], Some(vec![tcp(443)]))]);
+    for other in [
+        Connection { remote_port: 853, ..connection() },
+        Connection { resolver: ip(BACKEND), remote_port: 5353, ..connection() },
+    ] {
+        net.open(&other);
+    }
+    assert_eq!(net.streams(), 0);
+}
+
+/// A connection belongs to the pod instance, also where two pods have the same address and port.
+#[test]
+fn another_pods_packets_count_for_its_own_connections_alone() {
+    let net = Net::of_api();
+    let mine = net.asked();
+    assert!(net.passes(&mine.answers(0, &good()[..9])));
+    // At the other pod's interface; its source is checked elsewhere.
+    for (direction, packet) in
+        [mine.syn(), mine.reset(), mine.fin(9), mine.answers(9, &good()[9..])]
+    {
+        net.judge(2, direction, &packet);
+    }
+    assert_eq!(net.streams(), 1, "nothing ended, nothing begun");
+    let theirs = Connection { own: ip("10.0.0.2"), ..mine };
+    for packet in theirs.handshake() {
+        assert!(net.at(2, packet));
+    }
+    assert!(net.at(2, theirs.answers(0, &evil())), "the question of a/p");
+    assert!(!net.connects(EVIL));
+    assert!(net.passes(&mine.answers(9, &good()[9..])) && net.connects(FOUND));
+    assert!(!net.reaches(2, FOUND, 443) && !net.reaches(2, EVIL, 443));
+}
+
+/// Answers without their question in this connection, or not in time.
+#[test]
+fn an_answer_counts_once_for_a_question_of_its_connection() {
+    let of = |id: u16, name: &str, at: &str| {
+        framed(&answer(id, &wire(name), &[Record::address(pointer(), ip(at), 300)]))
+    };
+    for (what, bytes) in [
+        ("another identifier", of(8, API, EVIL)),
+        ("another name", of(7, "www.example.com", EVIL)),
+        ("a question instead of an answer", framed(&question())),
+    ] {
+        let net = Net::of_api();
+        let it = net.asked();
+        assert!(net.passes(&it.answers(0, &bytes)));
+        assert!(!net.connects(EVIL), "{what}");
+        assert!(net.passes(&it.answers(bytes.len(), &good())) && net.connects(FOUND), "{what}");
+        // The question was answered.
+        assert!(net.passes(&it.answers(bytes.len() + good().len(), &evil())));
+        assert!(!net.connects(EVIL), "{what}: a second answer");
+    }
+    let net = Net::of_api();
+    let it = connection();
+    net.open(&it);
+    assert!(net.passes(&it.answers(0, &evil())) && !net.connects(EVIL), "not asked");
+    let net = Net::of_api();
+    let (asked, other) = (net.asked(), Connection { port: PORT + 1, ..connection() });
+    net.open(&other);
+    assert!(net.passes(&other.answers(0, &evil())) && !net.connects(EVIL), "asked elsewhere");
+    net.flows.later(11 * HZ);
+    assert!(net.passes(&asked.answers(0, &good())) && !net.connects(FOUND), "too late");
+}
+
+/// Whoever answers at port 53 counts only if it is a resolver, also if another connection of the port leads to one.
+#[test]
+fn a_server_that_is_no_resolver_opens_nothing() {
+    let rules =
+        vec![accept(vec![domain(API)], None), accept(vec![block("192.0.2.0/28", &[])], None)];
+    let net = Net::new(rules);
+    let stranger = Connection { resolver: ip("192.0.2.9"), ..connection() };
+    net.open(&stranger);
+    assert!(net.passes(&stranger.asks(0, &framed(&question()))));
+    assert!(net.passes(&stranger.answers(0, &evil())));
+    assert!(!net.connects(EVIL));
+    assert_eq!(net.streams(), 0);
+    // The resolver's connection, with the stranger's bytes at its place.
+    let it = net.asked();
+    let same = Connection { resolver: ip("192.0.2.9"), ..it };
+    assert!(net.passes(&same.answers(0, &evil())));
+    assert!(!net.connects(EVIL));
+    assert!(net.passes(&it.answers(0, &good())) && net.connects(FOUND));
+}
+
+/// Connections of which the handshake never ends: they are not read, and take no place for longer than a question.
+#[test]
+fn a_half_open_connection_is_not_read() {
+    let net = Net::of_api();
+    let it = connection();
+    assert!(net.passes(&it.syn()) && net.passes(&it.asks(0, &framed(&question()))));
+    // Flows: the answer is of one. No SYN-ACK was read.
+    assert!(net.passes(&it.answers(0, &good())) && !net.connects(FOUND));
+    let net = Net::of_api();
+    assert!(net.passes(&it.syn()));
+    net.flows.later(11 * HZ);
+    assert!(net.passes(&it.syn_ack()) && net.passes(&it.asks(0, &framed(&question()))));
+    assert!(net.passes(&it.answers(0, &good())) && !net.connects(FOUND), "a late SYN-ACK");
+    assert_eq!(net.streams(), 0);
+}

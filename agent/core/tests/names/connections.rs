@@ -1,0 +1,91 @@
+//! Connections of pod a/p to a resolver, and the bytes in them.
+
+use std::sync::atomic::Ordering;
+
+use netpold_core::model::Direction;
+use netpold_ebpf::layout::{STREAM_BUCKETS, STREAM_WORDS};
+use netpold_ebpf::packet::protocol::{TCP, TCP_SYN};
+use netpold_testkit::frames::tcp as tcp_header;
+use netpold_testkit::names::{Record, answer, query, wire};
+use netpold_testkit::objects::ip;
+use netpold_testkit::streams::{Connection, Packet, framed};
+
+use super::net::{API, DNS, Net, found, pointer};
+
+pub(crate) const PORT: u16 = 41_000;
+/// Address of a forged answer.
+pub(crate) const EVIL: &str = "192.0.2.66";
+
+impl Net {
+    /// Judges a packet at pod a/p; whether it passes. Policy allows it in any case.
+    pub(crate) fn passes(&self, (direction, packet): &Packet) -> bool {
+        self.at(1, (*direction, packet.clone()))
+    }
+
+    pub(crate) fn at(&self, ifindex: u32, (direction, packet): Packet) -> bool {
+        let (reason, passes) = self.judge(ifindex, direction, &packet);
+        assert!(!reason.is_drop(), "{reason:?} of {packet:02x?}");
+        passes
+    }
+
+    pub(crate) fn open(&self, connection: &Connection) {
+        for packet in connection.handshake() {
+            assert!(self.passes(&packet));
+        }
+    }
+
+    /// Opens a connection and asks a question in it.
+    pub(crate) fn asked(&self) -> Connection {
+        let connection = connection();
+        self.open(&connection);
+        assert!(self.passes(&connection.asks(0, &framed(&question()))));
+        connection
+    }
+
+    /// Whether pod a/p may connect to an address. Flows stay, those to the resolvers too.
+    pub(crate) fn connects(&self, remote: &str) -> bool {
+        let syn = tcp_header(40_000, 443, TCP_SYN);
+        !self.packet(1, Direction::Egress, remote, TCP, &syn).is_drop()
+    }
+
+    /// Entries in use.
+    pub(crate) fn streams(&self) -> usize {
+        let words = (0..STREAM_BUCKETS).flat_map(|at| self.flows.stream_bucket(at).unwrap());
+        words
+            .skip(STREAM_WORDS - 1)
+            .step_by(STREAM_WORDS)
+            .filter(|it| it.load(Ordering::Acquire) != 0)
+            .count()
+    }
+
+    /// Replaces the time of the only entry; returns the former one.
+    pub(crate) fn set_until(&self, until: u64) -> u64 {
+        let words = (0..STREAM_BUCKETS).flat_map(|at| self.flows.stream_bucket(at).unwrap());
+        let mut times = words.skip(STREAM_WORDS - 1).step_by(STREAM_WORDS);
+        times.find(|it| it.load(Ordering::Acquire) != 0).unwrap().swap(until, Ordering::AcqRel)
+    }
+}
+
+pub(crate) fn connection() -> Connection {
+    Connection::new(ip("10.0.0.1"), ip(DNS), PORT, (0x1234_5678, 0xffff_ff00))
+}
+
+pub(crate) fn question() -> Vec<u8> {
+    query(7, &wire(API))
+}
+
+/// The true answer, behind its length.
+pub(crate) fn good() -> Vec<u8> {
+    framed(&answer(7, &wire(API), &found(API, 300)))
+}
+
+/// An answer to the same question that somebody else wants the pod to have.
+pub(crate) fn evil() -> Vec<u8> {
+    framed(&answer(7, &wire(API), &[Record::address(pointer(), ip(EVIL), 300)]))
+}
+
+/// An answer about another name, with these bytes in a record of text.
+pub(crate) fn around(bytes: &[u8]) -> Vec<u8> {
+    let text = Record { owner: pointer(), kind: 16, ttl: 300, data: bytes.to_vec() };
+    framed(&answer(9, &wire("mine.example"), &[text]))
+}

@@ -1,0 +1,314 @@
+//! Questions and answers over TCP at the pods' hooks, see [`netpold_ebpf::names::stream`].
+
+use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
+use netpold_ebpf::{
+    direction::{Direction, Egress, Ingress},
+    names::{
+        conversation::{self, DNS, mapped},
+        segment::segment,
+        steps::{self, Steps, answers, asks},
+        stream::{self, BOUNDS, Source},
+        tables::NameTables as _,
+        work::{MESSAGE, Work},
+    },
+    packet::{
+        bytes::{Bytes, Window},
+        family::{V4, V6},
+        parse::is_extension,
+        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, TCP_FIN, TCP_RST},
+    },
+    tables::find_endpoint,
+};
+
+use crate::{
+    maps,
+    names::{netpold_answer, netpold_ask, netpold_name_learn, netpold_name_record, unknown},
+    packet::{Copied, Direct, InBuffer},
+    tables::Maps,
+};
+
+/// Reads a packet to a pod with names; 0 if it is to be dropped.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn netpold_stream_in(skb: *mut __sk_buff) -> u32 {
+    (!may_matter::<Ingress>(skb, BOUNDS, |port| port == DNS) || answers(&Called(skb))).into()
+}
+
+/// Reads a packet of a pod with names; 0 if it is to be dropped.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn netpold_stream_out(skb: *mut __sk_buff, endpoint: u32) -> u32 {
+    (!may_matter::<Egress>(skb, BOUNDS, |port| port == DNS || is_to_resolver(skb, endpoint))
+        || asks(&Called(skb)))
+    .into()
+}
+
+/// Reads a packet to a pod with names that policy drops.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn netpold_stream_refused(skb: *mut __sk_buff) -> u32 {
+    if may_matter::<Ingress>(skb, TCP_FIN | TCP_RST, |_| false) {
+        steps::refused(&Called(skb));
+    }
+    0
+}
+
+/// Whether a frame is plain IP, without tags: its header is behind the link header's 14 bytes.
+#[inline(always)]
+pub(crate) fn is_plain(header: &impl Window, is_v6: bool) -> bool {
+    header.be16(12) == if is_v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 }
+}
+
+/// Whether a packet may matter to a connection to a resolver: by its headers, if they can be read in place. A segment does
+/// by one of the flags, or by the other side's port. No pod may hide a segment to a resolver, so behind tags, options and
+/// extension headers, any protocol counts as TCP.
+#[inline(always)]
+fn may_matter<D: Direction>(
+    skb: *mut __sk_buff,
+    flags: u8,
+    is_of: impl FnOnce(u16) -> bool,
+) -> bool {
+    const FRAGMENT: u16 = 0x3fff;
+    // SAFETY: the program's context.
+    let bytes = unsafe { Direct::<true>::new(skb) };
+    let is_v6 = crate::may_be_ipv6(skb);
+    let (at, length) = if is_v6 { (6, 40) } else { (9, 20) };
+    let Some(header) = bytes.window::<34>(0) else { return true };
+    if !is_plain(&header, is_v6) {
+        return true;
+    }
+    let protocol = header.byte(14 + at);
+    if protocol != TCP {
+        return is_v6 && is_extension(protocol);
+    }
+    if !is_v6 && (header.byte(14) != 0x45 || header.be16(20) & FRAGMENT != 0) {
+        return true;
+    }
+    let Some(segment) = bytes.window::<14>(14 + length) else { return true };
+    let port = segment.be16(if D::EGRESS { 2 } else { 0 });
+    segment.byte(13) & flags != 0 || is_of(port)
+}
+
+/// Whether a plain packet of an endpoint with connections to resolvers goes to a resolver's address: a segment to any port
+/// of it may be of a connection to port 53, if the node translates that.
+#[inline(always)]
+fn is_to_resolver(skb: *mut __sk_buff, endpoint: u32) -> bool {
+    let maps = Maps::new();
+    if !stream::is_watched(&maps, endpoint) {
+        return false;
+    }
+    // SAFETY: the program's context.
+    let bytes = unsafe { Direct::<true>::new(skb) };
+    let Some(work) = maps.work() else { return true };
+    let address = if crate::may_be_ipv6(skb) {
+        bytes.window::<54>(0).map(|header| mapped::<V6>(header.words(38)))
+    } else {
+        bytes.window::<34>(0).map(|header| mapped::<V4>(header.be32(30)))
+    };
+    let Some(address) = address else { return true };
+    work.look_up(address);
+    maps.is_resolver(work.remote())
+}
+
+/// The steps, each by a call of its function.
+struct Called(*mut __sk_buff);
+
+impl Steps for Called {
+    #[inline(always)]
+    fn segment<D: Direction>(&self) -> bool {
+        let result =
+            if D::EGRESS { netpold_segment_out(self.0) } else { netpold_segment_in(self.0) };
+        result != 0
+    }
+
+    #[inline(always)]
+    fn arrive(&self) -> u32 {
+        netpold_stream_arrive()
+    }
+
+    #[inline(always)]
+    fn end(&self) -> bool {
+        netpold_stream_end() != 0
+    }
+
+    #[inline(always)]
+    fn is_refused(&self) -> bool {
+        netpold_stream_is_refused() != 0
+    }
+
+    #[inline(always)]
+    fn take(&self) -> u32 {
+        netpold_stream_take(self.0)
+    }
+
+    #[inline(always)]
+    fn question(&self) -> bool {
+        netpold_answer(self.0) != 0
+    }
+
+    #[inline(always)]
+    fn record(&self) -> u32 {
+        netpold_name_record()
+    }
+
+    #[inline(always)]
+    fn learn(&self, index: u32) {
+        netpold_name_learn(index);
+    }
+
+    #[inline(always)]
+    fn copy_some(&self, keeps: bool) -> bool {
+        netpold_stream_copy(keeps.into()) != 0
+    }
+
+    #[inline(always)]
+    fn keeps(&self) -> bool {
+        Maps::new().work().is_some_and(stream::keeps)
+    }
+
+    #[inline(always)]
+    fn finish(&self) {
+        netpold_stream_finish();
+    }
+
+    #[inline(always)]
+    fn leave(&self) -> u32 {
+        netpold_stream_leave()
+    }
+
+    #[inline(always)]
+    fn take_question(&self) -> u32 {
+        netpold_stream_question(self.0)
+    }
+
+    #[inline(always)]
+    fn ask(&self) {
+        netpold_ask();
+    }
+}
+
+/// A packet whose messages are copied to the working memory.
+struct Loaded(Copied);
+
+impl Bytes for Loaded {
+    const PLAIN: bool = false;
+    type Window = InBuffer;
+
+    #[inline(always)]
+    fn length(&self) -> u32 {
+        self.0.length()
+    }
+
+    #[inline(always)]
+    fn window<const N: usize>(&self, offset: u32) -> Option<InBuffer> {
+        self.0.window::<N>(offset)
+    }
+}
+
+impl Source for Loaded {
+    #[inline(always)]
+    fn load(&self, _work: Work, place: u32, offset: u32, length: u32) -> bool {
+        let Some(memory) = maps::NAME_WORK.get_ptr_mut(0) else { return false };
+        // Both are in their bounds. Computed so that verifiers before 6.8 know them too.
+        let place = unknown(place) & (MESSAGE as u32 - 1);
+        let size = (unknown(length.wrapping_sub(1)) & (MESSAGE as u32 - 1)) + 1;
+        // SAFETY: the program's context, and a buffer of twice `MESSAGE`.
+        unsafe {
+            let message = (&raw mut (*memory).message).cast::<u8>().add(place as usize);
+            bpf_skb_load_bytes(self.0.context().cast(), offset, message.cast(), size) == 0
+        }
+    }
+}
+
+/// [`segment`]
+#[inline(always)]
+fn read<D: Direction>(skb: *mut __sk_buff) -> bool {
+    let maps = Maps::new();
+    // SAFETY: the program's context.
+    let (bytes, ifindex) = unsafe { (Copied::new(skb), (*skb).ifindex) };
+    let Some((endpoint, work)) = find_endpoint(&maps, ifindex).zip(maps.work()) else {
+        return false;
+    };
+    segment::<D, _>(&bytes, work, endpoint)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_segment_in(skb: *mut __sk_buff) -> u32 {
+    read::<Ingress>(skb).into()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_segment_out(skb: *mut __sk_buff) -> u32 {
+    read::<Egress>(skb).into()
+}
+
+/// [`stream::arrive`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_stream_arrive() -> u32 {
+    let maps = Maps::new();
+    maps.work().map_or(stream::PASSES, |work| stream::arrive(&maps, work))
+}
+
+/// [`stream::leave`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_stream_leave() -> u32 {
+    let maps = Maps::new();
+    maps.work().map_or(stream::PASSES, |work| stream::leave(&maps, work))
+}
+
+/// [`stream::end`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_stream_end() -> u32 {
+    let maps = Maps::new();
+    maps.work().is_none_or(|work| stream::end(&maps, work)).into()
+}
+
+/// [`stream::is_refused`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_stream_is_refused() -> u32 {
+    let maps = Maps::new();
+    maps.work().is_some_and(|work| stream::is_refused(&maps, work)).into()
+}
+
+/// [`stream::take`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_stream_take(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: the program's context.
+    let source = Loaded(unsafe { Copied::new(skb) });
+    Maps::new().work().map_or(conversation::END, |work| stream::take(&source, work))
+}
+
+/// [`stream::take_question`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_stream_question(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: the program's context.
+    let source = Loaded(unsafe { Copied::new(skb) });
+    Maps::new().work().map_or(conversation::END, |work| stream::take_question(&source, work))
+}
+
+/// [`stream::copy_some`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_stream_copy(keeps: u32) -> u32 {
+    let maps = Maps::new();
+    maps.work().is_some_and(|work| stream::copy_some(&maps, work, keeps != 0)).into()
+}
+
+/// [`stream::finish`]
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_stream_finish() -> u32 {
+    let maps = Maps::new();
+    if let Some(work) = maps.work() {
+        stream::finish(&maps, work);
+    }
+    0
+}

@@ -1,0 +1,338 @@
+//! Entries of connections to resolvers: buckets that all pods share, as those of [`store`](crate::names::store).
+//!
+//! Who reads a packet holds the entry of its connection: [`StreamEntry::until`](crate::layout::StreamEntry::until) is
+//! [`NAME_BUSY`] meanwhile. Two packets of a connection may be judged at once. The second one cannot be read then, and
+//! passed unread it would leave a place in the stream that is not the true one, so it is dropped: TCP sends it again.
+//!
+//! A packet that ends the reading needs no hold: it frees the entry, or makes it [`STREAM_ENDED`], which the holder frees.
+//!
+//! The same pod may open one connection twice at once, on two CPUs, and make two entries of it. Whoever meets both frees
+//! both.
+
+use crate::{
+    flow::{key::hash_words, memory::Memory},
+    layout::{NAME_BUSY, STREAM_BUCKETS, STREAM_ENDED, STREAM_OPEN, STREAM_WAYS, STREAM_WORDS},
+    names::{
+        store::ATTEMPTS,
+        tables::NameTables,
+        work::{Victim, Work},
+    },
+};
+
+/// Indices of an entry's words.
+const ASKER: usize = 2;
+const RESOLVER: usize = 3;
+const OPENED: usize = 5;
+const PLACES: usize = 6;
+const MESSAGE: usize = 7;
+const UNTIL: usize = STREAM_WORDS - 1;
+
+/// Result of [`hold`].
+#[derive(Clone, Copy)]
+pub(crate) enum Held {
+    /// There is no valid entry.
+    Absent,
+    /// The reader of another packet has the entry.
+    Busy,
+    /// The entry, which is held until [`StreamWay::release`].
+    Entry(StreamWay),
+}
+
+/// An entry, at a place of the table.
+#[derive(Clone, Copy)]
+pub(crate) struct StreamWay {
+    first: *mut u64,
+    slot: u32,
+}
+
+#[expect(
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a way's words are read and written under one promise"
+)]
+impl StreamWay {
+    /// The entry at a place; its bytes are at the same place of their table.
+    #[inline(always)]
+    pub(crate) fn at<T: NameTables>(tables: &T, slot: u32) -> Option<Self> {
+        let bucket = tables.stream_bucket(slot / STREAM_WAYS as u32)?;
+        // SAFETY: the index is below the number of ways.
+        let first = unsafe { bucket.add((slot as usize & (STREAM_WAYS - 1)) * STREAM_WORDS) };
+        Some(Self { first, slot })
+    }
+
+    pub(crate) const fn slot(self) -> u32 {
+        self.slot
+    }
+
+    #[inline(always)]
+    fn word<M: Memory>(self, memory: &M, index: usize) -> u64 {
+        // SAFETY: within the way, by `at`.
+        unsafe { memory.load(self.first.add(index)) }
+    }
+
+    #[inline(always)]
+    fn set<M: Memory>(self, memory: &M, index: usize, value: u64) {
+        // SAFETY: within the way, by `at`.
+        unsafe { memory.store(self.first.add(index), value) };
+    }
+
+    /// Replaces the time; false if another packet's reader was faster.
+    #[inline(always)]
+    fn set_until<M: Memory>(self, memory: &M, old: u64, new: u64) -> bool {
+        // SAFETY: within the way, by `at`.
+        unsafe { memory.swap(self.first.add(UNTIL), old, new) == old }
+    }
+
+    /// 0 if the entry is of the segment's connection. The other end is no part of the key: a Service's address and a
+    /// backend's may be two keys of one connection, depending on where the node translates.
+    #[inline(always)]
+    fn difference<M: Memory>(self, memory: &M, work: Work) -> u64 {
+        let own = work.own();
+        (self.word(memory, 0) ^ own[0])
+            | (self.word(memory, 1) ^ own[1])
+            | (self.word(memory, ASKER) ^ work.asker())
+    }
+
+    /// Whether the segment's other end is the resolver.
+    #[inline(always)]
+    pub(crate) fn is_of<M: Memory>(self, memory: &M, work: Work) -> bool {
+        let resolver = work.resolver();
+        let first = self.word(memory, RESOLVER) ^ resolver[0];
+        first | (self.word(memory, RESOLVER + 1) ^ resolver[1]) == 0
+    }
+
+    #[inline(always)]
+    pub(crate) fn opened<M: Memory>(self, memory: &M) -> u64 {
+        self.word(memory, OPENED)
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_opened<M: Memory>(self, memory: &M, opened: u64) {
+        self.set(memory, OPENED, opened);
+    }
+
+    /// Sequence numbers of the resolver's first byte and of the next one.
+    #[inline(always)]
+    pub(crate) fn places<M: Memory>(self, memory: &M) -> (u32, u32) {
+        let places = self.word(memory, PLACES);
+        (places as u32, (places >> 32) as u32)
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_places<M: Memory>(self, memory: &M, first: u32, next: u32) {
+        self.set(memory, PLACES, u64::from(first) | u64::from(next) << 32);
+    }
+
+    #[inline(always)]
+    pub(crate) fn message<M: Memory>(self, memory: &M) -> u64 {
+        self.word(memory, MESSAGE)
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_message<M: Memory>(self, memory: &M, message: u64) {
+        self.set(memory, MESSAGE, message);
+    }
+
+    /// Lets go of a held entry, which is valid until a time, or free by 0, or if the connection has ended meanwhile. All
+    /// that was written before is visible before that.
+    #[inline(always)]
+    pub(crate) fn release<M: Memory>(self, memory: &M, until: u64) {
+        if !self.set_until(memory, NAME_BUSY, until) {
+            self.set_until(memory, STREAM_ENDED, 0);
+        }
+    }
+
+    /// Frees the entry, or leaves that to its holder; false if another CPU changed it meanwhile.
+    #[inline(always)]
+    fn end<M: Memory>(self, memory: &M) -> bool {
+        let until = self.word(memory, UNTIL);
+        let ended = if until >= STREAM_ENDED { STREAM_ENDED } else { 0 };
+        until == ended || self.set_until(memory, until, ended)
+    }
+
+    /// Writes a held entry of the connection that the segment opens.
+    #[inline(always)]
+    fn write<M: Memory>(self, memory: &M, work: Work, until: u64) {
+        let (own, resolver) = (work.own(), work.resolver());
+        self.set(memory, 0, own[0]);
+        self.set(memory, 1, own[1]);
+        self.set(memory, ASKER, work.asker());
+        self.set(memory, RESOLVER, resolver[0]);
+        self.set(memory, RESOLVER + 1, resolver[1]);
+        self.set(memory, OPENED, work.sequence().into());
+        self.set(memory, PLACES, 0);
+        self.set(memory, MESSAGE, 0);
+        self.release(memory, until);
+    }
+}
+
+/// Place of the bucket of the segment's connection.
+#[inline(always)]
+fn bucket<T: NameTables>(tables: &T, work: Work) -> Option<u32> {
+    let settings = tables.settings()?;
+    let word = |index| match index {
+        0 => work.own()[0],
+        1 => work.own()[1],
+        2 => work.asker(),
+        _ => 0,
+    };
+    let hash = hash_words::<[u64; 4]>(settings, word);
+    Some((hash as u32 & (STREAM_BUCKETS - 1)) * STREAM_WAYS as u32)
+}
+
+/// 1 if a word is 0, else 0: without a branch, which the verifier would follow on both sides.
+#[inline(always)]
+fn is_zero<M: Memory>(memory: &M, word: u64) -> u64 {
+    let folded = (word | word >> 32) & 0xffff_ffff;
+    (memory.opaque(folded as usize, word) as u64).wrapping_sub(1) >> 63
+}
+
+/// Ways of a bucket with the segment's connection, a bit for each.
+#[inline(always)]
+fn matches<T: NameTables>(tables: &T, bucket: u32, work: Work) -> u64 {
+    let mut found = 0;
+    for index in 0..STREAM_WAYS as u32 {
+        let Some(way) = StreamWay::at(tables, bucket + index) else { return 0 };
+        let is_used = is_zero(tables, way.word(tables, UNTIL)) ^ 1;
+        found |= (is_zero(tables, way.difference(tables, work)) & is_used) << index;
+    }
+    found
+}
+
+/// Place of the lowest bit: without a table, which `trailing_zeros` takes in a program.
+#[inline(always)]
+fn lowest(found: u64) -> u32 {
+    let bit = found & found.wrapping_neg();
+    (0..STREAM_WAYS as u32).fold(0, |sum, index| sum + (bit >> index & 1) as u32 * index)
+}
+
+/// Takes the entry of the segment's connection, also one past its time if `any_age`; returns until when it was valid, too.
+#[inline(always)]
+pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (Held, u64) {
+    let Some(bucket) = bucket(tables, work) else { return (Held::Absent, 0) };
+    let found = matches(tables, bucket, work);
+    if found == 0 {
+        return (Held::Absent, 0);
+    }
+    let of = |found: u64| StreamWay::at(tables, bucket + lowest(found));
+    let Some(way) = of(found) else { return (Held::Absent, 0) };
+    let others = found & (found - 1);
+    if others != 0 {
+        way.end(tables);
+        if let Some(other) = of(others) {
+            other.end(tables);
+        }
+        return (Held::Busy, 0);
+    }
+    let until = way.word(tables, UNTIL);
+    if until == 0 {
+        return (Held::Absent, 0);
+    }
+    if until >= STREAM_ENDED || !way.set_until(tables, until, NAME_BUSY) {
+        return (Held::Busy, 0);
+    }
+    // Another pod's connection may have taken the place since.
+    if way.difference(tables, work) != 0 {
+        way.release(tables, until);
+        return (Held::Busy, 0);
+    }
+    if until < tables.jiffies() && !any_age {
+        way.release(tables, 0);
+        return (Held::Absent, 0);
+    }
+    (Held::Entry(way), until)
+}
+
+/// The entry of the segment's connection, whoever holds it.
+#[inline(always)]
+pub(crate) fn find<T: NameTables>(tables: &T, work: Work) -> Option<StreamWay> {
+    let bucket = bucket(tables, work)?;
+    let found = matches(tables, bucket, work);
+    if found == 0 { None } else { StreamWay::at(tables, bucket + lowest(found)) }
+}
+
+/// Ends the reading of the segment's connection: frees all entries of it. False if other CPUs change them again and again.
+#[inline(always)]
+pub(crate) fn end<T: NameTables>(tables: &T, work: Work) -> bool {
+    let Some(bucket) = bucket(tables, work) else { return true };
+    let mut done = 0;
+    for _ in 0..ATTEMPTS {
+        let found = matches(tables, bucket, work) & !done;
+        if found == 0 {
+            return true;
+        }
+        let index = lowest(found);
+        let Some(way) = StreamWay::at(tables, bucket + index) else { return true };
+        done |= u64::from(way.end(tables)) << index;
+    }
+    false
+}
+
+/// Writes the entry of the connection that the segment opens. `false`: another packet's reader has the entry.
+/// A connection beyond the room of the table has no entry, and its answers are not read.
+#[inline(always)]
+pub(crate) fn open<T: NameTables>(tables: &T, work: Work, until: u64) -> bool {
+    match hold(tables, work, true) {
+        (Held::Busy, _) => return false,
+        (Held::Entry(way), before) => {
+            let (first, next) = way.places(tables);
+            let same = way.is_of(tables, work)
+                && way.opened(tables) as u32 == work.sequence()
+                && before >= tables.jiffies();
+            // The SYN was sent again. Nobody sends one again behind the resolver's first byte: with SYN cookies, it may
+            // open another connection with the same sequence numbers.
+            if same && first == next {
+                // Nor does it keep an entry that is read longer.
+                let is_open = way.opened(tables) & STREAM_OPEN != 0;
+                way.release(tables, if is_open { before } else { before.max(until) });
+            } else {
+                way.write(tables, work, until);
+            }
+            return true;
+        }
+        (Held::Absent, _) => {}
+    }
+    let Some(bucket) = bucket(tables, work) else { return true };
+    for _ in 0..ATTEMPTS {
+        work.set_victim(Victim { rank: 0, until: NAME_BUSY, index: 0 });
+        for index in 0..STREAM_WAYS as u32 {
+            rank(tables, work, bucket, index);
+        }
+        let victim = work.victim();
+        let index = victim.index as u32 & (STREAM_WAYS as u32 - 1);
+        let Some(way) = StreamWay::at(tables, bucket + index) else { return true };
+        if victim.until != NAME_BUSY && way.set_until(tables, victim.until, NAME_BUSY) {
+            way.write(tables, work, until);
+            break;
+        }
+    }
+    true
+}
+
+/// Makes a way the one to be replaced if it ranks higher: a free one, then one past its time, then one of the pod with
+/// most ways, counting the new one; among these the one that ends first.
+#[inline(always)]
+fn rank<T: NameTables>(tables: &T, work: Work, bucket: u32, index: u32) {
+    const PAST: u64 = 1 << 62;
+    const SHARE: u64 = 1 << 56;
+    let Some(way) = StreamWay::at(tables, bucket + index) else { return };
+    let (until, holder) = (way.word(tables, UNTIL), way.word(tables, ASKER) >> 32);
+    if until >= STREAM_ENDED {
+        return;
+    }
+    let mut share = is_zero(tables, holder ^ (work.asker() >> 32));
+    for other in 0..STREAM_WAYS as u32 {
+        let Some(other) = StreamWay::at(tables, bucket + other) else { return };
+        share += is_zero(tables, holder ^ (other.word(tables, ASKER) >> 32));
+    }
+    let now = tables.jiffies();
+    let rank = if until == 0 {
+        u64::MAX
+    } else if until < now {
+        PAST + (now - until)
+    } else {
+        share * SHARE - (until - now)
+    };
+    if rank > work.victim().rank {
+        work.set_victim(Victim { rank, until, index: index.into() });
+    }
+}
