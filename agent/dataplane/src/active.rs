@@ -71,7 +71,9 @@ impl ActiveGeneration {
     /// # Errors
     /// Error of the first operation that the kernel refused; earlier ones are in effect.
     pub fn write(&mut self, ops: &[Op]) -> Result<(), TableError> {
-        self.generation.as_mut().map_or(Ok(()), |generation| generation.apply(ops))
+        let Some(generation) = &mut self.generation else { return Ok(()) };
+        generation.end_streams_before(ops)?;
+        generation.apply(ops)
     }
 
     /// Compares the next of `slices` parts of the tables with their desired content after the compiler's last update,

@@ -24,7 +24,7 @@ use super::global_sections::{self, Offered, Section};
 use super::ipv6_blocks::nodes_for;
 use super::ipv6_hosts::{buckets_for, filter_for, overflow_for};
 use super::maps::{TableError, array, at, descriptor};
-use super::names::{self, LEARNED, Resolution};
+use super::names::{self, LEARNED, Resolution, STREAMS};
 use super::namespace;
 use super::other_layout;
 use super::role::Program;
@@ -122,9 +122,9 @@ const SHARED: [&str; 12] = [
     "FRAGMENTS",
     "COUNTERS",
     "EVENTS",
-    "LEARNED",
+    LEARNED,
     "ASKED",
-    "STREAMS",
+    STREAMS,
     "STREAM_BYTES",
     "WATCHED",
     OBSERVED[0],
@@ -393,6 +393,21 @@ impl Generation {
     /// The table cannot be mapped.
     pub fn sweep_resolutions(&self, endpoints: &BTreeSet<u32>) -> Result<(), TableError> {
         names::sweep(array(&self.bpf, LEARNED)?, endpoints).map_err(at(LEARNED))
+    }
+
+    /// Ends the reading of connections to resolvers of the endpoints that operations give names: packets that passed
+    /// before were not read, so the place in the stream is not known.
+    pub(super) fn end_streams_before(&self, ops: &[Op]) -> Result<(), TableError> {
+        self.end_streams(&self.tables.gain_names(ops))
+    }
+
+    /// Likewise of the endpoints that have names here, and are none of `former`.
+    pub(super) fn end_streams_without(&self, former: &BTreeSet<u32>) -> Result<(), TableError> {
+        self.end_streams(&self.tables.named().difference(former).copied().collect())
+    }
+
+    fn end_streams(&self, endpoints: &BTreeSet<u32>) -> Result<(), TableError> {
+        names::end_streams(array(&self.bpf, STREAMS)?, endpoints).map_err(at(STREAMS))
     }
 
     /// The conntrack tables, IPv4 and IPv6.

@@ -253,6 +253,9 @@ impl Dataplane {
 
     /// Makes a generation the one that is attached next; returns the one before it.
     fn put_in_place(&mut self, fresh: Generation) -> Result<Option<Generation>, GenerationError> {
+        // Without a readable former state, all connections to resolvers end.
+        let former = PinnedState::read(&self.pins).map(|state| state.named()).unwrap_or_default();
+        fresh.end_streams_without(&former)?;
         fresh.publish(&self.pins)?;
         self.hooks.renew();
         self.uplink_xdp.renew();

@@ -10,7 +10,9 @@ use aya::maps::{HashMap, MapData, MapError};
 use aya::{Ebpf, Pod};
 use netpold_core::model::DomainName;
 use netpold_core::ops::Op;
-use netpold_ebpf::layout::{NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, NameKey, Settings};
+use netpold_ebpf::layout::{
+    NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, NameKey, STREAM_ENDED, Settings, StreamEntry,
+};
 use netpold_ebpf::names::conversation::MOST;
 use netpold_ebpf::names::name::Points;
 
@@ -20,6 +22,7 @@ use crate::bpf::mmap::{MappedArray, MmapError};
 const NAMES: &str = "NAMES";
 const RESOLVERS: &str = "RESOLVERS";
 pub(super) const LEARNED: &str = "LEARNED";
+pub(super) const STREAMS: &str = "STREAMS";
 
 /// Names by list, and resolvers by address.
 #[derive(Debug)]
@@ -140,6 +143,31 @@ pub(super) fn sweep(learned: &MapData, endpoints: &BTreeSet<u32>) -> Result<(), 
         if !endpoints.contains(&endpoint) {
             // If a program was faster, the next sweep removes what is left.
             entries.swap_u64(index, at, until, 0)?;
+        }
+    }
+    Ok(())
+}
+
+/// Ends the reading of all connections to resolvers of some endpoints, by number.
+pub(super) fn end_streams(streams: &MapData, endpoints: &BTreeSet<u32>) -> Result<(), MmapError> {
+    if endpoints.is_empty() {
+        return Ok(());
+    }
+    let entries = MappedArray::<StreamEntry>::flat(streams)?;
+    let at = offset_of!(StreamEntry, until);
+    for index in 0..entries.elements() {
+        loop {
+            let until = entries.load_u64(index, at)?;
+            let asker = entries.load_u64(index, offset_of!(StreamEntry, asker))?;
+            let is_over = until == 0 || until == STREAM_ENDED;
+            if is_over || !endpoints.contains(&((asker >> 32) as u32)) {
+                break;
+            }
+            // The program that holds an entry frees it.
+            let ended = if until == NAME_BUSY { STREAM_ENDED } else { 0 };
+            if entries.swap_u64(index, at, until, ended)? {
+                break;
+            }
         }
     }
     Ok(())

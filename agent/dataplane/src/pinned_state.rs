@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use aya::Pod;
 use aya::maps::{MapData, MapError};
+use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{BRIDGES, Endpoint, Settings};
 
 use super::bpffs::PinRoot;
@@ -52,6 +53,12 @@ impl PinnedState {
             }
         }
         Ok(state)
+    }
+
+    /// Numbers of the endpoints that have domain names.
+    pub(super) fn named(&self) -> BTreeSet<u32> {
+        let named = self.endpoints.iter().filter(|it| Rows(it.rows).has_names());
+        named.map(|it| it.id).collect()
     }
 
     /// Adds another version's endpoints, except for interfaces with a known one.

@@ -302,6 +302,37 @@ impl Tables {
         self.settings.store_u32(0, offset_of!(Settings, endpoint_probes), self.endpoint_probes)
     }
 
+    /// Numbers of the endpoints that operations give names, and that have none yet.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "of the operations, those on this table")]
+    pub(super) fn gain_names(&self, ops: &[Op]) -> BTreeSet<u32> {
+        let mut gaining = BTreeSet::new();
+        for op in ops {
+            let (slot, fresh) = match op {
+                Op::Endpoint(slot, endpoint) => (*slot, **endpoint),
+                Op::EndpointRows(slot, rows) => {
+                    let now = self.endpoints.read(*slot).unwrap_or_default();
+                    (*slot, Endpoint { rows: *rows, ..now })
+                }
+                _ => continue,
+            };
+            if Rows(fresh.rows).has_names() && !self.has_names(slot, fresh.id) {
+                gaining.insert(fresh.id);
+            }
+        }
+        gaining
+    }
+
+    fn has_names(&self, slot: u32, endpoint: u32) -> bool {
+        let now = self.endpoints.read(slot).unwrap_or_default();
+        now.ifindex != 0 && now.id == endpoint && Rows(now.rows).has_names()
+    }
+
+    /// Numbers of the endpoints that have names.
+    pub(super) fn named(&self) -> BTreeSet<u32> {
+        let all = (0..self.endpoints.elements()).filter_map(|slot| self.endpoints.read(slot).ok());
+        all.filter(|it| Rows(it.rows).has_names()).map(|it| it.id).collect()
+    }
+
     /// [`Settings::any_endpoint`]
     pub(super) fn any_endpoint(&self) -> u32 {
         let flag = |slots: &BTreeSet<u32>, flag| if slots.is_empty() { 0 } else { flag };
