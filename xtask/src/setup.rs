@@ -6,7 +6,7 @@
 //! - bpf-linker, installed only into the user's cache;
 //! - for checks of the sources, cargo-shear (unused dependencies) and typos (spelling), in the user's cache; the tests
 //!   do not need them;
-//! - for the tests alone: nft and iptables, which translate Services; zsh and fish; chromium and its driver; in the
+//! - for the tests alone: nft and iptables, which translate Services; dnsmasq; zsh and fish; chromium and its driver; in the
 //!   user's cache kubectl, kube-apiserver, etcd, axe-core and Python's opentelemetry-proto; tools for `deploy/` (helm,
 //!   lua, promtool, runc, ruby, shellcheck, skopeo).
 //!
@@ -116,8 +116,9 @@ pub(crate) fn build_for(arch: Arch, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Programs that translate Services in the tests' namespaces, and their packages.
-const TRANSLATORS: [(&str, &str); 2] = [("nft", "nftables"), ("iptables-restore", "iptables")];
+/// Programs in the tests' namespaces, and their packages: they translate Services, and resolve domain names.
+const TRAFFIC: [(&str, &str); 3] =
+    [("nft", "nftables"), ("iptables-restore", "iptables"), ("dnsmasq", "dnsmasq-base")];
 
 /// Shells with completion, beside bash, and their packages.
 const SHELLS: [(&str, &str); 2] = [("zsh", "zsh"), ("fish", "fish")];
@@ -158,7 +159,7 @@ pub(crate) fn for_sources() -> Result<()> {
 /// # Errors
 /// When a tool cannot be installed.
 pub(crate) fn for_traffic() -> Result<()> {
-    packages::install_programs(&TRANSLATORS)
+    packages::install_programs(&TRAFFIC)
 }
 
 /// Installs the programs of tests against a real API server.

@@ -1,73 +1,20 @@
 //! Domain names: what pods reach after which lookups, with a resolver in a pod that answers as a test wants.
 
-use std::collections::HashMap;
+mod resolver;
+mod streams;
+
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use netpold_api::probe::EXPLAIN_REQUEST;
 use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, PORT, isolate};
-use netpold_testbed::{Cni, Host, Pod, ProbeResult, Protocol, require_root};
+use netpold_testbed::{Cni, Host, ProbeResult, Protocol, require_root};
 use netpold_testkit::names::{Record, answer, query, wire};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-const DNS: u16 = 53;
-/// Types of records.
-const A: u16 = 1;
-const AAAA: u16 = 28;
-
-/// Names and their addresses.
-type Zone = Arc<Mutex<HashMap<String, Vec<IpAddr>>>>;
-
-/// Answers queries for A and AAAA at every address of a pod until the test ends: with an alias, then the addresses
-/// behind it, or with no record. Names that begin with `silent` get no answer.
-fn resolver(pod: &Pod) -> Zone {
-    let zone = Zone::default();
-    for address in pod.addresses() {
-        let socket = pod.run(|| UdpSocket::bind((*address, DNS)).unwrap()).unwrap();
-        let zone = zone.clone();
-        std::thread::spawn(move || {
-            let mut buffer = [0; 1500];
-            while let Ok((length, from)) = socket.recv_from(&mut buffer) {
-                let message = &buffer[..length];
-                let id = u16::from_be_bytes([message[0], message[1]]);
-                let text = text(&message[12..]).to_ascii_lowercase();
-                // An EDNS0 record may follow the question.
-                let (name, rest) = message[12..].split_at(wire(&text).len());
-                let kind = &rest[..2];
-                if text.starts_with("silent") {
-                    continue;
-                }
-                let alias = wire("edge.cdn.example");
-                let found = zone.lock().unwrap().get(&text).cloned();
-                let found = found.into_iter().flatten();
-                let mut records = vec![Record::alias(vec![0xc0, 12], alias.clone())];
-                records.extend(
-                    found
-                        .map(|at| Record::address(alias.clone(), at, 30))
-                        .filter(|record| record.kind.to_be_bytes() == *kind),
-                );
-                let mut answer = answer(id, name, &records);
-                answer[12 + name.len()..][..2].copy_from_slice(kind);
-                socket.send_to(&answer, from).unwrap();
-            }
-        });
-    }
-    zone
-}
-
-/// Text of a name on the wire.
-fn text(mut name: &[u8]) -> String {
-    let mut labels = Vec::new();
-    while let Some((length, rest)) = name.split_first().filter(|(length, _)| **length != 0) {
-        let (label, behind) = rest.split_at((*length).into());
-        labels.push(String::from_utf8_lossy(label).into_owned());
-        name = behind;
-    }
-    labels.join(".")
-}
+use self::resolver::{A, AAAA, DNS, Zone, resolver};
 
 /// Looks up A and AAAA of a name; whether both answers came.
 fn look_up(host: &Host, resolver: IpAddr, id: u16, name: &str) -> bool {
@@ -116,7 +63,7 @@ fn names(app: &str, resolver: &[IpAddr], names: &[&str]) -> Value {
             "priority": 10,
             "subject": { "pods": { "podSelector": { "matchLabels": { "app": app } } } },
             "egress": [
-                { "action": "Accept", "to": [{ "networks": resolver }], "protocols": [port("udp", DNS)] },
+                { "action": "Accept", "to": [{ "networks": resolver }], "protocols": [port("udp", DNS), port("tcp", DNS)] },
                 {
                     "action": "Accept",
                     "to": [{ "domainNames": names }],
@@ -132,13 +79,18 @@ fn names(app: &str, resolver: &[IpAddr], names: &[&str]) -> Value {
 fn cluster(cni: Cni, patterns: &[&str], arguments: &[&str]) -> (Cluster, Zone) {
     let mut cluster = Cluster::one(cni).with_pods(&["client", "other", "server", "dns"]);
     let zone = resolver(cluster.pod("dns"));
+    enforce(&mut cluster, patterns, arguments);
+    (cluster, zone)
+}
+
+/// Enforces the rules of [`cluster`].
+fn enforce(cluster: &mut Cluster, patterns: &[&str], arguments: &[&str]) {
     let at = cluster.pod("dns").addresses().to_vec();
     let servers: Vec<String> = at.iter().map(ToString::to_string).collect();
     cluster.arguments = vec!["--dns-servers".into(), servers.join(",")];
     cluster.arguments.extend(arguments.iter().map(ToString::to_string));
     cluster.objects.extend(["client", "other"].map(|app| names(app, &at, patterns)));
     cluster.policy("closed", isolate("client", &["Ingress"])).enforce();
-    (cluster, zone)
 }
 
 fn passes(
@@ -216,24 +168,28 @@ fn names_open_addresses_on_a_bridge_node() {
     opens(Cni::Bridge);
 }
 
+/// Looks up a name below `example.com` in a pod by the C library, with options of its configuration.
+fn get_hosts(cluster: &Cluster, pod: &str, resolver: IpAddr, options: &str, name: &str) -> String {
+    let configuration = cluster.directory.path().join("resolv.conf");
+    let text = format!("nameserver {resolver}\nsearch example.com\noptions {options}\n");
+    std::fs::write(&configuration, text).unwrap();
+    let script = "mount --bind \"$0\" /etc/resolv.conf && exec getent ahosts \"$1\"";
+    let mut getent = cluster.pod(pod).command("unshare").unwrap();
+    getent.args(["--mount", "sh", "-c", script]).arg(&configuration).arg(name);
+    String::from_utf8(getent.output().unwrap().stdout).unwrap()
+}
+
 /// The C library asks for A and AAAA at once from one port, with its search list, and with EDNS0 on request.
 #[test]
 fn lookups_of_the_c_library_open_both_families() {
     require_root!();
     let (cluster, zone) = cluster(Cni::Ptp, &["api.example.com"], &[]);
-    let (server, client) = (cluster.pod("server"), cluster.pod("client"));
+    let server = cluster.pod("server");
     zone.lock().unwrap().insert("api.example.com".into(), server.addresses().to_vec());
-    let configuration = cluster.directory.path().join("resolv.conf");
     for (resolver, options) in cluster.pod("dns").addresses().iter().zip(["timeout:5", "edns0"]) {
-        let text = format!("nameserver {resolver}\nsearch example.com\noptions {options}\n");
-        std::fs::write(&configuration, text).unwrap();
-        let script = "mount --bind \"$0\" /etc/resolv.conf && exec getent ahosts \"$1\"";
-        let mut getent = client.command("unshare").unwrap();
-        getent.args(["--mount", "sh", "-c", script]).arg(&configuration).arg("api");
-        let output = getent.output().unwrap();
-        let found = String::from_utf8_lossy(&output.stdout);
+        let found = get_hosts(&cluster, "client", *resolver, options, "api");
         for to in server.addresses() {
-            assert!(found.contains(&to.to_string()), "{output:?}");
+            assert!(found.contains(&to.to_string()), "{found}");
             assert!(passes(&cluster, "client", Protocol::Tcp, *to, PATIENCE), "{options}: {to}");
         }
     }
