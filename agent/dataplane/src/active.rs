@@ -72,8 +72,10 @@ impl ActiveGeneration {
     /// Error of the first operation that the kernel refused; earlier ones are in effect.
     pub fn write(&mut self, ops: &[Op]) -> Result<(), TableError> {
         let Some(generation) = &mut self.generation else { return Ok(()) };
-        generation.end_streams_before(ops)?;
-        generation.apply(ops)
+        let gaining = generation.end_streams_before(ops)?;
+        generation.apply(ops)?;
+        // Packets that passed meanwhile were not read.
+        generation.end_streams(&gaining)
     }
 
     /// Compares the next of `slices` parts of the tables with their desired content after the compiler's last update,

@@ -24,7 +24,7 @@ use super::global_sections::{self, Offered, Section};
 use super::ipv6_blocks::nodes_for;
 use super::ipv6_hosts::{buckets_for, filter_for, overflow_for};
 use super::maps::{TableError, array, at, descriptor};
-use super::names::{self, LEARNED, Resolution, STREAMS};
+use super::names::{self, LEARNED, DOUBTS, Resolution};
 use super::namespace;
 use super::other_layout;
 use super::role::Program;
@@ -32,6 +32,7 @@ use super::shared_maps::{self, Globals, Maps, SharedMaps};
 use super::tables::Tables;
 use super::xdp::XdpProgram;
 use super::{connection, features, kernel_types};
+use crate::bpf::mmap::MmapError;
 use crate::bpf::{sys, test_run};
 use crate::object::{ObjectMissing, object};
 
@@ -116,7 +117,7 @@ const CLOCK: &str = "netpold_clock";
 /// The flow tables.
 const FLOWS: [&str; 2] = ["CT4", "CT6"];
 /// Maps that outlive their generation, by pin name.
-const SHARED: [&str; 12] = [
+const SHARED: [&str; 13] = [
     FLOWS[0],
     FLOWS[1],
     "FRAGMENTS",
@@ -124,8 +125,9 @@ const SHARED: [&str; 12] = [
     "EVENTS",
     LEARNED,
     "ASKED",
-    STREAMS,
+    "STREAMS",
     "STREAM_BYTES",
+    DOUBTS,
     "WATCHED",
     OBSERVED[0],
     OBSERVED[1],
@@ -397,8 +399,10 @@ impl Generation {
 
     /// Ends the reading of connections to resolvers of the endpoints that operations give names: packets that passed
     /// before were not read, so the place in the stream is not known.
-    pub(super) fn end_streams_before(&self, ops: &[Op]) -> Result<(), TableError> {
-        self.end_streams(&self.tables.gain_names(ops))
+    pub(super) fn end_streams_before(&self, ops: &[Op]) -> Result<BTreeSet<u32>, TableError> {
+        let gaining = self.tables.gain_names(ops);
+        self.end_streams(&gaining)?;
+        Ok(gaining)
     }
 
     /// Likewise of the endpoints that have names here, and are none of `former`.
@@ -406,8 +410,13 @@ impl Generation {
         self.end_streams(&self.tables.named().difference(former).copied().collect())
     }
 
-    fn end_streams(&self, endpoints: &BTreeSet<u32>) -> Result<(), TableError> {
-        names::end_streams(array(&self.bpf, STREAMS)?, endpoints).map_err(at(STREAMS))
+    /// Casts doubt on all connections of some endpoints to resolvers.
+    pub(super) fn end_streams(&self, endpoints: &BTreeSet<u32>) -> Result<(), TableError> {
+        if endpoints.is_empty() {
+            return Ok(());
+        }
+        let now = self.jiffies().map_err(MmapError::Clock).map_err(at(DOUBTS))?;
+        names::end_streams(array(&self.bpf, DOUBTS)?, endpoints, now).map_err(at(DOUBTS))
     }
 
     /// The conntrack tables, IPv4 and IPv6.

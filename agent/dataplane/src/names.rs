@@ -11,7 +11,8 @@ use aya::{Ebpf, Pod};
 use netpold_core::model::DomainName;
 use netpold_core::ops::Op;
 use netpold_ebpf::layout::{
-    NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, NameKey, STREAM_ENDED, Settings, StreamEntry,
+    DOUBT_BLOCKS, DOUBT_CELLS, DOUBT_SHIFT, NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, NameKey,
+    Settings,
 };
 use netpold_ebpf::names::conversation::MOST;
 use netpold_ebpf::names::name::Points;
@@ -22,7 +23,7 @@ use crate::bpf::mmap::{MappedArray, MmapError};
 const NAMES: &str = "NAMES";
 const RESOLVERS: &str = "RESOLVERS";
 pub(super) const LEARNED: &str = "LEARNED";
-pub(super) const STREAMS: &str = "STREAMS";
+pub(super) const DOUBTS: &str = "DOUBTS";
 
 /// Names by list, and resolvers by address.
 #[derive(Debug)]
@@ -148,27 +149,19 @@ pub(super) fn sweep(learned: &MapData, endpoints: &BTreeSet<u32>) -> Result<(), 
     Ok(())
 }
 
-/// Ends the reading of all connections to resolvers of some endpoints, by number.
-pub(super) fn end_streams(streams: &MapData, endpoints: &BTreeSet<u32>) -> Result<(), MmapError> {
-    if endpoints.is_empty() {
-        return Ok(());
-    }
-    let entries = MappedArray::<StreamEntry>::flat(streams)?;
-    let at = offset_of!(StreamEntry, until);
-    for index in 0..entries.elements() {
-        loop {
-            let until = entries.load_u64(index, at)?;
-            let asker = entries.load_u64(index, offset_of!(StreamEntry, asker))?;
-            let is_over = until == 0 || until == STREAM_ENDED;
-            if is_over || !endpoints.contains(&((asker >> 32) as u32)) {
-                break;
-            }
-            // The program that holds an entry frees it.
-            let ended = if until == NAME_BUSY { STREAM_ENDED } else { 0 };
-            if entries.swap_u64(index, at, until, ended)? {
-                break;
-            }
-        }
+/// Casts doubt on all connections to resolvers of some endpoints, by number, at `now` (jiffies).
+pub(super) fn end_streams(
+    doubts: &MapData,
+    endpoints: &BTreeSet<u32>,
+    now: u32,
+) -> Result<(), MmapError> {
+    const WORDS: u32 = (DOUBT_CELLS / 4) as u32;
+    let words = MappedArray::<u64>::flat(doubts)?;
+    let time = u64::from((now >> DOUBT_SHIFT) as u16);
+    for endpoint in endpoints {
+        let first = (endpoint & (DOUBT_BLOCKS - 1)) * WORDS;
+        (first..first + WORDS)
+            .try_for_each(|word| words.store_u64(word, 0, time * 0x0001_0001_0001_0001))?;
     }
     Ok(())
 }

@@ -8,10 +8,11 @@ use netpold_ebpf::flow::control::{Control, timeouts};
 use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::{
-    CT_WAYS, Ct4Way, Ct6Way, ENDPOINT_SLOTS, FragmentKey, FragmentPorts, LEARNED_BUCKETS,
+    CT_WAYS, Ct4Way, Ct6Way, DOUBT_BLOCKS, DOUBT_CELLS, DOUBT_SHIFT, ENDPOINT_SLOTS, FragmentKey, FragmentPorts, LEARNED_BUCKETS,
     NAME_WAYS, NAME_WORDS, OBSERVED4_BUCKETS, OBSERVED6_BUCKETS, QUESTION_BUCKETS, STREAM_BUCKETS,
     STREAM_BYTES_WORDS, STREAM_WAYS, STREAM_WORDS, Settings,
 };
+use netpold_ebpf::names::stream_table::DOUBTED;
 use netpold_ebpf::names::tables::Store;
 use netpold_ebpf::names::work::NameWork;
 
@@ -56,6 +57,7 @@ struct NameStores {
     streams: Vec<AtomicU64>,
     stream_bytes: Vec<AtomicU64>,
     watched: Vec<AtomicU64>,
+    doubts: Vec<AtomicU64>,
     work: AtomicPtr<NameWork>,
 }
 
@@ -168,6 +170,7 @@ impl FlowTables {
                 streams: words(streams * STREAM_WORDS),
                 stream_bytes: words(streams * STREAM_BYTES_WORDS),
                 watched: words(ENDPOINT_SLOTS as usize),
+                doubts: words(DOUBT_BLOCKS as usize * DOUBT_CELLS / 4),
                 work: AtomicPtr::new(Box::into_raw(Box::new(NameWork::EMPTY))),
             }
         })
@@ -191,6 +194,24 @@ impl FlowTables {
     pub(crate) fn stream_bytes(&self, slot: u32) -> Option<*mut u64> {
         let first = slot as usize * STREAM_BYTES_WORDS;
         self.names().stream_bytes.get(first..first + STREAM_BYTES_WORDS).map(first_word)
+    }
+
+    /// First cell of an endpoint's doubts.
+    pub(crate) fn doubts(&self, endpoint: u32) -> Option<*mut u16> {
+        const WORDS: usize = DOUBT_CELLS / 4;
+        let first = (endpoint & (DOUBT_BLOCKS - 1)) as usize * WORDS;
+        self.names().doubts.get(first..first + WORDS).map(first_word).map(<*mut u64>::cast)
+    }
+
+    /// Whether a port of an endpoint is in doubt, see [`netpold_ebpf::names::stream_table`].
+    #[must_use]
+    pub fn is_doubted(&self, endpoint: u32, port: u16) -> bool {
+        let cell = port as usize & (DOUBT_CELLS - 1);
+        let first = (endpoint & (DOUBT_BLOCKS - 1)) as usize * DOUBT_CELLS / 4;
+        let word = self.names().doubts[first + cell / 4].load(Ordering::Acquire).to_ne_bytes();
+        let at = u16::from_ne_bytes([word[cell % 4 * 2], word[cell % 4 * 2 + 1]]);
+        let now = (self.now.load(Ordering::Acquire) >> DOUBT_SHIFT) as u16;
+        u32::from(now.wrapping_sub(at)) <= (DOUBTED as u32 * HZ >> DOUBT_SHIFT) + 1
     }
 
     pub(crate) fn watched(&self, endpoint: u32) -> Option<*mut u64> {

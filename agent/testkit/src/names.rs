@@ -78,6 +78,10 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P
         self.flows.borrow().watched(endpoint)
     }
 
+    fn doubts(&self, endpoint: u32) -> Option<*mut u16> {
+        self.flows.borrow().doubts(endpoint)
+    }
+
     fn names_of(&self, row: u32) -> u32 {
         self.policy.borrow().rows[row].names.list
     }
@@ -183,8 +187,8 @@ impl<N: NameTables> Steps for HostSteps<'_, N> {
         stream::arrive(self.tables, self.work)
     }
 
-    fn end(&self) -> bool {
-        stream::end(self.tables, self.work)
+    fn end(&self) {
+        stream::end(self.tables, self.work);
     }
 
     fn is_refused(&self) -> bool {

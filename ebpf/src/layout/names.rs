@@ -70,25 +70,21 @@ pub struct StreamEntry {
     pub asker: u64,
     /// The resolver's address, as [`NameEntry::address`].
     pub resolver: [u64; 2],
-    /// Sequence number of the pod's SYN, [`STREAM_OPEN`] and the segments in succession that came out of order
-    /// ([`STREAM_GAP`] each).
+    /// Sequence number of the pod's SYN, and [`STREAM_OPEN`].
     pub opened: u64,
+    /// Sequence number of the pod's next byte.
+    pub sent: u64,
     /// Sequence numbers of the resolver's first byte (lower half) and of the next byte to read.
     pub places: u64,
     /// The message that has begun: its length, as far as it is known (bits 0 to 15), how many bytes of it are in
     /// [`StreamBytes`] (16 to 31), and how many of the two bytes of its length were read (32 and 33).
     pub message: u64,
-    /// Jiffies until which the entry is valid. 0: free; [`NAME_BUSY`]: held by the reader of a packet;
-    /// [`STREAM_ENDED`]: held, and freed behind that.
+    /// Jiffies until which the entry is valid. 0: free; [`NAME_BUSY`]: held by the reader of a packet.
     pub until: u64,
 }
 
-/// Value of [`StreamEntry::until`] while the reader of a packet holds an entry of which the connection has ended.
-pub const STREAM_ENDED: u64 = NAME_BUSY - 1;
 /// Flag in [`StreamEntry::opened`]: the resolver's SYN-ACK was read.
 pub const STREAM_OPEN: u64 = 1 << 32;
-/// One segment out of order in [`StreamEntry::opened`].
-pub const STREAM_GAP: u64 = 1 << 40;
 /// Words of a [`StreamEntry`].
 pub const STREAM_WORDS: usize = size_of::<StreamEntry>() / 8;
 /// Entries of a [`StreamBucket`].
@@ -101,9 +97,19 @@ pub const STREAM_BYTES_WORDS: usize = 512;
 pub type StreamBytes = [u64; STREAM_BYTES_WORDS];
 /// Buckets of connections to resolvers.
 pub const STREAM_BUCKETS: u32 = 64;
+/// Times of doubt about an endpoint's connections to resolvers, by the pod's port modulo [`DOUBT_CELLS`]: jiffies, of
+/// which the lowest [`DOUBT_SHIFT`] bits are left out.
+pub type DoubtBlock = [u16; DOUBT_CELLS];
+/// Cells of a [`DoubtBlock`].
+pub const DOUBT_CELLS: usize = 1_024;
+/// Blocks of doubt. An endpoint has the block of its number modulo this; two of one block end each other's readings, and
+/// open nothing by that.
+pub const DOUBT_BLOCKS: u32 = 1_024;
+/// Lowest bits of jiffies that a [`DoubtBlock`] leaves out.
+pub const DOUBT_SHIFT: u32 = 10;
 
 const _: () = {
-    assert!(size_of::<StreamEntry>() == 72 && STREAM_BUCKETS.is_power_of_two());
+    assert!(size_of::<StreamEntry>() == 80 && DOUBT_BLOCKS.is_power_of_two() && STREAM_BUCKETS.is_power_of_two());
     assert!(size_of::<RowNames>() == 64 && size_of::<NameKey>() == 16);
     assert!(size_of::<NameEntry>() == 48);
     assert!(LEARNED_BUCKETS.is_power_of_two() && QUESTION_BUCKETS.is_power_of_two());

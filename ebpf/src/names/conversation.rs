@@ -149,8 +149,12 @@ pub fn question<T: NameTables>(tables: &T, work: Work, list: u32) -> bool {
     name::hash(tables, work, list);
     name_asked(work);
     let until = store::take(tables, work, Store::Asked);
+    if until < tables.jiffies() {
+        return false;
+    }
+    work.set_unasked(0);
     // The response code: no error.
-    if until < tables.jiffies() || work.be16(2) & 0xf != 0 {
+    if work.be16(2) & 0xf != 0 {
         return false;
     }
     work.set_wanted(work.hash());

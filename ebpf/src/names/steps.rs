@@ -23,7 +23,7 @@ pub trait Steps {
     /// [`arrive`](crate::names::stream::arrive)
     fn arrive(&self) -> u32;
     /// [`end`](crate::names::stream::end)
-    fn end(&self) -> bool;
+    fn end(&self);
     /// [`is_refused`](crate::names::stream::is_refused)
     fn is_refused(&self) -> bool;
     /// [`take`](crate::names::stream::take)
@@ -85,14 +85,17 @@ pub fn answers<S: Steps>(steps: &S) -> bool {
 
 #[inline(always)]
 fn passes<S: Steps>(steps: &S, result: u32) -> bool {
-    if result == ENDS { steps.end() } else { result != DROPS }
+    if result == ENDS {
+        steps.end();
+    }
+    result != DROPS
 }
 
 /// Reads a TCP packet to a pod that policy drops: the pod's end of a connection may go on without it.
 #[inline(always)]
 pub fn refused<S: Steps>(steps: &S) {
     if steps.segment::<Ingress>() && steps.is_refused() {
-        let _ = steps.end();
+        steps.end();
     }
 }
 

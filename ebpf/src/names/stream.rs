@@ -5,48 +5,47 @@
 //! each message, and the pod, which may forge any packet of its own, must not be able to move that first byte or to have
 //! bytes skipped:
 //!
-//! * The stream begins behind the SYN-ACK that acknowledges the pod's SYN. With SYN cookies a resolver has several valid
-//!   SYN-ACKs, and the pod chooses one by its ACK. So another SYN-ACK than the first ends the reading, as does a segment
-//!   that begins before the first byte.
-//! * Each byte is read once. Of a segment that was sent again, only the bytes behind the last one count.
-//! * A segment behind a gap cannot be read, and the resolver would not send it again once the pod has it. So it is
-//!   dropped, and TCP sends it again behind the missing one; after [`MOST_GAPS`] in succession, the reading ends, so
-//!   that a connection never depends on it.
-//! * With SYN cookies, the pod's next ACK may open another connection with the same sequence numbers, and no SYN, once
-//!   the resolver's is gone. So each end of the connection ends the reading: a FIN or RST either way, by whatever address
-//!   and port, also one that policy drops or that another CPU meets in the middle of a reading. The pod may acknowledge
-//!   an end that was lost on the way: so does an ACK of bytes that were not read.
-//! * The bytes of another connection need another question: the pod's bytes end the reading behind the first answer's
-//!   first byte.
-//! * A TCP fragment of the pod is dropped: what it ends would be known before the entry, or never. Linux sends none.
-//! * A stream is read up to [`WINDOW`] bytes, and a segment further away from its place ends the reading: sequence
-//!   numbers repeat after 2^32 bytes.
+//! * An entry begins with a SYN, at a port of the pod that is not in doubt: for [`DOUBTED`](super::stream_table::DOUBTED)
+//!   seconds, no packet of the pod has gone from the port to a resolver without a valid entry. So whatever connection of
+//!   these addresses and ports the resolver still has, it answers the SYN by an ACK, and no SYN-ACK is on its way.
+//! * The stream begins behind the SYN-ACK that acknowledges the SYN. A resolver makes a connection of a SYN-ACK by the
+//!   number that the pod acknowledges; with SYN cookies the pod may choose among several, and needs no SYN. So each
+//!   packet of the pod from there on has to acknowledge exactly the first byte, until it is read, and a number up to the
+//!   last byte read behind that. None may come before the SYN-ACK. So each connection of the resolver begins there.
+//! * The pod's bytes go once and in order, at most [`QUESTION_BYTES`], and all before the first answer. A connection
+//!   answers for bytes that it got, so only one can, whatever ends them unseen, and another one gets no question. By
+//!   cookies of the same minute the pod may begin one up to three bytes later, too few for a question before.
+//! * Each byte of the answers is read once and in order. A segment behind a gap, or with bytes read and unread, ends the
+//!   reading, as does one that acknowledges what the pod has not sent. A segment of bytes that were read passes.
+//! * A message that is no answer to a question in this connection ends the reading.
+//! * A TCP fragment of the pod is dropped. Linux sends none.
+//! * A stream is read up to [`WINDOW`] bytes: sequence numbers repeat after 2^32 bytes.
 //!
-//! Where the reading ends, the entry is freed. Later segments pass unread until the pod opens another connection. The
-//! checksum of a segment is not verified here. A damaged one is read, and the pod's kernel rejects it; the bytes are not
-//! read a second time.
+//! Where the reading ends, the port is in doubt: later segments pass unread, also those of the next connections. A
+//! connection never depends on its reading. The checksum of a segment is not verified here. A damaged one is read, and the
+//! pod's kernel rejects it; the bytes are not read a second time.
 
 use crate::{
-    layout::{STREAM_BYTES_WORDS, STREAM_ENDED, STREAM_GAP, STREAM_OPEN},
+    layout::{STREAM_BYTES_WORDS, STREAM_OPEN},
     names::{
         conversation::{ANSWER_WITHIN, DNS, END, GOES_ON, HEADER, in_seconds},
-        stream_table::{self, Held, StreamWay, find, hold, open},
+        stream_table::{Held, StreamWay, doubt, find, hold, is_doubted, open},
         tables::NameTables,
         work::{MESSAGE, Work},
     },
     packet::{
         bytes::{Bytes, Window as _},
-        protocol::{TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN},
+        protocol::{TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN},
     },
 };
 
 /// Bytes of a stream that are read at most, and the farthest place of a segment.
 pub const WINDOW: u32 = 1 << 24;
-/// Segments behind a gap that are dropped in succession.
-pub const MOST_GAPS: u64 = 16;
-/// Seconds without an answer after which a connection is no longer read: less than a resolver takes to give up a
-/// connection whose end is lost on the way (100 s, `net.ipv4.tcp_orphan_retries`), and than the node's conntrack keeps
-/// the translation of one that ends (30 s, `nf_conntrack_tcp_timeout_last_ack`).
+/// Bytes of questions that a connection may have.
+pub const QUESTION_BYTES: u32 = 1_024;
+/// Bytes of the shortest question: its length, and a header.
+const LEAST_QUESTION: u32 = 2 + HEADER;
+/// Seconds without an answer after which a connection is no longer read.
 pub const QUIET: u64 = 20;
 /// Seconds for which a pod's packets to resolvers are watched, from the last one that opens or prolongs an entry on: by a
 /// plain store, so longer than any entry lasts and any CPU delays it.
@@ -94,7 +93,7 @@ pub fn arrive<T: NameTables>(tables: &T, work: Work) -> u32 {
     let flags = work.flags() as u8;
     let is_bound = flags & BOUNDS != 0;
     if !tables.is_resolver(work.remote()) {
-        return if is_bound && is_near(tables, work) { ENDS } else { PASSES };
+        return PASSES;
     }
     if flags & TCP_RST != 0 || work.is_whole() == 0 {
         return ENDS;
@@ -104,120 +103,125 @@ pub fn arrive<T: NameTables>(tables: &T, work: Work) -> u32 {
         return if is_bound { ENDS } else { PASSES };
     }
     if !is_bound && work.segment_at() == work.segment_end() {
-        return PASSES;
+        return if acknowledges(tables, work) { PASSES } else { ENDS };
     }
     let (way, until) = match hold(tables, work, false) {
         (Held::Absent, _) => return PASSES,
         (Held::Busy, _) => return if is_bound { ENDS } else { DROPS },
         (Held::Entry(way), until) => (way, until),
     };
-    if !way.is_of(tables, work) {
-        way.release(tables, 0);
-        return PASSES;
-    }
-    let (result, until) = if flags & TCP_SYN != 0 {
-        (PASSES, opened(tables, work, way, until))
+    let result = if !way.is_of(tables, work) || is_doubted(tables, work) {
+        ENDS
+    } else if flags & TCP_SYN != 0 {
+        opened(tables, work, way)
     } else {
-        follow(tables, work, way, until)
+        follow(tables, work, way)
     };
+    let is_new = flags & TCP_SYN != 0 && way.places(tables).0 == way.places(tables).1;
     if result != READS {
-        way.release(tables, until);
+        let later = tables.settings().map_or(0, |it| in_seconds(tables, it, QUIET));
+        way.release(tables, if is_new && result == PASSES { later.max(until) } else { until });
     }
     result
 }
 
-/// Whether a segment of anybody to the pod may be of the connection that is read: a Service of which netpold does not know
-/// that it leads to the resolver may bring it. Strangers would have to guess the number.
+/// Whether the resolver's acknowledgement without data belongs to the connection that is read, or to none.
 #[inline(always)]
-fn is_near<T: NameTables>(tables: &T, work: Work) -> bool {
-    find(tables, work).is_some_and(|way| {
-        let ahead = work.sequence().wrapping_sub(way.places(tables).1);
-        ahead.wrapping_add(WINDOW) <= 2 * WINDOW
+fn acknowledges<T: NameTables>(tables: &T, work: Work) -> bool {
+    find(tables, work).is_none_or(|way| {
+        let opened = way.opened(tables);
+        let (first, next) = way.places(tables);
+        opened & STREAM_OPEN != 0
+            && way.is_of(tables, work)
+            && is_between(first, work.sequence(), next)
+            && is_sent(tables, work, way)
     })
+}
+
+/// Whether a sequence number is one of a range, inclusive.
+#[inline(always)]
+const fn is_between(first: u32, number: u32, last: u32) -> bool {
+    number.wrapping_sub(first) <= last.wrapping_sub(first)
+}
+
+/// Whether the resolver's segment acknowledges bytes that the pod has sent.
+#[inline(always)]
+fn is_sent<T: NameTables>(tables: &T, work: Work, way: StreamWay) -> bool {
+    let begin = (way.opened(tables) as u32).wrapping_add(1);
+    work.flags() as u8 & TCP_ACK != 0
+        && is_between(begin, work.acknowledged(), way.sent(tables))
 }
 
 /// Whether a segment to the pod that policy drops is to end the reading.
 #[inline(always)]
 pub fn is_refused<T: NameTables>(tables: &T, work: Work) -> bool {
-    work.flags() as u8 & (TCP_FIN | TCP_RST) != 0
-        && (tables.is_resolver(work.remote()) || is_near(tables, work))
+    work.flags() as u8 & (TCP_FIN | TCP_RST) != 0 && tables.is_resolver(work.remote())
 }
 
-/// Ends the reading of the segment's connection; whether the packet may pass.
+/// Ends the reading of the segment's connection, and casts doubt on its port.
 #[inline(always)]
-pub fn end<T: NameTables>(tables: &T, work: Work) -> bool {
-    stream_table::end(tables, work)
+pub fn end<T: NameTables>(tables: &T, work: Work) {
+    doubt(tables, work);
 }
 
-/// Reads a SYN or SYN-ACK of the resolver; returns until when the entry is valid then.
+/// Reads a SYN or SYN-ACK of the resolver.
 #[inline(always)]
-fn opened<T: NameTables>(tables: &T, work: Work, way: StreamWay, until: u64) -> u64 {
+fn opened<T: NameTables>(tables: &T, work: Work, way: StreamWay) -> u32 {
     let opened = way.opened(tables);
-    let answers = work.flags() as u8 & (TCP_ACK | TCP_FIN) == TCP_ACK
-        && work.acknowledged() == (opened as u32).wrapping_add(1)
-        && work.segment_at() == work.segment_end();
-    let (first, _) = way.places(tables);
     let place = work.sequence().wrapping_add(1);
-    if !answers || opened & STREAM_OPEN != 0 && first != place {
-        return 0;
+    if work.flags() as u8 & (TCP_ACK | TCP_FIN) != TCP_ACK
+        || work.acknowledged() != (opened as u32).wrapping_add(1)
+        || work.segment_at() != work.segment_end()
+        || opened & STREAM_OPEN != 0 && way.places(tables).0 != place
+    {
+        return ENDS;
     }
-    if opened & STREAM_OPEN != 0 {
-        return until;
+    if opened & STREAM_OPEN == 0 {
+        way.set_places(tables, place, place);
+        way.set_opened(tables, opened | STREAM_OPEN);
     }
-    way.set_places(tables, place, place);
-    way.set_opened(tables, opened | STREAM_OPEN);
-    tables.settings().map_or(0, |settings| in_seconds(tables, settings, QUIET))
+    PASSES
 }
 
-/// Finds the bytes of a segment that were not read yet. Returns until when the entry is valid, too.
+/// Finds the bytes of a segment that were not read yet.
 #[inline(always)]
-fn follow<T: NameTables>(tables: &T, work: Work, way: StreamWay, until: u64) -> (u32, u64) {
+fn follow<T: NameTables>(tables: &T, work: Work, way: StreamWay) -> u32 {
     let (sequence, offset) = (work.sequence(), work.segment_at());
     let length = work.segment_end() - offset;
     let opened = way.opened(tables);
     let (first, next) = way.places(tables);
-    let ahead = sequence.wrapping_sub(next) as i32;
-    let is_far = ahead > WINDOW as i32 || ahead < -(WINDOW as i32);
-    // The segment's place in the stream, which is read up to WINDOW bytes.
-    let place = sequence.wrapping_sub(first) as i32;
-    if opened & STREAM_OPEN == 0 || is_far || place < 0 || length > WINDOW {
-        return (PASSES, 0);
+    let end = sequence.wrapping_add(length);
+    let asked = way.sent(tables).wrapping_sub(opened as u32).wrapping_sub(1);
+    let is_valid = opened & STREAM_OPEN != 0
+        && is_sent(tables, work, way)
+        && length <= WINDOW
+        && end.wrapping_sub(first) <= WINDOW
+        && asked >= LEAST_QUESTION;
+    if !is_valid || sequence != next {
+        // Bytes that were read, sent again.
+        let is_known = is_valid
+            && work.flags() as u8 & TCP_FIN == 0
+            && is_between(first, sequence, next)
+            && is_between(sequence, end, next);
+        return if is_known { PASSES } else { ENDS };
     }
-    if ahead > 0 {
-        // The pod may acknowledge an end that it does not have, and nobody sends it again then.
-        if opened / STREAM_GAP >= MOST_GAPS || work.flags() as u8 & TCP_FIN != 0 {
-            return (PASSES, 0);
-        }
-        way.set_opened(tables, opened + STREAM_GAP);
-        return (DROPS, until);
-    }
-    let known = ahead.unsigned_abs();
-    let ends = work.flags() & u32::from(TCP_FIN);
-    if known > length || known == length && ends == 0 {
-        return (PASSES, until);
-    }
-    let next = sequence.wrapping_add(length);
-    if next.wrapping_sub(first) > WINDOW {
-        return (PASSES, 0);
-    }
-    way.set_places(tables, first, next);
-    way.set_opened(tables, opened & (STREAM_GAP - 1));
+    way.set_places(tables, first, end);
     let message = way.message(tables);
-    work.set_segment_at(offset + known);
     work.set_slot(way.slot());
-    work.set_ends(ends);
+    work.set_ends(work.flags() & u32::from(TCP_FIN));
     work.set_stated(message as u32 & 0xffff);
     work.set_taken((message as u32) >> 16);
     work.set_stated_bytes((message >> 32) as u32 & 3);
     work.set_copied(0);
-    (READS, until)
+    work.set_unasked(0);
+    READS
 }
 
 /// Reads the next byte of a length, or the bytes of the message that the segment has: [`MESSAGE_ENDS`] with its last one.
 #[inline(always)]
 pub fn take<S: Source>(source: &S, work: Work) -> u32 {
     let (at, end) = (work.segment_at(), work.segment_end());
-    if at >= end {
+    if at >= end || work.unasked() != 0 {
         return END;
     }
     let (stated, known) = (work.stated(), work.stated_bytes());
@@ -247,6 +251,7 @@ pub fn take<S: Source>(source: &S, work: Work) -> u32 {
     work.set_stated(0);
     work.set_stated_bytes(0);
     work.set_taken(0);
+    work.set_unasked(1);
     work.begin_in_stream(stated);
     MESSAGE_ENDS
 }
@@ -289,8 +294,9 @@ pub fn finish<T: NameTables>(tables: &T, work: Work) {
     let Some((way, settings)) = StreamWay::at(tables, work.slot()).zip(tables.settings()) else {
         return;
     };
-    if work.segment_at() != work.segment_end() || work.ends() != 0 {
-        way.release(tables, 0);
+    if work.segment_at() != work.segment_end() || work.ends() != 0 || work.unasked() != 0 {
+        doubt(tables, work);
+        way.release(tables, in_seconds(tables, settings, 0));
         return;
     }
     watch(tables, work);
@@ -330,38 +336,64 @@ pub fn leave<T: NameTables>(tables: &T, work: Work) -> u32 {
     let is_resolver = tables.is_resolver(work.remote());
     let is_dns = is_resolver && work.remote_port() == u32::from(DNS);
     // To whomever: the resolver may take an end at its own address for one of the Service's connection.
-    let may_go_on = is_resolver && !is_dns && is_watched(tables, (work.asker() >> 32) as u32);
-    if flags & BOUNDS != 0 && !(opens && is_dns) || may_go_on {
-        return ENDS;
-    }
+    let may_go_on = is_resolver && is_watched(tables, (work.asker() >> 32) as u32);
     if !is_dns {
-        return PASSES;
+        let may_matter = flags & BOUNDS != 0 || may_go_on;
+        return if may_matter && find(tables, work).is_some() { ENDS } else { PASSES };
+    }
+    if flags & BOUNDS != 0 && !opens {
+        return ENDS;
     }
     work.begin_in_stream(0);
+    let has_bytes = work.segment_at() != work.segment_end();
     if opens {
-        let Some(settings) = tables.settings() else { return PASSES };
+        // With TCP Fast Open, it has bytes before the SYN-ACK.
+        let Some(settings) = tables.settings().filter(|_| !has_bytes) else { return ENDS };
         watch(tables, work);
-        if !open(tables, work, in_seconds(tables, settings, ANSWER_WITHIN)) {
-            return DROPS;
-        }
-    } else if casts_doubt(tables, work) {
-        return ENDS;
+        let is_done = open(tables, work, in_seconds(tables, settings, ANSWER_WITHIN));
+        return if is_done { PASSES } else { DROPS };
     }
-    if work.segment_at() == work.segment_end() { PASSES } else { READS }
+    if has_bytes {
+        return question(tables, work);
+    }
+    let belongs = find(tables, work).is_some_and(|way| belongs(tables, work, way, way.until(tables)));
+    if belongs { PASSES } else { ENDS }
 }
 
-/// Whether a segment of the pod to a resolver's port shows another connection than the one that is read, or an end of it:
-/// to another resolver, before the SYN-ACK, of bytes that were not read, or with bytes behind the first answer's begin.
+/// Takes a segment of the pod with bytes.
 #[inline(always)]
-fn casts_doubt<T: NameTables>(tables: &T, work: Work) -> bool {
-    let Some(way) = find(tables, work) else { return false };
+fn question<T: NameTables>(tables: &T, work: Work) -> u32 {
+    let (way, until) = match hold(tables, work, false) {
+        (Held::Absent, _) => return ENDS,
+        (Held::Busy, _) => return DROPS,
+        (Held::Entry(way), until) => (way, until),
+    };
     let (first, next) = way.places(tables);
-    let has_bytes = work.segment_at() != work.segment_end();
-    !way.is_of(tables, work)
-        || way.opened(tables) & STREAM_OPEN == 0
-        || work.flags() as u8 & TCP_ACK == 0
-        || work.acknowledged().wrapping_sub(next) as i32 > 0
-        || has_bytes && first != next
+    let length = work.segment_end() - work.segment_at();
+    let sent = way.sent(tables).wrapping_add(length);
+    let asked = sent.wrapping_sub(way.opened(tables) as u32).wrapping_sub(1);
+    let belongs = first == next
+        && length <= QUESTION_BYTES
+        && asked <= QUESTION_BYTES
+        && belongs(tables, work, way, until);
+    if belongs {
+        way.set_sent(tables, sent);
+    }
+    way.release(tables, until);
+    if belongs { READS } else { ENDS }
+}
+
+/// Whether a segment of the pod belongs to the connection that is read, and may open no other one.
+#[inline(always)]
+fn belongs<T: NameTables>(tables: &T, work: Work, way: StreamWay, until: u64) -> bool {
+    let opened = way.opened(tables);
+    let (first, next) = way.places(tables);
+    until >= tables.jiffies()
+        && way.is_of(tables, work)
+        && opened & STREAM_OPEN != 0
+        && work.flags() as u8 & !TCP_PSH == TCP_ACK
+        && work.sequence() == way.sent(tables)
+        && is_between(first, work.acknowledged(), next)
 }
 
 /// Reads the next question of a segment that has it as a whole, with its length or without it: some clients send that in
@@ -385,5 +417,3 @@ pub fn take_question<S: Source>(source: &S, work: Work) -> u32 {
     work.begin_in_stream(length);
     MESSAGE_ENDS
 }
-
-const _: () = assert!(STREAM_ENDED > MOST_GAPS * STREAM_GAP);

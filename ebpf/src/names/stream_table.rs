@@ -4,15 +4,21 @@
 //! [`NAME_BUSY`] meanwhile. Two packets of a connection may be judged at once. The second one cannot be read then, and
 //! passed unread it would leave a place in the stream that is not the true one, so it is dropped: TCP sends it again.
 //!
-//! A packet that ends the reading needs no hold: it frees the entry, or makes it [`STREAM_ENDED`], which the holder frees.
+//! A packet that ends the reading needs no hold: it stores the time in the cell of the pod's port ([`doubt`]), which no
+//! other packet takes back. An entry of a port in doubt is not read, and no new one is made for [`DOUBTED`] seconds. The
+//! absence of an entry proves nothing, so whatever removes an entry, or passes without one, leaves a doubt as well: an
+//! entry that another one displaces, a SYN without room, a packet of the pod without a valid entry.
 //!
-//! The same pod may open one connection twice at once, on two CPUs, and make two entries of it. Whoever meets both frees
-//! both.
+//! The same pod may open one connection twice at once, on two CPUs, and make two entries of it. Whoever meets both casts
+//! doubt on the port.
 
 use crate::{
     flow::{key::hash_words, memory::Memory},
-    layout::{NAME_BUSY, STREAM_BUCKETS, STREAM_ENDED, STREAM_OPEN, STREAM_WAYS, STREAM_WORDS},
+    layout::{
+        DOUBT_CELLS, DOUBT_SHIFT, NAME_BUSY, STREAM_BUCKETS, STREAM_WAYS, STREAM_WORDS,
+    },
     names::{
+        conversation::in_seconds,
         store::ATTEMPTS,
         tables::NameTables,
         work::{Victim, Work},
@@ -23,9 +29,14 @@ use crate::{
 const ASKER: usize = 2;
 const RESOLVER: usize = 3;
 const OPENED: usize = 5;
-const PLACES: usize = 6;
-const MESSAGE: usize = 7;
+const SENT: usize = 6;
+const PLACES: usize = 7;
+const MESSAGE: usize = 8;
 const UNTIL: usize = STREAM_WORDS - 1;
+
+/// Seconds for which a doubt counts: more than any packet of a resolver is delayed on its way. An address of the pod that
+/// nobody resolves delays one by three seconds.
+pub const DOUBTED: u64 = 30;
 
 /// Result of [`hold`].
 #[derive(Clone, Copy)]
@@ -122,6 +133,23 @@ impl StreamWay {
         self.set(memory, PLACES, u64::from(first) | u64::from(next) << 32);
     }
 
+    /// Sequence number of the pod's next byte.
+    #[inline(always)]
+    pub(crate) fn sent<M: Memory>(self, memory: &M) -> u32 {
+        self.word(memory, SENT) as u32
+    }
+
+    #[inline(always)]
+    pub(crate) fn set_sent<M: Memory>(self, memory: &M, sent: u32) {
+        self.set(memory, SENT, sent.into());
+    }
+
+    /// Jiffies until which the entry is valid.
+    #[inline(always)]
+    pub(crate) fn until<M: Memory>(self, memory: &M) -> u64 {
+        self.word(memory, UNTIL)
+    }
+
     #[inline(always)]
     pub(crate) fn message<M: Memory>(self, memory: &M) -> u64 {
         self.word(memory, MESSAGE)
@@ -132,21 +160,11 @@ impl StreamWay {
         self.set(memory, MESSAGE, message);
     }
 
-    /// Lets go of a held entry, which is valid until a time, or free by 0, or if the connection has ended meanwhile. All
-    /// that was written before is visible before that.
+    /// Lets go of a held entry, which is valid until a time, or free by 0. All that was written before is visible before
+    /// that.
     #[inline(always)]
     pub(crate) fn release<M: Memory>(self, memory: &M, until: u64) {
-        if !self.set_until(memory, NAME_BUSY, until) {
-            self.set_until(memory, STREAM_ENDED, 0);
-        }
-    }
-
-    /// Frees the entry, or leaves that to its holder; false if another CPU changed it meanwhile.
-    #[inline(always)]
-    fn end<M: Memory>(self, memory: &M) -> bool {
-        let until = self.word(memory, UNTIL);
-        let ended = if until >= STREAM_ENDED { STREAM_ENDED } else { 0 };
-        until == ended || self.set_until(memory, until, ended)
+        self.set_until(memory, NAME_BUSY, until);
     }
 
     /// Writes a held entry of the connection that the segment opens.
@@ -159,6 +177,7 @@ impl StreamWay {
         self.set(memory, RESOLVER, resolver[0]);
         self.set(memory, RESOLVER + 1, resolver[1]);
         self.set(memory, OPENED, work.sequence().into());
+        self.set(memory, SENT, work.sequence().wrapping_add(1).into());
         self.set(memory, PLACES, 0);
         self.set(memory, MESSAGE, 0);
         self.release(memory, until);
@@ -215,19 +234,15 @@ pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (Hel
     }
     let of = |found: u64| StreamWay::at(tables, bucket + lowest(found));
     let Some(way) = of(found) else { return (Held::Absent, 0) };
-    let others = found & (found - 1);
-    if others != 0 {
-        way.end(tables);
-        if let Some(other) = of(others) {
-            other.end(tables);
-        }
-        return (Held::Busy, 0);
+    if found & (found - 1) != 0 {
+        doubt(tables, work);
+        return (Held::Absent, 0);
     }
     let until = way.word(tables, UNTIL);
     if until == 0 {
         return (Held::Absent, 0);
     }
-    if until >= STREAM_ENDED || !way.set_until(tables, until, NAME_BUSY) {
+    if until == NAME_BUSY || !way.set_until(tables, until, NAME_BUSY) {
         return (Held::Busy, 0);
     }
     // Another pod's connection may have taken the place since.
@@ -235,8 +250,9 @@ pub(crate) fn hold<T: NameTables>(tables: &T, work: Work, any_age: bool) -> (Hel
         way.release(tables, until);
         return (Held::Busy, 0);
     }
+    // It stays, for the doubt of a later SYN.
     if until < tables.jiffies() && !any_age {
-        way.release(tables, 0);
+        way.release(tables, until);
         return (Held::Absent, 0);
     }
     (Held::Entry(way), until)
@@ -250,43 +266,66 @@ pub(crate) fn find<T: NameTables>(tables: &T, work: Work) -> Option<StreamWay> {
     if found == 0 { None } else { StreamWay::at(tables, bucket + lowest(found)) }
 }
 
-/// Ends the reading of the segment's connection: frees all entries of it. False if other CPUs change them again and again.
+/// Cell of doubt of the port of a pod, as [`StreamEntry::asker`](crate::layout::StreamEntry::asker).
 #[inline(always)]
-pub(crate) fn end<T: NameTables>(tables: &T, work: Work) -> bool {
-    let Some(bucket) = bucket(tables, work) else { return true };
-    let mut done = 0;
-    for _ in 0..ATTEMPTS {
-        let found = matches(tables, bucket, work) & !done;
-        if found == 0 {
-            return true;
-        }
-        let index = lowest(found);
-        let Some(way) = StreamWay::at(tables, bucket + index) else { return true };
-        done |= u64::from(way.end(tables)) << index;
+fn cell<T: NameTables>(tables: &T, asker: u64) -> Option<*mut u16> {
+    let cells = tables.doubts((asker >> 32) as u32)?;
+    // SAFETY: the index is below the number of cells.
+    Some(unsafe { cells.add(asker as usize & (DOUBT_CELLS - 1)) })
+}
+
+/// Ends the reading of the connection of a pod's port, and lets none begin for [`DOUBTED`] seconds.
+#[inline(always)]
+fn doubt_port<T: NameTables>(tables: &T, asker: u64) {
+    if let Some(cell) = cell(tables, asker) {
+        // SAFETY: a cell of the table, which all writers set to about the same time.
+        unsafe { cell.write_volatile((tables.jiffies() >> DOUBT_SHIFT) as u16) };
     }
-    false
+}
+
+/// Likewise of the segment's connection.
+#[inline(always)]
+pub(crate) fn doubt<T: NameTables>(tables: &T, work: Work) {
+    doubt_port(tables, work.asker());
+}
+
+/// Whether the segment's port is in doubt.
+#[inline(always)]
+pub(crate) fn is_doubted<T: NameTables>(tables: &T, work: Work) -> bool {
+    let Some((cell, settings)) = cell(tables, work.asker()).zip(tables.settings()) else {
+        return true;
+    };
+    // SAFETY: a cell of the table.
+    let at = unsafe { cell.read_volatile() };
+    let age = ((tables.jiffies() >> DOUBT_SHIFT) as u16).wrapping_sub(at);
+    u64::from(age) <= (DOUBTED * u64::from(settings.refresh_after) >> DOUBT_SHIFT) + 1
+}
+
+/// Whether an entry was valid so lately that packets of its connection may be on their way.
+#[inline(always)]
+fn is_recent<T: NameTables>(tables: &T, until: u64) -> bool {
+    let Some(settings) = tables.settings() else { return true };
+    in_seconds(tables, settings, 0) <= until + DOUBTED * u64::from(settings.refresh_after)
 }
 
 /// Writes the entry of the connection that the segment opens. `false`: another packet's reader has the entry.
 /// A connection beyond the room of the table has no entry, and its answers are not read.
 #[inline(always)]
 pub(crate) fn open<T: NameTables>(tables: &T, work: Work, until: u64) -> bool {
+    if is_doubted(tables, work) {
+        doubt(tables, work);
+        return true;
+    }
     match hold(tables, work, true) {
         (Held::Busy, _) => return false,
-        (Held::Entry(way), before) => {
-            let (first, next) = way.places(tables);
-            let same = way.is_of(tables, work)
-                && way.opened(tables) as u32 == work.sequence()
-                && before >= tables.jiffies();
-            // The SYN was sent again. Nobody sends one again behind the resolver's first byte: with SYN cookies, it may
-            // open another connection with the same sequence numbers.
-            if same && first == next {
-                // Nor does it keep an entry that is read longer.
-                let is_open = way.opened(tables) & STREAM_OPEN != 0;
-                way.release(tables, if is_open { before } else { before.max(until) });
-            } else {
-                way.write(tables, work, until);
-            }
+        // Another SYN of the connection.
+        (Held::Entry(way), before) if is_recent(tables, before) => {
+            doubt(tables, work);
+            way.release(tables, before);
+            return true;
+        }
+        (Held::Entry(way), _) => {
+            way.write(tables, work, until);
             return true;
         }
         (Held::Absent, _) => {}
@@ -301,10 +340,14 @@ pub(crate) fn open<T: NameTables>(tables: &T, work: Work, until: u64) -> bool {
         let index = victim.index as u32 & (STREAM_WAYS as u32 - 1);
         let Some(way) = StreamWay::at(tables, bucket + index) else { return true };
         if victim.until != NAME_BUSY && way.set_until(tables, victim.until, NAME_BUSY) {
+            if victim.until != 0 && is_recent(tables, victim.until) {
+                doubt_port(tables, way.word(tables, ASKER));
+            }
             way.write(tables, work, until);
-            break;
+            return true;
         }
     }
+    doubt(tables, work);
     true
 }
 
@@ -316,7 +359,7 @@ fn rank<T: NameTables>(tables: &T, work: Work, bucket: u32, index: u32) {
     const SHARE: u64 = 1 << 56;
     let Some(way) = StreamWay::at(tables, bucket + index) else { return };
     let (until, holder) = (way.word(tables, UNTIL), way.word(tables, ASKER) >> 32);
-    if until >= STREAM_ENDED {
+    if until == NAME_BUSY {
         return;
     }
     let mut share = is_zero(tables, holder ^ (work.asker() >> 32));

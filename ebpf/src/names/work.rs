@@ -94,6 +94,7 @@ impl NameWork {
             stated_bytes: 0,
             taken: 0,
             copied: 0,
+            unasked: 0,
         },
     };
 }
@@ -134,6 +135,8 @@ pub(crate) struct StreamWork {
     pub(crate) taken: u32,
     /// Words of the message that were copied.
     pub(crate) copied: u32,
+    /// 1 for a message that is no answer to a question of the pod.
+    pub(crate) unasked: u32,
 }
 
 /// Place in a name that is being read. It is kept in memory, of which the verifier knows nothing: otherwise it would
@@ -242,6 +245,7 @@ impl Work {
     field!(stream stated_bytes, stated_bytes, set_stated_bytes: u32);
     field!(stream taken, taken, set_taken: u32);
     field!(stream copied, copied, set_copied: u32);
+    field!(stream unasked, unasked, set_unasked: u32);
 
     /// The key of a lookup, after writing it.
     #[inline(always)]

@@ -38,7 +38,7 @@ impl Net {
     pub(crate) fn asked(&self) -> Connection {
         let connection = connection();
         self.open(&connection);
-        assert!(self.passes(&connection.asks(0, &framed(&question()))));
+        assert!(self.passes(&connection.asks(0, &questions())));
         connection
     }
 
@@ -48,8 +48,22 @@ impl Net {
         !self.packet(1, Direction::Egress, remote, TCP, &syn).is_drop()
     }
 
-    /// Entries in use.
+    /// Connections that are read: entries at present, of ports without doubt.
     pub(crate) fn streams(&self) -> usize {
+        let words = (0..STREAM_BUCKETS).flat_map(|at| {
+            self.flows.stream_bucket(at).unwrap().chunks(STREAM_WORDS)
+        });
+        let is_read = |way: &&[std::sync::atomic::AtomicU64]| {
+            let word = |index: usize| way[index].load(Ordering::Acquire);
+            let (asker, until) = (word(2), word(STREAM_WORDS - 1));
+            until >= self.flows.now.load(Ordering::Acquire).into()
+                && !self.flows.is_doubted((asker >> 32) as u32, asker as u16)
+        };
+        words.filter(is_read).count()
+    }
+
+    /// Entries in use.
+    pub(crate) fn entries(&self) -> usize {
         let words = (0..STREAM_BUCKETS).flat_map(|at| self.flows.stream_bucket(at).unwrap());
         words
             .skip(STREAM_WORDS - 1)
@@ -72,6 +86,11 @@ pub(crate) fn connection() -> Connection {
 
 pub(crate) fn question() -> Vec<u8> {
     query(7, &wire(API))
+}
+
+/// Questions about both names of the tests, each behind its length.
+pub(crate) fn questions() -> Vec<u8> {
+    [framed(&question()), framed(&query(9, &wire("mine.example")))].concat()
 }
 
 /// The true answer, behind its length.

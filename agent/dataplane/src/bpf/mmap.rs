@@ -36,6 +36,9 @@ pub enum MmapError {
         /// Error of the kernel.
         cause: io::Error,
     },
+    /// The kernel's clock could not be read, for a time to write.
+    #[error("reading the kernel's clock: {0}")]
+    Clock(io::Error),
     /// Access outside the map: a defect of the caller, since full tables are detected before.
     #[error("byte {offset} of element {element} is outside a map of {elements} elements")]
     OutOfBounds {

@@ -11,7 +11,7 @@ use aya_ebpf::{
 use netpold_ebpf::{
     judge::{connection::Tuple, reject::WORDS},
     layout::{
-        Blocks6Node, Counters, Ct4Bucket, Ct6Bucket, ENDPOINT_SLOTS, Endpoint, FragmentKey,
+        Blocks6Node, Counters, Ct4Bucket, Ct6Bucket, DOUBT_BLOCKS, DoubtBlock, ENDPOINT_SLOTS, Endpoint, FragmentKey,
         FragmentPorts, Hosts6Bucket, LEARNED_BUCKETS, NameBucket, NameKey, OBSERVED4_BUCKETS,
         OBSERVED6_BUCKETS, PortBitmap, QUESTION_BUCKETS, RESOLVER_SLOTS, Row, RowBlock,
         STREAM_BUCKETS, STREAM_WAYS, Settings, StreamBucket, StreamBytes, TrieBlock, TrieRoot,
@@ -108,6 +108,9 @@ pub(crate) static STREAMS: Array<StreamBucket> = Array::with_max_entries(STREAM_
 /// Jiffies until which pods may have such connections, by endpoint number.
 #[map]
 pub(crate) static WATCHED: Array<u64> = Array::with_max_entries(ENDPOINT_SLOTS, 0);
+/// Times of doubt about connections to resolvers, by endpoint number.
+#[map]
+pub(crate) static DOUBTS: Array<DoubtBlock> = Array::with_max_entries(DOUBT_BLOCKS, SHARED);
 /// Beginning of the message that has not ended yet, of each connection.
 #[map]
 pub(crate) static STREAM_BYTES: Array<StreamBytes> =

@@ -127,8 +127,8 @@ impl Steps for Called {
     }
 
     #[inline(always)]
-    fn end(&self) -> bool {
-        netpold_stream_end() != 0
+    fn end(&self) {
+        netpold_stream_end();
     }
 
     #[inline(always)]
@@ -265,7 +265,10 @@ extern "C" fn netpold_stream_leave() -> u32 {
 #[inline(never)]
 extern "C" fn netpold_stream_end() -> u32 {
     let maps = Maps::new();
-    maps.work().is_none_or(|work| stream::end(&maps, work)).into()
+    if let Some(work) = maps.work() {
+        stream::end(&maps, work);
+    }
+    0
 }
 
 /// [`stream::is_refused`]
