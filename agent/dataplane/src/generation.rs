@@ -24,7 +24,7 @@ use super::global_sections::{self, Offered, Section};
 use super::ipv6_blocks::nodes_for;
 use super::ipv6_hosts::{buckets_for, filter_for, overflow_for};
 use super::maps::{TableError, array, at, descriptor};
-use super::names::{self, LEARNED, DOUBTS, Resolution};
+use super::names::{self, DOUBTS, LEARNED, Resolution};
 use super::namespace;
 use super::other_layout;
 use super::role::Program;

@@ -8,9 +8,9 @@ use netpold_ebpf::flow::control::{Control, timeouts};
 use netpold_ebpf::flow::key::hash_keys;
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::{
-    CT_WAYS, Ct4Way, Ct6Way, DOUBT_BLOCKS, DOUBT_CELLS, DOUBT_SHIFT, ENDPOINT_SLOTS, FragmentKey, FragmentPorts, LEARNED_BUCKETS,
-    NAME_WAYS, NAME_WORDS, OBSERVED4_BUCKETS, OBSERVED6_BUCKETS, QUESTION_BUCKETS, STREAM_BUCKETS,
-    STREAM_BYTES_WORDS, STREAM_WAYS, STREAM_WORDS, Settings,
+    CT_WAYS, Ct4Way, Ct6Way, DOUBT_BLOCKS, DOUBT_CELLS, DOUBT_SHIFT, ENDPOINT_SLOTS, FragmentKey,
+    FragmentPorts, LEARNED_BUCKETS, NAME_WAYS, NAME_WORDS, OBSERVED4_BUCKETS, OBSERVED6_BUCKETS,
+    QUESTION_BUCKETS, STREAM_BUCKETS, STREAM_BYTES_WORDS, STREAM_WAYS, STREAM_WORDS, Settings,
 };
 use netpold_ebpf::names::stream_table::DOUBTED;
 use netpold_ebpf::names::tables::Store;

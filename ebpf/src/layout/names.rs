@@ -109,7 +109,11 @@ pub const DOUBT_BLOCKS: u32 = 1_024;
 pub const DOUBT_SHIFT: u32 = 10;
 
 const _: () = {
-    assert!(size_of::<StreamEntry>() == 80 && DOUBT_BLOCKS.is_power_of_two() && STREAM_BUCKETS.is_power_of_two());
+    assert!(
+        size_of::<StreamEntry>() == 80
+            && DOUBT_BLOCKS.is_power_of_two()
+            && STREAM_BUCKETS.is_power_of_two()
+    );
     assert!(size_of::<RowNames>() == 64 && size_of::<NameKey>() == 16);
     assert!(size_of::<NameEntry>() == 48);
     assert!(LEARNED_BUCKETS.is_power_of_two() && QUESTION_BUCKETS.is_power_of_two());

@@ -148,8 +148,7 @@ const fn is_between(first: u32, number: u32, last: u32) -> bool {
 #[inline(always)]
 fn is_sent<T: NameTables>(tables: &T, work: Work, way: StreamWay) -> bool {
     let begin = (way.opened(tables) as u32).wrapping_add(1);
-    work.flags() as u8 & TCP_ACK != 0
-        && is_between(begin, work.acknowledged(), way.sent(tables))
+    work.flags() as u8 & TCP_ACK != 0 && is_between(begin, work.acknowledged(), way.sent(tables))
 }
 
 /// Whether a segment to the pod that policy drops is to end the reading.
@@ -356,7 +355,8 @@ pub fn leave<T: NameTables>(tables: &T, work: Work) -> u32 {
     if has_bytes {
         return question(tables, work);
     }
-    let belongs = find(tables, work).is_some_and(|way| belongs(tables, work, way, way.until(tables)));
+    let belongs =
+        find(tables, work).is_some_and(|way| belongs(tables, work, way, way.until(tables)));
     if belongs { PASSES } else { ENDS }
 }
 

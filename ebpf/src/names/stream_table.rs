@@ -14,9 +14,7 @@
 
 use crate::{
     flow::{key::hash_words, memory::Memory},
-    layout::{
-        DOUBT_CELLS, DOUBT_SHIFT, NAME_BUSY, STREAM_BUCKETS, STREAM_WAYS, STREAM_WORDS,
-    },
+    layout::{DOUBT_CELLS, DOUBT_SHIFT, NAME_BUSY, STREAM_BUCKETS, STREAM_WAYS, STREAM_WORDS},
     names::{
         conversation::in_seconds,
         store::ATTEMPTS,

@@ -91,10 +91,7 @@ fn forged_and_malformed_streams_open_nothing() {
         assert!(!net.connects(FOUND), "{what}: too early");
         net.flows.later(60 * HZ);
         net.open(&next);
-        assert!(
-            net.passes(&next.asks(0, &questions()))
-                && net.passes(&next.answers(0, &good()))
-        );
+        assert!(net.passes(&next.asks(0, &questions())) && net.passes(&next.answers(0, &good())));
         assert!(net.connects(FOUND), "{what}: the next connection is read");
     }
 }
@@ -429,7 +426,9 @@ fn only_the_number_of_the_syn_ack_is_acknowledged() {
 /// An acknowledgement before the SYN, at a port without an entry, may have opened a connection.
 #[test]
 fn a_packet_without_an_entry_casts_doubt_on_the_next_one() {
-    for packet in [|it: &Connection| it.sent(TCP_ACK, 1, &[]), |it| it.asks(0, &[0]), Connection::reset] {
+    for packet in
+        [|it: &Connection| it.sent(TCP_ACK, 1, &[]), |it| it.asks(0, &[0]), Connection::reset]
+    {
         for (seconds, counts) in [(0, false), (29, false), (45, true)] {
             let net = Net::of_api();
             let it = connection();

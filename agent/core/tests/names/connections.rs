@@ -50,9 +50,8 @@ impl Net {
 
     /// Connections that are read: entries at present, of ports without doubt.
     pub(crate) fn streams(&self) -> usize {
-        let words = (0..STREAM_BUCKETS).flat_map(|at| {
-            self.flows.stream_bucket(at).unwrap().chunks(STREAM_WORDS)
-        });
+        let words = (0..STREAM_BUCKETS)
+            .flat_map(|at| self.flows.stream_bucket(at).unwrap().chunks(STREAM_WORDS));
         let is_read = |way: &&[std::sync::atomic::AtomicU64]| {
             let word = |index: usize| way[index].load(Ordering::Acquire);
             let (asker, until) = (word(2), word(STREAM_WORDS - 1));

@@ -134,7 +134,10 @@ fn a_segment_behind_a_gap_or_over_the_place_ends_the_reading() {
         let connection = net.asked();
         assert!(before == 0 || net.passes(&connection.answers(0, &bytes[..before])));
         assert!(net.passes(&connection.answers(at, &bytes[at..])), "no connection depends on it");
-        assert!(net.passes(&connection.answers(0, &bytes)) && !net.connects(FOUND), "{before} {at}");
+        assert!(
+            net.passes(&connection.answers(0, &bytes)) && !net.connects(FOUND),
+            "{before} {at}"
+        );
         assert_eq!(net.streams(), 0);
     }
 }

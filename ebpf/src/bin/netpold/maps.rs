@@ -11,11 +11,11 @@ use aya_ebpf::{
 use netpold_ebpf::{
     judge::{connection::Tuple, reject::WORDS},
     layout::{
-        Blocks6Node, Counters, Ct4Bucket, Ct6Bucket, DOUBT_BLOCKS, DoubtBlock, ENDPOINT_SLOTS, Endpoint, FragmentKey,
-        FragmentPorts, Hosts6Bucket, LEARNED_BUCKETS, NameBucket, NameKey, OBSERVED4_BUCKETS,
-        OBSERVED6_BUCKETS, PortBitmap, QUESTION_BUCKETS, RESOLVER_SLOTS, Row, RowBlock,
-        STREAM_BUCKETS, STREAM_WAYS, Settings, StreamBucket, StreamBytes, TrieBlock, TrieRoot,
-        Unproven,
+        Blocks6Node, Counters, Ct4Bucket, Ct6Bucket, DOUBT_BLOCKS, DoubtBlock, ENDPOINT_SLOTS,
+        Endpoint, FragmentKey, FragmentPorts, Hosts6Bucket, LEARNED_BUCKETS, NameBucket, NameKey,
+        OBSERVED4_BUCKETS, OBSERVED6_BUCKETS, PortBitmap, QUESTION_BUCKETS, RESOLVER_SLOTS, Row,
+        RowBlock, STREAM_BUCKETS, STREAM_WAYS, Settings, StreamBucket, StreamBytes, TrieBlock,
+        TrieRoot, Unproven,
     },
     names::work::NameWork,
     packet::{
