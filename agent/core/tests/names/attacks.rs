@@ -426,9 +426,11 @@ fn only_the_number_of_the_syn_ack_is_acknowledged() {
 /// An acknowledgement before the SYN, at a port without an entry, may have opened a connection.
 #[test]
 fn a_packet_without_an_entry_casts_doubt_on_the_next_one() {
-    for packet in
-        [|it: &Connection| it.sent(TCP_ACK, 1, &[]), |it: &Connection| it.asks(0, &[0]), Connection::reset]
-    {
+    for packet in [
+        |it: &Connection| it.sent(TCP_ACK, 1, &[]),
+        |it: &Connection| it.asks(0, &[0]),
+        Connection::reset,
+    ] {
         for (seconds, counts) in [(0, false), (29, false), (45, true)] {
             let net = Net::of_api();
             let it = connection();

@@ -3,7 +3,7 @@
 
 use netpold_ebpf::layout::NAME_BUSY;
 use netpold_ebpf::names::conversation::RECORDS;
-use netpold_ebpf::packet::protocol::{TCP_ACK, TCP_SYN};
+use netpold_ebpf::packet::protocol::TCP_SYN;
 use netpold_testkit::flows::HZ;
 use netpold_testkit::names::{Record, answer, query, wire};
 use netpold_testkit::objects::ip;
@@ -152,7 +152,8 @@ fn a_packet_that_meets_a_held_entry_is_sent_again() {
         assert!(!net.passes(&packet), "{packet:02x?}");
     }
     assert!(
-        net.passes(&connection.sent(TCP_ACK, 1, &[])) && net.passes(&connection.answers(0, &[]))
+        net.passes(&connection.asks(questions().len(), &[]))
+            && net.passes(&connection.answers(0, &[]))
     );
     assert_eq!(net.set_until(until), NAME_BUSY);
     assert!(net.passes(&connection.answers(0, &bytes)) && net.connects(FOUND));
