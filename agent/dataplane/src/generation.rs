@@ -194,6 +194,9 @@ pub struct Generation {
     maps: Maps,
     /// The pinned maps, by pin name.
     pinned: Vec<(&'static str, OwnedFd)>,
+    /// Numbers of the endpoints whose packets the former programs read for domain names; `None` once the programs of this
+    /// generation judge everywhere.
+    read_before: Option<BTreeSet<u32>>,
 }
 
 impl Generation {
@@ -252,7 +255,7 @@ impl Generation {
         let description =
             other_layout::describe().map_err(|e| pin_error(pins.map(name), name, e.to_string()))?;
         pinned.push((name, description));
-        Ok(Self { bpf, tables, flow_tables, maps, pinned })
+        Ok(Self { bpf, tables, flow_tables, maps, pinned, read_before: None })
     }
 
     /// Maps and constants to load traced programs with.
@@ -405,9 +408,34 @@ impl Generation {
         Ok(gaining)
     }
 
-    /// Likewise of the endpoints that have names here, and are none of `former`.
-    pub(super) fn end_streams_without(&self, former: &BTreeSet<u32>) -> Result<(), TableError> {
-        self.end_streams(&self.tables.named().difference(former).copied().collect())
+    /// Makes this generation the one behind `former`, whose programs read the packets of the endpoints of `named`, by
+    /// number. Likewise ends the reading of all other connections.
+    pub(super) fn succeed(
+        &mut self,
+        former: Option<&Generation>,
+        named: BTreeSet<u32>,
+    ) -> Result<(), TableError> {
+        if let Some(former) = former {
+            self.tables.inherit_seen(&former.tables);
+        }
+        self.end_streams_without(&named)?;
+        self.read_before = Some(named);
+        Ok(())
+    }
+
+    /// Likewise behind an attachment of this generation's programs: packets of these endpoints that passed before were not
+    /// read. Once more behind the next one, unless the programs are attached `everywhere`.
+    pub(super) fn end_streams_attached(&mut self, everywhere: bool) -> Result<(), TableError> {
+        let Some(named) = self.read_before.take() else { return Ok(()) };
+        let ended = self.end_streams_without(&named);
+        if !everywhere || ended.is_err() {
+            self.read_before = Some(named);
+        }
+        ended
+    }
+
+    fn end_streams_without(&self, named: &BTreeSet<u32>) -> Result<(), TableError> {
+        self.end_streams(&self.tables.named().difference(named).copied().collect())
     }
 
     /// Casts doubt on all connections of some endpoints to resolvers.

@@ -252,10 +252,13 @@ impl Dataplane {
     }
 
     /// Makes a generation the one that is attached next; returns the one before it.
-    fn put_in_place(&mut self, fresh: Generation) -> Result<Option<Generation>, GenerationError> {
+    fn put_in_place(
+        &mut self,
+        mut fresh: Generation,
+    ) -> Result<Option<Generation>, GenerationError> {
         // Without a readable former state, all connections to resolvers end.
-        let former = PinnedState::read(&self.pins).map(|state| state.named()).unwrap_or_default();
-        fresh.end_streams_without(&former)?;
+        let named = PinnedState::read(&self.pins).map(|state| state.named).unwrap_or_default();
+        fresh.succeed(self.active.generation(), named)?;
         fresh.publish(&self.pins)?;
         self.hooks.renew();
         self.uplink_xdp.renew();
@@ -301,6 +304,9 @@ impl Dataplane {
         settings.demand_no_more(hooks.bridges(), generation);
         settings.let_devices_in(generation);
         let mut problems = attach_roles(wanted, hooks, settings, generation);
+        if let Err(error) = generation.end_streams_attached(problems.is_empty()) {
+            problems.insert(0, error.to_string());
+        }
         if self.uplink_xdp.is_stale() {
             self.uplink_xdp.reconcile(generation);
         }

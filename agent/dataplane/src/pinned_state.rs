@@ -23,6 +23,9 @@ pub struct PinnedState {
     pub bridges: [u32; BRIDGES],
     /// Its endpoints, by interface index.
     pub endpoints: Vec<Endpoint>,
+    /// Numbers of the endpoints with domain names, if only programs of this version have judged: they kept the table of
+    /// doubt about connections to resolvers.
+    pub(super) named: BTreeSet<u32>,
 }
 
 impl PinnedState {
@@ -37,14 +40,17 @@ impl PinnedState {
         let hash_seed = settings.map(|s| s.hash_seed);
         let proof = settings.filter(|s| s.demands_proof != 0).map(|s| s.proof);
         let bridges = settings.map_or([0; BRIDGES], |s| s.bridges);
-        let endpoints = endpoints
+        let endpoints: Vec<Endpoint> = endpoints
             .map(|map| (0..map.elements()).filter_map(|i| map.read(i).ok()).collect::<Vec<_>>())
             .unwrap_or_default()
             .into_iter()
             .filter(|e| e.ifindex != 0)
             .collect();
-        let mut state = Self { hash_seed, proof, bridges, endpoints };
+        let has_names = |endpoint: &&Endpoint| Rows(endpoint.rows).has_names();
+        let named = endpoints.iter().filter(has_names).map(|it| it.id).collect();
+        let mut state = Self { hash_seed, proof, bridges, endpoints, named };
         for directory in pins.other_tables() {
+            state.named.clear();
             // The migration of flows reports unreadable tables.
             let Ok(other) = OtherLayout::open(&directory) else { continue };
             state.hash_seed = state.hash_seed.or(other.hash_seed());
@@ -53,12 +59,6 @@ impl PinnedState {
             }
         }
         Ok(state)
-    }
-
-    /// Numbers of the endpoints that have domain names.
-    pub(super) fn named(&self) -> BTreeSet<u32> {
-        let named = self.endpoints.iter().filter(|it| Rows(it.rows).has_names());
-        named.map(|it| it.id).collect()
     }
 
     /// Adds another version's endpoints, except for interfaces with a known one.

@@ -50,7 +50,12 @@ pub struct Tables {
     local_endpoints: LocalEndpoints,
     names: Names,
     unproven: MappedArray<Unproven>,
+    /// Numbers of all endpoints that were ever in the table, up to [`SEEN`]; beyond that, all count as seen.
+    seen: BTreeSet<u32>,
 }
+
+/// Room for numbers of endpoints that were in the table.
+const SEEN: usize = 1 << 16;
 
 impl Tables {
     /// Takes the tables out of a loaded object.
@@ -77,6 +82,7 @@ impl Tables {
             local_endpoints: LocalEndpoints::open(bpf)?,
             names: Names::open(bpf)?,
             unproven: mapped(bpf, "UNPROVEN")?,
+            seen: BTreeSet::new(),
         })
     }
 
@@ -302,13 +308,17 @@ impl Tables {
         self.settings.store_u32(0, offset_of!(Settings, endpoint_probes), self.endpoint_probes)
     }
 
-    /// Numbers of the endpoints that operations give names, and that have none yet.
+    /// Numbers of the endpoints that operations give names, and that have none yet. Not those that are new to the table:
+    /// the interface of a new pod is closed until its programs are attached.
     #[expect(clippy::wildcard_enum_match_arm, reason = "of the operations, those on this table")]
     pub(super) fn gain_names(&self, ops: &[Op]) -> BTreeSet<u32> {
         let mut gaining = BTreeSet::new();
         for op in ops {
             let (slot, fresh) = match op {
-                Op::Endpoint(slot, endpoint) => (*slot, **endpoint),
+                Op::Endpoint(_, endpoint) if self.is_new(endpoint.id) => continue,
+                Op::Endpoint(slot, endpoint) | Op::EndpointAddrs(slot, endpoint) => {
+                    (*slot, **endpoint)
+                }
                 Op::EndpointRows(slot, rows) => {
                     let now = self.endpoints.read(*slot).unwrap_or_default();
                     (*slot, Endpoint { rows: *rows, ..now })
@@ -320,6 +330,21 @@ impl Tables {
             }
         }
         gaining
+    }
+
+    fn is_new(&self, endpoint: u32) -> bool {
+        self.seen.len() < SEEN && !self.seen.contains(&endpoint)
+    }
+
+    fn see(&mut self, endpoint: u32) {
+        if self.seen.len() < SEEN {
+            self.seen.insert(endpoint);
+        }
+    }
+
+    /// Takes over which endpoints were in a former generation's table.
+    pub(super) fn inherit_seen(&mut self, former: &Self) {
+        former.seen.iter().for_each(|endpoint| self.see(*endpoint));
     }
 
     fn has_names(&self, slot: u32, endpoint: u32) -> bool {
@@ -392,6 +417,7 @@ impl Tables {
         match op {
             Op::Endpoint(slot, endpoint) => {
                 self.look_as_far_as(*slot, endpoint.ifindex)?;
+                self.see(endpoint.id);
                 self.will_be(*slot, endpoint.rows, endpoint.flags)?;
                 self.endpoints.write_element(*slot, &Endpoint { ifindex: 0, ..**endpoint })?;
                 self.endpoints.store_u32(*slot, IFINDEX, endpoint.ifindex)?;
@@ -404,6 +430,7 @@ impl Tables {
                 self.rows_are(*slot, *rows)
             }
             Op::EndpointAddrs(slot, endpoint) => {
+                self.see(endpoint.id);
                 self.will_be(*slot, 0, endpoint.flags)?;
                 let now = self.endpoints.read(*slot)?;
                 self.endpoints

@@ -102,6 +102,24 @@ pub fn framed(message: &[u8]) -> Vec<u8> {
     [&(message.len() as u16).to_be_bytes()[..], message].concat()
 }
 
+/// A resolver's sending of bytes in order, in parts of random lengths up to `longest`; behind each part, it sends bytes
+/// again that it sent before.
+pub fn transmit_in_order(
+    connection: &Connection,
+    random: &mut Random,
+    (bytes, longest): (&[u8], usize),
+    mut send: impl FnMut(&Packet),
+) {
+    let mut at = 0;
+    while at < bytes.len() {
+        let end = (at + 1 + random.below(longest)).min(bytes.len());
+        send(&connection.answers(at, &bytes[at..end]));
+        let again = random.below(end);
+        send(&connection.answers(again, &bytes[again..end]));
+        at = end;
+    }
+}
+
 /// A resolver's sending of bytes: in parts of random lengths, some lost, some sent twice, some out of order. `passes`
 /// judges each packet on its way; the parts that it drops are sent again. Returns whether all bytes arrived.
 pub fn transmit(

@@ -83,6 +83,20 @@ fn cluster(cni: Cni, patterns: &[&str], arguments: &[&str]) -> (Cluster, Zone) {
     (cluster, zone)
 }
 
+/// [`cluster`], with clients that start behind the agent: it reads their connections from the first one on.
+fn cluster_with_newcomers(patterns: &[&str]) -> (Cluster, Zone) {
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "dns"]);
+    let zone = resolver(cluster.pod("dns"));
+    enforce(&mut cluster, patterns, &["--check-source", "isolated"]);
+    add_clients(&mut cluster);
+    (cluster, zone)
+}
+
+fn add_clients(cluster: &mut Cluster) {
+    ["client", "other"].into_iter().for_each(|name| cluster.add(0, name));
+    cluster.enforce();
+}
+
 /// Enforces the rules of [`cluster`].
 fn enforce(cluster: &mut Cluster, patterns: &[&str], arguments: &[&str]) {
     let at = cluster.pod("dns").addresses().to_vec();
@@ -199,8 +213,14 @@ fn lookups_of_the_c_library_open_both_families() {
 #[test]
 fn no_connection_is_faster_than_its_name() {
     require_root!();
-    const PAIRS: u16 = 1_000;
     let (cluster, zone) = cluster(Cni::Ptp, &["*.race.example"], &["--check-source", "isolated"]);
+    let dns = cluster.pod("dns").addresses()[0];
+    let socket = cluster.pod("client").run(|| socket_to(dns)).unwrap();
+    race(&cluster, &zone, 1_000, |n, name| asks(&socket, n, name, A));
+}
+
+/// Asks for the address of each of `pairs` names by `asks`, with the number and the name, and connects to it at once.
+fn race(cluster: &Cluster, zone: &Zone, pairs: u16, asks: impl Fn(u16, &str) -> bool + Sync) {
     // Addresses of an outside service, at the server.
     let server = cluster.pod("server");
     let at = |n: u16| Ipv4Addr::from(0xc612_0000 + u32::from(n));
@@ -208,15 +228,13 @@ fn no_connection_is_faster_than_its_name() {
     let gateway = server.ip4().unwrap();
     cluster.nodes[0].netns().ip(&format!("route add 198.18.0.0/16 via {gateway}\n")).unwrap();
     let name = |n: u16| format!("n{n}.race.example");
-    for n in 0..PAIRS {
+    for n in 0..pairs {
         zone.lock().unwrap().insert(name(n), vec![at(n).into()]);
     }
-    let dns = cluster.pod("dns").addresses()[0];
     let dropped = || {
-        let socket = socket_to(dns);
         let mut dropped = 0;
-        for n in 0..PAIRS {
-            assert!(asks(&socket, n, &name(n), A), "pair {n}: no answer");
+        for n in 0..pairs {
+            assert!(asks(n, &name(n)), "pair {n}: no answer");
             let begun = Instant::now();
             let to = SocketAddr::from((at(n), PORT));
             let opened = TcpStream::connect_timeout(&to, Duration::from_secs(10)).is_ok();
@@ -225,7 +243,7 @@ fn no_connection_is_faster_than_its_name() {
         }
         dropped
     };
-    assert_eq!(cluster.pod("client").run(dropped).unwrap(), 0, "of {PAIRS} pairs");
+    assert_eq!(cluster.pod("client").run(dropped).unwrap(), 0, "of {pairs} pairs");
 }
 
 #[test]

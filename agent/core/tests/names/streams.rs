@@ -8,7 +8,7 @@ use netpold_testkit::flows::HZ;
 use netpold_testkit::names::{Record, answer, query, wire};
 use netpold_testkit::objects::ip;
 use netpold_testkit::random::Random;
-use netpold_testkit::streams::{Connection, framed, transmit};
+use netpold_testkit::streams::{Connection, framed, transmit, transmit_in_order};
 
 use super::connections::{EVIL, PORT, around, connection, evil, good, question, questions};
 use super::net::{API, DNS, DNS6, FOUND, Net, pointer};
@@ -222,14 +222,9 @@ fn generated_streams_open_what_their_answers_have() {
         if is_disturbed {
             let _ = transmit(&connection, random, &bytes, |packet| net.passes(packet));
         } else {
-            let mut at = 0;
-            while at < bytes.len() {
-                let end = (at + 1 + random.below(600)).min(bytes.len());
-                assert!(net.passes(&connection.answers(at, &bytes[at..end])));
-                let from = random.below(end);
-                assert!(net.passes(&connection.answers(from, &bytes[from..end])), "sent again");
-                at = end;
-            }
+            transmit_in_order(&connection, random, (&bytes, 600), |packet| {
+                assert!(net.passes(packet));
+            });
             for at in &true_ones {
                 assert!(net.connects(at), "seed {seed}: {at}");
             }

@@ -13,14 +13,16 @@ use netpold_testkit::streams::framed;
 use nix::sys::signal::Signal;
 
 use super::resolver::{DNS, Zone};
-use super::{cluster, enforce, get_hosts, look_up, names, passes};
+use super::{
+    add_clients, cluster_with_newcomers, enforce, get_hosts, look_up, names, passes, race,
+};
 
 /// The C library meets a truncated answer, and asks again by TCP: both questions in one connection. While no agent runs,
 /// too.
 #[test]
 fn lookups_by_tcp_open_both_families() {
     require_root!();
-    let (mut cluster, zone) = cluster(Cni::Ptp, &["*.example.com"], &[]);
+    let (mut cluster, zone) = cluster_with_newcomers(&["*.example.com"]);
     let server = cluster.pod("server").addresses().to_vec();
     let dns = cluster.pod("dns").addresses().to_vec();
     // An answer over UDP has no address.
@@ -43,8 +45,15 @@ fn lookups_by_tcp_open_both_families() {
 #[test]
 fn answers_of_dnsmasq_open_addresses_by_udp_and_by_tcp() {
     require_root!();
-    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["client", "other", "server", "dns"]);
+    let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "dns"]);
     let (server, dns) = (addresses(&cluster, "server"), addresses(&cluster, "dns"));
+    let hosts = cluster.directory.path().join("hosts");
+    let others = (1..=40).map(|n| format!("198.51.100.{n} many.example.com\n"));
+    std::fs::write(
+        &hosts,
+        others.chain([format!("{} many.example.com\n", server[0])]).collect::<String>(),
+    )
+    .unwrap();
     let mut dnsmasq = cluster.pod("dns").command("dnsmasq").unwrap();
     dnsmasq
         .args(["--keep-in-foreground", "--conf-file=/dev/null", "--user=root", "--pid-file="])
@@ -54,6 +63,7 @@ fn answers_of_dnsmasq_open_addresses_by_udp_and_by_tcp() {
             "--local-ttl=30",
             "--cname=alias.example.com,large.example.com",
         ])
+        .arg(format!("--addn-hosts={}", hosts.display()))
         .arg(format!("--host-record=large.example.com,{}", server[0]))
         .arg(format!("--host-record=small.example.com,{}", server[1]))
         .stderr(Stdio::null());
@@ -65,9 +75,10 @@ fn answers_of_dnsmasq_open_addresses_by_udp_and_by_tcp() {
         Err(error) => panic!("dnsmasq: {error}"),
     };
     enforce(&mut cluster, &["*.example.com"], &[]);
+    add_clients(&mut cluster);
     let listens = || {
         let at = |at: &IpAddr| TcpStream::connect_timeout(&(*at, DNS).into(), MOMENT).is_ok();
-        cluster.pod("client").run(|| dns.iter().all(at)).unwrap()
+        cluster.pod("server").run(|| dns.iter().all(at)).unwrap()
     };
     eventually(PATIENCE, listens, || "dnsmasq does not listen".into());
     let opens = |from: &str, resolver: IpAddr, options: &str, name: &str, to: IpAddr| {
@@ -78,12 +89,34 @@ fn answers_of_dnsmasq_open_addresses_by_udp_and_by_tcp() {
     };
     opens("client", dns[0], "timeout:5 use-vc", "alias", server[0]);
     opens("client", dns[1], "timeout:5", "small", server[1]);
-    opens("other", dns[1], "timeout:5 use-vc", "large", server[0]);
+    // More than 512 bytes: the answer over UDP is truncated, and has no address.
+    opens("other", dns[1], "timeout:5", "many", server[0]);
     opens("other", dns[0], "timeout:5 use-vc", "small", server[1]);
 }
 
 fn addresses(cluster: &Cluster, pod: &str) -> Vec<IpAddr> {
     cluster.pod(pod).addresses().to_vec()
+}
+
+/// As over UDP, each connection begins as soon as the answer is read.
+#[test]
+fn no_connection_is_faster_than_its_name_over_tcp() {
+    require_root!();
+    let (cluster, zone) = cluster_with_newcomers(&["*.race.example"]);
+    // Each lookup has a port of its own: ports in doubt differ from those of lookups to come.
+    let ports = || std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40999").unwrap();
+    cluster.pod("client").run(ports).unwrap();
+    let dns = addresses(&cluster, "dns");
+    race(&cluster, &zone, 300, |n, name| {
+        let resolver = SocketAddr::from((dns[usize::from(n % 2)], DNS));
+        let mut stream = TcpStream::connect_timeout(&resolver, PATIENCE).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(&framed(&query(n, &wire(name)))).unwrap();
+        let mut length = [0; 2];
+        stream.read_exact(&mut length).unwrap();
+        let mut message = vec![0; u16::from_be_bytes(length).into()];
+        stream.read_exact(&mut message).is_ok()
+    });
 }
 
 /// A lookup by TCP of which the first half of the answer has arrived.
@@ -95,14 +128,14 @@ struct Halved<'a> {
 }
 
 impl<'a> Halved<'a> {
-    /// Looks up a name of an address in the client.
-    fn begin(cluster: &Cluster, zone: &'a Zone, name: &str, at: IpAddr) -> Self {
+    /// Looks up a name of an address in a pod.
+    fn begin(cluster: &Cluster, zone: &'a Zone, (pod, name): (&str, &str), at: IpAddr) -> Self {
         let (name, kind) =
             (format!("halved-{name}.example.com"), if at.is_ipv4() { 1 } else { 28 });
         zone.lock().unwrap().insert(name.clone(), vec![at]);
         let resolver = SocketAddr::from((addresses(cluster, "dns")[0], DNS));
         let connect = || TcpStream::connect_timeout(&resolver, PATIENCE).unwrap();
-        let mut stream = cluster.pod("client").run(connect).unwrap();
+        let mut stream = cluster.pod(pod).run(connect).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut question = query(3, &wire(&name));
         let at = question.len() - 4;
@@ -127,27 +160,14 @@ impl<'a> Halved<'a> {
 #[test]
 fn a_policy_that_loses_and_regains_names_reads_no_connection_on() {
     require_root!();
-    let (mut cluster, zone) = cluster(Cni::Ptp, &["*.example.com"], &[]);
+    let (mut cluster, zone) = cluster_with_newcomers(&["*.example.com"]);
     let (server, dns) = (addresses(&cluster, "server"), addresses(&cluster, "dns"));
     let with = |cluster: &mut Cluster, patterns: &[&str]| {
-        cluster.objects = vec![names("client", &dns, patterns)];
+        cluster.objects = ["client", "other", "third"].map(|app| names(app, &dns, patterns)).into();
     };
-    let halved = Halved::begin(&cluster, &zone, "lost", server[0]);
-    cluster.objects.clear();
-    cluster.enforce();
     with(&mut cluster, &["*.example.com"]);
+    cluster.add(0, "third");
     cluster.enforce();
-    halved.end();
-    assert!(!passes(&cluster, "client", Protocol::Tcp, server[0], MOMENT), "lost and regained");
-    let halved = Halved::begin(&cluster, &zone, "restarted", server[0]);
-    cluster.objects.clear();
-    cluster.enforce();
-    cluster.agents[0].end(Signal::SIGKILL);
-    with(&mut cluster, &["*.example.com"]);
-    cluster.write();
-    cluster.restart(0);
-    halved.end();
-    assert!(!passes(&cluster, "client", Protocol::Tcp, server[0], MOMENT), "regained at a start");
     let edit = |cluster: &mut Cluster| {
         with(cluster, &["www.example.org", "*.example.com"]);
         cluster.enforce();
@@ -158,6 +178,21 @@ fn a_policy_that_loses_and_regains_names_reads_no_connection_on() {
         cluster.restart(0);
     };
     goes_on_over(&mut cluster, &zone, "restart", server[1], restart);
+    // The agent runs while one pod regains names, and starts with those of the other one.
+    let lost = Halved::begin(&cluster, &zone, ("other", "lost"), server[0]);
+    let restarted = Halved::begin(&cluster, &zone, ("third", "restarted"), server[0]);
+    cluster.objects.clear();
+    cluster.enforce();
+    cluster.objects = vec![names("other", &dns, &["*.example.com"])];
+    cluster.enforce();
+    lost.end();
+    assert!(!passes(&cluster, "other", Protocol::Tcp, server[0], MOMENT), "lost and regained");
+    cluster.agents[0].end(Signal::SIGKILL);
+    with(&mut cluster, &["*.example.com"]);
+    cluster.write();
+    cluster.restart(0);
+    restarted.end();
+    assert!(!passes(&cluster, "third", Protocol::Tcp, server[0], MOMENT), "regained at a start");
 }
 
 /// Asserts that a change ends no lookup.
@@ -170,7 +205,7 @@ fn goes_on_over(
 ) {
     for attempt in 0..5 {
         let begun = Instant::now();
-        let halved = Halved::begin(cluster, zone, &format!("{what}-{attempt}"), to);
+        let halved = Halved::begin(cluster, zone, ("client", &format!("{what}-{attempt}")), to);
         change(cluster);
         halved.end();
         // An answer counts within 10 s.
