@@ -21,7 +21,7 @@ const NEED_AGENT: [&str; 3] = ["kept", "manifests", "selectors"];
 /// Options of `cargo xtask fuzz`.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// packets, manifests, selectors, kept, probes, delta or tables
+    /// packets, manifests, selectors, kept, probes, delta, tables or streams
     #[arg(value_name = "TARGET")]
     target: String,
     /// Duration of the run

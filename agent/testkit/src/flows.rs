@@ -106,6 +106,14 @@ impl FlowTables {
         }
     }
 
+    /// Removes all questions, and connections to resolvers with all doubts about them.
+    pub fn forget_streams(&self) {
+        let NameStores { asked, streams, watched, doubts, .. } = self.names();
+        for word in [asked, streams, watched, doubts].into_iter().flatten() {
+            word.store(0, Ordering::Release);
+        }
+    }
+
     /// Calls `meet` for every flow: number of its way through both tables, its state, and the words of the way.
     pub fn for_each(&self, mut meet: impl FnMut(u32, Control, &[AtomicU64])) {
         for_each(&self.ct4, &self.ct6, &mut meet);

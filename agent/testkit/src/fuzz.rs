@@ -9,4 +9,5 @@ pub mod packets;
 pub mod probes;
 #[cfg(feature = "agent")]
 pub mod selectors;
+pub mod streams;
 pub mod tables;

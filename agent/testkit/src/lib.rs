@@ -34,6 +34,7 @@ pub mod one_pod;
 pub mod oracle;
 pub mod random;
 pub mod reject;
+pub mod resolver;
 pub mod steps;
 pub mod streams;
 pub mod transition;

@@ -6,7 +6,7 @@ mod tenant;
 
 use std::path::Path;
 
-use netpold_testkit::fuzz::{delta, kept, manifests, packets, probes, selectors, tables};
+use netpold_testkit::fuzz::{delta, kept, manifests, packets, probes, selectors, streams, tables};
 use netpold_testkit::random::Random;
 use netpold_testkit::steps;
 
@@ -88,4 +88,9 @@ fn deltas_of_the_corpus() {
 #[test]
 fn tables_of_the_corpus() {
     replay("tables", CHANGED / 20, tables::run);
+}
+
+#[test]
+fn streams_of_the_corpus() {
+    replay("streams", CHANGED, streams::run);
 }

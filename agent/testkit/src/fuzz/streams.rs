@@ -1,0 +1,288 @@
+//! An attacker in a pod against answers over TCP: it knows each number, sends any segment from its own address, has packets
+//! on the way lost, repeated and reordered, and owns a zone. Whatever it does, no address counts that stands inside of a text
+//! in an answer.
+
+use std::cell::RefCell;
+use std::sync::atomic::Ordering;
+
+use netpold_core::model::{Action, Change, Direction, DomainName, Peer, Selector, Tier};
+use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN};
+
+use crate::flows::{FlowTables, HZ};
+use crate::frames::{frame, ip_between, segment, tcp};
+use crate::names::{Record, answer, query, wire};
+use crate::node::NodeTables;
+use crate::objects::{
+    self, NODE, block, cluster_policy, cluster_rule, interface, ip, namespace, node, pod,
+};
+use crate::resolver::{Resolver, Segment};
+use crate::streams::framed;
+use crate::world::World;
+
+const OWN: &str = "10.0.0.1";
+const DNS: &str = "10.96.0.10";
+/// Address that no answer has, only a text inside of one.
+const EVIL: &str = "192.0.2.66";
+const NAME: &str = "api.example.com";
+/// A name of the attacker.
+const MINE: &str = "mine.example";
+const IFINDEX: u32 = 1;
+const UPLINK: u32 = 9;
+const PORTS: [u16; 2] = [41_000, 41_001];
+/// Number of the pod's SYN.
+const CLIENT: u32 = 0xffff_ff00;
+/// Seconds after which a packet on its way is lost.
+const DELAY: u32 = 10;
+/// Bytes of an input for one step.
+const STEP: usize = 4;
+/// Jiffies at the beginning of an input.
+const BEGIN: u32 = 1_000_000;
+/// Steps of an input.
+const STEPS: usize = 200;
+
+/// The pod, the resolver, and packets on their way.
+struct Attack<'a> {
+    tables: &'a NodeTables,
+    resolver: Resolver,
+    /// Packets, with the second of their sending, and the size of [`Resolver::cookie`].
+    to_resolver: Vec<(Segment, u32, u32)>,
+    to_pod: Vec<(Segment, u32)>,
+    second: u32,
+    /// The text that the attacker's zone has.
+    text: Vec<u8>,
+    /// Number of the last SYN of each port.
+    opened: [u32; 2],
+}
+
+/// Runs one input.
+///
+/// # Panics
+/// An address counts that no answer has.
+pub fn run(bytes: &[u8]) {
+    thread_local! {
+        static TABLES: RefCell<NodeTables> = RefCell::new(tables());
+    }
+    TABLES.with_borrow_mut(|tables| {
+        tables.flows.forget_flows();
+        tables.flows.forget_streams();
+        tables.flows.now.store(BEGIN, Ordering::Release);
+        let mut attack = Attack {
+            tables,
+            resolver: Resolver { minute: 7, ..Resolver::default() },
+            to_resolver: Vec::new(),
+            to_pod: Vec::new(),
+            second: 0,
+            text: Vec::new(),
+            opened: [CLIENT; 2],
+        };
+        for step in bytes.chunks_exact(STEP).take(STEPS) {
+            attack.step(step);
+        }
+    });
+}
+
+/// A pod that may reach the resolver and the addresses of [`NAME`].
+fn tables() -> NodeTables {
+    let name = DomainName::try_from(NAME.to_owned()).expect("a name");
+    let everything = vec![block("0.0.0.0/0", &[])];
+    let rules = vec![
+        cluster_rule(Action::Accept, vec![block(&format!("{DNS}/32"), &[])], None),
+        cluster_rule(Action::Accept, vec![Peer::Domain(name)], None),
+        cluster_rule(Action::Deny, everything, None),
+    ];
+    let world = World::new([
+        Change::Node(node(NODE, &["192.168.0.1"])),
+        Change::Namespace(namespace("a", &[])),
+        Change::Namespace(namespace("kube-system", &[])),
+        Change::Pod(pod("a", "p", &[], &[OWN])),
+        Change::Interface(interface(IFINDEX, &[OWN])),
+        Change::Service(objects::service(("kube-system", "kube-dns"), &[DNS], &[("", 53, None)])),
+        Change::Policy(objects::policy("a", "in", Selector::default(), Some(vec![]), None)),
+        Change::ClusterPolicy(cluster_policy("names", (Tier::Admin, 10), vec![], rules)),
+    ]);
+    NodeTables { policy: world.tables, flows: FlowTables::new(16) }
+}
+
+/// The answer that the attacker wants: to a question that it asks, with an address of its choice.
+fn evil() -> Vec<u8> {
+    framed(&answer(7, &wire(NAME), &[Record::address(vec![0xc0, 12], ip(EVIL), 300)]))
+}
+
+/// The resolver's answer: the name's own address, or a text of the attacker.
+fn respond(message: &[u8], text: &[u8]) -> Option<Vec<u8>> {
+    let id = u16::from_be_bytes(*message.first_chunk()?);
+    let name = message.get(12..)?;
+    if name.starts_with(&wire(NAME)) {
+        return Some(answer(
+            id,
+            &wire(NAME),
+            &[Record::address(vec![0xc0, 12], ip("192.0.2.7"), 300)],
+        ));
+    }
+    let text = Record { owner: vec![0xc0, 12], kind: 16, ttl: 300, data: text.to_vec() };
+    name.starts_with(&wire(MINE)).then(|| answer(id, &wire(MINE), &[text]))
+}
+
+impl Attack<'_> {
+    fn step(&mut self, step: &[u8]) {
+        let [kind, first, second, third] = [step[0], step[1], step[2], step[3]];
+        match kind % 10 {
+            0 | 1 => self.forge(first, second, third),
+            2 => self.open(first, second),
+            3 => self.carry(first),
+            4 | 5 => self.deliver(first),
+            6 => {
+                let at = usize::from(second);
+                if first % 2 == 0 && at < self.to_resolver.len() {
+                    self.to_resolver.remove(at);
+                } else if at < self.to_pod.len() {
+                    let packet = self.to_pod[at].clone();
+                    self.to_pod.push(packet);
+                }
+            }
+            7 => self.transmit(first, second, third),
+            8 => self.wait([1, 1, 4, 11, 31, 61][usize::from(first) % 6]),
+            _ => self.change(first, second),
+        }
+    }
+
+    /// Judges a segment at the pod's hook; whether it passes.
+    fn judge(&self, direction: Direction, it: &Segment) -> bool {
+        let (ports, ends, came_from) = match direction {
+            Direction::Egress => ((it.port, 53), (OWN, DNS), IFINDEX),
+            Direction::Ingress => ((53, it.port), (DNS, OWN), UPLINK),
+        };
+        let numbers = (it.sequence, it.acknowledged);
+        let data = segment(ports, it.flags, numbers, &it.data);
+        let packet = frame(&ip_between(ip(ends.0), ip(ends.1), TCP, &data));
+        let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
+        self.tables.judge_by_names(direction, hook, &packet).1
+    }
+
+    fn send(&mut self, segment: Segment, size: u32) {
+        if self.judge(Direction::Egress, &segment) {
+            self.to_resolver.push((segment, self.second, size));
+        }
+    }
+
+    fn open(&mut self, which: u8, shift: u8) {
+        let index = usize::from(which % 2);
+        let sequence = CLIENT.wrapping_add((shift % 4).into());
+        self.opened[index] = sequence;
+        let open = Segment {
+            port: PORTS[index],
+            flags: TCP_SYN,
+            sequence,
+            acknowledged: 0,
+            data: Vec::new(),
+        };
+        self.send(open, u32::from(which >> 4));
+    }
+
+    /// Sends a segment of a connection that there may be.
+    fn forge(&mut self, which: u8, numbers: u8, content: u8) {
+        const FLAGS: [u8; 5] =
+            [TCP_ACK, TCP_ACK | TCP_PSH, TCP_ACK | TCP_FIN, TCP_RST, TCP_RST | TCP_ACK];
+        let index = usize::from(which % 2);
+        let port = PORTS[index];
+        let stream = self.resolver.streams.get(&port);
+        let opened = self.opened[index];
+        let next = stream.map_or_else(|| opened.wrapping_add(1), |stream| stream.next);
+        let sequence = match numbers % 4 {
+            0 | 1 => next,
+            2 => next.wrapping_sub((numbers >> 4).into()),
+            _ => opened.wrapping_add(1),
+        };
+        let cookie = |minute, size| Resolver::cookie(port, opened, minute, size).wrapping_add(1);
+        let minute = self.resolver.minute;
+        let size = u32::from(numbers >> 4);
+        let read = stream.map_or(0, |stream| stream.written.len() as u32);
+        let first = stream.map_or_else(|| cookie(minute, 0), |stream| stream.first);
+        let acknowledged = match numbers >> 2 & 3 {
+            0 => first,
+            1 => first.wrapping_add(read),
+            2 => cookie(minute, size),
+            _ => cookie(minute.wrapping_sub(1), size),
+        };
+        let question = |id, name: &str| framed(&query(id, &wire(name)));
+        let data = match content % 8 {
+            0 | 1 => Vec::new(),
+            2 => question(7, NAME),
+            3 => question(9, MINE),
+            4 => [question(7, NAME), question(9, MINE)].concat(),
+            5 => question(9, MINE)[..usize::from(content >> 3)].to_vec(),
+            6 => question(9, MINE)[usize::from(content >> 3).min(20)..].to_vec(),
+            _ => evil(),
+        };
+        let flags = FLAGS[usize::from(which >> 1) % 5];
+        self.send(Segment { port, flags, sequence, acknowledged, data }, 0);
+    }
+
+    /// Lets a packet arrive at the resolver.
+    fn carry(&mut self, which: u8) {
+        if self.to_resolver.is_empty() {
+            return;
+        }
+        let at = usize::from(which) % self.to_resolver.len();
+        let (segment, sent, size) = self.to_resolver.remove(at);
+        if sent + DELAY < self.second {
+            return;
+        }
+        let text = &self.text;
+        let replies = self.resolver.receive(&segment, size, |message| respond(message, text));
+        self.to_pod.extend(replies.into_iter().map(|reply| (reply, self.second)));
+    }
+
+    /// Lets a packet arrive at the pod.
+    fn deliver(&mut self, which: u8) {
+        if self.to_pod.is_empty() {
+            return;
+        }
+        let at = usize::from(which) % self.to_pod.len();
+        let (segment, sent) = self.to_pod.remove(at);
+        if sent + DELAY < self.second {
+            return;
+        }
+        self.judge(Direction::Ingress, &segment);
+        let data = tcp(40_000, 443, TCP_SYN);
+        let open = frame(&ip_between(ip(OWN), ip(EVIL), TCP, &data));
+        let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
+        let (reason, _) = self.tables.judge_by_names(Direction::Egress, hook, &open);
+        assert!(reason.is_drop(), "{EVIL} counts behind {segment:02x?}");
+    }
+
+    /// The resolver sends bytes that it has written.
+    fn transmit(&mut self, which: u8, from: u8, length: u8) {
+        let port = PORTS[usize::from(which % 2)];
+        let Some(stream) = self.resolver.streams.get(&port) else { return };
+        let written = stream.written.len();
+        let from = if from < 0xf0 { from.into() } else { written / 2 };
+        let length = if length < 0xf0 { length.into() } else { written };
+        let segment = stream.transmit(port, from, length);
+        self.to_pod.push((segment, self.second));
+    }
+
+    fn wait(&mut self, seconds: u32) {
+        self.second += seconds;
+        self.resolver.minute = 7 + self.second / 60;
+        self.tables.flows.later(seconds * HZ);
+    }
+
+    /// Changes the attacker's text, or lets a connection of the resolver end.
+    fn change(&mut self, which: u8, shift: u8) {
+        let port = PORTS[usize::from(which >> 4) % 2];
+        match which % 4 {
+            0 => self.text.clear(),
+            // A text begins where an answer with an empty text ends.
+            1 => self.text = evil(),
+            2 => self.text = [&[b'.'; 3][..usize::from(shift % 4)], &evil(), &evil()].concat(),
+            _ => {
+                let ended = self.resolver.streams.remove(&port).filter(|_| shift % 2 == 0);
+                let reset =
+                    ended.map(|it| Segment { flags: TCP_RST, ..it.transmit(port, usize::MAX, 0) });
+                self.to_pod.extend(reset.map(|reset| (reset, self.second)));
+            }
+        }
+    }
+}
