@@ -115,7 +115,7 @@ pub fn transmit_in_order(
         let end = (at + 1 + random.below(longest)).min(bytes.len());
         send(&connection.answers(at, &bytes[at..end]));
         let again = random.below(end);
-        send(&connection.answers(again, &bytes[again..end]));
+        send(&connection.answers(again, &bytes[again..end.min(again + longest)]));
         at = end;
     }
 }

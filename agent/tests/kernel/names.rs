@@ -1,5 +1,6 @@
 //! Domain names: conversations with resolvers, and connections to resolved addresses, in the kernel and on the host.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
 
 use netpold_core::model::{
@@ -305,10 +306,6 @@ const fn came(direction: Direction) -> u32 {
 
 /// Shortest time of a program for one packet, with `before` judged before each run.
 fn fastest(world: &mut World, direction: Direction, frame: &[u8], before: Option<&[u8]>) -> u32 {
-    let name = match direction {
-        Direction::Egress => "netpold_egress",
-        Direction::Ingress => "netpold_ingress",
-    };
     let rounds = if before.is_some() { 20_000 } else { 20 };
     let repeat = if before.is_some() { 1 } else { 1_000_000 };
     let mut took = (0..rounds).map(|_| {
@@ -316,12 +313,37 @@ fn fastest(world: &mut World, direction: Direction, frame: &[u8], before: Option
             let asks = program(&mut world.bpf, "netpold_egress").fd().expect("netpold_egress");
             run(asks.as_fd(), &Run::once(before)).expect("netpold_egress");
         }
-        let ingress_ifindex = if direction == Direction::Egress { IFINDEX } else { UPLINK };
-        let fd = program(&mut world.bpf, name).fd().expect(name);
-        let run_of = Run { repeat, ingress_ifindex, ..Run::once(frame) };
-        run(fd.as_fd(), &run_of).expect(name).nanoseconds
+        once(world, direction, &Run { repeat, ..Run::once(frame) })
     });
     took.by_ref().min().unwrap_or_default()
+}
+
+/// Shortest times of a SYN, its SYN-ACK, the acknowledgement, a question and an answer over TCP, of connections from many
+/// ports.
+fn fastest_over_tcp(world: &mut World, ports: Range<u16>, answer: &[u8]) -> [u32; 5] {
+    let mut least = [u32::MAX; 5];
+    for port in ports {
+        let it = Connection::new(ip(OWN[0]), ip(DNS[0]), port, (7, 9));
+        let question = it.asks(0, &framed(&query(7, &wire("a.example"))));
+        let packets = it.handshake().into_iter().chain([question, it.answers(0, answer)]);
+        for (least, (direction, packet)) in least.iter_mut().zip(packets) {
+            let packet = frame(&packet);
+            let took = once(world, direction, &Run::once(&packet));
+            *least = took.min(*least);
+        }
+    }
+    least
+}
+
+/// Nanoseconds of a program's test run.
+fn once(world: &mut World, direction: Direction, packet: &Run<'_>) -> u32 {
+    let name = match direction {
+        Direction::Egress => "netpold_egress",
+        Direction::Ingress => "netpold_ingress",
+    };
+    let fd = program(&mut world.bpf, name).fd().expect(name);
+    let run_of = Run { ingress_ifindex: came(direction), ..*packet };
+    run(fd.as_fd(), &run_of).expect(name).nanoseconds
 }
 
 #[test]
@@ -358,6 +380,12 @@ fn nanoseconds_per_packet_with_names() {
         for (records, said) in &answers {
             let took = fastest(&mut world, Direction::Ingress, said, Some(&question));
             println!("{case}, an answer of {records} records: {took} ns");
+        }
+        for (records, ports) in [(1, 40_000..40_500), (16, 40_500..41_000)] {
+            let record = Record::address(vec![0xc0, 12], ip(found), 600);
+            let said = framed(&answer(7, &wire("a.example"), &vec![record; records]));
+            let took = fastest_over_tcp(&mut world, ports, &said);
+            println!("{case}, SYN, SYN-ACK, ACK, question, answer of {records}: {took:?} ns");
         }
     }
 }

@@ -19,10 +19,8 @@ use netpold_ebpf::{
         work::{MESSAGE, Work},
     },
     packet::{
-        bytes::{Bytes as _, Window as _},
         family::{V4, V6},
         parsed::ParsedPacket,
-        protocol::UDP,
     },
     reason::Reason,
     tables::{TableFamily, find_endpoint},
@@ -32,9 +30,10 @@ use crate::{
     Global, READ_IPV4, READ_IPV6, READ_LINK, READ_OPTIONS, SlowPath,
     maps::{self, Scratch},
     netpold_leave_hook, netpold_options,
-    packet::{Copied, Direct},
+    packet::Copied,
     recorded, streams,
     tables::Maps,
+    trace::TRACED,
     watches_only,
 };
 
@@ -148,54 +147,43 @@ extern "C" fn netpold_choose_row(group: u32) -> u32 {
 /// names. False if the packet is to be dropped, since TCP sends it again.
 #[inline(always)]
 pub(crate) fn listen<D: Direction>(skb: *mut __sk_buff, reason: u32) -> bool {
-    let drops = reason >= Reason::FIRST_DROP as u32;
-    if drops && D::EGRESS {
+    // The traced entry has no stack left for this check; the functions make it, too.
+    if !TRACED && named(skb).is_none() {
         return true;
     }
-    let Some(endpoint) = named(skb) else { return true };
-    if drops {
-        streams::netpold_stream_refused(skb);
-        return true;
-    }
-    let protocol = protocol(skb);
-    if protocol != Some(UDP) {
-        let result = if D::EGRESS {
-            streams::netpold_stream_out(skb, endpoint)
-        } else {
-            streams::netpold_stream_in(skb)
-        };
-        if protocol.is_some() || result == 0 {
-            return result != 0 || watches_only();
-        }
-    }
-    if D::EGRESS {
-        if netpold_asks(skb) != 0 {
-            netpold_ask();
-        }
-    } else if netpold_answers(skb) != 0 && netpold_answer(skb) != 0 {
-        for _ in 0..RECORDS {
-            let result = netpold_name_record();
-            if result == conversation::END {
-                break;
-            }
-            if result == conversation::ADDRESS {
-                for index in 0..NAME_MATCHES as u32 {
-                    netpold_name_learn(index);
-                }
-            }
-        }
-    }
-    true
+    let passes = if D::EGRESS {
+        streams::netpold_listen_egress(skb, reason)
+    } else {
+        streams::netpold_listen_ingress(skb, reason)
+    };
+    passes != 0 || watches_only()
 }
 
-/// Protocol in a packet's header, if that can be read in place.
+/// Reads the question in a datagram of a pod, if it has one.
 #[inline(always)]
-fn protocol(skb: *mut __sk_buff) -> Option<u8> {
-    // SAFETY: the program's context.
-    let bytes = unsafe { Direct::<true>::new(skb) };
-    let is_v6 = crate::may_be_ipv6(skb);
-    let header = bytes.window::<34>(0)?;
-    streams::is_plain(&header, is_v6).then(|| header.byte(14 + if is_v6 { 6 } else { 9 }))
+pub(crate) fn read_question(skb: *mut __sk_buff) {
+    if netpold_asks(skb) != 0 {
+        netpold_ask();
+    }
+}
+
+/// Reads the answer in a datagram to a pod, if it has one.
+#[inline(always)]
+pub(crate) fn read_answer(skb: *mut __sk_buff) {
+    if netpold_answers(skb) == 0 || netpold_answer(skb) == 0 {
+        return;
+    }
+    for _ in 0..RECORDS {
+        let result = netpold_name_record();
+        if result == conversation::END {
+            break;
+        }
+        if result == conversation::ADDRESS {
+            for index in 0..NAME_MATCHES as u32 {
+                netpold_name_learn(index);
+            }
+        }
+    }
 }
 
 #[unsafe(no_mangle)]

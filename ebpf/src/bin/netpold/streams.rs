@@ -15,86 +15,112 @@ use netpold_ebpf::{
         bytes::{Bytes, Window},
         family::{V4, V6},
         parse::is_extension,
-        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, TCP_FIN, TCP_RST},
+        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, TCP_FIN, TCP_RST, UDP},
     },
+    reason::Reason,
     tables::find_endpoint,
 };
 
 use crate::{
     maps,
-    names::{netpold_answer, netpold_ask, netpold_name_learn, netpold_name_record, unknown},
+    names::{
+        named, netpold_answer, netpold_ask, netpold_name_learn, netpold_name_record, read_answer,
+        read_question, unknown,
+    },
     packet::{Copied, Direct, InBuffer},
     tables::Maps,
 };
 
-/// Reads a packet to a pod with names; 0 if it is to be dropped.
+/// Reads a packet to a pod, if the pod has names; 0 if it is to be dropped. Of a packet that policy drops, whether it ends a
+/// connection.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub(crate) extern "C" fn netpold_stream_in(skb: *mut __sk_buff) -> u32 {
-    (!may_matter::<Ingress>(skb, BOUNDS, |port| port == DNS) || answers(&Called(skb))).into()
-}
-
-/// Reads a packet of a pod with names; 0 if it is to be dropped.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub(crate) extern "C" fn netpold_stream_out(skb: *mut __sk_buff, endpoint: u32) -> u32 {
-    (!may_matter::<Egress>(skb, BOUNDS, |port| port == DNS || is_to_resolver(skb, endpoint))
-        || asks(&Called(skb)))
-    .into()
-}
-
-/// Reads a packet to a pod with names that policy drops.
-#[unsafe(no_mangle)]
-#[inline(never)]
-pub(crate) extern "C" fn netpold_stream_refused(skb: *mut __sk_buff) -> u32 {
-    if may_matter::<Ingress>(skb, TCP_FIN | TCP_RST, |_| false) {
-        steps::refused(&Called(skb));
+pub(crate) extern "C" fn netpold_listen_ingress(skb: *mut __sk_buff, reason: u32) -> u32 {
+    if named(skb).is_none() {
+        return 1;
     }
-    0
+    if is_drop(reason) {
+        if look::<Ingress>(skb, TCP_FIN | TCP_RST, |_| false).may_be_segment {
+            steps::refused(&Called(skb));
+        }
+        return 1;
+    }
+    let sight = look::<Ingress>(skb, BOUNDS, |port| port == DNS);
+    if sight.may_be_segment && !answers(&Called(skb)) {
+        return 0;
+    }
+    if sight.may_be_datagram {
+        read_answer(skb);
+    }
+    1
 }
 
-/// Whether a frame is plain IP, without tags: its header is behind the link header's 14 bytes.
-#[inline(always)]
-pub(crate) fn is_plain(header: &impl Window, is_v6: bool) -> bool {
-    header.be16(12) == if is_v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 }
+/// Reads a packet of a pod, if the pod has names; 0 if it is to be dropped.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub(crate) extern "C" fn netpold_listen_egress(skb: *mut __sk_buff, reason: u32) -> u32 {
+    if is_drop(reason) || named(skb).is_none() {
+        return 1;
+    }
+    let sight = look::<Egress>(skb, BOUNDS, |port| port == DNS || is_to_resolver(skb));
+    if sight.may_be_segment && !asks(&Called(skb)) {
+        return 0;
+    }
+    if sight.may_be_datagram {
+        read_question(skb);
+    }
+    1
 }
 
-/// Whether a packet may matter to a connection to a resolver: by its headers, if they can be read in place. A segment does
-/// by one of the flags, or by the other side's port. No pod may hide a segment to a resolver, so behind tags, options and
-/// extension headers, any protocol counts as TCP.
 #[inline(always)]
-fn may_matter<D: Direction>(
-    skb: *mut __sk_buff,
-    flags: u8,
-    is_of: impl FnOnce(u16) -> bool,
-) -> bool {
+const fn is_drop(reason: u32) -> bool {
+    reason >= Reason::FIRST_DROP as u32
+}
+
+/// Kinds of a packet that its headers leave open.
+struct Sight {
+    /// A segment that may matter to a connection to a resolver.
+    may_be_segment: bool,
+    /// A datagram.
+    may_be_datagram: bool,
+}
+
+/// Looks at a packet's headers, if they can be read in place. A segment may matter by one of the flags, or by the other
+/// side's port. No pod may hide a segment to a resolver, so behind tags, options and extension headers, any protocol counts
+/// as TCP.
+#[inline(always)]
+fn look<D: Direction>(skb: *mut __sk_buff, flags: u8, is_of: impl FnOnce(u16) -> bool) -> Sight {
     const FRAGMENT: u16 = 0x3fff;
+    let segment = |may_be_segment| Sight { may_be_segment, may_be_datagram: false };
     // SAFETY: the program's context.
     let bytes = unsafe { Direct::<true>::new(skb) };
     let is_v6 = crate::may_be_ipv6(skb);
     let (at, length) = if is_v6 { (6, 40) } else { (9, 20) };
-    let Some(header) = bytes.window::<34>(0) else { return true };
-    if !is_plain(&header, is_v6) {
-        return true;
-    }
+    let ethertype = if is_v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 };
+    let Some(header) = bytes.window::<34>(0).filter(|header| header.be16(12) == ethertype) else {
+        return Sight { may_be_segment: true, may_be_datagram: true };
+    };
     let protocol = header.byte(14 + at);
+    if protocol == UDP {
+        return Sight { may_be_segment: false, may_be_datagram: true };
+    }
     if protocol != TCP {
-        return is_v6 && is_extension(protocol);
+        return segment(is_v6 && is_extension(protocol));
     }
     if !is_v6 && (header.byte(14) != 0x45 || header.be16(20) & FRAGMENT != 0) {
-        return true;
+        return segment(true);
     }
-    let Some(segment) = bytes.window::<14>(14 + length) else { return true };
-    let port = segment.be16(if D::EGRESS { 2 } else { 0 });
-    segment.byte(13) & flags != 0 || is_of(port)
+    let Some(tcp) = bytes.window::<14>(14 + length) else { return segment(true) };
+    let port = tcp.be16(if D::EGRESS { 2 } else { 0 });
+    segment(tcp.byte(13) & flags != 0 || is_of(port))
 }
 
 /// Whether a plain packet of an endpoint with connections to resolvers goes to a resolver's address: a segment to any port
 /// of it may be of a connection to port 53, if the node translates that.
 #[inline(always)]
-fn is_to_resolver(skb: *mut __sk_buff, endpoint: u32) -> bool {
+fn is_to_resolver(skb: *mut __sk_buff) -> bool {
     let maps = Maps::new();
-    if !stream::is_watched(&maps, endpoint) {
+    if !named(skb).is_some_and(|endpoint| stream::is_watched(&maps, endpoint)) {
         return false;
     }
     // SAFETY: the program's context.
