@@ -22,7 +22,7 @@ pub(crate) type Zone = Arc<Mutex<HashMap<String, Vec<IpAddr>>>>;
 
 /// Answers queries for A and AAAA at every address of a pod until the test ends: with an alias, then the addresses
 /// behind it, or with no record. Names that begin with `silent` get no answer, those with `large` a truncated one by
-/// UDP and 40 more addresses by TCP, and those with `halved` the second half of a TCP answer once the zone has lost them.
+/// UDP and 40 more addresses by TCP, those with `split` a TCP answer byte by byte, and those with `halved` the second half of a TCP answer once the zone has lost them.
 pub(crate) fn resolver(pod: &Pod) -> Zone {
     let zone = Zone::default();
     for address in pod.addresses() {
@@ -40,8 +40,9 @@ pub(crate) fn resolver(pod: &Pod) -> Zone {
         let of_streams = zone.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
+                let (zone, stream) = (of_streams.clone(), stream.unwrap());
                 // The client closes the connection behind the last answer.
-                drop(serve(&of_streams, stream.unwrap()));
+                std::thread::spawn(move || drop(serve(&zone, stream)));
             }
         });
     }
@@ -59,7 +60,12 @@ fn serve(zone: &Zone, mut stream: TcpStream) -> io::Result<()> {
         let answer = framed(&respond(zone, &message, true).ok_or(io::ErrorKind::InvalidData)?);
         let name = text(&message[12..]);
         let is_halved = name.starts_with("halved");
-        for part in answer.chunks(if is_halved { answer.len().div_ceil(2) } else { 300 }) {
+        let longest = match name.split('-').next() {
+            Some("halved") => answer.len().div_ceil(2),
+            Some("split") => 1,
+            _ => 300,
+        };
+        for part in answer.chunks(longest) {
             stream.write_all(part)?;
             while is_halved && zone.lock().unwrap().contains_key(&name) {
                 std::thread::sleep(Duration::from_millis(10));

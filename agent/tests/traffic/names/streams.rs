@@ -18,7 +18,7 @@ use super::{
 };
 
 /// The C library meets a truncated answer, and asks again by TCP: both questions in one connection. While no agent runs,
-/// too.
+/// too. Also an answer whose segments have a byte each.
 #[test]
 fn lookups_by_tcp_open_both_families() {
     require_root!();
@@ -39,6 +39,17 @@ fn lookups_by_tcp_open_both_families() {
     let found = get_hosts(&cluster, "client", dns[1], "timeout:5", "large-two");
     assert!(found.contains(&server[1].to_string()), "{found}");
     assert!(passes(&cluster, "client", Protocol::Tcp, server[1], PATIENCE), "without an agent");
+    for (resolver, at) in dns.iter().zip(&server) {
+        let opens = |attempt| {
+            let name = format!("split-{attempt}");
+            zone.lock().unwrap().insert(format!("{name}.example.com"), vec![*at]);
+            let found = get_hosts(&cluster, "other", *resolver, "timeout:5 use-vc", &name);
+            assert!(found.contains(&at.to_string()), "{found}");
+            passes(&cluster, "other", Protocol::Tcp, *at, MOMENT)
+        };
+        // Reading ends if two CPUs meet in the connection.
+        assert!((0..3).any(opens), "{at}");
+    }
 }
 
 /// A resolver as nodes have it, asked by the C library: over UDP, and over TCP alone (`use-vc`).
@@ -103,12 +114,16 @@ fn addresses(cluster: &Cluster, pod: &str) -> Vec<IpAddr> {
 fn no_connection_is_faster_than_its_name_over_tcp() {
     require_root!();
     let (cluster, zone) = cluster_with_newcomers(&["*.race.example"]);
-    // Each lookup has a port of its own: ports in doubt differ from those of lookups to come.
-    let ports = || std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40999").unwrap();
-    cluster.pod("client").run(ports).unwrap();
+    const PAIRS: u16 = 300;
     let dns = addresses(&cluster, "dns");
-    race(&cluster, &zone, 300, |n, name| {
-        let resolver = SocketAddr::from((dns[usize::from(n % 2)], DNS));
+    race(&cluster, &zone, PAIRS, |n, name| {
+        let family = usize::from(n / (PAIRS / 2));
+        if n % (PAIRS / 2) == 0 {
+            // Each lookup has a port of its own, which no other one has left in doubt.
+            let ports = ["40000 40499", "40500 40999"][family];
+            std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", ports).unwrap();
+        }
+        let resolver = SocketAddr::from((dns[family], DNS));
         let mut stream = TcpStream::connect_timeout(&resolver, PATIENCE).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.write_all(&framed(&query(n, &wire(name)))).unwrap();
