@@ -219,7 +219,7 @@ impl FlowTables {
         let word = self.names().doubts[first + cell / 4].load(Ordering::Acquire).to_ne_bytes();
         let at = u16::from_ne_bytes([word[cell % 4 * 2], word[cell % 4 * 2 + 1]]);
         let now = (self.now.load(Ordering::Acquire) >> DOUBT_SHIFT) as u16;
-        u32::from(now.wrapping_sub(at)) <= (DOUBTED as u32 * HZ >> DOUBT_SHIFT) + 1
+        u32::from(now.wrapping_sub(at)) <= ((DOUBTED as u32 * HZ) >> DOUBT_SHIFT) + 1
     }
 
     pub(crate) fn watched(&self, endpoint: u32) -> Option<*mut u64> {

@@ -296,7 +296,7 @@ pub(crate) fn is_doubted<T: NameTables>(tables: &T, work: Work) -> bool {
     // SAFETY: a cell of the table.
     let at = unsafe { cell.read_volatile() };
     let age = ((tables.jiffies() >> DOUBT_SHIFT) as u16).wrapping_sub(at);
-    u64::from(age) <= (DOUBTED * u64::from(settings.refresh_after) >> DOUBT_SHIFT) + 1
+    u64::from(age) <= ((DOUBTED * u64::from(settings.refresh_after)) >> DOUBT_SHIFT) + 1
 }
 
 /// Whether an entry was valid so lately that packets of its connection may be on their way.

@@ -134,7 +134,7 @@ impl Attack<'_> {
             4 | 5 => self.deliver(first),
             6 => {
                 let at = usize::from(second);
-                if first % 2 == 0 && at < self.to_resolver.len() {
+                if first.is_multiple_of(2) && at < self.to_resolver.len() {
                     self.to_resolver.remove(at);
                 } else if at < self.to_pod.len() {
                     let packet = self.to_pod[at].clone();
@@ -278,7 +278,7 @@ impl Attack<'_> {
             1 => self.text = evil(),
             2 => self.text = [&[b'.'; 3][..usize::from(shift % 4)], &evil(), &evil()].concat(),
             _ => {
-                let ended = self.resolver.streams.remove(&port).filter(|_| shift % 2 == 0);
+                let ended = self.resolver.streams.remove(&port).filter(|_| shift.is_multiple_of(2));
                 let reset =
                     ended.map(|it| Segment { flags: TCP_RST, ..it.transmit(port, usize::MAX, 0) });
                 self.to_pod.extend(reset.map(|reset| (reset, self.second)));
