@@ -147,7 +147,7 @@ extern "C" fn netpold_choose_row(group: u32) -> u32 {
 /// names. False if the packet is to be dropped, since TCP sends it again.
 #[inline(always)]
 pub(crate) fn listen<D: Direction>(skb: *mut __sk_buff, reason: u32) -> bool {
-    // The traced entry has no stack left for this check; the functions make it, too.
+    // The traced entry has no stack left for this check; its functions make it.
     if !TRACED && named(skb).is_none() {
         return true;
     }

@@ -29,14 +29,15 @@ use crate::{
     },
     packet::{Copied, Direct, InBuffer},
     tables::Maps,
+    trace::TRACED,
 };
 
-/// Reads a packet to a pod, if the pod has names; 0 if it is to be dropped. Of a packet that policy drops, whether it ends a
+/// Reads a packet to a pod with names; 0 if it is to be dropped. Of a packet that policy drops, whether it ends a
 /// connection.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn netpold_listen_ingress(skb: *mut __sk_buff, reason: u32) -> u32 {
-    if named(skb).is_none() {
+    if TRACED && named(skb).is_none() {
         return 1;
     }
     if is_drop(reason) {
@@ -55,11 +56,11 @@ pub(crate) extern "C" fn netpold_listen_ingress(skb: *mut __sk_buff, reason: u32
     1
 }
 
-/// Reads a packet of a pod, if the pod has names; 0 if it is to be dropped.
+/// Reads a packet of a pod with names; 0 if it is to be dropped.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn netpold_listen_egress(skb: *mut __sk_buff, reason: u32) -> u32 {
-    if is_drop(reason) || named(skb).is_none() {
+    if is_drop(reason) || (TRACED && named(skb).is_none()) {
         return 1;
     }
     let sight = look::<Egress>(skb, BOUNDS, |port| port == DNS || is_to_resolver(skb));
