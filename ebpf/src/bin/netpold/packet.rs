@@ -97,7 +97,8 @@ impl Window for InPlace {
     }
 }
 
-/// A packet read by a copying helper, wherever its bytes lie: those in pages move to the linear part first. All windows share one buffer, to save stack.
+/// A packet read by a copying helper, wherever its bytes lie: those in pages move to the linear part first. All windows
+/// share one buffer, to save stack.
 pub(crate) struct Copied {
     skb: *mut __sk_buff,
     buffer: UnsafeCell<MaybeUninit<[u64; MAX_WINDOW / 8]>>,
