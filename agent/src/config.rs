@@ -165,6 +165,7 @@ impl TryFrom<RunArgs> for RunConfig {
                     cli::Denial::Reject => Denial::Reject,
                 },
                 resolvers: args.dns_servers.into_iter().collect(),
+                names_over_tcp: args.dns_transports == cli::DnsTransports::UdpTcp,
                 ..Options::default()
             },
             node: args.node_name,

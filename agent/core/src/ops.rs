@@ -47,8 +47,8 @@ pub enum Op {
     Name(u32, Box<DomainName>, u32),
     /// Remove a domain name from a list that no packet reads any more.
     NameGone(u32, Box<DomainName>),
-    /// Trust a resolver.
-    Resolver(IpAddr),
+    /// Trust a resolver; its answers over TCP too, or those over UDP alone.
+    Resolver(IpAddr, bool),
     /// Trust a resolver no longer.
     ResolverGone(IpAddr),
     /// Fill a free endpoint slot; `ifindex` is written last.

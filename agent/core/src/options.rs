@@ -104,6 +104,8 @@ pub struct Options {
     pub denial: Denial,
     /// Trusted resolvers besides the cluster's DNS Service.
     pub resolvers: BTreeSet<IpAddr>,
+    /// Whether resolvers' answers over TCP count, too.
+    pub names_over_tcp: bool,
     /// First endpoint number to assign; greater than any in the conntrack tables.
     pub first_endpoint_id: u32,
     /// Numbers of endpoints that an earlier agent installed, by interface index and `Endpoint::uid_hash`.

@@ -12,7 +12,7 @@ use netpold_core::model::DomainName;
 use netpold_core::ops::Op;
 use netpold_ebpf::layout::{
     DOUBT_BLOCKS, DOUBT_CELLS, DOUBT_SHIFT, NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, NameKey,
-    Settings,
+    RESOLVES, RESOLVES_OVER_TCP, Settings,
 };
 use netpold_ebpf::names::conversation::MOST;
 use netpold_ebpf::names::name::Points;
@@ -46,7 +46,10 @@ impl Names {
                 (NAMES, self.names.insert(key(settings, *list, name), *groups, 0))
             }
             Op::NameGone(list, name) => (NAMES, gone(&mut self.names, key(settings, *list, name))),
-            Op::Resolver(address) => (RESOLVERS, self.resolvers.insert(mapped(*address), 1, 0)),
+            Op::Resolver(address, over_tcp) => {
+                let counts = RESOLVES | if *over_tcp { RESOLVES_OVER_TCP } else { 0 };
+                (RESOLVERS, self.resolvers.insert(mapped(*address), counts, 0))
+            }
             Op::ResolverGone(address) => (RESOLVERS, gone(&mut self.resolvers, mapped(*address))),
             _ => return Ok(()),
         };

@@ -10,9 +10,9 @@ use netpold_core::model::DomainName;
 use netpold_core::ops::{Op, TableWriter};
 use netpold_ebpf::endpoint::Rows;
 use netpold_ebpf::layout::{
-    ANY_ISOLATES_EGRESS, ANY_OBSERVED, ANY_UNCHECKED, ENDPOINT_SLOTS, EP_CHECK_SOURCE, EP_OBSERVE,
-    Endpoint, PortBitmap, PortWord, Row, RowBlock, Settings, TIMEOUTS, TrieBlock, TrieRoot,
-    Unproven, endpoint_slot,
+    ANY_ISOLATES_EGRESS, ANY_OBSERVED, ANY_OVER_TCP, ANY_UNCHECKED, ENDPOINT_SLOTS,
+    EP_CHECK_SOURCE, EP_OBSERVE, Endpoint, PortBitmap, PortWord, Row, RowBlock, Settings, TIMEOUTS,
+    TrieBlock, TrieRoot, Unproven, endpoint_slot,
 };
 
 use super::global_sections;
@@ -45,6 +45,8 @@ pub struct Tables {
     isolating: BTreeSet<u32>,
     observed: BTreeSet<u32>,
     unchecked: BTreeSet<u32>,
+    /// Whether answers over TCP count, [`ANY_OVER_TCP`].
+    over_tcp: bool,
     /// The settings as first written, with the hash keys that place IPv6 addresses.
     hashing: Settings,
     local_endpoints: LocalEndpoints,
@@ -78,6 +80,7 @@ impl Tables {
             isolating: BTreeSet::new(),
             observed: BTreeSet::new(),
             unchecked: BTreeSet::new(),
+            over_tcp: false,
             hashing: Settings::default(),
             local_endpoints: LocalEndpoints::open(bpf)?,
             names: Names::open(bpf)?,
@@ -221,7 +224,11 @@ impl TableWriter for Tables {
                 self.apply_endpoint(op).map_err(at("ENDPOINTS"))?;
                 self.local_endpoints.apply(op)
             }
-            Op::Name(..) | Op::NameGone(..) | Op::Resolver(_) | Op::ResolverGone(_) => {
+            Op::Name(..) | Op::NameGone(..) | Op::Resolver(..) | Op::ResolverGone(_) => {
+                if matches!(op, Op::Resolver(_, true)) && !self.over_tcp {
+                    self.over_tcp = true;
+                    self.write_any().map_err(at("SETTINGS"))?;
+                }
                 self.names.apply(op, &self.hashing)
             }
             Op::Grace => {
@@ -364,6 +371,7 @@ impl Tables {
         flag(&self.isolating, ANY_ISOLATES_EGRESS)
             | flag(&self.observed, ANY_OBSERVED)
             | flag(&self.unchecked, ANY_UNCHECKED)
+            | if self.over_tcp { ANY_OVER_TCP } else { 0 }
     }
 
     /// Adds an endpoint to [`Settings::any_endpoint`], before programs find its new rows and flags. What it leaves there is
@@ -401,9 +409,10 @@ impl Tables {
         } else {
             slots(self).remove(&slot);
         }
-        if self.any_endpoint() == before {
-            return Ok(());
-        }
+        if self.any_endpoint() == before { Ok(()) } else { self.write_any() }
+    }
+
+    fn write_any(&self) -> Result<(), MmapError> {
         let offset = offset_of!(Settings, any_endpoint);
         self.settings.store_u32(0, offset, self.any_endpoint())
     }

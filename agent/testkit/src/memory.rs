@@ -124,8 +124,8 @@ pub struct MemoryTables {
     pub endpoints: BTreeMap<u32, Endpoint>,
     /// Groups of rules by list and domain name.
     pub names: BTreeMap<(u32, DomainName), u32>,
-    /// Trusted resolvers.
-    pub resolvers: BTreeSet<IpAddr>,
+    /// Trusted resolvers, and whether their answers over TCP count.
+    pub resolvers: BTreeMap<IpAddr, bool>,
 }
 
 impl Default for MemoryTables {
@@ -148,7 +148,7 @@ impl MemoryTables {
             bitmaps: Elements::new("bitmap"),
             endpoints: BTreeMap::new(),
             names: BTreeMap::new(),
-            resolvers: BTreeSet::new(),
+            resolvers: BTreeMap::new(),
         }
     }
 
@@ -290,8 +290,8 @@ impl TableWriter for MemoryTables {
             Op::NameGone(list, name) => {
                 self.names.remove(&(*list, (**name).clone()));
             }
-            Op::Resolver(address) => {
-                self.resolvers.insert(*address);
+            Op::Resolver(address, over_tcp) => {
+                self.resolvers.insert(*address, *over_tcp);
             }
             Op::ResolverGone(address) => {
                 self.resolvers.remove(address);

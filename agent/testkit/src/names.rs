@@ -9,7 +9,7 @@ use netpold_ebpf::direction::{self, Egress, Ingress};
 use netpold_ebpf::endpoint::EndpointRef;
 use netpold_ebpf::judge::evaluator::{PacketEvaluator, Under, Visitor};
 use netpold_ebpf::judge::hook::Hook;
-use netpold_ebpf::layout::{NAME_GROUPS, NAME_MATCHES, NameKey};
+use netpold_ebpf::layout::{NAME_GROUPS, NAME_MATCHES, NameKey, RESOLVES, RESOLVES_OVER_TCP};
 use netpold_ebpf::names::choice;
 use netpold_ebpf::names::conversation::{self, ADDRESS, Datagram, END, RECORDS, datagram};
 use netpold_ebpf::names::name::{self, Points};
@@ -37,13 +37,17 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P
         self.flows.borrow().now.load(Ordering::Acquire).into()
     }
 
-    fn is_resolver(&self, address: &[u64; 2]) -> bool {
+    fn resolver(&self, address: &[u64; 2]) -> u32 {
         let [first, second] = address.map(u64::to_ne_bytes);
         let mut octets = [0; 16];
         octets[..8].copy_from_slice(&first);
         octets[8..].copy_from_slice(&second);
         let address = Ipv6Addr::from(octets).to_canonical();
-        self.policy.borrow().resolvers.contains(&address)
+        match self.policy.borrow().resolvers.get(&address) {
+            Some(true) => RESOLVES | RESOLVES_OVER_TCP,
+            Some(false) => RESOLVES,
+            None => 0,
+        }
     }
 
     fn groups(&self, key: &NameKey) -> u32 {

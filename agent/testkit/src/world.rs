@@ -27,7 +27,7 @@ impl World {
     /// A world of another node.
     #[must_use]
     pub fn on(node: &str, changes: impl IntoIterator<Item = Change>) -> Self {
-        let options = Options { node: node.into(), ..Options::default() };
+        let options = Options { node: node.into(), names_over_tcp: true, ..Options::default() };
         let mut world = Self { compiler: Compiler::new(options), tables: MemoryTables::new() };
         world.apply(changes);
         world

@@ -16,7 +16,10 @@ use netpold_dataplane::{
 };
 use netpold_ebpf::{
     judge::hook::Hook,
-    layout::{ANY_OBSERVED, Counters, ENDPOINT_SLOTS, EP_OBSERVE, Endpoint, NameKey, Row},
+    layout::{
+        ANY_OBSERVED, ANY_OVER_TCP, Counters, ENDPOINT_SLOTS, EP_OBSERVE, Endpoint, NameKey,
+        RESOLVES, RESOLVES_OVER_TCP, Row,
+    },
     reason::{Reason, counter},
 };
 use netpold_testkit::node::NodeTables;
@@ -106,9 +109,10 @@ impl World {
             let key = NameKey { list: *list, hash: names::hash(&host.flows.settings, name) };
             hash_map::<NameKey>(bpf, "NAMES").insert(key, groups, 0).expect("NAMES");
         }
-        for resolver in &host.policy.resolvers {
+        for (resolver, over_tcp) in &host.policy.resolvers {
             let mut resolvers = hash_map::<[u8; 16]>(bpf, "RESOLVERS");
-            resolvers.insert(names::mapped(*resolver), 1_u32, 0).expect("RESOLVERS");
+            let counts = RESOLVES | if *over_tcp { RESOLVES_OVER_TCP } else { 0 };
+            resolvers.insert(names::mapped(*resolver), counts, 0).expect("RESOLVERS");
         }
         self.write_endpoint();
     }
@@ -121,7 +125,10 @@ impl World {
         }
         endpoints[slot] = twin;
         let is_observed = endpoints.iter().any(|endpoint| endpoint.flags & EP_OBSERVE != 0);
-        self.host.flows.settings.any_endpoint = if is_observed { ANY_OBSERVED } else { 0 };
+        let over_tcp = self.host.policy.resolvers.values().any(|over_tcp| *over_tcp);
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        self.host.flows.settings.any_endpoint =
+            flag(is_observed, ANY_OBSERVED) | flag(over_tcp, ANY_OVER_TCP);
         set_section(&mut self.bpf, global_sections::ENDPOINTS, &endpoints);
         set_section(&mut self.bpf, global_sections::SETTINGS, &[self.host.flows.settings]);
     }

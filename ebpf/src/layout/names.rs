@@ -53,6 +53,10 @@ pub const NAME_WORDS: usize = size_of::<NameEntry>() / 8;
 pub const NAME_WAYS: usize = 8;
 /// A bucket of entries.
 pub type NameBucket = [NameEntry; NAME_WAYS];
+/// Value of a trusted resolver: its answers count.
+pub const RESOLVES: u32 = 1;
+/// Besides [`RESOLVES`]: its answers over TCP count, too.
+pub const RESOLVES_OVER_TCP: u32 = 2;
 /// Highest number of trusted resolvers.
 pub const RESOLVER_SLOTS: u32 = 1_024;
 /// Buckets of resolved addresses.

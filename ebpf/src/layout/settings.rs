@@ -66,7 +66,7 @@ pub struct Settings {
     /// Not zero once [`Settings::devices`] is filled and all programs are attached: packets without the proof from an
     /// interface in none of the tables drop where they leave.
     pub closes_unknown: u32,
-    /// Flags of what holds for any endpoint: [`ANY_ISOLATES_EGRESS`], [`ANY_OBSERVED`], [`ANY_UNCHECKED`]. The agent sets a
+    /// Flags of what holds for any endpoint: [`ANY_ISOLATES_EGRESS`], [`ANY_OBSERVED`], [`ANY_UNCHECKED`], [`ANY_OVER_TCP`]. The agent sets a
     /// flag before it writes the first such endpoint, and clears it behind the last.
     pub any_endpoint: u32,
     /// Most answers to denied packets in a second, for each endpoint and direction; 0: none.
@@ -81,6 +81,8 @@ pub const ANY_ISOLATES_EGRESS: u32 = 1 << 0;
 pub const ANY_OBSERVED: u32 = 1 << 1;
 /// Flag in [`Settings::any_endpoint`]: an endpoint lacks the flag [`EP_CHECK_SOURCE`](crate::layout::EP_CHECK_SOURCE).
 pub const ANY_UNCHECKED: u32 = 1 << 2;
+/// Answers of resolvers over TCP count, see [`crate::names::stream`].
+pub const ANY_OVER_TCP: u32 = 1 << 3;
 
 /// Interfaces per line of [`Settings::devices`]. Lines are needed since arrays of more than 32 elements have no
 /// `Default`.

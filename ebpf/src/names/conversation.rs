@@ -2,7 +2,7 @@
 
 use crate::{
     direction::Direction,
-    layout::{NameEntry, Settings},
+    layout::{NameEntry, RESOLVES, Settings},
     names::{
         name,
         store::{self, ATTEMPTS, LEAST},
@@ -109,7 +109,7 @@ pub fn ask<T: NameTables>(tables: &T, work: Work) {
     let Some(settings) = tables.settings() else { return };
     // A query (QR 0) of the standard kind (opcode 0).
     if !has_flags(work, 0xf800, 0)
-        || !tables.is_resolver(work.address())
+        || tables.resolver(work.address()) & RESOLVES == 0
         || tables.read_name(work, HEADER) == 0
     {
         return;
@@ -139,7 +139,10 @@ fn name_asked(work: Work) {
 #[inline(always)]
 pub fn question<T: NameTables>(tables: &T, work: Work, list: u32) -> bool {
     // A response (QR 1) to a standard query.
-    if list == 0 || !has_flags(work, 0xf800, 0x8000) || !tables.is_resolver(work.address()) {
+    if list == 0
+        || !has_flags(work, 0xf800, 0x8000)
+        || tables.resolver(work.address()) & RESOLVES == 0
+    {
         return false;
     }
     let end = tables.read_name(work, HEADER);

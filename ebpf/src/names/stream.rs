@@ -26,7 +26,7 @@
 //! pod's kernel rejects it; the bytes are not read a second time.
 
 use crate::{
-    layout::{STREAM_BYTES_WORDS, STREAM_OPEN},
+    layout::{RESOLVES_OVER_TCP, STREAM_BYTES_WORDS, STREAM_OPEN},
     names::{
         conversation::{ANSWER_WITHIN, DNS, END, GOES_ON, HEADER, in_seconds},
         stream_table::{Held, StreamWay, doubt, find, hold, is_doubted, open},
@@ -92,7 +92,7 @@ impl Source for &[u8] {
 pub fn arrive<T: NameTables>(tables: &T, work: Work) -> u32 {
     let flags = work.flags() as u8;
     let is_bound = flags & BOUNDS != 0;
-    if !tables.is_resolver(work.remote()) {
+    if !is_resolver(tables, work) {
         return PASSES;
     }
     if flags & TCP_RST != 0 || work.is_whole() == 0 {
@@ -151,10 +151,16 @@ fn is_sent<T: NameTables>(tables: &T, work: Work, way: StreamWay) -> bool {
     work.flags() as u8 & TCP_ACK != 0 && is_between(begin, work.acknowledged(), way.sent(tables))
 }
 
+/// Whether the other side is a trusted resolver, over TCP too.
+#[inline(always)]
+pub fn is_resolver<T: NameTables>(tables: &T, work: Work) -> bool {
+    tables.resolver(work.remote()) & RESOLVES_OVER_TCP != 0
+}
+
 /// Whether a segment to the pod that policy drops is to end the reading.
 #[inline(always)]
 pub fn is_refused<T: NameTables>(tables: &T, work: Work) -> bool {
-    work.flags() as u8 & (TCP_FIN | TCP_RST) != 0 && tables.is_resolver(work.remote())
+    work.flags() as u8 & (TCP_FIN | TCP_RST) != 0 && is_resolver(tables, work)
 }
 
 /// Ends the reading of the segment's connection, and casts doubt on its port.
@@ -332,10 +338,10 @@ pub fn leave<T: NameTables>(tables: &T, work: Work) -> u32 {
         return DROPS;
     }
     let opens = flags & (BOUNDS | TCP_ACK) == TCP_SYN;
-    let is_resolver = tables.is_resolver(work.remote());
-    let is_dns = is_resolver && work.remote_port() == u32::from(DNS);
+    let is_trusted = is_resolver(tables, work);
+    let is_dns = is_trusted && work.remote_port() == u32::from(DNS);
     // To whomever: the resolver may take an end at its own address for one of the Service's connection.
-    let may_go_on = is_resolver && is_watched(tables, (work.asker() >> 32) as u32);
+    let may_go_on = is_trusted && is_watched(tables, (work.asker() >> 32) as u32);
     if !is_dns {
         let may_matter = flags & BOUNDS != 0 || may_go_on;
         return if may_matter && find(tables, work).is_some() { ENDS } else { PASSES };

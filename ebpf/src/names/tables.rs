@@ -18,8 +18,8 @@ pub trait NameTables: Tables {
     fn work(&self) -> Option<Work>;
     /// Jiffies, all 64 bits.
     fn jiffies(&self) -> u64;
-    /// Whether an address is a trusted resolver's.
-    fn is_resolver(&self, address: &[u64; 2]) -> bool;
+    /// Which answers of an address count: [`crate::layout::RESOLVES`] and [`crate::layout::RESOLVES_OVER_TCP`], or 0.
+    fn resolver(&self, address: &[u64; 2]) -> u32;
     /// Groups of a list's name, a bit for each; 0 if the list does not have it.
     fn groups(&self, key: &NameKey) -> u32;
     /// First word of a bucket.

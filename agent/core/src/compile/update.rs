@@ -67,7 +67,8 @@ impl Update<'_> {
             self.fill_temporary(&via_temporary, &mut ops);
         }
         self.tables.rows.write(&self.tables.port_sets, &mut ops);
-        self.tables.names.trust(resolvers(self.cluster, self.options), &mut ops);
+        let over_tcp = self.options.names_over_tcp;
+        self.tables.names.trust(resolvers(self.cluster, self.options), over_tcp, &mut ops);
 
         for slot in &changes.gone {
             self.tables.endpoints.vanish(*slot, &mut ops);

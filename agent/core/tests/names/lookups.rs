@@ -304,7 +304,7 @@ fn a_node_has_a_thousand_resolvers_at_most() {
     let slice = objects::slice(("kube-system", "dns-2"), "kube-dns", &many, &[("", 53)]);
     net.world.apply([Change::EndpointSlice(slice)]);
     assert_eq!(net.world.tables.resolvers.len(), RESOLVER_SLOTS as usize);
-    assert!(net.world.tables.resolvers.contains(&ip(DNS)), "the Service comes first");
+    assert!(net.world.tables.resolvers.contains_key(&ip(DNS)), "the Service comes first");
 }
 
 #[test]

@@ -29,6 +29,21 @@ fn an_answer_over_tcp_opens_its_address() {
     }
 }
 
+/// A pod that ends a connection behind the programs and begins another in its place could forge answers.
+#[test]
+fn answers_over_tcp_count_only_on_request() {
+    let mut net = Net::of_api();
+    net.world.tables.resolvers.values_mut().for_each(|over_tcp| *over_tcp = false);
+    let connection = connection();
+    net.open(&connection);
+    assert!(net.passes(&connection.asks(0, &questions())));
+    assert!(net.passes(&connection.answers(0, &good())));
+    assert!(!net.connects(FOUND) && net.streams() == 0);
+    net.send(1, DNS, PORT, &question());
+    net.deliver(1, DNS, PORT, &good()[2..]);
+    assert!(net.connects(FOUND), "over UDP");
+}
+
 #[test]
 fn segments_may_be_cut_anywhere() {
     let bytes = good();

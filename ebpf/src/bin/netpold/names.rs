@@ -326,8 +326,9 @@ impl NameTables for Maps {
     }
 
     #[inline(always)]
-    fn is_resolver(&self, address: &[u64; 2]) -> bool {
-        maps::RESOLVERS.get_ptr(address).is_some()
+    fn resolver(&self, address: &[u64; 2]) -> u32 {
+        // SAFETY: the value is a word, read once.
+        maps::RESOLVERS.get_ptr(address).map_or(0, |counts| unsafe { counts.read_volatile() })
     }
 
     #[inline(always)]

@@ -3,6 +3,7 @@
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
+    layout::ANY_OVER_TCP,
     names::{
         conversation::{self, DNS, mapped},
         segment::segment,
@@ -41,13 +42,13 @@ pub(crate) extern "C" fn netpold_listen_ingress(skb: *mut __sk_buff, reason: u32
         return 1;
     }
     if is_drop(reason) {
-        if look::<Ingress>(skb, TCP_FIN | TCP_RST, |_| false).may_be_segment {
+        if are_read() && look::<Ingress>(skb, TCP_FIN | TCP_RST, |_| false).may_be_segment {
             steps::refused(&Called(skb));
         }
         return 1;
     }
     let sight = look::<Ingress>(skb, BOUNDS, |port| port == DNS);
-    if sight.may_be_segment && !answers(&Called(skb)) {
+    if sight.may_be_segment && are_read() && !answers(&Called(skb)) {
         return 0;
     }
     if sight.may_be_datagram {
@@ -64,13 +65,21 @@ pub(crate) extern "C" fn netpold_listen_egress(skb: *mut __sk_buff, reason: u32)
         return 1;
     }
     let sight = look::<Egress>(skb, BOUNDS, |port| port == DNS || is_to_resolver(skb));
-    if sight.may_be_segment && !asks(&Called(skb)) {
+    if sight.may_be_segment && are_read() && !asks(&Called(skb)) {
         return 0;
     }
     if sight.may_be_datagram {
         read_question(skb);
     }
     1
+}
+
+/// Whether answers over TCP count: otherwise their segments pass unread.
+#[inline(always)]
+fn are_read() -> bool {
+    // SAFETY: map memory; the agent changes this field while the program runs.
+    let any = unsafe { (&raw const (*maps::SETTINGS.get()).any_endpoint).read_volatile() };
+    any & ANY_OVER_TCP != 0
 }
 
 #[inline(always)]
@@ -134,7 +143,7 @@ fn is_to_resolver(skb: *mut __sk_buff) -> bool {
     };
     let Some(address) = address else { return true };
     work.look_up(address);
-    maps.is_resolver(work.remote())
+    stream::is_resolver(&maps, work)
 }
 
 /// The steps, each by a call of its function.

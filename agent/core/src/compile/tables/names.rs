@@ -77,8 +77,14 @@ impl Names {
         }
     }
 
-    /// Trusts these resolvers, the first [`RESOLVER_SLOTS`], and no others; none while no row has names.
-    pub(crate) fn trust(&mut self, resolvers: impl Iterator<Item = IpAddr>, ops: &mut Vec<Op>) {
+    /// Trusts these resolvers, the first [`RESOLVER_SLOTS`], and no others; none while no row has names. Their answers over
+    /// TCP count if `over_tcp`.
+    pub(crate) fn trust(
+        &mut self,
+        resolvers: impl Iterator<Item = IpAddr>,
+        over_tcp: bool,
+        ops: &mut Vec<Op>,
+    ) {
         let mut wanted = BTreeSet::new();
         for resolver in resolvers.filter(|_| !self.lists.is_empty()) {
             if wanted.len() < RESOLVER_SLOTS as usize {
@@ -86,7 +92,7 @@ impl Names {
             }
         }
         ops.extend(self.resolvers.difference(&wanted).map(|gone| Op::ResolverGone(*gone)));
-        ops.extend(wanted.difference(&self.resolvers).map(|new| Op::Resolver(*new)));
+        ops.extend(wanted.difference(&self.resolvers).map(|new| Op::Resolver(*new, over_tcp)));
         self.resolvers = wanted;
     }
 
