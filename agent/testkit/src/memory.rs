@@ -1,7 +1,7 @@
 //! The kernel's policy tables in memory: the single implementation with which tests, fuzz targets and benchmarks judge
 //! packets.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::{Index, IndexMut};
 
