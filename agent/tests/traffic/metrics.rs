@@ -7,7 +7,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use netpold_testbed::cluster::{Cluster, ENFORCED, MOMENT, NAMESPACE, PATIENCE, PORT, allow_from};
+use netpold_testbed::cluster::{
+    Cluster, ENFORCED, MOMENT, NAMESPACE, PATIENCE, PORT, allow_from, eventually,
+};
 use netpold_testbed::{Cni, Host, Protocol, require_root};
 use nix::sys::signal::Signal;
 use tokio::net::TcpSocket;
@@ -124,13 +126,15 @@ fn numbers_tell_what_happens() {
     let programmed = "netpold_programming_duration_seconds_count";
     let count = after.value(programmed);
     cluster.policy("more", allow_from("server", "stranger")).enforce();
+    // The policy is in force before a scrape finds the update's end.
+    let revisions = ["netpold_revision_desired", "netpold_revision_enforced"];
+    let is_over = || Scrape::of(&cluster).value(revisions[1]) > after.value(revisions[1]);
+    eventually(ENFORCED, is_over, || "the update has no end".to_owned());
     let edited = Scrape::of(&cluster);
     assert!(edited.value(programmed) > count);
     assert!(edited.value("netpold_programming_duration_seconds_sum") > 0.0);
     assert!(edited.value("netpold_updates_total") > after.value("netpold_updates_total"));
-    let revisions = ["netpold_revision_desired", "netpold_revision_enforced"];
     assert_eq!(edited.value(revisions[0]), edited.value(revisions[1]));
-    assert!(edited.value(revisions[1]) > after.value(revisions[1]));
     let log = cluster.agents[0].log();
     let updates = log.lines().filter(|line| line.contains("enforced") && line.contains("revision"));
     assert_eq!(updates.count(), 1, "only the first update after a start is news:\n{log}");
@@ -231,8 +235,12 @@ fn readiness_says_what_is_missing() {
     cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
     let held = |status: &serde_json::Value| status["problems"][0].is_string();
     cluster.agents[0].wait_for("held", ENFORCED, held).unwrap();
-    let (status, body) = ask(&cluster, "/readyz");
-    assert!(status == 503 && body.contains("holds no object"), "{status} {body}");
+    // The status has the problem before the engine has looked at it.
+    eventually(
+        ENFORCED,
+        || matches!(ask(&cluster, "/readyz"), (503, body) if body.contains("holds no object")),
+        || format!("{:?}", ask(&cluster, "/readyz")),
+    );
     assert_eq!(ask(&cluster, "/livez").0, 200, "there is nothing that a new start would cure");
     cluster.write();
     // The enforced state looks the same before the agent has read the objects, so the problem must go first.
