@@ -26,10 +26,8 @@ fn get(server: &ApiServer, arguments: &[&str]) -> Value {
 /// Returns whether the server is older than the API versions in `deploy/`: `policy/v1` came with Kubernetes 1.21.
 fn is_old(server: &ApiServer) -> bool {
     let answer = server.kubectl(&["get", "--raw", "/apis/policy/v1"]);
-    match is_not_served(&answer.map_err(|error| format!("{error:#}"))) {
-        Ok(is_old) => is_old,
-        Err(error) => panic!("the server's age is not known: {error}"),
-    }
+    let answer = answer.map_err(|error| format!("{error:#}"));
+    is_not_served(&answer).unwrap()
 }
 
 /// Returns whether the server answered that it does not serve a path (404).
