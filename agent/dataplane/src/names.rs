@@ -12,7 +12,7 @@ use netpold_core::model::DomainName;
 use netpold_core::ops::Op;
 use netpold_ebpf::layout::{
     DOUBT_BLOCKS, DOUBT_CELLS, DOUBT_SHIFT, NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, NameKey,
-    RESOLVES, RESOLVES_OVER_TCP, Settings,
+    Settings, resolves,
 };
 use netpold_ebpf::names::conversation::MOST;
 use netpold_ebpf::names::name::Points;
@@ -47,8 +47,7 @@ impl Names {
             }
             Op::NameGone(list, name) => (NAMES, gone(&mut self.names, key(settings, *list, name))),
             Op::Resolver(address, over_tcp) => {
-                let counts = RESOLVES | if *over_tcp { RESOLVES_OVER_TCP } else { 0 };
-                (RESOLVERS, self.resolvers.insert(mapped(*address), counts, 0))
+                (RESOLVERS, self.resolvers.insert(mapped(*address), resolves(*over_tcp), 0))
             }
             Op::ResolverGone(address) => (RESOLVERS, gone(&mut self.resolvers, mapped(*address))),
             _ => return Ok(()),

@@ -9,7 +9,7 @@ use netpold_ebpf::direction::{self, Egress, Ingress};
 use netpold_ebpf::endpoint::EndpointRef;
 use netpold_ebpf::judge::evaluator::{PacketEvaluator, Under, Visitor};
 use netpold_ebpf::judge::hook::Hook;
-use netpold_ebpf::layout::{NAME_GROUPS, NAME_MATCHES, NameKey, RESOLVES, RESOLVES_OVER_TCP};
+use netpold_ebpf::layout::{NAME_GROUPS, NAME_MATCHES, NameKey, resolves};
 use netpold_ebpf::names::choice;
 use netpold_ebpf::names::conversation::{self, ADDRESS, Datagram, END, RECORDS, datagram};
 use netpold_ebpf::names::name::{self, Points};
@@ -43,11 +43,7 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P
         octets[..8].copy_from_slice(&first);
         octets[8..].copy_from_slice(&second);
         let address = Ipv6Addr::from(octets).to_canonical();
-        match self.policy.borrow().resolvers.get(&address) {
-            Some(true) => RESOLVES | RESOLVES_OVER_TCP,
-            Some(false) => RESOLVES,
-            None => 0,
-        }
+        self.policy.borrow().resolvers.get(&address).map_or(0, |over_tcp| resolves(*over_tcp))
     }
 
     fn groups(&self, key: &NameKey) -> u32 {

@@ -17,8 +17,8 @@ use netpold_dataplane::{
 use netpold_ebpf::{
     judge::hook::Hook,
     layout::{
-        ANY_OBSERVED, ANY_OVER_TCP, Counters, ENDPOINT_SLOTS, EP_OBSERVE, Endpoint, NameKey,
-        RESOLVES, RESOLVES_OVER_TCP, Row,
+        ANY_OBSERVED, ANY_OVER_TCP, Counters, ENDPOINT_SLOTS, EP_OBSERVE, Endpoint, NameKey, Row,
+        resolves,
     },
     reason::{Reason, counter},
 };
@@ -111,8 +111,7 @@ impl World {
         }
         for (resolver, over_tcp) in &host.policy.resolvers {
             let mut resolvers = hash_map::<[u8; 16]>(bpf, "RESOLVERS");
-            let counts = RESOLVES | if *over_tcp { RESOLVES_OVER_TCP } else { 0 };
-            resolvers.insert(names::mapped(*resolver), counts, 0).expect("RESOLVERS");
+            resolvers.insert(names::mapped(*resolver), resolves(*over_tcp), 0).expect("RESOLVERS");
         }
         self.write_endpoint();
     }

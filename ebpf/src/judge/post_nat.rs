@@ -23,7 +23,7 @@ use crate::{
         policy::EndpointPolicy,
         proof::{Anew, Origin},
     },
-    layout::{ANY_ISOLATES_EGRESS, CLASS_TRANSLATED, EP_CHECK_SOURCE, Settings, untranslated},
+    layout::{ANY_ISOLATES_EGRESS, CLASS_TRANSLATED, EP_CHECK_SOURCE, untranslated},
     packet::{
         bytes::{Bytes, Window as _, short},
         family::{Family as _, V4, V6},
@@ -122,21 +122,14 @@ fn made_anew<B: Bytes, T: Tables + LocalEndpoints>(
     anew: Anew,
 ) -> Result<EndpointRef, Result<Reason, Reason>> {
     let local = local_source(bytes, link, tables).map_err(Err)?;
-    let isolates = || tables.settings().is_some_and(isolates_egress);
+    let isolates =
+        || tables.settings().is_some_and(|settings| settings.holds_for_any(ANY_ISOLATES_EGRESS));
     match (anew, local) {
         (Anew::Part, Some(_)) => Err(Err(Reason::SpoofedSource)),
         (Anew::Part, None) if isolates() => Err(Err(Reason::SpoofedSource)),
         (Anew::Opening, Some(slot)) => tables.endpoint(slot).ok_or(Err(Reason::ServiceBackend)),
         _ => Err(Ok(Reason::NotEndpoint)),
     }
-}
-
-/// Whether policy isolates an endpoint for egress; the agent changes the flag while programs run.
-#[inline(always)]
-fn isolates_egress(settings: &Settings) -> bool {
-    // SAFETY: a reference is readable.
-    let any_endpoint = unsafe { (&raw const settings.any_endpoint).read_volatile() };
-    any_endpoint & ANY_ISOLATES_EGRESS != 0
 }
 
 /// Judges a packet without the proof that a bridge hands to the node, see [`crate::judge::proof`]. A claim of an

@@ -149,14 +149,10 @@ pub fn source<F: Sender, T: Tables + LocalEndpoints>(
     }
 }
 
-/// Whether all endpoints have the flag [`EP_CHECK_SOURCE`]; the agent changes the setting while programs run.
+/// Whether all endpoints have the flag [`EP_CHECK_SOURCE`].
 #[inline(always)]
 fn checks_all<T: Tables>(tables: &T) -> bool {
-    tables.settings().is_some_and(|settings| {
-        // SAFETY: a reference is readable.
-        let any_endpoint = unsafe { (&raw const settings.any_endpoint).read_volatile() };
-        any_endpoint & ANY_UNCHECKED == 0
-    })
+    tables.settings().is_some_and(|settings| !settings.holds_for_any(ANY_UNCHECKED))
 }
 
 /// An IP version, to find pods by address.

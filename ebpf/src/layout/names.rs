@@ -57,6 +57,13 @@ pub type NameBucket = [NameEntry; NAME_WAYS];
 pub const RESOLVES: u32 = 1;
 /// Besides [`RESOLVES`]: its answers over TCP count, too.
 pub const RESOLVES_OVER_TCP: u32 = 2;
+
+/// Value of a trusted resolver.
+#[must_use]
+pub const fn resolves(over_tcp: bool) -> u32 {
+    if over_tcp { RESOLVES | RESOLVES_OVER_TCP } else { RESOLVES }
+}
+
 /// Highest number of trusted resolvers.
 pub const RESOLVER_SLOTS: u32 = 1_024;
 /// Buckets of resolved addresses.

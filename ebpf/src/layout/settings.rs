@@ -75,6 +75,16 @@ pub struct Settings {
     pub node_rejections: u32,
 }
 
+impl Settings {
+    /// Whether a flag of [`Settings::any_endpoint`] is set; the agent changes them while programs run.
+    #[must_use]
+    #[inline(always)]
+    pub fn holds_for_any(&self, flag: u32) -> bool {
+        // SAFETY: a reference is readable.
+        unsafe { (&raw const self.any_endpoint).read_volatile() & flag != 0 }
+    }
+}
+
 /// Flag in [`Settings::any_endpoint`]: policy isolates an endpoint for egress.
 pub const ANY_ISOLATES_EGRESS: u32 = 1 << 0;
 /// Flag in [`Settings::any_endpoint`]: an endpoint has the flag [`EP_OBSERVE`](crate::layout::EP_OBSERVE).

@@ -214,19 +214,27 @@ fn load<D: Direction>(skb: *mut __sk_buff) -> bool {
     // SAFETY: this CPU's own memory.
     let work = unsafe { Work::new(memory) };
     work.begin(length, resolver, endpoint.id(), port);
-    // The length is 1 to `MESSAGE`. Computed so that verifiers before 6.8 know it too.
+    load_message(&bytes, 0, offset, length)
+}
+
+/// Copies bytes of a packet to a place below [`MESSAGE`] of the message in the working memory, 1 to [`MESSAGE`]; false if
+/// they are not there.
+#[inline(always)]
+pub(crate) fn load_message(bytes: &Copied, place: u32, offset: u32, length: u32) -> bool {
+    let Some(memory) = maps::NAME_WORK.get_ptr_mut(0) else { return false };
+    // Both are in their bounds. Computed so that verifiers before 6.8 know them too.
+    let place = unknown(place) & (MESSAGE as u32 - 1);
     let size = (unknown(length.wrapping_sub(1)) & (MESSAGE as u32 - 1)) + 1;
-    // SAFETY: the program's context, and a buffer of that size.
-    let copied = unsafe {
-        let message = (&raw mut (*memory).message).cast();
-        bpf_skb_load_bytes(skb.cast(), offset, message, size)
-    };
-    copied == 0
+    // SAFETY: the program's context, and a buffer of twice `MESSAGE`.
+    unsafe {
+        let message = (&raw mut (*memory).message).cast::<u8>().add(place as usize);
+        bpf_skb_load_bytes(bytes.context().cast(), offset, message.cast(), size) == 0
+    }
 }
 
 /// The same number, of which the compiler knows nothing.
 #[inline(always)]
-pub(crate) fn unknown(number: u32) -> u32 {
+fn unknown(number: u32) -> u32 {
     let mut hidden = number;
     // SAFETY: a register is moved to itself.
     unsafe {

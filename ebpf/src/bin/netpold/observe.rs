@@ -68,9 +68,7 @@ pub(crate) fn record<D: Direction>(skb: *mut __sk_buff, reason: u32) {
 /// Whether the flows of some endpoint are to be recorded: otherwise a packet costs one read of the settings.
 #[inline(always)]
 fn is_any_observed() -> bool {
-    // SAFETY: map memory; the agent changes this field while the program runs.
-    let any = unsafe { (&raw const (*maps::SETTINGS.get()).any_endpoint).read_volatile() };
-    any & ANY_OBSERVED != 0
+    Maps::new().settings().is_some_and(|settings| settings.holds_for_any(ANY_OBSERVED))
 }
 
 /// Records a flow by the functions for plain IPv4, plain IPv6 and any other packets.

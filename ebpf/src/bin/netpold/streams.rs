@@ -1,6 +1,6 @@
 //! Questions and answers over TCP at the pods' hooks, see [`netpold_ebpf::names::stream`].
 
-use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_skb_load_bytes};
+use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     layout::ANY_OVER_TCP,
@@ -10,7 +10,7 @@ use netpold_ebpf::{
         steps::{self, Steps, answers, asks},
         stream::{self, BOUNDS, Source},
         tables::NameTables as _,
-        work::{MESSAGE, Work},
+        work::Work,
     },
     packet::{
         bytes::{Bytes, Window},
@@ -19,16 +19,15 @@ use netpold_ebpf::{
         protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, TCP_FIN, TCP_RST, UDP},
     },
     reason::Reason,
-    tables::find_endpoint,
+    tables::{Tables as _, find_endpoint},
 };
 
 use crate::{
-    maps,
     names::{
-        named, netpold_answer, netpold_ask, netpold_name_learn, netpold_name_record, read_answer,
-        read_question, unknown,
+        load_message, named, netpold_answer, netpold_ask, netpold_name_learn, netpold_name_record,
+        read_answer, read_question,
     },
-    packet::{Copied, Direct, InBuffer},
+    packet::{Copied, Direct},
     tables::Maps,
     trace::TRACED,
 };
@@ -77,9 +76,7 @@ pub(crate) extern "C" fn netpold_listen_egress(skb: *mut __sk_buff, reason: u32)
 /// Whether answers over TCP count: otherwise their segments pass unread.
 #[inline(always)]
 fn are_read() -> bool {
-    // SAFETY: map memory; the agent changes this field while the program runs.
-    let any = unsafe { (&raw const (*maps::SETTINGS.get()).any_endpoint).read_volatile() };
-    any & ANY_OVER_TCP != 0
+    Maps::new().settings().is_some_and(|settings| settings.holds_for_any(ANY_OVER_TCP))
 }
 
 #[inline(always)]
@@ -223,36 +220,10 @@ impl Steps for Called {
     }
 }
 
-/// A packet whose messages are copied to the working memory.
-struct Loaded(Copied);
-
-impl Bytes for Loaded {
-    const PLAIN: bool = false;
-    type Window = InBuffer;
-
-    #[inline(always)]
-    fn length(&self) -> u32 {
-        self.0.length()
-    }
-
-    #[inline(always)]
-    fn window<const N: usize>(&self, offset: u32) -> Option<InBuffer> {
-        self.0.window::<N>(offset)
-    }
-}
-
-impl Source for Loaded {
+impl Source for Copied {
     #[inline(always)]
     fn load(&self, _work: Work, place: u32, offset: u32, length: u32) -> bool {
-        let Some(memory) = maps::NAME_WORK.get_ptr_mut(0) else { return false };
-        // Both are in their bounds. Computed so that verifiers before 6.8 know them too.
-        let place = unknown(place) & (MESSAGE as u32 - 1);
-        let size = (unknown(length.wrapping_sub(1)) & (MESSAGE as u32 - 1)) + 1;
-        // SAFETY: the program's context, and a buffer of twice `MESSAGE`.
-        unsafe {
-            let message = (&raw mut (*memory).message).cast::<u8>().add(place as usize);
-            bpf_skb_load_bytes(self.0.context().cast(), offset, message.cast(), size) == 0
-        }
+        load_message(self, place, offset, length)
     }
 }
 
@@ -320,7 +291,7 @@ extern "C" fn netpold_stream_is_refused() -> u32 {
 #[inline(never)]
 extern "C" fn netpold_stream_take(skb: *mut __sk_buff) -> u32 {
     // SAFETY: the program's context.
-    let source = Loaded(unsafe { Copied::new(skb) });
+    let source = unsafe { Copied::new(skb) };
     Maps::new().work().map_or(conversation::END, |work| stream::take(&source, work))
 }
 
@@ -329,7 +300,7 @@ extern "C" fn netpold_stream_take(skb: *mut __sk_buff) -> u32 {
 #[inline(never)]
 extern "C" fn netpold_stream_question(skb: *mut __sk_buff) -> u32 {
     // SAFETY: the program's context.
-    let source = Loaded(unsafe { Copied::new(skb) });
+    let source = unsafe { Copied::new(skb) };
     Maps::new().work().map_or(conversation::END, |work| stream::take_question(&source, work))
 }
 
