@@ -155,8 +155,16 @@ impl<K: Kind> Follower<K> {
         self.begin_list();
         let mut params = list::params::<K>(self.fields());
         loop {
-            let (mut changes, metadata) = self.page(&params).await?;
+            let (mut changes, outcome) = self.page(&params).await;
             let at = Instant::now();
+            let metadata = match outcome {
+                Ok(metadata) => metadata,
+                Err(failure) => {
+                    // The store knows these objects, so the next list returns no changes for them.
+                    self.say(changes, at).await;
+                    return Err(failure);
+                }
+            };
             self.heard();
             params.continue_token = metadata.continue_.filter(|token| !token.is_empty());
             if params.continue_token.is_some() {
@@ -170,13 +178,13 @@ impl<K: Kind> Follower<K> {
         }
     }
 
-    /// Reads one page; returns its changes and its metadata.
-    async fn page(&mut self, params: &ListParams) -> Result<(Vec<Change>, ListMeta), Failure> {
+    /// Reads one page; returns its changes, also those before a failure, and its metadata.
+    async fn page(&mut self, params: &ListParams) -> (Vec<Change>, Result<ListMeta, Failure>) {
         let (client, timeout) = (self.connection.client(), self.connection.timeout());
         let mut changes = Vec::new();
         let take = |read: &Read| changes.extend(self.store.listed(read));
-        let metadata = list::page::<K>(&client, None, params, timeout, take).await?;
-        Ok((changes, metadata))
+        let metadata = list::page::<K>(&client, None, params, timeout, take).await;
+        (changes, metadata)
     }
 
     /// Watches changes from a version on, until the server ends the watch, as it does every few minutes.

@@ -115,14 +115,22 @@ fn answer(mut stream: TcpStream, script: Script, seen: &Mutex<Vec<String>>) {
     );
     stream.write_all(head.as_bytes()).unwrap();
     for line in lines {
-        let line = format!("{}\n", hostile(line.to_string()));
+        let mut line = format!("{}\n", hostile(line.to_string()));
+        let cut = line.find(CUT);
+        line.truncate(cut.unwrap_or(line.len()));
         let _ = stream.write_all(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes());
+        if cut.is_some() {
+            return;
+        }
     }
     if open {
         std::thread::sleep(PATIENCE * 2);
     }
     let _ = stream.write_all(b"0\r\n\r\n");
 }
+
+/// A value at which an answer and its connection end.
+const CUT: &str = "\"@cut\"";
 
 /// Replaces placeholder words by values that `serde_json` cannot hold.
 fn hostile(mut line: String) -> String {

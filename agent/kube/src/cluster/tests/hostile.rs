@@ -187,6 +187,30 @@ async fn a_watch_goes_on_behind_what_cannot_be_decoded() {
 }
 
 /// Neither an answer without a list nor a truncated one is an empty list: any object may exist.
+/// The objects before the break are known already, so the next list is no news about them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_list_that_breaks_off_loses_no_object() {
+    let server = Server::start(|resource, query, before| match (resource, before) {
+        _ if query.contains("watch=true") => Answer(200, vec![], true),
+        ("networkpolicies", 0) => list(vec![object(Some("x"), "a", "1"), json!("@cut")], "1"),
+        ("networkpolicies", _) => {
+            list(vec![object(Some("x"), "a", "1"), object(Some("x"), "b", "1")], "2")
+        }
+        _ => list(vec![], "1"),
+    });
+    let (mut source, _directory) = server.watched().await;
+    until(&mut source, |batch, known| {
+        let names = known.iter().filter_map(|change| match change {
+            Change::Policy(policy) => Some(policy.key.name.as_str()),
+            _ => None,
+        });
+        let names = names.collect::<Vec<_>>();
+        assert!(!batch.in_sync || names == ["a", "b"], "{names:?}");
+        batch.in_sync
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_list_does_not_say_that_there_is_nothing() {
     let server = Server::start(|resource, query, before| match (resource, before) {
