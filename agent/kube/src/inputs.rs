@@ -73,7 +73,7 @@ impl Inputs {
         let mut changes = Vec::new();
         if !self.inherited {
             changes = kept(state, node, "starting without it");
-            self.restored = Restored::new(&changes);
+            self.restored = Restored::new(&changes, !self.source.partial);
             if self.restored.is_in_force() {
                 tracing::info!(
                     objects = changes.len(),

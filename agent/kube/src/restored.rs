@@ -11,15 +11,18 @@ use crate::Batch;
 #[derive(Debug, Default)]
 pub struct Restored {
     gone: Vec<Change>,
+    /// Whether the source's changes wait until it is in sync: its policies and labels must not be mixed with former ones.
+    holds: bool,
+    held: Vec<Change>,
     /// Whether the source has reported an object.
     something_given: bool,
 }
 
 impl Restored {
-    /// Starts with all objects unmentioned.
+    /// Starts with all objects unmentioned. `holds`: the source will be in sync, so its changes wait until it is.
     #[must_use]
-    pub fn new(objects: &[Change]) -> Self {
-        Self { gone: objects.iter().map(Change::gone).collect(), something_given: false }
+    pub fn new(objects: &[Change], holds: bool) -> Self {
+        Self { gone: objects.iter().map(Change::gone).collect(), holds, ..Self::default() }
     }
 
     /// Returns whether the state still is in force, at least in part.
@@ -35,6 +38,11 @@ impl Restored {
         if self.gone.is_empty() {
             return;
         }
+        self.held.append(&mut batch.changes);
+        if self.holds && !batch.in_sync {
+            return;
+        }
+        std::mem::swap(&mut self.held, &mut batch.changes);
         let named: BTreeSet<ObjectKey> = batch.changes.iter().map(ObjectKey::of).collect();
         self.gone.retain(|gone| !named.contains(&ObjectKey::of(gone)));
         if batch.in_sync && self.something_given {
@@ -51,23 +59,42 @@ mod tests {
 
     use super::*;
 
+    fn objects() -> [Change; 3] {
+        ["a", "b", "c"].map(|name| {
+            Change::Namespace(Namespace {
+                name: name.into(),
+                labels: Labels::default(),
+                denial: None,
+            })
+        })
+    }
+
+    fn batch(changes: &[Change], in_sync: bool) -> Batch {
+        Batch { changes: changes.to_vec(), in_sync, at: Instant::now() }
+    }
+
+    #[test]
+    fn a_state_is_replaced_as_a_whole() {
+        let objects = objects();
+        let mut restored = Restored::new(&objects[1..], true);
+        for part in &objects[..2] {
+            let mut part = batch(std::slice::from_ref(part), false);
+            restored.complete(&mut part);
+            assert!(part.changes.is_empty() && restored.is_in_force());
+        }
+        let mut rest = batch(&[], true);
+        restored.complete(&mut rest);
+        assert_eq!(rest.changes, [objects[0].clone(), objects[1].clone(), objects[2].gone()]);
+        assert!(!restored.is_in_force());
+        let mut later = batch(&objects[2..], true);
+        restored.complete(&mut later);
+        assert_eq!(later.changes, objects[2..]);
+    }
+
     #[test]
     fn what_a_source_does_not_name_goes_once_it_is_in_sync() {
-        let objects: Vec<Change> = ["a", "b", "c"]
-            .map(|name| {
-                Change::Namespace(Namespace {
-                    name: name.into(),
-                    labels: Labels::default(),
-                    denial: None,
-                })
-            })
-            .into();
-        let mut restored = Restored::new(&objects);
-        let batch = |changes: &[Change], in_sync| Batch {
-            changes: changes.to_vec(),
-            in_sync,
-            at: Instant::now(),
-        };
+        let objects = objects();
+        let mut restored = Restored::new(&objects, false);
         let mut nothing = batch(&[], true);
         restored.complete(&mut nothing);
         assert!(
