@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::cluster::Cluster;
 use crate::compile::rules::{Late, Rules};
 use crate::compile::tables::endpoints::{Endpoints, Live};
-use crate::model::{Direction, Key};
+use crate::model::{Direction, Key, Pod, uid_hash};
 
 /// An endpoint, for attaching programs and for status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -181,6 +181,12 @@ impl EndpointInfo {
             rejects: live.rejects,
             observed: live.is_observed(),
         }
+    }
+
+    /// Whether the interface is of this pod, and not of a former one with its name.
+    #[must_use]
+    pub fn is_of(&self, pod: &Pod) -> bool {
+        self.pod == pod.key && self.uid_hash == uid_hash(&pod.uid)
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use netpold_api::status::Revision;
 use netpold_core::cluster::is_subject;
-use netpold_core::compile::Compiler;
+use netpold_core::compile::{Compiler, EndpointInfo};
 use netpold_core::model::{Enforcement as Enforced, Key, Pod, PolicyVersion};
 
 use super::Engine;
@@ -73,10 +73,11 @@ impl Enforcement {
             all.filter(|pod| pod.node == cluster.node_name() && is_subject(pod))
         };
         let late = compiler.late();
-        let judged = judged(&engine.reconciler);
+        let judged = Judged::by(&engine.reconciler);
         let pods: BTreeMap<Key, PodEnforcement> = local()
             .map(|pod| {
-                let lacks = match judged.get(&pod.key) {
+                let judged = judged.of(pod);
+                let lacks = match judged {
                     _ if *restored => Some("the source is not in sync"),
                     None => Some("its interface is not known"),
                     Some(false) => Some("no program is attached to its interface"),
@@ -85,7 +86,7 @@ impl Enforcement {
                     }
                     Some(true) => None,
                 };
-                let is_judged = judged.get(&pod.key) == Some(&true);
+                let is_judged = judged == Some(true);
                 (pod.key.clone(), PodEnforcement { uid: pod.uid.clone(), lacks, is_judged })
             })
             .collect();
@@ -104,22 +105,31 @@ fn behind(engine: &Engine) -> Option<String> {
     health.held.clone().or(restored).or(failure).or(unsettled)
 }
 
-/// Returns the pods with an interface, and whether programs judge its packets.
-fn judged(reconciler: &Reconciler) -> BTreeMap<Key, bool> {
-    let endpoints = reconciler.compiler.endpoints().filter(|endpoint| !endpoint.waiting);
-    endpoints
-        .map(|endpoint| {
+/// The interfaces of pods, and whether programs judge their packets. A former pod of the same name may still have one.
+struct Judged(BTreeMap<Key, Vec<(EndpointInfo, bool)>>);
+
+impl Judged {
+    fn by(reconciler: &Reconciler) -> Self {
+        let mut pods: BTreeMap<Key, Vec<_>> = BTreeMap::new();
+        for endpoint in reconciler.compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
             let judged = endpoint.slot.is_some() && reconciler.is_pod(endpoint.ifindex);
-            (endpoint.pod, judged)
-        })
-        .collect()
+            pods.entry(endpoint.pod.clone()).or_default().push((endpoint, judged));
+        }
+        Self(pods)
+    }
+
+    /// Whether programs judge the packets of all interfaces of a pod; `None` if it has none.
+    fn of(&self, pod: &Pod) -> Option<bool> {
+        let interfaces = self.0.get(&pod.key)?.iter().filter(|(endpoint, _)| endpoint.is_of(pod));
+        interfaces.map(|(_, judged)| *judged).reduce(|all, judged| all && judged)
+    }
 }
 
 /// Returns the policies that select a pod of this node, and the number of policies left out.
 fn policies<'p>(
     compiler: &Compiler,
     local: impl Iterator<Item = &'p Arc<Pod>>,
-    judged: &BTreeMap<Key, bool>,
+    judged: &Judged,
     late: &BTreeSet<String>,
 ) -> (BTreeMap<Key, PolicyEnforcement>, usize) {
     let cluster = compiler.cluster();
@@ -134,7 +144,7 @@ fn policies<'p>(
         by_namespace.entry(&pod.key.namespace).or_default().push(pod);
     }
     // A pod without an address sends nothing yet.
-    let is_open = |pod: &Pod| !pod.addresses.is_empty() && judged.get(&pod.key) != Some(&true);
+    let is_open = |pod: &Pod| !pod.addresses.is_empty() && judged.of(pod) != Some(true);
     let state = |version: &PolicyVersion, enforcement, problems: &[String], selected: &[&Pod]| {
         (!selected.is_empty()).then(|| PolicyEnforcement {
             version: version.clone(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use netpold_core::bindings;
 use netpold_core::cluster::is_subject;
-use netpold_core::compile::Compiler;
+use netpold_core::compile::{Compiler, EndpointInfo};
 use netpold_core::model::Key;
 use netpold_core::pattern::matches;
 use netpold_dataplane::Dataplane;
@@ -404,10 +404,10 @@ impl NodeInterfaces {
 
 /// Returns whether a pod of this node has no interface.
 fn awaits_interface(compiler: &Compiler) -> bool {
-    let (cluster, bound) = (compiler.cluster(), compiler.endpoints().map(|endpoint| endpoint.pod));
-    let bound: BTreeSet<Key> = bound.collect();
+    let cluster = compiler.cluster();
+    let bound: Vec<EndpointInfo> = compiler.endpoints().collect();
     let mut pods = cluster.pods().values().filter(|pod| pod.node == cluster.node_name());
-    pods.any(|pod| is_subject(pod) && !bound.contains(&pod.key))
+    pods.any(|pod| is_subject(pod) && !bound.iter().any(|endpoint| endpoint.is_of(pod)))
 }
 
 /// Returns the pod of an endpoint number.

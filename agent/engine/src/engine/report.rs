@@ -117,12 +117,13 @@ fn endpoints(reconciler: &Reconciler, interfaces: &NodeInterfaces) -> Vec<Endpoi
     let cluster = compiler.cluster();
     let mode = dataplane.hooks().mode().to_string();
     let mut listed: BTreeMap<(Key, Option<u32>), EndpointStatus> = BTreeMap::new();
-    for endpoint in compiler.endpoints().filter(|endpoint| !endpoint.waiting) {
+    let endpoints: Vec<_> = compiler.endpoints().filter(|endpoint| !endpoint.waiting).collect();
+    for endpoint in &endpoints {
         let isolated = [endpoint.ingress, endpoint.egress];
         let status = EndpointStatus {
             interface: interfaces.veth(endpoint.ifindex).map(str::to_owned),
             ifindex: Some(endpoint.ifindex),
-            addresses: reconciler.addresses_of(&endpoint),
+            addresses: reconciler.addresses_of(endpoint),
             isolated: chosen(isolated),
             rejects: chosen(endpoint.rejects),
             observed: endpoint.observed,
@@ -130,11 +131,11 @@ fn endpoints(reconciler: &Reconciler, interfaces: &NodeInterfaces) -> Vec<Endpoi
             xdp: dataplane.pod_xdp().mode(endpoint.ifindex).map(|mode| mode.to_string()),
             pod: endpoint.pod.clone(),
         };
-        listed.insert((endpoint.pod, Some(endpoint.ifindex)), status);
+        listed.insert((endpoint.pod.clone(), Some(endpoint.ifindex)), status);
     }
     let local = cluster.pods().values();
     for pod in local.filter(|pod| pod.node == cluster.node_name() && is_subject(pod)) {
-        if !listed.keys().any(|(key, _)| *key == pod.key) {
+        if !endpoints.iter().any(|endpoint| endpoint.is_of(pod)) {
             let status = EndpointStatus {
                 pod: pod.key.clone(),
                 interface: None,
