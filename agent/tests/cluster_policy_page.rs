@@ -133,6 +133,9 @@ fn tenants_are_isolated_whatever_network_policies_say() {
         assert!(!node.receives("a", "d") && !node.receives("c", "d"), "another tenant");
         assert!(node.receives("a", "dns"), "no tenant");
         assert!(node.receives("d", "a"), "not its subject");
+        let sends = |pod, to: &str| node.sends(pod, &address(to), TCP, 80);
+        assert!(sends("a", "c") && sends("a", "dns") && sends("d", "a"), "not denied");
+        assert!(!sends("a", "d") && !sends("c", "d"), "to another tenant");
     }
     let closed = network_policy("red-web", Direction::Ingress, Vec::new());
     let node = InForce::with([example("tenant-red"), closed]);

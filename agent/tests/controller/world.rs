@@ -253,7 +253,12 @@ fn base(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base").join(name)
 }
 
-/// Returns the objects of `deploy/base/controller.yaml`.
+/// Returns the objects of `deploy/base/controller.yaml`, with the right that the chart adds with readinessGate.mode=webhook.
 pub(crate) fn manifest() -> Vec<Value> {
-    serde_saphyr::from_multiple(&std::fs::read_to_string(base("controller.yaml")).unwrap()).unwrap()
+    let text = std::fs::read_to_string(base("controller.yaml")).unwrap();
+    let [without, with] = ["[get, list, watch]", "[get, list, watch, patch]"];
+    let of_webhook =
+        |verbs| format!("  resourceNames: [netpold-readiness-gate]\n  verbs: {verbs}\n");
+    assert!(text.contains(&of_webhook(without)));
+    serde_saphyr::from_multiple(&text.replace(&of_webhook(without), &of_webhook(with))).unwrap()
 }

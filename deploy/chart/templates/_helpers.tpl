@@ -99,6 +99,16 @@ admissionregistration.k8s.io/{{ include "netpold.mutating.served" . | default "v
 {{- end -}}
 {{- end -}}
 
+{{/* Whether the API server bounds the agents' writes: true or false. */}}
+{{- define "netpold.leastPrivilege" -}}
+{{- $enabled := .Values.leastPrivilege.enabled -}}
+{{- if ne (toString $enabled) "auto" -}}
+  {{- if $enabled -}}{{- include "netpold.needs" (list . "1.30" "leastPrivilege.enabled") -}}{{- end -}}
+  {{- $enabled -}}
+{{- else -}}{{ semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version }}
+{{- end -}}
+{{- end -}}
+
 {{/* User of the agents, as in requests to the API server. */}}
 {{- define "netpold.agentUser" -}}
 system:serviceaccount:{{ .Release.Namespace }}:netpold
