@@ -44,16 +44,34 @@ pub(super) fn install<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
     update();
     let (known, unknown): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| available(name));
     if !known.is_empty() {
-        step::quiet(
-            Command::new("apt-get")
-                .args(["install", "-q", "-y", "--no-install-recommends"])
-                // On a fresh machine, unattended upgrades hold dpkg's lock for minutes.
-                .args(["-o", "DPkg::Lock::Timeout=300"])
-                .args(known)
-                .env("DEBIAN_FRONTEND", "noninteractive"),
-        )?;
+        let mut install = apt_install();
+        if !upgrades(&known) {
+            // dpkg waits for the disk after each file: 334 s for the compiler and LLVM on a busy machine, and 74 s
+            // without. A crash of the machine may then leave empty files of the new packages, and of no other.
+            install.args(["-o", "DPkg::Options::=--force-unsafe-io"]);
+        }
+        step::quiet(install.args(known).env("DEBIAN_FRONTEND", "noninteractive"))?;
     }
     Ok(unknown)
+}
+
+fn apt_install() -> Command {
+    let mut install = Command::new("apt-get");
+    install.args(["install", "-q", "-y", "--no-install-recommends"]);
+    // On a fresh machine, unattended upgrades hold dpkg's lock for minutes.
+    install.args(["-o", "DPkg::Lock::Timeout=300"]);
+    install
+}
+
+/// Whether an installation of the packages would replace an installed one; also if apt cannot simulate it.
+fn upgrades(names: &[&str]) -> bool {
+    let simulated = apt_install().arg("--simulate").args(names).env("LC_ALL", "C").output();
+    let Some(output) = simulated.ok().filter(|output| output.status.success()) else { return true };
+    // Inst NAME [INSTALLED] (NEW …), without the second for a new package.
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines()
+        .filter_map(|line| line.strip_prefix("Inst "))
+        .any(|line| line.split_once(' ').is_some_and(|(_, versions)| versions.starts_with('[')))
 }
 
 /// Installs the packages of absent programs.
