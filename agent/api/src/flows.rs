@@ -38,11 +38,11 @@ pub struct Request {
     /// Selection of flows.
     #[serde(flatten)]
     pub filter: Filter,
-    /// First way of the page: 0, or [`Page::next`] of the last page.
+    /// Way in the flow table at which the page starts: 0, or [`Page::next`] of the previous page.
     pub from: u32,
-    /// Most flows of the answer; with 0, flows are only counted.
+    /// Most flows in the page; 0 only counts flows.
     pub limit: u32,
-    /// Reads the kernel's conntrack instead of netpold's table, all in one page.
+    /// Whether to read the kernel's conntrack, as one page, instead of netpold's flow table.
     pub kernel: bool,
 }
 
@@ -55,16 +55,17 @@ pub struct Page {
     pub flows: Vec<Flow>,
     /// Flows that were only counted, by pod.
     pub left_out: Vec<PodFlows>,
-    /// Start of the next page; `None` on the last page.
+    /// Way at which the next page starts; `None` on the last page.
     pub next: Option<u32>,
     /// Reason why flows are not known.
     pub problem: Option<String>,
-    /// In the kernel's page: translated flows of other pods, at most as many as flows were requested.
+    /// In the page of the kernel's conntrack: flows with a translated destination from pods that are selected by the
+    /// filter, at most [`Request::limit`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub translated: Vec<SentOn>,
 }
 
-/// A flow as its pod sends it, and as the node forwards it.
+/// A flow before and after the node's translation of its destination (DNAT).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SentOn {
     /// IP protocol.
@@ -107,9 +108,9 @@ pub struct PodFlows {
 pub struct Flow {
     /// Key of the pod.
     pub pod: Key,
-    /// Directions that began the flow: policy allowed their packets; packets in another direction are replies.
+    /// Directions in which policy allowed the flow's first packet; packets in the other direction are replies.
     pub began: Vec<Direction>,
-    /// Whether its ingress packets come from the node itself, which no policy denies.
+    /// Whether the node itself sends the ingress packets; no policy denies them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub from_node: bool,
     /// IP protocol.
@@ -172,7 +173,7 @@ pub enum FlowState {
 /// Verdicts cached in the flow's entry; only verdicts to pass are cached.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Cached {
-    /// Whether a former policy gave the verdict: the next packet is judged again.
+    /// Whether the verdict is of an earlier policy revision; then the next packet is judged again.
     pub stale: bool,
     /// Reason why packets into the pod pass, as `netpold_ebpf::reason::Reason::as_str`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

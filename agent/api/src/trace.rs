@@ -94,11 +94,11 @@ impl Request {
     }
 }
 
-/// Line of the stream.
+/// Line of the trace stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Line {
-    /// The traced programs judge from now on.
+    /// The tracing programs are attached and judge packets from now on.
     Started {
         /// Name of the node.
         node: String,
@@ -118,7 +118,7 @@ pub enum Line {
         /// Number of these packets since the last such line.
         packets: u64,
     },
-    /// The ordinary programs judge again.
+    /// The programs without tracing are attached again.
     Ended {
         /// Name of the node.
         node: String,
@@ -134,7 +134,7 @@ pub struct Packet {
     pub time: String,
     /// Name of the node.
     pub node: String,
-    /// Pod with the interface of the judgement.
+    /// Pod of the interface at which the packet was judged.
     pub pod: Key,
     /// Direction from the pod's view.
     pub direction: Direction,
@@ -162,7 +162,7 @@ pub struct Packet {
     pub reason: String,
     /// Steps of the judgement, in order.
     pub steps: Vec<Shown>,
-    /// Policy and rule of the verdict, as in `explain` about the initiator.
+    /// Policy and rule of the verdict, as `netpold explain` names them for the flow's opening direction.
     #[serde(flatten)]
     pub attribution: Attribution,
 }
@@ -193,7 +193,7 @@ pub enum Shown {
     },
     /// The remote address was looked up.
     Class {
-        /// Number of the address's class; 0: in no peer.
+        /// Number of the address's class; 0: the address is in no peer set.
         class: u32,
         /// Whether packets to the address may be translated, like those to a Service.
         translated: bool,
@@ -227,12 +227,12 @@ pub enum Shown {
     },
     /// A conntrack entry was created.
     NewFlow,
-    /// The packet, possibly translated by the node, was judged for its sender first.
+    /// The sender's egress policy judged the packet first, because the node may have translated the packet.
     Sender {
         /// Reason of this verdict.
         reason: String,
     },
-    /// A step of a newer program.
+    /// A step that this agent does not know, of a newer program.
     Unknown {
         /// Number of the step.
         number: u64,

@@ -27,7 +27,7 @@ fn stale(directory: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The process that made the namespace of this name; `None` if the testbed did not make it.
+/// Id of the process that created the namespace or directory of this name; `None` if the name is not a testbed's.
 fn owner(name: &str) -> Option<u32> {
     name.strip_prefix("np-")?.split('-').next()?.parse().ok()
 }
@@ -37,7 +37,7 @@ mod tests {
     use super::owner;
 
     #[test]
-    fn only_our_names_have_an_owner() {
+    fn only_names_of_the_testbed_have_an_owner() {
         assert_eq!(owner("np-4711-0-node-a"), Some(4711));
         assert_eq!(owner("np-x-0"), None);
         assert_eq!(owner("cni-4711"), None);

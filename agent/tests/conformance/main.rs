@@ -1,5 +1,5 @@
-//! The conformance cases in process: their expectations against the oracle, explain and the compiled tables. `wire.rs`
-//! runs the same cases with real sockets under running agents.
+//! Conformance cases in process: compares the expected verdicts with the oracle, explain and the compiled tables.
+//! `wire.rs` runs the same cases with real sockets under running agents.
 
 mod audited;
 mod case;
@@ -19,7 +19,7 @@ use netpold_testkit::oracle::Oracle;
 use case::{Case, Check, Side, Step};
 use node::CompiledNode;
 
-/// Name prefix of cases about policies that are not fully understood.
+/// Name prefix of cases with policies that netpold rejects in part.
 const INVALID: &str = "invalid-";
 
 fn convert(step: &Step) -> Result<(Vec<Change>, usize)> {
@@ -45,8 +45,8 @@ fn probe(check: &Check) -> Probe {
     Probe { from, to, protocol: check.protocol, port: check.port }
 }
 
-/// Returns whether the tables of all nodes allow a flow. Where the flow is translated, the sender's veth must pass it
-/// and both sides must allow some backend.
+/// Returns whether the tables of all nodes allow a flow. For a flow to a Service or node port, the tables must allow
+/// the packet before translation, and the packet to at least one backend.
 fn tables_allow<'n>(
     nodes: impl IntoIterator<Item = &'n CompiledNode> + Clone,
     state: &Oracle,
@@ -64,7 +64,7 @@ fn tables_allow<'n>(
     all(check) && backends.any(|check| all(&check))
 }
 
-/// Returns the failed checks of a step, as lines.
+/// Returns one report per failed check of a step.
 fn failures(
     case: &Case,
     number: usize,
@@ -114,8 +114,8 @@ fn service_cases_hold_in_process() -> Result<()> {
     Ok(())
 }
 
-/// Asserts that the cases hold. Returns the numbers of allowed flows, of denied flows, and of packets that XDP
-/// dropped.
+/// Asserts that every check of the cases holds. Returns the numbers of allowed flows, of denied flows, and of packets
+/// that XDP dropped ([`CompiledNode::dropped_early`]).
 fn hold(cases: &[Case]) -> Result<(usize, usize, [u64; 3])> {
     let mut wrong = Vec::new();
     let (mut allowed, mut denied, mut early) = (0, 0, [0; 3]);
@@ -139,11 +139,11 @@ fn hold(cases: &[Case]) -> Result<(usize, usize, [u64; 3])> {
     Ok((allowed, denied, early))
 }
 
-/// Cases about policies that allow everything.
+/// Parts of the names of cases with policies that deny nothing.
 const ALLOW_ALL: [&str; 4] = ["-allow-all", "-empty-peers", "-empty-ports", "-allow-addresses"];
 
 #[test]
-fn every_case_could_fail_and_no_two_are_the_same() -> Result<()> {
+fn every_case_can_fail_and_titles_are_unique() -> Result<()> {
     let mut titles = BTreeSet::new();
     for case in case::load_all()?.into_iter().chain(case::load_services()?) {
         assert!(titles.insert(case.title.clone()), "two cases are titled {:?}", case.title);

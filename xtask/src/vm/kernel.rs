@@ -10,9 +10,9 @@ use crate::arch::Arch;
 
 /// A kernel to test.
 pub(super) struct Wanted {
-    /// Debian's suite; its newest kernel counts.
+    /// Debian suite; its newest kernel is tested.
     pub(super) suite: &'static str,
-    /// Older than netpold supports: netpold must refuse it.
+    /// Whether the kernel is older than netpold supports; netpold must refuse to run on it.
     pub(super) too_old: bool,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// The suite's kernel from the cache, or else downloaded.
+    /// Returns the suite's kernel from the cache; downloads it if it is missing, or always with `update`.
     ///
     /// # Errors
     /// When the kernel cannot be fetched or its packages differ from the expected ones.
@@ -53,7 +53,7 @@ impl Kernel {
     }
 
     fn find(wanted: &Wanted, root: &Path) -> Result<Self> {
-        // Suites before bookworm have modules outside /usr.
+        // Older suites keep modules in /lib instead of /usr/lib.
         let modules = ["usr/lib/modules", "lib/modules"]
             .iter()
             .filter_map(|folder| fs::read_dir(root.join(folder)).ok()?.next()?.ok())
@@ -71,7 +71,7 @@ impl Kernel {
 
 /// Names of the image package, and of the packages that newer releases split off.
 fn packages(suite: &Suite, arch: Arch) -> Result<Vec<String>> {
-    // The package of a suite's newest kernel for virtual machines.
+    // Metapackage that depends on the suite's newest kernel for virtual machines.
     let meta = format!("linux-image-cloud-{}", arch.name());
     let mut found: Vec<String> = suite.depends(&meta)?;
     found.retain(|name| name.starts_with("linux-image-"));

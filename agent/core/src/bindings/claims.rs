@@ -1,4 +1,5 @@
-//! Evidence for bindings: the node's CNI results and routes, the first addresses inside, the shared namespace.
+//! Evidence for bindings of veths to pods: CNI results and routes of the node, the first addresses inside the veth, and
+//! the network namespace that it shares with a bound veth.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ use crate::model::{Bound, Owner, Pod, Standing};
 pub(super) struct Candidate {
     pub(super) pod: Arc<Pod>,
     standing: Standing,
-    /// The uid is known, which rules out a former pod of the same name.
+    /// Whether the uid is known; then the candidate is no former pod of the same name.
     certain: bool,
 }
 
@@ -25,7 +26,7 @@ impl Candidate {
         Self { pod: Arc::clone(pod), standing: Standing::Listed, certain: true }
     }
 
-    /// The pod that a CNI result names: as the API lists it, else from the result and the manifest on the node.
+    /// The pod of a CNI result: as listed by the API, else from the result and the static pod's manifest on the node.
     pub(super) fn of_result(result: &CniResult, cluster: &Cluster) -> Self {
         let listed = cluster.pods().get(&result.pod).filter(|pod| result.is_of(pod));
         let here = |pod: &Pod| pod.node == cluster.node_name() && !pod.host_network;
@@ -74,9 +75,9 @@ impl Candidate {
 pub(super) struct Claims {
     pub(super) veths: BTreeMap<u32, Held>,
     pub(super) results: Vec<CniResult>,
-    /// Position in `results` of the last result that names an interface.
+    /// Position in `results` of the last result for each interface name.
     pub(super) naming: BTreeMap<String, usize>,
-    /// Last result per interface for further networks of pods.
+    /// Last result for each interface of a secondary network.
     pub(super) further: BTreeMap<String, CniResult>,
 }
 
@@ -100,14 +101,14 @@ impl Claims {
             if let Some(binding) = &mut held.binding {
                 refresh(&mut binding.bound, cluster, &self.results);
                 if binding.bound.second {
-                    let answered = self.further.get(&held.veth.name);
-                    with_second_addresses(&mut binding.bound.pod, answered);
+                    let result = self.further.get(&held.veth.name);
+                    with_second_addresses(&mut binding.bound.pod, result);
                 }
             }
         }
     }
 
-    /// Pods that the node names for a veth, the strongest evidence first.
+    /// Candidates for a veth by CNI result and routes, the strongest evidence first.
     fn named(&self, held: &Held, cluster: &Cluster) -> Vec<Candidate> {
         let result = self.naming.get(&held.veth.name).and_then(|n| self.results.get(*n));
         let reported = result.map(|result| Candidate::of_result(result, cluster));
@@ -125,7 +126,7 @@ impl Claims {
         })
     }
 
-    /// Fixes the hardware address of bound veths: from the CNI result, else as first seen.
+    /// Sets the MAC address of bound veths: from the CNI result, else the first one seen.
     pub(super) fn settle_stations(&mut self) {
         for held in self.veths.values_mut() {
             let Some(Binding { bound, .. }) = &held.binding else { continue };
@@ -152,7 +153,7 @@ impl Claims {
                 if binding.by == Proof::Node && !deleted {
                     continue;
                 }
-                // If the bound pod is deleted, a result without uid may be about an older pod of the same name.
+                // For a deleted pod, a result without uid may be of an older pod with the same name.
                 candidates
                     .retain(|new| !deleted || new.certain && new.standing == Standing::Listed);
             }
@@ -187,8 +188,8 @@ impl Claims {
         }
     }
 
-    /// Binds veths by the first addresses seen inside. A veth bound in this way moves to another pod with the address
-    /// once its pod is deleted, unless an unbound veth has the address too.
+    /// Binds veths by the first addresses seen inside. Unbound veths come first. A veth bound by addresses moves to
+    /// another pod with the address once its pod is deleted; a veth bound by its namespace moves at any time.
     pub(super) fn bind_by_first_addresses(&mut self, cluster: &Cluster) {
         let follows = |binding: &Binding| match binding.by {
             Proof::Node => false,
@@ -198,10 +199,10 @@ impl Claims {
         let unbound = self.veths.values().filter(|held| held.binding.is_none());
         let moved = self.veths.values().filter(|h| h.binding.as_ref().is_some_and(follows));
         let order = unbound.chain(moved).filter(|held| !held.lost && !held.first.is_empty());
-        // In a namespace with a bound pod, addresses inside are no evidence for another pod.
-        let answered = |bound: &Bound| self.results.iter().any(|result| result.is_of(&bound.pod));
+        // In the namespace of a pod with CNI results, addresses inside an unbound veth are no evidence.
+        let has_result = |bound: &Bound| self.results.iter().any(|result| result.is_of(&bound.pod));
         let order = order
-            .filter(|held| held.binding.is_some() || !self.neighbour(held).is_some_and(answered));
+            .filter(|held| held.binding.is_some() || !self.neighbour(held).is_some_and(has_result));
         let order: Vec<u32> = order.map(|held| held.veth.index).collect();
         for index in order {
             let Some(held) = self.veths.get(&index) else { continue };
@@ -213,7 +214,7 @@ impl Claims {
         }
     }
 
-    /// Binds further veths of a namespace with a bound veth to the same pod.
+    /// Binds the other veths in the namespace of a primary veth to the same pod, as secondary veths.
     pub(super) fn bind_by_namespace(&mut self) {
         let unbound = self.veths.values().filter(|held| held.binding.is_none() && !held.lost);
         let found: Vec<(u32, Bound)> = unbound
@@ -242,20 +243,20 @@ impl Claims {
         bound.find(|bound| !bound.second)
     }
 
-    /// Whether a further veth of a pod lacks the evidence it should have: CNI results are kept for the pod, and neither
-    /// a result nor a route names this veth. A pod that can create devices in the node's namespace can create a veth,
-    /// but cannot write a result or a route.
+    /// Whether a secondary veth lacks evidence of the node: the pod has CNI results, but no result of a secondary
+    /// network names the veth, and no route leads to it. A pod that can create devices in the node's namespace can
+    /// create a veth, but cannot write a result or a route.
     fn is_unnamed(&self, held: &Held, pod: &Pod) -> bool {
         let named = self.further.get(&held.veth.name).is_some_and(|result| result.is_of(pod));
         self.results.iter().any(|result| result.is_of(pod)) && !named && held.veth.routed.is_empty()
     }
 
-    /// Returns the pod with the namespace behind an unbound veth, if the node has no evidence for the veth.
+    /// The pod of the namespace behind an unbound veth, if the node has no evidence for the veth.
     pub(super) fn intruded(&self, held: &Held) -> Option<&Bound> {
         self.neighbour(held).filter(|bound| self.is_unnamed(held, &bound.pod))
     }
 
-    /// The pod that an unbound veth claims although another veth is bound to it; with the index of the bound veth.
+    /// The pod that an unbound veth claims although the pod has another veth; with the index of that veth.
     pub(super) fn rival(&self, held: &Held, cluster: &Cluster) -> Option<(Arc<Pod>, u32)> {
         let named = self.named(held, cluster).into_iter();
         let inside = claimants(&held.first, cluster).chain(claimants(&held.veth.inside, cluster));
@@ -289,9 +290,9 @@ fn refresh(bound: &mut Bound, cluster: &Cluster, results: &[CniResult]) {
         pod.uid == former.uid || unlisted && (former.uid.is_empty() || mirrored())
     };
     let here = |pod: &&Arc<Pod>| pod.node == cluster.node_name() && !pod.host_network;
-    let said = cluster.pods().get(&former.key).filter(is_it).filter(here);
+    let listed = cluster.pods().get(&former.key).filter(is_it).filter(here);
     let reported = || results.iter().rev().find(|result| result.is_of(&former));
-    if let Some(pod) = said {
+    if let Some(pod) = listed {
         (bound.pod, bound.standing) = as_judged(pod);
     } else if !unlisted {
         bound.standing = Standing::Deleted;
@@ -305,7 +306,7 @@ fn refresh(bound: &mut Bound, cluster: &Cluster, results: &[CniResult]) {
     if bound.pod.addresses.is_empty() && !former.addresses.is_empty() {
         Arc::make_mut(&mut bound.pod).addresses.clone_from(&former.addresses);
     }
-    // An address that now belongs to another pod is no valid source for this one.
+    // An address that now belongs to another pod is no valid source of an unlisted or deleted pod.
     let uid = bound.pod.uid.clone();
     let foreign = |a: &IpAddr| cluster.first_owner(*a).is_some_and(|owner| owner.uid != uid);
     if bound.standing != Standing::Listed && bound.pod.addresses.iter().any(foreign) {

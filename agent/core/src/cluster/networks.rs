@@ -1,11 +1,11 @@
-//! Blocks of further networks.
+//! Address ranges of secondary networks.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// Private addresses (RFC 1918, RFC 4193), and addresses behind a carrier's translation (RFC 6598), which clouds give to
-/// pods.
+/// Private addresses (RFC 1918, RFC 4193) and the shared address space of carrier-grade NAT (RFC 6598), which some
+/// clouds assign to pods.
 pub const PRIVATE_RANGES: [IpNet; 5] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, 0), 8)),
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(100, 64, 0, 0), 10)),
@@ -14,8 +14,8 @@ pub const PRIVATE_RANGES: [IpNet; 5] = [
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7)),
 ];
 
-/// Blocks in which addresses of further networks count. The default is [`PRIVATE_RANGES`]: an annotation of a pod must
-/// not claim an address of the Internet.
+/// Blocks in which addresses of secondary networks, from annotations of pods, are accepted. The default is
+/// [`PRIVATE_RANGES`], so that an annotation cannot claim an address of the Internet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecondNetworks(pub Vec<IpNet>);
 
@@ -26,7 +26,7 @@ impl Default for SecondNetworks {
 }
 
 impl SecondNetworks {
-    /// Whether an address counts.
+    /// Whether an address is in one of the blocks.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         self.0.iter().any(|block| block.contains(&address))

@@ -1,4 +1,4 @@
-//! All pods sorted by namespace and name. The keys are read from the pods instead of stored again.
+//! All pods, sorted by namespace and name. The set compares pods by their own names, so no key is stored twice.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -74,9 +74,9 @@ impl PodsByName {
         self.namespaces.get(namespace).into_iter().flatten().map(|ByName(pod)| pod)
     }
 
-    /// Sets or removes (`None`) the pod of a key. Returns the previous one.
+    /// Sets or removes (`None`) the pod of a key. Returns the previous pod.
     pub(super) fn set(&mut self, key: &Key, new: Option<Arc<Pod>>) -> Option<Arc<Pod>> {
-        let there = usize::from(new.is_some());
+        let added = usize::from(new.is_some());
         let old = match new {
             Some(pod) => {
                 let pods = self.namespaces.entry(key.namespace.clone()).or_default();
@@ -84,7 +84,7 @@ impl PodsByName {
             }
             None => self.remove(key),
         };
-        self.len = self.len + there - usize::from(old.is_some());
+        self.len = self.len + added - usize::from(old.is_some());
         old.map(|ByName(pod)| pod)
     }
 

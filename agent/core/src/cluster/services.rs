@@ -12,11 +12,14 @@ use crate::model::{EndpointSlice, Key, Pod, Protocol, Service, ServicePort};
 /// Service frontends and their backends.
 #[derive(Debug, Default)]
 pub(crate) struct Services {
+    /// Services by key, without those of another proxy.
     services: BTreeMap<Key, Arc<Service>>,
     slices: BTreeMap<Key, Arc<EndpointSlice>>,
     /// Slices by the key of their Service, which may not exist.
     slices_of: BTreeMap<Key, Vec<Arc<EndpointSlice>>>,
+    /// Services by frontend address.
     at: BTreeMap<IpAddr, Vec<Arc<Service>>>,
+    /// Slices by backend address.
     behind: BTreeMap<IpAddr, Vec<Arc<EndpointSlice>>>,
     with_node_ports: BTreeMap<Key, Arc<Service>>,
     /// Services of another proxy; not in any of the maps above.
@@ -25,7 +28,7 @@ pub(crate) struct Services {
     nodes: BTreeMap<IpAddr, u32>,
 }
 
-/// Slices with a port, and its number there, by port name and protocol.
+/// Slices and their numbers of a port, by port name and protocol.
 pub(crate) type SlicesByPort<'a> = HashMap<(&'a str, Protocol), Vec<(&'a Arc<EndpointSlice>, u16)>>;
 
 /// A Service port with a pod as backend.
@@ -58,7 +61,7 @@ fn has_node_ports(service: &Service) -> bool {
 }
 
 impl Services {
-    /// Services by key.
+    /// Services by key, without those of another proxy.
     pub(crate) fn services(&self) -> &BTreeMap<Key, Arc<Service>> {
         &self.services
     }
@@ -73,7 +76,7 @@ impl Services {
         self.services.keys().chain(&self.unserved)
     }
 
-    /// The Service of a key; for a Service of another proxy, only its key and `unserved`.
+    /// The Service of a key; for a Service of another proxy, without addresses and ports.
     pub(super) fn service(&self, key: &Key) -> Option<Arc<Service>> {
         let unserved = || {
             self.unserved.contains(key).then(|| {
@@ -95,7 +98,7 @@ impl Services {
         self.slices_of.get(service).map_or(&[], Vec::as_slice)
     }
 
-    /// Services with an address.
+    /// Services with a frontend address.
     pub(crate) fn at(&self, address: IpAddr) -> &[Arc<Service>] {
         self.at.get(&address).map_or(&[], Vec::as_slice)
     }
@@ -137,18 +140,18 @@ impl Services {
         by_port
     }
 
-    /// Whether no address is a backend.
+    /// Whether no slice of a Service has a backend.
     pub(crate) fn is_empty(&self) -> bool {
         self.behind.is_empty()
     }
 
-    /// Services with a backend from `first` to `last`, both included.
+    /// Keys of Services with a backend from `first` to `last`, both included; with duplicates.
     pub(crate) fn behind_range(&self, first: IpAddr, last: IpAddr) -> impl Iterator<Item = Key> {
         let slices = self.behind.range(first..=last).flat_map(|(_, slices)| slices);
         slices.filter_map(|slice| service_of(slice))
     }
 
-    /// Service ports with the pod itself as backend; with duplicates.
+    /// Service ports with the pod as a backend; with duplicates.
     pub(crate) fn backed_by<'a>(&'a self, pod: &'a Pod) -> Vec<Backed<'a>> {
         let mut backed = Vec::new();
         let mut by_name: HashMap<&Key, HashMap<(&str, Protocol), Vec<&ServicePort>>> =
@@ -219,7 +222,7 @@ impl Services {
         if old == new {
             return;
         }
-        note_backends(old.as_deref(), new.as_deref(), dirty);
+        mark_backends(old.as_deref(), new.as_deref(), dirty);
         if let Some(old) = old {
             for address in &old.addresses {
                 remove(&mut self.behind, address, |slice| slice.key == *key);
@@ -263,8 +266,9 @@ impl Services {
     }
 }
 
-/// Marks backends of a changed slice: all, or only the added and removed ones if just the address list changed.
-fn note_backends(old: Option<&EndpointSlice>, new: Option<&EndpointSlice>, dirty: &mut Dirty) {
+/// Marks the backends of a changed slice as dirty: only added and removed ones if nothing but the addresses changed,
+/// else all.
+fn mark_backends(old: Option<&EndpointSlice>, new: Option<&EndpointSlice>, dirty: &mut Dirty) {
     let of = |slice: Option<&EndpointSlice>| -> BTreeSet<IpAddr> {
         slice.into_iter().flat_map(|slice| slice.addresses.iter().copied()).collect()
     };
@@ -286,7 +290,7 @@ fn remove<K: Ord, T>(map: &mut BTreeMap<K, Vec<T>>, key: &K, is: impl Fn(&T) -> 
     }
 }
 
-/// First and last address of a range, given as 128 bits aligned to the top.
+/// First and last address of a range; in IPv4, the address is the upper 32 bits of each bound.
 pub(crate) fn range(v6: bool, first: u128, last: u128) -> (IpAddr, IpAddr) {
     let address = |bits: u128| match v6 {
         true => IpAddr::V6(Ipv6Addr::from_bits(bits)),

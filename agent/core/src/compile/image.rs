@@ -1,5 +1,5 @@
-//! Desired contents of the tables, independent of numbers and of history: two compilers with equal cluster state have
-//! equal images.
+//! Desired contents of the tables, without numbers of classes, rows and slots and independent of history: two compilers
+//! with equal cluster state have equal images.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ pub struct Image {
     pub endpoints: BTreeMap<u32, EndpointImage>,
 }
 
-/// Ports that an endpoint allows, by direction.
+/// Traffic that an endpoint allows, by direction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointImage {
     /// The pod.
@@ -52,7 +52,7 @@ pub struct Allowed {
 pub struct Granted {
     /// Port numbers.
     pub ports: Ports,
-    /// Port names, resolved on each destination.
+    /// Names of egress ports, resolved on each destination pod.
     pub names: BTreeSet<(Protocol, String)>,
 }
 

@@ -1,5 +1,5 @@
-//! Orders an update without intermediate verdicts: decides which addresses flip before the rows of the endpoints, which
-//! after them, and which via a temporary class.
+//! Orders an update without intermediate verdicts: an address flips before the rows of the endpoints, after them, or
+//! via a temporary class.
 //!
 //! A packet's stateless verdict is `f(row, class)`. Let an address change from class `a` to `b` while endpoints change
 //! from rows `A` to `B`. Classes first exposes `A(b)` for a moment, rows first exposes `B(a)`. Either order is safe if
@@ -26,27 +26,27 @@ enum FlipPhase {
     ViaTemporary(ClassId),
 }
 
-/// The moves of one update, each with the class of its addresses while the rows flip.
+/// The moves of one update; `between` of each move is the address's class while the rows flip.
 #[derive(Debug)]
 pub(crate) struct Plan {
     moves: Vec<Move>,
 }
 
-/// Decides how moves between two classes can be ordered against the rows.
+/// Decides whether moves between two classes may come before or after the flip of rows.
 struct OrderingCheck<'a> {
     rows: &'a Rows,
     words: &'a BTreeSet<(RowPair, RowPair)>,
 }
 
-/// Whether packets from a pod with these rows to addresses of a class are marked as translated. Only packets of
-/// isolated pods are marked, whichever direction is isolated.
+/// Whether packets from a pod with these rows to addresses of a class are marked as translated. Packets of a pod are
+/// marked if the pod is isolated in at least one direction.
 fn marked(rows: RowPair, class: ClassId) -> bool {
     rows != (ROW_NOT_ISOLATED, ROW_NOT_ISOLATED) && class & CLASS_TRANSLATED != 0
 }
 
 impl OrderingCheck<'_> {
-    /// Columns of ingress, of egress, and of egress for untranslated packets; then the list of domain names, and the
-    /// columns of its groups.
+    /// Columns of a class in the rows of ingress, egress, and egress for untranslated packets; then the list of domain
+    /// names, and the columns of its groups.
     fn columns(&self, word: RowPair, class: ClassId) -> Vec<u32> {
         let column = |row, class| self.rows.column(row, class);
         let (egress, names) = (word.1, self.rows.names(word.1));
@@ -56,9 +56,9 @@ impl OrderingCheck<'_> {
         own.into_iter().chain([names.list]).chain(groups.map(|row| column(row, class))).collect()
     }
 
-    /// Whether every changing endpoint sees its state before or after while one half of the change is applied. A
-    /// superfluous mark only costs a second judgement, but a packet marked before or after must be marked in between
-    /// too.
+    /// Whether the verdicts of every changing endpoint equal those before or those after the update while one half of
+    /// the update is applied. A superfluous mark only costs a second judgement, so in between a packet may be marked,
+    /// but a packet marked in the equal state must be marked.
     fn safe(&self, from: ClassId, to: ClassId, rows_first: bool) -> bool {
         self.words.iter().all(|(old, new)| {
             let between = if rows_first { (*new, from) } else { (*old, to) };
@@ -110,20 +110,20 @@ impl Plan {
         self.moves.is_empty()
     }
 
-    /// Whether an address flips after the rows. Removing a prefix that flipped before does not count.
+    /// Whether an address flips after the rows. The removal of a prefix that flipped before the rows is no flip.
     pub(crate) fn goes_on_after_rows(&self) -> bool {
         self.moves.iter().any(|step| step.between != step.to)
     }
 
-    /// Writes the flips before the rows flip. Ending prefixes are removed only in [`Plan::after_rows`]. New prefixes
-    /// that flip later are written with their old class here, so that a flip of the enclosing prefix does not change
-    /// them.
+    /// Writes the flips that precede the flip of rows. [`Plan::after_rows`] removes prefixes. New prefixes that flip
+    /// later are written with their old class here, so that a flip of the enclosing prefix does not change them.
     pub(crate) fn before_rows(&self, tables: &mut AddressTables, ops: &mut Vec<Op>) {
         let set = self.moves.iter().map(|step| (step.prefix, step.between));
         tables.write(set, std::iter::empty(), ops);
     }
 
-    /// Writes the flips after the rows flip; all flips if `before_rows` was skipped.
+    /// Writes the flips that follow the flip of rows, and removes prefixes; `all`: [`Plan::before_rows`] was skipped,
+    /// so all flips are written.
     pub(crate) fn after_rows(&self, all: bool, tables: &mut AddressTables, ops: &mut Vec<Op>) {
         let flips = |step: &&Move| step.stays && (all || step.between != step.to);
         let set = self.moves.iter().filter(flips).map(|step| (step.prefix, step.to));

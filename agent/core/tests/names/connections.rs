@@ -1,4 +1,4 @@
-//! Connections of pod a/p to a resolver, and the bytes in them.
+//! DNS over TCP: connections of pod a/p to a resolver, and their messages.
 
 use std::sync::atomic::Ordering;
 
@@ -17,11 +17,12 @@ pub(crate) const PORT: u16 = 41_000;
 pub(crate) const EVIL: &str = "192.0.2.66";
 
 impl Net {
-    /// Judges a packet at pod a/p; whether it passes. Policy allows it in any case.
+    /// Whether a packet passes at pod a/p. Panics if policy drops the packet.
     pub(crate) fn passes(&self, (direction, packet): &Packet) -> bool {
         self.at(1, (*direction, packet.clone()))
     }
 
+    /// Like [`Net::passes`], at the pod of any interface.
     pub(crate) fn at(&self, ifindex: u32, (direction, packet): Packet) -> bool {
         let (reason, passes) = self.judge(ifindex, direction, &packet);
         assert!(!reason.is_drop(), "{reason:?} of {packet:02x?}");
@@ -34,7 +35,7 @@ impl Net {
         }
     }
 
-    /// Opens a connection and asks a question in it.
+    /// Opens a connection and sends both [`questions`].
     pub(crate) fn asked(&self) -> Connection {
         let connection = connection();
         self.open(&connection);
@@ -42,13 +43,13 @@ impl Net {
         connection
     }
 
-    /// Whether pod a/p may connect to an address. Flows stay, those to the resolvers too.
+    /// Whether pod a/p may connect to an address. Unlike [`Net::reaches`], keeps the recorded flows.
     pub(crate) fn connects(&self, remote: &str) -> bool {
         let syn = tcp_header(40_000, 443, TCP_SYN);
         !self.packet(1, Direction::Egress, remote, TCP, &syn).is_drop()
     }
 
-    /// Connections that are read: entries at present, of ports without doubt.
+    /// Number of tracked connections: entries that have not expired, with a source port that is not doubted.
     pub(crate) fn streams(&self) -> usize {
         let words = (0..STREAM_BUCKETS)
             .flat_map(|at| self.flows.stream_bucket(at).unwrap().chunks(STREAM_WORDS));
@@ -61,7 +62,7 @@ impl Net {
         words.filter(is_read).count()
     }
 
-    /// Entries in use.
+    /// Number of entries in use, expired ones included.
     pub(crate) fn entries(&self) -> usize {
         let words = (0..STREAM_BUCKETS).flat_map(|at| self.flows.stream_bucket(at).unwrap());
         words
@@ -71,7 +72,7 @@ impl Net {
             .count()
     }
 
-    /// Replaces the time of the only entry; returns the former one.
+    /// Replaces the expiry time of the only entry; returns the former time.
     pub(crate) fn set_until(&self, until: u64) -> u64 {
         let words = (0..STREAM_BUCKETS).flat_map(|at| self.flows.stream_bucket(at).unwrap());
         let mut times = words.skip(STREAM_WORDS - 1).step_by(STREAM_WORDS);
@@ -87,22 +88,22 @@ pub(crate) fn question() -> Vec<u8> {
     query(7, &wire(API))
 }
 
-/// Questions about both names of the tests, each behind its length.
+/// Queries for both names of the tests, each behind its length field.
 pub(crate) fn questions() -> Vec<u8> {
     [framed(&question()), framed(&query(9, &wire("mine.example")))].concat()
 }
 
-/// The true answer, behind its length.
+/// The resolver's genuine answer, behind its length field.
 pub(crate) fn good() -> Vec<u8> {
     framed(&answer(7, &wire(API), &found(API, 300)))
 }
 
-/// An answer to the same question that somebody else wants the pod to have.
+/// A forged answer to the same question, with the attacker's address.
 pub(crate) fn evil() -> Vec<u8> {
     framed(&answer(7, &wire(API), &[Record::address(pointer(), ip(EVIL), 300)]))
 }
 
-/// An answer about another name, with these bytes in a record of text.
+/// An answer about the other name, with these bytes in a TXT record.
 pub(crate) fn around(bytes: &[u8]) -> Vec<u8> {
     let text = Record { owner: pointer(), kind: 16, ttl: 300, data: bytes.to_vec() };
     framed(&answer(9, &wire("mine.example"), &[text]))

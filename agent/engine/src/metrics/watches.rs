@@ -41,11 +41,11 @@ pub(super) fn write(source: &SourceStatus, writer: &mut Writer<'_>) -> fmt::Resu
     let help = "Objects whose current version cannot be decoded";
     writer.gauges("watch_undecoded_objects", help, of(|kind| kind.undecoded as u64))?;
     let help = "Time of the API server's last event, in seconds since 1970";
-    let heard = source
+    let last_events = source
         .kinds
         .iter()
         .filter_map(|kind| kind.last_event.map(|at| ([("kind", kind.kind.clone())], at)));
-    writer.gauges("watch_last_event_timestamp_seconds", help, heard)?;
+    writer.gauges("watch_last_event_timestamp_seconds", help, last_events)?;
     writer.counters("watch_lists", "Full lists begun", of(|kind| kind.lists))?;
     writer.counters("watch_restarts", "Lists and watches that failed", of(|kind| kind.restarts))
 }
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn readiness_names_the_kinds_that_are_missing() {
+    fn readiness_names_the_kinds_out_of_sync() {
         let mut source = status();
         let reasons = not_ready(&source);
         assert_eq!(reasons, ["services are not known yet: connection refused"]);

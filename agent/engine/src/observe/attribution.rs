@@ -1,5 +1,5 @@
-//! Attribution of events to policies and rules, within a time budget: an explanation walks over policies, and a flood
-//! needs many.
+//! Attribution of events to policies and rules, within a time budget: an explanation evaluates every policy of a pod,
+//! and a flood of drops needs many explanations.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,15 +17,16 @@ use netpold_kube::cluster::DropKey;
 use super::filter::destination_port;
 use crate::events::Seen;
 
-/// Time for explanations per second, and the share of one pod's events.
+/// Time for explanations per second.
 const BUDGET: Duration = Duration::from_millis(20);
+/// Part of [`BUDGET`] for the events of one pod.
 const SHARE: Duration = Duration::from_millis(10);
-/// Additional time per second for the first event of each pod without an explanation in that second: a flood does not
-/// take the reasons of other pods' events.
+/// Additional time per second, only for a pod's first explanation in that second, so that a flood at one pod does not
+/// use up the time for other pods.
 const RESERVE: Duration = Duration::from_millis(10);
-/// Time for which a reading of what pods resolved is used.
+/// Interval between reads of the names that pods resolved.
 const RESOLVED_FOR: Duration = Duration::from_millis(100);
-/// Most cached explanations; beyond, the cache is cleared.
+/// Most cached explanations; the cache is cleared when it is full.
 const REMEMBERED: usize = 4096;
 /// Most policies named per event.
 const NAMED: usize = 8;
@@ -39,7 +40,7 @@ const CHANGED: &str = "policies have changed since; now:";
 /// Attribution of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Attributed {
-    /// Policy and rule, as far as they decided.
+    /// Policies and rule that decided; the default for a verdict without a policy.
     Known(Arc<Attribution>),
     /// Not explained: the budget is used up.
     Omitted,
@@ -48,10 +49,10 @@ pub enum Attributed {
 /// Cache of explanations for all watchers.
 #[derive(Debug, Default)]
 pub struct Attributions {
-    /// Number of the cluster's state that the explanations belong to.
+    /// Number of the cluster state of the cached explanations.
     state: Option<(u64, u64)>,
     known: HashMap<DropKey, Arc<Attribution>>,
-    /// What pods resolved, and when it was read.
+    /// Names that pods resolved, as of `resolved_at`.
     resolved: Arc<Resolved>,
     resolved_at: Option<Instant>,
     budget: Budget,
@@ -85,8 +86,8 @@ impl Budget {
 }
 
 impl Attributions {
-    /// Clears the cache if the cluster's state or what pods resolved has changed, or the cache is full. Returns what
-    /// pods resolved, which `resolve` reads.
+    /// Prepares the cache for events at a cluster state: clears the cache if it is full, the state has changed, or the
+    /// names that pods resolved were read again with `resolve`. Returns these names.
     pub fn follow(
         &mut self,
         state: (u64, u64),
@@ -97,7 +98,7 @@ impl Attributions {
         if self.resolved_at.is_none_or(|at| now.duration_since(at) >= RESOLVED_FOR) {
             self.resolved_at = Some(now);
             let resolved = resolve();
-            // Else no rule has a name.
+            // Without resolved names before and now, no explanation depends on a name.
             if !resolved.is_empty() || !self.resolved.is_empty() {
                 changed = true;
                 self.resolved = Arc::new(resolved);
@@ -157,13 +158,13 @@ fn attribute(
 ) -> Attribution {
     let denies = outcome != Outcome::Allow;
     let mut explanation: Vec<String> = judgement.lines();
-    let is_as_it_was = denies == (judgement.verdict == Verdict::Deny);
-    if !is_as_it_was {
+    let is_unchanged = denies == (judgement.verdict == Verdict::Deny);
+    if !is_unchanged {
         explanation.insert(0, CHANGED.to_owned());
     }
     explanation.truncate(LINES);
     let explanation = explanation.into_iter().map(|line| cut(line, LINE)).collect();
-    if !is_as_it_was {
+    if !is_unchanged {
         return Attribution { explanation, ..Attribution::default() };
     }
     let tier = judgement.tiers.decided_by.as_ref();
@@ -198,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pods_events_leave_time_for_those_of_others() {
+    fn events_of_one_pod_leave_time_for_other_pods() {
         let (mut budget, start) = (Budget::default(), Instant::now());
         let one = Duration::from_millis(1);
         let mut explain = |endpoint, events: u32, now| {
@@ -211,11 +212,11 @@ mod tests {
             });
             explained.count()
         };
-        assert_eq!(explain(1, 100, start), 10, "its share");
-        assert_eq!(explain(2, 100, start), 10, "what is left");
+        assert_eq!(explain(1, 100, start), 10, "the share of one pod");
+        assert_eq!(explain(2, 100, start), 10, "the rest of the budget");
         let others: Vec<usize> = (3..20).map(|endpoint| explain(endpoint, 2, start)).collect();
         assert_eq!(others[..10], [1; 10], "the first event of other pods");
-        assert_eq!(others[10..], [0; 7], "not of any number of them");
+        assert_eq!(others[10..], [0; 7], "no event once the reserve is used up");
         assert_eq!(explain(1, 100, start + Duration::from_secs(1)), 10);
     }
 }

@@ -1,4 +1,4 @@
-//! Agent side: one task per watcher, which reads the journal at the watcher's pace.
+//! Agent side of `netpold observe`: one task per watcher reads the journal at the watcher's pace.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,9 +17,9 @@ use crate::lines::{Lines, line};
 
 /// Most concurrent watchers; a further one replaces the oldest.
 const WATCHERS: usize = 16;
-/// Most events of a kind per batch; the engine is locked during a batch.
+/// Most drops, and most flows, per batch; `resolve` holds the engine's lock for a batch.
 const BATCH: usize = 256;
-/// Pause between batches: events that occur meanwhile are sent together.
+/// Pause between batches; the next batch has all events of the pause.
 const PAUSE: Duration = Duration::from_millis(50);
 
 type Resolve = Box<dyn FnMut(&[Seen], &Filter) -> (Vec<Event>, u64) + Send>;
@@ -28,27 +28,27 @@ type Resolve = Box<dyn FnMut(&[Seen], &Filter) -> (Vec<Event>, u64) + Send>;
 pub struct Observer {
     node: String,
     journal: Arc<Journal>,
-    /// Function that builds events with names, and counts the events without attribution.
+    /// Builds events with names; returns them and the number of events without attribution.
     resolve: Mutex<Resolve>,
     /// End signals of the watchers, in order of arrival.
     watchers: Arc<Mutex<VecDeque<Arc<Notify>>>>,
 }
 
 /// Slot of a watcher, freed on drop.
-struct Place {
+struct WatcherSlot {
     all: Arc<Mutex<VecDeque<Arc<Notify>>>>,
     end: Arc<Notify>,
 }
 
-impl Drop for Place {
+impl Drop for WatcherSlot {
     fn drop(&mut self) {
         lock(&self.all).retain(|other| !Arc::ptr_eq(other, &self.end));
     }
 }
 
 impl Observer {
-    /// Creates a server for a journal; `resolve` builds the events that a filter admits, and counts those without
-    /// attribution.
+    /// Creates a server for a journal; `resolve` builds the events that a filter admits, and returns them with the
+    /// number of events without attribution.
     pub fn new(
         node: String,
         journal: Arc<Journal>,
@@ -58,8 +58,8 @@ impl Observer {
         Self { node, journal, resolve, watchers: Arc::default() }
     }
 
-    /// Serves a watcher until the watcher disconnects, or until all requested events are sent. The watcher misses no
-    /// event after the call.
+    /// Serves a watcher until the watcher disconnects, another watcher replaces it, or all requested events are sent.
+    /// The stream covers every event after the call, not only after the first poll of the returned future.
     ///
     /// # Errors
     /// The watcher has disconnected.
@@ -70,17 +70,17 @@ impl Observer {
     ) -> impl Future<Output = io::Result<()>> {
         let since = request.since.map(|millis| unix_millis().saturating_sub(millis));
         let cursor = self.journal.cursor(since);
-        let place = self.place();
+        let slot = self.slot();
         async move {
             tokio::select! {
                 sent = self.send(&lines, cursor, &request) => sent,
                 () = lines.closed() => Ok(()),
-                () = place.end.notified() => Ok(()),
+                () = slot.end.notified() => Ok(()),
             }
         }
     }
 
-    fn place(&self) -> Place {
+    fn slot(&self) -> WatcherSlot {
         let end = Arc::<Notify>::default();
         let mut watchers = lock(&self.watchers);
         if watchers.len() >= WATCHERS
@@ -89,7 +89,7 @@ impl Observer {
             first.notify_one();
         }
         watchers.push_back(Arc::clone(&end));
-        Place { all: Arc::clone(&self.watchers), end }
+        WatcherSlot { all: Arc::clone(&self.watchers), end }
     }
 
     async fn send(
@@ -99,14 +99,14 @@ impl Observer {
         request: &Request,
     ) -> io::Result<()> {
         loop {
-            let news = self.journal.changed();
-            tokio::pin!(news);
-            news.as_mut().enable();
+            let changed = self.journal.changed();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
             let Some(text) = self.next(&mut cursor, &request.filter).await? else {
                 if !request.follow {
                     return Ok(());
                 }
-                news.await;
+                changed.await;
                 tokio::time::sleep(PAUSE).await;
                 continue;
             };
@@ -117,7 +117,7 @@ impl Observer {
         }
     }
 
-    /// Returns the next lines, maybe empty after the filter; `None` if there are no new events.
+    /// Returns the next lines, empty if the filter admits no new event; `None` if there are no new events.
     async fn next(
         self: &Arc<Self>,
         cursor: &mut Cursor,
@@ -138,18 +138,18 @@ impl Observer {
         self.journal.changed().await;
     }
 
-    /// Waits until the events of the kernel until now are recorded.
+    /// Waits until the journal has all events that the kernel has written so far.
     pub(super) async fn read_up(&self) {
         self.journal.read_up().await;
     }
 
-    /// Returns the numbers of all flows, reported or not.
+    /// Returns the numbers of audited and of new flows so far, whether or not reported one by one.
     pub(super) fn flow_totals(&self) -> Untold {
         self.journal.totals()
     }
 
-    /// Reads the next events that a filter admits, and passes them on another thread to `with`. Returns its result;
-    /// `None` if there are no new events.
+    /// Reads the next events that a filter admits and calls `with` on them, on a thread for blocking calls. Returns the
+    /// result of `with`; `None` if there are no new events.
     pub(super) async fn read<T: Send + 'static>(
         self: &Arc<Self>,
         cursor: &mut Cursor,
@@ -161,7 +161,7 @@ impl Observer {
             return Ok(None);
         }
         let (this, filter) = (Arc::clone(self), filter.clone());
-        // The call waits for the engine's lock, which a write may hold.
+        // `resolve` waits for the engine's lock, which a compile or a write of tables may hold.
         let result = spawn_blocking(move || {
             let (events, unattributed) = lock(&this.resolve)(&seen, &filter);
             with(events, lost.and(Lost { unattributed, ..Lost::default() }))

@@ -31,7 +31,7 @@ fn flow(endpoint: u32) -> Seen {
     Seen::flow(&tuple, Direction::Ingress, Reason::Allowed)
 }
 
-/// Watcher, with the lines that it has not read yet.
+/// A watcher, and its received lines that no test has read yet.
 struct Watcher(Receiver<Vec<u8>>, VecDeque<String>);
 
 fn watch(observer: &Arc<Observer>) -> Watcher {
@@ -52,7 +52,7 @@ async fn read(Watcher(receiver, lines): &mut Watcher) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_watcher_that_does_not_read_holds_nobody_up_and_is_told_what_it_missed() {
+async fn a_slow_watcher_delays_no_other_and_receives_the_number_of_lost_events() {
     const FLOWS: u32 = 20_000;
     let (observer, journal) = observer();
     let (mut slow, mut quick) = (watch(&observer), watch(&observer));
@@ -71,14 +71,14 @@ async fn a_watcher_that_does_not_read_holds_nobody_up_and_is_told_what_it_missed
         }
     }
     println!("{FLOWS} flows in {:?}", began.elapsed());
-    // The slow watcher gets the content of channel and journal, and the number of lost events.
+    // The slow watcher receives the events in its channel and in the journal, and the number of lost ones.
     let (mut events, mut lost) = (0_u64, 0);
     while events + lost < FLOWS.into() {
         match serde_json::from_str(&read(&mut slow).await.unwrap()).unwrap() {
             Line::Event(_) => events += 1,
-            Line::Lost { node, lost: it } => {
+            Line::Lost { node, lost: count } => {
                 assert_eq!(node, NODE);
-                lost += it.slow;
+                lost += count.slow;
             }
         }
     }
@@ -87,10 +87,10 @@ async fn a_watcher_that_does_not_read_holds_nobody_up_and_is_told_what_it_missed
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_further_watcher_takes_the_place_of_the_first() {
+async fn a_watcher_above_the_limit_replaces_the_oldest() {
     let (observer, journal) = observer();
     let mut watchers: Vec<Watcher> = (0..17).map(|_| watch(&observer)).collect();
-    assert_eq!(read(&mut watchers[0]).await, None, "it is ended");
+    assert_eq!(read(&mut watchers[0]).await, None, "the oldest stream has ended");
     journal.flows(vec![flow(1)], Untold::default());
     for watcher in &mut watchers[1..] {
         assert!(read(watcher).await.unwrap().contains("event"));
@@ -106,14 +106,14 @@ async fn a_further_watcher_takes_the_place_of_the_first() {
 }
 
 #[test]
-fn nonsense_is_refused() {
+fn malformed_requests_are_refused() {
     for request in ["", "{", r#"{"filter":{"pod":"***"}}"#] {
         assert!(serde_json::from_str::<Request>(request).is_err(), "{request}");
     }
     assert_eq!(serde_json::from_str::<Request>("{}").unwrap(), Request::default());
 }
 
-/// The kernel has counted a packet whose event is read late: it is no packet without an event.
+/// The kernel counts a packet before the agent reads its event; the count does not add to the packets without events.
 #[tokio::test]
 async fn a_late_event_is_not_counted_as_unreported() {
     let (observer, journal) = observer();
@@ -121,17 +121,17 @@ async fn a_late_event_is_not_counted_as_unreported() {
     let counted = Arc::clone(&packets);
     let dropped =
         move || vec![(Direction::Ingress, Reason::Policy, counted.load(Ordering::Relaxed))];
-    let met = Arc::<Mutex<(usize, u64)>>::default();
-    let sums = Arc::clone(&met);
+    let received = Arc::<Mutex<(usize, u64)>>::default();
+    let sums = Arc::clone(&received);
     let sink = move |events: Vec<Event>, unreported: Vec<(Kind, u64)>| {
-        let mut met = lock(&sums);
-        met.0 += events.len();
-        met.1 += unreported.iter().map(|(_, count)| count).sum::<u64>();
+        let mut received = lock(&sums);
+        received.0 += events.len();
+        received.1 += unreported.iter().map(|(_, count)| count).sum::<u64>();
     };
     let denied = Arc::new(Mutex::new(Denied::new(0)));
     let feed = Feed::new(observer, Box::new(dropped), denied, Box::new(sink), false);
     packets.store(2, Ordering::Relaxed);
-    // Of two packets, one has an event, which its reader records when it must.
+    // Two packets and one event, which the reader records only on request.
     let mut requests = journal.requests();
     tokio::spawn(async move {
         let mut events = vec![flow(1).packet];
@@ -144,5 +144,5 @@ async fn a_late_event_is_not_counted_as_unreported() {
         }
     });
     feed.follow(std::future::ready(())).await.unwrap();
-    assert_eq!(*lock(&met), (1, 1));
+    assert_eq!(*lock(&received), (1, 1));
 }

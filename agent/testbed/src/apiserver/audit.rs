@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::ApiServer;
 
-/// Every request once, when it is answered (a watch: when it begins), without bodies.
+/// Audit policy: metadata of every request at its response; of a watch, at its start and at its end.
 pub const AUDIT_POLICY: &str = r#"{
   "apiVersion": "audit.k8s.io/v1",
   "kind": "Policy",
@@ -22,7 +22,7 @@ pub const AUDIT_POLICY: &str = r#"{
 pub struct Request {
     /// User of the request, as `system:serviceaccount:netpold:netpold`.
     pub user: String,
-    /// `list`, `watch`, `create`, …; for a path that is no resource, `get` and the like.
+    /// `list`, `watch`, `create`, …; for a path that is no resource, the HTTP method in lower case.
     pub verb: String,
     /// API group; empty for the core.
     pub group: String,
@@ -34,7 +34,7 @@ pub struct Request {
     pub uri: String,
     /// HTTP status.
     pub code: u64,
-    /// Message of a refusal; empty if the request was granted.
+    /// Message of an error response; else empty.
     pub message: String,
 }
 
@@ -57,7 +57,7 @@ pub fn read_requests(log: &Path) -> Result<Vec<Request>> {
     let log = fs::read_to_string(log).context("the audit log cannot be read")?;
     // The last line may be half written.
     let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    // A watch is written again when it ends.
+    // A watch is logged again at its end.
     let mut seen = HashSet::new();
     let first =
         |event: &Value| event["auditID"].as_str().is_none_or(|id| seen.insert(id.to_owned()));

@@ -17,25 +17,25 @@ const NODE: &str = "n1";
 /// Runs one input.
 ///
 /// # Panics
-/// The input shows a mistake.
+/// A check fails for the input.
 pub fn run(bytes: &[u8]) {
     if let Ok(Some(result)) = cache::parse(bytes) {
         assert!(!result.addresses.is_empty(), "{result:?}");
         assert!(result.addresses.is_sorted(), "{result:?}");
     }
-    // The input is a whole file first, then the content of a compressed one.
+    // Reads the input as a whole file, then as the content of a compressed file.
     read(bytes);
     let mut packed = GzEncoder::new(Vec::new(), Compression::none());
     packed.write_all(bytes).expect("room in memory");
     read(&packed.finish().expect("room in memory"));
 }
 
-/// Any state that can be read can be compiled, and is saved with the same content.
+/// Checks that a saved copy of a decoded state compiles with the same result, and is equal to the state if it compiles.
 fn read(file: &[u8]) {
     let Ok(objects) = state::decode(file, Path::new("state"), NODE) else { return };
     assert!(objects.iter().all(Change::is_object), "{objects:?}");
     let (first, state_snapshot) = compiled(objects);
-    let again = serde_json::from_value(state_snapshot.clone()).expect("what was written is read");
+    let again = serde_json::from_value(state_snapshot.clone()).expect("a saved state is decoded");
     let (second, kept) = compiled(again);
     assert!(
         first == second && (!first || state_snapshot == kept),
@@ -43,7 +43,8 @@ fn read(file: &[u8]) {
     );
 }
 
-/// Compiles objects with an interface for each pod of this node. Returns whether that succeeded, and the saved state.
+/// Compiles objects, with an interface for each pod with addresses. Returns whether the update succeeded, and the state
+/// to save.
 fn compiled(objects: Vec<Change>) -> (bool, Value) {
     let mut compiler = Compiler::new(Options { node: NODE.into(), ..Options::default() });
     for (object, index) in objects.into_iter().zip(1..) {

@@ -20,7 +20,7 @@ use crate::world::{
 /// Address and port of both ends, in the format of the command.
 type Ends = (String, String);
 
-/// Returns the ends of all connections in a part of the answer, with repetitions.
+/// Returns the ends of all connections in one list of the output, with duplicates.
 fn ends(groups: &Value) -> Vec<Ends> {
     let groups = groups.as_array().unwrap().iter();
     let all = groups.flat_map(|group| group["connections"].as_array().unwrap());
@@ -38,8 +38,8 @@ fn cuts(world: &World, policy: &Value, ours: &BTreeSet<Ends>) -> Vec<Ends> {
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     let diff: Value = serde_json::from_slice(&output.stdout).unwrap();
     let live = &diff["live"];
-    for silent in ["node n1:", "node n6:"] {
-        assert!(!live["problems"].to_string().contains(silent), "{live}");
+    for node in ["node n1:", "node n6:"] {
+        assert!(!live["problems"].to_string().contains(node), "{live}");
     }
     ends(&live["cut"]).into_iter().filter(|it| ours.contains(it)).collect()
 }
@@ -73,7 +73,7 @@ pub(super) fn connections_are_named_once(world: &mut World) {
             "egress": egress,
         })
     };
-    // With this policy the sender's agent also has an entry.
+    // Isolates the sender, so that its agent has a conntrack entry too.
     world.policy("near", near(json!([{ "to": [to_far] }])));
     let enforced = |status: &Value| Agent::enforces(status) && isolated(status, "far");
     agent.wait_for("isolating far", PATIENCE, enforced).unwrap();
@@ -96,14 +96,14 @@ pub(super) fn connections_are_named_once(world: &mut World) {
         found.sort();
         found
     };
-    // The change is at the sender's node first, then at the receiver's.
+    // Changes the sender's policy, then the receiver's.
     assert_eq!(sorted(cuts(world, &network_policy("near", &near(json!([]))), &ours)), all);
     let closed = json!({ "podSelector": { "matchLabels": { "app": "far" } } });
     assert_eq!(sorted(cuts(world, &network_policy("far", &closed), &ours)), all);
     let same = network_policy("far", &json!({ "podSelector": {}, "ingress": [{}] }));
     assert_eq!(cuts(world, &same, &ours), []);
-    assert!(flows.iter_mut().all(|(_, flow)| flow.ping(PATIENCE)), "nothing was changed yet");
+    assert!(flows.iter_mut().all(|(_, flow)| flow.ping(PATIENCE)), "diff changes nothing");
     world.policy("far", closed);
     let cut = || !flows.iter_mut().any(|(_, flow)| flow.ping(MOMENT));
-    eventually(PATIENCE, cut, || format!("what is named is cut\n{}", agent.log()));
+    eventually(PATIENCE, cut, || format!("the named connections are cut\n{}", agent.log()));
 }
