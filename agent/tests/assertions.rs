@@ -1,4 +1,4 @@
-//! `netpold test`, and the binary as a plugin of kubectl.
+//! The command `netpold test`, and the binary as a kubectl plugin.
 #![expect(clippy::unwrap_used, reason = "helpers of tests, outside of test functions")]
 
 use std::fs;
@@ -35,7 +35,7 @@ items:
     ingress: [{from: [{podSelector: {matchLabels: {app: client}}}], ports: [{port: 80}]}]
 ";
 
-/// Writes the cluster's directory and the file of assertions.
+/// Writes a directory with the manifests of the cluster, and one with the file of assertions.
 fn files(assertions: &str) -> (TempDir, TempDir) {
     let (cluster, own) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     fs::write(cluster.path().join("all.yaml"), CLUSTER).unwrap();
@@ -62,7 +62,7 @@ fn prints(output: &Output, status: i32, expected: &str) {
 }
 
 #[test]
-fn what_holds_passes() {
+fn true_assertions_pass() {
     let assertions = "
 - {name: clients, from: {namespace: x, labels: {app: client}}, to: x/a, port: 80, expect: allow}
 - {from: 203.0.113.1, to: x/a, port: 80, expect: deny}
@@ -82,7 +82,7 @@ const FAILING: &str = "
 ";
 
 #[test]
-fn what_does_not_hold_fails_with_the_reason() {
+fn false_assertions_fail_with_the_pairs() {
     let output = test(FAILING, &[]);
     assert_eq!(output.status.code(), Some(1));
     let text = stdout(&output);
@@ -130,7 +130,7 @@ fn junit() {
 }
 
 #[test]
-fn what_is_about_nothing_is_an_error() {
+fn assertions_about_no_pod_or_connection_are_unknown() {
     for (assertion, message) in [
         (
             "{from: {namespace: x, labels: {app: absent}}, to: x/a, port: 1, expect: deny}",
@@ -159,14 +159,17 @@ fn what_is_about_nothing_is_an_error() {
         ),
     ] {
         let output = test(&format!("- {assertion}\n"), &[]);
-        let said = stdout(&output);
-        assert!(said.starts_with("UNKNOWN ") && said.contains(message), "{message:?}: {said:?}");
-        assert!(said.contains("\n0 passed, 0 failed, 1 unknown\n"), "{said}");
-        assert_eq!(output.status.code(), Some(2), "{said}");
+        let printed = stdout(&output);
+        assert!(
+            printed.starts_with("UNKNOWN ") && printed.contains(message),
+            "{message:?}: {printed:?}"
+        );
+        assert!(printed.contains("\n0 passed, 0 failed, 1 unknown\n"), "{printed}");
+        assert_eq!(output.status.code(), Some(2), "{printed}");
     }
     let wrong = test("- {from: x/a, to: x/b, port: 1, expect: maybe}\n", &[]);
-    let said = String::from_utf8(wrong.stderr).unwrap();
-    assert!(said.contains("a.yaml:2: expect: \"maybe\" is neither allow nor deny"), "{said}");
+    let printed = String::from_utf8(wrong.stderr).unwrap();
+    assert!(printed.contains("a.yaml:2: expect: \"maybe\" is neither allow nor deny"), "{printed}");
     assert_eq!(wrong.status.code(), Some(2));
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("kustomization.yaml"), "kind: Kustomization\n").unwrap();
@@ -177,12 +180,12 @@ fn what_is_about_nothing_is_an_error() {
         .env_clear()
         .output()
         .unwrap();
-    let said = String::from_utf8(refused.stderr).unwrap();
+    let printed = String::from_utf8(refused.stderr).unwrap();
     assert!(
-        said.ends_with(&format!(
+        printed.ends_with(&format!(
             "kubectl kustomize {directory} | netpold test ... --manifests -\n"
         )),
-        "{said}"
+        "{printed}"
     );
     assert_eq!(refused.status.code(), Some(2));
     let none = test("  []\n", &[]);
@@ -191,7 +194,7 @@ fn what_is_about_nothing_is_an_error() {
 }
 
 #[test]
-fn an_assertion_without_an_answer_hides_no_other() {
+fn an_unknown_assertion_hides_no_other() {
     let mixed = "
 - {from: x/b, to: x/a, port: 80, expect: allow}
 - {name: absent, from: x/z, to: x/a, port: 80, expect: allow}
@@ -232,12 +235,12 @@ fn an_address_family_that_no_pod_has_is_skipped() {
         tap.contains("\nok 1 - deny pods of every namespace to fd00::1, TCP 80 # SKIP no pod of"),
         "{tap}"
     );
-    // Nothing is verified.
+    // With every assertion skipped, nothing is verified.
     assert_eq!(test(six, &[]).status.code(), Some(2));
 }
 
 #[test]
-fn names_with_line_ends_forge_no_line() {
+fn names_with_line_breaks_forge_no_line() {
     let name = r#"- {"name": "a\n1 passed", "from": {namespace: x, labels: {app: web}}, to: x/b, port: 1, expect: deny}"#;
     let absent = r#"- {from: {namespace: x, labels: {app: "\e[2J\nok 9 - forged"}}, to: x/b, port: 1, expect: deny}"#;
     for output in ["text", "tap", "junit"] {
@@ -249,8 +252,8 @@ fn names_with_line_ends_forge_no_line() {
         );
     }
     let broken = test("- {\"\\e[2J\\n5 passed, 0 failed\": x}\n", &[]);
-    let said = String::from_utf8(broken.stderr).unwrap();
-    assert_eq!((said.lines().count(), said.contains('\u{1b}')), (1, false), "{said:?}");
+    let printed = String::from_utf8(broken.stderr).unwrap();
+    assert_eq!((printed.lines().count(), printed.contains('\u{1b}')), (1, false), "{printed:?}");
 }
 
 const CHART: &str = "---
@@ -261,7 +264,7 @@ const CHART: &str = "---
 ---
 {apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: web}, spec: {podSelector: {matchLabels: {app: web}}, ingress: [{from: [{podSelector: {matchLabels: {app: sync}}}], ports: [{port: http}]}]}}
 ";
-const OF_CHART: &str = "assertions:
+const CHART_ASSERTIONS: &str = "assertions:
 - {from: sync, to: web, port: 8080, expect: allow}
 - {from: {namespace: default, labels: {app: sync}}, to: deployment/web, port: 80, expect: deny}
 - {from: {namespace: '*'}, to: {namespace: default, labels: {app: web}}, port: 8080, expect: allow}
@@ -273,7 +276,7 @@ fn piped(arguments: &[&str], input: &str) -> Output {
     let own = TempDir::new().unwrap();
     fs::create_dir(own.path().join("chart")).unwrap();
     fs::write(own.path().join("chart/all.yaml"), CHART).unwrap();
-    fs::write(own.path().join("a.yaml"), OF_CHART).unwrap();
+    fs::write(own.path().join("a.yaml"), CHART_ASSERTIONS).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_netpold"));
     let command = command.arg("test").args(arguments).env_clear().current_dir(own.path());
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -293,10 +296,10 @@ fn a_chart_is_judged_from_standard_input() {
         FAIL allow pods of every namespace to pods of default with app=web, TCP 8080: it is denied for 1 of 2 pairs";
     let end = "2 passed, 1 failed\nby pod template, no pods exist: CronJob default/sync (template), \
         Deployment default/web (template)\n";
-    let both = format!("{OF_CHART}{CHART}");
+    let both = format!("{CHART_ASSERTIONS}{CHART}");
     for (arguments, input) in [
         (&["-f", "a.yaml", "--manifests", "-"][..], CHART),
-        (&["-f", "-", "--manifests", "chart"], OF_CHART),
+        (&["-f", "-", "--manifests", "chart"], CHART_ASSERTIONS),
         (&["-f", "a.yaml", "-f", "-"], CHART),
         (&["-f", "a.yaml,-"], CHART),
         (&["-f", "-"], &both),
@@ -314,16 +317,16 @@ fn a_chart_is_judged_from_standard_input() {
     for (arguments, input, message) in [
         (
             &["-f", "-", "--manifests", "-"][..],
-            OF_CHART,
+            CHART_ASSERTIONS,
             "--manifests -: standard input is read once, and --file - reads it",
         ),
         (&["-f", "-"], CHART, "standard input: no assertion found"),
         (&["-f", "a.yaml", "-f", "-"], "kind: [\n", "standard input:1: unclosed bracket"),
     ] {
         let output = piped(arguments, input);
-        let said = String::from_utf8(output.stderr.clone()).unwrap();
-        assert!(said.contains(message), "{message:?} is not in {said:?}");
-        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{said}");
+        let printed = String::from_utf8(output.stderr.clone()).unwrap();
+        assert!(printed.contains(message), "{message:?} is not in {printed:?}");
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(2), ""), "{printed}");
     }
     let namespace = "{apiVersion: v1, kind: Namespace, metadata: {name: default}}\n";
     let absent = piped(&["-f", "a.yaml", "-f", "-"], namespace);
@@ -334,7 +337,7 @@ fn a_chart_is_judged_from_standard_input() {
 }
 
 #[test]
-fn what_hangs_on_the_address_of_a_template_is_an_error() {
+fn a_verdict_that_depends_on_a_templates_address_is_unknown() {
     let block = |cidr: &str| {
         CHART.replace(
             "podSelector: {matchLabels: {app: sync}}}], ports",
@@ -343,10 +346,10 @@ fn what_hangs_on_the_address_of_a_template_is_an_error() {
     };
     let assertion = "assertions: [{from: sync, to: web, port: 8080, expect: deny}]\n";
     let output = piped(&["-f", "-"], &(assertion.to_owned() + &block("10.0.0.0/16")));
-    let said = stdout(&output);
+    let printed = stdout(&output);
     let message = "it depends on the address that CronJob default/sync (template) gets, which labels do not \
                    determine: allowed in 10.0.0.0/16, denied in 10.0.0.0/8";
-    assert!(said.contains(message), "{said}");
+    assert!(printed.contains(message), "{printed}");
     assert_eq!(output.status.code(), Some(2));
     for (cidr, pods, status) in [
         ("0.0.0.0/0", "10.0.0.0/8", 1),
@@ -361,7 +364,7 @@ fn what_hangs_on_the_address_of_a_template_is_an_error() {
 }
 
 #[test]
-fn kubectl_calls_it_by_another_name() {
+fn usage_as_a_kubectl_plugin_names_kubectl() {
     let directory = TempDir::new().unwrap();
     let plugin = directory.path().join("kubectl-netpold");
     symlink(env!("CARGO_BIN_EXE_netpold"), &plugin).unwrap();

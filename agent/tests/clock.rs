@@ -1,4 +1,4 @@
-//! The kernel's clock as read by the agent. Needs root.
+//! The kernel's tick rate as measured by the agent. Needs root.
 
 use std::os::fd::AsFd;
 use std::process::Command;
@@ -8,7 +8,7 @@ use netpold_dataplane::bpf::test_run::jiffies;
 use netpold_dataplane::conntrack::{measure_hz, tick_rate};
 
 #[test]
-fn the_measured_rate_is_the_configured_one() {
+fn the_measured_tick_rate_is_config_hz() {
     let object = netpold_dataplane::object::object().expect("the eBPF object");
     let mut bpf = EbpfLoader::new().load(object).expect("maps");
     let clock: &mut SchedClassifier = bpf.program_mut("netpold_clock").unwrap().try_into().unwrap();

@@ -1,4 +1,4 @@
-//! Recipe of a generation that another thread creates and fills, while the one in force goes on.
+//! Inputs from which another thread creates and fills a new generation while the generation in force goes on.
 
 use netpold_core::ops::{Capacity, Op};
 use netpold_ebpf::layout::Settings;
@@ -19,8 +19,7 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Creates the maps, loads the programs and fills the maps. No program is attached, and enforcement does not
-    /// change.
+    /// Creates the maps, loads the programs and fills the maps. Attaches no program, so enforcement does not change.
     ///
     /// # Errors
     /// See [`GenerationError`].
@@ -29,13 +28,13 @@ impl Recipe {
         fresh.write_settings(self.settings)?;
         fresh.fill(ops)?;
         for program in &self.xdp {
-            // The attachment reports a program that the kernel rejects.
+            // A program that the kernel rejects is reported when it is attached.
             drop(fresh.xdp(*program));
         }
         Ok(fresh)
     }
 
-    /// Loads a generation; without room for larger flow tables, it keeps the pinned ones.
+    /// Loads a generation; keeps the pinned flow tables if larger ones cannot be created.
     fn load(&self, capacity: &Capacity) -> Result<Generation, GenerationError> {
         let load = |flow_tables| Generation::load_at(&self.pins, capacity, flow_tables);
         match (load(self.flow_tables), self.flow_tables) {

@@ -1,4 +1,4 @@
-//! The kernel's maps as the target of [`Op`]s: plain aligned stores through mmap.
+//! Writes [`Op`]s to the kernel's maps, by aligned stores through mmap.
 
 use std::collections::BTreeSet;
 use std::mem::offset_of;
@@ -36,31 +36,32 @@ pub struct Tables {
     pub(super) bitmaps: MappedArray<PortBitmap>,
     pub(super) ipv6_hosts: Ipv6Hosts,
     pub(super) ipv6_blocks: Ipv6Blocks,
-    /// IPv6 addresses without room in the table of addresses: blocks of 128 bits instead.
+    /// IPv6 addresses that did not fit in the hash table, written as /128 blocks instead.
     pub(super) overflow: BTreeSet<Ipv6Addr>,
     /// [`Settings::endpoint_probes`]
     pub(super) endpoint_probes: u32,
-    /// Slots of endpoints that policy isolates for egress, of observed ones, and of those without a check of the source,
-    /// see [`Settings::any_endpoint`].
+    /// Slots of endpoints that policy isolates for egress ([`ANY_ISOLATES_EGRESS`]).
     isolating: BTreeSet<u32>,
+    /// Slots of observed endpoints ([`ANY_OBSERVED`]).
     observed: BTreeSet<u32>,
+    /// Slots of endpoints without a check of the source address ([`ANY_UNCHECKED`]).
     unchecked: BTreeSet<u32>,
-    /// Whether answers over TCP count, [`ANY_OVER_TCP`].
+    /// Whether programs read DNS answers over TCP ([`ANY_OVER_TCP`]).
     over_tcp: bool,
-    /// The settings as first written, with the hash keys that place IPv6 addresses.
+    /// The settings as first written, with the keys of the hash tables.
     hashing: Settings,
     local_endpoints: LocalEndpoints,
     names: Names,
     unproven: MappedArray<Unproven>,
-    /// Numbers of all endpoints that were ever in the table, up to [`SEEN`]; beyond that, all count as seen.
+    /// Numbers of all endpoints that were ever in the table; once [`SEEN`] are recorded, every endpoint counts as seen.
     seen: BTreeSet<u32>,
 }
 
-/// Room for numbers of endpoints that were in the table.
+/// Most recorded numbers of endpoints.
 const SEEN: usize = 1 << 16;
 
 impl Tables {
-    /// Takes the tables out of a loaded object.
+    /// Maps the tables of a loaded object.
     ///
     /// # Errors
     /// A map is missing or cannot be mapped.
@@ -89,8 +90,8 @@ impl Tables {
         })
     }
 
-    /// Writes the settings before any program is attached, and returns the written ones. Operations need their hash
-    /// keys, which never change.
+    /// Writes the settings before any program is attached, and returns the written ones. Operations use the hash keys
+    /// of the settings, which never change.
     ///
     /// # Errors
     /// The map is smaller than one element.
@@ -134,12 +135,12 @@ impl Tables {
             .map_err(at("SETTINGS"))
     }
 
-    /// Counters of an interface's packets without proof or witness at exits.
+    /// Counters of an interface's packets with an incomplete proof at exits.
     pub(super) fn unproven(&self, ifindex: u32) -> Unproven {
         self.unproven.read(endpoint_slot(ifindex, 0)).unwrap_or_default()
     }
 
-    /// Sets whether programs only record flows.
+    /// Sets whether programs only record flows and pass every packet.
     pub(super) fn watch_only(&self, watch: bool) -> Result<(), TableError> {
         let offset = offset_of!(Settings, watch_only);
         self.settings.store_u32(0, offset, u32::from(watch)).map_err(at("SETTINGS"))
@@ -163,7 +164,8 @@ impl Tables {
         self.settings.store_u32(0, offset, ifindex).map_err(at("SETTINGS"))
     }
 
-    /// Sets whether packets from unknown interfaces drop at exits.
+    /// Sets whether exits drop packets without the proof from unknown interfaces (0: no), see
+    /// [`Settings::closes_unknown`].
     ///
     /// # Errors
     /// The map is smaller than one element.
@@ -172,7 +174,7 @@ impl Tables {
         self.settings.store_u32(0, offset, closes).map_err(at("SETTINGS"))
     }
 
-    /// Makes exits judge an endpoint's packets without the proof.
+    /// Makes exits judge the packets of endpoints that lack the proof, see [`Settings::demands_proof`].
     ///
     /// # Errors
     /// The map is smaller than one element.
@@ -256,7 +258,7 @@ impl Tables {
         }
     }
 
-    /// Sets the class of an address; without room in its buckets it becomes a block.
+    /// Sets the class of an address: in the hash table, or as a /128 block if its buckets are full.
     fn set_host6(&mut self, address: Ipv6Addr, class: u32) -> Result<(), TableError> {
         if !self.overflow.contains(&address)
             && let Ok(()) = self.ipv6_hosts.set(&self.hashing, address, class)?
@@ -287,7 +289,7 @@ impl Tables {
         self.settings.store_u32(0, offset, self.ipv6_blocks.root()).map_err(at("SETTINGS"))
     }
 
-    /// Compares a name with its groups in the table, and repairs it; returns 1 if it was wrong.
+    /// Compares a name's groups with the table, and repairs the entry; returns the number of repaired entries, 0 or 1.
     pub(super) fn check_name(
         &mut self,
         list: u32,
@@ -305,8 +307,8 @@ impl Tables {
         self.settings.read(0).map_err(at("SETTINGS"))
     }
 
-    /// Raises the number of probed slots so that it covers an interface's endpoint in this slot.
-    fn look_as_far_as(&mut self, slot: u32, ifindex: u32) -> Result<(), MmapError> {
+    /// Raises the number of probed slots to include `slot` for the interface.
+    fn extend_probes(&mut self, slot: u32, ifindex: u32) -> Result<(), MmapError> {
         let beyond = slot.wrapping_sub(endpoint_slot(ifindex, 0)) & (ENDPOINT_SLOTS - 1);
         if beyond < self.endpoint_probes {
             return Ok(());
@@ -315,8 +317,8 @@ impl Tables {
         self.settings.store_u32(0, offset_of!(Settings, endpoint_probes), self.endpoint_probes)
     }
 
-    /// Numbers of the endpoints that operations give names, and that have none yet. Not those that are new to the table:
-    /// the interface of a new pod is closed until its programs are attached.
+    /// Numbers of the endpoints without domain names to which operations give domain names. Endpoints that are new to
+    /// the table are left out: the interface of a new pod is closed until its programs are attached.
     #[expect(clippy::wildcard_enum_match_arm, reason = "of the operations, those on this table")]
     pub(super) fn gain_names(&self, ops: &[Op]) -> BTreeSet<u32> {
         let mut gaining = BTreeSet::new();
@@ -343,15 +345,15 @@ impl Tables {
         self.seen.len() < SEEN && !self.seen.contains(&endpoint)
     }
 
-    fn see(&mut self, endpoint: u32) {
+    fn mark_seen(&mut self, endpoint: u32) {
         if self.seen.len() < SEEN {
             self.seen.insert(endpoint);
         }
     }
 
-    /// Takes over which endpoints were in a former generation's table.
+    /// Records the endpoints that were in a former generation's table.
     pub(super) fn inherit_seen(&mut self, former: &Self) {
-        former.seen.iter().for_each(|endpoint| self.see(*endpoint));
+        former.seen.iter().for_each(|endpoint| self.mark_seen(*endpoint));
     }
 
     fn has_names(&self, slot: u32, endpoint: u32) -> bool {
@@ -359,13 +361,13 @@ impl Tables {
         now.ifindex != 0 && now.id == endpoint && Rows(now.rows).has_names()
     }
 
-    /// Numbers of the endpoints that have names.
+    /// Numbers of the endpoints with domain names in their rules.
     pub(super) fn named(&self) -> BTreeSet<u32> {
         let all = (0..self.endpoints.elements()).filter_map(|slot| self.endpoints.read(slot).ok());
         all.filter(|it| Rows(it.rows).has_names()).map(|it| it.id).collect()
     }
 
-    /// [`Settings::any_endpoint`]
+    /// Value of [`Settings::any_endpoint`].
     pub(super) fn any_endpoint(&self) -> u32 {
         let flag = |slots: &BTreeSet<u32>, flag| if slots.is_empty() { 0 } else { flag };
         flag(&self.isolating, ANY_ISOLATES_EGRESS)
@@ -374,30 +376,32 @@ impl Tables {
             | if self.over_tcp { ANY_OVER_TCP } else { 0 }
     }
 
-    /// Adds an endpoint to [`Settings::any_endpoint`], before programs find its new rows and flags. What it leaves there is
-    /// removed behind that ([`Self::rows_are`], [`Self::flags_are`]), so the word covers all endpoints at every moment.
-    fn will_be(&mut self, slot: u32, rows: u64, flags: u64) -> Result<(), MmapError> {
+    /// Sets the flags of an endpoint's new rows and flags in [`Settings::any_endpoint`], before programs find the rows
+    /// and flags. [`Self::record_rows`] and [`Self::record_flags`] clear flags that no longer hold after the store, so
+    /// the word covers all endpoints at every moment.
+    fn announce_endpoint(&mut self, slot: u32, rows: u64, flags: u64) -> Result<(), MmapError> {
         if Rows(rows).isolates_egress() {
-            self.rows_are(slot, rows)?;
+            self.record_rows(slot, rows)?;
         }
         let (observed, unchecked) = (self.observed.contains(&slot), self.unchecked.contains(&slot));
         let observe = if observed { EP_OBSERVE } else { 0 };
         let check = if unchecked { !EP_CHECK_SOURCE } else { u64::MAX };
-        self.flags_are(slot, (flags | observe) & check)
+        self.record_flags(slot, (flags | observe) & check)
     }
 
     /// Records the rows of the endpoint in `slot`, and updates [`Settings::any_endpoint`].
-    fn rows_are(&mut self, slot: u32, rows: u64) -> Result<(), MmapError> {
-        self.endpoint_is(slot, Rows(rows).isolates_egress(), |tables| &mut tables.isolating)
+    fn record_rows(&mut self, slot: u32, rows: u64) -> Result<(), MmapError> {
+        self.record_slot(slot, Rows(rows).isolates_egress(), |tables| &mut tables.isolating)
     }
 
     /// Records the flags of the endpoint in `slot`, and updates [`Settings::any_endpoint`].
-    fn flags_are(&mut self, slot: u32, flags: u64) -> Result<(), MmapError> {
-        self.endpoint_is(slot, flags & EP_OBSERVE != 0, |tables| &mut tables.observed)?;
-        self.endpoint_is(slot, flags & EP_CHECK_SOURCE == 0, |tables| &mut tables.unchecked)
+    fn record_flags(&mut self, slot: u32, flags: u64) -> Result<(), MmapError> {
+        self.record_slot(slot, flags & EP_OBSERVE != 0, |tables| &mut tables.observed)?;
+        self.record_slot(slot, flags & EP_CHECK_SOURCE == 0, |tables| &mut tables.unchecked)
     }
 
-    fn endpoint_is(
+    /// Adds `slot` to a set of slots, or removes it, and updates [`Settings::any_endpoint`].
+    fn record_slot(
         &mut self,
         slot: u32,
         has: bool,
@@ -425,32 +429,32 @@ impl Tables {
         const FLAGS: usize = offset_of!(Endpoint, flags);
         match op {
             Op::Endpoint(slot, endpoint) => {
-                self.look_as_far_as(*slot, endpoint.ifindex)?;
-                self.see(endpoint.id);
-                self.will_be(*slot, endpoint.rows, endpoint.flags)?;
+                self.extend_probes(*slot, endpoint.ifindex)?;
+                self.mark_seen(endpoint.id);
+                self.announce_endpoint(*slot, endpoint.rows, endpoint.flags)?;
                 self.endpoints.write_element(*slot, &Endpoint { ifindex: 0, ..**endpoint })?;
                 self.endpoints.store_u32(*slot, IFINDEX, endpoint.ifindex)?;
-                self.rows_are(*slot, endpoint.rows)?;
-                self.flags_are(*slot, endpoint.flags)
+                self.record_rows(*slot, endpoint.rows)?;
+                self.record_flags(*slot, endpoint.flags)
             }
             Op::EndpointRows(slot, rows) => {
-                self.will_be(*slot, *rows, EP_CHECK_SOURCE)?;
+                self.announce_endpoint(*slot, *rows, EP_CHECK_SOURCE)?;
                 self.endpoints.store_u64(*slot, offset_of!(Endpoint, rows), *rows)?;
-                self.rows_are(*slot, *rows)
+                self.record_rows(*slot, *rows)
             }
             Op::EndpointAddrs(slot, endpoint) => {
-                self.see(endpoint.id);
-                self.will_be(*slot, 0, endpoint.flags)?;
+                self.mark_seen(endpoint.id);
+                self.announce_endpoint(*slot, 0, endpoint.flags)?;
                 let now = self.endpoints.read(*slot)?;
                 self.endpoints
                     .write_element(*slot, &Endpoint { flags: now.flags, ..**endpoint })?;
                 self.endpoints.store_u64(*slot, FLAGS, endpoint.flags)?;
-                self.flags_are(*slot, endpoint.flags)
+                self.record_flags(*slot, endpoint.flags)
             }
             Op::EndpointGone(slot) => {
                 self.endpoints.store_u32(*slot, IFINDEX, 0)?;
-                self.rows_are(*slot, 0)?;
-                self.flags_are(*slot, EP_CHECK_SOURCE)?;
+                self.record_rows(*slot, 0)?;
+                self.record_flags(*slot, EP_CHECK_SOURCE)?;
                 self.endpoints.write_element(*slot, &Endpoint::default())
             }
             _ => Ok(()),

@@ -1,11 +1,11 @@
 //! The traced variant of the pods' programs, over the maps of the generation in force.
 //!
-//! The traced programs are the same code with the same tables, and replace the ordinary ones at one pod for some time,
-//! so that each packet gets one verdict. A tracer in front that only observes would judge each packet twice, and the
-//! second judgement would find the flows of the first.
+//! The traced programs are the same code on the same tables. They replace the ordinary programs at one pod for a
+//! limited time, so that each packet is judged once. With an observing program in front of the ordinary one, each
+//! packet would be judged twice, and the second judgement would find the conntrack entries of the first.
 //!
-//! The loader would create new tables at fixed addresses, or fill given ones with zeros. So it creates small maps, and
-//! their descriptors are replaced by those of the maps in force before a program is loaded.
+//! aya's loader would create new maps, or fill the given ones of sections with zeros. So it creates small maps, and
+//! `share` replaces their descriptors by those of the maps in force before a program is loaded.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -27,10 +27,10 @@ use crate::object::{ObjectMissing, TRACED_OBJECT, object};
 
 /// Maps that only the traced programs have.
 const OWN: [&str; 3] = ["TRACE", "TRACE_FILTER", "AYA_LOGS"];
-/// Buffer of unread lines in bytes; further lines are lost.
+/// Size of the ring buffer of unread lines, in bytes; lines that do not fit are lost.
 const LINES: u32 = 1 << 20;
 
-/// Lines of the programs, in the order of the verdicts.
+/// Lines that the programs log, in the order of the verdicts.
 #[derive(Clone, Debug, Default)]
 struct Lines(Arc<Mutex<Vec<String>>>);
 
@@ -57,7 +57,7 @@ pub struct TracedPrograms {
 }
 
 impl TracedPrograms {
-    /// Loads the programs with these maps. None is attached, and no packet is reported before [`TracedPrograms::ask`].
+    /// Loads the programs with these maps, without attaching one. No packet is reported before [`TracedPrograms::ask`].
     ///
     /// # Errors
     /// See [`GenerationError`].
@@ -121,13 +121,13 @@ impl TracedPrograms {
         self.program(direction).map(|(fd, _)| fd)
     }
 
-    /// Takes the lines since the last call.
+    /// Returns the lines logged since the last call.
     pub fn read(&mut self) -> Vec<String> {
         self.logger.flush();
         std::mem::take(&mut *lock(&self.lines.0))
     }
 
-    /// Number of packets that the filter admitted, reported or not.
+    /// Number of packets that the filter admitted, including those with lost lines.
     #[must_use]
     pub fn matched(&self) -> u64 {
         let records = self.bpf.map("TRACE").and_then(|map| PerCpuArray::try_from(map).ok());
@@ -157,9 +157,9 @@ fn share(bpf: &Ebpf, maps: &Maps) -> Result<(), GenerationError> {
         let data = bpf.map(name).and_then(data);
         let data = data.ok_or_else(|| traced(format!("the traced object has no map {name}")))?;
         // SAFETY: a descriptor that the loader's map owns, before and after the call.
-        let made =
+        let result =
             unsafe { libc::dup3(map.as_raw_fd(), data.fd().as_fd().as_raw_fd(), libc::O_CLOEXEC) };
-        if made < 0 {
+        if result < 0 {
             return Err(traced(format!("map {name}: {}", io::Error::last_os_error())));
         }
     }

@@ -10,18 +10,18 @@ use crate::device::Device;
 /// Event of discovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A veth with its peer in another namespace appeared or changed. The event is sent when the link appears; the
-    /// addresses may follow.
+    /// A veth with its peer in another network namespace appeared or changed. The first event, when the link appears,
+    /// may lack the addresses of the peer; a later event has them.
     Veth(Veth),
     /// The veth with this interface index is gone.
     VethGone(u32),
-    /// Current addresses of the node: of all interfaces in our namespace, except loopback, link-local and
-    /// [`SERVICE_DEVICE`](crate::SERVICE_DEVICE).
+    /// Current addresses of the node: of all interfaces in the agent's network namespace, without loopback and
+    /// link-local addresses and those of [`SERVICE_DEVICE`](crate::SERVICE_DEVICE).
     OwnAddresses(Vec<IpAddr>),
     /// All current interfaces of the node by index, without the veths of [`Event::Veth`].
     Devices(BTreeMap<u32, Device>),
-    /// All current bridge ports, veths or others: index of the port to index of the bridge.
+    /// All current bridge ports, including veths: index of the bridge by index of the port.
     Ports(BTreeMap<u32, u32>),
-    /// Everything present at the start has been sent: one listing was complete.
+    /// The events of one complete listing have been sent.
     InSync,
 }

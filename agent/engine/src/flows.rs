@@ -1,4 +1,4 @@
-//! Reads pages of flows without the engine.
+//! Reads pages of flows without the engine's lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -29,7 +29,7 @@ pub struct LocalPod {
     pub addresses: Vec<IpAddr>,
 }
 
-/// The node's flows at one moment; see [`crate::engine::flow_reader`].
+/// Reader of the node's flows, with pods and revision as of its creation; see [`crate::engine::flow_reader`].
 #[derive(Debug)]
 pub struct FlowReader {
     /// Name of the node.
@@ -38,7 +38,7 @@ pub struct FlowReader {
     pub(crate) tables: (Sweeper, u32, u32),
     /// Pods by endpoint number.
     pub(crate) pods: BTreeMap<u32, LocalPod>,
-    /// Pods without entries in netpold's table.
+    /// Pods without entries in netpold's flow table.
     pub(crate) untracked: Wanted,
 }
 
@@ -51,7 +51,7 @@ impl FlowReader {
         if request.kernel {
             taken.limit = request.limit.min(KERNEL_PAGE) as usize;
             problem = self.read_kernel(&request.filter, &mut taken).err();
-            // A missing kernel table is a problem only if some pods' flows are in it alone.
+            // Without such pods, no listed flow depends on the kernel's conntrack.
             problem = problem.filter(|_| !self.untracked.endpoints.is_empty());
         } else {
             taken.limit = request.limit.min(PAGE) as usize;
@@ -67,7 +67,7 @@ impl FlowReader {
         Page { node: self.node.clone(), flows, left_out, next, problem, translated }
     }
 
-    /// Reads netpold's table; returns the way at which the page is full.
+    /// Reads netpold's flow table; returns the way at which the next page starts.
     fn read_table(&self, request: &Request, taken: &mut Taken) -> Option<u32> {
         let (tables, now, _) = &self.tables;
         let mut next = None;

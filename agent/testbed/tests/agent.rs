@@ -1,4 +1,4 @@
-//! Agents as processes, with a shell script in netpold's place.
+//! The testbed's agents as processes, with a shell script in place of netpold.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests, which clippy cannot know")]
 
@@ -29,7 +29,7 @@ fn script(directory: &Path) -> PathBuf {
 }
 
 #[test]
-fn runs_in_its_nodes_namespace_and_leaves_nothing() {
+fn an_agent_runs_in_its_nodes_namespace_and_leaves_nothing() {
     require_root!();
     let directory = tempfile::tempdir().unwrap();
     let options = AgentOptions {
@@ -55,7 +55,7 @@ fn runs_in_its_nodes_namespace_and_leaves_nothing() {
     assert!(!Path::new(&process).exists() && !bpffs.exists());
 }
 
-/// Waits for lines of the log: the script's first may come after the first answer to `status`.
+/// Waits until the log has `count` lines; the script may answer `status` before `run` has written a line.
 fn wait_for_lines(agent: &Agent, count: usize) {
     for _ in 0..100 {
         if agent.log().lines().count() >= count {

@@ -1,4 +1,4 @@
-//! The node as a mirror: its answer to a forged source is a packet of its own.
+//! Reflection by the node: the node's reply to a forged source is a packet of the node itself.
 
 use netpold_testbed::cluster::Cluster;
 use netpold_testbed::packet::icmp_packet;
@@ -8,7 +8,7 @@ use crate::volley::{PACKETS, Sender, Tally, try_both};
 
 fn mirror(cni: Cni, rp_filter: &str, tally: &mut Tally) {
     let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim"]);
-    // Lets the forged source pass at the forger's own interface.
+    // The source check would drop the forged packet at the hostile pod's interface.
     cluster.arguments = ["--check-source", "off"].map(str::to_owned).to_vec();
     let keys = ["all", "default", "cni0", cluster.pod("hostile").host_interface()];
     for key in keys {
@@ -18,8 +18,8 @@ fn mirror(cni: Cni, rp_filter: &str, tally: &mut Tally) {
     for family in 0..2 {
         let node = cluster.nodes[0].addresses()[family];
         let victim = cluster.pod("victim").addresses()[family];
-        let what = format!("echo of {node}, {cni:?}, rp_filter {rp_filter}");
-        try_both(&mut cluster, (&what, "victim"), &wire, tally, |cluster, volley| {
+        let case = format!("echo of {node}, {cni:?}, rp_filter {rp_filter}");
+        try_both(&mut cluster, (&case, "victim"), &wire, tally, |cluster, volley| {
             let sender = Sender::pod(cluster.pod("hostile"));
             for number in 0..PACKETS {
                 let kind = if node.is_ipv4() { (8, 0) } else { (128, 0) };

@@ -1,5 +1,5 @@
-//! Answers to denied packets (`netpold.io/deny: reject`): no packet makes netpold answer to another host than its sender,
-//! and no pod's packet passes as an answer.
+//! Rejections of denied packets (`netpold.io/deny: reject`): no packet makes netpold send an answer to a host other
+//! than the sender, and no packet of a pod passes as such an answer.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -22,14 +22,14 @@ const PORTS: (u16, u16) = (4000, 4001);
 const RST: u8 = 4;
 const UDP: u8 = 17;
 
-/// A policy that isolates an app, and rejects.
+/// A policy that isolates an app and rejects denied packets.
 fn rejecting(app: &str) -> Value {
     let mut policy = network_policy(&format!("rejects-{app}"), &isolate(app, &BOTH));
     policy["metadata"]["annotations"] = json!({ "netpold.io/deny": "reject" });
     policy
 }
 
-/// A cluster whose agents limit no answers; `hostile` and `victim` may do nothing.
+/// A cluster without limits on answers. All traffic of `hostile` and `victim` is denied and rejected.
 fn cluster(mut cluster: Cluster) -> Cluster {
     let rates = ["--reject-rate", "1000000", "--reject-node-rate", "1000000"];
     cluster.arguments = rates.map(str::to_owned).into();
@@ -38,7 +38,7 @@ fn cluster(mut cluster: Cluster) -> Cluster {
     cluster
 }
 
-/// Whether a frame is a TCP reset, or an ICMP error about a prohibited packet.
+/// Whether a frame is a TCP reset, or the ICMP error "administratively prohibited".
 fn is_answer(frame: &[u8]) -> bool {
     let at = |place: usize| frame.get(place).copied().unwrap_or_default();
     let (protocol, message, error) = match (at(12), at(13)) {
@@ -53,7 +53,7 @@ fn is_answer(frame: &[u8]) -> bool {
     }
 }
 
-/// Number of answers that arrive at any of these interfaces.
+/// Number of answers that arrive at these interfaces within [`LONG_ENOUGH`].
 fn answers(wires: &[Wire]) -> usize {
     let (mut count, began) = (0, Instant::now());
     while began.elapsed() < LONG_ENOUGH {
@@ -67,7 +67,7 @@ fn answers(wires: &[Wire]) -> usize {
     count
 }
 
-/// Packets that get no answer, from one address to another; `forged`: a further address of the family.
+/// Packets between two addresses that must get no answer, by kind; `forged`: a third address of the family.
 fn silent(from: IpAddr, to: IpAddr, forged: IpAddr) -> Vec<(&'static str, Vec<u8>)> {
     let [source, destination] = [SocketAddr::new(from, PORTS.0), SocketAddr::new(to, PORTS.1)];
     let datagram = udp_packet(source, destination, b"x");
@@ -102,7 +102,7 @@ fn silent(from: IpAddr, to: IpAddr, forged: IpAddr) -> Vec<(&'static str, Vec<u8
     ]
 }
 
-/// Sends each kind, and counts the answers; a plain datagram and a SYN get theirs.
+/// Asserts that a plain datagram and a SYN are answered; sends each kind of [`silent`] and counts the answers.
 fn volleys(
     sender: &Sender,
     wires: &[Wire],
@@ -122,7 +122,8 @@ fn volleys(
     }
 }
 
-/// From a pod, denied at its own interface. The sender, the receiver and the owner of the forged address get nothing.
+/// Packets of a pod, denied at the pod's own interface: neither the sender, nor the receiver, nor the owner of the
+/// forged address gets an answer.
 fn from_a_pod(cni: Cni) {
     let cluster = cluster(Cluster::one(cni).with_pods(&["hostile", "victim", "other"]));
     let mut tally = Tally::default();
@@ -136,11 +137,11 @@ fn from_a_pod(cni: Cni) {
         for _ in 0..EACH {
             all.send(&frame([0xff; 6], hostile.mac(), &datagram)).unwrap();
         }
-        tally.note(&format!("a frame to all stations, to {to}"), answers(&wires));
+        tally.note(&format!("a broadcast frame, to {to}"), answers(&wires));
         let plain = frame(hostile.gateway_mac(), hostile.mac(), &datagram);
         let tagged = [&plain[..12], &[0x81, 0, 0, 0], &plain[12..]].concat();
         (0..EACH).for_each(|_| all.send(&tagged).unwrap());
-        tally.note(&format!("a frame with a tag, to {to}"), answers(&wires));
+        tally.note(&format!("a VLAN-tagged frame, to {to}"), answers(&wires));
     }
     tally.holds();
 }
@@ -157,8 +158,8 @@ fn denied_packets_of_a_bridge_nodes_pod_that_get_no_answer() {
     from_a_pod(Cni::Bridge);
 }
 
-/// From outside, denied at the receiver's interface. The forged sources are a pod's of the receiver's node, and an
-/// address that the node routes elsewhere.
+/// Packets from outside, denied at the receiver's interface. The forged sources are the address of a pod on the
+/// receiver's node, and an address that the node routes to another interface.
 #[test]
 fn denied_packets_from_outside_that_get_no_answer() {
     require_root!();
@@ -205,10 +206,11 @@ fn route_elsewhere(cluster: &Cluster, family: usize) -> IpAddr {
     elsewhere
 }
 
-/// A pod without a check of its source, on a bridge, sends from another pod's address by way of the node: there only the
-/// address shows a sender, so nothing is answered while a pod of the node has no check.
+/// On a bridge, a pod that is exempt from the source check sends via the node with another pod's address. At the
+/// receiver's interface only the address identifies the sender, so while a pod of the node is exempt, no packet is
+/// answered.
 #[test]
-fn no_answer_goes_to_a_pod_that_an_exempt_one_claims_to_be() {
+fn no_answer_goes_to_a_pod_that_an_exempt_pod_impersonates() {
     require_root!();
     for exempt in [false, true] {
         let mut one = Cluster::one(Cni::Bridge).with_pods(&["victim", "other"]);
@@ -234,7 +236,7 @@ fn no_answer_goes_to_a_pod_that_an_exempt_one_claims_to_be() {
     }
 }
 
-/// A pod marks its packets as answers.
+/// A pod sends packets with the mark of answers in `skb->tc_index`.
 #[test]
 fn no_packet_of_a_pod_passes_as_an_answer() {
     const TEST: &str = "no_packet_of_a_pod_passes_as_an_answer";

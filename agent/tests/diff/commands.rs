@@ -1,4 +1,4 @@
-//! Inputs, outputs and exit statuses of the command.
+//! Inputs, outputs and exit statuses of `netpold diff`.
 
 use std::fs;
 use std::path::Path;
@@ -146,7 +146,7 @@ fn two_directories() {
 }
 
 #[test]
-fn what_fails_is_chosen() {
+fn fail_on_selects_the_changes_that_fail() {
     let policy = policy("sql", "172.16.0.0/12");
     let before = directory(&[("cluster.yaml", CLUSTER)]);
     let after = directory(&[("cluster.yaml", CLUSTER), ("db.yaml", &policy)]);
@@ -198,7 +198,7 @@ const FOREIGN: &str =
     "{apiVersion: cilium.io/v2, kind: CiliumNetworkPolicy, metadata: {name: c, namespace: shop}}\n";
 
 #[test]
-fn a_change_without_objects_is_no_answer() {
+fn a_change_without_objects_is_an_error() {
     let cluster = directory(&[("cluster.yaml", CLUSTER)]);
     let nested = directory(&[(".hidden.yaml", "kind: X"), ("notes.txt", "kind: Y")]);
     fs::create_dir(nested.path().join("inner")).unwrap();
@@ -241,9 +241,9 @@ fn a_change_without_objects_is_no_answer() {
         ),
     ] {
         let output = diff(&["--manifests", text(cluster.path()), "-f", &path]);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.ends_with(&message), "{message:?} is not in {said:?}");
-        assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{said}");
+        let printed = String::from_utf8(output.stderr).unwrap();
+        assert!(printed.ends_with(&message), "{message:?} is not in {printed:?}");
+        assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{printed}");
     }
 }
 
@@ -300,8 +300,8 @@ fn parts_of_a_change_without_effect_are_named() {
     let wrong = CLUSTER.replace("labels: {app: db}", "labels: {app: 5}");
     let change = directory(&[("change.yaml", &wrong)]);
     let output = diff(&["--manifests", text(cluster.path()), "-f", text(change.path())]);
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.contains("Pod billing/db-0: metadata.labels.app: is integer `5`"), "{said}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(printed.contains("Pod billing/db-0: metadata.labels.app: is integer `5`"), "{printed}");
     assert_eq!(output.status.code(), Some(2));
     let foreign = directory(&[("cluster.yaml", CLUSTER), ("foreign.yaml", FOREIGN)]);
     let both = ["--from", text(foreign.path()), "--to", text(foreign.path())];
@@ -319,12 +319,12 @@ fn errors_are_one_line_without_escapes() {
     let good = directory(&[("cluster.yaml", CLUSTER)]);
     let name = format!("{}/\u{1b}[2J\nno connection is cut or opened", text(good.path()));
     let output = diff(&["--manifests", text(good.path()), "-f", &name]);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!((said.lines().count(), said.contains('\u{1b}')), (1, false), "{said:?}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((printed.lines().count(), printed.contains('\u{1b}')), (1, false), "{printed:?}");
 }
 
 #[test]
-fn addresses_outside_are_never_only_counted() {
+fn a_shortened_list_names_addresses_outside() {
     let pods = ["a", "b", "c", "d", "e", "f"].map(|name| {
         format!(
             "---\n{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, namespace: shop, labels: {{app: {name}}}}}, \
@@ -338,9 +338,9 @@ fn addresses_outside_are_never_only_counted() {
     let before = directory(&[("all.yaml", &(cluster.clone() + closed))]);
     let after = directory(&[("all.yaml", &cluster)]);
     let output = diff(&["--from", text(before.path()), "--to", text(after.path())]);
-    let said = String::from_utf8(output.stdout).unwrap();
-    let few = said.lines().find(|line| line.contains(" more -> ")).unwrap();
-    assert!(few.starts_with("outside, "), "{said}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let few = printed.lines().find(|line| line.contains(" more -> ")).unwrap();
+    assert!(few.starts_with("outside, "), "{printed}");
 }
 
 #[test]
@@ -350,9 +350,9 @@ fn bad_input_is_named() {
     let [good, bad] = [&good, &bad].map(|directory| text(directory.path()));
     let refused = |args: &[&str], message: &str| {
         let output = diff(args);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains(message), "{message:?} is not in {said:?}");
-        assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{said}");
+        let printed = String::from_utf8(output.stderr).unwrap();
+        assert!(printed.contains(message), "{message:?} is not in {printed:?}");
+        assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{printed}");
     };
     refused(&["--from", good, "--to", bad], &format!("{bad}: incomplete without bad.yaml"));
     refused(&["--from", good, "--to", "/none"], "/none: No such file or directory");

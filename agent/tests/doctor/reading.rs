@@ -1,4 +1,4 @@
-//! Parts of manifests that are not read, and findings of their reader.
+//! Findings of `netpold doctor` about manifests that cannot be decoded or are not read.
 
 use std::fs;
 use std::process::Command;
@@ -31,14 +31,15 @@ fn problems_of_the_reader_are_findings() {
         places[0].starts_with("Pod x/n: ") && places[0].ends_with("(it counts as absent)"),
         "{places:?}"
     );
-    // A field of a policy is a finding of the policy, once.
+    // An unknown field of a policy is reported once, as a finding about the policy.
     let (_, found) = finds(&policy("p", &format!("{web}, ingres: []")));
     let checks: Vec<&str> = found.iter().map(|(check, _)| check.as_str()).collect();
     assert_eq!(checks, ["not-understood"], "{found:?}");
     assert_eq!(finds(&policy("p", web)), (0, vec![]));
 }
 
-/// Checks that each command names subdirectories, and refuses a directory that kustomize renders.
+/// Checks that each command reports subdirectories that it does not read, and refuses a directory with a
+/// kustomization.
 #[test]
 fn subdirectories_and_kustomizations_are_named() {
     let directory = tempfile::tempdir().unwrap();
@@ -77,7 +78,7 @@ fn subdirectories_and_kustomizations_are_named() {
     }
     let unknown = doctor(&mut Command::new(BINARY), &["--manifests", path]);
     assert_eq!((unknown.0, unknown.1.unknown.len()), (2, 1), "{unknown:?}");
-    // Connections that an object of a subdirectory may change are not compared.
+    // Status 2: objects in a subdirectory may change connections, so the comparison is incomplete.
     assert_eq!(run(arguments[3]).0, 2);
     fs::write(directory.path().join("kustomization.yaml"), "kind: Kustomization\n").unwrap();
     for arguments in arguments {

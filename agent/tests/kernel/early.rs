@@ -1,4 +1,4 @@
-//! XDP compared with the pod's hook: the XDP programs judge every packet of every story before the hook.
+//! XDP compared with the pod's hook: the XDP programs judge every packet of every test before the hook does.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -26,8 +26,8 @@ pub(crate) enum Early {
 /// All XDP programs.
 pub(crate) const EARLY: [Early; 3] =
     [Early::Uplink(Scope::Openings), Early::Uplink(Scope::All), Early::Sent];
-/// Slot of the pod for the uplink's programs. `BPF_PROG_TEST_RUN` makes loopback the receiving device of XDP, which
-/// here is the pod's own; so these programs find the pod in another slot, as if behind another interface.
+/// Slot of the pod for the uplink's programs. In `BPF_PROG_TEST_RUN`, the receiving device of XDP is loopback, which is
+/// also the pod's interface in these tests; so the uplink's programs find the pod in a slot of another interface.
 const SLOT: u32 = IFINDEX + 1;
 const XDP_DROP: u32 = 1;
 
@@ -54,16 +54,16 @@ impl Early {
     }
 }
 
-/// Verdict of an XDP program, to be compared with the verdict of the pod's hook.
+/// Verdict of an XDP program, for comparison with the verdict of the pod's hook.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct EarlyVerdict {
     program: Early,
     dropped: bool,
-    /// Reason to drop by the host's code, with the program's way to read the frame.
+    /// Drop reason of the same code on the host, with the headers that the XDP program reads.
     expected: Option<Reason>,
-    /// Reason to drop by the host's code, with a reader of every header.
+    /// Drop reason of the same code on the host, with all headers.
     thorough: Option<Reason>,
-    /// Whether the pod's rules have domain names, so that its hook alone drops what it sends.
+    /// Whether the pod's rules have domain names; then only the hook drops packets from the pod.
     has_names: bool,
 }
 
@@ -85,18 +85,18 @@ impl World {
         six.insert(pod.addr6[0], SLOT, 0).expect("LOCALS6");
     }
 
-    /// Runs the programs that precede the hook of the pod on a packet.
-    pub(crate) fn show_early(
+    /// Runs the XDP programs in front of the pod's hook on a packet.
+    pub(crate) fn judge_early(
         &mut self,
         direction: Direction,
         came_from: u32,
         frame: &[u8],
-    ) -> Vec<Said> {
+    ) -> Vec<EarlyVerdict> {
         let early = EARLY.into_iter().filter(|program| program.precedes(direction, came_from));
-        early.map(|program| self.show(program, direction, frame)).collect()
+        early.map(|program| self.judge_with(program, direction, frame)).collect()
     }
 
-    fn show(&mut self, program: Early, direction: Direction, frame: &[u8]) -> Said {
+    fn judge_with(&mut self, program: Early, direction: Direction, frame: &[u8]) -> EarlyVerdict {
         let host = &self.host;
         let (expected, thorough) = match program {
             Early::Uplink(scope) => {
@@ -119,7 +119,7 @@ impl World {
         let after = self.dropped(direction, counted);
         assert_eq!(after - before, u64::from(dropped), "{program:?}: {counted:?} counted");
         let has_names = Rows(self.host.policy.slot(IFINDEX).rows).has_names();
-        Said { program, dropped, expected, thorough, has_names }
+        EarlyVerdict { program, dropped, expected, thorough, has_names }
     }
 
     /// Runs an XDP program. Returns its return value, and nanoseconds per run.
@@ -158,32 +158,33 @@ pub(crate) fn run(program: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> (u32, u
     (attributes.retval, attributes.duration)
 }
 
-impl Said {
-    /// Asserts that XDP drops exactly the packets that the host's code drops, each for the hook's reason. Of plain
-    /// packets to and from the pod, XDP also drops all that the hook drops for lack of a rule, and all that the pod
-    /// sends with a foreign source; at an uplink with [`Scope::Openings`], some pass to the hook.
-    pub(crate) fn hold_against(&self, reason: Reason, frame: &[u8]) {
-        let told = || format!("{self:?}, the hook {reason:?}, of {frame:02x?}");
-        assert_eq!(self.dropped, self.expected.is_some(), "{}", told());
+impl EarlyVerdict {
+    /// Asserts that XDP drops exactly the packets that the same code drops on the host, each for the hook's reason. XDP
+    /// must also drop every plain packet that the hook drops with [`Reason::Policy`] or, from the pod,
+    /// [`Reason::SpoofedSource`]. Exceptions: uplinks with [`Scope::Openings`], and pods with domain names in their
+    /// rules.
+    pub(crate) fn assert_agrees(&self, reason: Reason, frame: &[u8]) {
+        let context = || format!("{self:?}, the hook {reason:?}, of {frame:02x?}");
+        assert_eq!(self.dropped, self.expected.is_some(), "{}", context());
         if self.dropped {
-            assert_eq!(self.expected, Some(reason), "{}", told());
+            assert_eq!(self.expected, Some(reason), "{}", context());
         }
         if !is_plain(frame) {
             return;
         }
-        assert_eq!(self.expected, self.thorough, "{}", told());
+        assert_eq!(self.expected, self.thorough, "{}", context());
         let sure = match self.program {
-            // Only packets to the pod; the stories also give packets to other addresses to the pod's hook.
+            // The tests also run the pod's hook on packets to other addresses.
             Early::Uplink(Scope::All) => is_for_pod(frame) && reason == Reason::Policy,
             Early::Uplink(Scope::Openings) => false,
             Early::Sent if self.has_names => false,
             Early::Sent => matches!(reason, Reason::Policy | Reason::SpoofedSource),
         };
-        assert!(self.dropped || !sure, "{}", told());
+        assert!(self.dropped || !sure, "{}", context());
     }
 }
 
-/// Returns the Ethernet type of an IP packet and the packet itself, behind the link header.
+/// Returns the EtherType and the packet behind the link header.
 fn ip(frame: &[u8]) -> Option<(u16, &[u8])> {
     let (kind, offset) = parse::link(&frame).ok()?;
     Some((kind, frame.get(offset as usize..)?))

@@ -163,7 +163,7 @@ impl World {
         came_from: u32,
         frame: &[u8],
     ) -> (Reason, bool) {
-        let early = self.show_early(direction, came_from, frame);
+        let early = self.judge_early(direction, came_from, frame);
         let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
         let (reason, passes) = self.host.judge_by_names(direction, hook, frame);
         let name = match direction {
@@ -178,11 +178,11 @@ impl World {
         let fd = program(&mut self.bpf, name).fd().expect(name).as_fd().try_clone_to_owned();
         let answer = run(fd.expect(name).as_fd(), &once).expect(name);
         let expected = if passes { PASS } else { DROP };
-        assert_eq!(answer.retval, expected, "{name}: the host says {reason:?} of {frame:02x?}");
+        assert_eq!(answer.retval, expected, "{name}: on the host {reason:?}, of {frame:02x?}");
         if reason.is_drop() {
             assert_eq!(self.dropped(direction, reason), before + 1, "{name}: {reason:?} counted");
         }
-        early.iter().for_each(|said| said.hold_against(reason, frame));
+        early.iter().for_each(|verdict| verdict.assert_agrees(reason, frame));
         (reason, passes)
     }
 

@@ -1,4 +1,4 @@
-//! The chart: its schema, its table of values, and the folders that are rendered from it.
+//! The chart: its schema, its table of values, and the manifests in `deploy` that are rendered from the chart.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ fn text(path: &str) -> String {
 }
 
 #[test]
-fn the_chart_is_clean() {
-    if !can_render("the_chart_is_clean") {
+fn helm_lint_accepts_the_chart() {
+    if !can_render("helm_lint_accepts_the_chart") {
         return;
     }
     for values in ["chart/values.yaml", "overlays/full/values.yaml", "overlays/kind/values.yaml"] {
@@ -24,8 +24,8 @@ fn the_chart_is_clean() {
 
 /// Checks that each committed rendering equals the output of the command in its first line.
 #[test]
-fn renderings_are_those_of_the_chart() {
-    if !can_render("renderings_are_those_of_the_chart") {
+fn committed_manifests_are_renderings_of_the_chart() {
+    if !can_render("committed_manifests_are_renderings_of_the_chart") {
         return;
     }
     let mut files =
@@ -62,7 +62,7 @@ fn documented() -> Vec<(String, String)> {
 }
 
 #[test]
-fn the_table_of_values_is_that_of_the_file() {
+fn the_table_of_values_equals_the_comments_of_the_file() {
     let values = &parse(&text("chart/values.yaml"))[0];
     let page = text("chart/README.md");
     let table = page.split_once("<!-- values -->\n").unwrap().1;
@@ -79,7 +79,7 @@ fn the_table_of_values_is_that_of_the_file() {
     assert_eq!(leaves, [""; 0], "keys without a row");
 }
 
-/// Collects the paths of leaves that are not documented, nor below a documented key.
+/// Collects the paths of leaves that are neither documented nor below a documented key.
 fn collect(value: &Value, path: &str, documented: &[String], leaves: &mut Vec<String>) {
     if documented.iter().any(|key| key == path) {
         return;
@@ -104,7 +104,7 @@ fn the_schema_refuses_unknown_keys_and_wrong_types() {
         run_helm(&["template", "netpold", "deploy/chart", "--show-only=templates/rbac.yaml", &set])
     };
     assert!(template("log.level=\"debug\"").0);
-    // Keys share their parent.
+    // A set, since sibling keys yield the same unknown key.
     let mut wrong = BTreeSet::new();
     for (key, _) in documented() {
         let parent = key.rsplit_once('.').map_or("", |(parent, _)| parent);
@@ -117,7 +117,7 @@ fn the_schema_refuses_unknown_keys_and_wrong_types() {
     }
 }
 
-/// Checks that `auto` takes what the cluster serves.
+/// Checks that `readinessGate.mode=auto` renders the newest kind that the API server serves.
 #[test]
 fn capabilities_choose_the_api_version() {
     if !can_render("capabilities_choose_the_api_version") {

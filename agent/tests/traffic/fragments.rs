@@ -1,4 +1,4 @@
-//! Datagrams larger than one packet.
+//! UDP datagrams larger than the MTU.
 
 use netpold_testbed::cluster::{Cluster, MOMENT, isolate};
 use netpold_testbed::{Cni, Pod, require_root, udp_frame};
@@ -34,7 +34,7 @@ fn long_datagrams(cni: Cni) {
             let (received, sender) = udp::receive(&allowed).expect("the allowed datagram");
             assert_eq!(received, payload);
             allowed.send_to(&received, sender).unwrap();
-            assert_eq!(udp::receive(&here).expect("its answer").0, payload);
+            assert_eq!(udp::receive(&here).expect("the echoed datagram").0, payload);
         }
         denied.set_read_timeout(Some(MOMENT)).unwrap();
         assert_eq!(udp::receive(&denied), None, "to {to}");
@@ -53,9 +53,10 @@ fn long_datagrams_on_a_bridge_node() {
     long_datagrams(Cni::Bridge);
 }
 
-/// Sends IPv6 fragments with options behind the Fragment header, which the kernel reassembles.
+/// The kernel reassembles IPv6 fragments with an options header behind the Fragment header; policy judges them by the
+/// UDP port behind the options.
 #[test]
-fn parts_with_options_behind_their_fragment_header() {
+fn fragments_with_options_behind_the_fragment_header() {
     require_root!();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     let port = serde_json::json!({
@@ -77,7 +78,7 @@ fn parts_with_options_behind_their_fragment_header() {
             &payload,
         );
         let whole = whole.unwrap();
-        // Destination Options header of padding, then the datagram.
+        // Destination Options header with padding, then the datagram.
         let body = [&[17, 0, 1, 4, 0, 0, 0, 0][..], &whole[54..]].concat();
         let (first, later) = body.split_at(40);
         for (offset, more, part) in [(0_u16, 1, first), (40, 0, later)] {

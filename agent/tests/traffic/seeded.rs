@@ -1,4 +1,4 @@
-//! Connections older than the first agent, with their originator in the kernel's conntrack.
+//! Connections older than the first agent: the kernel's conntrack shows the initiator of each.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -9,12 +9,12 @@ use netpold_testbed::cluster::{Cluster, MOMENT, PATIENCE, allow_from, allow_to, 
 use netpold_testbed::{Cni, Flow, Probe, Protocol, probe_all, require_root};
 
 const BOTH: [&str; 2] = ["Ingress", "Egress"];
-/// Port above the range of client ports: a guess by ports would mistake the client for the server.
+/// Server port above the range of client ports; a guess by ports would take the client for the server.
 const HIGH: u16 = 64_000;
 /// Address and port of a Service, which the node translates.
 const SERVICE: (&str, u16) = ("10.96.0.1", 64_001);
 
-/// Makes the node's kernel track connections, and translate those to a Service.
+/// Makes the node's kernel track connections, and translate connections to [`SERVICE`].
 fn track(cluster: &Cluster) {
     let server = cluster.pod("server").ip4().unwrap();
     let (address, port) = SERVICE;
@@ -36,7 +36,7 @@ fn track(cluster: &Cluster) {
 fn open(cluster: &Cluster, from: &str, to: (IpAddr, u16)) -> Flow {
     let to = SocketAddr::from(to);
     let mut flow = cluster.pod(from).open_flow(Protocol::Tcp, to, PATIENCE).unwrap();
-    assert!(flow.ping(PATIENCE), "nothing is in its way yet");
+    assert!(flow.ping(PATIENCE), "no policy applies yet");
     flow
 }
 
@@ -61,12 +61,12 @@ fn connections_older_than_the_agent_go_on() {
 
     cluster.policy("s", isolate("server", &BOTH)).policy("from", allow_from("server", "client"));
     cluster.policy("c", isolate("client", &["Ingress"])).enforce();
-    assert!(allowed.iter_mut().all(|flow| flow.ping(PATIENCE)), "what policy allows goes on");
-    assert!(denied.iter_mut().all(|flow| !flow.ping(MOMENT)), "what it denies is cut");
-    assert!(allowed.iter_mut().all(|flow| flow.ping(PATIENCE)), "and stays");
+    assert!(allowed.iter_mut().all(|flow| flow.ping(PATIENCE)), "allowed flows go on");
+    assert!(denied.iter_mut().all(|flow| !flow.ping(MOMENT)), "denied flows are cut");
+    assert!(allowed.iter_mut().all(|flow| flow.ping(PATIENCE)), "allowed flows still go on");
 }
 
-/// Checks the same for a pod that becomes isolated while the agent runs.
+/// A pod becomes isolated while the agent runs; its older connections go on.
 #[test]
 fn connections_older_than_isolation_go_on() {
     require_root!();
@@ -85,12 +85,12 @@ fn connections_older_than_isolation_go_on() {
     cluster.policy("c", isolate("client", &BOTH)).policy("to", allow_to("client", "server"));
     cluster.policy("s", isolate("server", &BOTH)).policy("from", allow_from("server", "client"));
     cluster.enforce();
-    assert!(flows.iter_mut().all(|flow| flow.ping(PATIENCE)), "what policy allows goes on");
+    assert!(flows.iter_mut().all(|flow| flow.ping(PATIENCE)), "allowed flows go on");
 }
 
-/// With few flows the agent reads a file of the kernel, with many it requests a dump.
+/// With few flows the agent reads `/proc/net/nf_conntrack`, with many it requests a netlink dump.
 #[test]
-fn few_flows_and_many_are_told_alike() {
+fn proc_and_netlink_show_the_same_flows() {
     require_root!();
     let cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "client"]);
     track(&cluster);
@@ -106,24 +106,24 @@ fn few_flows_and_many_are_told_alike() {
             assert!(probe_all(&[probe], PATIENCE)[0].connected());
         }
     }
-    let told = || -> Vec<KernelFlow> {
-        let mut told = Vec::new();
+    let read_flows = || -> Vec<KernelFlow> {
+        let mut flows = Vec::new();
         let timeless = |mut flow: KernelFlow| {
             flow.remaining = None;
             flow
         };
-        let read = || kernel_flows(|_| true, |flow| told.push(timeless(flow)));
+        let read = || kernel_flows(|_| true, |flow| flows.push(timeless(flow)));
         cluster.nodes[0].netns().run(read).unwrap().unwrap();
-        told
+        flows
     };
-    let few = told();
+    let few = read_flows();
     let to = SocketAddr::new(server.ip4().unwrap(), 9);
     let crowd =
         || (0..1500).try_for_each(|_| UdpSocket::bind("0.0.0.0:0")?.send_to(&[0], to).map(drop));
     client.run(crowd).unwrap().unwrap();
-    let many = told();
+    let many = read_flows();
     assert!(few.len() >= 9 && many.len() > 1000 + few.len(), "{} and {}", few.len(), many.len());
     for flow in few {
-        assert!(many.contains(&flow), "{flow:?} is not told in a dump");
+        assert!(many.contains(&flow), "{flow:?} is not in the dump");
     }
 }

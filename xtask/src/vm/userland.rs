@@ -1,4 +1,4 @@
-//! Programs of a guest beside netpold: busybox and `ip`.
+//! Programs of a guest other than netpold: busybox and `ip`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,13 +11,13 @@ use super::apt::{self, COMPLETE, Suite};
 use super::output;
 use crate::arch::Arch;
 
-/// Files of this machine, by their paths in the guest.
+/// Paths of files on this machine by their paths in the guest.
 pub(super) type Files = BTreeMap<PathBuf, PathBuf>;
 
 /// Sources of the guest's programs.
 pub(super) struct Userland {
     pub(super) busybox: PathBuf,
-    /// Unpacked packages for another processor; `None`: `ip` of this machine.
+    /// Folder of unpacked packages for another processor; `None`: the guest uses `ip` of this machine.
     root: Option<PathBuf>,
 }
 
@@ -41,19 +41,19 @@ impl Userland {
         Ok(Self { busybox, root: (!arch.is_own()).then_some(root) })
     }
 
-    /// `ip` and the given binaries, each at its own path, with the libraries they need.
+    /// Returns `ip` and the given binaries, each at its path on this machine, with the libraries that they need.
     ///
     /// # Errors
     /// When a file is missing, or its libraries are unknown.
     pub(super) fn files(&self, binaries: &[&Path]) -> Result<Files> {
         if let Some(root) = &self.root {
             let mut files = unpacked(root)?;
-            // These binaries are static.
+            // Binaries for another processor are static.
             files.extend(binaries.iter().map(|path| (path.to_path_buf(), path.to_path_buf())));
             return Ok(files);
         }
         let ip = ["/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip", "/bin/ip"].map(Path::new);
-        let ip = ip.into_iter().find(|path| path.exists()).context("no ip here")?;
+        let ip = ip.into_iter().find(|path| path.exists()).context("this machine has no ip")?;
         let mut files = Files::new();
         for program in [&[ip], binaries].concat() {
             linked(program, &mut files)?;
@@ -72,7 +72,8 @@ fn foreign(cache: &Path, arch: Arch) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// `ip` and every library of unpacked packages, since `ldd` finds the needed ones only for programs that run here.
+/// Returns `ip` and all libraries of unpacked packages: `ldd` lists libraries only for programs of this machine's
+/// processor.
 fn unpacked(root: &Path) -> Result<Files> {
     let mut files = Files::from([("/usr/bin/ip".into(), root.join("usr/bin/ip"))]);
     let libraries = root.join("usr/lib");
@@ -99,7 +100,7 @@ fn linked(program: &Path, files: &mut Files) -> Result<()> {
     // `name => path (address)`, or `path (address)` for the loader.
     let paths = listed.split_whitespace().filter(|word| word.starts_with('/')).map(Path::new);
     for file in std::iter::once(program).chain(paths) {
-        // In the guest, too, /lib is a link to /usr/lib.
+        // The guest has the same links from /bin, /sbin, /lib and /lib64 to /usr.
         let parent = fs::canonicalize(file.parent().context("a file without a folder")?)?;
         let parent = match parent.strip_prefix("/") {
             Ok(below) if ["bin", "sbin", "lib", "lib64"].iter().any(|d| below.starts_with(d)) => {

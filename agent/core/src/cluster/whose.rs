@@ -12,14 +12,14 @@ use crate::model::Key;
 pub enum Whose {
     /// A pod.
     Pod(Key),
-    /// A node; hostNetwork pods count as their node.
+    /// A node, also for the addresses of its hostNetwork pods.
     Node {
         /// `metadata.name`
         name: String,
     },
     /// A Service; the first by name if several have the address.
     Service(Key),
-    /// No object of the cluster.
+    /// None: no object of the cluster has the address.
     Outside,
 }
 

@@ -1,4 +1,4 @@
-//! The objects that ask for answers, and the reports about them.
+//! Objects with the annotation `netpold.io/deny`, and reports of rejections in status and drops.
 
 use netpold_testbed::cluster::{Cluster, PATIENCE, isolate};
 use netpold_testbed::{Cni, require_root};
@@ -11,7 +11,7 @@ fn cluster() -> Cluster {
 }
 
 #[test]
-fn one_policy_that_drops_is_enough_for_a_drop() {
+fn one_policy_without_reject_makes_denials_silent() {
     require_root!();
     let mut cluster = cluster();
     cluster.objects = vec![
@@ -29,7 +29,7 @@ fn one_policy_that_drops_is_enough_for_a_drop() {
 }
 
 #[test]
-fn the_agents_option_is_the_default() {
+fn the_agents_option_is_the_default_for_policies() {
     require_root!();
     let mut cluster = cluster();
     cluster.arguments = ["--deny", "reject"].map(str::to_owned).into();
@@ -53,7 +53,7 @@ fn an_unknown_value_is_a_problem_and_drops() {
 }
 
 #[test]
-fn a_tiers_denials_are_rejected_if_it_says_so() {
+fn a_tiers_annotation_applies_to_its_denials() {
     require_root!();
     let mut cluster = cluster();
     let tier = |value: &str| {
@@ -73,7 +73,7 @@ fn a_tiers_denials_are_rejected_if_it_says_so() {
     unanswered(cluster.pod("client"), &to);
 }
 
-/// The status names the directions with answers, and a drop's explanation has a line about them.
+/// The status lists the directions with rejections, and the explanation of a drop reports the rejection.
 #[test]
 fn status_and_drops_report_answers() {
     require_root!();
@@ -81,17 +81,17 @@ fn status_and_drops_report_answers() {
     cluster.objects = vec![rejecting("client", "Egress")];
     cluster.enforce();
     refused(cluster.pod("client"), &sockets(cluster.pod("server").addresses()));
-    let told = |status: &Value| {
+    let reported = |status: &Value| {
         let endpoints = status["endpoints"].as_array().into_iter().flatten();
         let rejects = endpoints.filter(|endpoint| endpoint["rejects"] == json!(["egress"]));
         let drops = status["recent_drops"].to_string();
         rejects.count() == 1 && drops.contains("rejected: the sender gets an error at once")
     };
-    cluster.agents[0].wait_for("reports", PATIENCE, told).unwrap();
+    cluster.agents[0].wait_for("reports", PATIENCE, reported).unwrap();
 }
 
 #[test]
-fn a_namespaces_annotation_is_for_its_policies() {
+fn a_namespaces_annotation_applies_to_its_policies() {
     require_root!();
     let mut cluster = cluster();
     cluster.policy("plain", isolate("client", &["Egress"]));

@@ -24,7 +24,7 @@ pub(crate) const TARGETS: SetId = 1 << 31;
 pub(crate) const GROUP: SetId = 1 << 30;
 /// Additional flag of service targets of cluster addresses.
 pub(crate) const CLUSTER: SetId = 1 << 29;
-/// The group without a grant of any block. Never part of a membership.
+/// The group of addresses without a grant by an ipBlock. Never part of a membership.
 pub(crate) const NO_GROUP: SetId = GROUP;
 
 /// Whether the number is that of a block group.
@@ -53,17 +53,17 @@ pub enum PeerSet {
     Pods(Selector, Selector),
     /// Addresses of Node objects that match a selector.
     Nodes(Selector),
-    /// Addresses with the same grants of blocks as this prefix, the first of them.
+    /// Addresses with the same grants by ipBlocks; the prefix is the first one with these grants.
     Blocks(IpNet),
     /// Addresses of the pods with a container port of this name and number.
     Named(Protocol, String, u16),
     /// Service addresses at which a local pod reaches itself.
     HairpinService(HairpinService),
-    /// Service or node addresses with these backends. Sorted.
+    /// Service or node addresses with these targets, sorted.
     ServiceTargets(Vec<ServiceTarget>),
 }
 
-/// The addresses of a Service of which some local pod backs a port.
+/// The addresses, in one family, of a Service port that has a local pod as backend.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct HairpinService {
     /// The Service.
