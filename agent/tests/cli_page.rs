@@ -1,4 +1,4 @@
-//! The command line compared with its page: exit statuses, completion, and the plugin's manifest.
+//! The command line compared with `deploy/cli.md`, shell completion, and the krew manifest of the kubectl plugin.
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ fn page(name: &str) -> String {
 }
 
 #[test]
-fn every_command_says_its_exit_status_as_the_page_does() {
+fn exit_statuses_in_help_and_page_agree() {
     let text = page("deploy/cli.md");
     let table = text.split("| command | exit status |\n").nth(1).unwrap();
     let rows = table.lines().skip(1).map_while(|line| line.strip_prefix("| `netpold "));
@@ -28,15 +28,16 @@ fn every_command_says_its_exit_status_as_the_page_does() {
             (name.to_owned(), status.strip_suffix(" |").unwrap().to_owned())
         })
         .collect();
-    let said = |command: &clap::Command| {
+    let printed = |command: &clap::Command| {
         let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
         let status = help.split("Exit status: ").nth(1);
-        let status = status.unwrap_or_else(|| panic!("{} does not say", command.get_name()));
+        let status = status
+            .unwrap_or_else(|| panic!("the help of {} has no exit status", command.get_name()));
         (command.get_name().to_owned(), status.replace('\n', " "))
     };
     let command = Cli::command();
-    let said: BTreeMap<String, String> = command.get_subcommands().map(said).collect();
-    assert_eq!(rows, said);
+    let printed: BTreeMap<String, String> = command.get_subcommands().map(printed).collect();
+    assert_eq!(rows, printed);
 }
 
 #[test]
@@ -90,7 +91,11 @@ fn shells_complete_commands_and_flags() {
     assert_eq!(offered(&["netpold", "doc"]), ["doctor"]);
     assert!(offered(&["netpold", "doctor", "--m"]).contains(&"--manifests".to_owned()));
     assert_eq!(offered(&["netpold", "doctor", "-o", ""]), ["text", "json"]);
-    assert_eq!(offered(&["netpold", "explain", "--from", "x"]), [""; 0], "no cluster is meant");
+    assert_eq!(
+        offered(&["netpold", "explain", "--from", "x"]),
+        [""; 0],
+        "without a cluster, no object is completed"
+    );
 }
 
 /// Returns whether a shell is installed; otherwise skips the test, which CI does not allow.
@@ -99,7 +104,7 @@ fn is_installed(shell: &str) -> bool {
     if !found {
         skip(
             &format!("completion in {shell}"),
-            "it is not installed: `cargo xtask setup` does that",
+            "it is not installed; `cargo xtask setup` installs it",
         );
     }
     found
@@ -119,9 +124,9 @@ fn run_shell(shell: &str, arguments: &[&str], directory: &TempDir) -> String {
     let command = command.args(arguments).current_dir(directory).env_clear();
     let command = command.env("PATH", path).env("HOME", directory.path()).env("TERM", "dumb");
     let output = command.stdin(Stdio::null()).output().unwrap();
-    let (said, errors) = (&output.stdout, String::from_utf8_lossy(&output.stderr));
+    let (printed, errors) = (&output.stdout, String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && errors.is_empty(), "{shell}: {errors}");
-    String::from_utf8_lossy(said).into_owned()
+    String::from_utf8_lossy(printed).into_owned()
 }
 
 #[test]
@@ -132,8 +137,8 @@ fn fish_completes_commands_and_flags() {
     let directory = shell_directory("fish");
     let offered = |line: &str| -> Vec<String> {
         let call = format!("source script; complete -C {line:?}");
-        let said = run_shell("fish", &["--no-config", "-c", &call], &directory);
-        said.lines().map(|line| line.split('\t').next().unwrap().to_owned()).collect()
+        let printed = run_shell("fish", &["--no-config", "-c", &call], &directory);
+        printed.lines().map(|line| line.split('\t').next().unwrap().to_owned()).collect()
     };
     assert_eq!(offered("netpold doc"), ["doctor"]);
     assert_eq!(offered("netpold doctor -o "), ["text", "json"]);
@@ -146,11 +151,11 @@ const ZSH: &str = r#"
     zmodload zsh/zpty
     zpty -b terminal zsh -f -i
     zpty -w terminal "PS1=; autoload -Uz compinit && compinit -u -D; source script; print REA''DY"
-    zpty -r -m terminal said '*READY*' || exit 1
+    zpty -r -m terminal printed '*READY*' || exit 1
     zpty -w -n terminal "$1"$'\t'
     screen=
     for attempt in {1..200}; do
-        while zpty -r -t terminal said; do screen+=$said; done
+        while zpty -r -t terminal printed; do screen+=$printed; done
         [[ $screen == *"$2"* ]] && break
         sleep 0.05
     done
@@ -177,7 +182,8 @@ fn zsh_completes_commands_and_flags() {
     }
 }
 
-/// Completes in the format of kubectl's own commands (Cobra): candidates, then a directive for the shell.
+/// The plugin's completion has the format of kubectl's own commands (Cobra): candidates, then a directive for the
+/// shell.
 #[test]
 fn kubectl_completes_its_plugin() {
     let directory = path("kubectl_complete-netpold");
@@ -192,8 +198,8 @@ fn kubectl_completes_its_plugin() {
     assert_eq!(complete(&["no-such-command", "x"]), ":4\n");
 }
 
-/// Returns the manifest as krew-release-bot completes it: the template's function yields `uri` and `sha256`, the
-/// second line indented by four.
+/// Returns the manifest as krew-release-bot renders it: the template function `addURIAndSha` yields the lines `uri` and
+/// `sha256`, the second one indented by four.
 fn filled_in(template: &str, tag: &str, checksum: &str) -> String {
     let line = |line: &str| {
         let Some((before, call)) = line.split_once("{{addURIAndSha \"") else {
@@ -206,7 +212,7 @@ fn filled_in(template: &str, tag: &str, checksum: &str) -> String {
 }
 
 #[test]
-fn the_plugin_is_what_releases_hold() {
+fn the_krew_manifest_lists_the_archives_of_a_release() {
     let tag = concat!("v", env!("CARGO_PKG_VERSION"));
     let checksum = "ab".repeat(32);
     let manifest = filled_in(&page("deploy/krew.yaml"), tag, &checksum);

@@ -9,10 +9,10 @@ use crate::setup::{self, Program, SHEAR, TYPOS, Toolchain};
 use crate::step;
 use crate::{cargo, cluster};
 
-/// Runs all checks, also after a failure, so that one run names all problems.
+/// Runs all checks, also after a failure, so that one run reports all failures.
 ///
 /// # Errors
-/// When checks fail, with their names.
+/// The names of failed checks.
 pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     let toolchain = setup::run()?;
     if !is_root() {
@@ -22,7 +22,9 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
         step::warning(&format!("the tests of Services with real traffic will FAIL: {error:#}"));
     }
     if let Err(error) = setup::for_completion() {
-        step::warning(&format!("completion in zsh and fish will be SKIPPED: {error:#}"));
+        step::warning(&format!(
+            "the tests of completion in zsh and fish will be SKIPPED: {error:#}"
+        ));
     }
     if let Err(error) = setup::for_page() {
         step::warning(&format!("the tests of the page in a browser will be SKIPPED: {error:#}"));
@@ -31,7 +33,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
         step::warning(&format!("the tests against an API server will be SKIPPED: {error:#}"));
     }
     if let Err(error) = setup::for_deploy() {
-        step::warning(&format!("what looks at deploy/ will be SKIPPED in part: {error:#}"));
+        step::warning(&format!("some tests of deploy/ will be SKIPPED: {error:#}"));
     }
     let mut failed = Vec::new();
     let mut check = |name: &'static str, result: Result<()>| {
@@ -57,7 +59,7 @@ pub(crate) fn run(filter: Option<&str>) -> Result<()> {
     bail!("failed: {}", failed.join(", "))
 }
 
-/// Runs the checks that take at most a few minutes after a change; needs what `cargo xtask setup` installs.
+/// Runs the checks that take at most a few minutes after a change; needs the programs of `cargo xtask setup`.
 ///
 /// # Errors
 /// The first check that fails.
@@ -75,13 +77,14 @@ fn clippy(toolchain: &Toolchain) -> Result<()> {
     step::show(toolchain.apply(&mut cargo(&arguments)))
 }
 
-/// Documents private items too: a broken link, or a page that rustdoc cannot render, is an error.
+/// Builds the documentation, including private items; fails on rustdoc warnings such as broken links.
 fn documentation(toolchain: &Toolchain) -> Result<()> {
     let arguments = ["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"];
     step::show(toolchain.apply(&mut cargo(&arguments)).env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// Runs an installed program over the sources: a build takes minutes, so only `cargo xtask setup` installs programs.
+/// Runs a program of `cargo xtask setup` over the sources; skips a program that is not installed, since building one
+/// takes minutes.
 fn with(program: &Program, arguments: &[&str]) -> Result<()> {
     let Some(path) = program.find() else {
         step::warning(&format!("SKIPPED: {} is not installed (cargo xtask setup)", program.name));
@@ -97,21 +100,21 @@ fn deny() -> Result<()> {
     }
     let check = ["deny", "--config", ".config/deny.toml", "check"];
     step::show(cargo(&check).args(["licenses", "bans", "sources"]))?;
-    // The advisories need a download, impossible without the internet.
+    // The advisories need a download, which fails offline.
     let advisories = cargo(&check).arg("advisories").output()?;
-    let told = String::from_utf8_lossy(&advisories.stderr);
-    if told.contains("failed to fetch advisory database") {
-        step::warning("SKIPPED advisories: their database cannot be fetched from here");
+    let output = String::from_utf8_lossy(&advisories.stderr);
+    if output.contains("failed to fetch advisory database") {
+        step::warning("SKIPPED advisories: their database cannot be downloaded");
         return Ok(());
     }
-    ensure!(advisories.status.success(), "advisories:\n{told}");
+    ensure!(advisories.status.success(), "advisories:\n{output}");
     Ok(())
 }
 
 fn tests(toolchain: &Toolchain, filter: Option<&str>) -> Result<()> {
     let run = |arguments: &[&str]| step::show(toolchain.apply(&mut cargo(arguments)));
     if filter.is_none() {
-        // The upgrade tests would build the agent too, but within their time limit.
+        // The upgrade tests need this agent, and a build would count against their time limit.
         let agent = ["build", "-p", "netpold", "--bin", "netpold-other-layout"];
         run(&[&agent[..], &["--features", "other-layout", "--locked"]].concat())?;
     }
@@ -125,7 +128,7 @@ fn tests(toolchain: &Toolchain, filter: Option<&str>) -> Result<()> {
         None if nextest => {
             // nextest runs no documentation tests.
             let documentation = run(&["test", "--workspace", "--locked", "--doc", "--quiet"]);
-            // Tests with nodes and servers wait for half of their time.
+            // Tests with nodes and servers spend half of their time waiting.
             let threads = std::thread::available_parallelism().map_or(2, usize::from) * 2;
             let threads = format!("--test-threads={threads}");
             run(&["nextest", "run", "--workspace", "--locked", &threads]).and(documentation)

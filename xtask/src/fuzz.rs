@@ -12,10 +12,10 @@ use crate::{cargo, root, step};
 const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions --cfg fuzzing";
-/// With an explicit target, cargo does not instrument build scripts and macros.
+/// An explicit target, so that cargo does not instrument build scripts and procedural macros.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Targets that need more than netpold's core; see `agent/fuzz/Cargo.toml`.
+/// Fuzz targets that need the feature `agent`; see `agent/fuzz/Cargo.toml`.
 const NEED_AGENT: [&str; 3] = ["kept", "manifests", "selectors"];
 
 /// Options of `cargo xtask fuzz`.
@@ -39,7 +39,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let fuzz = root().join("agent/fuzz");
     let committed = fuzz.join("corpus").join(&options.target);
-    ensure!(committed.is_dir(), "{}: there is no such target", options.target);
+    ensure!(committed.is_dir(), "{}: no such fuzz target", options.target);
     let binary = build(&fuzz, &options.target)?;
     let found = fuzz.join("target/found").join(&options.target);
     fs::create_dir_all(&found).with_context(|| format!("cannot make {}", found.display()))?;
@@ -69,10 +69,11 @@ fn build(fuzz: &Path, target: &str) -> Result<PathBuf> {
     Ok(fuzz.join("target").join(TARGET).join("debug").join(target))
 }
 
-/// Largest number of inputs in the committed corpus, since every test run replays it.
+/// Most inputs that one run adds to the committed corpus; every test run replays the corpus.
 const KEPT: usize = 150;
 
-/// Adds inputs of all sizes to the committed corpus, from a selection with the coverage of all inputs.
+/// Merges all inputs into a minimal set with the same coverage, and adds inputs of all sizes from the set to the
+/// committed corpus.
 fn keep(binary: &Path, found: &Path, committed: &Path) -> Result<()> {
     let merged = tempfile::tempdir()?;
     step::quiet(Command::new(binary).arg("-merge=1").arg(merged.path()).args([committed, found]))?;

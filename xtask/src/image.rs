@@ -1,8 +1,8 @@
 //! `cargo xtask image`: an OCI image layout with one static binary and nothing else.
 //!
-//! Equal sources and tools must produce equal bytes (`--twice` compares): the image contains no path of this machine,
-//! no time of day, no order of hash maps, no owner. Labels contain the commit. Neither a registry nor a container
-//! runtime is needed; push with `skopeo copy --all oci:target/oci:VERSION docker://…`.
+//! Equal sources and tools must produce equal bytes (`--twice` compares two builds): the image contains no path of this
+//! machine, no time of day, no order of hash maps and no owner. Its labels contain the commit. Neither a registry nor a
+//! container runtime is needed; push with `skopeo copy --all oci:target/oci:VERSION docker://…`.
 
 mod build;
 mod check;
@@ -91,7 +91,7 @@ pub(crate) fn write(binary: Option<&Path>, output: &Path, tag: &str) -> Result<(
     })
 }
 
-/// The contents of the image for one processor.
+/// Returns the contents of the image for one processor.
 fn image(arch: Arch, options: &Options) -> Result<Contents> {
     let path = match &options.binary {
         Some(binary) => binary.clone(),
@@ -125,7 +125,7 @@ fn test(toolchain: &Toolchain) -> Result<()> {
     check::check(directory.path(), "test", contents.arch)
 }
 
-/// Reads a binary and ensures that it is static.
+/// Reads a binary; fails unless it is static.
 fn read(path: &Path) -> Result<Vec<u8>> {
     let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     ensure_static(path, &bytes)?;
@@ -135,9 +135,9 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 /// Ensures that a binary is static: an image from scratch has no dynamic loader.
 fn ensure_static(path: &Path, binary: &[u8]) -> Result<()> {
     ensure!(binary.starts_with(b"\x7fELF"), "{} is no ELF binary", path.display());
-    let told = Command::new("readelf").args(["--program-headers", "--wide"]).arg(path).output();
-    let told = told.context("cannot run readelf (Debian package binutils)")?;
-    if String::from_utf8_lossy(&told.stdout).contains("INTERP") {
+    let output = Command::new("readelf").args(["--program-headers", "--wide"]).arg(path).output();
+    let output = output.context("cannot run readelf (Debian package binutils)")?;
+    if String::from_utf8_lossy(&output.stdout).contains("INTERP") {
         bail!(
             "{} is linked dynamically, and an image from scratch holds no libraries; leave --binary \
              out, or build with -C target-feature=+crt-static and --target",
@@ -147,11 +147,11 @@ fn ensure_static(path: &Path, binary: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The commit of the sources, or `unknown`.
+/// Returns the commit of the sources, or `unknown`.
 fn revision() -> String {
-    let told = Command::new("git").args(["rev-parse", "HEAD"]).current_dir(root()).output();
-    let told = told.ok().filter(|output| output.status.success());
-    told.map_or_else(
+    let output = Command::new("git").args(["rev-parse", "HEAD"]).current_dir(root()).output();
+    let output = output.ok().filter(|output| output.status.success());
+    output.map_or_else(
         || "unknown".to_owned(),
         |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
     )

@@ -140,19 +140,21 @@ impl ActiveGeneration {
         Ok(tables.map(|(tables, now)| (tables, now, revision)))
     }
 
-    /// Looks whether the flow tables are too small for what passes.
+    /// Records the occupancy of the flow tables, if it decides about their growth.
     pub fn watch_room(&mut self) {
         let in_force = self.settings.buckets();
-        if in_force.is_none_or(|in_force| !self.growth.is_open(in_force)) {
+        if in_force.is_none_or(|in_force| !self.growth.needs_occupancy(in_force)) {
             return;
         }
         match self.settings.flow_tables(self.generation()) {
-            Ok(tables) => tables.iter().for_each(|(it, _)| self.growth.look(it.occupancy())),
-            Err(error) => tracing::warn!(%error, "cannot read how full the flow tables are"),
+            Ok(tables) => {
+                tables.iter().for_each(|(it, _)| self.growth.record_occupancy(it.occupancy()))
+            }
+            Err(error) => tracing::warn!(%error, "cannot read the occupancy of the flow tables"),
         }
     }
 
-    /// Whether the flow tables are too small, so that the next generation is to have larger ones.
+    /// Whether the flow tables are too small, so that the next generation must have larger ones.
     #[must_use]
     pub fn is_outgrown(&self) -> bool {
         self.settings.buckets().is_some_and(|in_force| self.growth.is_due(in_force))

@@ -1,21 +1,23 @@
 //! Growth of the flow tables.
 //!
-//! They start with a part of the size that the node may need. Once a quarter of one is in use, the next generation has
-//! larger ones, and [`super::flow_migration`] migrates the flows. They never shrink.
+//! The IPv4 and the IPv6 table start with a part of the size that the node may need. Once a quarter of either table is
+//! in use, the next generation has larger tables, and [`super::flow_migration`] migrates the flows. Tables never
+//! shrink.
 
 use super::attach::Mode;
 use super::generation::FlowTables;
 use crate::conntrack::{Buckets, Occupancy};
 
-/// Whether the flow tables are to grow.
+/// Decides whether the flow tables grow.
 #[derive(Debug)]
 pub(super) struct FlowGrowth {
     buckets: Buckets,
+    /// Whether more than a quarter of a table was once in use.
     crowded: bool,
 }
 
 impl FlowGrowth {
-    /// With clsact a migration may lose packets of some milliseconds, so the tables start at their full size.
+    /// With clsact, a migration may drop packets for some milliseconds, so the tables start at their full size.
     pub(super) fn new(buckets: Buckets, mode: Mode) -> Self {
         let buckets = match mode {
             Mode::Tcx => buckets,
@@ -34,27 +36,27 @@ impl FlowGrowth {
         if self.is_due(in_force) { FlowTables::Own(self.buckets.most) } else { self.first() }
     }
 
-    /// Whether larger tables are to replace those with `in_force` buckets.
+    /// Whether larger tables must replace those with `in_force` buckets.
     pub(super) fn is_due(&self, in_force: u32) -> bool {
-        self.crowded && self.can(in_force)
+        self.crowded && self.can_grow(in_force)
     }
 
-    /// Whether it matters how full tables with so many buckets are.
-    pub(super) fn is_open(&self, in_force: u32) -> bool {
-        self.can(in_force) && !self.crowded
+    /// Whether the occupancy of tables with `in_force` buckets decides about growth.
+    pub(super) fn needs_occupancy(&self, in_force: u32) -> bool {
+        self.can_grow(in_force) && !self.crowded
     }
 
-    /// Takes the occupancy of the tables into account.
-    pub(super) fn look(&mut self, found: [Occupancy; 2]) {
+    /// Records the occupancy of the two tables.
+    pub(super) fn record_occupancy(&mut self, found: [Occupancy; 2]) {
         self.crowded |= found.iter().any(|table| 4 * table.used > table.ways);
     }
 
-    /// Rules larger tables out, since this node has no room for them.
+    /// Rules out larger tables, because the node has no memory for them.
     pub(super) fn give_up(&mut self) {
         self.buckets.most = self.buckets.first;
     }
 
-    fn can(&self, in_force: u32) -> bool {
+    fn can_grow(&self, in_force: u32) -> bool {
         in_force < self.buckets.most
     }
 }
@@ -74,32 +76,32 @@ mod tests {
         for (v4, v6, due) in [(16, 16, false), (17, 0, true), (0, 17, true)] {
             let mut growth = FlowGrowth::new(BUCKETS, Mode::Tcx);
             assert_eq!(growth.next(16), FlowTables::Pinned(16));
-            growth.look(found(v4, v6));
+            growth.record_occupancy(found(v4, v6));
             assert_eq!(growth.is_due(16), due, "{v4} {v6}");
-            growth.look(found(0, 0));
-            assert_eq!(growth.is_due(16), due, "they were too full once");
+            growth.record_occupancy(found(0, 0));
+            assert_eq!(growth.is_due(16), due, "the occupancy of the past decides");
             let next = if due { FlowTables::Own(64) } else { FlowTables::Pinned(16) };
             assert_eq!(growth.next(16), next);
-            assert!(!growth.is_due(64), "there is nothing larger");
+            assert!(!growth.is_due(64), "no larger size exists");
             growth.give_up();
             assert!(!growth.is_due(16));
         }
     }
 
     #[test]
-    fn nobody_looks_where_it_does_not_matter() {
+    fn occupancy_is_needed_only_while_undecided() {
         let mut growth = FlowGrowth::new(BUCKETS, Mode::Tcx);
-        assert!(!growth.is_open(64), "they cannot grow");
-        assert!(growth.is_open(16));
-        growth.look(found(17, 0));
-        assert!(!growth.is_open(16), "it is known");
+        assert!(!growth.needs_occupancy(64), "the largest tables cannot grow");
+        assert!(growth.needs_occupancy(16));
+        growth.record_occupancy(found(17, 0));
+        assert!(!growth.needs_occupancy(16), "growth is decided");
     }
 
     #[test]
-    fn tables_below_clsact_begin_large() {
+    fn tables_with_clsact_start_large() {
         let mut growth = FlowGrowth::new(BUCKETS, Mode::Clsact);
         assert_eq!(growth.first(), FlowTables::Pinned(64));
-        growth.look(found(64, 0));
+        growth.record_occupancy(found(64, 0));
         assert!(!growth.is_due(64));
     }
 }

@@ -1,5 +1,5 @@
-//! XDP programs at devices: links pinned as `<ifindex>-<kind>-<mode>`, which stay when the agent ends. Their programs
-//! are replaced in one step.
+//! XDP programs at devices: links pinned as `<ifindex>-<kind>-<mode>`, which stay attached when the agent ends. A
+//! link's program is replaced atomically.
 
 use std::fs;
 use std::io;
@@ -20,14 +20,14 @@ const BPF_LINK_TYPE_XDP: u32 = 6;
 pub enum Mode {
     /// In the device's driver, before the kernel allocates an skb.
     Native,
-    /// In the stack, for drivers without XDP: later, and slower.
+    /// In the network stack, for drivers without XDP: after the skb is allocated, so slower.
     Generic,
 }
 
 impl Mode {
     const ALL: [Self; 2] = [Self::Native, Self::Generic];
 
-    /// `XDP_FLAGS_DRV_MODE`, `XDP_FLAGS_SKB_MODE`
+    /// `XDP_FLAGS_DRV_MODE` or `XDP_FLAGS_SKB_MODE`.
     const fn flags(self) -> u32 {
         match self {
             Self::Native => 1 << 2,
@@ -66,7 +66,7 @@ impl XdpProgram {
     }
 }
 
-/// Kind of devices that share a set of links.
+/// Kind of the devices of a set of links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Uplinks of the node.
@@ -92,7 +92,7 @@ pub(super) struct Links {
 }
 
 impl Links {
-    /// Links with pins in a directory on a bpffs.
+    /// Links of a kind that are pinned in a directory on a bpffs.
     pub(super) fn new(directory: PathBuf, kind: Kind) -> Self {
         Self { directory, kind }
     }
@@ -100,7 +100,8 @@ impl Links {
     /// Replaces the program of the device's link, or creates a link: native if the driver supports it.
     ///
     /// # Errors
-    /// The kernel refuses both modes, or the pin; then no program of ours runs there.
+    /// The kernel refuses both modes or the pin; then no program of netpold runs at the device. Or a former link cannot
+    /// be read or detached; then its program stays.
     pub(super) fn attach(&self, program: BorrowedFd<'_>, index: u32) -> io::Result<Mode> {
         for mode in Mode::ALL {
             let path = self.pin(index, mode);
@@ -116,7 +117,7 @@ impl Links {
             Ok(link) => (link, Mode::Native),
             Err(native) => match sys::link_create(program, index, BPF_XDP, Mode::Generic.flags()) {
                 Ok(link) => (link, Mode::Generic),
-                // Another program is attached: the error of the native mode is the same.
+                // If another program is attached, both modes fail with the same error.
                 Err(_) => return Err(native),
             },
         };
@@ -131,7 +132,7 @@ impl Links {
         at.is_ok_and(|at| (at.ifindex, at.program) == (index, program))
     }
 
-    /// Detaches all links except the wanted ones; returns the failures.
+    /// Detaches all links except those with the wanted mode of their device; returns the failures.
     pub(super) fn retain(&self, wanted: impl Fn(u32) -> Option<Mode>) -> Vec<String> {
         let unwanted =
             self.pins().into_iter().filter(|(_, index, mode)| wanted(*index) != Some(*mode));
@@ -167,10 +168,10 @@ fn detach(path: &Path) -> io::Result<()> {
     fs::remove_file(path)
 }
 
-/// Detaches all XDP programs of ours with links pinned in a directory; returns the interfaces.
+/// Detaches netpold's XDP programs, by their links pinned in a directory; returns the interface indexes.
 ///
 /// # Errors
-/// First error of the kernel.
+/// The first link that cannot be detached; later links are not tried.
 pub fn detach_all(directory: &Path) -> io::Result<Vec<u32>> {
     let mut detached = Vec::new();
     for kind in [Kind::Uplink, Kind::Pod] {

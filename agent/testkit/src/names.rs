@@ -108,8 +108,9 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P
 }
 
 impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
-    /// Reason of a verdict by a pod's hook, with the rows of domain names, and with what the hook records of questions
-    /// and answers. Also whether the packet passes: TCP sends a segment again that is allowed, but cannot be read.
+    /// Judges a frame at a pod's hook, with the rows of domain names, and records DNS questions and answers as the hook
+    /// does. Returns the reason, and whether the packet passes: an allowed TCP segment that cannot be read is dropped,
+    /// and TCP sends it again.
     pub fn judge_by_names(&self, direction: Direction, hook: Hook, frame: &[u8]) -> (Reason, bool) {
         match direction {
             Direction::Ingress => self.hook::<Ingress>(hook, frame),

@@ -12,7 +12,7 @@ use netpold_testbed::{Cni, Node, Offload, Pod, Protocol, Proxy, ethernet, requir
 use crate::bounce::{bounce, bounce_bursts, can_bounce};
 use crate::checksum::becomes;
 use crate::identity::{arp, arrivals, discovery, octets6};
-use crate::refragmented::{PART, parts6};
+use crate::refragmented::{PART, fragments6};
 use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley};
 
 const PORT: u16 = 4000;
@@ -25,7 +25,7 @@ fn parts(pod: &Pod, (from, to): (IpAddr, IpAddr), volley: Volley) {
         for number in 0..PACKETS {
             let payload = volley.payload(number, 2 * PART);
             let ident = 0x1000 + number as u32;
-            parts6(from, to, ident, &payload).iter().for_each(|part| sender.send(part));
+            fragments6(from, to, ident, &payload).iter().for_each(|part| sender.send(part));
         }
     });
 }
@@ -75,7 +75,7 @@ fn parts_of_a_tracking_node(test: &str, node: usize) {
     for number in 0..PACKETS {
         let payload = volley.payload(number, 2 * PART);
         let ends = (friend.addresses()[1], near.addresses()[1]);
-        parts6(ends.0, ends.1, 0x9000 + number as u32, &payload)
+        fragments6(ends.0, ends.1, 0x9000 + number as u32, &payload)
             .iter()
             .for_each(|it| sender.send(it));
     }

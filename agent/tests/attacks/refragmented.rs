@@ -13,7 +13,7 @@ const PORT: u16 = 4000;
 pub(crate) const PART: usize = 1232;
 
 /// Builds two fragments of 1,280 bytes, with Destination Options behind the Fragment header.
-pub(crate) fn parts6(from: IpAddr, to: IpAddr, ident: u32, payload: &[u8]) -> Vec<Vec<u8>> {
+pub(crate) fn fragments6(from: IpAddr, to: IpAddr, ident: u32, payload: &[u8]) -> Vec<Vec<u8>> {
     let (IpAddr::V6(from), IpAddr::V6(to)) = (from, to) else { panic!("IPv6 only") };
     let ends = (SocketAddr::from((from, 5000)), SocketAddr::from((to, PORT)));
     let mut whole = vec![17, 0, 1, 4, 0, 0, 0, 0];
@@ -31,7 +31,13 @@ pub(crate) fn parts6(from: IpAddr, to: IpAddr, ident: u32, payload: &[u8]) -> Ve
 }
 
 /// Builds two fragments, with `options` in each IPv4 header.
-fn parts4(from: IpAddr, to: IpAddr, ident: u32, options: &[u8], payload: &[u8]) -> Vec<Vec<u8>> {
+fn fragments4(
+    from: IpAddr,
+    to: IpAddr,
+    ident: u32,
+    options: &[u8],
+    payload: &[u8],
+) -> Vec<Vec<u8>> {
     let (IpAddr::V4(from), IpAddr::V4(to)) = (from, to) else { panic!("IPv4 only") };
     let ends = (SocketAddr::from((from, 5000)), SocketAddr::from((to, PORT)));
     let whole = udp_message(ends.0, ends.1, &payload[..2 * PART - 8]);
@@ -48,15 +54,15 @@ fn attack(sender: &Sender, (from, to): (IpAddr, IpAddr), options: &[u8], volley:
         let payload = volley.payload(number, 2 * PART);
         let ident = 0x1000 + number as u32;
         let parts = match from {
-            IpAddr::V4(_) => parts4(from, to, ident, options, &payload),
-            IpAddr::V6(_) => parts6(from, to, ident, &payload),
+            IpAddr::V4(_) => fragments4(from, to, ident, options, &payload),
+            IpAddr::V6(_) => fragments6(from, to, ident, &payload),
         };
         parts.iter().for_each(|part| sender.send(part));
     }
 }
 
-/// Sends fragments to a pod on `node`, from another pod of that node and from the other node.
-fn into_a_pod(node: usize, v6: bool, options: &[u8]) {
+/// Sends fragments to a pod on `node`, from another pod of that node, then from the other node.
+fn attack_a_pod(node: usize, v6: bool, options: &[u8]) {
     let mut cluster = Cluster::two();
     cluster.add(node, "victim");
     cluster.add(node, "stranger");
@@ -72,7 +78,7 @@ fn into_a_pod(node: usize, v6: bool, options: &[u8]) {
         let sender = Sender::pod(cluster.pod("stranger"));
         attack(&sender, (stranger, to), options, volley);
     });
-    // Leaked fragments would have opened a flow for the victim's answers.
+    // A leaked fragment would have opened a flow, in which the victim's packets would pass as answers.
     let answers = cluster.pod("stranger").wire("eth0").unwrap();
     cluster
         .policy("victim", netpold_testbed::cluster::isolate("victim", &crate::volley::BOTH))
@@ -84,7 +90,7 @@ fn into_a_pod(node: usize, v6: bool, options: &[u8]) {
         (to, PORT).into(),
         (stranger, 5000).into(),
     );
-    tally.note("answers to it", volley.leaked(&answers));
+    tally.note("answers to the fragments", volley.leaked(&answers));
     cluster.without_policy("victim");
     try_both(
         &mut cluster,
@@ -102,26 +108,26 @@ fn into_a_pod(node: usize, v6: bool, options: &[u8]) {
 #[test]
 fn refragmented_ipv6_on_a_ptp_node() {
     require_root!();
-    into_a_pod(0, true, &[]);
+    attack_a_pod(0, true, &[]);
 }
 
 #[test]
 fn refragmented_ipv6_on_a_bridge_node() {
     require_root!();
-    into_a_pod(1, true, &[]);
+    attack_a_pod(1, true, &[]);
 }
 
 #[test]
 fn refragmented_ipv4() {
     require_root!();
-    into_a_pod(0, false, &[]);
-    into_a_pod(1, false, &[]);
+    attack_a_pod(0, false, &[]);
+    attack_a_pod(1, false, &[]);
 }
 
 /// Sends fragments with the Router Alert option: the kernel rewrites the fragments one by one.
 #[test]
 fn refragmented_ipv4_with_options() {
     require_root!();
-    into_a_pod(0, false, &[148, 4, 0, 0]);
-    into_a_pod(1, false, &[148, 4, 0, 0]);
+    attack_a_pod(0, false, &[148, 4, 0, 0]);
+    attack_a_pod(1, false, &[148, 4, 0, 0]);
 }

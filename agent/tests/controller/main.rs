@@ -1,6 +1,6 @@
 //! Controllers against a real API server. Needs the binaries that `cargo xtask setup` provides.
 //!
-//! The tests play the agents: they write `NodePolicyStatus` objects. No garbage collector runs.
+//! No agent runs: the tests write the `NodePolicyStatus` objects. No garbage collector runs.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 

@@ -1,5 +1,5 @@
-//! `netpold explain --socket`: objects, compiled tables and the kernel's programs get the same questions, and
-//! questions leave no trace.
+//! `netpold explain --socket`: objects, compiled tables and the kernel's programs agree on every question, and a
+//! question leaves neither drops nor flows.
 
 use std::collections::BTreeSet;
 use std::mem::offset_of;
@@ -94,7 +94,7 @@ fn traces(cluster: &Cluster) -> (Value, Value, BTreeSet<String>) {
 }
 
 #[test]
-fn objects_tables_and_kernel_agree_and_asking_leaves_nothing() {
+fn objects_tables_and_kernel_agree_and_questions_leave_nothing() {
     require_root!();
     let mut cluster = world();
     cluster.denied("c", "server");
@@ -110,7 +110,7 @@ fn objects_tables_and_kernel_agree_and_asking_leaves_nothing() {
     let protocols = ["TCP", "UDP", "SCTP", "ICMP", "47"];
     let ports = [PORT, SERVICE_PORT, 99, 100, 200, 300, 301, 443, 65_535];
     let mut numbers = Numbers(42);
-    let mut said = [[0; 2]; 2];
+    let mut verdicts = [[0; 2]; 2];
     let begin = Instant::now();
     for _ in 0..QUESTIONS {
         let question = json!({
@@ -121,28 +121,28 @@ fn objects_tables_and_kernel_agree_and_asking_leaves_nothing() {
         for end in answer["ends"].as_array().unwrap() {
             assert!(!differs(end), "{question}: {end}");
             let egress = usize::from(end["direction"] == "egress");
-            said[egress][usize::from(end["kernel"] == "allow")] += 1;
+            verdicts[egress][usize::from(end["kernel"] == "allow")] += 1;
         }
     }
-    println!("{QUESTIONS} questions, {said:?} in {:?}", begin.elapsed());
-    assert!(said.as_flattened().iter().all(|times| *times > 100), "{said:?}");
+    println!("{QUESTIONS} questions, {verdicts:?} in {:?}", begin.elapsed());
+    assert!(verdicts.as_flattened().iter().all(|times| *times > 100), "{verdicts:?}");
     std::thread::sleep(MOMENT);
     let left = traces(&cluster);
-    assert_eq!((&left.0, &left.1), (&before.0, &before.1), "no drop is told");
+    assert_eq!((&left.0, &left.1), (&before.0, &before.1), "no drop is reported");
     let new: Vec<_> = left.2.difference(&before.2).collect();
     assert_eq!(new, [] as [&String; 0], "no flow is left");
-    // Real drops are still counted and reported, once a new second starts with an event budget that the questions
-    // have not used.
+    // Real drops are still counted and reported, from the next second on: the questions may have used up the event
+    // budget of this second.
     std::thread::sleep(Duration::from_secs(1));
     cluster.denied("c", "server");
     let after = traces(&cluster);
     assert!(after.0 != before.0 && after.1 != before.1, "{after:?}");
 
-    changed_by_hand(&mut cluster);
+    assert_manual_change_is_reported(&mut cluster);
 }
 
-/// Opens the server's ingress in the kernel's table only.
-fn changed_by_hand(cluster: &mut Cluster) {
+/// Opens the server's ingress only in the kernel's table; asserts that `netpold explain` reports the difference.
+fn assert_manual_change_is_reported(cluster: &mut Cluster) {
     let endpoints = MappedArray::<Endpoint>::flat(&pinned(cluster, "ENDPOINTS")).unwrap();
     let index = cluster.pod("server").host_ifindex();
     let mut slots = 0..ENDPOINT_SLOTS;
@@ -153,7 +153,7 @@ fn changed_by_hand(cluster: &mut Cluster) {
         _ => panic!("the server has no address"),
     };
     let through = cluster.pod("c").probe(Protocol::Tcp, to, PORT, MOMENT);
-    assert!(through.connected(), "the change by hand has an effect: {through}");
+    assert!(through.connected(), "the manual change has an effect: {through}");
     let arguments = ["explain", "--from", "shop/c", "--to", "shop/server", "--port", "80"];
     let output = cluster.agents[0].command(&arguments).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();

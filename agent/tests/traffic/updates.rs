@@ -1,4 +1,4 @@
-//! Updates under traffic: every packet meets the old or the new state.
+//! Updates under traffic: every packet is judged by the old or the new state.
 
 use netpold_testbed::cluster::{Cluster, allow_from};
 use netpold_testbed::{Cni, require_root};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::load::{guarded, under_load};
 
-/// Returns a policy that allows the friend by address.
+/// Returns a policy that allows the addresses of `friend`.
 fn allow_addresses_of_friend(cluster: &Cluster) -> Value {
     let blocks = cluster.pod("friend").addresses().iter().map(|address| {
         let length = if address.is_ipv4() { 32 } else { 128 };
@@ -46,7 +46,7 @@ fn no_update_shows_in_between() {
     under_load(&mut cluster, &acts.repeat(4));
 }
 
-/// Uses more distinct port sets than the initial tables hold: a new generation takes over.
+/// More distinct port sets than the initial tables hold: a larger generation replaces the tables.
 #[test]
 fn tables_grow_under_traffic() {
     require_root!();
@@ -69,5 +69,5 @@ fn tables_grow_under_traffic() {
     };
     let shrink = |cluster: &mut Cluster| _ = cluster.without_policy("many").enforce();
     under_load(&mut cluster, &[&grow, &shrink]);
-    assert!(bitmaps(&cluster.agents[0].status().unwrap()) > before, "they have grown");
+    assert!(bitmaps(&cluster.agents[0].status().unwrap()) > before, "the table has grown");
 }

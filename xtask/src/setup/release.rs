@@ -15,12 +15,12 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 pub(super) struct Release(tempfile::TempDir);
 
 impl Release {
-    /// Whether there is an apt with Debian's keys.
+    /// Whether this machine has apt and Debian's archive keys.
     pub(super) fn possible() -> bool {
         packages::have_apt() && Path::new(KEYRING).exists()
     }
 
-    /// Fetches a release's lists.
+    /// Fetches the package lists of a release.
     pub(super) fn new(suite: &str) -> Result<Self> {
         let release = Self(tempfile::tempdir().context("no temporary folder")?);
         for folder in ["lists/partial", "cache/archives/partial", "files", "root"] {
@@ -39,7 +39,7 @@ impl Release {
         self.0.path().join(name)
     }
 
-    /// apt with only these sources, independent of the machine's sources and installed packages.
+    /// Returns the apt command with only the release's sources, independent of the machine's sources and packages.
     pub(super) fn apt(&self) -> Command {
         let mut apt = Command::new("apt-get");
         apt.current_dir(self.path("files")).arg("-qq");
@@ -73,7 +73,7 @@ impl Release {
     }
 }
 
-/// The machine's mirror if it is Debian's, else the default one.
+/// Returns the machine's mirror if it is a Debian mirror, else the default one.
 fn mirror() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let newer = read("/etc/apt/sources.list.d/debian.sources");

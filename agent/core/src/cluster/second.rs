@@ -1,8 +1,8 @@
-//! Addresses of pods on further networks, claimed by annotation.
+//! Addresses of pods on secondary networks, claimed by annotation.
 //!
-//! Every author of a pod can write the annotation, so a claim counts only if it takes no address away: the address is
-//! in the operator's blocks for such networks ([`SecondNetworks`](super::SecondNetworks)), claimed by one pod alone,
-//! and held by no other object.
+//! Every author of a pod can write the annotation, so a claim is accepted only if it takes no address away: the address
+//! is in the operator's blocks for secondary networks ([`SecondNetworks`](super::SecondNetworks)), outside every node's
+//! podCIDR, claimed by one pod alone, and held by no other object.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,16 +12,16 @@ use std::sync::Arc;
 use crate::cluster::whose::Whose;
 use crate::model::{Key, Pod};
 
-/// Reason why a claimed address on a further network does not count for the pod.
+/// Reason why a pod's claim to an address on a secondary network is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refusal {
-    /// The address is in none of the blocks for further networks.
+    /// The address is in none of the blocks for secondary networks.
     Elsewhere,
     /// The address belongs to another object.
     Held(Whose),
-    /// The address is in a node's range for its pods.
+    /// The address is in a node's podCIDR.
     PodRange,
-    /// The other pod claims the same address.
+    /// This other pod claims the same address.
     Contested(Key),
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Pods by claimed address on a further network.
+/// Pods by claimed address on a secondary network.
 #[derive(Debug, Default)]
 pub(super) struct SecondClaims(BTreeMap<IpAddr, Vec<Arc<Pod>>>);
 
@@ -65,7 +65,8 @@ impl SecondClaims {
         }
     }
 
-    /// Returns the only pod that claims an address. A terminating pod gives way to another.
+    /// Returns the only pod that claims an address. Terminating pods count only without a claimant that is not
+    /// terminating.
     pub(super) fn only(&self, address: IpAddr) -> Option<&Arc<Pod>> {
         let claimants = self.0.get(&address)?;
         let stay = || claimants.iter().filter(|pod| !pod.terminating);
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_counts_for_the_only_pod_that_claims_it() {
+    fn an_address_belongs_to_the_only_pod_that_claims_it() {
         let (a, b) = (pod("a", &["192.168.0.1", "fd00::1"]), pod("b", &["192.168.0.1"]));
         let one = [Change::Pod(a.clone())];
         assert_eq!(owner(&one, "192.168.0.1").as_deref(), Some("a"));
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_object_has_is_no_pods_on_a_further_network() {
+    fn an_address_of_another_object_cannot_be_claimed() {
         let address = "192.168.0.1";
         let claims = Change::Pod(pod("a", &[address, "8.8.8.8"]));
         let has = Pod { second: Vec::new(), addresses: vec![ip(address)], ..pod("b", &[]) };
@@ -167,6 +168,6 @@ mod tests {
                 assert_eq!(owner(&changes, address).as_deref(), expected, "{other:?}");
             }
         }
-        assert_eq!(owner(&[claims], "8.8.8.8"), None, "no private address");
+        assert_eq!(owner(&[claims], "8.8.8.8"), None, "not a private address");
     }
 }

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Denial {
-    /// They disappear.
+    /// Drops the packets without an answer.
     #[default]
     Drop,
-    /// They are answered at once: with a TCP reset or an ICMP error.
+    /// Drops the packets, and answers the sender with a TCP reset or an ICMP error.
     Reject,
 }

@@ -22,24 +22,25 @@ pub struct Pod {
     pub node: SharedStr,
     /// `status.podIPs`, else `status.podIP`; sorted, without duplicates.
     pub addresses: Vec<IpAddr>,
-    /// `spec.hostNetwork`: the pod counts as its node, is not selected and is no peer.
+    /// `spec.hostNetwork`: the pod's traffic is its node's; policy neither selects the pod nor matches it as a peer.
     pub host_network: bool,
     /// `status.phase` is Succeeded or Failed: ignored, because its address may belong to another pod.
     pub finished: bool,
-    /// `metadata.deletionTimestamp` is set. Such a pod still counts; it only loses its address to another pod that
-    /// claims it.
+    /// `metadata.deletionTimestamp` is set. Policy still applies to the pod, but another pod with the same address owns
+    /// the address.
     pub terminating: bool,
     /// `metadata.creationTimestamp`, seconds since the epoch; 0 where absent. If pods claim the same address, its owner
-    /// is the pod that is not terminating, then the younger, then the one with the greater key.
+    /// is the pod that is not terminating, then the one created later, then the one with the greater key.
     pub created: i64,
-    /// `spec.containers[].ports[]` with a name, and those of sidecars in `initContainers` (`restartPolicy: Always`).
+    /// `spec.containers[].ports[]` with a name, and named ports of sidecars in `initContainers` (`restartPolicy:
+    /// Always`).
     pub ports: Vec<NamedPort>,
-    /// Whether the annotation `netpold.io/check-source` is `off`: the pod asks to send from foreign addresses. Users
-    /// can set the annotation, so it counts only in the namespaces of [`crate::options::SourceExempt`].
+    /// Whether the annotation `netpold.io/check-source` is `off`: the pod may send from foreign addresses. Users
+    /// can set the annotation, so it is honoured only in the namespaces of [`crate::options::SourceExempt`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub foreign_sources: bool,
-    /// Interfaces on further networks, from the annotation `k8s.v1.cni.cncf.io/network-status`. Every author of the pod
-    /// can write it: [`crate::cluster::Cluster::second_owner`] decides which addresses count.
+    /// Interfaces on secondary networks, from the annotation `k8s.v1.cni.cncf.io/network-status`. Every author of the
+    /// pod can write the annotation; [`crate::cluster::Cluster::second_owner`] decides which addresses are accepted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub second: Vec<SecondInterface>,
     /// Workload object that creates the pod, if manifests name it. Absent in objects from an API server.
@@ -48,12 +49,12 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// Returns [`Pod::addresses`], and the claimed addresses on further networks.
+    /// Returns [`Pod::addresses`] and the claimed addresses on secondary networks.
     pub fn all_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.addresses.iter().copied().chain(self.second_addresses())
     }
 
-    /// Returns the claimed addresses on further networks.
+    /// Returns the claimed addresses on secondary networks.
     pub fn second_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.second.iter().flat_map(|interface| interface.addresses.iter().copied())
     }
@@ -88,7 +89,7 @@ pub struct WorkloadRef {
     pub is_template: bool,
 }
 
-/// Interface of a pod on a further network: an entry of `k8s.v1.cni.cncf.io/network-status`.
+/// Interface of a pod on a secondary network: an entry of `k8s.v1.cni.cncf.io/network-status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SecondInterface {
     /// `interface`: name inside the pod, as `net1`; empty where absent.

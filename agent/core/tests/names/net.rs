@@ -1,4 +1,4 @@
-//! Two pods of a node with rules about names, and the packets between them and resolvers.
+//! Two pods of a node with rules about domain names, and packets between the pods and resolvers.
 
 use netpold_core::model::{
     Action, Change, ClusterRule, Direction, DomainName, Peer, PortRule, Selector, Tier,
@@ -44,7 +44,7 @@ pub(crate) fn accept(peers: Vec<Peer>, ports: Option<Vec<PortRule>>) -> ClusterR
     cluster_rule(Action::Accept, peers, ports)
 }
 
-/// Pods a/p and a/q on interfaces 1 and 2; a/p also admits nobody. The cluster's DNS Service with one backend.
+/// Pods a/p and a/q on interfaces 1 and 2, with all ingress denied; the cluster's DNS Service with one backend.
 pub(crate) fn cluster() -> Vec<Change> {
     let dns = ("kube-system", "kube-dns");
     vec![
@@ -66,7 +66,7 @@ pub(crate) fn cluster() -> Vec<Change> {
     ]
 }
 
-/// A node with these rules of the only ClusterNetworkPolicy.
+/// A node with one ClusterNetworkPolicy, see [`only`].
 pub(crate) struct Net {
     pub(crate) world: World,
     pub(crate) flows: FlowTables,
@@ -78,10 +78,12 @@ impl Net {
         Self { world, flows: FlowTables::new(64) }
     }
 
+    /// A node with a rule that allows [`API`] at TCP 443.
     pub(crate) fn of_api() -> Self {
         Self::new(vec![accept(vec![domain(API)], Some(vec![tcp(443)]))])
     }
 
+    /// Judges a packet between a pod and a remote address.
     pub(crate) fn packet(
         &self,
         ifindex: u32,
@@ -101,7 +103,7 @@ impl Net {
         self.judge(ifindex, direction, &ip_between(from, to, protocol, data)).0
     }
 
-    /// Judges an IP packet; also whether it passes.
+    /// Judges an IP packet; returns the reason, and whether the packet passes.
     pub(crate) fn judge(
         &self,
         ifindex: u32,
@@ -130,13 +132,13 @@ impl Net {
         self.packet(ifindex, Direction::Ingress, resolver, UDP, &udp(53, port, message))
     }
 
-    /// A conversation of pod a/p about a name.
+    /// Sends a query of pod a/p for a name and delivers the answer; asserts that policy allows both.
     pub(crate) fn resolve(&self, name: &str, records: &[Record]) {
         assert!(!self.send(1, DNS, 5000, &query(7, &wire(name))).is_drop());
         assert!(!self.deliver(1, DNS, 5000, &answer(7, &wire(name), records)).is_drop());
     }
 
-    /// Whether a SYN passes.
+    /// Whether policy allows a SYN; then forgets all flows.
     pub(crate) fn reaches(&self, ifindex: u32, remote: &str, port: u16) -> bool {
         let syn = tcp_header(40_000, port, TCP_SYN);
         let reason = self.packet(ifindex, Direction::Egress, remote, TCP, &syn);
@@ -145,6 +147,7 @@ impl Net {
     }
 }
 
+/// Records of an answer with the address [`FOUND`].
 pub(crate) fn found(name: &str, ttl: u32) -> Vec<Record> {
     vec![Record::address(wire(name), ip(FOUND), ttl)]
 }

@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use aya::Pod;
 use aya::maps::{MapData, MapError};
 
-/// Failure to map a map, or to access a mapped one.
+/// Failure to map a BPF map into memory, or to access a mapped one.
 #[derive(Debug, thiserror::Error)]
 pub enum MmapError {
     /// The map's description could not be read.
     #[error("reading the map's description: {0}")]
     Info(#[from] MapError),
-    /// The map's values have another size than expected: another layout.
+    /// The map's values are not of the expected size, so the map has another layout.
     #[error("map values are {found} bytes, expected {expected}")]
     ValueSize {
         /// Value size in the kernel, in bytes.
@@ -28,7 +28,7 @@ pub enum MmapError {
         /// Value size in the layout, in bytes.
         expected: u32,
     },
-    /// The kernel refused; EPERM and EINVAL mean that the map lacks `BPF_F_MMAPABLE` or is smaller.
+    /// The kernel refused: EINVAL if the map lacks `BPF_F_MMAPABLE` or is smaller, EPERM if the map is frozen.
     #[error("mapping {bytes} bytes: {cause}")]
     Map {
         /// Requested length.
@@ -36,10 +36,10 @@ pub enum MmapError {
         /// Error of the kernel.
         cause: io::Error,
     },
-    /// The kernel's clock could not be read, for a time to write.
+    /// The kernel's clock could not be read, so no time was written to the map.
     #[error("reading the kernel's clock: {0}")]
     Clock(io::Error),
-    /// Access outside the map: a defect of the caller, since full tables are detected before.
+    /// Access outside the map: a defect of the caller, which must detect full tables before.
     #[error("byte {offset} of element {element} is outside a map of {elements} elements")]
     OutOfBounds {
         /// Element number.
@@ -69,7 +69,7 @@ impl<T: Pod> MappedArray<T> {
     /// Distance between elements: the kernel rounds values up to 8 bytes.
     pub const STRIDE: usize = size_of::<T>().next_multiple_of(8);
 
-    /// Restricts elements to whole words, so that every byte belongs to one atomic; checked at compile time.
+    /// Compile-time check: elements consist of whole words, so that every byte belongs to one atomic.
     const WHOLE_WORDS: () = {
         assert!(size_of::<T>() > 0 && size_of::<T>().is_multiple_of(4), "whole words only");
         assert!(align_of::<T>() <= 8, "the kernel aligns elements to 8 bytes");
@@ -161,7 +161,7 @@ impl<T: Pod> MappedArray<T> {
         Ok(self.word64(element, offset)?.load(Ordering::Acquire))
     }
 
-    /// Replaces one aligned 64-bit word if it still is `current`; returns whether it was.
+    /// Replaces one aligned 64-bit word if its value is `current`; returns whether it was replaced.
     ///
     /// # Errors
     /// [`MmapError::OutOfBounds`]
@@ -176,8 +176,8 @@ impl<T: Pod> MappedArray<T> {
         Ok(word.compare_exchange(current, new, Ordering::AcqRel, Ordering::Relaxed).is_ok())
     }
 
-    /// Writes a whole element, word by word from the first to the last: for an element that no program reads yet, or
-    /// with words that may change one by one.
+    /// Writes a whole element word by word, visible in any order: for an element that no program reads yet, or with
+    /// words that may change one by one. A later store of any word publishes the element.
     ///
     /// # Errors
     /// [`MmapError::OutOfBounds`]
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn stores_are_seen_by_the_kernel_and_back() {
+    fn the_kernel_reads_stores_and_the_agent_reads_updates() {
         let map = array::<[u32; 3]>(100, BPF_F_MMAPABLE);
         let memory = MappedArray::<[u32; 3]>::new(&map).unwrap();
         let mut map = kernel_view::<[u32; 3]>(map);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn swap_only_from_the_expected_word() {
+    fn swap_replaces_only_the_expected_word() {
         let map = array::<[u64; 4]>(2, BPF_F_MMAPABLE);
         let memory = MappedArray::<[u64; 4]>::new(&map).unwrap();
         memory.store_u64(1, 24, 5).unwrap();
@@ -300,18 +300,18 @@ mod tests {
     }
 
     #[test]
-    fn values_may_hold_several() {
+    fn a_value_may_hold_several_elements() {
         let map = array::<[u64; 6]>(2, BPF_F_MMAPABLE);
         let memory = MappedArray::<[u64; 3]>::flat(&map).unwrap();
         assert_eq!(memory.elements(), 4);
         memory.store_u64(3, 16, 9).unwrap();
         assert_eq!(kernel_view::<[u64; 6]>(map).get(&1, 0).unwrap(), [0, 0, 0, 0, 0, 9]);
         let odd = array::<[u64; 4]>(2, BPF_F_MMAPABLE);
-        assert!(MappedArray::<[u64; 3]>::flat(&odd).is_err(), "no whole number");
+        assert!(MappedArray::<[u64; 3]>::flat(&odd).is_err(), "not a whole number of elements");
     }
 
     #[test]
-    fn refuses_what_is_outside_or_not_aligned() {
+    fn refuses_access_outside_or_unaligned() {
         let map = array::<[u32; 3]>(2, BPF_F_MMAPABLE);
         let memory = MappedArray::<[u32; 3]>::new(&map).unwrap();
         assert!(memory.store_u32(2, 0, 1).is_err(), "element");

@@ -1,5 +1,5 @@
-//! NodeLocal DNS: a cache on the node that answers at the cluster address of kube-dns and at an address of its own,
-//! in front of the Service's pods.
+//! NodeLocal DNSCache: a cache on the node answers at the cluster address of kube-dns and at a link-local address, in
+//! place of the Service's pods.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,14 +10,14 @@ use netpold_testbed::{Node, ProbeResult, Protocol, Proxy, require_root};
 use super::backends::two_nodes;
 
 const DNS: u16 = 53;
-/// Address of the cache in its manifest.
+/// Link-local address of the cache, as in the manifest of NodeLocal DNSCache.
 const CACHE: &str = "169.254.20.10";
 /// Name of the cache's device: a bridge without ports, in place of a dummy device.
 const DEVICE: &str = "nodelocaldns";
 
-/// Starts the cache: its addresses on a device of the node, and rules that exempt its packets from conntrack and so
-/// from translation.
-fn begin(node: &Node, addresses: &[IpAddr]) {
+/// Starts the cache: adds its addresses to a device of the node, and rules that exempt its packets from conntrack and
+/// so from translation.
+fn start_cache(node: &Node, addresses: &[IpAddr]) {
     let mut batch = format!("link add {DEVICE} type bridge\nlink set {DEVICE} up\n");
     let mut rules = String::new();
     for address in addresses {
@@ -40,18 +40,18 @@ fn begin(node: &Node, addresses: &[IpAddr]) {
     PROTOCOLS.into_iter().for_each(|protocol| node.serve(protocol, DNS).unwrap());
 }
 
-/// Ends the cache as on SIGTERM: removes its device and its rules.
-fn end(node: &Node) {
+/// Stops the cache as on SIGTERM: removes its device and its rules.
+fn stop_cache(node: &Node) {
     nft(node, "delete table ip dnscache\ndelete table ip6 dnscache\n");
     node.netns().ip(&format!("link del {DEVICE}\n")).unwrap();
 }
 
 fn nft(node: &Node, rules: &str) {
-    let told = node.command("nft").unwrap().arg(rules).output().unwrap();
-    assert!(told.status.success(), "{rules}{}", String::from_utf8_lossy(&told.stderr));
+    let output = node.command("nft").unwrap().arg(rules).output().unwrap();
+    assert!(output.status.success(), "{rules}{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Asserts the names of the servers that answer a pod at these addresses; the empty name means no answer.
+/// Asserts that exactly the servers `names` answer a pod at these addresses; the empty name means no answer.
 #[track_caller]
 fn answers(cluster: &Cluster, from: &str, addresses: &[IpAddr], names: &[&str]) {
     let sockets: Vec<SocketAddr> = addresses.iter().map(|a| (*a, DNS).into()).collect();
@@ -61,7 +61,7 @@ fn answers(cluster: &Cluster, from: &str, addresses: &[IpAddr], names: &[&str]) 
     assert_eq!(seen, names, "{from} at {addresses:?}");
 }
 
-/// Asserts the state without a cache: the Service's pod answers the pods that may reach it.
+/// Asserts the state without a cache: the Service's pod answers the clients, and `deaf` gets no answer.
 #[track_caller]
 fn pods_answer(cluster: &Cluster, service: &[IpAddr]) {
     answers(cluster, "client1", service, &["friend2"]);
@@ -69,7 +69,7 @@ fn pods_answer(cluster: &Cluster, service: &[IpAddr]) {
     answers(cluster, "deaf", service, NOBODY);
 }
 
-/// Runs a cache on one node; clients may send to the pods behind kube-dns, and the pod `deaf` may send nothing.
+/// Runs a cache on the node `here`. Clients may send to the pods behind kube-dns; the pod `deaf` may send nothing.
 fn cached(proxy: Proxy, here: usize) {
     let mut cluster = two_nodes();
     cluster.add(here, "deaf");
@@ -81,7 +81,7 @@ fn cached(proxy: Proxy, here: usize) {
     pods_answer(&cluster, &service);
 
     let cache: IpAddr = CACHE.parse().unwrap();
-    begin(&cluster.nodes[here], &[service[0], service[1], cache]);
+    start_cache(&cluster.nodes[here], &[service[0], service[1], cache]);
     let node = cluster.nodes[here].name().to_owned();
     let (client, other) = if here == 0 { ("client1", "client2") } else { ("client2", "client1") };
     // The cache's own address belongs to the node. The first probe repeats until the agent has learned the address.
@@ -99,7 +99,7 @@ fn cached(proxy: Proxy, here: usize) {
     cluster.policy("client", may_reach("client", &["friend"])).enforce();
     answers(&cluster, client, &service, &[&node]);
 
-    end(&cluster.nodes[here]);
+    stop_cache(&cluster.nodes[here]);
     pods_answer(&cluster, &service);
 }
 

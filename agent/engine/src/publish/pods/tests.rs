@@ -26,7 +26,7 @@ fn pod(status: Option<&str>) -> Gated {
 }
 
 fn seen(uid: &str, lacks: Option<&'static str>) -> Seen {
-    // Every cause but this one leaves a program at the interface.
+    // Every other cause leaves a program at the interface.
     let is_judged = lacks != Some(NO_PROGRAM);
     let pods = BTreeMap::from([(web(), PodEnforcement { uid: uid.into(), lacks, is_judged })]);
     let enforcement = Enforcement { pods, ..Enforcement::default() };
@@ -53,41 +53,51 @@ fn pods_without_the_gate_are_left_alone() {
 }
 
 #[test]
-fn what_is_enforced_is_said_at_once_and_the_opposite_if_it_lasts() {
+fn a_met_condition_is_written_at_once_and_an_unmet_one_if_it_lasts() {
     let now = Instant::now();
     let mut followed = Followed::new(pod(None));
     let due = followed.due(&web(), &seen("u1", None), now);
     assert!(due.unwrap().met);
     let mut followed = Followed::new(pod(Some("True")));
-    assert_eq!(followed.due(&web(), &seen("u1", None), now), None, "it says so");
+    assert_eq!(followed.due(&web(), &seen("u1", None), now), None, "the condition is true already");
     let lacks = seen("u1", Some(NO_PROGRAM));
-    assert_eq!(followed.due(&web(), &lacks, now), None, "it may pass");
-    assert_eq!(followed.due(&web(), &seen("u1", None), now + PASSING), None, "it did");
-    assert_eq!(followed.due(&web(), &lacks, now + PASSING), None, "this is another time");
+    assert_eq!(followed.due(&web(), &lacks, now), None, "the cause may pass");
+    assert_eq!(
+        followed.due(&web(), &seen("u1", None), now + PASSING),
+        None,
+        "the cause has passed"
+    );
+    assert_eq!(followed.due(&web(), &lacks, now + PASSING), None, "the time starts again");
     let due = followed.due(&web(), &lacks, now + 2 * PASSING).unwrap();
     assert_eq!((due.met, due.reason), (false, "NotJudged"));
 }
 
 #[test]
-fn nothing_is_said_before_the_agent_knows() {
+fn no_condition_is_written_before_the_agent_knows_the_pod() {
     let before = Seen { begun: false, ..seen("u1", None) };
     assert_eq!(Wanted::of(&web(), &pod(Some("True")), &before), None);
     let wanted = Wanted::of(&web(), &pod(None), &seen("another", None)).unwrap();
     assert_eq!((wanted.met, wanted.reason), (false, "NotKnown"), "a pod of the same name");
     let host = Gated { host_network: true, ..pod(None) };
-    assert!(Wanted::of(&web(), &host, &before).unwrap().met, "policy has no part in it");
+    assert!(
+        Wanted::of(&web(), &host, &before).unwrap().met,
+        "policy does not apply to hostNetwork pods"
+    );
 }
 
 #[test]
-fn a_patch_holds_for_the_pod_that_was_seen() {
+fn a_patch_is_bound_to_the_uid_of_the_pod() {
     let wanted = Wanted { met: false, reason: "NotJudged", message: "why" };
     let patch = wanted.patch(GATE, &pod(Some("True")));
     assert_eq!(patch["metadata"], json!({ "uid": "u1" }));
     let condition = &patch["status"]["conditions"][0];
     assert_eq!((&condition["type"], &condition["status"]), (&json!(GATE), &json!("False")));
-    assert!(condition["lastTransitionTime"].is_string(), "it turns");
+    assert!(condition["lastTransitionTime"].is_string(), "the status changes");
     let again = wanted.patch(GATE, &pod(Some("False")));
-    assert!(again["status"]["conditions"][0].get("lastTransitionTime").is_none(), "it stays");
+    assert!(
+        again["status"]["conditions"][0].get("lastTransitionTime").is_none(),
+        "the status stays"
+    );
 }
 
 #[test]
@@ -101,7 +111,7 @@ fn an_update_that_fails_takes_no_pod_out_of_its_services() {
         assert_eq!(
             Wanted::of(&web(), &pod(Some("True")), seen),
             None,
-            "its former policy judges it"
+            "the former policy judges the pod"
         );
         assert!(!Wanted::of(&web(), &pod(None), seen).unwrap().met);
     }
@@ -110,7 +120,7 @@ fn an_update_that_fails_takes_no_pod_out_of_its_services() {
     assert!(!Wanted::of(&web(), &pod(Some("True")), &open).unwrap().met);
 }
 
-/// The times are of the years 10000 and 10026; a tenant chooses both.
+/// A tenant can write both times, which are in the years 10000 and 10026.
 #[test]
 fn nothing_that_a_tenant_writes_keeps_a_pod_from_being_read() {
     let pod = json!({

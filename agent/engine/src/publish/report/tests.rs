@@ -26,9 +26,9 @@ fn a_report_fits_into_an_object() {
     assert!(size < 1 << 20 && many.len() > 1000, "{} policies: {size} bytes", many.len());
 }
 
-/// One namespace with long names and messages, before the other in the order of names.
+/// One namespace has many policies with long names and messages, and sorts before the other namespace.
 #[test]
-fn a_crowd_of_policies_leaves_others_room() {
+fn many_policies_of_one_namespace_leave_room_for_others() {
     let crowd = (0..2000).map(|number| on_node(number, MESSAGE_MAX));
     let other = PolicyOnNode {
         namespace: "z".into(),
@@ -38,11 +38,11 @@ fn a_crowd_of_policies_leaves_others_room() {
     };
     let (taken, left) = bounded(crowd.chain([other.clone()]));
     assert!(left > 0);
-    assert_eq!(taken.last(), Some(&other), "whole");
+    assert_eq!(taken.last(), Some(&other), "with its whole message");
     assert!(taken.is_sorted_by_key(|it| (it.namespace.clone(), it.name.clone())));
 }
 
-/// Returns the list that a server makes of these operations.
+/// Applies JSON Patch operations to a list, as an API server does.
 fn applied(mut list: Vec<Value>, operations: &[Value]) -> Vec<Value> {
     for operation in operations {
         let place = operation["path"].as_str().unwrap().rsplit_once('/').unwrap().1;
@@ -57,7 +57,7 @@ fn applied(mut list: Vec<Value>, operations: &[Value]) -> Vec<Value> {
 }
 
 #[test]
-fn operations_make_one_list_of_the_other() {
+fn operations_turn_one_list_into_another() {
     let mut random = Random(5);
     let list = |random: &mut Random| {
         let mut all = BTreeMap::new();
@@ -105,16 +105,16 @@ fn with_policies(generations: &BTreeMap<Key, i64>) -> Seen {
     Seen { look, begun: true, behind_since: None }
 }
 
-/// Five hundred policies of one tenant, one of them edited every two seconds, and one policy of another tenant,
-/// edited every two minutes. With the whole list of policies in each report, 1.0 MB a minute would be sent.
+/// One tenant has 500 policies and edits three of them every five seconds; another tenant edits its policy every two
+/// minutes. With the whole list of policies in each report, 1.0 MB a minute would be sent.
 #[test]
-fn edits_without_end_cost_little_and_delay_nobody_elses() {
+fn constant_edits_cost_little_and_delay_no_other_tenant() {
     let crowd = (0..500).map(|number| Key::new("crowd", format!("policy-{number:03}")));
     let shop = Key::new("shop", "web");
     let mut generations: BTreeMap<Key, i64> =
         crowd.chain([shop.clone()]).map(|key| (key, 1)).collect();
     let mut now = std::time::Instant::now();
-    let (mut budget, mut said) = (Budget::new(now), None::<Said>);
+    let (mut budget, mut written) = (Budget::new(now), None::<Said>);
     let (mut sent, mut stored, mut reports) = (0, 0, 0);
     let (mut renewal, mut late) = (now, Duration::ZERO);
     let mut edited_at = None;
@@ -129,10 +129,10 @@ fn edits_without_end_cost_little_and_delay_nobody_elses() {
         }
         let seen = with_policies(&generations);
         let when = (&budget, renewal <= now);
-        if let Some(draft) = Draft::new(said.as_ref(), &seen, when, now) {
-            let patch = draft.patch(said.as_ref());
+        if let Some(draft) = Draft::new(written.as_ref(), &seen, when, now) {
+            let patch = draft.patch(written.as_ref());
             let body = patch.map_or_else(|| json!({ "status": draft.fields }), Value::Array);
-            let last = said.get_or_insert_default();
+            let last = written.get_or_insert_default();
             let is_first = last.fields.is_empty();
             last.fields.extend(draft.fields);
             (last.pods, last.version) = (draft.pods, Some("1".into()));
@@ -157,7 +157,7 @@ fn edits_without_end_cost_little_and_delay_nobody_elses() {
 }
 
 #[test]
-fn only_what_differs_is_written() {
+fn only_changed_fields_are_written() {
     let revision = Revision { desired: 2, enforced: 2 };
     let enforcement = Enforcement { revision, ..Enforcement::default() };
     let look = Look { enforcement, problems: Vec::new(), in_sync: true };
@@ -168,11 +168,15 @@ fn only_what_differs_is_written() {
     seen.look.enforcement.revision.desired = 3;
     seen.look.enforcement.behind = Some("an update is being written".into());
     let update = changed(Some(&all), &seen);
-    assert_eq!(update.keys().collect::<Vec<_>>(), ["desiredRevision"], "the rest passes");
+    assert_eq!(
+        update.keys().collect::<Vec<_>>(),
+        ["desiredRevision"],
+        "a short delay is not written"
+    );
 }
 
 #[test]
-fn a_policy_says_why_it_is_not_enforced() {
+fn a_message_gives_the_reason_why_a_policy_is_not_enforced() {
     let key = Key { namespace: "shop".into(), name: "web".into() };
     let mut it = PolicyEnforcement {
         version: netpold_core::model::PolicyVersion { uid: "u".into(), generation: 4 },
@@ -183,15 +187,15 @@ fn a_policy_says_why_it_is_not_enforced() {
         closed: None,
         problems: vec!["spec.ingress[0]: grants nothing".into()],
     };
-    let said = policy(&key, &it);
-    assert!(said.enforced && said.message.starts_with("spec.ingress[0]"), "{said:?}");
+    let written = policy(&key, &it);
+    assert!(written.enforced && written.message.starts_with("spec.ingress[0]"), "{written:?}");
     it.not_judged = 1;
-    let said = policy(&key, &it);
+    let written = policy(&key, &it);
     assert_eq!(
-        (said.enforced, said.message.as_str(), said.observed_generation),
+        (written.enforced, written.message.as_str(), written.observed_generation),
         (false, "the packets of 1 of 3 pods are not judged", 4)
     );
     (it.not_judged, it.on_trial) = (0, true);
-    let said = policy(&key, &it);
-    assert!(!said.enforced && said.message == ON_TRIAL, "{said:?}");
+    let written = policy(&key, &it);
+    assert!(!written.enforced && written.message == ON_TRIAL, "{written:?}");
 }
