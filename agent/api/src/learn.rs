@@ -67,13 +67,13 @@ pub struct Observed {
     pub flows: u64,
     /// Number of these flows that audited policies would have denied at their start.
     pub on_trial: u64,
-    /// Number of dropped packets that the kernel reported; it reports only some.
+    /// Number of dropped packets that the kernel reported; the rate of reports is limited.
     pub denied: u64,
     /// Time of the first observation, in seconds since the epoch.
     pub first: u64,
     /// Time of the last packet, in seconds since the epoch.
     pub last: u64,
-    /// Domain names of policy that the pods resolved to the peer's address; of rules that the pods had at the time.
+    /// Domain names in the pods' rules, as of the time of the flows, that the pods resolved to the peer's address.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub names: BTreeSet<DomainName>,
 }
@@ -118,11 +118,11 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Keeps only the flows of one namespace with a packet at or after a time.
+    /// Keeps only the flows of a namespace (`None`: of every namespace) with a packet at or after `since`.
     pub fn select(&mut self, namespace: Option<&str>, since: u64) {
-        let is_meant = |name: &str| namespace.is_none_or(|namespace| name == namespace);
-        self.flows.retain(|flow| is_meant(&flow.workload.namespace) && flow.last >= since);
-        self.left_out.retain(|name, _| is_meant(name));
+        let is_selected = |name: &str| namespace.is_none_or(|namespace| name == namespace);
+        self.flows.retain(|flow| is_selected(&flow.workload.namespace) && flow.last >= since);
+        self.left_out.retain(|name, _| is_selected(name));
     }
 }
 

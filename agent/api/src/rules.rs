@@ -11,16 +11,16 @@ use serde::{Deserialize, Serialize};
 pub const RULES_REQUEST: &str = "/rules";
 
 /// Use of the rules that allow traffic of a node's pods: rules of the NetworkPolicies that isolate the pods, and Accept
-/// rules of the ClusterNetworkPolicies about them.
+/// rules of the ClusterNetworkPolicies that select them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Answer {
-    /// Name of the node; empty in an answer for all of `nodes`.
+    /// Name of the node; empty in the answer of a cluster.
     pub node: String,
-    /// In the answer of a cluster: nodes with an agent's answer.
+    /// In the answer of a cluster: names of the nodes with an answer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
-    /// In the answer of a cluster: errors of the other nodes.
+    /// In the answer of a cluster: errors by name of the other nodes.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub unanswered: BTreeMap<String, String>,
     /// Time of the answer, in seconds since the epoch.
@@ -29,7 +29,8 @@ pub struct Answer {
     pub rules: Vec<RuleUsed>,
     /// Number of flows that ended before a sweep could count them.
     pub missed_flows: u64,
-    /// Number of policies that are not watched, because of too many rules.
+    /// Number of policies that are not watched because they have too many rules; of a cluster, the largest such number
+    /// of a node.
     pub unwatched_policies: usize,
 }
 
@@ -72,7 +73,7 @@ impl RuleUsed {
     }
 }
 
-/// Merges the answers of agents. A rule with the same text on several nodes becomes one.
+/// Merges the answers of agents. Answers about the same rule with the same text become one.
 #[must_use]
 pub fn merge(answers: Vec<(String, Answer)>, unanswered: BTreeMap<String, String>) -> Answer {
     let mut all = Answer { unanswered, ..Answer::default() };
@@ -125,9 +126,9 @@ mod tests {
         Answer { as_of: 1000, rules: vec![rule], missed_flows: 1, ..Answer::default() }
     }
 
-    /// A rule without use on a node that watched it for a minute only may still be in use there.
+    /// A rule may be in use on a node that has watched it only for a minute.
     #[test]
-    fn a_rule_is_unused_if_every_node_says_so() {
+    fn a_rule_is_unused_if_it_is_unused_on_every_node() {
         let answers = [("a", answer(3, Some(100), 0)), ("b", answer(0, None, 940))];
         let answers = answers.map(|(node, answer)| (node.to_owned(), answer)).to_vec();
         let all = merge(answers, BTreeMap::new());

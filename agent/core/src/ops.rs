@@ -43,13 +43,13 @@ pub enum Op {
     Cidr6(Ipv6Net, ClassId),
     /// Remove an IPv6 prefix.
     Cidr6Gone(Ipv6Net),
-    /// Add a domain name to a list that no row in use has: list, name, a bit for each group of rules.
+    /// Add a domain name to a list to which no row in use refers: list, name, a bit for each group of rules.
     Name(u32, Box<DomainName>, u32),
     /// Remove a domain name from a list that no packet reads any more.
     NameGone(u32, Box<DomainName>),
-    /// Trust a resolver; its answers over TCP too, or those over UDP alone.
+    /// Trust a resolver's answers over UDP and, if true, over TCP.
     Resolver(IpAddr, bool),
-    /// Trust a resolver no longer.
+    /// Stop trusting a resolver's answers.
     ResolverGone(IpAddr),
     /// Fill a free endpoint slot; `ifindex` is written last.
     Endpoint(u32, Box<Endpoint>),
@@ -61,15 +61,15 @@ pub enum Op {
     EndpointAddrs(u32, Box<Endpoint>),
     /// Free an endpoint slot.
     EndpointGone(u32),
-    /// Wait until every packet in evaluation now has its verdict. A packet reads its endpoint's rows first and the
-    /// class later: without the wait, a packet with the old rows could read a class that is valid only with the new
+    /// Wait until every packet that is being evaluated has its verdict. A packet reads its endpoint's rows first and
+    /// the class later: without the wait, a packet with the old rows could read a class that is valid only with the new
     /// ones.
     Grace,
 }
 
 /// Target of operations: the kernel's maps, or memory in tests.
 pub trait TableWriter {
-    /// Reason for a refused operation.
+    /// Reason why an operation was refused.
     type Error: std::error::Error;
     /// Carry out one operation.
     ///
@@ -78,7 +78,7 @@ pub trait TableWriter {
     fn write(&mut self, op: &Op) -> Result<(), Self::Error>;
 }
 
-/// Sizes of the tables in elements; an update that needs more is refused as a whole.
+/// Sizes of the tables in elements. An update that needs more elements is refused as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
     /// Port bitmaps, including the two reserved ones.
@@ -113,7 +113,7 @@ impl Default for Capacity {
 }
 
 impl Capacity {
-    /// Sizes for a node of thirty pods in a cluster of a thousand, which use less than half: 4 MB.
+    /// Sizes of a small start, 4 MB: a node with 30 pods in a cluster of 1,000 pods uses less than half.
     pub const SMALL: Self = Self {
         bitmaps: 64,
         row_blocks: 256,
@@ -124,7 +124,7 @@ impl Capacity {
         names: 1024,
     };
 
-    /// The larger one of each size.
+    /// Returns the larger of both sizes, for each table.
     #[must_use]
     pub fn or_more(self, other: Self) -> Self {
         Self {

@@ -190,7 +190,7 @@ impl Attacher {
         let is_held =
             matches!(&self.backend, Backend::Tcx { held, .. } if held.contains_key(&hook));
         if attached.is_ok() || is_held {
-            self.closing.claims.is_attached(hook);
+            self.closing.claims.record_attached(hook);
             self.closing.barriers.lower(hook);
         }
         let attached = attached.map_err(at("attaching", hook));

@@ -1,7 +1,7 @@
 //! The program that drops every packet, and the coordination of its attachment.
 //!
 //! A guard (`netpold_discovery::newcomers`) closes the hooks of a new veth: by a barrier at once, then by the program.
-//! The engine's programs replace the closing one in one step. If the agent ends in between, the veth stays closed.
+//! The engine's programs replace the closing program atomically. If the agent ends in between, the veth stays closed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,13 +24,13 @@ use crate::bpf::sys;
 
 /// Pin name of the closing program, in the folder of the links.
 const CLOSED: &str = "closed";
-/// Time for another process to pin its link, or to end.
+/// Longest wait for another process to pin its link, or to end.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Interval of checks for that.
+/// Interval of checks during that wait.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// The program that drops every packet. There is one per pin root: a TCX hook takes no program twice, so two guards
-/// never both close it.
+/// The program that drops every packet. One program per pin root: a TCX hook refuses a program that it already has, so
+/// only one of two guards closes a hook.
 #[derive(Debug)]
 pub struct Closed {
     program: OwnedFd,
@@ -39,8 +39,8 @@ pub struct Closed {
 }
 
 impl Closed {
-    /// Opens the pinned program from the folder of links, or loads and pins it. Without a pin (a read-only bpffs) it
-    /// serves this process only.
+    /// Opens the pinned program from the folder of links, or loads and pins it. Without a pin (a read-only bpffs), only
+    /// this process uses the program.
     ///
     /// # Errors
     /// The kernel rejects the program.
@@ -70,7 +70,7 @@ impl AsFd for Closed {
     }
 }
 
-/// Claims on hooks, of a guard or of the engine.
+/// Claims on hooks by guards and by the engine.
 #[derive(Debug, Default)]
 pub struct Claims {
     state: Mutex<State>,
@@ -79,22 +79,23 @@ pub struct Claims {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Hooks that a guard is closing at the moment.
+    /// Hooks that a guard is closing now.
     closing: BTreeSet<Hook>,
-    /// Hooks that the engine has attached to, or detached from: guards leave them alone.
+    /// Hooks that the engine has claimed; guards do not touch them.
     taken: BTreeMap<Hook, Taken>,
     /// Links that could not be pinned.
     unpinned: BTreeMap<Hook, OwnedFd>,
 }
 
-/// State of a hook of the engine.
+/// State of a hook that the engine has claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Taken {
-    /// The engine attaches or detaches.
+    /// The engine is attaching or detaching.
     Held,
-    /// It has a program of the engine's.
+    /// The engine's program is attached.
     Judged,
-    /// It is of a new interface that a guard was to close: a guard closes it once the engine releases it.
+    /// The index now belongs to a new interface that a guard tried to close; the hook is closed once the engine
+    /// releases it.
     Wanted,
 }
 
@@ -110,30 +111,30 @@ impl Claims {
         state.unpinned.remove(&hook)
     }
 
-    /// Releases a hook: a guard may close it. Returns whether one was to close it meanwhile.
+    /// Releases a hook for guards. Returns whether a guard tried to close the hook meanwhile.
     fn release(&self, hook: Hook) -> bool {
         lock(&self.state).taken.remove(&hook) == Some(Taken::Wanted)
     }
 
     /// Records that the engine's program is attached, so that no guard needs to close the hook.
-    pub(super) fn is_attached(&self, hook: Hook) {
+    pub(super) fn record_attached(&self, hook: Hook) {
         lock(&self.state).taken.insert(hook, Taken::Judged);
     }
 
-    /// Calls `act` unless the engine has taken the hook; the engine waits meanwhile.
+    /// Calls `act` unless the engine has claimed the hook. The engine cannot claim the hook during the call.
     fn unless_taken(&self, hook: Hook, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let state = lock(&self.state);
         if state.taken.contains_key(&hook) { Ok(()) } else { act() }
     }
 
-    /// Calls `act` unless a guard is closing the hook; guards wait meanwhile.
+    /// Calls `act` unless a guard is closing the hook. No guard can begin during the call.
     fn unless_closing(&self, hook: Hook, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let state = lock(&self.state);
         if state.closing.contains(&hook) { Ok(()) } else { act() }
     }
 
-    /// Whether a guard may close a hook; then [`Claims::end`] must follow. `is_new`: the engine took the hook of
-    /// another interface with this index.
+    /// Claims a hook for a guard; returns whether the guard may close it, and must call [`Claims::end`] then. `is_new`:
+    /// a claim of the engine is of a former interface with this index.
     fn begin(&self, hook: Hook, is_new: bool) -> bool {
         let mut state = lock(&self.state);
         if let Some(taken) = state.taken.get_mut(&hook) {
@@ -145,6 +146,7 @@ impl Claims {
         !state.unpinned.contains_key(&hook) && state.closing.insert(hook)
     }
 
+    /// Ends a guard's claim; keeps a link that could not be pinned.
     fn end(&self, hook: Hook, unpinned: Option<OwnedFd>) {
         let mut state = lock(&self.state);
         state.closing.remove(&hook);
@@ -198,13 +200,14 @@ impl Closing {
         self.program.get().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Whether an earlier process has pinned the program; before the first call of [`Closing::program`].
+    /// Whether the program is pinned. Before the first call of [`Closing::program`], only an earlier process can have
+    /// pinned it.
     #[must_use]
     pub fn was_pinned(&self) -> bool {
         self.links.join(CLOSED).exists()
     }
 
-    /// Whether a program is the closing one, by its identifier.
+    /// Whether the program with this identifier is the closing program.
     #[must_use]
     pub fn is_by(&self, program: u32) -> bool {
         self.program().is_ok_and(|closed| closed.id == program)
@@ -224,8 +227,8 @@ impl Closing {
         self.barriers.hooks()
     }
 
-    /// Removes the pin of a link that is attached nowhere, by the number of its inode. A guard may have replaced it by
-    /// the pin of a new interface's link.
+    /// Removes the pin of a link that is attached nowhere. Compares the pin's inode, because a guard may have replaced
+    /// the pin by that of a new interface's link.
     pub(super) fn remove_pin(&self, hook: Hook, path: &Path, inode: u64) -> io::Result<()> {
         self.claims.unless_closing(hook, || match fs::metadata(path) {
             Ok(found) if found.ino() == inode => remove_if_there(path),
@@ -233,12 +236,12 @@ impl Closing {
         })
     }
 
-    /// Drops every packet at an interface's hooks without a program at once, until they have one. [`Closing::close`] must
-    /// follow.
+    /// Raises barriers, which drop every packet at once, at an interface's hooks without a program. They stay until a
+    /// program is attached; [`Closing::close`] must follow.
     ///
-    /// `is_new`: the interface has just appeared, so that a pinned link is of a former one with this index. Below clsact
-    /// only such interfaces are barred: whether another one has a filter is found by a query, which waits for the RTNL
-    /// lock as the closing does.
+    /// `is_new`: the interface has just appeared, so a pinned link belongs to a former interface with this index. With
+    /// clsact only new interfaces get barriers: a query for the filters of any other interface waits for the RTNL lock,
+    /// as [`Closing::close`] does.
     pub fn bar(&self, ifindex: u32, is_new: bool) {
         if self.mode == Mode::Clsact && !is_new {
             return;
@@ -260,7 +263,8 @@ impl Closing {
         self.barriers.lower_overdue();
     }
 
-    /// Keeps the barriers of an interface whose name may have changed, which ends them from kernel 6.16 on.
+    /// Renews the barriers of an interface with a possibly changed name: from kernel 6.16 on, a rename removes
+    /// barriers.
     pub fn renamed(&self, ifindex: u32) {
         for direction in Direction::BOTH {
             let hook = Hook { ifindex, direction };
@@ -270,7 +274,7 @@ impl Closing {
         }
     }
 
-    /// Releases a hook of the engine. Closes it if it is of a new interface by now.
+    /// Releases a hook that the engine has claimed. Closes the hook if it belongs to a new interface now.
     pub(super) fn release(&self, hook: Hook) {
         if self.claims.release(hook) {
             self.bar(hook.ifindex, true);
@@ -278,8 +282,8 @@ impl Closing {
         }
     }
 
-    /// Attaches the closing program at a hook without a program of netpold. `is_new`: if the engine has taken the hook of
-    /// a former interface with this index, the hook is closed later, by [`Closing::release`].
+    /// Attaches the closing program at a hook without a program of netpold. `is_new`: if the engine has claimed the
+    /// hook of a former interface with this index, [`Closing::release`] closes the hook later.
     pub fn close(&self, hook: Hook, is_new: bool) {
         if !self.claims.begin(hook, is_new) {
             return;
@@ -292,7 +296,7 @@ impl Closing {
             self.barriers.lower(hook);
         }
         let unpinned = closed.unwrap_or_else(|error| {
-            // The interface is gone.
+            // ENODEV: the interface is gone.
             if error.raw_os_error() != Some(libc::ENODEV) {
                 tracing::warn!(
                     %error, ifindex = hook.ifindex, direction = %hook.direction,
@@ -306,8 +310,8 @@ impl Closing {
 
     /// Closes a TCX hook; returns the link if it could not be pinned.
     ///
-    /// Another process may have closed it, but not pinned its link yet: then the hook opens if that process ends. So
-    /// only a pinned link counts, and the hook is closed again once the other link is gone.
+    /// Another process may have attached its link without having pinned it; the hook would open if that process ended.
+    /// So this function waits until a pinned link is attached, or attaches its own once the other link is gone.
     fn close_tcx(&self, hook: Hook) -> io::Result<Option<OwnedFd>> {
         let path = self.links.join(hook.file_name());
         let end = Instant::now() + PATIENCE;
@@ -347,10 +351,11 @@ impl Closing {
     }
 }
 
-/// Whether the pinned link of a hook is attached there. Removes the pin of a former interface with this index.
+/// Whether the pinned link of a hook is attached to the hook. Removes the pin of a former interface with this index.
 fn is_closed(hook: Hook, path: &Path) -> io::Result<bool> {
-    // A promotion moves the new link's pin first and detaches the former link then. Queries of links wait for its
-    // RTNL, so a detached link proves nothing until the pin leads to it again.
+    // A promotion moves the new link's pin first, then detaches the former link. Queries of links wait for the RTNL
+    // lock of the detachment, so a detached link is a former interface's only if the pin still leads to it in a second
+    // query.
     let mut former = None;
     while let Ok(link) = sys::obj_get(path) {
         let found = sys::tcx_info(link.as_fd())?;

@@ -1,4 +1,4 @@
-//! State that an earlier agent left pinned.
+//! Pinned state of an earlier agent.
 
 use std::collections::BTreeSet;
 
@@ -12,24 +12,27 @@ use super::generation::{GenerationError, chain, pin_error};
 use super::other_layout::OtherLayout;
 use crate::bpf::mmap::MappedArray;
 
-/// Pinned state of the agent before this one.
+/// Pinned state of an earlier agent.
 #[derive(Debug, Default)]
 pub struct PinnedState {
-    /// Seed of the hashes in the shared tables, or in those of another version with resolved addresses to carry over.
+    /// Seed of the hashes in the shared tables; without them, in the tables of another layout version with resolved
+    /// addresses to migrate.
     pub hash_seed: Option<u64>,
-    /// Bit of `skb->mark` that its programs leave as proof, once all of them do.
+    /// Bit of `skb->mark` that the earlier agent's programs set as the proof; `None` until all of them set it.
     pub proof: Option<u32>,
-    /// Bridges on which its programs demand the proof, as [`Settings::bridges`].
+    /// Bridges on which the earlier agent's programs demand the proof, as [`Settings::bridges`].
     pub bridges: [u32; BRIDGES],
-    /// Its endpoints, by interface index.
+    /// Endpoints of the earlier agent, one for each interface index.
     pub endpoints: Vec<Endpoint>,
-    /// Numbers of the endpoints with domain names, if only programs of this version have judged: they kept the table of
-    /// doubt about connections to resolvers.
+    /// Numbers of the endpoints with domain names in their rules; empty if programs of another layout version have
+    /// judged packets, because the table of doubted connections to resolvers is complete only for programs of this
+    /// version.
     pub(super) named: BTreeSet<u32>,
 }
 
 impl PinnedState {
-    /// Reads the pins of this layout version, and the endpoints and the seed of others. Missing pins mean a first start.
+    /// Reads the pins of this layout version, and the endpoints and the seed of others. Missing pins mean a first
+    /// start.
     ///
     /// # Errors
     /// A pin exists but cannot be read.

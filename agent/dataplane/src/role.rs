@@ -1,4 +1,4 @@
-//! Roles of interfaces in the dataplane, and the programs that they get at their hooks.
+//! Roles of interfaces in the dataplane, and the programs at their hooks by role.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ pub type Roles = BTreeMap<u32, Role>;
 /// Role of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Host side of a pod's veth, with its endpoint's number, since an index may be reused.
+    /// Host side of a pod's veth, with the number of its endpoint, because an interface index may be reused.
     Pod(u32),
-    /// Another device, where pods' packets to Services are judged again as they leave.
+    /// Another device, at which the packets of pods to Services are judged again as they leave.
     Device(Link),
-    /// Host side of a pod's veth without room in the endpoint table, or of a new pod that is unknown so far: every
-    /// packet drops.
+    /// Host side of a pod's veth for which the endpoint table has no room, or of a pod that is not known yet: every
+    /// packet is dropped.
     Closed,
     /// A veth without programs, by `--node-devices`.
     Unjudged,
@@ -65,9 +65,9 @@ pub enum Program {
     Node,
     /// Judges marked packets that leave by a device without Ethernet header.
     NodeIp,
-    /// Replaces foreign marks and leaves the proof on incoming packets, which are no endpoint's.
+    /// Replaces foreign marks of incoming packets, which are no endpoint's, and sets the proof on them.
     Unmark,
-    /// Drops packets that pods encapsulated for a tunnel of their own node, and leaves the proof on all others.
+    /// Drops packets that pods encapsulated for a tunnel of their own node, and sets the proof on all others.
     Tunnel,
     /// Drops packets without the proof that a bridge hands to the node.
     Bridge,

@@ -1,22 +1,23 @@
-//! Endpoint discovery: maps the node's interfaces to the addresses behind them, by netlink alone.
+//! Endpoint discovery: reports the node's interfaces and the addresses behind them, by netlink alone.
 //!
-//! The interface of an endpoint is a veth in our network namespace with its peer in another one. Discovery reports its
-//! name, the host routes out of it and the global addresses of the peer; `netpold_core::bindings` derives the pod from
-//! these. Neither interface names nor the container runtime are consulted.
+//! The interface of an endpoint is a veth in the agent's network namespace with its peer in another one. Discovery
+//! reports the veth's name, the host routes through the veth and the global addresses of the peer;
+//! `netpold_core::bindings` derives the pod from them. Discovery assumes no naming convention and asks no container
+//! runtime.
 //!
 //! One thread listens to three sources, all in the namespace of the caller of [`Discovery::start`]:
-//! - Link and route events of our namespace: veths appear, disappear and change.
-//! - Address events of every namespace with an identifier in ours, so that a pod's address is seen without polling. The
-//!   kernel assigns the identifier when it reports a veth with a peer in that namespace. Needs `CAP_NET_BROADCAST`. A
+//! - Link and route events of that namespace: veths appear, disappear and change.
+//! - Address events of every namespace with an identifier in that namespace, so that no polling is needed. The kernel
+//!   assigns the identifier when it reports a veth with a peer in the other namespace. Needs `CAP_NET_BROADCAST`. A
 //!   pod can cause any number of these events; the number of queries per interface is bounded.
 //! - Timers: an interface without an address is queried again at growing intervals, and a full listing every
 //!   [`Settings::rescan`] covers lost events.
 //!
 //! The same events and listings describe the node's other devices, see [`Event::Devices`].
 //!
-//! Discovery sends only differences. Lost events (overrun of the socket's buffer) cause a listing at once. It is a
-//! thread and not a task: a listing waits for the kernel's RTNL lock, which the removal of a namespace holds for tens
-//! of milliseconds.
+//! Discovery sends only differences. Lost events (overrun of the socket's buffer) cause a listing at once. Discovery is
+//! a thread and not a task, because a listing waits for the kernel's RTNL lock, which the removal of a namespace holds
+//! for tens of milliseconds.
 
 mod device;
 mod event;
@@ -74,14 +75,14 @@ pub struct Error {
 #[derive(Debug)]
 pub struct Discovery {
     counters: Arc<Counters>,
-    /// Stops the thread when closed.
+    /// Write end; its close stops the thread.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Discovery {
-    /// Starts discovery in the network namespace of the calling thread. It ends when the receiver or the returned value
-    /// is dropped.
+    /// Starts discovery in the network namespace of the calling thread. Discovery ends when the receiver of `events` or
+    /// the returned value is dropped.
     ///
     /// # Errors
     /// A netlink socket or the thread cannot be created.
@@ -111,7 +112,7 @@ impl Discovery {
         &self.counters
     }
 
-    /// Whether the thread runs. It ends by itself only after the receiver is dropped.
+    /// Whether the thread runs. Without a drop of this value, the thread ends only once the receiver is dropped.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
@@ -120,7 +121,7 @@ impl Discovery {
 
 impl Drop for Discovery {
     fn drop(&mut self) {
-        // Not joined: the thread may block on the full channel. It owns everything it uses.
+        // Not joined: the thread may block on the full channel. It borrows nothing from this value.
         drop(self.stop.take());
         drop(self.thread.take());
     }

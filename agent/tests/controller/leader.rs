@@ -1,4 +1,4 @@
-//! Leader election: one of two controllers writes.
+//! Leader election: only one of several controllers writes.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 use crate::world::{USER, World, wait};
 
-/// Deadline of a takeover: a Lease expires after 15 s and is checked every 2 s; the rest is for a slow machine.
+/// Longest takeover: a Lease expires after 15 s and is checked every 2 s; the rest is for slow machines.
 const TAKEOVER: Duration = Duration::from_secs(45);
 
 fn holder(world: &World) -> String {
@@ -17,7 +17,7 @@ fn holder(world: &World) -> String {
     world.server.kubectl(&[&get[..], &["-o", "jsonpath={.spec.holderIdentity}"]].concat()).unwrap()
 }
 
-/// Returns the number of writes per status.
+/// Returns the number of writes by verb and path.
 fn writes(world: &World) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for request in world.server.requests(USER).unwrap() {
@@ -33,14 +33,16 @@ fn writes(world: &World) -> BTreeMap<String, usize> {
 }
 
 #[test]
-fn another_takes_over_from_a_leader_that_is_gone() {
-    let Some(world) = World::new("another_takes_over_from_a_leader_that_is_gone") else { return };
+fn another_controller_takes_over_from_a_killed_leader() {
+    let Some(world) = World::new("another_controller_takes_over_from_a_killed_leader") else {
+        return;
+    };
     world.node("n1");
     world.pod("server", "server", "n1");
     world.report("n1", 0, &[]);
     let names = ["one", "two"];
     let mut controllers = names.map(|name| world.start(name, &[]));
-    wait("led", || !holder(&world).is_empty());
+    wait("a leader", || !holder(&world).is_empty());
     world.policy("server", "server", 1);
     world.becomes("server", [1, 0, 0], ["False", "Pending"]);
     let first = holder(&world);
@@ -58,7 +60,9 @@ fn another_takes_over_from_a_leader_that_is_gone() {
 
     // A controller releases the Lease on SIGTERM, so the successor does not wait for its expiry.
     controllers[leader] = world.start("three", &[]);
-    wait("the third stands by", || controllers[leader].log().contains("every kind is in sync"));
+    wait("the third controller in sync", || {
+        controllers[leader].log().contains("every kind is in sync")
+    });
     controllers[1 - leader].end(Signal::SIGTERM);
     wait("led by the third", || holder(&world) == "three");
     assert!(controllers[1 - leader].log().contains("released lease"));
@@ -67,18 +71,20 @@ fn another_takes_over_from_a_leader_that_is_gone() {
 
     // The new leader does not rewrite statuses that are unchanged.
     let counts = writes(&world);
-    let of = |what: &str| {
-        counts.iter().filter(|(path, _)| path.ends_with(what)).map(|(_, n)| n).sum::<usize>()
+    let of = |end: &str| {
+        counts.iter().filter(|(path, _)| path.ends_with(end)).map(|(_, n)| n).sum::<usize>()
     };
     assert_eq!(of("networkpolicystatuses"), 2, "each was created once: {counts:?}");
     assert_eq!(of("/server/status"), 2, "Pending, and in force: {counts:?}");
     assert_eq!(of("/late/status"), 2, "in force at once, and Pending again: {counts:?}");
 }
 
-/// Freezes the leader until another takes over: it must not write when it resumes.
+/// A leader is stopped until another controller takes over; it must not write when it resumes.
 #[test]
-fn a_leader_that_slept_writes_nothing() {
-    let Some(world) = World::new("a_leader_that_slept_writes_nothing") else { return };
+fn a_stopped_leader_writes_nothing_after_it_resumes() {
+    let Some(world) = World::new("a_stopped_leader_writes_nothing_after_it_resumes") else {
+        return;
+    };
     world.node("n1");
     world.pod("server", "server", "n1");
     let first = world.start("one", &[]);
@@ -102,15 +108,15 @@ fn a_leader_that_slept_writes_nothing() {
 fn answer(port: u16, path: &str) -> String {
     let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else { return String::new() };
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-    let mut said = String::new();
+    let mut response = String::new();
     let done = stream.write_all(request.as_bytes());
-    let _ = done.and_then(|()| stream.read_to_string(&mut said));
-    said
+    let _ = done.and_then(|()| stream.read_to_string(&mut response));
+    response
 }
 
 #[test]
-fn a_controller_says_how_it_is() {
-    let Some(world) = World::new("a_controller_says_how_it_is") else { return };
+fn a_controller_serves_health_and_metrics() {
+    let Some(world) = World::new("a_controller_serves_health_and_metrics") else { return };
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let _controller = world.start("one", &["--listen", &format!("127.0.0.1:{port}")]);
     world.policy("server", "server", 1);
@@ -118,10 +124,10 @@ fn a_controller_says_how_it_is() {
     assert!(answer(port, "/livez").starts_with("HTTP/1.1 200"));
     wait("written", || {
         let metrics = answer(port, "/metrics");
-        let says = |line: &str| metrics.lines().any(|it| it.starts_with(line));
-        says("netpold_controller_leader 1")
-            && says("netpold_controller_policies 1")
-            && says("netpold_controller_status_writes_total ")
-            && !says("netpold_controller_status_writes_total 0")
+        let has = |line: &str| metrics.lines().any(|it| it.starts_with(line));
+        has("netpold_controller_leader 1")
+            && has("netpold_controller_policies 1")
+            && has("netpold_controller_status_writes_total ")
+            && !has("netpold_controller_status_writes_total 0")
     });
 }

@@ -1,4 +1,4 @@
-//! Workloads with different pods before and after, or without pods.
+//! `netpold diff` of workloads with different pods before and after, or without pods.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -194,9 +194,9 @@ const REVISIONS: [(&str, Revision, Revision); 8] = [
 fn revisions_and_runs_are_matched_by_their_workload() {
     let client = pod("client", "app: client", "", "Running", "10.0.0.9");
     let guard = policy("app: web, version: '1'", "");
-    for (what, before, after) in REVISIONS {
+    for (case, before, after) in REVISIONS {
         // A Job's run may be over on either side.
-        let is_job = what.contains("Job") || what == "bare ones";
+        let is_job = case.contains("Job") || case == "bare ones";
         let phases: &[[&str; 2]] = match is_job {
             true => &[
                 ["Running", "Running"],
@@ -212,28 +212,28 @@ fn revisions_and_runs_are_matched_by_their_workload() {
                     let labels = format!("{labels}, version: '{version}'");
                     client.clone() + &guard + &pod(name, &labels, owner, phase, address)
                 };
-            let what = format!("{what}, {first} and {second}");
+            let case = format!("{case}, {first} and {second}");
             let isolated = side(before, "1", first, "10.0.0.1");
             let (same, status) = document(&isolated, &side(after, "1", second, "10.0.0.2"));
             let none = serde_json::json!([]);
             assert_eq!(
                 (status, &same["not_compared"], &same["compared"]),
                 (Some(0), &none, &2.into()),
-                "{what}: {same}"
+                "{case}: {same}"
             );
-            if ["names alone", "bare", "a Job's"].iter().any(|it| what.contains(it)) {
+            if ["names alone", "bare", "a Job's"].iter().any(|it| case.contains(it)) {
                 // Only the labels relate these pods: with another version they may be another workload.
                 continue;
             }
             let (text, status) = compared(&isolated, &side(after, "2", second, "10.0.0.2"), &[]);
-            assert!(text.starts_with("OPEN: shop/web"), "{what}: {text}");
-            assert_eq!(status, Some(1), "{what}");
+            assert!(text.starts_with("OPEN: shop/web"), "{case}: {text}");
+            assert_eq!(status, Some(1), "{case}");
         }
     }
 }
 
 #[test]
-fn what_could_not_be_compared_is_an_answer() {
+fn workloads_of_one_side_only_are_reported_as_not_compared() {
     let guard = policy("app: web", "");
     let web = workload(KINDS[0], "web", "app: web") + &guard;
     let other = workload(KINDS[0], "other", "app: other");
@@ -274,7 +274,7 @@ fn what_could_not_be_compared_is_an_answer() {
         (&known["not_compared"], &known["new"]),
         (&expected, &serde_json::json!(["shop/other"]))
     );
-    // Two pods claim one address, so the verdict of neither can be computed.
+    // Two pods have the same address, so the verdicts of neither can be computed.
     let twin = |name: &str| pod(name, &format!("app: {name}"), "", "Running", "10.0.0.1");
     let (text, status) = compared(&(twin("a") + &twin("b")), &(twin("a") + &twin("b")), &[]);
     assert!(text.contains("\nnot compared: shop/a: its pods have no unshared addresses"), "{text}");
@@ -282,7 +282,7 @@ fn what_could_not_be_compared_is_an_answer() {
 }
 
 #[test]
-fn what_becomes_open_comes_first() {
+fn opened_workloads_are_listed_first() {
     let all =
         ["a", "web", "z"].map(|name| workload(KINDS[0], name, &format!("app: {name}"))).concat();
     let guard = |app: &str, port: &str| {
@@ -306,7 +306,7 @@ fn what_becomes_open_comes_first() {
 }
 
 #[test]
-fn a_pod_on_the_nodes_network_is_open() {
+fn a_workload_on_the_host_network_is_reported_as_open() {
     let web = workload(KINDS[2], "web", "app: web");
     let host = web.replace("containers: [", "hostNetwork: true, containers: [");
     let (before, after) =
@@ -317,7 +317,7 @@ fn a_pod_on_the_nodes_network_is_open() {
 }
 
 #[test]
-fn a_pod_that_begins_or_ends_to_use_the_nodes_network_is_not_compared() {
+fn a_pod_that_starts_or_stops_using_the_host_network_is_not_compared() {
     let web = workload(KINDS[2], "web", "app: web");
     let host = web.replace("containers: [", "hostNetwork: true, containers: [");
     for (before, after, why) in [
@@ -401,7 +401,7 @@ fn jobs_with_numbers_in_their_names_are_workloads_of_their_own() {
 }
 
 #[test]
-fn blocks_are_asked_for_the_addresses_that_templates_may_get() {
+fn blocks_are_compared_with_the_addresses_that_templates_may_get() {
     let objects = |block: &str| {
         let rules = format!("{{from: [{{ipBlock: {{cidr: {block}}}}}]}}");
         client() + &workload(KINDS[0], "web", "app: web") + &policy("app: web", &rules)
@@ -454,14 +454,14 @@ fn applied_workloads_replace_their_pods() {
         let applied = directory(&[("web.yaml", &applied)]);
         let file = format!("{}/web.yaml", text(applied.path()));
         let output = diff(&["--manifests", text(cluster.path()), "-f", &file]);
-        let said = String::from_utf8(output.stdout).unwrap();
-        assert!(said.starts_with(first), "{said}");
-        assert_eq!(output.status.code(), Some(status), "{said}");
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert!(printed.starts_with(first), "{printed}");
+        assert_eq!(output.status.code(), Some(status), "{printed}");
         let output = diff(&["--manifests", text(cluster.path()), "-f", &file, "--delete"]);
-        let said = String::from_utf8(output.stdout).unwrap();
+        let printed = String::from_utf8(output.stdout).unwrap();
         assert!(
-            said.contains("gone, so not compared: shop/web (ingress isolated by shop/guard)"),
-            "{said}"
+            printed.contains("gone, so not compared: shop/web (ingress isolated by shop/guard)"),
+            "{printed}"
         );
         assert_eq!(output.status.code(), Some(2));
     }
@@ -494,10 +494,10 @@ fn standard_input_is_any_one_of_the_files() {
         (["--manifests", "-", "-f", new], &before),
     ] {
         let output = piped(&arguments, input);
-        let said = String::from_utf8(output.stdout).unwrap();
+        let printed = String::from_utf8(output.stdout).unwrap();
         assert!(
-            said.starts_with("shop/client -> shop/web: gains TCP 80\n"),
-            "{arguments:?}: {said}"
+            printed.starts_with("shop/client -> shop/web: gains TCP 80\n"),
+            "{arguments:?}: {printed}"
         );
         assert_eq!(output.status.code(), Some(1));
     }
@@ -512,8 +512,8 @@ fn standard_input_is_any_one_of_the_files() {
         ),
     ] {
         let output = piped(&arguments, &before);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(said.contains(message), "{said}");
+        let printed = String::from_utf8(output.stderr).unwrap();
+        assert!(printed.contains(message), "{printed}");
         assert_eq!(output.status.code(), Some(2));
     }
     let output = piped(&["--from", old, "--to", "-"], "kind: [\n");
@@ -524,7 +524,7 @@ fn standard_input_is_any_one_of_the_files() {
 
 /// A label that the objects lack decides whether connections change.
 #[test]
-fn labels_that_the_objects_lack() {
+fn a_missing_label_may_decide_about_connections() {
     let client = client().replace("namespace: shop", "namespace: team");
     let base = workload(KINDS[0], "web", "app: web") + &client;
     let from = |label: &str| {
@@ -540,21 +540,21 @@ fn labels_that_the_objects_lack() {
         (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
     };
     let (blue, red) = (from("color: blue"), from("color: red"));
-    let (status, said) = compare("", &blue, &red);
+    let (status, printed) = compare("", &blue, &red);
     let named =
         "connections that depend on label color of Namespace team, which is not among the objects";
-    assert!(status == 2 && said.contains(named), "{status}: {said}");
+    assert!(status == 2 && printed.contains(named), "{status}: {printed}");
     assert_eq!(compare("", &blue, &blue).0, 0);
     let namespaces = ["team", "shop"].map(|name| {
         format!("---\n{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}, labels: {{color: blue}}}}}}\n")
     });
-    let (status, said) = compare(&namespaces.concat(), &blue, &red);
-    assert!(status == 1 && !said.contains("depend"), "{status}: {said}");
+    let (status, printed) = compare(&namespaces.concat(), &blue, &red);
+    assert!(status == 1 && !printed.contains("depend"), "{status}: {printed}");
     let name = |name: &str| from(&format!("kubernetes.io/metadata.name: {name}"));
-    let (status, said) = compare("", &name("team"), &name("other"));
-    assert!(status == 1 && !said.contains("depend"), "{status}: {said}");
+    let (status, printed) = compare("", &name("team"), &name("other"));
+    assert!(status == 1 && !printed.contains("depend"), "{status}: {printed}");
     let hash = |value: &str| policy(&format!("app: web, pod-template-hash: {value}"), "");
-    let (_, said) = compare("", &hash("a"), &hash("b"));
+    let (_, printed) = compare("", &hash("a"), &hash("b"));
     let named = "connections that depend on label pod-template-hash, which a controller sets on the pods of Deployment shop/web";
-    assert!(said.contains(named), "{said}");
+    assert!(printed.contains(named), "{printed}");
 }

@@ -1,5 +1,5 @@
-//! Pods behind netkit devices (kernel 6.7), which netpold treats as devices of the node: every pod treats their
-//! packets as a stranger's.
+//! Pods behind netkit devices (kernel 6.7): netpold treats a netkit device as a device of the node, and packets from it
+//! as packets of an unknown sender.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -17,7 +17,7 @@ use rtnetlink::packet_core::{
 };
 use rtnetlink::sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
-/// Creates a pair, one end here and one in the namespace of a pod; `ip` of Debian 12 cannot.
+/// Creates a netkit pair, one end in the current namespace and one in a pod's; the `ip` command of Debian 12 cannot.
 fn pair(name: &str, pod: &Pod, mode: NetkitMode) -> io::Result<()> {
     let there = std::fs::File::open(pod.netns().path())?;
     let mut far = LinkMessage::default();
@@ -40,7 +40,7 @@ fn pair(name: &str, pod: &Pod, mode: NetkitMode) -> io::Result<()> {
     socket.bind_auto()?;
     socket.send_to(&bytes, &SocketAddr::new(0, 0), 0)?;
     let (answer, _) = socket.recv_from_full()?;
-    // Acknowledgement: a negative errno behind the header of 16 bytes, or 0.
+    // Acknowledgement: 0 or a negative errno, behind the header of 16 bytes.
     let code = answer.get(16..20).and_then(|code| code.try_into().ok()).map(i32::from_ne_bytes);
     match code {
         Some(0) => Ok(()),
@@ -80,10 +80,10 @@ fn behind_netkit(cluster: &Cluster, mode: NetkitMode) -> io::Result<Pod> {
     Ok(pod)
 }
 
-/// Checks that packets behind the device get a stranger's mark, whatever mark they carry.
+/// Packets from the device get the mark of an unknown sender, whatever mark the pod sets.
 #[test]
-fn nobody_behind_a_netkit_device_can_forge_a_mark() {
-    const TEST: &str = "nobody_behind_a_netkit_device_can_forge_a_mark";
+fn a_pod_behind_a_netkit_device_cannot_forge_a_mark() {
+    const TEST: &str = "a_pod_behind_a_netkit_device_cannot_forge_a_mark";
     require_root!();
     for mode in [NetkitMode::L2, NetkitMode::L3] {
         let mut cluster = Cluster::one(Cni::Ptp).with_pods(&["server", "friend"]);
@@ -94,7 +94,7 @@ fn nobody_behind_a_netkit_device_can_forge_a_mark() {
         };
         let name = pod.host_interface().to_owned();
         let judged = |status: &serde_json::Value| status["devices"].to_string().contains(&name);
-        cluster.agents[0].wait_for("at the netkit device", ENFORCED, judged).unwrap();
+        cluster.agents[0].wait_for("programs at the netkit device", ENFORCED, judged).unwrap();
         let (server, friend) = (cluster.pod("server"), cluster.pod("friend"));
         all_pass(&pod, friend, friend.addresses());
         none_pass(&pod, server, server.addresses());

@@ -46,8 +46,8 @@ fn check(digits: &[u8]) -> u32 {
 pub(crate) fn number_in(frame: &[u8]) -> Option<usize> {
     let of = |cookie: &[u8]| {
         let digits = cookie.get(3..13)?;
-        let told: u32 = std::str::from_utf8(cookie.get(13..14)?).ok()?.parse().ok()?;
-        let whole = cookie.starts_with(b"{np") && cookie[14] == b'}' && check(digits) == told;
+        let checksum: u32 = std::str::from_utf8(cookie.get(13..14)?).ok()?.parse().ok()?;
+        let whole = cookie.starts_with(b"{np") && cookie[14] == b'}' && check(digits) == checksum;
         whole.then(|| std::str::from_utf8(&digits[2..]).ok()?.parse().ok())?
     };
     frame.windows(15).find_map(of)
@@ -123,8 +123,8 @@ impl Generator {
                 let mut flow = match kind {
                     4..=8 => self.answer(draft)?,
                     9 => {
-                        let said = draft.history.said(draft.sender)?;
-                        *said.iter().nth(self.random.below(said.len()))?
+                        let flows = draft.history.sent_flows(draft.sender)?;
+                        *flows.iter().nth(self.random.below(flows.len()))?
                     }
                     _ => {
                         return {
@@ -143,8 +143,8 @@ impl Generator {
     /// Returns the tuple of an answer to a packet that the sender received.
     fn answer(&mut self, draft: &mut Draft<'_>) -> Option<Tuple> {
         draft.traits.insert(Trait::Answer);
-        let got = draft.history.got(draft.sender)?;
-        let (tuple, _) = got.iter().nth(self.random.below(got.len()))?;
+        let flows = draft.history.received_flows(draft.sender)?;
+        let (tuple, _) = flows.iter().nth(self.random.below(flows.len()))?;
         Some(tuple.reversed())
     }
 
@@ -344,7 +344,7 @@ impl Generator {
             return None;
         }
         let (own, next) = (draft.party().mac, self.next_hop(draft, shape.to));
-        let heard = read::frame(&frame(next, own, &whole));
+        let parsed = read::frame(&frame(next, own, &whole));
         let pieces = self.pieces(draft, shape, in_parts);
         let mut frames: Vec<Vec<u8>> =
             pieces.iter().map(|packet| frame(next, own, packet)).collect();
@@ -366,7 +366,7 @@ impl Generator {
             self.damage(&mut frames[at]);
         }
         let traits = std::mem::take(&mut draft.traits);
-        Some(Sent { sender: draft.sender, frames, traits, offload, heard })
+        Some(Sent { sender: draft.sender, frames, traits, offload, parsed })
     }
 
     /// Returns an offload request for a whole packet: one that a socket would make, or one that overwrites headers.
@@ -473,14 +473,14 @@ impl Generator {
     fn about(&mut self, draft: &mut Draft<'_>) -> Option<Sent> {
         let quoted = if self.chance(60) {
             draft.traits.insert(Trait::Error);
-            let got = draft.history.got(draft.sender)?;
-            *got.iter().nth(self.random.below(got.len()))?.0
+            let flows = draft.history.received_flows(draft.sender)?;
+            *flows.iter().nth(self.random.below(flows.len()))?.0
         } else {
             draft.traits.insert(Trait::ErrorOfOthers);
-            let whose = self.random.below(draft.world.parties.len());
-            let said = draft.history.said(whose)?;
-            let tuple = *said.iter().nth(self.random.below(said.len()))?;
-            if whose == draft.sender { tuple.reversed() } else { tuple }
+            let other = self.random.below(draft.world.parties.len());
+            let flows = draft.history.sent_flows(other)?;
+            let tuple = *flows.iter().nth(self.random.below(flows.len()))?;
+            if other == draft.sender { tuple.reversed() } else { tuple }
         };
         if draft.world.is_translated(quoted.from.0) {
             draft.traits.insert(Trait::ErrorOfOthers);
@@ -543,8 +543,8 @@ impl Generator {
         let own = (party.addresses[0], 5000).into();
         let outer = udp_packet(own, (node, VXLAN_PORT).into(), &datagram);
         let frames = vec![frame(party.gateway, party.mac, &outer)];
-        let heard = read::frame(&inner);
+        let parsed = read::frame(&inner);
         let traits = std::mem::take(&mut draft.traits);
-        Some(Sent { sender: draft.sender, frames, traits, offload: Offload::default(), heard })
+        Some(Sent { sender: draft.sender, frames, traits, offload: Offload::default(), parsed })
     }
 }

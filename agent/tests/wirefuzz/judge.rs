@@ -1,4 +1,4 @@
-//! Verdict on a frame that arrived, by its real sender and earlier packets.
+//! Decides whether a frame may have arrived, by its real sender and the packets before it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use netpold_core::model::Direction;
 use netpold_testbed::Offload;
 
-use crate::read::{self, Heard, ICMP, ICMPV6, Tuple};
+use crate::read::{self, ICMP, ICMPV6, Parsed, Tuple};
 use crate::traits::Trait;
 use crate::world::{PORTS, Party, World};
 
@@ -20,19 +20,19 @@ pub(crate) struct Sent {
     /// Offload request of the frames.
     pub(crate) offload: Offload,
     /// Intended packet, unfragmented and without tunnels around it.
-    pub(crate) heard: Option<Heard>,
+    pub(crate) parsed: Option<Parsed>,
 }
 
-/// Sender that is no party: usually a node.
-const SOMEBODY: usize = usize::MAX;
+/// Number of a sender that is no party, usually a node.
+const NO_PARTY: usize = usize::MAX;
 /// First port of sockets without a chosen port; generated packets use lower ports.
 const EPHEMERAL: u16 = 32768;
 
 impl Sent {
     /// Returns the packet as intended, and as read from each frame.
-    fn forms(&self) -> impl Iterator<Item = Heard> {
+    fn forms(&self) -> impl Iterator<Item = Parsed> {
         let frames = self.frames.iter().filter_map(|frame| read::frame(frame));
-        self.heard.clone().into_iter().chain(frames)
+        self.parsed.clone().into_iter().chain(frames)
     }
 }
 
@@ -40,74 +40,77 @@ impl Sent {
 #[derive(Debug, Default)]
 pub(crate) struct History {
     /// Flows with packets sent by each party.
-    said: BTreeMap<usize, BTreeSet<Tuple>>,
+    sent_flows: BTreeMap<usize, BTreeSet<Tuple>>,
     /// Flows with packets received by each party, with the real senders.
-    got: BTreeMap<usize, BTreeMap<Tuple, BTreeSet<usize>>>,
+    received_flows: BTreeMap<usize, BTreeMap<Tuple, BTreeSet<usize>>>,
 }
 
 impl History {
-    pub(crate) fn sent(&mut self, world: &World, sent: &Sent) {
+    /// Records the flows of a sent packet.
+    pub(crate) fn record_sent(&mut self, world: &World, sent: &Sent) {
         let own = &world.parties[sent.sender].addresses;
-        let said = self.said.entry(sent.sender).or_default();
-        for heard in sent.forms() {
-            for mut tuple in heard.tuples() {
-                said.insert(tuple);
+        let flows = self.sent_flows.entry(sent.sender).or_default();
+        for parsed in sent.forms() {
+            for mut tuple in parsed.tuples() {
+                flows.insert(tuple);
                 // The source may be unspecified or link-local: the flow is recorded with the sender's own address too.
                 tuple.from.0 = own[usize::from(tuple.to.0.is_ipv6())];
-                said.insert(tuple);
+                flows.insert(tuple);
             }
         }
     }
 
-    pub(crate) fn arrived(
+    /// Records the flows of a frame that arrived, with its real sender.
+    pub(crate) fn record_arrival(
         &mut self,
         world: &World,
         (receiver, frame): (usize, &[u8]),
         sender: usize,
     ) {
-        if let Some(heard) = read::frame(frame) {
-            let got = self.got.entry(receiver).or_default();
-            for mut tuple in heard.tuples() {
-                got.entry(tuple).or_default().insert(sender);
+        if let Some(parsed) = read::frame(frame) {
+            let flows = self.received_flows.entry(receiver).or_default();
+            for mut tuple in parsed.tuples() {
+                flows.entry(tuple).or_default().insert(sender);
                 let to = &mut tuple.to.0;
                 if is_for_many(*to) {
                     *to = world.parties[receiver].addresses[usize::from(to.is_ipv6())];
-                    got.entry(tuple).or_default().insert(sender);
+                    flows.entry(tuple).or_default().insert(sender);
                 }
             }
         }
     }
 
-    /// Records a frame without a valid cookie: its source address counts as its sender.
-    pub(crate) fn claimed(&mut self, world: &World, receiver: usize, frame: &[u8]) {
-        let Some(heard) = read::frame(frame) else { return };
-        if heard.others.is_empty() && heard.tuple.from.1.max(heard.tuple.to.1) >= EPHEMERAL {
-            // The packet belongs to the flows that run beside.
+    /// Records a frame without a valid cookie; the party with the frame's source address counts as the sender.
+    pub(crate) fn record_by_source(&mut self, world: &World, receiver: usize, frame: &[u8]) {
+        let Some(parsed) = read::frame(frame) else { return };
+        if parsed.others.is_empty() && parsed.tuple.from.1.max(parsed.tuple.to.1) >= EPHEMERAL {
+            // The packet belongs to the test's own flows, which run beside the generated packets.
             return;
         }
-        let claims = |party: &Party| party.addresses.contains(&heard.tuple.from.0);
-        let sender = world.parties.iter().position(claims).unwrap_or(SOMEBODY);
-        self.arrived(world, (receiver, frame), sender);
+        let claims = |party: &Party| party.addresses.contains(&parsed.tuple.from.0);
+        let sender = world.parties.iter().position(claims).unwrap_or(NO_PARTY);
+        self.record_arrival(world, (receiver, frame), sender);
     }
 
     /// Returns the flows with packets that a party received, for answers to them.
-    pub(crate) fn got(&self, party: usize) -> Option<&BTreeMap<Tuple, BTreeSet<usize>>> {
-        self.got.get(&party)
+    pub(crate) fn received_flows(&self, party: usize) -> Option<&BTreeMap<Tuple, BTreeSet<usize>>> {
+        self.received_flows.get(&party)
     }
 
     /// Returns the parties that sent a packet of this flow, with any source.
-    fn who_said(&self, tuple: &Tuple) -> Vec<usize> {
-        let says = |(who, said): (&usize, &BTreeSet<Tuple>)| said.contains(tuple).then_some(*who);
-        self.said.iter().filter_map(says).collect()
+    fn senders(&self, tuple: &Tuple) -> Vec<usize> {
+        let sender =
+            |(party, flows): (&usize, &BTreeSet<Tuple>)| flows.contains(tuple).then_some(*party);
+        self.sent_flows.iter().filter_map(sender).collect()
     }
 
     /// Returns the flows with packets that a party sent, for errors about them.
-    pub(crate) fn said(&self, party: usize) -> Option<&BTreeSet<Tuple>> {
-        self.said.get(&party)
+    pub(crate) fn sent_flows(&self, party: usize) -> Option<&BTreeSet<Tuple>> {
+        self.sent_flows.get(&party)
     }
 }
 
-/// Judges a frame that arrived.
+/// Checks that a frame may have arrived.
 ///
 /// # Errors
 /// The reason why the frame must not have arrived.
@@ -118,41 +121,41 @@ pub(crate) fn judge(
     sent: &Sent,
 ) -> Result<(), String> {
     if receiver == sent.sender
-        || (is_outside(world, receiver) && is_outside(world, speaker(world, sent)))
+        || (is_outside(world, receiver) && is_outside(world, effective_sender(world, sent)))
     {
         return Ok(());
     }
     let (from, to) = (&world.parties[sent.sender], &world.parties[receiver]);
     let never = sent.traits.iter().find(|of| from.pod.is_some() && of.is_never_allowed());
     if let Some(of) = never {
-        return Err(format!("{} may send nothing that is {of:?}, to {}", from.name, to.name));
+        return Err(format!("no packet of {} with {of:?} may reach {}", from.name, to.name));
     }
     if from.is_bridged_to(to) && is_of_link(from, frame) {
         return Ok(());
     }
-    let Some(heard) = read::frame(frame) else {
+    let Some(parsed) = read::frame(frame) else {
         let open = |party: &Party, direction| isolation(world, party, direction).is_none();
         return (open(from, Direction::Egress) && open(to, Direction::Ingress))
             .then_some(())
-            .ok_or_else(|| "it is not IP, and one of them is isolated".into());
+            .ok_or_else(|| "the frame is not IP, and sender or receiver is isolated".into());
     };
     // Packets that bypass the veth's program reach the node with any source, and the node answers (THREATS.md).
-    let from_address = heard.tuple.from.0;
+    let from_address = parsed.tuple.from.0;
     let of_node = world.nodes.iter().flatten().any(|address| *address == from_address)
-        || !heard.quoted.is_empty()
+        || !parsed.quoted.is_empty()
             && !world.parties.iter().any(|party| party.addresses.contains(&from_address));
     if sent.traits.contains(&Trait::Bounced) && of_node {
         return Ok(());
     }
-    let family = usize::from(heard.tuple.to.0.is_ipv6());
-    let exchange = Exchange { world, history, heard: &heard, sent, receiver, family };
+    let family = usize::from(parsed.tuple.to.0.is_ipv6());
+    let exchange = Exchange { world, history, parsed: &parsed, sent, receiver, family };
     if !exchange.may_leave() {
-        let why = format!("{} may not send it to {}", from.name, to.name);
-        return Err(exchange.told(&why));
+        let why = format!("{} may not send the packet to {}", from.name, to.name);
+        return Err(exchange.describe(&why));
     }
     if !exchange.may_enter() {
-        let why = format!("{} may not get it from {}", to.name, from.name);
-        return Err(exchange.told(&why));
+        let why = format!("{} may not receive the packet from {}", to.name, from.name);
+        return Err(exchange.describe(&why));
     }
     Ok(())
 }
@@ -178,7 +181,7 @@ fn is_of_link(from: &Party, frame: &[u8]) -> bool {
     }
 }
 
-/// Returns whether an address has many receivers, or is link-local.
+/// Returns whether an address is multicast, broadcast or link-local.
 fn is_for_many(address: IpAddr) -> bool {
     let of_link = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
     of_link || address.is_multicast() || address == IpAddr::from([255; 4])
@@ -190,7 +193,7 @@ fn is_outside(world: &World, party: usize) -> bool {
 
 /// Returns the number of the party that counts as a packet's sender. A pod that may send to the other node's tunnel
 /// device counts as a host outside there; its own node's device passes no packet of the pod.
-pub(crate) fn speaker(world: &World, sent: &Sent) -> usize {
+pub(crate) fn effective_sender(world: &World, sent: &Sent) -> usize {
     let from = &world.parties[sent.sender];
     let own = world.nodes[from.node][0];
     let by_a_tunnel = sent.traits.contains(&Trait::Tunnel)
@@ -220,7 +223,7 @@ fn isolation<'a>(world: &World, party: &'a Party, direction: Direction) -> Optio
 struct Exchange<'a> {
     world: &'a World,
     history: &'a History,
-    heard: &'a Heard,
+    parsed: &'a Parsed,
     sent: &'a Sent,
     receiver: usize,
     family: usize,
@@ -231,9 +234,9 @@ impl Exchange<'_> {
         &self.world.parties[number]
     }
 
-    /// Returns the reason, with the recorded packets between the frame's ports.
-    fn told(&self, why: &str) -> String {
-        let Tuple { protocol, from, to } = self.heard.tuple;
+    /// Returns the reason with the recorded packets between the frame's ports.
+    fn describe(&self, why: &str) -> String {
+        let Tuple { protocol, from, to } = self.parsed.tuple;
         let near = |tuple: &&Tuple| {
             let ports = [tuple.from.1, tuple.to.1];
             tuple.protocol == protocol
@@ -241,22 +244,26 @@ impl Exchange<'_> {
                 && ports.contains(&to.1)
                 && (tuple.from.0 == to.0 || tuple.to.0 == to.0)
         };
-        let said = self.history.said(self.receiver).into_iter().flatten().filter(near);
-        let got = self.history.got(self.sent.sender).into_iter().flat_map(BTreeMap::keys);
-        let said: Vec<_> = said.take(9).collect();
-        let got: Vec<_> = got.filter(near).take(9).collect();
-        let mut told =
-            format!("{why}: {:?}\n  it said {said:?}\n  the sender got {got:?}", self.heard);
+        let sent = self.history.sent_flows(self.receiver).into_iter().flatten().filter(near);
+        let received = self.history.received_flows(self.sent.sender).into_iter();
+        let received = received.flat_map(BTreeMap::keys).filter(near);
+        let sent: Vec<_> = sent.take(9).collect();
+        let received: Vec<_> = received.take(9).collect();
+        let mut text = format!(
+            "{why}: {:?}\n  the receiver sent {sent:?}\n  the sender received {received:?}",
+            self.parsed
+        );
         // Real senders of the opposite direction.
         let tuples: BTreeSet<_> =
-            self.sent.forms().chain([self.heard.clone()]).map(|form| form.tuple).collect();
+            self.sent.forms().chain([self.parsed.clone()]).map(|form| form.tuple).collect();
         for tuple in tuples {
             let asked = tuple.reversed();
-            let got = self.history.got(self.sent.sender).and_then(|got| got.get(&asked));
-            let said = self.history.who_said(&asked);
-            let _ = write!(told, "\n  {asked:?}: said by {said:?}, to the sender by {got:?}");
+            let received = self.history.received_flows(self.sent.sender);
+            let from = received.and_then(|flows| flows.get(&asked));
+            let by = self.history.senders(&asked);
+            let _ = write!(text, "\n  {asked:?}: sent by {by:?}, to the sender by {from:?}");
         }
-        told
+        text
     }
 
     /// Returns whether policy allows a party one of the packet's interpretations.
@@ -267,10 +274,10 @@ impl Exchange<'_> {
             self.world.oracle.judge_translated(pod, direction, remote, protocol, port)
         };
         // The kernel may have fragmented the packet behind other headers than its sender did.
-        let mut whole = self.sent.forms().flat_map(|said| said.meanings);
-        let later = self.heard.is_later
+        let mut whole = self.sent.forms().flat_map(|form| form.meanings);
+        let later = self.parsed.is_later
             && whole.any(|(protocol, _)| PORTS.iter().any(|port| judge(protocol, *port)));
-        later || self.heard.meanings.iter().any(|(protocol, port)| judge(*protocol, *port))
+        later || self.parsed.meanings.iter().any(|(protocol, port)| judge(*protocol, *port))
     }
 
     fn may_leave(&self) -> bool {
@@ -279,27 +286,27 @@ impl Exchange<'_> {
         if self.allows(sender, Direction::Egress, addresses[self.family]) {
             return true;
         }
-        self.heard.quoted.iter().any(|quoted| self.may_ask(quoted))
+        self.parsed.quoted.iter().any(|quoted| self.may_ask(quoted))
             // The frame may be the sender's kernel's answer to a packet that the sender forged to itself.
-            || self.sent.forms().chain([self.heard.clone()]).any(|said| self.answers(&said))
+            || self.sent.forms().chain([self.parsed.clone()]).any(|form| self.answers(&form))
     }
 
     /// Returns whether the packet answers the receiver, or is an error about one of the receiver's packets.
-    fn answers(&self, said: &Heard) -> bool {
-        if said.quoted.iter().any(|quoted| forms(quoted).any(|form| self.got(&form))) {
+    fn answers(&self, form: &Parsed) -> bool {
+        if form.quoted.iter().any(|quoted| forms(quoted).any(|tuple| self.was_received(&tuple))) {
             return true;
         }
-        if self.heard.is_later {
-            return self.history.got(self.sent.sender).is_some_and(|got| {
+        if self.parsed.is_later {
+            return self.history.received_flows(self.sent.sender).is_some_and(|flows| {
                 let same = |(tuple, who): (&Tuple, &BTreeSet<usize>)| {
-                    said.tuples().any(|said| said.protocol == tuple.protocol)
+                    form.tuples().any(|own| own.protocol == tuple.protocol)
                         && self.is_of_receiver(who)
                 };
-                got.iter().any(same)
+                flows.iter().any(same)
             });
         }
-        (!said.is_opening && self.got(&said.tuple.reversed()))
-            || said.others.iter().any(|other| self.got(&other.reversed()))
+        (!form.is_opening && self.was_received(&form.tuple.reversed()))
+            || form.others.iter().any(|other| self.was_received(&other.reversed()))
     }
 
     /// Returns whether an error is about an answer of the receiver to a request that policy allows the sender.
@@ -314,16 +321,17 @@ impl Exchange<'_> {
     /// Returns whether the sender received this packet from the receiver, or from an address that identifies no
     /// party: a link-local address, or an address of another node, which may have lost the flow and then translates
     /// the answer to a node port.
-    fn got(&self, tuple: &Tuple) -> bool {
+    fn was_received(&self, tuple: &Tuple) -> bool {
         let own = self.party(self.sent.sender).node;
         let mut nodes = self.world.nodes.iter().enumerate();
         let far = nodes.any(|(node, it)| node != own && it.contains(&tuple.from.0));
-        let got = self.history.got(self.sent.sender).and_then(|got| got.get(tuple));
-        got.is_some_and(|who| far || is_for_many(tuple.from.0) || self.is_of_receiver(who))
+        let received = self.history.received_flows(self.sent.sender);
+        let senders = received.and_then(|flows| flows.get(tuple));
+        senders.is_some_and(|who| far || is_for_many(tuple.from.0) || self.is_of_receiver(who))
     }
 
-    /// Returns whether the receiver is among these senders. A host outside may send in the receiver's name: netpold
-    /// cannot detect it, and answers go to the named address.
+    /// Returns whether the receiver is among these senders. A host outside may send with the receiver's address:
+    /// netpold cannot detect that, and answers go to the receiver.
     fn is_of_receiver(&self, who: &BTreeSet<usize>) -> bool {
         who.iter().any(|other| *other == self.receiver || is_outside(self.world, *other))
     }
@@ -331,27 +339,27 @@ impl Exchange<'_> {
     fn may_enter(&self) -> bool {
         let (sender, receiver) = (self.sent.sender, self.receiver);
         // The claimed source decides the verdict on a host outside.
-        let source = if is_outside(self.world, speaker(self.world, self.sent)) {
-            self.heard.tuple.from.0
+        let source = if is_outside(self.world, effective_sender(self.world, self.sent)) {
+            self.parsed.tuple.from.0
         } else {
             self.party(sender).addresses[self.family]
         };
         if self.allows(receiver, Direction::Ingress, source) {
             return true;
         }
-        let Some(said) = self.history.said(receiver) else { return false };
-        if self.heard.quoted.iter().any(|quoted| self.concerns(quoted)) {
+        let Some(sent) = self.history.sent_flows(receiver) else { return false };
+        if self.parsed.quoted.iter().any(|quoted| self.concerns(quoted)) {
             return true;
         }
-        if self.heard.is_later {
-            let mut whole = self.sent.forms().flat_map(|said| said.quoted);
+        if self.parsed.is_later {
+            let mut whole = self.sent.forms().flat_map(|form| form.quoted);
             // Behind a Service, the error quotes the packet as sent by the receiver to the Service.
             let led = |quoted: &Tuple| {
                 let same = |asked: &&Tuple| {
-                    asked.to.0 == self.heard.tuple.from.0
+                    asked.to.0 == self.parsed.tuple.from.0
                         && (asked.protocol, asked.from) == (quoted.protocol, quoted.from)
                 };
-                said.iter().filter(same).any(|asked| self.concerns(asked))
+                sent.iter().filter(same).any(|asked| self.concerns(asked))
             };
             if whole.any(|quoted| self.concerns(&quoted) || led(&quoted)) {
                 return true;
@@ -359,22 +367,22 @@ impl Exchange<'_> {
             // A fragment has the Fragment header's next header, which differs from the transport protocol if options
             // follow: the whole packet has the transport protocol.
             let whole: Vec<_> = self.sent.forms().collect();
-            let protocols = whole.iter().flat_map(Heard::tuples).map(|tuple| tuple.protocol);
-            return protocols.chain([self.heard.tuple.protocol]).any(|protocol| {
-                said.iter().any(|tuple| tuple.protocol == protocol)
-                    && self.asked(source, protocol, None)
+            let protocols = whole.iter().flat_map(Parsed::tuples).map(|tuple| tuple.protocol);
+            return protocols.chain([self.parsed.tuple.protocol]).any(|protocol| {
+                sent.iter().any(|tuple| tuple.protocol == protocol)
+                    && self.may_request(source, protocol, None)
             });
         }
-        let outside = is_outside(self.world, speaker(self.world, self.sent));
-        let meant = self.sent.heard.as_ref().filter(|_| !outside).unwrap_or(self.heard);
+        let outside = is_outside(self.world, effective_sender(self.world, self.sent));
+        let meant = self.sent.parsed.as_ref().filter(|_| !outside).unwrap_or(self.parsed);
         let port = meant.tuple.from.1;
-        self.heard.tuples().enumerate().any(|(number, tuple)| {
+        self.parsed.tuples().enumerate().any(|(number, tuple)| {
             // An answer to a multicast packet answers each receiver.
             let mut asked = tuple.reversed();
             asked.from.0 = self.party(receiver).addresses[self.family];
-            (number > 0 || !self.heard.is_opening)
-                && said.contains(&asked)
-                && self.asked(
+            (number > 0 || !self.parsed.is_opening)
+                && sent.contains(&asked)
+                && self.may_request(
                     source,
                     tuple.protocol,
                     Some(if number > 0 { tuple.from.1 } else { port }),
@@ -393,17 +401,18 @@ impl Exchange<'_> {
         let quoted = &Tuple { from, ..*quoted };
         let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
         let history = self.history;
-        let said = history
-            .said(self.receiver)
-            .is_some_and(|said| forms(quoted).any(|form| said.contains(&form)));
-        let got = history
-            .got(self.receiver)
-            .is_some_and(|got| forms(quoted).any(|form| got.contains_key(&form.reversed())));
+        let was_sent = history
+            .sent_flows(self.receiver)
+            .is_some_and(|flows| forms(quoted).any(|form| flows.contains(&form)));
+        let was_received = history
+            .received_flows(self.receiver)
+            .is_some_and(|flows| forms(quoted).any(|form| flows.contains_key(&form.reversed())));
         let oracle = &self.world.oracle;
         let may_ask =
             self.is_of_node(to.0) || oracle.judge(pod, Direction::Egress, to.0, protocol, to.1);
-        (said && may_ask)
-            || (got && oracle.judge_translated(pod, Direction::Ingress, to.0, protocol, from.1))
+        (was_sent && may_ask)
+            || (was_received
+                && oracle.judge_translated(pod, Direction::Ingress, to.0, protocol, from.1))
     }
 
     /// Returns whether an interface of the receiver's node has the address; every pod reaches it, also without an
@@ -413,11 +422,11 @@ impl Exchange<'_> {
     }
 
     /// Returns whether the receiver may send to the port from which the sender answers; without a port, to any port.
-    fn asked(&self, source: IpAddr, protocol: u8, port: Option<u16>) -> bool {
+    fn may_request(&self, source: IpAddr, protocol: u8, port: Option<u16>) -> bool {
         let Some(pod) = &self.party(self.receiver).pod else { return true };
         let protocol = if protocol == ICMPV6 { ICMP } else { protocol };
         // A host outside may also answer with a Service's address.
-        let outside = is_outside(self.world, speaker(self.world, self.sent));
+        let outside = is_outside(self.world, effective_sender(self.world, self.sent));
         let judge = |port: u16| {
             let oracle = &self.world.oracle;
             self.is_of_node(source)

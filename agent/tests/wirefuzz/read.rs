@@ -1,4 +1,4 @@
-//! Naive reader of frames, which finds every flow that a receiver could assign a frame to.
+//! Naive parser of frames: finds every flow to which a receiver could assign a frame.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -16,9 +16,9 @@ impl Tuple {
     }
 }
 
-/// IP packet.
+/// Headers of an IP packet, with every reading of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Heard {
+pub(crate) struct Parsed {
     pub(crate) tuple: Tuple,
     /// Flows by another reading: an extension header as the transport protocol, or the last address of the route as
     /// the destination.
@@ -39,7 +39,7 @@ pub(crate) const UDP: u8 = 17;
 pub(crate) const ICMPV6: u8 = 58;
 pub(crate) const SCTP: u8 = 132;
 
-impl Heard {
+impl Parsed {
     /// Returns every flow that the packet could belong to.
     pub(crate) fn tuples(&self) -> impl Iterator<Item = Tuple> {
         std::iter::once(self.tuple).chain(self.others.iter().copied())
@@ -47,7 +47,7 @@ impl Heard {
 }
 
 /// Reads a frame; `None` if it is not IP, or too short for an IP header.
-pub(crate) fn frame(frame: &[u8]) -> Option<Heard> {
+pub(crate) fn frame(frame: &[u8]) -> Option<Parsed> {
     match untagged(frame)? {
         (0x0800 | 0x86dd, bytes) => packet(bytes),
         _ => None,
@@ -67,7 +67,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]))
 }
 
-fn packet(bytes: &[u8]) -> Option<Heard> {
+fn packet(bytes: &[u8]) -> Option<Parsed> {
     match bytes.first()? >> 4 {
         4 => ipv4(bytes),
         6 => ipv6(bytes),
@@ -75,7 +75,7 @@ fn packet(bytes: &[u8]) -> Option<Heard> {
     }
 }
 
-fn ipv4(bytes: &[u8]) -> Option<Heard> {
+fn ipv4(bytes: &[u8]) -> Option<Parsed> {
     let address = |at: usize| {
         let octets: [u8; 4] = bytes.get(at..at + 4)?.try_into().ok()?;
         Some(IpAddr::V4(Ipv4Addr::from(octets)))
@@ -86,7 +86,7 @@ fn ipv4(bytes: &[u8]) -> Option<Heard> {
     Some(transport((from, to), &[bytes[9]], payload, is_later))
 }
 
-fn ipv6(bytes: &[u8]) -> Option<Heard> {
+fn ipv6(bytes: &[u8]) -> Option<Parsed> {
     let address = |at: usize| {
         let octets: [u8; 16] = bytes.get(at..at + 16)?.try_into().ok()?;
         Some(IpAddr::V6(Ipv6Addr::from(octets)))
@@ -117,11 +117,11 @@ fn ipv6(bytes: &[u8]) -> Option<Heard> {
             break;
         }
     }
-    let mut heard = transport(ends, &protocols, rest, is_later);
+    let mut parsed = transport(ends, &protocols, rest, is_later);
     if let Some(last) = last {
-        heard.others.push(Tuple { to: (last, heard.tuple.to.1), ..heard.tuple });
+        parsed.others.push(Tuple { to: (last, parsed.tuple.to.1), ..parsed.tuple });
     }
-    Some(heard)
+    Some(parsed)
 }
 
 fn transport(
@@ -129,7 +129,7 @@ fn transport(
     protocols: &[u8],
     bytes: &[u8],
     is_later: bool,
-) -> Heard {
+) -> Parsed {
     let protocol = *protocols.last().unwrap_or(&255);
     let port = |at: usize| number(bytes, at).unwrap_or(0);
     let flags = bytes.get(13).copied().unwrap_or(0);
@@ -149,7 +149,7 @@ fn transport(
     let unusual = protocols[..protocols.len() - 1].iter();
     let unusual = unusual.filter(|protocol| matches!(protocol, 51 | 135 | 139 | 140));
     let of = |&protocol: &u8| Tuple { protocol, from: (from, 0), to: (to, 0) };
-    Heard {
+    Parsed {
         others: unusual.map(of).collect(),
         tuple: Tuple { protocol, from: (from, source), to: (to, destination) },
         meanings,

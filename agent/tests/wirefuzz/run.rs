@@ -8,7 +8,7 @@ use netpold_testbed::Offload;
 use netpold_testbed::cluster::PATIENCE;
 
 use crate::generate::{Generator, number_in};
-use crate::judge::{History, Sent, judge, speaker};
+use crate::judge::{History, Sent, effective_sender, judge};
 use crate::read;
 use crate::tally::Tally;
 use crate::traits::Trait;
@@ -88,12 +88,12 @@ pub(crate) fn fuzz(kind: Kind) {
         run.world.check_flows();
     }
     println!("{} packets sent, {} frames arrived\n{}", run.count(), run.arrived, run.tally);
-    assert!(run.arrived > run.count() / 20, "next to nothing arrives: this shows nothing");
-    let mut told = String::new();
+    assert!(run.arrived > run.count() / 20, "too few packets arrive for the test to show a leak");
+    let mut text = String::new();
     for (traits, (count, report)) in &leaks {
-        let _ = writeln!(told, "{count} with {traits:?}: {report}");
+        let _ = writeln!(text, "{count} with {traits:?}: {report}");
     }
-    assert!(leaks.is_empty(), "{kind:?}, NETPOLD_WIREFUZZ_SEED={seed}:\n{told}");
+    assert!(leaks.is_empty(), "{kind:?}, NETPOLD_WIREFUZZ_SEED={seed}:\n{text}");
     run.world.check_between(kind);
     run.tally.check(kind, run.world.bounces);
 }
@@ -140,7 +140,7 @@ impl Run {
     fn burst(&mut self, generator: &mut Generator) {
         for _ in 0..BURST {
             let sent = generator.next(&self.world, &self.history, self.count());
-            self.history.sent(&self.world, &sent);
+            self.history.record_sent(&self.world, &sent);
             self.tally.sent(&sent);
             self.send(&sent);
             self.keep(sent);
@@ -162,7 +162,7 @@ impl Run {
         generator.bounces = false;
         self.world.bounce(sender, || all.iter().for_each(|sent| self.put_on_wire(sent)));
         for sent in all {
-            self.history.sent(&self.world, &sent);
+            self.history.record_sent(&self.world, &sent);
             self.tally.sent(&sent);
             self.keep(sent);
         }
@@ -204,13 +204,13 @@ impl Run {
             while let Some(frame) = party.wire.arrived() {
                 let number = number_in(&frame);
                 let sent = number.and_then(|number| Some((number, self.packet(number)?)));
-                match sent.map(|(number, sent)| (number, speaker(&self.world, sent))) {
+                match sent.map(|(number, sent)| (number, effective_sender(&self.world, sent))) {
                     Some((number, sender)) => {
-                        self.history.arrived(&self.world, (receiver, &frame), sender);
+                        self.history.record_arrival(&self.world, (receiver, &frame), sender);
                         new.push((receiver, frame, number));
                     }
                     // Damaged, or from a kernel: the source address counts as the sender.
-                    None => self.history.claimed(&self.world, receiver, &frame),
+                    None => self.history.record_by_source(&self.world, receiver, &frame),
                 }
             }
         }
@@ -225,8 +225,8 @@ impl Run {
         match judge(&self.world, &self.history, (receiver, frame), sent) {
             Err(why) => return Some(Leak { number, receiver, why }),
             Ok(()) if receiver != sent.sender => {
-                let heard = read::frame(frame);
-                self.tally.allowed(&self.world, (receiver, frame.len()), sent, heard.as_ref());
+                let parsed = read::frame(frame);
+                self.tally.allowed(&self.world, (receiver, frame.len()), sent, parsed.as_ref());
             }
             Ok(()) => {}
         }
@@ -237,7 +237,7 @@ impl Run {
     fn settle(&mut self) -> Vec<Leak> {
         let (mut leaks, deadline) = (Vec::new(), Instant::now() + PATIENCE);
         loop {
-            assert!(Instant::now() < deadline, "packets go round and round");
+            assert!(Instant::now() < deadline, "packets still arrive after the deadline");
             std::thread::sleep(QUIET);
             leaks.extend(self.collect());
             if self.pending.is_empty() {
@@ -260,24 +260,24 @@ impl Run {
     fn report(&mut self, leak: &Leak) -> String {
         let sequence = self.shrink(leak);
         let party = |number: usize| self.world.parties[number].name.clone();
-        let mut told =
+        let mut text =
             format!("packet {} at {}: {}\n", leak.number, party(leak.receiver), leak.why);
         match &sequence {
             Some(numbers) => {
-                let _ = writeln!(told, "  again with {} packets:", numbers.len());
+                let _ = writeln!(text, "  repeated with {} packets:", numbers.len());
             }
-            None => told += "  not again when sent once more; the packet itself:\n",
+            None => text += "  not repeated when the packets are sent again; the packet:\n",
         }
         for number in sequence.unwrap_or_else(|| vec![leak.number]).iter().rev().take(8).rev() {
             let Some(sent) = self.packet(*number) else { continue };
-            let _ = writeln!(told, "  {} from {} {:?}", number, party(sent.sender), sent.traits);
+            let _ = writeln!(text, "  {} from {} {:?}", number, party(sent.sender), sent.traits);
             for frame in sent.frames.iter().take(4) {
                 let shown: String =
                     frame.iter().take(120).map(|byte| format!("{byte:02x}")).collect();
-                let _ = writeln!(told, "    {} bytes {shown}", frame.len());
+                let _ = writeln!(text, "    {} bytes {shown}", frame.len());
             }
         }
-        told
+        text
     }
 
     /// Returns the shortest sequence found that causes a leak in the nodes' present state; `None` if there is none.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::judge::Sent;
-use crate::read::Heard;
+use crate::read::Parsed;
 use crate::traits::{ALL, Trait};
 use crate::world::{Kind, World};
 
@@ -65,13 +65,13 @@ impl Tally {
         world: &World,
         (receiver, length): (usize, usize),
         sent: &Sent,
-        heard: Option<&Heard>,
+        parsed: Option<&Parsed>,
     ) {
         for of in &sent.traits {
             self.traits.entry(*of).or_default()[1] += 1;
         }
-        if let Some(heard) = heard {
-            for way in ways(world, receiver, sent, heard) {
+        if let Some(parsed) = parsed {
+            for way in ways(world, receiver, sent, parsed) {
                 *self.ways.entry(way).or_default() += 1;
             }
             let longest = sent.frames.iter().map(Vec::len).max().unwrap_or(0);
@@ -109,21 +109,21 @@ impl fmt::Display for Tally {
 }
 
 /// Returns the paths that match a frame's addresses.
-fn ways(world: &World, receiver: usize, sent: &Sent, heard: &Heard) -> Vec<Way> {
+fn ways(world: &World, receiver: usize, sent: &Sent, parsed: &Parsed) -> Vec<Way> {
     let (from, to) = (&world.parties[sent.sender], &world.parties[receiver]);
-    let mut ways = vec![match (from.is_bridged_to(to), heard.tuple.to.0.is_ipv6()) {
+    let mut ways = vec![match (from.is_bridged_to(to), parsed.tuple.to.0.is_ipv6()) {
         (false, false) => Way::Routed4,
         (false, true) => Way::Routed6,
         (true, false) => Way::Bridged4,
         (true, true) => Way::Bridged6,
     }];
-    if let Some(meant) = &sent.heard
+    if let Some(meant) = &sent.parsed
         && !sent.traits.contains(&Trait::Damaged)
         && !sent.traits.contains(&Trait::Routing)
     {
-        ways.extend((meant.tuple.to.0 != heard.tuple.to.0).then_some(Way::Service));
-        ways.extend((meant.tuple.from.0 != heard.tuple.from.0).then_some(Way::Masqueraded));
+        ways.extend((meant.tuple.to.0 != parsed.tuple.to.0).then_some(Way::Service));
+        ways.extend((meant.tuple.from.0 != parsed.tuple.from.0).then_some(Way::Masqueraded));
     }
-    ways.extend((!heard.quoted.is_empty()).then_some(Way::Error));
+    ways.extend((!parsed.quoted.is_empty()).then_some(Way::Error));
     ways
 }

@@ -1,4 +1,4 @@
-//! Kubernetes' own NetworkPolicy tests, of the cluster's version.
+//! The NetworkPolicy tests of Kubernetes (`e2e.test`), in the cluster's version.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
@@ -18,7 +18,7 @@ const PROGRESS: Duration = Duration::from_mins(1);
 /// Number of log lines to print after a failure.
 const LAST_LINES: usize = 60;
 
-/// Runs the tests with the script for kind clusters.
+/// Runs the tests by `deploy/kind/conformance.sh`.
 ///
 /// # Errors
 /// The folder has no tests, a node lacks an image for them, or a test fails.
@@ -26,10 +26,10 @@ pub(super) fn run(state: &State, binaries: &Binaries, focus: &str) -> Result<()>
     let folder = binaries.folder();
     ensure!(binaries.e2e().is_some(), "no e2e.test in {}", folder.display());
     for node in NODES {
-        let there = images::listed(state, binaries, node)?;
+        let present = images::listed(state, binaries, node)?;
         for name in images::wanted(binaries)? {
             ensure!(
-                there.contains(&name),
+                present.contains(&name),
                 "node {node} has no image {name}, which the tests run: put it into {} as an archive \
                  (`skopeo copy docker://{name} docker-archive:agnhost.tar:{name}`), or the static \
                  program agnhost into {}, and start the cluster anew",
@@ -72,12 +72,12 @@ pub(super) fn run(state: &State, binaries: &Binaries, focus: &str) -> Result<()>
     Ok(())
 }
 
-/// Copies the tests' output to a log, and reports the number of passed tests at intervals. The output has one dot per
-/// passed test.
+/// Copies the output of the tests to a log, and reports the number of passed tests at intervals. The output has one dot
+/// for each passed test.
 fn follow(output: impl Read, log: &Path, start: Instant) -> Result<()> {
     let mut log = File::create(log)?;
     let mut output = BufReader::new(output);
-    let (mut passed, mut told, mut buffer) = (0, start, Vec::new());
+    let (mut passed, mut reported, mut buffer) = (0, start, Vec::new());
     let mut block = [0; 4096];
     loop {
         let count = output.read(&mut block)?;
@@ -89,8 +89,8 @@ fn follow(output: impl Read, log: &Path, start: Instant) -> Result<()> {
         buffer.extend_from_slice(&block[..count]);
         passed += buffer.windows(3).filter(|bytes| *bytes == "•".as_bytes()).count();
         buffer.drain(..buffer.len().saturating_sub(2));
-        if told.elapsed() >= PROGRESS {
-            told = Instant::now();
+        if reported.elapsed() >= PROGRESS {
+            reported = Instant::now();
             step::note(&format!("{passed} tests have passed after {:.0?}", start.elapsed()));
         }
     }

@@ -8,26 +8,26 @@ use crate::model::Key;
 /// Parts of the cluster that changed since the last update.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
-    /// Addresses with a new owner, or with an owner of which a field that policy reads changed.
+    /// Addresses with a new owner, or with a changed field of the owner on which policies depend.
     pub(crate) addresses: AddressList,
     /// Namespaces in which a policy changed.
     pub(crate) policies: BTreeSet<String>,
-    /// A ClusterNetworkPolicy changed.
+    /// Whether a ClusterNetworkPolicy changed.
     pub(crate) cluster_policies: bool,
-    /// Interfaces that changed, came or went.
+    /// Interfaces that were added, changed or removed.
     pub(crate) interfaces: BTreeSet<u32>,
-    /// Labels of a namespace changed.
+    /// Whether labels of a namespace changed.
     pub(crate) namespaces: bool,
-    /// Services that changed, or their backends did.
+    /// Services that changed, or with changed backends.
     pub(crate) services: BTreeSet<Key>,
     /// Addresses that a Service or Node gained or lost, or with changed ports.
     pub(crate) frontends: BTreeSet<IpAddr>,
-    /// Addresses that may now back other Service ports.
+    /// Addresses that may have become a backend of a Service port, or ceased to be one.
     pub(crate) backends: BTreeSet<IpAddr>,
 }
 
-/// List of addresses, with duplicates. After the first list of a cluster it holds all pod addresses; a vector leaves no
-/// holes in the heap between allocations that stay, as a tree would.
+/// List of addresses, with duplicates. After the first listing of a cluster the list holds all pod addresses. It is a
+/// vector, because a tree of that size would fragment the heap when it is freed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AddressList(Vec<IpAddr>);
 
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_takes_the_room_of_what_is_different() {
+    fn memory_grows_with_distinct_addresses_only() {
         let addresses = || (0..100u8).map(|n| IpAddr::from([10, 0, 0, n]));
         let mut list = AddressList::default();
         for _ in 0..1000 {

@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Longest label of a name, and longest name without the final dot (RFC 1035 section 2.3.4).
+/// Longest label of a name, in bytes (RFC 1035 section 2.3.4).
 const LABEL: usize = 63;
+/// Longest name without the final dot, in bytes (RFC 1035 section 2.3.4).
 const NAME: usize = 253;
 
 /// One item of `domainNames`: a name, or `*.` and a name for all names below it, of one or more further labels.
@@ -12,12 +13,12 @@ const NAME: usize = 253;
 pub struct DomainName {
     /// Lower case, without the final dot and without `*.`.
     name: String,
-    /// Whether the names below are meant.
+    /// Whether the item matches the names below, not the name itself.
     wildcard: bool,
 }
 
 impl DomainName {
-    /// Whether the names below [`DomainName::canonical`] are meant, not the name itself.
+    /// Whether the item matches the names below [`DomainName::canonical`], not the name itself.
     #[must_use]
     pub fn is_wildcard(&self) -> bool {
         self.wildcard
@@ -29,8 +30,7 @@ impl DomainName {
         self.name.split('.').count()
     }
 
-    /// Whether this name matches every question that `other` stands for: one name, or all names below a wildcard that
-    /// no longer name matches.
+    /// Whether this item matches every name that `other` matches.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         let is_below = || {
@@ -74,7 +74,7 @@ impl From<DomainName> for String {
 )]
 pub struct NotDomainName;
 
-/// Reads a name by the pattern of the API's `DomainName`.
+/// Parses a name by the pattern of the API's `DomainName`.
 impl TryFrom<String> for DomainName {
     type Error = NotDomainName;
 
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_the_api() {
+    fn names_match_the_pattern_of_the_api() {
         for (text, name) in [
             ("kubernetes.io", "kubernetes.io"),
             ("*.Kubernetes.IO.", "*.kubernetes.io"),
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_on_the_wire() {
+    fn a_canonical_name_has_the_wire_format() {
         assert_eq!(read("*.Example.com").unwrap().canonical(), b"\x07example\x03com");
     }
 }

@@ -27,7 +27,7 @@ pub struct Policy {
     /// Invalid parts, as `spec.ingress[0].ports[1]: endPort …`; empty if all are valid. Invalid parts grant nothing; an
     /// invalid `podSelector` selects every pod of the namespace.
     pub problems: Vec<String>,
-    /// Identifies this state of the object.
+    /// Version of the object.
     #[serde(default)]
     pub version: PolicyVersion,
     /// Annotation `netpold.io/enforcement`.
@@ -45,7 +45,7 @@ pub enum Enforcement {
     /// The policy takes part in verdicts.
     #[default]
     Enforce,
-    /// The policy is ignored by verdicts; denials that it would cause are recorded.
+    /// Verdicts ignore the policy; the denials that it would cause are recorded.
     Audit,
 }
 
@@ -56,7 +56,7 @@ impl Enforcement {
     }
 }
 
-/// Identifies a state of a NetworkPolicy, to report that it is in force.
+/// Version of a NetworkPolicy, for the report that this version is in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PolicyVersion {
     /// `metadata.uid`; empty for a file without one.
@@ -109,8 +109,8 @@ pub enum Peer {
     Block(IpBlock),
     /// `nodes` of a ClusterNetworkPolicy: the `status.addresses` of the matching Nodes.
     Nodes(Selector),
-    /// Each item of a ClusterNetworkPolicy's `domainNames`, in Accept rules of the Admin tier only: the addresses that a
-    /// pod resolved the name to.
+    /// Each item of a ClusterNetworkPolicy's `domainNames`, in Accept rules of the Admin tier only: the addresses that
+    /// a pod resolved the name to.
     Domain(DomainName),
 }
 
@@ -147,7 +147,7 @@ pub enum PortMatch {
     Any,
     /// A number, or a number with `endPort`: both ends included.
     Range(u16, u16),
-    /// A name, with all its numbers: resolved on the selected pod for ingress, on each destination pod for egress,
-    /// where the protocol must match too.
+    /// A port name: matches every container port with this name and protocol, of the selected pod for ingress, of each
+    /// destination pod for egress.
     Named(String),
 }

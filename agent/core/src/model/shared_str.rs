@@ -19,7 +19,7 @@ impl SharedStr {
         &self.0
     }
 
-    /// Whether there is no other clone.
+    /// Whether no other clone shares the memory.
     pub(crate) fn is_alone(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }

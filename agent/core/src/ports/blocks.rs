@@ -1,10 +1,10 @@
-//! Grants of the ipBlocks in one direction's rules, by address: computed by a sweep over their prefixes.
+//! Grants of the ipBlocks in one direction's rules, by address, computed by a sweep over the blocks' prefixes.
 //!
-//! An address is granted the union of the grants of all blocks that contain it in none of their exceptions. Ten
-//! thousand blocks with an exception each lead to ten thousand addresses, each in all blocks but one, so sets of blocks
-//! are never materialized. The sweep visits all prefixes in order, maintains the grants in force, and records their
-//! union. Adjacent prefixes differ in few grants, so only these paths in a tree of unions over the grants are
-//! recomputed, and within each union (`tries`) only the ports that differ.
+//! An address has the union of the grants of all blocks that contain it outside their exceptions. 10,000 blocks with
+//! one exception each yield 10,000 addresses, each in all blocks but one, so sets of blocks are never materialized. The
+//! sweep visits all prefixes in order, maintains the grants in force, and records their union. Adjacent prefixes differ
+//! in few grants, so in a tree of unions over the grants, only the paths of these grants are recomputed, and within
+//! each union (`tries`) only the ports that differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -80,13 +80,13 @@ impl BlockMap {
     }
 }
 
-/// Event at a prefix: block `.1` begins, or (if `.2`) is cut by an exception, for the extent of the prefix.
+/// Event at a prefix: block `.1` applies to the prefix or, if `.2`, an exception of the block does.
 type Event = (Prefix, u32, bool);
 
 /// A prefix that contains the position of the sweep.
 struct Open {
     prefix: Prefix,
-    /// Range of its events.
+    /// Range of the prefix's events.
     events: std::ops::Range<usize>,
     value: u32,
 }
@@ -109,7 +109,7 @@ struct Sweep {
 }
 
 impl Sweep {
-    /// `None` if nothing is granted.
+    /// Prepares a sweep; `None` if no block grants a port.
     fn new(blocks: &[(&IpBlock, AllowedPorts)], of: &Tries) -> Option<Self> {
         let mut tries = Tries::default();
         let (mut known, mut distinct) = (HashMap::new(), HashMap::new());
@@ -134,7 +134,7 @@ impl Sweep {
             return None;
         }
         events.sort_unstable();
-        // Grants of ports close to each other are joined first, because they have most in common.
+        // Grants of neighbouring ports are united first, because their tries share the most nodes.
         let mut order: Vec<u32> = (0..grants.len() as u32).collect();
         order.sort_by_key(|number| grants[*number as usize].lowest(&tries));
         let mut places = vec![0; grants.len()];
@@ -154,7 +154,7 @@ impl Sweep {
         })
     }
 
-    /// Visits all prefixes, or stops after more than `most` values.
+    /// Visits all prefixes; stops early once there are more than `most` values.
     fn run(mut self, most: usize) -> (BlockMap, Tries) {
         let (mut changes, mut values) = (Vec::new(), Vec::new());
         let mut open: Vec<Open> = Vec::new();
@@ -293,9 +293,9 @@ mod tests {
     }
 
     proptest! {
-        /// Compares blocks with few, nested prefixes with an evaluation of each block.
+        /// Compares the map of blocks with few, nested prefixes with an evaluation of each block.
         #[test]
-        fn says_what_each_block_says(
+        fn equals_an_evaluation_of_each_block(
             blocks in prop::collection::vec(
                 ((0u8..8, 0u8..=5), prop::collection::vec((0u8..8, 0u8..=5), 0..4), 0u16..6),
                 0..12,
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn twice_the_rules_are_about_twice_the_work() {
+    fn work_is_about_linear_in_the_rules() {
         // Ports far apart share less of their tries: n log² n.
         type Shape = (&'static str, u64, fn(u32) -> u16);
         let shapes: [Shape; 2] =

@@ -1,4 +1,4 @@
-//! Services with addresses of real hosts, while no proxy translates them.
+//! Services with the addresses of real hosts, without a proxy that translates them.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::backends::two_nodes;
 
-/// Gives these addresses to the second node, and routes to the first.
+/// Adds these addresses to the second node, and routes to them to the first node.
 fn host(cluster: &Cluster, addresses: &[IpAddr]) {
     let [here, there] = [&cluster.nodes[0], &cluster.nodes[1]];
     let (link, [via4, _]) = (cluster.link(0), there.addresses());
@@ -27,7 +27,7 @@ fn host(cluster: &Cluster, addresses: &[IpAddr]) {
     here.netns().ip(&routes).unwrap();
 }
 
-/// Writes the Service's objects with a label, without a proxy.
+/// Writes the Service's objects with this label, without a proxy.
 fn labelled(cluster: &mut Cluster, service: &Service, label: &str) {
     describe(cluster, std::slice::from_ref(service));
     for object in &mut cluster.objects {
@@ -39,7 +39,7 @@ fn labelled(cluster: &mut Cluster, service: &Service, label: &str) {
     }
 }
 
-/// Asserts that the host answers, under its own name.
+/// Asserts that only the second node, the host of the addresses, answers.
 #[track_caller]
 fn host_answers(cluster: &Cluster, from: &str, service: &Service) {
     let seen = netpold_testbed::services::outcomes(cluster.pod(from), &external(service));
@@ -51,7 +51,7 @@ fn external(service: &Service) -> [std::net::SocketAddr; 2] {
     service.external_ips().map(|address| (address, SERVICE_PORT).into())
 }
 
-/// A tenant's Service that leads to an allowed pod must open nothing at its own address.
+/// A tenant's Service with an allowed pod as backend must not open the host at the Service's address.
 #[test]
 fn services_at_real_hosts_addresses() {
     require_root!();
@@ -80,7 +80,7 @@ fn services_at_real_hosts_addresses() {
         assert!(lost(&cluster, 0, "policy") > before, "{label}: dropped at the pod");
     }
 
-    // A packet that policy grants literally passes untranslated.
+    // An untranslated packet passes if policy allows its literal address.
     describe(&mut cluster, std::slice::from_ref(&trap));
     let blocks = trap.external_ips().map(|address| {
         let length = if address.is_ipv4() { 32 } else { 128 };
@@ -92,7 +92,7 @@ fn services_at_real_hosts_addresses() {
     host_answers(&cluster, "client1", &trap);
     cluster.without_policy("block").enforce();
 
-    // A translated Service is an ordinary one; it has other addresses, since conntrack still has the former flows.
+    // A Service that the proxy translates works. It has other addresses, because conntrack still has the former flows.
     let served = Service::new(2, "served").pods(&cluster, &["friend1"]);
     host(&cluster, &served.external_ips());
     provide(&mut cluster, Proxy::Nftables, std::slice::from_ref(&served));

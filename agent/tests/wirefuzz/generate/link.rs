@@ -47,9 +47,9 @@ impl Generator {
             self.tag(draft, &mut frames);
         }
         self.steal_station(draft, &mut frames);
-        let heard = frames.first().and_then(|frame| read::frame(frame));
+        let parsed = frames.first().and_then(|frame| read::frame(frame));
         let traits = std::mem::take(&mut draft.traits);
-        Some(Sent { sender: draft.sender, frames, traits, offload: Offload::default(), heard })
+        Some(Sent { sender: draft.sender, frames, traits, offload: Offload::default(), parsed })
     }
 
     /// Returns a probe for another party's address, or for an address made of the cookie.
@@ -78,9 +78,9 @@ impl Generator {
         if self.chance(10) {
             self.tag(draft, &mut frames);
         }
-        let heard = frames.first().and_then(|frame| read::frame(frame));
+        let parsed = frames.first().and_then(|frame| read::frame(frame));
         let traits = std::mem::take(&mut draft.traits);
-        Some(Sent { sender: draft.sender, frames, traits, offload: Offload::default(), heard })
+        Some(Sent { sender: draft.sender, frames, traits, offload: Offload::default(), parsed })
     }
 
     /// Returns a solicitation in its exact form, for an address made of the cookie.
