@@ -290,7 +290,7 @@ fn the_guard_needs_no_listing_to_see_a_peer_that_moves() {
             }
         };
         let existing = index("existing");
-        // The first listing corrects what existed at the start.
+        // The first listing corrects the interfaces that existed at the start.
         changes(&[VethChange::Gone(existing)]);
         for _ in 0..2 {
             let inner = index("inner");

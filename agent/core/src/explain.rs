@@ -63,7 +63,7 @@ impl<'c> Explainer<'c> {
         self
     }
 
-    /// Matches domain names by what pods resolved. Without it, a name matches no address.
+    /// Matches domain names by the addresses that pods resolved. Without this call, a name matches no address.
     #[must_use]
     pub fn with_resolved(mut self, resolved: &'c Resolved) -> Self {
         self.translated.literal.resolved = Some(resolved);
@@ -102,8 +102,8 @@ impl<'c> Explainer<'c> {
         (answer.verdict, answer.reason)
     }
 
-    /// Returns whether one direction of traffic between two different ends is allowed: egress at the sender, or ingress at
-    /// the receiver. Traffic that nothing translates is allowed if both directions are.
+    /// Returns whether one direction of traffic between two different ends is allowed: egress at the sender, or ingress
+    /// at the receiver. Traffic that nothing translates is allowed if both directions are.
     #[must_use]
     pub fn allows_one_way(
         &self,
@@ -253,8 +253,8 @@ impl<'c> Explainer<'c> {
         Explanation::judged(probe, verdict, None, egress, ingress)
     }
 
-    /// Judges connections of a pod to the addresses that it resolved a name to; a wildcard stands for the names below it
-    /// that no other name of the pod's rules matches.
+    /// Judges connections of a pod to the addresses that it resolved a name to; a wildcard stands for the names below
+    /// it that no other name of the pod's rules matches.
     ///
     /// # Errors
     /// The pod does not exist or has no traffic, no address can be judged, or there are too many blocks; as text.

@@ -42,7 +42,7 @@
 //! | row | a direction policy in the tables: a port set for each class |
 //! | slot | the number of an element in a table; reused only after a grace period |
 //! | operation | one write that flips one word, or fills an element that no packet reads yet |
-//! | grace period | time until every packet whose evaluation began before is through |
+//! | grace period | time until every packet that is being evaluated has its verdict |
 //! | image | contents of the tables, free of numbers and history; for tests |
 //! | snapshot | the objects behind the installed tables, enough to build them again |
 //! | unit | weight of one rule, peer, port or value in the budget of a policy |

@@ -68,7 +68,7 @@ pub enum ObserveFlows {
     All,
 }
 
-/// Label of a namespace, with its value, that asks for records of its pods' flows.
+/// Label of a namespace, with its value, that enables records of its pods' flows.
 pub const OBSERVE: (&str, &str) = ("netpold.io/observe", "flows");
 
 /// Treatment of a new interface while its pod is unknown.
@@ -98,7 +98,7 @@ pub struct Options {
     pub observe_flows: ObserveFlows,
     /// Further interfaces of pods.
     pub second_interfaces: SecondInterfaces,
-    /// Blocks in which addresses of further networks count.
+    /// Blocks in which addresses of secondary networks are accepted.
     pub second_networks: SecondNetworks,
     /// Treatment of packets that policies without an annotation deny.
     pub denial: Denial,

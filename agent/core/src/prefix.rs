@@ -335,19 +335,19 @@ impl<R: Copy> Around<R> {
         Self { known: None }
     }
 
-    /// The first `Some` that `say` returns for entries that properly contain `prefix`, longest first. Entries that
+    /// The first `Some` that `select` returns for entries that properly contain `prefix`, longest first. Entries that
     /// contain one of the prefixes must not change between calls.
     pub(crate) fn find<T>(
         &mut self,
         map: &PrefixMap<T>,
         prefix: Prefix,
-        say: impl Fn(&T) -> Option<R>,
+        select: impl Fn(&T) -> Option<R>,
     ) -> Option<R> {
         let holder = map.holder(prefix)?;
         if let Some((_, found)) = self.known.filter(|(known, _)| *known == holder) {
             return found;
         }
-        let found = map.ancestors(holder, holder.len).find_map(|(_, value)| say(value));
+        let found = map.ancestors(holder, holder.len).find_map(|(_, value)| select(value));
         self.known = Some((holder, found));
         found
     }

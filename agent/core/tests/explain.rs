@@ -1,4 +1,4 @@
-//! Explanations against the oracle, and what they say.
+//! Explanations against the oracle, and the texts of explanations.
 
 use netpold_core::explain::{Cause, Explainer, Verdict};
 use netpold_core::probe::Probe;

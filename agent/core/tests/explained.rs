@@ -1,4 +1,4 @@
-//! What explanations say, word for word.
+//! Texts of explanations, word for word.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use netpold_core::explain::{Explainer, Explanation, Verdict};
@@ -25,7 +25,7 @@ fn tcp(port: PortMatch) -> PortRule {
     PortRule { protocol: Protocol::Tcp, port }
 }
 
-/// A shop whose web pods take team a on 80 to 90 and blocks on a named port.
+/// Namespace `shop`: its web pods allow team a at ports 80 to 90, and blocks at a named port.
 fn shop() -> Vec<Change> {
     let named = |name: &str| tcp(PortMatch::Named(name.to_owned()));
     let range = |first, last| tcp(PortMatch::Range(first, last));
@@ -283,7 +283,7 @@ fn another_nodes_port_is_judged_on_every_backend() {
     assert_eq!(none.verdict, Verdict::Deny, "no backend answers");
 }
 
-/// What this node's proxy leaves alone is what its address is.
+/// The address of a Service that this node's proxy does not serve is an ordinary address.
 #[test]
 fn a_service_of_another_proxy_is_no_service() {
     let with = |unserved| {

@@ -1,4 +1,4 @@
-//! What explanations say of ClusterNetworkPolicies, word for word.
+//! Texts of explanations about ClusterNetworkPolicies, word for word.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::time::Duration;
@@ -287,7 +287,7 @@ fn a_service_is_denied_if_a_tier_denies_every_backend() {
         (&["10.0.0.1/32"], "192.168.0.2", Verdict::Deny, Cause::BackendDenied),
         (&["10.0.0.9/32"], "192.168.0.2", Verdict::Allow, Cause::NotIsolated),
         (&["192.168.0.2/32"], "192.168.0.2", Verdict::Allow, Cause::Backend),
-        // The own node's port is translated here, but what is denied is the node.
+        // The own node's port is translated here, but the rule denies the node's address.
         (&["192.168.0.1/32"], "192.168.0.1", Verdict::Deny, Cause::TierRule),
         (&["10.0.0.1/32"], "192.168.0.1", Verdict::Allow, Cause::OwnNode),
         (&["10.0.0.0/24"], "192.168.0.1", Verdict::Deny, Cause::OwnNode),
@@ -336,7 +336,7 @@ fn a_pod_reaches_itself_by_its_address_whatever_tiers_say() {
         (vec![closed_in()], Verdict::Deny),
     ] {
         let more = more.into_iter().chain(service(&["10.0.0.2", "10.0.0.1"])).collect::<Vec<_>>();
-        // Another backend opens the port to nobody who must not reach itself.
+        // A second backend does not open the port to a pod that must not reach itself.
         let answer = ask(more, "shop/web", "svc/shop/s", 80);
         let veth = answer.egress.as_ref().unwrap().verdict;
         assert_eq!((answer.verdict, veth), (verdict, verdict), "{answer}");
@@ -453,8 +453,8 @@ fn names_match_what_the_pod_resolved() {
     assert_eq!(judge(Explainer::new(&cluster), "web", "192.0.2.7").0, Verdict::Deny, "unknown");
 }
 
-/// The programs do not record the names of a policy on trial, so a report of what it would deny says where a name
-/// matters.
+/// The programs do not record the names of an audited policy, so a report of its denials mentions the names that could
+/// decide.
 #[test]
 fn names_on_trial_are_not_recorded() {
     let name = |text: &str| DomainName::try_from(text.to_owned()).unwrap();

@@ -220,7 +220,7 @@ fn node_ports_of_other_nodes_need_every_backend() {
     assert!(world.egress(1, "192.0.2.2", 30080) && untranslated(&world, "192.0.2.2", 30080));
 }
 
-/// After the place of translation, only literal grants count for a Service's address: the proxy does not know the
+/// After the place of translation, only literal grants allow a Service's address: the proxy does not know the
 /// Service yet, or the packet is for the real host at that address.
 #[test]
 fn what_nobody_translated_is_judged_literally() {

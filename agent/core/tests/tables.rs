@@ -304,7 +304,8 @@ fn source_check_by_option() {
     }
 }
 
-/// The label asks for records of a namespace's pods, also if it comes or goes while they run; the option overrides it.
+/// The label of a namespace enables records of its pods' flows, also if the label is set or removed while pods run; the
+/// option overrides the label.
 #[test]
 fn flows_are_observed_by_label_or_option() {
     let deny = policy("a", "deny", select(&[("app", "db")]), Some(vec![]), None);
@@ -353,8 +354,8 @@ fn flows_are_observed_by_label_or_option() {
     }
 }
 
-/// Pods that ask for no source check are exempt if the operator lists their namespace; pods with an address in a listed
-/// block are exempt too. Nothing else exempts a pod.
+/// Pods that opt out of the source check are exempt if the operator lists their namespace; pods with an address in a
+/// listed block are exempt too. Nothing else exempts a pod.
 #[test]
 fn who_is_exempt_from_the_source_check() {
     let blocks = vec!["10.0.9.0/24".parse().unwrap()];

@@ -1,11 +1,11 @@
 //! Attachment of the programs: at the two hooks of pods' interfaces, and of the node's other devices.
 //!
 //! With TCX (kernel 6.6) an attachment is a link, pinned as `<ifindex>-<direction>`. It stays when the agent ends, and
-//! its program is replaced in one step. Without TCX it is a filter of our own priority and handle below the
-//! interface's clsact qdisc, which stays with the interface and is replaced in one step too. Either way our program is
-//! put first and passes on allowed packets (`TCX_NEXT`, `TC_ACT_UNSPEC`), so that other programs run as before.
-//! [`Attacher::attached`] finds programs that were put in front of it later, and [`Attacher::put_first`] restores the
-//! order.
+//! its program is replaced atomically. Without TCX it is a filter with netpold's priority and handle below the
+//! interface's clsact qdisc, which stays with the interface and is replaced atomically too. Either way netpold's
+//! program comes first and passes on allowed packets (`TCX_NEXT`, `TC_ACT_UNSPEC`), so that other programs run as
+//! before. [`Attacher::attached`] finds programs that were attached in front later, and [`Attacher::put_first`]
+//! restores the order.
 //!
 //! Directions are the pod's: pod egress is the TC ingress of the host side. Interfaces are addressed by index, in the
 //! network namespace of the calling thread.
@@ -175,8 +175,8 @@ impl Attacher {
         }
     }
 
-    /// Makes `program` the one that runs at a hook: replaces our program there in one step (every packet meets one of
-    /// the two), or adds it.
+    /// Attaches `program` at a hook: replaces netpold's program there atomically, so that every packet meets one of the
+    /// two, or adds the program.
     ///
     /// # Errors
     /// The kernel refuses; the former program stays. [`AttachError::is_gone`]: no such interface.
@@ -256,7 +256,7 @@ impl Attacher {
         Some(links.join(format!("{}{WATCHING}{:016x}", hook.file_name(), self.process)))
     }
 
-    /// Ends what [`Attacher::watch`] began, in this process or in one before it.
+    /// Ends the watching that [`Attacher::watch`] began, in this process or in an earlier one.
     ///
     /// # Errors
     /// The pins cannot be listed or removed.
@@ -265,7 +265,7 @@ impl Attacher {
         detach_all(links, |name| name.contains(WATCHING))
     }
 
-    /// Removes our program from a hook. A missing program or interface is no error.
+    /// Removes netpold's program from a hook. A missing program or interface is no error.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -276,7 +276,7 @@ impl Attacher {
         Ok(())
     }
 
-    /// Removes our program from a hook that is taken; a barrier stays.
+    /// Removes netpold's program from a claimed hook; a barrier stays.
     fn remove(&mut self, hook: Hook) -> Result<(), AttachError> {
         match &mut self.backend {
             Backend::Tcx { links, held } => {

@@ -67,7 +67,7 @@ impl Tables {
         let tables = compiler.desired();
         let budget = tables.count() / slices.max(1) + 1;
         let mut failed = Ok(());
-        let next = tables.tell(cursor, budget, &mut |desired| match self.check(&desired) {
+        let next = tables.visit(cursor, budget, &mut |desired| match self.check(&desired) {
             Ok(wrong) => note(&mut repaired, table(&desired), wrong),
             Err(error) => failed = Err(error),
         });

@@ -121,7 +121,7 @@ impl Barriers {
         lower(&mut lock(&self.raised), hook);
     }
 
-    /// Removes the barriers whose removal failed before.
+    /// Removes the barriers that could not be removed before.
     pub(super) fn lower_overdue(&self) {
         let mut raised = lock(&self.raised);
         let overdue = raised.iter().filter(|(_, barrier)| barrier.overdue);

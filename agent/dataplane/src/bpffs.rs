@@ -36,7 +36,7 @@ pub enum BpffsError {
         /// Cause.
         errno: Errno,
     },
-    /// Another agent uses the same pins.
+    /// The pins are in use by another agent.
     #[error(
         "--bpffs {}: another netpold agent is running on this pin root; nothing was changed. Stop it first, or use \
          another --bpffs for this one",

@@ -14,7 +14,7 @@ use super::role::{Role, Roles};
 /// A bridge with pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bridge {
-    /// All of its ports, by interface index.
+    /// Ports of the bridge, by interface index.
     pub ports: BTreeSet<u32>,
     /// Whether policy isolates one of its pods for egress.
     pub isolated: bool,

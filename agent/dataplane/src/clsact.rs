@@ -1,7 +1,7 @@
 //! Attachment for kernels without TCX: direct-action filters below the clsact qdisc.
 //!
-//! A second filter of ours may be in front temporarily: while ours moves to the front, and before the first programs
-//! are loaded (`gate.rs`, also with TCX).
+//! A second, temporary filter of netpold may be in front: while netpold's filter moves to the front, and before the
+//! first programs are loaded (`gate.rs`, also with TCX).
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -18,9 +18,9 @@ use crate::netlink::{Connection, Message, attributes, word};
 
 /// Priority before all filters with a default priority.
 const PRIORITY: u16 = 1;
-/// Handle of our filter, among the bpf filters of our priority: "npol" in ASCII.
+/// Handle of netpold's filter, among the bpf filters of its priority: "npol" in ASCII.
 const HANDLE: u32 = u32::from_be_bytes(*b"npol");
-/// Handle of our temporary filter.
+/// Handle of netpold's temporary filter.
 const TEMPORARY: u32 = u32::from_be_bytes(*b"nptm");
 const NAME: &str = "netpold";
 
@@ -39,13 +39,13 @@ impl Clsact {
         Connection::open().map(Self)
     }
 
-    /// Adds or replaces our filter. Without `NLM_F_EXCL` the kernel replaces a filter of the same handle in place,
-    /// while the old one serves packets under way; it puts a new one before the others of its priority.
+    /// Adds or replaces netpold's filter. Without `NLM_F_EXCL`, the kernel replaces a filter with the same handle in
+    /// place, while packets under way finish in the old filter; it puts a new filter before the others of the priority.
     pub(super) fn attach(&mut self, program: BorrowedFd<'_>, hook: Hook) -> io::Result<()> {
         self.put(program, hook, HANDLE).map(drop)
     }
 
-    /// Adds or replaces our temporary filter; returns whether it needed a new qdisc.
+    /// Adds or replaces the temporary filter; returns whether a qdisc was created.
     pub(super) fn attach_temporary(
         &mut self,
         program: BorrowedFd<'_>,
@@ -54,7 +54,8 @@ impl Clsact {
         self.put(program, hook, TEMPORARY)
     }
 
-    /// Puts our filter in front of those that were added to its priority after it. One of ours is in place throughout.
+    /// Moves netpold's filter in front of filters that were added to its priority later. A filter of netpold is
+    /// attached throughout.
     pub(super) fn put_first(&mut self, program: BorrowedFd<'_>, hook: Hook) -> io::Result<()> {
         self.put(program, hook, TEMPORARY)?;
         self.remove(hook, HANDLE)?;
@@ -105,12 +106,12 @@ impl Clsact {
         })
     }
 
-    /// Removes our filter, and then the qdisc if it has no other filter.
+    /// Removes netpold's filter, and the qdisc if it has no other filter.
     pub(super) fn detach(&mut self, hook: Hook) -> io::Result<()> {
         if self.remove(hook, HANDLE)? { self.tidy(hook.ifindex) } else { Ok(()) }
     }
 
-    /// Removes our temporary filter; with `qdisc` also the qdisc if it has no other filter.
+    /// Removes the temporary filter; with `qdisc` also the qdisc if it has no other filter.
     pub(super) fn detach_temporary(&mut self, hook: Hook, qdisc: bool) -> io::Result<()> {
         if self.remove(hook, TEMPORARY)? && qdisc { self.tidy(hook.ifindex) } else { Ok(()) }
     }
@@ -135,7 +136,7 @@ impl Clsact {
         self.request(RouteNetlinkMessage::DelQueueDiscipline(qdisc(ifindex)?), 0)
     }
 
-    /// Whether our filter is at a hook.
+    /// Whether netpold's filter is attached at a hook.
     pub(super) fn is_attached(&mut self, hook: Hook) -> io::Result<bool> {
         match self.filters(hook, Filter::read) {
             // No qdisc for filters.
@@ -153,7 +154,7 @@ impl Clsact {
         })
     }
 
-    /// Hooks with a temporary filter of ours.
+    /// Hooks with a temporary filter of netpold.
     pub(super) fn temporaries(&mut self) -> io::Result<Vec<Hook>> {
         self.found(|hook, filters| filters.iter().any(|f| f.is(TEMPORARY)).then_some(hook))
     }

@@ -34,7 +34,7 @@ use crate::bpf::mmap::{MappedArray, MmapError};
 
 /// Values of `CONFIG_HZ` on the supported architectures.
 const TICKS_PER_SECOND: [u32; 4] = [100, 250, 300, 1000];
-/// Sample long enough to tell 250 from 300 with an error of one tick at each end.
+/// Sample long enough to distinguish 250 from 300 with an error of one tick at each end.
 const CLOCK_SAMPLE: Duration = Duration::from_millis(200);
 const CLOCK_ATTEMPTS: u32 = 5;
 /// Age in seconds at which a claimed way belongs to a CPU that will not finish: publishing takes nanoseconds.

@@ -50,7 +50,7 @@ impl FlowMigration {
     /// Schedules the migration of flows from the tables of a generation.
     ///
     /// # Errors
-    /// Its maps cannot be pinned or mapped.
+    /// The maps of the generation cannot be pinned or mapped.
     pub(super) fn outgrow(
         &mut self,
         former: &Generation,

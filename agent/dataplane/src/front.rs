@@ -1,4 +1,4 @@
-//! Small programs that run in front of ours temporarily.
+//! Small programs that temporarily run in front of netpold's programs.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -194,8 +194,8 @@ pub struct Generation {
     maps: Maps,
     /// The pinned maps, by pin name.
     pinned: Vec<(&'static str, OwnedFd)>,
-    /// Numbers of the endpoints whose packets the former programs read for domain names; `None` once the programs of this
-    /// generation judge everywhere.
+    /// Numbers of the endpoints for which the former programs read DNS messages; `None` once the programs of this
+    /// generation are attached everywhere.
     read_before: Option<BTreeSet<u32>>,
 }
 
@@ -400,16 +400,16 @@ impl Generation {
         names::sweep(array(&self.bpf, LEARNED)?, endpoints).map_err(at(LEARNED))
     }
 
-    /// Ends the reading of connections to resolvers of the endpoints that operations give names: packets that passed
-    /// before were not read, so the place in the stream is not known.
+    /// Ends the reading of connections to resolvers for the endpoints to which operations give domain names: earlier
+    /// packets were not read, so the position in the stream is unknown.
     pub(super) fn end_streams_before(&self, ops: &[Op]) -> Result<BTreeSet<u32>, TableError> {
         let gaining = self.tables.gain_names(ops);
         self.end_streams(&gaining)?;
         Ok(gaining)
     }
 
-    /// Makes this generation the one behind `former`, whose programs read the packets of the endpoints of `named`, by
-    /// number. Likewise ends the reading of all other connections.
+    /// Prepares this generation to replace `former`. Ends the reading of connections to resolvers, except for the
+    /// endpoints `named`, for which the programs of `former` read DNS messages.
     pub(super) fn succeed(
         &mut self,
         former: Option<&Generation>,
@@ -423,8 +423,8 @@ impl Generation {
         Ok(())
     }
 
-    /// Likewise behind an attachment of this generation's programs: packets of these endpoints that passed before were not
-    /// read. Once more behind the next one, unless the programs are attached `everywhere`.
+    /// Likewise behind an attachment of this generation's programs: packets of these endpoints that passed before were
+    /// not read. Once more behind the next one, unless the programs are attached `everywhere`.
     pub(super) fn end_streams_attached(&mut self, everywhere: bool) -> Result<(), TableError> {
         let Some(named) = self.read_before.take() else { return Ok(()) };
         let ended = self.end_streams_without(&named);

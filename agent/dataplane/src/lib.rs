@@ -280,22 +280,23 @@ impl Dataplane {
         }
     }
 
-    /// Sets the interfaces that may hand on unjudged packets; all others may not, once all programs are attached.
+    /// Sets the interfaces that may hand on packets without the proof; all others may not, once all programs are
+    /// attached.
     pub fn devices_are(&mut self, devices: BTreeSet<u32>) {
         let ActiveGeneration { settings, generation, .. } = &mut self.active;
         settings.devices_are(devices, generation.as_mut());
     }
 
-    /// Tells the programs again of devices where that failed.
+    /// Repeats failed writes of devices to the programs' settings.
     pub fn reconcile_devices(&mut self) {
         if let Some((generation, settings)) = self.active.parts() {
             settings.let_devices_in(generation);
         }
     }
 
-    /// Makes the current generation's programs run at these interfaces and at no other: replaces a
-    /// former generation's, or another role's, attaches, and leaves interfaces that are not wanted
-    /// any more. Nothing before the first generation.
+    /// Attaches the current generation's programs to exactly these interfaces: replaces programs of a former generation
+    /// or of another role, attaches missing programs, and detaches from all other interfaces. Has no effect before the
+    /// first generation.
     pub fn attach(&mut self, wanted: &Roles) -> Problems {
         let Self { active, hooks, migration, .. } = self;
         let Some((generation, settings)) = active.parts() else { return Problems::new() };
@@ -364,8 +365,8 @@ impl Dataplane {
         self.active.generation().map_or(Ok(Vec::new()), |it| self.hooks.missing(it))
     }
 
-    /// Opens what a guard has closed of these interfaces, which are the node's own; gives those opened. `leads_away`:
-    /// whether one is a veth whose other side is in another namespace now.
+    /// Opens the interfaces of `home`, which are the node's own, that a guard has closed; returns the opened ones.
+    /// `leads_away`: whether an interface is now a veth with its peer in another namespace.
     ///
     /// # Errors
     /// The attachments cannot be listed, or the kernel refuses.
@@ -377,7 +378,7 @@ impl Dataplane {
         self.hooks.reopen(home, leads_away).map_err(|error| error.to_string())
     }
 
-    /// Puts our programs in front of those that were put in front of them. Gives the hooks.
+    /// Moves netpold's programs in front of foreign programs that were attached in front of them. Returns the hooks.
     ///
     /// # Errors
     /// The attachments cannot be listed.

@@ -1,4 +1,4 @@
-//! Domain names of policy, and trusted resolvers: the maps from which programs know whose answers count and for what.
+//! Domain names of policy, and trusted resolvers: the maps by which programs accept DNS answers.
 
 use std::collections::BTreeSet;
 use std::mem::offset_of;
@@ -144,7 +144,7 @@ pub(super) fn sweep(learned: &MapData, endpoints: &BTreeSet<u32>) -> Result<(), 
         }
         let endpoint = (entries.load_u64(index, offset_of!(NameEntry, name) + 8)? >> 32) as u32;
         if !endpoints.contains(&endpoint) {
-            // If a program was faster, the next sweep removes what is left.
+            // If a program changed the entry meanwhile, the next sweep removes it.
             entries.swap_u64(index, at, until, 0)?;
         }
     }

@@ -1,9 +1,9 @@
-//! Order of programs at a hook: ours run first.
+//! Order of programs at a hook: netpold's program runs first.
 //!
-//! A program in front that accepts (`TCX_PASS`, `TC_ACT_OK`) or redirects a packet ends its way through the hook
-//! before ours has seen it. Whether a program only observes is not visible from outside, so ours goes in front of
-//! each; observers then see the packets that policy allows. A tool that returns to the front again and again keeps the
-//! place, and is reported: two tools that both insist on it would never settle.
+//! If a program in front accepts (`TCX_PASS`, `TC_ACT_OK`) or redirects a packet, netpold's program does not run. No
+//! query shows whether a program only observes, so netpold's program moves in front of every other; observers then see
+//! the packets that policy allows. A tool that moves its program to the front repeatedly keeps the position, and is
+//! reported, because two such tools would move their programs forever.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -12,10 +12,10 @@ use super::attach::{Attached, Attacher, Hook};
 use super::generation::Generation;
 use super::role::Roles;
 
-/// Number of times that ours is put in front of others at one hook.
+/// Number of times that netpold's program is moved in front of others at one hook.
 const MOVES: u32 = 3;
 
-/// Foreign programs found ahead of ours.
+/// Foreign programs in front of netpold's.
 #[derive(Debug, Default)]
 pub(super) struct Order {
     moves: BTreeMap<Hook, u32>,
@@ -23,7 +23,7 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Puts our programs in front of foreign ones that were attached before them. Returns the hooks.
+    /// Moves netpold's programs in front of foreign programs. Returns the hooks.
     ///
     /// # Errors
     /// The attachments cannot be listed.
@@ -59,12 +59,12 @@ impl Order {
         Ok(moved)
     }
 
-    /// Problems of hooks where foreign programs stay in front of ours.
+    /// Problems of hooks where foreign programs stay in front of netpold's.
     pub(super) fn problems(&self) -> impl Iterator<Item = (Hook, &str)> {
         self.problems.iter().map(|(hook, problem)| (*hook, problem.as_str()))
     }
 
-    /// Puts our program first; returns false, without effect, after [`MOVES`] times.
+    /// Moves netpold's program to the front; has no effect and returns false after [`MOVES`] moves.
     fn put_first(
         &mut self,
         attacher: &mut Attacher,

@@ -37,7 +37,7 @@ pub(super) fn wait_for_programs() {
     }
 }
 
-/// Returns once every packet whose judgement began before the call has been judged, and most of them have reached
+/// Returns once every packet that was being judged at the call has been judged, and most of these packets have reached
 /// their exit. [`wait_for_programs`] does not wait for the latter.
 ///
 /// `MEMBARRIER_CMD_GLOBAL` (kernel 4.3) waits for an RCU grace period, and programs run inside RCU
@@ -57,9 +57,9 @@ fn visit_from_a_thread() -> bool {
     let Some(visitor) = VISITOR.get_or_init(|| proves_something().then(visitor).flatten()) else {
         return false;
     };
-    let (tell, told) = sync_channel(1);
+    let (done, visited) = sync_channel(1);
     // Without room the thread still waits for a busy processor in an earlier visit.
-    visitor.try_send(tell).is_ok() && told.recv_timeout(PATIENCE).unwrap_or(false)
+    visitor.try_send(done).is_ok() && visited.recv_timeout(PATIENCE).unwrap_or(false)
 }
 
 /// Starts a thread that visits the processors on request.
@@ -72,10 +72,10 @@ fn visitor() -> Option<SyncSender<Order>> {
 fn serve(orders: &Receiver<Order>) {
     priority::raise("updates wait longer for packets in flight");
     let everywhere = sched_getaffinity(THIS_THREAD);
-    while let Ok(tell) = orders.recv() {
+    while let Ok(done) = orders.recv() {
         let visited = online().is_some_and(|all| visit(&all, Instant::now() + PATIENCE));
         // The requester may have given up.
-        let _ = tell.send(visited);
+        let _ = done.send(visited);
         if let Ok(everywhere) = &everywhere {
             let _ = sched_setaffinity(THIS_THREAD, everywhere);
         }

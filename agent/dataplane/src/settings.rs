@@ -73,7 +73,7 @@ impl Devices {
         self.wanted = Some(wanted);
     }
 
-    /// Makes the words in force those that are wanted. What fails is tried again with the next call.
+    /// Writes the words that differ from the wanted ones. The next call repeats failed writes.
     fn bring<E: std::fmt::Display>(
         &self,
         in_force: &mut DeviceTable,
@@ -158,7 +158,8 @@ impl ActiveSettings {
         Ok(())
     }
 
-    /// Demands the proof once all programs are attached: an endpoint's packets without it then bypassed the programs.
+    /// Demands the proof once all programs are attached: from then on, an endpoint's packets without the proof have
+    /// bypassed the programs.
     pub(super) fn demand_proof(&mut self, generation: &mut Generation) {
         let Some(settings) = self.written.as_mut().filter(|it| it.demands_proof == 0) else {
             return;
@@ -190,7 +191,7 @@ impl ActiveSettings {
         }
     }
 
-    /// Tells the programs of the interfaces that they have not been told of yet.
+    /// Writes the interfaces that the programs' settings lack.
     pub(super) fn let_devices_in(&mut self, generation: &mut Generation) {
         let Some(settings) = self.written.as_mut().filter(|_| self.devices.wanted.is_some()) else {
             return;

@@ -214,7 +214,8 @@ impl TcHooks {
         Ok(missing)
     }
 
-    /// Opens what a guard has closed of these interfaces, which have no role and lead to no pod; gives those opened.
+    /// Opens the interfaces of `home`, which have no role and lead to no pod, that a guard has closed; returns the
+    /// opened ones.
     pub(super) fn reopen(
         &mut self,
         home: &BTreeSet<u32>,
@@ -295,7 +296,7 @@ impl TcHooks {
         !self.traced.is_empty() && self.traced.iter().all(|(hook, id)| found.get(hook) == Some(id))
     }
 
-    /// Puts our programs in front of foreign ones that were attached before them; returns the hooks.
+    /// Moves netpold's programs in front of foreign programs; returns the hooks.
     pub(super) fn reconcile_order(&mut self, generation: &Generation) -> Result<Vec<Hook>, String> {
         self.order.reconcile(&mut self.attacher, &self.attached, generation)
     }

@@ -22,7 +22,7 @@ pub struct Wanted {
     pub scope: Scope,
 }
 
-/// A device with our program.
+/// A device with netpold's program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uplink {
     /// Name of the device.

@@ -1,4 +1,4 @@
-//! Links of our namespace (veths, other devices, bridge ports), and their last reported state.
+//! Links of the agent's namespace (veths, other devices, bridge ports), and their last reported state.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::event::Event;
 use crate::message::LinkEvent;
 use crate::table::Table;
 
-/// Links of our namespace, and their last reported state.
+/// Links of the agent's namespace, and their last reported state.
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
     pub(super) veths: Table,

@@ -25,7 +25,8 @@ pub(super) struct Listening {
 }
 
 impl Listening {
-    /// Combines the sockets for link and route events of our namespace, for address events of all, and for the stop.
+    /// Combines the sockets for link and route events of the agent's namespace, for address events of all, and for the
+    /// stop.
     pub(super) fn new(links: Listener, addresses: Listener, stopped: UnixStream) -> Self {
         Self { links, addresses, stopped, storm: false }
     }

@@ -52,7 +52,7 @@ pub(super) enum LinkEvent {
     Gone(u32),
 }
 
-/// Builds a request for the routes in our namespace.
+/// Builds a request for the routes in the agent's namespace.
 pub(super) fn routes_request(family: AddressFamily) -> RouteNetlinkMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family;
@@ -135,14 +135,14 @@ pub(super) fn link_event(message: Message<'_>) -> Option<LinkEvent> {
 /// Content of a link message about veths with a peer in another namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OutsideVeth {
-    /// Such a veth, by interface index, is present.
+    /// A veth with a peer in another namespace is present, by its interface index.
     There(u32),
-    /// One end of a veth left for another namespace; the peer with this index is in ours.
+    /// One end of a veth left for another namespace; the peer with this index is in the agent's namespace.
     Left { index: u32, peer: u32 },
-    /// Another link of any kind left the namespace.
+    /// A link of any other kind left the agent's namespace.
     Gone(u32),
-    /// Both ends of a veth are in our namespace: the peer with this index leads here too. No event reports this for the
-    /// peer itself.
+    /// Both ends of a veth are in the agent's namespace: the peer with this index is a veth of the agent's namespace
+    /// too. No event reports this for the peer itself.
     Home(u32),
 }
 
@@ -228,7 +228,7 @@ fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(&value[..end]).into_owned()
 }
 
-/// Builds a request for all addresses in our namespace.
+/// Builds a request for all addresses in the agent's namespace.
 pub(super) fn own_addresses_request() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetAddress(AddressMessage::default())
 }

@@ -128,7 +128,7 @@ impl Veths {
         &self.known.existing
     }
 
-    /// Handles the pending events and the result of a listing. A later call repeats what failed.
+    /// Handles the pending events and the result of a listing. A later call repeats failed steps.
     pub fn changes(&mut self, mut each: impl FnMut(VethChange)) {
         // The result lacks events that came later, so they are handled first.
         let finished = self.listing.take_if(|listing| listing.is_finished());
@@ -183,12 +183,12 @@ impl AsFd for Veths {
     }
 }
 
-/// Interface indexes by what was last reported of them.
+/// Interface indexes by their last reported state.
 #[derive(Debug, Default)]
 struct Known {
     /// Interfaces of any kind that existed before the listener, until the first listing.
     existing: BTreeSet<u32>,
-    /// Interfaces whose next event is no appearance.
+    /// Known interfaces; their next event reports no new interface.
     known: BTreeSet<u32>,
     /// Veths that appeared (`true`) or went since the last listing was requested.
     since: BTreeMap<u32, bool>,

@@ -18,14 +18,14 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 /// Maximum number of removed interfaces in [`Table::gone`].
 const REMEMBERED: usize = 1024;
 
-/// Veth in our namespace.
+/// Veth in the agent's namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Veth {
     /// Interface index.
     pub(super) index: u32,
     /// Interface index of the peer in its own namespace.
     pub(super) peer: u32,
-    /// Identifier of the peer's namespace; `None`: our own, or one without an identifier.
+    /// Identifier of the peer's namespace; `None`: the agent's, or one without an identifier.
     pub(super) namespace: Option<i32>,
     /// Whether the peer is in another namespace.
     pub(super) leads_away: bool,
@@ -113,10 +113,10 @@ pub(super) struct Table {
     routes: BTreeMap<IpAddr, u32>,
     /// Indexes and incarnations of removed interfaces, for the detection of a reused index.
     gone: VecDeque<(u32, u64)>,
-    /// Links to query because their peer left our namespace.
+    /// Links to query because their peer left the agent's namespace.
     uncertain: Vec<u32>,
-    /// Links with both ends in our namespace at the last full listing. A new pair does not count: a CNI plugin often
-    /// moves one end right after the creation.
+    /// Links with both ends in the agent's namespace at the last full listing. A new pair does not count: a CNI plugin
+    /// often moves one end right after the creation.
     inner: BTreeSet<u32>,
     /// Links to query for addresses at once.
     changed: BTreeSet<u32>,
@@ -159,8 +159,8 @@ impl Table {
         self.changed.insert(index);
     }
 
-    /// Removes a link that left our namespace. If it was the peer of a remaining veth, it moved to another namespace;
-    /// no event reports this for the remaining veth.
+    /// Removes a link that left the agent's namespace. If it was the peer of a remaining veth, it moved to another
+    /// namespace; no event reports this for the remaining veth.
     pub(super) fn link_gone(&mut self, index: u32) {
         self.inner.remove(&index);
         if let Some(known) = self.links.remove(&index) {
@@ -277,7 +277,7 @@ impl Table {
         outside.map(|known| known.veth.index).collect()
     }
 
-    /// Takes the links to query because their peer left our namespace.
+    /// Takes the links to query because their peer left the agent's namespace.
     pub(super) fn uncertain(&mut self) -> Vec<u32> {
         distinct(std::mem::take(&mut self.uncertain))
     }

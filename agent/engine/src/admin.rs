@@ -1,6 +1,6 @@
-//! The control socket: HTTP/1 on a Unix socket, one request per connection. A request's body is JSON or empty; the answer
-//! is one JSON document, or a stream of JSON lines until one side ends it. A status other than 200 comes with the reason as
-//! text.
+//! The control socket: HTTP/1 on a Unix socket, one request per connection. A request's body is JSON or empty; the
+//! answer is one JSON document, or a stream of JSON lines until one side ends it. A status other than 200 comes with
+//! the reason as text.
 
 mod requests;
 
@@ -46,7 +46,7 @@ const JSON: [(header::HeaderName, &str); 1] = [(header::CONTENT_TYPE, "applicati
 /// Failure to create the control socket.
 #[derive(Debug, Error)]
 pub enum AdminError {
-    /// Another agent answers at the path.
+    /// The socket at the path belongs to another running agent.
     #[error(
         "--socket {}: another agent is listening there; stop it, or choose another socket",
         .0.display()
@@ -77,8 +77,8 @@ where
     })
 }
 
-/// Route to one JSON document about the engine, without a question in the request. All requests that wait for the engine
-/// share the next answer.
+/// Route to one JSON document about the engine, without a question in the request. All requests that wait for the
+/// engine share the next answer.
 pub fn shared<A: Serialize + 'static>(
     questions: &Arc<Questions>,
     answer: impl Fn(&Engine) -> A + Send + Sync + 'static,

@@ -1,9 +1,10 @@
 //! Denied packets, and flows that audited policies would deny, counted by workload.
 //!
-//! The kernel counts every dropped packet by direction and reason, and reports some of them one by one. A reported packet
-//! counts in the series of its workload; the others count in one series per direction and reason without workload. So the
-//! sum over the series of a direction and reason is the kernel's number, and no packet counts for a workload that was not
-//! seen to be its own. The same holds for audited flows, which the sweep of the flow table counts.
+//! The kernel counts every dropped packet by direction and reason, and reports some of them one by one. A reported
+//! packet is counted in the series of its workload; the others are counted in one series per direction and reason
+//! without workload. So the sum over the series of a direction and reason is the kernel's number, and no packet is
+//! attributed to a workload without a report. The same holds for audited flows, which the sweep of the flow table
+//! counts.
 
 mod series;
 

@@ -1,7 +1,7 @@
 //! Use of rules by traffic, read from the flow table at each sweep, so that packets do not pay for it.
 //!
 //! Every flow that policy allows at an isolated pod has an entry in the flow table until it has been idle for its
-//! timeout, 10 seconds at least. Each sweep visits every entry before it may remove it. A new flow counts for every
+//! timeout, 10 seconds at least. Each sweep visits every entry before it may remove it. A new flow is counted for every
 //! rule that allows it; packets of a known flow renew the last use of these rules. A sweep compares flows with rules up
 //! to a budget; the rest waits for the next sweep.
 //!
@@ -68,7 +68,7 @@ pub struct RuleUse {
     /// Number of flows that ended before they could be counted.
     missed: u64,
     cache: flows::Cache,
-    /// What pods resolved at the last sweep.
+    /// Addresses that pods had resolved at the last sweep.
     resolved: Resolved,
     trials: Trials,
     opened: Opened,
@@ -150,7 +150,7 @@ impl RuleUse {
         self.pods.follow(compiler);
     }
 
-    /// Sets what pods resolved, by which rules with domain names allow flows.
+    /// Sets the addresses that pods resolved, by which rules with domain names match flows.
     pub fn names_are(&mut self, resolved: Resolved) {
         // An evaluation without a name does not hold once a pod has resolved it.
         if !resolved.is_alike(&self.resolved) {

@@ -29,7 +29,7 @@ use crate::wire::ExportResponse;
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest answer that is read.
 const ANSWER_MAX: usize = 64 << 10;
-/// Longest pause that a collector may ask for.
+/// Longest pause that a collector may request.
 const RETRY_AFTER_MAX: Duration = Duration::from_mins(1);
 
 /// Address of a collector, and files with credentials. The files are read for each new connection or request, so a
@@ -76,7 +76,7 @@ impl FromStr for Endpoint {
 pub(crate) enum Retry {
     /// The collector refuses the request.
     Never,
-    /// After the pause that the collector asks for, if it does.
+    /// After the pause that the collector requests, if any.
     After(Option<Duration>),
 }
 
@@ -103,7 +103,8 @@ impl Client {
         Self { endpoint, http: None }
     }
 
-    /// Sends a message to a path below the endpoint; returns the number of rejected elements and the collector's reason.
+    /// Sends a message to a path below the endpoint; returns the number of rejected elements and the collector's
+    /// reason.
     pub(crate) async fn send(
         &mut self,
         path: &str,

@@ -1,4 +1,4 @@
-//! The tasks that send, and their handle. Whoever hands records over never waits for a collector.
+//! The tasks that send records, and their handle. A caller that hands records over never waits for a collector.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
@@ -99,7 +99,8 @@ impl Exporter {
         self.settings.verdicts.contains(&Outcome::Allow)
     }
 
-    /// Hands over events, and numbers of packets and flows without an event. Never waits; what finds no room is counted.
+    /// Queues events, and numbers of packets and flows without an event. Never waits; counts records for which the
+    /// queue has no room.
     pub fn send(&self, events: &[Event], unreported: &[Unreported]) {
         let now = logs::now();
         let wants = |outcome| self.settings.verdicts.contains(&outcome);

@@ -101,7 +101,7 @@ fn kind(outcome: Outcome, direction: Option<Direction>, reason: &str) -> Vec<Key
     verdict.into_iter().chain(directions.into_iter().flatten()).collect()
 }
 
-/// The pod whose policy decided.
+/// The pod at which policy decided.
 fn pod(event: &Event) -> impl Iterator<Item = KeyValue> {
     let pod = event.pod.iter().flat_map(|key| {
         [

@@ -1,4 +1,4 @@
-//! Encoded log records until they are sent, bounded in bytes. What finds no room is counted.
+//! Encoded log records until they are sent, bounded in bytes. Records without room are counted as lost.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -53,8 +53,8 @@ impl Queue {
         lock(&self.waiting).lost += records;
     }
 
-    /// Takes the oldest records, at most `records` of them, and the number of records lost since the last call. They wait
-    /// until [`Queue::done`].
+    /// Takes the oldest records, at most `records` of them, and the number of records lost since the last call. They
+    /// wait until [`Queue::done`].
     pub(crate) fn take(&self, records: usize) -> (Vec<Bytes>, u64) {
         let mut waiting = lock(&self.waiting);
         let number = records.min(waiting.records.len());
@@ -69,7 +69,7 @@ impl Queue {
         (taken, lost)
     }
 
-    /// Puts back what was taken last and is not done, because its sender has ended.
+    /// Puts back the records of the last [`Queue::take`] if they were not sent, because the sender has ended.
     pub(crate) fn put_back(&self) {
         let mut waiting = lock(&self.waiting);
         let (records, lost) = std::mem::take(&mut waiting.in_hand);

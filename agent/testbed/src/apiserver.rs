@@ -174,7 +174,7 @@ impl ApiServer {
         self.server.signal(Signal::SIGCONT);
     }
 
-    /// The etcd behind it.
+    /// The etcd of the API server.
     pub fn etcd(&mut self) -> &mut Etcd {
         &mut self.etcd
     }

@@ -1,4 +1,4 @@
-//! axe-core (MPL-2.0), by whose rules tests judge the accessibility of pages, in the user's cache. No part of a release.
+//! axe-core (MPL-2.0) in the user's cache: tests check the accessibility of pages by its rules. Not part of a release.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! SIGINT and the like as a flag, so a program can end orderly: guards do not run when a signal kills the process.
+//! Termination signals as a flag, so that a program can end by itself: destructors do not run when a signal kills it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

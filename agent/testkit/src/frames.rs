@@ -13,7 +13,7 @@ pub enum Family {
     V6,
 }
 
-/// Both families.
+/// IPv4 and IPv6.
 pub const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 /// IP protocol number of TCP.

@@ -157,7 +157,7 @@ impl Subject {
             || found == Some(self.oracle.judge_untranslated(pod, remote, protocol, port))
     }
 
-    /// Whether the pod's record asks for answers to denied packets exactly if the oracle does.
+    /// Whether the flags of the pod's record reject denied packets exactly if the oracle does.
     fn is_answered_rightly(&self, packet: &Packet, pod: &Pod, ifindex: u32) -> bool {
         let flags = self.world.tables.endpoint(ifindex).map_or(0, |endpoint| endpoint.flags);
         let found = match packet.direction {

@@ -206,7 +206,7 @@ impl Path<'_> {
         if !matches!(protocol, TCP | UDP | SCTP) {
             return Early::default();
         }
-        // What gets an answer is left to the hook.
+        // XDP leaves packets that get an answer to the hook.
         let flags = self.tables.endpoint(self.begun.ifindex).map_or(0, |endpoint| endpoint.flags);
         let answered = match direction {
             Direction::Ingress => is_wanted::<Ingress>(flags),

@@ -149,7 +149,7 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
             return if D::EGRESS { steps::asks(&steps) } else { steps::answers(&steps) };
         };
         let message = &frame[offset as usize..][..length as usize];
-        // SAFETY: the memory is as long as the longest message, and nobody else uses it now.
+        // SAFETY: the memory is as long as the longest message, and no other code uses it now.
         unsafe {
             (&mut (*self.flows.borrow().name_work()).message)[..message.len()]
                 .copy_from_slice(message);

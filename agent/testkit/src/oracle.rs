@@ -155,7 +155,7 @@ impl Oracle {
         self.first_at(address).or_else(|| self.second_at(address))
     }
 
-    /// Returns the owner of an address on a further network: the only pod with the address in its annotation (a
+    /// Returns the owner of an address on a secondary network: the only pod with the address in its annotation (a
     /// terminating pod gives way), unless the address belongs to a node, a Service or a node's pod range. Only private
     /// addresses count.
     fn second_at(&self, address: IpAddr) -> Option<&Pod> {

@@ -1,11 +1,11 @@
-//! A resolver's end of TCP as Linux has it with SYN cookies: a model that attacks run against. It keeps nothing of a SYN,
-//! and makes a connection of any ACK whose number is a cookie of this minute or the one before.
+//! Model of a resolver's TCP with the SYN cookies of Linux, as the target of attacks. The model keeps no state of a
+//! SYN, and opens a connection for any ACK with a cookie of this minute or the last one.
 
 use std::collections::BTreeMap;
 
 use netpold_ebpf::packet::protocol::{TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN};
 
-/// Flags that decide what becomes of a segment.
+/// Flags that decide about the treatment of a segment.
 const KINDS: u8 = TCP_SYN | TCP_ACK | TCP_FIN | TCP_RST;
 /// Farthest distance of an old acknowledgement, and of a byte beyond a gap.
 const WINDOW: u32 = 1 << 16;

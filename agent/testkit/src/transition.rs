@@ -185,13 +185,13 @@ pub fn step(
 }
 
 /// # Errors
-/// The values differ; the message contains `what` and both values.
+/// The values differ; the message contains `name` and both values.
 pub fn same<T: PartialEq + std::fmt::Debug>(
     found: &T,
     expected: &T,
-    what: &str,
+    name: &str,
 ) -> Result<(), String> {
-    if found == expected { Ok(()) } else { Err(format!("{what}: {found:?}, not {expected:?}")) }
+    if found == expected { Ok(()) } else { Err(format!("{name}: {found:?}, not {expected:?}")) }
 }
 
 /// Installs a generated state in one update.

@@ -1,7 +1,7 @@
-//! Headers in pages that the sending pod still writes (time of check, time of use). `vmsplice` and `splice` attach a page
-//! of the process to a datagram without a copy; a VXLAN device of the pod unpacks the datagram, so the page's bytes become
-//! the headers of a packet that leaves the pod. The pod rewrites them afterwards, from an allowed to a denied destination.
-//! Needs `NET_ADMIN` in the pod's own namespace.
+//! Headers in pages that the sending pod still writes (time of check, time of use). `vmsplice` and `splice` attach a
+//! page of the process to a datagram without a copy; a VXLAN device of the pod unpacks the datagram, so the page's
+//! bytes become the headers of a packet that leaves the pod. The pod rewrites them afterwards, from an allowed to a
+//! denied destination. Needs `NET_ADMIN` in the pod's own namespace.
 
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -26,7 +26,7 @@ const ALLOWED: u16 = 4000;
 const DENIED: u16 = 4001;
 /// Packets of an attack under policy. Without the defence one of twenty arrives where policy denies it, or all.
 const PACKETS: usize = 3_000;
-/// Packets between two looks at the receivers, whose buffers have room for them.
+/// Packets between two reads of the receivers; the receivers' buffers have room for them.
 const ROUND: usize = 100;
 /// Time in which the last packets would arrive.
 const LONG_ENOUGH: Duration = Duration::from_millis(300);
@@ -35,7 +35,7 @@ const VXLAN_PORT: u16 = 8472;
 const VXLAN_HEADER: [u8; 8] = [8, 0, 0, 0, 0, 0, 9, 0];
 const TUNNEL_MAC: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 1];
 const PEER_MAC: [u8; 6] = [0x0a, 0x58, 9, 0, 0, 2];
-/// A priority tag, of no VLAN. The tunnel device moves the IP header behind it to no other memory.
+/// A priority tag, of no VLAN. The tunnel device does not copy the IP header behind the tag.
 const PRIORITY_TAG: [u8; 4] = [0x81, 0, 0x20, 0];
 const PAGE: usize = 4096;
 
@@ -270,8 +270,8 @@ impl Receivers {
 /// The moment of the change.
 #[derive(Clone, Copy, PartialEq)]
 enum Rewritten {
-    /// All the while, by another thread. Without the defence, packets of which the judgement reads one version and the node
-    /// the other arrive at the denied end.
+    /// All the while, by another thread. Without the defence, packets of which the judgement reads one version and the
+    /// node the other arrive at the denied end.
     Meanwhile,
     /// After each packet is sent. Without the defence, the receiver reads the second version.
     Behind,
@@ -493,7 +493,8 @@ fn ringed(cluster: &Cluster) -> Vec<Attack> {
         .collect()
 }
 
-/// Asserts that packets with headers that change arrive at both ends without netpold, and with it at the allowed one alone.
+/// Asserts that packets with headers that change arrive at both ends without netpold, and with it at the allowed one
+/// alone.
 fn hold(attacks: fn(&Cluster) -> Vec<Attack>) {
     let mut cluster = world();
     let all = attacks(&cluster);

@@ -158,8 +158,8 @@ impl World {
         serde_json::from_str(&said).unwrap()
     }
 
-    /// Writes the report of a node's agent, dated `minutes` ago: name, enforcement and message of each policy; the name of
-    /// a ClusterNetworkPolicy begins with a slash.
+    /// Writes the report of a node's agent, dated `minutes` ago: name, enforcement and message of each policy; the name
+    /// of a ClusterNetworkPolicy begins with a slash.
     pub(crate) fn report(&self, node: &str, minutes: i64, policies: &[(&str, bool, &str)]) {
         let entry = |(name, enforced, message): &(&str, bool, &str)| {
             let (kind, namespace, name) = match name.strip_prefix('/') {
@@ -171,7 +171,7 @@ impl World {
                 "name": name, "pods": 1, "enforced": enforced,
                 "uid": policy["metadata"]["uid"], "observedGeneration": policy["metadata"]["generation"],
             });
-            // Agents omit what is empty.
+            // Agents omit empty fields.
             if !namespace.is_empty() {
                 entry["namespace"] = json!(namespace);
             }

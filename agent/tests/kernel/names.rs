@@ -65,7 +65,7 @@ fn random_rules(random: &mut Random) -> Vec<ClusterRule> {
     only(rules.collect())
 }
 
-/// Creates a pod that admits nobody and has these rules for egress.
+/// Creates a pod with all ingress denied and these rules for egress.
 fn world(rules: Vec<ClusterRule>) -> World {
     let dns = ("kube-system", "kube-dns");
     let compiled = Compiled::new([
@@ -168,7 +168,7 @@ fn conversations_open_the_same_as_on_the_host() {
     assert!(opened > 200 && closed > 200, "{opened} passed, {closed} did not");
 }
 
-/// A packet of a connection that somebody may forge, or the network may repeat.
+/// A packet of a connection that an attacker may forge, or that the network may repeat.
 fn forged(random: &mut Random, connection: &Connection, bytes: &[u8]) -> Packet {
     let at = random.below(bytes.len().min(1_000));
     let other = Connection { server: connection.server.wrapping_add(3), ..*connection };
@@ -318,8 +318,8 @@ fn fastest(world: &mut World, direction: Direction, frame: &[u8], before: Option
     took.by_ref().min().unwrap_or_default()
 }
 
-/// Shortest times of a SYN, its SYN-ACK, the acknowledgement, a question and an answer over TCP, of connections from many
-/// ports.
+/// Shortest times of a SYN, its SYN-ACK, the acknowledgement, a question and an answer over TCP, of connections from
+/// many ports.
 fn fastest_over_tcp(world: &mut World, ports: Range<u16>, answer: &[u8]) -> [u32; 5] {
     let mut least = [u32::MAX; 5];
     for port in ports {

@@ -122,7 +122,7 @@ fn answers_are_limited_by_second() {
     let Some(mut world) = rejecting() else { return };
     let frame = of(Direction::Egress, Family::V4, UDP, &udp(4000, 81, b"x"));
     let arrival = arrival(Direction::Egress);
-    // The first five do not count for the node.
+    // The node's limit does not include the first five.
     for (pod, node, count) in [(5, 100, 5), (100, 4, 4), (100, 4, 0), (0, 100, 0)] {
         let settings = &mut world.host.flows.settings;
         (settings.rejections, settings.node_rejections) = (pod, node);
@@ -217,8 +217,8 @@ fn resets_that_go_on_count_for_the_limit() {
     }
 }
 
-/// An answer of the program at one hook passes the other one as it is, whatever policy denies, and leaves its flow's entry
-/// as it is. Without one of its two marks it is judged.
+/// An answer of the program at one hook passes the other one as it is, whatever policy denies, and leaves its flow's
+/// entry as it is. Without one of its two marks it is judged.
 #[test]
 fn an_answer_passes_the_other_hook_unjudged() {
     let Some(mut world) = rejecting() else { return };

@@ -171,7 +171,7 @@ impl World {
             Direction::Egress => "netpold_egress",
         };
         let before = self.dropped(direction, reason);
-        // The pod's own program has judged what comes back to the pod.
+        // The pod's own program has judged packets that return to the pod.
         let is_hairpin = direction == Direction::Ingress && came_from == IFINDEX;
         let mark = if is_hairpin { self.host.flows.settings.proof } else { 0 };
         let once = Run { ingress_ifindex: came_from, mark, ..Run::once(frame) };

@@ -1,4 +1,4 @@
-//! Domain names: what pods reach after which lookups, with a resolver in a pod that answers as a test wants.
+//! Domain names: addresses that pods reach after lookups. A pod runs a resolver with the answers of the test.
 
 mod resolver;
 mod streams;
@@ -75,7 +75,7 @@ fn names(app: &str, resolver: &[IpAddr], names: &[&str]) -> Value {
     })
 }
 
-/// Pods client, other, server and dns on one node. The client admits nobody; it and the other reach names only.
+/// Pods client, other, server and dns on one node. Ingress of client is denied; client and other may reach only names.
 fn cluster(cni: Cni, patterns: &[&str], arguments: &[&str]) -> (Cluster, Zone) {
     let mut cluster = Cluster::one(cni).with_pods(&["client", "other", "server", "dns"]);
     let zone = resolver(cluster.pod("dns"));
@@ -194,7 +194,7 @@ fn get_hosts(cluster: &Cluster, pod: &str, resolver: IpAddr, options: &str, name
     String::from_utf8(getent.output().unwrap().stdout).unwrap()
 }
 
-/// The C library asks for A and AAAA at once from one port, with its search list, and with EDNS0 on request.
+/// The C library queries A and AAAA at once from one port, with its search list, and with EDNS0 on request.
 #[test]
 fn lookups_of_the_c_library_open_both_families() {
     require_root!();
@@ -210,7 +210,7 @@ fn lookups_of_the_c_library_open_both_families() {
     }
 }
 
-/// The connection begins as soon as the answer is read: nobody has to be told of the address first.
+/// The connection begins as soon as the answer is read: the programs open the address before the pod gets the answer.
 #[test]
 fn no_connection_is_faster_than_its_name() {
     require_root!();

@@ -1,4 +1,4 @@
-//! Interfaces of pods on further networks: a bridge for storage beside the first one, as Multus attaches it.
+//! Interfaces of pods on secondary networks: a second bridge for storage, as Multus attaches it.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn storage(number: u8) -> IpAddr {
     Ipv4Addr::new(192, 168, 77, number).into()
 }
 
-/// Returns the annotation as Multus writes it, with one further network.
+/// Returns the annotation as Multus writes it, with one secondary network.
 fn status_of(pod: &Pod, addresses: &[IpAddr]) -> String {
     let own: Vec<String> = pod.addresses().iter().map(ToString::to_string).collect();
     let further: Vec<String> = addresses.iter().map(ToString::to_string).collect();
@@ -33,7 +33,8 @@ fn annotate(cluster: &mut Cluster, name: &str, addresses: &[IpAddr]) {
     cluster.pod_mut(name).annotate(STATUS, &status);
 }
 
-/// Returns a cluster with four pods on a further network, without annotations; the server admits `friend` only.
+/// Returns a cluster with four pods on a secondary network, without annotations; the server allows ingress from
+/// `friend` only.
 fn world() -> Cluster {
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&PODS.map(|(name, _)| name));
     let node = &cluster.nodes[0];
@@ -222,7 +223,7 @@ fn forged_annotations_gain_nothing() {
         cluster.denied("stranger", "server");
         assert_eq!(arrivals(&cluster, "hostile", &[claim, storage(4)]), [storage(4)], "{claim}");
     }
-    // Claims another pod's address on the network: it counts for neither pod, and the hostile pod gains no source.
+    // Claims another pod's address on the network: neither pod owns it, and the hostile pod gains no source address.
     annotate(&mut cluster, "hostile", &[storage(3), storage(4)]);
     cluster.enforce();
     wait_for_line(

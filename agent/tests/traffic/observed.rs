@@ -1,4 +1,4 @@
-//! Flows of pods that no policy selects: recorded where the namespace's label asks for it, without a change of enforcement.
+//! Flows of pods that no policy selects: recorded if the namespace has the label, without a change of enforcement.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::observe::{events, kind};
 use crate::udp::socket;
 
-/// Port of datagrams that are sent while no label asks for records.
+/// Port of datagrams that are sent while no namespace has the label for records.
 const BEFORE: u16 = 7777;
 const PROTOCOLS: [Protocol; 4] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp, Protocol::Icmp];
 

@@ -78,29 +78,29 @@ impl Outcome {
     }
 }
 
-/// Starts pods on both nodes while `what` runs. `what` begins once the first batch runs. At least two batches are
+/// Starts pods on both nodes while `action` runs. `action` begins once the first batch runs. At least two batches are
 /// started.
 ///
 /// # Errors
-/// `what` fails, a pod does not start, or the traffic of a pod `open` is not detected.
+/// `action` fails, a pod does not start, or the traffic of a pod `open` is not detected.
 pub(super) fn during(
     state: &State,
     kubectl: &Kubectl,
-    what: impl FnOnce() -> Result<()> + Send,
+    action: impl FnOnce() -> Result<()> + Send,
 ) -> Result<Outcome> {
-    begin(state, kubectl, &[0, 1], false, what)
+    begin(state, kubectl, &[0, 1], false, action)
 }
 
-/// Starts pods on the second node alone while `what` runs. The pods stay until the end.
+/// Starts pods on the second node alone while `action` runs. The pods stay until the end.
 ///
 /// # Errors
 /// As [`during`].
 pub(super) fn while_second_reboots(
     state: &State,
     kubectl: &Kubectl,
-    what: impl FnOnce() -> Result<()> + Send,
+    action: impl FnOnce() -> Result<()> + Send,
 ) -> Result<Outcome> {
-    begin(state, kubectl, &[1], true, what)
+    begin(state, kubectl, &[1], true, action)
 }
 
 fn begin(
@@ -108,7 +108,7 @@ fn begin(
     kubectl: &Kubectl,
     nodes: &[usize],
     stay: bool,
-    what: impl FnOnce() -> Result<()> + Send,
+    action: impl FnOnce() -> Result<()> + Send,
 ) -> Result<Outcome> {
     let layout = Layout::of(state)?;
     let mut outcome = Outcome::default();
@@ -122,7 +122,7 @@ fn begin(
             begun: AtomicBool::new(false),
             end: AtomicBool::new(false),
         };
-        outcome = starts.run(what)?;
+        outcome = starts.run(action)?;
         Ok(())
     })?;
     Ok(outcome)
@@ -145,7 +145,7 @@ struct Starts<'a> {
 type Seen = (BTreeMap<IpAddr, u64>, BTreeSet<IpAddr>);
 
 impl Starts<'_> {
-    fn run(&self, what: impl FnOnce() -> Result<()> + Send) -> Result<Outcome> {
+    fn run(&self, action: impl FnOnce() -> Result<()> + Send) -> Result<Outcome> {
         self.kubectl.apply(&setting().to_string())?;
         let open: Vec<String> = self.nodes.iter().map(|node| format!("open-{node}")).collect();
         self.apply(self.nodes.iter().map(|node| self.pod(*node, "open", &format!("open-{node}"))))?;
@@ -158,7 +158,7 @@ impl Starts<'_> {
                 while ![&self.begun, &self.end].iter().any(|flag| flag.load(Ordering::Relaxed)) {
                     thread::sleep(Duration::from_millis(10));
                 }
-                let result = what();
+                let result = action();
                 self.end.store(true, Ordering::Relaxed);
                 result
             });

@@ -17,7 +17,7 @@ const START: Duration = Duration::from_secs(20);
 /// An agent promises to notice a changed file within 200 ms; twice that for a busy machine.
 const PICKED_UP: Duration = Duration::from_millis(400);
 
-/// Arguments of cargo for the agent, without debugging information and what is optimized for the tests' sake alone.
+/// Arguments of cargo for the agent, without debugging information and without optimizations that only tests need.
 const BUILD: [&str; 15] = [
     "build",
     "--package",

@@ -50,7 +50,7 @@ pub struct CniResult {
     pub addresses: Vec<IpAddr>,
     /// Names of interfaces on the node, the pod's veth among them.
     pub interfaces: Vec<String>,
-    /// Result for a further network of the pod (attachment name other than `eth0`); its addresses are not pod
+    /// Result for a secondary network of the pod (attachment name other than `eth0`); its addresses are not pod
     /// addresses.
     pub further: bool,
     /// Hardware address of the veth's peer in the pod.
@@ -87,7 +87,7 @@ pub(super) fn is_mirrored(pod: &Pod) -> bool {
 /// Evidence for a binding, the weakest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Proof {
-    /// Another veth of the namespace is bound.
+    /// Another veth in the same namespace is bound to the pod.
     Namespace,
     /// The first addresses inside, or an earlier agent's binding.
     Inside,

@@ -82,7 +82,7 @@ impl Intake<'_> {
         let named = old.into_iter().chain(new.as_ref().map(|service| &service.cluster)).flatten();
         // An interface address may become, or cease to be, an address of the own node.
         dirty.addresses.extend(named.filter(|address| cluster.nodes.found().contains(address)));
-        // Nor is it a pod's on a further network.
+        // Nor is it a pod's on a secondary network.
         let all = [cluster.services().get(key), new.as_ref()]
             .map(|service| service.map_or(&[][..], |service| &service.addresses[..]).to_vec());
         let claimed = all.into_iter().flatten().filter(|it| cluster.pods.is_claimed_second(*it));

@@ -9,8 +9,8 @@ use crate::model::{Action, ClusterPolicy, Direction, Enforcement, Pod, Tier};
 use crate::ports::blocks::grant;
 use crate::ports::tries::Tries;
 
-/// Returns the egress rules, each with its policy and index, whose domain names match nothing because their group is
-/// beyond the limit. `policies`: those of a pod, in order of evaluation.
+/// Returns the egress rules with domain names that match nothing because the rule's group is beyond [`NAME_GROUPS`],
+/// each with its policy and index. `policies`: the policies of a pod, in order of evaluation.
 pub(crate) fn beyond_limit<'p>(policies: &[&'p ClusterPolicy]) -> Vec<(&'p ClusterPolicy, usize)> {
     let (mut beyond, mut groups) = (Vec::new(), 0);
     let (mut names, mut tries) = (BTreeMap::new(), Tries::default());
@@ -37,8 +37,8 @@ pub(crate) fn beyond_limit<'p>(policies: &[&'p ClusterPolicy]) -> Vec<(&'p Clust
 }
 
 impl Cluster {
-    /// Returns the enforced egress rules, each with its policy and index, whose domain names match nothing for a pod:
-    /// the tables hold those of [`NAME_GROUPS`] groups of rules.
+    /// Returns the enforced egress rules with domain names that match nothing for a pod, each with its policy and
+    /// index: the tables hold the names of [`NAME_GROUPS`] groups of rules.
     #[must_use]
     pub fn names_beyond_limit(&self, pod: &Pod) -> Vec<(&ClusterPolicy, usize)> {
         let policies = self.policies_about((pod, true), Direction::Egress).of_cluster();

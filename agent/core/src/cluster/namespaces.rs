@@ -26,7 +26,7 @@ impl Namespaces {
         )
     }
 
-    /// The treatment of denied packets that a namespace asks for.
+    /// Treatment of denied packets by the annotation of a namespace.
     pub(super) fn denial(&self, name: &str) -> Option<Denial> {
         self.0.get(name)?.denial
     }

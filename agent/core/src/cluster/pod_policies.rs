@@ -52,9 +52,9 @@ impl<'c, 'p> PodPolicies<'c, 'p> {
         self.of_cluster().filter(|it| it.enforcement == Enforcement::Enforce).cloned().collect()
     }
 
-    /// Treatment of the pod's packets that policy denies: they are answered only if all policies that may deny one say
-    /// so: the NetworkPolicies that isolate the pod, and the ClusterNetworkPolicies with a Deny rule; those of
-    /// the Baseline tier only if no NetworkPolicy isolates the pod. `with_trials`: audited policies count too.
+    /// Treatment of the pod's denied packets: reject only if every policy that may deny a packet has reject. These are
+    /// the NetworkPolicies that isolate the pod, and the ClusterNetworkPolicies with a Deny rule, of the Baseline tier
+    /// only if no NetworkPolicy isolates the pod. `with_trials`: audited policies are included.
     #[must_use]
     pub fn denial(self, with_trials: bool) -> Denial {
         let namespace = self.namespaces.denial(&self.pod.key.namespace);

@@ -19,7 +19,7 @@ pub(crate) struct Pods {
     by_labels: PodsByLabels,
     /// Address claims of these pods.
     claims: Claims,
-    /// Claims of addresses on further networks.
+    /// Claims of addresses on secondary networks.
     second: SecondClaims,
     node_names: Strings,
 }
@@ -40,12 +40,12 @@ impl Pods {
         self.claimants(address).max_by_key(|pod| precedence(pod))
     }
 
-    /// Returns the claims of addresses on further networks.
+    /// Returns the claims of addresses on secondary networks.
     pub(super) fn second(&self) -> &SecondClaims {
         &self.second
     }
 
-    /// Whether a pod claims an address on a further network.
+    /// Whether a pod claims an address on a secondary network.
     pub(crate) fn is_claimed_second(&self, address: IpAddr) -> bool {
         self.second.has(address)
     }

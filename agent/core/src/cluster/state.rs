@@ -33,7 +33,7 @@ pub struct Cluster {
     /// Service frontends and their backends.
     pub(crate) translation: Services,
     pub(crate) interfaces: Interfaces,
-    /// Blocks in which addresses of further networks count.
+    /// Blocks in which addresses of secondary networks are accepted.
     pub(super) second_networks: SecondNetworks,
     /// Treatment of packets that policies without an annotation deny.
     denial: Denial,
@@ -46,7 +46,7 @@ impl Cluster {
         Self { nodes: Nodes::new(node.into()), ..Self::default() }
     }
 
-    /// Replaces the blocks in which addresses of further networks count.
+    /// Replaces the blocks in which addresses of secondary networks are accepted.
     #[must_use]
     pub fn with_second_networks(self, second_networks: SecondNetworks) -> Self {
         Self { second_networks, ..self }
@@ -181,8 +181,8 @@ impl Cluster {
         self.namespaces.labels(name)
     }
 
-    /// Returns the owner of an address: by status, see [`Pod::created`], else by a claim on a further network. Neither
-    /// a hostNetwork pod nor a finished one owns an address.
+    /// Returns the owner of an address: by status, see [`Pod::created`], else by a claim on a secondary network.
+    /// Neither a hostNetwork pod nor a finished one owns an address.
     #[must_use]
     pub fn owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
         self.first_owner(address).or_else(|| self.second_owner(address))
@@ -194,7 +194,7 @@ impl Cluster {
         self.pods.owner(address)
     }
 
-    /// Returns the owner of an address on a further network: the only pod that claims it, if the address is in one of
+    /// Returns the owner of an address on a secondary network: the only pod that claims it, if the address is in one of
     /// the blocks for such networks and belongs to no other object.
     #[must_use]
     pub fn second_owner(&self, address: IpAddr) -> Option<&Arc<Pod>> {
@@ -202,7 +202,7 @@ impl Cluster {
         self.refusal(address).is_none().then_some(claimant)
     }
 
-    /// Returns the reason why no claim to an address on a further network counts, apart from competing claims.
+    /// Returns the reason why no claim to an address on a secondary network is accepted, apart from competing claims.
     fn refusal(&self, address: IpAddr) -> Option<Refusal> {
         if !self.second_networks.contains(address) {
             return Some(Refusal::Elsewhere);
@@ -220,7 +220,8 @@ impl Cluster {
         self.nodes.is_in_pod_range(address).then_some(Refusal::PodRange)
     }
 
-    /// Returns the reason why the claim of a pod to an address on a further network does not count; `None`: it counts.
+    /// Returns the reason why a pod's claim to an address on a secondary network is not accepted; `None`: it is
+    /// accepted.
     #[must_use]
     pub fn refused(&self, pod: &Pod, address: IpAddr) -> Option<Refusal> {
         if let Some(refusal) = self.refusal(address) {
@@ -238,7 +239,7 @@ impl Cluster {
         )
     }
 
-    /// Returns the permitted source addresses of a pod at an interface. On a further network a CNI result is proof,
+    /// Returns the permitted source addresses of a pod at an interface. On a secondary network a CNI result is proof,
     /// unless another object has the address; without a result the annotation counts, under the same conditions as for
     /// peers.
     #[must_use]
@@ -268,7 +269,7 @@ impl Cluster {
         addresses
     }
 
-    /// Returns the claimed addresses on further networks that count for a pod.
+    /// Returns the accepted addresses of a pod on secondary networks.
     pub fn second_addresses<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = IpAddr> + 'a {
         pod.second_addresses().filter(move |address| self.refused(pod, *address).is_none())
     }

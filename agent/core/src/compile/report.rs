@@ -84,7 +84,7 @@ pub enum Problem {
         /// The pod.
         pod: Key,
     },
-    /// A local pod asks for no source check in a namespace that may not.
+    /// A local pod opts out of the source check in a namespace that is not exempt.
     SourceNotExempt {
         /// The pod.
         pod: Key,
@@ -100,7 +100,7 @@ pub enum Problem {
     NoSlot {
         /// The interface.
         ifindex: u32,
-        /// The pod behind it.
+        /// The pod behind the interface.
         pod: Key,
     },
     /// The last update was refused.

@@ -115,19 +115,19 @@ type Tell = fn(&DesiredTables<'_>, std::ops::Range<u32>, &mut dyn FnMut(DesiredE
 
 /// Sections of a pass, in order.
 const SECTIONS: [(Count, Tell); 7] = [
-    (|_| 65_536 / ROOT_CHUNK, |all, range, tell| all.tell_root(range, tell)),
+    (|_| 65_536 / ROOT_CHUNK, |all, range, visit| all.visit_root(range, visit)),
     (
         |all| all.tables.addresses.ipv4_trie.slots.needed(),
-        |all, range, tell| all.tell_trie(range, tell),
+        |all, range, visit| all.visit_trie(range, visit),
     ),
-    (|all| all.tables.rows.slots.needed(), |all, range, tell| all.tell_rows(range, tell)),
+    (|all| all.tables.rows.slots.needed(), |all, range, visit| all.visit_rows(range, visit)),
     (
         |all| all.tables.port_sets.bitmap_slots.needed(),
-        |all, range, tell| all.tell_bitmaps(range, tell),
+        |all, range, visit| all.visit_bitmaps(range, visit),
     ),
-    (|_| ENDPOINT_SLOTS, |all, range, tell| all.tell_endpoints(range, tell)),
-    (|all| all.ipv6_count(), |all, range, tell| all.tell_v6(range, tell)),
-    (|all| all.tables.names.count(), |all, range, tell| all.tables.names.tell(range, tell)),
+    (|_| ENDPOINT_SLOTS, |all, range, visit| all.visit_endpoints(range, visit)),
+    (|all| all.ipv6_count(), |all, range, visit| all.visit_v6(range, visit)),
+    (|all| all.tables.names.count(), |all, range, visit| all.tables.names.visit(range, visit)),
 ];
 
 impl DesiredTables<'_> {
@@ -137,13 +137,13 @@ impl DesiredTables<'_> {
         SECTIONS.iter().map(|(count, _)| count(self)).sum()
     }
 
-    /// Passes the next `budget` elements to `tell`, and returns the position after them. After the last element the
-    /// next pass begins. The elements equal the installed ones only if the last update was written.
-    pub fn tell(
+    /// Passes the next `budget` elements to `visit`, and returns the position after them. The position after the last
+    /// element is the start. The elements equal the installed ones only if the last update was written.
+    pub fn visit(
         &self,
         mut cursor: Cursor,
         mut budget: u32,
-        tell: &mut dyn FnMut(DesiredElement<'_>),
+        visit: &mut dyn FnMut(DesiredElement<'_>),
     ) -> Cursor {
         while budget > 0 {
             let Some((count, section)) = SECTIONS.get(cursor.section) else {
@@ -151,7 +151,7 @@ impl DesiredTables<'_> {
             };
             let end = count(self).min(cursor.next.saturating_add(budget));
             let next = cursor.next.min(end);
-            section(self, next..end, tell);
+            section(self, next..end, visit);
             budget -= end - next;
             cursor.next = end;
             if end == count(self) {
@@ -184,47 +184,51 @@ impl DesiredTables<'_> {
         hosts + cidrs
     }
 
-    fn tell_root(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
+    fn visit_root(&self, range: std::ops::Range<u32>, visit: &mut dyn FnMut(DesiredElement<'_>)) {
         for chunk in range {
             let first = chunk * ROOT_CHUNK;
             let words = self.tables.addresses.ipv4_trie.root();
-            tell(DesiredElement::TrieRoot(first, &words[first as usize..][..ROOT_CHUNK as usize]));
+            visit(DesiredElement::TrieRoot(first, &words[first as usize..][..ROOT_CHUNK as usize]));
         }
     }
 
-    fn tell_trie(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
+    fn visit_trie(&self, range: std::ops::Range<u32>, visit: &mut dyn FnMut(DesiredElement<'_>)) {
         for id in range {
             if let Some(block) = self.tables.addresses.ipv4_trie.block(id) {
-                tell(DesiredElement::TrieBlock(id, block));
+                visit(DesiredElement::TrieBlock(id, block));
             }
         }
     }
 
-    fn tell_rows(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
-        self.tables.rows.expected(range, &self.tables.port_sets, tell);
+    fn visit_rows(&self, range: std::ops::Range<u32>, visit: &mut dyn FnMut(DesiredElement<'_>)) {
+        self.tables.rows.expected(range, &self.tables.port_sets, visit);
     }
 
-    fn tell_bitmaps(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
-        self.tables.port_sets.expected(range, self.tries, tell);
-    }
-
-    fn tell_endpoints(
+    fn visit_bitmaps(
         &self,
         range: std::ops::Range<u32>,
-        tell: &mut dyn FnMut(DesiredElement<'_>),
+        visit: &mut dyn FnMut(DesiredElement<'_>),
+    ) {
+        self.tables.port_sets.expected(range, self.tries, visit);
+    }
+
+    fn visit_endpoints(
+        &self,
+        range: std::ops::Range<u32>,
+        visit: &mut dyn FnMut(DesiredElement<'_>),
     ) {
         let records = self.tables.endpoints.live.values().filter_map(|live| live.record.as_ref());
         let records: std::collections::BTreeMap<u32, &Endpoint> =
             records.map(|(slot, record)| (*slot, record)).collect();
         for slot in range {
-            tell(DesiredElement::Endpoint(slot, records.get(&slot).copied()));
+            visit(DesiredElement::Endpoint(slot, records.get(&slot).copied()));
         }
     }
 
-    fn tell_v6(&self, range: std::ops::Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
+    fn visit_v6(&self, range: std::ops::Range<u32>, visit: &mut dyn FnMut(DesiredElement<'_>)) {
         let all = self.tables.addresses.entries(Family::V6);
         for (prefix, class) in all.skip(range.start as usize).take(range.len()) {
-            tell(if prefix.is_host() {
+            visit(if prefix.is_host() {
                 DesiredElement::Host6(prefix.v6(), class)
             } else {
                 DesiredElement::Cidr6(prefix.net6(), class)

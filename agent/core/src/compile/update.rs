@@ -353,11 +353,12 @@ impl Update<'_> {
     }
 }
 
-/// The Service whose address pods get as their resolver, unless their DNS is configured otherwise.
+/// The cluster's DNS Service: the kubelet gives its address to pods as their resolver by default.
 const CLUSTER_DNS: (&str, &str) = ("kube-system", "kube-dns");
 
-/// Trusted resolvers: those of the options, the cluster's DNS Service, and its backends. An address that another Service
-/// has as an external one is none: whoever may write a Service could have its packets translated to a server of his.
+/// Trusted resolvers: those of the options, the cluster addresses of the DNS Service, and the Service's backends. An
+/// external address of another Service is not trusted: the author of such a Service could have packets to a resolver
+/// translated to his own server.
 fn resolvers<'a>(cluster: &'a Cluster, options: &'a Options) -> impl Iterator<Item = IpAddr> + 'a {
     let key = Key::new(CLUSTER_DNS.0, CLUSTER_DNS.1);
     let service = cluster.services().get(&key).map(|service| service.cluster.clone());

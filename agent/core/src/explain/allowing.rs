@@ -2,8 +2,8 @@
 //!
 //! A [`RuleIndex`] finds the peers of a policy that may match an address by a common property: a prefix, or a label
 //! of the address's pod. The found peers are then compared literally, so the index decides nothing. A flow to a
-//! Service's address counts for the rules that allow the address and for the rules that allow one of its backends:
-//! the chosen backend is not known.
+//! Service's address is attributed to the rules that allow the address and to the rules that allow one of the Service's
+//! backends, because the chosen backend is not known.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -181,20 +181,20 @@ impl Peers {
         this
     }
 
-    /// Passes each peer that may match to `tell`.
-    fn candidates(&self, traffic: &Traffic<'_>, mut tell: impl FnMut(Place)) {
+    /// Passes each peer that may match to `visit`.
+    fn candidates(&self, traffic: &Traffic<'_>, mut visit: impl FnMut(Place)) {
         let remote = traffic.remote;
         for length in &self.lengths[usize::from(remote.is_ipv6())] {
             let net = IpNet::new(remote, *length).ok().map(|net| net.trunc());
             let places = net.and_then(|net| self.blocks.get(&net));
-            places.into_iter().flatten().for_each(|place| tell(*place));
+            places.into_iter().flatten().for_each(|place| visit(*place));
         }
-        self.others.iter().for_each(|place| tell(*place));
+        self.others.iter().for_each(|place| visit(*place));
         let Some(pod) = traffic.remote_pod else { return };
         let mut of = |labels: &ByLabel, has: &Labels| {
             // A pod has one value per label name, so no peer is found twice.
             let values = has.iter().filter_map(|(key, value)| labels.get(key)?.get(value));
-            values.flatten().for_each(|place| tell(*place));
+            values.flatten().for_each(|place| visit(*place));
         };
         of(&self.by_pod, &pod.labels);
         if let Some(labels) = &traffic.remote_namespace {
@@ -233,7 +233,7 @@ impl<'c> Allowing<'c> {
         Self { cluster, resolved: None }
     }
 
-    /// Matches domain names by what pods resolved.
+    /// Matches domain names by the addresses that pods resolved.
     #[must_use]
     pub fn with_resolved(mut self, resolved: &'c Resolved) -> Self {
         self.resolved = Some(resolved);

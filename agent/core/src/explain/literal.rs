@@ -18,7 +18,7 @@ pub(super) struct Literal<'c> {
     pub(super) cluster: &'c Cluster,
     /// Whether policies on trial count as enforced.
     pub(super) with_trials: bool,
-    /// What pods resolved, if that is known.
+    /// Addresses that pods resolved, if known.
     pub(super) resolved: Option<&'c Resolved>,
 }
 
@@ -59,8 +59,8 @@ impl<'c> Literal<'c> {
         (judge(Direction::Egress), judge(Direction::Ingress))
     }
 
-    /// Judges one direction: egress of the sender, or ingress of the receiver; `None` if that side is no pod. `asked` as in
-    /// [`Literal::judge_pair`].
+    /// Judges one direction: egress of the sender, or ingress of the receiver; `None` if that side is no pod. `asked`
+    /// as in [`Literal::judge_pair`].
     pub(super) fn judge_one_way(
         &self,
         direction: Direction,

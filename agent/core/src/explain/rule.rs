@@ -32,12 +32,12 @@ pub(super) struct Traffic<'a> {
     pub(super) names: Names<'a>,
 }
 
-/// What is known of the domain names to which the remote address belongs.
+/// Known domain names of the remote address.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Names<'a> {
-    /// Nothing; a name matches no address.
+    /// No name is known, so a name matches no address.
     Unknown,
-    /// What pods resolved.
+    /// Addresses that pods resolved.
     Resolved(&'a Resolved),
     /// The pod resolved this name, or any name below this wildcard, to the address.
     Assumed(&'a DomainName),
@@ -134,7 +134,8 @@ impl Traffic<'_> {
             nearest.map(|(_, policy, index, rule)| self.nearest(policy, index, rule));
     }
 
-    /// Returns whether a rule allows the address before translation; `peer` and `port` are its matches behind it.
+    /// Returns whether a rule allows the address before translation; `peer` and `port`: whether they match after
+    /// translation.
     fn is_for_asked(&self, rule: &Rule, peer: Hit, port: Hit) -> bool {
         let Some((address, number)) = self.asked else { return false };
         let is_block = |peer: &Peer| matches!(peer, Peer::Block(block) if block.contains(address));

@@ -27,9 +27,9 @@ struct Match<'p> {
 /// Limits of the tables for the domain names of a pod's rules, computed when a name matters.
 struct NameLimits<'p> {
     policies: &'p [&'p ClusterPolicy],
-    /// Rules whose domain names match nothing.
+    /// Rules with domain names that match nothing.
     beyond: OnceCell<Vec<(&'p ClusterPolicy, usize)>>,
-    /// The names to which a question counts.
+    /// The names to which the programs attribute a question.
     matched: OnceCell<BTreeSet<&'p DomainName>>,
 }
 
@@ -44,7 +44,8 @@ impl<'p> NameLimits<'p> {
         beyond.iter().any(|(of, rule)| std::ptr::eq(*of, policy) && *rule == index)
     }
 
-    /// Whether a question counts for a name that covers it: it counts for the shortest ones.
+    /// Whether the programs attribute a question to a name that covers it: only to the [`NAME_MATCHES`] names with the
+    /// fewest labels.
     fn is_matched(&self, name: &DomainName, asked: &DomainName) -> bool {
         let matched = self.matched.get_or_init(|| {
             let admin = self.policies.iter().filter(|policy| policy.tier == Tier::Admin);
@@ -170,8 +171,8 @@ impl Traffic<'_> {
         })
     }
 
-    /// Describes the rules on trial before an index that would match if the pod has resolved a name that no enforced rule
-    /// has: the programs do not record it.
+    /// Describes the rules on trial before an index that would match if the pod has resolved a name that no enforced
+    /// rule has: the programs do not record it.
     fn names_on_trial(
         &self,
         policy: &ClusterPolicy,

@@ -29,7 +29,7 @@ pub enum Owner {
     Unbound,
     /// This pod, whatever addresses it uses.
     Pod(Bound),
-    /// No pod; only the own node may reach the addresses behind it and be reached from them.
+    /// No pod; traffic of the addresses behind the interface is allowed only with the own node.
     Denied,
 }
 
@@ -40,8 +40,8 @@ pub struct Bound {
     pub pod: Arc<Pod>,
     /// State of the pod in the API.
     pub standing: Standing,
-    /// A further interface of the pod. Its addresses are those of a CNI plugin's answer, if there is one, else those
-    /// of [`Pod::second`] that count for the pod.
+    /// Whether the interface is on a secondary network of the pod. Its addresses are those of a CNI result, else the
+    /// accepted addresses of [`Pod::second`].
     pub second: bool,
     /// Hardware address from which frames must come; `None`: unknown.
     pub station: Option<[u8; 6]>,

@@ -47,7 +47,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// Both directions, in the order of the API.
+    /// Ingress and egress, in the order of the API.
     pub const BOTH: [Self; 2] = [Self::Ingress, Self::Egress];
 
     /// The direction of replies.

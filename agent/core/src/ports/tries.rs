@@ -174,20 +174,20 @@ impl Tries {
         (set == ALL).then_some(lowest)
     }
 
-    /// Passes the ranges of a set of ports to `tell` in order, both ends included; adjacent ranges are not merged.
-    pub(crate) fn each_range(&self, set: Trie, tell: &mut impl FnMut(u16, u16)) {
-        self.ranges_below(PORT, set, 0, tell);
+    /// Passes the ranges of a set of ports to `visit` in order, both ends included; adjacent ranges are not merged.
+    pub(crate) fn each_range(&self, set: Trie, visit: &mut impl FnMut(u16, u16)) {
+        self.ranges_below(PORT, set, 0, visit);
     }
 
-    fn ranges_below(&self, bits: u32, set: Trie, first: u32, tell: &mut impl FnMut(u16, u16)) {
+    fn ranges_below(&self, bits: u32, set: Trie, first: u32, visit: &mut impl FnMut(u16, u16)) {
         match set {
             NONE => {}
-            ALL => tell(first as u16, (first + ((1u32 << bits) - 1)) as u16),
+            ALL => visit(first as u16, (first + ((1u32 << bits) - 1)) as u16),
             _ if bits == 0 => {}
             node => {
                 let [low, high] = self.halves(node);
-                self.ranges_below(bits - 1, low, first, tell);
-                self.ranges_below(bits - 1, high, first | 1 << (bits - 1), tell);
+                self.ranges_below(bits - 1, low, first, visit);
+                self.ranges_below(bits - 1, high, first | 1 << (bits - 1), visit);
             }
         }
     }

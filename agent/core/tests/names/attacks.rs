@@ -96,8 +96,8 @@ fn forged_and_malformed_streams_open_nothing() {
     }
 }
 
-/// With SYN cookies, the resolver keeps nothing of a SYN. Once its connection is gone, an ACK of the pod opens another one
-/// with the same numbers, and its answers begin where those before began.
+/// With SYN cookies, the resolver keeps nothing of a SYN. Once its connection is gone, an ACK of the pod opens another
+/// one with the same numbers, and its answers begin where those before began.
 #[test]
 fn no_second_connection_goes_on_in_the_first_ones_place() {
     let first = around(b"");
@@ -200,7 +200,7 @@ fn an_end_that_meets_a_held_entry_counts() {
     }
 }
 
-/// Nobody could know whether a fragment ends a connection.
+/// A fragment does not show whether it ends a connection.
 #[test]
 fn no_fragment_of_a_pods_segments_passes() {
     let net = Net::of_api();
@@ -359,7 +359,8 @@ fn an_answer_counts_once_for_a_question_of_its_connection() {
     assert!(net.passes(&asked.answers(0, &good())) && !net.connects(FOUND), "too late");
 }
 
-/// Whoever answers at port 53 counts only if it is a resolver, also if another connection of the port leads to one.
+/// A server at port 53 opens an address only if it is a trusted resolver, also if the pod has another connection to a
+/// resolver from the same port.
 #[test]
 fn a_server_that_is_no_resolver_opens_nothing() {
     let rules =
@@ -395,8 +396,9 @@ fn a_half_open_connection_is_not_read() {
     assert_eq!(net.streams(), 0);
 }
 
-/// With SYN cookies, the number that the pod acknowledges is the one of the connection: its answers begin at another byte
-/// than those behind the SYN-ACK. Before the SYN-ACK or behind it, and also if the pod hides it in a new SYN.
+/// With SYN cookies, the number that the pod acknowledges decides about the connection: with another number, the
+/// answers begin at another byte than the SYN-ACK shows. The pod sends such an acknowledgement before the SYN-ACK,
+/// after it, and in a new SYN.
 #[test]
 fn only_the_number_of_the_syn_ack_is_acknowledged() {
     let it = connection();

@@ -357,7 +357,7 @@ const BLOCKS: [&str; 5] =
 /// Rules of all actions about names and blocks.
 fn random_rules(random: &mut Random) -> Vec<ClusterRule> {
     let ports = [None, Some(vec![tcp(443)]), Some(vec![tcp(80), tcp(443)])];
-    // An answer counts for the names that rules have when it arrives, so these have them all.
+    // An answer opens addresses for the names in the rules at its arrival, so these rules have all names.
     let all = accept(PATTERNS.map(domain).to_vec(), Some(vec![tcp(1)]));
     let rules = (0..random.below(7)).map(|_| {
         let ports = ports[random.below(3)].clone();
@@ -375,8 +375,8 @@ fn random_rules(random: &mut Random) -> Vec<ClusterRule> {
     rules.chain([all]).collect()
 }
 
-/// Generated rules and conversations, with edits in between: the packet path agrees with the oracle, which sees who
-/// resolved what.
+/// Generated rules and DNS conversations, with edits in between: the packet path agrees with the oracle, which records
+/// the answers of each pod.
 #[test]
 fn conversations_agree_with_the_oracle() {
     for seed in 1..=400_u64 {
@@ -553,7 +553,7 @@ fn a_name_is_judged_without_its_addresses() {
     assert_eq!(by_name(vec![deny_80, names()], "a.example.com", &public, 443), "allow");
 }
 
-/// A question counts for the four shortest names that match it.
+/// A question is attributed to the four matching names with the fewest labels.
 #[test]
 fn a_question_counts_for_four_names() {
     let name = "a.b.c.d.example.com";

@@ -1,5 +1,5 @@
-//! Domain names: what pods may reach after which conversations with resolvers, by the packet path over compiled
-//! tables, and by the oracle.
+//! Domain names: addresses that pods may reach after DNS conversations, by the packet path over compiled tables and by
+//! the oracle.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod attacks;

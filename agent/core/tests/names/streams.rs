@@ -1,5 +1,5 @@
-//! Answers over TCP: connections to resolvers whose packets are cut, lost and sent again in all ways that the way there
-//! may choose.
+//! DNS answers over TCP: packets of connections to resolvers are split, lost, repeated and reordered, as a network may
+//! do.
 
 use netpold_ebpf::layout::NAME_BUSY;
 use netpold_ebpf::names::conversation::RECORDS;

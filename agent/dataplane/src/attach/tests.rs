@@ -129,7 +129,7 @@ fn ours_is_first_and_others_still_run() {
                     sys::obj_pin(other.as_fd(), &pin).unwrap();
                     run("tc qdisc add dev lo clsact");
                     let pin = pin.display();
-                    // Filters of our own priority, and of a later one.
+                    // Filters of netpold's priority, and of a later one.
                     for priority in [1, 2] {
                         run(&format!(
                             "tc filter add dev lo ingress prio {priority} bpf da object-pinned {pin}"
@@ -302,7 +302,8 @@ impl Drop for Done<'_> {
     }
 }
 
-/// What a guard of another process finds at any moment is what it finds after a sudden end there.
+/// A guard of another process finds a program at every moment of a promotion, so also after the promoting process is
+/// killed.
 #[test]
 fn a_guard_finds_a_program_throughout_a_promotion() {
     isolated(|pins| {
@@ -518,7 +519,7 @@ fn the_barrier_of_a_guard_that_ended_goes_with_the_engines_program() {
             attacher.attach(classifier(NEXT).as_fd(), hook).unwrap();
         }
         assert!(delivers());
-        // The veths of a node whose programs are in force when a guard starts.
+        // A guard that starts after the programs are in force.
         for guard in [attacher.closing(), &Closing::new(pins.to_owned(), Mode::Tcx)] {
             guard.bar(1, false);
             assert_eq!(guard.barred_hooks(), [].into());

@@ -118,8 +118,8 @@ impl Series {
         self.counts.iter().map(|(labels, count)| (labels, count.value))
     }
 
-    /// Adds 1 to a series. Returns what the table no longer counts: a displaced series and its count, or the given
-    /// labels and 1 if the namespace has no room for them.
+    /// Adds 1 to a series. Returns the labels and count that leave the table: a displaced series, or the given labels
+    /// with 1 if the namespace has no room for them.
     pub(super) fn count(&mut self, labels: Labels, now: Instant) -> Option<(Labels, u64)> {
         if let Some(count) = self.counts.get_mut(&labels) {
             count.value += 1;
@@ -151,8 +151,8 @@ impl Series {
         self.counts.remove(labels).map(|count| count.value)
     }
 
-    /// Returns the series that gives way to a new one: of the sender with the most series, and of these, to the receiver
-    /// with the most, the smallest. `None`: the new series is the one that exceeds its share.
+    /// Returns the series that gives way to a new one: of the sender with the most series, and of these, to the
+    /// receiver with the most, the smallest. `None`: the new series is the one that exceeds its share.
     fn victim(&self, new: &Labels, now: Instant) -> Option<Labels> {
         let [sender, receiver] = new.sides();
         let loads = self.shares.iter().map(|(name, share)| {

@@ -1,4 +1,4 @@
-//! Denials for Events on pods, in namespaces that ask for them.
+//! Denials for Events on pods, in namespaces with the label for Events.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -13,12 +13,12 @@ use super::interfaces::pod_of;
 use super::report::explain;
 use crate::events::Line;
 
-/// Label of a namespace, and its value, that asks for Events on its pods.
+/// Label of a namespace, and its value, that enables Events on its pods.
 const EVENTS_LABEL: (&str, &str) = ("netpold.io/events", "denied");
-/// Most denials explained at a time: each explanation walks over policies while the engine waits.
+/// Most denials explained at a time: the engine's lock is held during explanations.
 const EXPLAINED: usize = 16;
 
-/// Returns the denials of pods in namespaces that ask for Events.
+/// Returns the denials of pods in namespaces with [`EVENTS_LABEL`].
 #[must_use]
 pub fn denials(engine: &Engine, dropped: BTreeMap<u32, Vec<Line>>) -> Denials {
     let compiler = &engine.reconciler.compiler;

@@ -63,11 +63,11 @@ impl NodeDevices {
     }
 }
 
-/// Time that a new veth stays closed while no object or CNI result names its pod, on a node whose runtime keeps CNI
-/// results. Results precede the pod's containers; an agent that ends in between must not leave the veth open.
+/// Time for which a new veth stays closed while no object or CNI result names its pod, on a node with CNI results on
+/// disk. A result precedes the pod's containers, and an agent that ends in between must not leave the veth open.
 const HOLD: Duration = Duration::from_secs(10);
-/// Longest time that such a veth stays closed while a pod of this node lacks an interface: the veth may be that pod's, and
-/// its CNI plugins may take long on a busy node. The kubelet gives up a sandbox after four minutes.
+/// Longest time that such a veth stays closed while a pod of this node lacks an interface: the veth may be that pod's,
+/// and its CNI plugins may take long on a busy node. The kubelet gives up a sandbox after four minutes.
 const HOLD_MAX: Duration = Duration::from_mins(4);
 
 /// Most names kept of gone veths.

@@ -130,7 +130,7 @@ impl Pace {
         }
     }
 
-    /// Returns the namespaces in debt, whose objects beyond modest size wait.
+    /// Returns the namespaces without credit; their large objects wait.
     pub(super) fn held(&self, now: Instant) -> BTreeSet<String> {
         let held = self.owed.keys().filter(|namespace| !self.is_ready(namespace, now));
         held.cloned().collect()

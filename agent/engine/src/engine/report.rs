@@ -76,7 +76,7 @@ pub(super) fn wrong_with_node(engine: &Engine) -> BTreeMap<&'static str, Vec<Str
     ])
 }
 
-/// Returns the problems of [`wrong_with_node`] and the devices whose packets are refused, for Events on the Node.
+/// Returns the problems for Events on the Node: those of [`wrong_with_node`], and devices with refused packets.
 #[must_use]
 pub fn to_tell_of_node(engine: &Engine) -> BTreeMap<&'static str, Vec<String>> {
     let mut all = wrong_with_node(engine);

@@ -50,7 +50,7 @@ pub(super) fn not_enforced(engine: &Engine) -> Vec<String> {
 const OPEN: &str = "its addresses are not known, and the namespace has the label netpold.io/second-interfaces: open \
                     (or --second-interfaces is off)";
 
-/// Returns addresses that pods of this node claim on further networks and that do not count, with the reason.
+/// Returns the addresses on secondary networks that pods of this node claim without success, with the reason.
 #[must_use]
 pub(super) fn refused_claims(cluster: &Cluster) -> Vec<String> {
     let mut lines = Vec::new();

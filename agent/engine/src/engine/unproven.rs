@@ -2,8 +2,8 @@
 //!
 //! Another tool on the node may clear the proof behind netpold's program at the pod's veth: a rule that sets the
 //! packet's mark, or another tc or BPF program. Or the pod bypassed netpold's program. The exits judge both cases alike
-//! and never more permissively than policy. Their counters tell the cases apart, since a pod cannot know the witness
-//! that the program leaves in another field. netpold cannot repair either; it reports both.
+//! and never more permissively than policy. Their counters distinguish the cases, because a pod cannot know the witness
+//! that the program writes to another field. netpold cannot repair either; it reports both.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ struct Counted {
 /// Probable cause of missing proofs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fault {
-    /// Another tool clears the proof.
+    /// The proof is cleared by another tool.
     Erased,
     /// Another tool clears the witness beside the proof.
     Unmarked,

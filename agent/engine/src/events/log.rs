@@ -159,7 +159,7 @@ impl DropLog {
         std::mem::take(&mut self.unnamed)
     }
 
-    /// Returns the unlogged lines of drops whose quiet time is over; forgets drops without new occurrences.
+    /// Returns the lines of drops with new occurrences at the end of their quiet time; forgets drops without new ones.
     pub fn flush(&mut self, now: Instant) -> Vec<Line> {
         let mut lines = Vec::new();
         self.quiet.retain(|_, quiet| {

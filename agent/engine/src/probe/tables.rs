@@ -56,7 +56,8 @@ impl<'a> CompiledTables<'a> {
         }
     }
 
-    /// Whether rules for the egress of an endpoint have domain names. The programs alone know what pods resolved.
+    /// Whether rules for the egress of an endpoint have domain names. Only the programs' tables have the addresses that
+    /// pods resolved.
     #[must_use]
     pub fn has_names(&self, direction: Direction, slot: Option<u32>) -> bool {
         let endpoint = slot.and_then(|slot| self.policy.endpoint(slot));

@@ -62,8 +62,8 @@ impl Trials {
         (counts.collect(), self.others)
     }
 
-    /// Evaluates a flow that is not counted yet; returns whether it would be denied. `resolved`: what pods resolved, for
-    /// the names of enforced rules. Adds the effort to `cost`.
+    /// Evaluates a flow that is not counted yet; returns whether it would be denied. `resolved`: addresses that pods
+    /// resolved, for the names of enforced rules. Adds the effort to `cost`.
     pub(super) fn meet(
         &mut self,
         (cluster, resolved): (&Cluster, &Resolved),

@@ -56,7 +56,7 @@ pub(super) fn pod6(choices: &mut Choices<'_>) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from_bits(high | u128::from(number + 1)))
 }
 
-/// An address that a pod claims on a further network: mostly one of such a network, else one that is another's.
+/// An address that a pod claims on a secondary network: mostly one of such a network, else one that is another's.
 fn second_address(choices: &mut Choices<'_>) -> IpAddr {
     match choices.below(10) {
         0..=4 => IpAddr::from([192, 168, 77, 1 + choices.below(5) as u8]),
@@ -65,7 +65,7 @@ fn second_address(choices: &mut Choices<'_>) -> IpAddr {
     }
 }
 
-/// Interfaces on further networks.
+/// Interfaces on secondary networks.
 fn second(choices: &mut Choices<'_>) -> Vec<SecondInterface> {
     if choices.chance(75) {
         return Vec::new();
@@ -253,8 +253,8 @@ pub(super) fn policy(choices: &mut Choices<'_>, number: u32) -> Policy {
     }
 }
 
-/// Half of the objects ask for answers to denied packets, a quarter for none. The number is the object's own, so that
-/// it costs no choice.
+/// Half of the objects have `netpold.io/deny: reject`, a quarter `drop`. Derived from the object's number, so that no
+/// random choice is used up.
 pub(super) fn denial(number: u32) -> Option<Denial> {
     match number % 4 {
         0 => None,

@@ -9,8 +9,8 @@ use super::Oracle;
 use super::matching::selects;
 
 impl Oracle {
-    /// Whether a pod's packets are answered if policy denies them: all policies that may deny one must say so, by
-    /// their own annotation or by that of the pod's namespace. Without any annotation they are not.
+    /// Whether a pod's denied packets are answered: every policy that may deny a packet must have `reject`, by its own
+    /// annotation or by that of the pod's namespace. Without an annotation, packets are not answered.
     #[must_use]
     pub fn rejects(&self, pod: &Pod, direction: Direction) -> bool {
         let namespace = self.namespaces.iter().find(|it| it.name == pod.key.namespace);
@@ -64,7 +64,7 @@ pub struct Denied<'a> {
 }
 
 impl Denied<'_> {
-    /// Whether a packet that policy denies gets an answer, if the policies ask for one and the limits leave one.
+    /// Whether a denied packet gets an answer if the policies have `reject` and the limits allow an answer.
     #[must_use]
     pub fn is_answered(&self) -> bool {
         let Some((addresses, protocol, message)) = plain(self.frame) else { return false };

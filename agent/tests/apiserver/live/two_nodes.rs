@@ -28,7 +28,7 @@ fn ends(groups: &Value) -> Vec<Ends> {
     all.map(|it| (end(it, "from"), end(it, "to"))).collect()
 }
 
-/// Returns the connections of `ours` that a change would cut.
+/// Returns the connections among `ours` that a change would cut.
 fn cuts(world: &World, policy: &Value, ours: &BTreeSet<Ends>) -> Vec<Ends> {
     let directory = TempDir::new().unwrap();
     let file = directory.path().join("change.json");

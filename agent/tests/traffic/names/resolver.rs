@@ -20,9 +20,10 @@ const TRUNCATED: u8 = 2;
 /// Names and their addresses.
 pub(crate) type Zone = Arc<Mutex<HashMap<String, Vec<IpAddr>>>>;
 
-/// Answers queries for A and AAAA at every address of a pod until the test ends: with an alias, then the addresses
-/// behind it, or with no record. Names that begin with `silent` get no answer, those with `large` a truncated one by
-/// UDP and 40 more addresses by TCP, those with `split` a TCP answer byte by byte, and those with `halved` the second half of a TCP answer once the zone has lost them.
+/// Answers queries for A and AAAA at every address of a pod until the test ends: with an alias and the addresses of the
+/// alias, or without records. By the start of the name: `silent`: no answer; `large`: a truncated answer by UDP, and 40
+/// more addresses by TCP; `split`: a TCP answer byte by byte; `halved`: the second half of a TCP answer once the zone
+/// has lost the name.
 pub(crate) fn resolver(pod: &Pod) -> Zone {
     let zone = Zone::default();
     for address in pod.addresses() {

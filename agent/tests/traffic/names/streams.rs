@@ -1,5 +1,5 @@
-//! Answers over TCP: lookups of the C library, by the tests' resolver and by dnsmasq, and connections that a change of the
-//! rules meets.
+//! Answers over TCP: lookups of the C library, by the tests' resolver and by dnsmasq, and connections that a change of
+//! the rules meets.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -17,8 +17,8 @@ use super::{
     add_clients, cluster_with_newcomers, enforce, get_hosts, look_up, names, passes, race,
 };
 
-/// The C library meets a truncated answer, and asks again by TCP: both questions in one connection. While no agent runs,
-/// too. Also an answer whose segments have a byte each.
+/// The C library repeats both questions in one TCP connection after a truncated answer. Also while no agent runs, and
+/// with an answer of one byte per segment.
 #[test]
 fn lookups_by_tcp_open_both_families() {
     require_root!();
@@ -170,8 +170,9 @@ impl<'a> Halved<'a> {
     }
 }
 
-/// While a pod has no names, nobody reads its packets. So what it begins before is not read on behind that, within 20 s or
-/// later, whether the agent runs or starts with the names. A lookup goes on over other edits and a restart.
+/// While a pod's rules have no names, the programs do not read its packets. So a connection of that time is not read
+/// once the rules have names again, within 20 s or later, whether the agent runs or starts with the names. A lookup
+/// goes on over other edits and a restart.
 #[test]
 fn a_policy_that_loses_and_regains_names_reads_no_connection_on() {
     require_root!();

@@ -65,7 +65,7 @@ impl<'a> OwnTraffic<'a> {
         let peer = |peer: &Peer| match peer {
             Peer::Block(block) => block.contains(address),
             Peer::Nodes(nodes) => self.cluster.nodes.is_selected(nodes, address),
-            // What a pod resolved gives it no way to itself.
+            // A domain name allows no traffic of a pod to itself.
             Peer::Domain(_) => false,
             Peer::Pods { namespaces, pods } => {
                 let namespace = self.cluster.namespace_labels(&self.pod.key.namespace);

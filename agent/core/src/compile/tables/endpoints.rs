@@ -40,7 +40,7 @@ pub(crate) struct Live {
     pub(crate) observes: bool,
     /// Hardware address of the veth's peer in the pod; `None` if unknown.
     pub(crate) station: Option<[u8; 6]>,
-    /// The pod asks for no source check in a namespace where pods may not.
+    /// The pod opts out of the source check in a namespace that is not exempt.
     pub(crate) unheard: bool,
     /// A further interface of a pod, or the interface of an unknown pod: gives its slot to a primary interface.
     gives_way: bool,

@@ -77,8 +77,8 @@ impl Names {
         }
     }
 
-    /// Trusts these resolvers, the first [`RESOLVER_SLOTS`], and no others; none while no row has names. Their answers over
-    /// TCP count if `over_tcp`.
+    /// Trusts these resolvers, the first [`RESOLVER_SLOTS`], and no others; none while no row has names. Their answers
+    /// over TCP count if `over_tcp`.
     pub(crate) fn trust(
         &mut self,
         resolvers: impl Iterator<Item = IpAddr>,
@@ -101,11 +101,11 @@ impl Names {
         self.lists.values().flat_map(|(list, _)| list.keys()).collect()
     }
 
-    /// Passes the entries with indexes in a range to `tell`.
-    pub(super) fn tell(&self, range: Range<u32>, tell: &mut dyn FnMut(DesiredElement<'_>)) {
+    /// Passes the entries with indexes in a range to `visit`.
+    pub(super) fn visit(&self, range: Range<u32>, visit: &mut dyn FnMut(DesiredElement<'_>)) {
         let all = self.lists.iter().flat_map(|(id, (list, _))| {
             list.iter().map(|(name, groups)| DesiredElement::Name(*id, name, *groups))
         });
-        all.skip(range.start as usize).take(range.len()).for_each(tell);
+        all.skip(range.start as usize).take(range.len()).for_each(visit);
     }
 }

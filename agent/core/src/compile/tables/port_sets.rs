@@ -121,12 +121,12 @@ impl PortSetTable {
         all.find(|(_, (bitmap, _))| *bitmap == number).map(|(ports, _)| *ports)
     }
 
-    /// Passes the bitmaps with numbers in a range to `tell`.
+    /// Passes the bitmaps with numbers in a range to `visit`.
     pub(crate) fn expected(
         &self,
         range: Range<u32>,
         tries: &Tries,
-        tell: &mut dyn FnMut(DesiredElement<'_>),
+        visit: &mut dyn FnMut(DesiredElement<'_>),
     ) {
         let mut bitmaps: Vec<(u32, Trie)> = self
             .bitmaps
@@ -136,7 +136,7 @@ impl PortSetTable {
             .collect();
         bitmaps.sort_unstable_by_key(|(bitmap, _)| *bitmap);
         for (bitmap, ports) in bitmaps {
-            tell(DesiredElement::Bitmap(bitmap, tries.bitmap(ports)));
+            visit(DesiredElement::Bitmap(bitmap, tries.bitmap(ports)));
         }
     }
 

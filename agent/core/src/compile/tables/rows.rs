@@ -31,7 +31,7 @@ type Columns = [u32; 256];
 #[derive(Debug)]
 struct Row {
     direction_policy: Arc<DirectionPolicy>,
-    /// Mark of the group of rules with domain names whose row this is; empty for other rows.
+    /// In the row of a group of rules with domain names: mark of the group; else empty.
     mark: AllowedPorts,
     /// The list of the rules' domain names, and the rows of their groups, which end with this row.
     names: RowNames,
@@ -195,16 +195,16 @@ impl Rows {
         }
     }
 
-    /// Passes the rows with numbers in a range, and their blocks, to `tell`.
+    /// Passes the rows with numbers in a range, and their blocks, to `visit`.
     pub(crate) fn expected(
         &self,
         range: Range<u32>,
         sets: &PortSetTable,
-        tell: &mut dyn FnMut(DesiredElement<'_>),
+        visit: &mut dyn FnMut(DesiredElement<'_>),
     ) {
         if range.contains(&ROW_NOT_ISOLATED) {
             // The block to which rows point where they have none of their own.
-            tell(DesiredElement::RowBlock(0, Box::new([0; 256])));
+            visit(DesiredElement::RowBlock(0, Box::new([0; 256])));
         }
         let image = |block: &Columns| {
             Box::new(
@@ -219,16 +219,16 @@ impl Rows {
                     FIRST => whole.first = *image(block),
                     high => {
                         let number = row.words[usize::from(high)];
-                        tell(DesiredElement::RowBlock(number, image(block)));
+                        visit(DesiredElement::RowBlock(number, image(block)));
                     }
                 }
             }
-            tell(DesiredElement::Row(*id, whole));
+            visit(DesiredElement::Row(*id, whole));
         }
     }
 
-    /// At the end of an update of endpoints: retires the rows that are neither in `used` nor of their groups. Returns the
-    /// lists of names that they had.
+    /// At the end of an update of endpoints: retires the rows that are neither in `used` nor of their groups. Returns
+    /// the lists of names that they had.
     pub(crate) fn retire_unused(
         &mut self,
         used: &BTreeSet<u32>,
