@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: tools for building and testing netpold beyond Rust.
+//! `cargo xtask setup`: installs the tools for building and testing netpold, other than Rust.
 //!
 //! - `ip` of iproute2, for the tests' network namespaces;
 //! - a compiler with the sources of `core` that can build for the eBPF target: a nightly with rust-src, or Debian's own
@@ -47,7 +47,7 @@ const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 const NIGHTLY: [&str; 7] =
     ["toolchain", "install", "nightly", "--profile", "minimal", "--component", "rust-src"];
 
-/// Whether [`run`] has tools to install.
+/// Whether [`run`] must install tools.
 pub(crate) fn is_due() -> bool {
     !Needs::look().nothing()
 }
@@ -55,11 +55,11 @@ pub(crate) fn is_due() -> bool {
 /// Installs missing tools and returns the eBPF toolchain.
 ///
 /// # Errors
-/// When tools are missing and cannot be installed here, with their names.
+/// The names of missing tools that cannot be installed.
 pub(crate) fn run() -> Result<Toolchain> {
     let needs = Needs::look();
     if needs.nothing() {
-        step::note("setup: everything is there");
+        step::note("setup: all tools are installed");
         return Toolchain::find();
     }
     step::title(&format!("setup: missing {}", needs.names().join(", ")));
@@ -68,7 +68,7 @@ pub(crate) fn run() -> Result<Toolchain> {
     if !left.nothing() {
         bail!("still missing after setup: {}", left.names().join(", "));
     }
-    look_again()?;
+    touch_build_script()?;
     Toolchain::find()
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn for_deploy() -> Result<()> {
     deploy::install().and_then(|()| helm::install()).and_then(|_| otlp::install())
 }
 
-/// Returns helm; fetches it if there is none.
+/// Returns the path of helm; fetches helm if it is missing.
 ///
 /// # Errors
 /// When helm cannot be fetched.
@@ -99,7 +99,8 @@ pub(crate) fn for_image() -> Result<()> {
 /// Flag of rustc for a static binary.
 pub(crate) const STATIC: &str = "-Ctarget-feature=+crt-static";
 
-/// Makes a run of cargo build for a processor; installs the tools for one other than this machine's.
+/// Adds the target of a processor to a cargo command; installs the cross tools for a processor other than this
+/// machine's.
 ///
 /// # Errors
 /// When a tool cannot be installed.
@@ -116,11 +117,11 @@ pub(crate) fn build_for(arch: Arch, command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Programs in the tests' namespaces, and their packages: they translate Services, and resolve domain names.
+/// Programs that translate Services and resolve domain names in the namespaces of tests, and their packages.
 const TRAFFIC: [(&str, &str); 3] =
     [("nft", "nftables"), ("iptables-restore", "iptables"), ("dnsmasq", "dnsmasq-base")];
 
-/// Shells with completion, beside bash, and their packages.
+/// Shells with completion other than bash, and their packages.
 const SHELLS: [(&str, &str); 2] = [("zsh", "zsh"), ("fish", "fish")];
 
 /// Installs the shells for tests of completion.
@@ -131,13 +132,13 @@ pub(crate) fn for_completion() -> Result<()> {
     packages::install_programs(&SHELLS)
 }
 
-/// A browser and its driver, for the page of `netpold ui`, and their packages.
+/// Browser and driver for the page of `netpold ui`, and their packages.
 const BROWSER: [(&str, &str); 2] = [("chromium", "chromium"), ("chromedriver", "chromium-driver")];
 
-/// Installs the browser for tests of the page; another Chromium with its driver serves, too. And axe-core.
+/// Installs axe-core, and a browser for tests of the page unless a Chromium and its driver are installed.
 ///
 /// # Errors
-/// When it cannot be installed.
+/// When one of them cannot be installed.
 pub(crate) fn for_page() -> Result<()> {
     let others = ["google-chrome", "chromium-browser"];
     if others.iter().all(|name| on_path(name).is_none()) || on_path("chromedriver").is_none() {
@@ -197,7 +198,7 @@ fn install(needs: &Needs) -> Result<()> {
 fn install_packages(missing: &[&str]) -> Result<()> {
     ensure!(
         packages::have_apt(),
-        "no apt here. Needed: iproute2; a nightly Rust with rust-src (rustup {}); bpf-linker \
+        "this machine has no apt. Needed: iproute2; a nightly Rust with rust-src (rustup {}); bpf-linker \
          {LINKER_VERSION} for LLVM {LLVM_MAJOR} on the PATH",
         NIGHTLY.join(" ")
     );
@@ -205,7 +206,7 @@ fn install_packages(missing: &[&str]) -> Result<()> {
     if unknown.iter().any(|name| COMPILER_PACKAGES.contains(name)) {
         // Ubuntu has no rustc-web.
         step::quiet(Command::new("rustup").args(NIGHTLY)).context(
-            "no package rustc-web here, and rustup could not install a nightly with rust-src",
+            "apt has no package rustc-web, and rustup could not install a nightly with rust-src",
         )?;
     }
     let rest: Vec<&str> =
@@ -219,10 +220,10 @@ fn install_packages(missing: &[&str]) -> Result<()> {
     } else {
         ""
     };
-    bail!("apt knows no package {}{linker}", rest.join(", "))
+    bail!("apt has no package {}{linker}", rest.join(", "))
 }
 
-/// Compiles for about half a minute: without optimization, since the linker's time is that of LLVM.
+/// Builds bpf-linker, in about half a minute: without optimization, because LLVM takes most of the linker's time.
 fn install_linker() -> Result<()> {
     let folder = toolchain::linker_folder().context("neither XDG_CACHE_HOME nor HOME is set")?;
     let feature = format!("llvm-{LLVM_MAJOR}");
@@ -231,9 +232,9 @@ fn install_linker() -> Result<()> {
     crates::install("bpf-linker", LINKER_VERSION, &folder, &features, &variables)
 }
 
-/// The dataplane's build script cannot watch for a compiler that does not exist yet: its new modification time makes it run
-/// again at the next build.
-fn look_again() -> Result<()> {
+/// Makes the dataplane's build script run again at the next build, by its modification time: the script cannot watch
+/// for a compiler that is not installed yet.
+fn touch_build_script() -> Result<()> {
     let script = "agent/dataplane/build.rs";
     let file = File::options().append(true).open(crate::root().join(script));
     match file.and_then(|file| file.set_modified(SystemTime::now())) {

@@ -1,4 +1,4 @@
-//! The rules found for flows, against the explainer's word on each rule alone.
+//! The rules that `Allowing` finds for flows, compared with the explainer's verdict for each rule alone.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use netpold_testkit::generate::{Choices, Cluster, Packet, PacketSource};
 /// A rule: its policy, and its number in the packet's direction.
 type Rules = BTreeSet<(Key, u32)>;
 
-/// The rules that are found; also compares the rule of a ClusterNetworkPolicy with the explainer's.
+/// The rules that `Allowing` finds for a packet. Also compares the rule of a ClusterNetworkPolicy with the explainer's.
 fn found(state: &State, packet: &Packet) -> Rules {
     let allowing = Allowing::new(state);
     let pod = state.pods().get(&packet.pod).unwrap();
@@ -42,7 +42,8 @@ fn found(state: &State, packet: &Packet) -> Rules {
     allowed.rules.into_iter().map(name).collect()
 }
 
-/// The rules that would each allow the packet if they were the only ones of the namespace.
+/// The rules that each allow the packet as the only rule of the namespace. `weighed`: the state with all rules, for the
+/// budget of each policy.
 fn alone(objects: &[Change], packet: &Packet, weighed: &State) -> Rules {
     let of = |policy: &Policy| policy.key.namespace == packet.pod.namespace;
     let (policies, others): (Vec<_>, Vec<_>) = objects
@@ -65,7 +66,7 @@ fn alone(objects: &[Change], packet: &Packet, weighed: &State) -> Rules {
             let judged = explainer.judge(pod, packet.direction, remote, protocol, packet.port);
             judged.unwrap().cause
         };
-        // A backend may be the pod itself, or its node.
+        // Without a rule, a Service's address is allowed if a backend is the pod itself or its node.
         let needs_none = cause(Vec::new()) == Cause::Backend;
         for (number, rule) in (0_u32..).zip(granted) {
             let cause = cause(vec![rule]);
@@ -92,7 +93,7 @@ fn every_rule_that_allows_alone_is_found_and_no_other() {
             let (found, alone) = (found(&state, &packet), alone(&cluster.objects, &packet, &state));
             let missing: Vec<_> = alone.difference(&found).collect();
             assert!(missing.is_empty(), "seed {seed}, {packet:?}: {missing:?}\n{cluster}");
-            // A rule that allows a backend alone is one of several at another node's node port.
+            // At another node's node port, `Allowing` also finds rules that allow only some of the backends.
             let services = state.services().len();
             assert!(
                 services > 0 || alone == found,
@@ -106,7 +107,7 @@ fn every_rule_that_allows_alone_is_found_and_no_other() {
     assert!(flows > 1_000 && several > 100, "{flows} {several}");
 }
 
-/// The cost of a flow does not grow with the number of rules, neither with blocks nor with pods as peers.
+/// The cost of a flow does not grow with the number of rules, with blocks and with pods as peers.
 #[test]
 fn few_of_many_rules_are_compared() {
     use netpold_core::model::{IpBlock, Peer};

@@ -38,12 +38,12 @@ impl ActiveGeneration {
         }
     }
 
-    /// The generation and its settings, for changes of the demands.
+    /// The generation and its settings, for changes of both.
     pub(super) fn parts(&mut self) -> Option<(&mut Generation, &mut ActiveSettings)> {
         self.generation.as_mut().map(|generation| (generation, &mut self.settings))
     }
 
-    /// Bit of `skb->mark` that proves a judgement.
+    /// Bit of `skb->mark` that proves that the pod's program has judged the packet.
     #[must_use]
     pub fn proof(&self) -> u32 {
         self.settings.proof()
@@ -74,7 +74,7 @@ impl ActiveGeneration {
         let Some(generation) = &mut self.generation else { return Ok(()) };
         let gaining = generation.end_streams_before(ops)?;
         generation.apply(ops)?;
-        // Packets that passed meanwhile were not read.
+        // The programs did not read packets of these endpoints during the writes.
         generation.end_streams(&gaining)
     }
 
@@ -106,13 +106,13 @@ impl ActiveGeneration {
     pub fn sweep(
         &mut self,
         endpoints: Option<&BTreeSet<u32>>,
-        meet: impl FnMut(&Sighting<'_>),
+        visit: impl FnMut(&Sighting<'_>),
     ) -> Result<Option<Pass>, GenerationError> {
         if let Some(generation) = &mut self.generation {
             self.settings.follow_timeouts(generation)?;
         }
         let tables = self.settings.flow_tables(self.generation())?;
-        Ok(tables.map(|(tables, now)| tables.pass(now, endpoints, meet)))
+        Ok(tables.map(|(tables, now)| tables.pass(now, endpoints, visit)))
     }
 
     /// Removes expired records of observed flows, and counts the others; `None` before the first generation.
@@ -122,10 +122,10 @@ impl ActiveGeneration {
     pub fn sweep_observed(
         &self,
         endpoints: Option<&BTreeSet<u32>>,
-        meet: impl FnMut(&Sighting<'_>),
+        visit: impl FnMut(&Sighting<'_>),
     ) -> Result<Option<Pass>, GenerationError> {
         let tables = self.settings.observed_flows(self.generation())?;
-        Ok(tables.map(|(tables, now)| tables.pass(now, endpoints, meet)))
+        Ok(tables.map(|(tables, now)| tables.pass(now, endpoints, visit)))
     }
 
     /// The flow tables, the kernel's jiffies, and the revision of valid cached verdicts; `None` before the first
@@ -185,8 +185,8 @@ impl ActiveGeneration {
         Ok(flows)
     }
 
-    /// Whether the attached program lets a packet pass. The probe's flow record is removed, and its drop is excluded
-    /// from the reported drops ([`ActiveGeneration::probed`]).
+    /// Runs the attached program on a probe's packet; returns whether the packet passes. Removes the conntrack entry of
+    /// the probe, and counts its drop in [`ActiveGeneration::probed`], so that it is not reported.
     ///
     /// # Errors
     /// The cause, if the probe gives no result.
@@ -200,13 +200,13 @@ impl ActiveGeneration {
         self.probed.show(shown, generation, tables.as_ref().map(|(tables, ..)| tables))
     }
 
-    /// Number of a counter's drops that were probes, since this agent started.
+    /// Number of probes among a counter's drops since this agent started.
     #[must_use]
     pub fn probed(&self, counter: u32) -> u64 {
         self.probed.of(counter)
     }
 
-    /// Maps to load traced programs with; `None` before the first generation.
+    /// Maps for the load of traced programs; `None` before the first generation.
     ///
     /// # Errors
     /// See [`Generation::shared_maps`].

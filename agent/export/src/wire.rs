@@ -1,4 +1,4 @@
-//! Messages of OTLP 1, as far as they are in use. Numbers and types of fields are frozen by the protocol
+//! Messages of OTLP 1 that netpold uses. The protocol guarantees the numbers and types of the fields
 //! (opentelemetry-proto, `opentelemetry/proto/{common,resource,logs,metrics,collector}/…/v1`).
 
 use bytes::Bytes;
@@ -74,7 +74,7 @@ pub(crate) struct LogRecord {
     pub(crate) event_name: String,
 }
 
-/// Log records of one scope. An embedded message has the encoding of its bytes, so encoded records are `bytes` here.
+/// Log records of one scope. Encoded records are `bytes` here, because an embedded message is encoded as bytes.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ScopeLogs {
     #[prost(message, optional, tag = "1")]
@@ -226,7 +226,7 @@ impl KeyValue {
         Self::new(key, Value::Array(ArrayValue { values }))
     }
 
-    /// The text of the value, if it is one.
+    /// Returns the value if it is a text.
     pub(crate) fn as_text(&self) -> Option<&str> {
         match self.value.as_ref()?.value.as_ref()? {
             Value::Text(text) => Some(text),
@@ -245,7 +245,7 @@ impl AnyValue {
     }
 }
 
-/// The agent on a node.
+/// Returns the resource of the agent on a node.
 pub(crate) fn resource(node: &str) -> Resource {
     let attributes = vec![
         KeyValue::text("service.name", "netpold"),

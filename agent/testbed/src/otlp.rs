@@ -1,4 +1,4 @@
-//! A collector for tests: decodes OTLP by the messages of the published Python package `opentelemetry-proto`.
+//! A collector for tests: decodes OTLP with the published Python package `opentelemetry-proto`.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub const CACHED: &str = "netpold/otlp";
 
 const PROGRAM: &str = include_str!("otlp/receiver.py");
 
-/// A running receiver on 127.0.0.1 of its network namespace. It ends with the value.
+/// A running receiver on 127.0.0.1 of its network namespace; stops on drop.
 #[derive(Debug)]
 pub struct Receiver {
     child: Child,
@@ -33,7 +33,7 @@ pub struct Security<'s> {
 }
 
 impl Receiver {
-    /// Returns the folder of the Python packages, if they are there.
+    /// Returns the folder of the Python packages if they are installed.
     #[must_use]
     pub fn packages() -> Option<PathBuf> {
         cached(CACHED).filter(|folder| folder.join("opentelemetry").is_dir())
@@ -44,7 +44,8 @@ impl Receiver {
     /// # Errors
     /// Python or its packages are missing, or the port is taken.
     pub fn start(port: u16, security: Security<'_>) -> Result<Self> {
-        let packages = Self::packages().context("no opentelemetry-proto; `cargo xtask setup`")?;
+        let packages =
+            Self::packages().context("no opentelemetry-proto: run `cargo xtask setup`")?;
         let mut command = Command::new("python3");
         command.arg("-c").arg(PROGRAM).arg(port.to_string()).env("PYTHONPATH", packages);
         let empty = [Path::new(""); 2];
@@ -71,7 +72,7 @@ impl Receiver {
         self.port
     }
 
-    /// Counts the [`Receiver::items`] of a path without a copy.
+    /// Returns the number of [`Receiver::items`] of a path.
     #[must_use]
     pub fn count(&self, path: &str) -> usize {
         let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);

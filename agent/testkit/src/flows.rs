@@ -1,4 +1,4 @@
-//! The flow tables in memory: conntrack, fragments, settings and the clock.
+//! Flow tables in memory: conntrack, fragments, domain names, observed flows, settings and the clock.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -16,8 +16,9 @@ use netpold_ebpf::names::stream_table::DOUBTED;
 use netpold_ebpf::names::tables::Store;
 use netpold_ebpf::names::work::NameWork;
 
-/// Words of an IPv4 and of an IPv6 conntrack bucket.
+/// Words of an IPv4 conntrack bucket.
 const WORDS4: usize = CT_WAYS * size_of::<Ct4Way>() / 8;
+/// Words of an IPv6 conntrack bucket.
 const WORDS6: usize = CT_WAYS * size_of::<Ct6Way>() / 8;
 
 /// [`Settings::hash_seed`] of [`FlowTables`].
@@ -26,7 +27,7 @@ const SEED: u64 = 0x1234_5678_9abc_def1;
 /// Jiffies per second of [`FlowTables`].
 pub const HZ: u32 = 1000;
 
-/// Conntrack, fragments, settings and the clock.
+/// Conntrack, fragments, domain names, observed flows, settings and the clock.
 #[derive(Debug)]
 pub struct FlowTables {
     /// The settings.
@@ -40,7 +41,7 @@ pub struct FlowTables {
     records: OnceLock<RecordStores>,
 }
 
-/// Records of observed flows: made on first use.
+/// Records of observed flows; created on first use.
 #[derive(Debug)]
 struct RecordStores {
     four: Vec<AtomicU64>,
@@ -49,7 +50,8 @@ struct RecordStores {
     unrecorded: AtomicU64,
 }
 
-/// Resolved addresses, questions, connections to resolvers, and the memory to read a message: made on first use, since most tests have no names.
+/// Resolved addresses, questions, connections to resolvers, and the buffer of a message; created on first use, because
+/// most tests have no domain names.
 #[derive(Debug)]
 struct NameStores {
     learned: Vec<AtomicU64>,
@@ -106,7 +108,7 @@ impl FlowTables {
         }
     }
 
-    /// Removes all questions, and connections to resolvers with all doubts about them.
+    /// Removes all questions, all connections to resolvers and all doubts about such connections.
     pub fn forget_streams(&self) {
         let NameStores { asked, streams, watched, doubts, .. } = self.names();
         for word in [asked, streams, watched, doubts].into_iter().flatten() {
@@ -114,17 +116,18 @@ impl FlowTables {
         }
     }
 
-    /// Calls `meet` for every flow: number of its way through both tables, its state, and the words of the way.
-    pub fn for_each(&self, mut meet: impl FnMut(u32, Control, &[AtomicU64])) {
-        for_each(&self.ct4, &self.ct6, &mut meet);
+    /// Calls `visit` for every flow, with the number of its way, counted through both tables, its control word and the
+    /// words of the way.
+    pub fn for_each(&self, mut visit: impl FnMut(u32, Control, &[AtomicU64])) {
+        for_each(&self.ct4, &self.ct6, &mut visit);
     }
 
-    /// Calls `meet` for every record of an observed flow, see [`FlowTables::for_each`].
-    pub fn for_each_record(&self, mut meet: impl FnMut(u32, Control, &[AtomicU64])) {
-        for_each(&self.records().four, &self.records().six, &mut meet);
+    /// Calls `visit` for every record of an observed flow, as [`FlowTables::for_each`] does.
+    pub fn for_each_record(&self, mut visit: impl FnMut(u32, Control, &[AtomicU64])) {
+        for_each(&self.records().four, &self.records().six, &mut visit);
     }
 
-    /// Number of flows that got no record, since their pod had added too many in a second.
+    /// Number of observed flows without a record, because their pod had begun too many flows in a second.
     #[must_use]
     pub fn unrecorded(&self) -> u64 {
         self.records().unrecorded.load(Ordering::Acquire)
@@ -204,14 +207,14 @@ impl FlowTables {
         self.names().stream_bytes.get(first..first + STREAM_BYTES_WORDS).map(first_word)
     }
 
-    /// First cell of an endpoint's doubts.
+    /// Returns the first cell of an endpoint's doubts.
     pub(crate) fn doubts(&self, endpoint: u32) -> Option<*mut u16> {
         const WORDS: usize = DOUBT_CELLS / 4;
         let first = (endpoint & (DOUBT_BLOCKS - 1)) as usize * WORDS;
         self.names().doubts.get(first..first + WORDS).map(first_word).map(<*mut u64>::cast)
     }
 
-    /// Whether a port of an endpoint is in doubt, see [`netpold_ebpf::names::stream_table`].
+    /// Whether a port of an endpoint is doubted, see [`netpold_ebpf::names::stream_table`].
     #[must_use]
     pub fn is_doubted(&self, endpoint: u32, port: u16) -> bool {
         let cell = port as usize & (DOUBT_CELLS - 1);
@@ -227,7 +230,7 @@ impl FlowTables {
         self.names().watched.get(place..=place).map(first_word)
     }
 
-    /// Memory to read a DNS message; for one thread at a time.
+    /// Buffer of a DNS message; for one thread at a time.
     #[must_use]
     pub fn name_work(&self) -> *mut NameWork {
         self.names().work.load(Ordering::Acquire)
@@ -246,7 +249,7 @@ impl FlowTables {
 
 impl Drop for NameStores {
     fn drop(&mut self) {
-        // SAFETY: made by `Box::into_raw`, and freed only here.
+        // SAFETY: the pointer is from `Box::into_raw`, and is freed only here.
         drop(unsafe { Box::from_raw(*self.work.get_mut()) });
     }
 }
@@ -272,18 +275,18 @@ pub(crate) fn first_word(words: &[AtomicU64]) -> *mut u64 {
     words.as_ptr().cast_mut().cast()
 }
 
-/// Calls `meet` for every valid way of two tables.
+/// Calls `visit` for every valid way of two tables.
 fn for_each(
     four: &[AtomicU64],
     six: &[AtomicU64],
-    meet: &mut impl FnMut(u32, Control, &[AtomicU64]),
+    visit: &mut impl FnMut(u32, Control, &[AtomicU64]),
 ) {
     let four = four.chunks_exact(WORDS4 / CT_WAYS);
     let ways = four.chain(six.chunks_exact(WORDS6 / CT_WAYS));
     for (way, words) in (0..).zip(ways) {
         let control = Control(words[0].load(Ordering::Acquire));
         if control.is_valid() {
-            meet(way, control, words);
+            visit(way, control, words);
         }
     }
 }

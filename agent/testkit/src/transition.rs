@@ -13,7 +13,7 @@ use crate::generate::{Choices, Cluster, NODE, PacketSource};
 use crate::memory::MemoryTables;
 use crate::world::World;
 
-/// Protocols and ports around the edges that the generator uses most.
+/// Protocols and ports at and next to the bounds that the generator uses most.
 const PACKETS: [(u8, u16); 10] =
     [(6, 0), (6, 53), (6, 80), (6, 81), (6, 443), (6, 8080), (17, 53), (17, 80), (132, 80), (1, 0)];
 
@@ -71,7 +71,7 @@ pub struct View {
 }
 
 impl View {
-    /// A view of interfaces and addresses that matter in these states.
+    /// A view of the interfaces of these states, and of random addresses in their objects.
     #[must_use]
     pub fn of(states: &[&Cluster], choices: &mut Choices<'_>) -> Self {
         let interfaces = states.iter().flat_map(|state| state.interfaces());
@@ -87,7 +87,7 @@ impl View {
         }
     }
 
-    /// Verdicts of these tables.
+    /// Verdicts by these tables.
     #[must_use]
     pub fn verdicts(&self, tables: &MemoryTables) -> Verdicts {
         let classes: Vec<u32> = self.remotes.iter().map(|remote| tables.class(*remote)).collect();
@@ -115,15 +115,15 @@ impl View {
 struct InFlight(BTreeSet<(usize, u64)>);
 
 impl InFlight {
-    /// Adds packets that begin now.
+    /// Adds packets that read their endpoint's rows now.
     fn begin(&mut self, tables: &MemoryTables, view: &View) {
         for (number, ifindex) in view.interfaces.iter().enumerate() {
             self.0.extend(tables.endpoint(*ifindex).map(|endpoint| (number, endpoint.rows)));
         }
     }
 
-    /// Verdicts of packets that began since the last grace period with other rows than the present ones, by their index
-    /// in [`Verdicts`]. They read the present classes.
+    /// Verdicts, by their index in [`Verdicts`], of packets that have read other rows than the present ones since the
+    /// last grace period, and read the present classes.
     fn verdicts(&self, tables: &MemoryTables, view: &View) -> Vec<(usize, Option<u64>)> {
         let classes: Vec<u32> = view.remotes.iter().map(|remote| tables.class(*remote)).collect();
         let today = |ifindex| tables.endpoint(ifindex).map(|endpoint| endpoint.rows);
@@ -177,13 +177,15 @@ pub fn step(
     }
     same(&view.verdicts(&world.tables), &after, "verdicts")?;
     same(&world.compiler.image(), &fresh.compiler.image(), "image")?;
-    // Interfaces that share slots run out of them if no slot is ever reused.
+    // Interfaces that share slots run out of slots if no slot is ever reused.
     if choices.chance(50) || to.interfaces().any(|interface| interface.index > 8192) {
         world.compiler.grace_passed();
     }
     Ok(())
 }
 
+/// Compares two values.
+///
 /// # Errors
 /// The values differ; the message contains `name` and both values.
 pub fn same<T: PartialEq + std::fmt::Debug>(

@@ -1,12 +1,14 @@
-//! Traffic after objects are created, edited and deleted.
+//! Enforcement follows objects that are created, edited and deleted.
 
 use serde_json::json;
 
 use crate::world::{NAMESPACE, World, allow_from, complains, isolated, kind};
 
 #[test]
-fn a_cluster_is_followed() {
-    let Some(mut world) = World::new("a_cluster_is_followed") else { return };
+fn enforcement_follows_the_objects_of_a_cluster() {
+    let Some(mut world) = World::new("enforcement_follows_the_objects_of_a_cluster") else {
+        return;
+    };
     ["server", "friend", "stranger"].into_iter().for_each(|name| world.add(name));
     world.start_agent();
     // Kubernetes 1.20 does not serve EndpointSlices in v1; the agent follows all other kinds.
@@ -23,7 +25,7 @@ fn a_cluster_is_followed() {
     assert!(world.reaches("friend", "server"));
     assert!(!world.reaches("stranger", "server"));
 
-    // A pod gets the label of a friend, and loses the label again.
+    // The stranger gets the label of the friend, then loses it again.
     let label = |value: &str| {
         let arguments = ["label", "pod", "stranger", "-n", NAMESPACE, "--overwrite", value];
         world.server.kubectl(&arguments).unwrap();

@@ -41,8 +41,8 @@ fn granted() -> BTreeSet<Right> {
     rights(&role.rules.unwrap())
 }
 
-/// Returns the rights that requests used. A resource that this server does not serve
-/// (`discovery.k8s.io/v1` before Kubernetes 1.21) is listed, and its watch counts as used.
+/// Returns the rights that requests used. The agent lists a resource that the server does not serve
+/// (`discovery.k8s.io/v1` before Kubernetes 1.21) but cannot watch it; the right to watch counts as used.
 fn used(requests: &[Request]) -> BTreeSet<Right> {
     let right = |verb: &str, r: &Request| (verb.into(), r.group.clone(), r.resource.clone());
     let not_served = requests.iter().filter(|r| r.verb == "list" && r.code == 404);
@@ -77,7 +77,7 @@ fn every_right_is_used_and_none_is_missing() {
         world.server.kubectl(&["describe", "netpol", "mapped", "-n", NAMESPACE]).unwrap();
     println!("{described}");
 
-    // The agent writes the Node's condition after it removes the taint, and the report at any time.
+    // The agent writes the Node's condition after the removal of the taint, and its report at any time.
     let unused = || {
         let used = used(&world.server.requests(USER).unwrap());
         granted().difference(&used).cloned().collect::<Vec<_>>()
@@ -98,10 +98,10 @@ fn every_right_is_used_and_none_is_missing() {
     assert_eq!(granted.difference(&used).collect::<Vec<_>>(), Vec::<&Right>::new(), "never used");
 }
 
-/// Checks for an Event on the Node, covered by the same right, about packets that no program judged.
+/// Packets that no program judged are reported by an Event on the Node, with the same right as Events on policies.
 #[test]
-fn packets_past_the_programs_are_told_of_the_node() {
-    const TEST: &str = "packets_past_the_programs_are_told_of_the_node";
+fn packets_past_the_programs_are_reported_on_the_node() {
+    const TEST: &str = "packets_past_the_programs_are_reported_on_the_node";
     let Some(mut world) = World::new(TEST) else { return };
     ["server", "client"].into_iter().for_each(|name| world.add(name));
     world.policy("server", json!({ "podSelector": { "matchLabels": { "app": "server" } } }));
@@ -123,14 +123,14 @@ fn packets_past_the_programs_are_told_of_the_node() {
     assert!(event["note"].as_str().unwrap().contains("past its programs"), "{event}");
 }
 
-/// Checks for an Event on the Node about a rule that clears netpold's marks.
+/// A rule that clears netpold's marks is reported by an Event on the Node.
 #[test]
-fn a_rule_that_erases_marks_is_told_of_the_node() {
-    const TEST: &str = "a_rule_that_erases_marks_is_told_of_the_node";
+fn a_rule_that_erases_marks_is_reported_on_the_node() {
+    const TEST: &str = "a_rule_that_erases_marks_is_reported_on_the_node";
     let Some(mut world) = World::new(TEST) else { return };
     ["server", "client"].into_iter().for_each(|name| world.add(name));
     world.start_agent();
-    world.wait("at both pods", |status| {
+    world.wait("programs at both pods", |status| {
         let endpoints = status["endpoints"].as_array().map_or(&[][..], Vec::as_slice);
         endpoints.iter().filter(|endpoint| !endpoint["hook"].is_null()).count() == 2
     });
@@ -140,7 +140,10 @@ fn a_rule_that_erases_marks_is_told_of_the_node() {
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     // Packets before the first check (10 s after the start) are not reported.
     for _ in 0..20 {
-        assert!(world.reaches("client", "server"), "policy allows it, and it is judged");
+        assert!(
+            world.reaches("client", "server"),
+            "policy allows the connection, and an exit judges the packets"
+        );
         std::thread::sleep(std::time::Duration::from_secs(1));
     }
     let event = wait_event(&world, "default");
@@ -149,7 +152,7 @@ fn a_rule_that_erases_marks_is_told_of_the_node() {
     assert!(event["note"].as_str().unwrap().contains("lost bit 28 of skb->mark"), "{event}");
 }
 
-/// Returns the only Event of netpold in a namespace.
+/// Waits for the only Event of netpold in a namespace, and returns it.
 pub(crate) fn wait_event(world: &World, namespace: &str) -> Value {
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {
@@ -169,10 +172,13 @@ pub(crate) fn wait_event(world: &World, namespace: &str) -> Value {
     }
 }
 
-/// Checks that a kind without the right to read it is named, and that the agent does not enforce as if it were empty.
+/// A kind that the agent may not read is reported, and the agent does not enforce as if there were no such objects.
 #[test]
-fn what_may_not_be_read_is_named_and_holds_everything_back() {
-    let Some(mut world) = World::new("what_may_not_be_read_is_named") else { return };
+fn an_unreadable_kind_is_reported_and_nothing_is_enforced() {
+    let Some(mut world) = World::new("an_unreadable_kind_is_reported_and_nothing_is_enforced")
+    else {
+        return;
+    };
     ["server", "client"].into_iter().for_each(|name| world.add(name));
     let text = std::fs::read_to_string(rbac_file()).unwrap();
     let without =
@@ -194,7 +200,7 @@ fn what_may_not_be_read_is_named_and_holds_everything_back() {
     assert!(!world.reaches("client", "server"));
 }
 
-/// Certificate authority that has signed no certificate here.
+/// Certificate authority that has signed no certificate of the cluster.
 const ELSEWHERE: &str = "\
 -----BEGIN CERTIFICATE-----
 MIIBfjCCASSgAwIBAgITP+VkuN+Pt+xtQd+p1d7E5Mpu8zAKBggqhkjOPQQDAjAU
@@ -210,8 +216,8 @@ wdE=
 ";
 
 #[test]
-fn a_server_of_another_authority_is_told_nothing() {
-    let Some(mut world) = World::new("a_server_of_another_authority_is_told_nothing") else {
+fn a_server_of_another_authority_gets_no_request() {
+    let Some(mut world) = World::new("a_server_of_another_authority_gets_no_request") else {
         return;
     };
     let right = world.server.certificate();
@@ -226,7 +232,7 @@ fn a_server_of_another_authority_is_told_nothing() {
     world.start_agent_with(&["--kubeconfig", kubeconfig.to_str().unwrap()], binary().into());
     let agent = world.agent.as_mut().unwrap();
     let words = "is the kubeconfig's (or the mounted) certificate authority this cluster's?";
-    agent.wait_for("suspicious", PATIENCE, |status| complains(status, words)).unwrap();
+    agent.wait_for("the certificate error", PATIENCE, |status| complains(status, words)).unwrap();
     assert_eq!(world.server.requests(USER).unwrap(), []);
     // The agent reads the repaired kubeconfig again.
     std::fs::write(&kubeconfig, text).unwrap();

@@ -1,5 +1,5 @@
-//! The fuzz targets' bodies over their committed corpora and over random mutations of the corpora, so that every test
-//! run repeats a fuzzer's findings. `cargo xtask fuzz TARGET` searches further.
+//! Runs the fuzz targets on their committed corpora and on random mutations of the corpora, so that every test run
+//! repeats a fuzzer's findings. `cargo xtask fuzz TARGET` searches for new inputs.
 #![expect(clippy::expect_used, clippy::print_stdout, reason = "helpers of tests fail as tests do")]
 
 mod tenant;
@@ -10,7 +10,7 @@ use netpold_testkit::fuzz::{delta, kept, manifests, packets, probes, selectors, 
 use netpold_testkit::random::Random;
 use netpold_testkit::steps;
 
-/// Number of mutated inputs of each corpus, before a factor for the target's speed.
+/// Number of mutated inputs for a target of medium speed.
 const CHANGED: usize = 2000;
 
 /// Returns an input with some bytes changed, inserted, removed or taken from another input.
@@ -37,7 +37,7 @@ fn change(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
 fn replay(target: &str, changed: usize, run: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
     let corpus = steps::corpus(&folder);
-    assert!(corpus.len() >= 3, "the corpus in {} says little", folder.display());
+    assert!(corpus.len() >= 3, "the corpus in {} has too few inputs", folder.display());
     for (name, bytes) in &corpus {
         if let Err(panic) = std::panic::catch_unwind(|| run(bytes)) {
             println!("the input is {name}");

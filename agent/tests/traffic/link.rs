@@ -1,4 +1,4 @@
-//! Link-layer messages and source routes of a pod: none bypasses policy.
+//! No link-layer message and no source route of a pod bypasses policy.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ impl Sniffer {
 
 /// Sent frame, and the bytes that identify it.
 struct Sent {
-    what: &'static str,
+    name: &'static str,
     frame: Vec<u8>,
     by: Vec<u8>,
 }
@@ -62,11 +62,11 @@ impl<'a> Frames<'a> {
         [0xde, 0xad, 0xbe, 0xef, 0x5a, self.all.len() as u8]
     }
 
-    fn add(&mut self, what: &'static str, ethertype: u16, payload: &[u8]) {
+    fn add(&mut self, name: &'static str, ethertype: u16, payload: &[u8]) {
         let by = self.marker().to_vec();
-        assert!(payload.windows(6).any(|part| part == by), "{what} has its number");
+        assert!(payload.windows(6).any(|part| part == by), "{name} has its number");
         let frame = ethernet(self.to, self.pod.mac(), ethertype, payload);
-        self.all.push(Sent { what, frame, by });
+        self.all.push(Sent { name, frame, by });
     }
 
     /// Returns the names of the frames that a sniffer receives; the last frame of all must pass.
@@ -75,14 +75,14 @@ impl<'a> Frames<'a> {
         for sent in &self.all {
             self.pod.send_frame("eth0", &sent.frame).unwrap();
             if sniffer.sees(&sent.by, MOMENT) {
-                seen.push(sent.what);
+                seen.push(sent.name);
             }
         }
         seen
     }
 
     fn names(&self) -> Vec<&'static str> {
-        self.all.iter().map(|sent| sent.what).collect()
+        self.all.iter().map(|sent| sent.name).collect()
     }
 }
 
@@ -133,8 +133,8 @@ fn report(number: [u8; 6], more: usize) -> Vec<u8> {
     message
 }
 
-/// Sends well-formed neighbour discovery to a host beyond the node. From a pod without policy the node routes it
-/// there; from an isolated pod it does not leave the node.
+/// Well-formed neighbour discovery to a host beyond the node: the node routes the messages of a pod without policy;
+/// messages of an isolated pod do not leave the node.
 #[test]
 fn neighbour_discovery_of_an_isolated_pod_does_not_leave_the_node() {
     require_root!();
@@ -202,7 +202,7 @@ fn isolated_pods_of_a_bridge_have_no_channel_in_link_messages() {
     assert_eq!(forged.seen_by(&sniffer), Vec::<&str>::new());
 }
 
-/// Empties neighbour caches of isolated pods: they resolve each other again, and the one allowed flow passes.
+/// Isolated pods with empty neighbour caches resolve each other again, and the only allowed flow passes.
 #[test]
 fn isolated_pods_find_each_other() {
     require_root!();
@@ -284,15 +284,15 @@ fn a_route_beyond_the_destination_is_not_taken() {
         let options = [&[131, 7, 4][..], &ip4(server).octets(), &[0]].concat();
         let packet = packet::ipv4((ip4(pod), node4), 17, (1, 0), &options, &udp);
         frames.add("a source route", IPV4, &packet);
-        // Where the source is checked, a packet that cannot be parsed to its end drops.
+        // With the source check, a packet that cannot be parsed completely is dropped.
         let expected = if passes { vec!["a source route"] } else { Vec::new() };
         assert_eq!(frames.seen_by(&sniffer), expected, "{name}");
     }
 }
 
-/// A bridge floods frames to unknown stations to every pod; these frames are no pod's own traffic.
+/// A bridge floods frames to an unknown MAC address to every pod; the frames do not count as traffic of the pods.
 #[test]
-fn flooded_frames_are_nobodys_traffic() {
+fn flooded_frames_are_no_traffic_of_a_pod() {
     require_root!();
     let mut cluster = Cluster::one(Cni::Bridge).with_pods(&["sender", "deaf"]);
     cluster.policy("deaf", isolate("deaf", &["Ingress", "Egress"])).enforce();
@@ -310,7 +310,8 @@ fn flooded_frames_are_nobodys_traffic() {
         let drops = status["drops"].as_array().unwrap();
         drops.iter().find(of).is_some_and(|drop| drop["packets"] == 6)
     };
-    let status = cluster.agents[0].wait_for("counting them", PATIENCE, flooded).unwrap();
+    let status =
+        cluster.agents[0].wait_for("the count of flooded frames", PATIENCE, flooded).unwrap();
     assert_eq!(status["recent_drops"], before, "no pod is named");
     assert!(status["drops"].as_array().unwrap().iter().all(|drop| drop["reason"] != "policy"));
     // The same frames, addressed to the pod, are its own traffic.
@@ -319,6 +320,7 @@ fn flooded_frames_are_nobodys_traffic() {
     let from = (sender.addresses()[0], 4000).into();
     let frame = udp_frame(deaf.mac(), sender.mac(), from, to, b"for it").unwrap();
     sender.send_frame("eth0", &frame).unwrap();
-    let told = |status: &serde_json::Value| status["recent_drops"].to_string().contains("policy");
-    cluster.agents[0].wait_for("telling of it", PATIENCE, told).unwrap();
+    let reported =
+        |status: &serde_json::Value| status["recent_drops"].to_string().contains("policy");
+    cluster.agents[0].wait_for("the recent drop", PATIENCE, reported).unwrap();
 }

@@ -1,5 +1,5 @@
-//! Rust programs that `cargo install` builds, each in a separate folder in the user's cache: other projects of the user
-//! may need another version.
+//! Rust programs from `cargo install`, each in a separate folder of the user's cache, because other projects of the
+//! user may need other versions.
 
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ impl Program {
         Some(cache()?.join(format!("netpold/{}-{}", self.package, self.version)))
     }
 
-    /// Builds the program, unless it is already there.
+    /// Builds the program unless it is installed.
     pub(super) fn install(&self) -> Result<()> {
         if self.find().is_some() {
             return Ok(());
@@ -59,7 +59,7 @@ pub(super) fn install(
             .arg(folder)
             .envs(variables.iter().copied())
             .env_remove("CARGO_BUILD_TARGET")
-            // At the top of the tree, cargo would take this project's workspace for the crate's.
+            // In the folder of this project, cargo would use this project's workspace for the crate.
             .current_dir("/"),
     )
 }

@@ -85,7 +85,7 @@ pub(super) fn install_programs(programs: &[(&str, &str)]) -> Result<()> {
         return Ok(());
     }
     let unknown = install(&wanted)?;
-    ensure!(unknown.is_empty(), "apt knows no package {}", unknown.join(", "));
+    ensure!(unknown.is_empty(), "apt has no package {}", unknown.join(", "));
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! The modules for the tests, in a possible order of loading.
+//! Kernel modules for the tests, in an order of loading.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -7,8 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// Modules that the tests use directly. The guest has no modprobe for the kernel to call, so no others are loaded;
-/// modules that are built in, or do not exist, are not in the kernel's folder.
+/// Modules that the tests use. The guest has no modprobe for the kernel to call, so only these modules and their
+/// dependencies are loaded. Modules that are built in or do not exist have no file and are left out.
 const WANTED: [&str; 12] = [
     "veth",
     "bridge",
@@ -58,7 +58,7 @@ impl Loader {
         if !self.taken.insert(name.to_owned()) {
             return Ok(());
         }
-        let path = self.files.get(name).with_context(|| format!("there is no module {name}"))?;
+        let path = self.files.get(name).with_context(|| format!("no module {name}"))?;
         let content = read(path)?;
         for needed in depends(&content) {
             self.take(&needed)?;
@@ -101,7 +101,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Names in a module's `depends=` (section `.modinfo`, strings that end with a zero byte).
+/// Names in a module's `depends=` of the section `.modinfo`, which has zero-terminated strings.
 fn depends(content: &[u8]) -> Vec<String> {
     let key = b"\0depends=";
     let Some(at) = content.windows(key.len()).position(|window| window == key) else {
@@ -117,7 +117,7 @@ mod tests {
     use super::depends;
 
     #[test]
-    fn what_a_module_depends_on() {
+    fn dependencies_are_read_from_modinfo() {
         assert_eq!(depends(b"\x7fELF\0license=GPL\0depends=stp,nf-x\0name=y\0"), ["stp", "nf_x"]);
         assert_eq!(depends(b"\0depends=\0name=veth\0"), [""; 0]);
         assert_eq!(depends(b"nothing of the kind"), [""; 0]);

@@ -9,7 +9,7 @@ use crate::model::{Interface, Owner};
 #[derive(Debug, Default)]
 pub(crate) struct Interfaces {
     by_index: BTreeMap<u32, Interface>,
-    /// Interfaces by address behind them.
+    /// Interface indexes by address behind the interface.
     links: BTreeMap<IpAddr, BTreeSet<u32>>,
 }
 
@@ -19,12 +19,12 @@ impl Interfaces {
         &self.by_index
     }
 
-    /// Interfaces with an address behind them.
+    /// Indexes of the interfaces with this address behind them.
     pub(crate) fn with(&self, address: IpAddr) -> impl Iterator<Item = u32> {
         self.links.get(&address).into_iter().flatten().copied()
     }
 
-    /// Further interfaces of pods.
+    /// Indexes of the pods' interfaces on secondary networks.
     pub(crate) fn second(&self) -> impl Iterator<Item = u32> {
         let is_second = |interface: &Interface| match &interface.owner {
             Owner::Pod(bound) => bound.second,

@@ -1,4 +1,4 @@
-//! ctnetlink: the dump of all flows, their number, and a query for one flow.
+//! ctnetlink: dump of all flows, number of flows, and query for one flow.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,7 +10,7 @@ use crate::netlink::{
     Message, NETFILTER_HEADER, NLA_F_NESTED, ask_netfilter, attribute, attributes,
 };
 
-/// Constants of `linux/netfilter/nfnetlink.h` and `linux/netfilter/nfnetlink_conntrack.h`.
+// Constants of `linux/netfilter/nfnetlink.h`, `nfnetlink_conntrack.h` and `nf_conntrack_common.h`.
 const CT_GET: u16 = 1 << 8 | 1;
 const CT_GET_STATS: u16 = 1 << 8 | 5;
 const CTA_STATS_GLOBAL_ENTRIES: u16 = 1;
@@ -41,12 +41,12 @@ const IPS_DYING: u32 = 1 << 9;
 /// Returns the number of flows that the kernel tracks in the calling thread's network namespace; `None` if unknown.
 pub(super) fn count() -> Option<u32> {
     let mut entries = None;
-    let asked = ask_netfilter(CT_GET_STATS, NLM_F_ACK, (0, &[]), |answer| {
+    let requested = ask_netfilter(CT_GET_STATS, NLM_F_ACK, (0, &[]), |answer| {
         let mut attributes = answer.attributes(NETFILTER_HEADER);
         let found = attributes.find(|(kind, _)| *kind == CTA_STATS_GLOBAL_ENTRIES);
         entries = found.and_then(|(_, value)| word(value));
     });
-    asked.ok().and(entries)
+    requested.ok().and(entries)
 }
 
 /// Calls `each` for every flow that the kernel tracks in the calling thread's network namespace.
@@ -82,11 +82,11 @@ pub(super) fn seen_from_start(original: &Tuple) -> Option<bool> {
     ];
     let wanted = attribute(CTA_TUPLE_ORIG | NLA_F_NESTED, &tuple.concat());
     let mut seen = None;
-    let asked = ask_netfilter(CT_GET, NLM_F_ACK, (family as u8, &wanted), |answer| {
+    let requested = ask_netfilter(CT_GET, NLM_F_ACK, (family as u8, &wanted), |answer| {
         let found = flow(answer).filter(|flow| flow.original == *original);
         seen = found.and_then(|flow| flow.seen_from_start).or(seen);
     });
-    asked.ok().and(seen)
+    requested.ok().and(seen)
 }
 
 fn flow(message: Message<'_>) -> Option<KernelFlow> {
@@ -109,12 +109,12 @@ fn flow(message: Message<'_>) -> Option<KernelFlow> {
     Shown { original, reply, remaining, tcp_state, picked_up, replied, assured }.flow()
 }
 
-/// Returns the first 32 bits, in network byte order, as netfilter writes them.
+/// Reads the first 32 bits in network byte order; `None` if the value is shorter.
 fn word(value: &[u8]) -> Option<u32> {
     value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
 
-/// Returns `enum tcp_conntrack`, and whether the kernel picked the flow up in the middle.
+/// Returns `enum tcp_conntrack`, and whether the first packet that the kernel saw was no SYN; `None` if unknown.
 fn tcp_state(info: &[u8]) -> Option<(u8, Option<bool>)> {
     let tcp = attributes(info).find(|(kind, _)| *kind == CTA_PROTOINFO_TCP)?.1;
     let (mut state, mut picked_up) = (None, None);

@@ -1,4 +1,4 @@
-//! Agent side: one trace at a time, with an end in every case.
+//! Agent side of traces: at most one trace at a time, which always ends.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -21,8 +21,8 @@ use crate::observe::Attributions;
 const BURST: u32 = 100;
 /// Pause between two reads of lines.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Reads between two checks that the programs are still attached.
-const LOOKS: u32 = 20;
+/// Number of reads between two checks that the programs are still attached.
+const READS: u32 = 20;
 /// Longest time for a client to read the last lines.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -33,7 +33,7 @@ pub struct Target {
     pub node: String,
     /// Host sides of the pod's veths: index and name.
     pub interfaces: Vec<(u32, String)>,
-    /// Maps in use, to load the traced programs with.
+    /// Maps in use, for the load of the traced programs.
     pub maps: SharedMaps,
     /// Clauses of the filter.
     pub clauses: Vec<Clause>,
@@ -56,7 +56,7 @@ pub trait Tracing: Send + 'static {
     fn is_traced(&mut self) -> bool;
     /// Attaches the ordinary programs again.
     fn end(&mut self);
-    /// Adds names and reasons to packets.
+    /// Adds names, and the policies and rules that decided, to packets.
     fn name(
         &self,
         request: &Request,
@@ -71,7 +71,7 @@ pub struct Tracer<T> {
     turn: Arc<Semaphore>,
 }
 
-/// Running trace. Its drop attaches the ordinary programs again.
+/// A running trace; attaches the ordinary programs again on drop.
 struct Session<T: Tracing> {
     node: Arc<Mutex<T>>,
     name: String,
@@ -82,7 +82,7 @@ struct Session<T: Tracing> {
     /// Numbers of packets that matched the filter before the last read, and of the lost ones among them.
     matched: u64,
     lost: u64,
-    /// Permit that delays the next trace until this one's end.
+    /// Permit that excludes another trace until this trace has ended.
     _turn: OwnedSemaphorePermit,
 }
 
@@ -100,7 +100,7 @@ impl<T: Tracing> Session<T> {
     ) -> Result<(Self, Line), String> {
         let pod = request.pod()?.clone();
         let target = lock(&node).target(&request)?;
-        // Without a lock on the engine: the verifier takes a second or more.
+        // The engine is not locked during the load: the verifier takes a second or more.
         let programs = TracedPrograms::load(&target.maps).map_err(|error| error.to_string())?;
         let ifindexes: Vec<u32> = target.interfaces.iter().map(|(index, _)| *index).collect();
         let now = lock(&node).begin(&ifindexes, &programs)?;
@@ -122,21 +122,21 @@ impl<T: Tracing> Session<T> {
             lost: 0,
             _turn: turn,
         };
-        // From here on the session's drop ends the trace.
+        // From here on, the drop of `session` ends the trace.
         let asked = filter.and_then(|it| session.programs.ask(&it).map_err(|e| e.to_string()));
         asked.map(|()| (session, started))
     }
 
-    /// Attaches the ordinary programs again. Returns the lines until then.
+    /// Attaches the ordinary programs again. Returns the remaining lines.
     fn finish(&mut self) -> io::Result<Vec<u8>> {
         lock(&self.node).end();
-        let mut text = self.look()?;
-        text.extend(self.look()?);
+        let mut text = self.read_lines()?;
+        text.extend(self.read_lines()?);
         Ok(text)
     }
 
-    /// Returns the lines since the last read, and one about packets lost before it.
-    fn look(&mut self) -> io::Result<Vec<u8>> {
+    /// Returns the lines since the last read, and a line about packets that were lost before the last read.
+    fn read_lines(&mut self) -> io::Result<Vec<u8>> {
         let matched = self.programs.matched();
         let lines = self.programs.read();
         let packets = self.assembler.take(&lines);
@@ -178,7 +178,8 @@ impl<T: Tracing> Tracer<T> {
         Self { node, turn: Arc::new(Semaphore::new(1)) }
     }
 
-    /// Begins a trace. The returned future sends its lines until its time is over, or until the client disconnects.
+    /// Begins a trace. The returned future sends the lines until the time is over, the traced programs are replaced, or
+    /// the client disconnects.
     ///
     /// # Errors
     /// The request is refused.
@@ -207,7 +208,7 @@ async fn serve<T: Tracing>(session: Session<T>, started: Line, lines: Lines) -> 
     // A client that does not read must not keep the traced programs attached.
     let time = Duration::from_secs(seconds);
     let sent = timeout(time + PATIENCE, send(&lines, &session, &started, time)).await;
-    // On a blocking thread: the engine may be busy writing.
+    // On a blocking thread, because the engine's lock may be held for a write.
     let finished = spawn_blocking(move || lock(&session).finish()).await;
     let mut last = finished.map_err(io::Error::other)??;
     let reason = match sent {
@@ -238,21 +239,21 @@ async fn send<T: Tracing>(
 ) -> io::Result<Option<End>> {
     let until = Instant::now() + time;
     lines.send(line(started)?).await?;
-    let mut looks = 0;
+    let mut reads = 0;
     loop {
         tokio::select! {
             () = sleep(PAUSE) => {}
             () = lines.closed() => return Ok(None),
         }
-        looks += 1;
-        let (this, check) = (Arc::clone(session), looks % LOOKS == 0);
-        let look = move || {
+        reads += 1;
+        let (this, check) = (Arc::clone(session), reads % READS == 0);
+        let read_lines = move || {
             let mut session = lock(&this);
-            let text = session.look()?;
+            let text = session.read_lines()?;
             let stays = !check || lock(&session.node).is_traced();
             io::Result::Ok((text, stays))
         };
-        let (text, stays) = spawn_blocking(look).await.map_err(io::Error::other)??;
+        let (text, stays) = spawn_blocking(read_lines).await.map_err(io::Error::other)??;
         lines.send(text).await?;
         if !stays {
             return Ok(Some(End::Replaced));

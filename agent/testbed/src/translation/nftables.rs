@@ -1,10 +1,10 @@
-//! The rules of kube-proxy's nftables mode, less those without effect here.
+//! The rules of kube-proxy's nftables mode, without rules that have no effect in the testbed.
 
 use std::fmt::Write as _;
 
 use super::{MASQUERADE, Translation};
 
-/// The whole table of a family, which replaces the former one.
+/// Returns the table of a family, as a script that replaces the former table.
 pub(super) fn rules(v6: bool, services: &[Translation]) -> String {
     let (family, kind) = if v6 { ("ip6", "ipv6_addr") } else { ("ip", "ipv4_addr") };
     let mut table = format!(
@@ -31,7 +31,7 @@ pub(super) fn rules(v6: bool, services: &[Translation]) -> String {
     table
 }
 
-/// Adds the chains of one port: external addresses, the choice, one for each backend.
+/// Adds the chains of one Service port: for external addresses, for the choice of a backend, and for each backend.
 fn chains(table: &mut String, family: &str, kind: &str, service: &Translation) {
     let (name, protocol) = (&service.name, service.keyword());
     let mut choice = String::new();
@@ -64,7 +64,7 @@ fn chains(table: &mut String, family: &str, kind: &str, service: &Translation) {
     );
 }
 
-/// Adds the map elements of one port.
+/// Adds the map elements of one Service port.
 fn elements(rules: &mut String, family: &str, service: &Translation) {
     let (name, protocol, port) = (&service.name, service.keyword(), service.port);
     let cluster = service.cluster_ips.iter().map(|address| (address, "service"));

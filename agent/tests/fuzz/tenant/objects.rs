@@ -7,14 +7,14 @@ use netpold_testkit::random::Random;
 
 use super::{HOSTILE, NODE, OTHER};
 
-/// Names of the hostile tenant's objects of each kind: few, so that objects are edited and created again. One has the
-/// greatest length that the API accepts.
+/// Names of the hostile tenant's objects of each kind: few, so that objects are edited, and created again after a
+/// deletion. One name has the greatest length that the API accepts.
 pub(super) const NAMES: [&str; 4] = ["a", "b", "c", LONG_NAME];
 const LONG_NAME: &str = "llllllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll\
      llllllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll\
      llllllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll\
      lllllllllllllllllllllllllllllllllllllllllllllllllllllllllllll";
-/// Number of policies of a flood: more than the agent considers for Events.
+/// Number of policies of a flood, above the agent's limit for Events.
 pub(super) const FLOOD: usize = 120;
 
 /// Returns unsupported policies that select every pod of the hostile tenant and sort before the other tenant's
@@ -26,10 +26,10 @@ pub(super) fn flood() -> impl Iterator<Item = String> {
     })
 }
 
-/// Peer that the API accepts and that matches no address on the wire (IPv4-mapped).
+/// Peer that the API accepts but that matches no address on the wire (IPv4-mapped).
 pub(super) const BAD: &str = r#"{"ipBlock":{"cidr":"::ffff:10.0.0.0/104"}}"#;
-/// Greatest number of rules of a policy in one direction, so that the tables hold them all. The cost of more rules
-/// for other tenants depends on the compiler's budgets.
+/// Greatest number of rules of a policy in one direction: few enough for the tables. The compiler's budgets limit the
+/// cost of more rules.
 const RULES: usize = 60;
 
 pub(super) fn kind(random: &mut Random) -> Kind {
@@ -159,7 +159,7 @@ fn one<T: Clone>(random: &mut Random, of: &[T]) -> T {
     of[random.below(of.len())].clone()
 }
 
-/// Returns a list of at most `most` items, mostly few.
+/// Returns a list of at most `most` items, in three of four cases of at most 3.
 fn many(random: &mut Random, most: usize, mut make: impl FnMut(&mut Random) -> String) -> String {
     let most = if random.below(4) == 0 { most } else { most.min(3) };
     let all: Vec<String> = (0..random.below(most + 1)).map(|_| make(random)).collect();

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{Pair, app, netpold, pairs, spec};
 
-/// Clients of each node.
+/// Client pods of each node.
 const CLIENTS: [&[&str]; 2] = [&["a", "b"], &["c"]];
 const SERVERS: [&str; 2] = ["s1", "s2"];
 
@@ -34,7 +34,7 @@ fn answers(cluster: &Cluster) -> Vec<Answer> {
 }
 
 #[test]
-fn connections_of_two_nodes_are_named_once() {
+fn connections_of_two_nodes_are_listed_once() {
     require_root!();
     let mut cluster = Cluster::two();
     for (node, server) in SERVERS.into_iter().enumerate() {
@@ -47,7 +47,7 @@ fn connections_of_two_nodes_are_named_once() {
     for server in SERVERS {
         cluster.policy(server, spec(server, &["Ingress"], "ingress", json!([{ "from": peers }])));
     }
-    // With this policy the sender's agent has an entry too.
+    // Isolates the clients, so that their agents have conntrack entries too.
     for client in &all {
         cluster.policy(client, spec(client, &["Egress"], "egress", json!([{ "to": both }])));
     }
@@ -75,17 +75,17 @@ fn connections_of_two_nodes_are_named_once() {
         assert!(ports.into_iter().any(|port| port == from.port()), "{}", answer.node);
     }
 
-    // Pod a keeps its connections to s1 only, s2 keeps those of b and c only.
+    // Pod a keeps only its connections to s1; c keeps only those to s2.
     let few = json!([{ "from": [app("b"), app("c")] }]);
     cluster.policy("s2", spec("s2", &["Ingress"], "ingress", few));
     cluster.policy("c", spec("c", &["Egress"], "egress", json!([{ "to": [app("s2")] }])));
     cluster.enforce();
     let found = cuts(&before, &objects(&cluster), &answers);
     assert_eq!((&found.unsure, &found.problems, found.gone), (&vec![], &vec![], 0));
-    assert_eq!(found.open, known.len(), "each is counted once: {found:?}");
+    assert_eq!(found.open, known.len(), "each connection is counted once: {found:?}");
     let listed: usize = found.cut.iter().map(|group| group.connections.len()).sum();
     let named = pairs(&serde_json::to_value(&found.cut).unwrap());
-    assert_eq!(listed, named.len(), "each is named once: {:?}", found.cut);
+    assert_eq!(listed, named.len(), "each connection is listed once: {:?}", found.cut);
     let cut = open.iter_mut().filter_map(|(pair, flow)| (!flow.ping(MOMENT)).then_some(*pair));
     let cut: BTreeSet<Pair> = cut.collect();
     assert_eq!(cut, named);

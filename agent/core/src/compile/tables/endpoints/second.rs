@@ -1,13 +1,13 @@
-//! Treatment of a pod's further interface.
+//! Treatment of a pod's interface on a secondary network.
 
 use crate::cluster::Cluster;
 use crate::model::{Bound, Pod};
 use crate::options::{Options, SECOND_OPEN, SecondInterfaces};
 
-/// Evidence about a pod's further interface.
+/// Evidence about a pod's interface on a secondary network.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Second {
-    /// Whether an object or a CNI plugin names addresses of the interface, permitted or not.
+    /// Whether the Pod object or a CNI result has addresses of the interface, accepted or not.
     is_known: bool,
 }
 
