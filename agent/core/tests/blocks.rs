@@ -14,7 +14,7 @@ use proptest::prelude::*;
 /// More blocks than the maximum number of classes.
 const BLOCKS: u32 = 75_000;
 
-/// Block `number`: a separate /28; every third without its last addresses.
+/// Block `number`: a separate /28; every third block has an exception for its last addresses.
 fn nth_block(number: u32) -> Peer {
     let net = |offset: u32, length| {
         let address = Ipv4Addr::from_bits(0x1400_0000 + number * 16 + offset);
@@ -67,7 +67,7 @@ fn blocks_of_equal_grants_share_a_class() {
 }
 
 #[test]
-fn an_edit_of_a_long_list_moves_what_it_changes() {
+fn an_edit_of_a_long_list_moves_only_the_changed_addresses() {
     let mut world = cluster(vec![list(0..2000, 80)]);
     let trie_writes = |world: &mut World, rules: Vec<Rule>| {
         world.compiler.ingest(Change::Policy(allow(rules)));
@@ -113,7 +113,7 @@ fn nested_blocks() -> impl Strategy<Value = Vec<IpNet>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// An address is allowed the ports of the blocks that contain it, as found by `prefix-trie`.
+    /// The allowed ports of an address are those of the blocks that contain it, according to `prefix-trie`.
     #[test]
     fn an_address_has_the_ports_of_the_blocks_that_hold_it(nets in nested_blocks()) {
         let reference: JointPrefixMap<IpNet, u16> = nets.iter().copied().zip(1000..).collect();

@@ -138,7 +138,7 @@ fn lower(raised: &mut BTreeMap<Hook, Barrier>, hook: Hook) {
             if !std::mem::replace(&mut barrier.overdue, true) {
                 tracing::warn!(
                     %error, ifindex = hook.ifindex, direction = %hook.direction,
-                    "an interface stays closed: its nftables chain cannot be removed; tried again"
+                    "an interface stays closed: its nftables chain cannot be removed; will retry"
                 );
             }
         }

@@ -282,7 +282,7 @@ impl Guard {
     pub fn start(closing: Closing, mut veths: Veths, all: bool) -> io::Result<Self> {
         // Loads the program before the first veth needs it, and pins it once no new veth is missed.
         if let Err(error) = closing.program() {
-            tracing::warn!(%error, "cannot close new interfaces yet; retrying with each");
+            tracing::warn!(%error, "cannot close new interfaces; will retry at each new interface");
         }
         let (stop, stopped) = UnixStream::pair()?;
         let closers = Closers::start(closing.clone())?;

@@ -115,7 +115,9 @@ impl Worker {
                     synced = true;
                     self.send(Event::InSync)?;
                 } else if !synced && !std::mem::replace(&mut waiting, true) {
-                    warn!("peers of some interfaces could not be read; no changes until then");
+                    warn!(
+                        "cannot read the peers of some interfaces; enforcement does not change until they are read"
+                    );
                 }
                 let pause = if synced && scan != Scan::Failed { self.rescan } else { RETRY_SCAN };
                 next_scan = Instant::now() + pause;
@@ -248,7 +250,7 @@ impl Worker {
         if unanswered.is_empty() {
             return Ok(Scan::Complete);
         }
-        debug!(?unanswered, "no answer about the peers of some interfaces");
+        debug!(?unanswered, "cannot read the peers of some interfaces");
         Ok(Scan::Unanswered)
     }
 

@@ -1,4 +1,4 @@
-//! Refused, failing or expensive writes for one tenant's objects delay no write for another tenant.
+//! Rejected, failing or expensive writes for one tenant's objects do not delay writes for another tenant.
 
 use std::time::{Duration, Instant};
 
@@ -55,8 +55,8 @@ fn create_all(world: &World, items: &[Value]) {
 }
 
 fn get(world: &World, arguments: &[&str]) -> Value {
-    let said = world.server.kubectl(&[&["get", "-o", "json"], arguments].concat()).unwrap();
-    serde_json::from_str(&said).unwrap()
+    let printed = world.server.kubectl(&[&["get", "-o", "json"], arguments].concat()).unwrap();
+    serde_json::from_str(&printed).unwrap()
 }
 
 #[test]
@@ -153,11 +153,11 @@ fn long_names_crowds_and_refusals_hide_no_policy_from_its_owner() {
     assert_eq!(event["regarding"]["name"], long);
     assert_eq!(event["reason"], "PolicyNotHonoured");
     assert_eq!(of(&world, "b-refused"), Vec::<Value>::new());
-    // The namespace with many policies gets its Events too: one in two or three seconds.
+    // The namespace with many policies gets its Events too, one every two or three seconds.
     eventually(&world, "more of the crowd", || of(&world, "a-crowd").len() >= 10);
 }
 
-/// Guards against reports that contain all policies, formerly 12 a minute of 92 kB each at this number of policies.
+/// Reports do not contain all policies: with this number of policies, these would be 12 reports a minute of 92 kB each.
 #[test]
 fn edits_of_one_of_many_policies_write_little() {
     const POLICIES: usize = 400;
@@ -230,7 +230,9 @@ fn edits_of_one_of_many_policies_write_little() {
             let to = if edits % 16 == 0 { "friend" } else { "nobody" };
             world.policy("server", allow_from("server", to));
             let edited = Instant::now();
-            eventually(&world, "the other's reported", || is_reported(&world, NAMESPACE, "server"));
+            eventually(&world, "the report of the other tenant's edit", || {
+                is_reported(&world, NAMESPACE, "server")
+            });
             late.push(edited.elapsed());
         }
         std::thread::sleep(Duration::from_millis(800));
@@ -263,7 +265,7 @@ fn everything_is_reported_in_the_end(world: &World, count: usize) {
         let report = report(world);
         let policies = get(world, &["networkpolicies", "-A"]);
         let key = |metadata: &Value| [metadata["namespace"].clone(), metadata["name"].clone()];
-        let said: Vec<_> = report["policies"]
+        let printed: Vec<_> = report["policies"]
             .as_array()
             .unwrap()
             .iter()
@@ -276,7 +278,7 @@ fn everything_is_reported_in_the_end(world: &World, count: usize) {
             .map(|it| (key(&it["metadata"]), it["metadata"]["generation"].clone()))
             .collect();
         expected.sort_by_key(|(key, _)| key.each_ref().map(|it| it.as_str().unwrap().to_owned()));
-        said == expected
+        printed == expected
     });
     // The agent rewrites a list that another client has changed.
     let empty = json!({ "status": { "policies": [] } }).to_string();
@@ -284,7 +286,7 @@ fn everything_is_reported_in_the_end(world: &World, count: usize) {
         ["patch", "nodepolicystatus", "n1", "--subresource=status", "--type=merge", "-p", &empty];
     world.server.kubectl(&clear).unwrap();
     world.policy("server", allow_from("server", "somebody"));
-    eventually(world, "whole again", || {
+    eventually(world, "the complete list", || {
         report(world)["policies"].as_array().is_some_and(|all| all.len() == count)
     });
 }

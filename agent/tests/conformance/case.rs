@@ -1,4 +1,4 @@
-//! Conformance cases on disk, read for a runner: for each step all Kubernetes objects and the expected checks.
+//! Reads conformance cases: for each step, all Kubernetes objects and the expected verdicts.
 //! `agent/core/conformance/README.md` describes the format.
 
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ pub(crate) struct Case {
 /// State of the cluster, with its checks.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
-    /// All Kubernetes objects of the state, the topology's included.
+    /// All Kubernetes objects of the state, including those of the topology.
     pub(crate) objects: Vec<Value>,
     /// Flows tried in this state.
     pub(crate) checks: Vec<Check>,
@@ -405,7 +405,7 @@ fn pairs<'p>(
     })
 }
 
-/// Returns the verdict of the last matching line, or allowed without one; a pod always reaches itself.
+/// Returns the verdict of the last matching line; allow if no line matches, and from a pod to itself.
 fn expected(verdicts: &[Verdict], from: &str, to: &str) -> bool {
     let line = verdicts.iter().rfind(|v| matches(&v.from, from) && matches(&v.to, to));
     from == to || line.is_none_or(|line| line.allow)

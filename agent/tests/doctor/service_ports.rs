@@ -1,4 +1,5 @@
-//! Ports of Services in rules: of the API server, of Services without selector, and of other Services.
+//! Findings about rules with the port of a Service instead of the backend's: of the API server, of Services without
+//! selector, and of other Services.
 
 use super::{examine, places, policy};
 
@@ -79,7 +80,7 @@ fn the_api_server_is_behind_another_port() {
             for block in ["192.168.5.12/32", "192.168.5.0/24", "192.168.0.0/16"] {
                 assert_eq!(finds(&to(block)), [found.as_str()], "{kind}: {block}");
             }
-            // Pods with the default service account mean the Internet.
+            // For pods with the default service account, the block means the Internet.
             assert_eq!(finds(&to("0.0.0.0/0")), none, "{kind}");
             let own = "spec: {nodeName: n1, serviceAccountName: agent,";
             let cluster = cluster(6443, &objects).replace("spec: {nodeName: n1,", own);
@@ -90,7 +91,7 @@ fn the_api_server_is_behind_another_port() {
 }
 
 #[test]
-fn where_the_ports_are_the_same_or_nobody_asks() {
+fn equal_ports_and_pods_without_credentials_are_no_finding() {
     for objects in [slice(443), endpoints(443), String::new()] {
         let (_, report) =
             examine(&format!("{}{}", cluster(443, &objects), egress("{ports: [{port: 443}]}")));
@@ -111,7 +112,7 @@ fn where_the_ports_are_the_same_or_nobody_asks() {
     assert!(!places(&report).contains_key("port-of-the-service"), "{report:#?}");
 }
 
-/// A twin on the API server's own node reaches it in any case; the others do not.
+/// A pod on the API server's own node reaches the API server in any case; other pods of the workload do not.
 #[test]
 fn a_pod_on_the_api_servers_node_hides_no_other() {
     let pod = |name: &str, node: &str, address: &str| {
@@ -133,7 +134,7 @@ fn a_pod_on_the_api_servers_node_hides_no_other() {
     }
 }
 
-/// Examines a chart without addresses and endpoints: selectors and named ports lead from Services to pods.
+/// A chart has neither addresses nor endpoints: selectors and named ports lead from Services to pods.
 #[test]
 fn services_of_a_chart() {
     let pod = |name: &str, port: &str| {
@@ -174,7 +175,7 @@ fn services_of_a_chart() {
     assert!(!places(&report).contains_key("port-of-the-service"), "{report:#?}");
 }
 
-/// A rule has the port of a node, by which clients reach the pods, instead of the container's.
+/// A rule has the node port, by which clients reach the pods, instead of the container port.
 #[test]
 fn ports_of_nodes() {
     let pod = |ports: &str| {

@@ -1,4 +1,4 @@
-//! Readiness gates and the startup taint: the pods and nodes that get them, each only once.
+//! Admission policies of the readiness gate and the startup taint: matching pods and nodes get them, only once.
 
 use serde_json::{Value, json};
 
@@ -52,7 +52,7 @@ fn pods_get_the_gate_once() {
         let mut wanted = new.clone();
         wanted["spec"]["readinessGates"] = then;
         let once = policy.mutated(&new);
-        assert_eq!(once, wanted, "and nothing else");
+        assert_eq!(once, wanted, "no other change");
         assert_eq!(policy.mutated(&once), once);
     }
 }
@@ -98,7 +98,7 @@ fn new_nodes_get_the_taint_once() {
         (Value::Null, json!([ours])),
         (json!([other]), json!([other, ours])),
         (json!([ours, other]), json!([ours, other])),
-        // Set by a flag of the kubelet, with an effect of the operator's choice.
+        // The taint by a flag of the kubelet, with an effect of the operator's choice.
         (
             json!([{ "key": TAINT, "effect": "NoExecute" }]),
             json!([{ "key": TAINT, "effect": "NoExecute" }]),
@@ -115,14 +115,14 @@ fn new_nodes_get_the_taint_once() {
         [json!({ "kubernetes.io/os": "windows" }), json!({ "type": "virtual-kubelet" })]
     {
         let node = node(without_agent, json!({}));
-        assert_eq!(policy.mutated(&node), node, "nobody would take it off");
+        assert_eq!(policy.mutated(&node), node, "no agent would remove the taint");
     }
 }
 
-/// Checks that the policy and the webhook match the same pods, and that neither blocks the creation of a pod.
+/// Policy and webhook match the same pods, and neither blocks the creation of a pod.
 #[test]
-fn gates_are_given_in_namespaces_that_ask_for_them() {
-    if !can_render("gates_are_given_in_namespaces_that_ask_for_them") {
+fn gates_are_added_in_labelled_namespaces() {
+    if !can_render("gates_are_added_in_labelled_namespaces") {
         return;
     }
     let policy = option("readiness-gate");

@@ -1,5 +1,5 @@
-//! Open connections: as listed by `netpold flows`, and as reported by `netpold diff --live` to be cut by a change.
-//! The change cuts exactly the reported connections.
+//! Open connections: `netpold flows` lists them, `netpold diff --live` reports which of them a change cuts, and the
+//! change cuts exactly the reported ones.
 
 mod masqueraded;
 mod two_agents;
@@ -77,7 +77,7 @@ impl Datagrams {
         answered
     }
 
-    /// Returns the flows that pass; flows without an answer are tried again.
+    /// Returns the flows that pass; repeats flows without an answer.
     fn passing(&self) -> BTreeSet<Pair> {
         let mut passing = BTreeSet::new();
         for _ in 0..3 {
@@ -148,7 +148,7 @@ fn pairs(groups: &Value) -> BTreeSet<Pair> {
 }
 
 #[test]
-fn a_change_cuts_the_connections_that_were_named() {
+fn a_change_cuts_exactly_the_reported_connections() {
     require_root!();
     let pods = [&CLIENTS[..], &SERVERS[..]].concat();
     let mut cluster = Cluster::one(Cni::Ptp).with_pods(&pods);
@@ -194,9 +194,9 @@ fn a_change_cuts_the_connections_that_were_named() {
     assert_eq!(live["gone"], json!(0));
     let known = usize::try_from(live["open"].as_u64().unwrap()).unwrap();
     assert!(known >= open.len(), "{known} of {} are known", open.len());
-    // A flow of one question and its answer expires after 30 s, which a busy machine needs for the listings before.
+    // Renews the flows: a flow of one question and its answer expires after 30 s, and the listings may take longer.
     datagrams.passing();
-    says_how_many(&change, agent, named.len());
+    reports_the_number(&change, agent, named.len());
 
     for (name, spec) in changed() {
         cluster.policy(name, spec);
@@ -219,7 +219,7 @@ fn lists(cluster: &Cluster, open: usize) {
     let begin = Instant::now();
     let all = flows(cluster, &["--limit", "0"]);
     println!("{} flows listed in {:?}", number(&all["flows"]), begin.elapsed());
-    // Each flow is listed at its client, at its server or at both.
+    // `netpold flows` lists a flow at its client, at its server or at both.
     assert!(number(&all["flows"]) >= open, "{}", number(&all["flows"]));
     assert_eq!(all["left_out"], json!([]));
     let each = all["flows"].as_array().unwrap();
@@ -229,7 +229,7 @@ fn lists(cluster: &Cluster, open: usize) {
     assert_eq!(number(&some["flows"]), 100);
     let left_out = some["left_out"].as_array().unwrap().iter();
     let left_out: u64 = left_out.map(|pod| pod["flows"].as_u64().unwrap()).sum();
-    assert_eq!(left_out as usize + 100, each.len(), "what is not listed is counted");
+    assert_eq!(left_out as usize + 100, each.len(), "flows that are not listed are counted");
     let of_one = flows(cluster, &["-n", NAMESPACE, "--pod", "s1", "--limit", "0"]);
     let s1 = |flow: &&Value| flow["pod"]["name"] == "s1";
     assert_eq!(number(&of_one["flows"]), each.iter().filter(s1).count());
@@ -237,8 +237,8 @@ fn lists(cluster: &Cluster, open: usize) {
     assert!(CLIENTS.iter().any(|name| *remote == format!("{NAMESPACE}/{name}")), "{remote}");
 }
 
-/// Checks that the other formats report the number too.
-fn says_how_many(change: &[&str], agent: &Agent, cut: usize) {
+/// The other formats report the number too.
+fn reports_the_number(change: &[&str], agent: &Agent, cut: usize) {
     for (format, words) in [
         ("table", format!("open connections: {cut} of ")),
         ("markdown", format!("**Open connections: {cut} of ")),

@@ -6,7 +6,7 @@ use netpold_testbed::cluster::{Cluster, ENFORCED, NAMESPACE, PATIENCE, allow_fro
 use netpold_testbed::{Agent, Cni, PodSpec, Protocol, require_root};
 use serde_json::Value;
 
-/// Returns a cluster with a server that admits `friend` only.
+/// Returns a cluster with a server that allows ingress from `friend` only.
 fn guarded(cni: Cni) -> Cluster {
     let mut cluster = Cluster::one(cni).with_pods(&["server", "friend", "stranger"]);
     cluster.policy("server", allow_from("server", "friend")).enforce();
@@ -74,7 +74,7 @@ fn a_server_that_changes_address_stays_isolated() {
     cluster.denied("stranger", "server");
 }
 
-/// Creates a pod with the address, the interface index and even the name of a former pod.
+/// A pod with the address, the interface index and even the name of a former pod gets neither its flows nor its policy.
 #[test]
 fn nothing_is_inherited() {
     require_root!();
@@ -112,7 +112,7 @@ fn programs_leave_with_the_pod() {
     cluster.denied("stranger", "server");
 }
 
-/// Checks that flows end with their pod; otherwise, netpold keeps an established connection for days.
+/// The flows of a deleted pod are removed; without that, the entry of an established connection would stay for days.
 #[test]
 fn flows_end_with_their_pod() {
     require_root!();
@@ -135,7 +135,7 @@ fn flows_end_with_their_pod() {
     cluster.enforce();
     cluster.agents[0].wait_for("tracking one", ENFORCED, |s| tracked(s, 1)).unwrap();
     for flow in &mut flows[..addresses.len() / 2] {
-        assert!(flow.ping(PATIENCE), "the other pod's goes on");
+        assert!(flow.ping(PATIENCE), "the flows of the other pod go on");
     }
 }
 

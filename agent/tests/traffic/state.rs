@@ -21,7 +21,7 @@ fn wait_kept(cluster: &Cluster) {
     eventually(ENFORCED, || file.exists(), log);
 }
 
-/// Leaves the node as after a reboot: with the state file and without pins.
+/// Kills the agent and removes the pins, as a reboot does; the state file stays.
 fn shut_down(cluster: &mut Cluster) {
     cluster.agents[0].end(Signal::SIGKILL);
     assert!(uninstall(cluster).status.success());
@@ -35,8 +35,8 @@ fn reboot(cluster: &mut Cluster) {
     cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
 }
 
-/// Returns whether programs judge every pod with a known interface, and one of the pods is isolated: before the agent
-/// has listed interfaces, none is known.
+/// Returns whether programs judge every pod with a known interface, and at least one isolated pod: no interface is
+/// known before the agent has listed them.
 fn restored(status: &Value) -> bool {
     let isolated = |it: &Value| it["isolated"].as_array().is_some_and(|all| !all.is_empty());
     status["problems"].to_string().contains("the last good state is enforced")
@@ -54,7 +54,7 @@ fn the_last_good_state_is_enforced_at_boot() {
     cluster.enforce();
     wait_kept(&cluster);
     reboot(&mut cluster);
-    cluster.agents[0].wait_for("back at its last state", ENFORCED, restored).unwrap();
+    cluster.agents[0].wait_for("the last good state", ENFORCED, restored).unwrap();
     cluster.denied("stranger", "server");
     cluster.reaches("friend", "server");
     // The source delivers other objects.
@@ -67,7 +67,7 @@ fn the_last_good_state_is_enforced_at_boot() {
 }
 
 #[test]
-fn a_damaged_state_is_said_and_left_alone() {
+fn a_damaged_state_is_logged_and_ignored() {
     require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
@@ -76,7 +76,7 @@ fn a_damaged_state_is_said_and_left_alone() {
     let whole = fs::read(&file).unwrap();
     fs::write(&file, &whole[..whole.len() / 2]).unwrap();
     reboot(&mut cluster);
-    cluster.agents[0].wait_for("there", ENFORCED, |_| true).unwrap();
+    cluster.agents[0].wait_for("status", ENFORCED, |_| true).unwrap();
     let log = cluster.agents[0].log();
     assert!(log.contains("starting without it"), "{log}");
     cluster.enforce();
@@ -85,7 +85,7 @@ fn a_damaged_state_is_said_and_left_alone() {
 }
 
 #[test]
-fn a_full_disk_is_said_and_enforcement_goes_on() {
+fn a_full_disk_is_reported_and_enforcement_goes_on() {
     require_root!();
     let mut cluster = guarded(Cni::Ptp);
     cluster.enforce();
@@ -96,7 +96,7 @@ fn a_full_disk_is_said_and_enforcement_goes_on() {
     fs::write(directory.join("filler"), [1; 4096]).unwrap();
     cluster.policy("other", allow_from("nobody", "friend")).enforce();
     let full = |status: &Value| status["problems"].to_string().contains("os error 28");
-    cluster.agents[0].wait_for("aware of the full disk", ENFORCED, full).unwrap();
+    cluster.agents[0].wait_for("the problem of the full disk", ENFORCED, full).unwrap();
     cluster.denied("stranger", "server");
     cluster.reaches("friend", "server");
     umount2(&directory, MntFlags::MNT_DETACH).unwrap();
@@ -143,7 +143,7 @@ fn boot(cluster: &mut Cluster) -> (Duration, Duration) {
         }
         let start = Instant::now();
         cluster.agents[0].restart(&cluster.nodes[0]).unwrap();
-        let back = cluster.agents[0].wait_for("back at its last state", ENFORCED, restored);
+        let back = cluster.agents[0].wait_for("the last good state", ENFORCED, restored);
         let exact = start.elapsed();
         std::thread::sleep(Duration::from_millis(100));
         stop.store(true, Ordering::Relaxed);
@@ -153,7 +153,7 @@ fn boot(cluster: &mut Cluster) -> (Duration, Duration) {
     })
 }
 
-/// Checks enforcement from the state file and the runtime's data only.
+/// Enforcement by only the state file and the runtime's data.
 #[test]
 fn enforcement_is_in_force_at_once_at_boot() {
     const ROUNDS: usize = 10;
@@ -215,5 +215,5 @@ fn an_agent_that_ends_while_pods_are_closed_leaves_them_closed() {
     let device = cluster.pod("server").host_interface();
     let show = ["filter", "show", "dev", device, "egress"];
     let filters = cluster.nodes[0].command("tc").unwrap().args(show).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&filters.stdout), "", "nothing is left behind");
+    assert_eq!(String::from_utf8_lossy(&filters.stdout), "", "no filter is left");
 }

@@ -9,14 +9,14 @@ use crate::explain::rule::{Names, Traffic, Way};
 use crate::model::{ClusterPolicy, Denial, Direction, Enforcement, Key, Pod, Policy, Tier};
 use crate::probe::IpProtocol;
 
-/// A pod, if there is one, at an address. A pod without addresses counts as having this one.
+/// An address, and the pod at the address, if any. A pod without addresses is taken to have this address.
 pub type PodAt<'c> = (Option<&'c Pod>, IpAddr);
 
 /// Judges traffic by the rules of policies.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Literal<'c> {
     pub(super) cluster: &'c Cluster,
-    /// Whether policies on trial count as enforced.
+    /// Whether audited policies are evaluated as enforced.
     pub(super) with_trials: bool,
     /// Addresses that pods resolved, if known.
     pub(super) resolved: Option<&'c Resolved>,
@@ -46,8 +46,8 @@ impl<'c> Literal<'c> {
         !self.cluster.cluster_policies.is_empty()
     }
 
-    /// Judges egress of the sender and ingress of the receiver, for each side that is a pod. `asked`: address and port
-    /// before the translation, if there was one.
+    /// Judges egress of the sender and ingress of the receiver, for each side that is a pod. `kind`: protocol and port;
+    /// then address and port before a translation.
     pub(super) fn judge_pair(
         &self,
         from: PodAt<'_>,
@@ -59,8 +59,8 @@ impl<'c> Literal<'c> {
         (judge(Direction::Egress), judge(Direction::Ingress))
     }
 
-    /// Judges one direction: egress of the sender, or ingress of the receiver; `None` if that side is no pod. `asked`
-    /// as in [`Literal::judge_pair`].
+    /// Judges one direction: egress of the sender, or ingress of the receiver; `None` if that side is no pod.
+    /// Protocol, port and `asked` are `kind` of [`Literal::judge_pair`].
     pub(super) fn judge_one_way(
         &self,
         direction: Direction,
@@ -87,7 +87,7 @@ impl<'c> Literal<'c> {
         Some(self.judge_traffic(&Traffic { asked, ..traffic }, exempt, detail))
     }
 
-    /// Builds the traffic of a packet that was sent to the address at which it is judged.
+    /// Builds the traffic of an untranslated packet.
     pub(super) fn traffic<'a>(
         &self,
         pod: &'a Pod,
@@ -144,8 +144,8 @@ impl<'c> Literal<'c> {
         judgement
     }
 
-    /// Returns the policies on trial that cause a deny in a judgement that includes them; a ClusterNetworkPolicy has no
-    /// namespace.
+    /// Returns the audited policies that cause a deny in a judgement that includes audited policies; the key of a
+    /// ClusterNetworkPolicy has no namespace.
     pub(super) fn denying_on_trial(&self, pod: &Pod, judgement: &Judgement) -> Vec<Key> {
         let of_cluster = |name: &str| Key::new("", name);
         let about = self.cluster.policies_about((pod, true), judgement.direction);
@@ -216,7 +216,7 @@ impl<'c> Literal<'c> {
         judgement
     }
 
-    /// Returns the exemption that follows from addresses, or from the host's network, alone.
+    /// Returns the exemption by `hostNetwork` or by the addresses of pod and node.
     fn special(&self, traffic: &Traffic<'_>) -> Option<Exempt> {
         let (pod, remote) = (traffic.pod, traffic.remote);
         if pod.host_network {
@@ -234,7 +234,7 @@ impl<'c> Literal<'c> {
         to_own_node.then_some(Exempt::FromNetworkPolicy(Cause::OwnNode))
     }
 
-    /// Returns the reasons for which parts of a policy, or all of it, grant nothing.
+    /// Returns the reasons why a policy or parts of it grant nothing.
     fn problems<'p>(&self, policy: &'p Policy) -> impl Iterator<Item = Problem> + use<'p, 'c> {
         let problem = |problem: &str, over_budget| Problem {
             policy: policy.key.clone(),

@@ -24,8 +24,8 @@ const REMEMBERED: usize = 1 << 19;
 /// Minimum number of nodes before unused ones are collected.
 const COLLECTED_FROM: usize = 1 << 16;
 
-/// All tries. A node consists of its two halves, the lower numbers first. Its width follows from its depth, so a node
-/// can be part of sets of ports and of names alike.
+/// All tries. A node consists of two halves, the lower numbers first. The depth of a node determines its width, so a
+/// node can be part of sets of ports and of sets of names.
 #[derive(Debug, Default)]
 pub(crate) struct Tries {
     nodes: Vec<[Trie; 2]>,
@@ -35,7 +35,7 @@ pub(crate) struct Tries {
     differences: HashMap<[Trie; 2], Trie>,
     /// Number of nodes in use after the last collection.
     kept: usize,
-    /// Number of nodes looked up or created so far: a deterministic measure of cost.
+    /// Number of visited and created nodes so far, as a deterministic measure of cost.
     pub(crate) work: u64,
 }
 
@@ -287,7 +287,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sets_hold_what_was_added(
+        fn sets_contain_the_added_ranges(
             added in prop::collection::vec((0u16.., 0u16..3000), 0..8),
             probes in prop::collection::vec(0u16.., 32),
         ) {
@@ -296,7 +296,7 @@ mod tests {
             let set = build(&mut tries, &added);
             let mut backwards = added.clone();
             backwards.reverse();
-            prop_assert_eq!(build(&mut tries, &backwards), set, "equal sets are one");
+            prop_assert_eq!(build(&mut tries, &backwards), set, "equal sets have equal numbers");
             let bitmap = tries.bitmap(set);
             let edges = added.iter().flat_map(|(f, l)| {
                 [*f, *l, f.wrapping_sub(1), l.wrapping_add(1)]
@@ -326,7 +326,7 @@ mod tests {
                 prop_assert_eq!(left, one && !other, "{}", port);
             }
             let again = tries.union(left, other);
-            prop_assert_eq!(again, set, "what was taken away is put back");
+            prop_assert_eq!(again, set, "the union restores the set");
             let mut others = Tries::default();
             build(&mut others, &[(7, 70)]);
             let taken = others.take_over(&tries, set, &mut HashMap::new());
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_is_forgotten() {
+    fn collection_frees_unused_nodes() {
         let mut tries = Tries::default();
         let kept = build(&mut tries, &[(80, 80), (443, 443)]);
         let bitmap = tries.bitmap(kept);

@@ -1,4 +1,4 @@
-//! A flow in the table, as passed to observers of a pass.
+//! A flow in the flow table, as a pass hands it to observers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -11,7 +11,7 @@ use netpold_ebpf::layout::{Ct4Key, Ct6Key};
 
 use super::FlowKey;
 
-/// A flow visited by a pass, expired or not, before its removal.
+/// A flow that a pass visits. A pass visits expired flows too, before it removes them.
 #[derive(Clone, Copy, Debug)]
 pub struct Sighting<'t> {
     /// Number of the way, counted through both tables in the order of a pass.
@@ -42,7 +42,7 @@ pub struct FlowTuple {
 }
 
 impl<'t> Sighting<'t> {
-    /// Creates the sighting of a flow. `words` are those of its way, the control word first.
+    /// Creates the sighting of a flow. `words`: words of the flow's way, the control word first.
     #[must_use]
     pub const fn new(
         way: u32,
@@ -68,7 +68,7 @@ impl<'t> Sighting<'t> {
                 FlowKey::V4(unsafe { std::mem::transmute::<[u64; 2], Ct4Key>(self.key()) })
             }
             _ => {
-                // SAFETY: as above.
+                // SAFETY: as for IPv4.
                 FlowKey::V6(unsafe { std::mem::transmute::<[u64; 4], Ct6Key>(self.key()) })
             }
         };
@@ -79,7 +79,7 @@ impl<'t> Sighting<'t> {
         same.then(|| key.into())
     }
 
-    /// Returns the last verdict of the flow, of any policy revision and any incarnation of the way.
+    /// Returns the cached verdict of the way, of any policy revision and any incarnation of the way.
     #[must_use]
     pub fn cached_verdict(&self) -> CachedVerdict {
         let key = match self.words.len() {

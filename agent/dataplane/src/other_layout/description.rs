@@ -1,7 +1,7 @@
-//! Description of a version's tables: places by names that keep their meaning in every version.
+//! Description of a layout version's tables: the place of each field by name.
 //!
-//! The names and the form of a record are the interface between versions and never change: a moved field keeps its
-//! name, a new one gets a new name. A version reads the names that it has.
+//! The names and the format of records are the interface between versions. They never change: a moved field keeps its
+//! name, a field with a new meaning gets a new name. A version reads the names that it knows.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -52,7 +52,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Distance between such records: the kernel rounds them up to words. Never 0, even for a malformed width of 0.
+    /// Distance between records of this width: the kernel rounds the width up to 8 bytes. Never 0, even for a malformed
+    /// width of 0.
     pub(super) fn stride(self) -> usize {
         self.width.next_multiple_of(8).max(8)
     }
@@ -106,12 +107,12 @@ impl Description {
         self.0.get(name).copied().ok_or_else(|| Missing(name.to_owned()))
     }
 
-    /// Place of a name that some versions lack.
+    /// Place of a name; `None` in a version without the name.
     pub(super) fn find(&self, name: &str) -> Option<Place> {
         self.0.get(name).copied()
     }
 
-    /// Whether resolved addresses have the form that they have in this version.
+    /// Whether resolved addresses have the layout of this version.
     pub(super) fn has_own_resolved(&self) -> bool {
         let same = |(name, at, width): &(&str, usize, usize)| {
             self.find(name) == Some(Place { at: *at, width: *width })
@@ -151,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_description_survives_its_form() {
+    fn a_description_survives_its_records() {
         let own = Description::own();
         assert_eq!(Description::from_records(own.to_records().into_iter()), own);
         assert!(own.0.keys().all(|name| name.len() <= NAME), "names fit");

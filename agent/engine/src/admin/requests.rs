@@ -1,4 +1,4 @@
-//! Requests of the control socket.
+//! Routes of the control socket.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -70,7 +70,7 @@ pub fn requests(
         .route(LEARN_REQUEST, recorded)
 }
 
-/// Answers a request for flows. The engine is not locked while the table is read.
+/// Answers a request for flows. Reads the flow table without the engine's lock.
 fn page(questions: &Questions, request: &flows::Request) -> Page {
     let problem = |problem: String| Page { problem: Some(problem), ..Page::default() };
     match questions.ask(|engine| flow_reader(engine)) {

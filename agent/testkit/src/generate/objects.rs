@@ -56,7 +56,8 @@ pub(super) fn pod6(choices: &mut Choices<'_>) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from_bits(high | u128::from(number + 1)))
 }
 
-/// An address that a pod claims on a secondary network: mostly one of such a network, else one that is another's.
+/// An address that a pod claims on a secondary network: mostly an address of such a network, else an address of another
+/// object.
 fn second_address(choices: &mut Choices<'_>) -> IpAddr {
     match choices.below(10) {
         0..=4 => IpAddr::from([192, 168, 77, 1 + choices.below(5) as u8]),
@@ -82,7 +83,7 @@ fn node6(number: u32) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from_bits(0xfd01 << 112 | u128::from(number + 1)))
 }
 
-/// A significant address of either family.
+/// An address of either family, mostly one of the generated objects or next to it.
 pub(super) fn address(choices: &mut Choices<'_>) -> IpAddr {
     match choices.below(9) {
         0..=2 => pod4(choices),
@@ -333,7 +334,7 @@ pub(super) fn block(choices: &mut Choices<'_>) -> IpBlock {
     let length = if choices.chance(25) { choices.below(9) as u8 } else { length(choices, base) };
     let cidr = prefix(base, length).unwrap_or_default();
     let except = choices.list(3, |choices| {
-        // Usually inside; exceptions outside or as wide as the block must be harmless.
+        // Usually inside the block; exceptions outside or as wide as the block must be harmless.
         let inside = if choices.chance(80) { near(choices, &cidr) } else { address(choices) };
         let longer = self::length(choices, inside).max(if choices.chance(90) { length } else { 0 });
         prefix(inside, longer).unwrap_or_default()

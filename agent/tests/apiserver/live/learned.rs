@@ -1,4 +1,4 @@
-//! Learned policies, as the API server stores them.
+//! Policies of `netpold learn`, as an API server stores them.
 
 use netpold_kube::{decode, document};
 use netpold_testbed::ApiServer;
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{netpold, stderr, stdout};
 
-/// Checks that the stored object keeps every written value; a server adds defaults and drops unknown fields.
+/// Checks that the stored object has every written value; a server adds defaults and drops unknown fields.
 fn kept(written: &Value, stored: &Value) -> Result<(), String> {
     let differs = || Err(format!("{written} was written, {stored} is kept"));
     match (written, stored) {

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use netpold_ebpf::layout::{ENDPOINT_ADDRS, EP_ADDR4_SHIFT, EP_ADDR6_SHIFT, Endpoint};
 
-/// Addresses of a family that a record has room for beside those it replaces.
+/// Most addresses of a family in a record: half of the slots, so that an update can write new addresses before the
+/// former ones become invalid.
 const MOST: usize = ENDPOINT_ADDRS / 2;
 
 /// Addresses of a pod, up to the number that a record can hold.
@@ -12,12 +13,12 @@ const MOST: usize = ENDPOINT_ADDRS / 2;
 pub(crate) struct Addresses {
     v4: Vec<u32>,
     v6: Vec<[u8; 16]>,
-    /// The pod has more addresses of a family than a record can hold.
+    /// Whether the pod has more addresses of a family than a record can hold.
     pub(crate) crowded: bool,
 }
 
 impl Addresses {
-    /// These.
+    /// Takes the first [`MOST`] addresses of each family.
     pub(super) fn of(addresses: &[IpAddr]) -> Self {
         let mut this = Self::default();
         for address in addresses {
@@ -32,7 +33,8 @@ impl Addresses {
         this
     }
 
-    /// Writes the addresses into a record without flags, given the installed record.
+    /// Writes the addresses, and the flags of their slots, into a record without flags. `installed`: the record to be
+    /// replaced.
     pub(super) fn place(&self, installed: Option<&Endpoint>, record: &mut Endpoint) {
         let (old4, old6, flags) =
             installed.map_or_else(Default::default, |old| (old.addr4, old.addr6, old.flags));
@@ -77,7 +79,7 @@ mod tests {
         let empty = [0; ENDPOINT_ADDRS];
         let (slots, valid) = place(&[10, 20], empty, 0);
         assert_eq!((slots[..2].to_vec(), valid), (vec![10, 20], 0b11));
-        // 20 keeps its slot; 30 takes a slot that no packet reads, not the one of 10.
+        // 20 keeps its slot; 30 takes a slot that no packet reads, not the slot of 10.
         let (slots, valid) = place(&[30, 20], slots, valid);
         assert_eq!((slots[..3].to_vec(), valid), (vec![10, 20, 30], 0b110));
         let (slots, valid) = place(&[20], slots, valid);
@@ -85,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_record_has_no_room_for_is_left_out() {
+    fn addresses_beyond_the_room_of_a_record_are_left_out() {
         let of = |addresses: &[&str]| {
             Addresses::of(&addresses.iter().map(|it| it.parse().unwrap()).collect::<Vec<_>>())
         };
