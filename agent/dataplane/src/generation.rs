@@ -403,7 +403,7 @@ impl Generation {
     /// Ends the reading of connections to resolvers for the endpoints to which operations give domain names: earlier
     /// packets were not read, so the position in the stream is unknown.
     pub(super) fn end_streams_before(&self, ops: &[Op]) -> Result<BTreeSet<u32>, TableError> {
-        let gaining = self.tables.gain_names(ops);
+        let gaining = self.tables.endpoints_gaining_names(ops);
         self.end_streams(&gaining)?;
         Ok(gaining)
     }

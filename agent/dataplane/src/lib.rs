@@ -290,7 +290,7 @@ impl Dataplane {
     /// Repeats failed writes of devices to the programs' settings.
     pub fn reconcile_devices(&mut self) {
         if let Some((generation, settings)) = self.active.parts() {
-            settings.let_devices_in(generation);
+            settings.write_devices(generation);
         }
     }
 
@@ -303,7 +303,7 @@ impl Dataplane {
         migration.begin(wanted, hooks.attacher(), settings, generation);
         hooks.bridges_lose_ports(wanted);
         settings.demand_no_more(hooks.bridges(), generation);
-        settings.let_devices_in(generation);
+        settings.write_devices(generation);
         let mut problems = attach_roles(wanted, hooks, settings, generation);
         if let Err(error) = generation.end_streams_attached(problems.is_empty()) {
             problems.insert(0, error.to_string());

@@ -56,7 +56,7 @@ type DeviceTable = [[u32; DEVICE_LINE]; DEVICE_LINES];
 
 impl Devices {
     /// Assigns places to the wanted interfaces. Those with a place keep it, so that new interfaces displace none.
-    fn are(&mut self, wanted: BTreeSet<u32>) {
+    fn assign(&mut self, wanted: BTreeSet<u32>) {
         let words = self.words.as_flattened_mut();
         words.iter_mut().filter(|word| !wanted.contains(word)).for_each(|word| *word = 0);
         self.left.clear();
@@ -74,17 +74,17 @@ impl Devices {
     }
 
     /// Writes the words that differ from the wanted ones. The next call repeats failed writes.
-    fn bring<E: std::fmt::Display>(
+    fn write_changed<E: std::fmt::Display>(
         &self,
         in_force: &mut DeviceTable,
-        let_in: impl Fn(usize, u32) -> Result<(), E>,
+        write: impl Fn(usize, u32) -> Result<(), E>,
     ) {
         let in_force = in_force.as_flattened_mut().iter_mut();
         for (place, (now, wanted)) in in_force.zip(self.words.as_flattened()).enumerate() {
             if now == wanted {
                 continue;
             }
-            match let_in(place, *wanted) {
+            match write(place, *wanted) {
                 Ok(()) => *now = *wanted,
                 Err(error) => {
                     tracing::error!(%error, "cannot update the node's devices; will retry");
@@ -184,20 +184,22 @@ impl ActiveSettings {
         generation: Option<&mut Generation>,
     ) {
         if self.devices.wanted.as_ref() != Some(&devices) {
-            self.devices.are(devices);
+            self.devices.assign(devices);
         }
         if let Some(generation) = generation {
-            self.let_devices_in(generation);
+            self.write_devices(generation);
         }
     }
 
     /// Writes the interfaces that the programs' settings lack.
-    pub(super) fn let_devices_in(&mut self, generation: &mut Generation) {
+    pub(super) fn write_devices(&mut self, generation: &mut Generation) {
         let Some(settings) = self.written.as_mut().filter(|_| self.devices.wanted.is_some()) else {
             return;
         };
         let tables = generation.tables();
-        self.devices.bring(&mut settings.devices, |place, ifindex| tables.let_in(place, ifindex));
+        self.devices.write_changed(&mut settings.devices, |place, ifindex| {
+            tables.write_device(place, ifindex)
+        });
     }
 
     /// Interfaces that may hand on packets, but have no place in the table.
@@ -252,7 +254,7 @@ impl ActiveSettings {
             if wanted == *now {
                 continue;
             }
-            match generation.tables().demand_of(place, wanted) {
+            match generation.tables().write_bridge(place, wanted) {
                 Ok(()) => *now = wanted,
                 Err(error) => tracing::error!(%error, "cannot update a bridge's proof requirement"),
             }
@@ -343,11 +345,14 @@ mod tests {
     #[test]
     fn a_device_that_could_not_be_let_in_is_tried_again() {
         let (mut devices, mut in_force) = (Devices::default(), DeviceTable::default());
-        devices.are([7, 9].into());
-        devices.bring(&mut in_force, |_, ifindex| if ifindex == 7 { Err("full") } else { Ok(()) });
+        devices.assign([7, 9].into());
+        devices.write_changed(
+            &mut in_force,
+            |_, ifindex| if ifindex == 7 { Err("full") } else { Ok(()) },
+        );
         let has = |table: &DeviceTable, index| table.as_flattened().contains(&index);
         assert!(!has(&in_force, 7) && has(&in_force, 9), "each for itself");
-        devices.bring(&mut in_force, |_, _| Ok::<_, String>(()));
+        devices.write_changed(&mut in_force, |_, _| Ok::<_, String>(()));
         assert_eq!(in_force, devices.words);
     }
 
@@ -359,15 +364,15 @@ mod tests {
         // All of them begin at the same place, and two are too many.
         let all: BTreeSet<u32> = (0..few).map(|n| 2 + n * DEVICES).collect();
         let last = 2 + DEVICES * (few - 1);
-        devices.are([last].into());
-        devices.are(all.clone());
+        devices.assign([last].into());
+        devices.assign(all.clone());
         assert!(has(&devices, last), "it was there first");
         assert_eq!(devices.left.len(), 2);
         assert!(devices.left.iter().all(|index| !has(&devices, *index)));
-        devices.are([last].into());
+        devices.assign([last].into());
         let flat = devices.words.as_flattened();
         assert_eq!(flat.iter().filter(|word| **word != 0).count(), 1);
-        devices.are((1..=DEVICES).collect());
+        devices.assign((1..=DEVICES).collect());
         assert!(devices.left.is_empty(), "neighbours share no place");
     }
 }

@@ -150,7 +150,7 @@ impl Tables {
     ///
     /// # Errors
     /// The map is smaller than one element.
-    pub(super) fn demand_of(&self, place: usize, bridge: u32) -> Result<(), TableError> {
+    pub(super) fn write_bridge(&self, place: usize, bridge: u32) -> Result<(), TableError> {
         let offset = offset_of!(Settings, bridges) + place * size_of::<u32>();
         self.settings.store_u32(0, offset, bridge).map_err(at("SETTINGS"))
     }
@@ -159,7 +159,7 @@ impl Tables {
     ///
     /// # Errors
     /// The map is smaller than one element.
-    pub(super) fn let_in(&self, place: usize, ifindex: u32) -> Result<(), TableError> {
+    pub(super) fn write_device(&self, place: usize, ifindex: u32) -> Result<(), TableError> {
         let offset = offset_of!(Settings, devices) + place * size_of::<u32>();
         self.settings.store_u32(0, offset, ifindex).map_err(at("SETTINGS"))
     }
@@ -320,7 +320,7 @@ impl Tables {
     /// Numbers of the endpoints without domain names to which operations give domain names. Endpoints that are new to
     /// the table are left out: the interface of a new pod is closed until its programs are attached.
     #[expect(clippy::wildcard_enum_match_arm, reason = "of the operations, those on this table")]
-    pub(super) fn gain_names(&self, ops: &[Op]) -> BTreeSet<u32> {
+    pub(super) fn endpoints_gaining_names(&self, ops: &[Op]) -> BTreeSet<u32> {
         let mut gaining = BTreeSet::new();
         for op in ops {
             let (slot, fresh) = match op {
