@@ -1,4 +1,4 @@
-//! Wire types of the stream to a watcher.
+//! Wire types of the event stream to a watcher.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -31,7 +31,7 @@ pub enum Line {
     },
 }
 
-/// Dropped packet, or flow.
+/// A dropped packet or a flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// Time at which the agent read the event, in RFC 3339 with milliseconds, UTC.
@@ -40,7 +40,8 @@ pub struct Event {
     pub node: String,
     /// Verdict.
     pub verdict: Outcome,
-    /// Reason: of a drop as in the metrics; `audit`; `allowed`, or `node` if the node itself began the flow.
+    /// Reason: for a drop, as in the metrics; `audit` for an audited flow; for an allowed flow `allowed`, or `node` if
+    /// the node itself began the flow.
     pub reason: String,
     /// Direction from the pod's view.
     pub direction: Direction,

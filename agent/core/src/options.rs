@@ -41,7 +41,7 @@ impl SourceExempt {
     }
 }
 
-/// Further interfaces under policy.
+/// Secondary interfaces under policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SecondInterfaces {
     /// All, except interfaces without known addresses in a namespace with [`SECOND_OPEN`]: these are open.
@@ -49,11 +49,11 @@ pub enum SecondInterfaces {
     Enforce,
     /// Same as `Enforce`, but enforced interfaces without known addresses send nothing.
     Strict,
-    /// None: all further interfaces are open.
+    /// None: all secondary interfaces are open.
     Off,
 }
 
-/// Label of a namespace, with its value, that exempts further interfaces without known addresses from policy there.
+/// Label of a namespace, with its value, that exempts secondary interfaces without known addresses from policy there.
 pub const SECOND_OPEN: (&str, &str) = ("netpold.io/second-interfaces", "open");
 
 /// Pods with records of their flows while no policy selects them.
@@ -96,7 +96,7 @@ pub struct Options {
     pub new_pods: NewPods,
     /// Records of the flows of pods that no policy selects.
     pub observe_flows: ObserveFlows,
-    /// Further interfaces of pods.
+    /// Secondary interfaces of pods.
     pub second_interfaces: SecondInterfaces,
     /// Blocks in which addresses of secondary networks are accepted.
     pub second_networks: SecondNetworks,
@@ -104,7 +104,7 @@ pub struct Options {
     pub denial: Denial,
     /// Trusted resolvers besides the cluster's DNS Service.
     pub resolvers: BTreeSet<IpAddr>,
-    /// Whether resolvers' answers over TCP count, too.
+    /// Whether answers of resolvers over TCP are accepted too.
     pub names_over_tcp: bool,
     /// First endpoint number to assign; greater than any in the conntrack tables.
     pub first_endpoint_id: u32,

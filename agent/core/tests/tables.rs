@@ -277,7 +277,7 @@ fn slots_of_further_interfaces_go_to_pods_first_ones() {
     assert!(waits, "packets that carry the number may be on their way");
     assert_eq!(slot(&world, 100), Some(100));
     assert_eq!(slot(&world, 8192 + 100), None, "it is closed");
-    // Another further interface takes no slot of a primary one.
+    // Another secondary interface takes no slot of a primary one.
     world.apply([second(16384 + 100)]);
     assert_eq!((slot(&world, 100), slot(&world, 16384 + 100)), (Some(100), None));
 }

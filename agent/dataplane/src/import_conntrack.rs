@@ -1,7 +1,7 @@
 //! Import of flows that began before netpold recorded flows, from the kernel's own conntrack.
 //!
 //! The kernel's entry shows the initiator of a flow, which a packet in the middle of the flow does not. The initiator's
-//! pod sees the original tuple, the responder's pod the reply tuple; behind a Service or a masquerade their addresses
+//! pod sees the original tuple, the responder's pod the reply tuple; with a Service or a masquerade, their addresses
 //! differ.
 //!
 //! The initiator is reliable if the kernel saw the first packet ([`KernelFlow::seen_from_start`]). An RST with a TTL
@@ -90,7 +90,7 @@ impl KernelFlow {
     }
 }
 
-/// Selection of flows to import.
+/// Endpoints with flows to import.
 #[derive(Debug, Default)]
 pub struct Wanted {
     /// Endpoint numbers by pod address.
@@ -100,7 +100,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// Returns the conntrack entries of a kernel's flow, one for each endpoint that takes part.
+    /// Returns the conntrack entries for a flow of the kernel, one for each endpoint that is a side of the flow.
     pub fn sides(&self, flow: &KernelFlow, now: u32) -> impl Iterator<Item = Tracked> {
         let node = if self.own.contains(&flow.original.source) { CT_NODE } else { 0 };
         let mut sides = [(flow.original, CT_EGRESS), (flow.reply, CT_INGRESS | node)];
@@ -116,8 +116,8 @@ impl Wanted {
     }
 }
 
-/// Returns the direction of a flow from the view of a tuple's source, by the ports: `CT_EGRESS`, `CT_INGRESS`, or 0 if
-/// unclear.
+/// Returns the direction in which a flow began, from the view of the tuple's source and by the ports: `CT_EGRESS`,
+/// `CT_INGRESS`, or 0 if unclear.
 fn began_by_ports(tuple: &Tuple) -> u16 {
     let (own, other) = (tuple.source_port, tuple.destination_port);
     match () {
@@ -144,11 +144,11 @@ fn key(endpoint: u32, tuple: &Tuple) -> Option<FlowKey> {
     })
 }
 
-/// Largest number of flows to read from `/proc`. It skips an empty bucket in half a nanosecond, a dump in 40, and there
-/// are 262,144 on a machine with 4 GB and more. With more flows kernels before 6.18 are slower in `/proc`, where each
-/// read starts again from the first bucket.
+/// Largest number of flows to read from `/proc`, which takes 0.5 ns for an empty bucket; a netlink dump takes 40 ns,
+/// and a machine with 4 GB or more has 262,144 buckets. With more flows, `/proc` is slower before kernel 6.18, because
+/// each read starts again at the first bucket.
 const FEW: u32 = 1000;
-/// Largest number of flows to complete by single requests, 10 us each; a dump of 262,144 empty buckets takes 11 ms.
+/// Largest number of flows to complete by single requests of 10 us; a dump of 262,144 empty buckets takes 11 ms.
 const ASKED: usize = 200;
 
 /// Calls `each` for every flow that the kernel tracks in the calling thread's network namespace. `/proc` lacks
@@ -183,7 +183,7 @@ pub fn kernel_flows(
 
 /// An entry of the kernel's conntrack, of a live or ended flow.
 #[derive(Debug)]
-struct Shown {
+struct ConntrackEntry {
     original: Tuple,
     reply: Tuple,
     remaining: Option<u32>,
@@ -204,7 +204,7 @@ const TCP_FIN_WAIT: u8 = 4;
 const TCP_LAST_ACK: u8 = 6;
 const TCP_TIME_WAIT: u8 = 7;
 
-impl Shown {
+impl ConntrackEntry {
     /// Returns the value of [`KernelFlow::seen_from_start`]. A TCP flow in its handshake began with a SYN. An SCTP
     /// HEARTBEAT of either side re-creates the entry, which does not show it. Other protocols have no first packet: the
     /// sender after a silence is the initiator, in netpold's table as in the kernel's.
@@ -277,9 +277,9 @@ mod tests {
         );
     }
 
-    /// A connection that the kernel tracks from the server's answer on.
+    /// A connection that the kernel tracks only from an answer of the server on.
     #[test]
-    fn who_began_what_was_picked_up_shows_in_ports_alone() {
+    fn ports_show_the_initiator_of_a_flow_that_was_picked_up() {
         let (server, client) = ("10.0.0.2", "10.0.0.1");
         let wanted = Wanted {
             endpoints: BTreeMap::from([(server.parse().unwrap(), 2)]),
@@ -298,11 +298,11 @@ mod tests {
             flags & (CT_EGRESS | CT_INGRESS)
         };
         assert_eq!(began(Some(true), 8080, 40_000), CT_EGRESS, "the server has sent a SYN");
-        for told in [Some(false), None] {
-            assert_eq!(began(told, 8080, 40_000), CT_INGRESS);
-            assert_eq!(began(told, 8080, 1000), 0, "a client that has chosen a low port");
-            assert_eq!(began(told, 40_000, 1000), CT_EGRESS);
-            assert_eq!(began(told, 40_000, 50_000), 0);
+        for seen in [Some(false), None] {
+            assert_eq!(began(seen, 8080, 40_000), CT_INGRESS);
+            assert_eq!(began(seen, 8080, 1000), 0, "a client that has chosen a low port");
+            assert_eq!(began(seen, 40_000, 1000), CT_EGRESS);
+            assert_eq!(began(seen, 40_000, 50_000), 0);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Cookie of the node's network namespace, by which programs recognise the node's own sockets.
+//! Cookie of the node's network namespace, by which programs recognize the node's own sockets.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -14,11 +14,11 @@ const GET_NETNS_COOKIE: i32 = 122;
 /// read the cookie of a packet's socket (6.15).
 #[must_use]
 pub(super) fn cookie() -> Option<u64> {
-    can_be_asked().and_then(|()| own_cookie()).ok()
+    check_helper().and_then(|()| own_cookie()).ok()
 }
 
-/// Loads a classifier with the helper call: `call 122; r0 = 0; exit`.
-fn can_be_asked() -> io::Result<()> {
+/// Checks that a classifier may call the helper, by loading one: `call 122; r0 = 0; exit`.
+fn check_helper() -> io::Result<()> {
     let ask = sys::instruction(0x85, 0, 0, 0, GET_NETNS_COOKIE);
     let leave = [sys::instruction(0xb7, 0, 0, 0, 0), sys::instruction(0x95, 0, 0, 0, 0)];
     sys::classifier(&[ask, leave[0], leave[1]]).map(drop)

@@ -1,5 +1,5 @@
 //! Optional XDP at the host sides of pods' veths: drops packets that a pod may not send before the stack sees them.
-//! The pods' own hooks judge all other packets, as without it.
+//! The pods' own hooks judge all other packets, as without XDP.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
@@ -24,7 +24,7 @@ pub struct PodXdp {
     failed: BTreeMap<u32, (u32, String)>,
     /// Interfaces that lost the program to another process, until it runs there again.
     lost: BTreeSet<u32>,
-    /// Whether failed interfaces are tried again.
+    /// Whether to try failed interfaces again.
     tries_again: bool,
     /// Reason why there is no program to attach.
     missing: Option<String>,
@@ -52,7 +52,7 @@ impl PodXdp {
         self.wanted.then_some(XdpProgram::Pod)
     }
 
-    /// Prepares for the program of a new generation, which is to replace the former one everywhere.
+    /// Prepares for the program of a new generation, which must replace the former program everywhere.
     pub(super) fn renew(&mut self) {
         self.attached.clear();
         self.failed.clear();
@@ -126,7 +126,7 @@ impl PodXdp {
         }
     }
 
-    /// Detaches from interfaces that are no pods'.
+    /// Detaches the program from interfaces that belong to no pod.
     fn leave(&mut self, pods: &BTreeMap<u32, u32>) {
         let attached = self.attached.len();
         self.attached.retain(|index, _| pods.contains_key(index));

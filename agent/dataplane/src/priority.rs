@@ -3,17 +3,17 @@
 /// Highest priority of an ordinary thread.
 const NICE: i32 = -20;
 
-/// Runs the calling thread, and the threads that it starts from now on, before all ordinary ones (`SCHED_FIFO`, lowest
-/// priority), however little processor time the container may use. Only for threads that run for microseconds at a time.
-/// Where cgroups of version 1 have no share of real time (`CONFIG_RT_GROUP_SCHED`), raises only the thread's nice value.
-/// Needs `CAP_SYS_NICE`; without it, logs `effect`.
+/// Schedules the calling thread, and threads that it starts from now on, before all ordinary threads (`SCHED_FIFO`,
+/// lowest priority), regardless of the container's share of processor time. Only for threads that run for microseconds
+/// at a time. With cgroups of version 1 without a real-time share (`CONFIG_RT_GROUP_SCHED`), only raises the thread's
+/// nice value. Needs `CAP_SYS_NICE`; without it, logs `effect`.
 pub fn raise(effect: &str) {
     if !schedule(libc::SCHED_FIFO, 1) && !nice(NICE) {
         tracing::debug!("no CAP_SYS_NICE: while processors are busy, {effect}");
     }
 }
 
-/// Runs the calling thread like any other one. The effect of [`raise`] would survive `execve(2)`.
+/// Schedules the calling thread as an ordinary thread again: the effect of [`raise`] would survive `execve(2)`.
 pub fn lower() {
     schedule(libc::SCHED_OTHER, 0);
     nice(0);
@@ -21,7 +21,7 @@ pub fn lower() {
 
 fn schedule(policy: i32, priority: i32) -> bool {
     let parameters = libc::sched_param { sched_priority: priority };
-    // SAFETY: the parameters outlive the call, which is about the calling thread.
+    // SAFETY: the parameters outlive the call; 0 is the calling thread.
     unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
 }
 

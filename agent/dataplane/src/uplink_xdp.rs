@@ -1,5 +1,5 @@
 //! Optional XDP at the node's uplinks: drops packets that policy denies to local pods before the kernel allocates an
-//! skb. The pods' own hooks judge all other packets, as without it.
+//! skb. The pods' own hooks judge all other packets, as without XDP.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -65,8 +65,8 @@ impl UplinkXdp {
         &self.problems
     }
 
-    /// Attaches the program to the wanted devices, which may come and go, and to no others. Returns the number of
-    /// devices that had lost it.
+    /// Attaches the program to the wanted devices that exist, and detaches it from all others. Returns the number of
+    /// devices that had lost the program.
     pub(super) fn reconcile(&mut self, generation: &mut Generation) -> u64 {
         let Some(scope) = self.scope() else {
             self.leave();
@@ -88,7 +88,7 @@ impl UplinkXdp {
         self.stale
     }
 
-    /// Prepares for the program of a new generation, which is to replace the former one everywhere.
+    /// Prepares for the program of a new generation, which must replace the former program everywhere.
     pub(super) fn renew(&mut self) {
         self.attached.clear();
         self.stale = true;
@@ -111,8 +111,8 @@ impl UplinkXdp {
         0
     }
 
-    /// Attaches the program to the existing wanted devices and to no others; returns the number of devices that had
-    /// lost it.
+    /// Attaches the program to the wanted devices that exist, and detaches it from all others. Returns the number of
+    /// devices that had lost the program.
     fn attach(&mut self, program: BorrowedFd<'_>, id: u32) -> u64 {
         let devices = match self.devices() {
             Ok(devices) => devices,
@@ -151,7 +151,7 @@ impl UplinkXdp {
         restored
     }
 
-    /// Detaches from all other devices.
+    /// Detaches the program from devices that are not in `attached`.
     fn leave(&mut self) {
         self.stale = false;
         let attached = &self.attached;

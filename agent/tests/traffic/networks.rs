@@ -71,7 +71,7 @@ fn wait_for_line(cluster: &mut Cluster, list: &str, words: &str) {
     cluster.agents[0].wait_for(words, ENFORCED, says).unwrap();
 }
 
-/// Waits until all further interfaces have their program.
+/// Waits until all secondary interfaces have their program.
 fn attached(cluster: &mut Cluster) {
     let index = |number: u8| cluster.nodes[0].ifindex(&format!("sto{number}")).unwrap().unwrap();
     let all = PODS.map(|(_, number)| u64::from(index(number)));
@@ -82,7 +82,7 @@ fn attached(cluster: &mut Cluster) {
         };
         all.iter().all(has)
     };
-    cluster.agents[0].wait_for("aware of the further interfaces", ENFORCED, judged).unwrap();
+    cluster.agents[0].wait_for("the secondary interfaces", ENFORCED, judged).unwrap();
 }
 
 #[track_caller]
@@ -105,7 +105,7 @@ fn peers_by_label_match_on_a_further_network() {
     wait_for_line(
         &mut cluster,
         "not_enforced",
-        "the addresses of its further interface sto2 are not known",
+        "the addresses of its secondary interface sto2 are not known",
     );
     ["friend", "stranger"].into_iter().for_each(|name| denied(&cluster, name));
     for (name, number) in PODS {
@@ -144,7 +144,7 @@ fn peers_by_label_match_on_a_further_network() {
     reaches(&cluster, "friend");
 }
 
-/// Returns the sources of the packets that arrive at the server's storage address: a pod's further interface sends a
+/// Returns the sources of the packets that arrive at the server's storage address: a pod's secondary interface sends a
 /// datagram from each source, and then one of the friend's follows.
 fn arrivals(cluster: &Cluster, sender: &str, sources: &[IpAddr]) -> Vec<IpAddr> {
     let server = cluster.pod("server");
@@ -289,7 +289,7 @@ fn further_interfaces_are_open_where_the_operator_says_so() {
     wait_for_line(
         &mut cluster,
         "not_enforced",
-        "pod shop/friend: its further interface sto2 is not under policy",
+        "pod shop/friend: its secondary interface sto2 is not under policy",
     );
     ["friend", "stranger"].into_iter().for_each(|name| denied(&cluster, name));
     cluster.pod_mut("server").annotate(STATUS, "[]");
@@ -297,7 +297,7 @@ fn further_interfaces_are_open_where_the_operator_says_so() {
     wait_for_line(
         &mut cluster,
         "not_enforced",
-        "pod shop/server: its further interface sto1 is not under policy",
+        "pod shop/server: its secondary interface sto1 is not under policy",
     );
     reaches(&cluster, "stranger");
     cluster.denied("stranger", "server");

@@ -252,8 +252,8 @@ impl Cluster {
         }
     }
 
-    /// Returns the permitted source addresses at a further interface. The addresses of the bound `pod` are those of the
-    /// CNI result, or empty.
+    /// Returns the permitted source addresses at a secondary interface. The addresses of the bound `pod` are those of
+    /// the CNI result, or empty.
     fn second_at(&self, pod: &Pod) -> Vec<IpAddr> {
         let is_others = |address: &IpAddr| {
             self.nodes.is_any(*address)

@@ -111,7 +111,7 @@ impl Update<'_> {
             indexes.extend(self.cluster.interfaces().keys());
         }
         if dirty.namespaces {
-            // A namespace's label may open further interfaces.
+            // A namespace's label may open secondary interfaces.
             indexes.extend(self.cluster.interfaces.second());
         }
         // Those that found no slot may find one now.

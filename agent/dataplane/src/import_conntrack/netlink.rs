@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_DUMP};
 
-use super::{KernelFlow, PartialTuple, Shown, Tuple};
+use super::{ConntrackEntry, KernelFlow, PartialTuple, Tuple};
 use crate::netlink::{
     Message, NETFILTER_HEADER, NLA_F_NESTED, ask_netfilter, attribute, attributes,
 };
@@ -106,7 +106,7 @@ fn flow(message: Message<'_>) -> Option<KernelFlow> {
     let (replied, assured) = (bits & IPS_SEEN_REPLY != 0, bits & IPS_ASSURED != 0);
     let (original, reply) = (original?, reply?);
     let (tcp_state, picked_up) = tcp;
-    Shown { original, reply, remaining, tcp_state, picked_up, replied, assured }.flow()
+    ConntrackEntry { original, reply, remaining, tcp_state, picked_up, replied, assured }.flow()
 }
 
 /// Reads the first 32 bits in network byte order; `None` if the value is shorter.

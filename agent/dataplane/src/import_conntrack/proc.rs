@@ -1,13 +1,13 @@
 //! `/proc/net/nf_conntrack`: a line for each flow.
 //!
-//! `ipv4 2 tcp 6 86397 ESTABLISHED src=… dst=… sport=… dport=… [UNREPLIED] src=… dst=… sport=… dport=… [ASSURED] mark=0 …`
-//! (`net/netfilter/nf_conntrack_standalone.c`). Numbers are decimal; IPv6 addresses are written in full.
+//! `ipv4 2 tcp 6 86397 ESTABLISHED src=… dst=… sport=… dport=… [UNREPLIED] src=… dst=… sport=… dport=… [ASSURED] mark=0
+//! …` (`net/netfilter/nf_conntrack_standalone.c`). Numbers are decimal; IPv6 addresses are written in full.
 
 use std::collections::HashSet;
 use std::fs;
 use std::io::{self, ErrorKind};
 
-use super::{KernelFlow, PartialTuple, Shown, TCP};
+use super::{ConntrackEntry, KernelFlow, PartialTuple, TCP};
 
 /// Path for the calling thread: threads of one process may be in several network namespaces.
 const PATH: &str = "/proc/thread-self/net/nf_conntrack";
@@ -44,7 +44,7 @@ pub(super) fn flows() -> io::Result<Vec<KernelFlow>> {
 }
 
 /// Parses a line; `None` if it is malformed.
-fn parse(line: &str) -> Option<Shown> {
+fn parse(line: &str) -> Option<ConntrackEntry> {
     let mut words = line.split_ascii_whitespace().peekable();
     // Family and its number, protocol and its number; the protocol's name may be "unknown".
     let protocol: u8 = words.nth(3)?.parse().ok()?;
@@ -76,7 +76,7 @@ fn parse(line: &str) -> Option<Shown> {
     tuples.extend(tuple.whole(protocol));
     let [original, reply] = tuples.try_into().ok()?;
     let picked_up = None;
-    Some(Shown { original, reply, remaining, tcp_state, picked_up, replied, assured })
+    Some(ConntrackEntry { original, reply, remaining, tcp_state, picked_up, replied, assured })
 }
 
 /// Sets a field of a tuple; `None` if the value is malformed.

@@ -24,27 +24,27 @@ pub fn denials(engine: &Engine, dropped: BTreeMap<u32, Vec<Line>>) -> Denials {
     let compiler = &engine.reconciler.compiler;
     let cluster = compiler.cluster();
     let (label, value) = EVENTS_LABEL;
-    let asks = |pod: &Key| {
+    let has_label = |pod: &Key| {
         let labels = cluster.namespace_labels(&pod.namespace);
         labels.get(label).is_some_and(|given| given == value)
     };
-    // The first denial of each pod, then the second of each.
+    // First the first denial of each pod, then the second denial of each pod, and so on.
     let mut wanted: Vec<(usize, Key, Line)> = Vec::new();
     for (endpoint, lines) in dropped {
-        let Some(pod) = pod_of(compiler, endpoint).filter(asks) else { continue };
+        let Some(pod) = pod_of(compiler, endpoint).filter(has_label) else { continue };
         wanted.extend(lines.into_iter().enumerate().map(|(n, line)| (n, pod.clone(), line)));
     }
     if wanted.is_empty() {
         return Denials { all: Vec::new(), nodes: cluster.node_count() };
     }
     wanted.sort_by_key(|(number, ..)| *number);
-    // Namespaces in turns, in a new order each time: there may be more than [`EXPLAINED`] of them.
+    // Namespaces in turns, in a random order: more than [`EXPLAINED`] namespaces may have denials.
     let order = RandomState::new();
     let turn = |namespace: &str| (order.hash_one(namespace), namespace.to_owned());
     let wanted = in_turns(wanted, |(_, pod, _)| turn(&pod.namespace));
     let resolved = engine.reconciler.resolved_or_none();
     let explainer = Explainer::new(cluster).with_resolved(&resolved);
-    let told = wanted.into_iter().take(EXPLAINED).filter_map(|(_, pod, line)| {
+    let explained = wanted.into_iter().take(EXPLAINED).filter_map(|(_, pod, line)| {
         let Line { dropped, times } = line;
         let uid = cluster.pods().get(&pod)?.uid.clone();
         let why = explain(&explainer, Some(&pod), &dropped);
@@ -54,5 +54,5 @@ pub fn denials(engine: &Engine, dropped: BTreeMap<u32, Vec<Line>>) -> Denials {
         let text = format!("Denied {direction}: {dropped}{times}: {why}");
         Some(Denial { pod, uid, key: dropped.key(), text })
     });
-    Denials { all: told.collect(), nodes: cluster.node_count() }
+    Denials { all: explained.collect(), nodes: cluster.node_count() }
 }

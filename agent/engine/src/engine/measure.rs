@@ -1,4 +1,4 @@
-//! The engine in numbers, for metrics and readiness; cheap enough for every scrape.
+//! Figures of the engine for metrics and readiness, cheap enough for every scrape.
 
 use netpold_api::status::TableStatus;
 use netpold_core::cluster::Cluster;
@@ -29,7 +29,7 @@ impl Engine {
         &self.reconciler.instruments
     }
 
-    /// Returns the numbers of this moment.
+    /// Returns the current figures.
     pub fn snapshot(&mut self) -> Snapshot {
         let resolved = self.reconciler.resolved_or_none();
         let Reconciler { compiler, dataplane, revision, .. } = &self.reconciler;
@@ -53,7 +53,7 @@ impl Engine {
             audited: self.rule_use.audited(),
             bypassed: self.interference.bypassed(),
             unproven: self.interference.without_proof(),
-            // Every kind is listed: a counter that appears with its first event shows no increase.
+            // Every kind has a series: a counter that appears with its first event shows no increase.
             repairs: REPAIRS
                 .map(|kind| (kind, health.repairs().get(kind).copied().unwrap_or(0)))
                 .into(),
@@ -61,7 +61,7 @@ impl Engine {
     }
 }
 
-/// Returns why the engine does not enforce the known state.
+/// Returns the reasons why the engine does not enforce the known state.
 fn not_ready(health: &Health, installed: bool) -> Vec<String> {
     let mut reasons: Vec<String> = health.held.iter().cloned().collect();
     if let Some(reason) = health.failure() {

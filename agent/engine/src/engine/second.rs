@@ -1,4 +1,5 @@
-//! Status of pods' further interfaces: interfaces that are not under policy, and annotated addresses that do not count.
+//! Status of pods' secondary interfaces: interfaces that are not under policy, and annotated addresses that are not
+//! accepted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,10 +9,10 @@ use netpold_core::model::{Bound, Key, Pod, SecondInterface};
 
 use super::Engine;
 
-/// Most lines about further interfaces; the rest is counted.
+/// Most lines about secondary interfaces; the last line has the number of the others.
 const LINES: usize = 100;
 
-/// Returns further interfaces of this node's pods that are not under policy or have no source check, with the reason.
+/// Returns secondary interfaces of this node's pods that are not under policy or have no source check, with the reason.
 #[must_use]
 pub(super) fn not_enforced(engine: &Engine) -> Vec<String> {
     let compiler = &engine.reconciler.compiler;
@@ -28,11 +29,11 @@ pub(super) fn not_enforced(engine: &Engine) -> Vec<String> {
             let name = &veth.name;
             match judged.get(&veth.index) {
                 None => lines.push(format!(
-                    "pod {pod}: its further interface {name} is not under policy: {}",
+                    "pod {pod}: its secondary interface {name} is not under policy: {}",
                     if is_known { "--second-interfaces off" } else { OPEN }
                 )),
                 Some(false) if !is_known => lines.push(format!(
-                    "pod {pod}: the addresses of its further interface {name} are not known: it is under policy, but \
+                    "pod {pod}: the addresses of its secondary interface {name} are not known: it is under policy, but \
                      peers by label do not match there, and its source addresses are not checked"
                 )),
                 Some(_) => {}
@@ -55,9 +56,9 @@ const OPEN: &str = "its addresses are not known, and the namespace has the label
 pub(super) fn refused_claims(cluster: &Cluster) -> Vec<String> {
     let mut lines = Vec::new();
     for pod in local(cluster) {
-        let mut told = BTreeSet::new();
+        let mut reported = BTreeSet::new();
         for interface in &pod.second {
-            for address in interface.addresses.iter().filter(|address| told.insert(**address)) {
+            for address in interface.addresses.iter().filter(|address| reported.insert(**address)) {
                 if let Some(refusal) = cluster.refused(pod, *address) {
                     lines.push(format!(
                         "pod {}: {address} of {} does not count as its address: {refusal}",
@@ -71,7 +72,7 @@ pub(super) fn refused_claims(cluster: &Cluster) -> Vec<String> {
     limited(lines)
 }
 
-/// Returns this node's pods with further interfaces by annotation.
+/// Returns this node's pods with secondary interfaces by annotation.
 fn local(cluster: &Cluster) -> impl Iterator<Item = &Pod> {
     let pods = cluster.pods().values().map(|pod| &**pod);
     pods.filter(|pod| !pod.second.is_empty() && pod.node == cluster.node_name() && is_subject(pod))
@@ -129,7 +130,7 @@ fn limited(mut lines: Vec<String>) -> Vec<String> {
     let more = lines.len().saturating_sub(LINES);
     if more > 0 {
         lines.truncate(LINES);
-        lines.push(format!("{more} more lines about further interfaces of pods"));
+        lines.push(format!("{more} more lines about secondary interfaces of pods"));
     }
     lines
 }
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_veth_is_named() {
+    fn interfaces_without_a_veth_are_reported() {
         let veth = interface("net1", "192.168.7.1", "");
         let macvlan = interface("net2", "192.168.8.1", "");
         let virtual_function = interface("net3", "192.168.9.1", "pci");
@@ -195,7 +196,7 @@ mod tests {
         let lines = limited((0..1000).map(|n| n.to_string()).collect());
         assert_eq!(
             (lines.len(), lines[LINES].as_str()),
-            (101, "900 more lines about further interfaces of pods")
+            (101, "900 more lines about secondary interfaces of pods")
         );
     }
 }

@@ -17,18 +17,18 @@ use super::server::Observer;
 use crate::denied::{Denied, Kind, Totals, totals};
 use crate::events::Cursor;
 
-/// Interval of reading the totals.
+/// Interval between reads of the totals.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Longest wait for the reader of the ring, which logs lines and so may wait for the engine.
+/// Longest wait for the reader of the ring, which logs lines and may wait for the engine's lock.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Pause between reads: events that occur meanwhile are read together.
+/// Pause between reads; the next read has all events of the pause.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Most batches read without a pause, as many events as are kept.
+/// Most batches read without a pause; together, the journal's size.
 const BATCHES: u32 = 32;
 
 /// Receiver of events, and of the numbers of packets and flows that were not reported one by one.
 pub type Sink = Box<dyn Fn(Vec<Event>, Vec<(Kind, u64)>) + Send + Sync>;
-/// Reader of the kernel's packet counters; waits for the engine.
+/// Reader of the kernel's packet counters; waits for the engine's lock.
 pub type DroppedPackets = Box<dyn Fn() -> Vec<(Direction, Reason, u64)> + Send + Sync>;
 
 /// Reader of all events.
@@ -42,7 +42,8 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// Creates the reader of events from now on, before the ring of drop events is read. `with_flows`: new flows, too.
+    /// Creates the reader of events from now on, before the ring of drop events is read. `with_flows`: reads new flows
+    /// too.
     #[must_use]
     pub fn new(
         observer: Arc<Observer>,
@@ -58,13 +59,13 @@ impl Feed {
         Self { observer, dropped: Arc::new(dropped), denied, sink: Arc::new(sink), filter, cursor }
     }
 
-    /// Skips the events so far. The kernel's totals of [`Feed::new`] contain events that a former agent left in the ring,
-    /// so they are no part of the increase.
+    /// Skips the events so far. The kernel's totals of [`Feed::new`] contain events that a former agent left in the
+    /// ring, so they are no part of the increase.
     pub fn skip(&mut self) {
         self.cursor = self.observer.cursor();
     }
 
-    /// Reads events until `end`, and then those until now.
+    /// Reads events until `end`, then the events that exist at `end`.
     ///
     /// # Errors
     /// The runtime ends.
@@ -76,7 +77,7 @@ impl Feed {
             let observer = Arc::clone(&self.observer);
             tokio::select! {
                 () = &mut end => {
-                    // The second time takes the totals of the first one into account.
+                    // A packet counts as unreported only after two reads of the totals.
                     self.settle().await?;
                     return self.settle().await;
                 }
@@ -89,7 +90,7 @@ impl Feed {
         }
     }
 
-    /// Reads the events that are there; returns whether none is left.
+    /// Reads the pending events, at most [`BATCHES`] batches; returns whether none is left.
     async fn drain(&mut self) -> io::Result<bool> {
         for _ in 0..BATCHES {
             let (denied, sink) = (Arc::clone(&self.denied), Arc::clone(&self.sink));
@@ -104,13 +105,14 @@ impl Feed {
         Ok(false)
     }
 
-    /// Reads the totals, then every event until now, however late this task runs: no packet is both an event and unreported.
+    /// Reads the totals, then every event until now, however late this task runs: no packet is both an event and
+    /// unreported.
     async fn settle(&mut self) -> io::Result<()> {
         let (dropped, flows) = (Arc::clone(&self.dropped), self.observer.flow_totals());
         let packets = spawn_blocking(move || dropped()).await.map_err(io::Error::other)?;
         let mut totals: Totals = totals(&packets, flows);
         totals.retain(|kind, _| self.filter.verdicts.contains(&kind.outcome));
-        // Without an answer the ring is not read any more, and its packets remain without events.
+        // After the timeout, packets of the unread ring count as packets without events.
         let _ = timeout(PATIENCE, self.observer.read_up()).await;
         while !self.drain().await? {}
         let unreported = lock(&self.denied).settle(totals);

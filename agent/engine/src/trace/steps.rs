@@ -1,4 +1,4 @@
-//! Assembly of the programs' lines to packets.
+//! Assembles packets from the lines of the traced programs.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -16,10 +16,10 @@ use netpold_ebpf::trace::{SETTLED, Step};
 
 use netpold_api::trace::{Entry, Shown};
 
-/// Largest number of incomplete packets: each CPU has one in progress, and some were cut off.
+/// Largest number of incomplete packets: one in progress on each CPU, and packets with lost lines.
 const PENDING: usize = 1024;
 
-/// Packet and its steps, without names.
+/// A packet and the steps of its judgement, without names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawPacket {
     /// The packet, with the reason of the verdict.
@@ -38,7 +38,7 @@ pub(super) struct Assembler {
 }
 
 impl Assembler {
-    /// Adds lines and returns the packets that they complete.
+    /// Adds lines, and returns the packets that the lines complete.
     pub(super) fn take(&mut self, lines: &[String]) -> Vec<RawPacket> {
         let mut packets = Vec::new();
         for line in lines {
@@ -104,7 +104,7 @@ fn assemble(lines: &[[u64; 3]]) -> Option<RawPacket> {
             Some(Step::Row) => row = Some(first),
             Some(Step::Ports) => {
                 let own = if event.direction == 0 { Direction::Ingress } else { Direction::Egress };
-                steps.push(asked(row.take()?, [first, second], rows, own));
+                steps.push(row_lookup(row.take()?, [first, second], rows, own));
             }
             Some(Step::Flow) => {
                 let flow = (first > 0).then(|| entry(second));
@@ -142,7 +142,7 @@ fn class(word: u32) -> Shown {
 }
 
 /// Converts a lookup in a row. The direction is the packet's own, unless only the other direction has the row.
-fn asked(row: u64, [asked, word]: [u64; 2], rows: [u32; 2], own: Direction) -> Shown {
+fn row_lookup(row: u64, [asked, word]: [u64; 2], rows: [u32; 2], own: Direction) -> Shown {
     let (class, row) = ((row >> 32) as u32 & (MAX_CLASSES - 1), row as u32);
     let [protocol, low, high, ..] = asked.to_le_bytes();
     let direction = match rows {
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_several_cpus_are_told_apart() {
+    fn lines_of_several_cpus_are_distinguished() {
         let (one, other) = (packet(1), packet(1 | 1 << 48));
         let mixed: Vec<String> = one.into_iter().zip(other).flat_map(|(a, b)| [a, b]).collect();
         let mut assembler = Assembler::default();
@@ -258,12 +258,12 @@ mod tests {
         let mut assembler = Assembler::default();
         let endless = (0..5000).map(|number| line(number, Step::Class, 0, 0));
         assert_eq!(assembler.take(&endless.collect::<Vec<_>>()), []);
-        assert_eq!(assembler.pending.len(), PENDING, "what is left over is bounded");
+        assert_eq!(assembler.pending.len(), PENDING, "incomplete packets are bounded");
         assert_eq!(assembler.take(&["x".into(), "1 2".into(), "one 2 3 4".into()]), []);
     }
 
     #[test]
-    fn what_was_settled_for_the_sender_has_its_reason() {
+    fn a_verdict_of_the_senders_policy_has_its_reason() {
         let lines = [
             line(3, Step::Packet, 4 << 8, 0),
             line(3, Step::Sender, Reason::ServiceBackend as u64, 0),

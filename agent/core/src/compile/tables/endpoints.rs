@@ -42,7 +42,7 @@ pub(crate) struct Live {
     pub(crate) station: Option<[u8; 6]>,
     /// The pod opts out of the source check in a namespace that is not exempt.
     pub(crate) unheard: bool,
-    /// A further interface of a pod, or the interface of an unknown pod: gives its slot to a primary interface.
+    /// A secondary interface of a pod, or the interface of an unknown pod: gives its slot to a primary interface.
     gives_way: bool,
     pub(crate) rules: PodRules,
     /// Services with the pod as backend, if it is isolated for ingress alone.
