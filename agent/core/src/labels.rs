@@ -1,6 +1,6 @@
-//! Labels with a meaning of their own.
+//! Well-known labels.
 
-/// The label that the API server puts on every Namespace, with its name.
+/// Label that the API server sets on every Namespace, with the Namespace's name.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 /// Labels that controllers set differently on each revision or pod.
 pub const OF_PODS: [&str; 10] = [
@@ -24,7 +24,7 @@ pub const OF_RELEASES: [&str; 5] = [
     "heritage",
 ];
 
-/// Labels that controllers set on the pods of every template of a kind, with a value that the template does not show.
+/// Labels that the controllers of a kind set on every pod, with values that the pod template does not have.
 const OF_KINDS: [(&str, &[&str]); 5] = [
     ("Deployment", &["pod-template-hash"]),
     (
@@ -48,8 +48,8 @@ const OF_KINDS: [(&str, &[&str]); 5] = [
     ),
 ];
 
-/// The labels that every pod of a workload of this kind has, though its template lacks them; their values differ by pod
-/// or revision. Empty for a kind without such labels.
+/// Labels that the controllers of this kind add to every pod of a workload, with values that differ by pod or revision.
+/// Empty for a kind without such labels.
 #[must_use]
 pub fn set_by_controller(kind: &str) -> &'static [&'static str] {
     OF_KINDS.iter().find(|(of, _)| *of == kind).map_or(&[], |(_, labels)| labels)

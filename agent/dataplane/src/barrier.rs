@@ -1,12 +1,13 @@
 //! Barriers: nftables chains that drop every packet at a hook.
 //!
 //! Attaching the first program to a TCX hook waits for the kernel's RTNL lock and holds it for an RCU grace period, so
-//! the closings of many new veths wait for each other: up to seconds on a busy node, where a CNI plugin sets the route
-//! of a pod after some 14 ms. nftables needs neither, so a barrier drops packets at the hook until its program is
-//! attached.
+//! the closings of many new veths wait for each other, up to seconds on a busy node, while a CNI plugin sets the route
+//! of a pod after some 14 ms. nftables needs neither the lock nor the grace period, so a barrier drops packets at the
+//! hook until the program is attached.
 //!
 //! A barrier is a base chain of family netdev with the policy drop, at the ingress or egress (kernel 5.16,
-//! `CONFIG_NETFILTER_EGRESS`) of one device, in a table of netpold. It outlives the process.
+//! `CONFIG_NETFILTER_EGRESS`) of one device, in a table of netpold. A barrier outlives the
+//! process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString};
@@ -50,7 +51,7 @@ pub(super) struct Barriers {
 struct Barrier {
     /// Name of the device; `None`: an earlier process has raised the barrier.
     device: Option<CString>,
-    /// Whether its removal has failed.
+    /// Whether the removal of the barrier has failed.
     overdue: bool,
 }
 
@@ -78,7 +79,7 @@ impl Barriers {
         let mut raised = lock(&self.raised);
         let device = device_name(hook.ifindex)?;
         let (new, renewed) = (creation(hook, &device), renewal(hook, &device));
-        // Another process may have removed or raised it.
+        // Another process may have removed or raised the barrier.
         let (first, second, expected) = if raised.contains_key(&hook) {
             (renewed, new, io::ErrorKind::NotFound)
         } else {
@@ -92,7 +93,7 @@ impl Barriers {
         Ok(())
     }
 
-    /// Raises the barrier of a hook again if its device has another name. A barrier that another process has removed
+    /// Raises the barrier of a hook again if the device has been renamed. A barrier that another process has removed
     /// stays removed.
     ///
     /// # Errors
@@ -133,7 +134,7 @@ impl Barriers {
 fn lower(raised: &mut BTreeMap<Hook, Barrier>, hook: Hook) {
     let Some(barrier) = raised.get_mut(&hook) else { return };
     match nftables::change(&[delete_chain(hook)]) {
-        // Another process has removed it. Up to kernel 6.13 a chain goes with its device, later ones stay.
+        // NotFound: another process has removed the chain, or the kernel has (up to 6.13) together with the device.
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             if !std::mem::replace(&mut barrier.overdue, true) {
                 tracing::warn!(
@@ -192,13 +193,13 @@ fn new_chain(hook: Hook, device: &CStr) -> NetfilterChange {
     (NEW_CHAIN, NLM_F_CREATE | NLM_F_EXCL, NETDEV, parts.concat())
 }
 
-/// A new chain, in the table that it may be the first of.
+/// Creates a chain, and the table if it does not exist.
 fn creation(hook: Hook, device: &CStr) -> [NetfilterChange; 2] {
     let table = (NEW_TABLE, NLM_F_CREATE, NETDEV, name(NFTA_TABLE_NAME, TABLE));
     [table, new_chain(hook, device)]
 }
 
-/// A chain in the place of an existing one, which drops packets until the new one does.
+/// Replaces a chain in one transaction, so that packets are dropped throughout.
 fn renewal(hook: Hook, device: &CStr) -> [NetfilterChange; 2] {
     [delete_chain(hook), new_chain(hook, device)]
 }

@@ -1,4 +1,4 @@
-//! Access of the programs to a packet's partial checksum, in the kernel's `struct sk_buff`; see
+//! Access of programs to the fields of a packet's partial checksum in the kernel's `struct sk_buff`; see
 //! [`netpold_ebpf::judge::checksum`].
 
 use std::borrow::Cow;
@@ -9,15 +9,15 @@ use crate::bpf::sys;
 
 /// `BPF_PSEUDO_KFUNC_CALL` of linux/bpf.h: the source register of a call of a kernel function.
 const KERNEL_FUNCTION: u8 = 2;
-/// Number of a helper that does not exist: the object calls it in place of the kernel function.
+/// Number of a helper that does not exist, which the object calls in place of the kernel function.
 const PLACEHOLDER: i32 = 1_852_797_697;
-/// Kernel function that turns a program's context into the kernel's structure: Linux 6.2.
+/// Kernel function that casts a program's context to the kernel's structure (Linux 6.2).
 const CAST: &str = "bpf_cast_to_kern_ctx";
 
-/// Method of reading `struct sk_buff`, and the places of the fields.
+/// Method of reading `struct sk_buff`, and the offsets of the fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ChecksumFields {
-    /// Number of [`CAST`]; 0: the kernel has none.
+    /// BTF number of [`CAST`]; 0: the kernel lacks the function.
     function: u32,
     /// The object's constant: the method; byte and bit offset of `ip_summed`; byte offsets of `csum_start`, `head`,
     /// `data`.
@@ -30,8 +30,8 @@ impl ChecksumFields {
     /// Method by a copying helper.
     const COPIED: u32 = 2;
 
-    /// Fields of this kernel. All zero if it shows no types, or lets no program read its memory: then programs cannot
-    /// check checksums.
+    /// Fields of this kernel. All zero if the kernel has no types (BTF) or does not let programs read its memory; then
+    /// programs cannot check checksums.
     pub(super) fn of(types: Option<&[u8]>) -> Self {
         let fields = types.and_then(find);
         let cast = fields.filter(|fields| fields.function != 0 && fields.is_loadable());
@@ -68,7 +68,7 @@ impl ChecksumFields {
         sys::instruction(0x85, 0, KERNEL_FUNCTION, 0, self.function.cast_signed())
     }
 
-    /// The object with calls of this kernel's function in place of the placeholder.
+    /// Returns the object with calls of this kernel's function in place of the placeholder.
     pub(super) fn prepare<'o>(&self, object: &'o [u8]) -> Cow<'o, [u8]> {
         if self.function == 0 {
             return Cow::Borrowed(object);
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_those_of_the_kernels_types() {
+    fn fields_are_found_in_the_types() {
         let headers = ("", 64, &[("ip_summed", 45, 1), ("csum_start", 96, 1)][..]);
         let buffer = ("sk_buff", 232, &[("", 128, 2), ("head", 320, 1), ("data", 384, 1)][..]);
         let words = [1, (128 + 45) / 8, 5, 28, 40, 48];

@@ -71,7 +71,7 @@ pub enum GenerationError {
         /// Cause, with the verifier's message.
         cause: Box<ProgramError>,
     },
-    /// The kernel takes no XDP program for frames in several buffers.
+    /// The kernel does not support XDP programs for frames in several buffers.
     #[error("this kernel's XDP does not support frames in several buffers (Linux 5.18 does)")]
     XdpFragments,
     /// The object has no such program.
@@ -135,11 +135,10 @@ const SHARED: [&str; 13] = [
 /// The tables of observed flows.
 const OBSERVED: [&str; 2] = ["OBSERVED4", "OBSERVED6"];
 
-/// Maps of the generation in force, by pin name, for a later agent.
+/// Maps of the generation in force that are pinned for a later agent.
 const PUBLISHED: [Section; 2] = [global_sections::ENDPOINTS, global_sections::SETTINGS];
 
-/// aya parses the kernel's own types for each new loader, which takes a tenth of a second and is not needed here. So
-/// all generations share one loader, and it forgets the types.
+/// Loader of all generations, without the kernel's types: aya would parse them for each new loader, which takes 0.1 s.
 static LOADER: OnceLock<Mutex<EbpfLoader<'static>>> = OnceLock::new();
 
 fn loader() -> &'static Mutex<EbpfLoader<'static>> {
@@ -156,11 +155,11 @@ pub fn prepare() {
         globals();
         loader();
     };
-    // Without a thread they are prepared on first use.
+    // Without a thread, the inputs are prepared on first use.
     drop(std::thread::Builder::new().name("loader".into()).spawn(prepare));
 }
 
-/// Constants that the programs are loaded with.
+/// Constants for the load of programs.
 fn globals() -> &'static Globals {
     static GLOBALS: OnceLock<Globals> = OnceLock::new();
     GLOBALS.get_or_init(|| {
@@ -181,7 +180,7 @@ pub enum FlowTables {
     Pinned(u32),
     /// New tables, which replace the pinned ones when the generation is published.
     Own(u32),
-    /// The pinned tables, since the kernel had no room for others.
+    /// The pinned tables, because the kernel has no memory for larger ones.
     Kept,
 }
 
@@ -258,7 +257,7 @@ impl Generation {
         Ok(Self { bpf, tables, flow_tables, maps, pinned, read_before: None })
     }
 
-    /// Maps and constants to load traced programs with.
+    /// Maps and constants for the load of traced programs.
     ///
     /// # Errors
     /// The kernel does not report a program's identifier, or the process is out of descriptors.
@@ -269,7 +268,7 @@ impl Generation {
         Ok(SharedMaps { maps, globals: *globals(), generation: self.id(Program::Ingress)? })
     }
 
-    /// A program; for a direction, the one that judges pods.
+    /// A program; for a direction, the program at the hooks of pods.
     ///
     /// # Errors
     /// The object has no such program.
@@ -324,7 +323,7 @@ impl Generation {
         Ok((program.fd().map_err(failed)?.as_fd(), id))
     }
 
-    /// Writes operations in order, then a new revision. Packets of known flows see them all at once, at the end.
+    /// Writes operations in order, then a new revision, which invalidates the cached verdicts.
     ///
     /// # Errors
     /// Error of the first operation that the kernel refused; earlier ones are in effect.
@@ -384,7 +383,7 @@ impl Generation {
         Ok(names::resolutions(learned, settings, now).map_err(at(LEARNED))?)
     }
 
-    /// Copies addresses that endpoints resolved from the words of another version's table.
+    /// Copies resolved addresses from the words of another version's table.
     ///
     /// # Errors
     /// The table cannot be mapped.
@@ -423,8 +422,8 @@ impl Generation {
         Ok(())
     }
 
-    /// Likewise behind an attachment of this generation's programs: packets of these endpoints that passed before were
-    /// not read. Once more behind the next one, unless the programs are attached `everywhere`.
+    /// Ends the reading of the same connections again after an attachment of this generation's programs: the packets
+    /// before the attachment were not read. Unless the programs are attached `everywhere`, the next call does so again.
     pub(super) fn end_streams_attached(&mut self, everywhere: bool) -> Result<(), TableError> {
         let Some(named) = self.read_before.take() else { return Ok(()) };
         let ended = self.end_streams_without(&named);
@@ -438,7 +437,7 @@ impl Generation {
         self.end_streams(&self.tables.named().difference(named).copied().collect())
     }
 
-    /// Casts doubt on all connections of some endpoints to resolvers.
+    /// Marks all connections of these endpoints to resolvers as doubted, so that programs do not read them.
     pub(super) fn end_streams(&self, endpoints: &BTreeSet<u32>) -> Result<(), TableError> {
         if endpoints.is_empty() {
             return Ok(());
@@ -487,8 +486,8 @@ impl Generation {
         sums
     }
 
-    /// Packets without proof or witness from the endpoint at an interface, counted at exits since this generation was
-    /// created.
+    /// Counters at exits of packets with an incomplete proof from the endpoint at an interface, since the creation of
+    /// this generation.
     #[must_use]
     pub fn unproven(&self, ifindex: u32) -> Unproven {
         self.tables.unproven(ifindex)
@@ -528,7 +527,7 @@ impl Generation {
         Ok(count)
     }
 
-    /// Revision of policy that valid cached verdicts have.
+    /// Policy revision of valid cached verdicts.
     ///
     /// # Errors
     /// The map is smaller than one element.
@@ -548,7 +547,7 @@ impl Generation {
     }
 }
 
-/// Replaces a pinned map in one step.
+/// Replaces a pinned map atomically.
 fn replace_pin(pins: &PinRoot, name: &str, map: BorrowedFd<'_>) -> io::Result<()> {
     let fresh = pins.map(&format!("{name}_NEW"));
     remove_if_there(&fresh)?;

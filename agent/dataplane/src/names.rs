@@ -33,7 +33,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Takes the tables out of a loaded object.
+    /// Takes the maps of a loaded object.
     pub(super) fn open(bpf: &mut Ebpf) -> Result<Self, TableError> {
         Ok(Self { names: open(bpf, NAMES)?, resolvers: open(bpf, RESOLVERS)? })
     }
@@ -69,7 +69,7 @@ fn open<K: Pod>(
         .map_err(|cause| TableError::Map { name, cause })
 }
 
-/// Removes an entry, if it is there.
+/// Removes an entry if it exists.
 fn gone<K: Pod>(map: &mut HashMap<MapData, K, u32>, key: K) -> Result<(), MapError> {
     if map.get(&key, 0).is_err() { Ok(()) } else { map.remove(&key) }
 }
@@ -90,15 +90,15 @@ pub fn hash(settings: &Settings, name: &DomainName) -> [u32; 3] {
 pub struct Resolution {
     /// `Endpoint::id`
     pub endpoint: u32,
-    /// [`hash`] of the name of its rules.
+    /// [`hash`] of the name in the endpoint's rules.
     pub name: [u32; 3],
     /// The address.
     pub address: IpAddr,
-    /// Time for which it counts.
+    /// Time for which the address still matches the name.
     pub left: Duration,
 }
 
-/// Copies the addresses of another version's table, in the same form, to free ways of their buckets.
+/// Copies the addresses of another version's table with the same layout to free ways of the same buckets.
 pub(super) fn adopt(learned: &MapData, former: &[AtomicU64]) -> Result<(), MmapError> {
     const UNTIL: usize = offset_of!(NameEntry, until) / 8;
     let own = MappedArray::<NameEntry>::flat(learned)?;
@@ -133,7 +133,7 @@ pub(super) fn adopt(learned: &MapData, former: &[AtomicU64]) -> Result<(), MmapE
     Ok(())
 }
 
-/// Removes the addresses of endpoints that are gone.
+/// Removes the addresses of endpoints other than these.
 pub(super) fn sweep(learned: &MapData, endpoints: &BTreeSet<u32>) -> Result<(), MmapError> {
     let entries = MappedArray::<NameEntry>::flat(learned)?;
     let at = offset_of!(NameEntry, until);
@@ -151,7 +151,7 @@ pub(super) fn sweep(learned: &MapData, endpoints: &BTreeSet<u32>) -> Result<(), 
     Ok(())
 }
 
-/// Casts doubt on all connections to resolvers of some endpoints, by number, at `now` (jiffies).
+/// Marks all connections of these endpoints to resolvers as doubted, at `now` (jiffies).
 pub(super) fn end_streams(
     doubts: &MapData,
     endpoints: &BTreeSet<u32>,
@@ -168,7 +168,7 @@ pub(super) fn end_streams(
     Ok(())
 }
 
-/// Reads the addresses that count at `now` (jiffies).
+/// Reads the addresses that have not expired at `now` (jiffies).
 pub(super) fn resolutions(
     learned: &MapData,
     settings: &Settings,
@@ -184,7 +184,7 @@ pub(super) fn resolutions(
         let left = u32::try_from((before as u32).wrapping_sub(now).cast_signed()).ok()?;
         // A refresh is due after one second.
         let left = Duration::from_secs_f64(f64::from(left) / f64::from(settings.refresh_after));
-        // Longer: past its time for so long that the number has wrapped.
+        // A longer time means that the entry expired so long ago that the counter has wrapped.
         if left > Duration::from_secs(MOST.into()) {
             return None;
         }

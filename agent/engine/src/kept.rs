@@ -1,7 +1,7 @@
-//! Records of an agent, saved in files beside the last good state for the next agent.
+//! Records of an agent, saved for the next agent in files next to the last good state.
 //!
-//! gzip carries a checksum; a new file replaces the old one by rename. A file that cannot be read counts as missing:
-//! the records begin anew, and nothing else depends on them.
+//! The files are gzip files, which have a checksum; a new file replaces the old one by rename. A file that cannot be
+//! read counts as missing: the records start empty, and nothing else depends on them.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 
 /// Version of the file format.
 const FORMAT: u32 = 1;
-/// Largest content of a file, unpacked: a damaged one must not fill the memory.
+/// Largest unpacked content of a file, in bytes, so that a damaged file does not fill the memory.
 const MAX_BYTES: u64 = 1 << 26;
 /// Shortest time between two writes.
 const PAUSE: Duration = Duration::from_mins(1);
@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_mins(1);
 /// A kind of saved records.
 #[derive(Clone, Copy, Debug)]
 pub struct Records {
-    /// Suffix of the file's name, after that of the last good state.
+    /// Suffix of the file name, after the name of the last good state.
     pub suffix: &'static str,
     /// Subject of the records, for the log.
     pub subject: &'static str,
@@ -40,7 +40,7 @@ struct Document<T> {
     saved: T,
 }
 
-/// Path of the records, from that of the last good state (`--state`).
+/// Path of the records, from the path of the last good state (`--state`).
 fn path(state: &Path, records: Records) -> PathBuf {
     let mut name = state.as_os_str().to_owned();
     name.push(records.suffix);
@@ -143,7 +143,7 @@ mod tests {
     const RECORDS: Records = Records { suffix: ".test", subject: "tests" };
 
     #[test]
-    fn what_is_written_is_read_and_what_is_damaged_is_not() {
+    fn records_are_read_back_and_damaged_files_are_not() {
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         struct Saved {
             as_of: u64,

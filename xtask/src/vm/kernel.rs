@@ -16,8 +16,8 @@ pub(super) struct Wanted {
     pub(super) too_old: bool,
 }
 
-/// 5.10, 6.1 (no TCX), 6.12 and the newest kernel for Debian's stable release. No Debian release has 5.15, the oldest
-/// supported.
+/// 5.10, 6.1 (no TCX), 6.12 and the newest kernel for Debian's stable release. No Debian suite has a kernel from 5.12,
+/// the oldest supported version, to 6.0.
 pub(super) const WANTED: [Wanted; 4] = [
     Wanted { suite: "bullseye", too_old: true },
     Wanted { suite: "bookworm", too_old: false },

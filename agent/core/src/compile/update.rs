@@ -20,12 +20,12 @@ use crate::ops::Op;
 use crate::options::Options;
 use crate::ports::AllowedPorts;
 
-/// The endpoints that an update concerns.
+/// Endpoints of an update.
 #[derive(Debug, Default)]
 struct EndpointChanges {
-    /// Endpoints that may have changed; later also those that change rows to make room for others.
+    /// Endpoints that may have changed; all endpoints if a temporary class is needed.
     concerned: BTreeSet<u32>,
-    /// Slots of ended endpoints.
+    /// Slots of removed endpoints.
     gone: Vec<u32>,
     /// Endpoints without a record.
     new: Vec<u32>,
@@ -41,7 +41,7 @@ pub(super) struct Update<'a> {
 }
 
 impl Update<'_> {
-    /// Carries out an update on everything but the kernel, regardless of capacity.
+    /// Updates all state except the kernel's, regardless of capacity; returns the operations for the kernel.
     pub(super) fn run(mut self, dirty: &Dirty) -> Vec<Op> {
         let mut ops = Vec::new();
         self.rules.limits.begin();
@@ -105,8 +105,8 @@ impl Update<'_> {
         let reconsidered = self.rules.reconsider(self.cluster, dirty, concerned);
         indexes.extend(self.tables.endpoints.in_namespaces(&dirty.policies));
         indexes.extend(self.tables.endpoints.in_namespaces(&reconsidered));
-        // The subjects of a ClusterNetworkPolicy are known only after comparing it with each pod; namespace labels
-        // matter too.
+        // Which pods a ClusterNetworkPolicy selects is known only after a comparison with each pod and its namespace's
+        // labels.
         if dirty.cluster_policies || dirty.namespaces && !self.cluster.cluster_policies.is_empty() {
             indexes.extend(self.cluster.interfaces().keys());
         }
@@ -114,7 +114,7 @@ impl Update<'_> {
             // A namespace's label may open secondary interfaces.
             indexes.extend(self.cluster.interfaces.second());
         }
-        // Those that found no slot may find one now.
+        // An interface without a slot may get one now.
         indexes.extend(&self.tables.endpoints.unplaced);
         let mut changes = EndpointChanges::default();
         let mut released: Vec<Arc<DirectionPolicy>> = Vec::new();
@@ -133,7 +133,7 @@ impl Update<'_> {
                 Some(new) => self.tables.endpoints.live.insert(*ifindex, new),
                 None => self.tables.endpoints.live.remove(ifindex),
             };
-            changes.note(*ifindex, old.as_ref(), self.tables.endpoints.live.get(ifindex));
+            changes.record(*ifindex, old.as_ref(), self.tables.endpoints.live.get(ifindex));
             released
                 .extend(old.into_iter().flat_map(|live| live.rules.policies.into_iter().flatten()));
         }
@@ -374,7 +374,7 @@ fn resolvers<'a>(cluster: &'a Cluster, options: &'a Options) -> impl Iterator<It
 }
 
 impl EndpointChanges {
-    fn note(&mut self, ifindex: u32, old: Option<&Live>, new: Option<&Live>) {
+    fn record(&mut self, ifindex: u32, old: Option<&Live>, new: Option<&Live>) {
         let slot = old.and_then(|old| Some(old.record?.0));
         match (slot, new) {
             (None, Some(_)) => self.new.push(ifindex),

@@ -25,8 +25,8 @@ const TCP_STATES: [&str; 10] = [
     "SYN_SENT2",
 ];
 
-/// Reads all flows of the calling thread's network namespace. Kernels before 6.18 resume by the number of flows shown:
-/// if one ends between two reads, they skip another one. So the file is read twice.
+/// Reads all flows of the calling thread's network namespace. Kernels before 6.18 resume a read by the number of
+/// flows shown, so they skip a flow if another one ends between two reads. So the file is read twice.
 ///
 /// # Errors
 /// The kernel is built without the file, or writes it in another format.
@@ -34,9 +34,9 @@ pub(super) fn flows() -> io::Result<Vec<KernelFlow>> {
     let (mut seen, mut flows) = (HashSet::new(), Vec::new());
     for _ in 0..2 {
         for line in fs::read_to_string(PATH)?.lines() {
-            let shown = parse(line).ok_or_else(|| io::Error::from(ErrorKind::InvalidData))?;
-            if seen.insert((shown.original, shown.reply)) {
-                flows.extend(shown.flow());
+            let entry = parse(line).ok_or_else(|| io::Error::from(ErrorKind::InvalidData))?;
+            if seen.insert((entry.original, entry.reply)) {
+                flows.extend(entry.flow());
             }
         }
     }

@@ -23,7 +23,7 @@ use tracing::debug;
 
 use super::failing::random_part;
 
-/// Duration of a watch, plus a random part of as much.
+/// Shortest duration of a watch; a random part of the same duration is added.
 const WATCH: Duration = Duration::from_secs(145);
 /// Number of failures in a row after which the connection is renewed.
 const PATIENCE: u32 = 3;
@@ -74,7 +74,7 @@ where
     let mut backoff = DefaultBackoff::default();
     loop {
         let seconds = u32::try_from((WATCH + random_part(WATCH)).as_secs()).unwrap_or(0);
-        // Served from the API server's cache, which finds a node's pods without reading all pods.
+        // Lists from the API server's cache, which has an index of pods by node.
         let config = watcher::Config::default().fields(fields).timeout(seconds).any_semantic();
         let mut events = pin!(watcher::watcher(Api::all(connection.client()), config));
         let mut failures = 0;

@@ -1,7 +1,7 @@
 //! New flows of pods that no policy selects, by the records of the programs ([`netpold_ebpf::observe`]).
 //!
-//! Each record has a way of its table, and each new one there the next incarnation. So a sweep finds new records, and the
-//! number of those that came and went since the last sweep.
+//! A record occupies a way of a table, and each new record in a way has the next incarnation. So a sweep finds new
+//! records, and the number of records that came and went since the last sweep.
 
 use netpold_dataplane::conntrack::Sighting;
 use netpold_ebpf::reason::Reason;
@@ -18,7 +18,7 @@ pub(super) struct Observed {
     last: Option<u32>,
     /// Flows without a record so far, by the programs' counter.
     unrecorded: Option<u64>,
-    /// Flows not reported one by one, since the last call of [`Observed::take_missed`].
+    /// Number of flows not reported one by one since the last call of [`Observed::take_missed`].
     missed: u64,
 }
 
@@ -30,14 +30,15 @@ impl Observed {
         counted_until: Option<u64>,
         unrecorded: u64,
     ) -> ObservedRound<'o> {
-        // Earlier flows are another agent's.
+        // The first sweep does not count flows before this agent.
         let before = self.unrecorded.replace(unrecorded).unwrap_or(unrecorded);
         self.missed += unrecorded.saturating_sub(before);
         let last = self.last;
         ObservedRound { of: self, opened, counted_until, last }
     }
 
-    /// Takes the number of flows not reported one by one: replaced before the sweep, or without a record.
+    /// Returns the number of flows not reported one by one since the last call: replaced before a sweep, or without a
+    /// record.
     pub(super) fn take_missed(&mut self) -> u64 {
         std::mem::take(&mut self.missed)
     }
@@ -49,7 +50,7 @@ pub struct ObservedRound<'o> {
     opened: &'o mut Opened,
     /// Time until which an earlier agent has reported flows, in milliseconds since the epoch.
     counted_until: Option<u64>,
-    /// Time of the sweep before, in jiffies.
+    /// Time of the former sweep, in jiffies.
     last: Option<u32>,
 }
 
@@ -75,7 +76,7 @@ impl ObservedRound<'_> {
         }
     }
 
-    /// Whether a record of a way without a sighting is another agent's: it has had no packet since.
+    /// Whether an earlier agent has reported the record of a way without a sighting: the flow has had no packet since.
     fn was_there(&self, at: &Sighting<'_>) -> bool {
         let (None, Some(until)) = (self.last, self.counted_until) else { return false };
         let idle = u64::try_from(at.idle().as_millis()).unwrap_or(u64::MAX);
@@ -92,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// Sweeps records by way and incarnation; returns the number of reported flows, and that of missed ones.
+    /// Sweeps records by way and incarnation; returns the numbers of reported and of missed flows.
     fn sweep(observed: &mut Observed, unrecorded: u64, records: &[(u32, u16)]) -> (usize, u64) {
         let mut opened = Opened::default();
         let mut round = observed.begin(&mut opened, None, unrecorded);
@@ -102,10 +103,10 @@ mod tests {
                 [control.0, 7 | 9 << 32, 0x50 | 0xfa0 << 16 | 6 << 32, 0].map(AtomicU64::new);
             round.meet(&Sighting::new(*way, control, (2_000, 1_000), &words));
         }
-        let (told, untold) = opened.take();
-        assert_eq!(untold, 0);
-        assert!(told.iter().all(|seen| seen.packet.reason == "not_isolated"), "{told:?}");
-        (told.len(), observed.take_missed())
+        let (reported, unreported) = opened.take();
+        assert_eq!(unreported, 0);
+        assert!(reported.iter().all(|seen| seen.packet.reason == "not_isolated"), "{reported:?}");
+        (reported.len(), observed.take_missed())
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Rules of the policies that isolate a pod in one direction, as plain data: the input of a row.
 //!
-//! Without ClusterNetworkPolicies it is a union of grants. With them it also has a list of rules in order of evaluation
-//! ([`Tiers`]), and the grants of sets and blocks include marks of the rules that have them as peers. Filling the
-//! column of a class flattens both into allowed ports ([`super::evaluate`]), so tiers cost nothing per packet.
+//! Without ClusterNetworkPolicies, a direction policy is a union of grants. With them, it also has a list of rules in
+//! order of evaluation ([`Tiers`]), and the grants of a set or block include the marks of the rules with this peer.
+//! Filling the column of a class flattens both into allowed ports ([`super::evaluate`]), so tiers cost nothing per
+//! packet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
@@ -31,7 +32,7 @@ pub(crate) struct DirectionPolicy {
     /// Ports by [`crate::compile::sets::set::PeerSet::HairpinService`] through which the pod may reach itself. The
     /// backend, which is the pod itself, decides; tiers about the Service's address do not matter.
     pub(crate) served: BTreeMap<SetId, AllowedPorts>,
-    /// Ports by the same sets through which a tier denies the pod to reach itself. After translation such a packet
+    /// Ports by the same sets through which a tier denies the pod's traffic to itself. After translation such a packet
     /// looks like any other packet to the pod, so the port is closed before translation.
     pub(crate) refused: BTreeMap<SetId, AllowedPorts>,
 }
@@ -42,11 +43,12 @@ pub(crate) struct Tiers {
     /// Rules in order of evaluation; the mark of a rule is its index. Without Baseline rules if `isolated`, because
     /// these do not apply then.
     pub(crate) rules: Vec<TierRule>,
-    /// A NetworkPolicy isolates the pod, so everything without a grant is denied.
+    /// Whether a NetworkPolicy isolates the pod, so that traffic without a grant is denied.
     pub(crate) isolated: bool,
 }
 
-/// Rules with domain names that decide alike: an address that one of the names resolved to matches one of them.
+/// Consecutive rules with domain names and the same effect: an address that a name of the group resolved to matches one
+/// of the rules.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct NameGroup {
     /// Mark of the first of the rules.
@@ -70,7 +72,7 @@ impl Hash for DirectionPolicy {
 }
 
 impl DirectionPolicy {
-    /// A direction policy that isolates and allows nothing.
+    /// A direction policy that isolates the pod and allows nothing.
     pub(crate) fn nothing() -> Arc<Self> {
         Arc::new(Self::default())
     }
