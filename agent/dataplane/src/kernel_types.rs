@@ -71,15 +71,23 @@ impl<'a> KernelTypes<'a> {
 
     /// The struct with a name.
     pub(super) fn structure(&self, name: &str) -> Option<Struct<'a>> {
-        let mut places = self.places.iter().map(|place| *place as usize);
-        let at = places.find(|at| self.is_of(*at, STRUCT, name))?;
-        self.members(at)
+        let number = self.structure_number(name)?;
+        self.members(self.places[number as usize - 1] as usize)
+    }
+
+    /// Number of the struct with a name.
+    pub(super) fn structure_number(&self, name: &str) -> Option<u32> {
+        self.number(STRUCT, name)
     }
 
     /// Number of the function with a name.
     pub(super) fn function(&self, name: &str) -> Option<u32> {
+        self.number(FUNCTION, name)
+    }
+
+    fn number(&self, kind: u32, name: &str) -> Option<u32> {
         let mut places = self.places.iter().map(|place| *place as usize);
-        places.position(|at| self.is_of(at, FUNCTION, name)).map(|place| place as u32 + 1)
+        places.position(|at| self.is_of(at, kind, name)).map(|place| place as u32 + 1)
     }
 
     /// Offset of a member in bytes.

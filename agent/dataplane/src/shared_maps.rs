@@ -37,6 +37,7 @@ impl Globals {
         loader.override_global("CONNECTION_OFFSET", &self.connection_offset, true);
         loader.override_global("TUPLES_OFFSET", &self.tuples_offset, true);
         loader.override_global("CHECKSUM", &self.checksum.words, true);
+        loader.override_global("CUT", &self.checksum.lists, true);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::if_nametoindex;
@@ -20,6 +20,14 @@ const PACKET_VNET_HDR: i32 = 15;
 const SIOCETHTOOL: libc::c_ulong = 0x8946;
 const ETHTOOL_STXCSUM: u32 = 0x17;
 const ETHTOOL_SGRO: u32 = 0x2c;
+const ETHTOOL_GSTRINGS: u32 = 0x1b;
+const ETHTOOL_SFEATURES: u32 = 0x3b;
+/// `ETH_SS_FEATURES`: the names of features.
+const FEATURES: u32 = 4;
+/// `ETH_GSTRING_LEN`
+const NAME: usize = 32;
+/// Features that a list of names has room for.
+const MOST: usize = 128;
 
 /// Work on a frame that is left to the card (`struct virtio_net_hdr`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,6 +83,14 @@ impl Host {
     /// When there is no such interface.
     pub fn without_receive_offload(&self, interface: &str) -> Result<()> {
         self.run(|| turn_off(interface, ETHTOOL_SGRO))?
+    }
+
+    /// Turns a feature of an interface on or off, by the name that `ethtool -k` shows.
+    ///
+    /// # Errors
+    /// When there is no such interface or feature, or the feature is fixed.
+    pub fn turn_feature(&self, interface: &str, feature: &str, on: bool) -> Result<()> {
+        self.run(|| turn(interface, feature, on))?
     }
 
     /// Hardware address of an interface.
@@ -187,21 +203,47 @@ fn set(socket: &OwnedFd, level: i32, name: i32, value: libc::c_int) -> Result<()
 }
 
 fn turn_off(interface: &str, feature: u32) -> Result<()> {
+    // struct ethtool_value: command and value.
+    ethtool(interface, &mut [feature, 0])?;
+    Ok(())
+}
+
+fn turn(interface: &str, feature: &str, on: bool) -> Result<()> {
+    // struct ethtool_gstrings: command, set, number of names, names.
+    let mut names = vec![0_u32; 3 + MOST * NAME / 4];
+    (names[0], names[1]) = (ETHTOOL_GSTRINGS, FEATURES);
+    ethtool(interface, &mut names)?;
+    let count = names[2] as usize;
+    let bytes: Vec<u8> = names[3..].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let is_it = |name: &[u8]| {
+        name.strip_prefix(feature.as_bytes()).is_some_and(|rest| rest.first() == Some(&0))
+    };
+    let place = bytes.chunks(NAME).take(count).position(is_it);
+    let place = place.with_context(|| format!("no feature {feature}"))?;
+    // struct ethtool_sfeatures: command, number of pairs, and pairs of words: which to change, and their values.
+    let mut change = vec![0; 2 + 2 * count.div_ceil(32)];
+    (change[0], change[1]) = (ETHTOOL_SFEATURES, count.div_ceil(32) as u32);
+    change[2 + place / 32 * 2] = 1 << (place % 32);
+    change[3 + place / 32 * 2] = u32::from(on) << (place % 32);
+    let left = ethtool(interface, &mut change)?;
+    ensure!(left == 0, "{feature} of {interface} is not changed: {left}");
+    Ok(())
+}
+
+/// Runs a command of the interface's driver; returns its result.
+fn ethtool(interface: &str, command: &mut [u32]) -> Result<i32> {
     // SAFETY: a plain system call without pointers.
     let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     let socket = Errno::result(socket).context("socket(AF_INET)")?;
     // SAFETY: the descriptor is new and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-    // struct ethtool_value: command and value.
-    let value = [feature, 0];
     // SAFETY: all zeroes is a valid ifreq.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, byte) in request.ifr_name.iter_mut().zip(interface.bytes()) {
         *to = byte as libc::c_char;
     }
-    request.ifr_ifru.ifru_data = value.as_ptr().cast_mut().cast();
+    request.ifr_ifru.ifru_data = command.as_mut_ptr().cast();
     // SAFETY: the request and the target of its pointer live through the call.
     let done = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw const request) };
-    Errno::result(done).with_context(|| format!("cannot turn off a feature of {interface}"))?;
-    Ok(())
+    Errno::result(done).with_context(|| format!("ethtool command {:#x} of {interface}", command[0]))
 }

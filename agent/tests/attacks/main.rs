@@ -22,6 +22,7 @@ mod forgotten;
 mod handover;
 mod identity;
 mod itself;
+mod lists;
 mod marks;
 mod mirror;
 mod overlay;

@@ -1,6 +1,11 @@
 //! Reads how a packet's checksum is to be completed: `ip_summed`, `csum_start` and `csum_offset` of `struct sk_buff`,
 //! which the program's context does not contain. The rule is in [`netpold_ebpf::judge::checksum`].
 //!
+//! Reads whether a packet is a list of GRO too (`SKB_GSO_FRAGLIST`): whole packets behind the first one, each with
+//! headers of its own. A pod can join packets and rewrite the first one's headers. Only these are judged, and where the
+//! list is cut, the kernel makes the others' addresses and ports equal to them (not in all versions), and nothing else.
+//! So no pod sends a list.
+//!
 //! From kernel 6.2 on `bpf_cast_to_kern_ctx` turns the context into a pointer to the packet itself, for reads in
 //! place. Before that, a copying helper reads the fields.
 
@@ -25,12 +30,26 @@ use crate::{
 #[unsafe(no_mangle)]
 static CHECKSUM: [u32; 6] = [0; 6];
 
+/// Access to the type of a packet that is to be cut, by the method of [`CHECKSUM`]: byte offset of `end` in
+/// `struct sk_buff`; number of the type `struct skb_shared_info`, and the byte offset of `gso_type` in it.
+#[unsafe(no_mangle)]
+static CUT: [u32; 3] = [0; 3];
+
 /// Method of [`CHECKSUM`]: in place, where the call in [`kernel_packet`] is that of the kernel's function.
 const IN_PLACE: u32 = 1;
 /// Method of [`CHECKSUM`]: by a copying helper.
 const COPIED: u32 = 2;
 /// Value `CHECKSUM_PARTIAL` of `ip_summed`.
 const PARTIAL: u32 = 3;
+/// Bit `SKB_GSO_FRAGLIST` of `gso_type`.
+const LIST: u32 = 1 << 18;
+
+/// A word of [`CUT`].
+#[inline(always)]
+fn cut(word: usize) -> u32 {
+    // SAFETY: a constant of the loaded program.
+    unsafe { (&raw const CUT).cast::<u32>().add(word).read_volatile() }
+}
 
 /// A word of [`CHECKSUM`].
 #[inline(always)]
@@ -53,9 +72,14 @@ impl Place {
     }
 }
 
-/// Whether a pending checksum leaves all judged bytes unchanged. `link`: as in [`mark::link_header`].
+/// Whether the kernel leaves all judged bytes unchanged: by a pending checksum, and where a packet is cut. `link`: as in
+/// [`mark::link_header`].
 #[inline(always)]
 pub(crate) fn is_settled(skb: *mut __sk_buff, link: u32) -> bool {
+    // SAFETY: the program's context.
+    if unsafe { (*skb).gso_size } != 0 && netpold_list(skb) != 0 {
+        return false;
+    }
     match known(0) {
         IN_PLACE => match read_in_place(skb) {
             Some(place) => is_usual(skb, place) || judge(skb, link, place),
@@ -105,6 +129,64 @@ fn kernel_packet(skb: *mut __sk_buff) -> *const u8 {
         );
     }
     packet
+}
+
+/// Whether a packet that is to be cut is a list, 1 or 0; 1 as well if its type cannot be read. A global function, as those
+/// in the crate's root.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn netpold_list(skb: *mut __sk_buff) -> u32 {
+    let kind = match known(0) {
+        IN_PLACE => Some(read_kind(skb)),
+        COPIED => copy_kind(skb),
+        _ => Some(0),
+    };
+    kind.is_none_or(|kind| kind & LIST != 0).into()
+}
+
+/// `gso_type` of a packet, in place.
+#[inline(always)]
+fn read_kind(skb: *mut __sk_buff) -> u32 {
+    let packet = kernel_packet(skb);
+    // SAFETY: fields of the packet; `head + end` is the address of its `struct skb_shared_info`.
+    unsafe {
+        let end = packet.add(cut(0) as usize).cast::<u32>().read_volatile();
+        let head = packet.add(known(4) as usize).cast::<u64>().read_volatile();
+        let shared = kernel_type(head + u64::from(end), cut(1));
+        shared.add(cut(2) as usize).cast::<u32>().read_volatile()
+    }
+}
+
+/// `gso_type` of a packet, by a copying helper.
+#[inline(always)]
+fn copy_kind(skb: *mut __sk_buff) -> Option<u32> {
+    let (mut head, mut end, mut kind) = (0_u64, 0_u32, 0_u32);
+    let from = |offset: u32| skb.cast::<u8>().wrapping_add(offset as usize);
+    // SAFETY: a helper that reads any address: those of [`read_kind`].
+    let read = unsafe {
+        fetch((&raw mut head).cast(), 8, from(known(4)))
+            && fetch((&raw mut end).cast(), 4, from(cut(0)))
+            && fetch((&raw mut kind).cast(), 4, (head + u64::from(end) + u64::from(cut(2))) as *const u8)
+    };
+    read.then_some(kind)
+}
+
+/// Pointer to a kernel's type at an address; reads of other memory yield zeroes.
+#[inline(always)]
+fn kernel_type(address: u64, number: u32) -> *const u8 {
+    let pointer: *const u8;
+    // SAFETY: the agent patches the number of `bpf_rdonly_cast` into the call, as in [`kernel_packet`].
+    unsafe {
+        asm!(
+            "call 1852797698",
+            inout("r1") address => _,
+            inout("r2") u64::from(number) => _,
+            lateout("r0") pointer,
+            lateout("r3") _, lateout("r4") _, lateout("r5") _,
+            options(nostack),
+        );
+    }
+    pointer
 }
 
 /// Place of the checksum, if it is partial.
