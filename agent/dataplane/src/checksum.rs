@@ -78,7 +78,8 @@ impl ChecksumFields {
     }
 
     fn calls(&self) -> [u64; 2] {
-        let call = |number: u32| sys::instruction(0x85, 0, KERNEL_FUNCTION, 0, number.cast_signed());
+        let call =
+            |number: u32| sys::instruction(0x85, 0, KERNEL_FUNCTION, 0, number.cast_signed());
         self.functions.map(call)
     }
 

@@ -144,9 +144,7 @@ impl Attack<'_> {
     /// Whether a frame has the headers that the first packet of its list had before.
     fn is_denied(&self, frame: &[u8]) -> bool {
         match self.ends.1 {
-            IpAddr::V4(_) => {
-                frame[20..22] == [0x40, 0] && frame[36..38] == DENIED.to_be_bytes()
-            }
+            IpAddr::V4(_) => frame[20..22] == [0x40, 0] && frame[36..38] == DENIED.to_be_bytes(),
             IpAddr::V6(_) => frame[20] == 43,
         }
     }

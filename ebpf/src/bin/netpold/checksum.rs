@@ -166,7 +166,11 @@ fn copy_kind(skb: *mut __sk_buff) -> Option<u32> {
     let read = unsafe {
         fetch((&raw mut head).cast(), 8, from(known(4)))
             && fetch((&raw mut end).cast(), 4, from(cut(0)))
-            && fetch((&raw mut kind).cast(), 4, (head + u64::from(end) + u64::from(cut(2))) as *const u8)
+            && fetch(
+                (&raw mut kind).cast(),
+                4,
+                (head + u64::from(end) + u64::from(cut(2))) as *const u8,
+            )
     };
     read.then_some(kind)
 }
