@@ -67,6 +67,6 @@ impl Probed {
 fn answer(shown: &Shown<'_>, generation: &Generation) -> Result<u32, String> {
     let program = generation.fd(Program::from(shown.direction)).map_err(|e| e.to_string())?;
     let Shown { ifindex, came_by: ingress_ifindex, frame: packet, .. } = *shown;
-    let once = Run { packet, ifindex, ingress_ifindex, mark: 0, repeat: 1 };
+    let once = Run { packet, ifindex, ingress_ifindex, mark: 0, cb: [0; 2], repeat: 1 };
     run(program, &once).map(|answer| answer.retval).map_err(|error| error.to_string())
 }

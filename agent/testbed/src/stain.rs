@@ -21,6 +21,8 @@ const TCX_EGRESS: u32 = 47;
 const NEXT: i32 = -1;
 /// Offset of `tc_index` in `struct __sk_buff`.
 const TC_INDEX: i16 = 44;
+/// Offset of `mark` in it.
+const MARK: i16 = 8;
 const PSEUDO_MAP_FD: u8 = 1;
 const TAIL_CALL: i32 = 12;
 const REDIRECT_PEER: i32 = 155;
@@ -89,14 +91,30 @@ impl Host {
     /// # Errors
     /// When there is no such interface, or the kernel has no TCX (6.6).
     pub fn redirect_peer(&self, interface: &str, veth: u32) -> Result<Stain> {
+        self.redirect_peer_marked(interface, veth, (0, 0))
+    }
+
+    /// As [`Self::redirect_peer`], with `skb->mark` and `skb->tc_index` set.
+    ///
+    /// # Errors
+    /// As [`Self::redirect_peer`].
+    pub fn redirect_peer_marked(
+        &self,
+        interface: &str,
+        veth: u32,
+        (mark, tc_index): (u32, u16),
+    ) -> Result<Stain> {
         let ifindex = self.ifindex(interface)?.context("no such interface")?;
-        let program = load_whole(&[
+        let mut code = set(tc_index);
+        code.extend([
+            instruction(0xb7, 2, 0, 0, mark.cast_signed()),
+            instruction(0x63, 6, 2, MARK, 0),
             instruction(0xb7, 1, 0, 0, veth.cast_signed()),
             instruction(0xb7, 2, 0, 0, 0),
             instruction(0x85, 0, 0, 0, REDIRECT_PEER),
             instruction(0x95, 0, 0, 0, 0),
-        ])
-        .context("cannot load a program")?;
+        ]);
+        let program = load_whole(&code).context("cannot load a program")?;
         let mut create = [program.as_raw_fd().cast_unsigned(), ifindex, TCX_INGRESS, 0, 0, 0, 0, 0];
         let link =
             self.run(|| bpf(LINK_CREATE, &mut create))?.context("cannot attach a program")?;

@@ -4,6 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use netpold_ebpf::judge::proof::DEFAULT_BIT;
 use netpold_ebpf::layout::REJECTION;
 use netpold_testbed::cluster::{Cluster, NAMESPACE, isolate, network_policy};
 use netpold_testbed::packet::{
@@ -12,7 +13,7 @@ use netpold_testbed::packet::{
 use netpold_testbed::{Cni, PodSpec, Wire, require_root, skip};
 use serde_json::{Value, json};
 
-use crate::volley::{BOTH, Sender, Tally, Volley, pairs, try_both};
+use crate::volley::{BOTH, PACKETS, Sender, Tally, Volley, pairs, try_both};
 
 /// Number of packets of each kind.
 const EACH: usize = 20;
@@ -232,6 +233,48 @@ fn no_answer_goes_to_a_pod_that_an_exempt_pod_impersonates() {
             (0..EACH).for_each(|_| sender.send(&packet(forged)));
             tally.note(&format!("from {forged} to {to}"), answers(&wires));
         }
+        tally.holds();
+    }
+}
+
+/// A program of a pod marks packets as answers and passes them to the node's end of the veth by `bpf_redirect_peer`, which
+/// keeps the marks. Needs `CAP_BPF` too.
+#[test]
+fn no_packet_that_a_pods_program_hands_over_passes_as_an_answer() {
+    const TEST: &str = "no_packet_that_a_pods_program_hands_over_passes_as_an_answer";
+    const PROOF: u32 = 1 << DEFAULT_BIT;
+    require_root!();
+    for cni in [Cni::Ptp, Cni::Bridge] {
+        let mut cluster = Cluster::one(cni).with_pods(&["hostile", "victim"]);
+        let (hostile, victim) = (cluster.pod("hostile"), cluster.pod("victim"));
+        let wire = victim.wire("eth0").unwrap();
+        let station = if cni == Cni::Bridge { victim.mac() } else { hostile.gateway_mac() };
+        let address = station.map(|octet| format!("{octet:02x}")).join(":");
+        let made = hostile.netns().ip(&format!(
+            "link add name into type veth peer name inner address {address}\n\
+             link set into up\n\
+             link set inner up\n"
+        ));
+        made.unwrap();
+        let eth0 = hostile.ifindex("eth0").unwrap().unwrap();
+        let marks = (PROOF, REJECTION as u16);
+        let _program = match hostile.redirect_peer_marked("inner", eth0, marks) {
+            Ok(program) => program,
+            Err(e) => return skip(TEST, format!("no TCX here: {e:#}")),
+        };
+        let mut tally = Tally::default();
+        let attack = |cluster: &Cluster, volley: Volley| {
+            let (hostile, victim) = (cluster.pod("hostile"), cluster.pod("victim"));
+            let sender = hostile.wire("into").unwrap();
+            for number in 0..PACKETS {
+                let [from, to] = [hostile, victim].map(|pod| pod.addresses()[0]);
+                let payload = volley.payload(number, 40);
+                let packet = udp_packet((from, PORTS.0).into(), (to, PORTS.1).into(), &payload);
+                sender.send(&frame(station, hostile.mac(), &packet)).unwrap();
+            }
+        };
+        let what = format!("{cni:?}: handed over");
+        try_both(&mut cluster, (&what, "hostile"), &wire, &mut tally, attack);
         tally.holds();
     }
 }

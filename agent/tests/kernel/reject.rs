@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use netpold_dataplane::bpf::test_run::{Run, run_into};
 use netpold_ebpf::judge::hook::Hook;
 use netpold_ebpf::judge::proof::DEFAULT_BIT;
+use netpold_ebpf::judge::reject;
 use netpold_ebpf::layout::{
     EP_CHECK_SOURCE, EP_REJECT_EGRESS, EP_REJECT_INGRESS, Endpoint, REJECTION,
 };
@@ -50,7 +51,7 @@ fn run(world: &mut World, arrival: &Arrival, frame: &[u8]) -> (u32, Vec<u8>) {
         Direction::Egress => "netpold_egress",
     };
     let Hook { ifindex, ingress_ifindex } = arrival.hook;
-    let once = Run { packet: frame, ifindex, ingress_ifindex, mark: arrival.mark, repeat: 1 };
+    let once = Run { ifindex, ingress_ifindex, mark: arrival.mark, ..Run::once(frame) };
     let mut out = vec![0; 4096];
     let fd = program(&mut world.bpf, name).fd().expect(name).as_fd().try_clone_to_owned();
     let (answer, length) = run_into(fd.expect(name).as_fd(), &once, &mut out).expect(name);
@@ -234,17 +235,19 @@ fn an_answer_passes_the_other_hook_unjudged() {
             let target = program(&mut world.bpf, name).fd().expect(name).as_fd();
             let target = target.try_clone_to_owned().expect(name);
             let reset = segment(direction, family, RST, &[]);
-            for (mark, tc_index, passes) in [
-                (PROOF, REJECTION, true),
-                (0, REJECTION, false),
-                (PROOF, world.host.flows.settings.witness, false),
+            let seal = reject::seal(&world.host);
+            for (mark, tc_index, cb, passes) in [
+                (PROOF, REJECTION, seal, true),
+                (0, REJECTION, seal, false),
+                (PROOF, world.host.flows.settings.witness, seal, false),
+                (PROOF, REJECTION, [0; 2], false),
             ] {
                 let stain = Stain::before(target.as_fd(), tc_index as u16).expect("a program");
-                let once = Run { mark, ..Run::once(&reset) };
+                let once = Run { mark, cb, ..Run::once(&reset) };
                 let mut out = vec![0; 4096];
                 let dropped = world.dropped(direction, Reason::Policy);
                 let (answer, length) = run_into(stain.as_fd(), &once, &mut out).expect(name);
-                let what = format!("{name}, {family:?}, {mark:x}, {tc_index:x}");
+                let what = format!("{name}, {family:?}, {mark:x}, {tc_index:x}, {cb:x?}");
                 if passes {
                     assert_eq!((answer.retval, &out[..length]), (PASS, &reset[..]), "{what}");
                     assert!(entries == controls_of(&world, family), "{what}: no entry changes");

@@ -4,7 +4,7 @@
 //! An answer has the addresses of the denied packet, reversed. In pod egress the program sends it back to the pod. In
 //! pod ingress it comes by the pod's interface as if the pod had sent it: the node routes it, and reverses a Service's
 //! translation. The program of the same interface judges it like any packet, and lets it pass by its mark
-//! ([`REJECTION`]), which only these programs write beside the proof ([`crate::judge::proof`]).
+//! ([`REJECTION`]), which only these programs write beside the proof ([`crate::judge::proof`]) and a secret ([`seal`]).
 //!
 //! The source of the denied packet is the destination of its answer, so it must be proved:
 //! * In pod egress it is one of the pod's own addresses. The answer goes to the pod itself.
@@ -49,11 +49,22 @@ pub const fn is_wanted<D: Direction>(flags: u64) -> bool {
 }
 
 /// Whether a packet is an answer of these programs to the interface's endpoint or from it, by fields of
-/// `struct __sk_buff`: every program overwrites the second field of any other packet that it gives the proof.
+/// `struct __sk_buff`: every program overwrites the second field of any other packet that it gives the proof. A pod with
+/// an eBPF program of its own can write both, and `bpf_redirect_peer` keeps them. So the third one is [`seal`].
 #[must_use]
 #[inline(always)]
-pub fn is_answer<T: Tables>(tables: &T, mark: u32, tc_index: u32) -> bool {
-    tc_index == REJECTION && is_proven(tables, mark)
+pub fn is_answer<T: Tables>(tables: &T, mark: u32, tc_index: u32, cb: [u32; 2]) -> bool {
+    tc_index == REJECTION && is_proven(tables, mark) && cb == seal(tables)
+}
+
+/// First words of `__sk_buff.cb` on an answer: a secret, which the program that recognises the answer erases.
+#[must_use]
+#[inline(always)]
+pub fn seal<T: Tables>(tables: &T) -> [u32; 2] {
+    let [first, second] = tables.settings().map_or([0; 2], |it| [it.hash_keys[0], it.hash_keys[3]]);
+    // No pod finds the keys by it.
+    let product = first.wrapping_mul(second);
+    [(product ^ product >> 32) as u32 | 1, (product >> 16) as u32]
 }
 
 /// Reads a denied packet of an endpoint; `None`: it gets no answer, whatever its source.

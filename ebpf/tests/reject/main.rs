@@ -350,10 +350,14 @@ fn without_the_flag_or_with_a_grant_there_is_no_answer() {
 #[test]
 fn answers_are_recognised_by_what_no_pod_can_write() {
     let tables = tables();
-    let is = |mark, tc_index| reject::is_answer(&tables, mark, tc_index);
-    assert!(is(PROOF, REJECTION));
+    let seal = reject::seal(&tables);
+    let is = |mark, tc_index, cb| reject::is_answer(&tables, mark, tc_index, cb);
+    assert!(is(PROOF, REJECTION, seal));
     for (mark, tc_index) in [(0, REJECTION), (!PROOF, REJECTION), (PROOF, 0), (PROOF, STRANGER)] {
-        assert!(!is(mark, tc_index), "{mark:x} {tc_index}");
+        assert!(!is(mark, tc_index, seal), "{mark:x} {tc_index}");
+    }
+    for cb in [[0; 2], [seal[0], !seal[1]], [!seal[0], seal[1]]] {
+        assert!(!is(PROOF, REJECTION, cb), "{cb:x?}");
     }
 }
 

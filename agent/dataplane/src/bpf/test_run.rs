@@ -22,6 +22,8 @@ pub struct Run<'a> {
     pub ingress_ifindex: u32,
     /// `__sk_buff.mark`.
     pub mark: u32,
+    /// First words of `__sk_buff.cb`.
+    pub cb: [u32; 2],
     /// Number of runs; the duration is their mean.
     pub repeat: u32,
 }
@@ -30,7 +32,7 @@ impl<'a> Run<'a> {
     /// One run at the loopback interface, for a packet from another interface.
     #[must_use]
     pub const fn once(packet: &'a [u8]) -> Self {
-        Self { packet, ifindex: 1, ingress_ifindex: 2, mark: 0, repeat: 1 }
+        Self { packet, ifindex: 1, ingress_ifindex: 2, mark: 0, cb: [0; 2], repeat: 1 }
     }
 }
 
@@ -90,6 +92,8 @@ struct Context {
     unused: [u32; 6],
     ingress_ifindex: u32,
     ifindex: u32,
+    tc_index: u32,
+    cb: [u32; 2],
 }
 
 /// Calls `BPF_PROG_TEST_RUN`.
@@ -127,6 +131,7 @@ pub fn run_into(
         mark: run.mark,
         ingress_ifindex: run.ingress_ifindex,
         ifindex: run.ifindex,
+        cb: run.cb,
         ..Context::default()
     };
     let mut attributes = Attributes {

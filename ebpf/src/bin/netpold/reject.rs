@@ -53,7 +53,27 @@ pub(crate) fn is_answer(skb: *mut __sk_buff) -> bool {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn netpold_is_answer(skb: *mut __sk_buff) -> u32 {
-    reject::is_answer(&Maps::new(), mark::read_mark(skb), mark::read(skb)).into()
+    // SAFETY: a field of the program's context, read whole.
+    let cb = unsafe {
+        let words = (&raw const (*skb).cb).cast::<u32>();
+        [words.read_volatile(), words.add(1).read_volatile()]
+    };
+    let answer = reject::is_answer(&Maps::new(), mark::read_mark(skb), mark::read(skb), cb);
+    if answer {
+        seal(skb, [0; 2]);
+    }
+    answer.into()
+}
+
+/// Writes the words by which the other hook's program recognises an answer, or erases them.
+#[inline(always)]
+fn seal(skb: *mut __sk_buff, [first, second]: [u32; 2]) {
+    // SAFETY: a field that classifiers may write.
+    unsafe {
+        let words = (&raw mut (*skb).cb).cast::<u32>();
+        words.write_volatile(first);
+        words.add(1).write_volatile(second);
+    }
 }
 
 /// Whether the interface's endpoint asks for answers and has some left in this second, or is in another slot than nearly
@@ -121,6 +141,7 @@ fn answer<D: Direction>(skb: *mut __sk_buff, four: [Global; 2], six: [Global; 2]
         }
         mark::prove(skb);
         mark::write(skb, REJECTION);
+        seal(skb, reject::seal(&Maps::new()));
     }
     Maps::new().count(reason::rejections(D::EGRESS));
     let into = if D::EGRESS { 0 } else { u64::from(BPF_F_INGRESS) };
@@ -133,6 +154,7 @@ fn answer<D: Direction>(skb: *mut __sk_buff, four: [Global; 2], six: [Global; 2]
         // reset, and leaves `onward` as it is.
         // SAFETY: the program's context. Without the clone the sender has no answer.
         unsafe { bpf_clone_redirect(skb, ifindex, into) };
+        seal(skb, [0; 2]);
     }
     if netpold_replace(skb, onward, 1) == 0 {
         return DROP as u32;
@@ -195,6 +217,7 @@ pub(crate) extern "C" fn netpold_reject_backend(skb: *mut __sk_buff, link: u32) 
         return DROP as u32;
     }
     mark::write(skb, REJECTION);
+    seal(skb, reject::seal(&Maps::new()));
     Maps::new().count(reason::rejections(true));
     // SAFETY: the helper only notes the interface.
     unsafe { bpf_redirect(ifindex, 0) as u32 }
