@@ -148,7 +148,7 @@ impl ActiveGeneration {
         }
         match self.settings.flow_tables(self.generation()) {
             Ok(tables) => {
-                tables.iter().for_each(|(it, _)| self.growth.record_occupancy(it.occupancy()))
+                tables.iter().for_each(|(it, _)| self.growth.record_occupancy(it.occupancy()));
             }
             Err(error) => tracing::warn!(%error, "cannot read the occupancy of the flow tables"),
         }

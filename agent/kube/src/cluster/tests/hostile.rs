@@ -200,9 +200,8 @@ async fn a_first_list_that_breaks_off_loses_no_object() {
     });
     let (mut source, _directory) = server.watched().await;
     until(&mut source, |batch, known| {
-        let names = known.iter().filter_map(|change| match change {
-            Change::Policy(policy) => Some(policy.key.name.as_str()),
-            _ => None,
+        let names = known.iter().filter_map(|change| {
+            if let Change::Policy(policy) = change { Some(policy.key.name.as_str()) } else { None }
         });
         let names = names.collect::<Vec<_>>();
         assert!(!batch.in_sync || names == ["a", "b"], "{names:?}");
