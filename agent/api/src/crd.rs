@@ -14,7 +14,7 @@ pub const GROUP: &str = "netpold.io";
 /// Version of these kinds.
 pub const VERSION: &str = "v1alpha1";
 /// `apiVersion` of these kinds.
-const API_VERSION: &str = "netpold.io/v1alpha1";
+pub(crate) const API_VERSION: &str = "netpold.io/v1alpha1";
 
 /// Policies in force on a node. The object has the node's name; the node's agent writes it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -8,6 +8,7 @@ pub mod filter;
 pub mod flows;
 pub mod learn;
 pub mod observe;
+pub mod peer_slice;
 pub mod probe;
 pub mod rules;
 #[cfg(feature = "samples")]

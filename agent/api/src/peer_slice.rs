@@ -1,0 +1,107 @@
+//! Pods as peers of policies, in slices: `PeerSlice` of `netpold.io/v1alpha1`.
+//!
+//! The controller writes these objects, agents follow them in place of the pods of other nodes. Three kinds of objects
+//! share the type, so that one watch delivers them in the order of their writes: slices with pods (`peers-0`, …), the
+//! [`INDEX`] and the [`HEARTBEAT`]. An agent that received a heartbeat has received every earlier write.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use netpold_core::model::{Labels, NamedPort, SecondInterface};
+use serde::{Deserialize, Serialize};
+
+use crate::crd::{API_VERSION, GROUP, VERSION, used_metadata};
+use crate::resource;
+
+/// Name of the object with the vocabulary.
+pub const INDEX: &str = "index";
+/// Name of the object that the controller renews.
+pub const HEARTBEAT: &str = "heartbeat";
+/// Beginning of the names of slices with pods; the slice's number follows.
+pub const SLICE_PREFIX: &str = "peers-";
+
+/// Pods as peers of policies, or information about all slices.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PeerSlice {
+    /// Metadata with the name.
+    #[serde(deserialize_with = "used_metadata")]
+    pub metadata: ObjectMeta,
+    /// Content.
+    #[serde(default)]
+    pub spec: PeerSliceSpec,
+}
+
+/// Content of a [`PeerSlice`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PeerSliceSpec {
+    /// Distinct `metadata.namespace` of the pods.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub namespaces: Vec<String>,
+    /// Distinct label sets of the pods, reduced to the vocabulary.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<Labels>,
+    /// Distinct lists of named ports of the pods, reduced to the vocabulary.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<Vec<NamedPort>>,
+    /// Distinct `spec.nodeName` of hostNetwork pods and of pods with claims; other pods have none here.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
+    /// The pods in binary form, as base64; `netpold_slices::encode` describes the form.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub pods: String,
+    /// Claims of pods to addresses on further networks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<PeerClaims>,
+    /// Of the object [`INDEX`]: the names to which all slices are reduced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocabulary: Option<PeerVocabulary>,
+    /// Of the object [`HEARTBEAT`]: the state of the controller.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heartbeat: Option<PeerHeartbeat>,
+}
+
+/// Claims of one pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PeerClaims {
+    /// Index of the pod in the slice.
+    pub pod: u32,
+    /// The interfaces.
+    pub interfaces: Vec<SecondInterface>,
+}
+
+/// Names by which policies tell pods apart.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PeerVocabulary {
+    /// Label keys in pod selectors of peers, sorted.
+    pub label_keys: BTreeSet<String>,
+    /// Names of ports in egress rules, sorted.
+    pub port_names: BTreeSet<String>,
+    /// Whether policies have more names than a vocabulary may have. Policies with names that it lacks grant nothing by
+    /// these names.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_full: bool,
+}
+
+/// Sign of life of the controller.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PeerHeartbeat {
+    /// Number that changes with each renewal.
+    pub number: i64,
+    /// `resourceVersion` up to which changes of pods are in the slices; 0: unknown.
+    pub pods_version: u64,
+}
+
+resource!(
+    PeerSlice,
+    k8s_openapi::ClusterResourceScope,
+    "PeerSlice",
+    API_VERSION,
+    GROUP,
+    VERSION,
+    "peerslices"
+);

@@ -1,0 +1,261 @@
+//! Pods as an agent knows them: the own ones from a watch, those of other nodes from slices or from a watch of all pods.
+
+use std::collections::hash_map::RandomState;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::BuildHasher;
+
+use netpold_core::model::{Change, Key, Pod};
+
+use crate::vocabulary::Vocabulary;
+
+/// Origin of the pods of other nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PeerOrigin {
+    /// Slices.
+    #[default]
+    Slices,
+    /// A watch of all pods.
+    Pods,
+}
+
+/// All pods, and those of them that were reported.
+///
+/// The own node's pods are always those of their own watch; entries of slices with the same names do not count. So a
+/// slice can misname peers, but neither isolates an own pod nor frees it.
+#[derive(Debug, Default)]
+pub struct PeerView {
+    origin: PeerOrigin,
+    /// Pods of the own node, from their watch.
+    own: BTreeMap<Key, Pod>,
+    /// Pods by slice.
+    slices: BTreeMap<String, BTreeSet<Key>>,
+    /// Pods of slices, with the slice's name.
+    sliced: HashMap<Key, (String, Pod)>,
+    /// All pods, from their watch; empty unless they are followed.
+    watched: BTreeMap<Key, Pod>,
+    /// Own pods that went, and that the other origin still has.
+    hidden: BTreeMap<Key, Pod>,
+    /// Pods of which the watch of all pods knew a newer state when slices became the origin.
+    newer: BTreeMap<Key, Newer>,
+    /// `resourceVersion` of that moment.
+    newer_version: u64,
+    /// Reported pods, each with a hash of its state.
+    reported: HashMap<Key, u64>,
+    hasher: RandomState,
+}
+
+/// State that slices lack.
+#[derive(Debug)]
+struct Newer {
+    /// The pod; `None`: it does not exist.
+    pod: Option<Pod>,
+    /// The pod in the form of slices.
+    reduced: Option<Pod>,
+}
+
+impl PeerView {
+    /// Takes in a change from the watch of the own pods; returns the change to report.
+    pub fn take_own(&mut self, change: Change) -> Option<Change> {
+        let key = match change {
+            Change::Pod(pod) => {
+                let key = pod.key.clone();
+                self.hidden.remove(&key);
+                self.own.insert(key.clone(), pod);
+                key
+            }
+            Change::PodGone(key) => {
+                if let Some(gone) = self.own.remove(&key) {
+                    self.newer.remove(&key);
+                    self.hidden.insert(key.clone(), gone);
+                    self.unhide(&key);
+                }
+                key
+            }
+            other => return Some(other),
+        };
+        self.report(&key)
+    }
+
+    /// Takes in a change from the watch of all pods; returns the change to report.
+    pub fn take_watched(&mut self, change: Change) -> Option<Change> {
+        let key = match change {
+            Change::Pod(pod) => {
+                let key = pod.key.clone();
+                self.watched.insert(key.clone(), pod);
+                key
+            }
+            Change::PodGone(key) => {
+                self.watched.remove(&key);
+                key
+            }
+            other => return Some(other),
+        };
+        self.unhide(&key);
+        self.report(&key)
+    }
+
+    /// Takes in the pods of a slice; empty: the slice is gone. Returns the changes to report.
+    pub fn take_slice(&mut self, name: &str, pods: Vec<Pod>) -> Vec<Change> {
+        let before = self.slices.remove(name).unwrap_or_default();
+        let keys: BTreeSet<Key> = pods.iter().map(|pod| pod.key.clone()).collect();
+        let mut changed = BTreeSet::new();
+        for pod in pods {
+            let known = self.sliced.get(&pod.key);
+            if known.is_none_or(|(_, known)| *known != pod) {
+                changed.insert(pod.key.clone());
+            }
+            self.sliced.insert(pod.key.clone(), (name.to_owned(), pod));
+        }
+        for key in before.difference(&keys) {
+            // The pod may be in another slice meanwhile.
+            if self.sliced.get(key).is_some_and(|(of, _)| of == name) {
+                self.sliced.remove(key);
+                changed.insert(key.clone());
+            }
+        }
+        if !keys.is_empty() {
+            self.slices.insert(name.to_owned(), keys);
+        }
+        for key in &changed {
+            self.unhide(key);
+            let state = self.sliced.get(key).map(|(_, pod)| pod);
+            if self.newer.get(key).is_some_and(|newer| newer.reduced.as_ref() == state) {
+                self.newer.remove(key);
+            }
+        }
+        changed.iter().filter_map(|key| self.report(key)).collect()
+    }
+
+    /// Removes the slices other than these, after a list; returns the changes to report.
+    pub fn retain_slices(&mut self, is_there: impl Fn(&str) -> bool) -> Vec<Change> {
+        let gone: Vec<String> =
+            self.slices.keys().filter(|name| !is_there(name)).cloned().collect();
+        gone.iter().flat_map(|name| self.take_slice(name, Vec::new())).collect()
+    }
+
+    /// Takes in that slices contain every change of pods up to a `resourceVersion`; returns the changes to report.
+    pub fn take_version(&mut self, version: u64) -> Vec<Change> {
+        if version < self.newer_version || self.newer.is_empty() {
+            return Vec::new();
+        }
+        let newer = std::mem::take(&mut self.newer);
+        newer.keys().filter_map(|key| self.report(key)).collect()
+    }
+
+    /// Judges by the watch of all pods from now on, whose list is complete; returns the changes to report.
+    pub fn follow_pods(&mut self) -> Vec<Change> {
+        self.origin = PeerOrigin::Pods;
+        self.newer.clear();
+        self.report_all()
+    }
+
+    /// Judges by slices from now on, and ends the watch of all pods, which knew every change up to a `resourceVersion`.
+    /// Its states of pods that differ from the slices' stay until [`PeerView::take_version`] has that version, or until
+    /// the slices agree. Returns the changes to report.
+    pub fn follow_slices(&mut self, vocabulary: &Vocabulary, version: u64) -> Vec<Change> {
+        self.origin = PeerOrigin::Slices;
+        let watched = std::mem::take(&mut self.watched);
+        let keys: BTreeSet<&Key> = watched.keys().chain(self.sliced.keys()).collect();
+        for key in keys.into_iter().filter(|key| !self.own.contains_key(key)) {
+            let pod = watched.get(key);
+            let reduced = pod.and_then(|pod| vocabulary.reduce(pod));
+            if reduced.as_ref() != self.sliced.get(key).map(|(_, pod)| pod) {
+                self.newer.insert(key.clone(), Newer { pod: pod.cloned(), reduced });
+            }
+        }
+        self.newer_version = version;
+        self.report_all()
+    }
+
+    /// Forgets the watch of all pods, which ended before it was used.
+    pub fn forget_watched(&mut self) {
+        if self.origin == PeerOrigin::Slices {
+            self.watched.clear();
+        }
+    }
+
+    /// Returns the origin of the pods of other nodes.
+    #[must_use]
+    pub const fn origin(&self) -> PeerOrigin {
+        self.origin
+    }
+
+    /// Returns the number of known pods.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.reported.len()
+    }
+
+    /// Whether no pod is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.reported.is_empty()
+    }
+
+    /// Returns the own pods with another state in slices, each with a hash of both. A slice that lags differs for a
+    /// moment only.
+    #[must_use]
+    pub fn own_differences(&self, vocabulary: &Vocabulary) -> BTreeMap<Key, u64> {
+        let differing = |(key, pod): (&Key, &Pod)| {
+            let wanted = vocabulary.reduce(pod);
+            let sliced = self.sliced.get(key).map(|(_, pod)| pod);
+            let hash = self.hasher.hash_one((&wanted, sliced));
+            (wanted.as_ref() != sliced).then(|| (key.clone(), hash))
+        };
+        self.own.iter().filter_map(differing).collect()
+    }
+
+    /// Returns a pod's state.
+    fn state(&self, key: &Key) -> Option<&Pod> {
+        if let Some(pod) = self.own.get(key) {
+            return Some(pod);
+        }
+        let state = self.state_by_origin(key);
+        let gone = self.hidden.get(key);
+        state.filter(|pod| gone.is_none_or(|gone| !is_same(pod, gone)))
+    }
+
+    fn state_by_origin(&self, key: &Key) -> Option<&Pod> {
+        match self.origin {
+            PeerOrigin::Pods => self.watched.get(key),
+            PeerOrigin::Slices => match self.newer.get(key) {
+                Some(newer) => newer.pod.as_ref(),
+                None => self.sliced.get(key).map(|(_, pod)| pod),
+            },
+        }
+    }
+
+    /// Forgets that an own pod went, once neither origin has it.
+    fn unhide(&mut self, key: &Key) {
+        let Some(gone) = self.hidden.get(key) else { return };
+        let sliced = self.sliced.get(key).map(|(_, pod)| pod);
+        let mut entries = sliced.into_iter().chain(self.watched.get(key));
+        if !entries.any(|pod| is_same(pod, gone)) {
+            self.hidden.remove(key);
+        }
+    }
+
+    /// Returns the change of a pod if its state differs from the reported one.
+    fn report(&mut self, key: &Key) -> Option<Change> {
+        let Some(pod) = self.state(key) else {
+            return self.reported.remove(key).map(|_| Change::PodGone(key.clone()));
+        };
+        let hash = self.hasher.hash_one(pod);
+        let change = Change::Pod(pod.clone());
+        let before = self.reported.insert(key.clone(), hash);
+        (before != Some(hash)).then_some(change)
+    }
+
+    fn report_all(&mut self) -> Vec<Change> {
+        let known = self.reported.keys().chain(self.sliced.keys()).chain(self.watched.keys());
+        let keys: BTreeSet<Key> = known.cloned().collect();
+        keys.iter().filter_map(|key| self.report(key)).collect()
+    }
+}
+
+/// Whether both are states of one pod, not of two with one name. Pods in slices have no uid.
+fn is_same(entry: &Pod, gone: &Pod) -> bool {
+    let shares_address =
+        || gone.all_addresses().any(|own| entry.all_addresses().any(|it| it == own));
+    entry.uid == gone.uid || entry.created == gone.created && shares_address()
+}

@@ -1,0 +1,145 @@
+//! Properties of packing, over random series of changes.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use netpold_core::model::{Key, Pod};
+use netpold_slices::{MAX_PODS, Packing, SliceNumber, Vocabulary};
+use netpold_testkit::objects;
+use proptest::prelude::*;
+
+/// A change of the pod with a number.
+#[derive(Clone, Debug)]
+enum Step {
+    /// It gets this label.
+    Set(u16, u8),
+    /// It goes.
+    Remove(u16),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let set = (0..250_u16, 0..3_u8).prop_map(|(pod, label)| Step::Set(pod, label));
+    let remove = (0..250_u16).prop_map(Step::Remove);
+    prop::collection::vec(prop_oneof![3 => set, 1 => remove], 0..400)
+}
+
+fn key(number: u16) -> Key {
+    Key::new("x", format!("p{number}"))
+}
+
+fn pod(number: u16, label: u8) -> Pod {
+    let address = format!("10.0.{}.{}", number >> 8, number & 255);
+    let labels = [("app", &*format!("a{label}")), ("other", "x")];
+    let pod = objects::pod("x", &format!("p{number}"), &labels, &[&address]);
+    let label_keys = ["app".to_owned()].into();
+    Vocabulary { label_keys, ..Vocabulary::default() }.reduce(&pod).unwrap()
+}
+
+/// The slices by number, with their pods in order.
+fn slices(packing: &Packing) -> BTreeMap<SliceNumber, Vec<Pod>> {
+    let pods = |pods: &BTreeMap<Key, Pod>| pods.values().cloned().collect();
+    packing.slices().map(|(number, of)| (number, pods(of))).collect()
+}
+
+fn apply(packing: &mut Packing, step: &Step) -> Vec<SliceNumber> {
+    match step {
+        Step::Set(number, label) => packing.set(pod(*number, *label)),
+        Step::Remove(number) => packing.remove(&key(*number)).into_iter().collect(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn one_change_touches_one_slice_and_every_pod_is_in_one(steps in steps()) {
+        let (mut packing, mut pods) = (Packing::default(), BTreeMap::new());
+        let mut before = slices(&packing);
+        for step in &steps {
+            match step {
+                Step::Set(number, label) => drop(pods.insert(key(*number), pod(*number, *label))),
+                Step::Remove(number) => drop(pods.remove(&key(*number))),
+            }
+            let touched = apply(&mut packing, step);
+            let after = slices(&packing);
+            let numbers: BTreeSet<_> = before.keys().chain(after.keys()).copied().collect();
+            let changed: Vec<_> =
+                numbers.into_iter().filter(|number| before.get(number) != after.get(number)).collect();
+            prop_assert_eq!(&changed, &touched);
+            before = after;
+        }
+        prop_assert!(before.values().all(|of| (1..=MAX_PODS).contains(&of.len())));
+        let all: Vec<Pod> = before.into_values().flatten().collect();
+        prop_assert_eq!(all.len(), pods.len());
+        let all: BTreeMap<Key, Pod> = all.into_iter().map(|pod| (pod.key.clone(), pod)).collect();
+        prop_assert_eq!(all, pods);
+    }
+
+    #[test]
+    fn a_new_writer_goes_on_where_the_last_one_ended(steps in steps(), more in steps()) {
+        let mut packing = Packing::default();
+        steps.iter().for_each(|step| _ = apply(&mut packing, step));
+        let (mut taken, changed) = Packing::take_over(slices(&packing));
+        prop_assert_eq!(&taken, &packing);
+        prop_assert!(changed.is_empty());
+        for step in more {
+            prop_assert_eq!(apply(&mut taken, &step), apply(&mut packing, &step));
+        }
+    }
+
+    #[test]
+    fn a_new_writer_repairs_any_slices(found in prop::collection::vec(
+        (0..6_u32, prop::collection::vec(0..300_u16, 0..250)), 0..6,
+    )) {
+        let found: BTreeMap<SliceNumber, Vec<Pod>> = found
+            .into_iter()
+            .map(|(number, of)| (number, of.into_iter().map(|number| pod(number, 0)).collect()))
+            .collect();
+        let names: BTreeSet<Key> = found.values().flatten().map(|pod| pod.key.clone()).collect();
+        let (packing, changed) = Packing::take_over(found.clone());
+        let after = slices(&packing);
+        prop_assert!(after.values().all(|of| (1..=MAX_PODS).contains(&of.len())));
+        let all: Vec<Key> = after.values().flatten().map(|pod| pod.key.clone()).collect();
+        prop_assert_eq!(all.len(), names.len());
+        prop_assert_eq!(all.into_iter().collect::<BTreeSet<_>>(), names);
+        for (number, of) in &found {
+            let mut sorted = of.clone();
+            sorted.sort_by(|a, b| a.key.cmp(&b.key));
+            let same = after.get(number) == Some(&sorted);
+            prop_assert!(same || changed.contains(number), "slice {}", number);
+        }
+    }
+}
+
+#[test]
+fn pods_fill_slices_and_keep_their_places() {
+    let mut packing = Packing::default();
+    (0..125).for_each(|number| _ = packing.set(pod(number, 0)));
+    let lengths = |packing: &Packing| slices(packing).values().map(Vec::len).collect::<Vec<_>>();
+    assert_eq!(lengths(&packing), [50, 50, 25]);
+    assert_eq!(packing.remove(&key(75)), Some(1));
+    assert_eq!(packing.set(pod(300, 0)), [2], "the newest slice with room");
+    assert_eq!(packing.set(pod(301, 0)), [2]);
+    assert_eq!(packing.set(pod(10, 1)), [0], "a change");
+    assert!(packing.set(pod(10, 1)).is_empty(), "no change");
+    let gone = packing.retain(|key| *key != self::key(10) && *key != self::key(301));
+    assert_eq!(gone, BTreeSet::from([0, 2]));
+    (0..50).for_each(|number| _ = packing.remove(&key(number)));
+    assert_eq!(lengths(&packing), [49, 26]);
+    assert_eq!(packing.set(pod(302, 0)), [2]);
+}
+
+/// A tenant's pod with many labels that policies name adds nothing to the changes of other pods.
+#[test]
+fn a_large_pod_has_a_slice_of_its_own() {
+    let mut packing = Packing::default();
+    (0..10).for_each(|number| _ = packing.set(pod(number, 0)));
+    let mut large = pod(3, 0);
+    large.labels.insert("app".into(), "x".repeat(3000));
+    assert_eq!(packing.set(large.clone()), [0, 1]);
+    assert_eq!(packing.set(pod(20, 0)), [0]);
+    large.labels.insert("app".into(), "y".repeat(3000));
+    assert_eq!(packing.set(large), [1]);
+    assert_eq!(packing.set(pod(3, 0)), [1, 0]);
+    assert_eq!(packing.slices().count(), 1);
+}
