@@ -72,6 +72,9 @@ pub struct RunArgs {
     /// others
     #[arg(long, value_name = "WHICH", env = "NETPOLD_WATCH_NODES", default_value = "auto")]
     pub watch_nodes: WatchNodes,
+    /// Origin of the pods of other nodes
+    #[arg(long, value_name = "WHICH", env = "NETPOLD_PEERS", default_value = "pods")]
+    pub peers: PeersFrom,
     /// Whether to follow ClusterNetworkPolicies on the API server; manifests always include them
     #[arg(
         long,
@@ -273,6 +276,9 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "TIME", env = "NETPOLD_CERTIFICATE_LIFETIME", default_value = "90d",
         value_parser = lifetime)]
     pub certificate_lifetime: Duration,
+    /// Whether to write peer slices, for agents with --peers slices
+    #[arg(long, value_name = "WHETHER", env = "NETPOLD_PEER_SLICES", default_value = "off")]
+    pub peer_slices: WritePeerSlices,
     /// Address to serve /metrics, /livez and /readyz on; :PORT for every address [default: none]
     #[arg(long, value_name = "ADDRESS:PORT", env = "NETPOLD_LISTEN")]
     pub listen: Option<ListenAddress>,
@@ -301,6 +307,7 @@ impl From<ControllerArgs> for netpold_controller::Settings {
                 client_ca: args.webhook_client_ca,
             },
             certificate_lifetime: args.certificate_lifetime,
+            peer_slices: args.peer_slices == WritePeerSlices::On,
             listen: args.listen,
         }
     }
@@ -436,6 +443,24 @@ pub enum WatchNodes {
     /// This node only: node ports of other nodes are denied where a policy restricts egress, and ClusterNetworkPolicies
     /// do not know other nodes
     Own,
+}
+
+/// Origin of the pods of other nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PeersFrom {
+    /// A watch of all pods
+    Pods,
+    /// Peer slices, which a controller with --peer-slices on writes; all pods while it does not
+    Slices,
+}
+
+/// Whether to write peer slices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WritePeerSlices {
+    /// Never
+    Off,
+    /// While this replica leads
+    On,
 }
 
 /// Whether to follow ClusterNetworkPolicies.

@@ -17,13 +17,13 @@ use netpold_dataplane::bpffs::TakesFrom;
 use netpold_dataplane::uplink_xdp::Wanted;
 use netpold_ebpf::xdp::uplink::Scope;
 use netpold_engine::interfaces::NodeDevices;
-use netpold_kube::cluster::{self, FollowedNodes};
+use netpold_kube::cluster::{self, FollowedNodes, FollowedPeers, PeerTimes};
 use netpold_kube::opened::Origin;
 use tracing_subscriber::EnvFilter;
 
 use crate::cli::{
-    self, ClusterNetworkPolicies, ExportedLogs, LogFormat, OtlpArgs, PodEgressHook, RunArgs,
-    UplinkDrops, WatchNodes,
+    self, ClusterNetworkPolicies, ExportedLogs, LogFormat, OtlpArgs, PeersFrom, PodEgressHook,
+    RunArgs, UplinkDrops, WatchNodes,
 };
 use crate::logging::{log_filter, start_log};
 
@@ -119,6 +119,10 @@ impl TryFrom<RunArgs> for RunConfig {
                 WatchNodes::Auto => FollowedNodes::Needed,
                 WatchNodes::All => FollowedNodes::All,
                 WatchNodes::Own => FollowedNodes::Own,
+            },
+            peers: match args.peers {
+                PeersFrom::Pods => FollowedPeers::Pods,
+                PeersFrom::Slices => FollowedPeers::Slices(PeerTimes::default()),
             },
             cluster_policies: args.cluster_network_policies == ClusterNetworkPolicies::Auto,
         };

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use netpold_api::source::SourceStatus;
-use netpold_kube::cluster::{Access, FollowedNodes, Settings, client, watch};
+use netpold_kube::cluster::{Access, FollowedNodes, FollowedPeers, Settings, client, watch};
 use netpold_testbed::apiserver::{Meter, Passed};
 use netpold_testbed::{Access as Proof, ApiServer, processor_time};
 use nix::sys::signal::Signal;
@@ -160,7 +160,9 @@ fn start(
     let changes = Arc::new(AtomicU64::new(0));
     let status = (0..agents).map(|number| -> Result<_> {
         let access = access(&kubeconfig);
-        let settings = Settings { access, node: node_name(number), nodes, cluster_policies: true };
+        let peers = FollowedPeers::Pods;
+        let node = node_name(number);
+        let settings = Settings { access, node, nodes, peers, cluster_policies: true };
         let (mut source, _events) = runtime.block_on(watch(settings))?;
         let (status, changes) = (source.status.clone(), Arc::clone(&changes));
         runtime.spawn(async move {

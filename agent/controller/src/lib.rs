@@ -5,6 +5,7 @@
 //! policies, pods, nodes ──┐                              ┌► NetworkPolicyStatus
 //! NodePolicyStatuses ─────┼─► Index ─► Queue ─► evaluate ┴► status of ClusterNetworkPolicy    (leader)
 //! NetworkPolicyStatuses ──┘  touched    due
+//! policies, pods ─► PeerPacking ─► PeerSlices ─► PeerSlice                                          (leader)
 //! Lease ─► Election ─► leading
 //! Secret ─► Certificates ─► webhook (every replica) · caBundle (leader)
 //! ```
@@ -18,6 +19,9 @@ mod health;
 mod index;
 mod lease;
 pub mod listen;
+mod peer_input;
+mod peer_packing;
+mod peer_slices;
 mod pod_addresses;
 mod queue;
 mod statuses;
@@ -40,6 +44,7 @@ use counters::Counters;
 use health::Health;
 use lease::Election;
 use listen::{Heartbeat, ListenAddress, Listener};
+use peer_slices::PeerSlices;
 use statuses::Statuses;
 pub use webhook::WebhookSettings;
 
@@ -56,6 +61,8 @@ pub struct Settings {
     pub webhook: WebhookSettings,
     /// Lifetime of the webhook's certificates.
     pub certificate_lifetime: Duration,
+    /// Whether to write peer slices.
+    pub peer_slices: bool,
     /// Address of metrics and health, if any.
     pub listen: Option<ListenAddress>,
 }
@@ -79,7 +86,7 @@ async fn serve(settings: Settings) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen to SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen to SIGINT")?;
     let client = cluster::client(&settings.access).await?;
-    let source = cluster::watch_policies(settings.access).await?;
+    let (mut source, version) = cluster::watch_policies(settings.access).await?;
     let identity = settings.identity.map_or_else(host_name, Ok)?;
     info!(identity, "netpold controller starts");
     let heartbeat = Heartbeat::default();
@@ -87,6 +94,13 @@ async fn serve(settings: Settings) -> Result<()> {
     let (end, ends) = watch::channel(false);
     let (election, leading) = Election::new(client.clone(), &settings.namespace, identity);
     let election = tokio::spawn(election.run(ends));
+    if settings.peer_slices {
+        let status = source.status.clone();
+        let (same, input) = peer_input::copied(source, version);
+        source = same;
+        let slices = PeerSlices::new(client.clone(), leading.clone(), input, status);
+        tokio::spawn(slices.run());
+    }
     let (statuses, synced) = Statuses::new(
         client.clone(),
         source,

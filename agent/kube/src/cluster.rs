@@ -25,6 +25,9 @@ mod kind;
 mod list;
 mod node_use;
 mod outage;
+mod peers;
+mod slice_follower;
+mod slice_health;
 mod split;
 mod store;
 
@@ -42,11 +45,13 @@ pub use self::connection::{Access, ConnectError, client, default_namespace, is_c
 pub use self::denials::{Denial, Denials, DropKey};
 pub use self::event_recorder::{EventRecorder, Unsupported};
 use self::follower::{Follower, Narrow};
-use self::hub::{Hub, NodeScope, Update};
+use self::hub::{Hub, KindVersion, NodeScope, Update};
 use self::kind::{ClusterNetworkPolicy, Kind};
 pub use self::list::{Listed, Lister};
 use self::node_use::NodeUse;
 use self::outage::Outage;
+use self::peers::{PeerChannels, PeerKinds, Peers, StartPods};
+pub use self::slice_health::PeerTimes;
 use crate::Source;
 
 /// Capacity of the channels of updates and of batches.
@@ -63,6 +68,16 @@ pub enum FollowedNodes {
     Needed,
 }
 
+/// Origin of the pods of other nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FollowedPeers {
+    /// A watch of all pods.
+    #[default]
+    Pods,
+    /// Slices, which the controller writes; a watch of all pods while it does not renew them.
+    Slices(PeerTimes),
+}
+
 /// Objects to follow.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -72,6 +87,8 @@ pub struct Settings {
     pub node: String,
     /// Nodes to follow.
     pub nodes: FollowedNodes,
+    /// Origin of the pods of other nodes.
+    pub peers: FollowedPeers,
     /// Whether to follow ClusterNetworkPolicies, if the server serves them.
     pub cluster_policies: bool,
 }
@@ -92,12 +109,20 @@ pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), Connec
     starter.start::<Node>(narrow);
     starter.start::<Namespace>(None);
     starter.start::<NetworkPolicy>(None);
-    starter.start::<Pod>(None);
+    let pods = starter.kinds.len();
+    starter.start::<Pod>(match settings.peers {
+        FollowedPeers::Pods => None,
+        FollowedPeers::Slices(_) => Some(pods_of(&settings.node)),
+    });
     starter.start::<Service>(None);
     starter.start::<EndpointSlice>(None);
     if settings.cluster_policies {
         starter.start::<ClusterNetworkPolicy>(None);
     }
+    let received = match settings.peers {
+        FollowedPeers::Pods => received,
+        FollowedPeers::Slices(times) => starter.start_peers(pods, times, received),
+    };
     let origin = format!("API server {}", connection.server());
     let (hub, status) = Hub::new(origin, starter.kinds, scope, received, batches);
     tokio::spawn(hub.run());
@@ -105,11 +130,14 @@ pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), Connec
     Ok((Source { batches: source, status, partial: false }, event_recorder))
 }
 
-/// Follows the inputs of the status of policies: nodes, namespaces, policies and pods. Otherwise like [`watch`].
+/// Follows the inputs of the status of policies: nodes, namespaces, policies and pods. Otherwise like [`watch`]. The second
+/// value is the `resourceVersion` up to which the batches in the channel contain all changes of pods.
 ///
 /// # Errors
 /// As [`watch`].
-pub async fn watch_policies(access: Access) -> Result<Source, ConnectError> {
+pub async fn watch_policies(
+    access: Access,
+) -> Result<(Source, watch_channel::Receiver<u64>), ConnectError> {
     let connection = Arc::new(Connection::open(access).await?);
     let (updates, received) = mpsc::channel(IN_FLIGHT);
     let (batches, source) = mpsc::channel(IN_FLIGHT);
@@ -120,10 +148,12 @@ pub async fn watch_policies(access: Access) -> Result<Source, ConnectError> {
     starter.start::<Namespace>(None);
     starter.start::<NetworkPolicy>(None);
     starter.start::<ClusterNetworkPolicy>(None);
+    let (sent, version) = watch_channel::channel(0);
+    let pods = KindVersion { kind: starter.kinds.len(), sent, known: 0 };
     starter.start::<Pod>(None);
     let (hub, status) = Hub::new(origin, starter.kinds, None, received, batches);
-    tokio::spawn(hub.run());
-    Ok(Source { batches: source, status, partial: false })
+    tokio::spawn(hub.with_version(pods).run());
+    Ok((Source { batches: source, status, partial: false }, version))
 }
 
 struct Starter {
@@ -146,6 +176,31 @@ impl Starter {
         ((nodes == FollowedNodes::Needed).then_some(scope), Some(Narrow { fields, widened }))
     }
 
+    /// Merges the updates of all kinds so far with slices; returns the receiver for the hub. `pods` is the kind of pods.
+    fn start_peers(
+        &mut self,
+        pods: usize,
+        times: PeerTimes,
+        updates: mpsc::Receiver<Update>,
+    ) -> mpsc::Receiver<Update> {
+        let (out, merged) = mpsc::channel(IN_FLIGHT);
+        let (events, slices) = mpsc::channel(IN_FLIGHT);
+        let kinds = PeerKinds { pods, slices: self.kinds.len() };
+        self.kinds.push(peers::slice_status());
+        let connection = Arc::clone(&self.connection);
+        tokio::spawn(slice_follower::follow(connection, self.outage.member(), events));
+        let (connection, outage) = (Arc::clone(&self.connection), Arc::clone(&self.outage));
+        let sender = self.updates.clone();
+        let start_pods: StartPods = Box::new(move |number| {
+            let (connection, member) = (Arc::clone(&connection), outage.member());
+            let updates = sender.clone();
+            tokio::spawn(Follower::<Pod>::new(connection, member, updates, number, None).run())
+        });
+        let channels = PeerChannels { updates, out, slices };
+        tokio::spawn(Peers::new(channels, kinds, times, start_pods).run());
+        merged
+    }
+
     fn start<K: Kind>(&mut self, narrow: Option<Narrow>) {
         let (connection, updates) = (Arc::clone(&self.connection), self.updates.clone());
         let member = self.outage.member();
@@ -153,6 +208,15 @@ impl Starter {
         self.kinds.push(follower.status());
         tokio::spawn(follower.run());
     }
+}
+
+/// Returns the selector of a node's pods.
+fn pods_of(node: &str) -> Narrow {
+    let finished = Pod::FIELDS.unwrap_or_default();
+    let fields = format!("spec.nodeName={node},{finished}");
+    // It never gets wider.
+    let (_, widened) = watch_channel::channel(false);
+    Narrow { fields, widened }
 }
 
 #[cfg(test)]

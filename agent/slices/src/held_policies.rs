@@ -103,25 +103,19 @@ impl HeldPolicies {
         }
     }
 
-    /// Returns whether every policy is in force as far as it can be.
-    #[must_use]
-    pub fn are_covered(&self) -> bool {
-        self.are_covered_by(&self.names)
-    }
-
     /// Returns the policies that are not in force as a whole, as problems.
     pub fn problems(&self) -> impl Iterator<Item = String> {
         self.policies.values().filter_map(|held| {
-            let name = match &held.change {
-                Change::Policy(policy) => format!("NetworkPolicy {}", policy.key),
-                Change::ClusterPolicy(policy) => format!("ClusterNetworkPolicy {}", policy.name),
-                _ => return None,
-            };
             let outcome = match held.in_force {
                 InForce::Whole => return None,
                 InForce::Nothing => "it is not in force yet",
                 InForce::Reduced => "until then they grant nothing",
                 InForce::Earlier => "its last state stays in force",
+            };
+            let name = match &held.change {
+                Change::Policy(policy) => format!("NetworkPolicy {}", policy.key),
+                Change::ClusterPolicy(policy) => format!("ClusterNetworkPolicy {}", policy.name),
+                _ => return None,
             };
             Some(format!("{name}: peer slices lack labels or ports that it names; {outcome}"))
         })
@@ -216,10 +210,10 @@ mod tests {
         let mut held = HeldPolicies::default();
         assert_eq!(held.take(policy("a", "l")), None, "nothing is known");
         assert_eq!(held.set_names(names(&["l"], false)), [policy("a", "l")]);
-        assert!(held.are_covered() && held.problems().next().is_none());
+        assert!(held.are_covered_by(&names(&["l"], false)) && held.problems().next().is_none());
         assert_eq!(rules(held.take(policy("new", "m")).as_ref()), Some(0));
         assert_eq!(held.take(policy("a", "m")), None);
-        assert!(!held.are_covered());
+        assert!(!held.are_covered_by(&names(&["l"], false)));
         assert_eq!(held.problems().count(), 2);
         assert_eq!(held.take(policy("a", "l")), Some(policy("a", "l")), "back again");
         assert_eq!(held.take(policy("a", "m")), None);
@@ -235,7 +229,7 @@ mod tests {
         held.set_names(names(&["l"], true));
         assert_eq!(rules(held.take(policy("a", "l")).as_ref()), Some(1));
         assert_eq!(rules(held.take(policy("a", "m")).as_ref()), Some(0));
-        assert!(held.are_covered());
+        assert!(held.are_covered_by(&names(&["l"], true)));
         assert_eq!(rules(held.set_names(KnownNames::All).first()), Some(1));
         assert!(held.problems().next().is_none());
     }

@@ -25,6 +25,8 @@ pub enum PeerOrigin {
 #[derive(Debug, Default)]
 pub struct PeerView {
     origin: PeerOrigin,
+    /// Whether pods of other nodes are reported: slices that nobody renews may be of any age.
+    is_started: bool,
     /// Pods of the own node, from their watch.
     own: BTreeMap<Key, Pod>,
     /// Pods by slice.
@@ -142,9 +144,16 @@ impl PeerView {
         newer.keys().filter_map(|key| self.report(key)).collect()
     }
 
+    /// Reports pods of slices from now on. Returns the changes to report.
+    pub fn start(&mut self) -> Vec<Change> {
+        self.is_started = true;
+        self.report_all()
+    }
+
     /// Judges by the watch of all pods from now on, whose list is complete; returns the changes to report.
     pub fn follow_pods(&mut self) -> Vec<Change> {
         self.origin = PeerOrigin::Pods;
+        self.is_started = true;
         self.newer.clear();
         self.report_all()
     }
@@ -198,9 +207,10 @@ impl PeerView {
     pub fn own_differences(&self, vocabulary: &Vocabulary) -> BTreeMap<Key, u64> {
         let differing = |(key, pod): (&Key, &Pod)| {
             let wanted = vocabulary.reduce(pod);
-            let sliced = self.sliced.get(key).map(|(_, pod)| pod);
-            let hash = self.hasher.hash_one((&wanted, sliced));
-            (wanted.as_ref() != sliced).then(|| (key.clone(), hash))
+            // Slices may have more names than the index for a while.
+            let sliced = self.sliced.get(key).and_then(|(_, pod)| vocabulary.reduce(pod));
+            let hash = self.hasher.hash_one((&wanted, &sliced));
+            (wanted != sliced).then(|| (key.clone(), hash))
         };
         self.own.iter().filter_map(differing).collect()
     }
@@ -218,6 +228,7 @@ impl PeerView {
     fn state_by_origin(&self, key: &Key) -> Option<&Pod> {
         match self.origin {
             PeerOrigin::Pods => self.watched.get(key),
+            PeerOrigin::Slices if !self.is_started => None,
             PeerOrigin::Slices => match self.newer.get(key) {
                 Some(newer) => newer.pod.as_ref(),
                 None => self.sliced.get(key).map(|(_, pod)| pod),

@@ -81,6 +81,8 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        let mut view = PeerView::default();
+        assert!(view.start().is_empty());
         let label_keys = ["version".to_owned()].into();
         Self {
             history: Vec::new(),
@@ -91,7 +93,7 @@ impl World {
             controllers: BTreeMap::new(),
             packing: Packing::default(),
             vocabulary: Vocabulary { label_keys, ..Vocabulary::default() },
-            view: PeerView::default(),
+            view,
             reported: BTreeMap::new(),
             versions: BTreeMap::new(),
         }
@@ -265,6 +267,10 @@ proptest! {
 #[test]
 fn own_pods_are_those_of_their_watch() {
     let mut view = PeerView::default();
+    let other = vec![objects::pod("x", "other", &[], &["10.0.0.2"])];
+    assert!(view.take_slice("peers-1", other.clone()).is_empty(), "it may be of any age");
+    assert_eq!(view.start(), [Change::Pod(other[0].clone())]);
+    assert_eq!(view.take_slice("peers-1", Vec::new()).len(), 1);
     let mut own = objects::pod("x", "p", &[("app", "a")], &["10.0.0.1"]);
     own.node = NODE.into();
     let vocabulary = Vocabulary { label_keys: ["app".to_owned()].into(), ..Vocabulary::default() };

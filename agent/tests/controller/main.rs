@@ -8,6 +8,7 @@ mod callers;
 mod fair;
 mod leader;
 mod life;
+mod peers;
 mod rights;
 mod scale;
 mod webhook;

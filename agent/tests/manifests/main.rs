@@ -13,6 +13,7 @@ mod gates;
 mod guard_rails;
 mod least_privilege;
 mod monitoring;
+mod peer_slices;
 mod rendered;
 mod scripts;
 mod server;

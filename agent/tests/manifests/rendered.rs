@@ -13,7 +13,7 @@ use netpold_testbed::skip;
 const KUSTOMIZATIONS: [&str; 3] = ["base", "overlays/full", "overlays/kind"];
 
 /// Options of the chart: name, values, and files in `templates/options`.
-const OPTIONS: [(&str, &str, &str); 15] = [
+const OPTIONS: [(&str, &str, &str); 16] = [
     (
         "admission",
         "admission.mistakes.enabled=true,admission.hints.enabled=true,admission.limits.enabled=true",
@@ -28,6 +28,7 @@ const OPTIONS: [(&str, &str, &str); 15] = [
         "monitoring.podMonitor.enabled=true,monitoring.rules.enabled=true,monitoring.dashboard.enabled=true",
         "monitoring-*",
     ),
+    ("peer-slices", "controller.peerSlices=true", "peer-slices"),
     ("quotas", "quotas.enabled=true", "quotas"),
     ("readiness-gate", "readinessGate.mode=auto", "readiness-gate-*"),
     (

@@ -355,6 +355,10 @@ impl<K: Kind> Follower<K> {
             synced: self.store.synced(),
             is_whole: self.is_whole,
             problems: self.store.problems(),
+            version: match &self.state {
+                State::Watch(version) => version.parse().unwrap_or_default(),
+                State::List => 0,
+            },
         };
         // If the receiver is closed, the loop ends as well.
         let _ = self.updates.send(update).await;

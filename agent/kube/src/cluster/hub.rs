@@ -33,10 +33,12 @@ pub(super) struct Update {
     pub(super) is_whole: bool,
     /// Problems with objects, if they changed.
     pub(super) problems: Option<Problems>,
+    /// `resourceVersion` up to which the kind is known; 0: unknown.
+    pub(super) version: u64,
 }
 
 /// Problems with the objects of a kind.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Problems {
     /// Texts in the order of object names.
     pub(super) texts: Vec<String>,
@@ -56,6 +58,18 @@ pub(super) struct Hub {
     nodes: Option<NodeScope>,
     /// Objects that could allow too much before all nodes are known.
     held: Gathered,
+    /// Version up to which the batches that were sent contain a kind, for those who need it.
+    version: Option<KindVersion>,
+}
+
+/// `resourceVersion` up to which batches contain a kind.
+pub(super) struct KindVersion {
+    /// Index of the kind.
+    pub(super) kind: usize,
+    /// The version of the batches that were sent.
+    pub(super) sent: watch::Sender<u64>,
+    /// The version of the next batch.
+    pub(super) known: u64,
 }
 
 /// Nodes that are followed: the own one, until policy on this node depends on others.
@@ -95,9 +109,25 @@ impl Hub {
             .collect();
         let (status, seen) = watch::channel(SourceStatus::default());
         let held = Gathered::default();
-        let hub = Self { updates, batches, status, origin, kinds, in_sync: false, nodes, held };
+        let hub = Self {
+            updates,
+            batches,
+            status,
+            origin,
+            kinds,
+            in_sync: false,
+            nodes,
+            held,
+            version: None,
+        };
         hub.status.send_replace(hub.current());
         (hub, seen)
+    }
+
+    /// Publishes a version after each batch.
+    pub(super) fn with_version(mut self, version: KindVersion) -> Self {
+        self.version = Some(version);
+        self
     }
 
     /// Merges until every kind has ended, or the receiver of batches is closed.
@@ -136,6 +166,9 @@ impl Hub {
             update.changes.iter().for_each(|change| nodes.node_use.take(change));
         }
         gathered.add(update.changes);
+        if let Some(version) = self.version.as_mut().filter(|of| of.kind == update.kind) {
+            version.known = version.known.max(update.version);
+        }
         let Some(known) = self.kinds.get_mut(update.kind) else { return };
         known.status = update.status;
         known.synced = update.synced;
@@ -160,10 +193,13 @@ impl Hub {
             }
             modified
         });
-        if changes.is_empty() && self.in_sync == before {
-            return Some(());
+        if !changes.is_empty() || self.in_sync != before {
+            self.batches.send(Batch { changes, in_sync: self.in_sync, at }).await.ok()?;
         }
-        self.batches.send(Batch { changes, in_sync: self.in_sync, at }).await.ok()
+        if let Some(KindVersion { sent, known, .. }) = &self.version {
+            sent.send_if_modified(|version| std::mem::replace(version, *known) != *known);
+        }
+        Some(())
     }
 
     /// Returns whether policy depends on nodes that are not known yet; requests them.

@@ -96,7 +96,15 @@ impl Member {
     }
 }
 
-fn random_part(of: Duration) -> Duration {
+/// A kind that is followed no more does not count.
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.set(Following::Rests);
+    }
+}
+
+/// Returns a random part of a duration.
+pub(super) fn random_part(of: Duration) -> Duration {
     let random = RandomState::new().hash_one(()) % 1000;
     of * u32::try_from(random).unwrap_or(0) / 1000
 }

@@ -1,0 +1,63 @@
+//! The controller's objects, for the writer of peer slices too.
+
+use netpold_core::model::Change;
+use netpold_kube::Source;
+use tokio::sync::{mpsc, watch};
+
+/// Capacity of the channel of batches.
+const IN_FLIGHT: usize = 64;
+
+/// Changes of objects, in the order of their arrival.
+#[derive(Debug, Default)]
+pub(super) struct PeerInput {
+    pub(super) changes: Vec<Change>,
+    /// Whether every object is known.
+    pub(super) in_sync: bool,
+    /// `resourceVersion` up to which this input and the earlier ones contain all changes of pods; 0: as before.
+    pub(super) version: u64,
+}
+
+/// Returns a source with the same batches, and their copies. Nothing limits the number of copies in the channel, so that
+/// a slow writer of slices does not delay statuses.
+pub(super) fn copied(
+    source: Source,
+    version: watch::Receiver<u64>,
+) -> (Source, mpsc::UnboundedReceiver<PeerInput>) {
+    let (batches, again) = mpsc::channel(IN_FLIGHT);
+    let (copies, copied) = mpsc::unbounded_channel();
+    let status = source.status.clone();
+    let partial = source.partial;
+    tokio::spawn(copy(source, version, batches, copies));
+    (Source { batches: again, status, partial }, copied)
+}
+
+async fn copy(
+    mut source: Source,
+    mut version: watch::Receiver<u64>,
+    batches: mpsc::Sender<netpold_kube::Batch>,
+    copies: mpsc::UnboundedSender<PeerInput>,
+) {
+    loop {
+        let first = tokio::select! {
+            batch = source.batches.recv() => match batch {
+                Some(batch) => Some(batch),
+                None => return,
+            },
+            Ok(()) = version.changed() => None,
+        };
+        // Every batch of this version is in the channel by now.
+        let version = *version.borrow_and_update();
+        let rest = std::iter::from_fn(|| source.batches.try_recv().ok());
+        let all: Vec<_> = first.into_iter().chain(rest).collect();
+        for batch in all {
+            let copy =
+                PeerInput { changes: batch.changes.clone(), in_sync: batch.in_sync, version: 0 };
+            if copies.send(copy).is_err() || batches.send(batch).await.is_err() {
+                return;
+            }
+        }
+        if copies.send(PeerInput { version, ..PeerInput::default() }).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Peer slices, listed and watched.
+//!
+//! Only the controller writes them, so kube's own watcher serves: an object that cannot be decoded is no tenant's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::Api;
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::{self, DefaultBackoff, Event, ListSemantic};
+use netpold_api::peer_slice::PeerSlice;
+use tokio::sync::mpsc;
+
+use super::answer::is_quiet;
+use super::connection::Connection;
+use super::failure::Failure;
+use super::outage::{Following, Member};
+
+/// Objects per page of a list.
+const PAGE: u32 = 500;
+/// Longest pause after a failure.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// Event of the slices.
+#[derive(Debug)]
+pub(super) enum SliceEvent {
+    /// All slices, by a list.
+    Listed(Vec<PeerSlice>),
+    /// A slice was created or changed.
+    Set(PeerSlice),
+    /// The slice of this name is gone.
+    Gone(String),
+    /// A request failed.
+    Failed {
+        /// The failure, for people.
+        text: String,
+        /// Whether the server does not answer at all: then the controller's silence means nothing.
+        is_outage: bool,
+    },
+}
+
+/// Sends the events of slices until the receiver is dropped.
+pub(super) async fn follow(
+    connection: Arc<Connection>,
+    member: Member,
+    events: mpsc::Sender<SliceEvent>,
+) {
+    let mut backoff = DefaultBackoff::default();
+    while !events.is_closed() {
+        let config = watcher::Config {
+            page_size: Some(PAGE),
+            list_semantic: ListSemantic::MostRecent,
+            ..watcher::Config::default()
+        };
+        let api = Api::<PeerSlice>::all(connection.client());
+        let mut stream = std::pin::pin!(watcher::watcher(api, config));
+        let mut listed = Vec::new();
+        while let Some(event) = stream.next().await {
+            let event = match event {
+                Ok(event) => event,
+                Err(error) if is_quiet(&error) => continue,
+                Err(watcher::Error::WatchError(status)) if status.code == 410 => continue,
+                Err(error) => {
+                    let text = error.to_string();
+                    let failure = failure(error);
+                    let is_outage = failure.as_ref().is_some_and(Failure::is_unreachable);
+                    let failed = SliceEvent::Failed { text, is_outage };
+                    if events.send(failed).await.is_err() {
+                        return;
+                    }
+                    member.set(Following::Fails);
+                    member.pause(backoff.next().unwrap_or(LONGEST)).await;
+                    if failure.is_some_and(|failure| failure.calls_for_renewal()) {
+                        connection.renew().await;
+                    }
+                    break;
+                }
+            };
+            member.set(Following::Works);
+            backoff.reset();
+            let event = match event {
+                Event::Init => {
+                    listed.clear();
+                    continue;
+                }
+                Event::InitApply(slice) => {
+                    listed.push(slice);
+                    continue;
+                }
+                Event::InitDone => SliceEvent::Listed(std::mem::take(&mut listed)),
+                Event::Apply(slice) => SliceEvent::Set(slice),
+                Event::Delete(slice) => SliceEvent::Gone(slice.metadata.name.unwrap_or_default()),
+            };
+            if events.send(event).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Returns the failure of a request.
+fn failure(error: watcher::Error) -> Option<Failure> {
+    match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => Some(Failure::of(error)),
+        watcher::Error::WatchError(_) | watcher::Error::NoResourceVersion => None,
+    }
+}
