@@ -8,7 +8,8 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use netpold_core::model::{Labels, NamedPort, SecondInterface};
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeStruct as _;
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::crd::{API_VERSION, GROUP, VERSION, used_metadata};
 use crate::resource;
@@ -21,8 +22,7 @@ pub const HEARTBEAT: &str = "heartbeat";
 pub const SLICE_PREFIX: &str = "peers-";
 
 /// Pods as peers of policies, or information about all slices.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct PeerSlice {
     /// Metadata with the name.
     #[serde(deserialize_with = "used_metadata")]
@@ -30,6 +30,18 @@ pub struct PeerSlice {
     /// Content.
     #[serde(default)]
     pub spec: PeerSliceSpec,
+}
+
+/// With `apiVersion` and `kind`, which the server requires in a body.
+impl Serialize for PeerSlice {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut object = serializer.serialize_struct("PeerSlice", 4)?;
+        object.serialize_field("apiVersion", API_VERSION)?;
+        object.serialize_field("kind", <Self as k8s_openapi::Resource>::KIND)?;
+        object.serialize_field("metadata", &self.metadata)?;
+        object.serialize_field("spec", &self.spec)?;
+        object.end()
+    }
 }
 
 /// Content of a [`PeerSlice`].
