@@ -1,6 +1,6 @@
 //! Content of the peer slices: which pods and names they should have, and which of them differ on the API server.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use netpold_api::peer_slice::{PeerSliceSpec, PeerVocabulary};
@@ -20,7 +20,7 @@ type NamesOfPolicy = (String, Vocabulary);
 /// Pods, names, and the slices to write.
 #[derive(Debug, Default)]
 pub(super) struct PeerPacking {
-    pods: HashMap<Key, Pod>,
+    pods: BTreeMap<Key, Pod>,
     policies: BTreeMap<ObjectKey, NamesOfPolicy>,
     are_policies_new: bool,
     packing: Packing,
@@ -39,6 +39,10 @@ pub(super) struct PeerPacking {
 
 impl PeerPacking {
     /// Takes in a change of an object.
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "of the many changes, the ones this is about"
+    )]
     pub(super) fn take(&mut self, change: Change) {
         let key = ObjectKey::of(&change);
         match change {

@@ -62,6 +62,10 @@ enum InForce {
 
 impl HeldPolicies {
     /// Takes in a change; returns the change that comes into force now. Changes of other objects pass.
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "of the many changes, the ones this is about"
+    )]
     pub fn take(&mut self, change: Change) -> Option<Change> {
         let key = ObjectKey::of(&change);
         let needs = match &change {
@@ -95,8 +99,7 @@ impl HeldPolicies {
     pub fn are_covered_by(&self, names: &KnownNames) -> bool {
         match names {
             KnownNames::Unknown => false,
-            KnownNames::All => true,
-            KnownNames::Of { is_full: true, .. } => true,
+            KnownNames::All | KnownNames::Of { is_full: true, .. } => true,
             KnownNames::Of { vocabulary, .. } => {
                 self.policies.values().all(|held| vocabulary.covers(&held.needs))
             }
@@ -104,6 +107,10 @@ impl HeldPolicies {
     }
 
     /// Returns the policies that are not in force as a whole, as problems.
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "of the many changes, the ones this is about"
+    )]
     pub fn problems(&self) -> impl Iterator<Item = String> {
         self.policies.values().filter_map(|held| {
             let outcome = match held.in_force {

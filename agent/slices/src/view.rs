@@ -57,6 +57,10 @@ struct Newer {
 
 impl PeerView {
     /// Takes in a change from the watch of the own pods; returns the change to report.
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "of the many changes, the ones this is about"
+    )]
     pub fn take_own(&mut self, change: Change) -> Option<Change> {
         let key = match change {
             Change::Pod(pod) => {
@@ -79,6 +83,10 @@ impl PeerView {
     }
 
     /// Takes in a change from the watch of all pods; returns the change to report.
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "of the many changes, the ones this is about"
+    )]
     pub fn take_watched(&mut self, change: Change) -> Option<Change> {
         let key = match change {
             Change::Pod(pod) => {

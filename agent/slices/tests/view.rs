@@ -1,6 +1,7 @@
 //! The view of an agent over random series: the truth changes, and its watches and the slices follow later, each in its
 //! own time. No pod's state is ever replaced by an older one, and in the end the view is the truth.
 #![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::wildcard_enum_match_arm, reason = "of the many changes, those of pods")]
 
 use std::collections::BTreeMap;
 
@@ -58,7 +59,7 @@ fn key(change: &Change) -> Key {
     match change {
         Change::Pod(pod) => pod.key.clone(),
         Change::PodGone(key) => key.clone(),
-        other => panic!("{other:?}"),
+        other => unreachable!("{other:?}"),
     }
 }
 

@@ -94,6 +94,10 @@ impl Agent {
     }
 
     /// Objects, with the pods of other nodes in the form of slices.
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "of the many changes, the ones this is about"
+    )]
     fn reduced(&mut self) -> BTreeMap<ObjectKey, Change> {
         self.take();
         let mut names = Vocabulary::default();

@@ -215,7 +215,7 @@ impl Peers {
         (status.error, status.unreachable, status.served) = (None, false, true);
         self.health.set_outage(false, now);
         match event {
-            SliceEvent::Set(slice) => self.take_slice(slice, now),
+            SliceEvent::Set(slice) => self.take_slice(*slice, now),
             SliceEvent::Gone(name) => {
                 self.broken.remove(&name);
                 self.known.remove(&name);

@@ -28,7 +28,7 @@ pub(super) enum SliceEvent {
     /// All slices, by a list.
     Listed(Vec<PeerSlice>),
     /// A slice was created or changed.
-    Set(PeerSlice),
+    Set(Box<PeerSlice>),
     /// The slice of this name is gone.
     Gone(String),
     /// A request failed.
@@ -89,7 +89,7 @@ pub(super) async fn follow(
                     continue;
                 }
                 Event::InitDone => SliceEvent::Listed(std::mem::take(&mut listed)),
-                Event::Apply(slice) => SliceEvent::Set(slice),
+                Event::Apply(slice) => SliceEvent::Set(Box::new(slice)),
                 Event::Delete(slice) => SliceEvent::Gone(slice.metadata.name.unwrap_or_default()),
             };
             if events.send(event).await.is_err() {
