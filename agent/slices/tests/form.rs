@@ -1,5 +1,4 @@
 //! The form of slices: pods come back, and no other content is accepted.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
