@@ -204,14 +204,16 @@ mod tests {
         let mut written = Vec::new();
         loop {
             let due = packing.take_due();
-            let index = packing.index();
-            if let Some(index) = &index {
-                packing.index_is_written(index);
+            if !due.is_empty() {
+                written.push(due.len());
+                continue;
             }
-            if due.is_empty() {
+            if let Some(index) = packing.index() {
+                packing.index_is_written(&index);
+            }
+            if packing.by_names.is_empty() {
                 return written;
             }
-            written.push(due.len());
         }
     }
 
