@@ -43,7 +43,7 @@ pub enum SliceError {
 /// Returns the pods of a slice.
 ///
 /// # Errors
-/// The slice was not made by [`crate::encode`] of at most [`MAX_PODS`] pods.
+/// The slice was not made by [`crate::encode()`] of at most [`MAX_PODS`] pods.
 pub fn decode(spec: &PeerSliceSpec) -> Result<Vec<Pod>, SliceError> {
     check_sizes(spec)?;
     let text = &spec.pods;
