@@ -68,7 +68,7 @@ impl Agent {
             kubeconfig: Some(kubeconfig),
             as_kubectl: false,
             context: None,
-            timeout: Duration::from_secs(60),
+            timeout: Duration::from_mins(1),
         };
         let nodes = FollowedNodes::Own;
         let settings = Settings { access, node: OWN.into(), nodes, peers, cluster_policies: true };
