@@ -92,13 +92,9 @@ pub struct PeerVocabulary {
     pub label_keys: BTreeSet<String>,
     /// Names of ports in egress rules, sorted.
     pub port_names: BTreeSet<String>,
-    /// Whether policies have more names than a vocabulary may have. Policies with names that it lacks grant nothing by
-    /// these names.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub is_full: bool,
 }
 
-/// Sign of life of the controller.
+/// Sign of life of the controller, while every change of a pod is in the slices a bounded time after it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PeerHeartbeat {

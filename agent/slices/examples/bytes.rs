@@ -48,9 +48,9 @@ fn rollout(title: &str, replaced: impl Fn(u32) -> (u32, u32)) {
         let due = |step: u32| step * REPLACED / writes..(step + 1) * REPLACED / writes;
         let new = if write < writes { due(write) } else { 0..0 };
         for (workload, number) in new.map(&replaced) {
-            touched.extend(packing.set(pod(workload, number, 1)));
+            touched.extend(packing.set(pod(workload, number, 1)).slices());
             let old = pod(workload, number, 0);
-            touched.extend(packing.set(Pod { terminating: true, ..old }));
+            touched.extend(packing.set(Pod { terminating: true, ..old }).slices());
         }
         // The old ones go a write later.
         for (workload, number) in write.checked_sub(1).into_iter().flat_map(due).map(&replaced) {

@@ -1,11 +1,30 @@
 //! Policies with names that the slices lack, until they have them.
+//!
+//! A policy that allows by a label's absence would allow pods that have the label, if slices lack it. So a NetworkPolicy is
+//! in force as a whole only with slices that have its names. Otherwise:
+//!
+//! | NetworkPolicy | in force |
+//! |---|---|
+//! | an earlier version is in force | that version, for [`REDUCED_AFTER`] at most |
+//! | otherwise | it isolates, and its peers and ports with missing names grant nothing |
+//!
+//! ClusterNetworkPolicies depend on each other's order, so all of them come into force together: while slices lack a name
+//! of one, no change of any comes into force.
+//!
+//! Times are durations since a common moment, without those in which the API server was away.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use netpold_core::cluster::ObjectKey;
-use netpold_core::model::{Change, Peer, Policy, Rule};
+use netpold_core::model::{Change, ClusterPolicy, Key, Peer, Policy, Rule};
 
-use crate::vocabulary::Vocabulary;
+use crate::vocabulary::{NAMESPACE_NAMES, Vocabulary};
+
+/// Time after which a policy with missing names loses the grants by them. The controller keeps a name in slices for longer
+/// after its end in the index.
+pub const REDUCED_AFTER: Duration = Duration::from_mins(4);
+/// Age of a policy from which on its missing names count: younger ones are on their way into the slices.
+const YOUNG: Duration = Duration::from_secs(5);
 
 /// Names by which the pods of other nodes are known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,151 +32,236 @@ pub enum KnownNames {
     /// Unknown yet.
     #[default]
     Unknown,
-    /// Those of a vocabulary; `is_full`: it cannot get further names.
-    Of {
-        /// The vocabulary.
-        vocabulary: Vocabulary,
-        /// Whether policies have more names than a vocabulary may have.
-        is_full: bool,
-    },
+    /// Those of a vocabulary.
+    Of(Vocabulary),
     /// All.
     All,
 }
 
+impl KnownNames {
+    fn cover(&self, needs: &Vocabulary) -> bool {
+        match self {
+            Self::Unknown => needs.is_empty(),
+            Self::Of(vocabulary) => vocabulary.covers(needs),
+            Self::All => true,
+        }
+    }
+}
+
 /// All policies, and the form of each that is in force.
-///
-/// A policy is in force as a whole if the slices have its names. Otherwise:
-///
-/// | policy | in force |
-/// |---|---|
-/// | an earlier version was in force as a whole | that version |
-/// | a new NetworkPolicy | it isolates, and its peers and ports with missing names grant nothing |
-/// | a new ClusterNetworkPolicy | nothing of it: its Deny rules would not match all pods |
-/// | a NetworkPolicy with names for which a full vocabulary has no room | as a new one |
-///
-/// A policy that allows by a label's absence would otherwise allow pods that have the label.
 #[derive(Debug, Default)]
 pub struct HeldPolicies {
     names: KnownNames,
-    policies: BTreeMap<ObjectKey, Held>,
+    policies: BTreeMap<Key, Held>,
+    cluster_policies: HeldClusterPolicies,
 }
 
+/// NetworkPolicy.
 #[derive(Debug)]
 struct Held {
-    change: Change,
+    policy: Policy,
     needs: Vocabulary,
     in_force: InForce,
+    /// Arrival of this version.
+    arrived: Duration,
+    /// Start of the time in which the present version is not in force as a whole.
+    incomplete: Option<Duration>,
 }
 
 /// Form of a policy that is in force.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum InForce {
     Nothing,
     /// Without the grants by missing names.
-    Reduced,
+    Reduced(Box<Policy>),
     /// An earlier version.
     Earlier,
     Whole,
 }
 
 impl HeldPolicies {
-    /// Takes in a change; returns the change that comes into force now. Changes of other objects pass.
+    /// Takes in a change; returns the changes that come into force now. Changes of other objects pass.
     #[expect(
         clippy::wildcard_enum_match_arm,
         reason = "of the many changes, the ones this is about"
     )]
-    pub fn take(&mut self, change: Change) -> Option<Change> {
-        let key = ObjectKey::of(&change);
-        let needs = match &change {
-            Change::Policy(policy) => Vocabulary::of_policy(policy),
-            Change::ClusterPolicy(policy) => Vocabulary::of_cluster_policy(policy),
-            Change::PolicyGone(_) | Change::ClusterPolicyGone(_) => {
+    pub fn take(&mut self, change: Change, now: Duration) -> Vec<Change> {
+        match change {
+            Change::Policy(policy) => self.set(policy, now).into_iter().collect(),
+            Change::PolicyGone(key) => {
                 let held = self.policies.remove(&key);
-                return held.filter(|held| held.in_force != InForce::Nothing).map(|_| change);
+                let held = held.filter(|held| held.in_force != InForce::Nothing);
+                held.map(|_| Change::PolicyGone(key)).into_iter().collect()
             }
-            _ => return Some(change),
-        };
-        let before = self.policies.get(&key).map_or(InForce::Nothing, |held| held.in_force);
-        let mut held = Held { change, needs, in_force: before };
-        if held.in_force == InForce::Whole {
-            held.in_force = InForce::Earlier;
+            Change::ClusterPolicy(policy) => {
+                self.cluster_policies.set(policy.name.clone(), Some(policy));
+                self.cluster_policies.enforce(&self.names)
+            }
+            Change::ClusterPolicyGone(name) => {
+                self.cluster_policies.set(name, None);
+                self.cluster_policies.enforce(&self.names)
+            }
+            other => vec![other],
         }
-        let comes = held.enforce(&self.names);
+    }
+
+    fn set(&mut self, policy: Policy, now: Duration) -> Option<Change> {
+        let key = policy.key.clone();
+        let before = self.policies.remove(&key);
+        let incomplete = before.as_ref().and_then(|held| held.incomplete);
+        let in_force = match before.map(|held| held.in_force) {
+            Some(InForce::Whole) => InForce::Earlier,
+            before => before.unwrap_or(InForce::Nothing),
+        };
+        let needs = Vocabulary::of_policy(&policy);
+        let mut held = Held { policy, needs, in_force, arrived: now, incomplete };
+        let comes = held.enforce(&self.names, now, REDUCED_AFTER);
         self.policies.insert(key, held);
         comes
     }
 
-    /// Sets the known names; returns the changes that come into force by them.
-    pub fn set_names(&mut self, names: KnownNames) -> Vec<Change> {
+    /// Sets the names of slices by an event of a watch; returns the changes that come into force by them. Slices keep the
+    /// names that end for longer than [`REDUCED_AFTER`].
+    pub fn set_names(&mut self, names: KnownNames, now: Duration) -> Vec<Change> {
         self.names = names;
-        let names = &self.names;
-        self.policies.values_mut().filter_map(|held| held.enforce(names)).collect()
+        self.enforce(now, REDUCED_AFTER)
     }
 
-    /// Returns whether every policy is in force as far as it can be with these names.
-    #[must_use]
-    pub fn are_covered_by(&self, names: &KnownNames) -> bool {
-        match names {
-            KnownNames::Unknown => false,
-            KnownNames::All | KnownNames::Of { is_full: true, .. } => true,
-            KnownNames::Of { vocabulary, .. } => {
-                self.policies.values().all(|held| vocabulary.covers(&held.needs))
+    /// Sets the names of slices, of which earlier ones may have ended at any time; returns the changes that come into force
+    /// by them.
+    pub fn set_other_names(&mut self, names: KnownNames, now: Duration) -> Vec<Change> {
+        self.names = names;
+        self.enforce(now, Duration::ZERO)
+    }
+
+    /// Returns the changes that come into force by the time.
+    pub fn look(&mut self, now: Duration) -> Vec<Change> {
+        self.enforce(now, REDUCED_AFTER)
+    }
+
+    fn enforce(&mut self, now: Duration, patience: Duration) -> Vec<Change> {
+        let names = &self.names;
+        let comes = self.policies.values_mut().filter_map(|it| it.enforce(names, now, patience));
+        let mut comes: Vec<Change> = comes.collect();
+        comes.extend(self.cluster_policies.enforce(names));
+        comes
+    }
+
+    /// Returns whether slices with these names serve: they have the names of every ClusterNetworkPolicy, and of the
+    /// NetworkPolicies in namespaces that `matters`. Those of a namespace with more than [`NAMESPACE_NAMES`] do not count, so
+    /// that no namespace makes an agent follow all pods; nor do policies that changed a moment ago.
+    pub fn are_covered_by(
+        &self,
+        names: &Vocabulary,
+        now: Duration,
+        matters: impl Fn(&str) -> bool,
+    ) -> bool {
+        let mut lacking: BTreeMap<&str, Vocabulary> = BTreeMap::new();
+        for (key, held) in &self.policies {
+            let is_young = now.saturating_sub(held.arrived) < YOUNG;
+            if !is_young && !names.covers(&held.needs) && matters(&key.namespace) {
+                lacking.entry(&key.namespace).or_default();
             }
         }
+        if !lacking.is_empty() {
+            for (key, held) in &self.policies {
+                if let Some(all) = lacking.get_mut(key.namespace.as_str()) {
+                    all.extend(held.needs.clone());
+                }
+            }
+        }
+        let is_within = |all: &Vocabulary| all.len() <= NAMESPACE_NAMES;
+        self.cluster_policies.are_covered_by(names) && !lacking.values().any(is_within)
     }
 
     /// Returns the policies that are not in force as a whole, as problems.
-    #[expect(
-        clippy::wildcard_enum_match_arm,
-        reason = "of the many changes, the ones this is about"
-    )]
     pub fn problems(&self) -> impl Iterator<Item = String> {
-        self.policies.values().filter_map(|held| {
+        let policies = self.policies.iter().filter_map(|(key, held)| {
             let outcome = match held.in_force {
                 InForce::Whole => return None,
                 InForce::Nothing => "it is not in force yet",
-                InForce::Reduced => "until then they grant nothing",
+                InForce::Reduced(_) => "until then they grant nothing",
                 InForce::Earlier => "its last state stays in force",
             };
-            let name = match &held.change {
-                Change::Policy(policy) => format!("NetworkPolicy {}", policy.key),
-                Change::ClusterPolicy(policy) => format!("ClusterNetworkPolicy {}", policy.name),
-                _ => return None,
-            };
-            Some(format!("{name}: peer slices lack labels or ports that it names; {outcome}"))
-        })
+            Some(format!(
+                "NetworkPolicy {key}: peer slices lack labels or ports that it names; {outcome}"
+            ))
+        });
+        let pending = self.cluster_policies.pending.iter().map(|name| {
+            format!("ClusterNetworkPolicy {name}: peer slices lack labels or ports; the last state stays in force")
+        });
+        policies.chain(pending)
     }
 }
 
 impl Held {
-    /// Puts the policy into force, as far as the names are known; returns the change that comes into force.
-    fn enforce(&mut self, names: &KnownNames) -> Option<Change> {
-        let (vocabulary, is_full) = match names {
-            KnownNames::All => return self.comes(InForce::Whole, self.change.clone()),
-            KnownNames::Unknown if self.needs.is_empty() => {
-                return self.comes(InForce::Whole, self.change.clone());
-            }
-            KnownNames::Unknown => return None,
-            KnownNames::Of { vocabulary, is_full } => (vocabulary, *is_full),
-        };
-        if vocabulary.covers(&self.needs) {
-            return self.comes(InForce::Whole, self.change.clone());
+    /// Puts the policy into force, as far as the names are known; returns the change that comes into force. An earlier state
+    /// with other names stays for `patience`.
+    fn enforce(&mut self, names: &KnownNames, now: Duration, patience: Duration) -> Option<Change> {
+        if names.cover(&self.needs) {
+            let is_news = self.in_force != InForce::Whole;
+            (self.in_force, self.incomplete) = (InForce::Whole, None);
+            return is_news.then(|| Change::Policy(self.policy.clone()));
         }
-        let Change::Policy(policy) = &self.change else { return None };
+        let KnownNames::Of(vocabulary) = names else { return None };
+        let since = *self.incomplete.get_or_insert(now);
         let has_state = matches!(self.in_force, InForce::Whole | InForce::Earlier);
-        if has_state && !is_full {
+        if has_state && now.saturating_sub(since) < patience {
             return None;
         }
-        let reduced = Change::Policy(reduced(policy, vocabulary));
-        // Another vocabulary may leave another part.
-        self.in_force = InForce::Reduced;
-        Some(reduced)
+        let reduced = InForce::Reduced(Box::new(reduced(&self.policy, vocabulary)));
+        if self.in_force == reduced {
+            return None;
+        }
+        self.in_force = reduced;
+        match &self.in_force {
+            InForce::Reduced(policy) => Some(Change::Policy((**policy).clone())),
+            InForce::Nothing | InForce::Earlier | InForce::Whole => None,
+        }
+    }
+}
+
+/// ClusterNetworkPolicies.
+#[derive(Debug, Default)]
+struct HeldClusterPolicies {
+    latest: BTreeMap<String, (ClusterPolicy, Vocabulary)>,
+    /// Policies with a change that is not in force.
+    pending: BTreeSet<String>,
+    /// Policies of which a version is in force.
+    in_force: BTreeSet<String>,
+}
+
+impl HeldClusterPolicies {
+    fn set(&mut self, name: String, policy: Option<ClusterPolicy>) {
+        self.pending.insert(name.clone());
+        match policy {
+            Some(policy) => {
+                let needs = Vocabulary::of_cluster_policy(&policy);
+                self.latest.insert(name, (policy, needs));
+            }
+            None => drop(self.latest.remove(&name)),
+        }
     }
 
-    fn comes(&mut self, form: InForce, change: Change) -> Option<Change> {
-        let is_news = self.in_force != form;
-        self.in_force = form;
-        is_news.then_some(change)
+    fn are_covered_by(&self, names: &Vocabulary) -> bool {
+        self.latest.values().all(|(_, needs)| names.covers(needs))
+    }
+
+    /// Puts all changes into force if every policy's names are known.
+    fn enforce(&mut self, names: &KnownNames) -> Vec<Change> {
+        if self.pending.is_empty() || !self.latest.values().all(|(_, needs)| names.cover(needs)) {
+            return Vec::new();
+        }
+        let mut comes = Vec::new();
+        for name in std::mem::take(&mut self.pending) {
+            if let Some((policy, _)) = self.latest.get(&name) {
+                comes.push(Change::ClusterPolicy(policy.clone()));
+                self.in_force.insert(name);
+            } else if self.in_force.remove(&name) {
+                comes.push(Change::ClusterPolicyGone(name));
+            }
+        }
+        comes
     }
 }
 
@@ -190,54 +294,118 @@ fn reduced(policy: &Policy, vocabulary: &Vocabulary) -> Policy {
 
 #[cfg(test)]
 mod tests {
-    use netpold_core::model::{Key, Requirement, Selector};
+    use netpold_core::model::{Action, Requirement, Selector, Tier};
     use netpold_testkit::objects;
 
     use super::*;
 
-    fn policy(name: &str, label: &str) -> Change {
+    const ZERO: Duration = Duration::ZERO;
+
+    fn rules(label: &str) -> Rule {
         let requirements = vec![Requirement::DoesNotExist(label.into())];
         let peers = Some(vec![Peer::Pods { namespaces: None, pods: Selector { requirements } }]);
-        let rules = Some(vec![Rule { peers, ports: None }]);
+        Rule { peers, ports: None }
+    }
+
+    fn policy(name: &str, label: &str) -> Change {
+        let rules = Some(vec![rules(label)]);
         Change::Policy(objects::policy("x", name, Selector::default(), rules, None))
     }
 
-    fn names(labels: &[&str], is_full: bool) -> KnownNames {
+    fn vocabulary(labels: &[&str]) -> Vocabulary {
         let label_keys = labels.iter().map(|&label| label.to_owned()).collect();
-        KnownNames::Of { vocabulary: Vocabulary { label_keys, ..Vocabulary::default() }, is_full }
+        Vocabulary { label_keys, ..Vocabulary::default() }
     }
 
-    fn rules(change: Option<&Change>) -> Option<usize> {
-        let Change::Policy(policy) = change? else { return None };
+    fn names(labels: &[&str]) -> KnownNames {
+        KnownNames::Of(vocabulary(labels))
+    }
+
+    /// Number of ingress rules of the only change.
+    fn grants(changes: &[Change]) -> Option<usize> {
+        let [Change::Policy(policy)] = changes else { return None };
         policy.ingress.as_ref().map(Vec::len)
     }
 
     #[test]
     fn a_new_policy_isolates_and_a_changed_one_stays_until_the_slices_have_its_names() {
         let mut held = HeldPolicies::default();
-        assert_eq!(held.take(policy("a", "l")), None, "nothing is known");
-        assert_eq!(held.set_names(names(&["l"], false)), [policy("a", "l")]);
-        assert!(held.are_covered_by(&names(&["l"], false)) && held.problems().next().is_none());
-        assert_eq!(rules(held.take(policy("new", "m")).as_ref()), Some(0));
-        assert_eq!(held.take(policy("a", "m")), None);
-        assert!(!held.are_covered_by(&names(&["l"], false)));
+        assert_eq!(held.take(policy("a", "l"), ZERO), [], "nothing is known");
+        assert_eq!(held.set_names(names(&["l"]), ZERO), [policy("a", "l")]);
+        assert!(held.problems().next().is_none());
+        assert_eq!(grants(&held.take(policy("new", "m"), ZERO)), Some(0));
+        assert_eq!(held.take(policy("a", "m"), ZERO), []);
         assert_eq!(held.problems().count(), 2);
-        assert_eq!(held.take(policy("a", "l")), Some(policy("a", "l")), "back again");
-        assert_eq!(held.take(policy("a", "m")), None);
-        let all = held.set_names(names(&["l", "m"], false));
+        assert_eq!(held.take(policy("a", "l"), ZERO), [policy("a", "l")], "back again");
+        assert_eq!(held.take(policy("a", "m"), ZERO), []);
+        let all = held.set_names(names(&["l", "m"]), ZERO);
         assert_eq!(all, [policy("a", "m"), policy("new", "m")]);
         let gone = Change::PolicyGone(Key::new("x", "a"));
-        assert_eq!(held.take(gone.clone()), Some(gone));
+        assert_eq!(held.take(gone.clone(), ZERO), [gone]);
     }
 
     #[test]
-    fn names_without_room_grant_nothing() {
+    fn an_earlier_version_ends_after_a_time_however_often_the_policy_changes() {
         let mut held = HeldPolicies::default();
-        held.set_names(names(&["l"], true));
-        assert_eq!(rules(held.take(policy("a", "l")).as_ref()), Some(1));
-        assert_eq!(rules(held.take(policy("a", "m")).as_ref()), Some(0));
-        assert!(held.are_covered_by(&names(&["l"], true)));
-        assert_eq!(rules(held.set_names(KnownNames::All).first()), Some(1));
-        assert!(held.problems().next().is_none());
+        held.set_names(names(&["l"]), ZERO);
+        held.take(policy("a", "l"), ZERO);
+        let half = REDUCED_AFTER / 2;
+        assert_eq!(held.take(policy("a", "m"), ZERO), []);
+        assert_eq!(held.take(policy("a", "n"), half), []);
+        assert_eq!(held.look(half), []);
+        assert_eq!(grants(&held.look(REDUCED_AFTER)), Some(0));
+        assert_eq!(held.look(REDUCED_AFTER), [], "once");
+    }
+
+    #[test]
+    fn a_policy_is_reduced_when_the_vocabulary_shrinks_below_it() {
+        let mut held = HeldPolicies::default();
+        held.set_names(names(&["l"]), ZERO);
+        held.take(policy("a", "l"), ZERO);
+        assert_eq!(held.set_names(names(&[]), ZERO), [], "slices keep it for longer");
+        assert_eq!(grants(&held.look(REDUCED_AFTER)), Some(0));
+        assert_eq!(grants(&held.set_names(names(&["l"]), REDUCED_AFTER)), Some(1));
+        let after_a_list = held.set_other_names(names(&[]), REDUCED_AFTER);
+        assert_eq!(grants(&after_a_list), Some(0), "slices may lack it already");
+        held.set_names(KnownNames::All, REDUCED_AFTER);
+        assert_eq!(grants(&held.set_other_names(names(&[]), REDUCED_AFTER)), Some(0));
+    }
+
+    #[test]
+    fn only_names_of_namespaces_that_matter_and_are_within_their_number_count() {
+        let mut held = HeldPolicies::default();
+        let known = vocabulary(&["l"]);
+        held.set_names(KnownNames::Of(known.clone()), ZERO);
+        held.take(policy("a", "m"), ZERO);
+        assert!(held.are_covered_by(&known, ZERO, |_| true), "its name is on its way");
+        assert!(!held.are_covered_by(&known, YOUNG, |_| true));
+        assert!(held.are_covered_by(&known, YOUNG, |namespace| namespace != "x"));
+        held.take(policy("a", "n"), YOUNG);
+        assert!(held.are_covered_by(&known, YOUNG, |_| true), "a policy that changes often");
+        for number in 0..NAMESPACE_NAMES {
+            held.take(policy(&format!("p{number}"), &format!("l{number}")), ZERO);
+        }
+        assert!(held.are_covered_by(&known, YOUNG * 2, |_| true), "too many names");
+    }
+
+    #[test]
+    fn cluster_policies_come_into_force_together() {
+        let cluster = |name: &str, label: &str| {
+            let peers = rules(label).peers.unwrap_or_default();
+            let rules = vec![objects::cluster_rule(Action::Deny, peers, None)];
+            Change::ClusterPolicy(objects::cluster_policy(name, (Tier::Admin, 1), rules, vec![]))
+        };
+        let mut held = HeldPolicies::default();
+        held.set_names(names(&["l"]), ZERO);
+        assert_eq!(held.take(cluster("first", "l"), ZERO).len(), 1);
+        assert!(held.take(cluster("deny", "m"), ZERO).is_empty());
+        assert!(held.take(cluster("allow", "l"), ZERO).is_empty(), "its order is after the other");
+        let gone = |name: &str| Change::ClusterPolicyGone(name.into());
+        assert!(held.take(gone("first"), ZERO).is_empty());
+        assert_eq!(held.problems().count(), 3);
+        assert!(!held.are_covered_by(&vocabulary(&["l"]), ZERO, |_| true));
+        let comes = held.set_names(names(&["l", "m"]), ZERO);
+        assert_eq!(comes, [cluster("allow", "l"), cluster("deny", "m"), gone("first")]);
+        assert_eq!(held.take(gone("none"), ZERO), []);
     }
 }

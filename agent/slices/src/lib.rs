@@ -25,7 +25,7 @@ mod vocabulary;
 
 pub use decode::{SliceError, decode};
 pub use encode::encode;
-pub use held_policies::{HeldPolicies, KnownNames};
-pub use packing::{MAX_PODS, Packing, SliceNumber};
+pub use held_policies::{HeldPolicies, KnownNames, REDUCED_AFTER};
+pub use packing::{MAX_PODS, Packing, Placed, SliceNumber};
 pub use view::{PeerOrigin, PeerView};
-pub use vocabulary::{MAX_NAMES, Vocabulary};
+pub use vocabulary::{MAX_NAMES, NAMESPACE_NAMES, Name, Vocabulary};

@@ -8,7 +8,9 @@ use netpold_core::model::{Key, Labels, Pod};
 /// each slice adds 0.4 kB of metadata.
 pub const MAX_PODS: usize = 50;
 /// Most bytes of labels, ports and claims of a pod that shares a slice.
-const MAX_SHARING: usize = 2048;
+const MAX_SHARING: usize = 2 << 10;
+/// Most bytes of labels, ports and claims of the pods that share a slice.
+const MAX_WEIGHT: usize = 32 << 10;
 
 /// Number of a slice, from 0; part of its object's name.
 pub type SliceNumber = u32;
@@ -16,11 +18,12 @@ pub type SliceNumber = u32;
 /// Pods in slices. A pod stays in its slice until it goes, so a change of one pod changes one slice. A new pod gets a
 /// place beside pods with its namespace and labels, else of its namespace, else in the fullest slice: pods that are
 /// replaced together change few slices. A pod with more than [`MAX_SHARING`] bytes has a slice of its own, so that it
-/// adds nothing to the changes of others. A slice without pods goes.
+/// adds nothing to the changes of others. A pod that would make its slice larger than [`MAX_WEIGHT`] moves to a new one. A
+/// slice without pods goes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
     places: BTreeMap<Key, SliceNumber>,
-    /// Pods by slice; no slice is empty or has more than [`MAX_PODS`].
+    /// Pods by slice; no slice is empty.
     slices: BTreeMap<SliceNumber, BTreeMap<Key, Pod>>,
     /// Number of pods, and slice, of each slice with room for pods that share.
     room: BTreeSet<(usize, SliceNumber)>,
@@ -28,47 +31,88 @@ pub struct Packing {
     alike: BTreeMap<(String, Option<Labels>), BTreeMap<SliceNumber, usize>>,
 }
 
+/// Effect of setting a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placed {
+    /// None: the pod has this state.
+    Unchanged,
+    /// This slice changed.
+    In(SliceNumber),
+    /// The pod moved, so both slices changed. The new one has to be written first, or readers miss the pod. It was unused, so
+    /// that slices never wait for each other.
+    Moved {
+        /// Its former slice.
+        from: SliceNumber,
+        /// Its new slice.
+        to: SliceNumber,
+    },
+}
+
+impl Placed {
+    /// Returns the slices that changed.
+    pub fn slices(self) -> impl Iterator<Item = SliceNumber> {
+        let numbers = match self {
+            Self::Unchanged => [None, None],
+            Self::In(number) => [Some(number), None],
+            Self::Moved { from, to } => [Some(from), Some(to)],
+        };
+        numbers.into_iter().flatten()
+    }
+}
+
 impl Packing {
-    /// Returns the packing of slices that another writer left, and the slices that differ from it: a pod in two slices
-    /// stays in the first, and pods beyond [`MAX_PODS`] get other places.
+    /// Returns the packing of slices that another writer left, the slices that differ from it, and the pods that moved. A pod
+    /// in two slices stays in the first, so the one that readers use must come first.
     pub fn take_over(
         found: impl IntoIterator<Item = (SliceNumber, Vec<Pod>)>,
-    ) -> (Self, BTreeSet<SliceNumber>) {
-        let (mut packing, mut changed, mut homeless) =
-            (Self::default(), BTreeSet::new(), Vec::new());
+    ) -> (Self, BTreeSet<SliceNumber>, Vec<Placed>) {
+        let (mut packing, mut changed) = (Self::default(), BTreeSet::new());
         for (number, pods) in found {
             for pod in pods {
-                let is_full = packing.len_of(number) >= MAX_PODS;
                 if packing.places.contains_key(&pod.key) {
                     changed.insert(number);
-                } else if is_full {
-                    changed.insert(number);
-                    homeless.push(pod);
                 } else {
                     packing.put(number, pod);
                 }
             }
-            if packing.len_of(number) == 0 {
+            if !packing.slices.contains_key(&number) {
                 changed.insert(number);
             }
         }
-        homeless.into_iter().for_each(|pod| changed.extend(packing.set(pod)));
-        (packing, changed)
+        let keys: Vec<Key> = packing.places.keys().cloned().collect();
+        let moved = keys.iter().filter_map(|key| packing.move_if_needed(key)).collect();
+        (packing, changed, moved)
     }
 
-    /// Sets a pod; returns the slices that changed.
-    pub fn set(&mut self, pod: Pod) -> Vec<SliceNumber> {
-        let known = self.places.get(&pod.key).copied();
-        let before = known.and_then(|number| self.slices.get(&number)?.get(&pod.key));
-        if before == Some(&pod) {
-            return Vec::new();
+    /// Sets a pod.
+    pub fn set(&mut self, pod: Pod) -> Placed {
+        let key = pod.key.clone();
+        let Some(place) = self.places.get(&key).copied() else {
+            let number = self.place_for(&pod);
+            self.put(number, pod);
+            return Placed::In(number);
+        };
+        if self.slices.get(&place).and_then(|slice| slice.get(&key)) == Some(&pod) {
+            return Placed::Unchanged;
         }
-        let stays = before.is_some_and(|before| shares(before) == shares(&pod));
-        let left = if stays { None } else { self.remove(&pod.key) };
-        let number = known.filter(|_| stays).unwrap_or_else(|| self.place_for(&pod));
-        self.put(number, pod);
-        let also = left.filter(|left| *left != number);
-        also.into_iter().chain([number]).collect()
+        self.put(place, pod);
+        self.move_if_needed(&key).unwrap_or(Placed::In(place))
+    }
+
+    /// Moves a pod whose slice has too much for it to stay.
+    fn move_if_needed(&mut self, key: &Key) -> Option<Placed> {
+        let from = *self.places.get(key)?;
+        let slice = self.slices.get(&from)?;
+        let pod = slice.get(key)?;
+        let is_heavy = || slice.values().map(weight).sum::<usize>() > MAX_WEIGHT;
+        let is_alone = slice.len() == 1;
+        if is_alone || shares(pod) && slice.len() <= MAX_PODS && !is_heavy() {
+            return None;
+        }
+        let (pod, to) = (pod.clone(), self.unused());
+        self.remove(key);
+        self.put(to, pod);
+        Some(Placed::Moved { from, to })
     }
 
     /// Removes a pod; returns its slice if there was one. The slice goes with its last pod.
@@ -79,10 +123,9 @@ impl Packing {
         let gone = slice.remove(key);
         if slice.is_empty() {
             self.slices.remove(&number);
-        } else if slice.values().all(shares) {
-            self.room.insert((slice.len(), number));
         }
         gone.iter().for_each(|pod| self.count(pod, number, false));
+        self.note_room(number);
         Some(number)
     }
 
@@ -153,23 +196,36 @@ impl Packing {
         self.room.remove(&(slice.len(), number));
         self.places.insert(pod.key.clone(), number);
         let before = slice.insert(pod.key.clone(), pod.clone());
-        if slice.len() < MAX_PODS && slice.values().all(shares) {
-            self.room.insert((slice.len(), number));
-        }
         before.iter().for_each(|before| self.count(before, number, false));
         self.count(&pod, number, true);
+        self.note_room(number);
+    }
+
+    /// Notes whether a slice has room for any pod that shares.
+    fn note_room(&mut self, number: SliceNumber) {
+        let Some(slice) = self.slices.get(&number) else { return };
+        let weight: usize = slice.values().map(weight).sum();
+        let has_room = slice.len() < MAX_PODS && weight + MAX_SHARING <= MAX_WEIGHT;
+        if has_room && slice.values().all(shares) {
+            self.room.insert((slice.len(), number));
+        }
     }
 }
 
 /// Whether a pod may share a slice with others.
 fn shares(pod: &Pod) -> bool {
+    weight(pod) <= MAX_SHARING
+}
+
+/// Returns the bytes of a pod's labels, ports and claims.
+fn weight(pod: &Pod) -> usize {
     let labels = pod.labels.iter().map(|(key, value)| key.len() + value.len());
     let ports = pod.ports.iter().map(|port| port.name.len() + 4);
     let claims = pod.second.iter().map(|second| {
         let addresses = 16 * second.addresses.len();
         second.name.len() + second.network.len() + second.device.len() + addresses
     });
-    labels.chain(ports).chain(claims).sum::<usize>() <= MAX_SHARING
+    labels.chain(ports).chain(claims).sum()
 }
 
 /// Returns the pods' groups that share slices, the narrower first.

@@ -6,6 +6,7 @@ use std::hash::BuildHasher;
 
 use netpold_core::model::{Change, Key, Pod};
 
+use crate::packing::SliceNumber;
 use crate::vocabulary::Vocabulary;
 
 /// Origin of the pods of other nodes.
@@ -20,19 +21,25 @@ pub enum PeerOrigin {
 
 /// All pods, and those of them that were reported.
 ///
-/// The own node's pods are always those of their own watch; entries of slices with the same names do not count. So a
-/// slice can misname peers, but neither isolates an own pod nor frees it.
-#[derive(Debug, Default)]
+/// The own node's pods are always those of their own watch; entries of slices with the same names, or with the own node, do
+/// not count. So a slice can misname peers, but neither isolates an own pod nor frees it.
+///
+/// Two slices have a pod while it moves from one to the other. The one with the higher `resourceVersion` counts; the other
+/// counts again if that one loses the pod.
+#[derive(Debug)]
 pub struct PeerView {
+    /// Name of the own node.
+    node: String,
     origin: PeerOrigin,
     /// Whether pods of other nodes are reported: slices that nobody renews may be of any age.
     is_started: bool,
     /// Pods of the own node, from their watch.
     own: BTreeMap<Key, Pod>,
-    /// Pods by slice.
-    slices: BTreeMap<String, BTreeSet<Key>>,
-    /// Pods of slices, with the slice's name.
-    sliced: HashMap<Key, (String, Pod)>,
+    slices: BTreeMap<SliceNumber, Slice>,
+    /// Of each pod of slices, the slice that counts.
+    places: HashMap<Key, SliceNumber>,
+    /// Of pods in several slices, the others.
+    also: BTreeMap<Key, BTreeSet<SliceNumber>>,
     /// All pods, from their watch; empty unless they are followed.
     watched: BTreeMap<Key, Pod>,
     /// Own pods that went, and that the other origin still has.
@@ -46,6 +53,14 @@ pub struct PeerView {
     hasher: RandomState,
 }
 
+/// Slice, as received last.
+#[derive(Debug, Default)]
+struct Slice {
+    /// Its `resourceVersion`.
+    version: u64,
+    pods: BTreeMap<Key, Pod>,
+}
+
 /// State that slices lack.
 #[derive(Debug)]
 struct Newer {
@@ -56,6 +71,26 @@ struct Newer {
 }
 
 impl PeerView {
+    /// Creates the view of a node.
+    #[must_use]
+    pub fn new(node: String) -> Self {
+        Self {
+            node,
+            origin: PeerOrigin::default(),
+            is_started: false,
+            own: BTreeMap::new(),
+            slices: BTreeMap::new(),
+            places: HashMap::new(),
+            also: BTreeMap::new(),
+            watched: BTreeMap::new(),
+            hidden: BTreeMap::new(),
+            newer: BTreeMap::new(),
+            newer_version: 0,
+            reported: HashMap::new(),
+            hasher: RandomState::new(),
+        }
+    }
+
     /// Takes in a change from the watch of the own pods; returns the change to report.
     #[expect(
         clippy::wildcard_enum_match_arm,
@@ -104,31 +139,31 @@ impl PeerView {
         self.report(&key)
     }
 
-    /// Takes in the pods of a slice; empty: the slice is gone. Returns the changes to report.
-    pub fn take_slice(&mut self, name: &str, pods: Vec<Pod>) -> Vec<Change> {
-        let before = self.slices.remove(name).unwrap_or_default();
-        let keys: BTreeSet<Key> = pods.iter().map(|pod| pod.key.clone()).collect();
-        let mut changed = BTreeSet::new();
-        for pod in pods {
-            let known = self.sliced.get(&pod.key);
-            if known.is_none_or(|(_, known)| *known != pod) {
-                changed.insert(pod.key.clone());
-            }
-            self.sliced.insert(pod.key.clone(), (name.to_owned(), pod));
+    /// Takes in the pods of a slice, with its `resourceVersion`; empty: the slice is gone. Returns the changes to report.
+    pub fn take_slice(
+        &mut self,
+        number: SliceNumber,
+        version: u64,
+        pods: Vec<Pod>,
+    ) -> Vec<Change> {
+        let pods: BTreeMap<Key, Pod> =
+            pods.into_iter().map(|pod| (pod.key.clone(), pod)).collect();
+        let before = self.slices.get(&number).into_iter().flat_map(|slice| slice.pods.keys());
+        let keys: BTreeSet<Key> = before.chain(pods.keys()).cloned().collect();
+        let hash_of = |view: &Self, key: &Key| view.hasher.hash_one(view.sliced(key));
+        let hashes: Vec<u64> = keys.iter().map(|key| hash_of(self, key)).collect();
+        if pods.is_empty() {
+            self.slices.remove(&number);
+        } else {
+            self.slices.insert(number, Slice { version, pods });
         }
-        for key in before.difference(&keys) {
-            // The pod may be in another slice meanwhile.
-            if self.sliced.get(key).is_some_and(|(of, _)| of == name) {
-                self.sliced.remove(key);
-                changed.insert(key.clone());
-            }
-        }
-        if !keys.is_empty() {
-            self.slices.insert(name.to_owned(), keys);
-        }
+        keys.iter().for_each(|key| self.place(key, number));
+        let changed = keys.into_iter().zip(hashes);
+        let changed = changed.filter(|(key, hash)| hash_of(self, key) != *hash);
+        let changed: Vec<Key> = changed.map(|(key, _)| key).collect();
         for key in &changed {
             self.unhide(key);
-            let state = self.sliced.get(key).map(|(_, pod)| pod);
+            let state = self.sliced(key);
             if self.newer.get(key).is_some_and(|newer| newer.reduced.as_ref() == state) {
                 self.newer.remove(key);
             }
@@ -136,11 +171,34 @@ impl PeerView {
         changed.iter().filter_map(|key| self.report(key)).collect()
     }
 
+    /// Decides which slice of a pod counts, after a change of one.
+    fn place(&mut self, key: &Key, changed: SliceNumber) {
+        let mut numbers = self.also.remove(key).unwrap_or_default();
+        numbers.extend(self.places.remove(key));
+        numbers.insert(changed);
+        let version = |number: &SliceNumber| {
+            let slice = self.slices.get(number)?;
+            slice.pods.contains_key(key).then_some((slice.version, *number))
+        };
+        numbers.retain(|number| version(number).is_some());
+        let Some(newest) = numbers.iter().copied().max_by_key(version) else { return };
+        self.places.insert(key.clone(), newest);
+        numbers.remove(&newest);
+        if !numbers.is_empty() {
+            self.also.insert(key.clone(), numbers);
+        }
+    }
+
+    /// Returns a pod's entry in slices.
+    fn sliced(&self, key: &Key) -> Option<&Pod> {
+        self.slices.get(self.places.get(key)?)?.pods.get(key)
+    }
+
     /// Removes the slices other than these, after a list; returns the changes to report.
-    pub fn retain_slices(&mut self, is_there: impl Fn(&str) -> bool) -> Vec<Change> {
-        let gone: Vec<String> =
-            self.slices.keys().filter(|name| !is_there(name)).cloned().collect();
-        gone.iter().flat_map(|name| self.take_slice(name, Vec::new())).collect()
+    pub fn retain_slices(&mut self, is_there: impl Fn(SliceNumber) -> bool) -> Vec<Change> {
+        let gone: Vec<SliceNumber> =
+            self.slices.keys().copied().filter(|number| !is_there(*number)).collect();
+        gone.iter().flat_map(|number| self.take_slice(*number, 0, Vec::new())).collect()
     }
 
     /// Takes in that slices contain every change of pods up to a `resourceVersion`; returns the changes to report.
@@ -172,11 +230,11 @@ impl PeerView {
     pub fn follow_slices(&mut self, vocabulary: &Vocabulary, version: u64) -> Vec<Change> {
         self.origin = PeerOrigin::Slices;
         let watched = std::mem::take(&mut self.watched);
-        let keys: BTreeSet<&Key> = watched.keys().chain(self.sliced.keys()).collect();
+        let keys: BTreeSet<&Key> = watched.keys().chain(self.places.keys()).collect();
         for key in keys.into_iter().filter(|key| !self.own.contains_key(key)) {
             let pod = watched.get(key);
             let reduced = pod.and_then(|pod| vocabulary.reduce(pod));
-            if reduced.as_ref() != self.sliced.get(key).map(|(_, pod)| pod) {
+            if reduced.as_ref() != self.sliced(key) {
                 self.newer.insert(key.clone(), Newer { pod: pod.cloned(), reduced });
             }
         }
@@ -216,7 +274,7 @@ impl PeerView {
         let differing = |(key, pod): (&Key, &Pod)| {
             let wanted = vocabulary.reduce(pod);
             // Slices may have more names than the index for a while.
-            let sliced = self.sliced.get(key).and_then(|(_, pod)| vocabulary.reduce(pod));
+            let sliced = self.sliced(key).and_then(|pod| vocabulary.reduce(pod));
             let hash = self.hasher.hash_one((&wanted, &sliced));
             (wanted != sliced).then(|| (key.clone(), hash))
         };
@@ -230,6 +288,8 @@ impl PeerView {
         }
         let state = self.state_by_origin(key);
         let gone = self.hidden.get(key);
+        // A pod of the own node begins and ends with its own watch.
+        let state = state.filter(|pod| *pod.node != *self.node);
         state.filter(|pod| gone.is_none_or(|gone| !is_same(pod, gone)))
     }
 
@@ -239,7 +299,7 @@ impl PeerView {
             PeerOrigin::Slices if !self.is_started => None,
             PeerOrigin::Slices => match self.newer.get(key) {
                 Some(newer) => newer.pod.as_ref(),
-                None => self.sliced.get(key).map(|(_, pod)| pod),
+                None => self.sliced(key),
             },
         }
     }
@@ -247,8 +307,7 @@ impl PeerView {
     /// Forgets that an own pod went, once neither origin has it.
     fn unhide(&mut self, key: &Key) {
         let Some(gone) = self.hidden.get(key) else { return };
-        let sliced = self.sliced.get(key).map(|(_, pod)| pod);
-        let mut entries = sliced.into_iter().chain(self.watched.get(key));
+        let mut entries = self.sliced(key).into_iter().chain(self.watched.get(key));
         if !entries.any(|pod| is_same(pod, gone)) {
             self.hidden.remove(key);
         }
@@ -266,7 +325,7 @@ impl PeerView {
     }
 
     fn report_all(&mut self) -> Vec<Change> {
-        let known = self.reported.keys().chain(self.sliced.keys()).chain(self.watched.keys());
+        let known = self.reported.keys().chain(self.places.keys()).chain(self.watched.keys());
         let keys: BTreeSet<Key> = known.cloned().collect();
         keys.iter().filter_map(|key| self.report(key)).collect()
     }

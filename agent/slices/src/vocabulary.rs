@@ -8,8 +8,15 @@ use netpold_core::model::{ClusterPolicy, Labels, Peer, Pod, Policy, PortMatch, R
 
 /// Most names of a vocabulary of all policies.
 pub const MAX_NAMES: usize = 2_000;
+/// Most names of a namespace in a vocabulary.
+pub const NAMESPACE_NAMES: usize = 100;
+/// Most named ports of a pod in a slice.
+const MAX_PORTS: usize = 1_000;
 /// Most addresses of a pod in a slice; the API server accepts two.
 const MAX_ADDRESSES: usize = 16;
+
+/// Name, with whether it is a port's.
+pub type Name<'a> = (bool, &'a str);
 
 /// Label keys and port names in policies. No verdict about a pod of another node depends on its other labels and ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,47 +61,53 @@ impl Vocabulary {
         names
     }
 
-    /// Returns all names of policies, and whether they are complete: at most [`MAX_NAMES`]. The names of
-    /// ClusterNetworkPolicies, which have no namespace, come first; then each namespace gets its first name, its second,
-    /// and so on, so that a namespace with many names leaves room for the others.
-    pub fn of_all<'a>(policies: impl IntoIterator<Item = (&'a str, &'a Self)>) -> (Self, bool) {
-        let mut by_namespace: BTreeMap<&str, BTreeSet<(bool, &str)>> = BTreeMap::new();
+    /// Returns the names of policies, at most [`MAX_NAMES`]. The names of ClusterNetworkPolicies, which have no namespace,
+    /// come first; then each namespace gets its first name, its second, and so on up to [`NAMESPACE_NAMES`], so that a
+    /// namespace with many names leaves room for the others.
+    pub fn of_all<'a>(policies: impl IntoIterator<Item = (&'a str, &'a Self)>) -> Self {
+        let mut by_namespace: BTreeMap<&str, BTreeSet<Name<'_>>> = BTreeMap::new();
         for (namespace, names) in policies {
             by_namespace.entry(namespace).or_default().extend(names.all());
         }
         let mut all = Self::default();
-        let mut lists: Vec<_> = by_namespace.into_iter().collect();
-        if lists.first().is_some_and(|(namespace, _)| namespace.is_empty()) {
-            let (_, names) = lists.remove(0);
-            let is_complete = names.into_iter().all(|name| all.add(name));
-            if !is_complete {
-                return (all, false);
-            }
-        }
-        let mut lists: Vec<_> = lists.into_iter().map(|(_, names)| names.into_iter()).collect();
+        all.add_within(by_namespace.remove("").into_iter().flatten(), MAX_NAMES);
+        let lists = by_namespace.values().map(|names| names.iter().take(NAMESPACE_NAMES).copied());
+        let mut lists: Vec<_> = lists.collect();
         while !lists.is_empty() {
-            let mut is_complete = true;
             lists.retain_mut(|names| {
                 let name = names.next();
-                is_complete &= name.is_none_or(|name| all.add(name));
+                all.add_within(name, MAX_NAMES);
                 name.is_some()
             });
-            if !is_complete {
-                return (all, false);
-            }
         }
-        (all, true)
+        all
     }
 
-    /// Adds a name, a port's or a label's; returns false if there is no room.
-    fn add(&mut self, (is_port, name): (bool, &str)) -> bool {
-        let is_full = self.len() >= MAX_NAMES;
-        let names = if is_port { &mut self.port_names } else { &mut self.label_keys };
-        names.contains(name) || !is_full && names.insert(name.to_owned())
+    /// Adds names as long as there are at most `limit`.
+    pub fn add_within<'a>(&mut self, names: impl IntoIterator<Item = Name<'a>>, limit: usize) {
+        for (is_port, name) in names {
+            let is_full = self.len() >= limit;
+            let known = if is_port { &mut self.port_names } else { &mut self.label_keys };
+            if !is_full {
+                known.insert(name.to_owned());
+            }
+        }
+    }
+
+    /// Returns the names that another vocabulary lacks.
+    #[must_use]
+    pub fn without(&self, other: &Self) -> Self {
+        let missing = |of: &BTreeSet<String>, other: &BTreeSet<String>| {
+            of.difference(other).cloned().collect()
+        };
+        Self {
+            label_keys: missing(&self.label_keys, &other.label_keys),
+            port_names: missing(&self.port_names, &other.port_names),
+        }
     }
 
     /// Returns the names, with whether each is a port's.
-    fn all(&self) -> impl Iterator<Item = (bool, &str)> {
+    pub fn all(&self) -> impl Iterator<Item = Name<'_>> {
         let ports = self.port_names.iter().map(|name| (true, name.as_str()));
         self.label_keys.iter().map(|key| (false, key.as_str())).chain(ports)
     }
@@ -147,7 +160,8 @@ impl Vocabulary {
 
     /// Returns a pod with the fields that verdicts on other nodes depend on; `None` for a finished one, and for one
     /// without addresses. Of a hostNetwork pod only the addresses count, as its node's. The node's name is empty, except for
-    /// hostNetwork pods and pods with claims.
+    /// hostNetwork pods and pods with claims. Ports beyond the first thousand are left out; their names match as those of
+    /// absent ports.
     #[must_use]
     pub fn reduce(&self, pod: &Pod) -> Option<Pod> {
         if pod.finished || !pod.all_addresses().any(is_possible) {
@@ -178,7 +192,7 @@ impl Vocabulary {
             finished: false,
             terminating: pod.terminating,
             created: pod.created,
-            ports: ports.cloned().collect(),
+            ports: ports.take(MAX_PORTS).cloned().collect(),
             foreign_sources: false,
             second,
             workload: None,
@@ -187,7 +201,13 @@ impl Vocabulary {
 }
 
 impl From<&PeerVocabulary> for Vocabulary {
-    fn from(PeerVocabulary { label_keys, port_names, .. }: &PeerVocabulary) -> Self {
+    fn from(PeerVocabulary { label_keys, port_names }: &PeerVocabulary) -> Self {
+        Self { label_keys: label_keys.clone(), port_names: port_names.clone() }
+    }
+}
+
+impl From<&Vocabulary> for PeerVocabulary {
+    fn from(Vocabulary { label_keys, port_names }: &Vocabulary) -> Self {
         Self { label_keys: label_keys.clone(), port_names: port_names.clone() }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use netpold_core::model::{Key, Pod};
-use netpold_slices::{MAX_PODS, Packing, SliceNumber, Vocabulary};
+use netpold_slices::{MAX_PODS, Packing, Placed, SliceNumber, Vocabulary, encode};
 use netpold_testkit::objects;
 use proptest::prelude::*;
 
@@ -43,7 +43,7 @@ fn slices(packing: &Packing) -> BTreeMap<SliceNumber, Vec<Pod>> {
 
 fn apply(packing: &mut Packing, step: &Step) -> Vec<SliceNumber> {
     match step {
-        Step::Set(number, label) => packing.set(pod(*number, *label)),
+        Step::Set(number, label) => packing.set(pod(*number, *label)).slices().collect(),
         Step::Remove(number) => packing.remove(&key(*number)).into_iter().collect(),
     }
 }
@@ -79,7 +79,7 @@ proptest! {
     fn a_new_writer_goes_on_where_the_last_one_ended(steps in steps(), more in steps()) {
         let mut packing = Packing::default();
         steps.iter().for_each(|step| _ = apply(&mut packing, step));
-        let (mut taken, changed) = Packing::take_over(slices(&packing));
+        let (mut taken, changed, _) = Packing::take_over(slices(&packing));
         prop_assert_eq!(&taken, &packing);
         prop_assert!(changed.is_empty());
         for step in more {
@@ -96,7 +96,12 @@ proptest! {
             .map(|(number, of)| (number, of.into_iter().map(|number| pod(number, 0)).collect()))
             .collect();
         let names: BTreeSet<Key> = found.values().flatten().map(|pod| pod.key.clone()).collect();
-        let (packing, changed) = Packing::take_over(found.clone());
+        let (packing, mut changed, moved) = Packing::take_over(found.clone());
+        for moved in moved {
+            let Placed::Moved { from, to } = moved else { unreachable!("{moved:?}") };
+            prop_assert!(!found.contains_key(&to), "slice {} is not new", to);
+            changed.extend([from, to]);
+        }
         let after = slices(&packing);
         prop_assert!(after.values().all(|of| (1..=MAX_PODS).contains(&of.len())));
         let all: Vec<Key> = after.values().flatten().map(|pod| pod.key.clone()).collect();
@@ -114,19 +119,20 @@ proptest! {
 #[test]
 fn pods_fill_slices_and_keep_their_places() {
     let mut packing = Packing::default();
-    (0..125).for_each(|number| _ = packing.set(pod(number, 0)));
+    let max = u16::try_from(MAX_PODS).unwrap();
+    (0..max * 5 / 2).for_each(|number| _ = packing.set(pod(number, 0)));
     let lengths = |packing: &Packing| slices(packing).values().map(Vec::len).collect::<Vec<_>>();
-    assert_eq!(lengths(&packing), [50, 50, 25]);
-    assert_eq!(packing.remove(&key(75)), Some(1));
-    assert_eq!(packing.set(pod(300, 0)), [2], "the newest slice with room");
-    assert_eq!(packing.set(pod(301, 0)), [2]);
-    assert_eq!(packing.set(pod(10, 1)), [0], "a change");
-    assert!(packing.set(pod(10, 1)).is_empty(), "no change");
-    let gone = packing.retain(|key| *key != self::key(10) && *key != self::key(301));
-    assert_eq!(gone, BTreeSet::from([0, 2]));
-    (0..50).for_each(|number| _ = packing.remove(&key(number)));
-    assert_eq!(lengths(&packing), [49, 26]);
-    assert_eq!(packing.set(pod(302, 0)), [2]);
+    assert_eq!(lengths(&packing), [MAX_PODS, MAX_PODS, MAX_PODS / 2]);
+    assert_eq!(packing.remove(&key(max * 3 / 2)), Some(1));
+    assert_eq!(packing.set(pod(300, 0)), Placed::In(2), "the newest slice with room");
+    assert_eq!(packing.set(pod(301, 0)), Placed::In(2));
+    assert_eq!(packing.set(pod(1, 1)), Placed::In(0), "a change");
+    assert_eq!(packing.set(pod(1, 1)), Placed::Unchanged);
+    let gone = packing.retain(|key| *key != self::key(1) && *key != self::key(301));
+    assert_eq!(gone, BTreeSet::from([0, 1, 2]));
+    assert_eq!(lengths(&packing), [1, 1]);
+    assert_eq!(packing.set(pod(302, 0)), Placed::In(2), "beside one with its labels");
+    assert_eq!(packing.set(pod(303, 1)), Placed::In(0));
 }
 
 /// A tenant's pod with many labels that policies name adds nothing to the changes of other pods.
@@ -136,10 +142,29 @@ fn a_large_pod_has_a_slice_of_its_own() {
     (0..10).for_each(|number| _ = packing.set(pod(number, 0)));
     let mut large = pod(3, 0);
     large.labels.insert("app".into(), "x".repeat(3000));
-    assert_eq!(packing.set(large.clone()), [0, 1]);
-    assert_eq!(packing.set(pod(20, 0)), [0]);
+    assert_eq!(packing.set(large.clone()), Placed::Moved { from: 0, to: 1 });
+    assert_eq!(packing.set(pod(20, 0)), Placed::In(0));
     large.labels.insert("app".into(), "y".repeat(3000));
-    assert_eq!(packing.set(large), [1]);
-    assert_eq!(packing.set(pod(3, 0)), [1, 0]);
-    assert_eq!(packing.slices().count(), 1);
+    assert_eq!(packing.set(large), Placed::In(1));
+    assert_eq!(packing.set(pod(3, 0)), Placed::In(1), "it stays");
+    assert_eq!(packing.set(pod(21, 0)), Placed::In(1), "another one joins it");
+}
+
+/// Pods whose labels grow leave their slice before it is large.
+#[test]
+fn a_slice_has_a_bounded_size() {
+    let mut packing = Packing::default();
+    (0..100).for_each(|number| _ = packing.set(pod(number, 0)));
+    for number in 0..100 {
+        let mut grown = pod(number, 0);
+        grown.labels.insert("app".into(), format!("{number:02000}").as_str().into());
+        packing.set(grown);
+    }
+    let sizes: Vec<usize> = packing
+        .slices()
+        .map(|(_, pods)| serde_json::to_string(&encode(pods.values())).unwrap().len())
+        .collect();
+    assert!(sizes.iter().all(|size| *size < 40_000), "{sizes:?}");
+    assert!(sizes.len() < 80, "{sizes:?}");
+    assert_eq!(packing.slices().map(|(_, pods)| pods.len()).sum::<usize>(), 100);
 }

@@ -76,13 +76,15 @@ struct World {
     view: PeerView,
     /// The pods as the engine knows them.
     reported: BTreeMap<Key, Pod>,
+    /// `resourceVersion` of the last slice written.
+    written: u64,
     /// Latest reported version of each pod.
     versions: BTreeMap<Key, u64>,
 }
 
 impl World {
     fn new() -> Self {
-        let mut view = PeerView::default();
+        let mut view = PeerView::new(NODE.into());
         assert!(view.start().is_empty());
         let label_keys = ["version".to_owned()].into();
         Self {
@@ -96,6 +98,7 @@ impl World {
             vocabulary: Vocabulary { label_keys, ..Vocabulary::default() },
             view,
             reported: BTreeMap::new(),
+            written: 0,
             versions: BTreeMap::new(),
         }
     }
@@ -177,7 +180,7 @@ impl World {
                 _ => None,
             };
             match reduced {
-                Some(pod) => touched.extend(self.packing.set(pod)),
+                Some(pod) => touched.extend(self.packing.set(pod).slices()),
                 None => touched.extend(self.packing.remove(&key(&change))),
             }
             match change {
@@ -188,7 +191,8 @@ impl World {
         for number in touched {
             let pods = self.packing.slice(number).into_iter().flat_map(|pods| pods.values());
             let pods = pods.cloned().collect();
-            let changes = self.view.take_slice(&format!("peers-{number}"), pods);
+            self.written += 1;
+            let changes = self.view.take_slice(number, self.written, pods);
             self.report(changes)?;
         }
         Ok(())
@@ -267,23 +271,56 @@ proptest! {
 /// A slice cannot change an own pod, whatever it contains.
 #[test]
 fn own_pods_are_those_of_their_watch() {
-    let mut view = PeerView::default();
+    let mut view = PeerView::new(NODE.into());
     let other = vec![objects::pod("x", "other", &[], &["10.0.0.2"])];
-    assert!(view.take_slice("peers-1", other.clone()).is_empty(), "it may be of any age");
+    assert!(view.take_slice(1, 1, other.clone()).is_empty(), "it may be of any age");
     assert_eq!(view.start(), [Change::Pod(other[0].clone())]);
-    assert_eq!(view.take_slice("peers-1", Vec::new()).len(), 1);
+    assert_eq!(view.take_slice(1, 1, Vec::new()).len(), 1);
     let mut own = objects::pod("x", "p", &[("app", "a")], &["10.0.0.1"]);
     own.node = NODE.into();
     let vocabulary = Vocabulary { label_keys: ["app".to_owned()].into(), ..Vocabulary::default() };
     assert_eq!(view.take_own(Change::Pod(own.clone())), Some(Change::Pod(own.clone())));
     let mut forged = vocabulary.reduce(&own).unwrap();
-    assert!(view.take_slice("peers-0", vec![forged.clone()]).is_empty());
+    assert!(view.take_slice(0, 1, vec![forged.clone()]).is_empty());
     assert!(view.own_differences(&vocabulary).is_empty());
     forged.labels = objects::pod("x", "p", &[("app", "admin")], &[]).labels;
-    assert!(view.take_slice("peers-0", vec![forged]).is_empty());
+    assert!(view.take_slice(0, 1, vec![forged]).is_empty());
     assert_eq!(view.own_differences(&vocabulary).len(), 1);
     let gone = Change::PodGone(own.key.clone());
     assert_eq!(view.take_own(gone.clone()), Some(gone));
     assert!(view.is_empty(), "its entry in the slice is old");
-    assert!(view.take_slice("peers-0", Vec::new()).is_empty());
+    assert!(view.take_slice(0, 1, Vec::new()).is_empty());
+}
+
+/// A pod that two slices have is the one of the newer slice, and stays until both have lost it.
+#[test]
+fn of_two_slices_with_a_pod_the_newer_counts() {
+    let mut view = PeerView::new(NODE.into());
+    view.start();
+    let pod = |label: &str| objects::pod("x", "p", &[("app", label)], &["10.0.0.1"]);
+    assert_eq!(view.take_slice(0, 5, vec![pod("a")]), [Change::Pod(pod("a"))]);
+    assert_eq!(view.take_slice(1, 6, vec![pod("b")]), [Change::Pod(pod("b"))]);
+    assert_eq!(view.take_slice(2, 4, vec![pod("old")]), []);
+    assert_eq!(view.take_slice(0, 0, Vec::new()), [], "it moved");
+    assert_eq!(view.take_slice(2, 4, vec![pod("other")]), []);
+    assert_eq!(view.take_slice(1, 7, Vec::new()), [Change::Pod(pod("other"))]);
+    assert_eq!(view.take_slice(2, 8, vec![pod("c")]), [Change::Pod(pod("c"))]);
+    let gone = Change::PodGone(pod("c").key);
+    assert_eq!(view.take_slice(2, 9, Vec::new()), [gone]);
+    assert!(view.is_empty());
+}
+
+/// A hostNetwork pod, or one with claims, has its node in slices.
+#[test]
+fn a_pod_of_the_own_node_begins_with_its_own_watch() {
+    let mut view = PeerView::new(NODE.into());
+    view.start();
+    let mut own = objects::pod("x", "p", &[], &["10.0.0.1"]);
+    (own.node, own.host_network) = (NODE.into(), true);
+    assert_eq!(view.take_slice(0, 1, vec![own.clone()]), []);
+    assert_eq!(view.take_own(Change::Pod(own.clone())), Some(Change::Pod(own.clone())));
+    let mut other = own.clone();
+    (other.key, other.node) = (Key::new("x", "q"), "other".into());
+    let changes = view.take_slice(0, 2, vec![own, other.clone()]);
+    assert_eq!(changes, [Change::Pod(other)]);
 }
