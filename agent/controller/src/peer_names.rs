@@ -115,9 +115,11 @@ impl PeerNames {
         }
         let lacks_room = self.needed.without(&self.index).len() + self.index.len() > MAX_NAMES;
         let ends = |since: &Instant| lacks_room || now.duration_since(*since) >= KEPT;
-        let ended: Vec<Name> = self.unused.extract_if(.., |_, since| ends(since)).map(|it| it.0).collect();
+        let ended: Vec<Name> =
+            self.unused.extract_if(.., |_, since| ends(since)).map(|it| it.0).collect();
         for name in ended {
-            let names = if name.0 { &mut self.index.port_names } else { &mut self.index.label_keys };
+            let names =
+                if name.0 { &mut self.index.port_names } else { &mut self.index.label_keys };
             names.remove(&name.1);
             self.fading.insert(name, now);
         }

@@ -6,35 +6,78 @@ use std::time::{Duration, Instant};
 use netpold_api::peer_slice::{PeerSliceSpec, PeerVocabulary};
 use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Key, Pod};
-use netpold_slices::{MAX_NAMES, Packing, SliceNumber, Vocabulary, encode};
+use netpold_slices::{Packing, Placed, SliceNumber, Vocabulary, encode};
 
-/// Time for which a name stays in the vocabulary after the last policy with it: an agent may know of the policy's end
-/// later.
-const KEPT: Duration = Duration::from_mins(10);
-/// Most slices of one cycle that change by names alone, so that changes of pods do not wait for them.
-const BY_NAMES: usize = 50;
+use crate::peer_names::PeerNames;
 
-/// Names of a policy, with its namespace.
-type NamesOfPolicy = (String, Vocabulary);
+/// Time from the first change of a slice to its write: changes are gathered meanwhile.
+const GATHER: Duration = Duration::from_millis(300);
+/// Pause before a slice is written again after a failure.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Pods, names, and the slices to write.
 #[derive(Debug, Default)]
 pub(super) struct PeerPacking {
     pods: BTreeMap<Key, Pod>,
-    policies: BTreeMap<ObjectKey, NamesOfPolicy>,
-    are_policies_new: bool,
+    /// `resourceVersion` up to which changes of pods are known.
+    version: u64,
+    names: PeerNames,
+    /// Names to which the pods in `packing` are reduced.
+    reduced: Vocabulary,
     packing: Packing,
-    /// Names to which the pods in `packing` are reduced; contains `goal`.
-    names: Vocabulary,
-    /// Names that the index should have.
-    goal: Vocabulary,
-    is_full: bool,
-    /// Start of the time in which the goal has names that no policy has.
-    superfluous: Option<Instant>,
-    /// Slices to write because pods changed.
-    urgent: BTreeSet<SliceNumber>,
-    /// Slices to write because names changed.
-    by_names: BTreeSet<SliceNumber>,
+    /// Slices to write.
+    due: BTreeMap<SliceNumber, Due>,
+    /// Slices that are being written.
+    in_flight: BTreeMap<SliceNumber, InFlight>,
+    /// Whether the last write was of a slice with changed pods; others get every second write.
+    was_urgent: bool,
+}
+
+/// Slice to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Due {
+    /// Time of the first change of a pod that it lacks; `None`: names alone changed.
+    since: Option<Instant>,
+    /// Time of the write.
+    at: Instant,
+    /// `resourceVersion` of pods up to which the API server's state of it is complete.
+    version: u64,
+    /// Whether it lacks names.
+    lacks_names: bool,
+    /// Slices to which pods moved, which have to be written first.
+    after: BTreeSet<SliceNumber>,
+    /// Slices that are being written with pods that moved to this one.
+    behind: BTreeSet<SliceNumber>,
+}
+
+/// Slice that is being written.
+#[derive(Debug)]
+struct InFlight {
+    due: Due,
+    /// Slices that wait for this state of it.
+    before: BTreeSet<SliceNumber>,
+}
+
+impl Due {
+    fn new(now: Instant, version: u64) -> Self {
+        Self {
+            since: None,
+            at: now + GATHER,
+            version,
+            lacks_names: false,
+            after: BTreeSet::new(),
+            behind: BTreeSet::new(),
+        }
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.since = [self.since, other.since].into_iter().flatten().min();
+        self.at = self.at.max(other.at);
+        self.version = self.version.min(other.version);
+        self.lacks_names |= other.lacks_names;
+        self.after.extend(other.after);
+        self.behind.extend(other.behind);
+    }
 }
 
 impl PeerPacking {
@@ -43,142 +86,202 @@ impl PeerPacking {
         clippy::wildcard_enum_match_arm,
         reason = "of the many changes, the ones this is about"
     )]
-    pub(super) fn take(&mut self, change: Change) {
+    pub(super) fn take(&mut self, change: Change, now: Instant) {
         let key = ObjectKey::of(&change);
         match change {
             Change::Pod(pod) => {
-                let touched = match self.names.reduce(&pod) {
-                    Some(reduced) => self.packing.set(reduced),
-                    None => self.packing.remove(&pod.key).into_iter().collect(),
-                };
-                self.urgent.extend(touched);
+                match self.reduced.reduce(&pod) {
+                    Some(reduced) => {
+                        let placed = self.packing.set(reduced);
+                        self.set_due(placed, now);
+                    }
+                    None => self.remove(&pod.key, now),
+                }
                 self.pods.insert(pod.key.clone(), pod);
             }
             Change::PodGone(key) => {
-                self.urgent.extend(self.packing.remove(&key));
+                self.remove(&key, now);
                 self.pods.remove(&key);
             }
             Change::Policy(policy) => {
                 let names = Vocabulary::of_policy(&policy);
-                self.set_policy(key, Some((policy.key.namespace, names)));
+                self.names.set(key, Some((policy.key.namespace, names)));
             }
             Change::ClusterPolicy(policy) => {
                 let names = Vocabulary::of_cluster_policy(&policy);
-                self.set_policy(key, Some((String::new(), names)));
+                self.names.set(key, Some((String::new(), names)));
             }
-            Change::PolicyGone(_) | Change::ClusterPolicyGone(_) => self.set_policy(key, None),
+            Change::PolicyGone(_) | Change::ClusterPolicyGone(_) => self.names.set(key, None),
             _ => {}
         }
     }
 
-    fn set_policy(&mut self, key: ObjectKey, names: Option<NamesOfPolicy>) {
-        let before = match names.clone() {
-            Some(names) => self.policies.insert(key, names),
-            None => self.policies.remove(&key),
-        };
-        self.are_policies_new |= before != names;
+    /// Takes in that all changes of pods up to a `resourceVersion` were taken in.
+    pub(super) fn set_version(&mut self, version: u64) {
+        self.version = self.version.max(version);
     }
 
-    /// Continues with the slices of the last writer: their places of pods, and its names.
-    pub(super) fn take_over(
-        &mut self,
-        found: impl IntoIterator<Item = (SliceNumber, Vec<Pod>)>,
-        index: Option<&PeerVocabulary>,
-        now: Instant,
-    ) {
-        let (packing, changed) = Packing::take_over(found);
-        self.packing = packing;
-        self.urgent = changed;
-        self.by_names.clear();
-        self.goal = index.map(Vocabulary::from).unwrap_or_default();
-        self.names = self.goal.clone();
-        self.superfluous = None;
-        self.are_policies_new = true;
-        self.look_at_names(now);
-        let (pods, names) = (&self.pods, &self.names);
-        let is_there = |key: &Key| pods.get(key).is_some_and(|pod| names.reduce(pod).is_some());
-        self.urgent.extend(self.packing.retain(is_there));
-        for pod in pods.values().filter_map(|pod| names.reduce(pod)) {
-            self.urgent.extend(self.packing.set(pod));
+    fn remove(&mut self, key: &Key, now: Instant) {
+        if let Some(number) = self.packing.remove(key) {
+            self.mark_due(number, now);
         }
     }
 
-    /// Decides about the names; reduces the pods to more names where policies have new ones.
-    pub(super) fn look_at_names(&mut self, now: Instant) {
-        let is_due = self.superfluous.is_some_and(|since| now.duration_since(since) >= KEPT);
-        if !std::mem::take(&mut self.are_policies_new) && !is_due {
-            return;
-        }
-        let all = self.policies.values().map(|(namespace, names)| (namespace.as_str(), names));
-        let (needed, is_complete) = Vocabulary::of_all(all);
-        self.is_full = !is_complete;
-        let mut kept = self.goal.clone();
-        kept.extend(needed.clone());
-        let is_more = kept != needed;
-        if is_more && !is_due && kept.len() <= MAX_NAMES {
-            self.superfluous.get_or_insert(now);
-            self.goal = kept;
-        } else {
-            self.superfluous = None;
-            self.goal = needed;
-        }
-        if !self.names.covers(&self.goal) {
-            let mut names = self.names.clone();
-            names.extend(self.goal.clone());
-            self.reduce_to(names);
-        }
+    /// Has a slice written because of its pods.
+    pub(super) fn mark_due(&mut self, number: SliceNumber, now: Instant) {
+        self.due(number, now).since.get_or_insert(now);
     }
 
-    fn reduce_to(&mut self, names: Vocabulary) {
-        self.names = names;
-        for pod in self.pods.values() {
-            if let Some(pod) = self.names.reduce(pod) {
-                self.by_names.extend(self.packing.set(pod));
+    fn due(&mut self, number: SliceNumber, now: Instant) -> &mut Due {
+        let version = self.version;
+        self.due.entry(number).or_insert_with(|| Due::new(now, version))
+    }
+
+    fn set_due(&mut self, placed: Placed, now: Instant) {
+        placed.slices().for_each(|number| self.mark_due(number, now));
+        if let Placed::Moved { from, to } = placed {
+            self.due(from, now).after.insert(to);
+            if self.in_flight.contains_key(&from) {
+                self.due(to, now).behind.insert(from);
             }
         }
     }
 
-    /// Reduces the pods to the names of the index, once it is written: until then agents may use the others.
-    pub(super) fn index_is_written(&mut self, vocabulary: &PeerVocabulary) {
-        if Vocabulary::from(vocabulary) == self.goal && self.names != self.goal {
-            self.reduce_to(self.goal.clone());
+    /// Continues with the slices of the last writer, the newest first: their places of pods, and its names.
+    pub(super) fn take_over(
+        &mut self,
+        found: Vec<(SliceNumber, Vec<Pod>)>,
+        index: Option<&PeerVocabulary>,
+        now: Instant,
+    ) {
+        let mut names = Vocabulary::default();
+        for pod in found.iter().flat_map(|(_, pods)| pods) {
+            names.label_keys.extend(pod.labels.iter().map(|(key, _)| key.clone()));
+            names.port_names.extend(pod.ports.iter().map(|port| port.name.clone()));
+        }
+        let (packing, changed, moved) = Packing::take_over(found);
+        self.packing = packing;
+        self.due.clear();
+        self.in_flight.clear();
+        changed.into_iter().for_each(|number| self.mark_due(number, now));
+        moved.into_iter().for_each(|moved| self.set_due(moved, now));
+        self.names.take_over(index.map(Vocabulary::from).unwrap_or_default(), &names, now);
+        self.reduced = self.names.of_slices();
+        let (pods, reduced) = (&self.pods, &self.reduced);
+        let is_there = |key: &Key| pods.get(key).is_some_and(|pod| reduced.reduce(pod).is_some());
+        let gone = self.packing.retain(is_there);
+        gone.into_iter().for_each(|number| self.mark_due(number, now));
+        self.reduce(now, true);
+        // Nothing is known of the state that the slices have.
+        self.due.values_mut().for_each(|due| (due.version, due.lacks_names) = (0, true));
+    }
+
+    /// Decides about the names; reduces the pods to those of slices.
+    pub(super) fn look_at_names(&mut self, now: Instant) {
+        let in_flight = self.in_flight.values().map(|write| &write.due);
+        let are_written = !self.due.values().chain(in_flight).any(|due| due.lacks_names);
+        self.names.look(are_written, now);
+        let names = self.names.of_slices();
+        if names != self.reduced {
+            self.reduced = names;
+            self.reduce(now, false);
         }
     }
 
-    /// Removes and returns the slices to write now.
-    pub(super) fn take_due(&mut self) -> BTreeSet<SliceNumber> {
-        let mut due = std::mem::take(&mut self.urgent);
-        self.by_names.retain(|number| !due.contains(number));
-        let some: Vec<SliceNumber> = self.by_names.iter().take(BY_NAMES).copied().collect();
-        some.iter().for_each(|number| _ = self.by_names.remove(number));
-        due.extend(some);
-        due
+    fn reduce(&mut self, now: Instant, is_urgent: bool) {
+        let reduced = self.pods.values().filter_map(|pod| self.reduced.reduce(pod));
+        let placed: Vec<Placed> = reduced.map(|pod| self.packing.set(pod)).collect();
+        for placed in placed {
+            if is_urgent || matches!(placed, Placed::Moved { .. }) {
+                self.set_due(placed, now);
+            }
+            placed.slices().for_each(|number| self.due(number, now).lacks_names = true);
+        }
     }
 
-    /// Puts a slice back that could not be written.
-    pub(super) fn put_back(&mut self, number: SliceNumber) {
-        self.urgent.insert(number);
+    /// Begins to write the next slice; returns its content, `None` if it is to be deleted. Slices with changed pods come first,
+    /// the oldest change before others; if there are others too, they get every second write.
+    pub(super) fn begin(
+        &mut self,
+        now: Instant,
+        may_write: impl Fn(SliceNumber) -> bool,
+    ) -> Option<(SliceNumber, Option<PeerSliceSpec>)> {
+        let is_ready = |(number, due): &(&SliceNumber, &Due)| {
+            let is_free = due.after.is_empty() && due.behind.is_empty();
+            is_free && due.at <= now && !self.in_flight.contains_key(number) && may_write(**number)
+        };
+        let ready = || self.due.iter().filter(is_ready);
+        let urgent =
+            ready().filter(|(_, due)| due.since.is_some()).min_by_key(|(_, due)| due.since);
+        let others = || ready().find(|(_, due)| due.since.is_none());
+        let next = match urgent {
+            Some(urgent) if self.was_urgent => others().unwrap_or(urgent),
+            urgent => urgent.or_else(others)?,
+        };
+        let number = *next.0;
+        let due = self.due.remove(&number)?;
+        self.was_urgent = due.since.is_some();
+        let waits = self.due.iter().filter(|(_, other)| other.after.contains(&number));
+        let before = waits.map(|(number, _)| *number).collect();
+        self.in_flight.insert(number, InFlight { due, before });
+        Some((number, self.packing.slice(number).map(|pods| encode(pods.values()))))
     }
 
-    /// Returns the content of a slice; `None`: it is to be deleted.
-    pub(super) fn content(&self, number: SliceNumber) -> Option<PeerSliceSpec> {
-        self.packing.slice(number).map(|pods| encode(pods.values()))
+    /// Takes in the end of a write.
+    pub(super) fn end(&mut self, number: SliceNumber, is_written: bool, now: Instant) {
+        let Some(write) = self.in_flight.remove(&number) else { return };
+        self.due.values_mut().for_each(|due| _ = due.behind.remove(&number));
+        if is_written {
+            for waiting in write.before {
+                if let Some(due) = self.due.get_mut(&waiting) {
+                    due.after.remove(&number);
+                }
+            }
+            return;
+        }
+        let again = Due { at: now + RETRY, ..write.due };
+        match self.due.get_mut(&number) {
+            Some(due) => due.merge(again),
+            None => drop(self.due.insert(number, again)),
+        }
     }
 
-    /// Returns the content of the index, if every slice has its names.
-    pub(super) fn index(&self) -> Option<PeerVocabulary> {
-        let Vocabulary { label_keys, port_names } = self.goal.clone();
-        let index = PeerVocabulary { label_keys, port_names, is_full: self.is_full };
-        self.by_names.is_empty().then_some(index)
+    /// Returns the time for which the oldest change of a pod has waited for its slice's write.
+    pub(super) fn delay(&self, now: Instant) -> Duration {
+        let oldest = self.unwritten().filter_map(|due| due.since).min();
+        oldest.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    /// Returns the `resourceVersion` up to which changes of pods are in the slices on the API server.
+    pub(super) fn written_version(&self) -> u64 {
+        let pods = self.unwritten().filter(|due| due.since.is_some());
+        pods.map(|due| due.version).min().unwrap_or(self.version)
+    }
+
+    fn unwritten(&self) -> impl Iterator<Item = &Due> {
+        self.due.values().chain(self.in_flight.values().map(|write| &write.due))
+    }
+
+    /// Whether nothing is to be written.
+    pub(super) fn is_idle(&self) -> bool {
+        self.due.is_empty() && self.in_flight.is_empty()
+    }
+
+    /// Returns the content of the index.
+    pub(super) fn index(&self) -> PeerVocabulary {
+        self.names.index().into()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use netpold_core::model::{Peer, Requirement, Selector};
+    use netpold_slices::MAX_PODS;
     use netpold_testkit::objects;
 
     use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
 
     fn policy(name: &str, label: &str) -> Change {
         let pods = Selector { requirements: vec![Requirement::Exists(label.into())] };
@@ -187,89 +290,147 @@ mod tests {
         Change::Policy(objects::policy("x", name, Selector::default(), rules, None))
     }
 
-    fn packing(pods: usize) -> PeerPacking {
+    fn pod(number: usize, a: &str) -> Change {
+        let labels = [("a", a), ("b", "2"), ("c", "3")];
+        let address = format!("10.0.{}.{}", number / 250, number % 250 + 1);
+        Change::Pod(objects::pod("x", &format!("p{number:05}"), &labels, &[&address]))
+    }
+
+    fn packing(pods: usize, now: Instant) -> PeerPacking {
         let mut packing = PeerPacking::default();
-        for number in 0..pods {
-            let labels = [("a", "1"), ("b", "2"), ("c", "3")];
-            let address = format!("10.0.{}.{}", number / 250, number % 250 + 1);
-            let pod = objects::pod("x", &format!("p{number:05}"), &labels, &[&address]);
-            packing.take(Change::Pod(pod));
-        }
+        (0..pods).for_each(|number| packing.take(pod(number, "1"), now));
         packing
     }
 
+    fn begin(packing: &mut PeerPacking, now: Instant) -> Option<SliceNumber> {
+        packing.begin(now, |_| true).map(|(number, _)| number)
+    }
+
     /// Writes everything, as if no request failed; returns the numbers of slices written.
-    fn write(packing: &mut PeerPacking, now: Instant) -> Vec<usize> {
-        packing.look_at_names(now);
+    fn write(packing: &mut PeerPacking, now: Instant) -> Vec<SliceNumber> {
         let mut written = Vec::new();
-        loop {
-            let due = packing.take_due();
-            if !due.is_empty() {
-                written.push(due.len());
-                continue;
-            }
-            if let Some(index) = packing.index() {
-                packing.index_is_written(&index);
-            }
-            if packing.by_names.is_empty() {
-                return written;
+        for step in 1..4 {
+            let now = now + step * SECOND;
+            packing.look_at_names(now);
+            while let Some(number) = begin(packing, now + GATHER) {
+                packing.end(number, true, now);
+                written.push(number);
             }
         }
+        written
+    }
+
+    fn slice(packing: &PeerPacking, number: SliceNumber) -> PeerSliceSpec {
+        encode(packing.packing.slice(number).unwrap().values())
     }
 
     fn labels(packing: &PeerPacking) -> Vec<String> {
-        let content = packing.content(0).unwrap();
-        content.labels[0].iter().map(|(key, _)| key.clone()).collect()
+        slice(packing, 0).labels[0].iter().map(|(key, _)| key.clone()).collect()
+    }
+
+    fn slices(count: usize) -> usize {
+        count * MAX_PODS - 1
     }
 
     #[test]
-    fn names_come_at_once_and_go_late() {
+    fn the_index_has_a_name_once_all_slices_have_it() {
         let now = Instant::now();
-        let mut packing = packing(120);
-        packing.take(policy("p", "a"));
-        assert_eq!(write(&mut packing, now), [3]);
-        assert_eq!(labels(&packing), ["a"]);
-        packing.take(policy("q", "b"));
+        let mut packing = packing(slices(3), now);
+        packing.take(policy("p", "a"), now);
         packing.look_at_names(now);
-        assert_eq!(packing.index(), None, "the slices lack it");
-        assert_eq!(write(&mut packing, now), [3]);
-        assert_eq!(packing.index().unwrap().label_keys.len(), 2);
-        packing.take(Change::PolicyGone(Key::new("x", "p")));
-        assert!(write(&mut packing, now + Duration::from_secs(1)).is_empty());
-        assert_eq!(labels(&packing), ["a", "b"]);
-        assert_eq!(write(&mut packing, now + KEPT + Duration::from_secs(2)), [3]);
-        assert_eq!(labels(&packing), ["b"]);
-        assert!(write(&mut packing, now + KEPT * 2).is_empty());
+        let later = now + SECOND;
+        assert_eq!((begin(&mut packing, now), begin(&mut packing, later)), (None, Some(0)));
+        assert_eq!((begin(&mut packing, later), begin(&mut packing, later)), (Some(1), Some(2)));
+        packing.end(0, true, later);
+        packing.end(1, true, later);
+        packing.end(2, false, later);
+        packing.look_at_names(later);
+        assert_eq!(packing.index().label_keys.len(), 0, "slice 2 lacks it");
+        assert_eq!(begin(&mut packing, later), None, "pause");
+        assert_eq!(write(&mut packing, later), [2]);
+        assert_eq!((packing.index().label_keys.len(), labels(&packing)), (1, vec!["a".into()]));
+        assert!(packing.is_idle());
     }
 
     #[test]
     fn a_new_leader_writes_only_what_differs() {
         let now = Instant::now();
-        let mut first = packing(120);
-        first.take(policy("p", "a"));
+        let mut first = packing(slices(3), now);
+        first.take(policy("p", "a"), now);
         write(&mut first, now);
-        let index = first.index().unwrap();
-        let slices = || (0..3).map(|number| first.content(number).unwrap());
-        let found: Vec<(SliceNumber, Vec<Pod>)> =
-            (0..).zip(slices().map(|spec| netpold_slices::decode(&spec).unwrap())).collect();
-        let mut second = packing(120);
-        second.take(policy("p", "a"));
-        second.take_over(found.clone(), Some(&index), now);
-        assert!(write(&mut second, now).is_empty());
-        let mut third = packing(119);
-        third.take(policy("p", "a"));
-        third.take_over(found, Some(&index), now);
-        assert_eq!(write(&mut third, now), [1]);
+        let found: Vec<_> =
+            (0..3).map(|n| (n, netpold_slices::decode(&slice(&first, n)).unwrap())).collect();
+        for (pods, written) in [(slices(3), vec![]), (slices(3) - 1, vec![2])] {
+            let mut next = packing(pods, now);
+            next.take(policy("p", "a"), now);
+            next.take_over(found.clone(), Some(&first.index()), now);
+            assert_eq!(write(&mut next, now), written);
+            assert_eq!(next.index(), first.index());
+        }
     }
 
     #[test]
-    fn a_vocabulary_without_room_is_marked() {
-        let mut packing = packing(1);
-        for number in 0..=MAX_NAMES {
-            packing.take(policy(&format!("p{number}"), &format!("l{number}")));
-        }
-        write(&mut packing, Instant::now());
-        let index = packing.index().unwrap();
-        assert_eq!((index.label_keys.len(), index.is_full), (MAX_NAMES, true));
+    fn a_pod_that_moves_is_in_its_new_slice_before_it_leaves_the_other() {
+        let now = Instant::now();
+        let mut packing = packing(3, now);
+        packing.take(policy("p", "a"), now);
+        write(&mut packing, now);
+        let (now, large) = (now + 10 * SECOND, "x".repeat(3000));
+        packing.take(pod(2, "changed"), now);
+        assert_eq!(begin(&mut packing, now + SECOND), Some(0), "an earlier change of the pod");
+        packing.take(pod(2, &large), now);
+        let now = now + 2 * SECOND;
+        assert_eq!(begin(&mut packing, now), None, "that write could take effect later");
+        packing.end(0, true, now);
+        assert_eq!(begin(&mut packing, now), Some(1));
+        packing.end(1, false, now);
+        assert_eq!(begin(&mut packing, now), None, "the pod is not there yet");
+        let now = now + 2 * SECOND;
+        assert_eq!((begin(&mut packing, now), begin(&mut packing, now)), (Some(1), None));
+        packing.end(1, true, now);
+        assert_eq!(begin(&mut packing, now), Some(0));
+    }
+
+    #[test]
+    fn changes_of_pods_and_of_names_do_not_wait_for_each_other() {
+        let now = Instant::now();
+        let mut packing = packing(slices(4), now);
+        packing.take(policy("q", "a"), now);
+        write(&mut packing, now);
+        let now = now + 10 * SECOND;
+        packing.take(policy("p", "b"), now);
+        packing.look_at_names(now);
+        packing.take(pod(slices(4), "new"), now);
+        packing.take(pod(slices(4) - 1, "old"), now + SECOND);
+        packing.take(pod(MAX_PODS, "old"), now + SECOND);
+        let now = now + 2 * SECOND;
+        let order: Vec<_> = std::iter::from_fn(|| begin(&mut packing, now)).collect();
+        assert_eq!(order, [0, 3, 2, 1]);
+    }
+
+    #[test]
+    fn the_delay_and_the_version_are_those_of_the_oldest_change_that_is_not_written() {
+        let now = Instant::now();
+        let mut packing = packing(slices(2), now);
+        packing.set_version(10);
+        packing.take(policy("p", "a"), now);
+        write(&mut packing, now);
+        assert_eq!((packing.delay(now), packing.written_version()), (Duration::ZERO, 10));
+        packing.take(pod(0, "x"), now);
+        packing.set_version(20);
+        packing.take(pod(MAX_PODS, "x"), now + SECOND);
+        packing.set_version(30);
+        let later = now + 2 * SECOND;
+        assert_eq!((packing.delay(later), packing.written_version()), (2 * SECOND, 10));
+        assert_eq!(begin(&mut packing, later), Some(0));
+        assert_eq!((packing.delay(later), packing.written_version()), (2 * SECOND, 10));
+        packing.end(0, true, later);
+        assert_eq!((packing.delay(later), packing.written_version()), (SECOND, 20));
+        packing.take(policy("q", "b"), later);
+        packing.look_at_names(later);
+        assert_eq!(begin(&mut packing, later), Some(1));
+        packing.end(1, true, later);
+        assert_eq!((packing.delay(later), packing.written_version()), (Duration::ZERO, 30));
+        assert!(!packing.is_idle(), "names alone delay no heartbeat");
     }
 }

@@ -1,13 +1,17 @@
-//! Writes peer slices, in cycles: each writes the slices that changed before it began.
+//! Writes peer slices, as objects change.
 //!
-//! Writes carry the `resourceVersion` of the slice as it was known, so a former leader overwrites nothing. After a cycle
-//! without failures every change of pods up to its version is on the API server; the heartbeat carries that version.
-//! Without progress, or while this replica cannot follow the objects, there is no heartbeat.
+//! Writes carry the `resourceVersion` of the slice as it was known, so a former leader overwrites nothing. A write whose
+//! answer is lost may take effect later than it was sent, so such a slice is read again before each heartbeat until the
+//! server has given up any request. The heartbeat carries the `resourceVersion` up to which every change of pods is on the
+//! API server. There is none while a change waits for too long, while an answer is missing, or while this replica cannot
+//! follow the objects.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
 use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Api, Client};
@@ -15,19 +19,20 @@ use netpold_api::peer_slice::{
     HEARTBEAT, INDEX, PeerHeartbeat, PeerSlice, PeerSliceSpec, SLICE_PREFIX,
 };
 use netpold_api::source::SourceStatus;
+use netpold_core::model::Pod;
 use netpold_slices::{SliceNumber, decode};
 use tokio::sync::{mpsc, watch};
-use tokio::time::MissedTickBehavior;
 use tracing::{debug, info, warn};
 
 use crate::lease::Leading;
+use crate::peer_doubts::{Outcome, PeerDoubts};
 use crate::peer_input::PeerInput;
 use crate::peer_packing::PeerPacking;
 
-/// Time between the beginnings of two cycles: changes are gathered meanwhile.
-const GATHER: Duration = Duration::from_millis(300);
-/// Shortest time between two writes of a cycle: 100 a second.
+/// Shortest time between two writes: 100 a second.
 const PACE: Duration = Duration::from_millis(10);
+/// Time between two looks at what is to be done, while nothing is to be written.
+const IDLE: Duration = Duration::from_millis(100);
 /// Most writes in flight.
 const IN_FLIGHT: usize = 16;
 /// Timeout of a request.
@@ -36,8 +41,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(1);
 /// Time between two heartbeats.
 const BEAT: Duration = Duration::from_secs(3);
-/// Time without progress after which heartbeats stop.
-const STUCK: Duration = Duration::from_secs(10);
+/// Time for which a change of a pod waits for its write at most, without an end of heartbeats.
+const LATE: Duration = Duration::from_secs(20);
+/// Time after which a former leader's requests have ended, and all slices are read again.
+const FORMER: Duration = Duration::from_secs(70);
 /// Slices per page of a list.
 const PAGE: u32 = 500;
 
@@ -48,6 +55,11 @@ struct Written {
     spec: PeerSliceSpec,
 }
 
+/// Slices on the API server, by name.
+type WrittenByName = BTreeMap<String, Written>;
+/// State of a slice after a write; `None`: it does not exist.
+type WriteResult = Result<Option<Written>, kube::Error>;
+
 /// Writer of peer slices; only the leader writes.
 pub(super) struct PeerSlices {
     api: Api<PeerSlice>,
@@ -56,13 +68,16 @@ pub(super) struct PeerSlices {
     source: watch::Receiver<SourceStatus>,
     packing: PeerPacking,
     in_sync: bool,
-    /// Version of the input so far, and of the last cycle without failures.
-    versions: [u64; 2],
     /// Slices on the API server; `None`: they were not listed since this replica leads.
-    written: Option<BTreeMap<String, Written>>,
-    progress: Instant,
+    written: Option<WrittenByName>,
+    doubts: PeerDoubts,
+    writes: FuturesUnordered<BoxFuture<'static, (SliceNumber, WriteResult)>>,
     /// Time of the last heartbeat.
     beat: Option<Instant>,
+    /// Time before which nothing is requested.
+    pause: Instant,
+    /// Time at which all slices are read again.
+    verify: Option<Instant>,
     is_failing: bool,
 }
 
@@ -80,139 +95,165 @@ impl PeerSlices {
             source,
             packing: PeerPacking::default(),
             in_sync: false,
-            versions: [0; 2],
             written: None,
-            progress: Instant::now(),
+            doubts: PeerDoubts::default(),
+            writes: FuturesUnordered::new(),
             beat: None,
+            pause: Instant::now(),
+            verify: None,
             is_failing: false,
         }
     }
 
     /// Writes until the source has ended.
     pub(super) async fn run(mut self) {
-        let mut gather = tokio::time::interval(GATHER);
-        gather.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut stepped = tokio::time::Instant::now();
         loop {
-            gather.tick().await;
-            loop {
-                match self.input.try_recv() {
-                    Ok(input) => self.take(input),
-                    Err(mpsc::error::TryRecvError::Empty) => break,
-                    Err(mpsc::error::TryRecvError::Disconnected) => return,
-                }
-            }
-            if !self.leading.is() {
-                self.written = None;
-                continue;
-            }
-            if !self.in_sync {
-                continue;
-            }
-            match self.cycle().await {
-                Ok(()) => self.is_failing = false,
-                Err(error) => {
-                    if !self.is_failing {
-                        warn!(%error, "cannot write peer slices; will retry");
-                    }
-                    self.is_failing = true;
-                    tokio::time::sleep(RETRY).await;
+            let is_idle = self.packing.is_idle() || self.written.is_none();
+            let pause = if is_idle { IDLE } else { PACE };
+            tokio::select! {
+                input = self.input.recv() => match input {
+                    Some(input) => self.take(input),
+                    None => return,
+                },
+                Some((number, result)) = self.writes.next() => self.end_write(number, result),
+                () = tokio::time::sleep_until(stepped + pause) => {
+                    self.step_or_pause().await;
+                    stepped = tokio::time::Instant::now();
                 }
             }
         }
     }
 
     fn take(&mut self, input: PeerInput) {
-        input.changes.into_iter().for_each(|change| self.packing.take(change));
+        let now = Instant::now();
+        input.changes.into_iter().for_each(|change| self.packing.take(change, now));
         self.in_sync |= input.in_sync;
-        self.versions[0] = self.versions[0].max(input.version);
+        self.packing.set_version(input.version);
     }
 
-    async fn cycle(&mut self) -> Result<(), kube::Error> {
+    async fn step_or_pause(&mut self) {
+        if !self.leading.is() {
+            self.written = None;
+            self.writes.clear();
+            return;
+        }
+        if !self.in_sync || Instant::now() < self.pause {
+            return;
+        }
+        if let Err(error) = self.step().await {
+            self.fail(&error);
+        }
+    }
+
+    /// Pauses after a failure, unless the server refused one slice alone.
+    fn fail(&mut self, error: &kube::Error) {
+        if !std::mem::replace(&mut self.is_failing, true) {
+            warn!(%error, "cannot write peer slices; will retry");
+        }
+        if Outcome::of(error) == Outcome::Unknown {
+            self.pause = Instant::now() + RETRY;
+        }
+    }
+
+    /// Does what is due: reads slices, begins one write, renews the heartbeat, writes the index.
+    async fn step(&mut self) -> Result<(), kube::Error> {
         if self.written.is_none() {
             self.take_over().await?;
         }
-        let version = self.versions[0];
-        self.packing.look_at_names(Instant::now());
-        let (failure, wrote) = self.write_due().await;
-        if failure.is_none() || wrote {
-            self.progress = Instant::now();
+        if self.doubts.are_many() || self.verify.is_some_and(|at| Instant::now() >= at) {
+            // No write is in flight while all slices are read.
+            return if self.writes.is_empty() { self.read_all().await } else { Ok(()) };
         }
-        if let Some(error) = failure {
-            return Err(error);
+        self.read_doubtful(false).await?;
+        let now = Instant::now();
+        self.packing.look_at_names(now);
+        if self.writes.len() < IN_FLIGHT {
+            let doubts = &self.doubts;
+            let may_write = |number| !doubts.is_unread(&name(number));
+            if let Some((number, content)) = self.packing.begin(now, may_write) {
+                let request = self.request(&name(number), content);
+                self.writes.push(Box::pin(async move { (number, request.await) }));
+            }
         }
-        self.versions[1] = version;
-        self.write_index().await?;
-        self.beat().await
+        self.beat().await?;
+        self.write_index().await
     }
 
     /// Lists the slices that the last leader left, and continues with them.
     async fn take_over(&mut self) -> Result<(), kube::Error> {
-        let mut written = BTreeMap::new();
-        let mut params = ListParams::default().limit(PAGE);
-        loop {
-            let page = in_time(self.api.list(&params)).await?;
-            for slice in page.items {
-                let version = slice.metadata.resource_version.unwrap_or_default();
-                let name = slice.metadata.name.unwrap_or_default();
-                written.insert(name, Written { version, spec: slice.spec });
-            }
-            params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-            if params.continue_token.is_none() {
-                break;
-            }
-        }
+        let written = list(&self.api, None).await?;
         let pods = |(name, written): (&String, &Written)| {
             // Pods of a slice that cannot be decoded get places anew.
-            Some((number(name)?, decode(&written.spec).unwrap_or_default()))
+            let pods = decode(&written.spec).unwrap_or_default();
+            Some((number(name)?, version(Some(written)), pods))
         };
-        let index = written.get(INDEX).and_then(|written| written.spec.vocabulary.clone());
-        let found: BTreeMap<SliceNumber, _> = written.iter().filter_map(pods).collect();
+        let mut found: Vec<(SliceNumber, u64, Vec<Pod>)> =
+            written.iter().filter_map(pods).collect();
         info!(slices = found.len(), "continuing with the peer slices on the API server");
-        self.packing.take_over(found, index.as_ref(), Instant::now());
+        // Of a pod in two slices, readers use the one of the newer slice.
+        found.sort_by_key(|(_, version, _)| std::cmp::Reverse(*version));
+        let found = found.into_iter().map(|(number, _, pods)| (number, pods)).collect();
+        let index = written.get(INDEX).and_then(|written| written.spec.vocabulary.clone());
+        let now = Instant::now();
+        self.packing.take_over(found, index.as_ref(), now);
         self.written = Some(written);
+        self.writes.clear();
+        self.doubts = PeerDoubts::default();
+        self.verify = Some(now + FORMER);
         Ok(())
     }
 
-    /// Writes the slices that changed. Returns the first failure, and whether any write succeeded.
-    async fn write_due(&mut self) -> (Option<kube::Error>, bool) {
-        let due = self.packing.take_due();
-        let mut pace = tokio::time::interval(PACE);
-        pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let pace = std::sync::Arc::new(tokio::sync::Mutex::new(pace));
-        let requests = due.into_iter().map(|number| {
-            let name = format!("{SLICE_PREFIX}{number}");
-            let request = self.request(&name, self.packing.content(number));
-            let pace = std::sync::Arc::clone(&pace);
-            async move {
-                pace.lock().await.tick().await;
-                (number, request.await)
-            }
-        });
-        let requests: Vec<_> = requests.collect();
-        let mut answers = futures::stream::iter(requests).buffer_unordered(IN_FLIGHT);
-        let (mut results, mut failure, mut wrote) = (Vec::new(), None, false);
-        while let Some(result) = answers.next().await {
-            results.push(result);
+    /// Reads all slices again; those that differ from the known state are written.
+    async fn read_all(&mut self) -> Result<(), kube::Error> {
+        let read = list(&self.api, None).await?;
+        let known = self.written.take().unwrap_or_default();
+        let all: Vec<String> = known.keys().chain(read.keys()).cloned().collect();
+        self.written = Some(known);
+        all.iter().for_each(|name| self.is_read(name, read.get(name).cloned()));
+        self.verify = None;
+        Ok(())
+    }
+
+    /// Reads slices with a write of unknown outcome: those that were not read since, or all of them.
+    async fn read_doubtful(&mut self, all: bool) -> Result<(), kube::Error> {
+        for name in self.doubts.names(all) {
+            let read = list(&self.api, Some(&name)).await?.remove(&name);
+            self.is_read(&name, read);
         }
-        drop(answers);
-        for (number, result) in results {
-            match result {
-                Ok(state) => {
-                    wrote = true;
-                    self.is_written(&format!("{SLICE_PREFIX}{number}"), state);
-                }
-                Err(error) => {
-                    self.packing.put_back(number);
-                    // Another version than the known one: somebody else wrote, so everything is listed again.
-                    if matches!(&error, kube::Error::Api(status) if matches!(status.code, 404 | 409))
-                    {
-                        self.written = None;
-                    }
-                    failure.get_or_insert(error);
-                }
+        Ok(())
+    }
+
+    fn is_read(&mut self, name: &str, read: Option<Written>) {
+        let now = Instant::now();
+        let known = self.written.as_ref().and_then(|written| written.get(name));
+        if version(known) != version(read.as_ref())
+            && let Some(number) = number(name)
+        {
+            self.packing.mark_due(number, now);
+        }
+        self.is_written(name, read);
+        self.doubts.is_read(name, now);
+    }
+
+    fn end_write(&mut self, number: SliceNumber, result: WriteResult) {
+        let is_ok = self.end_request(&name(number), result).map_err(|error| self.fail(&error));
+        self.packing.end(number, is_ok.is_ok(), Instant::now());
+    }
+
+    /// Takes in the result of a write.
+    fn end_request(&mut self, name: &str, result: WriteResult) -> Result<(), kube::Error> {
+        match result {
+            Ok(state) => {
+                self.is_failing = false;
+                self.is_written(name, state);
+                Ok(())
+            }
+            Err(error) => {
+                self.doubts.failed(name, Outcome::of(&error), Instant::now());
+                Err(error)
             }
         }
-        (failure, wrote)
     }
 
     fn is_written(&mut self, name: &str, state: Option<Written>) {
@@ -228,7 +269,7 @@ impl PeerSlices {
         &self,
         name: &str,
         content: Option<PeerSliceSpec>,
-    ) -> impl Future<Output = Result<Option<Written>, kube::Error>> + use<> {
+    ) -> impl Future<Output = WriteResult> + use<> {
         let (api, leading) = (self.api.clone(), self.leading.clone());
         let known = self.written.as_ref().and_then(|written| written.get(name)).cloned();
         let name = name.to_owned();
@@ -251,47 +292,44 @@ impl PeerSlices {
     }
 
     async fn write_index(&mut self) -> Result<(), kube::Error> {
-        let Some(index) = self.packing.index() else { return Ok(()) };
-        let spec = PeerSliceSpec { vocabulary: Some(index.clone()), ..PeerSliceSpec::default() };
+        let index = Some(self.packing.index());
+        let known = self.written.as_ref().and_then(|written| written.get(INDEX));
+        if known.is_some_and(|known| known.spec.vocabulary == index) {
+            return Ok(());
+        }
+        let spec = PeerSliceSpec { vocabulary: index, ..PeerSliceSpec::default() };
         let state = self.request(INDEX, Some(spec)).await;
-        self.note(INDEX, state)?;
-        self.packing.index_is_written(&index);
-        Ok(())
+        self.end_request(INDEX, state)
     }
 
     async fn beat(&mut self) -> Result<(), kube::Error> {
         let now = Instant::now();
-        let follows = self.source.borrow().kinds.iter().all(|kind| kind.error.is_none());
-        let is_stuck = now.duration_since(self.progress) >= STUCK;
-        let known = self.written.as_ref().and_then(|written| written.get(HEARTBEAT));
-        let known = known.and_then(|known| known.spec.heartbeat.clone()).unwrap_or_default();
-        let is_due = self.beat.is_none_or(|last| now.duration_since(last) >= BEAT);
-        if !is_due || is_stuck || !follows {
+        if self.beat.is_some_and(|last| now.duration_since(last) < BEAT) {
             return Ok(());
         }
-        let heartbeat =
-            PeerHeartbeat { number: known.number.wrapping_add(1), pods_version: self.versions[1] };
+        while let Ok(input) = self.input.try_recv() {
+            self.take(input);
+        }
+        let follows = self.source.borrow().kinds.iter().all(|kind| kind.error.is_none());
+        if !follows || self.packing.delay(now) >= LATE {
+            return Ok(());
+        }
+        self.read_doubtful(true).await?;
+        let known = self.written.as_ref().and_then(|written| written.get(HEARTBEAT));
+        let known = known.and_then(|known| known.spec.heartbeat.clone()).unwrap_or_default();
+        let pods_version = self.packing.written_version();
+        let heartbeat = PeerHeartbeat { number: known.number.wrapping_add(1), pods_version };
         let spec = PeerSliceSpec { heartbeat: Some(heartbeat), ..PeerSliceSpec::default() };
         let state = self.request(HEARTBEAT, Some(spec)).await;
-        self.note(HEARTBEAT, state)?;
+        self.end_request(HEARTBEAT, state)?;
         self.beat = Some(now);
         Ok(())
     }
+}
 
-    fn note(
-        &mut self,
-        name: &str,
-        state: Result<Option<Written>, kube::Error>,
-    ) -> Result<(), kube::Error> {
-        match state {
-            Ok(state) => self.is_written(name, state),
-            Err(error) => {
-                self.written = None;
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
+/// Returns the name of a slice with pods.
+fn name(number: SliceNumber) -> String {
+    format!("{SLICE_PREFIX}{number}")
 }
 
 /// Returns the number in the name of a slice with pods.
@@ -299,11 +337,35 @@ fn number(name: &str) -> Option<SliceNumber> {
     name.strip_prefix(SLICE_PREFIX)?.parse().ok()
 }
 
+/// Returns the `resourceVersion` as a number; 0 without a slice.
+fn version(written: Option<&Written>) -> u64 {
+    written.and_then(|written| written.version.parse().ok()).unwrap_or_default()
+}
+
 /// # Errors
 /// This replica leads no more.
 fn may_write(leading: &Leading) -> Result<(), kube::Error> {
     let ended = || kube::Error::Service("this replica leads no more".into());
     leading.is().then_some(()).ok_or_else(ended)
+}
+
+/// Returns all slices, or the one of a name.
+async fn list(api: &Api<PeerSlice>, name: Option<&str>) -> Result<WrittenByName, kube::Error> {
+    let mut written = BTreeMap::new();
+    let mut params = ListParams::default().limit(PAGE);
+    params.field_selector = name.map(|name| format!("metadata.name={name}"));
+    loop {
+        let page = in_time(api.list(&params)).await?;
+        for slice in page.items {
+            let version = slice.metadata.resource_version.unwrap_or_default();
+            let name = slice.metadata.name.unwrap_or_default();
+            written.insert(name, Written { version, spec: slice.spec });
+        }
+        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if params.continue_token.is_none() {
+            return Ok(written);
+        }
+    }
 }
 
 async fn delete(api: &Api<PeerSlice>, name: &str, version: String) -> Result<(), kube::Error> {

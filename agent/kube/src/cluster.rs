@@ -121,7 +121,9 @@ pub async fn watch(settings: Settings) -> Result<(Source, EventRecorder), Connec
     }
     let received = match settings.peers {
         FollowedPeers::Pods => received,
-        FollowedPeers::Slices(times) => starter.start_peers(pods, times, received),
+        FollowedPeers::Slices(times) => {
+            starter.start_peers(pods, (&settings.node, times), received)
+        }
     };
     let origin = format!("API server {}", connection.server());
     let (hub, status) = Hub::new(origin, starter.kinds, scope, received, batches);
@@ -180,7 +182,7 @@ impl Starter {
     fn start_peers(
         &mut self,
         pods: usize,
-        times: PeerTimes,
+        of_node: (&str, PeerTimes),
         updates: mpsc::Receiver<Update>,
     ) -> mpsc::Receiver<Update> {
         let (out, merged) = mpsc::channel(IN_FLIGHT);
@@ -197,7 +199,8 @@ impl Starter {
             tokio::spawn(Follower::<Pod>::new(connection, member, updates, number, None).run())
         });
         let channels = PeerChannels { updates, out, slices };
-        tokio::spawn(Peers::new(channels, kinds, times, start_pods).run());
+        let outage = Arc::clone(&self.outage);
+        tokio::spawn(Peers::new(channels, kinds, of_node, outage, start_pods).run());
         merged
     }
 

@@ -38,8 +38,8 @@ pub enum Placed {
     Unchanged,
     /// This slice changed.
     In(SliceNumber),
-    /// The pod moved, so both slices changed. The new one has to be written first, or readers miss the pod. It was unused, so
-    /// that slices never wait for each other.
+    /// The pod moved, so both slices changed. The new one has to be written first, or readers miss the pod. Its number is the
+    /// higher one, so that slices never wait for each other.
     Moved {
         /// Its former slice.
         from: SliceNumber,
@@ -109,7 +109,7 @@ impl Packing {
         if is_alone || shares(pod) && slice.len() <= MAX_PODS && !is_heavy() {
             return None;
         }
-        let (pod, to) = (pod.clone(), self.unused());
+        let (pod, to) = (pod.clone(), self.next());
         self.remove(key);
         self.put(to, pod);
         Some(Placed::Moved { from, to })
@@ -187,8 +187,12 @@ impl Packing {
     /// Returns the lowest number without a slice.
     fn unused(&self) -> SliceNumber {
         let unused = (0..).zip(self.slices.keys()).find(|(number, used)| number != *used);
-        let next = || self.slices.last_key_value().map_or(0, |(last, _)| last.saturating_add(1));
-        unused.map_or_else(next, |(number, _)| number)
+        unused.map_or_else(|| self.next(), |(number, _)| number)
+    }
+
+    /// Returns the number after the highest one of a slice.
+    fn next(&self) -> SliceNumber {
+        self.slices.last_key_value().map_or(0, |(last, _)| last.saturating_add(1))
     }
 
     fn put(&mut self, number: SliceNumber, pod: Pod) {

@@ -44,10 +44,6 @@ pub struct PeerView {
     watched: BTreeMap<Key, Pod>,
     /// Own pods that went, and that the other origin still has.
     hidden: BTreeMap<Key, Pod>,
-    /// Pods of which the watch of all pods knew a newer state when slices became the origin.
-    newer: BTreeMap<Key, Newer>,
-    /// `resourceVersion` of that moment.
-    newer_version: u64,
     /// Reported pods, each with a hash of its state.
     reported: HashMap<Key, u64>,
     hasher: RandomState,
@@ -59,15 +55,6 @@ struct Slice {
     /// Its `resourceVersion`.
     version: u64,
     pods: BTreeMap<Key, Pod>,
-}
-
-/// State that slices lack.
-#[derive(Debug)]
-struct Newer {
-    /// The pod; `None`: it does not exist.
-    pod: Option<Pod>,
-    /// The pod in the form of slices.
-    reduced: Option<Pod>,
 }
 
 impl PeerView {
@@ -84,8 +71,6 @@ impl PeerView {
             also: BTreeMap::new(),
             watched: BTreeMap::new(),
             hidden: BTreeMap::new(),
-            newer: BTreeMap::new(),
-            newer_version: 0,
             reported: HashMap::new(),
             hasher: RandomState::new(),
         }
@@ -106,7 +91,6 @@ impl PeerView {
             }
             Change::PodGone(key) => {
                 if let Some(gone) = self.own.remove(&key) {
-                    self.newer.remove(&key);
                     self.hidden.insert(key.clone(), gone);
                     self.unhide(&key);
                 }
@@ -140,14 +124,8 @@ impl PeerView {
     }
 
     /// Takes in the pods of a slice, with its `resourceVersion`; empty: the slice is gone. Returns the changes to report.
-    pub fn take_slice(
-        &mut self,
-        number: SliceNumber,
-        version: u64,
-        pods: Vec<Pod>,
-    ) -> Vec<Change> {
-        let pods: BTreeMap<Key, Pod> =
-            pods.into_iter().map(|pod| (pod.key.clone(), pod)).collect();
+    pub fn take_slice(&mut self, number: SliceNumber, version: u64, pods: Vec<Pod>) -> Vec<Change> {
+        let pods: BTreeMap<Key, Pod> = pods.into_iter().map(|pod| (pod.key.clone(), pod)).collect();
         let before = self.slices.get(&number).into_iter().flat_map(|slice| slice.pods.keys());
         let keys: BTreeSet<Key> = before.chain(pods.keys()).cloned().collect();
         let hash_of = |view: &Self, key: &Key| view.hasher.hash_one(view.sliced(key));
@@ -161,13 +139,7 @@ impl PeerView {
         let changed = keys.into_iter().zip(hashes);
         let changed = changed.filter(|(key, hash)| hash_of(self, key) != *hash);
         let changed: Vec<Key> = changed.map(|(key, _)| key).collect();
-        for key in &changed {
-            self.unhide(key);
-            let state = self.sliced(key);
-            if self.newer.get(key).is_some_and(|newer| newer.reduced.as_ref() == state) {
-                self.newer.remove(key);
-            }
-        }
+        changed.iter().for_each(|key| self.unhide(key));
         changed.iter().filter_map(|key| self.report(key)).collect()
     }
 
@@ -201,15 +173,6 @@ impl PeerView {
         gone.iter().flat_map(|number| self.take_slice(*number, 0, Vec::new())).collect()
     }
 
-    /// Takes in that slices contain every change of pods up to a `resourceVersion`; returns the changes to report.
-    pub fn take_version(&mut self, version: u64) -> Vec<Change> {
-        if version < self.newer_version || self.newer.is_empty() {
-            return Vec::new();
-        }
-        let newer = std::mem::take(&mut self.newer);
-        newer.keys().filter_map(|key| self.report(key)).collect()
-    }
-
     /// Reports pods of slices from now on. Returns the changes to report.
     pub fn start(&mut self) -> Vec<Change> {
         self.is_started = true;
@@ -220,26 +183,16 @@ impl PeerView {
     pub fn follow_pods(&mut self) -> Vec<Change> {
         self.origin = PeerOrigin::Pods;
         self.is_started = true;
-        self.newer.clear();
         self.report_all()
     }
 
-    /// Judges by slices from now on, and ends the watch of all pods, which knew every change up to a `resourceVersion`.
-    /// Its states of pods that differ from the slices' stay until [`PeerView::take_version`] has that version, or until
-    /// the slices agree. Returns the changes to report.
-    pub fn follow_slices(&mut self, vocabulary: &Vocabulary, version: u64) -> Vec<Change> {
+    /// Judges by slices from now on, which contain every change that the watch of all pods had; returns the changes to report.
+    pub fn follow_slices(&mut self) -> Vec<Change> {
         self.origin = PeerOrigin::Slices;
         let watched = std::mem::take(&mut self.watched);
-        let keys: BTreeSet<&Key> = watched.keys().chain(self.places.keys()).collect();
-        for key in keys.into_iter().filter(|key| !self.own.contains_key(key)) {
-            let pod = watched.get(key);
-            let reduced = pod.and_then(|pod| vocabulary.reduce(pod));
-            if reduced.as_ref() != self.sliced(key) {
-                self.newer.insert(key.clone(), Newer { pod: pod.cloned(), reduced });
-            }
-        }
-        self.newer_version = version;
-        self.report_all()
+        let changes = self.report_all();
+        watched.keys().for_each(|key| self.unhide(key));
+        changes
     }
 
     /// Forgets the watch of all pods, which ended before it was used.
@@ -253,6 +206,13 @@ impl PeerView {
     #[must_use]
     pub const fn origin(&self) -> PeerOrigin {
         self.origin
+    }
+
+    /// Returns whether the own node has a pod of a namespace.
+    #[must_use]
+    pub fn has_own_in(&self, namespace: &str) -> bool {
+        let first = self.own.range(Key::new(namespace, "")..).next();
+        first.is_some_and(|(key, _)| key.namespace == namespace)
     }
 
     /// Returns the number of known pods.
@@ -297,10 +257,7 @@ impl PeerView {
         match self.origin {
             PeerOrigin::Pods => self.watched.get(key),
             PeerOrigin::Slices if !self.is_started => None,
-            PeerOrigin::Slices => match self.newer.get(key) {
-                Some(newer) => newer.pod.as_ref(),
-                None => self.sliced(key),
-            },
+            PeerOrigin::Slices => self.sliced(key),
         }
     }
 

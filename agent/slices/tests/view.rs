@@ -26,7 +26,7 @@ enum Step {
     Write(u8),
     /// The controller's heartbeat arrives.
     Beat,
-    /// The agent changes the origin of pods.
+    /// The agent begins to change the origin of pods.
     Switch,
 }
 
@@ -76,6 +76,8 @@ struct World {
     view: PeerView,
     /// The pods as the engine knows them.
     reported: BTreeMap<Key, Pod>,
+    /// Whether the agent takes in no further changes of the watch of all pods, since slices will replace it.
+    is_frozen: bool,
     /// `resourceVersion` of the last slice written.
     written: u64,
     /// Latest reported version of each pod.
@@ -98,6 +100,7 @@ impl World {
             vocabulary: Vocabulary { label_keys, ..Vocabulary::default() },
             view,
             reported: BTreeMap::new(),
+            is_frozen: false,
             written: 0,
             versions: BTreeMap::new(),
         }
@@ -163,7 +166,7 @@ impl World {
     }
 
     fn watch(&mut self) -> Result<(), TestCaseError> {
-        if self.view.origin() != PeerOrigin::Pods {
+        if self.view.origin() != PeerOrigin::Pods || self.is_frozen {
             return Ok(());
         }
         let change = self.watch.next(&self.history);
@@ -199,13 +202,20 @@ impl World {
     }
 
     fn beat(&mut self) -> Result<(), TestCaseError> {
-        let changes = self.view.take_version(self.controller.0 as u64);
-        self.report(changes)
+        if self.is_frozen && self.controller.0 >= self.watch.0 {
+            self.is_frozen = false;
+            let changes = self.view.follow_slices();
+            self.report(changes)?;
+        }
+        Ok(())
     }
 
     fn switch(&mut self) -> Result<(), TestCaseError> {
         let changes = match self.view.origin() {
-            PeerOrigin::Pods => self.view.follow_slices(&self.vocabulary, self.watch.0 as u64),
+            PeerOrigin::Pods => {
+                self.is_frozen = true;
+                Vec::new()
+            }
             PeerOrigin::Slices => {
                 // The list has the present state.
                 self.watch = Place(self.history.len());

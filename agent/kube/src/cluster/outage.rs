@@ -50,6 +50,11 @@ impl Outage {
         Member { outage: Arc::clone(self), number: kinds.len() - 1 }
     }
 
+    /// Returns whether no kind works, and at least one fails.
+    pub(super) fn is_on(&self) -> bool {
+        is_outage(&self.kinds())
+    }
+
     fn kinds(&self) -> MutexGuard<'_, Vec<Following>> {
         lock(&self.kinds)
     }
@@ -84,7 +89,7 @@ impl Member {
     pub(super) async fn pause(&self, backoff: Duration) {
         let mut ended = self.outage.ended.subscribe();
         let until = Instant::now() + backoff;
-        let outage = is_outage(&self.outage.kinds());
+        let outage = self.outage.is_on();
         if let Some(_asking) = outage.then(|| self.outage.asking.try_lock().ok()).flatten() {
             let soon = Instant::now() + ASKING + random_part(ASKING);
             return sleep_until(until.min(soon)).await;

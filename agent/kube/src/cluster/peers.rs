@@ -11,22 +11,27 @@
 //!
 //! The hub and the engine get the same changes as from a watch of all pods. While the controller does not renew the
 //! slices, what is known stays in force; after half a minute all pods are followed, and slices again once they are
-//! renewed. One update of the hub contains each exchange, so no packet is judged by a mixture.
+//! renewed. One update of the hub contains each exchange, so no packet is judged by a mixture. Before slices replace the
+//! watch of all pods, its changes wait until the slices have those before, so that no pod's state is followed by an older one.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use netpold_api::peer_slice::{HEARTBEAT, INDEX, PeerSlice, PeerVocabulary, SLICE_PREFIX};
+use netpold_api::peer_slice::{HEARTBEAT, INDEX, PeerSlice, SLICE_PREFIX};
 use netpold_api::source::KindStatus;
+use netpold_core::cluster::ObjectKey;
 use netpold_core::model::{Change, Key};
-use netpold_slices::{HeldPolicies, KnownNames, PeerOrigin, PeerView, decode};
+use netpold_slices::{
+    HeldPolicies, KnownNames, PeerOrigin, PeerView, SliceNumber, Vocabulary, decode,
+};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
 use super::hub::{Problems, Update};
-use super::outage::random_part;
+use super::outage::{Outage, random_part};
 use super::slice_follower::SliceEvent;
 use super::slice_health::{PeerTimes, SliceHealth};
 
@@ -66,6 +71,8 @@ struct AllPods {
     version: u64,
     status: KindStatus,
     problems: Problems,
+    /// Changes that wait until slices replace this watch, or until that fails, with their version; `None`: none wait.
+    waiting: Option<(BTreeMap<ObjectKey, Change>, u64)>,
 }
 
 impl Drop for AllPods {
@@ -82,19 +89,20 @@ pub(super) struct Peers {
     view: PeerView,
     held: HeldPolicies,
     health: SliceHealth,
+    outage: Arc<Outage>,
     /// Names in the slices, by the index; unknown before it.
-    names: KnownNames,
+    names: Option<Vocabulary>,
+    /// Whether there is an index.
+    has_index: bool,
     /// Slices that cannot be decoded, with the reason.
     broken: BTreeMap<String, String>,
     /// Number of slices by the last list and the events after it.
     known: BTreeMap<String, usize>,
     is_listed: bool,
-    /// Whether the slices have the names of all policies, or cannot have more.
-    is_covered: bool,
+    /// Whether the slices have the names of all policies that count; `None`: to be looked at.
+    is_covered: Option<bool>,
     /// Whether pods of other nodes were complete at some time.
     is_ready: bool,
-    /// Start of the present time in which slices are not usable.
-    unusable: Option<Instant>,
     all_pods: Option<AllPods>,
     /// Number of starts of followers of all pods.
     starts: usize,
@@ -113,23 +121,25 @@ impl Peers {
     pub(super) fn new(
         channels: PeerChannels,
         kinds: PeerKinds,
-        times: PeerTimes,
+        (node, times): (&str, PeerTimes),
+        outage: Arc<Outage>,
         start_pods: StartPods,
     ) -> Self {
         Self {
             channels,
             kinds,
             start_pods,
-            view: PeerView::default(),
+            view: PeerView::new(node.to_owned()),
             held: HeldPolicies::default(),
             health: SliceHealth::new(times, Instant::now()),
-            names: KnownNames::Unknown,
+            outage,
+            names: None,
+            has_index: false,
             broken: BTreeMap::new(),
             known: BTreeMap::new(),
             is_listed: false,
-            is_covered: false,
+            is_covered: None,
             is_ready: false,
-            unusable: Some(Instant::now()),
             all_pods: None,
             starts: 0,
             own_status: KindStatus::default(),
@@ -151,10 +161,14 @@ impl Peers {
                 () = self.channels.out.closed() => return,
                 Some(update) = self.channels.updates.recv() => self.take_update(update).await,
                 Some(event) = self.channels.slices.recv() => {
-                    let changes = self.take_event(event);
+                    let changes = self.take_event(event, Instant::now());
                     self.send(changes).await
                 }
-                _ = look.tick() => self.send(Vec::new()).await,
+                _ = look.tick() => {
+                    self.is_covered = None;
+                    let changes = self.held.look(self.health.served(Instant::now()));
+                    self.send(changes).await
+                }
             };
             if sent.is_none() {
                 return;
@@ -164,6 +178,11 @@ impl Peers {
 
     /// Takes in an update of a follower, and passes it on; `None`: the hub has ended.
     async fn take_update(&mut self, mut update: Update) -> Option<()> {
+        if update.kind > self.kinds.slices {
+            let at = update.at;
+            let changes = self.take_pods(update);
+            return self.send_at(changes, at).await;
+        }
         let all = std::mem::take(&mut update.changes);
         if update.kind == self.kinds.pods {
             let changes = all.into_iter().filter_map(|change| self.view.take_own(change)).collect();
@@ -174,100 +193,110 @@ impl Peers {
             }
             return self.send_at(changes, update.at).await;
         }
-        if let Some(pods) = self.all_pods.as_mut().filter(|pods| pods.number == update.kind) {
-            pods.version = pods.version.max(update.version);
-            pods.status = update.status;
-            if let Some(problems) = update.problems {
-                pods.problems = problems;
-            }
-            let changes = all.into_iter().filter_map(|change| self.view.take_watched(change));
-            let mut changes: Vec<Change> = changes.collect();
-            if update.synced && self.view.origin() == PeerOrigin::Slices {
-                changes.extend(self.follow_pods());
-            }
-            return self.send_at(changes, update.at).await;
+        if !all.is_empty() {
+            self.is_covered = None;
         }
-        if update.kind > self.kinds.slices {
-            // A follower of all pods that has been ended.
-            return Some(());
-        }
-        let has_changes = !all.is_empty();
-        update.changes = all.into_iter().filter_map(|change| self.held.take(change)).collect();
-        if has_changes {
-            self.is_covered = self.held.are_covered_by(&self.names);
-        }
+        let served = self.health.served(Instant::now());
+        let comes = all.into_iter().flat_map(|change| self.held.take(change, served));
+        update.changes = comes.collect();
         let at = update.at;
         self.channels.out.send(update).await.ok()?;
         self.send_at(Vec::new(), at).await
     }
 
+    /// Takes in an update of a follower of all pods; returns the changes that follow.
+    fn take_pods(&mut self, update: Update) -> Vec<Change> {
+        // A follower that has been ended may have sent updates before.
+        let Some(pods) = self.all_pods.as_mut().filter(|pods| pods.number == update.kind) else {
+            return Vec::new();
+        };
+        pods.status = update.status;
+        if let Some(problems) = update.problems {
+            pods.problems = problems;
+        }
+        if let Some((waiting, version)) = &mut pods.waiting {
+            let changes = update.changes.into_iter();
+            waiting.extend(changes.map(|change| (ObjectKey::of(&change), change)));
+            *version = update.version.max(*version);
+            return Vec::new();
+        }
+        pods.version = pods.version.max(update.version);
+        let mut changes = self.take_watched(update.changes);
+        if update.synced && self.view.origin() == PeerOrigin::Slices {
+            changes.extend(self.follow_pods());
+        }
+        changes
+    }
+
+    fn take_watched(&mut self, changes: impl IntoIterator<Item = Change>) -> Vec<Change> {
+        changes.into_iter().filter_map(|change| self.view.take_watched(change)).collect()
+    }
+
     /// Takes in an event of slices; returns the changes that follow.
-    fn take_event(&mut self, event: SliceEvent) -> Vec<Change> {
-        let now = Instant::now();
+    fn take_event(&mut self, event: SliceEvent, now: Instant) -> Vec<Change> {
         let status = &mut self.slice_status;
-        if let SliceEvent::Failed { text, is_outage } = event {
+        if let SliceEvent::Failed { text, is_unreachable } = event {
             status.error = Some(format!("cannot follow peer slices: {text}"));
             status.restarts += 1;
-            status.unreachable = is_outage;
-            self.health.set_outage(is_outage, now);
+            status.unreachable = is_unreachable;
             return Vec::new();
         }
         (status.error, status.unreachable, status.served) = (None, false, true);
-        self.health.set_outage(false, now);
         match event {
-            SliceEvent::Set(slice) => self.take_slice(*slice, now),
+            SliceEvent::Set(slice) => self.take_slice(*slice, false, now),
             SliceEvent::Gone(name) => {
                 self.broken.remove(&name);
                 self.known.remove(&name);
-                if name == INDEX {
-                    (self.names, self.is_covered) = (KnownNames::Unknown, false);
-                }
-                self.view.take_slice(&name, Vec::new())
+                self.has_index &= name != INDEX;
+                let number = number(&name);
+                number.map_or_else(Vec::new, |number| self.view.take_slice(number, 0, Vec::new()))
             }
             SliceEvent::Listed(slices) => {
                 self.slice_status.lists += 1;
                 (self.is_listed, self.slice_status.in_sync) = (true, true);
                 let names = slices.iter().filter_map(|slice| slice.metadata.name.clone());
-                let names = names.take(MAX_SLICES);
-                let known: BTreeMap<String, usize> = names.map(|name| (name, 0)).collect();
+                let known: BTreeMap<String, usize> =
+                    names.take(MAX_SLICES).map(|name| (name, 0)).collect();
                 self.broken.retain(|name, _| known.contains_key(name));
-                let mut changes = self.view.retain_slices(|name| known.contains_key(name));
-                if !known.contains_key(INDEX) {
-                    (self.names, self.is_covered) = (KnownNames::Unknown, false);
-                }
+                let is_there = |number| known.contains_key(&format!("{SLICE_PREFIX}{number}"));
+                let mut changes = self.view.retain_slices(is_there);
+                self.has_index = known.contains_key(INDEX);
                 self.known = known;
-                changes.extend(slices.into_iter().flat_map(|slice| self.take_slice(slice, now)));
+                let taken = slices.into_iter().flat_map(|slice| self.take_slice(slice, true, now));
+                changes.extend(taken);
                 changes
             }
             SliceEvent::Failed { .. } => Vec::new(),
         }
     }
 
-    fn take_slice(&mut self, slice: PeerSlice, now: Instant) -> Vec<Change> {
+    /// Takes in a slice, of a list or of a watch; returns the changes that follow.
+    fn take_slice(&mut self, slice: PeerSlice, is_listed: bool, now: Instant) -> Vec<Change> {
         let name = slice.metadata.name.unwrap_or_default();
         if name == INDEX {
-            return self.take_index(&slice.spec.vocabulary.unwrap_or_default());
+            let vocabulary = Vocabulary::from(&slice.spec.vocabulary.unwrap_or_default());
+            return self.take_index(vocabulary, is_listed, now);
         }
         if name == HEARTBEAT {
-            let Some(heartbeat) = slice.spec.heartbeat else { return Vec::new() };
-            if self.health.beat(heartbeat.number, now) {
+            let heartbeat = slice.spec.heartbeat.unwrap_or_default();
+            if self.health.beat(heartbeat.number, heartbeat.pods_version, now) {
                 self.compare_own();
-                return self.view.take_version(heartbeat.pods_version);
             }
             return Vec::new();
         }
-        let is_numbered =
-            name.strip_prefix(SLICE_PREFIX).is_some_and(|number| number.parse::<u32>().is_ok());
         let has_room = self.known.contains_key(&name) || self.known.len() < MAX_SLICES;
-        let pods = match is_numbered && has_room {
-            true => decode(&slice.spec).map_err(|error| error.to_string()),
-            false => Err("no name of the controller's slices".to_owned()),
+        let pods = match number(&name).filter(|_| has_room) {
+            Some(number) => {
+                decode(&slice.spec).map(|pods| (number, pods)).map_err(|error| error.to_string())
+            }
+            None => Err("no name of the controller's slices".to_owned()),
         };
         match pods {
-            Ok(pods) => {
+            Ok((number, pods)) => {
                 self.broken.remove(&name);
-                self.known.insert(name.clone(), pods.len());
-                self.view.take_slice(&name, pods)
+                self.known.insert(name, pods.len());
+                let version = slice.metadata.resource_version.and_then(|text| text.parse().ok());
+                self.view.take_slice(number, version.unwrap_or_default(), pods)
             }
             // Its last state stays, until all pods are followed.
             Err(error) => {
@@ -279,20 +308,23 @@ impl Peers {
         }
     }
 
-    fn take_index(&mut self, vocabulary: &PeerVocabulary) -> Vec<Change> {
-        let is_full = vocabulary.is_full;
-        self.names = KnownNames::Of { vocabulary: vocabulary.into(), is_full };
-        self.is_covered = self.held.are_covered_by(&self.names);
-        match self.is_ready && self.view.origin() == PeerOrigin::Slices {
-            true => self.held.set_names(self.names.clone()),
-            false => Vec::new(),
+    fn take_index(&mut self, names: Vocabulary, is_listed: bool, now: Instant) -> Vec<Change> {
+        self.names = Some(names.clone());
+        (self.has_index, self.is_covered) = (true, None);
+        let served = self.health.served(now);
+        let is_in_use = self.is_ready && self.view.origin() == PeerOrigin::Slices;
+        match (is_in_use, is_listed) {
+            (false, _) => Vec::new(),
+            (true, false) => self.held.set_names(KnownNames::Of(names), served),
+            // Names may have ended while nobody watched.
+            (true, true) => self.held.set_other_names(KnownNames::Of(names), served),
         }
     }
 
     /// Compares the own pods with their entries in slices: what differs at two heartbeats does not come from a slice that
     /// lags.
     fn compare_own(&mut self) {
-        let KnownNames::Of { vocabulary, .. } = &self.names else { return };
+        let Some(vocabulary) = &self.names else { return };
         let differing = self.view.own_differences(vocabulary);
         let again = differing.iter().filter(|(key, hash)| self.differing.get(key) == Some(hash));
         self.forged = again.map(|(key, _)| key.clone()).collect();
@@ -300,24 +332,35 @@ impl Peers {
     }
 
     /// Returns whether agents can judge by the slices.
-    fn is_usable(&self, now: Instant) -> bool {
+    fn is_usable(&mut self, now: Instant) -> bool {
         self.is_listed
+            && self.has_index
             && self.broken.is_empty()
             && self.forged.is_empty()
             && self.health.is_renewed(now)
-            && self.is_covered
+            && self.is_covered(now)
+    }
+
+    fn is_covered(&mut self, now: Instant) -> bool {
+        let Some(names) = &self.names else { return false };
+        let look = || {
+            let matters = |namespace: &str| self.view.has_own_in(namespace);
+            self.held.are_covered_by(names, self.health.served(now), matters)
+        };
+        let is_covered = self.is_covered.unwrap_or_else(look);
+        self.is_covered = Some(is_covered);
+        is_covered
     }
 
     /// Decides about the origin of pods; returns the changes that follow.
     fn decide(&mut self, now: Instant) -> Vec<Change> {
+        self.health.set_outage(self.outage.is_on(), now);
         let is_usable = self.is_usable(now);
-        let unusable = if is_usable { None } else { Some(self.unusable.unwrap_or(now)) };
-        self.unusable = unusable;
+        self.health.set_usable(is_usable, now);
         match self.view.origin() {
             PeerOrigin::Slices if is_usable => {
-                if self.all_pods.take().is_some() {
+                if self.end_all_pods() {
                     info!("peer slices are renewed again; they stay in use");
-                    self.view.forget_watched();
                 }
                 if self.is_ready {
                     return Vec::new();
@@ -325,19 +368,27 @@ impl Peers {
                 self.is_ready = true;
                 self.use_slices();
                 let mut changes = self.view.start();
-                changes.extend(self.held.set_names(self.names.clone()));
+                changes.extend(self.set_names(now));
                 changes
             }
             PeerOrigin::Slices => {
-                let is_lost = unusable.is_some_and(|since| self.health.is_lost(since, now));
-                if is_lost && self.all_pods.is_none() {
+                if self.health.is_outage() {
+                    // The controller has its patience again after the outage.
+                    self.end_all_pods();
+                } else if self.health.is_lost(now) && self.all_pods.is_none() {
                     self.start_pods();
                 }
                 Vec::new()
             }
-            PeerOrigin::Pods if is_usable && self.health.is_steady(now) => self.follow_slices(),
-            PeerOrigin::Pods => Vec::new(),
+            PeerOrigin::Pods if is_usable && self.health.is_steady(now) => self.leave_pods(now),
+            PeerOrigin::Pods => self.return_to_pods(),
         }
+    }
+
+    /// Ends the watch of all pods before its list was complete; returns whether there was one.
+    fn end_all_pods(&mut self) -> bool {
+        self.view.forget_watched();
+        self.all_pods.take().is_some()
     }
 
     fn start_pods(&mut self) {
@@ -350,7 +401,37 @@ impl Peers {
             version: 0,
             status: KindStatus::default(),
             problems: Problems::default(),
+            waiting: None,
         });
+    }
+
+    /// Has slices replace the watch of all pods, once they have all of its changes.
+    fn leave_pods(&mut self, now: Instant) -> Vec<Change> {
+        if let Some(pods) = &mut self.all_pods {
+            pods.waiting.get_or_insert_default();
+            if !self.health.contain(pods.version) {
+                return Vec::new();
+            }
+        }
+        info!("peer slices are renewed again, and in use instead of a watch of all pods");
+        self.all_pods = None;
+        let mut changes = self.view.follow_slices();
+        changes.extend(self.set_names(now));
+        self.use_slices();
+        changes
+    }
+
+    /// Takes in the changes of the watch of all pods that waited for slices.
+    fn return_to_pods(&mut self) -> Vec<Change> {
+        let pods = self.all_pods.as_mut();
+        let Some((pods, (changes, version))) = pods.and_then(|pods| {
+            let waiting = pods.waiting.take()?;
+            Some((pods, waiting))
+        }) else {
+            return Vec::new();
+        };
+        pods.version = pods.version.max(version);
+        self.take_watched(changes.into_values())
     }
 
     /// Judges by the watch of all pods, whose list is complete.
@@ -358,19 +439,15 @@ impl Peers {
         info!("all pods are known by their own watch; peer slices are not in use");
         self.is_ready = true;
         let mut changes = self.view.follow_pods();
-        changes.extend(self.held.set_names(KnownNames::All));
+        let served = self.health.served(Instant::now());
+        changes.extend(self.held.set_names(KnownNames::All, served));
         changes
     }
 
-    /// Judges by slices again.
-    fn follow_slices(&mut self) -> Vec<Change> {
-        let KnownNames::Of { vocabulary, .. } = &self.names else { return Vec::new() };
-        info!("peer slices are renewed again, and in use instead of a watch of all pods");
-        let version = self.all_pods.take().map_or(u64::MAX, |pods| pods.version);
-        let mut changes = self.view.follow_slices(vocabulary, version);
-        changes.extend(self.held.set_names(self.names.clone()));
-        self.use_slices();
-        changes
+    /// Puts policies into force as far as slices have their names.
+    fn set_names(&mut self, now: Instant) -> Vec<Change> {
+        let Some(names) = self.names.clone() else { return Vec::new() };
+        self.held.set_other_names(KnownNames::Of(names), self.health.served(now))
     }
 
     fn use_slices(&mut self) {
@@ -459,3 +536,11 @@ impl Peers {
 pub(super) fn slice_status() -> KindStatus {
     KindStatus { kind: "peerslices.netpold.io".into(), ..KindStatus::default() }
 }
+
+/// Returns the number in the name of a slice with pods.
+fn number(name: &str) -> Option<SliceNumber> {
+    name.strip_prefix(SLICE_PREFIX)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests;

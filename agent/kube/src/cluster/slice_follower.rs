@@ -35,8 +35,8 @@ pub(super) enum SliceEvent {
     Failed {
         /// The failure, for people.
         text: String,
-        /// Whether the server does not answer at all: then the controller's silence means nothing.
-        is_outage: bool,
+        /// Whether the server does not answer at all.
+        is_unreachable: bool,
     },
 }
 
@@ -64,8 +64,8 @@ pub(super) async fn follow(
                 Err(error) => {
                     let text = error.to_string();
                     let failure = failure(error);
-                    let is_outage = failure.as_ref().is_some_and(Failure::is_unreachable);
-                    let failed = SliceEvent::Failed { text, is_outage };
+                    let is_unreachable = failure.as_ref().is_some_and(Failure::is_unreachable);
+                    let failed = SliceEvent::Failed { text, is_unreachable };
                     if events.send(failed).await.is_err() {
                         return;
                     }
@@ -77,26 +77,37 @@ pub(super) async fn follow(
                     break;
                 }
             };
+            if !is_answer(&event) {
+                listed.clear();
+                continue;
+            }
             member.set(Following::Works);
             backoff.reset();
-            let event = match event {
-                Event::Init => {
-                    listed.clear();
-                    continue;
-                }
-                Event::InitApply(slice) => {
-                    listed.push(slice);
-                    continue;
-                }
-                Event::InitDone => SliceEvent::Listed(std::mem::take(&mut listed)),
-                Event::Apply(slice) => SliceEvent::Set(Box::new(slice)),
-                Event::Delete(slice) => SliceEvent::Gone(slice.metadata.name.unwrap_or_default()),
-            };
+            let Some(event) = taken(event, &mut listed) else { continue };
             if events.send(event).await.is_err() {
                 return;
             }
         }
     }
+}
+
+/// Whether the server answered: the watcher announces a list before it requests the list.
+const fn is_answer(event: &Event<PeerSlice>) -> bool {
+    !matches!(event, Event::Init)
+}
+
+/// Gathers the slices of a list; returns the event to send.
+fn taken(event: Event<PeerSlice>, listed: &mut Vec<PeerSlice>) -> Option<SliceEvent> {
+    Some(match event {
+        Event::Init => return None,
+        Event::InitApply(slice) => {
+            listed.push(slice);
+            return None;
+        }
+        Event::InitDone => SliceEvent::Listed(std::mem::take(listed)),
+        Event::Apply(slice) => SliceEvent::Set(Box::new(slice)),
+        Event::Delete(slice) => SliceEvent::Gone(slice.metadata.name.unwrap_or_default()),
+    })
 }
 
 /// Returns the failure of a request.
@@ -106,5 +117,23 @@ fn failure(error: watcher::Error) -> Option<Failure> {
         | watcher::Error::WatchStartFailed(error)
         | watcher::Error::WatchFailed(error) => Some(Failure::of(error)),
         watcher::Error::WatchError(_) | watcher::Error::NoResourceVersion => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_announcement_of_a_list_is_no_answer() {
+        assert!(!is_answer(&Event::Init));
+        let slice = PeerSlice::default;
+        let answers = [
+            Event::InitApply(slice()),
+            Event::InitDone,
+            Event::Apply(slice()),
+            Event::Delete(slice()),
+        ];
+        assert!(answers.iter().all(is_answer));
     }
 }
