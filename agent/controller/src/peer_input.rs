@@ -1,5 +1,7 @@
 //! The controller's objects, for the writer of peer slices too.
 
+use std::time::{Duration, Instant};
+
 use netpold_core::model::Change;
 use netpold_kube::Source;
 use tokio::sync::{mpsc, watch};
@@ -7,9 +9,14 @@ use tokio::sync::{mpsc, watch};
 /// Capacity of the channel of batches.
 const IN_FLIGHT: usize = 64;
 
+/// Longest time between two inputs; a later one shows that changes wait for statuses.
+const TICK: Duration = Duration::from_secs(1);
+
 /// Changes of objects, in the order of their arrival.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct PeerInput {
+    /// Time of their arrival.
+    pub(super) at: Instant,
     pub(super) changes: Vec<Change>,
     /// Whether every object is known.
     pub(super) in_sync: bool,
@@ -37,6 +44,7 @@ async fn copy(
     batches: mpsc::Sender<netpold_kube::Batch>,
     copies: mpsc::UnboundedSender<PeerInput>,
 ) {
+    let mut tick = tokio::time::interval(TICK);
     loop {
         let first = tokio::select! {
             batch = source.batches.recv() => match batch {
@@ -44,19 +52,21 @@ async fn copy(
                 None => return,
             },
             Ok(()) = version.changed() => None,
+            _ = tick.tick() => None,
         };
         // Every batch of this version is in the channel by now.
         let version = *version.borrow_and_update();
         let rest = std::iter::from_fn(|| source.batches.try_recv().ok());
         let all: Vec<_> = first.into_iter().chain(rest).collect();
         for batch in all {
-            let copy =
-                PeerInput { changes: batch.changes.clone(), in_sync: batch.in_sync, version: 0 };
+            let (changes, in_sync, at) = (batch.changes.clone(), batch.in_sync, batch.at);
+            let copy = PeerInput { at, changes, in_sync, version: 0 };
             if copies.send(copy).is_err() || batches.send(batch).await.is_err() {
                 return;
             }
         }
-        if copies.send(PeerInput { version, ..PeerInput::default() }).is_err() {
+        let (at, changes) = (Instant::now(), Vec::new());
+        if copies.send(PeerInput { at, changes, in_sync: false, version }).is_err() {
             return;
         }
     }

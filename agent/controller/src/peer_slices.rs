@@ -29,8 +29,8 @@ use crate::peer_doubts::{Outcome, PeerDoubts};
 use crate::peer_input::PeerInput;
 use crate::peer_packing::PeerPacking;
 
-/// Shortest time between two writes: 100 a second.
-const PACE: Duration = Duration::from_millis(10);
+/// Shortest time between two writes: 200 a second.
+const PACE: Duration = Duration::from_millis(5);
 /// Time between two looks at what is to be done, while nothing is to be written.
 const IDLE: Duration = Duration::from_millis(100);
 /// Most writes in flight.
@@ -68,6 +68,8 @@ pub(super) struct PeerSlices {
     source: watch::Receiver<SourceStatus>,
     packing: PeerPacking,
     in_sync: bool,
+    /// Time of the last input.
+    heard: Instant,
     /// Slices on the API server; `None`: they were not listed since this replica leads.
     written: Option<WrittenByName>,
     doubts: PeerDoubts,
@@ -95,6 +97,7 @@ impl PeerSlices {
             source,
             packing: PeerPacking::default(),
             in_sync: false,
+            heard: Instant::now(),
             written: None,
             doubts: PeerDoubts::default(),
             writes: FuturesUnordered::new(),
@@ -126,8 +129,8 @@ impl PeerSlices {
     }
 
     fn take(&mut self, input: PeerInput) {
-        let now = Instant::now();
-        input.changes.into_iter().for_each(|change| self.packing.take(change, now));
+        input.changes.into_iter().for_each(|change| self.packing.take(change, input.at));
+        self.heard = input.at;
         self.in_sync |= input.in_sync;
         self.packing.set_version(input.version);
     }
@@ -311,7 +314,8 @@ impl PeerSlices {
             self.take(input);
         }
         let follows = self.source.borrow().kinds.iter().all(|kind| kind.error.is_none());
-        if !follows || self.packing.delay(now) >= LATE {
+        let delay = self.packing.delay(now).max(now.saturating_duration_since(self.heard));
+        if !follows || delay >= LATE {
             return Ok(());
         }
         self.read_doubtful(true).await?;

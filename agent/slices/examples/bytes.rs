@@ -8,9 +8,8 @@ use std::collections::BTreeSet;
 use netpold_core::model::{Key, Pod};
 use netpold_slices::{Packing, SliceNumber, Vocabulary, encode};
 use netpold_testkit::objects;
+use serde_json::json;
 
-/// Bytes of a slice's metadata, and of the event around it.
-const METADATA: usize = 400;
 /// Pods before the rollout, in workloads of [`WORKLOAD`] pods, two of each namespace.
 const PODS: u32 = 20_000;
 const WORKLOAD: u32 = 50;
@@ -31,9 +30,22 @@ fn pod(workload: u32, number: u32, life: u32) -> Pod {
     Vocabulary { label_keys, ..Vocabulary::default() }.reduce(&pod).unwrap()
 }
 
+/// Returns the length of the event of a slice's change.
 fn bytes(packing: &Packing, number: SliceNumber) -> usize {
     let pods = packing.slice(number).into_iter().flat_map(|pods| pods.values());
-    serde_json::to_string(&encode(pods)).unwrap().len() + METADATA
+    let slice = json!({
+        "apiVersion": "netpold.io/v1alpha1",
+        "kind": "PeerSlice",
+        "metadata": {
+            "name": format!("peers-{number}"),
+            "uid": "6f1dd2cb-4f5b-4ec8-a2a5-0123456789ab",
+            "resourceVersion": "1234567890",
+            "generation": 100,
+            "creationTimestamp": "2026-11-27T12:00:00Z",
+        },
+        "spec": encode(pods),
+    });
+    json!({ "type": "MODIFIED", "object": slice }).to_string().len() + 1
 }
 
 fn rollout(title: &str, replaced: impl Fn(u32) -> (u32, u32)) {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use netpold_core::model::{Key, Labels, Pod};
 
 /// Most pods of a slice. A change of one pod sends its slice, so smaller slices are cheaper while pods change one by one;
-/// each slice adds 0.4 kB of metadata.
-pub const MAX_PODS: usize = 50;
+/// each slice adds 0.3 kB of metadata.
+pub const MAX_PODS: usize = 16;
 /// Most bytes of labels, ports and claims of a pod that shares a slice.
 const MAX_SHARING: usize = 2 << 10;
 /// Most bytes of labels, ports and claims of the pods that share a slice.

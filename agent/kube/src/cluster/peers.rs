@@ -37,8 +37,8 @@ use super::slice_health::{PeerTimes, SliceHealth};
 
 /// Interval of the look at times.
 const LOOK: Duration = Duration::from_millis(500);
-/// Most slices: a million pods.
-const MAX_SLICES: usize = 20_000;
+/// Most slices: more than a million pods.
+const MAX_SLICES: usize = 100_000;
 /// Shortest time over which the agents of a cluster begin to follow all pods; a millisecond more for each pod.
 const SPREAD: Duration = Duration::from_secs(5);
 
