@@ -22,13 +22,10 @@ pub(super) enum Outcome {
 impl Outcome {
     /// Returns the effect of a write that failed.
     pub(super) fn of(error: &kube::Error) -> Self {
-        match error {
-            kube::Error::Api(status) => match status.code {
-                404 | 409 => Self::Conflict,
-                408 => Self::Unknown,
-                400..500 => Self::None,
-                _ => Self::Unknown,
-            },
+        let kube::Error::Api(status) = error else { return Self::Unknown };
+        match status.code {
+            404 | 409 => Self::Conflict,
+            400..=407 | 410..500 => Self::None,
             _ => Self::Unknown,
         }
     }

@@ -104,7 +104,10 @@ fn a_slice_beyond_any_bound_is_refused() {
     let long = |spec: &mut PeerSliceSpec| spec.nodes = vec!["x".repeat(2_000_000)];
     assert_eq!(refused(&long), SliceError::TooLarge("texts"));
     assert_eq!(refused(&|spec| spec.labels.clear()), SliceError::OutOfBounds(0));
-    assert_eq!(refused(&|spec| spec.pods = "A".repeat(MAX_PODS * 1_000)), SliceError::TooLarge("pods"));
+    assert_eq!(
+        refused(&|spec| spec.pods = "A".repeat(MAX_PODS * 1_000)),
+        SliceError::TooLarge("pods")
+    );
     assert_eq!(refused(&|spec| spec.pods.insert(0, '!')), SliceError::Malformed(0));
     let claims = |pods: &[u32]| {
         let claims = |pod: &u32| PeerClaims { pod: *pod, interfaces: Vec::new() };

@@ -129,7 +129,7 @@ impl World {
     }
 
     /// Changes of the watch of all pods.
-    async fn watched(&mut self, changes: Vec<Change>, version: u64, synced: bool) {
+    fn watched(&mut self, changes: Vec<Change>, version: u64, synced: bool) {
         let number = SLICES + self.peers.starts;
         let status = KindStatus::default();
         let at = Instant::now();
@@ -179,13 +179,13 @@ async fn all_pods_are_followed_after_a_silence_and_slices_once_they_have_every_c
     assert!(world.follows_pods());
     assert_eq!(world.app("p"), Some("a"), "the last known state");
     let changes = vec![Change::Pod(pod("p", "b"))];
-    world.watched(changes, 20, true).await;
+    world.watched(changes, 20, true);
     assert_eq!(world.peers.view.origin(), PeerOrigin::Pods);
     (40..60).for_each(|second| world.beat(10, second));
     assert_eq!(world.peers.view.origin(), PeerOrigin::Pods, "the slices lack changes");
     // The watch's next changes wait.
     let changes = vec![Change::Pod(pod("p", "c"))];
-    world.watched(changes, 30, true).await;
+    world.watched(changes, 30, true);
     world.pods(0, &[pod("p", "b")], 60);
     world.beat(20, 60);
     assert_eq!(world.peers.view.origin(), PeerOrigin::Slices);
@@ -197,9 +197,9 @@ async fn all_pods_are_followed_after_a_silence_and_slices_once_they_have_every_c
 async fn changes_that_wait_for_slices_come_into_force_if_the_slices_fail() {
     let mut world = World::by_slices();
     world.decide(31);
-    world.watched(vec![Change::Pod(pod("p", "b"))], 20, true).await;
+    world.watched(vec![Change::Pod(pod("p", "b"))], 20, true);
     (40..60).for_each(|second| world.beat(10, second));
-    world.watched(vec![Change::Pod(pod("p", "c"))], 30, true).await;
+    world.watched(vec![Change::Pod(pod("p", "c"))], 30, true);
     world.decide(70);
     assert_eq!((world.app("p"), world.follows_pods()), (Some("c"), true));
 }
@@ -235,7 +235,7 @@ async fn no_agent_follows_all_pods_because_of_an_outage_of_the_api_server() {
 async fn a_heartbeat_of_a_dead_controller_ends_no_watch_of_all_pods() {
     let mut world = World::by_slices();
     world.decide(31);
-    world.watched(vec![Change::Pod(pod("p", "b"))], 1, true).await;
+    world.watched(vec![Change::Pod(pod("p", "b"))], 1, true);
     // A short outage, and the list after it.
     world.others.set(Following::Fails);
     world.member.set(Following::Fails);
@@ -256,7 +256,7 @@ async fn slices_with_a_broken_one_replace_no_watch_of_all_pods() {
     world.set("peers-1", PeerSliceSpec { pods: "AAAA".into(), ..PeerSliceSpec::default() }, 2);
     (3..40).for_each(|second| world.beat(30, second));
     assert!(world.follows_pods(), "it may hide any change");
-    world.watched(vec![Change::Pod(pod("p", "b"))], 20, true).await;
+    world.watched(vec![Change::Pod(pod("p", "b"))], 20, true);
     (40..60).for_each(|second| world.beat(30, second));
     assert_eq!((world.app("p"), world.follows_pods()), (Some("b"), true));
     world.pods(1, &[], 60);
