@@ -40,6 +40,12 @@ pub trait Tables: PolicyTables + Timeouts + Sized {
     fn knows_courses(&self) -> bool {
         true
     }
+    /// Time of the last doubt about all connections of an endpoint to resolvers, by its number: jiffies, low 32 bits.
+    /// `None` for tables that read none.
+    #[inline(always)]
+    fn doubted_at(&self, _endpoint: u32) -> Option<*mut u64> {
+        None
+    }
     /// Ports that a datagram's first fragment recorded.
     fn fragment(&self, key: &FragmentKey) -> Option<FragmentPorts>;
     /// Class of an IPv6 address (words in memory order). A separate function in the kernel.

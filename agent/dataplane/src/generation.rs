@@ -24,7 +24,7 @@ use super::global_sections::{self, Offered, Section};
 use super::ipv6_blocks::nodes_for;
 use super::ipv6_hosts::{buckets_for, filter_for, overflow_for};
 use super::maps::{TableError, array, at, descriptor};
-use super::names::{self, DOUBTS, LEARNED, Resolution};
+use super::names::{self, DOUBTED_PODS, LEARNED, Resolution};
 use super::namespace;
 use super::other_layout;
 use super::role::Program;
@@ -127,8 +127,8 @@ const SHARED: [&str; 13] = [
     "ASKED",
     "STREAMS",
     "STREAM_BYTES",
-    DOUBTS,
-    "WATCHED",
+    "DOUBTS",
+    DOUBTED_PODS,
     OBSERVED[0],
     OBSERVED[1],
 ];
@@ -437,13 +437,24 @@ impl Generation {
         self.end_streams(&self.tables.named().difference(named).copied().collect())
     }
 
+    /// Demands the proof of packets ([`Settings::demands_proof`](netpold_ebpf::layout::Settings)). Packets without it that
+    /// passed before may have begun connections to resolvers.
+    ///
+    /// # Errors
+    /// A table cannot be written.
+    pub(super) fn demand_proof(&self) -> Result<(), TableError> {
+        self.end_streams_without(&BTreeSet::new())?;
+        self.tables.demand_proof()
+    }
+
     /// Marks all connections of these endpoints to resolvers as doubted, so that programs do not read them.
     pub(super) fn end_streams(&self, endpoints: &BTreeSet<u32>) -> Result<(), TableError> {
         if endpoints.is_empty() {
             return Ok(());
         }
-        let now = self.jiffies().map_err(MmapError::Clock).map_err(at(DOUBTS))?;
-        names::end_streams(array(&self.bpf, DOUBTS)?, endpoints, now).map_err(at(DOUBTS))
+        let now = self.jiffies().map_err(MmapError::Clock).map_err(at(DOUBTED_PODS))?;
+        names::end_streams(array(&self.bpf, DOUBTED_PODS)?, endpoints, now)
+            .map_err(at(DOUBTED_PODS))
     }
 
     /// The conntrack tables, IPv4 and IPv6.

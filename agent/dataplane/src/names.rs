@@ -11,8 +11,7 @@ use aya::{Ebpf, Pod};
 use netpold_core::model::DomainName;
 use netpold_core::ops::Op;
 use netpold_ebpf::layout::{
-    DOUBT_BLOCKS, DOUBT_CELLS, DOUBT_SHIFT, NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, NameKey,
-    Settings, resolves,
+    ENDPOINT_SLOTS, NAME_BUSY, NAME_WAYS, NAME_WORDS, NameEntry, NameKey, Settings, resolves,
 };
 use netpold_ebpf::names::conversation::MOST;
 use netpold_ebpf::names::name::Points;
@@ -23,7 +22,7 @@ use crate::bpf::mmap::{MappedArray, MmapError};
 const NAMES: &str = "NAMES";
 const RESOLVERS: &str = "RESOLVERS";
 pub(super) const LEARNED: &str = "LEARNED";
-pub(super) const DOUBTS: &str = "DOUBTS";
+pub(super) const DOUBTED_PODS: &str = "DOUBTED_PODS";
 
 /// Names by list, and resolvers by address.
 #[derive(Debug)]
@@ -153,19 +152,14 @@ pub(super) fn sweep(learned: &MapData, endpoints: &BTreeSet<u32>) -> Result<(), 
 
 /// Marks all connections of these endpoints to resolvers as doubted, at `now` (jiffies).
 pub(super) fn end_streams(
-    doubts: &MapData,
+    doubted: &MapData,
     endpoints: &BTreeSet<u32>,
     now: u32,
 ) -> Result<(), MmapError> {
-    const WORDS: u32 = (DOUBT_CELLS / 4) as u32;
-    let words = MappedArray::<u64>::flat(doubts)?;
-    let time = u64::from((now >> DOUBT_SHIFT) as u16);
-    for endpoint in endpoints {
-        let first = (endpoint & (DOUBT_BLOCKS - 1)) * WORDS;
-        (first..first + WORDS)
-            .try_for_each(|word| words.store_u64(word, 0, time * 0x0001_0001_0001_0001))?;
-    }
-    Ok(())
+    let doubted = MappedArray::<u64>::flat(doubted)?;
+    endpoints
+        .iter()
+        .try_for_each(|endpoint| doubted.store_u64(endpoint & (ENDPOINT_SLOTS - 1), 0, now.into()))
 }
 
 /// Reads the addresses that have not expired at `now` (jiffies).

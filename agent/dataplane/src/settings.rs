@@ -166,7 +166,7 @@ impl ActiveSettings {
         };
         // Packets that passed the hooks before are still on their way.
         grace_period();
-        match generation.tables().demand_proof() {
+        match generation.demand_proof() {
             Ok(()) => settings.demands_proof = 1,
             Err(error) => tracing::error!(%error, "cannot require proofs; will retry"),
         }

@@ -11,6 +11,7 @@ use netpold_ebpf::layout::{
     CT_WAYS, Ct4Way, Ct6Way, DOUBT_BLOCKS, DOUBT_CELLS, DOUBT_SHIFT, ENDPOINT_SLOTS, FragmentKey,
     FragmentPorts, LEARNED_BUCKETS, NAME_WAYS, NAME_WORDS, OBSERVED4_BUCKETS, OBSERVED6_BUCKETS,
     QUESTION_BUCKETS, STREAM_BUCKETS, STREAM_BYTES_WORDS, STREAM_WAYS, STREAM_WORDS, Settings,
+    doubt_place,
 };
 use netpold_ebpf::names::stream_table::DOUBTED;
 use netpold_ebpf::names::tables::Store;
@@ -58,7 +59,7 @@ struct NameStores {
     asked: Vec<AtomicU64>,
     streams: Vec<AtomicU64>,
     stream_bytes: Vec<AtomicU64>,
-    watched: Vec<AtomicU64>,
+    doubted: Vec<AtomicU64>,
     doubts: Vec<AtomicU64>,
     work: AtomicPtr<NameWork>,
 }
@@ -110,8 +111,8 @@ impl FlowTables {
 
     /// Removes all questions, all connections to resolvers and all doubts about such connections.
     pub fn forget_streams(&self) {
-        let NameStores { asked, streams, watched, doubts, .. } = self.names();
-        for word in [asked, streams, watched, doubts].into_iter().flatten() {
+        let NameStores { asked, streams, doubted, doubts, .. } = self.names();
+        for word in [asked, streams, doubted, doubts].into_iter().flatten() {
             word.store(0, Ordering::Release);
         }
     }
@@ -180,7 +181,7 @@ impl FlowTables {
                 asked: entries(QUESTION_BUCKETS),
                 streams: words(streams * STREAM_WORDS),
                 stream_bytes: words(streams * STREAM_BYTES_WORDS),
-                watched: words(ENDPOINT_SLOTS as usize),
+                doubted: words(ENDPOINT_SLOTS as usize),
                 doubts: words(DOUBT_BLOCKS as usize * DOUBT_CELLS / 4),
                 work: AtomicPtr::new(Box::into_raw(Box::new(NameWork::EMPTY))),
             }
@@ -207,27 +208,30 @@ impl FlowTables {
         self.names().stream_bytes.get(first..first + STREAM_BYTES_WORDS).map(first_word)
     }
 
-    /// Returns the first cell of an endpoint's doubts.
-    pub(crate) fn doubts(&self, endpoint: u32) -> Option<*mut u16> {
+    /// Returns the first cell of a block of doubts.
+    pub(crate) fn doubts(&self, block: u32) -> Option<*mut u16> {
         const WORDS: usize = DOUBT_CELLS / 4;
-        let first = (endpoint & (DOUBT_BLOCKS - 1)) as usize * WORDS;
+        let first = (block & (DOUBT_BLOCKS - 1)) as usize * WORDS;
         self.names().doubts.get(first..first + WORDS).map(first_word).map(<*mut u64>::cast)
     }
 
     /// Whether a port of an endpoint is doubted, see [`netpold_ebpf::names::stream_table`].
     #[must_use]
     pub fn is_doubted(&self, endpoint: u32, port: u16) -> bool {
-        let cell = port as usize & (DOUBT_CELLS - 1);
-        let first = (endpoint & (DOUBT_BLOCKS - 1)) as usize * DOUBT_CELLS / 4;
-        let word = self.names().doubts[first + cell / 4].load(Ordering::Acquire).to_ne_bytes();
+        let cell = doubt_place(u64::from(endpoint) << 32 | u64::from(port)) as usize;
+        let word = self.names().doubts[cell / 4].load(Ordering::Acquire).to_ne_bytes();
         let at = u16::from_ne_bytes([word[cell % 4 * 2], word[cell % 4 * 2 + 1]]);
-        let now = (self.now.load(Ordering::Acquire) >> DOUBT_SHIFT) as u16;
-        u32::from(now.wrapping_sub(at)) <= ((DOUBTED as u32 * HZ) >> DOUBT_SHIFT) + 1
+        let now = self.now.load(Ordering::Acquire);
+        let all = self.names().doubted[(endpoint & (ENDPOINT_SLOTS - 1)) as usize]
+            .load(Ordering::Acquire);
+        let age = u32::from(((now >> DOUBT_SHIFT) as u16).wrapping_sub(at));
+        age <= ((DOUBTED as u32 * HZ) >> DOUBT_SHIFT) + 1
+            || now.wrapping_sub(all as u32) <= DOUBTED as u32 * HZ
     }
 
-    pub(crate) fn watched(&self, endpoint: u32) -> Option<*mut u64> {
+    pub(crate) fn doubted_at(&self, endpoint: u32) -> Option<*mut u64> {
         let place = (endpoint & (ENDPOINT_SLOTS - 1)) as usize;
-        self.names().watched.get(place..=place).map(first_word)
+        self.names().doubted.get(place..=place).map(first_word)
     }
 
     /// Buffer of a DNS message; for one thread at a time.

@@ -9,6 +9,7 @@ use netpold_ebpf::direction::{self, Egress, Ingress};
 use netpold_ebpf::endpoint::EndpointRef;
 use netpold_ebpf::judge::evaluator::{PacketEvaluator, Under, Visitor};
 use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::proof::UNKNOWN_INTERFACE;
 use netpold_ebpf::layout::{NAME_GROUPS, NAME_MATCHES, NameKey, resolves};
 use netpold_ebpf::names::choice;
 use netpold_ebpf::names::conversation::{self, ADDRESS, Datagram, END, RECORDS, datagram};
@@ -74,12 +75,8 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NameTables for NodeTables<P
         self.flows.borrow().stream_bytes(slot)
     }
 
-    fn watched(&self, endpoint: u32) -> Option<*mut u64> {
-        self.flows.borrow().watched(endpoint)
-    }
-
-    fn doubts(&self, endpoint: u32) -> Option<*mut u16> {
-        self.flows.borrow().doubts(endpoint)
+    fn doubts(&self, block: u32) -> Option<*mut u16> {
+        self.flows.borrow().doubts(block)
     }
 
     fn names_of(&self, row: u32) -> u32 {
@@ -127,26 +124,33 @@ impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> NodeTables<P, F> {
             Ok(judge) => judge.read(&frame, &ByNames { tables: self, hook, under }),
             Err(verdict) => verdict,
         };
-        if under.rows.has_names()
-            && !verdict.passes()
-            && !D::EGRESS
+        let reason = verdict.reason();
+        let passes = verdict.passes();
+        if !under.rows.has_names() {
+            return (reason, passes);
+        }
+        let is_of_node = !D::EGRESS && [0, UNKNOWN_INTERFACE].contains(&hook.ingress_ifindex);
+        if (!passes || is_of_node)
+            && datagram::<D, _>(&frame).is_none()
             && let Some(work) = self.work()
         {
-            steps::refused(&HostSteps { tables: self, work, endpoint, frame });
+            steps::unread::<D, _>(&HostSteps { tables: self, work, endpoint, frame });
+            return (reason, passes);
         }
-        let passes =
-            verdict.passes() && (!under.rows.has_names() || self.listen::<D>(hook.ifindex, frame));
-        (verdict.reason(), passes)
+        (reason, passes && self.listen::<D>(hook.ifindex, frame, reason))
     }
 
     /// Reads a DNS message, or a segment with such, as the programs do; whether the packet passes.
-    fn listen<D: direction::Direction>(&self, ifindex: u32, frame: &[u8]) -> bool {
+    fn listen<D: direction::Direction>(&self, ifindex: u32, frame: &[u8], reason: Reason) -> bool {
         let Some((work, endpoint)) = self.work().zip(find_endpoint(self, ifindex)) else {
             return true;
         };
         let Some(Datagram { offset, length, resolver, port }) = datagram::<D, _>(&frame) else {
             let steps = HostSteps { tables: self, work, endpoint, frame };
-            return if D::EGRESS { steps::asks(&steps) } else { steps::answers(&steps) };
+            if D::EGRESS {
+                return steps::asks(&steps, steps::may_be_translated(reason as u32));
+            }
+            return steps::answers(&steps);
         };
         let message = &frame[offset as usize..][..length as usize];
         // SAFETY: the memory is as long as the longest message, and no other code uses it now.
@@ -192,8 +196,8 @@ impl<N: NameTables> Steps for HostSteps<'_, N> {
         stream::end(self.tables, self.work);
     }
 
-    fn is_refused(&self) -> bool {
-        stream::is_refused(self.tables, self.work)
+    fn is_resolver(&self) -> bool {
+        stream::is_resolver(self.tables, self.work)
     }
 
     fn take(&self) -> u32 {
@@ -225,8 +229,8 @@ impl<N: NameTables> Steps for HostSteps<'_, N> {
         stream::finish(self.tables, self.work);
     }
 
-    fn leave(&self) -> u32 {
-        stream::leave(self.tables, self.work)
+    fn leave(&self, may_be_translated: bool) -> u32 {
+        stream::leave(self.tables, self.work, may_be_translated)
     }
 
     fn take_question(&self) -> u32 {

@@ -199,6 +199,10 @@ impl<P, F> Memory for NodeTables<P, F> {
 }
 
 impl<P: Borrow<MemoryTables>, F: Borrow<FlowTables>> Tables for NodeTables<P, F> {
+    fn doubted_at(&self, endpoint: u32) -> Option<*mut u64> {
+        self.flows().doubted_at(endpoint)
+    }
+
     fn settings(&self) -> Option<&Settings> {
         Some(&self.flows().settings)
     }

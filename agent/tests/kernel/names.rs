@@ -7,6 +7,9 @@ use netpold_core::model::{
     Action, Change, ClusterRule, Direction, DomainName, Peer, Selector, Tier,
 };
 use netpold_dataplane::bpf::test_run::{Run, run};
+use netpold_ebpf::judge::post_nat;
+use netpold_ebpf::judge::proof::{Exit, Origin};
+use netpold_ebpf::packet::parse;
 use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_SYN, UDP};
 use netpold_ebpf::reason::Reason;
 use netpold_testkit::flows::FlowTables;
@@ -295,6 +298,60 @@ fn ends_of_streams_count_as_on_the_host() {
         let reason = judge(&mut world, Direction::Egress, &found, TCP, &syn);
         assert_eq!(reason.is_drop(), ends, "case {case}");
     }
+}
+
+/// Packets that no program reads end the reading in the kernel as on the host: around the pod's hook, of the node itself,
+/// dropped by policy, and to another port of the resolver's Service.
+#[test]
+fn unread_packets_end_streams_as_on_the_host() {
+    if !netpold_testbed::require_root("a test of the programs") {
+        return;
+    }
+    let rules = only(vec![cluster_rule(Action::Accept, vec![domain("a.example")], None)]);
+    for case in 0..14_u16 {
+        let mut world = world(rules.clone());
+        let family = usize::from(case % 2);
+        let it = Connection::new(ip(OWN[family]), ip(DNS[family]), 42_000, (7, 1 << 31));
+        let mut from_node = false;
+        let dropped = it.received(TCP_ACK, 1, &[0]);
+        match case / 2 {
+            0 => {}
+            1 => bypass(&mut world, "netpold_node", &it.reset()),
+            2 => bypass(&mut world, "netpold_node", &Connection { port: 9, ..it }.asks(0, &[0])),
+            3 => bypass(&mut world, "netpold_ingress", &it.sent(TCP_ACK, 1, &[])),
+            4 => from_node = true,
+            5 => assert!(!world.judge_and_read(dropped.0, UPLINK, &frame(&dropped.1)).1),
+            _ => {
+                let (direction, packet) =
+                    Connection { remote_port: 80, ..it }.sent(TCP_ACK, 1, &[]);
+                assert!(world.judge_and_read(direction, IFINDEX, &frame(&packet)).1);
+            }
+        }
+        let record = Record::address(vec![0xc0, 12], ip("198.18.7.7"), 600);
+        let bytes = framed(&answer(7, &wire("a.example"), &[record]));
+        let question = framed(&query(7, &wire("a.example")));
+        let packets = it.handshake().into_iter();
+        for (direction, packet) in packets.chain([it.asks(0, &question), it.answers(0, &bytes)]) {
+            let is_of_node = from_node && direction == Direction::Ingress;
+            let from = if is_of_node { 0 } else { came(direction) };
+            assert!(world.judge_and_read(direction, from, &frame(&packet)).1, "case {case}");
+        }
+        let syn = tcp_header(42_000, 443, TCP_SYN);
+        let reason = judge(&mut world, Direction::Egress, "198.18.7.7", TCP, &syn);
+        assert_eq!(reason.is_drop(), case / 2 != 0, "case {case}");
+    }
+}
+
+/// Judges a packet of the pod without the proof of its hook, in the kernel and on the host.
+fn bypass(world: &mut World, name: &str, (_, packet): &Packet) {
+    let packet = frame(packet);
+    let fd = program(&mut world.bpf, name).fd().expect(name);
+    let once = Run { ingress_ifindex: IFINDEX, ..Run::once(&packet) };
+    run(fd.as_fd(), &once).expect(name);
+    let exit = Exit { ifindex: UPLINK, ingress_ifindex: IFINDEX, ..Exit::default() };
+    let (origin, bytes) = (Origin::of(&world.host, &exit), &*packet);
+    let _ =
+        post_nat::judge(&bytes, parse::link(&bytes), &world.host, origin, UPLINK, None, || true);
 }
 
 const fn came(direction: Direction) -> u32 {

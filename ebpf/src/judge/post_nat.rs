@@ -11,7 +11,8 @@
 //! Otherwise it is judged like any other packet.
 //!
 //! A packet that was not judged at its sender's veth is judged here for the first time ([`crate::judge::proof`]): its
-//! source must be the sender's, and it counts as no reply.
+//! source must be the sender's, and it counts as no reply. Answers to questions that the sender asks by TCP do not count
+//! for 30 s.
 
 use crate::{
     direction::Egress,
@@ -82,6 +83,9 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
             return Verdict::from(verdict);
         }
     };
+    if !judged && sender.rows().has_names() {
+        doubt(tables, sender);
+    }
     // The pod reaches itself through its own Service. Its source does not show that, since it is masqueraded.
     if judged && sender.ifindex() == ifindex {
         return Verdict::from(Ok(Reason::Loopback));
@@ -108,6 +112,16 @@ pub fn judge<B: Bytes, T: Tables + LocalEndpoints>(
         Err(reason) => Err(reason),
     }
     .into()
+}
+
+/// Ends the reading of all of a sender's connections to resolvers: the packet may be of one, and was not read at its veth
+/// ([`crate::names::stream`]). Its source port may be another one here than there.
+#[inline(always)]
+fn doubt<T: Tables>(tables: &T, sender: EndpointRef) {
+    if let Some(at) = tables.doubted_at(sender.id()) {
+        // SAFETY: a word of the table.
+        unsafe { tables.store(at, tables.now().into()) };
+    }
 }
 
 /// Endpoint to judge as the sender of a packet that the kernel rebuilt.

@@ -222,8 +222,9 @@ impl Origin {
 }
 
 /// [`Settings::demands_proof`], which the agent changes while programs run.
+#[must_use]
 #[inline(always)]
-fn demands_proof(settings: &Settings) -> bool {
+pub fn demands_proof(settings: &Settings) -> bool {
     // SAFETY: a reference is readable.
     unsafe { (&raw const settings.demands_proof).read_volatile() != 0 }
 }

@@ -108,21 +108,30 @@ pub const STREAM_BYTES_WORDS: usize = 512;
 pub type StreamBytes = [u64; STREAM_BYTES_WORDS];
 /// Buckets of connections to resolvers.
 pub const STREAM_BUCKETS: u32 = 64;
-/// Times of doubt about an endpoint's connections to resolvers, by the pod's port modulo [`DOUBT_CELLS`]: jiffies, of
-/// which the lowest [`DOUBT_SHIFT`] bits are left out.
+/// Times of doubt about pods' ports, see [`doubt_place`]: jiffies, of which the lowest [`DOUBT_SHIFT`] bits are left out.
 pub type DoubtBlock = [u16; DOUBT_CELLS];
 /// Cells of a [`DoubtBlock`].
 pub const DOUBT_CELLS: usize = 1_024;
-/// Blocks of doubt. An endpoint has the block of its number modulo this; two of one block end each other's readings, and
-/// open nothing by that.
+/// Blocks of doubt.
 pub const DOUBT_BLOCKS: u32 = 1_024;
 /// Lowest bits of jiffies that a [`DoubtBlock`] leaves out.
 pub const DOUBT_SHIFT: u32 = 10;
+
+/// Cell of doubt of a pod's port, counted over all blocks; `asker` as [`StreamEntry::asker`]. Two ports of one cell end
+/// each other's readings, and open nothing by that. A pod's ports are spread evenly over a sixteenth of all cells.
+#[must_use]
+#[inline(always)]
+pub const fn doubt_place(asker: u64) -> u32 {
+    /// 2^64 divided by the golden ratio.
+    const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+    (asker.wrapping_mul(SPREAD) >> (64 - (DOUBT_BLOCKS * DOUBT_CELLS as u32).ilog2())) as u32
+}
 
 const _: () = {
     assert!(
         size_of::<StreamEntry>() == 80
             && DOUBT_BLOCKS.is_power_of_two()
+            && DOUBT_CELLS.is_power_of_two()
             && STREAM_BUCKETS.is_power_of_two()
     );
     assert!(size_of::<RowNames>() == 64 && size_of::<NameKey>() == 16);

@@ -8,6 +8,7 @@ use crate::{
         conversation::{ADDRESS, END, RECORDS},
         stream::{COPIES, DROPS, ENDS, MESSAGE_ENDS, READS},
     },
+    reason::Reason,
 };
 
 /// Steps for one segment: records, bytes of lengths and messages. About half a millisecond with the longest names. A
@@ -15,6 +16,13 @@ use crate::{
 pub const STEPS: u32 = 160;
 /// Questions of one segment.
 pub const QUESTIONS: u32 = 4;
+
+/// Whether the node may translate the destination of a pod's packet with this number of a reason: to a resolver's, too.
+#[must_use]
+#[inline(always)]
+pub const fn may_be_translated(reason: u32) -> bool {
+    reason == Reason::Translated as u32 || reason == Reason::Answer as u32
+}
 
 /// The steps, for one packet.
 pub trait Steps {
@@ -24,8 +32,8 @@ pub trait Steps {
     fn arrive(&self) -> u32;
     /// [`end`](crate::names::stream::end)
     fn end(&self);
-    /// [`is_refused`](crate::names::stream::is_refused)
-    fn is_refused(&self) -> bool;
+    /// [`is_resolver`](crate::names::stream::is_resolver)
+    fn is_resolver(&self) -> bool;
     /// [`take`](crate::names::stream::take)
     fn take(&self) -> u32;
     /// [`question`](crate::names::conversation::question)
@@ -41,7 +49,7 @@ pub trait Steps {
     /// [`finish`](crate::names::stream::finish)
     fn finish(&self);
     /// [`leave`](crate::names::stream::leave)
-    fn leave(&self) -> u32;
+    fn leave(&self, may_be_translated: bool) -> u32;
     /// [`take_question`](crate::names::stream::take_question)
     fn take_question(&self) -> u32;
     /// [`ask`](crate::names::conversation::ask)
@@ -91,10 +99,16 @@ fn passes<S: Steps>(steps: &S, result: u32) -> bool {
     result != DROPS
 }
 
-/// Reads a TCP packet to a pod that policy drops: the pod's end of a connection may go on without it.
+/// Ends the reading of a connection, by a TCP packet of it that is not read:
+///
+/// * one that policy drops. It may go on as a reset, and in ingress be answered by one in the pod's name
+///   ([`crate::judge::cut`], [`crate::judge::reject`]);
+/// * one of the node itself: what the pod sends to the node passes no exit.
+///
+/// To the pod, only a resolver's packet counts: anybody may send it others.
 #[inline(always)]
-pub fn refused<S: Steps>(steps: &S) {
-    if steps.segment::<Ingress>() && steps.is_refused() {
+pub fn unread<D: Direction, S: Steps>(steps: &S) {
+    if steps.segment::<D>() && (D::EGRESS || steps.is_resolver()) {
         steps.end();
     }
 }
@@ -108,14 +122,14 @@ fn copy<S: Steps>(steps: &S, keeps: bool) {
     }
 }
 
-/// Reads a TCP packet of a pod; whether it passes.
+/// Reads a TCP packet of a pod; whether it passes. `may_be_translated`: see [`leave`](crate::names::stream::leave).
 #[must_use]
 #[inline(always)]
-pub fn asks<S: Steps>(steps: &S) -> bool {
+pub fn asks<S: Steps>(steps: &S, may_be_translated: bool) -> bool {
     if !steps.segment::<Egress>() {
         return true;
     }
-    let result = steps.leave();
+    let result = steps.leave(may_be_translated);
     if result != READS {
         return passes(steps, result);
     }

@@ -6,8 +6,11 @@
 //! bytes skipped:
 //!
 //! * An entry begins with a SYN, at a port of the pod that is not in doubt: for [`DOUBTED`](super::stream_table::DOUBTED)
-//!   seconds, no packet of the pod has gone from the port to a resolver without a valid entry. So whatever connection of
-//!   these addresses and ports the resolver still has, it answers the SYN by an ACK, and no SYN-ACK is on its way.
+//!   seconds, no packet of the pod has gone from the port to any port 53 without a valid entry, nor to an address that the
+//!   node may translate to a resolver's. So whatever connection of these addresses and ports the resolver still has, it
+//!   answers the SYN by an ACK, and no SYN-ACK is on its way.
+//! * Packets around the pod's hook cast doubt on all of its ports at the node's exits ([`crate::judge::post_nat`]). What the
+//!   pod sends to the node itself passes no exit, so nothing is read of a resolver there.
 //! * The stream begins behind the SYN-ACK that acknowledges the SYN. A resolver makes a connection of a SYN-ACK by the
 //!   number that the pod acknowledges; with SYN cookies the pod may choose among several, and needs no SYN. So each
 //!   packet of the pod from there on has to acknowledge exactly the first byte, until it is read, and a number up to the
@@ -33,10 +36,7 @@ use crate::{
         tables::NameTables,
         work::{MESSAGE, Work},
     },
-    packet::{
-        bytes::{Bytes, Window as _},
-        protocol::{TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN},
-    },
+    packet::protocol::{TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN},
 };
 
 /// Bytes of a stream that are read at most, and the farthest place of a segment.
@@ -47,9 +47,6 @@ pub const QUESTION_BYTES: u32 = 1_024;
 const LEAST_QUESTION: u32 = 2 + HEADER;
 /// Seconds without an answer after which a connection is no longer read.
 pub const QUIET: u64 = 20;
-/// Seconds for which a pod's packets to resolvers are watched, from the last one that opens or prolongs an entry on: by a
-/// plain store, so longer than any entry lasts and any CPU delays it.
-const WATCHED: u64 = 60;
 /// Words that a call copies.
 const STEP: u32 = 64;
 /// Calls that copy a message.
@@ -69,8 +66,8 @@ pub const MESSAGE_ENDS: u32 = 3;
 /// Flags of segments that open or end a connection.
 pub const BOUNDS: u8 = TCP_SYN | TCP_FIN | TCP_RST;
 
-/// A packet to read messages from.
-pub trait Source: Bytes {
+/// A packet to read messages from. Its bytes are copied and never moved: most of them lie in the pages of their sender.
+pub trait Source {
     /// Copies bytes from an offset of the frame to a place below [`MESSAGE`] of the message; at most [`MESSAGE`] bytes,
     /// at least one. False if they are not there.
     fn load(&self, work: Work, place: u32, offset: u32, length: u32) -> bool;
@@ -157,12 +154,6 @@ pub fn is_resolver<T: NameTables>(tables: &T, work: Work) -> bool {
     tables.resolver(work.remote()) & RESOLVES_OVER_TCP != 0
 }
 
-/// Whether a segment to the pod that policy drops is to end the reading.
-#[inline(always)]
-pub fn is_refused<T: NameTables>(tables: &T, work: Work) -> bool {
-    work.flags() as u8 & (TCP_FIN | TCP_RST) != 0 && is_resolver(tables, work)
-}
-
 /// Ends the reading of the segment's connection, and casts doubt on its port.
 #[inline(always)]
 pub fn end<T: NameTables>(tables: &T, work: Work) {
@@ -231,8 +222,11 @@ pub fn take<S: Source>(source: &S, work: Work) -> u32 {
     }
     let (stated, known) = (work.stated(), work.stated_bytes());
     if known < 2 {
-        let Some(byte) = source.window::<1>(at) else { return END };
-        let stated = stated << 8 | u32::from(byte.byte(0));
+        // The message that begins behind it takes the same place.
+        if !source.load(work, 0, at, 1) {
+            return END;
+        }
+        let stated = stated << 8 | u32::from(work.byte(0));
         // Neither is read: a message without bytes, and a longer one than the memory has room for.
         if known == 1 && (stated == 0 || stated > MESSAGE as u32) {
             return END;
@@ -304,7 +298,6 @@ pub fn finish<T: NameTables>(tables: &T, work: Work) {
         way.release(tables, in_seconds(tables, settings, 0));
         return;
     }
-    watch(tables, work);
     let message = u64::from(work.stated() & 0xffff)
         | u64::from(work.taken()) << 16
         | u64::from(work.stated_bytes()) << 32;
@@ -312,41 +305,20 @@ pub fn finish<T: NameTables>(tables: &T, work: Work) {
     way.release(tables, in_seconds(tables, settings, QUIET));
 }
 
-/// Records that a connection of the segment's endpoint is read.
+/// Takes a segment of a pod: a SYN to a resolver opens an entry. [`READS`] if it may have questions. `may_be_translated`:
+/// the node may translate its destination to a resolver's.
 #[inline(always)]
-fn watch<T: NameTables>(tables: &T, work: Work) {
-    let place = tables.watched((work.asker() >> 32) as u32);
-    if let Some((place, settings)) = place.zip(tables.settings()) {
-        // SAFETY: a word of the table.
-        unsafe { tables.store(place, in_seconds(tables, settings, WATCHED)) };
-    }
-}
-
-/// Whether an endpoint may have a connection that is read. Others' packets need no look at their resolver.
-#[must_use]
-#[inline(always)]
-pub fn is_watched<T: NameTables>(tables: &T, endpoint: u32) -> bool {
-    // SAFETY: a word of the table.
-    tables.watched(endpoint).is_none_or(|place| unsafe { tables.load(place) } >= tables.jiffies())
-}
-
-/// Takes a segment of a pod: a SYN to a resolver opens an entry. [`READS`] if it may have questions.
-#[inline(always)]
-pub fn leave<T: NameTables>(tables: &T, work: Work) -> u32 {
+pub fn leave<T: NameTables>(tables: &T, work: Work, may_be_translated: bool) -> u32 {
     let flags = work.flags() as u8;
     if work.is_whole() == 0 {
         return DROPS;
     }
     let opens = flags & (BOUNDS | TCP_ACK) == TCP_SYN;
-    let is_trusted = is_resolver(tables, work);
-    let is_dns = is_trusted && work.remote_port() == u32::from(DNS);
-    // To whomever: the resolver may take an end at its own address for one of the Service's connection.
-    let may_go_on = is_trusted && is_watched(tables, (work.asker() >> 32) as u32);
-    if !is_dns {
-        let may_matter = flags & BOUNDS != 0 || may_go_on;
-        return if may_matter && find(tables, work).is_some() { ENDS } else { PASSES };
+    if work.remote_port() != u32::from(DNS) {
+        return if may_be_translated { ENDS } else { PASSES };
     }
-    if flags & BOUNDS != 0 && !opens {
+    // To whomever: the resolver may take a segment at its own address for one of the Service's connection.
+    if !is_resolver(tables, work) || flags & BOUNDS != 0 && !opens {
         return ENDS;
     }
     work.begin_in_stream(0);
@@ -354,7 +326,6 @@ pub fn leave<T: NameTables>(tables: &T, work: Work) -> u32 {
     if opens {
         // With TCP Fast Open, it has bytes before the SYN-ACK.
         let Some(settings) = tables.settings().filter(|_| !has_bytes) else { return ENDS };
-        watch(tables, work);
         let is_done = open(tables, work, in_seconds(tables, settings, ANSWER_WITHIN));
         return if is_done { PASSES } else { DROPS };
     }
@@ -411,10 +382,12 @@ pub fn take_question<S: Source>(source: &S, work: Work) -> u32 {
     if at + HEADER > end {
         return END;
     }
-    let Some(prefix) = source.window::<8>(at) else { return END };
-    let (stated, rest) = (u32::from(prefix.be16(0)), end - at);
+    if !source.load(work, 0, at, 8) {
+        return END;
+    }
+    let (stated, rest) = (u32::from(work.be16(0)), end - at);
     // Behind its length, a message of one question has that number at this place.
-    let is_framed = stated != 0 && stated + 2 <= rest && prefix.be16(6) == 1;
+    let is_framed = stated != 0 && stated + 2 <= rest && work.be16(6) == 1;
     let (begin, length) = if is_framed { (at + 2, stated) } else { (at, rest) };
     if length > MESSAGE as u32 || !source.load(work, 0, begin, length) {
         return END;

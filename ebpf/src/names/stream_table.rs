@@ -14,7 +14,9 @@
 
 use crate::{
     flow::{key::hash_words, memory::Memory},
-    layout::{DOUBT_CELLS, DOUBT_SHIFT, NAME_BUSY, STREAM_BUCKETS, STREAM_WAYS, STREAM_WORDS},
+    layout::{
+        DOUBT_CELLS, DOUBT_SHIFT, NAME_BUSY, STREAM_BUCKETS, STREAM_WAYS, STREAM_WORDS, doubt_place,
+    },
     names::{
         conversation::in_seconds,
         store::ATTEMPTS,
@@ -267,14 +269,16 @@ pub(crate) fn find<T: NameTables>(tables: &T, work: Work) -> Option<StreamWay> {
 /// Cell of doubt of the port of a pod, as [`StreamEntry::asker`](crate::layout::StreamEntry::asker).
 #[inline(always)]
 fn cell<T: NameTables>(tables: &T, asker: u64) -> Option<*mut u16> {
-    let cells = tables.doubts((asker >> 32) as u32)?;
+    let place = doubt_place(asker);
+    let cells = tables.doubts(place / DOUBT_CELLS as u32)?;
     // SAFETY: the index is below the number of cells.
-    Some(unsafe { cells.add(asker as usize & (DOUBT_CELLS - 1)) })
+    Some(unsafe { cells.add(place as usize & (DOUBT_CELLS - 1)) })
 }
 
-/// Ends the reading of the connection of a pod's port, and lets none begin for [`DOUBTED`] seconds.
+/// Ends the reading of the connection of a pod's port ([`StreamEntry::asker`](crate::layout::StreamEntry::asker)), and lets
+/// none begin for [`DOUBTED`] seconds.
 #[inline(always)]
-fn doubt_port<T: NameTables>(tables: &T, asker: u64) {
+pub fn doubt_port<T: NameTables>(tables: &T, asker: u64) {
     if let Some(cell) = cell(tables, asker) {
         // SAFETY: a cell of the table, which all writers set to about the same time.
         unsafe { cell.write_volatile((tables.jiffies() >> DOUBT_SHIFT) as u16) };
@@ -287,16 +291,19 @@ pub(crate) fn doubt<T: NameTables>(tables: &T, work: Work) {
     doubt_port(tables, work.asker());
 }
 
-/// Whether the segment's port is in doubt.
+/// Whether the segment's port is in doubt, or all ports of its pod.
 #[inline(always)]
 pub(crate) fn is_doubted<T: NameTables>(tables: &T, work: Work) -> bool {
-    let Some((cell, settings)) = cell(tables, work.asker()).zip(tables.settings()) else {
-        return true;
-    };
-    // SAFETY: a cell of the table.
-    let at = unsafe { cell.read_volatile() };
-    let age = ((tables.jiffies() >> DOUBT_SHIFT) as u16).wrapping_sub(at);
-    u64::from(age) <= ((DOUBTED * u64::from(settings.refresh_after)) >> DOUBT_SHIFT) + 1
+    let asker = work.asker();
+    let Some((cell, settings)) = cell(tables, asker).zip(tables.settings()) else { return true };
+    let Some(all) = tables.doubted_at((asker >> 32) as u32) else { return true };
+    // SAFETY: a cell of one table, and a word of the other.
+    let (at, all_at) = unsafe { (cell.read_volatile(), tables.load(all)) };
+    let now = tables.jiffies();
+    let age = ((now >> DOUBT_SHIFT) as u16).wrapping_sub(at);
+    let least = DOUBTED * u64::from(settings.refresh_after);
+    u64::from(age) <= (least >> DOUBT_SHIFT) + 1
+        || u64::from((now as u32).wrapping_sub(all_at as u32)) <= least
 }
 
 /// Whether an entry was valid so lately that packets of its connection may be on their way.

@@ -28,11 +28,8 @@ pub trait NameTables: Tables {
     fn stream_bucket(&self, index: u32) -> Option<*mut u64>;
     /// First word of the bytes of the connection at a place, see [`crate::layout::StreamBytes`].
     fn stream_bytes(&self, slot: u32) -> Option<*mut u64>;
-    /// Jiffies until which an endpoint, by number, may have a connection that is read, see
-    /// [`is_watched`](crate::names::stream::is_watched).
-    fn watched(&self, endpoint: u32) -> Option<*mut u64>;
-    /// First cell of an endpoint's [`DoubtBlock`](crate::layout::DoubtBlock), by its number.
-    fn doubts(&self, endpoint: u32) -> Option<*mut u16>;
+    /// First cell of a [`DoubtBlock`](crate::layout::DoubtBlock).
+    fn doubts(&self, block: u32) -> Option<*mut u16>;
     /// Number of the list of names of an egress row.
     fn names_of(&self, row: u32) -> u32;
     /// Row of a group of an egress row's rules.

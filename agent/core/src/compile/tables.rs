@@ -10,6 +10,7 @@ mod ipv4_trie;
 mod lookup;
 pub(crate) mod names;
 pub(crate) mod port_sets;
+pub(crate) mod resolvers;
 pub(crate) mod rows;
 
 use std::net::Ipv6Addr;

@@ -1,7 +1,6 @@
 //! One update: from dirty state to ordered operations.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use netpold_ebpf::layout::{ClassId, ROW_NOT_ISOLATED, RowNames, untranslated};
@@ -14,8 +13,8 @@ use crate::compile::sets::set::Membership;
 use crate::compile::sets::{Sets, Usage};
 use crate::compile::tables::Tables;
 use crate::compile::tables::endpoints::Live;
+use crate::compile::tables::resolvers::resolvers;
 use crate::compile::tables::rows::RowPair;
-use crate::model::{Key, Service};
 use crate::ops::Op;
 use crate::options::Options;
 use crate::ports::AllowedPorts;
@@ -67,8 +66,7 @@ impl Update<'_> {
             self.fill_temporary(&via_temporary, &mut ops);
         }
         self.tables.rows.write(&self.tables.port_sets, &mut ops);
-        let over_tcp = self.options.names_over_tcp;
-        self.tables.names.trust(resolvers(self.cluster, self.options), over_tcp, &mut ops);
+        self.tables.names.trust(resolvers(self.cluster, self.options), &mut ops);
 
         for slot in &changes.gone {
             self.tables.endpoints.vanish(*slot, &mut ops);
@@ -351,26 +349,6 @@ impl Update<'_> {
         let rows = self.tables.rows.iter().map(|(_, direction_policy, _)| direction_policy);
         self.rules.sweep(rows, self.tables.port_sets.tries());
     }
-}
-
-/// The cluster's DNS Service: the kubelet gives its address to pods as their resolver by default.
-const CLUSTER_DNS: (&str, &str) = ("kube-system", "kube-dns");
-
-/// Trusted resolvers: those of the options, the cluster addresses of the DNS Service, and the Service's backends. An
-/// external address of another Service is not trusted: the author of such a Service could have packets to a resolver
-/// translated to his own server.
-fn resolvers<'a>(cluster: &'a Cluster, options: &'a Options) -> impl Iterator<Item = IpAddr> + 'a {
-    let key = Key::new(CLUSTER_DNS.0, CLUSTER_DNS.1);
-    let service = cluster.services().get(&key).map(|service| service.cluster.clone());
-    let slices = cluster.translation.slices_of(&key);
-    let backends = slices.iter().flat_map(|slice| slice.addresses.iter().copied());
-    let all = options.resolvers.iter().copied().chain(service.into_iter().flatten());
-    let is_external = move |address: IpAddr, service: &Service| {
-        service.key != key && !service.cluster.contains(&address)
-    };
-    all.chain(backends).filter(move |address| {
-        !cluster.translation.at(*address).iter().any(|service| is_external(*address, service))
-    })
 }
 
 impl EndpointChanges {

@@ -345,17 +345,17 @@ fn a_flood_of_names_displaces_only_the_own_ones() {
     assert!(net.reaches(1, "192.0.2.8", 443), "and there is room for further ones");
 }
 
-const NAMES: [&str; 6] =
+pub(crate) const NAMES: [&str; 6] =
     ["a.example", "b.example", "x.a.example", "y.x.a.example", "c.test", "x.c.test"];
 const PATTERNS: [&str; 7] =
     ["a.example", "*.a.example", "b.example", "*.x.a.example", "c.test", "*.c.test", "none.test"];
-const ADDRESSES: [&str; 6] =
+pub(crate) const ADDRESSES: [&str; 6] =
     ["192.0.2.1", "192.0.2.2", "198.51.100.1", "10.0.0.2", "2001:db8::1", "2001:db8:1::1"];
 const BLOCKS: [&str; 5] =
     ["192.0.2.0/24", "198.51.100.0/24", "10.0.0.0/8", "2001:db8::/48", "192.0.2.2/32"];
 
 /// Rules of all actions about names and blocks.
-fn random_rules(random: &mut Random) -> Vec<ClusterRule> {
+pub(crate) fn random_rules(random: &mut Random) -> Vec<ClusterRule> {
     let ports = [None, Some(vec![tcp(443)]), Some(vec![tcp(80), tcp(443)])];
     // An answer opens addresses for the names in the rules at its arrival, so these rules have all names.
     let all = accept(PATTERNS.map(domain).to_vec(), Some(vec![tcp(1)]));
@@ -399,23 +399,7 @@ fn conversations_agree_with_the_oracle() {
             if asks {
                 net.send(ifindex, DNS, 5000, &query(id, &wire(&mixed)));
             }
-            let mut records = Vec::new();
-            let (mut owner, mut resolved) = (wire(name), Vec::new());
-            for _ in 0..random.below(4) {
-                let address = ip(ADDRESSES[random.below(6)]);
-                match random.below(5) {
-                    0 => {
-                        let target = wire(NAMES[random.below(6)]);
-                        records.push(Record::alias(owner, target.clone()));
-                        owner = target;
-                    }
-                    1 => records.push(Record::address(wire("other.test"), address, 600)),
-                    _ => {
-                        records.push(Record::address(owner.clone(), address, 600));
-                        resolved.push(address);
-                    }
-                }
-            }
+            let (records, resolved) = random_records(random, name);
             let id = if honest { id } else { id + 100 };
             net.deliver(ifindex, DNS, 5000, &answer(id, &wire(name), &records));
             if asks && honest {
@@ -428,23 +412,48 @@ fn conversations_agree_with_the_oracle() {
                 net.world.apply([only(rules.clone())]);
                 oracle.ingest(only(rules.clone()));
             }
-            for address in ADDRESSES {
-                for port in [80, 443, 22] {
-                    let pod = oracle.pods.iter().find(|pod| pod.key == key).unwrap();
-                    if pod.addresses.contains(&ip(address)) {
-                        continue;
-                    }
-                    let expected = oracle.judge(pod, Direction::Egress, ip(address), 6, port);
-                    assert_eq!(
-                        net.reaches(ifindex, address, port),
-                        expected,
-                        "seed {seed}, step {step}: {key} to {address}:{port}, {:?}\n{rules:#?}",
-                        oracle.resolved
-                    );
-                }
+            agrees(&net, &oracle, ifindex, &format!("seed {seed}, step {step}: {rules:#?}"));
+        }
+    }
+}
+
+/// Asserts that a pod reaches the addresses that the oracle lets it reach, and no others.
+pub(crate) fn agrees(net: &Net, oracle: &Oracle, ifindex: u32, when: &str) {
+    let key = Key::new("a", if ifindex == 1 { "p" } else { "q" });
+    let pod = oracle.pods.iter().find(|pod| pod.key == key).unwrap();
+    for address in ADDRESSES.into_iter().filter(|at| !pod.addresses.contains(&ip(at))) {
+        for port in [80, 443, 22] {
+            let expected = oracle.judge(pod, Direction::Egress, ip(address), 6, port);
+            let resolved = &oracle.resolved;
+            assert_eq!(
+                net.reaches(ifindex, address, port),
+                expected,
+                "{key} to {address}:{port}, {resolved:?}, {when}"
+            );
+        }
+    }
+}
+
+/// Records of an answer about a name, and the addresses in them that are the name's.
+pub(crate) fn random_records(random: &mut Random, name: &str) -> (Vec<Record>, Vec<IpAddr>) {
+    let mut records = Vec::new();
+    let (mut owner, mut resolved) = (wire(name), Vec::new());
+    for _ in 0..random.below(4) {
+        let address = ip(ADDRESSES[random.below(6)]);
+        match random.below(5) {
+            0 => {
+                let target = wire(NAMES[random.below(6)]);
+                records.push(Record::alias(owner, target.clone()));
+                owner = target;
+            }
+            1 => records.push(Record::address(wire("other.test"), address, 600)),
+            _ => {
+                records.push(Record::address(owner.clone(), address, 600));
+                resolved.push(address);
             }
         }
     }
+    (records, resolved)
 }
 
 #[test]

@@ -4,6 +4,8 @@
 
 mod attacks;
 mod connections;
+mod generated;
 mod lookups;
 mod net;
 mod streams;
+mod unread;

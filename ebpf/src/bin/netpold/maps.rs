@@ -105,10 +105,10 @@ pub(crate) static ASKED: Array<NameBucket> = Array::with_max_entries(QUESTION_BU
 /// Connections of pods to resolvers.
 #[map]
 pub(crate) static STREAMS: Array<StreamBucket> = Array::with_max_entries(STREAM_BUCKETS, SHARED);
-/// Jiffies until which pods may have such connections, by endpoint number.
+/// Times of the last doubt about all of a pod's connections, by endpoint number.
 #[map]
-pub(crate) static WATCHED: Array<u64> = Array::with_max_entries(ENDPOINT_SLOTS, 0);
-/// Times of doubt about connections to resolvers, by endpoint number.
+pub(crate) static DOUBTED_PODS: Array<u64> = Array::with_max_entries(ENDPOINT_SLOTS, SHARED);
+/// Times of doubt about connections to resolvers, by a hash of the pod's port.
 #[map]
 pub(crate) static DOUBTS: Array<DoubtBlock> = Array::with_max_entries(DOUBT_BLOCKS, SHARED);
 /// Beginning of the message that has not ended yet, of each connection.

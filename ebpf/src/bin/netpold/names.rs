@@ -10,7 +10,7 @@ use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
     endpoint::Rows,
     judge::evaluator::Under,
-    layout::{DOUBT_BLOCKS, ENDPOINT_SLOTS, NAME_GROUPS, NAME_MATCHES, NameKey, Row, RowNames},
+    layout::{DOUBT_BLOCKS, NAME_GROUPS, NAME_MATCHES, NameKey, Row, RowNames},
     names::{
         choice,
         conversation::{self, Datagram, RECORDS},
@@ -365,13 +365,8 @@ impl NameTables for Maps {
     }
 
     #[inline(always)]
-    fn watched(&self, endpoint: u32) -> Option<*mut u64> {
-        self.element(&maps::WATCHED, endpoint & (ENDPOINT_SLOTS - 1))
-    }
-
-    #[inline(always)]
-    fn doubts(&self, endpoint: u32) -> Option<*mut u16> {
-        self.element(&maps::DOUBTS, endpoint & (DOUBT_BLOCKS - 1)).map(|block| block.cast())
+    fn doubts(&self, block: u32) -> Option<*mut u16> {
+        self.element(&maps::DOUBTS, block & (DOUBT_BLOCKS - 1)).map(|cells| cells.cast())
     }
 
     #[inline(always)]

@@ -3,20 +3,21 @@
 use aya_ebpf::bindings::__sk_buff;
 use netpold_ebpf::{
     direction::{Direction, Egress, Ingress},
+    judge::proof,
     layout::ANY_OVER_TCP,
     names::{
-        conversation::{self, DNS, mapped},
+        conversation::{self, DNS},
         segment::segment,
-        steps::{self, Steps, answers, asks},
-        stream::{self, BOUNDS, Source},
+        steps::{self, Steps, answers, asks, may_be_translated},
+        stream::{self, Source},
+        stream_table::doubt_port,
         tables::NameTables as _,
         work::Work,
     },
     packet::{
         bytes::{Bytes, Window},
-        family::{V4, V6},
         parse::is_extension,
-        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, TCP_FIN, TCP_RST, UDP},
+        protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, TCP, UDP},
     },
     reason::Reason,
     tables::{Tables as _, find_endpoint},
@@ -32,25 +33,24 @@ use crate::{
     trace::TRACED,
 };
 
-/// Reads a packet to a pod with names; 0 if it is to be dropped. Of a packet that policy drops, whether it ends a
-/// connection.
+/// Reads a packet to a pod with names; 0 if it is to be dropped.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn netpold_listen_ingress(skb: *mut __sk_buff, reason: u32) -> u32 {
+    // SAFETY: the program's context.
+    let ingress_ifindex = unsafe { (*skb).ingress_ifindex };
     if TRACED && named(skb).is_none() {
         return 1;
     }
-    if is_drop(reason) {
-        if are_read() && look::<Ingress>(skb, TCP_FIN | TCP_RST, |_| false).may_be_segment {
-            steps::refused(&Called(skb));
+    let sight = look::<Ingress>(skb);
+    if sight.may_be_segment() && are_read() {
+        if is_drop(reason) || ingress_ifindex == 0 {
+            steps::unread::<Ingress, _>(&Called(skb));
+        } else if !answers(&Called(skb)) {
+            return 0;
         }
-        return 1;
     }
-    let sight = look::<Ingress>(skb, BOUNDS, |port| port == DNS);
-    if sight.may_be_segment && are_read() && !answers(&Called(skb)) {
-        return 0;
-    }
-    if sight.may_be_datagram {
+    if sight.may_be_datagram() && !is_drop(reason) {
         read_answer(skb);
     }
     1
@@ -60,14 +60,24 @@ pub(crate) extern "C" fn netpold_listen_ingress(skb: *mut __sk_buff, reason: u32
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub(crate) extern "C" fn netpold_listen_egress(skb: *mut __sk_buff, reason: u32) -> u32 {
-    if is_drop(reason) || (TRACED && named(skb).is_none()) {
+    if TRACED && named(skb).is_none() {
         return 1;
     }
-    let sight = look::<Egress>(skb, BOUNDS, |port| port == DNS || is_to_resolver(skb));
-    if sight.may_be_segment && are_read() && !asks(&Called(skb)) {
-        return 0;
+    let sight = look::<Egress>(skb);
+    if let Sight::Elsewhere(port) = sight {
+        if may_be_translated(reason) && are_read() {
+            doubt(skb, port);
+        }
+        return 1;
     }
-    if sight.may_be_datagram {
+    if sight.may_be_segment() && are_read() {
+        if is_drop(reason) {
+            steps::unread::<Egress, _>(&Called(skb));
+        } else if !asks(&Called(skb), may_be_translated(reason)) {
+            return 0;
+        }
+    }
+    if sight.may_be_datagram() && !is_drop(reason) {
         read_question(skb);
     }
     1
@@ -76,7 +86,17 @@ pub(crate) extern "C" fn netpold_listen_egress(skb: *mut __sk_buff, reason: u32)
 /// Whether answers over TCP count: otherwise their segments pass unread.
 #[inline(always)]
 fn are_read() -> bool {
-    Maps::new().settings().is_some_and(|settings| settings.holds_for_any(ANY_OVER_TCP))
+    Maps::new().settings().is_some_and(|settings| {
+        settings.holds_for_any(ANY_OVER_TCP) && proof::demands_proof(settings)
+    })
+}
+
+/// Casts doubt on a port of the packet's pod.
+#[inline(always)]
+fn doubt(skb: *mut __sk_buff, port: u16) {
+    if let Some(endpoint) = named(skb) {
+        doubt_port(&Maps::new(), u64::from(endpoint) << 32 | u64::from(port));
+    }
 }
 
 #[inline(always)]
@@ -84,63 +104,65 @@ const fn is_drop(reason: u32) -> bool {
     reason >= Reason::FIRST_DROP as u32
 }
 
-/// Kinds of a packet that its headers leave open.
-struct Sight {
-    /// A segment that may matter to a connection to a resolver.
-    may_be_segment: bool,
+/// Kind of a packet by its headers.
+#[derive(Clone, Copy)]
+enum Sight {
+    /// Neither kind, or a datagram of other ports.
+    Other,
+    /// A segment of another port of the other side than DNS; the pod's port.
+    Elsewhere(u16),
+    /// A segment, or not known.
+    Segment,
     /// A datagram.
-    may_be_datagram: bool,
+    Datagram,
+    /// Not known.
+    Unknown,
 }
 
-/// Looks at a packet's headers, if they can be read in place. A segment may matter by one of the flags, or by the other
-/// side's port. No pod may hide a segment to a resolver, so behind tags, options and extension headers, any protocol counts
-/// as TCP.
+impl Sight {
+    #[inline(always)]
+    const fn may_be_segment(self) -> bool {
+        matches!(self, Self::Segment | Self::Unknown)
+    }
+
+    #[inline(always)]
+    const fn may_be_datagram(self) -> bool {
+        matches!(self, Self::Datagram | Self::Unknown)
+    }
+}
+
+/// Looks at a packet's headers, if they can be read in place. No pod may hide a segment to a resolver, so behind tags,
+/// options and extension headers, any protocol counts as TCP.
 #[inline(always)]
-fn look<D: Direction>(skb: *mut __sk_buff, flags: u8, is_of: impl FnOnce(u16) -> bool) -> Sight {
+fn look<D: Direction>(skb: *mut __sk_buff) -> Sight {
     const FRAGMENT: u16 = 0x3fff;
-    let segment = |may_be_segment| Sight { may_be_segment, may_be_datagram: false };
     // SAFETY: the program's context.
     let bytes = unsafe { Direct::<true>::new(skb) };
     let is_v6 = crate::may_be_ipv6(skb);
     let (at, length) = if is_v6 { (6, 40) } else { (9, 20) };
     let ethertype = if is_v6 { ETHERTYPE_IPV6 } else { ETHERTYPE_IPV4 };
     let Some(header) = bytes.window::<34>(0).filter(|header| header.be16(12) == ethertype) else {
-        return Sight { may_be_segment: true, may_be_datagram: true };
+        return Sight::Unknown;
     };
     let protocol = header.byte(14 + at);
-    if protocol == UDP {
-        return Sight { may_be_segment: false, may_be_datagram: true };
-    }
-    if protocol != TCP {
-        return segment(is_v6 && is_extension(protocol));
-    }
-    if !is_v6 && (header.byte(14) != 0x45 || header.be16(20) & FRAGMENT != 0) {
-        return segment(true);
-    }
-    let Some(tcp) = bytes.window::<14>(14 + length) else { return segment(true) };
-    let port = tcp.be16(if D::EGRESS { 2 } else { 0 });
-    segment(tcp.byte(13) & flags != 0 || is_of(port))
-}
-
-/// Whether a plain packet of an endpoint with connections to resolvers goes to a resolver's address: a segment to any port
-/// of it may be of a connection to port 53, if the node translates that.
-#[inline(always)]
-fn is_to_resolver(skb: *mut __sk_buff) -> bool {
-    let maps = Maps::new();
-    if !named(skb).is_some_and(|endpoint| stream::is_watched(&maps, endpoint)) {
-        return false;
-    }
-    // SAFETY: the program's context.
-    let bytes = unsafe { Direct::<true>::new(skb) };
-    let Some(work) = maps.work() else { return true };
-    let address = if crate::may_be_ipv6(skb) {
-        bytes.window::<54>(0).map(|header| mapped::<V6>(header.words(38)))
-    } else {
-        bytes.window::<34>(0).map(|header| mapped::<V4>(header.be32(30)))
+    let kind = match protocol {
+        TCP => Sight::Segment,
+        UDP => Sight::Datagram,
+        _ if is_v6 && is_extension(protocol) => return Sight::Segment,
+        _ => return Sight::Other,
     };
-    let Some(address) = address else { return true };
-    work.look_up(address);
-    stream::is_resolver(&maps, work)
+    if !is_v6 && (header.byte(14) != 0x45 || header.be16(20) & FRAGMENT != 0) {
+        return kind;
+    }
+    let Some(ports) = bytes.window::<4>(14 + length) else { return kind };
+    let (own, other) = if D::EGRESS { (0, 2) } else { (2, 0) };
+    if ports.be16(other) == DNS {
+        kind
+    } else if protocol == TCP {
+        Sight::Elsewhere(ports.be16(own))
+    } else {
+        Sight::Other
+    }
 }
 
 /// The steps, each by a call of its function.
@@ -165,8 +187,8 @@ impl Steps for Called {
     }
 
     #[inline(always)]
-    fn is_refused(&self) -> bool {
-        netpold_stream_is_refused() != 0
+    fn is_resolver(&self) -> bool {
+        netpold_stream_is_resolver() != 0
     }
 
     #[inline(always)]
@@ -205,8 +227,8 @@ impl Steps for Called {
     }
 
     #[inline(always)]
-    fn leave(&self) -> u32 {
-        netpold_stream_leave()
+    fn leave(&self, may_be_translated: bool) -> u32 {
+        netpold_stream_leave(may_be_translated.into())
     }
 
     #[inline(always)]
@@ -262,9 +284,10 @@ extern "C" fn netpold_stream_arrive() -> u32 {
 /// [`stream::leave`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_stream_leave() -> u32 {
+extern "C" fn netpold_stream_leave(may_be_translated: u32) -> u32 {
     let maps = Maps::new();
-    maps.work().map_or(stream::PASSES, |work| stream::leave(&maps, work))
+    let leave = |work| stream::leave(&maps, work, may_be_translated != 0);
+    maps.work().map_or(stream::PASSES, leave)
 }
 
 /// [`stream::end`]
@@ -278,12 +301,12 @@ extern "C" fn netpold_stream_end() -> u32 {
     0
 }
 
-/// [`stream::is_refused`]
+/// [`stream::is_resolver`]
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn netpold_stream_is_refused() -> u32 {
+extern "C" fn netpold_stream_is_resolver() -> u32 {
     let maps = Maps::new();
-    maps.work().is_some_and(|work| stream::is_refused(&maps, work)).into()
+    maps.work().is_some_and(|work| stream::is_resolver(&maps, work)).into()
 }
 
 /// [`stream::take`]

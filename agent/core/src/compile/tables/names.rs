@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::Range;
 
-use netpold_ebpf::layout::{NAME_GROUPS, RESOLVER_SLOTS};
+use netpold_ebpf::layout::NAME_GROUPS;
 
 use crate::compile::rules::direction_policy::NameGroup;
 use crate::compile::slots::SlotAllocator;
@@ -22,7 +22,8 @@ pub(crate) struct Names {
     lists: BTreeMap<u32, (List, u32)>,
     /// Lists without a row. Packets in flight may read them until the next update.
     ended: Vec<(u32, List)>,
-    resolvers: BTreeSet<IpAddr>,
+    /// The value: whether answers over TCP count.
+    resolvers: BTreeMap<IpAddr, bool>,
 }
 
 impl Names {
@@ -31,7 +32,7 @@ impl Names {
             slots: SlotAllocator::new(1),
             lists: BTreeMap::new(),
             ended: Vec::new(),
-            resolvers: BTreeSet::new(),
+            resolvers: BTreeMap::new(),
         }
     }
 
@@ -77,22 +78,15 @@ impl Names {
         }
     }
 
-    /// Trusts these resolvers, the first [`RESOLVER_SLOTS`], and no others; none while no row has names. Their answers
-    /// over TCP count if `over_tcp`.
-    pub(crate) fn trust(
-        &mut self,
-        resolvers: impl Iterator<Item = IpAddr>,
-        over_tcp: bool,
-        ops: &mut Vec<Op>,
-    ) {
-        let mut wanted = BTreeSet::new();
-        for resolver in resolvers.filter(|_| !self.lists.is_empty()) {
-            if wanted.len() < RESOLVER_SLOTS as usize {
-                wanted.insert(resolver);
-            }
-        }
-        ops.extend(self.resolvers.difference(&wanted).map(|gone| Op::ResolverGone(*gone)));
-        ops.extend(wanted.difference(&self.resolvers).map(|new| Op::Resolver(*new, over_tcp)));
+    /// Trusts these resolvers and no others, and those with `true` over TCP, too; none while no row has names.
+    pub(crate) fn trust(&mut self, resolvers: BTreeMap<IpAddr, bool>, ops: &mut Vec<Op>) {
+        let wanted = if self.lists.is_empty() { BTreeMap::new() } else { resolvers };
+        let gone = self.resolvers.keys().filter(|address| !wanted.contains_key(address));
+        ops.extend(gone.map(|address| Op::ResolverGone(*address)));
+        let new = wanted
+            .iter()
+            .filter(|(address, over_tcp)| self.resolvers.get(address) != Some(over_tcp));
+        ops.extend(new.map(|(address, over_tcp)| Op::Resolver(*address, *over_tcp)));
         self.resolvers = wanted;
     }
 

@@ -111,6 +111,11 @@ impl<const DEFERS: bool, const CLAIMS: bool> Tables for Maps<DEFERS, CLAIMS> {
     }
 
     #[inline(always)]
+    fn doubted_at(&self, endpoint: u32) -> Option<*mut u64> {
+        self.element(&maps::DOUBTED_PODS, endpoint & (ENDPOINT_SLOTS - 1))
+    }
+
+    #[inline(always)]
     fn knows_courses(&self) -> bool {
         connection::is_readable()
     }
