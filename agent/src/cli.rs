@@ -150,9 +150,8 @@ pub struct RunArgs {
     /// and its backends, such as NodeLocal DNS [default: none]
     #[arg(long, value_name = "ADDRESS", env = "NETPOLD_DNS_SERVERS", value_delimiter = ',')]
     pub dns_servers: Vec<IpAddr>,
-    /// Transports of answers that count for domainNames. Add TCP only where no resolver answers with SYN cookies
-    /// or runs in the host's network: a pod could forge answers otherwise
-    #[arg(long, value_name = "WHICH", env = "NETPOLD_DNS_TRANSPORTS", default_value = "udp")]
+    /// Transports of answers that count for domainNames
+    #[arg(long, value_name = "WHICH", env = "NETPOLD_DNS_TRANSPORTS", default_value = "udp-tcp")]
     pub dns_transports: DnsTransports,
     /// Directory of the container runtime's cached CNI results: they list a pod's addresses before the
     /// pod's status does. It need not exist

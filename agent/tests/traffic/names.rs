@@ -101,7 +101,7 @@ fn add_clients(cluster: &mut Cluster) {
 fn enforce(cluster: &mut Cluster, patterns: &[&str], arguments: &[&str]) {
     let at = cluster.pod("dns").addresses().to_vec();
     let servers: Vec<String> = at.iter().map(ToString::to_string).collect();
-    let resolvers = ["--dns-servers", &servers.join(","), "--dns-transports", "udp-tcp"];
+    let resolvers = ["--dns-servers", &servers.join(",")];
     cluster.arguments = resolvers.map(str::to_owned).to_vec();
     cluster.arguments.extend(arguments.iter().map(ToString::to_string));
     cluster.objects.extend(["client", "other"].map(|app| names(app, &at, patterns)));
