@@ -206,15 +206,19 @@ fn conversations_over_tcp_agree_with_the_oracle() {
                 oracle.resolved.extend(resolved.into_iter().map(of));
             }
             conversations += 1;
-            if random.below(8) == 0 {
+            // Addresses last, so one look finds what any of these conversations opened.
+            let (is_edited, is_last) = (random.below(8) == 0, step % 5 == 4);
+            net.flows.forget_flows();
+            for ifindex in [1, 2].into_iter().filter(|_| is_edited || is_last) {
+                agrees(&net, &oracle, ifindex, &format!("seed {seed}, step {step}: {event:?}"));
+            }
+            if is_edited {
                 let rules = random_rules(random);
                 net.world.apply([only(rules.clone())]);
                 oracle.ingest(only(rules));
             }
-            net.flows.forget_flows();
-            agrees(&net, &oracle, ifindex, &format!("seed {seed}, step {step}: {event:?}"));
         }
     }
     println!("{conversations} conversations, {counted} answers counted, {uncounted} did not");
-    assert!(conversations == 10_000 && counted > 10_000 && uncounted > 3_000);
+    assert!(conversations == 10_000 && counted > 10_000 && uncounted > 2_000);
 }

@@ -29,9 +29,8 @@ fn an_answer_over_tcp_opens_its_address() {
     }
 }
 
-/// A pod that ends a connection behind the programs and begins another in its place could forge answers.
 #[test]
-fn answers_over_tcp_count_only_on_request() {
+fn answers_over_tcp_count_unless_turned_off() {
     let mut net = Net::of_api();
     net.world.tables.resolvers.values_mut().for_each(|over_tcp| *over_tcp = false);
     let connection = connection();
