@@ -118,13 +118,17 @@ pub const DOUBT_BLOCKS: u32 = 1_024;
 pub const DOUBT_SHIFT: u32 = 10;
 
 /// Cell of doubt of a pod's port, counted over all blocks; `asker` as [`StreamEntry::asker`]. Two ports of one cell end
-/// each other's readings, and open nothing by that. A pod's ports are spread evenly over a sixteenth of all cells.
+/// each other's readings, and open nothing by that. A pod's ports are spread evenly over a sixteenth of all cells, but
+/// neighbouring ones share a cache line: connections to one address mostly have these.
 #[must_use]
 #[inline(always)]
 pub const fn doubt_place(asker: u64) -> u32 {
     /// 2^64 divided by the golden ratio.
     const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
-    (asker.wrapping_mul(SPREAD) >> (64 - (DOUBT_BLOCKS * DOUBT_CELLS as u32).ilog2())) as u32
+    const LINE: u32 = 5;
+    const LINES: u32 = (DOUBT_BLOCKS * DOUBT_CELLS as u32) >> LINE;
+    let line = (asker >> LINE).wrapping_mul(SPREAD) >> (64 - LINES.ilog2());
+    (line as u32) << LINE | asker as u32 & ((1 << LINE) - 1)
 }
 
 const _: () = {

@@ -148,7 +148,7 @@ extern "C" fn netpold_choose_row(group: u32) -> u32 {
 #[inline(always)]
 pub(crate) fn listen<D: Direction>(skb: *mut __sk_buff, reason: u32) -> bool {
     // The traced entry has no stack left for this check; its functions make it.
-    if !TRACED && named(skb).is_none() {
+    if !TRACED && (named(skb).is_none() || streams::is_of_others::<D>(skb, reason)) {
         return true;
     }
     let passes = if D::EGRESS {

@@ -83,6 +83,17 @@ pub(crate) extern "C" fn netpold_listen_egress(skb: *mut __sk_buff, reason: u32)
     1
 }
 
+/// Whether a packet is neither of a conversation with a resolver nor of one with an address that may lead to one. In the
+/// program's entry: nearly all packets end here, without a call.
+#[inline(always)]
+pub(crate) fn is_of_others<D: Direction>(skb: *mut __sk_buff, reason: u32) -> bool {
+    match look::<D>(skb) {
+        Sight::Other => true,
+        Sight::Elsewhere(_) => !D::EGRESS || !may_be_translated(reason),
+        Sight::Segment | Sight::Datagram | Sight::Unknown => false,
+    }
+}
+
 /// Whether answers over TCP count: otherwise their segments pass unread.
 #[inline(always)]
 fn are_read() -> bool {
