@@ -308,13 +308,13 @@ fn unread_packets_end_streams_as_on_the_host() {
         return;
     }
     let rules = only(vec![cluster_rule(Action::Accept, vec![domain("a.example")], None)]);
-    for case in 0..14_u16 {
+    for case in 0..7_u16 {
         let mut world = world(rules.clone());
         let family = usize::from(case % 2);
         let it = Connection::new(ip(OWN[family]), ip(DNS[family]), 42_000, (7, 1 << 31));
         let mut from_node = false;
         let dropped = it.received(TCP_ACK, 1, &[0]);
-        match case / 2 {
+        match case {
             0 => {}
             1 => bypass(&mut world, "netpold_node", &it.reset()),
             2 => bypass(&mut world, "netpold_node", &Connection { port: 9, ..it }.asks(0, &[0])),
@@ -338,7 +338,7 @@ fn unread_packets_end_streams_as_on_the_host() {
         }
         let syn = tcp_header(42_000, 443, TCP_SYN);
         let reason = judge(&mut world, Direction::Egress, "198.18.7.7", TCP, &syn);
-        assert_eq!(reason.is_drop(), case / 2 != 0, "case {case}");
+        assert_eq!(reason.is_drop(), case != 0, "case {case}");
     }
 }
 

@@ -1,5 +1,6 @@
-//! An attacker in a pod against answers over TCP: it knows each number, sends any segment from its own address, has packets
-//! on the way lost, repeated and reordered, and owns a zone. Whatever it does, no address counts that stands inside of a text
+//! An attacker in a pod against answers over TCP: it knows each number, sends any segment from its own address, around its
+//! hook too, and to another Service with the same resolver behind it, has packets on the way lost, repeated and reordered,
+//! and owns a zone. Whatever it does, no address counts that stands inside of a text
 //! in an answer.
 
 use std::cell::RefCell;
@@ -7,6 +8,9 @@ use std::sync::atomic::Ordering;
 
 use netpold_core::model::{Action, Change, Direction, DomainName, Peer, Selector, Tier};
 use netpold_ebpf::judge::hook::Hook;
+use netpold_ebpf::judge::post_nat;
+use netpold_ebpf::judge::proof::{Exit, Origin};
+use netpold_ebpf::packet::parse;
 use netpold_ebpf::packet::protocol::{TCP, TCP_ACK, TCP_FIN, TCP_PSH, TCP_RST, TCP_SYN};
 
 use crate::flows::{FlowTables, HZ};
@@ -22,6 +26,8 @@ use crate::world::World;
 
 const OWN: &str = "10.0.0.1";
 const DNS: &str = "10.96.0.10";
+/// Another Service with the resolver as its backend.
+const ALIAS: &str = "10.96.0.77";
 /// Address that no answer has, only a text inside of one.
 const EVIL: &str = "192.0.2.66";
 const NAME: &str = "api.example.com";
@@ -40,6 +46,17 @@ const STEP: usize = 4;
 const BEGIN: u32 = 1_000_000;
 /// Steps of an input.
 const STEPS: usize = 200;
+
+/// A segment's way from the pod to the resolver.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// By the pod's hook.
+    Hook,
+    /// Around it, so that the node's exit is the first to judge it.
+    Around,
+    /// By the other Service.
+    Alias,
+}
 
 /// The pod, the resolver, and packets on their way.
 struct Attack<'a> {
@@ -86,8 +103,9 @@ pub fn run(bytes: &[u8]) {
 fn tables() -> NodeTables {
     let name = DomainName::try_from(NAME.to_owned()).expect("a name");
     let everything = vec![block("0.0.0.0/0", &[])];
+    let resolvers = [DNS, ALIAS].map(|at| block(&format!("{at}/32"), &[]));
     let rules = vec![
-        cluster_rule(Action::Accept, vec![block(&format!("{DNS}/32"), &[])], None),
+        cluster_rule(Action::Accept, resolvers.to_vec(), None),
         cluster_rule(Action::Accept, vec![Peer::Domain(name)], None),
         cluster_rule(Action::Deny, everything, None),
     ];
@@ -98,6 +116,7 @@ fn tables() -> NodeTables {
         Change::Pod(pod("a", "p", &[], &[OWN])),
         Change::Interface(interface(IFINDEX, &[OWN])),
         Change::Service(objects::service(("kube-system", "kube-dns"), &[DNS], &[("", 53, None)])),
+        Change::Service(objects::service(("a", "mine"), &[ALIAS], &[("", 80, None)])),
         Change::Policy(objects::policy("a", "in", Selector::default(), Some(vec![]), None)),
         Change::ClusterPolicy(cluster_policy("names", (Tier::Admin, 10), vec![], rules)),
     ]);
@@ -127,9 +146,10 @@ fn respond(message: &[u8], text: &[u8]) -> Option<Vec<u8>> {
 impl Attack<'_> {
     fn step(&mut self, step: &[u8]) {
         let [kind, first, second, third] = [step[0], step[1], step[2], step[3]];
+        let way = [Way::Hook, Way::Hook, Way::Around, Way::Alias][usize::from(kind / 10) % 4];
         match kind % 10 {
-            0 | 1 => self.forge(first, second, third),
-            2 => self.open(first, second),
+            0 | 1 => self.forge(way, [first, second, third]),
+            2 => self.open(way, first, second),
             3 => self.carry(first),
             4 | 5 => self.deliver(first),
             6 => {
@@ -147,26 +167,43 @@ impl Attack<'_> {
         }
     }
 
-    /// Judges a segment at the pod's hook; whether it passes.
-    fn judge(&self, direction: Direction, it: &Segment) -> bool {
-        let (ports, ends, came_from) = match direction {
-            Direction::Egress => ((it.port, 53), (OWN, DNS), IFINDEX),
-            Direction::Ingress => ((53, it.port), (DNS, OWN), UPLINK),
+    /// A frame with a segment between the pod and port 53 of the resolver, or the other Service's port.
+    fn frame(direction: Direction, it: &Segment, way: Way) -> Vec<u8> {
+        let (remote, port) = if matches!(way, Way::Alias) { (ALIAS, 80) } else { (DNS, 53) };
+        let (ports, ends) = match direction {
+            Direction::Egress => ((it.port, port), (OWN, remote)),
+            Direction::Ingress => ((port, it.port), (remote, OWN)),
         };
-        let numbers = (it.sequence, it.acknowledged);
-        let data = segment(ports, it.flags, numbers, &it.data);
-        let packet = frame(&ip_between(ip(ends.0), ip(ends.1), TCP, &data));
-        let hook = Hook { ifindex: IFINDEX, ingress_ifindex: came_from };
-        self.tables.judge_by_names(direction, hook, &packet).1
+        let data = segment(ports, it.flags, (it.sequence, it.acknowledged), &it.data);
+        frame(&ip_between(ip(ends.0), ip(ends.1), TCP, &data))
     }
 
-    fn send(&mut self, segment: Segment, size: u32) {
-        if self.judge(Direction::Egress, &segment) {
+    /// Judges a segment at the pod's hook; whether it passes.
+    fn judge(&self, direction: Direction, it: &Segment, way: Way) -> bool {
+        let ingress_ifindex = if direction == Direction::Egress { IFINDEX } else { UPLINK };
+        let hook = Hook { ifindex: IFINDEX, ingress_ifindex };
+        self.tables.judge_by_names(direction, hook, &Self::frame(direction, it, way)).1
+    }
+
+    /// Judges a segment at the node's exit alone; whether it passes.
+    fn leaves(&self, it: &Segment) -> bool {
+        let exit = Exit { ifindex: UPLINK, ingress_ifindex: IFINDEX, ..Exit::default() };
+        let (tables, packet) = (self.tables, Self::frame(Direction::Egress, it, Way::Around));
+        let (origin, bytes) = (Origin::of(tables, &exit), &*packet);
+        post_nat::judge(&bytes, parse::link(&bytes), tables, origin, UPLINK, None, || true).passes()
+    }
+
+    fn send(&mut self, way: Way, segment: Segment, size: u32) {
+        let passes = match way {
+            Way::Around => self.leaves(&segment),
+            Way::Hook | Way::Alias => self.judge(Direction::Egress, &segment, way),
+        };
+        if passes {
             self.to_resolver.push((segment, self.second, size));
         }
     }
 
-    fn open(&mut self, which: u8, shift: u8) {
+    fn open(&mut self, way: Way, which: u8, shift: u8) {
         let index = usize::from(which % 2);
         let sequence = CLIENT.wrapping_add((shift % 4).into());
         self.opened[index] = sequence;
@@ -177,11 +214,11 @@ impl Attack<'_> {
             acknowledged: 0,
             data: Vec::new(),
         };
-        self.send(open, u32::from(which >> 4));
+        self.send(way, open, u32::from(which >> 4));
     }
 
     /// Sends a segment of a connection that there may be.
-    fn forge(&mut self, which: u8, numbers: u8, content: u8) {
+    fn forge(&mut self, way: Way, [which, numbers, content]: [u8; 3]) {
         const FLAGS: [u8; 5] =
             [TCP_ACK, TCP_ACK | TCP_PSH, TCP_ACK | TCP_FIN, TCP_RST, TCP_RST | TCP_ACK];
         let index = usize::from(which % 2);
@@ -216,7 +253,7 @@ impl Attack<'_> {
             _ => evil(),
         };
         let flags = FLAGS[usize::from(which >> 1) % 5];
-        self.send(Segment { port, flags, sequence, acknowledged, data }, 0);
+        self.send(way, Segment { port, flags, sequence, acknowledged, data }, 0);
     }
 
     /// Lets a packet arrive at the resolver.
@@ -244,7 +281,7 @@ impl Attack<'_> {
         if sent + DELAY < self.second {
             return;
         }
-        self.judge(Direction::Ingress, &segment);
+        self.judge(Direction::Ingress, &segment, Way::Hook);
         let data = tcp(40_000, 443, TCP_SYN);
         let open = frame(&ip_between(ip(OWN), ip(EVIL), TCP, &data));
         let hook = Hook { ifindex: IFINDEX, ingress_ifindex: IFINDEX };
