@@ -297,8 +297,10 @@ pub(crate) fn is_doubted<T: NameTables>(tables: &T, work: Work) -> bool {
     let asker = work.asker();
     let Some((cell, settings)) = cell(tables, asker).zip(tables.settings()) else { return true };
     let Some(all) = tables.doubted_at((asker >> 32) as u32) else { return true };
-    // SAFETY: a cell of one table, and a word of the other.
-    let (at, all_at) = unsafe { (cell.read_volatile(), tables.load(all)) };
+    // SAFETY: a cell of the table.
+    let at = unsafe { cell.read_volatile() };
+    // SAFETY: a word of the table.
+    let all_at = unsafe { tables.load(all) };
     let now = tables.jiffies();
     let age = ((now >> DOUBT_SHIFT) as u16).wrapping_sub(at);
     let least = DOUBTED * u64::from(settings.refresh_after);
