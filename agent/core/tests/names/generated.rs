@@ -148,7 +148,7 @@ impl Conversation {
             }
             Event::Gap | Event::Overlap => {
                 let from = at + 1 + random.below(50);
-                passes(it.answers(from, &[1; 9][..1 + random.below(9)]));
+                passes(it.answers(from, &[1; 9][..=random.below(9)]));
                 false
             }
             Event::End => {

@@ -38,7 +38,7 @@ impl Net {
     /// kernel made anew.
     fn leaves(&self, packet: &[u8], anew: Anew) -> Reason {
         let tables = NodeTables { policy: &self.world.tables, flows: &self.flows };
-        let ingress_ifindex = if anew == Anew::No { 1 } else { 0 };
+        let ingress_ifindex = u32::from(anew == Anew::No);
         let exit = Exit { ifindex: UPLINK, ingress_ifindex, anew, ..Exit::default() };
         let (origin, bytes) = (Origin::of(&tables, &exit), &*frame(packet));
         post_nat::judge(&bytes, parse::link(&bytes), &tables, origin, UPLINK, None, || true)
