@@ -20,7 +20,7 @@ use std::collections::HashMap;
 
 use thiserror::Error;
 
-pub use self::split::Documents;
+pub use self::split::{Documents, text};
 
 /// Deepest nesting accepted; Kubernetes objects stay under 20, `CustomResourceDefinition`s under 100.
 const MAX_DEPTH: usize = 128;

@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use ipnet::IpNet;
 use netpold_core::model::{Change, DomainName, Requirement, Selector};
 use netpold_core::probe::{IpProtocol, Party};
-use netpold_kube::document::{Entry, Node, ReadError, Value, parse};
+use netpold_kube::document::{self, Entry, Node, ReadError, Value, parse};
 use netpold_kube::manifests::Undecoded;
 
 use super::{Assertion, At, Namespaces, Selected};
@@ -39,7 +39,7 @@ pub(super) fn read(files: &[PathBuf], namespace: &str) -> Result<Files> {
             true => (STANDARD_INPUT.to_owned(), offline::standard_input("--file")?),
             false => (file.display().to_string(), offline::content(file)?.to_vec()),
         };
-        let text = String::from_utf8(bytes).map_err(|_| anyhow!("{name}: not UTF-8 text"))?;
+        let text = document::text(&bytes);
         let [assertions, objects] = parts(&text);
         let assertions = read_text(&name, &assertions, namespace);
         let assertions = assertions.map_err(|error| {

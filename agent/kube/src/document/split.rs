@@ -1,13 +1,18 @@
 //! Splitting of text into documents, as `kubectl` does: at lines that begin with `---`, before parsing.
 
+use std::borrow::Cow;
+use std::ops::Range;
+
 use super::{Document, ReadError, TakeItem, json, yaml};
 
 /// The documents of a file, read one after another.
 #[derive(Debug)]
 pub struct Documents<'t> {
-    rest: &'t [u8],
+    all: Cow<'t, str>,
+    /// Bytes read.
+    at: usize,
     /// Text between a JSON object and the next separator.
-    behind: Option<&'t str>,
+    behind: Option<Range<usize>>,
     /// Whether JSON may follow: kubectl expects it only at the beginning of a file.
     json: bool,
     /// Line of the next text, from 1.
@@ -20,22 +25,19 @@ impl<'t> Documents<'t> {
     /// Starts at the beginning of a file.
     #[must_use]
     pub fn new(bytes: &'t [u8]) -> Self {
-        Self { rest: bytes, behind: None, json: true, line: 1, aliased: 0 }
+        Self { all: text(bytes), at: 0, behind: None, json: true, line: 1, aliased: 0 }
     }
 
     /// Returns the next document that is not empty; an error concerns that document alone.
     pub fn next(&mut self, take: TakeItem<'_>) -> Option<Result<Document, ReadError>> {
         loop {
-            let text = match self.text()? {
-                Ok(text) => text,
-                Err(error) => return Some(Err(error)),
-            };
+            let range = self.range()?;
+            let text = &self.all[range.clone()];
             self.json &= text.trim_start().starts_with('{');
             if self.json {
                 if let Some((document, taken)) = json::object(text, self.line, take) {
-                    let (object, behind) = text.split_at(taken);
-                    self.line = self.line.saturating_add(lines(object.as_bytes()));
-                    self.behind = Some(behind);
+                    self.line = self.line.saturating_add(lines(&text.as_bytes()[..taken]));
+                    self.behind = Some(range.start + taken..range.end);
                     return Some(Ok(document));
                 }
                 self.json = false;
@@ -50,22 +52,34 @@ impl<'t> Documents<'t> {
         }
     }
 
-    /// Returns the next text, up to a separator.
-    fn text(&mut self) -> Option<Result<&'t str, ReadError>> {
+    /// Returns the place of the next text, up to a separator.
+    fn range(&mut self) -> Option<Range<usize>> {
         if let Some(behind) = self.behind.take() {
-            return Some(Ok(behind));
+            return Some(behind);
         }
-        if self.rest.is_empty() {
+        let first = self.at;
+        if first == self.all.len() {
             return None;
         }
-        let (chunk, rest) = self.rest.split_at(chunk(self.rest).len());
-        self.rest = rest;
-        Some(std::str::from_utf8(chunk).map_err(|error| {
-            let line = self.line.saturating_add(lines(&chunk[..error.valid_up_to()]));
-            self.line = self.line.saturating_add(lines(chunk));
-            ReadError::new(line, "not UTF-8 text")
-        }))
+        self.at += chunk(&self.all.as_bytes()[first..]).len();
+        Some(first..self.at)
     }
+}
+
+/// Decodes a file's bytes as `kubectl` does: UTF-16 with a byte-order mark, as PowerShell writes it, else UTF-8, where
+/// other bytes are replaced by U+FFFD.
+#[must_use]
+pub fn text(bytes: &[u8]) -> Cow<'_, str> {
+    let unit: fn([u8; 2]) -> u16 = match bytes {
+        [0xff, 0xfe, ..] => u16::from_le_bytes,
+        [0xfe, 0xff, ..] => u16::from_be_bytes,
+        _ => return String::from_utf8_lossy(bytes),
+    };
+    let (pairs, odd) = bytes[2..].as_chunks::<2>();
+    let units = pairs.iter().map(|pair| unit(*pair));
+    let decoded = char::decode_utf16(units).map(|it| it.unwrap_or(char::REPLACEMENT_CHARACTER));
+    let odd = (!odd.is_empty()).then_some(char::REPLACEMENT_CHARACTER);
+    decoded.chain(odd).collect::<String>().into()
 }
 
 /// Strips the separator line, if the line has no other content, and a byte-order mark; returns the text with its line.

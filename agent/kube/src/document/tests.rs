@@ -155,7 +155,7 @@ fn documents_are_separate_and_empty_ones_left_out() {
 
 #[test]
 fn each_document_is_read_on_its_own() {
-    let read = each(b"a: 1\n---\nb: @x\n---\nc: \xff\n---\nd: 4\n  e: 5\n--- # last\nf: 6\n");
+    let read = each(b"a: 1\n---\nb: @x\n---\nc: %x\n---\nd: 4\n  e: 5\n--- # last\nf: 6\n");
     let lines: Vec<_> = read
         .iter()
         .map(|read| match read {
@@ -306,4 +306,22 @@ fn items_are_handed_out_one_by_one() {
         assert_eq!(shown, [(1, "a"), (1, "b")]);
         assert_eq!(taken[1].2 - taken[0].2, 1);
     }
+}
+
+/// PowerShell writes UTF-16; comments of older files are in Latin-1. kubectl reads both.
+#[test]
+fn files_in_other_encodings_are_read_as_kubectl_reads_them() {
+    let read =
+        |bytes: &[u8]| -> Vec<Node> { each(bytes).into_iter().map(Result::unwrap).collect() };
+    let file = "a: ä\n---\n{\"b\": \"🚀\"}\n";
+    for unit in [u16::to_le_bytes, u16::to_be_bytes] {
+        let units = std::iter::once(0xfeff).chain(file.encode_utf16());
+        let nodes = read(&units.flat_map(unit).collect::<Vec<u8>>());
+        assert_eq!((nodes[0].text("a"), nodes[1].text("b")), (Some("ä"), Some("🚀")));
+        assert_eq!(nodes[1].line_of("b"), 3);
+    }
+    assert_eq!(text(b"\xff\xfea\0\n\0\xd8"), "a\n\u{fffd}");
+    let nodes = read(b"# fa\xe7ade\na: 'x\xff'\n---\nb: y\n");
+    assert_eq!((nodes[0].text("a"), nodes[1].text("b")), (Some("x\u{fffd}"), Some("y")));
+    assert_eq!(nodes[1].line_of("b"), 4);
 }
