@@ -3,7 +3,7 @@
 /// Label that the API server sets on every Namespace, with the Namespace's name.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 /// Labels that controllers set differently on each revision or pod.
-pub const OF_PODS: [&str; 10] = [
+pub const OF_PODS: [&str; 11] = [
     "apps.kubernetes.io/pod-index",
     "batch.kubernetes.io/controller-uid",
     "batch.kubernetes.io/job-completion-index",
@@ -13,6 +13,7 @@ pub const OF_PODS: [&str; 10] = [
     "job-name",
     "pod-template-generation",
     "pod-template-hash",
+    "rollouts-pod-template-hash",
     "statefulset.kubernetes.io/pod-name",
 ];
 /// Labels that change with each release of a workload's chart.
@@ -25,8 +26,9 @@ pub const OF_RELEASES: [&str; 5] = [
 ];
 
 /// Labels that the controllers of a kind set on every pod, with values that the pod template does not have.
-const OF_KINDS: [(&str, &[&str]); 5] = [
+const OF_KINDS: [(&str, &[&str]); 6] = [
     ("Deployment", &["pod-template-hash"]),
+    ("Rollout", &["rollouts-pod-template-hash"]),
     (
         "StatefulSet",
         &[

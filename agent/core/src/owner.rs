@@ -43,9 +43,13 @@ pub fn owner(pod: &Pod) -> Option<Owner<'_>> {
     if let Some(job) = label("batch.kubernetes.io/job-name").or_else(|| label("job-name")) {
         return Some(Owner::new("Job", job));
     }
-    if let Some(hash) = label("pod-template-hash") {
-        let deployment = before_last.and_then(|set| set.strip_suffix(hash)?.strip_suffix('-'));
-        return deployment.map(|name| Owner::new("Deployment", name));
+    for (kind, hash) in
+        [("Rollout", "rollouts-pod-template-hash"), ("Deployment", "pod-template-hash")]
+    {
+        if let Some(hash) = label(hash) {
+            let above = before_last.and_then(|set| set.strip_suffix(hash)?.strip_suffix('-'));
+            return above.map(|name| Owner::new(kind, name));
+        }
     }
     let is_of_set = ["statefulset.kubernetes.io/pod-name", "apps.kubernetes.io/pod-index"]
         .into_iter()
@@ -102,7 +106,8 @@ mod tests {
     fn labels_of_controllers_and_owner_references_tell_the_workload() {
         type Labels = &'static [(&'static str, &'static str)];
         type Workload = Option<(&'static str, &'static str)>;
-        let labelled: [(&str, Labels, Workload); 12] = [
+        let labelled: [(&str, Labels, Workload); 13] = [
+            ("web-5f6-abcde", &[("rollouts-pod-template-hash", "5f6")], Some(("Rollout", "web"))),
             ("web-5f6-abcde", &[("pod-template-hash", "5f6")], Some(("Deployment", "web"))),
             ("renamed", &[("pod-template-hash", "5f6")], None),
             ("db-0", &[("controller-revision-hash", "db-77")], Some(("StatefulSet", "db"))),

@@ -7,17 +7,21 @@ use netpold_core::model::{Change, Labels, WorkloadRef};
 use super::{Converted, Kind, Problem, object};
 use crate::document::{Entry, Node, Value};
 
-/// Label of the pods of a Deployment's ReplicaSet; its value is the end of the ReplicaSet's name.
-const TEMPLATE_HASH: &str = "pod-template-hash";
+/// Kinds whose pods belong to a ReplicaSet, and the label of these pods with the end of the ReplicaSet's name.
+const OF_REPLICA_SETS: [(&str, &str); 2] =
+    [("Deployment", "pod-template-hash"), ("Rollout", "rollouts-pod-template-hash")];
 /// Labels of a Job's pods; their value is the Job's name.
 const JOB_NAME: [&str; 2] = ["batch.kubernetes.io/job-name", "job-name"];
 
 /// Groups of `apiVersion`, the kind, and the path of its pod template.
-const TEMPLATES: [(&[&str], &str, &[&str]); 7] = [
+const TEMPLATES: [(&[&str], &str, &[&str]); 10] = [
     (&["apps", "extensions"], "Deployment", &["spec", "template"]),
     (&["apps", "extensions"], "ReplicaSet", &["spec", "template"]),
-    (&["apps", "extensions"], "DaemonSet", &["spec", "template"]),
-    (&["apps"], "StatefulSet", &["spec", "template"]),
+    (&["apps", "extensions", "apps.kruise.io"], "DaemonSet", &["spec", "template"]),
+    (&["apps", "apps.kruise.io"], "StatefulSet", &["spec", "template"]),
+    (&["apps.kruise.io"], "CloneSet", &["spec", "template"]),
+    (&["argoproj.io"], "Rollout", &["spec", "template"]),
+    (&["apps.openshift.io"], "DeploymentConfig", &["spec", "template"]),
     (&[""], "ReplicationController", &["spec", "template"]),
     (&["batch"], "Job", &["spec", "template"]),
     (&["batch"], "CronJob", &["spec", "jobTemplate", "spec", "template"]),
@@ -56,6 +60,10 @@ pub fn template(node: &Node) -> Option<Template> {
     let prefix = path.join(".");
     let pod = path.iter().try_fold(node, |node, field| node.get(field));
     let is_missing = pod.is_none_or(|pod| pod.value == Value::Null);
+    // A Rollout may refer to a Deployment instead, by `workloadRef`.
+    if is_missing && kind == "Rollout" {
+        return None;
+    }
     let pod = as_pod(node, pod, format!("{}.{name}", kind.to_lowercase()));
     let at_template = |problem: Problem| match problem.path.as_str() {
         "" => Problem::new(prefix.clone(), problem.text),
@@ -116,7 +124,7 @@ fn as_pod(workload: &Node, template: Option<&Node>, name: String) -> Node {
     Node { line, value: Value::Map(pod) }
 }
 
-/// Returns the workload in an object's `ownerReferences`: for a Deployment's pods the Deployment, not the ReplicaSet.
+/// Returns the workload in an object's `ownerReferences`: for a Deployment's or Rollout's pods that, not the ReplicaSet.
 pub(super) fn owner(object: &Node, labels: &Labels) -> Option<WorkloadRef> {
     let Value::List(references) = &object.get("metadata")?.get("ownerReferences")?.value else {
         return None;
@@ -126,8 +134,10 @@ pub(super) fn owner(object: &Node, labels: &Labels) -> Option<WorkloadRef> {
     };
     let reference = references.iter().find(is_controller).or_else(|| references.first())?;
     let (kind, name) = (reference.text("kind")?, reference.text("name")?);
-    let hash = labels.get(TEMPLATE_HASH).filter(|_| kind == "ReplicaSet");
-    let deployment = hash.and_then(|hash| name.strip_suffix(hash.as_str())?.strip_suffix('-'));
-    let (kind, name) = deployment.map_or((kind, name), |name| ("Deployment", name));
+    let above =
+        OF_REPLICA_SETS.iter().filter(|_| kind == "ReplicaSet").find_map(|(kind, label)| {
+            Some((*kind, name.strip_suffix(labels.get(*label)?.as_str())?.strip_suffix('-')?))
+        });
+    let (kind, name) = above.unwrap_or((kind, name));
     Some(WorkloadRef { kind: kind.to_owned(), name: name.to_owned(), is_template: false })
 }

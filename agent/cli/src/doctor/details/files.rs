@@ -170,7 +170,7 @@ const CALLERS: [(&str, &str); 4] = [
 ];
 
 /// Kinds with the shape of [`Object`].
-const PLAIN: [&str; 9] = [
+const PLAIN: [&str; 13] = [
     "Pod",
     "Node",
     "Namespace",
@@ -178,6 +178,10 @@ const PLAIN: [&str; 9] = [
     "Deployment",
     "StatefulSet",
     "ReplicaSet",
+    "ReplicationController",
+    "CloneSet",
+    "Rollout",
+    "DeploymentConfig",
     "Job",
     "CronJob",
 ];
