@@ -21,6 +21,7 @@ mod rules;
 mod runs;
 mod services;
 mod sources;
+mod unmatched;
 mod workloads;
 mod worlds;
 
@@ -216,6 +217,11 @@ pub(crate) fn compare_objects(
     let ranges = ranges(pod_cidrs, &[&before, &after]);
     let mut difference = compare_until(&before, &after, &ranges, ended)?;
     difference.isolation.unknown.splice(0..0, gaps);
+    let unmatched = unmatched::unmatched([&before, &after]);
+    match unmatched.is_partial {
+        true => difference.isolation.unknown.extend(unmatched.parts),
+        false => difference.notes.extend(unmatched.note()),
+    }
     if let Some(objects) = copied {
         let depending = worlds::depending([&before, &after], objects, &ranges, ended)?;
         difference.isolation.unknown.extend(depending);

@@ -26,6 +26,7 @@ pub use blocks::Blocks;
 pub use by_name::{NameAnswer, NamePart, Within};
 pub use literal::PodAt;
 pub use resolved::Resolved;
+pub use text::peer_text;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

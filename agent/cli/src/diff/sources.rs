@@ -46,14 +46,17 @@ pub(super) fn read(args: &DiffArgs) -> Result<Sources> {
         });
         let ((from, details), (to, other)) = (from?, to?);
         let details = [details, other];
-        let foreign = details.iter().flat_map(unenforced::names).collect();
+        let [present, other] = details.each_ref().map(unenforced::names);
+        let on_one_side = present.symmetric_difference(&other).cloned().collect();
+        let on_both = present.intersection(&other).cloned().collect();
         let mut sources = Sources { details, is_partial: true, ..Sources::default() };
         sources.gaps.extend([from.gaps(), to.gaps()].concat());
         let former: BTreeMap<ObjectKey, &Change> =
             from.objects.iter().map(|object| (ObjectKey::of(object), object)).collect();
         let is_new = |object: &&Change| former.get(&ObjectKey::of(object)) != Some(object);
         sources.note(to.objects.iter().filter(is_new), &to.objects);
-        sources.notes.extend(unenforced::note(&foreign));
+        sources.gaps.extend(unenforced::note(&on_one_side));
+        sources.notes.extend(unenforced::note(&on_both));
         sources.objects = [from.objects, to.objects];
         return Ok(sources);
     }

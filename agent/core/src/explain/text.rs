@@ -293,7 +293,7 @@ pub(super) fn rule(namespace: &str, direction: Direction, rule: &Rule) -> String
     };
     let peers = match &rule.peers {
         None => "anyone".to_owned(),
-        Some(peers) => join_first(peers, |p| peer(namespace, p), "no peer", " or "),
+        Some(peers) => join_first(peers, |p| peer_text(namespace, p), "no peer", " or "),
     };
     format!("{ports} {preposition} {peers}")
 }
@@ -325,7 +325,9 @@ fn port(rule: &PortRule) -> String {
     }
 }
 
-fn peer(namespace: &str, peer: &Peer) -> String {
+/// Describes a peer of a rule, as `pods app=web of namespace shop`; `namespace` is that of the policy.
+#[must_use]
+pub fn peer_text(namespace: &str, peer: &Peer) -> String {
     match peer {
         Peer::Block(block) if block.except.is_empty() => block.cidr.to_string(),
         Peer::Block(block) => {
