@@ -378,3 +378,32 @@ fn objects_of_standard_input_suffice_where_no_cluster_is_configured() {
     let (status, text) = test(assertions);
     assert!(status == 2 && text.contains("no source of objects"), "{text}");
 }
+
+/// `test` and `explain` give the same reason, and addresses of sockets count as those of the packets.
+#[test]
+fn external_names_and_written_addresses() {
+    let external =
+        service("type: ExternalName, externalName: web.example.com, ports: [{port: 80}]");
+    let objects = [
+        namespace("shop", ""),
+        pod("cart", "cart", "n1", "10.244.1.7"),
+        pod("api", "api", "n2", "10.244.2.7"),
+        policy("api", "ingress: [{ports: [{port: 8080}]}]"),
+        external,
+    ];
+    let reason = "Service shop/web is an ExternalName: it has no address and no pods; its name resolves to web.example.com by DNS";
+    explained(&objects, ("shop/cart", "svc/shop/web", "80"), CANNOT_TELL, &[reason]);
+    let file = TempDir::new().unwrap();
+    let path = file.path().join("a.yaml");
+    fs::write(
+        &path,
+        "assertions:\n- {from: shop/cart, to: svc/shop/web, port: 80, expect: allow}\n",
+    )
+    .unwrap();
+    let (status, text) = netpold("test", &objects, &["-f", path.to_str().unwrap()]);
+    assert!(status == CANNOT_TELL && text.contains(reason), "{text}");
+    explained(&objects, ("shop/cart", "::ffff:10.244.2.7", "8080"), ALLOWED, &["10.244.2.7"]);
+    explained(&objects, ("shop/cart", "::ffff:10.244.2.7", "80"), DENIED, &[]);
+    let block = "is neither namespace/pod nor an address";
+    explained(&objects, ("10.0.0.0/8", "shop/api", "80"), CANNOT_TELL, &[block]);
+}

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::model::Key;
@@ -140,12 +141,13 @@ impl FromStr for Party {
     type Err = ProbeError;
 
     fn from_str(text: &str) -> Result<Self, ProbeError> {
-        if let Ok(address) = text.parse() {
-            return Ok(Self::Address(address));
+        if let Ok(address) = text.parse::<IpAddr>() {
+            // Sockets write IPv4 addresses so, but send IPv4 packets.
+            return Ok(Self::Address(address.to_canonical()));
         }
         let parts: Vec<&str> = text.split('/').collect();
         match parts[..] {
-            _ if parts.iter().any(|part| part.is_empty()) => {}
+            _ if parts.iter().any(|part| part.is_empty()) || text.parse::<IpNet>().is_ok() => {}
             [namespace, name] => return Ok(Self::Pod(Key::new(namespace, name))),
             ["svc" | "service", namespace, name] => {
                 return Ok(Self::Service(Key::new(namespace, name)));
@@ -226,7 +228,8 @@ mod tests {
         let error = serde_json::from_str::<Probe>(r#"{"from":"x/a","to":"x/b"}"#).unwrap_err();
         assert!(error.to_string().contains("TCP needs a port"), "{error}");
         assert_eq!("svc/x/a".parse(), Ok(Party::Service(Key::new("x", "a"))));
-        for party in ["a", "x/", "/a", "x/a/b", "svc//a", "svc/x/a/b", ""] {
+        assert_eq!("::ffff:10.0.0.1".parse(), "10.0.0.1".parse::<Party>());
+        for party in ["a", "x/", "/a", "x/a/b", "svc//a", "svc/x/a/b", "", "10.0.0.0/8", "::/0"] {
             assert!(party.parse::<Party>().is_err(), "{party}");
         }
         assert!("TCPX".parse::<IpProtocol>().is_err() && "256".parse::<IpProtocol>().is_err());

@@ -137,25 +137,17 @@ fn tunnel(judgement: &mut Judgement, cluster: &Cluster, details: &Details) {
     }
 }
 
-/// Extends the reason of an unknown verdict by details of the Service or the addresses.
+/// Extends the reason of an unknown verdict by details of the addresses.
 fn unknown(answer: &Explanation, details: &Details, reason: String) -> String {
     let mut reason = reason;
     for party in [&answer.probe.from, &answer.probe.to] {
         match party {
-            Party::Service(key) => {
-                if let Some(name) = details.external_names.get(key) {
-                    return format!(
-                        "Service {key} is an ExternalName: it has no address and no pods; its name resolves to \
-                         {name} by DNS; give an address of that name"
-                    );
-                }
-            }
             Party::Address(address) => {
                 if let Some((node, what)) = details.node_of(*address) {
                     reason.push_str(&format!("; {address} is an address of node {node} ({what})"));
                 }
             }
-            Party::Pod(_) => {}
+            Party::Service(_) | Party::Pod(_) => {}
         }
     }
     reason

@@ -17,6 +17,13 @@ pub(super) struct Services {
     is_partial: bool,
 }
 
+fn external_name(key: &Key, name: &str) -> String {
+    format!(
+        "Service {key} is an ExternalName: it has no address and no pods; its name resolves to {name} by DNS; give an \
+         address of that name"
+    )
+}
+
 /// One backend of a Service, and the port at which it gets the traffic.
 type Target = (Party, u16);
 
@@ -41,13 +48,13 @@ impl Services {
         probe: &Probe,
     ) -> Option<Explanation> {
         let Party::Service(key) = &probe.to else { return None };
+        if let Some(name) = details.external_names.get(key) {
+            return Some(Explanation::unknown(probe, external_name(key, name)));
+        }
         let service = cluster.services().get(key)?;
         let written = details.services.get(key);
         let is_headless = written.is_some_and(|it| it.is_headless) && service.addresses.is_empty();
-        if !is_headless
-            && !details.external_names.contains_key(key)
-            && let Some(reason) = absent_port(service, probe)
-        {
+        if !is_headless && let Some(reason) = absent_port(service, probe) {
             return Some(Explanation::unknown(probe, reason));
         }
         let asked =
